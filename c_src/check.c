@@ -1,0 +1,54 @@
+/* (tensor, flags, what the consumer takes) -> obstacle bits. Pure, and without any framework's
+ * name: what a consumer takes is data that its adapter declares. */
+
+#include "dlx.h"
+
+int64_t dlx_natural_alignment(DLDataType dtype) {
+  int64_t bits = dtype.code == kDLComplex ? dtype.bits / 2 : dtype.bits;
+  if (bits < 16 || bits % 8 != 0 || (bits & (bits - 1)) != 0) return 1;
+  return bits > 128 ? 16 : bits / 8;
+}
+
+static int takes_dtype(DLDataType dtype, const dlx_capabilities* consumer) {
+  if (consumer->n_dtypes < 0) return 1;
+  uint32_t wanted = dtype.code | (uint32_t)dtype.bits << 8 | (uint32_t)dtype.lanes << 16;
+  for (int32_t i = 0; i < consumer->n_dtypes; i++) {
+    if (consumer->dtypes[i] == wanted) return 1;
+  }
+  return 0;
+}
+
+static int takes_device(int32_t device_type, const dlx_capabilities* consumer) {
+  if (consumer->device_types == UINT32_MAX) return 1;
+  return device_type >= 0 && device_type < 32 && (consumer->device_types >> device_type & 1);
+}
+
+static int is_aligned(const DLTensor* t, const dlx_capabilities* consumer) {
+  if (!dlx_data_is_address(t->device.device_type)) return 1;
+  int64_t wanted = consumer->min_alignment;
+  if (wanted == 0) wanted = dlx_natural_alignment(t->dtype);
+  return ((uintptr_t)t->data + t->byte_offset) % (uintptr_t)wanted == 0;
+}
+
+uint32_t dlx_check(const DLTensor* t, uint64_t flags, const dlx_capabilities* consumer) {
+  uint32_t found = 0;
+  if (!takes_device(t->device.device_type, consumer)) found |= DLX_OBSTACLE_DEVICE;
+  if (!takes_dtype(t->dtype, consumer)) found |= DLX_OBSTACLE_DTYPE;
+  if (t->ndim > consumer->max_ndim) found |= DLX_OBSTACLE_NDIM;
+  if ((flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) && consumer->n_dtypes >= 0 &&
+      dlx_itemsize(t->dtype, 0) == 0) {
+    found |= DLX_OBSTACLE_PADDED;
+  }
+  if ((flags & DLPACK_FLAG_BITMASK_READ_ONLY) && !consumer->keeps_readonly) {
+    found |= DLX_OBSTACLE_READONLY;
+  }
+  if (dlx_size(t) == 0) return found; /* no element lies anywhere */
+
+  uint32_t awkward = dlx_layout(t) & ~consumer->layouts;
+  if (awkward & DLX_LAYOUT_NEGATIVE) found |= DLX_OBSTACLE_NEGATIVE;
+  if (awkward & DLX_LAYOUT_ZERO) found |= DLX_OBSTACLE_ZERO;
+  if (awkward & DLX_LAYOUT_GAPS) found |= DLX_OBSTACLE_GAPS;
+  if (awkward & DLX_LAYOUT_PERMUTED) found |= DLX_OBSTACLE_PERMUTED;
+  if (!is_aligned(t, consumer)) found |= DLX_OBSTACLE_UNALIGNED;
+  return found;
+}

@@ -1,0 +1,177 @@
+#ifndef DLX_DLX_H_
+#define DLX_DLX_H_
+
+#include "dlpack_abi.h"
+
+/* The pure core: no Python in here. Every function tells, a line each:
+ *   Owns    who must release what, after success and after failure
+ *   GIL     whether the caller needs it
+ *   Errors  what the int returned means: DLX_OK, or one of the statuses below
+ * cffi reads this file too, so it holds declarations only. */
+
+enum {
+  DLX_OK = 0,
+  DLX_E_MEMORY = -1,    /* allocation failed */
+  DLX_E_VERSION = -2,   /* another major version of DLPack */
+  DLX_E_NDIM = -3,      /* below 0 or above DLX_MAX_NDIM */
+  DLX_E_SHAPE = -4,     /* missing, or a negative extent */
+  DLX_E_DTYPE = -5,     /* no bits or no lanes */
+  DLX_E_OVERFLOW = -6,  /* the bytes do not fit 63 bits */
+  DLX_E_FLAGS = -7,     /* unknown flags where they could change the layout */
+  DLX_E_NULL = -8,      /* no memory behind a tensor that has elements */
+  DLX_E_DEVICE = -9,    /* not memory that the host can read */
+  DLX_E_PACKED = -10,   /* packed sub-byte elements that are not contiguous */
+  DLX_E_MISMATCH = -11, /* shapes or dtypes of source and destination differ */
+  /* raised at the Python boundary only */
+  DLX_E_CAPSULE = -12,  /* not a DLPack capsule */
+  DLX_E_CONSUMED = -13, /* a capsule that was used before */
+  DLX_E_READONLY = -14, /* read-only memory through a door that cannot say so */
+  DLX_E_STREAM = -15,   /* a stream where there is none */
+  DLX_E_COPY = -16      /* asked for sharing, only a copy is possible */
+};
+
+enum { DLX_MAX_NDIM = 128, DLX_ALIGNMENT = 256 /* bytes, of memory that dlx allocates */ };
+
+/* ---- layout.c: arithmetic on one tensor; nothing is allocated, no lock is needed ----------------
+ */
+
+/* How elements lie in memory; dimensions of extent 0 or 1 are ignored. */
+enum {
+  DLX_LAYOUT_NEGATIVE = 1, /* a stride below 0 */
+  DLX_LAYOUT_ZERO = 2,     /* a stride of 0: broadcast */
+  DLX_LAYOUT_GAPS = 4,     /* unused elements in between, or overlap */
+  DLX_LAYOUT_PERMUTED = 8  /* dimensions not in row-major order */
+};
+
+/* Check what every later function relies on: rank, shape, dtype, flags, memory, overflow.
+ * GIL: not needed. Errors: DLX_E_NDIM _SHAPE _DTYPE _FLAGS _NULL _OVERFLOW. */
+int dlx_validate(const DLTensor* tensor, uint64_t flags);
+
+/* Elements in all. Wants a validated tensor. GIL: not needed. */
+int64_t dlx_size(const DLTensor* tensor);
+
+/* Bytes from one element to the next; 0 where elements are packed below a byte. GIL: not needed. */
+int64_t dlx_itemsize(DLDataType dtype, uint64_t flags);
+
+/* Bytes of all elements, gaps not counted. Wants a validated tensor. GIL: not needed. */
+int64_t dlx_nbytes(const DLTensor* tensor, uint64_t flags);
+
+/* Byte range [low, high) that elements occupy, counted from the first element (low <= 0).
+ * Wants a validated tensor. GIL: not needed. */
+void dlx_extent(const DLTensor* tensor, uint64_t flags, int64_t* low, int64_t* high);
+
+/* Write row-major strides (elements) for a shape. GIL: not needed. */
+void dlx_compact_strides(int32_t ndim, const int64_t* shape, int64_t* strides);
+
+/* DLX_LAYOUT_* features of a validated tensor; 0 = contiguous. GIL: not needed. */
+uint32_t dlx_layout(const DLTensor* tensor);
+
+/* 1 where `data` is an address that arithmetic may touch, 0 where it is an opaque handle.
+ * GIL: not needed. */
+int dlx_data_is_address(int32_t device_type);
+
+/* 1 where the host may read the memory without asking a device first. GIL: not needed. */
+int dlx_host_readable(int32_t device_type);
+
+/* ---- managed.c: tensors with an owner, released exactly once ------------------------------------
+ */
+
+typedef void (*dlx_release)(void* owner);
+
+/* Make a managed tensor over memory that `owner` keeps alive. Shape and strides are copied, missing
+ * strides written out, the byte offset folded into data where data is an address.
+ * Owns: on success the result calls release(owner) once, when it and all that share it are gone; on
+ * failure nothing is taken. GIL: not needed. Errors: as dlx_validate, DLX_E_MEMORY. */
+int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
+                    DLManagedTensorVersioned** out);
+
+/* The same around a managed tensor that somebody else made.
+ * Owns: on success the result owes `foreign` its deleter; on failure nothing was touched but the
+ * fields. GIL: not needed. Errors: as dlx_managed_new, DLX_E_VERSION. */
+int dlx_managed_adopt(DLManagedTensorVersioned* foreign, DLManagedTensorVersioned** out);
+
+/* A further managed tensor over memory that `made` (one of ours) owns, described by `like`.
+ * Owns: the result keeps `made` alive by a count. GIL: not needed. Errors: as dlx_managed_new. */
+int dlx_managed_share(DLManagedTensorVersioned* made, const DLTensor* like, uint64_t flags,
+                      DLManagedTensorVersioned** out);
+
+/* Fresh host memory (DLX_ALIGNMENT) of the shape and dtype of `like`, uninitialised; row-major, or
+ * with the dimensions ordered as in `like` where keep_order is 1.
+ * Owns: the caller owns the result. GIL: not needed. Errors: as dlx_managed_new. */
+int dlx_managed_empty(const DLTensor* like, uint64_t flags, int keep_order,
+                      DLManagedTensorVersioned** out);
+
+/* Forget the owner without releasing it, if nobody shares `made` (one of ours).
+ * Owns: on 1 the owner is the caller's again and `made` must not be read any more, only released.
+ * GIL: not needed. Errors: 0 = shared, nothing changed. */
+int dlx_managed_disown(DLManagedTensorVersioned* made);
+
+/* Call the deleter, if there is one. Owns: gives up the caller's count. GIL: not needed. */
+void dlx_managed_release(DLManagedTensorVersioned* managed);
+
+/* Managed tensors made or adopted here and not yet released. GIL: not needed. */
+int64_t dlx_live(void);
+
+/* ---- legacy.c: the only door to DLManagedTensor -------------------------------------------------
+ */
+
+/* As dlx_managed_adopt, from the legacy struct (flags 0). */
+int dlx_legacy_adopt(DLManagedTensor* foreign, DLManagedTensorVersioned** out);
+
+/* Wrap one of ours for a consumer that knows only the legacy struct. The caller sees to it that
+ * nothing is lost: there is no read-only flag in it.
+ * Owns: on success the result owns `made`; on failure the caller still does. GIL: not needed.
+ * Errors: DLX_E_MEMORY. */
+int dlx_legacy_export(DLManagedTensorVersioned* made, DLManagedTensor** out);
+
+/* Call the deleter, if there is one. Owns: gives up the struct. GIL: not needed. */
+void dlx_legacy_release(DLManagedTensor* managed);
+
+/* ---- check.c: may this consumer take this tensor as it is? --------------------------------------
+ */
+
+/* What a consumer takes as it is. Filled by field name from adapter.Capabilities. */
+typedef struct {
+  uint32_t device_types;  /* bit n = DLPack device type n */
+  uint32_t layouts;       /* DLX_LAYOUT_* that it can hold */
+  uint32_t min_alignment; /* bytes; 0 = the natural alignment of the dtype, 1 = any */
+  int32_t max_ndim;
+  int32_t keeps_readonly; /* 1: keeps the flag, or its arrays cannot be written */
+  int32_t n_dtypes;       /* -1 = any dtype */
+  uint32_t dtypes[64];    /* code | bits << 8 | lanes << 16 */
+} dlx_capabilities;
+
+enum {
+  DLX_OBSTACLE_DEVICE = 1,
+  DLX_OBSTACLE_DTYPE = 2,
+  DLX_OBSTACLE_NDIM = 4,
+  DLX_OBSTACLE_PADDED = 8, /* padded sub-byte elements, which only dlx tells from packed ones */
+  DLX_OBSTACLE_READONLY = 16,
+  DLX_OBSTACLE_NEGATIVE = 32,
+  DLX_OBSTACLE_ZERO = 64,
+  DLX_OBSTACLE_GAPS = 128,
+  DLX_OBSTACLE_PERMUTED = 256,
+  DLX_OBSTACLE_UNALIGNED = 512
+};
+
+/* DLX_OBSTACLE_* between a validated tensor and a consumer; 0 = it may be handed over as it is.
+ * No framework is known here by name. GIL: not needed. */
+uint32_t dlx_check(const DLTensor* tensor, uint64_t flags, const dlx_capabilities* consumer);
+
+/* Bytes that the address of the first element must be a multiple of. GIL: not needed. */
+int64_t dlx_natural_alignment(DLDataType dtype);
+
+/* ---- copy.c: strided copies on the host ---------------------------------------------------------
+ */
+
+/* Copy every element of `from` to the same index of `to`: same shape, dtype and flags, no overlap.
+ * Owns: nothing. GIL: not needed; callers release it. Errors: DLX_E_DEVICE _MISMATCH _PACKED. */
+int dlx_copy(const DLTensor* from, const DLTensor* to, uint64_t flags);
+
+/* ---- texts --------------------------------------------------------------------------------------
+ */
+
+/* One sentence for a status, for the reason of an error. GIL: not needed. */
+const char* dlx_status_text(int status);
+
+#endif

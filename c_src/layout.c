@@ -1,0 +1,204 @@
+/* Arithmetic on one tensor: sizes, strides, ranges. Every number that could overflow is checked
+ * once, in dlx_validate; what follows may rely on it. */
+
+#include "dlx.h"
+
+#include <stddef.h>
+
+/* The published numbers (dlpack.h 1.3 on LP64). If these fail, the ABI header is wrong. */
+_Static_assert(sizeof(DLTensor) == 48, "DLTensor");
+_Static_assert(offsetof(DLTensor, shape) == 24, "DLTensor.shape");
+_Static_assert(sizeof(DLManagedTensor) == 64, "DLManagedTensor");
+_Static_assert(sizeof(DLManagedTensorVersioned) == 80, "DLManagedTensorVersioned");
+_Static_assert(offsetof(DLManagedTensorVersioned, dl_tensor) == 32, "dl_tensor");
+_Static_assert(sizeof(DLPackExchangeAPI) == 56, "DLPackExchangeAPI");
+
+enum {
+  KNOWN_FLAGS = DLPACK_FLAG_BITMASK_READ_ONLY | DLPACK_FLAG_BITMASK_IS_COPIED |
+  DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED
+};
+
+static int64_t item_bits(DLDataType dtype) {
+  return (int64_t)dtype.bits * dtype.lanes;
+}
+
+int64_t dlx_itemsize(DLDataType dtype, uint64_t flags) {
+  int64_t bits = item_bits(dtype);
+  if (bits % 8 == 0) return bits / 8;
+  return (flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) ? (bits + 7) / 8 : 0;
+}
+
+int dlx_data_is_address(int32_t device_type) {
+  return dlx_host_readable(device_type) || device_type == kDLCUDA || device_type == kDLROCM ||
+         device_type == kDLCUDAManaged;
+}
+
+int dlx_host_readable(int32_t device_type) {
+  return device_type == kDLCPU || device_type == kDLCUDAHost || device_type == kDLROCMHost;
+}
+
+static int has_elements(const DLTensor* t) {
+  for (int32_t i = 0; i < t->ndim; i++) {
+    if (t->shape[i] == 0) return 0;
+  }
+  return 1;
+}
+
+/* Elements in all and the furthest offsets (elements, both signs); 0 on overflow. */
+static int span(const DLTensor* t, int64_t* size, int64_t* low, int64_t* high) {
+  *size = 1;
+  *low = *high = 0;
+  for (int32_t i = t->ndim - 1; i >= 0; i--) {
+    int64_t reach, step = t->strides ? t->strides[i] : *size;
+    if (step == INT64_MIN) return 0; /* has no magnitude */
+    if (__builtin_mul_overflow(*size, t->shape[i], size)) return 0;
+    if (__builtin_mul_overflow(t->shape[i] - 1, step, &reach)) return 0;
+    int64_t* end = reach < 0 ? low : high;
+    if (__builtin_add_overflow(*end, reach, end)) return 0;
+  }
+  return 1;
+}
+
+int dlx_validate(const DLTensor* t, uint64_t flags) {
+  if (t->ndim < 0 || t->ndim > DLX_MAX_NDIM) return DLX_E_NDIM;
+  if (t->ndim > 0 && t->shape == NULL) return DLX_E_SHAPE;
+  for (int32_t i = 0; i < t->ndim; i++) {
+    if (t->shape[i] < 0) return DLX_E_SHAPE;
+  }
+  if (t->dtype.bits == 0 || t->dtype.lanes == 0) return DLX_E_DTYPE;
+  /* An unknown flag may describe how elements below a byte are stored; whole bytes leave no doubt.
+   */
+  if ((flags & ~(uint64_t)KNOWN_FLAGS) && item_bits(t->dtype) % 8 != 0) return DLX_E_FLAGS;
+  if (!has_elements(t)) return DLX_OK;
+  if (t->data == NULL) return DLX_E_NULL;
+
+  int64_t size, low, high, bits = item_bits(t->dtype);
+  if (bits % 8 != 0 && (flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED))
+    bits = (bits + 7) / 8 * 8;
+  if (!span(t, &size, &low, &high)) return DLX_E_OVERFLOW;
+  if (__builtin_mul_overflow(size, bits, &size) || __builtin_mul_overflow(low, bits, &low) ||
+      __builtin_add_overflow(high, 1, &high) || __builtin_mul_overflow(high, bits, &high)) {
+    return DLX_E_OVERFLOW;
+  }
+  if (t->byte_offset > INT64_MAX) return DLX_E_OVERFLOW;
+  if (dlx_data_is_address(t->device.device_type)) {
+    int64_t first, end;
+    if ((uintptr_t)t->data > INT64_MAX ||
+        __builtin_add_overflow((int64_t)(uintptr_t)t->data, (int64_t)t->byte_offset, &first) ||
+        __builtin_add_overflow(first, high / 8 + 1, &end) || first + low / 8 < 0) {
+      return DLX_E_OVERFLOW;
+    }
+  }
+  return DLX_OK;
+}
+
+int64_t dlx_size(const DLTensor* t) {
+  int64_t size = 1;
+  if (!has_elements(t)) return 0; /* before multiplying: the other extents may be huge */
+  for (int32_t i = 0; i < t->ndim; i++) size *= t->shape[i];
+  return size;
+}
+
+int64_t dlx_nbytes(const DLTensor* t, uint64_t flags) {
+  int64_t item = dlx_itemsize(t->dtype, flags);
+  return item ? dlx_size(t) * item : (dlx_size(t) * item_bits(t->dtype) + 7) / 8;
+}
+
+void dlx_extent(const DLTensor* t, uint64_t flags, int64_t* low, int64_t* high) {
+  int64_t size, item = dlx_itemsize(t->dtype, flags);
+  *low = *high = 0;
+  if (!has_elements(t)) return;
+  span(t, &size, low, high);
+  if (item) {
+    *low *= item;
+    *high = (*high + 1) * item;
+  } else {
+    *low = *low * item_bits(t->dtype) / 8;
+    *high = ((*high + 1) * item_bits(t->dtype) + 7) / 8;
+  }
+}
+
+void dlx_compact_strides(int32_t ndim, const int64_t* shape, int64_t* strides) {
+  int64_t step = 1;
+  for (int32_t i = ndim - 1; i >= 0; i--) {
+    strides[i] = step;
+    /* Beyond an empty dimension strides mean nothing; never let them overflow. */
+    if (shape[i] > 1 && __builtin_mul_overflow(step, shape[i], &step)) step = 1;
+  }
+}
+
+uint32_t dlx_layout(const DLTensor* t) {
+  if (t->strides == NULL || dlx_size(t) < 2) return 0;
+
+  int64_t steps[DLX_MAX_NDIM], extents[DLX_MAX_NDIM];
+  int32_t n = 0;
+  uint32_t features = 0;
+  for (int32_t i = t->ndim - 1; i >= 0; i--) { /* innermost first */
+    int64_t step = t->strides[i];
+    if (t->shape[i] == 1) continue;
+    if (step == 0) {
+      features |= DLX_LAYOUT_ZERO;
+      continue;
+    }
+    if (step < 0) {
+      features |= DLX_LAYOUT_NEGATIVE;
+      step = -step;
+    }
+    /* insertion sort by step: ranks are small and mostly sorted already */
+    int32_t at = n++;
+    for (; at > 0 && steps[at - 1] > step; at--) {
+      steps[at] = steps[at - 1];
+      extents[at] = extents[at - 1];
+      features |= DLX_LAYOUT_PERMUTED;
+    }
+    steps[at] = step;
+    extents[at] = t->shape[i];
+  }
+  int64_t compact = 1;
+  for (int32_t i = 0; i < n; i++) {
+    if (steps[i] != compact) return features | DLX_LAYOUT_GAPS;
+    compact *= extents[i];
+  }
+  return features;
+}
+
+const char* dlx_status_text(int status) {
+  switch (status) {
+    case DLX_OK:
+      return "fine";
+    case DLX_E_MEMORY:
+      return "out of memory";
+    case DLX_E_VERSION:
+      return "its DLPack major version is not 1";
+    case DLX_E_NDIM:
+      return "its number of dimensions is negative or above 128";
+    case DLX_E_SHAPE:
+      return "its shape is missing or has a negative extent";
+    case DLX_E_DTYPE:
+      return "its dtype has no bits or no lanes";
+    case DLX_E_OVERFLOW:
+      return "its size in bytes does not fit 63 bits";
+    case DLX_E_FLAGS:
+      return "it has unknown flags on a dtype below one byte";
+    case DLX_E_NULL:
+      return "it has elements but no memory (null data)";
+    case DLX_E_DEVICE:
+      return "its memory cannot be read by the host";
+    case DLX_E_PACKED:
+      return "elements packed below one byte cannot be copied one by one";
+    case DLX_E_MISMATCH:
+      return "source and destination differ in shape or dtype";
+    case DLX_E_CAPSULE:
+      return "it is not a DLPack capsule";
+    case DLX_E_CONSUMED:
+      return "this DLPack capsule was already consumed";
+    case DLX_E_READONLY:
+      return "it is read-only";
+    case DLX_E_STREAM:
+      return "host memory has no stream";
+    case DLX_E_COPY:
+      return "it cannot be had without a copy";
+    default:
+      return "unknown status";
+  }
+}

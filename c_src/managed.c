@@ -1,0 +1,151 @@
+/* Managed tensors that dlx makes: one allocation for the struct, shape and strides; a count of
+ * holders; an owner that is released exactly once, when the last holder is gone. Memory from
+ * elsewhere is always wrapped in one of these, so that live metadata of a producer is never read
+ * after the hand-over. */
+
+#include "dlx.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+typedef struct {
+  DLManagedTensorVersioned managed; /* first, so that a pointer to it is a pointer to us */
+  void* owner;                      /* keeps the memory alive */
+  dlx_release release;              /* how to let go of it; NULL = nothing to do */
+  atomic_int_least32_t holders;     /* who may still call the deleter or shares the memory */
+  int64_t numbers[];                /* shape, then strides */
+} made_tensor;
+
+static atomic_int_least64_t live;
+
+int64_t dlx_live(void) {
+  return atomic_load(&live);
+}
+
+/* GIL: not needed; `release` takes it if it must. */
+static void drop(DLManagedTensorVersioned* managed) {
+  made_tensor* self = (made_tensor*)managed;
+  if (atomic_fetch_sub(&self->holders, 1) != 1) return;
+  if (self->release) self->release(self->owner);
+  free(self);
+  atomic_fetch_sub(&live, 1);
+}
+
+static void drop_owner(void* made) {
+  drop(made);
+}
+
+int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
+                    DLManagedTensorVersioned** out) {
+  int status = dlx_validate(like, flags);
+  if (status != DLX_OK) return status;
+  size_t rank = (size_t)like->ndim;
+  made_tensor* self = malloc(sizeof *self + 2 * rank * sizeof(int64_t));
+  if (self == NULL) return DLX_E_MEMORY;
+
+  *self = (made_tensor){
+      .managed = {.version = {DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR},
+                  .deleter = drop,
+                  .flags = flags,
+                  .dl_tensor = *like},
+      .owner = owner,
+      .release = release,
+  };
+  atomic_init(&self->holders, 1);
+  DLTensor* t = &self->managed.dl_tensor;
+  t->shape = self->numbers;
+  t->strides = self->numbers + rank;
+  if (rank) memcpy(t->shape, like->shape, rank * sizeof(int64_t));
+  if (like->strides) {
+    memcpy(t->strides, like->strides, rank * sizeof(int64_t));
+  } else {
+    dlx_compact_strides(like->ndim, t->shape, t->strides);
+  }
+  if (t->data && dlx_data_is_address(t->device.device_type)) {
+    t->data = (char*)t->data + t->byte_offset;
+    t->byte_offset = 0;
+  }
+  atomic_fetch_add(&live, 1);
+  *out = &self->managed;
+  return DLX_OK;
+}
+
+static void release_foreign(void* managed) {
+  dlx_managed_release(managed);
+}
+
+int dlx_managed_adopt(DLManagedTensorVersioned* foreign, DLManagedTensorVersioned** out) {
+  if (foreign->version.major != DLX_DLPACK_MAJOR) return DLX_E_VERSION;
+  return dlx_managed_new(&foreign->dl_tensor, foreign->flags, foreign, release_foreign, out);
+}
+
+int dlx_managed_share(DLManagedTensorVersioned* made, const DLTensor* like, uint64_t flags,
+                      DLManagedTensorVersioned** out) {
+  int status = dlx_managed_new(like, flags, made, drop_owner, out);
+  if (status == DLX_OK) atomic_fetch_add(&((made_tensor*)made)->holders, 1);
+  return status;
+}
+
+/* Row-major strides over the dimensions taken in the order of `like`'s strides. */
+static void ordered_strides(const DLTensor* like, int64_t* strides) {
+  int32_t order[DLX_MAX_NDIM];
+  for (int32_t i = 0; i < like->ndim; i++) { /* outermost first, stable */
+    int32_t at = i;
+    for (; at > 0 && llabs(like->strides[order[at - 1]]) < llabs(like->strides[i]); at--) {
+      order[at] = order[at - 1];
+    }
+    order[at] = i;
+  }
+  int64_t step = 1;
+  for (int32_t i = like->ndim - 1; i >= 0; i--) {
+    strides[order[i]] = step;
+    step *= like->shape[order[i]];
+  }
+}
+
+int dlx_managed_empty(const DLTensor* like, uint64_t flags, int keep_order,
+                      DLManagedTensorVersioned** out) {
+  int64_t strides[DLX_MAX_NDIM];
+  DLTensor fresh = *like;
+  int status = dlx_validate(like, flags);
+  if (status != DLX_OK) return status;
+  int64_t size = dlx_size(like), nbytes = dlx_nbytes(like, flags);
+  /* A broadcast dimension has no place in the order: fall back to row-major. */
+  if (keep_order && like->strides && size > 0 && !(dlx_layout(like) & DLX_LAYOUT_ZERO)) {
+    ordered_strides(like, strides);
+  } else {
+    dlx_compact_strides(like->ndim, like->shape, strides);
+  }
+  fresh.strides = strides;
+  fresh.device = (DLDevice){kDLCPU, 0};
+  fresh.byte_offset = 0;
+  fresh.data = NULL;
+  if (size > 0) {
+    size_t whole = ((size_t)nbytes + DLX_ALIGNMENT - 1) / DLX_ALIGNMENT * DLX_ALIGNMENT;
+    fresh.data = aligned_alloc(DLX_ALIGNMENT, whole);
+    if (fresh.data == NULL) return DLX_E_MEMORY;
+#ifdef MADV_HUGEPAGE
+    /* Large fresh memory is dominated by page faults; ask for huge pages as numpy does. */
+    if (nbytes >= (1 << 22)) {
+      uintptr_t page = ((uintptr_t)fresh.data + 4095) & ~(uintptr_t)4095;
+      madvise((void*)page, (uintptr_t)fresh.data + whole - page, MADV_HUGEPAGE);
+    }
+#endif
+  }
+  status = dlx_managed_new(&fresh, flags, fresh.data, free, out);
+  if (status != DLX_OK) free(fresh.data);
+  return status;
+}
+
+int dlx_managed_disown(DLManagedTensorVersioned* made) {
+  made_tensor* self = (made_tensor*)made;
+  if (atomic_load(&self->holders) != 1) return 0;
+  self->release = NULL;
+  return 1;
+}
+
+void dlx_managed_release(DLManagedTensorVersioned* managed) {
+  if (managed->deleter) managed->deleter(managed);
+}

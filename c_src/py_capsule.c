@@ -1,0 +1,196 @@
+/* The four states of a DLPack capsule, the claim as one step, and what releases a Python owner.
+ *
+ * Names are compared as text and must outlive every capsule, so they are literals here and nowhere
+ * else. A capsule under an un-used name owns its managed tensor; renaming it passes that duty to
+ * whoever did. */
+
+#include "py_dlx.h"
+
+static const char k_versioned[] = "dltensor_versioned";
+static const char k_legacy[] = "dltensor";
+static const char k_used_versioned[] = "used_dltensor_versioned";
+static const char k_used_legacy[] = "used_dltensor";
+
+static int interpreter_is_going(void) {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing();
+#else
+  return _Py_IsFinalizing();
+#endif
+}
+
+void py_release_object(void* object) {
+  /* Without an interpreter the object's memory is gone or going: leaking is the only safe answer. A
+   * foreign thread must not ask for the GIL during shutdown either, it would never return. */
+  if (!Py_IsInitialized()) return;
+  if (interpreter_is_going() && !PyGILState_Check()) return;
+  PyGILState_STATE state = PyGILState_Ensure();
+  py_pending pending = py_pending_save();
+  Py_DECREF((PyObject*)object);
+  py_pending_restore(pending);
+  PyGILState_Release(state);
+}
+
+/* Capsule destructors. Run by CPython with the GIL, perhaps with an exception pending: a consumer
+ * that rejects sets its error first and drops the capsule then. */
+static void destroy_versioned(PyObject* capsule) {
+  if (!PyCapsule_IsValid(capsule, k_versioned)) return;
+  py_pending pending = py_pending_save();
+  dlx_managed_release(PyCapsule_GetPointer(capsule, k_versioned));
+  py_pending_restore(pending);
+}
+
+static void destroy_legacy(PyObject* capsule) {
+  if (!PyCapsule_IsValid(capsule, k_legacy)) return;
+  py_pending pending = py_pending_save();
+  dlx_legacy_release(PyCapsule_GetPointer(capsule, k_legacy));
+  py_pending_restore(pending);
+}
+
+PyObject* py_capsule_wrap(DLManagedTensorVersioned* made, int legacy) {
+  PyObject* capsule;
+  if (!legacy) {
+    capsule = PyCapsule_New(made, k_versioned, destroy_versioned);
+    if (capsule == NULL) dlx_managed_release(made);
+    return capsule;
+  }
+  DLManagedTensor* shell;
+  int status = dlx_legacy_export(made, &shell);
+  if (status != DLX_OK) {
+    dlx_managed_release(made);
+    return py_raise(status, NULL);
+  }
+  capsule = PyCapsule_New(shell, k_legacy, destroy_legacy);
+  if (capsule == NULL) dlx_legacy_release(shell);
+  return capsule;
+}
+
+PyDoc_STRVAR(capsule_state_doc,
+             "capsule_state(obj, /)\n--\n\n"
+             "Return 'versioned', 'legacy', 'used', or None where obj is no DLPack capsule.");
+
+static PyObject* capsule_state(PyObject* module, PyObject* obj) {
+  const char* state = NULL;
+  if (PyCapsule_IsValid(obj, k_versioned)) {
+    state = "versioned";
+  } else if (PyCapsule_IsValid(obj, k_legacy)) {
+    state = "legacy";
+  } else if (PyCapsule_IsValid(obj, k_used_versioned) || PyCapsule_IsValid(obj, k_used_legacy)) {
+    state = "used";
+  }
+  if (state == NULL) Py_RETURN_NONE;
+  return PyUnicode_FromString(state);
+}
+
+/* GIL: needed. Errors: a raised exception that says what the object is instead. */
+static int is_fresh(PyObject* obj, int* legacy) {
+  *legacy = PyCapsule_IsValid(obj, k_legacy);
+  if (*legacy || PyCapsule_IsValid(obj, k_versioned)) return 1;
+  if (PyCapsule_IsValid(obj, k_used_versioned) || PyCapsule_IsValid(obj, k_used_legacy)) {
+    py_raise(DLX_E_CONSUMED, NULL);
+  } else if (PyCapsule_CheckExact(obj)) {
+    const char* name = PyCapsule_GetName(obj);
+    PyErr_Clear();
+    py_raise(DLX_E_CAPSULE, "a capsule named '%s' is not a DLPack capsule", name ? name : "NULL");
+  } else {
+    py_raise(DLX_E_CAPSULE, "%.200s is not a DLPack capsule", Py_TYPE(obj)->tp_name);
+  }
+  return 0;
+}
+
+/* Owns: on success `out` owes the capsule's managed tensor its deleter. Errors: a status; nothing
+ * taken. */
+static int adopt(PyObject* capsule, int legacy, DLManagedTensorVersioned** out) {
+  return legacy ? dlx_legacy_adopt(PyCapsule_GetPointer(capsule, k_legacy), out)
+                : dlx_managed_adopt(PyCapsule_GetPointer(capsule, k_versioned), out);
+}
+
+static PyObject* refuse(int status, PyObject* capsule, int legacy) {
+  if (status == DLX_E_VERSION && !legacy) {
+    const DLManagedTensorVersioned* m = PyCapsule_GetPointer(capsule, k_versioned);
+    return py_raise(status, "the capsule speaks DLPack %u.%u, dlx reads 1.x", m->version.major,
+                    m->version.minor);
+  }
+  return py_raise(status, NULL);
+}
+
+PyDoc_STRVAR(capsule_claim_doc,
+             "capsule_claim(capsule, /)\n--\n\n"
+             "Take ownership of a capsule's managed tensor and mark the capsule used.\n\n"
+             "A refused capsule keeps its name, and its own destructor frees it.");
+
+/* The claim: all that can fail, or run Python (an allocation may start the collector), comes first;
+ * between taking the pointer and the new name there is C only. */
+static PyObject* capsule_claim(PyObject* module, PyObject* capsule) {
+  TensorObject* tensor = py_tensor_alloc();
+  if (tensor == NULL) return NULL;
+  int legacy;
+  if (is_fresh(capsule, &legacy)) {
+    int status = adopt(capsule, legacy, &tensor->managed);
+    if (status == DLX_OK) {
+      PyCapsule_SetName(capsule, legacy ? k_used_legacy : k_used_versioned);
+      return (PyObject*)tensor;
+    }
+    refuse(status, capsule, legacy);
+  }
+  Py_DECREF(tensor);
+  return NULL;
+}
+
+PyDoc_STRVAR(capsule_peek_doc,
+             "capsule_peek(capsule, /)\n--\n\n"
+             "Describe a capsule's tensor without consuming it; the capsule stays the owner.");
+
+static PyObject* capsule_peek(PyObject* module, PyObject* capsule) {
+  TensorObject* tensor = py_tensor_alloc();
+  if (tensor == NULL) return NULL;
+  int legacy;
+  if (is_fresh(capsule, &legacy)) {
+    int status = adopt(capsule, legacy, &tensor->managed);
+    if (status == DLX_OK) {
+      /* The same checks and the same copy of the metadata, but with the capsule as owner. */
+      DLManagedTensorVersioned *checked = tensor->managed, *borrowed = NULL;
+      dlx_managed_disown(checked);
+      status = dlx_managed_new(&checked->dl_tensor, checked->flags, capsule, py_release_object,
+                               &borrowed);
+      if (status == DLX_OK) Py_INCREF(capsule);
+      dlx_managed_release(checked);
+      tensor->managed = borrowed;
+      if (status == DLX_OK) return (PyObject*)tensor;
+    }
+    refuse(status, capsule, legacy);
+  }
+  Py_DECREF(tensor);
+  return NULL;
+}
+
+PyDoc_STRVAR(
+    capsule_restore_doc,
+    "capsule_restore(capsule, tensor, /)\n--\n\n"
+    "Undo capsule_claim, if nobody else holds the tensor's memory: the capsule gets its name and\n"
+    "its duty back, the tensor is dead. Return whether that was possible.");
+
+static PyObject* capsule_restore(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  if (nargs != 2) {
+    PyErr_SetString(PyExc_TypeError, "capsule_restore takes a capsule and its tensor");
+    return NULL;
+  }
+  int legacy = PyCapsule_IsValid(args[0], k_used_legacy);
+  DLManagedTensorVersioned* made = py_tensor_managed(args[1]);
+  if (made == NULL) return NULL;
+  if (!legacy && !PyCapsule_IsValid(args[0], k_used_versioned)) Py_RETURN_FALSE;
+  if (!dlx_managed_disown(made)) Py_RETURN_FALSE;
+  PyCapsule_SetName(args[0], legacy ? k_legacy : k_versioned);
+  ((TensorObject*)args[1])->managed = NULL;
+  dlx_managed_release(made);
+  Py_RETURN_TRUE;
+}
+
+PyMethodDef py_capsule_functions[] = {
+    {"capsule_state", capsule_state, METH_O, capsule_state_doc},
+    {"capsule_claim", capsule_claim, METH_O, capsule_claim_doc},
+    {"capsule_peek", capsule_peek, METH_O, capsule_peek_doc},
+    {"capsule_restore", (PyCFunction)(void (*)(void))capsule_restore, METH_FASTCALL,
+     capsule_restore_doc},
+    {NULL, NULL, 0, NULL},
+};

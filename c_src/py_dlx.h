@@ -1,0 +1,87 @@
+#ifndef DLX_PY_DLX_H_
+#define DLX_PY_DLX_H_
+
+/* What the py_ files share; cffi never reads this. Everything here wants the GIL unless it says so.
+ */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "dlx.h"
+
+/* dlx.Tensor: one count on a managed tensor that dlx made. `managed` is NULL once the tensor was
+ * handed back to the capsule it came from. */
+typedef struct {
+  PyObject_HEAD DLManagedTensorVersioned* managed;
+  PyObject* weakrefs;
+} TensorObject;
+
+extern PyTypeObject* py_tensor_type;
+
+/* ---- py_module.c -------------------------------------------------------------------------------
+ */
+
+/* Raise the class that native.py registered for a status, with a PyErr_Format text; a NULL text
+ * means the status's own sentence. Errors: always returns NULL with an exception set. */
+PyObject* py_raise(int status, const char* format, ...);
+
+/* ---- py_tensor.c -------------------------------------------------------------------------------
+ */
+
+/* A shell without a tensor, so that nothing can fail once memory has been taken. Owns: new
+ * reference. */
+TensorObject* py_tensor_alloc(void);
+
+/* The managed tensor inside. Errors: NULL with an exception when it is no dlx.Tensor or handed
+ * back. */
+DLManagedTensorVersioned* py_tensor_managed(PyObject* tensor);
+
+/* Owns: takes `made`, also on failure. Errors: NULL with an exception. */
+PyObject* py_tensor_wrap(DLManagedTensorVersioned* made);
+
+/* Create the type and add it to the module. Errors: -1 with an exception. */
+int py_tensor_init(PyObject* module);
+
+extern PyMethodDef py_tensor_functions[];
+
+/* ---- py_make.c ------------------------------------------------------------------------------- */
+
+/* A device from a pair of int. Errors: -1 with an exception. */
+int py_read_device(PyObject* pair, DLDevice* out);
+
+/* A writable copy in fresh host memory, the order of dimensions kept if asked. The GIL is released
+ * while bytes move. Owns: the caller owns the result. Errors: NULL with an exception. */
+DLManagedTensorVersioned* py_managed_copy(const DLManagedTensorVersioned* from, int keep_order);
+
+extern PyMethodDef py_make_functions[];
+
+/* ---- py_capsule.c ------------------------------------------------------------------------------
+ */
+
+/* Wrap a managed tensor in a capsule, versioned or legacy. Owns: takes `made`, also on failure (it
+ * is released then). Errors: NULL with an exception. */
+PyObject* py_capsule_wrap(DLManagedTensorVersioned* made, int legacy);
+
+/* dlx_release for a Python object: takes the GIL from any thread, keeps a pending error, and leaks
+ * on purpose once the interpreter is gone. GIL: not needed. */
+void py_release_object(void* object);
+
+extern PyMethodDef py_capsule_functions[];
+
+/* An exception that is set while foreign code may run is put aside and back again. */
+typedef struct {
+  PyObject *type, *value, *traceback;
+} py_pending;
+
+static inline py_pending py_pending_save(void) {
+  py_pending p;
+  PyErr_Fetch(&p.type, &p.value, &p.traceback);
+  return p;
+}
+
+static inline void py_pending_restore(py_pending p) {
+  if (PyErr_Occurred()) PyErr_WriteUnraisable(NULL);
+  PyErr_Restore(p.type, p.value, p.traceback);
+}
+
+#endif

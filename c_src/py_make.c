@@ -1,0 +1,186 @@
+/* Making dlx.Tensor objects: over an address, as a further view, as a copy; and asking what stands
+ * between one and a consumer. */
+
+#include "py_dlx.h"
+
+/* Owns: numbers written to `out`. Errors: -1 with an exception. */
+static int read_numbers(PyObject* sequence, int64_t* out, Py_ssize_t n, const char* what) {
+  PyObject* fast = PySequence_Fast(sequence, "expected a sequence of int");
+  if (fast == NULL) return -1;
+  int ok = PySequence_Fast_GET_SIZE(fast) == n;
+  if (!ok)
+    PyErr_Format(PyExc_ValueError, "%s wants %zd numbers, found %zd", what, n,
+                 PySequence_Fast_GET_SIZE(fast));
+  for (Py_ssize_t i = 0; ok && i < n; i++) {
+    out[i] = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(fast, i));
+    ok = !(out[i] == -1 && PyErr_Occurred());
+  }
+  Py_DECREF(fast);
+  return ok ? 0 : -1;
+}
+
+static int read_dtype(PyObject* triple, DLDataType* out) {
+  int64_t n[3];
+  if (read_numbers(triple, n, 3, "dtype") < 0) return -1;
+  if (n[0] < 0 || n[0] > UINT8_MAX || n[1] < 0 || n[1] > UINT8_MAX || n[2] < 0 ||
+      n[2] > UINT16_MAX) {
+    py_raise(DLX_E_DTYPE, NULL);
+    return -1;
+  }
+  *out = (DLDataType){(uint8_t)n[0], (uint8_t)n[1], (uint16_t)n[2]};
+  return 0;
+}
+
+int py_read_device(PyObject* pair, DLDevice* out) {
+  int64_t n[2];
+  if (read_numbers(pair, n, 2, "device") < 0) return -1;
+  *out = (DLDevice){(int32_t)n[0], (int32_t)n[1]};
+  return 0;
+}
+
+PyDoc_STRVAR(tensor_new_doc,
+             "tensor_new(address, shape, strides, dtype, device, flags, owner)\n--\n\n"
+             "Make a dlx.Tensor over memory at an address that `owner` keeps alive.\n\n"
+             "shape (ndim,) and strides (ndim,) in elements, or None = row-major; dtype (code, "
+             "bits, lanes);\n"
+             "device (type, id); flags as in DLPack. Raises what dlx_validate finds.");
+
+static PyObject* tensor_new(PyObject* module, PyObject* args) {
+  PyObject *address, *shape, *strides, *dtype, *device, *owner;
+  unsigned long long flags;
+  int64_t extents[DLX_MAX_NDIM], steps[DLX_MAX_NDIM];
+  DLTensor like = {0};
+  if (!PyArg_ParseTuple(args, "OOOOOKO:tensor_new", &address, &shape, &strides, &dtype, &device,
+                        &flags, &owner))
+    return NULL;
+  Py_ssize_t ndim = PySequence_Size(shape);
+  if (ndim < 0) return NULL;
+  if (ndim > DLX_MAX_NDIM) return py_raise(DLX_E_NDIM, NULL);
+  like.data = PyLong_AsVoidPtr(address);
+  if (like.data == NULL && PyErr_Occurred()) return NULL;
+  like.ndim = (int32_t)ndim;
+  like.shape = extents;
+  if (read_numbers(shape, extents, ndim, "shape") < 0 || read_dtype(dtype, &like.dtype) < 0 ||
+      py_read_device(device, &like.device) < 0)
+    return NULL;
+  if (strides != Py_None) {
+    if (read_numbers(strides, steps, ndim, "strides") < 0) return NULL;
+    like.strides = steps;
+  }
+  DLManagedTensorVersioned* made;
+  int status = dlx_managed_new(&like, flags, owner, py_release_object, &made);
+  if (status != DLX_OK) return py_raise(status, NULL);
+  Py_INCREF(owner);
+  return py_tensor_wrap(made);
+}
+
+PyDoc_STRVAR(tensor_view_doc,
+             "tensor_view(tensor, dtype, device, flags, owner)\n--\n\n"
+             "Make a further dlx.Tensor over the same memory. dtype, device and flags replace the "
+             "tensor's own\n"
+             "where they are not None; the view also keeps `owner` alive unless it is None.");
+
+static PyObject* tensor_view(PyObject* module, PyObject* args) {
+  PyObject *tensor, *dtype, *device, *flags_object, *owner;
+  if (!PyArg_ParseTuple(args, "OOOOO:tensor_view", &tensor, &dtype, &device, &flags_object, &owner))
+    return NULL;
+  DLManagedTensorVersioned *base = py_tensor_managed(tensor), *made;
+  if (base == NULL) return NULL;
+  DLTensor like = base->dl_tensor;
+  uint64_t flags = base->flags;
+  if (dtype != Py_None && read_dtype(dtype, &like.dtype) < 0) return NULL;
+  if (device != Py_None && py_read_device(device, &like.device) < 0) return NULL;
+  if (flags_object != Py_None) {
+    flags = PyLong_AsUnsignedLongLong(flags_object);
+    if (flags == (uint64_t)-1 && PyErr_Occurred()) return NULL;
+  }
+  if (dlx_itemsize(like.dtype, flags) != dlx_itemsize(base->dl_tensor.dtype, base->flags))
+    return py_raise(DLX_E_MISMATCH, "a view of another element size");
+  if (owner == Py_None) {
+    int status = dlx_managed_share(base, &like, flags, &made);
+    return status == DLX_OK ? py_tensor_wrap(made) : py_raise(status, NULL);
+  }
+  PyObject* both = PyTuple_Pack(2, tensor, owner);
+  if (both == NULL) return NULL;
+  int status = dlx_managed_new(&like, flags, both, py_release_object, &made);
+  if (status == DLX_OK) return py_tensor_wrap(made);
+  Py_DECREF(both);
+  return py_raise(status, NULL);
+}
+
+DLManagedTensorVersioned* py_managed_copy(const DLManagedTensorVersioned* m, int keep_order) {
+  uint64_t flags =
+      (m->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY) | DLPACK_FLAG_BITMASK_IS_COPIED;
+  DLManagedTensorVersioned* fresh = NULL;
+  int status;
+  if (!dlx_host_readable(m->dl_tensor.device.device_type)) {
+    py_raise(DLX_E_DEVICE, NULL);
+    return NULL;
+  }
+  Py_BEGIN_ALLOW_THREADS status = dlx_managed_empty(&m->dl_tensor, flags, keep_order, &fresh);
+  if (status == DLX_OK) {
+    status = dlx_copy(&m->dl_tensor, &fresh->dl_tensor, flags);
+    if (status != DLX_OK) dlx_managed_release(fresh);
+  }
+  Py_END_ALLOW_THREADS if (status == DLX_OK) return fresh;
+  py_raise(status, NULL);
+  return NULL;
+}
+
+PyDoc_STRVAR(
+    tensor_copy_doc,
+    "tensor_copy(tensor, keep_order, /)\n--\n\n"
+    "Copy into fresh, writable host memory aligned to 256 bytes; row-major, or with the order of\n"
+    "dimensions kept. The GIL is released while bytes move.");
+
+static PyObject* tensor_copy(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  if (nargs != 2) {
+    PyErr_SetString(PyExc_TypeError, "tensor_copy takes a tensor and a bool");
+    return NULL;
+  }
+  DLManagedTensorVersioned* m = py_tensor_managed(args[0]);
+  int keep_order = m ? PyObject_IsTrue(args[1]) : -1;
+  if (keep_order < 0) return NULL;
+  m = py_managed_copy(m, keep_order);
+  return m ? py_tensor_wrap(m) : NULL;
+}
+
+PyDoc_STRVAR(
+    tensor_check_doc,
+    "tensor_check(tensor, capabilities, /)\n--\n\n"
+    "Return the DLX_OBSTACLE_* bits between a tensor and the dlx_capabilities at an address.");
+
+static PyObject* tensor_check(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  if (nargs != 2) {
+    PyErr_SetString(PyExc_TypeError, "tensor_check takes a tensor and an address");
+    return NULL;
+  }
+  DLManagedTensorVersioned* m = py_tensor_managed(args[0]);
+  const dlx_capabilities* consumer = m ? PyLong_AsVoidPtr(args[1]) : NULL;
+  if (consumer == NULL) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "no capabilities at address 0");
+    return NULL;
+  }
+  return PyLong_FromUnsignedLong(dlx_check(&m->dl_tensor, m->flags, consumer));
+}
+
+PyDoc_STRVAR(buffer_address_doc,
+             "buffer_address(view, /)\n--\n\n"
+             "Return the address of a memoryview's first element.");
+
+static PyObject* buffer_address(PyObject* module, PyObject* view) {
+  if (!PyMemoryView_Check(view)) {
+    PyErr_SetString(PyExc_TypeError, "buffer_address takes a memoryview");
+    return NULL;
+  }
+  return PyLong_FromVoidPtr(PyMemoryView_GET_BUFFER(view)->buf);
+}
+
+PyMethodDef py_make_functions[] = {
+    {"tensor_new", tensor_new, METH_VARARGS, tensor_new_doc},
+    {"tensor_view", tensor_view, METH_VARARGS, tensor_view_doc},
+    {"tensor_copy", (PyCFunction)(void (*)(void))tensor_copy, METH_FASTCALL, tensor_copy_doc},
+    {"tensor_check", (PyCFunction)(void (*)(void))tensor_check, METH_FASTCALL, tensor_check_doc},
+    {"buffer_address", buffer_address, METH_O, buffer_address_doc},
+    {NULL, NULL, 0, NULL},
+};
