@@ -1,0 +1,74 @@
+"""dlx moves arrays between frameworks in one call, sharing memory wherever that is safe.
+
+>>> import dlx
+>>> dlx.plan(b"abc", to="dlx").outcome
+'shared'
+
+Names are loaded when they are first used; importing dlx imports no framework and scans no plugins.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dlx import adapter, errors
+    from dlx.abi import Device, DType
+    from dlx.conversion import convert, describe, plan
+    from dlx.hookspecs import hookimpl
+    from dlx.native import ffi
+    from dlx.planning import Plan
+    from dlx.tensor import ArrayInfo, Tensor
+
+__all__ = [
+    "convert",
+    "plan",
+    "describe",
+    "ArrayInfo",
+    "Device",
+    "DType",
+    "Plan",
+    "Tensor",
+    "hookimpl",
+    "ffi",
+    "adapter",
+    "errors",
+    "__version__",
+]
+
+# Where each public name lives; None: the name is a module.
+_HOMES = {
+    "convert": "conversion",
+    "plan": "conversion",
+    "describe": "conversion",
+    "ArrayInfo": "tensor",
+    "Device": "abi",
+    "DType": "abi",
+    "Plan": "planning",
+    "Tensor": "tensor",
+    "hookimpl": "hookspecs",
+    "ffi": "native",
+    "adapter": None,
+    "errors": None,
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version("dlx")
+    elif name not in _HOMES:
+        raise AttributeError(f"module 'dlx' has no attribute {name!r}")
+    else:
+        home = _HOMES[name]
+        value = importlib.import_module(f"dlx.{home or name}")
+        if home is not None:
+            value = getattr(value, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,220 @@
+"""numpy for dlx: ndarray and its subclasses, and numpy scalars as 0-d arrays.
+
+Versions: 1.26 and later. Devices: the host. Dtypes: bool, (u)int8 to 64, float16 to 64, complex64 and 128.
+Shared: every layout, any alignment, read-only kept. Copied: other byte order, strides that are not whole elements,
+scalars. Refused: masked arrays, dates, objects, strings, structures, longdouble.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import dlx
+from dlx.adapter import Adapter, ArrayInfo, Capabilities, Defect, Device, Hindrance, Layout, Tensor
+from dlx.errors import CopyRequiredError, DTypeError, LayoutError
+
+HOST = Device("cpu")
+
+
+class _Interface:
+    """Memory of a tensor in the words of the array interface; numpy keeps it alive as the result's base."""
+
+    def __init__(self, tensor: Tensor, typestr: str) -> None:
+        self.tensor = tensor
+        itemsize = int(typestr[2:])
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": tensor.shape,
+            "typestr": typestr,
+            "data": (tensor.data_ptr, tensor.readonly),
+            "strides": tuple(stride * itemsize for stride in tensor.strides),
+        }
+
+
+class NumpyAdapter(Adapter):
+    """numpy's ndarray."""
+
+    name = "numpy"
+    package = "numpy"
+    install = 'pip install "dlx[numpy]"'
+    types = ("numpy.ndarray",)
+    lane = ("numpy.ndarray",)
+    dtypes = {
+        "bool": "bool_",
+        "int8": "int8",
+        "int16": "int16",
+        "int32": "int32",
+        "int64": "int64",
+        "uint8": "uint8",
+        "uint16": "uint16",
+        "uint32": "uint32",
+        "uint64": "uint64",
+        "float16": "float16",
+        "float32": "float32",
+        "float64": "float64",
+        "complex64": "complex64",
+        "complex128": "complex128",
+    }
+    defects = (
+        Defect(
+            does="np.from_dlpack gives read-only arrays: always before 2.1 (legacy capsules only), by mistake up to 2.2.4",
+            see="https://github.com/numpy/numpy/issues/28599",
+            before="2.2.5",
+            lowers={"imports_by": "array interface"},
+        ),
+        Defect(
+            does="exports legacy capsules only, and no read-only array at all",
+            see="https://numpy.org/doc/2.1/release/2.1.0-notes.html",
+            before="2.1",
+            lowers={"exports_by": "address"},
+        ),
+        Defect(
+            does="holds at most 32 dimensions",
+            see="https://numpy.org/doc/2.0/release/2.0.0-notes.html",
+            before="2.0",
+            lowers={"max_ndim": 32},
+        ),
+    )
+
+    def native_dtype(self, attribute: str) -> Any:
+        np = self.module()
+        return np.dtype(getattr(np, attribute))
+
+    def accepts(self) -> Capabilities:
+        return Capabilities(
+            dtypes=self.known_dtypes(), layouts=Layout.ANY, min_alignment=1, max_ndim=64, keeps_readonly=True
+        )
+
+    def examine(self, obj: Any) -> Iterable[Hindrance]:
+        ma = sys.modules.get("numpy.ma")
+        if ma is not None and isinstance(obj, ma.MaskedArray):
+            yield Hindrance(
+                "a masked array's mask cannot cross",
+                "Call .filled(value) first, or convert .data and .mask apart.",
+                LayoutError,
+            )
+        refused = _why_refused(obj.dtype)
+        if refused is not None:
+            yield Hindrance(*refused, DTypeError)
+        elif not obj.dtype.isnative:
+            yield Hindrance(
+                f"its elements ({obj.dtype.str}) are in the other byte order",
+                "Drop copy=False.",
+                cure=_native_order,
+                copies=True,
+            )
+        elif any(stride % obj.dtype.itemsize for stride in obj.strides):
+            yield Hindrance(
+                f"its byte strides {obj.strides} are not multiples of the item size {obj.dtype.itemsize}",
+                "Drop copy=False.",
+                cure=self.clone,
+                copies=True,
+            )
+
+    def info(self, obj: Any) -> ArrayInfo:
+        itemsize = obj.dtype.itemsize
+        whole = itemsize and not any(stride % itemsize for stride in obj.strides)
+        return ArrayInfo(
+            framework=self.name,
+            type_name=_type_name(obj),
+            dtype=self.dtype_from(obj.dtype.newbyteorder("=")),
+            dtype_name=obj.dtype.name if obj.dtype.isnative else obj.dtype.str,
+            shape=obj.shape,
+            strides=tuple(stride // itemsize for stride in obj.strides) if whole else None,
+            device=HOST,
+            nbytes=obj.nbytes,
+            readonly=not obj.flags.writeable,
+            address=obj.__array_interface__["data"][0] if obj.size else 0,
+            owner=_type_name(obj if obj.base is None else obj.base),
+            protocols=("__dlpack__", "__array_interface__", "buffer"),
+        )
+
+    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+        if self.lowered.get("exports_by") == "address":
+            tensor = self.sketch(obj)
+            assert tensor is not None
+            return tensor
+        return super().export(obj, stream=stream)
+
+    def clone(self, obj: Any) -> Any:
+        return obj.copy(order="K")
+
+    def load(self, tensor: Tensor) -> Any:
+        np = self.module()
+        if self.lowered.get("imports_by") == "array interface":
+            return np.asarray(_Interface(tensor, self.dtype_to(tensor.dtype).str))
+        return np.from_dlpack(tensor)
+
+
+class NumpyScalarAdapter(NumpyAdapter):
+    """numpy's scalars: values, not memory, so each conversion makes a 0-d array of its own."""
+
+    name = "numpy scalar"
+    types = ("numpy.generic",)
+    lane = ()
+
+    def accepts(self) -> None:
+        return None
+
+    def examine(self, obj: Any) -> Iterable[Hindrance]:
+        refused = _why_refused(obj.dtype)
+        if refused is not None:
+            yield Hindrance(*refused, DTypeError)
+        else:
+            yield Hindrance(
+                "a scalar is a value, not memory to share",
+                "Drop copy=False.",
+                CopyRequiredError,
+                self.module().array,
+                copies=True,
+            )
+
+    def info(self, obj: Any) -> ArrayInfo:
+        return ArrayInfo(
+            framework=self.name,
+            type_name=_type_name(obj),
+            dtype=self.dtype_from(obj.dtype.newbyteorder("=")),
+            dtype_name=obj.dtype.name,
+            shape=(),
+            strides=(),
+            device=HOST,
+            nbytes=obj.nbytes,
+            readonly=True,
+            owner=_type_name(obj),
+            protocols=("buffer",),
+        )
+
+
+def _type_name(obj: Any) -> str:
+    kind = type(obj)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _native_order(obj: Any) -> Any:
+    return obj.astype(obj.dtype.newbyteorder("="), order="K")
+
+
+def _why_refused(dtype: Any) -> tuple[str, str] | None:
+    """Return (reason, fix) for a dtype that DLPack cannot say, or None."""
+    if dtype.hasobject:
+        return f"dtype {dtype} holds Python objects", "Convert to a numeric dtype with .astype first."
+    if dtype.kind in "mM":
+        return f"DLPack has no dates or durations ({dtype})", "Call .view('int64') first and keep the unit yourself."
+    if dtype.names is not None:
+        return f"DLPack has no structures ({dtype})", f"Convert the fields one by one: a[{dtype.names[0]!r}]."
+    if dtype.kind in "SUTV" and dtype.type.__module__ == "numpy":
+        return f"DLPack has no text or raw bytes ({dtype})", "Call .view('uint8') if the bytes are what you need."
+    if dtype.char in "gG" and dtype.itemsize != (8 if dtype.char == "g" else 16):
+        wide = "float64" if dtype.char == "g" else "complex128"
+        return f"{dtype} has no counterpart in other frameworks", f"Call .astype('{wide}') first."
+    if dtype.type.__module__ not in ("numpy", "numpy.dtypes"):
+        return f"dtype {dtype} is not one of numpy's own", f"View it as an integer of {8 * dtype.itemsize} bits first."
+    return None
+
+
+@dlx.hookimpl
+def dlx_adapters() -> list[Adapter]:
+    """Return numpy's adapters."""
+    return [NumpyAdapter(), NumpyScalarAdapter()]

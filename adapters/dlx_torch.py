@@ -1,0 +1,226 @@
+"""PyTorch for dlx: torch.Tensor, nn.Parameter and subclasses.
+
+Versions: 2.9 and later. Devices: the host, in this version of dlx. Dtypes: all that torch and DLPack both name.
+Shared: everything strided, except negative strides, which torch does not have. Copied: conj and neg bits, once
+resolved. Refused: gradients (unless detach=True), sparse, quantized, nested, meta, fake and functorch tensors.
+
+Lifetime: torch's own capsules hold the tensor, not its storage; `t.set_()`, `t.data = ...` or `module.half()` would free
+what a consumer reads. dlx holds the storage, copies shape and strides, and forbids the storage to be resized, as
+`t.numpy()` does. What cannot be closed from outside is in docs/design.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import dlx
+from dlx import native
+from dlx.adapter import Adapter, ArrayInfo, Capabilities, Device, Guard, Hindrance, Layout, Tensor, look_up
+from dlx.errors import ConversionError, DTypeError, LayoutError
+
+HOST = Device("cpu")
+
+_GRAD = Hindrance(
+    "it requires gradients, which do not cross frameworks",
+    "Pass detach=True.",
+    ConversionError,
+    "detach",
+    option="detach",
+)
+_CONJ = Hindrance("its conjugation is still pending (conj bit)", "Drop copy=False.", cure="resolve_conj", copies=True)
+_NEG = Hindrance("its negation is still pending (neg bit)", "Drop copy=False.", cure="resolve_neg", copies=True)
+
+
+class TorchAdapter(Adapter):
+    """torch.Tensor."""
+
+    name = "torch"
+    package = "torch"
+    install = 'pip install "dlx[torch]"'
+    types = ("torch.Tensor",)
+    lane = ("torch.Tensor", "torch.nn.Parameter")
+    guards = (
+        Guard("requires_grad", _GRAD),
+        Guard("is_conj", _CONJ, call=True, kinds=("complex",)),
+        Guard("is_neg", _NEG, call=True),
+    )
+    dtypes = {
+        "bool": "bool",
+        "int8": "int8",
+        "int16": "int16",
+        "int32": "int32",
+        "int64": "int64",
+        "uint8": "uint8",
+        "uint16": "uint16",
+        "uint32": "uint32",
+        "uint64": "uint64",
+        "float16": "float16",
+        "bfloat16": "bfloat16",
+        "float32": "float32",
+        "float64": "float64",
+        "complex32": "complex32",
+        "complex64": "complex64",
+        "complex128": "complex128",
+        "float8_e4m3fn": "float8_e4m3fn",
+        "float8_e4m3fnuz": "float8_e4m3fnuz",
+        "float8_e5m2": "float8_e5m2",
+        "float8_e5m2fnuz": "float8_e5m2fnuz",
+        "float8_e8m0fnu": "float8_e8m0fnu",
+        "float4_e2m1fnx2": "float4_e2m1fn_x2",
+    }
+
+    def accepts(self) -> Capabilities:
+        return Capabilities(
+            dtypes=self.known_dtypes(), layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED, max_ndim=64
+        )
+
+    def device_to(self, device: Device) -> Any:
+        super().device_to(device)
+        return self.module().device("cpu")
+
+    def device_from(self, native_device: Any) -> Device:
+        return Device(native_device.type, native_device.index)
+
+    # ---- as a producer ----------------------------------------------------------------------------------------------
+
+    def examine(self, obj: Any) -> Iterable[Hindrance]:
+        refused = self._without_memory(obj) or self._without_dlpack(obj)
+        if refused is not None:
+            yield refused
+            return
+        yield from super().examine(obj)
+
+    def _without_memory(self, obj: Any) -> Hindrance | None:
+        """Return why there is no plain memory behind a tensor, or None. Asked before anything touches data."""
+        torch = self.module()
+        fake = look_up("torch._subclasses.fake_tensor.FakeTensor")
+        if fake is not None and isinstance(obj, fake):
+            return _refuse("a FakeTensor has no data", "Convert outside of FakeTensorMode.")
+        if torch._C._functorch.is_functorch_wrapped_tensor(obj):
+            return _refuse("inside a torch.func transform (vmap, grad, jvp) values have no data", "Convert outside it.")
+        if torch._is_functional_tensor(obj):
+            return _refuse("inside functionalize() values have no data", "Convert outside it.")
+        if obj.is_nested:
+            return _refuse("it is nested (ragged)", "Call .to_padded_tensor(value), or .unbind() and convert the parts.")
+        if obj.is_meta:
+            return _refuse("it is on the meta device, which has no data", "Materialise it with .to_empty() and fill it.")
+        if obj.layout is not torch.strided:
+            kind = str(obj.layout).removeprefix("torch.")
+            return _refuse(f"its layout is {kind}, not strided", "Call .to_dense() first.")
+        if obj.is_quantized:
+            return _refuse("it is quantized", "Call .dequantize(), or .int_repr() for the stored integers.", DTypeError)
+        if obj._is_zerotensor():
+            return _refuse("it is a zero tensor of autograd without data", "Call .clone() on it first.")
+        if torch.autograd.forward_ad._current_level >= 0 and _tangent(torch, obj) is not None:
+            return _refuse(
+                "it carries a forward-mode tangent, which does not cross frameworks",
+                "Convert torch.autograd.forward_ad.unpack_dual(t).primal.",
+            )
+        if obj.device.type != "cpu":
+            return _refuse(
+                f"it is on {obj.device}, and this version of dlx converts host memory only", "Call .cpu() first."
+            )
+        return None
+
+    def _without_dlpack(self, obj: Any) -> Hindrance | None:
+        if self.dtype_from(obj.dtype) is None:
+            name = str(obj.dtype).removeprefix("torch.")
+            return _refuse(
+                f"torch.{name} has no DLPack dtype of its own (torch would export plain bytes)",
+                "Call .view(torch.uint8) if the bytes are what you need.",
+                DTypeError,
+            )
+        storage = _storage(obj)
+        if storage is not None and obj.numel() and storage.nbytes() == 0:
+            return _refuse("its storage was emptied (resize_(0))", "Convert it before the storage is released.")
+        return None
+
+    def info(self, obj: Any) -> ArrayInfo:
+        torch = self.module()
+        kind = type(obj)
+        strided = obj.layout is torch.strided and not obj.is_nested
+        plain = self._without_memory(obj) is None
+        return ArrayInfo(
+            framework=self.name,
+            type_name=f"{kind.__module__}.{kind.__qualname__}",
+            dtype=self.dtype_from(obj.dtype),
+            dtype_name=str(obj.dtype).removeprefix("torch."),
+            shape=tuple(obj.shape) if not obj.is_nested else None,
+            strides=tuple(obj.stride()) if strided else None,
+            device=self._device_of(obj),
+            nbytes=obj.numel() * obj.element_size() if not obj.is_nested else 0,
+            # Asking for a pointer the usual way would copy a copy-on-write tensor.
+            address=torch._C._data_address(obj) if plain and obj.numel() else 0,
+            owner="torch.UntypedStorage",
+            protocols=("__dlpack__", "__dlpack_c_exchange_api__")
+            if hasattr(kind, "__dlpack_c_exchange_api__")
+            else ("__dlpack__",),
+            notes=tuple(guard.ask for guard in self.guards if guard.holds(obj)),
+        )
+
+    def _device_of(self, obj: Any) -> Device | None:
+        return HOST if obj.device.type == "cpu" else None
+
+    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+        storage = _storage(obj)
+        if storage is not None and storage.resizable():
+            _freeze(self.module(), storage)
+        if type(obj) not in self._exact():
+            tensor = super().export(obj)  # a subclass may have its own __dlpack__
+            return tensor if storage is None else native.tensor_view(tensor, None, None, None, storage)
+        dtype = self.dtype_from(obj.dtype)
+        assert dtype is not None
+        return native.tensor_new(obj.data_ptr(), obj.shape, obj.stride(), dtype, HOST, 0, storage)
+
+    def _exact(self) -> tuple[Any, ...]:
+        torch = self.module()
+        return (torch.Tensor, torch.nn.Parameter)
+
+    # ---- inside torch -----------------------------------------------------------------------------------------------
+
+    def detached(self, obj: Any) -> Any:
+        return obj.detach() if obj.requires_grad else obj
+
+    def clone(self, obj: Any) -> Any:
+        return obj.clone()
+
+    def moved(self, obj: Any, device: Device) -> Any:
+        return obj.to(self.device_to(device))
+
+    # ---- as a consumer ----------------------------------------------------------------------------------------------
+
+    def load(self, tensor: Tensor) -> Any:
+        return self.module().from_dlpack(tensor)
+
+
+def _refuse(because: str, fix: str, error: type[ConversionError] = LayoutError) -> Hindrance:
+    return Hindrance(because, fix, error)
+
+
+def _tangent(torch: Any, obj: Any) -> Any:
+    return torch.autograd.forward_ad.unpack_dual(obj).tangent
+
+
+def _storage(obj: Any) -> Any:
+    """Return the storage behind a tensor, or None where there is none (wrapper subclasses)."""
+    try:
+        return obj.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def _freeze(torch: Any, storage: Any) -> None:
+    """Forbid a storage to be resized, which would move its memory away under a consumer.
+
+    torch does so itself in `t.numpy()` and has no other door to it.
+    """
+    if "numpy" in sys.modules:
+        torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+
+
+@dlx.hookimpl
+def dlx_adapters() -> list[Adapter]:
+    """Return torch's adapter."""
+    return [TorchAdapter()]

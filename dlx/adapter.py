@@ -1,0 +1,457 @@
+"""What an adapter tells dlx about one framework: facts as data, and a few small functions.
+
+This module is public (`dlx.adapter`): a third party's adapter, a module `dlx_mylib` with one hook, is built from it in
+the same way as `dlx_numpy` and `dlx_torch` are. dlx reads the data; only what data cannot say is a method.
+
+Nothing here imports a framework. An adapter must not either at module level: types are named by importable strings and
+looked up when their package is there.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any
+
+from dlx import native, protocol
+from dlx.abi import READ_ONLY, Device, DType, host_readable
+from dlx.errors import ConversionError, CopyRequiredError, DeviceError, DTypeError
+from dlx.native import Tensor, ffi, lib
+from dlx.tensor import ArrayInfo
+
+__all__ = [
+    "API",
+    "Adapter",
+    "ArrayInfo",
+    "Capabilities",
+    "Container",
+    "Defect",
+    "Device",
+    "DType",
+    "Guard",
+    "Hindrance",
+    "Layout",
+    "Tensor",
+]
+
+API = 1
+"""Version of this contract. An adapter that speaks another one is refused by name."""
+
+
+class Layout:
+    """Features of a layout that a consumer can hold; extents of 0 and 1 are ignored.
+
+    Attributes
+    ----------
+    NEGATIVE
+        Strides below 0.
+    ZERO
+        Strides of 0 (broadcasting).
+    GAPS
+        Unused elements between used ones, or overlap.
+    PERMUTED
+        Dimensions in another than row-major order.
+    ANY
+        All of them.
+    """
+
+    NEGATIVE: int = lib.DLX_LAYOUT_NEGATIVE
+    ZERO: int = lib.DLX_LAYOUT_ZERO
+    GAPS: int = lib.DLX_LAYOUT_GAPS
+    PERMUTED: int = lib.DLX_LAYOUT_PERMUTED
+    ANY: int = NEGATIVE | ZERO | GAPS | PERMUTED
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a consumer takes as it is; anything else is copied or refused before it gets there.
+
+    Attributes
+    ----------
+    dtypes
+        Names of dtypes (`DType.name`), or None for any.
+    device_types
+        DLPack device types, or None for any.
+    layouts
+        `Layout` bits that its arrays can hold.
+    min_alignment
+        Bytes that the address must be a multiple of; 0 for the dtype's natural alignment, 1 for any address.
+    max_ndim
+        Most dimensions.
+    keeps_readonly
+        Whether its arrays keep the read-only flag, or cannot be written at all.
+    """
+
+    dtypes: frozenset[str] | None
+    device_types: frozenset[int] | None = frozenset({1})
+    layouts: int = 0
+    min_alignment: int = 0
+    max_ndim: int = 64
+    keeps_readonly: bool = False
+
+
+@dataclass(frozen=True)
+class Hindrance:
+    """Something about an array, known before a tensor exists, that stands in the way.
+
+    Attributes
+    ----------
+    because
+        The reason, as the middle of an error message.
+    fix
+        One sentence that says what the user can do.
+    error
+        Class of `dlx.errors` to raise where it cannot be cured.
+    cure
+        How to lift it: a method name of the array, a function of it, or None where it is refused.
+    copies
+        Whether the cure makes new memory (then ``copy=False`` refuses).
+    option
+        Option of `convert` that must be set for the cure (``"detach"``), or None.
+    """
+
+    because: str
+    fix: str
+    error: type[ConversionError] = CopyRequiredError
+    cure: Callable[[Any], Any] | str | None = None
+    copies: bool = False
+    option: str | None = None
+
+    def lift(self, obj: Any) -> Any:
+        """Return the array without this hindrance."""
+        assert self.cure is not None
+        return getattr(obj, self.cure)() if isinstance(self.cure, str) else self.cure(obj)
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A question that must be answered with a false value before memory may leave.
+
+    Attributes
+    ----------
+    ask
+        Attribute of the array.
+    hindrance
+        What a true answer means.
+    call
+        Whether the attribute is a method without arguments.
+    kinds
+        Kinds of dtypes that the question makes sense for, as prefixes of names (``("complex",)``); empty for all. The
+        answer must be false for every other dtype.
+    """
+
+    ask: str
+    hindrance: Hindrance
+    call: bool = False
+    kinds: tuple[str, ...] = ()
+
+    def holds(self, obj: Any) -> bool:
+        """Return the answer for one array."""
+        answer = getattr(obj, self.ask)
+        return bool(answer() if self.call else answer)
+
+
+@dataclass(frozen=True)
+class Container:
+    """A container type of the framework, and how to take it apart and together.
+
+    Attributes
+    ----------
+    types
+        Importable names of its types.
+    open
+        ``open(obj)`` gives ``(place, child)`` pairs; a place is what follows the object in an error (``"['a']"``).
+    close
+        ``close(obj, children, blank)`` gives the new container.
+    blank
+        ``blank(obj)`` gives an empty one that exists before its children, or None.
+    lazy
+        ``"sequence"``, ``"mapping"`` or None: the kind of view it can have.
+    falls_to
+        Built-in type that is used when the container cannot hold the target's arrays.
+    """
+
+    types: tuple[str, ...]
+    open: Callable[[Any], Iterable[tuple[str, Any]]]
+    close: Callable[[Any, list[Any], Any], Any]
+    blank: Callable[[Any], Any] | None = None
+    lazy: str | None = None
+    falls_to: type | None = None
+
+
+@dataclass(frozen=True)
+class Defect:
+    """A known fault of some versions of the framework.
+
+    Attributes
+    ----------
+    does
+        What it does wrong.
+    see
+        Where that is documented.
+    before
+        First version without the fault; None while no such version is known. Local and pre-release builds count as
+        lower than the version they lead to.
+    lowers
+        Facts that the fault changes: fields of `Capabilities`, or names that the adapter itself looks up in `lowered`.
+    """
+
+    does: str
+    see: str
+    before: str | None = None
+    lowers: Mapping[str, Any] = field(default_factory=dict)
+
+    def affects(self, version: str) -> bool:
+        """Return whether a version of the framework has the fault."""
+        return self.before is None or _version_key(version) < _version_key(self.before)
+
+
+def _version_key(version: str) -> tuple[tuple[int, ...], bool]:
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    release = tuple(int(part) for part in match[0].split(".")) if match else ()
+    while release and release[-1] == 0:  # 2.3 is 2.3.0
+        release = release[:-1]
+    return release, match is not None and match.end() == len(version)
+
+
+class Adapter:
+    """One framework, as dlx sees it. Subclass it, fill in the facts, override what data cannot say.
+
+    Attributes
+    ----------
+    api
+        Version of the contract, `API`.
+    name
+        What users write: ``convert(x, to=name)``.
+    package
+        Importable name of the framework; imported only when it is a target.
+    install
+        What to tell a user who does not have it: ``pip install ...``.
+    types
+        Importable names of array types, most general ones; tested with `issubclass` once per type.
+    lane
+        Exact types for which being asked twice is harmless; only these take the fast lane.
+    guards
+        Questions that must be answered false before memory may leave.
+    immutable
+        Whether its arrays count as read-only whatever they say.
+    containers
+        Containers of the framework.
+    dtypes
+        Names of dtypes in dlx -> attributes of the package: ``{"bool": "bool_"}``.
+    carried
+        Dtypes that cross under another name of the same width and are re-viewed: ``{"bfloat16": "uint16"}``.
+    defects
+        Known faults of versions.
+    constant
+        False where capabilities change at run time; they are then asked for in every plan.
+    """
+
+    api = API
+    name: str
+    package: str
+    install: str = ""
+    types: tuple[str, ...] = ()
+    lane: tuple[str, ...] = ()
+    guards: tuple[Guard, ...] = ()
+    immutable: bool = False
+    containers: tuple[Container, ...] = ()
+    dtypes: Mapping[str, str] = {}
+    carried: Mapping[str, str] = {}
+    defects: tuple[Defect, ...] = ()
+    constant: bool = True
+
+    # ---- facts, looked up --------------------------------------------------------------------------------------
+
+    def module(self) -> ModuleType:
+        """Return the framework's package, which must have been imported."""
+        return sys.modules[self.package]
+
+    def version(self) -> str:
+        """Return the framework's version."""
+        return str(self.module().__version__)
+
+    def classes(self) -> tuple[type, ...]:
+        """Return those of `types` whose modules are imported; importing nothing."""
+        found = (look_up(name) for name in self.types)
+        return tuple(kind for kind in found if isinstance(kind, type))
+
+    @functools.cached_property
+    def lowered(self) -> dict[str, Any]:
+        """Facts that the defects of the installed version change."""
+        changed: dict[str, Any] = {}
+        for defect in self.defects:
+            if defect.affects(self.version()):
+                changed.update(defect.lowers)
+        return changed
+
+    @functools.cached_property
+    def capabilities(self) -> Capabilities | None:
+        """What the framework takes as it is, defects applied; None where it cannot be a target."""
+        stated = self.accepts()
+        if stated is None:
+            return None
+        known = {name: value for name, value in self.lowered.items() if name in Capabilities.__dataclass_fields__}
+        return replace(stated, **known)
+
+    def accepts(self) -> Capabilities | None:
+        """State what the framework takes as it is. None, the default: it cannot be a target."""
+        return None
+
+    # ---- dtypes and devices, both ways --------------------------------------------------------------------------
+
+    def native_dtype(self, attribute: str) -> Any:
+        """Return the framework's dtype object behind one value of `dtypes`, or None where the version lacks it."""
+        return getattr(self.module(), attribute, None)
+
+    @functools.cached_property
+    def _to_native(self) -> dict[DType, Any]:
+        pairs = ((DType(name), self.native_dtype(attribute)) for name, attribute in self.dtypes.items())
+        return {dtype: native_dtype for dtype, native_dtype in pairs if native_dtype is not None}
+
+    @functools.cached_property
+    def _from_native(self) -> dict[Any, DType]:
+        return {native_dtype: dtype for dtype, native_dtype in self._to_native.items()}
+
+    def known_dtypes(self) -> frozenset[str]:
+        """Return the names of those `dtypes` that the installed version has."""
+        return frozenset(dtype.name for dtype in self._to_native)
+
+    def dtype_to(self, dtype: DType) -> Any:
+        """Return the framework's dtype for one of dlx.
+
+        Raises
+        ------
+        DTypeError
+            If the framework has none.
+        """
+        try:
+            return self._to_native[dtype]
+        except KeyError:
+            raise DTypeError(f"{self.name} has no dtype {dtype}", fix=f"It has {self.dtype_names()}.") from None
+
+    def dtype_from(self, native_dtype: Any) -> DType | None:
+        """Return dlx's dtype for one of the framework, or None where DLPack has none."""
+        return self._from_native.get(native_dtype)
+
+    def dtype_names(self) -> str:
+        """Return the dtypes that the framework has, as text."""
+        return ", ".join(sorted(self.known_dtypes()))
+
+    def device_to(self, device: Device) -> Any:
+        """Return the framework's device object for one of dlx. The default knows the host only."""
+        if not host_readable(device):
+            raise DeviceError(f"{self.name} has no device {device}", fix="It holds host memory only: device='cpu'.")
+        return "cpu"
+
+    def device_from(self, native_device: Any) -> Device:
+        """Return dlx's device for one of the framework. The default knows the host only."""
+        return Device(native_device)
+
+    # ---- as a producer --------------------------------------------------------------------------------------------
+
+    def examine(self, obj: Any) -> Iterable[Hindrance]:
+        """Give what stands in the way of exporting one array. The default asks the guards."""
+        for guard in self.guards:
+            if guard.holds(obj):
+                yield guard.hindrance
+
+    def info(self, obj: Any) -> ArrayInfo | None:
+        """Describe one array: no data touched, nothing synchronised, also for what cannot be exported.
+
+        None, the default: only an export could tell.
+        """
+        return None
+
+    def sketch(self, obj: Any) -> Tensor | None:
+        """Return the tensor that `export` would give, by description only; None where only an export could tell.
+
+        It is used to plan and never handed to anybody. The default makes it from `info`.
+        """
+        info = self.info(obj)
+        if info is None or info.shape is None or info.dtype is None or info.device is None:
+            return None
+        flags = READ_ONLY if info.readonly else 0
+        return native.tensor_new(info.address, info.shape, info.strides, info.dtype, info.device, flags, obj)
+
+    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+        """Return a tensor over one array's memory that keeps the memory alive. Asked once per conversion.
+
+        The default speaks the DLPack protocol. `stream` is the consumer's, None on the host.
+        """
+        return protocol.export(obj, stream=stream)
+
+    def take(self, obj: Any, tensor: Tensor) -> Tensor:
+        """Pass the point of no return: from here on `obj` may be used up. The default does nothing."""
+        return tensor
+
+    def give_back(self, obj: Any, tensor: Tensor) -> None:
+        """Undo `take` after a consumer failed. The default does nothing."""
+
+    # ---- inside the framework -------------------------------------------------------------------------------------
+
+    def detached(self, obj: Any) -> Any:
+        """Return the array without its graph; itself, the default, where it has none."""
+        return obj
+
+    def clone(self, obj: Any) -> Any:
+        """Return a copy made by the framework, class and graph kept. NotImplemented, the default: go through dlx."""
+        return NotImplemented
+
+    def moved(self, obj: Any, device: Device) -> Any:
+        """Return the array on another device of its framework."""
+        raise DeviceError(f"{self.name} cannot move an array to {device}", fix="Leave device out.")
+
+    # ---- as a consumer --------------------------------------------------------------------------------------------
+
+    def load(self, tensor: Tensor) -> Any:
+        """Return an array over a tensor that `capabilities` allow; it speaks ``__dlpack__`` to whoever asks."""
+        raise NotImplementedError(f"{self.name} cannot be a target")
+
+    @functools.cached_property
+    def _capabilities_struct(self) -> Any:
+        assert self.capabilities is not None
+        return _as_struct(self.capabilities)
+
+    def check(self, tensor: Tensor) -> int:
+        """Return the obstacle bits between a tensor and this consumer (0 = it may be handed over as it is)."""
+        if not self.constant:
+            self.__dict__.pop("capabilities", None)
+            self.__dict__.pop("_capabilities_struct", None)
+        return native.tensor_check(tensor, int(ffi.cast("uintptr_t", self._capabilities_struct)))
+
+
+def look_up(name: str) -> Any:
+    """Return what an importable name stands for, or None; imports nothing."""
+    package, *rest = name.split(".")
+    found: Any = sys.modules.get(package)
+    for attribute in rest:
+        if found is None:
+            return None
+        package = f"{package}.{attribute}"
+        # Modules first: a package may define __getattr__ that imports.
+        found = sys.modules.get(package) or found.__dict__.get(attribute) or getattr(found, attribute, None)
+    return found
+
+
+def _as_struct(stated: Capabilities) -> Any:
+    """Fill the C struct by field name."""
+    struct = ffi.new("dlx_capabilities *")
+    struct.device_types = (
+        0xFFFFFFFF if stated.device_types is None else sum(1 << number for number in stated.device_types)
+    )
+    struct.layouts = stated.layouts
+    struct.min_alignment = stated.min_alignment
+    struct.max_ndim = stated.max_ndim
+    struct.keeps_readonly = stated.keeps_readonly
+    struct.n_dtypes = -1
+    if stated.dtypes is not None:
+        struct.n_dtypes = len(stated.dtypes)
+        for i, name in enumerate(sorted(stated.dtypes)):
+            code, bits, lanes = DType(name)
+            struct.dtypes[i] = code | bits << 8 | lanes << 16
+    return struct

@@ -1,0 +1,217 @@
+"""The public verbs over arrays: `convert`, `plan`, `describe`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlx.abi import Device
+from dlx.adapter import Adapter
+from dlx.errors import AdapterNotFoundError, DlxError
+from dlx.planning import Plan, Request, begin
+from dlx.registry import registry
+from dlx.tensor import ArrayInfo, type_name
+from dlx.transfer import convert_leaf, plan_leaf
+
+__all__ = ["convert", "describe", "plan"]
+
+
+def convert(
+    obj: Any,
+    to: Any = None,
+    *,
+    like: Any = None,
+    device: Any = None,
+    copy: bool | None = None,
+    readonly: str = "copy",
+    detach: bool = False,
+    stream: Any = None,
+    lazy: bool = False,
+    strict: bool = False,
+    errors: str = "raise",
+) -> Any:
+    """Convert an array to another framework, sharing its memory wherever that is safe.
+
+    Values, dtype and shape always survive exactly. `dlx.plan` with the same arguments says beforehand what this will do.
+
+    Parameters
+    ----------
+    obj
+        An array of any framework that has an adapter; anything with ``__dlpack__``, ``__array_interface__`` or the
+        buffer protocol; a raw DLPack capsule, which is used up.
+    to
+        Target: a name (``"torch"``), a module, or an array type that an adapter lists. ``"dlx"`` gives a `dlx.Tensor`.
+    like
+        Instead of `to`: an array whose framework and device are the target.
+    device
+        Where the result shall be: ``"cpu"``, ``"cuda:1"``, ``(2, 1)``, `dlx.Device`. None: where it is, if the target
+        can hold it there, else the target's home. Beats the device of `like`.
+    copy
+        None: share if possible, copy if needed. False: share or raise. True: fresh memory, always.
+    readonly
+        For a read-only source and a target whose arrays are always writable: ``"copy"``, ``"error"``, or ``"share"`` to
+        alias it all the same. Never makes a numpy result writable; does not act inside one framework.
+    detach
+        Whether an array that requires gradients may be converted without them. The result is always graph-free.
+    stream
+        The target's stream, for device memory.
+    lazy, strict, errors
+        Of containers; they have no effect on a single array.
+
+    Returns
+    -------
+    array
+        Of the target framework, with the shape of `obj`. `obj` itself, if it is one already and nothing was asked that
+        changes it.
+
+    Raises
+    ------
+    CopyRequiredError, ReadOnlyError
+        If ``copy=False`` (or ``readonly="error"``) forbids the copy that is needed.
+    DTypeError, LayoutError, DeviceError, StreamError, ProtocolError, ConsumedError, ConversionError
+        If this data cannot cross. The framework's own error, where there is one, is the cause.
+    AdapterNotFoundError, FrameworkNotInstalledError, PluginError
+        If nothing knows the object or the target, or the target is not installed.
+    TypeError, ValueError
+        If the call itself is wrong.
+
+    Notes
+    -----
+    The result keeps the source's memory alive; the source's own metadata is not read again. Nothing is raised for
+    writing later to shared memory from both sides: that is what sharing means.
+
+    Examples
+    --------
+    >>> import dlx
+    >>> tensor = dlx.convert(bytearray(b"abc"), to="dlx")
+    >>> tensor.shape, str(tensor.dtype), tensor.readonly
+    ((3,), 'uint8', False)
+    """
+    request = _request(to, like, device, copy, readonly, detach, stream, errors)
+    return convert_leaf(begin(obj, _producer(obj, request), request))
+
+
+def plan(
+    obj: Any,
+    to: Any = None,
+    *,
+    like: Any = None,
+    device: Any = None,
+    copy: bool | None = None,
+    readonly: str = "copy",
+    detach: bool = False,
+    stream: Any = None,
+    lazy: bool = False,
+    strict: bool = False,
+    errors: str = "raise",
+    probe: bool = True,
+) -> Plan:
+    """Say what `convert` with the same arguments will do, and why, without doing it.
+
+    Parameters
+    ----------
+    obj, to, like, device, copy, readonly, detach, stream, lazy, strict, errors
+        As in `convert`.
+    probe
+        Whether a producer may be asked for a capsule, which is dropped, where nothing else can tell what it holds.
+        An object that only has ``__dlpack__`` is of that kind; arrays with an adapter never are.
+
+    Returns
+    -------
+    Plan
+        Its `error` is what `convert` would raise; a refusal is never raised here.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the call itself is wrong.
+
+    Examples
+    --------
+    >>> import dlx
+    >>> dlx.plan(b"abc", to="dlx").outcome
+    'shared'
+    """
+    try:
+        request = _request(to, like, device, copy, readonly, detach, stream, errors)
+        leaf = begin(obj, _producer(obj, request), request)
+    except DlxError as error:
+        return Plan("", None, error.target or str(to), None, "refused", error=error)
+    plan_leaf(leaf, probe=probe)
+    assert leaf.plan is not None
+    return leaf.plan
+
+
+def describe(obj: Any) -> ArrayInfo:
+    """Say what an array is: dtype, shape, strides, device, read-only, owner. Its memory is not touched.
+
+    Raises
+    ------
+    AdapterNotFoundError
+        If it is nothing that dlx knows as an array.
+    ConversionError
+        If it is one that cannot even be described, such as a used capsule.
+
+    Examples
+    --------
+    >>> import dlx
+    >>> str(dlx.describe(b"abc"))
+    'bytes (uint8[3], read-only)'
+    """
+    source = registry.producer(obj)
+    if source is None:
+        raise _not_an_array(obj)
+    try:
+        info = source.info(obj)
+    except DlxError as error:
+        raise error.complete(source=type_name(type(obj)))
+    return info if info is not None else ArrayInfo(source.name, type_name(type(obj)))
+
+
+def _request(
+    to: Any, like: Any, device: Any, copy: Any, readonly: str, detach: bool, stream: Any, errors: str
+) -> Request:
+    """Check the options of a call; errors of the call itself are raised in every case."""
+    if (to is None) == (like is None):
+        raise TypeError("give either to= (a name, a module, an array type) or like= (an array), not both or neither")
+    if copy not in (None, True, False):
+        raise ValueError(f"copy must be None, True or False, found {copy!r}")
+    if readonly not in ("copy", "error", "share"):
+        raise ValueError(f"readonly must be 'copy', 'error' or 'share', found {readonly!r}")
+    if errors not in ("raise", "collect"):
+        raise ValueError(f"errors must be 'raise' or 'collect', found {errors!r}")
+    wanted = None if device is None else Device(device)
+    if like is None:
+        target = registry.target(to)
+    else:
+        target, place = _as(like)
+        wanted = wanted or place
+    return Request(target, wanted, copy, readonly, bool(detach), stream)
+
+
+def _as(like: Any) -> tuple[Adapter, Device | None]:
+    """Return the framework and the device of an example."""
+    adapter = registry.producer(like)
+    if adapter is None or adapter.capabilities is None:
+        raise AdapterNotFoundError(
+            f"like= is {type_name(type(like))}, whose framework is no target", fix="Give an array of the target, or to=."
+        )
+    info = adapter.info(like)
+    return adapter, info.device if info is not None else None
+
+
+def _producer(obj: Any, request: Request) -> Adapter:
+    source = registry.producer(obj)
+    if source is None:
+        raise _not_an_array(obj).complete(target=request.target.name)
+    return source
+
+
+def _not_an_array(obj: Any) -> DlxError:
+    name = type_name(type(obj))
+    if isinstance(obj, list | tuple | dict):
+        fix = "Convert its elements one by one."
+    else:
+        fix = f"Install an adapter for {name.partition('.')[0]!r}, or convert an array that it holds."
+    return AdapterNotFoundError(
+        "it is no array: it has no adapter, no __dlpack__, no __array_interface__ and no buffer", source=name, fix=fix
+    )

@@ -1,0 +1,100 @@
+"""The only door to the compiled core: `ffi`, `lib` and the builtins that `py_module.c` adds to this module.
+
+Division of labour: C that touches no Python object is reached through `lib`; C that does is a builtin here, with the
+GIL held and real exceptions. The map from a status to a class of `dlx.errors` is written here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from dlx import _ffi, errors
+
+ffi = _ffi.ffi
+lib = _ffi.lib
+
+_CLASSES: dict[str, type[BaseException]] = {
+    "DLX_E_VERSION": errors.ProtocolError,
+    "DLX_E_NDIM": errors.LayoutError,
+    "DLX_E_SHAPE": errors.ProtocolError,
+    "DLX_E_DTYPE": errors.DTypeError,
+    "DLX_E_OVERFLOW": errors.LayoutError,
+    "DLX_E_FLAGS": errors.ProtocolError,
+    "DLX_E_NULL": errors.LayoutError,
+    "DLX_E_DEVICE": errors.DeviceError,
+    "DLX_E_PACKED": errors.LayoutError,
+    "DLX_E_MISMATCH": errors.LayoutError,
+    "DLX_E_CAPSULE": errors.ProtocolError,
+    "DLX_E_CONSUMED": errors.ConsumedError,
+    "DLX_E_READONLY": errors.ReadOnlyError,
+    "DLX_E_STREAM": errors.StreamError,
+    "DLX_E_COPY": errors.CopyRequiredError,
+}
+
+if lib.dlx_bind(id(sys.modules[__name__])) != 0:
+    raise ImportError("dlx._ffi could not bind its builtins; the cause is printed above")
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dlx.abi import Device, DType
+
+    class Tensor:
+        """See `dlx.Tensor`."""
+
+        shape: tuple[int, ...]
+        strides: tuple[int, ...]
+        ndim: int
+        dtype: DType
+        device: Device
+        nbytes: int
+        readonly: bool
+        data_ptr: int
+        flags: int
+        version: tuple[int, int]
+
+        def __dlpack__(
+            self,
+            *,
+            stream: Any = None,
+            max_version: tuple[int, int] | None = None,
+            dl_device: tuple[int, int] | None = None,
+            copy: bool | None = None,
+        ) -> Any: ...
+
+        def __dlpack_device__(self) -> tuple[int, int]: ...
+
+    def set_errors(classes: Mapping[int, type[BaseException]], /) -> None: ...
+    def set_tensor_classes(device: type, dtype: type, /) -> None: ...
+    def capsule_state(obj: object, /) -> str | None: ...
+    def capsule_claim(capsule: object, /) -> Tensor: ...
+    def capsule_peek(capsule: object, /) -> Tensor: ...
+    def capsule_restore(capsule: object, tensor: Tensor, /) -> bool: ...
+    def tensor_new(
+        address: int,
+        shape: Sequence[int],
+        strides: Sequence[int] | None,
+        dtype: Sequence[int],
+        device: Sequence[int],
+        flags: int,
+        owner: object,
+    ) -> Tensor: ...
+    def tensor_view(
+        tensor: Tensor,
+        dtype: Sequence[int] | None,
+        device: Sequence[int] | None,
+        flags: int | None,
+        owner: object,
+    ) -> Tensor: ...
+    def tensor_copy(tensor: Tensor, keep_order: bool, /) -> Tensor: ...
+    def tensor_check(tensor: Tensor, capabilities: int, /) -> int: ...
+    def buffer_address(view: memoryview, /) -> int: ...
+
+
+set_errors({getattr(lib, name): kind for name, kind in _CLASSES.items()})
+
+
+def live() -> int:
+    """Return how many managed tensors dlx made or consumed and has not released yet."""
+    return int(lib.dlx_live())

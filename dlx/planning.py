@@ -1,0 +1,384 @@
+"""Deciding about ONE array: what stands between it and the consumer, and what to do about each thing.
+
+`begin` asks the producer's adapter what it knows before any tensor exists; `settle` takes a tensor (an exported one, or
+a sketch of it) and decides. `dlx.convert` runs what is decided here, `dlx.plan` shows it: explaining is a dry run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dlx.abi import IS_COPIED, READ_ONLY, Device, host_readable
+from dlx.adapter import Adapter, Hindrance, Layout
+from dlx.errors import (
+    ConversionError,
+    CopyRequiredError,
+    DeviceError,
+    DlxError,
+    DTypeError,
+    LayoutError,
+    ProtocolError,
+    ReadOnlyError,
+    StreamError,
+)
+from dlx.native import Tensor, lib
+from dlx.tensor import ArrayInfo, type_name
+
+__all__ = ["Leaf", "Plan", "Request", "Step", "begin", "refuse", "settle"]
+
+HOST = Device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that a conversion does.
+
+    Attributes
+    ----------
+    do
+        ``"detach"``, ``"resolve"``, ``"relabel"``, ``"share"``, ``"copy"`` or ``"move"``.
+    why
+        The reason, in words.
+    nbytes
+        Bytes moved by it.
+    """
+
+    do: str
+    why: str
+    nbytes: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.do}: {self.why}" + (f" ({self.nbytes:,} bytes)" if self.nbytes else "")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a conversion will do, and why; it holds no memory.
+
+    Attributes
+    ----------
+    path
+        Place inside a container; empty at the root.
+    source
+        What was found; None where nothing is known.
+    target
+        Name of the target framework.
+    device
+        Where the result will be; None where it is refused or unknown.
+    outcome
+        ``"same"`` (the object itself), ``"shared"``, ``"copied"``, ``"refused"``, or ``"unknown"`` where only an export
+        could tell and ``probe=False`` forbade it.
+    steps
+        What is done, in order; empty where memory is simply shared.
+    nbytes
+        Bytes copied in all.
+    error
+        What `dlx.convert` raises, or None.
+    leaves
+        Plans of the arrays in a container.
+    """
+
+    path: str
+    source: ArrayInfo | None
+    target: str
+    device: Device | None
+    outcome: str
+    steps: tuple[Step, ...] = ()
+    nbytes: int = 0
+    error: DlxError | None = None
+    leaves: tuple[Plan, ...] = ()
+
+    def __str__(self) -> str:
+        head = f"{self.source or 'unknown'} -> {self.target}: {self.outcome}"
+        if self.error is not None:
+            return f"{head}\n  {type(self.error).__name__}: {self.error}"
+        return "\n  ".join([head, *map(str, self.steps)])
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The options of one call, checked."""
+
+    target: Adapter
+    device: Device | None = None
+    copy: bool | None = None
+    readonly: str = "copy"
+    detach: bool = False
+    stream: Any = None
+    path: str = ""
+
+
+@dataclass(slots=True)
+class Leaf:
+    """One array on its way: what `transfer` needs to do what `plan` says."""
+
+    obj: Any
+    source: Adapter
+    request: Request
+    info: ArrayInfo | None
+    steps: list[Step] = field(default_factory=list)
+    cures: list[Callable[[Any], Any]] = field(default_factory=list)
+    fresh: bool = False  # a cure made new memory
+    view_device: Device | None = None  # relabel to this device
+    view_flags: int | None = None  # replace the flags by these
+    copy_order: bool | None = None  # copy; True keeps the order of dimensions
+    plan: Plan | None = None
+
+    def finish(self, outcome: str, device: Device | None, error: DlxError | None = None) -> None:
+        """Write the plan."""
+        steps = () if error is not None else tuple(self.steps)
+        self.plan = Plan(
+            path=self.request.path,
+            source=self.info,
+            target=self.request.target.name,
+            device=device,
+            outcome=outcome,
+            steps=steps,
+            nbytes=sum(step.nbytes for step in steps),
+            error=error,
+        )
+
+    def error(self, kind: type[DlxError], reason: str, fix: str) -> DlxError:
+        """Return an error that names what was found and asked for."""
+        return self.complete(kind(reason, fix=fix))
+
+    def complete(self, error: DlxError) -> DlxError:
+        """Tell an error of an inner layer what was found and asked for."""
+        return error.complete(
+            source=str(self.info or type_name(type(self.obj))),
+            target=self.request.target.name,
+            where=self.request.path,
+            sharing=self.request.copy is False and isinstance(error, CopyRequiredError | ReadOnlyError),
+        )
+
+
+# ---- before a tensor exists ------------------------------------------------------------------------------------------
+
+
+def begin(obj: Any, source: Adapter, request: Request) -> Leaf:
+    """Start on one array: settle it inside its framework, or note what must be lifted before it can be exported.
+
+    The leaf's plan is set if nothing is left to decide.
+    """
+    leaf = Leaf(obj, source, request, None)
+    try:
+        leaf.info = source.info(obj)
+        if source is request.target and _stays(leaf):
+            return leaf
+        for hindrance in source.examine(obj):
+            error = _accept(leaf, hindrance)
+            if error is not None:
+                leaf.finish("refused", None, error)
+                return leaf
+    except DlxError as error:
+        refuse(leaf, error)
+    return leaf
+
+
+def refuse(leaf: Leaf, error: DlxError) -> None:
+    """Settle a leaf with an error of an inner layer."""
+    leaf.finish("refused", None, leaf.complete(error))
+
+
+def _accept(leaf: Leaf, hindrance: Hindrance) -> DlxError | None:
+    """Note the cure of a hindrance, or return the error where there is none or it is not allowed."""
+    request = leaf.request
+    if hindrance.cure is None or (hindrance.option and not getattr(request, hindrance.option)):
+        return leaf.error(hindrance.error, hindrance.because, hindrance.fix)
+    if hindrance.copies and request.copy is False:
+        return leaf.error(CopyRequiredError, hindrance.because, "Drop copy=False.")
+    nbytes = leaf.info.nbytes if hindrance.copies and leaf.info else 0
+    leaf.steps.append(Step(hindrance.option or "resolve", hindrance.because, nbytes))
+    leaf.cures.append(hindrance.lift)
+    leaf.fresh = leaf.fresh or hindrance.copies
+    return None
+
+
+def _stays(leaf: Leaf) -> bool:
+    """Settle an array that is in the target framework already: it stays what it is, unless asked otherwise.
+
+    `readonly` does not act here. False where the framework cannot copy by itself.
+    """
+    source, request = leaf.source, leaf.request
+    device = leaf.info.device if leaf.info else None
+    nbytes = leaf.info.nbytes if leaf.info else 0
+    if request.detach and source.detached(leaf.obj) is not leaf.obj:
+        leaf.cures.append(source.detached)
+        leaf.steps.append(Step("detach", "detach=True gives a graph-free array"))
+    wanted = request.device
+    if wanted is not None and device is not None and tuple(wanted) != tuple(device):
+        if request.copy is False:
+            reason = f"it is on {device}, and {wanted} was asked for"
+            leaf.finish("refused", None, leaf.error(CopyRequiredError, reason, "Drop copy=False."))
+            return True
+        leaf.cures.append(lambda obj: source.moved(obj, wanted))
+        leaf.steps.append(Step("move", f"from {device} to {wanted}", nbytes))
+        leaf.finish("copied", wanted)
+        return True
+    if request.copy:
+        if type(source).clone is Adapter.clone:
+            leaf.cures.clear()
+            leaf.steps.clear()
+            return False
+        leaf.cures.append(source.clone)
+        leaf.steps.append(Step("copy", f"copy=True, made by {source.name}", nbytes))
+        leaf.finish("copied", device)
+        return True
+    leaf.finish("shared" if leaf.steps else "same", device)
+    return True
+
+
+# ---- with a tensor ---------------------------------------------------------------------------------------------------
+
+Sentence = Callable[[Tensor, Adapter], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one obstacle means: a sentence, the class to raise, and whether a copy cures it."""
+
+    bit: int
+    error: type[ConversionError]
+    sentence: Sentence
+    copy_cures: bool = False
+    fix: str = "Drop copy=False."
+
+
+def _strides(what: str) -> Sentence:
+    return lambda tensor, target: f"{target.name} arrays cannot {what}, found {tensor.strides} in elements"
+
+
+def _alignment(tensor: Tensor, target: Adapter) -> str:
+    assert target.capabilities is not None
+    code, bits, lanes = tensor.dtype
+    natural = lib.dlx_natural_alignment({"code": code, "bits": bits, "lanes": lanes})
+    wanted = target.capabilities.min_alignment or natural
+    return f"{target.name} needs data aligned to {wanted} bytes, found address {tensor.data_ptr:#x}"
+
+
+TABLE: tuple[Row, ...] = (
+    Row(
+        lib.DLX_OBSTACLE_DEVICE,
+        DeviceError,
+        lambda tensor, target: f"its memory is on {tensor.device}, which {target.name} cannot hold",
+        fix="Move it to the host in its own framework first.",
+    ),
+    Row(
+        lib.DLX_OBSTACLE_DTYPE,
+        DTypeError,
+        lambda tensor, target: f"{target.name} has no dtype {tensor.dtype}; it has {target.dtype_names()}",
+        fix="Convert the values to one of these in its own framework first.",
+    ),
+    Row(
+        lib.DLX_OBSTACLE_NDIM,
+        LayoutError,
+        lambda tensor, target: f"{target.name} cannot hold {tensor.ndim} dimensions",
+        fix="Reshape it first.",
+    ),
+    Row(
+        lib.DLX_OBSTACLE_PADDED,
+        ProtocolError,
+        lambda tensor, target: f"its {tensor.dtype} elements are padded to whole bytes",
+        fix="Pack them first, or convert to 'dlx'.",
+    ),
+    Row(
+        lib.DLX_OBSTACLE_READONLY,
+        ReadOnlyError,
+        lambda tensor, target: f"it is read-only, and {target.name} arrays are always writable",
+        copy_cures=True,
+    ),
+    Row(lib.DLX_OBSTACLE_NEGATIVE, CopyRequiredError, _strides("have negative strides"), copy_cures=True),
+    Row(lib.DLX_OBSTACLE_ZERO, CopyRequiredError, _strides("have strides of 0"), copy_cures=True),
+    Row(lib.DLX_OBSTACLE_GAPS, CopyRequiredError, _strides("have gaps between elements"), copy_cures=True),
+    Row(lib.DLX_OBSTACLE_PERMUTED, CopyRequiredError, _strides("be other than row-major"), copy_cures=True),
+    Row(lib.DLX_OBSTACLE_UNALIGNED, CopyRequiredError, _alignment, copy_cures=True),
+)
+"""Every obstacle bit of the C core, refusals first; a new obstacle is one row here and one test in check.c."""
+
+
+def settle(leaf: Leaf, tensor: Tensor) -> None:
+    """Decide, with the tensor's facts known, and write the plan."""
+    if leaf.info is None or leaf.info.shape is None:
+        protocols = leaf.info.protocols if leaf.info else ()
+        leaf.info = ArrayInfo.of_tensor(tensor, leaf.source.name, type(leaf.obj), protocols)
+    error = _place(leaf, tensor) or _obstacles(leaf, tensor)
+    if error is not None:
+        leaf.finish("refused", None, error)
+        return
+    if leaf.copy_order is None and leaf.request.copy and not leaf.fresh and not tensor.flags & IS_COPIED:
+        _copy(leaf, tensor, "copy=True")
+    copied = leaf.fresh or leaf.copy_order is not None or bool(tensor.flags & IS_COPIED)
+    leaf.finish("copied" if copied else "shared", HOST if leaf.copy_order is not None else _device_of(leaf, tensor))
+
+
+def _device_of(leaf: Leaf, tensor: Tensor) -> Device:
+    return leaf.view_device or tensor.device
+
+
+def _place(leaf: Leaf, tensor: Tensor) -> DlxError | None:
+    """Decide where the result will be. Pinned memory is host memory to a consumer that knows the host only."""
+    request, device = leaf.request, tensor.device
+    accepted = request.target.capabilities.device_types if request.target.capabilities else None
+    wanted = request.device
+    if wanted is None and accepted is not None and device.type not in accepted and host_readable(device):
+        wanted = HOST
+    if wanted is not None and wanted != device and host_readable(device) and wanted == HOST:
+        leaf.view_device = HOST
+        leaf.steps.append(Step("relabel", f"{device} memory is read by the host as it is"))
+    elif wanted is not None and wanted != device:
+        # What the consumer cannot hold at all is said by the check; this is about moving.
+        reason = f"it is on {device}, and this version of dlx cannot move it to {wanted}"
+        return leaf.error(DeviceError, reason, "Move it in its own framework first, or leave device out.")
+    if request.stream not in (None, -1) and host_readable(_device_of(leaf, tensor)):
+        return leaf.error(StreamError, f"host memory has no stream, found stream={request.stream!r}", "Leave it out.")
+    return None
+
+
+def _obstacles(leaf: Leaf, tensor: Tensor) -> DlxError | None:
+    request, target = leaf.request, leaf.request.target
+    found = target.check(tensor)
+    if leaf.view_device is not None:
+        found &= ~lib.DLX_OBSTACLE_DEVICE
+    reasons: list[str] = []
+    for row in TABLE:
+        if not found & row.bit:
+            continue
+        if not row.copy_cures:
+            return leaf.error(row.error, row.sentence(tensor, target), row.fix)
+        if row.bit == lib.DLX_OBSTACLE_READONLY:
+            error, must_copy = _read_only(leaf, tensor, row)
+            if error is not None:
+                return error
+            if not must_copy:
+                continue
+        elif request.copy is False:
+            return leaf.error(row.error, row.sentence(tensor, target), row.fix)
+        reasons.append(row.sentence(tensor, target))
+    if reasons:
+        _copy(leaf, tensor, "; ".join(reasons))
+    return None
+
+
+def _read_only(leaf: Leaf, tensor: Tensor, row: Row) -> tuple[DlxError | None, bool]:
+    """Apply the read-only policy; returns an error, or whether a copy must be made."""
+    request = leaf.request
+    sentence = row.sentence(tensor, request.target)
+    if request.copy:
+        return None, True
+    if request.readonly == "share":
+        leaf.view_flags = tensor.flags & ~READ_ONLY
+        leaf.steps.append(Step("share", "readonly='share': read-only memory is given out writable; do not write to it"))
+        return None, False
+    if request.readonly == "error":
+        return leaf.error(row.error, sentence, "Pass readonly='copy' or readonly='share'."), False
+    if request.copy is False:
+        return leaf.error(row.error, sentence, "Drop copy=False, or pass readonly='share'."), False
+    return None, True
+
+
+def _copy(leaf: Leaf, tensor: Tensor, why: str) -> None:
+    capabilities = leaf.request.target.capabilities
+    leaf.copy_order = bool(capabilities and capabilities.layouts & Layout.PERMUTED)
+    leaf.steps.append(Step("copy", why, tensor.nbytes))

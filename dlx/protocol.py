@@ -1,0 +1,215 @@
+"""Speaking DLPack, the buffer protocol and the array interface to anybody: object in, `Tensor` out."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import weakref
+from typing import Any
+
+from dlx import native
+from dlx.abi import READ_ONLY, Device, DType
+from dlx.errors import ConversionError, DlxError, DTypeError, LayoutError, ProtocolError
+from dlx.native import Tensor, lib
+
+__all__ = ["array_interface", "buffer", "device_of", "export"]
+
+MAX_VERSION: tuple[int, int] = (lib.DLX_DLPACK_MAJOR, lib.DLX_DLPACK_MINOR)
+HOST = Device("cpu")
+
+# Keywords that a type's __dlpack__ takes; None where its signature cannot be read. Weak: types may go.
+_keywords: weakref.WeakKeyDictionary[type, frozenset[str] | None] = weakref.WeakKeyDictionary()
+_ALL = frozenset({"stream", "max_version", "dl_device", "copy"})
+
+
+def device_of(obj: Any) -> Device | None:
+    """Return what ``__dlpack_device__`` says, as numbers; None where the object has none.
+
+    The answer may differ from the capsule's device (torch's pinned memory, arrays that numpy imported).
+    """
+    ask = getattr(type(obj), "__dlpack_device__", None)
+    if ask is None:
+        return None
+    try:
+        return Device(ask(obj))
+    except DlxError as error:
+        raise ProtocolError(f"its __dlpack_device__ gives {error.reason}") from error
+    except Exception as error:
+        raise producer_failed("__dlpack_device__", error) from error
+
+
+def export(obj: Any, *, stream: int | None = None) -> Tensor:
+    """Ask an object for its capsule, once, and take ownership of what is in it.
+
+    Parameters
+    ----------
+    obj
+        Anything whose type has ``__dlpack__``: with all keywords of the standard, with ``stream`` only, or with none.
+    stream
+        The consumer's stream; None on the host, where no keyword is sent (numpy refuses even -1).
+
+    Raises
+    ------
+    ConversionError
+        If the producer raises; its error is the cause.
+    ProtocolError
+        If what comes back is no fresh DLPack capsule of major version 1, or a broken one.
+
+    Notes
+    -----
+    Keywords are those of the array API standard's ``__dlpack__``. A signature is learnt once per type, so that a
+    `TypeError` raised inside a producer is never taken for an old signature; only where it cannot be read may the
+    very first call be repeated, and only on "unexpected keyword argument".
+    """
+    wanted: dict[str, Any] = {"max_version": MAX_VERSION}
+    if stream is not None:
+        wanted["stream"] = stream
+    try:
+        capsule = _call(obj, wanted)
+    except DlxError:
+        raise
+    except Exception as error:
+        raise producer_failed("__dlpack__", error) from error
+    if native.capsule_state(capsule) is None:
+        raise ProtocolError(f"its __dlpack__ gave {type(capsule).__name__}, not a DLPack capsule")
+    return native.capsule_claim(capsule)
+
+
+def producer_failed(method: str, error: Exception) -> ConversionError:
+    """Return the error to raise for an exception that came out of a producer."""
+    if isinstance(error, MemoryError):
+        raise error
+    text = str(error) or "without a message"
+    return ConversionError(f"its {method} raised {type(error).__name__}: {text}".rstrip("."))
+
+
+def _call(obj: Any, wanted: dict[str, Any]) -> Any:
+    kind = type(obj)
+    try:
+        accepted = _keywords[kind]
+    except KeyError:
+        accepted = _keywords[kind] = _read_keywords(kind)
+    if accepted is not None:
+        return obj.__dlpack__(**{name: value for name, value in wanted.items() if name in accepted})
+    try:
+        capsule = obj.__dlpack__(**wanted)
+    except TypeError as error:
+        if "keyword argument" not in str(error):  # also "takes no keyword arguments"
+            raise
+        _keywords[kind] = frozenset({"stream"} & wanted.keys())
+        return _call(obj, wanted)
+    _keywords[kind] = _ALL
+    return capsule
+
+
+def _read_keywords(kind: type) -> frozenset[str] | None:
+    try:
+        parameters = inspect.signature(kind.__dlpack__).parameters.values()  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        return None
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return _ALL
+    return frozenset(parameter.name for parameter in parameters) & _ALL
+
+
+# Letters of PEP 3118 and `struct`, by kind: widths come from the item size, since a native 'l' may be marked '<'
+# (ctypes does) without being 4 bytes wide.
+_LETTERS = {
+    "?": "bool",
+    **dict.fromkeys("bhilqn", "int"),
+    **dict.fromkeys("BHILQNc", "uint"),
+    **dict.fromkeys("efd", "float"),
+    **dict.fromkeys(("Ze", "Zf", "Zd", "F", "D"), "complex"),
+}
+_FOREIGN_ORDER = ">!" if sys.byteorder == "little" else "<"
+
+
+def _dtype_of_letters(letters: str, order: str, itemsize: int, shown: str) -> DType:
+    if itemsize > 1 and order and order in _FOREIGN_ORDER:
+        raise DTypeError(f"its elements ({shown!r}) are in the other byte order", fix="Swap their bytes first.")
+    kind = _LETTERS.get(letters)
+    if kind is None:
+        raise DTypeError(f"its elements ({shown!r}) are no numbers that DLPack knows", fix="View them as numbers first.")
+    return DType(kind if kind == "bool" else f"{kind}{8 * itemsize}")
+
+
+def buffer(obj: Any) -> Tensor:
+    """Return a tensor over anything with the buffer protocol; the buffer is held until the tensor is released.
+
+    Raises
+    ------
+    DTypeError
+        If the format is not one number per element, or in the other byte order.
+    LayoutError
+        If the buffer is indirect, or its strides are not whole elements.
+
+    Notes
+    -----
+    Formats are those of PEP 3118.
+    """
+    try:
+        view = memoryview(obj)
+    except (BufferError, ValueError) as error:
+        raise ConversionError(f"its buffer cannot be had: {error}".rstrip(".")) from error
+    order = view.format[0] if view.format[:1] in ("@", "=", "<", ">", "!") else ""
+    dtype = _dtype_of_letters(view.format[len(order) :], order, view.itemsize, view.format)
+    if view.suboffsets:
+        raise LayoutError("its buffer is indirect (suboffsets)", fix="Copy it into one block first.")
+    address = native.buffer_address(view)
+    flags = READ_ONLY if view.readonly else 0
+    strides = _whole_elements(view.strides, view.itemsize)
+    return native.tensor_new(address, view.shape or (), strides, dtype, HOST, flags, view)
+
+
+def _whole_elements(byte_strides: Any, itemsize: int) -> tuple[int, ...] | None:
+    if byte_strides is None:
+        return None
+    if any(stride % itemsize for stride in byte_strides):
+        raise LayoutError(
+            f"its byte strides {tuple(byte_strides)} are not multiples of the item size {itemsize}",
+            fix="Copy it into contiguous memory first.",
+        )
+    return tuple(stride // itemsize for stride in byte_strides)
+
+
+_INTERFACE_LETTERS = {"b": "?", "i": "b", "u": "B", "f": "f", "c": "Zf"}
+
+
+def array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
+    """Return a tensor over an object with ``__array_interface__`` (version 3), its read-only bit honoured.
+
+    Raises
+    ------
+    ProtocolError
+        If the description is incomplete.
+    DTypeError, LayoutError
+        If it describes what DLPack cannot: masks, other byte order, structures, strides that are not whole elements.
+    """
+    try:
+        shape = tuple(int(extent) for extent in interface["shape"])
+        typestr = str(interface["typestr"])
+        order, letter, itemsize = typestr[0], typestr[1], int(typestr[2:])
+        data, strides = interface.get("data"), interface.get("strides")
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise ProtocolError(f"its __array_interface__ is incomplete ({type(error).__name__}: {error})") from error
+    if interface.get("mask") is not None:
+        raise LayoutError("it has a mask, which DLPack cannot carry", fix="Fill the masked elements first.")
+    dtype = _dtype_of_letters(_INTERFACE_LETTERS.get(letter, letter * 2), order, itemsize, typestr)
+    owner: Any = obj
+    if isinstance(data, tuple):
+        try:
+            address, readonly = int(data[0]), bool(data[1])
+        except (IndexError, TypeError, ValueError) as error:
+            raise ProtocolError(f"the data of its __array_interface__ is {data!r}, not (address, readonly)") from error
+    else:  # a buffer, or the object itself as one; its length bounds what may be read
+        view = memoryview(obj if data is None else data)
+        start = int(interface.get("offset") or 0)
+        needed = itemsize
+        for extent in shape:
+            needed *= extent
+        if not view.c_contiguous or strides is not None or start + needed > view.nbytes or start < 0:
+            raise ProtocolError(f"its buffer of {view.nbytes} bytes does not hold {needed} bytes from {start} on")
+        address, readonly = native.buffer_address(view) + start, view.readonly
+        owner = (obj, view)
+    flags = READ_ONLY if readonly else 0
+    return native.tensor_new(address, shape, _whole_elements(strides, itemsize), dtype, HOST, flags, owner)

@@ -1,0 +1,151 @@
+"""Adapters for what needs none: raw capsules, `dlx.Tensor`, and anything that speaks a protocol of Python's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from dlx import native, protocol
+from dlx.abi import host_readable
+from dlx.adapter import Adapter, Capabilities, Hindrance, Layout
+from dlx.errors import ConsumedError, DeviceError
+from dlx.native import Tensor
+from dlx.tensor import ArrayInfo, type_name
+
+__all__ = ["BUFFER", "CAPSULE", "DLPACK", "INTERFACE", "TENSOR", "stranger"]
+
+
+class _Described(Adapter):
+    """A source whose export is harmless, so that its description is an export."""
+
+    protocols: tuple[str, ...]
+
+    def sketch(self, obj: Any) -> Tensor | None:
+        return self.export(obj)
+
+    def info(self, obj: Any) -> ArrayInfo | None:
+        tensor = self.sketch(obj)
+        return None if tensor is None else ArrayInfo.of_tensor(tensor, self.name, type(obj), self.protocols)
+
+
+class TensorAdapter(_Described):
+    """`dlx.Tensor`, as a source and as the target "dlx": it can hold whatever DLPack can say."""
+
+    name = "dlx"
+    package = "dlx"
+    types = ("dlx.Tensor",)
+    lane = ("dlx.Tensor",)
+    protocols = ("__dlpack__",)
+
+    def accepts(self) -> Capabilities:
+        return Capabilities(
+            dtypes=None, device_types=None, layouts=Layout.ANY, min_alignment=1, max_ndim=128, keeps_readonly=True
+        )
+
+    def classes(self) -> tuple[type, ...]:
+        return (Tensor,)
+
+    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+        return obj  # type: ignore[no-any-return]
+
+    def clone(self, obj: Any) -> Any:
+        return native.tensor_copy(obj, True)
+
+    def load(self, tensor: Tensor) -> Any:
+        return tensor
+
+
+class CapsuleAdapter(_Described):
+    """A raw capsule of either name. It is single-use, so it is only looked at until nothing else can fail."""
+
+    name = "capsule"
+    package = "builtins"
+    protocols = ("PyCapsule",)
+
+    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+        try:
+            return native.capsule_peek(obj)
+        except ConsumedError as error:
+            raise error.complete(fix="Convert the object that it came from, not the capsule.")
+
+    def take(self, obj: Any, tensor: Tensor) -> Tensor:
+        return native.capsule_claim(obj)
+
+    def give_back(self, obj: Any, tensor: Tensor) -> None:
+        native.capsule_restore(obj, tensor)
+
+
+class DLPackAdapter(Adapter):
+    """Any object whose type has ``__dlpack__``. Only an export can tell what is in it."""
+
+    name = "dlpack"
+    package = "builtins"
+
+    def examine(self, obj: Any) -> Iterable[Hindrance]:
+        device = protocol.device_of(obj)
+        if device is not None and not host_readable(device):
+            yield Hindrance(
+                f"its memory is on {device}, and this version of dlx converts host memory only",
+                "Move it to the host in its own framework first.",
+                DeviceError,
+            )
+
+    def info(self, obj: Any) -> ArrayInfo | None:
+        return ArrayInfo(self.name, type_name(type(obj)), device=protocol.device_of(obj), protocols=("__dlpack__",))
+
+
+class InterfaceAdapter(_Described):
+    """An object with ``__array_interface__``."""
+
+    name = "array_interface"
+    package = "builtins"
+    protocols = ("__array_interface__",)
+
+    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+        return protocol.array_interface(obj, obj.__array_interface__)
+
+
+class BufferAdapter(_Described):
+    """An object with the buffer protocol: bytes, bytearray, memoryview, array.array, ctypes, mmap, ..."""
+
+    name = "buffer"
+    package = "builtins"
+    protocols = ("buffer",)
+
+    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+        return protocol.buffer(obj)
+
+
+TENSOR = TensorAdapter()
+CAPSULE = CapsuleAdapter()
+DLPACK = DLPackAdapter()
+INTERFACE = InterfaceAdapter()
+BUFFER = BufferAdapter()
+
+
+def stranger(obj: Any) -> Adapter | None:
+    """Return the adapter for an object that no framework claims, by the first protocol that it speaks.
+
+    The order is DLPack, array interface, buffer. ``__array__`` alone is never used: it may copy or move without saying.
+    """
+    kind = type(obj)
+    if kind.__name__ == "PyCapsule" and kind.__module__ == "builtins":
+        return CAPSULE
+    if hasattr(kind, "__dlpack__"):
+        return DLPACK
+    if _has_interface(obj):
+        return INTERFACE
+    try:
+        memoryview(obj).release()
+    except TypeError:
+        return None
+    except (BufferError, ValueError):
+        pass  # it has a buffer, which cannot be had just now: the export says why
+    return BUFFER
+
+
+def _has_interface(obj: Any) -> bool:
+    try:
+        return isinstance(getattr(obj, "__array_interface__", None), dict)
+    except Exception:  # a property that raises offers nothing
+        return False
