@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import dlx
-from dlx.adapter import Adapter, ArrayInfo, Capabilities, Defect, Device, Hindrance, Layout, Tensor
+from dlx.adapter import Adapter, ArrayInfo, Capabilities, Defect, Device, Hindrance, Layout, Tensor, type_name
 from dlx.errors import CopyRequiredError, DTypeError, LayoutError
 
 HOST = Device("cpu")
@@ -33,14 +33,12 @@ class _Interface:
         }
 
 
-class NumpyAdapter(Adapter):
-    """numpy's ndarray."""
+class _Numpy(Adapter):
+    """What arrays and scalars have in common."""
 
     name = "numpy"
     package = "numpy"
     install = 'pip install "dlx[numpy]"'
-    types = ("numpy.ndarray",)
-    lane = ("numpy.ndarray",)
     dtypes = {
         "bool": "bool_",
         "int8": "int8",
@@ -59,7 +57,7 @@ class NumpyAdapter(Adapter):
     }
     defects = (
         Defect(
-            does="np.from_dlpack gives read-only arrays: always before 2.1 (legacy capsules only), by mistake up to 2.2.4",
+            does="np.from_dlpack gives read-only arrays: before 2.1 (legacy capsules) always, up to 2.2.4 by mistake",
             see="https://github.com/numpy/numpy/issues/28599",
             before="2.2.5",
             lowers={"imports_by": "array interface"},
@@ -81,6 +79,13 @@ class NumpyAdapter(Adapter):
     def native_dtype(self, attribute: str) -> Any:
         np = self.module()
         return np.dtype(getattr(np, attribute))
+
+
+class NumpyAdapter(_Numpy):
+    """numpy's ndarray."""
+
+    types = ("numpy.ndarray",)
+    lane = ("numpy.ndarray",)
 
     def accepts(self) -> Capabilities:
         return Capabilities(
@@ -118,7 +123,7 @@ class NumpyAdapter(Adapter):
         whole = itemsize and not any(stride % itemsize for stride in obj.strides)
         return ArrayInfo(
             framework=self.name,
-            type_name=_type_name(obj),
+            type_name=type_name(type(obj)),
             dtype=self.dtype_from(obj.dtype.newbyteorder("=")),
             dtype_name=obj.dtype.name if obj.dtype.isnative else obj.dtype.str,
             shape=obj.shape,
@@ -127,7 +132,7 @@ class NumpyAdapter(Adapter):
             nbytes=obj.nbytes,
             readonly=not obj.flags.writeable,
             address=obj.__array_interface__["data"][0] if obj.size else 0,
-            owner=_type_name(obj if obj.base is None else obj.base),
+            owner=type_name(type(obj if obj.base is None else obj.base)),
             protocols=("__dlpack__", "__array_interface__", "buffer"),
         )
 
@@ -148,15 +153,11 @@ class NumpyAdapter(Adapter):
         return np.from_dlpack(tensor)
 
 
-class NumpyScalarAdapter(NumpyAdapter):
+class NumpyScalarAdapter(_Numpy):
     """numpy's scalars: values, not memory, so each conversion makes a 0-d array of its own."""
 
     name = "numpy scalar"
     types = ("numpy.generic",)
-    lane = ()
-
-    def accepts(self) -> None:
-        return None
 
     def examine(self, obj: Any) -> Iterable[Hindrance]:
         refused = _why_refused(obj.dtype)
@@ -174,7 +175,7 @@ class NumpyScalarAdapter(NumpyAdapter):
     def info(self, obj: Any) -> ArrayInfo:
         return ArrayInfo(
             framework=self.name,
-            type_name=_type_name(obj),
+            type_name=type_name(type(obj)),
             dtype=self.dtype_from(obj.dtype.newbyteorder("=")),
             dtype_name=obj.dtype.name,
             shape=(),
@@ -182,14 +183,9 @@ class NumpyScalarAdapter(NumpyAdapter):
             device=HOST,
             nbytes=obj.nbytes,
             readonly=True,
-            owner=_type_name(obj),
+            owner=type_name(type(obj)),
             protocols=("buffer",),
         )
-
-
-def _type_name(obj: Any) -> str:
-    kind = type(obj)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _native_order(obj: Any) -> Any:

@@ -4,8 +4,8 @@ Versions: 2.9 and later. Devices: the host, in this version of dlx. Dtypes: all 
 Shared: everything strided, except negative strides, which torch does not have. Copied: conj and neg bits, once
 resolved. Refused: gradients (unless detach=True), sparse, quantized, nested, meta, fake and functorch tensors.
 
-Lifetime: torch's own capsules hold the tensor, not its storage; `t.set_()`, `t.data = ...` or `module.half()` would free
-what a consumer reads. dlx holds the storage, copies shape and strides, and forbids the storage to be resized, as
+Lifetime: torch's own capsules hold the tensor, not its storage; `t.set_()`, `t.data = ...` or `module.half()` would
+free what a consumer reads. dlx holds the storage, copies shape and strides, and forbids the storage to be resized, as
 `t.numpy()` does. What cannot be closed from outside is in docs/design.md.
 """
 
@@ -16,8 +16,20 @@ from collections.abc import Iterable
 from typing import Any
 
 import dlx
-from dlx import native
-from dlx.adapter import Adapter, ArrayInfo, Capabilities, Device, Guard, Hindrance, Layout, Tensor, look_up
+from dlx.adapter import (
+    Adapter,
+    ArrayInfo,
+    Capabilities,
+    Device,
+    Guard,
+    Hindrance,
+    Layout,
+    Tensor,
+    keeping,
+    look_up,
+    over_memory,
+    type_name,
+)
 from dlx.errors import ConversionError, DTypeError, LayoutError
 
 HOST = Device("cpu")
@@ -103,9 +115,13 @@ class TorchAdapter(Adapter):
         if torch._is_functional_tensor(obj):
             return _refuse("inside functionalize() values have no data", "Convert outside it.")
         if obj.is_nested:
-            return _refuse("it is nested (ragged)", "Call .to_padded_tensor(value), or .unbind() and convert the parts.")
+            return _refuse(
+                "it is nested (ragged)", "Call .to_padded_tensor(value), or .unbind() and convert the parts."
+            )
         if obj.is_meta:
-            return _refuse("it is on the meta device, which has no data", "Materialise it with .to_empty() and fill it.")
+            return _refuse(
+                "it is on the meta device, which has no data", "Materialise it with .to_empty() and fill it."
+            )
         if obj.layout is not torch.strided:
             kind = str(obj.layout).removeprefix("torch.")
             return _refuse(f"its layout is {kind}, not strided", "Call .to_dense() first.")
@@ -144,7 +160,7 @@ class TorchAdapter(Adapter):
         plain = self._without_memory(obj) is None
         return ArrayInfo(
             framework=self.name,
-            type_name=f"{kind.__module__}.{kind.__qualname__}",
+            type_name=type_name(kind),
             dtype=self.dtype_from(obj.dtype),
             dtype_name=str(obj.dtype).removeprefix("torch."),
             shape=tuple(obj.shape) if not obj.is_nested else None,
@@ -169,10 +185,10 @@ class TorchAdapter(Adapter):
             _freeze(self.module(), storage)
         if type(obj) not in self._exact():
             tensor = super().export(obj)  # a subclass may have its own __dlpack__
-            return tensor if storage is None else native.tensor_view(tensor, None, None, None, storage)
+            return tensor if storage is None else keeping(tensor, storage)
         dtype = self.dtype_from(obj.dtype)
         assert dtype is not None
-        return native.tensor_new(obj.data_ptr(), obj.shape, obj.stride(), dtype, HOST, 0, storage)
+        return over_memory(obj.data_ptr(), obj.shape, obj.stride(), dtype, HOST, owner=storage)
 
     def _exact(self) -> tuple[Any, ...]:
         torch = self.module()

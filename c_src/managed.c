@@ -63,8 +63,8 @@ int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_relea
   } else {
     dlx_compact_strides(like->ndim, t->shape, t->strides);
   }
-  if (t->data && dlx_data_is_address(t->device.device_type)) {
-    t->data = (char*)t->data + t->byte_offset;
+  if (dlx_data_is_address(t->device.device_type)) {
+    if (t->data) t->data = (char*)t->data + t->byte_offset;
     t->byte_offset = 0;
   }
   atomic_fetch_add(&live, 1);

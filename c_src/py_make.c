@@ -34,6 +34,10 @@ static int read_dtype(PyObject* triple, DLDataType* out) {
 int py_read_device(PyObject* pair, DLDevice* out) {
   int64_t n[2];
   if (read_numbers(pair, n, 2, "device") < 0) return -1;
+  if (n[0] < INT32_MIN || n[0] > INT32_MAX || n[1] < INT32_MIN || n[1] > INT32_MAX) {
+    PyErr_SetString(PyExc_OverflowError, "a device is two numbers of 32 bits");
+    return -1;
+  }
   *out = (DLDevice){(int32_t)n[0], (int32_t)n[1]};
   return 0;
 }
@@ -109,8 +113,9 @@ static PyObject* tensor_view(PyObject* module, PyObject* args) {
 }
 
 DLManagedTensorVersioned* py_managed_copy(const DLManagedTensorVersioned* m, int keep_order) {
+  /* Copied is said of a hand-over, not of memory at rest: whoever hands it over sets that flag. */
   uint64_t flags =
-      (m->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY) | DLPACK_FLAG_BITMASK_IS_COPIED;
+      m->flags & ~(uint64_t)(DLPACK_FLAG_BITMASK_READ_ONLY | DLPACK_FLAG_BITMASK_IS_COPIED);
   DLManagedTensorVersioned* fresh = NULL;
   int status;
   if (!dlx_host_readable(m->dl_tensor.device.device_type)) {

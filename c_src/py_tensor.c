@@ -124,9 +124,10 @@ static int wants_versioned(PyObject* max_version) {
   return major >= 1;
 }
 
-/* GIL: needed. Errors: -1 with an exception. */
-static int accept_request(const DLTensor* t, PyObject* stream, PyObject* dl_device) {
-  if (stream != Py_None && dlx_host_readable(t->device.device_type)) {
+/* Where the capsule will say the memory is: host memory of any kind may be asked for as plain CPU.
+ * GIL: needed. Errors: -1 with an exception. */
+static int answer_request(PyObject* stream, PyObject* dl_device, DLDevice* device) {
+  if (stream != Py_None && dlx_host_readable(device->device_type)) {
     long value = PyLong_Check(stream) ? PyLong_AsLong(stream) : 0;
     if (value == -1 && PyErr_Occurred()) PyErr_Clear();
     if (value != -1) {
@@ -134,15 +135,16 @@ static int accept_request(const DLTensor* t, PyObject* stream, PyObject* dl_devi
       return -1;
     }
   }
-  if (dl_device != Py_None) {
-    DLDevice wanted;
-    if (py_read_device(dl_device, &wanted) < 0) return -1;
-    if (wanted.device_type != t->device.device_type || wanted.device_id != t->device.device_id) {
-      py_raise(DLX_E_DEVICE, "this dlx.Tensor is on device (%d, %d), asked for (%d, %d)",
-               t->device.device_type, t->device.device_id, wanted.device_type, wanted.device_id);
-      return -1;
-    }
+  if (dl_device == Py_None) return 0;
+  DLDevice wanted;
+  if (py_read_device(dl_device, &wanted) < 0) return -1;
+  int same = wanted.device_type == device->device_type && wanted.device_id == device->device_id;
+  if (!same && !(wanted.device_type == kDLCPU && dlx_host_readable(device->device_type))) {
+    py_raise(DLX_E_DEVICE, "this dlx.Tensor is on device (%d, %d), asked for (%d, %d)",
+             device->device_type, device->device_id, wanted.device_type, wanted.device_id);
+    return -1;
   }
+  *device = wanted;
   return 0;
 }
 
@@ -173,17 +175,19 @@ static PyObject* tensor_dlpack(PyObject* self, PyObject* const* args, Py_ssize_t
   }
   DLManagedTensorVersioned *base = py_tensor_managed(self), *made;
   if (base == NULL) return NULL;
+  DLTensor like = base->dl_tensor;
   int versioned = wants_versioned(value[1]);
-  if (versioned < 0 || accept_request(&base->dl_tensor, value[0], value[2]) < 0) return NULL;
+  if (versioned < 0 || answer_request(value[0], value[2], &like.device) < 0) return NULL;
   int copied = value[3] == Py_None ? 0 : PyObject_IsTrue(value[3]);
   if (copied < 0) return NULL;
   if (copied) {
     made = py_managed_copy(base, 1);
     if (made == NULL) return NULL;
+    made->flags |= DLPACK_FLAG_BITMASK_IS_COPIED;
   } else {
     if (!versioned && (base->flags & DLPACK_FLAG_BITMASK_READ_ONLY))
       return py_raise(DLX_E_READONLY, "a legacy capsule cannot say that memory is read-only");
-    int status = dlx_managed_share(base, &base->dl_tensor, base->flags, &made);
+    int status = dlx_managed_share(base, &like, base->flags, &made);
     if (status != DLX_OK) return py_raise(status, NULL);
   }
   return py_capsule_wrap(made, !versioned);

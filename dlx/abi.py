@@ -170,7 +170,9 @@ class DType(tuple[int, int, int]):
         if isinstance(dtype, str):
             found = _parse(dtype)
             if found is None or bits is not None:
-                raise DTypeError(f"there is no dtype {dtype!r}", fix="Say for instance 'float32', 'bool' or 'bfloat16'.")
+                raise DTypeError(
+                    f"there is no dtype {dtype!r}", fix="Say for instance 'float32', 'bool' or 'bfloat16'."
+                )
             return tuple.__new__(cls, found)
         triple = dtype if bits is None else (dtype, bits, lanes)
         try:

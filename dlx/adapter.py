@@ -12,16 +12,16 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
 from dlx import native, protocol
-from dlx.abi import READ_ONLY, Device, DType, host_readable
+from dlx.abi import IS_COPIED, READ_ONLY, Device, DType, host_readable
 from dlx.errors import ConversionError, CopyRequiredError, DeviceError, DTypeError
 from dlx.native import Tensor, ffi, lib
-from dlx.tensor import ArrayInfo
+from dlx.tensor import ArrayInfo, type_name
 
 __all__ = [
     "API",
@@ -36,6 +36,10 @@ __all__ = [
     "Hindrance",
     "Layout",
     "Tensor",
+    "at_rest",
+    "keeping",
+    "over_memory",
+    "type_name",
 ]
 
 API = 1
@@ -375,8 +379,9 @@ class Adapter:
         info = self.info(obj)
         if info is None or info.shape is None or info.dtype is None or info.device is None:
             return None
-        flags = READ_ONLY if info.readonly else 0
-        return native.tensor_new(info.address, info.shape, info.strides, info.dtype, info.device, flags, obj)
+        return over_memory(
+            info.address, info.shape, info.strides, info.dtype, info.device, readonly=info.readonly, owner=obj
+        )
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         """Return a tensor over one array's memory that keeps the memory alive. Asked once per conversion.
@@ -423,6 +428,51 @@ class Adapter:
             self.__dict__.pop("capabilities", None)
             self.__dict__.pop("_capabilities_struct", None)
         return native.tensor_check(tensor, int(ffi.cast("uintptr_t", self._capabilities_struct)))
+
+
+def over_memory(
+    address: int,
+    shape: Sequence[int],
+    strides: Sequence[int] | None,
+    dtype: DType,
+    device: Device,
+    *,
+    readonly: bool = False,
+    owner: object,
+) -> Tensor:
+    """Return a tensor over memory that an object keeps alive: what an adapter exports when it knows the facts itself.
+
+    Parameters
+    ----------
+    address
+        Of the first element; may be 0 where there is none.
+    shape, strides
+        ``(ndim,)`` each, strides in elements; None means row-major.
+    dtype, device
+        As DLPack says them.
+    readonly
+        Whether writing is forbidden.
+    owner
+        Object that must live as long as the memory is used.
+
+    Raises
+    ------
+    LayoutError
+        If there are elements but no address, or the size overflows.
+    """
+    return native.tensor_new(address, shape, strides, dtype, device, READ_ONLY if readonly else 0, owner)
+
+
+def keeping(tensor: Tensor, owner: object) -> Tensor:
+    """Return the same tensor with a further object that it keeps alive."""
+    return native.tensor_view(tensor, None, None, None, owner)
+
+
+def at_rest(tensor: Tensor) -> Tensor:
+    """Return the tensor without the flag that its producer copied for the hand-over, which says nothing later on."""
+    if tensor.flags & IS_COPIED:
+        return native.tensor_view(tensor, None, None, tensor.flags & ~IS_COPIED, None)
+    return tensor
 
 
 def look_up(name: str) -> Any:

@@ -31,7 +31,7 @@ def convert(
 ) -> Any:
     """Convert an array to another framework, sharing its memory wherever that is safe.
 
-    Values, dtype and shape always survive exactly. `dlx.plan` with the same arguments says beforehand what this will do.
+    Values, dtype and shape always survive exactly. `dlx.plan` with the same arguments says beforehand what happens.
 
     Parameters
     ----------
@@ -163,7 +163,8 @@ def describe(obj: Any) -> ArrayInfo:
     try:
         info = source.info(obj)
     except DlxError as error:
-        raise error.complete(source=type_name(type(obj)))
+        error.complete(source=type_name(type(obj)))
+        raise
     return info if info is not None else ArrayInfo(source.name, type_name(type(obj)))
 
 
@@ -193,7 +194,8 @@ def _as(like: Any) -> tuple[Adapter, Device | None]:
     adapter = registry.producer(like)
     if adapter is None or adapter.capabilities is None:
         raise AdapterNotFoundError(
-            f"like= is {type_name(type(like))}, whose framework is no target", fix="Give an array of the target, or to=."
+            f"like= is {type_name(type(like))}, whose framework is no target",
+            fix="Give an array of the target, or to=.",
         )
     info = adapter.info(like)
     return adapter, info.device if info is not None else None

@@ -102,7 +102,7 @@ def _rebuild(kind: type[DlxError], reason: str, parts: dict[str, Any]) -> DlxErr
 
 
 class ConversionError(DlxError, BufferError):
-    """This data cannot cross. (`BufferError` is the array API standard's word for it.)"""
+    """Raised where data cannot cross; `BufferError` is the array API standard's word for it."""
 
 
 class CopyRequiredError(ConversionError, ValueError):

@@ -91,7 +91,8 @@ class Plan:
     leaves: tuple[Plan, ...] = ()
 
     def __str__(self) -> str:
-        head = f"{self.source or 'unknown'} -> {self.target}: {self.outcome}"
+        found = self.source or (self.error.source if self.error is not None else "")
+        head = f"{found or 'unknown'} -> {self.target}: {self.outcome}"
         if self.error is not None:
             return f"{head}\n  {type(self.error).__name__}: {self.error}"
         return "\n  ".join([head, *map(str, self.steps)])
@@ -174,6 +175,12 @@ def begin(obj: Any, source: Adapter, request: Request) -> Leaf:
                 return leaf
     except DlxError as error:
         refuse(leaf, error)
+    except MemoryError:
+        raise
+    except Exception as error:  # an adapter, or an object that raises when asked
+        failure = ConversionError(f"the {source.name} adapter failed: {type(error).__name__}: {error}".rstrip("."))
+        failure.__cause__ = error
+        refuse(leaf, failure)
     return leaf
 
 
@@ -303,14 +310,25 @@ def settle(leaf: Leaf, tensor: Tensor) -> None:
     if leaf.info is None or leaf.info.shape is None:
         protocols = leaf.info.protocols if leaf.info else ()
         leaf.info = ArrayInfo.of_tensor(tensor, leaf.source.name, type(leaf.obj), protocols)
-    error = _place(leaf, tensor) or _obstacles(leaf, tensor)
+    error = _freshness(leaf, tensor) or _place(leaf, tensor) or _obstacles(leaf, tensor)
     if error is not None:
         leaf.finish("refused", None, error)
         return
-    if leaf.copy_order is None and leaf.request.copy and not leaf.fresh and not tensor.flags & IS_COPIED:
+    if leaf.copy_order is None and leaf.request.copy and not leaf.fresh:
         _copy(leaf, tensor, "copy=True")
-    copied = leaf.fresh or leaf.copy_order is not None or bool(tensor.flags & IS_COPIED)
+    copied = leaf.fresh or leaf.copy_order is not None
     leaf.finish("copied" if copied else "shared", HOST if leaf.copy_order is not None else _device_of(leaf, tensor))
+
+
+def _freshness(leaf: Leaf, tensor: Tensor) -> DlxError | None:
+    """See whether the producer copied for this very hand-over, though nobody asked it to."""
+    if not tensor.flags & IS_COPIED:
+        return None
+    if leaf.request.copy is False:
+        return leaf.error(CopyRequiredError, "its producer made a copy", "Drop copy=False.")
+    leaf.fresh = True
+    leaf.steps.append(Step("copy", "made by its producer", tensor.nbytes))
+    return None
 
 
 def _device_of(leaf: Leaf, tensor: Tensor) -> Device:

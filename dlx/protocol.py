@@ -129,7 +129,9 @@ def _dtype_of_letters(letters: str, order: str, itemsize: int, shown: str) -> DT
         raise DTypeError(f"its elements ({shown!r}) are in the other byte order", fix="Swap their bytes first.")
     kind = _LETTERS.get(letters)
     if kind is None:
-        raise DTypeError(f"its elements ({shown!r}) are no numbers that DLPack knows", fix="View them as numbers first.")
+        raise DTypeError(
+            f"its elements ({shown!r}) are no numbers that DLPack knows", fix="View them as numbers first."
+        )
     return DType(kind if kind == "bool" else f"{kind}{8 * itemsize}")
 
 

@@ -78,17 +78,19 @@ class Registry:
     def load(self, root: str) -> Plugin:
         """Load the plugin for a root package, once; what goes wrong is remembered in it."""
         plugin = self._plugins[root]
-        with self._lock:
-            if not plugin.loaded:
-                try:
-                    plugin.adapters = self._collect(plugin)
-                except Exception as error:  # whatever a plugin does wrong stays its own
-                    plugin.broken = error
-                plugin.loaded = True
+        if plugin.loaded:
+            return plugin
+        try:
+            module = plugin.load()  # outside of our lock: importing takes locks of its own
+            with self._lock:
+                if not plugin.loaded:
+                    plugin.adapters = self._collect(plugin, module)
+        except Exception as error:  # whatever a plugin does wrong stays its own
+            plugin.broken = error
+        plugin.loaded = True
         return plugin
 
-    def _collect(self, plugin: Plugin) -> tuple[Adapter, ...]:
-        module = plugin.load()
+    def _collect(self, plugin: Plugin, module: ModuleType) -> tuple[Adapter, ...]:
         self._manager.register(module, name=plugin.module)
         others = [other for other in self._manager.get_plugins() if other is not module]
         hook = self._manager.subset_hook_caller("dlx_adapters", others)

@@ -7,7 +7,7 @@ from typing import Any
 
 from dlx import native, protocol
 from dlx.abi import host_readable
-from dlx.adapter import Adapter, Capabilities, Hindrance, Layout
+from dlx.adapter import Adapter, Capabilities, Hindrance, Layout, at_rest
 from dlx.errors import ConsumedError, DeviceError
 from dlx.native import Tensor
 from dlx.tensor import ArrayInfo, type_name
@@ -52,7 +52,7 @@ class TensorAdapter(_Described):
         return native.tensor_copy(obj, True)
 
     def load(self, tensor: Tensor) -> Any:
-        return tensor
+        return at_rest(tensor)
 
 
 class CapsuleAdapter(_Described):
@@ -64,12 +64,13 @@ class CapsuleAdapter(_Described):
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         try:
-            return native.capsule_peek(obj)
+            return at_rest(native.capsule_peek(obj))
         except ConsumedError as error:
-            raise error.complete(fix="Convert the object that it came from, not the capsule.")
+            error.complete(fix="Convert the object that it came from, not the capsule.")
+            raise
 
     def take(self, obj: Any, tensor: Tensor) -> Tensor:
-        return native.capsule_claim(obj)
+        return at_rest(native.capsule_claim(obj))
 
     def give_back(self, obj: Any, tensor: Tensor) -> None:
         native.capsule_restore(obj, tensor)

@@ -22,7 +22,8 @@ def convert_leaf(leaf: Leaf) -> Any:
     try:
         tensor = export(leaf)
     except DlxError as error:
-        raise leaf.complete(error)
+        leaf.complete(error)
+        raise
     settle(leaf, tensor)
     assert leaf.plan is not None
     if leaf.plan.error is not None:
@@ -34,6 +35,7 @@ def plan_leaf(leaf: Leaf, *, probe: bool) -> None:
     """Settle one array without converting it. A producer is asked only where nothing else can tell, and if `probe`."""
     if leaf.plan is not None:
         return
+    tensor: Tensor | None
     try:
         if leaf.fresh:  # the cure copies: do not run it, its result is compact
             tensor = _sketch_of_copy(leaf)

@@ -1,0 +1,76 @@
+# Two commands do everything on a machine with Python >= 3.11, a C compiler and make:
+#   make demo   set up .venv, build, and convert real files
+#   make test   set up .venv, build, and run the tests
+# PYTHON picks another interpreter, TORCH another torch (TORCH= for none), VENV another place.
+
+# The first interpreter that really runs: a pyenv shim may be on the path and still fail.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+    $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; exit; }; done; \
+    echo no-python-3.11-or-later-found)
+TORCH ?= torch==2.13.0
+VENV ?= .venv
+PYTHONS ?= python3.12 python3.13
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+SOURCES := build_ffi.py setup.py pyproject.toml constraints.txt $(wildcard c_src/*)
+# torch is installed exactly as asked, and left out, with a word, where that is not to be had.
+TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
+
+.PHONY: demo test test-all bench lint format clean
+
+demo: $(VENV)/.built $(TORCH_STAMP)
+	$(BIN)/python examples/quickstart.py
+
+test: $(VENV)/.built $(TORCH_STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+# The same tests under other interpreters, without torch, each in an environment of its own.
+test-all: test
+	@set -e; for python in $(PYTHONS); do \
+	    name=$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	    echo "== Python $$name, without torch"; \
+	    $(MAKE) --no-print-directory test PYTHON=$$python VENV=.venv-$$name TORCH=; \
+	done
+	@echo "== $(PYTHON), without any framework"
+	@$(MAKE) --no-print-directory test VENV=.venv-bare TORCH= EXTRA=test-bare
+
+bench: $(VENV)/.built $(TORCH_STAMP)
+	$(BIN)/python -m benchmarks
+
+lint: $(VENV)/.built $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror c_src/*.c c_src/*.h tests/*.c
+	$(BIN)/mypy
+	cc -std=c11 -fsyntax-only -Wall -Wextra -Wpedantic -Wconversion -Wno-sign-conversion c_src/[!p]*.c
+
+format: $(VENV)/.lint
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i c_src/*.c c_src/*.h tests/*.c
+
+clean:
+	rm -rf .venv .venv-* build dist dlx/_ffi.*so adapters/*.egg-info
+
+EXTRA ?= test
+
+$(VENV)/.made:
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# Built in place for the interpreter of this environment; rebuilt when C or the recipe changes.
+$(VENV)/.built: $(VENV)/.made $(SOURCES)
+	$(PIP) install --quiet --constraint constraints.txt setuptools wheel cffi
+	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable ".[$(EXTRA)]"
+	@touch $@
+
+$(VENV)/.lint: $(VENV)/.made constraints.txt
+	$(PIP) install --quiet --constraint constraints.txt ruff mypy clang-format types-cffi
+	@touch $@
+
+$(TORCH_STAMP): $(VENV)/.made
+	@if [ -n "$(TORCH)" ]; then \
+	    $(PIP) install --quiet --only-binary :all: "$(TORCH)" || \
+	    echo "note: $(TORCH) is not to be had here; going on without torch"; fi
+	@touch $@

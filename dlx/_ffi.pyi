@@ -1,0 +1,6 @@
+"""The compiled core, as cffi makes it; `dlx.native` gives it names and types."""
+
+from typing import Any
+
+ffi: Any
+lib: Any

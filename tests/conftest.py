@@ -1,0 +1,151 @@
+"""Fixtures: no test may leak a managed tensor; what could kill the process runs in a subprocess; a foreign producer."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import subprocess
+import sys
+import sysconfig
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from dlx import native
+
+ROOT = Path(__file__).resolve().parent.parent
+HOST = 1
+
+
+@pytest.fixture(autouse=True)
+def no_leaks():
+    """Every managed tensor that a test made or consumed is released when the test is over."""
+    gc.collect()
+    before = native.live()
+    yield
+    gc.collect()
+    assert native.live() == before, "managed tensors leaked"
+
+
+@pytest.fixture
+def np():
+    """numpy, or a skip."""
+    return pytest.importorskip("numpy")
+
+
+@pytest.fixture
+def torch():
+    """torch, or a skip."""
+    return pytest.importorskip("torch")
+
+
+def has(name):
+    """Return whether a framework is installed and imports."""
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return True
+
+
+@pytest.fixture
+def python():
+    """Run code in a fresh interpreter (`-X dev`); its exit status must be 0 and its stderr empty. Returns stdout."""
+
+    def run(code, *, args=("-X", "dev"), env=None, timeout=120):
+        done = subprocess.run(
+            [sys.executable, *args, "-c", textwrap.dedent(code)],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env=env,
+            check=False,
+        )
+        assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert done.stderr == "", done.stderr
+        return done.stdout
+
+    return run
+
+
+class Counting:
+    """The foreign producer and consumer of counting.c, with keyword defaults."""
+
+    def __init__(self, path):
+        self.path = str(path)
+        self.free = ctypes.CDLL(self.path)  # calls without the GIL
+        self.held = ctypes.PyDLL(self.path)  # calls with the GIL
+        for name in ("counting_versioned", "counting_legacy"):
+            getattr(self.free, name).restype = ctypes.c_void_p
+        for name in ("counting_capsule", "counting_legacy_capsule"):
+            function = getattr(self.held, name)
+            function.restype, function.argtypes = ctypes.py_object, [ctypes.c_void_p]
+        for name in ("counting_consume", "counting_consume_legacy"):
+            function = getattr(self.held, name)
+            function.restype, function.argtypes = ctypes.c_void_p, [ctypes.py_object]
+        self.held.counting_name.restype, self.held.counting_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+        self.free.counting_deleted.restype = ctypes.c_long
+        for name in ("counting_delete_on_thread", "counting_delete"):
+            getattr(self.free, name).argtypes = [ctypes.c_void_p, ctypes.c_int]
+
+    @property
+    def deleted(self):
+        """How often any counting deleter has run in this process."""
+        return self.free.counting_deleted()
+
+    @staticmethod
+    def _numbers(values):
+        return None if values is None else (ctypes.c_int64 * max(len(values), 1))(*values)
+
+    def managed(
+        self, shape=(2, 3), strides=None, dtype=(2, 32, 1), device=(HOST, 0), *, ndim=None, legacy=False, flags=0,
+        version=(1, 0), byte_offset=0, null_data=False, null_deleter=False,
+    ):  # fmt: skip
+        """Return the address of a fresh managed tensor over 4096 zero bytes."""
+        rank = ctypes.c_int(len(shape) if ndim is None else ndim)
+        common = (rank, self._numbers(shape), self._numbers(strides), *map(ctypes.c_int, (*dtype, *device)))
+        common += (ctypes.c_uint64(byte_offset), ctypes.c_int(null_data))
+        if legacy:
+            return self.free.counting_legacy(*common, ctypes.c_int(null_deleter))
+        return self.free.counting_versioned(
+            *common, ctypes.c_uint64(flags), *map(ctypes.c_int, version), ctypes.c_int(null_deleter)
+        )
+
+    def capsule(self, *args, legacy=False, **kwargs):
+        """Return a fresh capsule, versioned or legacy, around a managed tensor that counts its deletion."""
+        address = self.managed(*args, legacy=legacy, **kwargs)
+        return (self.held.counting_legacy_capsule if legacy else self.held.counting_capsule)(address)
+
+    def name(self, capsule):
+        """Return a capsule's name."""
+        return self.held.counting_name(capsule).decode()
+
+    def consume(self, capsule, *, legacy=False):
+        """Consume a capsule as a foreign consumer would; return the address of its managed tensor."""
+        return (self.held.counting_consume_legacy if legacy else self.held.counting_consume)(capsule)
+
+    def delete(self, address, *, legacy=False, thread=False):
+        """Call a managed tensor's deleter without the GIL, here or on a thread that has never seen Python."""
+        (self.free.counting_delete_on_thread if thread else self.free.counting_delete)(address, legacy)
+
+
+@pytest.fixture(scope="session")
+def counting(tmp_path_factory):
+    """The compiled counting.c."""
+    target = tmp_path_factory.mktemp("counting") / "counting.so"
+    include = sysconfig.get_path("include")
+    command = [
+        "cc",
+        "-std=c11",
+        "-shared",
+        "-fPIC",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        f"-I{ROOT / 'c_src'}",
+        f"-I{include}",
+    ]
+    subprocess.run([*command, str(ROOT / "tests" / "counting.c"), "-o", str(target), "-lpthread"], check=True)
+    return Counting(target)

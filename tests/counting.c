@@ -1,0 +1,140 @@
+/* A foreign DLPack producer and consumer for the tests: managed tensors of both generations whose
+ * deleters count, capsules around them, and deleters called from a thread that has never seen
+ * Python. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dlpack_abi.h"
+
+static long deleted; /* how often any counting deleter ran */
+
+long counting_deleted(void) {
+  return deleted;
+}
+
+typedef struct {
+  DLManagedTensorVersioned versioned;
+  DLManagedTensor legacy;
+  int64_t numbers[16];
+  char memory[4096];
+} block;
+
+static void delete_versioned(DLManagedTensorVersioned* self) {
+  __atomic_fetch_add(&deleted, 1, __ATOMIC_SEQ_CST);
+  memset(((block*)self->manager_ctx)->numbers, 0x5a,
+         sizeof(int64_t) * 16); /* late readers see garbage */
+  free(self->manager_ctx);
+}
+
+static void delete_legacy(DLManagedTensor* self) {
+  __atomic_fetch_add(&deleted, 1, __ATOMIC_SEQ_CST);
+  memset(((block*)self->manager_ctx)->numbers, 0x5a, sizeof(int64_t) * 16);
+  free(self->manager_ctx);
+}
+
+/* Up to 8 dimensions over 4096 zeroed bytes starting at `memory`. shape and strides may be NULL. */
+static block* make(int ndim, const int64_t* shape, const int64_t* strides, int code, int bits,
+                   int lanes, int device_type, int device_id, uint64_t byte_offset, int null_data) {
+  block* b = calloc(1, sizeof *b);
+  DLTensor t = {0};
+  t.data = null_data ? NULL : b->memory;
+  t.device = (DLDevice){device_type, device_id};
+  t.ndim = ndim;
+  t.dtype = (DLDataType){(uint8_t)code, (uint8_t)bits, (uint16_t)lanes};
+  t.byte_offset = byte_offset;
+  if (shape && ndim > 0 && ndim <= 8)
+    t.shape = memcpy(b->numbers, shape, sizeof(int64_t) * (size_t)ndim);
+  if (strides && ndim > 0 && ndim <= 8)
+    t.strides = memcpy(b->numbers + 8, strides, sizeof(int64_t) * (size_t)ndim);
+  b->versioned = (DLManagedTensorVersioned){.version = {1, 0}, .manager_ctx = b, .dl_tensor = t};
+  b->versioned.deleter = delete_versioned;
+  b->legacy = (DLManagedTensor){.dl_tensor = t, .manager_ctx = b, .deleter = delete_legacy};
+  return b;
+}
+
+DLManagedTensorVersioned* counting_versioned(int ndim, const int64_t* shape, const int64_t* strides,
+                                             int code, int bits, int lanes, int device_type,
+                                             int device_id, uint64_t byte_offset, int null_data,
+                                             uint64_t flags, int major, int minor,
+                                             int null_deleter) {
+  block* b =
+      make(ndim, shape, strides, code, bits, lanes, device_type, device_id, byte_offset, null_data);
+  b->versioned.flags = flags;
+  b->versioned.version = (DLPackVersion){(uint32_t)major, (uint32_t)minor};
+  if (null_deleter) b->versioned.deleter = NULL;
+  return &b->versioned;
+}
+
+DLManagedTensor* counting_legacy(int ndim, const int64_t* shape, const int64_t* strides, int code,
+                                 int bits, int lanes, int device_type, int device_id,
+                                 uint64_t byte_offset, int null_data, int null_deleter) {
+  block* b =
+      make(ndim, shape, strides, code, bits, lanes, device_type, device_id, byte_offset, null_data);
+  if (null_deleter) b->legacy.deleter = NULL;
+  return &b->legacy;
+}
+
+static void destroy_versioned(PyObject* capsule) {
+  if (!PyCapsule_IsValid(capsule, "dltensor_versioned")) return;
+  DLManagedTensorVersioned* m = PyCapsule_GetPointer(capsule, "dltensor_versioned");
+  if (m->deleter) m->deleter(m);
+}
+
+static void destroy_legacy(PyObject* capsule) {
+  if (!PyCapsule_IsValid(capsule, "dltensor")) return;
+  DLManagedTensor* m = PyCapsule_GetPointer(capsule, "dltensor");
+  if (m->deleter) m->deleter(m);
+}
+
+/* The next five want the GIL (ctypes.PyDLL). */
+PyObject* counting_capsule(DLManagedTensorVersioned* m) {
+  return PyCapsule_New(m, "dltensor_versioned", destroy_versioned);
+}
+
+PyObject* counting_legacy_capsule(DLManagedTensor* m) {
+  return PyCapsule_New(m, "dltensor", destroy_legacy);
+}
+
+/* Consume a capsule as a foreign consumer does: take the pointer, rename. */
+DLManagedTensorVersioned* counting_consume(PyObject* capsule) {
+  DLManagedTensorVersioned* m = PyCapsule_GetPointer(capsule, "dltensor_versioned");
+  if (m) PyCapsule_SetName(capsule, "used_dltensor_versioned");
+  return m;
+}
+
+DLManagedTensor* counting_consume_legacy(PyObject* capsule) {
+  DLManagedTensor* m = PyCapsule_GetPointer(capsule, "dltensor");
+  if (m) PyCapsule_SetName(capsule, "used_dltensor");
+  return m;
+}
+
+const char* counting_name(PyObject* capsule) {
+  return PyCapsule_GetName(capsule);
+}
+
+static void* run_versioned(void* m) {
+  ((DLManagedTensorVersioned*)m)->deleter(m);
+  return NULL;
+}
+
+static void* run_legacy(void* m) {
+  ((DLManagedTensor*)m)->deleter(m);
+  return NULL;
+}
+
+/* Call a deleter from a fresh thread without the GIL, and wait for it (ctypes.CDLL: the GIL is
+ * free). */
+int counting_delete_on_thread(void* managed, int legacy) {
+  pthread_t thread;
+  int failed = pthread_create(&thread, NULL, legacy ? run_legacy : run_versioned, managed);
+  return failed ? failed : pthread_join(thread, NULL);
+}
+
+/* Call a deleter here and now. */
+void counting_delete(void* managed, int legacy) {
+  legacy ? run_legacy(managed) : run_versioned(managed);
+}
