@@ -1,0 +1,149 @@
+"""The house: imports go up the list of layers only; importing dlx costs nothing; adapters use the public door."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+
+import pytest
+from conftest import ROOT
+
+import dlx
+
+# Lowest first; modules on one line may import each other from left to right.
+LAYERS = [
+    ["errors"],
+    ["native"],
+    ["abi", "tensor"],
+    ["protocol"],
+    ["adapter", "hookspecs"],
+    ["strangers", "registry"],
+    ["planning", "transfer"],
+    ["conversion"],
+]
+ORDER = [name for line in LAYERS for name in line]
+ADAPTERS = sorted(path.stem for path in (ROOT / "adapters").glob("*.py"))
+
+
+def imported(path):
+    """Give every module that a file imports, wherever it stands; what only type checkers read is left out."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_every_module_has_a_layer():
+    """A new file is given its place in the list above."""
+    assert {path.stem for path in (ROOT / "dlx").glob("*.py")} == {*ORDER, "__init__"}
+
+
+@pytest.mark.parametrize("module", ORDER)
+def test_imports_go_up_the_layers_only(module):
+    """A module imports from modules before it in the list, and only native knows the extension."""
+    found = {name.split(".")[1] for name in imported(ROOT / "dlx" / f"{module}.py") if name.startswith("dlx.")}
+    allowed = set(ORDER[: ORDER.index(module)]) | ({"_ffi"} if module == "native" else set())
+    assert found & {*ORDER, "_ffi"} <= allowed
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_adapters_use_the_public_door(adapter):
+    """Ours have no way in that a third party's adapter has not, and import no framework at module level."""
+    path = ROOT / "adapters" / f"{adapter}.py"
+    found = {name for name in imported(path) if name.partition(".")[0] == "dlx"}
+    assert all(name == "dlx" or name.startswith(("dlx.adapter", "dlx.errors")) for name in found), found
+    top = {
+        name.partition(".")[0]
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+    }
+    assert top <= {"dlx", *sys.stdlib_module_names}
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", "cupy", "jax"])
+def test_the_core_names_no_framework_in_code(framework):
+    """C and the modules of dlx know frameworks from adapters' data only (comments and texts may name them)."""
+    for path in (ROOT / "c_src").glob("*.[ch]"):
+        code = re.sub(r'/\*.*?\*/|"(?:\\.|[^"])*"', "", path.read_text(), flags=re.DOTALL)
+        assert framework not in code, path.name
+    for name in set(ORDER) - {"registry"}:  # the table of our own adapters stands there
+        tree = ast.parse((ROOT / "dlx" / f"{name}.py").read_text())
+        words = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        words |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        assert framework not in words, name
+
+
+def test_only_legacy_c_looks_inside_the_legacy_struct():
+    """Elsewhere a DLManagedTensor is a pointer that is passed on."""
+    for path in (ROOT / "c_src").glob("*.c"):
+        code = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.DOTALL)
+        if path.name != "legacy.c":
+            assert not re.search(r"\bDLManagedTensor\s+\w", code), path.name
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "c_src").glob("[!p]*.c")), ids=lambda path: path.name)
+def test_the_pure_core_knows_no_python(path):
+    """Only py_ files include Python.h."""
+    assert "Python.h" not in path.read_text()
+
+
+def test_importing_dlx_imports_no_framework_and_scans_nothing(python):
+    """Neither a framework, nor pluggy, nor importlib.metadata, nor the compiled core is loaded by `import dlx`."""
+    loaded = python("import dlx, sys; print(*sys.modules)").split()
+    for name in ("numpy", "torch", "pluggy", "importlib.metadata", "dataclasses", "cffi", "rich"):
+        assert name not in loaded
+
+
+def test_host_only_work_imports_no_other_framework(python):
+    """Converting bytes to dlx, listing nothing and planning load no framework."""
+    code = """
+        import sys, dlx
+        dlx.convert(b"abc", to="dlx"); dlx.plan(bytearray(3), to="dlx"); dlx.describe(b"abc")
+        print([name for name in ("numpy", "torch", "jax", "cupy", "importlib.metadata") if name in sys.modules])
+    """
+    assert python(code).strip() == "[]"
+
+
+def test_a_source_does_not_load_other_frameworks(python, np):
+    """Converting a numpy array to dlx does not import torch."""
+    code = "import sys, numpy, dlx; dlx.convert(numpy.zeros(3), to='dlx'); print('torch' in sys.modules)"
+    assert python(code, args=()).strip() == "False"
+
+
+def test_public_names_are_all_there():
+    """Everything in __all__ can be had, has a docstring, and dir() lists it."""
+    for name in dlx.__all__:
+        value = getattr(dlx, name)
+        assert value is not None
+        if name not in ("__version__", "ffi"):
+            assert value.__doc__
+    assert set(dlx.__all__) <= set(dir(dlx))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = dlx.nothing
+
+
+def test_convert_and_plan_take_the_same_options():
+    """`plan` has every option of `convert`, with the same defaults, and `probe`."""
+    import inspect
+
+    convert = inspect.signature(dlx.convert).parameters
+    plan = dict(inspect.signature(dlx.plan).parameters)
+    assert plan.pop("probe").default is True
+    assert plan == convert
+
+
+def test_no_machine_path_or_registry_host_in_the_project():
+    """Nothing that is committed names a machine's folders or a package registry's host."""
+    pattern = re.compile(r"/(?:work|farm|root|home/\w+)/|pypi\.org|files\.pythonhosted")
+    for folder in ("dlx", "adapters", "c_src", "tests", "docs", "examples", "benchmarks"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in {".py", ".c", ".h", ".md"} and path.name != "test_architecture.py":
+                assert not pattern.search(path.read_text(encoding="utf-8")), path
