@@ -149,7 +149,10 @@ class NumpyAdapter(_Numpy):
     def load(self, tensor: Tensor) -> Any:
         np = self.module()
         if self.lowered.get("imports_by") == "array interface":
-            return np.asarray(_Interface(tensor, self.dtype_to(tensor.dtype).str))
+            dtype = self.dtype_to(tensor.dtype)
+            if tensor.data_ptr == 0:  # no element, no address: the interface cannot say so
+                return np.empty(tensor.shape, dtype)
+            return np.asarray(_Interface(tensor, dtype.str))
         return np.from_dlpack(tensor)
 
 

@@ -233,7 +233,7 @@ def _freeze(torch: Any, storage: Any) -> None:
     torch does so itself in `t.numpy()` and has no other door to it.
     """
     if "numpy" in sys.modules:
-        torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+        torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
 
 
 @dlx.hookimpl

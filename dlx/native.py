@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dlx import _ffi, errors
+from dlx import errors
+from dlx._ffi import ffi, lib
 
-ffi = _ffi.ffi
-lib = _ffi.lib
+__all__ = ["Tensor", "ffi", "lib", "live"]
 
 _CLASSES: dict[str, type[BaseException]] = {
     "DLX_E_VERSION": errors.ProtocolError,

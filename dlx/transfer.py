@@ -47,13 +47,26 @@ def plan_leaf(leaf: Leaf, *, probe: bool) -> None:
             tensor = _marked(leaf, tensor) if tensor is not None else export(leaf)
     except DlxError as error:
         refuse(leaf, error)
+    except MemoryError:
+        raise
+    except Exception as error:
+        failure = _adapter_failed(leaf, error)
+        failure.__cause__ = error
+        refuse(leaf, failure)
     else:
         settle(leaf, tensor)
 
 
 def export(leaf: Leaf) -> Tensor:
     """Lift what hinders one array and export it: the producer is called once."""
-    return _marked(leaf, leaf.source.export(_lifted(leaf)))
+    obj = _lifted(leaf)
+    try:
+        tensor = leaf.source.export(obj)
+    except (DlxError, MemoryError):
+        raise
+    except Exception as error:
+        raise _adapter_failed(leaf, error) from error
+    return _marked(leaf, tensor)
 
 
 def _marked(leaf: Leaf, tensor: Tensor) -> Tensor:
@@ -73,9 +86,12 @@ def _lifted(leaf: Leaf) -> Any:
             leaf.complete(error)
         raise
     except Exception as error:
-        reason = f"{leaf.source.name} failed: {type(error).__name__}: {error}".rstrip(".")
-        raise leaf.complete(ConversionError(reason)) from error
+        raise leaf.complete(_adapter_failed(leaf, error)) from error
     return obj
+
+
+def _adapter_failed(leaf: Leaf, error: Exception) -> ConversionError:
+    return ConversionError(f"{leaf.source.name} failed: {type(error).__name__}: {error}".rstrip("."))
 
 
 def _sketch_of_copy(leaf: Leaf) -> Tensor:
