@@ -41,14 +41,17 @@ _GRAD = Hindrance(
     "detach",
     option="detach",
 )
-_CONJ = Hindrance("its conjugation is still pending (conj bit)", "Drop copy=False.", cure="resolve_conj", copies=True)
-_NEG = Hindrance("its negation is still pending (neg bit)", "Drop copy=False.", cure="resolve_neg", copies=True)
+_CONJ = Hindrance(
+    "its conj bit is set: conjugation is still pending", "Drop copy=False.", cure="resolve_conj", copies=True
+)
+_NEG = Hindrance("its neg bit is set: negation is still pending", "Drop copy=False.", cure="resolve_neg", copies=True)
 
 
 class TorchAdapter(Adapter):
     """torch.Tensor."""
 
     name = "torch"
+    noun = "tensor"
     package = "torch"
     install = 'pip install "dlx[torch]"'
     types = ("torch.Tensor",)

@@ -3,6 +3,8 @@
  * elsewhere is always wrapped in one of these, so that live metadata of a producer is never read
  * after the hand-over. */
 
+#define _DEFAULT_SOURCE /* madvise is beyond ISO C */
+
 #include "dlx.h"
 
 #include <stdatomic.h>

@@ -135,7 +135,7 @@ def plan(
         request = _request(to, like, device, copy, readonly, detach, stream, errors)
         leaf = begin(obj, _producer(obj, request), request)
     except DlxError as error:
-        return Plan("", None, error.target or str(to), None, "refused", error=error)
+        return Plan("", _described(obj), error.target or str(to), None, "refused", error=error)
     plan_leaf(leaf, probe=probe)
     assert leaf.plan is not None
     return leaf.plan
@@ -208,12 +208,21 @@ def _producer(obj: Any, request: Request) -> Adapter:
     return source
 
 
+def _described(obj: Any) -> ArrayInfo | None:
+    try:
+        return describe(obj)
+    except DlxError:
+        return None
+
+
 def _not_an_array(obj: Any) -> DlxError:
     name = type_name(type(obj))
     if isinstance(obj, list | tuple | dict):
         fix = "Convert its elements one by one."
+    elif type(obj).__module__ == "builtins":
+        fix = "Give an array, or an object with a buffer such as bytes."
     else:
-        fix = f"Install an adapter for {name.partition('.')[0]!r}, or convert an array that it holds."
+        fix = f"Convert an array that it holds, or install an adapter for {name.partition('.')[0]!r}."
     return AdapterNotFoundError(
         "it is no array: it has no adapter, no __dlpack__, no __array_interface__ and no buffer", source=name, fix=fix
     )

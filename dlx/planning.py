@@ -17,13 +17,11 @@ from dlx.errors import (
     CopyRequiredError,
     DeviceError,
     DlxError,
-    DTypeError,
-    LayoutError,
-    ProtocolError,
     ReadOnlyError,
     StreamError,
 )
 from dlx.native import Tensor, lib
+from dlx.obstacles import READ_ONLY_ROW, TABLE
 from dlx.tensor import ArrayInfo, type_name
 
 __all__ = ["Leaf", "Plan", "Request", "Step", "begin", "refuse", "settle"]
@@ -165,7 +163,8 @@ def begin(obj: Any, source: Adapter, request: Request) -> Leaf:
     """
     leaf = Leaf(obj, source, request, None)
     try:
-        leaf.info = source.info(obj)
+        if source is request.target or not source.describes_by_export:
+            leaf.info = source.info(obj)
         if source is request.target and _stays(leaf):
             return leaf
         for hindrance in source.examine(obj):
@@ -239,71 +238,6 @@ def _stays(leaf: Leaf) -> bool:
 
 # ---- with a tensor ---------------------------------------------------------------------------------------------------
 
-Sentence = Callable[[Tensor, Adapter], str]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What one obstacle means: a sentence, the class to raise, and whether a copy cures it."""
-
-    bit: int
-    error: type[ConversionError]
-    sentence: Sentence
-    copy_cures: bool = False
-    fix: str = "Drop copy=False."
-
-
-def _strides(what: str) -> Sentence:
-    return lambda tensor, target: f"{target.name} arrays cannot {what}, found {tensor.strides} in elements"
-
-
-def _alignment(tensor: Tensor, target: Adapter) -> str:
-    assert target.capabilities is not None
-    code, bits, lanes = tensor.dtype
-    natural = lib.dlx_natural_alignment({"code": code, "bits": bits, "lanes": lanes})
-    wanted = target.capabilities.min_alignment or natural
-    return f"{target.name} needs data aligned to {wanted} bytes, found address {tensor.data_ptr:#x}"
-
-
-TABLE: tuple[Row, ...] = (
-    Row(
-        lib.DLX_OBSTACLE_DEVICE,
-        DeviceError,
-        lambda tensor, target: f"its memory is on {tensor.device}, which {target.name} cannot hold",
-        fix="Move it to the host in its own framework first.",
-    ),
-    Row(
-        lib.DLX_OBSTACLE_DTYPE,
-        DTypeError,
-        lambda tensor, target: f"{target.name} has no dtype {tensor.dtype}; it has {target.dtype_names()}",
-        fix="Convert the values to one of these in its own framework first.",
-    ),
-    Row(
-        lib.DLX_OBSTACLE_NDIM,
-        LayoutError,
-        lambda tensor, target: f"{target.name} cannot hold {tensor.ndim} dimensions",
-        fix="Reshape it first.",
-    ),
-    Row(
-        lib.DLX_OBSTACLE_PADDED,
-        ProtocolError,
-        lambda tensor, target: f"its {tensor.dtype} elements are padded to whole bytes",
-        fix="Pack them first, or convert to 'dlx'.",
-    ),
-    Row(
-        lib.DLX_OBSTACLE_READONLY,
-        ReadOnlyError,
-        lambda tensor, target: f"it is read-only, and {target.name} arrays are always writable",
-        copy_cures=True,
-    ),
-    Row(lib.DLX_OBSTACLE_NEGATIVE, CopyRequiredError, _strides("have negative strides"), copy_cures=True),
-    Row(lib.DLX_OBSTACLE_ZERO, CopyRequiredError, _strides("have strides of 0"), copy_cures=True),
-    Row(lib.DLX_OBSTACLE_GAPS, CopyRequiredError, _strides("have gaps between elements"), copy_cures=True),
-    Row(lib.DLX_OBSTACLE_PERMUTED, CopyRequiredError, _strides("be other than row-major"), copy_cures=True),
-    Row(lib.DLX_OBSTACLE_UNALIGNED, CopyRequiredError, _alignment, copy_cures=True),
-)
-"""Every obstacle bit of the C core, refusals first; a new obstacle is one row here and one test in check.c."""
-
 
 def settle(leaf: Leaf, tensor: Tensor) -> None:
     """Decide, with the tensor's facts known, and write the plan."""
@@ -348,7 +282,7 @@ def _place(leaf: Leaf, tensor: Tensor) -> DlxError | None:
     elif wanted is not None and wanted != device:
         # What the consumer cannot hold at all is said by the check; this is about moving.
         reason = f"it is on {device}, and this version of dlx cannot move it to {wanted}"
-        return leaf.error(DeviceError, reason, "Move it in its own framework first, or leave device out.")
+        return leaf.error(DeviceError, reason, "Leave device out, or move it in its own framework first.")
     if request.stream not in (None, -1) and host_readable(_device_of(leaf, tensor)):
         return leaf.error(StreamError, f"host memory has no stream, found stream={request.stream!r}", "Leave it out.")
     return None
@@ -359,41 +293,39 @@ def _obstacles(leaf: Leaf, tensor: Tensor) -> DlxError | None:
     found = target.check(tensor)
     if leaf.view_device is not None:
         found &= ~lib.DLX_OBSTACLE_DEVICE
-    reasons: list[str] = []
-    for row in TABLE:
-        if not found & row.bit:
-            continue
+    rows = [row for row in TABLE if found & row.bit]
+    for row in rows:
         if not row.copy_cures:
-            return leaf.error(row.error, row.sentence(tensor, target), row.fix)
-        if row.bit == lib.DLX_OBSTACLE_READONLY:
-            error, must_copy = _read_only(leaf, tensor, row)
-            if error is not None:
-                return error
-            if not must_copy:
-                continue
-        elif request.copy is False:
-            return leaf.error(row.error, row.sentence(tensor, target), row.fix)
-        reasons.append(row.sentence(tensor, target))
-    if reasons:
-        _copy(leaf, tensor, "; ".join(reasons))
+            return leaf.error(row.error, row.sentence(tensor, target), row.fix_for(tensor, target))
+    layout = [row for row in rows if row.bit != lib.DLX_OBSTACLE_READONLY]
+    if len(layout) < len(rows):
+        error, share = _read_only(leaf, tensor, copied_anyway=bool(layout or request.copy))
+        if error is not None:
+            return error
+        if share:
+            return None
+    if layout and request.copy is False:
+        return leaf.error(layout[0].error, layout[0].sentence(tensor, target), layout[0].fix)
+    if rows:
+        _copy(leaf, tensor, "; ".join(row.sentence(tensor, target) for row in rows))
     return None
 
 
-def _read_only(leaf: Leaf, tensor: Tensor, row: Row) -> tuple[DlxError | None, bool]:
-    """Apply the read-only policy; returns an error, or whether a copy must be made."""
+def _read_only(leaf: Leaf, tensor: Tensor, *, copied_anyway: bool) -> tuple[DlxError | None, bool]:
+    """Apply the read-only policy; returns an error, or whether to share all the same."""
     request = leaf.request
-    sentence = row.sentence(tensor, request.target)
-    if request.copy:
-        return None, True
+    reason = READ_ONLY_ROW.sentence(tensor, request.target)
+    if request.readonly == "error" and not request.copy:
+        return leaf.error(ReadOnlyError, reason, "Pass readonly='copy' or readonly='share'."), False
+    if copied_anyway:
+        return None, False
     if request.readonly == "share":
         leaf.view_flags = tensor.flags & ~READ_ONLY
         leaf.steps.append(Step("share", "readonly='share': read-only memory is given out writable; do not write to it"))
-        return None, False
-    if request.readonly == "error":
-        return leaf.error(row.error, sentence, "Pass readonly='copy' or readonly='share'."), False
+        return None, True
     if request.copy is False:
-        return leaf.error(row.error, sentence, "Drop copy=False, or pass readonly='share'."), False
-    return None, True
+        return leaf.error(ReadOnlyError, reason, "Drop copy=False, or pass readonly='share'."), False
+    return None, False
 
 
 def _copy(leaf: Leaf, tensor: Tensor, why: str) -> None:

@@ -8,7 +8,7 @@ import weakref
 from typing import Any
 
 from dlx import native
-from dlx.abi import READ_ONLY, Device, DType
+from dlx.abi import IS_COPIED, READ_ONLY, Device, DType
 from dlx.errors import ConversionError, DlxError, DTypeError, LayoutError, ProtocolError
 from dlx.native import Tensor, lib
 
@@ -214,4 +214,6 @@ def array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
         address, readonly = native.buffer_address(view) + start, view.readonly
         owner = (obj, view)
     flags = READ_ONLY if readonly else 0
+    if not isinstance(data, tuple | None) and obj.__array_interface__.get("data") is not data:
+        flags |= IS_COPIED  # its producer makes new bytes at every access (pillow does)
     return native.tensor_new(address, shape, _whole_elements(strides, itemsize), dtype, HOST, flags, owner)

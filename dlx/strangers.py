@@ -19,6 +19,7 @@ class _Described(Adapter):
     """A source whose export is harmless, so that its description is an export."""
 
     protocols: tuple[str, ...]
+    describes_by_export = True
 
     def sketch(self, obj: Any) -> Tensor | None:
         return self.export(obj)

@@ -17,9 +17,9 @@ LAYERS = [
     ["native"],
     ["abi", "tensor"],
     ["protocol"],
-    ["adapter", "hookspecs"],
+    ["facts", "adapter", "hookspecs"],
     ["strangers", "registry"],
-    ["planning", "transfer"],
+    ["obstacles", "planning", "transfer"],
     ["conversion"],
 ]
 ORDER = [name for line in LAYERS for name in line]

@@ -9,7 +9,7 @@ import types
 import pytest
 
 import dlx
-from dlx import strangers
+from dlx import native, strangers
 from dlx.adapter import Adapter, Capabilities, Defect, Layout
 from dlx.errors import AdapterNotFoundError, FrameworkNotInstalledError, PluginError
 from dlx.registry import Registry
@@ -381,9 +381,9 @@ def test_capabilities_that_change_are_asked_each_time(mylib):
 
     adapter = Changing()
     tensor = dlx.convert(memoryview(bytes(8)).cast("d"), to="dlx")
-    assert adapter.check(tensor) & dlx.adapter.lib.DLX_OBSTACLE_DTYPE
+    assert adapter.check(tensor) & native.lib.DLX_OBSTACLE_DTYPE
     adapter.allowed = frozenset({"float64"})
-    assert not adapter.check(tensor) & dlx.adapter.lib.DLX_OBSTACLE_DTYPE
+    assert not adapter.check(tensor) & native.lib.DLX_OBSTACLE_DTYPE
 
 
 def test_dtypes_map_both_ways(np):

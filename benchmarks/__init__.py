@@ -1,0 +1,1 @@
+"""Measurements of dlx against the frameworks' own functions; `python -m benchmarks`."""
