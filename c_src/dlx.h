@@ -101,10 +101,10 @@ int dlx_managed_share(DLManagedTensorVersioned* made, const DLTensor* like, uint
 int dlx_managed_empty(const DLTensor* like, uint64_t flags, int keep_order,
                       DLManagedTensorVersioned** out);
 
-/* Forget the owner without releasing it, if nobody shares `made` (one of ours).
+/* Forget the owner without releasing it, if it is this one and nobody shares `made` (one of ours).
  * Owns: on 1 the owner is the caller's again and `made` must not be read any more, only released.
- * GIL: not needed. Errors: 0 = shared, nothing changed. */
-int dlx_managed_disown(DLManagedTensorVersioned* made);
+ * GIL: not needed. Errors: 0 = shared, or owned by another; nothing changed. */
+int dlx_managed_disown(DLManagedTensorVersioned* made, const void* owner);
 
 /* Call the deleter, if there is one. Owns: gives up the caller's count. GIL: not needed. */
 void dlx_managed_release(DLManagedTensorVersioned* managed);

@@ -113,7 +113,7 @@ void dlx_extent(const DLTensor* t, uint64_t flags, int64_t* low, int64_t* high) 
     *low *= item;
     *high = (*high + 1) * item;
   } else {
-    *low = *low * item_bits(t->dtype) / 8;
+    *low = -((-*low * item_bits(t->dtype) + 7) / 8); /* rounded away from the first element */
     *high = ((*high + 1) * item_bits(t->dtype) + 7) / 8;
   }
 }

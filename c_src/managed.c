@@ -141,9 +141,9 @@ int dlx_managed_empty(const DLTensor* like, uint64_t flags, int keep_order,
   return status;
 }
 
-int dlx_managed_disown(DLManagedTensorVersioned* made) {
+int dlx_managed_disown(DLManagedTensorVersioned* made, const void* owner) {
   made_tensor* self = (made_tensor*)made;
-  if (atomic_load(&self->holders) != 1) return 0;
+  if (self->owner != owner || atomic_load(&self->holders) != 1) return 0;
   self->release = NULL;
   return 1;
 }

@@ -150,7 +150,7 @@ static PyObject* capsule_peek(PyObject* module, PyObject* capsule) {
     if (status == DLX_OK) {
       /* The same checks and the same copy of the metadata, but with the capsule as owner. */
       DLManagedTensorVersioned *checked = tensor->managed, *borrowed = NULL;
-      dlx_managed_disown(checked);
+      dlx_managed_disown(checked, PyCapsule_GetPointer(capsule, legacy ? k_legacy : k_versioned));
       status = dlx_managed_new(&checked->dl_tensor, checked->flags, capsule, py_release_object,
                                &borrowed);
       if (status == DLX_OK) Py_INCREF(capsule);
@@ -179,7 +179,9 @@ static PyObject* capsule_restore(PyObject* module, PyObject* const* args, Py_ssi
   DLManagedTensorVersioned* made = py_tensor_managed(args[1]);
   if (made == NULL) return NULL;
   if (!legacy && !PyCapsule_IsValid(args[0], k_used_versioned)) Py_RETURN_FALSE;
-  if (!dlx_managed_disown(made)) Py_RETURN_FALSE;
+  if (!dlx_managed_disown(made,
+                          PyCapsule_GetPointer(args[0], legacy ? k_used_legacy : k_used_versioned)))
+    Py_RETURN_FALSE;
   PyCapsule_SetName(args[0], legacy ? k_legacy : k_versioned);
   ((TensorObject*)args[1])->managed = NULL;
   dlx_managed_release(made);

@@ -51,7 +51,7 @@ int py_read_device(PyObject* pair, DLDevice* out);
 
 /* A writable copy in fresh host memory, the order of dimensions kept if asked. The GIL is released
  * while bytes move. Owns: the caller owns the result. Errors: NULL with an exception. */
-DLManagedTensorVersioned* py_managed_copy(const DLManagedTensorVersioned* from, int keep_order);
+DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, int keep_order);
 
 extern PyMethodDef py_make_functions[];
 

@@ -98,7 +98,10 @@ static PyObject* tensor_view(PyObject* module, PyObject* args) {
     flags = PyLong_AsUnsignedLongLong(flags_object);
     if (flags == (uint64_t)-1 && PyErr_Occurred()) return NULL;
   }
-  if (dlx_itemsize(like.dtype, flags) != dlx_itemsize(base->dl_tensor.dtype, base->flags))
+  int64_t item = dlx_itemsize(like.dtype, flags);
+  int packed_bits = like.dtype.bits * like.dtype.lanes;
+  if (item != dlx_itemsize(base->dl_tensor.dtype, base->flags) ||
+      (item == 0 && packed_bits != base->dl_tensor.dtype.bits * base->dl_tensor.dtype.lanes))
     return py_raise(DLX_E_MISMATCH, "a view of another element size");
   if (owner == Py_None) {
     int status = dlx_managed_share(base, &like, flags, &made);
@@ -112,24 +115,23 @@ static PyObject* tensor_view(PyObject* module, PyObject* args) {
   return py_raise(status, NULL);
 }
 
-DLManagedTensorVersioned* py_managed_copy(const DLManagedTensorVersioned* m, int keep_order) {
+DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, int keep_order) {
+  const DLTensor* t = &from->dl_tensor;
   /* Copied is said of a hand-over, not of memory at rest: whoever hands it over sets that flag. */
   uint64_t flags =
-      m->flags & ~(uint64_t)(DLPACK_FLAG_BITMASK_READ_ONLY | DLPACK_FLAG_BITMASK_IS_COPIED);
-  DLManagedTensorVersioned* fresh = NULL;
-  int status;
-  if (!dlx_host_readable(m->dl_tensor.device.device_type)) {
-    py_raise(DLX_E_DEVICE, NULL);
-    return NULL;
-  }
-  Py_BEGIN_ALLOW_THREADS status = dlx_managed_empty(&m->dl_tensor, flags, keep_order, &fresh);
-  if (status == DLX_OK) {
-    status = dlx_copy(&m->dl_tensor, &fresh->dl_tensor, flags);
-    if (status != DLX_OK) dlx_managed_release(fresh);
-  }
-  Py_END_ALLOW_THREADS if (status == DLX_OK) return fresh;
-  py_raise(status, NULL);
-  return NULL;
+      from->flags & ~(uint64_t)(DLPACK_FLAG_BITMASK_READ_ONLY | DLPACK_FLAG_BITMASK_IS_COPIED);
+  DLManagedTensorVersioned *held, *fresh = NULL;
+  int status = dlx_host_readable(t->device.device_type) ? DLX_OK : DLX_E_DEVICE;
+  /* Without the GIL another thread may drop the last reference to the tensor: hold it meanwhile. */
+  if (status == DLX_OK) status = dlx_managed_share(from, t, from->flags, &held);
+  if (status != DLX_OK) return (DLManagedTensorVersioned*)py_raise(status, NULL);
+  Py_BEGIN_ALLOW_THREADS
+    status = dlx_managed_empty(t, flags, keep_order, &fresh);
+    if (status == DLX_OK) status = dlx_copy(t, &fresh->dl_tensor, flags);
+  Py_END_ALLOW_THREADS
+  if (status != DLX_OK && fresh) dlx_managed_release(fresh);
+  dlx_managed_release(held);
+  return status == DLX_OK ? fresh : (DLManagedTensorVersioned*)py_raise(status, NULL);
 }
 
 PyDoc_STRVAR(
@@ -178,7 +180,11 @@ static PyObject* buffer_address(PyObject* module, PyObject* view) {
     PyErr_SetString(PyExc_TypeError, "buffer_address takes a memoryview");
     return NULL;
   }
-  return PyLong_FromVoidPtr(PyMemoryView_GET_BUFFER(view)->buf);
+  Py_buffer buffer; /* asked for anew, since a view may have been released */
+  if (PyObject_GetBuffer(view, &buffer, PyBUF_FULL_RO) < 0) return NULL;
+  void* address = buffer.buf;
+  PyBuffer_Release(&buffer);
+  return PyLong_FromVoidPtr(address);
 }
 
 PyMethodDef py_make_functions[] = {

@@ -68,6 +68,11 @@ static PyObject* tensor_get(PyObject* self, void* which) {
   const DLManagedTensorVersioned* m = py_tensor_managed(self);
   if (m == NULL) return NULL;
   const DLTensor* t = &m->dl_tensor;
+  if (device_class == NULL) { /* abi.py registers its classes when it is imported */
+    PyObject* abi = PyImport_ImportModule("dlx.abi");
+    if (abi == NULL) return NULL;
+    Py_DECREF(abi);
+  }
   switch ((intptr_t)which) {
     case SHAPE:
       return tuple_of(t->shape, t->ndim);
@@ -129,7 +134,10 @@ static int wants_versioned(PyObject* max_version) {
 static int answer_request(PyObject* stream, PyObject* dl_device, DLDevice* device) {
   if (stream != Py_None && dlx_host_readable(device->device_type)) {
     long value = PyLong_Check(stream) ? PyLong_AsLong(stream) : 0;
-    if (value == -1 && PyErr_Occurred()) PyErr_Clear();
+    if (value == -1 && PyErr_Occurred()) {
+      PyErr_Clear(); /* too big for a long, and so not -1 */
+      value = 0;
+    }
     if (value != -1) {
       py_raise(DLX_E_STREAM, "host memory has no stream; found stream=%R", stream);
       return -1;
@@ -180,6 +188,9 @@ static PyObject* tensor_dlpack(PyObject* self, PyObject* const* args, Py_ssize_t
   if (versioned < 0 || answer_request(value[0], value[2], &like.device) < 0) return NULL;
   int copied = value[3] == Py_None ? 0 : PyObject_IsTrue(value[3]);
   if (copied < 0) return NULL;
+  if (copied && value[2] != Py_None && like.device.device_type != kDLCPU)
+    return py_raise(DLX_E_DEVICE, "dlx makes copies in host memory (1, 0), asked for (%d, %d)",
+                    like.device.device_type, like.device.device_id);
   if (copied) {
     made = py_managed_copy(base, 1);
     if (made == NULL) return NULL;
@@ -187,7 +198,8 @@ static PyObject* tensor_dlpack(PyObject* self, PyObject* const* args, Py_ssize_t
   } else {
     if (!versioned && (base->flags & DLPACK_FLAG_BITMASK_READ_ONLY))
       return py_raise(DLX_E_READONLY, "a legacy capsule cannot say that memory is read-only");
-    int status = dlx_managed_share(base, &like, base->flags, &made);
+    uint64_t flags = base->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED;
+    int status = dlx_managed_share(base, &like, flags, &made);
     if (status != DLX_OK) return py_raise(status, NULL);
   }
   return py_capsule_wrap(made, !versioned);

@@ -71,7 +71,7 @@ class CapsuleAdapter(_Described):
             raise
 
     def take(self, obj: Any, tensor: Tensor) -> Tensor:
-        return at_rest(native.capsule_claim(obj))
+        return native.capsule_claim(obj)
 
     def give_back(self, obj: Any, tensor: Tensor) -> None:
         native.capsule_restore(obj, tensor)

@@ -22,10 +22,12 @@ HOST = 1
 @pytest.fixture(autouse=True)
 def no_leaks():
     """Every managed tensor that a test made or consumed is released when the test is over."""
-    gc.collect()
+    if native.live():
+        gc.collect()
     before = native.live()
     yield
-    gc.collect()
+    if native.live() != before:
+        gc.collect()
     assert native.live() == before, "managed tensors leaked"
 
 
@@ -86,6 +88,9 @@ class Counting:
             function = getattr(self.held, name)
             function.restype, function.argtypes = ctypes.c_void_p, [ctypes.py_object]
         self.held.counting_name.restype, self.held.counting_name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+        clear = self.held.counting_clear_with_error
+        clear.restype, clear.argtypes = ctypes.py_object, [ctypes.py_object]
+        self.free.counting_delete_at_exit.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         self.free.counting_deleted.restype = ctypes.c_long
         for name in ("counting_delete_on_thread", "counting_delete"):
             getattr(self.free, name).argtypes = [ctypes.c_void_p, ctypes.c_int]
@@ -129,6 +134,19 @@ class Counting:
     def delete(self, address, *, legacy=False, thread=False):
         """Call a managed tensor's deleter without the GIL, here or on a thread that has never seen Python."""
         (self.free.counting_delete_on_thread if thread else self.free.counting_delete)(address, legacy)
+
+    def delete_together(self, addresses):
+        """Call the deleters of versioned managed tensors, a multiple of four, from four threads at once."""
+        assert len(addresses) % 4 == 0
+        assert self.free.counting_delete_together((ctypes.c_void_p * len(addresses))(*addresses), len(addresses)) == 0
+
+    def clear_with_error(self, held):
+        """Empty a list while KeyError('pending') is set, and raise whatever is set afterwards."""
+        self.held.counting_clear_with_error(held)
+
+    def delete_at_exit(self, here=None, elsewhere=None):
+        """Call the deleters of versioned managed tensors after finalisation: on the main thread, and on a fresh one."""
+        self.free.counting_delete_at_exit(here, elsewhere)
 
 
 @pytest.fixture(scope="session")

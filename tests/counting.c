@@ -5,6 +5,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -137,4 +138,55 @@ int counting_delete_on_thread(void* managed, int legacy) {
 /* Call a deleter here and now. */
 void counting_delete(void* managed, int legacy) {
   legacy ? run_legacy(managed) : run_versioned(managed);
+}
+
+typedef struct {
+  DLManagedTensorVersioned** managed;
+  int n;
+  pthread_barrier_t* start;
+} batch;
+
+static void* run_batch(void* argument) {
+  batch* b = argument;
+  pthread_barrier_wait(b->start);
+  for (int i = 0; i < b->n; i++) run_versioned(b->managed[i]);
+  return NULL;
+}
+
+/* Call n deleters from four threads at once, a quarter each. */
+int counting_delete_together(DLManagedTensorVersioned** managed, int n) {
+  pthread_t thread[4];
+  batch b[4];
+  pthread_barrier_t start;
+  pthread_barrier_init(&start, NULL, 4);
+  for (int i = 0; i < 4; i++) {
+    b[i] = (batch){managed + n / 4 * i, n / 4, &start};
+    if (pthread_create(&thread[i], NULL, run_batch, &b[i])) return -1;
+  }
+  for (int i = 0; i < 4; i++) pthread_join(thread[i], NULL);
+  return 0;
+}
+
+/* Drop what a list holds while an exception is set, as a consumer does that rejects: it sets its
+ * error first. Wants the GIL; always returns NULL with an exception. */
+PyObject* counting_clear_with_error(PyObject* list) {
+  PyErr_SetString(PyExc_KeyError, "pending");
+  PyList_SetSlice(list, 0, PyList_GET_SIZE(list), NULL);
+  return NULL;
+}
+
+static DLManagedTensorVersioned* late[2];
+
+static void delete_late(void) {
+  if (late[0]) counting_delete(late[0], 0);
+  if (late[1]) counting_delete_on_thread(late[1], 0);
+  printf("at exit: interpreter %d, deleted %ld\n", Py_IsInitialized(), deleted);
+}
+
+/* Call deleters from C atexit, when the interpreter is gone: one there, one on a fresh thread.
+ * Then say how many counting deleters ran. */
+void counting_delete_at_exit(DLManagedTensorVersioned* here, DLManagedTensorVersioned* elsewhere) {
+  late[0] = here;
+  late[1] = elsewhere;
+  atexit(delete_late);
 }
