@@ -124,7 +124,7 @@ class NumpyAdapter(_Numpy):
         return ArrayInfo(
             framework=self.name,
             type_name=type_name(type(obj)),
-            dtype=self.dtype_from(obj.dtype.newbyteorder("=")),
+            dtype=self.dtype_from(_native(obj.dtype)),
             dtype_name=obj.dtype.name if obj.dtype.isnative else obj.dtype.str,
             shape=obj.shape,
             strides=tuple(stride // itemsize for stride in obj.strides) if whole else None,
@@ -179,7 +179,7 @@ class NumpyScalarAdapter(_Numpy):
         return ArrayInfo(
             framework=self.name,
             type_name=type_name(type(obj)),
-            dtype=self.dtype_from(obj.dtype.newbyteorder("=")),
+            dtype=self.dtype_from(_native(obj.dtype)),
             dtype_name=obj.dtype.name,
             shape=(),
             strides=(),
@@ -191,8 +191,12 @@ class NumpyScalarAdapter(_Numpy):
         )
 
 
+def _native(dtype: Any) -> Any:
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
+
+
 def _native_order(obj: Any) -> Any:
-    return obj.astype(obj.dtype.newbyteorder("="), order="K")
+    return obj.astype(_native(obj.dtype), order="K")
 
 
 def _why_refused(dtype: Any) -> tuple[str, str] | None:

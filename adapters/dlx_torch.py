@@ -151,9 +151,16 @@ class TorchAdapter(Adapter):
                 "Call .view(torch.uint8) if the bytes are what you need.",
                 DTypeError,
             )
+        if not obj.numel():
+            return None
         storage = _storage(obj)
-        if storage is not None and obj.numel() and storage.nbytes() == 0:
-            return _refuse("its storage was emptied (resize_(0))", "Convert it before the storage is released.")
+        if storage is None or (not _address(self.module(), obj) and storage.nbytes()):
+            return _refuse("it is a wrapper subclass, with no memory of its own", "Convert the tensors that it wraps.")
+        reach = sum((extent - 1) * stride for extent, stride in zip(obj.shape, obj.stride(), strict=True))
+        needed = (obj.storage_offset() + reach + 1) * obj.element_size()
+        if storage.nbytes() < needed:
+            found = "emptied (resize_(0))" if not storage.nbytes() else f"resized to {storage.nbytes()} bytes"
+            return _refuse(f"its storage was {found}, and it needs {needed} bytes", "Convert it before that happens.")
         return None
 
     def info(self, obj: Any) -> ArrayInfo:
@@ -170,8 +177,7 @@ class TorchAdapter(Adapter):
             strides=tuple(obj.stride()) if strided else None,
             device=self._device_of(obj),
             nbytes=obj.numel() * obj.element_size() if not obj.is_nested else 0,
-            # Asking for a pointer the usual way would copy a copy-on-write tensor.
-            address=torch._C._data_address(obj) if plain and obj.numel() else 0,
+            address=_address(torch, obj) if plain and obj.numel() else 0,
             owner="torch.UntypedStorage",
             protocols=("__dlpack__", "__dlpack_c_exchange_api__")
             if hasattr(kind, "__dlpack_c_exchange_api__")
@@ -184,14 +190,18 @@ class TorchAdapter(Adapter):
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         storage = _storage(obj)
-        if storage is not None and storage.resizable():
-            _freeze(self.module(), storage)
         if type(obj) not in self._exact():
             tensor = super().export(obj)  # a subclass may have its own __dlpack__
             return tensor if storage is None else keeping(tensor, storage)
         dtype = self.dtype_from(obj.dtype)
         assert dtype is not None
         return over_memory(obj.data_ptr(), obj.shape, obj.stride(), dtype, HOST, owner=storage)
+
+    def take(self, obj: Any, tensor: Tensor, *, shared: bool) -> Tensor:
+        storage = _storage(obj) if shared else None
+        if storage is not None and storage.resizable():
+            _freeze(self.module(), storage)
+        return tensor
 
     def _exact(self) -> tuple[Any, ...]:
         torch = self.module()
@@ -220,6 +230,14 @@ def _refuse(because: str, fix: str, error: type[ConversionError] = LayoutError) 
 
 def _tangent(torch: Any, obj: Any) -> Any:
     return torch.autograd.forward_ad.unpack_dual(obj).tangent
+
+
+def _address(torch: Any, obj: Any) -> int:
+    """Return a tensor's address, 0 without one; the public way would copy a copy-on-write tensor."""
+    try:
+        return int(torch._C._data_address(obj))
+    except (NotImplementedError, RuntimeError):
+        return 0
 
 
 def _storage(obj: Any) -> Any:

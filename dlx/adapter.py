@@ -220,8 +220,11 @@ class Adapter:
         """
         return protocol.export(obj, stream=stream)
 
-    def take(self, obj: Any, tensor: Tensor) -> Tensor:
-        """Pass the point of no return: from here on `obj` may be used up. The default does nothing."""
+    def take(self, obj: Any, tensor: Tensor, *, shared: bool) -> Tensor:
+        """Pass the point of no return: from here on `obj` may be used up. The default does nothing.
+
+        `shared` says whether the consumer will read the producer's memory, or a copy of it.
+        """
         return tensor
 
     def give_back(self, obj: Any, tensor: Tensor) -> None:

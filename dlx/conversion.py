@@ -10,7 +10,7 @@ from dlx.errors import AdapterNotFoundError, DlxError
 from dlx.planning import Plan, Request, begin
 from dlx.registry import registry
 from dlx.tensor import ArrayInfo, type_name
-from dlx.transfer import convert_leaf, plan_leaf
+from dlx.transfer import convert_leaf, forget_frames, plan_leaf
 
 __all__ = ["convert", "describe", "plan"]
 
@@ -135,6 +135,7 @@ def plan(
         request = _request(to, like, device, copy, readonly, detach, stream, errors)
         leaf = begin(obj, _producer(obj, request), request)
     except DlxError as error:
+        forget_frames(error)
         return Plan("", _described(obj), error.target or str(to), None, "refused", error=error)
     plan_leaf(leaf, probe=probe)
     assert leaf.plan is not None

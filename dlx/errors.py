@@ -81,7 +81,7 @@ class DlxError(Exception):
         return f"{sentence}. {self.fix}" if self.fix else sentence
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.reason, {name: getattr(self, name) for name in _PARTS})
+        return type(self), (self.reason,), self.__dict__  # notes included
 
     def complete(self, **parts: Any) -> DlxError:
         """Fill in those parts that are still empty, and return the error.
@@ -92,13 +92,6 @@ class DlxError(Exception):
             if not getattr(self, name):
                 setattr(self, name, value)
         return self
-
-
-_PARTS = ("source", "target", "where", "fix", "sharing")
-
-
-def _rebuild(kind: type[DlxError], reason: str, parts: dict[str, Any]) -> DlxError:
-    return kind(reason, **parts)
 
 
 class ConversionError(DlxError, BufferError):

@@ -17,6 +17,8 @@ from dlx.errors import (
     CopyRequiredError,
     DeviceError,
     DlxError,
+    LayoutError,
+    ProtocolError,
     ReadOnlyError,
     StreamError,
 )
@@ -24,7 +26,7 @@ from dlx.native import Tensor, lib
 from dlx.obstacles import READ_ONLY_ROW, TABLE
 from dlx.tensor import ArrayInfo, type_name
 
-__all__ = ["Leaf", "Plan", "Request", "Step", "begin", "refuse", "settle"]
+__all__ = ["Leaf", "Plan", "Request", "Step", "adapter_failed", "begin", "refuse", "settle"]
 
 HOST = Device("cpu")
 
@@ -145,6 +147,8 @@ class Leaf:
 
     def complete(self, error: DlxError) -> DlxError:
         """Tell an error of an inner layer what was found and asked for."""
+        if not error.fix and error.__cause__ is None and isinstance(error, ProtocolError | LayoutError):
+            error.fix = "Its producer gave what DLPack does not allow: mend it there."
         return error.complete(
             source=str(self.info or type_name(type(self.obj))),
             target=self.request.target.name,
@@ -174,18 +178,28 @@ def begin(obj: Any, source: Adapter, request: Request) -> Leaf:
                 return leaf
     except DlxError as error:
         refuse(leaf, error)
-    except MemoryError:
-        raise
-    except Exception as error:  # an adapter, or an object that raises when asked
-        failure = ConversionError(f"the {source.name} adapter failed: {type(error).__name__}: {error}".rstrip("."))
-        failure.__cause__ = error
-        refuse(leaf, failure)
+    except Exception as error:
+        refuse_failure(leaf, error)
     return leaf
 
 
 def refuse(leaf: Leaf, error: DlxError) -> None:
     """Settle a leaf with an error of an inner layer."""
     leaf.finish("refused", None, leaf.complete(error))
+
+
+def refuse_failure(leaf: Leaf, cause: Exception) -> None:
+    """Settle a leaf with an exception that came out of an adapter, or of an object that it asked."""
+    refuse(leaf, adapter_failed(leaf, cause))
+
+
+def adapter_failed(leaf: Leaf, cause: Exception) -> ConversionError:
+    """Return the error for an exception that came out of an adapter; a MemoryError goes on as it is."""
+    if isinstance(cause, MemoryError):
+        raise cause
+    error = ConversionError(f"{leaf.source.name} failed: {type(cause).__name__}: {cause}".rstrip("."))
+    error.__cause__ = cause
+    return error
 
 
 def _accept(leaf: Leaf, hindrance: Hindrance) -> DlxError | None:
@@ -215,6 +229,11 @@ def _stays(leaf: Leaf) -> bool:
         leaf.steps.append(Step("detach", "detach=True gives a graph-free array"))
     wanted = request.device
     if wanted is not None and device is not None and tuple(wanted) != tuple(device):
+        accepted = source.capabilities.device_types if source.capabilities is not None else None
+        if accepted is not None and wanted.type not in accepted:
+            reason = f"{source.name} {source.noun}s cannot be on {wanted} here"
+            leaf.finish("refused", None, leaf.error(DeviceError, reason, "Leave device out."))
+            return True
         if request.copy is False:
             reason = f"it is on {device}, and {wanted} was asked for"
             leaf.finish("refused", None, leaf.error(CopyRequiredError, reason, "Drop copy=False."))

@@ -112,14 +112,16 @@ def _read_keywords(kind: type) -> frozenset[str] | None:
     return frozenset(parameter.name for parameter in parameters) & _ALL
 
 
-# Letters of PEP 3118 and `struct`, by kind: widths come from the item size, since a native 'l' may be marked '<'
-# (ctypes does) without being 4 bytes wide.
+# Letters of PEP 3118 and `struct`: the kind, and the widths in bytes that it may have. A native 'l' may be marked '<'
+# (ctypes does) without being 4 bytes wide; a union calls itself 'B' without being bytes.
+_INTEGER_WIDTHS = ((1,), (2,), (4,), (4, 8), (8,), (8,))
 _LETTERS = {
-    "?": "bool",
-    **dict.fromkeys("bhilqn", "int"),
-    **dict.fromkeys("BHILQNc", "uint"),
-    **dict.fromkeys("efd", "float"),
-    **dict.fromkeys(("Ze", "Zf", "Zd", "F", "D"), "complex"),
+    "?": ("bool", (1,)),
+    **{letter: ("int", widths) for letter, widths in zip("bhilqn", _INTEGER_WIDTHS, strict=True)},
+    **{letter: ("uint", widths) for letter, widths in zip("BHILQN", _INTEGER_WIDTHS, strict=True)},
+    "c": ("uint", (1,)),
+    **{letter: ("float", (width,)) for letter, width in zip("efd", (2, 4, 8), strict=True)},
+    **{letter: ("complex", (width,)) for letter, width in (("Ze", 4), ("Zf", 8), ("Zd", 16), ("F", 8), ("D", 16))},
 }
 _FOREIGN_ORDER = ">!" if sys.byteorder == "little" else "<"
 
@@ -127,8 +129,8 @@ _FOREIGN_ORDER = ">!" if sys.byteorder == "little" else "<"
 def _dtype_of_letters(letters: str, order: str, itemsize: int, shown: str) -> DType:
     if itemsize > 1 and order and order in _FOREIGN_ORDER:
         raise DTypeError(f"its elements ({shown!r}) are in the other byte order", fix="Swap their bytes first.")
-    kind = _LETTERS.get(letters)
-    if kind is None:
+    kind, widths = _LETTERS.get(letters, ("", ()))
+    if itemsize not in widths:
         raise DTypeError(
             f"its elements ({shown!r}) are no numbers that DLPack knows", fix="View them as numbers first."
         )
@@ -174,7 +176,14 @@ def _whole_elements(byte_strides: Any, itemsize: int) -> tuple[int, ...] | None:
     return tuple(stride // itemsize for stride in byte_strides)
 
 
-_INTERFACE_LETTERS = {"b": "?", "i": "b", "u": "B", "f": "f", "c": "Zf"}
+# The same for the array interface's kinds: (kind, width in bytes) -> letter.
+_INTERFACE_LETTERS = {
+    ("b", 1): "?",
+    **{("i", 1 << n): letter for n, letter in enumerate("bhiq")},
+    **{("u", 1 << n): letter for n, letter in enumerate("BHIQ")},
+    **{("f", 2 << n): letter for n, letter in enumerate("efd")},
+    **{("c", 8 << n): letter for n, letter in enumerate("FD")},
+}
 
 
 def array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
@@ -190,13 +199,14 @@ def array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
     try:
         shape = tuple(int(extent) for extent in interface["shape"])
         typestr = str(interface["typestr"])
-        order, letter, itemsize = typestr[0], typestr[1], int(typestr[2:])
+        order, letter, width = typestr[0], typestr[1], typestr[2:]
         data, strides = interface.get("data"), interface.get("strides")
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ProtocolError(f"its __array_interface__ is incomplete ({type(error).__name__}: {error})") from error
     if interface.get("mask") is not None:
         raise LayoutError("it has a mask, which DLPack cannot carry", fix="Fill the masked elements first.")
-    dtype = _dtype_of_letters(_INTERFACE_LETTERS.get(letter, letter * 2), order, itemsize, typestr)
+    itemsize = int(width) if width.isdecimal() else 0  # dates carry their unit: '<M8[s]'
+    dtype = _dtype_of_letters(_INTERFACE_LETTERS.get((letter, itemsize), typestr), order, itemsize, typestr)
     owner: Any = obj
     if isinstance(data, tuple):
         try:

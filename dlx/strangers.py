@@ -70,7 +70,7 @@ class CapsuleAdapter(_Described):
             error.complete(fix="Convert the object that it came from, not the capsule.")
             raise
 
-    def take(self, obj: Any, tensor: Tensor) -> Tensor:
+    def take(self, obj: Any, tensor: Tensor, *, shared: bool) -> Tensor:
         return native.capsule_claim(obj)
 
     def give_back(self, obj: Any, tensor: Tensor) -> None:

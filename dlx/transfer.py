@@ -8,53 +8,73 @@ from dlx import native
 from dlx.abi import READ_ONLY
 from dlx.errors import ConversionError, DlxError
 from dlx.native import Tensor
-from dlx.planning import Leaf, refuse, settle
+from dlx.planning import Leaf, adapter_failed, refuse, settle
 
-__all__ = ["convert_leaf", "export", "plan_leaf"]
+__all__ = ["convert_leaf", "export", "forget_frames", "plan_leaf"]
 
 
 def convert_leaf(leaf: Leaf) -> Any:
     """Convert one array that `planning.begin` has started on, or raise what stands in the way."""
-    if leaf.plan is not None:  # inside one framework, or refused
-        if leaf.plan.error is not None:
-            raise leaf.plan.error
+    if leaf.plan is None:
+        try:
+            tensor = export(leaf)
+        except DlxError as error:
+            leaf.complete(error)
+            raise
+        settle(leaf, tensor)
+        assert leaf.plan is not None
+        if leaf.plan.error is None:
+            return _hand_over(leaf, tensor)
+    elif leaf.plan.error is None:  # it stays inside its framework
         return _lifted(leaf)
-    try:
-        tensor = export(leaf)
-    except DlxError as error:
-        leaf.complete(error)
-        raise
-    settle(leaf, tensor)
+    raise _refusal(leaf)
+
+
+def _refusal(leaf: Leaf) -> DlxError:
+    """Take the error out of the plan: its traceback will hold the leaf, which must not hold it as well."""
     assert leaf.plan is not None
-    if leaf.plan.error is not None:
-        raise leaf.plan.error
-    return _hand_over(leaf, tensor)
+    assert leaf.plan.error is not None
+    error, leaf.plan = leaf.plan.error, None
+    return error
 
 
 def plan_leaf(leaf: Leaf, *, probe: bool) -> None:
     """Settle one array without converting it. A producer is asked only where nothing else can tell, and if `probe`."""
-    if leaf.plan is not None:
-        return
-    tensor: Tensor | None
-    try:
-        if leaf.fresh:  # the cure copies: do not run it, its result is compact
-            tensor = _sketch_of_copy(leaf)
+    if leaf.plan is None:
+        try:
+            tensor = _facts(leaf, probe)
+        except DlxError as error:
+            refuse(leaf, error)
+        except Exception as error:
+            refuse(leaf, adapter_failed(leaf, error))
         else:
-            tensor = leaf.source.sketch(_lifted(leaf))
-            if tensor is None and not probe:
+            if tensor is not None:
+                settle(leaf, tensor)
+            else:
                 leaf.finish("unknown", None)
-                return
-            tensor = _marked(leaf, tensor) if tensor is not None else export(leaf)
-    except DlxError as error:
-        refuse(leaf, error)
-    except MemoryError:
-        raise
-    except Exception as error:
-        failure = _adapter_failed(leaf, error)
-        failure.__cause__ = error
-        refuse(leaf, failure)
-    else:
-        settle(leaf, tensor)
+    assert leaf.plan is not None
+    forget_frames(leaf.plan.error)
+
+
+def _facts(leaf: Leaf, probe: bool) -> Tensor | None:
+    if leaf.fresh:  # the cure copies: it is not run, its result is known to be compact
+        return _sketch_of_copy(leaf)
+    tensor = leaf.source.sketch(_lifted(leaf))
+    if tensor is not None:
+        return _marked(leaf, tensor)
+    return export(leaf) if probe else None
+
+
+def forget_frames(error: BaseException | None) -> None:
+    """Let go of the frames in an error's tracebacks: a plan is kept, and must hold no memory."""
+    seen: set[int] = set()
+    waiting = [error]
+    while waiting:
+        error = waiting.pop()
+        if error is not None and id(error) not in seen:
+            seen.add(id(error))
+            error.__traceback__ = None
+            waiting += [error.__cause__, error.__context__]
 
 
 def export(leaf: Leaf) -> Tensor:
@@ -62,10 +82,10 @@ def export(leaf: Leaf) -> Tensor:
     obj = _lifted(leaf)
     try:
         tensor = leaf.source.export(obj)
-    except (DlxError, MemoryError):
+    except DlxError:
         raise
     except Exception as error:
-        raise _adapter_failed(leaf, error) from error
+        raise adapter_failed(leaf, error) from error
     return _marked(leaf, tensor)
 
 
@@ -81,17 +101,12 @@ def _lifted(leaf: Leaf) -> Any:
     try:
         for cure in leaf.cures:
             obj = cure(obj)
-    except (DlxError, MemoryError) as error:
-        if isinstance(error, DlxError):
-            leaf.complete(error)
+    except DlxError as error:
+        leaf.complete(error)
         raise
     except Exception as error:
-        raise leaf.complete(_adapter_failed(leaf, error)) from error
+        raise leaf.complete(adapter_failed(leaf, error)) from error
     return obj
-
-
-def _adapter_failed(leaf: Leaf, error: Exception) -> ConversionError:
-    return ConversionError(f"{leaf.source.name} failed: {type(error).__name__}: {error}".rstrip("."))
 
 
 def _sketch_of_copy(leaf: Leaf) -> Tensor:
@@ -105,23 +120,25 @@ def _sketch_of_copy(leaf: Leaf) -> Tensor:
 def _hand_over(leaf: Leaf, tensor: Tensor) -> Any:
     """Pass the point of no return, and take it back if the consumer fails."""
     target = leaf.request.target
-    owned = tensor
+    owned: Tensor | None = None
+    ready: Tensor | None = None
     try:
-        owned = leaf.source.take(leaf.obj, tensor)
-        ready = owned
+        ready = owned = leaf.source.take(leaf.obj, tensor, shared=leaf.copy_order is None and not leaf.fresh)
         if leaf.view_device is not None or leaf.view_flags is not None:
             ready = native.tensor_view(ready, None, leaf.view_device, leaf.view_flags, None)
         if leaf.copy_order is not None:
             ready = native.tensor_copy(ready, leaf.copy_order)
         return target.load(ready)
     except Exception as error:
-        ready = None  # let go of whatever shares the memory, so that it can go back
-        failure = error.with_traceback(None)
-        if owned is not tensor:
+        if owned is not None and owned is not tensor:
+            # Whatever shares the memory must let go of it first: our view of it, frames of the consumer.
+            ready = None
+            error.__traceback__ = None
             leaf.source.give_back(leaf.obj, owned)
-        if isinstance(failure, DlxError):
-            raise leaf.complete(failure) from None
-        if isinstance(failure, MemoryError):
+        if isinstance(error, DlxError):
+            leaf.complete(error)
             raise
-        reason = f"{target.name} refused it: {type(failure).__name__}: {failure}".rstrip(".")
-        raise leaf.complete(ConversionError(reason)) from failure
+        if isinstance(error, MemoryError):
+            raise
+        reason = f"{target.name} refused it: {type(error).__name__}: {error}".rstrip(".")
+        raise leaf.complete(ConversionError(reason)) from error
