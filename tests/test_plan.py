@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import functools
 import gc
 import mmap
 import sys
@@ -403,6 +404,16 @@ def test_targets_that_do_not_exist(to):
     assert "Known targets: dlx, numpy" in plan.error.fix
     with pytest.raises(errors.AdapterNotFoundError):
         dlx.convert(b"abc", to=to)
+
+
+@pytest.mark.parametrize(
+    ("name", "target"), [("numpy.float32", "numpy"), ("numpy.ma.MaskedArray", "numpy"), ("torch.nn.Parameter", "torch")]
+)
+def test_types_that_are_no_target_name_one(np, torch, name, target):
+    """A type that an adapter knows but does not list is refused, and the fix names a target that there is."""
+    kind = functools.reduce(getattr, name.split(".")[1:], {"numpy": np, "torch": torch}[target])
+    plan = dlx.plan(b"abc", to=kind)
+    assert type(plan.error) is errors.AdapterNotFoundError and plan.error.fix == f"Say to={target!r}."
 
 
 # ---- how a plan reads ------------------------------------------------------------------------------------------------
