@@ -102,7 +102,7 @@ class NumpyAdapter(_Numpy):
             )
         refused = _why_refused(obj.dtype)
         if refused is not None:
-            yield Hindrance(*refused, DTypeError)
+            yield Hindrance(*refused, DTypeError, always=obj.dtype.kind == "O")
         elif not obj.dtype.isnative:
             yield Hindrance(
                 f"its elements ({obj.dtype.str}) are in the other byte order",

@@ -39,10 +39,11 @@ uint32_t dlx_check(const DLTensor* t, uint64_t flags, const dlx_capabilities* co
       dlx_itemsize(t->dtype, 0) == 0) {
     found |= DLX_OBSTACLE_PADDED;
   }
+  if (dlx_size(t) == 0) return found; /* no element lies anywhere, none can be written */
+
   if ((flags & DLPACK_FLAG_BITMASK_READ_ONLY) && !consumer->keeps_readonly) {
     found |= DLX_OBSTACLE_READONLY;
   }
-  if (dlx_size(t) == 0) return found; /* no element lies anywhere */
 
   uint32_t awkward = dlx_layout(t) & ~consumer->layouts;
   if (awkward & DLX_LAYOUT_NEGATIVE) found |= DLX_OBSTACLE_NEGATIVE;

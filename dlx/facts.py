@@ -83,6 +83,8 @@ class Hindrance:
         Whether the cure makes new memory (then ``copy=False`` refuses).
     option
         Option of `convert` that must be set for the cure (``"detach"``), or None.
+    always
+        Whether it also stands in the way of an array that is in the target framework already.
     """
 
     because: str
@@ -91,6 +93,7 @@ class Hindrance:
     cure: Callable[[Any], Any] | str | None = None
     copies: bool = False
     option: str | None = None
+    always: bool = False
 
     def lift(self, obj: Any) -> Any:
         """Return the array without this hindrance."""

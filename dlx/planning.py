@@ -222,6 +222,10 @@ def _stays(leaf: Leaf) -> bool:
     `readonly` does not act here. False where the framework cannot copy by itself.
     """
     source, request = leaf.source, leaf.request
+    for hindrance in source.examine(leaf.obj):
+        if hindrance.always:
+            leaf.finish("refused", None, leaf.error(hindrance.error, hindrance.because, hindrance.fix))
+            return True
     device = leaf.info.device if leaf.info else None
     nbytes = leaf.info.nbytes if leaf.info else 0
     if request.detach and source.detached(leaf.obj) is not leaf.obj:

@@ -17,9 +17,10 @@ __all__ = ["array_interface", "buffer", "device_of", "export"]
 MAX_VERSION: tuple[int, int] = (lib.DLX_DLPACK_MAJOR, lib.DLX_DLPACK_MINOR)
 HOST = Device("cpu")
 
-# Keywords that a type's __dlpack__ takes; None where its signature cannot be read. Weak: types may go.
-_keywords: weakref.WeakKeyDictionary[type, frozenset[str] | None] = weakref.WeakKeyDictionary()
-_ALL = frozenset({"stream", "max_version", "dl_device", "copy"})
+# Keywords that a type's __dlpack__ takes -> whether it insists on them; None where its signature cannot be read. Weak:
+# types may go.
+_keywords: weakref.WeakKeyDictionary[type, dict[str, bool] | None] = weakref.WeakKeyDictionary()
+_ALL = dict.fromkeys(("stream", "max_version", "dl_device", "copy"), False)
 
 
 def device_of(obj: Any) -> Device | None:
@@ -90,26 +91,26 @@ def _call(obj: Any, wanted: dict[str, Any]) -> Any:
     except KeyError:
         accepted = _keywords[kind] = _read_keywords(kind)
     if accepted is not None:
-        return obj.__dlpack__(**{name: value for name, value in wanted.items() if name in accepted})
+        return obj.__dlpack__(**{name: wanted.get(name) for name, must in accepted.items() if must or name in wanted})
     try:
         capsule = obj.__dlpack__(**wanted)
     except TypeError as error:
         if "keyword argument" not in str(error):  # also "takes no keyword arguments"
             raise
-        _keywords[kind] = frozenset({"stream"} & wanted.keys())
+        _keywords[kind] = {"stream": False}
         return _call(obj, wanted)
     _keywords[kind] = _ALL
     return capsule
 
 
-def _read_keywords(kind: type) -> frozenset[str] | None:
+def _read_keywords(kind: type) -> dict[str, bool] | None:
     try:
         parameters = inspect.signature(kind.__dlpack__).parameters.values()  # type: ignore[attr-defined]
     except (TypeError, ValueError):
         return None
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return _ALL
-    return frozenset(parameter.name for parameter in parameters) & _ALL
+    return {each.name: each.default is each.empty for each in parameters if each.name in _ALL}
 
 
 # Letters of PEP 3118 and `struct`: the kind, and the widths in bytes that it may have. A native 'l' may be marked '<'

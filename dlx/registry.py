@@ -194,7 +194,7 @@ class Registry:
             adapter = self._find(to)
             if adapter is not None and adapter.capabilities is not None and to in adapter.classes():
                 return adapter
-            fix = f"Say to={adapter.name!r}." if adapter is not None else self._known()
+            fix = f"Say to={adapter.package.partition('.')[0]!r}." if adapter is not None else self._known()
             raise AdapterNotFoundError(f"no adapter lists the type {to.__module__}.{to.__qualname__}", fix=fix)
         raise TypeError(f"to must be a name, a module or an array type, found {type(to).__name__}")
 

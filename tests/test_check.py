@@ -43,7 +43,7 @@ CASES = [
     ("PADDED", {"dtypes": [INT4]}, {"dtype": INT4, "flags": PADDED}, {"dtype": INT4}),
     ("PADDED", {"dtypes": [(17, 4, 3)]}, {"dtype": (17, 4, 3), "flags": PADDED}, {"dtype": (17, 4, 3)}),
     ("READONLY", {"readonly": False}, {"flags": READ_ONLY}, {"flags": 0}),
-    ("READONLY", {"readonly": False}, {"flags": READ_ONLY, "shape": (0,)}, {"flags": 2, "shape": (0,)}),
+    ("READONLY", {"readonly": False}, {"flags": READ_ONLY, "shape": (1,)}, {"flags": READ_ONLY, "shape": (0,)}),
     ("NEGATIVE", {"layouts": Z | G | P}, {"shape": (2,), "strides": (-1,)}, {"shape": (1,), "strides": (-1,)}),
     ("NEGATIVE", {"layouts": 0}, {"shape": (2,), "strides": (-1,)}, {"shape": (2,), "strides": (1,)}),
     ("ZERO", {"layouts": N | G | P}, {"shape": (2,), "strides": (0,)}, {"shape": (1,), "strides": (0,)}),

@@ -127,6 +127,17 @@ def test_every_signature_reaches_the_frameworks(np, torch, counting, kind):
     assert len(producer.calls) == counting.deleted - before == 2
 
 
+def test_keywords_without_a_default_are_given(counting):
+    """A producer that insists on `stream` gets None on the host."""
+
+    class Insists:
+        def __dlpack__(self, *, stream, max_version):
+            assert stream is None
+            return counting.capsule((3,))
+
+    assert dlx.convert(Insists(), to="dlx").shape == (3,)
+
+
 def test_signatures_are_learnt_once_per_type(counting):
     """Where a signature cannot be read, the very first call may be repeated, the later ones not."""
 
