@@ -86,6 +86,11 @@ class NumpyAdapter(_Numpy):
 
     types = ("numpy.ndarray",)
     lane = ("numpy.ndarray",)
+    identity = False  # arrays of objects are refused everywhere
+    import_keeps = True
+
+    def exchange(self) -> Any:
+        return _exchange(self.module())
 
     def accepts(self) -> Capabilities:
         return Capabilities(
@@ -154,6 +159,21 @@ class NumpyAdapter(_Numpy):
                 return np.empty(tensor.shape, dtype)
             return np.asarray(_Interface(tensor, dtype.str))
         return np.from_dlpack(tensor)
+
+
+def _exchange(np: Any) -> Any:
+    """Return the table of `_dlx_numpy`, if what it reads in real arrays is what numpy says of them."""
+    import _dlx_numpy
+
+    core = sys.modules.get("numpy._core._multiarray_umath") or sys.modules["numpy.core._multiarray_umath"]
+    capsule = _dlx_numpy.exchange_api(core._ARRAY_API)
+    for name in ("bool", "int8", "uint16", "int32", "uint64", "float16", "float32", "complex128"):
+        array = np.zeros((3, 4, 5), dtype=name)[1:, ::-1, ::2]
+        strides = tuple(stride // array.itemsize for stride in array.strides)
+        expected = (array.__array_interface__["data"][0], array.shape, strides, tuple(dlx.DType(name)))
+        if _dlx_numpy.facts(array) != expected:
+            return None
+    return capsule
 
 
 class NumpyScalarAdapter(_Numpy):

@@ -60,7 +60,14 @@ class TorchAdapter(Adapter):
         Guard("requires_grad", _GRAD),
         Guard("is_conj", _CONJ, call=True, kinds=("complex",)),
         Guard("is_neg", _NEG, call=True),
+        Guard("resizable", call=True, of_owner=True, amend="numpy"),  # see _freeze
     )
+    owner = "untyped_storage"
+    owner_type = "torch.UntypedStorage"
+    owner_bounds = ("data_ptr", "nbytes")
+    switches = (("torch.autograd.forward_ad", "_current_level", -1),)  # no dual numbers about
+    confirmed = ("int8", "uint8")  # int4 and its kin call themselves these
+    import_keeps = True  # seen in 2.13: a refused managed tensor is not deleted
     dtypes = {
         "bool": "bool",
         "int8": "int8",
@@ -182,7 +189,7 @@ class TorchAdapter(Adapter):
             protocols=("__dlpack__", "__dlpack_c_exchange_api__")
             if hasattr(kind, "__dlpack_c_exchange_api__")
             else ("__dlpack__",),
-            notes=tuple(guard.ask for guard in self.guards if guard.holds(obj)),
+            notes=tuple(guard.ask for guard in self.guards if guard.hindrance is not None and guard.holds(obj)),
         )
 
     def _device_of(self, obj: Any) -> Device | None:

@@ -101,10 +101,24 @@ int dlx_managed_share(DLManagedTensorVersioned* made, const DLTensor* like, uint
 int dlx_managed_empty(const DLTensor* like, uint64_t flags, int keep_order,
                       DLManagedTensorVersioned** out);
 
+/* Give an owner to a tensor that was made without one (owner and release NULL).
+ * Owns: from here on as dlx_managed_new says. GIL: not needed. */
+void dlx_managed_own(DLManagedTensorVersioned* made, void* owner, dlx_release release);
+
 /* Forget the owner without releasing it, if it is this one and nobody shares `made` (one of ours).
  * Owns: on 1 the owner is the caller's again and `made` must not be read any more, only released.
  * GIL: not needed. Errors: 0 = shared, or owned by another; nothing changed. */
 int dlx_managed_disown(DLManagedTensorVersioned* made, const void* owner);
+
+/* Take a second count, before a hand-over to a consumer that may fail after it has released, or
+ * later. Owns: the caller has one count more. GIL: not needed. */
+void dlx_managed_hold(DLManagedTensorVersioned* made);
+
+/* Give up on a tensor whose consumer failed, by the count of dlx_managed_hold: the owner is
+ * released now if the consumer has not done so; a deleter that it calls later does nothing. Owns:
+ * gives up the held count; the struct itself stays behind unless the consumer has released it. GIL:
+ * not needed. */
+void dlx_managed_abandon(DLManagedTensorVersioned* made);
 
 /* Call the deleter, if there is one. Owns: gives up the caller's count. GIL: not needed. */
 void dlx_managed_release(DLManagedTensorVersioned* managed);

@@ -77,7 +77,8 @@ int dlx_validate(const DLTensor* t, uint64_t flags) {
     bits = (bits + 7) / 8 * 8;
   if (!span(t, &size, &low, &high)) return DLX_E_OVERFLOW;
   if (__builtin_mul_overflow(size, bits, &size) || __builtin_mul_overflow(low, bits, &low) ||
-      __builtin_add_overflow(high, 1, &high) || __builtin_mul_overflow(high, bits, &high)) {
+      low == INT64_MIN || __builtin_add_overflow(high, 1, &high) ||
+      __builtin_mul_overflow(high, bits, &high)) {
     return DLX_E_OVERFLOW;
   }
   if (t->byte_offset > INT64_MAX) return DLX_E_OVERFLOW;

@@ -141,11 +141,36 @@ int dlx_managed_empty(const DLTensor* like, uint64_t flags, int keep_order,
   return status;
 }
 
+void dlx_managed_own(DLManagedTensorVersioned* made, void* owner, dlx_release release) {
+  ((made_tensor*)made)->owner = owner;
+  ((made_tensor*)made)->release = release;
+}
+
 int dlx_managed_disown(DLManagedTensorVersioned* made, const void* owner) {
   made_tensor* self = (made_tensor*)made;
   if (self->owner != owner || atomic_load(&self->holders) != 1) return 0;
   self->release = NULL;
   return 1;
+}
+
+void dlx_managed_hold(DLManagedTensorVersioned* made) {
+  atomic_fetch_add(&((made_tensor*)made)->holders, 1);
+}
+
+static void ignore(DLManagedTensorVersioned* managed) {
+  (void)managed;
+}
+
+void dlx_managed_abandon(DLManagedTensorVersioned* made) {
+  made_tensor* self = (made_tensor*)made;
+  if (atomic_load(&self->holders) ==
+      1) { /* only our count is left: the consumer has released its own */
+    drop(made);
+    return;
+  }
+  self->managed.deleter = ignore;
+  if (self->release) self->release(self->owner);
+  atomic_fetch_sub(&live, 1);
 }
 
 void dlx_managed_release(DLManagedTensorVersioned* managed) {

@@ -55,6 +55,24 @@ DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, int ke
 
 extern PyMethodDef py_make_functions[];
 
+/* ---- py_exchange.c -----------------------------------------------------------------------------
+ */
+
+/* The table behind a capsule (or, where it may be one, a number) whose major version is ours, newer
+ * ones being walked back; NULL for anything else. Owns: borrowed, static. GIL: needed. Errors:
+ * none. */
+const DLPackExchangeAPI* py_exchange_read(PyObject* attribute, int may_be_number);
+
+/* The table that an exact type carries, under the name of DLPack 1.3 or of 1.2, or NULL. Owns:
+ * borrowed, static. GIL: needed. Errors: none. */
+const DLPackExchangeAPI* py_exchange_find(PyTypeObject* type);
+
+/* ---- py_lane.c ---------------------------------------------------------------------------------
+ */
+
+/* Create the type `Lane` and add it to the module. Errors: -1 with an exception. */
+int py_lane_init(PyObject* module);
+
 /* ---- py_capsule.c ------------------------------------------------------------------------------
  */
 

@@ -2,7 +2,7 @@
  * object, once. After that they are ordinary builtins: the GIL held, real exceptions, real objects.
  */
 
-#include "py_dlx.h"
+#include "py_route.h"
 
 int dlx_bind(uintptr_t module);
 
@@ -58,7 +58,9 @@ int dlx_bind(uintptr_t module) {
   int failed = PyModule_AddFunctions(m, module_functions) < 0 ||
                PyModule_AddFunctions(m, py_capsule_functions) < 0 ||
                PyModule_AddFunctions(m, py_make_functions) < 0 ||
-               PyModule_AddFunctions(m, py_tensor_functions) < 0 || py_tensor_init(m) < 0;
+               PyModule_AddFunctions(m, py_tensor_functions) < 0 ||
+               PyModule_AddFunctions(m, py_route_functions) < 0 || py_tensor_init(m) < 0 ||
+               py_lane_init(m) < 0;
   if (failed) PyErr_Print();
   PyGILState_Release(state);
   return failed ? -1 : 0;

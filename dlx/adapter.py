@@ -80,7 +80,27 @@ class Adapter:
     describes_by_export
         Whether `info` makes an export, so that it is only called where nothing else will do.
     constant
-        False where capabilities change at run time; they are then asked for in every plan.
+        False where capabilities change at run time; they are then asked for in every plan, and there is no lane.
+    identity
+        Whether an array that is in the target framework already may come back without being examined.
+    is_own
+        Whether its arrays are `dlx.Tensor`; for dlx itself.
+    owner
+        For the lane: method of an array that gives the object which keeps its memory alive. Empty: the array does.
+    owner_type
+        Importable name of that object's type.
+    owner_bounds
+        Methods of that object that give its address and its bytes: where it could have been resized, memory beyond is
+        never read.
+    switches
+        For the lane: ``(module, attribute, value)`` that must be that very value, or Python is asked.
+    confirmed
+        For the lane: dtypes for which the framework has several words; the array must say the first one itself.
+    dtype_attribute
+        Attribute of an array that is its dtype.
+    import_keeps
+        Whether a failing import of the framework's exchange table leaves the managed tensor to dlx. Where it is not
+        known, dlx is prepared for everything.
     """
 
     api = API
@@ -98,6 +118,15 @@ class Adapter:
     noun: str = "array"
     describes_by_export: bool = False
     constant: bool = True
+    identity: bool = True
+    is_own: bool = False
+    owner: str = ""
+    owner_type: str = ""
+    owner_bounds: tuple[str, ...] = ()
+    switches: tuple[tuple[str, str, Any], ...] = ()
+    confirmed: tuple[str, ...] = ()
+    dtype_attribute: str = "dtype"
+    import_keeps: bool = False
 
     # ---- facts, looked up --------------------------------------------------------------------------------------
 
@@ -191,7 +220,7 @@ class Adapter:
     def examine(self, obj: Any) -> Iterable[Hindrance]:
         """Give what stands in the way of exporting one array. The default asks the guards."""
         for guard in self.guards:
-            if guard.holds(obj):
+            if guard.hindrance is not None and guard.holds(obj):
                 yield guard.hindrance
 
     def info(self, obj: Any) -> ArrayInfo | None:
@@ -255,12 +284,26 @@ class Adapter:
         assert self.capabilities is not None
         return _as_struct(self.capabilities)
 
+    def capabilities_address(self) -> int:
+        """Return where the C side finds the capabilities."""
+        return int(ffi.cast("uintptr_t", self._capabilities_struct))
+
     def check(self, tensor: Tensor) -> int:
         """Return the obstacle bits between a tensor and this consumer (0 = it may be handed over as it is)."""
         if not self.constant:
             self.__dict__.pop("capabilities", None)
             self.__dict__.pop("_capabilities_struct", None)
-        return native.tensor_check(tensor, int(ffi.cast("uintptr_t", self._capabilities_struct)))
+        return native.tensor_check(tensor, self.capabilities_address())
+
+    # ---- the fast lane --------------------------------------------------------------------------------------------
+
+    def exchange(self) -> Any:
+        """Return an exchange table in a capsule for types that carry none themselves, or None.
+
+        The capsule is called ``"dlpack_exchange_api"`` and holds a ``DLPackExchangeAPI`` (``dlpack.h`` 1.3) that lives
+        as long as the process. What its borrow slot gives is copied before anything else is called.
+        """
+        return None
 
 
 def over_memory(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import TYPE_CHECKING, Any
 
 from dlx.abi import Device
 from dlx.adapter import Adapter
-from dlx.errors import AdapterNotFoundError, DlxError
+from dlx.errors import AdapterNotFoundError, ConversionError, DlxError
+from dlx.native import Lane
 from dlx.planning import Plan, Request, begin
 from dlx.registry import registry
+from dlx.routes import learn
 from dlx.tensor import ArrayInfo, type_name
 from dlx.transfer import convert_leaf, forget_frames, plan_leaf
 
@@ -169,6 +172,15 @@ def describe(obj: Any) -> ArrayInfo:
     return info if info is not None else ArrayInfo(source.name, type_name(type(obj)))
 
 
+def _consumer_failed(obj: Any, to: Any, cause: Any) -> DlxError:
+    """Return the error for a consumer that failed in the lane, after its table had been handed the memory."""
+    target = registry.target(to)
+    reason = f"{type(cause).__name__}: {cause}".rstrip(".") if cause is not None else "without saying why"
+    error = ConversionError(f"{target.name} refused it: {reason}", source=str(_described(obj)), target=target.name)
+    error.__cause__ = cause
+    return error
+
+
 def _request(
     to: Any, like: Any, device: Any, copy: Any, readonly: str, detach: bool, stream: Any, errors: str
 ) -> Request:
@@ -227,3 +239,7 @@ def _not_an_array(obj: Any) -> DlxError:
     return AdapterNotFoundError(
         "it is no array: it has no adapter, no __dlpack__, no __array_interface__ and no buffer", source=name, fix=fix
     )
+
+
+if not TYPE_CHECKING:
+    convert = functools.update_wrapper(Lane(convert, learn, _consumer_failed), convert)

@@ -110,18 +110,24 @@ class Guard:
     ask
         Attribute of the array.
     hindrance
-        What a true answer means.
+        What a true answer means; None where it only concerns the lane.
     call
         Whether the attribute is a method without arguments.
+    of_owner
+        Whether the question is for the owner of the memory (`Adapter.owner`), not for the array.
+    amend
+        Method of the array that makes the answer false for good, or None; then the guard hinders nobody.
     kinds
         Kinds of dtypes that the question makes sense for, as prefixes of names (``("complex",)``); empty for all. The
         answer must be false for every other dtype.
     """
 
     ask: str
-    hindrance: Hindrance
+    hindrance: Hindrance | None = None
     call: bool = False
     kinds: tuple[str, ...] = ()
+    of_owner: bool = False
+    amend: str | None = None
 
     def holds(self, obj: Any) -> bool:
         """Return the answer for one array."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dlx import errors
 from dlx._ffi import ffi, lib
 
-__all__ = ["Tensor", "ffi", "lib", "live"]
+__all__ = ["Lane", "Tensor", "ffi", "lib", "live"]
 
 _CLASSES: dict[str, type[BaseException]] = {
     "DLX_E_VERSION": errors.ProtocolError,
@@ -89,6 +89,31 @@ if TYPE_CHECKING:
     ) -> Tensor: ...
     def tensor_copy(tensor: Tensor, keep_order: bool, /) -> Tensor: ...
     def tensor_check(tensor: Tensor, capabilities: int, /) -> int: ...
+    def route_add(
+        type: type,
+        key: object,
+        same: bool,
+        give: object,
+        take_type: type | None,
+        take: object,
+        take_keeps: bool,
+        guards: tuple[Any, ...],
+        switches: tuple[Any, ...],
+        owner: tuple[Any, ...] | None,
+        bounds: tuple[Any, ...],
+        dtype: tuple[Any, ...] | None,
+        confirmed: dict[int, Any] | None,
+        accepts: int,
+        /,
+    ) -> bool: ...
+    def routes_clear() -> None: ...
+
+    class Lane:
+        """A function with a fast lane in C."""
+
+        def __init__(self, wrapped: Any, learn: Any, failed: Any) -> None: ...
+        def __call__(self, *args: Any, **keywords: Any) -> Any: ...
+
     def buffer_address(view: memoryview, /) -> int: ...
 
 

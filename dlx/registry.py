@@ -17,7 +17,7 @@ from typing import Any
 
 import pluggy
 
-from dlx import hookspecs, strangers
+from dlx import hookspecs, native, strangers
 from dlx.adapter import API, Adapter, look_up
 from dlx.errors import AdapterNotFoundError, FrameworkNotInstalledError, PluginError
 
@@ -85,6 +85,7 @@ class Registry:
             with self._lock:
                 if not plugin.loaded:
                     plugin.adapters = self._collect(plugin, module)
+                    native.routes_clear()
         except Exception as error:  # whatever a plugin does wrong stays its own
             plugin.broken = error
         plugin.loaded = True
@@ -139,6 +140,10 @@ class Registry:
                 return strangers.stranger(obj)  # not kept: the type may learn a protocol later
             self._producers[kind] = adapter
         return adapter
+
+    def knows(self, kind: type) -> Adapter | None:
+        """Return the adapter that lists a type or a base of it, strangers' left out; None where none does."""
+        return self._producers.get(kind) or self._find(kind)
 
     def _find(self, kind: type) -> Adapter | None:
         roots = {cls.__module__.partition(".")[0] for cls in kind.__mro__} - {"builtins"}

@@ -36,6 +36,7 @@ class TensorAdapter(_Described):
     package = "dlx"
     types = ("dlx.Tensor",)
     lane = ("dlx.Tensor",)
+    is_own = True
     protocols = ("__dlpack__",)
 
     def accepts(self) -> Capabilities:

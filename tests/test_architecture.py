@@ -19,7 +19,7 @@ LAYERS = [
     ["protocol"],
     ["facts", "adapter", "hookspecs"],
     ["strangers", "registry"],
-    ["obstacles", "planning", "transfer"],
+    ["routes", "obstacles", "planning", "transfer"],
     ["conversion"],
 ]
 ORDER = [name for line in LAYERS for name in line]

@@ -1,0 +1,214 @@
+/* An exchange table for numpy's arrays, which have none of their own (numpy 2.5). It belongs to the
+ * adapter, not to dlx: the core finds tables on types or gets them from adapters, and a third
+ * party's adapter may bring one just so.
+ *
+ * numpy's headers are not needed: its C interface is a table of functions in a capsule, whose
+ * places are part of numpy's stable ABI, and so is the head of an array object. dlx_numpy.py checks
+ * both on real arrays before it uses this. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "dlpack_abi.h"
+
+enum { MAX_NDIM = 64, WRITEABLE = 0x0400, BOOL_NUMBER = 0, HALF_NUMBER = 23, NUMBERS = 24 };
+enum {
+  API_ARRAY_TYPE = 2,
+  API_NEW = 93,
+  API_SET_BASE = 282
+}; /* places in numpy's function table */
+
+/* The heads of numpy's objects, as its stable ABI fixes them. */
+typedef struct {
+  PyObject_HEAD PyTypeObject* scalar;
+  char kind, letter, byte_order, unused;
+  int number;
+} descr_head;
+
+typedef struct {
+  PyObject_HEAD char* data;
+  int ndim;
+  Py_ssize_t* shape;
+  Py_ssize_t* byte_strides;
+  PyObject* base;
+  descr_head* descr;
+  int flags;
+} array_head;
+
+typedef PyObject* (*new_array)(PyTypeObject*, int, const Py_ssize_t*, int, const Py_ssize_t*, void*,
+                               int, int, PyObject*);
+
+static PyTypeObject* array_type;
+static new_array make_array;
+static int (*set_base)(PyObject*, PyObject*);
+
+/* By numpy's type number: what DLPack calls it; bits 0 = nothing. `long` is 64 bits wide on Linux.
+ */
+static const DLDataType dtypes[NUMBERS] = {
+    [0] = {kDLBool, 8, 1},    [1] = {kDLInt, 8, 1},       [2] = {kDLUInt, 8, 1},
+    [3] = {kDLInt, 16, 1},    [4] = {kDLUInt, 16, 1},     [5] = {kDLInt, 32, 1},
+    [6] = {kDLUInt, 32, 1},   [7] = {kDLInt, 64, 1},      [8] = {kDLUInt, 64, 1},
+    [9] = {kDLInt, 64, 1},    [10] = {kDLUInt, 64, 1},    [11] = {kDLFloat, 32, 1},
+    [12] = {kDLFloat, 64, 1}, [14] = {kDLComplex, 64, 1}, [15] = {kDLComplex, 128, 1},
+    [23] = {kDLFloat, 16, 1},
+};
+
+/* The first numpy type number of a dtype (long before long long); -1 = none. */
+static int number_of(DLDataType dtype) {
+  for (int n = 0; n < NUMBERS; n++) {
+    if (dtypes[n].bits == dtype.bits && dtypes[n].code == dtype.code && dtype.lanes == 1) return n;
+  }
+  return -1;
+}
+
+/* Borrow. Strides in elements have no place in a numpy array: they stand in memory of this thread
+ * until its next call. A read-only array is refused, since a DLTensor cannot say so. Owns: nothing.
+ * GIL: needed. Errors: -1 with BufferError. */
+static int borrow(void* object, DLTensor* out) {
+  static _Thread_local int64_t strides[MAX_NDIM];
+  const array_head* a = object;
+  const descr_head* d = a->descr;
+  if (d->number < 0 || d->number >= NUMBERS || dtypes[d->number].bits == 0 ||
+      d->byte_order == '>' || !(a->flags & WRITEABLE) || a->ndim > MAX_NDIM) {
+    PyErr_SetString(PyExc_BufferError, "a DLTensor cannot say what this array is");
+    return -1;
+  }
+  DLDataType dtype = dtypes[d->number];
+  int64_t item = dtype.bits / 8;
+  for (int i = 0; i < a->ndim; i++) {
+    int64_t bytes = a->byte_strides[i];
+    strides[i] = item == 1 ? bytes : bytes / item;
+    if (strides[i] * item != bytes) {
+      PyErr_SetString(PyExc_BufferError, "the array's strides are not whole elements");
+      return -1;
+    }
+  }
+  *out = (DLTensor){.data = a->data,
+                    .device = {kDLCPU, 0},
+                    .ndim = a->ndim,
+                    .dtype = dtype,
+                    .shape = (int64_t*)a->shape,
+                    .strides = strides};
+  return 0;
+}
+
+static void release_base(PyObject* capsule) {
+  DLManagedTensorVersioned* m = PyCapsule_GetPointer(capsule, NULL);
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  if (m && m->deleter) m->deleter(m);
+  PyErr_Restore(type, value, traceback);
+}
+
+/* Import. The array's base is a capsule that owes the deleter. GIL: needed.
+ * Owns: takes the managed tensor on success only. Errors: -1 with an exception. */
+static int import(DLManagedTensorVersioned* m, void** out) {
+  const DLTensor* t = &m->dl_tensor;
+  Py_ssize_t byte_strides[MAX_NDIM];
+  int number = number_of(t->dtype);
+  if (m->version.major != DLX_DLPACK_MAJOR || t->device.device_type != kDLCPU || number < 0 ||
+      t->ndim > MAX_NDIM || t->strides == NULL) {
+    PyErr_SetString(PyExc_BufferError, "numpy cannot hold this tensor");
+    return -1;
+  }
+  for (int32_t i = 0; i < t->ndim; i++) byte_strides[i] = t->strides[i] * (t->dtype.bits / 8);
+  static char nothing[16]; /* numpy takes no address for "allocate" */
+  char* data = t->data ? (char*)t->data + t->byte_offset : nothing;
+  int flags = (m->flags & DLPACK_FLAG_BITMASK_READ_ONLY) ? 0 : WRITEABLE;
+  PyObject* array = make_array(array_type, t->ndim, (const Py_ssize_t*)t->shape, number,
+                               byte_strides, data, 0, flags, NULL);
+  if (array == NULL) return -1;
+  PyObject* base = PyCapsule_New(m, NULL, NULL);
+  if (base == NULL ||
+      set_base(array, base) < 0) { /* set_base takes the reference, also on failure */
+    Py_DECREF(array);
+    return -1;
+  }
+  PyCapsule_SetDestructor(
+      base, release_base); /* from here on the array owns it; nothing fails any more */
+  *out = array;
+  return 0;
+}
+
+static int allocate(DLTensor* prototype, DLManagedTensorVersioned** out, void* context,
+                    void (*set_error)(void*, const char*, const char*)) {
+  set_error(context, "NotImplementedError", "numpy arrays are allocated by numpy");
+  return -1;
+}
+
+static int managed(void* object, DLManagedTensorVersioned** out) {
+  PyErr_SetString(PyExc_NotImplementedError,
+                  "numpy arrays leave through __dlpack__ or the borrow slot");
+  return -1;
+}
+
+static int work_stream(int32_t device_type, int32_t device_id, void** out) {
+  *out = NULL;
+  return 0;
+}
+
+static const DLPackExchangeAPI table = {
+    .header = {.version = {DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR}},
+    .managed_tensor_allocator = allocate,
+    .managed_tensor_from_py_object_no_sync = managed,
+    .managed_tensor_to_py_object_no_sync = import,
+    .dltensor_from_py_object_no_sync = borrow,
+    .current_work_stream = work_stream,
+};
+
+PyDoc_STRVAR(exchange_api_doc,
+             "exchange_api(functions, /)\n--\n\n"
+             "Return the table in a capsule, given numpy's own capsule of C functions.");
+
+static PyObject* exchange_api(PyObject* module, PyObject* functions) {
+  void** numpy = PyCapsule_GetPointer(functions, NULL);
+  if (numpy == NULL) return NULL;
+  array_type = (PyTypeObject*)numpy[API_ARRAY_TYPE];
+  make_array = (new_array)numpy[API_NEW];
+  set_base = (int (*)(PyObject*, PyObject*))numpy[API_SET_BASE];
+  return PyCapsule_New((void*)&table, "dlpack_exchange_api", NULL);
+}
+
+PyDoc_STRVAR(facts_doc,
+             "facts(array, /)\n--\n\n"
+             "Return (address, shape, strides, dtype) as the table reads them, to be compared with "
+             "what numpy says.");
+
+static PyObject* facts(PyObject* module, PyObject* array) {
+  DLTensor t;
+  if (!PyObject_TypeCheck(array, array_type)) {
+    PyErr_SetString(PyExc_TypeError, "not an array");
+    return NULL;
+  }
+  if (borrow(array, &t) < 0) return NULL;
+  PyObject *shape = PyTuple_New(t.ndim), *strides = PyTuple_New(t.ndim);
+  for (int32_t i = 0; shape && strides && i < t.ndim; i++) {
+    PyTuple_SET_ITEM(shape, i, PyLong_FromLongLong(t.shape[i]));
+    PyTuple_SET_ITEM(strides, i, PyLong_FromLongLong(t.strides[i]));
+  }
+  if (PyErr_Occurred()) {
+    Py_XDECREF(shape);
+    Py_XDECREF(strides);
+    return NULL;
+  }
+  return Py_BuildValue("(NNN(iii))", PyLong_FromVoidPtr(t.data), shape, strides, t.dtype.code,
+                       t.dtype.bits, t.dtype.lanes);
+}
+
+static PyMethodDef functions[] = {
+    {"exchange_api", exchange_api, METH_O, exchange_api_doc},
+    {"facts", facts, METH_O, facts_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "_dlx_numpy",
+    .m_doc = "An exchange table for numpy's arrays.",
+    .m_size = -1,
+    .m_methods = functions,
+};
+
+PyMODINIT_FUNC PyInit__dlx_numpy(void) {
+  return PyModule_Create(&definition);
+}

@@ -1,0 +1,6 @@
+"""An exchange table for numpy's arrays, compiled from `_dlx_numpy.c`."""
+
+from typing import Any
+
+def exchange_api(functions: Any, /) -> Any: ...
+def facts(array: Any, /) -> tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, int, int]]: ...

@@ -1,0 +1,36 @@
+/* Exchange tables of others: found on the exact type, never trusted about versions, and never
+ * cached as absent (a library may add one to a type after import). */
+
+#include "py_dlx.h"
+
+static const char k_table[] = "dlpack_exchange_api";
+
+const DLPackExchangeAPI* py_exchange_read(PyObject* attribute, int may_be_number) {
+  void* found = NULL;
+  if (PyCapsule_IsValid(attribute, k_table)) {
+    found = PyCapsule_GetPointer(attribute, k_table);
+  } else if (may_be_number && PyLong_Check(attribute)) {
+    found = PyLong_AsVoidPtr(attribute); /* DLPack 1.2 published an address */
+    if (found == NULL) PyErr_Clear();
+  }
+  /* Newer tables keep older ones behind them; the layout is only known for our major version. */
+  const DLPackExchangeAPIHeader* header = found;
+  while (header && header->version.major != DLX_DLPACK_MAJOR) header = header->prev_api;
+  return (const DLPackExchangeAPI*)header;
+}
+
+const DLPackExchangeAPI* py_exchange_find(PyTypeObject* type) {
+  static const char* const names[] = {"__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"};
+  for (int i = 0; i < 2; i++) {
+    PyObject* attribute = PyObject_GetAttrString((PyObject*)type, names[i]);
+    if (attribute == NULL) {
+      PyErr_Clear();
+      continue;
+    }
+    /* The table is static for the life of the process, whatever becomes of the attribute. */
+    const DLPackExchangeAPI* table = py_exchange_read(attribute, i == 1);
+    Py_DECREF(attribute);
+    if (table) return table;
+  }
+  return NULL;
+}

@@ -1,0 +1,220 @@
+/* Routes: a table from (exact type, target) to what the lane needs, read once from an adapter's
+ * data by attribute name.
+ *
+ * A route remembers its type's version tag: CPython gives a type a new one whenever it, or a base
+ * of it, is changed, so a type that is patched later misses here and is looked at anew. Types and
+ * keys are held, so no address is reused. */
+
+#include "py_route.h"
+
+#include <structmember.h>
+
+enum { SLOTS = 256 /* a power of two; far more than pairs in any program */ };
+
+static py_route* table[SLOTS];
+
+static size_t place(const void* type, const void* key) {
+  uintptr_t mixed = ((uintptr_t)type >> 4) * 31 + ((uintptr_t)key >> 4);
+  return (size_t)(mixed ^ mixed >> 8) & (SLOTS - 1);
+}
+
+static unsigned tag_of(PyTypeObject* type) {
+#if PY_VERSION_HEX >= 0x030C0000
+  return type->tp_version_tag; /* 0 = changed since */
+#else
+  return PyType_HasFeature(type, Py_TPFLAGS_VALID_VERSION_TAG) ? type->tp_version_tag : 0;
+#endif
+}
+
+py_route* py_route_find(PyTypeObject* type, PyObject* key) {
+  for (size_t i = place(type, key), n = 0; n < SLOTS && table[i]; i = (i + 1) & (SLOTS - 1), n++) {
+    if (table[i]->type == type && table[i]->key == key)
+      return table[i]->tag != 0 && table[i]->tag == tag_of(type) ? table[i] : NULL;
+  }
+  return NULL;
+}
+
+PyObject* py_ask(const py_question* q, PyObject* obj) {
+  if (Py_TYPE(obj) == q->type) {
+    if (q->get) return q->get(obj, q->closure);
+    if (q->call) return q->call(obj, NULL);
+  }
+  return q->is_method ? PyObject_CallMethodNoArgs(obj, q->name) : PyObject_GetAttr(obj, q->name);
+}
+
+static void forget_question(py_question* q) {
+  Py_CLEAR(q->name);
+  Py_CLEAR(q->type);
+}
+
+static void route_free(py_route* r) {
+  if (r == NULL) return;
+  if (r->users) {
+    r->is_replaced = 1;
+    return;
+  }
+  for (int i = 0; i < r->n_guards; i++) {
+    forget_question(&r->guards[i].ask);
+    forget_question(&r->guards[i].amend);
+  }
+  for (int i = 0; i < r->n_switches; i++) {
+    Py_CLEAR(r->switches[i].dict);
+    Py_CLEAR(r->switches[i].name);
+    Py_CLEAR(r->switches[i].value);
+  }
+  forget_question(&r->owner);
+  forget_question(&r->start);
+  forget_question(&r->nbytes);
+  forget_question(&r->dtype);
+  Py_CLEAR(r->confirmed);
+  Py_CLEAR(r->type);
+  Py_CLEAR(r->key);
+  PyMem_Free(r);
+}
+
+void py_route_leave(py_route* r) {
+  if (--r->users == 0 && r->is_replaced) {
+    py_pending pending = py_pending_save();
+    route_free(r);
+    py_pending_restore(pending);
+  }
+}
+
+/* (name, type, descriptor, is_method), or None. Owns: references in `q`. Errors: -1 with an
+ * exception. */
+static int read_question(PyObject* given, py_question* q) {
+  PyObject *name, *type, *descriptor;
+  if (given == Py_None) return 0;
+  if (!PyArg_ParseTuple(given, "UO!Op:question", &name, &PyType_Type, &type, &descriptor,
+                        &q->is_method))
+    return -1;
+  q->name = Py_NewRef(name);
+  q->type = (PyTypeObject*)Py_NewRef(type);
+  if (Py_IS_TYPE(descriptor, &PyGetSetDescr_Type) && !q->is_method) {
+    const PyGetSetDef* def = ((PyGetSetDescrObject*)descriptor)->d_getset;
+    q->get = def->get;
+    q->closure = def->closure;
+  } else if (Py_IS_TYPE(descriptor, &PyMethodDescr_Type) && q->is_method) {
+    const PyMethodDef* def = ((PyMethodDescrObject*)descriptor)->d_method;
+    if (def->ml_flags == METH_NOARGS) q->call = def->ml_meth;
+  }
+  return 0;
+}
+
+/* Each (ask, codes, of_owner, amend). Errors: -1 with an exception. */
+static int read_guards(PyObject* given, py_route* r) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given); i++) {
+    PyObject *ask, *amend;
+    py_guard* guard = &r->guards[i];
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(given, i), "OIpO:guard", &ask, &guard->codes,
+                          &guard->of_owner, &amend))
+      return -1;
+    r->n_guards++;
+    if (read_question(ask, &guard->ask) < 0 || read_question(amend, &guard->amend) < 0) return -1;
+  }
+  return 0;
+}
+
+/* Each (dict, name, value). Errors: -1 with an exception. */
+static int read_switches(PyObject* given, py_route* r) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given); i++) {
+    PyObject *dict, *name, *value;
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(given, i), "O!UO:switch", &PyDict_Type, &dict, &name,
+                          &value))
+      return -1;
+    r->switches[r->n_switches++] = (py_switch){Py_NewRef(dict), Py_NewRef(name), Py_NewRef(value)};
+  }
+  return 0;
+}
+
+static int read_table(PyObject* given, PyTypeObject* type, const DLPackExchangeAPI** out) {
+  *out = given == Py_None ? py_exchange_find(type) : py_exchange_read(given, 0);
+  return *out != NULL;
+}
+
+PyDoc_STRVAR(route_add_doc,
+             "route_add(type, key, same, give, take_type, take, take_keeps, guards, switches, "
+             "owner, dtype, confirmed, accepts)\n"
+             "--\n\n"
+             "Add a route to the lane. `give` and `take` are capsules, or None for the table of "
+             "the type; take_type None means\n"
+             "that dlx.Tensor is the target. Return whether the lane can run it: without the "
+             "tables that it needs it cannot, and\n"
+             "that is remembered until the type changes or the routes are cleared.");
+
+static PyObject* route_add(PyObject* module, PyObject* args) {
+  PyObject *type, *key, *give, *take_type, *take, *guards, *switches, *owner, *bounds, *dtype,
+      *confirmed, *accepts;
+  int same, take_keeps;
+  if (!PyArg_ParseTuple(args, "O!OpOOOpO!O!OO!OOO:route_add", &PyType_Type, &type, &key, &same,
+                        &give, &take_type, &take, &take_keeps, &PyTuple_Type, &guards,
+                        &PyTuple_Type, &switches, &owner, &PyTuple_Type, &bounds, &dtype,
+                        &confirmed, &accepts))
+    return NULL;
+  if (PyTuple_GET_SIZE(guards) > DLX_MAX_QUESTIONS ||
+      PyTuple_GET_SIZE(switches) > DLX_MAX_QUESTIONS) {
+    PyErr_SetString(PyExc_ValueError, "too many guards for the lane");
+    return NULL;
+  }
+  py_route* r = PyMem_Calloc(1, sizeof *r);
+  if (r == NULL) return PyErr_NoMemory();
+  r->type = (PyTypeObject*)Py_NewRef(type);
+  r->key = Py_NewRef(key);
+  r->is_same = same;
+  r->take_keeps = take_keeps;
+  if (read_guards(guards, r) < 0 || read_switches(switches, r) < 0 ||
+      read_question(owner, &r->owner) < 0 || read_question(dtype, &r->dtype) < 0)
+    goto failed;
+  if (PyTuple_GET_SIZE(bounds) == 2 && (read_question(PyTuple_GET_ITEM(bounds, 0), &r->start) < 0 ||
+                                        read_question(PyTuple_GET_ITEM(bounds, 1), &r->nbytes) < 0))
+    goto failed;
+  if (confirmed != Py_None) r->confirmed = Py_NewRef(confirmed);
+  const dlx_capabilities* capabilities = PyLong_AsVoidPtr(accepts);
+  if (capabilities == NULL && PyErr_Occurred()) goto failed;
+  if (capabilities) r->accepts = *capabilities;
+  /* Looking an attribute up is what makes CPython give the type a version. */
+  PyObject* unused = PyObject_GetAttrString(type, "__name__");
+  if (unused == NULL) goto failed;
+  Py_DECREF(unused);
+  r->is_lane =
+      same || ((r->type == py_tensor_type || (read_table(give, r->type, &r->give) &&
+                                              r->give->dltensor_from_py_object_no_sync)) &&
+               (take_type == Py_None || (read_table(take, (PyTypeObject*)take_type, &r->take) &&
+                                         r->take->managed_tensor_to_py_object_no_sync)));
+  r->tag = tag_of(r->type);
+
+  for (size_t i = place(type, key), n = 0; n < SLOTS; i = (i + 1) & (SLOTS - 1), n++) {
+    if (table[i] == NULL || (table[i]->type == r->type && table[i]->key == key)) {
+      py_route* old = table[i];
+      table[i] = r;
+      int is_lane = r->is_lane;
+      route_free(old);
+      return PyBool_FromLong(is_lane);
+    }
+  }
+  route_free(r); /* the table is full: the slow road serves */
+  Py_RETURN_FALSE;
+
+failed:
+  route_free(r);
+  return NULL;
+}
+
+PyDoc_STRVAR(routes_clear_doc,
+             "routes_clear()\n--\n\n"
+             "Forget every route: the adapters have changed.");
+
+static PyObject* routes_clear(PyObject* module, PyObject* unused) {
+  for (size_t i = 0; i < SLOTS; i++) {
+    py_route* old = table[i];
+    table[i] = NULL;
+    route_free(old);
+  }
+  Py_RETURN_NONE;
+}
+
+PyMethodDef py_route_functions[] = {
+    {"route_add", route_add, METH_VARARGS, route_add_doc},
+    {"routes_clear", routes_clear, METH_NOARGS, routes_clear_doc},
+    {NULL, NULL, 0, NULL},
+};

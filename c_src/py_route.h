@@ -1,0 +1,73 @@
+#ifndef DLX_PY_ROUTE_H_
+#define DLX_PY_ROUTE_H_
+
+/* How an exact type reaches a target without Python: what py_route.c fills in and py_lane.c runs.
+ */
+
+#include "py_dlx.h"
+
+enum { DLX_MAX_QUESTIONS = 12 };
+
+/* An attribute or method without arguments of one type, with the C function behind it where there
+ * is one. */
+typedef struct {
+  PyObject* name;     /* NULL = no question */
+  PyTypeObject* type; /* the C functions below are for this exact type only */
+  getter get;
+  void* closure;
+  PyCFunction call; /* METH_NOARGS */
+  int is_method;
+} py_question;
+
+/* A question that must be answered false. */
+typedef struct {
+  py_question ask;
+  uint32_t codes;    /* bit n = asked where the dtype code is n */
+  int of_owner;      /* asked of the owner, not of the array */
+  py_question amend; /* asked of the array when the answer was true, to make it false for good */
+} py_guard;
+
+/* A value in a dict that must be this very object (a switch of the framework that is off). */
+typedef struct {
+  PyObject *dict, *name, *value;
+} py_switch;
+
+typedef struct {
+  PyTypeObject* type; /* exact; strong */
+  PyObject* key;      /* the `to` of the call; strong */
+  unsigned tag;       /* the type's version: a patched type misses */
+  int is_lane;        /* 0 = known to need Python */
+  int is_same;        /* the object itself is the result */
+  int users; /* calls that are running on it; a route that was replaced is freed after the last */
+  int is_replaced;
+  const DLPackExchangeAPI* give;
+  const DLPackExchangeAPI* take; /* NULL = the target is dlx.Tensor */
+  int take_keeps;                /* a failing import leaves ownership with us, by declaration */
+  int n_guards, n_switches;
+  py_guard guards[DLX_MAX_QUESTIONS];
+  py_switch switches[DLX_MAX_QUESTIONS];
+  py_question owner; /* what keeps the memory alive; no question = the array itself */
+  py_question start,
+      nbytes; /* of the owner: the bytes that it really has, asked where a guard was amended */
+  py_question dtype;   /* asked where the code and width are those of `confirmed` */
+  PyObject* confirmed; /* {code | bits << 8: dtype object that the answer must be}, or NULL */
+  dlx_capabilities accepts;
+} py_route;
+
+/* The route for an exact type and target, or NULL. Owns: borrowed; whoever runs Python meanwhile
+ * holds it by py_route_enter and py_route_leave. GIL: needed. Errors: none. */
+py_route* py_route_find(PyTypeObject* type, PyObject* key);
+
+static inline void py_route_enter(py_route* route) {
+  route->users++;
+}
+
+/* GIL: needed; may run Python. A pending exception is kept. */
+void py_route_leave(py_route* route);
+
+/* Answer a question. Owns: new reference. GIL: needed. Errors: NULL with an exception. */
+PyObject* py_ask(const py_question* question, PyObject* obj);
+
+extern PyMethodDef py_route_functions[];
+
+#endif

@@ -1,0 +1,86 @@
+"""Filling the lane's table: how an exact type reaches a target in C, read from the adapters' data."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from dlx import native
+from dlx.abi import DType
+from dlx.adapter import Adapter, look_up
+from dlx.native import lib
+from dlx.registry import registry
+
+__all__ = ["learn"]
+
+_EVERY_CODE = 0xFFFFFFFF
+
+
+def learn(kind: type, to: Any) -> None:
+    """Look for a route from an exact type to a target, and tell the lane.
+
+    Called by the lane on its first call with this pair. Only types that an adapter lists in `Adapter.lane` have routes;
+    for all others the lane remembers that Python is to be asked, until the type changes.
+    """
+    if not isinstance(to, str | type(sys) | type):
+        return
+    source = registry.knows(kind)
+    target = registry.target(to)
+    capabilities = target.capabilities
+    listed = source is not None and any(look_up(name) is kind for name in source.lane)
+    may_run = listed and capabilities is not None and target.constant
+    if source is None or not may_run or not source.constant or (source is target and not source.identity):
+        native.route_add(kind, to, False, (), None, (), False, (), (), None, (), None, None, 0)
+        return
+    native.route_add(
+        kind,
+        to,
+        source is target,
+        source.exchange(),
+        None if target.is_own else target.classes()[0],
+        target.exchange(),
+        target.import_keeps,
+        tuple(_guard(source, kind, guard) for guard in source.guards),
+        tuple(_switches(source)),
+        _question(kind, source.owner, call=True) if source.owner else None,
+        tuple(_question(look_up(source.owner_type), name, call=True) for name in source.owner_bounds),
+        _question(kind, source.dtype_attribute, call=False) if source.confirmed else None,
+        _confirmed(source),
+        target.capabilities_address(),
+    )
+
+
+def _question(kind: type, name: str, *, call: bool) -> tuple[Any, ...]:
+    for cls in kind.__mro__:
+        if name in cls.__dict__:
+            return (sys.intern(name), kind, cls.__dict__[name], call)
+    return (sys.intern(name), kind, None, call)
+
+
+def _guard(source: Adapter, kind: type, guard: Any) -> tuple[Any, ...]:
+    asked = look_up(source.owner_type) if guard.of_owner else kind
+    codes = sum(1 << code for code in {_code(name) for name in guard.kinds}) if guard.kinds else _EVERY_CODE
+    amend = _question(kind, guard.amend, call=True) if guard.amend else None
+    return (_question(asked, guard.ask, call=guard.call), codes, guard.of_owner, amend)
+
+
+def _code(kind: str) -> int:
+    codes: dict[str, int] = {
+        "int": lib.kDLInt,
+        "uint": lib.kDLUInt,
+        "float": lib.kDLFloat,
+        "complex": lib.kDLComplex,
+    }
+    return codes[kind]
+
+
+def _switches(source: Adapter) -> Any:
+    for module, name, value in source.switches:
+        yield sys.modules[module].__dict__, sys.intern(name), value
+
+
+def _confirmed(source: Adapter) -> dict[int, Any] | None:
+    if not source.confirmed:
+        return None
+    dtypes = [DType(name) for name in source.confirmed]
+    return {dtype.code | dtype.bits << 8: source.dtype_to(dtype) for dtype in dtypes}
