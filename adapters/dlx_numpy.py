@@ -115,7 +115,7 @@ class NumpyAdapter(_Numpy):
                 cure=_native_order,
                 copies=True,
             )
-        elif any(stride % obj.dtype.itemsize for stride in obj.strides):
+        elif not _whole_elements(obj):
             yield Hindrance(
                 f"its byte strides {obj.strides} are not multiples of the item size {obj.dtype.itemsize}",
                 "Drop copy=False.",
@@ -125,7 +125,7 @@ class NumpyAdapter(_Numpy):
 
     def info(self, obj: Any) -> ArrayInfo:
         itemsize = obj.dtype.itemsize
-        whole = itemsize and not any(stride % itemsize for stride in obj.strides)
+        whole = itemsize and _whole_elements(obj)
         return ArrayInfo(
             framework=self.name,
             type_name=type_name(type(obj)),
@@ -211,6 +211,13 @@ class NumpyScalarAdapter(_Numpy):
         )
 
 
+def _whole_elements(obj: Any) -> bool:
+    """Return whether every stride that is ever taken is a multiple of the item size."""
+    itemsize = obj.dtype.itemsize
+    steps = (stride for stride, extent in zip(obj.strides, obj.shape, strict=True) if extent > 1)
+    return not obj.size or not any(stride % itemsize for stride in steps)
+
+
 def _native(dtype: Any) -> Any:
     return dtype if dtype.isnative else dtype.newbyteorder("=")
 
@@ -221,12 +228,13 @@ def _native_order(obj: Any) -> Any:
 
 def _why_refused(dtype: Any) -> tuple[str, str] | None:
     """Return (reason, fix) for a dtype that DLPack cannot say, or None."""
-    if dtype.hasobject:
+    if dtype.hasobject and dtype.kind != "T":
         return f"dtype {dtype} holds Python objects", "Convert to a numeric dtype with .astype first."
     if dtype.kind in "mM":
         return f"DLPack has no dates or durations ({dtype})", "Call .view('int64') first and keep the unit yourself."
     if dtype.names is not None:
-        return f"DLPack has no structures ({dtype})", f"Convert the fields one by one: a[{dtype.names[0]!r}]."
+        first = f": a[{dtype.names[0]!r}]" if dtype.names else ""
+        return f"DLPack has no structures ({dtype})", f"Convert the fields one by one{first}."
     if dtype.kind in "SUTV" and dtype.type.__module__ == "numpy":
         return f"DLPack has no text or raw bytes ({dtype})", "Call .view('uint8') if the bytes are what you need."
     if dtype.char in "gG" and dtype.itemsize != (8 if dtype.char == "g" else 16):

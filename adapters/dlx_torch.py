@@ -30,9 +30,10 @@ from dlx.adapter import (
     over_memory,
     type_name,
 )
-from dlx.errors import ConversionError, DTypeError, LayoutError
+from dlx.errors import ConversionError, DeviceError, DTypeError, LayoutError
 
 HOST = Device("cpu")
+_DEVICES = {"mps": "metal", "xpu": "oneapi"}  # torch's words that are not dlx's
 
 _GRAD = Hindrance(
     "it requires gradients, which do not cross frameworks",
@@ -103,7 +104,10 @@ class TorchAdapter(Adapter):
         return self.module().device("cpu")
 
     def device_from(self, native_device: Any) -> Device:
-        return Device(native_device.type, native_device.index)
+        kind = native_device.type
+        if kind == "cuda" and self.module().version.hip:
+            kind = "rocm"
+        return Device(f"{_DEVICES.get(kind, kind)}:{native_device.index or 0}")
 
     # ---- as a producer ----------------------------------------------------------------------------------------------
 
@@ -193,7 +197,15 @@ class TorchAdapter(Adapter):
         )
 
     def _device_of(self, obj: Any) -> Device | None:
-        return HOST if obj.device.type == "cpu" else None
+        try:
+            return self.device_from(obj.device)
+        except DeviceError:
+            return None
+
+    def sketch(self, obj: Any) -> Tensor | None:
+        kind = type(obj)
+        own = kind.__dlpack__ is self.module().Tensor.__dlpack__
+        return super().sketch(obj) if own else None  # a subclass may have its own idea of what it gives
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         storage = _storage(obj)
@@ -260,7 +272,10 @@ def _freeze(torch: Any, storage: Any) -> None:
 
     torch does so itself in `t.numpy()` and has no other door to it.
     """
-    if "numpy" in sys.modules:
+    if "numpy" not in sys.modules:
+        return
+    dispatch = look_up("torch.utils._python_dispatch")
+    with dispatch._disable_current_modes(), torch._C._DisableFuncTorch():  # whatever traces, this is about memory
         torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
 
 

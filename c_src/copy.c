@@ -96,11 +96,11 @@ static int collect(const DLTensor* from, const DLTensor* to, int64_t item, axis*
   int64_t from_step = item, to_step = item;
   int n = 0;
   for (int32_t d = from->ndim - 1; d >= 0; d--) {
+    if (from->shape[d] == 1) continue; /* its stride may be any number */
     axis next = {from->shape[d], from->strides ? from->strides[d] * item : from_step,
                  to->strides ? to->strides[d] * item : to_step};
-    from_step *= from->shape[d];
-    to_step *= to->shape[d];
-    if (next.extent == 1) continue;
+    from_step *= next.extent;
+    to_step *= next.extent;
     int at = n++;
     for (; at > 0 && !comes_before(&axes[at - 1], &next); at--) axes[at] = axes[at - 1];
     axes[at] = next;

@@ -17,6 +17,7 @@ typedef struct {
   void* owner;                      /* keeps the memory alive */
   dlx_release release;              /* how to let go of it; NULL = nothing to do */
   atomic_int_least32_t holders;     /* who may still call the deleter or shares the memory */
+  DLManagedTensorVersioned* next;   /* waiting for its release, see drop */
   int64_t numbers[];                /* shape, then strides */
 } made_tensor;
 
@@ -26,13 +27,36 @@ int64_t dlx_live(void) {
   return atomic_load(&live);
 }
 
+enum { DEEPEST = 50 }; /* releases inside releases, on one thread */
+static _Thread_local int depth;
+static _Thread_local DLManagedTensorVersioned* waiting;
+
 /* GIL: not needed; `release` takes it if it must. */
-static void drop(DLManagedTensorVersioned* managed) {
-  made_tensor* self = (made_tensor*)managed;
-  if (atomic_fetch_sub(&self->holders, 1) != 1) return;
+static void finish(made_tensor* self) {
   if (self->release) self->release(self->owner);
   free(self);
   atomic_fetch_sub(&live, 1);
+}
+
+/* GIL: not needed. */
+static void drop(DLManagedTensorVersioned* managed) {
+  made_tensor* self = (made_tensor*)managed;
+  if (atomic_fetch_sub(&self->holders, 1) != 1) return;
+  /* An owner may itself be a view of memory of ours, and so on: a long chain must not eat the
+   * stack. */
+  if (depth >= DEEPEST) {
+    self->next = waiting;
+    waiting = managed;
+    return;
+  }
+  depth++;
+  finish(self);
+  while (depth == 1 && waiting) {
+    self = (made_tensor*)waiting;
+    waiting = self->next;
+    finish(self);
+  }
+  depth--;
 }
 
 static void drop_owner(void* made) {

@@ -5,14 +5,14 @@
 
 /* Owns: numbers written to `out`. Errors: -1 with an exception. */
 static int read_numbers(PyObject* sequence, int64_t* out, Py_ssize_t n, const char* what) {
-  PyObject* fast = PySequence_Fast(sequence, "expected a sequence of int");
+  PyObject* fast = PySequence_Tuple(sequence); /* a copy: reading a number may run Python */
   if (fast == NULL) return -1;
-  int ok = PySequence_Fast_GET_SIZE(fast) == n;
+  int ok = PyTuple_GET_SIZE(fast) == n;
   if (!ok)
     PyErr_Format(PyExc_ValueError, "%s wants %zd numbers, found %zd", what, n,
-                 PySequence_Fast_GET_SIZE(fast));
+                 PyTuple_GET_SIZE(fast));
   for (Py_ssize_t i = 0; ok && i < n; i++) {
-    out[i] = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(fast, i));
+    out[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(fast, i));
     ok = !(out[i] == -1 && PyErr_Occurred());
   }
   Py_DECREF(fast);

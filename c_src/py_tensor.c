@@ -186,6 +186,9 @@ static PyObject* tensor_dlpack(PyObject* self, PyObject* const* args, Py_ssize_t
   DLTensor like = base->dl_tensor;
   int versioned = wants_versioned(value[1]);
   if (versioned < 0 || answer_request(value[0], value[2], &like.device) < 0) return NULL;
+  if (!versioned && (base->flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) &&
+      dlx_itemsize(like.dtype, 0) == 0)
+    return py_raise(DLX_E_FLAGS, "a legacy capsule cannot say that elements are padded to bytes");
   int copied = value[3] == Py_None ? 0 : PyObject_IsTrue(value[3]);
   if (copied < 0) return NULL;
   if (copied && value[2] != Py_None && like.device.device_type != kDLCPU)

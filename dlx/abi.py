@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from typing import Any
 
 from dlx.errors import DeviceError, DTypeError
 from dlx.native import lib, set_tensor_classes
 
-__all__ = ["Device", "DType", "READ_ONLY", "IS_COPIED", "SUBBYTE_PADDED", "host_readable"]
+__all__ = ["Device", "DType", "READ_ONLY", "IS_COPIED", "SUBBYTE_PADDED", "host_readable", "same_device"]
 
 READ_ONLY: int = lib.DLPACK_FLAG_BITMASK_READ_ONLY
 IS_COPIED: int = lib.DLPACK_FLAG_BITMASK_IS_COPIED
@@ -76,7 +77,7 @@ class Device(tuple[int, int]):
             return tuple.__new__(cls, (_DEVICE_TYPES[name], int(number or 0)))
         pair = (device, id or 0) if id is not None or isinstance(device, int) else device
         try:
-            kind, ordinal = (int(part) for part in pair)
+            kind, ordinal = (operator.index(part) for part in pair)
         except (TypeError, ValueError):
             raise DeviceError(
                 f"{device!r} is not a device", fix="Give a name such as 'cpu' or 'cuda:1', or a pair (type, id)."
@@ -106,6 +107,11 @@ class Device(tuple[int, int]):
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         return (tuple(self),)
+
+
+def same_device(a: Device, b: Device | None) -> bool:
+    """Return whether two devices are one; the host is, whatever its id."""
+    return b is not None and (a == b or a.type == b.type == lib.kDLCPU)
 
 
 def host_readable(device: Device) -> bool:
@@ -176,7 +182,7 @@ class DType(tuple[int, int, int]):
             return tuple.__new__(cls, found)
         triple = dtype if bits is None else (dtype, bits, lanes)
         try:
-            code, width, width_lanes = (int(part) for part in triple)
+            code, width, width_lanes = (operator.index(part) for part in triple)
         except (TypeError, ValueError):
             raise DTypeError(
                 f"{dtype!r} is not a dtype", fix="Give a name such as 'float32', or a triple (code, bits, lanes)."

@@ -161,6 +161,12 @@ class Adapter:
         known = {name: value for name, value in self.lowered.items() if name in Capabilities.__dataclass_fields__}
         return replace(stated, **known)
 
+    def refresh(self) -> None:
+        """Forget what was stated, where it may change; called once per conversion, when this is the target."""
+        if not self.constant:
+            self.__dict__.pop("capabilities", None)
+            self.__dict__.pop("_capabilities_struct", None)
+
     def accepts(self) -> Capabilities | None:
         """State what the framework takes as it is. None, the default: it cannot be a target."""
         return None
@@ -290,9 +296,6 @@ class Adapter:
 
     def check(self, tensor: Tensor) -> int:
         """Return the obstacle bits between a tensor and this consumer (0 = it may be handed over as it is)."""
-        if not self.constant:
-            self.__dict__.pop("capabilities", None)
-            self.__dict__.pop("_capabilities_struct", None)
         return native.tensor_check(tensor, self.capabilities_address())
 
     # ---- the fast lane --------------------------------------------------------------------------------------------
@@ -367,6 +370,10 @@ def look_up(name: str) -> Any:
 def _as_struct(stated: Capabilities) -> Any:
     """Fill the C struct by field name."""
     struct = ffi.new("dlx_capabilities *")
+    if stated.dtypes is not None and len(stated.dtypes) > len(struct.dtypes):
+        raise ValueError(f"at most {len(struct.dtypes)} dtypes can be told apart, found {len(stated.dtypes)}")
+    if stated.device_types is not None and not all(0 <= number < 32 for number in stated.device_types):
+        raise ValueError(f"device types are numbers from 0 to 31, found {sorted(stated.device_types)}")
     struct.device_types = (
         0xFFFFFFFF if stated.device_types is None else sum(1 << number for number in stated.device_types)
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from dlx.abi import Device
 from dlx.adapter import Adapter
-from dlx.errors import AdapterNotFoundError, ConversionError, DlxError
+from dlx.errors import AdapterNotFoundError, ConversionError, DeviceError, DlxError
 from dlx.native import Lane
 from dlx.planning import Plan, Request, begin
 from dlx.registry import registry
@@ -161,7 +162,7 @@ def describe(obj: Any) -> ArrayInfo:
     >>> str(dlx.describe(b"abc"))
     'bytes (uint8[3], read-only)'
     """
-    source = registry.producer(obj)
+    source = _known(obj)
     if source is None:
         raise _not_an_array(obj)
     try:
@@ -169,6 +170,11 @@ def describe(obj: Any) -> ArrayInfo:
     except DlxError as error:
         error.complete(source=type_name(type(obj)))
         raise
+    except MemoryError:
+        raise
+    except Exception as error:
+        reason = f"{source.name} failed: {type(error).__name__}: {error}".rstrip(".")
+        raise ConversionError(reason, source=type_name(type(obj))) from error
     return info if info is not None else ArrayInfo(source.name, type_name(type(obj)))
 
 
@@ -187,7 +193,7 @@ def _request(
     """Check the options of a call; errors of the call itself are raised in every case."""
     if (to is None) == (like is None):
         raise TypeError("give either to= (a name, a module, an array type) or like= (an array), not both or neither")
-    if copy not in (None, True, False):
+    if copy is not None and not isinstance(copy, bool):
         raise ValueError(f"copy must be None, True or False, found {copy!r}")
     if readonly not in ("copy", "error", "share"):
         raise ValueError(f"readonly must be 'copy', 'error' or 'share', found {readonly!r}")
@@ -204,21 +210,34 @@ def _request(
 
 def _as(like: Any) -> tuple[Adapter, Device | None]:
     """Return the framework and the device of an example."""
-    adapter = registry.producer(like)
+    adapter = _known(like)
     if adapter is None or adapter.capabilities is None:
         raise AdapterNotFoundError(
             f"like= is {type_name(type(like))}, whose framework is no target",
             fix="Give an array of the target, or to=.",
         )
-    info = adapter.info(like)
-    return adapter, info.device if info is not None else None
+    info = describe(like)
+    if info.device is None and info.shape is not None:
+        raise DeviceError(f"like= is {info}, whose device dlx does not know", fix="Pass to= and device= instead.")
+    return adapter, info.device
 
 
 def _producer(obj: Any, request: Request) -> Adapter:
-    source = registry.producer(obj)
+    source = _known(obj)
     if source is None:
         raise _not_an_array(obj).complete(target=request.target.name)
     return source
+
+
+def _known(obj: Any) -> Adapter | None:
+    try:
+        return registry.producer(obj)
+    except (DlxError, MemoryError):
+        raise
+    except Exception as error:  # a type that raises when it is looked at
+        name = type_name(type(obj))
+        reason = f"its type cannot be looked at: {type(error).__name__}: {error}".rstrip(".")
+        raise AdapterNotFoundError(reason, source=name, fix="Convert an array that it holds.") from error
 
 
 def _described(obj: Any) -> ArrayInfo | None:
@@ -230,7 +249,9 @@ def _described(obj: Any) -> ArrayInfo | None:
 
 def _not_an_array(obj: Any) -> DlxError:
     name = type_name(type(obj))
-    if isinstance(obj, list | tuple | dict):
+    if type(obj) in weakref.ProxyTypes:
+        fix = "Convert the object itself: a proxy does not keep it alive."
+    elif isinstance(obj, list | tuple | dict):
         fix = "Convert its elements one by one."
     elif type(obj).__module__ == "builtins":
         fix = "Give an array, or an object with a buffer such as bytes."

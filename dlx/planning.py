@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dlx.abi import IS_COPIED, READ_ONLY, Device, host_readable
+from dlx.abi import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, Device, host_readable, same_device
 from dlx.adapter import Adapter, Hindrance, Layout
 from dlx.errors import (
     ConversionError,
@@ -121,7 +121,8 @@ class Leaf:
     info: ArrayInfo | None
     steps: list[Step] = field(default_factory=list)
     cures: list[Callable[[Any], Any]] = field(default_factory=list)
-    fresh: bool = False  # a cure made new memory
+    fresh: bool = False  # a cure, or the producer, made new memory
+    made_by_producer: bool = False
     view_device: Device | None = None  # relabel to this device
     view_flags: int | None = None  # replace the flags by these
     copy_order: bool | None = None  # copy; True keeps the order of dimensions
@@ -232,18 +233,22 @@ def _stays(leaf: Leaf) -> bool:
         leaf.cures.append(source.detached)
         leaf.steps.append(Step("detach", "detach=True gives a graph-free array"))
     wanted = request.device
-    if wanted is not None and device is not None and tuple(wanted) != tuple(device):
+    if wanted is not None and not same_device(wanted, device):
         accepted = source.capabilities.device_types if source.capabilities is not None else None
-        if accepted is not None and wanted.type not in accepted:
-            reason = f"{source.name} {source.noun}s cannot be on {wanted} here"
+        if type(source).moved is Adapter.moved or (accepted is not None and wanted.type not in accepted):
+            reason = f"{source.name} {source.noun}s cannot be moved to {wanted} here"
             leaf.finish("refused", None, leaf.error(DeviceError, reason, "Leave device out."))
             return True
+        for hindrance in source.examine(leaf.obj):
+            if hindrance.cure is None:  # without memory there is nothing to move
+                leaf.finish("refused", None, leaf.error(hindrance.error, hindrance.because, hindrance.fix))
+                return True
         if request.copy is False:
             reason = f"it is on {device}, and {wanted} was asked for"
             leaf.finish("refused", None, leaf.error(CopyRequiredError, reason, "Drop copy=False."))
             return True
         leaf.cures.append(lambda obj: source.moved(obj, wanted))
-        leaf.steps.append(Step("move", f"from {device} to {wanted}", nbytes))
+        leaf.steps.append(Step("move", f"from {device or 'an unknown device'} to {wanted}", nbytes))
         leaf.finish("copied", wanted)
         return True
     if request.copy:
@@ -272,8 +277,11 @@ def settle(leaf: Leaf, tensor: Tensor) -> None:
         leaf.finish("refused", None, error)
         return
     if leaf.copy_order is None and leaf.request.copy and not leaf.fresh:
-        _copy(leaf, tensor, "copy=True")
-    copied = leaf.fresh or leaf.copy_order is not None
+        error = _copy(leaf, tensor, "copy=True")
+        if error is not None:
+            leaf.finish("refused", None, error)
+            return
+    copied = leaf.fresh or leaf.made_by_producer or leaf.copy_order is not None
     leaf.finish("copied" if copied else "shared", HOST if leaf.copy_order is not None else _device_of(leaf, tensor))
 
 
@@ -283,8 +291,9 @@ def _freshness(leaf: Leaf, tensor: Tensor) -> DlxError | None:
         return None
     if leaf.request.copy is False:
         return leaf.error(CopyRequiredError, "its producer made a copy", "Drop copy=False.")
-    leaf.fresh = True
+    leaf.fresh = not tensor.readonly  # what nobody may write to is no fresh memory for copy=True
     leaf.steps.append(Step("copy", "made by its producer", tensor.nbytes))
+    leaf.made_by_producer = True
     return None
 
 
@@ -299,10 +308,10 @@ def _place(leaf: Leaf, tensor: Tensor) -> DlxError | None:
     wanted = request.device
     if wanted is None and accepted is not None and device.type not in accepted and host_readable(device):
         wanted = HOST
-    if wanted is not None and wanted != device and host_readable(device) and wanted == HOST:
+    if wanted is not None and not same_device(wanted, device) and host_readable(device) and wanted.type == HOST.type:
         leaf.view_device = HOST
         leaf.steps.append(Step("relabel", f"{device} memory is read by the host as it is"))
-    elif wanted is not None and wanted != device:
+    elif wanted is not None and not same_device(wanted, device):
         # What the consumer cannot hold at all is said by the check; this is about moving.
         reason = f"it is on {device}, and this version of dlx cannot move it to {wanted}"
         return leaf.error(DeviceError, reason, "Leave device out, or move it in its own framework first.")
@@ -330,7 +339,7 @@ def _obstacles(leaf: Leaf, tensor: Tensor) -> DlxError | None:
     if layout and request.copy is False:
         return leaf.error(layout[0].error, layout[0].sentence(tensor, target), layout[0].fix)
     if rows:
-        _copy(leaf, tensor, "; ".join(row.sentence(tensor, target) for row in rows))
+        return _copy(leaf, tensor, "; ".join(row.sentence(tensor, target) for row in rows))
     return None
 
 
@@ -351,7 +360,16 @@ def _read_only(leaf: Leaf, tensor: Tensor, *, copied_anyway: bool) -> tuple[DlxE
     return None, False
 
 
-def _copy(leaf: Leaf, tensor: Tensor, why: str) -> None:
+def _copy(leaf: Leaf, tensor: Tensor, why: str) -> DlxError | None:
+    """Note that dlx makes a copy, or return why it cannot."""
+    if not host_readable(tensor.device):
+        reason = f"it is on {tensor.device}, and this version of dlx copies host memory only"
+        return leaf.error(DeviceError, reason, "Copy it in its own framework first.")
+    packed = tensor.dtype.bits * tensor.dtype.lanes % 8 and not tensor.flags & SUBBYTE_PADDED
+    if packed and leaf.info is not None and not leaf.info.contiguous():
+        reason = f"its {tensor.dtype} elements are packed below one byte and not contiguous"
+        return leaf.error(LayoutError, reason, "Make it contiguous in its own framework first.")
     capabilities = leaf.request.target.capabilities
     leaf.copy_order = bool(capabilities and capabilities.layouts & Layout.PERMUTED)
     leaf.steps.append(Step("copy", why, tensor.nbytes))
+    return None

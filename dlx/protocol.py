@@ -17,9 +17,9 @@ __all__ = ["array_interface", "buffer", "device_of", "export"]
 MAX_VERSION: tuple[int, int] = (lib.DLX_DLPACK_MAJOR, lib.DLX_DLPACK_MINOR)
 HOST = Device("cpu")
 
-# Keywords that a type's __dlpack__ takes -> whether it insists on them; None where its signature cannot be read. Weak:
-# types may go.
-_keywords: weakref.WeakKeyDictionary[type, dict[str, bool] | None] = weakref.WeakKeyDictionary()
+# A type's __dlpack__ and the keywords that it takes -> whether it insists on them; None where its signature cannot be
+# read. Weak: types may go. The function is compared, since a type may be given another one.
+_keywords: weakref.WeakKeyDictionary[type, tuple[Any, dict[str, bool] | None]] = weakref.WeakKeyDictionary()
 _ALL = dict.fromkeys(("stream", "max_version", "dl_device", "copy"), False)
 
 
@@ -85,11 +85,12 @@ def producer_failed(method: str, error: Exception) -> ConversionError:
 
 
 def _call(obj: Any, wanted: dict[str, Any]) -> Any:
-    kind = type(obj)
-    try:
-        accepted = _keywords[kind]
-    except KeyError:
-        accepted = _keywords[kind] = _read_keywords(kind)
+    kind: Any = type(obj)
+    function = _own_function(kind)
+    learnt = _keywords.get(kind)
+    if learnt is None or learnt[0] is not function:
+        learnt = _keywords[kind] = (function, _read_keywords(kind.__dlpack__))
+    accepted = learnt[1]
     if accepted is not None:
         return obj.__dlpack__(**{name: wanted.get(name) for name, must in accepted.items() if must or name in wanted})
     try:
@@ -97,15 +98,20 @@ def _call(obj: Any, wanted: dict[str, Any]) -> Any:
     except TypeError as error:
         if "keyword argument" not in str(error):  # also "takes no keyword arguments"
             raise
-        _keywords[kind] = {"stream": False}
-        return _call(obj, wanted)
-    _keywords[kind] = _ALL
+        _keywords[kind] = (function, {"stream": False})
+        return obj.__dlpack__(**{name: value for name, value in wanted.items() if name == "stream"})
+    _keywords[kind] = (function, _ALL)
     return capsule
 
 
-def _read_keywords(kind: type) -> dict[str, bool] | None:
+def _own_function(kind: type) -> Any:
+    """Return what stands in the class, which stays the same object, and not what its descriptor makes of it."""
+    return next((cls.__dict__["__dlpack__"] for cls in kind.__mro__ if "__dlpack__" in cls.__dict__), None)
+
+
+def _read_keywords(function: Any) -> dict[str, bool] | None:
     try:
-        parameters = inspect.signature(kind.__dlpack__).parameters.values()  # type: ignore[attr-defined]
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return None
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
@@ -162,14 +168,14 @@ def buffer(obj: Any) -> Tensor:
         raise LayoutError("its buffer is indirect (suboffsets)", fix="Copy it into one block first.")
     address = native.buffer_address(view)
     flags = READ_ONLY if view.readonly else 0
-    strides = _whole_elements(view.strides, view.itemsize)
+    strides = _whole_elements(view.strides, view.shape, view.itemsize)
     return native.tensor_new(address, view.shape or (), strides, dtype, HOST, flags, view)
 
 
-def _whole_elements(byte_strides: Any, itemsize: int) -> tuple[int, ...] | None:
+def _whole_elements(byte_strides: Any, shape: Any, itemsize: int) -> tuple[int, ...] | None:
     if byte_strides is None:
         return None
-    if any(stride % itemsize for stride in byte_strides):
+    if any(stride % itemsize for stride, extent in zip(byte_strides, shape, strict=True) if extent > 1):
         raise LayoutError(
             f"its byte strides {tuple(byte_strides)} are not multiples of the item size {itemsize}",
             fix="Copy it into contiguous memory first.",
@@ -225,6 +231,6 @@ def array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
         address, readonly = native.buffer_address(view) + start, view.readonly
         owner = (obj, view)
     flags = READ_ONLY if readonly else 0
-    if not isinstance(data, tuple | None) and obj.__array_interface__.get("data") is not data:
-        flags |= IS_COPIED  # its producer makes new bytes at every access (pillow does)
-    return native.tensor_new(address, shape, _whole_elements(strides, itemsize), dtype, HOST, flags, owner)
+    if type(data) is bytes:
+        flags |= IS_COPIED  # nobody keeps pixels in bytes: its producer has just written them out (pillow does)
+    return native.tensor_new(address, shape, _whole_elements(strides, shape, itemsize), dtype, HOST, flags, owner)

@@ -63,11 +63,22 @@ class Registry:
                 return
             from importlib.metadata import entry_points  # 40 ms: only when something unknown turns up
 
-            for entry in entry_points(group="dlx"):
+            try:
+                entries = list(entry_points(group="dlx"))
+            except Exception as error:  # some distribution's metadata is broken: nothing of ours is
+                broken = Plugin(
+                    "entry points", _importer("dlx"), "an installed distribution", loaded=True, broken=error
+                )
+                self._plugins["(entry points)"] = broken
+                entries = []
+            modules = {plugin.module: plugin for plugin in self._plugins.values()}
+            for entry in entries:
                 owner = entry.dist.name if entry.dist is not None else "an unknown distribution"
                 known = self._plugins.get(entry.name)
                 if known is None:
-                    self._plugins[entry.name] = Plugin(entry.value, entry.load, owner)
+                    # One module may answer to several names, as jax does to jaxlib.
+                    plugin = modules.setdefault(entry.value, Plugin(entry.value, entry.load, owner))
+                    self._plugins[entry.name] = plugin
                 elif known.module != entry.value:  # ours and the first one found stay; the other is remembered
                     clash = f"{owner} offers an adapter for {entry.name!r}, which {known.distribution} already has"
                     self._plugins[f"{entry.name} ({owner})"] = Plugin(
@@ -85,10 +96,12 @@ class Registry:
             with self._lock:
                 if not plugin.loaded:
                     plugin.adapters = self._collect(plugin, module)
+                    plugin.loaded = True
                     native.routes_clear()
         except Exception as error:  # whatever a plugin does wrong stays its own
-            plugin.broken = error
-        plugin.loaded = True
+            with self._lock:
+                if not plugin.loaded:
+                    plugin.broken, plugin.loaded = error, True
         return plugin
 
     def _collect(self, plugin: Plugin, module: ModuleType) -> tuple[Adapter, ...]:
@@ -146,8 +159,8 @@ class Registry:
         return self._producers.get(kind) or self._find(kind)
 
     def _find(self, kind: type) -> Adapter | None:
-        roots = {cls.__module__.partition(".")[0] for cls in kind.__mro__} - {"builtins"}
-        top = kind.__module__.partition(".")[0]
+        roots = {str(cls.__module__).partition(".")[0] for cls in kind.__mro__} - {"builtins"}
+        top = str(kind.__module__).partition(".")[0]
         if top not in self._plugins and top not in sys.stdlib_module_names:
             self.scan()
         broken: list[Plugin] = []
@@ -162,7 +175,7 @@ class Registry:
 
     def _owner(self, kind: type) -> Adapter | None:
         """The adapter whose type comes first in the method resolution order; virtual subclasses last."""
-        listed = [(adapter, adapter.classes()) for adapter in self.adapters()]
+        listed = [(adapter, _classes(adapter)) for adapter in self.adapters()]
         for cls in kind.__mro__:
             for adapter, classes in listed:
                 if cls in classes:
@@ -197,7 +210,7 @@ class Registry:
             return self._named(to.__name__.partition(".")[0], f"module {to.__name__}")
         if isinstance(to, type):
             adapter = self._find(to)
-            if adapter is not None and adapter.capabilities is not None and to in adapter.classes():
+            if adapter is not None and _can_be_target(adapter) and to in adapter.classes():
                 return adapter
             fix = f"Say to={adapter.package.partition('.')[0]!r}." if adapter is not None else self._known()
             raise AdapterNotFoundError(f"no adapter lists the type {to.__module__}.{to.__qualname__}", fix=fix)
@@ -213,11 +226,10 @@ class Registry:
         plugin = self.load(name)
         if plugin.broken is not None:
             raise _broken(plugin)
-        for adapter in plugin.adapters:
-            if name in (adapter.name, adapter.package.partition(".")[0]) or self._plugins[name] is plugin:
-                _import(adapter)
-                if adapter.capabilities is not None:
-                    return adapter
+        for adapter in sorted(plugin.adapters, key=lambda adapter: adapter.name != name):
+            _import(adapter)
+            if _can_be_target(adapter, plugin):
+                return adapter
         raise AdapterNotFoundError(f"{name!r} can be read but is no target", target=name, fix=self._known())
 
     def _known(self) -> str:
@@ -238,6 +250,29 @@ def _broken(plugin: Plugin) -> PluginError:
     return error
 
 
+def _can_be_target(adapter: Adapter, plugin: Plugin | None = None) -> bool:
+    """Return whether an adapter takes arrays; what it states is asked anew where it may change."""
+    try:
+        adapter.refresh()
+        if adapter.capabilities is None:
+            return False
+        adapter.capabilities_address()
+    except Exception as error:
+        raise PluginError(
+            f"the {adapter.name} adapter cannot state what it accepts: {type(error).__name__}: {error}".rstrip("."),
+            target=adapter.name,
+            fix=f"Repair {plugin.distribution if plugin is not None else 'its plugin'}.",
+        ) from error
+    return True
+
+
+def _classes(adapter: Adapter) -> tuple[type, ...]:
+    try:
+        return adapter.classes()
+    except Exception:  # a package that fails to look one of its own names up has no such type
+        return ()
+
+
 def _looks_like_an_array(kind: type) -> bool:
     return any(hasattr(kind, name) for name in ("__dlpack__", "__array_interface__", "__array__"))
 
@@ -251,8 +286,9 @@ def _import(adapter: Adapter) -> None:
     except ModuleNotFoundError as error:
         if error.name != adapter.package:
             raise _failed(adapter, error) from error
+        install = adapter.install or f"pip install {adapter.package}"
         raise FrameworkNotInstalledError(
-            f"{adapter.package} is not installed", target=adapter.name, fix=f"Install it: {adapter.install}."
+            f"{adapter.package} is not installed", target=adapter.name, fix=f"Install it: {install}."
         ) from error
     except Exception as error:  # a half-installed framework raises OSError, RuntimeError, anything
         raise _failed(adapter, error) from error

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
 from dlx import native, protocol
-from dlx.abi import host_readable
+from dlx.abi import Device, host_readable
 from dlx.adapter import Adapter, Capabilities, Hindrance, Layout, at_rest
 from dlx.errors import ConsumedError, DeviceError
 from dlx.native import Tensor
@@ -78,20 +79,30 @@ class CapsuleAdapter(_Described):
         native.capsule_restore(obj, tensor)
 
 
+_MOVE_IT = "Move it to the host in its own framework first."
+
+
+def _elsewhere(device: Device) -> str:
+    return f"its memory is on {device}, and this version of dlx converts host memory only"
+
+
 class DLPackAdapter(Adapter):
     """Any object whose type has ``__dlpack__``. Only an export can tell what is in it."""
 
     name = "dlpack"
     package = "builtins"
+    describes_by_export = True
 
     def examine(self, obj: Any) -> Iterable[Hindrance]:
         device = protocol.device_of(obj)
         if device is not None and not host_readable(device):
-            yield Hindrance(
-                f"its memory is on {device}, and this version of dlx converts host memory only",
-                "Move it to the host in its own framework first.",
-                DeviceError,
-            )
+            yield Hindrance(_elsewhere(device), _MOVE_IT, DeviceError)
+
+    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+        tensor = super().export(obj, stream=stream)
+        if not host_readable(tensor.device):  # it has no __dlpack_device__, or one that lies
+            raise DeviceError(_elsewhere(tensor.device), fix=_MOVE_IT)
+        return tensor
 
     def info(self, obj: Any) -> ArrayInfo | None:
         return ArrayInfo(self.name, type_name(type(obj)), device=protocol.device_of(obj), protocols=("__dlpack__",))
@@ -132,23 +143,26 @@ def stranger(obj: Any) -> Adapter | None:
     The order is DLPack, array interface, buffer. ``__array__`` alone is never used: it may copy or move without saying.
     """
     kind = type(obj)
+    if kind in weakref.ProxyTypes:  # it speaks for an object that it does not keep alive
+        return None
     if kind.__name__ == "PyCapsule" and kind.__module__ == "builtins":
         return CAPSULE
     if hasattr(kind, "__dlpack__"):
         return DLPACK
-    if _has_interface(obj):
+    if _offers_interface(obj):
         return INTERFACE
     try:
         memoryview(obj).release()
     except TypeError:
         return None
-    except (BufferError, ValueError):
+    except Exception:
         pass  # it has a buffer, which cannot be had just now: the export says why
     return BUFFER
 
 
-def _has_interface(obj: Any) -> bool:
-    try:
-        return isinstance(getattr(obj, "__array_interface__", None), dict)
-    except Exception:  # a property that raises offers nothing
+def _offers_interface(obj: Any) -> bool:
+    """Return whether there is an array interface, without asking for it: some write their pixels out when asked."""
+    name = "__array_interface__"
+    if isinstance(obj, type):  # a class that gives its objects one has none itself
         return False
+    return any(name in cls.__dict__ for cls in type(obj).__mro__) or name in getattr(obj, "__dict__", ())

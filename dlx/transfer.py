@@ -109,10 +109,10 @@ def _lifted(leaf: Leaf) -> Any:
     return obj
 
 
-def _sketch_of_copy(leaf: Leaf) -> Tensor:
+def _sketch_of_copy(leaf: Leaf) -> Tensor | None:
     info = leaf.info
     if info is None or info.shape is None or info.dtype is None or info.device is None:
-        raise ConversionError("only a conversion could tell: its description is incomplete")
+        return None  # only a conversion could tell
     address = native.lib.DLX_ALIGNMENT  # any aligned address will do: nobody reads it
     return native.tensor_new(address, info.shape, None, info.dtype, info.device, 0, None)
 
@@ -130,15 +130,18 @@ def _hand_over(leaf: Leaf, tensor: Tensor) -> Any:
             ready = native.tensor_copy(ready, leaf.copy_order)
         return target.load(ready)
     except Exception as error:
-        if owned is not None and owned is not tensor:
+        if owned is not None:
             # Whatever shares the memory must let go of it first: our view of it, frames of the consumer.
             ready = None
-            error.__traceback__ = None
+            if owned is not tensor:
+                forget_frames(error)
             leaf.source.give_back(leaf.obj, owned)
         if isinstance(error, DlxError):
             leaf.complete(error)
             raise
         if isinstance(error, MemoryError):
             raise
+        if owned is None:
+            raise leaf.complete(adapter_failed(leaf, error)) from error
         reason = f"{target.name} refused it: {type(error).__name__}: {error}".rstrip(".")
         raise leaf.complete(ConversionError(reason)) from error

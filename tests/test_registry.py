@@ -383,6 +383,7 @@ def test_capabilities_that_change_are_asked_each_time(mylib):
     tensor = dlx.convert(memoryview(bytes(8)).cast("d"), to="dlx")
     assert adapter.check(tensor) & native.lib.DLX_OBSTACLE_DTYPE
     adapter.allowed = frozenset({"float64"})
+    adapter.refresh()  # as every look-up of a target does
     assert not adapter.check(tensor) & native.lib.DLX_OBSTACLE_DTYPE
 
 
