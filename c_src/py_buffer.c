@@ -47,7 +47,7 @@ static void to_bytes(DLTensor* t, int64_t itemsize) {
   for (int32_t i = t->ndim - 1; i >= 0; i--) {
     if (size == 0 || t->shape[i] == 1) t->strides[i] = step;
     t->strides[i] *= itemsize;
-    step *= size == 0 || t->shape[i] == 0 ? 1 : t->shape[i];
+    if (size) step *= t->shape[i];
   }
 }
 
