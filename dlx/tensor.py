@@ -124,39 +124,52 @@ class ArrayInfo:
 MOST_VALUES = 8
 
 
-def _rounded(value: float, precision: int) -> float:
-    """Return the shortest decimal that reads back as `value` in a format with so many significant bits."""
+def _shortest(value: float, raw: bytes, pack: Callable[[float], bytes]) -> float:
+    """Return the float with the shortest text that packs to the same bytes as `value`."""
     for digits in range(1, 10):
         short = float(f"{value:.{digits}g}")
-        if abs(short - value) <= abs(value) * 2.0 ** -(precision + 1):
-            return short
+        try:
+            if pack(short) == raw:
+                return short
+        except OverflowError:  # rounded up beyond the largest number
+            continue
     return value
 
 
-def _integer(letter: str) -> Callable[[bytes], Any]:
+def _plain(letter: str) -> Callable[[bytes], Any]:
     return lambda raw: struct.unpack(f"={letter}", raw)[0]
 
 
-def _real(letter: str, precision: int) -> Callable[[bytes], Any]:
-    return lambda raw: _rounded(struct.unpack(f"={letter}", raw)[0], precision)
+def _real(letter: str) -> Callable[[bytes], float]:
+    packer = struct.Struct(f"={letter}")
+    return lambda raw: _shortest(packer.unpack(raw)[0], raw, packer.pack)
 
 
-def _complex(letter: str, precision: int) -> Callable[[bytes], Any]:
-    return lambda raw: complex(*(_rounded(part, precision) for part in struct.unpack(f"=2{letter}", raw)))
+def _complex(part: Callable[[bytes], float]) -> Callable[[bytes], complex]:
+    return lambda raw: complex(part(raw[: len(raw) // 2]), part(raw[len(raw) // 2 :]))
+
+
+def _pack_bfloat16(value: float) -> bytes:
+    (bits,) = struct.unpack("=I", struct.pack("=f", value))
+    return struct.pack("=H", (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 & 0xFFFF)  # to nearest, ties to even
+
+
+def _bfloat16(raw: bytes) -> float:
+    (upper,) = struct.unpack("=H", raw)
+    return _shortest(struct.unpack("=f", struct.pack("=I", upper << 16))[0], raw, _pack_bfloat16)
 
 
 # (code, bits) -> one element's bytes to a value whose repr is shown. What is missing is shown without values.
 _READERS: dict[tuple[int, int], Callable[[bytes], Any]] = {
     (lib.kDLBool, 8): lambda raw: raw != b"\0",
-    **{(lib.kDLInt, bits): _integer(letter) for bits, letter in ((8, "b"), (16, "h"), (32, "i"), (64, "q"))},
-    **{(lib.kDLUInt, bits): _integer(letter) for bits, letter in ((8, "B"), (16, "H"), (32, "I"), (64, "Q"))},
-    (lib.kDLFloat, 16): _real("e", 11),
-    (lib.kDLFloat, 32): _real("f", 24),
-    (lib.kDLFloat, 64): _integer("d"),
-    (lib.kDLBfloat, 16): lambda raw: _rounded(struct.unpack("=f", b"\0\0" + raw)[0], 8),
-    (lib.kDLComplex, 32): _complex("e", 11),
-    (lib.kDLComplex, 64): _complex("f", 24),
-    (lib.kDLComplex, 128): lambda raw: complex(*struct.unpack("=2d", raw)),
+    **{(lib.kDLInt, bits): _plain(letter) for bits, letter in ((8, "b"), (16, "h"), (32, "i"), (64, "q"))},
+    **{(lib.kDLUInt, bits): _plain(letter) for bits, letter in ((8, "B"), (16, "H"), (32, "I"), (64, "Q"))},
+    **{(lib.kDLFloat, bits): read for bits, read in ((16, _real("e")), (32, _real("f")), (64, _plain("d")))},
+    **{
+        (lib.kDLComplex, 2 * bits): _complex(read)
+        for bits, read in ((16, _real("e")), (32, _real("f")), (64, _plain("d")))
+    },
+    (lib.kDLBfloat, 16): _bfloat16,
 }
 
 
