@@ -42,7 +42,31 @@ PyObject* py_tensor_wrap(DLManagedTensorVersioned* made);
 /* Create the type and add it to the module. Errors: -1 with an exception. */
 int py_tensor_init(PyObject* module);
 
-extern PyMethodDef py_tensor_functions[];
+/* ---- py_describe.c -----------------------------------------------------------------------------
+ */
+
+/* One line about the tensor. Owns: new reference. Errors: NULL with an exception. */
+PyObject* py_describe_repr(PyObject* tensor);
+
+extern PyGetSetDef py_describe_attributes[];
+extern PyMethodDef py_describe_functions[];
+
+/* ---- py_buffer.c -------------------------------------------------------------------------------
+ */
+
+/* Fill a view of host memory, as the buffer protocol asks. Owns: the view holds the memory by a
+ * count until it is released. Errors: -1 with an exception. */
+int py_buffer_get(PyObject* tensor, Py_buffer* view, int flags);
+
+/* Owns: gives up the view's count. */
+void py_buffer_release(PyObject* tensor, Py_buffer* view);
+
+/* ---- py_table.c --------------------------------------------------------------------------------
+ */
+
+/* Publish dlx.Tensor's exchange table on the type. Owns: the type holds the capsule; the table is
+ * static. Errors: -1 with an exception. */
+int py_table_publish(PyTypeObject* type);
 
 /* ---- py_make.c ------------------------------------------------------------------------------- */
 

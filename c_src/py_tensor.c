@@ -8,8 +8,6 @@
 
 PyTypeObject* py_tensor_type;
 
-static PyObject *device_class, *dtype_class; /* dlx.abi.Device and DType, registered by abi.py */
-
 TensorObject* py_tensor_alloc(void) {
   return (TensorObject*)py_tensor_type->tp_alloc(py_tensor_type, 0);
 }
@@ -46,73 +44,6 @@ PyObject* py_tensor_wrap(DLManagedTensorVersioned* made) {
   tensor->managed = made;
   return (PyObject*)tensor;
 }
-
-/* ---- attributes
- * ---------------------------------------------------------------------------------- */
-
-static PyObject* tuple_of(const int64_t* numbers, int32_t n) {
-  PyObject* tuple = PyTuple_New(n);
-  for (int32_t i = 0; tuple && i < n; i++) {
-    PyObject* number = PyLong_FromLongLong(numbers[i]);
-    if (number == NULL)
-      Py_CLEAR(tuple);
-    else
-      PyTuple_SET_ITEM(tuple, i, number);
-  }
-  return tuple;
-}
-
-enum { SHAPE, STRIDES, NDIM, DTYPE, DEVICE, NBYTES, IS_READONLY, DATA_PTR, FLAGS, VERSION };
-
-static PyObject* tensor_get(PyObject* self, void* which) {
-  const DLManagedTensorVersioned* m = py_tensor_managed(self);
-  if (m == NULL) return NULL;
-  const DLTensor* t = &m->dl_tensor;
-  if (device_class == NULL) { /* abi.py registers its classes when it is imported */
-    PyObject* abi = PyImport_ImportModule("dlx.abi");
-    if (abi == NULL) return NULL;
-    Py_DECREF(abi);
-  }
-  switch ((intptr_t)which) {
-    case SHAPE:
-      return tuple_of(t->shape, t->ndim);
-    case STRIDES:
-      return tuple_of(t->strides, t->ndim);
-    case NDIM:
-      return PyLong_FromLong(t->ndim);
-    case NBYTES:
-      return PyLong_FromLongLong(dlx_nbytes(t, m->flags));
-    case IS_READONLY:
-      return PyBool_FromLong((m->flags & DLPACK_FLAG_BITMASK_READ_ONLY) != 0);
-    case DATA_PTR:
-      return PyLong_FromVoidPtr(t->data);
-    case FLAGS:
-      return PyLong_FromUnsignedLongLong(m->flags);
-    case VERSION:
-      return Py_BuildValue("II", m->version.major, m->version.minor);
-    case DEVICE:
-      return PyObject_CallFunction(device_class, "ii", t->device.device_type, t->device.device_id);
-    default:
-      return PyObject_CallFunction(dtype_class, "iii", t->dtype.code, t->dtype.bits,
-                                   t->dtype.lanes);
-  }
-}
-
-#define ATTRIBUTE(name, which, doc) {name, tensor_get, NULL, doc, (void*)(intptr_t)(which)}
-
-static PyGetSetDef tensor_attributes[] = {
-    ATTRIBUTE("shape", SHAPE, "Extents, a tuple (ndim,)."),
-    ATTRIBUTE("strides", STRIDES, "Strides in elements, a tuple (ndim,)."),
-    ATTRIBUTE("ndim", NDIM, "Number of dimensions."),
-    ATTRIBUTE("dtype", DTYPE, "The dtype as dlx.DType."),
-    ATTRIBUTE("device", DEVICE, "Where the memory is, as dlx.Device."),
-    ATTRIBUTE("nbytes", NBYTES, "Bytes of all elements, gaps not counted."),
-    ATTRIBUTE("readonly", IS_READONLY, "Whether writing to the memory is forbidden."),
-    ATTRIBUTE("data_ptr", DATA_PTR, "Address of the first element; a handle on opaque devices."),
-    ATTRIBUTE("flags", FLAGS, "The DLPack flags, as an int."),
-    ATTRIBUTE("version", VERSION, "The DLPack version this tensor is exported with."),
-    {NULL, NULL, NULL, NULL, NULL},
-};
 
 /* ---- the DLPack protocol
  * -------------------------------------------------------------------------- */
@@ -236,12 +167,19 @@ static PyMemberDef tensor_members[] = {
 PyDoc_STRVAR(
     tensor_doc,
     "A tensor in DLPack's sense, owned by dlx: memory, dtype, shape, strides, device, flags.\n\n"
-    "It comes from dlx.convert(obj, to='dlx'); any DLPack consumer takes it.");
+    "It comes from dlx.convert(obj, to='dlx'); any DLPack consumer takes it, and host memory is a\n"
+    "buffer.");
 
 static PyType_Slot tensor_slots[] = {
-    {Py_tp_dealloc, tensor_dealloc},   {Py_tp_methods, tensor_methods},
-    {Py_tp_getset, tensor_attributes}, {Py_tp_members, tensor_members},
-    {Py_tp_doc, (void*)tensor_doc},    {0, NULL},
+    {Py_tp_dealloc, tensor_dealloc},
+    {Py_tp_methods, tensor_methods},
+    {Py_tp_getset, py_describe_attributes},
+    {Py_tp_members, tensor_members},
+    {Py_tp_repr, py_describe_repr},
+    {Py_tp_doc, (void*)tensor_doc},
+    {Py_bf_getbuffer, py_buffer_get},
+    {Py_bf_releasebuffer, py_buffer_release},
+    {0, NULL},
 };
 
 static PyType_Spec tensor_spec = {
@@ -251,30 +189,8 @@ static PyType_Spec tensor_spec = {
     .slots = tensor_slots,
 };
 
-PyDoc_STRVAR(set_tensor_classes_doc,
-             "set_tensor_classes(device, dtype, /)\n--\n\n"
-             "Register the classes that dlx.Tensor.device and .dtype are made of.");
-
-static PyObject* set_tensor_classes(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  if (nargs != 2) {
-    PyErr_SetString(PyExc_TypeError, "set_tensor_classes takes two classes");
-    return NULL;
-  }
-  Py_INCREF(args[0]);
-  Py_XSETREF(device_class, args[0]);
-  Py_INCREF(args[1]);
-  Py_XSETREF(dtype_class, args[1]);
-  Py_RETURN_NONE;
-}
-
-PyMethodDef py_tensor_functions[] = {
-    {"set_tensor_classes", (PyCFunction)(void (*)(void))set_tensor_classes, METH_FASTCALL,
-     set_tensor_classes_doc},
-    {NULL, NULL, 0, NULL},
-};
-
 int py_tensor_init(PyObject* module) {
   py_tensor_type = (PyTypeObject*)PyType_FromSpec(&tensor_spec);
-  if (py_tensor_type == NULL) return -1;
+  if (py_tensor_type == NULL || py_table_publish(py_tensor_type) < 0) return -1;
   return PyModule_AddObjectRef(module, "Tensor", (PyObject*)py_tensor_type);
 }

@@ -7,7 +7,7 @@ GIL held and real exceptions. The map from a status to a class of `dlx.errors` i
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dlx import errors
 from dlx._ffi import ffi, lib
@@ -36,7 +36,7 @@ if lib.dlx_bind(id(sys.modules[__name__])) != 0:
     raise ImportError("dlx._ffi could not bind its builtins; the cause is printed above")
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from dlx.abi import Device, DType
 
@@ -51,8 +51,10 @@ if TYPE_CHECKING:
         nbytes: int
         readonly: bool
         data_ptr: int
+        byte_offset: int
         flags: int
         version: tuple[int, int]
+        __dlpack_c_exchange_api__: ClassVar[object]
 
         def __dlpack__(
             self,
@@ -64,9 +66,11 @@ if TYPE_CHECKING:
         ) -> Any: ...
 
         def __dlpack_device__(self) -> tuple[int, int]: ...
+        def __buffer__(self, flags: int, /) -> memoryview: ...
 
     def set_errors(classes: Mapping[int, type[BaseException]], /) -> None: ...
     def set_tensor_classes(device: type, dtype: type, /) -> None: ...
+    def set_tensor_repr(function: Callable[[Tensor], str], /) -> None: ...
     def capsule_state(obj: object, /) -> str | None: ...
     def capsule_claim(capsule: object, /) -> Tensor: ...
     def capsule_peek(capsule: object, /) -> Tensor: ...

@@ -149,21 +149,16 @@ class Counting:
         self.free.counting_delete_at_exit(here, elsewhere)
 
 
+def compiled(name, folder):
+    """Compile one C file of the tests as a library; return its path."""
+    target = folder / f"{name}.so"
+    command = ["cc", "-std=c11", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]
+    command += [f"-I{ROOT / 'c_src'}", f"-I{sysconfig.get_path('include')}", str(ROOT / "tests" / f"{name}.c")]
+    subprocess.run([*command, "-o", str(target), "-lpthread"], check=True)
+    return target
+
+
 @pytest.fixture(scope="session")
 def counting(tmp_path_factory):
     """The compiled counting.c."""
-    target = tmp_path_factory.mktemp("counting") / "counting.so"
-    include = sysconfig.get_path("include")
-    command = [
-        "cc",
-        "-std=c11",
-        "-shared",
-        "-fPIC",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        f"-I{ROOT / 'c_src'}",
-        f"-I{include}",
-    ]
-    subprocess.run([*command, str(ROOT / "tests" / "counting.c"), "-o", str(target), "-lpthread"], check=True)
-    return Counting(target)
+    return Counting(compiled("counting", tmp_path_factory.mktemp("counting")))

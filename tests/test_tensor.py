@@ -10,6 +10,7 @@ from reference import FLOAT32, INT4, INT8, IS_COPIED, PADDED, READ_ONLY
 
 import dlx
 from dlx import errors, native
+from dlx.native import ffi
 
 
 class Owner(bytearray):
@@ -50,13 +51,26 @@ def test_attributes():
 
 
 @pytest.mark.parametrize(
-    "name", ["shape", "strides", "ndim", "dtype", "device", "nbytes", "readonly", "data_ptr", "flags", "version"]
+    "name",
+    [
+        *("shape", "strides", "ndim", "dtype", "device", "nbytes", "readonly", "data_ptr", "byte_offset", "flags"),
+        "version",
+    ],
 )
 def test_attributes_are_documented_and_cannot_be_set(name):
     """Attributes are read-only, and each has a docstring."""
     assert getattr(dlx.Tensor, name).__doc__
     with pytest.raises((AttributeError, TypeError)):
         setattr(over(), name, 1)
+
+
+@pytest.mark.parametrize(("device", "folded"), [((1, 0), 1), ((2, 0), 1), ((4, 0), 0), ((8, 0), 0)])
+def test_byte_offset(counting, device, folded):
+    """Where data is an address, the offset is in it already; where it is a handle, both stay as they are."""
+    address = counting.managed((2,), device=device, byte_offset=16)
+    data = int(ffi.cast("uintptr_t", ffi.cast("DLManagedTensorVersioned*", address).dl_tensor.data))
+    tensor = native.capsule_claim(counting.held.counting_capsule(address))
+    assert (tensor.data_ptr, tensor.byte_offset) == ((data + 16, 0) if folded else (data, 16))
 
 
 @pytest.mark.parametrize(
