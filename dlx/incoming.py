@@ -91,9 +91,15 @@ def from_pointer(
         raise ValueError(f"shape has {len(extents)} numbers, strides has {len(steps)}: {extents}, {steps}")
     kept = _Kept(None if isinstance(ptr, int) else ptr, owner)
     flags = READ_ONLY if readonly else 0
-    tensor = native.tensor_new(at.address, extents, steps, DType(dtype), Device(device), flags, kept)
-    if at.room is not None:
-        _fits(tensor, at.room)
+    kind, place = DType(dtype), Device(device)
+    try:
+        tensor = native.tensor_new(at.address, extents, steps, kind, place, flags, kept)
+        if at.room is not None:
+            _fits(tensor, at.room)
+    except DlxError as error:
+        fix = "Give an address, and a shape and strides that its memory holds."
+        error.complete(source=f"{kind}{list(extents)} at {at.address:#x}", target="dlx", fix=fix)
+        raise
     kept.release = release  # from here on it is owed; nothing above could have called it
     return tensor
 

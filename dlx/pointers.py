@@ -55,7 +55,8 @@ def look_at(ptr: Any) -> Pointer:
     found = _ctypes(ptr)
     if found is None:
         raise TypeError(
-            f"expected a pointer: an int, a cffi cdata, a ctypes pointer or array; found {type_name(type(ptr))}"
+            f"expected a pointer: an int, a cffi cdata, a ctypes pointer or array; "
+            f"found {type_name(type(ptr))}. Arrays go to dlx.from_dlpack."
         )
     return found
 
