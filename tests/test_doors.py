@@ -129,7 +129,7 @@ def test_empty_packs_elements_below_a_byte():
         ((3, "int8", "cuda"), DeviceError, "host memory only, asked for cuda:0"),
         ((3, "int8", "cpu:1"), DeviceError, "host memory only, asked for cpu:1"),
         ((3, "int8", "nowhere"), DeviceError, "no device 'nowhere'"),
-        ((2**62, "int8"), MemoryError, None),
+        ((2**58, "int8"), MemoryError, None),
     ],
 )
 def test_empty_refuses(arguments, error, message):
