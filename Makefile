@@ -13,7 +13,7 @@ PYTHONS ?= python3.12 python3.13
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-SOURCES := build_ffi.py setup.py pyproject.toml constraints.txt $(wildcard c_src/*)
+SOURCES := build_ffi.py setup.py pyproject.toml constraints.txt dlx/headers.py $(wildcard c_src/*)
 # torch is installed exactly as asked, and left out, with a word, where that is not to be had.
 TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 
@@ -41,14 +41,14 @@ bench: $(VENV)/.built $(TORCH_STAMP)
 lint: $(VENV)/.built $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror c_src/*.c c_src/*.h tests/*.c
+	$(BIN)/clang-format --dry-run --Werror c_src/*.c c_src/*.h tests/*.c examples/*/*.c examples/*/*.h
 	$(BIN)/mypy
 	cc -std=c11 -fsyntax-only -Wall -Wextra -Wpedantic -Wconversion -Wno-sign-conversion c_src/[!p]*.c
 
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i c_src/*.c c_src/*.h tests/*.c
+	$(BIN)/clang-format -i c_src/*.c c_src/*.h tests/*.c examples/*/*.c examples/*/*.h
 
 clean:
 	rm -rf .venv .venv-* build dist dlx/_ffi.*so adapters/*.egg-info

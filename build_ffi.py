@@ -1,28 +1,21 @@
 """Build recipe of `dlx._ffi`: the pure-C headers become the cdef, every C file becomes the extension.
 
-cffi reads declarations only, so the two headers hold nothing else: include guards, `#include`, `#endif` and the
-functions. This file removes exactly those directive lines; anything cleverer fails the build by itself.
+cffi reads declarations only; `dlx/headers.py` says how a header becomes one.
 Set DLX_SANITIZE=1 to build with the address and undefined-behaviour sanitizers.
 """
 
 import os
-import re
+import runpy
 from pathlib import Path
 
 from cffi import FFI
 
-C_SRC = Path(__file__).resolve().parent / "c_src"
-HEADERS = ("dlpack_abi.h", "dlx.h")
-
-_DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(?:ifndef|define \w+_H_|include|endif)\b.*$", re.MULTILINE)
+ROOT = Path(__file__).resolve().parent
+C_SRC = ROOT / "c_src"
+HEADERS = runpy.run_path(str(ROOT / "dlx" / "headers.py"))  # dlx itself cannot be imported before it is built
 
 # The one door from cffi to CPython: py_module.c adds its builtins to the module object at this address.
 _BIND = "int dlx_bind(uintptr_t module);\n"
-
-
-def declarations(header: str) -> str:
-    """Return the text of one header without its guard and include lines."""
-    return _DIRECTIVE.sub("", (C_SRC / header).read_text(encoding="utf-8"))
 
 
 def compile_flags() -> list[str]:
@@ -35,8 +28,8 @@ def compile_flags() -> list[str]:
 
 sanitize = ["-fsanitize=address,undefined"] if os.environ.get("DLX_SANITIZE") == "1" else []
 ffibuilder = FFI()
-for name in HEADERS:
-    ffibuilder.cdef(declarations(name))
+for name in (HEADERS["ABI"], HEADERS["CORE"]):
+    ffibuilder.cdef(HEADERS["declarations"](name))
 ffibuilder.cdef(_BIND)
 ffibuilder.set_source(
     "dlx._ffi",

@@ -110,6 +110,10 @@ void py_release_object(void* object);
 
 extern PyMethodDef py_capsule_functions[];
 
+/* ---- py_adopt.c ------------------------------------------------------------------------------ */
+
+extern PyMethodDef py_adopt_functions[];
+
 /* An exception that is set while foreign code may run is put aside and back again. */
 typedef struct {
   PyObject *type, *value, *traceback;

@@ -58,6 +58,7 @@ int dlx_bind(uintptr_t module) {
   int failed = PyModule_AddFunctions(m, module_functions) < 0 ||
                PyModule_AddFunctions(m, py_capsule_functions) < 0 ||
                PyModule_AddFunctions(m, py_make_functions) < 0 ||
+               PyModule_AddFunctions(m, py_adopt_functions) < 0 ||
                PyModule_AddFunctions(m, py_describe_functions) < 0 ||
                PyModule_AddFunctions(m, py_route_functions) < 0 || py_tensor_init(m) < 0 ||
                py_lane_init(m) < 0;

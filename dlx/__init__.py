@@ -13,9 +13,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dlx import adapter, errors
+    from dlx import adapter, ctypes, errors
     from dlx.abi import Device, DType
     from dlx.conversion import convert, describe, plan
+    from dlx.doors import borrow, empty, from_dlpack, from_managed, from_pointer, to_capsule
+    from dlx.headers import cffi_builder, get_include
     from dlx.hookspecs import hookimpl
     from dlx.native import ffi
     from dlx.planning import Plan
@@ -30,8 +32,17 @@ __all__ = [
     "DType",
     "Plan",
     "Tensor",
-    "hookimpl",
+    "from_dlpack",
+    "empty",
+    "to_capsule",
+    "from_pointer",
+    "from_managed",
+    "borrow",
     "ffi",
+    "cffi_builder",
+    "get_include",
+    "ctypes",
+    "hookimpl",
     "adapter",
     "errors",
     "__version__",
@@ -47,8 +58,17 @@ _HOMES = {
     "DType": "abi",
     "Plan": "planning",
     "Tensor": "tensor",
-    "hookimpl": "hookspecs",
+    "from_dlpack": "doors",
+    "empty": "doors",
+    "to_capsule": "doors",
+    "from_pointer": "doors",
+    "from_managed": "doors",
+    "borrow": "doors",
     "ffi": "native",
+    "cffi_builder": "headers",
+    "get_include": "headers",
+    "ctypes": None,
+    "hookimpl": "hookspecs",
     "adapter": None,
     "errors": None,
 }

@@ -14,6 +14,7 @@ import dlx
 # Lowest first; modules on one line may import each other from left to right.
 LAYERS = [
     ["errors"],
+    ["headers", "ctypes"],
     ["native"],
     ["abi", "tensor"],
     ["protocol"],
@@ -21,6 +22,7 @@ LAYERS = [
     ["strangers", "registry"],
     ["routes", "obstacles", "planning", "transfer"],
     ["conversion"],
+    ["pointers", "incoming", "doors"],
 ]
 ORDER = [name for line in LAYERS for name in line]
 ADAPTERS = sorted(path.stem for path in (ROOT / "adapters").glob("*.py"))

@@ -1,0 +1,51 @@
+"""What docs/c-authors.md shows is what happens: its C is compiled, its shell line run, its Python printed."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+PAGE = (ROOT / "docs" / "c-authors.md").read_text(encoding="utf-8")
+BLOCKS = [(found[1], found[2]) for found in re.finditer(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)]
+PYTHON = [
+    (code, BLOCKS[i + 1][1])
+    for i, (kind, code) in enumerate(BLOCKS)
+    if kind == "python" and i + 1 < len(BLOCKS) and BLOCKS[i + 1][0] == "text"
+]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A folder where the page's C was compiled by the page's own command, and its environment."""
+    folder = tmp_path_factory.mktemp("decoder")
+    (source,) = [code for kind, code in BLOCKS if kind == "c"]
+    (command,) = [code for kind, code in BLOCKS if kind == "sh"]
+    (folder / "decoder.c").write_text(source)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "adapters")])}
+    shell = command.replace("$(python", f'$("{sys.executable}"')
+    done = subprocess.run(["sh", "-ec", shell], cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return folder, env
+
+
+def test_every_python_block_shows_its_output():
+    """No block of the page is left out of the test below."""
+    assert len(PYTHON) == sum(kind == "python" for kind, _ in BLOCKS) == 4
+
+
+@pytest.mark.parametrize("block", range(len(PYTHON)), ids=["ctypes", "cffi", "plain", "lending"])
+def test_the_pages_examples_print_what_it_shows(built, block):
+    """Each block runs by itself in a fresh interpreter, prints what the page shows, and is quiet on stderr."""
+    pytest.importorskip("numpy")
+    folder, env = built
+    code, expected = PYTHON[block]
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", code], cwd=folder, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+    assert done.stdout == expected
+    assert done.returncode == 0
