@@ -13,6 +13,11 @@ from hypothesis import strategies as st
 import dlx
 from dlx import errors, native
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:ComplexHalf:UserWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+]
+
 slow = dlx.convert.__wrapped__
 TARGETS = ["numpy", "torch", "dlx"]
 
