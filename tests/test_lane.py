@@ -28,13 +28,20 @@ def bits(array):
     return ctypes.string_at(tensor.data_ptr, tensor.nbytes) if tensor.nbytes else b""
 
 
+def address(array):
+    """Where an array of numpy, torch or dlx begins."""
+    if hasattr(array, "__array_interface__"):
+        return array.__array_interface__["data"][0]
+    return array.data_ptr() if callable(array.data_ptr) else array.data_ptr
+
+
 def facts(result, source):
     """What can be told of a result; its address counts where it is the source's."""
     if result is source:
         return "same"
     info = dlx.describe(result)
     flags = result.flags if isinstance(result, dlx.Tensor) else getattr(result, "requires_grad", None)
-    shared = info.address == dlx.describe(source).address and info.nbytes > 0
+    shared = info.nbytes > 0 and address(result) == address(source)
     strides = info.strides if math.prod(info.shape) else None
     strides = strides and tuple(step for step, extent in zip(strides, info.shape, strict=True) if extent > 1)
     return (type(result), info.dtype, info.shape, strides, info.readonly, shared, flags, bits(result))
