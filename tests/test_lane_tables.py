@@ -72,6 +72,7 @@ class Owner(bytearray):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
+    """The compiled hostile.c."""
     return Hostile(compiled("hostile", tmp_path_factory.mktemp("hostile")))
 
 
@@ -152,6 +153,9 @@ def test_a_good_consumer_takes_by_its_table(mylib, hostile):
     """Without a failure the table gives the result, Python is not asked, and the result keeps the memory."""
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     owner = Owner(64)
+    dlx.convert(tensor(owner), to="mylib")
+    hostile.set("takes")
+    mylib.adapter.loads = 0
     before, live = sys.getrefcount(owner), native.live()
     for n in (1, 2):
         result = dlx.convert(tensor(owner), to="mylib")
@@ -471,6 +475,26 @@ def test_routes_are_remembered_by_type_and_target(monkeypatch, mylib, hostile):
     convert(tensor(Owner(64)), to="mylib")
     convert(tensor(Owner(64)), to=mylib)
     assert asked[3:] == [(dlx.Tensor, "mylib"), (dlx.Tensor, mylib)]
+
+
+def test_a_type_that_nobody_has_looked_at_has_a_route_at_once(python):
+    """The first call gives a route, also for a type that CPython has given no version yet."""
+    out = python(
+        """
+        import dlx
+        from dlx import native, routes
+        asked = []
+        def learn(kind, to):
+            asked.append(kind)
+            routes.learn(kind, to)
+        convert = native.Lane(dlx.convert.__wrapped__, learn, None)
+        tensor = dlx.convert(b"abc", to="dlx")
+        for _ in range(3):
+            assert convert(tensor, to="dlx") is tensor
+        print(len(asked))
+        """
+    )
+    assert out == "1\n"
 
 
 def test_loading_a_plugin_clears_the_routes(monkeypatch, mylib):
