@@ -1,4 +1,4 @@
-"""`dlx.convert` as an object: a function to everybody who looks; what is unusual about a call goes to Python as it is."""
+"""`dlx.convert` as an object: a function to whoever looks; what is unusual about a call goes to Python unchanged."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def test_a_keyword_call_allocates_its_result_only(np):
     """A warm call with to= allocates one Python object, the result: no tuple, dict or frame."""
     array, convert = np.ones(3), dlx.convert
     results = [None] * 1000
-    for n in range(10):
+    for _ in range(10):
         convert(array, to="dlx")
     gc.collect()
     gc.disable()

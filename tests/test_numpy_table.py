@@ -93,7 +93,7 @@ def test_facts_are_what_numpy_says(np, facts, layout):
         assert facts(array) == (said["data"][0], said["shape"], strides, tuple(dlx.DType(dtype))), dtype
 
 
-@pytest.mark.parametrize("steps", itertools.product((1, -1, 2, -3), repeat=2), ids=str)
+@pytest.mark.parametrize("steps", list(itertools.product((1, -1, 2, -3), repeat=2)), ids=str)
 def test_facts_of_any_steps(np, facts, steps):
     """Slices forward and back are read with their address and signed strides."""
     array = np.zeros((7, 9), "int16")[:: steps[0], :: steps[1]]
