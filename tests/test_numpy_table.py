@@ -286,7 +286,7 @@ def test_a_refusal_leaves_ownership_behind(np, table, counting, kind):
 
 @pytest.mark.parametrize("broken", [{"shape": (2, -3)}, {"shape": (2**40, 2**40)}, {"ndim": -1}])
 def test_numpys_own_refusal_leaves_ownership_behind(np, table, counting, broken):
-    """Where numpy itself refuses a shape its error goes through, and the tensor is still the caller's."""
+    """A shape that numpy itself refuses is an error, and the tensor is still the caller's."""
     before = counting.deleted
     address = counting.managed(**{"strides": (3, 1), **broken})
     with pytest.raises(ValueError):
