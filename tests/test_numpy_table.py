@@ -289,7 +289,7 @@ def test_numpys_own_refusal_leaves_ownership_behind(np, table, counting, broken)
     """A shape that numpy itself refuses is an error, and the tensor is still the caller's."""
     before = counting.deleted
     address = counting.managed(**{"strides": (3, 1), **broken})
-    with pytest.raises(ValueError):
+    with pytest.raises((ValueError, BufferError)):
         load(table, address)
     gc.collect()
     assert counting.deleted == before
