@@ -391,3 +391,10 @@ def test_converting_does_not_write_to_the_other_clone(np, torch, target):
     dlx.convert(result, to="numpy")[:] = 7
     assert clone.tolist() == [7.0] * 4 and tensor.tolist() == [1.0] * 4
     assert numbers(dlx.convert(tensor, to=target)) == [1.0] * 4
+
+
+def test_a_view_is_described_where_it_begins(torch):
+    """The address of a view is that of its first element, not of its storage."""
+    view = torch.ones(10)[3:]
+    assert dlx.describe(view).address == view.data_ptr()
+    assert dlx.plan(view, to="dlx").source.address == view.data_ptr()
