@@ -169,6 +169,11 @@ class TorchAdapter(Adapter):
             return _refuse("it is a wrapper subclass, with no memory of its own", "Convert the tensors that it wraps.")
         reach = sum((extent - 1) * stride for extent, stride in zip(obj.shape, obj.stride(), strict=True))
         needed = (obj.storage_offset() + reach + 1) * obj.element_size()
+        if (obj.is_conj() or obj.is_neg()) and _address(self.module(), obj) % min(obj.element_size(), 16):
+            return _refuse(
+                "its conj or neg bit is set and its data is not aligned, which torch itself crashes on",
+                "Copy it into aligned memory before taking .conj() or .imag.",
+            )
         if storage.nbytes() < needed:
             found = "emptied (resize_(0))" if not storage.nbytes() else f"resized to {storage.nbytes()} bytes"
             return _refuse(f"its storage was {found}, and it needs {needed} bytes", "Convert it before that happens.")
@@ -254,7 +259,8 @@ def _tangent(torch: Any, obj: Any) -> Any:
 def _address(torch: Any, obj: Any) -> int:
     """Return a tensor's address, 0 without one; the public way would copy a copy-on-write tensor."""
     try:
-        return int(torch._C._data_address(obj))
+        start = int(torch._C._data_address(obj))  # of the storage
+        return start + obj.storage_offset() * obj.element_size() if start else 0
     except (NotImplementedError, RuntimeError):
         return 0
 

@@ -9,14 +9,18 @@ const DLPackExchangeAPI* py_exchange_read(PyObject* attribute, int may_be_number
   void* found = NULL;
   if (PyCapsule_IsValid(attribute, k_table)) {
     found = PyCapsule_GetPointer(attribute, k_table);
-  } else if (may_be_number && PyLong_Check(attribute)) {
-    found = PyLong_AsVoidPtr(attribute); /* DLPack 1.2 published an address */
+  } else if (may_be_number && PyLong_CheckExact(attribute)) { /* DLPack 1.2 published an address */
+    found = PyLong_AsVoidPtr(attribute);
     if (found == NULL) PyErr_Clear();
+    uintptr_t address = (uintptr_t)found; /* small, odd and negative numbers are none */
+    if (address < 4096 || address % sizeof(void*) || address > INTPTR_MAX) found = NULL;
   }
   /* Newer tables keep older ones behind them; the layout is only known for our major version. */
   const DLPackExchangeAPIHeader* header = found;
-  while (header && header->version.major != DLX_DLPACK_MAJOR) header = header->prev_api;
-  return (const DLPackExchangeAPI*)header;
+  for (int steps = 0; header && steps < 32; steps++, header = header->prev_api) {
+    if (header->version.major == DLX_DLPACK_MAJOR) return (const DLPackExchangeAPI*)header;
+  }
+  return NULL;
 }
 
 const DLPackExchangeAPI* py_exchange_find(PyTypeObject* type) {

@@ -16,6 +16,8 @@ typedef struct {
   PyObject* weakrefs;
 } LaneObject;
 
+#define EVERY_CODE UINT32_MAX
+
 static PyObject *to_name, *pass; /* the keyword "to"; a unique answer that means "ask Python" */
 
 /* 1 = the question is answered false; 2 = it was made so; 0 = ask Python. GIL: needed. Errors: none
@@ -45,12 +47,17 @@ static int is_clear(const py_guard* guard, PyObject* obj, PyObject* owner) {
   return 2;
 }
 
-/* 1 = every guard is clear; 2 = one of them was amended; 0 = ask Python. */
+/* A code below 0 asks the guards of the array that hold for every dtype; they come before anything
+ * is borrowed, since borrowing may already change the array (a copy-on-write tensor is copied).
+ * Else the others are asked. Returns 1 = every guard is clear; 2 = one of them was amended; 0 = ask
+ * Python. */
 static int guards_clear(const py_route* r, int of_owner, int code, PyObject* obj, PyObject* owner) {
   int worst = 1;
   for (int i = 0; i < r->n_guards; i++) {
     const py_guard* guard = &r->guards[i];
-    if (guard->of_owner != of_owner || !(guard->codes >> code & 1)) continue;
+    int early = guard->codes == EVERY_CODE && !guard->of_owner;
+    if (guard->of_owner != of_owner || early != (code < 0)) continue;
+    if (!early && !(guard->codes >> code & 1)) continue;
     int clear = is_clear(guard, obj, owner);
     if (clear == 0) return 0;
     if (clear == 2) worst = 2;
@@ -73,6 +80,7 @@ static int64_t number_of(const py_question* question, PyObject* obj) {
 /* Whether a tensor lies inside the bytes that its owner has: an owner that could be resized may
  * have been. */
 static int inside(const py_route* r, const DLTensor* t, PyObject* owner) {
+  if (r->nbytes.name == NULL) return 1;
   int64_t low, high, start = number_of(&r->start, owner), nbytes = number_of(&r->nbytes, owner);
   dlx_extent(t, 0, &low, &high);
   int64_t first = (int64_t)(uintptr_t)t->data - start;
@@ -120,7 +128,7 @@ static DLManagedTensorVersioned* lend(const py_route* r, PyObject* obj) {
       return NULL;
     return made;
   }
-  if (!switches_off(r)) return NULL;
+  if (!switches_off(r) || !guards_clear(r, 0, -1, obj, obj)) return NULL;
   if (r->give->dltensor_from_py_object_no_sync(obj, &t) != 0) {
     PyErr_Clear(); /* the slow road says why */
     return NULL;
@@ -128,7 +136,10 @@ static DLManagedTensorVersioned* lend(const py_route* r, PyObject* obj) {
   if (t.device.device_type != kDLCPU || t.dtype.code > 31) return NULL;
   /* Copied before anything is asked: what the table lent may be overwritten by the next call. */
   if (dlx_managed_new(&t, 0, NULL, NULL, &made) != DLX_OK) return NULL;
-  if (dlx_check(&made->dl_tensor, 0, &r->accepts) != 0) {
+  /* Where there are guards, nothing at all may be a tensor that pretends: empty ones are Python's
+   * to look at. */
+  if ((r->n_guards && dlx_size(&made->dl_tensor) == 0) ||
+      dlx_check(&made->dl_tensor, 0, &r->accepts) != 0) {
     dlx_managed_release(made);
     return NULL;
   }
@@ -163,6 +174,11 @@ static PyObject* hand_over(const LaneObject* self, const py_route* r,
     dlx_managed_release(made);
   } else {
     dlx_managed_abandon(made);
+  }
+  if (cause.type && (!PyErr_GivenExceptionMatches(cause.type, PyExc_Exception) ||
+                     PyErr_GivenExceptionMatches(cause.type, PyExc_MemoryError))) {
+    py_pending_restore(cause); /* no refusal: it goes on as it is */
+    return NULL;
   }
   PyErr_NormalizeException(&cause.type, &cause.value, &cause.traceback);
   PyObject* error = PyObject_CallFunctionObjArgs(self->failed, obj, to,

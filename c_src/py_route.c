@@ -7,11 +7,12 @@
 
 #include "py_route.h"
 
-#include <structmember.h>
+#include <string.h>
 
 enum { SLOTS = 256 /* a power of two; far more than pairs in any program */ };
 
 static py_route* table[SLOTS];
+static int in_use;
 
 static size_t place(const void* type, const void* key) {
   uintptr_t mixed = ((uintptr_t)type >> 4) * 31 + ((uintptr_t)key >> 4);
@@ -26,10 +27,32 @@ static unsigned tag_of(PyTypeObject* type) {
 #endif
 }
 
+/* Both types are what they were when the route was made. */
+static int is_current(const py_route* r) {
+  return r->tag != 0 && r->tag == tag_of(r->type) &&
+         (r->take_type == NULL || (r->take_tag != 0 && r->take_tag == tag_of(r->take_type)));
+}
+
+/* The type's version, given to it now if it has none. */
+static unsigned assign_tag(PyTypeObject* type) {
+#if PY_VERSION_HEX >= 0x030C0000
+  PyUnstable_Type_AssignVersionTag(type);
+#else
+  PyObject* unused =
+      PyObject_GetAttrString((PyObject*)type, "__doc__"); /* any look-up in the type gives it one */
+  Py_XDECREF(unused);
+  PyErr_Clear();
+  unused = PyObject_GetAttrString((PyObject*)type, "__hash__");
+  Py_XDECREF(unused);
+  PyErr_Clear();
+#endif
+  return tag_of(type);
+}
+
 py_route* py_route_find(PyTypeObject* type, PyObject* key) {
   for (size_t i = place(type, key), n = 0; n < SLOTS && table[i]; i = (i + 1) & (SLOTS - 1), n++) {
     if (table[i]->type == type && table[i]->key == key)
-      return table[i]->tag != 0 && table[i]->tag == tag_of(type) ? table[i] : NULL;
+      return is_current(table[i]) ? table[i] : NULL;
   }
   return NULL;
 }
@@ -69,7 +92,18 @@ static void route_free(py_route* r) {
   Py_CLEAR(r->confirmed);
   Py_CLEAR(r->type);
   Py_CLEAR(r->key);
+  Py_CLEAR(r->take_type);
   PyMem_Free(r);
+}
+
+/* GIL: needed; letting go of types may run Python, so the table is empty before anything is freed.
+ */
+static void forget_all(void) {
+  py_route* old[SLOTS];
+  memcpy(old, table, sizeof table);
+  memset(table, 0, sizeof table);
+  in_use = 0;
+  for (size_t i = 0; i < SLOTS; i++) route_free(old[i]);
 }
 
 void py_route_leave(py_route* r) {
@@ -172,28 +206,27 @@ static PyObject* route_add(PyObject* module, PyObject* args) {
   const dlx_capabilities* capabilities = PyLong_AsVoidPtr(accepts);
   if (capabilities == NULL && PyErr_Occurred()) goto failed;
   if (capabilities) r->accepts = *capabilities;
-  /* Looking an attribute up is what makes CPython give the type a version. */
-  PyObject* unused = PyObject_GetAttrString(type, "__name__");
-  if (unused == NULL) goto failed;
-  Py_DECREF(unused);
   r->is_lane =
       same || ((r->type == py_tensor_type || (read_table(give, r->type, &r->give) &&
                                               r->give->dltensor_from_py_object_no_sync)) &&
                (take_type == Py_None || (read_table(take, (PyTypeObject*)take_type, &r->take) &&
                                          r->take->managed_tensor_to_py_object_no_sync)));
-  r->tag = tag_of(r->type);
-
-  for (size_t i = place(type, key), n = 0; n < SLOTS; i = (i + 1) & (SLOTS - 1), n++) {
-    if (table[i] == NULL || (table[i]->type == r->type && table[i]->key == key)) {
-      py_route* old = table[i];
-      table[i] = r;
-      int is_lane = r->is_lane;
-      route_free(old);
-      return PyBool_FromLong(is_lane);
-    }
+  if (take_type != Py_None) {
+    r->take_type = (PyTypeObject*)Py_NewRef(take_type);
+    r->take_tag = assign_tag(r->take_type);
   }
-  route_free(r); /* the table is full: the slow road serves */
-  Py_RETURN_FALSE;
+  r->tag = assign_tag(r->type);
+
+  if (in_use > SLOTS * 3 / 4) forget_all(); /* many short-lived types: start afresh */
+  size_t i = place(type, key);
+  while (table[i] && !(table[i]->type == r->type && table[i]->key == key))
+    i = (i + 1) & (SLOTS - 1);
+  py_route* old = table[i];
+  table[i] = r;
+  if (old == NULL) in_use++;
+  int is_lane = r->is_lane;
+  route_free(old);
+  return PyBool_FromLong(is_lane);
 
 failed:
   route_free(r);
@@ -205,11 +238,7 @@ PyDoc_STRVAR(routes_clear_doc,
              "Forget every route: the adapters have changed.");
 
 static PyObject* routes_clear(PyObject* module, PyObject* unused) {
-  for (size_t i = 0; i < SLOTS; i++) {
-    py_route* old = table[i];
-    table[i] = NULL;
-    route_free(old);
-  }
+  forget_all();
   Py_RETURN_NONE;
 }
 

@@ -40,6 +40,8 @@ typedef struct {
   int is_same;        /* the object itself is the result */
   int users; /* calls that are running on it; a route that was replaced is freed after the last */
   int is_replaced;
+  PyTypeObject* take_type; /* of the target; strong; NULL = no table of it is used */
+  unsigned take_tag;
   const DLPackExchangeAPI* give;
   const DLPackExchangeAPI* take; /* NULL = the target is dlx.Tensor */
   int take_keeps;                /* a failing import leaves ownership with us, by declaration */

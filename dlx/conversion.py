@@ -181,6 +181,8 @@ def describe(obj: Any) -> ArrayInfo:
 def _consumer_failed(obj: Any, to: Any, cause: Any) -> DlxError:
     """Return the error for a consumer that failed in the lane, after its table had been handed the memory."""
     target = registry.target(to)
+    if isinstance(cause, DlxError):
+        return cause.complete(source=str(_described(obj)), target=target.name)
     reason = f"{type(cause).__name__}: {cause}".rstrip(".") if cause is not None else "without saying why"
     error = ConversionError(f"{target.name} refused it: {reason}", source=str(_described(obj)), target=target.name)
     error.__cause__ = cause
