@@ -2,7 +2,7 @@
 
 from xml.sax.saxutils import escape
 
-LEFT, WIDTH, RIGHT = 330, 400, 90  # of names, of the longest bar, of its figure
+LEFT, WIDTH, RIGHT = 320, 400, 110  # of names, of the longest bar, of its figure
 BAR, ROW, HEAD, GAP, TOP = 16, 24, 30, 14, 70
 # The card brings its own background, so that it can be read on any page.
 STYLE = """
