@@ -61,11 +61,11 @@ static int number_of(DLDataType dtype) {
   return -1;
 }
 
-/* Borrow. Strides in elements have no place in a numpy array: they stand in memory of this thread
- * until its next call. A read-only array is refused, since a DLTensor cannot say so. Owns: nothing.
- * GIL: needed. Errors: -1 with BufferError. */
+/* Borrow. Strides in elements have no place in a numpy array: they stand in memory of this file
+ * until the next call, under the GIL. A read-only array is refused, since a DLTensor cannot say so.
+ * Owns: nothing. GIL: needed. Errors: -1 with BufferError. */
 static int borrow(void* object, DLTensor* out) {
-  static _Thread_local int64_t strides[MAX_NDIM];
+  static int64_t strides[MAX_NDIM];
   const array_head* a = object;
   const descr_head* d = a->descr;
   if (d->number < 0 || d->number >= NUMBERS || dtypes[d->number].bits == 0 ||

@@ -28,8 +28,11 @@ int64_t dlx_live(void) {
 }
 
 enum { DEEPEST = 50 }; /* releases inside releases, on one thread */
-static _Thread_local int depth;
-static _Thread_local DLManagedTensorVersioned* waiting;
+/* The cheap kind of thread-local storage; a library that is loaded late has room for a few words of
+ * it. */
+#define FEW_WORDS _Thread_local __attribute__((tls_model("initial-exec")))
+static FEW_WORDS int depth;
+static FEW_WORDS DLManagedTensorVersioned* waiting;
 
 /* GIL: not needed; `release` takes it if it must. */
 static void finish(made_tensor* self) {

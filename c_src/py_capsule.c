@@ -24,11 +24,16 @@ void py_release_object(void* object) {
    * foreign thread must not ask for the GIL during shutdown either, it would never return. */
   if (!Py_IsInitialized()) return;
   if (interpreter_is_going() && !PyGILState_Check()) return;
-  PyGILState_STATE state = PyGILState_Ensure();
-  py_pending pending = py_pending_save();
-  Py_DECREF((PyObject*)object);
-  py_pending_restore(pending);
-  PyGILState_Release(state);
+  int held = PyGILState_Check(); /* the usual case, and much cheaper than asking for it again */
+  PyGILState_STATE state = held ? PyGILState_LOCKED : PyGILState_Ensure();
+  if (Py_REFCNT((PyObject*)object) > 1) { /* nothing is freed, so nothing runs */
+    Py_DECREF((PyObject*)object);
+  } else {
+    py_pending pending = py_pending_save();
+    Py_DECREF((PyObject*)object);
+    py_pending_restore(pending);
+  }
+  if (!held) PyGILState_Release(state);
 }
 
 /* Capsule destructors. Run by CPython with the GIL, perhaps with an exception pending: a consumer

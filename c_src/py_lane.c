@@ -26,7 +26,11 @@ static int is_clear(const py_guard* guard, PyObject* obj, PyObject* owner) {
     PyErr_Clear();
     return 0;
   }
-  int clear = answer == Py_False || (answer != Py_True && PyObject_IsTrue(answer) == 0);
+  if (answer == Py_False) { /* as nearly always */
+    Py_DECREF(answer);
+    return 1;
+  }
+  int clear = answer != Py_True && PyObject_IsTrue(answer) == 0;
   Py_DECREF(answer);
   if (clear || guard->amend.name == NULL) {
     PyErr_Clear();
@@ -123,8 +127,11 @@ static DLManagedTensorVersioned* lend(const py_route* r, PyObject* obj) {
   }
   if (t.device.device_type != kDLCPU || t.dtype.code > 31) return NULL;
   /* Copied before anything is asked: what the table lent may be overwritten by the next call. */
-  if (dlx_validate(&t, 0) != DLX_OK || dlx_check(&t, 0, &r->accepts) != 0) return NULL;
   if (dlx_managed_new(&t, 0, NULL, NULL, &made) != DLX_OK) return NULL;
+  if (dlx_check(&made->dl_tensor, 0, &r->accepts) != 0) {
+    dlx_managed_release(made);
+    return NULL;
+  }
   int code = t.dtype.code;
   if (guards_clear(r, 0, code, obj, obj) && dtype_confirmed(r, obj, t.dtype)) {
     PyObject* owner = r->owner.name ? py_ask(&r->owner, obj) : Py_NewRef(obj);
