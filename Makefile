@@ -17,7 +17,7 @@ SOURCES := build_ffi.py setup.py pyproject.toml constraints.txt dlx/headers.py $
 # torch is installed exactly as asked, and left out, with a word, where that is not to be had.
 TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 
-.PHONY: demo test test-all bench lint format clean
+.PHONY: demo test test-all bench bench-count lint format clean
 
 demo: $(VENV)/.built $(TORCH_STAMP)
 	$(BIN)/python examples/quickstart.py
@@ -35,8 +35,12 @@ test-all: test
 	@echo "== $(PYTHON), without any framework"
 	@$(MAKE) --no-print-directory test VENV=.venv-bare TORCH= EXTRA=test-bare
 
+# ARGS="--quick --json FILE" passes arguments; cuda-core and arraybridge are measured too where they are installed.
 bench: $(VENV)/.built $(TORCH_STAMP)
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-count: $(VENV)/.built $(TORCH_STAMP)
+	$(BIN)/python -m benchmarks --count $(ARGS)
 
 lint: $(VENV)/.built $(VENV)/.lint
 	$(BIN)/ruff check .
