@@ -27,7 +27,7 @@ ABOUT = "float32 (2, 3) on the CPU, memory shared; minimum, release of the resul
 
 def draw(found):
     """Return the picture of what `conversions` found."""
-    cases = found["conversions"]["cases"]
+    cases = [case for case in found["conversions"]["cases"] if case["kind"] != "bare"]
     pairs = list(dict.fromkeys(case["pair"] for case in cases))
     height = TOP + sum(HEAD + GAP + ROW * sum(case["pair"] == pair for case in cases) for pair in pairs) + 34
     width = LEFT + WIDTH + RIGHT
