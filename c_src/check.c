@@ -3,6 +3,8 @@
 
 #include "dlx.h"
 
+enum { ANY_LAYOUT = DLX_LAYOUT_NEGATIVE | DLX_LAYOUT_ZERO | DLX_LAYOUT_GAPS | DLX_LAYOUT_PERMUTED };
+
 int64_t dlx_natural_alignment(DLDataType dtype) {
   int64_t bits = dtype.code == kDLComplex ? dtype.bits / 2 : dtype.bits;
   if (bits < 16 || bits % 8 != 0 || (bits & (bits - 1)) != 0) return 1;
@@ -45,7 +47,9 @@ uint32_t dlx_check(const DLTensor* t, uint64_t flags, const dlx_capabilities* co
     found |= DLX_OBSTACLE_READONLY;
   }
 
-  uint32_t awkward = dlx_layout(t) & ~consumer->layouts;
+  /* The layout is looked at only where something about it could matter. */
+  uint32_t unheld = ANY_LAYOUT & ~consumer->layouts;
+  uint32_t awkward = unheld ? dlx_layout(t) & unheld : 0;
   if (awkward & DLX_LAYOUT_NEGATIVE) found |= DLX_OBSTACLE_NEGATIVE;
   if (awkward & DLX_LAYOUT_ZERO) found |= DLX_OBSTACLE_ZERO;
   if (awkward & DLX_LAYOUT_GAPS) found |= DLX_OBSTACLE_GAPS;
