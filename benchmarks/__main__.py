@@ -57,7 +57,9 @@ def main():
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything that was measured")
     parser.add_argument("--svg", metavar="FILE", type=Path, help="draw the conversions")
-    parser.add_argument("--from", metavar="FILE", type=Path, dest="given", help="draw what --json wrote; measure nothing")
+    parser.add_argument(
+        "--from", metavar="FILE", type=Path, dest="given", help="draw what --json wrote; measure nothing"
+    )
     parser.add_argument("--quick", action="store_true", help="fewer rounds, small copies only")
     parser.add_argument("--only", metavar="PART", nargs="+", choices=PARTS, default=PARTS, help=", ".join(PARTS))
     parser.add_argument("--count", action="store_true", help="count instructions under valgrind instead")

@@ -1,8 +1,8 @@
 """Single conversions of a small array that share memory: dlx beside its peers and beside a floor in C.
 
 What is timed is the whole expression, the release of its result included, in one process, all cases in turn. Where
-`dlx.convert` meets `torch.from_numpy`, both pay for the look-up in their module; where `convert` meets its floor, neither
-does.
+`dlx.convert` meets `torch.from_numpy`, both pay for the look-up in their module; where `convert` meets its floor,
+neither does.
 """
 
 import gc
@@ -60,7 +60,14 @@ GOALS = [
 def scene():
     """Return (names, cases): everything that is installed here, each expression tried once."""
     np, torch, tvm_ffi = peer("numpy"), peer("torch"), peer("tvm_ffi")
-    names = {"dlx": dlx, "convert": dlx.convert, "np": np, "torch": torch, "tvm_ffi": tvm_ffi, "ab": peer("arraybridge")}
+    names = {
+        "dlx": dlx,
+        "convert": dlx.convert,
+        "np": np,
+        "torch": torch,
+        "tvm_ffi": tvm_ffi,
+        "ab": peer("arraybridge"),
+    }
     view = peer("cuda.core.utils")
     names["View"] = view and view.StridedMemoryView
     if np is not None:

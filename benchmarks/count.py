@@ -1,7 +1,7 @@
 """Instructions per conversion, counted by callgrind: a figure that no busy machine changes.
 
-The program below runs under valgrind, once. For each expression it makes N conversions and then 2 N; the difference over
-N is the count of one. Counting begins after everything has been imported, warmed up and specialised.
+The program below runs under valgrind, once. For each expression it makes N conversions and then 2 N; the difference
+over N is the count of one. Counting begins after everything has been imported, warmed up and specialised.
 """
 
 import os

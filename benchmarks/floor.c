@@ -142,8 +142,7 @@ static PyObject* make(PyObject* module, PyObject* args) {
   }
   r.give = PyCapsule_GetPointer(give, "dlpack_exchange_api");
   if (r.give == NULL) return NULL;
-  if (take != Py_None &&
-      (r.take = PyCapsule_GetPointer(take, "dlpack_exchange_api")) == NULL)
+  if (take != Py_None && (r.take = PyCapsule_GetPointer(take, "dlpack_exchange_api")) == NULL)
     return NULL;
   if (owner != Py_None && (r.owner = function_of(owner)) == NULL) return NULL;
   for (; r.n_guards < PyTuple_GET_SIZE(guards); r.n_guards++) {
@@ -175,7 +174,8 @@ static PyObject* make(PyObject* module, PyObject* args) {
   return function;
 }
 
-/* mark(label): under valgrind, begin to count or write down what was counted since the last mark. */
+/* mark(label): under valgrind, begin to count or write down what was counted since the last mark.
+ */
 static PyObject* mark(PyObject* module, PyObject* label) {
 #ifdef CALLGRIND_DUMP_STATS_AT
   const char* text = PyUnicode_AsUTF8(label);

@@ -10,10 +10,12 @@ svg { font-family: system-ui, 'DejaVu Sans', Helvetica, Arial, sans-serif; font-
 .card { fill: #ffffff; stroke: #d0d7de; } text { fill: #1f2328; } .quiet { fill: #59636e; }
 .title { font-size: 17px; font-weight: 600; } .pair { font-size: 14px; font-weight: 600; }
 .code { font-family: ui-monospace, 'DejaVu Sans Mono', Menlo, monospace; font-size: 12px; }
-.floor { fill: #8c959f; } .dlx { fill: #0969da; } .own { fill: #80b3f0; } .peer { fill: #d4a72c; } .axis { stroke: #d0d7de; }
+.floor { fill: #8c959f; } .dlx { fill: #0969da; } .own { fill: #80b3f0; }
+.peer { fill: #d4a72c; } .axis { stroke: #d0d7de; }
 @media (prefers-color-scheme: dark) {
   .card { fill: #0d1117; stroke: #3d444d; } text { fill: #f0f6fc; } .quiet { fill: #9198a1; }
-  .floor { fill: #656c76; } .dlx { fill: #4493f8; } .own { fill: #2b5c9e; } .peer { fill: #bb8009; } .axis { stroke: #3d444d; }
+  .floor { fill: #656c76; } .dlx { fill: #4493f8; } .own { fill: #2b5c9e; }
+  .peer { fill: #bb8009; } .axis { stroke: #3d444d; }
 }
 """
 KINDS = {
@@ -48,7 +50,9 @@ def draw(found):
         mine = [case for case in cases if case["pair"] == pair]
         y += GAP
         parts.append(_text(20, y + 18, pair, "pair"))
-        parts.append(f'<line class="axis" x1="{LEFT}" x2="{LEFT}" y1="{y + HEAD - 4}" y2="{y + HEAD + ROW * len(mine)}"/>')
+        parts.append(
+            f'<line class="axis" x1="{LEFT}" x2="{LEFT}" y1="{y + HEAD - 4}" y2="{y + HEAD + ROW * len(mine)}"/>'
+        )
         parts += _bars(mine, y + HEAD)
         y += HEAD + ROW * len(mine)
     told = ", ".join(f"{name} {text}" for name, text in found["versions"].items())
@@ -69,16 +73,20 @@ def _bars(cases, y):
         if cut:  # a break in the bar
             at = LEFT + length - 30
             yield f'<path class="card" style="stroke:none" d="M{at} {y - 1}h6l-8 {BAR + 4}h-6z"/>'
-        times = "" if case["kind"] == "dlx" else f" ({case['ns'] / ours:.1f}×)"
+        times = "" if case["kind"] == "dlx" else f" ({case['ns'] / ours:.1f} x)"
         yield _text(LEFT + length + 8, y + 13, f"{case['ns']:.0f}{times}", "")
         y += ROW
 
 
 def _short(code):
     """Return an expression without what every call of it repeats."""
-    return code.replace(", ab.HOST", "").replace('"numpy", "torch"', "…").replace('"torch", "numpy"', "…").replace(
-        "View.", "StridedMemoryView."
-    ).replace("ab.", "arraybridge.")
+    return (
+        code.replace(", ab.HOST", "")
+        .replace('"numpy", "torch"', "…")
+        .replace('"torch", "numpy"', "…")
+        .replace("View.", "StridedMemoryView.")
+        .replace("ab.", "arraybridge.")
+    )
 
 
 def _text(x, y, text, kind, *, anchor="start", size=None):

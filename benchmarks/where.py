@@ -1,64 +1,73 @@
-"""Where the time of a conversion out of torch goes: the adapter's guards are taken away one by one.
+"""Where the time of a conversion out of torch goes: what it does is taken away, one thing at a time.
 
 This is for measuring only. A lane without its guards gives wrong values or dangling memory.
 """
+
+import contextlib
 
 import dlx
 from benchmarks.measure import round_robin
 from dlx import native
 from dlx.registry import registry
 
-WITHOUT = {
-    "requires_grad": lambda torch: _without(torch, "requires_grad"),
-    "is_neg()": lambda torch: _without(torch, "is_neg"),
-    "resizable()": lambda torch: _without(torch, "resizable"),
-    "the storage object, resizable()": lambda torch: {"owner": "", **_without(torch, "resizable")},
-    "the look at forward-mode AD": lambda torch: {"switches": ()},
-    "all of them": lambda torch: {"owner": "", "guards": (), "switches": ()},
-}
-
-
-def _without(torch, ask):
-    return {"guards": tuple(guard for guard in torch.guards if guard.ask != ask)}
+CODES = ('dlx.convert(t, to="numpy")', 'dlx.convert(t, to="dlx")')
 
 
 def where(names, *, quick):
-    """Measure both conversions with and without each guard, in turn, and print what each costs."""
+    """Measure both conversions with and without each thing, in turn, and print what each costs."""
     torch = registry.target("torch")
+    owner = {"owner": ""}
+    variants = {
+        "": {},
+        "requires_grad": _without(torch, "requires_grad"),
+        "is_neg()": _without(torch, "is_neg"),
+        "resizable()": _without(torch, "resizable"),
+        "resizable() and the storage object": owner | _without(torch, "resizable"),
+        "the look at forward-mode AD": {"switches": ()},
+        "all of these": owner | {"guards": (), "switches": ()},
+        "__getattr__ in the module dlx": None,
+    }
     rounds = 7 if quick else 40
-    codes = ['dlx.convert(t, to="numpy")', 'dlx.convert(t, to="dlx")']
-    variants = {"": {}} | {name: change(torch) for name, change in WITHOUT.items()}
-    times = {(name, code): [] for name in variants for code in codes}
+    times = {(name, code): [] for name in variants for code in CODES}
     for _ in range(rounds):
         for name, change in variants.items():
-            with _changed(torch, change):
-                for code, taken in round_robin(codes, names, seconds=0.001, rounds=3).items():
+            with _no_getattr() if change is None else _changed(torch, change):
+                for code, taken in round_robin(CODES, names, seconds=0.001, rounds=3).items():
                     times[name, code].append(min(taken))
-    print(f"\nWhere the time goes, ns: with everything, and how much less without one thing; minimum of {rounds} rounds")
-    print(f"{'':<36}" + "".join(f"{code:<30}" for code in codes))
-    found = {}
-    for name in variants:
-        least = {code: min(times[name, code]) for code in codes}
-        whole = {code: min(times["", code]) for code in codes}
-        cells = [f"{least[code]:.0f}" if not name else f"{least[code] - whole[code]:+.0f}" for code in codes]
-        print(f"{f'without {name}' if name else 'with everything':<36}" + "".join(f"{cell:<30}" for cell in cells))
-        found[name or "everything"] = least
-    return found
+    least = {name: {code: min(times[name, code]) for code in CODES} for name in variants}
+    print(
+        f"\nWhere the time goes, ns: with everything, and how much less without one thing; minimum of {rounds} rounds"
+    )
+    print(f"{'':<44}" + "".join(f"{code:<30}" for code in CODES))
+    for name, found in least.items():
+        cells = [f"{found[code] - least[''][code]:+.0f}" if name else f"{found[code]:.0f}" for code in CODES]
+        print(f"{f'without {name}' if name else 'with everything':<44}" + "".join(f"{cell:<30}" for cell in cells))
+    return least
 
 
-class _changed:  # noqa: N801  (reads as a word)
-    def __init__(self, adapter, change):
-        self.adapter, self.change = adapter, change
+def _without(adapter, ask):
+    return {"guards": tuple(guard for guard in adapter.guards if guard.ask != ask)}
 
-    def __enter__(self):
-        for name, value in self.change.items():
-            setattr(self.adapter, name, value)
+
+@contextlib.contextmanager
+def _changed(adapter, change):
+    """Give the adapter other data, and let the lane learn it anew."""
+    for name, value in change.items():
+        setattr(adapter, name, value)
+    native.routes_clear()
+    try:
+        yield
+    finally:
+        for name in change:
+            delattr(adapter, name)  # the class's own data show again
         native.routes_clear()
 
-    def __exit__(self, *error):
-        for name in self.change:
-            delattr(self.adapter, name)  # the class's own data show again
-        native.routes_clear()
 
-
-assert dlx.convert is not None  # the lane is learnt anew after each change
+@contextlib.contextmanager
+def _no_getattr():
+    """Take the module's __getattr__ away: CPython does not specialise `dlx.convert` while there is one."""
+    taken = dlx.__dict__.pop("__getattr__")
+    try:
+        yield
+    finally:
+        dlx.__dict__["__getattr__"] = taken
