@@ -35,7 +35,7 @@ test-all: test
 	@echo "== $(PYTHON), without any framework"
 	@$(MAKE) --no-print-directory test VENV=.venv-bare TORCH= EXTRA=test-bare
 
-# ARGS="--quick --json FILE" passes arguments; cuda-core and arraybridge are measured too where they are installed.
+# ARGS="--quick" passes arguments. The extra `bench` brings further peers; what is missing is left out with a word.
 bench: $(VENV)/.built $(TORCH_STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
 
