@@ -70,6 +70,8 @@ def main():
         found = {"versions": versions(), "count": count()}
     else:
         found = measure(options.only, quick=options.quick)
+    if options.svg and "conversions" not in found:
+        parser.error("--svg draws the conversions, and none were measured")
     for path, text in ((options.json, json.dumps(found, indent=1) + "\n"), (options.svg, None)):
         if path:
             path.write_text(draw(found) if text is None else text, encoding="utf-8")
