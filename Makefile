@@ -17,7 +17,7 @@ SOURCES := build_ffi.py setup.py pyproject.toml constraints.txt dlx/headers.py $
 # torch is installed exactly as asked, and left out, with a word, where that is not to be had.
 TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 
-.PHONY: demo test test-all bench lint format clean
+.PHONY: demo test test-all bench bench-count lint format clean
 
 demo: $(VENV)/.built $(TORCH_STAMP)
 	$(BIN)/python examples/quickstart.py
@@ -35,20 +35,24 @@ test-all: test
 	@echo "== $(PYTHON), without any framework"
 	@$(MAKE) --no-print-directory test VENV=.venv-bare TORCH= EXTRA=test-bare
 
+# ARGS="--quick" passes arguments. The extra `bench` brings further peers; what is missing is left out with a word.
 bench: $(VENV)/.built $(TORCH_STAMP)
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-count: $(VENV)/.built $(TORCH_STAMP)
+	$(BIN)/python -m benchmarks --count $(ARGS)
 
 lint: $(VENV)/.built $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror c_src/*.c c_src/*.h adapters/*.c tests/*.c examples/*/*.c examples/*/*.h
+	$(BIN)/clang-format --dry-run --Werror c_src/*.c c_src/*.h adapters/*.c benchmarks/*.c tests/*.c examples/*/*.c examples/*/*.h
 	$(BIN)/mypy
 	cc -std=c11 -fsyntax-only -Wall -Wextra -Wpedantic -Wconversion -Wno-sign-conversion c_src/[!p]*.c
 
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i c_src/*.c c_src/*.h adapters/*.c tests/*.c examples/*/*.c examples/*/*.h
+	$(BIN)/clang-format -i c_src/*.c c_src/*.h adapters/*.c benchmarks/*.c tests/*.c examples/*/*.c examples/*/*.h
 
 clean:
 	rm -rf .venv .venv-* build dist dlx/_ffi.*so adapters/*.so adapters/*.egg-info

@@ -1,0 +1,203 @@
+/* The C floor of a conversion: the calls to both exchange tables, one small managed tensor, and the
+ * guards of the adapter, and nothing else. No table of routes, no validation, no check of what the
+ * consumer takes, no error of our own. What `dlx.convert` takes longer is what dlx adds.
+ *
+ * floor.py compiles this and hands over the adapter's own data. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if __has_include(<valgrind/callgrind.h>)
+#include <valgrind/callgrind.h>
+#endif
+
+#include "dlpack_abi.h"
+
+enum { MOST = 12 };
+
+typedef struct {
+  getter get;
+  void* closure;
+  PyCFunction call;
+  uint32_t codes; /* bit n = asked where the dtype code is n */
+  int of_owner;
+  PyObject* amend; /* name of a method that makes the answer false for good, or NULL */
+} guard;
+
+typedef struct {
+  const DLPackExchangeAPI *give, *take; /* take NULL = wrap in a Holder */
+  PyCFunction owner;                    /* NULL = the array itself */
+  int n_guards, n_switches;
+  guard guards[MOST];
+  PyObject *dicts[MOST], *names[MOST], *values[MOST];
+} route;
+
+typedef struct {
+  DLManagedTensorVersioned managed;
+  PyObject* owner;
+  int64_t numbers[]; /* shape, then strides */
+} lent;
+
+typedef struct {
+  PyObject_HEAD DLManagedTensorVersioned* managed;
+} holder;
+
+static PyTypeObject* holder_type;
+
+/* Consumers may call this from any thread without the GIL. */
+static void release(DLManagedTensorVersioned* managed) {
+  PyGILState_STATE state = PyGILState_Ensure();
+  Py_DECREF(((lent*)managed)->owner);
+  PyGILState_Release(state);
+  free(managed);
+}
+
+static void holder_dealloc(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  DLManagedTensorVersioned* m = ((holder*)self)->managed;
+  m->deleter(m);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+static int clear(const route* r, int of_owner, int code, PyObject* obj, PyObject* asked) {
+  for (int i = 0; i < r->n_guards; i++) {
+    const guard* g = &r->guards[i];
+    if (g->of_owner != of_owner || !(g->codes >> code & 1)) continue;
+    PyObject* answer = g->get ? g->get(asked, g->closure) : g->call(asked, NULL);
+    Py_XDECREF(answer);
+    if (answer == Py_False) continue;
+    PyObject* amended = answer && g->amend ? PyObject_CallMethodNoArgs(obj, g->amend) : NULL;
+    if (amended == NULL) return 0;
+    Py_DECREF(amended);
+  }
+  return 1;
+}
+
+static PyObject* run(PyObject* self, PyObject* obj) {
+  const route* r = (const route*)PyBytes_AS_STRING(self);
+  DLTensor t;
+  for (int i = 0; i < r->n_switches; i++) {
+    if (PyDict_GetItemWithError(r->dicts[i], r->names[i]) != r->values[i]) goto refused;
+  }
+  if (r->give->dltensor_from_py_object_no_sync(obj, &t) != 0) return NULL;
+  size_t rank = (size_t)t.ndim;
+  lent* made = malloc(sizeof *made + 2 * rank * sizeof(int64_t));
+  if (made == NULL) return PyErr_NoMemory();
+  made->managed = (DLManagedTensorVersioned){
+      .version = {DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR}, .deleter = release, .dl_tensor = t};
+  made->managed.dl_tensor.shape = memcpy(made->numbers, t.shape, rank * sizeof(int64_t));
+  made->managed.dl_tensor.strides = memcpy(made->numbers + rank, t.strides, rank * sizeof(int64_t));
+  made->owner = NULL;
+  int is_clear = clear(r, 0, t.dtype.code, obj, obj);
+  if (is_clear) {
+    made->owner = r->owner ? r->owner(obj, NULL) : Py_NewRef(obj);
+    is_clear = made->owner != NULL && clear(r, 1, t.dtype.code, obj, made->owner);
+  }
+  if (!is_clear) {
+    Py_XDECREF(made->owner);
+    free(made);
+    goto refused;
+  }
+  if (r->take) {
+    void* result = NULL;
+    return r->take->managed_tensor_to_py_object_no_sync(&made->managed, &result) == 0 ? result
+                                                                                      : NULL;
+  }
+  holder* wrapped = (holder*)holder_type->tp_alloc(holder_type, 0);
+  if (wrapped == NULL) return NULL;
+  wrapped->managed = &made->managed;
+  return (PyObject*)wrapped;
+
+refused:
+  if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "a guard is up");
+  return NULL;
+}
+
+static PyMethodDef run_def = {"floor", run, METH_O, NULL};
+
+/* The C function behind a method without arguments. Errors: NULL with TypeError. */
+static PyCFunction function_of(PyObject* descriptor) {
+  if (Py_IS_TYPE(descriptor, &PyMethodDescr_Type)) {
+    const PyMethodDef* def = ((PyMethodDescrObject*)descriptor)->d_method;
+    if (def->ml_flags == METH_NOARGS) return def->ml_meth;
+  }
+  PyErr_Format(PyExc_TypeError, "%R has no C function to call directly", descriptor);
+  return NULL;
+}
+
+/* make(give, take, guards, switches, owner): a function of one array. Everything that it holds is
+ * held for ever. */
+static PyObject* make(PyObject* module, PyObject* args) {
+  PyObject *give, *take, *guards, *switches, *owner;
+  route r = {0};
+  if (!PyArg_ParseTuple(args, "OOO!O!O", &give, &take, &PyTuple_Type, &guards, &PyTuple_Type,
+                        &switches, &owner))
+    return NULL;
+  if (PyTuple_GET_SIZE(guards) > MOST || PyTuple_GET_SIZE(switches) > MOST) {
+    PyErr_SetString(PyExc_ValueError, "too many guards");
+    return NULL;
+  }
+  r.give = PyCapsule_GetPointer(give, "dlpack_exchange_api");
+  if (r.give == NULL) return NULL;
+  if (take != Py_None && (r.take = PyCapsule_GetPointer(take, "dlpack_exchange_api")) == NULL)
+    return NULL;
+  if (owner != Py_None && (r.owner = function_of(owner)) == NULL) return NULL;
+  for (; r.n_guards < PyTuple_GET_SIZE(guards); r.n_guards++) {
+    PyObject *descriptor, *amend;
+    guard* g = &r.guards[r.n_guards];
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(guards, r.n_guards), "OIpO", &descriptor, &g->codes,
+                          &g->of_owner, &amend))
+      return NULL;
+    g->amend = amend == Py_None ? NULL : Py_NewRef(amend);
+    if (Py_IS_TYPE(descriptor, &PyGetSetDescr_Type)) {
+      g->get = ((PyGetSetDescrObject*)descriptor)->d_getset->get;
+      g->closure = ((PyGetSetDescrObject*)descriptor)->d_getset->closure;
+    } else if ((g->call = function_of(descriptor)) == NULL) {
+      return NULL;
+    }
+  }
+  for (int i = 0; i < PyTuple_GET_SIZE(switches); i++, r.n_switches++) {
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(switches, i), "O!OO", &PyDict_Type, &r.dicts[i],
+                          &r.names[i], &r.values[i]))
+      return NULL;
+    Py_INCREF(r.dicts[i]);
+    Py_INCREF(r.names[i]);
+    Py_INCREF(r.values[i]);
+  }
+  PyObject* kept = PyBytes_FromStringAndSize((const char*)&r, sizeof r);
+  if (kept == NULL) return NULL;
+  PyObject* function = PyCFunction_New(&run_def, kept);
+  Py_DECREF(kept);
+  return function;
+}
+
+/* mark(label): under valgrind, begin to count or write down what was counted since the last mark.
+ */
+static PyObject* mark(PyObject* module, PyObject* label) {
+#ifdef CALLGRIND_DUMP_STATS_AT
+  const char* text = PyUnicode_AsUTF8(label);
+  if (text == NULL) return NULL;
+  CALLGRIND_START_INSTRUMENTATION;
+  CALLGRIND_DUMP_STATS_AT(text);
+#endif
+  Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"make", make, METH_VARARGS, NULL},
+    {"mark", mark, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    .m_base = PyModuleDef_HEAD_INIT, .m_name = "floor", .m_size = -1, .m_methods = functions};
+
+PyMODINIT_FUNC PyInit_floor(void) {
+  static PyType_Slot slots[] = {{Py_tp_dealloc, holder_dealloc}, {0, NULL}};
+  static PyType_Spec spec = {"floor.Holder", sizeof(holder), 0, Py_TPFLAGS_DEFAULT, slots};
+  holder_type = (PyTypeObject*)PyType_FromSpec(&spec);
+  return holder_type ? PyModule_Create(&definition) : NULL;
+}

@@ -1,0 +1,53 @@
+"""Compile floor.c, and give it the adapters' own tables and guards."""
+
+import importlib.util
+import subprocess
+import sysconfig
+import tempfile
+from pathlib import Path
+
+import dlx
+from dlx import routes
+from dlx.adapter import look_up
+from dlx.registry import registry
+
+HERE = Path(__file__).resolve().parent
+
+
+def build():
+    """Return the compiled module, or None with a word where there is no C compiler."""
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "floor.so"
+        command = ["cc", "-std=c11", "-O2", "-shared", "-fPIC", f"-I{HERE.parent / 'c_src'}"]
+        command += [f"-I{sysconfig.get_path('include')}", str(HERE / "floor.c"), "-o", str(target)]
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"note: no C floor: {getattr(error, 'stderr', None) or error}")
+            return None
+        spec = importlib.util.spec_from_file_location("floor", target)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+
+def table(kind):
+    """Return the exchange table of a type, in its capsule."""
+    found = getattr(kind, "__dlpack_c_exchange_api__", None)
+    return found if found is not None else registry.knows(kind).exchange()
+
+
+def floor_of(module, kind, target):
+    """Return the floor of conversions from an exact type to another (dlx.Tensor: only wrapped, as the lane does)."""
+    take = None if target is dlx.Tensor else table(target)
+    if kind is dlx.Tensor:
+        return module.make(table(kind), take, (), (), None)
+    source = registry.knows(kind)
+    guards = []
+    for guard in source.guards:
+        (_, _, descriptor, _), codes, of_owner, _ = routes._guard(source, kind, guard)
+        guards.append((descriptor, codes, of_owner, guard.amend or None))
+    switches = tuple(routes._switches(source))
+    owner = routes._question(kind, source.owner, call=True)[2] if source.owner else None
+    assert all(look_up(name) is not None for name in source.lane)
+    return module.make(table(kind), take, tuple(guards), switches, owner)

@@ -1,0 +1,67 @@
+"""How times are taken: all cases in turn, round after round, so that a busy machine slows all of them alike."""
+
+import gc
+import importlib
+import statistics
+import time
+import timeit
+
+
+def peer(name):
+    """Return a module, or None with a word about it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        print(f"note: {name} is left out: {error}")
+        return None
+
+
+def race(*functions, number=1, rounds=7):
+    """Return the seconds per call of each function in every round, rounds interleaved; a first round warms up."""
+    times = [[] for _ in functions]
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(rounds + 1):
+            for function, kept in zip(functions, times, strict=True):
+                start = time.perf_counter()
+                for _ in range(number):
+                    function()
+                kept.append((time.perf_counter() - start) / number)
+    finally:
+        gc.enable()
+    return [kept[1:] for kept in times]
+
+
+def round_robin(codes, names, *, seconds, rounds):
+    """Return {code: nanoseconds per call in every round} for expressions over the given names.
+
+    Each round runs every expression for about `seconds`, in a compiled loop, so that no call of a wrapper is counted.
+    """
+    timers = {code: timeit.Timer(code, globals=names) for code in codes}  # timeit switches gc off
+    numbers = {}
+    for code, timer in timers.items():
+        timer.timeit(100)
+        once = min(timer.repeat(3, 100)) / 100
+        numbers[code] = max(10, int(seconds / once))
+    times = {code: [] for code in codes}
+    for _ in range(rounds):
+        for code, timer in timers.items():
+            times[code].append(timer.timeit(numbers[code]) / numbers[code] * 1e9)
+    return times
+
+
+def compare(ours, theirs):
+    """Return the minimums, their ratio, and the middle half of the ratios of single rounds."""
+    low, _, high = statistics.quantiles([a / b for a, b in zip(ours, theirs, strict=True)], n=4)
+    return {"ours": min(ours), "theirs": min(theirs), "ratio": min(ours) / min(theirs), "spread": [low, high]}
+
+
+def verdict(met):
+    """Return a goal's outcome as text."""
+    return "met" if met else "MISSED"
+
+
+def ratio(figure):
+    """Return one ratio as text, its spread in brackets."""
+    return f"{figure['ratio']:.2f} [{figure['spread'][0]:.2f} {figure['spread'][1]:.2f}]"

@@ -1,0 +1,73 @@
+"""Where the time of a conversion out of torch goes: what it does is taken away, one thing at a time.
+
+This is for measuring only. A lane without its guards gives wrong values or dangling memory.
+"""
+
+import contextlib
+
+import dlx
+from benchmarks.measure import round_robin
+from dlx import native
+from dlx.registry import registry
+
+CODES = ('dlx.convert(t, to="numpy")', 'dlx.convert(t, to="dlx")')
+
+
+def where(names, *, quick):
+    """Measure both conversions with and without each thing, in turn, and print what each costs."""
+    torch = registry.target("torch")
+    owner = {"owner": ""}
+    variants = {
+        "": {},
+        "requires_grad": _without(torch, "requires_grad"),
+        "is_neg()": _without(torch, "is_neg"),
+        "resizable()": _without(torch, "resizable"),
+        "resizable() and the storage object": owner | _without(torch, "resizable"),
+        "the look at forward-mode AD": {"switches": ()},
+        "all of these": owner | {"guards": (), "switches": ()},
+        "__getattr__ in the module dlx": None,
+    }
+    rounds = 7 if quick else 40
+    times = {(name, code): [] for name in variants for code in CODES}
+    for _ in range(rounds):
+        for name, change in variants.items():
+            with _no_getattr() if change is None else _changed(torch, change):
+                for code, taken in round_robin(CODES, names, seconds=0.001, rounds=3).items():
+                    times[name, code].append(min(taken))
+    least = {name: {code: min(times[name, code]) for code in CODES} for name in variants}
+    print(
+        f"\nWhere the time goes, ns: with everything, and how much less without one thing; minimum of {rounds} rounds"
+    )
+    print(f"{'':<44}" + "".join(f"{code:<30}" for code in CODES))
+    for name, found in least.items():
+        cells = [f"{found[code] - least[''][code]:+.0f}" if name else f"{found[code]:.0f}" for code in CODES]
+        print(f"{f'without {name}' if name else 'with everything':<44}" + "".join(f"{cell:<30}" for cell in cells))
+    return least
+
+
+def _without(adapter, ask):
+    return {"guards": tuple(guard for guard in adapter.guards if guard.ask != ask)}
+
+
+@contextlib.contextmanager
+def _changed(adapter, change):
+    """Give the adapter other data, and let the lane learn it anew."""
+    for name, value in change.items():
+        setattr(adapter, name, value)
+    native.routes_clear()
+    try:
+        yield
+    finally:
+        for name in change:
+            delattr(adapter, name)  # the class's own data show again
+        native.routes_clear()
+
+
+@contextlib.contextmanager
+def _no_getattr():
+    """Take the module's __getattr__ away: CPython does not specialise `dlx.convert` while there is one."""
+    taken = dlx.__dict__.pop("__getattr__")
+    try:
+        yield
+    finally:
+        dlx.__dict__["__getattr__"] = taken
