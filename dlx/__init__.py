@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from dlx.planning import Plan
     from dlx.tensor import ArrayInfo, Tensor
 
+__version__ = "0.1.0.dev0"
+
 __all__ = [
     "convert",
     "plan",
@@ -75,19 +77,31 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib.metadata import version
-
-        value: Any = version("dlx")
-    elif name not in _HOMES:
+    if name not in _HOMES:
         raise AttributeError(f"module 'dlx' has no attribute {name!r}")
-    else:
-        home = _HOMES[name]
-        value = importlib.import_module(f"dlx.{home or name}")
-        if home is not None:
-            value = getattr(value, name)
-    globals()[name] = value
+    value = globals()[name] = _load(name)
+    if name == "convert":
+        _settle()
     return value
+
+
+def _load(name: str) -> Any:
+    home = _HOMES[name]
+    module = importlib.import_module(f"dlx.{home or name}")
+    return module if home is None else getattr(module, name)
+
+
+def _settle() -> None:
+    """Load what is left, and take __getattr__ away.
+
+    CPython does not specialise look-ups in a module that has one, which would cost every `dlx.convert` some 30 ns.
+    """
+    try:
+        for name in _HOMES.keys() - globals().keys():
+            globals()[name] = _load(name)
+    except ImportError:  # a Python without ctypes, say: the other names go on being looked up one by one
+        return
+    globals().pop("__getattr__", None)
 
 
 def __dir__() -> list[str]:
