@@ -136,9 +136,9 @@ static DLManagedTensorVersioned* lend(const py_route* r, PyObject* obj) {
   if (t.device.device_type != kDLCPU || t.dtype.code > 31) return NULL;
   /* Copied before anything is asked: what the table lent may be overwritten by the next call. */
   if (dlx_managed_new(&t, 0, NULL, NULL, &made) != DLX_OK) return NULL;
-  /* Where there are guards, nothing at all may be a tensor that pretends: empty ones are Python's
-   * to look at. */
-  if ((r->n_guards && dlx_size(&made->dl_tensor) == 0) ||
+  /* Where there are guards, a tensor without memory may pretend to be empty: it is Python's to look
+   * at. */
+  if ((r->n_guards && made->dl_tensor.data == NULL) ||
       dlx_check(&made->dl_tensor, 0, &r->accepts) != 0) {
     dlx_managed_release(made);
     return NULL;
