@@ -12,15 +12,15 @@
  */
 
 enum {
-  TAKES,            /* no failure */
-  FAILS_BEFORE,     /* never touches it */
-  FAILS_AFTER,      /* has called the deleter */
-  FAILS_LATER,      /* keeps it, and calls the deleter from a thread when told to */
-  FAILS_SILENTLY,   /* -1 without an error */
-  SILENT_AFTER,     /* the same, having called the deleter */
-  NULL_RESULT,      /* 0 with a NULL result, no error */
-  NULL_AFTER,       /* the same, having called the deleter */
-  RAISES,           /* -1 with the error class given */
+  TAKES,          /* no failure */
+  FAILS_BEFORE,   /* never touches it */
+  FAILS_AFTER,    /* has called the deleter */
+  FAILS_LATER,    /* keeps it, and calls the deleter from a thread when told to */
+  FAILS_SILENTLY, /* -1 without an error */
+  SILENT_AFTER,   /* the same, having called the deleter */
+  NULL_RESULT,    /* 0 with a NULL result, no error */
+  NULL_AFTER,     /* the same, having called the deleter */
+  RAISES,         /* -1 with the error class given */
 };
 
 static int mode;
