@@ -98,6 +98,9 @@ class Adapter:
         For the lane: dtypes for which the framework has several words; the array must say the first one itself.
     dtype_attribute
         Attribute of an array that is its dtype.
+    part_of
+        For an adapter of one array type of a framework that has several, as a target: the adapter of them all. See
+        `narrowed`.
     import_keeps
         Whether a failing import of the framework's exchange table leaves the managed tensor to dlx. Where it is not
         known, dlx is prepared for everything.
@@ -126,6 +129,7 @@ class Adapter:
     switches: tuple[tuple[str, str, Any], ...] = ()
     confirmed: tuple[str, ...] = ()
     dtype_attribute: str = "dtype"
+    part_of: Adapter | None = None
     import_keeps: bool = False
 
     # ---- facts, looked up --------------------------------------------------------------------------------------
@@ -170,6 +174,14 @@ class Adapter:
     def accepts(self) -> Capabilities | None:
         """State what the framework takes as it is. None, the default: it cannot be a target."""
         return None
+
+    def narrowed(self, kind: type) -> Adapter:
+        """Return the adapter for one of `types` as a target; itself, the default, where all are made alike."""
+        return self
+
+    def holds(self, obj: Any, source: Adapter) -> bool:
+        """Return whether an array, which `source` knows, is one of this target already."""
+        return source is self or (source is self.part_of and isinstance(obj, self.classes()))
 
     # ---- dtypes and devices, both ways --------------------------------------------------------------------------
 

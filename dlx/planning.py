@@ -168,9 +168,10 @@ def begin(obj: Any, source: Adapter, request: Request) -> Leaf:
     """
     leaf = Leaf(obj, source, request, None)
     try:
-        if source is request.target or not source.describes_by_export:
+        inside = request.target.holds(obj, source)
+        if inside or not source.describes_by_export:
             leaf.info = source.info(obj)
-        if source is request.target and _stays(leaf):
+        if inside and _stays(leaf):
             return leaf
         for hindrance in source.examine(obj):
             error = _accept(leaf, hindrance)

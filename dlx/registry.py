@@ -23,7 +23,15 @@ from dlx.errors import AdapterNotFoundError, FrameworkNotInstalledError, PluginE
 
 __all__ = ["BUILT_IN", "Plugin", "Registry", "registry"]
 
-BUILT_IN = {"numpy": "dlx_numpy", "torch": "dlx_torch", "pytorch": "dlx_torch"}
+BUILT_IN = {
+    "numpy": "dlx_numpy",
+    "torch": "dlx_torch",
+    "pytorch": "dlx_torch",
+    "jax": "dlx_jax",
+    "jaxlib": "dlx_jax",
+    "tvm_ffi": "dlx_tvm_ffi",
+    "pyarrow": "dlx_pyarrow",
+}
 """Root package, or another name for it -> module of ours."""
 
 
@@ -210,6 +218,8 @@ class Registry:
             return self._named(to.__name__.partition(".")[0], f"module {to.__name__}")
         if isinstance(to, type):
             adapter = self._find(to)
+            if adapter is not None:
+                adapter = adapter.narrowed(to)
             if adapter is not None and _can_be_target(adapter) and to in adapter.classes():
                 return adapter
             fix = f"Say to={adapter.package.partition('.')[0]!r}." if adapter is not None else self._known()
