@@ -119,12 +119,12 @@ class JaxAdapter(Adapter):
             keeps_readonly=True,  # jax never writes
         )
 
-    def dtype_names(self) -> str:
-        assert self.capabilities is not None
-        assert self.capabilities.dtypes is not None
-        names = ", ".join(sorted(self.capabilities.dtypes))
-        off = not self.module().config.jax_enable_x64 and self.lowered.get("narrows")
-        return f"{names} (x64 is off)" if off else names
+    def why_untaken(self, dtype: DType) -> tuple[str, str] | None:
+        if dtype.name in self.lowered.get("narrows", frozenset()):
+            return f"jax would narrow {dtype} to {dtype.bits // 2} bits, since x64 is off", _X64_ON
+        if dtype.name in _UNTAKEN:
+            return f"jax has {dtype} and takes none from others", "Convert wider values and call .astype there."
+        return None
 
     def device_to(self, device: Device) -> Any:
         super().device_to(device)
@@ -248,11 +248,11 @@ class JaxAdapter(Adapter):
             tensor = over_memory(tensor.data_ptr, tensor.shape, tensor.strides, tensor.dtype, device, owner=tensor)
         array = self.module().dlpack.from_dlpack(tensor)
         if array.dtype != self.dtype_to(tensor.dtype):  # another thread may see x64 switched on
-            raise DTypeError(f"jax made {array.dtype} of {tensor.dtype}", fix=_X64)
+            raise DTypeError(f"jax made {array.dtype} of {tensor.dtype}", fix=_X64_ON)
         return array
 
 
-_X64 = 'Switch 64-bit dtypes on first: jax.config.update("jax_enable_x64", True).'
+_X64_ON = 'Switch 64-bit dtypes on first: jax.config.update("jax_enable_x64", True).'
 
 
 def _refuse(because: str, fix: str, error: type[ConversionError] = LayoutError) -> Hindrance:

@@ -202,6 +202,9 @@ class ArrowAdapter(_Arrow):
     def check(self, tensor: Tensor) -> int:
         return self._for(tensor).check(tensor)
 
+    def constant_over(self, tensor: Tensor) -> bool:
+        return self._for(tensor).immutable
+
     def load(self, tensor: Tensor) -> Any:
         return self._for(tensor).load(tensor)
 

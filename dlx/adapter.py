@@ -220,8 +220,13 @@ class Adapter:
         return self._from_native.get(native_dtype)
 
     def dtype_names(self) -> str:
-        """Return the dtypes that the framework has, as text."""
-        return ", ".join(sorted(self.known_dtypes()))
+        """Return the dtypes that the framework takes, as text."""
+        taken = self.capabilities.dtypes if self.capabilities is not None else None
+        return ", ".join(sorted(self.known_dtypes() if taken is None else taken))
+
+    def why_untaken(self, dtype: DType) -> tuple[str, str] | None:
+        """Return (reason, fix) for a dtype that the framework has and does not take; None, the default, else."""
+        return None
 
     def device_to(self, device: Device) -> Any:
         """Return the framework's device object for one of dlx. The default knows the host only."""
@@ -309,6 +314,10 @@ class Adapter:
     def check(self, tensor: Tensor) -> int:
         """Return the obstacle bits between a tensor and this consumer (0 = it may be handed over as it is)."""
         return native.tensor_check(tensor, self.capabilities_address())
+
+    def constant_over(self, tensor: Tensor) -> bool:
+        """Return whether an array over a tensor is constant, so that nobody else should write to its memory either."""
+        return self.immutable
 
     # ---- the fast lane --------------------------------------------------------------------------------------------
 

@@ -40,6 +40,8 @@ class Row:
 
     def fix_for(self, tensor: Tensor, target: Adapter) -> str:
         """Return the fix, made more precise where the dtype allows it."""
+        if self.bit == lib.DLX_OBSTACLE_DTYPE and (known := target.why_untaken(tensor.dtype)) is not None:
+            return known[1]
         if self.bit == lib.DLX_OBSTACLE_DTYPE and tensor.dtype.lanes == 1 and tensor.dtype.code in _INSIDE_FLOAT32:
             accepted = target.capabilities.dtypes if target.capabilities is not None else None
             if accepted is not None and "float32" in accepted:
@@ -49,6 +51,11 @@ class Row:
 
 def _strides(what: str) -> Sentence:
     return lambda tensor, target: f"{target.name} {target.noun}s cannot {what}, found {tensor.strides} in elements"
+
+
+def _no_dtype(tensor: Tensor, target: Adapter) -> str:
+    known = target.why_untaken(tensor.dtype)
+    return known[0] if known else f"{target.name} has no dtype {tensor.dtype}; it has {target.dtype_names()}"
 
 
 def _alignment(tensor: Tensor, target: Adapter) -> str:
@@ -69,7 +76,7 @@ TABLE: tuple[Row, ...] = (
     Row(
         lib.DLX_OBSTACLE_DTYPE,
         DTypeError,
-        lambda tensor, target: f"{target.name} has no dtype {tensor.dtype}; it has {target.dtype_names()}",
+        _no_dtype,
         fix="Convert the values to one of these in its own framework first.",
     ),
     Row(

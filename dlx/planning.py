@@ -283,6 +283,10 @@ def settle(leaf: Leaf, tensor: Tensor) -> None:
             leaf.finish("refused", None, error)
             return
     copied = leaf.fresh or leaf.made_by_producer or leaf.copy_order is not None
+    target = leaf.request.target
+    if not copied and not tensor.readonly and target.constant_over(tensor):
+        why = f"{target.name} {target.noun}s are constant: do not write to the source while the result lives"
+        leaf.steps.append(Step("share", why))
     leaf.finish("copied" if copied else "shared", HOST if leaf.copy_order is not None else _device_of(leaf, tensor))
 
 
