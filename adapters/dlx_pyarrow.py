@@ -35,11 +35,13 @@ from dlx.errors import AdapterNotFoundError, ConversionError, DeviceError, DType
 HOST = Device("cpu")
 
 
-class _Bytes(NamedTuple):
-    """Bools that were unpacked, one to a byte, in memory of their own."""
+class _Fresh(NamedTuple):
+    """Numbers in memory of their own: bools unpacked to bytes, or chunks combined."""
 
-    array: Any
+    flat: Any
     shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    dtype: DType
 
 
 class _Arrow(Adapter):
@@ -50,17 +52,8 @@ class _Arrow(Adapter):
     install = 'pip install "dlx[pyarrow]"'
     dtypes = {
         "bool": "bool_",
-        "int8": "int8",
-        "int16": "int16",
-        "int32": "int32",
-        "int64": "int64",
-        "uint8": "uint8",
-        "uint16": "uint16",
-        "uint32": "uint32",
-        "uint64": "uint64",
-        "float16": "float16",
-        "float32": "float32",
-        "float64": "float64",
+        **{f"{sign}int{bits}": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+        **{f"float{bits}": f"float{bits}" for bits in (16, 32, 64)},
     }
     defects = (
         Defect(
@@ -68,9 +61,9 @@ class _Arrow(Adapter):
             see="tests/test_pyarrow.py",
         ),
         Defect(
-            does="Tensor does not speak DLPack: it leaves as a buffer, and comes in through numpy",
+            does="Tensor gives no capsules, or ones that lose read-only, and takes none: buffers and numpy serve",
             see="https://arrow.apache.org/docs/python/dlpack.html",
-            before="24",
+            before="26",
             lowers={"tensors_by": "numpy"},
         ),
     )
@@ -115,18 +108,17 @@ class ArrowAdapter(_Arrow):
                 LayoutError,
             )
         elif pa.types.is_boolean(kind):
-            yield Hindrance(
-                "its bools are packed eight to a byte", "Drop copy=False.", cure=self._unpacked, copies=True
-            )
+            yield Hindrance("its bools are packed eight to a byte", "Drop copy=False.", cure=self._fresh, copies=True)
         elif isinstance(obj, pa.ChunkedArray) and obj.num_chunks > 1:
-            yield Hindrance(
-                f"it lies in {obj.num_chunks} chunks", "Drop copy=False.", cure="combine_chunks", copies=True
-            )
+            yield Hindrance(f"it lies in {obj.num_chunks} chunks", "Drop copy=False.", cure=self._fresh, copies=True)
 
-    def _unpacked(self, obj: Any) -> _Bytes:
+    def _fresh(self, obj: Any) -> _Fresh:
         pa = self.module()
-        _, inner, _ = _unnested(pa, obj.type)
-        return _Bytes(_flat(pa, _one(pa, obj)).cast(pa.uint8()), (len(obj), *inner))
+        kind, inner, strides = _unnested(pa, obj.type)
+        dtype = self.dtype_from(kind)
+        assert dtype is not None
+        flat = _flat(pa, _one(pa, obj))
+        return _Fresh(flat.cast(pa.uint8()) if pa.types.is_boolean(kind) else flat, (len(obj), *inner), strides, dtype)
 
     def info(self, obj: Any) -> ArrayInfo:
         pa = self.module()
@@ -160,8 +152,8 @@ class ArrowAdapter(_Arrow):
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         pa = self.module()
-        if isinstance(obj, _Bytes):
-            return over_memory(_address(obj.array), obj.shape, None, DType("bool"), HOST, owner=obj.array)
+        if isinstance(obj, _Fresh):
+            return over_memory(_address(obj.flat), obj.shape, obj.strides, obj.dtype, HOST, owner=obj.flat)
         if isinstance(obj, pa.Tensor):
             if self.lowered.get("tensors_by"):
                 return dlx.convert(memoryview(obj), to="dlx")  # type: ignore[no-any-return]
@@ -321,24 +313,28 @@ def _address(array: Any) -> int:
     return int(buffer.address) + array.offset * array.type.bit_width // 8 if len(array) and buffer is not None else 0
 
 
+_REFUSED = (  # question of pyarrow.types, reason, fix
+    (
+        "is_temporal",
+        "DLPack has no dates, times or durations",
+        "Call .view({integer!r}) first, and keep the unit yourself.",
+    ),
+    ("is_decimal", "DLPack has no decimals", "Call .cast('float64') first, if that is exact enough."),
+    ("is_dictionary", "it is a dictionary array", "Call .dictionary_decode() first, or convert its .indices."),
+    ("is_run_end_encoded", "it is run-end encoded", "Call pyarrow.compute.run_end_decode(x) first."),
+    ("is_struct", "DLPack has no structures", "Convert its fields one by one: .field(0)."),
+    ("is_nested", "its values vary in length", "Convert its .flatten() and its .offsets apart."),
+    ("is_null", "it holds nulls only, without a type", "Call .cast with a type and .fill_null(value) first."),
+)
+
+
 def _why_refused(types: Any, kind: Any) -> tuple[str, str]:
     """Return (reason, fix) for a type that is not one number per value."""
-    if types.is_temporal(kind):
-        width = f"int{kind.bit_width}" if kind.bit_width <= 64 else ""
-        fix = f"Call .view('{width}') first and keep the unit yourself." if width else "Convert its parts one by one."
-        return f"DLPack has no dates, times or durations ({kind})", fix
-    if types.is_decimal(kind):
-        return f"DLPack has no decimals ({kind})", "Call .cast('float64') first, if that is exact enough."
-    if types.is_dictionary(kind):
-        return f"it is a dictionary array ({kind})", "Call .dictionary_decode() first, or convert its .indices."
-    if types.is_run_end_encoded(kind):
-        return f"it is run-end encoded ({kind})", "Call pyarrow.compute.run_end_decode(x) first."
-    if types.is_struct(kind):
-        return f"DLPack has no structures ({kind})", "Convert its fields one by one: .field(0)."
-    if types.is_nested(kind):
-        return f"its values vary in length ({kind})", "Convert its .flatten() and its .offsets apart."
-    if types.is_null(kind):
-        return "it holds nulls only, without a type", "Call .cast with a type and .fill_null(value) first."
+    for question, reason, fix in _REFUSED:
+        if getattr(types, question)(kind):
+            if "{integer" in fix:
+                fix = fix.format(integer=f"int{kind.bit_width}") if kind.bit_width <= 64 else "Convert its parts apart."
+            return f"{reason} ({kind})", fix
     if getattr(kind, "storage_type", None) is not None:
         return f"DLPack has no counterpart of {kind}", "Convert its .storage."
     return f"DLPack has no text or raw bytes ({kind})", "Convert its .buffers() if the bytes are what you need."

@@ -107,7 +107,7 @@ def test_aligned_compact_memory_is_shared(dtype, layout):
 
 @pytest.mark.parametrize("offset", [1, 2, 4, 8, 16, 32, 48, 63, 64, 65, 96, 128])
 def test_alignment_is_known_beforehand(offset):
-    """jax shares what is aligned to 64 bytes and silently copies the rest; the plan and copy=False tell which."""
+    """Jax shares what is aligned to 64 bytes and silently copies the rest; the plan and copy=False tell which."""
     source = aligned(fill(np, "uint8", (64,)), offset)
     shares = offset % 64 == 0
     assert dlx.plan(source, to="jax").outcome == ("shared" if shares else "copied")
@@ -125,7 +125,7 @@ def test_alignment_is_known_beforehand(offset):
 
 @pytest.mark.parametrize("layout", ["transposed", "every other", "backwards", "broadcast", "overlapping", "a part"])
 def test_layouts_that_jax_cannot_hold_are_copied(layout):
-    """jax raises for strides that are no permutation of a compact layout; dlx copies, or refuses with the strides."""
+    """Jax raises for strides that are no permutation of a compact layout; dlx copies, or refuses with the strides."""
     source = shown(fill(np, "float32", (2, 3, 4)), layout)
     result = dlx.convert(source, to="jax")
     assert bits(result) == source.tobytes() and result.shape == source.shape
@@ -176,7 +176,7 @@ def test_the_plan_says_not_to_write():
 
 
 def test_read_only_memory_is_shared():
-    """jax never writes, so that read-only memory is shared with it, and stays read-only on its way back."""
+    """Jax never writes, so that read-only memory is shared with it, and stays read-only on its way back."""
     source = aligned(fill(np, "float32", (8,)))
     source.flags.writeable = False
     result = dlx.convert(source, to="jax", copy=False, readonly="error")
@@ -203,7 +203,7 @@ def test_donated_memory_of_others_is_not_written_to(size):
 
 @pytest.mark.parametrize("dtype", WIDE)
 def test_64_bits_are_refused_while_x64_is_off(dtype):
-    """jax would make 32 bits of them without a word; dlx refuses and says what to switch on."""
+    """Jax would make 32 bits of them without a word; dlx refuses and says what to switch on."""
     source = aligned(fill(np, dtype, (4,)))
     for copy in (None, False, True):
         with pytest.raises(errors.DTypeError, match=f"would narrow {dtype} to .* x64 is off") as caught:
@@ -268,17 +268,17 @@ def test_threads_that_disagree_on_x64():
 
 @pytest.mark.parametrize("dtype", [*NARROW, *WIDE])
 def test_jax_to_numpy_is_shared_and_read_only(x64, dtype):
-    """jax arrays are constant: numpy reads their memory and cannot write to it."""
+    """Jax arrays are constant: numpy reads their memory and cannot write to it."""
     source = jnp.asarray(fill(np, dtype, (3, 4)))
     result = dlx.convert(source, to="numpy", copy=False)
     assert same(np, result, np.asarray(source)) and address(result) == address(source)
     assert not result.flags.writeable
-    with pytest.raises(ValueError, match="read-only|WRITEABLE"):
+    with pytest.raises(ValueError, match="WRITEABLE"):
         result.flags.writeable = True
 
 
 def test_jax_to_torch_is_copied(torch):
-    """torch tensors are writable, so that they get a copy, unless asked otherwise."""
+    """Torch tensors are writable, so that they get a copy, unless asked otherwise."""
     source = jnp.arange(6, dtype="int32").reshape(2, 3)
     result = dlx.convert(source, to="torch")
     result.fill_(9)
@@ -303,7 +303,7 @@ def test_small_floats_share_both_ways(dtype):
     "dtype", ["bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"]
 )
 def test_small_floats_between_torch_and_jax(torch, dtype):
-    """torch and jax exchange them exactly, NaN payloads included."""
+    """Torch and jax exchange them exactly, NaN payloads included."""
     every = torch.arange(256, dtype=torch.uint8).repeat(2)
     result = dlx.convert(every.view(getattr(torch, dtype)), to="jax")
     assert str(result.dtype) == dtype and bits(result) == every.numpy().tobytes()
@@ -336,7 +336,7 @@ def test_describe_does_not_wait():
 
 @pytest.mark.parametrize("dtype", ["int4", "uint4", "int2", "uint2"])
 def test_sub_byte_integers_are_copied_packed(dtype):
-    """jax has no DLPack word for them, so that dlx copies what lies in its memory: packed, first value lowest."""
+    """Jax has no DLPack word for them, so that dlx copies what lies in its memory: packed, first value lowest."""
     low, high = (-(2 ** (int(dtype[-1]) - 1)), 2 ** (int(dtype[-1]) - 1) - 1) if dtype[0] == "i" else (0, 3)
     values = [low, high, 0, 1, high, low, 1]
     source = jnp.array(values, dtype)
