@@ -44,7 +44,11 @@ static void finish(made_tensor* self) {
 /* GIL: not needed. */
 static void drop(DLManagedTensorVersioned* managed) {
   made_tensor* self = (made_tensor*)managed;
-  if (atomic_fetch_sub(&self->holders, 1) != 1) return;
+  /* Nobody but a holder makes further holders: whoever is the last one needs no locked operation.
+   */
+  if (atomic_load_explicit(&self->holders, memory_order_acquire) != 1 &&
+      atomic_fetch_sub(&self->holders, 1) != 1)
+    return;
   /* An owner may itself be a view of memory of ours, and so on: a long chain must not eat the
    * stack. */
   if (depth >= DEEPEST) {
@@ -69,7 +73,11 @@ static void drop_owner(void* made) {
 int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
                     DLManagedTensorVersioned** out) {
   int status = dlx_validate(like, flags);
-  if (status != DLX_OK) return status;
+  return status == DLX_OK ? dlx_managed_trust(like, flags, owner, release, out) : status;
+}
+
+int dlx_managed_trust(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
+                      DLManagedTensorVersioned** out) {
   size_t rank = (size_t)like->ndim;
   made_tensor* self = malloc(sizeof *self + 2 * rank * sizeof(int64_t));
   if (self == NULL) return DLX_E_MEMORY;
@@ -113,6 +121,15 @@ int dlx_managed_adopt(DLManagedTensorVersioned* foreign, DLManagedTensorVersione
 int dlx_managed_share(DLManagedTensorVersioned* made, const DLTensor* like, uint64_t flags,
                       DLManagedTensorVersioned** out) {
   int status = dlx_managed_new(like, flags, made, drop_owner, out);
+  if (status == DLX_OK) atomic_fetch_add(&((made_tensor*)made)->holders, 1);
+  return status;
+}
+
+int dlx_managed_lend(DLManagedTensorVersioned* made, DLDevice device, uint64_t flags,
+                     DLManagedTensorVersioned** out) {
+  DLTensor like = made->dl_tensor;
+  like.device = device;
+  int status = dlx_managed_trust(&like, flags, made, drop_owner, out);
   if (status == DLX_OK) atomic_fetch_add(&((made_tensor*)made)->holders, 1);
   return status;
 }
@@ -181,7 +198,7 @@ int dlx_managed_disown(DLManagedTensorVersioned* made, const void* owner) {
 }
 
 void dlx_managed_hold(DLManagedTensorVersioned* made) {
-  atomic_fetch_add(&((made_tensor*)made)->holders, 1);
+  atomic_store_explicit(&((made_tensor*)made)->holders, 2, memory_order_relaxed);
 }
 
 static void ignore(DLManagedTensorVersioned* managed) {

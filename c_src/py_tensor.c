@@ -133,7 +133,7 @@ static PyObject* tensor_dlpack(PyObject* self, PyObject* const* args, Py_ssize_t
     if (!versioned && (base->flags & DLPACK_FLAG_BITMASK_READ_ONLY))
       return py_raise(DLX_E_READONLY, "a legacy capsule cannot say that memory is read-only");
     uint64_t flags = base->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED;
-    int status = dlx_managed_share(base, &like, flags, &made);
+    int status = dlx_managed_lend(base, like.device, flags, &made);
     if (status != DLX_OK) return py_raise(status, NULL);
   }
   return py_capsule_wrap(made, !versioned);

@@ -360,7 +360,7 @@ def test_bool_and_tiny_numbers_are_no_addresses(python, value):
         class Array: pass
         Array.__c_dlpack_exchange_api__ = {value}
         native.routes_clear()
-        native.route_add(Array, "dlx", False, None, None, None, False, (), (), None, (), None, None, 0)
+        native.route_add(Array, "dlx", False, None, None, None, False, (), None, (), None, (), None, None, 0)
         print("alive")
         """,
         args=(),
