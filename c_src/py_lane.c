@@ -58,6 +58,7 @@ static int early_clear(const py_route* r, PyObject* obj) {
  * amended; 0 = ask Python. */
 static int late_clear(const py_route* r, int of_owner, int code, PyObject* obj, PyObject* owner) {
   int worst = 1;
+  if (r->n_early == r->n_guards) return worst;
   for (int i = r->n_early; i < r->n_guards; i++) {
     const py_guard* guard = &r->guards[i];
     if (guard->of_owner != of_owner || !(guard->codes >> code & 1)) continue;
@@ -155,8 +156,9 @@ static DLManagedTensorVersioned* lend(py_route* r, PyObject* obj) {
   if (t.device.device_type != kDLCPU || t.dtype.code > 31) return NULL;
   /* Copied before anything is asked: what the table lent may be overwritten by the next call. */
   int plain = is_plain(r, &t);
-  if ((plain ? dlx_managed_trust : dlx_managed_new)(&t, 0, NULL, NULL, &made) != DLX_OK)
-    return NULL;
+  int status = plain ? dlx_managed_trust(&t, 0, NULL, NULL, &made)
+                     : dlx_managed_new(&t, 0, NULL, NULL, &made);
+  if (status != DLX_OK) return NULL;
   /* Where there are guards, a tensor without memory may pretend to be empty: it is Python's to look
    * at. */
   int guarded = r->n_guards || r->quick;

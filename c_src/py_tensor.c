@@ -87,6 +87,19 @@ static int answer_request(PyObject* stream, PyObject* dl_device, DLDevice* devic
   return 0;
 }
 
+enum { STREAM, MAX_VERSION, DL_DEVICE, COPY, KEYWORDS };
+static PyObject* keywords[KEYWORDS]; /* interned */
+
+/* Which keyword a name is, or KEYWORDS. Names in calls are interned too, so the first loop finds
+ * it. */
+static int keyword_of(PyObject* name) {
+  int k = 0;
+  while (k < KEYWORDS && name != keywords[k]) k++;
+  if (k < KEYWORDS) return k;
+  for (k = 0; k < KEYWORDS && PyUnicode_Compare(name, keywords[k]) != 0; k++) continue;
+  return k;
+}
+
 PyDoc_STRVAR(
     dlpack_doc,
     "__dlpack__($self, /, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
@@ -96,17 +109,15 @@ PyDoc_STRVAR(
 
 static PyObject* tensor_dlpack(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
                                PyObject* names) {
-  static const char* const keywords[] = {"stream", "max_version", "dl_device", "copy"};
-  PyObject* value[4] = {Py_None, Py_None, Py_None, Py_None};
+  PyObject* value[KEYWORDS] = {Py_None, Py_None, Py_None, Py_None};
   if (nargs != 0) {
     PyErr_SetString(PyExc_TypeError, "__dlpack__ takes keyword arguments only");
     return NULL;
   }
   for (Py_ssize_t i = 0; names && i < PyTuple_GET_SIZE(names); i++) {
     PyObject* name = PyTuple_GET_ITEM(names, i);
-    int k = 0;
-    while (k < 4 && PyUnicode_CompareWithASCIIString(name, keywords[k]) != 0) k++;
-    if (k == 4) {
+    int k = keyword_of(name);
+    if (k == KEYWORDS) {
       PyErr_Format(PyExc_TypeError, "__dlpack__() got an unexpected keyword argument '%U'", name);
       return NULL;
     }
@@ -114,17 +125,17 @@ static PyObject* tensor_dlpack(PyObject* self, PyObject* const* args, Py_ssize_t
   }
   DLManagedTensorVersioned *base = py_tensor_managed(self), *made;
   if (base == NULL) return NULL;
-  DLTensor like = base->dl_tensor;
-  int versioned = wants_versioned(value[1]);
-  if (versioned < 0 || answer_request(value[0], value[2], &like.device) < 0) return NULL;
+  DLDevice device = base->dl_tensor.device;
+  int versioned = wants_versioned(value[MAX_VERSION]);
+  if (versioned < 0 || answer_request(value[STREAM], value[DL_DEVICE], &device) < 0) return NULL;
   if (!versioned && (base->flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) &&
-      dlx_itemsize(like.dtype, 0) == 0)
+      dlx_itemsize(base->dl_tensor.dtype, 0) == 0)
     return py_raise(DLX_E_FLAGS, "a legacy capsule cannot say that elements are padded to bytes");
-  int copied = value[3] == Py_None ? 0 : PyObject_IsTrue(value[3]);
+  int copied = value[COPY] == Py_None ? 0 : PyObject_IsTrue(value[COPY]);
   if (copied < 0) return NULL;
-  if (copied && value[2] != Py_None && like.device.device_type != kDLCPU)
+  if (copied && value[DL_DEVICE] != Py_None && device.device_type != kDLCPU)
     return py_raise(DLX_E_DEVICE, "dlx makes copies in host memory (1, 0), asked for (%d, %d)",
-                    like.device.device_type, like.device.device_id);
+                    device.device_type, device.device_id);
   if (copied) {
     made = py_managed_copy(base, 1);
     if (made == NULL) return NULL;
@@ -133,7 +144,7 @@ static PyObject* tensor_dlpack(PyObject* self, PyObject* const* args, Py_ssize_t
     if (!versioned && (base->flags & DLPACK_FLAG_BITMASK_READ_ONLY))
       return py_raise(DLX_E_READONLY, "a legacy capsule cannot say that memory is read-only");
     uint64_t flags = base->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED;
-    int status = dlx_managed_lend(base, like.device, flags, &made);
+    int status = dlx_managed_lend(base, device, flags, &made);
     if (status != DLX_OK) return py_raise(status, NULL);
   }
   return py_capsule_wrap(made, !versioned);
@@ -190,6 +201,14 @@ static PyType_Spec tensor_spec = {
 };
 
 int py_tensor_init(PyObject* module) {
+  static const char* const names[KEYWORDS] = {[STREAM] = "stream",
+                                              [MAX_VERSION] = "max_version",
+                                              [DL_DEVICE] = "dl_device",
+                                              [COPY] = "copy"};
+  for (int k = 0; k < KEYWORDS; k++) {
+    keywords[k] = PyUnicode_InternFromString(names[k]);
+    if (keywords[k] == NULL) return -1;
+  }
   py_tensor_type = (PyTypeObject*)PyType_FromSpec(&tensor_spec);
   if (py_tensor_type == NULL || py_table_publish(py_tensor_type) < 0) return -1;
   return PyModule_AddObjectRef(module, "Tensor", (PyObject*)py_tensor_type);

@@ -335,7 +335,6 @@ def test_cut_storage(np, torch, nbytes, frozen):
     refused(lambda: emptied(torch, nbytes, frozen))
 
 
-@UNSEEN
 def test_cut_storage_after_a_view_was_converted(np, torch):
     """Converting a part that is still there does not open the way to the part that is gone."""
     warm(torch)
