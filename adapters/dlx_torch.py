@@ -11,12 +11,15 @@ free what a consumer reads. dlx holds the storage, copies shape and strides, and
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import dlx
 from dlx.adapter import (
+    OWNER_BOUNDS,
     Adapter,
     ArrayInfo,
     Capabilities,
@@ -231,6 +234,13 @@ class TorchAdapter(Adapter):
         torch = self.module()
         return (torch.Tensor, torch.nn.Parameter)
 
+    def guard_function(self) -> tuple[Any, frozenset[str]] | None:
+        return None if self._quick is None else (self._quick, _ANSWERED)
+
+    @functools.cached_property
+    def _quick(self) -> Any:
+        return _guard_function(self.module())
+
     # ---- inside torch -----------------------------------------------------------------------------------------------
 
     def detached(self, obj: Any) -> Any:
@@ -280,9 +290,38 @@ def _freeze(torch: Any, storage: Any) -> None:
     """
     if "numpy" not in sys.modules:
         return
-    dispatch = look_up("torch.utils._python_dispatch")
-    with dispatch._disable_current_modes(), torch._C._DisableFuncTorch():  # whatever traces, this is about memory
+    with _plainly(torch):
         torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).numpy()
+
+
+@contextlib.contextmanager
+def _plainly(torch: Any) -> Iterator[None]:
+    """Set aside whatever traces or transforms at the moment: this is about memory."""
+    with look_up("torch.utils._python_dispatch")._disable_current_modes(), torch._C._DisableFuncTorch():
+        yield
+
+
+_ANSWERED = frozenset({"requires_grad", "is_neg", "is_conj", OWNER_BOUNDS})
+
+
+def _guard_function(torch: Any) -> Any:
+    """Return the function of `_dlx_torch`, if what it answers about real tensors is what torch says of them."""
+    import _dlx_torch
+
+    function = _dlx_torch.guard_function()
+    if function is None:
+        return None
+    with _plainly(torch):
+        real, grad = torch.zeros(4, 3, device="cpu"), torch.zeros(2, device="cpu", requires_grad=True)
+        conj = torch.zeros(3, dtype=torch.complex64, device="cpu").conj()
+        samples = [real, real[1:], real.T[1], torch.nn.Parameter(real), grad, grad.detach(), conj, conj.imag, conj.real]
+        for tensor in samples:
+            if _dlx_torch.handle(tensor) != tensor._cdata:
+                return None
+            said = (tensor.requires_grad, tensor.is_neg(), tensor.is_conj())
+            if _dlx_torch.answers(tensor) != (*said, tensor.untyped_storage().nbytes(), tensor.storage_offset()):
+                return None
+    return function
 
 
 @dlx.hookimpl

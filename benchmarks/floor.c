@@ -13,7 +13,7 @@
 #include <valgrind/callgrind.h>
 #endif
 
-#include "dlpack_abi.h"
+#include "dlx.h"
 
 enum { MOST = 12 };
 
@@ -31,6 +31,7 @@ typedef struct {
   PyCFunction owner;                    /* NULL = the array itself */
   int n_guards, n_switches;
   guard guards[MOST];
+  dlx_guard_function quick; /* the adapter's own guards in C, or NULL */
   PyObject *dicts[MOST], *names[MOST], *values[MOST];
 } route;
 
@@ -82,6 +83,7 @@ static PyObject* run(PyObject* self, PyObject* obj) {
   for (int i = 0; i < r->n_switches; i++) {
     if (PyDict_GetItemWithError(r->dicts[i], r->names[i]) != r->values[i]) goto refused;
   }
+  if (r->quick && !r->quick(obj, NULL)) goto refused;
   if (r->give->dltensor_from_py_object_no_sync(obj, &t) != 0) return NULL;
   size_t rank = (size_t)t.ndim;
   lent* made = malloc(sizeof *made + 2 * rank * sizeof(int64_t));
@@ -91,7 +93,8 @@ static PyObject* run(PyObject* self, PyObject* obj) {
   made->managed.dl_tensor.shape = memcpy(made->numbers, t.shape, rank * sizeof(int64_t));
   made->managed.dl_tensor.strides = memcpy(made->numbers + rank, t.strides, rank * sizeof(int64_t));
   made->owner = NULL;
-  int is_clear = clear(r, 0, t.dtype.code, obj, obj);
+  int is_clear = r->quick == NULL || r->quick(obj, &made->managed.dl_tensor);
+  is_clear = is_clear && clear(r, 0, t.dtype.code, obj, obj);
   if (is_clear) {
     made->owner = r->owner ? r->owner(obj, NULL) : Py_NewRef(obj);
     is_clear = made->owner != NULL && clear(r, 1, t.dtype.code, obj, made->owner);
@@ -128,13 +131,13 @@ static PyCFunction function_of(PyObject* descriptor) {
   return NULL;
 }
 
-/* make(give, take, guards, switches, owner): a function of one array. Everything that it holds is
- * held for ever. */
+/* make(give, take, guards, quick, switches, owner): a function of one array. Everything that it
+ * holds is held for ever. */
 static PyObject* make(PyObject* module, PyObject* args) {
-  PyObject *give, *take, *guards, *switches, *owner;
+  PyObject *give, *take, *guards, *quick, *switches, *owner;
   route r = {0};
-  if (!PyArg_ParseTuple(args, "OOO!O!O", &give, &take, &PyTuple_Type, &guards, &PyTuple_Type,
-                        &switches, &owner))
+  if (!PyArg_ParseTuple(args, "OOO!OO!O", &give, &take, &PyTuple_Type, &guards, &quick,
+                        &PyTuple_Type, &switches, &owner))
     return NULL;
   if (PyTuple_GET_SIZE(guards) > MOST || PyTuple_GET_SIZE(switches) > MOST) {
     PyErr_SetString(PyExc_ValueError, "too many guards");
@@ -144,6 +147,10 @@ static PyObject* make(PyObject* module, PyObject* args) {
   if (r.give == NULL) return NULL;
   if (take != Py_None && (r.take = PyCapsule_GetPointer(take, "dlpack_exchange_api")) == NULL)
     return NULL;
+  if (quick != Py_None) {
+    r.quick = (dlx_guard_function)PyCapsule_GetPointer(quick, "dlx_guard_function");
+    if (r.quick == NULL) return NULL;
+  }
   if (owner != Py_None && (r.owner = function_of(owner)) == NULL) return NULL;
   for (; r.n_guards < PyTuple_GET_SIZE(guards); r.n_guards++) {
     PyObject *descriptor, *amend;

@@ -18,7 +18,16 @@ def build():
     """Return the compiled module, or None with a word where there is no C compiler."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "floor.so"
-        command = ["cc", "-std=c11", "-O2", "-shared", "-fPIC", f"-I{HERE.parent / 'c_src'}"]
+        command = [
+            "cc",
+            "-std=c11",
+            "-O2",
+            "-fno-plt",
+            "-fno-semantic-interposition",
+            "-shared",
+            "-fPIC",
+            f"-I{HERE.parent / 'c_src'}",
+        ]
         command += [f"-I{sysconfig.get_path('include')}", str(HERE / "floor.c"), "-o", str(target)]
         try:
             subprocess.run(command, check=True, capture_output=True, text=True)
@@ -41,13 +50,16 @@ def floor_of(module, kind, target):
     """Return the floor of conversions from an exact type to another (dlx.Tensor: only wrapped, as the lane does)."""
     take = None if target is dlx.Tensor else table(target)
     if kind is dlx.Tensor:
-        return module.make(table(kind), take, (), (), None)
+        return module.make(table(kind), take, (), None, (), None)
     source = registry.knows(kind)
     guards = []
+    quick, answered = source.guard_function() or (None, ())
     for guard in source.guards:
+        if guard.ask in answered:
+            continue
         (_, _, descriptor, _), codes, of_owner, _ = routes._guard(source, kind, guard)
         guards.append((descriptor, codes, of_owner, guard.amend or None))
     switches = tuple(routes._switches(source))
     owner = routes._question(kind, source.owner, call=True)[2] if source.owner else None
     assert all(look_up(name) is not None for name in source.lane)
-    return module.make(table(kind), take, tuple(guards), switches, owner)
+    return module.make(table(kind), take, tuple(guards), quick, switches, owner)

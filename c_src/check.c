@@ -11,9 +11,17 @@ int64_t dlx_natural_alignment(DLDataType dtype) {
   return bits > 128 ? 16 : bits / 8;
 }
 
+int64_t dlx_wanted_alignment(DLDataType dtype, const dlx_capabilities* consumer) {
+  return consumer->min_alignment ? consumer->min_alignment : dlx_natural_alignment(dtype);
+}
+
+uint32_t dlx_dtype_word(DLDataType dtype) {
+  return dtype.code | (uint32_t)dtype.bits << 8 | (uint32_t)dtype.lanes << 16;
+}
+
 static int takes_dtype(DLDataType dtype, const dlx_capabilities* consumer) {
   if (consumer->n_dtypes < 0) return 1;
-  uint32_t wanted = dtype.code | (uint32_t)dtype.bits << 8 | (uint32_t)dtype.lanes << 16;
+  uint32_t wanted = dlx_dtype_word(dtype);
   for (int32_t i = 0; i < consumer->n_dtypes; i++) {
     if (consumer->dtypes[i] == wanted) return 1;
   }
@@ -27,9 +35,8 @@ static int takes_device(int32_t device_type, const dlx_capabilities* consumer) {
 
 static int is_aligned(const DLTensor* t, const dlx_capabilities* consumer) {
   if (!dlx_data_is_address(t->device.device_type)) return 1;
-  int64_t wanted = consumer->min_alignment;
-  if (wanted == 0) wanted = dlx_natural_alignment(t->dtype);
-  return ((uintptr_t)t->data + t->byte_offset) % (uintptr_t)wanted == 0;
+  uintptr_t wanted = (uintptr_t)dlx_wanted_alignment(t->dtype, consumer);
+  return ((uintptr_t)t->data + t->byte_offset) % wanted == 0;
 }
 
 uint32_t dlx_check(const DLTensor* t, uint64_t flags, const dlx_capabilities* consumer) {

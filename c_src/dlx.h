@@ -47,6 +47,11 @@ enum {
  * GIL: not needed. Errors: DLX_E_NDIM _SHAPE _DTYPE _FLAGS _NULL _OVERFLOW. */
 int dlx_validate(const DLTensor* tensor, uint64_t flags);
 
+/* 1 where one look suffices: elements in row-major order in host memory, at a multiple of
+ * `alignment` (a power of two); dlx_validate and the layout part of dlx_check then find nothing,
+ * whoever the consumer is. 0 = look closer. GIL: not needed. */
+int dlx_is_plain(const DLTensor* tensor, uint32_t alignment);
+
 /* Elements in all. Wants a validated tensor. GIL: not needed. */
 int64_t dlx_size(const DLTensor* tensor);
 
@@ -85,6 +90,11 @@ typedef void (*dlx_release)(void* owner);
 int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
                     DLManagedTensorVersioned** out);
 
+/* The same for a tensor that dlx_validate or dlx_is_plain has found right.
+ * Owns, GIL: as dlx_managed_new. Errors: DLX_E_MEMORY. */
+int dlx_managed_trust(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
+                      DLManagedTensorVersioned** out);
+
 /* The same around a managed tensor that somebody else made.
  * Owns: on success the result owes `foreign` its deleter; on failure nothing was touched but the
  * fields. GIL: not needed. Errors: as dlx_managed_new, DLX_E_VERSION. */
@@ -94,6 +104,11 @@ int dlx_managed_adopt(DLManagedTensorVersioned* foreign, DLManagedTensorVersione
  * Owns: the result keeps `made` alive by a count. GIL: not needed. Errors: as dlx_managed_new. */
 int dlx_managed_share(DLManagedTensorVersioned* made, const DLTensor* like, uint64_t flags,
                       DLManagedTensorVersioned** out);
+
+/* A further managed tensor of the same memory and layout as `made` (one of ours), with other flags
+ * and said to be on `device`. Owns, GIL: as dlx_managed_share. Errors: DLX_E_MEMORY. */
+int dlx_managed_lend(DLManagedTensorVersioned* made, DLDevice device, uint64_t flags,
+                     DLManagedTensorVersioned** out);
 
 /* Fresh host memory (DLX_ALIGNMENT) of the shape and dtype of `like`, uninitialised; row-major, or
  * with the dimensions ordered as in `like` where keep_order is 1.
@@ -110,8 +125,12 @@ void dlx_managed_own(DLManagedTensorVersioned* made, void* owner, dlx_release re
  * GIL: not needed. Errors: 0 = shared, or owned by another; nothing changed. */
 int dlx_managed_disown(DLManagedTensorVersioned* made, const void* owner);
 
-/* Take a second count, before a hand-over to a consumer that may fail after it has released, or
- * later. Owns: the caller has one count more. GIL: not needed. */
+/* The owner of `made` (one of ours), if nobody shares it and it is let go of by `release`; else
+ * NULL. Owns: nothing. GIL: not needed. */
+void* dlx_managed_owner(DLManagedTensorVersioned* made, dlx_release release);
+
+/* Take a second count on a tensor that nobody else has seen, before a hand-over to a consumer that
+ * may fail after it has released, or later. Owns: the caller has two counts. GIL: not needed. */
 void dlx_managed_hold(DLManagedTensorVersioned* made);
 
 /* Give up on a tensor whose consumer failed, by the count of dlx_managed_hold: the owner is
@@ -152,8 +171,11 @@ typedef struct {
   int32_t max_ndim;
   int32_t keeps_readonly; /* 1: keeps the flag, or its arrays cannot be written */
   int32_t n_dtypes;       /* -1 = any dtype */
-  uint32_t dtypes[64];    /* code | bits << 8 | lanes << 16 */
+  uint32_t dtypes[64];    /* dlx_dtype_word */
 } dlx_capabilities;
+
+/* A dtype in one word: code | bits << 8 | lanes << 16. GIL: not needed. */
+uint32_t dlx_dtype_word(DLDataType dtype);
 
 enum {
   DLX_OBSTACLE_DEVICE = 1,
@@ -172,8 +194,22 @@ enum {
  * No framework is known here by name. GIL: not needed. */
 uint32_t dlx_check(const DLTensor* tensor, uint64_t flags, const dlx_capabilities* consumer);
 
+/* Bytes that a consumer wants the address of the first element to be a multiple of. GIL: not
+ * needed.
+ */
+int64_t dlx_wanted_alignment(DLDataType dtype, const dlx_capabilities* consumer);
+
 /* Bytes that the address of the first element must be a multiple of. GIL: not needed. */
 int64_t dlx_natural_alignment(DLDataType dtype);
+
+/* ---- guards in C -------------------------------------------------------------------------------
+ */
+
+/* What an adapter may bring to answer several of its guards at once: first without a tensor, before
+ * anything is borrowed, then with the tensor that its exchange table lent, already validated.
+ * Returns 1 = all of them are false, 0 = ask Python. GIL: held. Errors: none, no exception is set.
+ */
+typedef int (*dlx_guard_function)(void* array, const DLTensor* lent);
 
 /* ---- copy.c: strided copies on the host ---------------------------------------------------------
  */

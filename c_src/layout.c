@@ -93,6 +93,24 @@ int dlx_validate(const DLTensor* t, uint64_t flags) {
   return DLX_OK;
 }
 
+int dlx_is_plain(const DLTensor* t, uint32_t alignment) {
+  int64_t size = 1, bits = item_bits(t->dtype), first = (int64_t)(uintptr_t)t->data;
+  if (first <= 0 || (first & (alignment - 1)) || t->device.device_type != kDLCPU ||
+      t->byte_offset != 0 || bits <= 0 || bits % 8 || (uint32_t)t->ndim > DLX_MAX_NDIM ||
+      (t->ndim > 0 && (t->shape == NULL || t->strides == NULL)))
+    return 0;
+  for (int32_t i = t->ndim - 1; i >= 0; i--) {
+    int64_t extent = t->shape[i], step = t->strides[i];
+    if (extent <= 0 || (step != size && (extent != 1 || step < 0)) ||
+        __builtin_mul_overflow(size, extent, &size))
+      return 0;
+  }
+  /* As dlx_validate counts: in bits, and one element more than the last. */
+  int64_t end;
+  return !__builtin_add_overflow(size, 1, &end) && !__builtin_mul_overflow(end, bits, &end) &&
+         !__builtin_add_overflow(first, end / 8, &end);
+}
+
 int64_t dlx_size(const DLTensor* t) {
   int64_t size = 1;
   if (!has_elements(t)) return 0; /* before multiplying: the other extents may be huge */

@@ -7,9 +7,9 @@
 
 #include "dlx.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 
 typedef struct {
@@ -21,12 +21,6 @@ typedef struct {
   int64_t numbers[];                /* shape, then strides */
 } made_tensor;
 
-static atomic_int_least64_t live;
-
-int64_t dlx_live(void) {
-  return atomic_load(&live);
-}
-
 enum { DEEPEST = 50 }; /* releases inside releases, on one thread */
 /* The cheap kind of thread-local storage; a library that is loaded late has room for a few words of
  * it. */
@@ -34,17 +28,77 @@ enum { DEEPEST = 50 }; /* releases inside releases, on one thread */
 static FEW_WORDS int depth;
 static FEW_WORDS DLManagedTensorVersioned* waiting;
 
+/* How many are live: a number for each thread that only this thread writes, so that counting takes
+ * no locked operation. A thread that ends leaves its number behind for the next one. */
+typedef struct counter {
+  atomic_int_least64_t count;
+  atomic_flag taken;
+  struct counter* next;
+} counter;
+
+static _Atomic(counter*) counters;
+static atomic_int_least64_t uncounted; /* by threads that got no number: no memory */
+static FEW_WORDS counter* mine;
+static pthread_key_t leaving;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void leave_counter(void* left) {
+  mine = NULL;
+  atomic_flag_clear(&((counter*)left)->taken);
+}
+
+static void make_key(void) {
+  if (pthread_key_create(&leaving, leave_counter) != 0) leaving = (pthread_key_t)-1;
+}
+
+/* NULL without memory. */
+static counter* take_counter(void) {
+  counter* found = atomic_load(&counters);
+  while (found && atomic_flag_test_and_set(&found->taken)) found = found->next;
+  if (found == NULL) {
+    found = calloc(1, sizeof *found);
+    if (found == NULL) return NULL;
+    atomic_flag_test_and_set(&found->taken);
+    found->next = atomic_load(&counters);
+    while (!atomic_compare_exchange_weak(&counters, &found->next, found)) continue;
+  }
+  pthread_once(&once, make_key);
+  pthread_setspecific(leaving, found); /* if it fails, the number is not used again: no harm */
+  return mine = found;
+}
+
+static void count(int change) {
+  counter* own = mine ? mine : take_counter();
+  if (own == NULL) {
+    atomic_fetch_add(&uncounted, change);
+    return;
+  }
+  int64_t before = atomic_load_explicit(&own->count, memory_order_relaxed);
+  atomic_store_explicit(&own->count, before + change, memory_order_release);
+}
+
+int64_t dlx_live(void) {
+  int64_t sum = atomic_load(&uncounted);
+  for (counter* each = atomic_load(&counters); each; each = each->next)
+    sum += atomic_load_explicit(&each->count, memory_order_acquire);
+  return sum;
+}
+
 /* GIL: not needed; `release` takes it if it must. */
 static void finish(made_tensor* self) {
   if (self->release) self->release(self->owner);
   free(self);
-  atomic_fetch_sub(&live, 1);
+  count(-1);
 }
 
 /* GIL: not needed. */
 static void drop(DLManagedTensorVersioned* managed) {
   made_tensor* self = (made_tensor*)managed;
-  if (atomic_fetch_sub(&self->holders, 1) != 1) return;
+  /* Nobody but a holder makes further holders: whoever is the last one needs no locked operation.
+   */
+  if (atomic_load_explicit(&self->holders, memory_order_acquire) != 1 &&
+      atomic_fetch_sub(&self->holders, 1) != 1)
+    return;
   /* An owner may itself be a view of memory of ours, and so on: a long chain must not eat the
    * stack. */
   if (depth >= DEEPEST) {
@@ -69,7 +123,11 @@ static void drop_owner(void* made) {
 int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
                     DLManagedTensorVersioned** out) {
   int status = dlx_validate(like, flags);
-  if (status != DLX_OK) return status;
+  return status == DLX_OK ? dlx_managed_trust(like, flags, owner, release, out) : status;
+}
+
+int dlx_managed_trust(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
+                      DLManagedTensorVersioned** out) {
   size_t rank = (size_t)like->ndim;
   made_tensor* self = malloc(sizeof *self + 2 * rank * sizeof(int64_t));
   if (self == NULL) return DLX_E_MEMORY;
@@ -86,9 +144,9 @@ int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_relea
   DLTensor* t = &self->managed.dl_tensor;
   t->shape = self->numbers;
   t->strides = self->numbers + rank;
-  if (rank) memcpy(t->shape, like->shape, rank * sizeof(int64_t));
+  for (size_t i = 0; i < rank; i++) t->shape[i] = like->shape[i]; /* few: no call is worth it */
   if (like->strides) {
-    memcpy(t->strides, like->strides, rank * sizeof(int64_t));
+    for (size_t i = 0; i < rank; i++) t->strides[i] = like->strides[i];
   } else {
     dlx_compact_strides(like->ndim, t->shape, t->strides);
   }
@@ -96,7 +154,7 @@ int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_relea
     if (t->data) t->data = (char*)t->data + t->byte_offset;
     t->byte_offset = 0;
   }
-  atomic_fetch_add(&live, 1);
+  count(1);
   *out = &self->managed;
   return DLX_OK;
 }
@@ -113,6 +171,15 @@ int dlx_managed_adopt(DLManagedTensorVersioned* foreign, DLManagedTensorVersione
 int dlx_managed_share(DLManagedTensorVersioned* made, const DLTensor* like, uint64_t flags,
                       DLManagedTensorVersioned** out) {
   int status = dlx_managed_new(like, flags, made, drop_owner, out);
+  if (status == DLX_OK) atomic_fetch_add(&((made_tensor*)made)->holders, 1);
+  return status;
+}
+
+int dlx_managed_lend(DLManagedTensorVersioned* made, DLDevice device, uint64_t flags,
+                     DLManagedTensorVersioned** out) {
+  DLTensor like = made->dl_tensor;
+  like.device = device;
+  int status = dlx_managed_trust(&like, flags, made, drop_owner, out);
   if (status == DLX_OK) atomic_fetch_add(&((made_tensor*)made)->holders, 1);
   return status;
 }
@@ -180,8 +247,14 @@ int dlx_managed_disown(DLManagedTensorVersioned* made, const void* owner) {
   return 1;
 }
 
+void* dlx_managed_owner(DLManagedTensorVersioned* made, dlx_release release) {
+  made_tensor* self = (made_tensor*)made;
+  int is_sole = atomic_load_explicit(&self->holders, memory_order_acquire) == 1;
+  return is_sole && self->release == release ? self->owner : NULL;
+}
+
 void dlx_managed_hold(DLManagedTensorVersioned* made) {
-  atomic_fetch_add(&((made_tensor*)made)->holders, 1);
+  atomic_store_explicit(&((made_tensor*)made)->holders, 2, memory_order_relaxed);
 }
 
 static void ignore(DLManagedTensorVersioned* managed) {
@@ -197,7 +270,7 @@ void dlx_managed_abandon(DLManagedTensorVersioned* made) {
   }
   self->managed.deleter = ignore;
   if (self->release) self->release(self->owner);
-  atomic_fetch_sub(&live, 1);
+  count(-1);
 }
 
 void dlx_managed_release(DLManagedTensorVersioned* managed) {

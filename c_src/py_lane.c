@@ -16,8 +16,6 @@ typedef struct {
   PyObject* weakrefs;
 } LaneObject;
 
-#define EVERY_CODE UINT32_MAX
-
 static PyObject *to_name, *pass; /* the keyword "to"; a unique answer that means "ask Python" */
 
 /* 1 = the question is answered false; 2 = it was made so; 0 = ask Python. GIL: needed. Errors: none
@@ -47,17 +45,23 @@ static int is_clear(const py_guard* guard, PyObject* obj, PyObject* owner) {
   return 2;
 }
 
-/* A code below 0 asks the guards of the array that hold for every dtype; they come before anything
- * is borrowed, since borrowing may already change the array (a copy-on-write tensor is copied).
- * Else the others are asked. Returns 1 = every guard is clear; 2 = one of them was amended; 0 = ask
- * Python. */
-static int guards_clear(const py_route* r, int of_owner, int code, PyObject* obj, PyObject* owner) {
+/* The guards that hold for every dtype, before anything is borrowed. Returns 1 = every guard is
+ * clear; 0 = ask Python. */
+static int early_clear(const py_route* r, PyObject* obj) {
+  for (int i = 0; i < r->n_early; i++) {
+    if (!is_clear(&r->guards[i], obj, obj)) return 0;
+  }
+  return r->quick == NULL || r->quick(obj, NULL);
+}
+
+/* The others, of the array or of its owner. Returns 1 = every guard is clear; 2 = one of them was
+ * amended; 0 = ask Python. */
+static int late_clear(const py_route* r, int of_owner, int code, PyObject* obj, PyObject* owner) {
   int worst = 1;
-  for (int i = 0; i < r->n_guards; i++) {
+  if (r->n_early == r->n_guards) return worst;
+  for (int i = r->n_early; i < r->n_guards; i++) {
     const py_guard* guard = &r->guards[i];
-    int early = guard->codes == EVERY_CODE && !guard->of_owner;
-    if (guard->of_owner != of_owner || early != (code < 0)) continue;
-    if (!early && !(guard->codes >> code & 1)) continue;
+    if (guard->of_owner != of_owner || !(guard->codes >> code & 1)) continue;
     int clear = is_clear(guard, obj, owner);
     if (clear == 0) return 0;
     if (clear == 2) worst = 2;
@@ -116,37 +120,58 @@ static int switches_off(const py_route* r) {
   return 1;
 }
 
+/* Whether the consumer takes a tensor that was looked at before: row-major, of the dtype it took
+ * last. */
+static int is_plain(const py_route* r, const DLTensor* t) {
+  return dlx_dtype_word(t->dtype) == r->plain_dtype && t->ndim <= r->accepts.max_ndim &&
+         dlx_is_plain(t, r->plain_alignment);
+}
+
+/* The whole check; what the consumer takes is remembered. */
+static int is_accepted(py_route* r, const DLTensor* t, uint64_t flags) {
+  if (dlx_check(t, flags, &r->accepts) != 0) return 0;
+  if (t->device.device_type == kDLCPU && flags == 0) {
+    r->plain_dtype = dlx_dtype_word(t->dtype);
+    r->plain_alignment = (uint32_t)dlx_wanted_alignment(t->dtype, &r->accepts);
+  }
+  return 1;
+}
+
 /* A managed tensor over an array, or NULL without an exception: ask Python. */
-static DLManagedTensorVersioned* lend(const py_route* r, PyObject* obj) {
+static DLManagedTensorVersioned* lend(py_route* r, PyObject* obj) {
   DLManagedTensorVersioned* made = NULL;
   DLTensor t;
   if (r->type == py_tensor_type) { /* our own: flags are known, nothing is asked */
     DLManagedTensorVersioned* base = ((TensorObject*)obj)->managed;
-    if (base == NULL || base->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY ||
-        dlx_check(&base->dl_tensor, base->flags, &r->accepts) != 0 ||
-        dlx_managed_share(base, &base->dl_tensor, base->flags, &made) != DLX_OK)
-      return NULL;
-    return made;
+    if (base == NULL || base->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY) return NULL;
+    const DLTensor* own = &base->dl_tensor;
+    if (!(base->flags == 0 && is_plain(r, own)) && !is_accepted(r, own, base->flags)) return NULL;
+    return dlx_managed_lend(base, own->device, base->flags, &made) == DLX_OK ? made : NULL;
   }
-  if (!switches_off(r) || !guards_clear(r, 0, -1, obj, obj)) return NULL;
+  if (!switches_off(r) || !early_clear(r, obj)) return NULL;
   if (r->give->dltensor_from_py_object_no_sync(obj, &t) != 0) {
     PyErr_Clear(); /* the slow road says why */
     return NULL;
   }
   if (t.device.device_type != kDLCPU || t.dtype.code > 31) return NULL;
   /* Copied before anything is asked: what the table lent may be overwritten by the next call. */
-  if (dlx_managed_new(&t, 0, NULL, NULL, &made) != DLX_OK) return NULL;
+  int plain = is_plain(r, &t);
+  int status = plain ? dlx_managed_trust(&t, 0, NULL, NULL, &made)
+                     : dlx_managed_new(&t, 0, NULL, NULL, &made);
+  if (status != DLX_OK) return NULL;
   /* Where there are guards, a tensor without memory may pretend to be empty: it is Python's to look
    * at. */
-  if ((r->n_guards && made->dl_tensor.data == NULL) ||
-      dlx_check(&made->dl_tensor, 0, &r->accepts) != 0) {
+  int guarded = r->n_guards || r->quick;
+  if (!plain &&
+      ((guarded && made->dl_tensor.data == NULL) || !is_accepted(r, &made->dl_tensor, 0))) {
     dlx_managed_release(made);
     return NULL;
   }
   int code = t.dtype.code;
-  if (guards_clear(r, 0, code, obj, obj) && dtype_confirmed(r, obj, t.dtype)) {
+  if ((r->quick == NULL || r->quick(obj, &made->dl_tensor)) && late_clear(r, 0, code, obj, obj) &&
+      dtype_confirmed(r, obj, t.dtype)) {
     PyObject* owner = r->owner.name ? py_ask(&r->owner, obj) : Py_NewRef(obj);
-    int clear = owner ? guards_clear(r, 1, code, obj, owner) : 0;
+    int clear = owner ? late_clear(r, 1, code, obj, owner) : 0;
     if (clear == 1 || (clear == 2 && inside(r, &made->dl_tensor, owner))) {
       dlx_managed_own(made, owner, py_release_object);
       return made;

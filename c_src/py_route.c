@@ -135,16 +135,25 @@ static int read_question(PyObject* given, py_question* q) {
   return 0;
 }
 
+static int is_early(const py_guard* guard) {
+  return guard->codes == DLX_EVERY_CODE && !guard->of_owner;
+}
+
 /* Each (ask, codes, of_owner, amend). Errors: -1 with an exception. */
 static int read_guards(PyObject* given, py_route* r) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given); i++) {
     PyObject *ask, *amend;
-    py_guard* guard = &r->guards[i];
-    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(given, i), "OIpO:guard", &ask, &guard->codes,
-                          &guard->of_owner, &amend))
+    py_guard read = {.codes = 0};
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(given, i), "OIpO:guard", &ask, &read.codes,
+                          &read.of_owner, &amend))
       return -1;
-    r->n_guards++;
-    if (read_question(ask, &guard->ask) < 0 || read_question(amend, &guard->amend) < 0) return -1;
+    py_guard* place = &r->guards[r->n_guards++];
+    if (is_early(&read)) { /* among the early ones */
+      *place = r->guards[r->n_early];
+      place = &r->guards[r->n_early++];
+    }
+    *place = read;
+    if (read_question(ask, &place->ask) < 0 || read_question(amend, &place->amend) < 0) return -1;
   }
   return 0;
 }
@@ -166,22 +175,23 @@ static int read_table(PyObject* given, PyTypeObject* type, const DLPackExchangeA
   return *out != NULL;
 }
 
-PyDoc_STRVAR(route_add_doc,
-             "route_add(type, key, same, give, take_type, take, take_keeps, guards, switches, "
-             "owner, dtype, confirmed, accepts)\n"
-             "--\n\n"
-             "Add a route to the lane. `give` and `take` are capsules, or None for the table of "
-             "the type; take_type None means\n"
-             "that dlx.Tensor is the target. Return whether the lane can run it: without the "
-             "tables that it needs it cannot, and\n"
-             "that is remembered until the type changes or the routes are cleared.");
+PyDoc_STRVAR(
+    route_add_doc,
+    "route_add(type, key, same, give, take_type, take, take_keeps, guards, quick, switches, "
+    "owner, bounds, dtype, confirmed, accepts)\n"
+    "--\n\n"
+    "Add a route to the lane. `give` and `take` are capsules, or None for the table of "
+    "the type; take_type None means\n"
+    "that dlx.Tensor is the target. Return whether the lane can run it: without the "
+    "tables that it needs it cannot, and\n"
+    "that is remembered until the type changes or the routes are cleared.");
 
 static PyObject* route_add(PyObject* module, PyObject* args) {
-  PyObject *type, *key, *give, *take_type, *take, *guards, *switches, *owner, *bounds, *dtype,
-      *confirmed, *accepts;
+  PyObject *type, *key, *give, *take_type, *take, *guards, *quick, *switches, *owner, *bounds,
+      *dtype, *confirmed, *accepts;
   int same, take_keeps;
-  if (!PyArg_ParseTuple(args, "O!OpOOOpO!O!OO!OOO:route_add", &PyType_Type, &type, &key, &same,
-                        &give, &take_type, &take, &take_keeps, &PyTuple_Type, &guards,
+  if (!PyArg_ParseTuple(args, "O!OpOOOpO!OO!OO!OOO:route_add", &PyType_Type, &type, &key, &same,
+                        &give, &take_type, &take, &take_keeps, &PyTuple_Type, &guards, &quick,
                         &PyTuple_Type, &switches, &owner, &PyTuple_Type, &bounds, &dtype,
                         &confirmed, &accepts))
     return NULL;
@@ -202,6 +212,10 @@ static PyObject* route_add(PyObject* module, PyObject* args) {
   if (PyTuple_GET_SIZE(bounds) == 2 && (read_question(PyTuple_GET_ITEM(bounds, 0), &r->start) < 0 ||
                                         read_question(PyTuple_GET_ITEM(bounds, 1), &r->nbytes) < 0))
     goto failed;
+  if (quick != Py_None) {
+    r->quick = (dlx_guard_function)PyCapsule_GetPointer(quick, "dlx_guard_function");
+    if (r->quick == NULL) goto failed;
+  }
   if (confirmed != Py_None) r->confirmed = Py_NewRef(confirmed);
   const dlx_capabilities* capabilities = PyLong_AsVoidPtr(accepts);
   if (capabilities == NULL && PyErr_Occurred()) goto failed;

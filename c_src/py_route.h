@@ -7,6 +7,7 @@
 #include "py_dlx.h"
 
 enum { DLX_MAX_QUESTIONS = 12 };
+#define DLX_EVERY_CODE UINT32_MAX
 
 /* An attribute or method without arguments of one type, with the C function behind it where there
  * is one. */
@@ -22,7 +23,8 @@ typedef struct {
 /* A question that must be answered false. */
 typedef struct {
   py_question ask;
-  uint32_t codes;    /* bit n = asked where the dtype code is n */
+  uint32_t codes;    /* bit n = asked where the dtype code is n; all of them: before anything is
+                        borrowed, since borrowing may already change the array */
   int of_owner;      /* asked of the owner, not of the array */
   py_question amend; /* asked of the array when the answer was true, to make it false for good */
 } py_guard;
@@ -43,10 +45,11 @@ typedef struct {
   PyTypeObject* take_type; /* of the target; strong; NULL = no table of it is used */
   unsigned take_tag;
   const DLPackExchangeAPI* give;
-  const DLPackExchangeAPI* take; /* NULL = the target is dlx.Tensor */
-  int take_keeps;                /* a failing import leaves ownership with us, by declaration */
-  int n_guards, n_switches;
+  const DLPackExchangeAPI* take;     /* NULL = the target is dlx.Tensor */
+  int take_keeps;                    /* a failing import leaves ownership with us, by declaration */
+  int n_early, n_guards, n_switches; /* guards that need no dtype come first */
   py_guard guards[DLX_MAX_QUESTIONS];
+  dlx_guard_function quick; /* answers further guards in C; NULL = there is none */
   py_switch switches[DLX_MAX_QUESTIONS];
   py_question owner; /* what keeps the memory alive; no question = the array itself */
   py_question start,
@@ -54,6 +57,8 @@ typedef struct {
   py_question dtype;   /* asked where the code and width are those of `confirmed` */
   PyObject* confirmed; /* {code | bits << 8: dtype object that the answer must be}, or NULL */
   dlx_capabilities accepts;
+  uint32_t plain_dtype;     /* word of a dtype that was accepted last; 0 = none yet */
+  uint32_t plain_alignment; /* what the consumer wants for it */
 } py_route;
 
 /* The route for an exact type and target, or NULL. Owns: borrowed; whoever runs Python meanwhile

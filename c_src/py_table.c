@@ -53,7 +53,7 @@ static int to_managed(void* tensor, DLManagedTensorVersioned** out) {
   *out = NULL;
   if (m == NULL) return -1;
   uint64_t flags = m->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED;
-  int status = dlx_managed_share(m, &m->dl_tensor, flags, out);
+  int status = dlx_managed_lend(m, m->dl_tensor.device, flags, out);
   if (status == DLX_OK) return 0;
   py_raise(status, NULL);
   return -1;

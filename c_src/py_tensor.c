@@ -8,8 +8,15 @@
 
 PyTypeObject* py_tensor_type;
 
+/* Shells that were used before, as CPython keeps them for its own small types. GIL: held. */
+enum { SPARE = 16 };
+static TensorObject* spare[SPARE];
+static int n_spare;
+
 TensorObject* py_tensor_alloc(void) {
-  return (TensorObject*)py_tensor_type->tp_alloc(py_tensor_type, 0);
+  if (n_spare == 0) return (TensorObject*)py_tensor_type->tp_alloc(py_tensor_type, 0);
+  TensorObject* tensor = spare[--n_spare];
+  return (TensorObject*)PyObject_Init((PyObject*)tensor, py_tensor_type);
 }
 
 DLManagedTensorVersioned* py_tensor_managed(PyObject* obj) {
@@ -27,11 +34,25 @@ static void tensor_dealloc(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   if (tensor->weakrefs) PyObject_ClearWeakRefs(self);
   if (tensor->managed) {
-    py_pending pending = py_pending_save(); /* a foreign deleter may run */
-    dlx_managed_release(tensor->managed);
-    py_pending_restore(pending);
+    PyObject* owner = dlx_managed_owner(tensor->managed, py_release_object);
+    if (owner &&
+        Py_REFCNT(owner) > 1) { /* the usual case: nothing of it is freed, so nothing runs */
+      dlx_managed_disown(tensor->managed, owner);
+      dlx_managed_release(tensor->managed);
+      Py_DECREF(owner);
+    } else {
+      py_pending pending = py_pending_save(); /* a foreign deleter may run */
+      dlx_managed_release(tensor->managed);
+      py_pending_restore(pending);
+    }
   }
-  type->tp_free(self);
+  if (n_spare < SPARE) {
+    tensor->managed = NULL;
+    tensor->weakrefs = NULL;
+    spare[n_spare++] = tensor;
+  } else {
+    type->tp_free(self);
+  }
   Py_DECREF(type);
 }
 
@@ -87,6 +108,19 @@ static int answer_request(PyObject* stream, PyObject* dl_device, DLDevice* devic
   return 0;
 }
 
+enum { STREAM, MAX_VERSION, DL_DEVICE, COPY, KEYWORDS };
+static PyObject* keywords[KEYWORDS]; /* interned */
+
+/* Which keyword a name is, or KEYWORDS. Names in calls are interned too, so the first loop finds
+ * it. */
+static int keyword_of(PyObject* name) {
+  int k = 0;
+  while (k < KEYWORDS && name != keywords[k]) k++;
+  if (k < KEYWORDS) return k;
+  for (k = 0; k < KEYWORDS && PyUnicode_Compare(name, keywords[k]) != 0; k++) continue;
+  return k;
+}
+
 PyDoc_STRVAR(
     dlpack_doc,
     "__dlpack__($self, /, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
@@ -96,17 +130,15 @@ PyDoc_STRVAR(
 
 static PyObject* tensor_dlpack(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
                                PyObject* names) {
-  static const char* const keywords[] = {"stream", "max_version", "dl_device", "copy"};
-  PyObject* value[4] = {Py_None, Py_None, Py_None, Py_None};
+  PyObject* value[KEYWORDS] = {Py_None, Py_None, Py_None, Py_None};
   if (nargs != 0) {
     PyErr_SetString(PyExc_TypeError, "__dlpack__ takes keyword arguments only");
     return NULL;
   }
   for (Py_ssize_t i = 0; names && i < PyTuple_GET_SIZE(names); i++) {
     PyObject* name = PyTuple_GET_ITEM(names, i);
-    int k = 0;
-    while (k < 4 && PyUnicode_CompareWithASCIIString(name, keywords[k]) != 0) k++;
-    if (k == 4) {
+    int k = keyword_of(name);
+    if (k == KEYWORDS) {
       PyErr_Format(PyExc_TypeError, "__dlpack__() got an unexpected keyword argument '%U'", name);
       return NULL;
     }
@@ -114,17 +146,17 @@ static PyObject* tensor_dlpack(PyObject* self, PyObject* const* args, Py_ssize_t
   }
   DLManagedTensorVersioned *base = py_tensor_managed(self), *made;
   if (base == NULL) return NULL;
-  DLTensor like = base->dl_tensor;
-  int versioned = wants_versioned(value[1]);
-  if (versioned < 0 || answer_request(value[0], value[2], &like.device) < 0) return NULL;
+  DLDevice device = base->dl_tensor.device;
+  int versioned = wants_versioned(value[MAX_VERSION]);
+  if (versioned < 0 || answer_request(value[STREAM], value[DL_DEVICE], &device) < 0) return NULL;
   if (!versioned && (base->flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) &&
-      dlx_itemsize(like.dtype, 0) == 0)
+      dlx_itemsize(base->dl_tensor.dtype, 0) == 0)
     return py_raise(DLX_E_FLAGS, "a legacy capsule cannot say that elements are padded to bytes");
-  int copied = value[3] == Py_None ? 0 : PyObject_IsTrue(value[3]);
+  int copied = value[COPY] == Py_None ? 0 : PyObject_IsTrue(value[COPY]);
   if (copied < 0) return NULL;
-  if (copied && value[2] != Py_None && like.device.device_type != kDLCPU)
+  if (copied && value[DL_DEVICE] != Py_None && device.device_type != kDLCPU)
     return py_raise(DLX_E_DEVICE, "dlx makes copies in host memory (1, 0), asked for (%d, %d)",
-                    like.device.device_type, like.device.device_id);
+                    device.device_type, device.device_id);
   if (copied) {
     made = py_managed_copy(base, 1);
     if (made == NULL) return NULL;
@@ -133,7 +165,7 @@ static PyObject* tensor_dlpack(PyObject* self, PyObject* const* args, Py_ssize_t
     if (!versioned && (base->flags & DLPACK_FLAG_BITMASK_READ_ONLY))
       return py_raise(DLX_E_READONLY, "a legacy capsule cannot say that memory is read-only");
     uint64_t flags = base->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED;
-    int status = dlx_managed_share(base, &like, flags, &made);
+    int status = dlx_managed_lend(base, device, flags, &made);
     if (status != DLX_OK) return py_raise(status, NULL);
   }
   return py_capsule_wrap(made, !versioned);
@@ -146,7 +178,17 @@ PyDoc_STRVAR(dlpack_device_doc,
 static PyObject* tensor_dlpack_device(PyObject* self, PyObject* unused) {
   const DLManagedTensorVersioned* m = py_tensor_managed(self);
   if (m == NULL) return NULL;
-  return Py_BuildValue("ii", m->dl_tensor.device.device_type, m->dl_tensor.device.device_id);
+  PyObject *pair = PyTuple_New(2), *type = PyLong_FromLong(m->dl_tensor.device.device_type),
+           *id = PyLong_FromLong(m->dl_tensor.device.device_id);
+  if (pair == NULL || type == NULL || id == NULL) {
+    Py_XDECREF(pair);
+    Py_XDECREF(type);
+    Py_XDECREF(id);
+    return NULL;
+  }
+  PyTuple_SET_ITEM(pair, 0, type);
+  PyTuple_SET_ITEM(pair, 1, id);
+  return pair;
 }
 
 static PyMethodDef tensor_methods[] = {
@@ -190,6 +232,14 @@ static PyType_Spec tensor_spec = {
 };
 
 int py_tensor_init(PyObject* module) {
+  static const char* const names[KEYWORDS] = {[STREAM] = "stream",
+                                              [MAX_VERSION] = "max_version",
+                                              [DL_DEVICE] = "dl_device",
+                                              [COPY] = "copy"};
+  for (int k = 0; k < KEYWORDS; k++) {
+    keywords[k] = PyUnicode_InternFromString(names[k]);
+    if (keywords[k] == NULL) return -1;
+  }
   py_tensor_type = (PyTypeObject*)PyType_FromSpec(&tensor_spec);
   if (py_tensor_type == NULL || py_table_publish(py_tensor_type) < 0) return -1;
   return PyModule_AddObjectRef(module, "Tensor", (PyObject*)py_tensor_type);

@@ -25,6 +25,7 @@ from dlx.tensor import ArrayInfo, type_name
 
 __all__ = [
     "API",
+    "OWNER_BOUNDS",
     "Adapter",
     "ArrayInfo",
     "Capabilities",
@@ -41,6 +42,9 @@ __all__ = [
     "over_memory",
     "type_name",
 ]
+
+OWNER_BOUNDS = "owner_bounds"
+"""What `Adapter.guard_function` says when it compares tensors with the bytes that their owner has."""
 
 API = 1
 """Version of this contract. An adapter that speaks another one is refused by name."""
@@ -326,6 +330,16 @@ class Adapter:
 
         The capsule is called ``"dlpack_exchange_api"`` and holds a ``DLPackExchangeAPI`` (``dlpack.h`` 1.3) that lives
         as long as the process. What its borrow slot gives is copied before anything else is called.
+        """
+        return None
+
+    def guard_function(self) -> tuple[Any, frozenset[str]] | None:
+        """Return a C function that answers guards for arrays of `lane` types, and which ones; None, the default.
+
+        A capsule called ``"dlx_guard_function"`` with an ``int (*)(void *array, const DLTensor *lent)`` (`dlx.h`):
+        first asked without a tensor, before memory is borrowed, then with it; 1 = all of these guards are false, 0 =
+        let Python ask. Names are those of `guards` (`Guard.ask`), and `OWNER_BOUNDS` where the function sees to it,
+        for every tensor, that it lies inside the memory of its owner.
         """
         return None
 

@@ -102,6 +102,7 @@ if TYPE_CHECKING:
         take: object,
         take_keeps: bool,
         guards: tuple[Any, ...],
+        quick: object,
         switches: tuple[Any, ...],
         owner: tuple[Any, ...] | None,
         bounds: tuple[Any, ...],

@@ -7,7 +7,7 @@ from typing import Any
 
 from dlx import native
 from dlx.abi import DType
-from dlx.adapter import Adapter, look_up
+from dlx.adapter import OWNER_BOUNDS, Adapter, look_up
 from dlx.native import lib
 from dlx.registry import registry
 
@@ -30,8 +30,10 @@ def learn(kind: type, to: Any) -> None:
     listed = source is not None and any(look_up(name) is kind for name in source.lane)
     may_run = listed and capabilities is not None and target.constant
     if source is None or not may_run or not source.constant or (source is target and not source.identity):
-        native.route_add(kind, to, False, (), None, (), False, (), (), None, (), None, None, 0)
+        native.route_add(kind, to, False, (), None, (), False, (), None, (), None, (), None, None, 0)
         return
+    quick, answered = source.guard_function() or (None, frozenset())
+    bounds = () if OWNER_BOUNDS in answered else source.owner_bounds
     native.route_add(
         kind,
         to,
@@ -40,10 +42,11 @@ def learn(kind: type, to: Any) -> None:
         None if target.is_own else target.classes()[0],
         target.exchange(),
         target.import_keeps,
-        tuple(_guard(source, kind, guard) for guard in source.guards),
+        tuple(_guard(source, kind, guard) for guard in source.guards if guard.ask not in answered),
+        quick,
         tuple(_switches(source)),
         _question(kind, source.owner, call=True) if source.owner else None,
-        tuple(_question(look_up(source.owner_type), name, call=True) for name in source.owner_bounds),
+        tuple(_question(look_up(source.owner_type), name, call=True) for name in bounds),
         _question(kind, source.dtype_attribute, call=False) if source.confirmed else None,
         _confirmed(source),
         target.capabilities_address(),

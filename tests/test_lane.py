@@ -318,13 +318,6 @@ def emptied(torch, nbytes, frozen):
     return tensor
 
 
-UNSEEN = pytest.mark.xfail(
-    strict=True,
-    reason="a storage that was cut below its tensors and then forbidden to be resized looks whole: torch itself reads "
-    "beyond it, and asking it for its bytes in every call costs a fifth of torch -> numpy (docs/design.md)",
-)
-
-
 @pytest.mark.parametrize(
     ("nbytes", "frozen"),
     [
@@ -332,8 +325,8 @@ UNSEEN = pytest.mark.xfail(
         (8, False),
         (399_999, False),
         (0, True),
-        pytest.param(8, True, marks=UNSEEN),
-        pytest.param(399_999, True, marks=UNSEEN),
+        (8, True),
+        (399_999, True),
     ],
 )
 def test_cut_storage(np, torch, nbytes, frozen):
@@ -342,7 +335,6 @@ def test_cut_storage(np, torch, nbytes, frozen):
     refused(lambda: emptied(torch, nbytes, frozen))
 
 
-@UNSEEN
 def test_cut_storage_after_a_view_was_converted(np, torch):
     """Converting a part that is still there does not open the way to the part that is gone."""
     warm(torch)

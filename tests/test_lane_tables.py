@@ -11,7 +11,7 @@ from conftest import compiled
 
 import dlx
 from dlx import errors, native
-from dlx.adapter import Adapter, Capabilities, Layout
+from dlx.adapter import Adapter, Capabilities, Guard, Layout
 from dlx.registry import Registry
 
 NAME, OLD_NAME = "__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"
@@ -360,12 +360,36 @@ def test_bool_and_tiny_numbers_are_no_addresses(python, value):
         class Array: pass
         Array.__c_dlpack_exchange_api__ = {value}
         native.routes_clear()
-        native.route_add(Array, "dlx", False, None, None, None, False, (), (), None, (), None, None, 0)
+        native.route_add(Array, "dlx", False, None, None, None, False, (), None, (), None, (), None, None, 0)
         print("alive")
         """,
         args=(),
     )
     assert out == "alive\n"
+
+
+@pytest.mark.parametrize(("early", "late"), [(1, 1), (0, 1), (1, 0)])
+def test_an_adapter_may_answer_its_guards_in_c(mylib, hostile, monkeypatch, early, late):
+    """Its function is asked without a tensor, then with the one that was lent; either 0 leaves the array to Python."""
+    asked = []
+
+    def answer(array, lent):
+        asked.append(bool(lent))
+        return late if lent else early
+
+    function = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(answer)
+    make = ctypes.pythonapi.PyCapsule_New
+    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    capsule = make(ctypes.cast(function, ctypes.c_void_p), b"dlx_guard_function", None)
+    monkeypatch.setattr(type(mylib.adapter), "guard_function", lambda self: (capsule, frozenset({"is_odd"})))
+    monkeypatch.setattr(type(mylib.adapter), "guards", (Guard("is_odd"),))  # Array has no such attribute
+    mylib.Array.is_odd = False
+    mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
+    source = mylib.Array()
+    result = dlx.convert(source, to="dlx")
+    assert asked == [False, True][: 1 + early]
+    assert (source.asked, hostile.borrows) == ((0, 1) if early and late else (1, early))
+    assert result.shape == (2, 3)
 
 
 def test_an_attribute_on_the_instance_is_no_table(mylib, hostile):

@@ -46,6 +46,45 @@ def test_small_tensors_are_valid(case):
     assert lib.dlx_validate(dltensor(shape, strides, dtype), flags) == lib.DLX_OK
 
 
+PLACES = st.sampled_from([0, 1, 2, 64, ADDRESS, ADDRESS + 4, 2**63 - 65, 2**63 - 64, 2**63, 2**64 - 64])
+EXTENTS = st.sampled_from([-1, 0, 1, 1, 2, 3, 2**31, 2**61, 2**62, INT64_MAX])
+
+
+@st.composite
+def anything(draw):
+    """Draw a DLTensor, sensible or not, that is compact more often than chance would have it."""
+    shape = draw(st.lists(EXTENTS, max_size=3))
+    compact = [min(max(step, INT64_MIN), INT64_MAX) for step in row_major(shape)]
+    strange = st.lists(st.sampled_from([INT64_MIN, -1, 0, 1, 2, 6]), min_size=len(shape), max_size=len(shape))
+    strides = draw(st.just(compact) | strange | st.none())
+    extra = {"device": draw(st.sampled_from([(1, 0), (1, 0), (2, 0), (3, 0)]))}
+    extra |= {"byte_offset": draw(st.sampled_from([0, 0, 8])), "ndim": draw(st.sampled_from([None, None, -1, 129]))}
+    dtype = draw(DTYPES | st.sampled_from([(2, 0, 1), (2, 32, 0), (0, 255, 65535)]))
+    return dltensor(shape, strides, dtype, address=draw(PLACES), **extra)
+
+
+@settings(deadline=None, max_examples=2000)
+@given(anything(), st.sampled_from([1, 2, 8, 64]))
+def test_what_is_plain_is_valid_and_accepted(tensor, alignment):
+    """Where one look says plain, neither validation nor the pickiest consumer's check finds anything."""
+    if lib.dlx_is_plain(tensor, alignment):
+        picky = ffi.new("dlx_capabilities*", {"device_types": 2, "min_alignment": alignment, "max_ndim": 128})
+        picky.n_dtypes = -1
+        assert lib.dlx_validate(tensor, 0) == lib.DLX_OK
+        assert lib.dlx_check(tensor, 0, picky) == 0
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 3), (4, 1, 5), (1, 1)])
+def test_compact_tensors_are_plain(shape):
+    """The common case is plain; one step beside it is not."""
+    strides = row_major(shape)
+    assert lib.dlx_is_plain(dltensor(shape, strides), 64)
+    assert not lib.dlx_is_plain(dltensor(shape, strides, address=ADDRESS + 32), 64)
+    assert not lib.dlx_is_plain(dltensor(shape, strides, dtype=INT4), 1)
+    assert not lib.dlx_is_plain(dltensor((2, *shape), (0, *strides)), 1)
+    assert not lib.dlx_is_plain(dltensor((0, *shape), (1, *strides)), 1)
+
+
 @quick
 @given(described())
 def test_sizes_agree_with_counting(case):

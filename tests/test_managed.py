@@ -1,6 +1,7 @@
 """Managed tensors: an owner released exactly once, metadata that is our own, memory that is aligned."""
 
 import itertools
+import threading
 from pathlib import Path
 
 import pytest
@@ -354,3 +355,21 @@ def test_described_memory_is_not_touched():
     shared = make(lib.dlx_managed_share, made, dltensor((10,), (-1,)), 0)
     lib.dlx_managed_release(made)
     lib.dlx_managed_release(shared)
+
+
+def test_the_count_is_of_all_threads():
+    """Tensors made in threads that have ended are counted until they are released, by whatever thread that is."""
+    before, made = native.live(), []
+
+    def work():
+        made.extend(native.tensor_new(ADDRESS, (1,), None, FLOAT32, (1, 0), 0, None) for _ in range(100))
+
+    for _ in range(2):  # the second time on numbers that the first threads left behind
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert native.live() == before + 1600
+    made.clear()
+    assert native.live() == before

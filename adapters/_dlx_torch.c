@@ -1,0 +1,120 @@
+/* torch's guards for dlx's fast lane, asked in C. Through Python's bindings they cost more than the
+ * rest of a conversion (is_neg() alone lets go of the GIL and takes it again).
+ *
+ * torch's headers are not needed: the functions called here are declared in them, exported by its
+ * libraries and found by name at run time. A tensor is handed to them by address, as C++ hands over
+ * a reference; the only thing that is read here is where a Python tensor keeps it, which
+ * dlx_torch.py compares with what torch says (`_cdata`), as every answer, before this is used. A
+ * torch that lacks any of them is asked through Python. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <dlfcn.h>
+
+#include "dlx.h"
+
+/* The head of a Python tensor: an at::Tensor, which is one pointer to its TensorImpl. */
+typedef struct {
+  PyObject_HEAD void* tensor;
+} tensor_head;
+
+static struct {
+  _Bool (*is_neg)(const void*);             /* at::native, of a const Tensor& */
+  _Bool (*is_conj)(const void*);            /* at::native */
+  _Bool (*requires_grad)(const void*);      /* c10::TensorImpl, a method: its pointer comes first */
+  int32_t (*storage_size)(void*, int64_t*); /* bytes; torch's stable C interface */
+  int32_t (*storage_offset)(void*, int64_t*); /* elements; the same */
+} torch;
+
+static const struct {
+  const char *library, *name;
+  void** place;
+} wanted[] = {
+    {"libtorch_cpu.so", "_ZN2at6native6is_negERKNS_6TensorE", (void**)&torch.is_neg},
+    {"libtorch_cpu.so", "_ZN2at6native7is_conjERKNS_6TensorE", (void**)&torch.is_conj},
+    {"libc10.so", "_ZNK3c1010TensorImpl13requires_gradEv", (void**)&torch.requires_grad},
+    {"libtorch_cpu.so", "aoti_torch_get_storage_size", (void**)&torch.storage_size},
+    {"libtorch_cpu.so", "aoti_torch_get_storage_offset", (void**)&torch.storage_offset},
+};
+
+/* Whether a tensor lies inside its storage's bytes; strides are never negative in torch. `lent` has
+ * been validated, so nothing overflows. */
+static int inside(void* handle, const DLTensor* lent) {
+  int64_t bytes, offset, item = lent->dtype.bits * lent->dtype.lanes / 8, last = 0;
+  if (lent->data == NULL) return 0;
+  if (torch.storage_size(handle, &bytes) != 0 || torch.storage_offset(handle, &offset) != 0)
+    return 0;
+  for (int32_t i = 0; i < lent->ndim; i++) {
+    if (lent->shape[i] == 0) return 1;
+    last += (lent->shape[i] - 1) * lent->strides[i];
+  }
+  return offset <= INT64_MAX / 32 && last <= INT64_MAX / 64 && (offset + last + 1) * item <= bytes;
+}
+
+/* A dlx_guard_function. GIL: held. Errors: none. */
+static int clear(void* array, const DLTensor* lent) {
+  void** slot = &((tensor_head*)array)->tensor;
+  if (*slot == NULL) return 0;
+  if (lent) return inside(slot, lent);
+  return !torch.requires_grad(*slot) && !torch.is_neg(slot) && !torch.is_conj(slot);
+}
+
+PyDoc_STRVAR(
+    guard_function_doc,
+    "guard_function()\n--\n\n"
+    "Return the function in a capsule, or None where the loaded torch lacks what it calls.");
+
+static PyObject* guard_function(PyObject* module, PyObject* unused) {
+  for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
+    void* library = dlopen(wanted[i].library, RTLD_LAZY | RTLD_NOLOAD);
+    *wanted[i].place = library ? dlsym(library, wanted[i].name) : NULL;
+    if (library) dlclose(library); /* torch stays loaded by itself */
+    if (*wanted[i].place == NULL) Py_RETURN_NONE;
+  }
+  return PyCapsule_New((void*)clear, "dlx_guard_function", NULL);
+}
+
+PyDoc_STRVAR(handle_doc,
+             "handle(tensor, /)\n--\n\n"
+             "Return what is read as the address of the tensor's implementation: torch's _cdata.");
+
+static PyObject* handle(PyObject* module, PyObject* tensor) {
+  if (Py_TYPE(tensor)->tp_basicsize < (Py_ssize_t)sizeof(tensor_head)) return PyLong_FromLong(0);
+  return PyLong_FromVoidPtr(((tensor_head*)tensor)->tensor);
+}
+
+PyDoc_STRVAR(
+    answers_doc,
+    "answers(tensor, /)\n--\n\n"
+    "Return (requires_grad, is_neg, is_conj, bytes of the storage, storage_offset) of a tensor "
+    "whose handle is right\n"
+    "and that has a storage.");
+
+static PyObject* answers(PyObject* module, PyObject* tensor) {
+  void** slot = &((tensor_head*)tensor)->tensor;
+  int64_t bytes = -1, offset = -1;
+  torch.storage_size(slot, &bytes);
+  torch.storage_offset(slot, &offset);
+  return Py_BuildValue("(NNNLL)", PyBool_FromLong(torch.requires_grad(*slot)),
+                       PyBool_FromLong(torch.is_neg(slot)), PyBool_FromLong(torch.is_conj(slot)),
+                       (long long)bytes, (long long)offset);
+}
+
+static PyMethodDef functions[] = {
+    {"guard_function", guard_function, METH_NOARGS, guard_function_doc},
+    {"handle", handle, METH_O, handle_doc},
+    {"answers", answers, METH_O, answers_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "_dlx_torch",
+    .m_doc = "torch's guards, asked in C.",
+    .m_size = -1,
+    .m_methods = functions,
+};
+
+PyMODINIT_FUNC PyInit__dlx_torch(void) {
+  return PyModule_Create(&definition);
+}
