@@ -84,7 +84,7 @@ class JaxAdapter(Adapter):
         Defect(
             does="from_dlpack narrows 64-bit data to 32 bits without a word where x64 is off, copy=False included",
             see="https://docs.jax.dev/en/latest/default_dtypes.html",
-            lowers={"narrows": _WIDE},
+            lowers={"narrows_without_x64": _WIDE},
         ),
         Defect(
             does="gives float4 out and does not take it back: 'PjRt CPU buffers only support default layout'",
@@ -108,11 +108,10 @@ class JaxAdapter(Adapter):
 
     def accepts(self) -> Capabilities:
         lowered = self.lowered
-        refused = lowered.get("refuses", frozenset())
-        if not self.module().config.jax_enable_x64:
-            refused = refused | lowered.get("narrows", frozenset())
+        narrows = frozenset() if self.module().config.jax_enable_x64 else lowered.get("narrows_without_x64", frozenset())
         return Capabilities(
-            dtypes=self.known_dtypes() - refused,
+            dtypes=self.known_dtypes() - narrows - lowered.get("refuses", frozenset()),
+            narrows=narrows,
             layouts=Layout.PERMUTED,
             min_alignment=64,
             max_ndim=64,
@@ -120,7 +119,7 @@ class JaxAdapter(Adapter):
         )
 
     def why_untaken(self, dtype: DType) -> tuple[str, str] | None:
-        if dtype.name in self.lowered.get("narrows", frozenset()):
+        if self.capabilities is not None and dtype.name in self.capabilities.narrows:
             return f"jax would narrow {dtype} to {dtype.bits // 2} bits, since x64 is off", _X64_ON
         if dtype.name in _UNTAKEN:
             return f"jax has {dtype} and takes none from others", "Convert wider values and call .astype there."

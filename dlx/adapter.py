@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from dlx import native, protocol
-from dlx.abi import IS_COPIED, READ_ONLY, Device, DType, host_readable
+from dlx.abi import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, Device, DType, host_readable
 from dlx.errors import DeviceError, DTypeError
 from dlx.facts import Capabilities, Container, Defect, Guard, Hindrance, Layout
 from dlx.native import Tensor, ffi
@@ -76,7 +76,8 @@ class Adapter:
     dtypes
         Names of dtypes in dlx -> attributes of the package: ``{"bool": "bool_"}``.
     carried
-        Dtypes that cross under another name of the same width and are re-viewed: ``{"bfloat16": "uint16"}``.
+        Dtypes that the framework has, but takes under another name of the same width: ``{"bfloat16": "uint16"}``. They
+        are handed over under that name, and what comes out is given to `reviewed`.
     defects
         Known faults of versions.
     noun
@@ -174,6 +175,7 @@ class Adapter:
         if not self.constant:
             self.__dict__.pop("capabilities", None)
             self.__dict__.pop("_capabilities_struct", None)
+            self.__dict__.pop("_lane_struct", None)
 
     def accepts(self) -> Capabilities | None:
         """State what the framework takes as it is. None, the default: it cannot be a target."""
@@ -315,6 +317,18 @@ class Adapter:
         """Return where the C side finds the capabilities."""
         return int(ffi.cast("uintptr_t", self._capabilities_struct))
 
+    @functools.cached_property
+    def _lane_struct(self) -> Any:
+        stated = self.capabilities
+        assert stated is not None
+        if stated.dtypes is None or not self.carried:
+            return self._capabilities_struct
+        return _as_struct(replace(stated, dtypes=stated.dtypes - set(self.carried)))
+
+    def lane_address(self) -> int:
+        """Return where the C side finds what the framework's own import takes, re-viewing left out."""
+        return int(ffi.cast("uintptr_t", self._lane_struct))
+
     def check(self, tensor: Tensor) -> int:
         """Return the obstacle bits between a tensor and this consumer (0 = it may be handed over as it is)."""
         return native.tensor_check(tensor, self.capabilities_address())
@@ -322,6 +336,13 @@ class Adapter:
     def constant_over(self, tensor: Tensor) -> bool:
         """Return whether an array over a tensor is constant, so that nobody else should write to its memory either."""
         return self.immutable
+
+    def reviewed(self, array: Any, dtype: DType) -> Any:
+        """Return an array of the same memory under its true dtype, where `load` took it under the name in `carried`.
+
+        The default calls ``array.view(native dtype)``.
+        """
+        return array.view(self.dtype_to(dtype))
 
     # ---- the fast lane --------------------------------------------------------------------------------------------
 
@@ -352,6 +373,7 @@ def over_memory(
     device: Device,
     *,
     readonly: bool = False,
+    padded: bool = False,
     owner: object,
 ) -> Tensor:
     """Return a tensor over memory that an object keeps alive: what an adapter exports when it knows the facts itself.
@@ -366,6 +388,8 @@ def over_memory(
         As DLPack says them.
     readonly
         Whether writing is forbidden.
+    padded
+        Whether elements of less than a byte take a whole one each.
     owner
         Object that must live as long as the memory is used.
 
@@ -374,7 +398,8 @@ def over_memory(
     LayoutError
         If there are elements but no address, or the size overflows.
     """
-    return native.tensor_new(address, shape, strides, dtype, device, READ_ONLY if readonly else 0, owner)
+    flags = (READ_ONLY if readonly else 0) | (SUBBYTE_PADDED if padded else 0)
+    return native.tensor_new(address, shape, strides, dtype, device, flags, owner)
 
 
 def keeping(tensor: Tensor, owner: object) -> Tensor:
@@ -416,6 +441,8 @@ def _as_struct(stated: Capabilities) -> Any:
     struct.min_alignment = stated.min_alignment
     struct.max_ndim = stated.max_ndim
     struct.keeps_readonly = stated.keeps_readonly
+    struct.takes_packed, struct.takes_padded = stated.subbyte != "padded", stated.subbyte != "packed"
+    struct.takes_null = stated.null_data
     struct.n_dtypes = -1
     if stated.dtypes is not None:
         struct.n_dtypes = len(stated.dtypes)

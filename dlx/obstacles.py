@@ -15,12 +15,11 @@ from dlx.errors import (
     DeviceError,
     DTypeError,
     LayoutError,
-    ProtocolError,
     ReadOnlyError,
 )
 from dlx.native import Tensor, lib
 
-__all__ = ["READ_ONLY_ROW", "TABLE", "Row"]
+__all__ = ["READ_ONLY_ROW", "REPACKED", "TABLE", "Row"]
 
 _INSIDE_FLOAT32 = frozenset({lib.kDLBfloat, *range(lib.kDLFloat8_e3m4, lib.kDLFloat4_e2m1fn + 1)})
 """Codes of dtypes all of whose values are float32 values."""
@@ -86,15 +85,21 @@ TABLE: tuple[Row, ...] = (
         fix="Reshape it first.",
     ),
     Row(
-        lib.DLX_OBSTACLE_PADDED,
-        ProtocolError,
-        lambda tensor, target: f"its {tensor.dtype} elements are padded to whole bytes",
-        fix="Pack them first, or convert to 'dlx'.",
-    ),
-    Row(
         lib.DLX_OBSTACLE_READONLY,
         ReadOnlyError,
         lambda tensor, target: f"it is read-only, and {target.name} {target.noun}s are always writable",
+        copy_cures=True,
+    ),
+    Row(
+        lib.DLX_OBSTACLE_PADDED,
+        CopyRequiredError,
+        lambda tensor, target: f"its {tensor.dtype} elements take a byte each, and {target.name} packs them",
+        copy_cures=True,
+    ),
+    Row(
+        lib.DLX_OBSTACLE_PACKED,
+        CopyRequiredError,
+        lambda tensor, target: f"its {tensor.dtype} elements are packed, and {target.name} wants a byte each",
         copy_cures=True,
     ),
     Row(lib.DLX_OBSTACLE_NEGATIVE, CopyRequiredError, _strides("have negative strides"), copy_cures=True),
@@ -103,6 +108,10 @@ TABLE: tuple[Row, ...] = (
     Row(lib.DLX_OBSTACLE_PERMUTED, CopyRequiredError, _strides("be other than row-major"), copy_cures=True),
     Row(lib.DLX_OBSTACLE_UNALIGNED, CopyRequiredError, _alignment, copy_cures=True),
 )
-"""Every obstacle bit, refusals first."""
+"""Every obstacle bit but one, refusals first. Without an address (DLX_OBSTACLE_NULL) there is no element: one is given.
+"""
+
+REPACKED = lib.DLX_OBSTACLE_PADDED | lib.DLX_OBSTACLE_PACKED
+"""Obstacles that a copy cures which packs or unpacks."""
 
 READ_ONLY_ROW = next(row for row in TABLE if row.bit == lib.DLX_OBSTACLE_READONLY)

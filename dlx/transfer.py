@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dlx import native
-from dlx.abi import READ_ONLY
+from dlx.abi import READ_ONLY, SUBBYTE_PADDED
 from dlx.errors import ConversionError, DlxError
 from dlx.native import Tensor
 from dlx.planning import Leaf, adapter_failed, refuse, settle
@@ -127,7 +127,16 @@ def _hand_over(leaf: Leaf, tensor: Tensor) -> Any:
         if leaf.view_device is not None or leaf.view_flags is not None:
             ready = native.tensor_view(ready, None, leaf.view_device, leaf.view_flags, None)
         if leaf.copy_order is not None:
-            ready = native.tensor_copy(ready, leaf.copy_order)
+            ready = native.tensor_repack(ready) if leaf.repack else native.tensor_copy(ready, leaf.copy_order)
+        if leaf.give_address:
+            nowhere = native.lib.DLX_ALIGNMENT  # aligned, and nobody reads it
+            ready = native.tensor_new(
+                nowhere, ready.shape, ready.strides, ready.dtype, ready.device, ready.flags, ready
+            )
+        if leaf.carried is not None:
+            dtype = ready.dtype
+            ready = native.tensor_view(ready, leaf.carried, None, ready.flags & ~SUBBYTE_PADDED, None)
+            return target.reviewed(target.load(ready), dtype)
         return target.load(ready)
     except Exception as error:
         if owned is not None:

@@ -126,11 +126,12 @@ def test_defect_read_only_is_forgotten():
     assert dlx.convert(taken, to="dlx").readonly is not forgets
 
 
-def test_padded_elements_are_refused():
-    """Elements padded to bytes would be read as packed ones; tvm_ffi refuses them too."""
+def test_padded_elements_are_packed():
+    """Elements padded to bytes would be read as packed ones: dlx packs them; tvm_ffi refuses them."""
     source = tensor("int4", flags=4)
-    with pytest.raises(errors.ProtocolError, match="padded to whole bytes"):
-        dlx.convert(source, to="tvm_ffi")
+    with pytest.raises(errors.CopyRequiredError, match="int4 elements take a byte each, and tvm_ffi packs them"):
+        dlx.convert(source, to="tvm_ffi", copy=False)
+    assert dlx.convert(dlx.convert(source, to="tvm_ffi"), to="dlx").flags == 0
     with pytest.raises((errors.ConversionError, ValueError, RuntimeError)):
         tvm_ffi.from_dlpack(source)
 
