@@ -108,7 +108,9 @@ class JaxAdapter(Adapter):
 
     def accepts(self) -> Capabilities:
         lowered = self.lowered
-        narrows = frozenset() if self.module().config.jax_enable_x64 else lowered.get("narrows_without_x64", frozenset())
+        narrows = (
+            frozenset() if self.module().config.jax_enable_x64 else lowered.get("narrows_without_x64", frozenset())
+        )
         return Capabilities(
             dtypes=self.known_dtypes() - narrows - lowered.get("refuses", frozenset()),
             narrows=narrows,

@@ -340,6 +340,8 @@ def _native_order(obj: Any) -> Any:
 
 def _why_refused(dtype: Any) -> tuple[str, str] | None:
     """Return (reason, fix) for a dtype that DLPack cannot say, or None."""
+    if dtype.type.__module__ == "ml_dtypes" and dtype.name in _ML_DTYPES:  # whose kinds and chars are anything
+        return None
     if dtype.hasobject and dtype.kind != "T":
         return f"dtype {dtype} holds Python objects", "Convert to a numeric dtype with .astype first."
     if dtype.kind in "mM":
@@ -352,8 +354,6 @@ def _why_refused(dtype: Any) -> tuple[str, str] | None:
     if dtype.char in "gG" and dtype.itemsize != (8 if dtype.char == "g" else 16):
         wide = "float64" if dtype.char == "g" else "complex128"
         return f"{dtype} has no counterpart in other frameworks", f"Call .astype('{wide}') first."
-    if dtype.type.__module__ == "ml_dtypes" and dtype.name in _ML_DTYPES:
-        return None
     if dtype.type.__module__ not in ("numpy", "numpy.dtypes"):
         return f"dtype {dtype} is not one of numpy's own", f"View it as an integer of {8 * dtype.itemsize} bits first."
     return None

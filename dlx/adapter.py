@@ -321,12 +321,12 @@ class Adapter:
     def _lane_struct(self) -> Any:
         stated = self.capabilities
         assert stated is not None
-        if stated.dtypes is None or not self.carried:
+        if stated.dtypes is None:
             return self._capabilities_struct
-        return _as_struct(replace(stated, dtypes=stated.dtypes - set(self.carried)))
+        return _as_struct(replace(stated, dtypes=stated.dtypes & set(self.dtypes) - set(self.carried)))
 
     def lane_address(self) -> int:
-        """Return where the C side finds what the framework's own import takes, re-viewing left out."""
+        """Return where the C side finds what the framework's table takes: its own dtypes, none re-viewed."""
         return int(ffi.cast("uintptr_t", self._lane_struct))
 
     def check(self, tensor: Tensor) -> int:

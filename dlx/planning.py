@@ -300,7 +300,9 @@ def _carry(leaf: Leaf, tensor: Tensor) -> None:
     name = target.carried.get(tensor.dtype.name)
     if name is not None:
         leaf.carried = DType(name)
-        leaf.steps.append(Step("view", f"{target.name} takes {tensor.dtype} as {name}, which is viewed as {tensor.dtype} again"))
+        leaf.steps.append(
+            Step("view", f"{target.name} takes {tensor.dtype} as {name}, which is viewed as {tensor.dtype} again")
+        )
 
 
 def _freshness(leaf: Leaf, tensor: Tensor) -> DlxError | None:

@@ -14,7 +14,9 @@ def code(dtype):
     return dtype[0] | dtype[1] << 8 | dtype[2] << 16
 
 
-def consumer(*, devices=(1,), layouts=ALL_LAYOUTS, alignment=1, ndim=64, readonly=True, dtypes=None, subbyte="packed", null=True):
+def consumer(
+    *, devices=(1,), layouts=ALL_LAYOUTS, alignment=1, ndim=64, readonly=True, dtypes=None, subbyte="packed", null=True
+):
     """Return capabilities, generous unless told otherwise."""
     caps = ffi.new("dlx_capabilities*")
     caps.device_types = 2**32 - 1 if devices is None else sum(1 << d for d in devices)
