@@ -88,7 +88,7 @@ class JaxAdapter(Adapter):
         ),
         Defect(
             does="gives float4 out and does not take it back: 'PjRt CPU buffers only support default layout'",
-            see="tests/test_jax.py",
+            see="tests/test_defects.py",
             lowers={"refuses": _UNTAKEN},
         ),
         Defect(

@@ -111,6 +111,10 @@ class _Numpy(Adapter):
             before="2.0",
             lowers={"max_ndim": 32},
         ),
+        Defect(
+            does="drops the mask of a masked array on export; dlx refuses it",
+            see="tests/test_defects.py",
+        ),
     )
 
     # ---- dtypes: numpy's own, and those of ml_dtypes, which is imported at first need ------------------------------

@@ -23,6 +23,7 @@ from dlx.adapter import (
     Adapter,
     ArrayInfo,
     Capabilities,
+    Defect,
     Device,
     Guard,
     Hindrance,
@@ -96,6 +97,31 @@ class TorchAdapter(Adapter):
         "float8_e8m0fnu": "float8_e8m0fnu",
         "float4_e2m1fnx2": "float4_e2m1fn_x2",
     }
+
+    defects = (
+        Defect(
+            does="from_dlpack aborts the process on negative strides",
+            see="tests/test_defects.py",
+            lowers={"layouts": Layout.ZERO | Layout.GAPS | Layout.PERMUTED},
+        ),
+        Defect(
+            does="from_dlpack ignores that memory is read-only, and gives a tensor that writes to it",
+            see="tests/test_defects.py",
+            lowers={"keeps_readonly": False},
+        ),
+        Defect(
+            does="gives int1 to int7 and uint1 to uint7, shells around bytes, out as int8 or uint8; dlx refuses them",
+            see="tests/test_defects.py",
+        ),
+        Defect(
+            does="gives memory out without negating it where the neg bit is set; dlx resolves it first",
+            see="tests/test_defects.py",
+        ),
+        Defect(
+            does="from_dlpack asks a producer up to four times where it raises TypeError; dlx asks once",
+            see="tests/test_defects.py",
+        ),
+    )
 
     def accepts(self) -> Capabilities:
         return Capabilities(
