@@ -27,6 +27,7 @@ def asarray(np, t):
     return np.asarray(t)
 
 
+@pytest.mark.numpy("2.2.5")
 @pytest.mark.parametrize("way", [numpy_, asarray])
 @pytest.mark.parametrize("readonly", [False, True])
 def test_numpy_and_back(np, way, readonly):
