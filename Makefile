@@ -17,13 +17,17 @@ SOURCES := build_ffi.py setup.py pyproject.toml constraints.txt dlx/headers.py $
 # torch is installed exactly as asked, and left out, with a word, where that is not to be had.
 TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 
-.PHONY: demo test test-all bench bench-count lint format clean
+.PHONY: demo test test-deep test-all bench bench-count lint format clean
 
 demo: $(VENV)/.built $(TORCH_STAMP)
 	$(BIN)/python examples/quickstart.py
 
 test: $(VENV)/.built $(TORCH_STAMP)
 	$(BIN)/python -m pytest $(ARGS)
+
+# The property tests over many more examples (2 000 in `make test`).
+test-deep: $(VENV)/.built $(TORCH_STAMP)
+	DLX_EXAMPLES=$(or $(EXAMPLES),100000) $(BIN)/python -m pytest tests/test_round_trips.py $(ARGS)
 
 # The same tests under other interpreters, without torch, each in an environment of its own.
 test-all: test

@@ -1,0 +1,191 @@
+"""Bit-exact round trips: any dtype, shape, strides, offset and flag, out of any framework and into any other.
+
+The bits of every element are known from the start, so nothing here trusts a framework to compare. 2 000 examples by
+default; `make test-deep` sets DLX_EXAMPLES to 100 000.
+"""
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from reference import PADDED, READ_ONLY, extent, offsets, row_major
+
+import dlx
+from dlx import errors, native
+from dlx.native import ffi
+from dlx.registry import registry
+
+EXAMPLES = int(os.environ.get("DLX_EXAMPLES", "2000"))
+ROOM = 1 << 12
+NAMES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32"),
+    *("float64", "complex64", "complex128", "bfloat16", "complex32", "float8_e3m4", "float8_e4m3"),
+    *("float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    *("float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn", "float4_e2m1fnx2", "int4", "uint4", "int2", "uint2", "int1"),
+    *("uint1", "int3", "float32x4", "uint24", "float128"),
+)
+
+
+def installed():
+    """Return the names of the targets that are here."""
+    found = ["dlx"]
+    for name in ("numpy", "torch", "jax", "tvm_ffi", "pyarrow"):
+        try:
+            registry.target(name)
+        except errors.FrameworkNotInstalledError:
+            continue
+        found.append(name)
+    return found
+
+
+TARGETS = installed()
+
+
+@dataclass(frozen=True)
+class Case:
+    """One array, and the way that it goes."""
+
+    dtype: dlx.DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    offset: int  # bytes from an address of 256 bytes' alignment
+    flags: int
+    source: str
+    target: str
+    copy: bool | None
+
+
+@st.composite
+def cases(draw):
+    """Draw a case whose memory fits into the room."""
+    dtype = dlx.DType(draw(st.sampled_from(NAMES)))
+    shape = tuple(draw(st.lists(st.sampled_from([0, 1, 1, 2, 2, 3, 3, 5]), max_size=4)))
+    flags = draw(st.sampled_from([0, 0, READ_ONLY]))
+    narrow = dtype.bits * dtype.lanes % 8
+    if narrow and draw(st.booleans()):
+        flags |= PADDED
+    strides = None
+    if not narrow or flags & PADDED:
+        kind = draw(st.sampled_from(["compact", "permuted", "stepped", "any"]))
+        if kind == "permuted":
+            order = draw(st.permutations(range(len(shape))))
+            inner = row_major([shape[i] for i in order])
+            strides = tuple(inner[order.index(i)] for i in range(len(shape)))
+        elif kind == "stepped":
+            signs = draw(st.lists(st.sampled_from([-2, -1, 1, 2]), min_size=len(shape), max_size=len(shape)))
+            strides = tuple(sign * step for sign, step in zip(signs, row_major(shape), strict=True))
+        elif kind == "any":
+            strides = tuple(draw(st.lists(st.integers(-4, 4), min_size=len(shape), max_size=len(shape))))
+    natural = max(1, dtype.bits // 8)
+    offset = draw(st.sampled_from([0, 0, 64, natural, 4, 1]))
+    return Case(
+        dtype,
+        shape,
+        strides,
+        offset,
+        flags,
+        draw(st.sampled_from(TARGETS)),
+        draw(st.sampled_from(TARGETS)),
+        draw(st.sampled_from([None, None, False, True])),
+    )
+
+
+_memory = ffi.new("unsigned char[]", 3 * ROOM)
+_start = int(ffi.cast("uintptr_t", _memory)) + ROOM
+_start += -_start % 256
+_first = _start - int(ffi.cast("uintptr_t", _memory))
+_pattern = bytes((i * 167 + (i >> 5) * 59 + (i >> 3) * 13) % 256 for i in range(3 * ROOM))
+
+
+def tensor_of(case):
+    """Return a tensor over memory filled with a pattern; bools hold 0 and 1, as they must."""
+    ffi.memmove(_memory, bytes(byte & 1 for byte in _pattern) if case.dtype.name == "bool" else _pattern, 3 * ROOM)
+    low, _ = extent(case.shape, case.strides, case.dtype, case.flags)
+    address = _start + case.offset - low if 0 not in case.shape else 0
+    return native.tensor_new(address, case.shape, case.strides, case.dtype, (1, 0), case.flags, _memory)
+
+
+def elements(tensor):
+    """Return the bits of every element, in row-major order of their indices, as integers."""
+    bits = tensor.dtype.bits * tensor.dtype.lanes
+    places = offsets(tensor.shape, tensor.strides)
+    if not places:
+        return []
+    if bits % 8 and not tensor.flags & PADDED:
+        whole = int.from_bytes(ffi.buffer(ffi.cast("char *", tensor.data_ptr), tensor.nbytes), "little")
+        return [whole >> place * bits & ((1 << bits) - 1) for place in places]
+    size = -(-bits // 8)
+    low = min(places) * size
+    span = ffi.buffer(ffi.cast("char *", tensor.data_ptr + low), max(places) * size + size - low)
+    values = (span[place * size - low : place * size - low + size] for place in places)
+    return [int.from_bytes(value, "little") & ((1 << bits) - 1) for value in values]
+
+
+def writable(obj, name):
+    """Return whether the framework would write to a result's memory."""
+    return name in ("torch", "tvm_ffi") or (name in ("numpy", "dlx", "pyarrow") and not dlx.describe(obj).readonly)
+
+
+def seen(outcomes, function, *args, **keywords):
+    """Return (result, plan): what converting gives, or the error, which the plan must agree on."""
+    plan = dlx.plan(*args, **keywords)
+    try:
+        result = function(*args, **keywords)
+    except errors.DlxError as error:
+        assert (plan.outcome, type(plan.error), str(plan.error)) == ("refused", type(error), str(error))
+        outcomes[type(error).__name__] += 1
+        return None, plan
+    assert plan.outcome in ("same", "shared", "copied"), plan
+    outcomes[plan.outcome] += 1
+    return result, plan
+
+
+def check(case, outcomes):
+    """Send one array on its way, and compare what arrives."""
+    tensor = tensor_of(case)
+    expected = elements(tensor)
+    source, _ = seen(outcomes, dlx.convert, tensor, to=case.source)
+    if source is None:
+        return
+    before = dlx.describe(source)
+    result, plan = seen(outcomes, dlx.convert, source, to=case.target, copy=case.copy)
+    if result is None:
+        return
+    arrived = dlx.convert(result, to="dlx")
+    assert (arrived.dtype, arrived.shape) == (case.dtype, case.shape)
+    assert elements(arrived) == expected
+    after = dlx.describe(result)
+    assert (after.dtype, after.shape) == (case.dtype, case.shape)
+    if plan.outcome == "same":
+        assert result is source
+    elif 0 not in case.shape:
+        assert (after.address == before.address) is (plan.outcome == "shared"), plan
+    assert case.copy is not False or plan.outcome != "copied"
+    assert not case.copy or plan.outcome == "copied"
+    if before.readonly and plan.outcome == "shared" and 0 not in case.shape:
+        assert not writable(result, case.target), plan
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    """Counts of what came out of all examples: each kind must have been there."""
+    counts = Counter()
+    yield counts
+    if len(TARGETS) > 4 and EXAMPLES >= 2000:
+        assert {"shared", "copied", "same", "DTypeError", "CopyRequiredError", "ReadOnlyError"} <= set(counts), counts
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.timeout(max(300, EXAMPLES // 20))
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(case=cases())
+def test_round_trips(outcomes, case):
+    """Same values, dtype and shape, or an error that the plan foretold; shared is the same address, copied another."""
+    check(case, outcomes)
