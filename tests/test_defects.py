@@ -69,18 +69,22 @@ def memory(dtype="float32", *, readonly=False, count=4):
 
 
 def numpy_readonly(np):
+    """Of writable memory."""
     return not np.from_dlpack(memory()).flags.writeable
 
 
 def numpy_legacy(np):
+    """By the keyword that it does not know."""
     return raises(TypeError, np.zeros(3).__dlpack__, max_version=(1, 0))
 
 
 def numpy_ndim(np):
+    """One more than it holds."""
     return raises(ValueError, np.zeros, (1,) * 33)
 
 
 def numpy_masks(np):
+    """The masked value gets out."""
     return np.from_dlpack(np.ma.masked_array([1, 2], [False, True])).tolist() == [1, 2]
 
 
@@ -88,11 +92,13 @@ def numpy_masks(np):
 
 
 def torch_negative(torch):
+    """In a process of its own."""
     pytest.importorskip("numpy")
     return dies("import numpy, torch; torch.from_dlpack(numpy.arange(3)[::-1])")
 
 
 def torch_readonly(torch):
+    """Writing reaches the array."""
     np = pytest.importorskip("numpy")
     array = np.zeros(3)
     array.flags.writeable = False
@@ -103,17 +109,20 @@ def torch_readonly(torch):
 
 
 def torch_shells(torch):
+    """By what a capsule says."""
     capsule = torch.empty(2, dtype=torch.uint8).view(torch.int4).__dlpack__()
     return dlx.describe(capsule).dtype == dlx.DType("int8")
 
 
 def torch_neg(torch):
+    """The number in memory is the other one."""
     negative = torch.tensor([1 + 2j]).conj().imag
     given = dlx.convert(negative.__dlpack__(), to="dlx")
     return negative.item() == -2 and memoryview(given)[0] == 2
 
 
 def torch_calls(torch):
+    """Counted by the producer."""
     source = Producer(error=TypeError("no"))
     assert raises(Exception, torch.from_dlpack, source)
     return len(source.calls) > 1
@@ -123,15 +132,18 @@ def torch_calls(torch):
 
 
 def jax_narrows(jax):
+    """With x64 off, as it is unless a user says otherwise."""
     return str(jax.dlpack.from_dlpack(memory("float64")).dtype) == "float32"
 
 
 def jax_float4(jax):
+    """Its own export."""
     source = jax.numpy.zeros(4, "float4_e2m1fn")
     return raises(Exception, jax.dlpack.from_dlpack, source)
 
 
 def jax_legacy(jax):
+    """By the keywords that it asks with."""
     source = Producer(memory())
     jax.dlpack.from_dlpack(source)
     return "max_version" not in source.calls[0]
@@ -141,22 +153,27 @@ def jax_legacy(jax):
 
 
 def tvm_readonly(tvm_ffi):
+    """By what its capsule says."""
     return not dlx.convert(tvm_ffi.from_dlpack(memory(readonly=True)).__dlpack__(max_version=(1, 0)), to="dlx").readonly
 
 
 def tvm_complex(tvm_ffi):
+    """Asked for the dtype."""
     return raises(ValueError, lambda: tvm_ffi.from_dlpack(memory("complex64")).dtype)
 
 
 def tvm_version(tvm_ffi):
+    """Asked for a version before 1."""
     return raises(AttributeError, tvm_ffi.from_dlpack(memory()).__dlpack__, max_version=(0, 8))
 
 
 def tvm_handle(tvm_ffi):
+    """In a process of its own."""
     return dies("import tvm_ffi; tvm_ffi.Tensor.__new__(tvm_ffi.Tensor).shape")
 
 
 def pyarrow_nulls(pa):
+    """A capsule is given."""
     kind = pa.fixed_shape_tensor(pa.int64(), [2])
     storage = pa.array([[1, None]], pa.list_(pa.int64(), 2))
     array = pa.ExtensionArray.from_storage(kind, storage)
@@ -164,6 +181,7 @@ def pyarrow_nulls(pa):
 
 
 def pyarrow_tensor(pa):
+    """There is no capsule, no way in, or no flag."""
     np = pytest.importorskip("numpy")
     array = np.zeros(3)
     array.flags.writeable = False
