@@ -17,7 +17,7 @@ SOURCES := build_ffi.py setup.py pyproject.toml constraints.txt dlx/headers.py $
 # torch is installed exactly as asked, and left out, with a word, where that is not to be had.
 TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 
-.PHONY: demo test test-deep test-all bench bench-count lint format clean
+.PHONY: demo test test-deep test-all bench bench-count matrix lint format clean
 
 demo: $(VENV)/.built $(TORCH_STAMP)
 	$(BIN)/python examples/quickstart.py
@@ -42,6 +42,10 @@ test-all: test
 # ARGS="--quick" passes arguments. The extra `bench` brings further peers; what is missing is left out with a word.
 bench: $(VENV)/.built $(TORCH_STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# What becomes of each dtype and each odd source: docs/matrix.md and its picture.
+matrix: $(VENV)/.built $(TORCH_STAMP)
+	$(BIN)/python -m matrix --write docs
 
 bench-count: $(VENV)/.built $(TORCH_STAMP)
 	$(BIN)/python -m benchmarks --count $(ARGS)

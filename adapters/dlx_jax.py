@@ -166,9 +166,9 @@ class JaxAdapter(Adapter):
                 "Convert outside of it, or call back with jax.pure_callback.",
             )
         if _is_a(obj, "jax.Ref"):
-            return _refuse("it is a mutable reference", "Convert its value, ref[...].")
+            return _refuse("it is a mutable reference", "Convert its value, ref[...].", no_copy=True)
         if _is_a(obj, "jax.experimental.sparse.JAXSparse"):
-            return _refuse("it is sparse", "Call .todense() first.")
+            return _refuse("it is sparse", "Call .todense() first.", no_copy=True)
         if self.module().dtypes.issubdtype(obj.dtype, self.module().dtypes.extended):
             return _refuse(
                 f"it holds {obj.dtype}, which is no number", "Convert jax.random.key_data(key) of a key.", DTypeError
@@ -178,7 +178,7 @@ class JaxAdapter(Adapter):
     def _without_memory(self, obj: Any) -> Hindrance | None:
         """Return why an array has no memory that could be given out, or None."""
         if obj.is_deleted():
-            return _refuse("it was deleted or donated", "Convert it before that, or a copy of it.")
+            return _refuse("it was deleted or donated", "Convert it before that, or a copy of it.", no_copy=True)
         if not obj.is_fully_addressable:
             return _refuse(
                 "parts of it are in other processes", "Convert its addressable_shards one by one.", DeviceError
@@ -256,8 +256,8 @@ class JaxAdapter(Adapter):
 _X64_ON = 'Switch 64-bit dtypes on first: jax.config.update("jax_enable_x64", True).'
 
 
-def _refuse(because: str, fix: str, error: type[ConversionError] = LayoutError) -> Hindrance:
-    return Hindrance(because, fix, error)
+def _refuse(because: str, fix: str, error: type[ConversionError] = LayoutError, *, no_copy: bool = False) -> Hindrance:
+    return Hindrance(because, fix, error, no_copy=no_copy)
 
 
 def _is_a(obj: Any, name: str) -> bool:

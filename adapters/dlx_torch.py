@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -38,6 +39,8 @@ from dlx.errors import ConversionError, DeviceError, DTypeError, LayoutError
 
 HOST = Device("cpu")
 _DEVICES = {"mps": "metal", "xpu": "oneapi"}  # torch's words that are not dlx's
+
+_SHELL = re.compile(r"u?int[1-7]")  # dtypes that torch has no kernel for, not even to copy
 
 _GRAD = Hindrance(
     "it requires gradients, which do not cross frameworks",
@@ -190,6 +193,7 @@ class TorchAdapter(Adapter):
                 f"torch.{name} has no DLPack dtype of its own (torch would export plain bytes)",
                 "Call .view(torch.uint8) if the bytes are what you need.",
                 DTypeError,
+                no_copy=_SHELL.fullmatch(name) is not None,
             )
         if not obj.numel():
             return None
@@ -205,7 +209,8 @@ class TorchAdapter(Adapter):
             )
         if storage.nbytes() < needed:
             found = "emptied (resize_(0))" if not storage.nbytes() else f"resized to {storage.nbytes()} bytes"
-            return _refuse(f"its storage was {found}, and it needs {needed} bytes", "Convert it before that happens.")
+            because = f"its storage was {found}, and it needs {needed} bytes"
+            return _refuse(because, "Convert it before that happens.", no_copy=True)  # torch would crash
         return None
 
     def info(self, obj: Any) -> ArrayInfo:
@@ -284,8 +289,8 @@ class TorchAdapter(Adapter):
         return self.module().from_dlpack(tensor)
 
 
-def _refuse(because: str, fix: str, error: type[ConversionError] = LayoutError) -> Hindrance:
-    return Hindrance(because, fix, error)
+def _refuse(because: str, fix: str, error: type[ConversionError] = LayoutError, *, no_copy: bool = False) -> Hindrance:
+    return Hindrance(because, fix, error, no_copy=no_copy)
 
 
 def _tangent(torch: Any, obj: Any) -> Any:

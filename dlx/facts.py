@@ -102,6 +102,8 @@ class Hindrance:
         Option of `convert` that must be set for the cure (``"detach"``), or None.
     always
         Whether it also stands in the way of an array that is in the target framework already.
+    no_copy
+        Whether not even its own framework can copy such an array (its memory is gone).
     """
 
     because: str
@@ -111,6 +113,7 @@ class Hindrance:
     copies: bool = False
     option: str | None = None
     always: bool = False
+    no_copy: bool = False
 
     def lift(self, obj: Any) -> Any:
         """Return the array without this hindrance."""

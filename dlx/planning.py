@@ -228,7 +228,7 @@ def _stays(leaf: Leaf) -> bool:
     """
     source, request = leaf.source, leaf.request
     for hindrance in source.examine(leaf.obj):
-        if hindrance.always:
+        if hindrance.always or (hindrance.no_copy and request.copy):
             leaf.finish("refused", None, leaf.error(hindrance.error, hindrance.because, hindrance.fix))
             return True
     device = leaf.info.device if leaf.info else None
