@@ -44,7 +44,7 @@ uint32_t dlx_check(const DLTensor* t, uint64_t flags, const dlx_capabilities* co
   if (!takes_device(t->device.device_type, consumer)) found |= DLX_OBSTACLE_DEVICE;
   if (!takes_dtype(t->dtype, consumer)) found |= DLX_OBSTACLE_DTYPE;
   if (t->ndim > consumer->max_ndim) found |= DLX_OBSTACLE_NDIM;
-  if ((flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) && consumer->n_dtypes >= 0 &&
+  if ((flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) && !consumer->takes_padded &&
       dlx_itemsize(t->dtype, 0) == 0) {
     found |= DLX_OBSTACLE_PADDED;
   }

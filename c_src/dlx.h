@@ -170,6 +170,7 @@ typedef struct {
   uint32_t min_alignment; /* bytes; 0 = the natural alignment of the dtype, 1 = any */
   int32_t max_ndim;
   int32_t keeps_readonly; /* 1: keeps the flag, or its arrays cannot be written */
+  int32_t takes_padded;   /* 1: tells sub-byte elements that are padded to bytes from packed ones */
   int32_t n_dtypes;       /* -1 = any dtype */
   uint32_t dtypes[64];    /* dlx_dtype_word */
 } dlx_capabilities;
@@ -181,7 +182,7 @@ enum {
   DLX_OBSTACLE_DEVICE = 1,
   DLX_OBSTACLE_DTYPE = 2,
   DLX_OBSTACLE_NDIM = 4,
-  DLX_OBSTACLE_PADDED = 8, /* padded sub-byte elements, which only dlx tells from packed ones */
+  DLX_OBSTACLE_PADDED = 8, /* padded sub-byte elements would be read as packed ones */
   DLX_OBSTACLE_READONLY = 16,
   DLX_OBSTACLE_NEGATIVE = 32,
   DLX_OBSTACLE_ZERO = 64,

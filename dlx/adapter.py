@@ -232,6 +232,10 @@ class Adapter:
         """Return (reason, fix) for a dtype that the framework has and does not take; None, the default, else."""
         return None
 
+    def why_not_on(self, device: Device) -> tuple[str, str] | None:
+        """Return (reason, fix) for a device that the framework has and does not take; None, the default, else."""
+        return None
+
     def device_to(self, device: Device) -> Any:
         """Return the framework's device object for one of dlx. The default knows the host only."""
         if not host_readable(device):
@@ -416,6 +420,7 @@ def _as_struct(stated: Capabilities) -> Any:
     struct.min_alignment = stated.min_alignment
     struct.max_ndim = stated.max_ndim
     struct.keeps_readonly = stated.keeps_readonly
+    struct.takes_padded = stated.takes_padded
     struct.n_dtypes = -1
     if stated.dtypes is not None:
         struct.n_dtypes = len(stated.dtypes)

@@ -55,6 +55,8 @@ class Capabilities:
         Most dimensions.
     keeps_readonly
         Whether its arrays keep the read-only flag, or cannot be written at all.
+    takes_padded
+        Whether it tells sub-byte elements that are padded to whole bytes from packed ones.
     """
 
     dtypes: frozenset[str] | None
@@ -63,6 +65,7 @@ class Capabilities:
     min_alignment: int = 0
     max_ndim: int = 64
     keeps_readonly: bool = False
+    takes_padded: bool = False
 
 
 @dataclass(frozen=True)

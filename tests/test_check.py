@@ -14,11 +14,12 @@ def code(dtype):
     return dtype[0] | dtype[1] << 8 | dtype[2] << 16
 
 
-def consumer(*, devices=(1,), layouts=ALL_LAYOUTS, alignment=1, ndim=64, readonly=True, dtypes=None):
+def consumer(*, devices=(1,), layouts=ALL_LAYOUTS, alignment=1, ndim=64, readonly=True, dtypes=None, padded=False):
     """Return capabilities, generous unless told otherwise."""
     caps = ffi.new("dlx_capabilities*")
     caps.device_types = 2**32 - 1 if devices is None else sum(1 << d for d in devices)
     caps.layouts, caps.min_alignment, caps.max_ndim, caps.keeps_readonly = layouts, alignment, ndim, readonly
+    caps.takes_padded = padded
     caps.n_dtypes = -1 if dtypes is None else len(dtypes)
     for at, dtype in enumerate(dtypes or ()):
         caps.dtypes[at] = code(dtype)
@@ -41,6 +42,7 @@ CASES = [
     ("NDIM", {"ndim": 2}, {"shape": (1, 1, 1)}, {"shape": (1, 1)}),
     ("NDIM", {"ndim": 0}, {"shape": (0,)}, {"shape": ()}),
     ("PADDED", {"dtypes": [INT4]}, {"dtype": INT4, "flags": PADDED}, {"dtype": INT4}),
+    ("PADDED", {}, {"dtype": INT4, "flags": PADDED}, {"dtype": INT8, "flags": PADDED}),
     ("PADDED", {"dtypes": [(17, 4, 3)]}, {"dtype": (17, 4, 3), "flags": PADDED}, {"dtype": (17, 4, 3)}),
     ("READONLY", {"readonly": False}, {"flags": READ_ONLY}, {"flags": 0}),
     ("READONLY", {"readonly": False}, {"flags": READ_ONLY, "shape": (1,)}, {"flags": READ_ONLY, "shape": (0,)}),
@@ -144,8 +146,8 @@ def test_any_device(kind):
 
 @pytest.mark.parametrize(("dtype", "flags"), [(INT4, PADDED), ((200, 77, 9), 0), (FLOAT32, PADDED)])
 def test_any_dtype(dtype, flags):
-    """A consumer of any dtype takes unknown codes and padded elements."""
-    assert lib.dlx_check(dltensor((2,), None, dtype), flags, consumer()) == 0
+    """A consumer of any dtype takes unknown codes; padded elements too, where it says that it knows them."""
+    assert lib.dlx_check(dltensor((2,), None, dtype), flags, consumer(padded=True)) == 0
 
 
 def test_padded_whole_bytes_are_plain():

@@ -131,6 +131,8 @@ def test_padded_elements_are_refused():
     source = tensor("int4", flags=4)
     with pytest.raises(errors.ProtocolError, match="padded to whole bytes"):
         dlx.convert(source, to="tvm_ffi")
+    for options in ({}, {"copy": True}, {"copy": False}):
+        assert type(dlx.plan(source, to="tvm_ffi", **options).error) is errors.ProtocolError
     with pytest.raises((errors.ConversionError, ValueError, RuntimeError)):
         tvm_ffi.from_dlpack(source)
 
