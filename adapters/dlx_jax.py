@@ -6,7 +6,7 @@ int2, int4, uint2, uint4 and float4 are given out, packed, and not taken.
 Shared: compact data aligned to 64 bytes, in any order of dimensions; out of jax always read-only. Copied: whatever is
 strided otherwise or less aligned (into memory of dlx, which jax then shares), and sub-byte integers out of jax.
 Refused: what jax would narrow (x64 off), tracers, deleted and donated arrays, arrays on several devices, typed PRNG
-keys, sparse arrays, mutable references.
+keys, sparse arrays, mutable references; everything, where jax was told to do without the host (JAX_PLATFORMS).
 
 Jax arrays are constant. Memory that jax shares is never written to by jax, also not when the array is donated; nobody
 else may write to it either while the jax array lives, since jax may read it at any time.
@@ -114,6 +114,7 @@ class JaxAdapter(Adapter):
         return Capabilities(
             dtypes=self.known_dtypes() - narrows - lowered.get("refuses", frozenset()),
             narrows=narrows,
+            device_types=frozenset({HOST.type} if self._has_host() else ()),
             layouts=Layout.PERMUTED,
             min_alignment=64,
             max_ndim=64,
@@ -126,6 +127,20 @@ class JaxAdapter(Adapter):
         if dtype.name in _UNTAKEN:
             return f"jax has {dtype} and takes none from others", "Convert wider values and call .astype there."
         return None
+
+    def why_not_on(self, device: Device) -> tuple[str, str] | None:
+        if device.type == HOST.type and not self._has_host():
+            found = self.module().config.jax_platforms
+            return (
+                f"jax was told to use {found!r} only, without the host",
+                f'Set JAX_PLATFORMS={found},cpu, or say jax.config.update("jax_platforms", "{found},cpu") first.',
+            )
+        return None
+
+    def _has_host(self) -> bool:
+        """Say whether jax may use the host; asks no backend, since that would start them all."""
+        platforms = self.module().config.jax_platforms
+        return not platforms or "cpu" in platforms.split(",")
 
     def device_to(self, device: Device) -> Any:
         super().device_to(device)

@@ -1,10 +1,10 @@
 """pyarrow for dlx: Array, ChunkedArray, Tensor.
 
-Versions: 17 and later. Devices: the host. Dtypes: (u)int8 to 64, float16 to 64; bool in one dimension.
+Versions: 17 and later. Devices: the host. Dtypes: (u)int8 to 64, float16 to 64; bool out of pyarrow only.
 Out of pyarrow. Shared: primitive arrays and slices of them, one chunk, fixed-size lists and fixed-shape tensors of such
 (as dimensions), Tensors of any strides; arrays are always read-only, Tensors as they say. Copied: several chunks
 (combined), bools (unpacked: pyarrow keeps eight in a byte). Refused: nulls, with their count; dates, times, decimals,
-text, dictionaries, lists of varying length, structures and what else is not one number per value.
+text, dictionaries, lists of varying length, structures, unions and what else is not one number per value.
 Into pyarrow. One dimension becomes an Array, any other number a Tensor; `to=pyarrow.Array` or `to=pyarrow.Tensor` asks
 for one of them. Arrays are compact and never written to: sharing one is fine as long as nobody else writes either.
 """
@@ -70,6 +70,14 @@ class _Arrow(Adapter):
 
     def native_dtype(self, attribute: str) -> Any:
         return getattr(self.module(), attribute)()
+
+    def why_untaken(self, dtype: DType) -> tuple[str, str] | None:
+        if dtype.name == "bool":
+            return (
+                "pyarrow packs bools eight to a byte, and DLPack has a byte for each",
+                "View them as uint8 first, or have pyarrow.array(...) pack an array of numpy.",
+            )
+        return None
 
 
 class ArrowAdapter(_Arrow):
@@ -322,6 +330,7 @@ _REFUSED = (  # question of pyarrow.types, reason, fix
     ("is_decimal", "DLPack has no decimals", "Call .cast('float64') first, if that is exact enough."),
     ("is_dictionary", "it is a dictionary array", "Call .dictionary_decode() first, or convert its .indices."),
     ("is_run_end_encoded", "it is run-end encoded", "Call pyarrow.compute.run_end_decode(x) first."),
+    ("is_union", "DLPack has no unions", "Convert its fields one by one: .field(0)."),
     ("is_struct", "DLPack has no structures", "Convert its fields one by one: .field(0)."),
     ("is_nested", "its values vary in length", "Convert its .flatten() and its .offsets apart."),
     ("is_null", "it holds nulls only, without a type", "Call .cast with a type and .fill_null(value) first."),

@@ -234,6 +234,10 @@ class Adapter:
         """Return (reason, fix) for a dtype that the framework has and does not take; None, the default, else."""
         return None
 
+    def why_not_on(self, device: Device) -> tuple[str, str] | None:
+        """Return (reason, fix) for a device that the framework has and does not take; None, the default, else."""
+        return None
+
     def device_to(self, device: Device) -> Any:
         """Return the framework's device object for one of dlx. The default knows the host only."""
         if not host_readable(device):

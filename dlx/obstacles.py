@@ -41,6 +41,8 @@ class Row:
         """Return the fix, made more precise where the dtype allows it."""
         if self.bit == lib.DLX_OBSTACLE_DTYPE and (known := target.why_untaken(tensor.dtype)) is not None:
             return known[1]
+        if self.bit == lib.DLX_OBSTACLE_DEVICE and (known := target.why_not_on(tensor.device)) is not None:
+            return known[1]
         if self.bit == lib.DLX_OBSTACLE_DTYPE and tensor.dtype.lanes == 1 and tensor.dtype.code in _INSIDE_FLOAT32:
             accepted = target.capabilities.dtypes if target.capabilities is not None else None
             if accepted is not None and "float32" in accepted:
@@ -57,6 +59,11 @@ def _no_dtype(tensor: Tensor, target: Adapter) -> str:
     return known[0] if known else f"{target.name} has no dtype {tensor.dtype}; it has {target.dtype_names()}"
 
 
+def _no_device(tensor: Tensor, target: Adapter) -> str:
+    known = target.why_not_on(tensor.device)
+    return known[0] if known else f"its memory is on {tensor.device}, which {target.name} cannot hold"
+
+
 def _alignment(tensor: Tensor, target: Adapter) -> str:
     assert target.capabilities is not None
     code, bits, lanes = tensor.dtype
@@ -69,7 +76,7 @@ TABLE: tuple[Row, ...] = (
     Row(
         lib.DLX_OBSTACLE_DEVICE,
         DeviceError,
-        lambda tensor, target: f"its memory is on {tensor.device}, which {target.name} cannot hold",
+        _no_device,
         fix="Move it to the host in its own framework first.",
     ),
     Row(

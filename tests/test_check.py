@@ -45,6 +45,7 @@ CASES = [
     ("NDIM", {"ndim": 2}, {"shape": (1, 1, 1)}, {"shape": (1, 1)}),
     ("NDIM", {"ndim": 0}, {"shape": (0,)}, {"shape": ()}),
     ("PADDED", {"dtypes": [INT4]}, {"dtype": INT4, "flags": PADDED}, {"dtype": INT4}),
+    ("PADDED", {}, {"dtype": INT4, "flags": PADDED}, {"dtype": INT8, "flags": PADDED}),
     ("PADDED", {"dtypes": [(17, 4, 3)]}, {"dtype": (17, 4, 3), "flags": PADDED}, {"dtype": (17, 4, 3)}),
     ("PADDED", {}, {"dtype": INT4, "flags": PADDED}, {"dtype": INT8, "flags": PADDED}),
     ("PADDED", {"subbyte": "packed"}, {"dtype": INT4, "flags": PADDED, "shape": (0,)}, {"dtype": INT4, "shape": (0,)}),

@@ -482,6 +482,28 @@ def test_several_devices(python):
     assert python(SEVERAL, args=(), env=env) == "done\n"
 
 
+def test_jax_without_the_host(python):
+    """Where jax was told to do without the host, it takes no host memory; that is known beforehand, with the fix."""
+    out = python(
+        """
+        import dlx, numpy as np
+        source = np.zeros(4, "f4")
+        try:
+            dlx.convert(source, to="jax")
+        except dlx.errors.DeviceError as error:
+            assert str(dlx.plan(source, to="jax").error) == str(error)
+            print(error.reason, "|", error.fix)
+        import jax
+        jax.config.update("jax_platforms", "cuda,cpu")
+        print(dlx.plan(source, to="jax").error)
+        """,
+        args=(),
+        env=os.environ | {"JAX_PLATFORMS": "cuda"},
+    )
+    told, free = out.splitlines()
+    assert "'cuda' only, without the host | Set JAX_PLATFORMS=cuda,cpu" in told and free == "None"
+
+
 def test_devices_both_ways():
     """The host is jax's first host device, and back."""
     adapter = registry.target("jax")

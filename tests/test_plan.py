@@ -402,7 +402,7 @@ def test_targets_that_do_not_exist(to):
     """An unknown name, module or type is AdapterNotFoundError; known targets are listed."""
     plan = dlx.plan(b"abc", to=to)
     assert type(plan.error) is errors.AdapterNotFoundError
-    assert "Known targets: dlx, jax" in plan.error.fix
+    assert {"dlx", "numpy", "torch"} <= set(plan.error.fix.removeprefix("Known targets: ").rstrip(".").split(", "))
     with pytest.raises(errors.AdapterNotFoundError):
         dlx.convert(b"abc", to=to)
 

@@ -205,6 +205,11 @@ def run_end_encoded():
     return pa.RunEndEncodedArray.from_arrays(pa.array([2], pa.int32()), pa.array([1.0]))
 
 
+def union():
+    """Return an array of which each value has a type of its own."""
+    return pa.UnionArray.from_sparse(pa.array([0, 1], pa.int8()), [pa.array([1, 2]), pa.array([1.0, 2.0])])
+
+
 REFUSED = {
     "timestamp": (lambda: pa.array([1], pa.timestamp("s")), "no dates", ".view('int64')"),
     "date32": (lambda: pa.array([1], pa.date32()), "no dates", ".view('int32')"),
@@ -220,6 +225,7 @@ REFUSED = {
     "runs": (run_end_encoded, "run-end encoded", "run_end_decode"),
     "list": (lambda: pa.array([[1]]), "vary in length", ".flatten()"),
     "map": (lambda: pa.array([[(1, 2)]], pa.map_(pa.int8(), pa.int8())), "vary in length", ".flatten()"),
+    "union": (union, "no unions", ".field(0)"),
     "struct": (lambda: pa.array([{"a": 1}]), "no structures", ".field(0)"),
     "null": (lambda: pa.nulls(2), "nulls only", ".fill_null(value)"),
     "no nulls": (lambda: pa.nulls(0), "nulls only", ".fill_null(value)"),
@@ -254,6 +260,7 @@ def test_what_the_fixes_say_works(np):
         "dictionary": lambda x: x.indices,
         "runs": compute.run_end_decode,
         "list": lambda x: x.flatten(),
+        "union": lambda x: x.field(1),
         "struct": lambda x: x.field(0),
         "null": lambda x: x.cast("int8").fill_null(1),
     }
@@ -371,6 +378,18 @@ def test_dtypes_that_pyarrow_lacks(dtype):
     source = native.tensor_new(block.data_ptr, (2,), None, dlx.DType(dtype), (1, 0), 0, block)
     with pytest.raises(errors.DTypeError, match=f"pyarrow has no dtype {dtype}"):
         dlx.convert(source, to="pyarrow")
+
+
+@pytest.mark.parametrize("to", ["pyarrow", "Array", "Tensor"])
+def test_bools_are_not_packed(np, to):
+    """A byte for each bool does not become eight in a byte: refused, and what the error tells to do works."""
+    source = np.array([True, False, True])
+    to = getattr(pa, to, to)
+    with pytest.raises(errors.DTypeError, match="packs bools eight to a byte") as caught:
+        dlx.convert(source, to=to)
+    assert str(dlx.plan(source, to=to).error) == str(caught.value) and "as uint8" in caught.value.fix
+    assert values(dlx.convert(source.view("uint8"), to=to, copy=False)) == [1, 0, 1]
+    assert dlx.convert(pa.array(source), to="numpy").tolist() == source.tolist()
 
 
 def test_copy_true_is_memory_of_its_own(np):
