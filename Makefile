@@ -10,6 +10,8 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 TORCH ?= torch==2.13.0
 VENV ?= .venv
 PYTHONS ?= python3.12 python3.13
+# The oldest numpy that is served: legacy capsules only. An environment of its own in `make test-all`.
+OLD_NUMPY ?= numpy==1.26.4
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -36,6 +38,10 @@ test-all: test
 	    echo "== Python $$name, without torch"; \
 	    $(MAKE) --no-print-directory test PYTHON=$$python VENV=.venv-$$name TORCH=; \
 	done
+	@echo "== $(OLD_NUMPY), without torch"
+	@$(MAKE) --no-print-directory .venv-old-numpy/.built VENV=.venv-old-numpy TORCH= EXTRA=test-bare
+	@.venv-old-numpy/bin/python -m pip --disable-pip-version-check install --quiet "$(OLD_NUMPY)" ml_dtypes
+	@$(MAKE) --no-print-directory test VENV=.venv-old-numpy TORCH= EXTRA=test-bare
 	@echo "== $(PYTHON), without any framework"
 	@$(MAKE) --no-print-directory test VENV=.venv-bare TORCH= EXTRA=test-bare
 
