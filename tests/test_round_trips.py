@@ -4,6 +4,7 @@ The bits of every element are known from the start, so nothing here trusts a fra
 default; `make test-deep` sets DLX_EXAMPLES to 100 000.
 """
 
+import contextlib
 import os
 from collections import Counter
 from dataclasses import dataclass
@@ -51,7 +52,17 @@ def shared_dtypes(source, target):
     return [name for name in NAMES if all(known is None or name in known for known in taken)] or list(NAMES)
 
 
-COMMON = {(source, target): shared_dtypes(source, target) for source in TARGETS for target in TARGETS}
+def jax_x64(on):
+    """Return a context in which jax has its 64-bit dtypes, or has not; nothing without jax."""
+    if "jax" not in TARGETS:
+        return contextlib.nullcontext()
+    import jax
+
+    return jax.enable_x64(on)
+
+
+with jax_x64(True):
+    COMMON = {(source, target): shared_dtypes(source, target) for source in TARGETS for target in TARGETS}
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,7 @@ class Case:
     source: str
     target: str
     copy: bool | None
+    x64: bool  # whether jax has 64-bit dtypes switched on
 
 
 @st.composite
@@ -102,6 +114,7 @@ def cases(draw):
         source,
         target,
         draw(st.sampled_from([None, None, False, True])),
+        draw(st.booleans()),
     )
 
 
@@ -200,4 +213,5 @@ def outcomes():
 @given(case=cases())
 def test_round_trips(outcomes, case):
     """Same values, dtype and shape, or an error that the plan foretold; shared is the same address, copied another."""
-    check(case, outcomes)
+    with jax_x64(case.x64):
+        check(case, outcomes)
