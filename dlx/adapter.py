@@ -18,7 +18,7 @@ from typing import Any
 
 from dlx import native, protocol
 from dlx.abi import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, Device, DType, host_readable
-from dlx.errors import DeviceError, DTypeError
+from dlx.errors import DeviceError, DTypeError, FrameworkNotInstalledError
 from dlx.facts import Capabilities, Container, Defect, Guard, Hindrance, Layout
 from dlx.native import Tensor, ffi
 from dlx.tensor import ArrayInfo, type_name
@@ -140,8 +140,19 @@ class Adapter:
     # ---- facts, looked up --------------------------------------------------------------------------------------
 
     def module(self) -> ModuleType:
-        """Return the framework's package, which must have been imported."""
-        return sys.modules[self.package]
+        """Return the framework's package.
+
+        Raises
+        ------
+        FrameworkNotInstalledError
+            If nobody has imported it yet.
+        """
+        try:
+            return sys.modules[self.package]
+        except KeyError:
+            raise FrameworkNotInstalledError(
+                f"{self.package} is not imported", target=self.name, fix=f"Import it first: import {self.package}."
+            ) from None
 
     def version(self) -> str:
         """Return the framework's version."""

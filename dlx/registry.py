@@ -21,7 +21,7 @@ from dlx import hookspecs, native, strangers
 from dlx.adapter import API, Adapter, look_up
 from dlx.errors import AdapterNotFoundError, FrameworkNotInstalledError, PluginError
 
-__all__ = ["BUILT_IN", "Plugin", "Registry", "registry"]
+__all__ = ["BUILT_IN", "Plugin", "Registry", "adapters", "registry"]
 
 BUILT_IN = {
     "numpy": "dlx_numpy",
@@ -314,3 +314,23 @@ def _failed(adapter: Adapter, error: Exception) -> FrameworkNotInstalledError:
 
 registry = Registry()
 """The registry of this process."""
+
+
+def adapters() -> dict[str, Adapter]:
+    """Return every adapter that is found, by name: dlx's own first, then those of plugins. No framework is imported.
+
+    What an adapter says of its framework (`Adapter.dtype_to`, `Adapter.dtype_from`, `Adapter.capabilities`,
+    `Adapter.lowered`) needs the framework imported. A plugin that cannot be loaded is left out.
+
+    Examples
+    --------
+    >>> import dlx, numpy
+    >>> dlx.adapters()["numpy"].dtype_to(dlx.DType("float32"))
+    dtype('float32')
+    """
+    for root in registry.plugins():
+        registry.load(root)
+    found: dict[str, Adapter] = {}
+    for adapter in registry.adapters():
+        found.setdefault(adapter.name, adapter)
+    return found
