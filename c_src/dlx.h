@@ -219,6 +219,10 @@ typedef int (*dlx_guard_function)(void* array, const DLTensor* lent);
 /* ---- copy.c: strided copies on the host ---------------------------------------------------------
  */
 
+/* Whether both lie in host memory and have the same shape and dtype, as copying wants them.
+ * GIL: not needed. Errors: DLX_E_DEVICE _MISMATCH. */
+int dlx_alike(const DLTensor* from, const DLTensor* to);
+
 /* Copy every element of `from` to the same index of `to`: same shape, dtype and flags, no overlap.
  * Owns: nothing. GIL: not needed; callers release it. Errors: DLX_E_DEVICE _MISMATCH _PACKED. */
 int dlx_copy(const DLTensor* from, const DLTensor* to, uint64_t flags);

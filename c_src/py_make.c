@@ -165,9 +165,9 @@ static PyObject* tensor_repack(PyObject* module, PyObject* tensor) {
       ~from->flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED; /* the other of the two */
   int status = dlx_managed_empty(&from->dl_tensor, flags, 0, &made);
   if (status != DLX_OK) return py_raise(status, NULL);
-  Py_BEGIN_ALLOW_THREADS;
-  status = dlx_repack(&from->dl_tensor, from->flags, &made->dl_tensor, flags);
-  Py_END_ALLOW_THREADS;
+  Py_BEGIN_ALLOW_THREADS
+    status = dlx_repack(&from->dl_tensor, from->flags, &made->dl_tensor, flags);
+  Py_END_ALLOW_THREADS
   if (status == DLX_OK) return py_tensor_wrap(made);
   dlx_managed_release(made);
   return py_raise(status, NULL);

@@ -1,5 +1,5 @@
-/* Elements of less than a byte: from eight or fewer bits each, next to each other, to a byte each, and
- * back. Bit order is DLPack's (`dlpack.h` 1.3): the first element lies in the lowest bits. */
+/* Elements of less than a byte: from eight or fewer bits each, next to each other, to a byte each,
+ * and back. Bit order is DLPack's (`dlpack.h` 1.3): the first element lies in the lowest bits. */
 
 #include <string.h>
 
@@ -56,16 +56,8 @@ static void each(packed dense, const DLTensor* loose, int packs) {
 }
 
 int dlx_repack(const DLTensor* from, uint64_t from_flags, const DLTensor* to, uint64_t to_flags) {
-  if (!dlx_host_readable(from->device.device_type) || !dlx_host_readable(to->device.device_type)) {
-    return DLX_E_DEVICE;
-  }
-  if (from->ndim != to->ndim || from->ndim > DLX_MAX_NDIM ||
-      memcmp(&from->dtype, &to->dtype, sizeof from->dtype) != 0) {
-    return DLX_E_MISMATCH;
-  }
-  for (int32_t i = 0; i < from->ndim; i++) {
-    if (from->shape[i] != to->shape[i]) return DLX_E_MISMATCH;
-  }
+  int status = dlx_alike(from, to);
+  if (status != DLX_OK) return status;
   int packs = dlx_itemsize(to->dtype, to_flags) == 0;
   if (from->dtype.bits >= 8 || from->dtype.lanes != 1 ||
       packs == (dlx_itemsize(from->dtype, from_flags) == 0)) {

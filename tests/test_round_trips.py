@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from reference import PADDED, READ_ONLY, extent, offsets, row_major
+from reference import PADDED, READ_ONLY, extent, row_major
 
 import dlx
 from dlx import errors, native
 from dlx.native import ffi
 from dlx.registry import registry
+from matrix.measure import elements, installed
 
 EXAMPLES = int(os.environ.get("DLX_EXAMPLES", "2000"))
 ROOM = 1 << 12
@@ -28,18 +29,6 @@ NAMES = (
     *("float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn", "float4_e2m1fnx2", "int4", "uint4", "int2", "uint2", "int1"),
     *("uint1", "int3", "float32x4", "uint24", "float128"),
 )
-
-
-def installed():
-    """Return the names of the targets that are here."""
-    found = ["dlx"]
-    for name in ("numpy", "torch", "jax", "tvm_ffi", "pyarrow"):
-        try:
-            registry.target(name)
-        except errors.FrameworkNotInstalledError:
-            continue
-        found.append(name)
-    return found
 
 
 TARGETS = installed()
@@ -131,22 +120,6 @@ def tensor_of(case):
     low, _ = extent(case.shape, case.strides, case.dtype, case.flags)
     address = _start + case.offset - low if 0 not in case.shape else 0
     return native.tensor_new(address, case.shape, case.strides, case.dtype, (1, 0), case.flags, _memory)
-
-
-def elements(tensor):
-    """Return the bits of every element, in row-major order of their indices, as integers."""
-    bits = tensor.dtype.bits * tensor.dtype.lanes
-    places = offsets(tensor.shape, tensor.strides)
-    if not places:
-        return []
-    if bits % 8 and not tensor.flags & PADDED:
-        whole = int.from_bytes(ffi.buffer(ffi.cast("char *", tensor.data_ptr), tensor.nbytes), "little")
-        return [whole >> place * bits & ((1 << bits) - 1) for place in places]
-    size = -(-bits // 8)
-    low = min(places) * size
-    span = ffi.buffer(ffi.cast("char *", tensor.data_ptr + low), max(places) * size + size - low)
-    values = (span[place * size - low : place * size - low + size] for place in places)
-    return [int.from_bytes(value, "little") & ((1 << bits) - 1) for value in values]
 
 
 def writable(obj, name):
