@@ -163,7 +163,7 @@ static const char* first(const DLTensor* t) {
   return (const char*)t->data + t->byte_offset;
 }
 
-int dlx_copy(const DLTensor* from, const DLTensor* to, uint64_t flags) {
+int dlx_alike(const DLTensor* from, const DLTensor* to) {
   if (!dlx_host_readable(from->device.device_type) || !dlx_host_readable(to->device.device_type)) {
     return DLX_E_DEVICE;
   }
@@ -174,6 +174,12 @@ int dlx_copy(const DLTensor* from, const DLTensor* to, uint64_t flags) {
   for (int32_t i = 0; i < from->ndim; i++) {
     if (from->shape[i] != to->shape[i]) return DLX_E_MISMATCH;
   }
+  return DLX_OK;
+}
+
+int dlx_copy(const DLTensor* from, const DLTensor* to, uint64_t flags) {
+  int status = dlx_alike(from, to);
+  if (status != DLX_OK) return status;
   if (dlx_size(from) == 0) return DLX_OK;
 
   char* target = (char*)to->data + to->byte_offset;

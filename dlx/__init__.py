@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dlx.hookspecs import hookimpl
     from dlx.native import ffi
     from dlx.planning import Plan
+    from dlx.registry import adapters
     from dlx.tensor import ArrayInfo, Tensor
 
 __version__ = "0.1.0.dev0"
@@ -29,6 +30,7 @@ __all__ = [
     "convert",
     "plan",
     "describe",
+    "adapters",
     "ArrayInfo",
     "Device",
     "DType",
@@ -55,6 +57,7 @@ _HOMES = {
     "convert": "conversion",
     "plan": "conversion",
     "describe": "conversion",
+    "adapters": "registry",
     "ArrayInfo": "tensor",
     "Device": "abi",
     "DType": "abi",

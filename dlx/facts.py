@@ -51,18 +51,36 @@ class Capabilities:
         `Layout` bits that its arrays can hold.
     min_alignment
         Bytes that the address must be a multiple of; 0 for the dtype's natural alignment, 1 for any address.
-    max_ndim
-        Most dimensions.
+    min_ndim, max_ndim
+        Fewest and most dimensions.
     keeps_readonly
         Whether its arrays keep the read-only flag, or cannot be written at all.
+    subbyte
+        How it holds elements of less than a byte (int4, float6): ``"packed"`` next to each other, as DLPack does unless
+        a flag says otherwise, ``"padded"`` in a byte each, or ``"both"``.
+    null_data
+        Whether it takes address 0 where there is no element, which DLPack allows.
+    narrows
+        Dtypes that it would change to smaller ones without a word; they are in no case in `dtypes`.
     """
 
     dtypes: frozenset[str] | None
     device_types: frozenset[int] | None = frozenset({1})
     layouts: int = 0
     min_alignment: int = 0
+    min_ndim: int = 0
     max_ndim: int = 64
     keeps_readonly: bool = False
+    subbyte: str = "packed"
+    null_data: bool = True
+    narrows: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.subbyte not in ("packed", "padded", "both"):
+            raise ValueError(f"subbyte must be 'packed', 'padded' or 'both', found {self.subbyte!r}")
+        if self.narrows and (self.dtypes is None or self.narrows & self.dtypes):
+            both = sorted(self.narrows & self.dtypes) if self.dtypes is not None else "any dtype"
+            raise ValueError(f"what is narrowed is not taken, found {both} in both")
 
 
 @dataclass(frozen=True)
@@ -85,6 +103,8 @@ class Hindrance:
         Option of `convert` that must be set for the cure (``"detach"``), or None.
     always
         Whether it also stands in the way of an array that is in the target framework already.
+    no_copy
+        Whether not even its own framework can copy such an array (its memory is gone).
     """
 
     because: str
@@ -94,6 +114,7 @@ class Hindrance:
     copies: bool = False
     option: str | None = None
     always: bool = False
+    no_copy: bool = False
 
     def lift(self, obj: Any) -> Any:
         """Return the array without this hindrance."""
@@ -193,6 +214,7 @@ class Defect:
 def _version_key(version: str) -> tuple[tuple[int, ...], bool]:
     match = re.match(r"\d+(?:\.\d+)*", version)
     release = tuple(int(part) for part in match[0].split(".")) if match else ()
+    rest = version[match.end() :] if match else version
     while release and release[-1] == 0:  # 2.3 is 2.3.0
         release = release[:-1]
-    return release, match is not None and match.end() == len(version)
+    return release, match is not None and (not rest or rest.startswith(".post"))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dlx.abi import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, Device, host_readable, same_device
+from dlx.abi import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, Device, DType, host_readable, same_device
 from dlx.adapter import Adapter, Hindrance, Layout
 from dlx.errors import (
     ConversionError,
@@ -23,8 +23,8 @@ from dlx.errors import (
     StreamError,
 )
 from dlx.native import Tensor, lib
-from dlx.obstacles import READ_ONLY_ROW, TABLE
-from dlx.tensor import ArrayInfo, type_name
+from dlx.obstacles import READ_ONLY_ROW, REPACKED, TABLE
+from dlx.tensor import ArrayInfo, contiguous, type_name
 
 __all__ = ["Leaf", "Plan", "Request", "Step", "adapter_failed", "begin", "refuse", "settle"]
 
@@ -38,7 +38,7 @@ class Step:
     Attributes
     ----------
     do
-        ``"detach"``, ``"resolve"``, ``"relabel"``, ``"share"``, ``"copy"`` or ``"move"``.
+        ``"detach"``, ``"resolve"``, ``"relabel"``, ``"view"``, ``"share"``, ``"copy"`` or ``"move"``.
     why
         The reason, in words.
     nbytes
@@ -126,6 +126,9 @@ class Leaf:
     view_device: Device | None = None  # relabel to this device
     view_flags: int | None = None  # replace the flags by these
     copy_order: bool | None = None  # copy; True keeps the order of dimensions
+    repack: bool = False  # the copy packs or unpacks elements of less than a byte
+    carried: DType | None = None  # hand over under this name, and view again
+    give_address: bool = False  # there is no element, and the consumer wants an address
     plan: Plan | None = None
 
     def finish(self, outcome: str, device: Device | None, error: DlxError | None = None) -> None:
@@ -168,9 +171,10 @@ def begin(obj: Any, source: Adapter, request: Request) -> Leaf:
     """
     leaf = Leaf(obj, source, request, None)
     try:
-        if source is request.target or not source.describes_by_export:
+        inside = request.target.holds(obj, source)
+        if inside or not source.describes_by_export:
             leaf.info = source.info(obj)
-        if source is request.target and _stays(leaf):
+        if inside and _stays(leaf):
             return leaf
         for hindrance in source.examine(obj):
             error = _accept(leaf, hindrance)
@@ -208,12 +212,13 @@ def _accept(leaf: Leaf, hindrance: Hindrance) -> DlxError | None:
     request = leaf.request
     if hindrance.cure is None or (hindrance.option and not getattr(request, hindrance.option)):
         return leaf.error(hindrance.error, hindrance.because, hindrance.fix)
-    if hindrance.copies and request.copy is False:
+    empty = leaf.info is not None and leaf.info.shape is not None and 0 in leaf.info.shape
+    if hindrance.copies and request.copy is False and not empty:
         return leaf.error(CopyRequiredError, hindrance.because, "Drop copy=False.")
     nbytes = leaf.info.nbytes if hindrance.copies and leaf.info else 0
     leaf.steps.append(Step(hindrance.option or "resolve", hindrance.because, nbytes))
     leaf.cures.append(hindrance.lift)
-    leaf.fresh = leaf.fresh or hindrance.copies
+    leaf.fresh = leaf.fresh or (hindrance.copies and not (empty and request.copy is False))
     return None
 
 
@@ -224,7 +229,7 @@ def _stays(leaf: Leaf) -> bool:
     """
     source, request = leaf.source, leaf.request
     for hindrance in source.examine(leaf.obj):
-        if hindrance.always:
+        if hindrance.always or (hindrance.no_copy and request.copy):
             leaf.finish("refused", None, leaf.error(hindrance.error, hindrance.because, hindrance.fix))
             return True
     device = leaf.info.device if leaf.info else None
@@ -282,7 +287,25 @@ def settle(leaf: Leaf, tensor: Tensor) -> None:
             leaf.finish("refused", None, error)
             return
     copied = leaf.fresh or leaf.made_by_producer or leaf.copy_order is not None
+    if 0 in tensor.shape and leaf.request.copy is False:
+        copied = False  # nothing there to be copied
+    target = leaf.request.target
+    _carry(leaf, tensor)
+    if not copied and not tensor.readonly and target.constant_over(tensor):
+        why = f"{target.name} {target.noun}s are constant: do not write to the source while the result lives"
+        leaf.steps.append(Step("share", why))
     leaf.finish("copied" if copied else "shared", HOST if leaf.copy_order is not None else _device_of(leaf, tensor))
+
+
+def _carry(leaf: Leaf, tensor: Tensor) -> None:
+    """Note the name under which the consumer takes a dtype, if it is not its own."""
+    target = leaf.request.target
+    name = target.carried.get(tensor.dtype.name)
+    if name is not None:
+        leaf.carried = DType(name)
+        leaf.steps.append(
+            Step("view", f"{target.name} takes {tensor.dtype} as {name}, which is viewed as {tensor.dtype} again")
+        )
 
 
 def _freshness(leaf: Leaf, tensor: Tensor) -> DlxError | None:
@@ -325,6 +348,7 @@ def _obstacles(leaf: Leaf, tensor: Tensor) -> DlxError | None:
     found = target.check(tensor)
     if leaf.view_device is not None:
         found &= ~lib.DLX_OBSTACLE_DEVICE
+    leaf.give_address = bool(found & lib.DLX_OBSTACLE_NULL)
     rows = [row for row in TABLE if found & row.bit]
     for row in rows:
         if not row.copy_cures:
@@ -336,9 +360,10 @@ def _obstacles(leaf: Leaf, tensor: Tensor) -> DlxError | None:
             return error
         if share:
             return None
-    if layout and request.copy is False:
+    if layout and request.copy is False and 0 not in tensor.shape:
         return leaf.error(layout[0].error, layout[0].sentence(tensor, target), layout[0].fix)
     if rows:
+        leaf.repack = bool(found & REPACKED)
         return _copy(leaf, tensor, "; ".join(row.sentence(tensor, target) for row in rows))
     return None
 
@@ -366,7 +391,10 @@ def _copy(leaf: Leaf, tensor: Tensor, why: str) -> DlxError | None:
         reason = f"it is on {tensor.device}, and this version of dlx copies host memory only"
         return leaf.error(DeviceError, reason, "Copy it in its own framework first.")
     packed = tensor.dtype.bits * tensor.dtype.lanes % 8 and not tensor.flags & SUBBYTE_PADDED
-    if packed and leaf.info is not None and not leaf.info.contiguous():
+    if leaf.repack and (tensor.dtype.bits >= 8 or tensor.dtype.lanes != 1):
+        reason = f"dlx does not pack or unpack {tensor.dtype}"
+        return leaf.error(LayoutError, reason, "Convert to 'dlx', which holds both.")
+    if packed and not contiguous(tensor.shape, tensor.strides):
         reason = f"its {tensor.dtype} elements are packed below one byte and not contiguous"
         return leaf.error(LayoutError, reason, "Make it contiguous in its own framework first.")
     capabilities = leaf.request.target.capabilities

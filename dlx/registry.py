@@ -21,9 +21,17 @@ from dlx import hookspecs, native, strangers
 from dlx.adapter import API, Adapter, look_up
 from dlx.errors import AdapterNotFoundError, FrameworkNotInstalledError, PluginError
 
-__all__ = ["BUILT_IN", "Plugin", "Registry", "registry"]
+__all__ = ["BUILT_IN", "Plugin", "Registry", "adapters", "registry"]
 
-BUILT_IN = {"numpy": "dlx_numpy", "torch": "dlx_torch", "pytorch": "dlx_torch"}
+BUILT_IN = {
+    "numpy": "dlx_numpy",
+    "torch": "dlx_torch",
+    "pytorch": "dlx_torch",
+    "jax": "dlx_jax",
+    "jaxlib": "dlx_jax",
+    "tvm_ffi": "dlx_tvm_ffi",
+    "pyarrow": "dlx_pyarrow",
+}
 """Root package, or another name for it -> module of ours."""
 
 
@@ -210,6 +218,8 @@ class Registry:
             return self._named(to.__name__.partition(".")[0], f"module {to.__name__}")
         if isinstance(to, type):
             adapter = self._find(to)
+            if adapter is not None:
+                adapter = adapter.narrowed(to).current()
             if adapter is not None and _can_be_target(adapter) and to in adapter.classes():
                 return adapter
             fix = f"Say to={adapter.package.partition('.')[0]!r}." if adapter is not None else self._known()
@@ -228,8 +238,9 @@ class Registry:
             raise _broken(plugin)
         for adapter in sorted(plugin.adapters, key=lambda adapter: adapter.name != name):
             _import(adapter)
-            if _can_be_target(adapter, plugin):
-                return adapter
+            target = adapter.current()
+            if _can_be_target(target, plugin):
+                return target
         raise AdapterNotFoundError(f"{name!r} can be read but is no target", target=name, fix=self._known())
 
     def _known(self) -> str:
@@ -251,9 +262,8 @@ def _broken(plugin: Plugin) -> PluginError:
 
 
 def _can_be_target(adapter: Adapter, plugin: Plugin | None = None) -> bool:
-    """Return whether an adapter takes arrays; what it states is asked anew where it may change."""
+    """Return whether an adapter takes arrays."""
     try:
-        adapter.refresh()
         if adapter.capabilities is None:
             return False
         adapter.capabilities_address()
@@ -304,3 +314,23 @@ def _failed(adapter: Adapter, error: Exception) -> FrameworkNotInstalledError:
 
 registry = Registry()
 """The registry of this process."""
+
+
+def adapters() -> dict[str, Adapter]:
+    """Return every adapter that is found, by name: dlx's own first, then those of plugins. No framework is imported.
+
+    What an adapter says of its framework (`Adapter.dtype_to`, `Adapter.dtype_from`, `Adapter.capabilities`,
+    `Adapter.lowered`) needs the framework imported. A plugin that cannot be loaded is left out.
+
+    Examples
+    --------
+    >>> import dlx, numpy
+    >>> dlx.adapters()["numpy"].dtype_to(dlx.DType("float32"))
+    dtype('float32')
+    """
+    for root in registry.plugins():
+        registry.load(root)
+    found: dict[str, Adapter] = {}
+    for adapter in registry.adapters():
+        found.setdefault(adapter.name, adapter)
+    return found

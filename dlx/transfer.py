@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dlx import native
-from dlx.abi import READ_ONLY
+from dlx.abi import READ_ONLY, SUBBYTE_PADDED
 from dlx.errors import ConversionError, DlxError
 from dlx.native import Tensor
 from dlx.planning import Leaf, adapter_failed, refuse, settle
@@ -113,8 +113,10 @@ def _sketch_of_copy(leaf: Leaf) -> Tensor | None:
     info = leaf.info
     if info is None or info.shape is None or info.dtype is None or info.device is None:
         return None  # only a conversion could tell
-    address = native.lib.DLX_ALIGNMENT  # any aligned address will do: nobody reads it
-    return native.tensor_new(address, info.shape, None, info.dtype, info.device, 0, None)
+    address = leaf.source.fresh_alignment  # nobody reads it
+    stated = leaf.source.capabilities
+    flags = SUBBYTE_PADDED if stated is not None and stated.subbyte == "padded" and info.dtype.bits < 8 else 0
+    return native.tensor_new(address, info.shape, None, info.dtype, info.device, flags, None)
 
 
 def _hand_over(leaf: Leaf, tensor: Tensor) -> Any:
@@ -127,9 +129,18 @@ def _hand_over(leaf: Leaf, tensor: Tensor) -> Any:
         if leaf.view_device is not None or leaf.view_flags is not None:
             ready = native.tensor_view(ready, None, leaf.view_device, leaf.view_flags, None)
         if leaf.copy_order is not None:
-            ready = native.tensor_copy(ready, leaf.copy_order)
+            ready = native.tensor_repack(ready) if leaf.repack else native.tensor_copy(ready, leaf.copy_order)
+        if leaf.give_address:
+            nowhere = native.lib.DLX_ALIGNMENT  # aligned, and nobody reads it
+            ready = native.tensor_new(
+                nowhere, ready.shape, ready.strides, ready.dtype, ready.device, ready.flags, ready
+            )
+        if leaf.carried is not None:
+            dtype = ready.dtype
+            ready = native.tensor_view(ready, leaf.carried, None, ready.flags & ~SUBBYTE_PADDED, None)
+            return target.reviewed(target.load(ready), dtype)
         return target.load(ready)
-    except Exception as error:
+    except BaseException as error:
         if owned is not None:
             # Whatever shares the memory must let go of it first: our view of it, frames of the consumer.
             ready = None
@@ -139,7 +150,7 @@ def _hand_over(leaf: Leaf, tensor: Tensor) -> Any:
         if isinstance(error, DlxError):
             leaf.complete(error)
             raise
-        if isinstance(error, MemoryError):
+        if isinstance(error, MemoryError) or not isinstance(error, Exception):
             raise
         if owned is None:
             raise leaf.complete(adapter_failed(leaf, error)) from error

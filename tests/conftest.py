@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from dlx import native
+from dlx.adapter import Defect
 
 ROOT = Path(__file__).resolve().parent.parent
 HOST = 1
@@ -32,9 +33,13 @@ def no_leaks():
 
 
 @pytest.fixture
-def np():
-    """numpy, or a skip."""
-    return pytest.importorskip("numpy")
+def np(request):
+    """numpy, or a skip; ``@pytest.mark.numpy("2.1")`` skips where an older one is installed."""
+    numpy = pytest.importorskip("numpy")
+    mark = request.node.get_closest_marker("numpy")
+    if mark is not None and Defect("", "", before=mark.args[0]).affects(numpy.__version__):
+        pytest.skip(f"this is about numpy itself from {mark.args[0]} on, found {numpy.__version__}")
+    return numpy
 
 
 @pytest.fixture
