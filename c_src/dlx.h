@@ -27,7 +27,13 @@ enum {
   DLX_E_CONSUMED = -13, /* a capsule that was used before */
   DLX_E_READONLY = -14, /* read-only memory through a door that cannot say so */
   DLX_E_STREAM = -15,   /* a stream where there is none */
-  DLX_E_COPY = -16      /* asked for sharing, only a copy is possible */
+  DLX_E_COPY = -16,     /* asked for sharing, only a copy is possible */
+  /* of the CUDA driver; dlx_cuda_message says more */
+  DLX_E_NO_DRIVER = -17, /* not to be had, or no device behind it */
+  DLX_E_FORKED = -18,    /* initialised before a fork, unusable after it */
+  DLX_E_DRIVER = -19,    /* a call of it failed */
+  DLX_E_CAPTURE = -20,   /* would break a graph capture */
+  DLX_E_SCATTERED = -21  /* a strided copy that takes too many steps */
 };
 
 enum { DLX_MAX_NDIM = 128, DLX_ALIGNMENT = 256 /* bytes, of memory that dlx allocates */ };

@@ -217,6 +217,16 @@ const char* dlx_status_text(int status) {
       return "host memory has no stream";
     case DLX_E_COPY:
       return "it cannot be had without a copy";
+    case DLX_E_NO_DRIVER:
+    case DLX_E_FORKED:
+    case DLX_E_DRIVER:
+      return "the CUDA driver cannot be used";
+    case DLX_E_CAPTURE:
+      return "one of the two streams is capturing a graph, and a dependency between them would "
+             "break "
+             "the capture";
+    case DLX_E_SCATTERED:
+      return "its elements are too scattered for the copies of the CUDA driver";
     default:
       return "unknown status";
   }

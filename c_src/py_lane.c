@@ -145,6 +145,7 @@ static DLManagedTensorVersioned* lend(py_route* r, PyObject* obj) {
     DLManagedTensorVersioned* base = ((TensorObject*)obj)->managed;
     if (base == NULL || base->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY) return NULL;
     const DLTensor* own = &base->dl_tensor;
+    if (py_cuda_is_ours(own->device)) return NULL; /* streams are Python's to look at */
     if (!(base->flags == 0 && is_plain(r, own)) && !is_accepted(r, own, base->flags)) return NULL;
     return dlx_managed_lend(base, own->device, base->flags, &made) == DLX_OK ? made : NULL;
   }

@@ -103,16 +103,19 @@ static PyObject* tensor_view(PyObject* module, PyObject* args) {
   if (item != dlx_itemsize(base->dl_tensor.dtype, base->flags) ||
       (item == 0 && packed_bits != base->dl_tensor.dtype.bits * base->dl_tensor.dtype.lanes))
     return py_raise(DLX_E_MISMATCH, "a view of another element size");
+  int status;
   if (owner == Py_None) {
-    int status = dlx_managed_share(base, &like, flags, &made);
-    return status == DLX_OK ? py_tensor_wrap(made) : py_raise(status, NULL);
+    status = dlx_managed_share(base, &like, flags, &made);
+  } else {
+    PyObject* both = PyTuple_Pack(2, tensor, owner);
+    if (both == NULL) return NULL;
+    status = dlx_managed_new(&like, flags, both, py_release_object, &made);
+    if (status != DLX_OK) Py_DECREF(both);
   }
-  PyObject* both = PyTuple_Pack(2, tensor, owner);
-  if (both == NULL) return NULL;
-  int status = dlx_managed_new(&like, flags, both, py_release_object, &made);
-  if (status == DLX_OK) return py_tensor_wrap(made);
-  Py_DECREF(both);
-  return py_raise(status, NULL);
+  if (status != DLX_OK) return py_raise(status, NULL);
+  PyObject* view = py_tensor_wrap(made);
+  if (view) py_tensor_follow((TensorObject*)view, (TensorObject*)tensor);
+  return view;
 }
 
 DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, int keep_order) {

@@ -30,6 +30,11 @@ _CLASSES: dict[str, type[BaseException]] = {
     "DLX_E_READONLY": errors.ReadOnlyError,
     "DLX_E_STREAM": errors.StreamError,
     "DLX_E_COPY": errors.CopyRequiredError,
+    "DLX_E_NO_DRIVER": errors.DeviceError,
+    "DLX_E_FORKED": errors.DeviceError,
+    "DLX_E_DRIVER": errors.DeviceError,
+    "DLX_E_CAPTURE": errors.StreamError,
+    "DLX_E_SCATTERED": errors.LayoutError,
 }
 
 if lib.dlx_bind(id(sys.modules[__name__])) != 0:
