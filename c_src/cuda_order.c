@@ -214,6 +214,7 @@ void dlx_ready_drop(dlx_ready* ready) {
  * to live can be told to be the same one. */
 static int is_same_stream(const dlx_ready* ready, int32_t device_id, uint64_t stream) {
   if (ready->device != device_id || ready->stream != stream) return 0;
+  if (stream == DLX_STREAM_PER_THREAD) return 0;
   return ready->keep || stream == DLX_STREAM_LEGACY || is_own(device_id, stream);
 }
 
@@ -267,6 +268,8 @@ static atomic_int_least64_t n_waiting;
 
 int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release release, void* keep,
                 dlx_release release_keep, void** out) {
+  int status = dlx_cuda_load(); /* not at release, where nobody could be told */
+  if (status != DLX_OK) return status;
   use* self = malloc(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
   int may_die = keep == NULL && !is_own(device_id, stream);

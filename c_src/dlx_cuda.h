@@ -92,7 +92,7 @@ int dlx_ready_synchronize(dlx_ready* ready);
  * the stream alive; where it is NULL and the stream is none of the numbered ones, the stream may be
  * gone by then, so the legacy stream stands in for it.
  * Owns: on success `out` owns both; on failure nothing is taken. GIL: not needed. Errors:
- * DLX_E_MEMORY. */
+ * DLX_E_MEMORY, as dlx_cuda_load. */
 int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release release, void* keep,
                 dlx_release release_keep, void** out);
 

@@ -96,7 +96,8 @@ DLManagedTensorVersioned* py_cuda_give(TensorObject* tensor, DLManagedTensorVers
       goto failed;
     }
   }
-  if (!dlx_cuda_loaded()) return made; /* nothing of it was ever ordered here */
+  if (dlx_cuda_load() != DLX_OK)
+    return made; /* memory of a raw door, which nobody here can order */
   return put_behind(made, device.device_id, stream, find_keeper(device.device_id, stream));
 failed:
   dlx_managed_release(made);
@@ -195,6 +196,27 @@ PyDoc_STRVAR(set_stream_keeper_doc,
 static PyObject* set_stream_keeper(PyObject* module, PyObject* function) {
   Py_XSETREF(keeper, Py_NewRef(function));
   Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(ready_new_doc,
+             "ready_new(device_id, stream, keep)\n--\n\n"
+             "Return the address of a dlx_ready for what is on a stream now; the caller owes it "
+             "dlx_ready_drop.\n"
+             "`keep` keeps the stream alive, None where nothing does. The GIL is released.");
+
+static PyObject* ready_new(PyObject* module, PyObject* args) {
+  PyObject* keep;
+  int device_id, status;
+  unsigned long long stream;
+  dlx_ready* ready = NULL;
+  if (!PyArg_ParseTuple(args, "iKO:ready_new", &device_id, &stream, &keep)) return NULL;
+  PyObject* kept = keep == Py_None ? NULL : Py_NewRef(keep);
+  Py_BEGIN_ALLOW_THREADS
+    status = dlx_ready_new(device_id, stream, kept, py_release_object, &ready);
+  Py_END_ALLOW_THREADS
+  if (status == DLX_OK) return PyLong_FromVoidPtr(ready);
+  Py_XDECREF(kept);
+  return py_raise(status, NULL);
 }
 
 PyDoc_STRVAR(tensor_when_doc,
@@ -304,6 +326,7 @@ static PyObject* tensor_transfer(PyObject* module, PyObject* args) {
 
 PyMethodDef py_cuda_functions[] = {
     {"set_stream_keeper", set_stream_keeper, METH_O, set_stream_keeper_doc},
+    {"ready_new", ready_new, METH_VARARGS, ready_new_doc},
     {"tensor_when", (PyCFunction)(void (*)(void))tensor_when, METH_FASTCALL, tensor_when_doc},
     {"tensor_readiness", tensor_readiness, METH_O, tensor_readiness_doc},
     {"tensor_behind", tensor_behind, METH_VARARGS, tensor_behind_doc},

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dlx import adapter, ctypes, errors
     from dlx.abi import Device, DType
     from dlx.conversion import convert, describe, plan
+    from dlx.cuda import devices, release_pending
     from dlx.doors import borrow, empty, from_dlpack, from_managed, from_pointer, to_capsule
     from dlx.headers import cffi_builder, get_include
     from dlx.hookspecs import hookimpl
@@ -40,6 +41,8 @@ __all__ = [
     "from_pointer",
     "from_managed",
     "borrow",
+    "devices",
+    "release_pending",
     "ffi",
     "cffi_builder",
     "get_include",
@@ -66,6 +69,8 @@ _HOMES = {
     "from_pointer": "doors",
     "from_managed": "doors",
     "borrow": "doors",
+    "devices": "cuda",
+    "release_pending": "cuda",
     "ffi": "native",
     "cffi_builder": "headers",
     "get_include": "headers",

@@ -135,14 +135,8 @@ def order(before: Stream, after: Stream) -> None:
 
 def ready(stream: Stream) -> Ready:
     """Return the point that a stream has come to."""
-    made = ffi.new("dlx_ready **")
-    keep = stream.keep
-    held, release = (ffi.NULL, ffi.NULL) if keep is None else native.hold(keep)
-    status = lib.dlx_ready_new(stream.device.id, stream.handle, held, release, made)
-    if status != lib.DLX_OK and keep is not None:
-        lib.dlx_release_object(held)
-    check(status)
-    return ffi.gc(made[0], lib.dlx_ready_drop)
+    address = native.ready_new(stream.device.id, stream.handle, stream.keep)
+    return ffi.gc(ffi.cast("dlx_ready *", address), lib.dlx_ready_drop)
 
 
 def wait(point: Ready, stream: Stream) -> None:

@@ -16,7 +16,7 @@ LAYERS = [
     ["errors"],
     ["headers", "ctypes"],
     ["native"],
-    ["abi", "tensor"],
+    ["abi", "tensor", "stream", "cuda"],
     ["protocol"],
     ["facts", "adapter", "hookspecs"],
     ["strangers", "registry"],
