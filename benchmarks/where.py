@@ -5,7 +5,6 @@ This is for measuring only. A lane without its guards gives wrong values or dang
 
 import contextlib
 
-import dlx
 from benchmarks.measure import round_robin
 from dlx import native
 from dlx.registry import registry
