@@ -126,6 +126,7 @@ DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor) {
 
 int py_cuda_lend(TensorObject* tensor) {
   if (tensor->is_lent) return 0; /* what comes later on our stream is behind it anyway */
+  if (tensor->ready == NULL && dlx_cuda_load() != DLX_OK) return 0; /* nobody here can order it */
   uint64_t stream;
   dlx_ready* later;
   DLManagedTensorVersioned *before = tensor->managed, *share = NULL;
@@ -162,6 +163,7 @@ int py_cuda_lend(TensorObject* tensor) {
 }
 
 int py_cuda_ready_here(TensorObject* tensor, int32_t device_id) {
+  if (dlx_cuda_load() != DLX_OK) return 0; /* nor can anything be on our stream */
   uint64_t stream;
   dlx_ready* ready;
   int status = dlx_cuda_work_stream(device_id, &stream);

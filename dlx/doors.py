@@ -51,19 +51,20 @@ def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu") -> Tensor
     dtype
         A name such as ``"float32"``, a triple ``(code, bits, lanes)``, or a `dlx.DType`.
     device
-        In this version the host only, ``"cpu"``.
+        ``"cpu"``, or a CUDA device such as ``"cuda:1"``.
 
     Returns
     -------
     Tensor
-        Its memory is aligned to 256 bytes; there is none where there is no element.
+        Its memory is aligned to 256 bytes; there is none where there is no element. Device memory comes from the
+        driver's stream-ordered allocator where the device has one; consumers wait for it by themselves.
 
     Raises
     ------
     TypeError, ValueError
         If the shape is none.
     DTypeError, DeviceError, LayoutError
-        If there is no such dtype or device, or the size does not fit 63 bits.
+        If there is no such dtype or device, or the size does not fit 63 bits, or the driver cannot give it.
     MemoryError
         If there is not enough memory.
 
@@ -79,10 +80,15 @@ def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu") -> Tensor
     """
     extents = extents_of(shape)
     kind, place = DType(dtype), Device(device)
-    if place != Device("cpu"):
-        raise DeviceError(f"this version of dlx allocates host memory only, asked for {place}", fix="Leave device out.")
+    on_device = place.type == lib.kDLCUDA
+    if not on_device and place != Device("cpu"):
+        raise DeviceError(
+            f"dlx allocates on the host and on CUDA devices, asked for {place}", fix="Say 'cpu' or 'cuda:0'."
+        )
     # The checks of every number are those of tensor_new; nobody reads the memory of this one.
     like = native.tensor_new(lib.DLX_ALIGNMENT, extents, None, kind, place, 0, None)
+    if on_device:
+        return native.tensor_on_device(like, False, place.id)
     return native.tensor_empty(native.tensor_address(like))
 
 
