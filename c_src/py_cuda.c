@@ -104,24 +104,32 @@ failed:
   return NULL;
 }
 
-DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor) {
-  DLManagedTensorVersioned *from = tensor->managed, *held, *fresh = NULL;
+/* A copy on the host, made on dlx's own stream, which waits for nobody here. Owns: the caller owns
+ * the result. Errors: NULL with an exception. */
+static DLManagedTensorVersioned* fetch(DLManagedTensorVersioned* from, uint64_t stream,
+                                       int keep_order) {
+  DLManagedTensorVersioned *held, *fresh = NULL;
   const DLTensor* t = &from->dl_tensor;
-  uint64_t stream, flags = from->flags & ~(uint64_t)(DLPACK_FLAG_BITMASK_READ_ONLY |
-                                                     DLPACK_FLAG_BITMASK_IS_COPIED);
-  int32_t device_id = t->device.device_id;
-  int status = dlx_cuda_work_stream(device_id, &stream);
-  if (status != DLX_OK) return (DLManagedTensorVersioned*)py_raise(status, NULL);
-  if (wait_ready(tensor, device_id, stream) < 0) return NULL;
-  status = dlx_managed_share(from, t, from->flags, &held);
+  uint64_t flags =
+      from->flags & ~(uint64_t)(DLPACK_FLAG_BITMASK_READ_ONLY | DLPACK_FLAG_BITMASK_IS_COPIED);
+  int status = dlx_managed_share(from, t, from->flags, &held);
   if (status != DLX_OK) return (DLManagedTensorVersioned*)py_raise(status, NULL);
   Py_BEGIN_ALLOW_THREADS
-    status = dlx_managed_empty(t, flags, 1, &fresh);
+    status = dlx_managed_empty(t, flags, keep_order, &fresh);
     if (status == DLX_OK) status = dlx_cuda_transfer(t, &fresh->dl_tensor, flags, stream, 1);
   Py_END_ALLOW_THREADS
   if (status != DLX_OK && fresh) dlx_managed_release(fresh);
   dlx_managed_release(held);
   return status == DLX_OK ? fresh : (DLManagedTensorVersioned*)py_raise(status, NULL);
+}
+
+DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor) {
+  uint64_t stream;
+  int32_t device_id = tensor->managed->dl_tensor.device.device_id;
+  int status = dlx_cuda_work_stream(device_id, &stream);
+  if (status != DLX_OK) return (DLManagedTensorVersioned*)py_raise(status, NULL);
+  if (wait_ready(tensor, device_id, stream) < 0) return NULL;
+  return fetch(tensor->managed, stream, 1);
 }
 
 int py_cuda_lend(TensorObject* tensor) {
@@ -295,6 +303,25 @@ static PyObject* tensor_on_device(PyObject* module, PyObject* args) {
   return tensor;
 }
 
+PyDoc_STRVAR(tensor_fetch_doc,
+             "tensor_fetch(tensor, keep_order)\n--\n\n"
+             "Make a dlx.Tensor over fresh host memory with the elements of one in device memory, "
+             "copied on dlx's\n"
+             "own stream, which must have been made to wait for them. The GIL is released.");
+
+static PyObject* tensor_fetch(PyObject* module, PyObject* args) {
+  PyObject* tensor;
+  uint64_t stream;
+  int keep_order;
+  if (!PyArg_ParseTuple(args, "Op:tensor_fetch", &tensor, &keep_order)) return NULL;
+  DLManagedTensorVersioned* from = py_tensor_managed(tensor);
+  if (from == NULL) return NULL;
+  int status = dlx_cuda_work_stream(from->dl_tensor.device.device_id, &stream);
+  if (status != DLX_OK) return py_raise(status, NULL);
+  DLManagedTensorVersioned* fresh = fetch(from, stream, keep_order);
+  return fresh ? py_tensor_wrap(fresh) : NULL;
+}
+
 PyDoc_STRVAR(tensor_transfer_doc,
              "tensor_transfer(source, target, stream, wait)\n--\n\n"
              "Copy every element on a stream of the target's device, or of the source's where the "
@@ -333,6 +360,7 @@ PyMethodDef py_cuda_functions[] = {
     {"tensor_readiness", tensor_readiness, METH_O, tensor_readiness_doc},
     {"tensor_behind", tensor_behind, METH_VARARGS, tensor_behind_doc},
     {"tensor_on_device", tensor_on_device, METH_VARARGS, tensor_on_device_doc},
+    {"tensor_fetch", tensor_fetch, METH_VARARGS, tensor_fetch_doc},
     {"tensor_transfer", tensor_transfer, METH_VARARGS, tensor_transfer_doc},
     {NULL, NULL, 0, NULL},
 };

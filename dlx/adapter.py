@@ -12,15 +12,17 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from dlx import native, protocol
+from dlx import cuda, native, protocol
 from dlx.abi import IS_COPIED, READ_ONLY, Device, DType, host_readable
 from dlx.errors import DeviceError, DTypeError
 from dlx.facts import Capabilities, Container, Defect, Guard, Hindrance, Layout
 from dlx.native import Tensor, ffi
+from dlx.stream import Stream
 from dlx.tensor import ArrayInfo, type_name
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "Guard",
     "Hindrance",
     "Layout",
+    "Stream",
     "Tensor",
     "at_rest",
     "keeping",
@@ -89,6 +92,8 @@ class Adapter:
         Whether an array that is in the target framework already may come back without being examined.
     is_own
         Whether its arrays are `dlx.Tensor`; for dlx itself.
+    takes_stream
+        Whether `export` is told the consumer's stream for device memory.
     owner
         For the lane: method of an array that gives the object which keeps its memory alive. Empty: the array does.
     owner_type
@@ -124,6 +129,7 @@ class Adapter:
     constant: bool = True
     identity: bool = True
     is_own: bool = False
+    takes_stream: bool = True
     owner: str = ""
     owner_type: str = ""
     owner_bounds: tuple[str, ...] = ()
@@ -255,9 +261,17 @@ class Adapter:
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         """Return a tensor over one array's memory that keeps the memory alive. Asked once per conversion.
 
-        The default speaks the DLPack protocol. `stream` is the consumer's, None on the host.
+        The default speaks the DLPack protocol. `stream` is the consumer's, None on the host; -1 where nothing is to be
+        ordered, since dlx does that (see `work_stream`).
         """
         return protocol.export(obj, stream=stream)
+
+    def ready_on(self, obj: Any, tensor: Tensor, asked: Stream | None) -> Stream | None:
+        """Return the stream on which an exported array is ready; None: it is ready.
+
+        The default is `asked`, the stream that `export` was told: its producer made it wait.
+        """
+        return asked
 
     def take(self, obj: Any, tensor: Tensor, *, shared: bool) -> Tensor:
         """Pass the point of no return: from here on `obj` may be used up. The default does nothing.
@@ -268,6 +282,35 @@ class Adapter:
 
     def give_back(self, obj: Any, tensor: Tensor) -> None:
         """Undo `take` after a consumer failed. The default does nothing."""
+
+    # ---- devices and streams --------------------------------------------------------------------------------------
+
+    def home(self) -> Device:
+        """Return where an array goes that the framework cannot hold where it is: the host, unless it knows only others."""
+        return Device("cpu")
+
+    def current_device(self, device_type: int) -> int:
+        """Return the id of the framework's current device of a type: what ``device="cuda"`` means."""
+        return 0
+
+    def on_device(self, device: Device) -> AbstractContextManager[Any]:
+        """Make a device current, for the driver and for the framework, as long as the context is entered."""
+        return cuda.at(device)
+
+    def work_stream(self, device: Device) -> Any:
+        """Return the stream on which the framework works on a device just now: a handle, or an object that has one.
+
+        None, the default: each array has its own, or nobody can tell. It is asked once per device of a call, never for
+        host memory; as a producer and as a consumer.
+        """
+        return None
+
+    def on_stream(self, stream: Stream) -> AbstractContextManager[Any] | None:
+        """Return a context in which the framework works on a stream of another; what was before comes back after it.
+
+        None, the default: its current stream cannot be set.
+        """
+        return None
 
     # ---- inside the framework -------------------------------------------------------------------------------------
 

@@ -207,6 +207,8 @@ def _request(
     else:
         target, place = _as(like)
         wanted = wanted or place
+    if isinstance(device, str) and ":" not in device and wanted is not None:
+        wanted = Device(wanted.type, target.current_device(wanted.type))
     return Request(target, wanted, copy, readonly, bool(detach), stream)
 
 

@@ -7,12 +7,13 @@ from operator import index
 from types import TracebackType
 from typing import Any
 
-from dlx import native
+from dlx import cuda, native
 from dlx.abi import Device, DType
 from dlx.conversion import convert, describe
 from dlx.errors import CopyRequiredError, DeviceError, DlxError, ReadOnlyError
 from dlx.incoming import dltensor, extents_of, from_managed, from_pointer
 from dlx.native import Tensor, ffi, lib
+from dlx.stream import Stream
 
 __all__ = ["borrow", "empty", "from_dlpack", "from_managed", "from_pointer", "to_capsule"]
 
@@ -147,7 +148,8 @@ class borrow:  # noqa: N801
         Promise that the C code only reads: read-only memory is lent too, and what can be lent only as a copy
         (pending conj and neg bits) is copied. Without it memory is always shared.
     stream
-        As in `dlx.convert`; host memory has none.
+        The stream that the C code works on, as in `dlx.convert`. None: the legacy stream of a CUDA device; host memory
+        has none.
 
     Returns
     -------
@@ -198,6 +200,8 @@ class borrow:  # noqa: N801
             except CopyRequiredError as error:
                 error.fix = "Pass readonly=True to have a copy read, or give a copy of your own to be written to."
                 raise
+        if stream is None and cuda.is_cuda(tensor.device):
+            _for_legacy(tensor)
         lent = ffi.new("DLTensor *")
         lent[0] = dltensor(tensor)[0]
         numbers = ffi.new("int64_t[]", tensor.shape), ffi.new("int64_t[]", tensor.strides)
@@ -211,6 +215,13 @@ class borrow:  # noqa: N801
         held, self._held = self._held, None
         if held is not None:
             ffi.buffer(held[1])[:] = bytes(ffi.sizeof("DLTensor"))
+
+
+def _for_legacy(tensor: Tensor) -> None:
+    """Make the stream wait that C code works on which names none."""
+    ready = cuda.readiness(tensor)
+    if ready is not None:
+        cuda.wait(ready, Stream(Device(lib.kDLCUDA, tensor.device.id), lib.DLX_STREAM_LEGACY))
 
 
 def _tensor(obj: Any, **options: Any) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 
 from dlx.abi import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, Device, host_readable, same_device
 from dlx.adapter import Adapter, Hindrance, Layout
+from dlx.crossing import Crossing, Moment
 from dlx.errors import (
     ConversionError,
     CopyRequiredError,
@@ -22,8 +23,11 @@ from dlx.errors import (
     ReadOnlyError,
     StreamError,
 )
+from dlx.cuda import is_cuda, require
 from dlx.native import Tensor, lib
 from dlx.obstacles import READ_ONLY_ROW, TABLE
+from dlx.protocol import device_of
+from dlx.stream import is_unordered
 from dlx.tensor import ArrayInfo, type_name
 
 __all__ = ["Leaf", "Plan", "Request", "Step", "adapter_failed", "begin", "refuse", "settle"]
@@ -109,6 +113,10 @@ class Request:
     detach: bool = False
     stream: Any = None
     path: str = ""
+    crossing: Crossing = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "crossing", Crossing(self.target, self.stream, self.device))
 
 
 @dataclass(slots=True)
@@ -126,6 +134,9 @@ class Leaf:
     view_device: Device | None = None  # relabel to this device
     view_flags: int | None = None  # replace the flags by these
     copy_order: bool | None = None  # copy; True keeps the order of dimensions
+    copy_device: Device = HOST  # to here
+    device: Device | None = None  # where it says that it is, before it is exported
+    moment: Moment = None  # when an exported tensor is ready
     plan: Plan | None = None
 
     def finish(self, outcome: str, device: Device | None, error: DlxError | None = None) -> None:
@@ -177,6 +188,9 @@ def begin(obj: Any, source: Adapter, request: Request) -> Leaf:
             if error is not None:
                 leaf.finish("refused", None, error)
                 return leaf
+        if source.takes_stream:
+            leaf.device = leaf.info.device if leaf.info is not None else device_of(obj)
+            request.crossing.reach(source, leaf.device)
     except DlxError as error:
         refuse(leaf, error)
     except Exception as error:
@@ -282,7 +296,15 @@ def settle(leaf: Leaf, tensor: Tensor) -> None:
             leaf.finish("refused", None, error)
             return
     copied = leaf.fresh or leaf.made_by_producer or leaf.copy_order is not None
-    leaf.finish("copied" if copied else "shared", HOST if leaf.copy_order is not None else _device_of(leaf, tensor))
+    place = leaf.copy_device if leaf.copy_order is not None else _device_of(leaf, tensor)
+    error = _driver(leaf, tensor, place)
+    if error is not None:
+        leaf.finish("refused", None, error)
+        return
+    order = leaf.request.crossing.explained(leaf.source, tensor, place)
+    if order:
+        leaf.steps.insert(0, Step("order", order))
+    leaf.finish("copied" if copied else "shared", place)
 
 
 def _freshness(leaf: Leaf, tensor: Tensor) -> DlxError | None:
@@ -297,6 +319,47 @@ def _freshness(leaf: Leaf, tensor: Tensor) -> DlxError | None:
     return None
 
 
+def _driver(leaf: Leaf, tensor: Tensor, place: Device) -> DlxError | None:
+    """Return why the driver cannot be used where it is needed: for all but a look at memory as it is."""
+    if not (is_cuda(tensor.device) or is_cuda(place)) or (leaf.copy_order is None and leaf.request.target.is_own):
+        return None
+    try:
+        require()
+    except DeviceError as error:
+        return leaf.complete(error)
+    return None
+
+
+def _nearest(leaf: Leaf, device: Device, accepted: frozenset[int]) -> Device | None:
+    """Return where memory goes that the consumer cannot hold where it is; None where nothing will do."""
+    if device.type == lib.kDLCUDAManaged and lib.kDLCUDA in accepted:
+        return Device(lib.kDLCUDA, device.id)
+    if not (host_readable(device) or is_cuda(device)):
+        return None
+    home = leaf.request.target.home()
+    return home if home.type in accepted else None
+
+
+def _move(leaf: Leaf, tensor: Tensor, wanted: Device) -> DlxError | None:
+    """Note that the array is copied to another device, or return why it cannot be."""
+    device, target = tensor.device, leaf.request.target
+    accepted = target.capabilities.device_types if target.capabilities is not None else None
+    if accepted is not None and wanted.type not in accepted:
+        reason = f"{target.name} {target.noun}s cannot be on {wanted}"
+        return leaf.error(DeviceError, reason, "Leave device out.")
+    reachable = wanted == HOST or wanted.type == lib.kDLCUDA
+    if not reachable or not (host_readable(device) or is_cuda(device)):
+        reason = f"it is on {device}, and dlx cannot move it to {wanted}"
+        return leaf.error(DeviceError, reason, "Leave device out, or move it in its own framework first.")
+    if leaf.request.copy is False:
+        return leaf.error(CopyRequiredError, f"it is on {device}, and the result is on {wanted}", "Drop copy=False.")
+    error = _copy(leaf, tensor, "")
+    if error is None:
+        leaf.copy_device = wanted
+        leaf.steps[-1] = Step("move", f"from {device} to {wanted}", tensor.nbytes)
+    return error
+
+
 def _device_of(leaf: Leaf, tensor: Tensor) -> Device:
     return leaf.view_device or tensor.device
 
@@ -306,16 +369,21 @@ def _place(leaf: Leaf, tensor: Tensor) -> DlxError | None:
     request, device = leaf.request, tensor.device
     accepted = request.target.capabilities.device_types if request.target.capabilities else None
     wanted = request.device
-    if wanted is None and accepted is not None and device.type not in accepted and host_readable(device):
-        wanted = HOST
-    if wanted is not None and not same_device(wanted, device) and host_readable(device) and wanted.type == HOST.type:
-        leaf.view_device = HOST
-        leaf.steps.append(Step("relabel", f"{device} memory is read by the host as it is"))
-    elif wanted is not None and not same_device(wanted, device):
-        # What the consumer cannot hold at all is said by the check; this is about moving.
-        reason = f"it is on {device}, and this version of dlx cannot move it to {wanted}"
-        return leaf.error(DeviceError, reason, "Leave device out, or move it in its own framework first.")
-    if request.stream not in (None, -1) and host_readable(_device_of(leaf, tensor)):
+    if wanted is None and accepted is not None and device.type not in accepted:
+        wanted = _nearest(leaf, device, accepted)
+    if wanted is not None and not same_device(wanted, device):
+        if wanted.type == HOST.type and (host_readable(device) or device.type == lib.kDLCUDAManaged):
+            leaf.view_device = HOST
+            leaf.steps.append(Step("relabel", f"{device} memory is read by the host as it is"))
+        elif (device.type, *wanted) == (lib.kDLCUDAManaged, lib.kDLCUDA, device.id):
+            leaf.view_device = wanted
+            leaf.steps.append(Step("relabel", f"{device} memory is memory of {wanted}"))
+        else:
+            error = _move(leaf, tensor, wanted)
+            if error is not None:
+                return error
+    result = leaf.copy_device if leaf.copy_order is not None else _device_of(leaf, tensor)
+    if not (request.stream is None or is_unordered(request.stream)) and host_readable(result):
         return leaf.error(StreamError, f"host memory has no stream, found stream={request.stream!r}", "Leave it out.")
     return None
 
@@ -323,7 +391,7 @@ def _place(leaf: Leaf, tensor: Tensor) -> DlxError | None:
 def _obstacles(leaf: Leaf, tensor: Tensor) -> DlxError | None:
     request, target = leaf.request, leaf.request.target
     found = target.check(tensor)
-    if leaf.view_device is not None:
+    if leaf.view_device is not None or leaf.copy_order is not None:  # _place has seen to it
         found &= ~lib.DLX_OBSTACLE_DEVICE
     rows = [row for row in TABLE if found & row.bit]
     for row in rows:
@@ -362,14 +430,17 @@ def _read_only(leaf: Leaf, tensor: Tensor, *, copied_anyway: bool) -> tuple[DlxE
 
 def _copy(leaf: Leaf, tensor: Tensor, why: str) -> DlxError | None:
     """Note that dlx makes a copy, or return why it cannot."""
-    if not host_readable(tensor.device):
-        reason = f"it is on {tensor.device}, and this version of dlx copies host memory only"
+    if not (host_readable(tensor.device) or is_cuda(tensor.device)):
+        reason = f"it is on {tensor.device}, and dlx copies memory of the host and of CUDA devices only"
         return leaf.error(DeviceError, reason, "Copy it in its own framework first.")
     packed = tensor.dtype.bits * tensor.dtype.lanes % 8 and not tensor.flags & SUBBYTE_PADDED
     if packed and leaf.info is not None and not leaf.info.contiguous():
         reason = f"its {tensor.dtype} elements are packed below one byte and not contiguous"
         return leaf.error(LayoutError, reason, "Make it contiguous in its own framework first.")
     capabilities = leaf.request.target.capabilities
-    leaf.copy_order = bool(capabilities and capabilities.layouts & Layout.PERMUTED)
-    leaf.steps.append(Step("copy", why, tensor.nbytes))
+    if leaf.copy_order is None:  # else it is moved, which is a copy
+        place = _device_of(leaf, tensor)
+        leaf.copy_device = HOST if host_readable(place) else Device(lib.kDLCUDA, place.id)
+        leaf.copy_order = bool(capabilities and capabilities.layouts & Layout.PERMUTED)
+        leaf.steps.append(Step("copy", why, tensor.nbytes))
     return None

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
 from typing import Any
 
 from dlx import native, protocol
-from dlx.abi import Device, host_readable
-from dlx.adapter import Adapter, Capabilities, Hindrance, Layout, at_rest
-from dlx.errors import ConsumedError, DeviceError
-from dlx.native import Tensor
+from dlx.abi import Device
+from dlx.adapter import Adapter, Capabilities, Layout, at_rest
+from dlx.errors import ConsumedError
+from dlx.native import Tensor, lib
+from dlx.stream import Stream
 from dlx.tensor import ArrayInfo, type_name
 
-__all__ = ["BUFFER", "CAPSULE", "DLPACK", "INTERFACE", "TENSOR", "stranger"]
+__all__ = ["BUFFER", "CAPSULE", "CUDA_INTERFACE", "DLPACK", "INTERFACE", "TENSOR", "stranger"]
 
 
 class _Described(Adapter):
@@ -21,6 +21,7 @@ class _Described(Adapter):
 
     protocols: tuple[str, ...]
     describes_by_export = True
+    takes_stream = False
 
     def sketch(self, obj: Any) -> Tensor | None:
         return self.export(obj)
@@ -79,30 +80,12 @@ class CapsuleAdapter(_Described):
         native.capsule_restore(obj, tensor)
 
 
-_MOVE_IT = "Move it to the host in its own framework first."
-
-
-def _elsewhere(device: Device) -> str:
-    return f"its memory is on {device}, and this version of dlx converts host memory only"
-
-
 class DLPackAdapter(Adapter):
     """Any object whose type has ``__dlpack__``. Only an export can tell what is in it."""
 
     name = "dlpack"
     package = "builtins"
     describes_by_export = True
-
-    def examine(self, obj: Any) -> Iterable[Hindrance]:
-        device = protocol.device_of(obj)
-        if device is not None and not host_readable(device):
-            yield Hindrance(_elsewhere(device), _MOVE_IT, DeviceError)
-
-    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
-        tensor = super().export(obj, stream=stream)
-        if not host_readable(tensor.device):  # it has no __dlpack_device__, or one that lies
-            raise DeviceError(_elsewhere(tensor.device), fix=_MOVE_IT)
-        return tensor
 
     def info(self, obj: Any) -> ArrayInfo | None:
         return ArrayInfo(self.name, type_name(type(obj)), device=protocol.device_of(obj), protocols=("__dlpack__",))
@@ -117,6 +100,21 @@ class InterfaceAdapter(_Described):
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         return protocol.array_interface(obj, obj.__array_interface__)
+
+
+class CudaInterfaceAdapter(_Described):
+    """An object with ``__cuda_array_interface__``. It names its own stream."""
+
+    name = "cuda_array_interface"
+    package = "builtins"
+    protocols = ("__cuda_array_interface__",)
+
+    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+        return protocol.cuda_array_interface(obj, obj.__cuda_array_interface__)
+
+    def ready_on(self, obj: Any, tensor: Tensor, asked: Stream | None) -> Stream | None:
+        device = Device(lib.kDLCUDA, tensor.device.id)
+        return protocol.cuda_interface_stream(obj.__cuda_array_interface__, device)
 
 
 class BufferAdapter(_Described):
@@ -134,13 +132,14 @@ TENSOR = TensorAdapter()
 CAPSULE = CapsuleAdapter()
 DLPACK = DLPackAdapter()
 INTERFACE = InterfaceAdapter()
+CUDA_INTERFACE = CudaInterfaceAdapter()
 BUFFER = BufferAdapter()
 
 
 def stranger(obj: Any) -> Adapter | None:
     """Return the adapter for an object that no framework claims, by the first protocol that it speaks.
 
-    The order is DLPack, array interface, buffer. ``__array__`` alone is never used: it may copy or move without saying.
+    The order is DLPack, CUDA array interface, array interface, buffer. ``__array__`` alone is never used: it may copy or move without saying.
     """
     kind = type(obj)
     if kind in weakref.ProxyTypes:  # it speaks for an object that it does not keep alive
@@ -149,7 +148,9 @@ def stranger(obj: Any) -> Adapter | None:
         return CAPSULE
     if hasattr(kind, "__dlpack__"):
         return DLPACK
-    if _offers_interface(obj):
+    if _offers(obj, "__cuda_array_interface__"):
+        return CUDA_INTERFACE
+    if _offers(obj, "__array_interface__"):
         return INTERFACE
     try:
         memoryview(obj).release()
@@ -160,9 +161,8 @@ def stranger(obj: Any) -> Adapter | None:
     return BUFFER
 
 
-def _offers_interface(obj: Any) -> bool:
+def _offers(obj: Any, name: str) -> bool:
     """Return whether there is an array interface, without asking for it: some write their pixels out when asked."""
-    name = "__array_interface__"
     if isinstance(obj, type):  # a class that gives its objects one has none itself
         return False
     return any(name in cls.__dict__ for cls in type(obj).__mro__) or name in getattr(obj, "__dict__", ())

@@ -9,7 +9,7 @@ from dlx.abi import Device, host_readable
 from dlx.errors import StreamError
 from dlx.native import lib
 
-__all__ = ["LEGACY", "PER_THREAD", "UNORDERED", "Stream", "handle_of", "meaning"]
+__all__ = ["LEGACY", "PER_THREAD", "UNORDERED", "Stream", "handle_of", "is_unordered", "meaning"]
 
 LEGACY: int = lib.DLX_STREAM_LEGACY
 PER_THREAD: int = lib.DLX_STREAM_PER_THREAD
@@ -52,6 +52,11 @@ class Stream:
             return "no stream"
         named = {LEGACY: "the legacy stream", PER_THREAD: "the per-thread stream"} if self.device.type in _CUDA else {}
         return f"{named.get(self.handle, f'stream {self.handle:#x}')} of {self.device}"
+
+
+def is_unordered(value: Any) -> bool:
+    """Return whether a stream value is -1: order nothing."""
+    return isinstance(value, int) and value == UNORDERED
 
 
 def handle_of(value: Any) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlx import native
+from dlx import cuda, native
 from dlx.abi import READ_ONLY
 from dlx.errors import ConversionError, DlxError
 from dlx.native import Tensor
@@ -81,7 +81,7 @@ def export(leaf: Leaf) -> Tensor:
     """Lift what hinders one array and export it: the producer is called once."""
     obj = _lifted(leaf)
     try:
-        tensor = leaf.source.export(obj)
+        tensor, leaf.moment = leaf.request.crossing.export(leaf.source, obj, leaf.device)
     except DlxError:
         raise
     except Exception as error:
@@ -124,11 +124,18 @@ def _hand_over(leaf: Leaf, tensor: Tensor) -> Any:
     ready: Tensor | None = None
     try:
         ready = owned = leaf.source.take(leaf.obj, tensor, shared=leaf.copy_order is None and not leaf.fresh)
+        crossing, moment = leaf.request.crossing, leaf.moment
+        if leaf.copy_order is None:
+            crossing.order(ready, moment, leaf.view_device)
         if leaf.view_device is not None or leaf.view_flags is not None:
             ready = native.tensor_view(ready, None, leaf.view_device, leaf.view_flags, None)
         if leaf.copy_order is not None:
-            ready = native.tensor_copy(ready, leaf.copy_order)
-        return target.load(ready)
+            ready, moment = crossing.copied(ready, moment, leaf.copy_order, leaf.copy_device)
+        if not cuda.is_cuda(ready.device):
+            return target.load(ready)
+        ready = crossing.given(ready, moment)
+        with target.on_device(ready.device):
+            return target.load(ready)
     except Exception as error:
         if owned is not None:
             # Whatever shares the memory must let go of it first: our view of it, frames of the consumer.

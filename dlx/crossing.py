@@ -1,0 +1,267 @@
+"""Streams of ONE call: which one a consumer works on, which one memory is ready on, who was made to wait already.
+
+A call, for one array or for a whole tree, has one `Crossing`. However many arrays it holds, a pair of streams is ordered
+once: everything is exported before anything is ordered, so one record covers it all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlx import cuda, native
+from dlx.abi import Device, host_readable
+from dlx.adapter import Adapter
+from dlx.errors import DeviceError
+from dlx.native import Tensor, ffi, lib
+from dlx.stream import PER_THREAD, UNORDERED, Stream, is_unordered, meaning
+
+__all__ = ["Crossing", "Moment"]
+
+Moment = Stream | cuda.Ready | None
+"""When memory is ready: what is on a stream now, a point on one, or None: it is."""
+
+LEGACY = lib.DLX_STREAM_LEGACY
+
+
+class Crossing:
+    """The streams of one call.
+
+    Parameters
+    ----------
+    target
+        The consumer's adapter.
+    stream
+        What the user said of the consumer's stream; None: ask the framework for its current one.
+    device
+        Where the result was asked for; None: nowhere in particular.
+    """
+
+    def __init__(self, target: Adapter, stream: Any = None, device: Device | None = None) -> None:
+        self._target, self._asked, self._wanted = target, stream, device
+        self._streams: dict[tuple[int, Device], Stream | None] = {}
+        self._points: dict[Stream, cuda.Ready] = {}
+        self._ordered: set[tuple[Stream | int, Stream | None]] = set()
+        self._held: list[cuda.Ready] = []
+
+    # ---- whose stream -----------------------------------------------------------------------------------------------
+
+    def consumer(self, device: Device) -> Stream | None:
+        """Return the stream that the consumer works on, None where it says so only when it is handed the memory.
+
+        Raises
+        ------
+        StreamError
+            If the user named one that is none.
+        """
+        place = _physical(device)
+        return self._current(self._target, place) if self._asked is None else meaning(self._asked, place)
+
+    def _reader(self, device: Device) -> Stream | None:
+        """Return the consumer's stream if it is to read memory where it is; what it reads elsewhere is a copy of ours."""
+        if is_unordered(self._asked) or self._wanted is None or _physical(self._wanted) == _physical(device):
+            return self.consumer(device)
+        return None
+
+    def producer(self, source: Adapter, device: Device) -> Stream | None:
+        """Return the stream that a framework works on, None where each array has its own, or nobody knows."""
+        return self._current(source, _physical(device))
+
+    def _current(self, adapter: Adapter, device: Device) -> Stream | None:
+        """Ask a framework once per device."""
+        key = id(adapter), device
+        if key not in self._streams:
+            value = adapter.work_stream(device)
+            # Frameworks say 0 for the legacy stream.
+            value = LEGACY if value == 0 and isinstance(value, int) and cuda.is_cuda(device) else value
+            self._streams[key] = None if value is None else meaning(value, device)
+        return self._streams[key]
+
+    def explained(self, source: Adapter, tensor: Tensor, place: Device) -> str:
+        """Return what is ordered, in words; empty where nothing is. The driver is not asked."""
+        if not cuda.is_cuda(tensor.device):
+            return ""
+        if is_unordered(self._asked):
+            return "stream=-1: nobody waits for its producer"
+        own = self.producer(source, tensor.device)
+        if host_readable(place):
+            return f"{own or 'its producer'} is waited for"
+        consumer = self.consumer(place)
+        if consumer is not None and own == consumer:
+            return ""
+        return f"{consumer or 'the stream of whoever uses it'} waits for {own or 'its producer'}"
+
+    # ---- from the producer ------------------------------------------------------------------------------------------
+
+    def reach(self, source: Adapter, device: Device | None) -> None:
+        """Raise a DeviceError where nobody can order what is on a producer's device; before the producer is called."""
+        if device is None or host_readable(device) or not source.takes_stream:
+            return
+        if self._reader(device) is None and not cuda.is_cuda(device):
+            raise _cannot_order(device)
+        if not cuda.is_cuda(device):
+            return
+        try:
+            cuda.require()
+        except DeviceError as error:
+            raise DeviceError(f"its memory is on {device}, and {error.reason}", fix=error.fix) from error
+
+    def export(self, source: Adapter, obj: Any, device: Device | None) -> tuple[Tensor, Moment]:
+        """Call a producer once, on its device and with the right stream; return the tensor and when it is ready.
+
+        A producer with a current stream orders nothing: dlx does, once for all of its arrays. Others are given a
+        stream every time.
+
+        Raises
+        ------
+        DeviceError
+            If nobody can order what is on that device.
+        """
+        if device is None or host_readable(device) or not source.takes_stream:
+            tensor = source.export(obj)
+            asked = None
+            if source.takes_stream and cuda.is_cuda(tensor.device):
+                asked = Stream(_physical(tensor.device), LEGACY)  # what a call without a stream means
+        else:
+            self.reach(source, device)
+            own, asked = self.asked_of(source, device)
+            with source.on_device(device):
+                tensor = source.export(obj, stream=UNORDERED if own is not None else asked.wire)
+            asked = own or asked
+        if not cuda.is_cuda(tensor.device):
+            if source.takes_stream and device is None and not host_readable(tensor.device):
+                raise _cannot_order(tensor.device)
+            return tensor, None
+        if source.takes_stream:
+            cuda.require()
+        if asked is not None and asked.is_unordered:
+            return tensor, asked
+        return tensor, cuda.readiness(tensor) or source.ready_on(obj, tensor, asked)
+
+    def asked_of(self, source: Adapter, device: Device) -> tuple[Stream | None, Stream]:
+        """Return the producer's stream, if it has one, and the stream that it is asked to make wait otherwise."""
+        consumer = self._reader(device)
+        if cuda.is_cuda(device):
+            if consumer is not None and consumer.is_unordered:
+                return None, consumer
+            own = self.producer(source, device)
+            if own is None and (consumer is None or consumer.handle == PER_THREAD):  # many refuse 2
+                consumer = cuda.work_stream(_physical(device))
+            return own, consumer or Stream(device, UNORDERED)
+        assert consumer is not None  # `reach` has been there
+        return None, consumer
+
+    # ---- to the consumer --------------------------------------------------------------------------------------------
+
+    def order(self, tensor: Tensor, moment: Moment, place: Device | None) -> None:
+        """See to it that memory is ready for a consumer who reads it as it is, on a device or on the host.
+
+        Raises
+        ------
+        StreamError
+            If that would break a graph capture, which goes on unharmed.
+        DeviceError
+            If the driver fails.
+        """
+        if not cuda.is_cuda(tensor.device):
+            return
+        if place is not None and host_readable(place):
+            self._once(moment, None)
+            return
+        consumer = self.consumer(tensor.device)
+        if consumer is not None:
+            self._once(moment, consumer)
+        if isinstance(moment, Stream) and not moment.is_unordered and (consumer is None or self._target.is_own):
+            self._point(moment)
+
+    def given(self, tensor: Tensor, moment: Moment) -> Tensor:
+        """Return the tensor to hand to the consumer: what has been ordered is not ordered again, and the memory stays
+        until the consumer's stream is done with it.
+        """
+        if not cuda.is_cuda(tensor.device):
+            return tensor
+        self.order(tensor, moment, None)
+        device = _physical(tensor.device)
+        consumer = self.consumer(device)
+        if consumer is not None and not consumer.is_unordered and consumer != moment:
+            tensor = native.tensor_behind(tensor, device.id, consumer.handle, consumer.keep)
+        elif consumer is not None and not self._target.is_own:
+            tensor = native.tensor_behind(tensor, device.id, UNORDERED, None)
+        if consumer is not None and (consumer.is_unordered or not self._target.is_own):
+            return tensor
+        point = self._point(moment) if isinstance(moment, Stream) else moment
+        if point is None:
+            return tensor
+        return native.tensor_when(tensor, _number(point))
+
+    def copied(self, tensor: Tensor, moment: Moment, keep_order: bool, place: Device) -> tuple[Tensor, Moment]:
+        """Copy to the host or to a CUDA device, on dlx's own stream; return the copy and when it is ready.
+
+        Raises
+        ------
+        ConversionError
+            If the driver fails, a capture would be broken, or the layout cannot be copied.
+        MemoryError
+            If there is not enough memory.
+        """
+        on_device = cuda.is_cuda(tensor.device)
+        if not on_device and host_readable(place):
+            return native.tensor_copy(tensor, keep_order), None
+        device = _physical(tensor.device if host_readable(place) else place)
+        work = cuda.work_stream(device)
+        if on_device:
+            self._once(moment, work)
+        if host_readable(place):
+            return native.tensor_fetch(tensor, keep_order), None
+        fresh = native.tensor_on_device(tensor, keep_order, device.id)
+        # The source stays until the copy is made; host memory may be written to as soon as we return.
+        held = native.tensor_behind(tensor, device.id, work.handle, None) if on_device else tensor
+        native.tensor_transfer(held, fresh, work.handle, not on_device)
+        if not on_device:
+            return fresh, None
+        self._forget(work)
+        return fresh, work
+
+    # ---- once -------------------------------------------------------------------------------------------------------
+
+    def _once(self, moment: Moment, waiting: Stream | None) -> None:
+        """Make a stream, or the host (None), wait for memory, unless it has done so in this call."""
+        if moment is None or (isinstance(moment, Stream) and (moment.is_unordered or moment == waiting)):
+            return
+        key = moment if isinstance(moment, Stream) else _number(moment)
+        if (key, waiting) in self._ordered:
+            return
+        if waiting is None:
+            cuda.synchronize(moment)
+        elif isinstance(moment, Stream):
+            cuda.order(moment, waiting)
+        else:
+            cuda.wait(moment, waiting)
+        if not isinstance(moment, Stream):  # its address must not be given out again meanwhile
+            self._held.append(ffi.gc(lib.dlx_ready_hold(moment), lib.dlx_ready_drop))
+        self._ordered.add((key, waiting))
+
+    def _point(self, moment: Stream) -> cuda.Ready:
+        if moment not in self._points:
+            self._points[moment] = cuda.ready(moment)
+        return self._points[moment]
+
+    def _forget(self, stream: Stream) -> None:
+        """There is new work on a stream: whoever waited for it must wait again."""
+        self._ordered = {pair for pair in self._ordered if pair[0] != stream}
+        self._points.pop(stream, None)
+
+
+def _number(point: cuda.Ready) -> int:
+    return int(ffi.cast("uintptr_t", point))
+
+
+def _physical(device: Device) -> Device:
+    """Return the device whose streams work on memory: managed memory has those of its device."""
+    return Device(lib.kDLCUDA, device.id) if device.type == lib.kDLCUDAManaged else device
+
+
+def _cannot_order(device: Device) -> DeviceError:
+    return DeviceError(
+        f"its memory is on {device}, whose work dlx cannot wait for",
+        fix="Move it to the host in its own framework first.",
+    )
