@@ -1,12 +1,17 @@
 """PyTorch for dlx: torch.Tensor, nn.Parameter and subclasses.
 
-Versions: 2.9 and later. Devices: the host, in this version of dlx. Dtypes: all that torch and DLPack both name.
+Versions: 2.9 and later. Devices: the host; CUDA's, and ROCm's, which torch calls "cuda" as well. Dtypes: all that torch and
+DLPack both name.
 Shared: everything strided, except negative strides, which torch does not have. Copied: conj and neg bits, once
 resolved. Refused: gradients (unless detach=True), sparse, quantized, nested, meta, fake and functorch tensors.
 
 Lifetime: torch's own capsules hold the tensor, not its storage; `t.set_()`, `t.data = ...` or `module.half()` would
 free what a consumer reads. dlx holds the storage, copies shape and strides, and forbids the storage to be resized, as
-`t.numpy()` does. What cannot be closed from outside is in docs/design.md.
+`t.numpy()` does. What cannot be closed from outside is in docs/design.md; among it the storages of devices, which torch
+has no way to make unresizable.
+
+Streams: torch has a current one per thread and device. Tensors on CUDA leave without an event of their own, dlx orders
+once for all of them; torch itself orders ROCm's.
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ from dlx.adapter import (
     Guard,
     Hindrance,
     Layout,
+    Stream,
     Tensor,
     keeping,
     look_up,
@@ -99,18 +105,58 @@ class TorchAdapter(Adapter):
 
     def accepts(self) -> Capabilities:
         return Capabilities(
-            dtypes=self.known_dtypes(), layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED, max_ndim=64
+            dtypes=self.known_dtypes(),
+            # Whether there is a device is not asked: that would initialise CUDA, which forked workers do not survive.
+            device_types=frozenset(Device(kind).type for kind in ("cpu", self._kind) if kind),
+            layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED,
+            max_ndim=64,
         )
 
+    @functools.cached_property
+    def _kind(self) -> str:
+        """What this build's "cuda" is in truth; empty where it has none."""
+        version = self.module().version
+        return "rocm" if version.hip else "cuda" if version.cuda else ""
+
+    # ---- devices and streams ----------------------------------------------------------------------------------------
+
     def device_to(self, device: Device) -> Any:
-        super().device_to(device)
+        if self._kind and device.name == self._kind:
+            return self.module().device("cuda", device.id)
+        if device.type != HOST.type:
+            has = f"It has 'cpu' and '{self._kind}'." if self._kind else "It holds host memory only: device='cpu'."
+            raise DeviceError(f"this build of torch has no device {device}", fix=has)
         return self.module().device("cpu")
 
     def device_from(self, native_device: Any) -> Device:
         kind = native_device.type
-        if kind == "cuda" and self.module().version.hip:
-            kind = "rocm"
+        if kind == "cuda":
+            kind = self._kind or kind
         return Device(f"{_DEVICES.get(kind, kind)}:{native_device.index or 0}")
+
+    def current_device(self, device_type: int) -> int:
+        is_gpu = self._kind and device_type == Device(self._kind).type
+        return int(self.module().cuda.current_device()) if is_gpu else 0
+
+    @contextlib.contextmanager
+    def on_device(self, device: Device) -> Iterator[None]:
+        with super().on_device(device), self.module().cuda.device(device.id):
+            yield
+
+    def work_stream(self, device: Device) -> Any:
+        is_gpu = self._kind and device.name == self._kind
+        return self.module().cuda.current_stream(device.id) if is_gpu else None
+
+    @contextlib.contextmanager
+    def on_stream(self, stream: Stream) -> Iterator[None]:
+        """Return a context in which torch works on a stream of another."""
+        cuda, number = self.module().cuda, stream.device.id
+        kept = stream.keep
+        if not isinstance(kept, cuda.Stream):
+            default = stream.handle <= 1  # CUDA's legacy stream, ROCm's default one
+            kept = cuda.default_stream(number) if default else cuda.ExternalStream(stream.handle, number)
+        with cuda.stream(kept):
+            yield
 
     # ---- as a producer ----------------------------------------------------------------------------------------------
 
@@ -151,9 +197,9 @@ class TorchAdapter(Adapter):
                 "it carries a forward-mode tangent, which does not cross frameworks",
                 "Convert torch.autograd.forward_ad.unpack_dual(t).primal.",
             )
-        if obj.device.type != "cpu":
+        if obj.device.type not in ("cpu", "cuda"):
             return _refuse(
-                f"it is on {obj.device}, and this version of dlx converts host memory only", "Call .cpu() first."
+                f"it is on {obj.device}, and dlx converts memory of the host, of CUDA and of ROCm", "Call .cpu() first."
             )
         return None
 
@@ -217,16 +263,18 @@ class TorchAdapter(Adapter):
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         storage = _storage(obj)
-        if type(obj) not in self._exact():
-            tensor = super().export(obj)  # a subclass may have its own __dlpack__
+        device = self._device_of(obj)
+        if type(obj) not in self._exact() or device is None or device.name == "rocm":
+            # A subclass may have its own __dlpack__; on ROCm torch orders the streams.
+            tensor = super().export(obj, stream=stream)
             return tensor if storage is None else keeping(tensor, storage)
         dtype = self.dtype_from(obj.dtype)
         assert dtype is not None
-        return over_memory(obj.data_ptr(), obj.shape, obj.stride(), dtype, HOST, owner=storage)
+        return over_memory(obj.data_ptr(), obj.shape, obj.stride(), dtype, device, owner=storage)
 
     def take(self, obj: Any, tensor: Tensor, *, shared: bool) -> Tensor:
         storage = _storage(obj) if shared else None
-        if storage is not None and storage.resizable():
+        if storage is not None and storage.device.type == "cpu" and storage.resizable():
             _freeze(self.module(), storage)
         return tensor
 

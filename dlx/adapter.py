@@ -286,7 +286,7 @@ class Adapter:
     # ---- devices and streams --------------------------------------------------------------------------------------
 
     def home(self) -> Device:
-        """Return where an array goes that the framework cannot hold where it is: the host, unless it knows only others."""
+        """Return where arrays go that the framework cannot hold where they are: the host, if it can hold that."""
         return Device("cpu")
 
     def current_device(self, device_type: int) -> int:

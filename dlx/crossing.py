@@ -1,7 +1,7 @@
 """Streams of ONE call: which one a consumer works on, which one memory is ready on, who was made to wait already.
 
-A call, for one array or for a whole tree, has one `Crossing`. However many arrays it holds, a pair of streams is ordered
-once: everything is exported before anything is ordered, so one record covers it all.
+A call, for one array or for a whole tree, has one `Crossing`. However many arrays it holds, a pair of streams is
+ordered once: everything is exported before anything is ordered, so one record covers it all.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from dlx import cuda, native
 from dlx.abi import Device, host_readable
 from dlx.adapter import Adapter
-from dlx.errors import DeviceError
+from dlx.errors import DeviceError, DlxError
 from dlx.native import Tensor, ffi, lib
 from dlx.stream import PER_THREAD, UNORDERED, Stream, is_unordered, meaning
 
@@ -57,7 +57,7 @@ class Crossing:
         return self._current(self._target, place) if self._asked is None else meaning(self._asked, place)
 
     def _reader(self, device: Device) -> Stream | None:
-        """Return the consumer's stream if it is to read memory where it is; what it reads elsewhere is a copy of ours."""
+        """Return the consumer's stream if it reads memory where it is; elsewhere it reads a copy that dlx makes."""
         if is_unordered(self._asked) or self._wanted is None or _physical(self._wanted) == _physical(device):
             return self.consumer(device)
         return None
@@ -70,7 +70,13 @@ class Crossing:
         """Ask a framework once per device."""
         key = id(adapter), device
         if key not in self._streams:
-            value = adapter.work_stream(device)
+            try:
+                value = adapter.work_stream(device)
+            except DlxError:
+                raise
+            except Exception as error:
+                text = f"{adapter.name} failed to name its stream on {device}: {type(error).__name__}: {error}"
+                raise DeviceError(text.rstrip(".")) from error
             # Frameworks say 0 for the legacy stream.
             value = LEGACY if value == 0 and isinstance(value, int) and cuda.is_cuda(device) else value
             self._streams[key] = None if value is None else meaning(value, device)
@@ -96,14 +102,13 @@ class Crossing:
         """Raise a DeviceError where nobody can order what is on a producer's device; before the producer is called."""
         if device is None or host_readable(device) or not source.takes_stream:
             return
+        if cuda.is_cuda(device):
+            try:
+                cuda.require()
+            except DeviceError as error:
+                raise DeviceError(f"its memory is on {device}, and {error.reason}", fix=error.fix) from error
         if self._reader(device) is None and not cuda.is_cuda(device):
             raise _cannot_order(device)
-        if not cuda.is_cuda(device):
-            return
-        try:
-            cuda.require()
-        except DeviceError as error:
-            raise DeviceError(f"its memory is on {device}, and {error.reason}", fix=error.fix) from error
 
     def export(self, source: Adapter, obj: Any, device: Device | None) -> tuple[Tensor, Moment]:
         """Call a producer once, on its device and with the right stream; return the tensor and when it is ready.
@@ -174,8 +179,9 @@ class Crossing:
             self._point(moment)
 
     def given(self, tensor: Tensor, moment: Moment) -> Tensor:
-        """Return the tensor to hand to the consumer: what has been ordered is not ordered again, and the memory stays
-        until the consumer's stream is done with it.
+        """Return the tensor to hand to the consumer, who has nothing left to order.
+
+        The memory stays until the consumer's stream is done with it.
         """
         if not cuda.is_cuda(tensor.device):
             return tensor

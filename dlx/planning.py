@@ -13,6 +13,7 @@ from typing import Any
 from dlx.abi import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, Device, host_readable, same_device
 from dlx.adapter import Adapter, Hindrance, Layout
 from dlx.crossing import Crossing, Moment
+from dlx.cuda import is_cuda, require
 from dlx.errors import (
     ConversionError,
     CopyRequiredError,
@@ -23,7 +24,6 @@ from dlx.errors import (
     ReadOnlyError,
     StreamError,
 )
-from dlx.cuda import is_cuda, require
 from dlx.native import Tensor, lib
 from dlx.obstacles import READ_ONLY_ROW, TABLE
 from dlx.protocol import device_of
@@ -283,6 +283,13 @@ def _stays(leaf: Leaf) -> bool:
 
 def settle(leaf: Leaf, tensor: Tensor) -> None:
     """Decide, with the tensor's facts known, and write the plan."""
+    try:
+        _settle(leaf, tensor)
+    except DlxError as error:
+        refuse(leaf, error)
+
+
+def _settle(leaf: Leaf, tensor: Tensor) -> None:
     if leaf.info is None or leaf.info.shape is None:
         protocols = leaf.info.protocols if leaf.info else ()
         leaf.info = ArrayInfo.of_tensor(tensor, leaf.source.name, type(leaf.obj), protocols)

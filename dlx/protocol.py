@@ -250,7 +250,7 @@ def array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
 
 
 def cuda_array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
-    """Return a tensor over an object with ``__cuda_array_interface__`` (versions 2 and 3); where it is, the driver says.
+    """Return a tensor over an object with ``__cuda_array_interface__`` (versions 2 and 3); the driver says where it is.
 
     Raises
     ------

@@ -23,7 +23,7 @@ from dlx.errors import AdapterNotFoundError, FrameworkNotInstalledError, PluginE
 
 __all__ = ["BUILT_IN", "Plugin", "Registry", "registry"]
 
-BUILT_IN = {"numpy": "dlx_numpy", "torch": "dlx_torch", "pytorch": "dlx_torch"}
+BUILT_IN = {"numpy": "dlx_numpy", "torch": "dlx_torch", "pytorch": "dlx_torch", "cupy": "dlx_cupy"}
 """Root package, or another name for it -> module of ours."""
 
 

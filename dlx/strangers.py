@@ -139,7 +139,8 @@ BUFFER = BufferAdapter()
 def stranger(obj: Any) -> Adapter | None:
     """Return the adapter for an object that no framework claims, by the first protocol that it speaks.
 
-    The order is DLPack, CUDA array interface, array interface, buffer. ``__array__`` alone is never used: it may copy or move without saying.
+    The order is DLPack, CUDA array interface, array interface, buffer. ``__array__`` alone is never used: it may
+    copy or move without saying.
     """
     kind = type(obj)
     if kind in weakref.ProxyTypes:  # it speaks for an object that it does not keep alive

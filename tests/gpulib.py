@@ -11,7 +11,7 @@ import types
 
 import dlx
 from dlx import native
-from dlx.adapter import Adapter, Capabilities, Device, Layout
+from dlx.adapter import Adapter, Capabilities, Layout
 from dlx.native import lib
 
 N = 64

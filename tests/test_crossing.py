@@ -1,4 +1,4 @@
-"""Conversions between frameworks on devices: nothing races, nothing is ordered twice, nothing is let go of too early."""
+"""Conversions between frameworks on devices: nothing races, is ordered twice, or is let go of too early."""
 
 from __future__ import annotations
 
@@ -97,7 +97,9 @@ def test_a_stream_that_is_said(cuda, lib_a, lib_b, as_object):
         assert cuda.ordering == 2 and lib_b.read(result)
 
 
-@pytest.mark.parametrize(("stream", "message"), [(0, "Say 1"), ("x", "is no stream"), (gpulib.Stream(5, 1), "device 1")])
+@pytest.mark.parametrize(
+    ("stream", "message"), [(0, "Say 1"), ("x", "is no stream"), (gpulib.Stream(5, 1), "device 1")]
+)
 def test_what_is_no_stream_is_refused_before_the_producer_is_asked(cuda, lib_a, lib_b, stream, message):
     """And nothing is ordered."""
     array = lib_a.made()
@@ -314,7 +316,7 @@ def content(array):
 
 
 def test_device_to_host(cuda, np, lib_a):
-    """numpy gets a copy, made after the producer's kernels, said in the plan with its bytes."""
+    """Numpy gets a copy, made after the producer's kernels, said in the plan with its bytes."""
     with lib_a.on(cuda.stream()):
         array = lib_a.made()
         fill(array, range(N))
@@ -409,7 +411,7 @@ def test_no_move_without_a_copy(cuda, np, lib_a, lib_b, to):
 
 
 def test_a_target_that_cannot_be_there(cuda, np, lib_a):
-    """numpy is on no device."""
+    """Numpy is on no device."""
     with pytest.raises(DeviceError, match="numpy arrays cannot be on cuda:0"):
         dlx.convert(lib_a.made(1), to="numpy", device="cuda:0")
 
@@ -435,7 +437,7 @@ def test_managed_memory_for_a_consumer_of_device_memory(cuda, lib_a, lib_b):
             assert dlx.convert(array, to="dlx").device == (13, 1)
 
 
-# ---- without -----------------------------------------------------------------------------------------------------------
+# ---- without ---------------------------------------------------------------------------------------------------------
 
 
 def test_host_work_never_asks_for_the_driver(cuda, np, torch):

@@ -184,7 +184,7 @@ def test_a_failing_driver(cuda):
 
 
 def test_managed_memory_for_somebody_who_says_no_stream(cuda):
-    """numpy takes managed memory and names no stream: it is waited for on the host, since it may be read there."""
+    """Numpy takes managed memory and names no stream: it is waited for on the host, since it may be read there."""
     tensor = written(cuda, cuda.stream(), device=MANAGED0)
     got = taken(tensor, None)
     assert got.device == MANAGED0 and not cuda.host_read(got.data_ptr, N)
@@ -223,11 +223,12 @@ def test_no_buffer_and_no_values(cuda):
 
 
 def work_stream():
+    """Return the handle of dlx's own stream."""
     return driver.work_stream(CUDA0).handle
 
 
 def test_the_work_stream_is_one(cuda, exchange):  # noqa: F811
-    """dlx has one stream on each device, the same on every thread, which waits for no other by itself."""
+    """Dlx has one stream on each device, the same on every thread, which waits for no other by itself."""
     first, found = exchange.stream((2, 0)), []
     thread = threading.Thread(target=lambda: found.append(exchange.stream((2, 0))))
     thread.start()
@@ -351,7 +352,7 @@ def test_empty(cuda, device):
 @pytest.mark.parametrize("device", ["cuda:2", "rocm", "metal", "cuda_managed"])
 def test_empty_elsewhere(cuda, device):
     """What dlx cannot allocate is refused by name."""
-    with pytest.raises(DeviceError, match="cuda:2|rocm|metal|cuda_managed"):
+    with pytest.raises(DeviceError, match=r"cuda:2|rocm|metal|cuda_managed"):
         dlx.empty(3, "float32", device=device)
 
 
