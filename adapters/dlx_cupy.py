@@ -1,9 +1,10 @@
 """CuPy for dlx: cupy.ndarray on CUDA devices, of any wheel (cupy-cuda12x, cupy-cuda13x), and on ROCm.
 
 Versions: 13 and later. Devices: CUDA device memory and CUDA managed memory, each under its true name; on a ROCm build
-ROCm's. Dtypes: those that cupy takes through DLPack; bfloat16 and float8, which cupy would export under the code of an
-ordinary float (it looks at numpy's `kind` only), are refused. Shared: every layout. Copied: read-only memory, since cupy
-drops the flag; memory of the host, which goes to cupy's current device. Refused: byte strides that are no whole elements.
+ROCm's. Dtypes: those that cupy takes through DLPack. bfloat16 and float8 are refused: cupy would export them under the
+code of an ordinary float, since it looks at numpy's `kind` only. Shared: every layout. Copied: read-only memory, since
+cupy drops the flag; memory of the host, which goes to cupy's current device. Refused: byte strides that are no whole
+elements.
 
 Streams: cupy has a current one per thread and device. Arrays leave without an event of their own, dlx orders once for
 all of them.
