@@ -228,7 +228,7 @@ def work_stream():
 
 
 def test_the_work_stream_is_one(cuda, exchange):  # noqa: F811
-    """Dlx has one stream on each device, the same on every thread, which waits for no other by itself."""
+    """There is one stream of dlx on each device, the same on every thread, which waits for no other by itself."""
     first, found = exchange.stream((2, 0)), []
     thread = threading.Thread(target=lambda: found.append(exchange.stream((2, 0))))
     thread.start()
