@@ -77,9 +77,8 @@ def module(driver):
     self.__version__ = "14.2.0"
     self._stacks, self._entered = {}, []
     self.dtype, self.bool_ = np.dtype, np.bool_
-    for (
-        name
-    ) in "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128".split():
+    kinds = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64), "complex": (64, 128)}
+    for name in (f"{kind}{width}" for kind, widths in kinds.items() for width in widths):
         setattr(self, name, getattr(np, name))
     device = [0]
 
@@ -114,7 +113,7 @@ def module(driver):
     def current():
         return self._stacks[device[0]][-1]
 
-    class ndarray:  # noqa: N801
+    class ndarray:
         def __init__(self, shape, dtype, data, strides=None):
             self.shape, self.dtype, self.data = tuple(shape), np.dtype(dtype), data
             self.strides = np.empty(shape, dtype).strides if strides is None else tuple(strides)

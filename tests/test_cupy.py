@@ -75,7 +75,7 @@ def test_the_same_stream(cuda, cupy, other):
 
 
 def test_memory_is_not_reused_too_early(cuda, cupy, other):
-    """cupy's pools are per stream: what is used on another stream comes back only when that is done."""
+    """The pools of cupy are per stream: what is used on another stream comes back only when that is done."""
     with cupy.cuda.Stream(), other.on(cuda.stream()) as c:
         result = dlx.convert(cupy.full((N,), "uint8"), to="other")
         cuda.stall(c.ptr)
@@ -130,7 +130,7 @@ def test_dtypes(cuda, cupy, name):
 
 @pytest.mark.parametrize("name", ["float8_e5m2", "float8_e4m3fn", "bfloat16", "int4"])
 def test_dtypes_that_cupy_would_misname(cuda, cupy, name):
-    """numpy's kind of float8_e5m2 is 'f': cupy would call it a float of 8 bits. dlx refuses, both ways."""
+    """The kind that numpy gives float8_e5m2 is 'f': cupy would call it a float of 8 bits. dlx refuses, both ways."""
     dtypes = pytest.importorskip("ml_dtypes")
     array = cupy.full((3,), getattr(dtypes, name))
     with pytest.raises(DTypeError, match=name):
@@ -150,7 +150,7 @@ def test_byte_strides(cuda, cupy):
 
 
 def test_read_only_memory_is_copied(cuda, cupy, other):
-    """cupy ignores the flag, so it never sees such memory unless the user says so."""
+    """The flag is ignored by cupy, so it never sees such memory unless the user says so."""
     source = other.made(readonly=True)
     result = dlx.convert(source, to="cupy")
     assert result.data.ptr != source.ptr and not reads(cuda, cupy, result)
@@ -254,7 +254,7 @@ def test_a_failure_restores_the_stream(cuda, cupy):
     """Also where the block raises."""
     before = cupy.cuda.get_current_stream()
     with pytest.raises(ZeroDivisionError), cupy.adapter.on_stream(Stream(dlx.Device("cuda"), cuda.stream())):
-        1 / 0  # noqa: B018
+        1 / 0
     assert cupy.cuda.get_current_stream() is before
 
 
