@@ -15,7 +15,7 @@ from dlx.errors import DeviceError, DlxError
 from dlx.native import Tensor, ffi, lib
 from dlx.stream import PER_THREAD, UNORDERED, Stream, is_unordered, meaning
 
-__all__ = ["Crossing", "Moment"]
+__all__ = ["Crossing", "Moment", "physical"]
 
 Moment = Stream | cuda.Ready | None
 """When memory is ready: what is on a stream now, a point on one, or None: it is."""
@@ -53,18 +53,18 @@ class Crossing:
         StreamError
             If the user named one that is none.
         """
-        place = _physical(device)
+        place = physical(device)
         return self._current(self._target, place) if self._asked is None else meaning(self._asked, place)
 
     def _reader(self, device: Device) -> Stream | None:
         """Return the consumer's stream if it reads memory where it is; elsewhere it reads a copy that dlx makes."""
-        if is_unordered(self._asked) or self._wanted is None or _physical(self._wanted) == _physical(device):
+        if is_unordered(self._asked) or self._wanted is None or physical(self._wanted) == physical(device):
             return self.consumer(device)
         return None
 
     def producer(self, source: Adapter, device: Device) -> Stream | None:
         """Return the stream that a framework works on, None where each array has its own, or nobody knows."""
-        return self._current(source, _physical(device))
+        return self._current(source, physical(device))
 
     def _current(self, adapter: Adapter, device: Device) -> Stream | None:
         """Ask a framework once per device."""
@@ -125,7 +125,7 @@ class Crossing:
             tensor = source.export(obj)
             asked = None
             if source.takes_stream and cuda.is_cuda(tensor.device):
-                asked = Stream(_physical(tensor.device), LEGACY)  # what a call without a stream means
+                asked = Stream(physical(tensor.device), LEGACY)  # what a call without a stream means
         else:
             self.reach(source, device)
             own, asked = self.asked_of(source, device)
@@ -150,7 +150,7 @@ class Crossing:
                 return None, consumer
             own = self.producer(source, device)
             if own is None and (consumer is None or consumer.handle == PER_THREAD):  # many refuse 2
-                consumer = cuda.work_stream(_physical(device))
+                consumer = cuda.work_stream(physical(device))
             return own, consumer or Stream(device, UNORDERED)
         assert consumer is not None  # `reach` has been there
         return None, consumer
@@ -186,7 +186,7 @@ class Crossing:
         if not cuda.is_cuda(tensor.device):
             return tensor
         self.order(tensor, moment, None)
-        device = _physical(tensor.device)
+        device = physical(tensor.device)
         consumer = self.consumer(device)
         if consumer is not None and not consumer.is_unordered and consumer != moment:
             tensor = native.tensor_behind(tensor, device.id, consumer.handle, consumer.keep)
@@ -212,7 +212,7 @@ class Crossing:
         on_device = cuda.is_cuda(tensor.device)
         if not on_device and host_readable(place):
             return native.tensor_copy(tensor, keep_order), None
-        device = _physical(tensor.device if host_readable(place) else place)
+        device = physical(tensor.device if host_readable(place) else place)
         work = cuda.work_stream(device)
         if on_device:
             self._once(moment, work)
@@ -261,7 +261,7 @@ def _number(point: cuda.Ready) -> int:
     return int(ffi.cast("uintptr_t", point))
 
 
-def _physical(device: Device) -> Device:
+def physical(device: Device) -> Device:
     """Return the device whose streams work on memory: managed memory has those of its device."""
     return Device(lib.kDLCUDA, device.id) if device.type == lib.kDLCUDAManaged else device
 

@@ -20,7 +20,7 @@ LAYERS = [
     ["protocol"],
     ["facts", "adapter", "hookspecs"],
     ["strangers", "registry"],
-    ["routes", "obstacles", "crossing", "planning", "transfer"],
+    ["routes", "obstacles", "crossing", "working", "planning", "transfer"],
     ["conversion"],
     ["pointers", "incoming", "doors"],
 ]
