@@ -11,7 +11,7 @@ from typing import Any
 from dlx import cuda, native
 from dlx.abi import Device, host_readable
 from dlx.adapter import Adapter
-from dlx.errors import DeviceError, DlxError
+from dlx.errors import DeviceError, DlxError, LayoutError
 from dlx.native import Tensor, ffi, lib
 from dlx.stream import PER_THREAD, UNORDERED, Stream, is_unordered, meaning
 
@@ -221,7 +221,11 @@ class Crossing:
         fresh = native.tensor_on_device(tensor, keep_order, device.id)
         # The source stays until the copy is made; host memory may be written to as soon as we return.
         held = native.tensor_behind(tensor, device.id, work.handle, None) if on_device else tensor
-        native.tensor_transfer(held, fresh, work.handle, not on_device)
+        try:
+            native.tensor_transfer(held, fresh, work.handle, not on_device)
+        except LayoutError as error:
+            error.fix = "Make it contiguous in its own framework first."
+            raise
         if not on_device:
             return fresh, None
         self._forget(work)

@@ -24,7 +24,7 @@ from dlx.errors import (
     ReadOnlyError,
     StreamError,
 )
-from dlx.native import Tensor, lib
+from dlx.native import Tensor, ffi, lib, tensor_address
 from dlx.obstacles import READ_ONLY_ROW, TABLE
 from dlx.protocol import device_of
 from dlx.stream import is_unordered
@@ -135,6 +135,7 @@ class Leaf:
     view_flags: int | None = None  # replace the flags by these
     copy_order: bool | None = None  # copy; True keeps the order of dimensions
     copy_device: Device = HOST  # to here
+    gather: bool = False  # make a compact copy where it is, before that
     device: Device | None = None  # where it says that it is, before it is exported
     moment: Moment = None  # when an exported tensor is ready
     plan: Plan | None = None
@@ -363,8 +364,18 @@ def _move(leaf: Leaf, tensor: Tensor, wanted: Device) -> DlxError | None:
     error = _copy(leaf, tensor, "")
     if error is None:
         leaf.copy_device = wanted
-        leaf.steps[-1] = Step("move", f"from {device} to {wanted}", tensor.nbytes)
+        del leaf.steps[-1]
+        if is_cuda(device) and is_cuda(wanted) and _has_gaps(tensor):
+            leaf.gather = True
+            leaf.steps.append(Step("copy", f"made compact on {device}, devices copy runs to each other", tensor.nbytes))
+        leaf.steps.append(Step("move", f"from {device} to {wanted}", tensor.nbytes))
     return error
+
+
+def _has_gaps(tensor: Tensor) -> bool:
+    """Return whether the elements are not one run of memory."""
+    layout = lib.dlx_layout(ffi.cast("DLTensor *", tensor_address(tensor)))
+    return bool(layout & (Layout.GAPS | Layout.ZERO | Layout.NEGATIVE))
 
 
 def _device_of(leaf: Leaf, tensor: Tensor) -> Device:

@@ -6,6 +6,7 @@ from typing import Any
 
 from dlx import cuda, native
 from dlx.abi import READ_ONLY
+from dlx.crossing import physical
 from dlx.errors import ConversionError, DlxError
 from dlx.native import Tensor
 from dlx.planning import Leaf, adapter_failed, refuse, settle
@@ -129,6 +130,8 @@ def _hand_over(leaf: Leaf, tensor: Tensor) -> Any:
             crossing.order(ready, moment, leaf.view_device)
         if leaf.view_device is not None or leaf.view_flags is not None:
             ready = native.tensor_view(ready, None, leaf.view_device, leaf.view_flags, None)
+        if leaf.gather:
+            ready, moment = crossing.copied(ready, moment, leaf.copy_order or False, physical(ready.device))
         if leaf.copy_order is not None:
             ready, moment = crossing.copied(ready, moment, leaf.copy_order, leaf.copy_device)
         if not cuda.is_cuda(ready.device):

@@ -364,6 +364,33 @@ def test_device_to_device(cuda, lib_a, lib_b):
     assert cuda.count("cuMemcpyPeerAsync") == 1 and cuda.syncs == 0
 
 
+def test_gaps_are_closed_before_a_move(cuda, lib_b):
+    """Many rows of two bytes go over in one copy; the plan tells of both copies."""
+    import ctypes
+
+    n, c = 512, cuda.stream()
+    memory = cuda.alloc(4 * n, 1)
+    ctypes.memmove(memory, bytes(range(256)) * (n // 64), 4 * n)
+    tensor = native.tensor_new(memory, (n, 2), (4, 2), dlx.DType("uint8"), (2, 1), 0, None)
+    plan = dlx.plan(tensor, "libb", device="cuda:0")
+    assert plan.nbytes == 4 * n and [step.do for step in plan.steps[-2:]] == ["copy", "move"]
+    with lib_b.on(c):
+        cuda.forget()
+        result = dlx.convert(tensor, to="libb", device="cuda:0")
+        assert cuda.count("cuMemcpy2DAsync", "cuMemcpyAsync") < 10 and cuda.count("cuMemcpyPeerAsync") == 1
+    assert not cuda.read(c, result.ptr, 2 * n)
+    assert ctypes.string_at(result.ptr, 8) == bytes([0, 2, 4, 6, 8, 10, 12, 14])
+
+
+def test_what_is_too_scattered(cuda, lib_b):
+    """More single copies than are worth it are refused, with what to do."""
+    n = 1 << 17
+    memory = cuda.alloc(n)
+    tensor = native.tensor_new(memory + n - 1, (n // 2, 1), (-2, 1), dlx.DType("uint8"), (2, 0), 0, None)
+    with pytest.raises(dlx.errors.LayoutError, match="Make it contiguous in its own framework"):
+        dlx.convert(tensor, to="libb", copy=True)
+
+
 def test_while_another_device_is_current(cuda, lib_a, lib_b):
     """A source on cuda:1 while cuda:0 is current: producer and consumer are called with cuda:1 current."""
     seen = []
