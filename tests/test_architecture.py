@@ -20,6 +20,7 @@ LAYERS = [
     ["protocol"],
     ["facts", "adapter", "hookspecs"],
     ["strangers", "registry"],
+    ["records", "containers"],
     ["routes", "obstacles", "planning", "transfer"],
     ["conversion"],
     ["pointers", "incoming", "doors"],
