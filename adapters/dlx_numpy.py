@@ -181,6 +181,7 @@ class NumpyScalarAdapter(_Numpy):
 
     name = "numpy scalar"
     types = ("numpy.generic",)
+    root_only = True
 
     def examine(self, obj: Any) -> Iterable[Hindrance]:
         refused = _why_refused(obj.dtype)

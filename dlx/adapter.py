@@ -89,6 +89,9 @@ class Adapter:
         Whether an array that is in the target framework already may come back without being examined.
     is_own
         Whether its arrays are `dlx.Tensor`; for dlx itself.
+    root_only
+        Whether its objects are converted where they are what `convert` is given, but pass through inside a container,
+        as numpy's scalars and plain buffers do.
     owner
         For the lane: method of an array that gives the object which keeps its memory alive. Empty: the array does.
     owner_type
@@ -124,6 +127,7 @@ class Adapter:
     constant: bool = True
     identity: bool = True
     is_own: bool = False
+    root_only: bool = False
     owner: str = ""
     owner_type: str = ""
     owner_bounds: tuple[str, ...] = ()
@@ -268,6 +272,13 @@ class Adapter:
 
     def give_back(self, obj: Any, tensor: Tensor) -> None:
         """Undo `take` after a consumer failed. The default does nothing."""
+
+    def work_stream(self, device: Device) -> int | None:
+        """Return the stream on which the framework is working on a device just now, as a handle.
+
+        None, the default: there is none to wait for. It is asked once per device of a tree, never for host memory.
+        """
+        return None
 
     # ---- inside the framework -------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ from dlx.facts import Container
 from dlx.records import abstract_row, bare, record_row
 from dlx.registry import registry
 
-__all__ = ["container_of"]
+__all__ = ["container_of", "is_plain"]
 
 # ---- exact built-in types --------------------------------------------------------------------------------------------
 
@@ -135,11 +135,17 @@ _EXACT: dict[type, Container | None] = {
     frozenset: FROZENSET,
     types.MappingProxyType: Container(kind="mapping", open=_items, close=_close_proxy, falls_to=dict),
     collections.ChainMap: Container(kind="record", open=_open_chain, close=_close_chain),
-    **dict.fromkeys((type(None), bool, int, float, complex, str, bytes, bytearray, memoryview, range, type)),
+    **dict.fromkeys((type(None), bool, int, float, complex, str, bytes, bytearray, memoryview, range)),
 }
 
 # Never entered, though some are sequences (a string is a sequence of strings).
-_LEAVES = (str, bytes, bytearray, memoryview, range, UserString, array.array, numbers.Number, enum.Enum, type)
+_LEAVES = (str, bytes, bytearray, memoryview, range, slice, UserString, array.array, numbers.Number, enum.Enum)
+_PLAIN_MODULES = ("datetime", "decimal", "fractions", "ipaddress", "pathlib", "uuid", "zoneinfo")
+
+
+def is_plain(kind: type) -> bool:
+    """Return whether objects of a type are plain data: numbers, text, dates and the like."""
+    return kind is type(None) or issubclass(kind, _LEAVES) or kind.__module__.partition(".")[0] in _PLAIN_MODULES
 
 
 # ---- subclasses of built-in containers -------------------------------------------------------------------------------

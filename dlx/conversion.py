@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dlx.abi import Device
 from dlx.adapter import Adapter
+from dlx.containers import container_of
 from dlx.errors import AdapterNotFoundError, ConversionError, DeviceError, DlxError
 from dlx.native import Lane
 from dlx.planning import Plan, Request, begin
@@ -15,6 +16,7 @@ from dlx.registry import registry
 from dlx.routes import learn
 from dlx.tensor import ArrayInfo, type_name
 from dlx.transfer import convert_leaf, forget_frames, plan_leaf
+from dlx.trees import convert_tree, place_of, plan_tree
 
 __all__ = ["convert", "describe", "plan"]
 
@@ -91,7 +93,13 @@ def convert(
     ((3,), 'uint8', False)
     """
     request = _request(to, like, device, copy, readonly, detach, stream, errors)
-    return convert_leaf(begin(obj, _producer(obj, request), request))
+    row = container_of(type(obj))
+    if row is None:
+        return convert_leaf(begin(obj, _producer(obj, request), request))
+    # The lane shares memory and knows no options, so it may be used for arrays in a tree where those ask for nothing.
+    may = to is not None and device is None and stream is None and not copy and not detach
+    lane = cast("Lane", convert) if may else None
+    return convert_tree(obj, row, request, strict=strict, collect=errors == "collect", lane=lane, to=to)
 
 
 def plan(
@@ -137,6 +145,9 @@ def plan(
     """
     try:
         request = _request(to, like, device, copy, readonly, detach, stream, errors)
+        row = container_of(type(obj))
+        if row is not None:
+            return plan_tree(obj, row, request, strict=strict, collect=errors == "collect", probe=probe)
         leaf = begin(obj, _producer(obj, request), request)
     except DlxError as error:
         forget_frames(error)
@@ -178,13 +189,16 @@ def describe(obj: Any) -> ArrayInfo:
     return info if info is not None else ArrayInfo(source.name, type_name(type(obj)))
 
 
-def _consumer_failed(obj: Any, to: Any, cause: Any) -> DlxError:
+def _consumer_failed(obj: Any, to: Any, cause: Any, tree: Any = None) -> DlxError:
     """Return the error for a consumer that failed in the lane, after its table had been handed the memory."""
     target = registry.target(to)
+    where = "" if tree is None else place_of(obj, tree)
     if isinstance(cause, DlxError):
-        return cause.complete(source=str(_described(obj)), target=target.name)
+        return cause.complete(source=str(_described(obj)), target=target.name, where=where)
     reason = f"{type(cause).__name__}: {cause}".rstrip(".") if cause is not None else "without saying why"
-    error = ConversionError(f"{target.name} refused it: {reason}", source=str(_described(obj)), target=target.name)
+    error = ConversionError(
+        f"{target.name} refused it: {reason}", source=str(_described(obj)), target=target.name, where=where
+    )
     error.__cause__ = cause
     return error
 

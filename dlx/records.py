@@ -22,7 +22,7 @@ def record_row(kind: type) -> Container | None:
         frozen = kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
     elif isinstance(fields := getattr(kind, "__attrs_attrs__", None), tuple):
         names = tuple(field.name for field in fields)
-        frozen = kind.__setattr__ is not object.__setattr__ and _frozen_attrs(kind)
+        frozen = kind.__setattr__.__name__ == "_frozen_setattrs"  # attrs tells it in no other way
     else:
         return None
 
@@ -32,10 +32,6 @@ def record_row(kind: type) -> Container | None:
 
     blank = None if frozen else bare
     return Container(kind="record", open=open_record, close=_close_record, blank=blank, mutable=not frozen)
-
-
-def _frozen_attrs(kind: type) -> bool:
-    return kind.__setattr__.__name__ == "_frozen_setattrs"
 
 
 def _close_record(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:

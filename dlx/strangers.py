@@ -13,10 +13,20 @@ from dlx.errors import ConsumedError, DeviceError
 from dlx.native import Tensor
 from dlx.tensor import ArrayInfo, type_name
 
-__all__ = ["BUFFER", "CAPSULE", "DLPACK", "INTERFACE", "TENSOR", "stranger"]
+__all__ = [
+    "BUFFER",
+    "CAPSULE",
+    "DLPACK",
+    "INTERFACE",
+    "TENSOR",
+    "Described",
+    "array_stranger",
+    "buffer_stranger",
+    "stranger",
+]
 
 
-class _Described(Adapter):
+class Described(Adapter):
     """A source whose export is harmless, so that its description is an export."""
 
     protocols: tuple[str, ...]
@@ -30,7 +40,7 @@ class _Described(Adapter):
         return None if tensor is None else ArrayInfo.of_tensor(tensor, self.name, type(obj), self.protocols)
 
 
-class TensorAdapter(_Described):
+class TensorAdapter(Described):
     """`dlx.Tensor`, as a source and as the target "dlx": it can hold whatever DLPack can say."""
 
     name = "dlx"
@@ -58,7 +68,7 @@ class TensorAdapter(_Described):
         return at_rest(tensor)
 
 
-class CapsuleAdapter(_Described):
+class CapsuleAdapter(Described):
     """A raw capsule of either name. It is single-use, so it is only looked at until nothing else can fail."""
 
     name = "capsule"
@@ -108,7 +118,7 @@ class DLPackAdapter(Adapter):
         return ArrayInfo(self.name, type_name(type(obj)), device=protocol.device_of(obj), protocols=("__dlpack__",))
 
 
-class InterfaceAdapter(_Described):
+class InterfaceAdapter(Described):
     """An object with ``__array_interface__``."""
 
     name = "array_interface"
@@ -119,12 +129,13 @@ class InterfaceAdapter(_Described):
         return protocol.array_interface(obj, obj.__array_interface__)
 
 
-class BufferAdapter(_Described):
+class BufferAdapter(Described):
     """An object with the buffer protocol: bytes, bytearray, memoryview, array.array, ctypes, mmap, ..."""
 
     name = "buffer"
     package = "builtins"
     protocols = ("buffer",)
+    root_only = True
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         return protocol.buffer(obj)
@@ -142,6 +153,11 @@ def stranger(obj: Any) -> Adapter | None:
 
     The order is DLPack, array interface, buffer. ``__array__`` alone is never used: it may copy or move without saying.
     """
+    return array_stranger(obj) or buffer_stranger(obj)
+
+
+def array_stranger(obj: Any) -> Adapter | None:
+    """Return the adapter for an object that speaks a protocol of arrays, plain buffers left out."""
     kind = type(obj)
     if kind in weakref.ProxyTypes:  # it speaks for an object that it does not keep alive
         return None
@@ -149,8 +165,13 @@ def stranger(obj: Any) -> Adapter | None:
         return CAPSULE
     if hasattr(kind, "__dlpack__"):
         return DLPACK
-    if _offers_interface(obj):
-        return INTERFACE
+    return INTERFACE if _offers_interface(obj) else None
+
+
+def buffer_stranger(obj: Any) -> Adapter | None:
+    """Return the adapter for an object that has a buffer."""
+    if type(obj) in weakref.ProxyTypes:
+        return None
     try:
         memoryview(obj).release()
     except TypeError:

@@ -21,7 +21,8 @@ LAYERS = [
     ["facts", "adapter", "hookspecs"],
     ["strangers", "registry"],
     ["records", "containers"],
-    ["routes", "obstacles", "planning", "transfer"],
+    ["routes", "obstacles", "planning", "ordering", "transfer"],
+    ["phases", "trees"],
     ["conversion"],
     ["pointers", "incoming", "doors"],
 ]
