@@ -29,6 +29,7 @@ import weakref
 from collections import OrderedDict, UserDict, UserList, UserString, defaultdict, deque
 from typing import Any
 
+from dlx.errors import DlxError
 from dlx.facts import Container
 from dlx.records import abstract_row, bare, record_row
 from dlx.registry import registry
@@ -292,12 +293,15 @@ def container_of(kind: type) -> Container | None:
         _known.clear()
         _seen = now
     try:
-        return _known[kind]
+        row = _known[kind]
     except KeyError:
-        row = _look_up(kind)
-    if row is not None or not _speaks(kind):  # a type may be given a protocol later, or lose it
-        _known[kind] = row
-    return row
+        try:
+            row = _known[kind] = _look_up(kind)
+        except DlxError:
+            raise
+        except Exception:  # a type that raises when it is looked at
+            return None
+    return None if row is not None and row is not OWN and _speaks(kind) else row  # it may have learnt it since
 
 
 def _look_up(kind: type) -> Container | None:

@@ -175,7 +175,7 @@ def describe(obj: Any) -> ArrayInfo:
     """
     source = _known(obj)
     if source is None:
-        raise _not_an_array(obj)
+        raise not_an_array(obj)
     try:
         info = source.info(obj)
     except DlxError as error:
@@ -241,7 +241,7 @@ def _as(like: Any) -> tuple[Adapter, Device | None]:
 def _producer(obj: Any, request: Request) -> Adapter:
     source = _known(obj)
     if source is None:
-        raise _not_an_array(obj).complete(target=request.target.name)
+        raise not_an_array(obj).complete(target=request.target.name)
     return source
 
 
@@ -263,18 +263,20 @@ def _described(obj: Any) -> ArrayInfo | None:
         return None
 
 
-def _not_an_array(obj: Any) -> DlxError:
+def not_an_array(obj: Any) -> DlxError:
     name = type_name(type(obj))
     if type(obj) in weakref.ProxyTypes:
         fix = "Convert the object itself: a proxy does not keep it alive."
-    elif isinstance(obj, list | tuple | dict):
-        fix = "Convert its elements one by one."
+    elif container_of(type(obj)) is not None:
+        fix = "Give one of the arrays in it; dlx.convert and dlx.plan take whole containers."
     elif type(obj).__module__ == "builtins":
         fix = "Give an array, or an object with a buffer such as bytes."
     else:
         fix = f"Convert an array that it holds, or install an adapter for {name.partition('.')[0]!r}."
     return AdapterNotFoundError(
-        "it is no array: it has no adapter, no __dlpack__, no __array_interface__ and no buffer", source=name, fix=fix
+        "it is no array: it has no adapter, no __dlpack__, no __array_interface__ and no buffer",
+        source=name,
+        fix=fix,
     )
 
 

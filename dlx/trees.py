@@ -90,7 +90,7 @@ class Tree:
                 try:
                     what = self._kinds[kind]
                 except KeyError:
-                    what = self._kinds[kind] = self._what(kind)
+                    what = self._kinds[kind] = self._what(kind, number, i)
                 if what is None:
                     continue
                 if isinstance(what, Container):
@@ -128,12 +128,18 @@ class Tree:
             self._failed(node, error, "cannot be taken apart")
         return number
 
-    def _what(self, kind: type) -> Any:
+    def _what(self, kind: type, number: int, i: int) -> Any:
         """Return a container's row, an array's adapter, None for what passes through, or `kind`: ask each object."""
-        row = container_of(kind)
-        if row is not None:
-            return row
-        adapter = registry.knows(kind)
+        try:
+            row = container_of(kind)
+            if row is not None:
+                return row
+            adapter = registry.knows(kind)
+        except DlxError as error:  # its plugin is broken
+            self.failures.add(error.complete(source=type_name(kind)), self._path(number, i))
+            return None
+        except Exception:  # a type that raises when it is looked at
+            return kind
         if adapter is not None:
             return None if adapter.root_only else adapter
         return None if is_plain(kind) else kind
@@ -144,18 +150,26 @@ class Tree:
         link = self._met.get(key)
         if link is not None:
             return link
-        source = what
-        if isinstance(what, type):
-            source = strangers.array_stranger(obj)
-            if source is None:
-                if self.strict and strangers.buffer_stranger(obj) is None:
-                    self._not_plain(obj, number, i)
-                return None
+        source = self._stranger(obj, number, i) if isinstance(what, type) else what
+        if source is None:
+            return None
         link = self._met[key] = ~len(self.arrays)
         self.arrays.append(obj)
         self.sources.append(source)
         self._spots.append((number, i))
         return link
+
+    def _stranger(self, obj: Any, number: int, i: int) -> Adapter | None:
+        """Return the adapter of an array that no framework claims, None for anything else."""
+        try:
+            source = strangers.array_stranger(obj)
+            if source is None and self.strict and strangers.buffer_stranger(obj) is None:
+                self._not_plain(obj, number, i)
+        except DlxError:
+            raise
+        except Exception:  # it raises when it is looked at, so it is nothing that we know
+            return None
+        return source
 
     def _closes(self, link: int, number: int, i: int) -> bool:
         """Mark a container that was met inside itself; False where such a one cannot be made."""
