@@ -44,7 +44,7 @@ def _elements(obj: Any) -> tuple[None, list[Any]]:
 
 
 def _items(obj: Any) -> tuple[list[Any], list[Any]]:
-    keys = list(obj)
+    keys = list(obj.keys())
     return keys, [obj[key] for key in keys]
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import inspect
 from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
 
+from dlx.errors import ConversionError
 from dlx.facts import Container
+from dlx.tensor import type_name
 
 __all__ = ["abstract_row", "bare", "record_row"]
 
@@ -28,10 +31,25 @@ def record_row(kind: type) -> Container | None:
 
     def open_record(obj: Any) -> tuple[list[str], list[Any]]:
         present = [name for name in names if hasattr(obj, name)]  # init=False: it may not be set yet
+        for name in present:
+            if not _is_own(obj, name):  # a tensorclass of tensordict
+                raise ConversionError(
+                    f"it does not keep its field {name!r} as an attribute, so it cannot be made anew",
+                    source=type_name(kind),
+                    fix="Convert its fields one by one, or give it a __dlx_tree__ method.",
+                )
         return present, [getattr(obj, name) for name in present]
 
     blank = None if frozen else bare
     return Container(kind="record", open=open_record, close=_close_record, blank=blank, mutable=not frozen)
+
+
+def _is_own(obj: Any, name: str) -> bool:
+    """Return whether a field is kept in the object itself, so that setting it on another changes nothing here."""
+    if name in getattr(obj, "__dict__", ()):
+        return True
+    found = inspect.getattr_static(type(obj), name, obj)
+    return found is not obj and (inspect.ismemberdescriptor(found) or not hasattr(found, "__set__"))
 
 
 def _close_record(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
@@ -90,7 +108,7 @@ class _Listing(list[Any]):
 
 
 def _open_mapping(obj: Any) -> tuple[list[Any], list[Any]]:
-    keys = _Listing(obj)
+    keys = _Listing(obj.keys())  # some iterate over something else (TensorDict: over its batches)
     keys.children = [obj[key] for key in keys]
     return keys, list(keys.children)
 
@@ -107,10 +125,11 @@ def _close_unknown(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
 
     A shallow copy may share its storage with the source (a class around a dict, a file), which must not be written to.
     """
-    memo: dict[int, Any] = {id(old): child for old, child in zip(keys.children, children, strict=True)}
-    memo |= {id(key): key for key in keys}
+    memo: dict[int, Any] = {id(key): key for key in keys}
+    memo |= {id(old): child for old, child in zip(keys.children, children, strict=True)}
     new = copy.deepcopy(obj, memo)
-    if type(new) is not type(obj) or len(new) != len(children):
+    places = list(new.keys()) if isinstance(obj, Mapping) else list(range(len(new)))
+    if type(new) is not type(obj) or places != keys:
         raise TypeError("its copy has other elements")
     if any(new[key] is not child for key, child in zip(keys, children, strict=True)):
         raise TypeError("its copy does not hold what was put in")
