@@ -18,7 +18,16 @@ def build():
     """Return the compiled module, or None with a word where there is no C compiler."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "floor.so"
-        command = ["cc", "-std=c11", "-O2", "-shared", "-fPIC", f"-I{HERE.parent / 'c_src'}"]
+        command = [
+            "cc",
+            "-std=c11",
+            "-O2",
+            "-fno-plt",
+            "-fno-semantic-interposition",
+            "-shared",
+            "-fPIC",
+            f"-I{HERE.parent / 'c_src'}",
+        ]
         command += [f"-I{sysconfig.get_path('include')}", str(HERE / "floor.c"), "-o", str(target)]
         try:
             subprocess.run(command, check=True, capture_output=True, text=True)

@@ -125,6 +125,10 @@ void dlx_managed_own(DLManagedTensorVersioned* made, void* owner, dlx_release re
  * GIL: not needed. Errors: 0 = shared, or owned by another; nothing changed. */
 int dlx_managed_disown(DLManagedTensorVersioned* made, const void* owner);
 
+/* The owner of `made` (one of ours), if nobody shares it and it is let go of by `release`; else
+ * NULL. Owns: nothing. GIL: not needed. */
+void* dlx_managed_owner(DLManagedTensorVersioned* made, dlx_release release);
+
 /* Take a second count on a tensor that nobody else has seen, before a hand-over to a consumer that
  * may fail after it has released, or later. Owns: the caller has two counts. GIL: not needed. */
 void dlx_managed_hold(DLManagedTensorVersioned* made);

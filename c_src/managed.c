@@ -247,6 +247,12 @@ int dlx_managed_disown(DLManagedTensorVersioned* made, const void* owner) {
   return 1;
 }
 
+void* dlx_managed_owner(DLManagedTensorVersioned* made, dlx_release release) {
+  made_tensor* self = (made_tensor*)made;
+  int is_sole = atomic_load_explicit(&self->holders, memory_order_acquire) == 1;
+  return is_sole && self->release == release ? self->owner : NULL;
+}
+
 void dlx_managed_hold(DLManagedTensorVersioned* made) {
   atomic_store_explicit(&((made_tensor*)made)->holders, 2, memory_order_relaxed);
 }

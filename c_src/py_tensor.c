@@ -8,8 +8,15 @@
 
 PyTypeObject* py_tensor_type;
 
+/* Shells that were used before, as CPython keeps them for its own small types. GIL: held. */
+enum { SPARE = 16 };
+static TensorObject* spare[SPARE];
+static int n_spare;
+
 TensorObject* py_tensor_alloc(void) {
-  return (TensorObject*)py_tensor_type->tp_alloc(py_tensor_type, 0);
+  if (n_spare == 0) return (TensorObject*)py_tensor_type->tp_alloc(py_tensor_type, 0);
+  TensorObject* tensor = spare[--n_spare];
+  return (TensorObject*)PyObject_Init((PyObject*)tensor, py_tensor_type);
 }
 
 DLManagedTensorVersioned* py_tensor_managed(PyObject* obj) {
@@ -27,11 +34,25 @@ static void tensor_dealloc(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   if (tensor->weakrefs) PyObject_ClearWeakRefs(self);
   if (tensor->managed) {
-    py_pending pending = py_pending_save(); /* a foreign deleter may run */
-    dlx_managed_release(tensor->managed);
-    py_pending_restore(pending);
+    PyObject* owner = dlx_managed_owner(tensor->managed, py_release_object);
+    if (owner &&
+        Py_REFCNT(owner) > 1) { /* the usual case: nothing of it is freed, so nothing runs */
+      dlx_managed_disown(tensor->managed, owner);
+      dlx_managed_release(tensor->managed);
+      Py_DECREF(owner);
+    } else {
+      py_pending pending = py_pending_save(); /* a foreign deleter may run */
+      dlx_managed_release(tensor->managed);
+      py_pending_restore(pending);
+    }
   }
-  type->tp_free(self);
+  if (n_spare < SPARE) {
+    tensor->managed = NULL;
+    tensor->weakrefs = NULL;
+    spare[n_spare++] = tensor;
+  } else {
+    type->tp_free(self);
+  }
   Py_DECREF(type);
 }
 
@@ -157,7 +178,17 @@ PyDoc_STRVAR(dlpack_device_doc,
 static PyObject* tensor_dlpack_device(PyObject* self, PyObject* unused) {
   const DLManagedTensorVersioned* m = py_tensor_managed(self);
   if (m == NULL) return NULL;
-  return Py_BuildValue("ii", m->dl_tensor.device.device_type, m->dl_tensor.device.device_id);
+  PyObject *pair = PyTuple_New(2), *type = PyLong_FromLong(m->dl_tensor.device.device_type),
+           *id = PyLong_FromLong(m->dl_tensor.device.device_id);
+  if (pair == NULL || type == NULL || id == NULL) {
+    Py_XDECREF(pair);
+    Py_XDECREF(type);
+    Py_XDECREF(id);
+    return NULL;
+  }
+  PyTuple_SET_ITEM(pair, 0, type);
+  PyTuple_SET_ITEM(pair, 1, id);
+  return pair;
 }
 
 static PyMethodDef tensor_methods[] = {

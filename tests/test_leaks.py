@@ -232,7 +232,7 @@ def test_singletons_keep_their_references(without_collector):
 # ---- threads ---------------------------------------------------------------------------------------------------------
 
 
-def together(work, seconds=2.0, threads=8):
+def together(work, seconds=10.0, threads=10):
     """Run work(number) over and over in many threads; return how often each ran, raise what any raised."""
     ends, counts, failures = time.monotonic() + seconds, [0] * threads, []
 
@@ -260,7 +260,7 @@ def together(work, seconds=2.0, threads=8):
 
 
 def test_threads_with_shared_and_private_arrays(np, torch):
-    """Eight threads convert the same and their own arrays: right values, right errors, nothing left."""
+    """Ten threads convert the same and their own arrays for ten seconds: right values, right errors, nothing left."""
     live = native.live()
     shared, shared_tensor = np.arange(1000.0), torch.arange(1000.0)
     leaf = torch.ones(2, requires_grad=True)
