@@ -137,7 +137,7 @@ static int is_accepted(py_route* r, const DLTensor* t, uint64_t flags) {
   return 1;
 }
 
-DLManagedTensorVersioned* py_lane_lend(py_route* r, PyObject* obj) {
+DLManagedTensorVersioned* py_lane_lend(py_route* r, PyObject* obj, int brief) {
   DLManagedTensorVersioned* made = NULL;
   DLTensor t;
   if (r->type == py_tensor_type) { /* our own: flags are known, nothing is asked */
@@ -170,7 +170,7 @@ DLManagedTensorVersioned* py_lane_lend(py_route* r, PyObject* obj) {
   if ((r->quick == NULL || r->quick(obj, &made->dl_tensor)) && late_clear(r, 0, code, obj, obj) &&
       dtype_confirmed(r, obj, t.dtype)) {
     PyObject* owner = r->owner.name ? py_ask(&r->owner, obj) : Py_NewRef(obj);
-    int clear = owner ? late_clear(r, 1, code, obj, owner) : 0;
+    int clear = owner == NULL ? 0 : brief ? 2 : late_clear(r, 1, code, obj, owner);
     if (clear == 1 || (clear == 2 && inside(r, &made->dl_tensor, owner))) {
       dlx_managed_own(made, owner, py_release_object);
       return made;
@@ -219,7 +219,7 @@ PyObject* py_lane_hand_over(PyObject* lane, const py_route* r, DLManagedTensorVe
 static PyObject* run(PyObject* lane, py_route* r, PyObject* obj, PyObject* to) {
   if (r->is_same) return Py_NewRef(obj);
   py_route_enter(r);
-  DLManagedTensorVersioned* made = py_lane_lend(r, obj);
+  DLManagedTensorVersioned* made = py_lane_lend(r, obj, 0);
   PyObject* result = made ? py_lane_hand_over(lane, r, made, obj, to, NULL) : pass;
   py_route_leave(r);
   return result;
@@ -331,15 +331,16 @@ PyDoc_STRVAR(
     "where that is the\nresult; None where Python must be asked.");
 
 static PyObject* lane_lend(PyObject* lane, PyObject* const* args, Py_ssize_t nargs) {
-  if (nargs != 2) {
+  if (nargs != 2 && nargs != 3) {
     PyErr_SetString(PyExc_TypeError, "_lend takes an array and a target");
     return NULL;
   }
+  int brief = nargs == 3 && args[2] == Py_True;
   py_route* r = py_lane_route(lane, Py_TYPE(args[0]), args[1]);
   if (r == NULL || !r->is_lane) Py_RETURN_NONE;
   if (r->is_same) return Py_NewRef(args[0]);
   py_route_enter(r);
-  DLManagedTensorVersioned* made = py_lane_lend(r, args[0]);
+  DLManagedTensorVersioned* made = py_lane_lend(r, args[0], brief);
   py_route_leave(r);
   if (made == NULL) Py_RETURN_NONE;
   return py_tensor_wrap(made);

@@ -84,10 +84,11 @@ extern PyMethodDef py_route_functions[];
  * borrowed, see py_route_find. GIL: needed; may run Python. Errors: none left set. */
 py_route* py_lane_route(PyObject* lane, PyTypeObject* type, PyObject* to);
 
-/* A managed tensor over an array: examined, exported and checked. Owns: the caller owns the result,
- * which owns the array or its storage. GIL: needed; may run Python. Errors: NULL without an
- * exception = ask Python. */
-DLManagedTensorVersioned* py_lane_lend(py_route* route, PyObject* obj);
+/* A managed tensor over an array: examined, exported and checked. `brief`: its memory will only be
+ * read now, and need not be kept from being resized later. Owns: the caller owns the result, which
+ * owns the array or its storage. GIL: needed; may run Python. Errors: NULL without an exception =
+ * ask Python. */
+DLManagedTensorVersioned* py_lane_lend(py_route* route, PyObject* obj, int brief);
 
 /* Hand a managed tensor to the consumer. `tree` is what the array was found in, or NULL. Owns:
  * takes `made`. GIL: needed. Errors: NULL with what `failed` gives. */

@@ -240,7 +240,7 @@ static outcome lend_all(walk* w) {
     leaf* l = &w->leaves[i];
     if (l->route->is_same) {
       l->result = Py_NewRef(l->obj);
-    } else if ((l->made = py_lane_lend(l->route, l->obj)) == NULL) {
+    } else if ((l->made = py_lane_lend(l->route, l->obj, 0)) == NULL) {
       return LEAVE;
     }
   }

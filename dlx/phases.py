@@ -12,7 +12,7 @@ from typing import Any
 
 from dlx.adapter import Adapter, look_up
 from dlx.errors import DlxError
-from dlx.native import Lane
+from dlx.native import Lane, Tensor
 from dlx.ordering import groups_of, order
 from dlx.planning import Leaf, Plan, Request, begin
 from dlx.strangers import Described
@@ -93,16 +93,35 @@ class Bulk:
             All failures, where they are collected.
         """
         try:
-            self._examine()
-            self._each(prepare)
-            self.failures.check()
-            order(groups_of(self._leaves.values()), self.request)
+            self._make_ready(brief=False)
             self._load()
             self.failures.check()
         except BaseException as error:
             self.undo(error)
             raise
         return self.results
+
+    def tensors(self) -> list[Tensor]:
+        """Return all arrays as tensors that are only to be read now: nothing is handed over or used up.
+
+        Raises
+        ------
+        DlxError, ExceptionGroup
+            As `run`.
+        """
+        self._make_ready(brief=True)
+        for i, lent in self._lent:
+            self.results[i] = lent
+        for i, leaf in self._leaves.items():
+            self.results[i] = load(leaf) if leaf.tensor is None else leaf.tensor
+        return self.results
+
+    def _make_ready(self, *, brief: bool) -> None:
+        """Go through the phases up to where nothing but a consumer can fail."""
+        self._examine(brief)
+        self._each(prepare)
+        self.failures.check()
+        order(groups_of(self._leaves.values()), self.request)
 
     def undo(self, error: BaseException) -> None:
         """Let go of all results, and give back what was taken; frames of the error may hold some of it."""
@@ -125,10 +144,10 @@ class Bulk:
                 del self._leaves[i]
                 self.failures.add(error, self.place(i))
 
-    def _examine(self) -> None:
+    def _examine(self, brief: bool) -> None:
         """Ask what is known of each array before any producer is called; those of the lane are exported at once."""
         for i, obj in enumerate(self.objs):
-            lent = self.lane._lend(obj, self.to) if self.lane is not None else None
+            lent = self.lane._lend(obj, self.to, brief) if self.lane is not None else None
             if lent is None:
                 self._leaves[i] = begin(obj, self.sources[i], self.request)
             elif lent is obj:
