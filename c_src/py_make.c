@@ -154,7 +154,8 @@ static PyObject* tensor_copy(PyObject* module, PyObject* const* args, Py_ssize_t
   return m ? py_tensor_wrap(m) : NULL;
 }
 
-/* Owns: borrowed; a reference to each tensor is held by the list. Errors: NULL with an exception. */
+/* Owns: borrowed; a reference to each tensor is held by the list. Errors: NULL with an exception.
+ */
 static DLManagedTensorVersioned** managed_of(PyObject* tensors, Py_ssize_t n) {
   DLManagedTensorVersioned** rows = PyMem_New(DLManagedTensorVersioned*, n);
   if (rows == NULL) return (DLManagedTensorVersioned**)PyErr_NoMemory();

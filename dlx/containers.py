@@ -49,7 +49,8 @@ def _items(obj: Any) -> tuple[list[Any], list[Any]]:
 
 
 def _exact_items(obj: Any) -> tuple[list[Any], list[Any]]:
-    return list(obj), list(obj.values())
+    items = list(obj.items())  # at once: another thread may be writing
+    return [key for key, _ in items], [child for _, child in items]
 
 
 def _close_list(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
@@ -305,7 +306,7 @@ def container_of(kind: type) -> Container | None:
 
 
 def _look_up(kind: type) -> Container | None:
-    if callable(getattr(kind, "__dlx_tree__", None)):
+    if any("__dlx_tree__" in cls.__dict__ for cls in kind.__mro__):
         return OWN
     row = registry.container(kind)
     if row is not None:

@@ -92,10 +92,10 @@ def convert(
     >>> tensor.shape, str(tensor.dtype), tensor.readonly
     ((3,), 'uint8', False)
     """
-    request = _request(to, like, device, copy, readonly, detach, stream, errors)
+    request = request_of(to, like, device, copy, readonly, detach, stream, errors)
     row = container_of(type(obj))
     if row is None:
-        return convert_leaf(begin(obj, _producer(obj, request), request))
+        return convert_leaf(begin(obj, producer_of(obj, request), request))
     # The lane shares memory and knows no options, so it may be used for arrays in a tree where those ask for nothing.
     may = to is not None and device is None and stream is None and not copy and not detach
     lane = cast("Lane", convert) if may else None
@@ -144,11 +144,11 @@ def plan(
     'shared'
     """
     try:
-        request = _request(to, like, device, copy, readonly, detach, stream, errors)
+        request = request_of(to, like, device, copy, readonly, detach, stream, errors)
         row = container_of(type(obj))
         if row is not None:
             return plan_tree(obj, row, request, strict=strict, collect=errors == "collect", probe=probe)
-        leaf = begin(obj, _producer(obj, request), request)
+        leaf = begin(obj, producer_of(obj, request), request)
     except DlxError as error:
         forget_frames(error)
         return Plan("", _described(obj), error.target or str(to), None, "refused", error=error)
@@ -203,8 +203,15 @@ def _consumer_failed(obj: Any, to: Any, cause: Any, tree: Any = None) -> DlxErro
     return error
 
 
-def _request(
-    to: Any, like: Any, device: Any, copy: Any, readonly: str, detach: bool, stream: Any, errors: str
+def request_of(
+    to: Any,
+    like: Any = None,
+    device: Any = None,
+    copy: Any = None,
+    readonly: str = "copy",
+    detach: bool = False,
+    stream: Any = None,
+    errors: str = "raise",
 ) -> Request:
     """Check the options of a call; errors of the call itself are raised in every case."""
     if (to is None) == (like is None):
@@ -238,10 +245,11 @@ def _as(like: Any) -> tuple[Adapter, Device | None]:
     return adapter, info.device
 
 
-def _producer(obj: Any, request: Request) -> Adapter:
+def producer_of(obj: Any, request: Request, where: str = "") -> Adapter:
+    """Return the adapter of an array, or raise that it is none."""
     source = _known(obj)
     if source is None:
-        raise not_an_array(obj).complete(target=request.target.name)
+        raise not_an_array(obj).complete(target=request.target.name, where=where)
     return source
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import gcd
-from typing import Any
+from math import gcd, prod
+from typing import Any, NamedTuple
 
-from dlx import native, protocol
-from dlx.abi import Device, DType
-from dlx.adapter import Adapter
+from dlx.abi import Device
 from dlx.conversion import producer_of
-from dlx.errors import ConversionError, DlxError
-from dlx.native import Tensor, lib
-from dlx.planning import Leaf, Request, begin
+from dlx.errors import DlxError
+from dlx.native import lib
+from dlx.planning import Request, begin
 from dlx.strangers import TENSOR
 from dlx.transfer import export
 
@@ -22,22 +19,21 @@ MOST_STEPS = 20_000
 """Combinations that are tried before an answer is given by the ranges of addresses alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """The bytes of one array: an address, and runs of `width` bytes at the sums of ``0..count-1`` times each step."""
+class Extent(NamedTuple):
+    """The bytes of one array: runs of `width` bytes, at the lowest address plus 0 to `most` times each step."""
 
     device: Device
-    start: int  # of the lowest run
-    end: int  # behind the last byte of the highest one
+    start: int
+    end: int  # behind the highest byte
     width: int
-    axes: tuple[tuple[int, int], ...]  # (step in bytes > 0, count > 1)
+    axes: tuple[tuple[int, int], ...]  # (step in bytes > 0, most > 0)
 
 
 def shares_memory(a: Any, b: Any) -> bool:
     """Say whether two arrays, of any frameworks, have at least one byte of memory in common.
 
-    Addresses are compared, not values; nothing is read, copied or used up. Strides count: ``x[::2]`` and ``x[1::2]`` have
-    nothing in common, though their ranges overlap.
+    Addresses are compared, not values; nothing is read, copied or used up. Strides count: ``x[::2]`` and ``x[1::2]``
+    have nothing in common, though their ranges overlap.
 
     Parameters
     ----------
@@ -86,40 +82,89 @@ def _same_memory(a: Device, b: Device) -> bool:
 
 
 def _extent(obj: Any) -> Extent | None:
-    """Return the bytes of an array, None where it has no element."""
+    """Return the bytes of an array; None where it has no element, or no memory of its own."""
     request = Request(TENSOR)
     source = producer_of(obj, request)
-    tensor = _tensor(obj, source, request)
-    if tensor.nbytes == 0:
-        return None
-    width = tensor.dtype.bits * tensor.dtype.lanes // 8
-    if width * 8 != tensor.dtype.bits * tensor.dtype.lanes:  # packed below a byte, hence contiguous
-        return Extent(tensor.device, tensor.data_ptr, tensor.data_ptr + tensor.nbytes, tensor.nbytes, ())
-    steps = [(step * width, count) for step, count in zip(tensor.strides, tensor.shape, strict=True) if count > 1]
-    low = tensor.data_ptr + sum(step * (count - 1) for step, count in steps if step < 0)
-    axes = sorted((abs(step), count) for step, count in steps if step)
-    while axes and axes[0][0] <= width:  # runs that touch are one
-        step, count = axes.pop(0)
-        width += step * (count - 1)
-    end = low + width + sum(step * (count - 1) for step, count in axes)
-    return Extent(tensor.device, low, end, width, tuple(axes))
-
-
-def _tensor(obj: Any, source: Adapter, request: Request) -> Tensor:
-    leaf = Leaf(obj, source, request, None)
     try:
-        interface = getattr(obj, "__array_interface__", None)
-        if interface is not None and not hasattr(interface, "__call__"):
-            return _of_interface(interface)
+        info = source.info(obj)
+        if info is not None and (info.strides is None or info.dtype is None) and info.address:
+            return _of_interface(obj.__array_interface__, info.address)
         tensor = source.sketch(obj)
-        if tensor is not None and tensor.data_ptr:
-            return tensor
-        if tensor is not None and tensor.nbytes == 0:
-            return tensor
+    except DlxError:
+        tensor = None  # it cannot be described: what follows says why
+    if tensor is None:
         leaf = begin(obj, source, request)
-        if leaf.plan is not None and isinstance(leaf.plan.error, DlxError):
+        if leaf.plan is not None and leaf.plan.error is not None:
             raise leaf.plan.error
-        return export(leaf)
-    except DlxError as error:
-        leaf.complete(error)
-        raise
+        if leaf.fresh:  # a value, that is copied whenever it is converted
+            return None
+        tensor = export(leaf)
+    bits = tensor.dtype.bits * tensor.dtype.lanes
+    if bits % 8 and tensor.nbytes * 8 < bits * prod(tensor.shape) + 8:  # packed below a byte, hence contiguous
+        return _runs(tensor.device, tensor.data_ptr, tensor.nbytes, [])
+    width = -(-bits // 8)
+    return _runs(
+        tensor.device,
+        tensor.data_ptr,
+        width,
+        [(step * width, extent) for step, extent in zip(tensor.strides, tensor.shape, strict=True)],
+    )
+
+
+def _of_interface(interface: dict[str, Any], address: int) -> Extent | None:
+    """Read what only the array interface can say: strides that are not whole elements, dtypes that DLPack lacks."""
+    width = int(interface["typestr"][2:].partition("[")[0])
+    shape = interface["shape"]
+    steps = interface.get("strides")
+    if steps is None:
+        steps = [width * prod(shape[i + 1 :]) for i in range(len(shape))]
+    return _runs(Device("cpu"), address, width, list(zip(steps, shape, strict=True)))
+
+
+def _runs(device: Device, start: int, width: int, axes: list[tuple[int, int]]) -> Extent | None:
+    """Bring axes of (step in bytes, extent) into the form of `Extent`."""
+    if width == 0 or any(extent == 0 for _, extent in axes):
+        return None
+    start += sum(step * (extent - 1) for step, extent in axes if step < 0)
+    steps = sorted((abs(step), extent - 1) for step, extent in axes if step and extent > 1)
+    while steps and steps[0][0] <= width:  # runs that touch are one run
+        step, most = steps.pop(0)
+        width += step * most
+    end = start + width + sum(step * most for step, most in steps)
+    return Extent(device, start, end, width, tuple(steps))
+
+
+def _meet(one: Extent, other: Extent) -> bool:
+    """Return whether two sets of runs have a byte in common: whether some sum of steps lies in a short interval.
+
+    One run covers a byte of the other where the difference of their places is between -width and width. The places of
+    the second are counted from its end, so that all steps are positive. Steps are tried from the largest to the
+    smallest; what the smaller ones can still reach, and their greatest common divisor, cut most of the search away.
+    """
+    most: dict[int, int] = {}
+    for step, times in (*one.axes, *other.axes):
+        most[step] = most.get(step, 0) + times
+    steps = sorted(most, reverse=True)
+    reach, divisor = [0], [0]  # of the steps from number i on, read from the end
+    for step in reversed(steps):
+        reach.append(reach[-1] + step * most[step])
+        divisor.append(gcd(divisor[-1], step))
+    last = other.end - other.width  # where the highest run of the second begins
+    waiting = [(0, last - one.start - one.width + 1, last - one.start + other.width - 1)]
+    tried = 0
+    while waiting:
+        level, low, high = waiting.pop()
+        if low <= 0 <= high:
+            return True
+        if level == len(steps):
+            continue
+        step, left = steps[level], len(steps) - level - 1
+        first = max(0, -((reach[left] - low) // step))
+        for times in range(first, min(most[step], high // step) + 1):
+            tried += 1
+            if tried > MOST_STEPS:
+                return True
+            bottom, top = low - times * step, high - times * step
+            if divisor[left] == 0 or top // divisor[left] * divisor[left] >= bottom:
+                waiting.append((level + 1, bottom, top))
+    return False

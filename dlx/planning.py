@@ -91,8 +91,8 @@ class Plan:
     leaves: tuple[Plan, ...] = ()
 
     def __str__(self) -> str:
-        if self.leaves:
-            arrays = f"{len(self.leaves)} array{'s' * (len(self.leaves) > 1)}"
+        if self.leaves or self.outcome == "tree":
+            arrays = f"{len(self.leaves)} array{'s' * (len(self.leaves) != 1)}"
             head = f"tree of {arrays} -> {self.target}: {self.outcome} ({self.nbytes:,} bytes copied)"
             return "\n".join([head, *(f"{leaf.path}: {leaf}" for leaf in self.leaves)])
         found = self.source or (self.error.source if isinstance(self.error, DlxError) else "")

@@ -69,26 +69,19 @@ def bare(obj: Any) -> Any:
         new = object.__new__(kind)
     except TypeError:  # it inherits from a built-in type
         new = kind.__new__(kind)
-    for name, value in _attributes(obj):
-        object.__setattr__(new, name, value)
-    return new
-
-
-def _attributes(obj: Any) -> list[tuple[str, Any]]:
-    kind = type(obj)
-    found = [
-        (name, value)
-        for name, value in getattr(obj, "__dict__", {}).items()
-        if not isinstance(getattr(kind, name, None), functools.cached_property)
-    ]
+    if hasattr(obj, "__dict__"):
+        new.__dict__.update(
+            (name, value)
+            for name, value in obj.__dict__.items()
+            if not isinstance(getattr(kind, name, None), functools.cached_property)
+        )
     for cls in kind.__mro__:
         for name in _slots(cls):
-            try:
-                found.append((name, getattr(obj, name)))
-            except AttributeError:  # not set
-                continue
-    # attrs keeps a hash of the fields here, which are about to change.
-    return [(name, None if name == "_attrs_cached_hash" else value) for name, value in found]
+            if hasattr(obj, name):
+                object.__setattr__(new, name, getattr(obj, name))
+    if hasattr(new, "_attrs_cached_hash"):  # of fields that are about to change
+        object.__setattr__(new, "_attrs_cached_hash", None)
+    return new
 
 
 def _slots(cls: type) -> list[str]:

@@ -110,17 +110,18 @@ def _can_hold(request: Request, like: Tensor, shape: tuple[int, ...]) -> None:
         raise leaf.plan.error
 
 
+_ODD: dict[str, tuple[type[DlxError], str]] = {
+    "dtype": (DTypeError, "Cast it in its own framework first."),
+    "shape": (LayoutError, "Give arrays of one shape."),
+    "device": (DeviceError, "Move it in its own framework first."),
+    "flags": (LayoutError, "Give sub-byte elements that are all packed, or all padded."),
+}
+
+
 def _odd(tensors: list[Tensor], i: int) -> DlxError:
     """Return the error for an array that differs from the first one."""
     one, other = tensors[0], tensors[i]
-    where = f"arrays[{i}]"
-    for word, kind, fix in (
-        ("dtype", DTypeError, "Cast it in its own framework first."),
-        ("shape", LayoutError, "Give arrays of one shape."),
-        ("device", DeviceError, "Move it in its own framework first."),
-        ("flags", LayoutError, "Give sub-byte elements that are all packed, or all padded."),
-    ):
-        expected, found = getattr(one, word), getattr(other, word)
-        if expected != found:
-            break
-    return kind(f"its {word} is {found}, that of arrays[0] is {expected}", where=where, fix=fix)
+    word = next(word for word in _ODD if getattr(one, word) != getattr(other, word))
+    kind, fix = _ODD[word]
+    reason = f"its {word} is {getattr(other, word)}, that of arrays[0] is {getattr(one, word)}"
+    return kind(reason, where=f"arrays[{i}]", fix=fix)

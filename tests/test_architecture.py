@@ -24,6 +24,7 @@ LAYERS = [
     ["routes", "obstacles", "planning", "ordering", "transfer"],
     ["phases", "trees"],
     ["conversion"],
+    ["stacking", "overlap"],
     ["pointers", "incoming", "doors"],
 ]
 ORDER = [name for line in LAYERS for name in line]
