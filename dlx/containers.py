@@ -7,8 +7,8 @@ A row is a `dlx.facts.Container`. The first of these that knows the type decides
 3. rows that adapters declare (`Adapter.containers`), the nearest base class first;
 4. arrays, text, buffers and numbers are no containers, whatever they inherit from;
 5. subclasses of built-in containers, which keep their attributes;
-6. dataclasses, attrs classes and namespaces: records (`dlx.records`);
-7. anything registered as a `Mapping` or `Sequence`, whose inside nobody knows (`dlx.records`).
+6. dataclasses, attrs classes and namespaces: records (`dlx.rows`);
+7. anything registered as a `Mapping` or `Sequence`, whose inside nobody knows (`dlx.rows`).
 
 Everything else is a leaf: an array, or an object that passes through.
 
@@ -21,31 +21,21 @@ from __future__ import annotations
 import abc
 import array
 import collections
-import copy
 import enum
 import numbers
 import types
 import weakref
-from collections import OrderedDict, UserDict, UserList, UserString, defaultdict, deque
+from collections import OrderedDict, UserString, defaultdict, deque
 from typing import Any
 
 from dlx.errors import DlxError
 from dlx.facts import Container
-from dlx.records import abstract_row, bare, record_row
 from dlx.registry import registry
+from dlx.rows import abstract_row, close_set, elements, items, record_row, subclass_row
 
 __all__ = ["container_of", "is_plain"]
 
 # ---- exact built-in types --------------------------------------------------------------------------------------------
-
-
-def _elements(obj: Any) -> tuple[None, list[Any]]:
-    return None, list(obj)
-
-
-def _items(obj: Any) -> tuple[list[Any], list[Any]]:
-    keys = list(obj.keys())
-    return keys, [obj[key] for key in keys]
 
 
 def _exact_items(obj: Any) -> tuple[list[Any], list[Any]]:
@@ -110,17 +100,11 @@ def _open_chain(obj: Any) -> tuple[list[Any], list[Any]]:
     return ["maps"], [list(obj.maps)]
 
 
-def _close_set(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
-    new = type(obj)(children)
-    _keep_attributes(obj, new)
-    return new
-
-
-LIST = Container(open=_elements, close=_close_list, blank=lambda obj: [])
-TUPLE = Container(open=_elements, close=_close_tuple, mutable=False)
+LIST = Container(open=elements, close=_close_list, blank=lambda obj: [])
+TUPLE = Container(open=elements, close=_close_tuple, mutable=False)
 DICT = Container(kind="mapping", open=_exact_items, close=_close_dict, blank=lambda obj: {})
-SET = Container(kind="set", open=_elements, close=_close_set)
-FROZENSET = Container(kind="set", open=_elements, close=_close_set, mutable=False)
+SET = Container(kind="set", open=elements, close=close_set)
+FROZENSET = Container(kind="set", open=elements, close=close_set, mutable=False)
 
 _EXACT: dict[type, Container | None] = {
     list: LIST,
@@ -132,10 +116,10 @@ _EXACT: dict[type, Container | None] = {
     defaultdict: Container(
         kind="mapping", open=_exact_items, close=_close_filled(_blank_defaultdict), blank=_blank_defaultdict
     ),
-    deque: Container(open=_elements, close=_close_filled(_blank_deque), blank=_blank_deque),
+    deque: Container(open=elements, close=_close_filled(_blank_deque), blank=_blank_deque),
     set: SET,
     frozenset: FROZENSET,
-    types.MappingProxyType: Container(kind="mapping", open=_items, close=_close_proxy, falls_to=dict),
+    types.MappingProxyType: Container(kind="mapping", open=items, close=_close_proxy, falls_to=dict),
     collections.ChainMap: Container(kind="record", open=_open_chain, close=_close_chain),
     **dict.fromkeys((type(None), bool, int, float, complex, str, bytes, bytearray, memoryview, range)),
 }
@@ -148,99 +132,6 @@ _PLAIN_MODULES = ("datetime", "decimal", "fractions", "ipaddress", "pathlib", "u
 def is_plain(kind: type) -> bool:
     """Return whether objects of a type are plain data: numbers, text, dates and the like."""
     return kind is type(None) or issubclass(kind, _LEAVES) or kind.__module__.partition(".")[0] in _PLAIN_MODULES
-
-
-# ---- subclasses of built-in containers -------------------------------------------------------------------------------
-
-
-def _keep_attributes(obj: Any, new: Any) -> None:
-    """Give a new container the attributes that its copy did not bring along."""
-    for name, value in getattr(obj, "__dict__", {}).items():
-        new.__dict__.setdefault(name, value)
-
-
-def _copied(obj: Any) -> Any:
-    """Return a shallow copy of a subclass of a mutable built-in, its storage its own, its attributes kept."""
-    new = copy.copy(obj)
-    if new is obj or type(new) is not type(obj):
-        raise TypeError(f"copying gives {type(new).__name__}")
-    if getattr(obj, "__dict__", None) is obj:  # the idiom `self.__dict__ = self`
-        new.__dict__ = new
-    else:
-        _keep_attributes(obj, new)
-    return new
-
-
-def _close_copied(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
-    """Put the children into a copy, through the class's own item assignment; attributes that name a child follow."""
-    new = _copied(obj) if blank is None else blank
-    places = range(len(children)) if keys is None else keys
-    changed = {}
-    for place, child in zip(places, children, strict=True):
-        old = new[place]
-        if old is not child:
-            changed[id(old)] = (old, child)
-            new[place] = child
-    attributes = getattr(new, "__dict__", None)
-    if attributes and attributes is not new:
-        for name, value in list(attributes.items()):
-            if id(value) in changed and name != "data":  # UserDict's and UserList's storage
-                attributes[name] = changed[id(value)][1]
-    return new
-
-
-def _close_tuple_subclass(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
-    """Skip the class's __new__, which may take anything: a named tuple's takes its fields."""
-    new = tuple.__new__(type(obj), children)
-    _keep_attributes(obj, new)
-    return new
-
-
-def _close_structseq(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
-    _, (_, hidden) = obj.__reduce__()
-    return type(obj)(children, hidden)
-
-
-def _open_named(obj: Any) -> tuple[list[str], list[Any]]:
-    return list(obj._fields), list(obj)
-
-
-def _named(kind: type) -> bool:
-    fields = getattr(kind, "_fields", None)
-    return isinstance(fields, tuple) and all(isinstance(name, str) for name in fields)
-
-
-def _subclass_row(kind: type) -> Container | None:
-    if issubclass(kind, tuple):
-        if hasattr(kind, "n_sequence_fields"):
-            return Container(open=_elements, close=_close_structseq, mutable=False, falls_to=list)
-        frozen = not _has_dict(kind)
-        if _named(kind):
-            return Container(kind="record", open=_open_named, close=_close_tuple_subclass, mutable=not frozen)
-        return Container(open=_elements, close=_close_tuple_subclass, mutable=not frozen, falls_to=list)
-    if issubclass(kind, dict | UserDict):
-        return Container(kind="mapping", open=_items, close=_close_copied, blank=_copied, falls_to=dict)
-    if issubclass(kind, list | deque | UserList):
-        return Container(open=_elements, close=_close_copied, blank=_copied, falls_to=list)
-    if issubclass(kind, set | frozenset):
-        return Container(kind="set", open=_elements, close=_close_set)
-    if issubclass(kind, types.SimpleNamespace):
-        return Container(kind="record", open=_open_namespace, close=_close_namespace, blank=bare)
-    return None
-
-
-def _has_dict(kind: type) -> bool:
-    return bool(kind.__dictoffset__)
-
-
-def _open_namespace(obj: Any) -> tuple[list[str], list[Any]]:
-    return list(obj.__dict__), list(obj.__dict__.values())
-
-
-def _close_namespace(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
-    new = bare(obj) if blank is None else blank
-    new.__dict__.update(zip(keys, children, strict=True))
-    return new
 
 
 # ---- an object's own protocol ----------------------------------------------------------------------------------------
@@ -313,7 +204,7 @@ def _look_up(kind: type) -> Container | None:
         return None if row.kind == "leaf" else row
     if registry.knows(kind) is not None or _speaks(kind) or issubclass(kind, _LEAVES):
         return None
-    return _subclass_row(kind) or record_row(kind) or abstract_row(kind)
+    return subclass_row(kind) or record_row(kind) or abstract_row(kind)
 
 
 def _speaks(kind: type) -> bool:

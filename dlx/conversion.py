@@ -11,12 +11,12 @@ from dlx.adapter import Adapter
 from dlx.containers import container_of
 from dlx.errors import AdapterNotFoundError, ConversionError, DeviceError, DlxError
 from dlx.native import Lane
+from dlx.phases import convert_tree, place_of, plan_tree
 from dlx.planning import Plan, Request, begin
 from dlx.registry import registry
 from dlx.routes import learn
 from dlx.tensor import ArrayInfo, type_name
 from dlx.transfer import convert_leaf, forget_frames, plan_leaf
-from dlx.trees import convert_tree, place_of, plan_tree
 
 __all__ = ["convert", "describe", "plan"]
 

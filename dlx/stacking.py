@@ -9,9 +9,10 @@ from dlx import native
 from dlx.conversion import convert, producer_of, request_of
 from dlx.errors import DeviceError, DlxError, DTypeError, LayoutError
 from dlx.native import Lane, Tensor, lib
-from dlx.phases import Bulk, Failures
+from dlx.phases import Bulk
 from dlx.planning import Request, begin, settle
 from dlx.strangers import TENSOR
+from dlx.trees import Failures
 
 __all__ = ["stack"]
 

@@ -13,17 +13,40 @@ from dlx.adapter import Adapter
 from dlx.containers import container_of, is_plain
 from dlx.errors import AdapterNotFoundError, ConversionError, DlxError
 from dlx.facts import Container
-from dlx.native import Lane
-from dlx.phases import Bulk, Failures, plan_all, together
-from dlx.planning import Plan, Request
 from dlx.registry import registry
 from dlx.tensor import type_name
-from dlx.transfer import forget_frames
 
-__all__ = ["Tree", "convert_tree", "place_of", "plan_tree"]
+__all__ = ["Failures", "Tree", "together"]
 
 ROOT = "obj"
 DEEPEST = 1_000_000  # containers inside containers; what goes on for ever stops here
+
+
+class Failures:
+    """Errors with their places: raised one by one, or collected for an ExceptionGroup."""
+
+    def __init__(self, target: str, *, collect: bool = False) -> None:
+        self.target = target
+        self.collect = collect
+        self.errors: list[DlxError] = []
+
+    def add(self, error: DlxError, where: str) -> None:
+        """Note an error, or raise it where errors are not collected."""
+        error.complete(where=where, target=self.target)
+        if not self.collect:
+            raise error
+        self.errors.append(error)
+
+    def check(self) -> None:
+        """Raise what was collected, if anything was."""
+        if self.errors:
+            errors, self.errors = self.errors, []
+            raise together(errors)
+
+
+def together(errors: list[DlxError]) -> ExceptionGroup[DlxError]:
+    """Return one exception for all errors of a tree."""
+    return ExceptionGroup(f"{len(errors)} place{'s' * (len(errors) > 1)} in the tree cannot be converted", errors)
 
 
 class Node:
@@ -304,57 +327,3 @@ def _plain(node: Node) -> Any:
     else:
         node.result.extend(new)
     return node.result
-
-
-# ---- the verbs, over trees -------------------------------------------------------------------------------------------
-
-
-def convert_tree(
-    root: Any, row: Container, request: Request, *, strict: bool, collect: bool, lane: Lane | None, to: Any
-) -> Any:
-    """Convert every array in a container, and return the same containers around the results.
-
-    Raises
-    ------
-    DlxError
-        The first failure, with its place; nothing was used up.
-    ExceptionGroup
-        All of them, if `collect`.
-    """
-    failures = Failures(request.target.name, collect=collect)
-    tree = Tree(root, row, failures, strict=strict)
-    bulk = Bulk(request, tree.arrays, tree.sources, tree.place, failures, lane, to)
-    results = bulk.run()
-    try:
-        new = tree.rebuild(results, request.target.name)
-        failures.check()
-    except BaseException as error:
-        tree.forget()
-        bulk.undo(error)
-        raise
-    return new
-
-
-def plan_tree(root: Any, row: Container, request: Request, *, strict: bool, collect: bool, probe: bool) -> Plan:
-    """Say what `convert_tree` will do with every array; its own error, if it has one, is in the plan."""
-    target = request.target.name
-    failures = Failures(target, collect=True)
-    tree = Tree(root, row, failures, strict=strict)
-    for refused in failures.errors:
-        forget_frames(refused)
-    leaves = plan_all(request, tree.arrays, tree.sources, tree.place, probe=probe)
-    errors = failures.errors + [leaf.error for leaf in leaves if isinstance(leaf.error, DlxError)]
-    error = (together(errors) if collect else errors[0]) if errors else None
-    outcome = "tree" if error is None else "refused"
-    nbytes = sum(leaf.nbytes for leaf in leaves)
-    return Plan("", None, target, None, outcome, nbytes=nbytes, error=error, leaves=tuple(leaves))
-
-
-def place_of(array: Any, root: Any) -> str:
-    """Return where an array stands in a container; empty where it is not there any more."""
-    row = container_of(type(root))
-    tree = None if row is None else Tree(root, row, Failures("", collect=True))
-    for i, other in enumerate(tree.arrays if tree is not None else ()):
-        if tree is not None and other is array:
-            return tree.place(i)
-    return ""

@@ -1,4 +1,4 @@
-"""Containers that are no kin of built-in ones: dataclasses, attrs classes, and whatever calls itself a mapping."""
+"""Rows for types that users make: subclasses of built-in containers, records, and whatever calls itself a mapping."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import copy
 import dataclasses
 import functools
 import inspect
+import types
+from collections import UserDict, UserList, deque
 from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
 
@@ -13,7 +15,120 @@ from dlx.errors import ConversionError
 from dlx.facts import Container
 from dlx.tensor import type_name
 
-__all__ = ["abstract_row", "bare", "record_row"]
+__all__ = ["abstract_row", "close_set", "elements", "items", "record_row", "subclass_row"]
+
+
+def elements(obj: Any) -> tuple[None, list[Any]]:
+    """Open a container whose children are counted."""
+    return None, list(obj)
+
+
+def items(obj: Any) -> tuple[list[Any], list[Any]]:
+    """Open a mapping, through its own look-up."""
+    keys = list(obj.keys())
+    return keys, [obj[key] for key in keys]
+
+
+def close_set(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
+    """Make a set of the same type, whose elements must be hashable."""
+    new = type(obj)(children)
+    _keep_attributes(obj, new)
+    return new
+
+
+# ---- subclasses of built-in containers -------------------------------------------------------------------------------
+
+
+def _keep_attributes(obj: Any, new: Any) -> None:
+    """Give a new container the attributes that its copy did not bring along."""
+    for name, value in getattr(obj, "__dict__", {}).items():
+        new.__dict__.setdefault(name, value)
+
+
+def _copied(obj: Any) -> Any:
+    """Return a shallow copy of a subclass of a mutable built-in, its storage its own, its attributes kept."""
+    new = copy.copy(obj)
+    if new is obj or type(new) is not type(obj):
+        raise TypeError(f"copying gives {type(new).__name__}")
+    if getattr(obj, "__dict__", None) is obj:  # the idiom `self.__dict__ = self`
+        new.__dict__ = new
+    else:
+        _keep_attributes(obj, new)
+    return new
+
+
+def _close_copied(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
+    """Put the children into a copy, through the class's own item assignment; attributes that name a child follow."""
+    new = _copied(obj) if blank is None else blank
+    places = range(len(children)) if keys is None else keys
+    changed = {}
+    for place, child in zip(places, children, strict=True):
+        old = new[place]
+        if old is not child:
+            changed[id(old)] = (old, child)
+            new[place] = child
+    attributes = getattr(new, "__dict__", None)
+    if attributes and attributes is not new:
+        for name, value in list(attributes.items()):
+            if id(value) in changed and name != "data":  # UserDict's and UserList's storage
+                attributes[name] = changed[id(value)][1]
+    return new
+
+
+def _close_tuple_subclass(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
+    """Skip the class's __new__, which may take anything: a named tuple's takes its fields."""
+    new = tuple.__new__(type(obj), children)
+    _keep_attributes(obj, new)
+    return new
+
+
+def _close_structseq(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
+    _, (_, hidden) = obj.__reduce__()
+    return type(obj)(children, hidden)
+
+
+def _open_named(obj: Any) -> tuple[list[str], list[Any]]:
+    return list(obj._fields), list(obj)
+
+
+def _named(kind: type) -> bool:
+    fields = getattr(kind, "_fields", None)
+    return isinstance(fields, tuple) and all(isinstance(name, str) for name in fields)
+
+
+def subclass_row(kind: type) -> Container | None:
+    """Return the row of a subclass of a built-in container, None for anything else."""
+    if issubclass(kind, tuple):
+        if hasattr(kind, "n_sequence_fields"):
+            return Container(open=elements, close=_close_structseq, mutable=False, falls_to=list)
+        frozen = not _has_dict(kind)
+        if _named(kind):
+            return Container(kind="record", open=_open_named, close=_close_tuple_subclass, mutable=not frozen)
+        return Container(open=elements, close=_close_tuple_subclass, mutable=not frozen, falls_to=list)
+    if issubclass(kind, dict | UserDict):
+        return Container(kind="mapping", open=items, close=_close_copied, blank=_copied, falls_to=dict)
+    if issubclass(kind, list | deque | UserList):
+        return Container(open=elements, close=_close_copied, blank=_copied, falls_to=list)
+    if issubclass(kind, set | frozenset):
+        return Container(kind="set", open=elements, close=close_set)
+    if issubclass(kind, types.SimpleNamespace):
+        return Container(kind="record", open=_open_namespace, close=_close_namespace, blank=bare)
+    return None
+
+
+def _has_dict(kind: type) -> bool:
+    return bool(kind.__dictoffset__)
+
+
+def _open_namespace(obj: Any) -> tuple[list[str], list[Any]]:
+    return list(obj.__dict__), list(obj.__dict__.values())
+
+
+def _close_namespace(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
+    new = bare(obj) if blank is None else blank
+    new.__dict__.update(zip(keys, children, strict=True))
+    return new
+
 
 # ---- records ---------------------------------------------------------------------------------------------------------
 
