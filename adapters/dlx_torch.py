@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -66,7 +67,7 @@ def _close_parameters(old: Any, keys: list[str] | None, children: list[Any], bla
     torch = sys.modules["torch"]
     if any(isinstance(child, torch.Tensor) and not isinstance(child, torch.nn.Parameter) for child in children):
         raise TypeError("plain tensors would become parameters")
-    new = type(old)(children if keys is None else dict(zip(keys, children, strict=True)))
+    new = type(old)(children if keys is None else OrderedDict(zip(keys, children, strict=True)))  # it sorts a dict
     return new.train(old.training)
 
 

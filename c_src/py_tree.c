@@ -60,38 +60,44 @@ typedef enum {
   DONE = 1
 } outcome; /* an exception is set; ask Python; well */
 
-/* Owns: `*array` moves from `few` to the heap. Errors: -1 with MemoryError. */
-static int widen(void** array, void* few, size_t size, Py_ssize_t room, Py_ssize_t wanted) {
-  void* wider = *array == few ? PyMem_Malloc((size_t)wanted * size)
-                              : PyMem_Realloc(*array, (size_t)wanted * size);
-  if (wider == NULL) {
-    PyErr_NoMemory();
-    return -1;
-  }
-  if (*array == few) memcpy(wider, few, (size_t)room * size);
-  *array = wider;
-  return 0;
+/* Owns: what `array` owned moves from `few`, or the heap, to the heap. Errors: NULL with
+ * MemoryError, `array` as it was. */
+static void* widen(void* array, const void* few, size_t size, Py_ssize_t room, Py_ssize_t wanted) {
+  if ((size_t)wanted > PY_SSIZE_T_MAX / size) return PyErr_NoMemory();
+  void* wider = array == few ? PyMem_Malloc((size_t)wanted * size)
+                             : PyMem_Realloc(array, (size_t)wanted * size);
+  if (wider == NULL) return PyErr_NoMemory();
+  if (array == few) memcpy(wider, few, (size_t)room * size);
+  return wider;
 }
 
 static Py_ssize_t room_for(Py_ssize_t room, Py_ssize_t wanted) {
   return wanted > 2 * room ? wanted : 2 * room;
 }
 
+/* Each of these makes room. Errors: -1 with MemoryError, the content as it was. */
 static int need_items(walk* w, Py_ssize_t more) {
   if (w->n_items + more <= w->room_items) return 0;
   Py_ssize_t room = room_for(w->room_items, w->n_items + more);
-  if (widen((void**)&w->items, w->few_items, sizeof(item), w->room_items, room) < 0) return -1;
+  item* wider = widen(w->items, w->few_items, sizeof(item), w->room_items, room);
+  if (wider == NULL) return -1;
+  w->items = wider;
   w->room_items = room;
   return 0;
 }
 
 static int need_node(walk* w) {
   if (w->n_nodes < w->room_nodes) return 0;
-  Py_ssize_t room = 2 * w->room_nodes, old = w->room_nodes;
-  if (widen((void**)&w->nodes, w->few_nodes, sizeof(node), old, room) < 0 ||
-      widen((void**)&w->order, w->few_order, sizeof(Py_ssize_t), old, room) < 0 ||
-      widen((void**)&w->stack, w->few_stack, sizeof(Py_ssize_t), old, room) < 0)
-    return -1;
+  Py_ssize_t old = w->room_nodes, room = 2 * old;
+  node* nodes = widen(w->nodes, w->few_nodes, sizeof(node), old, room);
+  if (nodes == NULL) return -1;
+  w->nodes = nodes; /* kept, should one of the others fail */
+  Py_ssize_t* order = widen(w->order, w->few_order, sizeof(Py_ssize_t), old, room);
+  if (order == NULL) return -1;
+  w->order = order;
+  Py_ssize_t* stack = widen(w->stack, w->few_stack, sizeof(Py_ssize_t), old, room);
+  if (stack == NULL) return -1;
+  w->stack = stack;
   w->room_nodes = room;
   return 0;
 }
@@ -99,7 +105,9 @@ static int need_node(walk* w) {
 static int need_leaf(walk* w) {
   if (w->n_leaves < w->room_leaves) return 0;
   Py_ssize_t room = 2 * w->room_leaves;
-  if (widen((void**)&w->leaves, w->few_leaves, sizeof(leaf), w->room_leaves, room) < 0) return -1;
+  leaf* wider = widen(w->leaves, w->few_leaves, sizeof(leaf), w->room_leaves, room);
+  if (wider == NULL) return -1;
+  w->leaves = wider;
   w->room_leaves = room;
   return 0;
 }
@@ -229,6 +237,7 @@ static outcome take_apart(walk* w, PyObject* lane, PyObject* root, PyObject* to)
       w->n_stack--;
     }
   }
+  if (result == DONE && w->n_leaves == 0) return LEAVE; /* nobody has looked at `to` yet */
   return result;
 }
 
@@ -342,11 +351,9 @@ static void clean_up(walk* w) {
     Py_XDECREF(w->items[i].key);
   }
   if (w->items != w->few_items) PyMem_Free(w->items);
-  if (w->nodes != w->few_nodes) {
-    PyMem_Free(w->nodes);
-    PyMem_Free(w->order);
-    PyMem_Free(w->stack);
-  }
+  if (w->nodes != w->few_nodes) PyMem_Free(w->nodes);
+  if (w->order != w->few_order) PyMem_Free(w->order); /* see need_node */
+  if (w->stack != w->few_stack) PyMem_Free(w->stack);
   if (w->leaves != w->few_leaves) PyMem_Free(w->leaves);
   if (w->met != w->few_met) PyMem_Free(w->met);
   py_pending_restore(pending);

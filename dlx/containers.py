@@ -82,7 +82,9 @@ def _blank_deque(obj: Any) -> Any:
 
 
 def _blank_ordered(obj: Any) -> Any:
-    return OrderedDict()
+    new: OrderedDict[Any, Any] = OrderedDict()
+    new.__dict__.update(obj.__dict__)  # a state_dict of torch carries its versions there
+    return new
 
 
 def _close_proxy(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:

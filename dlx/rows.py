@@ -164,7 +164,9 @@ def _is_own(obj: Any, name: str) -> bool:
     if name in getattr(obj, "__dict__", ()):
         return True
     found = inspect.getattr_static(type(obj), name, obj)
-    return found is not obj and (inspect.ismemberdescriptor(found) or not hasattr(found, "__set__"))
+    if found is obj or inspect.ismemberdescriptor(found):  # slots
+        return found is not obj
+    return not hasattr(found, "__get__") and not hasattr(found, "__set__")  # a default that stands in the class
 
 
 def _close_record(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:

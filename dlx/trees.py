@@ -297,8 +297,9 @@ class Tree:
 
     def _lost(self, node: Node, new: Any) -> bool:
         """Return whether a container made something else of the arrays that were put into it."""
-        if node.row.elements != "stable" or node.row.kind not in ("sequence", "mapping"):
-            return False
+        row = node.row
+        if row.types or row.elements != "stable" or row.kind not in ("sequence", "mapping"):
+            return False  # whoever declares a row answers for its `close`
         keys = node.keys
         return any(new[i if keys is None else keys[i]] is not node.parts[i] for i, link in node.links if link < 0)
 

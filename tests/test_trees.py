@@ -167,6 +167,12 @@ class WithInitVar:
 
 
 @dataclasses.dataclass
+class WithClassDefault:
+    x: object
+    size: int = dataclasses.field(default=4, init=False)
+
+
+@dataclasses.dataclass
 class Child(Record):
     z: object = None
 
@@ -182,6 +188,7 @@ class Own:
 
 
 def leaf():
+    """Return a tensor of 8 bytes."""
     return dlx.convert(bytearray(8), to="dlx")
 
 
@@ -191,6 +198,7 @@ def kept(obj, **options):
 
 
 def with_attribute(obj):
+    """Return an object with an attribute more."""
     obj.note = "kept"
     return obj
 
@@ -200,7 +208,7 @@ CONTAINERS = {
     "list": lambda a: [a, 1],
     "tuple": lambda a: (a, 1),
     "dict": lambda a: {"x": a, 2: 1},
-    "OrderedDict": lambda a: collections.OrderedDict([("z", 1), ("x", a)]),
+    "OrderedDict": lambda a: with_attribute(collections.OrderedDict([("z", 1), ("x", a)])),
     "defaultdict": lambda a: collections.defaultdict(list, x=a),
     "deque": lambda a: collections.deque([1, a], maxlen=5),
     "Counter": lambda a: collections.Counter({"x": a}),
@@ -226,6 +234,7 @@ CONTAINERS = {
     "frozen slotted dataclass": lambda a: FrozenSlotted(a),
     "keyword dataclass": lambda a: Keywords(x=a),
     "dataclass with InitVar": lambda a: WithInitVar(a, 4),
+    "dataclass with a default in its class": lambda a: WithClassDefault(a),
     "derived dataclass": lambda a: Child(a, z=[a]),
     "own protocol": lambda a: Own(a, 1),
 }
@@ -247,6 +256,7 @@ def arrays_in(obj):
 
 
 def attributes(obj):
+    """Return the attributes that must stay."""
     return {name: value for name, value in getattr(obj, "__dict__", {}).items() if name in ("note", "scaled", "calls")}
 
 
@@ -517,6 +527,7 @@ def test_mutable_cycles_are_reproduced(name, inside):
 
 
 def tuple_cycle():
+    """Return a tuple that holds itself."""
     inner: list = []
     outer = (inner,)
     inner.append(outer)
@@ -524,6 +535,7 @@ def tuple_cycle():
 
 
 def frozen_cycle():
+    """Return a frozen record that holds itself."""
     inner: dict = {}
     outer = Frozen(inner)
     inner["k"] = outer
@@ -531,6 +543,7 @@ def frozen_cycle():
 
 
 def own_cycle():
+    """Return an object with its own protocol that holds itself."""
     inner: list = []
     outer = Own(inner, 1)
     inner.append(outer)
