@@ -32,6 +32,7 @@ class Stranger:
 
 
 def name_of(capsule):
+    """Return a capsule's name."""
     return repr(capsule).split('"')[1]
 
 
