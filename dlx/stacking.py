@@ -67,7 +67,10 @@ def stack(arrays: Iterable[Any], to: Any, *, device: Any = None, stream: Any = N
     tensors = _tensors(objs)
     shape = (len(tensors), *tensors[0].shape)
     _can_hold(request, tensors[0], shape)
-    whole = native.tensor_stack(tensors)
+    try:
+        whole = native.tensor_stack(tensors)
+    except DlxError as error:
+        raise error.complete(source=f"{len(objs)} arrays", target=request.target.name)
     if isinstance(whole, int):
         raise _odd(tensors, whole).complete(source=f"{len(objs)} arrays", target=request.target.name)
     return convert(whole, to, device=device, stream=stream)
