@@ -35,7 +35,7 @@ def convert(
     strict: bool = False,
     errors: str = "raise",
 ) -> Any:
-    """Convert an array to another framework, sharing its memory wherever that is safe.
+    """Convert an array, or every array in a container, to another framework, sharing memory wherever that is safe.
 
     Values, dtype and shape always survive exactly. `dlx.plan` with the same arguments says beforehand what happens.
 
@@ -43,7 +43,8 @@ def convert(
     ----------
     obj
         An array of any framework that has an adapter; anything with ``__dlpack__``, ``__array_interface__`` or the
-        buffer protocol; a raw DLPack capsule, which is used up.
+        buffer protocol; a raw DLPack capsule, which is used up. Or a container of such: lists, tuples, dicts, their
+        subclasses, dataclasses, mappings, what adapters declare, and objects with ``__dlx_tree__``, in any nesting.
     to
         Target: a name (``"torch"``), a module, or an array type that an adapter lists. ``"dlx"`` gives a `dlx.Tensor`.
     like
@@ -60,14 +61,19 @@ def convert(
         Whether an array that requires gradients may be converted without them. The result is always graph-free.
     stream
         The target's stream, for device memory.
-    lazy, strict, errors
-        Of containers; they have no effect on a single array.
+    strict
+        Of containers: refuse what is neither array, container nor plain data, instead of letting it pass through.
+    errors
+        Of containers: ``"raise"`` the first error, or ``"collect"`` all of them in an ExceptionGroup.
+    lazy
+        Of containers; it has no effect on a single array.
 
     Returns
     -------
-    array
-        Of the target framework, with the shape of `obj`. `obj` itself, if it is one already and nothing was asked that
-        changes it.
+    array or container
+        An array of the target framework, with the shape of `obj`. `obj` itself, if it is one already and nothing was
+        asked that changes it. Of a container: a new one of the same type around converted arrays (list or dict, where
+        that type cannot hold them); an array or container that stands in it twice does so in the result.
 
     Raises
     ------
@@ -79,11 +85,16 @@ def convert(
         If nothing knows the object or the target, or the target is not installed.
     TypeError, ValueError
         If the call itself is wrong.
+    ExceptionGroup
+        With ``errors="collect"``: what was raised for each array of a container.
 
     Notes
     -----
     The result keeps the source's memory alive; the source's own metadata is not read again. Nothing is raised for
     writing later to shared memory from both sides: that is what sharing means.
+
+    A container is never written to. Inside one, buffers and numbers (numpy's too) pass through, as does whatever is no
+    array. An error says where it arose, as in ``obj['a'][3].x``; after it nothing is used up and nothing was converted.
 
     Examples
     --------
@@ -91,6 +102,8 @@ def convert(
     >>> tensor = dlx.convert(bytearray(b"abc"), to="dlx")
     >>> tensor.shape, str(tensor.dtype), tensor.readonly
     ((3,), 'uint8', False)
+    >>> dlx.convert({"a": [tensor, "text"], "again": tensor}, to="dlx")["again"] is tensor
+    True
     """
     request = request_of(to, like, device, copy, readonly, detach, stream, errors)
     row = container_of(type(obj))

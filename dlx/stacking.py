@@ -70,7 +70,8 @@ def stack(arrays: Iterable[Any], to: Any, *, device: Any = None, stream: Any = N
     try:
         whole = native.tensor_stack(tensors)
     except DlxError as error:
-        raise error.complete(source=f"{len(objs)} arrays", target=request.target.name)
+        error.complete(source=f"{len(objs)} arrays", target=request.target.name)
+        raise
     if isinstance(whole, int):
         raise _odd(tensors, whole).complete(source=f"{len(objs)} arrays", target=request.target.name)
     return convert(whole, to, device=device, stream=stream)
