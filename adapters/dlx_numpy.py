@@ -12,7 +12,18 @@ from collections.abc import Iterable
 from typing import Any
 
 import dlx
-from dlx.adapter import Adapter, ArrayInfo, Capabilities, Defect, Device, Hindrance, Layout, Tensor, type_name
+from dlx.adapter import (
+    Adapter,
+    ArrayInfo,
+    Capabilities,
+    Container,
+    Defect,
+    Device,
+    Hindrance,
+    Layout,
+    Tensor,
+    type_name,
+)
 from dlx.errors import CopyRequiredError, DTypeError, LayoutError
 
 HOST = Device("cpu")
@@ -81,6 +92,11 @@ class _Numpy(Adapter):
         return np.dtype(getattr(np, attribute))
 
 
+def _open_npz(npz: Any) -> tuple[list[str], list[Any]]:
+    """Read every member, each once."""
+    return list(npz.files), [npz[name] for name in npz.files]
+
+
 class NumpyAdapter(_Numpy):
     """numpy's ndarray."""
 
@@ -88,6 +104,17 @@ class NumpyAdapter(_Numpy):
     lane = ("numpy.ndarray",)
     identity = False  # arrays of objects are refused everywhere
     import_keeps = True
+    containers = (
+        # What np.load gives for an .npz file: each access reads a member anew, and nothing can be put in.
+        Container(
+            types=("numpy.lib.npyio.NpzFile", "numpy.lib._npyio_impl.NpzFile"),
+            kind="mapping",
+            open=_open_npz,
+            mutable=False,
+            elements="fresh",
+            falls_to=dict,
+        ),
+    )
 
     def exchange(self) -> Any:
         return _exchange(self.module())
@@ -181,6 +208,7 @@ class NumpyScalarAdapter(_Numpy):
 
     name = "numpy scalar"
     types = ("numpy.generic",)
+    root_only = True
 
     def examine(self, obj: Any) -> Iterable[Hindrance]:
         refused = _why_refused(obj.dtype)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -28,6 +29,7 @@ from dlx.adapter import (
     Adapter,
     ArrayInfo,
     Capabilities,
+    Container,
     Device,
     Guard,
     Hindrance,
@@ -57,6 +59,69 @@ _CONJ = Hindrance(
 _NEG = Hindrance("its neg bit is set: negation is still pending", "Drop copy=False.", cure="resolve_neg", copies=True)
 
 
+def _fields(packed: Any) -> tuple[list[str], list[Any]]:
+    return list(packed._fields), list(packed)
+
+
+def _mapping_items(mapping: Any) -> tuple[list[Any], list[Any]]:
+    keys = list(mapping.keys())  # iterating a TensorDict gives its batches
+    return keys, [mapping[key] for key in keys]
+
+
+def _close_parameters(old: Any, keys: list[str] | None, children: list[Any], blank: Any) -> Any:
+    """Make a ParameterList or ParameterDict anew; it would wrap plain tensors in parameters."""
+    torch = sys.modules["torch"]
+    if any(isinstance(child, torch.Tensor) and not isinstance(child, torch.nn.Parameter) for child in children):
+        raise TypeError("plain tensors would become parameters")
+    new = type(old)(children if keys is None else OrderedDict(zip(keys, children, strict=True)))  # it sorts a dict
+    return new.train(old.training)
+
+
+def _close_tensordict(old: Any, keys: list[Any] | None, children: list[Any], blank: Any) -> Any:
+    """Put the children into a copy that shares the rest: batch size, device, names of dimensions."""
+    new = old.clone(recurse=False)
+    for key, child in zip(keys or (), children, strict=True):
+        if new[key] is not child:
+            new[key] = child
+    return new.lock_() if old.is_locked else new
+
+
+_CONTAINERS = (
+    Container(
+        types=("tensordict.TensorDictBase",),
+        kind="mapping",
+        open=_mapping_items,
+        close=_close_tensordict,
+        holds="torch",
+        falls_to=dict,
+    ),
+    Container(
+        types=("torch.nn.utils.rnn.PackedSequence",),
+        kind="record",
+        open=_fields,
+        close=lambda old, keys, children, blank: tuple.__new__(type(old), children),
+        mutable=False,
+        holds="torch",
+        falls_to=dict,
+    ),
+    Container(
+        types=("torch.nn.ParameterList",),
+        close=_close_parameters,
+        holds="torch",
+        falls_to=list,
+    ),
+    Container(
+        types=("torch.nn.ParameterDict",),
+        kind="mapping",
+        open=_mapping_items,
+        close=_close_parameters,
+        holds="torch",
+        falls_to=dict,
+    ),
+    Container(types=("torch.nn.Module",), kind="leaf"),  # it is changed in place by its owner, not rebuilt
+)
+
+
 class TorchAdapter(Adapter):
     """torch.Tensor."""
 
@@ -78,6 +143,7 @@ class TorchAdapter(Adapter):
     switches = (("torch.autograd.forward_ad", "_current_level", -1),)  # no dual numbers about
     confirmed = ("int8", "uint8")  # int4 and its kin call themselves these
     import_keeps = True  # seen in 2.13: a refused managed tensor is not deleted
+    containers = _CONTAINERS
     dtypes = {
         "bool": "bool",
         "int8": "int8",

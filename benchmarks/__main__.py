@@ -15,10 +15,11 @@ from benchmarks.copies import copies
 from benchmarks.count import count
 from benchmarks.imports import imports
 from benchmarks.picture import draw
+from benchmarks.trees import trees
 from benchmarks.where import where
 
-PEERS = ("numpy", "torch", "apache-tvm-ffi", "cuda-core", "arraybridge")
-PARTS = ("imports", "conversions", "fresh", "where", "copies")
+PEERS = ("numpy", "torch", "apache-tvm-ffi", "cuda-core", "arraybridge", "optree")
+PARTS = ("imports", "conversions", "fresh", "where", "copies", "trees")
 
 
 def versions():
@@ -49,6 +50,8 @@ def measure(parts, *, quick):
         found["where"] = where(names, quick=quick)
     if "copies" in parts:
         found["copies"] = copies(names["np"], (1,) if quick else (1, 10, 100))
+    if "trees" in parts and "t" in names:
+        found["trees"] = trees(names, quick=quick)
     return found
 
 

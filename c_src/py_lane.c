@@ -11,7 +11,7 @@ typedef struct {
   PyObject_HEAD vectorcallfunc vectorcall;
   PyObject* wrapped; /* the Python function: complete on its own */
   PyObject* learn;   /* learn(type, to): adds a route, if there is one */
-  PyObject* failed;  /* failed(obj, to, cause): returns the error for a consumer that failed */
+  PyObject* failed;  /* failed(obj, to, cause, tree=None): the error for a consumer that failed */
   PyObject* dict;    /* __name__, __doc__, __wrapped__, ... */
   PyObject* weakrefs;
 } LaneObject;
@@ -137,8 +137,7 @@ static int is_accepted(py_route* r, const DLTensor* t, uint64_t flags) {
   return 1;
 }
 
-/* A managed tensor over an array, or NULL without an exception: ask Python. */
-static DLManagedTensorVersioned* lend(py_route* r, PyObject* obj) {
+DLManagedTensorVersioned* py_lane_lend(py_route* r, PyObject* obj, int brief) {
   DLManagedTensorVersioned* made = NULL;
   DLTensor t;
   if (r->type == py_tensor_type) { /* our own: flags are known, nothing is asked */
@@ -172,7 +171,7 @@ static DLManagedTensorVersioned* lend(py_route* r, PyObject* obj) {
   if ((r->quick == NULL || r->quick(obj, &made->dl_tensor)) && late_clear(r, 0, code, obj, obj) &&
       dtype_confirmed(r, obj, t.dtype)) {
     PyObject* owner = r->owner.name ? py_ask(&r->owner, obj) : Py_NewRef(obj);
-    int clear = owner ? late_clear(r, 1, code, obj, owner) : 0;
+    int clear = owner == NULL ? 0 : brief ? 2 : late_clear(r, 1, code, obj, owner);
     if (clear == 1 || (clear == 2 && inside(r, &made->dl_tensor, owner))) {
       dlx_managed_own(made, owner, py_release_object);
       return made;
@@ -184,10 +183,8 @@ static DLManagedTensorVersioned* lend(py_route* r, PyObject* obj) {
   return NULL;
 }
 
-/* Hand a managed tensor to the consumer. Owns: takes `made`. Errors: NULL with the error of
- * `failed`. */
-static PyObject* hand_over(const LaneObject* self, const py_route* r,
-                           DLManagedTensorVersioned* made, PyObject* obj, PyObject* to) {
+PyObject* py_lane_hand_over(PyObject* lane, const py_route* r, DLManagedTensorVersioned* made,
+                            PyObject* obj, PyObject* to, PyObject* tree) {
   if (r->take == NULL) return py_tensor_wrap(made);
   void* result = NULL;
   if (!r->take_keeps) dlx_managed_hold(made);
@@ -207,8 +204,8 @@ static PyObject* hand_over(const LaneObject* self, const py_route* r,
     return NULL;
   }
   PyErr_NormalizeException(&cause.type, &cause.value, &cause.traceback);
-  PyObject* error = PyObject_CallFunctionObjArgs(self->failed, obj, to,
-                                                 cause.value ? cause.value : Py_None, NULL);
+  PyObject* error = PyObject_CallFunctionObjArgs(((LaneObject*)lane)->failed, obj, to,
+                                                 cause.value ? cause.value : Py_None, tree, NULL);
   Py_XDECREF(cause.type);
   Py_XDECREF(cause.value);
   Py_XDECREF(cause.traceback);
@@ -220,28 +217,36 @@ static PyObject* hand_over(const LaneObject* self, const py_route* r,
 }
 
 /* Run a route. Errors: NULL with an exception, or `pass` (borrowed). */
-static PyObject* run(const LaneObject* self, py_route* r, PyObject* obj, PyObject* to) {
+static PyObject* run(PyObject* lane, py_route* r, PyObject* obj, PyObject* to) {
   if (r->is_same) return Py_NewRef(obj);
   py_route_enter(r);
-  DLManagedTensorVersioned* made = lend(r, obj);
-  PyObject* result = made ? hand_over(self, r, made, obj, to) : pass;
+  DLManagedTensorVersioned* made = py_lane_lend(r, obj, 0);
+  PyObject* result = made ? py_lane_hand_over(lane, r, made, obj, to, NULL) : pass;
   py_route_leave(r);
   return result;
 }
 
-static PyObject* try_lane(const LaneObject* self, PyObject* obj, PyObject* to) {
-  PyTypeObject* type = Py_TYPE(obj);
+py_route* py_lane_route(PyObject* lane, PyTypeObject* type, PyObject* to) {
   py_route* r = py_route_find(type, to);
-  if (r == NULL) {
-    /* Strings that are equal but not the same object share one route; literals are interned
-     * already. */
-    if (PyUnicode_CheckExact(to) && !PyUnicode_CHECK_INTERNED(to)) return pass;
-    PyObject* done = PyObject_CallFunctionObjArgs(self->learn, (PyObject*)type, to, NULL);
-    if (done == NULL) PyErr_Clear(); /* the Python function will find the same, and say it */
-    Py_XDECREF(done);
-    r = py_route_find(type, to);
+  if (r) return r;
+  /* Strings that are equal but not the same object share one route; literals are interned already.
+   */
+  if (PyUnicode_CheckExact(to) && !PyUnicode_CHECK_INTERNED(to)) return NULL;
+  PyObject* done =
+      PyObject_CallFunctionObjArgs(((LaneObject*)lane)->learn, (PyObject*)type, to, NULL);
+  if (done == NULL) PyErr_Clear(); /* the Python function will find the same, and say it */
+  Py_XDECREF(done);
+  return py_route_find(type, to);
+}
+
+static PyObject* try_lane(PyObject* lane, PyObject* obj, PyObject* to) {
+  py_route* r = py_route_find(Py_TYPE(obj), to);
+  if (r == NULL && py_tree_takes(Py_TYPE(obj))) {
+    PyObject* result = py_tree_run(lane, obj, to);
+    return result || PyErr_Occurred() ? result : pass;
   }
-  return r && r->is_lane ? run(self, r, obj, to) : pass;
+  if (r == NULL) r = py_lane_route(lane, Py_TYPE(obj), to);
+  return r && r->is_lane ? run(lane, r, obj, to) : pass;
 }
 
 static PyObject* lane_call(PyObject* callable, PyObject* const* args, size_t nargsf,
@@ -256,7 +261,7 @@ static PyObject* lane_call(PyObject* callable, PyObject* const* args, size_t nar
     to = args[1];
   }
   if (to) {
-    PyObject* result = try_lane(self, args[0], to);
+    PyObject* result = try_lane(callable, args[0], to);
     if (result != pass) return result;
   }
   return PyObject_Vectorcall(self->wrapped, args, nargsf, names);
@@ -320,7 +325,52 @@ static PyObject* lane_copy(PyObject* self, PyObject* unused) {
   return Py_NewRef(self);
 }
 
+PyDoc_STRVAR(
+    lane_lend_doc,
+    "_lend(obj, to, /)\n--\n\n"
+    "Examine, export and check an array by its route: a dlx.Tensor for _load; `obj` itself "
+    "where that is the\nresult; None where Python must be asked.");
+
+static PyObject* lane_lend(PyObject* lane, PyObject* const* args, Py_ssize_t nargs) {
+  if (nargs != 2 && nargs != 3) {
+    PyErr_SetString(PyExc_TypeError, "_lend takes an array and a target");
+    return NULL;
+  }
+  int brief = nargs == 3 && args[2] == Py_True;
+  py_route* r = py_lane_route(lane, Py_TYPE(args[0]), args[1]);
+  if (r == NULL || !r->is_lane) Py_RETURN_NONE;
+  if (r->is_same) return Py_NewRef(args[0]);
+  py_route_enter(r);
+  DLManagedTensorVersioned* made = py_lane_lend(r, args[0], brief);
+  py_route_leave(r);
+  if (made == NULL) Py_RETURN_NONE;
+  return py_tensor_wrap(made);
+}
+
+PyDoc_STRVAR(lane_load_doc,
+             "_load(tensor, obj, to, /)\n--\n\n"
+             "Hand over what _lend gave, which is used up. NotImplemented where the route has gone "
+             "since; then it is not.");
+
+static PyObject* lane_load(PyObject* lane, PyObject* const* args, Py_ssize_t nargs) {
+  if (nargs != 3 || !Py_IS_TYPE(args[0], py_tensor_type)) {
+    PyErr_SetString(PyExc_TypeError, "_load takes what _lend gave, the array and the target");
+    return NULL;
+  }
+  if (py_tensor_managed(args[0]) == NULL) return NULL;
+  py_route* r = py_route_find(Py_TYPE(args[1]), args[2]);
+  if (r == NULL || !r->is_lane || r->is_same) Py_RETURN_NOTIMPLEMENTED;
+  DLManagedTensorVersioned* made = ((TensorObject*)args[0])->managed;
+  ((TensorObject*)args[0])->managed = NULL;
+  py_route_enter(r);
+  PyObject* result = py_lane_hand_over(lane, r, made, args[1], args[2], NULL);
+  py_route_leave(r);
+  return result;
+}
+
 static PyMethodDef lane_methods[] = {
+    {"_lend", (PyCFunction)(void (*)(void))lane_lend, METH_FASTCALL, lane_lend_doc},
+    {"_load", (PyCFunction)(void (*)(void))lane_load, METH_FASTCALL, lane_load_doc},
     {"__reduce__", lane_reduce, METH_NOARGS, NULL},
     {"__copy__", lane_copy, METH_NOARGS, NULL},
     {"__deepcopy__", lane_copy, METH_O, NULL},

@@ -77,4 +77,32 @@ PyObject* py_ask(const py_question* question, PyObject* obj);
 
 extern PyMethodDef py_route_functions[];
 
+/* ---- py_lane.c ---------------------------------------------------------------------------------
+ */
+
+/* The route for an exact type and target, learnt now if it must be; NULL = ask Python. Owns:
+ * borrowed, see py_route_find. GIL: needed; may run Python. Errors: none left set. */
+py_route* py_lane_route(PyObject* lane, PyTypeObject* type, PyObject* to);
+
+/* A managed tensor over an array: examined, exported and checked. `brief`: its memory will only be
+ * read now, and need not be kept from being resized later. Owns: the caller owns the result, which
+ * owns the array or its storage. GIL: needed; may run Python. Errors: NULL without an exception =
+ * ask Python. */
+DLManagedTensorVersioned* py_lane_lend(py_route* route, PyObject* obj, int brief);
+
+/* Hand a managed tensor to the consumer. `tree` is what the array was found in, or NULL. Owns:
+ * takes `made`. GIL: needed. Errors: NULL with what `failed` gives. */
+PyObject* py_lane_hand_over(PyObject* lane, const py_route* route, DLManagedTensorVersioned* made,
+                            PyObject* obj, PyObject* to, PyObject* tree);
+
+/* ---- py_tree.c ---------------------------------------------------------------------------------
+ */
+
+/* Whether objects of an exact type are trees that py_tree_run knows. */
+int py_tree_takes(PyTypeObject* type);
+
+/* Convert a list, tuple or dict. GIL: needed; may run Python. Errors: NULL with an exception; NULL
+ * without one = ask Python, nothing was handed over. */
+PyObject* py_tree_run(PyObject* lane, PyObject* root, PyObject* to);
+
 #endif

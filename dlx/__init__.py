@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from dlx.headers import cffi_builder, get_include
     from dlx.hookspecs import hookimpl
     from dlx.native import ffi
+    from dlx.overlap import shares_memory
     from dlx.planning import Plan
+    from dlx.stacking import stack
     from dlx.tensor import ArrayInfo, Tensor
 
 __version__ = "0.1.0.dev0"
@@ -30,6 +32,8 @@ __all__ = [
     "convert",
     "plan",
     "describe",
+    "stack",
+    "shares_memory",
     "ArrayInfo",
     "Device",
     "DType",
@@ -58,6 +62,8 @@ _HOMES = {
     "convert": "conversion",
     "plan": "conversion",
     "describe": "conversion",
+    "stack": "stacking",
+    "shares_memory": "overlap",
     "ArrayInfo": "tensor",
     "Device": "abi",
     "DType": "abi",

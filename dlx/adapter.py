@@ -94,6 +94,9 @@ class Adapter:
         Whether its arrays are `dlx.Tensor`; for dlx itself.
     takes_stream
         Whether `export` is told the consumer's stream for device memory.
+    root_only
+        Whether its objects are converted where they are what `convert` is given, but pass through inside a container,
+        as numpy's scalars and plain buffers do.
     owner
         For the lane: method of an array that gives the object which keeps its memory alive. Empty: the array does.
     owner_type
@@ -130,6 +133,7 @@ class Adapter:
     identity: bool = True
     is_own: bool = False
     takes_stream: bool = True
+    root_only: bool = False
     owner: str = ""
     owner_type: str = ""
     owner_bounds: tuple[str, ...] = ()

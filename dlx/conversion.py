@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dlx.abi import Device
 from dlx.adapter import Adapter
+from dlx.containers import container_of
 from dlx.errors import AdapterNotFoundError, ConversionError, DeviceError, DlxError
 from dlx.native import Lane
+from dlx.phases import convert_tree, place_of, plan_tree
 from dlx.planning import Plan, Request, begin
 from dlx.registry import registry
 from dlx.routes import learn
@@ -33,7 +35,7 @@ def convert(
     strict: bool = False,
     errors: str = "raise",
 ) -> Any:
-    """Convert an array to another framework, sharing its memory wherever that is safe.
+    """Convert an array, or every array in a container, to another framework, sharing memory wherever that is safe.
 
     Values, dtype and shape always survive exactly. `dlx.plan` with the same arguments says beforehand what happens.
 
@@ -41,7 +43,8 @@ def convert(
     ----------
     obj
         An array of any framework that has an adapter; anything with ``__dlpack__``, ``__array_interface__`` or the
-        buffer protocol; a raw DLPack capsule, which is used up.
+        buffer protocol; a raw DLPack capsule, which is used up. Or a container of such: lists, tuples, dicts, their
+        subclasses, dataclasses, mappings, what adapters declare, and objects with ``__dlx_tree__``, in any nesting.
     to
         Target: a name (``"torch"``), a module, or an array type that an adapter lists. ``"dlx"`` gives a `dlx.Tensor`.
     like
@@ -58,14 +61,19 @@ def convert(
         Whether an array that requires gradients may be converted without them. The result is always graph-free.
     stream
         The target's stream, for device memory.
-    lazy, strict, errors
-        Of containers; they have no effect on a single array.
+    strict
+        Of containers: refuse what is neither array, container nor plain data, instead of letting it pass through.
+    errors
+        Of containers: ``"raise"`` the first error, or ``"collect"`` all of them in an ExceptionGroup.
+    lazy
+        Of containers; it has no effect on a single array.
 
     Returns
     -------
-    array
-        Of the target framework, with the shape of `obj`. `obj` itself, if it is one already and nothing was asked that
-        changes it.
+    array or container
+        An array of the target framework, with the shape of `obj`. `obj` itself, if it is one already and nothing was
+        asked that changes it. Of a container: a new one of the same type around converted arrays (list or dict, where
+        that type cannot hold them); an array or container that stands in it twice does so in the result.
 
     Raises
     ------
@@ -77,11 +85,16 @@ def convert(
         If nothing knows the object or the target, or the target is not installed.
     TypeError, ValueError
         If the call itself is wrong.
+    ExceptionGroup
+        With ``errors="collect"``: what was raised for each array of a container.
 
     Notes
     -----
     The result keeps the source's memory alive; the source's own metadata is not read again. Nothing is raised for
     writing later to shared memory from both sides: that is what sharing means.
+
+    A container is never written to. Inside one, buffers and numbers (numpy's too) pass through, as does whatever is no
+    array. An error says where it arose, as in ``obj['a'][3].x``; after it nothing is used up and nothing was converted.
 
     Examples
     --------
@@ -89,9 +102,17 @@ def convert(
     >>> tensor = dlx.convert(bytearray(b"abc"), to="dlx")
     >>> tensor.shape, str(tensor.dtype), tensor.readonly
     ((3,), 'uint8', False)
+    >>> dlx.convert({"a": [tensor, "text"], "again": tensor}, to="dlx")["again"] is tensor
+    True
     """
-    request = _request(to, like, device, copy, readonly, detach, stream, errors)
-    return convert_leaf(begin(obj, _producer(obj, request), request))
+    request = request_of(to, like, device, copy, readonly, detach, stream, errors)
+    row = container_of(type(obj))
+    if row is None:
+        return convert_leaf(begin(obj, producer_of(obj, request), request))
+    # The lane shares memory and knows no options, so it may be used for arrays in a tree where those ask for nothing.
+    may = to is not None and device is None and stream is None and not copy and not detach
+    lane = cast("Lane", convert) if may else None
+    return convert_tree(obj, row, request, strict=strict, collect=errors == "collect", lane=lane, to=to)
 
 
 def plan(
@@ -136,8 +157,11 @@ def plan(
     'shared'
     """
     try:
-        request = _request(to, like, device, copy, readonly, detach, stream, errors)
-        leaf = begin(obj, _producer(obj, request), request)
+        request = request_of(to, like, device, copy, readonly, detach, stream, errors)
+        row = container_of(type(obj))
+        if row is not None:
+            return plan_tree(obj, row, request, strict=strict, collect=errors == "collect", probe=probe)
+        leaf = begin(obj, producer_of(obj, request), request)
     except DlxError as error:
         forget_frames(error)
         return Plan("", _described(obj), error.target or str(to), None, "refused", error=error)
@@ -164,7 +188,7 @@ def describe(obj: Any) -> ArrayInfo:
     """
     source = _known(obj)
     if source is None:
-        raise _not_an_array(obj)
+        raise not_an_array(obj)
     try:
         info = source.info(obj)
     except DlxError as error:
@@ -178,19 +202,29 @@ def describe(obj: Any) -> ArrayInfo:
     return info if info is not None else ArrayInfo(source.name, type_name(type(obj)))
 
 
-def _consumer_failed(obj: Any, to: Any, cause: Any) -> DlxError:
+def _consumer_failed(obj: Any, to: Any, cause: Any, tree: Any = None) -> DlxError:
     """Return the error for a consumer that failed in the lane, after its table had been handed the memory."""
     target = registry.target(to)
+    where = "" if tree is None else place_of(obj, tree)
     if isinstance(cause, DlxError):
-        return cause.complete(source=str(_described(obj)), target=target.name)
+        return cause.complete(source=str(_described(obj)), target=target.name, where=where)
     reason = f"{type(cause).__name__}: {cause}".rstrip(".") if cause is not None else "without saying why"
-    error = ConversionError(f"{target.name} refused it: {reason}", source=str(_described(obj)), target=target.name)
+    error = ConversionError(
+        f"{target.name} refused it: {reason}", source=str(_described(obj)), target=target.name, where=where
+    )
     error.__cause__ = cause
     return error
 
 
-def _request(
-    to: Any, like: Any, device: Any, copy: Any, readonly: str, detach: bool, stream: Any, errors: str
+def request_of(
+    to: Any,
+    like: Any = None,
+    device: Any = None,
+    copy: Any = None,
+    readonly: str = "copy",
+    detach: bool = False,
+    stream: Any = None,
+    errors: str = "raise",
 ) -> Request:
     """Check the options of a call; errors of the call itself are raised in every case."""
     if (to is None) == (like is None):
@@ -226,10 +260,11 @@ def _as(like: Any) -> tuple[Adapter, Device | None]:
     return adapter, info.device
 
 
-def _producer(obj: Any, request: Request) -> Adapter:
+def producer_of(obj: Any, request: Request, where: str = "") -> Adapter:
+    """Return the adapter of an array, or raise that it is none."""
     source = _known(obj)
     if source is None:
-        raise _not_an_array(obj).complete(target=request.target.name)
+        raise not_an_array(obj).complete(target=request.target.name, where=where)
     return source
 
 
@@ -251,18 +286,20 @@ def _described(obj: Any) -> ArrayInfo | None:
         return None
 
 
-def _not_an_array(obj: Any) -> DlxError:
+def not_an_array(obj: Any) -> DlxError:
     name = type_name(type(obj))
     if type(obj) in weakref.ProxyTypes:
         fix = "Convert the object itself: a proxy does not keep it alive."
-    elif isinstance(obj, list | tuple | dict):
-        fix = "Convert its elements one by one."
+    elif container_of(type(obj)) is not None:
+        fix = "Give one of the arrays in it; dlx.convert and dlx.plan take whole containers."
     elif type(obj).__module__ == "builtins":
         fix = "Give an array, or an object with a buffer such as bytes."
     else:
         fix = f"Convert an array that it holds, or install an adapter for {name.partition('.')[0]!r}."
     return AdapterNotFoundError(
-        "it is no array: it has no adapter, no __dlpack__, no __array_interface__ and no buffer", source=name, fix=fix
+        "it is no array: it has no adapter, no __dlpack__, no __array_interface__ and no buffer",
+        source=name,
+        fix=fix,
     )
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from dlx import cuda, native
 from dlx.abi import Device, DType
-from dlx.conversion import convert, describe
+from dlx.containers import container_of
+from dlx.conversion import convert, describe, not_an_array
 from dlx.errors import CopyRequiredError, DeviceError, DlxError, ReadOnlyError
 from dlx.incoming import dltensor, extents_of, from_managed, from_pointer
 from dlx.native import Tensor, ffi, lib
@@ -225,6 +226,8 @@ def _for_legacy(tensor: Tensor) -> None:
 
 
 def _tensor(obj: Any, **options: Any) -> Tensor:
+    if container_of(type(obj)) is not None:
+        raise not_an_array(obj).complete(target="dlx")
     try:
         return convert(obj, to="dlx", **options)  # type: ignore[no-any-return]
     except DlxError as error:

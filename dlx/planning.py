@@ -72,8 +72,8 @@ class Plan:
     device
         Where the result will be; None where it is refused or unknown.
     outcome
-        ``"same"`` (the object itself), ``"shared"``, ``"copied"``, ``"refused"``, or ``"unknown"`` where only an export
-        could tell and ``probe=False`` forbade it.
+        ``"same"`` (the object itself), ``"shared"``, ``"copied"``, ``"refused"``, ``"tree"`` (a container: see
+        `leaves`), or ``"unknown"`` where only an export could tell and ``probe=False`` forbade it.
     steps
         What is done, in order; empty where memory is simply shared.
     nbytes
@@ -81,7 +81,7 @@ class Plan:
     error
         What `dlx.convert` raises, or None.
     leaves
-        Plans of the arrays in a container.
+        Plans of the arrays in a container, each array once, at the first place where it stands.
     """
 
     path: str
@@ -91,11 +91,15 @@ class Plan:
     outcome: str
     steps: tuple[Step, ...] = ()
     nbytes: int = 0
-    error: DlxError | None = None
+    error: DlxError | ExceptionGroup[DlxError] | None = None
     leaves: tuple[Plan, ...] = ()
 
     def __str__(self) -> str:
-        found = self.source or (self.error.source if self.error is not None else "")
+        if self.leaves or self.outcome == "tree":
+            arrays = f"{len(self.leaves)} array{'s' * (len(self.leaves) != 1)}"
+            head = f"tree of {arrays} -> {self.target}: {self.outcome} ({self.nbytes:,} bytes copied)"
+            return "\n".join([head, *(f"{leaf.path}: {leaf}" for leaf in self.leaves)])
+        found = self.source or (self.error.source if isinstance(self.error, DlxError) else "")
         head = f"{found or 'unknown'} -> {self.target}: {self.outcome}"
         if self.error is not None:
             return f"{head}\n  {type(self.error).__name__}: {self.error}"
@@ -112,7 +116,6 @@ class Request:
     readonly: str = "copy"
     detach: bool = False
     stream: Any = None
-    path: str = ""
     crossing: Crossing = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -121,7 +124,7 @@ class Request:
 
 @dataclass(slots=True)
 class Leaf:
-    """One array on its way: what `transfer` needs to do what `plan` says."""
+    """One array on its way: what `transfer` needs to do what `plan` says, and what it holds meanwhile."""
 
     obj: Any
     source: Adapter
@@ -139,12 +142,14 @@ class Leaf:
     device: Device | None = None  # where it says that it is, before it is exported
     moment: Moment = None  # when an exported tensor is ready
     plan: Plan | None = None
+    tensor: Tensor | None = None  # exported, not yet handed over
+    owned: Tensor | None = None  # taken from the producer
 
     def finish(self, outcome: str, device: Device | None, error: DlxError | None = None) -> None:
         """Write the plan."""
         steps = () if error is not None else tuple(self.steps)
         self.plan = Plan(
-            path=self.request.path,
+            path="",
             source=self.info,
             target=self.request.target.name,
             device=device,
@@ -165,7 +170,6 @@ class Leaf:
         return error.complete(
             source=str(self.info or type_name(type(self.obj))),
             target=self.request.target.name,
-            where=self.request.path,
             sharing=self.request.copy is False and isinstance(error, CopyRequiredError | ReadOnlyError),
         )
 

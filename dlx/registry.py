@@ -18,7 +18,7 @@ from typing import Any
 import pluggy
 
 from dlx import hookspecs, native, strangers
-from dlx.adapter import API, Adapter, look_up
+from dlx.adapter import API, Adapter, Container, look_up
 from dlx.errors import AdapterNotFoundError, FrameworkNotInstalledError, PluginError
 
 __all__ = ["BUILT_IN", "Plugin", "Registry", "registry"]
@@ -48,6 +48,7 @@ class Registry:
         self._manager.add_hookspecs(hookspecs)
         self._plugins: dict[str, Plugin] = {}  # by root package or alias
         self._scanned = False
+        self.generation = 0  # counts the plugins loaded: who caches answers by type looks here
         self._producers: weakref.WeakKeyDictionary[type, Adapter] = weakref.WeakKeyDictionary()
         modules: dict[str, Plugin] = {}
         for root, module in (BUILT_IN if built_in is None else built_in).items():
@@ -97,6 +98,7 @@ class Registry:
                 if not plugin.loaded:
                     plugin.adapters = self._collect(plugin, module)
                     plugin.loaded = True
+                    self.generation += 1
                     native.routes_clear()
         except Exception as error:  # whatever a plugin does wrong stays its own
             with self._lock:
@@ -184,6 +186,14 @@ class Registry:
             if any(issubclass(kind, cls) for cls in classes):
                 return adapter
         return None
+
+    # ---- containers -------------------------------------------------------------------------------------------------
+
+    def container(self, kind: type) -> Container | None:
+        """Return the row that an adapter declares for a type or its nearest base; None where none does."""
+        self.knows(kind)  # its package's adapters are loaded now
+        rows = [(look_up(name), row) for adapter in self.adapters() for row in adapter.containers for name in row.types]
+        return next((row for cls in kind.__mro__ for listed, row in rows if listed is cls), None)
 
     # ---- targets ----------------------------------------------------------------------------------------------------
 

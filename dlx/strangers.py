@@ -13,10 +13,21 @@ from dlx.native import Tensor, lib
 from dlx.stream import Stream
 from dlx.tensor import ArrayInfo, type_name
 
-__all__ = ["BUFFER", "CAPSULE", "CUDA_INTERFACE", "DLPACK", "INTERFACE", "TENSOR", "stranger"]
+__all__ = [
+    "BUFFER",
+    "CAPSULE",
+    "CUDA_INTERFACE",
+    "DLPACK",
+    "INTERFACE",
+    "TENSOR",
+    "Described",
+    "array_stranger",
+    "buffer_stranger",
+    "stranger",
+]
 
 
-class _Described(Adapter):
+class Described(Adapter):
     """A source whose export is harmless, so that its description is an export."""
 
     protocols: tuple[str, ...]
@@ -31,7 +42,7 @@ class _Described(Adapter):
         return None if tensor is None else ArrayInfo.of_tensor(tensor, self.name, type(obj), self.protocols)
 
 
-class TensorAdapter(_Described):
+class TensorAdapter(Described):
     """`dlx.Tensor`, as a source and as the target "dlx": it can hold whatever DLPack can say."""
 
     name = "dlx"
@@ -59,7 +70,7 @@ class TensorAdapter(_Described):
         return at_rest(tensor)
 
 
-class CapsuleAdapter(_Described):
+class CapsuleAdapter(Described):
     """A raw capsule of either name. It is single-use, so it is only looked at until nothing else can fail."""
 
     name = "capsule"
@@ -91,7 +102,7 @@ class DLPackAdapter(Adapter):
         return ArrayInfo(self.name, type_name(type(obj)), device=protocol.device_of(obj), protocols=("__dlpack__",))
 
 
-class InterfaceAdapter(_Described):
+class InterfaceAdapter(Described):
     """An object with ``__array_interface__``."""
 
     name = "array_interface"
@@ -102,7 +113,7 @@ class InterfaceAdapter(_Described):
         return protocol.array_interface(obj, obj.__array_interface__)
 
 
-class CudaInterfaceAdapter(_Described):
+class CudaInterfaceAdapter(Described):
     """An object with ``__cuda_array_interface__``. It names its own stream."""
 
     name = "cuda_array_interface"
@@ -117,12 +128,13 @@ class CudaInterfaceAdapter(_Described):
         return protocol.cuda_interface_stream(obj.__cuda_array_interface__, device)
 
 
-class BufferAdapter(_Described):
+class BufferAdapter(Described):
     """An object with the buffer protocol: bytes, bytearray, memoryview, array.array, ctypes, mmap, ..."""
 
     name = "buffer"
     package = "builtins"
     protocols = ("buffer",)
+    root_only = True
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         return protocol.buffer(obj)
@@ -142,6 +154,11 @@ def stranger(obj: Any) -> Adapter | None:
     The order is DLPack, CUDA array interface, array interface, buffer. ``__array__`` alone is never used: it may
     copy or move without saying.
     """
+    return array_stranger(obj) or buffer_stranger(obj)
+
+
+def array_stranger(obj: Any) -> Adapter | None:
+    """Return the adapter for an object that speaks a protocol of arrays, plain buffers left out."""
     kind = type(obj)
     if kind in weakref.ProxyTypes:  # it speaks for an object that it does not keep alive
         return None
@@ -153,6 +170,13 @@ def stranger(obj: Any) -> Adapter | None:
         return CUDA_INTERFACE
     if _offers(obj, "__array_interface__"):
         return INTERFACE
+    return None
+
+
+def buffer_stranger(obj: Any) -> Adapter | None:
+    """Return the adapter for an object that has a buffer."""
+    if type(obj) in weakref.ProxyTypes:
+        return None
     try:
         memoryview(obj).release()
     except TypeError:

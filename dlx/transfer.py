@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 from dlx import cuda, native
 from dlx.abi import READ_ONLY
@@ -11,31 +12,75 @@ from dlx.errors import ConversionError, DlxError
 from dlx.native import Tensor
 from dlx.planning import Leaf, adapter_failed, refuse, settle
 
-__all__ = ["convert_leaf", "export", "forget_frames", "plan_leaf"]
+__all__ = [
+    "convert_leaf",
+    "export",
+    "forget_frames",
+    "load",
+    "order",
+    "plan_leaf",
+    "prepare",
+    "preview",
+    "release",
+    "take_back",
+]
 
 
 def convert_leaf(leaf: Leaf) -> Any:
     """Convert one array that `planning.begin` has started on, or raise what stands in the way."""
+    prepare(leaf)
+    return load(leaf)
+
+
+def prepare(leaf: Leaf) -> None:
+    """Export and check one array. Nothing is used up yet, and `release` undoes it.
+
+    Raises
+    ------
+    DlxError
+        If the producer fails, or the array cannot cross.
+    """
     if leaf.plan is None:
         try:
-            tensor = export(leaf)
+            leaf.tensor = export(leaf)
         except DlxError as error:
             leaf.complete(error)
             raise
-        settle(leaf, tensor)
-        assert leaf.plan is not None
-        if leaf.plan.error is None:
-            return _hand_over(leaf, tensor)
-    elif leaf.plan.error is None:  # it stays inside its framework
-        return _lifted(leaf)
-    raise _refusal(leaf)
+        settle(leaf, leaf.tensor)
+    assert leaf.plan is not None
+    if leaf.plan.error is not None:
+        leaf.tensor = None
+        raise _refusal(leaf)
+
+
+def order(leaf: Leaf) -> None:
+    """Make whoever will read a prepared array wait for it, after all arrays of a call were exported.
+
+    Raises
+    ------
+    DlxError
+        If that would break a graph capture, or the driver fails.
+    """
+    if leaf.tensor is not None and leaf.copy_order is None:
+        try:
+            leaf.request.crossing.order(leaf.tensor, leaf.moment, leaf.view_device)
+        except DlxError as error:
+            leaf.complete(error)
+            raise
+
+
+def preview(leaf: Leaf) -> DlxError | None:
+    """Return the refusal that can be told before the producer is called; None where there is none, or it cannot."""
+    trial = replace(leaf, steps=list(leaf.steps))
+    plan_leaf(trial, probe=False)
+    return None if trial.plan is None else cast("DlxError | None", trial.plan.error)
 
 
 def _refusal(leaf: Leaf) -> DlxError:
     """Take the error out of the plan: its traceback will hold the leaf, which must not hold it as well."""
     assert leaf.plan is not None
-    assert leaf.plan.error is not None
     error, leaf.plan = leaf.plan.error, None
+    assert isinstance(error, DlxError)
     return error
 
 
@@ -118,13 +163,16 @@ def _sketch_of_copy(leaf: Leaf) -> Tensor | None:
     return native.tensor_new(address, info.shape, None, info.dtype, info.device, 0, None)
 
 
-def _hand_over(leaf: Leaf, tensor: Tensor) -> Any:
-    """Pass the point of no return, and take it back if the consumer fails."""
+def load(leaf: Leaf) -> Any:
+    """Hand one prepared array over: pass the point of no return, and take it back if the consumer fails."""
+    tensor, leaf.tensor = leaf.tensor, None
+    if tensor is None:  # it stays inside its framework
+        return _lifted(leaf)
     target = leaf.request.target
-    owned: Tensor | None = None
     ready: Tensor | None = None
     try:
-        ready = owned = leaf.source.take(leaf.obj, tensor, shared=leaf.copy_order is None and not leaf.fresh)
+        shared = leaf.copy_order is None and not leaf.fresh
+        ready = leaf.owned = leaf.source.take(leaf.obj, tensor, shared=shared)
         crossing, moment = leaf.request.crossing, leaf.moment
         if leaf.copy_order is None:
             crossing.order(ready, moment, leaf.view_device)
@@ -140,12 +188,12 @@ def _hand_over(leaf: Leaf, tensor: Tensor) -> Any:
         with target.on_device(ready.device):
             return target.load(ready)
     except Exception as error:
-        if owned is not None:
-            # Whatever shares the memory must let go of it first: our view of it, frames of the consumer.
-            ready = None
-            if owned is not tensor:
-                forget_frames(error)
-            leaf.source.give_back(leaf.obj, owned)
+        # Whatever shares the memory must let go of it first: our view of it, frames of the consumer.
+        ready = None
+        owned = leaf.owned
+        if owned is not None and owned is not tensor:
+            forget_frames(error)
+        take_back(leaf)
         if isinstance(error, DlxError):
             leaf.complete(error)
             raise
@@ -153,5 +201,18 @@ def _hand_over(leaf: Leaf, tensor: Tensor) -> Any:
             raise
         if owned is None:
             raise leaf.complete(adapter_failed(leaf, error)) from error
+        owned = None
         reason = f"{target.name} refused it: {type(error).__name__}: {error}".rstrip(".")
         raise leaf.complete(ConversionError(reason)) from error
+
+
+def take_back(leaf: Leaf) -> None:
+    """Undo `take` for an array whose result is gone: a capsule gets its name back."""
+    owned, leaf.owned = leaf.owned, None
+    if owned is not None:
+        leaf.source.give_back(leaf.obj, owned)
+
+
+def release(leaf: Leaf) -> None:
+    """Let go of what a leaf holds: a capsule that was only looked at keeps its name."""
+    leaf.tensor = leaf.owned = None

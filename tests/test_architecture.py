@@ -20,8 +20,11 @@ LAYERS = [
     ["protocol"],
     ["facts", "adapter", "hookspecs"],
     ["strangers", "registry"],
+    ["rows", "containers"],
     ["routes", "obstacles", "crossing", "working", "planning", "transfer"],
+    ["trees", "phases"],
     ["conversion"],
+    ["stacking", "overlap"],
     ["pointers", "incoming", "doors"],
 ]
 ORDER = [name for line in LAYERS for name in line]

@@ -848,7 +848,8 @@ class RaisingInterface:
         raise ValueError("no")
 
 
-NO_ARRAYS = [1, 1.5, None, "text", [1, 2], (1,), {"a": 1}, {1}, object(), len, int, OnlyArray(), range(3)]
+NO_ARRAYS = [1, 1.5, None, "text", object(), len, int, OnlyArray(), range(3)]
+CONTAINERS = [[1, 2], (1,), {"a": 1}, {1}]
 
 
 def test_an_interface_that_raises_is_the_cause():
@@ -866,6 +867,14 @@ def test_what_is_no_array(obj):
     assert isinstance(caught.value, TypeError) and caught.value.fix and caught.value.target == "dlx"
     with pytest.raises(errors.AdapterNotFoundError):
         dlx.describe(obj)
+
+
+@pytest.mark.parametrize("obj", CONTAINERS, ids=lambda obj: type(obj).__name__)
+def test_a_container_is_no_array(obj):
+    """What takes one array says so of a container, with a fix."""
+    for call in (dlx.describe, dlx.from_dlpack, dlx.to_capsule):
+        with pytest.raises(errors.AdapterNotFoundError, match="one of the arrays in it"):
+            call(obj)
 
 
 @pytest.mark.parametrize("name", ["torch.Tensor", "numpy.ndarray", "numpy.float32"])

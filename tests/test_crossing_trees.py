@@ -1,0 +1,143 @@
+"""Whole containers of device memory: one record and one wait for each pair of streams, and all or nothing."""
+
+from __future__ import annotations
+
+import gc
+
+import gpulib
+import pytest
+from fake_cuda import LEGACY, PER_THREAD
+
+import dlx
+from dlx import cuda as driver
+from dlx.errors import StreamError
+
+
+@pytest.fixture
+def lib_a(monkeypatch, cuda):
+    """A framework with current streams."""
+    return gpulib.install(monkeypatch, "liba", cuda)
+
+
+@pytest.fixture
+def lib_b(monkeypatch, cuda):
+    """Another one."""
+    return gpulib.install(monkeypatch, "libb", cuda)
+
+
+SHAPES = {
+    "one": lambda made: [made()],
+    "many": lambda made: [made() for _ in range(50)],
+    "nested": lambda made: {"a": [made(), (made(), {"b": made()})], "c": made()},
+}
+
+
+def flat(tree):
+    """Every array in a container."""
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    return [array for child in tree for array in flat(child)] if isinstance(tree, list | tuple) else [tree]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("consumer", ["own", "legacy", "per-thread"])
+@pytest.mark.parametrize("producer", ["own", "legacy", "per-thread"])
+def test_any_number_costs_two_calls(cuda, lib_a, lib_b, producer, consumer, shape):
+    """For every pair of streams and every shape of container; none at all where they are one stream."""
+    handles = {"own": cuda.stream, "legacy": lambda: LEGACY, "per-thread": lambda: PER_THREAD}
+    p, c = handles[producer](), handles[consumer]()
+    with lib_a.on(p), lib_b.on(c):
+        tree = SHAPES[shape](lib_a.made)
+        cuda.forget()
+        result = dlx.convert(tree, to="libb")
+        assert cuda.ordering == (0 if p == c else 2)
+        assert not any(lib_b.read(array) for array in flat(result))
+        assert [array.ptr for array in flat(result)] == [array.ptr for array in flat(tree)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_without_order_all_would_race(cuda, lib_a, lib_b, shape):
+    """The instrument."""
+    with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()):
+        result = dlx.convert(SHAPES[shape](lib_a.made), to="libb", stream=-1)
+        assert cuda.ordering == 0 and all(lib_b.read(array) for array in flat(result))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("side", ["producer", "consumer"])
+def test_a_capture_is_not_broken(cuda, lib_a, lib_b, side, shape):
+    """Refused before anything is handed over; the capture goes on."""
+    p, c = cuda.stream(), cuda.stream()
+    handed = []
+    lib_b.adapter.load = lambda tensor: handed.append(tensor)
+    with lib_a.on(p), lib_b.on(c):
+        tree = SHAPES[shape](lib_a.made)
+        cuda.capture(p if side == "producer" else c)
+        with pytest.raises(StreamError, match="capturing a graph"):
+            dlx.convert(tree, to="libb")
+        assert handed == [] and cuda.end_capture(p if side == "producer" else c) == 0
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_one_stream_in_a_capture(cuda, lib_a, lib_b, shape):
+    """On the stream that captures, conversions work and add nothing."""
+    p = cuda.stream()
+    with lib_a.on(p), lib_b.on(p):
+        tree = SHAPES[shape](lib_a.made)
+        cuda.capture(p)
+        cuda.forget()
+        result = dlx.convert(tree, to="libb")
+        assert cuda.ordering == 0 and not any(lib_b.read(array) for array in flat(result))
+        assert cuda.end_capture(p) == 0
+
+
+def test_the_host_first_and_two_devices_last(cuda, np, lib_a, lib_b):
+    """Every array is looked at: two calls for each device, none for the host's."""
+    with lib_a.on(cuda.stream()), lib_a.on(cuda.stream(1), 1), lib_b.on(cuda.stream()), lib_b.on(cuda.stream(1), 1):
+        tree = [np.zeros(3, "uint8"), {"x": lib_a.made(), "y": [lib_a.made(1)]}, lib_a.made(1), lib_a.made()]
+        cuda.forget()
+        result = dlx.convert(tree, to="libb")
+        assert cuda.ordering == 4
+        assert [array.device for array in flat(result)] == [(1, 0), (2, 0), (2, 1), (2, 1), (2, 0)]
+        assert not any(lib_b.read(array) for array in flat(result)[1:])
+
+
+def test_to_numpy(cuda, np, lib_a):
+    """Copies to the host: one record and one wait on dlx's stream, then one copy each."""
+    with lib_a.on(cuda.stream()):
+        tree = SHAPES["nested"](lib_a.made)
+        cuda.forget()
+        result = dlx.convert(tree, to="numpy")
+    assert cuda.ordering == 2 and cuda.races == 0 and len(flat(result)) == 4
+
+
+def test_to_dlx_and_on(cuda, lib_a, lib_b):
+    """A tree of dlx.Tensor shares one event; going on costs one wait."""
+    with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()):
+        middle = dlx.convert(SHAPES["many"](lib_a.made), to="dlx")
+        cuda.forget()
+        result = dlx.convert(middle, to="libb")
+        assert (cuda.count("cuEventRecord"), cuda.count("cuStreamWaitEvent")) == (0, 1)
+        assert not any(lib_b.read(array) for array in result)
+
+
+def test_all_of_it_waits_for_the_consumer(cuda, lib_a, lib_b):
+    """Nothing of a dropped tree goes back to the producer's allocator while the consumer's stream is busy."""
+    with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()) as c:
+        result = dlx.convert(SHAPES["many"](lib_a.made), to="libb")
+        cuda.stall(c.ptr)
+        for array in result:
+            lib_b.read(array)
+        del array, result
+        gc.collect()
+        assert (lib_a.freed, driver.release_pending()) == (0, 50)
+        cuda.resume(c.ptr)
+        assert driver.release_pending() == 0
+    assert (lib_a.freed, lib_a.reused_too_early, cuda.syncs) == (50, 0, 0)
+
+
+def test_stack(cuda, np, lib_a, lib_b):
+    """Arrays of a device are stacked for the host, or say why not."""
+    with lib_a.on(cuda.stream()):
+        arrays = [dlx.convert(lib_a.made(), to="numpy") for _ in range(3)]
+    assert dlx.stack(arrays, "numpy").shape == (3, gpulib.N) and cuda.races == 0
