@@ -10,6 +10,7 @@ import json
 import platform
 from pathlib import Path
 
+from benchmarks.bulk import bulk
 from benchmarks.conversions import conversions, fresh, scene
 from benchmarks.copies import copies
 from benchmarks.count import count
@@ -18,7 +19,7 @@ from benchmarks.picture import draw
 from benchmarks.where import where
 
 PEERS = ("numpy", "torch", "apache-tvm-ffi", "cuda-core", "arraybridge")
-PARTS = ("imports", "conversions", "fresh", "where", "copies")
+PARTS = ("imports", "conversions", "fresh", "where", "copies", "bulk")
 
 
 def versions():
@@ -49,6 +50,8 @@ def measure(parts, *, quick):
         found["where"] = where(names, quick=quick)
     if "copies" in parts:
         found["copies"] = copies(names["np"], (1,) if quick else (1, 10, 100))
+    if "bulk" in parts:
+        found["bulk"] = bulk((1, 100) if quick else (1, 10, 100, 1000))
     return found
 
 
