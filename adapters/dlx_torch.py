@@ -201,8 +201,12 @@ class TorchAdapter(Adapter):
         return Device(f"{_DEVICES.get(kind, kind)}:{native_device.index or 0}")
 
     def current_device(self, device_type: int) -> int:
-        is_gpu = self._kind and device_type == Device(self._kind).type
-        return int(self.module().cuda.current_device()) if is_gpu else 0
+        if not self._kind or device_type != Device(self._kind).type:
+            return 0
+        try:
+            return int(self.module().cuda.current_device())
+        except (AssertionError, RuntimeError):  # there is no driver, or none after a fork: dlx says so itself
+            return 0
 
     @contextlib.contextmanager
     def on_device(self, device: Device) -> Iterator[None]:

@@ -10,6 +10,7 @@ import json
 import platform
 from pathlib import Path
 
+from benchmarks.bulk import bulk
 from benchmarks.conversions import conversions, fresh, scene
 from benchmarks.copies import copies
 from benchmarks.count import count
@@ -19,7 +20,7 @@ from benchmarks.trees import trees
 from benchmarks.where import where
 
 PEERS = ("numpy", "torch", "apache-tvm-ffi", "cuda-core", "arraybridge", "optree")
-PARTS = ("imports", "conversions", "fresh", "where", "copies", "trees")
+PARTS = ("imports", "conversions", "fresh", "where", "copies", "trees", "bulk")
 
 
 def versions():
@@ -52,6 +53,8 @@ def measure(parts, *, quick):
         found["copies"] = copies(names["np"], (1,) if quick else (1, 10, 100))
     if "trees" in parts and "t" in names:
         found["trees"] = trees(names, quick=quick)
+    if "bulk" in parts:
+        found["bulk"] = bulk((1, 100) if quick else (1, 10, 100, 1000))
     return found
 
 

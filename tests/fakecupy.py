@@ -10,8 +10,6 @@ from __future__ import annotations
 import types
 import warnings
 
-import numpy as np
-
 from dlx import native
 
 
@@ -73,6 +71,8 @@ class _BaseStream:
 
 def module(driver):
     """A fresh module over a driver."""
+    import numpy as np
+
     self = types.ModuleType("cupy")
     self.__version__ = "14.2.0"
     self._stacks, self._entered = {}, []

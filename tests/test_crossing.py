@@ -262,6 +262,19 @@ def test_a_later_conversion_lets_go(cuda, lib_a, lib_b):
     assert lib_a.freed >= 1 and lib_a.reused_too_early == 0
 
 
+def test_conversions_leak_neither_memory_nor_events(cuda, lib_a, lib_b):
+    """Two thousand of them, dropped while their stream is busy or not: a handful of events, no memory."""
+    with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()) as c:
+        array = lib_a.made()
+        for i in range(2000):
+            if i % 100 == 50:
+                cuda.stall(c.ptr)
+            elif i % 100 == 60:
+                cuda.resume(c.ptr)
+            dlx.convert(array, to="libb")
+        assert driver.release_pending() == 0 and cuda.events < 40 and cuda.blocks == 1
+
+
 # ---- graph capture ---------------------------------------------------------------------------------------------------
 
 
@@ -389,6 +402,13 @@ def test_what_is_too_scattered(cuda, lib_b):
     tensor = native.tensor_new(memory + n - 1, (n // 2, 1), (-2, 1), dlx.DType("uint8"), (2, 0), 0, None)
     with pytest.raises(dlx.errors.LayoutError, match="Make it contiguous in its own framework"):
         dlx.convert(tensor, to="libb", copy=True)
+
+
+def test_like_an_array_of_a_device(cuda, np, lib_a, lib_b):
+    """The framework and the device of an example."""
+    with lib_b.on(cuda.stream(1), 1):
+        result = dlx.convert(np.zeros(N, "uint8"), like=lib_b.made(1))
+        assert type(result) is lib_b.Array and result.device == (2, 1) and not lib_b.read(result)
 
 
 def test_while_another_device_is_current(cuda, lib_a, lib_b):

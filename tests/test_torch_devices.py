@@ -319,3 +319,18 @@ def test_a_build_without_devices(cuda, build, np):
     for call in (dlx.convert, lambda *a, **k: (_ for _ in ()).throw(dlx.plan(*a, **k).error)):
         with pytest.raises(DeviceError, match="build tensors cannot be on cuda:0"):
             call(np.zeros(3), "build", device="cuda:0")
+
+
+def test_a_cuda_build_without_a_driver(build, np, monkeypatch):
+    """The error is dlx's, and says what is missing."""
+    torch = build()
+    monkeypatch.setenv("DLX_CUDA_DRIVER", "nowhere.so")
+    native.lib.dlx_cuda_forget()
+
+    def fails():
+        raise RuntimeError("Found no NVIDIA driver on your system.")
+
+    torch.cuda.current_device = fails
+    for device in ("cuda", "cuda:1"):
+        with pytest.raises(DeviceError, match="there is no CUDA driver here"):
+            dlx.convert(np.zeros(3, "uint8"), to="build", device=device)
