@@ -17,7 +17,7 @@ from dlx.registry import registry
 from dlx.routes import learn
 from dlx.tensor import ArrayInfo, type_name
 from dlx.transfer import convert_leaf, forget_frames, plan_leaf
-from dlx.views import lazy_view
+from dlx.views import lazy_view, plain_view
 
 __all__ = ["convert", "describe", "plan"]
 
@@ -107,6 +107,11 @@ def convert(
     >>> dlx.convert({"a": [tensor, "text"], "again": tensor}, to="dlx")["again"] is tensor
     True
     """
+    nothing = like is device is copy is stream is None and readonly == "copy" and errors == "raise"
+    if lazy and nothing and not detach and not strict:
+        view = plain_view(obj, to)  # of a target that was asked for before
+        if view is not None:
+            return view
     request = request_of(to, like, device, copy, readonly, detach, stream, errors)
     row = container_of(type(obj))
     if row is None:

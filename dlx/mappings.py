@@ -145,11 +145,11 @@ class MutableMappingView(MappingView, MutableMapping[Any, Any]):
     def __setitem__(self, key: Any, value: Any) -> None:
         old = self._source[key] if key in self and self._row.elements != "fresh" else None
         self._source[key] = self._inward(value, old)
-        self._slots.pop(key, None)
+        self._forget(key)
 
     def __delitem__(self, key: Any) -> None:
         del self._source[key]
-        self._slots.pop(key, None)
+        self._forget(key)
 
     def pop(self, key: Any, default: Any = MISSING) -> Any:
         """Take a key out and return its result; the default, as it is, where there is none."""
@@ -177,7 +177,7 @@ class MutableMappingView(MappingView, MutableMapping[Any, Any]):
     def clear(self) -> None:
         """Take everything out."""
         self._source.clear()
-        self._slots.clear()
+        self._forget()
 
     def __ior__(self, other: Any) -> Any:
         self.update(other)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, MutableSequence, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dlx.containers import LIST, TUPLE
-from dlx.view import View
+from dlx.errors import DlxError
+from dlx.view import MISSING, View
 
-__all__ = ["MutableSequenceView", "NamedView", "SequenceView"]
+__all__ = ["MutableSequenceView", "NamedView", "SequenceView", "SliceView"]
 
 
 class Window(Sequence[Any]):
@@ -45,11 +47,7 @@ class SequenceView(View, Sequence[Any]):
         return self._touch(i)
 
     def _part(self, places: slice) -> SequenceView:
-        row = TUPLE if self._is_tuple() else LIST
-        window = Window(self._source, range(len(self._source))[places])
-        if self._row.elements != "stable":
-            row = self._row
-        return SequenceView(window, row, self._scope, self._path or (None, self._row, places))
+        return SliceView(self, range(len(self._source))[places])
 
     def _is_tuple(self) -> bool:
         return isinstance(self._source, tuple) or self._row is TUPLE
@@ -60,15 +58,6 @@ class SequenceView(View, Sequence[Any]):
     def __len__(self) -> int:
         return len(self._source)
 
-    def materialize(self) -> Any:
-        """Convert everything now: of a slice, a list or a tuple."""
-        if isinstance(self._source, Window):
-            return self._scope.eager(self._stored(), TUPLE if self._is_tuple() else LIST)
-        return super().materialize()
-
-    def _stored(self) -> Any:
-        return self._plain(self._source) if isinstance(self._source, Window) else self._source
-
     def _children(self) -> Any:
         return () if self._row.elements == "fresh" else self._source
 
@@ -78,9 +67,22 @@ class SequenceView(View, Sequence[Any]):
         if self._row.elements != "stable":
             yield from self._counted()
             return
-        slots = self._slots
+        self._begin()
+        slots, scope = self._slots, self._scope
+        options, known, moved, me, nested = scope.options, scope.known, scope.moved, self._me, self._path is not None
         for i, element in enumerate(self._source):
             slot = slots.get(i)
+            if slot is None and type(element) in options.free and i & 255:  # what _touch does, written out
+                name = id(element)
+                if name not in known and name not in moved and scope.back is None:
+                    try:
+                        slot = (element, options.lane(element, options.to))  # type: ignore[misc]
+                    except DlxError:
+                        slot = None  # _touch says where
+                    if slot is not None and slot[1] is not element and slots.setdefault(i, slot) is slot:
+                        known[name] = (me, i) if nested else i
+                    else:
+                        slot = None
             yield slot[1] if slot is not None and slot[0] is element else self._touch(i, element)
 
     def _counted(self) -> Iterator[Any]:
@@ -170,6 +172,40 @@ class SequenceView(View, Sequence[Any]):
     __hash__ = None  # type: ignore[assignment]
 
 
+class SliceView(SequenceView):
+    """A lazy view of some places of a sequence, which were settled when it was made. It cannot be written to."""
+
+    __slots__ = ("_places", "_whole")
+
+    def __init__(self, whole: SequenceView, places: range) -> None:
+        row = TUPLE if whole._is_tuple() else replace(LIST, elements=whole._row.elements, identity=whole._row.identity)
+        super().__init__(Window(whole._source, places), row, whole._scope, whole._path)
+        self._whole, self._places = whole, places
+
+    def _touch(self, key: Any, element: Any = MISSING) -> Any:
+        return self._whole._touch(self._places[key], element)
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return SliceView(self._whole, self._places[i])
+        return self._whole[self._places[i]]
+
+    def _done(self) -> list[tuple[Any, Any]]:
+        done = dict(self._whole._done())
+        return [(i, done[place]) for i, place in enumerate(self._places) if place in done]
+
+    def materialize(self) -> Any:
+        """Convert everything now: a list, or a tuple of a tuple's part."""
+        return self._scope.eager(self._stored(), TUPLE if self._is_tuple() else LIST)
+
+    def refresh(self) -> None:
+        """Forget what was converted, in the whole sequence."""
+        self._whole.refresh()
+
+    def _stored(self) -> Any:
+        return self._plain(self._source)
+
+
 class NamedView(SequenceView):
     """A lazy view of a named tuple: its fields are attributes as well."""
 
@@ -194,33 +230,32 @@ class MutableSequenceView(SequenceView, MutableSequence[Any]):
             olds = [self._source[k] for k in places] if self._row.elements != "fresh" else []
             olds += [None] * (len(values) - len(olds))
             self._source[i] = [self._inward(new, old) for new, old in zip(values, olds, strict=False)]
-            self._slots.clear()
+            self._forget()
             return
         self._source[i] = self._inward(value, self._source[i])
         self._drop(i)
 
     def _drop(self, i: Any) -> None:
         """Forget the result of one place, by both of its numbers."""
-        self._slots.pop(i, None)
         n = len(self._source)
-        self._slots.pop(i + n if i < 0 else i - n, None)
+        self._forget(i, i + n if i < 0 else i - n)
 
     def __delitem__(self, i: Any) -> None:
         del self._source[i]
-        self._slots.clear()
+        self._forget()
 
     def insert(self, i: int, value: Any) -> None:
         """Put a value before a place; see the class for what the source gets."""
         end = i >= len(self._source)
         self._source.insert(i, self._inward(value))
         if not end or self._slots.keys() - range(len(self._source)):
-            self._slots.clear()
+            self._forget()
 
     def append(self, value: Any) -> None:
         """Put a value at the end."""
         self._source.append(self._inward(value))
         if self._row.elements == "fresh":
-            self._slots.clear()
+            self._forget()
 
     def extend(self, values: Iterable[Any]) -> None:
         """Put values at the end."""
@@ -244,12 +279,12 @@ class MutableSequenceView(SequenceView, MutableSequence[Any]):
     def clear(self) -> None:
         """Take everything out."""
         del self._source[:]
-        self._slots.clear()
+        self._forget()
 
     def reverse(self) -> None:
         """Turn the source's order round."""
         self._source.reverse()
-        self._slots.clear()
+        self._forget()
 
     def __getattr__(self, name: str) -> Any:
         if name in ("appendleft", "popleft", "extendleft", "rotate", "maxlen") and hasattr(type(self._source), name):
@@ -264,11 +299,11 @@ def _deque_method(view: MutableSequenceView, name: str) -> Any:
 
     def rotate(n: int = 1) -> None:
         source.rotate(n)
-        view._slots.clear()
+        view._forget()
 
     def appendleft(value: Any) -> None:
         source.appendleft(view._inward(value))
-        view._slots.clear()
+        view._forget()
 
     def extendleft(values: Iterable[Any]) -> None:
         for value in list(values):

@@ -15,8 +15,9 @@ import operator
 import weakref
 from typing import Any
 
+from dlx.errors import DlxError
 from dlx.facts import Container
-from dlx.lazy import Path, Scope
+from dlx.lazy import Path, Scope, name_of, path_text
 
 __all__ = ["MISSING", "View"]
 
@@ -26,13 +27,14 @@ MISSING: Any = object()
 class View:
     """What views of every kind have in common."""
 
-    __slots__ = ("__weakref__", "_path", "_row", "_scope", "_slots", "_source")
+    __slots__ = ("__weakref__", "_me", "_path", "_row", "_scope", "_slots", "_source")
     _source: Any
     _slots: dict[Any, Any]
 
     def __init__(self, source: Any, row: Container, scope: Scope, path: Path) -> None:
         self._source, self._row, self._scope, self._path = source, row, scope, path
         self._slots = {}
+        self._me: Any = None  # a weak reference to itself
 
     def materialize(self) -> Any:
         """Convert everything now.
@@ -58,41 +60,98 @@ class View:
         """Return the source's element at a place; raises what the source raises."""
         return self._source[key]
 
+    def _begin(self) -> None:
+        """Make the view known to its scope, when its first element is asked for."""
+        if self._me is None:
+            self._me = weakref.ref(self)
+            if self._path is None:
+                self._scope.root = self._me
+
     def _touch(self, key: Any, element: Any = MISSING) -> Any:
         """Return the result at a place, converted now if it has not been."""
-        row, scope = self._row, self._scope
-        if self._path is None:
-            scope.met(id(self._source), self)  # it may be met again inside
+        row, scope, slots = self._row, self._scope, self._slots
+        if self._me is None:
+            self._begin()
         if row.elements == "fresh":
-            slot = self._slots.get(key)
-            new = slot() if slot is not None else None
-            if new is None:
-                if element is MISSING:
-                    element = self._at(key)
-                new = scope.result(element, row, self._path, key)
-                if new is not element:
-                    self._slots[key] = weakref.ref(new)
-            return new
+            return self._fresh(key, element)
         if element is MISSING:
             element = self._at(key)
-        slot = self._slots.get(key)
-        if slot is not None and (slot[0] is element or (row.identity and self._same(slot[0], element))):
-            return slot[1]
-        new = scope.result(element, row, self._path, key)
-        self._slots[key] = (element, new)
-        if len(self._slots) > 2 * self._count() + 64:
-            self._prune()
+        options, old = scope.options, slots.get(key)
+        if old is not None:
+            if old[0] is element or (row.identity is not None and self._same(old[0], element)):
+                return old[1]
+            self._forget(key)
+        name = id(element)
+        if (
+            type(element) in options.free
+            and name not in scope.known
+            and name not in scope.moved
+            and row.identity is None
+        ):  # nearly always
+            try:
+                new = options.lane(element, options.to)  # type: ignore[misc]
+            except DlxError as error:
+                error.complete(where=path_text((self._path, row, key)))
+                raise
+            slot = slots.setdefault(key, (element, new))
+            if slot[1] is new and new is not element and scope.back is None:
+                scope.known[name] = (self._me, key)
+                if not len(slots) & 255:
+                    self._tidy()
+                return new
+        else:
+            new = scope.result(element, row, self._path, key)
+            slot = slots.setdefault(key, (element, new))
+        if slot[1] is not new:
+            if slot[0] is element:  # another thread was here meanwhile
+                return slot[1]
+            slots[key] = (element, new)
+        if new is not element:
+            scope.place(name_of(element, row), self._me, key, new)
+        if not len(slots) & 63:
+            self._tidy()
         return new
 
-    def _prune(self) -> None:
-        """Forget places that are gone."""
-        for key, slot in list(self._slots.items()):
-            try:
-                gone = self._at(key) is not slot[0]
-            except (LookupError, AttributeError):
-                gone = True
-            if gone:
-                self._slots.pop(key, None)
+    def _evict(self, slot: Any) -> None:
+        """Note what is put out of its place: somebody may hold it, and its source may be elsewhere by now."""
+        waiting = [(slot, self._row)]
+        while waiting:
+            (element, new), row = waiting.pop()
+            self._scope.leave(name_of(element, row), element, new)
+            if isinstance(new, View) and new._row.elements != "fresh":  # what it shows may be elsewhere as well
+                waiting += [(each, new._row) for each in list(new._slots.values())]
+
+    def _forget(self, *keys: Any) -> None:
+        """Put the results of some places, or of all, out of them."""
+        slots = self._slots
+        for key in keys or list(slots):
+            slot = slots.pop(key, None)
+            if slot is not None and self._row.elements != "fresh":
+                self._evict(slot)
+
+    def _fresh(self, key: Any, element: Any) -> Any:
+        """Return the result for an element that the source makes anew each time, and that is kept weakly."""
+        slot = self._slots.get(key)
+        new = slot() if slot is not None else None
+        if new is None:
+            if element is MISSING:
+                element = self._at(key)
+            new = self._scope.result(element, self._row, self._path, key)
+            if new is not element:
+                self._slots[key] = weakref.ref(new)
+        return new
+
+    def _tidy(self) -> None:
+        """Forget what is gone: places of this view, where there are far more than elements; and in the scope."""
+        self._scope.sweep()
+        if len(self._slots) > 2 * self._count() + 64:
+            for key, slot in list(self._slots.items()):
+                try:
+                    gone = self._at(key) is not slot[0]
+                except (LookupError, AttributeError):
+                    gone = True
+                if gone:
+                    self._forget(key)
 
     def _same(self, one: Any, other: Any) -> bool:
         name = self._row.identity(one) if self._row.identity is not None else None
@@ -134,7 +193,7 @@ class View:
         more = f", ... {len(done) - 6} more" if len(done) > 6 else ""
         found = f"{'; '.join(done[:6])}{more}" if done else "nothing yet"
         name = type(self._source).__name__
-        return f"<lazy {name}[{self._count()}] -> {self._scope.request.target.name}, converted: {found}>"
+        return f"<lazy {name}[{self._count()}] -> {self._scope.options.request.target.name}, converted: {found}>"
 
     def _done(self) -> list[tuple[Any, Any]]:
         """Return what is converted so far, without asking the source for anything."""

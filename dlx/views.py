@@ -9,14 +9,15 @@ from typing import Any
 
 from dlx.containers import container_of
 from dlx.facts import Container
-from dlx.lazy import Path, Scope
+from dlx.lazy import Options, Path, Scope
 from dlx.mappings import MappingView, MutableMappingView
 from dlx.native import Lane
 from dlx.planning import Request
+from dlx.registry import registry
 from dlx.sequences import MutableSequenceView, NamedView, SequenceView
 from dlx.view import View
 
-__all__ = ["RecordView", "lazy_view"]
+__all__ = ["RecordView", "lazy_view", "plain_view"]
 
 
 class RecordView(View):
@@ -46,11 +47,11 @@ class RecordView(View):
             object.__setattr__(self, name, value)
             return
         setattr(self._source, name, self._inward(value, getattr(self._source, name, None)))
-        self._slots.pop(name, None)
+        self._forget(name)
 
     def __delattr__(self, name: str) -> None:
         delattr(self._source, name)
-        self._slots.pop(name, None)
+        self._forget(name)
 
     def __dir__(self) -> list[str]:
         return [*object.__dir__(self), *self._names()]
@@ -62,22 +63,27 @@ class RecordView(View):
         return self._row.close(self._source, names, [self._touch(name) for name in names], None)
 
 
-_OWN = frozenset(("_path", "_row", "_scope", "_slots", "_source"))
+_OWN = frozenset(("_me", "_path", "_row", "_scope", "_slots", "_source"))
 
 
 # ---- which view ------------------------------------------------------------------------------------------------------
 
+_EXACT: dict[type, Any] = {list: MutableSequenceView, tuple: SequenceView, dict: MutableMappingView}
 _classes: weakref.WeakKeyDictionary[type, Any] = weakref.WeakKeyDictionary()
 
 
 def make(obj: Any, row: Container, scope: Scope, path: Path) -> Any:
     """Return the view of a container; None where it has none."""
     kind = type(obj)
-    try:
-        cls = _classes[kind]
-    except KeyError:
-        cls = _classes[kind] = _class_of(kind, row)
-    return None if cls is None else cls(obj, row, scope, path)
+    cls: Any = _EXACT.get(kind)
+    if cls is None:
+        try:
+            cls = _classes[kind]
+        except KeyError:
+            cls = _classes[kind] = _class_of(kind, row)
+        if cls is None:
+            return None
+    return cls(obj, row, scope, path)
 
 
 def _class_of(kind: type, row: Container) -> Any:
@@ -97,10 +103,35 @@ def _class_of(kind: type, row: Container) -> Any:
     return RecordView if row.kind == "record" and row.close is not None else None
 
 
+_plain: dict[Any, tuple[int, Options]] = {}  # target -> options of a call that asks for nothing else
+
+
+def plain_view(obj: Any, to: Any) -> Any:
+    """Return a view for a target that was asked for before, with no options; None where that is not the case."""
+    known = _plain.get(to)
+    if known is None or known[0] != registry.generation:
+        return None
+    row = container_of(type(obj))
+    return None if row is None else make(obj, row, Scope(known[1]), None)
+
+
 def lazy_view(obj: Any, request: Request, lane: Lane | None, to: Any, strict: bool, collect: bool) -> Any:
-    """Return a lazy view of a container; what cannot be viewed is converted now."""
+    """Return a lazy view of a container; what cannot be viewed is converted now.
+
+    Parameters
+    ----------
+    obj
+        A container.
+    request, strict, collect
+        The options.
+    lane, to
+        The fast lane and the target as it was given, where nothing else is asked for.
+    """
     row = container_of(type(obj))
     assert row is not None
-    scope = Scope(request, make, lane, to, strict, collect)
+    options = Options(request, make, lane, to, strict, collect)
+    if lane is not None and not strict and not collect and request.target.constant and isinstance(to, str | type):
+        _plain[to] = (registry.generation, options)
+    scope = Scope(options)
     view = make(obj, row, scope, None)
     return scope.eager(obj, row) if view is None else view

@@ -266,7 +266,7 @@ def test_a_view_of_a_list_that_turns_over_does_not_grow(np):
         view[len(source) - 1]
         source.pop(0)
         view[0]
-    assert native.live() - live < 10 and len(view._slots) < 200 and len(view._scope._known) < 500
+    assert native.live() - live < 10 and len(view._slots) < 200 and len(view._scope.known) < 1000
 
 
 # ---- the source lives ------------------------------------------------------------------------------------------------
