@@ -28,12 +28,13 @@ import weakref
 from collections import OrderedDict, UserString, defaultdict, deque
 from typing import Any
 
+from dlx.adapter import Adapter
 from dlx.errors import DlxError
 from dlx.facts import Container
 from dlx.registry import registry
 from dlx.rows import abstract_row, close_set, elements, items, record_row, subclass_row
 
-__all__ = ["container_of", "is_plain"]
+__all__ = ["LIST", "TUPLE", "container_of", "is_plain", "what_is"]
 
 # ---- exact built-in types --------------------------------------------------------------------------------------------
 
@@ -196,6 +197,39 @@ def container_of(kind: type) -> Container | None:
         except Exception:  # a type that raises when it is looked at
             return None
     return None if row is not None and row is not OWN and _speaks(kind) else row  # it may have learnt it since
+
+
+def what_is(kind: type) -> Container | Adapter | type | None:
+    """Return what objects of a type are to a walk.
+
+    Parameters
+    ----------
+    kind
+        The exact type of an object.
+
+    Returns
+    -------
+    Container, Adapter, type or None
+        A container's row; an array's adapter; None for what passes through; `kind` itself where each object must be
+        asked, since only it can tell whether it speaks a protocol.
+
+    Raises
+    ------
+    PluginError
+        If the adapter that knows the type is broken.
+    """
+    try:
+        row = container_of(kind)
+        if row is not None:
+            return row
+        adapter = registry.knows(kind)
+    except DlxError:
+        raise
+    except Exception:  # a type that raises when it is looked at
+        return kind
+    if adapter is not None:
+        return None if adapter.root_only else adapter
+    return None if is_plain(kind) else kind
 
 
 def _look_up(kind: type) -> Container | None:

@@ -17,6 +17,7 @@ from dlx.registry import registry
 from dlx.routes import learn
 from dlx.tensor import ArrayInfo, type_name
 from dlx.transfer import convert_leaf, forget_frames, plan_leaf
+from dlx.views import lazy_view, plain_view
 
 __all__ = ["convert", "describe", "plan"]
 
@@ -66,7 +67,8 @@ def convert(
     errors
         Of containers: ``"raise"`` the first error, or ``"collect"`` all of them in an ExceptionGroup.
     lazy
-        Of containers; it has no effect on a single array.
+        Of containers: return a view of the living container, which converts an element when it is first asked for, and
+        writes through. It has no effect on a single array.
 
     Returns
     -------
@@ -105,6 +107,11 @@ def convert(
     >>> dlx.convert({"a": [tensor, "text"], "again": tensor}, to="dlx")["again"] is tensor
     True
     """
+    nothing = like is device is copy is stream is None and readonly == "copy" and errors == "raise"
+    if lazy and nothing and not detach and not strict:
+        view = plain_view(obj, to)  # of a target that was asked for before
+        if view is not None:
+            return view
     request = request_of(to, like, device, copy, readonly, detach, stream, errors)
     row = container_of(type(obj))
     if row is None:
@@ -112,6 +119,9 @@ def convert(
     # The lane shares memory and knows no options, so it may be used for arrays in a tree where those ask for nothing.
     may = to is not None and device is None and stream is None and not copy and not detach
     lane = cast("Lane", convert) if may else None
+    if lazy:
+        quick = lane if readonly == "copy" and copy is None else None
+        return lazy_view(obj, request, quick, to, strict=strict, collect=errors == "collect")
     return convert_tree(obj, row, request, strict=strict, collect=errors == "collect", lane=lane, to=to)
 
 

@@ -10,10 +10,9 @@ from typing import Any
 
 from dlx import strangers
 from dlx.adapter import Adapter
-from dlx.containers import container_of, is_plain
+from dlx.containers import what_is
 from dlx.errors import AdapterNotFoundError, ConversionError, DlxError
 from dlx.facts import Container
-from dlx.registry import registry
 from dlx.tensor import type_name
 
 __all__ = ["Failures", "Tree", "together"]
@@ -154,18 +153,10 @@ class Tree:
     def _what(self, kind: type, number: int, i: int) -> Any:
         """Return a container's row, an array's adapter, None for what passes through, or `kind`: ask each object."""
         try:
-            row = container_of(kind)
-            if row is not None:
-                return row
-            adapter = registry.knows(kind)
+            return what_is(kind)
         except DlxError as error:  # its plugin is broken
             self.failures.add(error.complete(source=type_name(kind)), self._path(number, i))
             return None
-        except Exception:  # a type that raises when it is looked at
-            return kind
-        if adapter is not None:
-            return None if adapter.root_only else adapter
-        return None if is_plain(kind) else kind
 
     def _leaf(self, obj: Any, what: Any, node: Node, number: int, i: int) -> int | None:
         """Note an array; return its number as a link, or None for what passes through."""

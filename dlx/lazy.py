@@ -1,0 +1,340 @@
+"""What the lazy views of one call share: the options, and which object became which.
+
+An element is converted when it is first asked for. Results are found again by two roads: each view keeps, for every
+place that was asked for, the source's element and its result; and the scope knows, weakly, what became of an object, so
+that one that stands in two places, or has moved, gives the same result.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+from weakref import ref
+
+from dlx import strangers
+from dlx.adapter import Adapter, look_up
+from dlx.containers import what_is
+from dlx.errors import AdapterNotFoundError, DlxError
+from dlx.facts import Container
+from dlx.native import Lane
+from dlx.phases import Bulk, convert_tree
+from dlx.planning import Request
+from dlx.tensor import type_name
+from dlx.trees import ROOT, Failures
+
+__all__ = ["Options", "Path", "Scope", "name_of", "path_text"]
+
+Path = tuple[Any, Container, Any] | None
+"""Where a view was met first: the path of the view around it, that one's row, and the key; None at the root."""
+
+SAMPLE = 16  # children that are looked at to find out which framework a container's arrays are of
+
+
+def path_text(path: Path) -> str:
+    """Return a path as Python would write it: ``obj['a'][3]``."""
+    steps: list[str] = []
+    while path is not None:
+        path, row, key = path
+        steps.append(row.place([key], 0))
+    if len(steps) > 64:
+        steps[32:-32] = [" ... "]
+    return ROOT + "".join(reversed(steps))
+
+
+class Options:
+    """What was asked for, and what is known of types under it; shared by calls that ask for the same.
+
+    Parameters
+    ----------
+    request, strict, collect
+        The options.
+    make
+        ``make(obj, row, scope, path)`` gives the view of a container, or None where it has none.
+    lane, to
+        The fast lane and its target, where the options ask for nothing else; None otherwise.
+    """
+
+    __slots__ = ("collect", "free", "kinds", "lane", "make", "request", "strict", "to")
+
+    def __init__(
+        self,
+        request: Request,
+        make: Callable[[Any, Container, Scope, Path], Any],
+        lane: Lane | None,
+        to: Any,
+        strict: bool = False,
+        collect: bool = False,
+    ) -> None:
+        self.request, self.make, self.lane, self.to = request, make, lane, to
+        self.strict, self.collect = strict, collect
+        self.kinds: dict[type, Any] = {}
+        self.free: set[type] = set()  # types whose arrays may be asked twice, by the lane
+
+
+_locks = threading.Lock()
+
+
+class Scope:
+    """The objects that became others in one call.
+
+    Where an object stands is noted as (the view, weakly; its place there); what it became is in that view. Only what is
+    put out of its place, while somebody may still hold it, is referred to itself.
+
+    Attributes
+    ----------
+    options
+        What was asked for.
+    known
+        Name of a source's object -> a place where it and its result are; a mere number is one in the root.
+    moved
+        Name -> (the object, what it became), weakly; for what has no place, or lost it.
+    back
+        Address of a result -> name; None as long as nobody asked.
+    root
+        The outermost view, weakly, once an element of it was asked for.
+    """
+
+    __slots__ = ("_full", "_lock", "back", "known", "moved", "options", "root")
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.known: dict[Any, Any] = {}
+        self.root: Any = None
+        self.moved: dict[Any, tuple[Any, Any]] = {}
+        self.back: dict[int, Any] | None = None
+        self._lock: threading.RLock | None = None  # held while something is done that must not be done twice
+        self._full = 256  # sweep when it is that large
+
+    # ---- outwards ---------------------------------------------------------------------------------------------------
+
+    def result(self, obj: Any, row: Container, path: Path, key: Any) -> Any:
+        """Return what an element is in the target: an array, a view, or the element itself.
+
+        Parameters
+        ----------
+        obj
+            The element.
+        row, path, key
+            The container's row and path, and the element's place in it.
+        """
+        options, kind = self.options, type(obj)
+        try:
+            what = options.kinds[kind]
+        except KeyError:
+            what = self._learn(kind, row, path, key)
+        if what is None:
+            return obj
+        name = name_of(obj, row)
+        with self._lock or self._new_lock():
+            new = self._again(name, obj)
+            if new is not None:
+                return new
+            if isinstance(what, Container):
+                return self._entered(obj, what, row, path, key)
+            source = self._stranger(obj, row, path, key) if isinstance(what, type) else what
+            if source is None:
+                return obj
+            new = self._converted(obj, source, row, path, key)
+            self.leave(name, obj, new)  # until it has its place, which another thread may ask for already
+            return new
+
+    def _new_lock(self) -> threading.RLock:
+        with _locks:
+            if self._lock is None:
+                self._lock = threading.RLock()
+        return self._lock
+
+    def _learn(self, kind: type, row: Container, path: Path, key: Any) -> Any:
+        try:
+            what = what_is(kind)
+        except DlxError as error:
+            raise error.complete(
+                source=type_name(kind), target=self.options.request.target.name, where=path_text((path, row, key))
+            ) from None
+        options = self.options
+        if options.lane is not None and isinstance(what, Adapter) and any(look_up(name) is kind for name in what.lane):
+            options.free.add(kind)
+        options.kinds[kind] = what
+        return what
+
+    def _stranger(self, obj: Any, row: Container, path: Path, key: Any) -> Adapter | None:
+        try:
+            source = strangers.array_stranger(obj)
+            plain = source is not None or not self.options.strict or strangers.buffer_stranger(obj) is not None
+        except DlxError:
+            raise
+        except Exception:  # it raises when it is looked at
+            return None
+        if plain:
+            return source
+        raise AdapterNotFoundError(
+            "it is neither array, container nor plain data (strict=True)",
+            source=type_name(type(obj)),
+            target=self.options.request.target.name,
+            where=path_text((path, row, key)),
+            fix="Drop strict=True to let it pass through.",
+        )
+
+    def _converted(self, obj: Any, source: Adapter, row: Container, path: Path, key: Any) -> Any:
+        options = self.options
+        if options.lane is not None:
+            try:
+                return options.lane(obj, options.to)
+            except DlxError as error:
+                error.complete(where=path_text((path, row, key)))
+                raise
+        return self.run(obj, source, options.request, (path, row, key))
+
+    def run(self, obj: Any, source: Adapter, request: Request, path: Path) -> Any:
+        """Convert one array through all phases."""
+        failures = Failures(request.target.name)
+        return Bulk(request, [obj], [source], lambda i: path_text(path), failures).run()[0]
+
+    def _entered(self, obj: Any, what: Container, row: Container, path: Path, key: Any) -> Any:
+        """Return a view of a container; sets and recipes, which nobody can look into by key, are converted now."""
+        root = self.root and self.root()
+        if root is not None and root._source is obj:
+            return root
+        new = self.options.make(obj, what, self, (path, row, key))
+        if new is not None:
+            self.leave(name_of(obj, row), obj, new)
+            return new
+        try:
+            return self.eager(obj, what)
+        except DlxError as error:
+            error.where = path_text((path, row, key)) + error.where.removeprefix(ROOT)
+            raise
+
+    def eager(self, obj: Any, row: Container) -> Any:
+        """Convert a whole container now."""
+        o = self.options
+        return convert_tree(obj, row, o.request, strict=o.strict, collect=o.collect, lane=o.lane, to=o.to)
+
+    # ---- who is who -------------------------------------------------------------------------------------------------
+
+    def place(self, name: Any, view: Any, key: Any, new: Any) -> None:
+        """Note where an object, and what it became, are; where it has a place already, that is kept."""
+        if self._at(name) is None:
+            self.known[name] = (view, key)
+        if self.back is not None:
+            self.back[id(new)] = name
+
+    def leave(self, name: Any, obj: Any, new: Any) -> None:
+        """Note what an object became that has no place, or loses it."""
+        if new is obj:
+            return
+        try:
+            self.moved[name] = (None if _is_view(new) else ref(obj), ref(new))
+        except TypeError:  # one of them cannot be referred to weakly
+            return
+        if len(self.moved) > self._full:
+            self.sweep()
+
+    def _at(self, name: Any) -> Any:
+        """Return (object, what it became) from where it was noted to be; None if something else is there."""
+        place = self.known.get(name)
+        if place is None:
+            return None
+        ref_of, key = (self.root, place) if isinstance(place, int) else place
+        view = ref_of()
+        return None if view is None else view._slots.get(key)
+
+    def _again(self, name: Any, obj: Any) -> Any:
+        """Return what an object became, if that is still there."""
+        slot = self._at(name)
+        if slot is not None and (slot[0] is obj or name != id(obj)):
+            return slot[1]
+        pair = self.moved.get(name)
+        if pair is None:
+            return None
+        new = pair[1]()
+        if pair[0] is None:  # a view, which holds its source
+            return new
+        alive = pair[0]()
+        return new if alive is obj or (alive is not None and name != id(obj)) else None
+
+    def sweep(self) -> None:
+        """Forget what is gone, now and then."""
+        if max(len(self.known), len(self.moved)) <= self._full:
+            return
+        for name, place in list(self.known.items()):
+            slot = self._at(name)
+            if (slot is None or id(slot[0]) != name) and not isinstance(name, tuple) and self.known.get(name) is place:
+                del self.known[name]
+        for name, pair in list(self.moved.items()):
+            if pair[1]() is None and self.moved.get(name) is pair:
+                del self.moved[name]
+        self._full = 4 * max(len(self.known), len(self.moved)) + 256
+        self.back = None
+
+    def source_of(self, obj: Any) -> Any:
+        """Return the source's own object for a result of this scope; anything else as it is."""
+        if self.back is None:
+            self.back = {id(slot[1]): name for name in list(self.known) if (slot := self._at(name)) is not None}
+        name = self.back.get(id(obj))
+        slot = None if name is None else self._at(name)
+        if slot is not None and slot[1] is obj:
+            return slot[0]
+        for source, new in list(self.moved.values()) if self.moved else ():
+            if source is not None and new() is obj and (found := source()) is not None:
+                return found
+        return obj
+
+    # ---- inwards ----------------------------------------------------------------------------------------------------
+
+    def what(self, obj: Any) -> Any:
+        """Return the row of a container, the adapter of an array, or None."""
+        what = what_is(type(obj))
+        return strangers.array_stranger(obj) if isinstance(what, type) else what
+
+    def inward(self, value: Any, old: Any, children: Iterable[Any], path: Path) -> Any:
+        """Return what is to be stored in the source for a value that is given to a view.
+
+        A result of this scope stands for the source's own object, a view for its source. An array goes to the framework
+        and device of the array that it replaces; a new one, and those in a container, to the one framework of the
+        arrays among the first children, else it is stored as given.
+
+        Parameters
+        ----------
+        value
+            What is to be stored.
+        old
+            What it replaces, or None.
+        children
+            Of the container that it is stored in, from the first on; read as far as is needed.
+        path
+            For errors.
+        """
+        value = self.source_of(value)
+        what = self.what(value)
+        if what is None:
+            return value
+        target, device = self._home(old, children)
+        if target is None or target is what or target.capabilities is None:
+            return value
+        request = replace(self.options.request, target=target, device=device, copy=None, stream=None)
+        if isinstance(what, Container):
+            return convert_tree(value, what, request, strict=False, collect=False, lane=None, to=None)
+        return self.run(value, what, request, path)
+
+    def _home(self, old: Any, children: Iterable[Any]) -> tuple[Adapter | None, Any]:
+        """Return the framework, and the device, of an array that is replaced; else the one framework of the first."""
+        what = None if old is None else self.what(old)
+        if isinstance(what, Adapter):
+            info = what.info(old)
+            return what, info.device if info is not None else None
+        homes = {home for child in islice(children, SAMPLE) if isinstance(home := self.what(child), Adapter)}
+        return (homes.pop() if len(homes) == 1 else None), None
+
+
+def name_of(obj: Any, row: Container) -> Any:
+    """Return what tells an element of a container apart from others."""
+    name = None if row.identity is None else row.identity(obj)
+    return id(obj) if name is None else ("same_as", name)
+
+
+def _is_view(new: Any) -> bool:
+    return hasattr(type(new), "_slots")
