@@ -50,7 +50,8 @@ class Bulk:
         lane: Lane | None = None,
         to: Any = None,
     ) -> None:
-        self.request, self.objs, self.sources = request, objs, sources
+        # Streams are ordered once a call, and a lazy view makes many calls with one request.
+        self.request, self.objs, self.sources = replace(request), objs, sources
         self.place, self.failures = place, failures
         self.lane, self.to = lane, to
         self.results: list[Any] = [None] * len(objs)

@@ -11,6 +11,7 @@ from fake_cuda import LEGACY, PER_THREAD
 import dlx
 from dlx import cuda as driver
 from dlx.errors import StreamError
+from dlx.stream import Stream
 
 
 @pytest.fixture
@@ -141,3 +142,51 @@ def test_stack(cuda, np, lib_a, lib_b):
     with lib_a.on(cuda.stream()):
         arrays = [dlx.convert(lib_a.made(), to="numpy") for _ in range(3)]
     assert dlx.stack(arrays, "numpy").shape == (3, gpulib.N) and cuda.races == 0
+
+
+# ---- lazy views ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("said", [False, True])
+@pytest.mark.parametrize("consumer", ["own", "legacy", "per-thread"])
+@pytest.mark.parametrize("producer", ["own", "legacy", "per-thread"])
+def test_an_element_is_ordered_when_it_is_asked_for(cuda, lib_a, lib_b, producer, consumer, said):
+    """Not when the view is made; once each; a second look costs nothing."""
+    handles = {"own": cuda.stream, "legacy": lambda: LEGACY, "per-thread": lambda: PER_THREAD}
+    p, c = handles[producer](), handles[consumer]()
+    with lib_a.on(p), lib_b.on(c):
+        tree = [lib_a.made(), {"x": lib_a.made()}]
+        cuda.forget()
+        view = dlx.convert(tree, to="libb", lazy=True, stream=c if said else None)
+        assert cuda.ordering == 0 and lib_a.heard == []
+        each = 0 if p == c else 2
+        assert not lib_b.read(view[0]) and cuda.ordering == each
+        lib_a.write(tree[1]["x"])  # after the first element was ordered
+        assert not lib_b.read(view[1]["x"]) and cuda.ordering == 2 * each
+        assert view[0] is view[0] and cuda.ordering == 2 * each
+
+
+def test_the_current_stream_is_that_of_the_look(cuda, lib_a, lib_b):
+    """Streams are asked for when an element is, not when the view was made, or another element looked at."""
+    device, first = dlx.Device("cuda"), cuda.stream()
+    with lib_a.on(first):
+        tree = [lib_a.made(), lib_a.made()]
+    view = dlx.convert(tree, to="libb", lazy=True)
+    for i in range(2):
+        with lib_a.on(cuda.stream()) as p, lib_b.on(cuda.stream()):
+            driver.order(Stream(device, first), Stream(device, p.ptr))
+            lib_a.write(tree[i])
+            assert not lib_b.read(view[i])
+
+
+@pytest.mark.parametrize("side", ["producer", "consumer"])
+def test_a_lazy_look_does_not_break_a_capture(cuda, lib_a, lib_b, side):
+    """Refused by name; the element can be asked for again later."""
+    p, c = cuda.stream(), cuda.stream()
+    with lib_a.on(p), lib_b.on(c):
+        view = dlx.convert([lib_a.made()], to="libb", lazy=True)
+        cuda.capture(p if side == "producer" else c)
+        with pytest.raises(StreamError, match="capturing a graph"):
+            view[0]
+        assert cuda.end_capture(p if side == "producer" else c) == 0
+        assert not lib_b.read(view[0])
