@@ -10,6 +10,8 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 TORCH ?= torch==2.13.0
 VENV ?= .venv
 PYTHONS ?= python3.12 python3.13
+# The oldest numpy that is served: legacy capsules only. An environment of its own in `make test-all`.
+OLD_NUMPY ?= numpy==1.26.4
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -17,13 +19,17 @@ SOURCES := build_ffi.py setup.py pyproject.toml constraints.txt dlx/headers.py $
 # torch is installed exactly as asked, and left out, with a word, where that is not to be had.
 TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 
-.PHONY: demo test test-all bench bench-count lint format clean
+.PHONY: demo test test-deep test-all bench bench-count matrix lint format clean
 
 demo: $(VENV)/.built $(TORCH_STAMP)
 	$(BIN)/python examples/quickstart.py
 
 test: $(VENV)/.built $(TORCH_STAMP)
 	$(BIN)/python -m pytest $(ARGS)
+
+# The property tests over many more examples (2 000 in `make test`).
+test-deep: $(VENV)/.built $(TORCH_STAMP)
+	DLX_EXAMPLES=$(or $(EXAMPLES),100000) $(BIN)/python -m pytest tests/test_round_trips.py $(ARGS)
 
 # The same tests under other interpreters, without torch, each in an environment of its own.
 test-all: test
@@ -32,12 +38,20 @@ test-all: test
 	    echo "== Python $$name, without torch"; \
 	    $(MAKE) --no-print-directory test PYTHON=$$python VENV=.venv-$$name TORCH=; \
 	done
+	@echo "== $(OLD_NUMPY), without torch"
+	@$(MAKE) --no-print-directory .venv-old-numpy/.built VENV=.venv-old-numpy TORCH= EXTRA=test-bare
+	@.venv-old-numpy/bin/python -m pip --disable-pip-version-check install --quiet "$(OLD_NUMPY)" ml_dtypes
+	@$(MAKE) --no-print-directory test VENV=.venv-old-numpy TORCH= EXTRA=test-bare
 	@echo "== $(PYTHON), without any framework"
 	@$(MAKE) --no-print-directory test VENV=.venv-bare TORCH= EXTRA=test-bare
 
 # ARGS="--quick" passes arguments. The extra `bench` brings further peers; what is missing is left out with a word.
 bench: $(VENV)/.built $(TORCH_STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# What becomes of each dtype and each odd source: docs/matrix.md and its picture.
+matrix: $(VENV)/.built $(TORCH_STAMP)
+	$(BIN)/python -m matrix --write docs
 
 bench-count: $(VENV)/.built $(TORCH_STAMP)
 	$(BIN)/python -m benchmarks --count $(ARGS)

@@ -1,14 +1,18 @@
 """numpy for dlx: ndarray and its subclasses, and numpy scalars as 0-d arrays.
 
-Versions: 1.26 and later. Devices: the host. Dtypes: bool, (u)int8 to 64, float16 to 64, complex64 and 128.
-Shared: every layout, any alignment, read-only kept. Copied: other byte order, strides that are not whole elements,
-scalars. Refused: masked arrays, dates, objects, strings, structures, longdouble.
+Versions: 1.26 and later. Devices: the host. Dtypes: bool, (u)int8 to 64, float16 to 64, complex64 and 128; with
+ml_dtypes bfloat16, the float8, float6 and float4 kinds, (u)int1, 2 and 4 (a byte each), complex32.
+Shared: every layout, any alignment, read-only kept; the dtypes of ml_dtypes by a view of the same width. Copied: other
+byte order, strides that are not whole elements, scalars, packed elements of less than a byte.
+Refused: masked arrays, dates, objects, strings, structures, longdouble.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import dlx
@@ -19,14 +23,37 @@ from dlx.adapter import (
     Container,
     Defect,
     Device,
+    DType,
     Hindrance,
     Layout,
     Tensor,
+    over_memory,
     type_name,
 )
 from dlx.errors import CopyRequiredError, DTypeError, LayoutError
 
 HOST = Device("cpu")
+_ML_DTYPES = {  # names of dlx and of ml_dtypes alike -> what numpy takes in their place
+    "bfloat16": "uint16",
+    "complex32": "uint32",
+    "float4_e2m1fn": "uint8",
+    "float6_e2m3fn": "uint8",
+    "float6_e3m2fn": "uint8",
+    "float8_e3m4": "uint8",
+    "float8_e4m3": "uint8",
+    "float8_e4m3b11fnuz": "uint8",
+    "float8_e4m3fn": "uint8",
+    "float8_e4m3fnuz": "uint8",
+    "float8_e5m2": "uint8",
+    "float8_e5m2fnuz": "uint8",
+    "float8_e8m0fnu": "uint8",
+    "int1": "uint8",
+    "int2": "uint8",
+    "int4": "uint8",
+    "uint1": "uint8",
+    "uint2": "uint8",
+    "uint4": "uint8",
+}
 
 
 class _Interface:
@@ -85,11 +112,80 @@ class _Numpy(Adapter):
             before="2.0",
             lowers={"max_ndim": 32},
         ),
+        Defect(
+            does="drops the mask of a masked array on export; dlx refuses it",
+            see="tests/test_defects.py",
+        ),
     )
+
+    # ---- dtypes: numpy's own, and those of ml_dtypes, which is imported at first need ------------------------------
 
     def native_dtype(self, attribute: str) -> Any:
         np = self.module()
         return np.dtype(getattr(np, attribute))
+
+    @functools.cached_property
+    def _extensions(self) -> frozenset[str]:
+        return frozenset(name for name in _ML_DTYPES if hasattr(_ml_dtypes(), name))
+
+    @functools.cached_property
+    def carried(self) -> Mapping[str, str]:  # type: ignore[override]
+        return {name: _ML_DTYPES[name] for name in self._extensions if not self._registered(name)}
+
+    def _registered(self, name: str) -> bool:
+        """Make numpy 2.5 and later take a dtype as what it is; whole bytes only. False where that cannot be."""
+        register = getattr(self.module().dtypes, "register_dlpack_dtype", None)
+        code, bits, _ = DType(name)
+        if register is None or bits % 8:
+            return False
+        try:
+            register((code, bits), self.dtype_to(DType(name)))
+        except ValueError:  # somebody was first, with another one
+            return False
+        return True
+
+    def known_dtypes(self) -> frozenset[str]:
+        return super().known_dtypes() | self._extensions
+
+    def dtype_to(self, dtype: DType) -> Any:
+        if dtype.name not in self._extensions:
+            return super().dtype_to(dtype)
+        return self.module().dtype(getattr(_ml_dtypes(), dtype.name))
+
+    def dtype_from(self, native_dtype: Any) -> DType | None:
+        if native_dtype.type.__module__ == "ml_dtypes" and native_dtype.name in self._extensions:
+            return DType(native_dtype.name)
+        return super().dtype_from(native_dtype)
+
+    def why_untaken(self, dtype: DType) -> tuple[str, str] | None:
+        if dtype.name not in _ML_DTYPES:
+            return None
+        if _ml_dtypes() is None:
+            has = f"numpy has no {dtype} of its own, and ml_dtypes, which has one, is not installed"
+            return has, "Run: pip install ml_dtypes."
+        return f"neither numpy nor the installed ml_dtypes has {dtype}", "Run: pip install -U ml_dtypes."
+
+    # ---- what arrays and the arrays made of scalars have in common --------------------------------------------------
+
+    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+        if self.lowered.get("exports_by") == "address" or obj.dtype.name in _ML_DTYPES:
+            return self._at_its_address(obj)
+        return super().export(obj, stream=stream)
+
+    def _at_its_address(self, obj: Any) -> Tensor:
+        """Return a tensor over an array of numbers in native order and whole elements, without numpy's capsule."""
+        dtype = self.dtype_from(_native(obj.dtype))
+        assert dtype is not None
+        return over_memory(
+            obj.__array_interface__["data"][0] if obj.size else 0,
+            obj.shape,
+            tuple(stride // obj.itemsize for stride in obj.strides) if _whole_elements(obj) else None,
+            dtype,
+            HOST,
+            readonly=not obj.flags.writeable,
+            padded=dtype.bits < 8,
+            owner=obj,
+        )
 
 
 def _open_npz(npz: Any) -> tuple[list[str], list[Any]]:
@@ -121,7 +217,12 @@ class NumpyAdapter(_Numpy):
 
     def accepts(self) -> Capabilities:
         return Capabilities(
-            dtypes=self.known_dtypes(), layouts=Layout.ANY, min_alignment=1, max_ndim=64, keeps_readonly=True
+            dtypes=self.known_dtypes(),
+            layouts=Layout.ANY,
+            min_alignment=1,
+            max_ndim=64,
+            keeps_readonly=True,
+            subbyte="padded",
         )
 
     def examine(self, obj: Any) -> Iterable[Hindrance]:
@@ -168,12 +269,8 @@ class NumpyAdapter(_Numpy):
             protocols=("__dlpack__", "__array_interface__", "buffer"),
         )
 
-    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
-        if self.lowered.get("exports_by") == "address":
-            tensor = self.sketch(obj)
-            assert tensor is not None
-            return tensor
-        return super().export(obj, stream=stream)
+    def sketch(self, obj: Any) -> Tensor | None:
+        return self._at_its_address(obj) if self.dtype_from(_native(obj.dtype)) else None
 
     def clone(self, obj: Any) -> Any:
         return obj.copy(order="K")
@@ -239,6 +336,15 @@ class NumpyScalarAdapter(_Numpy):
         )
 
 
+@functools.cache
+def _ml_dtypes() -> Any:
+    """Return the module that has the dtypes which numpy has not, or None. It takes 4 ms to import beside numpy."""
+    try:
+        return importlib.import_module("ml_dtypes")
+    except ImportError:
+        return None
+
+
 def _whole_elements(obj: Any) -> bool:
     """Return whether every stride that is ever taken is a multiple of the item size."""
     itemsize = obj.dtype.itemsize
@@ -256,6 +362,8 @@ def _native_order(obj: Any) -> Any:
 
 def _why_refused(dtype: Any) -> tuple[str, str] | None:
     """Return (reason, fix) for a dtype that DLPack cannot say, or None."""
+    if dtype.type.__module__ == "ml_dtypes" and dtype.name in _ML_DTYPES:  # whose kinds and chars are anything
+        return None
     if dtype.hasobject and dtype.kind != "T":
         return f"dtype {dtype} holds Python objects", "Convert to a numeric dtype with .astype first."
     if dtype.kind in "mM":

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -30,6 +31,7 @@ from dlx.adapter import (
     ArrayInfo,
     Capabilities,
     Container,
+    Defect,
     Device,
     Guard,
     Hindrance,
@@ -45,6 +47,8 @@ from dlx.errors import ConversionError, DeviceError, DTypeError, LayoutError
 
 HOST = Device("cpu")
 _DEVICES = {"mps": "metal", "xpu": "oneapi"}  # torch's words that are not dlx's
+
+_SHELL = re.compile(r"u?int[1-7]")  # dtypes that torch has no kernel for, not even to copy
 
 _GRAD = Hindrance(
     "it requires gradients, which do not cross frameworks",
@@ -169,6 +173,31 @@ class TorchAdapter(Adapter):
         "float4_e2m1fnx2": "float4_e2m1fn_x2",
     }
 
+    defects = (
+        Defect(
+            does="from_dlpack aborts the process on negative strides",
+            see="tests/test_defects.py",
+            lowers={"layouts": Layout.ZERO | Layout.GAPS | Layout.PERMUTED},
+        ),
+        Defect(
+            does="from_dlpack ignores that memory is read-only, and gives a tensor that writes to it",
+            see="tests/test_defects.py",
+            lowers={"keeps_readonly": False},
+        ),
+        Defect(
+            does="gives int1 to int7 and uint1 to uint7, shells around bytes, out as int8 or uint8; dlx refuses them",
+            see="tests/test_defects.py",
+        ),
+        Defect(
+            does="gives memory out without negating it where the neg bit is set; dlx resolves it first",
+            see="tests/test_defects.py",
+        ),
+        Defect(
+            does="from_dlpack asks a producer up to four times where it raises TypeError; dlx asks once",
+            see="tests/test_defects.py",
+        ),
+    )
+
     def accepts(self) -> Capabilities:
         return Capabilities(
             dtypes=self.known_dtypes(),
@@ -280,6 +309,7 @@ class TorchAdapter(Adapter):
                 f"torch.{name} has no DLPack dtype of its own (torch would export plain bytes)",
                 "Call .view(torch.uint8) if the bytes are what you need.",
                 DTypeError,
+                no_copy=_SHELL.fullmatch(name) is not None,
             )
         if not obj.numel():
             return None
@@ -295,7 +325,8 @@ class TorchAdapter(Adapter):
             )
         if storage.nbytes() < needed:
             found = "emptied (resize_(0))" if not storage.nbytes() else f"resized to {storage.nbytes()} bytes"
-            return _refuse(f"its storage was {found}, and it needs {needed} bytes", "Convert it before that happens.")
+            because = f"its storage was {found}, and it needs {needed} bytes"
+            return _refuse(because, "Convert it before that happens.", no_copy=True)  # torch would crash
         return None
 
     def info(self, obj: Any) -> ArrayInfo:
@@ -376,8 +407,8 @@ class TorchAdapter(Adapter):
         return self.module().from_dlpack(tensor)
 
 
-def _refuse(because: str, fix: str, error: type[ConversionError] = LayoutError) -> Hindrance:
-    return Hindrance(because, fix, error)
+def _refuse(because: str, fix: str, error: type[ConversionError] = LayoutError, *, no_copy: bool = False) -> Hindrance:
+    return Hindrance(because, fix, error, no_copy=no_copy)
 
 
 def _tangent(torch: Any, obj: Any) -> Any:

@@ -1,6 +1,8 @@
 /* (tensor, flags, what the consumer takes) -> obstacle bits. Pure, and without any framework's
  * name: what a consumer takes is data that its adapter declares. */
 
+#include <stddef.h>
+
 #include "dlx.h"
 
 enum { ANY_LAYOUT = DLX_LAYOUT_NEGATIVE | DLX_LAYOUT_ZERO | DLX_LAYOUT_GAPS | DLX_LAYOUT_PERMUTED };
@@ -44,11 +46,15 @@ uint32_t dlx_check(const DLTensor* t, uint64_t flags, const dlx_capabilities* co
   if (!takes_device(t->device.device_type, consumer)) found |= DLX_OBSTACLE_DEVICE;
   if (!takes_dtype(t->dtype, consumer)) found |= DLX_OBSTACLE_DTYPE;
   if (t->ndim > consumer->max_ndim) found |= DLX_OBSTACLE_NDIM;
-  if ((flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) && consumer->n_dtypes >= 0 &&
-      dlx_itemsize(t->dtype, 0) == 0) {
-    found |= DLX_OBSTACLE_PADDED;
+  if (dlx_itemsize(t->dtype, 0) == 0) { /* not a whole number of bytes */
+    int padded = (flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) != 0;
+    if (padded && !consumer->takes_padded) found |= DLX_OBSTACLE_PADDED;
+    if (!padded && !consumer->takes_packed) found |= DLX_OBSTACLE_PACKED;
   }
-  if (dlx_size(t) == 0) return found; /* no element lies anywhere, none can be written */
+  if (dlx_size(t) == 0) { /* no element lies anywhere, none can be written */
+    if (t->data == NULL && !consumer->takes_null) found |= DLX_OBSTACLE_NULL;
+    return found;
+  }
 
   if ((flags & DLPACK_FLAG_BITMASK_READ_ONLY) && !consumer->keeps_readonly) {
     found |= DLX_OBSTACLE_READONLY;

@@ -170,11 +170,16 @@ static const char* first(const DLTensor* t) {
   return (const char*)t->data + t->byte_offset;
 }
 
-int dlx_copy(const DLTensor* from, const DLTensor* to, uint64_t flags) {
+int dlx_alike(const DLTensor* from, const DLTensor* to) {
   if (!dlx_host_readable(from->device.device_type) || !dlx_host_readable(to->device.device_type)) {
     return DLX_E_DEVICE;
   }
-  if (!dlx_same_elements(from, to)) return DLX_E_MISMATCH;
+  return dlx_same_elements(from, to) ? DLX_OK : DLX_E_MISMATCH;
+}
+
+int dlx_copy(const DLTensor* from, const DLTensor* to, uint64_t flags) {
+  int status = dlx_alike(from, to);
+  if (status != DLX_OK) return status;
   if (dlx_size(from) == 0) return DLX_OK;
 
   char* target = (char*)to->data + to->byte_offset;

@@ -176,6 +176,9 @@ typedef struct {
   uint32_t min_alignment; /* bytes; 0 = the natural alignment of the dtype, 1 = any */
   int32_t max_ndim;
   int32_t keeps_readonly; /* 1: keeps the flag, or its arrays cannot be written */
+  int32_t takes_packed;   /* 1: elements of less than a byte, next to each other */
+  int32_t takes_padded;   /* 1: such elements, a byte each */
+  int32_t takes_null;     /* 1: a tensor without elements may have no address */
   int32_t n_dtypes;       /* -1 = any dtype */
   uint32_t dtypes[64];    /* dlx_dtype_word */
 } dlx_capabilities;
@@ -187,13 +190,15 @@ enum {
   DLX_OBSTACLE_DEVICE = 1,
   DLX_OBSTACLE_DTYPE = 2,
   DLX_OBSTACLE_NDIM = 4,
-  DLX_OBSTACLE_PADDED = 8, /* padded sub-byte elements, which only dlx tells from packed ones */
+  DLX_OBSTACLE_PADDED = 8, /* sub-byte elements in a byte each, for a consumer that packs them */
   DLX_OBSTACLE_READONLY = 16,
   DLX_OBSTACLE_NEGATIVE = 32,
   DLX_OBSTACLE_ZERO = 64,
   DLX_OBSTACLE_GAPS = 128,
   DLX_OBSTACLE_PERMUTED = 256,
-  DLX_OBSTACLE_UNALIGNED = 512
+  DLX_OBSTACLE_UNALIGNED = 512,
+  DLX_OBSTACLE_PACKED = 1024, /* packed sub-byte elements, for a consumer that pads them */
+  DLX_OBSTACLE_NULL = 2048    /* no element and no address, for a consumer that wants one */
 };
 
 /* DLX_OBSTACLE_* between a validated tensor and a consumer; 0 = it may be handed over as it is.
@@ -220,9 +225,18 @@ typedef int (*dlx_guard_function)(void* array, const DLTensor* lent);
 /* ---- copy.c: strided copies on the host ---------------------------------------------------------
  */
 
+/* Whether both lie in host memory and have the same shape and dtype, as copying wants them.
+ * GIL: not needed. Errors: DLX_E_DEVICE _MISMATCH. */
+int dlx_alike(const DLTensor* from, const DLTensor* to);
+
 /* Copy every element of `from` to the same index of `to`: same shape, dtype and flags, no overlap.
  * Owns: nothing. GIL: not needed; callers release it. Errors: DLX_E_DEVICE _MISMATCH _PACKED. */
 int dlx_copy(const DLTensor* from, const DLTensor* to, uint64_t flags);
+
+/* Copy between packed and padded elements of less than a byte (one lane, 1 to 7 bits), the first in
+ * the lowest bits; the flags say which side is which, and the packed side is row-major. Unused bits
+ * become 0. Owns: nothing. GIL: not needed. Errors: DLX_E_DEVICE _MISMATCH _PACKED. */
+int dlx_repack(const DLTensor* from, uint64_t from_flags, const DLTensor* to, uint64_t to_flags);
 
 /* ---- texts --------------------------------------------------------------------------------------
  */

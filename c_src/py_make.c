@@ -247,6 +247,27 @@ static PyObject* tensor_stack(PyObject* module, PyObject* tensors) {
 }
 
 PyDoc_STRVAR(
+    tensor_repack_doc,
+    "tensor_repack(tensor, /)\n--\n\n"
+    "Copy packed elements of less than a byte to a byte each, or such ones into packed ones; into\n"
+    "fresh, writable, row-major host memory. The GIL is released meanwhile.");
+
+static PyObject* tensor_repack(PyObject* module, PyObject* tensor) {
+  DLManagedTensorVersioned *from = py_tensor_managed(tensor), *made;
+  if (from == NULL) return NULL;
+  uint64_t flags =
+      ~from->flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED; /* the other of the two */
+  int status = dlx_managed_empty(&from->dl_tensor, flags, 0, &made);
+  if (status != DLX_OK) return py_raise(status, NULL);
+  Py_BEGIN_ALLOW_THREADS
+    status = dlx_repack(&from->dl_tensor, from->flags, &made->dl_tensor, flags);
+  Py_END_ALLOW_THREADS
+  if (status == DLX_OK) return py_tensor_wrap(made);
+  dlx_managed_release(made);
+  return py_raise(status, NULL);
+}
+
+PyDoc_STRVAR(
     tensor_check_doc,
     "tensor_check(tensor, capabilities, /)\n--\n\n"
     "Return the DLX_OBSTACLE_* bits between a tensor and the dlx_capabilities at an address.");
@@ -286,6 +307,7 @@ PyMethodDef py_make_functions[] = {
     {"tensor_view", tensor_view, METH_VARARGS, tensor_view_doc},
     {"tensor_copy", (PyCFunction)(void (*)(void))tensor_copy, METH_FASTCALL, tensor_copy_doc},
     {"tensor_stack", tensor_stack, METH_O, tensor_stack_doc},
+    {"tensor_repack", tensor_repack, METH_O, tensor_repack_doc},
     {"tensor_check", (PyCFunction)(void (*)(void))tensor_check, METH_FASTCALL, tensor_check_doc},
     {"buffer_address", buffer_address, METH_O, buffer_address_doc},
     {NULL, NULL, 0, NULL},

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dlx.native import ffi
     from dlx.overlap import shares_memory
     from dlx.planning import Plan
+    from dlx.registry import adapters
     from dlx.stacking import stack
     from dlx.tensor import ArrayInfo, Tensor
 
@@ -34,6 +35,7 @@ __all__ = [
     "describe",
     "stack",
     "shares_memory",
+    "adapters",
     "ArrayInfo",
     "Device",
     "DType",
@@ -64,6 +66,7 @@ _HOMES = {
     "describe": "conversion",
     "stack": "stacking",
     "shares_memory": "overlap",
+    "adapters": "registry",
     "ArrayInfo": "tensor",
     "Device": "abi",
     "DType": "abi",

@@ -18,8 +18,8 @@ from types import ModuleType
 from typing import Any
 
 from dlx import cuda, native, protocol
-from dlx.abi import IS_COPIED, READ_ONLY, Device, DType, host_readable
-from dlx.errors import DeviceError, DTypeError
+from dlx.abi import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, Device, DType, host_readable
+from dlx.errors import DeviceError, DTypeError, FrameworkNotInstalledError
 from dlx.facts import Capabilities, Container, Defect, Guard, Hindrance, Layout
 from dlx.native import Tensor, ffi
 from dlx.stream import Stream
@@ -79,7 +79,8 @@ class Adapter:
     dtypes
         Names of dtypes in dlx -> attributes of the package: ``{"bool": "bool_"}``.
     carried
-        Dtypes that cross under another name of the same width and are re-viewed: ``{"bfloat16": "uint16"}``.
+        Dtypes that the framework has, but takes under another name of the same width: ``{"bfloat16": "uint16"}``. They
+        are handed over under that name, and what comes out is given to `reviewed`.
     defects
         Known faults of versions.
     noun
@@ -110,6 +111,9 @@ class Adapter:
         For the lane: dtypes for which the framework has several words; the array must say the first one itself.
     dtype_attribute
         Attribute of an array that is its dtype.
+    part_of
+        For an adapter of one array type of a framework that has several, as a target: the adapter of them all. See
+        `narrowed`.
     import_keeps
         Whether a failing import of the framework's exchange table leaves the managed tensor to dlx. Where it is not
         known, dlx is prepared for everything.
@@ -140,13 +144,25 @@ class Adapter:
     switches: tuple[tuple[str, str, Any], ...] = ()
     confirmed: tuple[str, ...] = ()
     dtype_attribute: str = "dtype"
+    part_of: Adapter | None = None
     import_keeps: bool = False
 
     # ---- facts, looked up --------------------------------------------------------------------------------------
 
     def module(self) -> ModuleType:
-        """Return the framework's package, which must have been imported."""
-        return sys.modules[self.package]
+        """Return the framework's package.
+
+        Raises
+        ------
+        FrameworkNotInstalledError
+            If nobody has imported it yet.
+        """
+        try:
+            return sys.modules[self.package]
+        except KeyError:
+            raise FrameworkNotInstalledError(
+                f"{self.package} is not imported", target=self.name, fix=f"Import it first: import {self.package}."
+            ) from None
 
     def version(self) -> str:
         """Return the framework's version."""
@@ -180,10 +196,19 @@ class Adapter:
         if not self.constant:
             self.__dict__.pop("capabilities", None)
             self.__dict__.pop("_capabilities_struct", None)
+            self.__dict__.pop("_lane_struct", None)
 
     def accepts(self) -> Capabilities | None:
         """State what the framework takes as it is. None, the default: it cannot be a target."""
         return None
+
+    def narrowed(self, kind: type) -> Adapter:
+        """Return the adapter for one of `types` as a target; itself, the default, where all are made alike."""
+        return self
+
+    def holds(self, obj: Any, source: Adapter) -> bool:
+        """Return whether an array, which `source` knows, is one of this target already."""
+        return source is self or (source is self.part_of and isinstance(obj, self.classes()))
 
     # ---- dtypes and devices, both ways --------------------------------------------------------------------------
 
@@ -222,8 +247,17 @@ class Adapter:
         return self._from_native.get(native_dtype)
 
     def dtype_names(self) -> str:
-        """Return the dtypes that the framework has, as text."""
-        return ", ".join(sorted(self.known_dtypes()))
+        """Return the dtypes that the framework takes, as text."""
+        taken = self.capabilities.dtypes if self.capabilities is not None else None
+        return ", ".join(sorted(self.known_dtypes() if taken is None else taken))
+
+    def why_untaken(self, dtype: DType) -> tuple[str, str] | None:
+        """Return (reason, fix) for a dtype that the framework has and does not take; None, the default, else."""
+        return None
+
+    def why_not_on(self, device: Device) -> tuple[str, str] | None:
+        """Return (reason, fix) for a device that the framework has and does not take; None, the default, else."""
+        return None
 
     def device_to(self, device: Device) -> Any:
         """Return the framework's device object for one of dlx. The default knows the host only."""
@@ -345,9 +379,32 @@ class Adapter:
         """Return where the C side finds the capabilities."""
         return int(ffi.cast("uintptr_t", self._capabilities_struct))
 
+    @functools.cached_property
+    def _lane_struct(self) -> Any:
+        stated = self.capabilities
+        assert stated is not None
+        if stated.dtypes is None:
+            return self._capabilities_struct
+        return _as_struct(replace(stated, dtypes=stated.dtypes & set(self.dtypes) - set(self.carried)))
+
+    def lane_address(self) -> int:
+        """Return where the C side finds what the framework's table takes: its own dtypes, none re-viewed."""
+        return int(ffi.cast("uintptr_t", self._lane_struct))
+
     def check(self, tensor: Tensor) -> int:
         """Return the obstacle bits between a tensor and this consumer (0 = it may be handed over as it is)."""
         return native.tensor_check(tensor, self.capabilities_address())
+
+    def constant_over(self, tensor: Tensor) -> bool:
+        """Return whether an array over a tensor is constant, so that nobody else should write to its memory either."""
+        return self.immutable
+
+    def reviewed(self, array: Any, dtype: DType) -> Any:
+        """Return an array of the same memory under its true dtype, where `load` took it under the name in `carried`.
+
+        The default calls ``array.view(native dtype)``.
+        """
+        return array.view(self.dtype_to(dtype))
 
     # ---- the fast lane --------------------------------------------------------------------------------------------
 
@@ -378,6 +435,7 @@ def over_memory(
     device: Device,
     *,
     readonly: bool = False,
+    padded: bool = False,
     owner: object,
 ) -> Tensor:
     """Return a tensor over memory that an object keeps alive: what an adapter exports when it knows the facts itself.
@@ -392,6 +450,8 @@ def over_memory(
         As DLPack says them.
     readonly
         Whether writing is forbidden.
+    padded
+        Whether elements of less than a byte take a whole one each.
     owner
         Object that must live as long as the memory is used.
 
@@ -400,7 +460,8 @@ def over_memory(
     LayoutError
         If there are elements but no address, or the size overflows.
     """
-    return native.tensor_new(address, shape, strides, dtype, device, READ_ONLY if readonly else 0, owner)
+    flags = (READ_ONLY if readonly else 0) | (SUBBYTE_PADDED if padded else 0)
+    return native.tensor_new(address, shape, strides, dtype, device, flags, owner)
 
 
 def keeping(tensor: Tensor, owner: object) -> Tensor:
@@ -442,6 +503,8 @@ def _as_struct(stated: Capabilities) -> Any:
     struct.min_alignment = stated.min_alignment
     struct.max_ndim = stated.max_ndim
     struct.keeps_readonly = stated.keeps_readonly
+    struct.takes_packed, struct.takes_padded = stated.subbyte != "padded", stated.subbyte != "packed"
+    struct.takes_null = stated.null_data
     struct.n_dtypes = -1
     if stated.dtypes is not None:
         struct.n_dtypes = len(stated.dtypes)

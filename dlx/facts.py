@@ -55,6 +55,13 @@ class Capabilities:
         Most dimensions.
     keeps_readonly
         Whether its arrays keep the read-only flag, or cannot be written at all.
+    subbyte
+        How it holds elements of less than a byte (int4, float6): ``"packed"`` next to each other, as DLPack does unless
+        a flag says otherwise, ``"padded"`` in a byte each, or ``"both"``.
+    null_data
+        Whether it takes address 0 where there is no element, which DLPack allows.
+    narrows
+        Dtypes that it would change to smaller ones without a word; they are in no case in `dtypes`.
     """
 
     dtypes: frozenset[str] | None
@@ -63,6 +70,16 @@ class Capabilities:
     min_alignment: int = 0
     max_ndim: int = 64
     keeps_readonly: bool = False
+    subbyte: str = "packed"
+    null_data: bool = True
+    narrows: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.subbyte not in ("packed", "padded", "both"):
+            raise ValueError(f"subbyte must be 'packed', 'padded' or 'both', found {self.subbyte!r}")
+        if self.narrows and (self.dtypes is None or self.narrows & self.dtypes):
+            both = sorted(self.narrows & self.dtypes) if self.dtypes is not None else "any dtype"
+            raise ValueError(f"what is narrowed is not taken, found {both} in both")
 
 
 @dataclass(frozen=True)
@@ -85,6 +102,8 @@ class Hindrance:
         Option of `convert` that must be set for the cure (``"detach"``), or None.
     always
         Whether it also stands in the way of an array that is in the target framework already.
+    no_copy
+        Whether not even its own framework can copy such an array (its memory is gone).
     """
 
     because: str
@@ -94,6 +113,7 @@ class Hindrance:
     copies: bool = False
     option: str | None = None
     always: bool = False
+    no_copy: bool = False
 
     def lift(self, obj: Any) -> Any:
         """Return the array without this hindrance."""

@@ -15,12 +15,11 @@ from dlx.errors import (
     DeviceError,
     DTypeError,
     LayoutError,
-    ProtocolError,
     ReadOnlyError,
 )
 from dlx.native import Tensor, lib
 
-__all__ = ["READ_ONLY_ROW", "TABLE", "Row"]
+__all__ = ["READ_ONLY_ROW", "REPACKED", "TABLE", "Row"]
 
 _INSIDE_FLOAT32 = frozenset({lib.kDLBfloat, *range(lib.kDLFloat8_e3m4, lib.kDLFloat4_e2m1fn + 1)})
 """Codes of dtypes all of whose values are float32 values."""
@@ -40,6 +39,10 @@ class Row:
 
     def fix_for(self, tensor: Tensor, target: Adapter) -> str:
         """Return the fix, made more precise where the dtype allows it."""
+        if self.bit == lib.DLX_OBSTACLE_DTYPE and (known := target.why_untaken(tensor.dtype)) is not None:
+            return known[1]
+        if self.bit == lib.DLX_OBSTACLE_DEVICE and (known := target.why_not_on(tensor.device)) is not None:
+            return known[1]
         if self.bit == lib.DLX_OBSTACLE_DTYPE and tensor.dtype.lanes == 1 and tensor.dtype.code in _INSIDE_FLOAT32:
             accepted = target.capabilities.dtypes if target.capabilities is not None else None
             if accepted is not None and "float32" in accepted:
@@ -49,6 +52,16 @@ class Row:
 
 def _strides(what: str) -> Sentence:
     return lambda tensor, target: f"{target.name} {target.noun}s cannot {what}, found {tensor.strides} in elements"
+
+
+def _no_dtype(tensor: Tensor, target: Adapter) -> str:
+    known = target.why_untaken(tensor.dtype)
+    return known[0] if known else f"{target.name} has no dtype {tensor.dtype}; it has {target.dtype_names()}"
+
+
+def _no_device(tensor: Tensor, target: Adapter) -> str:
+    known = target.why_not_on(tensor.device)
+    return known[0] if known else f"its memory is on {tensor.device}, which {target.name} cannot hold"
 
 
 def _alignment(tensor: Tensor, target: Adapter) -> str:
@@ -63,13 +76,13 @@ TABLE: tuple[Row, ...] = (
     Row(
         lib.DLX_OBSTACLE_DEVICE,
         DeviceError,
-        lambda tensor, target: f"its memory is on {tensor.device}, which {target.name} cannot hold",
+        _no_device,
         fix="Move it to the host in its own framework first.",
     ),
     Row(
         lib.DLX_OBSTACLE_DTYPE,
         DTypeError,
-        lambda tensor, target: f"{target.name} has no dtype {tensor.dtype}; it has {target.dtype_names()}",
+        _no_dtype,
         fix="Convert the values to one of these in its own framework first.",
     ),
     Row(
@@ -79,15 +92,21 @@ TABLE: tuple[Row, ...] = (
         fix="Reshape it first.",
     ),
     Row(
-        lib.DLX_OBSTACLE_PADDED,
-        ProtocolError,
-        lambda tensor, target: f"its {tensor.dtype} elements are padded to whole bytes",
-        fix="Pack them first, or convert to 'dlx'.",
-    ),
-    Row(
         lib.DLX_OBSTACLE_READONLY,
         ReadOnlyError,
         lambda tensor, target: f"it is read-only, and {target.name} {target.noun}s are always writable",
+        copy_cures=True,
+    ),
+    Row(
+        lib.DLX_OBSTACLE_PADDED,
+        CopyRequiredError,
+        lambda tensor, target: f"its {tensor.dtype} elements take a byte each, and {target.name} packs them",
+        copy_cures=True,
+    ),
+    Row(
+        lib.DLX_OBSTACLE_PACKED,
+        CopyRequiredError,
+        lambda tensor, target: f"its {tensor.dtype} elements are packed, and {target.name} wants a byte each",
         copy_cures=True,
     ),
     Row(lib.DLX_OBSTACLE_NEGATIVE, CopyRequiredError, _strides("have negative strides"), copy_cures=True),
@@ -96,6 +115,10 @@ TABLE: tuple[Row, ...] = (
     Row(lib.DLX_OBSTACLE_PERMUTED, CopyRequiredError, _strides("be other than row-major"), copy_cures=True),
     Row(lib.DLX_OBSTACLE_UNALIGNED, CopyRequiredError, _alignment, copy_cures=True),
 )
-"""Every obstacle bit, refusals first."""
+"""Every obstacle bit but one, refusals first. Without an address (DLX_OBSTACLE_NULL) there is no element: one is given.
+"""
+
+REPACKED = lib.DLX_OBSTACLE_PADDED | lib.DLX_OBSTACLE_PACKED
+"""Obstacles that a copy cures which packs or unpacks."""
 
 READ_ONLY_ROW = next(row for row in TABLE if row.bit == lib.DLX_OBSTACLE_READONLY)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dlx.abi import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, Device, host_readable, same_device
+from dlx.abi import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, Device, DType, host_readable, same_device
 from dlx.adapter import Adapter, Hindrance, Layout
 from dlx.crossing import Crossing, Moment
 from dlx.cuda import is_cuda, require
@@ -25,7 +25,7 @@ from dlx.errors import (
     StreamError,
 )
 from dlx.native import Tensor, ffi, lib, tensor_address
-from dlx.obstacles import READ_ONLY_ROW, TABLE
+from dlx.obstacles import READ_ONLY_ROW, REPACKED, TABLE
 from dlx.protocol import device_of
 from dlx.stream import is_unordered
 from dlx.tensor import ArrayInfo, type_name
@@ -42,7 +42,7 @@ class Step:
     Attributes
     ----------
     do
-        ``"detach"``, ``"resolve"``, ``"relabel"``, ``"share"``, ``"copy"`` or ``"move"``.
+        ``"detach"``, ``"resolve"``, ``"relabel"``, ``"view"``, ``"share"``, ``"copy"`` or ``"move"``.
     why
         The reason, in words.
     nbytes
@@ -141,6 +141,9 @@ class Leaf:
     gather: bool = False  # make a compact copy where it is, before that
     device: Device | None = None  # where it says that it is, before it is exported
     moment: Moment = None  # when an exported tensor is ready
+    repack: bool = False  # the copy packs or unpacks elements of less than a byte
+    carried: DType | None = None  # hand over under this name, and view again
+    give_address: bool = False  # there is no element, and the consumer wants an address
     plan: Plan | None = None
     tensor: Tensor | None = None  # exported, not yet handed over
     owned: Tensor | None = None  # taken from the producer
@@ -184,9 +187,10 @@ def begin(obj: Any, source: Adapter, request: Request) -> Leaf:
     """
     leaf = Leaf(obj, source, request, None)
     try:
-        if source is request.target or not source.describes_by_export:
+        inside = request.target.holds(obj, source)
+        if inside or not source.describes_by_export:
             leaf.info = source.info(obj)
-        if source is request.target and _stays(leaf):
+        if inside and _stays(leaf):
             return leaf
         for hindrance in source.examine(obj):
             error = _accept(leaf, hindrance)
@@ -243,7 +247,7 @@ def _stays(leaf: Leaf) -> bool:
     """
     source, request = leaf.source, leaf.request
     for hindrance in source.examine(leaf.obj):
-        if hindrance.always:
+        if hindrance.always or (hindrance.no_copy and request.copy):
             leaf.finish("refused", None, leaf.error(hindrance.error, hindrance.because, hindrance.fix))
             return True
     device = leaf.info.device if leaf.info else None
@@ -308,6 +312,11 @@ def _settle(leaf: Leaf, tensor: Tensor) -> None:
             leaf.finish("refused", None, error)
             return
     copied = leaf.fresh or leaf.made_by_producer or leaf.copy_order is not None
+    target = leaf.request.target
+    _carry(leaf, tensor)
+    if not copied and not tensor.readonly and target.constant_over(tensor):
+        why = f"{target.name} {target.noun}s are constant: do not write to the source while the result lives"
+        leaf.steps.append(Step("share", why))
     place = leaf.copy_device if leaf.copy_order is not None else _device_of(leaf, tensor)
     error = _driver(leaf, tensor, place)
     if error is not None:
@@ -317,6 +326,17 @@ def _settle(leaf: Leaf, tensor: Tensor) -> None:
     if order:
         leaf.steps.insert(0, Step("order", order))
     leaf.finish("copied" if copied else "shared", place)
+
+
+def _carry(leaf: Leaf, tensor: Tensor) -> None:
+    """Note the name under which the consumer takes a dtype, if it is not its own."""
+    target = leaf.request.target
+    name = target.carried.get(tensor.dtype.name)
+    if name is not None:
+        leaf.carried = DType(name)
+        leaf.steps.append(
+            Step("view", f"{target.name} takes {tensor.dtype} as {name}, which is viewed as {tensor.dtype} again")
+        )
 
 
 def _freshness(leaf: Leaf, tensor: Tensor) -> DlxError | None:
@@ -415,6 +435,7 @@ def _obstacles(leaf: Leaf, tensor: Tensor) -> DlxError | None:
     found = target.check(tensor)
     if leaf.view_device is not None or leaf.copy_order is not None:  # _place has seen to it
         found &= ~lib.DLX_OBSTACLE_DEVICE
+    leaf.give_address = bool(found & lib.DLX_OBSTACLE_NULL)
     rows = [row for row in TABLE if found & row.bit]
     for row in rows:
         if not row.copy_cures:
@@ -429,6 +450,7 @@ def _obstacles(leaf: Leaf, tensor: Tensor) -> DlxError | None:
     if layout and request.copy is False:
         return leaf.error(layout[0].error, layout[0].sentence(tensor, target), layout[0].fix)
     if rows:
+        leaf.repack = bool(found & REPACKED)
         return _copy(leaf, tensor, "; ".join(row.sentence(tensor, target) for row in rows))
     return None
 
@@ -456,6 +478,9 @@ def _copy(leaf: Leaf, tensor: Tensor, why: str) -> DlxError | None:
         reason = f"it is on {tensor.device}, and dlx copies memory of the host and of CUDA devices only"
         return leaf.error(DeviceError, reason, "Copy it in its own framework first.")
     packed = tensor.dtype.bits * tensor.dtype.lanes % 8 and not tensor.flags & SUBBYTE_PADDED
+    if leaf.repack and (tensor.dtype.bits >= 8 or tensor.dtype.lanes != 1):
+        reason = f"dlx does not pack or unpack {tensor.dtype}"
+        return leaf.error(LayoutError, reason, "Convert to 'dlx', which holds both.")
     if packed and leaf.info is not None and not leaf.info.contiguous():
         reason = f"its {tensor.dtype} elements are packed below one byte and not contiguous"
         return leaf.error(LayoutError, reason, "Make it contiguous in its own framework first.")

@@ -21,9 +21,18 @@ from dlx import hookspecs, native, strangers
 from dlx.adapter import API, Adapter, Container, look_up
 from dlx.errors import AdapterNotFoundError, FrameworkNotInstalledError, PluginError
 
-__all__ = ["BUILT_IN", "Plugin", "Registry", "registry"]
+__all__ = ["BUILT_IN", "Plugin", "Registry", "adapters", "registry"]
 
-BUILT_IN = {"numpy": "dlx_numpy", "torch": "dlx_torch", "pytorch": "dlx_torch", "cupy": "dlx_cupy"}
+BUILT_IN = {
+    "numpy": "dlx_numpy",
+    "torch": "dlx_torch",
+    "pytorch": "dlx_torch",
+    "jax": "dlx_jax",
+    "jaxlib": "dlx_jax",
+    "tvm_ffi": "dlx_tvm_ffi",
+    "pyarrow": "dlx_pyarrow",
+    "cupy": "dlx_cupy",
+}
 """Root package, or another name for it -> module of ours."""
 
 
@@ -220,6 +229,8 @@ class Registry:
             return self._named(to.__name__.partition(".")[0], f"module {to.__name__}")
         if isinstance(to, type):
             adapter = self._find(to)
+            if adapter is not None:
+                adapter = adapter.narrowed(to)
             if adapter is not None and _can_be_target(adapter) and to in adapter.classes():
                 return adapter
             fix = f"Say to={adapter.package.partition('.')[0]!r}." if adapter is not None else self._known()
@@ -314,3 +325,23 @@ def _failed(adapter: Adapter, error: Exception) -> FrameworkNotInstalledError:
 
 registry = Registry()
 """The registry of this process."""
+
+
+def adapters() -> dict[str, Adapter]:
+    """Return every adapter that is found, by name: dlx's own first, then those of plugins. No framework is imported.
+
+    What an adapter says of its framework (`Adapter.dtype_to`, `Adapter.dtype_from`, `Adapter.capabilities`,
+    `Adapter.lowered`) needs the framework imported. A plugin that cannot be loaded is left out.
+
+    Examples
+    --------
+    >>> import dlx, numpy
+    >>> dlx.adapters()["numpy"].dtype_to(dlx.DType("float32"))
+    dtype('float32')
+    """
+    for root in registry.plugins():
+        registry.load(root)
+    found: dict[str, Adapter] = {}
+    for adapter in registry.adapters():
+        found.setdefault(adapter.name, adapter)
+    return found

@@ -49,7 +49,7 @@ def learn(kind: type, to: Any) -> None:
         tuple(_question(look_up(source.owner_type), name, call=True) for name in bounds),
         _question(kind, source.dtype_attribute, call=False) if source.confirmed else None,
         _confirmed(source),
-        target.capabilities_address(),
+        target.lane_address(),
     )
 
 

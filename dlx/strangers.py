@@ -54,7 +54,13 @@ class TensorAdapter(Described):
 
     def accepts(self) -> Capabilities:
         return Capabilities(
-            dtypes=None, device_types=None, layouts=Layout.ANY, min_alignment=1, max_ndim=128, keeps_readonly=True
+            dtypes=None,
+            device_types=None,
+            layouts=Layout.ANY,
+            min_alignment=1,
+            max_ndim=128,
+            keeps_readonly=True,
+            subbyte="both",
         )
 
     def classes(self) -> tuple[type, ...]:

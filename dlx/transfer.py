@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from dlx import cuda, native
-from dlx.abi import READ_ONLY
+from dlx.abi import READ_ONLY, SUBBYTE_PADDED
 from dlx.crossing import physical
 from dlx.errors import ConversionError, DlxError
 from dlx.native import Tensor
@@ -181,12 +181,28 @@ def load(leaf: Leaf) -> Any:
         if leaf.gather:
             ready, moment = crossing.copied(ready, moment, leaf.copy_order or False, physical(ready.device))
         if leaf.copy_order is not None:
-            ready, moment = crossing.copied(ready, moment, leaf.copy_order, leaf.copy_device)
+            here = leaf.repack and not cuda.is_cuda(ready.device)
+            if here:
+                ready = native.tensor_repack(ready)
+            if not here or cuda.is_cuda(leaf.copy_device):
+                ready, moment = crossing.copied(ready, moment, leaf.copy_order, leaf.copy_device)
+            if leaf.repack and not here:
+                ready = native.tensor_repack(ready)
+        if leaf.give_address:
+            nowhere = native.lib.DLX_ALIGNMENT  # aligned, and nobody reads it
+            ready = native.tensor_new(
+                nowhere, ready.shape, ready.strides, ready.dtype, ready.device, ready.flags, ready
+            )
+        dtype = ready.dtype
+        if leaf.carried is not None:
+            ready = native.tensor_view(ready, leaf.carried, None, ready.flags & ~SUBBYTE_PADDED, None)
         if not cuda.is_cuda(ready.device):
-            return target.load(ready)
-        ready = crossing.given(ready, moment)
-        with target.on_device(ready.device):
-            return target.load(ready)
+            array = target.load(ready)
+        else:
+            ready = crossing.given(ready, moment)
+            with target.on_device(ready.device):
+                array = target.load(ready)
+        return array if leaf.carried is None else target.reviewed(array, dtype)
     except Exception as error:
         # Whatever shares the memory must let go of it first: our view of it, frames of the consumer.
         ready = None

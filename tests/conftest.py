@@ -16,6 +16,7 @@ import pytest
 from fake_cuda import FakeCuda
 
 from dlx import native
+from dlx.adapter import Defect
 
 # A test that says nothing about CUDA sees no driver, also where there is one; see fake_cuda.py and the mark `gpu`.
 NO_DRIVER = "no-driver-in-this-test.so"
@@ -38,9 +39,13 @@ def no_leaks():
 
 
 @pytest.fixture
-def np():
-    """numpy, or a skip."""
-    return pytest.importorskip("numpy")
+def np(request):
+    """numpy, or a skip; ``@pytest.mark.numpy("2.1")`` skips where an older one is installed."""
+    numpy = pytest.importorskip("numpy")
+    mark = request.node.get_closest_marker("numpy")
+    if mark is not None and Defect("", "", before=mark.args[0]).affects(numpy.__version__):
+        pytest.skip(f"this is about numpy itself from {mark.args[0]} on, found {numpy.__version__}")
+    return numpy
 
 
 @pytest.fixture

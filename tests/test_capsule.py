@@ -454,6 +454,7 @@ def test_an_owner_that_fails_does_not_escape_the_deleter(counting, legacy, threa
     assert unraisable == [RuntimeError]
 
 
+@pytest.mark.numpy("2.2.5")
 @pytest.mark.parametrize("fails", [False, True])
 def test_numpys_refusal_survives_our_destructor(np, unraisable, fails):
     """Numpy sets its error and then drops our capsule: the error arrives, and the owner is released."""
@@ -469,6 +470,7 @@ def test_numpys_refusal_survives_our_destructor(np, unraisable, fails):
     assert unraisable == [RuntimeError] * fails
 
 
+@pytest.mark.numpy("2.2.5")
 @pytest.mark.parametrize("fails", [False, True])
 def test_numpys_refusal_of_the_last_reference(np, unraisable, fails):
     """The same where numpy's capsule holds the last reference to the memory."""

@@ -14,11 +14,15 @@ def code(dtype):
     return dtype[0] | dtype[1] << 8 | dtype[2] << 16
 
 
-def consumer(*, devices=(1,), layouts=ALL_LAYOUTS, alignment=1, ndim=64, readonly=True, dtypes=None):
+def consumer(
+    *, devices=(1,), layouts=ALL_LAYOUTS, alignment=1, ndim=64, readonly=True, dtypes=None, subbyte="packed", null=True
+):
     """Return capabilities, generous unless told otherwise."""
     caps = ffi.new("dlx_capabilities*")
     caps.device_types = 2**32 - 1 if devices is None else sum(1 << d for d in devices)
     caps.layouts, caps.min_alignment, caps.max_ndim, caps.keeps_readonly = layouts, alignment, ndim, readonly
+    caps.takes_packed, caps.takes_padded = subbyte in ("packed", "both"), subbyte in ("padded", "both")
+    caps.takes_null = null
     caps.n_dtypes = -1 if dtypes is None else len(dtypes)
     for at, dtype in enumerate(dtypes or ()):
         caps.dtypes[at] = code(dtype)
@@ -41,7 +45,14 @@ CASES = [
     ("NDIM", {"ndim": 2}, {"shape": (1, 1, 1)}, {"shape": (1, 1)}),
     ("NDIM", {"ndim": 0}, {"shape": (0,)}, {"shape": ()}),
     ("PADDED", {"dtypes": [INT4]}, {"dtype": INT4, "flags": PADDED}, {"dtype": INT4}),
+    ("PADDED", {}, {"dtype": INT4, "flags": PADDED}, {"dtype": INT8, "flags": PADDED}),
     ("PADDED", {"dtypes": [(17, 4, 3)]}, {"dtype": (17, 4, 3), "flags": PADDED}, {"dtype": (17, 4, 3)}),
+    ("PADDED", {}, {"dtype": INT4, "flags": PADDED}, {"dtype": INT8, "flags": PADDED}),
+    ("PADDED", {"subbyte": "packed"}, {"dtype": INT4, "flags": PADDED, "shape": (0,)}, {"dtype": INT4, "shape": (0,)}),
+    ("PACKED", {"subbyte": "padded"}, {"dtype": INT4}, {"dtype": INT4, "flags": PADDED}),
+    ("PACKED", {"subbyte": "padded"}, {"dtype": (17, 4, 3)}, {"dtype": (17, 4, 2)}),
+    ("NULL", {"null": False}, {"shape": (0, 3), "address": 0}, {"shape": (0, 3)}),
+    ("NULL", {"null": False}, {"shape": (0,), "address": 0, "flags": READ_ONLY}, {"shape": (1,)}),
     ("READONLY", {"readonly": False}, {"flags": READ_ONLY}, {"flags": 0}),
     ("READONLY", {"readonly": False}, {"flags": READ_ONLY, "shape": (1,)}, {"flags": READ_ONLY, "shape": (0,)}),
     ("NEGATIVE", {"layouts": Z | G | P}, {"shape": (2,), "strides": (-1,)}, {"shape": (1,), "strides": (-1,)}),
@@ -145,7 +156,7 @@ def test_any_device(kind):
 @pytest.mark.parametrize(("dtype", "flags"), [(INT4, PADDED), ((200, 77, 9), 0), (FLOAT32, PADDED)])
 def test_any_dtype(dtype, flags):
     """A consumer of any dtype takes unknown codes and padded elements."""
-    assert lib.dlx_check(dltensor((2,), None, dtype), flags, consumer()) == 0
+    assert lib.dlx_check(dltensor((2,), None, dtype), flags, consumer(subbyte="both")) == 0
 
 
 def test_padded_whole_bytes_are_plain():
@@ -166,7 +177,8 @@ def test_obstacles_add_up():
     strict = consumer(layouts=0, alignment=64, ndim=1, readonly=False, dtypes=[INT8])
     tensor = dltensor((2, 3, 4, 2), (1, -64, 0, 99), INT4, device=(2, 0), address=0x10001)
     every = [getattr(lib, n) for n in dir(lib) if n.startswith("DLX_OBSTACLE_")]
-    assert lib.dlx_check(tensor, READ_ONLY | PADDED, strict) == sum(every)
+    never_at_once = lib.DLX_OBSTACLE_PACKED | lib.DLX_OBSTACLE_NULL
+    assert lib.dlx_check(tensor, READ_ONLY | PADDED, strict) == sum(every) - never_at_once
 
 
 def test_check_of_a_tensor_object():

@@ -53,11 +53,12 @@ HOLDERS = {
 
 @pytest.mark.parametrize("holder", HOLDERS)
 @pytest.mark.parametrize("peer", PEERS)
-def test_exit_with_results_alive(python, peer, holder):
+@pytest.mark.numpy("2.2.5")
+def test_exit_with_results_alive(request, python, peer, holder):
     """Whoever holds whose memory when the interpreter goes, it goes quietly."""
-    for name in ("numpy", "torch"):
+    for name, fixture in (("numpy", "np"), ("torch", "torch")):
         if name in peer:
-            pytest.importorskip(name)
+            request.getfixturevalue(fixture)
     assert python(PREAMBLE + PEERS[peer] + HOLDERS[holder] + "print('done')") == "done\n"
 
 

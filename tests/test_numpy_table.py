@@ -115,6 +115,7 @@ def test_misaligned(np, facts, off):
     assert facts(array)[0] == array.__array_interface__["data"][0] and not array.flags.aligned
 
 
+@pytest.mark.numpy("2.0")
 def test_64_dimensions(np, facts):
     """Arrays of the most dimensions that numpy has are read."""
     array = np.zeros((1,) * 63 + (2,))

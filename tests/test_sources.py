@@ -315,7 +315,7 @@ def test_capsules_of_dlx_itself(legacy):
 
 
 REJECTED = {  # make a capsule that cannot be had, options of convert, error
-    "dtype": ({"dtype": (4, 16, 1)}, {"to": "numpy"}, errors.DTypeError),
+    "dtype": ({"dtype": (2, 24, 1)}, {"to": "numpy"}, errors.DTypeError),
     "lanes": ({"dtype": (2, 32, 4)}, {"to": "numpy"}, errors.DTypeError),
     "device": ({"device": (2, 0)}, {"to": "numpy"}, errors.DeviceError),
     "null data": ({"null_data": True}, {"to": "dlx"}, errors.LayoutError),

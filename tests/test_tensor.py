@@ -487,6 +487,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.numpy("2.2.5")
 @pytest.mark.parametrize(("shape", "strides"), SHAPES)
 @pytest.mark.parametrize("flags", [0, READ_ONLY])
 def test_numpy_takes_it(np, shape, strides, flags):

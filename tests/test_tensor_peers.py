@@ -27,6 +27,7 @@ def asarray(np, t):
     return np.asarray(t)
 
 
+@pytest.mark.numpy("2.2.5")
 @pytest.mark.parametrize("way", [numpy_, asarray])
 @pytest.mark.parametrize("readonly", [False, True])
 def test_numpy_and_back(np, way, readonly):
@@ -95,3 +96,59 @@ def test_cuda_core_and_back(readonly, way):
     assert (view.ptr, view.readonly, view.shape) == (source.data_ptr, readonly, (2, 3))
     back = dlx.convert(view, to="dlx")
     assert (back.data_ptr, back.readonly) == (source.data_ptr, readonly)
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+def test_jax_by_dlx_and_back(readonly):
+    """Through dlx jax shares both, and what comes back is read-only, since jax arrays are."""
+    pytest.importorskip("jax")
+    source = tensor(readonly)
+    array = dlx.convert(source, to="jax", copy=False)
+    back = dlx.convert(array, to="dlx", copy=False)
+    assert array.unsafe_buffer_pointer() == back.data_ptr == source.data_ptr
+    assert bytes(back) == SIX and back.readonly and source.readonly is readonly
+
+
+def test_tvm_ffi_by_dlx_and_back():
+    """Through dlx tvm_ffi shares what is writable and gets a copy of what is not."""
+    pytest.importorskip("tvm_ffi")
+    source = tensor()
+    back = dlx.convert(dlx.convert(source, to="tvm_ffi", copy=False), to="dlx", copy=False)
+    assert (back.data_ptr, back.readonly) == (source.data_ptr, False)
+    taken = dlx.convert(tensor(readonly=True), to="tvm_ffi")
+    assert bytes(dlx.convert(taken, to="dlx")) == SIX
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+@pytest.mark.parametrize("way", ["by itself", "by dlx"])
+def test_pyarrow_tensor_and_back(way, readonly):
+    """A Tensor of pyarrow keeps the flag, both ways, and the memory is the same."""
+    pa = pytest.importorskip("pyarrow")
+    if way == "by itself" and not hasattr(pa.Tensor, "from_dlpack"):
+        pytest.skip("this pyarrow takes no tensors")
+    source = tensor(readonly)
+    taken = pa.Tensor.from_dlpack(source) if way == "by itself" else dlx.convert(source, to="pyarrow", copy=False)
+    back = dlx.convert(taken, to="dlx", copy=False)
+    assert taken.is_mutable is not readonly and taken.shape == (2, 3)
+    assert (back.data_ptr, back.readonly, bytes(back)) == (source.data_ptr, readonly, SIX)
+
+
+@pytest.mark.parametrize("readonly", [False, True])
+def test_pyarrow_array_and_back(readonly):
+    """An Array of pyarrow is constant: what comes back is read-only."""
+    pytest.importorskip("pyarrow")
+    source = tensor(readonly)
+    flat = native.tensor_new(source.data_ptr, (6,), None, (2, 32, 1), (1, 0), source.flags, source)
+    taken = dlx.convert(flat, to="pyarrow", copy=False)
+    back = dlx.convert(taken, to="dlx", copy=False)
+    assert taken.to_pylist() == [0, 1, 2, 3, 4, 5] and (back.data_ptr, back.readonly) == (source.data_ptr, True)
+
+
+def test_a_long_way_round(np):
+    """numpy, tvm_ffi, pyarrow, jax, numpy: the same memory all the way, and constant since pyarrow or jax had it."""
+    for package in ("tvm_ffi", "pyarrow", "jax"):
+        pytest.importorskip(package)
+    source = start = dlx.convert(tensor(), to="numpy")
+    for target in ("dlx", "tvm_ffi", "pyarrow", "jax", "numpy"):
+        source = dlx.convert(source, to=target, copy=False)
+    assert source.ctypes.data == start.ctypes.data and source.tobytes() == SIX and not source.flags.writeable

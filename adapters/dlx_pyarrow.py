@@ -1,0 +1,355 @@
+"""pyarrow for dlx: Array, ChunkedArray, Tensor.
+
+Versions: 17 and later. Devices: the host. Dtypes: (u)int8 to 64, float16 to 64; bool out of pyarrow only.
+Out of pyarrow. Shared: primitive arrays and slices of them, one chunk, fixed-size lists and fixed-shape tensors of such
+(as dimensions), Tensors of any strides; arrays are always read-only, Tensors as they say. Copied: several chunks
+(combined), bools (unpacked: pyarrow keeps eight in a byte). Refused: nulls, with their count; dates, times, decimals,
+text, dictionaries, lists of varying length, structures, unions and what else is not one number per value.
+Into pyarrow. One dimension becomes an Array, any other number a Tensor; `to=pyarrow.Array` or `to=pyarrow.Tensor` asks
+for one of them. Arrays are compact and never written to: sharing one is fine as long as nobody else writes either.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import dlx
+from dlx.adapter import (
+    Adapter,
+    ArrayInfo,
+    Capabilities,
+    Defect,
+    Device,
+    DType,
+    Hindrance,
+    Layout,
+    Tensor,
+    over_memory,
+    type_name,
+)
+from dlx.errors import AdapterNotFoundError, ConversionError, DeviceError, DTypeError, LayoutError
+
+HOST = Device("cpu")
+
+
+class _Fresh(NamedTuple):
+    """Numbers in memory of their own: bools unpacked to bytes, or chunks combined."""
+
+    flat: Any
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    dtype: DType
+
+
+class _Arrow(Adapter):
+    """What its arrays and tensors have in common."""
+
+    name = "pyarrow"
+    package = "pyarrow"
+    install = 'pip install "dlx[pyarrow]"'
+    dtypes = {
+        "bool": "bool_",
+        **{f"{sign}int{bits}": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+        **{f"float{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    }
+    defects = (
+        Defect(
+            does="FixedShapeTensorArray gives out numbers in place of the nulls inside its tensors",
+            see="tests/test_defects.py",
+        ),
+        Defect(
+            does="Tensor gives no capsules, or ones that lose read-only, and takes none: buffers and numpy serve",
+            see="https://arrow.apache.org/docs/python/dlpack.html",
+            before="26",
+            lowers={"tensors_by": "numpy"},
+        ),
+    )
+
+    def native_dtype(self, attribute: str) -> Any:
+        return getattr(self.module(), attribute)()
+
+    def why_untaken(self, dtype: DType) -> tuple[str, str] | None:
+        if dtype.name == "bool":
+            return (
+                "pyarrow packs bools eight to a byte, and DLPack has a byte for each",
+                "View them as uint8 first, or have pyarrow.array(...) pack an array of numpy.",
+            )
+        return None
+
+
+class ArrowAdapter(_Arrow):
+    """pyarrow as a whole: all its arrays as sources; as a target, Array or Tensor by the number of dimensions."""
+
+    types = (
+        "pyarrow.Array",
+        "pyarrow.ChunkedArray",
+        "pyarrow.Tensor",
+        "pyarrow.SparseCOOTensor",
+        "pyarrow.SparseCSRMatrix",
+        "pyarrow.SparseCSCMatrix",
+        "pyarrow.SparseCSFTensor",
+    )
+
+    # ---- as a producer ----------------------------------------------------------------------------------------------
+
+    def examine(self, obj: Any) -> Iterable[Hindrance]:
+        pa = self.module()
+        if isinstance(obj, pa.Tensor):
+            return
+        if not isinstance(obj, pa.Array | pa.ChunkedArray):
+            yield _refuse("it is sparse", "Call .to_tensor() first.", LayoutError)
+            return
+        if not getattr(obj, "is_cpu", True):
+            yield _refuse("it is not in host memory", "Copy it to the host first: .copy_to(...).", DeviceError)
+            return
+        kind, _, _ = _unnested(pa, obj.type)
+        nulls = _nulls(pa, obj)
+        if self.dtype_from(kind) is None:
+            yield _refuse(*_why_refused(pa.types, kind), DTypeError)
+        elif nulls:
+            yield _refuse(
+                f"it has {nulls} null{'s' * (nulls > 1)}, which DLPack cannot say",
+                "Call .fill_null(value) or .drop_null() first.",
+                LayoutError,
+            )
+        elif pa.types.is_boolean(kind):
+            yield Hindrance("its bools are packed eight to a byte", "Drop copy=False.", cure=self._fresh, copies=True)
+        elif isinstance(obj, pa.ChunkedArray) and obj.num_chunks > 1:
+            yield Hindrance(f"it lies in {obj.num_chunks} chunks", "Drop copy=False.", cure=self._fresh, copies=True)
+
+    def _fresh(self, obj: Any) -> _Fresh:
+        pa = self.module()
+        kind, inner, strides = _unnested(pa, obj.type)
+        dtype = self.dtype_from(kind)
+        assert dtype is not None
+        flat = _flat(pa, _one(pa, obj))
+        return _Fresh(flat.cast(pa.uint8()) if pa.types.is_boolean(kind) else flat, (len(obj), *inner), strides, dtype)
+
+    def info(self, obj: Any) -> ArrayInfo:
+        pa = self.module()
+        kind = type_name(type(obj))
+        if isinstance(obj, pa.Tensor):
+            return ArrayInfo.of_tensor(self.export(obj), self.name, type(obj), ("__dlpack__", "buffer"))
+        if not isinstance(obj, pa.Array | pa.ChunkedArray):
+            return ArrayInfo(self.name, kind, dtype=self.dtype_from(obj.type), dtype_name=str(obj.type))
+        value_type, inner, strides = _unnested(pa, obj.type)
+        dtype = self.dtype_from(value_type)
+        shape = (len(obj), *inner)
+        one = isinstance(obj, pa.Array) or obj.num_chunks == 1
+        there = dtype is not None and one and math.prod(shape) and not next(iter(self.examine(obj)), None)
+        return ArrayInfo(
+            framework=self.name,
+            type_name=kind,
+            dtype=dtype,
+            dtype_name=str(value_type if dtype is not None else obj.type),
+            shape=shape,
+            strides=strides or _row_major(shape),
+            device=HOST,
+            nbytes=math.prod(shape) * dtype.bits // 8 if dtype is not None else obj.nbytes,
+            readonly=True,
+            address=_address(_flat(pa, _one(pa, obj))) if there else 0,
+            owner="pyarrow.lib.Buffer",
+            protocols=("__dlpack__",) if isinstance(obj, pa.Array) else (),
+        )
+
+    def sketch(self, obj: Any) -> Tensor | None:
+        return self.export(obj)  # an address and numbers: as good as a description
+
+    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+        pa = self.module()
+        if isinstance(obj, _Fresh):
+            return over_memory(_address(obj.flat), obj.shape, obj.strides, obj.dtype, HOST, owner=obj.flat)
+        if isinstance(obj, pa.Tensor):
+            if self.lowered.get("tensors_by"):
+                return dlx.convert(memoryview(obj), to="dlx")  # type: ignore[no-any-return]
+            return super().export(obj)
+        array = _one(pa, obj)
+        value_type, inner, strides = _unnested(pa, array.type)
+        dtype = self.dtype_from(value_type)
+        assert dtype is not None
+        flat = _flat(pa, array)
+        return over_memory(_address(flat), (len(array), *inner), strides, dtype, HOST, readonly=True, owner=flat)
+
+    # ---- as a consumer ----------------------------------------------------------------------------------------------
+
+    def accepts(self) -> Capabilities:
+        return _TENSORS
+
+    def narrowed(self, kind: type) -> Adapter:
+        pa = self.module()
+        if kind is pa.Array:
+            return self._arrays
+        if kind is pa.Tensor:
+            return self._tensors
+        raise AdapterNotFoundError(
+            f"{type_name(kind)} cannot be a target", fix="Say to=pyarrow.Array, to=pyarrow.Tensor or to='pyarrow'."
+        )
+
+    @functools.cached_property
+    def _arrays(self) -> Adapter:
+        return _ArrayTarget(self)
+
+    @functools.cached_property
+    def _tensors(self) -> Adapter:
+        return _TensorTarget(self)
+
+    def _for(self, tensor: Tensor) -> Adapter:
+        return self._arrays if tensor.ndim == 1 else self._tensors
+
+    def check(self, tensor: Tensor) -> int:
+        return self._for(tensor).check(tensor)
+
+    def constant_over(self, tensor: Tensor) -> bool:
+        return self._for(tensor).immutable
+
+    def load(self, tensor: Tensor) -> Any:
+        return self._for(tensor).load(tensor)
+
+
+class _ArrayTarget(_Arrow):
+    """pyarrow.Array: one dimension, compact, constant."""
+
+    name = "pyarrow.Array"
+    types = ("pyarrow.Array",)
+    immutable = True
+
+    def __init__(self, whole: Adapter) -> None:
+        self.part_of = whole
+
+    def accepts(self) -> Capabilities:
+        return _ARRAYS
+
+    def load(self, tensor: Tensor) -> Any:
+        pa = self.module()
+        buffer = pa.foreign_buffer(tensor.data_ptr, tensor.nbytes, base=tensor)
+        return pa.Array.from_buffers(self.dtype_to(tensor.dtype), tensor.shape[0], [None, buffer], 0)
+
+
+class _TensorTarget(_Arrow):
+    """pyarrow.Tensor: any dimensions, strides of 0 and more, read-only kept."""
+
+    name = "pyarrow.Tensor"
+    noun = "tensor"
+    types = ("pyarrow.Tensor",)
+
+    def __init__(self, whole: Adapter) -> None:
+        self.part_of = whole
+
+    def accepts(self) -> Capabilities:
+        return _TENSORS
+
+    def load(self, tensor: Tensor) -> Any:
+        pa = self.module()
+        if any(stride < 0 for stride in tensor.strides):  # of extents that are never stepped over; pyarrow minds
+            strides = [max(stride, 0) for stride in tensor.strides]
+            tensor = over_memory(
+                tensor.data_ptr,
+                tensor.shape,
+                strides,
+                tensor.dtype,
+                tensor.device,
+                readonly=tensor.readonly,
+                owner=tensor,
+            )
+        if self.lowered.get("tensors_by"):
+            return pa.Tensor.from_numpy(dlx.convert(tensor, to="numpy"))
+        return pa.Tensor.from_dlpack(tensor)
+
+
+_NUMBERS = frozenset(_Arrow.dtypes) - {"bool"}
+_ARRAYS = Capabilities(dtypes=_NUMBERS, max_ndim=1, keeps_readonly=True)
+_TENSORS = Capabilities(
+    dtypes=_NUMBERS, layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED, max_ndim=64, keeps_readonly=True
+)
+
+
+def _refuse(because: str, fix: str, error: type[ConversionError]) -> Hindrance:
+    return Hindrance(because, fix, error)
+
+
+def _unnested(pa: Any, kind: Any) -> tuple[Any, tuple[int, ...], tuple[int, ...] | None]:
+    """Return the type of one number, the dimensions that each value of an array has, and all strides or None."""
+    if isinstance(kind, pa.FixedShapeTensorType):
+        shape = tuple(kind.shape)
+        order = kind.permutation or range(len(shape))
+        strides = (math.prod(shape), *_row_major(shape))
+        return kind.value_type, tuple(shape[i] for i in order), (strides[0], *(strides[1 + i] for i in order))
+    inner: tuple[int, ...] = ()
+    while pa.types.is_fixed_size_list(kind):
+        inner = (*inner, kind.list_size)
+        kind = kind.value_type
+    return kind, inner, None
+
+
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def _nulls(pa: Any, obj: Any) -> int:
+    """Return how many nulls there are, those inside of fixed-size lists and tensors included."""
+    if isinstance(obj, pa.ChunkedArray):
+        return sum(_nulls(pa, chunk) for chunk in obj.chunks)
+    inside = _inside(pa, obj)
+    return int(obj.null_count) + (_nulls(pa, inside) if inside is not obj else 0)
+
+
+def _inside(pa: Any, array: Any) -> Any:
+    """Return what is one level further down in an array of fixed-size lists or tensors; the array itself of numbers."""
+    if isinstance(array, pa.FixedShapeTensorArray):
+        return array.storage.flatten()
+    return array.flatten() if pa.types.is_fixed_size_list(array.type) else array
+
+
+def _flat(pa: Any, array: Any) -> Any:
+    inside = _inside(pa, array)
+    return array if inside is array else _flat(pa, inside)
+
+
+def _one(pa: Any, obj: Any) -> Any:
+    """Return an array as one Array: copied only where it lies in several chunks."""
+    if isinstance(obj, pa.Array):
+        return obj
+    return obj.chunk(0) if obj.num_chunks == 1 else obj.combine_chunks()
+
+
+def _address(array: Any) -> int:
+    """Return where the first number of an Array of numbers is; 0 where there is none."""
+    buffer = array.buffers()[1]
+    return int(buffer.address) + array.offset * array.type.bit_width // 8 if len(array) and buffer is not None else 0
+
+
+_REFUSED = (  # question of pyarrow.types, reason, fix
+    (
+        "is_temporal",
+        "DLPack has no dates, times or durations",
+        "Call .view({integer!r}) first, and keep the unit yourself.",
+    ),
+    ("is_decimal", "DLPack has no decimals", "Call .cast('float64') first, if that is exact enough."),
+    ("is_dictionary", "it is a dictionary array", "Call .dictionary_decode() first, or convert its .indices."),
+    ("is_run_end_encoded", "it is run-end encoded", "Call pyarrow.compute.run_end_decode(x) first."),
+    ("is_union", "DLPack has no unions", "Convert its fields one by one: .field(0)."),
+    ("is_struct", "DLPack has no structures", "Convert its fields one by one: .field(0)."),
+    ("is_nested", "its values vary in length", "Convert its .flatten() and its .offsets apart."),
+    ("is_null", "it holds nulls only, without a type", "Call .cast with a type and .fill_null(value) first."),
+)
+
+
+def _why_refused(types: Any, kind: Any) -> tuple[str, str]:
+    """Return (reason, fix) for a type that is not one number per value."""
+    for question, reason, fix in _REFUSED:
+        if getattr(types, question)(kind):
+            if "{integer" in fix:
+                fix = fix.format(integer=f"int{kind.bit_width}") if kind.bit_width <= 64 else "Convert its parts apart."
+            return f"{reason} ({kind})", fix
+    if getattr(kind, "storage_type", None) is not None:
+        return f"DLPack has no counterpart of {kind}", "Convert its .storage."
+    return f"DLPack has no text or raw bytes ({kind})", "Convert its .buffers() if the bytes are what you need."
+
+
+@dlx.hookimpl
+def dlx_adapters() -> list[Adapter]:
+    """Return pyarrow's adapter."""
+    return [ArrowAdapter()]

@@ -1,0 +1,134 @@
+"""tvm-ffi for dlx: tvm_ffi.Tensor.
+
+Versions: 0.1.15 and later. Devices: the host, in this version of dlx. Dtypes: all that DLPack can say, lanes and packed
+sub-byte elements included; for complex ones tvm_ffi has no Python word (`t.dtype` raises ValueError), yet carries them.
+Shared: every layout, any alignment. Copied: read-only memory, since a tvm_ffi.Tensor cannot say so. Refused: elements
+that are padded to whole bytes, and tensors whose handle was moved away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import dlx
+from dlx.adapter import (
+    Adapter,
+    ArrayInfo,
+    Capabilities,
+    Defect,
+    Device,
+    DType,
+    Hindrance,
+    Layout,
+    Tensor,
+    type_name,
+)
+from dlx.errors import DTypeError, LayoutError
+
+_WIDTHS = {"int": (1, 2, 4, 8, 16, 32, 64), "uint": (1, 2, 4, 8, 16, 32, 64), "float": (16, 32, 64)}
+_EXACT = (
+    *("bool", "bfloat16", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"),
+    *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn"),
+)
+_NAMES = (*_EXACT, *(f"{kind}{bits}" for kind, widths in _WIDTHS.items() for bits in widths))
+
+
+class TvmFfiAdapter(Adapter):
+    """tvm_ffi.Tensor."""
+
+    name = "tvm_ffi"
+    noun = "tensor"
+    package = "tvm_ffi"
+    install = 'pip install "dlx[tvm-ffi]"'
+    types = ("tvm_ffi.Tensor",)
+    lane = ("tvm_ffi.Tensor",)
+    describes_by_export = True
+    dtypes = {name: name for name in (*_NAMES, "float4_e2m1fnx2")}
+    defects = (
+        Defect(
+            does="forgets on import that memory is read-only, and exports it as writable",
+            see="tests/test_defects.py",
+            lowers={"keeps_readonly": False},
+        ),
+        Defect(
+            does="has no word for complex dtypes: t.dtype and tvm_ffi.dtype('complex64') raise ValueError",
+            see="tests/test_defects.py",
+            lowers={"names_complex": False},
+        ),
+        Defect(
+            does="__dlpack__(max_version=(0, 8)) raises AttributeError; dlx always asks for version 1",
+            see="tests/test_defects.py",
+        ),
+        Defect(
+            does="imports capsules of other major versions unchecked; dlx checks before it hands over",
+            see="tests/test_defects.py",
+        ),
+        Defect(
+            does="a tensor without a handle (moved away, or never made) kills the process when it is asked anything",
+            see="tests/test_defects.py",
+        ),
+    )
+
+    # ---- dtypes and devices -----------------------------------------------------------------------------------------
+
+    def native_dtype(self, attribute: str) -> Any:
+        return self.module().dtype(attribute)
+
+    def dtype_to(self, dtype: DType) -> Any:
+        try:
+            return self.module().dtype.from_dlpack_data_type(tuple(dtype))
+        except ValueError:
+            raise DTypeError(
+                f"tvm_ffi has no word for {dtype}", fix="Its tensors carry it all the same: convert the array."
+            ) from None
+
+    def dtype_from(self, native_dtype: Any) -> DType | None:
+        return DType((native_dtype.type_code, native_dtype.bits, native_dtype.lanes))
+
+    def device_to(self, device: Device) -> Any:
+        super().device_to(device)
+        return self.module().device(device.type, device.id)
+
+    def device_from(self, native_device: Any) -> Device:
+        return Device((native_device.dlpack_device_type(), native_device.index))
+
+    def accepts(self) -> Capabilities:
+        return Capabilities(
+            dtypes=None,
+            device_types=frozenset({1, 3, 11}),
+            layouts=Layout.ANY,
+            min_alignment=1,
+            max_ndim=64,
+            keeps_readonly=True,
+        )
+
+    # ---- as a producer ----------------------------------------------------------------------------------------------
+
+    def examine(self, obj: Any) -> Iterable[Hindrance]:
+        if not obj.__chandle__():
+            yield Hindrance(
+                "it holds no tensor: its handle was moved away, or never set",
+                "Convert the tensor that has it now.",
+                LayoutError,
+            )
+
+    def info(self, obj: Any) -> ArrayInfo:
+        tensor = self.sketch(obj) if obj.__chandle__() else None
+        if tensor is None:
+            return ArrayInfo(self.name, type_name(type(obj)))
+        return ArrayInfo.of_tensor(tensor, self.name, type(obj), ("__dlpack__",))
+
+    def sketch(self, obj: Any) -> Tensor | None:
+        return self.export(obj)  # harmless, and the only one to say complex dtypes
+
+    # ---- as a consumer ----------------------------------------------------------------------------------------------
+
+    def load(self, tensor: Tensor) -> Any:
+        return self.module().from_dlpack(tensor)
+
+
+@dlx.hookimpl
+def dlx_adapters() -> list[Adapter]:
+    """Return tvm-ffi's adapter."""
+    return [TvmFfiAdapter()]

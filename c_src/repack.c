@@ -1,0 +1,72 @@
+/* Elements of less than a byte: from eight or fewer bits each, next to each other, to a byte each,
+ * and back. Bit order is DLPack's (`dlpack.h` 1.3): the first element lies in the lowest bits. */
+
+#include <string.h>
+
+#include "dlx.h"
+
+typedef struct {
+  uint8_t* at; /* first byte of the whole */
+  int bits;
+} packed;
+
+static uint8_t read_bits(packed from, int64_t index) {
+  int64_t bit = index * from.bits;
+  const uint8_t* byte = from.at + bit / 8;
+  int shift = (int)(bit % 8);
+  unsigned word = byte[0];
+  if (shift + from.bits > 8) word |= (unsigned)byte[1] << 8; /* it reaches into the next byte */
+  return (uint8_t)(word >> shift & ((1u << from.bits) - 1));
+}
+
+/* Bits above what is written are still 0: the memory was cleared. */
+static void write_bits(packed to, int64_t index, uint8_t value) {
+  int64_t bit = index * to.bits;
+  uint8_t* byte = to.at + bit / 8;
+  int shift = (int)(bit % 8);
+  unsigned word = (value & ((1u << to.bits) - 1)) << shift;
+  byte[0] |= (uint8_t)word;
+  if (shift + to.bits > 8) byte[1] |= (uint8_t)(word >> 8);
+}
+
+static uint8_t* first(const DLTensor* t) {
+  return (uint8_t*)t->data + t->byte_offset;
+}
+
+/* Go through the padded side in row-major order, `dense` beside it. */
+static void each(packed dense, const DLTensor* loose, int packs) {
+  uint8_t* at = first(loose);
+  int64_t index[DLX_MAX_NDIM] = {0}, size = dlx_size(loose);
+  for (int64_t i = 0; i < size; i++) {
+    if (packs) {
+      write_bits(dense, i, *at);
+    } else {
+      *at = read_bits(dense, i);
+    }
+    int64_t below = 1; /* elements of the dimensions further in */
+    for (int32_t d = loose->ndim - 1; d >= 0; d--) {
+      int64_t stride = loose->strides ? loose->strides[d] : below;
+      at += stride;
+      if (++index[d] < loose->shape[d]) break;
+      at -= stride * loose->shape[d];
+      index[d] = 0;
+      below *= loose->shape[d];
+    }
+  }
+}
+
+int dlx_repack(const DLTensor* from, uint64_t from_flags, const DLTensor* to, uint64_t to_flags) {
+  int status = dlx_alike(from, to);
+  if (status != DLX_OK) return status;
+  int packs = dlx_itemsize(to->dtype, to_flags) == 0;
+  if (from->dtype.bits >= 8 || from->dtype.lanes != 1 ||
+      packs == (dlx_itemsize(from->dtype, from_flags) == 0)) {
+    return DLX_E_PACKED;
+  }
+  const DLTensor *dense = packs ? to : from, *loose = packs ? from : to;
+  if (dlx_layout(dense)) return DLX_E_PACKED;
+  if (dlx_size(from) == 0) return DLX_OK;
+  if (packs) memset(first(to), 0, (size_t)dlx_nbytes(to, to_flags));
+  each((packed){first(dense), dense->dtype.bits}, loose, packs);
+  return DLX_OK;
+}
