@@ -250,7 +250,16 @@ def _stays(leaf: Leaf) -> bool:
     wanted = request.device
     if wanted is not None and not same_device(wanted, device):
         accepted = source.capabilities.device_types if source.capabilities is not None else None
-        if type(source).moved is Adapter.moved or (accepted is not None and wanted.type not in accepted):
+        may = accepted is None or wanted.type in accepted
+        if (
+            may
+            and type(source).moved is Adapter.moved
+            and (is_cuda(wanted) or (device is not None and is_cuda(device)))
+        ):
+            leaf.cures.clear()
+            leaf.steps.clear()
+            return False  # dlx moves it
+        if type(source).moved is Adapter.moved or not may:
             reason = f"{source.name} {source.noun}s cannot be moved to {wanted} here"
             leaf.finish("refused", None, leaf.error(DeviceError, reason, "Leave device out."))
             return True

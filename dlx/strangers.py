@@ -52,9 +52,6 @@ class TensorAdapter(_Described):
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         return obj  # type: ignore[no-any-return]
 
-    def clone(self, obj: Any) -> Any:
-        return native.tensor_copy(obj, True)
-
     def load(self, tensor: Tensor) -> Any:
         return at_rest(tensor)
 
