@@ -159,6 +159,16 @@ def test_to_dlx_for_a_stream(cuda, lib_a):
     assert not cuda.read(d, taken.data_ptr, N)
 
 
+def test_a_capsule_is_ready_on_the_legacy_stream(cuda, lib_a, lib_b):
+    """Whoever made it did not say when it is; most work is there."""
+    with lib_b.on(cuda.stream()):
+        capsule = lib_a.made().tensor.__dlpack__(stream=-1, max_version=(1, 0))
+        result = dlx.convert(capsule, to="libb")
+        assert not lib_b.read(result)
+        through = dlx.convert(lib_a.made().tensor.__dlpack__(stream=-1, max_version=(1, 0)), to="dlx")
+        assert not lib_b.read(dlx.convert(through, to="libb"))
+
+
 def test_borrowed_for_a_stream(cuda, lib_a):
     """What C code is lent is ready on the stream that was said, on the legacy stream otherwise."""
     for stream in (cuda.stream(), None):
