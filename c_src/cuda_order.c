@@ -33,7 +33,10 @@ static void give_event(int32_t device, cu_event event) {
   int room = n_spare[device] < SPARE;
   if (room) spare[device][n_spare[device]++] = event;
   pthread_mutex_unlock(&cuda_event_lock);
-  if (!room) cu.EventDestroy(event);
+  if (!room && dlx_cuda_push(device) == DLX_OK) {
+    cu.EventDestroy(event);
+    dlx_cuda_pop();
+  }
 }
 
 /* ---- graph capture ----------------------------------------------------------------------------
@@ -237,10 +240,11 @@ int dlx_ready_wait(dlx_ready* ready, int32_t device_id, uint64_t stream) {
 
 int dlx_ready_synchronize(dlx_ready* ready) {
   if (ready->event == NULL) return dlx_cuda_synchronize(ready->device, ready->stream);
-  int status = dlx_cuda_load();
+  int status = dlx_cuda_push(ready->device);
   if (status != DLX_OK) return status;
   int mode = cuda_relax(), code = cu.EventSynchronize(ready->event);
   cuda_unrelax(mode);
+  dlx_cuda_pop();
   return code == CU_OK ? DLX_OK : cuda_failed("cuEventSynchronize", code);
 }
 
@@ -345,8 +349,9 @@ void dlx_use_release(void* object) {
     pthread_mutex_lock(&cuda_lock);
     done = !append(self);
     pthread_mutex_unlock(&cuda_lock);
-    if (done) { /* no memory for the queue: the last resort */
-      if (self->event) cu.EventSynchronize(self->event);
+    if (done && self->event && dlx_cuda_push(self->device) == DLX_OK) {
+      cu.EventSynchronize(self->event); /* no memory for the queue: the last resort */
+      dlx_cuda_pop();
     }
   }
   if (done) finish(self);
@@ -393,7 +398,10 @@ void cuda_forget_order(void) {
   pthread_mutex_lock(&cuda_lock);
   pthread_mutex_lock(&cuda_event_lock);
   for (int i = 0; i < DLX_MAX_DEVICES; i++) {
-    while (n_spare[i] > 0) cu.EventDestroy(spare[i][--n_spare[i]]);
+    if (n_spare[i] > 0 && dlx_cuda_push(i) == DLX_OK) {
+      while (n_spare[i] > 0) cu.EventDestroy(spare[i][--n_spare[i]]);
+      dlx_cuda_pop();
+    }
     atomic_store(&own_streams[i], 0);
   }
   pthread_mutex_unlock(&cuda_event_lock);

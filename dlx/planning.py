@@ -258,7 +258,16 @@ def _stays(leaf: Leaf) -> bool:
     wanted = request.device
     if wanted is not None and not same_device(wanted, device):
         accepted = source.capabilities.device_types if source.capabilities is not None else None
-        if type(source).moved is Adapter.moved or (accepted is not None and wanted.type not in accepted):
+        may = accepted is None or wanted.type in accepted
+        if (
+            may
+            and type(source).moved is Adapter.moved
+            and (is_cuda(wanted) or (device is not None and is_cuda(device)))
+        ):
+            leaf.cures.clear()
+            leaf.steps.clear()
+            return False  # dlx moves it
+        if type(source).moved is Adapter.moved or not may:
             reason = f"{source.name} {source.noun}s cannot be moved to {wanted} here"
             leaf.finish("refused", None, leaf.error(DeviceError, reason, "Leave device out."))
             return True
@@ -389,17 +398,18 @@ def _move(leaf: Leaf, tensor: Tensor, wanted: Device) -> DlxError | None:
     if error is None:
         leaf.copy_device = wanted
         del leaf.steps[-1]
-        if is_cuda(device) and is_cuda(wanted) and _has_gaps(tensor):
+        if is_cuda(device) and is_cuda(wanted) and _has_gaps(tensor, permuted=not leaf.copy_order):
             leaf.gather = True
             leaf.steps.append(Step("copy", f"made compact on {device}, devices copy runs to each other", tensor.nbytes))
         leaf.steps.append(Step("move", f"from {device} to {wanted}", tensor.nbytes))
     return error
 
 
-def _has_gaps(tensor: Tensor) -> bool:
-    """Return whether the elements are not one run of memory."""
+def _has_gaps(tensor: Tensor, *, permuted: bool) -> bool:
+    """Return whether the elements are not one run of memory, or not in row-major order if that counts as well."""
     layout = lib.dlx_layout(ffi.cast("DLTensor *", tensor_address(tensor)))
-    return bool(layout & (Layout.GAPS | Layout.ZERO | Layout.NEGATIVE))
+    odd = Layout.GAPS | Layout.ZERO | Layout.NEGATIVE
+    return bool(layout & (odd | Layout.PERMUTED if permuted else odd))
 
 
 def _device_of(leaf: Leaf, tensor: Tensor) -> Device:

@@ -18,8 +18,10 @@ from typing import Any
 import pluggy
 
 from dlx import hookspecs, native, strangers
+from dlx.abi import Device
 from dlx.adapter import API, Adapter, Container, look_up
 from dlx.errors import AdapterNotFoundError, FrameworkNotInstalledError, PluginError
+from dlx.stream import handle_of
 
 __all__ = ["BUILT_IN", "Plugin", "Registry", "adapters", "registry"]
 
@@ -145,6 +147,20 @@ class Registry:
         """Return every known plugin by root package or alias; entry points are scanned, nothing is loaded."""
         self.scan()
         return dict(self._plugins)
+
+    def stream_keeper(self, device_id: int, handle: int) -> Any:
+        """Return an object that keeps a CUDA stream alive: the current stream of whoever works on it; None for others.
+
+        A consumer names the handle of its current stream when it takes a `dlx.Tensor`. The stream is used once more
+        when it lets go, and must live until then.
+        """
+        device = Device(native.lib.kDLCUDA, device_id)
+        for adapter in self.adapters():
+            if type(adapter).work_stream is not Adapter.work_stream and look_up(adapter.package) is not None:
+                current = adapter.work_stream(device)
+                if current is not None and handle_of(current) == handle:
+                    return current
+        return None
 
     # ---- producers --------------------------------------------------------------------------------------------------
 
@@ -325,6 +341,8 @@ def _failed(adapter: Adapter, error: Exception) -> FrameworkNotInstalledError:
 
 registry = Registry()
 """The registry of this process."""
+
+native.set_stream_keeper(registry.stream_keeper)
 
 
 def adapters() -> dict[str, Adapter]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from dlx import native, protocol
+from dlx import cuda, native, protocol
 from dlx.abi import Device
 from dlx.adapter import Adapter, Capabilities, Layout, at_rest
-from dlx.errors import ConsumedError
+from dlx.errors import ConsumedError, DeviceError
 from dlx.native import Tensor, lib
 from dlx.stream import Stream
 from dlx.tensor import ArrayInfo, type_name
@@ -69,9 +69,6 @@ class TensorAdapter(Described):
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         return obj  # type: ignore[no-any-return]
 
-    def clone(self, obj: Any) -> Any:
-        return native.tensor_copy(obj, True)
-
     def load(self, tensor: Tensor) -> Any:
         return at_rest(tensor)
 
@@ -89,6 +86,14 @@ class CapsuleAdapter(Described):
         except ConsumedError as error:
             error.complete(fix="Convert the object that it came from, not the capsule.")
             raise
+
+    def ready_on(self, obj: Any, tensor: Tensor, asked: Stream | None) -> Stream | None:
+        """Return the legacy stream: for whom a capsule was made nobody says, and most work is there."""
+        try:
+            cuda.require()
+        except DeviceError:  # then nothing can be on it
+            return None
+        return Stream(Device(lib.kDLCUDA, tensor.device.id), lib.DLX_STREAM_LEGACY)
 
     def take(self, obj: Any, tensor: Tensor, *, shared: bool) -> Tensor:
         return native.capsule_claim(obj)

@@ -543,8 +543,17 @@ int cuEventRecord(event* e, uint64_t handle) {
   LEAVE(0);
 }
 
+/* cuda.h lists CUDA_ERROR_INVALID_CONTEXT for these; which drivers mean it is not relied on. */
+#define CONTEXT_NEEDED                                 \
+  if (depth == 0) {                                    \
+    misuses++;                                         \
+    complain("an event was used without a context; "); \
+    LEAVE(201);                                        \
+  }
+
 int cuEventQuery(event* e) {
   ENTER("cuEventQuery");
+  CONTEXT_NEEDED
   if (!e->alive) misuses++;
   if (e->capture) {
     captures[e->capture].state = INVALIDATED;
@@ -558,6 +567,7 @@ int cuEventQuery(event* e) {
 
 int cuEventSynchronize(event* e) {
   ENTER("cuEventSynchronize");
+  CONTEXT_NEEDED
   note("cuEventSynchronize e%d\n", (int)(e - events));
   if (e->capture) {
     captures[e->capture].state = INVALIDATED;
@@ -572,6 +582,7 @@ int cuEventSynchronize(event* e) {
 
 int cuEventDestroy_v2(event* e) {
   ENTER("cuEventDestroy");
+  CONTEXT_NEEDED
   if (!e->alive) misuses++;
   memset(e, 0, sizeof *e);
   LEAVE(0);

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
+import threading
+import weakref
 
 import gpulib
 import pytest
+from conftest import ROOT
 from fake_cuda import LEGACY, MANAGED, PER_THREAD
 from gpulib import N
 
@@ -155,6 +159,16 @@ def test_to_dlx_for_a_stream(cuda, lib_a):
     assert not cuda.read(d, taken.data_ptr, N)
 
 
+def test_a_capsule_is_ready_on_the_legacy_stream(cuda, lib_a, lib_b):
+    """Whoever made it did not say when it is; most work is there."""
+    with lib_b.on(cuda.stream()):
+        capsule = lib_a.made().tensor.__dlpack__(stream=-1, max_version=(1, 0))
+        result = dlx.convert(capsule, to="libb")
+        assert not lib_b.read(result)
+        through = dlx.convert(lib_a.made().tensor.__dlpack__(stream=-1, max_version=(1, 0)), to="dlx")
+        assert not lib_b.read(dlx.convert(through, to="libb"))
+
+
 def test_borrowed_for_a_stream(cuda, lib_a):
     """What C code is lent is ready on the stream that was said, on the legacy stream otherwise."""
     for stream in (cuda.stream(), None):
@@ -239,6 +253,24 @@ def test_memory_is_not_reused_while_the_consumer_works(cuda, lib_a, lib_b):
     assert (lib_a.freed, lib_a.reused_too_early, cuda.syncs) == (1, 0, 0)
 
 
+def test_a_framework_takes_a_tensor_by_itself(cuda, lib_a, lib_b):
+    """A consumer's own from_dlpack names its current stream by number: dlx finds the object, and waits for it."""
+    with lib_a.on(cuda.stream()):
+        tensor = dlx.convert(lib_a.made(), to="dlx")
+    with lib_b.on(cuda.stream()) as c:
+        result = lib_b.adapter.load(tensor)
+        assert not lib_b.read(result)
+        cuda.stall(c.ptr)
+        lib_b.read(result)
+        gone = weakref.ref(c)
+    del tensor, result, c
+    gc.collect()
+    assert gone() is not None and lib_a.freed == 0
+    cuda.resume_all()
+    assert driver.release_pending() == 0 and gone() is None
+    assert (lib_a.freed, lib_a.reused_too_early) == (1, 0)
+
+
 def test_an_allocator_that_has_memory_too_early_is_seen(cuda, lib_a, lib_b):
     """The instrument: with stream=-1 nobody waits at the end either."""
     with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()) as c:
@@ -273,6 +305,58 @@ def test_conversions_leak_neither_memory_nor_events(cuda, lib_a, lib_b):
                 cuda.resume(c.ptr)
             dlx.convert(array, to="libb")
         assert driver.release_pending() == 0 and cuda.events < 40 and cuda.blocks == 1
+
+
+def test_threads(cuda, lib_a, lib_b):
+    """Conversions, releases and queries from many threads at once: nothing races, nothing is lost."""
+    failed = []
+
+    def work(array):
+        for i in range(200):
+            result = dlx.convert(array, to="libb")
+            if lib_b.read(result):
+                failed.append(i)
+            del result
+            driver.release_pending()
+
+    with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()):
+        arrays = [lib_a.made() for _ in range(6)]
+        threads = [threading.Thread(target=work, args=(array,)) for array in arrays]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failed == [] and cuda.races == 0 and driver.release_pending() == 0
+        assert cuda.events < 40 and lib_a.freed == 0
+
+
+def test_after_a_fork(python, fake_driver):
+    """The child is told what to do instead, lets go of its arrays without a call, and converts host memory as ever."""
+    code = """
+        import gc, os
+        import dlx
+        from dlx import native
+        from fake_cuda import FakeCuda
+
+        cuda = FakeCuda(os.environ["DLX_CUDA_DRIVER"])
+        tensor = dlx.empty(64, "uint8", device="cuda")
+        pid = os.fork()
+        if pid == 0:
+            for target, device in (("dlx", "cpu"), ("dlx", "cuda:1")):
+                error = dlx.plan(tensor, target, device=device).error
+                assert isinstance(error, dlx.errors.DeviceError), error
+                print(error.fix, flush=True)
+            assert dlx.convert(bytearray(b"abc"), to="dlx").shape == (3,)
+            del tensor, error
+            gc.collect()
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        print(dlx.convert(tensor, to="dlx", device="cpu").device)
+    """
+    path = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "DLX_CUDA_DRIVER": str(fake_driver), "PYTHONPATH": path}
+    lines = python(code, env=env).splitlines()
+    assert len(lines) == 3 and lines[2] == "cpu" and all("spawn" in line for line in lines[:2])
 
 
 # ---- graph capture ---------------------------------------------------------------------------------------------------
@@ -375,6 +459,31 @@ def test_device_to_device(cuda, lib_a, lib_b):
         driver.release_pending()
         assert (lib_a.freed, lib_a.reused_too_early) == (1, 0)
     assert cuda.count("cuMemcpyPeerAsync") == 1 and cuda.syncs == 0
+
+
+def test_dlx_tensors_move_and_are_copied(cuda, lib_a):
+    """From device to device, to the host, from it, and in place; ready for whoever reads them next."""
+    with lib_a.on(cuda.stream(1), 1):
+        array = lib_a.made(1)
+        fill(array, range(N))
+        there = dlx.convert(array, to="dlx")
+    c = cuda.stream(blocking=True)  # nobody keeps it, so that the legacy stream is asked when it is done
+    for tensor, place in (
+        (dlx.convert(there, to="dlx", device="cuda:0"), (2, 0)),
+        (dlx.convert(there, to="dlx", copy=True), (2, 1)),
+        (dlx.convert(dlx.convert(there, to="dlx", device="cpu"), to="dlx", device="cuda:1"), (2, 1)),
+    ):
+        assert tensor.device == place and tensor.data_ptr != there.data_ptr
+        d = c if place == (2, 0) else cuda.stream(1, blocking=True)
+        taken = native.capsule_claim(tensor.__dlpack__(stream=d, max_version=(1, 0)))
+        assert not cuda.read(d, taken.data_ptr, N, place[1])
+        host = dlx.convert(tensor, to="dlx", device="cpu")
+        assert host.device == (1, 0) and bytes(memoryview(host)) == bytes(range(N))
+    assert dlx.plan(there, "dlx", device="cpu").outcome == "copied"
+    assert dlx.convert(there, to="dlx", device="cuda:1") is there
+    with pytest.raises(CopyRequiredError):
+        dlx.convert(there, to="dlx", device="cpu", copy=False)
+    assert cuda.races == 0, cuda.report
 
 
 def test_gaps_are_closed_before_a_move(cuda, lib_b):

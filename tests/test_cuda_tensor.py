@@ -15,6 +15,7 @@ from dlx import cuda as driver
 from dlx import native
 from dlx.errors import CopyRequiredError, DeviceError, StreamError
 from dlx.native import ffi, lib
+from dlx.registry import registry
 from dlx.stream import Stream
 
 N = 64
@@ -123,7 +124,7 @@ def test_the_release_waits_for_the_consumer(cuda):
         cuda.resume(c)
         assert driver.release_pending() == 0 and gone
     finally:
-        native.set_stream_keeper(lambda device, handle: None)
+        native.set_stream_keeper(registry.stream_keeper)
 
 
 def test_the_keeper_may_fail(cuda):
@@ -135,7 +136,7 @@ def test_the_keeper_may_fail(cuda):
         del got
         assert gone
     finally:
-        native.set_stream_keeper(lambda device, handle: None)
+        native.set_stream_keeper(registry.stream_keeper)
 
 
 def test_a_tensor_for_one_consumer_orders_nothing_more(cuda):
