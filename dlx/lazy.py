@@ -105,7 +105,7 @@ class Scope:
         self.root: Any = None
         self.moved: dict[Any, tuple[Any, Any]] = {}
         self.back: dict[int, Any] | None = None
-        self._lock: threading.RLock | None = None  # held while something is done that must not be done twice
+        self._lock: threading.RLock | None = None
         self._full = 256  # sweep when it is that large
 
     # ---- outwards ---------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class Scope:
         if what is None:
             return obj
         name = name_of(obj, row)
-        with self._lock or self._new_lock():
+        with self.lock():
             new = self._again(name, obj)
             if new is not None:
                 return new
@@ -141,10 +141,11 @@ class Scope:
             self.leave(name, obj, new)  # until it has its place, which another thread may ask for already
             return new
 
-    def _new_lock(self) -> threading.RLock:
-        with _locks:
-            if self._lock is None:
-                self._lock = threading.RLock()
+    def lock(self) -> threading.RLock:
+        """Return the lock that is held while something is done that must not be done twice."""
+        if self._lock is None:
+            with _locks:
+                self._lock = self._lock or threading.RLock()
         return self._lock
 
     def _learn(self, kind: type, row: Container, path: Path, key: Any) -> Any:
@@ -215,9 +216,10 @@ class Scope:
 
     # ---- who is who -------------------------------------------------------------------------------------------------
 
-    def place(self, name: Any, view: Any, key: Any, new: Any) -> None:
+    def place(self, name: Any, obj: Any, new: Any, view: Any, key: Any) -> None:
         """Note where an object, and what it became, are; where it has a place already, that is kept."""
-        if self._at(name) is None:
+        slot = self._at(name)
+        if slot is None or (slot[0] is not obj and name == id(obj)):
             self.known[name] = (view, key)
         if self.back is not None:
             self.back[id(new)] = name
@@ -227,11 +229,12 @@ class Scope:
         if new is obj:
             return
         try:
-            self.moved[name] = (None if _is_view(new) else ref(obj), ref(new))
+            self.moved[name] = (None if getattr(type(new), "is_lazy_view", False) else ref(obj), ref(new))
         except TypeError:  # one of them cannot be referred to weakly
             return
-        if len(self.moved) > self._full:
-            self.sweep()
+        if self.back is not None:
+            self.back[id(new)] = name
+        self.sweep()
 
     def _at(self, name: Any) -> Any:
         """Return (object, what it became) from where it was noted to be; None if something else is there."""
@@ -273,15 +276,17 @@ class Scope:
     def source_of(self, obj: Any) -> Any:
         """Return the source's own object for a result of this scope; anything else as it is."""
         if self.back is None:
-            self.back = {id(slot[1]): name for name in list(self.known) if (slot := self._at(name)) is not None}
+            self.back = {id(pair[1]()): name for name, pair in list(self.moved.items())}
+            self.back |= {id(slot[1]): name for name in list(self.known) if (slot := self._at(name)) is not None}
         name = self.back.get(id(obj))
-        slot = None if name is None else self._at(name)
+        if name is None:
+            return obj
+        slot = self._at(name)
         if slot is not None and slot[1] is obj:
             return slot[0]
-        for source, new in list(self.moved.values()) if self.moved else ():
-            if source is not None and new() is obj and (found := source()) is not None:
-                return found
-        return obj
+        pair = self.moved.get(name)
+        source = pair[0]() if pair is not None and pair[0] is not None and pair[1]() is obj else None
+        return obj if source is None else source
 
     # ---- inwards ----------------------------------------------------------------------------------------------------
 
@@ -334,7 +339,3 @@ def name_of(obj: Any, row: Container) -> Any:
     """Return what tells an element of a container apart from others."""
     name = None if row.identity is None else row.identity(obj)
     return id(obj) if name is None else ("same_as", name)
-
-
-def _is_view(new: Any) -> bool:
-    return hasattr(type(new), "_slots")

@@ -190,6 +190,13 @@ class SliceView(SequenceView):
             return SliceView(self._whole, self._places[i])
         return self._whole[self._places[i]]
 
+    def __iter__(self) -> Iterator[Any]:
+        return (self._whole[place] for place in self._places)
+
+    def _elements(self) -> Iterator[tuple[int, Any]]:
+        found = dict(self._whole._elements()) if self._row.elements == "fresh" else self._source.source
+        return ((i, found[place]) for i, place in enumerate(self._places))
+
     def _done(self) -> list[tuple[Any, Any]]:
         done = dict(self._whole._done())
         return [(i, done[place]) for i, place in enumerate(self._places) if place in done]

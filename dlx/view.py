@@ -28,6 +28,7 @@ class View:
     """What views of every kind have in common."""
 
     __slots__ = ("__weakref__", "_me", "_path", "_row", "_scope", "_slots", "_source")
+    is_lazy_view = True
     _source: Any
     _slots: dict[Any, Any]
 
@@ -107,7 +108,7 @@ class View:
                 return slot[1]
             slots[key] = (element, new)
         if new is not element:
-            scope.place(name_of(element, row), self._me, key, new)
+            scope.place(name_of(element, row), element, new, self._me, key)
         if not len(slots) & 63:
             self._tidy()
         return new
@@ -133,12 +134,17 @@ class View:
         """Return the result for an element that the source makes anew each time, and that is kept weakly."""
         slot = self._slots.get(key)
         new = slot() if slot is not None else None
-        if new is None:
-            if element is MISSING:
-                element = self._at(key)
-            new = self._scope.result(element, self._row, self._path, key)
-            if new is not element:
-                self._slots[key] = weakref.ref(new)
+        if new is not None:
+            return new
+        with self._scope.lock():
+            slot = self._slots.get(key)
+            new = slot() if slot is not None else None
+            if new is None:
+                if element is MISSING:
+                    element = self._at(key)
+                new = self._scope.result(element, self._row, self._path, key)
+                if new is not element:
+                    self._slots[key] = weakref.ref(new)
         return new
 
     def _tidy(self) -> None:
