@@ -69,17 +69,18 @@ class SequenceView(View, Sequence[Any]):
             return
         self._begin()
         slots, scope = self._slots, self._scope
-        options, known, moved, me, nested = scope.options, scope.known, scope.moved, self._me, self._path is not None
+        known, moved, me, nested = scope.known, scope.moved, self._me, self._path is not None
+        free, lane, to, put = scope.options.free, scope.options.lane, scope.options.to, slots.setdefault
         for i, element in enumerate(self._source):
             slot = slots.get(i)
-            if slot is None and type(element) in options.free and i & 255:  # what _touch does, written out
+            if slot is None and type(element) in free and i & 255:  # what _touch does, written out
                 name = id(element)
                 if name not in known and name not in moved and scope.back is None:
                     try:
-                        slot = (element, options.lane(element, options.to))  # type: ignore[misc]
+                        slot = (element, lane(element, to))  # type: ignore[misc]
                     except DlxError:
                         slot = None  # _touch says where
-                    if slot is not None and slot[1] is not element and slots.setdefault(i, slot) is slot:
+                    if slot is not None and slot[1] is not element and put(i, slot) is slot:
                         known[name] = (me, i) if nested else i
                     else:
                         slot = None
