@@ -8,9 +8,7 @@ that one that stands in two places, or has moved, gives the same result.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from itertools import islice
+from collections.abc import Callable
 from typing import Any
 from weakref import ref
 
@@ -29,8 +27,6 @@ __all__ = ["Options", "Path", "Scope", "name_of", "path_text"]
 
 Path = tuple[Any, Container, Any] | None
 """Where a view was met first: the path of the view around it, that one's row, and the key; None at the root."""
-
-SAMPLE = 16  # children that are looked at to find out which framework a container's arrays are of
 
 
 def path_text(path: Path) -> str:
@@ -287,52 +283,6 @@ class Scope:
         pair = self.moved.get(name)
         source = pair[0]() if pair is not None and pair[0] is not None and pair[1]() is obj else None
         return obj if source is None else source
-
-    # ---- inwards ----------------------------------------------------------------------------------------------------
-
-    def what(self, obj: Any) -> Any:
-        """Return the row of a container, the adapter of an array, or None."""
-        what = what_is(type(obj))
-        return strangers.array_stranger(obj) if isinstance(what, type) else what
-
-    def inward(self, value: Any, old: Any, children: Iterable[Any], path: Path) -> Any:
-        """Return what is to be stored in the source for a value that is given to a view.
-
-        A result of this scope stands for the source's own object, a view for its source. An array goes to the framework
-        and device of the array that it replaces; a new one, and those in a container, to the one framework of the
-        arrays among the first children, else it is stored as given.
-
-        Parameters
-        ----------
-        value
-            What is to be stored.
-        old
-            What it replaces, or None.
-        children
-            Of the container that it is stored in, from the first on; read as far as is needed.
-        path
-            For errors.
-        """
-        value = self.source_of(value)
-        what = self.what(value)
-        if what is None:
-            return value
-        target, device = self._home(old, children)
-        if target is None or target is what or target.capabilities is None:
-            return value
-        request = replace(self.options.request, target=target, device=device, copy=None, stream=None)
-        if isinstance(what, Container):
-            return convert_tree(value, what, request, strict=False, collect=False, lane=None, to=None)
-        return self.run(value, what, request, path)
-
-    def _home(self, old: Any, children: Iterable[Any]) -> tuple[Adapter | None, Any]:
-        """Return the framework, and the device, of an array that is replaced; else the one framework of the first."""
-        what = None if old is None else self.what(old)
-        if isinstance(what, Adapter):
-            info = what.info(old)
-            return what, info.device if info is not None else None
-        homes = {home for child in islice(children, SAMPLE) if isinstance(home := self.what(child), Adapter)}
-        return (homes.pop() if len(homes) == 1 else None), None
 
 
 def name_of(obj: Any, row: Container) -> Any:

@@ -70,21 +70,26 @@ class SequenceView(View, Sequence[Any]):
         self._begin()
         slots, scope = self._slots, self._scope
         known, moved, me, nested = scope.known, scope.moved, self._me, self._path is not None
-        free, lane, to, put = scope.options.free, scope.options.lane, scope.options.to, slots.setdefault
+        free, lane, to = scope.options.free, scope.options.lane, scope.options.to
+        get, put = slots.get, slots.setdefault
         for i, element in enumerate(self._source):
-            slot = slots.get(i)
-            if slot is None and type(element) in free and i & 255:  # what _touch does, written out
-                name = id(element)
-                if name not in known and name not in moved and scope.back is None:
-                    try:
-                        slot = (element, lane(element, to))  # type: ignore[misc]
-                    except DlxError:
-                        slot = None  # _touch says where
-                    if slot is not None and slot[1] is not element and put(i, slot) is slot:
-                        known[name] = (me, i) if nested else i
-                    else:
-                        slot = None
-            yield slot[1] if slot is not None and slot[0] is element else self._touch(i, element)
+            slot = get(i)
+            if slot is None:
+                if type(element) in free and i & 255:  # what _touch does, written out
+                    name = id(element)
+                    if name not in known and name not in moved and scope.back is None:
+                        try:
+                            new = lane(element, to)  # type: ignore[misc]
+                        except DlxError:
+                            new = element  # _touch says where
+                        if new is not element and put(i, slot := (element, new)) is slot:
+                            known[name] = (me, i) if nested else i
+                            yield new
+                            continue
+            elif slot[0] is element:
+                yield slot[1]
+                continue
+            yield self._touch(i, element)
 
     def _counted(self) -> Iterator[Any]:
         i = 0

@@ -18,6 +18,7 @@ from typing import Any
 from dlx.errors import DlxError
 from dlx.facts import Container
 from dlx.lazy import Path, Scope, name_of, path_text
+from dlx.writing import inward, kind_of
 
 __all__ = ["MISSING", "View"]
 
@@ -167,7 +168,7 @@ class View:
         """Return what is stored in the source for a value."""
         if isinstance(value, View):
             return value._stored()
-        return self._scope.inward(value, old, self._children(), self._path)
+        return inward(self._scope, value, old, self._children(), self._path)
 
     def _stored(self) -> Any:
         """Return what another container holds where this view was put into it."""
@@ -181,7 +182,7 @@ class View:
         """Return whether an element is a value: the same array or container, or equal data."""
         if element is value or (self._row.identity is not None and self._same(element, value)):
             return True
-        if self._scope.what(element) is not None or self._scope.what(value) is not None:
+        if kind_of(element) is not None or kind_of(value) is not None:
             return False
         return bool(element == value)
 

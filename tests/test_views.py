@@ -679,6 +679,23 @@ def test_strangers_are_called_once(np):
     assert calls == [] and view[0] is view[1] and view[0] is view[0] and calls == [1]
 
 
+def test_a_view_that_is_converted_stands_for_its_source(np, torch, arrays):
+    """Also inside another tree, as a slice, and with the places of the source in errors."""
+    source = {"x": arrays[3], "a": [arrays[0], arrays[1]], "t": (arrays[2],)}
+    view = lazy(source)
+    result = dlx.convert([view, view["a"][:1], view["t"]], to="dlx")
+    assert type(result[0]) is dict and type(result[1]) is list and type(result[2]) is tuple
+    assert result[0]["a"][0] is result[1][0] and result[2] is result[0]["t"]
+    assert lazy(view, to="dlx")["a"][0].shape == (2,)
+    inner = [view["a"]]
+    view["new"] = inner
+    assert type(source["new"][0]) is list and type(source["new"][0][0]) is np.ndarray
+    bad = lazy([{"k": np.array(["x"])}])
+    with pytest.raises(errors.DTypeError) as caught:
+        dlx.convert([bad], to="dlx")
+    assert caught.value.where == "obj[0][0]['k']"
+
+
 def test_threads_that_touch_one_element_first_get_one_object(np):
     """Whatever the element is: an array of the lane, a producer that may be asked once, a container."""
 
