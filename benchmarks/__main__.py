@@ -17,10 +17,11 @@ from benchmarks.count import count
 from benchmarks.imports import imports
 from benchmarks.picture import draw
 from benchmarks.trees import trees
+from benchmarks.views import views
 from benchmarks.where import where
 
 PEERS = ("numpy", "torch", "apache-tvm-ffi", "cuda-core", "arraybridge", "optree")
-PARTS = ("imports", "conversions", "fresh", "where", "copies", "trees", "bulk")
+PARTS = ("imports", "conversions", "fresh", "where", "copies", "trees", "views", "bulk")
 
 
 def versions():
@@ -53,6 +54,8 @@ def measure(parts, *, quick):
         found["copies"] = copies(names["np"], (1,) if quick else (1, 10, 100))
     if "trees" in parts and "t" in names:
         found["trees"] = trees(names, quick=quick)
+    if "views" in parts and "t" in names:
+        found["views"] = views(names, quick=quick)
     if "bulk" in parts:
         found["bulk"] = bulk((1, 100) if quick else (1, 10, 100, 1000))
     return found

@@ -161,6 +161,11 @@ def _close_own(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
 
 OWN = Container(kind="mapping", open=_open_own, close=_close_own)
 
+# A lazy view stands for its source, or for the part of it that a slice shows.
+VIEW = Container(
+    kind="wrapper", open=lambda view: (None, [view._stored()]), close=lambda view, keys, children, blank: children[0]
+)
+
 # ---- look-up ---------------------------------------------------------------------------------------------------------
 
 _known: weakref.WeakKeyDictionary[type, Container | None] = weakref.WeakKeyDictionary()
@@ -235,6 +240,8 @@ def what_is(kind: type) -> Container | Adapter | type | None:
 def _look_up(kind: type) -> Container | None:
     if any("__dlx_tree__" in cls.__dict__ for cls in kind.__mro__):
         return OWN
+    if getattr(kind, "is_lazy_view", False):
+        return VIEW
     row = registry.container(kind)
     if row is not None:
         return None if row.kind == "leaf" else row

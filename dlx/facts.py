@@ -165,7 +165,8 @@ class Container:
         Importable names of its types; subclasses that have no row of their own are included.
     kind
         What its children's places are: ``"sequence"`` (``[3]``), ``"mapping"`` (``['a']``), ``"record"`` (``.x``) or
-        ``"set"`` (``{3}``). ``"leaf"``: it is never entered, whatever else it looks like.
+        ``"set"`` (``{3}``). ``"wrapper"``: its only child stands for it. ``"leaf"``: it is never entered, whatever else
+        it looks like.
     open
         ``open(obj)`` gives ``(keys, children)``: a list of keys or names, or None where children are counted, and the
         list of children in the same order. Both lists are the caller's from then on.
@@ -202,6 +203,8 @@ class Container:
 
     def place(self, keys: list[Any] | None, i: int) -> str:
         """Return where the child number `i` is, as Python would write it: ``"['a']"``, ``"[3]"``, ``".x"``."""
+        if self.kind == "wrapper":
+            return ""
         if self.kind == "set":
             return f"{{{i}}}"
         key = i if keys is None else keys[i]

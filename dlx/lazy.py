@@ -8,9 +8,7 @@ that one that stands in two places, or has moved, gives the same result.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from itertools import islice
+from collections.abc import Callable
 from typing import Any
 from weakref import ref
 
@@ -29,8 +27,6 @@ __all__ = ["Options", "Path", "Scope", "name_of", "path_text"]
 
 Path = tuple[Any, Container, Any] | None
 """Where a view was met first: the path of the view around it, that one's row, and the key; None at the root."""
-
-SAMPLE = 16  # children that are looked at to find out which framework a container's arrays are of
 
 
 def path_text(path: Path) -> str:
@@ -105,7 +101,7 @@ class Scope:
         self.root: Any = None
         self.moved: dict[Any, tuple[Any, Any]] = {}
         self.back: dict[int, Any] | None = None
-        self._lock: threading.RLock | None = None  # held while something is done that must not be done twice
+        self._lock: threading.RLock | None = None
         self._full = 256  # sweep when it is that large
 
     # ---- outwards ---------------------------------------------------------------------------------------------------
@@ -128,7 +124,7 @@ class Scope:
         if what is None:
             return obj
         name = name_of(obj, row)
-        with self._lock or self._new_lock():
+        with self.lock():
             new = self._again(name, obj)
             if new is not None:
                 return new
@@ -141,10 +137,11 @@ class Scope:
             self.leave(name, obj, new)  # until it has its place, which another thread may ask for already
             return new
 
-    def _new_lock(self) -> threading.RLock:
-        with _locks:
-            if self._lock is None:
-                self._lock = threading.RLock()
+    def lock(self) -> threading.RLock:
+        """Return the lock that is held while something is done that must not be done twice."""
+        if self._lock is None:
+            with _locks:
+                self._lock = self._lock or threading.RLock()
         return self._lock
 
     def _learn(self, kind: type, row: Container, path: Path, key: Any) -> Any:
@@ -215,9 +212,10 @@ class Scope:
 
     # ---- who is who -------------------------------------------------------------------------------------------------
 
-    def place(self, name: Any, view: Any, key: Any, new: Any) -> None:
+    def place(self, name: Any, obj: Any, new: Any, view: Any, key: Any) -> None:
         """Note where an object, and what it became, are; where it has a place already, that is kept."""
-        if self._at(name) is None:
+        slot = self._at(name)
+        if slot is None or (slot[0] is not obj and name == id(obj)):
             self.known[name] = (view, key)
         if self.back is not None:
             self.back[id(new)] = name
@@ -227,11 +225,12 @@ class Scope:
         if new is obj:
             return
         try:
-            self.moved[name] = (None if _is_view(new) else ref(obj), ref(new))
+            self.moved[name] = (None if getattr(type(new), "is_lazy_view", False) else ref(obj), ref(new))
         except TypeError:  # one of them cannot be referred to weakly
             return
-        if len(self.moved) > self._full:
-            self.sweep()
+        if self.back is not None:
+            self.back[id(new)] = name
+        self.sweep()
 
     def _at(self, name: Any) -> Any:
         """Return (object, what it became) from where it was noted to be; None if something else is there."""
@@ -273,68 +272,20 @@ class Scope:
     def source_of(self, obj: Any) -> Any:
         """Return the source's own object for a result of this scope; anything else as it is."""
         if self.back is None:
-            self.back = {id(slot[1]): name for name in list(self.known) if (slot := self._at(name)) is not None}
+            self.back = {id(pair[1]()): name for name, pair in list(self.moved.items())}
+            self.back |= {id(slot[1]): name for name in list(self.known) if (slot := self._at(name)) is not None}
         name = self.back.get(id(obj))
-        slot = None if name is None else self._at(name)
+        if name is None:
+            return obj
+        slot = self._at(name)
         if slot is not None and slot[1] is obj:
             return slot[0]
-        for source, new in list(self.moved.values()) if self.moved else ():
-            if source is not None and new() is obj and (found := source()) is not None:
-                return found
-        return obj
-
-    # ---- inwards ----------------------------------------------------------------------------------------------------
-
-    def what(self, obj: Any) -> Any:
-        """Return the row of a container, the adapter of an array, or None."""
-        what = what_is(type(obj))
-        return strangers.array_stranger(obj) if isinstance(what, type) else what
-
-    def inward(self, value: Any, old: Any, children: Iterable[Any], path: Path) -> Any:
-        """Return what is to be stored in the source for a value that is given to a view.
-
-        A result of this scope stands for the source's own object, a view for its source. An array goes to the framework
-        and device of the array that it replaces; a new one, and those in a container, to the one framework of the
-        arrays among the first children, else it is stored as given.
-
-        Parameters
-        ----------
-        value
-            What is to be stored.
-        old
-            What it replaces, or None.
-        children
-            Of the container that it is stored in, from the first on; read as far as is needed.
-        path
-            For errors.
-        """
-        value = self.source_of(value)
-        what = self.what(value)
-        if what is None:
-            return value
-        target, device = self._home(old, children)
-        if target is None or target is what or target.capabilities is None:
-            return value
-        request = replace(self.options.request, target=target, device=device, copy=None, stream=None)
-        if isinstance(what, Container):
-            return convert_tree(value, what, request, strict=False, collect=False, lane=None, to=None)
-        return self.run(value, what, request, path)
-
-    def _home(self, old: Any, children: Iterable[Any]) -> tuple[Adapter | None, Any]:
-        """Return the framework, and the device, of an array that is replaced; else the one framework of the first."""
-        what = None if old is None else self.what(old)
-        if isinstance(what, Adapter):
-            info = what.info(old)
-            return what, info.device if info is not None else None
-        homes = {home for child in islice(children, SAMPLE) if isinstance(home := self.what(child), Adapter)}
-        return (homes.pop() if len(homes) == 1 else None), None
+        pair = self.moved.get(name)
+        source = pair[0]() if pair is not None and pair[0] is not None and pair[1]() is obj else None
+        return obj if source is None else source
 
 
 def name_of(obj: Any, row: Container) -> Any:
     """Return what tells an element of a container apart from others."""
     name = None if row.identity is None else row.identity(obj)
     return id(obj) if name is None else ("same_as", name)
-
-
-def _is_view(new: Any) -> bool:
-    return hasattr(type(new), "_slots")

@@ -143,7 +143,7 @@ class MutableMappingView(MappingView, MutableMapping[Any, Any]):
     __slots__ = ()
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        old = self._source[key] if key in self and self._row.elements != "fresh" else None
+        old = self._source[key] if key in self else None
         self._source[key] = self._inward(value, old)
         self._forget(key)
 

@@ -69,21 +69,27 @@ class SequenceView(View, Sequence[Any]):
             return
         self._begin()
         slots, scope = self._slots, self._scope
-        options, known, moved, me, nested = scope.options, scope.known, scope.moved, self._me, self._path is not None
+        known, moved, me, nested = scope.known, scope.moved, self._me, self._path is not None
+        free, lane, to = scope.options.free, scope.options.lane, scope.options.to
+        get, put = slots.get, slots.setdefault
         for i, element in enumerate(self._source):
-            slot = slots.get(i)
-            if slot is None and type(element) in options.free and i & 255:  # what _touch does, written out
-                name = id(element)
-                if name not in known and name not in moved and scope.back is None:
-                    try:
-                        slot = (element, options.lane(element, options.to))  # type: ignore[misc]
-                    except DlxError:
-                        slot = None  # _touch says where
-                    if slot is not None and slot[1] is not element and slots.setdefault(i, slot) is slot:
-                        known[name] = (me, i) if nested else i
-                    else:
-                        slot = None
-            yield slot[1] if slot is not None and slot[0] is element else self._touch(i, element)
+            slot = get(i)
+            if slot is None:
+                if type(element) in free and i & 255:  # what _touch does, written out
+                    name = id(element)
+                    if name not in known and name not in moved and scope.back is None:
+                        try:
+                            new = lane(element, to)  # type: ignore[misc]
+                        except DlxError:
+                            new = element  # _touch says where
+                        if new is not element and put(i, slot := (element, new)) is slot:
+                            known[name] = (me, i) if nested else i
+                            yield new
+                            continue
+            elif slot[0] is element:
+                yield slot[1]
+                continue
+            yield self._touch(i, element)
 
     def _counted(self) -> Iterator[Any]:
         i = 0
@@ -189,6 +195,13 @@ class SliceView(SequenceView):
         if isinstance(i, slice):
             return SliceView(self._whole, self._places[i])
         return self._whole[self._places[i]]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self._whole[place] for place in self._places)
+
+    def _elements(self) -> Iterator[tuple[int, Any]]:
+        found = dict(self._whole._elements()) if self._row.elements == "fresh" else self._source.source
+        return ((i, found[place]) for i, place in enumerate(self._places))
 
     def _done(self) -> list[tuple[Any, Any]]:
         done = dict(self._whole._done())

@@ -18,6 +18,7 @@ from typing import Any
 from dlx.errors import DlxError
 from dlx.facts import Container
 from dlx.lazy import Path, Scope, name_of, path_text
+from dlx.writing import inward, kind_of
 
 __all__ = ["MISSING", "View"]
 
@@ -28,6 +29,7 @@ class View:
     """What views of every kind have in common."""
 
     __slots__ = ("__weakref__", "_me", "_path", "_row", "_scope", "_slots", "_source")
+    is_lazy_view = True
     _source: Any
     _slots: dict[Any, Any]
 
@@ -107,7 +109,7 @@ class View:
                 return slot[1]
             slots[key] = (element, new)
         if new is not element:
-            scope.place(name_of(element, row), self._me, key, new)
+            scope.place(name_of(element, row), element, new, self._me, key)
         if not len(slots) & 63:
             self._tidy()
         return new
@@ -133,12 +135,17 @@ class View:
         """Return the result for an element that the source makes anew each time, and that is kept weakly."""
         slot = self._slots.get(key)
         new = slot() if slot is not None else None
-        if new is None:
-            if element is MISSING:
-                element = self._at(key)
-            new = self._scope.result(element, self._row, self._path, key)
-            if new is not element:
-                self._slots[key] = weakref.ref(new)
+        if new is not None:
+            return new
+        with self._scope.lock():
+            slot = self._slots.get(key)
+            new = slot() if slot is not None else None
+            if new is None:
+                if element is MISSING:
+                    element = self._at(key)
+                new = self._scope.result(element, self._row, self._path, key)
+                if new is not element:
+                    self._slots[key] = weakref.ref(new)
         return new
 
     def _tidy(self) -> None:
@@ -161,7 +168,7 @@ class View:
         """Return what is stored in the source for a value."""
         if isinstance(value, View):
             return value._stored()
-        return self._scope.inward(value, old, self._children(), self._path)
+        return inward(self._scope, value, old, self._children(), self._path)
 
     def _stored(self) -> Any:
         """Return what another container holds where this view was put into it."""
@@ -175,7 +182,7 @@ class View:
         """Return whether an element is a value: the same array or container, or equal data."""
         if element is value or (self._row.identity is not None and self._same(element, value)):
             return True
-        if self._scope.what(element) is not None or self._scope.what(value) is not None:
+        if kind_of(element) is not None or kind_of(value) is not None:
             return False
         return bool(element == value)
 

@@ -23,7 +23,7 @@ LAYERS = [
     ["rows", "containers"],
     ["routes", "obstacles", "crossing", "working", "planning", "transfer"],
     ["trees", "phases"],
-    ["lazy", "view", "sequences", "mappings", "views"],
+    ["lazy", "writing", "view", "sequences", "mappings", "views"],
     ["conversion"],
     ["stacking", "overlap"],
     ["pointers", "incoming", "doors"],

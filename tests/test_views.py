@@ -612,7 +612,7 @@ def test_writing_to_a_store(np, torch):
     store = Store(np, a=[0.0])
     view = lazy(store)
     held = view["a"]
-    view["a"] = np.ones(1)
+    view["a"] = torch.ones(1)
     assert store.items_["a"] == [1.0] and view["a"] is not held and view["a"].item() == 1
     del view["a"]
     assert not store.items_ and "a" not in view
@@ -679,6 +679,23 @@ def test_strangers_are_called_once(np):
     assert calls == [] and view[0] is view[1] and view[0] is view[0] and calls == [1]
 
 
+def test_a_view_that_is_converted_stands_for_its_source(np, torch, arrays):
+    """Also inside another tree, as a slice, and with the places of the source in errors."""
+    source = {"x": arrays[3], "a": [arrays[0], arrays[1]], "t": (arrays[2],)}
+    view = lazy(source)
+    result = dlx.convert([view, view["a"][:1], view["t"]], to="dlx")
+    assert type(result[0]) is dict and type(result[1]) is list and type(result[2]) is tuple
+    assert result[0]["a"][0] is result[1][0] and result[2] is result[0]["t"]
+    assert lazy(view, to="dlx")["a"][0].shape == (2,)
+    inner = [view["a"]]
+    view["new"] = inner
+    assert type(source["new"][0]) is list and type(source["new"][0][0]) is np.ndarray
+    bad = lazy([{"k": np.array(["x"])}])
+    with pytest.raises(errors.DTypeError) as caught:
+        dlx.convert([bad], to="dlx")
+    assert caught.value.where == "obj[0][0]['k']"
+
+
 def test_threads_that_touch_one_element_first_get_one_object(np):
     """Whatever the element is: an array of the lane, a producer that may be asked once, a container."""
 
@@ -711,6 +728,41 @@ def test_threads_that_touch_one_element_first_get_one_object(np):
             sys.setswitchinterval(interval)
         assert len(found) == 8 and all(a is b for each in found for a, b in zip(each, found[0], strict=True))
         assert source[1].calls == 1
+
+
+def test_threads_that_touch_one_element_of_a_store_read_it_once(np):
+    """An element that is made anew on each access is made once for all who ask at the same time."""
+    store = Store(np, a=[1.0])
+    view = lazy(store, to="dlx")
+    start, found = threading.Barrier(6), []
+
+    def touch():
+        start.wait()
+        found.append(view["a"])
+
+    threads = [threading.Thread(target=touch) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 6 and all(x is found[0] for x in found) and store.reads == ["a"]
+
+
+def test_identity_survives_what_moves(np):
+    """Whoever holds a result finds it again where its source is now, in another view or at another place."""
+    a, b, c = np.ones(1), np.ones(1), np.ones(1)
+    source = {"one": [a, b], "two": [c]}
+    view = lazy(source, to="dlx")
+    held = [view["one"][0], view["one"][1], view["two"][0]]
+    source["two"] = [b, source["one"], a]
+    assert view["two"][0] is held[1] and view["two"][2] is held[0] and view["two"][1] is view["one"]
+    del source["one"]
+    gc.collect()
+    assert view["two"][1][0] is held[0] and view["two"][1][1] is held[1]
+    source["two"].insert(0, c)
+    assert view["two"][0] is held[2] and view["two"][1] is held[1] and view["two"][2][0] is held[0]
+    view["two"].append(held[0])
+    assert source["two"][-1] is a
 
 
 def test_views_leak_nothing(np):
