@@ -14,6 +14,8 @@ else may write to it either while the jax array lives, since jax may read it at 
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -32,12 +34,12 @@ from dlx.adapter import (
     over_memory,
     type_name,
 )
-from dlx.errors import ConversionError, DeviceError, DTypeError, LayoutError
+from dlx.errors import AdapterNotFoundError, ConversionError, DeviceError, DTypeError, LayoutError
 
 HOST = Device("cpu")
 _PLATFORMS = {"cpu": "cpu", "cuda": "cuda", "rocm": "rocm", "gpu": "cuda"}
 _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})  # narrowed by jax where x64 is off
-_UNNAMED = frozenset({"int2", "int4", "uint2", "uint4"})  # jax has them, and no DLPack dtype for them
+_UNNAMED = frozenset({"int1", "uint1", "int2", "int4", "uint2", "uint4"})  # jax has them, and no DLPack dtype for them
 _UNTAKEN = _UNNAMED | {"float4_e2m1fn"}
 
 
@@ -47,17 +49,20 @@ class JaxAdapter(Adapter):
     name = "jax"
     package = "jax"
     install = 'pip install "dlx[jax]"'
-    types = ("jax.Array", "jax.core.Tracer", "jax.Ref", "jax.experimental.sparse.JAXSparse")
+    types: tuple[str, ...] = ("jax.Array", "jax.core.Tracer", "jax.Ref", "jax.experimental.sparse.JAXSparse")
     immutable = True
+    fresh_alignment = 64
     constant = False  # x64 is switched at run time
     dtypes = {
         "bool": "bool_",
+        "int1": "int1",
         "int2": "int2",
         "int4": "int4",
         "int8": "int8",
         "int16": "int16",
         "int32": "int32",
         "int64": "int64",
+        "uint1": "uint1",
         "uint2": "uint2",
         "uint4": "uint4",
         "uint8": "uint8",
@@ -90,6 +95,10 @@ class JaxAdapter(Adapter):
             does="gives float4 out and does not take it back: 'PjRt CPU buffers only support default layout'",
             see="tests/test_defects.py",
             lowers={"refuses": _UNTAKEN},
+        ),
+        Defect(
+            does="gives no integers of less than a byte out, which DLPack can say; dlx reads a copy of jax's own",
+            see="tests/test_defects.py",
         ),
         Defect(
             does="asks for legacy capsules only, which no producer may make of read-only memory",
@@ -157,6 +166,14 @@ class JaxAdapter(Adapter):
         devices = self.module().local_devices(backend="cpu")
         return next((each for each in devices if each.local_hardware_id == number), devices[0])
 
+    def narrowed(self, kind: type) -> Adapter:
+        if kind is not self.module().Array:
+            raise AdapterNotFoundError(f"{type_name(kind)} cannot be a target", fix="Say to='jax'.")
+        arrays = copy.copy(self)
+        arrays.types = self.types[:1]
+        arrays.part_of = self
+        return arrays
+
     # ---- as a producer ----------------------------------------------------------------------------------------------
 
     def examine(self, obj: Any) -> Iterable[Hindrance]:
@@ -168,6 +185,13 @@ class JaxAdapter(Adapter):
         elif str(obj.dtype) in _UNNAMED:
             yield Hindrance(
                 f"jax gives no {obj.dtype} out, so that dlx reads a copy of jax's own",
+                "Drop copy=False.",
+                cure="copy",
+                copies=True,
+            )
+        elif str(obj.dtype) in _UNTAKEN and (_strides(obj) or ()) != _row_major(obj.shape):
+            yield Hindrance(
+                f"its {obj.dtype} elements are packed and not in row-major order",
                 "Drop copy=False.",
                 cure="copy",
                 copies=True,
@@ -226,7 +250,7 @@ class JaxAdapter(Adapter):
             shape=tuple(getattr(obj, "shape", ())),
             strides=_strides(obj) if there else None,
             device=self._device_of(devices[0]) if len(devices) == 1 else None,
-            nbytes=obj.nbytes if array else 0,
+            nbytes=_nbytes(obj) if array else 0,
             readonly=True,
             address=obj.unsafe_buffer_pointer() if there and obj.size else 0,
             owner=type_name(type(obj)),
@@ -275,6 +299,12 @@ def _refuse(because: str, fix: str, error: type[ConversionError] = LayoutError, 
     return Hindrance(because, fix, error, no_copy=no_copy)
 
 
+def _nbytes(obj: Any) -> int:
+    """Return the bytes of all elements; those of less than a byte are packed."""
+    dtype = _named(str(obj.dtype))
+    return -(-obj.size * dtype.bits // 8) if dtype is not None else int(obj.nbytes)
+
+
 def _is_a(obj: Any, name: str) -> bool:
     kind = look_up(name)
     return isinstance(kind, type) and isinstance(obj, kind)
@@ -285,6 +315,10 @@ def _named(name: str) -> DType | None:
         return DType(name)
     except DTypeError:
         return None
+
+
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def _strides(obj: Any) -> tuple[int, ...] | None:

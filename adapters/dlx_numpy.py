@@ -149,6 +149,9 @@ class _Numpy(Adapter):
 
     def dtype_to(self, dtype: DType) -> Any:
         if dtype.name not in self._extensions:
+            known = self.why_untaken(dtype)
+            if known is not None:
+                raise DTypeError(known[0], fix=known[1])
             return super().dtype_to(dtype)
         return self.module().dtype(getattr(_ml_dtypes(), dtype.name))
 
@@ -168,24 +171,30 @@ class _Numpy(Adapter):
     # ---- what arrays and the arrays made of scalars have in common --------------------------------------------------
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
-        if self.lowered.get("exports_by") == "address" or obj.dtype.name in _ML_DTYPES:
+        if self.lowered.get("exports_by") == "address" or self._plain(obj).dtype.name in _ML_DTYPES:
             return self._at_its_address(obj)
         return super().export(obj, stream=stream)
 
     def _at_its_address(self, obj: Any) -> Tensor:
         """Return a tensor over an array of numbers in native order and whole elements, without numpy's capsule."""
-        dtype = self.dtype_from(_native(obj.dtype))
+        array = self._plain(obj)
+        dtype = self.dtype_from(_native(array.dtype))
         assert dtype is not None
         return over_memory(
-            obj.__array_interface__["data"][0] if obj.size else 0,
-            obj.shape,
-            tuple(stride // obj.itemsize for stride in obj.strides) if _whole_elements(obj) else None,
+            array.__array_interface__["data"][0] if array.size else 0,
+            array.shape,
+            tuple(stride // array.itemsize for stride in array.strides) if _whole_elements(array) else None,
             dtype,
             HOST,
-            readonly=not obj.flags.writeable,
+            readonly=not array.flags.writeable,
             padded=dtype.bits < 8,
             owner=obj,
         )
+
+    def _plain(self, obj: Any) -> Any:
+        """Return an array as numpy sees it: a subclass may say of itself what is not so."""
+        ndarray = self.module().ndarray
+        return obj if type(obj) is ndarray or not isinstance(obj, ndarray) else ndarray.view(obj, ndarray)
 
 
 def _open_npz(npz: Any) -> tuple[list[str], list[Any]]:
@@ -233,6 +242,7 @@ class NumpyAdapter(_Numpy):
                 "Call .filled(value) first, or convert .data and .mask apart.",
                 LayoutError,
             )
+        obj = self._plain(obj)
         refused = _why_refused(obj.dtype)
         if refused is not None:
             yield Hindrance(*refused, DTypeError, always=obj.dtype.kind == "O")
@@ -252,11 +262,12 @@ class NumpyAdapter(_Numpy):
             )
 
     def info(self, obj: Any) -> ArrayInfo:
+        kind, base, obj = type(obj), obj.base, self._plain(obj)
         itemsize = obj.dtype.itemsize
         whole = itemsize and _whole_elements(obj)
         return ArrayInfo(
             framework=self.name,
-            type_name=type_name(type(obj)),
+            type_name=type_name(kind),
             dtype=self.dtype_from(_native(obj.dtype)),
             dtype_name=obj.dtype.name if obj.dtype.isnative else obj.dtype.str,
             shape=obj.shape,
@@ -265,12 +276,12 @@ class NumpyAdapter(_Numpy):
             nbytes=obj.nbytes,
             readonly=not obj.flags.writeable,
             address=obj.__array_interface__["data"][0] if obj.size else 0,
-            owner=type_name(type(obj if obj.base is None else obj.base)),
+            owner=type_name(kind if base is None else type(base)),
             protocols=("__dlpack__", "__array_interface__", "buffer"),
         )
 
     def sketch(self, obj: Any) -> Tensor | None:
-        return self._at_its_address(obj) if self.dtype_from(_native(obj.dtype)) else None
+        return self._at_its_address(obj) if self.dtype_from(_native(self._plain(obj).dtype)) else None
 
     def clone(self, obj: Any) -> Any:
         return obj.copy(order="K")
@@ -364,14 +375,18 @@ def _why_refused(dtype: Any) -> tuple[str, str] | None:
     """Return (reason, fix) for a dtype that DLPack cannot say, or None."""
     if dtype.type.__module__ == "ml_dtypes" and dtype.name in _ML_DTYPES:  # whose kinds and chars are anything
         return None
-    if dtype.hasobject and dtype.kind != "T":
+    if dtype.kind == "T":
+        return f"DLPack has no text ({dtype})", "Convert the text to numbers first."
+    if dtype.hasobject:
         return f"dtype {dtype} holds Python objects", "Convert to a numeric dtype with .astype first."
     if dtype.kind in "mM":
         return f"DLPack has no dates or durations ({dtype})", "Call .view('int64') first and keep the unit yourself."
+    if not dtype.itemsize and dtype.kind == "V":
+        return f"its elements have no bytes ({dtype})", "There is nothing to convert: jax's float0 stands for zeros."
     if dtype.names is not None:
         first = f": a[{dtype.names[0]!r}]" if dtype.names else ""
         return f"DLPack has no structures ({dtype})", f"Convert the fields one by one{first}."
-    if dtype.kind in "SUTV" and dtype.type.__module__ == "numpy":
+    if dtype.kind in "SUV" and dtype.type.__module__ == "numpy":
         return f"DLPack has no text or raw bytes ({dtype})", "Call .view('uint8') if the bytes are what you need."
     if dtype.char in "gG" and dtype.itemsize != (8 if dtype.char == "g" else 16):
         wide = "float64" if dtype.char == "g" else "complex128"

@@ -71,6 +71,12 @@ class _Arrow(Adapter):
     def native_dtype(self, attribute: str) -> Any:
         return getattr(self.module(), attribute)()
 
+    def dtype_from(self, native_dtype: Any) -> DType | None:
+        try:
+            return super().dtype_from(native_dtype)
+        except TypeError:  # an extension type of a user's need not be hashable
+            return None
+
     def why_untaken(self, dtype: DType) -> tuple[str, str] | None:
         if dtype.name == "bool":
             return (
@@ -100,7 +106,7 @@ class ArrowAdapter(_Arrow):
         if isinstance(obj, pa.Tensor):
             return
         if not isinstance(obj, pa.Array | pa.ChunkedArray):
-            yield _refuse("it is sparse", "Call .to_tensor() first.", LayoutError)
+            yield Hindrance("it is sparse", "Call .to_tensor() first.", LayoutError, no_copy=True)
             return
         if not getattr(obj, "is_cpu", True):
             yield _refuse("it is not in host memory", "Copy it to the host first: .copy_to(...).", DeviceError)
@@ -112,7 +118,9 @@ class ArrowAdapter(_Arrow):
         elif nulls:
             yield _refuse(
                 f"it has {nulls} null{'s' * (nulls > 1)}, which DLPack cannot say",
-                "Call .fill_null(value) or .drop_null() first.",
+                "Call .fill_null(value) or .drop_null() first."
+                if obj.null_count == nulls
+                else "Some are inside of its lists: call .flatten().fill_null(value).",
                 LayoutError,
             )
         elif pa.types.is_boolean(kind):
@@ -154,6 +162,14 @@ class ArrowAdapter(_Arrow):
             owner="pyarrow.lib.Buffer",
             protocols=("__dlpack__",) if isinstance(obj, pa.Array) else (),
         )
+
+    def clone(self, obj: Any) -> Any:
+        pa = self.module()
+        if isinstance(obj, pa.ChunkedArray):
+            return pa.chunked_array([self.clone(chunk) for chunk in obj.chunks], obj.type)
+        if isinstance(obj, pa.Tensor):
+            return pa.Tensor.from_numpy(obj.to_numpy().copy(order="K"), obj.dim_names)
+        return obj.copy_to(pa.default_cpu_memory_manager())
 
     def sketch(self, obj: Any) -> Tensor | None:
         return self.export(obj)  # an address and numbers: as good as a description
@@ -260,7 +276,7 @@ class _TensorTarget(_Arrow):
 
 
 _NUMBERS = frozenset(_Arrow.dtypes) - {"bool"}
-_ARRAYS = Capabilities(dtypes=_NUMBERS, max_ndim=1, keeps_readonly=True)
+_ARRAYS = Capabilities(dtypes=_NUMBERS, min_ndim=1, max_ndim=1, keeps_readonly=True)
 _TENSORS = Capabilities(
     dtypes=_NUMBERS, layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED, max_ndim=64, keeps_readonly=True
 )

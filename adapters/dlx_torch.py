@@ -146,6 +146,7 @@ class TorchAdapter(Adapter):
     owner_bounds = ("data_ptr", "nbytes")
     switches = (("torch.autograd.forward_ad", "_current_level", -1),)  # no dual numbers about
     confirmed = ("int8", "uint8")  # int4 and its kin call themselves these
+    fresh_alignment = 64
     import_keeps = True  # seen in 2.13: a refused managed tensor is not deleted
     containers = _CONTAINERS
     dtypes = {
@@ -190,6 +191,18 @@ class TorchAdapter(Adapter):
         ),
         Defect(
             does="gives memory out without negating it where the neg bit is set; dlx resolves it first",
+            see="tests/test_defects.py",
+        ),
+        Defect(
+            does="crashes when it resolves a conj or neg bit over data that is not aligned; dlx refuses that",
+            see="tests/test_defects.py",
+        ),
+        Defect(
+            does="crashes when it copies a tensor whose storage was resized to nothing; dlx refuses that",
+            see="tests/test_defects.py",
+        ),
+        Defect(
+            does="its exchange table lends tensors that require gradients; dlx asks its guards first",
             see="tests/test_defects.py",
         ),
         Defect(
@@ -303,6 +316,12 @@ class TorchAdapter(Adapter):
         return None
 
     def _without_dlpack(self, obj: Any) -> Hindrance | None:
+        if obj.dtype is self.module().complex32 and obj.is_conj() and obj.is_neg():
+            return _refuse(
+                "its conj and neg bits are both set, which torch itself cannot resolve for complex32",
+                "Call .conj().resolve_neg() first, and conjugate the result.",
+                no_copy=True,
+            )
         if self.dtype_from(obj.dtype) is None:
             name = str(obj.dtype).removeprefix("torch.")
             return _refuse(

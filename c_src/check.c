@@ -45,7 +45,7 @@ uint32_t dlx_check(const DLTensor* t, uint64_t flags, const dlx_capabilities* co
   uint32_t found = 0;
   if (!takes_device(t->device.device_type, consumer)) found |= DLX_OBSTACLE_DEVICE;
   if (!takes_dtype(t->dtype, consumer)) found |= DLX_OBSTACLE_DTYPE;
-  if (t->ndim > consumer->max_ndim) found |= DLX_OBSTACLE_NDIM;
+  if (t->ndim > consumer->max_ndim || t->ndim < consumer->min_ndim) found |= DLX_OBSTACLE_NDIM;
   if (dlx_itemsize(t->dtype, 0) == 0) { /* not a whole number of bytes */
     int padded = (flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) != 0;
     if (padded && !consumer->takes_padded) found |= DLX_OBSTACLE_PADDED;

@@ -174,6 +174,7 @@ typedef struct {
   uint32_t device_types;  /* bit n = DLPack device type n */
   uint32_t layouts;       /* DLX_LAYOUT_* that it can hold */
   uint32_t min_alignment; /* bytes; 0 = the natural alignment of the dtype, 1 = any */
+  int32_t min_ndim;
   int32_t max_ndim;
   int32_t keeps_readonly; /* 1: keeps the flag, or its arrays cannot be written */
   int32_t takes_packed;   /* 1: elements of less than a byte, next to each other */

@@ -9,6 +9,7 @@ looked up when their package is there.
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -114,6 +115,8 @@ class Adapter:
     part_of
         For an adapter of one array type of a framework that has several, as a target: the adapter of them all. See
         `narrowed`.
+    fresh_alignment
+        Bytes that memory of its own making is at least aligned to, for plans of copies that it makes.
     import_keeps
         Whether a failing import of the framework's exchange table leaves the managed tensor to dlx. Where it is not
         known, dlx is prepared for everything.
@@ -145,6 +148,7 @@ class Adapter:
     confirmed: tuple[str, ...] = ()
     dtype_attribute: str = "dtype"
     part_of: Adapter | None = None
+    fresh_alignment: int = 16
     import_keeps: bool = False
 
     # ---- facts, looked up --------------------------------------------------------------------------------------
@@ -191,12 +195,18 @@ class Adapter:
         known = {name: value for name, value in self.lowered.items() if name in Capabilities.__dataclass_fields__}
         return replace(stated, **known)
 
-    def refresh(self) -> None:
-        """Forget what was stated, where it may change; called once per conversion, when this is the target."""
-        if not self.constant:
-            self.__dict__.pop("capabilities", None)
-            self.__dict__.pop("_capabilities_struct", None)
-            self.__dict__.pop("_lane_struct", None)
+    def current(self) -> Adapter:
+        """Return the adapter to ask in one conversion: itself, or a copy that states anew what may change meanwhile.
+
+        What changes may differ from thread to thread (jax's x64), so that no two conversions share such a copy.
+        """
+        if self.constant:
+            return self
+        made = copy.copy(self)
+        for stated in ("capabilities", "_capabilities_struct", "_lane_struct"):
+            made.__dict__.pop(stated, None)
+        made.part_of = self
+        return made
 
     def accepts(self) -> Capabilities | None:
         """State what the framework takes as it is. None, the default: it cannot be a target."""
@@ -208,7 +218,10 @@ class Adapter:
 
     def holds(self, obj: Any, source: Adapter) -> bool:
         """Return whether an array, which `source` knows, is one of this target already."""
-        return source is self or (source is self.part_of and isinstance(obj, self.classes()))
+        whole = self.part_of
+        if source is self or whole is None:
+            return source is self
+        return (source is whole or source is whole.part_of) and isinstance(obj, self.classes())
 
     # ---- dtypes and devices, both ways --------------------------------------------------------------------------
 
@@ -501,7 +514,7 @@ def _as_struct(stated: Capabilities) -> Any:
     )
     struct.layouts = stated.layouts
     struct.min_alignment = stated.min_alignment
-    struct.max_ndim = stated.max_ndim
+    struct.min_ndim, struct.max_ndim = stated.min_ndim, stated.max_ndim
     struct.keeps_readonly = stated.keeps_readonly
     struct.takes_packed, struct.takes_padded = stated.subbyte != "padded", stated.subbyte != "packed"
     struct.takes_null = stated.null_data

@@ -258,7 +258,8 @@ def request_of(
 
 def _as(like: Any) -> tuple[Adapter, Device | None]:
     """Return the framework and the device of an example."""
-    adapter = _known(like)
+    known = _known(like)
+    adapter = known.current() if known is not None else None
     if adapter is None or adapter.capabilities is None:
         raise AdapterNotFoundError(
             f"like= is {type_name(type(like))}, whose framework is no target",

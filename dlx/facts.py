@@ -51,8 +51,8 @@ class Capabilities:
         `Layout` bits that its arrays can hold.
     min_alignment
         Bytes that the address must be a multiple of; 0 for the dtype's natural alignment, 1 for any address.
-    max_ndim
-        Most dimensions.
+    min_ndim, max_ndim
+        Fewest and most dimensions.
     keeps_readonly
         Whether its arrays keep the read-only flag, or cannot be written at all.
     subbyte
@@ -68,6 +68,7 @@ class Capabilities:
     device_types: frozenset[int] | None = frozenset({1})
     layouts: int = 0
     min_alignment: int = 0
+    min_ndim: int = 0
     max_ndim: int = 64
     keeps_readonly: bool = False
     subbyte: str = "packed"
@@ -255,6 +256,7 @@ class Defect:
 def _version_key(version: str) -> tuple[tuple[int, ...], bool]:
     match = re.match(r"\d+(?:\.\d+)*", version)
     release = tuple(int(part) for part in match[0].split(".")) if match else ()
+    rest = version[match.end() :] if match else version
     while release and release[-1] == 0:  # 2.3 is 2.3.0
         release = release[:-1]
-    return release, match is not None and match.end() == len(version)
+    return release, match is not None and (not rest or rest.startswith(".post"))

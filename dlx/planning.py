@@ -28,7 +28,7 @@ from dlx.native import Tensor, ffi, lib, tensor_address
 from dlx.obstacles import READ_ONLY_ROW, REPACKED, TABLE
 from dlx.protocol import device_of
 from dlx.stream import is_unordered
-from dlx.tensor import ArrayInfo, type_name
+from dlx.tensor import ArrayInfo, contiguous, type_name
 
 __all__ = ["Leaf", "Plan", "Request", "Step", "adapter_failed", "begin", "refuse", "settle"]
 
@@ -231,12 +231,13 @@ def _accept(leaf: Leaf, hindrance: Hindrance) -> DlxError | None:
     request = leaf.request
     if hindrance.cure is None or (hindrance.option and not getattr(request, hindrance.option)):
         return leaf.error(hindrance.error, hindrance.because, hindrance.fix)
-    if hindrance.copies and request.copy is False:
+    empty = leaf.info is not None and leaf.info.shape is not None and 0 in leaf.info.shape
+    if hindrance.copies and request.copy is False and not empty:
         return leaf.error(CopyRequiredError, hindrance.because, "Drop copy=False.")
     nbytes = leaf.info.nbytes if hindrance.copies and leaf.info else 0
     leaf.steps.append(Step(hindrance.option or "resolve", hindrance.because, nbytes))
     leaf.cures.append(hindrance.lift)
-    leaf.fresh = leaf.fresh or hindrance.copies
+    leaf.fresh = leaf.fresh or (hindrance.copies and not (empty and request.copy is False))
     return None
 
 
@@ -321,6 +322,8 @@ def _settle(leaf: Leaf, tensor: Tensor) -> None:
             leaf.finish("refused", None, error)
             return
     copied = leaf.fresh or leaf.made_by_producer or leaf.copy_order is not None
+    if 0 in tensor.shape and leaf.request.copy is False:
+        copied = False  # nothing there to be copied
     target = leaf.request.target
     _carry(leaf, tensor)
     if not copied and not tensor.readonly and target.constant_over(tensor):
@@ -457,7 +460,7 @@ def _obstacles(leaf: Leaf, tensor: Tensor) -> DlxError | None:
             return error
         if share:
             return None
-    if layout and request.copy is False:
+    if layout and request.copy is False and 0 not in tensor.shape:
         return leaf.error(layout[0].error, layout[0].sentence(tensor, target), layout[0].fix)
     if rows:
         leaf.repack = bool(found & REPACKED)
@@ -491,7 +494,7 @@ def _copy(leaf: Leaf, tensor: Tensor, why: str) -> DlxError | None:
     if leaf.repack and (tensor.dtype.bits >= 8 or tensor.dtype.lanes != 1):
         reason = f"dlx does not pack or unpack {tensor.dtype}"
         return leaf.error(LayoutError, reason, "Convert to 'dlx', which holds both.")
-    if packed and leaf.info is not None and not leaf.info.contiguous():
+    if packed and not contiguous(tensor.shape, tensor.strides):
         reason = f"its {tensor.dtype} elements are packed below one byte and not contiguous"
         return leaf.error(LayoutError, reason, "Make it contiguous in its own framework first.")
     capabilities = leaf.request.target.capabilities

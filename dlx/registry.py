@@ -246,7 +246,7 @@ class Registry:
         if isinstance(to, type):
             adapter = self._find(to)
             if adapter is not None:
-                adapter = adapter.narrowed(to)
+                adapter = adapter.narrowed(to).current()
             if adapter is not None and _can_be_target(adapter) and to in adapter.classes():
                 return adapter
             fix = f"Say to={adapter.package.partition('.')[0]!r}." if adapter is not None else self._known()
@@ -265,8 +265,9 @@ class Registry:
             raise _broken(plugin)
         for adapter in sorted(plugin.adapters, key=lambda adapter: adapter.name != name):
             _import(adapter)
-            if _can_be_target(adapter, plugin):
-                return adapter
+            target = adapter.current()
+            if _can_be_target(target, plugin):
+                return target
         raise AdapterNotFoundError(f"{name!r} can be read but is no target", target=name, fix=self._known())
 
     def _known(self) -> str:
@@ -288,9 +289,8 @@ def _broken(plugin: Plugin) -> PluginError:
 
 
 def _can_be_target(adapter: Adapter, plugin: Plugin | None = None) -> bool:
-    """Return whether an adapter takes arrays; what it states is asked anew where it may change."""
+    """Return whether an adapter takes arrays."""
     try:
-        adapter.refresh()
         if adapter.capabilities is None:
             return False
         adapter.capabilities_address()

@@ -11,7 +11,7 @@ from typing import Any
 from dlx.abi import Device, DType, host_readable
 from dlx.native import Tensor, lib, set_tensor_repr
 
-__all__ = ["ArrayInfo", "Tensor", "type_name"]
+__all__ = ["ArrayInfo", "Tensor", "contiguous", "type_name"]
 
 
 def type_name(kind: type) -> str:
@@ -20,7 +20,8 @@ def type_name(kind: type) -> str:
     return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
 
 
-def _contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+def contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Return whether elements lie in row-major order without gaps, extents of 1 ignored."""
     if 0 in shape:
         return True
     step = 1
@@ -104,7 +105,7 @@ class ArrayInfo:
 
     def contiguous(self) -> bool:
         """Return whether the elements lie in row-major order without gaps, extents of 1 ignored."""
-        return self.shape is None or self.strides is None or _contiguous(self.shape, self.strides)
+        return self.shape is None or self.strides is None or contiguous(self.shape, self.strides)
 
     def __str__(self) -> str:
         if self.shape is None:
@@ -222,7 +223,7 @@ def _values(tensor: Tensor) -> str:
 
 def _repr(tensor: Tensor) -> str:
     parts = [f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}]", str(tensor.device)]
-    if not _contiguous(tensor.shape, tensor.strides):
+    if not contiguous(tensor.shape, tensor.strides):
         parts.append(f"strides={tensor.strides}")
     if tensor.readonly:
         parts.append("read-only")

@@ -159,8 +159,10 @@ def _sketch_of_copy(leaf: Leaf) -> Tensor | None:
     info = leaf.info
     if info is None or info.shape is None or info.dtype is None or info.device is None:
         return None  # only a conversion could tell
-    address = native.lib.DLX_ALIGNMENT  # any aligned address will do: nobody reads it
-    return native.tensor_new(address, info.shape, None, info.dtype, info.device, 0, None)
+    address = leaf.source.fresh_alignment  # nobody reads it
+    stated = leaf.source.capabilities
+    flags = SUBBYTE_PADDED if stated is not None and stated.subbyte == "padded" and info.dtype.bits < 8 else 0
+    return native.tensor_new(address, info.shape, None, info.dtype, info.device, flags, None)
 
 
 def load(leaf: Leaf) -> Any:
@@ -203,7 +205,7 @@ def load(leaf: Leaf) -> Any:
             with target.on_device(ready.device):
                 array = target.load(ready)
         return array if leaf.carried is None else target.reviewed(array, dtype)
-    except Exception as error:
+    except BaseException as error:
         # Whatever shares the memory must let go of it first: our view of it, frames of the consumer.
         ready = None
         owned = leaf.owned
@@ -213,7 +215,7 @@ def load(leaf: Leaf) -> Any:
         if isinstance(error, DlxError):
             leaf.complete(error)
             raise
-        if isinstance(error, MemoryError):
+        if isinstance(error, MemoryError) or not isinstance(error, Exception):
             raise
         if owned is None:
             raise leaf.complete(adapter_failed(leaf, error)) from error

@@ -109,6 +109,10 @@ def _shifted(np: Any, nbytes: int) -> Any:
     return np.frombuffer(whole, "u4", 24, nbytes).view("f4") if nbytes % 4 else whole[nbytes : nbytes + 96].view("f4")
 
 
+def _liar(np: Any) -> type:
+    return type("Liar", (np.ndarray,), {"shape": property(lambda self: (99,)), "strides": property(lambda self: (8,))})
+
+
 def _memmap(np: Any) -> Any:
     with tempfile.NamedTemporaryFile(suffix=".bin") as file:
         file.write(bytes(range(96)))
@@ -141,6 +145,9 @@ _numpy("datetime64", lambda np: np.zeros(3, "M8[s]"))
 _numpy("object", lambda np: np.array([None, 1]))
 _numpy("str", lambda np: np.array(["a", "b"]))
 _numpy("longdouble", lambda np: np.zeros(3, np.longdouble))
+_numpy("StringDType", lambda np: np.array(["a"], np.dtypes.StringDType()))
+_numpy("float0", lambda np: np.zeros(2, [("float0", "V")]))
+_numpy("subclass that lies", lambda np: _grid(np).view(_liar(np)))
 _numpy("33-d", lambda np: _grid(np)[0, 0, ...].reshape((1,) * 33))
 
 
@@ -185,6 +192,10 @@ _torch("Parameter", lambda torch: torch.nn.Parameter(_plane(torch), requires_gra
 _torch("subclass", _subclass)
 _torch("conj", lambda torch: torch.tensor([1 + 2j, 3 - 1j]).conj())
 _torch("neg", lambda torch: torch.tensor([1 + 2j, 3 - 1j]).conj().imag)
+_torch(
+    "complex32, conj and neg",
+    lambda torch: torch._neg_view(torch.tensor([1 + 2j], dtype=torch.complex32).conj()),
+)
 _torch("sparse", lambda torch: torch.eye(3).to_sparse())
 _torch("meta", lambda torch: torch.ones(3, device="meta"))
 _torch("fake", _fake)
@@ -209,10 +220,19 @@ def _deleted(jax: Any) -> Any:
     return gone
 
 
+def _turned(jax: Any, dtype: str) -> Any:
+    from jax.experimental.layout import Format, Layout
+
+    plain = jax.numpy.arange(6).reshape(2, 3).astype(dtype)
+    return jax.device_put(plain, Format(Layout((1, 0)), plain.sharding))
+
+
 _jax("C", lambda jax: jax.numpy.arange(24, dtype="float32").reshape(4, 6))
 _jax("transposed", lambda jax: jax.numpy.arange(24, dtype="float32").reshape(4, 6).T)
 _jax("0-d", lambda jax: jax.numpy.float32(1.5) + 0)
 _jax("(0, 3)", lambda jax: jax.numpy.zeros((0, 3)))
+_jax("int4, column-major", lambda jax: _turned(jax, "int4"))
+_jax("float4, column-major", lambda jax: _turned(jax, "float4_e2m1fn"))
 _jax("deleted", _deleted)
 _jax("random key", lambda jax: jax.random.key(0))
 _jax("sparse", lambda jax: __import__("jax.experimental.sparse").experimental.sparse.BCOO.fromdense(jax.numpy.eye(2)))
@@ -235,6 +255,8 @@ _arrow("dictionary", lambda pa: pa.array(["a", "b", "a"]).dictionary_encode())
 _arrow("text", lambda pa: pa.array(["a", "b"]))
 _arrow("timestamp", lambda pa: pa.array([1, 2], pa.timestamp("s")))
 _arrow("fixed-size list", lambda pa: pa.array([[1, 2], [3, 4]], pa.list_(pa.int32(), 2)))
+_arrow("null inside of a list", lambda pa: pa.array([[1, None]], pa.list_(pa.int32(), 2)))
+_arrow("empty", lambda pa: pa.array([], pa.int32()))
 _arrow("Tensor", lambda pa: pa.Tensor.from_numpy(__import__("numpy").arange(24.0).reshape(4, 6)[:, ::2]))
 
 
@@ -341,6 +363,18 @@ ODD |= {
     "float": lambda: 1.5,
     "str": lambda: "text",
     "None": lambda: None,
+}
+
+
+def _first_grid() -> list[int]:
+    from matrix.measure import elements
+
+    return elements(_tensor())
+
+
+VALUES: dict[str, Callable[[], list[int]]] = {  # of those that cannot be asked twice
+    **{name: _first_grid for name in ODD if name.startswith(("capsule", "producer"))},
+    "__array_interface__": lambda: [0x3FF0000000000000, 0x4000000000000000, 0x4008000000000000, 0x4010000000000000],
 }
 
 

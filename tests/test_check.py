@@ -15,14 +15,23 @@ def code(dtype):
 
 
 def consumer(
-    *, devices=(1,), layouts=ALL_LAYOUTS, alignment=1, ndim=64, readonly=True, dtypes=None, subbyte="packed", null=True
+    *,
+    devices=(1,),
+    layouts=ALL_LAYOUTS,
+    alignment=1,
+    ndim=64,
+    readonly=True,
+    dtypes=None,
+    subbyte="packed",
+    null=True,
+    least=0,
 ):
     """Return capabilities, generous unless told otherwise."""
     caps = ffi.new("dlx_capabilities*")
     caps.device_types = 2**32 - 1 if devices is None else sum(1 << d for d in devices)
     caps.layouts, caps.min_alignment, caps.max_ndim, caps.keeps_readonly = layouts, alignment, ndim, readonly
     caps.takes_packed, caps.takes_padded = subbyte in ("packed", "both"), subbyte in ("padded", "both")
-    caps.takes_null = null
+    caps.takes_null, caps.min_ndim = null, least
     caps.n_dtypes = -1 if dtypes is None else len(dtypes)
     for at, dtype in enumerate(dtypes or ()):
         caps.dtypes[at] = code(dtype)
@@ -43,6 +52,7 @@ CASES = [
     ("DTYPE", {"dtypes": [FLOAT32]}, {"dtype": (2, 32, 2)}, {"dtype": FLOAT32}),
     ("DTYPE", {"dtypes": []}, {"dtype": INT8}, None),
     ("NDIM", {"ndim": 2}, {"shape": (1, 1, 1)}, {"shape": (1, 1)}),
+    ("NDIM", {"least": 1}, {"shape": ()}, {"shape": (1,)}),
     ("NDIM", {"ndim": 0}, {"shape": (0,)}, {"shape": ()}),
     ("PADDED", {"dtypes": [INT4]}, {"dtype": INT4, "flags": PADDED}, {"dtype": INT4}),
     ("PADDED", {}, {"dtype": INT4, "flags": PADDED}, {"dtype": INT8, "flags": PADDED}),

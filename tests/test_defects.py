@@ -128,6 +128,23 @@ def torch_calls(torch):
     return len(source.calls) > 1
 
 
+def torch_misaligned(torch):
+    """In a process of its own: two complex128 at an odd address."""
+    odd = "torch.frombuffer(bytearray(33), dtype=torch.complex128, count=2, offset=1)"
+    return dies(f"import torch; {odd}.conj().resolve_conj()")
+
+
+def torch_emptied(torch):
+    """In a process of its own."""
+    return dies("import torch; t = torch.zeros(1000); t.untyped_storage().resize_(0); t.clone()")
+
+
+def torch_table(torch):
+    """By a library that asks the table and nothing else."""
+    tvm_ffi = pytest.importorskip("tvm_ffi")
+    return not raises(Exception, tvm_ffi.from_dlpack, torch.ones(2, requires_grad=True))
+
+
 # ---- jax -------------------------------------------------------------------------------------------------------------
 
 
@@ -147,6 +164,11 @@ def jax_legacy(jax):
     source = Producer(memory())
     jax.dlpack.from_dlpack(source)
     return "max_version" not in source.calls[0]
+
+
+def jax_int4(jax):
+    """Its own export."""
+    return raises(Exception, jax.numpy.zeros(4, "int4").__dlpack__)
 
 
 # ---- tvm_ffi, pyarrow ------------------------------------------------------------------------------------------------
@@ -191,6 +213,10 @@ def pyarrow_tensor(pa):
 
 
 PROOFS = {
+    ("torch", "over data that is not aligned"): torch_misaligned,
+    ("torch", "resized to nothing"): torch_emptied,
+    ("torch", "exchange table"): torch_table,
+    ("jax", "less than a byte"): jax_int4,
     ("numpy", "gives read-only arrays"): numpy_readonly,
     ("numpy", "legacy capsules only"): numpy_legacy,
     ("numpy", "at most 32 dimensions"): numpy_ndim,

@@ -150,7 +150,7 @@ def test_narrow_arrays_are_packed_and_unpacked(np, ml, name):
     """Through a framework that packs, every value survives; both ways are copies and say so."""
     pytest.importorskip("tvm_ffi")
     array = every_value(np, ml, name)
-    for source in (array, array[::-1], np.stack([array] * 3)[:, 1:].T, array[:0], array[:1].reshape(())):
+    for source in (array, array[::-1], np.stack([array] * 3)[:, 1:].T, array[:1].reshape(())):
         with pytest.raises(errors.CopyRequiredError, match=f"{name} elements take a byte each, and tvm_ffi packs"):
             dlx.convert(source, to="tvm_ffi", copy=False)
         packed = dlx.convert(source, to="tvm_ffi")
@@ -360,3 +360,70 @@ def test_the_core_needs_no_ml_dtypes():
     """Importing dlx imports neither numpy nor ml_dtypes."""
     code = "import dlx, sys; dlx.convert(b'abc', to='dlx'); assert not {'numpy', 'ml_dtypes'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
+
+
+# ---- what a second look found ---------------------------------------------------------------------------------------
+
+
+def test_a_subclass_that_lies_about_itself(np, ml, torch):
+    """Shape, strides and dtype are asked of the memory's owner, numpy, not of what a subclass says."""
+
+    class Liar(np.ndarray):
+        shape = property(lambda self: (99,))
+        strides = property(lambda self: (8,))
+        size = property(lambda self: 99)
+
+    for dtype in (ml.bfloat16, np.float32):
+        liar = np.zeros(3, dtype).view(Liar)
+        assert tuple(dlx.convert(liar, to="torch").shape) == (3,) and dlx.describe(liar).shape == (3,)
+
+
+@pytest.mark.parametrize("make", ["np.zeros((0, 3), ml.int4)", "np.zeros(0, '>f4')", "np.zeros((0, 2), 'i1,f4')['f1']"])
+def test_where_there_is_no_element_there_is_no_copy(np, ml, make):
+    """copy=False takes what has no element, whatever would have to be copied if it had."""
+    source = eval(make)
+    for target in ("dlx", "tvm_ffi"):
+        if target == "tvm_ffi":
+            pytest.importorskip("tvm_ffi")
+        plan = dlx.plan(source, to=target, copy=False)
+        assert plan.outcome == "shared" and plan.nbytes == 0
+        assert dlx.describe(dlx.convert(source, to=target, copy=False)).shape == source.shape
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
+def test_what_load_raises_leaves_the_capsule_whole(onlybytes, monkeypatch, error):
+    """A capsule that was claimed is given back, also when somebody presses Ctrl-C meanwhile."""
+
+    def load(self, tensor):
+        raise error("now")
+
+    capsule = dlx.convert(b"abc", to="dlx").__dlpack__(max_version=(1, 0))
+    with monkeypatch.context() as patched:
+        patched.setattr(OnlyBytes, "load", load)
+        with pytest.raises(error if error is not ValueError else errors.ConversionError):
+            dlx.convert(capsule, to="onlybytes")
+    assert dlx.convert(capsule, to="onlybytes").tensor.shape == (3,)
+
+
+def test_a_dtype_that_only_ml_dtypes_has(python, np):
+    """dtype_to names what is missing, as a conversion does."""
+    python("""
+        import sys
+        sys.modules["ml_dtypes"] = None
+        import dlx, numpy
+        try:
+            dlx.adapters()["numpy"].dtype_to(dlx.DType("bfloat16"))
+        except dlx.errors.DTypeError as error:
+            assert "pip install ml_dtypes" in str(error)
+        else:
+            raise SystemExit("no error")
+    """)
+
+
+def test_text_and_float0_say_what_they_are(np, torch):
+    """Their reasons are true, and their fixes do not lead to another refusal."""
+    if hasattr(np.dtypes, "StringDType"):
+        with pytest.raises(errors.DTypeError, match="no text"):
+            dlx.convert(np.array(["a"], np.dtypes.StringDType()), to="torch")
+    with pytest.raises(errors.DTypeError, match="no bytes"):
+        dlx.convert(np.zeros(2, [("float0", "V")]), to="torch")

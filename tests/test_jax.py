@@ -523,7 +523,7 @@ def test_dtypes_both_ways():
     assert adapter.dtype_from(jax.random.key(0).dtype) is None
 
 
-@pytest.mark.parametrize("dtype", ["complex32", "float6_e2m3fn", "int1", "float32x4", "float128", "float4_e2m1fnx2"])
+@pytest.mark.parametrize("dtype", ["complex32", "float6_e2m3fn", "int3", "float32x4", "float128", "float4_e2m1fnx2"])
 def test_dtypes_that_jax_lacks(dtype):
     """Refused by name, before jax sees them."""
     source = tensor(dtype, (2,))
@@ -667,3 +667,73 @@ def test_defect_float4_is_given_and_not_taken():
         jax.dlpack.from_dlpack(native.tensor_view(given, None, None, 0, None))
     with pytest.raises(errors.DTypeError, match="float4_e2m1fn"):
         dlx.convert(given, to="jax")
+
+
+# ---- x64 differs from thread to thread, and from call to call -------------------------------------------------------
+
+
+def test_x64_is_read_in_every_thread(python):
+    """Each conversion goes by what its own thread has switched on; nothing is shared between them."""
+    out = python(
+        """
+        import sys, threading
+        import jax, dlx
+        sys.setswitchinterval(1e-6)
+        wide = dlx.convert(memoryview(bytearray(64)).cast("d"), to="dlx")
+        wrong = []
+
+        def work(on):
+            with jax.enable_x64(on):
+                for _ in range(400):
+                    plan = dlx.plan(wide, to="jax")
+                    try:
+                        result = str(dlx.convert(wide, to="jax").dtype)
+                    except dlx.errors.DTypeError as error:
+                        result = "x64 is off" if "since x64 is off" in str(error) else str(error)
+                    if result != ("float64" if on else "x64 is off") or (plan.error is None) is not on:
+                        wrong.append((on, result, str(plan)))
+
+        threads = [threading.Thread(target=work, args=(i % 2 == 0,)) for i in range(4)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        print(len(wrong), wrong[:1])
+        """,
+        args=(),
+    )
+    assert out == "0 []\n"
+
+
+def test_like_reads_x64_as_well():
+    """like= asks the switch as to= does."""
+    example, wide = jnp.zeros(3), tensor("float64")
+    assert type(dlx.plan(wide, like=example).error) is errors.DTypeError
+    with jax.enable_x64(True):
+        assert dlx.plan(wide, like=example).error is None
+        assert dlx.convert(wide, like=example).dtype == "float64"
+    assert type(dlx.plan(wide, like=example).error) is errors.DTypeError
+
+
+def test_types_that_are_no_targets():
+    """Only jax.Array is a target; tracers, references and sparse arrays are not, and do not count as being one."""
+    assert dlx.convert(tensor("float32"), to=jax.Array).shape == (4,)
+    result = jnp.ones(3)
+    assert dlx.convert(result, to=jax.Array) is result
+    with pytest.raises(errors.AdapterNotFoundError, match="Say to='jax'"):
+        dlx.convert(tensor("float32"), to=jax.core.Tracer)
+    from jax.experimental import sparse
+
+    with pytest.raises(errors.LayoutError, match="todense"):
+        dlx.convert(sparse.BCOO.fromdense(jnp.eye(2)), to=jax.Array)
+
+
+@pytest.mark.parametrize("dtype", ["int4", "uint2", "float4_e2m1fn"])
+def test_packed_elements_in_another_order(np, dtype):
+    """Jax may keep packed elements column-major; what comes out is in order."""
+    from jax.experimental.layout import Format, Layout
+
+    plain = jnp.asarray(np.arange(6).reshape(2, 3) % 4, dtype)
+    turned = jax.device_put(plain, Format(Layout((1, 0)), plain.sharding))
+    for target in ("numpy", "dlx"):
+        assert dlx.plan(turned, to=target).outcome == "copied"
+    assert (dlx.convert(turned, to="numpy") == np.asarray(plain)).all()
+    assert dlx.describe(turned).nbytes == dlx.convert(turned, to="dlx").nbytes

@@ -360,6 +360,17 @@ def test_two_numbers_in_a_byte_are_refused_by_numpy(np, torch):
         dlx.convert(torch.zeros(2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), to="numpy")
 
 
+@only_warns
+def test_complex32_with_both_bits(torch):
+    """Torch cannot resolve conj and neg together; that is said beforehand, and the fix works."""
+    source = torch._neg_view(torch.tensor([1 + 2j], dtype=torch.complex32).conj())
+    for options in ({"to": "dlx"}, {"to": "torch", "copy": True}):
+        with pytest.raises(errors.LayoutError, match="both set"):
+            dlx.convert(source, **options)
+        assert type(dlx.plan(source, **options).error) is errors.LayoutError
+    assert dlx.convert(source.conj().resolve_neg(), to="dlx").shape == (1,)
+
+
 # ---- copy on write ---------------------------------------------------------------------------------------------------
 
 
