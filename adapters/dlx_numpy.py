@@ -119,6 +119,11 @@ class NumpyAdapter(_Numpy):
     def exchange(self) -> Any:
         return _exchange(self.module())
 
+    def guarded(self, obj: Any, *, writable: bool) -> Any:
+        if not writable:
+            obj.flags.writeable = False
+        return obj
+
     def accepts(self) -> Capabilities:
         return Capabilities(
             dtypes=self.known_dtypes(), layouts=Layout.ANY, min_alignment=1, max_ndim=64, keeps_readonly=True

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dlx.abi import Device, DType
     from dlx.conversion import convert, describe, plan
     from dlx.doors import borrow, empty, from_dlpack, from_managed, from_pointer, to_capsule
+    from dlx.functions import using
     from dlx.headers import cffi_builder, get_include
     from dlx.hookspecs import hookimpl
     from dlx.native import ffi
@@ -33,6 +34,7 @@ __all__ = [
     "describe",
     "stack",
     "shares_memory",
+    "using",
     "ArrayInfo",
     "Device",
     "DType",
@@ -61,6 +63,7 @@ _HOMES = {
     "describe": "conversion",
     "stack": "stacking",
     "shares_memory": "overlap",
+    "using": "functions",
     "ArrayInfo": "tensor",
     "Device": "abi",
     "DType": "abi",
