@@ -224,6 +224,11 @@ class NumpyAdapter(_Numpy):
     def exchange(self) -> Any:
         return _exchange(self.module())
 
+    def guarded(self, obj: Any, *, writable: bool) -> Any:
+        if not writable:
+            obj.flags.writeable = False
+        return obj
+
     def accepts(self) -> Capabilities:
         return Capabilities(
             dtypes=self.known_dtypes(),

@@ -417,6 +417,15 @@ class TorchAdapter(Adapter):
     def clone(self, obj: Any) -> Any:
         return obj.clone()
 
+    def guarded(self, obj: Any, *, writable: bool) -> Any:
+        if not obj.is_inference():
+            return obj
+        with self.module().inference_mode(False):  # inference tensors do not count writes
+            return obj.clone()
+
+    def writes_to(self, obj: Any) -> int | None:
+        return int(obj._version)
+
     def moved(self, obj: Any, device: Device) -> Any:
         return obj.to(self.device_to(device))
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dlx.conversion import convert, describe, plan
     from dlx.cuda import devices, release_pending
     from dlx.doors import borrow, empty, from_dlpack, from_managed, from_pointer, to_capsule
+    from dlx.functions import using
     from dlx.headers import cffi_builder, get_include
     from dlx.hookspecs import hookimpl
     from dlx.native import ffi
@@ -36,6 +37,7 @@ __all__ = [
     "stack",
     "shares_memory",
     "adapters",
+    "using",
     "ArrayInfo",
     "Device",
     "DType",
@@ -67,6 +69,7 @@ _HOMES = {
     "stack": "stacking",
     "shares_memory": "overlap",
     "adapters": "registry",
+    "using": "functions",
     "ArrayInfo": "tensor",
     "Device": "abi",
     "DType": "abi",

@@ -377,6 +377,24 @@ class Adapter:
         """Return the array on another device of its framework."""
         raise DeviceError(f"{self.name} cannot move an array to {device}", fix="Leave device out.")
 
+    # ---- for functions that compute in the framework ----------------------------------------------------------------
+
+    def guarded(self, obj: Any, *, writable: bool) -> Any:
+        """Return a copy that is about to be given to a function, such that writes to it are refused, or counted.
+
+        Parameters
+        ----------
+        obj
+            An array that nobody else knows.
+        writable
+            Whether the function is declared to write to it.
+        """
+        return obj
+
+    def writes_to(self, obj: Any) -> int | None:
+        """Return how often an array was written to in place; None, the default, where nobody counts."""
+        return None
+
     # ---- as a consumer --------------------------------------------------------------------------------------------
 
     def load(self, tensor: Tensor) -> Any:

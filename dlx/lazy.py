@@ -17,11 +17,12 @@ from dlx.adapter import Adapter, look_up
 from dlx.containers import what_is
 from dlx.errors import AdapterNotFoundError, DlxError
 from dlx.facts import Container
+from dlx.failures import Failures
 from dlx.native import Lane
 from dlx.phases import Bulk, convert_tree
 from dlx.planning import Request
 from dlx.tensor import type_name
-from dlx.trees import ROOT, Failures
+from dlx.trees import ROOT
 
 __all__ = ["Options", "Path", "Scope", "name_of", "path_text"]
 

@@ -14,11 +14,12 @@ from dlx.adapter import Adapter, look_up
 from dlx.containers import container_of
 from dlx.errors import DlxError
 from dlx.facts import Container
+from dlx.failures import Failures, together
 from dlx.native import Lane, Tensor
 from dlx.planning import Leaf, Plan, Request, begin
 from dlx.strangers import Described
 from dlx.transfer import forget_frames, load, order, plan_leaf, prepare, preview, release, take_back
-from dlx.trees import Failures, Tree, together
+from dlx.trees import Tree
 
 __all__ = ["Bulk", "convert_tree", "place_of", "plan_tree"]
 
@@ -76,6 +77,11 @@ class Bulk:
             self.undo(error)
             raise
         return self.results
+
+    def copied(self, i: int) -> bool:
+        """Return whether the array number `i` was copied on its way."""
+        leaf = self._leaves.get(i)
+        return leaf is not None and leaf.plan is not None and leaf.plan.outcome == "copied"
 
     def tensors(self) -> list[Tensor]:
         """Return all arrays as tensors that are only to be read now: nothing is handed over or used up.

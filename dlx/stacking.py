@@ -8,11 +8,11 @@ from typing import Any, cast
 from dlx import native
 from dlx.conversion import convert, producer_of, request_of
 from dlx.errors import DeviceError, DlxError, DTypeError, LayoutError
+from dlx.failures import Failures
 from dlx.native import Lane, Tensor, lib
 from dlx.phases import Bulk
 from dlx.planning import Request, begin, settle
 from dlx.strangers import TENSOR
-from dlx.trees import Failures
 
 __all__ = ["stack"]
 

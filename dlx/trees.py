@@ -6,6 +6,7 @@ stands in the tree; a container that holds itself does so in the result. Nothing
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from dlx import strangers
@@ -13,39 +14,13 @@ from dlx.adapter import Adapter
 from dlx.containers import what_is
 from dlx.errors import AdapterNotFoundError, ConversionError, DlxError
 from dlx.facts import Container
+from dlx.failures import Failures
 from dlx.tensor import type_name
 
-__all__ = ["Failures", "Tree", "together"]
+__all__ = ["ROOT", "Tree"]
 
 ROOT = "obj"
 DEEPEST = 1_000_000  # containers inside containers; what goes on for ever stops here
-
-
-class Failures:
-    """Errors with their places: raised one by one, or collected for an ExceptionGroup."""
-
-    def __init__(self, target: str, *, collect: bool = False) -> None:
-        self.target = target
-        self.collect = collect
-        self.errors: list[DlxError] = []
-
-    def add(self, error: DlxError, where: str) -> None:
-        """Note an error, or raise it where errors are not collected."""
-        error.complete(where=where, target=self.target)
-        if not self.collect:
-            raise error
-        self.errors.append(error)
-
-    def check(self) -> None:
-        """Raise what was collected, if anything was."""
-        if self.errors:
-            errors, self.errors = self.errors, []
-            raise together(errors)
-
-
-def together(errors: list[DlxError]) -> ExceptionGroup[DlxError]:
-    """Return one exception for all errors of a tree."""
-    return ExceptionGroup(f"{len(errors)} place{'s' * (len(errors) > 1)} in the tree cannot be converted", errors)
 
 
 class Node:
@@ -237,8 +212,24 @@ class Tree:
 
     # ---- together ---------------------------------------------------------------------------------------------------
 
-    def rebuild(self, results: list[Any], target: str) -> Any:
-        """Return the same containers around the results; `results` in the order of `arrays`."""
+    def containers(self) -> list[tuple[Any, list[Any] | None, list[Any], Any]]:
+        """Return (container, keys, children, what it became) of all, a copy of the children."""
+        return [(node.obj, node.keys, list(node.parts), node.result) for node in self._nodes]
+
+    def rebuild(
+        self, results: list[Any], target: str, stands: Callable[[Any, Any, list[Any]], Any] | None = None
+    ) -> Any:
+        """Return the same containers around the results.
+
+        Parameters
+        ----------
+        results
+            In the order of `arrays`.
+        target
+            Name of their framework.
+        stands
+            ``stands(container, keys, new children)`` may give an object that stands for a new container; else None.
+        """
         for node in self._nodes:
             if node.cyclic:
                 node.result = self._blank(node, target)
@@ -249,7 +240,9 @@ class Tree:
                 if new is not parts[i]:
                     parts[i] = new
                     changed = True
-            if changed or node.row.mutable:
+            if stands is not None and not node.cyclic and (own := stands(node.obj, node.keys, parts)) is not None:
+                node.result = own
+            elif changed or node.row.mutable:
                 node.result = self._close(node, target)
             else:
                 node.result = node.obj

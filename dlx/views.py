@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, MutableSequence, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -115,7 +115,16 @@ def plain_view(obj: Any, to: Any) -> Any:
     return None if row is None else make(obj, row, Scope(known[1]), None)
 
 
-def lazy_view(obj: Any, request: Request, lane: Lane | None, to: Any, strict: bool, collect: bool) -> Any:
+def lazy_view(
+    obj: Any,
+    request: Request,
+    lane: Lane | None,
+    to: Any,
+    *,
+    strict: bool,
+    collect: bool,
+    known: Iterable[tuple[Any, Any]] = (),
+) -> Any:
     """Return a lazy view of a container; what cannot be viewed is converted now.
 
     Parameters
@@ -126,6 +135,8 @@ def lazy_view(obj: Any, request: Request, lane: Lane | None, to: Any, strict: bo
         The options.
     lane, to
         The fast lane and the target as it was given, where nothing else is asked for.
+    known
+        Objects, and what they have become already; kept weakly.
     """
     row = container_of(type(obj))
     assert row is not None
@@ -133,5 +144,7 @@ def lazy_view(obj: Any, request: Request, lane: Lane | None, to: Any, strict: bo
     if lane is not None and not strict and not collect and request.target.constant and isinstance(to, str | type):
         _plain[to] = (registry.generation, options)
     scope = Scope(options)
+    for old, new in known:
+        scope.leave(id(old), old, new)
     view = make(obj, row, scope, None)
     return scope.eager(obj, row) if view is None else view

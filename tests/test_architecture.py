@@ -22,10 +22,10 @@ LAYERS = [
     ["strangers", "registry"],
     ["rows", "containers"],
     ["routes", "obstacles", "crossing", "working", "planning", "transfer"],
-    ["trees", "phases"],
+    ["failures", "trees", "phases"],
     ["lazy", "writing", "view", "sequences", "mappings", "views"],
     ["conversion"],
-    ["stacking", "overlap"],
+    ["stacking", "overlap", "calls", "functions"],
     ["pointers", "incoming", "doors"],
 ]
 ORDER = [name for line in LAYERS for name in line]

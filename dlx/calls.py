@@ -1,0 +1,243 @@
+"""One call of a function that `using` decorates: arguments in, results out, writes back."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from dlx.abi import Device
+from dlx.adapter import Adapter
+from dlx.containers import TUPLE
+from dlx.conversion import convert
+from dlx.errors import DlxError, ReadOnlyError
+from dlx.facts import Container
+from dlx.failures import Failures
+from dlx.phases import Bulk
+from dlx.planning import Request
+from dlx.registry import registry
+from dlx.trees import ROOT, Tree
+from dlx.views import lazy_view
+from dlx.writing import kind_of
+
+__all__ = ["Call", "Way"]
+
+
+class Way:
+    """What is known of a decorated function."""
+
+    def __init__(self, function: Any, request: Any, answer: Any, writes: frozenset[str], *, lazy: bool) -> None:
+        self.request, self.answer, self.lazy = request, answer, lazy
+        try:
+            parameters = list(inspect.signature(function).parameters.values())
+        except (TypeError, ValueError):
+            parameters = []
+        known = {parameter.name for parameter in parameters}
+        if writes - known and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            missing = ", ".join(sorted(writes - known))
+            raise TypeError(f"{getattr(function, '__name__', function)} has no parameter {missing} (writes=)")
+        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        self.names = [p.name for p in positional]
+        self.rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
+        self.skipped = 1 if self.names[:1] in (["self"], ["cls"]) else 0
+        self.writes = writes
+
+    def name(self, i: int) -> str:
+        """Return the name of a positional argument, as it stands in errors."""
+        return self.names[i] if i < len(self.names) else f"{self.rest}[{i - len(self.names)}]"
+
+    def may_write(self, where: str) -> bool:
+        """Return whether the place of an array is in a parameter that is declared to be written to."""
+        return where.partition("[")[0].partition(".")[0] in self.writes
+
+
+class Call:
+    """One call: arguments on their way in, results on their way out, writes on their way back."""
+
+    def __init__(self, way: Way, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self.way = way
+        self.request: Request = way.request()
+        self.kept = args[: way.skipped]
+        self._caller: tuple[Adapter, Device | None] | None = None
+        self._own: dict[int, tuple[Any, Any]] = {}  # address of what went in -> (it, the caller's own object)
+        self._containers: dict[int, tuple[Any, Any, Any, list[Any]]] = {}  # the same; with keys and children
+        self._copies: list[tuple[Any, Any, int | None, str]] = []  # (the caller's, the copy, its version, the place)
+        self._seen: list[tuple[Adapter, Any]] = []
+        inside = self.inward((args[way.skipped :], options), arguments=True)
+        self._caller = self._answerer()
+        self.args, self.options = (*self.kept, *inside[0]), inside[1]
+
+    # ---- in ---------------------------------------------------------------------------------------------------------
+
+    def inward(self, value: Any, *, arguments: bool = False) -> Any:
+        """Return a value as the function is to see it."""
+        what = TUPLE if arguments else kind_of(value)
+        if what is None:
+            return value
+        target, failures = self.request.target, Failures(self.request.target.name)
+        root, row = (value, what) if isinstance(what, Container) else ((value,), TUPLE)
+        try:
+            tree = Tree(root, row, failures)
+            results = list(tree.arrays)
+            # What is there already stays, graph and all; `detach` is for what comes from elsewhere.
+            some = [
+                i for i, source in enumerate(tree.sources) if source is not target or self.request.device is not None
+            ]
+            arrays, sources = [tree.arrays[i] for i in some], [tree.sources[i] for i in some]
+            bulk = Bulk(self.request, arrays, sources, lambda n: tree.place(some[n]), failures)
+            for n, (i, new) in enumerate(zip(some, bulk.run(), strict=True)):
+                results[i] = self._watched(tree.arrays[i], new, tree.place(i)) if bulk.copied(n) else new
+            for source, old, new in zip(tree.sources, tree.arrays, results, strict=True):
+                self._own[id(new)] = (new, old)
+                self._seen.append((source, old))
+            before = tree.containers()
+            made = tree.rebuild(results, target.name)
+            for (old, keys, children, _), (*_, new) in zip(before, tree.containers(), strict=True):
+                self._containers[id(new)] = (new, old, keys, children)
+        except DlxError as error:
+            if arguments:
+                error.where = self._place(error.where)
+            raise
+        return made if isinstance(what, Container) else made[0]
+
+    def _watched(self, old: Any, new: Any, place: str) -> Any:
+        """Note an array that had to be copied, so that no write to it is lost."""
+        target, where = self.request.target, self._place(place)
+        may = self.way.may_write(where)
+        if may and not _writable(old):
+            raise ReadOnlyError(
+                "the function writes to it (writes=), and it is read-only",
+                source=type(old).__name__,
+                target=target.name,
+                where=place,
+                fix="Pass an array that can be written to.",
+            )
+        new = target.guarded(new, writable=may)
+        self._copies.append((old, new, target.writes_to(new), where))
+        return new
+
+    def _place(self, where: str) -> str:
+        """Return a place in (args, options) by the parameter's name."""
+        first, _, rest = where.removeprefix(f"{ROOT}[").partition("]")
+        if not rest.startswith("["):
+            return where
+        key, _, rest = rest[1:].partition("]")
+        if first == "0" and key.isdecimal():
+            return self.way.name(int(key) + self.way.skipped) + rest
+        return key.strip("'\"") + rest if first == "1" else where
+
+    def _answerer(self) -> tuple[Adapter, Device | None] | None:
+        """Return the framework that answers, and its device; None: results stay as they are."""
+        if self.way.answer is not None:
+            return registry.target(self.way.answer), None
+        target = self.request.target
+        others = {id(source): source for source, _ in self._seen if source is not target}
+        if len(others) != 1:
+            return None
+        (home,) = others.values()
+        if home.capabilities is None:
+            return None
+        infos = [home.info(array) for source, array in self._seen if source is home]
+        devices = {info.device for info in infos if info is not None and info.device is not None}
+        return home, devices.pop() if len(devices) == 1 else None
+
+    # ---- out --------------------------------------------------------------------------------------------------------
+
+    def answer(self, value: Any) -> Any:
+        """Return a result as the caller is to see it."""
+        what = kind_of(value)
+        if what is None:
+            return value
+        request = None
+        if self._caller is not None:
+            home, device = self._caller
+            request = Request(home, device, detach=self.request.detach, readonly=self.request.readonly)
+            if self.way.lazy and isinstance(what, Container):
+                return lazy_view(value, request, None, None, strict=False, collect=False, known=self._own.values())
+        if isinstance(what, Container):
+            return self._outward(value, what, request, "result")
+        return self._outward((value,), TUPLE, request, "")[0]
+
+    def _outward(self, value: Any, row: Container, request: Request | None, name: str) -> Any:
+        """Convert a container; without a request its arrays stay, but for the caller's own."""
+        target = self.request.target if request is None else request.target
+        failures = Failures(target.name)
+        tree = Tree(value, row, failures)
+        results = [self._mine(array) for array in tree.arrays]
+        own = any(id(container) in self._containers for container, *_ in tree.containers())
+        own = own or any(new is not old for new, old in zip(results, tree.arrays, strict=True))
+        if not own and (request is None or not results):
+            return value  # nothing in it is the caller's, and nothing is to be converted
+        if request is not None:
+            rest = [i for i, array in enumerate(tree.arrays) if results[i] is array]
+            arrays, sources = [tree.arrays[i] for i in rest], [tree.sources[i] for i in rest]
+            place = lambda n: name + tree.place(rest[n]).removeprefix(ROOT) if name else "result"  # noqa: E731
+            for i, new in zip(rest, Bulk(request, arrays, sources, place, failures).run(), strict=True):
+                results[i] = new
+        return tree.rebuild(results, target.name, self._stands)
+
+    def _mine(self, array: Any) -> Any:
+        """Return the caller's own array for one that went in."""
+        own = self._own.get(id(array))
+        return own[1] if own is not None and own[0] is array else array
+
+    def _stands(self, container: Any, keys: Any, children: list[Any]) -> Any:
+        """Return the caller's own container for one that went in and holds what it held."""
+        made, own, old_keys, old = self._containers.get(id(container), (None, None, None, []))
+        same = made is container and len(old) == len(children) and (keys is None or list(keys) == list(old_keys or ()))
+        return own if same and all(a is b for a, b in zip(old, children, strict=True)) else None
+
+    # ---- back -------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Call:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        try:
+            self.write_back()
+        except DlxError:
+            if error is None or isinstance(error, GeneratorExit):
+                raise
+
+    def write_back(self) -> None:
+        """Write what the function wrote to copies into the caller's arrays.
+
+        Raises
+        ------
+        ReadOnlyError
+            If one of those cannot be written to.
+        """
+        target, failed = self.request.target, None
+        for n, (old, new, version, where) in enumerate(self._copies):
+            now = target.writes_to(new)
+            if now == version if now is not None else not self.way.may_write(where):
+                continue
+            self._copies[n] = (old, new, now, where)
+            try:
+                _write(old, new)
+            except Exception as cause:
+                failed = ReadOnlyError(
+                    "the function wrote to it, and that could not be written back",
+                    source=type(old).__name__,
+                    target=target.name,
+                    where=where,
+                    fix="Pass an array that can be written to, or let the function return a new one.",
+                )
+                failed.__cause__ = cause
+        if failed is not None:
+            raise failed
+
+
+def _writable(obj: Any) -> bool:
+    """Return whether an array can be written to by its own item assignment."""
+    source = kind_of(obj)
+    if not isinstance(source, Adapter) or source.immutable or not hasattr(type(obj), "__setitem__"):
+        return False
+    info = source.info(obj)
+    return source.capabilities is not None and not (info is not None and info.readonly)
+
+
+def _write(old: Any, new: Any) -> None:
+    """Copy one array into another of any framework, in place."""
+    if not _writable(old):
+        raise TypeError(f"{type(old).__name__} cannot be written to")
+    old[...] = convert(new, like=old)
