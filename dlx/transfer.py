@@ -134,10 +134,11 @@ def _hand_over(leaf: Leaf, tensor: Tensor) -> Any:
             ready, moment = crossing.copied(ready, moment, leaf.copy_order or False, physical(ready.device))
         if leaf.copy_order is not None:
             ready, moment = crossing.copied(ready, moment, leaf.copy_order, leaf.copy_device)
-        if not cuda.is_cuda(ready.device):
+        device = ready.device
+        if not cuda.is_cuda(device):
             return target.load(ready)
         ready = crossing.given(ready, moment)
-        with target.on_device(ready.device):
+        with target.on_device(device):
             return target.load(ready)
     except Exception as error:
         if owned is not None:
