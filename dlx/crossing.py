@@ -42,6 +42,7 @@ class Crossing:
         self._points: dict[Stream, cuda.Ready] = {}
         self._ordered: set[tuple[Stream | int, Stream | None]] = set()
         self._held: list[cuda.Ready] = []
+        self._words: dict[tuple[int, Device, Device], str] = {}
 
     # ---- whose stream -----------------------------------------------------------------------------------------------
 
@@ -82,13 +83,19 @@ class Crossing:
             self._streams[key] = None if value is None else meaning(value, device)
         return self._streams[key]
 
-    def explained(self, source: Adapter, tensor: Tensor, place: Device) -> str:
+    def explained(self, source: Adapter, device: Device, place: Device) -> str:
         """Return what is ordered, in words; empty where nothing is. The driver is not asked."""
-        if not cuda.is_cuda(tensor.device):
+        if not cuda.is_cuda(device):
             return ""
+        key = id(source), device, place
+        if key not in self._words:
+            self._words[key] = self._explained(source, device, place)
+        return self._words[key]
+
+    def _explained(self, source: Adapter, device: Device, place: Device) -> str:
         if is_unordered(self._asked):
             return "stream=-1: nobody waits for its producer"
-        own = self.producer(source, tensor.device)
+        own = self.producer(source, device)
         if host_readable(place):
             return f"{own or 'its producer'} is waited for"
         consumer = self.consumer(place)
@@ -167,12 +174,13 @@ class Crossing:
         DeviceError
             If the driver fails.
         """
-        if not cuda.is_cuda(tensor.device):
+        device = tensor.device
+        if not cuda.is_cuda(device):
             return
         if place is not None and host_readable(place):
             self._once(moment, None)
             return
-        consumer = self.consumer(tensor.device)
+        consumer = self.consumer(device)
         if consumer is not None:
             self._once(moment, consumer)
         if isinstance(moment, Stream) and not moment.is_unordered and (consumer is None or self._target.is_own):
@@ -183,10 +191,11 @@ class Crossing:
 
         The memory stays until the consumer's stream is done with it.
         """
-        if not cuda.is_cuda(tensor.device):
+        device = tensor.device
+        if not cuda.is_cuda(device):
             return tensor
         self.order(tensor, moment, None)
-        device = physical(tensor.device)
+        device = physical(device)
         consumer = self.consumer(device)
         if consumer is not None and not consumer.is_unordered and consumer != moment:
             tensor = native.tensor_behind(tensor, device.id, consumer.handle, consumer.keep)

@@ -334,7 +334,7 @@ def _settle(leaf: Leaf, tensor: Tensor) -> None:
     if error is not None:
         leaf.finish("refused", None, error)
         return
-    order = leaf.request.crossing.explained(leaf.source, tensor, place)
+    order = leaf.request.crossing.explained(leaf.source, tensor.device, place)
     if order:
         leaf.steps.insert(0, Step("order", order))
     leaf.finish("copied" if copied else "shared", place)

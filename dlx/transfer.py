@@ -198,11 +198,12 @@ def load(leaf: Leaf) -> Any:
         dtype = ready.dtype
         if leaf.carried is not None:
             ready = native.tensor_view(ready, leaf.carried, None, ready.flags & ~SUBBYTE_PADDED, None)
-        if not cuda.is_cuda(ready.device):
+        device = ready.device
+        if not cuda.is_cuda(device):
             array = target.load(ready)
         else:
             ready = crossing.given(ready, moment)
-            with target.on_device(ready.device):
+            with target.on_device(device):
                 array = target.load(ready)
         return array if leaf.carried is None else target.reviewed(array, dtype)
     except BaseException as error:

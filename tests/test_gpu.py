@@ -52,15 +52,6 @@ def cupy(gpu):
     return pytest.importorskip("cupy")
 
 
-@pytest.fixture
-def jax(gpu):
-    """Its jax, with a device, or a skip."""
-    module = pytest.importorskip("jax")
-    if module.default_backend() != "gpu":
-        pytest.skip("this jax has no CUDA device")
-    return module
-
-
 # ---- shared memory ---------------------------------------------------------------------------------------------------
 
 
@@ -85,15 +76,6 @@ def test_torch_and_dlx(torch, name):
     middle = dlx.convert(tensor, to="dlx")
     back = dlx.convert(middle, to="torch", copy=False)
     assert middle.data_ptr == back.data_ptr() == tensor.data_ptr() and back.tolist() == tensor.tolist()
-
-
-def test_jax(torch, jax):
-    """Order is seen to by jax in and out; by address."""
-    array = jax.numpy.arange(1024.0)
-    tensor = dlx.convert(array, to="torch", readonly="share")
-    assert tensor.data_ptr() == array.unsafe_buffer_pointer() and tensor.sum().item() == 1023 * 512
-    back = dlx.convert(torch.arange(1024.0, device="cuda"), to="jax")
-    assert float(back.sum()) == 1023 * 512
 
 
 def test_interface(torch):
