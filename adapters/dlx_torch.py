@@ -141,6 +141,13 @@ class TorchAdapter(Adapter):
             kind = "rocm"
         return Device(f"{_DEVICES.get(kind, kind)}:{native_device.index or 0}")
 
+    def devices(self) -> Iterable[Any]:
+        torch = self.module()
+        yield torch.device("cpu")
+        if torch.accelerator.is_available():
+            kind = torch.accelerator.current_accelerator().type
+            yield from (torch.device(kind, number) for number in range(torch.accelerator.device_count()))
+
     # ---- as a producer ----------------------------------------------------------------------------------------------
 
     def examine(self, obj: Any) -> Iterable[Hindrance]:

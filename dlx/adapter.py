@@ -266,6 +266,13 @@ class Adapter:
         """Return dlx's device for one of the framework. The default knows the host only."""
         return Device(native_device)
 
+    def devices(self) -> Iterable[Any]:
+        """Give the framework's own objects for the devices that it sees here; the default gives the host's.
+
+        For people to look at (`dlx devices`). It may initialise them.
+        """
+        yield self.device_to(Device("cpu"))
+
     # ---- as a producer --------------------------------------------------------------------------------------------
 
     def examine(self, obj: Any) -> Iterable[Hindrance]:

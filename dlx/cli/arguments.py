@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from typing import Any
 
 import dlx
@@ -50,8 +51,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _command(commands: Any, name: str, module: str, summary: str, epilog: str = "") -> argparse.ArgumentParser:
+    description = textwrap.fill(f"{summary[0].upper()}{summary[1:]}.", 78)
     made: argparse.ArgumentParser = commands.add_parser(
-        name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", epilog=epilog or _STATUS
+        name, help=summary, description=description, epilog=epilog or _STATUS
     )
     made.set_defaults(module=module)
     made.add_argument("--json", action="store_true", help='print JSON with "schema": 1')
@@ -107,7 +109,8 @@ def _dtypes(commands: Any) -> None:
         "dtypes",
         "show every dtype: DLPack's numbers, each framework's word, and what becomes of it between two",
         "Without options nothing is imported: words are those of the adapters' data.\n"
-        "With --from, --to, --live or --svg a plan is made for each cell, by the frameworks installed.\n\n" + _STATUS,
+        "With --from, --to, --live or --svg a plan is made for each cell, by the\n"
+        "frameworks installed.\n\n" + _STATUS,
     )
     command.add_argument("--from", dest="origin", metavar="NAMES", help="frameworks, as in torch,jax; default: all")
     command.add_argument("--to", metavar="NAMES", help="targets; default: all that are installed")

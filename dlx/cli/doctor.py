@@ -133,7 +133,9 @@ def _show(rows: list[Row], arguments: argparse.Namespace, screen: Screen) -> Non
         cells: list[Cell] = [(row.name, "name"), (row.status, _STYLES[row.status]), row.version]
         if arguments.load:
             cells += [_spoken(row), ("yes" if row.facts.get("exchange_api") else "no") if row.facts else ""]
-        table.append([*cells, f"{row.module}" + (f" ({row.distribution})" if row.distribution != "dlx" else ""), row.cause])
+        table.append(
+            [*cells, f"{row.module}" + (f" ({row.distribution})" if row.distribution != "dlx" else ""), row.cause]
+        )
     columns = ["name", "status", "version", *(["DLPack", "exchange API"] if arguments.load else []), "adapter", ""]
     if not any(row.cause for row in rows):
         columns, table = columns[:-1], [line[:-1] for line in table]

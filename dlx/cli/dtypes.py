@@ -10,7 +10,7 @@ from typing import Any
 import dlx
 from dlx.abi import DType
 from dlx.cli import targets
-from dlx.cli.entries import BadInput, one_line
+from dlx.cli.entries import BadInput
 from dlx.cli.screen import OUTCOMES, Cell, Screen
 from dlx.errors import DlxError
 from dlx.native import ffi
@@ -92,9 +92,7 @@ def _live(arguments: argparse.Namespace, screen: Screen) -> int:
         _show_pair(origins[0], goals[0], cells, screen)
     else:
         _show_matrix(origins, goals, cells, screen)
-    documents = [
-        {"from": origin, "dtype": dtype, "to": goal, **cell} for (origin, dtype, goal), cell in cells.items()
-    ]
+    documents = [{"from": origin, "dtype": dtype, "to": goal, **cell} for (origin, dtype, goal), cell in cells.items()]
     screen.document({"cells": documents})
     return 0
 
@@ -116,7 +114,7 @@ def _outcomes(origin: str, dtype: str, goals: list[str]) -> dict[str, dict[str, 
         try:
             array = array_of(origin, dtype)
         except (DlxError, TypeError, ValueError, RuntimeError):
-            return {goal: {"outcome": "", "why": f"{origin} has no {dtype} that dlx can make"} for goal in goals}
+            return {goal: {"outcome": "", "why": ""} for goal in goals}
         return {goal: _cell(array, goal) for goal in goals}
 
 
@@ -131,12 +129,16 @@ def _cell(array: Any, goal: str) -> dict[str, str]:
 def _show_pair(origin: str, goal: str, cells: dict[Any, dict[str, str]], screen: Screen) -> None:
     screen.heading(f"{origin} → {goal}")
     rows: list[list[Cell]] = []
+    absent = [name for name in DTYPES if not cells[origin, name, goal]["outcome"]]
     for name in DTYPES:
         cell = cells[origin, name, goal]
-        outcome = cell["outcome"]
-        shown: Cell = (outcome, OUTCOMES[outcome]) if outcome else ("·", "quiet")
-        rows.append([(name, "name"), _numbers(DType(name)), shown, one_line(cell["why"], 100)])
+        if name not in absent:
+            reason = cell["why"].partition(";")[0]
+            rows.append([(name, "name"), _numbers(DType(name)), (cell["outcome"], OUTCOMES[cell["outcome"]]), reason])
     screen.table(["dtype", "DLPack", "outcome", "why"], rows)
+    if absent:
+        screen.line("")
+        screen.line((f"no such dtype in {origin}: {', '.join(absent)}", "quiet"))
 
 
 def _show_matrix(origins: list[str], goals: list[str], cells: dict[Any, dict[str, str]], screen: Screen) -> None:
@@ -153,5 +155,3 @@ def _show_matrix(origins: list[str], goals: list[str], cells: dict[Any, dict[str
         screen.table(["dtype", "DLPack", *goals], rows)
     screen.line("")
     screen.line((_MEANING, "quiet"))
-
-

@@ -72,7 +72,7 @@ def _reader(path: Path, start: bytes) -> Callable[[Path], Source]:
         return read_safetensors
     if not start:
         raise BadInput("it is empty")
-    if start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05" or path.suffix in (".pkl", ".pickle"):
+    if (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05") or path.suffix in (".pkl", ".pickle"):
         raise BadInput("it is a pickle, and reading one runs whatever code is in it; dlx does not")
     known = {".npy": read_npy, ".npz": read_npz, ".parquet": _read_parquet, ".arrow": _read_arrow}
     if path.suffix in known:  # let its reader say what is wrong
@@ -175,7 +175,9 @@ def _read_arrow(path: Path) -> Source:
             entries = tuple(_column(pa, field, None) for field in reader.schema)
     except Exception as error:
         raise BadInput(f"pyarrow cannot read it: {type(error).__name__}: {one_line(str(error), 200)}") from error
-    return Source(str(path), ".arrow", entries, path.stat().st_size, ("the schema only", f"record batches: {batches:,}"))
+    return Source(
+        str(path), ".arrow", entries, path.stat().st_size, ("the schema only", f"record batches: {batches:,}")
+    )
 
 
 def _read_parquet(path: Path) -> Source:

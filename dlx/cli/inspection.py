@@ -161,7 +161,9 @@ def _tree(source: Source, names: list[str], arguments: argparse.Namespace, scree
 def _rows(entries: list[Entry], everything: bool) -> tuple[list[list[Cell]], int]:
     folds = fold(entries) if len(entries) > MANY and not everything else [None] * len(entries)
     rows: list[list[Cell]] = []
-    for entry, each in zip([f.entries[0] if f else e for f, e in zip(folds, entries, strict=False)], folds, strict=True):
+    for entry, each in zip(
+        [f.entries[0] if f else e for f, e in zip(folds, entries, strict=False)], folds, strict=True
+    ):
         count = f"×{len(each.entries)}" if each is not None and len(each.entries) > 1 else ""
         nbytes = each.nbytes if each is not None else entry.nbytes
         note: Cell = (entry.refused, "bad") if entry.refused else ", ".join([*_layout_note(entry), *entry.notes])
@@ -182,7 +184,9 @@ def _word(entry: Entry) -> str:
 
 
 def _show_totals(entries: list[Entry], screen: Screen) -> None:
-    rows: list[list[Cell]] = [[dtype, device, str(count), amount(size)] for dtype, device, count, size in totals(entries)]
+    rows: list[list[Cell]] = [
+        [dtype, device, str(count), amount(size)] for dtype, device, count, size in totals(entries)
+    ]
     if len(rows) > 1:
         rows.append([("total", "name"), "", str(len(entries)), amount(sum(each.nbytes or 0 for each in entries))])
     screen.table(["dtype", "device", ">arrays", ">bytes"], rows)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any
 
+import dlx
 from dlx.cli import targets
 from dlx.cli.entries import Entry, Source, amount, counted, extents, fold
 from dlx.cli.files import open_source
@@ -16,6 +18,7 @@ from dlx.cli.targets import Outcome
 
 __all__ = ["run"]
 
+_ADDRESS = re.compile(r", found address 0x[0-9a-f]+")  # differs from array to array, and from run to run
 _COPY = {"auto": None, "never": False, "always": True}
 
 
@@ -23,7 +26,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Show the plan of every source for every target."""
     sources = [open_source(name) for name in arguments.sources]
     options = {
-        "device": arguments.device,
+        "device": None if arguments.device is None else dlx.Device(arguments.device),
         "copy": _COPY[arguments.copy],
         "readonly": arguments.readonly,
         "detach": arguments.detach,
@@ -50,12 +53,15 @@ def _show(source: Source, target: str, planned: Sequence[Outcome], everything: b
         _show_one(source, source.entries[0], planned[0], screen)
         return
     screen.heading(f"{source.name} → {target}", counted(len(planned), "array"))
-    rows = _rows(source.entries, planned, everything)
+    rows, reasons = _rows(source.entries, planned, everything)
     shown = rows if everything else rows[:MOST]
-    screen.table(["name", ">count", "dtype", "shape", "outcome", "why"], shown)
+    screen.table(["name", ">count", "dtype", "shape", "outcome"], shown)
     if len(shown) < len(rows):
         screen.line((f"… {len(rows) - len(shown)} more rows: --all shows them", "quiet"))
     screen.line("")
+    screen.facts([(f"[{number}]", reason) for number, reason in enumerate(reasons[:MOST], 1)])
+    if reasons:
+        screen.line("")
     screen.line(_summary(planned))
 
 
@@ -74,31 +80,36 @@ def _show_one(source: Source, entry: Entry, planned: Outcome, screen: Screen) ->
     screen.facts(rows)
 
 
-def _rows(entries: Sequence[Entry], planned: Sequence[Outcome], everything: bool) -> list[list[Cell]]:
-    """Put together what has the same kind of name and the same fate; the address in a reason is no difference."""
+def _rows(entries: Sequence[Entry], planned: Sequence[Outcome], everything: bool) -> tuple[list[list[Cell]], list[str]]:
+    """Return (rows, reasons): what has the same kind of name and the same fate is one row, which names its reason."""
     fates = {id(entry): each for entry, each in zip(entries, planned, strict=True)}
+    reasons: list[str] = []
+    apart: dict[str, list[Entry]] = {}
+    for entry in entries:
+        fate = fates[id(entry)]
+        apart.setdefault(f"{fate.outcome} {_ADDRESS.sub('', fate.why)}", []).append(entry)
     if everything:
         groups = [(entry.path, [entry]) for entry in entries]
     else:
-        apart: dict[str, list[Entry]] = {}
-        for entry in entries:
-            apart.setdefault(f"{fates[id(entry)].outcome} {fates[id(entry)].error}", []).append(entry)
         groups = [(each.path, list(each.entries)) for group in apart.values() for each in fold(group)]
     rows: list[list[Cell]] = []
     for path, group in groups:
         first, fate = group[0], fates[id(group[0])]
+        reason = f"{_ADDRESS.sub('', fate.why)}. {fate.fix}".rstrip(". ")
+        if reason and reason not in reasons:
+            reasons.append(reason)
+        mark = f" [{reasons.index(reason) + 1}]" if reason else ""
         count = f"×{len(group)}" if len(group) > 1 else ""
         dtype = first.dtype.name if first.dtype is not None else first.dtype_name
-        why = f"{fate.why}. {fate.fix}".rstrip(". ") if fate.fix else fate.why
-        rows.append([path, count, dtype, extents(first.shape), (fate.outcome, OUTCOMES[fate.outcome]), why])
-    return rows
+        rows.append([path, count, dtype, extents(first.shape), (f"{fate.outcome}{mark}", OUTCOMES[fate.outcome])])
+    return rows, reasons
 
 
 def _summary(planned: Sequence[Outcome]) -> str:
-    counts = {word: sum(each.outcome == word for each in planned) for word in OUTCOMES}
-    parts = [f"{count} {word}" for word, count in counts.items() if count]
     nbytes = sum(each.nbytes for each in planned)
-    return ", ".join(parts) + (f"; {amount(nbytes)} copied" if nbytes else "; nothing copied")
+    counts = {word: sum(each.outcome == word for each in planned) for word in OUTCOMES}
+    parts = [f"{count} {word}" + f" ({amount(nbytes)})" * (word == "copied") for word, count in counts.items() if count]
+    return ", ".join(parts if counts["copied"] else [*parts, "nothing copied"])
 
 
 def _document(source: Source, target: str, planned: Sequence[Outcome]) -> dict[str, Any]:

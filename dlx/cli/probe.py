@@ -58,7 +58,10 @@ def _framework(name: str) -> dict[str, Any]:
     table = hasattr(type(array), "__dlpack_c_exchange_api__")
     answer |= {"type": type_name(type(array)), "exchange_api": table, "capsule": capsule_facts(array)}
     answer["defects"] = [defect.does for defect in adapter.defects if defect.affects(answer["version"])]
-    answer["out"], answer["in"] = dlx.plan(array, to="dlx").outcome, dlx.plan(array_of("dlx", "float32"), to=name).outcome
+    answer["out"], answer["in"] = (
+        dlx.plan(array, to="dlx").outcome,
+        dlx.plan(array_of("dlx", "float32"), to=name).outcome,
+    )
     return answer
 
 

@@ -20,6 +20,8 @@ __all__ = ["SCHEMA", "Cell", "Screen"]
 SCHEMA = 1
 """Version of what ``--json`` prints; it changes where a program that reads it would break."""
 
+SHORT = 20  # characters: a column of nothing longer is not wrapped
+
 Cell = str | tuple[str, str]
 """Text, or text with one of the styles below."""
 
@@ -27,7 +29,7 @@ _STYLES = {  # ANSI names, which a terminal draws readable on its own ground, da
     "good": "green",
     "warn": "yellow",
     "bad": "red",
-    "quiet": "bright_black",
+    "quiet": "dim",
     "name": "bold",
     "": "",
 }
@@ -49,9 +51,7 @@ class Screen:
         A rich console to draw on, for pictures of the screen.
     """
 
-    def __init__(
-        self, command: str, *, as_json: bool = False, file: TextIO | None = None, console: Any = None
-    ) -> None:
+    def __init__(self, command: str, *, as_json: bool = False, file: TextIO | None = None, console: Any = None) -> None:
         self.command = command
         self.as_json = as_json
         self._file = file or sys.stdout
@@ -106,8 +106,8 @@ class Screen:
             return
         from rich.table import Table
 
-        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-        table.add_column(style="bright_black", no_wrap=True)
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+        table.add_column(style="dim", no_wrap=True)
         table.add_column(overflow="fold")
         for name, value in rows:
             table.add_row("  " + name, _rich([value]))
@@ -123,17 +123,25 @@ class Screen:
         from rich import box
         from rich.table import Table
 
-        table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
-        for name in columns:
+        widths = _widths(columns, rows)
+        between = len(columns) - 1
+        fitting = [gap for gap in (2, 1, 0) if sum(widths) + between * (gap + 1) <= self._console.width]
+        gap = fitting[0] if fitting else 1  # beside one column that the frame has
+        table = Table(
+            box=box.SIMPLE_HEAD, header_style="dim", border_style="dim", pad_edge=False, show_edge=False,
+            padding=(0, gap, 0, 0),
+        )  # fmt: skip
+        for name, width in zip(columns, widths, strict=True):
             right = name.startswith(">")
-            table.add_column(name.lstrip(">"), justify="right" if right else "left", no_wrap=right, overflow="fold")
+            short = right or width <= SHORT
+            table.add_column(name.lstrip(">"), justify="right" if right else "left", no_wrap=short, overflow="fold")
         for row in rows:
             table.add_row(*(_rich([cell]) for cell in row))
         self._console.print(table)
 
     def _plain_table(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
         lines = [[name.lstrip(">") for name in columns], *([_text(cell) for cell in row] for row in rows)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+        widths = _widths(columns, rows)
         for line in lines:
             pairs = zip(line, widths, columns, strict=True)
             cells = (f"{text:>{width}}" if name[0:1] == ">" else f"{text:<{width}}" for text, width, name in pairs)
@@ -156,6 +164,11 @@ class Screen:
 
     def _print(self, text: str) -> None:
         print(text, file=self._file)
+
+
+def _widths(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[int]:
+    names = [name.lstrip(">") for name in columns]
+    return [max(len(name), *(len(_text(row[i])) for row in rows)) for i, name in enumerate(names)]
 
 
 def _text(cell: Cell) -> str:

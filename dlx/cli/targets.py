@@ -15,6 +15,8 @@ __all__ = ["Outcome", "can_be_target", "chosen", "installed", "outcome"]
 
 _ALIGNED = 1 << 20  # an address that is never read: the start of a sketch
 
+_PLAIN = ("copy", "share", "view")  # steps that the outcome names already
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -51,9 +53,7 @@ def can_be_target(adapter: Adapter) -> bool:
 
 def installed() -> list[str]:
     """Return the targets whose package is here; nothing is imported."""
-    return [
-        name for name, adapter in dlx.adapters().items() if can_be_target(adapter) and _is_here(adapter.package)
-    ]
+    return [name for name, adapter in dlx.adapters().items() if can_be_target(adapter) and _is_here(adapter.package)]
 
 
 def _is_here(package: str) -> bool:
@@ -91,7 +91,7 @@ def outcome(entry: Entry, target: str, *, mapped: bool = False, **options: Any) 
         return Outcome(target, "refused", error.reason, error=type(error).__name__, fix=error.fix)
     if plan.error is not None:
         return Outcome(target, "refused", plan.error.reason, error=type(plan.error).__name__, fix=plan.error.fix)
-    why = "; ".join(f"{step.do}: {step.why}" for step in plan.steps)
+    why = "; ".join(step.why if step.do in _PLAIN else f"{step.do}: {step.why}" for step in plan.steps)
     found, nbytes = plan.outcome, plan.nbytes
     if entry.obj is None and found == "same":
         found = "shared"
@@ -100,7 +100,12 @@ def outcome(entry: Entry, target: str, *, mapped: bool = False, **options: Any) 
         found, nbytes = "copied", nbytes or entry.nbytes or 0
         if options.get("copy") is False:
             return Outcome(
-                target, "refused", "its elements are in the other byte order", 0, "CopyRequiredError", "Drop copy=False."
+                target,
+                "refused",
+                "its elements are in the other byte order",
+                0,
+                "CopyRequiredError",
+                "Drop copy=False.",
             )
     return Outcome(target, found, why, nbytes)
 
