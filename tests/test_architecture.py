@@ -62,7 +62,7 @@ def test_imports_go_up_the_layers_only(module):
 
 @pytest.mark.parametrize("module", CLI)
 def test_the_command_is_above_all_and_imports_up_its_own_list(module):
-    """A module of the command imports from those before it; nothing below knows the command, nor does it know _ffi's."""
+    """A module of the command imports from those before it; nothing below knows it."""
     found = {
         name.split(".")[2] for name in imported(ROOT / "dlx" / "cli" / f"{module}.py") if name.startswith("dlx.cli.")
     }

@@ -13,6 +13,7 @@ GB100 = 100 << 30
 
 
 def array(path):
+    """Inspect a file that holds one array."""
     (source,) = document("inspect", path)["sources"]
     (found,) = source["arrays"]
     return found
@@ -111,6 +112,8 @@ def hostile():
 
 
 def zips(good, claims):
+    """Give hostile .npz files."""
+
     def packed(**members):
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -136,6 +139,7 @@ def zips(good, claims):
 
 
 def tensors():
+    """Give (name, header, data, words) of hostile .safetensors files."""
     one = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
     yield "cut.safetensors", {"a": one}, bytes(7), "it is cut off"
     yield "more.safetensors", {"a": one}, bytes(9), "1 bytes follow its last tensor"

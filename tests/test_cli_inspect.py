@@ -27,6 +27,7 @@ def module(tmp_path, monkeypatch):
 
 
 def one(*words):
+    """Inspect a source that holds one array."""
     (source,) = document("inspect", *words)["sources"]
     (found,) = source["arrays"]
     return found
@@ -122,7 +123,8 @@ def test_trees(module, np):
     module(
         """
         import numpy
-        tree = {"a": numpy.zeros(3), "list": [numpy.zeros(2, "f4"), {"odd key": numpy.zeros(1)}], "step": 3, "raw": b"x"}
+        tree = {"a": numpy.zeros(3), "list": [numpy.zeros(2, "f4"), {"odd key": numpy.zeros(1)}], "step": 3}
+        tree["raw"] = b"x"
         tree["list"].append(tree)
         """
     )

@@ -15,6 +15,7 @@ from dlx.registry import BUILT_IN, Registry
 
 
 def plans(*words):
+    """Plan, and return (path, outcome, error) of each array."""
     return [
         (each["path"], each["outcome"], each["error"])
         for one in document("plan", *words)["plans"]

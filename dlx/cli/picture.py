@@ -1,4 +1,4 @@
-"""The matrix of dtypes as a picture: one column per pair of frameworks, one row per dtype. Readable on light and dark."""
+"""The matrix of dtypes as a picture: one column per pair of frameworks, one row per dtype, for light and dark."""
 
 from __future__ import annotations
 

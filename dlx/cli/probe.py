@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 __all__ = ["ask"]
@@ -21,7 +22,7 @@ PATIENCE = 120  # seconds
 
 def ask(question: str, name: str = "") -> dict[str, Any]:
     """Ask in a fresh process; what goes wrong there is in ``"broken"``, one line, and ``"details"``."""
-    path = os.pathsep.join(each or os.getcwd() for each in sys.path)
+    path = os.pathsep.join(each or str(Path.cwd()) for each in sys.path)
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
     command = [sys.executable, "-m", "dlx.cli.probe", question, name]
     try:
