@@ -42,7 +42,12 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     ]
     screen.table(["float32", "outcome", ">dlx.convert", ">from_dlpack", ">copy=True"], cells)
     screen.line("")
-    screen.line((f"times: {SMALL[0]} elements, best of {rounds} rounds; copies: {amount(4 * LARGE[0])}", "quiet"))
+    screen.line(
+        (
+            f"times: {SMALL[0]} elements, best of {rounds} rounds; copies: {amount(4 * LARGE[0])} of fresh memory",
+            "quiet",
+        )
+    )
     screen.document({"rounds": rounds, "pairs": rows})
     return 0
 
@@ -56,7 +61,7 @@ def _pairs(words: str | None) -> list[tuple[str, str]]:
         origin, colon, goal = word.strip().partition(":")
         if not colon or not origin or not goal:
             raise BadInput(f"{one_line(word)!r} is no pair: say for instance numpy:torch")
-        targets.chosen(f"{origin},{goal}")
+        origin, goal = targets.chosen(f"{origin},{goal}")
         found.append((origin, goal))
     return found
 

@@ -13,18 +13,16 @@ from dlx.cli.screen import Cell, Screen
 
 __all__ = ["run"]
 
-_KINDS = ("cuda_host", "cuda_managed")
-
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Ask the driver, and with --load each framework, in processes of their own."""
     with screen.working("asking the CUDA driver"):
-        driver = ask("driver")
+        driver = {"devices": [], **ask("driver")}
     seen: dict[str, dict[str, Any]] = {}
     for name in targets.installed() if arguments.load else []:
         if name != "dlx":
             with screen.working(f"importing {name}"):
-                seen[name] = ask("devices", name)
+                seen[name] = {"devices": [], **ask("devices", name)}
     _show_devices(driver, seen, screen)
     _show_driver(driver, screen)
     _show_failures(seen, screen)
@@ -37,33 +35,26 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
 
 def _show_devices(driver: dict[str, Any], seen: dict[str, dict[str, Any]], screen: Screen) -> None:
     what = {"cpu": "host memory"}
-    for each in driver.get("devices", ()):
+    for each in driver["devices"]:
         what[f"cuda:{each['id']}"] = f"{each['name']}, {amount(each['bytes'])}"
-    words: dict[str, dict[str, Any]] = {}
-    for name, answer in seen.items():
-        for each in answer.get("devices", ()):
-            what.setdefault(each["device"], "")
-            words.setdefault(each["device"], {})[name] = each
-    answered = [name for name, answer in seen.items() if "broken" not in answer]
-    if any(driver.get("devices", ())):
+    if driver["devices"]:
         what |= {"cuda_host": "pinned host memory", "cuda_managed": "CUDA managed memory"}
+    for answer in seen.values():
+        for each in answer["devices"]:
+            what.setdefault(each["device"], "")
     rows: list[list[Cell]] = []
-    for device, text in what.items():
-        numbers = dlx.Device(device)
-        cells = [_word(words.get(device, {}).get(name)) for name in answered]
-        rows.append(
-            [(str(numbers) if device not in _KINDS else device, "name"), f"({numbers[0]}, {numbers[1]})", text, *cells]
-        )
-    screen.table(["device", "DLPack", "what", *answered], rows)
-    if any(not each["taken"] for by_name in words.values() for each in by_name.values()):
+    for name, text in what.items():
+        device = dlx.Device(name)
+        rows.append([(name, "name"), f"({device.type}, {device.id})", text])
+    screen.table(["device", "DLPack", "what"], rows)
+    words: list[list[Cell]] = [
+        [(each["device"], "name"), name, one_line(each["native"], 40), "yes" if each["taken"] else "no"]
+        for name, answer in seen.items()
+        for each in answer["devices"]
+    ]
+    if words:
         screen.line("")
-        screen.line(("* seen by the framework; this version of dlx brings nothing there", "quiet"))
-
-
-def _word(each: dict[str, Any] | None) -> Cell:
-    if each is None:
-        return ("·", "quiet")
-    return one_line(each["native"], 40) + ("" if each["taken"] else " *")
+        screen.table(["device", "framework", "its object for it", "dlx brings arrays there"], words)
 
 
 def _show_driver(driver: dict[str, Any], screen: Screen) -> None:

@@ -26,8 +26,8 @@ DTYPES = (
 )
 _MARKS = {"same": "=", "shared": "✓", "viewed": "≈", "copied": "c", "refused": "✗", "": "·"}
 _MEANING = (
-    "= same object   ✓ shared   ≈ shared, viewed as another dtype of that width   c copied   ✗ refused   "
-    "· no such dtype there"
+    "= the same object   ✓ shared   ≈ shared, viewed as another dtype of that width",
+    "c copied   ✗ refused   · no such dtype there",
 )
 
 
@@ -145,7 +145,7 @@ def _show_matrix(origins: list[str], goals: list[str], cells: dict[Any, dict[str
     for number, origin in enumerate(origins):
         if number:
             screen.line("")
-        screen.heading(f"from {origin}", "to:")
+        screen.heading(f"from {origin}", "to …")
         rows: list[list[Cell]] = []
         for name in DTYPES:
             found = [cells[origin, name, goal]["outcome"] for goal in goals]
@@ -154,4 +154,5 @@ def _show_matrix(origins: list[str], goals: list[str], cells: dict[Any, dict[str
                 rows.append([(name, "name"), _numbers(DType(name)), *marks])
         screen.table(["dtype", "DLPack", *goals], rows)
     screen.line("")
-    screen.line((_MEANING, "quiet"))
+    for line in _MEANING:
+        screen.line((line, "quiet"))

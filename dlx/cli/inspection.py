@@ -193,6 +193,8 @@ def _show_totals(entries: list[Entry], screen: Screen) -> None:
 
 
 def _show_metadata(source: Source, screen: Screen) -> None:
+    if source.notes:
+        screen.line("")
     for note in source.notes:
         screen.line((f"note: {note}", "quiet"))
     if source.metadata:

@@ -134,7 +134,13 @@ class Screen:
         for name, width in zip(columns, widths, strict=True):
             right = name.startswith(">")
             short = right or width <= SHORT
-            table.add_column(name.lstrip(">"), justify="right" if right else "left", no_wrap=short, overflow="fold")
+            table.add_column(
+                name.lstrip(">"),
+                justify="right" if right else "left",
+                no_wrap=short,
+                overflow="fold",
+                min_width=width if short else min(width, SHORT),
+            )
         for row in rows:
             table.add_row(*(_rich([cell]) for cell in row))
         self._console.print(table)
