@@ -161,6 +161,12 @@ class JaxAdapter(Adapter):
             raise DeviceError(f"DLPack has no device for jax's {platform!r}", fix="Move the array to the host first.")
         return Device(f"{_PLATFORMS[platform]}:{native_device.local_hardware_id or 0}")
 
+    def devices(self) -> Iterable[Any]:
+        jax = self.module()
+        yield from jax.local_devices()
+        if self._has_host() and jax.default_backend() != "cpu":
+            yield from jax.local_devices(backend="cpu")
+
     def _local(self, number: int) -> Any:
         """Return the host device of a number; the first one where there is none of it."""
         devices = self.module().local_devices(backend="cpu")

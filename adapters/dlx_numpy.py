@@ -93,6 +93,7 @@ class _Numpy(Adapter):
         "complex64": "complex64",
         "complex128": "complex128",
     }
+    borrowed = {name: f"ml_dtypes.{name}" for name in _ML_DTYPES}
     defects = (
         Defect(
             does="np.from_dlpack gives read-only arrays: before 2.1 (legacy capsules) always, up to 2.2.4 by mistake",

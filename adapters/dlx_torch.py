@@ -270,6 +270,13 @@ class TorchAdapter(Adapter):
         with cuda.stream(kept):
             yield
 
+    def devices(self) -> Iterable[Any]:
+        torch = self.module()
+        yield torch.device("cpu")
+        if torch.accelerator.is_available():
+            kind = torch.accelerator.current_accelerator().type
+            yield from (torch.device(kind, number) for number in range(torch.accelerator.device_count()))
+
     # ---- as a producer ----------------------------------------------------------------------------------------------
 
     def examine(self, obj: Any) -> Iterable[Hindrance]:

@@ -79,6 +79,8 @@ class Adapter:
         Containers of the framework.
     dtypes
         Names of dtypes in dlx -> attributes of the package: ``{"bool": "bool_"}``.
+    borrowed
+        Dtypes that another package brings to the framework, as its words: ``{"bfloat16": "ml_dtypes.bfloat16"}``.
     carried
         Dtypes that the framework has, but takes under another name of the same width: ``{"bfloat16": "uint16"}``. They
         are handed over under that name, and what comes out is given to `reviewed`.
@@ -132,6 +134,7 @@ class Adapter:
     immutable: bool = False
     containers: tuple[Container, ...] = ()
     dtypes: Mapping[str, str] = {}
+    borrowed: Mapping[str, str] = {}
     carried: Mapping[str, str] = {}
     defects: tuple[Defect, ...] = ()
     noun: str = "array"
@@ -242,6 +245,10 @@ class Adapter:
         """Return the names of those `dtypes` that the installed version has."""
         return frozenset(dtype.name for dtype in self._to_native)
 
+    def word_for(self, dtype: str) -> str:
+        """Return what users of the framework call a dtype, or nothing; the framework is not asked."""
+        return self.dtypes.get(dtype) or self.borrowed.get(dtype, "")
+
     def dtype_to(self, dtype: DType) -> Any:
         """Return the framework's dtype for one of dlx.
 
@@ -281,6 +288,13 @@ class Adapter:
     def device_from(self, native_device: Any) -> Device:
         """Return dlx's device for one of the framework. The default knows the host only."""
         return Device(native_device)
+
+    def devices(self) -> Iterable[Any]:
+        """Give the framework's own objects for the devices that it sees here; the default gives the host's.
+
+        For people to look at (`dlx devices`). It may initialise them.
+        """
+        yield self.device_to(Device("cpu"))
 
     # ---- as a producer --------------------------------------------------------------------------------------------
 

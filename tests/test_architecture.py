@@ -29,6 +29,10 @@ LAYERS = [
     ["pointers", "incoming", "doors"],
 ]
 ORDER = [name for line in LAYERS for name in line]
+CLI = [  # above them all, in dlx/cli, by the same rule
+    "arguments", "entries", "headers", "screen", "objects", "files", "targets", "inspection", "plans", "picture",
+    "dtypes", "driver", "probe", "devices", "doctor", "bench",
+]  # fmt: skip
 ADAPTERS = sorted(path.stem for path in (ROOT / "adapters").glob("*.py"))
 
 
@@ -48,7 +52,8 @@ def imported(path):
 
 def test_every_module_has_a_layer():
     """A new file is given its place in the list above."""
-    assert {path.stem for path in (ROOT / "dlx").glob("*.py")} == {*ORDER, "__init__"}
+    assert {path.stem for path in (ROOT / "dlx").glob("*.py")} == {*ORDER, "__init__", "__main__"}
+    assert {path.stem for path in (ROOT / "dlx" / "cli").glob("*.py")} == {*CLI, "__init__"}
 
 
 @pytest.mark.parametrize("module", ORDER)
@@ -57,6 +62,17 @@ def test_imports_go_up_the_layers_only(module):
     found = {name.split(".")[1] for name in imported(ROOT / "dlx" / f"{module}.py") if name.startswith("dlx.")}
     allowed = set(ORDER[: ORDER.index(module)]) | ({"_ffi"} if module == "native" else set())
     assert found & {*ORDER, "_ffi"} <= allowed
+
+
+@pytest.mark.parametrize("module", CLI)
+def test_the_command_is_above_all_and_imports_up_its_own_list(module):
+    """A module of the command imports from those before it; nothing below knows it."""
+    found = {
+        name.split(".")[2] for name in imported(ROOT / "dlx" / "cli" / f"{module}.py") if name.startswith("dlx.cli.")
+    }
+    assert found & set(CLI) <= set(CLI[: CLI.index(module)])
+    for name in ORDER:
+        assert not any(each.startswith("dlx.cli") for each in imported(ROOT / "dlx" / f"{name}.py"))
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)

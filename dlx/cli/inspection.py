@@ -1,0 +1,271 @@
+"""`dlx inspect`: what arrays are, and which targets take them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import Any
+
+from dlx.cli import targets
+from dlx.cli.entries import Entry, Source, amount, counted, extents, fold, totals
+from dlx.cli.files import open_source
+from dlx.cli.objects import capsule_facts, layout
+from dlx.cli.screen import OUTCOMES, Cell, Screen
+from dlx.cli.targets import Outcome
+
+__all__ = ["run"]
+
+MANY = 24  # entries from which on names are folded
+MOST = 60  # rows of a tree
+
+_LAYOUTS = {"C": "C-contiguous", "F": "F-contiguous", "strided": "not contiguous", "": "?"}
+
+
+def run(arguments: argparse.Namespace, screen: Screen) -> int:
+    """Show each source; several are summed up in the end."""
+    sources = [open_source(name) for name in arguments.sources]
+    documents = []
+    for number, source in enumerate(sources):
+        if number:
+            screen.line("")
+        default = "all" if source.kind in ("object", "sketch") and len(source.entries) == 1 else "none"
+        names = targets.chosen(arguments.to, default)
+        if len(source.entries) == 1 and not source.entries[0].path:
+            documents.append(_one(source, names, arguments, screen))
+        else:
+            documents.append(_tree(source, names, arguments, screen))
+    everything = [entry for source in sources for entry in source.entries]
+    if len(sources) > 1:
+        screen.line("")
+        screen.heading("in all", counted(len(sources), "source"))
+        _show_totals(everything, screen)
+    screen.document({"sources": documents, "totals": _totals(everything)})
+    return 0
+
+
+# ---- one array -------------------------------------------------------------------------------------------------------
+
+
+def _one(source: Source, names: list[str], arguments: argparse.Namespace, screen: Screen) -> dict[str, Any]:
+    entry = source.entries[0]
+    title = entry.info.type_name if entry.info is not None else source.kind
+    screen.heading(source.name, title)
+    screen.facts(_facts(source, entry))
+    outcomes = _outcomes(entry, names, arguments, screen)
+    if outcomes:
+        screen.line("")
+        _show_outcomes(outcomes, screen)
+    return {**_head(source), "arrays": [{**_document(entry, deep=True), "targets": _plain(outcomes)}]}
+
+
+def _outcomes(entry: Entry, names: list[str], arguments: argparse.Namespace, screen: Screen) -> list[Outcome]:
+    with screen.working("planning"):
+        return [targets.outcome(entry, name, mapped=arguments.mapped) for name in names]
+
+
+def _show_outcomes(outcomes: list[Outcome], screen: Screen) -> None:
+    rows: list[list[Cell]] = []
+    for each in outcomes:
+        why = f"{each.why}. {each.fix}".rstrip(". ") if each.fix else each.why
+        rows.append([each.target, (each.outcome, OUTCOMES[each.outcome]), why])
+    screen.table(["to", "outcome", "why"], rows)
+
+
+def _facts(source: Source, entry: Entry) -> list[tuple[str, Cell]]:
+    rows: list[tuple[str, Cell]] = [("dtype", _dtype(entry)), ("shape", extents(entry.shape))]
+    info = entry.info
+    if info is None:
+        rows.append(("layout", _LAYOUTS.get(entry.order, "?")))
+    elif info.strides is not None:
+        rows.append(("strides", f"{extents(info.strides)} elements, {_LAYOUTS[entry.order]}"))
+    elif info.shape is not None:
+        rows.append(("strides", "not whole elements, or none"))
+    size = amount(entry.nbytes)
+    rows.append(("bytes", f"{size} ({entry.nbytes:,})" if entry.nbytes is not None and entry.nbytes > 1023 else size))
+    rows.append(("device", _device(entry)))
+    if info is not None:
+        rows.append(("read-only", "yes" if info.readonly else "no"))
+        aligned = f"{info.address:#x}, aligned to {info.alignment} bytes" if info.address else "none"
+        rows += [("address", aligned), ("owner", info.owner or "?"), ("protocols", ", ".join(info.protocols) or "none")]
+        rows.append(("capsule", _capsule(entry)))
+        if info.notes:
+            rows.append(("notes", ", ".join(info.notes)))
+    elif entry.offset is not None:
+        rows.append(("data", f"from byte {entry.offset} of the file, aligned to {_alignment(entry.offset)} bytes"))
+    if entry.refused:
+        rows.append(("refused", (entry.refused, "bad")))
+    for note in (*source.notes, *(entry.notes if info is None else ())):
+        rows.append(("note", note))
+    return rows
+
+
+def _dtype(entry: Entry) -> Cell:
+    if entry.dtype is None:
+        return f"{entry.dtype_name}, for which DLPack has no dtype"
+    code, bits, lanes = entry.dtype
+    own = f", {entry.dtype_name!r}" if entry.dtype_name not in (entry.dtype.name, "?") else ""
+    return f"{entry.dtype.name}{own}  (DLPack code {code}, {bits} bits, {lanes} lane{'s' * (lanes != 1)})"
+
+
+def _device(entry: Entry) -> str:
+    device = entry.info.device if entry.info is not None else None
+    return entry.device if device is None else f"{device}  (DLPack type {device.type}, id {device.id})"
+
+
+def _alignment(offset: int) -> int:
+    return min(offset & -offset, 4096) if offset else 4096
+
+
+def _capsule(entry: Entry) -> str:
+    facts = capsule_facts(entry.obj)
+    if not facts:
+        return "none: it has no __dlpack__"
+    if "refused" in facts:
+        return f"refused: {facts['refused']}"
+    if facts["version"] is None:
+        return f"{facts['name']} (legacy: no version, no flags)"
+    version = ".".join(map(str, facts["version"]))
+    return f"{facts['name']} {version}, flags {' '.join(facts['flags']) or 'none'}"
+
+
+# ---- many ------------------------------------------------------------------------------------------------------------
+
+
+def _tree(source: Source, names: list[str], arguments: argparse.Namespace, screen: Screen) -> dict[str, Any]:
+    entries = source.entries
+    size = f", file of {amount(source.nbytes)}" if source.nbytes is not None else ""
+    screen.heading(source.name, f"{source.kind}, {counted(len(entries), 'array')}{size}")
+    rows, hidden = _rows(list(entries), arguments.all)
+    columns = ["name", ">count", "dtype", "shape", ">bytes", "note"]
+    if not any(row[1] for row in rows):
+        columns, rows = columns[:1] + columns[2:], [row[:1] + row[2:] for row in rows]
+    if not any(row[-1] for row in rows):
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
+    screen.table(columns, rows)
+    if hidden:
+        screen.line((f"… {hidden} more rows: --all shows them", "quiet"))
+    screen.line("")
+    _show_totals(list(entries), screen)
+    _show_metadata(source, screen)
+    documents = [_document(entry) for entry in entries]
+    if names:
+        with screen.working("planning"):
+            planned = [[targets.outcome(each, name, mapped=arguments.mapped) for name in names] for each in entries]
+        for document, outcomes in zip(documents, planned, strict=True):
+            document["targets"] = _plain(outcomes)
+        screen.line("")
+        _show_sums(list(zip(*planned, strict=True)), screen)
+    return {**_head(source), "arrays": documents}
+
+
+def _rows(entries: list[Entry], everything: bool) -> tuple[list[list[Cell]], int]:
+    folds = fold(entries) if len(entries) > MANY and not everything else [None] * len(entries)
+    rows: list[list[Cell]] = []
+    for entry, each in zip(
+        [f.entries[0] if f else e for f, e in zip(folds, entries, strict=False)], folds, strict=True
+    ):
+        count = f"×{len(each.entries)}" if each is not None and len(each.entries) > 1 else ""
+        nbytes = each.nbytes if each is not None else entry.nbytes
+        note: Cell = (entry.refused, "bad") if entry.refused else ", ".join([*_layout_note(entry), *entry.notes])
+        name = each.path if each is not None else entry.path
+        rows.append([name or "(root)", count, _word(entry), extents(entry.shape), amount(nbytes), note])
+    shown = rows if everything else rows[:MOST]
+    return shown, len(rows) - len(shown)
+
+
+def _layout_note(entry: Entry) -> list[str]:
+    found = layout(entry.info) if entry.info is not None else entry.order
+    readonly = ["read-only"] if entry.info is not None and entry.info.readonly else []
+    return [*(["F-order"] if found == "F" else ["strided"] if found == "strided" else []), *readonly]
+
+
+def _word(entry: Entry) -> str:
+    return entry.dtype.name if entry.dtype is not None else entry.dtype_name
+
+
+def _show_totals(entries: list[Entry], screen: Screen) -> None:
+    rows: list[list[Cell]] = [
+        [dtype, device, str(count), amount(size)] for dtype, device, count, size in totals(entries)
+    ]
+    if len(rows) > 1:
+        rows.append([("total", "name"), "", str(len(entries)), amount(sum(each.nbytes or 0 for each in entries))])
+    screen.table(["dtype", "device", ">arrays", ">bytes"], rows)
+
+
+def _show_metadata(source: Source, screen: Screen) -> None:
+    if source.notes:
+        screen.line("")
+    for note in source.notes:
+        screen.line((f"note: {note}", "quiet"))
+    if source.metadata:
+        screen.line("")
+        screen.facts([(key[:30], value[:200]) for key, value in source.metadata.items()])
+
+
+def _show_sums(columns: list[tuple[Outcome, ...]], screen: Screen) -> None:
+    rows: list[list[Cell]] = []
+    for outcomes in columns:
+        found = [each.outcome for each in outcomes]
+        shared = sum(each in ("same", "shared") for each in found)
+        copied = [each for each in outcomes if each.outcome == "copied"]
+        refused = [each for each in outcomes if each.outcome == "refused"]
+        why = next((each.why for each in [*refused, *copied]), "")
+        nbytes = sum(each.nbytes for each in copied)
+        rows.append([outcomes[0].target, str(shared), str(len(copied)), amount(nbytes), str(len(refused)), why])
+    screen.table(["to", ">shared", ">copied", ">bytes", ">refused", "why, first"], rows)
+
+
+# ---- JSON ------------------------------------------------------------------------------------------------------------
+
+
+def _head(source: Source) -> dict[str, Any]:
+    return {
+        "name": source.name,
+        "kind": source.kind,
+        "bytes": source.nbytes,
+        "notes": list(source.notes),
+        "metadata": source.metadata,
+    }
+
+
+def _document(entry: Entry, *, deep: bool = False) -> dict[str, Any]:
+    info = entry.info
+    document: dict[str, Any] = {
+        "path": entry.path,
+        "dtype": entry.dtype.name if entry.dtype is not None else None,
+        "dtype_name": entry.dtype_name,
+        "dlpack_dtype": list(entry.dtype) if entry.dtype is not None else None,
+        "shape": entry.shape,
+        "nbytes": entry.nbytes,
+        "device": entry.device,
+        "layout": entry.order or None,
+        "offset": entry.offset,
+        "byte_order_swapped": entry.swapped,
+        "refused": entry.refused or None,
+        "notes": list(entry.notes),
+    }
+    if info is not None:
+        document |= {
+            "type": info.type_name,
+            "framework": info.framework,
+            "strides": info.strides,
+            "readonly": info.readonly,
+            "address": info.address,
+            "alignment": info.alignment,
+            "owner": info.owner,
+            "protocols": list(info.protocols),
+        }
+        if deep:
+            document["capsule"] = capsule_facts(entry.obj)
+    return document
+
+
+def _plain(outcomes: list[Outcome]) -> list[dict[str, Any]]:
+    return [dataclasses.asdict(each) for each in outcomes]
+
+
+def _totals(entries: list[Entry]) -> list[dict[str, Any]]:
+    return [
+        {"dtype": dtype, "device": device, "arrays": count, "bytes": size}
+        for dtype, device, count, size in totals(entries)
+    ]
