@@ -120,8 +120,9 @@ def _outcomes(origin: str, dtype: str, goals: list[str]) -> dict[str, dict[str, 
 
 def _cell(array: Any, goal: str) -> dict[str, str]:
     plan = dlx.plan(array, to=goal)
-    if plan.error is not None:
-        return {"outcome": "refused", "why": plan.error.reason, "error": type(plan.error).__name__}
+    error = targets.refusal(plan)
+    if error is not None:
+        return {"outcome": "refused", "why": error.reason, "error": type(error).__name__}
     viewed = plan.outcome == "shared" and any(step.do == "view" for step in plan.steps)
     return {"outcome": "viewed" if viewed else plan.outcome, "why": "; ".join(step.why for step in plan.steps)}
 

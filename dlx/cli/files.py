@@ -8,6 +8,7 @@ import re
 import stat
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,7 @@ def _read_torch(path: Path) -> Source:
     if largest > MOST_PICKLE:
         raise BadInput(f"its list of tensors claims {largest:,} bytes, and dlx reads at most {MOST_PICKLE:,}")
     torch = _needed("torch", "torch", ".pt")
-    from dlx.cli.objects import entries_of
+    from dlx.cli.objects import dotted, entries_of
 
     places: dict[int, str] = {}
 
@@ -150,7 +151,8 @@ def _read_torch(path: Path) -> Source:
     notes += [f"{counted(others, 'value')} of other kinds"] if others else []
     if not entries:
         raise BadInput("there is no tensor in it")
-    return Source(str(path), ".pt", tuple(entries), path.stat().st_size, tuple(notes))
+    named = tuple(replace(entry, path=dotted(entry.path)) for entry in entries)
+    return Source(str(path), ".pt", named, path.stat().st_size, tuple(notes))
 
 
 def _why_not_loaded(error: Exception) -> str:
