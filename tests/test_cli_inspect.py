@@ -130,7 +130,7 @@ def test_trees(module, np):
     )
     found = document("inspect", "made_here:tree")
     (source,) = found["sources"]
-    assert [each["path"] for each in source["arrays"]] == ["a", "list[0]", "list[1]['odd key']"]
+    assert [each["path"] for each in source["arrays"]] == ["['a']", "['list'][0]", "['list'][1]['odd key']"]
     assert "2 values of other kinds" in source["notes"]
     assert one("made_here:tree['list'][0]", "--to", "none")["dtype"] == "float32"
     assert {(each["dtype"], each["arrays"], each["bytes"]) for each in found["totals"]} == {

@@ -148,7 +148,7 @@ def _tree(source: Source, names: list[str], arguments: argparse.Namespace, scree
     if names:
         planned = [
             [targets.outcome(each, name, mapped=arguments.mapped) for name in names]
-            for each in screen.progress(entries, "planning")
+            for each in screen.progress(entries, "planning", len(entries))
         ]
         for document, outcomes in zip(documents, planned, strict=True):
             document["targets"] = _plain(outcomes)

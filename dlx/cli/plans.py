@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         for name in names:
             planned = [
                 targets.outcome(each, name, mapped=arguments.mapped, **options)
-                for each in screen.progress(source.entries, f"planning for {name}")
+                for each in screen.progress(source.entries, f"planning for {name}", len(source.entries))
             ]
             refused += sum(each.outcome == "refused" for each in planned)
             if documents:

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TextIO, TypeVar
 
 import dlx
@@ -172,14 +172,14 @@ class Screen:
         with Console(stderr=True, markup=False).status(one_line(text)):
             yield
 
-    def progress(self, items: Collection[T], text: str) -> Iterable[T]:
+    def progress(self, items: Iterable[T], text: str, total: int) -> Iterable[T]:
         """Give items one by one, with a bar on the terminal's stderr; it is wiped out in the end."""
-        if not self._is_watched() or len(items) < 2:
+        if not self._is_watched() or total < 2:
             return items
         from rich.console import Console
         from rich.progress import track
 
-        return track(items, one_line(text), console=Console(stderr=True, markup=False), transient=True)
+        return track(items, one_line(text), total, console=Console(stderr=True, markup=False), transient=True)
 
     def _is_watched(self) -> bool:
         return not self.as_json and sys.stderr.isatty()
