@@ -32,6 +32,9 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
             documents.append(_one(source, names, arguments, screen))
         else:
             documents.append(_tree(source, names, arguments, screen))
+        if not names and arguments.to is None:
+            screen.line("")
+            screen.line(("which targets take it: --to torch,numpy or --to all (imports them)", "quiet"))
     everything = [entry for source in sources for entry in source.entries]
     if len(sources) > 1:
         screen.line("")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import ctypes
+import difflib
 import importlib
 import re
 import sys
 from collections import Counter
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import dlx
@@ -36,13 +38,18 @@ def read_object(name: str, module: str, path: str) -> Source:
     try:
         obj: Any = importlib.import_module(module)
     except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+            here = "in this folder or where Python looks; run dlx where it is, or set PYTHONPATH"
+            raise BadInput(f"there is no module {error.name!r} {here}") from error
         raise BadInput(f"importing {module} failed: {type(error).__name__}: {error}") from error
     try:
         for attribute, index in _STEP.findall(path):
             obj = getattr(obj, attribute) if attribute else obj[ast.literal_eval(index)]
     except Exception as error:
-        text = str(error) if attribute or not isinstance(error, ValueError) else f"[{index}] is no number and no text"
-        raise BadInput(f"{module} has no {path}: {type(error).__name__}: {text}") from error
+        if isinstance(error, ValueError | SyntaxError) and not attribute:
+            raise BadInput(f"[{index}] is no number and no text in quotes") from error
+        said = f": {type(error).__name__}: {error}" if str(error) else ""
+        raise BadInput(f"{module} has no {path}{said}{_instead(module, path, attribute)}") from error
     found = type_name(type(obj))
     notes = [f"imported {module}, which ran its code"]
     try:
@@ -64,6 +71,16 @@ def read_object(name: str, module: str, path: str) -> Source:
     if others:
         notes.append(f"{counted(others, 'value')} of other kinds")
     return Source(name, "object", tuple(entries), notes=tuple(notes))
+
+
+def _instead(module: str, path: str, attribute: str) -> str:
+    """Say what a module holds, where it was asked for something of another name."""
+    if path != attribute:
+        return ""
+    names = {key: each for key, each in vars(sys.modules[module]).items() if key[:1] != "_"}
+    near = difflib.get_close_matches(attribute, names, 3)
+    found = near or [key for key, each in names.items() if not isinstance(each, ModuleType) and not callable(each)]
+    return f". It has {', '.join(found[:8])}" if found else ""
 
 
 def entries_of(root: Any) -> tuple[list[Entry], int]:
