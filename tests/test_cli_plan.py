@@ -76,6 +76,17 @@ def test_wrong_options_are_one_line(file):
     assert "names no target" in refused("plan", file, "--to", ",")
 
 
+def test_several_targets(file, np):
+    """One array is a row for each target; many are a table for each."""
+    _, out = here("plan", file, "--to", "dlx,numpy", "--copy", "always")
+    rows = [line.split() for line in out.splitlines()]
+    assert ["dlx", "copied", "copy=True", "(24", "B)"] in rows and ["numpy", "copied", "copy=True", "(24", "B)"] in rows
+    assert [(each["target"], len(each["arrays"])) for each in document("plan", file, "--to", "dlx,numpy")["plans"]] == [
+        ("dlx", 1),
+        ("numpy", 1),
+    ]
+
+
 def test_plans_of_many_arrays_are_folded(tmp_path, torch):
     """Alike arrays are one row, reasons stand below the table once."""
     tensors = {f"layers.{i}.w": ("BF16", (2, 2)) for i in range(30)} | {"n": ("F4", (2, 2))}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from typing import Any
+from typing import Any, NoReturn
 
 import dlx
 
@@ -22,7 +22,8 @@ _STATUS = """\
 exit status
   0  done; a refusal that was explained is an answer
   1  under --strict: something is refused, or not ready
-  2  bad input or a wrong call, in one line on stderr"""
+  2  bad input or a wrong call, in one line on stderr
+130, 141 interrupted, or nobody reads the output any more"""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -49,6 +50,10 @@ class _Parser(argparse.ArgumentParser):
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **keywords)
+
+    def error(self, message: str) -> NoReturn:
+        """End with one line, as for any other bad input."""
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def _command(commands: Any, name: str, module: str, summary: str, epilog: str = "") -> argparse.ArgumentParser:

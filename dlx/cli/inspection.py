@@ -11,7 +11,7 @@ from dlx.cli import listing, targets
 from dlx.cli.entries import Entry, Fold, Source, amount, counted, extents, nbytes_of, totals
 from dlx.cli.files import open_source
 from dlx.cli.objects import capsule_facts, layout
-from dlx.cli.screen import OUTCOMES, Cell, Screen
+from dlx.cli.screen import Cell, Screen
 from dlx.cli.targets import ADDRESS, Outcome
 
 __all__ = ["run"]
@@ -55,21 +55,13 @@ def _one(source: Source, names: list[str], arguments: argparse.Namespace, screen
     outcomes = _outcomes(entry, names, arguments, screen)
     if outcomes:
         screen.line("")
-        _show_outcomes(outcomes, screen)
+        listing.outcomes(outcomes, screen)
     return {**_head(source), "arrays": [{**_document(entry, deep=True), "targets": _plain(outcomes)}]}
 
 
 def _outcomes(entry: Entry, names: list[str], arguments: argparse.Namespace, screen: Screen) -> list[Outcome]:
     with screen.working("planning"):
         return [targets.outcome(entry, name, mapped=arguments.mapped) for name in names]
-
-
-def _show_outcomes(outcomes: list[Outcome], screen: Screen) -> None:
-    rows: list[list[Cell]] = []
-    for each in outcomes:
-        why = f"{each.why}. {each.fix}".rstrip(". ") if each.fix else each.why
-        rows.append([each.target, (each.outcome, OUTCOMES[each.outcome]), why])
-    screen.table(["to", "outcome", "why"], rows)
 
 
 def _facts(source: Source, entry: Entry) -> list[tuple[str, Cell]]:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from dlx.cli.entries import Entry, Fold, amount, fold, totals
-from dlx.cli.screen import Cell, Screen
+from dlx.cli.screen import OUTCOMES, Cell, Screen
+from dlx.cli.targets import Outcome
 
-__all__ = ["MANY", "MOST", "arrays", "folds", "sums"]
+__all__ = ["MANY", "MOST", "arrays", "folds", "outcomes", "sums"]
 
 MANY = 24  # entries from which on names are folded
 MOST = 60  # rows
@@ -79,10 +80,20 @@ def sums(entries: Iterable[Entry], screen: Screen) -> None:
     found = totals(entries)
     rows: list[list[Cell]] = [[dtype, device, f"{count:,}", amount(size)] for dtype, device, count, size in found]
     if len(rows) > 1:
-        more = "> " if any(size is None for *_, size in found) else ""
-        size = f"{more}{amount(sum(size or 0 for *_, size in found))}"
+        known = [size for *_, size in found if size is not None]
+        size = f"{'> ' if len(known) < len(found) else ''}{amount(sum(known))}" if known else "?"
         rows.append([("total", "name"), "", f"{sum(count for *_, count, _ in found):,}", (size, "name")])
     screen.table(["dtype", "device", ">arrays", ">bytes"], rows)
+
+
+def outcomes(found: Sequence[Outcome], screen: Screen) -> None:
+    """Print what becomes of one array on the way to each target."""
+    rows: list[list[Cell]] = []
+    for each in found:
+        size = f" ({amount(each.nbytes)})" if each.nbytes else ""
+        why = f"{each.why}. {each.fix}".rstrip(". ") if each.fix else each.why
+        rows.append([each.target, (each.outcome, OUTCOMES[each.outcome]), f"{why}{size}".lstrip()])
+    screen.table(["to", "outcome", "why"], rows)
 
 
 def _rows(found: Iterable[Fold]) -> Iterable[Row]:

@@ -33,23 +33,42 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     documents: list[dict[str, Any]] = []
     refused = 0
     for source in sources:
-        for name in names:
-            planned = [
+        plans = {
+            name: [
                 targets.outcome(each, name, mapped=arguments.mapped, **options)
                 for each in screen.progress(source.entries, f"planning for {name}", len(source.entries))
             ]
-            refused += sum(each.outcome == "refused" for each in planned)
-            if documents:
-                screen.line("")
-            _show(source, name, planned, arguments.all, screen)
-            documents.append(_document(source, name, planned))
+            for name in names
+        }
+        refused += sum(each.outcome == "refused" for planned in plans.values() for each in planned)
+        if documents:
+            screen.line("")
+        if _is_one(source) and len(names) > 1:
+            screen.heading(f"{source.name} →", _what(source))
+            listing.outcomes([planned[0] for planned in plans.values()], screen)
+        else:
+            for number, (name, planned) in enumerate(plans.items()):
+                if number:
+                    screen.line("")
+                _show(source, name, planned, arguments.all, screen)
+        documents += [_document(source, name, planned) for name, planned in plans.items()]
     screen.document({"options": {**options, "mapped": arguments.mapped}, "plans": documents})
     return 1 if arguments.strict and refused else 0
 
 
+def _is_one(source: Source) -> bool:
+    return len(source.entries) == 1 and not source.entries[0].path
+
+
+def _what(source: Source) -> str:
+    entry = source.entries[0]
+    what = f"{entry.dtype.name if entry.dtype is not None else entry.dtype_name}{extents(entry.shape)}"
+    return what if what != source.name else ""
+
+
 def _show(source: Source, target: str, planned: Sequence[Outcome], everything: bool, screen: Screen) -> None:
-    if len(planned) == 1 and not source.entries[0].path:
-        _show_one(source, source.entries[0], planned[0], screen)
+    if _is_one(source):
+        _show_one(source, planned[0], screen)
         return
     screen.heading(f"{source.name} → {target}", counted(len(planned), "array"))
     fates = {id(entry): each for entry, each in zip(source.entries, planned, strict=True)}
@@ -70,9 +89,8 @@ def _show(source: Source, target: str, planned: Sequence[Outcome], everything: b
     screen.line(_summary(planned))
 
 
-def _show_one(source: Source, entry: Entry, planned: Outcome, screen: Screen) -> None:
-    what = f"{entry.dtype.name if entry.dtype is not None else entry.dtype_name}{extents(entry.shape)}"
-    screen.heading(f"{source.name} → {planned.target}", what if what != source.name else "")
+def _show_one(source: Source, planned: Outcome, screen: Screen) -> None:
+    screen.heading(f"{source.name} → {planned.target}", _what(source))
     rows: list[tuple[str, Cell]] = [("outcome", (planned.outcome, OUTCOMES[planned.outcome]))]
     if planned.why:
         rows.append(("why", planned.why))
