@@ -11,7 +11,7 @@ from dlx.cli import listing, targets
 from dlx.cli.entries import Entry, Fold, Source, amount, counted, extents, nbytes_of, totals
 from dlx.cli.files import open_source
 from dlx.cli.objects import capsule_facts, layout
-from dlx.cli.screen import Cell, Screen
+from dlx.cli.screen import OUTCOMES, Cell, Screen
 from dlx.cli.targets import ADDRESS, Outcome
 
 __all__ = ["run"]
@@ -180,7 +180,7 @@ def _show_metadata(source: Source, screen: Screen) -> None:
 
 def _show_sums(columns: list[tuple[Outcome, ...]], screen: Screen) -> None:
     rows: list[list[Cell]] = []
-    reasons: list[tuple[str, Cell]] = []
+    reasons: dict[tuple[str, str], list[str]] = {}
     for outcomes in columns:
         target, counts = outcomes[0].target, Counter(each.outcome for each in outcomes)
         copied = sum(each.nbytes for each in outcomes)
@@ -196,11 +196,15 @@ def _show_sums(columns: list[tuple[Outcome, ...]], screen: Screen) -> None:
         )
         for word in ("refused", "copied"):
             why = Counter(ADDRESS.sub("", each.why) for each in outcomes if each.outcome == word)
-            reasons += [(f"{target}, {count:,} {word}", text) for text, count in why.most_common(3)]
+            for text, _ in why.most_common(3):
+                reasons.setdefault((word, text), []).append(target)
     screen.table(["to", ">shared", ">copied", ">bytes copied", ">refused"], rows)
     if reasons:
         screen.line("")
-        screen.facts(reasons)
+        screen.table(
+            ["", "to", "why"],
+            [[(word, OUTCOMES[word]), ", ".join(names), text] for (word, text), names in reasons.items()],
+        )
 
 
 # ---- JSON ------------------------------------------------------------------------------------------------------------
