@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     screen.line("")
     screen.line(
         (
-            f"float32; times: {SMALL[0]} elements, best of {rounds} rounds; copies: {amount(4 * LARGE[0])} of fresh memory",
+            f"float32; times: {SMALL[0]} elements, best of {rounds}; copies: {amount(4 * LARGE[0])} of fresh memory",
             "quiet",
         )
     )
