@@ -1,14 +1,18 @@
 """Files on the command line: headers only; what is damaged, hostile or no array is refused in one line."""
 
+import errno
 import io
 import json
 import os
 import struct
 import zipfile
+from pathlib import Path
 
 import pytest
 from command import dlx, document, refused
 from test_cli import npy, safetensors
+
+from dlx.cli import main
 
 GB100 = 100 << 30
 
@@ -194,14 +198,21 @@ def test_what_is_no_file(tmp_path):
     assert "no such file" in refused("plan", "what is this?", "--to", "dlx")
 
 
-def test_a_file_that_may_not_be_read(tmp_path):
-    """The system's own reason."""
+def test_a_file_that_may_not_be_read(tmp_path, monkeypatch, capsys):
+    """The system's own reason, also where it comes late."""
     path = tmp_path / "x.npy"
     path.write_bytes(npy("<f4", (1,), bytes(4)))
+
+    def denied(*_, **__):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "open", denied)
+    assert main(["inspect", str(path)]) == 2
+    assert capsys.readouterr().err == f"dlx inspect: {path}: Permission denied\n"
+    monkeypatch.undo()
     path.chmod(0)
-    if os.access(path, os.R_OK):
-        pytest.skip("this user may read everything")
-    assert "Permission denied" in refused("inspect", path)
+    if not os.access(path, os.R_OK):  # root may read everything
+        assert "Permission denied" in refused("inspect", path)
 
 
 def test_a_large_file_is_not_read(tmp_path):
@@ -264,11 +275,25 @@ def test_damaged_checkpoints(tmp_path, torch):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x/data.pkl", b"\x80\x02}.")
         archive.writestr("x/byteorder", bytes(65 << 20))
-    assert "claims 68,157,440 bytes, and dlx reads at most 67,108,864" in refused("inspect", path)
+    said = refused("inspect", path)
+    assert "claims 68,157,440 bytes, and dlx reads at most 67,108,864" in said
     torch.save({"step": 3}, path)
     assert "there is no tensor in it" in refused("inspect", path, memory=None)
     torch.save({"w": torch.zeros(3)}, path, _use_new_zipfile_serialization=False)
     assert "it is a pickle" in refused("inspect", path, memory=None)
+
+
+@pytest.mark.parametrize("claimed", [b"M\xff\xff", b"\x8a\x08" + (1 << 40).to_bytes(8, "little"), b"J\xff\xff\xff\xff"])
+def test_checkpoints_that_claim_what_is_not_there(tmp_path, torch, claimed):
+    """More elements than the file has, 4 TiB of them, a number of them below zero."""
+    path = tmp_path / "x.pt"
+    torch.save({"w": torch.zeros(1000)}, path)
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in parts.items():
+            archive.writestr(name, data.replace(b"M\xe8\x03", claimed) if name.endswith("data.pkl") else data)
+    assert "torch cannot read it" in refused("inspect", path, memory=None)
 
 
 def test_a_checkpoint_without_torch(tmp_path):
