@@ -216,7 +216,7 @@ class _Name:
 
         indent = len(self.text) - len(self.text.lstrip())
         line, lines = "", []
-        for part in re.findall(r".+?(?:[./_\]]|$)", self.text):
+        for part in re.findall(r".+?(?:[./\]]|$)", self.text):
             if line.strip() and len(line) + len(part) > options.max_width:
                 lines.append(line)
                 line = " " * (indent + 2)
