@@ -151,7 +151,9 @@ def test_screens_fit_a_terminal(tmp_path, width):
         assert lines and max(map(len, lines)) <= width
         if words[0] == "inspect":
             cells = [line.strip().split("  ")[0] for line in lines if "long" in line or "tail" in line]
-            assert all(cell.startswith(("a_rather", "and_a", "deep_model", "with_layers", "weight")) for cell in cells), cells
+            assert all(
+                cell.startswith(("a_rather", "and_a", "deep_model", "with_layers", "weight")) for cell in cells
+            ), cells
 
 
 def test_a_c_locale_prints_what_it_can():

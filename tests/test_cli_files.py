@@ -195,6 +195,7 @@ def test_what_is_no_file(tmp_path):
     assert "it is a folder: name files in it" in refused("inspect", tmp_path)
     assert "no regular file" in refused("inspect", tmp_path / "pipe")
     assert "no regular file" in refused("inspect", "/dev/zero")
+    assert "without folders and .py" in refused("inspect", "folder/mod.py:x")
     assert "no such file" in refused("plan", "what is this?", "--to", "dlx")
 
 

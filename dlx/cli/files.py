@@ -34,6 +34,8 @@ def open_source(name: str) -> Source:
     try:
         if path.exists():
             return _file(path)
+        if re.search(r"\.py(:|$)", name):
+            raise BadInput("an object is named by its module, without folders and .py, as in 'mod:x' or 'pkg.mod:x'")
         sketched, named = _SKETCH.fullmatch(name), _OBJECT.fullmatch(name)
         if sketched is not None:
             return _sketch(name, sketched)

@@ -139,13 +139,13 @@ def _tree(source: Source, names: list[str], arguments: argparse.Namespace, scree
     screen.line("")
     listing.sums(entries, screen)
     _show_metadata(source, screen)
-    documents = [_document(entry) for entry in entries]
+    documents = [_document(entry) for entry in entries] if screen.as_json else []
     if names:
         planned = [
             [targets.outcome(each, name, mapped=arguments.mapped) for name in names]
             for each in screen.progress(entries, "planning", len(entries))
         ]
-        for document, outcomes in zip(documents, planned, strict=True):
+        for document, outcomes in zip(documents, planned, strict=screen.as_json):
             document["targets"] = _plain(outcomes)
         screen.line("")
         _show_sums(list(zip(*planned, strict=True)), screen)
