@@ -141,9 +141,8 @@ def module(torch, np, counts, folder):
     view = dlx.convert(everything, to="numpy", lazy=True)
     print("\ndlx.convert(everything, to='numpy', lazy=True)['state']['1.bias']")
     say(view["state"]["1.bias"])
-    say(
-        f"{sum(name in repr(view['state']) for name in state)} of {len(state)} tensors of the state were converted for it"
-    )
+    touched = sum(name in repr(view["state"]) for name in state)
+    say(f"{touched} of {len(state)} tensors of the state were converted for it")
 
 
 def main():

@@ -215,4 +215,4 @@ def test_what_a_plain_copy_cures_is_what_the_table_says():
     from dlx.obstacles import REPACKED, TABLE
 
     cured = sum(row.bit for row in TABLE if row.copy_cures)
-    assert lib.DLX_OBSTACLES_CURED == cured & ~REPACKED
+    assert cured & ~REPACKED == lib.DLX_OBSTACLES_CURED

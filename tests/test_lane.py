@@ -172,7 +172,7 @@ TWISTS = {
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_lane_and_slow_road_agree_on_numpy(np, torch, target):
-    """Any numpy array gives the same result, or the same error, by the lane and by the slow road, whatever the options."""
+    """Any numpy array gives the same result, or the same error, by both roads, whatever the options."""
 
     @settings(max_examples=400, deadline=None)
     @given(numpy_sources(np), OPTIONS)
@@ -184,7 +184,7 @@ def test_lane_and_slow_road_agree_on_numpy(np, torch, target):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_lane_and_slow_road_agree_on_torch(np, torch, target):
-    """Any torch tensor gives the same result, or the same error, by the lane and by the slow road, whatever the options."""
+    """Any torch tensor gives the same result, or the same error, by both roads, whatever the options."""
 
     @settings(max_examples=400, deadline=None)
     @given(torch_sources(torch), OPTIONS)
