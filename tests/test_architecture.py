@@ -30,8 +30,8 @@ LAYERS = [
 ]
 ORDER = [name for line in LAYERS for name in line]
 CLI = [  # above them all, in dlx/cli, by the same rule
-    "arguments", "entries", "headers", "screen", "objects", "files", "targets", "inspection", "plans", "picture",
-    "dtypes", "driver", "probe", "devices", "doctor", "bench",
+    "arguments", "entries", "headers", "screen", "objects", "files", "targets", "listing", "inspection", "plans",
+    "picture", "dtypes", "driver", "probe", "devices", "doctor", "bench",
 ]  # fmt: skip
 ADAPTERS = sorted(path.stem for path in (ROOT / "adapters").glob("*.py"))
 
