@@ -299,6 +299,9 @@ def _described(obj: Any) -> ArrayInfo | None:
 
 def not_an_array(obj: Any) -> DlxError:
     name = type_name(type(obj))
+    broken = registry.broken_for(type(obj))
+    if broken is not None:
+        return broken.complete(source=name)
     if type(obj) in weakref.ProxyTypes:
         fix = "Convert the object itself: a proxy does not keep it alive."
     elif container_of(type(obj)) is not None:
