@@ -148,6 +148,10 @@ void dlx_managed_abandon(DLManagedTensorVersioned* made);
 /* Call the deleter, if there is one. Owns: gives up the caller's count. GIL: not needed. */
 void dlx_managed_release(DLManagedTensorVersioned* managed);
 
+/* A deleter for the conformance kit, which holds consumers to calling it once: adds 1 to the
+ * uint64_t at manager_ctx, from any thread, at any time. Owns: frees nothing. GIL: not needed. */
+void dlx_count_managed(DLManagedTensorVersioned* self);
+
 /* Managed tensors made or adopted here and not yet released. GIL: not needed. */
 int64_t dlx_live(void);
 
@@ -165,6 +169,9 @@ int dlx_legacy_export(DLManagedTensorVersioned* made, DLManagedTensor** out);
 
 /* Call the deleter, if there is one. Owns: gives up the struct. GIL: not needed. */
 void dlx_legacy_release(DLManagedTensor* managed);
+
+/* dlx_count_managed for the legacy struct. */
+void dlx_count_legacy(DLManagedTensor* self);
 
 /* ---- check.c: may this consumer take this tensor as it is? --------------------------------------
  */
