@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from dlx.calls import Call, Way
 from dlx.conversion import request_of
+
+if TYPE_CHECKING:
+    from dlx.typing import DeviceLike, Readonly, Target
 
 __all__ = ["using"]
 
@@ -17,14 +20,14 @@ R = TypeVar("R")
 
 
 def using(
-    to: Any,
+    to: Target,
     *,
     lazy: bool = False,
-    answer: Any = None,
+    answer: Target | None = None,
     writes: str | Iterable[str] = (),
     detach: bool = True,
-    device: Any = None,
-    readonly: str = "copy",
+    device: DeviceLike | None = None,
+    readonly: Readonly = "copy",
     stream: Any = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Let a function compute in one framework and answer in its caller's: a decorator.
