@@ -180,6 +180,10 @@ def test_records_and_named_tuples(torch, arrays):
         assert shows(torch, [view.x], 1) and view.x is view.x
         with pytest.raises(AttributeError):
             view.nothing
+    point = lazy(Point(arrays[1], 2))
+    assert point._fields == ("x", "y") and point._asdict() == {"x": point.x, "y": 2}
+    assert type(point.copy()) is Point and point.copy().x is point.x and point._replace(y=5) == (point.x, 5)
+    assert type(point[:1].copy()) is type(point + (1,)) is type(point * 2) is tuple
     view = lazy(Record(arrays[0]))
     view.x = torch.ones(2)
     assert type(view._source.x) is type(arrays[0]) and view.n == 3
