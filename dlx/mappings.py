@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, Mapping, MutableMapping, ValuesView
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, MutableMapping, ValuesView
 from typing import Any, cast
 
 from dlx.view import MISSING, View
@@ -141,6 +141,22 @@ class MutableMappingView(MappingView, MutableMapping[Any, Any]):
     """A lazy view of a mapping that can be changed through it: the source is changed."""
 
     __slots__ = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        keys = self._source.keys()
+        return iter(keys) if isinstance(self._source, dict) else self._watched(keys)
+
+    def keys(self) -> Any:
+        """Return the source's keys."""
+        return self._source.keys() if isinstance(self._source, dict) else KeysView(self)
+
+    def _watched(self, keys: Any) -> Iterator[Any]:
+        """Iterate over keys, and raise as a dict does where some come or go meanwhile."""
+        n = len(keys)
+        for key in keys:
+            yield key
+            if len(self._source.keys()) != n:
+                raise RuntimeError(f"{type(self._source).__name__} changed size during iteration")
 
     def __setitem__(self, key: Any, value: Any) -> None:
         old = self._source[key] if key in self else None
