@@ -431,7 +431,7 @@ class TorchAdapter(Adapter):
             return obj.clone()
 
     def writes_to(self, obj: Any) -> int | None:
-        return int(obj._version)
+        return None if obj.is_inference() else int(obj._version)
 
     def moved(self, obj: Any, device: Device) -> Any:
         return obj.to(self.device_to(device))

@@ -57,7 +57,8 @@ def using(
     Raises
     ------
     ReadOnlyError
-        By the function, after it has run: if it wrote to an array that had to be copied and cannot be written back.
+        By the function, after it has run: if it wrote to an array that had to be copied, and that cannot be written
+        back.
     DlxError
         By the function, as `convert`; places begin with the parameter's name.
 
@@ -67,12 +68,17 @@ def using(
     where there are others. If the rest are of one framework, that answers, on their device if they have one in common.
     If they are of several, or of none that can take arrays, results stay as the function made them.
 
-    *An argument that is handed back*, also inside a container, comes back as the caller's own object.
+    *An argument that is handed back*, also inside a container, comes back as the caller's own object, unless `answer`
+    names another framework than its own.
 
     *Writes in place* reach the caller's array where its memory is shared. An array that had to be copied is passed to
-    numpy read-only; of torch, the tensor is looked at afterwards, and written back if it was changed. No other
-    framework tells of writes: there, and for numpy, name the parameter in `writes`. Containers are passed as new ones,
-    so what is put into a list stays there. A first parameter called ``self`` or ``cls`` is passed as it is.
+    numpy read-only; of torch, the tensor's version is looked at afterwards, and the tensor is written back if it was
+    changed. Writes that torch does not count (through ``x.data`` or ``x.numpy()``), and those of every other framework,
+    are not seen: name the parameter in `writes`, which is always written back. Where two arguments share memory, one
+    of them was copied and both were written to, nothing is written back: ReadOnlyError says so.
+
+    Containers are passed as new ones, so what is put into a list stays there. Defaults of the function are its own, and
+    a first parameter called ``self`` or ``cls`` is passed as it is.
 
     Examples
     --------

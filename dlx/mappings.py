@@ -145,6 +145,22 @@ class MutableMappingView(MappingView[K, V], MutableMapping[K, V]):
 
     __slots__ = ()
 
+    def __iter__(self) -> Iterator[Any]:
+        keys = self._source.keys()
+        return iter(keys) if isinstance(self._source, dict) else self._watched(keys)
+
+    def keys(self) -> Any:
+        """Return the source's keys."""
+        return self._source.keys() if isinstance(self._source, dict) else KeysView(self)
+
+    def _watched(self, keys: Any) -> Iterator[Any]:
+        """Iterate over keys, and raise as a dict does where some come or go meanwhile."""
+        n = len(keys)
+        for key in keys:
+            yield key
+            if len(self._source.keys()) != n:
+                raise RuntimeError(f"{type(self._source).__name__} changed size during iteration")
+
     def __setitem__(self, key: Any, value: Any) -> None:
         old = self._source[key] if key in self else None
         self._source[key] = self._inward(value, old)

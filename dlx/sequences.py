@@ -230,15 +230,34 @@ class SliceView(SequenceView[T]):
 
 
 class NamedView(SequenceView[Any]):
-    """A lazy view of a named tuple: its fields are attributes as well."""
+    """A lazy view of a named tuple: its fields are attributes as well, and so are `_fields`, `_asdict`, `_replace`."""
 
     __slots__ = ()
 
+    @property
+    def _fields(self) -> tuple[str, ...]:
+        return tuple(self._row.open(self._source)[0] or ())
+
+    def _asdict(self) -> dict[str, Any]:
+        return dict(zip(self._fields, self, strict=True))
+
+    def _replace(self, **values: Any) -> Any:
+        return self.copy()._replace(**values)
+
+    def copy(self) -> Any:
+        """Return a named tuple of the same type with what the view shows."""
+        assert self._row.close is not None
+        return self._row.close(self._source, list(self._fields), list(self), None)
+
+    def __mul__(self, times: int) -> Any:
+        return tuple(self) * times
+
+    __rmul__ = __mul__
+
     def __getattr__(self, name: str) -> Any:
-        fields = self._row.open(self._source)[0] or []
-        if name not in fields:
+        if name.startswith("__") or name not in self._fields:
             raise AttributeError(f"a view of {type(self._source).__name__} has no attribute {name!r}")
-        return self[fields.index(name)]
+        return self[self._fields.index(name)]
 
 
 class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[misc]  # a slice is a view
