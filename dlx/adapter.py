@@ -350,6 +350,11 @@ class Adapter:
 
     # ---- devices and streams --------------------------------------------------------------------------------------
 
+    def device_of(self, obj: Any) -> Device | None:
+        """Return where one array is; None where only an export could tell. The default asks `info`."""
+        info = self.info(obj)
+        return None if info is None else info.device
+
     def home(self) -> Device:
         """Return where arrays go that the framework cannot hold where they are: the host, if it can hold that."""
         return Device("cpu")

@@ -17,6 +17,7 @@ from dlx.planning import Request
 from dlx.registry import registry
 from dlx.trees import ROOT, Tree
 from dlx.views import lazy_view
+from dlx.working import Work
 from dlx.writing import kind_of
 
 __all__ = ["Call", "Way"]
@@ -62,8 +63,10 @@ class Call:
         self._containers: dict[int, tuple[Any, Any, Any, list[Any]]] = {}  # the same; with keys and children
         self._copies: list[tuple[Any, Any, int | None, str]] = []  # (the caller's, the copy, its version, the place)
         self._seen: list[tuple[Adapter, Any]] = []
+        self.work = Work(self.request.target, self.request.stream)
         inside = self.inward((args[way.skipped :], options), arguments=True)
         self._caller = self._answerer()
+        self.work.stays = self._caller is None or way.lazy  # what is converted later is on the stream of then
         self.args, self.options = (*self.kept, *inside[0]), inside[1]
 
     # ---- in ---------------------------------------------------------------------------------------------------------
@@ -84,7 +87,10 @@ class Call:
             ]
             arrays, sources = [tree.arrays[i] for i in some], [tree.sources[i] for i in some]
             bulk = Bulk(self.request, arrays, sources, lambda n: tree.place(some[n]), failures)
-            for n, (i, new) in enumerate(zip(some, bulk.run(), strict=True)):
+            self.work.look(zip(tree.sources, tree.arrays, strict=True))
+            with self.work.on_streams():
+                converted = bulk.run()
+            for n, (i, new) in enumerate(zip(some, converted, strict=True)):
                 results[i] = self._watched(tree.arrays[i], new, tree.place(i)) if bulk.copied(n) else new
             for source, old, new in zip(tree.sources, tree.arrays, results, strict=True):
                 self._own[id(new)] = (new, old)
@@ -193,7 +199,8 @@ class Call:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         try:
-            self.write_back()
+            with self.work.step():
+                self.write_back()
         except DlxError:
             if error is None or isinstance(error, GeneratorExit):
                 raise

@@ -20,7 +20,6 @@ from dlx.errors import CopyRequiredError, DeviceError, StreamError
 from dlx.planning import Request, begin
 from dlx.registry import registry
 from dlx.transfer import convert_leaf
-from dlx.working import work_streams, working
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -592,70 +591,6 @@ def test_managed_memory_for_a_consumer_of_device_memory(cuda, lib_a, lib_b):
             result = dlx.convert(array, to="libb")
             assert (result.device, result.ptr) == ((2, 1), array.ptr) and not lib_b.read(result)
             assert dlx.convert(array, to="dlx").device == (13, 1)
-
-
-# ---- working on somebody else's stream -------------------------------------------------------------------------------
-
-
-def pairs(*arrays):
-    """Arrays with their adapters."""
-    return [(registry.producer(array), array) for array in arrays]
-
-
-def test_kernels_on_the_callers_stream_need_no_order(cuda, np, lib_a, lib_b):
-    """A function in another framework runs on the caller's stream: nothing is ordered, in or out, and nothing races."""
-    with lib_a.on(cuda.stream()) as p, lib_b.on(cuda.stream()) as before:
-        first, second = lib_a.made(), lib_a.made()
-        cuda.forget()
-        with working(lib_b.adapter, work_streams(pairs(np.zeros(3), first, second))):
-            assert lib_b.handle(0) == p.ptr
-            inside = convert_together([first, second], "libb")
-            assert not any(lib_b.read(array) for array in inside)
-            result = lib_b.made()
-            back = dlx.convert(result, to="liba")
-        assert not lib_a.read(back) and cuda.ordering == 0
-        assert lib_b.current(0) is before
-
-
-def test_two_devices(cuda, lib_a, lib_b):
-    """Each device has its stream, whichever array comes first; each is put back."""
-    with lib_a.on(cuda.stream()) as p, lib_a.on(cuda.stream(1), 1) as q:
-        streams = work_streams(pairs(lib_a.made(1, kind=MANAGED), lib_a.made(), lib_a.made(1)))
-        assert {device: stream.handle for device, stream in streams.items()} == {(2, 1): q.ptr, (2, 0): p.ptr}
-        with pytest.raises(ZeroDivisionError), working(lib_b.adapter, streams):
-            assert (lib_b.handle(0), lib_b.handle(1)) == (p.ptr, q.ptr)
-            _ = 1 / 0
-        assert (lib_b.handle(0), lib_b.handle(1)) == (LEGACY, LEGACY)
-
-
-def test_nothing_to_set(cuda, np, lib_a, lib_b, lib_e):
-    """Host arrays, and arrays with streams of their own, set nothing; nor is the driver loaded."""
-    streams = work_streams(pairs(np.zeros(3)))
-    assert streams == {} and not driver.is_loaded()
-    assert work_streams(pairs(lib_e.made())) == {}
-    assert work_streams(pairs(lib_a.made()), stream=-1) == {}
-    with working(lib_b.adapter, streams), lib_b.on(7):
-        assert lib_b.handle(0) == 7
-
-
-def test_a_stream_that_is_said_for_all(cuda, lib_a, lib_e):
-    """An explicit stream beats the caller's, also where the caller has none."""
-    c = cuda.stream()
-    assert work_streams(pairs(lib_a.made()), stream=c)[dlx.Device("cuda")].handle == c
-    assert work_streams(pairs(lib_e.made()), stream=c)[dlx.Device("cuda")].handle == c
-    with pytest.raises(StreamError, match="Say 1"):
-        work_streams(pairs(lib_a.made()), stream=0)
-
-
-def test_a_framework_whose_stream_cannot_be_set(cuda, lib_a, lib_e):
-    """It is left alone, and ordered in and out."""
-    lib_e.adapter.on_stream = lambda stream: None
-    with lib_a.on(cuda.stream()), lib_e.on(cuda.stream()):
-        array = lib_a.made()
-        with working(lib_e.adapter, work_streams(pairs(array))):
-            inside = dlx.convert(array, to="libe")
-            assert not lib_e.read(inside) and not lib_e.write(inside)
-        assert not lib_a.read(dlx.convert(inside, to="liba"))
 
 
 # ---- without ---------------------------------------------------------------------------------------------------------
