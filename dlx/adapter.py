@@ -45,6 +45,7 @@ __all__ = [
     "keeping",
     "over_memory",
     "type_name",
+    "unmarked",
 ]
 
 OWNER_BOUNDS = "owner_bounds"
@@ -517,6 +518,11 @@ def over_memory(
 def keeping(tensor: Tensor, owner: object) -> Tensor:
     """Return the same tensor with a further object that it keeps alive."""
     return native.tensor_view(tensor, None, None, None, owner)
+
+
+def unmarked(tensor: Tensor) -> Tensor:
+    """Return the same tensor as if it could be written to: for a consumer that never writes, and cannot be told."""
+    return native.tensor_view(tensor, None, None, tensor.flags & ~READ_ONLY, None)
 
 
 def at_rest(tensor: Tensor) -> Tensor:
