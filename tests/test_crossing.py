@@ -400,16 +400,12 @@ def test_one_stream_in_a_capture(cuda, lib_a, lib_b):
 
 def fill(array, values):
     """Put values where the array is, behind the driver's back."""
-    import ctypes
-
-    ctypes.memmove(array.ptr, bytes(values), N)
+    array.framework.cuda.poke(array.ptr, bytes(values))
 
 
 def content(array):
     """The bytes of an array, behind the driver's back."""
-    import ctypes
-
-    return ctypes.string_at(array.ptr, N)
+    return array.framework.cuda.peek(array.ptr, N)
 
 
 def test_device_to_host(cuda, np, lib_a):
@@ -487,11 +483,9 @@ def test_dlx_tensors_move_and_are_copied(cuda, lib_a):
 
 def test_gaps_are_closed_before_a_move(cuda, lib_b):
     """Many rows of two bytes go over in one copy; the plan tells of both copies."""
-    import ctypes
-
     n, c = 512, cuda.stream()
     memory = cuda.alloc(4 * n, 1)
-    ctypes.memmove(memory, bytes(range(256)) * (n // 64), 4 * n)
+    cuda.poke(memory, bytes(range(256)) * (n // 64))
     tensor = native.tensor_new(memory, (n, 2), (4, 2), dlx.DType("uint8"), (2, 1), 0, None)
     plan = dlx.plan(tensor, "libb", device="cuda:0")
     assert plan.nbytes == 4 * n and [step.do for step in plan.steps[-2:]] == ["copy", "move"]
@@ -500,7 +494,7 @@ def test_gaps_are_closed_before_a_move(cuda, lib_b):
         result = dlx.convert(tensor, to="libb", device="cuda:0")
         assert cuda.count("cuMemcpy2DAsync", "cuMemcpyAsync") < 10 and cuda.count("cuMemcpyPeerAsync") == 1
     assert not cuda.read(c, result.ptr, 2 * n)
-    assert ctypes.string_at(result.ptr, 8) == bytes([0, 2, 4, 6, 8, 10, 12, 14])
+    assert cuda.peek(result.ptr, 8) == bytes([0, 2, 4, 6, 8, 10, 12, 14])
 
 
 def test_what_is_too_scattered(cuda, lib_b):

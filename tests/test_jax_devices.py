@@ -1,8 +1,8 @@
 """The jax adapter on devices, against a module that behaves like a CUDA build of jax over the recording driver.
 
-What matters of the original (jax 0.10, jaxlib/dlpack.cc): no current stream; an array is ready on the compute stream
-of its device; `__dlpack__(stream=s)` makes s wait, without one the host waits, and any number is taken for a handle; legacy
-capsules only; `from_dlpack` names a stream of its own, which the compute stream waits for.
+What matters of the original (jax 0.10, jaxlib/dlpack.cc): there is no current stream; an array is ready on the compute
+stream of its device; `__dlpack__(stream=s)` makes s wait, without one the host waits, and any number is taken for a
+handle; capsules are legacy ones; `from_dlpack` names a stream of its own, which the compute stream waits for.
 """
 
 from __future__ import annotations
