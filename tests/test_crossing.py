@@ -16,7 +16,9 @@ from gpulib import N
 import dlx
 from dlx import cuda as driver
 from dlx import native
-from dlx.errors import CopyRequiredError, DeviceError, StreamError
+from dlx.adapter import Capabilities
+from dlx.errors import CopyRequiredError, DeviceError, LayoutError, StreamError
+from dlx.native import ffi
 from dlx.planning import Request, begin
 from dlx.registry import registry
 from dlx.transfer import convert_leaf
@@ -616,3 +618,83 @@ def test_a_failing_driver_is_named(cuda, lib_a, lib_b, call):
         cuda.fail(call, 700)
         with pytest.raises(DeviceError, match=rf"{call} failed with CUDA_ERROR_ILLEGAL_ADDRESS \(700\)"):
             dlx.convert(array, to="libb")
+
+
+# ---- what plans say --------------------------------------------------------------------------------------------------
+
+
+def over(cuda, kind, dtype="uint8"):
+    """Memory of the first device as a tensor."""
+    number = {"cuda": 2, "cuda_managed": 3, "cuda_host": 1}[kind]
+    return dlx.from_pointer(cuda.alloc(N, 0, number), (N,), dtype, device=kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "to", "copy", "outcome", "place"),
+    [
+        ("cuda", "libb", True, "copied", "cuda:0"),
+        ("cuda", "dlx", True, "copied", "cuda:0"),
+        ("cuda", "numpy", True, "copied", "cpu"),
+        ("cuda", "numpy", None, "copied", "cpu"),
+        ("cuda_host", "libb", None, "shared", "cpu"),
+        ("cuda_host", "numpy", False, "shared", "cpu"),
+        ("cuda_host", "numpy", True, "copied", "cpu"),
+        ("cuda_host", "dlx", None, "same", "cuda_host:0"),
+        ("cuda_host", "dlx", True, "copied", "cpu"),
+        ("cuda_managed", "libb", False, "shared", "cuda:0"),
+        ("cuda_managed", "libb", True, "copied", "cuda:0"),
+        ("cuda_managed", "numpy", False, "shared", "cpu"),
+        ("cuda_managed", "numpy", True, "copied", "cpu"),
+        ("cuda_managed", "dlx", None, "same", "cuda_managed:0"),
+        ("cuda_managed", "dlx", True, "copied", "cuda:0"),
+    ],
+)
+def test_a_plan_says_what_happens(cuda, np, lib_b, kind, to, copy, outcome, place):
+    """Where the result is, and whether it is a copy; bytes are those that are copied."""
+    tensor = over(cuda, kind)
+    plan = dlx.plan(tensor, to, copy=copy)
+    assert (plan.outcome, str(plan.device), plan.nbytes) == (outcome, place, N * (outcome == "copied"))
+    result = dlx.convert(tensor, to, copy=copy)
+    found = dlx.describe(result)
+    assert found.device == plan.device and (found.address == tensor.data_ptr) is (outcome != "copied")
+
+
+@pytest.mark.parametrize("copy", [None, True])
+def test_managed_memory_is_waited_for_before_the_host_copies_it(cuda, np, lib_a, copy):
+    """The host reads it, whether it is shared or copied."""
+    with lib_a.on(cuda.stream()):
+        array = lib_a.made(kind=MANAGED)
+        lib_a.write(array)
+        cuda.forget()
+        for result in (dlx.convert(array, to="numpy", copy=copy), dlx.convert([array], to="numpy", copy=copy)[0]):
+            assert (result.ctypes.data == array.ptr) is (copy is None)
+        assert cuda.count("cuStreamSynchronize") == 2 and not cuda.host_read(array.ptr, N)
+
+
+@pytest.mark.parametrize("device", [None, "cuda:1"])
+def test_packed_elements_are_not_unpacked_on_a_device(cuda, lib_b, device):
+    """dlx does that on the host only: said beforehand, with the way round it."""
+    lib_b.adapter.facts |= {"subbyte": "padded"}
+    lib_b.adapter.accepts = lambda: Capabilities(dtypes=frozenset({"int4"}), **lib_b.adapter.facts)
+    tensor = over(cuda, "cuda", "int4")
+    plan = dlx.plan(tensor, "libb", device=device)
+    with pytest.raises(LayoutError, match="on the host only.*Pass device='cpu'") as caught:
+        dlx.convert(tensor, to="libb", device=device)
+    assert str(plan.error) == str(caught.value)
+
+
+def test_packed_elements_between_device_and_host(cuda, np, lib_b):
+    """Unpacked after the way to the host, and before the way to a device; the plan has both bytes."""
+    lib_b.adapter.facts |= {"subbyte": "padded"}
+    lib_b.adapter.accepts = lambda: Capabilities(dtypes=frozenset({"int4"}), **lib_b.adapter.facts)
+    tensor = over(cuda, "cuda", "int4")
+    cuda.poke(tensor.data_ptr, bytes([0x21, 0x43] * (N // 4)))
+    plan = dlx.plan(tensor, "libb", device="cpu")
+    assert (plan.outcome, str(plan.device), plan.steps[-1].do) == ("copied", "cpu", "move")
+    here = dlx.convert(tensor, to="libb", device="cpu").tensor
+    assert ffi.buffer(ffi.cast("char *", here.data_ptr), 4)[:] == bytes([1, 2, 3, 4])
+    held = bytearray(tensor.nbytes)
+    held[:2] = b"\x21\x43"
+    source = dlx.from_pointer(ffi.from_buffer(held), (N,), "int4", owner=held)
+    there = dlx.convert(source, to="libb", device="cuda:1")
+    assert there.device == (2, 1) and cuda.peek(there.ptr, 4) == bytes([1, 2, 3, 4])
