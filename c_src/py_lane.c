@@ -259,7 +259,50 @@ static PyObject* lane_load(PyObject* lane, PyObject* const* args, Py_ssize_t nar
   return result;
 }
 
+PyDoc_STRVAR(
+    lane_place_doc,
+    "_place(element, to, slots, known, moved, key, place, /)\n--\n\n"
+    "Convert an element of a lazy view and note it: slots[key] = (element, result), and under the "
+    "element's address\nknown[address] = place. Returns the result; None where Python must do it: "
+    "the address is noted already, the\nelement has no route, or another thread was here.");
+
+/* Owns: all borrowed; the result is new. GIL: needed; may run Python. Errors: NULL with an
+ * exception, nothing noted. */
+static PyObject* lane_place(PyObject* lane, PyObject* const* args, Py_ssize_t nargs) {
+  if (nargs != 7 || !PyDict_CheckExact(args[2]) || !PyDict_CheckExact(args[3]) ||
+      !PyDict_CheckExact(args[4])) {
+    PyErr_SetString(PyExc_TypeError, "_place takes an element, a target, three dicts, two keys");
+    return NULL;
+  }
+  PyObject *element = args[0], *to = args[1], *slots = args[2], *known = args[3], *key = args[5];
+  py_route* r = py_route_find(Py_TYPE(element), to);
+  if (r == NULL || !r->is_lane || r->is_same) Py_RETURN_NONE;
+  PyObject *name = PyLong_FromVoidPtr(element), *result = NULL, *slot = NULL;
+  if (name == NULL) return NULL;
+  int met = PyDict_Contains(known, name);
+  if (met == 0) met = PyDict_Contains(args[4], name);
+  if (met == 0 && (result = run(lane, r, element, to)) == pass) met = 1;
+  if (met == 0 && result && (slot = PyTuple_Pack(2, element, result))) {
+    PyObject* there = PyDict_SetDefault(slots, key, slot);
+    if (there == NULL || (there == slot && PyDict_SetItem(known, name, args[6]) < 0)) {
+      met = -1;
+    } else if (there != slot) {
+      met = 1;
+    }
+  }
+  Py_DECREF(name);
+  if (met == 0 && slot) {
+    Py_DECREF(slot);
+    return result;
+  }
+  if (result != pass) Py_XDECREF(result);
+  Py_XDECREF(slot);
+  if (met == 1) Py_RETURN_NONE;
+  return NULL;
+}
+
 static PyMethodDef lane_methods[] = {
+    {"_place", (PyCFunction)(void (*)(void))lane_place, METH_FASTCALL, lane_place_doc},
     {"_lend", (PyCFunction)(void (*)(void))lane_lend, METH_FASTCALL, lane_lend_doc},
     {"_load", (PyCFunction)(void (*)(void))lane_load, METH_FASTCALL, lane_load_doc},
     {"__reduce__", lane_reduce, METH_NOARGS, NULL},
