@@ -281,7 +281,7 @@ static PyObject* lane_place(PyObject* lane, PyObject* const* args, Py_ssize_t na
   if (name == NULL) return NULL;
   int met = PyDict_Contains(known, name);
   if (met == 0) met = PyDict_Contains(args[4], name);
-  if (met == 0 && (result = run(lane, r, element, to)) == pass) met = 1;
+  if (met == 0 && (result = run(lane, r, element, to, &nothing)) == pass) met = 1;
   if (met == 0 && result && (slot = PyTuple_Pack(2, element, result))) {
     PyObject* there = PyDict_SetDefault(slots, key, slot);
     if (there == NULL || (there == slot && PyDict_SetItem(known, name, args[6]) < 0)) {

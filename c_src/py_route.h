@@ -35,11 +35,12 @@ typedef struct {
 } py_switch;
 
 typedef struct {
-  PyTypeObject* type; /* exact; strong */
-  PyObject* key;      /* the `to` of the call; strong */
-  unsigned tag;       /* the type's version: a patched type misses */
-  int is_lane;        /* 0 = known to need Python */
-  int is_same;        /* the object itself is the result */
+  PyTypeObject* type; /* exact; strong where holds_type */
+  int holds_type;
+  PyObject* key; /* the `to` of the call; strong */
+  unsigned tag;  /* the type's version: a patched type misses */
+  int is_lane;   /* 0 = known to need Python */
+  int is_same;   /* the object itself is the result */
   int users; /* calls that are running on it; a route that was replaced is freed after the last */
   int is_replaced;
   PyTypeObject* take_type; /* of the target; strong; NULL = no table of it is used */
