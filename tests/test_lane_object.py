@@ -129,7 +129,7 @@ def test_names_and_doc():
 def test_help():
     """help(dlx.convert) shows signature and documentation, as for a function."""
     text = pydoc.render_doc(dlx.convert, renderer=pydoc.plaintext)
-    assert "Convert an array, or every array in a container" in text and "readonly: 'str' = 'copy'" in text
+    assert "Convert an array, or every array in a container" in text and "readonly: 'Readonly' = 'copy'" in text
     assert inspect.isroutine(dlx.convert)
 
 
