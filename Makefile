@@ -55,7 +55,7 @@ matrix: $(VENV)/.built $(TORCH_STAMP)
 
 # Screens of the command for the documentation.
 screens: $(VENV)/.built $(TORCH_STAMP)
-	$(BIN)/python docs/screens
+	$(BIN)/python -m screens docs/screens
 
 bench-count: $(VENV)/.built $(TORCH_STAMP)
 	$(BIN)/python -m benchmarks --count $(ARGS)

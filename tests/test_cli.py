@@ -95,12 +95,15 @@ def test_a_closed_pipe_is_no_error():
     assert (done.returncode, done.stderr) == (141, "")
 
 
-@pytest.mark.parametrize("words", [["--all"], ["--all", "--json"]])
-def test_a_pipe_that_closes_half_way(tmp_path, words):
-    """`dlx inspect … | head -1`: the rest is written to nobody, and nobody is told of it."""
+@pytest.mark.parametrize(("words", "colour"), [(["--all"], ""), (["--all", "--json"], ""), (["--all"], "1")])
+def test_a_pipe_that_closes_half_way(tmp_path, words, colour):
+    """`dlx inspect … | head -1`: the rest is written to nobody, and nobody is told of it; in colours, too."""
     path = safetensors(tmp_path / "x.safetensors", {f"w{i}x": ("F32", (i,)) for i in range(5000)})
     done = subprocess.Popen(
-        [sys.executable, "-m", "dlx", "inspect", str(path), *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "dlx", "inspect", str(path), *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "FORCE_COLOR": colour},
     )
     with done:
         assert done.stdout.readline()

@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import random
 import struct
 import zipfile
 from pathlib import Path
@@ -122,26 +123,27 @@ def hostile():
     yield "eight.safetensors", bytes(5), "ends in the middle of its header"
 
 
+def zipped(**members):
+    """Return the bytes of an .npz file."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(f"{name}.npy", data)
+    return out.getvalue()
+
+
 def zips(good, claims):
     """Give hostile .npz files."""
-
-    def packed(**members):
-        out = io.BytesIO()
-        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, data in members.items():
-                archive.writestr(f"{name}.npy", data)
-        return out.getvalue()
-
-    whole = packed(a=good, b=good)
+    whole = zipped(a=good, b=good)
     yield "cut.npz", whole[: len(whole) // 2], "damaged zip file"
-    yield "none.npz", packed(), "without arrays"
-    yield "claims.npz", packed(a=good, big=claims), "member 'big.npy': it is cut off: its header claims 100.0 GiB"
+    yield "none.npz", zipped(), "without arrays"
+    yield "claims.npz", zipped(a=good, big=claims), "member 'big.npy': it is cut off: its header claims 100.0 GiB"
     yield (
         "broken.npz",
         whole.replace(b"\x50\x4b\x03\x04", b"\x50\x4b\x03\x05", 2).replace(b"K\x03\x05", b"K\x03\x04", 1),
         "zip",
     )
-    bomb = packed(a=b"\x93NUMPY\x02\0" + (1 << 20).to_bytes(4, "little") + b" " * (1 << 28))
+    bomb = zipped(a=b"\x93NUMPY\x02\0" + (1 << 20).to_bytes(4, "little") + b" " * (1 << 28))
     yield "bomb.npz", bomb, "member 'a.npy': its header is no description"
     end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, 1 << 30, 64, 0)  # a list of files of 1 GiB, in a sparse file
     yield "list.npz", (b"PK\3\4", 64 + (1 << 30), end), "its list of files claims more than 16.0 MiB"
@@ -186,6 +188,32 @@ def test_bad_files_are_refused_in_one_line(tmp_path, name, content, words):
     assert said.startswith(f"dlx inspect: {path}: ")
     assert words in said
     assert sorted(os.listdir(tmp_path)) == [name]
+
+
+@pytest.mark.parametrize("kind", ["x.npy", "x.npz", "x.safetensors"])
+def test_files_with_bytes_changed_by_chance(tmp_path, capsys, kind):
+    """Whatever stands in a header: an answer, or one line that says what is wrong."""
+    whole = {
+        "x.npy": npy("<f4", (2, 3), bytes(24)),
+        "x.npz": zipped(a=npy("<f4", (2, 3), bytes(24)), b=npy(">c16", (2,), bytes(32))),
+        "x.safetensors": safetensors(
+            tmp_path / "x", {"a.0": ("F32", (2, 3)), "b": ("F4", (4, 2))}, metadata={"format": "pt"}
+        ).read_bytes(),
+    }[kind]
+    chance = random.Random(8)
+    path = tmp_path / kind
+    statuses = set()
+    for _ in range(400):
+        content = bytearray(whole)
+        for _ in range(chance.choice((1, 1, 2, 5))):
+            at = chance.randrange(min(len(content), chance.choice((32, len(content)))))
+            new = chance.choice((b"", b"\xff" * 8, b"9" * 30, b"-1", b"[", b"(" * 9, bytes((chance.randrange(256),))))
+            content[at : at + chance.randrange(3)] = new
+        path.write_bytes(content)
+        statuses.add(main(["inspect", str(path)]))
+        out, err = capsys.readouterr()
+        assert (bool(out), err.count("\n")) in ((True, 0), (False, 1)), bytes(content)
+    assert statuses == {0, 2}
 
 
 def test_what_is_no_file(tmp_path):

@@ -21,13 +21,14 @@ _LAYOUTS = {"C": "C-contiguous", "F": "F-contiguous", "strided": "not contiguous
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Show each source; several are summed up in the end."""
-    sources = [open_source(name) for name in arguments.sources]
+    sources = [open_source(name, screen) for name in arguments.sources]
     documents = []
     for number, source in enumerate(sources):
         if number:
             screen.line("")
         default = "all" if source.kind in ("object", "sketch") and len(source.entries) == 1 else "none"
-        names = targets.chosen(arguments.to, default)
+        with screen.working("importing targets"):
+            names = targets.chosen(arguments.to, default)
         if len(source.entries) == 1 and not source.entries[0].path:
             documents.append(_one(source, names, arguments, screen))
         else:

@@ -21,7 +21,7 @@ _COPY = {"auto": None, "never": False, "always": True}
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Show the plan of every source for every target."""
-    sources = [open_source(name) for name in arguments.sources]
+    sources = [open_source(name, screen) for name in arguments.sources]
     options = {
         "device": None if arguments.device is None else dlx.Device(arguments.device),
         "copy": _COPY[arguments.copy],

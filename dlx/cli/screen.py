@@ -67,7 +67,9 @@ class Screen:
             return None
         from rich.console import Console
 
-        return Console(file=self._file, highlight=False, markup=False, emoji=False)
+        console = Console(file=self._file, highlight=False, markup=False, emoji=False)
+        console.on_broken_pipe = _raise  # type: ignore[method-assign]  # coloured output in a pipe: see `main`
+        return console
 
     @property
     def plain(self) -> bool:
@@ -198,6 +200,10 @@ def _widths(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[int]
 
 def _bare(column: str) -> str:
     return column.lstrip(">/")
+
+
+def _raise() -> None:
+    raise  # rich calls this while it handles a BrokenPipeError
 
 
 class _Name:

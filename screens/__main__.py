@@ -1,4 +1,4 @@
-"""Draw the screens of the documentation: ``python docs/screens [FOLDER]`` writes one SVG for each, for light and dark.
+"""Draw the screens of the documentation: ``python -m screens docs/screens`` writes one SVG for each.
 
 A command runs as it does on a terminal of 80 columns; nothing is drawn by hand.
 """
@@ -105,7 +105,7 @@ def _style(svg: str) -> list[str]:
 
 def main() -> int:
     """Write every screen."""
-    target = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent).resolve()
+    target = Path(sys.argv[1]).resolve()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         model(Path("model.safetensors"))
