@@ -19,7 +19,7 @@ SOURCES := build_ffi.py setup.py pyproject.toml constraints.txt dlx/headers.py $
 # torch is installed exactly as asked, and left out, with a word, where that is not to be had.
 TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 
-.PHONY: demo test test-deep test-all bench bench-count matrix docs dist lint format clean
+.PHONY: demo test test-deep test-all bench bench-count matrix screens docs dist lint format clean
 
 demo: $(VENV)/.built $(TORCH_STAMP)
 	$(BIN)/python examples/quickstart.py
@@ -52,6 +52,10 @@ bench: $(VENV)/.built $(TORCH_STAMP)
 # What becomes of each dtype and each odd source: docs/matrix.md and its picture.
 matrix: $(VENV)/.built $(TORCH_STAMP)
 	$(BIN)/python -m matrix --write docs
+
+# Screens of the command for the documentation.
+screens: $(VENV)/.built $(TORCH_STAMP)
+	$(BIN)/python -m screens docs/screens
 
 bench-count: $(VENV)/.built $(TORCH_STAMP)
 	$(BIN)/python -m benchmarks --count $(ARGS)
