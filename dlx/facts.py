@@ -172,8 +172,9 @@ class Container:
         ``open(obj)`` gives ``(keys, children)``: a list of keys or names, or None where children are counted, and the
         list of children in the same order. Both lists are the caller's from then on.
     close
-        ``close(obj, keys, children, blank)`` gives the new container: `blank`, filled, where there is one. `children`
-        is a list that may be kept. None: there can be no new one, `falls_to` is used in every case.
+        ``close(obj, keys, children, blank)`` gives the new container: `blank`, filled, where there is one (for a
+        container that holds itself), else one of its own making. `children` is a list that may be kept. None: there can
+        be no new one, `falls_to` is used in every case.
     blank
         ``blank(obj)`` gives a container that exists before its children, so that it can hold itself. None: it cannot,
         as a tuple; a cycle through it is refused.

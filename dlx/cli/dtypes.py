@@ -38,7 +38,8 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     adapters = {name: each for name, each in dlx.adapters().items() if targets.can_be_target(each) and name != "dlx"}
     rows: list[list[Cell]] = []
     documents = []
-    for name in DTYPES:
+    own = sorted({name for adapter in adapters.values() for name in adapter.dtypes} - {*DTYPES})
+    for name in (*DTYPES, *own):
         dtype = DType(name)
         words = {framework: adapter.word_for(name) for framework, adapter in adapters.items()}
         rows.append([(name, "name"), _numbers(dtype), *(_word(word, name) for word in words.values())])
