@@ -190,12 +190,17 @@ PyObject* py_lane_hand_over(PyObject* lane, const py_route* r, DLManagedTensorVe
   if (!r->take_keeps) dlx_managed_hold(made);
   if (r->take->managed_tensor_to_py_object_no_sync(made, &result) == 0 && result != NULL) {
     if (!r->take_keeps) dlx_managed_release(made);
-    return result;
+    PyTypeObject* found = Py_TYPE((PyObject*)result);
+    /* The table of a base makes arrays of the base: see Adapter.lane_imports. */
+    if (found == r->take_type || !PyType_IsSubtype(r->take_type, found)) return result;
+    PyErr_Format(PyExc_TypeError, "its exchange table made a %s", found->tp_name);
+    Py_DECREF((PyObject*)result);
+    made = NULL;
   }
   py_pending cause = py_pending_save();
-  if (r->take_keeps) {
+  if (made && r->take_keeps) {
     dlx_managed_release(made);
-  } else {
+  } else if (made) {
     dlx_managed_abandon(made);
   }
   if (cause.type && (!PyErr_GivenExceptionMatches(cause.type, PyExc_Exception) ||
