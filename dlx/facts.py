@@ -100,7 +100,7 @@ class Hindrance:
     copies
         Whether the cure makes new memory (then ``copy=False`` refuses).
     option
-        Option of `convert` that must be set for the cure (``"detach"``), or None.
+        Option of `convert` that must be set for the cure: ``"detach"``, or None.
     always
         Whether it also stands in the way of an array that is in the target framework already.
     no_copy
@@ -115,6 +115,10 @@ class Hindrance:
     option: str | None = None
     always: bool = False
     no_copy: bool = False
+
+    def __post_init__(self) -> None:
+        if self.option not in (None, "detach"):
+            raise ValueError(f"option must be None or 'detach', found {self.option!r}")
 
     def lift(self, obj: Any) -> Any:
         """Return the array without this hindrance."""
