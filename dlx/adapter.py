@@ -46,6 +46,7 @@ __all__ = [
     "keeping",
     "over_memory",
     "type_name",
+    "unmarked",
 ]
 
 OWNER_BOUNDS = "owner_bounds"
@@ -363,6 +364,11 @@ class Adapter:
 
     # ---- devices and streams --------------------------------------------------------------------------------------
 
+    def device_of(self, obj: Any) -> Device | None:
+        """Return where one array is; None where only an export could tell. The default asks `info`."""
+        info = self.info(obj)
+        return None if info is None else info.device
+
     def home(self) -> Device:
         """Return where arrays go that the framework cannot hold where they are: the host, if it can hold that."""
         return Device("cpu")
@@ -525,6 +531,11 @@ def over_memory(
 def keeping(tensor: Tensor, owner: object) -> Tensor:
     """Return the same tensor with a further object that it keeps alive."""
     return native.tensor_view(tensor, None, None, None, owner)
+
+
+def unmarked(tensor: Tensor) -> Tensor:
+    """Return the same tensor as if it could be written to: for a consumer that never writes, and cannot be told."""
+    return native.tensor_view(tensor, None, None, tensor.flags & ~READ_ONLY, None)
 
 
 def at_rest(tensor: Tensor) -> Tensor:

@@ -194,6 +194,9 @@ class Container:
         Name of the one target whose arrays it can hold; None where it holds anything.
     falls_to
         ``list`` or ``dict``: what it becomes where it cannot hold the result. None: then it is refused.
+    live
+        ``live(obj)`` gives what a lazy view reads and writes in place of `obj`: the same storage, as a sequence or
+        mapping whose elements are the container's own. None: `obj` itself.
     """
 
     types: tuple[str, ...] = ()
@@ -206,6 +209,7 @@ class Container:
     identity: Callable[[Any], Any] | None = None
     holds: str | None = None
     falls_to: type | None = None
+    live: Callable[[Any], Any] | None = None
 
     def place(self, keys: list[Any] | None, i: int) -> str:
         """Return where the child number `i` is, as Python would write it: ``"['a']"``, ``"[3]"``, ``".x"``."""

@@ -112,6 +112,9 @@ class Registry(Loader):
     def container(self, kind: type) -> Container | None:
         """Return the row that an adapter declares for a type or its nearest base; None where none does."""
         self.knows(kind)  # its package's adapters are loaded now
+        for root in list(self._plugins):  # a package without an adapter may hold another's arrays: tensordict, h5py
+            if root in sys.modules:
+                self.load(root)
         rows = [(look_up(name), row) for adapter in self.adapters() for row in adapter.containers for name in row.types]
         return next((row for cls in kind.__mro__ for listed, row in rows if listed is cls), None)
 

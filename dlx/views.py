@@ -83,7 +83,7 @@ def make(obj: Any, row: Container, scope: Scope, path: Path) -> Any:
             cls = _classes[kind] = _class_of(kind, row)
         if cls is None:
             return None
-    return cls(obj, row, scope, path)
+    return cls(obj if row.live is None else row.live(obj), row, scope, path)
 
 
 def _class_of(kind: type, row: Container) -> Any:

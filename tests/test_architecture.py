@@ -13,7 +13,7 @@ import dlx
 
 # Lowest first; modules on one line may import each other from left to right.
 LAYERS = [
-    ["errors"],
+    ["errors", "typing"],
     ["headers", "ctypes"],
     ["native"],
     ["abi", "tensor", "stream", "cuda"],
@@ -30,8 +30,11 @@ LAYERS = [
 ]
 ORDER = [name for line in LAYERS for name in line]
 CLI = [  # above them all, in dlx/cli, by the same rule
-    "arguments", "entries", "headers", "screen", "objects", "files", "targets", "inspection", "plans", "picture",
-    "dtypes", "driver", "probe", "devices", "doctor", "bench",
+    "arguments", "entries", "headers", "screen", "objects", "files", "targets", "listing", "inspection", "plans",
+    "picture", "dtypes", "driver", "probe", "devices", "doctor", "bench",
+]  # fmt: skip
+TESTING = [  # the conformance kit, in dlx/testing, likewise
+    "capsules", "check", "sources", "subject", "libraries", "exporting", "importing", "adapting", "running", "plugin",
 ]  # fmt: skip
 ADAPTERS = sorted(path.stem for path in (ROOT / "adapters").glob("*.py"))
 
@@ -73,6 +76,27 @@ def test_the_command_is_above_all_and_imports_up_its_own_list(module):
     assert found & set(CLI) <= set(CLI[: CLI.index(module)])
     for name in ORDER:
         assert not any(each.startswith("dlx.cli") for each in imported(ROOT / "dlx" / f"{name}.py"))
+
+
+@pytest.mark.parametrize("module", TESTING)
+def test_the_kit_is_above_all_and_imports_up_its_own_list(module):
+    """A module of the kit imports from those before it; nothing below knows it."""
+    assert {path.stem for path in (ROOT / "dlx" / "testing").glob("*.py")} == {*TESTING, "__init__", "__main__"}
+    found = {
+        name.split(".")[2]
+        for name in imported(ROOT / "dlx" / "testing" / f"{module}.py")
+        if name.startswith("dlx.testing.")
+    }
+    assert found & set(TESTING) <= set(TESTING[: TESTING.index(module)])
+    for name in ORDER:
+        assert not any(each.startswith("dlx.testing") for each in imported(ROOT / "dlx" / f"{name}.py"))
+
+
+def test_the_kit_needs_neither_pytest_nor_a_framework(python):
+    """`import dlx.testing` loads no framework, and pytest only where pytest loads it."""
+    loaded = python("import dlx.testing, sys; print(*sys.modules)", args=()).split()
+    for name in ("numpy", "torch", "jax", "tvm_ffi", "pyarrow", "pytest", "rich"):
+        assert name not in loaded
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)

@@ -487,8 +487,8 @@ def test_the_command_inspects_its_objects(site, tmp_path):
     assert status == 0, err
     plans = json.loads(out)["plans"]
     assert [(plan["target"], each["path"], each["outcome"]) for plan in plans for each in plan["arrays"]] == [
-        ("dlx", "x", "shared"),
-        ("examplearray", "x", "same"),
+        ("dlx", "['x']", "shared"),
+        ("examplearray", "['x']", "same"),
     ]
 
 

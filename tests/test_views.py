@@ -180,6 +180,10 @@ def test_records_and_named_tuples(torch, arrays):
         assert shows(torch, [view.x], 1) and view.x is view.x
         with pytest.raises(AttributeError):
             view.nothing
+    point = lazy(Point(arrays[1], 2))
+    assert point._fields == ("x", "y") and point._asdict() == {"x": point.x, "y": 2}
+    assert type(point.copy()) is Point and point.copy().x is point.x and point._replace(y=5) == (point.x, 5)
+    assert type(point[:1].copy()) is type(point.__add__((1,))) is type(point * 2) is tuple
     view = lazy(Record(arrays[0]))
     view.x = torch.ones(2)
     assert type(view._source.x) is type(arrays[0]) and view.n == 3
@@ -631,6 +635,106 @@ def test_an_npz_file_is_read_member_by_member(np, torch, monkeypatch):
         assert list(view) == ["a", "b"] and reads == []
         assert view["a"].tolist() == [0, 1, 2] and reads == ["a"]
         assert type(view.materialize()) is dict
+
+
+def test_a_file_of_cupys_is_read_member_by_member(np, monkeypatch):
+    """The object that cupy.load gives has neither keys nor a length; eager and lazy know its members all the same."""
+
+    class NpzFile:  # as in cupy/_io/npz.py, but that its arrays stay on the host
+        def __init__(self, npz_file):
+            self.npz_file, self.reads = npz_file, []
+
+        def __getitem__(self, key):
+            self.reads.append(key)
+            return np.array(self.npz_file[key])
+
+    for name in ("cupy", "cupy._io", "cupy._io.npz"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    sys.modules["cupy"]._io = sys.modules["cupy._io"]
+    sys.modules["cupy._io"].npz = sys.modules["cupy._io.npz"]
+    sys.modules["cupy._io.npz"].NpzFile = NpzFile
+    data = io.BytesIO()
+    np.savez(data, a=np.arange(3.0), b=np.ones((2, 2)))
+    data.seek(0)
+    with np.load(data) as npz:
+        file = NpzFile(npz)
+        view = dlx.convert(file, to="dlx", lazy=True)
+        assert list(view) == ["a", "b"] and len(view) == 2 and "b" in view and "c" not in view and file.reads == []
+        assert view["a"] is view["a"] and view["a"].shape == (3,) and file.reads == ["a"]
+        with pytest.raises(KeyError):
+            view["c"]
+        for result in (dlx.convert([file], to="dlx")[0], view.materialize()):
+            assert type(result) is dict and list(result) == ["a", "b"] and result["b"].shape == (2, 2)
+
+
+def test_an_hdf5_file_is_read_dataset_by_dataset(np, torch, tmp_path):
+    """Groups are mappings, datasets are read when they are asked for, and hard links are known as one."""
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["a"] = np.arange(3.0)
+        file["g/b"] = np.ones((2, 2), "f4")
+        file["g/again"] = file["a"]
+        file["n"] = 5
+        file["g/loop"] = file["g"]
+        with pytest.raises(errors.ConversionError, match=r"at obj\['g'\]\['loop'\]: it contains itself"):
+            dlx.convert(file, to="torch")
+        view = lazy(file)
+        assert view["g"]["loop"]["loop"]["b"].shape == (2, 2)
+        del file["g/loop"]
+        result = dlx.convert({"file": file}, to="torch")["file"]
+        assert type(result) is type(result["g"]) is dict and list(result) == ["a", "g", "n"]
+        assert result["g"]["b"].dtype == torch.float32 and result["a"] is result["g"]["again"] and result["n"] == 5
+        assert [leaf.path for leaf in dlx.plan(file, to="torch").leaves] == ["obj['a']", "obj['g']['b']"]
+        assert dlx.convert(file["a"], to="torch").tolist() == [0, 1, 2]
+        view = lazy(file)
+        assert list(view) == ["a", "g", "n"] and "a" in view and repr(view).endswith("nothing yet>")
+        held = view["a"]
+        assert held.tolist() == [0, 1, 2] and view["a"] is held and type(view["g"]["b"]) is torch.Tensor
+        file["a"][:] = 7
+        assert view["a"] is held
+        view.refresh()
+        assert view["a"].tolist() == [7, 7, 7] and type(view.materialize()["g"]["b"]) is torch.Tensor
+
+
+def test_a_safetensors_file_is_read_tensor_by_tensor(np, torch, tmp_path):
+    """Whatever framework it was opened for."""
+    safetensors = pytest.importorskip("safetensors")
+    from safetensors.numpy import save_file
+
+    save_file({"w": np.ones((2, 3), "f4"), "b": np.zeros(3, "i8")}, tmp_path / "x.safetensors")
+    for framework, kind, to in (("numpy", torch.Tensor, "torch"), ("pt", np.ndarray, "numpy")):
+        with safetensors.safe_open(tmp_path / "x.safetensors", framework) as file:
+            view = dlx.convert(file, to=to, lazy=True)
+            assert sorted(view) == ["b", "w"] and len(view) == 2 and "x" not in view
+            held = view["w"]
+            assert type(held) is kind and view["w"] is held and tuple(held.shape) == (2, 3)
+            with pytest.raises(KeyError):
+                view["x"]
+            result = dlx.convert(file, to=to)
+            assert type(result) is dict and type(result["b"]) is kind and view.materialize().keys() == result.keys()
+
+
+def test_rows_for_a_package_without_an_adapter_are_there_from_the_first_call(python):
+    """The packages tensordict and h5py have their rows in the adapters of torch and numpy, which are loaded by then."""
+    python(
+        """
+        import sys, types
+        import numpy as np
+        h5py = types.ModuleType("h5py")
+        class Dataset:
+            def __getitem__(self, key):
+                return np.ones(2)
+        class Group(dict):
+            pass
+        Dataset.__module__ = Group.__module__ = "h5py"
+        h5py.Dataset, h5py.Group = Dataset, Group
+        sys.modules["h5py"] = h5py
+        import dlx
+        group = Group(a=Dataset())
+        result = dlx.convert(group, to="dlx")
+        assert type(result) is dict and type(result["a"]) is dlx.Tensor, result
+        """
+    )
 
 
 # ---- options and errors ----------------------------------------------------------------------------------------------
