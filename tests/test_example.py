@@ -108,10 +108,11 @@ def test_it_installs_into_a_fresh_environment(tmp_path):
     assert (packages / "dlx_example.py").exists()
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [python, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        [python, "-m", "pytest", "-v", "-p", "no:cacheprovider", "tests"],
         capture_output=True, text=True, env=env, cwd=tmp_path / "source", timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "examplearray::adapter-round-trips PASSED" in done.stdout and "test_memory_is_shared PASSED" in done.stdout
     code = "import dlx; print(type(dlx.convert(bytearray(3), to='examplearray')), dlx.adapters().broken)"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, env=env, timeout=60, check=False)
     assert done.stdout == "<class 'examplearray.Array'> {}\n", done.stderr
