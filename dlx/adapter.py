@@ -44,6 +44,7 @@ __all__ = [
     "Tensor",
     "at_rest",
     "keeping",
+    "look_up",
     "over_memory",
     "type_name",
     "unmarked",
