@@ -63,14 +63,14 @@ bench-count: $(VENV)/.built $(TORCH_STAMP)
 lint: $(VENV)/.built $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror c_src/*.c c_src/*.h adapters/*.c benchmarks/*.c tests/*.c examples/*/*.c examples/*/*.h
+	$(BIN)/clang-format --dry-run --Werror c_src/*.c c_src/*.h adapters/*.c benchmarks/*.c tests/*.c examples/*/*.c examples/*/*.h examples/*/src/*/*.c
 	$(BIN)/mypy
 	cc -std=c11 -fsyntax-only -Wall -Wextra -Wpedantic -Wconversion -Wno-sign-conversion c_src/[!p]*.c
 
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i c_src/*.c c_src/*.h adapters/*.c benchmarks/*.c tests/*.c examples/*/*.c examples/*/*.h
+	$(BIN)/clang-format -i c_src/*.c c_src/*.h adapters/*.c benchmarks/*.c tests/*.c examples/*/*.c examples/*/*.h examples/*/src/*/*.c
 
 # The documentation as a site, in site/. Warnings are errors.
 docs: .venv-docs/.made
