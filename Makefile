@@ -103,7 +103,7 @@ $(VENV)/.lint: $(VENV)/.made constraints.txt
 
 .venv-docs/.made: constraints.txt
 	$(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt mkdocs-material "mkdocstrings[python]"
+	.venv-docs/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt mkdocs-material "mkdocstrings[python]" ruff
 	@touch $@
 
 .venv-dist/.made: constraints.txt

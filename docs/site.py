@@ -14,12 +14,20 @@ OUTSIDE = {
     "contributing.md": "CONTRIBUTING.md",
     "cffi-kernel.md": "examples/cffi_kernel/README.md",
 }
+# Public names that have a place in the reference, and its name there where that is another.
+NAMES = re.findall(r'^    "(\w+)": ', (ROOT / "dlx" / "__init__.py").read_text(encoding="utf-8"), flags=re.MULTILINE)
+PLACES = {"convert": "dlx.conversion.convert", "stack": "dlx.stacking.stack"}
+BARE = {"ffi", "hookimpl"}  # told in words
+FENCE = re.compile(r"^(```+).*?^\1$", re.MULTILINE | re.DOTALL)
+NAME = re.compile(r"(?<![\[`])`dlx\.(\w+)(\(\))?`(?!\])")
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s]+)(#[^)]*)?\)")
 
 
 def on_config(config: Any) -> Any:
     """Leave out what the navigation names and is not written yet."""
-    config.nav = [{name: [each for each in pages if _is_there(each)]} for part in config.nav for name, pages in part.items()]
+    config.nav = [
+        {name: [each for each in pages if _is_there(each)]} for part in config.nav for name, pages in part.items()
+    ]
     return config
 
 
@@ -54,4 +62,15 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
             return text
         return f"[{text}]({'../' * uri.count('/')}{inside}{anchor})"
 
-    return LINK.sub(moved, markdown)
+    def named(found: re.Match[str]) -> str:
+        name = found[1]
+        return f"[{found[0]}][{PLACES.get(name, f'dlx.{name}')}]" if name in NAMES and name not in BARE else found[0]
+
+    markdown = LINK.sub(moved, markdown)
+    parts, end = [], 0
+    for fence in [*FENCE.finditer(markdown), None]:
+        prose = markdown[end : fence.start() if fence else None]
+        parts += [re.sub(r"^(?!#).*$", lambda line: NAME.sub(named, line[0]), prose, flags=re.MULTILINE)]
+        if fence is not None:
+            parts, end = [*parts, fence[0]], fence.end()
+    return "".join(parts)

@@ -1,7 +1,7 @@
 """Markdown pages as tests see them: the blocks of code in them, what they print, headings and links.
 
-A ``python`` block right before a ``text`` block prints that text. A ``console`` block holds commands behind ``$`` and what
-they print; a line ``...`` there stands for any lines. Blocks of a page run in order, in one folder and one namespace.
+A ``python`` block right before a ``text`` block prints that text. A ``console`` block holds commands behind ``$`` and
+what they print; a line ``...`` there stands for any lines. Blocks of a page run in order, in one folder and one namespace.
 A word after the language leaves a block out: ``python gpu``, ``console gpu``.
 """
 
@@ -38,7 +38,9 @@ def runnable(text):
 def needed(text):
     """Give the frameworks that the blocks of a page name, as modules or targets."""
     code = "\n".join(code for _, code, _ in runnable(text))
-    return [name for name in FRAMEWORKS if re.search(rf'\bimport {name}\b|\bfrom {name}\b|"{name}["\.]|-m {name}\b', code)]
+    return [
+        name for name in FRAMEWORKS if re.search(rf'\bimport {name}\b|\bfrom {name}\b|"{name}["\.]|-m {name}\b', code)
+    ]
 
 
 def commands(code):

@@ -38,18 +38,21 @@ def shell(tmp_path_factory):
     paths = os.pathsep.join([str(ROOT), str(ROOT / "adapters")])
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "COV"))}
     path = os.pathsep.join([str(folder), os.environ["PATH"]])
-    return environment | {"PATH": path, "PYTHONPATH": paths, "COLUMNS": "100", "NO_COLOR": "1", "LC_ALL": "C.UTF-8"} | {
-        "MYPY_CACHE_DIR": str(ROOT / ".mypy_cache" / "pages")
-    }
+    return (
+        environment
+        | {"PATH": path, "PYTHONPATH": paths, "COLUMNS": "100", "NO_COLOR": "1", "LC_ALL": "C.UTF-8"}
+        | {"MYPY_CACHE_DIR": str(ROOT / ".mypy_cache" / "pages")}
+    )
 
 
 def run_python(codes, folder, environment):
     """Run blocks in one interpreter; give what each printed."""
-    command = [sys.executable, "-X", "dev", "-W", "ignore::DeprecationWarning", "-c", RUNNER, MARK]
+    command = [sys.executable, "-c", RUNNER, MARK]
     done = subprocess.run(
         command, input=json.dumps(codes), cwd=folder, env=environment, capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
     return done.stdout.split(MARK + "\n")[:-1]
 
 
@@ -144,7 +147,7 @@ def test_pages_name_public_names_that_exist():
             assert hasattr(dlx, name) or name in modules, f"{name_of(page)}: there is no dlx.{name}"
 
 
-# ---- the site ----------------------------------------------------------------------------------------------------------
+# ---- the site ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
