@@ -1,8 +1,8 @@
 """Markdown pages as tests see them: the blocks of code in them, what they print, headings and links.
 
 A ``python`` block right before a ``text`` block prints that text. A ``console`` block holds commands behind ``$`` and
-what they print; a line ``...`` there stands for any lines. Blocks of a page run in order, in one folder and one namespace.
-A word after the language leaves a block out: ``python gpu``, ``console gpu``.
+what they print; a line ``...`` there stands for any lines. Blocks of a page run in order, in one folder and one
+namespace. A word after the language leaves a block out: ``python gpu``, ``console gpu``.
 """
 
 import re
