@@ -39,7 +39,7 @@ class NpzFile(Mapping[str, Any]):
     """What cupy.load gives for an .npz file, as a mapping: an array is read, and moved, when it is asked for."""
 
     def __init__(self, npz: Any) -> None:
-        self.npz = npz.npz if isinstance(npz, NpzFile) else npz
+        self.npz: Any = npz.npz if isinstance(npz, NpzFile) else npz
 
     def __getitem__(self, name: str) -> Any:
         return self.npz[name]

@@ -215,7 +215,7 @@ class SafeTensors(Mapping[str, Any]):
     """What safetensors.safe_open gives, as a mapping: a tensor is read when it is asked for."""
 
     def __init__(self, file: Any) -> None:
-        self.file = file.file if isinstance(file, SafeTensors) else file
+        self.file: Any = file.file if isinstance(file, SafeTensors) else file
         self.names = dict.fromkeys(self.file.keys())
 
     def __getitem__(self, name: str) -> Any:

@@ -5,9 +5,9 @@ sub-byte elements included; for complex ones tvm_ffi has no Python word (`t.dtyp
 Shared: every layout, any alignment. Copied: read-only memory, since a tvm_ffi.Tensor cannot say so. Refused: elements
 that are padded to whole bytes, and tensors whose handle was moved away.
 
-Containers: Array, List, Map and Dict hold tensors of tvm_ffi only, and become lists and dicts for other targets. One that
-a function gave back may be tagged with a framework, and convert its elements itself (not its `values`); dlx reads the
-elements as they are, and gives what `to` says. Elements are wrapped anew on each access and told apart by their handle.
+Containers: Array, List, Map and Dict hold tensors of tvm_ffi only, and become lists and dicts for other targets. One
+that a function gave back may be tagged with a framework, and convert its elements itself (not its `values`); dlx reads
+the elements as they are, and gives what `to` says. Elements are wrapped anew on each access, and told by their handle.
 
 Streams: that of tvm_ffi's environment, one per thread and device (`tvm_ffi.use_raw_stream`); dlx orders once for all.
 """
@@ -73,7 +73,7 @@ def _close_sequence(old: Any, keys: Any, children: list[Any], blank: Any) -> Any
     return blank
 
 
-def _close_mapping(old: Any, keys: list[Any], children: list[Any], blank: Any) -> Any:
+def _close_mapping(old: Any, keys: Any, children: list[Any], blank: Any) -> Any:
     if blank is None:
         return type(old)(dict(zip(keys, children, strict=True)))
     blank.update(dict(zip(keys, children, strict=True)))

@@ -256,7 +256,7 @@ class Call:
             raise failed
 
     def _is_written(self, passed: Passed) -> bool:
-        """Return whether the function wrote to an array; what was declared counts as written, some ways leave no trace."""
+        """Return whether the function wrote to an array, or was declared to: some ways leave no trace."""
         now = self.request.target.writes_to(passed.new)
         return self.way.may_write(passed.where) or (now is not None and now != passed.version)
 

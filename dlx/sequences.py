@@ -80,22 +80,19 @@ class SequenceView(View, Sequence[T]):
         self._begin()
         slots, scope = self._slots, self._scope
         known, moved, me, nested = scope.known, scope.moved, self._me, self._path is not None
-        free, lane, to = scope.options.free, scope.options.lane, scope.options.to
-        get, put = slots.get, slots.setdefault
+        lane, to = scope.options.lane, scope.options.to
+        get, place = slots.get, lane._place if lane is not None else None
         for i, element in enumerate(self._source):
             slot = get(i)
             if slot is None:
-                if type(element) in free and i & 255:  # what _touch does, written out
-                    name = id(element)
-                    if name not in known and name not in moved and scope.back is None:
-                        try:
-                            new = lane(element, to)  # type: ignore[misc]
-                        except DlxError:
-                            new = element  # _touch says where
-                        if new is not element and put(i, slot := (element, new)) is slot:
-                            known[name] = (me, i) if nested else i
-                            yield new
-                            continue
+                if place is not None and i & 255 and scope.back is None:  # what _touch does
+                    try:
+                        new = place(element, to, slots, known, moved, i, (me, i) if nested else i)
+                    except DlxError:  # _touch says where
+                        new = None
+                    if new is not None:
+                        yield new
+                        continue
             elif slot[0] is element:
                 yield slot[1]
                 continue

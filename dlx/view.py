@@ -83,27 +83,20 @@ class View:
             if old[0] is element or (row.identity is not None and self._same(old[0], element)):
                 return old[1]
             self._forget(key)
-        name = id(element)
-        if (
-            type(element) in options.free
-            and name not in scope.known
-            and name not in scope.moved
-            and row.identity is None
-        ):  # nearly always
+        if type(element) in options.free and row.identity is None and scope.back is None:  # nearly always
             try:
-                new = options.lane(element, options.to)  # type: ignore[misc]
+                new = options.lane._place(  # type: ignore[union-attr]
+                    element, options.to, slots, scope.known, scope.moved, key, (self._me, key)
+                )
             except DlxError as error:
                 error.complete(where=path_text((self._path, row, key)))
                 raise
-            slot = slots.setdefault(key, (element, new))
-            if slot[1] is new and new is not element and scope.back is None:
-                scope.known[name] = (self._me, key)
+            if new is not None:
                 if not len(slots) & 255:
                     self._tidy()
                 return new
-        else:
-            new = scope.result(element, row, self._path, key)
-            slot = slots.setdefault(key, (element, new))
+        new = scope.result(element, row, self._path, key)
+        slot = slots.setdefault(key, (element, new))
         if slot[1] is not new:
             if slot[0] is element:  # another thread was here meanwhile
                 return slot[1]

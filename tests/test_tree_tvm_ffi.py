@@ -98,7 +98,7 @@ def test_a_list_that_holds_itself_does_so_in_the_result(torch):
 
 
 def test_an_error_has_its_place_and_nothing_is_left(np, made):
-    """dlx reports what tvm_ffi would leave unconverted without a word."""
+    """It reports what tvm_ffi would leave unconverted without a word."""
     live = native.live()
     source = made("Map", {"a": [1, np.zeros((2, 4), "f4")]})
     wide = tvm_ffi.from_dlpack(dlx.convert(np.zeros(4, "f4"), to="dlx"))
@@ -127,7 +127,7 @@ def test_views_of_them_convert_on_every_route(torch, made):
     x, y = torch.ones(2), torch.zeros(3)
     view = dlx.convert(made("Array", [x, [y], 3]), to="torch", lazy=True)
     assert isinstance(view, Sequence) and not isinstance(view, MutableSequence)
-    assert type(view[0]) is torch.Tensor and view[0] is view[0] is view[-3] is next(iter(view)) is list(view)[0]
+    assert type(view[0]) is torch.Tensor and view[0] is view[0] is view[-3] is next(iter(view)) is tuple(view)[-3]
     assert view[1] is view[1] and view[1][0] is view[1][0] and view[1][0].data_ptr() == y.data_ptr()
     assert view[0] in view and view[:1][0] is view[0] and [*reversed(view)][2] is view[0] and view[2] == 3
     assert view.materialize()[1][0].data_ptr() == y.data_ptr()

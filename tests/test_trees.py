@@ -410,7 +410,7 @@ def subclass_that_needs(base, fill):
      collections.UserList, collections.defaultdict],
 )  # fmt: skip
 def test_a_subclass_whose_constructor_takes_other_arguments_keeps_everything(base):
-    """Attributes, slots, order, factory: nothing is asked of the constructor, and __setitem__ gets what changed only."""
+    """Attributes, slots, order, factory: the constructor is not called, and __setitem__ gets what changed only."""
     array, other = leaf(), leaf()
     many = base in (list, collections.deque, collections.UserList)
 

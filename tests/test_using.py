@@ -380,7 +380,7 @@ def test_a_failing_call_leaves_nothing_behind(np, torch):
 
 @pytest.mark.parametrize("road", ["data", "numpy", "view"])
 def test_a_declared_write_is_written_back_by_whatever_road_it_was_made(np, torch, road):
-    """torch counts no write through .data or .numpy(); a parameter in `writes` is written back all the same."""
+    """No write through .data or .numpy() is counted by torch; a parameter in `writes` is written back all the same."""
 
     @dlx.using("torch", writes="x")
     def fill(x):
@@ -423,7 +423,7 @@ def test_inference_mode_counts_nothing_and_loses_nothing(np, torch):
     """Arguments that are shared have no version there; those that are copied do."""
     base, other = np.zeros(3, "f4"), np.zeros(3, "f4")
     with torch.inference_mode():
-        dlx.using("torch")(lambda x, y: (x.add_(1), y.add_(2)) and None)(base[::-1], other)
+        dlx.using("torch")(lambda x, y: [x.add_(1), y.add_(2)])(base[::-1], other)
     assert base.tolist() == [1, 1, 1] and other.tolist() == [2, 2, 2]
 
 
@@ -440,9 +440,10 @@ def test_an_answer_that_was_asked_for_holds_for_arguments_handed_back(np, torch)
 
 def test_defaults_and_decorated_builtins_and_partials(np, torch):
     """What the function brings itself is its own; anything callable can be decorated."""
+    default = np.ones(2, "f4")
 
     @dlx.using("torch")
-    def own(x, w=np.ones(2, "f4"), *, k=None):
+    def own(x, w=default, *, k=None):
         return type(x), type(w), k
 
     assert own(np.ones(2)) == (torch.Tensor, np.ndarray, None)

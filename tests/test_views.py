@@ -183,7 +183,7 @@ def test_records_and_named_tuples(torch, arrays):
     point = lazy(Point(arrays[1], 2))
     assert point._fields == ("x", "y") and point._asdict() == {"x": point.x, "y": 2}
     assert type(point.copy()) is Point and point.copy().x is point.x and point._replace(y=5) == (point.x, 5)
-    assert type(point[:1].copy()) is type(point + (1,)) is type(point * 2) is tuple
+    assert type(point[:1].copy()) is type(point.__add__((1,))) is type(point * 2) is tuple
     view = lazy(Record(arrays[0]))
     view.x = torch.ones(2)
     assert type(view._source.x) is type(arrays[0]) and view.n == 3
@@ -715,7 +715,7 @@ def test_a_safetensors_file_is_read_tensor_by_tensor(np, torch, tmp_path):
 
 
 def test_rows_for_a_package_without_an_adapter_are_there_from_the_first_call(python):
-    """tensordict and h5py have their rows in the adapters of torch and numpy, which are loaded by then."""
+    """The packages tensordict and h5py have their rows in the adapters of torch and numpy, which are loaded by then."""
     python(
         """
         import sys, types
