@@ -13,8 +13,12 @@ import pytest
 from pages import PAGES, ROOT, anchors, commands, fits, links, name_of, needed, runnable
 
 READS = {page: page.read_text(encoding="utf-8") for page in PAGES}
-# The site's own; what stands outside docs/ is named in docs/site.py.
-ELSEWHERE = {"docs/c-authors.md": "test_c_authors.py", "README.md": "test_readme.py"}  # where their Python is run
+# What other tests run, because it needs more than an empty folder: the page's languages, and where.
+ELSEWHERE = {
+    "README.md": ({"python"}, "test_readme.py"),
+    "docs/c-authors.md": ({"python"}, "test_c_authors.py"),
+    "docs/command-line.md": ({"python", "console"}, "test_cli_docs.py"),
+}
 
 # Runs in the page's folder: blocks one after another, in one namespace; a mark tells what each has printed.
 RUNNER = """
@@ -59,9 +63,14 @@ def run_python(codes, folder, environment):
 def with_code():
     """Give the pages that have blocks to run here."""
     for page, text in READS.items():
-        kinds = {kind for kind, _, _ in runnable(text)}
-        if kinds - ({"python"} if name_of(page) in ELSEWHERE else set()):
+        if here(page, text):
             yield page
+
+
+def here(page, text):
+    """Give the blocks of a page that are run here."""
+    left, _ = ELSEWHERE.get(name_of(page), (set(), ""))
+    return [each for each in runnable(text) if each[0] not in left]
 
 
 @pytest.mark.parametrize("page", [*with_code()], ids=name_of)
@@ -71,18 +80,24 @@ def test_blocks_print_what_the_page_shows(page, shell, tmp_path):
     for name in needed(text):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed")
-    if name_of(page) not in ELSEWHERE:
-        python = [each for each in runnable(text) if each[0] == "python"]
-        printed = run_python([code for _, code, _ in python], tmp_path, shell)
-        for (_, code, shown), found in zip(python, printed, strict=True):
-            assert found == (shown or ""), code
-    for kind, code, _ in runnable(text):
+    python = [each for each in here(page, text) if each[0] == "python"]
+    printed = run_python([code for _, code, _ in python], tmp_path, shell) if python else []
+    for (_, code, shown), found in zip(python, printed, strict=True):
+        assert found == (shown or ""), code
+    for kind, code, _ in here(page, text):
         if kind == "console":
             for command, shown in commands(code):
                 done = subprocess.run(
                     ["sh", "-c", command], cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=200
                 )
                 assert fits(shown, done.stdout + done.stderr), f"$ {command}\n{done.stdout}{done.stderr}"
+
+
+def test_what_is_run_elsewhere_is_named_there():
+    """A page is left out above only while the other test is there, and names it."""
+    for page, (_, test) in ELSEWHERE.items():
+        if (ROOT / page).exists():
+            assert page.rpartition("/")[2] in (ROOT / "tests" / test).read_text(encoding="utf-8")
 
 
 def test_a_wrong_output_is_seen(shell, tmp_path):
