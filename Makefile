@@ -74,7 +74,7 @@ format: $(VENV)/.lint
 
 # The documentation as a site, in site/. Warnings are errors.
 docs: .venv-docs/.made
-	.venv-docs/bin/python -m mkdocs build --strict --quiet --clean
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict --clean
 	@echo "open site/index.html"
 
 # An sdist, and the wheel for this Python made of it, both in dist/; then the wheel is tried without compiler or checkout.
@@ -107,7 +107,7 @@ $(VENV)/.lint: $(VENV)/.made constraints.txt
 
 .venv-docs/.made: constraints.txt
 	$(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt mkdocs-material "mkdocstrings[python]"
+	.venv-docs/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt mkdocs-material "mkdocstrings[python]" ruff
 	@touch $@
 
 .venv-dist/.made: constraints.txt
