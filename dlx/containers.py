@@ -34,7 +34,7 @@ from dlx.facts import Container
 from dlx.registry import registry
 from dlx.rows import abstract_row, close_set, elements, items, record_row, subclass_row
 
-__all__ = ["LIST", "TUPLE", "container_of", "is_plain", "what_is"]
+__all__ = ["LIST", "TUPLE", "VIEW", "container_of", "is_plain", "what_is"]
 
 # ---- exact built-in types --------------------------------------------------------------------------------------------
 

@@ -49,6 +49,12 @@ class SequenceView(View, Sequence[Any]):
     def _part(self, places: slice) -> SequenceView:
         return SliceView(self, range(len(self._source))[places])
 
+    def _kind(self) -> str:
+        source = self._source
+        while isinstance(source, Window):
+            source = source.source
+        return type(source).__name__
+
     def _is_tuple(self) -> bool:
         return isinstance(self._source, tuple) or self._row is TUPLE
 

@@ -188,12 +188,16 @@ class View:
     def _count(self) -> int:
         return len(self._source)
 
+    def _kind(self) -> str:
+        return type(self._source).__name__
+
     def __repr__(self) -> str:
         done = [f"{self._row.place([key], 0)}: {_shown(new)}" for key, new in self._done()]
         more = f", ... {len(done) - 6} more" if len(done) > 6 else ""
         found = f"{'; '.join(done[:6])}{more}" if done else "nothing yet"
-        name = type(self._source).__name__
-        return f"<lazy {name}[{self._count()}] -> {self._scope.options.request.target.name}, converted: {found}>"
+        return (
+            f"<lazy {self._kind()}[{self._count()}] -> {self._scope.options.request.target.name}, converted: {found}>"
+        )
 
     def _done(self) -> list[tuple[Any, Any]]:
         """Return what is converted so far, without asking the source for anything."""
@@ -217,6 +221,6 @@ class View:
 
 def _shown(new: Any) -> str:
     if isinstance(new, View):
-        return f"<lazy {type(new._source).__name__}[{new._count()}]>"
+        return f"<lazy {new._kind()}[{new._count()}]>"
     text = " ".join(repr(new).split())
     return text if len(text) <= 60 else f"{text[:57]}..."

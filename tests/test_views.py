@@ -800,6 +800,96 @@ def test_a_view_that_is_converted_stands_for_its_source(np, torch, arrays):
     assert caught.value.where == "obj[0][0]['k']"
 
 
+def test_a_view_of_a_view_is_a_view_of_its_source(np, torch, arrays):
+    """Of every kind, slices included; what is converted by one is not converted again for the other."""
+    source = {"a": [arrays[0], np.array(["x"])], "r": Record(arrays[1]), "p": Point(arrays[2], 2), "t": (arrays[3],)}
+    view = lazy(lazy(source), to="dlx")
+    assert type(view["a"][0]) is type(view["r"].x) is type(view["p"].x) is type(view["t"][0]) is dlx.Tensor
+    assert type(lazy(lazy(source["r"]), to="dlx").x) is type(lazy(lazy(source["p"]), to="dlx").x) is dlx.Tensor
+    for inner in (lazy(source["a"]), lazy(source["a"])[:]):
+        with pytest.raises(errors.DTypeError, match=r"at obj\[1\]: "):
+            lazy(inner, to="dlx")[1]
+    part = lazy(lazy(source["a"])[:1], to="dlx")
+    assert len(part) == 1 and type(part[0]) is dlx.Tensor and type(part.materialize()) is list
+    assert repr(part).startswith("<lazy list[1]") and not isinstance(part, MutableSequence)
+    view["a"].append(torch.zeros(1))
+    assert type(source["a"][2]) is np.ndarray
+    lazy(lazy(source["r"]), to="dlx").x = torch.zeros(1)
+    assert type(source["r"].x) is np.ndarray and source["r"].x.tolist() == [0]
+
+
+def test_a_view_of_100_000_levels(python):
+    """Each level is a view, made when it is reached; all of it can be converted at once, and let go of."""
+    python(
+        """
+        import dlx
+        deep = [bytearray(1), dlx.convert(bytearray(4), to="dlx")]
+        for _ in range(100_000):
+            deep = [deep]
+        view = dlx.convert(deep, to="dlx", lazy=True, copy=True)
+        at = view
+        for _ in range(100_000):
+            at = at[0]
+        assert at[1].shape == (4,) and at[1] is at[1] and type(at[0]) is bytearray
+        result = view.materialize()
+        assert len(repr(view)) < 200
+        del at, view, deep
+        """
+    )
+
+
+def test_what_tvm_ffi_promises_of_its_lists_holds_for_views(np, torch, arrays):
+    """Clamped inserts, extended slices of the wrong size, empty and backward slices, aliases, errors."""
+    source = list(arrays[:3])
+    view, alias = lazy(source), lazy(source)
+    view.insert(100, arrays[3])
+    view.insert(-100, 5)
+    assert source[0] == 5 and source[4] is arrays[3] and len(alias) == 5 and alias[0] == 5
+    with pytest.raises(ValueError, match="extended slice"):
+        view[::2] = [1]
+    view[3:1] = [9]
+    assert source[3] == 9 and len(source) == 6
+    view[1:3] = view
+    assert len(source) == 10 and source[1] == 5 and source[4] == 9
+    view[2:2] = alias[:1]
+    assert source[2] == 5
+    del view[::-1]
+    assert source == [] and list(alias) == [] and not view
+    for act in (lambda: view[0], lambda: view.__setitem__(0, 1), lambda: view.__delitem__(0), view.pop):
+        with pytest.raises(IndexError):
+            act()
+    with pytest.raises(TypeError, match="integers or slices"):
+        view["a"]
+    view.reverse()
+    view.extend([1, arrays[0]])
+    view.reverse()
+    assert view[0] is alias[0] or view[0].data_ptr() == alias[0].data_ptr()
+    assert view.__eq__(3) is NotImplemented and view != 3 and lazy({}) != [] and lazy([(1,)])[0] == (1,)
+    assert [*view] == [view[0], 1] and [0, *view][1] is view[0]
+    table = lazy({"n": 1, "d": {"s": "t"}})
+    assert pickle.loads(pickle.dumps(table)) == {"n": 1, "d": {"s": "t"}} and table == {"n": 1, "d": {"s": "t"}}
+    del table["n"]
+    table["z"] = 1
+    assert list(table) == ["d", "z"]
+
+
+def test_length_and_keys_ask_no_element_of_anything():
+    """len, bool, keys and repr are free of any element, and so of any stream."""
+
+    class Untouchable:
+        __slots__ = ()
+
+        def __dlpack__(self, **options):
+            raise AssertionError("asked")
+
+        __dlpack_device__ = __eq__ = __hash__ = __dlpack__
+
+    source = [Untouchable()] * 3
+    view, table = lazy(source, to="dlx"), lazy(dict.fromkeys("ab", Untouchable()), to="dlx")
+    assert len(view) == 3 and view and len(view[1:]) == 2 and repr(view) and repr(view[1:])
+    assert len(table) == 2 and list(table) == list(table.keys()) == ["a", "b"] and "a" in table and repr(table)
+
+
 def test_threads_that_touch_one_element_first_get_one_object(np):
     """Whatever the element is: an array of the lane, a producer that may be asked once, a container."""
 
