@@ -19,7 +19,7 @@ SOURCES := build_ffi.py setup.py pyproject.toml constraints.txt dlx/headers.py $
 # torch is installed exactly as asked, and left out, with a word, where that is not to be had.
 TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 
-.PHONY: demo test test-deep test-all bench bench-count matrix lint format clean
+.PHONY: demo test test-deep test-all bench bench-count matrix docs dist lint format clean
 
 demo: $(VENV)/.built $(TORCH_STAMP)
 	$(BIN)/python examples/quickstart.py
@@ -68,8 +68,22 @@ format: $(VENV)/.lint
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i c_src/*.c c_src/*.h adapters/*.c benchmarks/*.c tests/*.c examples/*/*.c examples/*/*.h
 
+# The documentation as a site, in site/. Warnings are errors.
+docs: .venv-docs/.made
+	.venv-docs/bin/python -m mkdocs build --strict --quiet --clean
+	@echo "open site/index.html"
+
+# An sdist, and the wheel for this Python made of it, both in dist/; then the wheel is tried without compiler or checkout.
+dist: .venv-dist/.made
+	rm -rf dist .venv-dist/tried .venv-dist/empty
+	PIP_CONSTRAINT="$(CURDIR)/constraints.txt" .venv-dist/bin/python -m build --outdir dist .
+	$(PYTHON) -m venv .venv-dist/tried
+	.venv-dist/tried/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt dist/*.whl
+	mkdir .venv-dist/empty
+	cd .venv-dist/empty && env -i PATH="$(CURDIR)/.venv-dist/tried/bin" python -I ../../tests/smoke.py
+
 clean:
-	rm -rf .venv .venv-* build dist dlx/_ffi.*so adapters/*.so adapters/*.egg-info
+	rm -rf .venv .venv-* build dist site dlx/_ffi.*so adapters/*.so adapters/*.egg-info
 
 EXTRA ?= test
 
@@ -85,6 +99,16 @@ $(VENV)/.built: $(VENV)/.made $(SOURCES)
 
 $(VENV)/.lint: $(VENV)/.made constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt ruff mypy clang-format types-cffi
+	@touch $@
+
+.venv-docs/.made: constraints.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt mkdocs-material "mkdocstrings[python]"
+	@touch $@
+
+.venv-dist/.made: constraints.txt
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt build
 	@touch $@
 
 $(TORCH_STAMP): $(VENV)/.made

@@ -367,7 +367,7 @@ class TorchAdapter(Adapter):
             dtype_name=str(obj.dtype).removeprefix("torch."),
             shape=tuple(obj.shape) if not obj.is_nested else None,
             strides=tuple(obj.stride()) if strided else None,
-            device=self._device_of(obj),
+            device=self.device_of(obj),
             nbytes=obj.numel() * obj.element_size() if not obj.is_nested else 0,
             address=_address(torch, obj) if plain and obj.numel() else 0,
             owner="torch.UntypedStorage",
@@ -377,7 +377,9 @@ class TorchAdapter(Adapter):
             notes=tuple(guard.ask for guard in self.guards if guard.hindrance is not None and guard.holds(obj)),
         )
 
-    def _device_of(self, obj: Any) -> Device | None:
+    def device_of(self, obj: Any) -> Device | None:
+        if obj.device.type == "cpu":
+            return HOST
         try:
             return self.device_from(obj.device)
         except DeviceError:
@@ -390,7 +392,7 @@ class TorchAdapter(Adapter):
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         storage = _storage(obj)
-        device = self._device_of(obj)
+        device = self.device_of(obj)
         if type(obj) not in self._exact() or device is None or device.name == "rocm":
             # A subclass may have its own __dlpack__; on ROCm torch orders the streams.
             tensor = super().export(obj, stream=stream)

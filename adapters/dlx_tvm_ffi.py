@@ -1,6 +1,6 @@
 """tvm-ffi for dlx: tvm_ffi.Tensor.
 
-Versions: 0.1.15 and later. Devices: the host, in this version of dlx. Dtypes: all that DLPack can say, lanes and packed
+Versions: 0.1.15 and later. Devices: the host, CUDA. Dtypes: all that DLPack can say, lanes and packed
 sub-byte elements included; for complex ones tvm_ffi has no Python word (`t.dtype` raises ValueError), yet carries them.
 Shared: every layout, any alignment. Copied: read-only memory, since a tvm_ffi.Tensor cannot say so. Refused: elements
 that are padded to whole bytes, and tensors whose handle was moved away.
@@ -8,12 +8,15 @@ that are padded to whole bytes, and tensors whose handle was moved away.
 Containers: Array, List, Map and Dict hold tensors of tvm_ffi only, and become lists and dicts for other targets. One
 that a function gave back may be tagged with a framework, and convert its elements itself (not its `values`); dlx reads
 the elements as they are, and gives what `to` says. Elements are wrapped anew on each access, and told by their handle.
+
+Streams: that of tvm_ffi's environment, one per thread and device (`tvm_ffi.use_raw_stream`); dlx orders once for all.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import dlx
@@ -27,6 +30,7 @@ from dlx.adapter import (
     DType,
     Hindrance,
     Layout,
+    Stream,
     Tensor,
     type_name,
 )
@@ -38,6 +42,9 @@ _EXACT = (
     *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn"),
 )
 _NAMES = (*_EXACT, *(f"{kind}{bits}" for kind, widths in _WIDTHS.items() for bits in widths))
+
+
+_DEVICE_TYPES = frozenset(Device(name).type for name in ("cpu", "cuda", "cuda_host", "rocm_host", "cuda_managed"))
 
 
 def _untagged(obj: Any) -> Any:
@@ -149,7 +156,8 @@ class TvmFfiAdapter(Adapter):
         return DType((native_dtype.type_code, native_dtype.bits, native_dtype.lanes))
 
     def device_to(self, device: Device) -> Any:
-        super().device_to(device)
+        if device.type not in _DEVICE_TYPES:
+            super().device_to(device)
         return self.module().device(device.type, device.id)
 
     def device_from(self, native_device: Any) -> Device:
@@ -158,12 +166,24 @@ class TvmFfiAdapter(Adapter):
     def accepts(self) -> Capabilities:
         return Capabilities(
             dtypes=None,
-            device_types=frozenset({1, 3, 11}),
+            device_types=_DEVICE_TYPES,
             layouts=Layout.ANY,
             min_alignment=1,
             max_ndim=64,
             keeps_readonly=True,
         )
+
+    # ---- streams ----------------------------------------------------------------------------------------------------
+
+    def work_stream(self, device: Device) -> Any:
+        """Return the stream of tvm_ffi's environment: its kernels run there, and its `__dlpack__` orders nothing."""
+        return self.module().get_raw_stream(self.device_to(device)) if device.name == "cuda" else None
+
+    @contextlib.contextmanager
+    def on_stream(self, stream: Stream) -> Iterator[None]:
+        """Return a context in which tvm_ffi works on a stream of another."""
+        with self.module().use_raw_stream(self.device_to(stream.device), stream.handle):
+            yield
 
     # ---- as a producer ----------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 /* The fast lane: a callable around the Python function `convert`, in the manner of
- * functools.lru_cache's wrapper. A call with nothing but an object and a target, both on a known
- * route, with every guard answered false and nothing found by the check, never enters Python.
- * Anything else is given to the Python function with the same arguments. */
+ * functools.lru_cache's wrapper. A call for an object and a target on a known route, with every
+ * guard answered false, nothing found by the check but what a copy cures, and no option beyond the
+ * plainest, never enters Python. Anything else is given to the Python function with the same
+ * arguments. */
 
 #include "py_route.h"
 
@@ -16,172 +17,18 @@ typedef struct {
   PyObject* weakrefs;
 } LaneObject;
 
-static PyObject *to_name, *pass; /* the keyword "to"; a unique answer that means "ask Python" */
+/* What a call says beyond the object and the target, as far as the lane understands it. */
+typedef struct {
+  int copies;    /* copy=True */
+  int shares;    /* copy=False */
+  int is_strict; /* readonly= is not "copy" */
+  int any;       /* detach=True, or a device: what is in the target already may not stay as it is */
+} wish;
 
-/* 1 = the question is answered false; 2 = it was made so; 0 = ask Python. GIL: needed. Errors: none
- * left set. */
-static int is_clear(const py_guard* guard, PyObject* obj, PyObject* owner) {
-  PyObject* answer = py_ask(&guard->ask, guard->of_owner ? owner : obj);
-  if (answer == NULL) {
-    PyErr_Clear();
-    return 0;
-  }
-  if (answer == Py_False) { /* as nearly always */
-    Py_DECREF(answer);
-    return 1;
-  }
-  int clear = answer != Py_True && PyObject_IsTrue(answer) == 0;
-  Py_DECREF(answer);
-  if (clear || guard->amend.name == NULL) {
-    PyErr_Clear();
-    return clear;
-  }
-  PyObject* amended = py_ask(&guard->amend, obj);
-  if (amended == NULL) {
-    PyErr_Clear();
-    return 0;
-  }
-  Py_DECREF(amended);
-  return 2;
-}
-
-/* The guards that hold for every dtype, before anything is borrowed. Returns 1 = every guard is
- * clear; 0 = ask Python. */
-static int early_clear(const py_route* r, PyObject* obj) {
-  for (int i = 0; i < r->n_early; i++) {
-    if (!is_clear(&r->guards[i], obj, obj)) return 0;
-  }
-  return r->quick == NULL || r->quick(obj, NULL);
-}
-
-/* The others, of the array or of its owner. Returns 1 = every guard is clear; 2 = one of them was
- * amended; 0 = ask Python. */
-static int late_clear(const py_route* r, int of_owner, int code, PyObject* obj, PyObject* owner) {
-  int worst = 1;
-  if (r->n_early == r->n_guards) return worst;
-  for (int i = r->n_early; i < r->n_guards; i++) {
-    const py_guard* guard = &r->guards[i];
-    if (guard->of_owner != of_owner || !(guard->codes >> code & 1)) continue;
-    int clear = is_clear(guard, obj, owner);
-    if (clear == 0) return 0;
-    if (clear == 2) worst = 2;
-  }
-  return worst;
-}
-
-/* A number that an object answers with; 0 where it does not. GIL: needed. Errors: none left set. */
-static int64_t number_of(const py_question* question, PyObject* obj) {
-  PyObject* answer = question->name ? py_ask(question, obj) : NULL;
-  int64_t number = answer ? PyLong_AsLongLong(answer) : 0;
-  Py_XDECREF(answer);
-  if (PyErr_Occurred()) {
-    PyErr_Clear();
-    return 0;
-  }
-  return number;
-}
-
-/* Whether a tensor lies inside the bytes that its owner has: an owner that could be resized may
- * have been. */
-static int inside(const py_route* r, const DLTensor* t, PyObject* owner) {
-  if (r->nbytes.name == NULL) return 1;
-  int64_t low, high, start = number_of(&r->start, owner), nbytes = number_of(&r->nbytes, owner);
-  dlx_extent(t, 0, &low, &high);
-  int64_t first = (int64_t)(uintptr_t)t->data - start;
-  return high == 0 || (start && first + low >= 0 && first + high <= nbytes);
-}
-
-/* Whether the array's own word for its dtype is the one that the tensor's dtype stands for; asked
- * where a framework has several words for one DLPack dtype. */
-static int dtype_confirmed(const py_route* r, PyObject* obj, DLDataType dtype) {
-  if (r->confirmed == NULL || dtype.bits != 8) return 1;
-  PyObject* key = PyLong_FromLong(dtype.code | dtype.bits << 8);
-  PyObject* wanted = key ? PyDict_GetItemWithError(r->confirmed, key) : NULL;
-  Py_XDECREF(key);
-  if (wanted == NULL) {
-    int nothing_asked = !PyErr_Occurred();
-    PyErr_Clear();
-    return nothing_asked;
-  }
-  PyObject* found = py_ask(&r->dtype, obj);
-  if (found == NULL) PyErr_Clear();
-  Py_XDECREF(found);
-  return found == wanted;
-}
-
-static int switches_off(const py_route* r) {
-  for (int i = 0; i < r->n_switches; i++) {
-    const py_switch* s = &r->switches[i];
-    if (PyDict_GetItemWithError(s->dict, s->name) != s->value) {
-      PyErr_Clear();
-      return 0;
-    }
-  }
-  return 1;
-}
-
-/* Whether the consumer takes a tensor that was looked at before: row-major, of the dtype it took
- * last. */
-static int is_plain(const py_route* r, const DLTensor* t) {
-  return dlx_dtype_word(t->dtype) == r->plain_dtype && t->ndim <= r->accepts.max_ndim &&
-         dlx_is_plain(t, r->plain_alignment);
-}
-
-/* The whole check; what the consumer takes is remembered. */
-static int is_accepted(py_route* r, const DLTensor* t, uint64_t flags) {
-  if (dlx_check(t, flags, &r->accepts) != 0) return 0;
-  if (t->device.device_type == kDLCPU && flags == 0) {
-    r->plain_dtype = dlx_dtype_word(t->dtype);
-    r->plain_alignment = (uint32_t)dlx_wanted_alignment(t->dtype, &r->accepts);
-  }
-  return 1;
-}
-
-DLManagedTensorVersioned* py_lane_lend(py_route* r, PyObject* obj, int brief) {
-  DLManagedTensorVersioned* made = NULL;
-  DLTensor t;
-  if (r->type == py_tensor_type) { /* our own: flags are known, nothing is asked */
-    DLManagedTensorVersioned* base = ((TensorObject*)obj)->managed;
-    if (base == NULL || base->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY) return NULL;
-    const DLTensor* own = &base->dl_tensor;
-    if (py_cuda_is_ours(own->device)) return NULL; /* streams are Python's to look at */
-    if (!(base->flags == 0 && is_plain(r, own)) && !is_accepted(r, own, base->flags)) return NULL;
-    return dlx_managed_lend(base, own->device, base->flags, &made) == DLX_OK ? made : NULL;
-  }
-  if (!switches_off(r) || !early_clear(r, obj)) return NULL;
-  if (r->give->dltensor_from_py_object_no_sync(obj, &t) != 0) {
-    PyErr_Clear(); /* the slow road says why */
-    return NULL;
-  }
-  if (t.device.device_type != kDLCPU || t.dtype.code > 31) return NULL;
-  /* Copied before anything is asked: what the table lent may be overwritten by the next call. */
-  int plain = is_plain(r, &t);
-  int status = plain ? dlx_managed_trust(&t, 0, NULL, NULL, &made)
-                     : dlx_managed_new(&t, 0, NULL, NULL, &made);
-  if (status != DLX_OK) return NULL;
-  /* Where there are guards, a tensor without memory may pretend to be empty: it is Python's to look
-   * at. */
-  int guarded = r->n_guards || r->quick;
-  if (!plain &&
-      ((guarded && made->dl_tensor.data == NULL) || !is_accepted(r, &made->dl_tensor, 0))) {
-    dlx_managed_release(made);
-    return NULL;
-  }
-  int code = t.dtype.code;
-  if ((r->quick == NULL || r->quick(obj, &made->dl_tensor)) && late_clear(r, 0, code, obj, obj) &&
-      dtype_confirmed(r, obj, t.dtype)) {
-    PyObject* owner = r->owner.name ? py_ask(&r->owner, obj) : Py_NewRef(obj);
-    int clear = owner == NULL ? 0 : brief ? 2 : late_clear(r, 1, code, obj, owner);
-    if (clear == 1 || (clear == 2 && inside(r, &made->dl_tensor, owner))) {
-      dlx_managed_own(made, owner, py_release_object);
-      return made;
-    }
-    PyErr_Clear();
-    Py_XDECREF(owner);
-  }
-  dlx_managed_release(made);
-  return NULL;
-}
+static PyObject* pass; /* a unique answer that means "ask Python" */
+static PyObject *to_name, *copy_name, *readonly_name, *detach_name, *device_name, *cpu_name,
+    *error_name, *share_name; /* interned, as the words of a call are */
+static const wish nothing;
 
 PyObject* py_lane_hand_over(PyObject* lane, const py_route* r, DLManagedTensorVersioned* made,
                             PyObject* obj, PyObject* to, PyObject* tree) {
@@ -216,11 +63,25 @@ PyObject* py_lane_hand_over(PyObject* lane, const py_route* r, DLManagedTensorVe
   return NULL;
 }
 
+DLManagedTensorVersioned* py_lane_copy(const py_route* r, DLManagedTensorVersioned* made) {
+  DLManagedTensorVersioned* copy =
+      py_managed_copy(made, (r->accepts.layouts & DLX_LAYOUT_PERMUTED) != 0);
+  dlx_managed_release(made);
+  if (copy == NULL) PyErr_Clear();
+  return copy;
+}
+
 /* Run a route. Errors: NULL with an exception, or `pass` (borrowed). */
-static PyObject* run(PyObject* lane, py_route* r, PyObject* obj, PyObject* to) {
-  if (r->is_same) return Py_NewRef(obj);
+static PyObject* run(PyObject* lane, py_route* r, PyObject* obj, PyObject* to, const wish* wish) {
+  if (r->is_same) return wish->copies || wish->any ? pass : Py_NewRef(obj);
+  uint32_t cures = 0;
   py_route_enter(r);
-  DLManagedTensorVersioned* made = py_lane_lend(r, obj, 0);
+  DLManagedTensorVersioned* made = py_lane_lend(r, obj, wish->copies, wish->shares ? NULL : &cures);
+  if (made && (cures & DLX_OBSTACLE_READONLY) && !wish->copies && wish->is_strict) {
+    dlx_managed_release(made);
+    made = NULL;
+  }
+  if (made && (cures || wish->copies)) made = py_lane_copy(r, made);
   PyObject* result = made ? py_lane_hand_over(lane, r, made, obj, to, NULL) : pass;
   py_route_leave(r);
   return result;
@@ -239,29 +100,59 @@ py_route* py_lane_route(PyObject* lane, PyTypeObject* type, PyObject* to) {
   return py_route_find(type, to);
 }
 
-static PyObject* try_lane(PyObject* lane, PyObject* obj, PyObject* to) {
+/* One option of a call. Returns 0 where only Python understands it. */
+static int take_option(wish* wish, PyObject* name, PyObject* value) {
+  if (name == copy_name) {
+    wish->copies = value == Py_True;
+    wish->shares = value == Py_False;
+    return wish->copies || wish->shares || value == Py_None;
+  }
+  if (name == readonly_name) { /* Python looks at the word, should it matter */
+    wish->is_strict = value != copy_name;
+    return value == copy_name || value == error_name || value == share_name;
+  }
+  if (name == detach_name) { /* what would have to be detached is not the lane's */
+    wish->any |= value == Py_True;
+    return value == Py_True || value == Py_False;
+  }
+  if (name == device_name) { /* the lane knows host memory only */
+    wish->any |= value == cpu_name;
+    return value == cpu_name || value == Py_None;
+  }
+  return 0;
+}
+
+static PyObject* try_lane(PyObject* lane, PyObject* obj, PyObject* to, const wish* wish) {
   py_route* r = py_route_find(Py_TYPE(obj), to);
   if (r == NULL && py_tree_takes(Py_TYPE(obj))) {
+    if (wish != &nothing) return pass;
     PyObject* result = py_tree_run(lane, obj, to);
     return result || PyErr_Occurred() ? result : pass;
   }
   if (r == NULL) r = py_lane_route(lane, Py_TYPE(obj), to);
-  return r && r->is_lane ? run(lane, r, obj, to) : pass;
+  return r && r->is_lane ? run(lane, r, obj, to, wish) : pass;
 }
 
 static PyObject* lane_call(PyObject* callable, PyObject* const* args, size_t nargsf,
                            PyObject* names) {
   const LaneObject* self = (LaneObject*)callable;
   Py_ssize_t n = PyVectorcall_NARGS(nargsf);
-  PyObject* to = NULL;
-  if (n == 1 && names && PyTuple_GET_SIZE(names) == 1) {
-    PyObject* name = PyTuple_GET_ITEM(names, 0);
-    if (name == to_name || PyUnicode_Compare(name, to_name) == 0) to = args[1];
-  } else if (n == 2 && names == NULL) {
-    to = args[1];
+  PyObject* to = n == 2 ? args[1] : NULL;
+  wish said = nothing;
+  if ((n == 1 || n == 2) && names) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); i++) {
+      PyObject* name = PyTuple_GET_ITEM(names, i);
+      if (name == to_name && n == 1) {
+        to = args[1 + i];
+      } else if (!take_option(&said, name, args[n + i])) {
+        to = NULL;
+        break;
+      }
+    }
   }
   if (to) {
-    PyObject* result = try_lane(callable, args[0], to);
+    int has_options = names && PyTuple_GET_SIZE(names) > 2 - n;
+    PyObject* result = try_lane(callable, args[0], to, has_options ? &said : &nothing);
     if (result != pass) return result;
   }
   return PyObject_Vectorcall(self->wrapped, args, nargsf, names);
@@ -341,7 +232,7 @@ static PyObject* lane_lend(PyObject* lane, PyObject* const* args, Py_ssize_t nar
   if (r == NULL || !r->is_lane) Py_RETURN_NONE;
   if (r->is_same) return Py_NewRef(args[0]);
   py_route_enter(r);
-  DLManagedTensorVersioned* made = py_lane_lend(r, args[0], brief);
+  DLManagedTensorVersioned* made = py_lane_lend(r, args[0], brief, NULL);
   py_route_leave(r);
   if (made == NULL) Py_RETURN_NONE;
   return py_tensor_wrap(made);
@@ -390,7 +281,7 @@ static PyObject* lane_place(PyObject* lane, PyObject* const* args, Py_ssize_t na
   if (name == NULL) return NULL;
   int met = PyDict_Contains(known, name);
   if (met == 0) met = PyDict_Contains(args[4], name);
-  if (met == 0 && (result = run(lane, r, element, to)) == pass) met = 1;
+  if (met == 0 && (result = run(lane, r, element, to, &nothing)) == pass) met = 1;
   if (met == 0 && result && (slot = PyTuple_Pack(2, element, result))) {
     PyObject* there = PyDict_SetDefault(slots, key, slot);
     if (there == NULL || (there == slot && PyDict_SetItem(known, name, args[6]) < 0)) {
@@ -459,10 +350,18 @@ static PyType_Spec lane_spec = {
 };
 
 int py_lane_init(PyObject* module) {
-  to_name = PyUnicode_InternFromString("to");
+  struct {
+    PyObject** where;
+    const char* word;
+  } words[] = {{&to_name, "to"},         {&copy_name, "copy"},     {&readonly_name, "readonly"},
+               {&detach_name, "detach"}, {&device_name, "device"}, {&cpu_name, "cpu"},
+               {&error_name, "error"},   {&share_name, "share"}};
+  for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+    if ((*words[i].where = PyUnicode_InternFromString(words[i].word)) == NULL) return -1;
+  }
   pass = PyUnicode_FromString("pass");
   PyObject* type = PyType_FromSpec(&lane_spec);
-  if (to_name == NULL || pass == NULL || type == NULL) return -1;
+  if (pass == NULL || type == NULL) return -1;
   int failed = PyModule_AddObjectRef(module, "Lane", type);
   Py_DECREF(type);
   return failed;

@@ -139,6 +139,7 @@ _EXACT_NAMES = {pair: name for name, pair in _EXACT.items()}
 _WIDE: dict[str, int] = {"int": lib.kDLInt, "uint": lib.kDLUInt, "float": lib.kDLFloat, "complex": lib.kDLComplex}
 _WIDE_NAMES = {code: name for name, code in _WIDE.items()}
 _SPELLING = re.compile(r"(?P<kind>int|uint|float|complex)(?P<bits>\d{1,3})")
+_UNNAMED = re.compile(r"code(?P<code>\d{1,3})_(?P<bits>\d{1,3})bit")
 _LANES = re.compile(r"(?P<scalar>.+?)x(?P<lanes>\d+)")
 
 
@@ -230,6 +231,9 @@ def _parse(name: str) -> tuple[int, int, int] | None:
     match = _SPELLING.fullmatch(name)
     if match and 0 < int(match["bits"]) < 256:
         return (_WIDE[match["kind"]], int(match["bits"]), 1)
+    match = _UNNAMED.fullmatch(name)
+    if match and int(match["code"]) < 256 and 0 < int(match["bits"]) < 256:
+        return (int(match["code"]), int(match["bits"]), 1)
     match = _LANES.fullmatch(name)
     scalar = _parse(match["scalar"]) if match else None
     if match and scalar and scalar[2] == 1 and 0 < int(match["lanes"]) < 65536:

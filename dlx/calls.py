@@ -19,6 +19,7 @@ from dlx.planning import Request
 from dlx.registry import registry
 from dlx.trees import ROOT, Tree
 from dlx.views import lazy_view
+from dlx.working import Work
 from dlx.writing import kind_of
 
 __all__ = ["Call", "Way"]
@@ -75,8 +76,10 @@ class Call:
         self._copies: list[Passed] = []
         self._shared: list[Passed] = []  # the others, where there are copies
         self._seen: list[tuple[Adapter, Any]] = []
+        self.work = Work(self.request.target, self.request.stream)
         inside = self.inward((args[way.skipped :], options), arguments=True)
         self._caller = self._answerer()
+        self.work.stays = self._caller is None or way.lazy  # what is converted later is on the stream of then
         self.args, self.options = (*self.kept, *inside[0]), inside[1]
 
     # ---- in ---------------------------------------------------------------------------------------------------------
@@ -97,7 +100,10 @@ class Call:
             ]
             arrays, sources = [tree.arrays[i] for i in some], [tree.sources[i] for i in some]
             bulk = Bulk(self.request, arrays, sources, lambda n: tree.place(some[n]), failures)
-            for n, (i, new) in enumerate(zip(some, bulk.run(), strict=True)):
+            self.work.look(zip(tree.sources, tree.arrays, strict=True))
+            with self.work.on_streams():
+                converted = bulk.run()
+            for n, (i, new) in enumerate(zip(some, converted, strict=True)):
                 results[i] = self._watched(tree.arrays[i], new, tree.place(i)) if bulk.copied(n) else new
             copies = {id(each.new) for each in self._copies}
             for i, (source, old, new) in enumerate(zip(tree.sources, tree.arrays, results, strict=True)):
@@ -215,7 +221,8 @@ class Call:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         try:
-            self.write_back()
+            with self.work.step():
+                self.write_back()
         except DlxError:
             if error is None or isinstance(error, GeneratorExit):
                 raise

@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from dlx.calls import Call, Way
 from dlx.conversion import request_of
+
+if TYPE_CHECKING:
+    from dlx.typing import DeviceLike, Readonly, Target
 
 __all__ = ["using"]
 
@@ -17,14 +20,14 @@ R = TypeVar("R")
 
 
 def using(
-    to: Any,
+    to: Target,
     *,
     lazy: bool = False,
-    answer: Any = None,
+    answer: Target | None = None,
     writes: str | Iterable[str] = (),
     detach: bool = True,
-    device: Any = None,
-    readonly: str = "copy",
+    device: DeviceLike | None = None,
+    readonly: Readonly = "copy",
     stream: Any = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Let a function compute in one framework and answer in its caller's: a decorator.
@@ -42,8 +45,10 @@ def using(
         The framework of the results, as in `convert`. None: the caller's, see Notes.
     writes
         Names of parameters whose arrays the function writes to in place.
-    detach, device, readonly, stream
+    detach, device, readonly
         As in `convert`, for the way in.
+    stream
+        As in `convert`, for the way in; the function works on it, too. None: on its caller's, see Notes.
 
     Returns
     -------
@@ -77,6 +82,12 @@ def using(
     Containers are passed as new ones, so what is put into a list stays there. Defaults of the function are its own, and
     a first parameter called ``self`` or ``cls`` is passed as it is.
 
+    *On CUDA devices* the function's framework works on the current stream of its caller's framework, device by device,
+    so that nothing has to be ordered; around each step of a coroutine or generator, never while that waits. It stays on
+    its own where it has arrays among the arguments itself, where callers work on several streams of a device, and where
+    it cannot be set (jax); then arrays are ordered in and out. Whatever else the function reads on a device, a global
+    array say, must be ready on the caller's stream.
+
     Examples
     --------
     >>> import dlx
@@ -106,8 +117,9 @@ def _wrapper(function: Any, way: Way) -> Any:
         async def awaiting(*args: Any, **options: Any) -> Any:
             call = Call(way, args, options)
             with call:
-                result = await function(*call.args, **call.options)
-            return call.answer(result)
+                result = await call.work.stepped(function(*call.args, **call.options))
+            with call.work.step():
+                return call.answer(result)
 
         return awaiting
     if inspect.isasyncgenfunction(function):
@@ -120,12 +132,14 @@ def _wrapper(function: Any, way: Way) -> Any:
                 try:
                     while True:
                         try:
-                            result = await step()
+                            result = await call.work.stepped(step())
                         except StopAsyncIteration:
                             return
-                        call.write_back()
+                        with call.work.step():
+                            call.write_back()
+                            answer = [call.answer(result)]
                         try:
-                            sent = yield call.answer(result)
+                            sent = yield answer.pop()  # nobody else keeps it
                         except GeneratorExit:
                             raise
                         except BaseException as error:
@@ -133,7 +147,7 @@ def _wrapper(function: Any, way: Way) -> Any:
                         else:
                             step = functools.partial(inner.asend, call.inward(sent))
                 finally:
-                    await inner.aclose()
+                    await call.work.stepped(inner.aclose())
 
         return streaming
     if inspect.isgeneratorfunction(function):
@@ -145,13 +159,15 @@ def _wrapper(function: Any, way: Way) -> Any:
                 step: Callable[[], Any] = lambda: next(inner)  # noqa: E731
                 try:
                     while True:
+                        with call.work.step():
+                            try:
+                                result = step()
+                            except StopIteration as stop:
+                                return call.answer(stop.value)
+                            call.write_back()
+                            answer = [call.answer(result)]
                         try:
-                            result = step()
-                        except StopIteration as stop:
-                            return call.answer(stop.value)
-                        call.write_back()
-                        try:
-                            sent = yield call.answer(result)
+                            sent = yield answer.pop()  # nobody else keeps it
                         except GeneratorExit:
                             raise
                         except BaseException as error:
@@ -159,14 +175,16 @@ def _wrapper(function: Any, way: Way) -> Any:
                         else:
                             step = functools.partial(inner.send, call.inward(sent))
                 finally:
-                    inner.close()
+                    with call.work.step():
+                        inner.close()
 
         return yielding
 
     def calling(*args: Any, **options: Any) -> Any:
         call = Call(way, args, options)
-        with call:
-            result = function(*call.args, **call.options)
-        return call.answer(result)
+        with call.work.step():
+            with call:
+                result = function(*call.args, **call.options)
+            return call.answer(result)
 
     return calling

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, MutableMapping, ValuesView
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from dlx.view import MISSING, View
 
 __all__ = ["MappingView", "MutableMappingView"]
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class Values(ValuesView[Any]):
@@ -46,19 +49,19 @@ class Items(ItemsView[Any, Any]):
         return item[0] in self._mapping and self._mapping._holds(*item)
 
 
-class MappingView(View, Mapping[Any, Any]):
+class MappingView(View, Mapping[K, V]):
     """A lazy view of a mapping. Keys are the source's own."""
 
     __slots__ = ()
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: K) -> V:
         try:  # what was converted before; anything else is seen to below
             element, new = self._slots[key]
             if self._source[key] is element:
-                return new
+                return new  # type: ignore[no-any-return]
         except (LookupError, TypeError):
             pass
-        return self._touch(key)
+        return self._touch(key)  # type: ignore[no-any-return]
 
     def __iter__(self) -> Iterator[Any]:
         return cast(
@@ -77,15 +80,15 @@ class MappingView(View, Mapping[Any, Any]):
     def _count(self) -> int:
         return len(self)
 
-    def keys(self) -> Any:
+    def keys(self) -> KeysView[K]:
         """Return the source's keys."""
-        return self._source.keys()
+        return self._source.keys()  # type: ignore[no-any-return]
 
-    def values(self) -> Any:
+    def values(self) -> ValuesView[V]:
         """Return a view of the results."""
         return Values(self)
 
-    def items(self) -> Any:
+    def items(self) -> ItemsView[K, V]:
         """Return a view of keys and results."""
         return Items(self)
 
@@ -137,7 +140,7 @@ def _equal(here: Any, other: Any) -> bool:
     return isinstance(here, View) and isinstance(other, list | tuple | dict | View) and bool(here == other)
 
 
-class MutableMappingView(MappingView, MutableMapping[Any, Any]):
+class MutableMappingView(MappingView[K, V], MutableMapping[K, V]):
     """A lazy view of a mapping that can be changed through it: the source is changed."""
 
     __slots__ = ()

@@ -494,12 +494,17 @@ def _copy(leaf: Leaf, tensor: Tensor, why: str) -> DlxError | None:
     if leaf.repack and (tensor.dtype.bits >= 8 or tensor.dtype.lanes != 1):
         reason = f"dlx does not pack or unpack {tensor.dtype}"
         return leaf.error(LayoutError, reason, "Convert to 'dlx', which holds both.")
+    place = _device_of(leaf, tensor) if leaf.copy_order is None else leaf.copy_device
+    if leaf.repack and is_cuda(tensor.device) and is_cuda(place):
+        reason = (
+            f"dlx packs and unpacks {tensor.dtype} on the host only, and it would go from {tensor.device} to {place}"
+        )
+        return leaf.error(LayoutError, reason, "Pass device='cpu', and move the result, or convert to 'dlx'.")
     if packed and not contiguous(tensor.shape, tensor.strides):
         reason = f"its {tensor.dtype} elements are packed below one byte and not contiguous"
         return leaf.error(LayoutError, reason, "Make it contiguous in its own framework first.")
     capabilities = leaf.request.target.capabilities
     if leaf.copy_order is None:  # else it is moved, which is a copy
-        place = _device_of(leaf, tensor)
         leaf.copy_device = HOST if host_readable(place) else Device(lib.kDLCUDA, place.id)
         leaf.copy_order = bool(capabilities and capabilities.layouts & Layout.PERMUTED)
         leaf.steps.append(Step("copy", why, tensor.nbytes))

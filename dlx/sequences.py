@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 
 from dlx.containers import LIST, TUPLE
 from dlx.errors import DlxError
 from dlx.view import MISSING, View
 
 __all__ = ["MutableSequenceView", "NamedView", "SequenceView", "SliceView"]
+
+
+T = TypeVar("T")
 
 
 class Window(Sequence[Any]):
@@ -30,10 +33,17 @@ class Window(Sequence[Any]):
         return len(self.places)
 
 
-class SequenceView(View, Sequence[Any]):
+class SequenceView(View, Sequence[T]):
     """A lazy view of a sequence. A slice of it is a view of those places, which are settled then."""
 
     __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __getitem__(self, i: SupportsIndex) -> T: ...
+        @overload
+        def __getitem__(self, i: slice) -> SequenceView[T]: ...
 
     def __getitem__(self, i: Any) -> Any:
         try:  # what was converted before; anything else is seen to below
@@ -46,7 +56,7 @@ class SequenceView(View, Sequence[Any]):
             return self._part(i)
         return self._touch(i)
 
-    def _part(self, places: slice) -> SequenceView:
+    def _part(self, places: slice) -> SequenceView[T]:
         return SliceView(self, range(len(self._source))[places])
 
     def _kind(self) -> str:
@@ -69,7 +79,7 @@ class SequenceView(View, Sequence[Any]):
 
     # ---- one after another ------------------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T]:
         if self._row.elements != "stable":
             yield from self._counted()
             return
@@ -100,7 +110,7 @@ class SequenceView(View, Sequence[Any]):
             yield self._touch(i)
             i += 1
 
-    def __reversed__(self) -> Iterator[Any]:
+    def __reversed__(self) -> Iterator[T]:
         i = len(self._source)
         while (i := i - 1) >= 0:
             yield self[i]
@@ -181,12 +191,12 @@ class SequenceView(View, Sequence[Any]):
     __hash__ = None  # type: ignore[assignment]
 
 
-class SliceView(SequenceView):
+class SliceView(SequenceView[T]):
     """A lazy view of some places of a sequence, which were settled when it was made. It cannot be written to."""
 
     __slots__ = ("_places", "_whole")
 
-    def __init__(self, whole: SequenceView, places: range) -> None:
+    def __init__(self, whole: SequenceView[T], places: range) -> None:
         row = TUPLE if whole._is_tuple() else replace(LIST, elements=whole._row.elements, identity=whole._row.identity)
         super().__init__(Window(whole._source, places), row, whole._scope, whole._path)
         self._whole, self._places = whole, places
@@ -199,7 +209,7 @@ class SliceView(SequenceView):
             return SliceView(self._whole, self._places[i])
         return self._whole[self._places[i]]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T]:
         return (self._whole[place] for place in self._places)
 
     def _elements(self) -> Iterator[tuple[int, Any]]:
@@ -222,7 +232,7 @@ class SliceView(SequenceView):
         return self._plain(self._source)
 
 
-class NamedView(SequenceView):
+class NamedView(SequenceView[Any]):
     """A lazy view of a named tuple: its fields are attributes as well, and so are `_fields`, `_asdict`, `_replace`."""
 
     __slots__ = ()
@@ -253,7 +263,7 @@ class NamedView(SequenceView):
         return self[self._fields.index(name)]
 
 
-class MutableSequenceView(SequenceView, MutableSequence[Any]):
+class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[misc]  # a slice is a view
     """A lazy view of a sequence that can be changed through it: the source is changed."""
 
     __slots__ = ()
@@ -301,7 +311,7 @@ class MutableSequenceView(SequenceView, MutableSequence[Any]):
         self.extend(values)
         return self
 
-    def pop(self, i: int = -1) -> Any:
+    def pop(self, i: int = -1) -> T:
         """Take one element out, and return its result."""
         new = self[i]
         del self[i]
@@ -327,7 +337,7 @@ class MutableSequenceView(SequenceView, MutableSequence[Any]):
         raise AttributeError(f"a view of {type(self._source).__name__} has no attribute {name!r}")
 
 
-def _deque_method(view: MutableSequenceView, name: str) -> Any:
+def _deque_method(view: MutableSequenceView[Any], name: str) -> Any:
     source = view._source
     if name == "maxlen":
         return source.maxlen

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from dlx import native
 from dlx.conversion import convert, producer_of, request_of
@@ -14,10 +14,13 @@ from dlx.phases import Bulk
 from dlx.planning import Request, begin, settle
 from dlx.strangers import TENSOR
 
+if TYPE_CHECKING:
+    from dlx.typing import DeviceLike, Target
+
 __all__ = ["stack"]
 
 
-def stack(arrays: Iterable[Any], to: Any, *, device: Any = None, stream: Any = None) -> Any:
+def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None, stream: Any = None) -> Any:
     """Copy arrays of one shape and dtype into one new array, along a new first dimension.
 
     Shape, dtype, device type and device id of every array are compared before anything is allocated; arrays of

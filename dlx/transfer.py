@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from dlx import cuda, native
-from dlx.abi import READ_ONLY, SUBBYTE_PADDED
+from dlx.abi import READ_ONLY, SUBBYTE_PADDED, host_readable
 from dlx.crossing import physical
 from dlx.errors import ConversionError, DlxError
 from dlx.native import Tensor
@@ -61,12 +61,17 @@ def order(leaf: Leaf) -> None:
     DlxError
         If that would break a graph capture, or the driver fails.
     """
-    if leaf.tensor is not None and leaf.copy_order is None:
+    if leaf.tensor is not None and _is_read_in_place(leaf):
         try:
             leaf.request.crossing.order(leaf.tensor, leaf.moment, leaf.view_device)
         except DlxError as error:
             leaf.complete(error)
             raise
+
+
+def _is_read_in_place(leaf: Leaf) -> bool:
+    """Return whether the consumer, or the host in its name, reads the producer's memory where it is."""
+    return leaf.copy_order is None or (leaf.view_device is not None and host_readable(leaf.view_device))
 
 
 def preview(leaf: Leaf) -> DlxError | None:
@@ -176,7 +181,7 @@ def load(leaf: Leaf) -> Any:
         shared = leaf.copy_order is None and not leaf.fresh
         ready = leaf.owned = leaf.source.take(leaf.obj, tensor, shared=shared)
         crossing, moment = leaf.request.crossing, leaf.moment
-        if leaf.copy_order is None:
+        if _is_read_in_place(leaf):
             crossing.order(ready, moment, leaf.view_device)
         if leaf.view_device is not None or leaf.view_flags is not None:
             ready = native.tensor_view(ready, None, leaf.view_device, leaf.view_flags, None)

@@ -241,7 +241,7 @@ def _tried(make: Callable[[], Any], target: str, values: Callable[[], list[int]]
             make()
         except ImportError:
             return "?"
-        except (dlx.errors.DlxError, TypeError, ValueError, RuntimeError):  # a framework without that dtype
+        except (dlx.errors.DlxError, TypeError, ValueError, RuntimeError, AttributeError):  # it has no such thing
             return "-"
         try:
             return cell(make, target, values)

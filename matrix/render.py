@@ -50,8 +50,8 @@ def read_page(text: str) -> tuple[Cells, dict[str, str]]:
     table, targets = "", []
     for line in text.splitlines():
         if line.startswith("Versions: "):
-            pairs = (part.split() for part in line.removeprefix("Versions: ").rstrip(".").split(", "))
-            versions = dict(pairs)
+            named = line.removeprefix("Versions: ").rstrip(".").split(", ")
+            versions = dict(pair.split() for pair in named if pair)  # none without a framework
         elif line.startswith("## "):
             table = line[3].lower() + line[4:]
         elif line.startswith("| ") and not line.startswith("| ---"):

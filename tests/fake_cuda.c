@@ -1,4 +1,5 @@
-/* A CUDA driver for machines without one. Its device memory is host memory and its copies are made
+/* A CUDA driver for machines without one. Addresses of device memory are none of the host's: who
+ * touches them there dies, as with a real device; what they hold is kept elsewhere. Copies are made
  * at once, but it keeps account of what a real device would be free to do: every stream, and every
  * host thread, has a vector clock, so it can tell whether one access happens before another or
  * races with it. It records every call, follows contexts, events, allocations and graph captures by
@@ -14,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 enum { ACTORS = 256, DEVICES = 4, STREAMS = 128, BLOCKS = 4096, EVENTS = 4096, CAPTURES = 64 };
@@ -44,6 +46,7 @@ typedef struct {
 typedef struct {
   char *low, *high;
   int device, kind, alive;
+  char* held; /* what device memory holds; NULL where the host may look at `low` itself */
 } block;
 
 typedef struct {
@@ -270,10 +273,29 @@ static uint64_t new_block(int device, size_t n, int kind) {
   int i = 0;
   while (i < BLOCKS && blocks[i].low) i++;
   if (i == BLOCKS) return 0;
-  char* low = aligned_alloc(256, (n + 511) / 256 * 256);
-  memset(low, 0xA5, n);
-  blocks[i] = (block){low, low + n, device, kind, 1};
+  char *memory = aligned_alloc(256, (n + 511) / 256 * 256), *low = memory;
+  if (memory == NULL) return 0;
+  memset(memory, 0xA5, n);
+  if (kind == DEVICE) {
+    low = mmap(NULL, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (low == MAP_FAILED) abort();
+  }
+  blocks[i] = (block){low, low + n, device, kind, 1, kind == DEVICE ? memory : NULL};
   return (uint64_t)(uintptr_t)low;
+}
+
+/* Where the bytes behind an address are. */
+static char* bytes_of(const void* address) {
+  block* b = find_block(address);
+  return b && b->held ? b->held + ((char*)address - b->low) : (char*)address;
+}
+
+static void drop_blocks(void) {
+  for (int i = 0; i < BLOCKS; i++) {
+    if (blocks[i].held) munmap(blocks[i].low, (size_t)(blocks[i].high - blocks[i].low));
+    free(blocks[i].held ? blocks[i].held : blocks[i].low);
+  }
+  memset(blocks, 0, sizeof blocks);
 }
 
 /* ---- captures ---------------------------------------------------------------------------------
@@ -641,7 +663,7 @@ int cuMemFreeAsync(uint64_t address, uint64_t handle) {
 static void copy(int s, char* to, const char* from, size_t n) {
   use_memory(s, (char*)from, n, 0);
   use_memory(s, to, n, 1);
-  memmove(to, from, n);
+  memmove(bytes_of(to), bytes_of(from), n);
 }
 
 int cuMemcpyAsync(uint64_t to, uint64_t from, size_t n, uint64_t handle) {
@@ -735,8 +757,7 @@ void fake_reset(int devices) {
   memset(streams, 0, sizeof streams);
   memset(legacy, 0, sizeof legacy);
   memset(events, 0, sizeof events);
-  for (int i = 0; i < BLOCKS; i++) free(blocks[i].low);
-  memset(blocks, 0, sizeof blocks);
+  drop_blocks();
   fake_forget();
 }
 
@@ -810,6 +831,15 @@ void fake_stream_destroy(uint64_t handle) {
 /* Kind: 1 pinned, 2 device, 3 managed. */
 uint64_t fake_alloc(int device, size_t n, int kind) {
   TEST(uint64_t, new_block(device, n, kind));
+}
+
+/* What a kernel would find at an address, or leave there. */
+void fake_peek(uint64_t address, size_t n, void* out) {
+  memcpy(out, bytes_of((void*)(uintptr_t)address), n);
+}
+
+void fake_poke(uint64_t address, size_t n, const void* bytes) {
+  memcpy(bytes_of((void*)(uintptr_t)address), bytes, n);
 }
 
 void fake_free(uint64_t address) {

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import struct
 import zipfile
 
 import pytest
@@ -44,8 +45,8 @@ def test_npy_as_numpy_writes_it(tmp_path, np):
         assert (found["dtype"], tuple(found["shape"])) == (made.dtype.newbyteorder("=").name, made.shape)
         assert found["nbytes"] == made.nbytes
         assert found["byte_order_swapped"] == (not made.dtype.isnative)
-    for made in (np.array(["a"]), np.zeros(2, "M8[s]"), np.zeros(2, [("a", "f4")]), np.array([{}], dtype=object)):
-        np.save(tmp_path / "x.npy", made, allow_pickle=True)
+    for made in (np.array(["a"]), np.zeros(2, "M8[s]"), np.zeros(2, [("a", "f4")])):
+        np.save(tmp_path / "x.npy", made)
         found = array(tmp_path / "x.npy")
         assert found["dtype"] is None and found["refused"]
 
@@ -99,6 +100,12 @@ def hostile():
     yield "version.npy", b"\x93NUMPY\x09\0" + bytes(64), "version 9"
     yield "text.npy", b"hello, world, this is text", "it does not begin like a .npy file"
     yield "text.npz", b"hello, world, this is text", "it is a damaged zip file"
+    yield (
+        "object.npy",
+        npy("|O", (1,), b"\x80\x04cposix\nsystem\n(S'touch PWNED'\ntR."),
+        "runs whatever code is in them",
+    )
+    yield "old.pt", b"\x80\x02cposix\nsystem\n(S'touch PWNED'\ntR.", "weights_only=True"
     yield "text.txt", b"hello, world, this is text", "it is none of"
     yield "x.pkl", b"\x80\x04cposix\nsystem\n(S'touch PWNED'\ntR.", "runs whatever code"
     for name, members, words in zips(good, claims):
@@ -124,7 +131,7 @@ def zips(good, claims):
     whole = packed(a=good, b=good)
     yield "cut.npz", whole[: len(whole) // 2], "damaged zip file"
     yield "none.npz", packed(), "without arrays"
-    yield "claims.npz", packed(a=good, big=claims), "member 'big.npy': its header claims 100.0 GiB"
+    yield "claims.npz", packed(a=good, big=claims), "member 'big.npy': it is cut off: its header claims 100.0 GiB"
     yield (
         "broken.npz",
         whole.replace(b"\x50\x4b\x03\x04", b"\x50\x4b\x03\x05", 2).replace(b"K\x03\x05", b"K\x03\x04", 1),
@@ -132,6 +139,8 @@ def zips(good, claims):
     )
     bomb = packed(a=b"\x93NUMPY\x02\0" + (1 << 20).to_bytes(4, "little") + b" " * (1 << 28))
     yield "bomb.npz", bomb, "member 'a.npy': its header is no description"
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, 1 << 30, 64, 0)  # a list of files of 1 GiB, in a sparse file
+    yield "list.npz", (b"PK\3\4", 64 + (1 << 30), end), "its list of files claims more than 16.0 MiB"
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_LZMA) as archive:
         archive.writestr("a.npy", good)
@@ -161,7 +170,14 @@ def tensors():
 def test_bad_files_are_refused_in_one_line(tmp_path, name, content, words):
     """Exit status 2, one line that names the file, no traceback, bounded memory, nothing executed."""
     path = tmp_path / name
-    path.write_bytes(content)
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        start, length, end = content
+        path.write_bytes(start)
+        os.truncate(path, length)
+        with path.open("ab") as file:
+            file.write(end)
     said = refused("inspect", path, cwd=tmp_path)
     assert said.startswith(f"dlx inspect: {path}: ")
     assert words in said
@@ -172,7 +188,7 @@ def test_what_is_no_file(tmp_path):
     """Missing files, folders, devices, names that cannot be."""
     os.mkfifo(tmp_path / "pipe")
     assert "no such file" in refused("inspect", tmp_path / "nothing.npy")
-    assert "it is a folder" in refused("inspect", tmp_path)
+    assert "it is a folder: name files in it" in refused("inspect", tmp_path)
     assert "no regular file" in refused("inspect", tmp_path / "pipe")
     assert "no regular file" in refused("inspect", "/dev/zero")
     assert "no such file" in refused("plan", "what is this?", "--to", "dlx")
@@ -200,6 +216,17 @@ def test_a_large_file_is_not_read(tmp_path):
     status, out, err = dlx("inspect", path)
     assert (status, err) == (0, "")
     assert "100.0 GiB" in out
+
+
+def test_objects_inside_an_npz(tmp_path, np):
+    """They are named for what they are, beside the arrays; nothing is unpickled."""
+    np.savez(tmp_path / "x.npz", a=np.zeros(3), b=np.array([Evil()], dtype=object))
+    (source,) = document("inspect", tmp_path / "x.npz")["sources"]
+    assert [(each["path"], each["dtype"], each["refused"]) for each in source["arrays"]] == [
+        ("a", "float64", None),
+        ("b", None, "it holds pickled Python objects"),
+    ]
+    assert sorted(os.listdir(tmp_path)) == ["x.npz"]
 
 
 class Evil:
@@ -234,6 +261,10 @@ def test_damaged_checkpoints(tmp_path, torch):
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     assert "damaged zip file" in refused("inspect", path, memory=None)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x/data.pkl", b"\x80\x02}.")
+        archive.writestr("x/byteorder", bytes(65 << 20))
+    assert "claims 68,157,440 bytes, and dlx reads at most 67,108,864" in refused("inspect", path)
     torch.save({"step": 3}, path)
     assert "there is no tensor in it" in refused("inspect", path, memory=None)
     torch.save({"w": torch.zeros(3)}, path, _use_new_zipfile_serialization=False)

@@ -26,10 +26,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     rounds = 3 if arguments.quick else 15
     with screen.working("importing frameworks"):
         pairs = _pairs(arguments.pairs)
-    rows = []
-    for number, (origin, goal) in enumerate(pairs, 1):
-        with screen.working(f"{origin} → {goal} ({number} of {len(pairs)})"):
-            rows.append(_measured(origin, goal, rounds))
+    rows = [_measured(*pair, rounds) for pair in screen.progress(pairs, "measuring", len(pairs))]
     cells: list[list[Cell]] = [
         [
             f"{each['from']} → {each['to']}",
