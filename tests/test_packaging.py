@@ -144,9 +144,7 @@ def test_type_checkers_read_the_installed_package(installed, tmp_path):
     """A user's mypy sees the types of the wheel, and has nothing to say about the wheel itself."""
     pytest.importorskip("mypy")
     (tmp_path / "mine.py").write_text(
-        "import dlx\n"
-        "reveal_type(dlx.convert(b'abc', to='dlx'))\n"
-        "dlx.convert(b'abc', to='dlx', copy='yes')\n"
+        "import dlx\nreveal_type(dlx.convert(b'abc', to='dlx'))\ndlx.convert(b'abc', to='dlx', copy='yes')\n"
     )
     command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(installed), "mine.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)

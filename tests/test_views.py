@@ -194,6 +194,24 @@ def test_records_and_named_tuples(torch, arrays):
     assert type(lazy(Record(arrays[0])).copy()) is Record and shows(torch, [lazy(Record(arrays[2])).copy().x], 2)
 
 
+def test_items_that_are_attributes_too_are_converted_as_attributes(torch, arrays):
+    """An attribute that is an item is a route to it; nothing else of the source shows through."""
+
+    class Attributes(dict):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.__dict__ = self
+
+    source = Attributes({"x": arrays[0], "items": arrays[1]})
+    view = lazy(source)
+    assert view.x is view["x"] and shows(torch, [view.x], 0) and callable(view.items)
+    for name in ("nothing", "fromkeys", "__array__", "_private"):
+        with pytest.raises(AttributeError):
+            getattr(view, name)
+    with pytest.raises(AttributeError):
+        lazy({"x": arrays[0]}).x
+
+
 def test_nested_containers_are_nested_views(torch, arrays):
     """As deep as one likes; each is met once."""
     source = {"a": [arrays[0], {"b": (arrays[1], Record([arrays[2]]))}]}
