@@ -10,11 +10,13 @@ made anew on each access (``elements="fresh"``) the result is kept weakly, and t
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import operator
 import weakref
 from typing import Any
 
+from dlx.adapter import Adapter
 from dlx.errors import DlxError
 from dlx.facts import Container
 from dlx.lazy import Path, Scope, name_of, path_text
@@ -137,8 +139,9 @@ class View:
                 if element is MISSING:
                     element = self._at(key)
                 new = self._scope.result(element, self._row, self._path, key)
-                if new is not element:
-                    self._slots[key] = weakref.ref(new)
+                if new is not element or isinstance(kind_of(new), Adapter):
+                    with contextlib.suppress(TypeError):  # a tuple, say: it is made anew each time
+                        self._slots[key] = weakref.ref(new)
         return new
 
     def _tidy(self) -> None:

@@ -618,6 +618,46 @@ def test_a_store_is_read_key_by_key(np, torch):
     assert [int(x[0]) for x in view.values()] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("to", ["numpy", "torch", "dlx", "jax", "tvm_ffi", "pyarrow"])
+def test_elements_made_anew_are_one_object_for_whoever_holds_one(np, to):
+    """In every target, also where an element is the target's already; what nobody can refer to weakly is made anew."""
+    pytest.importorskip(to)
+
+    class Made(Mapping):
+        reads = 0
+
+        def __getitem__(self, key):
+            self.reads += 1
+            return {"a": np.ones(3, "f4"), "l": [np.ones(2, "f4")], "own": Pair(np.ones(1, "f4")), "n": 3}[key]
+
+        def __iter__(self):
+            return iter(("a", "l", "own", "n"))
+
+        def __len__(self):
+            return 4
+
+    class Pair:
+        def __init__(self, x):
+            self.x = x
+
+        def __dlx_tree__(self):
+            return [self.x], tuple
+
+    source = Made()
+    view = lazy(source, to=to)
+    held = view["a"]
+    if to == "tvm_ffi":  # whose tensors cannot be referred to weakly
+        assert type(view["a"]) is type(held) and source.reads == 2
+    else:
+        assert view["a"] is held and view.get("a") is held and source.reads == 1
+        gone = weakref.ref(held)
+    assert view["l"] is (inner := view["l"]) and inner[0] is inner[0]
+    assert type(view["own"]) is tuple and type(view["own"][0]) is type(held) and view["n"] == 3
+    del held
+    gc.collect()
+    assert to == "tvm_ffi" or gone() is None
+
+
 def test_refresh_asks_again(np):
     """A store that changed behind the view is read anew after refresh()."""
     store = Store(np, a=[0.0])
