@@ -1034,3 +1034,43 @@ def test_views_leak_nothing(np):
         del view, source
     gc.collect()
     assert (native.live(), sys.getrefcount(array)) == (live, references)
+
+
+NO_MEMORY = """
+    import gc
+    import _testcapi
+    import numpy as np
+    import dlx
+    from dlx import native
+
+    source = [np.ones(3) for _ in range(8)]
+    table = {str(i): x for i, x in enumerate(source)}
+    list(dlx.convert(source, to="dlx", lazy=True)), dlx.convert(table, to="dlx", lazy=True)["0"]
+    gc.collect()
+    live, failed = native.live(), 0
+    for act in (lambda v, t: [x for x in v], lambda v, t: (v[3], v[3]), lambda v, t: (t["5"], t["5"])):
+        for start in range(250):
+            view, views = dlx.convert(source, to="dlx", lazy=True), dlx.convert(table, to="dlx", lazy=True)
+            _testcapi.set_nomemory(start, start + 1)
+            try:
+                result = act(view, views)
+            except MemoryError:
+                result = None
+                failed += 1
+            finally:
+                _testcapi.remove_mem_hooks()
+            result = None
+            for x, y in zip(view, source):
+                assert x.shape == y.shape
+            assert view[3] is view[3] and views["5"] is views["5"]
+            view = views = x = y = None
+    gc.collect()
+    print(native.live() - live, failed > 20)
+"""
+
+
+def test_memory_that_runs_out_while_an_element_is_converted(python):
+    """Each allocation may fail: the process lives, the next look succeeds, and nothing is left behind."""
+    pytest.importorskip("_testcapi")
+    pytest.importorskip("numpy")
+    assert python(NO_MEMORY, args=()).split() == ["0", "True"]
