@@ -673,7 +673,7 @@ def test_managed_memory_is_waited_for_before_the_host_copies_it(cuda, np, lib_a,
 
 @pytest.mark.parametrize("device", [None, "cuda:1"])
 def test_packed_elements_are_not_unpacked_on_a_device(cuda, lib_b, device):
-    """dlx does that on the host only: said beforehand, with the way round it."""
+    """Dlx does that on the host only: said beforehand, with the way round it."""
     lib_b.adapter.facts |= {"subbyte": "padded"}
     lib_b.adapter.accepts = lambda: Capabilities(dtypes=frozenset({"int4"}), **lib_b.adapter.facts)
     tensor = over(cuda, "cuda", "int4")
