@@ -296,19 +296,21 @@ static void finish(use* self) {
   free(self);
 }
 
-/* 1 = the device is done, or past being asked; 0 = not yet. The device's context must be current.
- * GIL: not needed. */
+/* 1 = the device is done, or past being asked; 0 = not yet. An event is only recorded where the
+ * stream still works. The device's context must be current. GIL: not needed. */
 static int is_done(use* self) {
-  if (self->event == NULL) {
+  int code, mode, fresh = self->event == NULL;
+  if (fresh) {
     int captures;
     if (is_capturing(self->stream, &captures) != DLX_OK) return 1;
     if (captures) return 0;
-    if (take_event(self->device, &self->event) != DLX_OK) return 1;
-    if (record(self->event, self->stream) != DLX_OK) return 1;
   }
-  int mode = cuda_relax(), code = cu.EventQuery(self->event);
+  mode = cuda_relax();
+  code = fresh ? cu.StreamQuery(cuda_stream(self->stream)) : cu.EventQuery(self->event);
   cuda_unrelax(mode);
-  return code != CU_NOT_READY;
+  if (code != CU_NOT_READY) return 1;
+  return fresh && (take_event(self->device, &self->event) != DLX_OK ||
+                   record(self->event, self->stream) != DLX_OK);
 }
 
 /* GIL: not needed; cuda_lock held. Errors: 0 = no memory. */
