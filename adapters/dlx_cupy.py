@@ -41,6 +41,7 @@ class CupyAdapter(Adapter):
     package = "cupy"
     install = 'pip install "dlx[cupy]"'
     types = ("cupy.ndarray",)
+    lane = types  # without a table there is none, but asking twice is harmless
     dtypes = {
         "bool": "bool_",
         "int8": "int8",
