@@ -239,8 +239,16 @@ static int is_complete(const clocks* when) {
   return 1;
 }
 
+/* As in the log: s3 is a stream; a thread of the host has no number. */
+static const char* name_of(int actor, char* room) {
+  int i = 1;
+  while (i < STREAMS && !(streams[i].used && streams[i].actor == actor)) i++;
+  snprintf(room, 16, i < STREAMS ? "s%d" : "the host", i);
+  return room;
+}
+
 static int touch(int actor, char* low, size_t n, int write) {
-  char* high = low + n;
+  char *high = low + n, names[2][16];
   int found = 0;
   for (size_t i = 0; i < n_accesses && !found; i++) {
     access_* old = &accesses[i];
@@ -248,8 +256,9 @@ static int touch(int actor, char* low, size_t n, int write) {
         old->time > now[actor].at[old->actor]) {
       found = 1;
       races++;
-      complain("%s at %p races with a %s; ", write ? "write" : "read", (void*)low,
-               old->write ? "write" : "read");
+      complain("%s at %p by %s races with a %s by %s; ", write ? "write" : "read", (void*)low,
+               name_of(actor, names[0]), old->write ? "write" : "read",
+               name_of(old->actor, names[1]));
     }
   }
   if (n_accesses == room) accesses = realloc(accesses, (room = 2 * room + 64) * sizeof *accesses);
