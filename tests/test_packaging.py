@@ -144,9 +144,7 @@ def test_type_checkers_read_the_installed_package(installed, tmp_path):
     """A user's mypy sees the types of the wheel, and has nothing to say about the wheel itself."""
     pytest.importorskip("mypy")
     (tmp_path / "mine.py").write_text(
-        "import dlx\n"
-        "reveal_type(dlx.convert(b'abc', to='dlx'))\n"
-        "dlx.convert(b'abc', to='dlx', copy='yes')\n"
+        "import dlx\nreveal_type(dlx.convert(b'abc', to='dlx'))\ndlx.convert(b'abc', to='dlx', copy='yes')\n"
     )
     command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(installed), "mine.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
@@ -164,11 +162,12 @@ def pins():
 
 
 def canonical(name):
+    """Give a distribution's name as indexes spell it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def test_every_extra_is_there():
-    """The names that the README gives; `all` is every framework that needs no CUDA, `dev` all that a developer needs."""
+    """The names that the README gives; `all` is every framework but cupy, `dev` all that a developer needs."""
     extras = PROJECT["optional-dependencies"]
     assert {"numpy", "torch", "cupy", "jax", "tvm-ffi", "pyarrow", "all", "dev"} <= {*extras}
     (everything,) = [packaging.Requirement(each) for each in extras["all"] if each.startswith("dlx")]
