@@ -12,7 +12,7 @@ from dlx.registry import registry
 from dlx.testing.capsules import elements
 from dlx.testing.check import Broken, NotApplicable, attempt, check, must, told
 from dlx.testing.importing import LAYOUTS
-from dlx.testing.sources import Source
+from dlx.testing.sources import OTHERS, Source
 from dlx.testing.subject import Subject
 
 __all__ = ["converted", "same", "sources", "target_of", "tensor_of"]
@@ -36,7 +36,7 @@ def tensor_of(source: Source, *, readonly: bool = False) -> Any:
 def dtypes_of(target: Any) -> list[str]:
     """Return the dtypes that a target takes."""
     taken = target.capabilities.dtypes
-    return sorted(target.known_dtypes() if taken is None else taken)
+    return sorted((target.known_dtypes() or OTHERS) if taken is None else taken)
 
 
 def sources(target: Any) -> list[tuple[str, Source]]:
@@ -143,8 +143,6 @@ def adapter_round_trips(lib: Subject) -> None:
 )  # fmt: skip
 def adapter_narrowing(lib: Subject) -> None:
     """Convert every other dtype; what goes in must come back as it was."""
-    from dlx.testing.importing import OTHERS
-
     target = target_of(lib)
     for dtype in sorted(set(OTHERS) - set(dtypes_of(target))):
         source = Source(dtype, (24,) if target.capabilities.max_ndim < 2 else (4, 6))

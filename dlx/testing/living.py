@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import gc
+import os
 import subprocess
 import sys
 import weakref
@@ -13,12 +14,12 @@ import dlx
 from dlx import native
 from dlx.errors import DlxError
 from dlx.registry import registry
+from dlx.tensor import type_name
 from dlx.testing.adapting import dtypes_of, same, sources, target_of, tensor_of
 from dlx.testing.check import Broken, NotApplicable, attempt, check, must, told
 from dlx.testing.owning import together
 from dlx.testing.sources import Source
 from dlx.testing.subject import Subject
-from dlx.tensor import type_name
 
 __all__: list[str] = []
 
@@ -158,7 +159,9 @@ def adapter_lane(lib: Subject) -> None:
     slow = dlx.convert.__wrapped__  # type: ignore[attr-defined]
     target = target_of(lib)
     for dtype in dtypes_of(target):
-        array = dlx.convert(tensor_of(Source(dtype, (4, 6) if target.capabilities.max_ndim > 1 else (24,))), to=lib.adapter)
+        array = dlx.convert(
+            tensor_of(Source(dtype, (4, 6) if target.capabilities.max_ndim > 1 else (24,))), to=lib.adapter
+        )
         for to in ("dlx", lib.adapter):
             pair = [attempt(road, array, to=to) for road in (dlx.convert, dlx.convert, slow)]
             raised = {type(error) for _, error in pair}
@@ -208,7 +211,8 @@ if plugin.broken is not None:
     raise plugin.broken
 print({adapter.package!r} in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
     must(done.returncode == 0, f"loading it fails: {done.stderr.strip().splitlines()[-1:]}")
     must(done.stdout.strip() == "False", f"loading the adapter imports {adapter.package}")
 
