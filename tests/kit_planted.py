@@ -1,6 +1,7 @@
 """Planted producers and consumers for the conformance kit's own tests: a good one, and bad ones for each promise.
 
-Each fault is named after the check that must find it; `name/variant` where there are more of them. A fresh process finds them as ``kit_planted:subject_<fault>``.
+Each fault is named after the check that must find it; `name/variant` where there are more of them. A fresh process
+finds them as ``kit_planted:subject_<fault>``.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import replace
 
-from dlx.errors import AdapterNotFoundError
-from dlx.registry import registry
+from dlx.testing.adapting import adapter_of
 from dlx.testing.subject import Subject
 
 __all__ = ["LIBRARIES", "find", "library"]
@@ -45,9 +44,8 @@ def find(spec: str) -> Subject:
         return replace(found, spec=spec)
     if spec in LIBRARIES:
         return replace(LIBRARIES[spec](), spec=spec)
-    try:
-        target = registry.target(spec)
-    except AdapterNotFoundError as error:
+    adapter = adapter_of(spec)
+    if adapter is None:
         known = ", ".join(LIBRARIES)
-        raise LookupError(f"{spec!r} is no adapter, and none of {known}. Give module:attribute.") from error
-    return Subject(target.name, package=target.package, adapter=target.name, spec=spec)
+        raise LookupError(f"{spec!r} is no adapter, and none of {known}. Give module:attribute.")
+    return Subject(adapter.name, package=adapter.package, adapter=adapter.name, spec=spec)
