@@ -1,4 +1,4 @@
-"""What the kit says of real libraries: it finds their known faults, and blames nothing else. Its page can be run again."""
+"""What the kit says of real libraries: it finds their known faults and blames nothing else, and its page runs again."""
 
 from __future__ import annotations
 
