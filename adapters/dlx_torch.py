@@ -84,8 +84,11 @@ def _close_parameters(old: Any, keys: list[str] | None, children: list[Any], bla
 def _close_tensordict(old: Any, keys: list[Any] | None, children: list[Any], blank: Any) -> Any:
     """Put the children into a copy that shares the rest: batch size, device, names of dimensions."""
     new = old.clone(recurse=False)
+    is_other = sys.modules["tensordict"].is_non_tensor  # text, numbers, objects: told apart by `get` only
     for key, child in zip(keys or (), children, strict=True):
-        if new[key] is not child:
+        if is_other(old.get(key)):
+            new.set_non_tensor(key, child)
+        elif new[key] is not child:
             new[key] = child
     return new.lock_() if old.is_locked else new
 
@@ -367,7 +370,7 @@ class TorchAdapter(Adapter):
             dtype_name=str(obj.dtype).removeprefix("torch."),
             shape=tuple(obj.shape) if not obj.is_nested else None,
             strides=tuple(obj.stride()) if strided else None,
-            device=self._device_of(obj),
+            device=self.device_of(obj),
             nbytes=obj.numel() * obj.element_size() if not obj.is_nested else 0,
             address=_address(torch, obj) if plain and obj.numel() else 0,
             owner="torch.UntypedStorage",
@@ -377,7 +380,9 @@ class TorchAdapter(Adapter):
             notes=tuple(guard.ask for guard in self.guards if guard.hindrance is not None and guard.holds(obj)),
         )
 
-    def _device_of(self, obj: Any) -> Device | None:
+    def device_of(self, obj: Any) -> Device | None:
+        if obj.device.type == "cpu":
+            return HOST
         try:
             return self.device_from(obj.device)
         except DeviceError:
@@ -390,7 +395,7 @@ class TorchAdapter(Adapter):
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         storage = _storage(obj)
-        device = self._device_of(obj)
+        device = self.device_of(obj)
         if type(obj) not in self._exact() or device is None or device.name == "rocm":
             # A subclass may have its own __dlpack__; on ROCm torch orders the streams.
             tensor = super().export(obj, stream=stream)
@@ -431,7 +436,7 @@ class TorchAdapter(Adapter):
             return obj.clone()
 
     def writes_to(self, obj: Any) -> int | None:
-        return int(obj._version)
+        return None if obj.is_inference() else int(obj._version)
 
     def moved(self, obj: Any, device: Device) -> Any:
         return obj.to(self.device_to(device))

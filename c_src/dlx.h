@@ -206,7 +206,8 @@ enum {
   DLX_OBSTACLE_PERMUTED = 256,
   DLX_OBSTACLE_UNALIGNED = 512,
   DLX_OBSTACLE_PACKED = 1024, /* packed sub-byte elements, for a consumer that pads them */
-  DLX_OBSTACLE_NULL = 2048    /* no element and no address, for a consumer that wants one */
+  DLX_OBSTACLE_NULL = 2048,   /* no element and no address, for a consumer that wants one */
+  DLX_OBSTACLES_CURED = 1008  /* by a plain copy: read-only, layout and alignment */
 };
 
 /* DLX_OBSTACLE_* between a validated tensor and a consumer; 0 = it may be handed over as it is.

@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from dlx.calls import Call, Way
 from dlx.conversion import request_of
+
+if TYPE_CHECKING:
+    from dlx.typing import DeviceLike, Readonly, Target
 
 __all__ = ["using"]
 
@@ -17,14 +20,14 @@ R = TypeVar("R")
 
 
 def using(
-    to: Any,
+    to: Target,
     *,
     lazy: bool = False,
-    answer: Any = None,
+    answer: Target | None = None,
     writes: str | Iterable[str] = (),
     detach: bool = True,
-    device: Any = None,
-    readonly: str = "copy",
+    device: DeviceLike | None = None,
+    readonly: Readonly = "copy",
     stream: Any = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Let a function compute in one framework and answer in its caller's: a decorator.
@@ -42,8 +45,10 @@ def using(
         The framework of the results, as in `convert`. None: the caller's, see Notes.
     writes
         Names of parameters whose arrays the function writes to in place.
-    detach, device, readonly, stream
+    detach, device, readonly
         As in `convert`, for the way in.
+    stream
+        As in `convert`, for the way in; the function works on it, too. None: on its caller's, see Notes.
 
     Returns
     -------
@@ -54,7 +59,8 @@ def using(
     Raises
     ------
     ReadOnlyError
-        By the function, after it has run: if it wrote to an array that had to be copied and cannot be written back.
+        By the function, after it has run: if it wrote to an array that had to be copied, and that cannot be written
+        back.
     DlxError
         By the function, as `convert`; places begin with the parameter's name.
 
@@ -64,12 +70,23 @@ def using(
     where there are others. If the rest are of one framework, that answers, on their device if they have one in common.
     If they are of several, or of none that can take arrays, results stay as the function made them.
 
-    *An argument that is handed back*, also inside a container, comes back as the caller's own object.
+    *An argument that is handed back*, also inside a container, comes back as the caller's own object, unless `answer`
+    names another framework than its own.
 
     *Writes in place* reach the caller's array where its memory is shared. An array that had to be copied is passed to
-    numpy read-only; of torch, the tensor is looked at afterwards, and written back if it was changed. No other
-    framework tells of writes: there, and for numpy, name the parameter in `writes`. Containers are passed as new ones,
-    so what is put into a list stays there. A first parameter called ``self`` or ``cls`` is passed as it is.
+    numpy read-only; of torch, the tensor's version is looked at afterwards, and the tensor is written back if it was
+    changed. Writes that torch does not count (through ``x.data`` or ``x.numpy()``), and those of every other framework,
+    are not seen: name the parameter in `writes`, which is always written back. Where two arguments share memory, one
+    of them was copied and both were written to, nothing is written back: ReadOnlyError says so.
+
+    Containers are passed as new ones, so what is put into a list stays there. Defaults of the function are its own, and
+    a first parameter called ``self`` or ``cls`` is passed as it is.
+
+    *On CUDA devices* the function's framework works on the current stream of its caller's framework, device by device,
+    so that nothing has to be ordered; around each step of a coroutine or generator, never while that waits. It stays on
+    its own where it has arrays among the arguments itself, where callers work on several streams of a device, and where
+    it cannot be set (jax); then arrays are ordered in and out. Whatever else the function reads on a device, a global
+    array say, must be ready on the caller's stream.
 
     Examples
     --------
@@ -87,7 +104,7 @@ def using(
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         if isinstance(function, staticmethod | classmethod):
             return cast("Callable[P, R]", type(function)(decorate(function.__func__)))
-        way = Way(function, request, answer, names, lazy=lazy)
+        way = Way(function, to, request, answer, names, lazy=lazy)
         return cast("Callable[P, R]", functools.wraps(function)(_wrapper(function, way)))
 
     return decorate
@@ -100,8 +117,9 @@ def _wrapper(function: Any, way: Way) -> Any:
         async def awaiting(*args: Any, **options: Any) -> Any:
             call = Call(way, args, options)
             with call:
-                result = await function(*call.args, **call.options)
-            return call.answer(result)
+                result = await call.work.stepped(function(*call.args, **call.options))
+            with call.work.step():
+                return call.answer(result)
 
         return awaiting
     if inspect.isasyncgenfunction(function):
@@ -114,12 +132,14 @@ def _wrapper(function: Any, way: Way) -> Any:
                 try:
                     while True:
                         try:
-                            result = await step()
+                            result = await call.work.stepped(step())
                         except StopAsyncIteration:
                             return
-                        call.write_back()
+                        with call.work.step():
+                            call.write_back()
+                            answer = [call.answer(result)]
                         try:
-                            sent = yield call.answer(result)
+                            sent = yield answer.pop()  # nobody else keeps it
                         except GeneratorExit:
                             raise
                         except BaseException as error:
@@ -127,7 +147,7 @@ def _wrapper(function: Any, way: Way) -> Any:
                         else:
                             step = functools.partial(inner.asend, call.inward(sent))
                 finally:
-                    await inner.aclose()
+                    await call.work.stepped(inner.aclose())
 
         return streaming
     if inspect.isgeneratorfunction(function):
@@ -139,13 +159,15 @@ def _wrapper(function: Any, way: Way) -> Any:
                 step: Callable[[], Any] = lambda: next(inner)  # noqa: E731
                 try:
                     while True:
+                        with call.work.step():
+                            try:
+                                result = step()
+                            except StopIteration as stop:
+                                return call.answer(stop.value)
+                            call.write_back()
+                            answer = [call.answer(result)]
                         try:
-                            result = step()
-                        except StopIteration as stop:
-                            return call.answer(stop.value)
-                        call.write_back()
-                        try:
-                            sent = yield call.answer(result)
+                            sent = yield answer.pop()  # nobody else keeps it
                         except GeneratorExit:
                             raise
                         except BaseException as error:
@@ -153,14 +175,16 @@ def _wrapper(function: Any, way: Way) -> Any:
                         else:
                             step = functools.partial(inner.send, call.inward(sent))
                 finally:
-                    inner.close()
+                    with call.work.step():
+                        inner.close()
 
         return yielding
 
     def calling(*args: Any, **options: Any) -> Any:
         call = Call(way, args, options)
-        with call:
-            result = function(*call.args, **call.options)
-        return call.answer(result)
+        with call.work.step():
+            with call:
+                result = function(*call.args, **call.options)
+            return call.answer(result)
 
     return calling

@@ -214,14 +214,14 @@ def refuse(leaf: Leaf, error: DlxError) -> None:
 
 def refuse_failure(leaf: Leaf, cause: Exception) -> None:
     """Settle a leaf with an exception that came out of an adapter, or of an object that it asked."""
-    refuse(leaf, adapter_failed(leaf, cause))
+    refuse(leaf, adapter_failed(leaf.source, cause))
 
 
-def adapter_failed(leaf: Leaf, cause: Exception) -> ConversionError:
+def adapter_failed(adapter: Adapter, cause: Exception) -> ConversionError:
     """Return the error for an exception that came out of an adapter; a MemoryError goes on as it is."""
     if isinstance(cause, MemoryError):
         raise cause
-    error = ConversionError(f"{leaf.source.name} failed: {type(cause).__name__}: {cause}".rstrip("."))
+    error = ConversionError(f"{adapter.name} failed: {type(cause).__name__}: {cause}".rstrip("."))
     error.__cause__ = cause
     return error
 
@@ -306,6 +306,8 @@ def settle(leaf: Leaf, tensor: Tensor) -> None:
         _settle(leaf, tensor)
     except DlxError as error:
         refuse(leaf, error)
+    except Exception as error:  # the consumer's adapter is asked there
+        refuse(leaf, adapter_failed(leaf.request.target, error))
 
 
 def _settle(leaf: Leaf, tensor: Tensor) -> None:
@@ -494,12 +496,17 @@ def _copy(leaf: Leaf, tensor: Tensor, why: str) -> DlxError | None:
     if leaf.repack and (tensor.dtype.bits >= 8 or tensor.dtype.lanes != 1):
         reason = f"dlx does not pack or unpack {tensor.dtype}"
         return leaf.error(LayoutError, reason, "Convert to 'dlx', which holds both.")
+    place = _device_of(leaf, tensor) if leaf.copy_order is None else leaf.copy_device
+    if leaf.repack and is_cuda(tensor.device) and is_cuda(place):
+        reason = (
+            f"dlx packs and unpacks {tensor.dtype} on the host only, and it would go from {tensor.device} to {place}"
+        )
+        return leaf.error(LayoutError, reason, "Pass device='cpu', and move the result, or convert to 'dlx'.")
     if packed and not contiguous(tensor.shape, tensor.strides):
         reason = f"its {tensor.dtype} elements are packed below one byte and not contiguous"
         return leaf.error(LayoutError, reason, "Make it contiguous in its own framework first.")
     capabilities = leaf.request.target.capabilities
     if leaf.copy_order is None:  # else it is moved, which is a copy
-        place = _device_of(leaf, tensor)
         leaf.copy_device = HOST if host_readable(place) else Device(lib.kDLCUDA, place.id)
         leaf.copy_order = bool(capabilities and capabilities.layouts & Layout.PERMUTED)
         leaf.steps.append(Step("copy", why, tensor.nbytes))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from dlx import cuda, native
-from dlx.abi import READ_ONLY, SUBBYTE_PADDED
+from dlx.abi import READ_ONLY, SUBBYTE_PADDED, host_readable
 from dlx.crossing import physical
 from dlx.errors import ConversionError, DlxError
 from dlx.native import Tensor
@@ -61,12 +61,17 @@ def order(leaf: Leaf) -> None:
     DlxError
         If that would break a graph capture, or the driver fails.
     """
-    if leaf.tensor is not None and leaf.copy_order is None:
+    if leaf.tensor is not None and _is_read_in_place(leaf):
         try:
             leaf.request.crossing.order(leaf.tensor, leaf.moment, leaf.view_device)
         except DlxError as error:
             leaf.complete(error)
             raise
+
+
+def _is_read_in_place(leaf: Leaf) -> bool:
+    """Return whether the consumer, or the host in its name, reads the producer's memory where it is."""
+    return leaf.copy_order is None or (leaf.view_device is not None and host_readable(leaf.view_device))
 
 
 def preview(leaf: Leaf) -> DlxError | None:
@@ -92,7 +97,7 @@ def plan_leaf(leaf: Leaf, *, probe: bool) -> None:
         except DlxError as error:
             refuse(leaf, error)
         except Exception as error:
-            refuse(leaf, adapter_failed(leaf, error))
+            refuse(leaf, adapter_failed(leaf.source, error))
         else:
             if tensor is not None:
                 settle(leaf, tensor)
@@ -131,7 +136,7 @@ def export(leaf: Leaf) -> Tensor:
     except DlxError:
         raise
     except Exception as error:
-        raise adapter_failed(leaf, error) from error
+        raise adapter_failed(leaf.source, error) from error
     return _marked(leaf, tensor)
 
 
@@ -151,7 +156,7 @@ def _lifted(leaf: Leaf) -> Any:
         leaf.complete(error)
         raise
     except Exception as error:
-        raise leaf.complete(adapter_failed(leaf, error)) from error
+        raise leaf.complete(adapter_failed(leaf.source, error)) from error
     return obj
 
 
@@ -176,18 +181,21 @@ def load(leaf: Leaf) -> Any:
         shared = leaf.copy_order is None and not leaf.fresh
         ready = leaf.owned = leaf.source.take(leaf.obj, tensor, shared=shared)
         crossing, moment = leaf.request.crossing, leaf.moment
-        if leaf.copy_order is None:
+        if _is_read_in_place(leaf):
             crossing.order(ready, moment, leaf.view_device)
         if leaf.view_device is not None or leaf.view_flags is not None:
             ready = native.tensor_view(ready, None, leaf.view_device, leaf.view_flags, None)
         if leaf.gather:
-            ready, moment = crossing.copied(ready, moment, leaf.copy_order or False, physical(ready.device))
+            ready, moment = crossing.copied(
+                leaf.source, ready, moment, leaf.copy_order or False, physical(ready.device)
+            )
         if leaf.copy_order is not None:
             here = leaf.repack and not cuda.is_cuda(ready.device)
             if here:
                 ready = native.tensor_repack(ready)
             if not here or cuda.is_cuda(leaf.copy_device):
-                ready, moment = crossing.copied(ready, moment, leaf.copy_order, leaf.copy_device)
+                source = None if leaf.gather else leaf.source
+                ready, moment = crossing.copied(source, ready, moment, leaf.copy_order, leaf.copy_device)
             if leaf.repack and not here:
                 ready = native.tensor_repack(ready)
         if leaf.give_address:
@@ -202,7 +210,7 @@ def load(leaf: Leaf) -> Any:
         if not cuda.is_cuda(device):
             array = target.load(ready)
         else:
-            ready = crossing.given(ready, moment)
+            ready = crossing.given(leaf.source, ready, moment)
             with target.on_device(device):
                 array = target.load(ready)
         return array if leaf.carried is None else target.reviewed(array, dtype)
@@ -219,7 +227,7 @@ def load(leaf: Leaf) -> Any:
         if isinstance(error, MemoryError) or not isinstance(error, Exception):
             raise
         if owned is None:
-            raise leaf.complete(adapter_failed(leaf, error)) from error
+            raise leaf.complete(adapter_failed(leaf.source, error)) from error
         owned = None
         reason = f"{target.name} refused it: {type(error).__name__}: {error}".rstrip(".")
         raise leaf.complete(ConversionError(reason)) from error

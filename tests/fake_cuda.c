@@ -1,4 +1,5 @@
-/* A CUDA driver for machines without one. Its device memory is host memory and its copies are made
+/* A CUDA driver for machines without one. Addresses of device memory are none of the host's: who
+ * touches them there dies, as with a real device; what they hold is kept elsewhere. Copies are made
  * at once, but it keeps account of what a real device would be free to do: every stream, and every
  * host thread, has a vector clock, so it can tell whether one access happens before another or
  * races with it. It records every call, follows contexts, events, allocations and graph captures by
@@ -14,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 enum { ACTORS = 256, DEVICES = 4, STREAMS = 128, BLOCKS = 4096, EVENTS = 4096, CAPTURES = 64 };
@@ -44,6 +46,7 @@ typedef struct {
 typedef struct {
   char *low, *high;
   int device, kind, alive;
+  char* held; /* what device memory holds; NULL where the host may look at `low` itself */
 } block;
 
 typedef struct {
@@ -209,19 +212,23 @@ static int resolve(uint64_t handle, int device) {
   return 0;
 }
 
-/* One operation more on a stream: after what the host knows, and what the default stream rules say.
- */
-static clocks* step(int s) {
-  clocks* mine = &now[streams[s].actor];
+/* What a stream waits for by the rules of the legacy stream. */
+static void join_others(int s, clocks* into) {
   int device = streams[s].device;
-  join(mine, &now[host()]);
   if (s == legacy[device]) {
     for (int i = 1; i < STREAMS; i++)
       if (streams[i].used && streams[i].device == device && streams[i].blocking && i != s)
-        join(mine, &now[streams[i].actor]);
+        join(into, &now[streams[i].actor]);
   } else if (streams[s].blocking && legacy[device]) {
-    join(mine, &now[streams[legacy[device]].actor]);
+    join(into, &now[streams[legacy[device]].actor]);
   }
+}
+
+/* One operation more on a stream: after what the host knows, and what those rules say. */
+static clocks* step(int s) {
+  clocks* mine = &now[streams[s].actor];
+  join(mine, &now[host()]);
+  join_others(s, mine);
   mine->at[streams[s].actor]++;
   return mine;
 }
@@ -232,8 +239,16 @@ static int is_complete(const clocks* when) {
   return 1;
 }
 
+/* As in the log: s3 is a stream; a thread of the host has no number. */
+static const char* name_of(int actor, char* room) {
+  int i = 1;
+  while (i < STREAMS && !(streams[i].used && streams[i].actor == actor)) i++;
+  snprintf(room, 16, i < STREAMS ? "s%d" : "the host", i);
+  return room;
+}
+
 static int touch(int actor, char* low, size_t n, int write) {
-  char* high = low + n;
+  char *high = low + n, names[2][16];
   int found = 0;
   for (size_t i = 0; i < n_accesses && !found; i++) {
     access_* old = &accesses[i];
@@ -241,8 +256,9 @@ static int touch(int actor, char* low, size_t n, int write) {
         old->time > now[actor].at[old->actor]) {
       found = 1;
       races++;
-      complain("%s at %p races with a %s; ", write ? "write" : "read", (void*)low,
-               old->write ? "write" : "read");
+      complain("%s at %p by %s races with a %s by %s; ", write ? "write" : "read", (void*)low,
+               name_of(actor, names[0]), old->write ? "write" : "read",
+               name_of(old->actor, names[1]));
     }
   }
   if (n_accesses == room) accesses = realloc(accesses, (room = 2 * room + 64) * sizeof *accesses);
@@ -270,10 +286,29 @@ static uint64_t new_block(int device, size_t n, int kind) {
   int i = 0;
   while (i < BLOCKS && blocks[i].low) i++;
   if (i == BLOCKS) return 0;
-  char* low = aligned_alloc(256, (n + 511) / 256 * 256);
-  memset(low, 0xA5, n);
-  blocks[i] = (block){low, low + n, device, kind, 1};
+  char *memory = aligned_alloc(256, (n + 511) / 256 * 256), *low = memory;
+  if (memory == NULL) return 0;
+  memset(memory, 0xA5, n);
+  if (kind == DEVICE) {
+    low = mmap(NULL, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (low == MAP_FAILED) abort();
+  }
+  blocks[i] = (block){low, low + n, device, kind, 1, kind == DEVICE ? memory : NULL};
   return (uint64_t)(uintptr_t)low;
+}
+
+/* Where the bytes behind an address are. */
+static char* bytes_of(const void* address) {
+  block* b = find_block(address);
+  return b && b->held ? b->held + ((char*)address - b->low) : (char*)address;
+}
+
+static void drop_blocks(void) {
+  for (int i = 0; i < BLOCKS; i++) {
+    if (blocks[i].held) munmap(blocks[i].low, (size_t)(blocks[i].high - blocks[i].low));
+    free(blocks[i].held ? blocks[i].held : blocks[i].low);
+  }
+  memset(blocks, 0, sizeof blocks);
 }
 
 /* ---- captures ---------------------------------------------------------------------------------
@@ -467,6 +502,20 @@ int cuStreamSynchronize(uint64_t handle) {
   LEAVE(0);
 }
 
+int cuStreamQuery(uint64_t handle) {
+  STREAM_ENTER("cuStreamQuery", handle);
+  if (is_unsafe() || capture_state(s) == ACTIVE) {
+    invalidate(s);
+    LEAVE(900);
+  }
+  if (is_implicit(s, 1)) LEAVE(906);
+  clocks all = now[streams[s].actor];
+  join_others(s, &all);
+  if (!is_complete(&all)) LEAVE(600);
+  join(&now[host()], &all);
+  LEAVE(0);
+}
+
 int cuStreamWaitEvent(uint64_t handle, event* e, unsigned flags) {
   (void)flags;
   STREAM_ENTER("cuStreamWaitEvent", handle);
@@ -641,7 +690,7 @@ int cuMemFreeAsync(uint64_t address, uint64_t handle) {
 static void copy(int s, char* to, const char* from, size_t n) {
   use_memory(s, (char*)from, n, 0);
   use_memory(s, to, n, 1);
-  memmove(to, from, n);
+  memmove(bytes_of(to), bytes_of(from), n);
 }
 
 int cuMemcpyAsync(uint64_t to, uint64_t from, size_t n, uint64_t handle) {
@@ -735,8 +784,7 @@ void fake_reset(int devices) {
   memset(streams, 0, sizeof streams);
   memset(legacy, 0, sizeof legacy);
   memset(events, 0, sizeof events);
-  for (int i = 0; i < BLOCKS; i++) free(blocks[i].low);
-  memset(blocks, 0, sizeof blocks);
+  drop_blocks();
   fake_forget();
 }
 
@@ -810,6 +858,15 @@ void fake_stream_destroy(uint64_t handle) {
 /* Kind: 1 pinned, 2 device, 3 managed. */
 uint64_t fake_alloc(int device, size_t n, int kind) {
   TEST(uint64_t, new_block(device, n, kind));
+}
+
+/* What a kernel would find at an address, or leave there. */
+void fake_peek(uint64_t address, size_t n, void* out) {
+  memcpy(out, bytes_of((void*)(uintptr_t)address), n);
+}
+
+void fake_poke(uint64_t address, size_t n, const void* bytes) {
+  memcpy(bytes_of((void*)(uintptr_t)address), bytes, n);
 }
 
 void fake_free(uint64_t address) {

@@ -93,6 +93,17 @@ class FakeCuda:
         """Give memory back; using it afterwards is a misuse."""
         self._lib.fake_free(_U64(address))
 
+    def peek(self, address, nbytes):
+        """What memory holds, on a device too; no access that counts."""
+        out = ctypes.create_string_buffer(nbytes)
+        self._lib.fake_peek(_U64(address), ctypes.c_size_t(nbytes), out)
+        return out.raw
+
+    def poke(self, address, data):
+        """Let memory hold bytes."""
+        data = bytes(data)
+        self._lib.fake_poke(_U64(address), ctypes.c_size_t(len(data)), data)
+
     def is_alive(self, address):
         """Whether memory has not been given back."""
         return bool(self._lib.fake_is_alive(_U64(address)))

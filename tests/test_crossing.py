@@ -16,11 +16,12 @@ from gpulib import N
 import dlx
 from dlx import cuda as driver
 from dlx import native
-from dlx.errors import CopyRequiredError, DeviceError, StreamError
+from dlx.adapter import Capabilities
+from dlx.errors import CopyRequiredError, DeviceError, LayoutError, StreamError
+from dlx.native import ffi
 from dlx.planning import Request, begin
 from dlx.registry import registry
 from dlx.transfer import convert_leaf
-from dlx.working import work_streams, working
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -253,6 +254,19 @@ def test_memory_is_not_reused_while_the_consumer_works(cuda, lib_a, lib_b):
     assert (lib_a.freed, lib_a.reused_too_early, cuda.syncs) == (1, 0, 0)
 
 
+def test_memory_of_arrays_with_streams_of_their_own_is_not_reused_either(cuda, lib_e, lib_b):
+    """They made the consumer's stream wait, and reuse their memory on another."""
+    with lib_e.on(cuda.stream()), lib_b.on(cuda.stream()) as c:
+        result = dlx.convert(lib_e.made(), to="libb")
+        cuda.stall(c.ptr)
+        lib_b.read(result)
+        del result
+        assert dlx.release_pending() == 1 and lib_e.freed == 0
+        cuda.resume(c.ptr)
+        assert dlx.release_pending() == 0 and lib_e.freed == 1
+    assert cuda.races == 0
+
+
 def test_a_framework_takes_a_tensor_by_itself(cuda, lib_a, lib_b):
     """A consumer's own from_dlpack names its current stream by number: dlx finds the object, and waits for it."""
     with lib_a.on(cuda.stream()):
@@ -401,16 +415,12 @@ def test_one_stream_in_a_capture(cuda, lib_a, lib_b):
 
 def fill(array, values):
     """Put values where the array is, behind the driver's back."""
-    import ctypes
-
-    ctypes.memmove(array.ptr, bytes(values), N)
+    array.framework.cuda.poke(array.ptr, bytes(values))
 
 
 def content(array):
     """The bytes of an array, behind the driver's back."""
-    import ctypes
-
-    return ctypes.string_at(array.ptr, N)
+    return array.framework.cuda.peek(array.ptr, N)
 
 
 def test_device_to_host(cuda, np, lib_a):
@@ -488,11 +498,9 @@ def test_dlx_tensors_move_and_are_copied(cuda, lib_a):
 
 def test_gaps_are_closed_before_a_move(cuda, lib_b):
     """Many rows of two bytes go over in one copy; the plan tells of both copies."""
-    import ctypes
-
     n, c = 512, cuda.stream()
     memory = cuda.alloc(4 * n, 1)
-    ctypes.memmove(memory, bytes(range(256)) * (n // 64), 4 * n)
+    cuda.poke(memory, bytes(range(256)) * (n // 64))
     tensor = native.tensor_new(memory, (n, 2), (4, 2), dlx.DType("uint8"), (2, 1), 0, None)
     plan = dlx.plan(tensor, "libb", device="cuda:0")
     assert plan.nbytes == 4 * n and [step.do for step in plan.steps[-2:]] == ["copy", "move"]
@@ -501,7 +509,7 @@ def test_gaps_are_closed_before_a_move(cuda, lib_b):
         result = dlx.convert(tensor, to="libb", device="cuda:0")
         assert cuda.count("cuMemcpy2DAsync", "cuMemcpyAsync") < 10 and cuda.count("cuMemcpyPeerAsync") == 1
     assert not cuda.read(c, result.ptr, 2 * n)
-    assert ctypes.string_at(result.ptr, 8) == bytes([0, 2, 4, 6, 8, 10, 12, 14])
+    assert cuda.peek(result.ptr, 8) == bytes([0, 2, 4, 6, 8, 10, 12, 14])
 
 
 def test_what_is_too_scattered(cuda, lib_b):
@@ -594,70 +602,6 @@ def test_managed_memory_for_a_consumer_of_device_memory(cuda, lib_a, lib_b):
             assert dlx.convert(array, to="dlx").device == (13, 1)
 
 
-# ---- working on somebody else's stream -------------------------------------------------------------------------------
-
-
-def pairs(*arrays):
-    """Arrays with their adapters."""
-    return [(registry.producer(array), array) for array in arrays]
-
-
-def test_kernels_on_the_callers_stream_need_no_order(cuda, np, lib_a, lib_b):
-    """A function in another framework runs on the caller's stream: nothing is ordered, in or out, and nothing races."""
-    with lib_a.on(cuda.stream()) as p, lib_b.on(cuda.stream()) as before:
-        first, second = lib_a.made(), lib_a.made()
-        cuda.forget()
-        with working(lib_b.adapter, work_streams(pairs(np.zeros(3), first, second))):
-            assert lib_b.handle(0) == p.ptr
-            inside = convert_together([first, second], "libb")
-            assert not any(lib_b.read(array) for array in inside)
-            result = lib_b.made()
-            back = dlx.convert(result, to="liba")
-        assert not lib_a.read(back) and cuda.ordering == 0
-        assert lib_b.current(0) is before
-
-
-def test_two_devices(cuda, lib_a, lib_b):
-    """Each device has its stream, whichever array comes first; each is put back."""
-    with lib_a.on(cuda.stream()) as p, lib_a.on(cuda.stream(1), 1) as q:
-        streams = work_streams(pairs(lib_a.made(1, kind=MANAGED), lib_a.made(), lib_a.made(1)))
-        assert {device: stream.handle for device, stream in streams.items()} == {(2, 1): q.ptr, (2, 0): p.ptr}
-        with pytest.raises(ZeroDivisionError), working(lib_b.adapter, streams):
-            assert (lib_b.handle(0), lib_b.handle(1)) == (p.ptr, q.ptr)
-            _ = 1 / 0
-        assert (lib_b.handle(0), lib_b.handle(1)) == (LEGACY, LEGACY)
-
-
-def test_nothing_to_set(cuda, np, lib_a, lib_b, lib_e):
-    """Host arrays, and arrays with streams of their own, set nothing; nor is the driver loaded."""
-    streams = work_streams(pairs(np.zeros(3)))
-    assert streams == {} and not driver.is_loaded()
-    assert work_streams(pairs(lib_e.made())) == {}
-    assert work_streams(pairs(lib_a.made()), stream=-1) == {}
-    with working(lib_b.adapter, streams), lib_b.on(7):
-        assert lib_b.handle(0) == 7
-
-
-def test_a_stream_that_is_said_for_all(cuda, lib_a, lib_e):
-    """An explicit stream beats the caller's, also where the caller has none."""
-    c = cuda.stream()
-    assert work_streams(pairs(lib_a.made()), stream=c)[dlx.Device("cuda")].handle == c
-    assert work_streams(pairs(lib_e.made()), stream=c)[dlx.Device("cuda")].handle == c
-    with pytest.raises(StreamError, match="Say 1"):
-        work_streams(pairs(lib_a.made()), stream=0)
-
-
-def test_a_framework_whose_stream_cannot_be_set(cuda, lib_a, lib_e):
-    """It is left alone, and ordered in and out."""
-    lib_e.adapter.on_stream = lambda stream: None
-    with lib_a.on(cuda.stream()), lib_e.on(cuda.stream()):
-        array = lib_a.made()
-        with working(lib_e.adapter, work_streams(pairs(array))):
-            inside = dlx.convert(array, to="libe")
-            assert not lib_e.read(inside) and not lib_e.write(inside)
-        assert not lib_a.read(dlx.convert(inside, to="liba"))
-
-
 # ---- without ---------------------------------------------------------------------------------------------------------
 
 
@@ -687,3 +631,95 @@ def test_a_failing_driver_is_named(cuda, lib_a, lib_b, call):
         cuda.fail(call, 700)
         with pytest.raises(DeviceError, match=rf"{call} failed with CUDA_ERROR_ILLEGAL_ADDRESS \(700\)"):
             dlx.convert(array, to="libb")
+
+
+# ---- what plans say --------------------------------------------------------------------------------------------------
+
+
+def over(cuda, kind, dtype="uint8"):
+    """Memory of the first device as a tensor."""
+    number = {"cuda": 2, "cuda_managed": 3, "cuda_host": 1}[kind]
+    return dlx.from_pointer(cuda.alloc(N, 0, number), (N,), dtype, device=kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "to", "copy", "outcome", "place"),
+    [
+        ("cuda", "libb", True, "copied", "cuda:0"),
+        ("cuda", "dlx", True, "copied", "cuda:0"),
+        ("cuda", "numpy", True, "copied", "cpu"),
+        ("cuda", "numpy", None, "copied", "cpu"),
+        ("cuda_host", "libb", None, "shared", "cpu"),
+        ("cuda_host", "numpy", False, "shared", "cpu"),
+        ("cuda_host", "numpy", True, "copied", "cpu"),
+        ("cuda_host", "dlx", None, "same", "cuda_host:0"),
+        ("cuda_host", "dlx", True, "copied", "cpu"),
+        ("cuda_managed", "libb", False, "shared", "cuda:0"),
+        ("cuda_managed", "libb", True, "copied", "cuda:0"),
+        ("cuda_managed", "numpy", False, "shared", "cpu"),
+        ("cuda_managed", "numpy", True, "copied", "cpu"),
+        ("cuda_managed", "dlx", None, "same", "cuda_managed:0"),
+        ("cuda_managed", "dlx", True, "copied", "cuda:0"),
+    ],
+)
+def test_a_plan_says_what_happens(cuda, np, lib_b, kind, to, copy, outcome, place):
+    """Where the result is, and whether it is a copy; bytes are those that are copied."""
+    tensor = over(cuda, kind)
+    plan = dlx.plan(tensor, to, copy=copy)
+    assert (plan.outcome, str(plan.device), plan.nbytes) == (outcome, place, N * (outcome == "copied"))
+    result = dlx.convert(tensor, to, copy=copy)
+    found = dlx.describe(result)
+    assert found.device == plan.device and (found.address == tensor.data_ptr) is (outcome != "copied")
+
+
+@pytest.mark.parametrize("copy", [None, True])
+def test_managed_memory_is_waited_for_before_the_host_copies_it(cuda, np, lib_a, copy):
+    """The host reads it, whether it is shared or copied."""
+    with lib_a.on(cuda.stream()):
+        array = lib_a.made(kind=MANAGED)
+        lib_a.write(array)
+        cuda.forget()
+        for result in (dlx.convert(array, to="numpy", copy=copy), dlx.convert([array], to="numpy", copy=copy)[0]):
+            assert (result.ctypes.data == array.ptr) is (copy is None)
+        assert cuda.count("cuStreamSynchronize") == 2 and not cuda.host_read(array.ptr, N)
+
+
+@pytest.mark.parametrize("device", [None, "cuda:1"])
+def test_packed_elements_are_not_unpacked_on_a_device(cuda, lib_b, device):
+    """Dlx does that on the host only: said beforehand, with the way round it."""
+    lib_b.adapter.facts |= {"subbyte": "padded"}
+    lib_b.adapter.accepts = lambda: Capabilities(dtypes=frozenset({"int4"}), **lib_b.adapter.facts)
+    tensor = over(cuda, "cuda", "int4")
+    plan = dlx.plan(tensor, "libb", device=device)
+    with pytest.raises(LayoutError, match=r"on the host only.*Pass device='cpu'") as caught:
+        dlx.convert(tensor, to="libb", device=device)
+    assert str(plan.error) == str(caught.value)
+
+
+def test_packed_elements_between_device_and_host(cuda, np, lib_b):
+    """Unpacked after the way to the host, and before the way to a device; the plan has both bytes."""
+    lib_b.adapter.facts |= {"subbyte": "padded"}
+    lib_b.adapter.accepts = lambda: Capabilities(dtypes=frozenset({"int4"}), **lib_b.adapter.facts)
+    tensor = over(cuda, "cuda", "int4")
+    cuda.poke(tensor.data_ptr, bytes([0x21, 0x43] * (N // 4)))
+    plan = dlx.plan(tensor, "libb", device="cpu")
+    assert (plan.outcome, str(plan.device), plan.steps[-1].do) == ("copied", "cpu", "move")
+    here = dlx.convert(tensor, to="libb", device="cpu").tensor
+    assert ffi.buffer(ffi.cast("char *", here.data_ptr), 4)[:] == bytes([1, 2, 3, 4])
+    held = bytearray(tensor.nbytes)
+    held[:2] = b"\x21\x43"
+    source = dlx.from_pointer(ffi.from_buffer(held), (N,), "int4", owner=held)
+    there = dlx.convert(source, to="libb", device="cuda:1")
+    assert there.device == (2, 1) and cuda.peek(there.ptr, 4) == bytes([1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("device", [None, "cuda:1"])
+def test_the_source_of_a_copy_may_be_written_to_at_once(cuda, lib_a, lib_b, device):
+    """The copy has the values of then: its producer's next kernel waits for the copy, not for the consumer."""
+    c = cuda.stream()
+    with lib_a.on(cuda.stream()), lib_b.on(c):
+        sources = [lib_a.made() for _ in range(3)]
+        cuda.stall(c)
+        results = dlx.convert(sources, to="libb", copy=True, device=device)
+        assert not any(lib_a.write(source) for source in sources)
+        assert not any(lib_b.read(result) for result in results)

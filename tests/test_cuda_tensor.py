@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import threading
 
@@ -199,7 +198,7 @@ def test_the_host_asks_for_a_copy(cuda, np, copy):
     """dl_device=(1, 0) is answered with a copy in host memory, made when the memory is ready, and said to be one."""
     source = np.arange(N, dtype="uint8")
     tensor = written(cuda, cuda.stream())
-    ctypes.memmove(tensor.data_ptr, source.ctypes.data, N)
+    cuda.poke(tensor.data_ptr, source.tobytes())
     got = np.from_dlpack(tensor, device="cpu", copy=copy)
     assert np.array_equal(got, source)
     assert cuda.races == 0 and not cuda.host_read(got.ctypes.data, N)

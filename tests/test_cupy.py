@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 
 import fakecupy
@@ -172,7 +171,7 @@ def test_numpy_to_cupy(cuda, cupy, np, device):
         result = dlx.convert(source, to="cupy")
         assert not cuda.host_write(source.ctypes.data, source.nbytes)
         assert result.data.device_id == device and not reads(cuda, cupy, result)
-    assert ctypes.string_at(result.data.ptr, 4 * N) == source.tobytes()
+    assert cuda.peek(result.data.ptr, 4 * N) == source.tobytes()
     with pytest.raises(CopyRequiredError, match=r"it is on cpu, and the result is on cuda:0"):
         dlx.convert(source, to="cupy", copy=False)
 
@@ -181,7 +180,7 @@ def test_a_strided_array_of_the_host(cuda, cupy, np):
     """It arrives compact, its values in place."""
     source = np.arange(60, dtype="int16").reshape(6, 10)[::-2, ::3]
     result = dlx.convert(source, to="cupy")
-    assert ctypes.string_at(result.data.ptr, source.nbytes) == source.tobytes()
+    assert cuda.peek(result.data.ptr, source.nbytes) == source.tobytes()
     assert result.shape == source.shape
 
 
@@ -189,7 +188,7 @@ def test_cupy_to_numpy(cuda, cupy, np):
     """A reported copy, made when cupy's current stream is done; nothing else is synchronised."""
     with cupy.cuda.Stream():
         array = cupy.full((4, N), "uint8")
-        ctypes.memmove(array.data.ptr, bytes(range(256)), 4 * N)
+        cuda.poke(array.data.ptr, bytes(range(256)))
         view = array[::-1, ::2]
         result = dlx.convert(view, to="numpy")
     assert result.tolist() == np.arange(256, dtype="uint8").reshape(4, N)[::-1, ::2].tolist()

@@ -100,6 +100,7 @@ def fake_torch(driver, *, hip=None, cuda="12.8"):
 
     self = types.ModuleType("torch")
     self.driver, self.heard, self.uint8, self.strided = driver, [], "uint8", "strided"
+    self.complex32 = "complex32"
     self.__version__, self.version = "2.13.0", types.SimpleNamespace(hip=hip, cuda=cuda)
     self.device = lambda kind, index=None: types.SimpleNamespace(type=kind, index=index)
     self.code = lambda device: (10 if hip else 2, device.index or 0)
