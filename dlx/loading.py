@@ -41,7 +41,7 @@ class Loader:
             if self._scanned:
                 return
             allowed = plugins.allowed()
-            unknown = set(allowed or ())
+            unknown = set(allowed or ()) - {plugins.OURS}
             for root, plugin in plugins.discover():
                 owner = plugins.normalized(plugin.distribution)
                 unknown.discard(owner)
@@ -124,7 +124,10 @@ class Loader:
             others = [other for other in self._manager.get_plugins() if other is not module]
             hook = self._manager.subset_hook_caller("dlx_adapters", others)
         if not hook.get_hookimpls():
-            raise PluginError("it has no hook dlx_adapters", fix="Mark the function dlx_adapters with @dlx.hookimpl.")
+            fix = "Mark the function dlx_adapters with @dlx.hookimpl."
+            if not isinstance(module, ModuleType):
+                fix = f'Name the module in its entry point: {plugin.names[0]} = "{plugin.module.partition(":")[0]}".'
+            raise PluginError("it has no hook dlx_adapters", fix=fix)
         return plugins.checked(plugin, hook())
 
     def _load_homes(self, plugin: Plugin, found: tuple[Adapter, ...]) -> None:

@@ -140,15 +140,23 @@ class Registry(Loader):
         if isinstance(to, str):
             return self._named(to, to)
         if isinstance(to, ModuleType):
-            return self._named(to.__name__.partition(".")[0], f"module {to.__name__}")
+            names = list(_packages(to.__name__))
+            known = [name for name in names if name in self.plugins()] if names[0] not in self._plugins else names[:1]
+            return self._named(known[-1] if known else names[0], f"module {to.__name__}")
         if isinstance(to, type):
             adapter = self._find(to)
             target = None if adapter is None else self.ready(adapter, to)
             if target is not None and to in _classes(target):
                 return target
-            fix = f"Say to={adapter.package.partition('.')[0]!r}." if adapter is not None else self._known()
+            fix = f"Say to={self._name_of(adapter)!r}." if adapter is not None else self._known()
             raise AdapterNotFoundError(f"no adapter lists the type {to.__module__}.{to.__qualname__}", fix=fix)
         raise TypeError(f"to must be a name, a module or an array type, found {type(to).__name__}")
+
+    def _name_of(self, adapter: Adapter) -> str:
+        """Return what users write for an adapter's framework."""
+        return next(
+            name for name in (adapter.name, adapter.package, adapter.package.partition(".")[0]) if self._keys(name)
+        )
 
     def ready(self, adapter: Adapter, kind: type | None = None) -> Adapter | None:
         """Return the adapter to ask in one conversion; None where its framework takes no arrays.
@@ -228,7 +236,7 @@ def _import(adapter: Adapter) -> None:
     try:
         importlib.import_module(adapter.package)
     except ModuleNotFoundError as error:
-        if error.name != adapter.package:
+        if error.name is None or not f"{adapter.package}.".startswith(f"{error.name}."):
             raise _failed(adapter, error) from error
         install = adapter.install or f"pip install {adapter.package}"
         raise FrameworkNotInstalledError(
