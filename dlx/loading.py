@@ -200,6 +200,8 @@ class Loader:
         PluginError
             If one is broken and ``DLX_STRICT_PLUGINS`` is set.
         """
+        if root not in self._rivals and (only := self._plugins[root]).loaded and only.broken is None:
+            return [only]
         found = [self.load(key) for key in self._keys(root)]
         for plugin in found:
             if plugin.broken is not None and plugins.strict():

@@ -79,7 +79,7 @@ class Registry(Loader):
         owner = self._owner(kind)
         if owner is None and foreign:
             # A type may have been registered as an array of a package that is imported, whose plugin nobody needed yet.
-            late = [root for root, plugin in self._plugins.items() if not plugin.loaded and look_up(root) is not None]
+            late = [root for root, plugin in self._plugins.items() if root in sys.modules and not plugin.loaded]
             for root in late:
                 self._load_all(root)
             owner = self._owner(kind) if late else None
@@ -211,9 +211,11 @@ class Registry(Loader):
 
 def _packages(module: str) -> Iterator[str]:
     """Give a module's root package, then the packages below it: a framework may live in a namespace package."""
-    parts = module.split(".")
-    for n in range(len(parts)):
-        yield ".".join(parts[: n + 1])
+    end = module.find(".")
+    while end >= 0:
+        yield module[:end]
+        end = module.find(".", end + 1)
+    yield module
 
 
 def _classes(adapter: Adapter) -> tuple[type, ...]:
