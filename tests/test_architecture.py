@@ -34,7 +34,8 @@ CLI = [  # above them all, in dlx/cli, by the same rule
     "picture", "dtypes", "driver", "probe", "devices", "doctor", "bench",
 ]  # fmt: skip
 TESTING = [  # the conformance kit, in dlx/testing, likewise
-    "capsules", "check", "sources", "subject", "libraries", "exporting", "importing", "adapting", "running", "plugin",
+    "check", "capsules", "sources", "subject", "libraries", "exporting", "requests", "owning", "importing", "asking",
+    "refusing", "keeping", "adapting", "living", "running", "plugin",
 ]  # fmt: skip
 ADAPTERS = sorted(path.stem for path in (ROOT / "adapters").glob("*.py"))
 
