@@ -169,8 +169,9 @@ class Taken:
     def delete_at_exit(self) -> None:
         """Have the deleter called when the interpreter is gone and the process ends."""
         libc = ctypes.CDLL(None)
-        libc.__cxa_atexit.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-        libc.__cxa_atexit(_address(self.managed.deleter), _address(self.managed), None)
+        at_exit = libc["__cxa_atexit"]  # atexit(3) itself is no symbol of glibc's library
+        at_exit.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+        at_exit(_address(self.managed.deleter), _address(self.managed), None)
 
 
 class Export:
