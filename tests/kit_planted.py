@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import dlx
 from dlx.native import ffi, tensor_view
-from dlx.testing import Subject, Taken, find
+from dlx.testing import Source, Subject, Taken, find
 from dlx.testing.exporting import VIEWS
 
 __version__ = "1.0"
@@ -544,6 +544,19 @@ CONSUMERS = {
     "import-threads": consumer(_one_at_a_time),
     "end-holding": consumer(lambda obj, copy=None: _EndsBadly(good(obj))),
 }
+
+
+def _dies(obj, *, copy=None):
+    if isinstance(obj, Source) and obj.struct.get("version") == (1, 99):
+        os.abort()
+    return good(obj, copy=copy)
+
+
+def _hangs(obj, *, copy=None):
+    time.sleep(60)
+
+
+MORE = {"dies": consumer(_dies), "hangs": consumer(_hangs)}
 PLANTED = {**PRODUCERS, **CONSUMERS}
 
 
@@ -552,8 +565,8 @@ def __getattr__(name):
     fault = name.removeprefix("subject_")
     if name == "subject_good":
         return replace(producer(), from_dlpack=_taken, takes_capsules=True, takes_copy=True, spec=f"kit_planted:{name}")
-    if name.startswith("subject_") and fault in PLANTED:
-        return replace(PLANTED[fault], spec=f"kit_planted:{name}")
+    if name.startswith("subject_") and fault in PLANTED | MORE:
+        return replace((PLANTED | MORE)[fault], spec=f"kit_planted:{name}")
     raise AttributeError(name)
 
 

@@ -61,7 +61,8 @@ def main(arguments: list[str] | None = None) -> int:
             found = _graded(subject, kinds, only)
         except (LookupError, ImportError, ValueError) as error:
             print(f"{spec}: {error}", file=sys.stderr)
-            status = 2
+            # A page is about what is there; a grade that was asked for and not given is a failure.
+            status = status if options.report and isinstance(error, ImportError) else 2
             continue
         grades.append(found)
         status = max(status, found.status)
@@ -71,7 +72,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(json.dumps(as_json(grades), indent=1))
     if options.report and grades:
         image = options.report.with_suffix(".svg")
-        command = f"python -m dlx.testing --report {options.report} {' '.join(options.subjects)}"
+        command = (
+            f"python -m dlx.testing --report {options.report} --kinds {options.kinds} {' '.join(options.subjects)}"
+        )
         options.report.write_text(as_page(grades, command, image.name), encoding="utf-8")
         image.write_text(picture(grades), encoding="utf-8")
         print(f"{options.report} and {image.name}: {len(grades)} libraries, {len(ordered(grades))} promises")

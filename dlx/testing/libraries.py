@@ -188,16 +188,16 @@ def _tvm_ffi() -> Subject:
 
     tvm_ffi: Any = importlib.import_module("tvm_ffi")
 
+    def through_numpy(view: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda tensor: tvm_ffi.from_dlpack(view(np.from_dlpack(tensor)))
+
     def make(data: bytes, dtype: str, shape: tuple[int, ...]) -> Any:
         return tvm_ffi.from_dlpack(np.frombuffer(bytearray(data), dtype).reshape(shape))
 
     return Subject(
         "tvm_ffi", package="tvm_ffi", adapter="tvm_ffi",
         dtypes=PLAIN, make=make, from_dlpack=tvm_ffi.from_dlpack, takes_capsules=True,
-        views={
-            key: lambda t, view=view: tvm_ffi.from_dlpack(view(np.from_dlpack(t)))
-            for key, view in (VIEWS_OF_ARRAYS | BACKWARDS).items()
-        },
+        views={key: through_numpy(view) for key, view in (VIEWS_OF_ARRAYS | BACKWARDS).items()},
         words={
             "imports": "import numpy as np, tvm_ffi", "take": "tvm_ffi.from_dlpack",
             "array": "tvm_ffi.from_dlpack(np.arange(4, dtype='f4'))", "given": "source.capsule()",

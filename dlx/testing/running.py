@@ -117,8 +117,9 @@ def _ending(code: int | None) -> str:
 
 def _last(said: str) -> str:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    telling = [line for line in lines if line.startswith(("what():", "terminate called", "Fatal Python error"))]
-    return f": {(telling or lines)[-1][:160]}" if lines else ""
+    for start in ("what():", "terminate called", "Fatal Python error"):  # the most telling line first
+        lines = [line for line in lines if line.startswith(start)] or lines
+    return f": {lines[-1][:160]}" if lines else ""
 
 
 def work(order: str, pipe: int) -> None:
