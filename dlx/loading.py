@@ -151,7 +151,7 @@ class Loader:
                     both = sorted(_claims(mine) & _claims(theirs))
                     if mine not in kept or theirs not in other.adapters or not both:
                         continue
-                    if mine.priority == theirs.priority:
+                    if mine.priority == theirs.priority or plugins.OURS in (plugin.distribution, other.distribution):
                         self._dispute(plugin, other, both[0])
                     elif mine.priority < theirs.priority:
                         kept.remove(mine)
@@ -162,8 +162,21 @@ class Loader:
         return tuple(kept)
 
     def _dispute(self, plugin: Plugin, other: Plugin, claim: str) -> None:
-        """Refuse a plugin, and another one too, unless the name or type lies in a package that is the other's."""
+        """Refuse a plugin, and another one too, unless the name or type lies in a package that is the other's.
+
+        Ours are never refused: only `DLX_LOAD_PLUGINS` replaces them, whatever the priorities.
+        """
         what = f"the type {claim}" if "." in claim else f"the name {claim!r}"
+        if plugins.OURS in (plugin.distribution, other.distribution):
+            stranger = other if plugin.distribution == plugins.OURS else plugin
+            error = PluginError(
+                f"{stranger.distribution} has an adapter for {what}, which dlx has itself",
+                fix=f"Uninstall or repair {stranger.distribution}.",
+            )
+            if stranger is plugin:
+                raise error
+            other.broken, other.adapters = error, ()
+            return
         error = PluginError(
             f"{plugin.distribution} ({plugin.module}) and {other.distribution} ({other.module}) both have an adapter "
             f"for {what}, with the same priority",
@@ -171,10 +184,6 @@ class Loader:
         )
         root = claim.partition(".")[0]
         mine, theirs = root in plugin.names, root in other.names
-        if plugin.distribution == plugins.OURS:
-            mine, theirs = True, False
-        elif other.distribution == plugins.OURS:
-            mine, theirs = False, True
         if mine >= theirs:
             other.broken, other.adapters = error, ()
         if theirs >= mine:

@@ -555,11 +555,31 @@ def test_a_plugin_beside_ours(site, np):
     assert site.run(code, DLX_LOAD_PLUGINS="dlx-numpy-extra") == "uint8 0"
 
 
-def test_a_plugin_that_takes_a_type_of_ours(site, np):
-    """It is refused, not numpy, though it was loaded first."""
-    site.plugin("dlx-lib", "lib", adapter().replace('("lib.Array",)', '("lib.Array", "numpy.ndarray")'))
-    assert "both have an adapter for the type numpy.ndarray" in site.error()
-    assert site.run("import numpy, lib; dlx.adapters(); print(dlx.describe(numpy.zeros(3)).framework)") == "numpy"
+@pytest.mark.parametrize("priority", [0, 9])
+def test_a_plugin_that_takes_a_type_of_ours(site, np, priority):
+    """It is refused, not numpy, though it was loaded first, and whatever its priority."""
+    code = adapter(priority=priority).replace('("lib.Array",)', '("lib.Array", "numpy.ndarray")')
+    site.plugin("dlx-lib", "lib", code)
+    assert "dlx-lib has an adapter for the type numpy.ndarray, which dlx has itself" in site.error()
+    out = site.run(
+        """
+        import numpy, lib
+        dlx.adapters()
+        print(dlx.describe(numpy.zeros(3)).framework, type(dlx.convert(b"a", to="numpy")).__name__)
+        """
+    )
+    assert out == "numpy ndarray"
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "numpy scalar"])
+def test_a_plugin_that_takes_a_name_of_ours(site, name):
+    """As for types: what users write stays what it is."""
+    site.plugin("dlx-lib", "lib", adapter(name, package="lib", priority=9))
+    out = site.error("print(dlx.adapters()['numpy'].package); dlx.convert(b'abc', to='lib')")
+    if name != "numpy scalar":  # whose plugin may not have been loaded
+        assert f"dlx-lib has an adapter for the name '{name}', which dlx has itself" in out
+    found = site.run("found = dlx.adapters(); print(found['numpy'].package, found['torch'].package, *found.broken)")
+    assert found == "numpy torch dlx_lib (dlx-lib)"
 
 
 def test_a_plugin_that_owns_a_subclass_of_ours(site, np):
