@@ -18,6 +18,7 @@ ELSEWHERE = {
     "README.md": ({"python"}, "test_readme.py"),
     "docs/c-authors.md": ({"python"}, "test_c_authors.py"),
     "docs/command-line.md": ({"python", "console"}, "test_cli_docs.py"),
+    "docs/write-an-adapter.md": ({"python"}, "test_write_an_adapter.py"),
 }
 
 # Runs in the page's folder: blocks one after another, in one namespace; a mark tells what each has printed.
