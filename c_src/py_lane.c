@@ -237,13 +237,13 @@ DLManagedTensorVersioned* py_lane_lend(py_route* r, PyObject* obj, int brief, ui
 /* ---- handed over ------------------------------------------------------------------------------
  */
 
-/* Takes `made`. Errors: NULL with what `failed` gives of the consumer's exception. */
+/* Takes `made`, if it was not consumed. Errors: NULL with what `failed` gives of the exception. */
 static PyObject* refused(PyObject* lane, const py_route* r, DLManagedTensorVersioned* made,
                          PyObject* obj, PyObject* to, PyObject* tree) {
   py_pending cause = py_pending_save();
-  if (r->take_keeps) {
+  if (made && r->take_keeps) {
     dlx_managed_release(made);
-  } else {
+  } else if (made) {
     dlx_managed_abandon(made);
   }
   if (cause.type && (!PyErr_GivenExceptionMatches(cause.type, PyExc_Exception) ||
@@ -272,7 +272,12 @@ INLINE PyObject* hand_over(PyObject* lane, const py_route* r, DLManagedTensorVer
   if (r->take->managed_tensor_to_py_object_no_sync(made, &result) != 0 || result == NULL)
     return refused(lane, r, made, obj, to, tree);
   if (!r->take_keeps) dlx_managed_release(made);
-  return result;
+  PyTypeObject* found = Py_TYPE((PyObject*)result);
+  /* The table of a base makes arrays of the base: see Adapter.lane_imports. */
+  if (found == r->take_type || !PyType_IsSubtype(r->take_type, found)) return result;
+  PyErr_Format(PyExc_TypeError, "its exchange table made a %s", found->tp_name);
+  Py_DECREF((PyObject*)result);
+  return refused(lane, r, NULL, obj, to, tree);
 }
 
 PyObject* py_lane_hand_over(PyObject* lane, const py_route* r, DLManagedTensorVersioned* made,

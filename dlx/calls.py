@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from dlx.abi import Device
 from dlx.adapter import Adapter
@@ -13,9 +13,10 @@ from dlx.conversion import convert
 from dlx.errors import DlxError, ReadOnlyError
 from dlx.facts import Container
 from dlx.failures import Failures
+from dlx.native import Lane
 from dlx.overlap import shares_memory
 from dlx.phases import Bulk
-from dlx.planning import Request
+from dlx.planning import Request, adapter_failed
 from dlx.registry import registry
 from dlx.trees import ROOT, Tree
 from dlx.views import lazy_view
@@ -24,12 +25,16 @@ from dlx.writing import kind_of
 
 __all__ = ["Call", "Way"]
 
+HOST = Device("cpu")
+
 
 class Way:
     """What is known of a decorated function."""
 
-    def __init__(self, function: Any, request: Any, answer: Any, writes: frozenset[str], *, lazy: bool) -> None:
-        self.request, self.answer, self.lazy = request, answer, lazy
+    def __init__(
+        self, function: Any, to: Any, request: Any, answer: Any, writes: frozenset[str], *, lazy: bool
+    ) -> None:
+        self.to, self.request, self.answer, self.lazy = to, request, answer, lazy
         try:
             parameters = list(inspect.signature(function).parameters.values())
         except (TypeError, ValueError):
@@ -75,7 +80,7 @@ class Call:
         self._containers: dict[int, tuple[Any, Any, Any, list[Any]]] = {}  # the same; with keys and children
         self._copies: list[Passed] = []
         self._shared: list[Passed] = []  # the others, where there are copies
-        self._seen: list[tuple[Adapter, Any]] = []
+        self._seen: list[tuple[Adapter, Any, bool]] = []  # (adapter, array, whether it is on the host for certain)
         self.work = Work(self.request.target, self.request.stream)
         inside = self.inward((args[way.skipped :], options), arguments=True)
         self._caller = self._answerer()
@@ -99,16 +104,21 @@ class Call:
                 i for i, source in enumerate(tree.sources) if source is not target or self.request.device is not None
             ]
             arrays, sources = [tree.arrays[i] for i in some], [tree.sources[i] for i in some]
-            bulk = Bulk(self.request, arrays, sources, lambda n: tree.place(some[n]), failures)
+            quick = self.request.device is None and self.request.stream is None
+            lane = cast("Lane", convert) if quick else None
+            bulk = Bulk(self.request, arrays, sources, lambda n: tree.place(some[n]), failures, lane, self.way.to)
+            host = set()
             self.work.look(zip(tree.sources, tree.arrays, strict=True))
             with self.work.on_streams():
                 converted = bulk.run()
             for n, (i, new) in enumerate(zip(some, converted, strict=True)):
                 results[i] = self._watched(tree.arrays[i], new, tree.place(i)) if bulk.copied(n) else new
+                if bulk.on_host(n):
+                    host.add(i)
             copies = {id(each.new) for each in self._copies}
             for i, (source, old, new) in enumerate(zip(tree.sources, tree.arrays, results, strict=True)):
                 self._own[id(new)] = (new, old)
-                self._seen.append((source, old))
+                self._seen.append((source, old, i in host))
                 if copies and id(new) not in copies:
                     self._shared.append(Passed(old, new, target.writes_to(new), self._place(tree.place(i))))
             before = tree.containers()
@@ -133,8 +143,13 @@ class Call:
                 where=place,
                 fix="Pass an array that can be written to.",
             )
-        new = target.guarded(new, writable=may)
-        self._copies.append(Passed(old, new, target.writes_to(new), where))
+        try:
+            new = target.guarded(new, writable=may)
+            self._copies.append(Passed(old, new, target.writes_to(new), where))
+        except (DlxError, MemoryError):
+            raise
+        except Exception as error:
+            raise adapter_failed(target, error).complete(target=target.name, where=place) from error
         return new
 
     def _place(self, where: str) -> str:
@@ -152,14 +167,18 @@ class Call:
         if self.way.answer is not None:
             return registry.target(self.way.answer), None
         target = self.request.target
-        others = {id(source): source for source, _ in self._seen if source is not target}
+        others = {id(source): source for source, *_ in self._seen if source is not target}
         if len(others) != 1:
             return None
         (home,) = others.values()
-        if home.capabilities is None:
+        if registry.ready(home) is None:
             return None
-        infos = [home.info(array) for source, array in self._seen if source is home]
-        devices = {info.device for info in infos if info is not None and info.device is not None}
+        devices = set()
+        for source, array, on_host in self._seen:
+            if source is home:
+                info = None if on_host else home.info(array)
+                devices.add(HOST if on_host else info.device if info is not None else None)
+        devices.discard(None)
         return home, devices.pop() if len(devices) == 1 else None
 
     # ---- out --------------------------------------------------------------------------------------------------------
@@ -199,9 +218,18 @@ class Call:
                 for i, array in zip(rest, some, strict=True)
             ]
             place = lambda n: name + tree.place(rest[n]).removeprefix(ROOT) if name else "result"  # noqa: E731
-            for i, new in zip(rest, Bulk(request, some, sources, place, failures).run(), strict=True):
+            for i, new in zip(
+                rest, Bulk(request, some, sources, place, failures, *self._lane(request)).run(), strict=True
+            ):
                 results[i] = new
         return tree.rebuild(results, target.name, self._stands)
+
+    def _lane(self, request: Request) -> tuple[Lane | None, Any]:
+        """Return the fast lane, where results go to the host of a target that its name stands for."""
+        home = request.target
+        if request.device not in (None, HOST) or not home.lane or registry.target(home.name) is not home:
+            return None, None
+        return cast("Lane", convert), home.name
 
     def _mine(self, array: Any) -> Any:
         """Return the caller's own array for one that went in."""
@@ -287,7 +315,7 @@ def _writable(obj: Any) -> bool:
     if not isinstance(source, Adapter) or source.immutable or not hasattr(type(obj), "__setitem__"):
         return False
     info = source.info(obj)
-    return source.capabilities is not None and not (info is not None and info.readonly)
+    return registry.ready(source) is not None and not (info is not None and info.readonly)
 
 
 def _write(old: Any, new: Any) -> None:

@@ -104,7 +104,7 @@ def using(
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         if isinstance(function, staticmethod | classmethod):
             return cast("Callable[P, R]", type(function)(decorate(function.__func__)))
-        way = Way(function, request, answer, names, lazy=lazy)
+        way = Way(function, to, request, answer, names, lazy=lazy)
         return cast("Callable[P, R]", functools.wraps(function)(_wrapper(function, way)))
 
     return decorate

@@ -101,6 +101,14 @@ class MappingView(View, Mapping[K, V]):
         except KeyError:
             return default
 
+    def __getattr__(self, name: str) -> Any:
+        # An item that is an attribute as well: attribute dicts, BatchEncoding and ModelOutput of transformers.
+        if not name.startswith("_") and self._row.elements != "fresh" and name in self:
+            element = self._source[name]
+            if getattr(self._source, name, self) is element:
+                return self._touch(name, element)
+        raise AttributeError(f"a view of {type(self._source).__name__} has no attribute {name!r}")
+
     def _children(self) -> Any:
         return () if self._row.elements == "fresh" else (self._source[key] for key in self)
 
@@ -207,4 +215,4 @@ class MutableMappingView(MappingView[K, V], MutableMapping[K, V]):
             return self._source.move_to_end
         if name == "default_factory" and hasattr(self._source, name):
             return self._source.default_factory
-        raise AttributeError(f"a view of {type(self._source).__name__} has no attribute {name!r}")
+        return super().__getattr__(name)

@@ -59,6 +59,12 @@ class SequenceView(View, Sequence[T]):
     def _part(self, places: slice) -> SequenceView[T]:
         return SliceView(self, range(len(self._source))[places])
 
+    def _kind(self) -> str:
+        source = self._source
+        while isinstance(source, Window):
+            source = source.source
+        return type(source).__name__
+
     def _is_tuple(self) -> bool:
         return isinstance(self._source, tuple) or self._row is TUPLE
 

@@ -67,7 +67,7 @@ def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None
     objs = list(arrays)
     if not objs:
         raise ValueError("stack needs at least one array")
-    tensors = _tensors(objs)
+    tensors = _tensors(objs, request.target.name)
     shape = (len(tensors), *tensors[0].shape)
     _can_hold(request, tensors[0], shape)
     try:
@@ -80,8 +80,8 @@ def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None
     return convert(whole, to, device=device, stream=stream)
 
 
-def _tensors(objs: list[Any]) -> list[Tensor]:
-    """Return the arrays as tensors, each array asked once."""
+def _tensors(objs: list[Any], target: str) -> list[Tensor]:
+    """Return the arrays as tensors, each array asked once; `target` is for errors."""
     first: dict[int, int] = {}
     for i, obj in enumerate(objs):
         first.setdefault(id(obj), i)
@@ -101,6 +101,7 @@ def _tensors(objs: list[Any]) -> list[Tensor]:
         )
         tensors = bulk.tensors()
     except DlxError as error:
+        error.target = target
         if error.fix.startswith("Pass "):  # an option that is not here
             error.fix = f"{error.fix.removesuffix('.')} to dlx.convert(array, to='dlx') and stack what it returns."
         raise

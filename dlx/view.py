@@ -10,11 +10,13 @@ made anew on each access (``elements="fresh"``) the result is kept weakly, and t
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import operator
 import weakref
 from typing import Any
 
+from dlx.adapter import Adapter
 from dlx.errors import DlxError
 from dlx.facts import Container
 from dlx.lazy import Path, Scope, name_of, path_text
@@ -137,8 +139,9 @@ class View:
                 if element is MISSING:
                     element = self._at(key)
                 new = self._scope.result(element, self._row, self._path, key)
-                if new is not element:
-                    self._slots[key] = weakref.ref(new)
+                if new is not element or isinstance(kind_of(new), Adapter):
+                    with contextlib.suppress(TypeError):  # a tuple, say: it is made anew each time
+                        self._slots[key] = weakref.ref(new)
         return new
 
     def _tidy(self) -> None:
@@ -188,12 +191,16 @@ class View:
     def _count(self) -> int:
         return len(self._source)
 
+    def _kind(self) -> str:
+        return type(self._source).__name__
+
     def __repr__(self) -> str:
         done = [f"{self._row.place([key], 0)}: {_shown(new)}" for key, new in self._done()]
         more = f", ... {len(done) - 6} more" if len(done) > 6 else ""
         found = f"{'; '.join(done[:6])}{more}" if done else "nothing yet"
-        name = type(self._source).__name__
-        return f"<lazy {name}[{self._count()}] -> {self._scope.options.request.target.name}, converted: {found}>"
+        return (
+            f"<lazy {self._kind()}[{self._count()}] -> {self._scope.options.request.target.name}, converted: {found}>"
+        )
 
     def _done(self) -> list[tuple[Any, Any]]:
         """Return what is converted so far, without asking the source for anything."""
@@ -217,6 +224,6 @@ class View:
 
 def _shown(new: Any) -> str:
     if isinstance(new, View):
-        return f"<lazy {type(new._source).__name__}[{new._count()}]>"
+        return f"<lazy {new._kind()}[{new._count()}]>"
     text = " ".join(repr(new).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
