@@ -81,6 +81,7 @@ docs: .venv-docs/.made
 dist: .venv-dist/.made
 	rm -rf dist .venv-dist/tried .venv-dist/empty
 	PIP_CONSTRAINT="$(CURDIR)/constraints.txt" .venv-dist/bin/python -m build --outdir dist .
+	$(PYTHON) -m zipfile --list dist/*.whl
 	$(PYTHON) -m venv .venv-dist/tried
 	.venv-dist/tried/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt dist/*.whl
 	mkdir .venv-dist/empty

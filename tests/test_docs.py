@@ -1,5 +1,7 @@
 """The pages: each block of code runs and prints what is shown, each link leads somewhere, the site is whole."""
 
+import doctest
+import importlib
 import importlib.util
 import json
 import os
@@ -92,6 +94,28 @@ def test_blocks_print_what_the_page_shows(page, shell, tmp_path):
                     ["sh", "-c", command], cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=200
                 )
                 assert fits(shown, done.stdout + done.stderr), f"$ {command}\n{done.stdout}{done.stderr}"
+
+
+MODULES = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for path in sorted((ROOT / "dlx").rglob("*.py"))
+    if path.stem != "__main__" and ">>> " in path.read_text(encoding="utf-8")
+]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_examples_in_docstrings_give_what_they_show(module, np):
+    """The reference is made of docstrings; functions that are wrapped in C are found by their docstring, too."""
+    loaded = importlib.import_module(module)
+    found = doctest.DocTestFinder().find(loaded, module)
+    if module == "dlx.conversion":
+        found += doctest.DocTestFinder().find(loaded.convert.__wrapped__, "convert", module=loaded)
+    examples = [each for each in found if each.examples]
+    assert examples
+    runner = doctest.DocTestRunner(verbose=False)
+    for each in examples:
+        runner.run(each, clear_globs=True)
+    assert runner.failures == 0
 
 
 def test_what_is_run_elsewhere_is_named_there():
