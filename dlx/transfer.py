@@ -186,13 +186,16 @@ def load(leaf: Leaf) -> Any:
         if leaf.view_device is not None or leaf.view_flags is not None:
             ready = native.tensor_view(ready, None, leaf.view_device, leaf.view_flags, None)
         if leaf.gather:
-            ready, moment = crossing.copied(ready, moment, leaf.copy_order or False, physical(ready.device))
+            ready, moment = crossing.copied(
+                leaf.source, ready, moment, leaf.copy_order or False, physical(ready.device)
+            )
         if leaf.copy_order is not None:
             here = leaf.repack and not cuda.is_cuda(ready.device)
             if here:
                 ready = native.tensor_repack(ready)
             if not here or cuda.is_cuda(leaf.copy_device):
-                ready, moment = crossing.copied(ready, moment, leaf.copy_order, leaf.copy_device)
+                source = None if leaf.gather else leaf.source
+                ready, moment = crossing.copied(source, ready, moment, leaf.copy_order, leaf.copy_device)
             if leaf.repack and not here:
                 ready = native.tensor_repack(ready)
         if leaf.give_address:
@@ -207,7 +210,7 @@ def load(leaf: Leaf) -> Any:
         if not cuda.is_cuda(device):
             array = target.load(ready)
         else:
-            ready = crossing.given(ready, moment)
+            ready = crossing.given(leaf.source, ready, moment)
             with target.on_device(device):
                 array = target.load(ready)
         return array if leaf.carried is None else target.reviewed(array, dtype)

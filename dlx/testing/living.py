@@ -158,7 +158,9 @@ def adapter_lane(lib: Subject) -> None:
     slow = dlx.convert.__wrapped__  # type: ignore[attr-defined]
     target = target_of(lib)
     for dtype in dtypes_of(target):
-        array = dlx.convert(tensor_of(Source(dtype, (4, 6) if target.capabilities.max_ndim > 1 else (24,))), to=lib.adapter)
+        array = dlx.convert(
+            tensor_of(Source(dtype, (4, 6) if target.capabilities.max_ndim > 1 else (24,))), to=lib.adapter
+        )
         for to in ("dlx", lib.adapter):
             pair = [attempt(road, array, to=to) for road in (dlx.convert, dlx.convert, slow)]
             raised = {type(error) for _, error in pair}

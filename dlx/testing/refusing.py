@@ -28,8 +28,6 @@ def _refused(lib: Subject, given: Any, source: Source, what: str) -> str:
     return f"refused: {text}"
 
 
-
-
 @check(
     "other-major", "A capsule of another major version is refused, and nothing beyond its flags is read.",
     kind="consumer", about="versions", severity="fatal", alone=True, see="dlpack.h, DLPackVersion",
