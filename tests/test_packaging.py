@@ -198,7 +198,7 @@ def test_the_page_on_installing_lists_the_extras_as_they_are():
     """Each extra for users has a row in docs/install.md, with the version that it asks for."""
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `([\w-]+)` \| (.*) \|$", page, re.MULTILINE))
-    inside = {"test", "test-bare", "bench", "lint", "docs"}
+    inside = {"test", "test-bare", "test-containers", "bench", "lint", "docs"}
     assert {*rows} == {*PROJECT["optional-dependencies"]} - inside
     for name in {*rows} - {"all", "dev"}:
         (each,) = PROJECT["optional-dependencies"][name]
