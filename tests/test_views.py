@@ -82,7 +82,9 @@ def arrays(np):
 
 
 def lazy(obj, to="torch", **options):
-    """Return a view."""
+    """Return a view; without torch, where that is the target, the test is skipped."""
+    if to == "torch":
+        pytest.importorskip("torch")
     return dlx.convert(obj, to=to, lazy=True, **options)
 
 
@@ -1069,6 +1071,7 @@ NO_MEMORY = """
 """
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="there a plain dict.setdefault dies when memory runs out")
 def test_memory_that_runs_out_while_an_element_is_converted(python):
     """Each allocation may fail: the process lives, the next look succeeds, and nothing is left behind."""
     pytest.importorskip("_testcapi")
