@@ -19,7 +19,7 @@ SOURCES := build_ffi.py setup.py pyproject.toml constraints.txt dlx/headers.py $
 # torch is installed exactly as asked, and left out, with a word, where that is not to be had.
 TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 
-.PHONY: demo test test-deep test-all bench bench-count matrix docs dist lint format clean
+.PHONY: demo test test-deep test-all bench bench-count matrix screens docs dist lint format clean
 
 demo: $(VENV)/.built $(TORCH_STAMP)
 	$(BIN)/python examples/quickstart.py
@@ -53,24 +53,28 @@ bench: $(VENV)/.built $(TORCH_STAMP)
 matrix: $(VENV)/.built $(TORCH_STAMP)
 	$(BIN)/python -m matrix --write docs
 
+# Screens of the command for the documentation.
+screens: $(VENV)/.built $(TORCH_STAMP)
+	$(BIN)/python -m screens docs/screens
+
 bench-count: $(VENV)/.built $(TORCH_STAMP)
 	$(BIN)/python -m benchmarks --count $(ARGS)
 
 lint: $(VENV)/.built $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror c_src/*.c c_src/*.h adapters/*.c benchmarks/*.c tests/*.c examples/*/*.c examples/*/*.h
+	$(BIN)/clang-format --dry-run --Werror c_src/*.c c_src/*.h adapters/*.c benchmarks/*.c tests/*.c examples/*/*.c examples/*/*.h examples/*/src/*/*.c
 	$(BIN)/mypy
 	cc -std=c11 -fsyntax-only -Wall -Wextra -Wpedantic -Wconversion -Wno-sign-conversion c_src/[!p]*.c
 
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i c_src/*.c c_src/*.h adapters/*.c benchmarks/*.c tests/*.c examples/*/*.c examples/*/*.h
+	$(BIN)/clang-format -i c_src/*.c c_src/*.h adapters/*.c benchmarks/*.c tests/*.c examples/*/*.c examples/*/*.h examples/*/src/*/*.c
 
 # The documentation as a site, in site/. Warnings are errors.
 docs: .venv-docs/.made
-	.venv-docs/bin/python -m mkdocs build --strict --quiet --clean
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict --clean
 	@echo "open site/index.html"
 
 # An sdist, and the wheel for this Python made of it, both in dist/; then the wheel is tried without compiler or checkout.
@@ -103,7 +107,7 @@ $(VENV)/.lint: $(VENV)/.made constraints.txt
 
 .venv-docs/.made: constraints.txt
 	$(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt mkdocs-material "mkdocstrings[python]"
+	.venv-docs/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt mkdocs-material "mkdocstrings[python]" ruff
 	@touch $@
 
 .venv-dist/.made: constraints.txt

@@ -66,6 +66,7 @@ class CupyAdapter(Adapter):
     package = "cupy"
     install = 'pip install "dlx[cupy]"'
     types = ("cupy.ndarray",)
+    lane = types  # without a table there is none, but asking twice is harmless
     containers = (
         Container(
             types=("cupy._io.npz.NpzFile",),

@@ -109,6 +109,7 @@ static const entry entries[] = {
     NEEDED(PointerGetAttribute, "cuPointerGetAttribute"),
     NEEDED(StreamCreate, "cuStreamCreate"),
     NEEDED(StreamSynchronize, "cuStreamSynchronize"),
+    NEEDED(StreamQuery, "cuStreamQuery"),
     NEEDED(StreamWaitEvent, "cuStreamWaitEvent"),
     NEEDED(StreamIsCapturing, "cuStreamIsCapturing"),
     NEEDED(EventCreate, "cuEventCreate"),

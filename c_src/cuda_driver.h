@@ -59,6 +59,7 @@ typedef struct {
   int (*PointerGetAttribute)(void* value, int attribute, cu_address address);
   int (*StreamCreate)(cu_stream* stream, unsigned flags);
   int (*StreamSynchronize)(cu_stream stream);
+  int (*StreamQuery)(cu_stream stream);
   int (*StreamWaitEvent)(cu_stream stream, cu_event event, unsigned flags);
   int (*StreamIsCapturing)(cu_stream stream, int* status);
   int (*EventCreate)(cu_event* event, unsigned flags);

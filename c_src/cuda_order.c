@@ -213,12 +213,15 @@ void dlx_ready_drop(dlx_ready* ready) {
   free(ready);
 }
 
-/* Handles are given out again, and 2 is another stream on every thread: only a stream that is known
- * to live can be told to be the same one. */
+/* Handles are given out again, and 2 is another stream on every thread: only of a stream that is
+ * kept is it known that it is still the one that it was. */
+static int is_living(const dlx_ready* ready) {
+  if (ready->stream == DLX_STREAM_PER_THREAD) return 0;
+  return ready->keep || ready->stream == DLX_STREAM_LEGACY || is_own(ready->device, ready->stream);
+}
+
 static int is_same_stream(const dlx_ready* ready, int32_t device_id, uint64_t stream) {
-  if (ready->device != device_id || ready->stream != stream) return 0;
-  if (stream == DLX_STREAM_PER_THREAD) return 0;
-  return ready->keep || stream == DLX_STREAM_LEGACY || is_own(device_id, stream);
+  return ready->device == device_id && ready->stream == stream && is_living(ready);
 }
 
 int dlx_ready_wait(dlx_ready* ready, int32_t device_id, uint64_t stream) {
@@ -236,6 +239,11 @@ int dlx_ready_wait(dlx_ready* ready, int32_t device_id, uint64_t stream) {
   }
   dlx_cuda_pop();
   return status;
+}
+
+int dlx_ready_follow(dlx_ready* ready, int32_t device_id, uint64_t stream) {
+  return is_living(ready) ? dlx_cuda_order(device_id, stream, ready->device, ready->stream)
+                          : dlx_cuda_synchronize(device_id, stream);
 }
 
 int dlx_ready_synchronize(dlx_ready* ready) {
@@ -296,19 +304,21 @@ static void finish(use* self) {
   free(self);
 }
 
-/* 1 = the device is done, or past being asked; 0 = not yet. The device's context must be current.
- * GIL: not needed. */
+/* 1 = the device is done, or past being asked; 0 = not yet. An event is only recorded where the
+ * stream still works. The device's context must be current. GIL: not needed. */
 static int is_done(use* self) {
-  if (self->event == NULL) {
+  int code, mode, fresh = self->event == NULL;
+  if (fresh) {
     int captures;
     if (is_capturing(self->stream, &captures) != DLX_OK) return 1;
     if (captures) return 0;
-    if (take_event(self->device, &self->event) != DLX_OK) return 1;
-    if (record(self->event, self->stream) != DLX_OK) return 1;
   }
-  int mode = cuda_relax(), code = cu.EventQuery(self->event);
+  mode = cuda_relax();
+  code = fresh ? cu.StreamQuery(cuda_stream(self->stream)) : cu.EventQuery(self->event);
   cuda_unrelax(mode);
-  return code != CU_NOT_READY;
+  if (code != CU_NOT_READY) return 1;
+  return fresh && (take_event(self->device, &self->event) != DLX_OK ||
+                   record(self->event, self->stream) != DLX_OK);
 }
 
 /* GIL: not needed; cuda_lock held. Errors: 0 = no memory. */

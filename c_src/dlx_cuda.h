@@ -84,6 +84,11 @@ void dlx_ready_drop(dlx_ready* ready);
  * GIL: not needed. Errors: as dlx_cuda_order. */
 int dlx_ready_wait(dlx_ready* ready, int32_t device_id, uint64_t stream);
 
+/* Make the stream that it is a point on wait for what is on another stream now: whoever works there
+ * may write to the memory again. Where that stream may be gone, the host waits.
+ * GIL: not needed; callers release it. Errors: as dlx_cuda_order. */
+int dlx_ready_follow(dlx_ready* ready, int32_t device_id, uint64_t stream);
+
 /* Wait for it on the host. GIL: not needed; callers release it. Errors: as dlx_cuda_order. */
 int dlx_ready_synchronize(dlx_ready* ready);
 

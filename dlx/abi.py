@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from dlx.errors import DeviceError, DTypeError
 from dlx.native import lib, set_tensor_classes
 
-__all__ = ["Device", "DType", "READ_ONLY", "IS_COPIED", "SUBBYTE_PADDED", "host_readable", "same_device"]
+__all__ = ["Device", "DType", "READ_ONLY", "IS_COPIED", "SUBBYTE_PADDED", "codes_of", "host_readable", "same_device"]
 
 READ_ONLY: int = lib.DLPACK_FLAG_BITMASK_READ_ONLY
 IS_COPIED: int = lib.DLPACK_FLAG_BITMASK_IS_COPIED
@@ -223,6 +224,24 @@ class DType(tuple[int, int, int]):
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         return (tuple(self),)
+
+
+def codes_of(kinds: Iterable[str]) -> frozenset[int]:
+    """Return the type codes of the dtypes whose names begin with one of some words: ``("complex",)``.
+
+    Raises
+    ------
+    DTypeError
+        If no dtype's name begins so.
+    """
+    found: set[int] = set()
+    for kind in kinds:
+        codes = {code for name, code in _WIDE.items() if name.startswith(kind) or kind.startswith(name)}
+        codes |= {code for name, (code, _) in _EXACT.items() if name.startswith(kind)}
+        if not codes:
+            raise DTypeError(f"no dtype's name begins with {kind!r}")
+        found |= codes
+    return frozenset(found)
 
 
 def _parse(name: str) -> tuple[int, int, int] | None:

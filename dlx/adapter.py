@@ -44,6 +44,7 @@ __all__ = [
     "Tensor",
     "at_rest",
     "keeping",
+    "look_up",
     "over_memory",
     "type_name",
     "unmarked",
@@ -80,6 +81,9 @@ class Adapter:
         Importable names of array types, most general ones; tested with `issubclass` once per type.
     lane
         Exact types for which being asked twice is harmless; only these take the fast lane.
+    lane_imports
+        Whether the exchange table, `exchange` or that of the type, makes arrays of the first of `types`. False where it
+        is that of a base, which makes arrays of the base: it gives memory out, and what comes in goes through `load`.
     guards
         Questions that must be answered false before memory may leave.
     immutable
@@ -140,6 +144,7 @@ class Adapter:
     install: str = ""
     types: tuple[str, ...] = ()
     lane: tuple[str, ...] = ()
+    lane_imports: bool = True
     guards: tuple[Guard, ...] = ()
     immutable: bool = False
     containers: tuple[Container, ...] = ()

@@ -16,7 +16,7 @@ from dlx.failures import Failures
 from dlx.native import Lane
 from dlx.overlap import shares_memory
 from dlx.phases import Bulk
-from dlx.planning import Request
+from dlx.planning import Request, adapter_failed
 from dlx.registry import registry
 from dlx.trees import ROOT, Tree
 from dlx.views import lazy_view
@@ -143,8 +143,13 @@ class Call:
                 where=place,
                 fix="Pass an array that can be written to.",
             )
-        new = target.guarded(new, writable=may)
-        self._copies.append(Passed(old, new, target.writes_to(new), where))
+        try:
+            new = target.guarded(new, writable=may)
+            self._copies.append(Passed(old, new, target.writes_to(new), where))
+        except (DlxError, MemoryError):
+            raise
+        except Exception as error:
+            raise adapter_failed(target, error).complete(target=target.name, where=place) from error
         return new
 
     def _place(self, where: str) -> str:
@@ -166,7 +171,7 @@ class Call:
         if len(others) != 1:
             return None
         (home,) = others.values()
-        if home.capabilities is None:
+        if registry.ready(home) is None:
             return None
         devices = set()
         for source, array, on_host in self._seen:
@@ -310,7 +315,7 @@ def _writable(obj: Any) -> bool:
     if not isinstance(source, Adapter) or source.immutable or not hasattr(type(obj), "__setitem__"):
         return False
     info = source.info(obj)
-    return source.capabilities is not None and not (info is not None and info.readonly)
+    return registry.ready(source) is not None and not (info is not None and info.readonly)
 
 
 def _write(old: Any, new: Any) -> None:

@@ -256,15 +256,25 @@ def request_of(
         target, place = _as(like)
         wanted = wanted or place
     if isinstance(device, str) and ":" not in device and wanted is not None:
-        wanted = Device(wanted.type, target.current_device(wanted.type))
+        wanted = Device(wanted.type, _current_device(target, wanted.type))
     return Request(target, wanted, copy, readonly, bool(detach), stream)
+
+
+def _current_device(target: Adapter, device_type: int) -> int:
+    try:
+        return target.current_device(device_type)
+    except (DlxError, MemoryError):
+        raise
+    except Exception as error:
+        text = f"{target.name} failed to name its current device: {type(error).__name__}: {error}"
+        raise DeviceError(text.rstrip("."), target=target.name) from error
 
 
 def _as(like: Any) -> tuple[Adapter, Device | None]:
     """Return the framework and the device of an example."""
     known = _known(like)
-    adapter = known.current() if known is not None else None
-    if adapter is None or adapter.capabilities is None:
+    adapter = registry.ready(known) if known is not None else None
+    if adapter is None:
         raise AdapterNotFoundError(
             f"like= is {type_name(type(like))}, whose framework is no target",
             fix="Give an array of the target, or to=.",

@@ -186,10 +186,11 @@ class Crossing:
         if isinstance(moment, Stream) and not moment.is_unordered and (consumer is None or self._target.is_own):
             self._point(moment)
 
-    def given(self, tensor: Tensor, moment: Moment) -> Tensor:
+    def given(self, source: Adapter, tensor: Tensor, moment: Moment) -> Tensor:
         """Return the tensor to hand to the consumer, who has nothing left to order.
 
-        The memory stays until the consumer's stream is done with it.
+        The memory stays until the consumer's stream is done with it; for a producer that works on that very stream it
+        may go at once.
         """
         device = tensor.device
         if not cuda.is_cuda(device):
@@ -197,7 +198,8 @@ class Crossing:
         self.order(tensor, moment, None)
         device = physical(device)
         consumer = self.consumer(device)
-        if consumer is not None and not consumer.is_unordered and consumer != moment:
+        same = consumer == moment and consumer == self.producer(source, device)
+        if consumer is not None and not consumer.is_unordered and not same:
             tensor = native.tensor_behind(tensor, device.id, consumer.handle, consumer.keep)
         elif consumer is not None and not self._target.is_own:
             tensor = native.tensor_behind(tensor, device.id, UNORDERED, None)
@@ -208,8 +210,12 @@ class Crossing:
             return tensor
         return native.tensor_when(tensor, _number(point))
 
-    def copied(self, tensor: Tensor, moment: Moment, keep_order: bool, place: Device) -> tuple[Tensor, Moment]:
+    def copied(
+        self, source: Adapter | None, tensor: Tensor, moment: Moment, keep_order: bool, place: Device
+    ) -> tuple[Tensor, Moment]:
         """Copy to the host or to a CUDA device, on dlx's own stream; return the copy and when it is ready.
+
+        The source may be written to as soon as this returns; nobody will where it is None, a copy itself.
 
         Raises
         ------
@@ -228,7 +234,7 @@ class Crossing:
         if host_readable(place):
             return native.tensor_fetch(tensor, keep_order), None
         fresh = native.tensor_on_device(tensor, keep_order, device.id)
-        # The source stays until the copy is made; host memory may be written to as soon as we return.
+        # The source stays until the copy is made.
         held = native.tensor_behind(tensor, device.id, work.handle, None) if on_device else tensor
         try:
             native.tensor_transfer(held, fresh, work.handle, not on_device)
@@ -238,7 +244,19 @@ class Crossing:
         if not on_device:
             return fresh, None
         self._forget(work)
+        self._release(source, moment, work)
         return fresh, work
+
+    def _release(self, source: Adapter | None, moment: Moment, work: Stream) -> None:
+        """Let whoever may write to memory wait for a copy of it; the host, where nobody knows who that is."""
+        if source is None or source.immutable or is_unordered(self._asked):
+            return
+        if isinstance(moment, Stream) and moment == self.producer(source, moment.device):
+            cuda.order(work, moment)
+        elif moment is not None and not isinstance(moment, Stream):
+            cuda.follow(moment, work)
+        else:
+            cuda.synchronize(work)
 
     # ---- once -------------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ __all__ = [
     "Ready",
     "at",
     "devices",
+    "follow",
     "is_cuda",
     "is_loaded",
     "order",
@@ -143,6 +144,11 @@ def wait(point: Ready, stream: Stream) -> None:
     """Make a stream wait until memory is ready."""
     if not stream.is_unordered:
         check(lib.dlx_ready_wait(point, stream.device.id, stream.handle))
+
+
+def follow(point: Ready, stream: Stream) -> None:
+    """Make the stream that a point is on wait for what is on another now; the host, where that may be gone."""
+    check(lib.dlx_ready_follow(point, stream.device.id, stream.handle))
 
 
 def synchronize(what: Stream | Ready) -> None:

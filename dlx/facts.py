@@ -100,7 +100,7 @@ class Hindrance:
     copies
         Whether the cure makes new memory (then ``copy=False`` refuses).
     option
-        Option of `convert` that must be set for the cure (``"detach"``), or None.
+        Option of `convert` that must be set for the cure: ``"detach"``, or None.
     always
         Whether it also stands in the way of an array that is in the target framework already.
     no_copy
@@ -115,6 +115,10 @@ class Hindrance:
     option: str | None = None
     always: bool = False
     no_copy: bool = False
+
+    def __post_init__(self) -> None:
+        if self.option not in (None, "detach"):
+            raise ValueError(f"option must be None or 'detach', found {self.option!r}")
 
     def lift(self, obj: Any) -> Any:
         """Return the array without this hindrance."""
@@ -172,8 +176,9 @@ class Container:
         ``open(obj)`` gives ``(keys, children)``: a list of keys or names, or None where children are counted, and the
         list of children in the same order. Both lists are the caller's from then on.
     close
-        ``close(obj, keys, children, blank)`` gives the new container: `blank`, filled, where there is one. `children`
-        is a list that may be kept. None: there can be no new one, `falls_to` is used in every case.
+        ``close(obj, keys, children, blank)`` gives the new container: `blank`, filled, where there is one (for a
+        container that holds itself), else one of its own making. `children` is a list that may be kept. None: there can
+        be no new one, `falls_to` is used in every case.
     blank
         ``blank(obj)`` gives a container that exists before its children, so that it can hold itself. None: it cannot,
         as a tuple; a cycle through it is refused.

@@ -177,6 +177,12 @@ class Loader:
         if theirs >= mine:
             raise error
 
+    def remark(self, adapter: Adapter, sentence: str) -> None:
+        """Remember what is amiss with an adapter that can be used all the same; listings and the doctor show it."""
+        for plugin in self._unique():
+            if adapter in plugin.adapters and sentence not in plugin.notes:
+                plugin.notes.append(sentence)
+
     def _unique(self) -> list[Plugin]:
         return list(dict.fromkeys(self._plugins.values()))
 

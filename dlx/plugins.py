@@ -210,6 +210,8 @@ def _check_facts(adapter: Adapter) -> None:
     for fact in ("name", "package"):
         if not isinstance(_plain(adapter, fact), str) or not getattr(adapter, fact):
             raise PluginError(f"its adapter {shown} has no {fact}", fix=f'Set it: {fact} = "mylib".')
+    if adapter.is_own:
+        raise PluginError(f"its adapter {shown} says that its arrays are dlx.Tensor", fix="Leave is_own out.")
     if adapter.name == OURS:
         raise PluginError(f"its adapter {shown} is named 'dlx', which is dlx itself", fix="Give it another name.")
     for fact, kind in _LISTS.items():

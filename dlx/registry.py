@@ -16,7 +16,7 @@ from typing import Any
 from dlx import native, plugins, strangers
 from dlx.abi import Device
 from dlx.adapter import Adapter, Container, look_up
-from dlx.errors import AdapterNotFoundError, FrameworkNotInstalledError, PluginError
+from dlx.errors import AdapterNotFoundError, DlxError, FrameworkNotInstalledError, PluginError
 from dlx.loading import Loader
 from dlx.plugins import BUILT_IN, Plugin
 from dlx.stream import handle_of
@@ -143,13 +143,36 @@ class Registry(Loader):
             return self._named(to.__name__.partition(".")[0], f"module {to.__name__}")
         if isinstance(to, type):
             adapter = self._find(to)
-            if adapter is not None:
-                adapter = adapter.narrowed(to).current()
-            if adapter is not None and _can_be_target(adapter) and to in adapter.classes():
-                return adapter
+            target = None if adapter is None else self.ready(adapter, to)
+            if target is not None and to in _classes(target):
+                return target
             fix = f"Say to={adapter.package.partition('.')[0]!r}." if adapter is not None else self._known()
             raise AdapterNotFoundError(f"no adapter lists the type {to.__module__}.{to.__qualname__}", fix=fix)
         raise TypeError(f"to must be a name, a module or an array type, found {type(to).__name__}")
+
+    def ready(self, adapter: Adapter, kind: type | None = None) -> Adapter | None:
+        """Return the adapter to ask in one conversion; None where its framework takes no arrays.
+
+        Raises
+        ------
+        PluginError
+            If it fails to say.
+        """
+        try:
+            target = (adapter if kind is None else adapter.narrowed(kind)).current()
+            if target.capabilities is None:
+                return None
+            target.capabilities_address()
+            return target
+        except (DlxError, MemoryError):
+            raise
+        except Exception as error:
+            owner = next((plugin.distribution for plugin in self._unique() if adapter in plugin.adapters), "its plugin")
+            raise PluginError(
+                f"the {adapter.name} adapter cannot state what it accepts: {type(error).__name__}: {error}".rstrip("."),
+                target=adapter.name,
+                fix=f"Repair {owner}.",
+            ) from error
 
     def _named(self, name: str, shown: str) -> Adapter:
         if name == strangers.TENSOR.name:
@@ -162,11 +185,11 @@ class Registry(Loader):
                 fix = f"DLX_LOAD_PLUGINS={os.environ['DLX_LOAD_PLUGINS']!r} leaves {self._left_out[name]} out. {fix}"
             raise AdapterNotFoundError(f"there is no target {shown!r}", target=name, fix=fix)
         found = self._load_all(name)
-        offered = [(adapter, plugin) for plugin in found for adapter in plugin.adapters]
-        for adapter, plugin in sorted(offered, key=lambda pair: pair[0].name != name):
+        offered = [adapter for plugin in found for adapter in plugin.adapters]
+        for adapter in sorted(offered, key=lambda adapter: adapter.name != name):
             _import(adapter)
-            target = adapter.current()
-            if _can_be_target(target, plugin):
+            target = self.ready(adapter)
+            if target is not None:
                 return target
         for plugin in found:
             if plugin.broken is not None:
@@ -185,25 +208,11 @@ def _packages(module: str) -> Iterator[str]:
         yield ".".join(parts[: n + 1])
 
 
-def _can_be_target(adapter: Adapter, plugin: Plugin | None = None) -> bool:
-    """Return whether an adapter takes arrays."""
-    try:
-        if adapter.capabilities is None:
-            return False
-        adapter.capabilities_address()
-    except Exception as error:
-        raise PluginError(
-            f"the {adapter.name} adapter cannot state what it accepts: {type(error).__name__}: {error}".rstrip("."),
-            target=adapter.name,
-            fix=f"Repair {plugin.distribution if plugin is not None else 'its plugin'}.",
-        ) from error
-    return True
-
-
 def _classes(adapter: Adapter) -> tuple[type, ...]:
     try:
         return adapter.classes()
-    except Exception:  # a package that fails to look one of its own names up has no such type
+    except Exception as error:  # a package that fails to look one of its own names up has no such type
+        registry.remark(adapter, f"the types of {adapter.name!r} cannot be looked up: {type(error).__name__}: {error}")
         return ()
 
 

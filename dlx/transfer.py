@@ -97,7 +97,7 @@ def plan_leaf(leaf: Leaf, *, probe: bool) -> None:
         except DlxError as error:
             refuse(leaf, error)
         except Exception as error:
-            refuse(leaf, adapter_failed(leaf, error))
+            refuse(leaf, adapter_failed(leaf.source, error))
         else:
             if tensor is not None:
                 settle(leaf, tensor)
@@ -136,7 +136,7 @@ def export(leaf: Leaf) -> Tensor:
     except DlxError:
         raise
     except Exception as error:
-        raise adapter_failed(leaf, error) from error
+        raise adapter_failed(leaf.source, error) from error
     return _marked(leaf, tensor)
 
 
@@ -156,7 +156,7 @@ def _lifted(leaf: Leaf) -> Any:
         leaf.complete(error)
         raise
     except Exception as error:
-        raise leaf.complete(adapter_failed(leaf, error)) from error
+        raise leaf.complete(adapter_failed(leaf.source, error)) from error
     return obj
 
 
@@ -186,13 +186,16 @@ def load(leaf: Leaf) -> Any:
         if leaf.view_device is not None or leaf.view_flags is not None:
             ready = native.tensor_view(ready, None, leaf.view_device, leaf.view_flags, None)
         if leaf.gather:
-            ready, moment = crossing.copied(ready, moment, leaf.copy_order or False, physical(ready.device))
+            ready, moment = crossing.copied(
+                leaf.source, ready, moment, leaf.copy_order or False, physical(ready.device)
+            )
         if leaf.copy_order is not None:
             here = leaf.repack and not cuda.is_cuda(ready.device)
             if here:
                 ready = native.tensor_repack(ready)
             if not here or cuda.is_cuda(leaf.copy_device):
-                ready, moment = crossing.copied(ready, moment, leaf.copy_order, leaf.copy_device)
+                source = None if leaf.gather else leaf.source
+                ready, moment = crossing.copied(source, ready, moment, leaf.copy_order, leaf.copy_device)
             if leaf.repack and not here:
                 ready = native.tensor_repack(ready)
         if leaf.give_address:
@@ -207,7 +210,7 @@ def load(leaf: Leaf) -> Any:
         if not cuda.is_cuda(device):
             array = target.load(ready)
         else:
-            ready = crossing.given(ready, moment)
+            ready = crossing.given(leaf.source, ready, moment)
             with target.on_device(device):
                 array = target.load(ready)
         return array if leaf.carried is None else target.reviewed(array, dtype)
@@ -224,7 +227,7 @@ def load(leaf: Leaf) -> Any:
         if isinstance(error, MemoryError) or not isinstance(error, Exception):
             raise
         if owned is None:
-            raise leaf.complete(adapter_failed(leaf, error)) from error
+            raise leaf.complete(adapter_failed(leaf.source, error)) from error
         owned = None
         reason = f"{target.name} refused it: {type(error).__name__}: {error}".rstrip(".")
         raise leaf.complete(ConversionError(reason)) from error

@@ -88,7 +88,10 @@ class Work:
         for source, obj in arrays:
             if self._asked is None and type(source).work_stream is Adapter.work_stream:
                 continue  # it has no current stream
-            place = source.device_of(obj)
+            try:
+                place = source.device_of(obj)
+            except Exception:  # where it is converted, that says why
+                continue
             if place is None or not cuda.is_cuda(place):
                 continue
             device = physical(place)

@@ -11,6 +11,7 @@ MEANING = {
     "shared": "the same memory",
     "viewed": "the same memory, handed over under another dtype of the same width and viewed as its own again",
     "copied": "a copy; `copy=False` refuses and says why",
+    "tree": "a container without arrays: what is in it passes through",
     "…Error": "refused, with what was found and what to do (classes of `dlx.errors`)",
     "-": "the source framework has no such dtype",
     "?": "a framework that was not installed",

@@ -212,19 +212,23 @@ static int resolve(uint64_t handle, int device) {
   return 0;
 }
 
-/* One operation more on a stream: after what the host knows, and what the default stream rules say.
- */
-static clocks* step(int s) {
-  clocks* mine = &now[streams[s].actor];
+/* What a stream waits for by the rules of the legacy stream. */
+static void join_others(int s, clocks* into) {
   int device = streams[s].device;
-  join(mine, &now[host()]);
   if (s == legacy[device]) {
     for (int i = 1; i < STREAMS; i++)
       if (streams[i].used && streams[i].device == device && streams[i].blocking && i != s)
-        join(mine, &now[streams[i].actor]);
+        join(into, &now[streams[i].actor]);
   } else if (streams[s].blocking && legacy[device]) {
-    join(mine, &now[streams[legacy[device]].actor]);
+    join(into, &now[streams[legacy[device]].actor]);
   }
+}
+
+/* One operation more on a stream: after what the host knows, and what those rules say. */
+static clocks* step(int s) {
+  clocks* mine = &now[streams[s].actor];
+  join(mine, &now[host()]);
+  join_others(s, mine);
   mine->at[streams[s].actor]++;
   return mine;
 }
@@ -235,8 +239,16 @@ static int is_complete(const clocks* when) {
   return 1;
 }
 
+/* As in the log: s3 is a stream; a thread of the host has no number. */
+static const char* name_of(int actor, char* room) {
+  int i = 1;
+  while (i < STREAMS && !(streams[i].used && streams[i].actor == actor)) i++;
+  snprintf(room, 16, i < STREAMS ? "s%d" : "the host", i);
+  return room;
+}
+
 static int touch(int actor, char* low, size_t n, int write) {
-  char* high = low + n;
+  char *high = low + n, names[2][16];
   int found = 0;
   for (size_t i = 0; i < n_accesses && !found; i++) {
     access_* old = &accesses[i];
@@ -244,8 +256,9 @@ static int touch(int actor, char* low, size_t n, int write) {
         old->time > now[actor].at[old->actor]) {
       found = 1;
       races++;
-      complain("%s at %p races with a %s; ", write ? "write" : "read", (void*)low,
-               old->write ? "write" : "read");
+      complain("%s at %p by %s races with a %s by %s; ", write ? "write" : "read", (void*)low,
+               name_of(actor, names[0]), old->write ? "write" : "read",
+               name_of(old->actor, names[1]));
     }
   }
   if (n_accesses == room) accesses = realloc(accesses, (room = 2 * room + 64) * sizeof *accesses);
@@ -486,6 +499,20 @@ int cuStreamSynchronize(uint64_t handle) {
   if (!is_complete(&now[streams[s].actor])) blocked++;
   step(s);
   join(&now[host()], &now[streams[s].actor]);
+  LEAVE(0);
+}
+
+int cuStreamQuery(uint64_t handle) {
+  STREAM_ENTER("cuStreamQuery", handle);
+  if (is_unsafe() || capture_state(s) == ACTIVE) {
+    invalidate(s);
+    LEAVE(900);
+  }
+  if (is_implicit(s, 1)) LEAVE(906);
+  clocks all = now[streams[s].actor];
+  join_others(s, &all);
+  if (!is_complete(&all)) LEAVE(600);
+  join(&now[host()], &all);
   LEAVE(0);
 }
 

@@ -34,7 +34,8 @@ CLI = [  # above them all, in dlx/cli, by the same rule
     "picture", "dtypes", "driver", "probe", "devices", "doctor", "bench",
 ]  # fmt: skip
 TESTING = [  # the conformance kit, in dlx/testing, likewise
-    "capsules", "check", "sources", "subject", "libraries", "exporting", "importing", "adapting", "running", "plugin",
+    "check", "capsules", "sources", "subject", "libraries", "exporting", "requests", "owning", "importing", "asking",
+    "refusing", "keeping", "adapting", "living", "running", "plugin",
 ]  # fmt: skip
 ADAPTERS = sorted(path.stem for path in (ROOT / "adapters").glob("*.py"))
 
@@ -105,6 +106,8 @@ def test_adapters_use_the_public_door(adapter):
     path = ROOT / "adapters" / f"{adapter}.py"
     found = {name for name in imported(path) if name.partition(".")[0] == "dlx"}
     assert all(name == "dlx" or name.startswith(("dlx.adapter", "dlx.errors")) for name in found), found
+    taken = {name.removeprefix("dlx.adapter.") for name in found if name.startswith("dlx.adapter.")}
+    assert taken <= set(dlx.adapter.__all__), "a name that no third party is promised"
     top = {
         name.partition(".")[0]
         for node in ast.parse(path.read_text()).body

@@ -94,8 +94,17 @@ def test_importing_is_said(module):
     folder = module("print('running'); x = b'abc'")
     status, out, err = dlx("inspect", "made_here:x", "--to", "none", cwd=folder)
     assert status == 0
+    assert err == "dlx: importing made_here, which runs its code\nrunning\n"
+    assert out.startswith("made_here:x  bytes\n") and "imported made_here, which ran its code" in out
+    assert document("inspect", "made_here:x")["sources"][0]["notes"] == ["imported made_here, which ran its code"]
+
+
+def test_an_interrupt_is_no_error(module):
+    """Ctrl-C, wherever the time goes: no traceback, the status that a shell expects."""
+    folder = module("raise KeyboardInterrupt")
+    status, out, err = dlx("inspect", "made_here:x", cwd=folder)
+    assert (status, out) == (130, "")
     assert err == "dlx: importing made_here, which runs its code\n"
-    assert out.startswith("running\n") and "imported made_here, which ran its code" in out
 
 
 @pytest.mark.parametrize(

@@ -254,6 +254,19 @@ def test_memory_is_not_reused_while_the_consumer_works(cuda, lib_a, lib_b):
     assert (lib_a.freed, lib_a.reused_too_early, cuda.syncs) == (1, 0, 0)
 
 
+def test_memory_of_arrays_with_streams_of_their_own_is_not_reused_either(cuda, lib_e, lib_b):
+    """They made the consumer's stream wait, and reuse their memory on another."""
+    with lib_e.on(cuda.stream()), lib_b.on(cuda.stream()) as c:
+        result = dlx.convert(lib_e.made(), to="libb")
+        cuda.stall(c.ptr)
+        lib_b.read(result)
+        del result
+        assert dlx.release_pending() == 1 and lib_e.freed == 0
+        cuda.resume(c.ptr)
+        assert dlx.release_pending() == 0 and lib_e.freed == 1
+    assert cuda.races == 0
+
+
 def test_a_framework_takes_a_tensor_by_itself(cuda, lib_a, lib_b):
     """A consumer's own from_dlpack names its current stream by number: dlx finds the object, and waits for it."""
     with lib_a.on(cuda.stream()):
@@ -673,12 +686,12 @@ def test_managed_memory_is_waited_for_before_the_host_copies_it(cuda, np, lib_a,
 
 @pytest.mark.parametrize("device", [None, "cuda:1"])
 def test_packed_elements_are_not_unpacked_on_a_device(cuda, lib_b, device):
-    """dlx does that on the host only: said beforehand, with the way round it."""
+    """Dlx does that on the host only: said beforehand, with the way round it."""
     lib_b.adapter.facts |= {"subbyte": "padded"}
     lib_b.adapter.accepts = lambda: Capabilities(dtypes=frozenset({"int4"}), **lib_b.adapter.facts)
     tensor = over(cuda, "cuda", "int4")
     plan = dlx.plan(tensor, "libb", device=device)
-    with pytest.raises(LayoutError, match="on the host only.*Pass device='cpu'") as caught:
+    with pytest.raises(LayoutError, match=r"on the host only.*Pass device='cpu'") as caught:
         dlx.convert(tensor, to="libb", device=device)
     assert str(plan.error) == str(caught.value)
 
@@ -698,3 +711,15 @@ def test_packed_elements_between_device_and_host(cuda, np, lib_b):
     source = dlx.from_pointer(ffi.from_buffer(held), (N,), "int4", owner=held)
     there = dlx.convert(source, to="libb", device="cuda:1")
     assert there.device == (2, 1) and cuda.peek(there.ptr, 4) == bytes([1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("device", [None, "cuda:1"])
+def test_the_source_of_a_copy_may_be_written_to_at_once(cuda, lib_a, lib_b, device):
+    """The copy has the values of then: its producer's next kernel waits for the copy, not for the consumer."""
+    c = cuda.stream()
+    with lib_a.on(cuda.stream()), lib_b.on(c):
+        sources = [lib_a.made() for _ in range(3)]
+        cuda.stall(c)
+        results = dlx.convert(sources, to="libb", copy=True, device=device)
+        assert not any(lib_a.write(source) for source in sources)
+        assert not any(lib_b.read(result) for result in results)

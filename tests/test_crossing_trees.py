@@ -10,7 +10,9 @@ from fake_cuda import LEGACY, PER_THREAD
 
 import dlx
 from dlx import cuda as driver
+from dlx import native
 from dlx.errors import StreamError
+from dlx.native import ffi
 from dlx.stream import Stream
 
 
@@ -190,3 +192,40 @@ def test_a_lazy_look_does_not_break_a_capture(cuda, lib_a, lib_b, side):
             view[0]
         assert cuda.end_capture(p if side == "producer" else c) == 0
         assert not lib_b.read(view[0])
+
+
+# ---- the fast lane ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cuda_managed"])
+@pytest.mark.parametrize("source", ["dlx", "tvm_ffi"])
+@pytest.mark.parametrize("to", ["numpy", "torch", "tvm_ffi", "dlx", "libb"])
+@pytest.mark.parametrize("shape", ["one", "nested", "lazy"])
+def test_the_lane_leaves_devices_alone(cuda, np, torch, lib_b, source, to, kind, shape):
+    """Types of the lane, on a device: never touched by the host unordered; the bytes arrive from a busy stream."""
+    pytest.importorskip("tvm_ffi")
+    p = cuda.stream()
+    address = cuda.alloc(8, 0, 2 if kind == "cuda" else 3)
+    cuda.write(p, address, 8)
+    cuda.poke(address, range(8))
+    memory = dlx.from_pointer(address, (8,), "uint8", device=kind)
+    point = driver.ready(Stream(dlx.Device("cuda"), p, p))
+    memory = native.tensor_when(memory, int(ffi.cast("uintptr_t", point)))
+    with tvm_stream(p):
+        made = dlx.convert(memory, to=source)
+        tree = {"one": made, "nested": {"a": [made, (made,)]}, "lazy": [made]}[shape]
+        result = dlx.convert(tree, to=to, lazy=shape == "lazy")
+        result = result[0] if shape == "lazy" else flat(result)[0]
+        found = dlx.describe(result)
+        if found.device.name in ("cuda", "cuda_managed"):
+            assert found.address == address
+        else:
+            assert bytes(dlx.convert(result, to="numpy")) == bytes(range(8))
+            assert not cuda.host_read(address, 8) and cuda.races == 0
+
+
+def tvm_stream(handle):
+    """Let tvm_ffi work on a stream."""
+    import tvm_ffi
+
+    return tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", 0), handle)

@@ -261,11 +261,13 @@ def test_memory_waits_for_its_last_user(cuda):
 
 
 def test_memory_whose_user_is_done_goes_at_once(cuda):
-    """A stream with nothing to do keeps nothing."""
+    """A stream with nothing to do keeps nothing, and costs no event."""
     gone = []
     tensor, _ = used(cuda, gone, cuda.stream())
+    cuda.forget()
     del tensor
     assert len(gone) == 1 and driver.release_pending() == 0
+    assert cuda.count("cuEventRecord", "cuEventCreate") == 0
 
 
 def test_later_calls_let_go(cuda):
@@ -379,7 +381,7 @@ def test_a_stream_that_nobody_keeps_is_not_touched_later(cuda):
     cuda.forget()
     del tensor
     assert len(gone) == 1 and cuda.misuses == 0
-    assert cuda.count("cuEventRecord") == 1
+    assert cuda.count("cuStreamQuery") == 1
 
 
 def test_order_of_release_across_consumers(cuda):

@@ -162,11 +162,12 @@ def pins():
 
 
 def canonical(name):
+    """Give a distribution's name as indexes spell it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def test_every_extra_is_there():
-    """The names that the README gives; `all` is every framework that needs no CUDA, `dev` all that a developer needs."""
+    """The names that the README gives; `all` is every framework but cupy, `dev` all that a developer needs."""
     extras = PROJECT["optional-dependencies"]
     assert {"numpy", "torch", "cupy", "jax", "tvm-ffi", "pyarrow", "all", "dev"} <= {*extras}
     (everything,) = [packaging.Requirement(each) for each in extras["all"] if each.startswith("dlx")]

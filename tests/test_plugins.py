@@ -545,3 +545,105 @@ def test_strict_raises_at_once(site, np):
         for code in (listing, unknown, beside):
             assert site.error(code, DLX_STRICT_PLUGINS=value) == "nothing raised"
     assert site.doctor(DLX_STRICT_PLUGINS="1")["dlx_lib"]["status"] == "broken"
+
+
+# ---- the lane, for a subclass that a plugin owns ---------------------------------------------------------------------
+
+OWNER = """
+import dlx, sys
+from dlx_numpy import NumpyAdapter
+class Owner(NumpyAdapter):
+    api = 1
+    name = "lib"
+    package = "lib"
+    types = lane = ("lib.Array",)
+    containers = ()
+    lane_imports = False
+    def module(self): return sys.modules["numpy"]
+    def load(self, tensor): return super().load(tensor).view(sys.modules["lib"].Array)
+@dlx.hookimpl
+def dlx_adapters(): return [Owner()]
+"""
+SUBCLASS = "import numpy\n__version__ = '1'\nclass Array(numpy.ndarray):\n    pass\n"
+ROADS = """
+    import lib, numpy as np
+    from dlx import native
+    from dlx.routes import learn
+    slow, road = [], dlx.convert.__wrapped__
+    def counting(*args, **options):
+        slow.append(args)
+        return road(*args, **options)
+    lane = native.Lane(counting, learn, dlx.conversion._consumer_failed)
+    array = np.arange(6.0).view(lib.Array)
+"""
+
+
+def test_a_subclass_of_ours_takes_the_lane(site, np):
+    """Out by numpy's own table, in by the adapter, as its own type; numpy's arrays are as before."""
+    site.module("lib", SUBCLASS)
+    site.plugin("dlx-lib", "lib", OWNER)
+    out = site.run(
+        textwrap.dedent(ROADS)
+        + textwrap.dedent(
+            """
+            tensor = lane(array, to="dlx"); back = lane(array, to="numpy")
+            print(len(slow), type(back).__name__, back.ctypes.data == array.ctypes.data, lane(array, to="lib") is array)
+            inside = lane(np.arange(6.0), to="lib")
+            print(len(slow), type(inside).__name__, inside.tolist() == array.tolist(), dlx.describe(inside).framework)
+            print(type(lane(tensor, to="lib")).__name__, type(lane(np.arange(3), to="numpy")).__name__)
+            print(dlx.adapters().broken, dlx.adapters().notes)
+            """
+        )
+    )
+    assert out.splitlines() == ["0 ndarray True True", "2 Array True lib", "Array ndarray", "{} []"]
+
+
+def test_a_table_of_a_base_is_found_out(site, np):
+    """A table that makes arrays of another type is an error that says so, never an array of the wrong type."""
+    site.module("lib", SUBCLASS)
+    site.plugin("dlx-lib", "lib", OWNER.replace("    lane_imports = False\n", ""))
+    out = site.run(
+        textwrap.dedent(ROADS)
+        + textwrap.dedent(
+            """
+            for _ in range(2):
+                try:
+                    lane(np.arange(6.0), to="lib")
+                except dlx.errors.ConversionError as error:
+                    print(error)
+            import gc; gc.collect()
+            print(native.live())
+            """
+        )
+    )
+    first, second, live = out.splitlines()
+    assert first == second and "its exchange table made a numpy.ndarray" in first and live == "0"
+
+
+@pytest.mark.parametrize(
+    ("fact", "says"),
+    [
+        ("guards = (Guard('no_such', kinds=('nothing',)),)", "DTypeError: no dtype's name begins with 'nothing'"),
+        ("guards = (Guard('x', of_owner=True),); owner = 'base'; owner_type = 'lib.Nothing'", "AttributeError"),
+        ("def guard_function(self): return 3", "TypeError"),
+        ("def exchange(self): raise OSError('libx.so')", "OSError: libx.so"),
+        ("switches = (('no.such.module', 'x', 1),)", "KeyError: 'no.such.module'"),
+    ],
+)
+def test_a_lane_that_cannot_be_set_up_is_not_used(site, np, fact, says):
+    """The array converts by the Python road, and the listing says what is wrong."""
+    site.module("lib", SUBCLASS)
+    code = OWNER.replace("import dlx, sys", "import dlx, sys\nfrom dlx.adapter import Guard")
+    site.plugin("dlx-lib", "lib", code.replace("    lane_imports = False\n", f"    lane_imports = False\n    {fact}\n"))
+    out = site.run(
+        textwrap.dedent(ROADS)
+        + textwrap.dedent(
+            """
+            print([lane(array, to="dlx").shape for _ in range(2)], len(slow))
+            print(*dlx.adapters().notes)
+            """
+        )
+    )
+    lines = out.splitlines()
+    assert lines[0] == "[(6,), (6,)] 2"
+    assert f"the lane from lib.Array to 'dlx' is not used: {says}" in lines[1]

@@ -20,10 +20,10 @@ a source is
 
 _STATUS = """\
 exit status
-  0  done; a refusal that was explained is an answer
-  1  under --strict: something is refused, or not ready
-  2  bad input or a wrong call, in one line on stderr
-130, 141 interrupted, or nobody reads the output any more"""
+  0         done; a refusal that was explained is an answer
+  1         under --strict: something is refused, or not ready
+  2         bad input or a wrong call, in one line on stderr
+  130, 141  interrupted; nobody reads the output any more"""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -86,8 +86,8 @@ def _inspect(commands: Any) -> None:
     command.add_argument(
         "--to",
         metavar="NAMES",
-        help="targets to plan for, as in torch,numpy; 'all' that are installed (what objects get if this is left out); "
-        "'none' (what files get). Targets are imported",
+        help="targets to plan for, as in torch,numpy; they are imported. 'all' that are installed is the default for "
+        "one object, 'none' for files and trees",
     )
 
 

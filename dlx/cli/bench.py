@@ -37,11 +37,11 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         ]
         for each in rows
     ]
-    screen.table(["float32", "outcome", ">dlx.convert", ">from_dlpack", ">copy=True"], cells)
+    screen.table(["pair", "outcome", ">dlx.convert", ">its from_dlpack", ">copy=True"], cells)
     screen.line("")
     screen.line(
         (
-            f"times: {SMALL[0]} elements, best of {rounds} rounds; copies: {amount(4 * LARGE[0])} of fresh memory",
+            f"float32; times: {SMALL[0]} elements, best of {rounds}; copies: {amount(4 * LARGE[0])} of fresh memory",
             "quiet",
         )
     )

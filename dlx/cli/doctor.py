@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import dlx
+from dlx.cli import listing
 from dlx.cli.entries import BadInput, counted, one_line
 from dlx.cli.probe import ask
 from dlx.cli.screen import Cell, Screen
@@ -145,10 +146,8 @@ def _show(rows: list[Row], arguments: argparse.Namespace, screen: Screen) -> Non
         table.append(
             [*cells, f"{row.module}" + (f" ({row.distribution})" if row.distribution != "dlx" else ""), row.cause]
         )
-    columns = ["name", "status", "version", *(["DLPack", "exchange API"] if arguments.load else []), "adapter", ""]
-    if not any(row.cause for row in rows):
-        columns, table = columns[:-1], [line[:-1] for line in table]
-    screen.table(columns, table)
+    columns = ["name", "status", "version", *(["DLPack", "exchange API"] if arguments.load else []), "adapter", "note"]
+    listing.filled(columns, table, screen)
     if arguments.verbose:
         for row in rows:
             if row.details:

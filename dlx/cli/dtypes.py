@@ -39,7 +39,8 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     rows: list[list[Cell]] = []
     documents = []
     own: dict[str, list[str]] = {}
-    for name in DTYPES:
+    further = sorted({name for adapter in adapters.values() for name in adapter.dtypes} - {*DTYPES})
+    for name in (*DTYPES, *further):  # those that only a plugin has come last
         dtype = DType(name)
         words = {framework: adapter.word_for(name) for framework, adapter in adapters.items()}
         rows.append([(name, "name"), _numbers(dtype), *(_word(word, name) for word in words.values())])

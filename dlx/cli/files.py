@@ -14,6 +14,7 @@ from typing import Any
 from dlx.abi import DType
 from dlx.cli.entries import BadInput, Entry, Source, counted, one_line
 from dlx.cli.headers import MAGIC_NPY, SAFE, opened_zip, read_npy, read_npz, read_safetensors
+from dlx.cli.screen import Screen
 from dlx.errors import DTypeError
 
 __all__ = ["open_source"]
@@ -22,8 +23,8 @@ _OBJECT = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<path>[^\W\d]\w*
 _SKETCH = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<shape>[\d,\s]*)\]")
 
 
-def open_source(name: str) -> Source:
-    """Return what a word of the command line stands for.
+def open_source(name: str, screen: Screen) -> Source:
+    """Return what a word of the command line stands for; reading a file is shown on the screen.
 
     Raises
     ------
@@ -33,7 +34,10 @@ def open_source(name: str) -> Source:
     path = Path(name)
     try:
         if path.exists():
-            return _file(path)
+            with screen.working(f"reading {name}"):
+                return _file(path)
+        if re.search(r"\.py(:|$)", name):
+            raise BadInput("an object is named by its module, without folders and .py, as in 'mod:x' or 'pkg.mod:x'")
         sketched, named = _SKETCH.fullmatch(name), _OBJECT.fullmatch(name)
         if sketched is not None:
             return _sketch(name, sketched)

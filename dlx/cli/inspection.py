@@ -11,7 +11,7 @@ from dlx.cli import listing, targets
 from dlx.cli.entries import Entry, Fold, Source, amount, counted, extents, nbytes_of, totals
 from dlx.cli.files import open_source
 from dlx.cli.objects import capsule_facts, layout
-from dlx.cli.screen import Cell, Screen
+from dlx.cli.screen import OUTCOMES, Cell, Screen
 from dlx.cli.targets import ADDRESS, Outcome
 
 __all__ = ["run"]
@@ -21,13 +21,14 @@ _LAYOUTS = {"C": "C-contiguous", "F": "F-contiguous", "strided": "not contiguous
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Show each source; several are summed up in the end."""
-    sources = [open_source(name) for name in arguments.sources]
+    sources = [open_source(name, screen) for name in arguments.sources]
     documents = []
     for number, source in enumerate(sources):
         if number:
             screen.line("")
         default = "all" if source.kind in ("object", "sketch") and len(source.entries) == 1 else "none"
-        names = targets.chosen(arguments.to, default)
+        with screen.working("importing targets"):
+            names = targets.chosen(arguments.to, default)
         if len(source.entries) == 1 and not source.entries[0].path:
             documents.append(_one(source, names, arguments, screen))
         else:
@@ -139,13 +140,13 @@ def _tree(source: Source, names: list[str], arguments: argparse.Namespace, scree
     screen.line("")
     listing.sums(entries, screen)
     _show_metadata(source, screen)
-    documents = [_document(entry) for entry in entries]
+    documents = [_document(entry) for entry in entries] if screen.as_json else []
     if names:
         planned = [
             [targets.outcome(each, name, mapped=arguments.mapped) for name in names]
             for each in screen.progress(entries, "planning", len(entries))
         ]
-        for document, outcomes in zip(documents, planned, strict=True):
+        for document, outcomes in zip(documents, planned, strict=screen.as_json):
             document["targets"] = _plain(outcomes)
         screen.line("")
         _show_sums(list(zip(*planned, strict=True)), screen)
@@ -180,7 +181,7 @@ def _show_metadata(source: Source, screen: Screen) -> None:
 
 def _show_sums(columns: list[tuple[Outcome, ...]], screen: Screen) -> None:
     rows: list[list[Cell]] = []
-    reasons: list[tuple[str, Cell]] = []
+    reasons: dict[tuple[str, str], list[str]] = {}
     for outcomes in columns:
         target, counts = outcomes[0].target, Counter(each.outcome for each in outcomes)
         copied = sum(each.nbytes for each in outcomes)
@@ -196,11 +197,15 @@ def _show_sums(columns: list[tuple[Outcome, ...]], screen: Screen) -> None:
         )
         for word in ("refused", "copied"):
             why = Counter(ADDRESS.sub("", each.why) for each in outcomes if each.outcome == word)
-            reasons += [(f"{target}, {count:,} {word}", text) for text, count in why.most_common(3)]
+            for text, _ in why.most_common(3):
+                reasons.setdefault((word, text), []).append(target)
     screen.table(["to", ">shared", ">copied", ">bytes copied", ">refused"], rows)
     if reasons:
         screen.line("")
-        screen.facts(reasons)
+        screen.table(
+            ["", "to", "why"],
+            [[(word, OUTCOMES[word]), ", ".join(names), text] for (word, text), names in reasons.items()],
+        )
 
 
 # ---- JSON ------------------------------------------------------------------------------------------------------------

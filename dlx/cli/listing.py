@@ -11,7 +11,7 @@ from dlx.cli.entries import Entry, Fold, amount, fold, totals
 from dlx.cli.screen import OUTCOMES, Cell, Screen
 from dlx.cli.targets import Outcome
 
-__all__ = ["MANY", "MOST", "arrays", "folds", "outcomes", "sums"]
+__all__ = ["MANY", "MOST", "arrays", "filled", "folds", "outcomes", "sums"]
 
 MANY = 24  # entries from which on names are folded
 MOST = 60  # rows
@@ -67,9 +67,7 @@ def arrays(
     rows = list(_rows(found))
     shown = rows if everything else rows[:MOST]
     table = [[row.name, row.count, *(cells(row.fold) if row.fold is not None else head(row.folds))] for row in shown]
-    names = ["/name", ">count", *columns]
-    kept = [i for i in range(len(names)) if i == 0 or any(_filled(line[i]) for line in table)]
-    screen.table([names[i] for i in kept], [[line[i] for i in kept] for line in table])
+    filled(["/name", ">count", *columns], table, screen)
     hidden = sum(len(row.folds) for row in rows[len(shown) :] if row.fold is not None)
     if hidden:
         screen.line((f"… {hidden:,} more rows: --all shows them", "quiet"))
@@ -90,10 +88,16 @@ def outcomes(found: Sequence[Outcome], screen: Screen) -> None:
     """Print what becomes of one array on the way to each target."""
     rows: list[list[Cell]] = []
     for each in found:
-        size = f" ({amount(each.nbytes)})" if each.nbytes else ""
         why = f"{each.why}. {each.fix}".rstrip(". ") if each.fix else each.why
-        rows.append([each.target, (each.outcome, OUTCOMES[each.outcome]), f"{why}{size}".lstrip()])
-    screen.table(["to", "outcome", "why"], rows)
+        copied = amount(each.nbytes) if each.nbytes else ""
+        rows.append([each.target, (each.outcome, OUTCOMES[each.outcome]), copied, why])
+    filled(["to", "outcome", ">bytes copied", "why"], rows, screen)
+
+
+def filled(columns: Sequence[str], rows: Sequence[Sequence[Cell]], screen: Screen) -> None:
+    """Print a table without the columns that nothing stands in, but for the first."""
+    kept = [i for i in range(len(columns)) if i == 0 or any(_text(row[i]) for row in rows)]
+    screen.table([columns[i] for i in kept], [[row[i] for i in kept] for row in rows])
 
 
 def _rows(found: Iterable[Fold]) -> Iterable[Row]:
@@ -118,5 +122,5 @@ def _times(each: Fold) -> str:
     return f"×{len(each.entries):,}" if len(each.entries) > 1 else ""
 
 
-def _filled(cell: Cell) -> bool:
-    return bool(cell if isinstance(cell, str) else cell[0])
+def _text(cell: Cell) -> str:
+    return cell if isinstance(cell, str) else cell[0]

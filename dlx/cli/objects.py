@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import ctypes
 import difflib
 import importlib
@@ -36,7 +37,8 @@ def read_object(name: str, module: str, path: str) -> Source:
     print(f"dlx: importing {module}, which runs its code", file=sys.stderr)
     sys.path.insert(0, "")  # as `python -m` does: the folder that the user is in
     try:
-        obj: Any = importlib.import_module(module)
+        with contextlib.redirect_stdout(sys.stderr):  # what it prints is no part of our output
+            obj: Any = importlib.import_module(module)
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
             here = "in this folder or where Python looks; run dlx where it is, or set PYTHONPATH"

@@ -21,7 +21,7 @@ _COPY = {"auto": None, "never": False, "always": True}
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Show the plan of every source for every target."""
-    sources = [open_source(name) for name in arguments.sources]
+    sources = [open_source(name, screen) for name in arguments.sources]
     options = {
         "device": None if arguments.device is None else dlx.Device(arguments.device),
         "copy": _COPY[arguments.copy],
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         names = targets.chosen(arguments.to)
     documents: list[dict[str, Any]] = []
     refused = 0
-    for source in sources:
+    for number, source in enumerate(sources):
         plans = {
             name: [
                 targets.outcome(each, name, mapped=arguments.mapped, **options)
@@ -41,17 +41,18 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
             for name in names
         }
         refused += sum(each.outcome == "refused" for planned in plans.values() for each in planned)
-        if documents:
+        if number:
             screen.line("")
         if _is_one(source) and len(names) > 1:
             screen.heading(f"{source.name} →", _what(source))
             listing.outcomes([planned[0] for planned in plans.values()], screen)
         else:
-            for number, (name, planned) in enumerate(plans.items()):
-                if number:
+            for place, (name, planned) in enumerate(plans.items()):
+                if place:
                     screen.line("")
                 _show(source, name, planned, arguments.all, screen)
-        documents += [_document(source, name, planned) for name, planned in plans.items()]
+        if screen.as_json:
+            documents += [_document(source, name, planned) for name, planned in plans.items()]
     screen.document({"options": {**options, "mapped": arguments.mapped}, "plans": documents})
     return 1 if arguments.strict and refused else 0
 
@@ -121,7 +122,9 @@ def _reason(fate: Outcome) -> str:
 def _summary(planned: Sequence[Outcome]) -> str:
     nbytes = sum(each.nbytes for each in planned)
     counts = {word: sum(each.outcome == word for each in planned) for word in OUTCOMES}
-    parts = [f"{count} {word}" + f" ({amount(nbytes)})" * (word == "copied") for word, count in counts.items() if count]
+    parts = [
+        f"{count:,} {word}" + f" ({amount(nbytes)})" * (word == "copied") for word, count in counts.items() if count
+    ]
     return ", ".join(parts if counts["copied"] else [*parts, "nothing copied"])
 
 

@@ -67,7 +67,9 @@ class Screen:
             return None
         from rich.console import Console
 
-        return Console(file=self._file, highlight=False, markup=False, emoji=False)
+        console = Console(file=self._file, highlight=False, markup=False, emoji=False)
+        console.on_broken_pipe = _raise  # type: ignore[method-assign]  # coloured output in a pipe: see `main`
+        return console
 
     @property
     def plain(self) -> bool:
@@ -200,6 +202,10 @@ def _bare(column: str) -> str:
     return column.lstrip(">/")
 
 
+def _raise() -> None:
+    raise  # rich calls this while it handles a BrokenPipeError
+
+
 class _Name:
     """A name with dots and brackets, as rich draws it: broken behind them where it is too long, not in a word."""
 
@@ -216,7 +222,7 @@ class _Name:
 
         indent = len(self.text) - len(self.text.lstrip())
         line, lines = "", []
-        for part in re.findall(r".+?(?:[./_\]]|$)", self.text):
+        for part in re.findall(r".+?(?:[./\]]|$)", self.text):
             if line.strip() and len(line) + len(part) > options.max_width:
                 lines.append(line)
                 line = " " * (indent + 2)

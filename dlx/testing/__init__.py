@@ -7,7 +7,7 @@ promise. A library that dlx has an adapter for is graded through dlx too; any ot
 
 from __future__ import annotations
 
-from dlx.testing import adapting, exporting, importing
+from dlx.testing import adapting, asking, exporting, importing, keeping, living, owning, refusing, requests
 from dlx.testing.capsules import Taken
 from dlx.testing.check import CHECKS, Broken, Check, NotApplicable, Verdict, of_kinds
 from dlx.testing.libraries import LIBRARIES, find

@@ -10,10 +10,11 @@ import ctypes
 import itertools
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from dlx.abi import READ_ONLY, SUBBYTE_PADDED, DType
 from dlx.native import ffi, lib
+from dlx.tensor import contiguous
 
 __all__ = ["Export", "NotACapsule", "Taken", "elements", "foreign_thread", "swept"]
 
@@ -76,7 +77,7 @@ def elements(
     if bits < 8:  # only the lowest bits count
         return bytes(value & (1 << bits) - 1 for value in elements(address, shape, strides, DType("uint8")))
     size = -(-bits // 8)
-    if strides is None:
+    if strides is None or contiguous(tuple(shape), tuple(strides)):
         return bytes(ffi.buffer(ffi.cast("char *", address), count * size))
     indices = itertools.product(*map(range, shape))
     places = [size * sum(i * step for i, step in zip(at, strides, strict=True)) for at in indices]
@@ -183,7 +184,7 @@ class Export:
         The struct behind it, as cdata.
     """
 
-    _alive: list[Export] = []  # structs that a consumer may still use
+    _alive: ClassVar[list[Export]] = []  # structs that a consumer may still use
 
     def __init__(
         self,
@@ -233,7 +234,7 @@ class Export:
     @property
     def taken(self) -> bool:
         """Whether a consumer renamed the capsule, and so owns what is behind it."""
-        return _get_name(self.capsule) != self.given
+        return bool(_get_name(self.capsule) != self.given)
 
     def scribble(self) -> None:
         """Change the capsule's shape and strides, as nobody should while a consumer holds it."""

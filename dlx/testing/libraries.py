@@ -163,7 +163,7 @@ def _torch() -> Subject:
             "overlapping": lambda a: a.as_strided((4, 3), (1, 1)),
             "no dimension": lambda a: a[1, 2],
         },
-        writable=lambda tensor: True,  # there is no other kind in torch
+        write=lambda tensor: tensor.zero_(),
         read=read, describe=lambda t: (t.data_ptr(), tuple(t.shape), name(t.dtype)),
         unfit={
             "requires grad": lambda: torch.ones(3, requires_grad=True),

@@ -9,7 +9,7 @@ from typing import Any
 
 from dlx.abi import IS_COPIED, READ_ONLY, DType
 from dlx.native import ffi
-from dlx.testing.capsules import Export, elements
+from dlx.testing.capsules import Export, Taken, elements
 
 __all__ = ["BareSource", "OldSource", "Source", "pattern"]
 
@@ -26,9 +26,9 @@ def pattern(dtype: str, count: int) -> bytes:
     kind = DType(dtype)
     bits = kind.bits * kind.lanes
     nbytes = -(-count * bits // 8)
-    raw = bytearray((i * 73 + 9) & 0xFF for i in range(nbytes))
     if dtype == "bool":
-        return bytes(i % 3 % 2 for i in range(count))
+        return (bytes((0, 1, 0)) * (count // 3 + 1))[:count]
+    raw = bytearray((bytes((i * 73 + 9) & 0xFF for i in range(256)) * (nbytes // 256 + 1))[:nbytes])
     part = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
     if part in _FORMATS:
         exponent, mantissa = _FORMATS[part]
@@ -67,6 +67,8 @@ class Source:
         What ``__dlpack__`` raises.
     answer
         What ``__dlpack__`` returns instead of a capsule.
+    claims, code
+        Shape and dtype to state in the struct instead of the true ones.
     struct
         Further options of `Export`.
 
@@ -94,6 +96,8 @@ class Source:
         data: int | None = None,
         raises: BaseException | None = None,
         answer: Any = Ellipsis,
+        claims: Sequence[int] | None = None,
+        code: tuple[int, int, int] | None = None,
         **struct: Any,
     ) -> None:
         self.dtype, self.shape = DType(dtype), tuple(shape)
@@ -115,7 +119,7 @@ class Source:
         self.address = start - low * size // 8
         self.readonly, self.legacy, self.raises, self.answer = readonly, legacy, raises, answer
         self.null_strides, self.byte_offset, self.device, self.says = null_strides, byte_offset, device, says
-        self.data, self.struct = data, struct
+        self.data, self.struct, self.claims, self.code = data, struct, claims, code
         self.calls: list[dict[str, Any]] = []
         self.exports: list[Export] = []
 
@@ -128,9 +132,16 @@ class Source:
         struct = {"flags": (READ_ONLY if self.readonly else 0) | flags, **self.struct}
         data = self.address if self.data is None else self.data
         export = Export(
-            data - self.byte_offset if data else 0, self.shape, None if self.null_strides else self.strides,
-            self.dtype, keep=self.memory, legacy=legacy, device=self.device, byte_offset=self.byte_offset, **struct,
-        )  # fmt: skip
+            data - self.byte_offset if data else 0,
+            self.shape if self.claims is None else self.claims,
+            None if self.null_strides else self.strides,
+            self.code or self.dtype,
+            keep=self.memory,
+            legacy=legacy,
+            device=self.device,
+            byte_offset=self.byte_offset,
+            **struct,
+        )
         self.exports.append(export)
         return export.capsule
 
@@ -155,6 +166,11 @@ class Source:
             raise BufferError("this memory is read-only, and a legacy capsule cannot say so")
         return self.capsule(legacy=legacy)
 
+    @staticmethod
+    def read(array: Any) -> bytes:
+        """Return the elements of any array in row-major order, by its own export."""
+        return Taken(array.__dlpack__(max_version=(1, 0))).elements()
+
     def __dlpack__(
         self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
     ) -> Any:
@@ -170,11 +186,11 @@ class Source:
         A capsule that was taken has its deleter called once. One that was not keeps its name, and its deleter is its
         producer's business.
         """
-        for wait in range(50):  # a framework with threads of its own may let go a little later
-            gc.collect()
+        for wait in range(30):  # a cycle, or a framework with threads of its own, may let go a little later
             if all(export.deleted or not export.taken for export in self.exports):
                 break
-            time.sleep(0.01 * (wait > 2))
+            gc.collect()
+            time.sleep(0.01 * wait)
         for export in self.exports:
             if export.taken and export.deleted != 1:
                 return f"a capsule was taken, and its deleter called {export.deleted} times"

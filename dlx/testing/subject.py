@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -45,6 +44,8 @@ class Subject:
         Whether all of its arrays are read-only.
     writable
         ``writable(array)``; the default asks the array's own ``__dlpack__``.
+    write
+        ``write(array)`` sets its elements to 0 in place, or raises where they may not be written.
     read
         ``read(array)``: its row-major bytes as the library itself sees them; the default reads through its export.
     describe
@@ -79,6 +80,7 @@ class Subject:
     readonly: Callable[[Any], Any] | None = None
     immutable: bool = False
     writable: Callable[[Any], bool] | None = None
+    write: Callable[[Any], Any] | None = None
     read: Callable[[Any], bytes] | None = None
     describe: Callable[[Any], tuple[int, tuple[int, ...], str]] | None = None
     unfit: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
@@ -216,10 +218,15 @@ class Subject:
 
     def settled(self, source: Source) -> None:
         """Raise `Broken` unless everything that the source gave out was released once."""
-        gc.collect()
         amiss = source.amiss()
         if amiss:
             raise Broken(amiss)
+
+    def settled_now(self, source: Source) -> None:
+        """Raise `Broken` if something was released twice already."""
+        for export in source.exports:
+            if export.deleted > 1:
+                raise Broken(f"a deleter was called {export.deleted} times")
 
     def needs(self, what: Any, text: str) -> None:
         """Raise `NotApplicable` unless the subject has something."""
