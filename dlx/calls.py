@@ -193,7 +193,9 @@ class Call:
             home, device = self._caller
             request = Request(home, device, detach=self.request.detach, readonly=self.request.readonly)
             if self.way.lazy and isinstance(what, Container):
-                return lazy_view(value, request, None, None, strict=False, collect=False, known=self._own.values())
+                asked = self.way.answer is not None  # then the caller's own arrays are to be of that framework too
+                known = [pair for pair in self._own.values() if not asked or kind_of(pair[1]) is home]
+                return lazy_view(value, request, None, None, strict=False, collect=False, known=known)
         if isinstance(what, Container):
             return self._outward(value, what, request, "result")
         return self._outward((value,), TUPLE, request, "")[0]

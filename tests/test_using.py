@@ -436,6 +436,8 @@ def test_an_answer_that_was_asked_for_holds_for_arguments_handed_back(np, torch)
         assert [type(each) for each in result] == [kind, kind] and any(each is own for each in result)
         assert dlx.shares_memory(result[0], a) and dlx.shares_memory(result[1], t)
         assert type(dlx.using("torch", answer=answer)(lambda x: x)([a, t])[0]) is kind
+        view = dlx.using("torch", answer=answer, lazy=True)(lambda *args: list(args))(a, t)
+        assert [type(each) for each in view] == [kind, kind] and any(each is own for each in view)
 
 
 def test_defaults_and_decorated_builtins_and_partials(np, torch):
