@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from dlx.abi import Device
 from dlx.adapter import Adapter
-from dlx.containers import TUPLE
+from dlx.containers import LIST, TUPLE
 from dlx.conversion import convert
 from dlx.errors import DlxError, ReadOnlyError
 from dlx.facts import Container
@@ -53,9 +53,13 @@ class Way:
         """Return the name of a positional argument, as it stands in errors."""
         return self.names[i] if i < len(self.names) else f"{self.rest}[{i - len(self.names)}]"
 
-    def may_write(self, where: str) -> bool:
-        """Return whether the place of an array is in a parameter that is declared to be written to."""
-        return where.partition("[")[0].partition(".")[0] in self.writes
+    def written(self, args: tuple[Any, ...], options: dict[str, Any]) -> set[int]:
+        """Return the addresses of all arrays in parameters that are declared to be written to."""
+        if not self.writes:
+            return set()
+        chosen = [arg for i, arg in enumerate(args) if self.name(i).partition("[")[0] in self.writes]
+        chosen += [arg for name, arg in options.items() if name in self.writes]
+        return {id(array) for array in Tree(chosen, LIST, Failures("", collect=True)).arrays}
 
 
 @dataclass
@@ -66,6 +70,7 @@ class Passed:
     new: Any  # what the function got
     version: int | None  # how often that was written to, where its framework counts
     where: str
+    declared: bool  # to be written to
 
 
 class Call:
@@ -82,6 +87,7 @@ class Call:
         self._shared: list[Passed] = []  # the others, where there are copies
         self._seen: list[tuple[Adapter, Any, bool]] = []  # (adapter, array, whether it is on the host for certain)
         self.work = Work(self.request.target, self.request.stream)
+        self._declared = way.written(args, options)  # even where they stand elsewhere among the arguments as well
         inside = self.inward((args[way.skipped :], options), arguments=True)
         self._caller = self._answerer()
         self.work.stays = self._caller is None or way.lazy  # what is converted later is on the stream of then
@@ -120,7 +126,8 @@ class Call:
                 self._own[id(new)] = (new, old)
                 self._seen.append((source, old, i in host))
                 if copies and id(new) not in copies:
-                    self._shared.append(Passed(old, new, target.writes_to(new), self._place(tree.place(i))))
+                    where, declared = self._place(tree.place(i)), id(old) in self._declared
+                    self._shared.append(Passed(old, new, target.writes_to(new), where, declared))
             before = tree.containers()
             made = tree.rebuild(results, target.name)
             for (old, keys, children, _), (*_, new) in zip(before, tree.containers(), strict=True):
@@ -134,7 +141,7 @@ class Call:
     def _watched(self, old: Any, new: Any, place: str) -> Any:
         """Note an array that had to be copied, so that no write to it is lost."""
         target, where = self.request.target, self._place(place)
-        may = self.way.may_write(where)
+        may = id(old) in self._declared
         if may and not _writable(old):
             raise ReadOnlyError(
                 "the function writes to it (writes=), and it is read-only",
@@ -145,7 +152,7 @@ class Call:
             )
         try:
             new = target.guarded(new, writable=may)
-            self._copies.append(Passed(old, new, target.writes_to(new), where))
+            self._copies.append(Passed(old, new, target.writes_to(new), where, may))
         except (DlxError, MemoryError):
             raise
         except Exception as error:
@@ -288,7 +295,7 @@ class Call:
     def _is_written(self, passed: Passed) -> bool:
         """Return whether the function wrote to an array, or was declared to: some ways leave no trace."""
         now = self.request.target.writes_to(passed.new)
-        return self.way.may_write(passed.where) or (now is not None and now != passed.version)
+        return passed.declared or (now is not None and now != passed.version)
 
     def _agrees(self, copy: Passed, written: list[Passed]) -> None:
         """Refuse to write a copy over what the function wrote to another argument that has the same memory."""

@@ -394,6 +394,22 @@ def test_a_declared_write_is_written_back_by_whatever_road_it_was_made(np, torch
     assert base.tolist() == [5, 5, 5]
 
 
+def test_a_declared_write_does_not_depend_on_where_else_the_array_stands(np, torch):
+    """The same array in a parameter that is written to and in one that is not, in any order and depth."""
+
+    @dlx.using("numpy", writes="x")
+    def add(y, x, *, z=None):
+        x["a"] += 1
+
+    for where in ({"y": 0, "x": 1}, {"x": 1, "y": 0}, {"z": 1, "y": 0, "x": 1}):
+        odd = torch.zeros(2, dtype=torch.complex64).conj()
+        add(**{name: {"a": odd} if name == "x" else [odd] for name in where})
+        assert odd.tolist() == [1, 1]
+    odd = torch.zeros(2, dtype=torch.complex64).conj()
+    with pytest.raises(ValueError, match="read-only"):
+        dlx.using("numpy", writes="x")(lambda y, x: y.__iadd__(1))(odd, np.ones(1))
+
+
 def test_writes_to_arguments_that_share_memory_are_never_lost_silently(np, torch):
     """Each would be written over the other where one of them is a copy; what was written once is written back."""
 
