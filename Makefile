@@ -19,7 +19,7 @@ SOURCES := build_ffi.py setup.py pyproject.toml constraints.txt dlx/headers.py $
 # torch is installed exactly as asked, and left out, with a word, where that is not to be had.
 TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 
-.PHONY: demo test test-deep test-all bench bench-count matrix lint format clean
+.PHONY: demo test test-deep test-all bench bench-count matrix screens docs dist lint format clean
 
 demo: $(VENV)/.built $(TORCH_STAMP)
 	$(BIN)/python examples/quickstart.py
@@ -53,23 +53,41 @@ bench: $(VENV)/.built $(TORCH_STAMP)
 matrix: $(VENV)/.built $(TORCH_STAMP)
 	$(BIN)/python -m matrix --write docs
 
+# Screens of the command for the documentation.
+screens: $(VENV)/.built $(TORCH_STAMP)
+	$(BIN)/python -m screens docs/screens
+
 bench-count: $(VENV)/.built $(TORCH_STAMP)
 	$(BIN)/python -m benchmarks --count $(ARGS)
 
 lint: $(VENV)/.built $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror c_src/*.c c_src/*.h adapters/*.c benchmarks/*.c tests/*.c examples/*/*.c examples/*/*.h
+	$(BIN)/clang-format --dry-run --Werror c_src/*.c c_src/*.h adapters/*.c benchmarks/*.c tests/*.c examples/*/*.c examples/*/*.h examples/*/src/*/*.c
 	$(BIN)/mypy
 	cc -std=c11 -fsyntax-only -Wall -Wextra -Wpedantic -Wconversion -Wno-sign-conversion c_src/[!p]*.c
 
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i c_src/*.c c_src/*.h adapters/*.c benchmarks/*.c tests/*.c examples/*/*.c examples/*/*.h
+	$(BIN)/clang-format -i c_src/*.c c_src/*.h adapters/*.c benchmarks/*.c tests/*.c examples/*/*.c examples/*/*.h examples/*/src/*/*.c
+
+# The documentation as a site, in site/. Warnings are errors.
+docs: .venv-docs/.made
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict --clean
+	@echo "open site/index.html"
+
+# An sdist, and the wheel for this Python made of it, both in dist/; then the wheel is tried without compiler or checkout.
+dist: .venv-dist/.made
+	rm -rf dist .venv-dist/tried .venv-dist/empty
+	PIP_CONSTRAINT="$(CURDIR)/constraints.txt" .venv-dist/bin/python -m build --outdir dist .
+	$(PYTHON) -m venv .venv-dist/tried
+	.venv-dist/tried/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt dist/*.whl
+	mkdir .venv-dist/empty
+	cd .venv-dist/empty && env -i PATH="$(CURDIR)/.venv-dist/tried/bin" python -I ../../tests/smoke.py
 
 clean:
-	rm -rf .venv .venv-* build dist dlx/_ffi.*so adapters/*.so adapters/*.egg-info
+	rm -rf .venv .venv-* build dist site dlx/_ffi.*so adapters/*.so adapters/*.egg-info
 
 EXTRA ?= test
 
@@ -85,6 +103,16 @@ $(VENV)/.built: $(VENV)/.made $(SOURCES)
 
 $(VENV)/.lint: $(VENV)/.made constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt ruff mypy clang-format types-cffi
+	@touch $@
+
+.venv-docs/.made: constraints.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt mkdocs-material "mkdocstrings[python]" ruff
+	@touch $@
+
+.venv-dist/.made: constraints.txt
+	$(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt build
 	@touch $@
 
 $(TORCH_STAMP): $(VENV)/.made

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import dlx
@@ -23,6 +23,7 @@ from dlx.adapter import (
     Adapter,
     ArrayInfo,
     Capabilities,
+    Container,
     Device,
     Hindrance,
     Layout,
@@ -34,6 +35,30 @@ from dlx.adapter import (
 from dlx.errors import DeviceError, DTypeError
 
 
+class NpzFile(Mapping[str, Any]):
+    """What cupy.load gives for an .npz file, as a mapping: an array is read, and moved, when it is asked for."""
+
+    def __init__(self, npz: Any) -> None:
+        self.npz: Any = npz.npz if isinstance(npz, NpzFile) else npz
+
+    def __getitem__(self, name: str) -> Any:
+        return self.npz[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.npz.npz_file.files
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.npz.npz_file.files)
+
+    def __len__(self) -> int:
+        return len(self.npz.npz_file.files)
+
+
+def _open_file(npz: Any) -> tuple[list[str], list[Any]]:
+    file = NpzFile(npz)
+    return list(file), list(file.values())
+
+
 class CupyAdapter(Adapter):
     """cupy.ndarray."""
 
@@ -42,6 +67,17 @@ class CupyAdapter(Adapter):
     install = 'pip install "dlx[cupy]"'
     types = ("cupy.ndarray",)
     lane = types  # without a table there is none, but asking twice is harmless
+    containers = (
+        Container(
+            types=("cupy._io.npz.NpzFile",),
+            kind="mapping",
+            open=_open_file,
+            mutable=False,
+            elements="fresh",
+            falls_to=dict,
+            live=NpzFile,
+        ),
+    )
     dtypes = {
         "bool": "bool_",
         "int8": "int8",

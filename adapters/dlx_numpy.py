@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import dlx
@@ -198,9 +198,80 @@ class _Numpy(Adapter):
         return obj if type(obj) is ndarray or not isinstance(obj, ndarray) else ndarray.view(obj, ndarray)
 
 
+# ---- files that hold numpy's arrays ----------------------------------------------------------------------------------
+
+
 def _open_npz(npz: Any) -> tuple[list[str], list[Any]]:
     """Read every member, each once."""
     return list(npz.files), [npz[name] for name in npz.files]
+
+
+def _open_group(group: Any) -> tuple[list[str], list[Any]]:
+    names = list(group)
+    return names, [group[name] for name in names]
+
+
+class SafeTensors(Mapping[str, Any]):
+    """What safetensors.safe_open gives, as a mapping: a tensor is read when it is asked for."""
+
+    def __init__(self, file: Any) -> None:
+        self.file: Any = file.file if isinstance(file, SafeTensors) else file
+        self.names = dict.fromkeys(self.file.keys())
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.names:
+            raise KeyError(name)
+        return self.file.get_tensor(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def _open_safe(file: Any) -> tuple[list[str], list[Any]]:
+    tensors = SafeTensors(file)
+    return list(tensors), list(tensors.values())
+
+
+# Whatever is read from a file is made anew on each access, and nothing is put in.
+_FILES = (
+    Container(
+        types=("numpy.lib.npyio.NpzFile", "numpy.lib._npyio_impl.NpzFile"),
+        kind="mapping",
+        open=_open_npz,
+        mutable=False,
+        elements="fresh",
+        falls_to=dict,
+    ),
+    Container(
+        types=("h5py.Group",),  # h5py.File is one
+        kind="mapping",
+        open=_open_group,
+        elements="fresh",
+        identity=lambda child: getattr(child, "id", None),  # the same for every name of one object in the file
+        falls_to=dict,
+    ),
+    Container(
+        types=("h5py.Dataset",),
+        kind="wrapper",
+        open=lambda dataset: (None, [dataset[()]]),
+        close=lambda dataset, keys, children, blank: children[0],
+    ),
+    Container(
+        types=("safetensors.safe_open",),
+        kind="mapping",
+        open=_open_safe,
+        mutable=False,
+        elements="fresh",
+        falls_to=dict,
+        live=SafeTensors,
+    ),
+)
 
 
 class NumpyAdapter(_Numpy):
@@ -210,17 +281,7 @@ class NumpyAdapter(_Numpy):
     lane = ("numpy.ndarray",)
     identity = False  # arrays of objects are refused everywhere
     import_keeps = True
-    containers = (
-        # What np.load gives for an .npz file: each access reads a member anew, and nothing can be put in.
-        Container(
-            types=("numpy.lib.npyio.NpzFile", "numpy.lib._npyio_impl.NpzFile"),
-            kind="mapping",
-            open=_open_npz,
-            mutable=False,
-            elements="fresh",
-            falls_to=dict,
-        ),
-    )
+    containers = _FILES
 
     def exchange(self) -> Any:
         return _exchange(self.module())

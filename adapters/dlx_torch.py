@@ -84,8 +84,11 @@ def _close_parameters(old: Any, keys: list[str] | None, children: list[Any], bla
 def _close_tensordict(old: Any, keys: list[Any] | None, children: list[Any], blank: Any) -> Any:
     """Put the children into a copy that shares the rest: batch size, device, names of dimensions."""
     new = old.clone(recurse=False)
+    is_other = sys.modules["tensordict"].is_non_tensor  # text, numbers, objects: told apart by `get` only
     for key, child in zip(keys or (), children, strict=True):
-        if new[key] is not child:
+        if is_other(old.get(key)):
+            new.set_non_tensor(key, child)
+        elif new[key] is not child:
             new[key] = child
     return new.lock_() if old.is_locked else new
 
@@ -433,7 +436,7 @@ class TorchAdapter(Adapter):
             return obj.clone()
 
     def writes_to(self, obj: Any) -> int | None:
-        return int(obj._version)
+        return None if obj.is_inference() else int(obj._version)
 
     def moved(self, obj: Any, device: Device) -> Any:
         return obj.to(self.device_to(device))

@@ -15,13 +15,14 @@ from benchmarks.conversions import conversions, fresh, scene
 from benchmarks.copies import copies
 from benchmarks.count import count
 from benchmarks.imports import imports
+from benchmarks.owned import owned
 from benchmarks.picture import draw
 from benchmarks.trees import trees
 from benchmarks.views import views
 from benchmarks.where import where
 
 PEERS = ("numpy", "torch", "apache-tvm-ffi", "cuda-core", "arraybridge", "optree")
-PARTS = ("imports", "conversions", "fresh", "where", "copies", "trees", "views", "bulk")
+PARTS = ("imports", "owned", "conversions", "fresh", "where", "copies", "trees", "views", "bulk")
 
 
 def versions():
@@ -41,6 +42,8 @@ def measure(parts, *, quick):
     print(", ".join(f"{name} {text}" for name, text in found["versions"].items()))
     if "imports" in parts:
         found["imports"] = imports(rounds=3 if quick else 11)
+    if "owned" in parts:  # before anything makes dlx read the entry points, once
+        found["owned"] = owned(quick=quick)
     names, cases = scene()
     if "a" not in names:
         return found

@@ -148,6 +148,10 @@ void dlx_managed_abandon(DLManagedTensorVersioned* made);
 /* Call the deleter, if there is one. Owns: gives up the caller's count. GIL: not needed. */
 void dlx_managed_release(DLManagedTensorVersioned* managed);
 
+/* A deleter for the conformance kit, which holds consumers to calling it once: adds 1 to the
+ * uint64_t at manager_ctx, from any thread, at any time. Owns: frees nothing. GIL: not needed. */
+void dlx_count_managed(DLManagedTensorVersioned* self);
+
 /* Managed tensors made or adopted here and not yet released. GIL: not needed. */
 int64_t dlx_live(void);
 
@@ -165,6 +169,9 @@ int dlx_legacy_export(DLManagedTensorVersioned* made, DLManagedTensor** out);
 
 /* Call the deleter, if there is one. Owns: gives up the struct. GIL: not needed. */
 void dlx_legacy_release(DLManagedTensor* managed);
+
+/* dlx_count_managed for the legacy struct. */
+void dlx_count_legacy(DLManagedTensor* self);
 
 /* ---- check.c: may this consumer take this tensor as it is? --------------------------------------
  */
@@ -199,7 +206,8 @@ enum {
   DLX_OBSTACLE_PERMUTED = 256,
   DLX_OBSTACLE_UNALIGNED = 512,
   DLX_OBSTACLE_PACKED = 1024, /* packed sub-byte elements, for a consumer that pads them */
-  DLX_OBSTACLE_NULL = 2048    /* no element and no address, for a consumer that wants one */
+  DLX_OBSTACLE_NULL = 2048,   /* no element and no address, for a consumer that wants one */
+  DLX_OBSTACLES_CURED = 1008  /* by a plain copy: read-only, layout and alignment */
 };
 
 /* DLX_OBSTACLE_* between a validated tensor and a consumer; 0 = it may be handed over as it is.

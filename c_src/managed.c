@@ -280,3 +280,7 @@ void dlx_managed_abandon(DLManagedTensorVersioned* made) {
 void dlx_managed_release(DLManagedTensorVersioned* managed) {
   if (managed->deleter) managed->deleter(managed);
 }
+
+void dlx_count_managed(DLManagedTensorVersioned* self) {
+  atomic_fetch_add((_Atomic uint64_t*)self->manager_ctx, 1);
+}

@@ -28,6 +28,7 @@ typedef struct {
   py_route* route;
   DLManagedTensorVersioned* made; /* lent, not yet handed over */
   PyObject* result;               /* strong */
+  uint32_t cures;                 /* obstacles that a copy cures */
 } leaf;
 
 typedef struct {
@@ -216,7 +217,7 @@ static outcome look_at(walk* w, PyObject* lane, Py_ssize_t which, PyObject* to) 
   if (m->obj == NULL) {
     if (need_leaf(w) < 0 || remember(w, m, child, ~w->n_leaves) < 0) return FAILED;
     py_route_enter(route);
-    w->leaves[w->n_leaves] = (leaf){child, route, NULL, NULL};
+    w->leaves[w->n_leaves] = (leaf){.obj = child, .route = route};
     w->items[which].link = ~w->n_leaves++;
   } else {
     w->items[which].link = m->link;
@@ -249,9 +250,18 @@ static outcome lend_all(walk* w) {
     leaf* l = &w->leaves[i];
     if (l->route->is_same) {
       l->result = Py_NewRef(l->obj);
-    } else if ((l->made = py_lane_lend(l->route, l->obj, 0)) == NULL) {
+    } else if ((l->made = py_lane_lend(l->route, l->obj, 0, &l->cures)) == NULL) {
       return LEAVE;
     }
+  }
+  return DONE;
+}
+
+/* Nothing is copied before every array was found right. */
+static outcome copy_all(walk* w) {
+  for (Py_ssize_t i = 0; i < w->n_leaves; i++) {
+    leaf* l = &w->leaves[i];
+    if (l->cures && (l->made = py_lane_copy(l->route, l->made)) == NULL) return LEAVE;
   }
   return DONE;
 }
@@ -373,7 +383,7 @@ PyObject* py_tree_run(PyObject* lane, PyObject* root, PyObject* to) {
   memset(w.few_met, 0, sizeof w.few_met);
 
   PyObject* result = NULL;
-  if (take_apart(&w, lane, root, to) == DONE && lend_all(&w) == DONE &&
+  if (take_apart(&w, lane, root, to) == DONE && lend_all(&w) == DONE && copy_all(&w) == DONE &&
       hand_over_all(&w, lane, root, to) == DONE && put_together(&w) == DONE)
     result = Py_NewRef(w.nodes[0].result);
   clean_up(&w);

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dlx import adapter, ctypes, errors
     from dlx.abi import Device, DType
-    from dlx.conversion import convert, describe, plan
+    from dlx.conversion import describe, plan
     from dlx.cuda import devices, release_pending
     from dlx.doors import borrow, empty, from_dlpack, from_managed, from_pointer, to_capsule
     from dlx.functions import using
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from dlx.overlap import shares_memory
     from dlx.planning import Plan
     from dlx.registry import adapters
-    from dlx.stacking import stack
+    from dlx.signatures import convert, stack
     from dlx.tensor import ArrayInfo, Tensor
+    from dlx.typing import SupportsDLPack
 
 __version__ = "0.1.0.dev0"
 
@@ -42,6 +43,7 @@ __all__ = [
     "Device",
     "DType",
     "Plan",
+    "SupportsDLPack",
     "Tensor",
     "from_dlpack",
     "empty",
@@ -74,6 +76,7 @@ _HOMES = {
     "Device": "abi",
     "DType": "abi",
     "Plan": "planning",
+    "SupportsDLPack": "typing",
     "Tensor": "tensor",
     "from_dlpack": "doors",
     "empty": "doors",

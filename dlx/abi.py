@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from dlx.errors import DeviceError, DTypeError
 from dlx.native import lib, set_tensor_classes
 
-__all__ = ["Device", "DType", "READ_ONLY", "IS_COPIED", "SUBBYTE_PADDED", "host_readable", "same_device"]
+__all__ = ["Device", "DType", "READ_ONLY", "IS_COPIED", "SUBBYTE_PADDED", "codes_of", "host_readable", "same_device"]
 
 READ_ONLY: int = lib.DLPACK_FLAG_BITMASK_READ_ONLY
 IS_COPIED: int = lib.DLPACK_FLAG_BITMASK_IS_COPIED
@@ -139,6 +140,7 @@ _EXACT_NAMES = {pair: name for name, pair in _EXACT.items()}
 _WIDE: dict[str, int] = {"int": lib.kDLInt, "uint": lib.kDLUInt, "float": lib.kDLFloat, "complex": lib.kDLComplex}
 _WIDE_NAMES = {code: name for name, code in _WIDE.items()}
 _SPELLING = re.compile(r"(?P<kind>int|uint|float|complex)(?P<bits>\d{1,3})")
+_UNNAMED = re.compile(r"code(?P<code>\d{1,3})_(?P<bits>\d{1,3})bit")
 _LANES = re.compile(r"(?P<scalar>.+?)x(?P<lanes>\d+)")
 
 
@@ -224,12 +226,33 @@ class DType(tuple[int, int, int]):
         return (tuple(self),)
 
 
+def codes_of(kinds: Iterable[str]) -> frozenset[int]:
+    """Return the type codes of the dtypes whose names begin with one of some words: ``("complex",)``.
+
+    Raises
+    ------
+    DTypeError
+        If no dtype's name begins so.
+    """
+    found: set[int] = set()
+    for kind in kinds:
+        codes = {code for name, code in _WIDE.items() if name.startswith(kind) or kind.startswith(name)}
+        codes |= {code for name, (code, _) in _EXACT.items() if name.startswith(kind)}
+        if not codes:
+            raise DTypeError(f"no dtype's name begins with {kind!r}")
+        found |= codes
+    return frozenset(found)
+
+
 def _parse(name: str) -> tuple[int, int, int] | None:
     if name in _EXACT:
         return (*_EXACT[name], 1)
     match = _SPELLING.fullmatch(name)
     if match and 0 < int(match["bits"]) < 256:
         return (_WIDE[match["kind"]], int(match["bits"]), 1)
+    match = _UNNAMED.fullmatch(name)
+    if match and int(match["code"]) < 256 and 0 < int(match["bits"]) < 256:
+        return (int(match["code"]), int(match["bits"]), 1)
     match = _LANES.fullmatch(name)
     scalar = _parse(match["scalar"]) if match else None
     if match and scalar and scalar[2] == 1 and 0 < int(match["lanes"]) < 65536:

@@ -28,6 +28,7 @@ from dlx.tensor import ArrayInfo, type_name
 
 __all__ = [
     "API",
+    "OLDEST_API",
     "OWNER_BOUNDS",
     "Adapter",
     "ArrayInfo",
@@ -43,6 +44,7 @@ __all__ = [
     "Tensor",
     "at_rest",
     "keeping",
+    "look_up",
     "over_memory",
     "type_name",
     "unmarked",
@@ -52,7 +54,11 @@ OWNER_BOUNDS = "owner_bounds"
 """What `Adapter.guard_function` says when it compares tensors with the bytes that their owner has."""
 
 API = 1
-"""Version of this contract. An adapter that speaks another one is refused by name."""
+"""Version of this contract, the newest that this dlx speaks. It changes only where an older adapter would go wrong:
+attributes and methods that are added have defaults, and those that an older dlx does not know are not read by it."""
+
+OLDEST_API = 1
+"""The oldest version that this dlx speaks as well. An adapter that speaks any other is refused by name."""
 
 
 class Adapter:
@@ -61,17 +67,23 @@ class Adapter:
     Attributes
     ----------
     api
-        Version of the contract, `API`.
+        Version of the contract that the adapter was written for, as a number of its own; 1 where it does not say.
     name
         What users write: ``convert(x, to=name)``.
     package
         Importable name of the framework; imported only when it is a target.
+    priority
+        Which adapter is taken where several plugins have one for the same name or type: the highest. Equal ones are
+        refused, by both names.
     install
         What to tell a user who does not have it: ``pip install ...``.
     types
         Importable names of array types, most general ones; tested with `issubclass` once per type.
     lane
         Exact types for which being asked twice is harmless; only these take the fast lane.
+    lane_imports
+        Whether the exchange table, `exchange` or that of the type, makes arrays of the first of `types`. False where it
+        is that of a base, which makes arrays of the base: it gives memory out, and what comes in goes through `load`.
     guards
         Questions that must be answered false before memory may leave.
     immutable
@@ -125,12 +137,14 @@ class Adapter:
         known, dlx is prepared for everything.
     """
 
-    api = API
+    api: int = 1  # for ever: whoever does not say was written for the first one
     name: str
     package: str
+    priority: int = 0
     install: str = ""
     types: tuple[str, ...] = ()
     lane: tuple[str, ...] = ()
+    lane_imports: bool = True
     guards: tuple[Guard, ...] = ()
     immutable: bool = False
     containers: tuple[Container, ...] = ()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 from dlx.abi import Device
 from dlx.adapter import Adapter
@@ -12,8 +13,10 @@ from dlx.conversion import convert
 from dlx.errors import DlxError, ReadOnlyError
 from dlx.facts import Container
 from dlx.failures import Failures
+from dlx.native import Lane
+from dlx.overlap import shares_memory
 from dlx.phases import Bulk
-from dlx.planning import Request
+from dlx.planning import Request, adapter_failed
 from dlx.registry import registry
 from dlx.trees import ROOT, Tree
 from dlx.views import lazy_view
@@ -22,12 +25,16 @@ from dlx.writing import kind_of
 
 __all__ = ["Call", "Way"]
 
+HOST = Device("cpu")
+
 
 class Way:
     """What is known of a decorated function."""
 
-    def __init__(self, function: Any, request: Any, answer: Any, writes: frozenset[str], *, lazy: bool) -> None:
-        self.request, self.answer, self.lazy = request, answer, lazy
+    def __init__(
+        self, function: Any, to: Any, request: Any, answer: Any, writes: frozenset[str], *, lazy: bool
+    ) -> None:
+        self.to, self.request, self.answer, self.lazy = to, request, answer, lazy
         try:
             parameters = list(inspect.signature(function).parameters.values())
         except (TypeError, ValueError):
@@ -51,6 +58,16 @@ class Way:
         return where.partition("[")[0].partition(".")[0] in self.writes
 
 
+@dataclass
+class Passed:
+    """An array that was passed to the function."""
+
+    old: Any  # the caller's
+    new: Any  # what the function got
+    version: int | None  # how often that was written to, where its framework counts
+    where: str
+
+
 class Call:
     """One call: arguments on their way in, results on their way out, writes on their way back."""
 
@@ -61,8 +78,9 @@ class Call:
         self._caller: tuple[Adapter, Device | None] | None = None
         self._own: dict[int, tuple[Any, Any]] = {}  # address of what went in -> (it, the caller's own object)
         self._containers: dict[int, tuple[Any, Any, Any, list[Any]]] = {}  # the same; with keys and children
-        self._copies: list[tuple[Any, Any, int | None, str]] = []  # (the caller's, the copy, its version, the place)
-        self._seen: list[tuple[Adapter, Any]] = []
+        self._copies: list[Passed] = []
+        self._shared: list[Passed] = []  # the others, where there are copies
+        self._seen: list[tuple[Adapter, Any, bool]] = []  # (adapter, array, whether it is on the host for certain)
         self.work = Work(self.request.target, self.request.stream)
         inside = self.inward((args[way.skipped :], options), arguments=True)
         self._caller = self._answerer()
@@ -86,15 +104,23 @@ class Call:
                 i for i, source in enumerate(tree.sources) if source is not target or self.request.device is not None
             ]
             arrays, sources = [tree.arrays[i] for i in some], [tree.sources[i] for i in some]
-            bulk = Bulk(self.request, arrays, sources, lambda n: tree.place(some[n]), failures)
+            quick = self.request.device is None and self.request.stream is None
+            lane = cast("Lane", convert) if quick else None
+            bulk = Bulk(self.request, arrays, sources, lambda n: tree.place(some[n]), failures, lane, self.way.to)
+            host = set()
             self.work.look(zip(tree.sources, tree.arrays, strict=True))
             with self.work.on_streams():
                 converted = bulk.run()
             for n, (i, new) in enumerate(zip(some, converted, strict=True)):
                 results[i] = self._watched(tree.arrays[i], new, tree.place(i)) if bulk.copied(n) else new
-            for source, old, new in zip(tree.sources, tree.arrays, results, strict=True):
+                if bulk.on_host(n):
+                    host.add(i)
+            copies = {id(each.new) for each in self._copies}
+            for i, (source, old, new) in enumerate(zip(tree.sources, tree.arrays, results, strict=True)):
                 self._own[id(new)] = (new, old)
-                self._seen.append((source, old))
+                self._seen.append((source, old, i in host))
+                if copies and id(new) not in copies:
+                    self._shared.append(Passed(old, new, target.writes_to(new), self._place(tree.place(i))))
             before = tree.containers()
             made = tree.rebuild(results, target.name)
             for (old, keys, children, _), (*_, new) in zip(before, tree.containers(), strict=True):
@@ -117,8 +143,13 @@ class Call:
                 where=place,
                 fix="Pass an array that can be written to.",
             )
-        new = target.guarded(new, writable=may)
-        self._copies.append((old, new, target.writes_to(new), where))
+        try:
+            new = target.guarded(new, writable=may)
+            self._copies.append(Passed(old, new, target.writes_to(new), where))
+        except (DlxError, MemoryError):
+            raise
+        except Exception as error:
+            raise adapter_failed(target, error).complete(target=target.name, where=place) from error
         return new
 
     def _place(self, where: str) -> str:
@@ -136,14 +167,18 @@ class Call:
         if self.way.answer is not None:
             return registry.target(self.way.answer), None
         target = self.request.target
-        others = {id(source): source for source, _ in self._seen if source is not target}
+        others = {id(source): source for source, *_ in self._seen if source is not target}
         if len(others) != 1:
             return None
         (home,) = others.values()
-        if home.capabilities is None:
+        if registry.ready(home) is None:
             return None
-        infos = [home.info(array) for source, array in self._seen if source is home]
-        devices = {info.device for info in infos if info is not None and info.device is not None}
+        devices = set()
+        for source, array, on_host in self._seen:
+            if source is home:
+                info = None if on_host else home.info(array)
+                devices.add(HOST if on_host else info.device if info is not None else None)
+        devices.discard(None)
         return home, devices.pop() if len(devices) == 1 else None
 
     # ---- out --------------------------------------------------------------------------------------------------------
@@ -168,18 +203,33 @@ class Call:
         target = self.request.target if request is None else request.target
         failures = Failures(target.name)
         tree = Tree(value, row, failures)
-        results = [self._mine(array) for array in tree.arrays]
+        arrays = [self._mine(array) for array in tree.arrays]
+        results = list(arrays)
         own = any(id(container) in self._containers for container, *_ in tree.containers())
         own = own or any(new is not old for new, old in zip(results, tree.arrays, strict=True))
         if not own and (request is None or not results):
             return value  # nothing in it is the caller's, and nothing is to be converted
         if request is not None:
-            rest = [i for i, array in enumerate(tree.arrays) if results[i] is array]
-            arrays, sources = [tree.arrays[i] for i in rest], [tree.sources[i] for i in rest]
+            # What the caller named as the answer holds for the caller's own arrays as well.
+            rest = [i for i, old in enumerate(tree.arrays) if arrays[i] is old or self.way.answer is not None]
+            some = [arrays[i] for i in rest]
+            sources = [
+                source if isinstance(source := kind_of(array), Adapter) else tree.sources[i]
+                for i, array in zip(rest, some, strict=True)
+            ]
             place = lambda n: name + tree.place(rest[n]).removeprefix(ROOT) if name else "result"  # noqa: E731
-            for i, new in zip(rest, Bulk(request, arrays, sources, place, failures).run(), strict=True):
+            for i, new in zip(
+                rest, Bulk(request, some, sources, place, failures, *self._lane(request)).run(), strict=True
+            ):
                 results[i] = new
         return tree.rebuild(results, target.name, self._stands)
+
+    def _lane(self, request: Request) -> tuple[Lane | None, Any]:
+        """Return the fast lane, where results go to the host of a target that its name stands for."""
+        home = request.target
+        if request.device not in (None, HOST) or not home.lane or registry.target(home.name) is not home:
+            return None, None
+        return cast("Lane", convert), home.name
 
     def _mine(self, array: Any) -> Any:
         """Return the caller's own array for one that went in."""
@@ -214,24 +264,49 @@ class Call:
             If one of those cannot be written to.
         """
         target, failed = self.request.target, None
-        for n, (old, new, version, where) in enumerate(self._copies):
-            now = target.writes_to(new)
-            if now == version if now is not None else not self.way.may_write(where):
-                continue
-            self._copies[n] = (old, new, now, where)
+        written = [each for each in self._copies if self._is_written(each)]
+        for each in written:
+            self._agrees(each, written)
+        for each in written:
+            each.version = target.writes_to(each.new)
             try:
-                _write(old, new)
+                _write(each.old, each.new)
             except Exception as cause:
                 failed = ReadOnlyError(
                     "the function wrote to it, and that could not be written back",
-                    source=type(old).__name__,
+                    source=type(each.old).__name__,
                     target=target.name,
-                    where=where,
+                    where=each.where,
                     fix="Pass an array that can be written to, or let the function return a new one.",
                 )
                 failed.__cause__ = cause
         if failed is not None:
             raise failed
+
+    def _is_written(self, passed: Passed) -> bool:
+        """Return whether the function wrote to an array, or was declared to: some ways leave no trace."""
+        now = self.request.target.writes_to(passed.new)
+        return self.way.may_write(passed.where) or (now is not None and now != passed.version)
+
+    def _agrees(self, copy: Passed, written: list[Passed]) -> None:
+        """Refuse to write a copy over what the function wrote to another argument that has the same memory."""
+        for other in (*written, *(each for each in self._shared if self._is_written(each))):
+            if other is not copy and _overlap(copy.old, other.old):
+                raise ReadOnlyError(
+                    f"the function wrote to it and to {other.where}, which share memory, and one of them was copied, "
+                    "so that its writes would overwrite the others",
+                    source=type(copy.old).__name__,
+                    target=self.request.target.name,
+                    where=copy.where,
+                    fix="Pass arrays that have no memory in common.",
+                )
+
+
+def _overlap(one: Any, other: Any) -> bool:
+    try:
+        return shares_memory(one, other)
+    except DlxError:  # what has no plain memory has none in common
+        return False
 
 
 def _writable(obj: Any) -> bool:
@@ -240,7 +315,7 @@ def _writable(obj: Any) -> bool:
     if not isinstance(source, Adapter) or source.immutable or not hasattr(type(obj), "__setitem__"):
         return False
     info = source.info(obj)
-    return source.capabilities is not None and not (info is not None and info.readonly)
+    return registry.ready(source) is not None and not (info is not None and info.readonly)
 
 
 def _write(old: Any, new: Any) -> None:

@@ -34,7 +34,7 @@ from dlx.facts import Container
 from dlx.registry import registry
 from dlx.rows import abstract_row, close_set, elements, items, record_row, subclass_row
 
-__all__ = ["LIST", "TUPLE", "container_of", "is_plain", "what_is"]
+__all__ = ["LIST", "TUPLE", "VIEW", "container_of", "is_plain", "what_is"]
 
 # ---- exact built-in types --------------------------------------------------------------------------------------------
 
@@ -169,6 +169,7 @@ VIEW = Container(
 # ---- look-up ---------------------------------------------------------------------------------------------------------
 
 _known: weakref.WeakKeyDictionary[type, Container | None] = weakref.WeakKeyDictionary()
+_arrays: weakref.WeakKeyDictionary[type, Adapter] = weakref.WeakKeyDictionary()
 _seen: tuple[int, Any] = (0, None)
 
 
@@ -191,6 +192,7 @@ def container_of(kind: type) -> Container | None:
     now = (registry.generation, abc.get_cache_token())
     if now != _seen:
         _known.clear()
+        _arrays.clear()
         _seen = now
     try:
         row = _known[kind]
@@ -223,11 +225,15 @@ def what_is(kind: type) -> Container | Adapter | type | None:
     PluginError
         If the adapter that knows the type is broken.
     """
+    if kind in _EXACT:
+        return _EXACT[kind]
     try:
         row = container_of(kind)
         if row is not None:
             return row
-        adapter = registry.knows(kind)
+        adapter = _arrays.get(kind) or registry.knows(kind)
+        if adapter is not None:
+            _arrays[kind] = adapter
     except DlxError:
         raise
     except Exception:  # a type that raises when it is looked at

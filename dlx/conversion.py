@@ -19,22 +19,25 @@ from dlx.tensor import ArrayInfo, type_name
 from dlx.transfer import convert_leaf, forget_frames, plan_leaf
 from dlx.views import lazy_view, plain_view
 
+if TYPE_CHECKING:
+    from dlx.typing import DeviceLike, Errors, Readonly, Target
+
 __all__ = ["convert", "describe", "plan"]
 
 
 def convert(
     obj: Any,
-    to: Any = None,
+    to: Target | None = None,
     *,
     like: Any = None,
-    device: Any = None,
+    device: DeviceLike | None = None,
     copy: bool | None = None,
-    readonly: str = "copy",
+    readonly: Readonly = "copy",
     detach: bool = False,
     stream: Any = None,
     lazy: bool = False,
     strict: bool = False,
-    errors: str = "raise",
+    errors: Errors = "raise",
 ) -> Any:
     """Convert an array, or every array in a container, to another framework, sharing memory wherever that is safe.
 
@@ -127,17 +130,17 @@ def convert(
 
 def plan(
     obj: Any,
-    to: Any = None,
+    to: Target | None = None,
     *,
     like: Any = None,
-    device: Any = None,
+    device: DeviceLike | None = None,
     copy: bool | None = None,
-    readonly: str = "copy",
+    readonly: Readonly = "copy",
     detach: bool = False,
     stream: Any = None,
     lazy: bool = False,
     strict: bool = False,
-    errors: str = "raise",
+    errors: Errors = "raise",
     probe: bool = True,
 ) -> Plan:
     """Say what `convert` with the same arguments will do, and why, without doing it.
@@ -252,15 +255,25 @@ def request_of(
         target, place = _as(like)
         wanted = wanted or place
     if isinstance(device, str) and ":" not in device and wanted is not None:
-        wanted = Device(wanted.type, target.current_device(wanted.type))
+        wanted = Device(wanted.type, _current_device(target, wanted.type))
     return Request(target, wanted, copy, readonly, bool(detach), stream)
+
+
+def _current_device(target: Adapter, device_type: int) -> int:
+    try:
+        return target.current_device(device_type)
+    except (DlxError, MemoryError):
+        raise
+    except Exception as error:
+        text = f"{target.name} failed to name its current device: {type(error).__name__}: {error}"
+        raise DeviceError(text.rstrip("."), target=target.name) from error
 
 
 def _as(like: Any) -> tuple[Adapter, Device | None]:
     """Return the framework and the device of an example."""
     known = _known(like)
-    adapter = known.current() if known is not None else None
-    if adapter is None or adapter.capabilities is None:
+    adapter = registry.ready(known) if known is not None else None
+    if adapter is None:
         raise AdapterNotFoundError(
             f"like= is {type_name(type(like))}, whose framework is no target",
             fix="Give an array of the target, or to=.",
@@ -299,6 +312,9 @@ def _described(obj: Any) -> ArrayInfo | None:
 
 def not_an_array(obj: Any) -> DlxError:
     name = type_name(type(obj))
+    broken = registry.broken_for(type(obj))
+    if broken is not None:
+        return broken.complete(source=name)
     if type(obj) in weakref.ProxyTypes:
         fix = "Convert the object itself: a proxy does not keep it alive."
     elif container_of(type(obj)) is not None:

@@ -100,7 +100,7 @@ class Hindrance:
     copies
         Whether the cure makes new memory (then ``copy=False`` refuses).
     option
-        Option of `convert` that must be set for the cure (``"detach"``), or None.
+        Option of `convert` that must be set for the cure: ``"detach"``, or None.
     always
         Whether it also stands in the way of an array that is in the target framework already.
     no_copy
@@ -115,6 +115,10 @@ class Hindrance:
     option: str | None = None
     always: bool = False
     no_copy: bool = False
+
+    def __post_init__(self) -> None:
+        if self.option not in (None, "detach"):
+            raise ValueError(f"option must be None or 'detach', found {self.option!r}")
 
     def lift(self, obj: Any) -> Any:
         """Return the array without this hindrance."""
@@ -172,8 +176,9 @@ class Container:
         ``open(obj)`` gives ``(keys, children)``: a list of keys or names, or None where children are counted, and the
         list of children in the same order. Both lists are the caller's from then on.
     close
-        ``close(obj, keys, children, blank)`` gives the new container: `blank`, filled, where there is one. `children`
-        is a list that may be kept. None: there can be no new one, `falls_to` is used in every case.
+        ``close(obj, keys, children, blank)`` gives the new container: `blank`, filled, where there is one (for a
+        container that holds itself), else one of its own making. `children` is a list that may be kept. None: there can
+        be no new one, `falls_to` is used in every case.
     blank
         ``blank(obj)`` gives a container that exists before its children, so that it can hold itself. None: it cannot,
         as a tuple; a cycle through it is refused.
@@ -189,6 +194,9 @@ class Container:
         Name of the one target whose arrays it can hold; None where it holds anything.
     falls_to
         ``list`` or ``dict``: what it becomes where it cannot hold the result. None: then it is refused.
+    live
+        ``live(obj)`` gives what a lazy view reads and writes in place of `obj`: the same storage, as a sequence or
+        mapping whose elements are the container's own. None: `obj` itself.
     """
 
     types: tuple[str, ...] = ()
@@ -201,6 +209,7 @@ class Container:
     identity: Callable[[Any], Any] | None = None
     holds: str | None = None
     falls_to: type | None = None
+    live: Callable[[Any], Any] | None = None
 
     def place(self, keys: list[Any] | None, i: int) -> str:
         """Return where the child number `i` is, as Python would write it: ``"['a']"``, ``"[3]"``, ``".x"``."""

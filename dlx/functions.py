@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from dlx.calls import Call, Way
 from dlx.conversion import request_of
+
+if TYPE_CHECKING:
+    from dlx.typing import DeviceLike, Readonly, Target
 
 __all__ = ["using"]
 
@@ -17,14 +20,14 @@ R = TypeVar("R")
 
 
 def using(
-    to: Any,
+    to: Target,
     *,
     lazy: bool = False,
-    answer: Any = None,
+    answer: Target | None = None,
     writes: str | Iterable[str] = (),
     detach: bool = True,
-    device: Any = None,
-    readonly: str = "copy",
+    device: DeviceLike | None = None,
+    readonly: Readonly = "copy",
     stream: Any = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Let a function compute in one framework and answer in its caller's: a decorator.
@@ -56,7 +59,8 @@ def using(
     Raises
     ------
     ReadOnlyError
-        By the function, after it has run: if it wrote to an array that had to be copied and cannot be written back.
+        By the function, after it has run: if it wrote to an array that had to be copied, and that cannot be written
+        back.
     DlxError
         By the function, as `convert`; places begin with the parameter's name.
 
@@ -66,12 +70,17 @@ def using(
     where there are others. If the rest are of one framework, that answers, on their device if they have one in common.
     If they are of several, or of none that can take arrays, results stay as the function made them.
 
-    *An argument that is handed back*, also inside a container, comes back as the caller's own object.
+    *An argument that is handed back*, also inside a container, comes back as the caller's own object, unless `answer`
+    names another framework than its own.
 
     *Writes in place* reach the caller's array where its memory is shared. An array that had to be copied is passed to
-    numpy read-only; of torch, the tensor is looked at afterwards, and written back if it was changed. No other
-    framework tells of writes: there, and for numpy, name the parameter in `writes`. Containers are passed as new ones,
-    so what is put into a list stays there. A first parameter called ``self`` or ``cls`` is passed as it is.
+    numpy read-only; of torch, the tensor's version is looked at afterwards, and the tensor is written back if it was
+    changed. Writes that torch does not count (through ``x.data`` or ``x.numpy()``), and those of every other framework,
+    are not seen: name the parameter in `writes`, which is always written back. Where two arguments share memory, one
+    of them was copied and both were written to, nothing is written back: ReadOnlyError says so.
+
+    Containers are passed as new ones, so what is put into a list stays there. Defaults of the function are its own, and
+    a first parameter called ``self`` or ``cls`` is passed as it is.
 
     *On CUDA devices* the function's framework works on the current stream of its caller's framework, device by device,
     so that nothing has to be ordered; around each step of a coroutine or generator, never while that waits. It stays on
@@ -95,7 +104,7 @@ def using(
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         if isinstance(function, staticmethod | classmethod):
             return cast("Callable[P, R]", type(function)(decorate(function.__func__)))
-        way = Way(function, request, answer, names, lazy=lazy)
+        way = Way(function, to, request, answer, names, lazy=lazy)
         return cast("Callable[P, R]", functools.wraps(function)(_wrapper(function, way)))
 
     return decorate

@@ -193,8 +193,8 @@ class Scope:
 
     def _entered(self, obj: Any, what: Container, row: Container, path: Path, key: Any) -> Any:
         """Return a view of a container; sets and recipes, which nobody can look into by key, are converted now."""
-        root = self.root and self.root()
-        if root is not None and root._source is obj:
+        root, name = self.root and self.root(), name_of(obj, what)
+        if root is not None and name_of(root._source, root._row) == name:
             return root
         new = self.options.make(obj, what, self, (path, row, key))
         if new is not None:
@@ -215,8 +215,7 @@ class Scope:
 
     def place(self, name: Any, obj: Any, new: Any, view: Any, key: Any) -> None:
         """Note where an object, and what it became, are; where it has a place already, that is kept."""
-        slot = self._at(name)
-        if slot is None or (slot[0] is not obj and name == id(obj)):
+        if self._at(name) is None:
             self.known[name] = (view, key)
         if self.back is not None:
             self.back[id(new)] = name
@@ -225,27 +224,37 @@ class Scope:
         """Note what an object became that has no place, or loses it."""
         if new is obj:
             return
+        moved = self.moved
         try:
-            self.moved[name] = (None if getattr(type(new), "is_lazy_view", False) else ref(obj), ref(new))
-        except TypeError:  # one of them cannot be referred to weakly
+            result, source = ref(new), None if getattr(type(new), "is_lazy_view", False) else _source_ref(obj)
+            if source is not None and not isinstance(source, ref):  # it is held, as long as the result lives
+
+                def let_go(dead: Any) -> None:
+                    if moved.get(name, (None, None))[1] is dead:
+                        del moved[name]
+
+                result = ref(new, let_go)
+        except TypeError:  # the result cannot be referred to weakly
             return
+        moved[name] = (source, result)
         if self.back is not None:
             self.back[id(new)] = name
         self.sweep()
 
     def _at(self, name: Any) -> Any:
-        """Return (object, what it became) from where it was noted to be; None if something else is there."""
+        """Return (object, what it became) from where it was noted to be; None where it is there no more."""
         place = self.known.get(name)
         if place is None:
             return None
         ref_of, key = (self.root, place) if isinstance(place, int) else place
         view = ref_of()
-        return None if view is None else view._slots.get(key)
+        slot = None if view is None else view._slots.get(key)
+        return slot if slot is not None and name_of(slot[0], view._row) == name else None
 
     def _again(self, name: Any, obj: Any) -> Any:
         """Return what an object became, if that is still there."""
         slot = self._at(name)
-        if slot is not None and (slot[0] is obj or name != id(obj)):
+        if slot is not None:
             return slot[1]
         pair = self.moved.get(name)
         if pair is None:
@@ -261,8 +270,7 @@ class Scope:
         if max(len(self.known), len(self.moved)) <= self._full:
             return
         for name, place in list(self.known.items()):
-            slot = self._at(name)
-            if (slot is None or id(slot[0]) != name) and not isinstance(name, tuple) and self.known.get(name) is place:
+            if self._at(name) is None and self.known.get(name) is place:
                 del self.known[name]
         for name, pair in list(self.moved.items()):
             if pair[1]() is None and self.moved.get(name) is pair:
@@ -284,6 +292,13 @@ class Scope:
         pair = self.moved.get(name)
         source = pair[0]() if pair is not None and pair[0] is not None and pair[1]() is obj else None
         return obj if source is None else source
+
+
+def _source_ref(obj: Any) -> Callable[[], Any]:
+    try:
+        return ref(obj)
+    except TypeError:
+        return lambda: obj
 
 
 def name_of(obj: Any, row: Container) -> Any:

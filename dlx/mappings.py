@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, Mapping, MutableMapping, ValuesView
-from typing import Any, cast
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, MutableMapping, ValuesView
+from typing import Any, TypeVar, cast
 
 from dlx.view import MISSING, View
 
 __all__ = ["MappingView", "MutableMappingView"]
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class Values(ValuesView[Any]):
@@ -46,19 +49,19 @@ class Items(ItemsView[Any, Any]):
         return item[0] in self._mapping and self._mapping._holds(*item)
 
 
-class MappingView(View, Mapping[Any, Any]):
+class MappingView(View, Mapping[K, V]):
     """A lazy view of a mapping. Keys are the source's own."""
 
     __slots__ = ()
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: K) -> V:
         try:  # what was converted before; anything else is seen to below
             element, new = self._slots[key]
             if self._source[key] is element:
-                return new
+                return new  # type: ignore[no-any-return]
         except (LookupError, TypeError):
             pass
-        return self._touch(key)
+        return self._touch(key)  # type: ignore[no-any-return]
 
     def __iter__(self) -> Iterator[Any]:
         return cast(
@@ -77,15 +80,15 @@ class MappingView(View, Mapping[Any, Any]):
     def _count(self) -> int:
         return len(self)
 
-    def keys(self) -> Any:
+    def keys(self) -> KeysView[K]:
         """Return the source's keys."""
-        return self._source.keys()
+        return self._source.keys()  # type: ignore[no-any-return]
 
-    def values(self) -> Any:
+    def values(self) -> ValuesView[V]:
         """Return a view of the results."""
         return Values(self)
 
-    def items(self) -> Any:
+    def items(self) -> ItemsView[K, V]:
         """Return a view of keys and results."""
         return Items(self)
 
@@ -97,6 +100,14 @@ class MappingView(View, Mapping[Any, Any]):
             return self[key]
         except KeyError:
             return default
+
+    def __getattr__(self, name: str) -> Any:
+        # An item that is an attribute as well: attribute dicts, BatchEncoding and ModelOutput of transformers.
+        if not name.startswith("_") and self._row.elements != "fresh" and name in self:
+            element = self._source[name]
+            if getattr(self._source, name, self) is element:
+                return self._touch(name, element)
+        raise AttributeError(f"a view of {type(self._source).__name__} has no attribute {name!r}")
 
     def _children(self) -> Any:
         return () if self._row.elements == "fresh" else (self._source[key] for key in self)
@@ -137,10 +148,26 @@ def _equal(here: Any, other: Any) -> bool:
     return isinstance(here, View) and isinstance(other, list | tuple | dict | View) and bool(here == other)
 
 
-class MutableMappingView(MappingView, MutableMapping[Any, Any]):
+class MutableMappingView(MappingView[K, V], MutableMapping[K, V]):
     """A lazy view of a mapping that can be changed through it: the source is changed."""
 
     __slots__ = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        keys = self._source.keys()
+        return iter(keys) if isinstance(self._source, dict) else self._watched(keys)
+
+    def keys(self) -> Any:
+        """Return the source's keys."""
+        return self._source.keys() if isinstance(self._source, dict) else KeysView(self)
+
+    def _watched(self, keys: Any) -> Iterator[Any]:
+        """Iterate over keys, and raise as a dict does where some come or go meanwhile."""
+        n = len(keys)
+        for key in keys:
+            yield key
+            if len(self._source.keys()) != n:
+                raise RuntimeError(f"{type(self._source).__name__} changed size during iteration")
 
     def __setitem__(self, key: Any, value: Any) -> None:
         old = self._source[key] if key in self else None
@@ -188,4 +215,4 @@ class MutableMappingView(MappingView, MutableMapping[Any, Any]):
             return self._source.move_to_end
         if name == "default_factory" and hasattr(self._source, name):
             return self._source.default_factory
-        raise AttributeError(f"a view of {type(self._source).__name__} has no attribute {name!r}")
+        return super().__getattr__(name)

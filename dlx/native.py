@@ -46,19 +46,33 @@ if TYPE_CHECKING:
     from dlx.abi import Device, DType
 
     class Tensor:
-        """See `dlx.Tensor`."""
+        """A tensor in DLPack's sense, owned by dlx: memory, dtype, shape, strides, device, flags.
+
+        It comes from dlx.convert(obj, to='dlx'); any DLPack consumer takes it, and host memory is a buffer.
+        """
 
         shape: tuple[int, ...]
+        """Extents, a tuple (ndim,)."""
         strides: tuple[int, ...]
+        """Strides in elements, a tuple (ndim,)."""
         ndim: int
+        """Number of dimensions."""
         dtype: DType
+        """The dtype as dlx.DType."""
         device: Device
+        """Where the memory is, as dlx.Device."""
         nbytes: int
+        """Bytes of all elements, gaps not counted."""
         readonly: bool
+        """Whether writing to the memory is forbidden."""
         data_ptr: int
+        """Address of the first element; a handle on opaque devices."""
         byte_offset: int
+        """Bytes from data_ptr to the first element; 0 where data_ptr is an address."""
         flags: int
+        """The DLPack flags, as an int."""
         version: tuple[int, int]
+        """The DLPack version this tensor is exported with."""
         __dlpack_c_exchange_api__: ClassVar[object]
 
         def __dlpack__(
@@ -68,9 +82,15 @@ if TYPE_CHECKING:
             max_version: tuple[int, int] | None = None,
             dl_device: tuple[int, int] | None = None,
             copy: bool | None = None,
-        ) -> Any: ...
+        ) -> Any:
+            """Return a fresh capsule over this memory (a copy where copy=True), versioned where max_version is (1, 0).
 
-        def __dlpack_device__(self) -> tuple[int, int]: ...
+            A read-only tensor is not given out in a legacy capsule.
+            """
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            """Return (device type, device id) as DLPack numbers."""
+
         def __buffer__(self, flags: int, /) -> memoryview: ...
 
     def set_errors(classes: Mapping[int, type[BaseException]], /) -> None: ...
@@ -127,6 +147,17 @@ if TYPE_CHECKING:
         def __call__(self, *args: Any, **keywords: Any) -> Any: ...
         def _lend(self, obj: Any, to: Any, brief: bool = False, /) -> Any: ...
         def _load(self, tensor: Tensor, obj: Any, to: Any, /) -> Any: ...
+        def _place(
+            self,
+            element: Any,
+            to: Any,
+            slots: dict[Any, Any],
+            known: dict[Any, Any],
+            moved: dict[Any, Any],
+            key: Any,
+            place: Any,
+            /,
+        ) -> Any: ...
 
     def set_stream_keeper(function: Callable[[int, int], Any], /) -> None: ...
     def ready_new(device_id: int, stream: int, keep: object) -> int: ...

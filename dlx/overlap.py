@@ -9,8 +9,9 @@ from dlx.abi import Device
 from dlx.conversion import producer_of
 from dlx.errors import DlxError
 from dlx.native import lib
-from dlx.planning import Request, begin
+from dlx.planning import Request, adapter_failed, begin
 from dlx.strangers import TENSOR
+from dlx.tensor import type_name
 from dlx.transfer import export
 
 __all__ = ["shares_memory"]
@@ -92,6 +93,8 @@ def _extent(obj: Any) -> Extent | None:
         tensor = source.sketch(obj)
     except DlxError:
         tensor = None  # it cannot be described: what follows says why
+    except Exception as error:
+        raise adapter_failed(source, error).complete(source=type_name(type(obj))) from error
     if tensor is None:
         leaf = begin(obj, source, request)
         if leaf.plan is not None and leaf.plan.error is not None:

@@ -83,6 +83,10 @@ class Bulk:
         leaf = self._leaves.get(i)
         return leaf is not None and leaf.plan is not None and leaf.plan.outcome == "copied"
 
+    def on_host(self, i: int) -> bool:
+        """Return whether the array number `i` went by the lane, which takes memory of the host only."""
+        return i not in self._leaves
+
     def tensors(self) -> list[Tensor]:
         """Return all arrays as tensors that are only to be read now: nothing is handed over or used up.
 

@@ -214,14 +214,14 @@ def refuse(leaf: Leaf, error: DlxError) -> None:
 
 def refuse_failure(leaf: Leaf, cause: Exception) -> None:
     """Settle a leaf with an exception that came out of an adapter, or of an object that it asked."""
-    refuse(leaf, adapter_failed(leaf, cause))
+    refuse(leaf, adapter_failed(leaf.source, cause))
 
 
-def adapter_failed(leaf: Leaf, cause: Exception) -> ConversionError:
+def adapter_failed(adapter: Adapter, cause: Exception) -> ConversionError:
     """Return the error for an exception that came out of an adapter; a MemoryError goes on as it is."""
     if isinstance(cause, MemoryError):
         raise cause
-    error = ConversionError(f"{leaf.source.name} failed: {type(cause).__name__}: {cause}".rstrip("."))
+    error = ConversionError(f"{adapter.name} failed: {type(cause).__name__}: {cause}".rstrip("."))
     error.__cause__ = cause
     return error
 
@@ -306,6 +306,8 @@ def settle(leaf: Leaf, tensor: Tensor) -> None:
         _settle(leaf, tensor)
     except DlxError as error:
         refuse(leaf, error)
+    except Exception as error:  # the consumer's adapter is asked there
+        refuse(leaf, adapter_failed(leaf.request.target, error))
 
 
 def _settle(leaf: Leaf, tensor: Tensor) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import inspect
 import types
-from collections import UserDict, UserList, deque
+from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
 
@@ -30,8 +30,12 @@ def items(obj: Any) -> tuple[list[Any], list[Any]]:
 
 
 def close_set(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
-    """Make a set of the same type, whose elements must be hashable."""
-    new = type(obj)(children)
+    """Make a set of the same type, whose elements must be hashable; no code of a subclass runs."""
+    kind = type(obj)
+    new: Any = frozenset.__new__(kind, children) if issubclass(kind, frozenset) else set.__new__(kind)
+    if not issubclass(kind, frozenset):
+        set.update(new, children)
+    _copy_slots(obj, new)
     _keep_attributes(obj, new)
     return new
 
@@ -45,11 +49,50 @@ def _keep_attributes(obj: Any, new: Any) -> None:
         new.__dict__.setdefault(name, value)
 
 
-def _copied(obj: Any) -> Any:
-    """Return a shallow copy of a subclass of a mutable built-in, its storage its own, its attributes kept."""
-    new = copy.copy(obj)
-    if new is obj or type(new) is not type(obj):
+_BASES = (Counter, OrderedDict, defaultdict, dict, deque, list)
+_COPYING = (
+    "__copy__",
+    "__reduce__",
+    "__reduce_ex__",
+    "__getstate__",
+    "__setstate__",
+    "__getnewargs__",
+    "__getnewargs_ex__",
+)
+
+
+def _base(kind: type) -> Any:
+    """Return the built-in container that a class is made of; None where its author says how it is copied."""
+    for cls in kind.__mro__:
+        if cls in _BASES:
+            return dict if cls is Counter else cls
+        if any(name in cls.__dict__ for name in _COPYING):
+            return None
+    return None
+
+
+def _copied(base: Any, obj: Any) -> Any:
+    """Return a shallow copy of a subclass of a mutable built-in, its storage its own, its attributes kept.
+
+    Its constructor is not called, since it may take anything: what it has made is copied.
+    """
+    kind = type(obj)
+    if base is None:
+        new = copy.copy(obj)
+    else:
+        new = base.__new__(kind)
+        if base is defaultdict:
+            base.__init__(new, obj.default_factory)
+        elif base is deque:
+            base.__init__(new, (), obj.maxlen)
+        if issubclass(base, dict):
+            for key in base.__iter__(obj):
+                base.__setitem__(new, key, base.__getitem__(obj, key))
+        else:
+            base.extend(new, base.__iter__(obj))
+    if new is obj or type(new) is not kind:
         raise TypeError(f"copying gives {type(new).__name__}")
+    _copy_slots(obj, new)
     if getattr(obj, "__dict__", None) is obj:  # the idiom `self.__dict__ = self`
         new.__dict__ = new
     else:
@@ -57,9 +100,16 @@ def _copied(obj: Any) -> Any:
     return new
 
 
-def _close_copied(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
+def _copy_slots(obj: Any, new: Any) -> None:
+    for cls in type(obj).__mro__:
+        for name in _slots(cls):
+            if hasattr(obj, name) and not hasattr(new, name):
+                object.__setattr__(new, name, getattr(obj, name))
+
+
+def _close_copied(base: Any, obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
     """Put the children into a copy, through the class's own item assignment; attributes that name a child follow."""
-    new = _copied(obj) if blank is None else blank
+    new = _copied(base, obj) if blank is None else blank
     places = range(len(children)) if keys is None else keys
     changed = {}
     for place, child in zip(places, children, strict=True):
@@ -105,10 +155,12 @@ def subclass_row(kind: type) -> Container | None:
         if _named(kind):
             return Container(kind="record", open=_open_named, close=_close_tuple_subclass, mutable=not frozen)
         return Container(open=elements, close=_close_tuple_subclass, mutable=not frozen, falls_to=list)
-    if issubclass(kind, dict | UserDict):
-        return Container(kind="mapping", open=items, close=_close_copied, blank=_copied, falls_to=dict)
-    if issubclass(kind, list | deque | UserList):
-        return Container(open=elements, close=_close_copied, blank=_copied, falls_to=list)
+    if issubclass(kind, dict | UserDict | list | deque | UserList):
+        base = _base(kind)
+        close, blank = functools.partial(_close_copied, base), functools.partial(_copied, base)
+        if issubclass(kind, dict | UserDict):
+            return Container(kind="mapping", open=items, close=close, blank=blank, falls_to=dict)
+        return Container(open=elements, close=close, blank=blank, falls_to=list)
     if issubclass(kind, set | frozenset):
         return Container(kind="set", open=elements, close=close_set)
     if issubclass(kind, types.SimpleNamespace):
@@ -192,10 +244,7 @@ def bare(obj: Any) -> Any:
             for name, value in obj.__dict__.items()
             if not isinstance(getattr(kind, name, None), functools.cached_property)
         )
-    for cls in kind.__mro__:
-        for name in _slots(cls):
-            if hasattr(obj, name):
-                object.__setattr__(new, name, getattr(obj, name))
+    _copy_slots(obj, new)
     if hasattr(new, "_attrs_cached_hash"):  # of fields that are about to change
         object.__setattr__(new, "_attrs_cached_hash", None)
     return new

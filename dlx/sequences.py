@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 
 from dlx.containers import LIST, TUPLE
 from dlx.errors import DlxError
 from dlx.view import MISSING, View
 
 __all__ = ["MutableSequenceView", "NamedView", "SequenceView", "SliceView"]
+
+
+T = TypeVar("T")
 
 
 class Window(Sequence[Any]):
@@ -30,10 +33,17 @@ class Window(Sequence[Any]):
         return len(self.places)
 
 
-class SequenceView(View, Sequence[Any]):
+class SequenceView(View, Sequence[T]):
     """A lazy view of a sequence. A slice of it is a view of those places, which are settled then."""
 
     __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __getitem__(self, i: SupportsIndex) -> T: ...
+        @overload
+        def __getitem__(self, i: slice) -> SequenceView[T]: ...
 
     def __getitem__(self, i: Any) -> Any:
         try:  # what was converted before; anything else is seen to below
@@ -46,8 +56,14 @@ class SequenceView(View, Sequence[Any]):
             return self._part(i)
         return self._touch(i)
 
-    def _part(self, places: slice) -> SequenceView:
+    def _part(self, places: slice) -> SequenceView[T]:
         return SliceView(self, range(len(self._source))[places])
+
+    def _kind(self) -> str:
+        source = self._source
+        while isinstance(source, Window):
+            source = source.source
+        return type(source).__name__
 
     def _is_tuple(self) -> bool:
         return isinstance(self._source, tuple) or self._row is TUPLE
@@ -63,29 +79,26 @@ class SequenceView(View, Sequence[Any]):
 
     # ---- one after another ------------------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T]:
         if self._row.elements != "stable":
             yield from self._counted()
             return
         self._begin()
         slots, scope = self._slots, self._scope
         known, moved, me, nested = scope.known, scope.moved, self._me, self._path is not None
-        free, lane, to = scope.options.free, scope.options.lane, scope.options.to
-        get, put = slots.get, slots.setdefault
+        lane, to = scope.options.lane, scope.options.to
+        get, place = slots.get, lane._place if lane is not None else None
         for i, element in enumerate(self._source):
             slot = get(i)
             if slot is None:
-                if type(element) in free and i & 255:  # what _touch does, written out
-                    name = id(element)
-                    if name not in known and name not in moved and scope.back is None:
-                        try:
-                            new = lane(element, to)  # type: ignore[misc]
-                        except DlxError:
-                            new = element  # _touch says where
-                        if new is not element and put(i, slot := (element, new)) is slot:
-                            known[name] = (me, i) if nested else i
-                            yield new
-                            continue
+                if place is not None and i & 255 and scope.back is None:  # what _touch does
+                    try:
+                        new = place(element, to, slots, known, moved, i, (me, i) if nested else i)
+                    except DlxError:  # _touch says where
+                        new = None
+                    if new is not None:
+                        yield new
+                        continue
             elif slot[0] is element:
                 yield slot[1]
                 continue
@@ -97,7 +110,7 @@ class SequenceView(View, Sequence[Any]):
             yield self._touch(i)
             i += 1
 
-    def __reversed__(self) -> Iterator[Any]:
+    def __reversed__(self) -> Iterator[T]:
         i = len(self._source)
         while (i := i - 1) >= 0:
             yield self[i]
@@ -178,12 +191,12 @@ class SequenceView(View, Sequence[Any]):
     __hash__ = None  # type: ignore[assignment]
 
 
-class SliceView(SequenceView):
+class SliceView(SequenceView[T]):
     """A lazy view of some places of a sequence, which were settled when it was made. It cannot be written to."""
 
     __slots__ = ("_places", "_whole")
 
-    def __init__(self, whole: SequenceView, places: range) -> None:
+    def __init__(self, whole: SequenceView[T], places: range) -> None:
         row = TUPLE if whole._is_tuple() else replace(LIST, elements=whole._row.elements, identity=whole._row.identity)
         super().__init__(Window(whole._source, places), row, whole._scope, whole._path)
         self._whole, self._places = whole, places
@@ -196,7 +209,7 @@ class SliceView(SequenceView):
             return SliceView(self._whole, self._places[i])
         return self._whole[self._places[i]]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T]:
         return (self._whole[place] for place in self._places)
 
     def _elements(self) -> Iterator[tuple[int, Any]]:
@@ -219,19 +232,38 @@ class SliceView(SequenceView):
         return self._plain(self._source)
 
 
-class NamedView(SequenceView):
-    """A lazy view of a named tuple: its fields are attributes as well."""
+class NamedView(SequenceView[Any]):
+    """A lazy view of a named tuple: its fields are attributes as well, and so are `_fields`, `_asdict`, `_replace`."""
 
     __slots__ = ()
 
+    @property
+    def _fields(self) -> tuple[str, ...]:
+        return tuple(self._row.open(self._source)[0] or ())
+
+    def _asdict(self) -> dict[str, Any]:
+        return dict(zip(self._fields, self, strict=True))
+
+    def _replace(self, **values: Any) -> Any:
+        return self.copy()._replace(**values)
+
+    def copy(self) -> Any:
+        """Return a named tuple of the same type with what the view shows."""
+        assert self._row.close is not None
+        return self._row.close(self._source, list(self._fields), list(self), None)
+
+    def __mul__(self, times: int) -> Any:
+        return tuple(self) * times
+
+    __rmul__ = __mul__
+
     def __getattr__(self, name: str) -> Any:
-        fields = self._row.open(self._source)[0] or []
-        if name not in fields:
+        if name.startswith("__") or name not in self._fields:
             raise AttributeError(f"a view of {type(self._source).__name__} has no attribute {name!r}")
-        return self[fields.index(name)]
+        return self[self._fields.index(name)]
 
 
-class MutableSequenceView(SequenceView, MutableSequence[Any]):
+class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[misc]  # a slice is a view
     """A lazy view of a sequence that can be changed through it: the source is changed."""
 
     __slots__ = ()
@@ -279,7 +311,7 @@ class MutableSequenceView(SequenceView, MutableSequence[Any]):
         self.extend(values)
         return self
 
-    def pop(self, i: int = -1) -> Any:
+    def pop(self, i: int = -1) -> T:
         """Take one element out, and return its result."""
         new = self[i]
         del self[i]
@@ -305,7 +337,7 @@ class MutableSequenceView(SequenceView, MutableSequence[Any]):
         raise AttributeError(f"a view of {type(self._source).__name__} has no attribute {name!r}")
 
 
-def _deque_method(view: MutableSequenceView, name: str) -> Any:
+def _deque_method(view: MutableSequenceView[Any], name: str) -> Any:
     source = view._source
     if name == "maxlen":
         return source.maxlen

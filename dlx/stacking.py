@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from dlx import native
 from dlx.conversion import convert, producer_of, request_of
@@ -14,10 +14,13 @@ from dlx.phases import Bulk
 from dlx.planning import Request, begin, settle
 from dlx.strangers import TENSOR
 
+if TYPE_CHECKING:
+    from dlx.typing import DeviceLike, Target
+
 __all__ = ["stack"]
 
 
-def stack(arrays: Iterable[Any], to: Any, *, device: Any = None, stream: Any = None) -> Any:
+def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None, stream: Any = None) -> Any:
     """Copy arrays of one shape and dtype into one new array, along a new first dimension.
 
     Shape, dtype, device type and device id of every array are compared before anything is allocated; arrays of
@@ -64,7 +67,7 @@ def stack(arrays: Iterable[Any], to: Any, *, device: Any = None, stream: Any = N
     objs = list(arrays)
     if not objs:
         raise ValueError("stack needs at least one array")
-    tensors = _tensors(objs)
+    tensors = _tensors(objs, request.target.name)
     shape = (len(tensors), *tensors[0].shape)
     _can_hold(request, tensors[0], shape)
     try:
@@ -77,8 +80,8 @@ def stack(arrays: Iterable[Any], to: Any, *, device: Any = None, stream: Any = N
     return convert(whole, to, device=device, stream=stream)
 
 
-def _tensors(objs: list[Any]) -> list[Tensor]:
-    """Return the arrays as tensors, each array asked once."""
+def _tensors(objs: list[Any], target: str) -> list[Tensor]:
+    """Return the arrays as tensors, each array asked once; `target` is for errors."""
     first: dict[int, int] = {}
     for i, obj in enumerate(objs):
         first.setdefault(id(obj), i)
@@ -98,6 +101,7 @@ def _tensors(objs: list[Any]) -> list[Tensor]:
         )
         tensors = bulk.tensors()
     except DlxError as error:
+        error.target = target
         if error.fix.startswith("Pass "):  # an option that is not here
             error.fix = f"{error.fix.removesuffix('.')} to dlx.convert(array, to='dlx') and stack what it returns."
         raise

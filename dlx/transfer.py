@@ -97,7 +97,7 @@ def plan_leaf(leaf: Leaf, *, probe: bool) -> None:
         except DlxError as error:
             refuse(leaf, error)
         except Exception as error:
-            refuse(leaf, adapter_failed(leaf, error))
+            refuse(leaf, adapter_failed(leaf.source, error))
         else:
             if tensor is not None:
                 settle(leaf, tensor)
@@ -136,7 +136,7 @@ def export(leaf: Leaf) -> Tensor:
     except DlxError:
         raise
     except Exception as error:
-        raise adapter_failed(leaf, error) from error
+        raise adapter_failed(leaf.source, error) from error
     return _marked(leaf, tensor)
 
 
@@ -156,7 +156,7 @@ def _lifted(leaf: Leaf) -> Any:
         leaf.complete(error)
         raise
     except Exception as error:
-        raise leaf.complete(adapter_failed(leaf, error)) from error
+        raise leaf.complete(adapter_failed(leaf.source, error)) from error
     return obj
 
 
@@ -227,7 +227,7 @@ def load(leaf: Leaf) -> Any:
         if isinstance(error, MemoryError) or not isinstance(error, Exception):
             raise
         if owned is None:
-            raise leaf.complete(adapter_failed(leaf, error)) from error
+            raise leaf.complete(adapter_failed(leaf.source, error)) from error
         owned = None
         reason = f"{target.name} refused it: {type(error).__name__}: {error}".rstrip(".")
         raise leaf.complete(ConversionError(reason)) from error

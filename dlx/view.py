@@ -10,11 +10,13 @@ made anew on each access (``elements="fresh"``) the result is kept weakly, and t
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import operator
 import weakref
 from typing import Any
 
+from dlx.adapter import Adapter
 from dlx.errors import DlxError
 from dlx.facts import Container
 from dlx.lazy import Path, Scope, name_of, path_text
@@ -83,27 +85,20 @@ class View:
             if old[0] is element or (row.identity is not None and self._same(old[0], element)):
                 return old[1]
             self._forget(key)
-        name = id(element)
-        if (
-            type(element) in options.free
-            and name not in scope.known
-            and name not in scope.moved
-            and row.identity is None
-        ):  # nearly always
+        if type(element) in options.free and row.identity is None and scope.back is None:  # nearly always
             try:
-                new = options.lane(element, options.to)  # type: ignore[misc]
+                new = options.lane._place(  # type: ignore[union-attr]
+                    element, options.to, slots, scope.known, scope.moved, key, (self._me, key)
+                )
             except DlxError as error:
                 error.complete(where=path_text((self._path, row, key)))
                 raise
-            slot = slots.setdefault(key, (element, new))
-            if slot[1] is new and new is not element and scope.back is None:
-                scope.known[name] = (self._me, key)
+            if new is not None:
                 if not len(slots) & 255:
                     self._tidy()
                 return new
-        else:
-            new = scope.result(element, row, self._path, key)
-            slot = slots.setdefault(key, (element, new))
+        new = scope.result(element, row, self._path, key)
+        slot = slots.setdefault(key, (element, new))
         if slot[1] is not new:
             if slot[0] is element:  # another thread was here meanwhile
                 return slot[1]
@@ -144,8 +139,9 @@ class View:
                 if element is MISSING:
                     element = self._at(key)
                 new = self._scope.result(element, self._row, self._path, key)
-                if new is not element:
-                    self._slots[key] = weakref.ref(new)
+                if new is not element or isinstance(kind_of(new), Adapter):
+                    with contextlib.suppress(TypeError):  # a tuple, say: it is made anew each time
+                        self._slots[key] = weakref.ref(new)
         return new
 
     def _tidy(self) -> None:
@@ -195,12 +191,16 @@ class View:
     def _count(self) -> int:
         return len(self._source)
 
+    def _kind(self) -> str:
+        return type(self._source).__name__
+
     def __repr__(self) -> str:
         done = [f"{self._row.place([key], 0)}: {_shown(new)}" for key, new in self._done()]
         more = f", ... {len(done) - 6} more" if len(done) > 6 else ""
         found = f"{'; '.join(done[:6])}{more}" if done else "nothing yet"
-        name = type(self._source).__name__
-        return f"<lazy {name}[{self._count()}] -> {self._scope.options.request.target.name}, converted: {found}>"
+        return (
+            f"<lazy {self._kind()}[{self._count()}] -> {self._scope.options.request.target.name}, converted: {found}>"
+        )
 
     def _done(self) -> list[tuple[Any, Any]]:
         """Return what is converted so far, without asking the source for anything."""
@@ -224,6 +224,6 @@ class View:
 
 def _shown(new: Any) -> str:
     if isinstance(new, View):
-        return f"<lazy {type(new._source).__name__}[{new._count()}]>"
+        return f"<lazy {new._kind()}[{new._count()}]>"
     text = " ".join(repr(new).split())
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping, MutableMapping, MutableSequence, 
 from types import MappingProxyType
 from typing import Any
 
-from dlx.containers import container_of
+from dlx.containers import VIEW, container_of
 from dlx.facts import Container
 from dlx.lazy import Options, Path, Scope
 from dlx.mappings import MappingView, MutableMappingView
 from dlx.native import Lane
 from dlx.planning import Request
 from dlx.registry import registry
-from dlx.sequences import MutableSequenceView, NamedView, SequenceView
+from dlx.sequences import MutableSequenceView, NamedView, SequenceView, SliceView
 from dlx.view import View
 
 __all__ = ["RecordView", "lazy_view", "plain_view"]
@@ -76,6 +76,9 @@ def make(obj: Any, row: Container, scope: Scope, path: Path) -> Any:
     """Return the view of a container; None where it has none."""
     kind = type(obj)
     cls: Any = _EXACT.get(kind)
+    if row is VIEW:  # a view of the same source
+        cls = SequenceView if isinstance(obj, SliceView) else kind
+        return cls(obj._source, obj._row, scope, path)
     if cls is None:
         try:
             cls = _classes[kind]
@@ -83,7 +86,7 @@ def make(obj: Any, row: Container, scope: Scope, path: Path) -> Any:
             cls = _classes[kind] = _class_of(kind, row)
         if cls is None:
             return None
-    return cls(obj, row, scope, path)
+    return cls(obj if row.live is None else row.live(obj), row, scope, path)
 
 
 def _class_of(kind: type, row: Container) -> Any:

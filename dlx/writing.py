@@ -13,6 +13,7 @@ from dlx.containers import what_is
 from dlx.facts import Container
 from dlx.lazy import Path, Scope
 from dlx.phases import convert_tree
+from dlx.registry import registry
 
 __all__ = ["home", "inward", "kind_of"]
 
@@ -50,7 +51,7 @@ def inward(scope: Scope, value: Any, old: Any, children: Iterable[Any], path: Pa
     if what is None:
         return value
     target, device = home(old, children)
-    if target is None or target is what or target.capabilities is None:
+    if target is None or target is what or registry.ready(target) is None:
         return value
     request = replace(scope.options.request, target=target, device=device, copy=None, stream=None)
     if isinstance(what, Container):

@@ -11,6 +11,7 @@ MEANING = {
     "shared": "the same memory",
     "viewed": "the same memory, handed over under another dtype of the same width and viewed as its own again",
     "copied": "a copy; `copy=False` refuses and says why",
+    "tree": "a container without arrays: what is in it passes through",
     "…Error": "refused, with what was found and what to do (classes of `dlx.errors`)",
     "-": "the source framework has no such dtype",
     "?": "a framework that was not installed",
@@ -50,8 +51,8 @@ def read_page(text: str) -> tuple[Cells, dict[str, str]]:
     table, targets = "", []
     for line in text.splitlines():
         if line.startswith("Versions: "):
-            pairs = (part.split() for part in line.removeprefix("Versions: ").rstrip(".").split(", "))
-            versions = dict(pairs)
+            named = line.removeprefix("Versions: ").rstrip(".").split(", ")
+            versions = dict(pair.split() for pair in named if pair)  # none without a framework
         elif line.startswith("## "):
             table = line[3].lower() + line[4:]
         elif line.startswith("| ") and not line.startswith("| ---"):

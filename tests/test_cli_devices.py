@@ -3,82 +3,74 @@
 import subprocess
 import sys
 import sysconfig
+from pathlib import Path
 
 import pytest
 from command import document, here, refused
 
 from dlx.cli import bench, driver, probe
 
-# Two devices that reach each other; the second has no managed memory.
-FAKE = """
-#include <stddef.h>
-#include <string.h>
-int cuInit(unsigned flags) { (void)flags; return STATUS; }
-int cuGetErrorName(int error, const char** name) { *name = "CUDA_ERROR_NO_DEVICE"; return error != 100; }
+ROOT = Path(__file__).resolve().parent.parent
+
+# The recording driver, with what only `dlx devices` asks.
+MORE = """
 int cuDriverGetVersion(int* version) { *version = 12080; return 0; }
-int cuDeviceGetCount(int* count) { *count = 2; return 0; }
-int cuDeviceGet(int* device, int place) { *device = 40 + place; return 0; }
-int cuDeviceGetName(char* name, int length, int device) {
-  (void)length;
-  strcpy(name, "Fake 0");
-  name[5] += device - 40;
-  return 0;
-}
 int cuDeviceTotalMem_v2(size_t* bytes, int device) { (void)device; *bytes = (size_t)80 << 30; return 0; }
-int cuDeviceGetAttribute(int* value, int attribute, int device) {
-  *value = attribute == 75 ? 9 : attribute == 76 ? 0 : attribute == 83 ? device == 40 : 1;
-  return 0;
-}
 int cuDeviceCanAccessPeer(int* can, int device, int peer) { *can = device != peer; return 0; }
 """
 
 
 @pytest.fixture(scope="module")
-def fake(tmp_path_factory):
-    """Build a driver whose cuInit gives a status; return its path."""
+def whole(tmp_path_factory):
+    """The path of a recording driver that can say everything."""
     folder = tmp_path_factory.mktemp("driver")
-    (folder / "fake.c").write_text(FAKE)
-
-    def build(status):
-        path = folder / f"fake{status}.so"
-        compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
-        command = [compiler, "-shared", "-fPIC", f"-DSTATUS={status}", "-o", str(path), str(folder / "fake.c")]
-        subprocess.run(command, check=True)
-        return str(path)
-
-    return build
+    (folder / "whole.c").write_text(f'#include "{ROOT / "tests" / "fake_cuda.c"}"\n{MORE}')
+    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
+    command = [compiler, "-shared", "-fPIC", "-pthread", "-o", str(folder / "whole.so"), str(folder / "whole.c")]
+    subprocess.run(command, check=True)
+    return str(folder / "whole.so")
 
 
 def test_devices_without_a_driver(monkeypatch):
-    """The host, and one line on what is missing."""
-    monkeypatch.setattr(driver, "LIBRARY", "lib-that-is-not-there.so.1")
-    monkeypatch.delenv("DLX_CUDA_DRIVER", raising=False)
-    assert driver.driver() == {"missing": "no CUDA driver was found", "devices": []}
+    """The host, and one line on what is missing and what to do."""
     monkeypatch.setenv("DLX_CUDA_DRIVER", "lib-that-is-not-there.so.1")
-    found = document("devices")
-    assert found["driver"] == {"missing": "no CUDA driver was found", "devices": []}
-    _, out = here("devices")
-    assert "cpu     (1, 0)  host memory" in out and "CUDA: no CUDA driver was found" in out
+    found = document("devices", "--driver")
+    assert found["driver"]["devices"] == [] and found["frameworks"] == {}
+    assert "there is no CUDA driver here: lib-that-is-not-there.so.1" in found["driver"]["missing"]
+    _, out = here("devices", "--driver")
+    assert "cpu     (1, 0)  host memory" in out
+    assert "CUDA: there is no CUDA driver here" in out and "DLX_CUDA_DRIVER may name its libcuda.so.1" in out
 
 
-def test_devices_of_a_driver(monkeypatch, fake):
-    """Names, sizes, what they can, and which reach each other; pinned and managed memory by their names."""
-    monkeypatch.setenv("DLX_CUDA_DRIVER", fake(0))
-    found = document("devices")["driver"]
+def test_devices_of_a_driver(monkeypatch, whole):
+    """Those of `dlx.devices`, with sizes, what they can, and which reach each other; memory kinds by their names."""
+    monkeypatch.setenv("DLX_CUDA_DRIVER", whole)
+    found = document("devices", "--driver")["driver"]
     assert found["version"] == "12.8"
     first, second = found["devices"]
-    assert (first["name"], first["bytes"], first["compute_capability"]) == ("Fake 0", 80 << 30, "9.0")
-    assert (first["managed_memory"], second["managed_memory"]) == (True, False)
+    assert (first["device"], second["device"]) == ("cuda:0", "cuda:1")
+    assert (first["name"], first["bytes"]) == ("Fake device 0", 80 << 30)
     assert (first["peers"], second["peers"]) == (["cuda:1"], ["cuda:0"])
-    rows = [line.split(maxsplit=3) for line in here("devices")[1].splitlines()]
-    assert ["cuda:1", "(2,", "1)", "Fake 1, 80.0 GiB"] in rows
-    assert ["cuda_managed", "(13,", "0)", "CUDA managed memory"] in rows
+    _, out = here("devices", "--driver")
+    rows = [line.split() for line in out.splitlines()]
+    assert ["cuda:1", "(2,", "1)", "Fake", "device", "1,", "80.0", "GiB"] in rows
+    assert ["cuda_host", "(3,", "0)", "pinned", "host", "memory"] in rows
+    assert "peer access to cuda:0" in out
+    code = "import dlx; print([str(each) for each in dlx.devices()])"
+    listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert listed.strip() == str(["cpu", *(each["device"] for each in found["devices"])])
 
 
-def test_a_driver_that_cannot_be_used(monkeypatch, fake):
-    """Its own name for the reason."""
-    monkeypatch.setenv("DLX_CUDA_DRIVER", fake(100))
-    assert document("devices")["driver"]["missing"].endswith("cuInit gave CUDA_ERROR_NO_DEVICE")
+def test_a_driver_that_says_less(monkeypatch, fake_driver):
+    """What it does not know is left open, and the rest is shown."""
+    monkeypatch.setenv("DLX_CUDA_DRIVER", str(fake_driver))
+    found = document("devices", "--driver")["driver"]
+    assert found["version"] is None
+    assert [(each["device"], each["bytes"], each["peers"]) for each in found["devices"]] == [
+        ("cuda:0", None, []),
+        ("cuda:1", None, []),
+    ]
+    assert "no peer access" in here("devices", "--driver")[1]
 
 
 def test_a_driver_that_lacks_functions(monkeypatch, tmp_path):
@@ -87,15 +79,17 @@ def test_a_driver_that_lacks_functions(monkeypatch, tmp_path):
     path = str(tmp_path / "x.so")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", path, str(tmp_path / "x.c")], check=True)
     monkeypatch.setenv("DLX_CUDA_DRIVER", path)
-    assert "not whole" in document("devices")["driver"]["missing"]
+    assert "cuGetErrorName" in document("devices", "--driver")["driver"]["missing"]
 
 
 def test_devices_of_frameworks(np, monkeypatch):
     """Each framework's own object, its name in dlx, and whether dlx brings arrays there."""
     monkeypatch.setattr("dlx.cli.targets.installed", lambda: ["dlx", "numpy"])
-    (found,) = document("devices", "--load")["frameworks"]["numpy"]["devices"]
+    (found,) = document("devices")["frameworks"]["numpy"]["devices"]
     assert found == {"device": "cpu", "dlpack": [1, 0], "native": "'cpu'", "taken": True}
-    assert "numpy" in here("devices", "--load")[1]
+    rows = [line.split() for line in here("devices", "numpy")[1].splitlines()]
+    assert ["cpu", "numpy", "'cpu'", "yes"] in rows
+    assert "'nothing' is no framework installed here. Installed: " in refused("devices", "nothing")
 
 
 def test_torchs_devices(torch):

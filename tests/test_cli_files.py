@@ -1,13 +1,19 @@
 """Files on the command line: headers only; what is damaged, hostile or no array is refused in one line."""
 
+import errno
 import io
 import json
 import os
+import random
+import struct
 import zipfile
+from pathlib import Path
 
 import pytest
 from command import dlx, document, refused
 from test_cli import npy, safetensors
+
+from dlx.cli import main
 
 GB100 = 100 << 30
 
@@ -44,8 +50,8 @@ def test_npy_as_numpy_writes_it(tmp_path, np):
         assert (found["dtype"], tuple(found["shape"])) == (made.dtype.newbyteorder("=").name, made.shape)
         assert found["nbytes"] == made.nbytes
         assert found["byte_order_swapped"] == (not made.dtype.isnative)
-    for made in (np.array(["a"]), np.zeros(2, "M8[s]"), np.zeros(2, [("a", "f4")]), np.array([{}], dtype=object)):
-        np.save(tmp_path / "x.npy", made, allow_pickle=True)
+    for made in (np.array(["a"]), np.zeros(2, "M8[s]"), np.zeros(2, [("a", "f4")])):
+        np.save(tmp_path / "x.npy", made)
         found = array(tmp_path / "x.npy")
         assert found["dtype"] is None and found["refused"]
 
@@ -99,6 +105,12 @@ def hostile():
     yield "version.npy", b"\x93NUMPY\x09\0" + bytes(64), "version 9"
     yield "text.npy", b"hello, world, this is text", "it does not begin like a .npy file"
     yield "text.npz", b"hello, world, this is text", "it is a damaged zip file"
+    yield (
+        "object.npy",
+        npy("|O", (1,), b"\x80\x04cposix\nsystem\n(S'touch PWNED'\ntR."),
+        "runs whatever code is in them",
+    )
+    yield "old.pt", b"\x80\x02cposix\nsystem\n(S'touch PWNED'\ntR.", "weights_only=True"
     yield "text.txt", b"hello, world, this is text", "it is none of"
     yield "x.pkl", b"\x80\x04cposix\nsystem\n(S'touch PWNED'\ntR.", "runs whatever code"
     for name, members, words in zips(good, claims):
@@ -111,27 +123,30 @@ def hostile():
     yield "eight.safetensors", bytes(5), "ends in the middle of its header"
 
 
+def zipped(**members):
+    """Return the bytes of an .npz file."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(f"{name}.npy", data)
+    return out.getvalue()
+
+
 def zips(good, claims):
     """Give hostile .npz files."""
-
-    def packed(**members):
-        out = io.BytesIO()
-        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, data in members.items():
-                archive.writestr(f"{name}.npy", data)
-        return out.getvalue()
-
-    whole = packed(a=good, b=good)
+    whole = zipped(a=good, b=good)
     yield "cut.npz", whole[: len(whole) // 2], "damaged zip file"
-    yield "none.npz", packed(), "without arrays"
-    yield "claims.npz", packed(a=good, big=claims), "member 'big.npy': its header claims 100.0 GiB"
+    yield "none.npz", zipped(), "without arrays"
+    yield "claims.npz", zipped(a=good, big=claims), "member 'big.npy': it is cut off: its header claims 100.0 GiB"
     yield (
         "broken.npz",
         whole.replace(b"\x50\x4b\x03\x04", b"\x50\x4b\x03\x05", 2).replace(b"K\x03\x05", b"K\x03\x04", 1),
         "zip",
     )
-    bomb = packed(a=b"\x93NUMPY\x02\0" + (1 << 20).to_bytes(4, "little") + b" " * (1 << 28))
+    bomb = zipped(a=b"\x93NUMPY\x02\0" + (1 << 20).to_bytes(4, "little") + b" " * (1 << 28))
     yield "bomb.npz", bomb, "member 'a.npy': its header is no description"
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, 1 << 30, 64, 0)  # a list of files of 1 GiB, in a sparse file
+    yield "list.npz", (b"PK\3\4", 64 + (1 << 30), end), "its list of files claims more than 16.0 MiB"
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_LZMA) as archive:
         archive.writestr("a.npy", good)
@@ -161,31 +176,72 @@ def tensors():
 def test_bad_files_are_refused_in_one_line(tmp_path, name, content, words):
     """Exit status 2, one line that names the file, no traceback, bounded memory, nothing executed."""
     path = tmp_path / name
-    path.write_bytes(content)
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        start, length, end = content
+        path.write_bytes(start)
+        os.truncate(path, length)
+        with path.open("ab") as file:
+            file.write(end)
     said = refused("inspect", path, cwd=tmp_path)
     assert said.startswith(f"dlx inspect: {path}: ")
     assert words in said
     assert sorted(os.listdir(tmp_path)) == [name]
 
 
+@pytest.mark.parametrize("kind", ["x.npy", "x.npz", "x.safetensors"])
+def test_files_with_bytes_changed_by_chance(tmp_path, capsys, kind):
+    """Whatever stands in a header: an answer, or one line that says what is wrong."""
+    whole = {
+        "x.npy": npy("<f4", (2, 3), bytes(24)),
+        "x.npz": zipped(a=npy("<f4", (2, 3), bytes(24)), b=npy(">c16", (2,), bytes(32))),
+        "x.safetensors": safetensors(
+            tmp_path / "x", {"a.0": ("F32", (2, 3)), "b": ("F4", (4, 2))}, metadata={"format": "pt"}
+        ).read_bytes(),
+    }[kind]
+    chance = random.Random(8)
+    path = tmp_path / kind
+    statuses = set()
+    for _ in range(400):
+        content = bytearray(whole)
+        for _ in range(chance.choice((1, 1, 2, 5))):
+            at = chance.randrange(min(len(content), chance.choice((32, len(content)))))
+            new = chance.choice((b"", b"\xff" * 8, b"9" * 30, b"-1", b"[", b"(" * 9, bytes((chance.randrange(256),))))
+            content[at : at + chance.randrange(3)] = new
+        path.write_bytes(content)
+        statuses.add(main(["inspect", str(path)]))
+        out, err = capsys.readouterr()
+        assert (bool(out), err.count("\n")) in ((True, 0), (False, 1)), bytes(content)
+    assert statuses == {0, 2}
+
+
 def test_what_is_no_file(tmp_path):
     """Missing files, folders, devices, names that cannot be."""
     os.mkfifo(tmp_path / "pipe")
     assert "no such file" in refused("inspect", tmp_path / "nothing.npy")
-    assert "it is a folder" in refused("inspect", tmp_path)
+    assert "it is a folder: name files in it" in refused("inspect", tmp_path)
     assert "no regular file" in refused("inspect", tmp_path / "pipe")
     assert "no regular file" in refused("inspect", "/dev/zero")
+    assert "without folders and .py" in refused("inspect", "folder/mod.py:x")
     assert "no such file" in refused("plan", "what is this?", "--to", "dlx")
 
 
-def test_a_file_that_may_not_be_read(tmp_path):
-    """The system's own reason."""
+def test_a_file_that_may_not_be_read(tmp_path, monkeypatch, capsys):
+    """The system's own reason, also where it comes late."""
     path = tmp_path / "x.npy"
     path.write_bytes(npy("<f4", (1,), bytes(4)))
+
+    def denied(*_, **__):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "open", denied)
+    assert main(["inspect", str(path)]) == 2
+    assert capsys.readouterr().err == f"dlx inspect: {path}: Permission denied\n"
+    monkeypatch.undo()
     path.chmod(0)
-    if os.access(path, os.R_OK):
-        pytest.skip("this user may read everything")
-    assert "Permission denied" in refused("inspect", path)
+    if not os.access(path, os.R_OK):  # root may read everything
+        assert "Permission denied" in refused("inspect", path)
 
 
 def test_a_large_file_is_not_read(tmp_path):
@@ -200,6 +256,17 @@ def test_a_large_file_is_not_read(tmp_path):
     status, out, err = dlx("inspect", path)
     assert (status, err) == (0, "")
     assert "100.0 GiB" in out
+
+
+def test_objects_inside_an_npz(tmp_path, np):
+    """They are named for what they are, beside the arrays; nothing is unpickled."""
+    np.savez(tmp_path / "x.npz", a=np.zeros(3), b=np.array([Evil()], dtype=object))
+    (source,) = document("inspect", tmp_path / "x.npz")["sources"]
+    assert [(each["path"], each["dtype"], each["refused"]) for each in source["arrays"]] == [
+        ("a", "float64", None),
+        ("b", None, "it holds pickled Python objects"),
+    ]
+    assert sorted(os.listdir(tmp_path)) == ["x.npz"]
 
 
 class Evil:
@@ -234,10 +301,28 @@ def test_damaged_checkpoints(tmp_path, torch):
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     assert "damaged zip file" in refused("inspect", path, memory=None)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x/data.pkl", b"\x80\x02}.")
+        archive.writestr("x/byteorder", bytes(65 << 20))
+    said = refused("inspect", path)
+    assert "claims 68,157,440 bytes, and dlx reads at most 67,108,864" in said
     torch.save({"step": 3}, path)
     assert "there is no tensor in it" in refused("inspect", path, memory=None)
     torch.save({"w": torch.zeros(3)}, path, _use_new_zipfile_serialization=False)
     assert "it is a pickle" in refused("inspect", path, memory=None)
+
+
+@pytest.mark.parametrize("claimed", [b"M\xff\xff", b"\x8a\x08" + (1 << 40).to_bytes(8, "little"), b"J\xff\xff\xff\xff"])
+def test_checkpoints_that_claim_what_is_not_there(tmp_path, torch, claimed):
+    """More elements than the file has, 4 TiB of them, a number of them below zero."""
+    path = tmp_path / "x.pt"
+    torch.save({"w": torch.zeros(1000)}, path)
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in parts.items():
+            archive.writestr(name, data.replace(b"M\xe8\x03", claimed) if name.endswith("data.pkl") else data)
+    assert "torch cannot read it" in refused("inspect", path, memory=None)
 
 
 def test_a_checkpoint_without_torch(tmp_path):

@@ -94,8 +94,17 @@ def test_importing_is_said(module):
     folder = module("print('running'); x = b'abc'")
     status, out, err = dlx("inspect", "made_here:x", "--to", "none", cwd=folder)
     assert status == 0
+    assert err == "dlx: importing made_here, which runs its code\nrunning\n"
+    assert out.startswith("made_here:x  bytes\n") and "imported made_here, which ran its code" in out
+    assert document("inspect", "made_here:x")["sources"][0]["notes"] == ["imported made_here, which ran its code"]
+
+
+def test_an_interrupt_is_no_error(module):
+    """Ctrl-C, wherever the time goes: no traceback, the status that a shell expects."""
+    folder = module("raise KeyboardInterrupt")
+    status, out, err = dlx("inspect", "made_here:x", cwd=folder)
+    assert (status, out) == (130, "")
     assert err == "dlx: importing made_here, which runs its code\n"
-    assert out.startswith("running\n") and "imported made_here, which ran its code" in out
 
 
 @pytest.mark.parametrize(
@@ -103,11 +112,23 @@ def test_importing_is_said(module):
     [
         ("raise RuntimeError('no\\nway')", "made_here:x", "importing made_here failed: RuntimeError: no\\nway"),
         ("import sys; sys.exit(3)", "made_here:x", "importing made_here failed: SystemExit: 3"),
-        ("x = 3", "made_here:y", "made_here has no y"),
+        (
+            "x = 3",
+            "made_here:y",
+            "made_here has no y: AttributeError: module 'made_here' has no attribute 'y'. It has x",
+        ),
+        ("x = {}", "made_here:x[y]", "[y] is no number and no text in quotes"),
+        (
+            "import nothing_here",
+            "made_here:x",
+            "importing made_here failed: ModuleNotFoundError: No module named 'noth",
+        ),
         ("x = {'a': [b'abc']}", "made_here:x['b']", "made_here has no x['b']: KeyError"),
         ("x = 3", "made_here:x", "it is int, which is no array and holds none"),
+        ("class X:\n    def state_dict(self): raise OSError('no\\nway')\nx = X()", "made_here:x", "OSError: no\\nway"),
+        ("class X:\n    def state_dict(self): return {}\nx = X()", "made_here:x", "whose state_dict() holds no array"),
         ("x = ['a', {1: None}]", "made_here:x", "it is list, which is no array and holds none"),
-        ("x = 3", "made_here_not:x", "importing made_here_not failed: ModuleNotFoundError"),
+        ("x = 3", "made_here_not:x", "there is no module 'made_here_not' in this folder"),
     ],
 )
 def test_objects_that_cannot_be_had(module, text, name, words):
@@ -130,13 +151,49 @@ def test_trees(module, np):
     )
     found = document("inspect", "made_here:tree")
     (source,) = found["sources"]
-    assert [each["path"] for each in source["arrays"]] == ["a", "list[0]", "list[1]['odd key']"]
+    assert [each["path"] for each in source["arrays"]] == ["['a']", "['list'][0]", "['list'][1]['odd key']"]
     assert "2 values of other kinds" in source["notes"]
     assert one("made_here:tree['list'][0]", "--to", "none")["dtype"] == "float32"
     assert {(each["dtype"], each["arrays"], each["bytes"]) for each in found["totals"]} == {
         ("float64", 2, 32),
         ("float32", 1, 8),
     }
+
+
+def test_trees_as_convert_walks_them(module, np):
+    """Records, views and loops; each array once; what cannot be entered is refused in its place."""
+    module(
+        """
+        import collections, dataclasses, numpy, dlx
+        @dataclasses.dataclass
+        class Batch:
+            x: object
+        Pair = collections.namedtuple("Pair", "a b")
+        w = numpy.zeros(3)
+        tree = {"batch": Batch(w), "pair": Pair(w, [numpy.ones(2)])}
+        view = dlx.convert(tree, to="dlx", lazy=True)
+        loop = ([],)
+        loop[0].append(loop)
+        loop[0].append(w)
+        class Module:
+            def state_dict(self): return {"0.weight": w, "step": 1}
+        net = Module()
+        """
+    )
+    for name in ("tree", "view"):
+        (source,) = document("inspect", f"made_here:{name}", "--to", "dlx")["sources"]
+        found = [(each["path"], each["notes"]) for each in source["arrays"]]
+        assert found == [("['batch'].x", ["in 2 places"]), ("['pair'].b[0]", [])]
+        assert [each["targets"][0]["outcome"] for each in source["arrays"]] == ["shared", "shared"]
+        assert any("a lazy view" in note for note in source["notes"]) == (name == "view")
+    assert "converted: nothing yet" in repr(sys.modules["made_here"].view)
+    (source,) = document("inspect", "made_here:loop", "--to", "none")["sources"]
+    assert [(each["path"], bool(each["refused"])) for each in source["arrays"]] == [("[0][1]", False), ("[0][0]", True)]
+    (source,) = document("inspect", "made_here:net", "--to", "none")["sources"]
+    assert [each["path"] for each in source["arrays"]] == ["0.weight"]
+    assert "its state_dict()" in source["notes"]
+    plans = document("plan", "made_here:view", "--to", "dlx")["plans"]
+    assert [each["path"] for each in plans[0]["arrays"]] == ["['batch'].x", "['pair'].b[0]"]
 
 
 def test_large_trees_are_folded(tmp_path):

@@ -3,6 +3,7 @@
 import sys
 import types
 import xml.etree.ElementTree
+from pathlib import Path
 
 import pytest
 from command import dlx, document, here, refused
@@ -11,7 +12,8 @@ from test_cli import npy, safetensors
 import dlx as package
 from dlx.cli import doctor, probe
 from dlx.cli.dtypes import DTYPES, array_of
-from dlx.registry import BUILT_IN, Registry
+from dlx.cli.targets import installed
+from dlx.registry import BUILT_IN, Registry, registry
 
 
 def plans(*words):
@@ -73,6 +75,17 @@ def test_wrong_options_are_one_line(file):
     assert "there is no device 'moon'" in refused("plan", file, "--to", "dlx", "--device", "moon")
     assert "there is no target 'nothing'" in refused("plan", file, "--to", "nothing")
     assert "names no target" in refused("plan", file, "--to", ",")
+
+
+def test_several_targets(file, np):
+    """One array is a row for each target; many are a table for each."""
+    _, out = here("plan", file, "--to", "dlx,numpy", "--copy", "always")
+    rows = [line.split() for line in out.splitlines()]
+    assert ["dlx", "copied", "24", "B", "copy=True"] in rows and ["numpy", "copied", "24", "B", "copy=True"] in rows
+    assert [(each["target"], len(each["arrays"])) for each in document("plan", file, "--to", "dlx,numpy")["plans"]] == [
+        ("dlx", 1),
+        ("numpy", 1),
+    ]
 
 
 def test_plans_of_many_arrays_are_folded(tmp_path, torch):
@@ -138,15 +151,48 @@ def test_dtypes_as_text():
     assert "no target 'nothing'" in refused("dtypes", "--from", "nothing")
 
 
+def test_the_matrix_is_what_dtypes_says(np):
+    """One implementation: the same cells, whichever command asks."""
+    asked = ["--from", "numpy", "--to", "dlx,numpy"]
+    cells = document("matrix", *asked)["cells"]
+    assert cells == document("dtypes", *asked)["cells"]
+    assert {(each["dtype"], each["to"]): each["outcome"] for each in cells}["float32", "dlx"] == "shared"
+    assert here("matrix", *asked)[1].startswith("from numpy  to …\n")
+
+
+def test_the_matrix_is_that_of_the_documentation(np):
+    """docs/matrix.md was made by converting and comparing bits; the plans of `dlx matrix` say the same."""
+    render = pytest.importorskip("matrix.render")
+    page, versions = render.read_page((Path(__file__).parent.parent / "docs" / "matrix.md").read_text())
+    here_too = [each for each in ("numpy", "torch", "tvm_ffi") if _version(each) == versions.get(each)]
+    names = ",".join(["dlx", *here_too])
+    cells = document("matrix", "--from", names, "--to", names)["cells"]
+    assert len(cells) == len(DTYPES) * (1 + len(here_too)) ** 2
+    for each in cells:
+        written = page.get((f"dtypes out of {each['from']}", each["dtype"], each["to"]))
+        assert written in (each["outcome"] or "-", each.get("error"), None), each
+    assert any(("dtypes out of dlx", each["dtype"], each["to"]) in page for each in cells)
+
+
+def _version(name):
+    """Return the version of a framework, None where it is not installed."""
+    if name not in installed():
+        return None
+    return registry.target(name).version()
+
+
 def test_the_matrix_as_a_picture(tmp_path):
-    """A well-formed SVG without anything fetched from elsewhere."""
+    """A well-formed SVG without anything fetched from elsewhere, drawn as docs/matrix.svg is."""
     path = tmp_path / "x.svg"
-    assert here("dtypes", "--from", "dlx", "--to", "dlx", "--svg", path)[0] == 0
+    status, out = here("matrix", "--from", "dlx", "--to", "dlx", "--svg", path)
+    assert (status, out) == (0, f"wrote {path}\n")
     text = path.read_text()
     root = xml.etree.ElementTree.fromstring(text)
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert "float32" in text and "http" not in text.replace("http://www.w3.org/2000/svg", "")
-    assert "x.svg: " in refused("dtypes", "--from", "dlx", "--to", "dlx", "--svg", tmp_path / "no" / "x.svg")
+    docs = (Path(__file__).parent.parent / "docs" / "matrix.svg").read_text()
+    assert text.partition("</style>")[0].split("<title>")[1] == docs.partition("</style>")[0].split("<title>")[1]
+    assert "x.svg: " in refused("matrix", "--from", "dlx", "--to", "dlx", "--svg", tmp_path / "no" / "x.svg")
 
 
 # ---- doctor ----------------------------------------------------------------------------------------------------------
@@ -189,7 +235,7 @@ def test_doctor_shows_what_is_broken(strangers):
     """The first line of the cause; the whole traceback with --verbose; 1 with --strict only."""
     found = {each["module"]: each for each in document("doctor")["adapters"]}
     assert found["dlx_that_is_not_there"]["status"] == "broken"
-    assert "ModuleNotFoundError" in found["dlx_that_is_not_there"]["cause"]
+    assert "names the module dlx_that_is_not_there, and there is none" in found["dlx_that_is_not_there"]["cause"]
     assert found["dlx_gone"]["status"] == "missing"
     assert "Traceback" not in here("doctor")[1]
     assert "Traceback" in here("doctor", "--verbose")[1]

@@ -67,7 +67,7 @@ def test_an_array_that_cannot_be_read_is_named(np, torch):
     """A refusal of one array names it, and offers what can be done here."""
     with pytest.raises(errors.ConversionError, match=r"at arrays\[1\]: .*grad.*to dlx.convert") as caught:
         dlx.stack([torch.ones(2), torch.ones(2, requires_grad=True)], to="numpy")
-    assert caught.value.where == "arrays[1]"
+    assert caught.value.where == "arrays[1]" and caught.value.target == "numpy"
     for bad in ("text", [1], None):
         with pytest.raises(errors.AdapterNotFoundError, match=r"at arrays\[1\]"):
             dlx.stack([np.ones(1), bad], to="numpy")

@@ -217,6 +217,22 @@ def test_a_tensordict_keeps_its_batch_size(np, torch):
     assert [leaf.path for leaf in dlx.plan(source, to="numpy").leaves] == ["obj['a']", "obj['b']['c']"]
 
 
+def test_a_tensordict_keeps_what_is_no_tensor(np, torch):
+    """Text and objects in it stay such, arrays inside them are converted; a lazy view writes tensors back."""
+    tensordict = pytest.importorskip("tensordict")
+    things = tensordict.NonTensorData({"k": np.ones(2)}, batch_size=[2])
+    source = tensordict.TensorDict({"a": torch.ones(2), "text": "t", "things": things}, batch_size=[2])
+    result = dlx.convert(source, to="torch", copy=True)
+    assert type(result) is type(source) and result["text"] == "t" and result.batch_size == source.batch_size
+    assert type(result["things"]["k"]) is torch.Tensor and type(source["things"]["k"]) is np.ndarray
+    plain = dlx.convert(source, to="numpy")
+    assert plain["text"] == "t" and plain["things"]["k"] is source["things"]["k"]
+    view = dlx.convert(source, to="numpy", lazy=True)
+    assert view["a"] is view["a"] and list(view) == ["a", "text", "things"] and len(view) == 3
+    view["a"] = np.zeros(2, "f4")
+    assert type(source["a"]) is torch.Tensor and source["a"].tolist() == [0, 0]
+
+
 def test_a_tensorclass_is_refused_with_a_fix(torch):
     """Its fields are not attributes of its own, so that a copy would be the source itself."""
     tensordict = pytest.importorskip("tensordict")
@@ -245,6 +261,8 @@ def test_a_batch_encoding_keeps_its_encodings(np, torch):
     assert type(result) is type(source) and result._encodings is marker and result.n_sequences == 1
     assert type(result["input_ids"]) is np.ndarray and dlx.shares_memory(result["input_ids"], ids)
     assert result.input_ids is result["input_ids"] and source["input_ids"] is ids and result["length"] == [3, 3]
+    view = dlx.convert(source, to="numpy", lazy=True)
+    assert view.input_ids is view["input_ids"] and type(view.materialize()) is type(source)
 
 
 def test_a_model_output_keeps_attributes_and_items_alike(np, torch):
@@ -260,6 +278,8 @@ def test_a_model_output_keeps_attributes_and_items_alike(np, torch):
     assert type(result.hidden_states) is tuple and result.hidden_states[0] is result["hidden_states"][0]
     assert result.attentions is None and result[0] is result.last_hidden_state
     assert source.last_hidden_state is hidden and source["last_hidden_state"] is hidden
+    view = dlx.convert(source, to="numpy", lazy=True)
+    assert type(view.last_hidden_state) is np.ndarray and view.last_hidden_state is view["last_hidden_state"]
 
 
 def test_containers_of_frameworks_leak_nothing(np, torch):

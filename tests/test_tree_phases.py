@@ -344,6 +344,46 @@ def test_a_plan_and_the_conversion_agree(np, torch):
         assert dlx.shares_memory(old, new) is (leaf.outcome in ("shared", "same"))
 
 
+def test_a_plan_of_a_view_agrees_with_what_each_element_becomes(np, torch):
+    """With lazy=True, and of a view: the same leaves, outcomes and errors that asking for each element has."""
+    bad = np.array(["x"])
+    tree = {"s": [np.ones(4), np.arange(4.0)[::-1]], "t": (torch.ones(2), np.broadcast_to(1.0, (2,))), "b": [bad]}
+    view = dlx.convert(tree, to="torch", lazy=True)
+    for plan in (dlx.plan(tree, to="torch", lazy=True), dlx.plan(view, to="torch"), dlx.plan(tree, to="torch")):
+        seen = {}
+        for leaf in plan.leaves:
+            old, place = eval(leaf.path, {"obj": tree}), leaf.path
+            try:
+                new = eval(place, {"obj": view})
+                seen[place] = "same" if new is old else "shared" if dlx.shares_memory(old, new) else "copied"
+            except errors.DlxError as error:
+                seen[place] = "refused"
+                assert str(error) == str(leaf.error) == str(plan.error) and error.where == place == "obj['b'][0]"
+        assert seen == {leaf.path: leaf.outcome for leaf in plan.leaves} and len(seen) == 5
+        assert set(seen.values()) == {"same", "shared", "copied", "refused"}
+
+
+def test_a_failure_at_the_bottom_of_100_000_levels(python):
+    """Raised or collected, with a place that can be read; the process lives."""
+    python(
+        """
+        import dlx
+        deep = used = dlx.convert(bytearray(1), to="dlx").__dlpack__(max_version=(1, 0))
+        dlx.convert(used, to="dlx")
+        for _ in range(100_000):
+            deep = [deep]
+        for errors in ("raise", "collect"):
+            try:
+                dlx.convert(deep, to="dlx", errors=errors)
+            except (dlx.errors.ConsumedError, ExceptionGroup) as error:
+                first = error.exceptions[0] if errors == "collect" else error
+                assert first.where.count("[0]") == 64 and " ... " in first.where
+            else:
+                raise SystemExit("no error")
+        """
+    )
+
+
 def test_a_plan_uses_nothing_up(np):
     """Capsules keep their names, and strangers are called only where nothing else tells."""
     calls = []

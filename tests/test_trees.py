@@ -386,6 +386,103 @@ def test_an_untouched_subtree_is_reused_only_where_it_is_immutable():
         assert result[4][0] is result[3]
 
 
+def subclass_that_needs(base, fill):
+    """Return an object of a subclass of `base` whose constructor takes something else, and which is filled."""
+
+    class Special(base):
+        __slots__ = ("mark",) if base.__dictoffset__ else ("mark", "__dict__")
+
+        def __init__(self, need, *, also):
+            super().__init__()
+            self.need, self.mark = need, also
+            fill(self)
+
+        def __setitem__(self, key, value):
+            self.writes = getattr(self, "writes", 0) + 1
+            super().__setitem__(key, value)
+
+    return Special("need", also="mark")
+
+
+@pytest.mark.parametrize(
+    "base",
+    [dict, collections.OrderedDict, collections.Counter, collections.UserDict, list, collections.deque,
+     collections.UserList, collections.defaultdict],
+)  # fmt: skip
+def test_a_subclass_whose_constructor_takes_other_arguments_keeps_everything(base):
+    """Attributes, slots, order, factory: the constructor is not called, and __setitem__ gets what changed only."""
+    array, other = leaf(), leaf()
+    many = base in (list, collections.deque, collections.UserList)
+
+    def fill(new):
+        if many:
+            new.extend([array, 1, other])
+        else:
+            for key, value in (("z", array), ("a", 1), ("y", other)):
+                base.__setitem__(new, key, value)
+        if base is collections.defaultdict:
+            new.default_factory = list
+
+    source = subclass_that_needs(base, fill)
+    result = kept(source)
+    assert type(result) is type(source) and result is not source
+    assert result.need == "need" and result.mark == "mark"
+    values = list(result) if many else [result[key] for key in ("z", "a", "y")]
+    assert many or list(result) == ["z", "a", "y"]
+    assert values[1] == 1 and all(type(v) is dlx.Tensor for v in (values[0], values[2]))
+    assert values[0] is not array and values[2] is not other
+    assert result.writes == 2 and not hasattr(source, "writes")
+    if base is collections.defaultdict:
+        assert result["new"] == [] and result.default_factory is list
+    inside = subclass_that_needs(base, fill)
+    inside.append(inside) if many else inside.__setitem__("self", inside)
+    again = kept(inside)
+    assert (again[3] if many else again["self"]) is again and again.need == "need"
+
+
+def test_subclasses_of_sets_and_of_bounded_deques():
+    """Their constructors are not called either."""
+
+    class Tags(set):
+        def __init__(self, need, *members):
+            super().__init__(members)
+            self.need = need
+
+    class Fixed(frozenset):
+        def __new__(cls, need, *members):
+            new = super().__new__(cls, members)
+            new.need = need
+            return new
+
+    class Last(collections.deque):
+        def __init__(self, need, size):
+            super().__init__(maxlen=size)
+            self.need = need
+
+    for made in (Tags("n", leaf(), 1), Fixed("n", leaf(), 1)):
+        result = kept(made)
+        assert type(result) is type(made) and result.need == "n" and 1 in result and len(result) == 2
+    last = Last("n", 2)
+    last.extend([leaf(), leaf(), leaf()])
+    result = kept(last)
+    assert type(result) is Last and result.maxlen == 2 and len(result) == 2 and result.need == "n"
+
+
+def test_a_class_that_says_how_it_is_copied_is_copied_so():
+    """__copy__, __reduce__ and their kin are obeyed."""
+
+    class Counted(dict):
+        copies = 0
+
+        def __copy__(self):
+            new = Counted(self)
+            new.copies = self.copies + 1
+            return new
+
+    result = kept(Counted(x=leaf()))
+    assert type(result) is Counted and result.copies == 1 and type(result["x"]) is dlx.Tensor
+
+
 def test_sets():
     """A set of hashable arrays is converted; where the results cannot be in a set, that is said."""
     array = leaf()

@@ -373,3 +373,97 @@ def test_a_failing_call_leaves_nothing_behind(np, torch):
     del capsule
     gc.collect()
     assert native.live() == live
+
+
+# ---- writes, once more -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("road", ["data", "numpy", "view"])
+def test_a_declared_write_is_written_back_by_whatever_road_it_was_made(np, torch, road):
+    """No write through .data or .numpy() is counted by torch; a parameter in `writes` is written back all the same."""
+
+    @dlx.using("torch", writes="x")
+    def fill(x):
+        if road == "numpy":
+            x.numpy()[:] = 5
+        else:
+            (x.data if road == "data" else x[:]).fill_(5)
+
+    base = np.zeros(3, "f4")
+    fill(base[::-1])
+    assert base.tolist() == [5, 5, 5]
+
+
+def test_writes_to_arguments_that_share_memory_are_never_lost_silently(np, torch):
+    """Each would be written over the other where one of them is a copy; what was written once is written back."""
+
+    @dlx.using("torch")
+    def both(x, y, *, write_y=True):
+        x += 1
+        if write_y:
+            y += 10
+
+    for pick in (lambda b: (b[::-1][:3], b[::-1][1:]), lambda b: (b, b[::-1]), lambda b: (b[::-1], b)):
+        base = np.zeros(4, "f4")
+        with pytest.raises(errors.ReadOnlyError, match=r"wrote to it and to [xy], which share memory"):
+            both(*pick(base))
+    base = np.zeros(4, "f4")
+    both(base[::-1][:3], base[::-1][1:], write_y=False)
+    assert base.tolist() == [0, 1, 1, 1]
+    base = np.zeros((2, 2), "f4")
+    both(base[0, ::-1], base[1, ::-1])
+    assert base.tolist() == [[1, 1], [10, 10]]
+    base = np.zeros(4, "f4")
+    twice = base[::-1]
+    both(twice, twice)
+    assert base.tolist() == [11] * 4
+
+
+def test_inference_mode_counts_nothing_and_loses_nothing(np, torch):
+    """Arguments that are shared have no version there; those that are copied do."""
+    base, other = np.zeros(3, "f4"), np.zeros(3, "f4")
+    with torch.inference_mode():
+        dlx.using("torch")(lambda x, y: [x.add_(1), y.add_(2)])(base[::-1], other)
+    assert base.tolist() == [1, 1, 1] and other.tolist() == [2, 2, 2]
+
+
+def test_an_answer_that_was_asked_for_holds_for_arguments_handed_back(np, torch):
+    """answer= beats "the caller's own object", also for the caller's own containers."""
+    a, t = np.ones(2), torch.ones(2)
+    for answer, kind, own in (("numpy", np.ndarray, a), ("torch", torch.Tensor, t)):
+        same = dlx.using("torch", answer=answer)(lambda *args: list(args))
+        result = same(a, t)
+        assert [type(each) for each in result] == [kind, kind] and any(each is own for each in result)
+        assert dlx.shares_memory(result[0], a) and dlx.shares_memory(result[1], t)
+        assert type(dlx.using("torch", answer=answer)(lambda x: x)([a, t])[0]) is kind
+
+
+def test_defaults_and_decorated_builtins_and_partials(np, torch):
+    """What the function brings itself is its own; anything callable can be decorated."""
+    default = np.ones(2, "f4")
+
+    @dlx.using("torch")
+    def own(x, w=default, *, k=None):
+        return type(x), type(w), k
+
+    assert own(np.ones(2)) == (torch.Tensor, np.ndarray, None)
+    assert own(np.ones(2), np.ones(2), k="k") == (torch.Tensor, torch.Tensor, "k")
+    assert dlx.using("torch")(torch.add)(np.ones(2), np.ones(2)).tolist() == [2, 2]
+    assert type(dlx.using("torch")(functools.partial(torch.mul, torch.ones(2) * 3))(np.ones(2))) is np.ndarray
+
+
+def test_a_generator_that_is_closed_writes_back(np, torch):
+    """Also what it writes in its finally clause."""
+
+    @dlx.using("torch")
+    def steps(x):
+        try:
+            yield 1
+        finally:
+            x += 1
+
+    base = np.zeros(2, "f4")
+    running = steps(base[::-1])
+    next(running)
+    running.close()
+    assert base.tolist() == [1, 1]

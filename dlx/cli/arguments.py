@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from typing import Any
+from typing import Any, NoReturn
 
 import dlx
 
@@ -20,9 +20,10 @@ a source is
 
 _STATUS = """\
 exit status
-  0  done; a refusal that was explained is an answer
-  1  under --strict: something is refused, or not ready
-  2  bad input or a wrong call, in one line on stderr"""
+  0         done; a refusal that was explained is an answer
+  1         under --strict: something is refused, or not ready
+  2         bad input or a wrong call, in one line on stderr
+  130, 141  interrupted; nobody reads the output any more"""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -37,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
     _inspect(commands)
     _plan(commands)
     _dtypes(commands)
+    _matrix(commands)
     _devices(commands)
     _doctor(commands)
     _bench(commands)
@@ -48,6 +50,10 @@ class _Parser(argparse.ArgumentParser):
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **keywords)
+
+    def error(self, message: str) -> NoReturn:
+        """End with one line, as for any other bad input."""
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def _command(commands: Any, name: str, module: str, summary: str, epilog: str = "") -> argparse.ArgumentParser:
@@ -80,8 +86,8 @@ def _inspect(commands: Any) -> None:
     command.add_argument(
         "--to",
         metavar="NAMES",
-        help="targets to plan for, as in torch,numpy; 'all' that are installed (what objects get if this is left out); "
-        "'none' (what files get). Targets are imported",
+        help="targets to plan for, as in torch,numpy; they are imported. 'all' that are installed is the default for "
+        "one object, 'none' for files and trees",
     )
 
 
@@ -102,20 +108,37 @@ def _plan(commands: Any) -> None:
     command.add_argument("--strict", action="store_true", help="exit with 1 if anything is refused")
 
 
+def _add_pair(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--from", dest="origin", metavar="NAMES", help="frameworks, as in torch,jax; default: all")
+    command.add_argument("--to", metavar="NAMES", help="targets, as in numpy,dlx; default: all that are installed")
+
+
 def _dtypes(commands: Any) -> None:
     command = _command(
         commands,
         "dtypes",
         "dtypes",
-        "show every dtype: DLPack's numbers, each framework's word, and what becomes of it between two",
+        "show every dtype: DLPack's numbers, and what each framework calls it",
         "Without options nothing is imported: words are those of the adapters' data.\n"
-        "With --from, --to, --live or --svg a plan is made for each cell, by the\n"
-        "frameworks installed.\n\n" + _STATUS,
+        "With --from or --to the frameworks are imported and a conversion of each\n"
+        "dtype is planned, as `dlx matrix` does for all of them.\n\n" + _STATUS,
     )
-    command.add_argument("--from", dest="origin", metavar="NAMES", help="frameworks, as in torch,jax; default: all")
-    command.add_argument("--to", metavar="NAMES", help="targets; default: all that are installed")
-    command.add_argument("--live", action="store_true", help="plan for every pair that is installed")
-    command.add_argument("--svg", metavar="FILE", help="write the matrix as a picture")
+    _add_pair(command)
+    command.set_defaults(live=False, svg=None)
+
+
+def _matrix(commands: Any) -> None:
+    command = _command(
+        commands,
+        "matrix",
+        "dtypes",
+        "show what becomes of every dtype between the frameworks installed: shared, viewed, copied or refused",
+        "The frameworks are imported, an array of each dtype is made in each of them,\n"
+        "and its conversion to every other is planned; nothing is converted.\n\n" + _STATUS,
+    )
+    _add_pair(command)
+    command.add_argument("--svg", metavar="FILE", help="write it as a picture, for light and dark pages")
+    command.set_defaults(live=True)
 
 
 def _devices(commands: Any) -> None:
@@ -123,10 +146,12 @@ def _devices(commands: Any) -> None:
         commands,
         "devices",
         "devices",
-        "show the devices that the CUDA driver and each framework see",
-        "The driver and the frameworks are asked in processes of their own.\n\n" + _STATUS,
+        "show the devices that the CUDA driver and each framework see, and what each calls them",
+        "The driver and the frameworks are asked in processes of their own, several at\n"
+        "once; importing a framework takes seconds.\n\n" + _STATUS,
     )
-    command.add_argument("--load", action="store_true", help="import the frameworks and ask them too (takes seconds)")
+    command.add_argument("names", nargs="*", metavar="NAME", help="frameworks to ask; default: all that are installed")
+    command.add_argument("--driver", action="store_true", help="ask the CUDA driver only: import no framework")
 
 
 def _doctor(commands: Any) -> None:

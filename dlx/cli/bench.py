@@ -26,10 +26,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     rounds = 3 if arguments.quick else 15
     with screen.working("importing frameworks"):
         pairs = _pairs(arguments.pairs)
-    rows = []
-    for number, (origin, goal) in enumerate(pairs, 1):
-        with screen.working(f"{origin} → {goal} ({number} of {len(pairs)})"):
-            rows.append(_measured(origin, goal, rounds))
+    rows = [_measured(*pair, rounds) for pair in screen.progress(pairs, "measuring", len(pairs))]
     cells: list[list[Cell]] = [
         [
             f"{each['from']} → {each['to']}",
@@ -40,11 +37,11 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         ]
         for each in rows
     ]
-    screen.table(["float32", "outcome", ">dlx.convert", ">from_dlpack", ">copy=True"], cells)
+    screen.table(["pair", "outcome", ">dlx.convert", ">its from_dlpack", ">copy=True"], cells)
     screen.line("")
     screen.line(
         (
-            f"times: {SMALL[0]} elements, best of {rounds} rounds; copies: {amount(4 * LARGE[0])} of fresh memory",
+            f"float32; times: {SMALL[0]} elements, best of {rounds}; copies: {amount(4 * LARGE[0])} of fresh memory",
             "quiet",
         )
     )

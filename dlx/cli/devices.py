@@ -3,42 +3,53 @@
 from __future__ import annotations
 
 import argparse
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 import dlx
 from dlx.cli import targets
-from dlx.cli.entries import amount, one_line
+from dlx.cli.entries import BadInput, amount, one_line
 from dlx.cli.probe import ask
 from dlx.cli.screen import Cell, Screen
 
 __all__ = ["run"]
 
+ABLE = ("managed_memory", "memory_pools", "host_memory_mapped")
+AT_ONCE = 4  # frameworks imported at the same time
+
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
-    """Ask the driver, and with --load each framework, in processes of their own."""
-    with screen.working("asking the CUDA driver"):
-        driver = {"devices": [], **ask("driver")}
-    seen: dict[str, dict[str, Any]] = {}
-    for name in targets.installed() if arguments.load else []:
-        if name != "dlx":
-            with screen.working(f"importing {name}"):
-                seen[name] = {"devices": [], **ask("devices", name)}
-    _show_devices(driver, seen, screen)
+    """Ask the driver and the frameworks, in processes of their own."""
+    names = [] if arguments.driver else _frameworks(arguments.names)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        asked = {pool.submit(ask, "driver"): ""} | {pool.submit(ask, "devices", name): name for name in names}
+        for _ in screen.progress(as_completed(asked), "asking the driver and the frameworks", len(asked)):
+            pass
+    answers = {name: {"devices": [], **future.result()} for future, name in asked.items()}
+    driver = answers.pop("")
+    _show_devices(driver, answers, screen)
     _show_driver(driver, screen)
-    _show_failures(seen, screen)
-    if not arguments.load:
-        screen.line("")
-        screen.line(("--load imports the frameworks and asks them too", "quiet"))
-    screen.document({"driver": driver, "frameworks": seen})
+    _show_failures(answers, screen)
+    screen.document({"driver": driver, "frameworks": answers})
     return 0
+
+
+def _frameworks(names: list[str]) -> list[str]:
+    installed = [name for name in targets.installed() if name != "dlx"]
+    for name in names:
+        if name not in installed:
+            raise BadInput(f"{one_line(name)!r} is no framework installed here. Installed: {', '.join(installed)}")
+    return names or installed
 
 
 def _show_devices(driver: dict[str, Any], seen: dict[str, dict[str, Any]], screen: Screen) -> None:
     what = {"cpu": "host memory"}
     for each in driver["devices"]:
-        what[f"cuda:{each['id']}"] = f"{each['name']}, {amount(each['bytes'])}"
+        what[each["device"]] = ", ".join([each["name"], *([amount(each["bytes"])] if each["bytes"] else [])])
     if driver["devices"]:
-        what |= {"cuda_host": "pinned host memory", "cuda_managed": "CUDA managed memory"}
+        what["cuda_host"] = "pinned host memory"
+    if any(each["managed_memory"] for each in driver["devices"]):
+        what["cuda_managed"] = "CUDA managed memory"
     for answer in seen.values():
         for each in answer["devices"]:
             what.setdefault(each["device"], "")
@@ -48,28 +59,32 @@ def _show_devices(driver: dict[str, Any], seen: dict[str, dict[str, Any]], scree
         rows.append([(name, "name"), f"({device.type}, {device.id})", text])
     screen.table(["device", "DLPack", "what"], rows)
     words: list[list[Cell]] = [
-        [(each["device"], "name"), name, one_line(each["native"], 40), "yes" if each["taken"] else "no"]
+        [(each["device"], "name"), name, one_line(each["native"], 60), "yes" if each["taken"] else ("no", "warn")]
         for name, answer in seen.items()
         for each in answer["devices"]
     ]
     if words:
         screen.line("")
-        screen.table(["device", "framework", "its object for it", "dlx brings arrays there"], words)
+        screen.table(["device", "framework", "its object for it", "converts there"], words)
 
 
 def _show_driver(driver: dict[str, Any], screen: Screen) -> None:
     screen.line("")
     cause = driver.get("missing") or driver.get("broken")
     if cause:
-        screen.line(("CUDA: ", "name"), one_line(cause))
+        screen.line(("CUDA: ", "name"), f"{one_line(cause)}. {driver.get('fix', '')}".rstrip(". "))
         return
-    screen.line(("CUDA: ", "name"), f"driver {driver['version']}, devices: {len(driver['devices'])}")
+    screen.line(("CUDA: ", "name"), f"driver {driver['version'] or '?'}, devices: {len(driver['devices'])}")
     for each in driver["devices"]:
         able = [
             word.replace("_", " ") for word in ("managed_memory", "memory_pools", "host_memory_mapped") if each[word]
         ]
-        peers = f"peer access to {', '.join(each['peers'])}" if each["peers"] else "no peer access"
-        screen.line(f"  cuda:{each['id']}  compute capability {each['compute_capability']}; {', '.join(able)}; {peers}")
+        facts = [
+            f"compute capability {each['compute_capability'] or '?'}",
+            *able,
+            f"peer access to {', '.join(each['peers'])}" if each["peers"] else "no peer access",
+        ]
+        screen.facts([(each["device"], ", ".join(facts))])
 
 
 def _show_failures(seen: dict[str, dict[str, Any]], screen: Screen) -> None:

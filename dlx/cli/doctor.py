@@ -12,16 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import dlx
+from dlx.cli import listing
 from dlx.cli.entries import BadInput, counted, one_line
 from dlx.cli.probe import ask
 from dlx.cli.screen import Cell, Screen
 from dlx.cli.targets import can_be_target
 from dlx.native import lib
+from dlx.plugins import Plugin, error_of
 from dlx.registry import registry
 
 __all__ = ["run"]
 
-_STYLES = {"ready": "good", "installed": "good", "missing": "quiet", "broken": "bad"}
+_STYLES = {"ready": "good", "installed": "good", "missing": "quiet", "set aside": "quiet", "broken": "bad"}
 _ORDER = list(_STYLES)
 
 
@@ -36,7 +38,8 @@ class Row:
     module, distribution
         Where the adapter is.
     status
-        ``"ready"``: imported, or tried with ``--load``; ``"installed"``; ``"missing"``; ``"broken"``.
+        ``"ready"``: imported, or tried with ``--load``; ``"installed"``; ``"missing"``;
+        ``"set aside"``, for another plugin of higher priority; ``"broken"``.
     version
         Of the framework.
     cause
@@ -74,24 +77,29 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     _show(rows, arguments, screen)
     core = _core()
     screen.document({"adapters": [_document(row, arguments.verbose) for row in rows], **core})
-    wanted = ("ready", "installed") if arguments.names else ("ready", "installed", "missing")
+    wanted = ("ready", "installed") if arguments.names else ("ready", "installed", "missing", "set aside")
     return 1 if arguments.strict and any(row.status not in wanted for row in rows) else 0
 
 
 def _rows() -> list[Row]:
     """Return a row for each plugin, by what can be known without importing a framework."""
     rows: list[Row] = []
-    seen: set[int] = set()
     for root in registry.plugins():
-        plugin = registry.load(root)
-        if id(plugin) in seen:
+        registry.load(root)  # all of them first: one may be refused because of a later one
+    seen: list[tuple[str, Plugin]] = []
+    for root, plugin in registry.plugins().items():
+        if any(plugin is other for _, other in seen):
             continue
-        seen.add(id(plugin))
+        seen.append((root, plugin))
+    for root, plugin in seen:
         row = Row(root, plugin.module, plugin.distribution, "broken")
         rows.append(row)
         if plugin.broken is not None:
-            row.cause = one_line(f"{type(plugin.broken).__name__}: {plugin.broken}", 300)
+            row.cause = one_line(str(error_of(plugin)), 400)
             row.details = "".join(traceback.format_exception(plugin.broken))
+            continue
+        if not plugin.adapters:  # others are preferred
+            row.status, row.cause = "set aside", one_line("; ".join(plugin.notes), 400)
             continue
         adapter = next((each for each in plugin.adapters if can_be_target(each)), plugin.adapters[0])
         row.name, row.api = adapter.name, adapter.api
@@ -102,7 +110,9 @@ def _rows() -> list[Row]:
             continue
         row.status = "missing" if not found else "ready" if adapter.package in sys.modules else "installed"
         row.version = _version(adapter.package) if found else ""
-        row.cause = "" if found else adapter.install or f"pip install {adapter.package}"
+        row.cause = (
+            one_line("; ".join(plugin.notes), 400) if found else adapter.install or f"pip install {adapter.package}"
+        )
     return sorted(rows, key=lambda row: (_ORDER.index(row.status), row.name))
 
 
@@ -136,10 +146,8 @@ def _show(rows: list[Row], arguments: argparse.Namespace, screen: Screen) -> Non
         table.append(
             [*cells, f"{row.module}" + (f" ({row.distribution})" if row.distribution != "dlx" else ""), row.cause]
         )
-    columns = ["name", "status", "version", *(["DLPack", "exchange API"] if arguments.load else []), "adapter", ""]
-    if not any(row.cause for row in rows):
-        columns, table = columns[:-1], [line[:-1] for line in table]
-    screen.table(columns, table)
+    columns = ["name", "status", "version", *(["DLPack", "exchange API"] if arguments.load else []), "adapter", "note"]
+    listing.filled(columns, table, screen)
     if arguments.verbose:
         for row in rows:
             if row.details:

@@ -38,15 +38,23 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     adapters = {name: each for name, each in dlx.adapters().items() if targets.can_be_target(each) and name != "dlx"}
     rows: list[list[Cell]] = []
     documents = []
-    for name in DTYPES:
+    own: dict[str, list[str]] = {}
+    further = sorted({name for adapter in adapters.values() for name in adapter.dtypes} - {*DTYPES})
+    for name in (*DTYPES, *further):  # those that only a plugin has come last
         dtype = DType(name)
         words = {framework: adapter.word_for(name) for framework, adapter in adapters.items()}
         rows.append([(name, "name"), _numbers(dtype), *(_word(word, name) for word in words.values())])
         documents.append({"name": name, "dlpack_dtype": list(dtype), "itemsize": _itemsize(dtype), "words": words})
+        for framework, word in words.items():
+            if word not in ("", name, f"ml_dtypes.{name}"):
+                own.setdefault(framework, []).append(f"{name} is {word}")
     screen.table(["dtype", "DLPack", *adapters], rows)
     screen.line("")
+    screen.facts([(f"* {framework}", ", ".join(words)) for framework, words in own.items()])
+    screen.line("")
     screen.line(("DLPack: (code, bits, lanes)   ✓ called the same there   · no word for it", "quiet"))
-    screen.line(("What becomes of each between two frameworks: dlx dtypes --live", "quiet"))
+    screen.line(("m called the same in ml_dtypes   * has a name of its own, as above", "quiet"))
+    screen.line(("what becomes of each between two frameworks: dlx matrix", "quiet"))
     screen.document({"dtypes": documents})
     return 0
 
@@ -56,10 +64,10 @@ def _numbers(dtype: DType) -> str:
 
 
 def _word(word: str, name: str) -> Cell:
-    """Return what to show of a framework's word: a mark where it is dlx's, the package where that brings it."""
+    """Return the mark of a framework's word: dlx's, that of ml_dtypes, one of its own, or none."""
     if not word:
         return ("·", "quiet")
-    return ("✓", "good") if word == name else word.removesuffix(f".{name}")
+    return ("✓", "good") if word == name else ("m", "good") if word == f"ml_dtypes.{name}" else "*"
 
 
 def _itemsize(dtype: DType) -> float:
@@ -73,13 +81,12 @@ def _itemsize(dtype: DType) -> float:
 def _live(arguments: argparse.Namespace, screen: Screen) -> int:
     with screen.working("importing frameworks"):
         origins, goals = targets.chosen(arguments.origin), targets.chosen(arguments.to)
-    with screen.working("planning every dtype"):
-        cells = {
-            (origin, dtype, goal): outcome
-            for origin in origins
-            for dtype in DTYPES
-            for goal, outcome in _outcomes(origin, dtype, goals).items()
-        }
+    both = [(origin, dtype) for origin in origins for dtype in DTYPES]
+    cells = {
+        (origin, dtype, goal): outcome
+        for origin, dtype in screen.progress(both, "planning every dtype", len(both))
+        for goal, outcome in _outcomes(origin, dtype, goals).items()
+    }
     if arguments.svg:
         from dlx.cli.picture import picture
 
@@ -120,8 +127,9 @@ def _outcomes(origin: str, dtype: str, goals: list[str]) -> dict[str, dict[str, 
 
 def _cell(array: Any, goal: str) -> dict[str, str]:
     plan = dlx.plan(array, to=goal)
-    if plan.error is not None:
-        return {"outcome": "refused", "why": plan.error.reason, "error": type(plan.error).__name__}
+    error = targets.refusal(plan)
+    if error is not None:
+        return {"outcome": "refused", "why": error.reason, "error": type(error).__name__}
     viewed = plan.outcome == "shared" and any(step.do == "view" for step in plan.steps)
     return {"outcome": "viewed" if viewed else plan.outcome, "why": "; ".join(step.why for step in plan.steps)}
 

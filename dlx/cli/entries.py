@@ -10,7 +10,19 @@ from typing import Any
 from dlx.abi import DType
 from dlx.tensor import ArrayInfo
 
-__all__ = ["BadInput", "Entry", "Fold", "Source", "amount", "counted", "extents", "fold", "one_line", "totals"]
+__all__ = [
+    "BadInput",
+    "Entry",
+    "Fold",
+    "Source",
+    "amount",
+    "counted",
+    "extents",
+    "fold",
+    "nbytes_of",
+    "one_line",
+    "totals",
+]
 
 
 class BadInput(Exception):
@@ -138,9 +150,9 @@ class Fold:
     entries: tuple[Entry, ...]
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all of them."""
-        return sum(entry.nbytes or 0 for entry in self.entries)
+    def nbytes(self) -> int | None:
+        """Bytes of all of them; None where those of one are unknown."""
+        return nbytes_of(self.entries)
 
 
 _NUMBER = re.compile(r"(?<![^\W_])\d+(?![^\W_])")  # a number that stands alone: layers.12.weight, [3], block_4
@@ -163,11 +175,24 @@ def _common(pattern: str, group: list[Entry]) -> str:
     return "".join(part + number for part, number in zip(parts, [*same, ""], strict=True))
 
 
-def totals(entries: Iterable[Entry]) -> list[tuple[str, str, int, int]]:
-    """Return (dtype, device, arrays, bytes) of each pair that occurs, most bytes first."""
-    sums: dict[tuple[str, str], list[int]] = {}
+def totals(entries: Iterable[Entry]) -> list[tuple[str, str, int, int | None]]:
+    """Return (dtype, device, arrays, bytes) of each pair that occurs, most bytes first.
+
+    Bytes are None where those of an array are unknown; what is no array at all is not counted.
+    """
+    groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
-        each = sums.setdefault((entry.dtype.name if entry.dtype else entry.dtype_name, entry.device), [0, 0])
-        each[0] += 1
-        each[1] += entry.nbytes or 0
-    return sorted(((*key, *each) for key, each in sums.items()), key=lambda row: -row[3])  # type: ignore[misc]
+        if entry.shape is not None or not entry.refused:
+            groups.setdefault((entry.dtype.name if entry.dtype else entry.dtype_name, entry.device), []).append(entry)
+    rows = [(*key, len(group), nbytes_of(group)) for key, group in groups.items()]
+    return sorted(rows, key=lambda row: -(row[3] or 0))
+
+
+def nbytes_of(entries: Iterable[Entry]) -> int | None:
+    """Return the bytes of all; None where those of one are unknown."""
+    total = 0
+    for entry in entries:
+        if entry.nbytes is None:
+            return None
+        total += entry.nbytes
+    return total

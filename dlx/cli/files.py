@@ -6,14 +6,15 @@ import importlib
 import importlib.util
 import re
 import stat
-import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dlx.abi import DType
 from dlx.cli.entries import BadInput, Entry, Source, counted, one_line
-from dlx.cli.headers import MAGIC_NPY, read_npy, read_npz, read_safetensors
+from dlx.cli.headers import MAGIC_NPY, SAFE, opened_zip, read_npy, read_npz, read_safetensors
+from dlx.cli.screen import Screen
 from dlx.errors import DTypeError
 
 __all__ = ["open_source"]
@@ -22,8 +23,8 @@ _OBJECT = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<path>[^\W\d]\w*
 _SKETCH = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<shape>[\d,\s]*)\]")
 
 
-def open_source(name: str) -> Source:
-    """Return what a word of the command line stands for.
+def open_source(name: str, screen: Screen) -> Source:
+    """Return what a word of the command line stands for; reading a file is shown on the screen.
 
     Raises
     ------
@@ -33,7 +34,10 @@ def open_source(name: str) -> Source:
     path = Path(name)
     try:
         if path.exists():
-            return _file(path)
+            with screen.working(f"reading {name}"):
+                return _file(path)
+        if re.search(r"\.py(:|$)", name):
+            raise BadInput("an object is named by its module, without folders and .py, as in 'mod:x' or 'pkg.mod:x'")
         sketched, named = _SKETCH.fullmatch(name), _OBJECT.fullmatch(name)
         if sketched is not None:
             return _sketch(name, sketched)
@@ -52,7 +56,7 @@ def open_source(name: str) -> Source:
 
 def _file(path: Path) -> Source:
     if not stat.S_ISREG(path.stat().st_mode):
-        raise BadInput("it is a folder" if path.is_dir() else "it is no regular file")
+        raise BadInput("it is a folder: name files in it" if path.is_dir() else "it is no regular file")
     with path.open("rb") as file:
         start = file.read(16)
     return _reader(path, start)(path)
@@ -73,7 +77,9 @@ def _reader(path: Path, start: bytes) -> Callable[[Path], Source]:
     if not start:
         raise BadInput("it is empty")
     if (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05") or path.suffix in (".pkl", ".pickle"):
-        raise BadInput("it is a pickle, and reading one runs whatever code is in it; dlx does not")
+        old = path.suffix in (".pt", ".pth", ".ckpt", ".bin")
+        fix = "dlx does not. Save it anew: torch.save(torch.load(..., weights_only=True), ...)" if old else SAFE
+        raise BadInput(f"it is a pickle, and reading one runs whatever code is in it; {fix}")
     known = {".npy": read_npy, ".npz": read_npz, ".parquet": _read_parquet, ".arrow": _read_arrow}
     if path.suffix in known:  # let its reader say what is wrong
         return known[path.suffix]
@@ -109,29 +115,25 @@ def _needed(package: str, extra: str, kind: str) -> Any:
 
 # ---- torch -----------------------------------------------------------------------------------------------------------
 
-MOST_PICKLE = 64 << 20  # bytes of the pickle that lists a checkpoint's tensors
+MOST_PICKLE = 64 << 20  # bytes of the pickle that lists a checkpoint's tensors, and of each other part but data
 
 
 def _is_torch(path: Path) -> bool:
     try:
-        with zipfile.ZipFile(path) as archive:
+        with opened_zip(path) as archive:
             return any(each.endswith("data.pkl") for each in archive.namelist()[:4])
-    except (zipfile.BadZipFile, OSError, NotImplementedError, ValueError):
+    except BadInput:
         return path.suffix in (".pt", ".pth", ".ckpt", ".bin")
 
 
 def _read_torch(path: Path) -> Source:
     """Read a checkpoint of torch: tensors and plain data only, memory-mapped."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            pickles = [each for each in archive.infolist() if each.filename.endswith(".pkl")]
-    except (zipfile.BadZipFile, OSError, NotImplementedError, ValueError) as error:
-        raise BadInput(f"it is a damaged zip file: {error}") from error
-    largest = max((each.file_size for each in pickles), default=0)
-    if largest > MOST_PICKLE:
-        raise BadInput(f"its list of tensors claims {largest:,} bytes, and dlx reads at most {MOST_PICKLE:,}")
+    with opened_zip(path) as archive:  # torch reads whole what is not a tensor's data
+        others = [each.file_size for each in archive.infolist() if not re.search(r"/data/\d+$", each.filename)]
+    if max(others, default=0) > MOST_PICKLE:
+        raise BadInput(f"its list of tensors claims {max(others):,} bytes, and dlx reads at most {MOST_PICKLE:,}")
     torch = _needed("torch", "torch", ".pt")
-    from dlx.cli.objects import entries_of
+    from dlx.cli.objects import dotted, entries_of
 
     places: dict[int, str] = {}
 
@@ -143,14 +145,15 @@ def _read_torch(path: Path) -> Source:
         loaded = torch.load(path, map_location=keep, weights_only=True, mmap=True)
     except Exception as error:  # whatever a damaged or hostile file brings about
         raise BadInput(_why_not_loaded(error)) from error
-    entries, others = entries_of(loaded)
+    entries, rest = entries_of(loaded)
     saved = sorted({place for place in places.values() if place != "cpu"})
     notes = ["read by torch, weights_only, memory-mapped"]
     notes += [f"saved on {', '.join(saved)}"] if saved else []
-    notes += [f"{counted(others, 'value')} of other kinds"] if others else []
+    notes += [f"{counted(rest, 'value')} of other kinds"] if rest else []
     if not entries:
         raise BadInput("there is no tensor in it")
-    return Source(str(path), ".pt", tuple(entries), path.stat().st_size, tuple(notes))
+    named = tuple(replace(entry, path=dotted(entry.path)) for entry in entries)
+    return Source(str(path), ".pt", named, path.stat().st_size, tuple(notes))
 
 
 def _why_not_loaded(error: Exception) -> str:

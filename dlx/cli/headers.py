@@ -6,25 +6,31 @@ Formats: ``numpy.lib.format`` (versions 1 to 3), zip as `numpy.savez` writes it,
 from __future__ import annotations
 
 import ast
+import contextlib
+import io
 import json
 import math
 import re
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from dlx.abi import DType
 from dlx.cli.entries import BadInput, Entry, Source, amount, one_line
 
-__all__ = ["MAGIC_NPY", "read_npy", "read_npz", "read_safetensors"]
+__all__ = ["MAGIC_NPY", "SAFE", "opened_zip", "read_npy", "read_npz", "read_safetensors"]
 
 MAGIC_NPY = b"\x93NUMPY"
 MOST_NPY = 1 << 20  # bytes of a .npy header; numpy itself stops at 10 000 unless told otherwise
 MOST_SAFETENSORS = 16 << 20  # bytes of a safetensors header; 100 000 tensors need some 12 MiB
 MOST_NDIM = 128
-MOST_MEMBERS = 100_000  # files in an .npz
+MOST_MEMBERS = 100_000  # files in a zip
+MOST_DIRECTORY = 16 << 20  # bytes of a zip's list of files
+AGAIN = "write it or fetch it again"
+SAFE = "dlx does not. Save the arrays as .npz or .safetensors"
 
 _KINDS = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
 _DESCR = re.compile(r"([<>|=])([biufcSUVOmM])(\d*)(\[.*\])?")
@@ -42,7 +48,10 @@ def read_npy(path: Path) -> Source:
     """Read the header of a .npy file."""
     size = path.stat().st_size
     with path.open("rb") as file:
-        return Source(str(path), ".npy", (_npy(file, size, ""),), size)
+        entry = _npy(file, size, "")
+    if entry.dtype_name == "object":
+        raise BadInput(f"it holds pickled Python objects, and reading them runs whatever code is in them; {SAFE}")
+    return Source(str(path), ".npy", (entry,), size)
 
 
 def _npy(file: BinaryIO | Any, size: int, name: str) -> Entry:
@@ -71,7 +80,8 @@ def _npy(file: BinaryIO | Any, size: int, name: str) -> Entry:
     entry = _of_descr(name, descr, shape, "F" if fortran and len(shape) > 1 else "C", offset)
     held = size - offset
     if entry.nbytes is not None and entry.nbytes > held:
-        raise BadInput(f"its header claims {amount(entry.nbytes)} of data, and {amount(max(held, 0))} are there")
+        claims = f"its header claims {amount(entry.nbytes)} of data, and {amount(max(held, 0))} are there"
+        raise BadInput(f"it is cut off: {claims}; {AGAIN}")
     return entry
 
 
@@ -92,7 +102,8 @@ def _of_descr(name: str, descr: Any, shape: tuple[int, ...], order: str, offset:
     refused = "" if dtype else _REFUSED.get(letter, f"DLPack has no dtype for {descr!r}")
     swapped = match[1] == ">" and itemsize > 1 and dtype is not None
     notes = ("in the other byte order",) if swapped else ()
-    return Entry(name, dtype, dtype.name if dtype and not swapped else descr, shape, nbytes, "file", order, offset,
+    word = "object" if letter == "O" else dtype.name if dtype is not None and not swapped else descr
+    return Entry(name, dtype, word, shape, nbytes, "file", order, offset,
                  swapped, refused, notes)  # fmt: skip
 
 
@@ -110,32 +121,57 @@ def _exactly(file: BinaryIO | Any, count: int) -> bytes:
         parts.append(part)
         missing -= len(part)
     if missing:
-        raise BadInput("it ends in the middle of its header")
+        raise BadInput(f"it is cut off: it ends in the middle of its header; {AGAIN}")
     return b"".join(parts)
 
 
 # ---- .npz ------------------------------------------------------------------------------------------------------------
 
 
-def read_npz(path: Path) -> Source:
-    """Read the headers of the arrays in an .npz file; of compressed ones only as much as the header needs."""
+class _Bounded(io.BufferedReader):
+    """A file that is never read in one large piece, whatever its own fields claim."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        everything = size is None or size < 0
+        data = super().read(MOST_DIRECTORY + 1 if everything else min(size or 0, MOST_DIRECTORY + 1))
+        if len(data) > MOST_DIRECTORY:
+            raise BadInput(f"its list of files claims more than {amount(MOST_DIRECTORY)}, where dlx stops")
+        return data
+
+
+@contextlib.contextmanager
+def opened_zip(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open a zip file; whatever is wrong with it is bad input.
+
+    Raises
+    ------
+    BadInput
+        If it is damaged, or claims more than dlx reads.
+    """
     try:
-        with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-            if len(members) > MOST_MEMBERS:
-                raise BadInput(f"it has {len(members)} members, and dlx reads at most {MOST_MEMBERS}")
-            arrays = [each for each in members if each.filename.endswith(".npy")]
-            entries = tuple(_member(archive, each) for each in arrays)
+        with _Bounded(io.FileIO(path)) as file, zipfile.ZipFile(file) as archive:
+            if len(archive.infolist()) > MOST_MEMBERS:
+                raise BadInput(f"it has {len(archive.infolist()):,} members, and dlx reads at most {MOST_MEMBERS:,}")
+            yield archive
     except (
         zipfile.BadZipFile,
         zlib.error,
         EOFError,
         NotImplementedError,
         RuntimeError,
+        ValueError,
         struct.error,
         OSError,
     ) as error:
-        raise BadInput(f"it is a damaged zip file: {error}") from error
+        raise BadInput(f"it is a damaged zip file: {error}; {AGAIN}") from error
+
+
+def read_npz(path: Path) -> Source:
+    """Read the headers of the arrays in an .npz file; of compressed ones only as much as the header needs."""
+    with opened_zip(path) as archive:
+        members = archive.infolist()
+        arrays = [each for each in members if each.filename.endswith(".npy")]
+        entries = tuple(_member(archive, each) for each in arrays)
     others = [each.filename for each in members if not each.filename.endswith(".npy")]
     if not entries:
         raise BadInput("it is a zip file without arrays in it")
@@ -189,7 +225,8 @@ def read_safetensors(path: Path) -> Source:
     with path.open("rb") as file:
         length = int.from_bytes(_exactly(file, 8), "little")
         if length > size - 8:
-            raise BadInput(f"its header claims {amount(length)}, and the file holds {amount(size)}")
+            claims = f"its header claims {amount(length)}, and the file holds {amount(size)}"
+            raise BadInput(f"it is cut off, or no .safetensors file: {claims}")
         if length > MOST_SAFETENSORS:
             raise BadInput(f"its header claims {amount(length)}, and dlx reads at most {amount(MOST_SAFETENSORS)}")
         raw = _exactly(file, length)
@@ -243,6 +280,6 @@ def _check_coverage(entries: list[Entry], start: int, size: int) -> None:
             raise BadInput(f"its tensors overlap, or leave a gap, before {one_line(entry.path, 80)!r}")
         at += entry.nbytes or 0
     if at > size:
-        raise BadInput(f"it is cut off: its tensors need {at:,} bytes, and the file holds {size:,}")
+        raise BadInput(f"it is cut off: its tensors need {at:,} bytes, and the file holds {size:,}; {AGAIN}")
     if at < size:
         raise BadInput(f"{size - at:,} bytes follow its last tensor, which the format forbids")

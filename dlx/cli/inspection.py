@@ -4,41 +4,43 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections import Counter
 from typing import Any
 
-from dlx.cli import targets
-from dlx.cli.entries import Entry, Source, amount, counted, extents, fold, totals
+from dlx.cli import listing, targets
+from dlx.cli.entries import Entry, Fold, Source, amount, counted, extents, nbytes_of, totals
 from dlx.cli.files import open_source
 from dlx.cli.objects import capsule_facts, layout
 from dlx.cli.screen import OUTCOMES, Cell, Screen
-from dlx.cli.targets import Outcome
+from dlx.cli.targets import ADDRESS, Outcome
 
 __all__ = ["run"]
-
-MANY = 24  # entries from which on names are folded
-MOST = 60  # rows of a tree
 
 _LAYOUTS = {"C": "C-contiguous", "F": "F-contiguous", "strided": "not contiguous", "": "?"}
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Show each source; several are summed up in the end."""
-    sources = [open_source(name) for name in arguments.sources]
+    sources = [open_source(name, screen) for name in arguments.sources]
     documents = []
     for number, source in enumerate(sources):
         if number:
             screen.line("")
         default = "all" if source.kind in ("object", "sketch") and len(source.entries) == 1 else "none"
-        names = targets.chosen(arguments.to, default)
+        with screen.working("importing targets"):
+            names = targets.chosen(arguments.to, default)
         if len(source.entries) == 1 and not source.entries[0].path:
             documents.append(_one(source, names, arguments, screen))
         else:
             documents.append(_tree(source, names, arguments, screen))
+        if not names and arguments.to is None:
+            screen.line("")
+            screen.line(("which targets take it: --to torch,numpy or --to all (imports them)", "quiet"))
     everything = [entry for source in sources for entry in source.entries]
     if len(sources) > 1:
         screen.line("")
         screen.heading("in all", counted(len(sources), "source"))
-        _show_totals(everything, screen)
+        listing.sums(everything, screen)
     screen.document({"sources": documents, "totals": _totals(everything)})
     return 0
 
@@ -54,21 +56,13 @@ def _one(source: Source, names: list[str], arguments: argparse.Namespace, screen
     outcomes = _outcomes(entry, names, arguments, screen)
     if outcomes:
         screen.line("")
-        _show_outcomes(outcomes, screen)
+        listing.outcomes(outcomes, screen)
     return {**_head(source), "arrays": [{**_document(entry, deep=True), "targets": _plain(outcomes)}]}
 
 
 def _outcomes(entry: Entry, names: list[str], arguments: argparse.Namespace, screen: Screen) -> list[Outcome]:
     with screen.working("planning"):
         return [targets.outcome(entry, name, mapped=arguments.mapped) for name in names]
-
-
-def _show_outcomes(outcomes: list[Outcome], screen: Screen) -> None:
-    rows: list[list[Cell]] = []
-    for each in outcomes:
-        why = f"{each.why}. {each.fix}".rstrip(". ") if each.fix else each.why
-        rows.append([each.target, (each.outcome, OUTCOMES[each.outcome]), why])
-    screen.table(["to", "outcome", "why"], rows)
 
 
 def _facts(source: Source, entry: Entry) -> list[tuple[str, Cell]]:
@@ -135,42 +129,34 @@ def _tree(source: Source, names: list[str], arguments: argparse.Namespace, scree
     entries = source.entries
     size = f", file of {amount(source.nbytes)}" if source.nbytes is not None else ""
     screen.heading(source.name, f"{source.kind}, {counted(len(entries), 'array')}{size}")
-    rows, hidden = _rows(list(entries), arguments.all)
-    columns = ["name", ">count", "dtype", "shape", ">bytes", "note"]
-    if not any(row[1] for row in rows):
-        columns, rows = columns[:1] + columns[2:], [row[:1] + row[2:] for row in rows]
-    if not any(row[-1] for row in rows):
-        columns, rows = columns[:-1], [row[:-1] for row in rows]
-    screen.table(columns, rows)
-    if hidden:
-        screen.line((f"… {hidden} more rows: --all shows them", "quiet"))
+    listing.arrays(
+        listing.folds(entries, everything=arguments.all),
+        ["dtype", "shape", ">bytes", "note"],
+        _cells,
+        lambda folds: ["", "", amount(nbytes_of(entry for fold in folds for entry in fold.entries)), ""],
+        screen,
+        everything=arguments.all,
+    )
     screen.line("")
-    _show_totals(list(entries), screen)
+    listing.sums(entries, screen)
     _show_metadata(source, screen)
-    documents = [_document(entry) for entry in entries]
+    documents = [_document(entry) for entry in entries] if screen.as_json else []
     if names:
-        with screen.working("planning"):
-            planned = [[targets.outcome(each, name, mapped=arguments.mapped) for name in names] for each in entries]
-        for document, outcomes in zip(documents, planned, strict=True):
+        planned = [
+            [targets.outcome(each, name, mapped=arguments.mapped) for name in names]
+            for each in screen.progress(entries, "planning", len(entries))
+        ]
+        for document, outcomes in zip(documents, planned, strict=screen.as_json):
             document["targets"] = _plain(outcomes)
         screen.line("")
         _show_sums(list(zip(*planned, strict=True)), screen)
     return {**_head(source), "arrays": documents}
 
 
-def _rows(entries: list[Entry], everything: bool) -> tuple[list[list[Cell]], int]:
-    folds = fold(entries) if len(entries) > MANY and not everything else [None] * len(entries)
-    rows: list[list[Cell]] = []
-    for entry, each in zip(
-        [f.entries[0] if f else e for f, e in zip(folds, entries, strict=False)], folds, strict=True
-    ):
-        count = f"×{len(each.entries)}" if each is not None and len(each.entries) > 1 else ""
-        nbytes = each.nbytes if each is not None else entry.nbytes
-        note: Cell = (entry.refused, "bad") if entry.refused else ", ".join([*_layout_note(entry), *entry.notes])
-        name = each.path if each is not None else entry.path
-        rows.append([name or "(root)", count, _word(entry), extents(entry.shape), amount(nbytes), note])
-    shown = rows if everything else rows[:MOST]
-    return shown, len(rows) - len(shown)
+def _cells(fold: Fold) -> list[Cell]:
+    entry = fold.entries[0]
+    note: Cell = (entry.refused, "bad") if entry.refused else ", ".join([*_layout_note(entry), *entry.notes])
+    return [_word(entry), extents(entry.shape), amount(fold.nbytes), note]
 
 
 def _layout_note(entry: Entry) -> list[str]:
@@ -183,36 +169,43 @@ def _word(entry: Entry) -> str:
     return entry.dtype.name if entry.dtype is not None else entry.dtype_name
 
 
-def _show_totals(entries: list[Entry], screen: Screen) -> None:
-    rows: list[list[Cell]] = [
-        [dtype, device, str(count), amount(size)] for dtype, device, count, size in totals(entries)
-    ]
-    if len(rows) > 1:
-        rows.append([("total", "name"), "", str(len(entries)), amount(sum(each.nbytes or 0 for each in entries))])
-    screen.table(["dtype", "device", ">arrays", ">bytes"], rows)
-
-
 def _show_metadata(source: Source, screen: Screen) -> None:
-    if source.notes:
+    if source.notes or source.metadata:
         screen.line("")
     for note in source.notes:
         screen.line((f"note: {note}", "quiet"))
     if source.metadata:
-        screen.line("")
+        screen.line(("metadata", "quiet"))
         screen.facts([(key[:30], value[:200]) for key, value in source.metadata.items()])
 
 
 def _show_sums(columns: list[tuple[Outcome, ...]], screen: Screen) -> None:
     rows: list[list[Cell]] = []
+    reasons: dict[tuple[str, str], list[str]] = {}
     for outcomes in columns:
-        found = [each.outcome for each in outcomes]
-        shared = sum(each in ("same", "shared") for each in found)
-        copied = [each for each in outcomes if each.outcome == "copied"]
-        refused = [each for each in outcomes if each.outcome == "refused"]
-        why = next((each.why for each in [*refused, *copied]), "")
-        nbytes = sum(each.nbytes for each in copied)
-        rows.append([outcomes[0].target, str(shared), str(len(copied)), amount(nbytes), str(len(refused)), why])
-    screen.table(["to", ">shared", ">copied", ">bytes", ">refused", "why, first"], rows)
+        target, counts = outcomes[0].target, Counter(each.outcome for each in outcomes)
+        copied = sum(each.nbytes for each in outcomes)
+        refused = counts["refused"]
+        rows.append(
+            [
+                target,
+                str(counts["same"] + counts["shared"]),
+                (str(counts["copied"]), "warn" if copied else ""),
+                amount(copied),
+                (str(refused), "bad" if refused else ""),
+            ]
+        )
+        for word in ("refused", "copied"):
+            why = Counter(ADDRESS.sub("", each.why) for each in outcomes if each.outcome == word)
+            for text, _ in why.most_common(3):
+                reasons.setdefault((word, text), []).append(target)
+    screen.table(["to", ">shared", ">copied", ">bytes copied", ">refused"], rows)
+    if reasons:
+        screen.line("")
+        screen.table(
+            ["", "to", "why"],
+            [[(word, OUTCOMES[word]), ", ".join(names), text] for (word, text), names in reasons.items()],
+        )
 
 
 # ---- JSON ------------------------------------------------------------------------------------------------------------

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import ctypes
+import difflib
 import importlib
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import dlx
 from dlx import native
 from dlx.abi import IS_COPIED, READ_ONLY, SUBBYTE_PADDED
 from dlx.cli.entries import BadInput, Entry, Source, counted, one_line
+from dlx.containers import container_of
 from dlx.ctypes import DLManagedTensorVersioned
-from dlx.errors import AdapterNotFoundError, ConversionError
+from dlx.errors import AdapterNotFoundError, ConversionError, DlxError
+from dlx.failures import Failures
 from dlx.tensor import ArrayInfo, type_name
+from dlx.trees import ROOT, Tree
+from dlx.view import View
 
-__all__ = ["capsule_facts", "entries_of", "layout", "read_object"]
+__all__ = ["capsule_facts", "dotted", "entries_of", "layout", "read_object"]
 
 _STEP = re.compile(r"\.?([^\W\d]\w*)|\[([^\[\]]+)\]")
 _FLAGS = {READ_ONLY: "READ_ONLY", IS_COPIED: "IS_COPIED", SUBBYTE_PADDED: "IS_SUBBYTE_TYPE_PADDED"}
@@ -29,59 +37,95 @@ def read_object(name: str, module: str, path: str) -> Source:
     print(f"dlx: importing {module}, which runs its code", file=sys.stderr)
     sys.path.insert(0, "")  # as `python -m` does: the folder that the user is in
     try:
-        obj: Any = importlib.import_module(module)
+        with contextlib.redirect_stdout(sys.stderr):  # what it prints is no part of our output
+            obj: Any = importlib.import_module(module)
     except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+            here = "in this folder or where Python looks; run dlx where it is, or set PYTHONPATH"
+            raise BadInput(f"there is no module {error.name!r} {here}") from error
         raise BadInput(f"importing {module} failed: {type(error).__name__}: {error}") from error
     try:
         for attribute, index in _STEP.findall(path):
             obj = getattr(obj, attribute) if attribute else obj[ast.literal_eval(index)]
     except Exception as error:
-        text = str(error) if attribute or not isinstance(error, ValueError) else f"[{index}] is no number and no text"
-        raise BadInput(f"{module} has no {path}: {type(error).__name__}: {text}") from error
+        if isinstance(error, ValueError | SyntaxError) and not attribute:
+            raise BadInput(f"[{index}] is no number and no text in quotes") from error
+        said = f": {type(error).__name__}: {error}" if str(error) else ""
+        raise BadInput(f"{module} has no {path}{said}{_instead(module, path, attribute)}") from error
+    found = type_name(type(obj))
     notes = [f"imported {module}, which ran its code"]
-    state = getattr(type(obj), "state_dict", None)
-    if callable(state):
-        obj, notes = obj.state_dict(), [*notes, "its state_dict()"]
-    entries, others = entries_of(obj)
+    try:
+        state = callable(getattr(type(obj), "state_dict", None)) and container_of(type(obj)) is None
+        if state:
+            obj, notes = obj.state_dict(), [*notes, "its state_dict()"]
+        elif isinstance(obj, View):
+            notes.append("a lazy view: these are the arrays of its source, and nothing was converted")
+        entries, others = entries_of(obj)
+    except (DlxError, MemoryError):
+        raise
+    except Exception as error:  # of the object's own code
+        raise BadInput(f"{found} cannot be looked at: {type(error).__name__}: {error}") from error
     if not entries:
-        raise BadInput(f"it is {type_name(type(obj))}, which is no array and holds none")
+        held = "whose state_dict() holds no array" if state else "which is no array and holds none"
+        raise BadInput(f"it is {found}, {held}")
+    if state:
+        entries = [replace(entry, path=dotted(entry.path)) for entry in entries]
     if others:
         notes.append(f"{counted(others, 'value')} of other kinds")
     return Source(name, "object", tuple(entries), notes=tuple(notes))
 
 
+def _instead(module: str, path: str, attribute: str) -> str:
+    """Say what a module holds, where it was asked for something of another name."""
+    if path != attribute:
+        return ""
+    names = {key: each for key, each in vars(sys.modules[module]).items() if key[:1] != "_"}
+    near = difflib.get_close_matches(attribute, names, 3)
+    found = near or [key for key, each in names.items() if not isinstance(each, ModuleType) and not callable(each)]
+    return f". It has {', '.join(found[:8])}" if found else ""
+
+
 def entries_of(root: Any) -> tuple[list[Entry], int]:
-    """Return (entries of the arrays in a tree of dicts, lists and tuples, the number of values that are none)."""
-    entries: list[Entry] = []
-    others = 0
-    stack: list[tuple[str, Any]] = [("", root)]
-    inside: set[int] = set()
-    while stack:
-        path, obj = stack.pop()
-        if isinstance(obj, Mapping | list | tuple):
-            if id(obj) not in inside:  # each container once: cycles end, and sharing is not counted twice
-                inside.add(id(obj))
-                stack.extend(reversed(list(_children(path, obj))))
-            continue
-        if path and isinstance(obj, bytes | bytearray | memoryview):  # plain data, inside a container
-            others += 1
-            continue
-        try:
-            entries.append(_entry(path, obj, dlx.describe(obj)))
-        except AdapterNotFoundError:
-            others += 1
-        except ConversionError as error:
-            entries.append(Entry(path, None, type_name(type(obj)), None, None, "?", refused=one_line(str(error))))
-    return entries, others
+    """Return (entries of an array, or of the arrays in a tree as `dlx.convert` walks it, how many values are none).
+
+    A lazy view stands for its source; nothing is converted.
+    """
+    row = container_of(type(root))
+    if row is None:
+        entry = _looked_at("", root)
+        return ([], 1) if entry is None else ([entry], 0)
+    failures = Failures("", collect=True)
+    tree = Tree(root, row, failures)
+    parts = tree.containers()
+    known = {id(each) for each in tree.arrays} | {id(part[0]) for part in parts}
+    children = [id(child) for _, _, held, _ in parts for child in held]
+    stands = Counter(children)
+    entries = []
+    for i, array in enumerate(tree.arrays):
+        entry = _looked_at(tree.place(i).removeprefix(ROOT), array)
+        if entry is not None:
+            again = (f"in {stands[id(array)]} places",) if stands[id(array)] > 1 else ()
+            entries.append(replace(entry, notes=(*entry.notes, *again)))
+    entries += [_refused(error.where.removeprefix(ROOT), error.source, error) for error in failures.errors]
+    return entries, sum(each not in known for each in children)
 
 
-def _children(path: str, obj: Any) -> Iterator[tuple[str, Any]]:
-    pairs = obj.items() if isinstance(obj, Mapping) else enumerate(obj)
-    for key, child in pairs:
-        if isinstance(key, str) and key.replace(".", "_").replace("-", "_").isidentifier():
-            yield (f"{path}.{key}" if path else key), child
-        else:
-            yield f"{path}[{key!r}]", child
+def dotted(place: str) -> str:
+    """Return a place in a file, or in a state dict, without Python's brackets around names."""
+    return re.sub(r"\['([^'\]]*)'\]", r".\1", place).removeprefix(".")
+
+
+def _looked_at(path: str, obj: Any) -> Entry | None:
+    try:
+        return _entry(path, obj, dlx.describe(obj))
+    except AdapterNotFoundError:
+        return None
+    except ConversionError as error:
+        return _refused(path, type_name(type(obj)), error)
+
+
+def _refused(path: str, what: str, error: DlxError) -> Entry:
+    return Entry(path, None, what, None, None, "?", refused=one_line(f"{error.reason}. {error.fix}".rstrip(". ")))
 
 
 def _entry(path: str, obj: Any, info: ArrayInfo) -> Entry:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any, TextIO
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TextIO, TypeVar
 
 import dlx
 from dlx.cli.entries import one_line
@@ -21,6 +22,8 @@ SCHEMA = 1
 """Version of what ``--json`` prints; it changes where a program that reads it would break."""
 
 SHORT = 20  # characters: a column of nothing longer is not wrapped
+
+T = TypeVar("T")
 
 Cell = str | tuple[str, str]
 """Text, or text with one of the styles below."""
@@ -64,7 +67,9 @@ class Screen:
             return None
         from rich.console import Console
 
-        return Console(file=self._file, highlight=False, markup=False, emoji=False)
+        console = Console(file=self._file, highlight=False, markup=False, emoji=False)
+        console.on_broken_pipe = _raise  # type: ignore[method-assign]  # coloured output in a pipe: see `main`
+        return console
 
     @property
     def plain(self) -> bool:
@@ -114,7 +119,11 @@ class Screen:
         self._console.print(table)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-        """Print a table; a column whose name begins with ``>`` is aligned to the right."""
+        """Print a table.
+
+        A column whose name begins with ``>`` is aligned to the right; one whose name begins with ``/`` holds names with
+        dots or brackets, and is broken there.
+        """
         if self.as_json or not rows:
             return
         if self._console is None:
@@ -135,18 +144,19 @@ class Screen:
             right = name.startswith(">")
             short = right or width <= SHORT
             table.add_column(
-                name.lstrip(">"),
+                _bare(name),
                 justify="right" if right else "left",
                 no_wrap=short,
                 overflow="fold",
                 min_width=width if short else min(width, SHORT),
             )
         for row in rows:
-            table.add_row(*(_rich([cell]) for cell in row))
+            pairs = zip(row, columns, strict=True)
+            table.add_row(*(_Name(_text(cell)) if name[:1] == "/" else _rich([cell]) for cell, name in pairs))
         self._console.print(table)
 
     def _plain_table(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-        lines = [[name.lstrip(">") for name in columns], *([_text(cell) for cell in row] for row in rows)]
+        lines = [[*map(_bare, columns)], *([_text(cell) for cell in row] for row in rows)]
         widths = _widths(columns, rows)
         for line in lines:
             pairs = zip(line, widths, columns, strict=True)
@@ -156,13 +166,25 @@ class Screen:
     @contextlib.contextmanager
     def working(self, text: str) -> Iterator[None]:
         """Show on the terminal's stderr that something takes its time."""
-        if self.as_json or not sys.stderr.isatty():
+        if not self._is_watched():
             yield
             return
         from rich.console import Console
 
         with Console(stderr=True, markup=False).status(one_line(text)):
             yield
+
+    def progress(self, items: Iterable[T], text: str, total: int) -> Iterable[T]:
+        """Give items one by one, with a bar on the terminal's stderr; it is wiped out in the end."""
+        if not self._is_watched() or total < 2:
+            return items
+        from rich.console import Console
+        from rich.progress import track
+
+        return track(items, one_line(text), total, console=Console(stderr=True, markup=False), transient=True)
+
+    def _is_watched(self) -> bool:
+        return not self.as_json and sys.stderr.isatty()
 
     def flush(self) -> None:
         """Hand everything to whoever reads it, so that a closed pipe is noticed here."""
@@ -173,8 +195,39 @@ class Screen:
 
 
 def _widths(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[int]:
-    names = [name.lstrip(">") for name in columns]
-    return [max(len(name), *(len(_text(row[i])) for row in rows)) for i, name in enumerate(names)]
+    return [max(len(_bare(name)), *(len(_text(row[i])) for row in rows)) for i, name in enumerate(columns)]
+
+
+def _bare(column: str) -> str:
+    return column.lstrip(">/")
+
+
+def _raise() -> None:
+    raise  # rich calls this while it handles a BrokenPipeError
+
+
+class _Name:
+    """A name with dots and brackets, as rich draws it: broken behind them where it is too long, not in a word."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __rich_measure__(self, console: Any, options: Any) -> Any:
+        from rich.measure import Measurement
+
+        return Measurement(min(len(self.text), SHORT), len(self.text))
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        from rich.text import Text
+
+        indent = len(self.text) - len(self.text.lstrip())
+        line, lines = "", []
+        for part in re.findall(r".+?(?:[./\]]|$)", self.text):
+            if line.strip() and len(line) + len(part) > options.max_width:
+                lines.append(line)
+                line = " " * (indent + 2)
+            line += part
+        yield Text("\n".join([*lines, line]), overflow="fold")
 
 
 def _text(cell: Cell) -> str:

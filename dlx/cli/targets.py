@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +11,15 @@ from typing import Any
 import dlx
 from dlx.adapter import Adapter, over_memory
 from dlx.cli.entries import BadInput, Entry
-from dlx.errors import DlxError
+from dlx.errors import ConversionError, DlxError
+from dlx.planning import Plan
 
-__all__ = ["Outcome", "can_be_target", "chosen", "installed", "outcome"]
+__all__ = ["ADDRESS", "Outcome", "can_be_target", "chosen", "installed", "outcome", "refusal"]
 
 _ALIGNED = 1 << 20  # an address that is never read: the start of a sketch
+
+ADDRESS = re.compile(r", found address 0x[0-9a-f]+")
+"""What differs in a reason from array to array, and from run to run."""
 
 _PLAIN = ("copy", "share", "view")  # steps that the outcome names already
 
@@ -75,10 +80,16 @@ def chosen(words: str | None, default: str = "all") -> list[str]:
         raise BadInput("--to names no target")
     for name in names:
         # Unknown and missing ones are errors of the call, in the words of dlx itself.
-        error = dlx.plan(b"", to=name).error
-        if error is not None and not isinstance(error, dlx.errors.ConversionError):
+        error = refusal(dlx.plan(b"", to=name))
+        if error is not None and not isinstance(error, ConversionError):
             raise BadInput(f"{error.reason}. {error.fix}")
     return names
+
+
+def refusal(plan: Plan) -> DlxError | None:
+    """Return the error in the plan of one array; only a tree's plan may hold several."""
+    assert not isinstance(plan.error, ExceptionGroup)
+    return plan.error
 
 
 def outcome(entry: Entry, target: str, *, mapped: bool = False, **options: Any) -> Outcome:
@@ -91,8 +102,9 @@ def outcome(entry: Entry, target: str, *, mapped: bool = False, **options: Any) 
         plan = dlx.plan(_sketch(entry, mapped) if entry.obj is None else entry.obj, to=target, **options)
     except DlxError as error:
         return Outcome(target, "refused", error.reason, error=type(error).__name__, fix=error.fix)
-    if plan.error is not None:
-        return Outcome(target, "refused", plan.error.reason, error=type(plan.error).__name__, fix=plan.error.fix)
+    refused = refusal(plan)
+    if refused is not None:
+        return Outcome(target, "refused", refused.reason, error=type(refused).__name__, fix=refused.fix)
     why = "; ".join(step.why if step.do in _PLAIN else f"{step.do}: {step.why}" for step in plan.steps)
     found, nbytes = plan.outcome, plan.nbytes
     if entry.obj is None and found == "same":
