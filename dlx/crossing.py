@@ -178,11 +178,11 @@ class Crossing:
         if not cuda.is_cuda(device):
             return
         if place is not None and host_readable(place):
-            self._once(moment, None)
+            self.wait(moment, None)
             return
         consumer = self.consumer(device)
         if consumer is not None:
-            self._once(moment, consumer)
+            self.wait(moment, consumer)
         if isinstance(moment, Stream) and not moment.is_unordered and (consumer is None or self._target.is_own):
             self._point(moment)
 
@@ -230,7 +230,7 @@ class Crossing:
         device = physical(tensor.device if host_readable(place) else place)
         work = cuda.work_stream(device)
         if on_device:
-            self._once(moment, work)
+            self.wait(moment, work)
         if host_readable(place):
             return native.tensor_fetch(tensor, keep_order), None
         fresh = native.tensor_on_device(tensor, keep_order, device.id)
@@ -244,10 +244,10 @@ class Crossing:
         if not on_device:
             return fresh, None
         self._forget(work)
-        self._release(source, moment, work)
+        self.reused(source, moment, work)
         return fresh, work
 
-    def _release(self, source: Adapter | None, moment: Moment, work: Stream) -> None:
+    def reused(self, source: Adapter | None, moment: Moment, work: Stream) -> None:
         """Let whoever may write to memory wait for a copy of it; the host, where nobody knows who that is."""
         if source is None or source.immutable or is_unordered(self._asked):
             return
@@ -260,7 +260,7 @@ class Crossing:
 
     # ---- once -------------------------------------------------------------------------------------------------------
 
-    def _once(self, moment: Moment, waiting: Stream | None) -> None:
+    def wait(self, moment: Moment, waiting: Stream | None) -> None:
         """Make a stream, or the host (None), wait for memory, unless it has done so in this call."""
         if moment is None or (isinstance(moment, Stream) and (moment.is_unordered or moment == waiting)):
             return
