@@ -39,6 +39,7 @@ class Crossing:
     def __init__(self, target: Adapter, stream: Any = None, device: Device | None = None) -> None:
         self._target, self._asked, self._wanted = target, stream, device
         self._streams: dict[tuple[int, Device], Stream | None] = {}
+        self._consumers: dict[Device, Stream | None] = {}
         self._points: dict[Stream, cuda.Ready] = {}
         self._ordered: set[tuple[Stream | int, Stream | None]] = set()
         self._held: list[cuda.Ready] = []
@@ -54,8 +55,13 @@ class Crossing:
         StreamError
             If the user named one that is none.
         """
-        place = physical(device)
-        return self._current(self._target, place) if self._asked is None else meaning(self._asked, place)
+        try:
+            return self._consumers[device]
+        except KeyError:
+            place = physical(device)
+            found = self._current(self._target, place) if self._asked is None else meaning(self._asked, place)
+            self._consumers[device] = found
+            return found
 
     def _reader(self, device: Device) -> Stream | None:
         """Return the consumer's stream if it reads memory where it is; elsewhere it reads a copy that dlx makes."""
