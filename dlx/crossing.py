@@ -214,7 +214,7 @@ class Crossing:
         point = self._point(moment) if isinstance(moment, Stream) else moment
         if point is None:
             return tensor
-        return native.tensor_when(tensor, _number(point))
+        return cuda.when(tensor, point)
 
     def copied(
         self, source: Adapter | None, tensor: Tensor, moment: Moment, keep_order: bool, place: Device

@@ -13,7 +13,7 @@ from dlx.conversion import convert, producer_of, request_of
 from dlx.crossing import Crossing, Moment, physical
 from dlx.errors import DeviceError, DlxError, DTypeError, LayoutError
 from dlx.failures import Failures
-from dlx.native import Lane, Tensor, ffi, lib
+from dlx.native import Lane, Tensor, lib
 from dlx.phases import Bulk
 from dlx.planning import Request, begin, settle
 from dlx.strangers import TENSOR
@@ -111,7 +111,7 @@ def _on_device(
             native.tensor_transfer(native.tensor_behind(tensor, device.id, work.handle, None), row, work.handle, False)
     for source, moment in dict.fromkeys(moments):
         crossing.reused(source, moment, work)
-    return native.tensor_when(whole, int(ffi.cast("uintptr_t", cuda.ready(work))))
+    return cuda.when(whole, cuda.ready(work))
 
 
 def _tensors(objs: list[Any], target: str) -> tuple[list[Tensor], list[tuple[Adapter, Moment]], Crossing]:
