@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from dlx.functions import using
     from dlx.headers import cffi_builder, get_include
     from dlx.hookspecs import hookimpl
+    from dlx.leaf import Plan
     from dlx.native import ffi
     from dlx.overlap import shares_memory
-    from dlx.planning import Plan
     from dlx.registry import adapters
     from dlx.signatures import convert, stack
     from dlx.tensor import ArrayInfo, Tensor
@@ -75,7 +75,7 @@ _HOMES = {
     "ArrayInfo": "tensor",
     "Device": "abi",
     "DType": "abi",
-    "Plan": "planning",
+    "Plan": "leaf",
     "SupportsDLPack": "typing",
     "Tensor": "tensor",
     "from_dlpack": "doors",

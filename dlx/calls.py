@@ -12,9 +12,9 @@ from dlx.conversion import convert
 from dlx.errors import DlxError
 from dlx.facts import Container
 from dlx.failures import Failures
+from dlx.leaf import Request
 from dlx.native import Lane
 from dlx.phases import Bulk
-from dlx.planning import Request
 from dlx.registry import registry
 from dlx.trees import ROOT, Tree
 from dlx.views import lazy_view

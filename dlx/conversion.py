@@ -10,9 +10,10 @@ from dlx.abi import Device
 from dlx.adapter import Adapter
 from dlx.containers import container_of
 from dlx.errors import AdapterNotFoundError, ConversionError, DeviceError, DlxError
+from dlx.leaf import Plan, Request
 from dlx.native import Lane
 from dlx.phases import convert_tree, place_of, plan_tree
-from dlx.planning import Plan, Request, begin
+from dlx.planning import begin
 from dlx.registry import registry
 from dlx.routes import learn
 from dlx.tensor import ArrayInfo, type_name

@@ -18,9 +18,9 @@ from dlx.containers import what_is
 from dlx.errors import AdapterNotFoundError, DlxError
 from dlx.facts import Container
 from dlx.failures import Failures
+from dlx.leaf import Request
 from dlx.native import Lane
 from dlx.phases import Bulk, convert_tree
-from dlx.planning import Request
 from dlx.tensor import type_name
 from dlx.trees import ROOT
 

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from dlx.abi import Device
 from dlx.conversion import producer_of
 from dlx.errors import DlxError
+from dlx.leaf import Request, adapter_failed
 from dlx.native import lib
-from dlx.planning import Request, adapter_failed, begin
+from dlx.planning import begin
 from dlx.strangers import TENSOR
 from dlx.tensor import type_name
 from dlx.transfer import export

@@ -17,8 +17,9 @@ from dlx.cuda import is_cuda, readiness
 from dlx.errors import DlxError
 from dlx.facts import Container
 from dlx.failures import Failures, together
+from dlx.leaf import Leaf, Plan, Request
 from dlx.native import Lane, Tensor
-from dlx.planning import Leaf, Plan, Request, begin
+from dlx.planning import begin
 from dlx.strangers import Described
 from dlx.transfer import forget_frames, load, order, plan_leaf, prepare, preview, release, take_back
 from dlx.trees import Tree

@@ -13,9 +13,10 @@ from dlx.conversion import convert, producer_of, request_of
 from dlx.crossing import Crossing, Moment, physical
 from dlx.errors import DeviceError, DlxError, DTypeError, LayoutError
 from dlx.failures import Failures
+from dlx.leaf import Request
 from dlx.native import Lane, Tensor, lib
 from dlx.phases import Bulk
-from dlx.planning import Request, begin, settle
+from dlx.planning import begin, settle
 from dlx.strangers import TENSOR
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from dlx import cuda, native
 from dlx.abi import READ_ONLY, SUBBYTE_PADDED, host_readable
 from dlx.crossing import physical
 from dlx.errors import ConversionError, DlxError
+from dlx.leaf import Leaf, adapter_failed, refuse
 from dlx.native import Tensor
-from dlx.planning import Leaf, adapter_failed, refuse, settle
+from dlx.planning import settle
 
 __all__ = [
     "convert_leaf",

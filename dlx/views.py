@@ -10,9 +10,9 @@ from typing import Any
 from dlx.containers import VIEW, container_of
 from dlx.facts import Container
 from dlx.lazy import Options, Path, Scope
+from dlx.leaf import Request
 from dlx.mappings import MappingView, MutableMappingView
 from dlx.native import Lane
-from dlx.planning import Request
 from dlx.registry import registry
 from dlx.sequences import MutableSequenceView, NamedView, SequenceView, SliceView
 from dlx.view import View

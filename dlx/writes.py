@@ -8,8 +8,8 @@ from typing import Any
 from dlx.adapter import Adapter
 from dlx.conversion import convert
 from dlx.errors import DlxError, ReadOnlyError
+from dlx.leaf import adapter_failed
 from dlx.overlap import shares_memory
-from dlx.planning import adapter_failed
 from dlx.registry import registry
 from dlx.writing import kind_of
 

@@ -21,7 +21,7 @@ LAYERS = [
     ["facts", "adapter", "hookspecs"],
     ["strangers", "plugins", "loading", "registry"],
     ["rows", "containers"],
-    ["routes", "obstacles", "crossing", "working", "planning", "transfer"],
+    ["routes", "obstacles", "crossing", "working", "leaf", "places", "planning", "transfer"],
     ["failures", "trees", "phases"],
     ["lazy", "writing", "view", "sequences", "mappings", "views"],
     ["conversion"],

@@ -18,8 +18,9 @@ from dlx import cuda as driver
 from dlx import native
 from dlx.adapter import Capabilities
 from dlx.errors import CopyRequiredError, DeviceError, LayoutError, StreamError
+from dlx.leaf import Request
 from dlx.native import ffi
-from dlx.planning import Request, begin
+from dlx.planning import begin
 from dlx.registry import registry
 from dlx.transfer import convert_leaf
 

@@ -12,7 +12,7 @@ import dlx
 from dlx.adapter import Adapter, over_memory
 from dlx.cli.entries import BadInput, Entry
 from dlx.errors import ConversionError, DlxError
-from dlx.planning import Plan
+from dlx.leaf import Plan
 
 __all__ = ["ADDRESS", "Outcome", "can_be_target", "chosen", "installed", "outcome", "refusal"]
 
