@@ -213,6 +213,13 @@ class CopiesSilently(Array):
         return (_cloned(self.tensor) if copy else self.tensor).__dlpack__(**keywords)
 
 
+class NeverCopies(Array):
+    def __dlpack__(self, *, copy=None, **keywords):
+        if copy:
+            raise BufferError("copies are not there yet")
+        return super().__dlpack__(**keywords)
+
+
 class Leaking(Array):
     def __dlpack__(self, **keywords):
         KEPT.append(self)
@@ -279,6 +286,7 @@ PRODUCERS = {
     "keyword-other-device": producer(altered(dl_device=lambda k: None)),
     "keyword-unknown": producer(Greedy),
     "copy-true": producer(altered(copy=lambda k: None)),
+    "copy-true-served": producer(NeverCopies),
     "copy-true-flag": producer(CopiesSilently),
     "copy-false": producer(altered(copy=lambda k: True if k["copy"] is False else k["copy"])),
     "owner-unconsumed": producer(Leaking),

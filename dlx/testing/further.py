@@ -184,7 +184,8 @@ def _dlx() -> Subject:
         "dlx", package="dlx", adapter="dlx", dtypes=OTHERS, make=make, from_dlpack=take, takes_capsules=True,
         takes_copy=True, views={name: view(name) for name in VIEWS}, readonly=readonly,
         words={
-            "imports": "import dlx", "take": "dlx.from_dlpack", "array": "dlx.empty((4,), 'float32')",
-            "given": "source.capsule()", "readonly": "dlx.from_dlpack(bytes(16))",
+            "imports": "import dlx, functools", "take": "functools.partial(dlx.convert, to='dlx')",
+            "array": "dlx.empty((4,), 'float32')", "given": "source.capsule()",
+            "readonly": "dlx.from_dlpack(bytes(16))", "write": "memoryview(result).cast('B')[0] ^= 1",
         },
     )  # fmt: skip

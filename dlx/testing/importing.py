@@ -254,11 +254,13 @@ def _write(lib: Subject, result: Any, source: Source) -> bool:
     kind="consumer", about="read-only", severity="wrong", see="dlpack.h 1.0: writing is undefined behaviour",
     shows="""
 {imports}
+from contextlib import suppress
 from dlx.testing import Source
 source = Source(readonly=True, legacy=False)
 before = source.elements()
-result = {take}({given})
-{write}
+with suppress(Exception):
+    result = {take}({given})
+    {write}
 assert source.elements() == before, "written to"
 """,
 )  # fmt: skip

@@ -9,7 +9,7 @@ from dlx.testing.reporting import ABOUT, Grades, ordered
 
 __all__ = ["picture"]
 
-_SIZE, _LEFT, _TOP, _WIDE = 17, 200, 96, 26
+_SIZE, _LEFT, _TOP, _WIDE = 17, 190, 136, 24
 _STYLE = """
 svg { font-family: system-ui, 'DejaVu Sans', Helvetica, Arial, sans-serif; font-size: 12px; }
 .ground { fill: #ffffff; } text { fill: #1f2328; } .quiet { fill: #59636e; }
@@ -27,7 +27,7 @@ def picture(grades: Sequence[Grades]) -> str:
     checks = [check for check in ordered(grades) if check.kind != "adapter"]
     columns = [[check for check in checks if check.kind == kind] for kind in ("producer", "consumer")]
     columns = [column for column in columns if column]
-    block = _LEFT + _WIDE * len(grades) + 30
+    block = _LEFT + _WIDE * len(grades) + 86  # the last name leans over
     rows = max((len(column) + len({check.about for check in column}) for column in columns), default=0)
     width, height = block * len(columns) + 10, _TOP + rows * _SIZE + 46
     parts = [

@@ -25,6 +25,7 @@ ABOUT = (
 """Rows of the table at a glance, in order."""
 
 MARKS = {"keeps": "✓", "breaks": "✗", "excepted": "(✗)", "n/a": "-", "error": "!"}
+REFUSES = "✓ʳ"
 _COST = {
     "fatal": "the process may die, or memory is unsafe",
     "wrong": "wrong data, or lost rights, without a word",
@@ -144,7 +145,7 @@ def as_page(grades: Sequence[Grades], command: str, picture: str = "") -> str:
         f"{platform.system()} {platform.machine()}, no GPU): {libraries}. "
         "Each library is met as a stranger, through `__dlpack__`, `__dlpack_device__` and its own `from_dlpack`.",
         "A promise is one sentence of the DLPack specification, of the array API standard, or of plain safety. Each is "
-        "tried, none is looked up. `✓` kept (also by refusing with an exception, where the promise allows it), `✗` "
+        "tried, none is looked up. `✓` kept, `✓ʳ` kept by refusing with an exception, as the promise allows, `✗` "
         "broken, `-` not applicable. Another version may do better: run it again.",
     ]
     if picture:
@@ -193,6 +194,8 @@ def _promises(grades: Sequence[Grades], kind: str) -> str:
 
 
 def _mark(verdict: Verdict) -> str:
+    if verdict.status == "keeps" and verdict.seen.startswith("refused"):
+        return REFUSES
     return f"**{MARKS['breaks']}**" if verdict.status == "breaks" else MARKS[verdict.status]
 
 

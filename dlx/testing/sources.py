@@ -98,7 +98,7 @@ class Source:
     def __init__(
         self,
         dtype: str = "float32",
-        shape: Sequence[int] = (4, 6),
+        shape: Sequence[int] = (4,),
         strides: Sequence[int] | None = None,
         *,
         readonly: bool = False,
