@@ -195,6 +195,10 @@ class Loader:
             if adapter in plugin.adapters and sentence not in plugin.notes:
                 plugin.notes.append(sentence)
 
+    def left_out(self) -> list[str]:
+        """Return a sentence for each framework whose plugin ``DLX_LOAD_PLUGINS`` leaves out."""
+        return [f"DLX_LOAD_PLUGINS leaves {owner} out, which has {root!r}" for root, owner in self._left_out.items()]
+
     def _unique(self) -> list[Plugin]:
         return list(dict.fromkeys(self._plugins.values()))
 

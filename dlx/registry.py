@@ -271,7 +271,7 @@ class Adapters(dict[str, Adapter]):
     broken
         ``{"module (distribution)": PluginError}``: plugins that were found and cannot be used.
     notes
-        Sentences about plugins that can be used and should be mended, or were set aside for others.
+        Sentences about plugins that can be used and should be mended, were set aside for others, or were left out.
     """
 
     def __init__(self) -> None:
@@ -303,6 +303,7 @@ def adapters() -> Adapters:
     found = Adapters()
     for adapter in registry.adapters():
         found.setdefault(adapter.name, adapter)
+    found.notes += registry.left_out()
     for plugin in dict.fromkeys(registry.plugins().values()):
         found.notes += plugin.notes
         if plugin.broken is not None:

@@ -486,7 +486,10 @@ def test_the_command_knows_it(ea, site):
     assert dtypes["bfloat16"] == "brain16" and dtypes["complex64"] == "" and dtypes["code3_16bit"] == "posit16"
     cells = document("dtypes", "--from", "examplearray", "--to", "dlx,examplearray")["cells"]
     found = {(each["dtype"], each["to"]): each["outcome"] for each in cells}
-    assert found["bfloat16", "dlx"] == "shared" and found["float64", "examplearray"] == "same"
+    assert (
+        found["bfloat16", "dlx"] == found["code3_16bit", "dlx"] == "shared"
+        and found["float64", "examplearray"] == "same"
+    )
     assert probe.ask("devices", "examplearray")["devices"][0]["device"] == "cpu"
     assert document("bench", "--pairs", "examplearray:dlx", "--quick")["pairs"][0]["outcome"] == "shared"
 

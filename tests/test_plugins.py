@@ -635,6 +635,8 @@ def test_plugins_can_be_left_out(site):
     assert site.run(code, DLX_LOAD_PLUGINS="DLX_lib") == "True False True 0"
     assert site.run(code, DLX_LOAD_PLUGINS="dlx-lib, dlx.other, dlx") == "True True True 0"
     assert site.run(code, DLX_LOAD_PLUGINS="dlx-lib,dlx-nothing") == "True False True 1"
+    out = site.run("print(*dlx.adapters().notes)", DLX_LOAD_PLUGINS="dlx-lib")
+    assert out == "DLX_LOAD_PLUGINS leaves dlx-other out, which has 'other'"
     out = site.run("print(dlx.plan(b'a', to='other').error)", DLX_LOAD_PLUGINS="dlx-lib")
     assert "there is no target 'other'. DLX_LOAD_PLUGINS='dlx-lib' leaves dlx-other out" in out
     out = site.run("print(*dlx.adapters().broken.values())", DLX_LOAD_PLUGINS="dlx-nothing")
@@ -709,6 +711,31 @@ def test_a_subclass_of_ours_takes_the_lane(site, np):
         )
     )
     assert out.splitlines() == ["0 ndarray True True", "2 Array True lib", "Array ndarray", "{} []"]
+
+
+def test_a_subclass_of_torchs_takes_the_lane(site, np, torch):
+    """The same by torch's adapter: its guards in C, its storage held, its refusals, with nothing but names changed."""
+    site.module("lib", "import torch\n__version__ = '1'\nclass Array(torch.Tensor):\n    pass\n")
+    code = OWNER.replace("dlx_numpy", "dlx_torch").replace("NumpyAdapter", "TorchAdapter").replace('"numpy"', '"torch"')
+    site.plugin("dlx-lib", "lib", code.replace(".view(", ".as_subclass("))
+    out = site.run(
+        textwrap.dedent(ROADS).replace("np.arange(6.0).view", "__import__('torch').arange(6.0).as_subclass")
+        + textwrap.dedent(
+            """
+            back = lane(array, to="numpy")
+            print(type(lane(array, to="dlx")).__name__, type(lane(array, to="torch")).__name__, len(slow))
+            print(back.ctypes.data == array.data_ptr(), lane(array, to="lib") is array, len(slow))
+            print(type(lane(np.arange(3.0), to="lib")).__name__, dlx.describe(array).framework)
+            print(dlx.plan(array.requires_grad_(), to="numpy").error.reason)
+            """
+        )
+    )
+    assert out.splitlines() == [
+        "Tensor Tensor 0",
+        "True True 0",
+        "Array lib",
+        "it requires gradients, which do not cross frameworks",
+    ]
 
 
 def test_a_table_of_a_base_is_found_out(site, np):

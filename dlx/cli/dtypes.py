@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import dlx
 from dlx.abi import DType
+from dlx.adapter import Adapter
 from dlx.cli import targets
 from dlx.cli.entries import BadInput
 from dlx.cli.screen import OUTCOMES, Cell, Screen
@@ -39,8 +41,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     rows: list[list[Cell]] = []
     documents = []
     own: dict[str, list[str]] = {}
-    further = sorted({name for adapter in adapters.values() for name in adapter.dtypes} - {*DTYPES})
-    for name in (*DTYPES, *further):  # those that only a plugin has come last
+    for name in _known(adapters.values()):
         dtype = DType(name)
         words = {framework: adapter.word_for(name) for framework, adapter in adapters.items()}
         rows.append([(name, "name"), _numbers(dtype), *(_word(word, name) for word in words.values())])
@@ -57,6 +58,11 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     screen.line(("what becomes of each between two frameworks: dlx matrix", "quiet"))
     screen.document({"dtypes": documents})
     return 0
+
+
+def _known(adapters: Iterable[Adapter]) -> list[str]:
+    """Return every dtype's name, those that only a plugin has last."""
+    return [*DTYPES, *sorted({name for adapter in adapters for name in adapter.dtypes} - {*DTYPES})]
 
 
 def _numbers(dtype: DType) -> str:
@@ -81,7 +87,9 @@ def _itemsize(dtype: DType) -> float:
 def _live(arguments: argparse.Namespace, screen: Screen) -> int:
     with screen.working("importing frameworks"):
         origins, goals = targets.chosen(arguments.origin), targets.chosen(arguments.to)
-    both = [(origin, dtype) for origin in origins for dtype in DTYPES]
+    adapters = dlx.adapters()
+    names = _known(adapters[name] for name in {*origins, *goals})
+    both = [(origin, dtype) for origin in origins for dtype in names]
     cells = {
         (origin, dtype, goal): outcome
         for origin, dtype in screen.progress(both, "planning every dtype", len(both))
@@ -137,8 +145,9 @@ def _cell(array: Any, goal: str) -> dict[str, str]:
 def _show_pair(origin: str, goal: str, cells: dict[Any, dict[str, str]], screen: Screen) -> None:
     screen.heading(f"{origin} → {goal}")
     rows: list[list[Cell]] = []
-    absent = [name for name in DTYPES if not cells[origin, name, goal]["outcome"]]
-    for name in DTYPES:
+    names = dict.fromkeys(name for _, name, _ in cells)
+    absent = [name for name in names if not cells[origin, name, goal]["outcome"]]
+    for name in names:
         cell = cells[origin, name, goal]
         if name not in absent:
             reason = cell["why"].partition(";")[0]
@@ -155,7 +164,7 @@ def _show_matrix(origins: list[str], goals: list[str], cells: dict[Any, dict[str
             screen.line("")
         screen.heading(f"from {origin}", "to …")
         rows: list[list[Cell]] = []
-        for name in DTYPES:
+        for name in dict.fromkeys(name for _, name, _ in cells):
             found = [cells[origin, name, goal]["outcome"] for goal in goals]
             if any(found):
                 marks = ((_MARKS[each], OUTCOMES.get(each, "quiet")) for each in found)
