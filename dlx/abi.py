@@ -46,7 +46,7 @@ class Device(tuple[int, int]):
         A name (``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"cuda_host"``), a pair ``(type, id)``, a `Device`, or a device
         type number.
     id
-        Device id; only beside a type number.
+        Device id; only beside a type number, or a name without one.
 
     Raises
     ------
@@ -71,7 +71,11 @@ class Device(tuple[int, int]):
     def __new__(cls, device: Any, id: int | None = None) -> Device:
         if isinstance(device, str):
             name, _, number = device.partition(":")
-            if name not in _DEVICE_TYPES or (number and not number.isdecimal()) or id is not None:
+            if id is not None and not number and isinstance(id, int) and id >= 0:
+                number = str(int(id))  # Device("cuda", 1)
+            elif id is not None:
+                raise DeviceError(f"{device!r} and {id!r} are not a device", fix="Say 'cuda:1', or 'cuda' and 1.")
+            if name not in _DEVICE_TYPES or (number and not number.isdecimal()):
                 raise DeviceError(
                     f"there is no device {device!r}", fix=f"Known names: {', '.join(_DEVICE_TYPES)}; as in 'cuda:1'."
                 )

@@ -13,6 +13,7 @@ OUTSIDE = {
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
     "cffi-kernel.md": "examples/cffi_kernel/README.md",
+    "example-plugin.md": "examples/dlx-example/README.md",
 }
 # Public names that have a place in the reference, and its name there where that is another.
 NAMES = re.findall(r'^    "(\w+)": ', (ROOT / "dlx" / "__init__.py").read_text(encoding="utf-8"), flags=re.MULTILINE)

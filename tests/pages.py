@@ -14,7 +14,20 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "ex
 _FENCE = re.compile(r"^(?P<fence>```+)(?P<info>[^\n]*)\n(?P<code>.*?)^(?P=fence)$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!\\)\[(?:[^\[\]]|!\[[^\]]*\]\([^)]*\))*\]\(([^)\s]+)\)")
 _IMAGE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)\)")
-FRAMEWORKS = ("numpy", "torch", "jax", "cupy", "tvm_ffi", "pyarrow", "ml_dtypes", "PIL", "cffi", "mypy", "attrs")
+FRAMEWORKS = (
+    "numpy",
+    "torch",
+    "jax",
+    "cupy",
+    "tvm_ffi",
+    "pyarrow",
+    "ml_dtypes",
+    "PIL",
+    "cffi",
+    "mypy",
+    "attrs",
+    "safetensors",
+)
 
 
 def name_of(page):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dlx import abi
+from dlx import abi, errors
 from dlx.native import ffi, lib
 
 C_SRC = Path(__file__).resolve().parent.parent / "c_src"
@@ -145,6 +145,14 @@ def test_every_dtype_has_a_name(name):
     assert not dtype.name.startswith("code")
     assert abi.DType(dtype.name) == dtype
     assert abi.DType(f"{dtype.name}x4") == (dtype.code, bits, 4)
+
+
+def test_a_devices_name_and_number_may_be_apart():
+    """Device("cuda", 1) is cuda:1; two numbers, or none at all, are refused."""
+    assert abi.Device("cuda", 1) == abi.Device("cuda:1") == (2, 1)
+    for wrong in (("cuda:0", 1), ("cuda", -1), ("cuda", "1"), ("gpu", 1)):
+        with pytest.raises(errors.DeviceError):
+            abi.Device(*wrong)
 
 
 def test_unknown_numbers_are_kept():

@@ -25,7 +25,7 @@ LAYERS = [
     ["failures", "trees", "phases"],
     ["lazy", "writing", "view", "sequences", "mappings", "views"],
     ["conversion"],
-    ["stacking", "overlap", "calls", "functions"],
+    ["stacking", "overlap", "writes", "calls", "functions"],
     ["pointers", "incoming", "doors"],
 ]
 ORDER = [name for line in LAYERS for name in line]

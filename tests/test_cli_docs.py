@@ -2,12 +2,15 @@
 
 import re
 import runpy
+import tomllib
 import xml.etree.ElementTree
 from pathlib import Path
 
 import pytest
 from command import document, here
 from test_cli import COMMANDS
+
+from dlx.cli import main
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 TEXT = (DOCS / "command-line.md").read_text(encoding="utf-8")
@@ -57,6 +60,12 @@ def test_every_command_and_status_is_documented():
     statuses = re.findall(r"^  ([\d, ]+?)  ", parser().format_help().partition("exit status\n")[2], re.MULTILINE)
     table = TEXT.partition("## Exit status")[2].partition("##")[0]
     assert [each.strip() for each in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE)] == statuses
+
+
+def test_the_command_is_installed_as_dlx():
+    """The script that a wheel brings is the function that these tests call."""
+    scripts = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+    assert scripts == {"dlx": f"{main.__module__}:{main.__name__}"}
 
 
 @pytest.mark.parametrize("name", sorted(SCREENS["SCREENS"]))

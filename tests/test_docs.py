@@ -1,5 +1,7 @@
 """The pages: each block of code runs and prints what is shown, each link leads somewhere, the site is whole."""
 
+import doctest
+import importlib
 import importlib.util
 import json
 import os
@@ -16,8 +18,10 @@ READS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 # What other tests run, because it needs more than an empty folder: the page's languages, and where.
 ELSEWHERE = {
     "README.md": ({"python"}, "test_readme.py"),
+    "docs/conformance.md": ({"python"}, "test_kit_libraries.py"),  # what breaks a promise fails, by design
     "docs/c-authors.md": ({"python"}, "test_c_authors.py"),
     "docs/command-line.md": ({"python", "console"}, "test_cli_docs.py"),
+    "docs/write-an-adapter.md": ({"python"}, "test_write_an_adapter.py"),
 }
 
 # Runs in the page's folder: blocks one after another, in one namespace; a mark tells what each has printed.
@@ -93,6 +97,28 @@ def test_blocks_print_what_the_page_shows(page, shell, tmp_path):
                 assert fits(shown, done.stdout + done.stderr), f"$ {command}\n{done.stdout}{done.stderr}"
 
 
+MODULES = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for path in sorted((ROOT / "dlx").rglob("*.py"))
+    if path.stem != "__main__" and ">>> " in path.read_text(encoding="utf-8")
+]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_examples_in_docstrings_give_what_they_show(module, np):
+    """The reference is made of docstrings; functions that are wrapped in C are found by their docstring, too."""
+    loaded = importlib.import_module(module)
+    found = doctest.DocTestFinder().find(loaded, module)
+    if module == "dlx.conversion":
+        found += doctest.DocTestFinder().find(loaded.convert.__wrapped__, "convert", module=loaded)
+    examples = [each for each in found if each.examples]
+    assert examples
+    runner = doctest.DocTestRunner(verbose=False)
+    for each in examples:
+        runner.run(each, clear_globs=True)
+    assert runner.failures == 0
+
+
 def test_what_is_run_elsewhere_is_named_there():
     """A page is left out above only while the other test is there, and names it."""
     for page, (_, test) in ELSEWHERE.items():
@@ -156,7 +182,7 @@ def test_pages_name_public_names_that_exist():
     """Whatever a page calls `dlx.something` is there."""
     import dlx
 
-    modules = {"cli", "include", "typing", "h"} | {path.stem for path in (ROOT / "dlx").glob("*.py")}
+    modules = {"h", "include"} | {path.stem for path in (ROOT / "dlx").glob("*")}
     for page, text in READS.items():
         for name in {*re.findall(r"\bdlx\.([A-Za-z][A-Za-z_]*)\b", text)}:
             assert hasattr(dlx, name) or name in modules, f"{name_of(page)}: there is no dlx.{name}"

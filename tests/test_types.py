@@ -99,10 +99,11 @@ def test_a_framework_that_is_not_installed_is_any(checker, tmp_path):
     (packages,) = (tmp_path / "empty").glob("lib/python*/site-packages")
     (packages / "dlx").symlink_to(ROOT / "dlx")
     python = str(tmp_path / "empty" / "bin" / "python")
+    names = ["alone.py", "strict.py"]
     if checker == "mypy":
-        found = run_mypy(["alone.py"], "--python-executable", python)
+        found = run_mypy(names, "--python-executable", python)
     else:
-        found = run_pyright(["alone.py"], tmp_path, python=python)
+        found = run_pyright(names, tmp_path, python=python)
     assert found == announced("alone.py")
 
 

@@ -155,7 +155,7 @@ def adapter_lane(lib: Subject) -> None:
     adapter = own_of(lib)
     if not adapter.lane:
         raise NotApplicable("it lists no lane types")
-    slow = dlx.convert.__wrapped__  # type: ignore[attr-defined]
+    slow = dlx.convert.__wrapped__
     target = target_of(lib)
     for dtype in dtypes_of(target):
         array = dlx.convert(
