@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -14,7 +15,7 @@ from conftest import ROOT
 import dlx
 from dlx.testing import CHECKS, Broken, Check, NotApplicable, Source, Subject, Taken, find, of_kinds, pattern, run
 from dlx.testing.picture import picture
-from dlx.testing.reporting import ABOUT, Grades, as_page
+from dlx.testing.reporting import ABOUT, Grades, as_page, as_text
 
 FAST = ("copy-true", "export-strides", "export-snapshot")
 
@@ -232,6 +233,17 @@ def test_a_page_tells_what_was_found():
     assert "| producer: copies | ✓ | **✗ 1** of 1 |" in page
     assert page.count("```python") == 1
     ElementTree.fromstring(picture(graded))
+
+
+def test_a_terminal_shows_the_same(capsys):
+    """Drawn by rich: marks, promises, what was seen, and the reproduction."""
+    names = ("copy-true", "copy-false", "export-snapshot")
+    subject = getattr(kit_planted, "subject_copy-true")
+    as_text(Grades(subject, "1.5", tuple(CHECKS[name](subject) for name in names)), rich=True)
+    shown = capsys.readouterr().out
+    assert "planted 1.5: 2 keeps, 1 breaks" in shown
+    assert re.search("✗ +copy-true", shown) and re.search("✓ +copy-false", shown)
+    assert 'CHECKS["copy-true"]' in shown
 
 
 def test_every_library_known_here_describes_itself():

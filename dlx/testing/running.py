@@ -20,7 +20,7 @@ from dlx.testing.subject import Subject
 
 __all__ = ["run", "work"]
 
-PATIENCE = 60  # seconds that one check may take before it counts as hanging
+PATIENCE = 120  # seconds that one check may take before it counts as hanging
 
 
 def run(subject: Subject, checks: Sequence[Check]) -> Iterator[Verdict]:

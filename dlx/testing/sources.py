@@ -201,7 +201,7 @@ class Source:
         A capsule that was taken has its deleter called once. One that was not keeps its name, and its deleter is its
         producer's business.
         """
-        for wait in range(30):  # a cycle, or a framework with threads of its own, may let go a little later
+        for wait in range(14):  # a cycle, or a framework with threads of its own, may let go a little later
             if all(export.deleted or not export.taken for export in self.exports):
                 break
             gc.collect()
