@@ -195,7 +195,7 @@ def test_extras_ask_for_the_oldest_versions_that_adapters_serve():
 
 
 def test_the_page_on_installing_lists_the_extras_as_they_are():
-    """Each extra for users has a row in docs/install.md, with the version that it asks for; those for tests have none."""
+    """Each extra for users has a row in docs/install.md, with the version that it asks for; others have none."""
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `([\w-]+)` \| (.*) \|$", page, re.MULTILINE))
     assert {*rows} == {"numpy", "torch", "cupy", "jax", "tvm-ffi", "pyarrow", "all", "dev"}
