@@ -20,7 +20,7 @@ SOURCES := build_ffi.py setup.py pyproject.toml constraints.txt dlx/headers.py $
 # torch is installed exactly as asked, and left out, with a word, where that is not to be had.
 TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 
-.PHONY: demo test test-deep test-all bench bench-count matrix screens docs dist lint format clean
+.PHONY: demo test test-deep test-all bench bench-count conformance matrix screens docs dist lint format clean
 
 demo: $(VENV)/.built $(TORCH_STAMP)
 	$(BIN)/python examples/quickstart.py
@@ -53,6 +53,13 @@ bench: $(VENV)/.built $(TORCH_STAMP)
 # What becomes of each dtype and each odd source: docs/matrix.md and its picture.
 matrix: $(VENV)/.built $(TORCH_STAMP)
 	$(BIN)/python -m matrix --write docs
+
+# What DLPack libraries keep and break: docs/conformance.md and its picture. Status 1 says that one of them breaks
+# something, which is no failure here.
+LIBRARIES ?= numpy torch jax tvm_ffi pyarrow pyarrow.Array mlx array_api_strict dlx
+conformance: $(VENV)/.built $(TORCH_STAMP)
+	-@$(PIP) install --quiet --constraint constraints.txt array-api-strict "mlx[cpu]"
+	$(BIN)/python -m dlx.testing --report docs/conformance.md --kinds producer,consumer $(LIBRARIES); test $$? -le 1
 
 # Screens of the command for the documentation.
 screens: $(VENV)/.built $(TORCH_STAMP)

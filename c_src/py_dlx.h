@@ -103,6 +103,12 @@ const DLPackExchangeAPI* py_exchange_find(PyTypeObject* type);
 /* Create the type `Lane` and add it to the module. Errors: -1 with an exception. */
 int py_lane_init(PyObject* module);
 
+/* ---- py_view.c ---------------------------------------------------------------------------------
+ */
+
+/* Add the type Places to a module. GIL: needed. Errors: -1 with an exception. */
+int py_view_init(PyObject* module);
+
 /* ---- py_cuda.c ---------------------------------------------------------------------------------
  */
 

@@ -63,7 +63,7 @@ int dlx_bind(uintptr_t module) {
                PyModule_AddFunctions(m, py_cuda_functions) < 0 ||
                PyModule_AddFunctions(m, py_describe_functions) < 0 ||
                PyModule_AddFunctions(m, py_route_functions) < 0 || py_tensor_init(m) < 0 ||
-               py_lane_init(m) < 0;
+               py_lane_init(m) < 0 || py_view_init(m) < 0;
   if (failed) PyErr_Print();
   PyGILState_Release(state);
   return failed ? -1 : 0;

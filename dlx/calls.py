@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
 from typing import Any, cast
 
 from dlx.abi import Device
 from dlx.adapter import Adapter
-from dlx.containers import TUPLE
+from dlx.containers import LIST, TUPLE
 from dlx.conversion import convert
-from dlx.errors import DlxError, ReadOnlyError
+from dlx.errors import DlxError
 from dlx.facts import Container
 from dlx.failures import Failures
 from dlx.native import Lane
-from dlx.overlap import shares_memory
 from dlx.phases import Bulk
-from dlx.planning import Request, adapter_failed
+from dlx.planning import Request
 from dlx.registry import registry
 from dlx.trees import ROOT, Tree
 from dlx.views import lazy_view
 from dlx.working import Work
+from dlx.writes import Writes
 from dlx.writing import kind_of
 
 __all__ = ["Call", "Way"]
@@ -53,19 +52,13 @@ class Way:
         """Return the name of a positional argument, as it stands in errors."""
         return self.names[i] if i < len(self.names) else f"{self.rest}[{i - len(self.names)}]"
 
-    def may_write(self, where: str) -> bool:
-        """Return whether the place of an array is in a parameter that is declared to be written to."""
-        return where.partition("[")[0].partition(".")[0] in self.writes
-
-
-@dataclass
-class Passed:
-    """An array that was passed to the function."""
-
-    old: Any  # the caller's
-    new: Any  # what the function got
-    version: int | None  # how often that was written to, where its framework counts
-    where: str
+    def written(self, args: tuple[Any, ...], options: dict[str, Any]) -> set[int]:
+        """Return the addresses of all arrays in parameters that are declared to be written to."""
+        if not self.writes:
+            return set()
+        chosen = [arg for i, arg in enumerate(args) if self.name(i).partition("[")[0] in self.writes]
+        chosen += [arg for name, arg in options.items() if name in self.writes]
+        return {id(array) for array in Tree(chosen, LIST, Failures("", collect=True)).arrays}
 
 
 class Call:
@@ -78,10 +71,10 @@ class Call:
         self._caller: tuple[Adapter, Device | None] | None = None
         self._own: dict[int, tuple[Any, Any]] = {}  # address of what went in -> (it, the caller's own object)
         self._containers: dict[int, tuple[Any, Any, Any, list[Any]]] = {}  # the same; with keys and children
-        self._copies: list[Passed] = []
-        self._shared: list[Passed] = []  # the others, where there are copies
+        self.writes = Writes(self.request.target)
         self._seen: list[tuple[Adapter, Any, bool]] = []  # (adapter, array, whether it is on the host for certain)
         self.work = Work(self.request.target, self.request.stream)
+        self._declared = way.written(args, options)  # even where they stand elsewhere among the arguments as well
         inside = self.inward((args[way.skipped :], options), arguments=True)
         self._caller = self._answerer()
         self.work.stays = self._caller is None or way.lazy  # what is converted later is on the stream of then
@@ -112,15 +105,14 @@ class Call:
             with self.work.on_streams():
                 converted = bulk.run()
             for n, (i, new) in enumerate(zip(some, converted, strict=True)):
-                results[i] = self._watched(tree.arrays[i], new, tree.place(i)) if bulk.copied(n) else new
+                results[i] = self._copied(tree.arrays[i], new, tree.place(i)) if bulk.copied(n) else new
                 if bulk.on_host(n):
                     host.add(i)
-            copies = {id(each.new) for each in self._copies}
             for i, (source, old, new) in enumerate(zip(tree.sources, tree.arrays, results, strict=True)):
                 self._own[id(new)] = (new, old)
                 self._seen.append((source, old, i in host))
-                if copies and id(new) not in copies:
-                    self._shared.append(Passed(old, new, target.writes_to(new), self._place(tree.place(i))))
+                if self.writes:
+                    self.writes.shared(old, new, self._place(tree.place(i)), declared=id(old) in self._declared)
             before = tree.containers()
             made = tree.rebuild(results, target.name)
             for (old, keys, children, _), (*_, new) in zip(before, tree.containers(), strict=True):
@@ -131,26 +123,9 @@ class Call:
             raise
         return made if isinstance(what, Container) else made[0]
 
-    def _watched(self, old: Any, new: Any, place: str) -> Any:
-        """Note an array that had to be copied, so that no write to it is lost."""
-        target, where = self.request.target, self._place(place)
-        may = self.way.may_write(where)
-        if may and not _writable(old):
-            raise ReadOnlyError(
-                "the function writes to it (writes=), and it is read-only",
-                source=type(old).__name__,
-                target=target.name,
-                where=place,
-                fix="Pass an array that can be written to.",
-            )
-        try:
-            new = target.guarded(new, writable=may)
-            self._copies.append(Passed(old, new, target.writes_to(new), where))
-        except (DlxError, MemoryError):
-            raise
-        except Exception as error:
-            raise adapter_failed(target, error).complete(target=target.name, where=place) from error
-        return new
+    def _copied(self, old: Any, new: Any, place: str) -> Any:
+        """Return what the function gets of an array that had to be copied, so that no write to it is lost."""
+        return self.writes.copied(old, new, self._place(place), declared=id(old) in self._declared)
 
     def _place(self, where: str) -> str:
         """Return a place in (args, options) by the parameter's name."""
@@ -193,7 +168,9 @@ class Call:
             home, device = self._caller
             request = Request(home, device, detach=self.request.detach, readonly=self.request.readonly)
             if self.way.lazy and isinstance(what, Container):
-                return lazy_view(value, request, None, None, strict=False, collect=False, known=self._own.values())
+                asked = self.way.answer is not None  # then the caller's own arrays are to be of that framework too
+                known = [pair for pair in self._own.values() if not asked or kind_of(pair[1]) is home]
+                return lazy_view(value, request, None, None, strict=False, collect=False, known=known)
         if isinstance(what, Container):
             return self._outward(value, what, request, "result")
         return self._outward((value,), TUPLE, request, "")[0]
@@ -261,65 +238,6 @@ class Call:
         Raises
         ------
         ReadOnlyError
-            If one of those cannot be written to.
+            If one of those cannot be written to, or two writes would be in each other's way.
         """
-        target, failed = self.request.target, None
-        written = [each for each in self._copies if self._is_written(each)]
-        for each in written:
-            self._agrees(each, written)
-        for each in written:
-            each.version = target.writes_to(each.new)
-            try:
-                _write(each.old, each.new)
-            except Exception as cause:
-                failed = ReadOnlyError(
-                    "the function wrote to it, and that could not be written back",
-                    source=type(each.old).__name__,
-                    target=target.name,
-                    where=each.where,
-                    fix="Pass an array that can be written to, or let the function return a new one.",
-                )
-                failed.__cause__ = cause
-        if failed is not None:
-            raise failed
-
-    def _is_written(self, passed: Passed) -> bool:
-        """Return whether the function wrote to an array, or was declared to: some ways leave no trace."""
-        now = self.request.target.writes_to(passed.new)
-        return self.way.may_write(passed.where) or (now is not None and now != passed.version)
-
-    def _agrees(self, copy: Passed, written: list[Passed]) -> None:
-        """Refuse to write a copy over what the function wrote to another argument that has the same memory."""
-        for other in (*written, *(each for each in self._shared if self._is_written(each))):
-            if other is not copy and _overlap(copy.old, other.old):
-                raise ReadOnlyError(
-                    f"the function wrote to it and to {other.where}, which share memory, and one of them was copied, "
-                    "so that its writes would overwrite the others",
-                    source=type(copy.old).__name__,
-                    target=self.request.target.name,
-                    where=copy.where,
-                    fix="Pass arrays that have no memory in common.",
-                )
-
-
-def _overlap(one: Any, other: Any) -> bool:
-    try:
-        return shares_memory(one, other)
-    except DlxError:  # what has no plain memory has none in common
-        return False
-
-
-def _writable(obj: Any) -> bool:
-    """Return whether an array can be written to by its own item assignment."""
-    source = kind_of(obj)
-    if not isinstance(source, Adapter) or source.immutable or not hasattr(type(obj), "__setitem__"):
-        return False
-    info = source.info(obj)
-    return registry.ready(source) is not None and not (info is not None and info.readonly)
-
-
-def _write(old: Any, new: Any) -> None:
-    """Copy one array into another of any framework, in place."""
-    if not _writable(old):
-        raise TypeError(f"{type(old).__name__} cannot be written to")
-    old[...] = convert(new, like=old)
+        self.writes.back()

@@ -98,7 +98,8 @@ def convert(
     The result keeps the source's memory alive; the source's own metadata is not read again. Nothing is raised for
     writing later to shared memory from both sides: that is what sharing means.
 
-    A container is never written to. Inside one, buffers and numbers (numpy's too) pass through, as does whatever is no
+    A container is never written to. Attributes of a subclass of list, dict and the like stay as they are, except those
+    that are items as well. Inside a container, buffers and numbers (numpy's too) pass through, as does whatever is no
     array. An error says where it arose, as in ``obj['a'][3].x``; after it nothing is used up and nothing was converted.
 
     Examples

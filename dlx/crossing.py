@@ -39,6 +39,7 @@ class Crossing:
     def __init__(self, target: Adapter, stream: Any = None, device: Device | None = None) -> None:
         self._target, self._asked, self._wanted = target, stream, device
         self._streams: dict[tuple[int, Device], Stream | None] = {}
+        self._consumers: dict[Device, Stream | None] = {}
         self._points: dict[Stream, cuda.Ready] = {}
         self._ordered: set[tuple[Stream | int, Stream | None]] = set()
         self._held: list[cuda.Ready] = []
@@ -54,8 +55,13 @@ class Crossing:
         StreamError
             If the user named one that is none.
         """
-        place = physical(device)
-        return self._current(self._target, place) if self._asked is None else meaning(self._asked, place)
+        try:
+            return self._consumers[device]
+        except KeyError:
+            place = physical(device)
+            found = self._current(self._target, place) if self._asked is None else meaning(self._asked, place)
+            self._consumers[device] = found
+            return found
 
     def _reader(self, device: Device) -> Stream | None:
         """Return the consumer's stream if it reads memory where it is; elsewhere it reads a copy that dlx makes."""
@@ -178,11 +184,11 @@ class Crossing:
         if not cuda.is_cuda(device):
             return
         if place is not None and host_readable(place):
-            self._once(moment, None)
+            self.wait(moment, None)
             return
         consumer = self.consumer(device)
         if consumer is not None:
-            self._once(moment, consumer)
+            self.wait(moment, consumer)
         if isinstance(moment, Stream) and not moment.is_unordered and (consumer is None or self._target.is_own):
             self._point(moment)
 
@@ -208,7 +214,7 @@ class Crossing:
         point = self._point(moment) if isinstance(moment, Stream) else moment
         if point is None:
             return tensor
-        return native.tensor_when(tensor, _number(point))
+        return cuda.when(tensor, point)
 
     def copied(
         self, source: Adapter | None, tensor: Tensor, moment: Moment, keep_order: bool, place: Device
@@ -230,7 +236,7 @@ class Crossing:
         device = physical(tensor.device if host_readable(place) else place)
         work = cuda.work_stream(device)
         if on_device:
-            self._once(moment, work)
+            self.wait(moment, work)
         if host_readable(place):
             return native.tensor_fetch(tensor, keep_order), None
         fresh = native.tensor_on_device(tensor, keep_order, device.id)
@@ -244,10 +250,10 @@ class Crossing:
         if not on_device:
             return fresh, None
         self._forget(work)
-        self._release(source, moment, work)
+        self.reused(source, moment, work)
         return fresh, work
 
-    def _release(self, source: Adapter | None, moment: Moment, work: Stream) -> None:
+    def reused(self, source: Adapter | None, moment: Moment, work: Stream) -> None:
         """Let whoever may write to memory wait for a copy of it; the host, where nobody knows who that is."""
         if source is None or source.immutable or is_unordered(self._asked):
             return
@@ -260,7 +266,7 @@ class Crossing:
 
     # ---- once -------------------------------------------------------------------------------------------------------
 
-    def _once(self, moment: Moment, waiting: Stream | None) -> None:
+    def wait(self, moment: Moment, waiting: Stream | None) -> None:
         """Make a stream, or the host (None), wait for memory, unless it has done so in this call."""
         if moment is None or (isinstance(moment, Stream) and (moment.is_unordered or moment == waiting)):
             return

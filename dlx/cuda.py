@@ -28,6 +28,7 @@ __all__ = [
     "require",
     "synchronize",
     "wait",
+    "when",
     "where",
     "work_stream",
 ]
@@ -164,6 +165,11 @@ def readiness(tensor: Tensor) -> Ready | None:
     """Return the point at which a `dlx.Tensor` is ready, None where it is. It lives as long as the tensor."""
     address = native.tensor_readiness(tensor)
     return ffi.cast("dlx_ready *", address) if address else None
+
+
+def when(tensor: Tensor, point: Ready) -> Tensor:
+    """Return a further tensor over the same memory that is ready at a point."""
+    return native.tensor_when(tensor, int(ffi.cast("uintptr_t", point)))  # `point` lives until this has returned
 
 
 def work_stream(device: Device) -> Stream:

@@ -41,7 +41,7 @@ class Loader:
             if self._scanned:
                 return
             allowed = plugins.allowed()
-            unknown = set(allowed or ())
+            unknown = set(allowed or ()) - {plugins.OURS}
             for root, plugin in plugins.discover():
                 owner = plugins.normalized(plugin.distribution)
                 unknown.discard(owner)
@@ -124,7 +124,10 @@ class Loader:
             others = [other for other in self._manager.get_plugins() if other is not module]
             hook = self._manager.subset_hook_caller("dlx_adapters", others)
         if not hook.get_hookimpls():
-            raise PluginError("it has no hook dlx_adapters", fix="Mark the function dlx_adapters with @dlx.hookimpl.")
+            fix = "Mark the function dlx_adapters with @dlx.hookimpl."
+            if not isinstance(module, ModuleType):
+                fix = f'Name the module in its entry point: {plugin.names[0]} = "{plugin.module.partition(":")[0]}".'
+            raise PluginError("it has no hook dlx_adapters", fix=fix)
         return plugins.checked(plugin, hook())
 
     def _load_homes(self, plugin: Plugin, found: tuple[Adapter, ...]) -> None:
@@ -148,7 +151,7 @@ class Loader:
                     both = sorted(_claims(mine) & _claims(theirs))
                     if mine not in kept or theirs not in other.adapters or not both:
                         continue
-                    if mine.priority == theirs.priority:
+                    if mine.priority == theirs.priority or plugins.OURS in (plugin.distribution, other.distribution):
                         self._dispute(plugin, other, both[0])
                     elif mine.priority < theirs.priority:
                         kept.remove(mine)
@@ -159,8 +162,21 @@ class Loader:
         return tuple(kept)
 
     def _dispute(self, plugin: Plugin, other: Plugin, claim: str) -> None:
-        """Refuse a plugin, and another one too, unless the name or type lies in a package that is the other's."""
+        """Refuse a plugin, and another one too, unless the name or type lies in a package that is the other's.
+
+        Ours are never refused: only `DLX_LOAD_PLUGINS` replaces them, whatever the priorities.
+        """
         what = f"the type {claim}" if "." in claim else f"the name {claim!r}"
+        if plugins.OURS in (plugin.distribution, other.distribution):
+            stranger = other if plugin.distribution == plugins.OURS else plugin
+            error = PluginError(
+                f"{stranger.distribution} has an adapter for {what}, which dlx has itself",
+                fix=f"Uninstall or repair {stranger.distribution}.",
+            )
+            if stranger is plugin:
+                raise error
+            other.broken, other.adapters = error, ()
+            return
         error = PluginError(
             f"{plugin.distribution} ({plugin.module}) and {other.distribution} ({other.module}) both have an adapter "
             f"for {what}, with the same priority",
@@ -168,10 +184,6 @@ class Loader:
         )
         root = claim.partition(".")[0]
         mine, theirs = root in plugin.names, root in other.names
-        if plugin.distribution == plugins.OURS:
-            mine, theirs = True, False
-        elif other.distribution == plugins.OURS:
-            mine, theirs = False, True
         if mine >= theirs:
             other.broken, other.adapters = error, ()
         if theirs >= mine:
@@ -197,6 +209,8 @@ class Loader:
         PluginError
             If one is broken and ``DLX_STRICT_PLUGINS`` is set.
         """
+        if root not in self._rivals and (only := self._plugins[root]).loaded and only.broken is None:
+            return [only]
         found = [self.load(key) for key in self._keys(root)]
         for plugin in found:
             if plugin.broken is not None and plugins.strict():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, MutableMapping, ValuesView
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from dlx.view import MISSING, View
+from dlx.view import MISSING, PlacesView, View
 
 __all__ = ["MappingView", "MutableMappingView"]
 
@@ -49,19 +49,14 @@ class Items(ItemsView[Any, Any]):
         return item[0] in self._mapping and self._mapping._holds(*item)
 
 
-class MappingView(View, Mapping[K, V]):
+class MappingView(PlacesView, Mapping[K, V]):
     """A lazy view of a mapping. Keys are the source's own."""
 
     __slots__ = ()
 
-    def __getitem__(self, key: K) -> V:
-        try:  # what was converted before; anything else is seen to below
-            element, new = self._slots[key]
-            if self._source[key] is element:
-                return new  # type: ignore[no-any-return]
-        except (LookupError, TypeError):
-            pass
-        return self._touch(key)  # type: ignore[no-any-return]
+    if TYPE_CHECKING:
+
+        def __getitem__(self, key: K) -> V: ...
 
     def __iter__(self) -> Iterator[Any]:
         return cast(

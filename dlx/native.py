@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dlx import errors
 from dlx._ffi import ffi, lib
 
-__all__ = ["Lane", "Tensor", "ffi", "lib", "live"]
+__all__ = ["Lane", "Places", "Tensor", "ffi", "lib", "live"]
 
 _CLASSES: dict[str, type[BaseException]] = {
     "DLX_E_VERSION": errors.ProtocolError,
@@ -158,6 +158,14 @@ if TYPE_CHECKING:
             place: Any,
             /,
         ) -> Any: ...
+
+    class Places:
+        """What lazy views are made of."""
+
+        _source: Any
+        _slots: dict[Any, Any]
+
+        def __getitem__(self, key: Any) -> Any: ...
 
     def set_stream_keeper(function: Callable[[int, int], Any], /) -> None: ...
     def ready_new(device_id: int, stream: int, keep: object) -> int: ...

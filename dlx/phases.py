@@ -12,6 +12,8 @@ from typing import Any
 
 from dlx.adapter import Adapter, look_up
 from dlx.containers import container_of
+from dlx.crossing import Moment
+from dlx.cuda import is_cuda, readiness
 from dlx.errors import DlxError
 from dlx.facts import Container
 from dlx.failures import Failures, together
@@ -101,6 +103,13 @@ class Bulk:
         for i, leaf in self._leaves.items():
             self.results[i] = load(leaf) if leaf.tensor is None else leaf.tensor
         return self.results
+
+    def moment(self, i: int) -> Moment:
+        """Return when the array number `i`, one of `tensors`, may be read."""
+        leaf, tensor = self._leaves.get(i), self.results[i]
+        if leaf is not None and leaf.moment is not None:
+            return leaf.moment
+        return readiness(tensor) if is_cuda(tensor.device) else None
 
     def _make_ready(self, *, brief: bool) -> None:
         """Go through the phases up to where nothing but a consumer can fail."""

@@ -210,6 +210,10 @@ def _check_facts(adapter: Adapter) -> None:
     for fact in ("name", "package"):
         if not isinstance(_plain(adapter, fact), str) or not getattr(adapter, fact):
             raise PluginError(f"its adapter {shown} has no {fact}", fix=f'Set it: {fact} = "mylib".')
+    if not isinstance(adapter.priority, int):
+        raise PluginError(
+            f"the priority of its adapter {shown} is {_short(repr(adapter.priority))}", fix="Give an int."
+        )
     if adapter.is_own:
         raise PluginError(f"its adapter {shown} says that its arrays are dlx.Tensor", fix="Leave is_own out.")
     if adapter.name == OURS:

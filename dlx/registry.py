@@ -79,7 +79,8 @@ class Registry(Loader):
         owner = self._owner(kind)
         if owner is None and foreign:
             # A type may have been registered as an array of a package that is imported, whose plugin nobody needed yet.
-            late = [root for root, plugin in self._plugins.items() if not plugin.loaded and look_up(root) is not None]
+            there = list(self._plugins.items())  # another thread may scan just now
+            late = [root for root, plugin in there if root in sys.modules and not plugin.loaded]
             for root in late:
                 self._load_all(root)
             owner = self._owner(kind) if late else None
@@ -140,15 +141,23 @@ class Registry(Loader):
         if isinstance(to, str):
             return self._named(to, to)
         if isinstance(to, ModuleType):
-            return self._named(to.__name__.partition(".")[0], f"module {to.__name__}")
+            names = list(_packages(to.__name__))
+            known = [name for name in names if name in self.plugins()] if names[0] not in self._plugins else names[:1]
+            return self._named(known[-1] if known else names[0], f"module {to.__name__}")
         if isinstance(to, type):
             adapter = self._find(to)
             target = None if adapter is None else self.ready(adapter, to)
             if target is not None and to in _classes(target):
                 return target
-            fix = f"Say to={adapter.package.partition('.')[0]!r}." if adapter is not None else self._known()
+            fix = f"Say to={self._name_of(adapter)!r}." if adapter is not None else self._known()
             raise AdapterNotFoundError(f"no adapter lists the type {to.__module__}.{to.__qualname__}", fix=fix)
         raise TypeError(f"to must be a name, a module or an array type, found {type(to).__name__}")
+
+    def _name_of(self, adapter: Adapter) -> str:
+        """Return what users write for an adapter's framework."""
+        return next(
+            name for name in (adapter.name, adapter.package, adapter.package.partition(".")[0]) if self._keys(name)
+        )
 
     def ready(self, adapter: Adapter, kind: type | None = None) -> Adapter | None:
         """Return the adapter to ask in one conversion; None where its framework takes no arrays.
@@ -203,9 +212,11 @@ class Registry(Loader):
 
 def _packages(module: str) -> Iterator[str]:
     """Give a module's root package, then the packages below it: a framework may live in a namespace package."""
-    parts = module.split(".")
-    for n in range(len(parts)):
-        yield ".".join(parts[: n + 1])
+    end = module.find(".")
+    while end >= 0:
+        yield module[:end]
+        end = module.find(".", end + 1)
+    yield module
 
 
 def _classes(adapter: Adapter) -> tuple[type, ...]:
@@ -228,7 +239,7 @@ def _import(adapter: Adapter) -> None:
     try:
         importlib.import_module(adapter.package)
     except ModuleNotFoundError as error:
-        if error.name != adapter.package:
+        if error.name is None or not f"{adapter.package}.".startswith(f"{error.name}."):
             raise _failed(adapter, error) from error
         install = adapter.install or f"pip install {adapter.package}"
         raise FrameworkNotInstalledError(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 
 from dlx.containers import LIST, TUPLE
 from dlx.errors import DlxError
-from dlx.view import MISSING, View
+from dlx.view import MISSING, PlacesView, View
 
 __all__ = ["MutableSequenceView", "NamedView", "SequenceView", "SliceView"]
 
@@ -33,7 +33,7 @@ class Window(Sequence[Any]):
         return len(self.places)
 
 
-class SequenceView(View, Sequence[T]):
+class SequenceView(PlacesView, Sequence[T]):
     """A lazy view of a sequence. A slice of it is a view of those places, which are settled then."""
 
     __slots__ = ()
@@ -44,17 +44,10 @@ class SequenceView(View, Sequence[T]):
         def __getitem__(self, i: SupportsIndex) -> T: ...
         @overload
         def __getitem__(self, i: slice) -> SequenceView[T]: ...
+        def __getitem__(self, i: Any) -> Any: ...
 
-    def __getitem__(self, i: Any) -> Any:
-        try:  # what was converted before; anything else is seen to below
-            element, new = self._slots[i]
-            if self._source[i] is element:
-                return new
-        except (LookupError, TypeError):
-            pass
-        if isinstance(i, slice):
-            return self._part(i)
-        return self._touch(i)
+    def _missed(self, key: Any) -> Any:
+        return self._part(key) if isinstance(key, slice) else self._touch(key)
 
     def _part(self, places: slice) -> SequenceView[T]:
         return SliceView(self, range(len(self._source))[places])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast
 
-from dlx import native
+from dlx import cuda, native
+from dlx.abi import SUBBYTE_PADDED
+from dlx.adapter import Adapter
 from dlx.conversion import convert, producer_of, request_of
+from dlx.crossing import Crossing, Moment, physical
 from dlx.errors import DeviceError, DlxError, DTypeError, LayoutError
 from dlx.failures import Failures
 from dlx.native import Lane, Tensor, lib
@@ -67,11 +71,14 @@ def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None
     objs = list(arrays)
     if not objs:
         raise ValueError("stack needs at least one array")
-    tensors = _tensors(objs, request.target.name)
+    tensors, moments, crossing = _tensors(objs, request.target.name)
     shape = (len(tensors), *tensors[0].shape)
     _can_hold(request, tensors[0], shape)
     try:
-        whole = native.tensor_stack(tensors)
+        if cuda.is_cuda(tensors[0].device):
+            whole: Tensor | int = _on_device(tensors, moments, shape, crossing)
+        else:
+            whole = native.tensor_stack(tensors)
     except DlxError as error:
         error.complete(source=f"{len(objs)} arrays", target=request.target.name)
         raise
@@ -80,8 +87,35 @@ def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None
     return convert(whole, to, device=device, stream=stream)
 
 
-def _tensors(objs: list[Any], target: str) -> list[Tensor]:
-    """Return the arrays as tensors, each array asked once; `target` is for errors."""
+def _on_device(
+    tensors: list[Tensor], moments: list[tuple[Adapter, Moment]], shape: tuple[int, ...], crossing: Crossing
+) -> Tensor | int:
+    """Copy tensors of a device into one on dlx's own stream; or return the number of one that differs."""
+    first = tensors[0]
+    for i, tensor in enumerate(tensors):
+        if any(getattr(first, word) != getattr(tensor, word) for word in ("dtype", "shape", "device")):
+            return i
+    device, flags = physical(first.device), first.flags & SUBBYTE_PADDED
+    if first.nbytes * 8 != math.prod(first.shape) * first.dtype.bits * first.dtype.lanes and not flags:
+        raise LayoutError("its elements are packed below one byte, and rows would not begin on a byte")
+    work = cuda.work_stream(device)
+    for _, moment in moments:
+        crossing.wait(moment, work)
+    like = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, first.dtype, device, flags, None)
+    whole = native.tensor_on_device(like, False, device.id)
+    for i, tensor in enumerate(tensors):
+        if first.nbytes:
+            place = whole.data_ptr + i * first.nbytes
+            row = native.tensor_new(place, first.shape, None, first.dtype, device, flags, whole)
+            # The source stays until the copy is made.
+            native.tensor_transfer(native.tensor_behind(tensor, device.id, work.handle, None), row, work.handle, False)
+    for source, moment in dict.fromkeys(moments):
+        crossing.reused(source, moment, work)
+    return cuda.when(whole, cuda.ready(work))
+
+
+def _tensors(objs: list[Any], target: str) -> tuple[list[Tensor], list[tuple[Adapter, Moment]], Crossing]:
+    """Return the arrays as tensors, each asked once, and when they are ready; `target` is for errors."""
     first: dict[int, int] = {}
     for i, obj in enumerate(objs):
         first.setdefault(id(obj), i)
@@ -106,7 +140,8 @@ def _tensors(objs: list[Any], target: str) -> list[Tensor]:
             error.fix = f"{error.fix.removesuffix('.')} to dlx.convert(array, to='dlx') and stack what it returns."
         raise
     number = {id(obj): n for n, obj in enumerate(each)}
-    return [tensors[number[id(obj)]] for obj in objs]
+    moments = [(source, bulk.moment(n)) for n, source in enumerate(sources)]
+    return [tensors[number[id(obj)]] for obj in objs], moments, bulk.request.crossing
 
 
 def _can_hold(request: Request, like: Tensor, shape: tuple[int, ...]) -> None:

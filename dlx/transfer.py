@@ -181,8 +181,8 @@ def load(leaf: Leaf) -> Any:
         shared = leaf.copy_order is None and not leaf.fresh
         ready = leaf.owned = leaf.source.take(leaf.obj, tensor, shared=shared)
         crossing, moment = leaf.request.crossing, leaf.moment
-        if _is_read_in_place(leaf):
-            crossing.order(ready, moment, leaf.view_device)
+        if leaf.view_device is not None and _is_read_in_place(leaf):
+            crossing.order(ready, moment, leaf.view_device)  # else `given` sees to it
         if leaf.view_device is not None or leaf.view_flags is not None:
             ready = native.tensor_view(ready, None, leaf.view_device, leaf.view_flags, None)
         if leaf.gather:

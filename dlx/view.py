@@ -14,15 +14,16 @@ import contextlib
 import copy
 import operator
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dlx.adapter import Adapter
 from dlx.errors import DlxError
 from dlx.facts import Container
 from dlx.lazy import Path, Scope, name_of, path_text
+from dlx.native import Places
 from dlx.writing import inward, kind_of
 
-__all__ = ["MISSING", "View"]
+__all__ = ["MISSING", "PlacesView", "View"]
 
 MISSING: Any = object()
 
@@ -30,15 +31,20 @@ MISSING: Any = object()
 class View:
     """What views of every kind have in common."""
 
-    __slots__ = ("__weakref__", "_me", "_path", "_row", "_scope", "_slots", "_source")
+    if not TYPE_CHECKING:  # the slots are those of the classes below
+        __slots__ = ()
     is_lazy_view = True
     _source: Any
     _slots: dict[Any, Any]
+    _row: Container
+    _scope: Scope
+    _path: Path
+    _me: Any  # a weak reference to itself
 
     def __init__(self, source: Any, row: Container, scope: Scope, path: Path) -> None:
         self._source, self._row, self._scope, self._path = source, row, scope, path
         self._slots = {}
-        self._me: Any = None  # a weak reference to itself
+        self._me = None
 
     def materialize(self) -> Any:
         """Convert everything now.
@@ -220,6 +226,16 @@ class View:
     def copy(self) -> Any:
         """Return a plain container of what the view shows: converted arrays, and views of nested containers."""
         raise NotImplementedError
+
+
+class PlacesView(View, Places):
+    """A view whose elements are asked for by key: `Places` gives what was converted before, and else asks `_missed`."""
+
+    __slots__ = ("__weakref__", "_me", "_path", "_row", "_scope")
+
+    def _missed(self, key: Any) -> Any:
+        """Return what `self[key]` is where it was not converted before."""
+        return self._touch(key)
 
 
 def _shown(new: Any) -> str:

@@ -23,7 +23,7 @@ __all__ = ["RecordView", "lazy_view", "plain_view"]
 class RecordView(View):
     """A lazy view of a dataclass, an attrs object or a namespace: its attributes are converted when asked for."""
 
-    __slots__ = ()
+    __slots__ = ("__weakref__", "_me", "_path", "_row", "_scope", "_slots", "_source")
 
     def _count(self) -> int:
         return len(self._names())

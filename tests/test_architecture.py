@@ -25,7 +25,7 @@ LAYERS = [
     ["failures", "trees", "phases"],
     ["lazy", "writing", "view", "sequences", "mappings", "views"],
     ["conversion"],
-    ["stacking", "overlap", "calls", "functions"],
+    ["stacking", "overlap", "writes", "calls", "functions"],
     ["pointers", "incoming", "doors"],
 ]
 ORDER = [name for line in LAYERS for name in line]
@@ -34,8 +34,9 @@ CLI = [  # above them all, in dlx/cli, by the same rule
     "picture", "dtypes", "driver", "probe", "devices", "doctor", "bench",
 ]  # fmt: skip
 TESTING = [  # the conformance kit, in dlx/testing, likewise
-    "check", "capsules", "sources", "subject", "libraries", "exporting", "requests", "owning", "importing", "asking",
-    "refusing", "keeping", "adapting", "living", "running", "plugin",
+    "capsules", "check", "sources", "subject", "exporting", "requests", "owning", "importing", "asking",
+    "refusing", "keeping", "adapting", "living", "catalog", "libraries", "further", "running", "reporting", "picture",
+    "plugin",
 ]  # fmt: skip
 ADAPTERS = sorted(path.stem for path in (ROOT / "adapters").glob("*.py"))
 

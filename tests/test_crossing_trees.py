@@ -11,7 +11,7 @@ from fake_cuda import LEGACY, PER_THREAD
 import dlx
 from dlx import cuda as driver
 from dlx import native
-from dlx.errors import StreamError
+from dlx.errors import DeviceError, StreamError
 from dlx.native import ffi
 from dlx.stream import Stream
 
@@ -139,11 +139,35 @@ def test_all_of_it_waits_for_the_consumer(cuda, lib_a, lib_b):
     assert (lib_a.freed, lib_a.reused_too_early, cuda.syncs) == (50, 0, 0)
 
 
-def test_stack(cuda, np, lib_a, lib_b):
-    """Arrays of a device are stacked for the host, or say why not."""
-    with lib_a.on(cuda.stream()):
-        arrays = [dlx.convert(lib_a.made(), to="numpy") for _ in range(3)]
-    assert dlx.stack(arrays, "numpy").shape == (3, gpulib.N) and cuda.races == 0
+@pytest.mark.parametrize("device", [0, 1])
+def test_stack(cuda, np, lib_a, lib_b, device):
+    """Arrays of a device, and dlx.Tensors there, are copied into one there: in order, their sources free at once."""
+    c = cuda.stream(device)
+    with lib_a.on(cuda.stream(device), device), lib_b.on(c, device):
+        arrays = [lib_a.made(device) for _ in range(3)]
+        for i, array in enumerate(arrays):
+            cuda.poke(array.ptr, [i] * gpulib.N)
+        arrays[1] = dlx.convert(arrays[1], to="dlx")
+        cuda.stall(c, device)
+        whole = dlx.stack([*arrays, arrays[0]], "libb")
+        assert whole.tensor.shape == (4, gpulib.N) and whole.device == (2, device)
+        assert not cuda.read(c, whole.ptr, 4 * gpulib.N, device)
+        assert cuda.peek(whole.ptr, 4 * gpulib.N) == b"".join(bytes([i]) * gpulib.N for i in (0, 1, 2, 0))
+        assert not lib_a.write(arrays[0]) and cuda.syncs == 0, cuda.log
+        assert (dlx.stack(arrays, "numpy") == np.repeat([[0], [1], [2]], gpulib.N, axis=1)).all() and cuda.races == 0
+
+
+def test_stack_of_what_differs(cuda, np, lib_a, lib_b):
+    """Named by its place, before anything is allocated; and nothing, where there are no elements."""
+    arrays = [lib_a.made(), lib_a.made(1)]
+    cuda.forget()
+    with pytest.raises(DeviceError, match=r"arrays\[1\].*its device is cuda:1, that of arrays\[0\] is cuda:0"):
+        dlx.stack(arrays, "libb")
+    with pytest.raises(DeviceError, match=r"arrays\[1\]"):
+        dlx.stack([arrays[0], np.zeros(gpulib.N, "uint8")], "libb")
+    assert cuda.count("cuMemAllocAsync") == 0
+    empty = dlx.from_pointer(0, (0, 3), "uint8", device="cuda")
+    assert dlx.stack([empty, empty], "libb").tensor.shape == (2, 0, 3)
 
 
 # ---- lazy views ------------------------------------------------------------------------------------------------------

@@ -164,6 +164,18 @@ def test_others_reach_it_by_the_lane(ea, lane, origin):
     assert dlx.shares_memory(result, other) and not slow
 
 
+@pytest.mark.parametrize("options", [{"copy": True}, {"copy": False}, {"readonly": "error"}, {"device": "cpu"}])
+def test_options_take_the_lane_as_they_do_for_numpy(ea, lane, np, options):
+    """What the lane does with options it does for its arrays too, out and in."""
+    convert, slow = lane
+    array, theirs = ea.array([1, 2, 3]), np.arange(1, 4, dtype="f4")
+    for source, to in ((array, "dlx"), (array, "numpy"), (theirs, "dlx"), (theirs, "examplearray")):
+        result = convert(source, to=to, **options)
+        assert dlx.shares_memory(source, result) == ("copy" not in options or not options["copy"])
+        assert dlx.convert(result, to="examplearray").tolist() == [1, 2, 3]
+    assert not slow
+
+
 def test_its_own_dtypes_take_the_lane(ea, lane):
     """bfloat16 by its own word, and a dtype that only its owners understand."""
     convert, slow = lane

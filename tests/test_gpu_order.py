@@ -117,6 +117,23 @@ def test_many_at_once(torch, cupy):  # noqa: F811
         assert [float(array.sum()) for array in dlx.convert(tree, to="cupy")["a"]] == [N] * 4
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_the_source_of_a_copy_may_be_written_to_at_once(torch, cupy, ordered):  # noqa: F811
+    """A copy that is late has the values of then; without order it has those of later."""
+    p, c = warm_stream(torch), cupy_stream(cupy)
+    work = torch.cuda.ExternalStream(driver.work_stream(dlx.Device("cuda")).handle)
+    with torch.cuda.stream(p), c:
+        tensor = torch.ones(N, device="cuda")
+        dlx.convert(tensor, to="cupy", copy=True)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(work):
+            torch.cuda._sleep(SLOW)  # the copy is made behind this
+        array = dlx.convert(tensor, to="cupy", copy=True, stream=None if ordered else -1)
+        tensor.fill_(2)
+        torch.cuda.synchronize()
+        assert (float(array.sum()) == N) is ordered
+
+
 def test_the_host_reads_finished_data(torch, np):  # noqa: F811
     """A copy to numpy waits for the producer's stream."""
     with torch.cuda.stream(warm_stream(torch)):

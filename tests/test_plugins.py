@@ -9,6 +9,8 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import subprocess
+import sys
 import textwrap
 
 import pytest
@@ -214,6 +216,19 @@ def test_a_type_registered_with_a_base_of_an_imported_package(site):
     assert out == "(3,) True False"
 
 
+def test_a_type_of_a_private_module(site):
+    """A type that says it is of another package than it is listed under is found while its framework is imported."""
+    site.module("lib", FRAMEWORK + "Array.__module__ = '_libcore'\nArray.__dlpack__ = lambda self, **keywords: 1 / 0\n")
+    site.plugin("dlx-lib", "lib", adapter())
+    out = site.run(
+        """
+        import lib
+        print(dlx.describe(lib.Array(dlx.empty((3,), "int8", "cpu"))).framework)
+        """
+    )
+    assert out == "lib"
+
+
 def test_a_framework_in_a_namespace_package(site):
     """The entry's name may be a dotted package, so that two of one company do not meet."""
     (site.path / "company").mkdir()
@@ -225,9 +240,26 @@ def test_a_framework_in_a_namespace_package(site):
         array = dlx.convert(bytearray(3), to="company.arrays")
         print(type(array).__module__, dlx.describe(array).framework, "dlx_tensors" in sys.modules)
         print(type(dlx.convert(array, to="company.tensors")).__module__, len(dlx.adapters().broken))
+        import company.tensors
+        print(type(dlx.convert(array, to=company.tensors)).__module__)
+        print(dlx.plan(array, to=type("Sub", (company.arrays.Array,), {})).error)
         """
     )
-    assert out.splitlines() == ["company.arrays company.arrays False", "company.tensors 0"]
+    first, second, third, error = out.splitlines()
+    assert (first, second, third) == (
+        "company.arrays company.arrays False",
+        "company.tensors 0",
+        "company.tensors",
+    )
+    assert error.endswith("Say to='company.arrays'.")
+    out = site.run(
+        """
+        import os
+        os.remove(os.path.join(sys.path[0], "company", "arrays.py"))
+        print(dlx.plan(bytearray(3), to="company.arrays").error)
+        """
+    )
+    assert out.startswith("company.arrays is not installed. Install it: pip install company.arrays")
 
 
 def test_a_module_that_converts_while_it_is_loaded(site):
@@ -285,6 +317,8 @@ BROKEN = {  # a plugin's code -> what the sentence says
     "the class": (adapter().replace("[A()]", "[A]"), "gave the class A. Give an instance: A()."),
     "two of one name": (adapter().replace("[A()]", "[A(), A()]"), "it has two adapters named 'lib'"),
     "no name": (adapter().replace('name = "lib"', ""), "its adapter A has no name. Set it"),
+    "priority no number": (adapter(priority="'high'"), "the priority of its adapter A is 'high'. Give an int."),
+    "says it is dlx": (adapter().replace("priority = 0", "is_own = True"), "says that its arrays are dlx.Tensor"),
     "named dlx": (adapter("dlx", package="lib"), "is named 'dlx', which is dlx itself"),
     "types no tuple": (
         adapter().replace('("lib.Array",)', '("lib.Array")'),
@@ -307,39 +341,83 @@ BROKEN = {  # a plugin's code -> what the sentence says
 }
 
 
-@pytest.mark.parametrize(("code", "says"), BROKEN.values(), ids=BROKEN.keys())
-def test_a_broken_plugin_is_one_clear_sentence(site, code, says):
-    """Raised by who needs it, remembered, with its cause; nothing else is hurt; shown by listings and by the doctor."""
-    site.plugin("dlx-lib", "lib", code)
-    lines = site.run(
-        """
-        import lib
-        for _ in range(2):
-            try:
-                dlx.convert(b"abc", to="lib")
-            except dlx.errors.PluginError as error:
-                print(error); cause = error.__cause__
-        assert cause is not None
-        try:
-            dlx.convert(lib.Array(None), to="dlx")
-        except dlx.errors.PluginError as error:
-            print(error)
-        print(dlx.convert(bytearray(3), to="dlx").shape, dlx.convert([3, lib.Array(None), "a"], to="dlx")[::2])
-        found = dlx.adapters()
-        print("lib" in found, *found.broken.values())
-        from dlx.cli import main
-        main(["doctor", "--json"])
-        """
-    ).splitlines()
-    first, second, root, others, listing, *rest = lines
-    assert first == second
-    assert root.endswith(first), (root, first)
-    assert first.startswith("the adapter plugin dlx_lib (dlx-lib) ") and says in first, first
-    assert others == "(3,) [3, 'a']"
-    assert listing == f"False {first}"
-    (row,) = [each for each in json.loads("\n".join(rest))["adapters"] if each["module"] == "dlx_lib"]
-    assert row["status"] == "broken" and row["distribution"] == "dlx-lib"
-    assert row["cause"] == first
+@pytest.fixture(scope="module")
+def side_by_side(tmp_path_factory):
+    """What one process says of all of them, installed beside a sound one: {name: answers}, and the doctor's rows."""
+    path = tmp_path_factory.mktemp("broken")
+
+    def python(code, *, args, env):
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=240, check=False
+        )
+        assert done.returncode == 0 and not done.stderr, done.stderr
+        return done.stdout
+
+    site = Site(path, python)
+    names = {case: f"lib{n}" for n, case in enumerate(BROKEN)}
+    for case, (code, _) in BROKEN.items():
+        site.module(names[case])
+        code = code.replace('"lib"', f'"{names[case]}"').replace("lib.Array", f"{names[case]}.Array")
+        site.plugin(f"dlx-{names[case]}", names[case], code)
+    site.module("sound")
+    site.plugin("dlx-sound", "sound", adapter("sound"))
+    out = site.run(
+        f"NAMES = {[*names.values()]}\n"
+        + textwrap.dedent(
+            """
+            import importlib, json
+            def tell(call):
+                try:
+                    return repr(call())
+                except dlx.errors.PluginError as error:
+                    assert error.__cause__ is not None
+                    return str(error)
+            answers = {}
+            for name in NAMES:
+                array = importlib.import_module(name).Array(None)
+                answers[name] = {
+                    "target": tell(lambda: dlx.convert(b"abc", to=name)),
+                    "again": tell(lambda: dlx.convert(b"abc", to=name)),
+                    "source": tell(lambda: dlx.convert(array, to="dlx")),
+                    "in a tree": tell(lambda: dlx.convert([3, array, "a"], to="dlx")[::2]),
+                }
+            answers["sound"] = tell(lambda: type(dlx.convert(bytearray(3), to="sound")).__name__)
+            found = dlx.adapters()
+            answers["listed"] = sorted(found.keys() & {*NAMES, "sound"})
+            answers["broken"] = {name: str(error) for name, error in found.broken.items()}
+            print(json.dumps(answers))
+            from dlx.cli import main
+            main(["doctor", "--json"])
+            """
+        )
+    )
+    answers, _, doctor = out.partition("\n")
+    rows = {each["module"]: each for each in json.loads(doctor)["adapters"]}
+    return names, json.loads(answers), rows
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_plugin_is_one_clear_sentence(side_by_side, case):
+    """Raised by who needs it, remembered, with its cause; shown by listings and by the doctor."""
+    names, answers, rows = side_by_side
+    name, (_, says) = names[case], BROKEN[case]
+    says = says.replace("'lib'", f"'{name}'").replace("lib.Array", f"{name}.Array").replace("dlx-lib", f"dlx-{name}")
+    said = answers[name]["target"]
+    assert said.startswith(f"the adapter plugin dlx_{name} (dlx-{name}) ") and says in said
+    assert "\n" not in said and len(said) < 400
+    assert answers[name]["again"] == said
+    assert answers[name]["source"] == f"cannot convert {name}.Array to 'dlx': {said}"
+    assert answers[name]["in a tree"] == "[3, 'a']"
+    assert answers["broken"][f"dlx_{name} (dlx-{name})"] == said
+    row = rows[f"dlx_{name}"]
+    assert (row["status"], row["distribution"], row["cause"]) == ("broken", f"dlx-{name}", said)
+
+
+def test_a_broken_plugin_breaks_no_other(side_by_side):
+    """A sound one among them works, and is the only one that is listed."""
+    _, answers, rows = side_by_side
+    assert answers["sound"] == "'Array'" and answers["listed"] == ["sound"]
+    assert rows["dlx_sound"]["status"] == "ready"
 
 
 def test_a_stale_entry_point(site):
@@ -352,6 +430,21 @@ def test_a_stale_entry_point(site):
     )
     assert "lib:nothing (dlx-gone) is broken: AttributeError" in site.error("dlx.convert(b'abc', to='lost')")
     assert site.doctor()["dlx_gone"]["status"] == "broken"
+
+
+def test_an_entry_point_that_names_the_hook(site):
+    """A common slip has its own fix."""
+    site.module("dlx_lib", adapter())
+    site.distribution("dlx-lib", {"lib": "dlx_lib:dlx_adapters"})
+    assert site.error().endswith('it has no hook dlx_adapters. Name the module in its entry point: lib = "dlx_lib".')
+
+
+def test_an_array_of_a_broken_plugin_in_a_tree(site):
+    """What speaks a protocol of arrays is not taken for anything else: the error has its place."""
+    site.module("lib", FRAMEWORK + "Array.__dlpack__ = lambda self, **keywords: 1 / 0\n")
+    site.plugin("dlx-lib", "lib", "raise OSError('libx.so')")
+    out = site.error("import lib; dlx.convert({'x': [lib.Array(None)]}, to='dlx')")
+    assert "the adapter plugin dlx_lib (dlx-lib) is broken: OSError: libx.so" in out and "obj['x'][0]" in out
 
 
 def test_metadata_that_cannot_be_read(site):
@@ -462,11 +555,31 @@ def test_a_plugin_beside_ours(site, np):
     assert site.run(code, DLX_LOAD_PLUGINS="dlx-numpy-extra") == "uint8 0"
 
 
-def test_a_plugin_that_takes_a_type_of_ours(site, np):
-    """It is refused, not numpy, though it was loaded first."""
-    site.plugin("dlx-lib", "lib", adapter().replace('("lib.Array",)', '("lib.Array", "numpy.ndarray")'))
-    assert "both have an adapter for the type numpy.ndarray" in site.error()
-    assert site.run("import numpy, lib; dlx.adapters(); print(dlx.describe(numpy.zeros(3)).framework)") == "numpy"
+@pytest.mark.parametrize("priority", [0, 9])
+def test_a_plugin_that_takes_a_type_of_ours(site, np, priority):
+    """It is refused, not numpy, though it was loaded first, and whatever its priority."""
+    code = adapter(priority=priority).replace('("lib.Array",)', '("lib.Array", "numpy.ndarray")')
+    site.plugin("dlx-lib", "lib", code)
+    assert "dlx-lib has an adapter for the type numpy.ndarray, which dlx has itself" in site.error()
+    out = site.run(
+        """
+        import numpy, lib
+        dlx.adapters()
+        print(dlx.describe(numpy.zeros(3)).framework, type(dlx.convert(b"a", to="numpy")).__name__)
+        """
+    )
+    assert out == "numpy ndarray"
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "numpy scalar"])
+def test_a_plugin_that_takes_a_name_of_ours(site, name):
+    """As for types: what users write stays what it is."""
+    site.plugin("dlx-lib", "lib", adapter(name, package="lib", priority=9))
+    out = site.error("print(dlx.adapters()['numpy'].package); dlx.convert(b'abc', to='lib')")
+    if name != "numpy scalar":  # whose plugin may not have been loaded
+        assert f"dlx-lib has an adapter for the name '{name}', which dlx has itself" in out
+    found = site.run("found = dlx.adapters(); print(found['numpy'].package, found['torch'].package, *found.broken)")
+    assert found == "numpy torch dlx_lib (dlx-lib)"
 
 
 def test_a_plugin_that_owns_a_subclass_of_ours(site, np):
@@ -520,7 +633,7 @@ def test_plugins_can_be_left_out(site):
     assert site.run(code) == "True True True 0"
     assert site.run(code, DLX_LOAD_PLUGINS="") == "False False True 0"
     assert site.run(code, DLX_LOAD_PLUGINS="DLX_lib") == "True False True 0"
-    assert site.run(code, DLX_LOAD_PLUGINS="dlx-lib, dlx.other") == "True True True 0"
+    assert site.run(code, DLX_LOAD_PLUGINS="dlx-lib, dlx.other, dlx") == "True True True 0"
     assert site.run(code, DLX_LOAD_PLUGINS="dlx-lib,dlx-nothing") == "True False True 1"
     out = site.run("print(dlx.plan(b'a', to='other').error)", DLX_LOAD_PLUGINS="dlx-lib")
     assert "there is no target 'other'. DLX_LOAD_PLUGINS='dlx-lib' leaves dlx-other out" in out

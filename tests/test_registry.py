@@ -220,6 +220,23 @@ def test_another_api_is_told_with_both_numbers(monkeypatch, mylib):
         Registry({"mylib": "dlx_mylib"}).target("mylib")
 
 
+def test_a_dlx_that_speaks_several_versions_says_which(monkeypatch, mylib):
+    """Adapters of each of them are taken; both ends of the range are in the message, and who is to be updated."""
+    from dlx import plugins
+
+    monkeypatch.setattr(plugins, "OLDEST_API", 2)
+    monkeypatch.setattr(plugins, "API", 3)
+    for spoken, fix in ((1, "Update dlx-mylib"), (4, "Update dlx"), (2, None), (3, None)):
+        future = type("Future", (MyLib,), {"api": spoken})()
+        given = plugins.Plugin("dlx_mylib", None, "dlx-mylib")
+        if fix is None:
+            assert plugins.checked(given, [[future]]) == (future,)
+            continue
+        with pytest.raises(PluginError) as info:
+            plugins.checked(given, [[future]])
+        assert str(info.value) == f"adapter 'mylib' speaks API {spoken}, this dlx speaks 2 to 3. {fix}."
+
+
 def test_an_unmarked_hook_is_told(monkeypatch, mylib):
     """Forgetting @dlx.hookimpl has a message that says so."""
     plugin(monkeypatch, "dlx_mylib", lambda: [MyLib()], mark=False)

@@ -394,6 +394,22 @@ def test_a_declared_write_is_written_back_by_whatever_road_it_was_made(np, torch
     assert base.tolist() == [5, 5, 5]
 
 
+def test_a_declared_write_does_not_depend_on_where_else_the_array_stands(np, torch):
+    """The same array in a parameter that is written to and in one that is not, in any order and depth."""
+
+    @dlx.using("numpy", writes="x")
+    def add(y, x, *, z=None):
+        x["a"] += 1
+
+    for where in ({"y": 0, "x": 1}, {"x": 1, "y": 0}, {"z": 1, "y": 0, "x": 1}):
+        odd = torch.zeros(2, dtype=torch.complex64).conj()
+        add(**{name: {"a": odd} if name == "x" else [odd] for name in where})
+        assert odd.tolist() == [1, 1]
+    odd = torch.zeros(2, dtype=torch.complex64).conj()
+    with pytest.raises(ValueError, match="read-only"):
+        dlx.using("numpy", writes="x")(lambda y, x: y.__iadd__(1))(odd, np.ones(1))
+
+
 def test_writes_to_arguments_that_share_memory_are_never_lost_silently(np, torch):
     """Each would be written over the other where one of them is a copy; what was written once is written back."""
 
@@ -436,6 +452,8 @@ def test_an_answer_that_was_asked_for_holds_for_arguments_handed_back(np, torch)
         assert [type(each) for each in result] == [kind, kind] and any(each is own for each in result)
         assert dlx.shares_memory(result[0], a) and dlx.shares_memory(result[1], t)
         assert type(dlx.using("torch", answer=answer)(lambda x: x)([a, t])[0]) is kind
+        view = dlx.using("torch", answer=answer, lazy=True)(lambda *args: list(args))(a, t)
+        assert [type(each) for each in view] == [kind, kind] and any(each is own for each in view)
 
 
 def test_defaults_and_decorated_builtins_and_partials(np, torch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import re
 import subprocess
@@ -91,7 +92,7 @@ def test_everything_is_in_the_tables(title, names):
 @pytest.mark.parametrize("kind", [Adapter, Capabilities, Hindrance, Guard, Container, Defect, Layout])
 def test_every_field_has_a_docstring(kind):
     """The class says what each of its fields means; every method has a docstring."""
-    named = re.findall(r"^    (\w+(?:, \w+)*)$", kind.__doc__, re.MULTILINE)
+    named = re.findall(r"^(\w+(?:, \w+)*)$", inspect.cleandoc(kind.__doc__), re.MULTILINE)
     listed = {name for line in named for name in line.split(", ")}
     if dataclasses.is_dataclass(kind):
         fields = {field.name for field in dataclasses.fields(kind)}

@@ -7,13 +7,25 @@ promise. A library that dlx has an adapter for is graded through dlx too; any ot
 
 from __future__ import annotations
 
-from dlx.testing import adapting, asking, exporting, importing, keeping, living, owning, refusing, requests
+from dlx.testing import (  # noqa: F401  each enters its checks, or its libraries
+    adapting,
+    asking,
+    exporting,
+    further,
+    importing,
+    keeping,
+    libraries,
+    living,
+    owning,
+    refusing,
+    requests,
+)
 from dlx.testing.capsules import Taken
+from dlx.testing.catalog import LIBRARIES, find
 from dlx.testing.check import CHECKS, Broken, Check, NotApplicable, Verdict, of_kinds
-from dlx.testing.libraries import LIBRARIES, find
 from dlx.testing.plugin import pytest_addoption, pytest_collection_modifyitems, pytest_configure
 from dlx.testing.running import run
-from dlx.testing.sources import BareSource, OldSource, Source, pattern
+from dlx.testing.sources import OldSource, Source, pattern
 from dlx.testing.subject import Subject
 
 __all__ = [

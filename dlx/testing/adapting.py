@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import dlx
 from dlx.abi import SUBBYTE_PADDED, Device, DType
-from dlx.adapter import API, look_up
-from dlx.errors import DlxError
+from dlx.adapter import API, Adapter, look_up
+from dlx.errors import AdapterNotFoundError, DlxError
 from dlx.registry import registry
 from dlx.testing.capsules import elements
 from dlx.testing.check import Broken, NotApplicable, attempt, check, must, told
 from dlx.testing.importing import LAYOUTS
-from dlx.testing.sources import Source
+from dlx.testing.sources import OTHERS, Source
 from dlx.testing.subject import Subject
 
-__all__ = ["converted", "same", "sources", "target_of", "tensor_of"]
+__all__ = ["adapter_of", "converted", "own_of", "same", "sources", "target_of", "tensor_of"]
+
+
+def adapter_of(name: str) -> Adapter | None:
+    """Return the adapter of a name or a package, its framework imported; it need not be a target."""
+    try:
+        return registry.target(name).current()
+    except AdapterNotFoundError:
+        found = next((each for each in dlx.adapters().values() if name in (each.name, each.package)), None)
+    if found is not None:
+        importlib.import_module(found.package)
+    return found
+
+
+def own_of(lib: Subject) -> Adapter:
+    """Return the subject's adapter."""
+    found = adapter_of(lib.adapter)
+    must(found is not None, f"there is no adapter {lib.adapter!r}")
+    assert found is not None
+    return found
 
 
 def target_of(lib: Subject) -> Any:
     """Return the adapter as a target, or say that it is none."""
-    target = registry.target(lib.adapter)
+    target = own_of(lib)
     if target.capabilities is None:
         raise NotApplicable(f"{lib.adapter} cannot be a target")
-    return target.current()
+    return target
 
 
 def tensor_of(source: Source, *, readonly: bool = False) -> Any:
@@ -36,7 +56,7 @@ def tensor_of(source: Source, *, readonly: bool = False) -> Any:
 def dtypes_of(target: Any) -> list[str]:
     """Return the dtypes that a target takes."""
     taken = target.capabilities.dtypes
-    return sorted(target.known_dtypes() if taken is None else taken)
+    return sorted((target.known_dtypes() or OTHERS) if taken is None else taken)
 
 
 def sources(target: Any) -> list[tuple[str, Source]]:
@@ -99,7 +119,7 @@ def same(back: Any, source: Source, what: str) -> None:
 )  # fmt: skip
 def adapter_contract(lib: Subject) -> None:
     """Go through its data, its framework imported."""
-    adapter = registry.target(lib.adapter)
+    adapter = own_of(lib)
     must(adapter.api == API, f"it speaks API {adapter.api}, dlx speaks {API}")
     must(adapter.name == lib.adapter or lib.adapter in (adapter.package,), f"it is called {adapter.name!r}")
     must(str(adapter.version()), "it does not know its framework's version")
@@ -143,8 +163,6 @@ def adapter_round_trips(lib: Subject) -> None:
 )  # fmt: skip
 def adapter_narrowing(lib: Subject) -> None:
     """Convert every other dtype; what goes in must come back as it was."""
-    from dlx.testing.importing import OTHERS
-
     target = target_of(lib)
     for dtype in sorted(set(OTHERS) - set(dtypes_of(target))):
         source = Source(dtype, (24,) if target.capabilities.max_ndim < 2 else (4, 6))

@@ -28,7 +28,11 @@ _get_pointer, _set_name = _api.PyCapsule_GetPointer, _api.PyCapsule_SetName
 _new.restype, _new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _get_name.restype, _get_name.argtypes = ctypes.c_char_p, (ctypes.py_object,)
 _get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+_get_destructor = _api.PyCapsule_GetDestructor
+_get_destructor.restype, _get_destructor.argtypes = ctypes.c_void_p, (ctypes.py_object,)
 _set_name.restype, _set_name.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.c_void_p)
+# Does nothing, whatever it is given: a destructor to look at. Some consumers rename a capsule, others clear this.
+_NOTHING = ctypes.cast(_api.Py_IsInitialized, ctypes.c_void_p)
 _CAPSULE = type(_new(1, None, None))
 
 
@@ -169,12 +173,13 @@ class Taken:
     def delete_at_exit(self) -> None:
         """Have the deleter called when the interpreter is gone and the process ends."""
         libc = ctypes.CDLL(None)
-        libc.__cxa_atexit.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-        libc.__cxa_atexit(_address(self.managed.deleter), _address(self.managed), None)
+        at_exit = libc["__cxa_atexit"]  # atexit(3) itself is no symbol of glibc's library
+        at_exit.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+        at_exit(_address(self.managed.deleter), _address(self.managed), None)
 
 
 class Export:
-    """One capsule that the kit gives out. It has no destructor: whether it was taken is seen by its name.
+    """One capsule that the kit gives out, with a destructor that does nothing: the kit frees what nobody took.
 
     Attributes
     ----------
@@ -223,7 +228,7 @@ class Export:
             self.managed.version.major, self.managed.version.minor = version
             self.managed.flags = flags
         self.given = name or (LEGACY if legacy else VERSIONED)
-        self.capsule = _new(_address(self.managed), _name(self.given), None)
+        self.capsule = _new(_address(self.managed), _name(self.given), _NOTHING)
         self._alive.append(self)
 
     @property
@@ -233,8 +238,8 @@ class Export:
 
     @property
     def taken(self) -> bool:
-        """Whether a consumer renamed the capsule, and so owns what is behind it."""
-        return bool(_get_name(self.capsule) != self.given)
+        """Whether a consumer renamed the capsule, or cleared its destructor, and so owns what is behind it."""
+        return bool(_get_name(self.capsule) != self.given or not _get_destructor(self.capsule))
 
     def scribble(self) -> None:
         """Change the capsule's shape and strides, as nobody should while a consumer holds it."""

@@ -28,8 +28,7 @@ class NotApplicable(Exception):
 
 
 WORDS = (
-    "imports", "take", "array", "grid", "reshape", "unfit", "pending", "pending_bytes", "readonly", "capsules",
-    "write", "write_must",
+    "imports", "take", "array", "grid", "reshape", "unfit", "pending", "pending_bytes", "readonly", "given", "write",
 )  # fmt: skip
 """What reproductions are made of; a subject's `words` say each in its own language."""
 
@@ -107,12 +106,16 @@ class Check:
 
     def reproduction(self, subject: Subject) -> str:
         """Return stand-alone code that fails where the subject breaks the promise."""
-        lines = [line for line in self.shows.strip("\n").splitlines() if line.strip()]
-        text = "\n".join(lines)
+        text = subject.words.get(self.name, self.shows).strip("\n")
         for word, code in subject.words.items():
             text = text.replace(f"{{{word}}}", code)
-        if not lines or any(f"{{{word}}}" in text for word in WORDS):
-            return f"# run: python -m dlx.testing {subject.spec or subject.name} --only {self.name}"
+        if not text or any(f"{{{word}}}" in text for word in WORDS):
+            lines = [
+                "from dlx.testing import CHECKS, find",
+                f'verdict = CHECKS["{self.name}"](find("{subject.spec or subject.name}"))',
+                'assert verdict.status == "keeps", verdict.seen',
+            ]
+            return "\n".join(lines)
         return text
 
 

@@ -38,7 +38,10 @@ def viewed(lib: Subject) -> Iterator[tuple[str, Any, tuple[int, ...], bytes]]:
     for name, view in lib.views.items():
         array, data = lib.array()
         shape, places = VIEWS[name]
-        yield name, view(array), shape, b"".join(data[4 * i : 4 * i + 4] for i in places)
+        made, error = attempt(view, array)
+        if error is not None:  # it has no such view: nothing to export
+            continue
+        yield name, made, shape, b"".join(data[4 * i : 4 * i + 4] for i in places)
 
 
 def readonly_of(lib: Subject) -> Any:
@@ -153,7 +156,7 @@ def export_unfit(lib: Subject) -> str:
     passed, refused = [], []
     for name, make in lib.unfit.items():
         array = make()
-        capsule, error = attempt(array.__dlpack__, max_version=(1, 0))
+        capsule, error = attempt(lambda array=array: array.__dlpack__(max_version=(1, 0)))
         if error is None:
             passed.append(f"{name} (as {Taken(capsule).dtype.name})")
         elif not isinstance(error, BufferError):
@@ -167,6 +170,7 @@ def export_unfit(lib: Subject) -> str:
     kind="producer", about="refusals", severity="wrong",
     shows="""
 {imports}
+import struct
 from dlx.testing import Taken
 x = {pending}
 found = Taken(x.__dlpack__(max_version=(1, 0))).elements()
@@ -218,21 +222,21 @@ def export_readonly(lib: Subject) -> str | None:
 x = {readonly}
 try:
     capsule = x.__dlpack__()
-except BufferError:
+except Exception:
     raise SystemExit(0)
 raise AssertionError(capsule)
 """,
 )  # fmt: skip
-def export_readonly_legacy(lib: Subject) -> None:
+def export_readonly_legacy(lib: Subject) -> str | None:
     """Export a read-only array to a consumer from before the flag."""
     array = readonly_of(lib)
     capsule, error = attempt(array.__dlpack__)
     if error is not None:
-        must(isinstance(error, BufferError), f"refused with {told(error)}, not with BufferError")
-        return
+        return f"refused: {told(error)}"
     taken = Taken(capsule)
     try:
         own = lib.seen(array)[0]
     except Broken:  # it has no versioned export to compare with
         own = taken.address
     must(taken.address != own, "a legacy capsule shares it, and says nothing of read-only")
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import gc
+import os
 import subprocess
 import sys
 import weakref
@@ -12,13 +13,12 @@ from typing import Any
 import dlx
 from dlx import native
 from dlx.errors import DlxError
-from dlx.registry import registry
-from dlx.testing.adapting import dtypes_of, same, sources, target_of, tensor_of
+from dlx.tensor import type_name
+from dlx.testing.adapting import dtypes_of, own_of, same, sources, target_of, tensor_of
 from dlx.testing.check import Broken, NotApplicable, attempt, check, must, told
 from dlx.testing.owning import together
 from dlx.testing.sources import Source
 from dlx.testing.subject import Subject
-from dlx.tensor import type_name
 
 __all__: list[str] = []
 
@@ -152,10 +152,10 @@ def adapter_threads(lib: Subject) -> None:
 )  # fmt: skip
 def adapter_lane(lib: Subject) -> None:
     """Convert arrays of lane types by both roads: type, address, dtype, rights."""
-    adapter = registry.target(lib.adapter)
+    adapter = own_of(lib)
     if not adapter.lane:
         raise NotApplicable("it lists no lane types")
-    slow = dlx.convert.__wrapped__  # type: ignore[attr-defined]
+    slow = dlx.convert.__wrapped__
     target = target_of(lib)
     for dtype in dtypes_of(target):
         array = dlx.convert(
@@ -198,19 +198,17 @@ def adapter_containers(lib: Subject) -> None:
 )  # fmt: skip
 def adapter_imports_nothing(lib: Subject) -> None:
     """Load it in a fresh interpreter, and look at what is imported."""
-    adapter = registry.target(lib.adapter)
+    adapter = own_of(lib)
     if adapter.package == "dlx":
         raise NotApplicable("it is dlx's own")
     code = f"""
-import sys
-from dlx.registry import registry
-registry.scan()
-plugin = registry.load({adapter.package!r})
-if plugin.broken is not None:
-    raise plugin.broken
+import importlib, sys
+module = importlib.import_module({type(adapter).__module__!r})
+getattr(module, "dlx_adapters", list)()
 print({adapter.package!r} in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
     must(done.returncode == 0, f"loading it fails: {done.stderr.strip().splitlines()[-1:]}")
     must(done.stdout.strip() == "False", f"loading the adapter imports {adapter.package}")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dlx.testing.catalog import find
 from dlx.testing.check import CHECKS, KINDS, Verdict, of_kinds
-from dlx.testing.libraries import find
 from dlx.testing.running import run
 
 if TYPE_CHECKING:

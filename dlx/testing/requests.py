@@ -165,24 +165,46 @@ def unknown_keyword(lib: Subject) -> None:
 
 
 @check(
-    "copy-true", "`copy=True` gives memory of its own.",
+    "copy-true", "`copy=True` never shares: it gives memory of its own, or raises BufferError.",
     kind="producer", about="copies", severity="wrong", see="array API standard, __dlpack__: copy",
     shows="""
 {imports}
 from dlx.testing import Taken
 x = {array}
 own = Taken(x.__dlpack__(max_version=(1, 0)))
-copied = Taken(x.__dlpack__(max_version=(1, 0), copy=True))
+try:
+    copied = Taken(x.__dlpack__(max_version=(1, 0), copy=True))
+except BufferError:
+    raise SystemExit(0)
 assert copied.address != own.address
 """,
 )  # fmt: skip
-def copy_true(lib: Subject) -> None:
+def copy_true(lib: Subject) -> str | None:
     """Compare addresses."""
     array, data = lib.array()
     shared = lib.versioned(array)
-    copied = lib.give(array, max_version=(1, 0), copy=True)
+    capsule, error = attempt(array.__dlpack__, max_version=(1, 0), copy=True)
+    if isinstance(error, BufferError):
+        return f"refused: {told(error)}"
+    must(error is None, f"copy=True raised {told(error)}")
+    copied = Taken(capsule)
     must(copied.address != shared.address, "copy=True shares the array's memory")
     must(copied.elements() == data, "the copy has other elements")
+    return None
+
+
+@check(
+    "copy-true-served", "`copy=True` is not refused.",
+    kind="producer", about="copies", severity="refuses", see="array API standard, __dlpack__: it must always copy",
+    shows="""
+{imports}
+x = {array}
+x.__dlpack__(max_version=(1, 0), copy=True)
+""",
+)  # fmt: skip
+def copy_true_served(lib: Subject) -> None:
+    """Ask for a copy of a plain array."""
+    lib.give(lib.array()[0], max_version=(1, 0), copy=True)
 
 
 @check(

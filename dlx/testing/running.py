@@ -52,7 +52,8 @@ def _worker(subject: Subject, checks: Sequence[Check]) -> dict[str, Verdict]:
     """Run checks in one process until it ends; return what is known then."""
     reader, writer = os.pipe()
     order = {"spec": subject.spec, "checks": [check.name for check in checks], "exceptions": dict(subject.exceptions)}
-    command = [sys.executable, "-m", "dlx.testing", "--work", json.dumps(order), str(writer)]
+    checked = ["-X", "dev"] if checks[0].alone else []  # the allocators then notice who has no GIL
+    command = [sys.executable, *checked, "-m", "dlx.testing", "--work", json.dumps(order), str(writer)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with subprocess.Popen(
         command, pass_fds=[writer], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -116,12 +117,14 @@ def _ending(code: int | None) -> str:
 
 def _last(said: str) -> str:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
+    for start in ("what():", "terminate called", "Fatal Python error"):  # the most telling line first
+        lines = [line for line in lines if line.startswith(start)] or lines
     return f": {lines[-1][:160]}" if lines else ""
 
 
 def work(order: str, pipe: int) -> None:
     """Do what `_worker` asks, in a process of its own."""
-    from dlx.testing.libraries import find
+    from dlx.testing.catalog import find
 
     wanted = json.loads(order)
     with os.fdopen(pipe, "w", buffering=1) as tell:

@@ -11,7 +11,7 @@ from dlx.abi import IS_COPIED, READ_ONLY, DType
 from dlx.native import ffi
 from dlx.testing.capsules import Export, Taken, elements
 
-__all__ = ["BareSource", "OldSource", "Source", "pattern"]
+__all__ = ["OTHERS", "OldSource", "Source", "pattern", "spread"]
 
 # Exponent and mantissa bits of formats with NaN payloads: those that have several NaNs.
 _FORMATS = {"float16": (5, 10), "bfloat16": (8, 7), "float32": (8, 23), "float64": (11, 52)}
@@ -38,6 +38,21 @@ def pattern(dtype: str, count: int) -> bytes:
         for i, special in enumerate(specials[: nbytes * 8 // width]):
             raw[i * width // 8 : (i + 1) * width // 8] = special.to_bytes(width // 8, "little")
     return bytes(raw)
+
+
+OTHERS = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+    "bfloat16", "complex32", "complex64", "complex128", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz",
+    "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float6_e2m3fn",
+    "float6_e3m2fn", "float4_e2m1fn", "int4", "uint4", "float32x4",
+)  # fmt: skip
+"""Every dtype that DLPack names and somebody has."""
+
+
+def spread(data: bytes, dtype: str, count: int) -> bytes:
+    """Return packed elements as `elements` gives them: a byte each where they are smaller than one."""
+    memory = ffi.new("char[]", data or 1)
+    return elements(int(ffi.cast("uintptr_t", memory)), (count,), None, DType(dtype))
 
 
 class Source:
@@ -83,7 +98,7 @@ class Source:
     def __init__(
         self,
         dtype: str = "float32",
-        shape: Sequence[int] = (4, 6),
+        shape: Sequence[int] = (4,),
         strides: Sequence[int] | None = None,
         *,
         readonly: bool = False,
@@ -204,10 +219,3 @@ class OldSource(Source):
 
     def __dlpack__(self, stream: Any = None) -> Any:  # type: ignore[override]
         return self.answered({} if stream is None else {"stream": stream})
-
-
-class BareSource(Source):
-    """A producer without any keyword."""
-
-    def __dlpack__(self) -> Any:  # type: ignore[override]
-        return self.answered({})

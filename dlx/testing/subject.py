@@ -9,7 +9,7 @@ from typing import Any
 
 from dlx.testing.capsules import Taken
 from dlx.testing.check import CHECKS, Broken, NotApplicable, attempt, told
-from dlx.testing.sources import Source, pattern
+from dlx.testing.sources import Source, pattern, spread
 
 __all__ = ["Subject"]
 
@@ -144,7 +144,7 @@ class Subject:
         for extent in wanted:
             count *= extent
         data = pattern(dtype, count)
-        return self.make(data, dtype, wanted), data
+        return self.make(data, dtype, wanted), spread(data, dtype, count)
 
     def source(
         self, dtype: str = "float32", shape: tuple[int, ...] = (4, 6), kind: Any = Source, **options: Any

@@ -158,6 +158,8 @@ class Array(_core.Head):
 
     def tobytes(self) -> bytes:
         """Return the elements' bytes in row-major order, as they are in memory."""
+        if self.strides == _row_major(self.shape):
+            return ctypes.string_at(self.address, self.nbytes) if self.size else b""
         return b"".join(ctypes.string_at(self.address + place, self.dtype.itemsize) for place in self._offsets())
 
     def tolist(self) -> Any:
@@ -212,7 +214,7 @@ class Array(_core.Head):
         if stream is not None:
             raise ValueError("host memory has no stream")
         source = self.copy() if copy else self
-        return _core.capsule(source, max_version is not None and max_version[0] >= 1)
+        return _core.capsule(source, max_version is not None and max_version[0] >= 1, bool(copy))
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)
@@ -250,8 +252,7 @@ def empty(shape: Sequence[int], dtype: DType = float32) -> Array:
     nbytes = math.prod(shape) * dtype.itemsize
     memory = bytearray(nbytes + 64)
     start = -ctypes.addressof((ctypes.c_char * len(memory)).from_buffer(memory)) % 64
-    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    return Array(memory, start, shape, strides, (dtype.code, dtype.bits))
+    return Array(memory, start, shape, _row_major(shape), (dtype.code, dtype.bits))
 
 
 def array(values: Any, dtype: DType = float32) -> Array:
@@ -276,6 +277,10 @@ def from_dlpack(source: Any) -> Array:
     except TypeError:  # a producer of the older protocol
         found = source.__dlpack__()
     return _core.consume(found)
+
+
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def _decode(dtype: DType, value: Any) -> Any:

@@ -267,15 +267,17 @@ static void drop_capsule(PyObject* capsule) {
 }
 
 PyDoc_STRVAR(capsule_doc,
-             "capsule(array, versioned, /)\n--\n\nReturn a capsule of either generation.");
+             "capsule(array, versioned, copied, /)\n--\n\nReturn a capsule of either generation.");
 
 static PyObject* capsule(PyObject* module, PyObject* args) {
   ArrayObject* a;
-  int versioned;
-  if (!PyArg_ParseTuple(args, "O!p:capsule", &Head, &a, &versioned) || !can_leave(a)) return NULL;
+  int versioned, copied;
+  if (!PyArg_ParseTuple(args, "O!pp:capsule", &Head, &a, &versioned, &copied) || !can_leave(a))
+    return NULL;
   if (versioned) {
     DLManagedTensorVersioned* m;
     if (give_managed(a, &m) < 0) return NULL;
+    if (copied) m->flags |= DLPACK_FLAG_BITMASK_IS_COPIED;
     PyObject* made = PyCapsule_New(m, "dltensor_versioned", drop_capsule);
     if (made == NULL) m->deleter(m);
     return made;
@@ -297,9 +299,24 @@ static PyObject* capsule(PyObject* module, PyObject* args) {
 
 /* ---- in -------------------------------------------------------------------------------------- */
 
+/* Whether a tensor's elements are some that can be: extents from 0, bytes that a pointer can reach.
+ */
+static int is_possible(const DLTensor* t) {
+  int64_t size = t->dtype.bits / 8;
+  for (int32_t i = 0; i < t->ndim; i++) {
+    if (t->shape[i] < 0) return 0;
+  }
+  for (int32_t i = 0; i < t->ndim; i++) {
+    if (t->shape[i] == 0) return 1;
+    if (__builtin_mul_overflow(size, t->shape[i], &size)) return 0;
+  }
+  return t->data != NULL;
+}
+
 /* Return an array over a tensor that it does not own yet. Errors: NULL with BufferError. */
 static ArrayObject* over(const DLTensor* t) {
-  if (t->device.device_type != kDLCPU || t->ndim > MAX_NDIM || !is_known(t->dtype)) {
+  if (t->device.device_type != kDLCPU || t->ndim < 0 || t->ndim > MAX_NDIM || !is_known(t->dtype) ||
+      !is_possible(t)) {
     PyErr_SetString(PyExc_BufferError, "examplearray cannot hold this tensor");
     return NULL;
   }
@@ -312,7 +329,7 @@ static ArrayObject* over(const DLTensor* t) {
   for (int32_t i = t->ndim - 1; i >= 0; i--) {
     a->shape[i] = t->shape[i];
     a->strides[i] = t->strides ? t->strides[i] : step;
-    step *= t->shape[i];
+    step *= t->shape[i] ? t->shape[i] : 1;
   }
   return a;
 }
