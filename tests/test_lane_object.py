@@ -78,7 +78,9 @@ class Odd:
 
 
 @pytest.mark.parametrize(
-    "to", [3, None, [], {}, Odd(), b"numpy", ("numpy",), "nampy", "", int, sys, object()], ids=repr
+    "to",
+    [3, None, [], {}, Odd(), b"numpy", ("numpy",), "nampy", "", int, sys, object()],
+    ids=lambda to: type(to).__name__,
 )
 def test_odd_targets_have_pythons_error(to):
     """A target that is none has the error of the slow road, by keyword and by place."""
