@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import resource
 import subprocess
 import sys
 
@@ -16,12 +15,11 @@ MEMORY = 768 << 20  # bytes of address space: enough for Python and the core, no
 
 def dlx(*words, cwd=None, memory=MEMORY, env=None, code=None):
     """Run the command; return (exit status, stdout, stderr)."""
-    limit = None if memory is None else lambda: resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    start = ["-m", "dlx"] if code is None else ["-c", code]
-    command = [sys.executable, *start, *map(str, words)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, cwd=cwd, env=env, preexec_fn=limit, check=False
-    )
+    # The process bounds itself: what runs between fork and exec makes jax warn, once it was imported here.
+    limit = "" if memory is None else f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({memory}, {memory}))\n"
+    run = code or "import runpy; runpy.run_module('dlx', run_name='__main__', alter_sys=True)"
+    command = [sys.executable, "-c", limit + run, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, env=env, check=False)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -197,7 +197,9 @@ def test_errors_that_are_not_the_producers_pass(error):
     assert caught.value is error
 
 
-@pytest.mark.parametrize("answer", [None, 5, "capsule", b"bytes", [], object()], ids=lambda answer: type(answer).__name__)
+@pytest.mark.parametrize(
+    "answer", [None, 5, "capsule", b"bytes", [], object()], ids=lambda answer: type(answer).__name__
+)
 def test_answers_that_are_no_capsules(answer):
     """What is not a capsule is a ProtocolError that names what came back."""
     with pytest.raises(errors.ProtocolError, match=f"gave {type(answer).__name__}, not a DLPack capsule"):
