@@ -117,7 +117,7 @@ def test_pytest_makes_a_test_of_each_promise(tmp_path):
         "planted::keyword-max-version-1 FAILED",
     ):  # fmt: skip
         assert line in text, text
-    assert "`copy=True` gives memory of its own." in text and "not needed any more" in text
+    assert "`copy=True` never shares: it gives memory of its own" in text and "not needed any more" in text
     assert "Traceback" not in text
 
 
@@ -128,7 +128,7 @@ def test_pytest_skips_and_xfails(tmp_path):
         "--dlx-adapter=kit_planted:subject_copy-true",
         "--dlx-except=copy-true=never",
         "-k",
-        "copy-true and not import or mine",
+        "copy-true and not import and not flag and not served or mine",
         "-rsx",
     ]
     alone = command(*kit, pytest_too=True, folder=tmp_path)
