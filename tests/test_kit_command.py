@@ -128,7 +128,7 @@ def test_pytest_skips_and_xfails(tmp_path):
         "--dlx-adapter=kit_planted:subject_copy-true",
         "--dlx-except=copy-true=never",
         "-k",
-        "copy-true and not import and not flag and not served or mine",
+        "copy-true and not import and not served or mine",
         "-rsx",
     ]
     alone = command(*kit, pytest_too=True, folder=tmp_path)
