@@ -14,6 +14,9 @@ PYTHONS ?= python3.12 python3.13
 # The oldest numpy that is served: legacy capsules only. An environment of its own in `make test-all`.
 OLD_NUMPY ?= numpy==1.26.4
 
+# Processes that run tests side by side, a file in one of them; 0 for none.
+JOBS ?= auto
+
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := build_ffi.py setup.py pyproject.toml constraints.txt dlx/headers.py $(wildcard c_src/* adapters/*.c)
@@ -26,7 +29,7 @@ demo: $(VENV)/.built $(TORCH_STAMP)
 	$(BIN)/python examples/quickstart.py
 
 test: $(VENV)/.built $(TORCH_STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 # The property tests over many more examples (2 000 in `make test`).
 test-deep: $(VENV)/.built $(TORCH_STAMP)
