@@ -111,7 +111,10 @@ _plain: dict[Any, tuple[int, Options]] = {}  # target -> options of a call that 
 
 def plain_view(obj: Any, to: Any) -> Any:
     """Return a view for a target that was asked for before, with no options; None where that is not the case."""
-    known = _plain.get(to)
+    try:
+        known = _plain.get(to)
+    except TypeError:  # no target at all: whoever checks the call says so
+        return None
     if known is None or known[0] != registry.generation:
         return None
     row = container_of(type(obj))

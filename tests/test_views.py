@@ -1126,3 +1126,55 @@ def test_memory_that_runs_out_while_an_element_is_converted(python):
     pytest.importorskip("_testcapi")
     pytest.importorskip("numpy")
     assert python(NO_MEMORY, args=()).split() == ["0", "True"]
+
+
+def test_a_container_that_holds_itself_may_lose_its_place(np):
+    inner = [np.zeros(2)]
+    inner.append(inner)
+    view = lazy([inner])
+    shown = view[0]
+    assert shown[1] is shown
+    view.insert(0, "text")
+    assert view[1] is shown
+
+
+def test_a_view_assigned_to_itself_keeps_the_containers_of_its_source(np):
+    inner = [np.arange(3.0)]
+    source = [inner, np.arange(2.0), (1,)]
+    view = lazy(source)
+    before = list(source)
+    view[:] = view
+    assert all(a is b for a, b in zip(source, before, strict=True))
+    view[0:2] = view[1::-1]
+    assert source[1] is inner
+    view.extend(view[1:2])
+    assert source[-1] is inner
+
+
+def test_places_may_be_given_by_anything_that_is_an_index(np, torch):
+    source = [np.zeros(2), np.zeros(2)]
+    view = lazy(source)
+
+    class One:
+        def __index__(self):
+            return 1
+
+    old = view[1]
+    view[One()] = torch.ones(2)
+    assert isinstance(source[1], np.ndarray) and view[One()] is view[1] is not old
+    view.insert(One(), torch.zeros(3))
+    assert view.pop(One()).shape == (3,) and len(source) == 2
+
+
+def test_fields_that_are_called_as_methods_of_tuples(np, torch):
+    Batch = collections.namedtuple("Batch", "index x count")
+    view = lazy(Batch(np.zeros(2), 1, 7))
+    assert isinstance(view.index, torch.Tensor) and view.index is view[0] and view.count == 7
+    view = lazy(Point(5, 5))
+    assert view.index(5) == 0 and view.count(5) == 2
+
+
+def test_what_is_no_target_is_refused_with_the_same_words_lazily(np):
+    for to in ([], np.zeros(1)):
+        with pytest.raises(TypeError, match="to must be a name, a module or an array type"):
+            dlx.convert([np.zeros(1)], to, lazy=True)
