@@ -261,11 +261,13 @@ class NamedView(SequenceView[Any]):
     # Fields may be called as a tuple's methods are, and go first, as in the tuple itself.
 
     @property
-    def index(self) -> Any:  # type: ignore[override]
+    def index(self) -> Any:
+        """The field of that name, else as a tuple's method."""
         return self.__getattr__("index") if "index" in self._fields else super().index
 
     @property
-    def count(self) -> Any:  # type: ignore[override]
+    def count(self) -> Any:
+        """The field of that name, else as a tuple's method."""
         return self.__getattr__("count") if "count" in self._fields else super().count
 
 

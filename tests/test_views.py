@@ -1129,6 +1129,7 @@ def test_memory_that_runs_out_while_an_element_is_converted(python):
 
 
 def test_a_container_that_holds_itself_may_lose_its_place(np):
+    """What its view shows is noted once, and not for ever."""
     inner = [np.zeros(2)]
     inner.append(inner)
     view = lazy([inner])
@@ -1139,6 +1140,7 @@ def test_a_container_that_holds_itself_may_lose_its_place(np):
 
 
 def test_a_view_assigned_to_itself_keeps_the_containers_of_its_source(np):
+    """Slices and `extend` store what item assignment does."""
     inner = [np.arange(3.0)]
     source = [inner, np.arange(2.0), (1,)]
     view = lazy(source)
@@ -1152,6 +1154,7 @@ def test_a_view_assigned_to_itself_keeps_the_containers_of_its_source(np):
 
 
 def test_places_may_be_given_by_anything_that_is_an_index(np, torch):
+    """As a list takes them."""
     source = [np.zeros(2), np.zeros(2)]
     view = lazy(source)
 
@@ -1167,6 +1170,7 @@ def test_places_may_be_given_by_anything_that_is_an_index(np, torch):
 
 
 def test_fields_that_are_called_as_methods_of_tuples(np, torch):
+    """A field called index or count is the field."""
     Batch = collections.namedtuple("Batch", "index x count")
     view = lazy(Batch(np.zeros(2), 1, 7))
     assert isinstance(view.index, torch.Tensor) and view.index is view[0] and view.count == 7
@@ -1175,6 +1179,7 @@ def test_fields_that_are_called_as_methods_of_tuples(np, torch):
 
 
 def test_what_is_no_target_is_refused_with_the_same_words_lazily(np):
+    """Also what has no hash."""
     for to in ([], np.zeros(1)):
         with pytest.raises(TypeError, match="to must be a name, a module or an array type"):
             dlx.convert([np.zeros(1)], to, lazy=True)
