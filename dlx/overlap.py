@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import gcd, prod
+from struct import calcsize
 from typing import Any, NamedTuple
 
 from dlx.abi import Device
@@ -17,6 +18,7 @@ from dlx.transfer import export
 
 __all__ = ["collision", "shares_memory"]
 
+POINTER = calcsize("P")
 MOST_STEPS = 20_000
 """Combinations that are tried before an answer is given by the ranges of addresses alone."""
 
@@ -156,7 +158,7 @@ def _extent(obj: Any) -> Extent | None:
 
 def _of_interface(interface: dict[str, Any], address: int) -> Extent | None:
     """Read what only the array interface can say: strides that are not whole elements, dtypes that DLPack lacks."""
-    width = int(interface["typestr"][2:].partition("[")[0])
+    width = int(interface["typestr"][2:].partition("[")[0] or POINTER)  # numpy gives Python objects no width
     shape = interface["shape"]
     steps = interface.get("strides")
     if steps is None:
