@@ -121,7 +121,9 @@ class Call:
             before = tree.containers()
             made = tree.rebuild(results, target.name)
             for (old, keys, children, _), (*_, new) in zip(before, tree.containers(), strict=True):
-                self._containers[id(new)] = (new, old, keys, children)
+                known = self._containers.get(id(new))
+                own = known[1] if known is not None and known[0] is new else old  # a view stands for what it shows
+                self._containers[id(new)] = (new, own, keys, children)
         except DlxError as error:
             if arguments:
                 error.where = self._place(error.where)

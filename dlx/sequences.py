@@ -229,13 +229,17 @@ class SliceView(SequenceView[T]):
 
 
 class NamedView(SequenceView[Any]):
-    """A lazy view of a named tuple: its fields are attributes as well, and so are `_fields`, `_asdict`, `_replace`."""
+    """A lazy view of a named tuple, or a structure of C, whose names are attributes.
+
+    So are `_fields`, `_asdict`, `_replace`.
+    """
 
     __slots__ = ()
 
     @property
     def _fields(self) -> tuple[str, ...]:
-        return tuple(self._row.open(self._source)[0] or ())
+        names: Any = self._row.open(self._source)[0]
+        return tuple(names if names is not None else type(self._source).__match_args__)  # of a structure of C
 
     def _asdict(self) -> dict[str, Any]:
         return dict(zip(self._fields, self, strict=True))

@@ -286,7 +286,11 @@ class Tree:
             if row.falls_to is None or node.cyclic or isinstance(error, MemoryError):
                 self._failed(node, error, "cannot hold the result")
                 return None
-        return _plain(node)
+        try:
+            return _plain(node)
+        except Exception as error:  # keys that raise when they are compared
+            self._failed(node, error, "cannot hold the result")
+            return None
 
     def forget(self) -> None:
         """Let go of everything that was put together so far."""

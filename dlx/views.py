@@ -96,7 +96,7 @@ def _class_of(kind: type, row: Container) -> Any:
         if kind is MappingProxyType or not (issubclass(kind, MutableMapping) or hasattr(kind, "__setitem__")):
             return MappingView
         return MutableMappingView
-    if issubclass(kind, tuple) and row.kind == "record":
+    if issubclass(kind, tuple) and (row.kind == "record" or hasattr(kind, "n_sequence_fields")):
         return NamedView
     if issubclass(kind, Sequence) or row.kind == "sequence":
         if hasattr(kind, "__getitem__") and hasattr(kind, "__len__"):

@@ -812,3 +812,39 @@ def test_a_container_whose_copy_shares_its_storage_is_not_written_to(np, kind):
     assert source["a"] is array and source["b"] is other
     assert type(new["a"]) is type(new["b"]) is dlx.Tensor
     assert type(new) is (dict if kind is Deeper else kind)
+
+
+def test_a_mapping_behind_a_proxy_whose_copy_is_itself_is_not_written_to(np):
+    """The result is a dict then."""
+
+    class Same(dict):
+        def copy(self):
+            return self
+
+    array = np.zeros(2)
+    inside = Same(a=array)
+    new = dlx.convert(types.MappingProxyType(inside), to="dlx")
+    assert inside["a"] is array and type(new) is dict and type(new["a"]) is dlx.Tensor
+
+
+@pytest.mark.parametrize("collect", [False, True])
+def test_keys_that_raise_when_they_are_compared(np, collect):
+    """The error has its place and its cause."""
+
+    class Key:
+        armed = False
+
+        def __hash__(self):
+            return 7
+
+        def __eq__(self, other):
+            if self.armed:
+                raise OSError("not to be compared")
+            return self is other
+
+    source = {Key(): np.zeros(1), Key(): np.zeros(1)}
+    Key.armed = True
+    with pytest.raises(ExceptionGroup if collect else errors.ConversionError) as caught:
+        dlx.convert([source], to="dlx", errors="collect" if collect else "raise")
+    error = caught.value.exceptions[0] if collect else caught.value
+    assert error.where == "obj[0]" and isinstance(error.__cause__, OSError)

@@ -527,3 +527,13 @@ def test_many_written_copies_are_compared_in_order_of_address(np, torch, monkeyp
     assert not block[6:].any()
     fill([block[:4], block[:3:-1]])
     assert block.all()
+
+
+def test_a_view_that_is_handed_back_is_the_callers_view(np, torch):
+    """Not the container that it shows."""
+    source = [np.zeros(2), [np.zeros(1)]]
+    view = dlx.convert(source, to="torch", lazy=True)
+    same = dlx.using("torch")(lambda x: (x, x[1]))
+    whole, part = same(view)
+    assert whole is view and part is source[1]
+    assert same(source)[0] is source

@@ -1183,3 +1183,12 @@ def test_what_is_no_target_is_refused_with_the_same_words_lazily(np):
     for to in ([], np.zeros(1)):
         with pytest.raises(TypeError, match="to must be a name, a module or an array type"):
             dlx.convert([np.zeros(1)], to, lazy=True)
+
+
+def test_a_structure_of_c_shows_its_names(np, torch):
+    """What torch.max returns has elements that are attributes as well."""
+    view = lazy(torch.max(torch.ones(2, 3), 0), to="numpy")
+    assert isinstance(view.values, np.ndarray) and view.values is view[0] and view.indices is view[1]
+    assert type(view.copy()) is torch.return_types.max and view.copy().values is view.values
+    with pytest.raises(AttributeError, match="has no attribute 'other'"):
+        view.other
