@@ -827,8 +827,16 @@ def test_a_mapping_behind_a_proxy_whose_copy_is_itself_is_not_written_to(np):
     assert inside["a"] is array and type(new) is dict and type(new["a"]) is dlx.Tensor
 
 
+class Picky(dict):
+    """A dict that takes no new value."""
+
+    def __setitem__(self, key, value):
+        raise TypeError("only what it was made of")
+
+
+@pytest.mark.parametrize("kind", [dict, Picky])
 @pytest.mark.parametrize("collect", [False, True])
-def test_keys_that_raise_when_they_are_compared(np, collect):
+def test_keys_that_raise_when_they_are_compared(np, collect, kind):
     """The error has its place and its cause."""
 
     class Key:
@@ -842,7 +850,7 @@ def test_keys_that_raise_when_they_are_compared(np, collect):
                 raise OSError("not to be compared")
             return self is other
 
-    source = {Key(): np.zeros(1), Key(): np.zeros(1)}
+    source = kind(zip((Key(), Key()), (np.zeros(1), np.zeros(1)), strict=True))
     Key.armed = True
     with pytest.raises(ExceptionGroup if collect else errors.ConversionError) as caught:
         dlx.convert([source], to="dlx", errors="collect" if collect else "raise")
