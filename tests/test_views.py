@@ -1192,3 +1192,22 @@ def test_a_structure_of_c_shows_its_names(np, torch):
     assert type(view.copy()) is torch.return_types.max and view.copy().values is view.values
     with pytest.raises(AttributeError, match="has no attribute 'other'"):
         view.other
+
+
+def test_a_view_that_has_lost_its_source_does_not_crash(python):
+    """The collector takes it apart piece by piece, and anything may look at it meanwhile."""
+    code = """
+        from dlx.native import Places
+
+        class Part(Places):
+            def _missed(self, key):
+                return self._source[key]
+
+        part = Part()
+        part._slots = {0: (1, 2)}
+        try:
+            part[0]
+        except AttributeError:
+            print("raised")
+    """
+    assert python(code).strip() == "raised"
