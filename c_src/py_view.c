@@ -32,7 +32,7 @@ static PyObject* element_at(PyObject* source, PyObject* key) {
  * self._missed(key). GIL: needed; may run Python. Errors: NULL with an exception. */
 static PyObject* places_get(PyObject* self, PyObject* key) {
   PlacesObject* places = (PlacesObject*)self;
-  if (!PySlice_Check(key) && places->slots && PyDict_CheckExact(places->slots)) {
+  if (!PySlice_Check(key) && places->source && places->slots && PyDict_CheckExact(places->slots)) {
     PyObject* slot = PyDict_GetItemWithError(places->slots, key);
     if (slot && PyTuple_CheckExact(slot) && PyTuple_GET_SIZE(slot) == 2) {
       Py_INCREF(slot); /* the source may run Python, and that anything */

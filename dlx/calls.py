@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from dlx.abi import Device
 from dlx.adapter import Adapter
-from dlx.containers import LIST, TUPLE
+from dlx.containers import TUPLE
 from dlx.conversion import convert
 from dlx.errors import DlxError
 from dlx.facts import Container
@@ -52,13 +52,16 @@ class Way:
         """Return the name of a positional argument, as it stands in errors."""
         return self.names[i] if i < len(self.names) else f"{self.rest}[{i - len(self.names)}]"
 
-    def written(self, args: tuple[Any, ...], options: dict[str, Any]) -> set[int]:
-        """Return the addresses of all arrays in parameters that are declared to be written to."""
+    def written(self, tree: Tree) -> set[int]:
+        """Return the addresses of all arrays of (args, options) in parameters that are declared to be written to."""
         if not self.writes:
             return set()
-        chosen = [arg for i, arg in enumerate(args) if self.name(i).partition("[")[0] in self.writes]
-        chosen += [arg for name, arg in options.items() if name in self.writes]
-        return {id(array) for array in Tree(chosen, LIST, Failures("", collect=True)).arrays}
+        (_, args), (_, options) = tree.entries(0)
+        chosen = [
+            link for i, link in tree.entries(args) if self.name(i + self.skipped).partition("[")[0] in self.writes
+        ]
+        chosen += [link for name, link in tree.entries(options) if name in self.writes]
+        return {id(tree.arrays[i]) for i in tree.below(chosen)}
 
 
 class Call:
@@ -74,7 +77,7 @@ class Call:
         self.writes = Writes(self.request.target)
         self._seen: list[tuple[Adapter, Any, bool]] = []  # (adapter, array, whether it is on the host for certain)
         self.work = Work(self.request.target, self.request.stream)
-        self._declared = way.written(args, options)  # even where they stand elsewhere among the arguments as well
+        self._declared: set[int] = set()  # addresses; even where they stand elsewhere among the arguments as well
         inside = self.inward((args[way.skipped :], options), arguments=True)
         self._caller = self._answerer()
         self.work.stays = self._caller is None or way.lazy  # what is converted later is on the stream of then
@@ -91,6 +94,8 @@ class Call:
         root, row = (value, what) if isinstance(what, Container) else ((value,), TUPLE)
         try:
             tree = Tree(root, row, failures)
+            if arguments:
+                self._declared = self.way.written(tree)
             results = list(tree.arrays)
             # What is there already stays, graph and all; `detach` is for what comes from elsewhere.
             some = [
@@ -116,7 +121,9 @@ class Call:
             before = tree.containers()
             made = tree.rebuild(results, target.name)
             for (old, keys, children, _), (*_, new) in zip(before, tree.containers(), strict=True):
-                self._containers[id(new)] = (new, old, keys, children)
+                known = self._containers.get(id(new))
+                own = known[1] if known is not None and known[0] is new else old  # a view stands for what it shows
+                self._containers[id(new)] = (new, own, keys, children)
         except DlxError as error:
             if arguments:
                 error.where = self._place(error.where)

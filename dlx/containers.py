@@ -91,7 +91,11 @@ def _blank_ordered(obj: Any) -> Any:
 def _close_proxy(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
     inside = obj.copy()  # of the mapping behind it, whose type is kept
     for key, child in zip(keys, children, strict=True):
+        old = obj[key]
         inside[key] = child
+        if child is not old and obj[key] is child:
+            inside[key] = old
+            raise TypeError("its copy shares its storage")
     return types.MappingProxyType(inside)
 
 

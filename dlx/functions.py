@@ -77,7 +77,8 @@ def using(
     numpy read-only; of torch, the tensor's version is looked at afterwards, and the tensor is written back if it was
     changed. Writes that torch does not count (through ``x.data`` or ``x.numpy()``), and those of every other framework,
     are not seen: name the parameter in `writes`, which is always written back. Where two arguments share memory, one
-    of them was copied and both were written to, nothing is written back: ReadOnlyError says so.
+    of them was copied and both were written to, nothing is written back: ReadOnlyError says so. A copy is written back
+    whole: what its caller writes to the array meanwhile, while a generator or coroutine waits, is lost.
 
     Containers are passed as new ones, so what is put into a list stays there. Defaults of the function are its own, and
     a first parameter called ``self`` or ``cls`` is passed as it is.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import gcd, prod
+from struct import calcsize
 from typing import Any, NamedTuple
 
 from dlx.abi import Device
@@ -15,8 +17,9 @@ from dlx.strangers import TENSOR
 from dlx.tensor import type_name
 from dlx.transfer import export
 
-__all__ = ["shares_memory"]
+__all__ = ["collision", "shares_memory"]
 
+POINTER = calcsize("P")
 MOST_STEPS = 20_000
 """Combinations that are tried before an answer is given by the ranges of addresses alone."""
 
@@ -77,6 +80,45 @@ def shares_memory(a: Any, b: Any) -> bool:
     return _meet(one, other)
 
 
+def collision(some: Sequence[Any], others: Sequence[Any]) -> tuple[int, int] | None:
+    """Find an array that shares memory with another one.
+
+    Parameters
+    ----------
+    some, others
+        N and M arrays.
+
+    Returns
+    -------
+    tuple of int or None
+        Two numbers that count through ``(*some, *others)``, the first below N; None where no array of `some` shares
+        memory with another of either. Arrays without plain memory share none.
+
+    Notes
+    -----
+    In order of address, so that only neighbours are compared.
+    """
+    extents = []
+    for i, array in enumerate((*some, *others)):
+        try:
+            extent = _extent(array)
+        except DlxError:
+            continue
+        if extent is not None:
+            extents.append((extent, i))
+    extents.sort(key=lambda each: (each[0].start, each[1]))
+    near: tuple[list[tuple[Extent, int]], list[tuple[Extent, int]]] = ([], [])  # of some, of others
+    for extent, i in extents:
+        mine = i < len(some)
+        for group in near:
+            group[:] = [each for each in group if each[0].end > extent.start]
+        for other, j in (*near[0], *near[1]) if mine else near[0]:
+            if _same_memory(extent.device, other.device) and _meet(other, extent):
+                return (min(i, j), max(i, j))
+        near[not mine].append((extent, i))
+    return None
+
+
 def _same_memory(a: Device, b: Device) -> bool:
     """Return whether addresses of two devices are of one memory: the kinds of host memory are."""
     host = (lib.kDLCPU, lib.kDLCUDAHost, lib.kDLROCMHost, lib.kDLCUDAManaged)
@@ -117,7 +159,7 @@ def _extent(obj: Any) -> Extent | None:
 
 def _of_interface(interface: dict[str, Any], address: int) -> Extent | None:
     """Read what only the array interface can say: strides that are not whole elements, dtypes that DLPack lacks."""
-    width = int(interface["typestr"][2:].partition("[")[0])
+    width = int(interface["typestr"][2:].partition("[")[0] or POINTER)  # numpy gives Python objects no width
     shape = interface["shape"]
     steps = interface.get("strides")
     if steps is None:

@@ -198,18 +198,22 @@ def plan_all(
     place: Callable[[int], str],
     *,
     probe: bool,
-) -> list[Plan]:
-    """Return the plan of each array, with its place; nothing is converted."""
-    plans = []
+) -> tuple[list[Plan], list[DlxError]]:
+    """Return the plan of each array, with its place, and errors in the order of the phases; nothing is converted."""
+    plans, errors = [], []
     for i, (obj, source) in enumerate(zip(objs, sources, strict=True)):
         leaf = begin(obj, source, request)
+        early = leaf.plan is not None  # refused before anything is exported
+        late = _is_stranger(leaf)
         plan_leaf(leaf, probe=probe)
         assert leaf.plan is not None
         error = leaf.plan.error
         if isinstance(error, DlxError):
             error.complete(where=place(i))
+            errors.append((0 if early else 2 if late else 1, error))
         plans.append(replace(leaf.plan, path=place(i)))
-    return plans
+    errors.sort(key=lambda each: each[0])
+    return plans, [error for _, error in errors]
 
 
 # ---- the verbs, over trees -------------------------------------------------------------------------------------------
@@ -248,8 +252,8 @@ def plan_tree(root: Any, row: Container, request: Request, *, strict: bool, coll
     tree = Tree(root, row, failures, strict=strict)
     for refused in failures.errors:
         forget_frames(refused)
-    leaves = plan_all(request, tree.arrays, tree.sources, tree.place, probe=probe)
-    errors = failures.errors + [leaf.error for leaf in leaves if isinstance(leaf.error, DlxError)]
+    leaves, late = plan_all(request, tree.arrays, tree.sources, tree.place, probe=probe)
+    errors = failures.errors + late
     error = (together(errors) if collect else errors[0]) if errors else None
     outcome = "tree" if error is None else "refused"
     nbytes = sum(leaf.nbytes for leaf in leaves)

@@ -97,7 +97,27 @@ def _copied(base: Any, obj: Any) -> Any:
         new.__dict__ = new
     else:
         _keep_attributes(obj, new)
+        _part(obj, new)
     return new
+
+
+def _part(obj: Any, new: Any) -> None:
+    """Give a copy plain containers of its own among its attributes, where item assignment may write to them."""
+    kind = type(obj)
+    if isinstance(obj, UserDict | UserList):
+        names = ["data"]
+    elif any("__setitem__" in cls.__dict__ for cls in kind.__mro__[: kind.__mro__.index(_builtin(kind))]):
+        names = list(getattr(new, "__dict__", ()))
+    else:
+        return
+    for name in names:
+        value = new.__dict__.get(name)
+        if type(value) in (dict, list, set, OrderedDict, defaultdict, deque) and value is obj.__dict__.get(name):
+            new.__dict__[name] = value.copy()
+
+
+def _builtin(kind: type) -> type:
+    return next(cls for cls in kind.__mro__ if cls in _BASES)
 
 
 def _copy_slots(obj: Any, new: Any) -> None:
@@ -117,6 +137,9 @@ def _close_copied(base: Any, obj: Any, keys: Any, children: list[Any], blank: An
         if old is not child:
             changed[id(old)] = (old, child)
             new[place] = child
+            if obj[place] is child:  # the copy has the source's own storage
+                obj[place] = old
+                raise TypeError("its copy shares its storage")
     attributes = getattr(new, "__dict__", None)
     if attributes and attributes is not new:
         for name, value in list(attributes.items()):

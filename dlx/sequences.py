@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 
 from dlx.containers import LIST, TUPLE
 from dlx.errors import DlxError
+from dlx.facts import Container
 from dlx.view import MISSING, PlacesView, View
+from dlx.writing import kind_of
 
 __all__ = ["MutableSequenceView", "NamedView", "SequenceView", "SliceView"]
 
@@ -226,13 +229,17 @@ class SliceView(SequenceView[T]):
 
 
 class NamedView(SequenceView[Any]):
-    """A lazy view of a named tuple: its fields are attributes as well, and so are `_fields`, `_asdict`, `_replace`."""
+    """A lazy view of a named tuple, or a structure of C, whose names are attributes.
+
+    So are `_fields`, `_asdict`, `_replace`.
+    """
 
     __slots__ = ()
 
     @property
     def _fields(self) -> tuple[str, ...]:
-        return tuple(self._row.open(self._source)[0] or ())
+        names: Any = self._row.open(self._source)[0]
+        return tuple(names if names is not None else type(self._source).__match_args__)  # of a structure of C
 
     def _asdict(self) -> dict[str, Any]:
         return dict(zip(self._fields, self, strict=True))
@@ -255,6 +262,18 @@ class NamedView(SequenceView[Any]):
             raise AttributeError(f"a view of {type(self._source).__name__} has no attribute {name!r}")
         return self[self._fields.index(name)]
 
+    # Fields may be called as a tuple's methods are, and go first, as in the tuple itself.
+
+    @property
+    def index(self) -> Any:
+        """The field of that name, else as a tuple's method."""
+        return self.__getattr__("index") if "index" in self._fields else super().index
+
+    @property
+    def count(self) -> Any:
+        """The field of that name, else as a tuple's method."""
+        return self.__getattr__("count") if "count" in self._fields else super().count
+
 
 class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[misc]  # a slice is a view
     """A lazy view of a sequence that can be changed through it: the source is changed."""
@@ -264,16 +283,23 @@ class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[
     def __setitem__(self, i: Any, value: Any) -> None:
         if isinstance(i, slice):
             places = range(len(self._source))[i]
-            values = [*(value._source if isinstance(value, SequenceView) else value)]
+            values = self._given(value)
             olds = [self._source[k] for k in places] if self._row.elements != "fresh" else []
             olds += [None] * (len(values) - len(olds))
             self._source[i] = [self._inward(new, old) for new, old in zip(values, olds, strict=False)]
             self._forget()
             return
+        i = operator.index(i)
         self._source[i] = self._inward(value, self._source[i])
         self._drop(i)
 
-    def _drop(self, i: Any) -> None:
+    def _given(self, values: Iterable[Any]) -> list[Any]:
+        """Return values to be stored; of a view its arrays as they are, its containers as views, as one by one."""
+        if not isinstance(values, SequenceView) or values._row.elements == "fresh":
+            return [*(values._source if isinstance(values, SequenceView) else values)]
+        return [values[k] if isinstance(kind_of(x), Container) else x for k, x in enumerate(values._source)]
+
+    def _drop(self, i: int) -> None:
         """Forget the result of one place, by both of its numbers."""
         n = len(self._source)
         self._forget(i, i + n if i < 0 else i - n)
@@ -282,8 +308,9 @@ class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[
         del self._source[i]
         self._forget()
 
-    def insert(self, i: int, value: Any) -> None:
+    def insert(self, i: SupportsIndex, value: Any) -> None:
         """Put a value before a place; see the class for what the source gets."""
+        i = operator.index(i)
         end = i >= len(self._source)
         self._source.insert(i, self._inward(value))
         if not end or self._slots.keys() - range(len(self._source)):
@@ -297,7 +324,7 @@ class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[
 
     def extend(self, values: Iterable[Any]) -> None:
         """Put values at the end."""
-        for value in [*(values._source if isinstance(values, SequenceView) else values)]:
+        for value in self._given(values):
             self.append(value)
 
     def __iadd__(self, values: Iterable[Any]) -> Any:  # type: ignore[misc]

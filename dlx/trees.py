@@ -216,6 +216,20 @@ class Tree:
         """Return (container, keys, children, what it became) of all, a copy of the children."""
         return [(node.obj, node.keys, list(node.parts), node.result) for node in self._nodes]
 
+    def entries(self, number: int) -> list[tuple[Any, int]]:
+        """Return (key or place, link) of what stands in a container: arrays and containers; the root is number 0."""
+        node = self._nodes[number]
+        return [(i if node.keys is None else node.keys[i], link) for i, link in node.links]
+
+    def below(self, links: list[int]) -> set[int]:
+        """Return the numbers of all arrays under some links."""
+        waiting, met = list(links), set(links)
+        for link in waiting:
+            more = {each for _, each in self._nodes[link].links} - met if link >= 0 else ()
+            met.update(more)
+            waiting += more
+        return {~link for link in met if link < 0}
+
     def rebuild(
         self, results: list[Any], target: str, stands: Callable[[Any, Any, list[Any]], Any] | None = None
     ) -> Any:
@@ -272,7 +286,11 @@ class Tree:
             if row.falls_to is None or node.cyclic or isinstance(error, MemoryError):
                 self._failed(node, error, "cannot hold the result")
                 return None
-        return _plain(node)
+        try:
+            return _plain(node)
+        except Exception as error:  # keys that raise when they are compared
+            self._failed(node, error, "cannot hold the result")
+            return None
 
     def forget(self) -> None:
         """Let go of everything that was put together so far."""

@@ -117,11 +117,12 @@ class View:
 
     def _evict(self, slot: Any) -> None:
         """Note what is put out of its place: somebody may hold it, and its source may be elsewhere by now."""
-        waiting = [(slot, self._row)]
+        waiting, met = [(slot, self._row)], set()  # views that were looked into: one may hold itself
         while waiting:
             (element, new), row = waiting.pop()
             self._scope.leave(name_of(element, row), element, new)
-            if isinstance(new, View) and new._row.elements != "fresh":  # what it shows may be elsewhere as well
+            if isinstance(new, View) and new._row.elements != "fresh" and id(new) not in met:
+                met.add(id(new))  # what it shows may be elsewhere as well
                 waiting += [(each, new._row) for each in list(new._slots.values())]
 
     def _forget(self, *keys: Any) -> None:

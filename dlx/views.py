@@ -96,7 +96,7 @@ def _class_of(kind: type, row: Container) -> Any:
         if kind is MappingProxyType or not (issubclass(kind, MutableMapping) or hasattr(kind, "__setitem__")):
             return MappingView
         return MutableMappingView
-    if issubclass(kind, tuple) and row.kind == "record":
+    if issubclass(kind, tuple) and (row.kind == "record" or hasattr(kind, "n_sequence_fields")):
         return NamedView
     if issubclass(kind, Sequence) or row.kind == "sequence":
         if hasattr(kind, "__getitem__") and hasattr(kind, "__len__"):
@@ -111,7 +111,10 @@ _plain: dict[Any, tuple[int, Options]] = {}  # target -> options of a call that 
 
 def plain_view(obj: Any, to: Any) -> Any:
     """Return a view for a target that was asked for before, with no options; None where that is not the case."""
-    known = _plain.get(to)
+    try:
+        known = _plain.get(to)
+    except TypeError:  # no target at all: whoever checks the call says so
+        return None
     if known is None or known[0] != registry.generation:
         return None
     row = container_of(type(obj))

@@ -9,7 +9,7 @@ from dlx.adapter import Adapter
 from dlx.conversion import convert
 from dlx.errors import DlxError, ReadOnlyError
 from dlx.leaf import adapter_failed
-from dlx.overlap import shares_memory
+from dlx.overlap import collision
 from dlx.registry import registry
 from dlx.writing import kind_of
 
@@ -88,8 +88,8 @@ class Writes:
         """
         failed = None
         written = [each for each in self._copies if self._is_written(each)]
-        for each in written:
-            self._agrees(each, written)
+        if written:
+            self._agree(written)
         for each in written:
             each.version = self._count(each.new, each.where)
             try:
@@ -111,25 +111,21 @@ class Writes:
         now = self._count(passed.new, passed.where)
         return passed.declared or (now is not None and now != passed.version)
 
-    def _agrees(self, copy: Passed, written: list[Passed]) -> None:
+    def _agree(self, written: list[Passed]) -> None:
         """Refuse to write a copy over what the function wrote to another argument that has the same memory."""
-        for other in (*written, *(each for each in self._others if self._is_written(each))):
-            if other is not copy and _overlap(copy.old, other.old):
-                raise ReadOnlyError(
-                    f"the function wrote to it and to {other.where}, which share memory, and one of them was copied, "
-                    "so that its writes would overwrite the others",
-                    source=type(copy.old).__name__,
-                    target=self.target.name,
-                    where=copy.where,
-                    fix="Pass arrays that have no memory in common.",
-                )
-
-
-def _overlap(one: Any, other: Any) -> bool:
-    try:
-        return shares_memory(one, other)
-    except DlxError:  # what has no plain memory has none in common
-        return False
+        others = [each for each in self._others if self._is_written(each)]
+        pair = collision([each.old for each in written], [each.old for each in others])
+        if pair is None:
+            return
+        copy, other = ((*written, *others)[i] for i in pair)
+        raise ReadOnlyError(
+            f"the function wrote to it and to {other.where}, which share memory, and one of them was copied, "
+            "so that its writes would overwrite the others",
+            source=type(copy.old).__name__,
+            target=self.target.name,
+            where=copy.where,
+            fix="Pass arrays that have no memory in common.",
+        )
 
 
 def _writable(obj: Any) -> bool:

@@ -220,6 +220,21 @@ def test_a_source_keeps_account():
     assert "called 2 times" in source.amiss()
 
 
+def test_what_others_do_with_ctypes_does_not_matter():
+    """The argument types of ctypes.pythonapi belong to everybody; the kit has functions of its own."""
+    import ctypes
+
+    functions = [getattr(ctypes.pythonapi, f"PyCapsule_{name}") for name in ("SetName", "GetName", "GetPointer", "New")]
+    before = [(function.restype, function.argtypes) for function in functions]
+    try:
+        for function in functions:
+            function.restype, function.argtypes = ctypes.c_double, [ctypes.c_double]
+        test_a_source_keeps_account()
+    finally:
+        for function, (restype, argtypes) in zip(functions, before, strict=True):
+            function.restype, function.argtypes = restype, argtypes
+
+
 def test_a_page_tells_what_was_found():
     """Versions, a table at a glance, what is broken with its code; and a picture of well-formed XML."""
     from xml.etree import ElementTree

@@ -121,3 +121,9 @@ def test_what_has_no_memory_is_an_error(torch):
     for bad in (torch.eye(2).to_sparse(), torch.ones(2, device="meta")):
         with pytest.raises(errors.ConversionError):
             dlx.shares_memory(bad, torch.ones(2))
+
+
+def test_arrays_of_python_objects_have_memory_as_well(np):
+    """Their interface gives no width."""
+    array = np.array([1, "a", None], object)
+    assert dlx.shares_memory(array[1:], array[:2]) and not dlx.shares_memory(array[:1], array[1:])

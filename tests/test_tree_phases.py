@@ -488,3 +488,28 @@ def test_memory_that_runs_out_in_the_walk_is_a_memory_error(python):
     pytest.importorskip("_testcapi")
     pytest.importorskip("numpy")
     assert python(NO_MEMORY, args=()).split() == ["0", "True"]
+
+
+def test_a_plan_has_the_error_that_convert_would_raise_first(np, torch):
+    """What is refused at sight comes before what an export shows, wherever they stand."""
+    locked = np.zeros(3)
+    locked.flags.writeable = False
+
+    class Stranger:
+        def __dlpack__(self, **options):
+            raise KeyError("no")
+
+        def __dlpack_device__(self):
+            return 1, 0
+
+    text = np.array(["s"])
+    for tree in (
+        [locked, text],
+        [Stranger(), locked, text],
+        [Stranger(), locked],
+        [locked, torch.zeros(1, device="meta")],
+    ):
+        with pytest.raises(errors.DlxError) as caught:
+            dlx.convert(tree, to="torch", copy=False)
+        found = dlx.plan(tree, to="torch", copy=False).error
+        assert str(found) == str(caught.value) and type(found) is type(caught.value)

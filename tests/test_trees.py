@@ -763,3 +763,96 @@ def test_the_slow_road_and_the_lane_agree_on_a_mixed_tree(np, torch):
         for tree in (other, slow):
             assert type(tree["a"][0]) is type(one["a"][0]) and type(tree["a"][1][0]) is type(one["a"][1][0])
             assert dlx.shares_memory(tree["a"][0], one["a"][0]) and dlx.shares_memory(tree["a"][1][0], one["a"][1][0])
+
+
+class Shadow(dict):
+    """A dict that keeps its items in an attribute as well."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.store = dict(self)
+
+    def __setitem__(self, key, value):
+        self.store[key] = value
+        super().__setitem__(key, value)
+
+    def __getitem__(self, key):
+        return self.store[key]
+
+
+class Alias(collections.UserDict):
+    """A dict whose copies have the same storage."""
+
+    def __copy__(self):
+        new = type(self)()
+        new.data = self.data
+        return new
+
+
+class Deeper(dict):
+    """A dict that keeps its items in an attribute's attribute, which no copy of it parts with."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.store = types.SimpleNamespace(items=dict(self))
+
+    def __setitem__(self, key, value):
+        self.store.items[key] = value
+
+    def __getitem__(self, key):
+        return self.store.items[key]
+
+
+@pytest.mark.parametrize("kind", [Shadow, Alias, Deeper])
+def test_a_container_whose_copy_shares_its_storage_is_not_written_to(np, kind):
+    """Its item assignment writes where the source reads: the source holds what it held, and the result is right."""
+    array, other = np.zeros(2), np.ones(1)
+    source = kind({"a": array, "b": other})
+    new = dlx.convert(source, to="dlx")
+    assert source["a"] is array and source["b"] is other
+    assert type(new["a"]) is type(new["b"]) is dlx.Tensor
+    assert type(new) is (dict if kind is Deeper else kind)
+
+
+def test_a_mapping_behind_a_proxy_whose_copy_is_itself_is_not_written_to(np):
+    """The result is a dict then."""
+
+    class Same(dict):
+        def copy(self):
+            return self
+
+    array = np.zeros(2)
+    inside = Same(a=array)
+    new = dlx.convert(types.MappingProxyType(inside), to="dlx")
+    assert inside["a"] is array and type(new) is dict and type(new["a"]) is dlx.Tensor
+
+
+class Picky(dict):
+    """A dict that takes no new value."""
+
+    def __setitem__(self, key, value):
+        raise TypeError("only what it was made of")
+
+
+@pytest.mark.parametrize("kind", [dict, Picky])
+@pytest.mark.parametrize("collect", [False, True])
+def test_keys_that_raise_when_they_are_compared(np, collect, kind):
+    """The error has its place and its cause."""
+
+    class Key:
+        armed = False
+
+        def __hash__(self):
+            return 7
+
+        def __eq__(self, other):
+            if self.armed:
+                raise OSError("not to be compared")
+            return self is other
+
+    source = kind(zip((Key(), Key()), (np.zeros(1), np.zeros(1)), strict=True))
+    Key.armed = True
+    with pytest.raises(ExceptionGroup if collect else errors.ConversionError) as caught:
+        dlx.convert([source], to="dlx", errors="collect" if collect else "raise")
+    error = caught.value.exceptions[0] if collect else caught.value
+    assert error.where == "obj[0]" and isinstance(error.__cause__, OSError)

@@ -485,3 +485,55 @@ def test_a_generator_that_is_closed_writes_back(np, torch):
     next(running)
     running.close()
     assert base.tolist() == [1, 1]
+
+
+def test_arrays_that_a_parameter_makes_anew_are_declared_as_well(np, torch):
+    """The very arrays that go in are meant, not those of an earlier look."""
+
+    class Pair:
+        def __init__(self, base):
+            self.base = base
+
+        def __dlx_tree__(self):
+            return [self.base[::-1]], lambda children: children
+
+    @dlx.using("torch", writes="x")
+    def unseen(x):
+        x[0].data[0] = 9
+
+    base = np.zeros(4)
+    unseen(Pair(base))
+    assert base.tolist() == [0, 0, 0, 9]
+
+
+def test_many_written_copies_are_compared_in_order_of_address(np, torch, monkeypatch):
+    """Not each with each; one that has memory in common with another is found all the same."""
+    from dlx import overlap
+
+    compared = []
+    monkeypatch.setattr(overlap, "_meet", lambda a, b, meet=overlap._meet: compared.append(1) or meet(a, b))
+
+    @dlx.using("torch")
+    def fill(arrays):
+        for array in arrays:
+            array += 1
+
+    arrays = [np.zeros(4)[::-1] if i % 2 else np.zeros(4) for i in range(300)]
+    fill(arrays)
+    assert len(compared) == 0 and all(array.tolist() == [1] * 4 for array in arrays)
+    block = np.zeros(8)
+    with pytest.raises(errors.ReadOnlyError, match="share memory"):
+        fill([*arrays, block[:6], block[:1:-1]])
+    assert not block[6:].any()
+    fill([block[:4], block[:3:-1]])
+    assert block.all()
+
+
+def test_a_view_that_is_handed_back_is_the_callers_view(np, torch):
+    """Not the container that it shows."""
+    source = [np.zeros(2), [np.zeros(1)]]
+    view = dlx.convert(source, to="torch", lazy=True)
+    same = dlx.using("torch")(lambda x: (x, x[1]))
+    whole, part = same(view)
+    assert whole is view and part is source[1]
+    assert same(source)[0] is source

@@ -1126,3 +1126,88 @@ def test_memory_that_runs_out_while_an_element_is_converted(python):
     pytest.importorskip("_testcapi")
     pytest.importorskip("numpy")
     assert python(NO_MEMORY, args=()).split() == ["0", "True"]
+
+
+def test_a_container_that_holds_itself_may_lose_its_place(np):
+    """What its view shows is noted once, and not for ever."""
+    inner = [np.zeros(2)]
+    inner.append(inner)
+    view = lazy([inner])
+    shown = view[0]
+    assert shown[1] is shown
+    view.insert(0, "text")
+    assert view[1] is shown
+
+
+def test_a_view_assigned_to_itself_keeps_the_containers_of_its_source(np):
+    """Slices and `extend` store what item assignment does."""
+    inner = [np.arange(3.0)]
+    source = [inner, np.arange(2.0), (1,)]
+    view = lazy(source)
+    before = list(source)
+    view[:] = view
+    assert all(a is b for a, b in zip(source, before, strict=True))
+    view[0:2] = view[1::-1]
+    assert source[1] is inner
+    view.extend(view[1:2])
+    assert source[-1] is inner
+
+
+def test_places_may_be_given_by_anything_that_is_an_index(np, torch):
+    """As a list takes them."""
+    source = [np.zeros(2), np.zeros(2)]
+    view = lazy(source)
+
+    class One:
+        def __index__(self):
+            return 1
+
+    old = view[1]
+    view[One()] = torch.ones(2)
+    assert isinstance(source[1], np.ndarray) and view[One()] is view[1] is not old
+    view.insert(One(), torch.zeros(3))
+    assert view.pop(One()).shape == (3,) and len(source) == 2
+
+
+def test_fields_that_are_called_as_methods_of_tuples(np, torch):
+    """A field called index or count is the field."""
+    Batch = collections.namedtuple("Batch", "index x count")
+    view = lazy(Batch(np.zeros(2), 1, 7))
+    assert isinstance(view.index, torch.Tensor) and view.index is view[0] and view.count == 7
+    view = lazy(Point(5, 5))
+    assert view.index(5) == 0 and view.count(5) == 2
+
+
+def test_what_is_no_target_is_refused_with_the_same_words_lazily(np):
+    """Also what has no hash."""
+    for to in ([], np.zeros(1)):
+        with pytest.raises(TypeError, match="to must be a name, a module or an array type"):
+            dlx.convert([np.zeros(1)], to, lazy=True)
+
+
+def test_a_structure_of_c_shows_its_names(np, torch):
+    """What torch.max returns has elements that are attributes as well."""
+    view = lazy(torch.max(torch.ones(2, 3), 0), to="numpy")
+    assert isinstance(view.values, np.ndarray) and view.values is view[0] and view.indices is view[1]
+    assert type(view.copy()) is torch.return_types.max and view.copy().values is view.values
+    with pytest.raises(AttributeError, match="has no attribute 'other'"):
+        view.other
+
+
+def test_a_view_that_has_lost_its_source_does_not_crash(python):
+    """The collector takes it apart piece by piece, and anything may look at it meanwhile."""
+    code = """
+        from dlx.native import Places
+
+        class Part(Places):
+            def _missed(self, key):
+                return self._source[key]
+
+        part = Part()
+        part._slots = {0: (1, 2)}
+        try:
+            part[0]
+        except AttributeError:
+            print("raised")
+    """
+    assert python(code).strip() == "raised"

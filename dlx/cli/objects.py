@@ -167,7 +167,7 @@ def capsule_facts(obj: Any) -> dict[str, Any]:
 def _of_capsule(capsule: Any) -> dict[str, Any]:
     if native.capsule_state(capsule) != "versioned":
         return {"name": "dltensor", "version": None, "flags": []}
-    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get = ctypes.PyDLL(None).PyCapsule_GetPointer  # ctypes.pythonapi belongs to everybody
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     struct = DLManagedTensorVersioned.from_address(get(capsule, b"dltensor_versioned"))
     facts = {"name": "dltensor_versioned", "version": [struct.version.major, struct.version.minor]}

@@ -22,7 +22,8 @@ LEGACY, VERSIONED = b"dltensor", b"dltensor_versioned"
 # A capsule keeps the pointer to its name, also beyond the interpreter: these live for ever.
 _NAMES: dict[bytes, Any] = {}
 
-_api = ctypes.pythonapi
+# An own handle: the functions of ctypes.pythonapi, and their argument types, belong to everybody in the process.
+_api = ctypes.PyDLL(None)
 _new, _get_name = _api.PyCapsule_New, _api.PyCapsule_GetName
 _get_pointer, _set_name = _api.PyCapsule_GetPointer, _api.PyCapsule_SetName
 _new.restype, _new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
