@@ -64,7 +64,7 @@ class CupyAdapter(Adapter):
 
     name = "cupy"
     package = "cupy"
-    install = 'pip install "dlx[cupy]"'
+    install = "pip install cupy-cuda12x"
     types = ("cupy.ndarray",)
     lane = types  # without a table there is none, but asking twice is harmless
     containers = (

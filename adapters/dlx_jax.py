@@ -56,7 +56,7 @@ class JaxAdapter(Adapter):
 
     name = "jax"
     package = "jax"
-    install = 'pip install "dlx[jax]"'
+    install = "pip install jax"
     types: tuple[str, ...] = ("jax.Array", "jax.core.Tracer", "jax.Ref", "jax.experimental.sparse.JAXSparse")
     immutable = True
     fresh_alignment = 64

@@ -76,7 +76,7 @@ class _Numpy(Adapter):
 
     name = "numpy"
     package = "numpy"
-    install = 'pip install "dlx[numpy]"'
+    install = "pip install numpy"
     dtypes = {
         "bool": "bool_",
         "int8": "int8",

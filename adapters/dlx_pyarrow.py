@@ -49,7 +49,7 @@ class _Arrow(Adapter):
 
     name = "pyarrow"
     package = "pyarrow"
-    install = 'pip install "dlx[pyarrow]"'
+    install = "pip install pyarrow"
     dtypes = {
         "bool": "bool_",
         **{f"{sign}int{bits}": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},

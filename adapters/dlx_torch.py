@@ -135,7 +135,7 @@ class TorchAdapter(Adapter):
     name = "torch"
     noun = "tensor"
     package = "torch"
-    install = 'pip install "dlx[torch]"'
+    install = "pip install torch"
     types = ("torch.Tensor",)
     lane = ("torch.Tensor", "torch.nn.Parameter")
     guards = (
@@ -244,6 +244,14 @@ class TorchAdapter(Adapter):
         if kind == "cuda":
             kind = self._kind or kind
         return Device(f"{_DEVICES.get(kind, kind)}:{native_device.index or 0}")
+
+    def why_not_on(self, device: Device) -> tuple[str, str] | None:
+        if device.name in ("cuda", "rocm") and not self._kind:
+            return (
+                f"this {self.name} ({self.version()}) is built for the host only",
+                "Install one for the device, or leave device out.",
+            )
+        return None
 
     def current_device(self, device_type: int) -> int:
         if not self._kind or device_type != Device(self._kind).type:

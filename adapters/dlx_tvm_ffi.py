@@ -103,7 +103,7 @@ class TvmFfiAdapter(Adapter):
     name = "tvm_ffi"
     noun = "tensor"
     package = "tvm_ffi"
-    install = 'pip install "dlx[tvm-ffi]"'
+    install = "pip install apache-tvm-ffi"
     types = ("tvm_ffi.Tensor",)
     lane = ("tvm_ffi.Tensor",)
     describes_by_export = True

@@ -58,8 +58,9 @@ def _move(leaf: Leaf, tensor: Tensor, wanted: Device) -> DlxError | None:
     device, target = tensor.device, leaf.request.target
     accepted = target.capabilities.device_types if target.capabilities is not None else None
     if accepted is not None and wanted.type not in accepted:
-        reason = f"{target.name} {target.noun}s cannot be on {wanted}"
-        return leaf.error(DeviceError, reason, "Leave device out.")
+        known = target.why_not_on(wanted)
+        reason, fix = known or (f"{target.name} {target.noun}s cannot be on {wanted}", "Leave device out.")
+        return leaf.error(DeviceError, reason, fix)
     reachable = wanted == HOST or wanted.type == lib.kDLCUDA
     if not reachable or not (host_readable(device) or is_cuda(device)):
         reason = f"it is on {device}, and dlx cannot move it to {wanted}"

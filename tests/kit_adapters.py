@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 import types
+from dataclasses import replace
 
 import dlx
 from dlx.adapter import Adapter, ArrayInfo, Capabilities, Layout
@@ -195,10 +196,13 @@ class Bag:
         self.array = array
 
 
+PLUGINS = {}  # only a process that grades puts them into its registry
+
+
 def _enter(fault, made):
     module = types.ModuleType(f"dlx_{made.name}")
     module.dlx_adapters = dlx.hookimpl(lambda: [made])
-    registry._plugins[made.name] = Plugin(module.__name__, lambda: module, "tests")
+    PLUGINS[made.name] = Plugin(module.__name__, lambda: module, "tests")
     containers = {"list": lambda a: [a, {"b": (a, 1)}]} if fault == "good" else {"bag": Bag}
     return Subject("planted", package=__name__, adapter=made.name, containers=containers)
 
@@ -207,10 +211,15 @@ SUBJECTS = {fault: _enter(fault.replace("/", "_"), kind(fault.replace("/", "_"))
 SUBJECTS["adapter-containers"] = SUBJECTS["adapter-contract"]
 
 
+def named(fault):
+    """Return the subject that a fresh process will find."""
+    return replace(SUBJECTS[fault], spec=f"kit_adapters:subject_{fault}")
+
+
 def __getattr__(name):
     """Return what a fresh process asks for: ``subject_<fault>``."""
-    from dataclasses import replace
-
-    if name.startswith("subject_") and name.removeprefix("subject_") in SUBJECTS:
-        return replace(SUBJECTS[name.removeprefix("subject_")], spec=f"kit_adapters:{name}")
-    raise AttributeError(name)
+    fault = name.removeprefix("subject_")
+    if fault == name or fault not in SUBJECTS:
+        raise AttributeError(name)
+    registry._plugins.update(PLUGINS)
+    return named(fault)

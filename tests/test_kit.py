@@ -70,14 +70,14 @@ def test_every_check_of_an_adapter_has_a_planted_fault():
 @pytest.mark.parametrize("name", sorted(set(ADAPTERS) - ELSEWHERE))
 def test_an_adapter_that_says_what_is_so_is_passed(name):
     """The good one keeps every promise."""
-    found = verdict(CHECKS[name], kit_adapters.subject_good)
+    found = verdict(CHECKS[name], kit_adapters.named("good"))
     assert found.status == "keeps", found.seen
 
 
 @pytest.mark.parametrize("fault", [fault for fault in kit_adapters.SUBJECTS if fault != "good"])
 def test_an_adapter_that_breaks_its_word_is_found(fault):
     """The bad one is found by the check that it is named after."""
-    found = verdict(CHECKS[fault.partition("/")[0]], getattr(kit_adapters, f"subject_{fault}"))
+    found = verdict(CHECKS[fault.partition("/")[0]], kit_adapters.named(fault))
     assert found.status == "breaks", (found.status, found.seen)
 
 

@@ -103,10 +103,10 @@ def _sketch(name: str, match: re.Match[str]) -> Source:
     return Source(name, "sketch", (Entry("", dtype, dtype.name, shape, nbytes, "cpu", "C", notes=(note,)),))
 
 
-def _needed(package: str, extra: str, kind: str) -> Any:
+def _needed(package: str, kind: str) -> Any:
     """Import what reads a kind of file, or say how to get it."""
     if importlib.util.find_spec(package) is None:
-        raise BadInput(f'{kind} files are read by {package}, which is not installed: pip install "dlx[{extra}]"')
+        raise BadInput(f"{kind} files are read by {package}, which is not installed: pip install {package}")
     try:
         return importlib.import_module(package)
     except Exception as error:
@@ -132,7 +132,7 @@ def _read_torch(path: Path) -> Source:
         others = [each.file_size for each in archive.infolist() if not re.search(r"/data/\d+$", each.filename)]
     if max(others, default=0) > MOST_PICKLE:
         raise BadInput(f"its list of tensors claims {max(others):,} bytes, and dlx reads at most {MOST_PICKLE:,}")
-    torch = _needed("torch", "torch", ".pt")
+    torch = _needed("torch", ".pt")
     from dlx.cli.objects import dotted, entries_of
 
     places: dict[int, str] = {}
@@ -170,7 +170,7 @@ def _why_not_loaded(error: Exception) -> str:
 
 def _read_arrow(path: Path) -> Source:
     """Read the schema of an Arrow IPC file."""
-    pa = _needed("pyarrow", "pyarrow", ".arrow")
+    pa = _needed("pyarrow", ".arrow")
     try:
         ipc = importlib.import_module("pyarrow.ipc")
         with pa.memory_map(str(path)) as file, ipc.open_file(file) as reader:
@@ -185,7 +185,7 @@ def _read_arrow(path: Path) -> Source:
 
 def _read_parquet(path: Path) -> Source:
     """Read the schema and the number of rows of a Parquet file."""
-    pa = _needed("pyarrow", "pyarrow", ".parquet")
+    pa = _needed("pyarrow", ".parquet")
     try:
         with importlib.import_module("pyarrow.parquet").ParquetFile(path) as file:
             rows, groups = file.metadata.num_rows, file.metadata.num_row_groups
