@@ -22,6 +22,8 @@ static const wish nothing;
 /* Every call goes through these: a call of each, which saves and restores registers, would cost
  * about as much as what it does. */
 #define INLINE static inline __attribute__((always_inline))
+/* These are rare, and stay out of the way. */
+#define RARE static __attribute__((noinline, cold))
 
 /* ---- an array: examined, exported, checked --------------------------------------------------- */
 
@@ -153,7 +155,7 @@ static int is_accepted(py_route* r, const DLTensor* t, uint64_t flags, uint32_t*
 /* The tensor of an array that a DLTensor cannot describe: a read-only one. Only of arrays that hold
  * their memory themselves and have nothing to be asked. Owns: the caller owns the result. GIL:
  * needed. Errors: NULL, none left set. */
-static DLManagedTensorVersioned* with_flags(const py_route* r, PyObject* obj) {
+RARE DLManagedTensorVersioned* with_flags(const py_route* r, PyObject* obj) {
   if (r->owner.name || r->n_guards || r->quick || r->confirmed) return NULL;
   DLManagedTensorVersioned *foreign, *made = NULL;
   if (r->give->managed_tensor_from_py_object_no_sync == NULL ||
@@ -238,8 +240,8 @@ DLManagedTensorVersioned* py_lane_lend(py_route* r, PyObject* obj, int brief, ui
  */
 
 /* Takes `made`, if it was not consumed. Errors: NULL with what `failed` gives of the exception. */
-static PyObject* refused(PyObject* lane, const py_route* r, DLManagedTensorVersioned* made,
-                         PyObject* obj, PyObject* to, PyObject* tree) {
+RARE PyObject* refused(PyObject* lane, const py_route* r, DLManagedTensorVersioned* made,
+                       PyObject* obj, PyObject* to, PyObject* tree) {
   py_pending cause = py_pending_save();
   if (made && r->take_keeps) {
     dlx_managed_release(made);
@@ -356,7 +358,7 @@ INLINE PyObject* try_lane(PyObject* lane, PyObject* obj, PyObject* to, const wis
 }
 
 /* The target of a call with options; NULL where only Python understands them. */
-static PyObject* take_options(wish* said, PyObject* const* args, Py_ssize_t n, PyObject* names) {
+RARE PyObject* take_options(wish* said, PyObject* const* args, Py_ssize_t n, PyObject* names) {
   PyObject* to = n == 2 ? args[1] : NULL;
   if (n != 1 && n != 2) return NULL;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); i++) {
