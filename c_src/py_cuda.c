@@ -6,10 +6,6 @@
 
 static PyObject* keeper; /* keeper(device id, handle): an object that keeps the stream alive */
 
-int py_cuda_is_ours(DLDevice device) {
-  return device.device_type == kDLCUDA || device.device_type == kDLCUDAManaged;
-}
-
 /* What a consumer may say to __dlpack__ on a CUDA device; None is the legacy stream, as the array
  * API standard says. Errors: -1 with an exception. */
 static int read_stream(PyObject* value, uint64_t* stream) {

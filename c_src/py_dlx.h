@@ -113,7 +113,9 @@ int py_view_init(PyObject* module);
  */
 
 /* Device memory that has streams which dlx can order. GIL: not needed. */
-int py_cuda_is_ours(DLDevice device);
+static inline int py_cuda_is_ours(DLDevice device) {
+  return device.device_type == kDLCUDA || device.device_type == kDLCUDAManaged;
+}
 
 /* Put a managed tensor that shares `tensor`'s device memory behind the consumer's stream, as
  * __dlpack__(stream=...) says: the stream waits for the memory, the memory's release for the
