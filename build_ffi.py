@@ -30,17 +30,18 @@ def compile_flags() -> list[str]:
 
 sanitize = ["-fsanitize=address,undefined"] if os.environ.get("DLX_SANITIZE") == "1" else []
 ffibuilder = FFI()
-for name in (HEADERS["ABI"], HEADERS["CORE"]):
+for name in (HEADERS["ABI"], HEADERS["CORE"], HEADERS["CUDA"]):
     ffibuilder.cdef(HEADERS["declarations"](name))
 ffibuilder.cdef(_BIND)
 ffibuilder.set_source(
     "dlx._ffi",
-    '#include "dlx.h"\n' + _BIND,
+    '#include "dlx_cuda.h"\n' + _BIND,
     # Relative to the project root: setuptools refuses absolute paths in an sdist.
     sources=sorted(f"c_src/{path.name}" for path in C_SRC.glob("*.c")),
     depends=sorted(f"c_src/{path.name}" for path in C_SRC.glob("*.h")),
     include_dirs=["c_src"],
     extra_compile_args=compile_flags(),
+    libraries=["dl"],  # where dlopen lives before glibc 2.34; nothing of CUDA is linked
     extra_link_args=sanitize,
     py_limited_api=False,  # vectorcall types and fast calls are outside the limited API on 3.11
 )

@@ -9,6 +9,9 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <stdlib.h>
+#include <string.h>
+
 #include "dlpack_abi.h"
 
 enum { MAX_NDIM = 64, WRITEABLE = 0x0400, BOOL_NUMBER = 0, HALF_NUMBER = 23, NUMBERS = 24 };
@@ -61,16 +64,13 @@ static int number_of(DLDataType dtype) {
   return -1;
 }
 
-/* Borrow. Strides in elements have no place in a numpy array: they stand in memory of this file
- * until the next call, under the GIL. A read-only array is refused, since a DLTensor cannot say so.
- * Owns: nothing. GIL: needed. Errors: -1 with BufferError. */
-static int borrow(void* object, DLTensor* out) {
-  static int64_t strides[MAX_NDIM];
-  const array_head* a = object;
+/* What an array is; strides in elements go to `strides`. Owns: nothing. GIL: needed. Errors: -1
+ * with BufferError. */
+static int describe(const array_head* a, int64_t* strides, DLTensor* out) {
   const descr_head* d = a->descr;
   if (d->number < 0 || d->number >= NUMBERS || dtypes[d->number].bits == 0 ||
-      d->byte_order == '>' || !(a->flags & WRITEABLE) || a->ndim > MAX_NDIM) {
-    PyErr_SetString(PyExc_BufferError, "a DLTensor cannot say what this array is");
+      d->byte_order == '>' || a->ndim > MAX_NDIM) {
+    PyErr_SetString(PyExc_BufferError, "DLPack cannot say what this array is");
     return -1;
   }
   DLDataType dtype = dtypes[d->number];
@@ -90,6 +90,19 @@ static int borrow(void* object, DLTensor* out) {
                     .shape = (int64_t*)a->shape,
                     .strides = strides};
   return 0;
+}
+
+/* Borrow. Strides in elements have no place in a numpy array: they stand in memory of this file
+ * until the next call, under the GIL. A read-only array is refused, since a DLTensor cannot say so.
+ * Owns: nothing. GIL: needed. Errors: -1 with BufferError. */
+static int borrow(void* object, DLTensor* out) {
+  static int64_t strides[MAX_NDIM];
+  const array_head* a = object;
+  if (!(a->flags & WRITEABLE)) {
+    PyErr_SetString(PyExc_BufferError, "a DLTensor cannot say read-only");
+    return -1;
+  }
+  return describe(a, strides, out);
 }
 
 static void release_base(PyObject* capsule) {
@@ -136,10 +149,52 @@ static int allocate(DLTensor* prototype, DLManagedTensorVersioned** out, void* c
   return -1;
 }
 
+/* Owns: gives back the array. GIL: taken; the array is leaked where there is no interpreter left.
+ */
+static void release_array(DLManagedTensorVersioned* m) {
+#if PY_VERSION_HEX >= 0x030D0000
+  int is_going = Py_IsFinalizing();
+#else
+  int is_going = _Py_IsFinalizing();
+#endif
+  if (Py_IsInitialized() && !(is_going && !PyGILState_Check())) {
+    PyGILState_STATE state = PyGILState_Ensure();
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    Py_DECREF((PyObject*)m->manager_ctx);
+    PyErr_Restore(type, value, traceback);
+    PyGILState_Release(state);
+  }
+  free(m);
+}
+
+/* Export, read-only arrays as well. Shape and strides lie behind the struct. Owns: the caller owns
+ * the result, which holds the array. GIL: needed. Errors: -1 with BufferError or MemoryError. */
 static int managed(void* object, DLManagedTensorVersioned** out) {
-  PyErr_SetString(PyExc_NotImplementedError,
-                  "numpy arrays leave through __dlpack__ or the borrow slot");
-  return -1;
+  const array_head* a = object;
+  int64_t strides[MAX_NDIM];
+  DLTensor t;
+  if (describe(a, strides, &t) < 0) return -1;
+  size_t dims = (size_t)a->ndim * sizeof(int64_t);
+  DLManagedTensorVersioned* m = malloc(sizeof *m + 2 * dims);
+  if (m == NULL) {
+    PyErr_NoMemory();
+    return -1;
+  }
+  t.shape = (int64_t*)(m + 1);
+  t.strides = t.shape + a->ndim;
+  if (dims) {
+    memcpy(t.shape, a->shape, dims);
+    memcpy(t.strides, strides, dims);
+  }
+  uint64_t flags = a->flags & WRITEABLE ? 0 : DLPACK_FLAG_BITMASK_READ_ONLY;
+  *m = (DLManagedTensorVersioned){.version = {DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR},
+                                  .manager_ctx = Py_NewRef(object),
+                                  .deleter = release_array,
+                                  .flags = flags,
+                                  .dl_tensor = t};
+  *out = m;
+  return 0;
 }
 
 static int work_stream(int32_t device_type, int32_t device_id, void** out) {
@@ -180,7 +235,8 @@ static PyObject* facts(PyObject* module, PyObject* array) {
     PyErr_SetString(PyExc_TypeError, "not an array");
     return NULL;
   }
-  if (borrow(array, &t) < 0) return NULL;
+  int64_t elements[MAX_NDIM];
+  if (describe((array_head*)array, elements, &t) < 0) return NULL;
   PyObject *shape = PyTuple_New(t.ndim), *strides = PyTuple_New(t.ndim);
   for (int32_t i = 0; shape && strides && i < t.ndim; i++) {
     PyTuple_SET_ITEM(shape, i, PyLong_FromLongLong(t.shape[i]));

@@ -1,6 +1,7 @@
 """JAX for dlx: jax.Array.
 
-Versions: 0.10 and later (0.10.2 and 0.12.0 are tested). Devices: the host, in this version of dlx. Dtypes: bool,
+Versions: 0.10 and later (0.10.2 and 0.12.0 are tested). Devices: the host, and CUDA's where a plugin of jax for them
+is installed. Dtypes: bool,
 (u)int8 to 64, float16 to 64, bfloat16, the float8 kinds, complex64 and 128; 64-bit ones are taken with x64 on only;
 int2, int4, uint2, uint4 and float4 are given out, packed, and not taken.
 Shared: compact data aligned to 64 bytes, in any order of dimensions; out of jax always read-only. Copied: whatever is
@@ -10,11 +11,16 @@ keys, sparse arrays, mutable references; everything, where jax was told to do wi
 
 Jax arrays are constant. Memory that jax shares is never written to by jax, also not when the array is donated; nobody
 else may write to it either while the jax array lives, since jax may read it at any time.
+
+Streams: jax has no current one. An array on a device makes the stream that its export is told wait for it; what jax
+takes waits for a stream of its own, which it names itself.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
+import importlib.util
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -33,10 +39,12 @@ from dlx.adapter import (
     look_up,
     over_memory,
     type_name,
+    unmarked,
 )
 from dlx.errors import AdapterNotFoundError, ConversionError, DeviceError, DTypeError, LayoutError
 
 HOST = Device("cpu")
+CUDA = Device("cuda").type
 _PLATFORMS = {"cpu": "cpu", "cuda": "cuda", "rocm": "rocm", "gpu": "cuda"}
 _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})  # narrowed by jax where x64 is off
 _UNNAMED = frozenset({"int1", "uint1", "int2", "int4", "uint2", "uint4"})  # jax has them, and no DLPack dtype for them
@@ -48,7 +56,7 @@ class JaxAdapter(Adapter):
 
     name = "jax"
     package = "jax"
-    install = 'pip install "dlx[jax]"'
+    install = "pip install jax"
     types: tuple[str, ...] = ("jax.Array", "jax.core.Tracer", "jax.Ref", "jax.experimental.sparse.JAXSparse")
     immutable = True
     fresh_alignment = 64
@@ -123,7 +131,9 @@ class JaxAdapter(Adapter):
         return Capabilities(
             dtypes=self.known_dtypes() - narrows - lowered.get("refuses", frozenset()),
             narrows=narrows,
-            device_types=frozenset({HOST.type} if self._has_host() else ()),
+            device_types=frozenset(
+                kind for kind, there in ((HOST.type, self._has_host()), (CUDA, self._has_cuda())) if there
+            ),
             layouts=Layout.PERMUTED,
             min_alignment=64,
             max_ndim=64,
@@ -151,15 +161,35 @@ class JaxAdapter(Adapter):
         platforms = self.module().config.jax_platforms
         return not platforms or "cpu" in platforms.split(",")
 
+    def _has_cuda(self) -> bool:
+        """Say whether jax may use CUDA; likewise."""
+        platforms = self.module().config.jax_platforms
+        named = not platforms or not {"cuda", "gpu"}.isdisjoint(platforms.split(","))
+        return named and _has_cuda_plugin()
+
     def device_to(self, device: Device) -> Any:
-        super().device_to(device)
-        return self._local(device.id)
+        if device.type != CUDA or not self._has_cuda():
+            super().device_to(device)
+            return self._local(device.id)
+        devices = self.module().local_devices(backend="cuda")
+        for each in devices:
+            if each.local_hardware_id == device.id:
+                return each
+        raise DeviceError(f"jax sees no device {device}", fix=f"It has {len(devices)} of CUDA: cuda:0 and so on.")
 
     def device_from(self, native_device: Any) -> Device:
         platform = native_device.platform
+        if platform == "gpu" and "rocm" in native_device.client.platform_version:
+            platform = "rocm"
         if platform not in _PLATFORMS:
             raise DeviceError(f"DLPack has no device for jax's {platform!r}", fix="Move the array to the host first.")
         return Device(f"{_PLATFORMS[platform]}:{native_device.local_hardware_id or 0}")
+
+    def devices(self) -> Iterable[Any]:
+        jax = self.module()
+        yield from jax.local_devices()
+        if self._has_host() and jax.default_backend() != "cpu":
+            yield from jax.local_devices(backend="cpu")
 
     def _local(self, number: int) -> Any:
         """Return the host device of a number; the first one where there is none of it."""
@@ -229,9 +259,9 @@ class JaxAdapter(Adapter):
                 DeviceError,
             )
         (device,) = obj.sharding.device_set
-        if device.platform != "cpu":
+        if device.platform != "cpu" and self._device_of(device) != self._cuda(device):
             return _refuse(
-                f"it is on {device}, and this version of dlx converts host memory only",
+                f"it is on {device}, and dlx converts memory of the host and of CUDA",
                 "Move it with jax.device_put(x, jax.devices('cpu')[0]) first.",
                 DeviceError,
             )
@@ -249,13 +279,22 @@ class JaxAdapter(Adapter):
             dtype_name=name,
             shape=tuple(getattr(obj, "shape", ())),
             strides=_strides(obj) if there else None,
-            device=self._device_of(devices[0]) if len(devices) == 1 else None,
+            device=self._place_of(obj, devices[0]) if len(devices) == 1 else None,
             nbytes=_nbytes(obj) if array else 0,
             readonly=True,
             address=obj.unsafe_buffer_pointer() if there and obj.size else 0,
             owner=type_name(type(obj)),
             protocols=("__dlpack__",) if array else (),
         )
+
+    def _place_of(self, obj: Any, native_device: Any) -> Device | None:
+        device = self._device_of(native_device)
+        if device is not None and device.type == CUDA and obj.sharding.memory_kind == "pinned_host":
+            return Device(f"cuda_host:{device.id}")
+        return device
+
+    def _cuda(self, native_device: Any) -> Device:
+        return Device(CUDA, native_device.local_hardware_id or 0)
 
     def _device_of(self, native_device: Any) -> Device | None:
         try:
@@ -265,31 +304,42 @@ class JaxAdapter(Adapter):
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         if str(obj.dtype) not in _UNNAMED:
-            return super().export(obj)
+            # jax takes -1 for a handle. Without a stream it waits on the host.
+            return super().export(obj, stream=None if stream == -1 else stream)
         # A copy that `examine` has asked for: nobody else knows it, so nobody can delete or donate it.
         dtype = self.dtype_from(obj.dtype)
         assert dtype is not None
         obj.block_until_ready()
         address = obj.unsafe_buffer_pointer() if obj.size else 0
-        return over_memory(address, obj.shape, None, dtype, HOST, owner=obj)
+        return over_memory(address, obj.shape, None, dtype, self.info(obj).device or HOST, owner=obj)
 
     # ---- inside jax -------------------------------------------------------------------------------------------------
 
     def clone(self, obj: Any) -> Any:
         return obj.copy()
 
+    def moved(self, obj: Any, device: Device) -> Any:
+        return self.module().device_put(obj, self.device_to(device))
+
     # ---- as a consumer ----------------------------------------------------------------------------------------------
 
     def load(self, tensor: Tensor) -> Any:
-        number = self._local(tensor.device.id).local_hardware_id
-        unheard = tensor.readonly and not self.lowered.get("hears_readonly", True)
-        if unheard or tensor.device.id != number:
-            device = Device(HOST.type, number)
-            tensor = over_memory(tensor.data_ptr, tensor.shape, tensor.strides, tensor.dtype, device, owner=tensor)
+        if tensor.readonly and not self.lowered.get("hears_readonly", True):
+            tensor = unmarked(tensor)
+        if tensor.device.type == HOST.type:
+            number = self._local(tensor.device.id).local_hardware_id
+            if tensor.device.id != number:
+                device = Device(HOST.type, number)
+                tensor = over_memory(tensor.data_ptr, tensor.shape, tensor.strides, tensor.dtype, device, owner=tensor)
         array = self.module().dlpack.from_dlpack(tensor)
         if array.dtype != self.dtype_to(tensor.dtype):  # another thread may see x64 switched on
             raise DTypeError(f"jax made {array.dtype} of {tensor.dtype}", fix=_X64_ON)
         return array
+
+
+@functools.cache
+def _has_cuda_plugin() -> bool:
+    return any(importlib.util.find_spec(f"jax_cuda{major}_plugin") is not None for major in (12, 13))
 
 
 _X64_ON = 'Switch 64-bit dtypes on first: jax.config.update("jax_enable_x64", True).'

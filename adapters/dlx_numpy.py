@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import dlx
@@ -20,6 +20,7 @@ from dlx.adapter import (
     Adapter,
     ArrayInfo,
     Capabilities,
+    Container,
     Defect,
     Device,
     DType,
@@ -75,7 +76,7 @@ class _Numpy(Adapter):
 
     name = "numpy"
     package = "numpy"
-    install = 'pip install "dlx[numpy]"'
+    install = "pip install numpy"
     dtypes = {
         "bool": "bool_",
         "int8": "int8",
@@ -92,6 +93,7 @@ class _Numpy(Adapter):
         "complex64": "complex64",
         "complex128": "complex128",
     }
+    borrowed = {name: f"ml_dtypes.{name}" for name in _ML_DTYPES}
     defects = (
         Defect(
             does="np.from_dlpack gives read-only arrays: before 2.1 (legacy capsules) always, up to 2.2.4 by mistake",
@@ -196,6 +198,82 @@ class _Numpy(Adapter):
         return obj if type(obj) is ndarray or not isinstance(obj, ndarray) else ndarray.view(obj, ndarray)
 
 
+# ---- files that hold numpy's arrays ----------------------------------------------------------------------------------
+
+
+def _open_npz(npz: Any) -> tuple[list[str], list[Any]]:
+    """Read every member, each once."""
+    return list(npz.files), [npz[name] for name in npz.files]
+
+
+def _open_group(group: Any) -> tuple[list[str], list[Any]]:
+    names = list(group)
+    return names, [group[name] for name in names]
+
+
+class SafeTensors(Mapping[str, Any]):
+    """What safetensors.safe_open gives, as a mapping: a tensor is read when it is asked for."""
+
+    def __init__(self, file: Any) -> None:
+        self.file: Any = file.file if isinstance(file, SafeTensors) else file
+        self.names = dict.fromkeys(self.file.keys())
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.names:
+            raise KeyError(name)
+        return self.file.get_tensor(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def _open_safe(file: Any) -> tuple[list[str], list[Any]]:
+    tensors = SafeTensors(file)
+    return list(tensors), list(tensors.values())
+
+
+# Whatever is read from a file is made anew on each access, and nothing is put in.
+_FILES = (
+    Container(
+        types=("numpy.lib.npyio.NpzFile", "numpy.lib._npyio_impl.NpzFile"),
+        kind="mapping",
+        open=_open_npz,
+        mutable=False,
+        elements="fresh",
+        falls_to=dict,
+    ),
+    Container(
+        types=("h5py.Group",),  # h5py.File is one
+        kind="mapping",
+        open=_open_group,
+        elements="fresh",
+        identity=lambda child: getattr(child, "id", None),  # the same for every name of one object in the file
+        falls_to=dict,
+    ),
+    Container(
+        types=("h5py.Dataset",),
+        kind="wrapper",
+        open=lambda dataset: (None, [dataset[()]]),
+        close=lambda dataset, keys, children, blank: children[0],
+    ),
+    Container(
+        types=("safetensors.safe_open",),
+        kind="mapping",
+        open=_open_safe,
+        mutable=False,
+        elements="fresh",
+        falls_to=dict,
+        live=SafeTensors,
+    ),
+)
+
+
 class NumpyAdapter(_Numpy):
     """numpy's ndarray."""
 
@@ -203,9 +281,15 @@ class NumpyAdapter(_Numpy):
     lane = ("numpy.ndarray",)
     identity = False  # arrays of objects are refused everywhere
     import_keeps = True
+    containers = _FILES
 
     def exchange(self) -> Any:
         return _exchange(self.module())
+
+    def guarded(self, obj: Any, *, writable: bool) -> Any:
+        if not writable:
+            obj.flags.writeable = False
+        return obj
 
     def accepts(self) -> Capabilities:
         return Capabilities(
@@ -299,6 +383,7 @@ class NumpyScalarAdapter(_Numpy):
 
     name = "numpy scalar"
     types = ("numpy.generic",)
+    root_only = True
 
     def examine(self, obj: Any) -> Iterable[Hindrance]:
         refused = _why_refused(obj.dtype)

@@ -49,7 +49,7 @@ class _Arrow(Adapter):
 
     name = "pyarrow"
     package = "pyarrow"
-    install = 'pip install "dlx[pyarrow]"'
+    install = "pip install pyarrow"
     dtypes = {
         "bool": "bool_",
         **{f"{sign}int{bits}": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
@@ -180,7 +180,7 @@ class ArrowAdapter(_Arrow):
             return over_memory(_address(obj.flat), obj.shape, obj.strides, obj.dtype, HOST, owner=obj.flat)
         if isinstance(obj, pa.Tensor):
             if self.lowered.get("tensors_by"):
-                return dlx.convert(memoryview(obj), to="dlx")  # type: ignore[no-any-return]
+                return dlx.convert(memoryview(obj), to="dlx")
             return super().export(obj)
         array = _one(pa, obj)
         value_type, inner, strides = _unnested(pa, array.type)

@@ -1,12 +1,17 @@
 """PyTorch for dlx: torch.Tensor, nn.Parameter and subclasses.
 
-Versions: 2.9 and later. Devices: the host, in this version of dlx. Dtypes: all that torch and DLPack both name.
-Shared: everything strided, except negative strides, which torch does not have. Copied: conj and neg bits, once
-resolved. Refused: gradients (unless detach=True), sparse, quantized, nested, meta, fake and functorch tensors.
+Versions: 2.9 and later. Devices: the host; CUDA's, and ROCm's, which torch calls "cuda" as well. Dtypes: all that torch
+and DLPack both name. Shared: everything strided, except negative strides, which torch does not have. Copied: conj and
+neg bits, once resolved. Refused: gradients (unless detach=True), sparse, quantized, nested, meta, fake and functorch
+tensors.
 
 Lifetime: torch's own capsules hold the tensor, not its storage; `t.set_()`, `t.data = ...` or `module.half()` would
 free what a consumer reads. dlx holds the storage, copies shape and strides, and forbids the storage to be resized, as
-`t.numpy()` does. What cannot be closed from outside is in docs/design.md.
+`t.numpy()` does. What cannot be closed from outside is in docs/design.md; among it the storages of devices, which torch
+has no way to make unresizable.
+
+Streams: torch has a current one per thread and device. Tensors on CUDA leave without an event of their own, dlx orders
+once for all of them; torch itself orders ROCm's.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import contextlib
 import functools
 import re
 import sys
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -24,11 +30,13 @@ from dlx.adapter import (
     Adapter,
     ArrayInfo,
     Capabilities,
+    Container,
     Defect,
     Device,
     Guard,
     Hindrance,
     Layout,
+    Stream,
     Tensor,
     keeping,
     look_up,
@@ -55,13 +63,79 @@ _CONJ = Hindrance(
 _NEG = Hindrance("its neg bit is set: negation is still pending", "Drop copy=False.", cure="resolve_neg", copies=True)
 
 
+def _fields(packed: Any) -> tuple[list[str], list[Any]]:
+    return list(packed._fields), list(packed)
+
+
+def _mapping_items(mapping: Any) -> tuple[list[Any], list[Any]]:
+    keys = list(mapping.keys())  # iterating a TensorDict gives its batches
+    return keys, [mapping[key] for key in keys]
+
+
+def _close_parameters(old: Any, keys: list[str] | None, children: list[Any], blank: Any) -> Any:
+    """Make a ParameterList or ParameterDict anew; it would wrap plain tensors in parameters."""
+    torch = sys.modules["torch"]
+    if any(isinstance(child, torch.Tensor) and not isinstance(child, torch.nn.Parameter) for child in children):
+        raise TypeError("plain tensors would become parameters")
+    new = type(old)(children if keys is None else OrderedDict(zip(keys, children, strict=True)))  # it sorts a dict
+    return new.train(old.training)
+
+
+def _close_tensordict(old: Any, keys: list[Any] | None, children: list[Any], blank: Any) -> Any:
+    """Put the children into a copy that shares the rest: batch size, device, names of dimensions."""
+    new = old.clone(recurse=False)
+    is_other = sys.modules["tensordict"].is_non_tensor  # text, numbers, objects: told apart by `get` only
+    for key, child in zip(keys or (), children, strict=True):
+        if is_other(old.get(key)):
+            new.set_non_tensor(key, child)
+        elif new[key] is not child:
+            new[key] = child
+    return new.lock_() if old.is_locked else new
+
+
+_CONTAINERS = (
+    Container(
+        types=("tensordict.TensorDictBase",),
+        kind="mapping",
+        open=_mapping_items,
+        close=_close_tensordict,
+        holds="torch",
+        falls_to=dict,
+    ),
+    Container(
+        types=("torch.nn.utils.rnn.PackedSequence",),
+        kind="record",
+        open=_fields,
+        close=lambda old, keys, children, blank: tuple.__new__(type(old), children),
+        mutable=False,
+        holds="torch",
+        falls_to=dict,
+    ),
+    Container(
+        types=("torch.nn.ParameterList",),
+        close=_close_parameters,
+        holds="torch",
+        falls_to=list,
+    ),
+    Container(
+        types=("torch.nn.ParameterDict",),
+        kind="mapping",
+        open=_mapping_items,
+        close=_close_parameters,
+        holds="torch",
+        falls_to=dict,
+    ),
+    Container(types=("torch.nn.Module",), kind="leaf"),  # it is changed in place by its owner, not rebuilt
+)
+
+
 class TorchAdapter(Adapter):
     """torch.Tensor."""
 
     name = "torch"
     noun = "tensor"
     package = "torch"
-    install = 'pip install "dlx[torch]"'
+    install = "pip install torch"
     types = ("torch.Tensor",)
     lane = ("torch.Tensor", "torch.nn.Parameter")
     guards = (
@@ -77,6 +151,7 @@ class TorchAdapter(Adapter):
     confirmed = ("int8", "uint8")  # int4 and its kin call themselves these
     fresh_alignment = 64
     import_keeps = True  # seen in 2.13: a refused managed tensor is not deleted
+    containers = _CONTAINERS
     dtypes = {
         "bool": "bool",
         "int8": "int8",
@@ -141,18 +216,77 @@ class TorchAdapter(Adapter):
 
     def accepts(self) -> Capabilities:
         return Capabilities(
-            dtypes=self.known_dtypes(), layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED, max_ndim=64
+            dtypes=self.known_dtypes(),
+            # Whether there is a device is not asked: that would initialise CUDA, which forked workers do not survive.
+            device_types=frozenset(Device(kind).type for kind in ("cpu", self._kind) if kind),
+            layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED,
+            max_ndim=64,
         )
 
+    @functools.cached_property
+    def _kind(self) -> str:
+        """What this build's "cuda" is in truth; empty where it has none."""
+        version = self.module().version
+        return "rocm" if version.hip else "cuda" if version.cuda else ""
+
+    # ---- devices and streams ----------------------------------------------------------------------------------------
+
     def device_to(self, device: Device) -> Any:
-        super().device_to(device)
+        if self._kind and device.name == self._kind:
+            return self.module().device("cuda", device.id)
+        if device.type != HOST.type:
+            has = f"It has 'cpu' and '{self._kind}'." if self._kind else "It holds host memory only: device='cpu'."
+            raise DeviceError(f"this build of torch has no device {device}", fix=has)
         return self.module().device("cpu")
 
     def device_from(self, native_device: Any) -> Device:
         kind = native_device.type
-        if kind == "cuda" and self.module().version.hip:
-            kind = "rocm"
+        if kind == "cuda":
+            kind = self._kind or kind
         return Device(f"{_DEVICES.get(kind, kind)}:{native_device.index or 0}")
+
+    def why_not_on(self, device: Device) -> tuple[str, str] | None:
+        if device.name in ("cuda", "rocm") and not self._kind:
+            return (
+                f"this {self.name} ({self.version()}) is built for the host only",
+                "Install one for the device, or leave device out.",
+            )
+        return None
+
+    def current_device(self, device_type: int) -> int:
+        if not self._kind or device_type != Device(self._kind).type:
+            return 0
+        try:
+            return int(self.module().cuda.current_device())
+        except (AssertionError, RuntimeError):  # there is no driver, or none after a fork: dlx says so itself
+            return 0
+
+    @contextlib.contextmanager
+    def on_device(self, device: Device) -> Iterator[None]:
+        with super().on_device(device), self.module().cuda.device(device.id):
+            yield
+
+    def work_stream(self, device: Device) -> Any:
+        is_gpu = self._kind and device.name == self._kind
+        return self.module().cuda.current_stream(device.id) if is_gpu else None
+
+    @contextlib.contextmanager
+    def on_stream(self, stream: Stream) -> Iterator[None]:
+        """Return a context in which torch works on a stream of another."""
+        cuda, number = self.module().cuda, stream.device.id
+        kept = stream.keep
+        if not isinstance(kept, cuda.Stream):
+            default = stream.handle <= 1  # CUDA's legacy stream, ROCm's default one
+            kept = cuda.default_stream(number) if default else cuda.ExternalStream(stream.handle, number)
+        with cuda.stream(kept):
+            yield
+
+    def devices(self) -> Iterable[Any]:
+        torch = self.module()
+        yield torch.device("cpu")
+        if torch.accelerator.is_available():
+            kind = torch.accelerator.current_accelerator().type
+            yield from (torch.device(kind, number) for number in range(torch.accelerator.device_count()))
 
     # ---- as a producer ----------------------------------------------------------------------------------------------
 
@@ -193,9 +327,9 @@ class TorchAdapter(Adapter):
                 "it carries a forward-mode tangent, which does not cross frameworks",
                 "Convert torch.autograd.forward_ad.unpack_dual(t).primal.",
             )
-        if obj.device.type != "cpu":
+        if obj.device.type not in ("cpu", "cuda"):
             return _refuse(
-                f"it is on {obj.device}, and this version of dlx converts host memory only", "Call .cpu() first."
+                f"it is on {obj.device}, and dlx converts memory of the host, of CUDA and of ROCm", "Call .cpu() first."
             )
         return None
 
@@ -244,7 +378,7 @@ class TorchAdapter(Adapter):
             dtype_name=str(obj.dtype).removeprefix("torch."),
             shape=tuple(obj.shape) if not obj.is_nested else None,
             strides=tuple(obj.stride()) if strided else None,
-            device=self._device_of(obj),
+            device=self.device_of(obj),
             nbytes=obj.numel() * obj.element_size() if not obj.is_nested else 0,
             address=_address(torch, obj) if plain and obj.numel() else 0,
             owner="torch.UntypedStorage",
@@ -254,7 +388,9 @@ class TorchAdapter(Adapter):
             notes=tuple(guard.ask for guard in self.guards if guard.hindrance is not None and guard.holds(obj)),
         )
 
-    def _device_of(self, obj: Any) -> Device | None:
+    def device_of(self, obj: Any) -> Device | None:
+        if obj.device.type == "cpu":
+            return HOST
         try:
             return self.device_from(obj.device)
         except DeviceError:
@@ -267,16 +403,18 @@ class TorchAdapter(Adapter):
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         storage = _storage(obj)
-        if type(obj) not in self._exact():
-            tensor = super().export(obj)  # a subclass may have its own __dlpack__
+        device = self.device_of(obj)
+        if type(obj) not in self._exact() or device is None or device.name == "rocm":
+            # A subclass may have its own __dlpack__; on ROCm torch orders the streams.
+            tensor = super().export(obj, stream=stream)
             return tensor if storage is None else keeping(tensor, storage)
         dtype = self.dtype_from(obj.dtype)
         assert dtype is not None
-        return over_memory(obj.data_ptr(), obj.shape, obj.stride(), dtype, HOST, owner=storage)
+        return over_memory(obj.data_ptr(), obj.shape, obj.stride(), dtype, device, owner=storage)
 
     def take(self, obj: Any, tensor: Tensor, *, shared: bool) -> Tensor:
         storage = _storage(obj) if shared else None
-        if storage is not None and storage.resizable():
+        if storage is not None and storage.device.type == "cpu" and storage.resizable():
             _freeze(self.module(), storage)
         return tensor
 
@@ -298,6 +436,15 @@ class TorchAdapter(Adapter):
 
     def clone(self, obj: Any) -> Any:
         return obj.clone()
+
+    def guarded(self, obj: Any, *, writable: bool) -> Any:
+        if not obj.is_inference():
+            return obj
+        with self.module().inference_mode(False):  # inference tensors do not count writes
+            return obj.clone()
+
+    def writes_to(self, obj: Any) -> int | None:
+        return None if obj.is_inference() else int(obj._version)
 
     def moved(self, obj: Any, device: Device) -> Any:
         return obj.to(self.device_to(device))

@@ -1,14 +1,22 @@
 """tvm-ffi for dlx: tvm_ffi.Tensor.
 
-Versions: 0.1.15 and later. Devices: the host, in this version of dlx. Dtypes: all that DLPack can say, lanes and packed
+Versions: 0.1.15 and later. Devices: the host, CUDA. Dtypes: all that DLPack can say, lanes and packed
 sub-byte elements included; for complex ones tvm_ffi has no Python word (`t.dtype` raises ValueError), yet carries them.
 Shared: every layout, any alignment. Copied: read-only memory, since a tvm_ffi.Tensor cannot say so. Refused: elements
 that are padded to whole bytes, and tensors whose handle was moved away.
+
+Containers: Array, List, Map and Dict hold tensors of tvm_ffi only, and become lists and dicts for other targets. One
+that a function gave back may be tagged with a framework, and convert its elements itself (not its `values`); dlx reads
+the elements as they are, and gives what `to` says. Elements are wrapped anew on each access, and told by their handle.
+
+Streams: that of tvm_ffi's environment, one per thread and device (`tvm_ffi.use_raw_stream`); dlx orders once for all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import dlx
@@ -16,11 +24,13 @@ from dlx.adapter import (
     Adapter,
     ArrayInfo,
     Capabilities,
+    Container,
     Defect,
     Device,
     DType,
     Hindrance,
     Layout,
+    Stream,
     Tensor,
     type_name,
 )
@@ -34,16 +44,75 @@ _EXACT = (
 _NAMES = (*_EXACT, *(f"{kind}{bits}" for kind, widths in _WIDTHS.items() for bits in widths))
 
 
+_DEVICE_TYPES = frozenset(Device(name).type for name in ("cpu", "cuda", "cuda_host", "rocm_host", "cuda_managed"))
+
+
+def _untagged(obj: Any) -> Any:
+    """Return the same container by a wrapper without a tag; only calls write tags."""
+    return sys.modules["tvm_ffi"].Array((obj,))[0]
+
+
+def _elements(obj: Any) -> tuple[None, list[Any]]:
+    return None, list(_untagged(obj))
+
+
+def _items(obj: Any) -> tuple[list[Any], list[Any]]:
+    pairs = list(obj.items())  # these come untagged
+    return [key for key, _ in pairs], [value for _, value in pairs]
+
+
+def _handle(obj: Any) -> int | None:
+    ask = getattr(type(obj), "__chandle__", None)
+    return int(ask(obj)) if ask is not None else None
+
+
+def _close_sequence(old: Any, keys: Any, children: list[Any], blank: Any) -> Any:
+    if blank is None:
+        return type(old)(children)
+    blank.extend(children)
+    return blank
+
+
+def _close_mapping(old: Any, keys: Any, children: list[Any], blank: Any) -> Any:
+    if blank is None:
+        return type(old)(dict(zip(keys, children, strict=True)))
+    blank.update(dict(zip(keys, children, strict=True)))
+    return blank
+
+
+def _row(name: str, kind: str, *, mutable: bool) -> Container:
+    sequence = kind == "sequence"
+    return Container(
+        types=(f"tvm_ffi.{name}",),
+        kind=kind,
+        open=_elements if sequence else _items,
+        close=_close_sequence if sequence else _close_mapping,
+        blank=(lambda obj: type(obj)()) if mutable else None,
+        mutable=mutable,
+        elements="same_as",
+        identity=_handle,
+        holds="tvm_ffi",
+        falls_to=list if sequence else dict,
+        live=_untagged,
+    )
+
+
 class TvmFfiAdapter(Adapter):
     """tvm_ffi.Tensor."""
 
     name = "tvm_ffi"
     noun = "tensor"
     package = "tvm_ffi"
-    install = 'pip install "dlx[tvm-ffi]"'
+    install = "pip install apache-tvm-ffi"
     types = ("tvm_ffi.Tensor",)
     lane = ("tvm_ffi.Tensor",)
     describes_by_export = True
+    containers = (
+        _row("Array", "sequence", mutable=False),
+        _row("List", "sequence", mutable=True),
+        _row("Map", "mapping", mutable=False),
+        _row("Dict", "mapping", mutable=True),
+    )
     dtypes = {name: name for name in (*_NAMES, "float4_e2m1fnx2")}
     defects = (
         Defect(
@@ -87,7 +156,8 @@ class TvmFfiAdapter(Adapter):
         return DType((native_dtype.type_code, native_dtype.bits, native_dtype.lanes))
 
     def device_to(self, device: Device) -> Any:
-        super().device_to(device)
+        if device.type not in _DEVICE_TYPES:
+            super().device_to(device)
         return self.module().device(device.type, device.id)
 
     def device_from(self, native_device: Any) -> Device:
@@ -96,12 +166,24 @@ class TvmFfiAdapter(Adapter):
     def accepts(self) -> Capabilities:
         return Capabilities(
             dtypes=None,
-            device_types=frozenset({1, 3, 11}),
+            device_types=_DEVICE_TYPES,
             layouts=Layout.ANY,
             min_alignment=1,
             max_ndim=64,
             keeps_readonly=True,
         )
+
+    # ---- streams ----------------------------------------------------------------------------------------------------
+
+    def work_stream(self, device: Device) -> Any:
+        """Return the stream of tvm_ffi's environment: its kernels run there, and its `__dlpack__` orders nothing."""
+        return self.module().get_raw_stream(self.device_to(device)) if device.name == "cuda" else None
+
+    @contextlib.contextmanager
+    def on_stream(self, stream: Stream) -> Iterator[None]:
+        """Return a context in which tvm_ffi works on a stream of another."""
+        with self.module().use_raw_stream(self.device_to(stream.device), stream.handle):
+            yield
 
     # ---- as a producer ----------------------------------------------------------------------------------------------
 

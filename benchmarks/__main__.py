@@ -10,15 +10,19 @@ import json
 import platform
 from pathlib import Path
 
+from benchmarks.bulk import bulk
 from benchmarks.conversions import conversions, fresh, scene
 from benchmarks.copies import copies
 from benchmarks.count import count
 from benchmarks.imports import imports
+from benchmarks.owned import owned
 from benchmarks.picture import draw
+from benchmarks.trees import trees
+from benchmarks.views import views
 from benchmarks.where import where
 
-PEERS = ("numpy", "torch", "apache-tvm-ffi", "cuda-core", "arraybridge")
-PARTS = ("imports", "conversions", "fresh", "where", "copies")
+PEERS = ("numpy", "torch", "apache-tvm-ffi", "cuda-core", "arraybridge", "optree")
+PARTS = ("imports", "owned", "conversions", "fresh", "where", "copies", "trees", "views", "bulk")
 
 
 def versions():
@@ -38,6 +42,8 @@ def measure(parts, *, quick):
     print(", ".join(f"{name} {text}" for name, text in found["versions"].items()))
     if "imports" in parts:
         found["imports"] = imports(rounds=3 if quick else 11)
+    if "owned" in parts:  # before anything makes dlx read the entry points, once
+        found["owned"] = owned(quick=quick)
     names, cases = scene()
     if "a" not in names:
         return found
@@ -49,6 +55,12 @@ def measure(parts, *, quick):
         found["where"] = where(names, quick=quick)
     if "copies" in parts:
         found["copies"] = copies(names["np"], (1,) if quick else (1, 10, 100))
+    if "trees" in parts and "t" in names:
+        found["trees"] = trees(names, quick=quick)
+    if "views" in parts and "t" in names:
+        found["views"] = views(names, quick=quick)
+    if "bulk" in parts:
+        found["bulk"] = bulk((1, 100) if quick else (1, 10, 100, 1000))
     return found
 
 

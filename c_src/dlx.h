@@ -27,7 +27,13 @@ enum {
   DLX_E_CONSUMED = -13, /* a capsule that was used before */
   DLX_E_READONLY = -14, /* read-only memory through a door that cannot say so */
   DLX_E_STREAM = -15,   /* a stream where there is none */
-  DLX_E_COPY = -16      /* asked for sharing, only a copy is possible */
+  DLX_E_COPY = -16,     /* asked for sharing, only a copy is possible */
+  /* of the CUDA driver; dlx_cuda_message says more */
+  DLX_E_NO_DRIVER = -17, /* not to be had, or no device behind it */
+  DLX_E_FORKED = -18,    /* initialised before a fork, unusable after it */
+  DLX_E_DRIVER = -19,    /* a call of it failed */
+  DLX_E_CAPTURE = -20,   /* would break a graph capture */
+  DLX_E_SCATTERED = -21  /* a strided copy that takes too many steps */
 };
 
 enum { DLX_MAX_NDIM = 128, DLX_ALIGNMENT = 256 /* bytes, of memory that dlx allocates */ };
@@ -142,6 +148,10 @@ void dlx_managed_abandon(DLManagedTensorVersioned* made);
 /* Call the deleter, if there is one. Owns: gives up the caller's count. GIL: not needed. */
 void dlx_managed_release(DLManagedTensorVersioned* managed);
 
+/* A deleter for the conformance kit, which holds consumers to calling it once: adds 1 to the
+ * uint64_t at manager_ctx, from any thread, at any time. Owns: frees nothing. GIL: not needed. */
+void dlx_count_managed(DLManagedTensorVersioned* self);
+
 /* Managed tensors made or adopted here and not yet released. GIL: not needed. */
 int64_t dlx_live(void);
 
@@ -159,6 +169,9 @@ int dlx_legacy_export(DLManagedTensorVersioned* made, DLManagedTensor** out);
 
 /* Call the deleter, if there is one. Owns: gives up the struct. GIL: not needed. */
 void dlx_legacy_release(DLManagedTensor* managed);
+
+/* dlx_count_managed for the legacy struct. */
+void dlx_count_legacy(DLManagedTensor* self);
 
 /* ---- check.c: may this consumer take this tensor as it is? --------------------------------------
  */
@@ -193,7 +206,8 @@ enum {
   DLX_OBSTACLE_PERMUTED = 256,
   DLX_OBSTACLE_UNALIGNED = 512,
   DLX_OBSTACLE_PACKED = 1024, /* packed sub-byte elements, for a consumer that pads them */
-  DLX_OBSTACLE_NULL = 2048    /* no element and no address, for a consumer that wants one */
+  DLX_OBSTACLE_NULL = 2048,   /* no element and no address, for a consumer that wants one */
+  DLX_OBSTACLES_CURED = 1008  /* by a plain copy: read-only, layout and alignment */
 };
 
 /* DLX_OBSTACLE_* between a validated tensor and a consumer; 0 = it may be handed over as it is.

@@ -217,6 +217,17 @@ const char* dlx_status_text(int status) {
       return "host memory has no stream";
     case DLX_E_COPY:
       return "it cannot be had without a copy";
+    case DLX_E_NO_DRIVER: /* dlx_cuda_message says more about these three */
+      return "there is no CUDA driver";
+    case DLX_E_FORKED:
+      return "the CUDA driver cannot be used in a forked child";
+    case DLX_E_DRIVER:
+      return "a call of the CUDA driver failed";
+    case DLX_E_CAPTURE:
+      return "one of the two streams is capturing a graph, and a dependency between them would "
+             "break the capture";
+    case DLX_E_SCATTERED:
+      return "its elements are too scattered for the copies of the CUDA driver";
     default:
       return "unknown status";
   }

@@ -4,6 +4,7 @@
 
 #include "dlx.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 
 static void release_foreign(void* managed) {
@@ -31,4 +32,8 @@ int dlx_legacy_export(DLManagedTensorVersioned* made, DLManagedTensor** out) {
 
 void dlx_legacy_release(DLManagedTensor* managed) {
   if (managed->deleter) managed->deleter(managed);
+}
+
+void dlx_count_legacy(DLManagedTensor* self) {
+  atomic_fetch_add((_Atomic uint64_t*)self->manager_ctx, 1);
 }

@@ -5,7 +5,7 @@
 
 #define _DEFAULT_SOURCE /* madvise is beyond ISO C */
 
-#include "dlx.h"
+#include "copy.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -201,6 +201,15 @@ static void ordered_strides(const DLTensor* like, int64_t* strides) {
   }
 }
 
+void dlx_fresh_strides(const DLTensor* like, int keep_order, int64_t* strides) {
+  /* A broadcast dimension has no place in the order: fall back to row-major. */
+  if (keep_order && like->strides && dlx_size(like) > 0 && !(dlx_layout(like) & DLX_LAYOUT_ZERO)) {
+    ordered_strides(like, strides);
+  } else {
+    dlx_compact_strides(like->ndim, like->shape, strides);
+  }
+}
+
 int dlx_managed_empty(const DLTensor* like, uint64_t flags, int keep_order,
                       DLManagedTensorVersioned** out) {
   int64_t strides[DLX_MAX_NDIM];
@@ -208,12 +217,7 @@ int dlx_managed_empty(const DLTensor* like, uint64_t flags, int keep_order,
   int status = dlx_validate(like, flags);
   if (status != DLX_OK) return status;
   int64_t size = dlx_size(like), nbytes = dlx_nbytes(like, flags);
-  /* A broadcast dimension has no place in the order: fall back to row-major. */
-  if (keep_order && like->strides && size > 0 && !(dlx_layout(like) & DLX_LAYOUT_ZERO)) {
-    ordered_strides(like, strides);
-  } else {
-    dlx_compact_strides(like->ndim, like->shape, strides);
-  }
+  dlx_fresh_strides(like, keep_order, strides);
   fresh.strides = strides;
   fresh.device = (DLDevice){kDLCPU, 0};
   fresh.byte_offset = 0;
@@ -275,4 +279,8 @@ void dlx_managed_abandon(DLManagedTensorVersioned* made) {
 
 void dlx_managed_release(DLManagedTensorVersioned* managed) {
   if (managed->deleter) managed->deleter(managed);
+}
+
+void dlx_count_managed(DLManagedTensorVersioned* self) {
+  atomic_fetch_add((_Atomic uint64_t*)self->manager_ctx, 1);
 }

@@ -35,6 +35,16 @@ enum {
   VERSION
 };
 
+/* Numbers of a tensor as one of abi.py's tuple classes, which need not look at them again. Owns:
+ * takes `numbers` (may be NULL). Errors: NULL with an exception. */
+static PyObject* of_class(PyObject* class, PyObject* numbers) {
+  PyObject* args = numbers ? PyTuple_Pack(1, numbers) : NULL;
+  PyObject* made = args ? PyTuple_Type.tp_new((PyTypeObject*)class, args, NULL) : NULL;
+  Py_XDECREF(args);
+  Py_XDECREF(numbers);
+  return made;
+}
+
 static PyObject* tensor_get(PyObject* self, void* which) {
   const DLManagedTensorVersioned* m = py_tensor_managed(self);
   if (m == NULL) return NULL;
@@ -64,10 +74,11 @@ static PyObject* tensor_get(PyObject* self, void* which) {
     case VERSION:
       return Py_BuildValue("II", m->version.major, m->version.minor);
     case DEVICE:
-      return PyObject_CallFunction(device_class, "ii", t->device.device_type, t->device.device_id);
+      return of_class(device_class,
+                      Py_BuildValue("(ii)", t->device.device_type, t->device.device_id));
     default:
-      return PyObject_CallFunction(dtype_class, "iii", t->dtype.code, t->dtype.bits,
-                                   t->dtype.lanes);
+      return of_class(dtype_class,
+                      Py_BuildValue("(iii)", t->dtype.code, t->dtype.bits, t->dtype.lanes));
   }
 }
 

@@ -7,13 +7,16 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "dlx.h"
+#include "dlx_cuda.h"
 
 /* dlx.Tensor: one count on a managed tensor that dlx made. `managed` is NULL once the tensor was
  * handed back to the capsule it came from. */
 typedef struct {
   PyObject_HEAD DLManagedTensorVersioned* managed;
   PyObject* weakrefs;
+  dlx_ready* ready; /* device memory: when it may be read; NULL = now */
+  int is_ordered;   /* device memory on its way to one consumer, whose stream has been seen to */
+  int is_lent;      /* device memory that is worked on in dlx's own stream, see py_cuda_lend */
 } TensorObject;
 
 extern PyTypeObject* py_tensor_type;
@@ -38,6 +41,9 @@ DLManagedTensorVersioned* py_tensor_managed(PyObject* tensor);
 
 /* Owns: takes `made`, also on failure. Errors: NULL with an exception. */
 PyObject* py_tensor_wrap(DLManagedTensorVersioned* made);
+
+/* Say of a new view when its memory is ready: as that of the tensor which it is a view of. */
+void py_tensor_follow(TensorObject* view, const TensorObject* tensor);
 
 /* Create the type and add it to the module. Errors: -1 with an exception. */
 int py_tensor_init(PyObject* module);
@@ -96,6 +102,42 @@ const DLPackExchangeAPI* py_exchange_find(PyTypeObject* type);
 
 /* Create the type `Lane` and add it to the module. Errors: -1 with an exception. */
 int py_lane_init(PyObject* module);
+
+/* ---- py_view.c ---------------------------------------------------------------------------------
+ */
+
+/* Add the type Places to a module. GIL: needed. Errors: -1 with an exception. */
+int py_view_init(PyObject* module);
+
+/* ---- py_cuda.c ---------------------------------------------------------------------------------
+ */
+
+/* Device memory that has streams which dlx can order. GIL: not needed. */
+static inline int py_cuda_is_ours(DLDevice device) {
+  return device.device_type == kDLCUDA || device.device_type == kDLCUDAManaged;
+}
+
+/* Put a managed tensor that shares `tensor`'s device memory behind the consumer's stream, as
+ * __dlpack__(stream=...) says: the stream waits for the memory, the memory's release for the
+ * stream. Owns: takes `made` and gives it or its like back; on failure it is released. Errors: NULL
+ * with an exception. */
+DLManagedTensorVersioned* py_cuda_give(TensorObject* tensor, DLManagedTensorVersioned* made,
+                                       PyObject* stream);
+
+/* A copy of device memory on the host. Owns: the caller owns the result. Errors: NULL with an
+ * exception. */
+DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor);
+
+/* Give a tensor's memory to whoever works on dlx's own stream of its device, for good: the stream
+ * waits for the memory, and readers of the tensor wait for the stream from now on. Errors: -1 with
+ * an exception. */
+int py_cuda_lend(TensorObject* tensor);
+
+/* Say of a new tensor that its memory is ready when dlx's own stream is. Errors: -1 with an
+ * exception. */
+int py_cuda_ready_here(TensorObject* tensor, int32_t device_id);
+
+extern PyMethodDef py_cuda_functions[];
 
 /* ---- py_capsule.c ------------------------------------------------------------------------------
  */

@@ -1,22 +1,31 @@
 /* The fast lane: a callable around the Python function `convert`, in the manner of
- * functools.lru_cache's wrapper. A call with nothing but an object and a target, both on a known
- * route, with every guard answered false and nothing found by the check, never enters Python.
- * Anything else is given to the Python function with the same arguments. */
+ * functools.lru_cache's wrapper. A call for an object and a target on a known route, with every
+ * guard answered false, nothing found by the check but what a copy cures, and no option beyond the
+ * plainest, never enters Python. Anything else is given to the Python function with the same
+ * arguments. The type of that callable is in py_lane_type.c. */
 
 #include "py_route.h"
 
-#include <structmember.h>
-
+/* What a call says beyond the object and the target, as far as the lane understands it. */
 typedef struct {
-  PyObject_HEAD vectorcallfunc vectorcall;
-  PyObject* wrapped; /* the Python function: complete on its own */
-  PyObject* learn;   /* learn(type, to): adds a route, if there is one */
-  PyObject* failed;  /* failed(obj, to, cause): returns the error for a consumer that failed */
-  PyObject* dict;    /* __name__, __doc__, __wrapped__, ... */
-  PyObject* weakrefs;
-} LaneObject;
+  int copies;    /* copy=True */
+  int shares;    /* copy=False */
+  int is_strict; /* readonly= is not "copy" */
+  int any;       /* detach=True, or a device: what is in the target already may not stay as it is */
+} wish;
 
-static PyObject *to_name, *pass; /* the keyword "to"; a unique answer that means "ask Python" */
+PyObject* py_lane_pass;
+static PyObject *to_name, *copy_name, *readonly_name, *detach_name, *device_name, *cpu_name,
+    *error_name, *share_name; /* interned, as the words of a call are */
+static const wish nothing;
+
+/* Every call goes through these: a call of each, which saves and restores registers, would cost
+ * about as much as what it does. */
+#define INLINE static inline __attribute__((always_inline))
+/* These are rare, and stay out of the way. */
+#define RARE static __attribute__((noinline, cold))
+
+/* ---- an array: examined, exported, checked --------------------------------------------------- */
 
 /* 1 = the question is answered false; 2 = it was made so; 0 = ask Python. GIL: needed. Errors: none
  * left set. */
@@ -127,9 +136,15 @@ static int is_plain(const py_route* r, const DLTensor* t) {
          dlx_is_plain(t, r->plain_alignment);
 }
 
-/* The whole check; what the consumer takes is remembered. */
-static int is_accepted(py_route* r, const DLTensor* t, uint64_t flags) {
-  if (dlx_check(t, flags, &r->accepts) != 0) return 0;
+/* The whole check; what the consumer takes as it is is remembered. Where a copy may be made, what
+ * it cures is no obstacle. */
+static int is_accepted(py_route* r, const DLTensor* t, uint64_t flags, uint32_t* cures) {
+  uint32_t found = dlx_check(t, flags, &r->accepts);
+  if (found) {
+    int is_cured = cures && !(found & ~(uint32_t)DLX_OBSTACLES_CURED) && dlx_itemsize(t->dtype, 0);
+    if (is_cured) *cures = found;
+    return is_cured;
+  }
   if (t->device.device_type == kDLCPU && flags == 0) {
     r->plain_dtype = dlx_dtype_word(t->dtype);
     r->plain_alignment = (uint32_t)dlx_wanted_alignment(t->dtype, &r->accepts);
@@ -137,20 +152,53 @@ static int is_accepted(py_route* r, const DLTensor* t, uint64_t flags) {
   return 1;
 }
 
-/* A managed tensor over an array, or NULL without an exception: ask Python. */
-static DLManagedTensorVersioned* lend(py_route* r, PyObject* obj) {
+/* The tensor of an array that a DLTensor cannot describe: a read-only one. Only of arrays that hold
+ * their memory themselves and have nothing to be asked. Owns: the caller owns the result. GIL:
+ * needed. Errors: NULL, none left set. */
+RARE DLManagedTensorVersioned* with_flags(const py_route* r, PyObject* obj) {
+  if (r->owner.name || r->n_guards || r->quick || r->confirmed) return NULL;
+  DLManagedTensorVersioned *foreign, *made = NULL;
+  if (r->give->managed_tensor_from_py_object_no_sync == NULL ||
+      r->give->managed_tensor_from_py_object_no_sync(obj, &foreign) != 0) {
+    PyErr_Clear();
+    return NULL;
+  }
+  PyObject* owner = Py_NewRef(obj);
+  if (foreign->version.major != DLX_DLPACK_MAJOR ||
+      dlx_managed_new(&foreign->dl_tensor, foreign->flags, owner, py_release_object, &made) !=
+          DLX_OK)
+    Py_DECREF(owner);
+  if (foreign->deleter) foreign->deleter(foreign);
+  return made;
+}
+
+/* Of a dlx.Tensor, whose flags are known: nothing is asked. Owns, GIL, Errors: as py_lane_lend. */
+static DLManagedTensorVersioned* lend_own(py_route* r, const TensorObject* tensor,
+                                          uint32_t* cures) {
+  DLManagedTensorVersioned *base = tensor->managed, *made = NULL;
+  if (base == NULL || base->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY) return NULL;
+  const DLTensor* own = &base->dl_tensor;
+  if (py_cuda_is_ours(own->device)) return NULL; /* streams are Python's to look at */
+  if (cures && own->device.device_type != kDLCPU) return NULL;
+  if (!(base->flags == 0 && is_plain(r, own)) && !is_accepted(r, own, base->flags, cures))
+    return NULL;
+  return dlx_managed_lend(base, own->device, base->flags, &made) == DLX_OK ? made : NULL;
+}
+
+INLINE DLManagedTensorVersioned* lend(py_route* r, PyObject* obj, int brief, uint32_t* cures) {
   DLManagedTensorVersioned* made = NULL;
   DLTensor t;
-  if (r->type == py_tensor_type) { /* our own: flags are known, nothing is asked */
-    DLManagedTensorVersioned* base = ((TensorObject*)obj)->managed;
-    if (base == NULL || base->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY) return NULL;
-    const DLTensor* own = &base->dl_tensor;
-    if (!(base->flags == 0 && is_plain(r, own)) && !is_accepted(r, own, base->flags)) return NULL;
-    return dlx_managed_lend(base, own->device, base->flags, &made) == DLX_OK ? made : NULL;
-  }
+  if (cures) *cures = 0;
+  if (r->type == py_tensor_type) return lend_own(r, (TensorObject*)obj, cures);
   if (!switches_off(r) || !early_clear(r, obj)) return NULL;
   if (r->give->dltensor_from_py_object_no_sync(obj, &t) != 0) {
     PyErr_Clear(); /* the slow road says why */
+    made = with_flags(r, obj);
+    if (made && made->dl_tensor.device.device_type == kDLCPU &&
+        !(made->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY) &&
+        is_accepted(r, &made->dl_tensor, made->flags, cures))
+      return made;
+    if (made) dlx_managed_release(made);
     return NULL;
   }
   if (t.device.device_type != kDLCPU || t.dtype.code > 31) return NULL;
@@ -163,15 +211,16 @@ static DLManagedTensorVersioned* lend(py_route* r, PyObject* obj) {
    * at. */
   int guarded = r->n_guards || r->quick;
   if (!plain &&
-      ((guarded && made->dl_tensor.data == NULL) || !is_accepted(r, &made->dl_tensor, 0))) {
+      ((guarded && made->dl_tensor.data == NULL) || !is_accepted(r, &made->dl_tensor, 0, cures))) {
     dlx_managed_release(made);
     return NULL;
   }
+  if (cures && *cures) brief = 1; /* it is read now, and not kept */
   int code = t.dtype.code;
   if ((r->quick == NULL || r->quick(obj, &made->dl_tensor)) && late_clear(r, 0, code, obj, obj) &&
       dtype_confirmed(r, obj, t.dtype)) {
     PyObject* owner = r->owner.name ? py_ask(&r->owner, obj) : Py_NewRef(obj);
-    int clear = owner ? late_clear(r, 1, code, obj, owner) : 0;
+    int clear = owner == NULL ? 0 : brief ? 2 : late_clear(r, 1, code, obj, owner);
     if (clear == 1 || (clear == 2 && inside(r, &made->dl_tensor, owner))) {
       dlx_managed_own(made, owner, py_release_object);
       return made;
@@ -183,21 +232,20 @@ static DLManagedTensorVersioned* lend(py_route* r, PyObject* obj) {
   return NULL;
 }
 
-/* Hand a managed tensor to the consumer. Owns: takes `made`. Errors: NULL with the error of
- * `failed`. */
-static PyObject* hand_over(const LaneObject* self, const py_route* r,
-                           DLManagedTensorVersioned* made, PyObject* obj, PyObject* to) {
-  if (r->take == NULL) return py_tensor_wrap(made);
-  void* result = NULL;
-  if (!r->take_keeps) dlx_managed_hold(made);
-  if (r->take->managed_tensor_to_py_object_no_sync(made, &result) == 0 && result != NULL) {
-    if (!r->take_keeps) dlx_managed_release(made);
-    return result;
-  }
+DLManagedTensorVersioned* py_lane_lend(py_route* r, PyObject* obj, int brief, uint32_t* cures) {
+  return lend(r, obj, brief, cures);
+}
+
+/* ---- handed over ------------------------------------------------------------------------------
+ */
+
+/* Takes `made`, if it was not consumed. Errors: NULL with what `failed` gives of the exception. */
+RARE PyObject* refused(PyObject* lane, const py_route* r, DLManagedTensorVersioned* made,
+                       PyObject* obj, PyObject* to, PyObject* tree) {
   py_pending cause = py_pending_save();
-  if (r->take_keeps) {
+  if (made && r->take_keeps) {
     dlx_managed_release(made);
-  } else {
+  } else if (made) {
     dlx_managed_abandon(made);
   }
   if (cause.type && (!PyErr_GivenExceptionMatches(cause.type, PyExc_Exception) ||
@@ -206,8 +254,8 @@ static PyObject* hand_over(const LaneObject* self, const py_route* r,
     return NULL;
   }
   PyErr_NormalizeException(&cause.type, &cause.value, &cause.traceback);
-  PyObject* error = PyObject_CallFunctionObjArgs(self->failed, obj, to,
-                                                 cause.value ? cause.value : Py_None, NULL);
+  PyObject* error = PyObject_CallFunctionObjArgs(((LaneObject*)lane)->failed, obj, to,
+                                                 cause.value ? cause.value : Py_None, tree, NULL);
   Py_XDECREF(cause.type);
   Py_XDECREF(cause.value);
   Py_XDECREF(cause.traceback);
@@ -218,158 +266,143 @@ static PyObject* hand_over(const LaneObject* self, const py_route* r,
   return NULL;
 }
 
+INLINE PyObject* hand_over(PyObject* lane, const py_route* r, DLManagedTensorVersioned* made,
+                           PyObject* obj, PyObject* to, PyObject* tree) {
+  if (r->take == NULL) return py_tensor_wrap(made);
+  void* result = NULL;
+  if (!r->take_keeps) dlx_managed_hold(made);
+  if (r->take->managed_tensor_to_py_object_no_sync(made, &result) != 0 || result == NULL)
+    return refused(lane, r, made, obj, to, tree);
+  if (!r->take_keeps) dlx_managed_release(made);
+  PyTypeObject* found = Py_TYPE((PyObject*)result);
+  /* The table of a base makes arrays of the base: see Adapter.lane_imports. */
+  if (found == r->take_type || !PyType_IsSubtype(r->take_type, found)) return result;
+  PyErr_Format(PyExc_TypeError, "its exchange table made a %s", found->tp_name);
+  Py_DECREF((PyObject*)result);
+  return refused(lane, r, NULL, obj, to, tree);
+}
+
+PyObject* py_lane_hand_over(PyObject* lane, const py_route* r, DLManagedTensorVersioned* made,
+                            PyObject* obj, PyObject* to, PyObject* tree) {
+  return hand_over(lane, r, made, obj, to, tree);
+}
+
+DLManagedTensorVersioned* py_lane_copy(const py_route* r, DLManagedTensorVersioned* made) {
+  DLManagedTensorVersioned* copy =
+      py_managed_copy(made, (r->accepts.layouts & DLX_LAYOUT_PERMUTED) != 0);
+  dlx_managed_release(made);
+  if (copy == NULL) PyErr_Clear();
+  return copy;
+}
+
 /* Run a route. Errors: NULL with an exception, or `pass` (borrowed). */
-static PyObject* run(const LaneObject* self, py_route* r, PyObject* obj, PyObject* to) {
-  if (r->is_same) return Py_NewRef(obj);
+INLINE PyObject* run(PyObject* lane, py_route* r, PyObject* obj, PyObject* to, const wish* wish) {
+  if (r->is_same) return wish->copies || wish->any ? py_lane_pass : Py_NewRef(obj);
+  uint32_t cures = 0;
   py_route_enter(r);
-  DLManagedTensorVersioned* made = lend(r, obj);
-  PyObject* result = made ? hand_over(self, r, made, obj, to) : pass;
+  DLManagedTensorVersioned* made = lend(r, obj, wish->copies, wish->shares ? NULL : &cures);
+  if (made && (cures & DLX_OBSTACLE_READONLY) && !wish->copies && wish->is_strict) {
+    dlx_managed_release(made);
+    made = NULL;
+  }
+  if (made && (cures || wish->copies)) made = py_lane_copy(r, made);
+  PyObject* result = made ? hand_over(lane, r, made, obj, to, NULL) : py_lane_pass;
   py_route_leave(r);
   return result;
 }
 
-static PyObject* try_lane(const LaneObject* self, PyObject* obj, PyObject* to) {
-  PyTypeObject* type = Py_TYPE(obj);
+py_route* py_lane_route(PyObject* lane, PyTypeObject* type, PyObject* to) {
   py_route* r = py_route_find(type, to);
-  if (r == NULL) {
-    /* Strings that are equal but not the same object share one route; literals are interned
-     * already. */
-    if (PyUnicode_CheckExact(to) && !PyUnicode_CHECK_INTERNED(to)) return pass;
-    PyObject* done = PyObject_CallFunctionObjArgs(self->learn, (PyObject*)type, to, NULL);
-    if (done == NULL) PyErr_Clear(); /* the Python function will find the same, and say it */
-    Py_XDECREF(done);
-    r = py_route_find(type, to);
-  }
-  return r && r->is_lane ? run(self, r, obj, to) : pass;
+  if (r) return r;
+  /* Strings that are equal but not the same object share one route; literals are interned already.
+   */
+  if (PyUnicode_CheckExact(to) && !PyUnicode_CHECK_INTERNED(to)) return NULL;
+  PyObject* done =
+      PyObject_CallFunctionObjArgs(((LaneObject*)lane)->learn, (PyObject*)type, to, NULL);
+  if (done == NULL) PyErr_Clear(); /* the Python function will find the same, and say it */
+  Py_XDECREF(done);
+  return py_route_find(type, to);
 }
 
-static PyObject* lane_call(PyObject* callable, PyObject* const* args, size_t nargsf,
-                           PyObject* names) {
+/* One option of a call. Returns 0 where only Python understands it. */
+static int take_option(wish* wish, PyObject* name, PyObject* value) {
+  if (name == copy_name) {
+    wish->copies = value == Py_True;
+    wish->shares = value == Py_False;
+    return wish->copies || wish->shares || value == Py_None;
+  }
+  if (name == readonly_name) { /* Python looks at the word, should it matter */
+    wish->is_strict = value != copy_name;
+    return value == copy_name || value == error_name || value == share_name;
+  }
+  if (name == detach_name) { /* what would have to be detached is not the lane's */
+    wish->any |= value == Py_True;
+    return value == Py_True || value == Py_False;
+  }
+  if (name == device_name) { /* the lane knows host memory only */
+    wish->any |= value == cpu_name;
+    return value == cpu_name || value == Py_None;
+  }
+  return 0;
+}
+
+INLINE PyObject* try_lane(PyObject* lane, PyObject* obj, PyObject* to, const wish* wish) {
+  py_route* r = py_route_find(Py_TYPE(obj), to);
+  if (r == NULL && py_tree_takes(Py_TYPE(obj))) {
+    if (wish != &nothing) return py_lane_pass;
+    PyObject* result = py_tree_run(lane, obj, to);
+    return result || PyErr_Occurred() ? result : py_lane_pass;
+  }
+  if (r == NULL) r = py_lane_route(lane, Py_TYPE(obj), to);
+  return r && r->is_lane ? run(lane, r, obj, to, wish) : py_lane_pass;
+}
+
+/* The target of a call with options; NULL where only Python understands them. */
+RARE PyObject* take_options(wish* said, PyObject* const* args, Py_ssize_t n, PyObject* names) {
+  PyObject* to = n == 2 ? args[1] : NULL;
+  if (n != 1 && n != 2) return NULL;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); i++) {
+    PyObject* name = PyTuple_GET_ITEM(names, i);
+    if (name == to_name && n == 1) {
+      to = args[1 + i];
+    } else if (!take_option(said, name, args[n + i])) {
+      return NULL;
+    }
+  }
+  return to;
+}
+
+PyObject* py_lane_call(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* names) {
   const LaneObject* self = (LaneObject*)callable;
   Py_ssize_t n = PyVectorcall_NARGS(nargsf);
-  PyObject* to = NULL;
-  if (n == 1 && names && PyTuple_GET_SIZE(names) == 1) {
-    PyObject* name = PyTuple_GET_ITEM(names, 0);
-    if (name == to_name || PyUnicode_Compare(name, to_name) == 0) to = args[1];
-  } else if (n == 2 && names == NULL) {
-    to = args[1];
+  PyObject *to = NULL, *result = py_lane_pass;
+  if (names == NULL) {
+    if (n == 2) result = try_lane(callable, args[0], args[1], &nothing);
+  } else if (n == 1 && PyTuple_GET_SIZE(names) == 1) {
+    if (PyTuple_GET_ITEM(names, 0) == to_name)
+      result = try_lane(callable, args[0], args[1], &nothing);
+  } else {
+    wish said = nothing;
+    if ((to = take_options(&said, args, n, names)) != NULL)
+      result = try_lane(callable, args[0], to, &said);
   }
-  if (to) {
-    PyObject* result = try_lane(self, args[0], to);
-    if (result != pass) return result;
+  return result != py_lane_pass ? result : PyObject_Vectorcall(self->wrapped, args, nargsf, names);
+}
+
+PyObject* py_lane_run(PyObject* lane, py_route* r, PyObject* obj, PyObject* to) {
+  return run(lane, r, obj, to, &nothing);
+}
+
+int py_lane_words(void) {
+  struct {
+    PyObject** where;
+    const char* word;
+  } words[] = {{&to_name, "to"},         {&copy_name, "copy"},     {&readonly_name, "readonly"},
+               {&detach_name, "detach"}, {&device_name, "device"}, {&cpu_name, "cpu"},
+               {&error_name, "error"},   {&share_name, "share"}};
+  for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+    if ((*words[i].where = PyUnicode_InternFromString(words[i].word)) == NULL) return -1;
   }
-  return PyObject_Vectorcall(self->wrapped, args, nargsf, names);
-}
-
-/* ---- the type ---------------------------------------------------------------------------------
- */
-
-static PyObject* lane_new(PyTypeObject* type, PyObject* args, PyObject* keywords) {
-  static char* names[] = {"wrapped", "learn", "failed", NULL};
-  PyObject *wrapped, *learn, *failed;
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOO:Lane", names, &wrapped, &learn, &failed))
-    return NULL;
-  LaneObject* self = (LaneObject*)type->tp_alloc(type, 0);
-  if (self == NULL) return NULL;
-  self->vectorcall = lane_call;
-  self->wrapped = Py_NewRef(wrapped);
-  self->learn = Py_NewRef(learn);
-  self->failed = Py_NewRef(failed);
-  return (PyObject*)self;
-}
-
-static int lane_traverse(PyObject* object, visitproc visit, void* arg) {
-  LaneObject* self = (LaneObject*)object;
-  Py_VISIT(Py_TYPE(object));
-  Py_VISIT(self->wrapped);
-  Py_VISIT(self->learn);
-  Py_VISIT(self->failed);
-  Py_VISIT(self->dict);
-  return 0;
-}
-
-static int lane_clear(PyObject* object) {
-  LaneObject* self = (LaneObject*)object;
-  Py_CLEAR(self->wrapped);
-  Py_CLEAR(self->learn);
-  Py_CLEAR(self->failed);
-  Py_CLEAR(self->dict);
-  return 0;
-}
-
-static void lane_dealloc(PyObject* object) {
-  PyTypeObject* type = Py_TYPE(object);
-  PyObject_GC_UnTrack(object);
-  if (((LaneObject*)object)->weakrefs) PyObject_ClearWeakRefs(object);
-  lane_clear(object);
-  type->tp_free(object);
-  Py_DECREF(type);
-}
-
-static PyObject* lane_get(PyObject* self, PyObject* obj, PyObject* type) {
-  if (obj == NULL || obj == Py_None) return Py_NewRef(self);
-  return PyMethod_New(self, obj);
-}
-
-static PyObject* lane_reduce(PyObject* self, PyObject* unused) {
-  return PyObject_GetAttrString(self, "__qualname__"); /* pickled by name, as functions are */
-}
-
-static PyObject* lane_copy(PyObject* self, PyObject* unused) {
-  return Py_NewRef(self);
-}
-
-static PyMethodDef lane_methods[] = {
-    {"__reduce__", lane_reduce, METH_NOARGS, NULL},
-    {"__copy__", lane_copy, METH_NOARGS, NULL},
-    {"__deepcopy__", lane_copy, METH_O, NULL},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyMemberDef lane_members[] = {
-    {"__vectorcalloffset__", T_PYSSIZET, offsetof(LaneObject, vectorcall), 1, NULL},
-    {"__dictoffset__", T_PYSSIZET, offsetof(LaneObject, dict), 1, NULL},
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(LaneObject, weakrefs), 1, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
-static PyGetSetDef lane_attributes[] = {
-    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-
-PyDoc_STRVAR(lane_doc,
-             "Lane(wrapped, learn, failed)\n--\n\n"
-             "A function with a fast lane in C; see dlx.convert.");
-
-static PyType_Slot lane_slots[] = {
-    {Py_tp_new, lane_new},
-    {Py_tp_dealloc, lane_dealloc},
-    {Py_tp_traverse, lane_traverse},
-    {Py_tp_clear, lane_clear},
-    {Py_tp_call, PyVectorcall_Call},
-    {Py_tp_descr_get, lane_get},
-    {Py_tp_methods, lane_methods},
-    {Py_tp_getset, lane_attributes},
-    {Py_tp_members, lane_members},
-    {Py_tp_doc, (void*)lane_doc},
-    {0, NULL},
-};
-
-static PyType_Spec lane_spec = {
-    .name = "dlx.native.Lane",
-    .basicsize = sizeof(LaneObject),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
-             Py_TPFLAGS_METHOD_DESCRIPTOR,
-    .slots = lane_slots,
-};
-
-int py_lane_init(PyObject* module) {
-  to_name = PyUnicode_InternFromString("to");
-  pass = PyUnicode_FromString("pass");
-  PyObject* type = PyType_FromSpec(&lane_spec);
-  if (to_name == NULL || pass == NULL || type == NULL) return -1;
-  int failed = PyModule_AddObjectRef(module, "Lane", type);
-  Py_DECREF(type);
-  return failed;
+  py_lane_pass = PyUnicode_FromString("pass");
+  return py_lane_pass ? 0 : -1;
 }

@@ -3,6 +3,8 @@
 
 #include "py_dlx.h"
 
+#include <string.h>
+
 /* Owns: numbers written to `out`. Errors: -1 with an exception. */
 static int read_numbers(PyObject* sequence, int64_t* out, Py_ssize_t n, const char* what) {
   PyObject* fast = PySequence_Tuple(sequence); /* a copy: reading a number may run Python */
@@ -103,16 +105,19 @@ static PyObject* tensor_view(PyObject* module, PyObject* args) {
   if (item != dlx_itemsize(base->dl_tensor.dtype, base->flags) ||
       (item == 0 && packed_bits != base->dl_tensor.dtype.bits * base->dl_tensor.dtype.lanes))
     return py_raise(DLX_E_MISMATCH, "a view of another element size");
+  int status;
   if (owner == Py_None) {
-    int status = dlx_managed_share(base, &like, flags, &made);
-    return status == DLX_OK ? py_tensor_wrap(made) : py_raise(status, NULL);
+    status = dlx_managed_share(base, &like, flags, &made);
+  } else {
+    PyObject* both = PyTuple_Pack(2, tensor, owner);
+    if (both == NULL) return NULL;
+    status = dlx_managed_new(&like, flags, both, py_release_object, &made);
+    if (status != DLX_OK) Py_DECREF(both);
   }
-  PyObject* both = PyTuple_Pack(2, tensor, owner);
-  if (both == NULL) return NULL;
-  int status = dlx_managed_new(&like, flags, both, py_release_object, &made);
-  if (status == DLX_OK) return py_tensor_wrap(made);
-  Py_DECREF(both);
-  return py_raise(status, NULL);
+  if (status != DLX_OK) return py_raise(status, NULL);
+  PyObject* view = py_tensor_wrap(made);
+  if (view) py_tensor_follow((TensorObject*)view, (TensorObject*)tensor);
+  return view;
 }
 
 DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, int keep_order) {
@@ -150,6 +155,95 @@ static PyObject* tensor_copy(PyObject* module, PyObject* const* args, Py_ssize_t
   if (keep_order < 0) return NULL;
   m = py_managed_copy(m, keep_order);
   return m ? py_tensor_wrap(m) : NULL;
+}
+
+/* Owns: borrowed; a reference to each tensor is held by the list. Errors: NULL with an exception.
+ */
+static DLManagedTensorVersioned** managed_of(PyObject* tensors, Py_ssize_t n) {
+  DLManagedTensorVersioned** rows = PyMem_New(DLManagedTensorVersioned*, n);
+  if (rows == NULL) return (DLManagedTensorVersioned**)PyErr_NoMemory();
+  for (Py_ssize_t i = 0; i < n; i++) {
+    if ((rows[i] = py_tensor_managed(PyList_GET_ITEM(tensors, i))) == NULL) {
+      PyMem_Free(rows);
+      return NULL;
+    }
+  }
+  return rows;
+}
+
+static int same_kind(const DLManagedTensorVersioned* a, const DLManagedTensorVersioned* b) {
+  const DLTensor *s = &a->dl_tensor, *t = &b->dl_tensor;
+  uint64_t padded = DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
+  return s->ndim == t->ndim && memcmp(&s->dtype, &t->dtype, sizeof s->dtype) == 0 &&
+         memcmp(&s->device, &t->device, sizeof s->device) == 0 &&
+         (a->flags & padded) == (b->flags & padded) &&
+         (s->ndim == 0 || memcmp(s->shape, t->shape, (size_t)s->ndim * sizeof *s->shape) == 0);
+}
+
+/* Fresh memory for n tensors like `row`, one after another. Errors: a status. */
+static int empty_rows(const DLManagedTensorVersioned* row, Py_ssize_t n,
+                      DLManagedTensorVersioned** out) {
+  int64_t shape[DLX_MAX_NDIM + 1] = {n};
+  DLTensor like = row->dl_tensor;
+  uint64_t flags = row->flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
+  if (dlx_itemsize(like.dtype, flags) == 0 &&
+      dlx_size(&like) * like.dtype.bits * like.dtype.lanes % 8 != 0)
+    return DLX_E_PACKED; /* rows would not begin on a byte */
+  if (like.ndim) memcpy(shape + 1, like.shape, (size_t)like.ndim * sizeof *shape);
+  like.shape = shape;
+  like.strides = NULL;
+  like.ndim++;
+  return dlx_managed_empty(&like, flags, 0, out);
+}
+
+/* GIL: not needed. Errors: a status. */
+static int copy_rows(DLManagedTensorVersioned* const* rows, Py_ssize_t n,
+                     const DLManagedTensorVersioned* whole) {
+  DLTensor to = whole->dl_tensor;
+  to.ndim--;
+  to.shape++;
+  to.strides++;
+  int64_t step = dlx_nbytes(&to, whole->flags);
+  int status = DLX_OK;
+  for (Py_ssize_t i = 0; i < n && status == DLX_OK; i++) {
+    to.data = (char*)whole->dl_tensor.data + i * step;
+    status = dlx_copy(&rows[i]->dl_tensor, &to, whole->flags);
+  }
+  return status;
+}
+
+PyDoc_STRVAR(
+    tensor_stack_doc,
+    "tensor_stack(tensors, /)\n--\n\n"
+    "Copy a list of tensors into one new tensor, along a new first dimension. Return the number of "
+    "the first one\n"
+    "whose shape, dtype or device differs from the first's, if there is one. The GIL is released "
+    "while bytes move;\n"
+    "nobody else may know the list.");
+
+static PyObject* tensor_stack(PyObject* module, PyObject* tensors) {
+  if (!PyList_CheckExact(tensors) || PyList_GET_SIZE(tensors) == 0) {
+    PyErr_SetString(PyExc_TypeError, "tensor_stack takes a list with tensors in it");
+    return NULL;
+  }
+  Py_ssize_t n = PyList_GET_SIZE(tensors);
+  DLManagedTensorVersioned *whole = NULL, **rows = managed_of(tensors, n);
+  if (rows == NULL) return NULL;
+  for (Py_ssize_t i = 1; i < n; i++) {
+    if (!same_kind(rows[0], rows[i])) {
+      PyMem_Free(rows);
+      return PyLong_FromSsize_t(i);
+    }
+  }
+  int status;
+  Py_BEGIN_ALLOW_THREADS
+    status = empty_rows(rows[0], n, &whole);
+    if (status == DLX_OK) status = copy_rows(rows, n, whole);
+  Py_END_ALLOW_THREADS
+  PyMem_Free(rows);
+  if (status == DLX_OK) return py_tensor_wrap(whole);
+  if (whole) dlx_managed_release(whole);
+  return py_raise(status, NULL);
 }
 
 PyDoc_STRVAR(
@@ -212,6 +306,7 @@ PyMethodDef py_make_functions[] = {
     {"tensor_new", tensor_new, METH_VARARGS, tensor_new_doc},
     {"tensor_view", tensor_view, METH_VARARGS, tensor_view_doc},
     {"tensor_copy", (PyCFunction)(void (*)(void))tensor_copy, METH_FASTCALL, tensor_copy_doc},
+    {"tensor_stack", tensor_stack, METH_O, tensor_stack_doc},
     {"tensor_repack", tensor_repack, METH_O, tensor_repack_doc},
     {"tensor_check", (PyCFunction)(void (*)(void))tensor_check, METH_FASTCALL, tensor_check_doc},
     {"buffer_address", buffer_address, METH_O, buffer_address_doc},

@@ -21,7 +21,8 @@ PyObject* py_raise(int status, const char* format, ...) {
     return NULL;
   }
   if (format == NULL) {
-    PyErr_SetString(class, dlx_status_text(status));
+    int of_driver = status <= DLX_E_NO_DRIVER && status >= DLX_E_DRIVER;
+    PyErr_SetString(class, of_driver ? dlx_cuda_message() : dlx_status_text(status));
     return NULL;
   }
   va_list values;
@@ -59,9 +60,10 @@ int dlx_bind(uintptr_t module) {
                PyModule_AddFunctions(m, py_capsule_functions) < 0 ||
                PyModule_AddFunctions(m, py_make_functions) < 0 ||
                PyModule_AddFunctions(m, py_adopt_functions) < 0 ||
+               PyModule_AddFunctions(m, py_cuda_functions) < 0 ||
                PyModule_AddFunctions(m, py_describe_functions) < 0 ||
                PyModule_AddFunctions(m, py_route_functions) < 0 || py_tensor_init(m) < 0 ||
-               py_lane_init(m) < 0;
+               py_lane_init(m) < 0 || py_view_init(m) < 0;
   if (failed) PyErr_Print();
   PyGILState_Release(state);
   return failed ? -1 : 0;

@@ -90,7 +90,7 @@ static void route_free(py_route* r) {
   forget_question(&r->nbytes);
   forget_question(&r->dtype);
   Py_CLEAR(r->confirmed);
-  Py_CLEAR(r->type);
+  if (r->holds_type) Py_CLEAR(r->type);
   Py_CLEAR(r->key);
   Py_CLEAR(r->take_type);
   PyMem_Free(r);
@@ -203,6 +203,7 @@ static PyObject* route_add(PyObject* module, PyObject* args) {
   py_route* r = PyMem_Calloc(1, sizeof *r);
   if (r == NULL) return PyErr_NoMemory();
   r->type = (PyTypeObject*)Py_NewRef(type);
+  r->holds_type = 1;
   r->key = Py_NewRef(key);
   r->is_same = same;
   r->take_keeps = take_keeps;
@@ -239,6 +240,10 @@ static PyObject* route_add(PyObject* module, PyObject* args) {
   table[i] = r;
   if (old == NULL) in_use++;
   int is_lane = r->is_lane;
+  /* That a type has no route must not keep it alive. Should another type come to lie at its
+   * address, its version differs; at worst Python is asked. */
+  r->holds_type = is_lane;
+  if (!is_lane) Py_DECREF(type);
   route_free(old);
   return PyBool_FromLong(is_lane);
 

@@ -35,11 +35,12 @@ typedef struct {
 } py_switch;
 
 typedef struct {
-  PyTypeObject* type; /* exact; strong */
-  PyObject* key;      /* the `to` of the call; strong */
-  unsigned tag;       /* the type's version: a patched type misses */
-  int is_lane;        /* 0 = known to need Python */
-  int is_same;        /* the object itself is the result */
+  PyTypeObject* type; /* exact; strong where holds_type */
+  int holds_type;
+  PyObject* key; /* the `to` of the call; strong */
+  unsigned tag;  /* the type's version: a patched type misses */
+  int is_lane;   /* 0 = known to need Python */
+  int is_same;   /* the object itself is the result */
   int users; /* calls that are running on it; a route that was replaced is freed after the last */
   int is_replaced;
   PyTypeObject* take_type; /* of the target; strong; NULL = no table of it is used */
@@ -76,5 +77,61 @@ void py_route_leave(py_route* route);
 PyObject* py_ask(const py_question* question, PyObject* obj);
 
 extern PyMethodDef py_route_functions[];
+
+/* ---- py_lane.c ---------------------------------------------------------------------------------
+ */
+
+/* A function with a fast lane: its type is in py_lane_type.c. */
+typedef struct {
+  PyObject_HEAD vectorcallfunc vectorcall;
+  PyObject* wrapped; /* the Python function: complete on its own */
+  PyObject* learn;   /* learn(type, to): adds a route, if there is one */
+  PyObject* failed;  /* failed(obj, to, cause, tree=None): the error for a consumer that failed */
+  PyObject* dict;    /* __name__, __doc__, __wrapped__, ... */
+  PyObject* weakrefs;
+} LaneObject;
+
+extern PyObject* py_lane_pass; /* a unique answer that means "ask Python" */
+
+/* The lane's vectorcall. */
+PyObject* py_lane_call(PyObject* lane, PyObject* const* args, size_t nargsf, PyObject* names);
+
+/* Intern the words of options. Errors: -1 with an exception. */
+int py_lane_words(void);
+
+/* The route for an exact type and target, learnt now if it must be; NULL = ask Python. Owns:
+ * borrowed, see py_route_find. GIL: needed; may run Python. Errors: none left set. */
+py_route* py_lane_route(PyObject* lane, PyTypeObject* type, PyObject* to);
+
+/* Convert one array by its route, without options. Owns: the result is new, py_lane_pass borrowed.
+ * GIL: needed; may run Python. Errors: NULL with an exception, or py_lane_pass. */
+PyObject* py_lane_run(PyObject* lane, py_route* route, PyObject* obj, PyObject* to);
+
+/* A managed tensor over an array: examined, exported and checked. `brief`: its memory will only be
+ * read now, and need not be kept from being resized later. `cures`: NULL, or where to write the
+ * obstacles that a copy cures, which the caller then makes. Owns: the caller owns the result, which
+ * owns the array or its storage. GIL: needed; may run Python. Errors: NULL without an exception =
+ * ask Python. */
+DLManagedTensorVersioned* py_lane_lend(py_route* route, PyObject* obj, int brief, uint32_t* cures);
+
+/* A copy of what was lent, in the order of dimensions that the consumer takes. Owns: takes `made`;
+ * the caller owns the result. GIL: needed, let go of meanwhile. Errors: NULL without an exception =
+ * ask Python. */
+DLManagedTensorVersioned* py_lane_copy(const py_route* route, DLManagedTensorVersioned* made);
+
+/* Hand a managed tensor to the consumer. `tree` is what the array was found in, or NULL. Owns:
+ * takes `made`. GIL: needed. Errors: NULL with what `failed` gives. */
+PyObject* py_lane_hand_over(PyObject* lane, const py_route* route, DLManagedTensorVersioned* made,
+                            PyObject* obj, PyObject* to, PyObject* tree);
+
+/* ---- py_tree.c ---------------------------------------------------------------------------------
+ */
+
+/* Whether objects of an exact type are trees that py_tree_run knows. */
+int py_tree_takes(PyTypeObject* type);
+
+/* Convert a list, tuple or dict. GIL: needed; may run Python. Errors: NULL with an exception; NULL
+ * without one = ask Python, nothing was handed over. */
+PyObject* py_tree_run(PyObject* lane, PyObject* root, PyObject* to);
 
 #endif

@@ -1,5 +1,9 @@
 /* dlx.Tensor's own exchange table, static and published on the type: C programs make, take and look
- * at dlx.Tensor objects without a capsule. No slot synchronises anything. */
+ * at dlx.Tensor objects without a capsule.
+ *
+ * No slot synchronises anything with its caller. Device memory is the business of dlx's own stream,
+ * which current_work_stream tells: whoever is given it finds it ready on that stream, and what
+ * comes in is what that stream has worked on. */
 
 #include "py_dlx.h"
 
@@ -11,6 +15,9 @@ static const char* kind_of(int status) {
     case DLX_E_MEMORY:
       return "MemoryError";
     case DLX_E_DEVICE:
+    case DLX_E_NO_DRIVER:
+    case DLX_E_FORKED:
+    case DLX_E_DRIVER:
       return "BufferError";
     default:
       return "ValueError";
@@ -25,21 +32,25 @@ static int allocate(DLTensor* prototype, DLManagedTensorVersioned** out, void* e
   char device[96];
   int status = DLX_E_DEVICE;
   const char* message = device;
+  DLDevice where = prototype->device;
+  DLTensor like = {
+      .data = prototype, /* any address: a tensor with elements has one */
+      .device = {kDLCPU, 0},
+      .ndim = prototype->ndim,
+      .dtype = prototype->dtype,
+      .shape = prototype->shape,
+  };
   *out = NULL;
-  if (prototype->device.device_type == kDLCPU) {
-    DLTensor like = {
-        .data = prototype, /* any address: a tensor with elements has one */
-        .device = {kDLCPU, 0},
-        .ndim = prototype->ndim,
-        .dtype = prototype->dtype,
-        .shape = prototype->shape,
-    };
+  if (where.device_type == kDLCPU) {
     status = dlx_managed_empty(&like, 0, 0, out);
     message = dlx_status_text(status);
+  } else if (where.device_type == kDLCUDA) {
+    status = dlx_cuda_empty(&like, 0, 0, where.device_id, out);
+    message = status <= DLX_E_NO_DRIVER ? dlx_cuda_message() : dlx_status_text(status);
   } else {
     snprintf(device, sizeof device,
-             "dlx allocates in host memory (1, 0), asked for device (%d, %d)",
-             prototype->device.device_type, prototype->device.device_id);
+             "dlx allocates on the host and on CUDA, asked for device (%d, %d)", where.device_type,
+             where.device_id);
   }
   if (status == DLX_OK) return 0;
   if (SetError) SetError(error_ctx, kind_of(status), message);
@@ -52,6 +63,10 @@ static int to_managed(void* tensor, DLManagedTensorVersioned** out) {
   DLManagedTensorVersioned* m = py_tensor_managed(tensor);
   *out = NULL;
   if (m == NULL) return -1;
+  if (py_cuda_is_ours(m->dl_tensor.device)) {
+    if (py_cuda_lend((TensorObject*)tensor) < 0) return -1;
+    m = ((TensorObject*)tensor)->managed;
+  }
   uint64_t flags = m->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED;
   int status = dlx_managed_lend(m, m->dl_tensor.device, flags, out);
   if (status == DLX_OK) return 0;
@@ -65,6 +80,11 @@ static int from_managed(DLManagedTensorVersioned* managed, void** out) {
   *out = NULL;
   TensorObject* tensor = py_tensor_alloc(); /* first, so that nothing fails after the taking */
   if (tensor == NULL) return -1;
+  if (managed->version.major == DLX_DLPACK_MAJOR && py_cuda_is_ours(managed->dl_tensor.device) &&
+      py_cuda_ready_here(tensor, managed->dl_tensor.device.device_id) < 0) {
+    Py_DECREF(tensor);
+    return -1;
+  }
   int status = dlx_managed_adopt(managed, &tensor->managed);
   if (status == DLX_OK) { /* copied is said of a hand-over, not of memory at rest */
     tensor->managed->flags &= ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED;
@@ -92,15 +112,29 @@ static int borrow(void* tensor, DLTensor* out) {
     py_raise(DLX_E_READONLY, "a borrowed DLTensor cannot say that memory is read-only");
     return -1;
   }
+  if (py_cuda_is_ours(m->dl_tensor.device)) {
+    if (py_cuda_lend((TensorObject*)tensor) < 0) return -1;
+    m = ((TensorObject*)tensor)->managed;
+  }
   *out = m->dl_tensor;
   return 0;
 }
 
-/* Host memory has no stream, and dlx has none of its own elsewhere.
+/* Host memory has no stream; on CUDA there is dlx's own.
  * Owns: nothing. GIL: needed. Errors: -1 with an exception. */
 static int work_stream(int32_t device_type, int32_t device_id, void** out) {
   *out = NULL;
   if (dlx_host_readable(device_type)) return 0;
+  if (py_cuda_is_ours((DLDevice){device_type, device_id})) {
+    uint64_t stream;
+    int status = dlx_cuda_work_stream(device_id, &stream);
+    if (status != DLX_OK) {
+      py_raise(status, NULL);
+      return -1;
+    }
+    *out = (void*)(uintptr_t)stream;
+    return 0;
+  }
   py_raise(DLX_E_DEVICE, "dlx has no work stream on device (%d, %d)", device_type, device_id);
   return -1;
 }

@@ -46,9 +46,12 @@ static void tensor_dealloc(PyObject* self) {
       py_pending_restore(pending);
     }
   }
+  if (tensor->ready) dlx_ready_drop(tensor->ready);
   if (n_spare < SPARE) {
     tensor->managed = NULL;
     tensor->weakrefs = NULL;
+    tensor->ready = NULL;
+    tensor->is_ordered = tensor->is_lent = 0;
     spare[n_spare++] = tensor;
   } else {
     type->tp_free(self);
@@ -64,6 +67,12 @@ PyObject* py_tensor_wrap(DLManagedTensorVersioned* made) {
   }
   tensor->managed = made;
   return (PyObject*)tensor;
+}
+
+void py_tensor_follow(TensorObject* view, const TensorObject* tensor) {
+  view->ready = tensor->ready ? dlx_ready_hold(tensor->ready) : NULL;
+  view->is_ordered = tensor->is_ordered;
+  view->is_lent = tensor->is_lent;
 }
 
 /* ---- the DLPack protocol
@@ -99,7 +108,9 @@ static int answer_request(PyObject* stream, PyObject* dl_device, DLDevice* devic
   DLDevice wanted;
   if (py_read_device(dl_device, &wanted) < 0) return -1;
   int same = wanted.device_type == device->device_type && wanted.device_id == device->device_id;
-  if (!same && !(wanted.device_type == kDLCPU && dlx_host_readable(device->device_type))) {
+  int to_host = wanted.device_type == kDLCPU &&
+                (dlx_host_readable(device->device_type) || py_cuda_is_ours(*device));
+  if (!same && !to_host) {
     py_raise(DLX_E_DEVICE, "this dlx.Tensor is on device (%d, %d), asked for (%d, %d)",
              device->device_type, device->device_id, wanted.device_type, wanted.device_id);
     return -1;
@@ -154,11 +165,17 @@ static PyObject* tensor_dlpack(PyObject* self, PyObject* const* args, Py_ssize_t
     return py_raise(DLX_E_FLAGS, "a legacy capsule cannot say that elements are padded to bytes");
   int copied = value[COPY] == Py_None ? 0 : PyObject_IsTrue(value[COPY]);
   if (copied < 0) return NULL;
-  if (copied && value[DL_DEVICE] != Py_None && device.device_type != kDLCPU)
+  int is_ours = py_cuda_is_ours(base->dl_tensor.device);
+  if (is_ours && device.device_type == kDLCPU) { /* only a copy can be there */
+    if (value[COPY] != Py_None && !copied)
+      return py_raise(DLX_E_COPY, "device memory cannot be had on the host without a copy");
+    copied = 1;
+  } else if (copied && value[DL_DEVICE] != Py_None && device.device_type != kDLCPU) {
     return py_raise(DLX_E_DEVICE, "dlx makes copies in host memory (1, 0), asked for (%d, %d)",
                     device.device_type, device.device_id);
+  }
   if (copied) {
-    made = py_managed_copy(base, 1);
+    made = is_ours ? py_cuda_fetch((TensorObject*)self) : py_managed_copy(base, 1);
     if (made == NULL) return NULL;
     made->flags |= DLPACK_FLAG_BITMASK_IS_COPIED;
   } else {
@@ -167,6 +184,8 @@ static PyObject* tensor_dlpack(PyObject* self, PyObject* const* args, Py_ssize_t
     uint64_t flags = base->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED;
     int status = dlx_managed_lend(base, device, flags, &made);
     if (status != DLX_OK) return py_raise(status, NULL);
+    if (is_ours) made = py_cuda_give((TensorObject*)self, made, value[STREAM]);
+    if (made == NULL) return NULL;
   }
   return py_capsule_wrap(made, !versioned);
 }

@@ -15,14 +15,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dlx import adapter, ctypes, errors
     from dlx.abi import Device, DType
-    from dlx.conversion import convert, describe, plan
+    from dlx.conversion import describe, plan
+    from dlx.cuda import devices, release_pending
     from dlx.doors import borrow, empty, from_dlpack, from_managed, from_pointer, to_capsule
+    from dlx.functions import using
     from dlx.headers import cffi_builder, get_include
     from dlx.hookspecs import hookimpl
+    from dlx.leaf import Plan
     from dlx.native import ffi
-    from dlx.planning import Plan
+    from dlx.overlap import shares_memory
     from dlx.registry import adapters
+    from dlx.signatures import convert, stack
     from dlx.tensor import ArrayInfo, Tensor
+    from dlx.typing import SupportsDLPack
 
 __version__ = "0.1.0.dev0"
 
@@ -30,11 +35,15 @@ __all__ = [
     "convert",
     "plan",
     "describe",
+    "stack",
+    "shares_memory",
     "adapters",
+    "using",
     "ArrayInfo",
     "Device",
     "DType",
     "Plan",
+    "SupportsDLPack",
     "Tensor",
     "from_dlpack",
     "empty",
@@ -42,6 +51,8 @@ __all__ = [
     "from_pointer",
     "from_managed",
     "borrow",
+    "devices",
+    "release_pending",
     "ffi",
     "cffi_builder",
     "get_include",
@@ -57,11 +68,15 @@ _HOMES = {
     "convert": "conversion",
     "plan": "conversion",
     "describe": "conversion",
+    "stack": "stacking",
+    "shares_memory": "overlap",
     "adapters": "registry",
+    "using": "functions",
     "ArrayInfo": "tensor",
     "Device": "abi",
     "DType": "abi",
-    "Plan": "planning",
+    "Plan": "leaf",
+    "SupportsDLPack": "typing",
     "Tensor": "tensor",
     "from_dlpack": "doors",
     "empty": "doors",
@@ -69,6 +84,8 @@ _HOMES = {
     "from_pointer": "doors",
     "from_managed": "doors",
     "borrow": "doors",
+    "devices": "cuda",
+    "release_pending": "cuda",
     "ffi": "native",
     "cffi_builder": "headers",
     "get_include": "headers",

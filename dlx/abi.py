@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from dlx.errors import DeviceError, DTypeError
 from dlx.native import lib, set_tensor_classes
 
-__all__ = ["Device", "DType", "READ_ONLY", "IS_COPIED", "SUBBYTE_PADDED", "host_readable", "same_device"]
+__all__ = ["Device", "DType", "READ_ONLY", "IS_COPIED", "SUBBYTE_PADDED", "codes_of", "host_readable", "same_device"]
 
 READ_ONLY: int = lib.DLPACK_FLAG_BITMASK_READ_ONLY
 IS_COPIED: int = lib.DLPACK_FLAG_BITMASK_IS_COPIED
@@ -45,7 +46,7 @@ class Device(tuple[int, int]):
         A name (``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"cuda_host"``), a pair ``(type, id)``, a `Device`, or a device
         type number.
     id
-        Device id; only beside a type number.
+        Device id; only beside a type number, or a name without one.
 
     Raises
     ------
@@ -70,7 +71,11 @@ class Device(tuple[int, int]):
     def __new__(cls, device: Any, id: int | None = None) -> Device:
         if isinstance(device, str):
             name, _, number = device.partition(":")
-            if name not in _DEVICE_TYPES or (number and not number.isdecimal()) or id is not None:
+            if id is not None and not number and isinstance(id, int) and id >= 0:
+                number = str(int(id))  # Device("cuda", 1)
+            elif id is not None:
+                raise DeviceError(f"{device!r} and {id!r} are not a device", fix="Say 'cuda:1', or 'cuda' and 1.")
+            if name not in _DEVICE_TYPES or (number and not number.isdecimal()):
                 raise DeviceError(
                     f"there is no device {device!r}", fix=f"Known names: {', '.join(_DEVICE_TYPES)}; as in 'cuda:1'."
                 )
@@ -139,6 +144,7 @@ _EXACT_NAMES = {pair: name for name, pair in _EXACT.items()}
 _WIDE: dict[str, int] = {"int": lib.kDLInt, "uint": lib.kDLUInt, "float": lib.kDLFloat, "complex": lib.kDLComplex}
 _WIDE_NAMES = {code: name for name, code in _WIDE.items()}
 _SPELLING = re.compile(r"(?P<kind>int|uint|float|complex)(?P<bits>\d{1,3})")
+_UNNAMED = re.compile(r"code(?P<code>\d{1,3})_(?P<bits>\d{1,3})bit")
 _LANES = re.compile(r"(?P<scalar>.+?)x(?P<lanes>\d+)")
 
 
@@ -224,12 +230,33 @@ class DType(tuple[int, int, int]):
         return (tuple(self),)
 
 
+def codes_of(kinds: Iterable[str]) -> frozenset[int]:
+    """Return the type codes of the dtypes whose names begin with one of some words: ``("complex",)``.
+
+    Raises
+    ------
+    DTypeError
+        If no dtype's name begins so.
+    """
+    found: set[int] = set()
+    for kind in kinds:
+        codes = {code for name, code in _WIDE.items() if name.startswith(kind) or kind.startswith(name)}
+        codes |= {code for name, (code, _) in _EXACT.items() if name.startswith(kind)}
+        if not codes:
+            raise DTypeError(f"no dtype's name begins with {kind!r}")
+        found |= codes
+    return frozenset(found)
+
+
 def _parse(name: str) -> tuple[int, int, int] | None:
     if name in _EXACT:
         return (*_EXACT[name], 1)
     match = _SPELLING.fullmatch(name)
     if match and 0 < int(match["bits"]) < 256:
         return (_WIDE[match["kind"]], int(match["bits"]), 1)
+    match = _UNNAMED.fullmatch(name)
+    if match and int(match["code"]) < 256 and 0 < int(match["bits"]) < 256:
+        return (int(match["code"]), int(match["bits"]), 1)
     match = _LANES.fullmatch(name)
     scalar = _parse(match["scalar"]) if match else None
     if match and scalar and scalar[2] == 1 and 0 < int(match["lanes"]) < 65536:

@@ -13,19 +13,22 @@ import copy
 import functools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from dlx import native, protocol
+from dlx import cuda, native, protocol
 from dlx.abi import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, Device, DType, host_readable
 from dlx.errors import DeviceError, DTypeError, FrameworkNotInstalledError
 from dlx.facts import Capabilities, Container, Defect, Guard, Hindrance, Layout
 from dlx.native import Tensor, ffi
+from dlx.stream import Stream
 from dlx.tensor import ArrayInfo, type_name
 
 __all__ = [
     "API",
+    "OLDEST_API",
     "OWNER_BOUNDS",
     "Adapter",
     "ArrayInfo",
@@ -37,18 +40,25 @@ __all__ = [
     "Guard",
     "Hindrance",
     "Layout",
+    "Stream",
     "Tensor",
     "at_rest",
     "keeping",
+    "look_up",
     "over_memory",
     "type_name",
+    "unmarked",
 ]
 
 OWNER_BOUNDS = "owner_bounds"
 """What `Adapter.guard_function` says when it compares tensors with the bytes that their owner has."""
 
 API = 1
-"""Version of this contract. An adapter that speaks another one is refused by name."""
+"""Version of this contract, the newest that this dlx speaks. It changes only where an older adapter would go wrong:
+attributes and methods that are added have defaults, and those that an older dlx does not know are not read by it."""
+
+OLDEST_API = 1
+"""The oldest version that this dlx speaks as well. An adapter that speaks any other is refused by name."""
 
 
 class Adapter:
@@ -57,17 +67,23 @@ class Adapter:
     Attributes
     ----------
     api
-        Version of the contract, `API`.
+        Version of the contract that the adapter was written for, as a number of its own; 1 where it does not say.
     name
         What users write: ``convert(x, to=name)``.
     package
         Importable name of the framework; imported only when it is a target.
+    priority
+        Which adapter is taken where several plugins have one for the same name or type: the highest. Equal ones are
+        refused, by both names.
     install
         What to tell a user who does not have it: ``pip install ...``.
     types
         Importable names of array types, most general ones; tested with `issubclass` once per type.
     lane
         Exact types for which being asked twice is harmless; only these take the fast lane.
+    lane_imports
+        Whether the exchange table, `exchange` or that of the type, makes arrays of the first of `types`. False where it
+        is that of a base, which makes arrays of the base: it gives memory out, and what comes in goes through `load`.
     guards
         Questions that must be answered false before memory may leave.
     immutable
@@ -76,6 +92,8 @@ class Adapter:
         Containers of the framework.
     dtypes
         Names of dtypes in dlx -> attributes of the package: ``{"bool": "bool_"}``.
+    borrowed
+        Dtypes that another package brings to the framework, as its words: ``{"bfloat16": "ml_dtypes.bfloat16"}``.
     carried
         Dtypes that the framework has, but takes under another name of the same width: ``{"bfloat16": "uint16"}``. They
         are handed over under that name, and what comes out is given to `reviewed`.
@@ -91,6 +109,11 @@ class Adapter:
         Whether an array that is in the target framework already may come back without being examined.
     is_own
         Whether its arrays are `dlx.Tensor`; for dlx itself.
+    takes_stream
+        Whether `export` is told the consumer's stream for device memory.
+    root_only
+        Whether its objects are converted where they are what `convert` is given, but pass through inside a container,
+        as numpy's scalars and plain buffers do.
     owner
         For the lane: method of an array that gives the object which keeps its memory alive. Empty: the array does.
     owner_type
@@ -114,16 +137,19 @@ class Adapter:
         known, dlx is prepared for everything.
     """
 
-    api = API
+    api: int = 1  # for ever: whoever does not say was written for the first one
     name: str
     package: str
+    priority: int = 0
     install: str = ""
     types: tuple[str, ...] = ()
     lane: tuple[str, ...] = ()
+    lane_imports: bool = True
     guards: tuple[Guard, ...] = ()
     immutable: bool = False
     containers: tuple[Container, ...] = ()
     dtypes: Mapping[str, str] = {}
+    borrowed: Mapping[str, str] = {}
     carried: Mapping[str, str] = {}
     defects: tuple[Defect, ...] = ()
     noun: str = "array"
@@ -131,6 +157,8 @@ class Adapter:
     constant: bool = True
     identity: bool = True
     is_own: bool = False
+    takes_stream: bool = True
+    root_only: bool = False
     owner: str = ""
     owner_type: str = ""
     owner_bounds: tuple[str, ...] = ()
@@ -232,6 +260,10 @@ class Adapter:
         """Return the names of those `dtypes` that the installed version has."""
         return frozenset(dtype.name for dtype in self._to_native)
 
+    def word_for(self, dtype: str) -> str:
+        """Return what users of the framework call a dtype, or nothing; the framework is not asked."""
+        return self.dtypes.get(dtype) or self.borrowed.get(dtype, "")
+
     def dtype_to(self, dtype: DType) -> Any:
         """Return the framework's dtype for one of dlx.
 
@@ -272,6 +304,13 @@ class Adapter:
         """Return dlx's device for one of the framework. The default knows the host only."""
         return Device(native_device)
 
+    def devices(self) -> Iterable[Any]:
+        """Give the framework's own objects for the devices that it sees here; the default gives the host's.
+
+        For people to look at (`dlx devices`). It may initialise them.
+        """
+        yield self.device_to(Device("cpu"))
+
     # ---- as a producer --------------------------------------------------------------------------------------------
 
     def examine(self, obj: Any) -> Iterable[Hindrance]:
@@ -302,9 +341,17 @@ class Adapter:
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         """Return a tensor over one array's memory that keeps the memory alive. Asked once per conversion.
 
-        The default speaks the DLPack protocol. `stream` is the consumer's, None on the host.
+        The default speaks the DLPack protocol. `stream` is the consumer's, None on the host; -1 where nothing is to be
+        ordered, since dlx does that (see `work_stream`).
         """
         return protocol.export(obj, stream=stream)
+
+    def ready_on(self, obj: Any, tensor: Tensor, asked: Stream | None) -> Stream | None:
+        """Return the stream on which an exported array is ready; None: it is ready.
+
+        The default is `asked`, the stream that `export` was told: its producer made it wait.
+        """
+        return asked
 
     def take(self, obj: Any, tensor: Tensor, *, shared: bool) -> Tensor:
         """Pass the point of no return: from here on `obj` may be used up. The default does nothing.
@@ -315,6 +362,40 @@ class Adapter:
 
     def give_back(self, obj: Any, tensor: Tensor) -> None:
         """Undo `take` after a consumer failed. The default does nothing."""
+
+    # ---- devices and streams --------------------------------------------------------------------------------------
+
+    def device_of(self, obj: Any) -> Device | None:
+        """Return where one array is; None where only an export could tell. The default asks `info`."""
+        info = self.info(obj)
+        return None if info is None else info.device
+
+    def home(self) -> Device:
+        """Return where arrays go that the framework cannot hold where they are: the host, if it can hold that."""
+        return Device("cpu")
+
+    def current_device(self, device_type: int) -> int:
+        """Return the id of the framework's current device of a type: what ``device="cuda"`` means."""
+        return 0
+
+    def on_device(self, device: Device) -> AbstractContextManager[Any]:
+        """Make a device current, for the driver and for the framework, as long as the context is entered."""
+        return cuda.at(device)
+
+    def work_stream(self, device: Device) -> Any:
+        """Return the stream on which the framework works on a device just now: a handle, or an object that has one.
+
+        None, the default: each array has its own, or nobody can tell. It is asked once per device of a call, never for
+        host memory; as a producer and as a consumer.
+        """
+        return None
+
+    def on_stream(self, stream: Stream) -> AbstractContextManager[Any] | None:
+        """Return a context in which the framework works on a stream of another; what was before comes back after it.
+
+        None, the default: its current stream cannot be set.
+        """
+        return None
 
     # ---- inside the framework -------------------------------------------------------------------------------------
 
@@ -329,6 +410,24 @@ class Adapter:
     def moved(self, obj: Any, device: Device) -> Any:
         """Return the array on another device of its framework."""
         raise DeviceError(f"{self.name} cannot move an array to {device}", fix="Leave device out.")
+
+    # ---- for functions that compute in the framework ----------------------------------------------------------------
+
+    def guarded(self, obj: Any, *, writable: bool) -> Any:
+        """Return a copy that is about to be given to a function, such that writes to it are refused, or counted.
+
+        Parameters
+        ----------
+        obj
+            An array that nobody else knows.
+        writable
+            Whether the function is declared to write to it.
+        """
+        return obj
+
+    def writes_to(self, obj: Any) -> int | None:
+        """Return how often an array was written to in place; None, the default, where nobody counts."""
+        return None
 
     # ---- as a consumer --------------------------------------------------------------------------------------------
 
@@ -433,6 +532,11 @@ def over_memory(
 def keeping(tensor: Tensor, owner: object) -> Tensor:
     """Return the same tensor with a further object that it keeps alive."""
     return native.tensor_view(tensor, None, None, None, owner)
+
+
+def unmarked(tensor: Tensor) -> Tensor:
+    """Return the same tensor as if it could be written to: for a consumer that never writes, and cannot be told."""
+    return native.tensor_view(tensor, None, None, tensor.flags & ~READ_ONLY, None)
 
 
 def at_rest(tensor: Tensor) -> Tensor:

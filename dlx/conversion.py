@@ -4,36 +4,43 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dlx.abi import Device
 from dlx.adapter import Adapter
+from dlx.containers import container_of
 from dlx.errors import AdapterNotFoundError, ConversionError, DeviceError, DlxError
+from dlx.leaf import Plan, Request
 from dlx.native import Lane
-from dlx.planning import Plan, Request, begin
+from dlx.phases import convert_tree, place_of, plan_tree
+from dlx.planning import begin
 from dlx.registry import registry
 from dlx.routes import learn
 from dlx.tensor import ArrayInfo, type_name
 from dlx.transfer import convert_leaf, forget_frames, plan_leaf
+from dlx.views import lazy_view, plain_view
+
+if TYPE_CHECKING:
+    from dlx.typing import DeviceLike, Errors, Readonly, Target
 
 __all__ = ["convert", "describe", "plan"]
 
 
 def convert(
     obj: Any,
-    to: Any = None,
+    to: Target | None = None,
     *,
     like: Any = None,
-    device: Any = None,
+    device: DeviceLike | None = None,
     copy: bool | None = None,
-    readonly: str = "copy",
+    readonly: Readonly = "copy",
     detach: bool = False,
     stream: Any = None,
     lazy: bool = False,
     strict: bool = False,
-    errors: str = "raise",
+    errors: Errors = "raise",
 ) -> Any:
-    """Convert an array to another framework, sharing its memory wherever that is safe.
+    """Convert an array, or every array in a container, to another framework, sharing memory wherever that is safe.
 
     Values, dtype and shape always survive exactly. `dlx.plan` with the same arguments says beforehand what happens.
 
@@ -41,7 +48,8 @@ def convert(
     ----------
     obj
         An array of any framework that has an adapter; anything with ``__dlpack__``, ``__array_interface__`` or the
-        buffer protocol; a raw DLPack capsule, which is used up.
+        buffer protocol; a raw DLPack capsule, which is used up. Or a container of such: lists, tuples, dicts, their
+        subclasses, dataclasses, mappings, what adapters declare, and objects with ``__dlx_tree__``, in any nesting.
     to
         Target: a name (``"torch"``), a module, or an array type that an adapter lists. ``"dlx"`` gives a `dlx.Tensor`.
     like
@@ -58,14 +66,20 @@ def convert(
         Whether an array that requires gradients may be converted without them. The result is always graph-free.
     stream
         The target's stream, for device memory.
-    lazy, strict, errors
-        Of containers; they have no effect on a single array.
+    strict
+        Of containers: refuse what is neither array, container nor plain data, instead of letting it pass through.
+    errors
+        Of containers: ``"raise"`` the first error, or ``"collect"`` all of them in an ExceptionGroup.
+    lazy
+        Of containers: return a view of the living container, which converts an element when it is first asked for, and
+        writes through. It has no effect on a single array.
 
     Returns
     -------
-    array
-        Of the target framework, with the shape of `obj`. `obj` itself, if it is one already and nothing was asked that
-        changes it.
+    array or container
+        An array of the target framework, with the shape of `obj`. `obj` itself, if it is one already and nothing was
+        asked that changes it. Of a container: a new one of the same type around converted arrays (list or dict, where
+        that type cannot hold them); an array or container that stands in it twice does so in the result.
 
     Raises
     ------
@@ -77,11 +91,17 @@ def convert(
         If nothing knows the object or the target, or the target is not installed.
     TypeError, ValueError
         If the call itself is wrong.
+    ExceptionGroup
+        With ``errors="collect"``: what was raised for each array of a container.
 
     Notes
     -----
     The result keeps the source's memory alive; the source's own metadata is not read again. Nothing is raised for
     writing later to shared memory from both sides: that is what sharing means.
+
+    A container is never written to. Attributes of a subclass of list, dict and the like stay as they are, except those
+    that are items as well. Inside a container, buffers and numbers (numpy's too) pass through, as does whatever is no
+    array. An error says where it arose, as in ``obj['a'][3].x``; after it nothing is used up and nothing was converted.
 
     Examples
     --------
@@ -89,24 +109,40 @@ def convert(
     >>> tensor = dlx.convert(bytearray(b"abc"), to="dlx")
     >>> tensor.shape, str(tensor.dtype), tensor.readonly
     ((3,), 'uint8', False)
+    >>> dlx.convert({"a": [tensor, "text"], "again": tensor}, to="dlx")["again"] is tensor
+    True
     """
-    request = _request(to, like, device, copy, readonly, detach, stream, errors)
-    return convert_leaf(begin(obj, _producer(obj, request), request))
+    nothing = like is device is copy is stream is None and readonly == "copy" and errors == "raise"
+    if lazy and nothing and not detach and not strict:
+        view = plain_view(obj, to)  # of a target that was asked for before
+        if view is not None:
+            return view
+    request = request_of(to, like, device, copy, readonly, detach, stream, errors)
+    row = container_of(type(obj))
+    if row is None:
+        return convert_leaf(begin(obj, producer_of(obj, request), request))
+    # The lane shares memory and knows no options, so it may be used for arrays in a tree where those ask for nothing.
+    may = to is not None and device is None and stream is None and not copy and not detach
+    lane = cast("Lane", convert) if may else None
+    if lazy:
+        quick = lane if readonly == "copy" and copy is None else None
+        return lazy_view(obj, request, quick, to, strict=strict, collect=errors == "collect")
+    return convert_tree(obj, row, request, strict=strict, collect=errors == "collect", lane=lane, to=to)
 
 
 def plan(
     obj: Any,
-    to: Any = None,
+    to: Target | None = None,
     *,
     like: Any = None,
-    device: Any = None,
+    device: DeviceLike | None = None,
     copy: bool | None = None,
-    readonly: str = "copy",
+    readonly: Readonly = "copy",
     detach: bool = False,
     stream: Any = None,
     lazy: bool = False,
     strict: bool = False,
-    errors: str = "raise",
+    errors: Errors = "raise",
     probe: bool = True,
 ) -> Plan:
     """Say what `convert` with the same arguments will do, and why, without doing it.
@@ -136,8 +172,11 @@ def plan(
     'shared'
     """
     try:
-        request = _request(to, like, device, copy, readonly, detach, stream, errors)
-        leaf = begin(obj, _producer(obj, request), request)
+        request = request_of(to, like, device, copy, readonly, detach, stream, errors)
+        row = container_of(type(obj))
+        if row is not None:
+            return plan_tree(obj, row, request, strict=strict, collect=errors == "collect", probe=probe)
+        leaf = begin(obj, producer_of(obj, request), request)
     except DlxError as error:
         forget_frames(error)
         return Plan("", _described(obj), error.target or str(to), None, "refused", error=error)
@@ -164,7 +203,7 @@ def describe(obj: Any) -> ArrayInfo:
     """
     source = _known(obj)
     if source is None:
-        raise _not_an_array(obj)
+        raise not_an_array(obj)
     try:
         info = source.info(obj)
     except DlxError as error:
@@ -178,19 +217,29 @@ def describe(obj: Any) -> ArrayInfo:
     return info if info is not None else ArrayInfo(source.name, type_name(type(obj)))
 
 
-def _consumer_failed(obj: Any, to: Any, cause: Any) -> DlxError:
+def _consumer_failed(obj: Any, to: Any, cause: Any, tree: Any = None) -> DlxError:
     """Return the error for a consumer that failed in the lane, after its table had been handed the memory."""
     target = registry.target(to)
+    where = "" if tree is None else place_of(obj, tree)
     if isinstance(cause, DlxError):
-        return cause.complete(source=str(_described(obj)), target=target.name)
+        return cause.complete(source=str(_described(obj)), target=target.name, where=where)
     reason = f"{type(cause).__name__}: {cause}".rstrip(".") if cause is not None else "without saying why"
-    error = ConversionError(f"{target.name} refused it: {reason}", source=str(_described(obj)), target=target.name)
+    error = ConversionError(
+        f"{target.name} refused it: {reason}", source=str(_described(obj)), target=target.name, where=where
+    )
     error.__cause__ = cause
     return error
 
 
-def _request(
-    to: Any, like: Any, device: Any, copy: Any, readonly: str, detach: bool, stream: Any, errors: str
+def request_of(
+    to: Any,
+    like: Any = None,
+    device: Any = None,
+    copy: Any = None,
+    readonly: str = "copy",
+    detach: bool = False,
+    stream: Any = None,
+    errors: str = "raise",
 ) -> Request:
     """Check the options of a call; errors of the call itself are raised in every case."""
     if (to is None) == (like is None):
@@ -207,14 +256,26 @@ def _request(
     else:
         target, place = _as(like)
         wanted = wanted or place
+    if isinstance(device, str) and ":" not in device and wanted is not None:
+        wanted = Device(wanted.type, _current_device(target, wanted.type))
     return Request(target, wanted, copy, readonly, bool(detach), stream)
+
+
+def _current_device(target: Adapter, device_type: int) -> int:
+    try:
+        return target.current_device(device_type)
+    except (DlxError, MemoryError):
+        raise
+    except Exception as error:
+        text = f"{target.name} failed to name its current device: {type(error).__name__}: {error}"
+        raise DeviceError(text.rstrip("."), target=target.name) from error
 
 
 def _as(like: Any) -> tuple[Adapter, Device | None]:
     """Return the framework and the device of an example."""
     known = _known(like)
-    adapter = known.current() if known is not None else None
-    if adapter is None or adapter.capabilities is None:
+    adapter = registry.ready(known) if known is not None else None
+    if adapter is None:
         raise AdapterNotFoundError(
             f"like= is {type_name(type(like))}, whose framework is no target",
             fix="Give an array of the target, or to=.",
@@ -225,10 +286,11 @@ def _as(like: Any) -> tuple[Adapter, Device | None]:
     return adapter, info.device
 
 
-def _producer(obj: Any, request: Request) -> Adapter:
+def producer_of(obj: Any, request: Request, where: str = "") -> Adapter:
+    """Return the adapter of an array, or raise that it is none."""
     source = _known(obj)
     if source is None:
-        raise _not_an_array(obj).complete(target=request.target.name)
+        raise not_an_array(obj).complete(target=request.target.name, where=where)
     return source
 
 
@@ -250,18 +312,23 @@ def _described(obj: Any) -> ArrayInfo | None:
         return None
 
 
-def _not_an_array(obj: Any) -> DlxError:
+def not_an_array(obj: Any) -> DlxError:
     name = type_name(type(obj))
+    broken = registry.broken_for(type(obj))
+    if broken is not None:
+        return broken.complete(source=name)
     if type(obj) in weakref.ProxyTypes:
         fix = "Convert the object itself: a proxy does not keep it alive."
-    elif isinstance(obj, list | tuple | dict):
-        fix = "Convert its elements one by one."
+    elif container_of(type(obj)) is not None:
+        fix = "Give one of the arrays in it; dlx.convert and dlx.plan take whole containers."
     elif type(obj).__module__ == "builtins":
         fix = "Give an array, or an object with a buffer such as bytes."
     else:
         fix = f"Convert an array that it holds, or install an adapter for {name.partition('.')[0]!r}."
     return AdapterNotFoundError(
-        "it is no array: it has no adapter, no __dlpack__, no __array_interface__ and no buffer", source=name, fix=fix
+        "it is no array: it has no adapter, no __dlpack__, no __array_interface__ and no buffer",
+        source=name,
+        fix=fix,
     )
 
 

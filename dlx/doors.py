@@ -7,12 +7,14 @@ from operator import index
 from types import TracebackType
 from typing import Any
 
-from dlx import native
+from dlx import cuda, native
 from dlx.abi import Device, DType
-from dlx.conversion import convert, describe
+from dlx.containers import container_of
+from dlx.conversion import convert, describe, not_an_array
 from dlx.errors import CopyRequiredError, DeviceError, DlxError, ReadOnlyError
 from dlx.incoming import dltensor, extents_of, from_managed, from_pointer
 from dlx.native import Tensor, ffi, lib
+from dlx.stream import Stream
 
 __all__ = ["borrow", "empty", "from_dlpack", "from_managed", "from_pointer", "to_capsule"]
 
@@ -51,19 +53,20 @@ def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu") -> Tensor
     dtype
         A name such as ``"float32"``, a triple ``(code, bits, lanes)``, or a `dlx.DType`.
     device
-        In this version the host only, ``"cpu"``.
+        ``"cpu"``, or a CUDA device such as ``"cuda:1"``.
 
     Returns
     -------
     Tensor
-        Its memory is aligned to 256 bytes; there is none where there is no element.
+        Its memory is aligned to 256 bytes; there is none where there is no element. Device memory comes from the
+        driver's stream-ordered allocator where the device has one; consumers wait for it by themselves.
 
     Raises
     ------
     TypeError, ValueError
         If the shape is none.
     DTypeError, DeviceError, LayoutError
-        If there is no such dtype or device, or the size does not fit 63 bits.
+        If there is no such dtype or device, or the size does not fit 63 bits, or the driver cannot give it.
     MemoryError
         If there is not enough memory.
 
@@ -79,10 +82,15 @@ def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu") -> Tensor
     """
     extents = extents_of(shape)
     kind, place = DType(dtype), Device(device)
-    if place != Device("cpu"):
-        raise DeviceError(f"this version of dlx allocates host memory only, asked for {place}", fix="Leave device out.")
+    on_device = place.type == lib.kDLCUDA
+    if not on_device and place != Device("cpu"):
+        raise DeviceError(
+            f"dlx allocates on the host and on CUDA devices, asked for {place}", fix="Say 'cpu' or 'cuda:0'."
+        )
     # The checks of every number are those of tensor_new; nobody reads the memory of this one.
     like = native.tensor_new(lib.DLX_ALIGNMENT, extents, None, kind, place, 0, None)
+    if on_device:
+        return native.tensor_on_device(like, False, place.id)
     return native.tensor_empty(native.tensor_address(like))
 
 
@@ -141,7 +149,8 @@ class borrow:  # noqa: N801
         Promise that the C code only reads: read-only memory is lent too, and what can be lent only as a copy
         (pending conj and neg bits) is copied. Without it memory is always shared.
     stream
-        As in `dlx.convert`; host memory has none.
+        The stream that the C code works on, as in `dlx.convert`. None: the legacy stream of a CUDA device; host memory
+        has none.
 
     Returns
     -------
@@ -192,6 +201,8 @@ class borrow:  # noqa: N801
             except CopyRequiredError as error:
                 error.fix = "Pass readonly=True to have a copy read, or give a copy of your own to be written to."
                 raise
+        if stream is None and cuda.is_cuda(tensor.device):
+            _for_legacy(tensor)
         lent = ffi.new("DLTensor *")
         lent[0] = dltensor(tensor)[0]
         numbers = ffi.new("int64_t[]", tensor.shape), ffi.new("int64_t[]", tensor.strides)
@@ -207,7 +218,16 @@ class borrow:  # noqa: N801
             ffi.buffer(held[1])[:] = bytes(ffi.sizeof("DLTensor"))
 
 
+def _for_legacy(tensor: Tensor) -> None:
+    """Make the stream wait that C code works on which names none."""
+    ready = cuda.readiness(tensor)
+    if ready is not None:
+        cuda.wait(ready, Stream(Device(lib.kDLCUDA, tensor.device.id), lib.DLX_STREAM_LEGACY))
+
+
 def _tensor(obj: Any, **options: Any) -> Tensor:
+    if container_of(type(obj)) is not None:
+        raise not_an_array(obj).complete(target="dlx")
     try:
         return convert(obj, to="dlx", **options)  # type: ignore[no-any-return]
     except DlxError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,7 +100,7 @@ class Hindrance:
     copies
         Whether the cure makes new memory (then ``copy=False`` refuses).
     option
-        Option of `convert` that must be set for the cure (``"detach"``), or None.
+        Option of `convert` that must be set for the cure: ``"detach"``, or None.
     always
         Whether it also stands in the way of an array that is in the target framework already.
     no_copy
@@ -115,6 +115,10 @@ class Hindrance:
     option: str | None = None
     always: bool = False
     no_copy: bool = False
+
+    def __post_init__(self) -> None:
+        if self.option not in (None, "detach"):
+            raise ValueError(f"option must be None or 'detach', found {self.option!r}")
 
     def lift(self, obj: Any) -> Any:
         """Return the array without this hindrance."""
@@ -158,30 +162,77 @@ class Guard:
 
 @dataclass(frozen=True)
 class Container:
-    """A container type of the framework, and how to take it apart and together.
+    """A type that holds other objects: how to take one apart, and how to put one like it together.
 
     Attributes
     ----------
     types
-        Importable names of its types.
+        Importable names of its types; subclasses that have no row of their own are included.
+    kind
+        What its children's places are: ``"sequence"`` (``[3]``), ``"mapping"`` (``['a']``), ``"record"`` (``.x``) or
+        ``"set"`` (``{3}``). ``"wrapper"``: its only child stands for it. ``"leaf"``: it is never entered, whatever else
+        it looks like.
     open
-        ``open(obj)`` gives ``(place, child)`` pairs; a place is what follows the object in an error (``"['a']"``).
+        ``open(obj)`` gives ``(keys, children)``: a list of keys or names, or None where children are counted, and the
+        list of children in the same order. Both lists are the caller's from then on.
     close
-        ``close(obj, children, blank)`` gives the new container.
+        ``close(obj, keys, children, blank)`` gives the new container: `blank`, filled, where there is one (for a
+        container that holds itself), else one of its own making. `children` is a list that may be kept. None: there can
+        be no new one, `falls_to` is used in every case.
     blank
-        ``blank(obj)`` gives an empty one that exists before its children, or None.
-    lazy
-        ``"sequence"``, ``"mapping"`` or None: the kind of view it can have.
+        ``blank(obj)`` gives a container that exists before its children, so that it can hold itself. None: it cannot,
+        as a tuple; a cycle through it is refused.
+    mutable
+        Whether it can be changed in place. One that cannot comes back as it is where no child changed.
+    elements
+        What asking for the same child twice gives: ``"stable"``, the same object; ``"same_as"``, wrappers of the same
+        thing, which `identity` can tell; ``"fresh"``, objects that cannot be told apart from others.
+    identity
+        For ``"same_as"``: ``identity(child)`` is a hashable key, equal for wrappers of the same thing; None for a child
+        that is no such wrapper.
+    holds
+        Name of the one target whose arrays it can hold; None where it holds anything.
     falls_to
-        Built-in type that is used when the container cannot hold the target's arrays.
+        ``list`` or ``dict``: what it becomes where it cannot hold the result. None: then it is refused.
+    live
+        ``live(obj)`` gives what a lazy view reads and writes in place of `obj`: the same storage, as a sequence or
+        mapping whose elements are the container's own. None: `obj` itself.
     """
 
-    types: tuple[str, ...]
-    open: Callable[[Any], Iterable[tuple[str, Any]]]
-    close: Callable[[Any, list[Any], Any], Any]
+    types: tuple[str, ...] = ()
+    kind: str = "sequence"
+    open: Callable[[Any], tuple[list[Any] | None, list[Any]]] = lambda obj: (None, list(obj))
+    close: Callable[[Any, list[Any] | None, list[Any], Any], Any] | None = None
     blank: Callable[[Any], Any] | None = None
-    lazy: str | None = None
+    mutable: bool = True
+    elements: str = "stable"
+    identity: Callable[[Any], Any] | None = None
+    holds: str | None = None
     falls_to: type | None = None
+    live: Callable[[Any], Any] | None = None
+
+    def place(self, keys: list[Any] | None, i: int) -> str:
+        """Return where the child number `i` is, as Python would write it: ``"['a']"``, ``"[3]"``, ``".x"``."""
+        if self.kind == "wrapper":
+            return ""
+        if self.kind == "set":
+            return f"{{{i}}}"
+        key = i if keys is None else keys[i]
+        return f".{key}" if self.kind == "record" else f"[{_shown(key)}]"
+
+    def plain(self, keys: list[Any] | None, children: list[Any]) -> Any:
+        """Return the children in the built-in container that stands in where this one cannot hold them."""
+        names = range(len(children)) if keys is None else keys
+        return dict(zip(names, children, strict=True)) if self.falls_to is dict else children
+
+
+def _shown(key: Any) -> str:
+    """Return a key's repr, cut where it is long; an object whose repr fails is named by its type."""
+    try:
+        text = repr(key)
+    except Exception:
+        text = f"<{type(key).__name__}>"
+    return text if len(text) <= 80 else f"{text[:60]}...{text[-15:]}"
 
 
 @dataclass(frozen=True)

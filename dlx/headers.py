@@ -10,13 +10,16 @@ import re
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ABI", "CORE", "cffi_builder", "declarations", "get_include"]
+__all__ = ["ABI", "CORE", "CUDA", "cffi_builder", "declarations", "get_include"]
 
 ABI = "dlpack_abi.h"
 """The structs and constants of DLPack: for everybody."""
 
 CORE = "dlx.h"
 """The functions of dlx's own core, which are not exported from the extension."""
+
+CUDA = "dlx_cuda.h"
+"""The same for what goes through the CUDA driver."""
 
 _DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(?:ifndef|define \w+_H_|include|endif)\b.*$", re.MULTILINE)
 

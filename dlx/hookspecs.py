@@ -12,6 +12,7 @@ The module implements the one hook below and imports its framework only inside f
     from dlx.adapter import Adapter
 
     class MyLib(Adapter):
+        api = 1
         name = package = "mylib"
         types = ("mylib.Array",)
 
@@ -19,8 +20,8 @@ The module implements the one hook below and imports its framework only inside f
     def dlx_adapters():
         return [MyLib()]
 
-This hook will never grow arguments; what grows is `dlx.adapter.Adapter`, whose `api` number says which contract it
-speaks.
+This hook will never grow arguments, and there will be no second one; what grows is `dlx.adapter.Adapter`, whose `api`
+number says which contract an adapter speaks. The whole of it is in ``docs/write-an-adapter.md``.
 """
 
 from __future__ import annotations
@@ -39,4 +40,4 @@ hookimpl = pluggy.HookimplMarker("dlx")
 
 @hookspec
 def dlx_adapters() -> Iterable[Adapter]:  # type: ignore[empty-body]
-    """Return the adapters of this plugin. Called once, when the plugin's package is first needed."""
+    """Return the adapters of this plugin. Called when the plugin's package is first needed; one answer is kept."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dlx import errors
 from dlx._ffi import ffi, lib
 
-__all__ = ["Lane", "Tensor", "ffi", "lib", "live"]
+__all__ = ["Lane", "Places", "Tensor", "ffi", "lib", "live"]
 
 _CLASSES: dict[str, type[BaseException]] = {
     "DLX_E_VERSION": errors.ProtocolError,
@@ -30,6 +30,11 @@ _CLASSES: dict[str, type[BaseException]] = {
     "DLX_E_READONLY": errors.ReadOnlyError,
     "DLX_E_STREAM": errors.StreamError,
     "DLX_E_COPY": errors.CopyRequiredError,
+    "DLX_E_NO_DRIVER": errors.DeviceError,
+    "DLX_E_FORKED": errors.DeviceError,
+    "DLX_E_DRIVER": errors.DeviceError,
+    "DLX_E_CAPTURE": errors.StreamError,
+    "DLX_E_SCATTERED": errors.LayoutError,
 }
 
 if lib.dlx_bind(id(sys.modules[__name__])) != 0:
@@ -41,19 +46,33 @@ if TYPE_CHECKING:
     from dlx.abi import Device, DType
 
     class Tensor:
-        """See `dlx.Tensor`."""
+        """A tensor in DLPack's sense, owned by dlx: memory, dtype, shape, strides, device, flags.
+
+        It comes from dlx.convert(obj, to='dlx'); any DLPack consumer takes it, and host memory is a buffer.
+        """
 
         shape: tuple[int, ...]
+        """Extents, a tuple (ndim,)."""
         strides: tuple[int, ...]
+        """Strides in elements, a tuple (ndim,)."""
         ndim: int
+        """Number of dimensions."""
         dtype: DType
+        """The dtype as dlx.DType."""
         device: Device
+        """Where the memory is, as dlx.Device."""
         nbytes: int
+        """Bytes of all elements, gaps not counted."""
         readonly: bool
+        """Whether writing to the memory is forbidden."""
         data_ptr: int
+        """Address of the first element; a handle on opaque devices."""
         byte_offset: int
+        """Bytes from data_ptr to the first element; 0 where data_ptr is an address."""
         flags: int
+        """The DLPack flags, as an int."""
         version: tuple[int, int]
+        """The DLPack version this tensor is exported with."""
         __dlpack_c_exchange_api__: ClassVar[object]
 
         def __dlpack__(
@@ -63,9 +82,15 @@ if TYPE_CHECKING:
             max_version: tuple[int, int] | None = None,
             dl_device: tuple[int, int] | None = None,
             copy: bool | None = None,
-        ) -> Any: ...
+        ) -> Any:
+            """Return a fresh capsule over this memory (a copy where copy=True), versioned where max_version is (1, 0).
 
-        def __dlpack_device__(self) -> tuple[int, int]: ...
+            A read-only tensor is not given out in a legacy capsule.
+            """
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            """Return (device type, device id) as DLPack numbers."""
+
         def __buffer__(self, flags: int, /) -> memoryview: ...
 
     def set_errors(classes: Mapping[int, type[BaseException]], /) -> None: ...
@@ -92,6 +117,7 @@ if TYPE_CHECKING:
         owner: object,
     ) -> Tensor: ...
     def tensor_copy(tensor: Tensor, keep_order: bool, /) -> Tensor: ...
+    def tensor_stack(tensors: list[Tensor], /) -> Tensor | int: ...
     def tensor_repack(tensor: Tensor, /) -> Tensor: ...
     def tensor_check(tensor: Tensor, capabilities: int, /) -> int: ...
     def route_add(
@@ -119,7 +145,36 @@ if TYPE_CHECKING:
 
         def __init__(self, wrapped: Any, learn: Any, failed: Any) -> None: ...
         def __call__(self, *args: Any, **keywords: Any) -> Any: ...
+        def _lend(self, obj: Any, to: Any, brief: bool = False, /) -> Any: ...
+        def _load(self, tensor: Tensor, obj: Any, to: Any, /) -> Any: ...
+        def _place(
+            self,
+            element: Any,
+            to: Any,
+            slots: dict[Any, Any],
+            known: dict[Any, Any],
+            moved: dict[Any, Any],
+            key: Any,
+            place: Any,
+            /,
+        ) -> Any: ...
 
+    class Places:
+        """What lazy views are made of."""
+
+        _source: Any
+        _slots: dict[Any, Any]
+
+        def __getitem__(self, key: Any) -> Any: ...
+
+    def set_stream_keeper(function: Callable[[int, int], Any], /) -> None: ...
+    def ready_new(device_id: int, stream: int, keep: object) -> int: ...
+    def tensor_when(tensor: Tensor, ready: int, /) -> Tensor: ...
+    def tensor_readiness(tensor: Tensor, /) -> int: ...
+    def tensor_behind(tensor: Tensor, device_id: int, stream: int, keep: object) -> Tensor: ...
+    def tensor_on_device(like: Tensor, keep_order: bool, device_id: int) -> Tensor: ...
+    def tensor_fetch(tensor: Tensor, keep_order: bool) -> Tensor: ...
+    def tensor_transfer(source: Tensor, target: Tensor, stream: int, wait: bool) -> None: ...
     def buffer_address(view: memoryview, /) -> int: ...
     def managed_adopt(address: int, legacy: bool, borrow: bool, keep: object) -> Tensor: ...
     def tensor_address(tensor: Tensor, /) -> int: ...

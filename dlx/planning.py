@@ -6,159 +6,25 @@ a sketch of it) and decides. `dlx.convert` runs what is decided here, `dlx.plan`
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-from dlx.abi import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, Device, DType, host_readable, same_device
-from dlx.adapter import Adapter, Hindrance, Layout
+from dlx.abi import IS_COPIED, READ_ONLY, Device, DType, same_device
+from dlx.adapter import Adapter, Hindrance
+from dlx.cuda import is_cuda, require
 from dlx.errors import (
-    ConversionError,
     CopyRequiredError,
     DeviceError,
     DlxError,
-    LayoutError,
-    ProtocolError,
     ReadOnlyError,
-    StreamError,
 )
+from dlx.leaf import Leaf, Request, Step, adapter_failed, refuse, refuse_failure
 from dlx.native import Tensor, lib
 from dlx.obstacles import READ_ONLY_ROW, REPACKED, TABLE
-from dlx.tensor import ArrayInfo, contiguous, type_name
+from dlx.places import decide_place, note_copy, result_device
+from dlx.protocol import device_of
+from dlx.tensor import ArrayInfo
 
-__all__ = ["Leaf", "Plan", "Request", "Step", "adapter_failed", "begin", "refuse", "settle"]
-
-HOST = Device("cpu")
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One thing that a conversion does.
-
-    Attributes
-    ----------
-    do
-        ``"detach"``, ``"resolve"``, ``"relabel"``, ``"view"``, ``"share"``, ``"copy"`` or ``"move"``.
-    why
-        The reason, in words.
-    nbytes
-        Bytes moved by it.
-    """
-
-    do: str
-    why: str
-    nbytes: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.do}: {self.why}" + (f" ({self.nbytes:,} bytes)" if self.nbytes else "")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a conversion will do, and why; it holds no memory.
-
-    Attributes
-    ----------
-    path
-        Place inside a container; empty at the root.
-    source
-        What was found; None where nothing is known.
-    target
-        Name of the target framework.
-    device
-        Where the result will be; None where it is refused or unknown.
-    outcome
-        ``"same"`` (the object itself), ``"shared"``, ``"copied"``, ``"refused"``, or ``"unknown"`` where only an export
-        could tell and ``probe=False`` forbade it.
-    steps
-        What is done, in order; empty where memory is simply shared.
-    nbytes
-        Bytes copied in all.
-    error
-        What `dlx.convert` raises, or None.
-    leaves
-        Plans of the arrays in a container.
-    """
-
-    path: str
-    source: ArrayInfo | None
-    target: str
-    device: Device | None
-    outcome: str
-    steps: tuple[Step, ...] = ()
-    nbytes: int = 0
-    error: DlxError | None = None
-    leaves: tuple[Plan, ...] = ()
-
-    def __str__(self) -> str:
-        found = self.source or (self.error.source if self.error is not None else "")
-        head = f"{found or 'unknown'} -> {self.target}: {self.outcome}"
-        if self.error is not None:
-            return f"{head}\n  {type(self.error).__name__}: {self.error}"
-        return "\n  ".join([head, *map(str, self.steps)])
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """The options of one call, checked."""
-
-    target: Adapter
-    device: Device | None = None
-    copy: bool | None = None
-    readonly: str = "copy"
-    detach: bool = False
-    stream: Any = None
-    path: str = ""
-
-
-@dataclass(slots=True)
-class Leaf:
-    """One array on its way: what `transfer` needs to do what `plan` says."""
-
-    obj: Any
-    source: Adapter
-    request: Request
-    info: ArrayInfo | None
-    steps: list[Step] = field(default_factory=list)
-    cures: list[Callable[[Any], Any]] = field(default_factory=list)
-    fresh: bool = False  # a cure, or the producer, made new memory
-    made_by_producer: bool = False
-    view_device: Device | None = None  # relabel to this device
-    view_flags: int | None = None  # replace the flags by these
-    copy_order: bool | None = None  # copy; True keeps the order of dimensions
-    repack: bool = False  # the copy packs or unpacks elements of less than a byte
-    carried: DType | None = None  # hand over under this name, and view again
-    give_address: bool = False  # there is no element, and the consumer wants an address
-    plan: Plan | None = None
-
-    def finish(self, outcome: str, device: Device | None, error: DlxError | None = None) -> None:
-        """Write the plan."""
-        steps = () if error is not None else tuple(self.steps)
-        self.plan = Plan(
-            path=self.request.path,
-            source=self.info,
-            target=self.request.target.name,
-            device=device,
-            outcome=outcome,
-            steps=steps,
-            nbytes=sum(step.nbytes for step in steps),
-            error=error,
-        )
-
-    def error(self, kind: type[DlxError], reason: str, fix: str) -> DlxError:
-        """Return an error that names what was found and asked for."""
-        return self.complete(kind(reason, fix=fix))
-
-    def complete(self, error: DlxError) -> DlxError:
-        """Tell an error of an inner layer what was found and asked for."""
-        if not error.fix and error.__cause__ is None and isinstance(error, ProtocolError | LayoutError):
-            error.fix = "Its producer gave what DLPack does not allow: mend it there."
-        return error.complete(
-            source=str(self.info or type_name(type(self.obj))),
-            target=self.request.target.name,
-            where=self.request.path,
-            sharing=self.request.copy is False and isinstance(error, CopyRequiredError | ReadOnlyError),
-        )
+__all__ = ["begin", "settle"]
 
 
 # ---- before a tensor exists ------------------------------------------------------------------------------------------
@@ -181,30 +47,14 @@ def begin(obj: Any, source: Adapter, request: Request) -> Leaf:
             if error is not None:
                 leaf.finish("refused", None, error)
                 return leaf
+        if source.takes_stream:
+            leaf.device = leaf.info.device if leaf.info is not None else device_of(obj)
+            request.crossing.reach(source, leaf.device)
     except DlxError as error:
         refuse(leaf, error)
     except Exception as error:
         refuse_failure(leaf, error)
     return leaf
-
-
-def refuse(leaf: Leaf, error: DlxError) -> None:
-    """Settle a leaf with an error of an inner layer."""
-    leaf.finish("refused", None, leaf.complete(error))
-
-
-def refuse_failure(leaf: Leaf, cause: Exception) -> None:
-    """Settle a leaf with an exception that came out of an adapter, or of an object that it asked."""
-    refuse(leaf, adapter_failed(leaf, cause))
-
-
-def adapter_failed(leaf: Leaf, cause: Exception) -> ConversionError:
-    """Return the error for an exception that came out of an adapter; a MemoryError goes on as it is."""
-    if isinstance(cause, MemoryError):
-        raise cause
-    error = ConversionError(f"{leaf.source.name} failed: {type(cause).__name__}: {cause}".rstrip("."))
-    error.__cause__ = cause
-    return error
 
 
 def _accept(leaf: Leaf, hindrance: Hindrance) -> DlxError | None:
@@ -240,7 +90,16 @@ def _stays(leaf: Leaf) -> bool:
     wanted = request.device
     if wanted is not None and not same_device(wanted, device):
         accepted = source.capabilities.device_types if source.capabilities is not None else None
-        if type(source).moved is Adapter.moved or (accepted is not None and wanted.type not in accepted):
+        may = accepted is None or wanted.type in accepted
+        if (
+            may
+            and type(source).moved is Adapter.moved
+            and (is_cuda(wanted) or (device is not None and is_cuda(device)))
+        ):
+            leaf.cures.clear()
+            leaf.steps.clear()
+            return False  # dlx moves it
+        if type(source).moved is Adapter.moved or not may:
             reason = f"{source.name} {source.noun}s cannot be moved to {wanted} here"
             leaf.finish("refused", None, leaf.error(DeviceError, reason, "Leave device out."))
             return True
@@ -274,15 +133,24 @@ def _stays(leaf: Leaf) -> bool:
 
 def settle(leaf: Leaf, tensor: Tensor) -> None:
     """Decide, with the tensor's facts known, and write the plan."""
+    try:
+        _settle(leaf, tensor)
+    except DlxError as error:
+        refuse(leaf, error)
+    except Exception as error:  # the consumer's adapter is asked there
+        refuse(leaf, adapter_failed(leaf.request.target, error))
+
+
+def _settle(leaf: Leaf, tensor: Tensor) -> None:
     if leaf.info is None or leaf.info.shape is None:
         protocols = leaf.info.protocols if leaf.info else ()
         leaf.info = ArrayInfo.of_tensor(tensor, leaf.source.name, type(leaf.obj), protocols)
-    error = _freshness(leaf, tensor) or _place(leaf, tensor) or _obstacles(leaf, tensor)
+    error = _freshness(leaf, tensor) or decide_place(leaf, tensor) or _obstacles(leaf, tensor)
     if error is not None:
         leaf.finish("refused", None, error)
         return
     if leaf.copy_order is None and leaf.request.copy and not leaf.fresh:
-        error = _copy(leaf, tensor, "copy=True")
+        error = note_copy(leaf, tensor, "copy=True")
         if error is not None:
             leaf.finish("refused", None, error)
             return
@@ -294,7 +162,15 @@ def settle(leaf: Leaf, tensor: Tensor) -> None:
     if not copied and not tensor.readonly and target.constant_over(tensor):
         why = f"{target.name} {target.noun}s are constant: do not write to the source while the result lives"
         leaf.steps.append(Step("share", why))
-    leaf.finish("copied" if copied else "shared", HOST if leaf.copy_order is not None else _device_of(leaf, tensor))
+    place = leaf.copy_device if leaf.copy_order is not None else result_device(leaf, tensor)
+    error = _driver(leaf, tensor, place)
+    if error is not None:
+        leaf.finish("refused", None, error)
+        return
+    order = leaf.request.crossing.explained(leaf.source, tensor.device, place)
+    if order:
+        leaf.steps.insert(0, Step("order", order))
+    leaf.finish("copied" if copied else "shared", place)
 
 
 def _carry(leaf: Leaf, tensor: Tensor) -> None:
@@ -320,33 +196,21 @@ def _freshness(leaf: Leaf, tensor: Tensor) -> DlxError | None:
     return None
 
 
-def _device_of(leaf: Leaf, tensor: Tensor) -> Device:
-    return leaf.view_device or tensor.device
-
-
-def _place(leaf: Leaf, tensor: Tensor) -> DlxError | None:
-    """Decide where the result will be. Pinned memory is host memory to a consumer that knows the host only."""
-    request, device = leaf.request, tensor.device
-    accepted = request.target.capabilities.device_types if request.target.capabilities else None
-    wanted = request.device
-    if wanted is None and accepted is not None and device.type not in accepted and host_readable(device):
-        wanted = HOST
-    if wanted is not None and not same_device(wanted, device) and host_readable(device) and wanted.type == HOST.type:
-        leaf.view_device = HOST
-        leaf.steps.append(Step("relabel", f"{device} memory is read by the host as it is"))
-    elif wanted is not None and not same_device(wanted, device):
-        # What the consumer cannot hold at all is said by the check; this is about moving.
-        reason = f"it is on {device}, and this version of dlx cannot move it to {wanted}"
-        return leaf.error(DeviceError, reason, "Leave device out, or move it in its own framework first.")
-    if request.stream not in (None, -1) and host_readable(_device_of(leaf, tensor)):
-        return leaf.error(StreamError, f"host memory has no stream, found stream={request.stream!r}", "Leave it out.")
+def _driver(leaf: Leaf, tensor: Tensor, place: Device) -> DlxError | None:
+    """Return why the driver cannot be used where it is needed: for all but a look at memory as it is."""
+    if not (is_cuda(tensor.device) or is_cuda(place)) or (leaf.copy_order is None and leaf.request.target.is_own):
+        return None
+    try:
+        require()
+    except DeviceError as error:
+        return leaf.complete(error)
     return None
 
 
 def _obstacles(leaf: Leaf, tensor: Tensor) -> DlxError | None:
     request, target = leaf.request, leaf.request.target
     found = target.check(tensor)
-    if leaf.view_device is not None:
+    if leaf.view_device is not None or leaf.copy_order is not None:  # _place has seen to it
         found &= ~lib.DLX_OBSTACLE_DEVICE
     leaf.give_address = bool(found & lib.DLX_OBSTACLE_NULL)
     rows = [row for row in TABLE if found & row.bit]
@@ -364,7 +228,7 @@ def _obstacles(leaf: Leaf, tensor: Tensor) -> DlxError | None:
         return leaf.error(layout[0].error, layout[0].sentence(tensor, target), layout[0].fix)
     if rows:
         leaf.repack = bool(found & REPACKED)
-        return _copy(leaf, tensor, "; ".join(row.sentence(tensor, target) for row in rows))
+        return note_copy(leaf, tensor, "; ".join(row.sentence(tensor, target) for row in rows))
     return None
 
 
@@ -383,21 +247,3 @@ def _read_only(leaf: Leaf, tensor: Tensor, *, copied_anyway: bool) -> tuple[DlxE
     if request.copy is False:
         return leaf.error(ReadOnlyError, reason, "Drop copy=False, or pass readonly='share'."), False
     return None, False
-
-
-def _copy(leaf: Leaf, tensor: Tensor, why: str) -> DlxError | None:
-    """Note that dlx makes a copy, or return why it cannot."""
-    if not host_readable(tensor.device):
-        reason = f"it is on {tensor.device}, and this version of dlx copies host memory only"
-        return leaf.error(DeviceError, reason, "Copy it in its own framework first.")
-    packed = tensor.dtype.bits * tensor.dtype.lanes % 8 and not tensor.flags & SUBBYTE_PADDED
-    if leaf.repack and (tensor.dtype.bits >= 8 or tensor.dtype.lanes != 1):
-        reason = f"dlx does not pack or unpack {tensor.dtype}"
-        return leaf.error(LayoutError, reason, "Convert to 'dlx', which holds both.")
-    if packed and not contiguous(tensor.shape, tensor.strides):
-        reason = f"its {tensor.dtype} elements are packed below one byte and not contiguous"
-        return leaf.error(LayoutError, reason, "Make it contiguous in its own framework first.")
-    capabilities = leaf.request.target.capabilities
-    leaf.copy_order = bool(capabilities and capabilities.layouts & Layout.PERMUTED)
-    leaf.steps.append(Step("copy", why, tensor.nbytes))
-    return None

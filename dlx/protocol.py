@@ -7,12 +7,13 @@ import sys
 import weakref
 from typing import Any
 
-from dlx import native
+from dlx import cuda, native
 from dlx.abi import IS_COPIED, READ_ONLY, Device, DType
-from dlx.errors import ConversionError, DlxError, DTypeError, LayoutError, ProtocolError
+from dlx.errors import ConversionError, DlxError, DTypeError, LayoutError, ProtocolError, StreamError
 from dlx.native import Tensor, lib
+from dlx.stream import Stream, meaning
 
-__all__ = ["array_interface", "buffer", "device_of", "export"]
+__all__ = ["array_interface", "buffer", "cuda_array_interface", "cuda_interface_stream", "device_of", "export"]
 
 MAX_VERSION: tuple[int, int] = (lib.DLX_DLPACK_MAJOR, lib.DLX_DLPACK_MINOR)
 HOST = Device("cpu")
@@ -193,6 +194,29 @@ _INTERFACE_LETTERS = {
 }
 
 
+def _interface_facts(interface: dict[str, Any], name: str) -> tuple[tuple[int, ...], DType, int]:
+    """Return shape, dtype and bytes of an element."""
+    try:
+        shape = tuple(int(extent) for extent in interface["shape"])
+        typestr = str(interface["typestr"])
+        order, letter, width = typestr[0], typestr[1], typestr[2:]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise ProtocolError(f"its {name} is incomplete ({type(error).__name__}: {error})") from error
+    if interface.get("mask") is not None:
+        raise LayoutError("it has a mask, which DLPack cannot carry", fix="Fill the masked elements first.")
+    itemsize = int(width) if width.isdecimal() else 0  # dates carry their unit: '<M8[s]'
+    dtype = _dtype_of_letters(_INTERFACE_LETTERS.get((letter, itemsize), typestr), order, itemsize, typestr)
+    return shape, dtype, itemsize
+
+
+def _interface_address(data: Any, name: str) -> tuple[int, bool]:
+    """Return address and read-only bit."""
+    try:
+        return int(data[0]), bool(data[1])
+    except (IndexError, TypeError, ValueError) as error:
+        raise ProtocolError(f"the data of its {name} is {data!r}, not (address, readonly)") from error
+
+
 def array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
     """Return a tensor over an object with ``__array_interface__`` (version 3), its read-only bit honoured.
 
@@ -203,23 +227,12 @@ def array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
     DTypeError, LayoutError
         If it describes what DLPack cannot: masks, other byte order, structures, strides that are not whole elements.
     """
-    try:
-        shape = tuple(int(extent) for extent in interface["shape"])
-        typestr = str(interface["typestr"])
-        order, letter, width = typestr[0], typestr[1], typestr[2:]
-        data, strides = interface.get("data"), interface.get("strides")
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise ProtocolError(f"its __array_interface__ is incomplete ({type(error).__name__}: {error})") from error
-    if interface.get("mask") is not None:
-        raise LayoutError("it has a mask, which DLPack cannot carry", fix="Fill the masked elements first.")
-    itemsize = int(width) if width.isdecimal() else 0  # dates carry their unit: '<M8[s]'
-    dtype = _dtype_of_letters(_INTERFACE_LETTERS.get((letter, itemsize), typestr), order, itemsize, typestr)
+    name = "__array_interface__"
+    shape, dtype, itemsize = _interface_facts(interface, name)
+    data, strides = interface.get("data"), interface.get("strides")
     owner: Any = obj
     if isinstance(data, tuple):
-        try:
-            address, readonly = int(data[0]), bool(data[1])
-        except (IndexError, TypeError, ValueError) as error:
-            raise ProtocolError(f"the data of its __array_interface__ is {data!r}, not (address, readonly)") from error
+        address, readonly = _interface_address(data, name)
     else:  # a buffer, or the object itself as one; its length bounds what may be read
         view = memoryview(obj if data is None else data)
         start = int(interface.get("offset") or 0)
@@ -234,3 +247,43 @@ def array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
     if type(data) is bytes:
         flags |= IS_COPIED  # nobody keeps pixels in bytes: its producer has just written them out (pillow does)
     return native.tensor_new(address, shape, _whole_elements(strides, shape, itemsize), dtype, HOST, flags, owner)
+
+
+def cuda_array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
+    """Return a tensor over an object with ``__cuda_array_interface__`` (versions 2 and 3); the driver says where it is.
+
+    Raises
+    ------
+    ProtocolError
+        If the description is incomplete, or the address is none of CUDA's.
+    DTypeError, LayoutError
+        As `array_interface`.
+    DeviceError
+        If there is no driver to ask.
+    """
+    name = "__cuda_array_interface__"
+    shape, dtype, itemsize = _interface_facts(interface, name)
+    address, readonly = _interface_address(interface.get("data"), name)
+    device = cuda.where(address) if address else Device("cuda")  # without an element there is no address
+    if device == HOST:
+        raise ProtocolError(f"the address {address:#x} in its {name} is plain host memory")
+    strides = _whole_elements(interface.get("strides"), shape, itemsize)
+    return native.tensor_new(address, shape, strides, dtype, device, READ_ONLY if readonly else 0, obj)
+
+
+def cuda_interface_stream(interface: dict[str, Any], device: Device) -> Stream | None:
+    """Return the stream that ``__cuda_array_interface__`` asks consumers to wait for; None where it asks for none.
+
+    Notes
+    -----
+    Version 3 has the key ``stream``. Before it, work was understood to be on the legacy stream.
+    """
+    if int(interface.get("version", 0)) < 3:
+        return Stream(device, lib.DLX_STREAM_LEGACY)
+    said = interface.get("stream")
+    if said is None:
+        return None
+    try:
+        return meaning(said, device)
+    except StreamError as error:
+        raise ProtocolError(f"the stream of its __cuda_array_interface__ is {said!r}: {error.reason}") from error

@@ -1,147 +1,45 @@
 """Which adapter knows a type, and which one a target names. Nothing is loaded until its package is asked for or there.
 
-Our adapters stand in one table, strangers' in entry points (group ``dlx``; the entry's *name* is the framework's root
-package). The same function loads both. A broken one is remembered and raised only when it is needed.
+What plugins there are is in `dlx.plugins`, how they are loaded in `dlx.loading`. A broken one is remembered and raised
+only when it is needed.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
-import threading
-import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-import pluggy
+from dlx import native, plugins, strangers
+from dlx.abi import Device
+from dlx.adapter import Adapter, Container, look_up
+from dlx.errors import AdapterNotFoundError, DlxError, FrameworkNotInstalledError, PluginError
+from dlx.loading import Loader
+from dlx.plugins import BUILT_IN, Plugin
+from dlx.stream import handle_of
 
-from dlx import hookspecs, native, strangers
-from dlx.adapter import API, Adapter, look_up
-from dlx.errors import AdapterNotFoundError, FrameworkNotInstalledError, PluginError
-
-__all__ = ["BUILT_IN", "Plugin", "Registry", "adapters", "registry"]
-
-BUILT_IN = {
-    "numpy": "dlx_numpy",
-    "torch": "dlx_torch",
-    "pytorch": "dlx_torch",
-    "jax": "dlx_jax",
-    "jaxlib": "dlx_jax",
-    "tvm_ffi": "dlx_tvm_ffi",
-    "pyarrow": "dlx_pyarrow",
-}
-"""Root package, or another name for it -> module of ours."""
+__all__ = ["BUILT_IN", "Adapters", "Plugin", "Registry", "adapters", "registry"]
 
 
-@dataclass
-class Plugin:
-    """One module that may hold adapters: where it is, and what became of it."""
-
-    module: str
-    load: Callable[[], ModuleType]
-    distribution: str
-    adapters: tuple[Adapter, ...] = ()
-    loaded: bool = False
-    broken: Exception | None = None
-
-
-class Registry:
+class Registry(Loader):
     """Finds adapters by type, name, module or array type; loads their plugins when first needed."""
 
-    def __init__(self, built_in: dict[str, str] | None = None) -> None:
-        self._lock = threading.RLock()
-        self._manager = pluggy.PluginManager("dlx")
-        self._manager.add_hookspecs(hookspecs)
-        self._plugins: dict[str, Plugin] = {}  # by root package or alias
-        self._scanned = False
-        self._producers: weakref.WeakKeyDictionary[type, Adapter] = weakref.WeakKeyDictionary()
-        modules: dict[str, Plugin] = {}
-        for root, module in (BUILT_IN if built_in is None else built_in).items():
-            load = _importer(module)
-            self._plugins[root] = modules.setdefault(module, Plugin(module, load, "dlx"))
+    def stream_keeper(self, device_id: int, handle: int) -> Any:
+        """Return an object that keeps a CUDA stream alive: the current stream of whoever works on it; None for others.
 
-    # ---- plugins ----------------------------------------------------------------------------------------------------
-
-    def scan(self) -> None:
-        """Read the entry points, once. Loads nothing."""
-        with self._lock:
-            if self._scanned:
-                return
-            from importlib.metadata import entry_points  # 40 ms: only when something unknown turns up
-
-            try:
-                entries = list(entry_points(group="dlx"))
-            except Exception as error:  # some distribution's metadata is broken: nothing of ours is
-                broken = Plugin(
-                    "entry points", _importer("dlx"), "an installed distribution", loaded=True, broken=error
-                )
-                self._plugins["(entry points)"] = broken
-                entries = []
-            modules = {plugin.module: plugin for plugin in self._plugins.values()}
-            for entry in entries:
-                owner = entry.dist.name if entry.dist is not None else "an unknown distribution"
-                known = self._plugins.get(entry.name)
-                if known is None:
-                    # One module may answer to several names, as jax does to jaxlib.
-                    plugin = modules.setdefault(entry.value, Plugin(entry.value, entry.load, owner))
-                    self._plugins[entry.name] = plugin
-                elif known.module != entry.value:  # ours and the first one found stay; the other is remembered
-                    clash = f"{owner} offers an adapter for {entry.name!r}, which {known.distribution} already has"
-                    self._plugins[f"{entry.name} ({owner})"] = Plugin(
-                        entry.value, entry.load, owner, loaded=True, broken=ValueError(clash)
-                    )
-            self._scanned = True
-
-    def load(self, root: str) -> Plugin:
-        """Load the plugin for a root package, once; what goes wrong is remembered in it."""
-        plugin = self._plugins[root]
-        if plugin.loaded:
-            return plugin
-        try:
-            module = plugin.load()  # outside of our lock: importing takes locks of its own
-            with self._lock:
-                if not plugin.loaded:
-                    plugin.adapters = self._collect(plugin, module)
-                    plugin.loaded = True
-                    native.routes_clear()
-        except Exception as error:  # whatever a plugin does wrong stays its own
-            with self._lock:
-                if not plugin.loaded:
-                    plugin.broken, plugin.loaded = error, True
-        return plugin
-
-    def _collect(self, plugin: Plugin, module: ModuleType) -> tuple[Adapter, ...]:
-        self._manager.register(module, name=plugin.module)
-        others = [other for other in self._manager.get_plugins() if other is not module]
-        hook = self._manager.subset_hook_caller("dlx_adapters", others)
-        found = [adapter for adapters in hook() for adapter in adapters]
-        if not found:
-            raise PluginError(f"{plugin.module} has no adapters", fix="Mark its dlx_adapters with @dlx.hookimpl.")
-        for adapter in found:
-            if not isinstance(adapter, Adapter):
-                raise PluginError(f"{plugin.module} gave {adapter!r}", fix="Give instances of dlx.adapter.Adapter.")
-            if adapter.api != API:
-                raise PluginError(
-                    f"adapter {adapter.name!r} speaks API {adapter.api}, this dlx speaks {API}",
-                    fix=f"Update {plugin.distribution} or dlx.",
-                )
-        return tuple(found)
-
-    def adapters(self) -> Iterator[Adapter]:
-        """Give the adapters that are loaded, `dlx.Tensor`'s first."""
-        yield strangers.TENSOR
-        seen: set[int] = set()
-        for plugin in list(self._plugins.values()):
-            if id(plugin) not in seen:
-                seen.add(id(plugin))
-                yield from plugin.adapters
-
-    def plugins(self) -> dict[str, Plugin]:
-        """Return every known plugin by root package or alias; entry points are scanned, nothing is loaded."""
-        self.scan()
-        return dict(self._plugins)
+        A consumer names the handle of its current stream when it takes a `dlx.Tensor`. The stream is used once more
+        when it lets go, and must live until then.
+        """
+        device = Device(native.lib.kDLCUDA, device_id)
+        for adapter in self.adapters():
+            if type(adapter).work_stream is not Adapter.work_stream and look_up(adapter.package) is not None:
+                current = adapter.work_stream(device)
+                if current is not None and handle_of(current) == handle:
+                    return current
+        return None
 
     # ---- producers --------------------------------------------------------------------------------------------------
 
@@ -167,19 +65,36 @@ class Registry:
         return self._producers.get(kind) or self._find(kind)
 
     def _find(self, kind: type) -> Adapter | None:
-        roots = {str(cls.__module__).partition(".")[0] for cls in kind.__mro__} - {"builtins"}
+        roots = {root for cls in kind.__mro__ for root in _packages(str(cls.__module__))} - {"builtins"}
         top = str(kind.__module__).partition(".")[0]
-        if top not in self._plugins and top not in sys.stdlib_module_names:
+        foreign = top not in sys.stdlib_module_names
+        if self._scans_first or (top not in self._plugins and foreign):
             self.scan()
-        broken: list[Plugin] = []
-        for root in sorted(roots & self._plugins.keys()):
-            plugin = self.load(root)
-            if plugin.broken is not None:
-                broken.append(plugin)
+        broken = [
+            plugin
+            for root in sorted(roots & self._plugins.keys())
+            for plugin in self._load_all(root)
+            if plugin.broken is not None
+        ]
         owner = self._owner(kind)
+        if owner is None and foreign:
+            # A type may have been registered as an array of a package that is imported, whose plugin nobody needed yet.
+            there = list(self._plugins.items())  # another thread may scan just now
+            late = [root for root, plugin in there if root in sys.modules and not plugin.loaded]
+            for root in late:
+                self._load_all(root)
+            owner = self._owner(kind) if late else None
         if owner is None and broken and _looks_like_an_array(kind):
-            raise _broken(broken[0])
+            raise plugins.error_of(broken[0])
         return owner
+
+    def broken_for(self, kind: type) -> PluginError | None:
+        """Return the error of a plugin for a type's package that is loaded and cannot be used; None where none is."""
+        for root in _packages(str(kind.__module__)):
+            for plugin in (self._plugins[key] for key in self._keys(root)):
+                if plugin.broken is not None and plugin.distribution != plugins.OURS:
+                    return plugins.error_of(plugin)
+        return None
 
     def _owner(self, kind: type) -> Adapter | None:
         """The adapter whose type comes first in the method resolution order; virtual subclasses last."""
@@ -192,6 +107,17 @@ class Registry:
             if any(issubclass(kind, cls) for cls in classes):
                 return adapter
         return None
+
+    # ---- containers -------------------------------------------------------------------------------------------------
+
+    def container(self, kind: type) -> Container | None:
+        """Return the row that an adapter declares for a type or its nearest base; None where none does."""
+        self.knows(kind)  # its package's adapters are loaded now
+        for root in list(self._plugins):  # a package without an adapter may hold another's arrays: tensordict, h5py
+            if root in sys.modules:
+                self.load(root)
+        rows = [(look_up(name), row) for adapter in self.adapters() for row in adapter.containers for name in row.types]
+        return next((row for cls in kind.__mro__ for listed, row in rows if listed is cls), None)
 
     # ---- targets ----------------------------------------------------------------------------------------------------
 
@@ -215,71 +141,89 @@ class Registry:
         if isinstance(to, str):
             return self._named(to, to)
         if isinstance(to, ModuleType):
-            return self._named(to.__name__.partition(".")[0], f"module {to.__name__}")
+            names = list(_packages(to.__name__))
+            known = [name for name in names if name in self.plugins()] if names[0] not in self._plugins else names[:1]
+            return self._named(known[-1] if known else names[0], f"module {to.__name__}")
         if isinstance(to, type):
             adapter = self._find(to)
-            if adapter is not None:
-                adapter = adapter.narrowed(to).current()
-            if adapter is not None and _can_be_target(adapter) and to in adapter.classes():
-                return adapter
-            fix = f"Say to={adapter.package.partition('.')[0]!r}." if adapter is not None else self._known()
+            target = None if adapter is None else self.ready(adapter, to)
+            if target is not None and to in _classes(target):
+                return target
+            fix = f"Say to={self._name_of(adapter)!r}." if adapter is not None else self._known()
             raise AdapterNotFoundError(f"no adapter lists the type {to.__module__}.{to.__qualname__}", fix=fix)
         raise TypeError(f"to must be a name, a module or an array type, found {type(to).__name__}")
+
+    def _name_of(self, adapter: Adapter) -> str:
+        """Return what users write for an adapter's framework."""
+        return next(
+            name for name in (adapter.name, adapter.package, adapter.package.partition(".")[0]) if self._keys(name)
+        )
+
+    def ready(self, adapter: Adapter, kind: type | None = None) -> Adapter | None:
+        """Return the adapter to ask in one conversion; None where its framework takes no arrays.
+
+        Raises
+        ------
+        PluginError
+            If it fails to say.
+        """
+        try:
+            target = (adapter if kind is None else adapter.narrowed(kind)).current()
+            if target.capabilities is None:
+                return None
+            target.capabilities_address()
+            return target
+        except (DlxError, MemoryError):
+            raise
+        except Exception as error:
+            owner = next((plugin.distribution for plugin in self._unique() if adapter in plugin.adapters), "its plugin")
+            raise PluginError(
+                f"the {adapter.name} adapter cannot state what it accepts: {type(error).__name__}: {error}".rstrip("."),
+                target=adapter.name,
+                fix=f"Repair {owner}.",
+            ) from error
 
     def _named(self, name: str, shown: str) -> Adapter:
         if name == strangers.TENSOR.name:
             return strangers.TENSOR
-        if name not in self._plugins:
+        if name not in self._plugins or self._scans_first:
             self.scan()
         if name not in self._plugins:
-            raise AdapterNotFoundError(f"there is no target {shown!r}", target=name, fix=self._known())
-        plugin = self.load(name)
-        if plugin.broken is not None:
-            raise _broken(plugin)
-        for adapter in sorted(plugin.adapters, key=lambda adapter: adapter.name != name):
+            fix = self._known()
+            if name in self._left_out:
+                fix = f"DLX_LOAD_PLUGINS={os.environ['DLX_LOAD_PLUGINS']!r} leaves {self._left_out[name]} out. {fix}"
+            raise AdapterNotFoundError(f"there is no target {shown!r}", target=name, fix=fix)
+        found = self._load_all(name)
+        offered = [adapter for plugin in found for adapter in plugin.adapters]
+        for adapter in sorted(offered, key=lambda adapter: adapter.name != name):
             _import(adapter)
-            target = adapter.current()
-            if _can_be_target(target, plugin):
+            target = self.ready(adapter)
+            if target is not None:
                 return target
+        for plugin in found:
+            if plugin.broken is not None:
+                raise plugins.error_of(plugin)
         raise AdapterNotFoundError(f"{name!r} can be read but is no target", target=name, fix=self._known())
 
     def _known(self) -> str:
-        return f"Known targets: {', '.join(sorted(['dlx', *self.plugins()]))}."
+        known = [name for name in self.plugins() if "(" not in name]
+        return f"Known targets: {', '.join(sorted(['dlx', *known]))}."
 
 
-def _importer(module: str) -> Callable[[], ModuleType]:
-    return lambda: importlib.import_module(module)
-
-
-def _broken(plugin: Plugin) -> PluginError:
-    cause = plugin.broken
-    error = PluginError(
-        f"the adapter plugin {plugin.module} ({plugin.distribution}) is broken: {type(cause).__name__}: {cause}",
-        fix="Repair or uninstall it.",
-    )
-    error.__cause__ = cause
-    return error
-
-
-def _can_be_target(adapter: Adapter, plugin: Plugin | None = None) -> bool:
-    """Return whether an adapter takes arrays."""
-    try:
-        if adapter.capabilities is None:
-            return False
-        adapter.capabilities_address()
-    except Exception as error:
-        raise PluginError(
-            f"the {adapter.name} adapter cannot state what it accepts: {type(error).__name__}: {error}".rstrip("."),
-            target=adapter.name,
-            fix=f"Repair {plugin.distribution if plugin is not None else 'its plugin'}.",
-        ) from error
-    return True
+def _packages(module: str) -> Iterator[str]:
+    """Give a module's root package, then the packages below it: a framework may live in a namespace package."""
+    end = module.find(".")
+    while end >= 0:
+        yield module[:end]
+        end = module.find(".", end + 1)
+    yield module
 
 
 def _classes(adapter: Adapter) -> tuple[type, ...]:
     try:
         return adapter.classes()
-    except Exception:  # a package that fails to look one of its own names up has no such type
+    except Exception as error:  # a package that fails to look one of its own names up has no such type
+        registry.remark(adapter, f"the types of {adapter.name!r} cannot be looked up: {type(error).__name__}: {error}")
         return ()
 
 
@@ -289,12 +233,13 @@ def _looks_like_an_array(kind: type) -> bool:
 
 def _import(adapter: Adapter) -> None:
     """Import an adapter's framework, which is a target."""
-    if look_up(adapter.package) is not None:
-        return
+    found = look_up(adapter.package)
+    if found is not None and not getattr(getattr(found, "__spec__", None), "_initializing", False):
+        return  # else another thread is importing it, and is waited for
     try:
         importlib.import_module(adapter.package)
     except ModuleNotFoundError as error:
-        if error.name != adapter.package:
+        if error.name is None or not f"{adapter.package}.".startswith(f"{error.name}."):
             raise _failed(adapter, error) from error
         install = adapter.install or f"pip install {adapter.package}"
         raise FrameworkNotInstalledError(
@@ -315,12 +260,37 @@ def _failed(adapter: Adapter, error: Exception) -> FrameworkNotInstalledError:
 registry = Registry()
 """The registry of this process."""
 
+native.set_stream_keeper(registry.stream_keeper)
 
-def adapters() -> dict[str, Adapter]:
+
+class Adapters(dict[str, Adapter]):
+    """Adapters by name.
+
+    Attributes
+    ----------
+    broken
+        ``{"module (distribution)": PluginError}``: plugins that were found and cannot be used.
+    notes
+        Sentences about plugins that can be used and should be mended, were set aside for others, or were left out.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.broken: dict[str, PluginError] = {}
+        self.notes: list[str] = []
+
+
+def adapters() -> Adapters:
     """Return every adapter that is found, by name: dlx's own first, then those of plugins. No framework is imported.
 
     What an adapter says of its framework (`Adapter.dtype_to`, `Adapter.dtype_from`, `Adapter.capabilities`,
-    `Adapter.lowered`) needs the framework imported. A plugin that cannot be loaded is left out.
+    `Adapter.lowered`) needs the framework imported. A plugin that cannot be loaded is left out; it is in ``.broken`` of
+    what comes back.
+
+    Raises
+    ------
+    PluginError
+        If a plugin is broken and ``DLX_STRICT_PLUGINS`` is set.
 
     Examples
     --------
@@ -328,9 +298,16 @@ def adapters() -> dict[str, Adapter]:
     >>> dlx.adapters()["numpy"].dtype_to(dlx.DType("float32"))
     dtype('float32')
     """
-    for root in registry.plugins():
-        registry.load(root)
-    found: dict[str, Adapter] = {}
+    for key in registry.plugins():
+        registry.load(key)
+    found = Adapters()
     for adapter in registry.adapters():
         found.setdefault(adapter.name, adapter)
+    found.notes += registry.left_out()
+    for plugin in dict.fromkeys(registry.plugins().values()):
+        found.notes += plugin.notes
+        if plugin.broken is not None:
+            found.broken[str(plugin)] = plugins.error_of(plugin)
+            if plugins.strict():
+                raise found.broken[str(plugin)]
     return found

@@ -6,10 +6,10 @@ import sys
 from typing import Any
 
 from dlx import native
-from dlx.abi import DType
+from dlx.abi import DType, codes_of
 from dlx.adapter import OWNER_BOUNDS, Adapter, look_up
-from dlx.native import lib
 from dlx.registry import registry
+from dlx.tensor import type_name
 
 __all__ = ["learn"]
 
@@ -26,15 +26,32 @@ def learn(kind: type, to: Any) -> None:
         return
     source = registry.knows(kind)
     target = registry.target(to)
-    capabilities = target.capabilities
-    listed = source is not None and any(look_up(name) is kind for name in source.lane)
-    may_run = listed and capabilities is not None and target.constant
-    if source is None or not may_run or not source.constant or (source is target and not source.identity):
+    try:
+        row = _row(kind, to, source, target)
+    except Exception as error:  # what an adapter says of its types is wrong: the Python road goes on without it
+        assert source is not None
+        row = None
+        registry.remark(
+            source, f"the lane from {type_name(kind)} to {to!r} is not used: {type(error).__name__}: {error}"
+        )
+    if row is None:
         native.route_add(kind, to, False, (), None, (), False, (), None, (), None, (), None, None, 0)
-        return
+    else:
+        native.route_add(*row)
+
+
+def _row(kind: type, to: Any, source: Adapter | None, target: Adapter) -> tuple[Any, ...] | None:
+    """Return what the lane needs; None where Python is to be asked."""
+    capabilities = target.capabilities
+    if source is None or capabilities is None or not any(look_up(name) is kind for name in source.lane):
+        return None
+    if not (source.constant and target.constant):
+        return None
+    if not (source.identity if source is target else target.lane_imports):
+        return None
     quick, answered = source.guard_function() or (None, frozenset())
     bounds = () if OWNER_BOUNDS in answered else source.owner_bounds
-    native.route_add(
+    return (
         kind,
         to,
         source is target,
@@ -62,19 +79,9 @@ def _question(kind: type, name: str, *, call: bool) -> tuple[Any, ...]:
 
 def _guard(source: Adapter, kind: type, guard: Any) -> tuple[Any, ...]:
     asked = look_up(source.owner_type) if guard.of_owner else kind
-    codes = sum(1 << code for code in {_code(name) for name in guard.kinds}) if guard.kinds else _EVERY_CODE
+    codes = sum(1 << code for code in codes_of(guard.kinds)) if guard.kinds else _EVERY_CODE
     amend = _question(kind, guard.amend, call=True) if guard.amend else None
     return (_question(asked, guard.ask, call=guard.call), codes, guard.of_owner, amend)
-
-
-def _code(kind: str) -> int:
-    codes: dict[str, int] = {
-        "int": lib.kDLInt,
-        "uint": lib.kDLUInt,
-        "float": lib.kDLFloat,
-        "complex": lib.kDLComplex,
-    }
-    return codes[kind]
 
 
 def _switches(source: Adapter) -> Any:

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
 from typing import Any
 
-from dlx import native, protocol
-from dlx.abi import Device, host_readable
-from dlx.adapter import Adapter, Capabilities, Hindrance, Layout, at_rest
+from dlx import cuda, native, protocol
+from dlx.abi import Device
+from dlx.adapter import Adapter, Capabilities, Layout, at_rest
 from dlx.errors import ConsumedError, DeviceError
-from dlx.native import Tensor
+from dlx.native import Tensor, lib
+from dlx.stream import Stream
 from dlx.tensor import ArrayInfo, type_name
 
-__all__ = ["BUFFER", "CAPSULE", "DLPACK", "INTERFACE", "TENSOR", "stranger"]
+__all__ = [
+    "BUFFER",
+    "CAPSULE",
+    "CUDA_INTERFACE",
+    "DLPACK",
+    "INTERFACE",
+    "TENSOR",
+    "Described",
+    "array_stranger",
+    "buffer_stranger",
+    "stranger",
+]
 
 
-class _Described(Adapter):
+class Described(Adapter):
     """A source whose export is harmless, so that its description is an export."""
 
     protocols: tuple[str, ...]
     describes_by_export = True
+    takes_stream = False
 
     def sketch(self, obj: Any) -> Tensor | None:
         return self.export(obj)
@@ -30,7 +42,7 @@ class _Described(Adapter):
         return None if tensor is None else ArrayInfo.of_tensor(tensor, self.name, type(obj), self.protocols)
 
 
-class TensorAdapter(_Described):
+class TensorAdapter(Described):
     """`dlx.Tensor`, as a source and as the target "dlx": it can hold whatever DLPack can say."""
 
     name = "dlx"
@@ -57,14 +69,11 @@ class TensorAdapter(_Described):
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         return obj  # type: ignore[no-any-return]
 
-    def clone(self, obj: Any) -> Any:
-        return native.tensor_copy(obj, True)
-
     def load(self, tensor: Tensor) -> Any:
         return at_rest(tensor)
 
 
-class CapsuleAdapter(_Described):
+class CapsuleAdapter(Described):
     """A raw capsule of either name. It is single-use, so it is only looked at until nothing else can fail."""
 
     name = "capsule"
@@ -78,18 +87,19 @@ class CapsuleAdapter(_Described):
             error.complete(fix="Convert the object that it came from, not the capsule.")
             raise
 
+    def ready_on(self, obj: Any, tensor: Tensor, asked: Stream | None) -> Stream | None:
+        """Return the legacy stream: for whom a capsule was made nobody says, and most work is there."""
+        try:
+            cuda.require()
+        except DeviceError:  # then nothing can be on it
+            return None
+        return Stream(Device(lib.kDLCUDA, tensor.device.id), lib.DLX_STREAM_LEGACY)
+
     def take(self, obj: Any, tensor: Tensor, *, shared: bool) -> Tensor:
         return native.capsule_claim(obj)
 
     def give_back(self, obj: Any, tensor: Tensor) -> None:
         native.capsule_restore(obj, tensor)
-
-
-_MOVE_IT = "Move it to the host in its own framework first."
-
-
-def _elsewhere(device: Device) -> str:
-    return f"its memory is on {device}, and this version of dlx converts host memory only"
 
 
 class DLPackAdapter(Adapter):
@@ -99,22 +109,11 @@ class DLPackAdapter(Adapter):
     package = "builtins"
     describes_by_export = True
 
-    def examine(self, obj: Any) -> Iterable[Hindrance]:
-        device = protocol.device_of(obj)
-        if device is not None and not host_readable(device):
-            yield Hindrance(_elsewhere(device), _MOVE_IT, DeviceError)
-
-    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
-        tensor = super().export(obj, stream=stream)
-        if not host_readable(tensor.device):  # it has no __dlpack_device__, or one that lies
-            raise DeviceError(_elsewhere(tensor.device), fix=_MOVE_IT)
-        return tensor
-
     def info(self, obj: Any) -> ArrayInfo | None:
         return ArrayInfo(self.name, type_name(type(obj)), device=protocol.device_of(obj), protocols=("__dlpack__",))
 
 
-class InterfaceAdapter(_Described):
+class InterfaceAdapter(Described):
     """An object with ``__array_interface__``."""
 
     name = "array_interface"
@@ -125,12 +124,28 @@ class InterfaceAdapter(_Described):
         return protocol.array_interface(obj, obj.__array_interface__)
 
 
-class BufferAdapter(_Described):
+class CudaInterfaceAdapter(Described):
+    """An object with ``__cuda_array_interface__``. It names its own stream."""
+
+    name = "cuda_array_interface"
+    package = "builtins"
+    protocols = ("__cuda_array_interface__",)
+
+    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+        return protocol.cuda_array_interface(obj, obj.__cuda_array_interface__)
+
+    def ready_on(self, obj: Any, tensor: Tensor, asked: Stream | None) -> Stream | None:
+        device = Device(lib.kDLCUDA, tensor.device.id)
+        return protocol.cuda_interface_stream(obj.__cuda_array_interface__, device)
+
+
+class BufferAdapter(Described):
     """An object with the buffer protocol: bytes, bytearray, memoryview, array.array, ctypes, mmap, ..."""
 
     name = "buffer"
     package = "builtins"
     protocols = ("buffer",)
+    root_only = True
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         return protocol.buffer(obj)
@@ -140,14 +155,21 @@ TENSOR = TensorAdapter()
 CAPSULE = CapsuleAdapter()
 DLPACK = DLPackAdapter()
 INTERFACE = InterfaceAdapter()
+CUDA_INTERFACE = CudaInterfaceAdapter()
 BUFFER = BufferAdapter()
 
 
 def stranger(obj: Any) -> Adapter | None:
     """Return the adapter for an object that no framework claims, by the first protocol that it speaks.
 
-    The order is DLPack, array interface, buffer. ``__array__`` alone is never used: it may copy or move without saying.
+    The order is DLPack, CUDA array interface, array interface, buffer. ``__array__`` alone is never used: it may
+    copy or move without saying.
     """
+    return array_stranger(obj) or buffer_stranger(obj)
+
+
+def array_stranger(obj: Any) -> Adapter | None:
+    """Return the adapter for an object that speaks a protocol of arrays, plain buffers left out."""
     kind = type(obj)
     if kind in weakref.ProxyTypes:  # it speaks for an object that it does not keep alive
         return None
@@ -155,8 +177,17 @@ def stranger(obj: Any) -> Adapter | None:
         return CAPSULE
     if hasattr(kind, "__dlpack__"):
         return DLPACK
-    if _offers_interface(obj):
+    if _offers(obj, "__cuda_array_interface__"):
+        return CUDA_INTERFACE
+    if _offers(obj, "__array_interface__"):
         return INTERFACE
+    return None
+
+
+def buffer_stranger(obj: Any) -> Adapter | None:
+    """Return the adapter for an object that has a buffer."""
+    if type(obj) in weakref.ProxyTypes:
+        return None
     try:
         memoryview(obj).release()
     except TypeError:
@@ -166,9 +197,8 @@ def stranger(obj: Any) -> Adapter | None:
     return BUFFER
 
 
-def _offers_interface(obj: Any) -> bool:
+def _offers(obj: Any, name: str) -> bool:
     """Return whether there is an array interface, without asking for it: some write their pixels out when asked."""
-    name = "__array_interface__"
     if isinstance(obj, type):  # a class that gives its objects one has none itself
         return False
     return any(name in cls.__dict__ for cls in type(obj).__mro__) or name in getattr(obj, "__dict__", ())

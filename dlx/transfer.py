@@ -2,39 +2,91 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
-from dlx import native
-from dlx.abi import READ_ONLY, SUBBYTE_PADDED
+from dlx import cuda, native
+from dlx.abi import READ_ONLY, SUBBYTE_PADDED, host_readable
+from dlx.crossing import physical
 from dlx.errors import ConversionError, DlxError
+from dlx.leaf import Leaf, adapter_failed, refuse
 from dlx.native import Tensor
-from dlx.planning import Leaf, adapter_failed, refuse, settle
+from dlx.planning import settle
 
-__all__ = ["convert_leaf", "export", "forget_frames", "plan_leaf"]
+__all__ = [
+    "convert_leaf",
+    "export",
+    "forget_frames",
+    "load",
+    "order",
+    "plan_leaf",
+    "prepare",
+    "preview",
+    "release",
+    "take_back",
+]
 
 
 def convert_leaf(leaf: Leaf) -> Any:
     """Convert one array that `planning.begin` has started on, or raise what stands in the way."""
+    prepare(leaf)
+    return load(leaf)
+
+
+def prepare(leaf: Leaf) -> None:
+    """Export and check one array. Nothing is used up yet, and `release` undoes it.
+
+    Raises
+    ------
+    DlxError
+        If the producer fails, or the array cannot cross.
+    """
     if leaf.plan is None:
         try:
-            tensor = export(leaf)
+            leaf.tensor = export(leaf)
         except DlxError as error:
             leaf.complete(error)
             raise
-        settle(leaf, tensor)
-        assert leaf.plan is not None
-        if leaf.plan.error is None:
-            return _hand_over(leaf, tensor)
-    elif leaf.plan.error is None:  # it stays inside its framework
-        return _lifted(leaf)
-    raise _refusal(leaf)
+        settle(leaf, leaf.tensor)
+    assert leaf.plan is not None
+    if leaf.plan.error is not None:
+        leaf.tensor = None
+        raise _refusal(leaf)
+
+
+def order(leaf: Leaf) -> None:
+    """Make whoever will read a prepared array wait for it, after all arrays of a call were exported.
+
+    Raises
+    ------
+    DlxError
+        If that would break a graph capture, or the driver fails.
+    """
+    if leaf.tensor is not None and _is_read_in_place(leaf):
+        try:
+            leaf.request.crossing.order(leaf.tensor, leaf.moment, leaf.view_device)
+        except DlxError as error:
+            leaf.complete(error)
+            raise
+
+
+def _is_read_in_place(leaf: Leaf) -> bool:
+    """Return whether the consumer, or the host in its name, reads the producer's memory where it is."""
+    return leaf.copy_order is None or (leaf.view_device is not None and host_readable(leaf.view_device))
+
+
+def preview(leaf: Leaf) -> DlxError | None:
+    """Return the refusal that can be told before the producer is called; None where there is none, or it cannot."""
+    trial = replace(leaf, steps=list(leaf.steps))
+    plan_leaf(trial, probe=False)
+    return None if trial.plan is None else cast("DlxError | None", trial.plan.error)
 
 
 def _refusal(leaf: Leaf) -> DlxError:
     """Take the error out of the plan: its traceback will hold the leaf, which must not hold it as well."""
     assert leaf.plan is not None
-    assert leaf.plan.error is not None
     error, leaf.plan = leaf.plan.error, None
+    assert isinstance(error, DlxError)
     return error
 
 
@@ -46,7 +98,7 @@ def plan_leaf(leaf: Leaf, *, probe: bool) -> None:
         except DlxError as error:
             refuse(leaf, error)
         except Exception as error:
-            refuse(leaf, adapter_failed(leaf, error))
+            refuse(leaf, adapter_failed(leaf.source, error))
         else:
             if tensor is not None:
                 settle(leaf, tensor)
@@ -81,11 +133,11 @@ def export(leaf: Leaf) -> Tensor:
     """Lift what hinders one array and export it: the producer is called once."""
     obj = _lifted(leaf)
     try:
-        tensor = leaf.source.export(obj)
+        tensor, leaf.moment = leaf.request.crossing.export(leaf.source, obj, leaf.device)
     except DlxError:
         raise
     except Exception as error:
-        raise adapter_failed(leaf, error) from error
+        raise adapter_failed(leaf.source, error) from error
     return _marked(leaf, tensor)
 
 
@@ -105,7 +157,7 @@ def _lifted(leaf: Leaf) -> Any:
         leaf.complete(error)
         raise
     except Exception as error:
-        raise leaf.complete(adapter_failed(leaf, error)) from error
+        raise leaf.complete(adapter_failed(leaf.source, error)) from error
     return obj
 
 
@@ -119,40 +171,76 @@ def _sketch_of_copy(leaf: Leaf) -> Tensor | None:
     return native.tensor_new(address, info.shape, None, info.dtype, info.device, flags, None)
 
 
-def _hand_over(leaf: Leaf, tensor: Tensor) -> Any:
-    """Pass the point of no return, and take it back if the consumer fails."""
+def load(leaf: Leaf) -> Any:
+    """Hand one prepared array over: pass the point of no return, and take it back if the consumer fails."""
+    tensor, leaf.tensor = leaf.tensor, None
+    if tensor is None:  # it stays inside its framework
+        return _lifted(leaf)
     target = leaf.request.target
-    owned: Tensor | None = None
     ready: Tensor | None = None
     try:
-        ready = owned = leaf.source.take(leaf.obj, tensor, shared=leaf.copy_order is None and not leaf.fresh)
+        shared = leaf.copy_order is None and not leaf.fresh
+        ready = leaf.owned = leaf.source.take(leaf.obj, tensor, shared=shared)
+        crossing, moment = leaf.request.crossing, leaf.moment
+        if leaf.view_device is not None and _is_read_in_place(leaf):
+            crossing.order(ready, moment, leaf.view_device)  # else `given` sees to it
         if leaf.view_device is not None or leaf.view_flags is not None:
             ready = native.tensor_view(ready, None, leaf.view_device, leaf.view_flags, None)
+        if leaf.gather:
+            ready, moment = crossing.copied(
+                leaf.source, ready, moment, leaf.copy_order or False, physical(ready.device)
+            )
         if leaf.copy_order is not None:
-            ready = native.tensor_repack(ready) if leaf.repack else native.tensor_copy(ready, leaf.copy_order)
+            here = leaf.repack and not cuda.is_cuda(ready.device)
+            if here:
+                ready = native.tensor_repack(ready)
+            if not here or cuda.is_cuda(leaf.copy_device):
+                source = None if leaf.gather else leaf.source
+                ready, moment = crossing.copied(source, ready, moment, leaf.copy_order, leaf.copy_device)
+            if leaf.repack and not here:
+                ready = native.tensor_repack(ready)
         if leaf.give_address:
             nowhere = native.lib.DLX_ALIGNMENT  # aligned, and nobody reads it
             ready = native.tensor_new(
                 nowhere, ready.shape, ready.strides, ready.dtype, ready.device, ready.flags, ready
             )
+        dtype = ready.dtype
         if leaf.carried is not None:
-            dtype = ready.dtype
             ready = native.tensor_view(ready, leaf.carried, None, ready.flags & ~SUBBYTE_PADDED, None)
-            return target.reviewed(target.load(ready), dtype)
-        return target.load(ready)
+        device = ready.device
+        if not cuda.is_cuda(device):
+            array = target.load(ready)
+        else:
+            ready = crossing.given(leaf.source, ready, moment)
+            with target.on_device(device):
+                array = target.load(ready)
+        return array if leaf.carried is None else target.reviewed(array, dtype)
     except BaseException as error:
-        if owned is not None:
-            # Whatever shares the memory must let go of it first: our view of it, frames of the consumer.
-            ready = None
-            if owned is not tensor:
-                forget_frames(error)
-            leaf.source.give_back(leaf.obj, owned)
+        # Whatever shares the memory must let go of it first: our view of it, frames of the consumer.
+        ready = None
+        owned = leaf.owned
+        if owned is not None and owned is not tensor:
+            forget_frames(error)
+        take_back(leaf)
         if isinstance(error, DlxError):
             leaf.complete(error)
             raise
         if isinstance(error, MemoryError) or not isinstance(error, Exception):
             raise
         if owned is None:
-            raise leaf.complete(adapter_failed(leaf, error)) from error
+            raise leaf.complete(adapter_failed(leaf.source, error)) from error
+        owned = None
         reason = f"{target.name} refused it: {type(error).__name__}: {error}".rstrip(".")
         raise leaf.complete(ConversionError(reason)) from error
+
+
+def take_back(leaf: Leaf) -> None:
+    """Undo `take` for an array whose result is gone: a capsule gets its name back."""
+    owned, leaf.owned = leaf.owned, None
+    if owned is not None:
+        leaf.source.give_back(leaf.obj, owned)
+
+
+def release(leaf: Leaf) -> None:
+    """Let go of what a leaf holds: a capsule that was only looked at keeps its name."""
+    leaf.tensor = leaf.owned = None

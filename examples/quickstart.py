@@ -131,6 +131,19 @@ def module(torch, np, counts, folder):
     for options in ({}, {"detach": True}):
         cross("plane.weight", plane.weight, "numpy", **options)
 
+    print("\n== A tree: everything of above, and a view of it")
+    everything = {"state": dict(state), "counts": [counts, counts[::-1]], "made of": "Python's standard library"}
+    print("\ndlx.convert(everything, to='dlx')")
+    say(dlx.plan(everything, to="dlx"))
+    converted = dlx.convert(everything, to="dlx")
+    shared = sum(dlx.shares_memory(converted["state"][name], tensor) for name, tensor in state.items())
+    say(f"{shared} of {len(state)} tensors of the state share their memory with what came out")
+    view = dlx.convert(everything, to="numpy", lazy=True)
+    print("\ndlx.convert(everything, to='numpy', lazy=True)['state']['1.bias']")
+    say(view["state"]["1.bias"])
+    touched = sum(name in repr(view["state"]) for name in state)
+    say(f"{touched} of {len(state)} tensors of the state were converted for it")
+
 
 def main():
     """Cross everything that the installed frameworks allow."""

@@ -72,13 +72,13 @@ def converted(obj: Any, target: Any, copy: bool | None) -> tuple[Any, dlx.Plan]:
         if (plan.outcome, type(plan.error), str(plan.error)) != ("refused", type(error), str(error)):
             raise Wrong(f"planned {plan}, found {type(error).__name__}: {error}") from error
         return error, plan
-    if plan.outcome not in ("same", "shared", "copied"):
+    if plan.outcome not in ("same", "shared", "copied", "tree"):
         raise Wrong(f"planned {plan}, and it was converted")
     return result, plan
 
 
 def cell(make: Callable[[], Any], target: str, values: Callable[[], list[int]] | None = None) -> str:
-    """Return what becomes of a source: same, shared, viewed, copied, or the class of the error.
+    """Return what becomes of a source: same, shared, viewed, copied, tree, or the class of the error.
 
     Raises
     ------
@@ -97,6 +97,10 @@ def _outcome(obj: Any, target: str, copy: bool | None, values: Callable[[], list
     result, plan = converted(obj, TARGETS[target](), copy)
     if plan.outcome == "refused":
         return type(result).__name__
+    if plan.outcome == "tree":
+        if plan.leaves or type(result) is not type(obj) or result != obj:
+            raise Wrong(f"a container without arrays became {result!r}")
+        return "tree"
     if plan.outcome == "same":
         if result is not obj:
             raise Wrong("the same was planned, and is another object")

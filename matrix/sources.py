@@ -359,7 +359,7 @@ ODD |= {
     "__array_interface__": lambda: _Interface(),
     "__array__": lambda: type("Old", (), {"__array__": lambda self, dtype=None, copy=None: None})(),
     "__cuda_array_interface__": lambda: _cuda(),
-    "list": lambda: [1.0, 2.0],
+    "list of numbers": lambda: [1.0, 2.0],
     "float": lambda: 1.5,
     "str": lambda: "text",
     "None": lambda: None,

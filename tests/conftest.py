@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
+import os
 import subprocess
 import sys
 import sysconfig
@@ -12,9 +13,14 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from fake_cuda import FakeCuda
 
 from dlx import native
 from dlx.adapter import Defect
+
+# A test that says nothing about CUDA sees no driver, also where there is one; see fake_cuda.py and the mark `gpu`.
+NO_DRIVER = "no-driver-in-this-test.so"
+os.environ["DLX_CUDA_DRIVER"] = NO_DRIVER
 
 ROOT = Path(__file__).resolve().parent.parent
 HOST = 1
@@ -167,3 +173,28 @@ def compiled(name, folder):
 def counting(tmp_path_factory):
     """The compiled counting.c."""
     return Counting(compiled("counting", tmp_path_factory.mktemp("counting")))
+
+
+@pytest.fixture(scope="session")
+def fake_driver(tmp_path_factory):
+    """The compiled fake_cuda.c."""
+    return compiled("fake_cuda", tmp_path_factory.mktemp("fake_cuda"))
+
+
+@pytest.fixture
+def cuda(fake_driver, monkeypatch):
+    """A machine with two CUDA devices whose driver keeps account of everything; nothing may be left of it."""
+    driver = FakeCuda(fake_driver)
+    monkeypatch.setenv("DLX_CUDA_DRIVER", str(fake_driver))
+    native.lib.dlx_cuda_forget()
+    driver.reset()
+    yield driver
+    gc.collect()
+    driver.resume_all()
+    left = native.lib.dlx_cuda_release_pending()
+    depth, mode, misuses, report = driver.depth, driver.mode, driver.misuses, driver.report
+    native.lib.dlx_cuda_forget()
+    driver.reset()
+    assert left == 0, "memory still waits for a device"
+    assert (depth, mode) == (0, 0), "a context was not popped, or a capture mode not put back"
+    assert misuses == 0, report

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dlx import abi
+from dlx import abi, errors
 from dlx.native import ffi, lib
 
 C_SRC = Path(__file__).resolve().parent.parent / "c_src"
@@ -99,7 +99,10 @@ def test_structs_are_the_same_set(package):
     assert sorted(re.findall(r"typedef struct\b[^{;]*\{[^}]*\}\s*(\w+);", text)) == sorted(STRUCTS)
 
 
-@pytest.mark.parametrize("name", [*NAMES, *(f"struct {tag}" for tag in TAGS)])
+OPAQUE = {"dlx_ready"}  # only pointers to it are ever seen
+
+
+@pytest.mark.parametrize("name", [n for n in [*NAMES, *(f"struct {t}" for t in TAGS)] if n.split()[-1] not in OPAQUE])
 def test_every_type_is_complete(name):
     """What cffi compiled agrees with the compiler about every type of the cdef, or touching it raises."""
     if ffi.typeof(name).kind == "struct":
@@ -108,7 +111,7 @@ def test_every_type_is_complete(name):
         assert ffi.sizeof(name) == ffi.sizeof("void*")
 
 
-@pytest.mark.parametrize("name", ["dlpack_abi.h", "dlx.h"])
+@pytest.mark.parametrize("name", ["dlpack_abi.h", "dlx.h", "dlx_cuda.h"])
 def test_headers_hold_declarations_only(name):
     """The headers that cffi reads hold no directive but guard, include and endif."""
     lines = (C_SRC / name).read_text().splitlines()
@@ -142,6 +145,14 @@ def test_every_dtype_has_a_name(name):
     assert not dtype.name.startswith("code")
     assert abi.DType(dtype.name) == dtype
     assert abi.DType(f"{dtype.name}x4") == (dtype.code, bits, 4)
+
+
+def test_a_devices_name_and_number_may_be_apart():
+    """Device("cuda", 1) is cuda:1; two numbers, or none at all, are refused."""
+    assert abi.Device("cuda", 1) == abi.Device("cuda:1") == (2, 1)
+    for wrong in (("cuda:0", 1), ("cuda", -1), ("cuda", "1"), ("gpu", 1)):
+        with pytest.raises(errors.DeviceError):
+            abi.Device(*wrong)
 
 
 def test_unknown_numbers_are_kept():

@@ -13,18 +13,31 @@ import dlx
 
 # Lowest first; modules on one line may import each other from left to right.
 LAYERS = [
-    ["errors"],
+    ["errors", "typing"],
     ["headers", "ctypes"],
     ["native"],
-    ["abi", "tensor"],
+    ["abi", "tensor", "stream", "cuda"],
     ["protocol"],
     ["facts", "adapter", "hookspecs"],
-    ["strangers", "registry"],
-    ["routes", "obstacles", "planning", "transfer"],
+    ["strangers", "plugins", "loading", "registry"],
+    ["rows", "containers"],
+    ["routes", "obstacles", "crossing", "working", "leaf", "places", "planning", "transfer"],
+    ["failures", "trees", "phases"],
+    ["lazy", "writing", "view", "sequences", "mappings", "views"],
     ["conversion"],
+    ["stacking", "overlap", "writes", "calls", "functions"],
     ["pointers", "incoming", "doors"],
 ]
 ORDER = [name for line in LAYERS for name in line]
+CLI = [  # above them all, in dlx/cli, by the same rule
+    "arguments", "entries", "headers", "screen", "objects", "files", "targets", "listing", "inspection", "plans",
+    "picture", "dtypes", "driver", "probe", "devices", "doctor", "bench",
+]  # fmt: skip
+TESTING = [  # the conformance kit, in dlx/testing, likewise
+    "capsules", "check", "sources", "subject", "exporting", "requests", "owning", "importing", "asking",
+    "refusing", "keeping", "adapting", "living", "catalog", "libraries", "further", "running", "reporting", "picture",
+    "plugin",
+]  # fmt: skip
 ADAPTERS = sorted(path.stem for path in (ROOT / "adapters").glob("*.py"))
 
 
@@ -44,7 +57,8 @@ def imported(path):
 
 def test_every_module_has_a_layer():
     """A new file is given its place in the list above."""
-    assert {path.stem for path in (ROOT / "dlx").glob("*.py")} == {*ORDER, "__init__"}
+    assert {path.stem for path in (ROOT / "dlx").glob("*.py")} == {*ORDER, "__init__", "__main__"}
+    assert {path.stem for path in (ROOT / "dlx" / "cli").glob("*.py")} == {*CLI, "__init__"}
 
 
 @pytest.mark.parametrize("module", ORDER)
@@ -55,12 +69,46 @@ def test_imports_go_up_the_layers_only(module):
     assert found & {*ORDER, "_ffi"} <= allowed
 
 
+@pytest.mark.parametrize("module", CLI)
+def test_the_command_is_above_all_and_imports_up_its_own_list(module):
+    """A module of the command imports from those before it; nothing below knows it."""
+    found = {
+        name.split(".")[2] for name in imported(ROOT / "dlx" / "cli" / f"{module}.py") if name.startswith("dlx.cli.")
+    }
+    assert found & set(CLI) <= set(CLI[: CLI.index(module)])
+    for name in ORDER:
+        assert not any(each.startswith("dlx.cli") for each in imported(ROOT / "dlx" / f"{name}.py"))
+
+
+@pytest.mark.parametrize("module", TESTING)
+def test_the_kit_is_above_all_and_imports_up_its_own_list(module):
+    """A module of the kit imports from those before it; nothing below knows it."""
+    assert {path.stem for path in (ROOT / "dlx" / "testing").glob("*.py")} == {*TESTING, "__init__", "__main__"}
+    found = {
+        name.split(".")[2]
+        for name in imported(ROOT / "dlx" / "testing" / f"{module}.py")
+        if name.startswith("dlx.testing.")
+    }
+    assert found & set(TESTING) <= set(TESTING[: TESTING.index(module)])
+    for name in ORDER:
+        assert not any(each.startswith("dlx.testing") for each in imported(ROOT / "dlx" / f"{name}.py"))
+
+
+def test_the_kit_needs_neither_pytest_nor_a_framework(python):
+    """`import dlx.testing` loads no framework, and pytest only where pytest loads it."""
+    loaded = python("import dlx.testing, sys; print(*sys.modules)", args=()).split()
+    for name in ("numpy", "torch", "jax", "tvm_ffi", "pyarrow", "pytest", "rich"):
+        assert name not in loaded
+
+
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_adapters_use_the_public_door(adapter):
     """Ours have no way in that a third party's adapter has not, and import no framework at module level."""
     path = ROOT / "adapters" / f"{adapter}.py"
     found = {name for name in imported(path) if name.partition(".")[0] == "dlx"}
     assert all(name == "dlx" or name.startswith(("dlx.adapter", "dlx.errors")) for name in found), found
+    taken = {name.removeprefix("dlx.adapter.") for name in found if name.startswith("dlx.adapter.")}
+    assert taken <= set(dlx.adapter.__all__), "a name that no third party is promised"
     top = {
         name.partition(".")[0]
         for node in ast.parse(path.read_text()).body
@@ -76,7 +124,7 @@ def test_the_core_names_no_framework_in_code(framework):
     for path in (ROOT / "c_src").glob("*.[ch]"):
         code = re.sub(r'/\*.*?\*/|"(?:\\.|[^"])*"', "", path.read_text(), flags=re.DOTALL)
         assert framework not in code, path.name
-    for name in set(ORDER) - {"registry"}:  # the table of our own adapters stands there
+    for name in set(ORDER) - {"plugins"}:  # the table of our own adapters stands there
         tree = ast.parse((ROOT / "dlx" / f"{name}.py").read_text())
         words = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         words |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}

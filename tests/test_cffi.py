@@ -107,9 +107,13 @@ def test_the_wheel_holds_what_it_should(wheel):
     assert sorted(name for name in names if name.startswith("dlx/include/")) == [
         "dlx/include/dlpack_abi.h",
         "dlx/include/dlx.h",
+        "dlx/include/dlx_cuda.h",
     ]
-    assert {"dlx/py.typed", "dlx/doors.py", "dlx/ctypes.py", "dlx_numpy.py", "dlx_torch.py"} <= set(names)
-    assert not [name for name in names if name.endswith((".c", ".o", "build_ffi.py")) or "test" in name]
+    assert {"dlx/py.typed", "dlx/doors.py", "dlx/ctypes.py"} <= set(names)
+    assert {"dlx_numpy.py", "dlx_torch.py", "dlx_cupy.py"} <= set(names)
+    assert not [
+        name for name in names if name.endswith((".c", ".o", "build_ffi.py")) or "tests" in name or "/test_" in name
+    ]
 
 
 def test_the_example_works_with_an_installed_wheel(wheel, tmp_path):

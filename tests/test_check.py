@@ -208,3 +208,11 @@ def test_check_wants_a_tensor_and_an_address(arguments, error):
     """A wrong call is a TypeError."""
     with pytest.raises(error):
         native.tensor_check(*arguments)
+
+
+def test_what_a_plain_copy_cures_is_what_the_table_says():
+    """The lane's set of obstacles that it copies for is the table's, less what is repacked."""
+    from dlx.obstacles import REPACKED, TABLE
+
+    cured = sum(row.bit for row in TABLE if row.copy_cures)
+    assert cured & ~REPACKED == lib.DLX_OBSTACLES_CURED

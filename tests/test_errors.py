@@ -113,7 +113,7 @@ def test_the_message_of_a_conversion(np, torch):
         (b"abc", {"to": "dlx", "device": "metal:1"}),
         (b"abc", {"to": "dlx", "stream": 7}),
         ("text", {"to": "dlx"}),
-        ([1], {"to": "dlx"}),
+        (1, {"to": "dlx"}),
     ],
     ids=str,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import sys
 import warnings
 
 import pytest
@@ -24,7 +25,10 @@ TARGETS = ["numpy", "torch", "dlx"]
 
 def bits(array):
     """The bytes of an array's elements, row-major."""
-    tensor = native.tensor_copy(slow(array, to="dlx"), False)
+    try:
+        tensor = native.tensor_copy(slow(array, to="dlx", detach=True), False)
+    except errors.DlxError:  # it may stay where it is, and goes nowhere else
+        return type(array)
     return ctypes.string_at(tensor.data_ptr, tensor.nbytes) if tensor.nbytes else b""
 
 
@@ -47,18 +51,18 @@ def facts(result, source):
     return (type(result), info.dtype, info.shape, strides, info.readonly, shared, flags, bits(result))
 
 
-def outcome(convert, source, to):
+def outcome(convert, source, to, options):
     """What a conversion gives, or the class and the reason of its error."""
     try:
-        result = convert(source, to=to)
+        result = convert(source, to=to, **options)
     except Exception as error:
         return type(error), getattr(error, "reason", None)
     return facts(result, source)
 
 
-def agree(make, to):
+def agree(make, to, **options):
     """Compare lane and slow road on fresh sources; the lane is called twice, so that it has a route. Returns it."""
-    lane, warm, other = (outcome(convert, make(), to) for convert in (dlx.convert, dlx.convert, slow))
+    lane, warm, other = (outcome(convert, make(), to, options) for convert in (dlx.convert, dlx.convert, slow))
     assert lane == other and warm == other
     return other
 
@@ -68,6 +72,16 @@ def agree(make, to):
 COMMON = ("bool", "int8", "int64", "uint8", "uint16", "float16", "float32", "float64", "complex64", "complex128")
 TORCH = (*COMMON, "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex32", "int4", "uint4", "uint1")
 NUMPY = (*COMMON, ">f4", ">i2", "U2", "M8[s]", "V4", "longdouble", "q", "l", "i4,f4")
+OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "copy": st.sampled_from([None, True, False, True, False, 1]),
+        "readonly": st.sampled_from(["copy", "error", "share", "no"]),
+        "detach": st.booleans(),
+        "device": st.sampled_from([None, "cpu", "cpu:0", (1, 0), "metal"]),
+        "stream": st.none(),
+    },
+)
 SHAPES = st.lists(st.sampled_from([1, 2, 3, 3, 4, 0]), max_size=4).map(tuple)
 
 
@@ -158,24 +172,24 @@ TWISTS = {
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_lane_and_slow_road_agree_on_numpy(np, torch, target):
-    """Any numpy array gives the same result, or the same error, by the lane and by the slow road."""
+    """Any numpy array gives the same result, or the same error, by both roads, whatever the options."""
 
-    @settings(max_examples=250, deadline=None)
-    @given(numpy_sources(np))
-    def check(make):
-        agree(make, target)
+    @settings(max_examples=400, deadline=None)
+    @given(numpy_sources(np), OPTIONS)
+    def check(make, options):
+        agree(make, target, **options)
 
     check()
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_lane_and_slow_road_agree_on_torch(np, torch, target):
-    """Any torch tensor gives the same result, or the same error, by the lane and by the slow road."""
+    """Any torch tensor gives the same result, or the same error, by both roads, whatever the options."""
 
-    @settings(max_examples=250, deadline=None)
-    @given(torch_sources(torch))
-    def check(make):
-        agree(make, target)
+    @settings(max_examples=400, deadline=None)
+    @given(torch_sources(torch), OPTIONS)
+    def check(make, options):
+        agree(make, target, **options)
 
     check()
 
@@ -185,13 +199,13 @@ def test_lane_and_slow_road_agree_on_dlx_tensors(np, torch, target):
     """Any dlx.Tensor gives the same result, or the same error, by the lane and by the slow road."""
 
     @settings(max_examples=200, deadline=None)
-    @given(st.one_of(numpy_sources(np), torch_sources(torch)))
-    def check(make):
+    @given(st.one_of(numpy_sources(np), torch_sources(torch)), OPTIONS)
+    def check(make, options):
         try:
             slow(make(), to="dlx", detach=True)
         except errors.DlxError:
             return
-        agree(lambda: slow(make(), to="dlx", detach=True), target)
+        agree(lambda: slow(make(), to="dlx", detach=True), target, **options)
 
     check()
 
@@ -279,7 +293,7 @@ def test_a_plain_tensor_inside_a_transform(np, torch, transform):
     seen = []
 
     def inside(t):
-        seen.extend(outcome(convert, outside, "dlx") for convert in (dlx.convert, slow))
+        seen.extend(outcome(convert, outside, "dlx", {}) for convert in (dlx.convert, slow))
         return t.sum()
 
     run = getattr(torch.func, transform)
@@ -501,3 +515,77 @@ def test_overwritten_strides_do_not_show(np):
     first = dlx.convert(np.zeros((3, 4))[:, ::2], to="dlx")
     second = dlx.convert(np.zeros((2, 5)), to="dlx")
     assert first.strides == (4, 2) and second.strides == (5, 1)
+
+
+# ---- copies and options ----------------------------------------------------------------------------------------------
+
+
+def entered(call):
+    """The names of Python functions that a call runs."""
+    seen = []
+
+    def note(frame, event, _):
+        if event == "call":
+            seen.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return [name for name in seen if name != "call"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"copy": True}, {"copy": False}, {"copy": None}, {"readonly": "error"}, {"detach": True}, {"device": "cpu"}],
+    ids=str,
+)
+def test_plain_options_stay_on_the_lane(np, torch, options):
+    """copy=, readonly=, detach= and device="cpu" are understood in C."""
+    array, tensor = np.ones(3), torch.ones(3)
+    for source, to in ((array, "torch"), (tensor, "numpy"), (array, "dlx"), (tensor, "dlx")):
+        dlx.convert(source, to=to)
+
+        def call(source=source, to=to):
+            assert (address(dlx.convert(source, to=to, **options)) == address(source)) is not options.get("copy", False)
+
+        assert entered(call) in ([], ["address"] * 2, ["address", "address"])
+
+
+def test_what_a_copy_cures_is_copied_on_the_lane(np, torch):
+    """Read-only, negative and unaligned arrays, and lists of them, are copied in C; other policies are Python's."""
+    frozen = np.arange(3.0)
+    frozen.flags.writeable = False
+    unaligned = np.frombuffer(bytearray(33), "f8", 4, 1)
+    dlx.convert(np.ones(3), to="torch")
+    for array in (frozen, np.arange(4)[::-1], unaligned):
+        for source in (array, [array, {"a": (array,)}]):
+            results = []
+            assert entered(lambda s=source, r=results: r.append(dlx.convert(s, to="torch"))) == ["<lambda>"]
+            result = results[0] if source is array else results[0][0]
+            assert result.tolist() == array.tolist() and result.data_ptr() != array.ctypes.data
+    assert dlx.convert(frozen, to="torch", readonly="share").data_ptr() == frozen.ctypes.data
+    with pytest.raises(errors.ReadOnlyError):
+        dlx.convert(frozen, to="torch", readonly="error")
+    with pytest.raises(errors.CopyRequiredError):
+        dlx.convert(np.arange(4)[::-1], to="torch", copy=False)
+    assert dlx.convert(frozen, to="dlx").readonly and not dlx.convert(frozen, to="dlx", copy=True).readonly
+
+
+def test_a_copied_tensor_is_not_pinned(np, torch):
+    """A storage that was only read may be resized afterwards; one that is shared may not."""
+    tensor = torch.ones(4)
+    dlx.convert(tensor, to="numpy", copy=True)
+    tensor.untyped_storage().resize_(64)
+    dlx.convert(tensor, to="numpy")
+    with pytest.raises(RuntimeError):
+        tensor.untyped_storage().resize_(128)
+
+
+def test_a_tree_that_is_refused_later_copies_nothing(np, torch):
+    """The last leaf is refused: the error names it, though others would have been copied."""
+    frozen = np.arange(3.0)
+    frozen.flags.writeable = False
+    with pytest.raises(errors.DTypeError, match=r"at obj\[1\]"):
+        dlx.convert([frozen, np.array([None])], to="torch")

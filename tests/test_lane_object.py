@@ -78,7 +78,9 @@ class Odd:
 
 
 @pytest.mark.parametrize(
-    "to", [3, None, [], {}, Odd(), b"numpy", ("numpy",), "nampy", "", int, sys, object()], ids=repr
+    "to",
+    [3, None, [], {}, Odd(), b"numpy", ("numpy",), "nampy", "", int, sys, object()],
+    ids=lambda to: type(to).__name__,
 )
 def test_odd_targets_have_pythons_error(to):
     """A target that is none has the error of the slow road, by keyword and by place."""
@@ -129,7 +131,7 @@ def test_names_and_doc():
 def test_help():
     """help(dlx.convert) shows signature and documentation, as for a function."""
     text = pydoc.render_doc(dlx.convert, renderer=pydoc.plaintext)
-    assert "Convert an array to another framework" in text and "readonly: 'str' = 'copy'" in text
+    assert "Convert an array, or every array in a container" in text and "readonly: 'Readonly' = 'copy'" in text
     assert inspect.isroutine(dlx.convert)
 
 
@@ -383,3 +385,23 @@ def test_ten_threads_for_ten_seconds(np, torch, python):
         args=(),
     )
     assert out == "0\n"
+
+
+def test_a_type_without_a_route_is_not_kept(python):
+    """What the lane remembers of a type that Python must look at does not keep the type alive."""
+    python(
+        """
+        import gc, weakref
+        import dlx
+
+        class Array(bytearray):
+            pass
+
+        for options in ({}, {"copy": True}):
+            dlx.convert(Array(b"ab"), to="dlx", **options)
+        kept = weakref.ref(Array)
+        del Array
+        gc.collect()
+        assert kept() is None
+        """
+    )

@@ -529,7 +529,7 @@ def test_loading_a_plugin_clears_the_routes(monkeypatch, mylib):
     assert len(asked) == 1
     plugin = types.ModuleType("dlx_other")
     plugin.dlx_adapters = dlx.hookimpl(specname="dlx_adapters")(
-        lambda: [type("Other", (Adapter,), {"name": "other"})()]
+        lambda: [type("Other", (Adapter,), {"name": "other", "package": "other"})()]
     )
     monkeypatch.setitem(sys.modules, "dlx_other", plugin)
     assert Registry({"other": "dlx_other"}).load("other").broken is None

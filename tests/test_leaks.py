@@ -72,7 +72,7 @@ jobs = [
     (lambda: dlx.plan(Stranger(), to="dlx")), (lambda: dlx.plan(Raising(), to="dlx")),
 ]
 failing = [
-    (lambda: dlx.convert(Raising(), to="dlx")), (lambda: dlx.convert([1], to="dlx")), used,
+    (lambda: dlx.convert(Raising(), to="dlx")), (lambda: dlx.convert([1, (Raising(),)], to="dlx")), used,
     (lambda: dlx.convert(block, to="dlx", device="cuda")), (lambda: dlx.convert(block, to="nosuch")),
     (lambda: dlx.convert(Stranger().__dlpack__(), to="dlx", stream=5)),
 ]

@@ -34,6 +34,7 @@ def table(np, tmp_path_factory):
 
     held = ctypes.PyDLL(str(compiled("exchange", tmp_path_factory.mktemp("exchange"))))
     held.exchange_import.restype, held.exchange_import.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_void_p]
+    held.exchange_export.restype, held.exchange_export.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object]
     held.exchange_borrow.restype = ctypes.py_object
     held.exchange_borrow.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -145,12 +146,39 @@ def test_native_byte_order_by_any_letter(np, facts):
         assert facts(np.zeros(1, dtype))[3] == tuple(dlx.DType(np.dtype(dtype).name))
 
 
-def test_read_only_is_refused(np, facts):
+def test_read_only_is_refused_by_the_borrow_slot(np, table):
     """A DLTensor cannot say read-only, so such an array is refused."""
     array = np.zeros(3)
     array.flags.writeable = False
-    with pytest.raises(BufferError):
-        facts(array)
+    out = ctypes.create_string_buffer(64)
+    with pytest.raises(BufferError, match="read-only"):
+        table.exchange_borrow(table.api, array, out)
+    array.flags.writeable = True
+    table.exchange_borrow(table.api, array, out)
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_the_managed_slot_says_read_only(np, table, writable):
+    """An array of any kind leaves as a managed tensor that holds it, with its flag, until it is released."""
+    array = np.arange(24.0).reshape(4, 6)[::-1, ::2]
+    array.flags.writeable = writable
+    before = sys.getrefcount(array)
+    managed = at(table.exchange_export(table.api, array))
+    tensor = managed.dl_tensor
+    assert managed.flags == (0 if writable else READ_ONLY) and sys.getrefcount(array) == before + 1
+    assert int(ffi.cast("uintptr_t", tensor.data)) == array.ctypes.data
+    assert [tensor.shape[0], tensor.shape[1], tensor.strides[0], tensor.strides[1]] == [4, 3, -6, 2]
+    managed.deleter(managed)
+    assert sys.getrefcount(array) == before
+
+
+def test_the_managed_slot_refuses_what_dlpack_cannot_say(np, table):
+    """Dates and the other byte order are refused, and nothing is held."""
+    for array in (np.zeros(2, "M8[s]"), np.zeros(2, ">f4"), np.zeros(0, "U1")):
+        before = sys.getrefcount(array)
+        with pytest.raises(BufferError):
+            table.exchange_export(table.api, array)
+        assert sys.getrefcount(array) == before
 
 
 @pytest.mark.parametrize("stride", [1, 3, 6, -5])

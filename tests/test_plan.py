@@ -122,7 +122,7 @@ SOURCES = {  # with numpy, torch and counting.c
     "failing": lambda n, t, c: failing(ValueError("no")),
     "interface": lambda n, t, c: Interface(),
     "masked interface": lambda n, t, c: Interface(mask=b""),
-    "list": lambda n, t, c: [1, 2],
+    "number": lambda n, t, c: 1,
     "None": lambda n, t, c: None,
 }
 
@@ -220,7 +220,7 @@ CASES = [  # source, target, options, outcome or the error
     ("failing", "torch", {}, "ConversionError"),
     ("interface", "torch", {"copy": False}, "shared"),
     ("masked interface", "torch", {}, "LayoutError"),
-    ("list", "torch", {}, "AdapterNotFoundError"),
+    ("number", "torch", {}, "AdapterNotFoundError"),
     ("None", "torch", {}, "AdapterNotFoundError"),
 ]
 

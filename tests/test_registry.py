@@ -196,7 +196,7 @@ def test_a_broken_plugin_breaks_nothing_else(monkeypatch, mylib, hook):
     assert registry.target("dlx") is strangers.TENSOR
     assert registry.producer(b"abc") is strangers.BUFFER
     for _ in range(2):  # remembered, not forgotten
-        with pytest.raises(PluginError, match=r"dlx_mylib .* is broken") as info:
+        with pytest.raises(PluginError, match=r"plugin dlx_mylib \(dlx\) is (broken|refused)") as info:
             registry.target("mylib")
         assert info.value.__cause__ is not None
         with pytest.raises(PluginError):
@@ -218,6 +218,23 @@ def test_another_api_is_told_with_both_numbers(monkeypatch, mylib):
     plugin(monkeypatch, "dlx_mylib", BROKEN["another API"])
     with pytest.raises(PluginError, match="speaks API 99, this dlx speaks 1"):
         Registry({"mylib": "dlx_mylib"}).target("mylib")
+
+
+def test_a_dlx_that_speaks_several_versions_says_which(monkeypatch, mylib):
+    """Adapters of each of them are taken; both ends of the range are in the message, and who is to be updated."""
+    from dlx import plugins
+
+    monkeypatch.setattr(plugins, "OLDEST_API", 2)
+    monkeypatch.setattr(plugins, "API", 3)
+    for spoken, fix in ((1, "Update dlx-mylib"), (4, "Update dlx"), (2, None), (3, None)):
+        future = type("Future", (MyLib,), {"api": spoken})()
+        given = plugins.Plugin("dlx_mylib", None, "dlx-mylib")
+        if fix is None:
+            assert plugins.checked(given, [[future]]) == (future,)
+            continue
+        with pytest.raises(PluginError) as info:
+            plugins.checked(given, [[future]])
+        assert str(info.value) == f"adapter 'mylib' speaks API {spoken}, this dlx speaks 2 to 3. {fix}."
 
 
 def test_an_unmarked_hook_is_told(monkeypatch, mylib):
@@ -314,7 +331,7 @@ def test_broken_third_parties_are_told_by_distribution(published):
     )
     bad, gone, shape = out.strip().splitlines()
     assert "dlx_bad (dlx-bad) is broken: OSError: bad library" in bad
-    assert "dlx_gone (dlx-gone) is broken: ModuleNotFoundError" in gone
+    assert "dlx_gone (dlx-gone) is gone: its entry point names the module dlx_gone, and there is none" in gone
     assert shape == "(3,)"
 
 

@@ -197,7 +197,9 @@ def test_errors_that_are_not_the_producers_pass(error):
     assert caught.value is error
 
 
-@pytest.mark.parametrize("answer", [None, 5, "capsule", b"bytes", [], object()], ids=repr)
+@pytest.mark.parametrize(
+    "answer", [None, 5, "capsule", b"bytes", [], object()], ids=lambda answer: type(answer).__name__
+)
 def test_answers_that_are_no_capsules(answer):
     """What is not a capsule is a ProtocolError that names what came back."""
     with pytest.raises(errors.ProtocolError, match=f"gave {type(answer).__name__}, not a DLPack capsule"):
@@ -630,7 +632,7 @@ def test_bytes_and_their_kin(np, torch, wrap):
         assert dlx.convert(source, to=target).tolist() == [97, 98, 99]
 
 
-@pytest.mark.parametrize("source", [b"", bytearray(), memoryview(b"")[:0]], ids=repr)
+@pytest.mark.parametrize("source", [b"", bytearray(), memoryview(b"")[:0]], ids=lambda source: type(source).__name__)
 def test_empty_buffers(np, torch, source):
     """A buffer without bytes is an array without elements."""
     assert [dlx.convert(source, to=target).shape[0] for target in ("numpy", "torch", "dlx")] == [0, 0, 0]
@@ -848,7 +850,8 @@ class RaisingInterface:
         raise ValueError("no")
 
 
-NO_ARRAYS = [1, 1.5, None, "text", [1, 2], (1,), {"a": 1}, {1}, object(), len, int, OnlyArray(), range(3)]
+NO_ARRAYS = [1, 1.5, None, "text", object(), len, int, OnlyArray(), range(3)]
+CONTAINERS = [[1, 2], (1,), {"a": 1}, {1}]
 
 
 def test_an_interface_that_raises_is_the_cause():
@@ -866,6 +869,14 @@ def test_what_is_no_array(obj):
     assert isinstance(caught.value, TypeError) and caught.value.fix and caught.value.target == "dlx"
     with pytest.raises(errors.AdapterNotFoundError):
         dlx.describe(obj)
+
+
+@pytest.mark.parametrize("obj", CONTAINERS, ids=lambda obj: type(obj).__name__)
+def test_a_container_is_no_array(obj):
+    """What takes one array says so of a container, with a fix."""
+    for call in (dlx.describe, dlx.from_dlpack, dlx.to_capsule):
+        with pytest.raises(errors.AdapterNotFoundError, match="one of the arrays in it"):
+            call(obj)
 
 
 @pytest.mark.parametrize("name", ["torch.Tensor", "numpy.ndarray", "numpy.float32"])

@@ -196,7 +196,8 @@ def test_allocated_memory_is_released_without_python(exchange, counting):
         (dltensor(None, ndim=129), b"ValueError", b""),
         (dltensor((2,), None, (2, 0, 1)), b"ValueError", b""),
         (dltensor((2,), None, (2, 32, 0)), b"ValueError", b""),
-        *((dltensor((2,), device=device), b"BufferError", b"(%d, %d)" % device) for device in DEVICES),
+        *((dltensor((2,), device=device), b"BufferError", b"(%d, %d)" % device) for device in DEVICES[1:]),
+        (dltensor((2,), device=DEVICES[0]), b"BufferError", b"no CUDA driver"),
     ],
 )
 def test_allocate_reports_once(exchange, prototype, kind, message, thread):
@@ -366,7 +367,8 @@ def test_host_memory_has_no_stream(exchange, device):
 @pytest.mark.parametrize("device", [(2, 0), (2, 1), (10, 0), (13, 0), (8, 0), (99, 0)])
 def test_no_stream_elsewhere(exchange, device):
     """A device whose stream dlx cannot know is a DeviceError, not a NULL that means the default stream."""
-    with pytest.raises(errors.DeviceError, match=rf"\({device[0]}, {device[1]}\)"):
+    reason = "no CUDA driver" if device[0] in (2, 13) else rf"\({device[0]}, {device[1]}\)"
+    with pytest.raises(errors.DeviceError, match=reason):
         exchange.stream(device)
 
 

@@ -1,0 +1,235 @@
+"""CuPy for dlx: cupy.ndarray on CUDA devices, of any wheel (cupy-cuda12x, cupy-cuda13x), and on ROCm.
+
+Versions: 13 and later. Devices: CUDA device memory and CUDA managed memory, each under its true name; on a ROCm build
+ROCm's. Dtypes: those that cupy takes through DLPack. bfloat16 and float8 are refused: cupy would export them under the
+code of an ordinary float, since it looks at numpy's `kind` only. Shared: every layout. Copied: read-only memory, since
+cupy drops the flag; memory of the host, which goes to cupy's current device. Refused: byte strides that are no whole
+elements.
+
+Streams: cupy has a current one per thread and device. Arrays leave without an event of their own, dlx orders once for
+all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import dlx
+from dlx.adapter import (
+    Adapter,
+    ArrayInfo,
+    Capabilities,
+    Container,
+    Device,
+    Hindrance,
+    Layout,
+    Stream,
+    Tensor,
+    over_memory,
+    type_name,
+)
+from dlx.errors import DeviceError, DTypeError
+
+
+class NpzFile(Mapping[str, Any]):
+    """What cupy.load gives for an .npz file, as a mapping: an array is read, and moved, when it is asked for."""
+
+    def __init__(self, npz: Any) -> None:
+        self.npz: Any = npz.npz if isinstance(npz, NpzFile) else npz
+
+    def __getitem__(self, name: str) -> Any:
+        return self.npz[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.npz.npz_file.files
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.npz.npz_file.files)
+
+    def __len__(self) -> int:
+        return len(self.npz.npz_file.files)
+
+
+def _open_file(npz: Any) -> tuple[list[str], list[Any]]:
+    file = NpzFile(npz)
+    return list(file), list(file.values())
+
+
+class CupyAdapter(Adapter):
+    """cupy.ndarray."""
+
+    name = "cupy"
+    package = "cupy"
+    install = "pip install cupy-cuda12x"
+    types = ("cupy.ndarray",)
+    lane = types  # without a table there is none, but asking twice is harmless
+    containers = (
+        Container(
+            types=("cupy._io.npz.NpzFile",),
+            kind="mapping",
+            open=_open_file,
+            mutable=False,
+            elements="fresh",
+            falls_to=dict,
+            live=NpzFile,
+        ),
+    )
+    dtypes = {
+        "bool": "bool_",
+        "int8": "int8",
+        "int16": "int16",
+        "int32": "int32",
+        "int64": "int64",
+        "uint8": "uint8",
+        "uint16": "uint16",
+        "uint32": "uint32",
+        "uint64": "uint64",
+        "float16": "float16",
+        "float32": "float32",
+        "float64": "float64",
+        "complex64": "complex64",
+        "complex128": "complex128",
+    }
+
+    def native_dtype(self, attribute: str) -> Any:
+        cupy = self.module()
+        return cupy.dtype(getattr(cupy, attribute))
+
+    @functools.cached_property
+    def _is_hip(self) -> bool:
+        return bool(self.module().cuda.runtime.is_hip)
+
+    @property
+    def _kind(self) -> str:
+        return "rocm" if self._is_hip else "cuda"
+
+    def accepts(self) -> Capabilities:
+        kinds = ("rocm",) if self._is_hip else ("cuda", "cuda_managed")
+        return Capabilities(
+            dtypes=self.known_dtypes(),
+            device_types=frozenset(Device(kind).type for kind in kinds),
+            layouts=Layout.ANY,
+            max_ndim=25,  # of its kernels
+        )
+
+    # ---- devices and streams ----------------------------------------------------------------------------------------
+
+    def home(self) -> Device:
+        kind = Device(self._kind).type
+        return Device(kind, self.current_device(kind))
+
+    def current_device(self, device_type: int) -> int:
+        try:
+            return int(self.module().cuda.runtime.getDevice())
+        except RuntimeError:  # there is no driver: dlx says so when it comes to it
+            return 0
+
+    def device_to(self, device: Device) -> Any:
+        if device.name not in (self._kind, "cuda_managed"):
+            raise DeviceError(f"cupy has no device {device}", fix=f"Say '{self._kind}:0'.")
+        return self.module().cuda.Device(device.id)
+
+    def device_from(self, native_device: Any) -> Device:
+        return Device(f"{self._kind}:{int(native_device)}")
+
+    @contextlib.contextmanager
+    def on_device(self, device: Device) -> Iterator[None]:
+        with super().on_device(device), self.device_to(device):
+            yield
+
+    def work_stream(self, device: Device) -> Any:
+        with self.device_to(device):
+            return self.module().cuda.get_current_stream()
+
+    @contextlib.contextmanager
+    def on_stream(self, stream: Stream) -> Iterator[None]:
+        """Return a context in which cupy works on a stream of another."""
+        cupy = self.module()
+        kept = stream.keep
+        # cupy's streams of its own are entered as they are. Others get a wrapper that never destroys the stream.
+        if not (isinstance(kept, cupy.cuda.Stream) and kept.ptr in (stream.handle, 0)):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # since 14, for a class that does destroy it
+                kept = cupy.cuda.ExternalStream(stream.handle, stream.device.id)
+        # A stream is entered while its device is current. The current device is per thread and not to be changed.
+        with self.device_to(stream.device):
+            kept.__enter__()
+        try:
+            yield
+        finally:
+            with self.device_to(stream.device):
+                kept.__exit__(None, None, None)
+
+    # ---- as a producer ----------------------------------------------------------------------------------------------
+
+    def examine(self, obj: Any) -> Iterable[Hindrance]:
+        if self.dtype_from(obj.dtype) is None:
+            yield Hindrance(
+                f"cupy's {obj.dtype} has no DLPack dtype that cupy exports truly",
+                "Call .view('uint8') or .view('uint16') if the bytes are what you need.",
+                DTypeError,
+            )
+        elif not _whole_elements(obj):
+            yield Hindrance(
+                f"its byte strides {obj.strides} are not multiples of the item size {obj.dtype.itemsize}",
+                "Drop copy=False.",
+                cure=self.clone,
+                copies=True,
+            )
+
+    def info(self, obj: Any) -> ArrayInfo:
+        itemsize = obj.dtype.itemsize
+        whole = _whole_elements(obj)
+        return ArrayInfo(
+            framework=self.name,
+            type_name=type_name(type(obj)),
+            dtype=self.dtype_from(obj.dtype),
+            dtype_name=str(obj.dtype),
+            shape=tuple(obj.shape),
+            strides=tuple(step // itemsize for step in obj.strides) if whole else None,
+            device=Device(obj.__dlpack_device__()),
+            nbytes=obj.size * itemsize,
+            address=int(obj.data.ptr) if obj.size else 0,
+            owner=type_name(type(obj.data.mem)),
+            protocols=("__dlpack__", "__cuda_array_interface__"),
+        )
+
+    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+        if self._is_hip:  # whose streams cupy orders itself
+            return super().export(obj, stream=stream)
+        dtype = self.dtype_from(obj.dtype)
+        assert dtype is not None
+        strides = [step // obj.dtype.itemsize for step in obj.strides]
+        # Its owner is the memory, not the array: whose shape and strides may be changed.
+        address = int(obj.data.ptr) if obj.size else 0
+        return over_memory(address, obj.shape, strides, dtype, Device(obj.__dlpack_device__()), owner=obj.data)
+
+    # ---- inside cupy ------------------------------------------------------------------------------------------------
+
+    def clone(self, obj: Any) -> Any:
+        with self.device_to(Device(self._kind + f":{obj.data.device_id}")):
+            return obj.copy()
+
+    def moved(self, obj: Any, device: Device) -> Any:
+        with self.device_to(device):
+            return obj.copy()  # to the current device, in an order that cupy sees to
+
+    # ---- as a consumer ----------------------------------------------------------------------------------------------
+
+    def load(self, tensor: Tensor) -> Any:
+        return self.module().from_dlpack(tensor)
+
+
+def _whole_elements(obj: Any) -> bool:
+    itemsize = obj.dtype.itemsize
+    return all(step % itemsize == 0 for step, extent in zip(obj.strides, obj.shape, strict=True) if extent > 1)
+
+
+@dlx.hookimpl
+def dlx_adapters() -> list[Adapter]:
+    """Return cupy's adapter."""
+    return [CupyAdapter()]

@@ -1,0 +1,419 @@
+/* Order between streams, and the end of memory that a device may still read.
+ *
+ * An event that is recorded on one stream and waited for on another is free at once: the wait keeps
+ * the state that the event had then. So events come from a small store and go back to it. */
+
+#include "cuda_driver.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+
+/* ---- events, by the device whose context they belong to ---------------------------------------
+ */
+
+enum { SPARE = 32 };
+static cu_event spare[DLX_MAX_DEVICES][SPARE]; /* guarded by cuda_event_lock */
+static int n_spare[DLX_MAX_DEVICES];
+
+/* The device's context must be current. GIL: not needed. */
+static int take_event(int32_t device, cu_event* event) {
+  *event = NULL;
+  pthread_mutex_lock(&cuda_event_lock);
+  if (n_spare[device] > 0) *event = spare[device][--n_spare[device]];
+  pthread_mutex_unlock(&cuda_event_lock);
+  if (*event) return DLX_OK;
+  int code = cu.EventCreate(event, CU_EVENT_DISABLE_TIMING);
+  return code == CU_OK ? DLX_OK : cuda_failed("cuEventCreate", code);
+}
+
+/* GIL: not needed; the device may still be on its way to the event. */
+static void give_event(int32_t device, cu_event event) {
+  if (event == NULL || !cuda_usable()) return;
+  pthread_mutex_lock(&cuda_event_lock);
+  int room = n_spare[device] < SPARE;
+  if (room) spare[device][n_spare[device]++] = event;
+  pthread_mutex_unlock(&cuda_event_lock);
+  if (!room && dlx_cuda_push(device) == DLX_OK) {
+    cu.EventDestroy(event);
+    dlx_cuda_pop();
+  }
+}
+
+/* ---- graph capture ----------------------------------------------------------------------------
+ */
+
+/* Whether a stream captures, or stands for others of which one does. Its device's context must be
+ * current. GIL: not needed. Errors: DLX_E_DRIVER. */
+static int is_capturing(uint64_t stream, int* yes) {
+  int state = CU_CAPTURE_NONE, code = cu.StreamIsCapturing(cuda_stream(stream), &state);
+  *yes = code == CU_CAPTURE_IMPLICIT || state != CU_CAPTURE_NONE;
+  return code == CU_OK || *yes ? DLX_OK : cuda_failed("cuStreamIsCapturing", code);
+}
+
+/* The capture that a stream takes part in; 0 = unknown. */
+static uint64_t capture_of(uint64_t stream) {
+  int state = CU_CAPTURE_NONE;
+  uint64_t id = 0;
+  if (cu.StreamGetCaptureInfo == NULL ||
+      cu.StreamGetCaptureInfo(cuda_stream(stream), &state, &id, NULL, NULL, NULL) != CU_OK ||
+      state != CU_CAPTURE_ACTIVE)
+    return 0;
+  return id;
+}
+
+/* ---- one stream waits for another ---------------------------------------------------------------
+ */
+
+/* `event` is the device's whose context is current. GIL: not needed. */
+static int record(cu_event event, uint64_t stream) {
+  int code = cu.EventRecord(event, cuda_stream(stream));
+  return code == CU_OK ? DLX_OK : cuda_failed("cuEventRecord", code);
+}
+
+/* The context of the stream's device must be current. GIL: not needed. */
+static int wait_for(cu_event event, uint64_t stream) {
+  int code = cu.StreamWaitEvent(cuda_stream(stream), event, 0);
+  return code == CU_OK ? DLX_OK : cuda_failed("cuStreamWaitEvent", code);
+}
+
+/* Record on `from`, whose context is current, and make `to` wait. */
+static int link_streams(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to) {
+  int here = 0, there = 0, status = is_capturing(from, &here);
+  if (status != DLX_OK) return status;
+  uint64_t capture = here ? capture_of(from) : 0;
+  cu_event event;
+  status = take_event(from_device, &event);
+  if (status != DLX_OK) return status;
+  int hop = from_device != to_device;
+  if (hop) status = dlx_cuda_push(to_device);
+  if (status == DLX_OK) {
+    status = is_capturing(to, &there);
+    /* Within one capture a dependency is a plain edge of the graph. */
+    if (status == DLX_OK && (here || there) && (!here || capture == 0 || capture_of(to) != capture))
+      status = DLX_E_CAPTURE;
+    if (hop) dlx_cuda_pop();
+  }
+  if (status == DLX_OK) status = record(event, from);
+  if (status == DLX_OK && hop) status = dlx_cuda_push(to_device);
+  if (status == DLX_OK) {
+    status = wait_for(event, to);
+    if (hop) dlx_cuda_pop();
+  }
+  give_event(from_device, event);
+  return status;
+}
+
+int dlx_cuda_order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to) {
+  dlx_cuda_release_pending();
+  if (from == to && from_device == to_device) return DLX_OK;
+  int status = dlx_cuda_push(from_device);
+  if (status != DLX_OK) return status;
+  status = link_streams(from_device, from, to_device, to);
+  dlx_cuda_pop();
+  return status;
+}
+
+int dlx_cuda_synchronize(int32_t device_id, uint64_t stream) {
+  int captures, status = dlx_cuda_push(device_id);
+  if (status != DLX_OK) return status;
+  status = is_capturing(stream, &captures);
+  if (status == DLX_OK && captures) status = DLX_E_CAPTURE;
+  if (status == DLX_OK) {
+    int mode = cuda_relax(), code = cu.StreamSynchronize(cuda_stream(stream));
+    cuda_unrelax(mode);
+    if (code != CU_OK) status = cuda_failed("cuStreamSynchronize", code);
+  }
+  dlx_cuda_pop();
+  return status;
+}
+
+static _Atomic(uint64_t) own_streams[DLX_MAX_DEVICES];
+
+int dlx_cuda_work_stream(int32_t device_id, uint64_t* stream) {
+  int status = dlx_cuda_push(device_id);
+  if (status != DLX_OK) return status;
+  pthread_mutex_lock(&cuda_lock);
+  *stream = atomic_load(&own_streams[device_id]);
+  if (*stream == 0) {
+    cu_stream made = NULL;
+    int code = cu.StreamCreate(&made, CU_STREAM_NON_BLOCKING);
+    if (code != CU_OK) status = cuda_failed("cuStreamCreate", code);
+    *stream = (uint64_t)(uintptr_t)made;
+    atomic_store(&own_streams[device_id], *stream);
+  }
+  pthread_mutex_unlock(&cuda_lock);
+  dlx_cuda_pop();
+  return status;
+}
+
+static int is_own(int32_t device_id, uint64_t stream) {
+  return device_id >= 0 && device_id < DLX_MAX_DEVICES &&
+         atomic_load(&own_streams[device_id]) == stream;
+}
+
+/* ---- when memory is ready ---------------------------------------------------------------------
+ */
+
+struct dlx_ready {
+  atomic_int holders;
+  int32_t device;
+  uint64_t stream;
+  cu_event event; /* NULL: whatever is on the stream when somebody asks */
+  void* keep;     /* keeps the stream alive */
+  dlx_release release_keep;
+};
+
+/* GIL: not needed. Errors: DLX_E_MEMORY. */
+static int make_ready(int32_t device_id, uint64_t stream, dlx_ready** out) {
+  *out = calloc(1, sizeof **out);
+  if (*out == NULL) return DLX_E_MEMORY;
+  atomic_init(&(*out)->holders, 1);
+  (*out)->device = device_id;
+  (*out)->stream = stream;
+  return DLX_OK;
+}
+
+int dlx_ready_new(int32_t device_id, uint64_t stream, void* keep, dlx_release release_keep,
+                  dlx_ready** out) {
+  int captures;
+  dlx_ready* ready;
+  dlx_cuda_release_pending();
+  int status = dlx_cuda_push(device_id);
+  if (status != DLX_OK) return status;
+  status = make_ready(device_id, stream, &ready);
+  if (status == DLX_OK) {
+    status = is_capturing(stream, &captures);
+    if (status == DLX_OK && !captures) status = take_event(device_id, &ready->event);
+    if (status == DLX_OK && !captures) status = record(ready->event, stream);
+    if (status != DLX_OK) dlx_ready_drop(ready);
+  }
+  dlx_cuda_pop();
+  if (status != DLX_OK) return status;
+  ready->keep = keep;
+  ready->release_keep = release_keep;
+  *out = ready;
+  return DLX_OK;
+}
+
+int dlx_ready_later(int32_t device_id, dlx_ready** out) {
+  uint64_t stream;
+  int status = dlx_cuda_work_stream(device_id, &stream);
+  return status == DLX_OK ? make_ready(device_id, stream, out) : status;
+}
+
+dlx_ready* dlx_ready_hold(dlx_ready* ready) {
+  atomic_fetch_add(&ready->holders, 1);
+  return ready;
+}
+
+void dlx_ready_drop(dlx_ready* ready) {
+  if (atomic_fetch_sub(&ready->holders, 1) != 1) return;
+  give_event(ready->device, ready->event);
+  if (ready->keep && !cuda_is_child()) ready->release_keep(ready->keep);
+  free(ready);
+}
+
+/* Handles are given out again, and 2 is another stream on every thread: only of a stream that is
+ * kept is it known that it is still the one that it was. */
+static int is_living(const dlx_ready* ready) {
+  if (ready->stream == DLX_STREAM_PER_THREAD) return 0;
+  return ready->keep || ready->stream == DLX_STREAM_LEGACY || is_own(ready->device, ready->stream);
+}
+
+static int is_same_stream(const dlx_ready* ready, int32_t device_id, uint64_t stream) {
+  return ready->device == device_id && ready->stream == stream && is_living(ready);
+}
+
+int dlx_ready_wait(dlx_ready* ready, int32_t device_id, uint64_t stream) {
+  if (is_same_stream(ready, device_id, stream)) return DLX_OK;
+  if (ready->event == NULL) return dlx_cuda_order(ready->device, ready->stream, device_id, stream);
+  int captures, status = dlx_cuda_push(device_id);
+  if (status != DLX_OK) return status;
+  status = is_capturing(stream, &captures);
+  if (status == DLX_OK && captures) { /* what is done already needs no edge in the graph */
+    int mode = cuda_relax(), code = cu.EventQuery(ready->event);
+    cuda_unrelax(mode);
+    if (code != CU_OK) status = DLX_E_CAPTURE;
+  } else if (status == DLX_OK) {
+    status = wait_for(ready->event, stream);
+  }
+  dlx_cuda_pop();
+  return status;
+}
+
+int dlx_ready_follow(dlx_ready* ready, int32_t device_id, uint64_t stream) {
+  return is_living(ready) ? dlx_cuda_order(device_id, stream, ready->device, ready->stream)
+                          : dlx_cuda_synchronize(device_id, stream);
+}
+
+int dlx_ready_synchronize(dlx_ready* ready) {
+  if (ready->event == NULL) return dlx_cuda_synchronize(ready->device, ready->stream);
+  int status = dlx_cuda_push(ready->device);
+  if (status != DLX_OK) return status;
+  int mode = cuda_relax(), code = cu.EventSynchronize(ready->event);
+  cuda_unrelax(mode);
+  dlx_cuda_pop();
+  return code == CU_OK ? DLX_OK : cuda_failed("cuEventSynchronize", code);
+}
+
+/* ---- memory that waits for the device ---------------------------------------------------------
+ */
+
+typedef struct use {
+  void *owner, *keep;
+  dlx_release release, release_keep;
+  int32_t device;
+  uint64_t stream;
+  cu_event event; /* NULL: not recorded yet, the stream was capturing */
+  struct use* next;
+} use;
+
+typedef struct line { /* what was let go of on one stream: the device gets done in this order */
+  int32_t device;
+  uint64_t stream;
+  use *first, *last;
+  struct line* next;
+} line;
+
+static line* lines; /* guarded by cuda_lock */
+static atomic_int_least64_t n_waiting;
+
+int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release release, void* keep,
+                dlx_release release_keep, void** out) {
+  int status = dlx_cuda_load(); /* not at release, where nobody could be told */
+  if (status != DLX_OK) return status;
+  use* self = malloc(sizeof *self);
+  if (self == NULL) return DLX_E_MEMORY;
+  int may_die = keep == NULL && !is_own(device_id, stream);
+  *self = (use){.owner = owner,
+                .keep = keep,
+                .release = release,
+                .release_keep = release_keep,
+                .device = device_id,
+                /* 2 is another stream on the thread that lets go; legacy waits for them all. */
+                .stream = may_die || stream == DLX_STREAM_PER_THREAD ? DLX_STREAM_LEGACY : stream};
+  *out = self;
+  return DLX_OK;
+}
+
+/* Let go of the owner. GIL: not needed; no lock may be held. */
+static void finish(use* self) {
+  give_event(self->device, self->event);
+  if (self->release) self->release(self->owner);
+  if (self->keep) self->release_keep(self->keep);
+  free(self);
+}
+
+/* 1 = the device is done, or past being asked; 0 = not yet. An event is only recorded where the
+ * stream still works. The device's context must be current. GIL: not needed. */
+static int is_done(use* self) {
+  int code, mode, fresh = self->event == NULL;
+  if (fresh) {
+    int captures;
+    if (is_capturing(self->stream, &captures) != DLX_OK) return 1;
+    if (captures) return 0;
+  }
+  mode = cuda_relax();
+  code = fresh ? cu.StreamQuery(cuda_stream(self->stream)) : cu.EventQuery(self->event);
+  cuda_unrelax(mode);
+  if (code != CU_NOT_READY) return 1;
+  return fresh && (take_event(self->device, &self->event) != DLX_OK ||
+                   record(self->event, self->stream) != DLX_OK);
+}
+
+/* GIL: not needed; cuda_lock held. Errors: 0 = no memory. */
+static int append(use* self) {
+  line* at = lines;
+  while (at && (at->device != self->device || at->stream != self->stream)) at = at->next;
+  if (at == NULL) {
+    at = calloc(1, sizeof *at);
+    if (at == NULL) return 0;
+    *at = (line){.device = self->device, .stream = self->stream, .next = lines};
+    lines = at;
+  }
+  self->next = NULL;
+  if (at->last) {
+    at->last->next = self;
+  } else {
+    at->first = self;
+  }
+  at->last = self;
+  atomic_fetch_add(&n_waiting, 1);
+  return 1;
+}
+
+void dlx_use_release(void* object) {
+  use* self = object;
+  if (cuda_is_child()) { /* whatever it owns belongs to a driver that this process cannot call */
+    free(self);
+    return;
+  }
+  dlx_cuda_release_pending();
+  if (!cuda_usable() || dlx_cuda_push(self->device) != DLX_OK) {
+    finish(self);
+    return;
+  }
+  int done = is_done(self);
+  dlx_cuda_pop();
+  if (!done) {
+    pthread_mutex_lock(&cuda_lock);
+    done = !append(self);
+    pthread_mutex_unlock(&cuda_lock);
+    if (done && self->event && dlx_cuda_push(self->device) == DLX_OK) {
+      cu.EventSynchronize(self->event); /* no memory for the queue: the last resort */
+      dlx_cuda_pop();
+    }
+  }
+  if (done) finish(self);
+}
+
+/* Move what is done from a line to a list. GIL: not needed; cuda_lock held. */
+static void take_done(line* at, use** done) {
+  if (dlx_cuda_push(at->device) != DLX_OK) return;
+  while (at->first && is_done(at->first)) {
+    use* self = at->first;
+    at->first = self->next;
+    if (at->first == NULL) at->last = NULL;
+    self->next = *done;
+    *done = self;
+    atomic_fetch_sub(&n_waiting, 1);
+  }
+  dlx_cuda_pop();
+}
+
+int64_t dlx_cuda_release_pending(void) {
+  if (atomic_load(&n_waiting) == 0 || !cuda_usable()) return atomic_load(&n_waiting);
+  use* done = NULL;
+  pthread_mutex_lock(&cuda_lock);
+  for (line** at = &lines; *at;) {
+    line* here = *at;
+    take_done(here, &done);
+    if (here->first) {
+      at = &here->next;
+    } else {
+      *at = here->next;
+      free(here);
+    }
+  }
+  pthread_mutex_unlock(&cuda_lock);
+  while (done) { /* an owner may run anything, this function too */
+    use* self = done;
+    done = self->next;
+    finish(self);
+  }
+  return atomic_load(&n_waiting);
+}
+
+void cuda_forget_order(void) {
+  pthread_mutex_lock(&cuda_lock);
+  pthread_mutex_lock(&cuda_event_lock);
+  for (int i = 0; i < DLX_MAX_DEVICES; i++) {
+    if (n_spare[i] > 0 && dlx_cuda_push(i) == DLX_OK) {
+      while (n_spare[i] > 0) cu.EventDestroy(spare[i][--n_spare[i]]);
+      dlx_cuda_pop();
+    }
+    atomic_store(&own_streams[i], 0);
+  }
+  pthread_mutex_unlock(&cuda_event_lock);
+  pthread_mutex_unlock(&cuda_lock);
+}

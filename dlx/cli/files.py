@@ -1,0 +1,207 @@
+"""From a word on the command line to what it stands for: a file, told by its first bytes, an object, or a sketch."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dlx.abi import DType
+from dlx.cli.entries import BadInput, Entry, Source, counted, one_line
+from dlx.cli.headers import MAGIC_NPY, SAFE, opened_zip, read_npy, read_npz, read_safetensors
+from dlx.cli.screen import Screen
+from dlx.errors import DTypeError
+
+__all__ = ["open_source"]
+
+_OBJECT = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<path>[^\W\d]\w*(\.[^\W\d]\w*|\[[^\[\]]+\])*)")
+_SKETCH = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<shape>[\d,\s]*)\]")
+
+
+def open_source(name: str, screen: Screen) -> Source:
+    """Return what a word of the command line stands for; reading a file is shown on the screen.
+
+    Raises
+    ------
+    BadInput
+        If it stands for nothing, or is not what it says it is; the message names it.
+    """
+    path = Path(name)
+    try:
+        if path.exists():
+            with screen.working(f"reading {name}"):
+                return _file(path)
+        if re.search(r"\.py(:|$)", name):
+            raise BadInput("an object is named by its module, without folders and .py, as in 'mod:x' or 'pkg.mod:x'")
+        sketched, named = _SKETCH.fullmatch(name), _OBJECT.fullmatch(name)
+        if sketched is not None:
+            return _sketch(name, sketched)
+        if named is not None:
+            from dlx.cli.objects import read_object
+
+            return read_object(name, named["module"], named["path"])
+        raise BadInput("there is no such file, and it is neither pkg.mod:attr nor a sketch such as 'float32[3,4]'")
+    except BadInput as error:
+        raise BadInput(f"{one_line(name)}: {error}") from error.__cause__
+    except OSError as error:
+        raise BadInput(f"{one_line(name)}: {error.strerror or error}") from error
+    except ValueError as error:  # a name with a null byte
+        raise BadInput(f"{one_line(name)}: {error}") from error
+
+
+def _file(path: Path) -> Source:
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise BadInput("it is a folder: name files in it" if path.is_dir() else "it is no regular file")
+    with path.open("rb") as file:
+        start = file.read(16)
+    return _reader(path, start)(path)
+
+
+def _reader(path: Path, start: bytes) -> Callable[[Path], Source]:
+    """Return the reader for a file by its first bytes; what it is called decides only what they leave open."""
+    if start.startswith(MAGIC_NPY):
+        return read_npy
+    if start.startswith((b"PK\x03\x04", b"PK\x05\x06")):
+        return _read_torch if _is_torch(path) else read_npz
+    if start.startswith(b"ARROW1"):
+        return _read_arrow
+    if start.startswith(b"PAR1"):
+        return _read_parquet
+    if path.suffix == ".safetensors" or (start[8:9] == b"{" and len(start) > 8):
+        return read_safetensors
+    if not start:
+        raise BadInput("it is empty")
+    if (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05") or path.suffix in (".pkl", ".pickle"):
+        old = path.suffix in (".pt", ".pth", ".ckpt", ".bin")
+        fix = "dlx does not. Save it anew: torch.save(torch.load(..., weights_only=True), ...)" if old else SAFE
+        raise BadInput(f"it is a pickle, and reading one runs whatever code is in it; {fix}")
+    known = {".npy": read_npy, ".npz": read_npz, ".parquet": _read_parquet, ".arrow": _read_arrow}
+    if path.suffix in known:  # let its reader say what is wrong
+        return known[path.suffix]
+    raise BadInput("it is none of .npy, .npz, .safetensors, .pt, .arrow and .parquet, by its first bytes")
+
+
+def _sketch(name: str, match: re.Match[str]) -> Source:
+    try:
+        dtype = DType(match["dtype"])
+    except DTypeError as error:
+        raise BadInput(str(error)) from error
+    words = [each.strip() for each in match["shape"].split(",") if each.strip()]
+    if any(len(word) > 18 for word in words):
+        raise BadInput("an extent is too large")
+    shape = tuple(int(word) for word in words)
+    nbytes = 1
+    for extent in shape:
+        nbytes *= extent
+    nbytes = -(-nbytes * dtype.bits * dtype.lanes // 8)
+    note = "a sketch: compact, aligned, writable host memory"
+    return Source(name, "sketch", (Entry("", dtype, dtype.name, shape, nbytes, "cpu", "C", notes=(note,)),))
+
+
+def _needed(package: str, kind: str) -> Any:
+    """Import what reads a kind of file, or say how to get it."""
+    if importlib.util.find_spec(package) is None:
+        raise BadInput(f"{kind} files are read by {package}, which is not installed: pip install {package}")
+    try:
+        return importlib.import_module(package)
+    except Exception as error:
+        raise BadInput(f"{package}, which reads {kind} files, fails to import: {error}") from error
+
+
+# ---- torch -----------------------------------------------------------------------------------------------------------
+
+MOST_PICKLE = 64 << 20  # bytes of the pickle that lists a checkpoint's tensors, and of each other part but data
+
+
+def _is_torch(path: Path) -> bool:
+    try:
+        with opened_zip(path) as archive:
+            return any(each.endswith("data.pkl") for each in archive.namelist()[:4])
+    except BadInput:
+        return path.suffix in (".pt", ".pth", ".ckpt", ".bin")
+
+
+def _read_torch(path: Path) -> Source:
+    """Read a checkpoint of torch: tensors and plain data only, memory-mapped."""
+    with opened_zip(path) as archive:  # torch reads whole what is not a tensor's data
+        others = [each.file_size for each in archive.infolist() if not re.search(r"/data/\d+$", each.filename)]
+    if max(others, default=0) > MOST_PICKLE:
+        raise BadInput(f"its list of tensors claims {max(others):,} bytes, and dlx reads at most {MOST_PICKLE:,}")
+    torch = _needed("torch", ".pt")
+    from dlx.cli.objects import dotted, entries_of
+
+    places: dict[int, str] = {}
+
+    def keep(storage: Any, location: str) -> Any:
+        places[storage.data_ptr()] = location
+        return storage
+
+    try:
+        loaded = torch.load(path, map_location=keep, weights_only=True, mmap=True)
+    except Exception as error:  # whatever a damaged or hostile file brings about
+        raise BadInput(_why_not_loaded(error)) from error
+    entries, rest = entries_of(loaded)
+    saved = sorted({place for place in places.values() if place != "cpu"})
+    notes = ["read by torch, weights_only, memory-mapped"]
+    notes += [f"saved on {', '.join(saved)}"] if saved else []
+    notes += [f"{counted(rest, 'value')} of other kinds"] if rest else []
+    if not entries:
+        raise BadInput("there is no tensor in it")
+    named = tuple(replace(entry, path=dotted(entry.path)) for entry in entries)
+    return Source(str(path), ".pt", named, path.stat().st_size, tuple(notes))
+
+
+def _why_not_loaded(error: Exception) -> str:
+    text = str(error)
+    code = re.search(r"GLOBAL ([\w.]+)", text) or re.search(r"Unsupported (?:global|class|operand)\S* ([\w.]+)", text)
+    if code is not None:
+        return f"it wants to run code ({code[1]}), which weights_only refuses; nothing was run"
+    first = text.strip().partition("\n")[0]
+    return f"torch cannot read it: {type(error).__name__}: {one_line(first, 200)}"
+
+
+# ---- arrow -----------------------------------------------------------------------------------------------------------
+
+
+def _read_arrow(path: Path) -> Source:
+    """Read the schema of an Arrow IPC file."""
+    pa = _needed("pyarrow", ".arrow")
+    try:
+        ipc = importlib.import_module("pyarrow.ipc")
+        with pa.memory_map(str(path)) as file, ipc.open_file(file) as reader:
+            batches = reader.num_record_batches
+            entries = tuple(_column(pa, field, None) for field in reader.schema)
+    except Exception as error:
+        raise BadInput(f"pyarrow cannot read it: {type(error).__name__}: {one_line(str(error), 200)}") from error
+    return Source(
+        str(path), ".arrow", entries, path.stat().st_size, ("the schema only", f"record batches: {batches:,}")
+    )
+
+
+def _read_parquet(path: Path) -> Source:
+    """Read the schema and the number of rows of a Parquet file."""
+    pa = _needed("pyarrow", ".parquet")
+    try:
+        with importlib.import_module("pyarrow.parquet").ParquetFile(path) as file:
+            rows, groups = file.metadata.num_rows, file.metadata.num_row_groups
+            entries = tuple(_column(pa, field, rows) for field in file.schema_arrow)
+    except Exception as error:
+        raise BadInput(f"pyarrow cannot read it: {type(error).__name__}: {one_line(str(error), 200)}") from error
+    notes = ("the schema only", f"row groups: {groups:,}")
+    return Source(str(path), ".parquet", entries, path.stat().st_size, notes)
+
+
+def _column(pa: Any, field: Any, rows: int | None) -> Entry:
+    import dlx
+
+    dtype = dlx.adapters()["pyarrow"].dtype_from(field.type)
+    refused = "" if dtype is not None else f"{field.type} is not one number per value"
+    shape = None if rows is None else (rows,)
+    nbytes = None if rows is None or dtype is None else rows * dtype.bits // 8
+    notes = ("nulls are allowed",) if field.nullable else ()
+    return Entry(field.name, dtype, str(field.type), shape, nbytes, order="C", refused=refused, notes=notes)

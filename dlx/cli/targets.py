@@ -1,0 +1,138 @@
+"""Where an entry could go: the targets that are installed, and a plan for each."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import dlx
+from dlx.adapter import Adapter, over_memory
+from dlx.cli.entries import BadInput, Entry
+from dlx.errors import ConversionError, DlxError
+from dlx.leaf import Plan
+
+__all__ = ["ADDRESS", "Outcome", "can_be_target", "chosen", "installed", "outcome", "refusal"]
+
+_ALIGNED = 1 << 20  # an address that is never read: the start of a sketch
+
+ADDRESS = re.compile(r", found address 0x[0-9a-f]+")
+"""What differs in a reason from array to array, and from run to run."""
+
+_PLAIN = ("copy", "share", "view")  # steps that the outcome names already
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What becomes of one entry on the way to one target.
+
+    Attributes
+    ----------
+    target
+        Its name.
+    outcome
+        ``"same"``, ``"shared"``, ``"copied"``, ``"refused"`` or ``"unknown"``.
+    why
+        The steps, or the reason of a refusal; empty where memory is simply shared.
+    nbytes
+        Bytes copied.
+    error
+        Class of the refusal, or empty.
+    fix
+        What to do about a refusal, or empty.
+    """
+
+    target: str
+    outcome: str
+    why: str = ""
+    nbytes: int = 0
+    error: str = ""
+    fix: str = ""
+
+
+def can_be_target(adapter: Adapter) -> bool:
+    """Return whether an adapter says what its framework takes; its framework is not asked."""
+    return type(adapter).accepts is not Adapter.accepts
+
+
+def installed() -> list[str]:
+    """Return the targets whose package is here; nothing is imported."""
+    return [name for name, adapter in dlx.adapters().items() if can_be_target(adapter) and _is_here(adapter.package)]
+
+
+def _is_here(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def chosen(words: str | None, default: str = "all") -> list[str]:
+    """Return the targets of a comma-separated list, which may be ``all`` or ``none``."""
+    words = words or default
+    if words in ("all", "none"):
+        return installed() if words == "all" else []
+    # The fast lane knows a target by the very object, as it stands in a program.
+    names = [sys.intern(word.strip()) for word in words.split(",") if word.strip()]
+    if not names:
+        raise BadInput("--to names no target")
+    for name in names:
+        # Unknown and missing ones are errors of the call, in the words of dlx itself.
+        error = refusal(dlx.plan(b"", to=name))
+        if error is not None and not isinstance(error, ConversionError):
+            raise BadInput(f"{error.reason}. {error.fix}")
+    return names
+
+
+def refusal(plan: Plan) -> DlxError | None:
+    """Return the error in the plan of one array; only a tree's plan may hold several."""
+    assert not isinstance(plan.error, ExceptionGroup)
+    return plan.error
+
+
+def outcome(entry: Entry, target: str, *, mapped: bool = False, **options: Any) -> Outcome:
+    """Plan one entry for one target: the object itself, or what loading the file would give."""
+    if entry.obj is None and entry.refused:
+        return Outcome(target, "refused", entry.refused, error="DTypeError")
+    if entry.obj is None and (entry.shape is None or entry.dtype is None):
+        return Outcome(target, "unknown", "its shape is not in the file's header")
+    try:
+        plan = dlx.plan(_sketch(entry, mapped) if entry.obj is None else entry.obj, to=target, **options)
+    except DlxError as error:
+        return Outcome(target, "refused", error.reason, error=type(error).__name__, fix=error.fix)
+    refused = refusal(plan)
+    if refused is not None:
+        return Outcome(target, "refused", refused.reason, error=type(refused).__name__, fix=refused.fix)
+    why = "; ".join(step.why if step.do in _PLAIN else f"{step.do}: {step.why}" for step in plan.steps)
+    found, nbytes = plan.outcome, plan.nbytes
+    if entry.obj is None and found == "same":
+        found = "shared"
+    if entry.swapped:
+        why = "; ".join(["resolve: its elements are in the other byte order", *([why] if why else [])])
+        found, nbytes = "copied", nbytes or entry.nbytes or 0
+        if options.get("copy") is False:
+            return Outcome(
+                target,
+                "refused",
+                "its elements are in the other byte order",
+                0,
+                "CopyRequiredError",
+                "Drop copy=False.",
+            )
+    return Outcome(target, found, why, nbytes)
+
+
+def _sketch(entry: Entry, mapped: bool) -> Any:
+    """Return a tensor that nobody may read, with the facts of what loading an entry gives."""
+    shape, dtype = entry.shape or (), entry.dtype
+    assert dtype is not None
+    strides: tuple[int, ...] | None = None
+    if entry.order == "F":
+        strides, step = (), 1
+        for extent in shape:
+            strides, step = (*strides, step), step * max(extent, 1)
+    in_file = mapped and entry.offset is not None
+    address = _ALIGNED + (entry.offset or 0) if in_file else _ALIGNED
+    return over_memory(address, shape, strides, dtype, dlx.Device("cpu"), readonly=in_file, owner=None)

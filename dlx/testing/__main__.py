@@ -1,0 +1,95 @@
+"""``python -m dlx.testing NAME...``: grade libraries, print tables, write a report.
+
+Exit status: 0 every promise is kept or excepted, 1 one is broken, 2 something could not be graded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from dlx.testing import CHECKS, LIBRARIES, find, of_kinds, run
+from dlx.testing.check import KINDS
+from dlx.testing.picture import picture
+from dlx.testing.plugin import declared
+from dlx.testing.reporting import Grades, as_json, as_page, as_text, ordered
+from dlx.testing.running import work
+from dlx.testing.subject import Subject
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "python -m dlx.testing", description="Hold DLPack libraries and dlx adapters to what they promise.",
+        epilog="Exit status: 0 all kept or excepted, 1 a promise is broken, 2 something could not be graded.",
+    )  # fmt: skip
+    known = ", ".join(LIBRARIES)
+    parser.add_argument(
+        "subjects", nargs="*", metavar="NAME", help=f"an adapter of dlx, module:attribute of a Subject, or: {known}"
+    )
+    parser.add_argument("--only", action="append", default=[], metavar="CHECK", help="this check; may be repeated")
+    parser.add_argument("--kinds", default=",".join(KINDS), metavar="KINDS", help="of: producer,consumer,adapter")
+    parser.add_argument(
+        "--except", dest="excepted", action="append", default=[], metavar="CHECK=REASON",
+        help="a promise that is known to be broken, and why",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument("--report", type=Path, metavar="FILE.md", help="write a page, and a picture beside it")
+    parser.add_argument("--list", action="store_true", help="show the checks and end")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Grade what is named; return the exit status."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.list:
+        for check in CHECKS.values():
+            print(f"{check.kind:<9} {check.name:<24} {check.severity:<9} {check.promise}")
+        return 0
+    if not options.subjects:
+        parser.error("name what to grade, such as: numpy")
+    kinds, only = tuple(options.kinds.split(",")), tuple(options.only)
+    wrong = [name for name in only if name not in CHECKS] + [kind for kind in kinds if kind not in KINDS]
+    if wrong:
+        parser.error(f"there is no {', '.join(wrong)}. --list shows all checks, kinds are {', '.join(KINDS)}.")
+    grades, status = [], 0
+    for spec in options.subjects:
+        try:
+            subject = find(spec).excepting(declared(options.excepted))
+            found = _graded(subject, kinds, only)
+        except (LookupError, ImportError, ValueError) as error:
+            print(f"{spec}: {error}", file=sys.stderr)
+            # A page is about what is there; a grade that was asked for and not given is a failure.
+            status = status if options.report and isinstance(error, ImportError) else 2
+            continue
+        grades.append(found)
+        status = max(status, found.status)
+        if not options.json and not options.report:
+            as_text(found, rich=sys.stdout.isatty())
+    if options.json:
+        print(json.dumps(as_json(grades), indent=1))
+    if options.report and grades:
+        image = options.report.with_suffix(".svg")
+        command = (
+            f"python -m dlx.testing --report {options.report} --kinds {options.kinds} {' '.join(options.subjects)}"
+        )
+        options.report.write_text(as_page(grades, command, image.name), encoding="utf-8")
+        image.write_text(picture(grades), encoding="utf-8")
+        print(f"{options.report} and {image.name}: {len(grades)} libraries, {len(ordered(grades))} promises")
+    return status
+
+
+def _graded(subject: Subject, kinds: tuple[str, ...], only: tuple[str, ...]) -> Grades:
+    checks = of_kinds(subject, kinds, only)
+    if not checks:
+        raise LookupError(f"nothing to grade: it is held to {', '.join(subject.kinds) or 'nothing'}")
+    return Grades(subject, subject.version(), tuple(run(subject, checks)))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--work"]:
+        work(sys.argv[2], int(sys.argv[3]))
+    else:
+        sys.exit(main())

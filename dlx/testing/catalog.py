@@ -1,0 +1,51 @@
+"""Where the kit finds a subject: among the libraries that it knows, dlx's adapters, or a module of the caller's."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+
+from dlx.testing.adapting import adapter_of
+from dlx.testing.subject import Subject
+
+__all__ = ["LIBRARIES", "find", "library"]
+
+LIBRARIES: dict[str, Callable[[], Subject]] = {}
+"""Name -> function that imports the library and describes it."""
+
+
+def library(name: str) -> Callable[[Callable[[], Subject]], Callable[[], Subject]]:
+    """Enter a maker of a subject."""
+
+    def enter(make: Callable[[], Subject]) -> Callable[[], Subject]:
+        LIBRARIES[name] = make
+        return make
+
+    return enter
+
+
+def find(spec: str) -> Subject:
+    """Return a subject: a library known here, an adapter's name, or ``module:attribute``.
+
+    Raises
+    ------
+    LookupError
+        If there is no such thing.
+    ImportError
+        If it is not installed.
+    """
+    if ":" in spec:
+        module, _, attribute = spec.partition(":")
+        found = getattr(importlib.import_module(module), attribute, None)
+        found = found() if callable(found) and not isinstance(found, Subject) else found
+        if not isinstance(found, Subject):
+            raise LookupError(f"{spec} is {found!r}, not a dlx.testing.Subject")
+        return replace(found, spec=spec)
+    if spec in LIBRARIES:
+        return replace(LIBRARIES[spec](), spec=spec)
+    adapter = adapter_of(spec)
+    if adapter is None:
+        known = ", ".join(LIBRARIES)
+        raise LookupError(f"{spec!r} is no adapter, and none of {known}. Give module:attribute.")
+    return Subject(adapter.name, package=adapter.package, adapter=adapter.name, spec=spec)

@@ -1,0 +1,186 @@
+"""What a check is, and what comes of one: a promise that a subject keeps, breaks, or is not asked to keep."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from dlx.testing.capsules import NotACapsule
+
+if TYPE_CHECKING:
+    from dlx.testing.subject import Subject
+
+__all__ = ["CHECKS", "KINDS", "Broken", "Check", "NotApplicable", "Verdict", "attempt", "check", "must", "of_kinds"]
+
+KINDS = ("producer", "consumer", "adapter")
+SEVERITIES = ("fatal", "wrong", "refuses", "friction")
+"""Process death or unsafe memory · wrong data or rights without a word · what should work is refused · the rest."""
+
+
+class Broken(AssertionError):
+    """A promise is broken; the text says what was seen."""
+
+
+class NotApplicable(Exception):
+    """A subject has nothing that the promise is about; the text says what is missing."""
+
+
+WORDS = (
+    "imports", "take", "array", "grid", "reshape", "unfit", "pending", "pending_bytes", "readonly", "given", "write",
+)  # fmt: skip
+"""What reproductions are made of; a subject's `words` say each in its own language."""
+
+
+def must(kept: Any, seen: str) -> None:
+    """Raise `Broken` with what was seen, unless the promise is kept."""
+    if not kept:
+        raise Broken(seen)
+
+
+def attempt(do: Callable[..., Any], *args: Any, **keywords: Any) -> tuple[Any, BaseException | None]:
+    """Call a library; return (result, None), or (None, what it raised)."""
+    try:
+        return do(*args, **keywords), None
+    except (KeyboardInterrupt, SystemExit, NotApplicable, Broken):
+        raise
+    except BaseException as error:  # jax and pyo3 have errors of their own kind
+        return None, error.with_traceback(None)
+
+
+def told(error: BaseException | None) -> str:
+    """Return an exception in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:160]}" if text else type(error).__name__
+
+
+@dataclass(frozen=True)
+class Check:
+    """One promise, and how a subject is held to it.
+
+    Attributes
+    ----------
+    name
+        In a word or a few, for `--only` and for declared exceptions.
+    promise
+        One sentence; what a library that keeps it does.
+    kind
+        Who can make it: ``"producer"``, ``"consumer"`` or ``"adapter"``.
+    about
+        The row of the table at a glance that it belongs to.
+    severity
+        What it costs where it is broken: ``"fatal"``, ``"wrong"``, ``"refuses"`` or ``"friction"``.
+    function
+        ``function(subject)`` raises `Broken` or `NotApplicable`, or returns; a text that it returns is a remark. Any
+        other exception is a fault of the kit.
+    alone
+        Whether it runs in a process of its own, which must end well too: what it tries could kill, or is about the end.
+    shows
+        Code of at most ten lines that fails where the promise is broken, with the subject's words in braces.
+    see
+        Where the promise comes from.
+    """
+
+    name: str
+    promise: str
+    kind: str
+    about: str
+    severity: str
+    function: Callable[[Subject], str | None] = field(repr=False)
+    alone: bool = False
+    shows: str = ""
+    see: str = ""
+
+    def __call__(self, subject: Subject) -> Verdict:
+        """Hold a subject to the promise here and now, in this process."""
+        try:
+            remark = self.function(subject) or ""
+        except NotApplicable as error:
+            return Verdict(self.name, subject.name, "n/a", str(error))
+        except (Broken, NotACapsule) as error:
+            return Verdict(self.name, subject.name, "breaks", str(error)).under(subject, self)
+        except Exception:
+            return Verdict(self.name, subject.name, "error", traceback.format_exc())
+        return Verdict(self.name, subject.name, "keeps", remark).under(subject, self)
+
+    def reproduction(self, subject: Subject) -> str:
+        """Return stand-alone code that fails where the subject breaks the promise."""
+        text = subject.words.get(self.name, self.shows).strip("\n")
+        for word, code in subject.words.items():
+            text = text.replace(f"{{{word}}}", code)
+        if not text or any(f"{{{word}}}" in text for word in WORDS):
+            lines = [
+                "from dlx.testing import CHECKS, find",
+                f'verdict = CHECKS["{self.name}"](find("{subject.spec or subject.name}"))',
+                'assert verdict.status == "keeps", verdict.seen',
+            ]
+            return "\n".join(lines)
+        return text
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of one check on one subject.
+
+    Attributes
+    ----------
+    check, subject
+        Their names.
+    status
+        ``"keeps"``, ``"breaks"``, ``"n/a"``, ``"excepted"`` (broken, and declared so with a reason) or ``"error"`` (the
+        kit failed).
+    seen
+        What was seen, or why it is not applicable.
+    reason
+        The declared one.
+    """
+
+    check: str
+    subject: str
+    status: str
+    seen: str = ""
+    reason: str = ""
+
+    def under(self, subject: Subject, check: Check) -> Verdict:
+        """Return the verdict with the subject's declared exceptions applied; one that is not needed any more breaks."""
+        reason = subject.exceptions.get(check.name, "")
+        if not reason:
+            return self
+        if self.status == "breaks":
+            return replace(self, status="excepted", reason=reason)
+        if self.status == "keeps":
+            text = f"the declared exception ({reason}) is not needed any more: remove it"
+            return replace(self, status="breaks", seen=text, reason=reason)
+        return self
+
+
+CHECKS: dict[str, Check] = {}
+"""All of them, by name, in the order of the report."""
+
+
+def check(
+    name: str,
+    promise: str,
+    *,
+    kind: str,
+    about: str,
+    severity: str,
+    alone: bool = False,
+    shows: str = "",
+    see: str = "",
+) -> Callable[[Callable[[Subject], str | None]], Check]:
+    """Enter a function among the checks."""
+    assert kind in KINDS and severity in SEVERITIES and name not in CHECKS
+
+    def enter(function: Callable[[Subject], str | None]) -> Check:
+        made = CHECKS[name] = Check(name, promise, kind, about, severity, function, alone, shows, see)
+        return made
+
+    return enter
+
+
+def of_kinds(subject: Subject, kinds: tuple[str, ...] = KINDS, only: tuple[str, ...] = ()) -> list[Check]:
+    """Return the checks that a subject can be held to, in order."""
+    wanted = [CHECKS[name] for name in only] if only else list(CHECKS.values())
+    return [each for each in wanted if each.kind in kinds and each.kind in subject.kinds]

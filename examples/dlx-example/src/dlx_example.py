@@ -1,0 +1,141 @@
+"""examplearray for dlx: `examplearray.Array` and `examplearray.Bundle`. Written as any third party would write it.
+
+Versions: 0.2 and later. Devices: the host. Dtypes: truth8 (bool), uint8, int32, int64, float32, float64, brain16
+(bfloat16), posit16 (opaque), quarter8 (float8_e5m2, by a view of uint8).
+Shared: every layout, any alignment, read-only kept. Copied: negated arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import dlx
+from dlx.adapter import (
+    Adapter,
+    ArrayInfo,
+    Capabilities,
+    Container,
+    Defect,
+    Device,
+    DType,
+    Guard,
+    Hindrance,
+    Layout,
+    Tensor,
+    over_memory,
+    type_name,
+)
+
+HOST = Device("cpu")
+
+
+def _open(bundle: Any) -> tuple[list[Any], list[Any]]:
+    return list(bundle), list(bundle.values())
+
+
+def _blank(bundle: Any) -> Any:
+    return type(bundle)(bundle.label)
+
+
+def _close(bundle: Any, keys: list[Any] | None, children: list[Any], blank: Any) -> Any:
+    made = _blank(bundle) if blank is None else blank  # there is a blank one where a bundle holds itself
+    for name, child in zip(keys or (), children, strict=True):
+        made.put(name, child)
+    return made
+
+
+class ExampleAdapter(Adapter):
+    """examplearray's arrays and bundles."""
+
+    api = 1
+    name = package = "examplearray"
+    install = "pip install dlx-example"
+    types = ("examplearray.Array",)
+    lane = ("examplearray.Array",)  # asking an array twice for its memory is harmless
+    guards = (
+        Guard(
+            "is_negated",
+            Hindrance(
+                "its values are the negatives of what is in memory (is_negated)",
+                "Drop copy=False, or call .resolve() first.",
+                cure="resolve",
+                copies=True,
+            ),
+        ),
+    )
+    containers = (Container(types=("examplearray.Bundle",), kind="mapping", open=_open, close=_close, blank=_blank),)
+    dtypes = {
+        "bool": "truth8",
+        "uint8": "uint8",
+        "int32": "int32",
+        "int64": "int64",
+        "float32": "float32",
+        "float64": "float64",
+        "bfloat16": "brain16",
+        "code3_16bit": "posit16",  # DLPack's code for what only its owners understand
+        "float8_e5m2": "quarter8",
+    }
+    carried = {"float8_e5m2": "uint8"}  # what its from_dlpack takes in place of quarter8
+    fresh_alignment = 64  # bytes, of the memory that it allocates
+    import_keeps = True  # its import slot owns nothing before it succeeds
+    defects = (
+        Defect(
+            does="from_dlpack forgets that memory is read-only",
+            see="the changes of examplearray 0.3",
+            before="0.3",
+            lowers={"keeps_readonly": False},
+        ),
+    )
+
+    # ---- as a producer ----------------------------------------------------------------------------------------------
+
+    def info(self, obj: Any) -> ArrayInfo:
+        return ArrayInfo(
+            framework=self.name,
+            type_name=type_name(type(obj)),
+            dtype=self.dtype_from(obj.dtype),
+            dtype_name=obj.dtype.name,
+            shape=obj.shape,
+            strides=obj.strides,
+            device=HOST,
+            nbytes=obj.nbytes,
+            readonly=obj.readonly,
+            address=obj.address if obj.size else 0,
+            owner=type_name(type(obj)),
+            protocols=("__dlpack__", "__dlpack_c_exchange_api__"),
+            notes=("is_negated",) if obj.is_negated else (),
+        )
+
+    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+        if obj.dtype.travels:
+            return super().export(obj)
+        dtype: DType | None = self.dtype_from(obj.dtype)
+        assert dtype is not None
+        address = obj.address if obj.size else 0
+        return over_memory(address, obj.shape, obj.strides, dtype, HOST, readonly=obj.readonly, owner=obj)
+
+    # ---- inside the framework ---------------------------------------------------------------------------------------
+
+    def clone(self, obj: Any) -> Any:
+        return obj.copy()
+
+    # ---- as a consumer ----------------------------------------------------------------------------------------------
+
+    def accepts(self) -> Capabilities:
+        return Capabilities(
+            dtypes=self.known_dtypes(),
+            layouts=Layout.ANY,
+            min_alignment=1,
+            max_ndim=8,
+            keeps_readonly=True,
+        )
+
+    def load(self, tensor: Tensor) -> Any:
+        return self.module().from_dlpack(tensor)
+
+
+@dlx.hookimpl
+def dlx_adapters() -> Iterable[Adapter]:
+    """Return examplearray's adapter."""
+    return [ExampleAdapter()]

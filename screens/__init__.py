@@ -1,0 +1,1 @@
+"""Pictures of the command's screens, for the documentation."""

@@ -1,0 +1,49 @@
+"""The command `dlx` in a process of its own, its memory bounded, and in this one, for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import subprocess
+import sys
+
+from dlx.cli import main
+
+MEMORY = 768 << 20  # bytes of address space: enough for Python and the core, not for what a header may claim
+
+
+def dlx(*words, cwd=None, memory=MEMORY, env=None, code=None):
+    """Run the command; return (exit status, stdout, stderr)."""
+    # The process bounds itself: what runs between fork and exec makes jax warn, once it was imported here.
+    limit = "" if memory is None else f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({memory}, {memory}))\n"
+    run = code or "import runpy; runpy.run_module('dlx', run_name='__main__', alter_sys=True)"
+    command = [sys.executable, "-c", limit + run, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, env=env, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def refused(*words, **options):
+    """Run the command, which must end with status 2 and one line on stderr; return that line."""
+    status, out, err = dlx(*words, **options)
+    assert (status, out) == (2, ""), (status, out, err)
+    assert err.count("\n") == 1, err
+    assert "Traceback" not in err
+    return err.rstrip("\n")
+
+
+def here(*words):
+    """Run the command in this process; return (exit status, stdout)."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        status = main([*map(str, words)])
+    return status, out.getvalue()
+
+
+def document(*words):
+    """Run the command with --json in this process; return what it printed, parsed."""
+    status, out = here(*words, "--json")
+    assert status == 0
+    found = json.loads(out)
+    assert (found["schema"], found["command"]) == (1, words[0])
+    return found

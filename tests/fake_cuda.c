@@ -1,0 +1,937 @@
+/* A CUDA driver for machines without one. Addresses of device memory are none of the host's: who
+ * touches them there dies, as with a real device; what they hold is kept elsewhere. Copies are made
+ * at once, but it keeps account of what a real device would be free to do: every stream, and every
+ * host thread, has a vector clock, so it can tell whether one access happens before another or
+ * races with it. It records every call, follows contexts, events, allocations and graph captures by
+ * the rules of cuda.h 12.9, and fails on demand.
+ *
+ * dlx finds it through DLX_CUDA_DRIVER; tests steer it through the fake_ functions. */
+
+#define _GNU_SOURCE
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { ACTORS = 256, DEVICES = 4, STREAMS = 128, BLOCKS = 4096, EVENTS = 4096, CAPTURES = 64 };
+enum { GLOBAL_MODE = 0, LOCAL_MODE = 1, RELAXED = 2 };
+enum { NONE = 0, ACTIVE = 1, INVALIDATED = 2 };
+enum { HOST = 1, DEVICE = 2, MANAGED = 3 };
+enum { NEVER = UINT32_MAX };
+
+typedef struct {
+  uint32_t at[ACTORS];
+} clocks;
+
+typedef struct {
+  int used, alive, device, blocking, actor, capture;
+  uint32_t done; /* of its own operations; NEVER = all of them, at once */
+} stream;
+
+typedef struct {
+  int used, alive, device, capture, recorded;
+  clocks when;
+} event;
+
+typedef struct {
+  int state, mode, origin;
+  pthread_t thread;
+} capture;
+
+typedef struct {
+  char *low, *high;
+  int device, kind, alive;
+  char* held; /* what device memory holds; NULL where the host may look at `low` itself */
+} block;
+
+typedef struct {
+  char *low, *high;
+  int actor, write;
+  uint32_t time;
+} access_;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static clocks now[ACTORS];
+static int n_actors, n_devices = 2, initialised, ended, pools = 1;
+static pid_t pid;
+static stream streams[STREAMS];
+static int legacy[DEVICES]; /* index into streams, 0 = not made yet */
+static event events[EVENTS];
+static capture captures[CAPTURES];
+static int n_captures = 1;
+static block blocks[BLOCKS];
+static access_* accesses;
+static size_t n_accesses, room;
+static int contexts[DEVICES] = {0, 1, 2, 3};
+static long races, misuses, syncs, blocked;
+static char report[4096];
+
+static int generation;
+
+static __thread int host_actor, stack[32], depth, thread_mode = GLOBAL_MODE;
+static __thread int per_thread[DEVICES], my_generation;
+
+static void refresh(void);
+
+/* ---- the log ----------------------------------------------------------------------------------
+ */
+
+static struct {
+  const char* name;
+  long count;
+} calls[64];
+static char *text, fail_name[64];
+static size_t text_used, text_room;
+static int fail_code, fail_after;
+
+static void note(const char* format, ...) {
+  char line[256];
+  va_list values;
+  va_start(values, format);
+  int n = vsnprintf(line, sizeof line, format, values);
+  va_end(values);
+  if (text_used > 1 << 20) return;
+  if (text_used + (size_t)n + 1 > text_room) text = realloc(text, text_room = 2 * text_room + 4096);
+  memcpy(text + text_used, line, (size_t)n + 1);
+  text_used += (size_t)n;
+}
+
+static void complain(const char* format, ...) {
+  va_list values;
+  size_t used = strlen(report);
+  va_start(values, format);
+  vsnprintf(report + used, sizeof report - used, format, values);
+  va_end(values);
+}
+
+/* Note a call. Returns the code that it must fail with, or 0. */
+static int enter(const char* name) {
+  refresh();
+  if (ended) {
+    fprintf(stderr, "fake_cuda: %s after the driver was gone\n", name);
+    return 4;
+  }
+  if (pid && pid != getpid()) {
+    fprintf(stderr, "fake_cuda: %s in a forked child\n", name);
+    return 3;
+  }
+  int i = 0;
+  while (calls[i].name && strcmp(calls[i].name, name) != 0) i++;
+  calls[i].name = name;
+  calls[i].count++;
+  if (!initialised && strcmp(name, "cuInit") != 0) return 3;
+  if (fail_code && strcmp(name, fail_name) == 0 && fail_after-- <= 0) {
+    int code = fail_code;
+    fail_code = 0;
+    return code;
+  }
+  return 0;
+}
+
+#define ENTER(name)              \
+  pthread_mutex_lock(&lock);     \
+  int code = enter(name);        \
+  if (code) {                    \
+    pthread_mutex_unlock(&lock); \
+    return code;                 \
+  }
+
+#define LEAVE(value)             \
+  do {                           \
+    int left = (value);          \
+    pthread_mutex_unlock(&lock); \
+    return left;                 \
+  } while (0)
+
+/* ---- clocks ------------------------------------------------------------------------------------
+ */
+
+static int new_actor(void) {
+  if (n_actors == 0) n_actors = 1; /* 0 is nobody */
+  if (n_actors == ACTORS) abort();
+  return n_actors++;
+}
+
+/* What a thread remembers is of no use after fake_reset. */
+static void refresh(void) {
+  if (my_generation == generation) return;
+  my_generation = generation;
+  host_actor = depth = 0;
+  thread_mode = GLOBAL_MODE;
+  memset(per_thread, 0, sizeof per_thread);
+}
+
+static int host(void) {
+  refresh();
+  if (host_actor == 0) host_actor = new_actor();
+  return host_actor;
+}
+
+static void join(clocks* into, const clocks* from) {
+  for (int i = 0; i < n_actors; i++)
+    if (from->at[i] > into->at[i]) into->at[i] = from->at[i];
+}
+
+static int new_stream(int device, int blocking) {
+  int i = 1;
+  while (streams[i].used) i++;
+  if (i == STREAMS) abort();
+  streams[i] = (stream){1, 1, device, blocking, new_actor(), 0, NEVER};
+  return i;
+}
+
+static int current(void) {
+  return depth ? stack[depth - 1] : -1;
+}
+
+/* The stream behind a handle, 0 where there is none. */
+static int resolve(uint64_t handle, int device) {
+  refresh();
+  if (handle <= 1) {
+    if (legacy[device] == 0) legacy[device] = new_stream(device, 1);
+    return legacy[device];
+  }
+  if (handle == 2) {
+    if (per_thread[device] == 0) per_thread[device] = new_stream(device, 1);
+    return per_thread[device];
+  }
+  for (int i = 1; i < STREAMS; i++)
+    if ((uint64_t)(uintptr_t)&streams[i] == handle && streams[i].used) {
+      if (streams[i].alive) return i;
+      misuses++;
+      complain("a destroyed stream was used; ");
+      return 0;
+    }
+  misuses++;
+  complain("no stream has the handle %lu; ", (unsigned long)handle);
+  return 0;
+}
+
+/* What a stream waits for by the rules of the legacy stream. */
+static void join_others(int s, clocks* into) {
+  int device = streams[s].device;
+  if (s == legacy[device]) {
+    for (int i = 1; i < STREAMS; i++)
+      if (streams[i].used && streams[i].device == device && streams[i].blocking && i != s)
+        join(into, &now[streams[i].actor]);
+  } else if (streams[s].blocking && legacy[device]) {
+    join(into, &now[streams[legacy[device]].actor]);
+  }
+}
+
+/* One operation more on a stream: after what the host knows, and what those rules say. */
+static clocks* step(int s) {
+  clocks* mine = &now[streams[s].actor];
+  join(mine, &now[host()]);
+  join_others(s, mine);
+  mine->at[streams[s].actor]++;
+  return mine;
+}
+
+static int is_complete(const clocks* when) {
+  for (int i = 1; i < STREAMS; i++)
+    if (streams[i].used && when->at[streams[i].actor] > streams[i].done) return 0;
+  return 1;
+}
+
+/* As in the log: s3 is a stream; a thread of the host has no number. */
+static const char* name_of(int actor, char* room) {
+  int i = 1;
+  while (i < STREAMS && !(streams[i].used && streams[i].actor == actor)) i++;
+  snprintf(room, 16, i < STREAMS ? "s%d" : "the host", i);
+  return room;
+}
+
+static int touch(int actor, char* low, size_t n, int write) {
+  char *high = low + n, names[2][16];
+  int found = 0;
+  for (size_t i = 0; i < n_accesses && !found; i++) {
+    access_* old = &accesses[i];
+    if (old->low < high && low < old->high && (old->write || write) && old->actor != actor &&
+        old->time > now[actor].at[old->actor]) {
+      found = 1;
+      races++;
+      complain("%s at %p by %s races with a %s by %s; ", write ? "write" : "read", (void*)low,
+               name_of(actor, names[0]), old->write ? "write" : "read",
+               name_of(old->actor, names[1]));
+    }
+  }
+  if (n_accesses == room) accesses = realloc(accesses, (room = 2 * room + 64) * sizeof *accesses);
+  accesses[n_accesses++] = (access_){low, high, actor, write, now[actor].at[actor]};
+  return found;
+}
+
+static block* find_block(const void* address) {
+  for (int i = 0; i < BLOCKS; i++)
+    if (blocks[i].low && blocks[i].low <= (char*)address && (char*)address < blocks[i].high)
+      return &blocks[i];
+  return NULL;
+}
+
+static void use_memory(int s, void* address, size_t n, int write) {
+  block* b = find_block(address);
+  if (b && (!b->alive || (char*)address + n > b->high)) {
+    misuses++;
+    complain("memory was used after it was freed, or beyond its end; ");
+  }
+  touch(streams[s].actor, address, n, write);
+}
+
+static uint64_t new_block(int device, size_t n, int kind) {
+  int i = 0;
+  while (i < BLOCKS && blocks[i].low) i++;
+  if (i == BLOCKS) return 0;
+  char *memory = aligned_alloc(256, (n + 511) / 256 * 256), *low = memory;
+  if (memory == NULL) return 0;
+  memset(memory, 0xA5, n);
+  if (kind == DEVICE) {
+    low = mmap(NULL, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (low == MAP_FAILED) abort();
+  }
+  blocks[i] = (block){low, low + n, device, kind, 1, kind == DEVICE ? memory : NULL};
+  return (uint64_t)(uintptr_t)low;
+}
+
+/* Where the bytes behind an address are. */
+static char* bytes_of(const void* address) {
+  block* b = find_block(address);
+  return b && b->held ? b->held + ((char*)address - b->low) : (char*)address;
+}
+
+static void drop_blocks(void) {
+  for (int i = 0; i < BLOCKS; i++) {
+    if (blocks[i].held) munmap(blocks[i].low, (size_t)(blocks[i].high - blocks[i].low));
+    free(blocks[i].held ? blocks[i].held : blocks[i].low);
+  }
+  memset(blocks, 0, sizeof blocks);
+}
+
+/* ---- captures ---------------------------------------------------------------------------------
+ */
+
+static int capture_state(int s) {
+  return streams[s].capture ? captures[streams[s].capture].state : NONE;
+}
+
+static void invalidate(int s) {
+  if (streams[s].capture) captures[streams[s].capture].state = INVALIDATED;
+}
+
+/* The legacy stream, while a stream captures that it would wait for. */
+static int is_implicit(int s, int breaks) {
+  int device = streams[s].device, found = 0;
+  if (s != legacy[device]) return 0;
+  for (int i = 1; i < STREAMS; i++)
+    if (streams[i].used && streams[i].device == device && streams[i].blocking && i != s &&
+        capture_state(i) == ACTIVE) {
+      found = 1;
+      if (breaks) invalidate(i);
+    }
+  return found;
+}
+
+/* Calls that a capture forbids to its own thread, or in the strictest mode to all. */
+static int is_unsafe(void) {
+  int found = 0;
+  if (thread_mode == RELAXED) return 0;
+  for (int i = 1; i < n_captures; i++) {
+    capture* c = &captures[i];
+    int mine = pthread_equal(c->thread, pthread_self());
+    if (c->state == ACTIVE &&
+        ((mine && c->mode != RELAXED) || (c->mode == GLOBAL_MODE && thread_mode == GLOBAL_MODE))) {
+      c->state = INVALIDATED;
+      found = 1;
+    }
+  }
+  return found;
+}
+
+/* ---- the driver's entry points ----------------------------------------------------------------
+ */
+
+static void at_end(void) {
+  ended = 1;
+}
+
+int cuInit(unsigned flags) {
+  (void)flags;
+  ENTER("cuInit");
+  note("cuInit\n");
+  const char* wanted = getenv("FAKE_CUDA_DEVICES");
+  if (wanted) n_devices = atoi(wanted);
+  const char* fails = getenv("FAKE_CUDA_INIT");
+  if (fails) LEAVE(atoi(fails));
+  if (n_devices == 0) LEAVE(100);
+  if (!initialised) atexit(at_end);
+  initialised = 1;
+  pid = getpid();
+  LEAVE(0);
+}
+
+static const struct {
+  int code;
+  const char *name, *text;
+} errors[] = {
+    {1, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+    {2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+    {3, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
+    {100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
+    {201, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+    {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
+    {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+     "operation not permitted when stream is capturing"},
+};
+
+int cuGetErrorName(int code, const char** name) {
+  for (size_t i = 0; i < sizeof errors / sizeof *errors; i++)
+    if (errors[i].code == code) {
+      *name = errors[i].name;
+      return 0;
+    }
+  return 1;
+}
+
+int cuGetErrorString(int code, const char** string) {
+  for (size_t i = 0; i < sizeof errors / sizeof *errors; i++)
+    if (errors[i].code == code) {
+      *string = errors[i].text;
+      return 0;
+    }
+  return 1;
+}
+
+int cuDeviceGetCount(int* count) {
+  ENTER("cuDeviceGetCount");
+  *count = n_devices;
+  LEAVE(0);
+}
+
+int cuDeviceGet(int* device, int ordinal) {
+  ENTER("cuDeviceGet");
+  *device = ordinal;
+  LEAVE(ordinal < n_devices ? 0 : 101);
+}
+
+int cuDeviceGetName(char* name, int length, int device) {
+  ENTER("cuDeviceGetName");
+  snprintf(name, (size_t)length, "Fake device %d", device);
+  LEAVE(0);
+}
+
+int cuDeviceGetAttribute(int* value, int attribute, int device) {
+  (void)device;
+  ENTER("cuDeviceGetAttribute");
+  *value = attribute == 115 && pools;
+  LEAVE(0);
+}
+
+int cuDevicePrimaryCtxRetain(void** context, int device) {
+  ENTER("cuDevicePrimaryCtxRetain");
+  note("cuDevicePrimaryCtxRetain %d\n", device);
+  *context = &contexts[device];
+  LEAVE(0);
+}
+
+int cuCtxPushCurrent_v2(void* context) {
+  ENTER("cuCtxPushCurrent");
+  stack[depth++] = *(int*)context;
+  LEAVE(0);
+}
+
+int cuCtxPopCurrent_v2(void** context) {
+  ENTER("cuCtxPopCurrent");
+  if (depth == 0) {
+    misuses++;
+    complain("a context was popped that was not pushed; ");
+    LEAVE(201);
+  }
+  *context = &contexts[stack[--depth]];
+  LEAVE(0);
+}
+
+int cuPointerGetAttribute(void* value, int attribute, uint64_t address) {
+  ENTER("cuPointerGetAttribute");
+  if (depth == 0) LEAVE(201);
+  block* b = find_block((void*)(uintptr_t)address);
+  if (b == NULL) LEAVE(1);
+  int answer = attribute == 2   ? (b->kind == HOST ? 1 : 2)
+               : attribute == 8 ? b->kind == MANAGED
+                                : b->device;
+  if (attribute == 8) {
+    *(unsigned*)value = (unsigned)answer;
+  } else {
+    *(int*)value = answer;
+  }
+  LEAVE(0);
+}
+
+int cuStreamCreate(void** made, unsigned flags) {
+  ENTER("cuStreamCreate");
+  if (depth == 0) LEAVE(201);
+  int s = new_stream(current(), !(flags & 1));
+  *made = &streams[s];
+  note("cuStreamCreate -> s%d\n", s);
+  LEAVE(0);
+}
+
+/* Open a block with the stream that a handle means. */
+#define STREAM_ENTER(name, handle)                \
+  ENTER(name);                                    \
+  if (depth == 0) LEAVE(201);                     \
+  int s = resolve((uint64_t)(handle), current()); \
+  if (s == 0) LEAVE(400)
+
+int cuStreamSynchronize(uint64_t handle) {
+  STREAM_ENTER("cuStreamSynchronize", handle);
+  note("cuStreamSynchronize s%d\n", s);
+  if (is_unsafe() || capture_state(s) == ACTIVE) {
+    invalidate(s);
+    LEAVE(900);
+  }
+  if (is_implicit(s, 1)) LEAVE(906);
+  syncs++;
+  if (!is_complete(&now[streams[s].actor])) blocked++;
+  step(s);
+  join(&now[host()], &now[streams[s].actor]);
+  LEAVE(0);
+}
+
+int cuStreamQuery(uint64_t handle) {
+  STREAM_ENTER("cuStreamQuery", handle);
+  if (is_unsafe() || capture_state(s) == ACTIVE) {
+    invalidate(s);
+    LEAVE(900);
+  }
+  if (is_implicit(s, 1)) LEAVE(906);
+  clocks all = now[streams[s].actor];
+  join_others(s, &all);
+  if (!is_complete(&all)) LEAVE(600);
+  join(&now[host()], &all);
+  LEAVE(0);
+}
+
+int cuStreamWaitEvent(uint64_t handle, event* e, unsigned flags) {
+  (void)flags;
+  STREAM_ENTER("cuStreamWaitEvent", handle);
+  note("cuStreamWaitEvent s%d e%d\n", s, (int)(e - events));
+  if (!e->alive) {
+    misuses++;
+    LEAVE(400);
+  }
+  if (is_implicit(s, 1)) LEAVE(906);
+  int own = streams[s].capture;
+  if (e->capture && own == 0) { /* the stream is drawn into the capture */
+    streams[s].capture = e->capture;
+  } else if (e->capture && e->capture != own) {
+    invalidate(s);
+    captures[e->capture].state = INVALIDATED;
+    LEAVE(902);
+  } else if (!e->capture && own) {
+    invalidate(s);
+    LEAVE(905);
+  }
+  join(step(s), &e->when);
+  LEAVE(0);
+}
+
+int cuStreamIsCapturing(uint64_t handle, int* status) {
+  STREAM_ENTER("cuStreamIsCapturing", handle);
+  if (is_implicit(s, 0)) LEAVE(906);
+  *status = capture_state(s);
+  LEAVE(0);
+}
+
+int cuStreamGetCaptureInfo_v2(uint64_t handle, int* status, uint64_t* id, void* graph, void* edges,
+                              void* n_edges) {
+  (void)graph, (void)edges, (void)n_edges;
+  STREAM_ENTER("cuStreamGetCaptureInfo", handle);
+  *status = capture_state(s);
+  *id = (uint64_t)streams[s].capture;
+  LEAVE(0);
+}
+
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+  ENTER("cuThreadExchangeStreamCaptureMode");
+  int before = thread_mode;
+  thread_mode = *mode;
+  *mode = before;
+  LEAVE(0);
+}
+
+int cuEventCreate(event** made, unsigned flags) {
+  ENTER("cuEventCreate");
+  if (depth == 0) LEAVE(201);
+  if (flags != 2) misuses++; /* with timing it would be slow */
+  int i = 0;
+  while (i < EVENTS && events[i].used) i++;
+  if (i == EVENTS) LEAVE(2);
+  events[i] = (event){.used = 1, .alive = 1, .device = current()};
+  *made = &events[i];
+  note("cuEventCreate -> e%d\n", i);
+  LEAVE(0);
+}
+
+int cuEventRecord(event* e, uint64_t handle) {
+  STREAM_ENTER("cuEventRecord", handle);
+  note("cuEventRecord e%d s%d\n", (int)(e - events), s);
+  if (!e->alive || e->device != streams[s].device) {
+    misuses++;
+    complain("an event was recorded on a stream of another device; ");
+    LEAVE(400);
+  }
+  if (is_implicit(s, 1)) LEAVE(906);
+  e->capture = capture_state(s) == ACTIVE ? streams[s].capture : 0;
+  e->when = *step(s);
+  e->recorded = 1;
+  LEAVE(0);
+}
+
+/* cuda.h lists CUDA_ERROR_INVALID_CONTEXT for these; which drivers mean it is not relied on. */
+#define CONTEXT_NEEDED                                 \
+  if (depth == 0) {                                    \
+    misuses++;                                         \
+    complain("an event was used without a context; "); \
+    LEAVE(201);                                        \
+  }
+
+int cuEventQuery(event* e) {
+  ENTER("cuEventQuery");
+  CONTEXT_NEEDED
+  if (!e->alive) misuses++;
+  if (e->capture) {
+    captures[e->capture].state = INVALIDATED;
+    LEAVE(907);
+  }
+  if (is_unsafe()) LEAVE(900);
+  if (!is_complete(&e->when)) LEAVE(600);
+  join(&now[host()], &e->when);
+  LEAVE(0);
+}
+
+int cuEventSynchronize(event* e) {
+  ENTER("cuEventSynchronize");
+  CONTEXT_NEEDED
+  note("cuEventSynchronize e%d\n", (int)(e - events));
+  if (e->capture) {
+    captures[e->capture].state = INVALIDATED;
+    LEAVE(907);
+  }
+  if (is_unsafe()) LEAVE(900);
+  syncs++;
+  if (!is_complete(&e->when)) blocked++;
+  join(&now[host()], &e->when);
+  LEAVE(0);
+}
+
+int cuEventDestroy_v2(event* e) {
+  ENTER("cuEventDestroy");
+  CONTEXT_NEEDED
+  if (!e->alive) misuses++;
+  memset(e, 0, sizeof *e);
+  LEAVE(0);
+}
+
+static int allocate(uint64_t* address, size_t n) {
+  if (n == 0) return 1;
+  if (n > (size_t)1 << 40) return 2;
+  *address = new_block(current(), n, DEVICE);
+  return *address ? 0 : 2;
+}
+
+int cuMemAlloc_v2(uint64_t* address, size_t n) {
+  ENTER("cuMemAlloc");
+  if (depth == 0) LEAVE(201);
+  if (is_unsafe()) LEAVE(900);
+  LEAVE(allocate(address, n));
+}
+
+int cuMemAllocAsync(uint64_t* address, size_t n, uint64_t handle) {
+  STREAM_ENTER("cuMemAllocAsync", handle);
+  note("cuMemAllocAsync s%d\n", s);
+  code = allocate(address, n);
+  if (code) LEAVE(code);
+  step(s);
+  use_memory(s, (void*)(uintptr_t)*address, n, 1);
+  LEAVE(0);
+}
+
+static int free_block(uint64_t address, int s) {
+  block* b = find_block((void*)(uintptr_t)address);
+  if (b == NULL || !b->alive || (uint64_t)(uintptr_t)b->low != address) {
+    misuses++;
+    complain("what was freed is no block; ");
+    return 1;
+  }
+  if (s) use_memory(s, b->low, (size_t)(b->high - b->low), 1);
+  b->alive = 0;
+  return 0;
+}
+
+int cuMemFree_v2(uint64_t address) {
+  ENTER("cuMemFree");
+  if (depth == 0) LEAVE(201);
+  if (is_unsafe()) LEAVE(900);
+  LEAVE(free_block(address, 0));
+}
+
+int cuMemFreeAsync(uint64_t address, uint64_t handle) {
+  STREAM_ENTER("cuMemFreeAsync", handle);
+  note("cuMemFreeAsync s%d\n", s);
+  step(s);
+  LEAVE(free_block(address, s));
+}
+
+static void copy(int s, char* to, const char* from, size_t n) {
+  use_memory(s, (char*)from, n, 0);
+  use_memory(s, to, n, 1);
+  memmove(bytes_of(to), bytes_of(from), n);
+}
+
+int cuMemcpyAsync(uint64_t to, uint64_t from, size_t n, uint64_t handle) {
+  STREAM_ENTER("cuMemcpyAsync", handle);
+  note("cuMemcpyAsync s%d %zu\n", s, n);
+  if (is_implicit(s, 1)) LEAVE(906);
+  step(s);
+  copy(s, (char*)(uintptr_t)to, (char*)(uintptr_t)from, n);
+  LEAVE(0);
+}
+
+int cuMemcpyPeerAsync(uint64_t to, int* to_context, uint64_t from, int* from_context, size_t n,
+                      uint64_t handle) {
+  STREAM_ENTER("cuMemcpyPeerAsync", handle);
+  note("cuMemcpyPeerAsync s%d %zu\n", s, n);
+  block *target = find_block((void*)(uintptr_t)to), *source = find_block((void*)(uintptr_t)from);
+  if (!target || !source || target->device != *to_context || source->device != *from_context) {
+    misuses++;
+    LEAVE(1);
+  }
+  step(s);
+  copy(s, (char*)(uintptr_t)to, (char*)(uintptr_t)from, n);
+  LEAVE(0);
+}
+
+typedef struct {
+  size_t from_x, from_y;
+  int from_type;
+  char* from_host;
+  uint64_t from_device;
+  void* from_array;
+  size_t from_pitch, to_x, to_y;
+  int to_type;
+  char* to_host;
+  uint64_t to_device;
+  void* to_array;
+  size_t to_pitch, width, height;
+} box;
+
+int cuMemcpy2DAsync_v2(const box* b, uint64_t handle) {
+  STREAM_ENTER("cuMemcpy2DAsync", handle);
+  note("cuMemcpy2DAsync s%d %zux%zu\n", s, b->height, b->width);
+  if (b->from_pitch < b->width || b->to_pitch < b->width) LEAVE(1);
+  step(s);
+  for (size_t i = 0; i < b->height; i++)
+    copy(s, (b->to_type == 1 ? b->to_host : (char*)(uintptr_t)b->to_device) + i * b->to_pitch,
+         (b->from_type == 1 ? b->from_host : (char*)(uintptr_t)b->from_device) + i * b->from_pitch,
+         b->width);
+  LEAVE(0);
+}
+
+/* ---- what tests call --------------------------------------------------------------------------
+ */
+
+#define TEST(type, expression) \
+  pthread_mutex_lock(&lock);   \
+  type answer = (expression);  \
+  pthread_mutex_unlock(&lock); \
+  return answer
+
+long fake_calls(const char* name) {
+  long sum = 0;
+  for (int i = 0; i < 64 && calls[i].name; i++)
+    if (*name == 0 || strcmp(calls[i].name, name) == 0) sum += calls[i].count;
+  return sum;
+}
+
+const char* fake_log(void) {
+  return text ? text : "";
+}
+
+void fake_forget(void) {
+  memset(calls, 0, sizeof calls);
+  text_used = 0;
+  if (text) *text = 0;
+}
+
+/* As new, with so many devices. Nothing of before may be in use. */
+void fake_reset(int devices) {
+  generation++;
+  n_devices = devices;
+  initialised = 0;
+  pools = 1;
+  n_actors = 0;
+  n_captures = 1;
+  fail_code = 0;
+  n_accesses = 0;
+  *report = 0;
+  races = misuses = syncs = blocked = 0;
+  memset(now, 0, sizeof now);
+  memset(streams, 0, sizeof streams);
+  memset(legacy, 0, sizeof legacy);
+  memset(events, 0, sizeof events);
+  drop_blocks();
+  fake_forget();
+}
+
+void fake_set_pools(int yes) {
+  pools = yes;
+}
+
+const char* fake_report(void) {
+  return report;
+}
+
+void fake_clear_report(void) {
+  *report = 0;
+  races = misuses = syncs = blocked = 0;
+}
+
+long fake_races(void) {
+  return races;
+}
+
+long fake_misuses(void) {
+  return misuses;
+}
+
+long fake_syncs(void) {
+  return syncs;
+}
+
+long fake_blocked(void) {
+  return blocked;
+}
+
+int fake_depth(void) {
+  return depth;
+}
+
+int fake_mode(void) {
+  return thread_mode;
+}
+
+int fake_current(void) {
+  return current();
+}
+
+void fake_fail(const char* name, int code, int after) {
+  snprintf(fail_name, sizeof fail_name, "%s", name);
+  fail_code = code;
+  fail_after = after;
+}
+
+long fake_events(void) {
+  long n = 0;
+  for (int i = 0; i < EVENTS; i++) n += events[i].used;
+  return n;
+}
+
+long fake_blocks(void) {
+  long n = 0;
+  for (int i = 0; i < BLOCKS; i++) n += blocks[i].low && blocks[i].alive;
+  return n;
+}
+
+uint64_t fake_stream(int device, int blocking) {
+  TEST(uint64_t, (uint64_t)(uintptr_t)&streams[new_stream(device, blocking)]);
+}
+
+void fake_stream_destroy(uint64_t handle) {
+  ((stream*)(uintptr_t)handle)->alive = 0;
+}
+
+/* Kind: 1 pinned, 2 device, 3 managed. */
+uint64_t fake_alloc(int device, size_t n, int kind) {
+  TEST(uint64_t, new_block(device, n, kind));
+}
+
+/* What a kernel would find at an address, or leave there. */
+void fake_peek(uint64_t address, size_t n, void* out) {
+  memcpy(out, bytes_of((void*)(uintptr_t)address), n);
+}
+
+void fake_poke(uint64_t address, size_t n, const void* bytes) {
+  memcpy(bytes_of((void*)(uintptr_t)address), bytes, n);
+}
+
+void fake_free(uint64_t address) {
+  find_block((void*)(uintptr_t)address)->alive = 0;
+}
+
+int fake_is_alive(uint64_t address) {
+  block* b = find_block((void*)(uintptr_t)address);
+  return b && b->alive;
+}
+
+/* A kernel that reads or writes memory; 1 = it races. */
+int fake_kernel(int device, uint64_t handle, uint64_t address, size_t n, int write) {
+  pthread_mutex_lock(&lock);
+  int s = resolve(handle, device);
+  long before = races;
+  step(s);
+  use_memory(s, (void*)(uintptr_t)address, n, write);
+  int raced = races != before;
+  pthread_mutex_unlock(&lock);
+  return raced;
+}
+
+/* The same by this thread of the host. */
+int fake_host_access(uint64_t address, size_t n, int write) {
+  pthread_mutex_lock(&lock);
+  now[host()].at[host()]++;
+  int raced = touch(host(), (char*)(uintptr_t)address, n, write);
+  pthread_mutex_unlock(&lock);
+  return raced;
+}
+
+/* Nothing that is put on the stream from now on gets done until it is resumed. */
+void fake_stall(int device, uint64_t handle) {
+  pthread_mutex_lock(&lock);
+  int s = resolve(handle, device);
+  streams[s].done = now[streams[s].actor].at[streams[s].actor];
+  pthread_mutex_unlock(&lock);
+}
+
+void fake_resume(int device, uint64_t handle) {
+  pthread_mutex_lock(&lock);
+  streams[resolve(handle, device)].done = NEVER;
+  pthread_mutex_unlock(&lock);
+}
+
+void fake_capture(int device, uint64_t handle, int mode) {
+  pthread_mutex_lock(&lock);
+  int s = resolve(handle, device);
+  captures[n_captures] = (capture){ACTIVE, mode, s, pthread_self()};
+  streams[s].capture = n_captures++;
+  pthread_mutex_unlock(&lock);
+}
+
+/* Returns 0, 901 where the capture was broken, 904 where other streams were drawn into it. */
+int fake_capture_end(int device, uint64_t handle) {
+  pthread_mutex_lock(&lock);
+  int s = resolve(handle, device), c = streams[s].capture, answer = 0;
+  if (captures[c].state == INVALIDATED) answer = 901;
+  for (int i = 1; i < STREAMS; i++)
+    if (streams[i].used && streams[i].capture == c) {
+      if (i != s && answer == 0) answer = 904;
+      streams[i].capture = 0;
+    }
+  captures[c].state = NONE;
+  pthread_mutex_unlock(&lock);
+  return answer;
+}

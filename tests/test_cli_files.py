@@ -1,0 +1,361 @@
+"""Files on the command line: headers only; what is damaged, hostile or no array is refused in one line."""
+
+import errno
+import io
+import json
+import os
+import random
+import struct
+import zipfile
+from pathlib import Path
+
+import pytest
+from command import dlx, document, refused
+from test_cli import npy, safetensors
+
+from dlx.cli import main
+
+GB100 = 100 << 30
+
+
+def array(path):
+    """Inspect a file that holds one array."""
+    (source,) = document("inspect", path)["sources"]
+    (found,) = source["arrays"]
+    return found
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("descr", "dtype"),
+    [("<f4", "float32"), ("|b1", "bool"), ("<c16", "complex128"), ("<u2", "uint16"), ("|i1", "int8")],
+)
+def test_npy_headers(tmp_path, version, descr, dtype):
+    """dtype, shape, order and offset, without numpy."""
+    path = tmp_path / "x"  # told by its first bytes, not by its name
+    path.write_bytes(npy(descr, (2, 3), bytes(6 * int(descr[2:])), order=True, version=version))
+    found = array(path)
+    assert (found["dtype"], found["shape"], found["layout"]) == (dtype, [2, 3], "F")
+    assert found["nbytes"] == 6 * int(descr[2:])
+    assert found["offset"] % 64 == 0
+
+
+def test_npy_as_numpy_writes_it(tmp_path, np):
+    """Every dtype that numpy saves is read as numpy reads it, or named as one that DLPack has not."""
+    letters = "?bhilqBHILQefdFD"
+    arrays = [np.zeros((3, 2), letter) for letter in letters] + [np.zeros(5, ">i4"), np.zeros((2, 3, 4), order="F")]
+    for made in arrays:
+        np.save(tmp_path / "x.npy", made)
+        found = array(tmp_path / "x.npy")
+        assert (found["dtype"], tuple(found["shape"])) == (made.dtype.newbyteorder("=").name, made.shape)
+        assert found["nbytes"] == made.nbytes
+        assert found["byte_order_swapped"] == (not made.dtype.isnative)
+    for made in (np.array(["a"]), np.zeros(2, "M8[s]"), np.zeros(2, [("a", "f4")])):
+        np.save(tmp_path / "x.npy", made)
+        found = array(tmp_path / "x.npy")
+        assert found["dtype"] is None and found["refused"]
+
+
+def test_npz(tmp_path, np):
+    """Every member by its header, compressed or not, in order."""
+    for save in (np.savez, np.savez_compressed):
+        save(tmp_path / "x.npz", a=np.zeros((300, 4), "f4"), b=np.ones(3, "c8"))
+        (source,) = document("inspect", tmp_path / "x.npz")["sources"]
+        found = [(each["path"], each["dtype"], each["shape"]) for each in source["arrays"]]
+        assert found == [("a", "float32", [300, 4]), ("b", "complex64", [3])]
+
+
+def test_safetensors(tmp_path):
+    """dtype, shape, offset in the file and metadata; sub-byte dtypes count their bits."""
+    path = safetensors(
+        tmp_path / "x.safetensors",
+        {"w": ("BF16", (2, 3)), "q": ("F8_E4M3", (4,)), "z": ("F32", (0, 3)), "n": ("F4", (4, 2))},
+        metadata={"format": "pt"},
+    )
+    (source,) = document("inspect", path)["sources"]
+    assert source["metadata"] == {"format": "pt"}
+    found = {each["path"]: (each["dtype"], each["nbytes"]) for each in source["arrays"]}
+    assert found == {"w": ("bfloat16", 12), "q": ("float8_e4m3fn", 4), "z": ("float32", 0), "n": ("float4_e2m1fn", 4)}
+    start = source["arrays"][0]["offset"]
+    assert [each["offset"] - start for each in source["arrays"]] == [0, 12, 16, 16]
+
+
+class Call:
+    """Written into a header, it is a call."""
+
+    def __repr__(self):
+        return "__import__('os').system('touch PWNED')"
+
+
+def hostile():
+    """Give (name, bytes, words of the message) of files that are not what they say."""
+    good = npy("<f4", (2, 3), bytes(24))
+    claims = npy("<f8", (GB100 // 8,), bytes(64))
+    nested = b"\x93NUMPY\x02\0" + (1 << 20).to_bytes(4, "little") + b"(" * (1 << 20)
+    yield "empty.npy", b"", "it is empty"
+    yield "cut.npy", good[:40], "ends in the middle of its header"
+    yield "short.npy", good[:-1], "claims 24 B of data, and 23 B are there"
+    yield "claims.npy", claims, "claims 100.0 GiB of data, and 64 B are there"
+    yield "long.npy", b"\x93NUMPY\x02\0\xff\xff\xff\xff", "its header claims 4.0 GiB"
+    yield "nested.npy", nested, "its header is no description of an array"
+    yield "code.npy", npy("<f4", Call(), b""), "no description of an array"
+    yield "negative.npy", npy("<f4", (-1,), b""), "no description of an array"
+    yield "many.npy", npy("<f4", (1,) * 500, bytes(4), version=2), "no description of an array"
+    yield "dtype.npy", npy("<q99", (1,), bytes(8)), "its header gives '<q99' as dtype"
+    yield "version.npy", b"\x93NUMPY\x09\0" + bytes(64), "version 9"
+    yield "text.npy", b"hello, world, this is text", "it does not begin like a .npy file"
+    yield "text.npz", b"hello, world, this is text", "it is a damaged zip file"
+    yield (
+        "object.npy",
+        npy("|O", (1,), b"\x80\x04cposix\nsystem\n(S'touch PWNED'\ntR."),
+        "runs whatever code is in them",
+    )
+    yield "old.pt", b"\x80\x02cposix\nsystem\n(S'touch PWNED'\ntR.", "weights_only=True"
+    yield "text.txt", b"hello, world, this is text", "it is none of"
+    yield "x.pkl", b"\x80\x04cposix\nsystem\n(S'touch PWNED'\ntR.", "runs whatever code"
+    for name, members, words in zips(good, claims):
+        yield name, members, words
+    for name, header, data, words in tensors():
+        raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+        yield name, len(raw).to_bytes(8, "little") + raw + data, words
+    yield "huge.safetensors", GB100.to_bytes(8, "little") + b"{}", "its header claims 100.0 GiB"
+    yield "top.safetensors", b"\xff" * 8 + b"{}", "its header claims 16.0 EiB"
+    yield "eight.safetensors", bytes(5), "ends in the middle of its header"
+
+
+def zipped(**members):
+    """Return the bytes of an .npz file."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(f"{name}.npy", data)
+    return out.getvalue()
+
+
+def zips(good, claims):
+    """Give hostile .npz files."""
+    whole = zipped(a=good, b=good)
+    yield "cut.npz", whole[: len(whole) // 2], "damaged zip file"
+    yield "none.npz", zipped(), "without arrays"
+    yield "claims.npz", zipped(a=good, big=claims), "member 'big.npy': it is cut off: its header claims 100.0 GiB"
+    yield (
+        "broken.npz",
+        whole.replace(b"\x50\x4b\x03\x04", b"\x50\x4b\x03\x05", 2).replace(b"K\x03\x05", b"K\x03\x04", 1),
+        "zip",
+    )
+    bomb = zipped(a=b"\x93NUMPY\x02\0" + (1 << 20).to_bytes(4, "little") + b" " * (1 << 28))
+    yield "bomb.npz", bomb, "member 'a.npy': its header is no description"
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, 1 << 30, 64, 0)  # a list of files of 1 GiB, in a sparse file
+    yield "list.npz", (b"PK\3\4", 64 + (1 << 30), end), "its list of files claims more than 16.0 MiB"
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("a.npy", good)
+    yield "lzma.npz", out.getvalue(), "compressed by method 14"
+
+
+def tensors():
+    """Give (name, header, data, words) of hostile .safetensors files."""
+    one = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    yield "cut.safetensors", {"a": one}, bytes(7), "it is cut off"
+    yield "more.safetensors", {"a": one}, bytes(9), "1 bytes follow its last tensor"
+    yield "claims.safetensors", {"a": {**one, "shape": [GB100 // 4], "data_offsets": [0, GB100]}}, b"", "cut off"
+    yield "shape.safetensors", {"a": {**one, "shape": [3]}}, bytes(8), "12 bytes by its shape and 8 by its offsets"
+    yield "overlap.safetensors", {"a": one, "b": one}, bytes(8), "overlap, or leave a gap"
+    yield "gap.safetensors", {"a": {**one, "data_offsets": [8, 16]}}, bytes(16), "leave a gap"
+    yield "list.safetensors", [1, 2], b"", "no description of tensors"
+    yield "kind.safetensors", {"a": 3}, b"", "'a' is no tensor"
+    yield "float.safetensors", {"a": {**one, "shape": [2.0]}}, bytes(8), "'a' is no tensor"
+    yield "dims.safetensors", {"a": {**one, "shape": [10**18] * 100_000}}, bytes(8), "'a' is no tensor"
+    yield "json.safetensors", b"{{{{", b"", "no JSON"
+    yield "deep.safetensors", b'{"a":' * 100_000, b"", "no JSON"
+    yield "twice.safetensors", b'{"a": 1, "a": 2}', b"", "a name stands there twice"
+    yield "digits.safetensors", b'{"a": ' + b"9" * 10_000 + b"}", b"", "no JSON"
+
+
+@pytest.mark.parametrize(("name", "content", "words"), [pytest.param(*each, id=each[0]) for each in hostile()])
+def test_bad_files_are_refused_in_one_line(tmp_path, name, content, words):
+    """Exit status 2, one line that names the file, no traceback, bounded memory, nothing executed."""
+    path = tmp_path / name
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        start, length, end = content
+        path.write_bytes(start)
+        os.truncate(path, length)
+        with path.open("ab") as file:
+            file.write(end)
+    said = refused("inspect", path, cwd=tmp_path)
+    assert said.startswith(f"dlx inspect: {path}: ")
+    assert words in said
+    assert sorted(os.listdir(tmp_path)) == [name]
+
+
+@pytest.mark.parametrize("kind", ["x.npy", "x.npz", "x.safetensors"])
+def test_files_with_bytes_changed_by_chance(tmp_path, capsys, kind):
+    """Whatever stands in a header: an answer, or one line that says what is wrong."""
+    whole = {
+        "x.npy": npy("<f4", (2, 3), bytes(24)),
+        "x.npz": zipped(a=npy("<f4", (2, 3), bytes(24)), b=npy(">c16", (2,), bytes(32))),
+        "x.safetensors": safetensors(
+            tmp_path / "x", {"a.0": ("F32", (2, 3)), "b": ("F4", (4, 2))}, metadata={"format": "pt"}
+        ).read_bytes(),
+    }[kind]
+    chance = random.Random(8)
+    path = tmp_path / kind
+    statuses = set()
+    for _ in range(400):
+        content = bytearray(whole)
+        for _ in range(chance.choice((1, 1, 2, 5))):
+            at = chance.randrange(min(len(content), chance.choice((32, len(content)))))
+            new = chance.choice((b"", b"\xff" * 8, b"9" * 30, b"-1", b"[", b"(" * 9, bytes((chance.randrange(256),))))
+            content[at : at + chance.randrange(3)] = new
+        path.write_bytes(content)
+        statuses.add(main(["inspect", str(path)]))
+        out, err = capsys.readouterr()
+        assert (bool(out), err.count("\n")) in ((True, 0), (False, 1)), bytes(content)
+    assert statuses == {0, 2}
+
+
+def test_what_is_no_file(tmp_path):
+    """Missing files, folders, devices, names that cannot be."""
+    os.mkfifo(tmp_path / "pipe")
+    assert "no such file" in refused("inspect", tmp_path / "nothing.npy")
+    assert "it is a folder: name files in it" in refused("inspect", tmp_path)
+    assert "no regular file" in refused("inspect", tmp_path / "pipe")
+    assert "no regular file" in refused("inspect", "/dev/zero")
+    assert "without folders and .py" in refused("inspect", "folder/mod.py:x")
+    assert "no such file" in refused("plan", "what is this?", "--to", "dlx")
+
+
+def test_a_file_that_may_not_be_read(tmp_path, monkeypatch, capsys):
+    """The system's own reason, also where it comes late."""
+    path = tmp_path / "x.npy"
+    path.write_bytes(npy("<f4", (1,), bytes(4)))
+
+    def denied(*_, **__):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "open", denied)
+    assert main(["inspect", str(path)]) == 2
+    assert capsys.readouterr().err == f"dlx inspect: {path}: Permission denied\n"
+    monkeypatch.undo()
+    path.chmod(0)
+    if not os.access(path, os.R_OK):  # root may read everything
+        assert "Permission denied" in refused("inspect", path)
+
+
+def test_a_large_file_is_not_read(tmp_path):
+    """100 GiB of (sparse) data need no memory and no time."""
+    path = tmp_path / "x.npy"
+    path.write_bytes(npy("<f8", (GB100 // 8,), b""))
+    start = path.stat().st_size
+    try:
+        os.truncate(path, start + GB100)
+    except OSError:
+        pytest.skip("no sparse files here")
+    status, out, err = dlx("inspect", path)
+    assert (status, err) == (0, "")
+    assert "100.0 GiB" in out
+
+
+def test_objects_inside_an_npz(tmp_path, np):
+    """They are named for what they are, beside the arrays; nothing is unpickled."""
+    np.savez(tmp_path / "x.npz", a=np.zeros(3), b=np.array([Evil()], dtype=object))
+    (source,) = document("inspect", tmp_path / "x.npz")["sources"]
+    assert [(each["path"], each["dtype"], each["refused"]) for each in source["arrays"]] == [
+        ("a", "float64", None),
+        ("b", None, "it holds pickled Python objects"),
+    ]
+    assert sorted(os.listdir(tmp_path)) == ["x.npz"]
+
+
+class Evil:
+    """A pickle that runs a command where it is read."""
+
+    def __reduce__(self):
+        return os.system, ("touch PWNED",)
+
+
+def test_torch_checkpoints(tmp_path, torch):
+    """Nested tensors by their names; where they were saved from and views' strides are kept."""
+    weight = torch.zeros(4, 3, dtype=torch.bfloat16)
+    torch.save({"model": {"w": weight, "t": weight.T}, "step": 3}, tmp_path / "x.pt")
+    (source,) = document("inspect", tmp_path / "x.pt")["sources"]
+    found = {each["path"]: (each["dtype"], each["shape"], each["layout"]) for each in source["arrays"]}
+    assert found == {"model.w": ("bfloat16", [4, 3], "C"), "model.t": ("bfloat16", [3, 4], "F")}
+    assert "1 value of other kinds" in source["notes"]
+
+
+def test_a_checkpoint_that_wants_to_run_code(tmp_path, torch):
+    """It is refused by name, and nothing is run."""
+    torch.save({"x": Evil()}, tmp_path / "x.pt")
+    said = refused("inspect", tmp_path / "x.pt", cwd=tmp_path, memory=None)
+    assert "it wants to run code" in said and "system" in said
+    assert os.listdir(tmp_path) == ["x.pt"]
+
+
+def test_damaged_checkpoints(tmp_path, torch):
+    """Cut off, without tensors, of the old format."""
+    path = tmp_path / "x.pt"
+    torch.save({"w": torch.zeros(1000)}, path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    assert "damaged zip file" in refused("inspect", path, memory=None)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x/data.pkl", b"\x80\x02}.")
+        archive.writestr("x/byteorder", bytes(65 << 20))
+    said = refused("inspect", path)
+    assert "claims 68,157,440 bytes, and dlx reads at most 67,108,864" in said
+    torch.save({"step": 3}, path)
+    assert "there is no tensor in it" in refused("inspect", path, memory=None)
+    torch.save({"w": torch.zeros(3)}, path, _use_new_zipfile_serialization=False)
+    assert "it is a pickle" in refused("inspect", path, memory=None)
+
+
+@pytest.mark.parametrize("claimed", [b"M\xff\xff", b"\x8a\x08" + (1 << 40).to_bytes(8, "little"), b"J\xff\xff\xff\xff"])
+def test_checkpoints_that_claim_what_is_not_there(tmp_path, torch, claimed):
+    """More elements than the file has, 4 TiB of them, a number of them below zero."""
+    path = tmp_path / "x.pt"
+    torch.save({"w": torch.zeros(1000)}, path)
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in parts.items():
+            archive.writestr(name, data.replace(b"M\xe8\x03", claimed) if name.endswith("data.pkl") else data)
+    assert "torch cannot read it" in refused("inspect", path, memory=None)
+
+
+def test_a_checkpoint_without_torch(tmp_path):
+    """What is missing, and how to get it."""
+    with zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
+        archive.writestr("x/data.pkl", b"\x80\x02}.")
+    code = """
+import sys
+sys.meta_path.insert(0, type("Block", (), {"find_spec": lambda name, *rest: None})())
+import importlib.util
+real = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name == "torch" else real(name, package)
+from dlx.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+    status, _, err = dlx("inspect", tmp_path / "x.pt", code=code)
+    assert status == 2
+    assert "pip install torch" in err
+
+
+def test_arrow_and_parquet(tmp_path):
+    """The schema, with the rows that a Parquet file states."""
+    pa = pytest.importorskip("pyarrow")
+    parquet, ipc = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow.ipc")
+    table = pa.table({"a": pa.array([1, 2, 3], pa.int32()), "s": ["x", "y", "z"]})
+    parquet.write_table(table, tmp_path / "x.parquet")
+    with ipc.new_file(tmp_path / "x.arrow", table.schema) as file:
+        file.write_table(table)
+    for name, shape in (("x.parquet", [3]), ("x.arrow", None)):
+        (source,) = document("inspect", tmp_path / name)["sources"]
+        numbers, text = source["arrays"]
+        assert (numbers["path"], numbers["dtype"], numbers["shape"]) == ("a", "int32", shape)
+        assert text["dtype"] is None and "not one number" in text["refused"]
+        whole = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+        assert "pyarrow cannot read it" in refused("inspect", tmp_path / name, memory=None)

@@ -1,0 +1,67 @@
+"""What type checkers refuse: one error on each line that says so, and on no other."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import dlx
+
+samples = np.zeros((2, 3), np.float32)
+tensor = torch.zeros(3)
+
+# the call
+dlx.convert(samples)  # error: neither to nor like
+dlx.convert(samples, to=3)  # error: a number is no target
+dlx.convert(samples, to="torch", copy="yes")  # error: copy is None, True or False
+dlx.convert(samples, to="torch", readonly="never")  # error: no such word
+dlx.convert(samples, to="torch", errors="ignore")  # error: no such word
+dlx.convert(samples, to="torch", device=1.5)  # error: no device
+dlx.convert(samples, to="torch", contiguous=True)  # error: no such option
+dlx.convert([samples], to="torch", contiguous=True)  # error: no such option
+dlx.plan(samples, "torch", readonly="never")  # error: no such word
+dlx.plan(samples, "torch", prob=False)  # error: no such option
+dlx.stack([samples])  # error: no target
+dlx.stack(3, to="torch")  # error: nothing to stack
+dlx.stack([samples], to="torch", copy=True)  # error: no such option
+
+# what is no array
+dlx.convert(3, to="torch")  # error: a number
+dlx.convert(None, to="torch")  # error: nothing
+dlx.convert("text", to="torch")  # error: a text
+dlx.convert(object(), to="torch")  # error: nobody knows
+number: dlx.SupportsDLPack = 3  # error: a number
+numbers: dlx.SupportsDLPack = [1, 2]  # error: a list
+
+# the result
+wrong: torch.Tensor = dlx.convert(tensor, to="numpy")  # error: an array of numpy
+wrong = dlx.convert(tensor, to=np)  # error: an array of numpy
+wrong = dlx.convert(tensor, to=np.ndarray)  # error: an array of numpy
+wrong = dlx.convert(tensor, like=samples)  # error: an array of numpy
+wrong = dlx.convert([samples], to="torch")  # error: a list
+wrong = dlx.convert({"a": samples}, to="torch")  # error: a dict
+wrong = dlx.stack([samples], to="numpy")  # error: an array of numpy
+dlx.convert(samples, to="torch").flags  # error: a tensor has none
+dlx.convert([samples], to="torch")[0].flags  # error: a tensor has none
+dlx.convert((samples,), to="torch", lazy=True).append(tensor)  # error: a tuple cannot grow
+dlx.plan(samples, to="torch").outcom  # error: no such attribute
+dlx.describe(samples).shape[0]  # error: the shape may be unknown
+
+
+@dlx.using("torch")
+def norm(x: dlx.SupportsDLPack, order: int = 2) -> float:
+    """Any array goes in."""
+    return 0.0
+
+
+norm(3)  # error: a number
+norm(samples, order="two")  # error: a text
+answer: str = norm(samples)  # error: a number
+
+
+def unknown(anything: Any, numbers: NDArray[Any]) -> None:
+    """Where nothing is known, nothing is wrong."""
+    dlx.convert(anything, to="torch").flags
+    dlx.convert(numbers, to="mylib").flags
+    dlx.convert([numbers, 3], to="torch")[0].flags
