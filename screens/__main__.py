@@ -88,6 +88,12 @@ def _bare(svg: str) -> str:
     assert ground is not None
     svg = svg.replace(ground[0], '<rect class="ground" stroke', 1)
     svg = svg.replace("</style>", f".ground {{ fill: {ground[1]} }}\n</style>", 1)
+    # The last line's descenders are below the rectangle that rich cuts at.
+    svg = re.sub(
+        r'(<clipPath id="dlx-clip-terminal">\s*<rect [^>]*height=")([\d.]+)',
+        lambda found: f"{found[1]}{float(found[2]) + 6:.1f}",
+        svg,
+    )
     title = re.search(r'<text class="dlx-title" fill="(#\w+)"', svg)
     assert title is not None
     svg = svg.replace(title[0], '<text class="dlx-title"', 1)
