@@ -4,6 +4,7 @@
 /* What the cuda_ files share; cffi never reads this. The driver's interface as facts in our own
  * words, with the few entry points that are used. */
 
+#include "cuda_device.h"
 #include "dlx_cuda.h"
 
 #include <pthread.h>

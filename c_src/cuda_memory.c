@@ -167,19 +167,15 @@ static int copy_axes(const way* w, char* to, const char* from, dlx_axis* axes, i
   }
 }
 
-static int on_device(DLDevice device) {
-  return device.device_type == kDLCUDA || device.device_type == kDLCUDAManaged;
-}
-
 int dlx_cuda_copy(const DLTensor* from, const DLTensor* to, uint64_t flags, uint64_t stream) {
-  if ((!on_device(from->device) && !dlx_host_readable(from->device.device_type)) ||
-      (!on_device(to->device) && !dlx_host_readable(to->device.device_type)) ||
-      (!on_device(from->device) && !on_device(to->device)))
+  if ((!dlx_is_cuda(from->device) && !dlx_host_readable(from->device.device_type)) ||
+      (!dlx_is_cuda(to->device) && !dlx_host_readable(to->device.device_type)) ||
+      (!dlx_is_cuda(from->device) && !dlx_is_cuda(to->device)))
     return DLX_E_DEVICE;
   if (!dlx_same_elements(from, to)) return DLX_E_MISMATCH;
   if (dlx_size(from) == 0) return DLX_OK;
-  way w = {.from_device = on_device(from->device) ? from->device.device_id : -1,
-           .to_device = on_device(to->device) ? to->device.device_id : -1,
+  way w = {.from_device = dlx_is_cuda(from->device) ? from->device.device_id : -1,
+           .to_device = dlx_is_cuda(to->device) ? to->device.device_id : -1,
            .stream = cuda_stream(stream)};
   int64_t item = dlx_itemsize(from->dtype, flags);
   if (item == 0 && (dlx_layout(from) || dlx_layout(to))) return DLX_E_PACKED;
@@ -242,12 +238,12 @@ static int fetch_whole(const DLTensor* from, const DLTensor* to, uint64_t flags,
 int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, uint64_t stream,
                       int wait) {
   int status = dlx_cuda_copy(from, to, flags, stream);
-  if (status == DLX_E_SCATTERED && !on_device(from->device))
+  if (status == DLX_E_SCATTERED && !dlx_is_cuda(from->device))
     return send_packed(from, to, flags, stream);
-  if (status == DLX_E_SCATTERED && !on_device(to->device))
+  if (status == DLX_E_SCATTERED && !dlx_is_cuda(to->device))
     return fetch_whole(from, to, flags, stream);
   if (status == DLX_OK && wait) {
-    DLDevice where = on_device(to->device) ? to->device : from->device;
+    DLDevice where = dlx_is_cuda(to->device) ? to->device : from->device;
     status = dlx_cuda_synchronize(where.device_id, stream);
   }
   return status;

@@ -7,6 +7,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "cuda_device.h"
 #include "dlx_cuda.h"
 
 /* dlx.Tensor: one count on a managed tensor that dlx made. `managed` is NULL once the tensor was
@@ -111,11 +112,6 @@ int py_view_init(PyObject* module);
 
 /* ---- py_cuda.c ---------------------------------------------------------------------------------
  */
-
-/* Device memory that has streams which dlx can order. GIL: not needed. */
-static inline int py_cuda_is_ours(DLDevice device) {
-  return device.device_type == kDLCUDA || device.device_type == kDLCUDAManaged;
-}
 
 /* Put a managed tensor that shares `tensor`'s device memory behind the consumer's stream, as
  * __dlpack__(stream=...) says: the stream waits for the memory, the memory's release for the

@@ -12,12 +12,12 @@ typedef struct {
   int shares;    /* copy=False */
   int is_strict; /* readonly= is not "copy" */
   int any;       /* detach=True, or a device: what is in the target already may not stay as it is */
-} wish;
+} options;
 
 PyObject* py_lane_pass;
 static PyObject *to_name, *copy_name, *readonly_name, *detach_name, *device_name, *cpu_name,
     *error_name, *share_name; /* interned, as the words of a call are */
-static const wish nothing;
+static const options nothing;
 
 /* Every call goes through these: a call of each, which saves and restores registers, would cost
  * about as much as what it does. */
@@ -178,8 +178,8 @@ static DLManagedTensorVersioned* lend_own(py_route* r, const TensorObject* tenso
   DLManagedTensorVersioned *base = tensor->managed, *made = NULL;
   if (base == NULL || base->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY) return NULL;
   const DLTensor* own = &base->dl_tensor;
-  if (py_cuda_is_ours(own->device)) return NULL; /* streams are Python's to look at */
-  if (cures && own->device.device_type != kDLCPU) return NULL;
+  /* Streams, and pinned memory that becomes host memory, are Python's to look at. */
+  if (own->device.device_type != kDLCPU) return NULL;
   if (!(base->flags == 0 && is_plain(r, own)) && !is_accepted(r, own, base->flags, cures))
     return NULL;
   return dlx_managed_lend(base, own->device, base->flags, &made) == DLX_OK ? made : NULL;
@@ -296,16 +296,17 @@ DLManagedTensorVersioned* py_lane_copy(const py_route* r, DLManagedTensorVersion
 }
 
 /* Run a route. Errors: NULL with an exception, or `pass` (borrowed). */
-INLINE PyObject* run(PyObject* lane, py_route* r, PyObject* obj, PyObject* to, const wish* wish) {
-  if (r->is_same) return wish->copies || wish->any ? py_lane_pass : Py_NewRef(obj);
+INLINE PyObject* run(PyObject* lane, py_route* r, PyObject* obj, PyObject* to,
+                     const options* said) {
+  if (r->is_same) return said->copies || said->any ? py_lane_pass : Py_NewRef(obj);
   uint32_t cures = 0;
   py_route_enter(r);
-  DLManagedTensorVersioned* made = lend(r, obj, wish->copies, wish->shares ? NULL : &cures);
-  if (made && (cures & DLX_OBSTACLE_READONLY) && !wish->copies && wish->is_strict) {
+  DLManagedTensorVersioned* made = lend(r, obj, said->copies, said->shares ? NULL : &cures);
+  if (made && (cures & DLX_OBSTACLE_READONLY) && !said->copies && said->is_strict) {
     dlx_managed_release(made);
     made = NULL;
   }
-  if (made && (cures || wish->copies)) made = py_lane_copy(r, made);
+  if (made && (cures || said->copies)) made = py_lane_copy(r, made);
   PyObject* result = made ? hand_over(lane, r, made, obj, to, NULL) : py_lane_pass;
   py_route_leave(r);
   return result;
@@ -325,40 +326,40 @@ py_route* py_lane_route(PyObject* lane, PyTypeObject* type, PyObject* to) {
 }
 
 /* One option of a call. Returns 0 where only Python understands it. */
-static int take_option(wish* wish, PyObject* name, PyObject* value) {
+static int take_option(options* said, PyObject* name, PyObject* value) {
   if (name == copy_name) {
-    wish->copies = value == Py_True;
-    wish->shares = value == Py_False;
-    return wish->copies || wish->shares || value == Py_None;
+    said->copies = value == Py_True;
+    said->shares = value == Py_False;
+    return said->copies || said->shares || value == Py_None;
   }
   if (name == readonly_name) { /* Python looks at the word, should it matter */
-    wish->is_strict = value != copy_name;
+    said->is_strict = value != copy_name;
     return value == copy_name || value == error_name || value == share_name;
   }
   if (name == detach_name) { /* what would have to be detached is not the lane's */
-    wish->any |= value == Py_True;
+    said->any |= value == Py_True;
     return value == Py_True || value == Py_False;
   }
   if (name == device_name) { /* the lane knows host memory only */
-    wish->any |= value == cpu_name;
+    said->any |= value == cpu_name;
     return value == cpu_name || value == Py_None;
   }
   return 0;
 }
 
-INLINE PyObject* try_lane(PyObject* lane, PyObject* obj, PyObject* to, const wish* wish) {
+INLINE PyObject* try_lane(PyObject* lane, PyObject* obj, PyObject* to, const options* said) {
   py_route* r = py_route_find(Py_TYPE(obj), to);
   if (r == NULL && py_tree_takes(Py_TYPE(obj))) {
-    if (wish != &nothing) return py_lane_pass;
+    if (said != &nothing) return py_lane_pass;
     PyObject* result = py_tree_run(lane, obj, to);
     return result || PyErr_Occurred() ? result : py_lane_pass;
   }
   if (r == NULL) r = py_lane_route(lane, Py_TYPE(obj), to);
-  return r && r->is_lane ? run(lane, r, obj, to, wish) : py_lane_pass;
+  return r && r->is_lane ? run(lane, r, obj, to, said) : py_lane_pass;
 }
 
 /* The target of a call with options; NULL where only Python understands them. */
-RARE PyObject* take_options(wish* said, PyObject* const* args, Py_ssize_t n, PyObject* names) {
+RARE PyObject* take_options(options* said, PyObject* const* args, Py_ssize_t n, PyObject* names) {
   PyObject* to = n == 2 ? args[1] : NULL;
   if (n != 1 && n != 2) return NULL;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); i++) {
@@ -382,7 +383,7 @@ PyObject* py_lane_call(PyObject* callable, PyObject* const* args, size_t nargsf,
     if (PyTuple_GET_ITEM(names, 0) == to_name)
       result = try_lane(callable, args[0], args[1], &nothing);
   } else {
-    wish said = nothing;
+    options said = nothing;
     if ((to = take_options(&said, args, n, names)) != NULL)
       result = try_lane(callable, args[0], to, &said);
   }

@@ -113,7 +113,7 @@ PyDoc_STRVAR(
     "the address is noted already, the\nelement has no route, or another thread was here.");
 
 /* Owns: all borrowed; the result is new. GIL: needed; may run Python. Errors: NULL with an
- * exception, nothing noted. */
+ * exception; the result may be noted already, as what it is. */
 static PyObject* lane_place(PyObject* lane, PyObject* const* args, Py_ssize_t nargs) {
   if (nargs != 7 || !PyDict_CheckExact(args[2]) || !PyDict_CheckExact(args[3]) ||
       !PyDict_CheckExact(args[4])) {

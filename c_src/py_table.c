@@ -63,7 +63,7 @@ static int to_managed(void* tensor, DLManagedTensorVersioned** out) {
   DLManagedTensorVersioned* m = py_tensor_managed(tensor);
   *out = NULL;
   if (m == NULL) return -1;
-  if (py_cuda_is_ours(m->dl_tensor.device)) {
+  if (dlx_is_cuda(m->dl_tensor.device)) {
     if (py_cuda_lend((TensorObject*)tensor) < 0) return -1;
     m = ((TensorObject*)tensor)->managed;
   }
@@ -80,7 +80,7 @@ static int from_managed(DLManagedTensorVersioned* managed, void** out) {
   *out = NULL;
   TensorObject* tensor = py_tensor_alloc(); /* first, so that nothing fails after the taking */
   if (tensor == NULL) return -1;
-  if (managed->version.major == DLX_DLPACK_MAJOR && py_cuda_is_ours(managed->dl_tensor.device) &&
+  if (managed->version.major == DLX_DLPACK_MAJOR && dlx_is_cuda(managed->dl_tensor.device) &&
       py_cuda_ready_here(tensor, managed->dl_tensor.device.device_id) < 0) {
     Py_DECREF(tensor);
     return -1;
@@ -112,7 +112,7 @@ static int borrow(void* tensor, DLTensor* out) {
     py_raise(DLX_E_READONLY, "a borrowed DLTensor cannot say that memory is read-only");
     return -1;
   }
-  if (py_cuda_is_ours(m->dl_tensor.device)) {
+  if (dlx_is_cuda(m->dl_tensor.device)) {
     if (py_cuda_lend((TensorObject*)tensor) < 0) return -1;
     m = ((TensorObject*)tensor)->managed;
   }
@@ -125,7 +125,7 @@ static int borrow(void* tensor, DLTensor* out) {
 static int work_stream(int32_t device_type, int32_t device_id, void** out) {
   *out = NULL;
   if (dlx_host_readable(device_type)) return 0;
-  if (py_cuda_is_ours((DLDevice){device_type, device_id})) {
+  if (dlx_is_cuda((DLDevice){device_type, device_id})) {
     uint64_t stream;
     int status = dlx_cuda_work_stream(device_id, &stream);
     if (status != DLX_OK) {

@@ -109,7 +109,7 @@ static int answer_request(PyObject* stream, PyObject* dl_device, DLDevice* devic
   if (py_read_device(dl_device, &wanted) < 0) return -1;
   int same = wanted.device_type == device->device_type && wanted.device_id == device->device_id;
   int to_host = wanted.device_type == kDLCPU &&
-                (dlx_host_readable(device->device_type) || py_cuda_is_ours(*device));
+                (dlx_host_readable(device->device_type) || dlx_is_cuda(*device));
   if (!same && !to_host) {
     py_raise(DLX_E_DEVICE, "this dlx.Tensor is on device (%d, %d), asked for (%d, %d)",
              device->device_type, device->device_id, wanted.device_type, wanted.device_id);
@@ -165,7 +165,7 @@ static PyObject* tensor_dlpack(PyObject* self, PyObject* const* args, Py_ssize_t
     return py_raise(DLX_E_FLAGS, "a legacy capsule cannot say that elements are padded to bytes");
   int copied = value[COPY] == Py_None ? 0 : PyObject_IsTrue(value[COPY]);
   if (copied < 0) return NULL;
-  int is_ours = py_cuda_is_ours(base->dl_tensor.device);
+  int is_ours = dlx_is_cuda(base->dl_tensor.device);
   if (is_ours && device.device_type == kDLCPU) { /* only a copy can be there */
     if (value[COPY] != Py_None && !copied)
       return py_raise(DLX_E_COPY, "device memory cannot be had on the host without a copy");

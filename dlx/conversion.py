@@ -112,9 +112,9 @@ def convert(
     >>> dlx.convert({"a": [tensor, "text"], "again": tensor}, to="dlx")["again"] is tensor
     True
     """
-    nothing = like is device is copy is stream is None and readonly == "copy" and errors == "raise"
-    if lazy and nothing and not detach and not strict:
-        view = plain_view(obj, to)  # of a target that was asked for before
+    if lazy and not detach and not strict:
+        plain = like is device is copy is stream is None and readonly == "copy" and errors == "raise"
+        view = plain_view(obj, to) if plain else None  # of a target that was asked for before
         if view is not None:
             return view
     request = request_of(to, like, device, copy, readonly, detach, stream, errors)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlx.abi import IS_COPIED, READ_ONLY, Device, DType, same_device
+from dlx.abi import IS_COPIED, READ_ONLY, Device, DType, host_readable, same_device
 from dlx.adapter import Adapter, Hindrance
 from dlx.cuda import is_cuda, require
 from dlx.errors import (
@@ -17,7 +17,7 @@ from dlx.errors import (
     DlxError,
     ReadOnlyError,
 )
-from dlx.leaf import Leaf, Request, Step, adapter_failed, refuse, refuse_failure
+from dlx.leaf import HOST, Leaf, Request, Step, adapter_failed, refuse, refuse_failure
 from dlx.native import Tensor, lib
 from dlx.obstacles import READ_ONLY_ROW, REPACKED, TABLE
 from dlx.places import decide_place, note_copy, result_device
@@ -91,14 +91,10 @@ def _stays(leaf: Leaf) -> bool:
     if wanted is not None and not same_device(wanted, device):
         accepted = source.capabilities.device_types if source.capabilities is not None else None
         may = accepted is None or wanted.type in accepted
-        if (
-            may
-            and type(source).moved is Adapter.moved
-            and (is_cuda(wanted) or (device is not None and is_cuda(device)))
-        ):
+        if may and type(source).moved is Adapter.moved and _dlx_reaches(wanted, device):
             leaf.cures.clear()
             leaf.steps.clear()
-            return False  # dlx moves it
+            return False  # dlx moves it, or says that it is host memory
         if type(source).moved is Adapter.moved or not may:
             reason = f"{source.name} {source.noun}s cannot be moved to {wanted} here"
             leaf.finish("refused", None, leaf.error(DeviceError, reason, "Leave device out."))
@@ -126,6 +122,12 @@ def _stays(leaf: Leaf) -> bool:
         return True
     leaf.finish("shared" if leaf.steps else "same", device)
     return True
+
+
+def _dlx_reaches(wanted: Device, device: Device | None) -> bool:
+    if is_cuda(wanted) or (device is not None and is_cuda(device)):
+        return True
+    return wanted == HOST and device is not None and host_readable(device)
 
 
 # ---- with a tensor ---------------------------------------------------------------------------------------------------

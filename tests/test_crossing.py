@@ -673,6 +673,17 @@ def test_a_plan_says_what_happens(cuda, np, lib_b, kind, to, copy, outcome, plac
     assert found.device == plan.device and (found.address == tensor.data_ptr) is (outcome != "copied")
 
 
+def test_pinned_memory_is_host_memory_where_it_is_asked_for(cuda):
+    """What the host reads anyway is not moved, whoever holds it."""
+    tensor = over(cuda, "cuda_host")
+    for copy in (None, False):
+        plan = dlx.plan(tensor, to="dlx", device="cpu", copy=copy)
+        result = dlx.convert(tensor, to="dlx", device="cpu", copy=copy)
+        assert (plan.outcome, plan.device.name, result.device.name) == ("shared", "cpu", "cpu")
+        assert result.data_ptr == tensor.data_ptr
+    assert dlx.convert(tensor, to="dlx", device="cpu", copy=True).data_ptr != tensor.data_ptr
+
+
 @pytest.mark.parametrize("copy", [None, True])
 def test_managed_memory_is_waited_for_before_the_host_copies_it(cuda, np, lib_a, copy):
     """The host reads it, whether it is shared or copied."""

@@ -165,6 +165,23 @@ def test_a_good_consumer_takes_by_its_table(mylib, hostile):
         assert native.live() == live and sys.getrefcount(owner) == before
 
 
+@pytest.mark.parametrize("copy", [None, False])
+def test_pinned_memory_becomes_host_memory_where_it_is_asked_for(mylib, hostile, copy):
+    """A table takes the device that the tensor says: where another is asked for, the lane is not the road."""
+    mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
+    accepted = Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1, keeps_readonly=True, device_types=None)
+    mylib.adapter.accepts = lambda: accepted
+    hostile.set("takes")
+    owner = Owner(64)
+    address = native.buffer_address(memoryview(owner))
+    pinned = native.tensor_new(address, (2, 3), None, FLOAT32, (3, 0), 0, owner)
+    for _ in range(3):
+        dlx.convert(tensor(owner), to="mylib")
+    imports = hostile.imports
+    _, found = dlx.convert(pinned, to="mylib", copy=copy, device="cpu")
+    assert imports and (found.device.name, found.data_ptr, hostile.imports) == ("cpu", address, imports)
+
+
 @pytest.mark.parametrize("mode", FAILING)
 def test_a_failing_consumer_is_final(mylib, hostile, mode):
     """Its failure is a ConversionError with the cause, where there is one; it is called once, and Python never."""
