@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from typing_extensions import Buffer, CapsuleType
 
 from dlx.mappings import MutableMappingView
-from dlx.sequences import MutableSequenceView, SequenceView
+from dlx.mutable_sequences import MutableSequenceView
+from dlx.sequences import SequenceView
 from dlx.tensor import Tensor
 from dlx.typing import DeviceLike, Options, SupportsDLPack, Target
 from dlx.view import View

@@ -12,9 +12,10 @@ from dlx.facts import Container
 from dlx.lazy import Options, Path, Scope
 from dlx.leaf import Request
 from dlx.mappings import MappingView, MutableMappingView
+from dlx.mutable_sequences import MutableSequenceView
 from dlx.native import Lane
 from dlx.registry import registry
-from dlx.sequences import MutableSequenceView, NamedView, SequenceView, SliceView
+from dlx.sequences import NamedView, SequenceView, SliceView
 from dlx.view import View
 
 __all__ = ["RecordView", "lazy_view", "plain_view"]

@@ -23,7 +23,7 @@ LAYERS = [
     ["rows", "containers"],
     ["routes", "obstacles", "crossing", "working", "leaf", "places", "planning", "transfer"],
     ["failures", "trees", "phases"],
-    ["lazy", "writing", "view", "sequences", "mappings", "views"],
+    ["lazy", "writing", "view", "sequences", "mutable_sequences", "mappings", "views"],
     ["conversion"],
     ["stacking", "overlap", "writes", "calls", "functions"],
     ["pointers", "incoming", "doors"],

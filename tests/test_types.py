@@ -147,7 +147,8 @@ def test_supports_dlpack_tells_arrays_at_run_time():
 def test_views_may_be_written_as_types():
     """The classes of views take arguments where they are written, as `list` does."""
     from dlx.mappings import MutableMappingView
-    from dlx.sequences import MutableSequenceView, SequenceView
+    from dlx.mutable_sequences import MutableSequenceView
+    from dlx.sequences import SequenceView
 
     for kind in (SequenceView[int], MutableSequenceView[int], MutableMappingView[str, int]):
         assert isinstance(kind.__origin__, type)

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 import dlx
 from dlx.mappings import MutableMappingView
-from dlx.sequences import MutableSequenceView, SequenceView
+from dlx.mutable_sequences import MutableSequenceView
+from dlx.sequences import SequenceView
 
 samples = np.zeros((2, 3), np.float32)
 more = np.ones((4, 3), np.float32)
