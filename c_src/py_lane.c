@@ -266,9 +266,19 @@ RARE PyObject* refused(PyObject* lane, const py_route* r, DLManagedTensorVersion
   return NULL;
 }
 
+/* Let the target's adapter take it, in Python. */
+static PyObject* loaded(PyObject* lane, const py_route* r, DLManagedTensorVersioned* made,
+                        PyObject* obj, PyObject* to, PyObject* tree) {
+  PyObject* tensor = py_tensor_wrap(made);
+  if (tensor == NULL) return NULL;
+  PyObject* result = PyObject_CallOneArg(r->load, tensor);
+  Py_DECREF(tensor);
+  return result ? result : refused(lane, r, NULL, obj, to, tree);
+}
+
 INLINE PyObject* hand_over(PyObject* lane, const py_route* r, DLManagedTensorVersioned* made,
                            PyObject* obj, PyObject* to, PyObject* tree) {
-  if (r->take == NULL) return py_tensor_wrap(made);
+  if (r->take == NULL) return r->load ? loaded(lane, r, made, obj, to, tree) : py_tensor_wrap(made);
   void* result = NULL;
   if (!r->take_keeps) dlx_managed_hold(made);
   if (r->take->managed_tensor_to_py_object_no_sync(made, &result) != 0 || result == NULL)

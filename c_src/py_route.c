@@ -93,6 +93,7 @@ static void route_free(py_route* r) {
   if (r->holds_type) Py_CLEAR(r->type);
   Py_CLEAR(r->key);
   Py_CLEAR(r->take_type);
+  Py_CLEAR(r->load);
   PyMem_Free(r);
 }
 
@@ -177,22 +178,23 @@ static int read_table(PyObject* given, PyTypeObject* type, const DLPackExchangeA
 
 PyDoc_STRVAR(
     route_add_doc,
-    "route_add(type, key, same, give, take_type, take, take_keeps, guards, quick, switches, "
+    "route_add(type, key, same, give, take_type, take, load, take_keeps, guards, quick, switches, "
     "owner, bounds, dtype, confirmed, accepts)\n"
     "--\n\n"
     "Add a route to the lane. `give` and `take` are capsules, or None for the table of "
     "the type; take_type None means\n"
-    "that dlx.Tensor is the target. Return whether the lane can run it: without the "
+    "that dlx.Tensor is the target. Without a table of the target, load(tensor) makes its array, "
+    "where that is not None.\nReturn whether the lane can run it: without the "
     "tables that it needs it cannot, and\n"
     "that is remembered until the type changes or the routes are cleared.");
 
 static PyObject* route_add(PyObject* module, PyObject* args) {
-  PyObject *type, *key, *give, *take_type, *take, *guards, *quick, *switches, *owner, *bounds,
-      *dtype, *confirmed, *accepts;
+  PyObject *type, *key, *give, *take_type, *take, *load, *guards, *quick, *switches, *owner,
+      *bounds, *dtype, *confirmed, *accepts;
   int same, take_keeps;
-  if (!PyArg_ParseTuple(args, "O!OpOOOpO!OO!OO!OOO:route_add", &PyType_Type, &type, &key, &same,
-                        &give, &take_type, &take, &take_keeps, &PyTuple_Type, &guards, &quick,
-                        &PyTuple_Type, &switches, &owner, &PyTuple_Type, &bounds, &dtype,
+  if (!PyArg_ParseTuple(args, "O!OpOOOOpO!OO!OO!OOO:route_add", &PyType_Type, &type, &key, &same,
+                        &give, &take_type, &take, &load, &take_keeps, &PyTuple_Type, &guards,
+                        &quick, &PyTuple_Type, &switches, &owner, &PyTuple_Type, &bounds, &dtype,
                         &confirmed, &accepts))
     return NULL;
   if (PyTuple_GET_SIZE(guards) > DLX_MAX_QUESTIONS ||
@@ -221,11 +223,14 @@ static PyObject* route_add(PyObject* module, PyObject* args) {
   const dlx_capabilities* capabilities = PyLong_AsVoidPtr(accepts);
   if (capabilities == NULL && PyErr_Occurred()) goto failed;
   if (capabilities) r->accepts = *capabilities;
-  r->is_lane =
-      same || ((r->type == py_tensor_type || (read_table(give, r->type, &r->give) &&
-                                              r->give->dltensor_from_py_object_no_sync)) &&
-               (take_type == Py_None || (read_table(take, (PyTypeObject*)take_type, &r->take) &&
-                                         r->take->managed_tensor_to_py_object_no_sync)));
+  r->is_lane = same || ((r->type == py_tensor_type || (read_table(give, r->type, &r->give) &&
+                                                       r->give->dltensor_from_py_object_no_sync)) &&
+                        (take_type == Py_None ||
+                         (read_table(take, (PyTypeObject*)take_type, &r->take) &&
+                          r->take->managed_tensor_to_py_object_no_sync) ||
+                         load != Py_None));
+  if (r->take && r->take->managed_tensor_to_py_object_no_sync == NULL) r->take = NULL;
+  if (r->take == NULL && load != Py_None) r->load = Py_NewRef(load);
   if (take_type != Py_None) {
     r->take_type = (PyTypeObject*)Py_NewRef(take_type);
     r->take_tag = assign_tag(r->take_type);

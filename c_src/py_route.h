@@ -46,7 +46,8 @@ typedef struct {
   PyTypeObject* take_type; /* of the target; strong; NULL = no table of it is used */
   unsigned take_tag;
   const DLPackExchangeAPI* give;
-  const DLPackExchangeAPI* take;     /* NULL = the target is dlx.Tensor */
+  const DLPackExchangeAPI* take;     /* NULL = none is used */
+  PyObject* load;                    /* load(dlx.Tensor), where the target has no table; strong */
   int take_keeps;                    /* a failing import leaves ownership with us, by declaration */
   int n_early, n_guards, n_switches; /* guards that need no dtype come first */
   py_guard guards[DLX_MAX_QUESTIONS];

@@ -149,9 +149,10 @@ class Leaf:
         """Return an error that names what was found and asked for."""
         return self.complete(kind(reason, fix=fix))
 
-    def complete(self, error: DlxError) -> DlxError:
-        """Tell an error of an inner layer what was found and asked for."""
-        if not error.fix and error.__cause__ is None and isinstance(error, ProtocolError | LayoutError):
+    def complete(self, error: DlxError, *, taken: bool = False) -> DlxError:
+        """Tell an error of an inner layer what was found and asked for; `taken`: it is not the producer's."""
+        fixless = not error.fix and error.__cause__ is None and not taken
+        if fixless and isinstance(error, ProtocolError | LayoutError):
             error.fix = "Its producer gave what DLPack does not allow: mend it there."
         return error.complete(
             source=str(self.info or type_name(type(self.obj))),

@@ -127,6 +127,7 @@ if TYPE_CHECKING:
         give: object,
         take_type: type | None,
         take: object,
+        load: object,
         take_keeps: bool,
         guards: tuple[Any, ...],
         quick: object,

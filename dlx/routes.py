@@ -35,7 +35,7 @@ def learn(kind: type, to: Any) -> None:
             source, f"the lane from {type_name(kind)} to {to!r} is not used: {type(error).__name__}: {error}"
         )
     if row is None:
-        native.route_add(kind, to, False, (), None, (), False, (), None, (), None, (), None, None, 0)
+        native.route_add(kind, to, False, (), None, (), None, False, (), None, (), None, (), None, None, 0)
     else:
         native.route_add(*row)
 
@@ -58,6 +58,7 @@ def _row(kind: type, to: Any, source: Adapter | None, target: Adapter) -> tuple[
         source.exchange(),
         None if target.is_own else target.classes()[0],
         target.exchange(),
+        target.load if _takes_alone(target) else None,
         target.import_keeps,
         tuple(_guard(source, kind, guard) for guard in source.guards if guard.ask not in answered),
         quick,
@@ -68,6 +69,11 @@ def _row(kind: type, to: Any, source: Adapter | None, target: Adapter) -> tuple[
         _confirmed(source),
         target.lane_address(),
     )
+
+
+def _takes_alone(target: Adapter) -> bool:
+    """Return whether `load` alone makes an array of what the target accepts."""
+    return not target.is_own and not target.carried
 
 
 def _question(kind: type, name: str, *, call: bool) -> tuple[Any, ...]:

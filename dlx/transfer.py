@@ -223,7 +223,7 @@ def load(leaf: Leaf) -> Any:
             forget_frames(error)
         take_back(leaf)
         if isinstance(error, DlxError):
-            leaf.complete(error)
+            leaf.complete(error, taken=owned is not None)
             raise
         if isinstance(error, MemoryError) or not isinstance(error, Exception):
             raise

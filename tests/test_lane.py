@@ -21,6 +21,7 @@ pytestmark = [
 
 slow = dlx.convert.__wrapped__
 TARGETS = ["numpy", "torch", "dlx"]
+LOADING = "tvm_ffi"  # has no exchange table: its adapter is given a dlx.Tensor
 
 
 def bits(array):
@@ -170,7 +171,7 @@ TWISTS = {
 }
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", (*TARGETS, LOADING))
 def test_lane_and_slow_road_agree_on_numpy(np, torch, target):
     """Any numpy array gives the same result, or the same error, by both roads, whatever the options."""
 
@@ -182,7 +183,7 @@ def test_lane_and_slow_road_agree_on_numpy(np, torch, target):
     check()
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", (*TARGETS, LOADING))
 def test_lane_and_slow_road_agree_on_torch(np, torch, target):
     """Any torch tensor gives the same result, or the same error, by both roads, whatever the options."""
 
@@ -194,7 +195,7 @@ def test_lane_and_slow_road_agree_on_torch(np, torch, target):
     check()
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", (*TARGETS, LOADING))
 def test_lane_and_slow_road_agree_on_dlx_tensors(np, torch, target):
     """Any dlx.Tensor gives the same result, or the same error, by the lane and by the slow road."""
 
@@ -211,7 +212,7 @@ def test_lane_and_slow_road_agree_on_dlx_tensors(np, torch, target):
 
 
 @pytest.mark.parametrize("flags", range(8))
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", (*TARGETS, LOADING))
 def test_flags_of_a_tensor(np, torch, target, flags):
     """Read-only, copied and padded tensors fare alike on both roads."""
     owner = bytearray(64)
@@ -221,7 +222,7 @@ def test_flags_of_a_tensor(np, torch, target, flags):
 
 
 @pytest.mark.parametrize("device", [(2, 0), (3, 0), (1, 1), (11, 0), (13, 0)])
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", (*TARGETS, LOADING))
 def test_devices_of_a_tensor(np, torch, target, device):
     """Tensors that are not plain host memory fare alike on both roads."""
     owner = bytearray(64)

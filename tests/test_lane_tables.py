@@ -237,6 +237,54 @@ def test_a_failing_consumer_of_other_frameworks(np, torch, mylib, hostile, mode,
     assert array.sum() == 1000
 
 
+def test_a_consumer_without_a_table_takes_a_tensor(mylib):
+    """Its adapter's `load` is all of Python that is entered, for arrays, in trees and with options."""
+    owner = Owner(64)
+    source = tensor(owner)
+    dlx.convert(source, to="mylib")
+    entered = []
+    before, live = sys.getrefcount(owner), native.live()
+    for _ in range(2):  # a route is learnt the first time
+        entered.clear()
+        sys.setprofile(lambda frame, event, _: event == "call" and entered.append(frame.f_code.co_name))
+        try:
+            alone, copied = dlx.convert(source, to="mylib"), dlx.convert(source, to="mylib", copy=True)
+            tree = dlx.convert({"a": [source]}, to="mylib")
+        finally:
+            sys.setprofile(None)
+    assert entered == ["load"] * 3
+    assert alone[1].data_ptr == tree["a"][0][1].data_ptr == source.data_ptr != copied[1].data_ptr
+    assert native.live() == live + 3
+    del alone, copied, tree
+    assert (sys.getrefcount(owner), native.live()) == (before, live)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, errors.LayoutError, MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize("tree", [False, True])
+def test_a_consumer_without_a_table_may_fail(mylib, error, tree):
+    """The error is that of the slow road, and nothing is kept."""
+
+    def load(tensor):
+        raise error("hostile")
+
+    owner = Owner(64)
+    source = tensor(owner)
+    obj = [source, source] if tree else source
+    dlx.convert(obj, to="mylib")
+    dlx.convert(obj, to="mylib")
+    mylib.adapter.load = load
+    native.routes_clear()
+    before, live = sys.getrefcount(owner), native.live()
+    told = []
+    for convert in (dlx.convert.__wrapped__, dlx.convert, dlx.convert):
+        with pytest.raises(error if error is not RuntimeError else errors.ConversionError) as caught:
+            convert(obj, to="mylib")
+        told.append((type(caught.value), str(caught.value), type(caught.value.__cause__)))
+        del caught
+    assert told[0] == told[1] == told[2]
+    assert (sys.getrefcount(owner), native.live()) == (before, live)
+
+
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt, SystemExit])
 def test_what_is_no_refusal_goes_through(mylib, hostile, error):
     """MemoryError, KeyboardInterrupt and SystemExit of a consumer stay what they are, as on the slow road."""
@@ -377,7 +425,7 @@ def test_bool_and_tiny_numbers_are_no_addresses(python, value):
         class Array: pass
         Array.__c_dlpack_exchange_api__ = {value}
         native.routes_clear()
-        native.route_add(Array, "dlx", False, None, None, None, False, (), None, (), None, (), None, None, 0)
+        native.route_add(Array, "dlx", False, None, None, None, None, False, (), None, (), None, (), None, None, 0)
         print("alive")
         """,
         args=(),
