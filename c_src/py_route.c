@@ -183,7 +183,8 @@ PyDoc_STRVAR(
     "--\n\n"
     "Add a route to the lane. `give` and `take` are capsules, or None for the table of "
     "the type; take_type None means\n"
-    "that dlx.Tensor is the target. Without a table of the target, load(tensor) makes its array, "
+    "that dlx.Tensor is the target. Without a table of the target, or where `take` is False, "
+    "load(tensor) makes its array, "
     "where that is not None.\nReturn whether the lane can run it: without the "
     "tables that it needs it cannot, and\n"
     "that is remembered until the type changes or the routes are cleared.");
@@ -223,13 +224,15 @@ static PyObject* route_add(PyObject* module, PyObject* args) {
   const dlx_capabilities* capabilities = PyLong_AsVoidPtr(accepts);
   if (capabilities == NULL && PyErr_Occurred()) goto failed;
   if (capabilities) r->accepts = *capabilities;
-  r->is_lane = same || ((r->type == py_tensor_type || (read_table(give, r->type, &r->give) &&
-                                                       r->give->dltensor_from_py_object_no_sync)) &&
-                        (take_type == Py_None ||
-                         (read_table(take, (PyTypeObject*)take_type, &r->take) &&
-                          r->take->managed_tensor_to_py_object_no_sync) ||
-                         load != Py_None));
-  if (r->take && r->take->managed_tensor_to_py_object_no_sync == NULL) r->take = NULL;
+  int gives = r->type == py_tensor_type ||
+              (read_table(give, r->type, &r->give) && r->give->dltensor_from_py_object_no_sync);
+  int takes = take_type == Py_None || load != Py_None;
+  if (take_type != Py_None && take != Py_False &&
+      read_table(take, (PyTypeObject*)take_type, &r->take)) {
+    if (r->take->managed_tensor_to_py_object_no_sync == NULL) r->take = NULL;
+    takes = takes || r->take;
+  }
+  r->is_lane = same || (gives && takes);
   if (r->take == NULL && load != Py_None) r->load = Py_NewRef(load);
   if (take_type != Py_None) {
     r->take_type = (PyTypeObject*)Py_NewRef(take_type);

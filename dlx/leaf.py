@@ -100,8 +100,10 @@ class Request:
     detach: bool = False
     stream: Any = None
     crossing: Crossing = field(init=False, compare=False, repr=False)
+    is_plain: bool = field(init=False, compare=False, repr=False)  # memory is wanted where and as it is
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "is_plain", self.device is None and not self.copy and self.stream is None)
         object.__setattr__(self, "crossing", Crossing(self.target, self.stream, self.device))
 
 
@@ -145,6 +147,14 @@ class Leaf:
             error=error,
         )
 
+    def found(self) -> ArrayInfo | None:
+        """Return what is known of the array: what its adapter said of it, or what was exported."""
+        held = self.tensor if self.tensor is not None else self.owned
+        if held is not None and (self.info is None or self.info.shape is None):
+            protocols = self.info.protocols if self.info is not None else ()
+            self.info = ArrayInfo.of_tensor(held, self.source.name, type(self.obj), protocols)
+        return self.info
+
     def error(self, kind: type[DlxError], reason: str, fix: str) -> DlxError:
         """Return an error that names what was found and asked for."""
         return self.complete(kind(reason, fix=fix))
@@ -155,7 +165,7 @@ class Leaf:
         if fixless and isinstance(error, ProtocolError | LayoutError):
             error.fix = "Its producer gave what DLPack does not allow: mend it there."
         return error.complete(
-            source=str(self.info or type_name(type(self.obj))),
+            source=str(self.found() or type_name(type(self.obj))),
             target=self.request.target.name,
             sharing=self.request.copy is False and isinstance(error, CopyRequiredError | ReadOnlyError),
         )

@@ -24,7 +24,7 @@ from dlx.places import decide_place, note_copy, result_device
 from dlx.protocol import device_of
 from dlx.tensor import ArrayInfo
 
-__all__ = ["begin", "settle"]
+__all__ = ["begin", "is_settled", "settle"]
 
 
 # ---- before a tensor exists ------------------------------------------------------------------------------------------
@@ -131,6 +131,19 @@ def _dlx_reaches(wanted: Device, device: Device | None) -> bool:
 
 
 # ---- with a tensor ---------------------------------------------------------------------------------------------------
+
+
+def is_settled(leaf: Leaf, tensor: Tensor) -> bool:
+    """Return whether nothing is left to decide: the consumer takes the memory as it is, and is asked for nothing else.
+
+    As nearly always. `settle` would write a plan without a step, which only `dlx.plan` shows.
+    """
+    target = leaf.request.target
+    if leaf.plan is not None or leaf.fresh or not leaf.request.is_plain or tensor.flags or target.check(tensor):
+        return False
+    if is_cuda(tensor.device) and not leaf.source.takes_stream:  # else the driver is known to be there
+        return False
+    return not target.carried or tensor.dtype.name not in target.carried
 
 
 def settle(leaf: Leaf, tensor: Tensor) -> None:

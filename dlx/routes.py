@@ -47,7 +47,8 @@ def _row(kind: type, to: Any, source: Adapter | None, target: Adapter) -> tuple[
         return None
     if not (source.constant and target.constant):
         return None
-    if not (source.identity if source is target else target.lane_imports):
+    load = target.load if _takes_alone(target) else None
+    if not (source.identity if source is target else target.lane_imports or load is not None):
         return None
     quick, answered = source.guard_function() or (None, frozenset())
     bounds = () if OWNER_BOUNDS in answered else source.owner_bounds
@@ -57,8 +58,8 @@ def _row(kind: type, to: Any, source: Adapter | None, target: Adapter) -> tuple[
         source is target,
         source.exchange(),
         None if target.is_own else target.classes()[0],
-        target.exchange(),
-        target.load if _takes_alone(target) else None,
+        target.exchange() if target.lane_imports else False,
+        load,
         target.import_keeps,
         tuple(_guard(source, kind, guard) for guard in source.guards if guard.ask not in answered),
         quick,
@@ -72,8 +73,9 @@ def _row(kind: type, to: Any, source: Adapter | None, target: Adapter) -> tuple[
 
 
 def _takes_alone(target: Adapter) -> bool:
-    """Return whether `load` alone makes an array of what the target accepts."""
-    return not target.is_own and not target.carried
+    """Return whether `load` alone makes an array of what the lane lets through: nothing that is reviewed afterwards."""
+    stated = target.capabilities
+    return not target.is_own and stated is not None and (stated.dtypes is not None or not target.carried)
 
 
 def _question(kind: type, name: str, *, call: bool) -> tuple[Any, ...]:

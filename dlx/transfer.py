@@ -11,7 +11,7 @@ from dlx.crossing import physical
 from dlx.errors import ConversionError, DlxError
 from dlx.leaf import Leaf, adapter_failed, refuse
 from dlx.native import Tensor
-from dlx.planning import settle
+from dlx.planning import is_settled, settle
 
 __all__ = [
     "convert_leaf",
@@ -47,6 +47,8 @@ def prepare(leaf: Leaf) -> None:
         except DlxError as error:
             leaf.complete(error)
             raise
+        if is_settled(leaf, leaf.tensor):
+            return
         settle(leaf, leaf.tensor)
     assert leaf.plan is not None
     if leaf.plan.error is not None:
@@ -77,6 +79,13 @@ def _is_read_in_place(leaf: Leaf) -> bool:
 
 def preview(leaf: Leaf) -> DlxError | None:
     """Return the refusal that can be told before the producer is called; None where there is none, or it cannot."""
+    if not leaf.cures:
+        try:
+            tensor = leaf.source.sketch(leaf.obj)
+            if tensor is not None and is_settled(leaf, _marked(leaf, tensor)):
+                return None
+        except Exception:  # it is raised again below, and told there
+            tensor = None
     trial = replace(leaf, steps=list(leaf.steps))
     plan_leaf(trial, probe=False)
     return None if trial.plan is None else cast("DlxError | None", trial.plan.error)
@@ -219,6 +228,7 @@ def load(leaf: Leaf) -> Any:
         # Whatever shares the memory must let go of it first: our view of it, frames of the consumer.
         ready = None
         owned = leaf.owned
+        leaf.found()
         if owned is not None and owned is not tensor:
             forget_frames(error)
         take_back(leaf)
