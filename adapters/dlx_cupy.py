@@ -138,7 +138,8 @@ class CupyAdapter(Adapter):
 
     @contextlib.contextmanager
     def on_device(self, device: Device) -> Iterator[None]:
-        with super().on_device(device), self.device_to(device):
+        # cupy first: asked inside of the driver's context, it would take that device for the one to go back to.
+        with self.device_to(device), super().on_device(device):
             yield
 
     def work_stream(self, device: Device) -> Any:

@@ -2,7 +2,8 @@
 
 What matters of the original: streams are per thread and device and entered only while their device is current;
 `get_current_stream` without a device asks for the current one; `from_dlpack` sets the array's device, names the current
-stream, the legacy one as 1, asks for version 1.0 and drops the read-only flag; `kind` decides about dtypes.
+stream, the legacy one as 1, asks for version 1.0 and drops the read-only flag; `kind` decides about dtypes. CUDA's
+runtime calls that device current whose context is.
 """
 
 from __future__ import annotations
@@ -82,6 +83,9 @@ def module(driver):
         setattr(self, name, getattr(np, name))
     device = [0]
 
+    def get_device():
+        return driver.current if driver.depth else device[0]
+
     class Stream(_BaseStream):
         def __init__(self, non_blocking=True):
             super().__init__(driver.stream(device[0], blocking=not non_blocking), device[0])
@@ -104,7 +108,7 @@ def module(driver):
             return self.id
 
         def __enter__(self):
-            self.before, device[0] = device[0], self.id
+            self.before, device[0] = get_device(), self.id
             return self
 
         def __exit__(self, *args):
@@ -159,7 +163,7 @@ def module(driver):
 
     self.ndarray, self.from_dlpack, self.empty, self.full = ndarray, from_dlpack, empty, full
     ndarray.__module__ = "cupy"
-    runtime = types.SimpleNamespace(getDevice=lambda: device[0], is_hip=False)
+    runtime = types.SimpleNamespace(getDevice=get_device, is_hip=False)
     self.cuda = types.SimpleNamespace(
         Stream=Stream, ExternalStream=ExternalStream, Device=Device, runtime=runtime, get_current_stream=current
     )

@@ -1,7 +1,8 @@
 """The torch adapter on devices, against a module that behaves like a CUDA build of torch over the recording driver.
 
 What matters of the original: current streams per device, whose handle is 0 for the default one; `from_dlpack` names the
-current stream, 0 as 1; `__dlpack__` refuses stream 2 and a tensor that is not on the current device.
+current stream, 0 as 1; `__dlpack__` refuses stream 2 and a tensor that is not on the current device; who sets a stream
+of another device makes that device current, too. CUDA's runtime calls that device current whose context is.
 """
 
 from __future__ import annotations
@@ -113,27 +114,34 @@ def fake_torch(driver, *, hip=None, cuda="12.8"):
     class ExternalStream(TorchStream):
         pass
 
+    def current_device():
+        return driver.current if driver.depth else current[0]
+
     @contextlib.contextmanager
     def device(number):
-        before, current[0] = current[0], number
-        yield
-        current[0] = before
+        before, current[0] = current_device(), number
+        try:
+            yield
+        finally:
+            current[0] = before
 
     @contextlib.contextmanager
     def stream(new):
-        number = new.device_index
+        number, here = new.device_index, current[0]
         before, streams[number] = streams.get(number), new
+        current[0] = number
         try:
             yield
         finally:
             streams[number] = before
+            current[0] = here
 
     def current_stream(number=None):
-        number = current[0] if number is None else number
+        number = current_device() if number is None else number
         return streams.get(number) or TorchStream(0, number)
 
     self.cuda = types.SimpleNamespace(
-        current_device=lambda: current[0],
+        current_device=current_device,
         current_stream=current_stream,
         default_stream=lambda number: TorchStream(0, number),
         device=device,
@@ -288,6 +296,7 @@ def test_working_on_a_stream(cuda, build, kept, device):
         current = torch.cuda.current_stream(device)
         assert current.cuda_stream == (0 if kept == "legacy" else stream.handle)
         assert (current is own) is (kept == "own")
+        assert torch.cuda.current_device() == 0
     assert torch.cuda.current_stream(device).cuda_stream == 0
 
 
