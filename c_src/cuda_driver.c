@@ -288,12 +288,13 @@ int dlx_cuda_where(const void* address, DLDevice* device) {
     code = look_at(at, &type, &managed, &ordinal);
     dlx_cuda_pop();
   }
-  /* The driver does not know the address: it is plain host memory. */
-  *device = (DLDevice){kDLCPU, 0};
-  if (code == CU_OK) {
-    int32_t kind = managed ? kDLCUDAManaged : type == CU_MEMORY_HOST ? kDLCUDAHost : kDLCUDA;
-    *device = (DLDevice){kind, ordinal < 0 ? 0 : ordinal};
+  if (code == CU_INVALID_VALUE) { /* the driver does not know the address: plain host memory */
+    *device = (DLDevice){kDLCPU, 0};
+    return DLX_OK;
   }
+  if (code != CU_OK) return cuda_failed("cuPointerGetAttribute", code);
+  int32_t kind = managed ? kDLCUDAManaged : type == CU_MEMORY_HOST ? kDLCUDAHost : kDLCUDA;
+  *device = (DLDevice){kind, ordinal < 0 ? 0 : ordinal};
   return DLX_OK;
 }
 

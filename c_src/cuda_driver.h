@@ -16,6 +16,7 @@ typedef unsigned long long cu_address;
 
 enum {
   CU_OK = 0,
+  CU_INVALID_VALUE = 1,   /* also: an address that the driver does not know */
   CU_NOT_INITIALIZED = 3, /* also: initialised before a fork */
   CU_DEINITIALIZED = 4,
   CU_NO_DEVICE = 100,

@@ -85,7 +85,7 @@ class Crossing:
                 text = f"{adapter.name} failed to name its stream on {device}: {type(error).__name__}: {error}"
                 raise DeviceError(text.rstrip(".")) from error
             # Frameworks say 0 for the legacy stream.
-            value = LEGACY if value == 0 and isinstance(value, int) and cuda.is_cuda(device) else value
+            value = LEGACY if isinstance(value, int) and value == 0 and cuda.is_cuda(device) else value
             self._streams[key] = None if value is None else meaning(value, device)
         return self._streams[key]
 

@@ -60,11 +60,12 @@ def is_unordered(value: Any) -> bool:
 
 
 def handle_of(value: Any) -> int | None:
-    """Return the handle of a stream object, by ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; None for others.
+    """Return the handle of a stream object, by ``__cuda_stream__`` or one of three attributes; None for others.
 
     Notes
     -----
-    ``__cuda_stream__`` gives ``(version, handle)`` (cuda.core); torch's streams have ``cuda_stream``, cupy's ``ptr``.
+    ``__cuda_stream__`` gives ``(version, handle)`` (cuda.core); torch's streams have ``cuda_stream``, or, where they are
+    of any device (``torch.accelerator.current_stream()``), ``native_handle``; cupy's have ``ptr``.
     """
     kind = type(value)
     if hasattr(kind, "__cuda_stream__"):
@@ -77,8 +78,11 @@ def handle_of(value: Any) -> int | None:
         except (TypeError, ValueError):
             pass
         raise StreamError(f"the __cuda_stream__ of {kind.__qualname__} gives {said!r}, not (0, handle)")
-    for name in ("cuda_stream", "ptr"):
-        handle = getattr(value, name, None)
+    for name in ("cuda_stream", "native_handle", "ptr"):
+        try:
+            handle = getattr(value, name, None)
+        except Exception:  # torch has the attribute where the device has no handles
+            continue
         if isinstance(handle, int) and not isinstance(handle, bool):
             return handle
     return None

@@ -66,6 +66,17 @@ def test_where_memory_is(cuda, kind, name):
     assert driver.where(int(ffi.cast("uintptr_t", buffer))) == dlx.Device("cpu")
 
 
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_a_driver_that_cannot_say_where(cuda, after):
+    """A broken device is not taken for plain host memory."""
+    memory = cuda.alloc(N, 1)
+    with driver.at(CUDA1):
+        cuda.fail("cuPointerGetAttribute", 700, after)
+        with pytest.raises(DeviceError, match=r"cuPointerGetAttribute failed with CUDA_ERROR_ILLEGAL_ADDRESS \(700\)"):
+            driver.where(memory)
+        assert driver.where(memory) == CUDA1
+
+
 def test_current_device(cuda):
     """A device is current inside the block only, also where the block raises."""
     with driver.at(CUDA1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 
 import fakecupy
 import gpulib
@@ -247,6 +248,18 @@ def test_working_on_a_stream(cuda, cupy, device, kept):
             assert cupy.cuda.get_current_stream().ptr == stream.handle
     with cupy.cuda.Device(device):
         assert cupy.cuda.get_current_stream() is before
+
+
+def test_filters_of_warnings_are_left_alone(cuda, cupy, monkeypatch):
+    """They belong to all threads; the deprecation in cupy's wrapper is not heard all the same."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        with monkeypatch.context() as patch:
+            patch.setattr(warnings, "simplefilter", lambda *args: pytest.fail("a filter was set"))
+            with cupy.adapter.on_stream(Stream(dlx.Device("cuda"), cuda.stream())):
+                assert heard == []
+        cupy.cuda.ExternalStream(cuda.stream())
+    assert [each.category for each in heard] == [DeprecationWarning]
 
 
 def test_a_failure_restores_the_stream(cuda, cupy):
