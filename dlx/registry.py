@@ -36,9 +36,12 @@ class Registry(Loader):
         device = Device(native.lib.kDLCUDA, device_id)
         for adapter in self.adapters():
             if type(adapter).work_stream is not Adapter.work_stream and look_up(adapter.package) is not None:
-                current = adapter.work_stream(device)
-                if current is not None and handle_of(current) == handle:
-                    return current
+                try:
+                    current = adapter.work_stream(device)
+                    if current is not None and handle_of(current) == handle:
+                        return current
+                except Exception:  # imported, and of no use on this machine: another may know
+                    continue
         return None
 
     # ---- producers --------------------------------------------------------------------------------------------------

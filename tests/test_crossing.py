@@ -133,6 +133,33 @@ def test_a_producer_without_a_current_stream_is_told_the_consumers(cuda, lib_e, 
         assert not lib_b.read(result)
 
 
+def test_a_consumer_of_a_copy_elsewhere_is_not_bothered(cuda, lib_e, lib_b):
+    """Its stream on the source's device reads nothing: dlx's own waits, on which the copy is made."""
+    with lib_e.on(cuda.stream()), lib_b.on(cuda.stream()), lib_b.on(cuda.stream(1), 1):
+        result = dlx.convert(lib_e.made(), to="libb", device="cuda:1")
+        assert lib_e.heard == [driver.work_stream(dlx.Device("cuda")).handle]
+        assert not lib_b.read(result)
+
+
+class Silent:
+    """An object that says only with its capsule where it is; without a stream it makes the legacy stream wait."""
+
+    def __init__(self, cuda, tensor, on):
+        self.tensor, self.on = tensor, on
+
+    def __dlpack__(self, *, stream=None, max_version=None):
+        driver.order(self.on, driver.Stream(self.on.device, stream or LEGACY))
+        return self.tensor.__dlpack__(stream=-1, max_version=max_version)
+
+
+def test_a_producer_that_does_not_say_where_it_is(cuda, lib_a, lib_b):
+    """It is asked without a stream, which means the legacy one: the consumer waits for that."""
+    p = driver.Stream(dlx.Device("cuda"), cuda.stream())
+    with lib_a.on(p.handle), lib_b.on(cuda.stream()):
+        result = dlx.convert(Silent(cuda, lib_a.made().tensor, p), to="libb")
+        assert not lib_b.read(result)
+
+
 def test_a_consumer_without_a_current_stream_says_it_itself(cuda, lib_a, lib_e):
     """It is handed a dlx.Tensor that waits for whatever stream is named."""
     with lib_a.on(cuda.stream()), lib_e.on(cuda.stream()):
@@ -284,6 +311,22 @@ def test_a_framework_takes_a_tensor_by_itself(cuda, lib_a, lib_b):
     cuda.resume_all()
     assert driver.release_pending() == 0 and gone() is None
     assert (lib_a.freed, lib_a.reused_too_early) == (1, 0)
+
+
+def test_a_framework_that_cannot_say_its_stream_is_passed_over(cuda, lib_a, monkeypatch):
+    """One that is imported and does not work, a build for another driver say, hides no other's stream."""
+    broken, lib_b = (gpulib.install(monkeypatch, name, cuda) for name in ("broken", "libb"))
+    monkeypatch.setattr(broken.adapter, "work_stream", lambda device: 1 / 0)
+    tensor = dlx.convert(lib_a.made(), to="dlx")
+    with lib_b.on(cuda.stream()) as c:
+        result = lib_b.adapter.load(tensor)
+        cuda.stall(c.ptr)
+        lib_b.read(result)
+        del tensor, result
+        gc.collect()
+        assert lib_a.freed == 0
+    cuda.resume_all()
+    assert driver.release_pending() == 0 and (lib_a.freed, lib_a.reused_too_early) == (1, 0)
 
 
 def test_an_allocator_that_has_memory_too_early_is_seen(cuda, lib_a, lib_b):

@@ -122,10 +122,10 @@ def test_a_forked_child_leaves_the_driver_alone(python, fake_driver):
         cuda.read(c, memory, 64)
         pending, more = used(c)
         cuda.read(c, more, 64); del pending
-        point = driver.ready(Stream(device, c))
+        point, kept = driver.ready(Stream(device, c)), driver.ready(Stream(device, c, Owner()))
         pid = os.fork()
         if pid == 0:
-            del tensor, point; gc.collect(); driver.release_pending()
+            del tensor, point, kept; gc.collect(); driver.release_pending()
             try:
                 driver.order(Stream(device, 1), Stream(device, 2))
             except dlx.errors.DeviceError as error:
@@ -133,13 +133,13 @@ def test_a_forked_child_leaves_the_driver_alone(python, fake_driver):
             os._exit(0)
         assert os.waitpid(pid, 0)[1] == 0
         print("parent", flush=True)
-        del tensor, point
+        del tensor, point, kept
         cuda.resume(c)
         assert driver.release_pending() == 0
     """
     out = run(python, fake_driver, code)
     assert "a forked child cannot use it" in out[0] and "'spawn'" in out[0]
-    assert out[1:4] == ["parent", "gone", "gone"]
+    assert out[1:5] == ["parent", "gone", "gone", "gone"]
 
 
 def test_a_child_may_start_the_driver_itself(python, fake_driver):

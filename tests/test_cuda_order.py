@@ -237,6 +237,30 @@ def test_ready_points_keep_their_stream_and_no_event(cuda):
     assert cuda.events == 1
 
 
+def test_the_legacy_streams_of_two_devices_are_two(cuda):
+    """They have one number."""
+    memory = cuda.alloc(N)
+    cuda.write(LEGACY, memory, N)
+    point = driver.ready(stream(LEGACY))
+    driver.wait(point, stream(LEGACY, dlx.Device("cuda:1")))
+    assert not cuda.read(LEGACY, memory, N, device=1)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_whoever_works_on_a_point_waits_for_its_readers(cuda, kept):
+    """Its stream may write again when another one is done; where that stream may be gone, the host waits instead."""
+    p, c, memory = cuda.stream(), cuda.stream(), cuda.alloc(N)
+    cuda.write(p, memory, N)
+    point = driver.ready(stream(p, keep=Owner([]) if kept else None))
+    driver.wait(point, stream(c))
+    cuda.read(c, memory, N)
+    if not kept:
+        cuda.destroy(p)
+    driver.follow(point, stream(c))
+    assert cuda.syncs == (0 if kept else 1)
+    assert not (cuda.write(p, memory, N) if kept else cuda.host_write(memory, N))
+
+
 # ---- memory that waits for the device --------------------------------------------------------------------------------
 
 
@@ -456,6 +480,19 @@ def test_no_memory_is_used_for_nothing(cuda):
     tensor = native.tensor_behind(empty, 0, cuda.stream(), None)
     del empty, tensor
     assert len(gone) == 1 and cuda.count() == 0
+
+
+def test_a_ready_point_lets_go_of_what_is_done(cuda):
+    """As every call about device memory."""
+    gone, c = [], cuda.stream()
+    tensor, memory = used(cuda, gone, c)
+    cuda.stall(c)
+    cuda.read(c, memory, N)
+    del tensor
+    cuda.resume(c)
+    assert not gone
+    driver.ready(stream(cuda.stream()))
+    assert len(gone) == 1
 
 
 # ---- graph capture ---------------------------------------------------------------------------------------------------
