@@ -426,7 +426,9 @@ def test_order_of_release_across_consumers(cuda):
     assert driver.release_pending() == 0 and len(gone) == 1
 
 
-@pytest.mark.parametrize("name", ["cuCtxPushCurrent", "cuEventRecord", "cuEventQuery", "cuStreamIsCapturing"])
+@pytest.mark.parametrize(
+    "name", ["cuCtxPushCurrent", "cuStreamQuery", "cuEventRecord", "cuEventQuery", "cuStreamIsCapturing"]
+)
 def test_a_driver_that_fails_while_letting_go(cuda, name):
     """A broken device cannot be asked any more: the owner is released, nothing is raised."""
     gone = []

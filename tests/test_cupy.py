@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import warnings
+import weakref
 
 import fakecupy
 import gpulib
@@ -248,6 +250,23 @@ def test_working_on_a_stream(cuda, cupy, device, kept):
             assert cupy.cuda.get_current_stream().ptr == stream.handle
     with cupy.cuda.Device(device):
         assert cupy.cuda.get_current_stream() is before
+
+
+def test_a_stream_of_another_lives_as_long_as_it_is_used(cuda, cupy, other):
+    """Cupy's wrapper does not own it; what was made on it keeps it alive until the device is done."""
+
+    class Owner:
+        ptr, device_id = cuda.stream(), 0
+
+    owner = Owner()
+    gone, tensor = weakref.ref(owner), dlx.convert(other.made(), to="dlx")
+    with cupy.adapter.on_stream(Stream(dlx.Device("cuda"), Owner.ptr, owner)):
+        result = dlx.convert(tensor, to="cupy")
+    del owner
+    assert gone() is not None
+    del tensor, result
+    gc.collect()
+    assert dlx.release_pending() == 0 and gone() is None and cuda.misuses == 0
 
 
 def test_filters_of_warnings_are_left_alone(cuda, cupy, monkeypatch):

@@ -8,8 +8,10 @@ of another device makes that device current, too. CUDA's runtime calls that devi
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import types
+import weakref
 
 import gpulib
 import pytest
@@ -100,7 +102,7 @@ def fake_torch(driver, *, hip=None, cuda="12.8"):
     import torch as real
 
     self = types.ModuleType("torch")
-    self.driver, self.heard, self.uint8, self.strided = driver, [], "uint8", "strided"
+    self.driver, self.heard, self.entered, self.uint8, self.strided = driver, [], [], "uint8", "strided"
     self.complex32 = "complex32"
     self.__version__, self.version = "2.13.0", types.SimpleNamespace(hip=hip, cuda=cuda)
     self.device = lambda kind, index=None: types.SimpleNamespace(type=kind, index=index)
@@ -128,7 +130,8 @@ def fake_torch(driver, *, hip=None, cuda="12.8"):
     @contextlib.contextmanager
     def stream(new):
         number, here = new.device_index, current[0]
-        before, streams[number] = streams.get(number), new
+        before, streams[number] = streams.get(number), new.cuda_stream
+        self.entered.append(new)
         current[0] = number
         try:
             yield
@@ -138,7 +141,7 @@ def fake_torch(driver, *, hip=None, cuda="12.8"):
 
     def current_stream(number=None):
         number = current_device() if number is None else number
-        return streams.get(number) or TorchStream(0, number)
+        return TorchStream(streams.get(number) or 0, number)  # a new object, which keeps nothing alive
 
     self.cuda = types.SimpleNamespace(
         current_device=current_device,
@@ -295,9 +298,41 @@ def test_working_on_a_stream(cuda, build, kept, device):
     with torch.adapter.on_stream(stream):
         current = torch.cuda.current_stream(device)
         assert current.cuda_stream == (0 if kept == "legacy" else stream.handle)
-        assert (current is own) is (kept == "own")
+        assert (torch.entered[-1] is own) is (kept == "own")
         assert torch.cuda.current_device() == 0
     assert torch.cuda.current_stream(device).cuda_stream == 0
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_a_stream_of_another_lives_as_long_as_it_is_used(cuda, build, other, device):
+    """Torch's own objects for it do not keep it alive; what was made on it does, until the device is done."""
+    torch, place = build(), dlx.Device(2, device)
+    owner = Owner(cuda, device)
+    handle = owner.ptr
+    tensor = dlx.convert(other.made(device), to="dlx")
+    with torch.adapter.on_stream(Stream(place, handle, owner)):
+        result = dlx.convert(tensor, to="build")
+    assert torch.cuda.current_stream(device).cuda_stream == 0
+    cuda.stall(handle, device)
+    cuda.read(handle, result.address, N, device)
+    gone = weakref.ref(owner)
+    del owner, tensor, result
+    gc.collect()
+    assert gone() is not None and other.freed == 0
+    cuda.resume_all()
+    assert dlx.release_pending() == 0
+    gc.collect()
+    assert gone() is None and (other.freed, other.reused_too_early) == (1, 0)
+
+
+class Owner:
+    """A stream of another, destroyed with its object."""
+
+    def __init__(self, cuda, device):
+        self.cuda, self.ptr, self.device_id = cuda, cuda.stream(device), device
+
+    def __del__(self):
+        self.cuda.destroy(self.ptr)
 
 
 def test_moves_inside_torch_are_torchs(cuda, build):
