@@ -164,13 +164,13 @@ class CupyAdapter(Adapter):
 
     @functools.cached_property
     def _borrowed(self) -> Any:
-        """cupy's wrapper around a stream of another, without its DeprecationWarning.
+        """Return cupy's wrapper around a stream of another, without its DeprecationWarning.
 
         What cupy 14 says to use instead destroys the stream in the end. Filters of warnings belong to all threads.
         """
         plain = self.module().cuda.ExternalStream
 
-        class Borrowed(plain):  # type: ignore[misc]
+        class Borrowed(plain):  # type: ignore[valid-type, misc]
             def __init__(self, stream: Stream) -> None:
                 super(plain, self).__init__(stream.handle, stream.device.id)
                 self.keep = stream.keep  # cupy hands this very object out as its current stream

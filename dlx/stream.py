@@ -64,8 +64,8 @@ def handle_of(value: Any) -> int | None:
 
     Notes
     -----
-    ``__cuda_stream__`` gives ``(version, handle)`` (cuda.core); torch's streams have ``cuda_stream``, or, where they are
-    of any device (``torch.accelerator.current_stream()``), ``native_handle``; cupy's have ``ptr``.
+    ``__cuda_stream__`` gives ``(version, handle)`` (cuda.core); torch's streams have ``cuda_stream``, those of its
+    accelerator, whatever that is, ``native_handle``; cupy's have ``ptr``.
     """
     kind = type(value)
     if hasattr(kind, "__cuda_stream__"):

@@ -767,3 +767,22 @@ def test_the_source_of_a_copy_may_be_written_to_at_once(cuda, lib_a, lib_b, devi
         results = dlx.convert(sources, to="libb", copy=True, device=device)
         assert not any(lib_a.write(source) for source in sources)
         assert not any(lib_b.read(result) for result in results)
+
+
+@pytest.mark.parametrize("device", [None, "cuda:1"])
+@pytest.mark.parametrize("copy", ["convert", "stack"])
+@pytest.mark.parametrize("source", ["through dlx", "with streams of their own"])
+def test_so_may_others(cuda, lib_a, lib_b, lib_e, source, copy, device):
+    """The stream that a dlx.Tensor is a point on waits, too; for who knows which stream, the host does."""
+    lib = lib_e if source == "with streams of their own" else lib_a
+    with lib.on(cuda.stream()), lib_b.on(cuda.stream()):
+        arrays = [lib.made() for _ in range(2)]
+        given = [dlx.convert(array, to="dlx") for array in arrays] if lib is lib_a else arrays
+        for number in (0, 1):  # else the host learns that the copy is made when it lets go of the source
+            cuda.stall(driver.work_stream(dlx.Device(2, number)).handle, number)
+        if copy == "stack":
+            result = [dlx.stack(given, to="libb")]
+        else:
+            result = dlx.convert(given, to="libb", copy=True, device=device)
+        assert not any(lib.write(array) for array in arrays)
+        assert not any(lib_b.read(each) for each in result)
