@@ -17,6 +17,7 @@ import dlx
 from dlx import cuda as driver
 from dlx import native
 from dlx.adapter import Capabilities
+from dlx.crossing import Crossing
 from dlx.errors import CopyRequiredError, DeviceError, LayoutError, StreamError
 from dlx.leaf import Request
 from dlx.native import ffi
@@ -252,6 +253,19 @@ def test_two_producers_two_devices(cuda, lib_a, lib_b, monkeypatch):
         assert cuda.ordering == 6
         assert [result.device.id for result in results] == [0, 1, 0, 1, 0, 0]
         assert not any(lib_b.read(result) for result in results)
+
+
+def test_points_are_told_apart(cuda, lib_b):
+    """One that is gone may have left its address to the next one of the same call."""
+    crossing, place, memory = Crossing(lib_b.adapter), dlx.Device("cuda"), cuda.alloc(N)
+    c = crossing.consumer(place)
+    for _ in range(8):
+        p = driver.Stream(place, cuda.stream())
+        cuda.read(c.handle, memory, N)
+        driver.order(c, p)
+        cuda.write(p.handle, memory, N)
+        crossing.wait(driver.ready(p), c)
+        assert not cuda.read(c.handle, memory, N)
 
 
 def test_producers_with_streams_of_their_own_are_told_every_time(cuda, lib_e, lib_b):

@@ -484,17 +484,40 @@ def test_no_memory_is_used_for_nothing(cuda):
     assert len(gone) == 1 and cuda.count() == 0
 
 
-def test_a_ready_point_lets_go_of_what_is_done(cuda):
-    """As every call about device memory."""
-    gone, c = [], cuda.stream()
+@pytest.mark.parametrize("call", ["ready", "order", "release"])
+def test_every_call_lets_go_of_what_is_done(cuda, call):
+    """Whatever it is about, as long as it is about device memory."""
+    gone, c, d = [], cuda.stream(), cuda.stream()
+    other, _ = used(cuda, [], d)
     tensor, memory = used(cuda, gone, c)
     cuda.stall(c)
     cuda.read(c, memory, N)
     del tensor
     cuda.resume(c)
     assert not gone
-    driver.ready(stream(cuda.stream()))
+    if call == "ready":
+        driver.ready(stream(d))
+    elif call == "order":
+        driver.order(stream(d), stream(d))
+    else:
+        del other
     assert len(gone) == 1
+
+
+def test_the_legacy_streams_of_two_devices_hold_nothing_up(cuda):
+    """They have one number, and get done apart."""
+    gone = [], []
+    for device in (1, 0):
+        memory = cuda.alloc(N, device)
+        owned = tensor_at(memory, Owner(gone[device]), dlx.Device(2, device))
+        tensor = native.tensor_behind(owned, device, LEGACY, None)
+        cuda.stall(LEGACY, device)
+        cuda.read(LEGACY, memory, N, device)
+        del tensor, owned
+    cuda.resume(LEGACY, 0)
+    assert driver.release_pending() == 1 and (len(gone[0]), len(gone[1])) == (1, 0)
+    cuda.resume(LEGACY, 1)
+    assert driver.release_pending() == 0
 
 
 # ---- graph capture ---------------------------------------------------------------------------------------------------
