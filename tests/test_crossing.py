@@ -608,10 +608,15 @@ def test_a_copy_on_the_device(cuda, lib_a, lib_b):
     assert cuda.races == 0 and cuda.syncs == 0
 
 
-def test_many_copies(cuda, lib_a, lib_b):
-    """A stream that has waited for the first copy waits for the second as well."""
+@pytest.mark.parametrize("to", ["libb", "dlx"])
+def test_many_copies(cuda, lib_a, lib_b, to):
+    """A stream that has waited for the first copy waits for the second as well, and a point is one of each."""
     with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()):
-        results = convert_together([lib_a.made() for _ in range(3)], "libb", copy=True)
+        # Else the host learns that a copy is made when it lets go of the source.
+        cuda.stall(driver.work_stream(dlx.Device("cuda")).handle)
+        results = convert_together([lib_a.made() for _ in range(3)], to, copy=True)
+        if to == "dlx":
+            results = [lib_b.adapter.load(result) for result in results]
         assert not any(lib_b.read(result) for result in results)
 
 
