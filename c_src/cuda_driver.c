@@ -122,9 +122,9 @@ static const entry entries[] = {
     NEEDED(MemcpyAsync, "cuMemcpyAsync"),
     NEEDED(MemcpyPeerAsync, "cuMemcpyPeerAsync"),
     NEEDED(Memcpy2DAsync, "cuMemcpy2DAsync_v2"),
+    NEEDED(ThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode"),
     WANTED(MemAllocAsync, "cuMemAllocAsync"),
     WANTED(MemFreeAsync, "cuMemFreeAsync"),
-    WANTED(ThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode"),
     WANTED(StreamGetCaptureInfo, "cuStreamGetCaptureInfo_v2"),
 };
 
@@ -260,9 +260,7 @@ int cuda_has_pools(int32_t device_id) {
 
 int cuda_relax(void) {
   int mode = CU_CAPTURE_RELAXED;
-  if (cu.ThreadExchangeStreamCaptureMode && cu.ThreadExchangeStreamCaptureMode(&mode) == CU_OK)
-    return mode;
-  return -1;
+  return cu.ThreadExchangeStreamCaptureMode(&mode) == CU_OK ? mode : -1;
 }
 
 void cuda_unrelax(int before) {

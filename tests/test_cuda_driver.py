@@ -35,6 +35,38 @@ def test_a_driver_that_is_too_old(monkeypatch, tmp_path):
         driver.require()
 
 
+def test_a_driver_without_what_came_later(python, tmp_path):
+    """No stream-ordered allocator, no numbers of captures: memory of another kind, and a capture stays whole."""
+    library = tmp_path / "early.so"
+    later = "MemAllocAsync MemFreeAsync StreamGetCaptureInfo_v2"
+    missing = [f"-Dcu{name}=static_{name}" for name in later.split()]
+    source = ROOT / "tests" / "fake_cuda.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-pthread", *missing, str(source), "-o", str(library)], check=True)
+    code = """
+        tensor = dlx.empty(64, "uint8", device="cuda:1")
+        assert cuda.count("cuMemAlloc") == 1 and dlx.convert(tensor, to="dlx", device="cpu").shape == (64,)
+        moved = dlx.convert(tensor, to="dlx", device="cuda:0")
+        c = cuda.stream(); cuda.stall(c)
+        used_tensor, memory = used(c); cuda.read(c, memory, 64); del used_tensor
+        assert driver.release_pending() == 1
+        captured, other = cuda.stream(), cuda.stream()
+        cuda.capture(captured, 1)
+        driver.order(Stream(device, captured), Stream(device, captured))
+        for pair in ((captured, other), (other, captured)):
+            try:
+                driver.order(*(Stream(device, handle) for handle in pair))
+            except dlx.errors.StreamError as error:
+                print("refused")
+        assert cuda.end_capture(captured) == 0
+        cuda.resume(c)
+        assert driver.release_pending() == 0
+        del tensor, moved
+        gc.collect()
+        print(cuda.count("cuMemFree"), cuda.races, cuda.misuses, cuda.depth)
+    """
+    assert run(python, library, code)[:4] == ["refused", "refused", "gone", "2 0 0 0"]
+
+
 @pytest.mark.parametrize(
     ("code", "message"),
     [(100, "sees no device"), (3, "'spawn'"), (999, r"cuInit failed with an unknown error \(999\)")],
