@@ -152,7 +152,7 @@ class CupyAdapter(Adapter):
         kept = stream.keep
         # cupy's streams of its own are entered as they are. Others get a wrapper that never destroys the stream.
         if not (isinstance(kept, cupy.cuda.Stream) and kept.ptr in (stream.handle, 0)):
-            kept = self._borrowed(stream)
+            kept = self._borrowed(stream.handle, stream.device.id)
         # A stream is entered while its device is current. The current device is per thread and not to be changed.
         with self.device_to(stream.device):
             kept.__enter__()
@@ -171,9 +171,8 @@ class CupyAdapter(Adapter):
         plain = self.module().cuda.ExternalStream
 
         class Borrowed(plain):  # type: ignore[valid-type, misc]
-            def __init__(self, stream: Stream) -> None:
-                super(plain, self).__init__(stream.handle, stream.device.id)
-                self.keep = stream.keep  # cupy hands this very object out as its current stream
+            def __init__(self, handle: int, device_id: int) -> None:
+                super(plain, self).__init__(handle, device_id)
 
         return Borrowed
 

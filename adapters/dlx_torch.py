@@ -20,7 +20,6 @@ import contextlib
 import functools
 import re
 import sys
-import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -269,42 +268,21 @@ class TorchAdapter(Adapter):
             yield
 
     def work_stream(self, device: Device) -> Any:
-        if not self._kind or device.name != self._kind:
-            return None
-        current = self.module().cuda.current_stream(device.id)
-        return self._lent.get((threading.get_ident(), device.id, current.cuda_stream), current)
-
-    @functools.cached_property
-    def _lent(self) -> dict[tuple[int, int, int], Any]:
-        """Streams of others on which a thread works just now, which torch's own objects do not keep alive."""
-        return {}
+        is_gpu = self._kind and device.name == self._kind
+        return self.module().cuda.current_stream(device.id) if is_gpu else None
 
     @contextlib.contextmanager
     def on_stream(self, stream: Stream) -> Iterator[None]:
         """Return a context in which torch works on a stream of another."""
         cuda, number = self.module().cuda, stream.device.id
-        kept: Any = stream.keep
-        lent: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        kept = stream.keep
         if not isinstance(kept, cuda.Stream):
             default = stream.handle <= 1  # CUDA's legacy stream, ROCm's default one
             kept = cuda.default_stream(number) if default else cuda.ExternalStream(stream.handle, number)
-            lent = self._lending(stream)
         # torch makes a stream's device current as well, which a function's other arrays would follow.
         here = cuda.current_device()
-        with lent, cuda.stream(kept), cuda.device(here):
+        with cuda.stream(kept), cuda.device(here):
             yield
-
-    @contextlib.contextmanager
-    def _lending(self, stream: Stream) -> Iterator[None]:
-        key = threading.get_ident(), stream.device.id, stream.handle
-        before, self._lent[key] = self._lent.get(key), _Lent(stream)
-        try:
-            yield
-        finally:
-            if before is None:
-                del self._lent[key]
-            else:
-                self._lent[key] = before
 
     def devices(self) -> Iterable[Any]:
         torch = self.module()
@@ -478,13 +456,6 @@ class TorchAdapter(Adapter):
 
     def load(self, tensor: Tensor) -> Any:
         return self.module().from_dlpack(tensor)
-
-
-class _Lent:
-    """A stream of another, with what keeps it alive."""
-
-    def __init__(self, stream: Stream) -> None:
-        self.cuda_stream, self.device_index, self.keep = stream.handle, stream.device.id, stream.keep
 
 
 def _refuse(because: str, fix: str, error: type[ConversionError] = LayoutError, *, no_copy: bool = False) -> Hindrance:

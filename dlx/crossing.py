@@ -13,7 +13,7 @@ from dlx.abi import Device, host_readable
 from dlx.adapter import Adapter
 from dlx.errors import DeviceError, DlxError, LayoutError
 from dlx.native import Tensor, ffi, lib
-from dlx.stream import PER_THREAD, UNORDERED, Stream, is_unordered, meaning
+from dlx.stream import PER_THREAD, UNORDERED, Stream, is_unordered, kept, meaning
 
 __all__ = ["Crossing", "Moment", "physical"]
 
@@ -86,7 +86,7 @@ class Crossing:
                 raise DeviceError(text.rstrip(".")) from error
             # Frameworks say 0 for the legacy stream.
             value = LEGACY if isinstance(value, int) and value == 0 and cuda.is_cuda(device) else value
-            self._streams[key] = None if value is None else meaning(value, device)
+            self._streams[key] = None if value is None else kept(meaning(value, device))
         return self._streams[key]
 
     def explained(self, source: Adapter, device: Device, place: Device) -> str:

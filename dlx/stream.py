@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +12,7 @@ from dlx.abi import Device, host_readable
 from dlx.errors import StreamError
 from dlx.native import lib
 
-__all__ = ["LEGACY", "PER_THREAD", "UNORDERED", "Stream", "handle_of", "is_unordered", "meaning"]
+__all__ = ["LEGACY", "PER_THREAD", "UNORDERED", "Stream", "handle_of", "is_unordered", "kept", "lending", "meaning"]
 
 LEGACY: int = lib.DLX_STREAM_LEGACY
 PER_THREAD: int = lib.DLX_STREAM_PER_THREAD
@@ -52,6 +55,29 @@ class Stream:
             return "no stream"
         named = {LEGACY: "the legacy stream", PER_THREAD: "the per-thread stream"} if self.device.type in _CUDA else {}
         return f"{named.get(self.handle, f'stream {self.handle:#x}')} of {self.device}"
+
+
+_lent = threading.local()
+
+
+@contextlib.contextmanager
+def lending(streams: Iterable[Stream]) -> Iterator[None]:
+    """Remember, for this thread and a while, what keeps streams alive that a framework is set to.
+
+    What the framework then calls its current stream is an object of its own, which seldom owns it.
+    """
+    before = getattr(_lent, "streams", {})
+    _lent.streams = before | {stream: stream for stream in streams}
+    try:
+        yield
+    finally:
+        _lent.streams = before
+
+
+def kept(stream: Stream) -> Stream:
+    """Return the same stream with what keeps it alive, where it is lent."""
+    streams: dict[Stream, Stream] = getattr(_lent, "streams", {})
+    return streams.get(stream, stream)
 
 
 def is_unordered(value: Any) -> bool:

@@ -14,6 +14,7 @@ import pytest
 import dlx
 from dlx.errors import CopyRequiredError, DeviceError, DTypeError, LayoutError
 from dlx.stream import Stream
+from dlx.working import working
 
 N = 64
 
@@ -259,8 +260,8 @@ def test_a_stream_of_another_lives_as_long_as_it_is_used(cuda, cupy, other):
         ptr, device_id = cuda.stream(), 0
 
     owner = Owner()
-    gone, tensor = weakref.ref(owner), dlx.convert(other.made(), to="dlx")
-    with cupy.adapter.on_stream(Stream(dlx.Device("cuda"), Owner.ptr, owner)):
+    gone, place, tensor = weakref.ref(owner), dlx.Device("cuda"), dlx.convert(other.made(), to="dlx")
+    with working(cupy.adapter, {place: Stream(place, Owner.ptr, owner)}):
         result = dlx.convert(tensor, to="cupy")
     del owner
     assert gone() is not None

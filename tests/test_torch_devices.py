@@ -20,6 +20,7 @@ import dlx
 from dlx import native
 from dlx.errors import DeviceError, StreamError
 from dlx.stream import Stream
+from dlx.working import working
 
 N = 64
 
@@ -303,15 +304,16 @@ def test_working_on_a_stream(cuda, build, kept, device):
     assert torch.cuda.current_stream(device).cuda_stream == 0
 
 
+@pytest.mark.parametrize("by", ["dlx", "itself"])
 @pytest.mark.parametrize("device", [0, 1])
-def test_a_stream_of_another_lives_as_long_as_it_is_used(cuda, build, other, device):
+def test_a_stream_of_another_lives_as_long_as_it_is_used(cuda, build, other, device, by):
     """Torch's own objects for it do not keep it alive; what was made on it does, until the device is done."""
     torch, place = build(), dlx.Device(2, device)
     owner = Owner(cuda, device)
     handle = owner.ptr
     tensor = dlx.convert(other.made(device), to="dlx")
-    with torch.adapter.on_stream(Stream(place, handle, owner)):
-        result = dlx.convert(tensor, to="build")
+    with working(torch.adapter, {place: Stream(place, handle, owner)}):
+        result = dlx.convert(tensor, to="build") if by == "dlx" else torch.from_dlpack(tensor)
     assert torch.cuda.current_stream(device).cuda_stream == 0
     cuda.stall(handle, device)
     cuda.read(handle, result.address, N, device)
