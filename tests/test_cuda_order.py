@@ -484,7 +484,7 @@ def test_no_memory_is_used_for_nothing(cuda):
     assert len(gone) == 1 and cuda.count() == 0
 
 
-@pytest.mark.parametrize("call", ["ready", "order", "release"])
+@pytest.mark.parametrize("call", ["ready", "order", "empty", "release"])
 def test_every_call_lets_go_of_what_is_done(cuda, call):
     """Whatever it is about, as long as it is about device memory."""
     gone, c, d = [], cuda.stream(), cuda.stream()
@@ -499,6 +499,10 @@ def test_every_call_lets_go_of_what_is_done(cuda, call):
         driver.ready(stream(d))
     elif call == "order":
         driver.order(stream(d), stream(d))
+    elif call == "empty":  # what is done makes room
+        cuda.fail("cuMemAllocAsync", 2)
+        with pytest.raises(DeviceError):
+            dlx.empty(N, "uint8", device="cuda")
     else:
         del other
     assert len(gone) == 1

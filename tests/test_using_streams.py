@@ -616,6 +616,26 @@ def test_asynchronous_generators(cuda, caller, callee):
         assert seen == [p.ptr] * 5 and callee.current(0) is outer
 
 
+def test_an_asynchronous_generator_that_is_closed(cuda, caller, callee):
+    """Whatever it does about that is done on the stream."""
+    seen = []
+
+    @dlx.using("libb")
+    async def work(x):
+        try:
+            yield
+        finally:
+            seen.append(callee.handle(0))
+            await Pause()
+            seen.append(callee.handle(0))
+
+    with caller.on(slow(cuda)) as p, callee.on(slow(cuda)) as outer:
+        running = work(caller.made())
+        finished(anext(running))
+        finished(running.aclose())
+        assert seen == [p.ptr] * 2 and callee.current(0) is outer
+
+
 # ---- capture, failures -----------------------------------------------------------------------------------------------
 
 
