@@ -148,6 +148,8 @@ class Crossing:
         if not cuda.is_cuda(tensor.device):
             if source.takes_stream and device is None and not host_readable(tensor.device):
                 raise _cannot_order(tensor.device)
+            if tensor.device.type == lib.kDLCUDAHost and not is_unordered(self._asked):
+                self.wait(source.ready_on(obj, tensor, None), None)  # a device may still write to it
             return tensor, None
         if source.takes_stream:
             cuda.require()

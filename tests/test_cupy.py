@@ -324,6 +324,24 @@ def test_a_cuda_array_interface_to_numpy(cuda, np):
     assert result.shape == (N // 2,) and cuda.races == 0
 
 
+@pytest.mark.parametrize("to", ["numpy", "cupy", "dlx"])
+@pytest.mark.parametrize("kind", [1, 3], ids=["pinned", "managed"])
+def test_a_cuda_array_interface_of_memory_that_the_host_reads(cuda, cupy, np, to, kind):
+    """Its stream is waited for by the host, where that reads the memory as it is."""
+    memory, p = cuda.alloc(N, 0, kind), cuda.stream()
+    cuda.stall(p)
+    cuda.write(p, memory, N)
+    result = dlx.convert(Interface(memory, stream=p), to=to)
+    if to == "numpy" or (to == "dlx" and kind == 1):
+        assert dlx.describe(result).address == memory and not cuda.host_read(memory, N)
+    assert cuda.races == 0
+    if kind == 1:
+        cuda.write(p, memory, N)
+        dlx.plan(Interface(memory, stream=p), to)
+        assert cuda.host_read(memory, N)  # a plan waits for nobody
+        cuda.clear_report()
+
+
 @pytest.mark.parametrize(
     ("entries", "error", "message"),
     [
