@@ -58,16 +58,22 @@ class _BaseStream:
             raise RuntimeError(f"the stream's device ({self.device_id}) does not match the current device ({current})")
         return current
 
+    def _set(self):
+        """Become current: streams of no device of their own do so on the device that is current now."""
+        place = self.device_id if self.device_id != -1 else self.module.cuda.runtime.getDevice()
+        self.module._current[place] = self
+
     def __enter__(self):
         place = self._place()
         self.module._stacks[place].append(self)
         self.module._entered.append(place)
+        self._set()
         return self
 
     def __exit__(self, *args):
         place = self.module._entered.pop()
         self.module._stacks[place].pop()
-        self.module._stacks[place][-1]._place()
+        self.module._stacks[place][-1]._set()
 
 
 def module(driver):
@@ -76,7 +82,7 @@ def module(driver):
 
     self = types.ModuleType("cupy")
     self.__version__ = "14.2.0"
-    self._stacks, self._entered = {}, []
+    self._stacks, self._entered, self._current = {}, [], {}
     self.dtype, self.bool_ = np.dtype, np.bool_
     kinds = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64), "complex": (64, 128)}
     for name in (f"{kind}{width}" for kind, widths in kinds.items() for width in widths):
@@ -99,6 +105,7 @@ def module(driver):
     Stream.module = ExternalStream.module = self
     Stream.null = _Null()
     self._stacks.update({number: [Stream.null] for number in range(2)})
+    self._current.update(dict.fromkeys(range(2), Stream.null))
 
     class Device:
         def __init__(self, number):
@@ -115,7 +122,7 @@ def module(driver):
             device[0] = self.before
 
     def current():
-        return self._stacks[device[0]][-1]
+        return self._current[get_device()]
 
     class ndarray:
         def __init__(self, shape, dtype, data, strides=None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import warnings
@@ -47,22 +48,36 @@ def reads(cuda, cupy, array):
     return cuda.read(stream, array.data.ptr, array.size * array.dtype.itemsize, array.data.device_id)
 
 
+@contextlib.contextmanager
+def on_stream(cupy, device, own):
+    """Let cupy work on a stream of a device, which is not current meanwhile."""
+    with cupy.cuda.Device(device):
+        stream = cupy.cuda.Stream() if own else cupy.cuda.Stream.null
+        stream.__enter__()
+    yield
+    with cupy.cuda.Device(device):
+        stream.__exit__()
+
+
+@pytest.mark.parametrize("device", [0, 1])
 @pytest.mark.parametrize("own", [True, False])
-def test_out(cuda, cupy, other, own):
+def test_out(cuda, cupy, other, own, device):
     """Shared, cupy's current stream waited for; the legacy stream is not told apart from no stream at all."""
-    with cupy.cuda.Stream() if own else cupy.cuda.Stream.null, other.on(cuda.stream()):
-        array = cupy.full((N,), "uint8")
+    with on_stream(cupy, device, own), other.on(cuda.stream(device), device):
+        with cupy.cuda.Device(device):
+            array = cupy.full((N,), "uint8")
         cuda.forget()
         result = dlx.convert(array, to="other")
         assert cuda.ordering == 2
         assert result.ptr == array.data.ptr and not other.read(result)
 
 
+@pytest.mark.parametrize("device", [0, 1])
 @pytest.mark.parametrize("own", [True, False])
-def test_in(cuda, cupy, other, own):
+def test_in(cuda, cupy, other, own, device):
     """Shared, cupy's current stream waits."""
-    with other.on(cuda.stream()), cupy.cuda.Stream() if own else cupy.cuda.Stream.null:
-        source = other.made()
+    with other.on(cuda.stream(device), device), on_stream(cupy, device, own):
+        source = other.made(device)
         result = dlx.convert(source, to="cupy")
         assert type(result) is cupy.ndarray and result.data.ptr == source.ptr
         assert not reads(cuda, cupy, result)
@@ -236,9 +251,8 @@ def test_inside_cupy(cuda, cupy):
 @pytest.mark.parametrize("kept", ["own", "foreign", "legacy"])
 def test_working_on_a_stream(cuda, cupy, device, kept):
     """Inside the context cupy's current stream on that device is the one given; the device stays as it was."""
-    place = dlx.Device(2, device)
+    place, before = dlx.Device(2, device), cupy.cuda.Stream.null
     with cupy.cuda.Device(device):
-        before = cupy.cuda.get_current_stream()
         own = cupy.cuda.Stream()
     stream = {
         "own": Stream(place, own.ptr, own),
@@ -249,8 +263,9 @@ def test_working_on_a_stream(cuda, cupy, device, kept):
         assert cupy.cuda.runtime.getDevice() == 0
         with cupy.cuda.Device(device):
             assert cupy.cuda.get_current_stream().ptr == stream.handle
-    with cupy.cuda.Device(device):
-        assert cupy.cuda.get_current_stream() is before
+    for number in (0, 1):
+        with cupy.cuda.Device(number):
+            assert cupy.cuda.get_current_stream() is before
 
 
 def test_a_stream_of_another_lives_as_long_as_it_is_used(cuda, cupy, other):
