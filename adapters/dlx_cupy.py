@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -138,7 +137,8 @@ class CupyAdapter(Adapter):
 
     @contextlib.contextmanager
     def on_device(self, device: Device) -> Iterator[None]:
-        with super().on_device(device), self.device_to(device):
+        # cupy first: asked inside of the driver's context, it would take that device for the one to go back to.
+        with self.device_to(device), super().on_device(device):
             yield
 
     def work_stream(self, device: Device) -> Any:
@@ -152,9 +152,7 @@ class CupyAdapter(Adapter):
         kept = stream.keep
         # cupy's streams of its own are entered as they are. Others get a wrapper that never destroys the stream.
         if not (isinstance(kept, cupy.cuda.Stream) and kept.ptr in (stream.handle, 0)):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # since 14, for a class that does destroy it
-                kept = cupy.cuda.ExternalStream(stream.handle, stream.device.id)
+            kept = self._borrowed(stream.handle, stream.device.id)
         # A stream is entered while its device is current. The current device is per thread and not to be changed.
         with self.device_to(stream.device):
             kept.__enter__()
@@ -163,6 +161,20 @@ class CupyAdapter(Adapter):
         finally:
             with self.device_to(stream.device):
                 kept.__exit__(None, None, None)
+
+    @functools.cached_property
+    def _borrowed(self) -> Any:
+        """Return cupy's wrapper around a stream of another, without its DeprecationWarning.
+
+        What cupy 14 says to use instead destroys the stream in the end. Filters of warnings belong to all threads.
+        """
+        plain = self.module().cuda.ExternalStream
+
+        class Borrowed(plain):  # type: ignore[valid-type, misc]
+            def __init__(self, handle: int, device_id: int) -> None:
+                super(plain, self).__init__(handle, device_id)
+
+        return Borrowed
 
     # ---- as a producer ----------------------------------------------------------------------------------------------
 

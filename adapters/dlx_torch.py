@@ -263,7 +263,8 @@ class TorchAdapter(Adapter):
 
     @contextlib.contextmanager
     def on_device(self, device: Device) -> Iterator[None]:
-        with super().on_device(device), self.module().cuda.device(device.id):
+        # torch first: asked inside of the driver's context, it would take that device for the one to go back to.
+        with self.module().cuda.device(device.id), super().on_device(device):
             yield
 
     def work_stream(self, device: Device) -> Any:
@@ -278,7 +279,9 @@ class TorchAdapter(Adapter):
         if not isinstance(kept, cuda.Stream):
             default = stream.handle <= 1  # CUDA's legacy stream, ROCm's default one
             kept = cuda.default_stream(number) if default else cuda.ExternalStream(stream.handle, number)
-        with cuda.stream(kept):
+        # torch makes a stream's device current as well, which a function's other arrays would follow.
+        here = cuda.current_device()
+        with cuda.stream(kept), cuda.device(here):
             yield
 
     def devices(self) -> Iterable[Any]:

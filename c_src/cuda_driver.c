@@ -122,9 +122,9 @@ static const entry entries[] = {
     NEEDED(MemcpyAsync, "cuMemcpyAsync"),
     NEEDED(MemcpyPeerAsync, "cuMemcpyPeerAsync"),
     NEEDED(Memcpy2DAsync, "cuMemcpy2DAsync_v2"),
+    NEEDED(ThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode"),
     WANTED(MemAllocAsync, "cuMemAllocAsync"),
     WANTED(MemFreeAsync, "cuMemFreeAsync"),
-    WANTED(ThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode"),
     WANTED(StreamGetCaptureInfo, "cuStreamGetCaptureInfo_v2"),
 };
 
@@ -260,9 +260,7 @@ int cuda_has_pools(int32_t device_id) {
 
 int cuda_relax(void) {
   int mode = CU_CAPTURE_RELAXED;
-  if (cu.ThreadExchangeStreamCaptureMode && cu.ThreadExchangeStreamCaptureMode(&mode) == CU_OK)
-    return mode;
-  return -1;
+  return cu.ThreadExchangeStreamCaptureMode(&mode) == CU_OK ? mode : -1;
 }
 
 void cuda_unrelax(int before) {
@@ -288,12 +286,13 @@ int dlx_cuda_where(const void* address, DLDevice* device) {
     code = look_at(at, &type, &managed, &ordinal);
     dlx_cuda_pop();
   }
-  /* The driver does not know the address: it is plain host memory. */
-  *device = (DLDevice){kDLCPU, 0};
-  if (code == CU_OK) {
-    int32_t kind = managed ? kDLCUDAManaged : type == CU_MEMORY_HOST ? kDLCUDAHost : kDLCUDA;
-    *device = (DLDevice){kind, ordinal < 0 ? 0 : ordinal};
+  if (code == CU_INVALID_VALUE) { /* the driver does not know the address: plain host memory */
+    *device = (DLDevice){kDLCPU, 0};
+    return DLX_OK;
   }
+  if (code != CU_OK) return cuda_failed("cuPointerGetAttribute", code);
+  int32_t kind = managed ? kDLCUDAManaged : type == CU_MEMORY_HOST ? kDLCUDAHost : kDLCUDA;
+  *device = (DLDevice){kind, ordinal < 0 ? 0 : ordinal};
   return DLX_OK;
 }
 

@@ -17,6 +17,7 @@ typedef unsigned long long cu_address;
 
 enum {
   CU_OK = 0,
+  CU_INVALID_VALUE = 1,   /* also: an address that the driver does not know */
   CU_NOT_INITIALIZED = 3, /* also: initialised before a fork */
   CU_DEINITIALIZED = 4,
   CU_NO_DEVICE = 100,
@@ -74,10 +75,10 @@ typedef struct {
   int (*MemcpyPeerAsync)(cu_address to, cu_context to_context, cu_address from,
                          cu_context from_context, size_t nbytes, cu_stream stream);
   int (*Memcpy2DAsync)(const cu_box* box, cu_stream stream);
-  /* NULL in old drivers */
+  int (*ThreadExchangeStreamCaptureMode)(int* mode); /* CUDA 10.1, the oldest that will do */
+  /* NULL in old drivers: CUDA 11.2, 11.3 */
   int (*MemAllocAsync)(cu_address* address, size_t nbytes, cu_stream stream);
   int (*MemFreeAsync)(cu_address address, cu_stream stream);
-  int (*ThreadExchangeStreamCaptureMode)(int* mode);
   int (*StreamGetCaptureInfo)(cu_stream stream, int* status, uint64_t* id, void* graph,
                               void* dependencies, void* n_dependencies);
 } cu_table;

@@ -26,6 +26,13 @@ static int take_event(int32_t device, cu_event* event) {
   return code == CU_OK ? DLX_OK : cuda_failed("cuEventCreate", code);
 }
 
+/* GIL: not needed. */
+static void destroy_event(int32_t device, cu_event event) {
+  if (dlx_cuda_push(device) != DLX_OK) return;
+  cu.EventDestroy(event);
+  dlx_cuda_pop();
+}
+
 /* GIL: not needed; the device may still be on its way to the event. */
 static void give_event(int32_t device, cu_event event) {
   if (event == NULL || !cuda_usable()) return;
@@ -33,9 +40,17 @@ static void give_event(int32_t device, cu_event event) {
   int room = n_spare[device] < SPARE;
   if (room) spare[device][n_spare[device]++] = event;
   pthread_mutex_unlock(&cuda_event_lock);
-  if (!room && dlx_cuda_push(device) == DLX_OK) {
-    cu.EventDestroy(event);
-    dlx_cuda_pop();
+  if (!room) destroy_event(device, event);
+}
+
+/* The same where a call with it failed: its context may have been reset, and all of its events with
+ * it. None is used again. */
+static void reject_event(int32_t device, cu_event event) {
+  while (event != NULL && cuda_usable()) {
+    destroy_event(device, event);
+    pthread_mutex_lock(&cuda_event_lock);
+    event = n_spare[device] > 0 ? spare[device][--n_spare[device]] : NULL;
+    pthread_mutex_unlock(&cuda_event_lock);
   }
 }
 
@@ -99,7 +114,11 @@ static int link_streams(int32_t from_device, uint64_t from, int32_t to_device, u
     status = wait_for(event, to);
     if (hop) dlx_cuda_pop();
   }
-  give_event(from_device, event);
+  if (status == DLX_E_DRIVER) {
+    reject_event(from_device, event);
+  } else {
+    give_event(from_device, event);
+  }
   return status;
 }
 
@@ -185,7 +204,11 @@ int dlx_ready_new(int32_t device_id, uint64_t stream, void* keep, dlx_release re
     status = is_capturing(stream, &captures);
     if (status == DLX_OK && !captures) status = take_event(device_id, &ready->event);
     if (status == DLX_OK && !captures) status = record(ready->event, stream);
-    if (status != DLX_OK) dlx_ready_drop(ready);
+    if (status != DLX_OK) {
+      reject_event(device_id, ready->event);
+      ready->event = NULL;
+      dlx_ready_drop(ready);
+    }
   }
   dlx_cuda_pop();
   if (status != DLX_OK) return status;
@@ -264,7 +287,8 @@ typedef struct use {
   dlx_release release, release_keep;
   int32_t device;
   uint64_t stream;
-  cu_event event; /* NULL: not recorded yet, the stream was capturing */
+  int stands_in;  /* `stream` is the legacy stream in another's stead, which waits for that */
+  cu_event event; /* NULL: not recorded yet */
   struct use* next;
 } use;
 
@@ -285,13 +309,15 @@ int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release rel
   use* self = malloc(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
   int may_die = keep == NULL && !is_own(device_id, stream);
+  /* 2 is another stream on the thread that lets go; legacy waits for them all. */
+  int stands_in = stream == DLX_STREAM_PER_THREAD || (may_die && stream != DLX_STREAM_LEGACY);
   *self = (use){.owner = owner,
                 .keep = keep,
                 .release = release,
                 .release_keep = release_keep,
                 .device = device_id,
-                /* 2 is another stream on the thread that lets go; legacy waits for them all. */
-                .stream = may_die || stream == DLX_STREAM_PER_THREAD ? DLX_STREAM_LEGACY : stream};
+                .stream = stands_in ? DLX_STREAM_LEGACY : stream,
+                .stands_in = stands_in};
   *out = self;
   return DLX_OK;
 }
@@ -305,20 +331,32 @@ static void finish(use* self) {
 }
 
 /* 1 = the device is done, or past being asked; 0 = not yet. An event is only recorded where the
- * stream still works. The device's context must be current. GIL: not needed. */
+ * stream still works, and on a stand-in always: that waits for the others with what is put on it,
+ * and a query does not. The device's context must be current. GIL: not needed. */
 static int is_done(use* self) {
-  int code, mode, fresh = self->event == NULL;
-  if (fresh) {
+  int mode, code;
+  if (self->event == NULL) {
     int captures;
     if (is_capturing(self->stream, &captures) != DLX_OK) return 1;
     if (captures) return 0;
+    if (!self->stands_in) {
+      mode = cuda_relax();
+      code = cu.StreamQuery(cuda_stream(self->stream));
+      cuda_unrelax(mode);
+      if (code != CU_NOT_READY) return 1;
+    }
+    if (take_event(self->device, &self->event) != DLX_OK) return 0; /* perhaps the next time */
+    if (record(self->event, self->stream) != DLX_OK) {
+      reject_event(self->device, self->event);
+      self->event = NULL;
+      return 1;
+    }
+    if (!self->stands_in) return 0;
   }
   mode = cuda_relax();
-  code = fresh ? cu.StreamQuery(cuda_stream(self->stream)) : cu.EventQuery(self->event);
+  code = cu.EventQuery(self->event);
   cuda_unrelax(mode);
-  if (code != CU_NOT_READY) return 1;
-  return fresh && (take_event(self->device, &self->event) != DLX_OK ||
-                   record(self->event, self->stream) != DLX_OK);
+  return code != CU_NOT_READY;
 }
 
 /* GIL: not needed; cuda_lock held. Errors: 0 = no memory. */
@@ -359,8 +397,9 @@ void dlx_use_release(void* object) {
     pthread_mutex_lock(&cuda_lock);
     done = !append(self);
     pthread_mutex_unlock(&cuda_lock);
-    if (done && self->event && dlx_cuda_push(self->device) == DLX_OK) {
-      cu.EventSynchronize(self->event); /* no memory for the queue: the last resort */
+    if (done &&
+        dlx_cuda_push(self->device) == DLX_OK) { /* no memory for the queue: the last resort */
+      if (self->event) cu.EventSynchronize(self->event);
       dlx_cuda_pop();
     }
   }

@@ -349,7 +349,8 @@ class Adapter:
     def ready_on(self, obj: Any, tensor: Tensor, asked: Stream | None) -> Stream | None:
         """Return the stream on which an exported array is ready; None: it is ready.
 
-        The default is `asked`, the stream that `export` was told: its producer made it wait.
+        The default is `asked`, the stream that `export` was told: its producer made it wait. Of pinned memory, which
+        nobody is told a stream for, `asked` is None; the host waits for the stream that is returned.
         """
         return asked
 

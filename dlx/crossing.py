@@ -13,7 +13,7 @@ from dlx.abi import Device, host_readable
 from dlx.adapter import Adapter
 from dlx.errors import DeviceError, DlxError, LayoutError
 from dlx.native import Tensor, ffi, lib
-from dlx.stream import PER_THREAD, UNORDERED, Stream, is_unordered, meaning
+from dlx.stream import PER_THREAD, UNORDERED, Stream, is_unordered, kept, meaning
 
 __all__ = ["Crossing", "Moment", "physical"]
 
@@ -85,8 +85,8 @@ class Crossing:
                 text = f"{adapter.name} failed to name its stream on {device}: {type(error).__name__}: {error}"
                 raise DeviceError(text.rstrip(".")) from error
             # Frameworks say 0 for the legacy stream.
-            value = LEGACY if value == 0 and isinstance(value, int) and cuda.is_cuda(device) else value
-            self._streams[key] = None if value is None else meaning(value, device)
+            value = LEGACY if isinstance(value, int) and value == 0 and cuda.is_cuda(device) else value
+            self._streams[key] = None if value is None else kept(meaning(value, device))
         return self._streams[key]
 
     def explained(self, source: Adapter, device: Device, place: Device) -> str:
@@ -148,6 +148,8 @@ class Crossing:
         if not cuda.is_cuda(tensor.device):
             if source.takes_stream and device is None and not host_readable(tensor.device):
                 raise _cannot_order(tensor.device)
+            if tensor.device.type == lib.kDLCUDAHost and not is_unordered(self._asked):
+                self.wait(source.ready_on(obj, tensor, None), None)  # a device may still write to it
             return tensor, None
         if source.takes_stream:
             cuda.require()

@@ -19,7 +19,7 @@ from dlx.adapter import Adapter, Container, look_up
 from dlx.errors import AdapterNotFoundError, DlxError, FrameworkNotInstalledError, PluginError
 from dlx.loading import Loader
 from dlx.plugins import BUILT_IN, Plugin
-from dlx.stream import handle_of
+from dlx.stream import Stream, handle_of, kept
 
 __all__ = ["BUILT_IN", "Adapters", "Plugin", "Registry", "adapters", "registry"]
 
@@ -34,11 +34,17 @@ class Registry(Loader):
         when it lets go, and must live until then.
         """
         device = Device(native.lib.kDLCUDA, device_id)
+        lent = kept(Stream(device, handle))
+        if lent.keep is not None:
+            return lent.keep
         for adapter in self.adapters():
             if type(adapter).work_stream is not Adapter.work_stream and look_up(adapter.package) is not None:
-                current = adapter.work_stream(device)
-                if current is not None and handle_of(current) == handle:
-                    return current
+                try:
+                    current = adapter.work_stream(device)
+                    if current is not None and handle_of(current) == handle:
+                        return current
+                except Exception:  # imported, and of no use on this machine: another may know
+                    continue
         return None
 
     # ---- producers --------------------------------------------------------------------------------------------------

@@ -89,6 +89,8 @@ class CapsuleAdapter(Described):
 
     def ready_on(self, obj: Any, tensor: Tensor, asked: Stream | None) -> Stream | None:
         """Return the legacy stream: for whom a capsule was made nobody says, and most work is there."""
+        if not cuda.is_cuda(tensor.device):
+            return None
         try:
             cuda.require()
         except DeviceError:  # then nothing can be on it

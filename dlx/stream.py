@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +12,7 @@ from dlx.abi import Device, host_readable
 from dlx.errors import StreamError
 from dlx.native import lib
 
-__all__ = ["LEGACY", "PER_THREAD", "UNORDERED", "Stream", "handle_of", "is_unordered", "meaning"]
+__all__ = ["LEGACY", "PER_THREAD", "UNORDERED", "Stream", "handle_of", "is_unordered", "kept", "lending", "meaning"]
 
 LEGACY: int = lib.DLX_STREAM_LEGACY
 PER_THREAD: int = lib.DLX_STREAM_PER_THREAD
@@ -54,17 +57,41 @@ class Stream:
         return f"{named.get(self.handle, f'stream {self.handle:#x}')} of {self.device}"
 
 
+_lent = threading.local()
+
+
+@contextlib.contextmanager
+def lending(streams: Iterable[Stream]) -> Iterator[None]:
+    """Remember, for this thread and a while, what keeps streams alive that a framework is set to.
+
+    What the framework then calls its current stream is an object of its own, which seldom owns it.
+    """
+    before = getattr(_lent, "streams", {})
+    _lent.streams = before | {stream: stream for stream in streams}
+    try:
+        yield
+    finally:
+        _lent.streams = before
+
+
+def kept(stream: Stream) -> Stream:
+    """Return the same stream with what keeps it alive, where it is lent."""
+    streams: dict[Stream, Stream] = getattr(_lent, "streams", {})
+    return streams.get(stream, stream)
+
+
 def is_unordered(value: Any) -> bool:
     """Return whether a stream value is -1: order nothing."""
     return isinstance(value, int) and value == UNORDERED
 
 
 def handle_of(value: Any) -> int | None:
-    """Return the handle of a stream object, by ``__cuda_stream__``, ``.cuda_stream`` or ``.ptr``; None for others.
+    """Return the handle of a stream object, by ``__cuda_stream__`` or one of three attributes; None for others.
 
     Notes
     -----
-    ``__cuda_stream__`` gives ``(version, handle)`` (cuda.core); torch's streams have ``cuda_stream``, cupy's ``ptr``.
+    ``__cuda_stream__`` gives ``(version, handle)`` (cuda.core); torch's streams have ``cuda_stream``, those of its
+    accelerator, whatever that is, ``native_handle``; cupy's have ``ptr``.
     """
     kind = type(value)
     if hasattr(kind, "__cuda_stream__"):
@@ -77,8 +104,11 @@ def handle_of(value: Any) -> int | None:
         except (TypeError, ValueError):
             pass
         raise StreamError(f"the __cuda_stream__ of {kind.__qualname__} gives {said!r}, not (0, handle)")
-    for name in ("cuda_stream", "ptr"):
-        handle = getattr(value, name, None)
+    for name in ("cuda_stream", "native_handle", "ptr"):
+        try:
+            handle = getattr(value, name, None)
+        except Exception:  # torch has the attribute where the device has no handles
+            continue
         if isinstance(handle, int) and not isinstance(handle, bool):
             return handle
     return None

@@ -12,7 +12,7 @@ from dlx.abi import Device
 from dlx.adapter import Adapter
 from dlx.crossing import Crossing, physical
 from dlx.errors import DlxError
-from dlx.stream import Stream, is_unordered
+from dlx.stream import Stream, is_unordered, lending
 
 __all__ = ["Work", "working"]
 
@@ -31,6 +31,7 @@ def working(adapter: Adapter, streams: Mapping[Device, Stream]) -> Iterator[None
         Device -> stream.
     """
     with contextlib.ExitStack() as stack:
+        stack.enter_context(lending(streams.values()))
         for stream in streams.values():
             context = adapter.on_stream(stream)
             if context is not None:

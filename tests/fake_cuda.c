@@ -509,10 +509,10 @@ int cuStreamQuery(uint64_t handle) {
     LEAVE(900);
   }
   if (is_implicit(s, 1)) LEAVE(906);
-  clocks all = now[streams[s].actor];
-  join_others(s, &all);
-  if (!is_complete(&all)) LEAVE(600);
-  join(&now[host()], &all);
+  /* What is on others is no concern of a query, that of the legacy stream included: it orders what
+   * is put on it. */
+  if (!is_complete(&now[streams[s].actor])) LEAVE(600);
+  join(&now[host()], &now[streams[s].actor]);
   LEAVE(0);
 }
 

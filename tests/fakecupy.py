@@ -2,7 +2,8 @@
 
 What matters of the original: streams are per thread and device and entered only while their device is current;
 `get_current_stream` without a device asks for the current one; `from_dlpack` sets the array's device, names the current
-stream, the legacy one as 1, asks for version 1.0 and drops the read-only flag; `kind` decides about dtypes.
+stream, the legacy one as 1, asks for version 1.0 and drops the read-only flag; `kind` decides about dtypes. CUDA's
+runtime calls that device current whose context is.
 """
 
 from __future__ import annotations
@@ -57,16 +58,22 @@ class _BaseStream:
             raise RuntimeError(f"the stream's device ({self.device_id}) does not match the current device ({current})")
         return current
 
+    def _set(self):
+        """Become current: streams of no device of their own do so on the device that is current now."""
+        place = self.device_id if self.device_id != -1 else self.module.cuda.runtime.getDevice()
+        self.module._current[place] = self
+
     def __enter__(self):
         place = self._place()
         self.module._stacks[place].append(self)
         self.module._entered.append(place)
+        self._set()
         return self
 
     def __exit__(self, *args):
         place = self.module._entered.pop()
         self.module._stacks[place].pop()
-        self.module._stacks[place][-1]._place()
+        self.module._stacks[place][-1]._set()
 
 
 def module(driver):
@@ -75,12 +82,15 @@ def module(driver):
 
     self = types.ModuleType("cupy")
     self.__version__ = "14.2.0"
-    self._stacks, self._entered = {}, []
+    self._stacks, self._entered, self._current = {}, [], {}
     self.dtype, self.bool_ = np.dtype, np.bool_
     kinds = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64), "complex": (64, 128)}
     for name in (f"{kind}{width}" for kind, widths in kinds.items() for width in widths):
         setattr(self, name, getattr(np, name))
     device = [0]
+
+    def get_device():
+        return driver.current if driver.depth else device[0]
 
     class Stream(_BaseStream):
         def __init__(self, non_blocking=True):
@@ -95,6 +105,7 @@ def module(driver):
     Stream.module = ExternalStream.module = self
     Stream.null = _Null()
     self._stacks.update({number: [Stream.null] for number in range(2)})
+    self._current.update(dict.fromkeys(range(2), Stream.null))
 
     class Device:
         def __init__(self, number):
@@ -104,14 +115,14 @@ def module(driver):
             return self.id
 
         def __enter__(self):
-            self.before, device[0] = device[0], self.id
+            self.before, device[0] = get_device(), self.id
             return self
 
         def __exit__(self, *args):
             device[0] = self.before
 
     def current():
-        return self._stacks[device[0]][-1]
+        return self._current[get_device()]
 
     class ndarray:
         def __init__(self, shape, dtype, data, strides=None):
@@ -159,7 +170,7 @@ def module(driver):
 
     self.ndarray, self.from_dlpack, self.empty, self.full = ndarray, from_dlpack, empty, full
     ndarray.__module__ = "cupy"
-    runtime = types.SimpleNamespace(getDevice=lambda: device[0], is_hip=False)
+    runtime = types.SimpleNamespace(getDevice=get_device, is_hip=False)
     self.cuda = types.SimpleNamespace(
         Stream=Stream, ExternalStream=ExternalStream, Device=Device, runtime=runtime, get_current_stream=current
     )

@@ -17,6 +17,7 @@ import dlx
 from dlx import cuda as driver
 from dlx import native
 from dlx.adapter import Capabilities
+from dlx.crossing import Crossing
 from dlx.errors import CopyRequiredError, DeviceError, LayoutError, StreamError
 from dlx.leaf import Request
 from dlx.native import ffi
@@ -133,6 +134,33 @@ def test_a_producer_without_a_current_stream_is_told_the_consumers(cuda, lib_e, 
         assert not lib_b.read(result)
 
 
+def test_a_consumer_of_a_copy_elsewhere_is_not_bothered(cuda, lib_e, lib_b):
+    """Its stream on the source's device reads nothing: dlx's own waits, on which the copy is made."""
+    with lib_e.on(cuda.stream()), lib_b.on(cuda.stream()), lib_b.on(cuda.stream(1), 1):
+        result = dlx.convert(lib_e.made(), to="libb", device="cuda:1")
+        assert lib_e.heard == [driver.work_stream(dlx.Device("cuda")).handle]
+        assert not lib_b.read(result)
+
+
+class Silent:
+    """An object that says only with its capsule where it is; without a stream it makes the legacy stream wait."""
+
+    def __init__(self, cuda, tensor, on):
+        self.tensor, self.on = tensor, on
+
+    def __dlpack__(self, *, stream=None, max_version=None):
+        driver.order(self.on, driver.Stream(self.on.device, stream or LEGACY))
+        return self.tensor.__dlpack__(stream=-1, max_version=max_version)
+
+
+def test_a_producer_that_does_not_say_where_it_is(cuda, lib_a, lib_b):
+    """It is asked without a stream, which means the legacy one: the consumer waits for that."""
+    p = driver.Stream(dlx.Device("cuda"), cuda.stream())
+    with lib_a.on(p.handle), lib_b.on(cuda.stream()):
+        result = dlx.convert(Silent(cuda, lib_a.made().tensor, p), to="libb")
+        assert not lib_b.read(result)
+
+
 def test_a_consumer_without_a_current_stream_says_it_itself(cuda, lib_a, lib_e):
     """It is handed a dlx.Tensor that waits for whatever stream is named."""
     with lib_a.on(cuda.stream()), lib_e.on(cuda.stream()):
@@ -227,6 +255,19 @@ def test_two_producers_two_devices(cuda, lib_a, lib_b, monkeypatch):
         assert not any(lib_b.read(result) for result in results)
 
 
+def test_points_are_told_apart(cuda, lib_b):
+    """One that is gone may have left its address to the next one of the same call."""
+    crossing, place, memory = Crossing(lib_b.adapter), dlx.Device("cuda"), cuda.alloc(N)
+    c = crossing.consumer(place)
+    for _ in range(8):
+        p = driver.Stream(place, cuda.stream())
+        cuda.read(c.handle, memory, N)
+        driver.order(c, p)
+        cuda.write(p.handle, memory, N)
+        crossing.wait(driver.ready(p), c)
+        assert not cuda.read(c.handle, memory, N)
+
+
 def test_producers_with_streams_of_their_own_are_told_every_time(cuda, lib_e, lib_b):
     """One stream for the first array of a framework would miss the second array's."""
     with lib_b.on(cuda.stream()) as c:
@@ -284,6 +325,22 @@ def test_a_framework_takes_a_tensor_by_itself(cuda, lib_a, lib_b):
     cuda.resume_all()
     assert driver.release_pending() == 0 and gone() is None
     assert (lib_a.freed, lib_a.reused_too_early) == (1, 0)
+
+
+def test_a_framework_that_cannot_say_its_stream_is_passed_over(cuda, lib_a, monkeypatch):
+    """One that is imported and does not work, a build for another driver say, hides no other's stream."""
+    broken, lib_b = (gpulib.install(monkeypatch, name, cuda) for name in ("broken", "libb"))
+    monkeypatch.setattr(broken.adapter, "work_stream", lambda device: 1 / 0)
+    tensor = dlx.convert(lib_a.made(), to="dlx")
+    with lib_b.on(cuda.stream()) as c:
+        result = lib_b.adapter.load(tensor)
+        cuda.stall(c.ptr)
+        lib_b.read(result)
+        del tensor, result
+        gc.collect()
+        assert lib_a.freed == 0
+    cuda.resume_all()
+    assert driver.release_pending() == 0 and (lib_a.freed, lib_a.reused_too_early) == (1, 0)
 
 
 def test_an_allocator_that_has_memory_too_early_is_seen(cuda, lib_a, lib_b):
@@ -509,6 +566,7 @@ def test_gaps_are_closed_before_a_move(cuda, lib_b):
         cuda.forget()
         result = dlx.convert(tensor, to="libb", device="cuda:0")
         assert cuda.count("cuMemcpy2DAsync", "cuMemcpyAsync") < 10 and cuda.count("cuMemcpyPeerAsync") == 1
+        assert cuda.syncs == 1  # for the source, whose writers nobody knows; the compact copy has none
     assert not cuda.read(c, result.ptr, 2 * n)
     assert cuda.peek(result.ptr, 8) == bytes([0, 2, 4, 6, 8, 10, 12, 14])
 
@@ -531,12 +589,13 @@ def test_like_an_array_of_a_device(cuda, np, lib_a, lib_b):
 
 def test_while_another_device_is_current(cuda, lib_a, lib_b):
     """A source on cuda:1 while cuda:0 is current: producer and consumer are called with cuda:1 current."""
-    seen = []
+    seen, load = [], lib_b.adapter.load
     lib_a.adapter.export = lambda obj, stream=None: seen.append((lib_a.device, cuda.current)) or obj.tensor
+    lib_b.adapter.load = lambda tensor: seen.append((lib_b.device, cuda.current)) or load(tensor)
     with lib_a.on(cuda.stream(1), 1), lib_b.on(cuda.stream(1), 1):
         result = dlx.convert(lib_a.made(1), to="libb")
         assert result.device == (2, 1) and not lib_b.read(result)
-    assert [device for device, _ in seen] == [1]
+    assert seen == [(1, 1), (1, 1)]
     assert (lib_a.device, lib_b.device, cuda.depth) == (0, 0, 0)
 
 
@@ -551,10 +610,15 @@ def test_a_copy_on_the_device(cuda, lib_a, lib_b):
     assert cuda.races == 0 and cuda.syncs == 0
 
 
-def test_many_copies(cuda, lib_a, lib_b):
-    """A stream that has waited for the first copy waits for the second as well."""
+@pytest.mark.parametrize("to", ["libb", "dlx"])
+def test_many_copies(cuda, lib_a, lib_b, to):
+    """A stream that has waited for the first copy waits for the second as well, and a point is one of each."""
     with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()):
-        results = convert_together([lib_a.made() for _ in range(3)], "libb", copy=True)
+        # Else the host learns that a copy is made when it lets go of the source.
+        cuda.stall(driver.work_stream(dlx.Device("cuda")).handle)
+        results = convert_together([lib_a.made() for _ in range(3)], to, copy=True)
+        if to == "dlx":
+            results = [lib_b.adapter.load(result) for result in results]
         assert not any(lib_b.read(result) for result in results)
 
 
@@ -735,3 +799,22 @@ def test_the_source_of_a_copy_may_be_written_to_at_once(cuda, lib_a, lib_b, devi
         results = dlx.convert(sources, to="libb", copy=True, device=device)
         assert not any(lib_a.write(source) for source in sources)
         assert not any(lib_b.read(result) for result in results)
+
+
+@pytest.mark.parametrize("device", [None, "cuda:1"])
+@pytest.mark.parametrize("copy", ["convert", "stack"])
+@pytest.mark.parametrize("source", ["through dlx", "with streams of their own"])
+def test_so_may_others(cuda, lib_a, lib_b, lib_e, source, copy, device):
+    """The stream that a dlx.Tensor is a point on waits, too; for who knows which stream, the host does."""
+    lib = lib_e if source == "with streams of their own" else lib_a
+    with lib.on(cuda.stream()), lib_b.on(cuda.stream()):
+        arrays = [lib.made() for _ in range(2)]
+        given = [dlx.convert(array, to="dlx") for array in arrays] if lib is lib_a else arrays
+        for number in (0, 1):  # else the host learns that the copy is made when it lets go of the source
+            cuda.stall(driver.work_stream(dlx.Device(2, number)).handle, number)
+        if copy == "stack":
+            result = [dlx.stack(given, to="libb")]
+        else:
+            result = dlx.convert(given, to="libb", copy=True, device=device)
+        assert not any(lib.write(array) for array in arrays)
+        assert not any(lib_b.read(each) for each in result)

@@ -157,6 +157,31 @@ def test_stack(cuda, np, lib_a, lib_b, device):
         assert (dlx.stack(arrays, "numpy") == np.repeat([[0], [1], [2]], gpulib.N, axis=1)).all() and cuda.races == 0
 
 
+def test_sources_of_a_stack_stay_until_it_is_made(cuda, lib_a, lib_b):
+    """Though nobody else has them."""
+    work = driver.work_stream(dlx.Device("cuda")).handle
+    with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()):
+        cuda.stall(work)
+        whole = dlx.stack([lib_a.made() for _ in range(3)], "libb")
+        gc.collect()
+        assert lib_a.freed == 0 and not cuda.read(lib_b.handle(0), whole.ptr, 3 * gpulib.N)
+        cuda.resume(work)
+        assert driver.release_pending() == 0 and (lib_a.freed, lib_a.reused_too_early) == (3, 0)
+
+
+def test_a_capture_is_not_broken_by_the_last_of_many(cuda, lib_a, lib_b):
+    """It is refused before any array is handed over."""
+    taken, capturing = [], cuda.stream(1)
+    load = lib_b.adapter.load
+    lib_b.adapter.load = lambda tensor: taken.append(tensor) or load(tensor)
+    with lib_a.on(cuda.stream()), lib_a.on(capturing, 1), lib_b.on(cuda.stream()), lib_b.on(cuda.stream(1), 1):
+        arrays = [lib_a.made(), lib_a.made(1)]
+        cuda.capture(capturing, device=1)
+        with pytest.raises(StreamError, match=r"\[1\].*capturing a graph"):
+            dlx.convert(arrays, to="libb")
+        assert taken == [] and cuda.end_capture(capturing, 1) == 0
+
+
 def test_stack_of_what_differs(cuda, np, lib_a, lib_b):
     """Named by its place, before anything is allocated; and nothing, where there are no elements."""
     arrays = [lib_a.made(), lib_a.made(1)]

@@ -35,6 +35,38 @@ def test_a_driver_that_is_too_old(monkeypatch, tmp_path):
         driver.require()
 
 
+def test_a_driver_without_what_came_later(python, tmp_path):
+    """No stream-ordered allocator, no numbers of captures: memory of another kind, and a capture stays whole."""
+    library = tmp_path / "early.so"
+    later = "MemAllocAsync MemFreeAsync StreamGetCaptureInfo_v2"
+    missing = [f"-Dcu{name}=static_{name}" for name in later.split()]
+    source = ROOT / "tests" / "fake_cuda.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-pthread", *missing, str(source), "-o", str(library)], check=True)
+    code = """
+        tensor = dlx.empty(64, "uint8", device="cuda:1")
+        assert cuda.count("cuMemAlloc") == 1 and dlx.convert(tensor, to="dlx", device="cpu").shape == (64,)
+        moved = dlx.convert(tensor, to="dlx", device="cuda:0")
+        c = cuda.stream(); cuda.stall(c)
+        used_tensor, memory = used(c); cuda.read(c, memory, 64); del used_tensor
+        assert driver.release_pending() == 1
+        captured, other = cuda.stream(), cuda.stream()
+        cuda.capture(captured, 1)
+        driver.order(Stream(device, captured), Stream(device, captured))
+        for pair in ((captured, other), (other, captured)):
+            try:
+                driver.order(*(Stream(device, handle) for handle in pair))
+            except dlx.errors.StreamError as error:
+                print("refused")
+        assert cuda.end_capture(captured) == 0
+        cuda.resume(c)
+        assert driver.release_pending() == 0
+        del tensor, moved
+        gc.collect()
+        print(cuda.count("cuMemFree"), cuda.races, cuda.misuses, cuda.depth)
+    """
+    assert run(python, library, code)[:4] == ["refused", "refused", "gone", "2 0 0 0"]
+
+
 @pytest.mark.parametrize(
     ("code", "message"),
     [(100, "sees no device"), (3, "'spawn'"), (999, r"cuInit failed with an unknown error \(999\)")],
@@ -64,6 +96,17 @@ def test_where_memory_is(cuda, kind, name):
     assert driver.where(cuda.alloc(N, 1, kind)) == dlx.Device(name)
     buffer = ffi.new("char[]", 8)
     assert driver.where(int(ffi.cast("uintptr_t", buffer))) == dlx.Device("cpu")
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_a_driver_that_cannot_say_where(cuda, after):
+    """A broken device is not taken for plain host memory."""
+    memory = cuda.alloc(N, 1)
+    with driver.at(CUDA1):
+        cuda.fail("cuPointerGetAttribute", 700, after)
+        with pytest.raises(DeviceError, match=r"cuPointerGetAttribute failed with CUDA_ERROR_ILLEGAL_ADDRESS \(700\)"):
+            driver.where(memory)
+        assert driver.where(memory) == CUDA1
 
 
 def test_current_device(cuda):
@@ -111,10 +154,10 @@ def test_a_forked_child_leaves_the_driver_alone(python, fake_driver):
         cuda.read(c, memory, 64)
         pending, more = used(c)
         cuda.read(c, more, 64); del pending
-        point = driver.ready(Stream(device, c))
+        point, kept = driver.ready(Stream(device, c)), driver.ready(Stream(device, c, Owner()))
         pid = os.fork()
         if pid == 0:
-            del tensor, point; gc.collect(); driver.release_pending()
+            del tensor, point, kept; gc.collect(); driver.release_pending()
             try:
                 driver.order(Stream(device, 1), Stream(device, 2))
             except dlx.errors.DeviceError as error:
@@ -122,13 +165,13 @@ def test_a_forked_child_leaves_the_driver_alone(python, fake_driver):
             os._exit(0)
         assert os.waitpid(pid, 0)[1] == 0
         print("parent", flush=True)
-        del tensor, point
+        del tensor, point, kept
         cuda.resume(c)
         assert driver.release_pending() == 0
     """
     out = run(python, fake_driver, code)
     assert "a forked child cannot use it" in out[0] and "'spawn'" in out[0]
-    assert out[1:4] == ["parent", "gone", "gone"]
+    assert out[1:5] == ["parent", "gone", "gone", "gone"]
 
 
 def test_a_child_may_start_the_driver_itself(python, fake_driver):

@@ -237,6 +237,30 @@ def test_ready_points_keep_their_stream_and_no_event(cuda):
     assert cuda.events == 1
 
 
+def test_the_legacy_streams_of_two_devices_are_two(cuda):
+    """They have one number."""
+    memory = cuda.alloc(N)
+    cuda.write(LEGACY, memory, N)
+    point = driver.ready(stream(LEGACY))
+    driver.wait(point, stream(LEGACY, dlx.Device("cuda:1")))
+    assert not cuda.read(LEGACY, memory, N, device=1)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_whoever_works_on_a_point_waits_for_its_readers(cuda, kept):
+    """Its stream may write again when another one is done; where that stream may be gone, the host waits instead."""
+    p, c, memory = cuda.stream(), cuda.stream(), cuda.alloc(N)
+    cuda.write(p, memory, N)
+    point = driver.ready(stream(p, keep=Owner([]) if kept else None))
+    driver.wait(point, stream(c))
+    cuda.read(c, memory, N)
+    if not kept:
+        cuda.destroy(p)
+    driver.follow(point, stream(c))
+    assert cuda.syncs == (0 if kept else 1)
+    assert not (cuda.write(p, memory, N) if kept else cuda.host_write(memory, N))
+
+
 # ---- memory that waits for the device --------------------------------------------------------------------------------
 
 
@@ -381,7 +405,7 @@ def test_a_stream_that_nobody_keeps_is_not_touched_later(cuda):
     cuda.forget()
     del tensor
     assert len(gone) == 1 and cuda.misuses == 0
-    assert cuda.count("cuStreamQuery") == 1
+    assert cuda.count("cuStreamQuery") == 0  # which says nothing about the streams that legacy stands in for
 
 
 def test_order_of_release_across_consumers(cuda):
@@ -402,7 +426,9 @@ def test_order_of_release_across_consumers(cuda):
     assert driver.release_pending() == 0 and len(gone) == 1
 
 
-@pytest.mark.parametrize("name", ["cuCtxPushCurrent", "cuEventRecord", "cuEventQuery", "cuStreamIsCapturing"])
+@pytest.mark.parametrize(
+    "name", ["cuCtxPushCurrent", "cuStreamQuery", "cuEventRecord", "cuEventQuery", "cuStreamIsCapturing"]
+)
 def test_a_driver_that_fails_while_letting_go(cuda, name):
     """A broken device cannot be asked any more: the owner is released, nothing is raised."""
     gone = []
@@ -412,6 +438,43 @@ def test_a_driver_that_fails_while_letting_go(cuda, name):
     assert len(gone) == 1 and cuda.depth == 0
 
 
+@pytest.mark.parametrize("consumer", ["kept", "per-thread"])
+def test_no_event_to_be_had_while_letting_go(cuda, consumer):
+    """The owner is not let go of too early: it waits until there is one, or until the device is done."""
+    gone, c = [], cuda.stream() if consumer == "kept" else PER_THREAD
+    tensor, memory = used(cuda, gone, c)
+    cuda.stall(c)
+    cuda.read(c, memory, N)
+    cuda.fail("cuEventCreate", 2)
+    del tensor
+    assert not gone and driver.release_pending() == 1
+    cuda.resume(c)
+    assert driver.release_pending() == 0 and len(gone) == 1
+
+
+@pytest.mark.parametrize("name", ["cuEventRecord", "cuStreamWaitEvent"])
+def test_events_of_a_context_that_was_reset(cuda, name):
+    """None of them is used a second time, so that the next call is as good as the first."""
+    streams = [cuda.stream() for _ in range(3)]
+    points = [driver.ready(stream(each)) for each in streams]
+    del points
+    assert cuda.events == 3
+    cuda.fail(name, 400)
+    with pytest.raises(DeviceError, match="INVALID_HANDLE"):
+        driver.order(stream(streams[0]), stream(streams[1]))
+    assert cuda.events == 0
+    driver.order(stream(streams[0]), stream(streams[1]))
+    assert cuda.events == 1
+
+
+def test_a_ready_point_that_cannot_be_had(cuda):
+    """Its event is not used again."""
+    cuda.fail("cuEventRecord", 400)
+    with pytest.raises(DeviceError, match="INVALID_HANDLE"):
+        driver.ready(stream(cuda.stream()))
+    assert cuda.events == 0
+
+
 def test_no_memory_is_used_for_nothing(cuda):
     """A tensor without elements has no memory to wait for."""
     gone = []
@@ -419,6 +482,46 @@ def test_no_memory_is_used_for_nothing(cuda):
     tensor = native.tensor_behind(empty, 0, cuda.stream(), None)
     del empty, tensor
     assert len(gone) == 1 and cuda.count() == 0
+
+
+@pytest.mark.parametrize("call", ["ready", "order", "empty", "release"])
+def test_every_call_lets_go_of_what_is_done(cuda, call):
+    """Whatever it is about, as long as it is about device memory."""
+    gone, c, d = [], cuda.stream(), cuda.stream()
+    other, _ = used(cuda, [], d)
+    tensor, memory = used(cuda, gone, c)
+    cuda.stall(c)
+    cuda.read(c, memory, N)
+    del tensor
+    cuda.resume(c)
+    assert not gone
+    if call == "ready":
+        driver.ready(stream(d))
+    elif call == "order":
+        driver.order(stream(d), stream(d))
+    elif call == "empty":  # what is done makes room
+        cuda.fail("cuMemAllocAsync", 2)
+        with pytest.raises(DeviceError):
+            dlx.empty(N, "uint8", device="cuda")
+    else:
+        del other
+    assert len(gone) == 1
+
+
+def test_the_legacy_streams_of_two_devices_hold_nothing_up(cuda):
+    """They have one number, and get done apart."""
+    gone = [], []
+    for device in (1, 0):
+        memory = cuda.alloc(N, device)
+        owned = tensor_at(memory, Owner(gone[device]), dlx.Device(2, device))
+        tensor = native.tensor_behind(owned, device, LEGACY, None)
+        cuda.stall(LEGACY, device)
+        cuda.read(LEGACY, memory, N, device)
+        del tensor, owned
+    cuda.resume(LEGACY, 0)
+    assert driver.release_pending() == 1 and (len(gone[0]), len(gone[1])) == (1, 0)
+    cuda.resume(LEGACY, 1)
+    assert driver.release_pending() == 0
 
 
 # ---- graph capture ---------------------------------------------------------------------------------------------------

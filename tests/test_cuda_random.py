@@ -144,8 +144,12 @@ class Program:
 
     def busy(self):
         device = self.random.randrange(2)
-        handle = self.random.choice(self.streams[device][:3])
+        handle = self.random.choice(self.working(device))
         self.cuda.stall(handle, device) if self.random.random() < 0.6 else self.cuda.resume(handle, device)
+
+    def working(self, device):
+        """Streams that can be busy: three of the frameworks', and dlx's own."""
+        return [*self.streams[device][:3], driver.work_stream(dlx.Device(2, device)).handle]
 
     def look(self):
         driver.release_pending()
@@ -201,7 +205,7 @@ class Program:
         self.arrays.clear()
         gc.collect()
         for device in (0, 1):
-            for handle in self.streams[device][:3]:
+            for handle in self.working(device):
                 self.cuda.resume(handle, device)
         assert driver.release_pending() == 0
 

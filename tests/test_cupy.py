@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import sys
+import warnings
+import weakref
 
 import fakecupy
 import gpulib
@@ -11,6 +15,7 @@ import pytest
 import dlx
 from dlx.errors import CopyRequiredError, DeviceError, DTypeError, LayoutError
 from dlx.stream import Stream
+from dlx.working import working
 
 N = 64
 
@@ -43,22 +48,36 @@ def reads(cuda, cupy, array):
     return cuda.read(stream, array.data.ptr, array.size * array.dtype.itemsize, array.data.device_id)
 
 
+@contextlib.contextmanager
+def on_stream(cupy, device, own):
+    """Let cupy work on a stream of a device, which is not current meanwhile."""
+    with cupy.cuda.Device(device):
+        stream = cupy.cuda.Stream() if own else cupy.cuda.Stream.null
+        stream.__enter__()
+    yield
+    with cupy.cuda.Device(device):
+        stream.__exit__()
+
+
+@pytest.mark.parametrize("device", [0, 1])
 @pytest.mark.parametrize("own", [True, False])
-def test_out(cuda, cupy, other, own):
+def test_out(cuda, cupy, other, own, device):
     """Shared, cupy's current stream waited for; the legacy stream is not told apart from no stream at all."""
-    with cupy.cuda.Stream() if own else cupy.cuda.Stream.null, other.on(cuda.stream()):
-        array = cupy.full((N,), "uint8")
+    with on_stream(cupy, device, own), other.on(cuda.stream(device), device):
+        with cupy.cuda.Device(device):
+            array = cupy.full((N,), "uint8")
         cuda.forget()
         result = dlx.convert(array, to="other")
         assert cuda.ordering == 2
         assert result.ptr == array.data.ptr and not other.read(result)
 
 
+@pytest.mark.parametrize("device", [0, 1])
 @pytest.mark.parametrize("own", [True, False])
-def test_in(cuda, cupy, other, own):
+def test_in(cuda, cupy, other, own, device):
     """Shared, cupy's current stream waits."""
-    with other.on(cuda.stream()), cupy.cuda.Stream() if own else cupy.cuda.Stream.null:
-        source = other.made()
+    with other.on(cuda.stream(device), device), on_stream(cupy, device, own):
+        source = other.made(device)
         result = dlx.convert(source, to="cupy")
         assert type(result) is cupy.ndarray and result.data.ptr == source.ptr
         assert not reads(cuda, cupy, result)
@@ -232,9 +251,8 @@ def test_inside_cupy(cuda, cupy):
 @pytest.mark.parametrize("kept", ["own", "foreign", "legacy"])
 def test_working_on_a_stream(cuda, cupy, device, kept):
     """Inside the context cupy's current stream on that device is the one given; the device stays as it was."""
-    place = dlx.Device(2, device)
+    place, before = dlx.Device(2, device), cupy.cuda.Stream.null
     with cupy.cuda.Device(device):
-        before = cupy.cuda.get_current_stream()
         own = cupy.cuda.Stream()
     stream = {
         "own": Stream(place, own.ptr, own),
@@ -245,8 +263,38 @@ def test_working_on_a_stream(cuda, cupy, device, kept):
         assert cupy.cuda.runtime.getDevice() == 0
         with cupy.cuda.Device(device):
             assert cupy.cuda.get_current_stream().ptr == stream.handle
-    with cupy.cuda.Device(device):
-        assert cupy.cuda.get_current_stream() is before
+    for number in (0, 1):
+        with cupy.cuda.Device(number):
+            assert cupy.cuda.get_current_stream() is before
+
+
+def test_a_stream_of_another_lives_as_long_as_it_is_used(cuda, cupy, other):
+    """Cupy's wrapper does not own it; what was made on it keeps it alive until the device is done."""
+
+    class Owner:
+        ptr, device_id = cuda.stream(), 0
+
+    owner = Owner()
+    gone, place, tensor = weakref.ref(owner), dlx.Device("cuda"), dlx.convert(other.made(), to="dlx")
+    with working(cupy.adapter, {place: Stream(place, Owner.ptr, owner)}):
+        result = dlx.convert(tensor, to="cupy")
+    del owner
+    assert gone() is not None
+    del tensor, result
+    gc.collect()
+    assert dlx.release_pending() == 0 and gone() is None and cuda.misuses == 0
+
+
+def test_filters_of_warnings_are_left_alone(cuda, cupy, monkeypatch):
+    """They belong to all threads; the deprecation in cupy's wrapper is not heard all the same."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        with monkeypatch.context() as patch:
+            patch.setattr(warnings, "simplefilter", lambda *args: pytest.fail("a filter was set"))
+            with cupy.adapter.on_stream(Stream(dlx.Device("cuda"), cuda.stream())):
+                assert heard == []
+        cupy.cuda.ExternalStream(cuda.stream())
+    assert [each.category for each in heard] == [DeprecationWarning]
 
 
 def test_a_failure_restores_the_stream(cuda, cupy):
@@ -289,6 +337,24 @@ def test_a_cuda_array_interface_to_numpy(cuda, np):
     cuda.write(p, memory, N)
     result = dlx.convert(Interface(memory, stream=p, strides=(2,), shape=(N // 2,)), to="numpy")
     assert result.shape == (N // 2,) and cuda.races == 0
+
+
+@pytest.mark.parametrize("to", ["numpy", "cupy", "dlx"])
+@pytest.mark.parametrize("kind", [1, 3], ids=["pinned", "managed"])
+def test_a_cuda_array_interface_of_memory_that_the_host_reads(cuda, cupy, np, to, kind):
+    """Its stream is waited for by the host, where that reads the memory as it is."""
+    memory, p = cuda.alloc(N, 0, kind), cuda.stream()
+    cuda.stall(p)
+    cuda.write(p, memory, N)
+    result = dlx.convert(Interface(memory, stream=p), to=to)
+    if to == "numpy" or (to == "dlx" and kind == 1):
+        assert dlx.describe(result).address == memory and not cuda.host_read(memory, N)
+    assert cuda.races == 0
+    if kind == 1:
+        cuda.write(p, memory, N)
+        dlx.plan(Interface(memory, stream=p), to)
+        assert cuda.host_read(memory, N)  # a plan waits for nobody
+        cuda.clear_report()
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,19 @@ class Torch:
         self.cuda_stream, self.device_index = handle, device_index
 
 
+class AnyTorch:
+    """A stream of torch's for any device, as torch.accelerator gives it."""
+
+    def __init__(self, handle, device_index=1):
+        self.handle, self.device_index = handle, device_index
+
+    @property
+    def native_handle(self):
+        if self.handle is None:
+            raise RuntimeError("this backend has no handles")
+        return self.handle
+
+
 class Cupy:
     """A stream of cupy; its default streams belong to no device."""
 
@@ -57,6 +70,8 @@ class Cupy:
         (CoreAttribute(), 7),
         (Torch(0), LEGACY),
         (Torch(5), 5),
+        (AnyTorch(0), LEGACY),
+        (AnyTorch(5), 5),
         (Cupy(0), LEGACY),
         (Cupy(2), PER_THREAD),
         (Cupy(8, 1), 8),
@@ -92,6 +107,8 @@ def test_on_rocm(value, handle):
         (CUDA, Core(1, 5), r"gives \(1, 5\), not \(0, handle\)"),
         (CUDA, Core(5), r"gives \(5,\), not"),
         (CUDA, Torch(5, 0), "stream is on device 0, the memory is on cuda:1"),
+        (CUDA, AnyTorch(5, 0), "stream is on device 0"),
+        (CUDA, AnyTorch(None), "AnyTorch is no stream"),
         (CUDA, Cupy(5, 3), "stream is on device 3"),
         (ROCM, 1, "stream 1 does not exist on ROCm. Say 0"),
         (ROCM, 2, "stream 2 does not exist on ROCm"),

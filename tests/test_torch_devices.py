@@ -1,14 +1,17 @@
 """The torch adapter on devices, against a module that behaves like a CUDA build of torch over the recording driver.
 
 What matters of the original: current streams per device, whose handle is 0 for the default one; `from_dlpack` names the
-current stream, 0 as 1; `__dlpack__` refuses stream 2 and a tensor that is not on the current device.
+current stream, 0 as 1; `__dlpack__` refuses stream 2 and a tensor that is not on the current device; who sets a stream
+of another device makes that device current, too. CUDA's runtime calls that device current whose context is.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import types
+import weakref
 
 import gpulib
 import pytest
@@ -17,6 +20,7 @@ import dlx
 from dlx import native
 from dlx.errors import DeviceError, StreamError
 from dlx.stream import Stream
+from dlx.working import working
 
 N = 64
 
@@ -99,7 +103,7 @@ def fake_torch(driver, *, hip=None, cuda="12.8"):
     import torch as real
 
     self = types.ModuleType("torch")
-    self.driver, self.heard, self.uint8, self.strided = driver, [], "uint8", "strided"
+    self.driver, self.heard, self.entered, self.uint8, self.strided = driver, [], [], "uint8", "strided"
     self.complex32 = "complex32"
     self.__version__, self.version = "2.13.0", types.SimpleNamespace(hip=hip, cuda=cuda)
     self.device = lambda kind, index=None: types.SimpleNamespace(type=kind, index=index)
@@ -113,27 +117,35 @@ def fake_torch(driver, *, hip=None, cuda="12.8"):
     class ExternalStream(TorchStream):
         pass
 
+    def current_device():
+        return driver.current if driver.depth else current[0]
+
     @contextlib.contextmanager
     def device(number):
-        before, current[0] = current[0], number
-        yield
-        current[0] = before
+        before, current[0] = current_device(), number
+        try:
+            yield
+        finally:
+            current[0] = before
 
     @contextlib.contextmanager
     def stream(new):
-        number = new.device_index
-        before, streams[number] = streams.get(number), new
+        number, here = new.device_index, current[0]
+        before, streams[number] = streams.get(number), new.cuda_stream
+        self.entered.append(new)
+        current[0] = number
         try:
             yield
         finally:
             streams[number] = before
+            current[0] = here
 
     def current_stream(number=None):
-        number = current[0] if number is None else number
-        return streams.get(number) or TorchStream(0, number)
+        number = current_device() if number is None else number
+        return TorchStream(streams.get(number) or 0, number)  # a new object, which keeps nothing alive
 
     self.cuda = types.SimpleNamespace(
-        current_device=lambda: current[0],
+        current_device=current_device,
         current_stream=current_stream,
         default_stream=lambda number: TorchStream(0, number),
         device=device,
@@ -287,8 +299,42 @@ def test_working_on_a_stream(cuda, build, kept, device):
     with torch.adapter.on_stream(stream):
         current = torch.cuda.current_stream(device)
         assert current.cuda_stream == (0 if kept == "legacy" else stream.handle)
-        assert (current is own) is (kept == "own")
+        assert (torch.entered[-1] is own) is (kept == "own")
+        assert torch.cuda.current_device() == 0
     assert torch.cuda.current_stream(device).cuda_stream == 0
+
+
+@pytest.mark.parametrize("by", ["dlx", "itself"])
+@pytest.mark.parametrize("device", [0, 1])
+def test_a_stream_of_another_lives_as_long_as_it_is_used(cuda, build, other, device, by):
+    """Torch's own objects for it do not keep it alive; what was made on it does, until the device is done."""
+    torch, place = build(), dlx.Device(2, device)
+    owner = Owner(cuda, device)
+    handle = owner.ptr
+    tensor = dlx.convert(other.made(device), to="dlx")
+    with working(torch.adapter, {place: Stream(place, handle, owner)}):
+        result = dlx.convert(tensor, to="build") if by == "dlx" else torch.from_dlpack(tensor)
+    assert torch.cuda.current_stream(device).cuda_stream == 0
+    cuda.stall(handle, device)
+    cuda.read(handle, result.address, N, device)
+    gone = weakref.ref(owner)
+    del owner, tensor, result
+    gc.collect()
+    assert gone() is not None and other.freed == 0
+    cuda.resume_all()
+    assert dlx.release_pending() == 0
+    gc.collect()
+    assert gone() is None and (other.freed, other.reused_too_early) == (1, 0)
+
+
+class Owner:
+    """A stream of another, destroyed with its object."""
+
+    def __init__(self, cuda, device):
+        self.cuda, self.ptr, self.device_id = cuda, cuda.stream(device), device
+
+    def __del__(self):
+        self.cuda.destroy(self.ptr)
 
 
 def test_moves_inside_torch_are_torchs(cuda, build):

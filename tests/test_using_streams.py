@@ -168,19 +168,28 @@ def test_an_outer_stream_comes_back(cuda, caller, callee):
 # ---- several callers -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("raises", [False, True])
 @pytest.mark.parametrize("turned", [False, True])
-def test_callers_on_two_streams(cuda, caller, callee, third, turned):
-    """The order of arguments does not matter: the function stays on its own stream, and each caller waits for it."""
+def test_callers_on_two_streams(cuda, caller, callee, third, turned, raises):
+    """The order of arguments does not matter: the function stays on its own stream, and each caller waits for it.
+
+    Also where it raises: it may have read and written by then.
+    """
 
     @dlx.using("libb")
     def work(x, y):
         assert callee.current(0) is own
         assert not callee.write(x) and not callee.write(y)
+        if raises:
+            raise KeyError("planned")
 
     with caller.on(slow(cuda)), third.on(slow(cuda)), callee.on(slow(cuda)) as own:
         a, c = caller.made(), third.made()
-        work(*((c, a) if turned else (a, c)))
+        cuda.forget()
+        with pytest.raises(KeyError, match="planned") if raises else contextlib.nullcontext():
+            work(*((c, a) if turned else (a, c)))
         assert not caller.write(a) and not third.write(c)
+        assert cuda.count("cuStreamWaitEvent") == 4  # two in, two out
 
 
 def test_callers_on_one_stream(cuda, caller, callee, third):
@@ -235,8 +244,13 @@ def test_a_stream_that_is_said_for_results_that_stay(cuda, callee, third, caller
 def test_no_stream_orders_nothing(cuda, caller, callee):
     """-1: not even the current stream is set; the planted race is seen."""
     raced = []
-    work = dlx.using("libb", stream=-1)(lambda x: raced.append(callee.write(x)))
-    with caller.on(slow(cuda)), callee.on(slow(cuda)):
+
+    @dlx.using("libb", stream=-1)
+    def work(x):
+        assert callee.current(0) is own
+        raced.append(callee.write(x))
+
+    with caller.on(slow(cuda)), callee.on(slow(cuda)) as own:
         a = caller.made()
         work(a)
         assert raced == [True] and cuda.ordering == 0
@@ -275,6 +289,92 @@ def test_lazy_results_are_ready_when_they_are_looked_at(cuda, caller, callee):
     with caller.on(slow(cuda)), callee.on(slow(cuda)):
         view = work(caller.made())
         assert not caller.read(view[0]) and not caller.read(view[1]["b"]) and cuda.races == 0
+
+
+class Pause:
+    """What a coroutine waits for, without a loop."""
+
+    def __await__(self):
+        yield
+
+
+def finished(running):
+    """Run a coroutine to its end; return its result."""
+    try:
+        while True:
+            running.send(None)
+    except StopIteration as stop:
+        return stop.value
+
+
+@pytest.mark.parametrize("kind", ["lazy", "coroutine", "generator", "asynchronous generator"])
+def test_a_caller_who_is_on_another_stream_by_then(cuda, caller, callee, kind):
+    """The result was made on the stream that the call began on; whoever takes it later waits for that."""
+
+    @dlx.using("libb", lazy=True)
+    def lazy(x):
+        return [callee.made()]
+
+    @dlx.using("libb")
+    async def coroutine(x):
+        await Pause()
+        return callee.made()
+
+    @dlx.using("libb")
+    def generator(x):
+        yield
+        yield callee.made()
+
+    @dlx.using("libb")
+    async def asynchronous(x):
+        yield
+        yield callee.made()
+
+    with callee.on(slow(cuda)):
+        with caller.on(slow(cuda)):
+            if kind == "lazy":
+                view = lazy(caller.made())
+            elif kind == "coroutine":
+                running = coroutine(caller.made())
+                running.send(None)
+            else:
+                running = (generator if kind == "generator" else asynchronous)(caller.made())
+                if kind == "generator":
+                    next(running)
+                else:
+                    finished(anext(running))
+        with caller.on(slow(cuda)):
+            if kind == "lazy":
+                result = view[0]
+            elif kind == "coroutine":
+                result = finished(running)
+            else:
+                result = next(running) if kind == "generator" else finished(anext(running))
+            assert type(result) is caller.Array and not caller.read(result)
+
+
+def test_writes_come_back_to_a_caller_who_is_on_another_stream_by_then(cuda, caller, callee):
+    """What the function wrote to a copy is waited for before it is written back."""
+    raced = []
+
+    def put(array, key, value):
+        raced.append(cuda.read(caller.handle(0), value.ptr, 8))
+
+    caller.Array.__setitem__ = put
+    callee.adapter.facts["layouts"] = 0  # compact arrays only
+
+    @dlx.using("libb", writes="x")
+    async def work(x):
+        await Pause()
+        cuda.write(callee.handle(0), x.ptr, 8)
+
+    with callee.on(slow(cuda)):
+        with caller.on(slow(cuda)):
+            running = work(caller.made(shape=(8,), strides=(8,)))
+            running.send(None)
+        with caller.on(slow(cuda)):
+            finished(running)
+    assert raced == [False]
 
 
 def test_results_in_another_framework(cuda, np, caller, callee, third):
@@ -427,6 +527,25 @@ def test_a_coroutine_that_is_cancelled_or_raises(cuda, caller, callee):
         assert seen == [p.ptr, p.ptr] and callee.current(0) is outer
 
 
+def test_a_coroutine_that_is_closed(cuda, caller, callee):
+    """What it does about that is done on the stream."""
+    seen = []
+
+    @dlx.using("libb")
+    async def work(x):
+        try:
+            await Pause()
+        finally:
+            seen.append(callee.handle(0))
+
+    with caller.on(slow(cuda)) as p, callee.on(slow(cuda)) as outer:
+        running = work(caller.made())
+        running.send(None)
+        assert callee.current(0) is outer
+        running.close()
+        assert seen == [p.ptr] and callee.current(0) is outer
+
+
 def test_generators_are_on_the_stream_while_they_run(cuda, caller, callee):
     """Values that are sent in, and those that come out, are ordered; the stream is that of the first step."""
     seen = []
@@ -495,6 +614,26 @@ def test_asynchronous_generators(cuda, caller, callee):
     with caller.on(slow(cuda)) as p, callee.on(slow(cuda)) as outer:
         asyncio.run(main())
         assert seen == [p.ptr] * 5 and callee.current(0) is outer
+
+
+def test_an_asynchronous_generator_that_is_closed(cuda, caller, callee):
+    """Whatever it does about that is done on the stream."""
+    seen = []
+
+    @dlx.using("libb")
+    async def work(x):
+        try:
+            yield
+        finally:
+            seen.append(callee.handle(0))
+            await Pause()
+            seen.append(callee.handle(0))
+
+    with caller.on(slow(cuda)) as p, callee.on(slow(cuda)) as outer:
+        running = work(caller.made())
+        finished(anext(running))
+        finished(running.aclose())
+        assert seen == [p.ptr] * 2 and callee.current(0) is outer
 
 
 # ---- capture, failures -----------------------------------------------------------------------------------------------
