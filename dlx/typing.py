@@ -51,6 +51,6 @@ class Options(TypedDict, total=False):
     copy: bool | None
     readonly: Readonly
     detach: bool
-    stream: Any
+    stream: object
     strict: bool
     errors: Errors

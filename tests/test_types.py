@@ -144,6 +144,12 @@ def test_supports_dlpack_tells_arrays_at_run_time():
     assert dlx.SupportsDLPack is dlx.typing.SupportsDLPack
 
 
+def test_the_types_for_annotations_are_there_once_dlx_is_imported(python):
+    """``dlx.typing.Options`` needs no second import, for a checker or at run time; `import *` does not bring it."""
+    python("import dlx\nassert dlx.typing.Options.__total__ is False")
+    python("from dlx import *\nassert 'typing' not in globals() and 'convert' in globals()")
+
+
 def test_views_may_be_written_as_types():
     """The classes of views take arguments where they are written, as `list` does."""
     from dlx.mappings import MutableMappingView

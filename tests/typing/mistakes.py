@@ -26,11 +26,16 @@ dlx.stack([samples])  # error: no target
 dlx.stack(3, to="torch")  # error: nothing to stack
 dlx.stack([samples], to="torch", copy=True)  # error: no such option
 
+dlx.convrt(samples, to="torch")  # error: no such name
+dlx.typing.Optins  # error: no such name
+
 # what is no array
 dlx.convert(3, to="torch")  # error: a number
 dlx.convert(None, to="torch")  # error: nothing
 dlx.convert("text", to="torch")  # error: a text
 dlx.convert(object(), to="torch")  # error: nobody knows
+dlx.convert((each for each in [samples]), to="torch")  # error: a generator
+dlx.convert(torch.nn.Linear(1, 2), to="numpy")  # error: a module holds arrays, and is none
 number: dlx.SupportsDLPack = 3  # error: a number
 numbers: dlx.SupportsDLPack = [1, 2]  # error: a list
 
