@@ -12,7 +12,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from pages import PAGES, ROOT, anchors, commands, fits, links, name_of, needed, runnable
+from pages import PAGES, ROOT, anchors, blocks, commands, file_of, fits, links, name_of, needed, prose, runnable
 
 READS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 # What other tests run, because it needs more than an empty folder: the page's languages, and where.
@@ -84,7 +84,10 @@ def test_blocks_print_what_the_page_shows(page, shell, tmp_path):
     for name in needed(text):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed")
-    python = [each for each in here(page, text) if each[0] == "python"]
+    python = [each for each in here(page, text) if each[0] == "python" and not file_of(each[1])]
+    for kind, code, _ in here(page, text):
+        if kind == "python" and file_of(code):
+            (tmp_path / file_of(code)).write_text(code)
     printed = run_python([code for _, code, _ in python], tmp_path, shell) if python else []
     for (_, code, shown), found in zip(python, printed, strict=True):
         assert found == (shown or ""), code
@@ -135,6 +138,8 @@ def test_a_wrong_output_is_seen(shell, tmp_path):
     assert fits("...\n", "")
     assert not fits("a\n...\nd\n", "a\nb\nc\n")
     assert not fits("a.c\n", "abc\n")
+    assert fits("a ...: b\n", "a 1.2: b\n")
+    assert not fits("a ...: b\n", "a 1.2: c\n")
 
 
 def test_every_fence_says_its_language():
@@ -149,6 +154,31 @@ def test_every_fence_says_its_language():
 
 
 PLAIN = {"docs/design.md"}  # drawings in plain text
+INDENTED = {"docs/gpu.md"}
+
+
+def test_no_code_is_without_a_fence():
+    """A block that is only indented would not be seen by these tests: nobody would run it."""
+    for page, text in READS.items():
+        after = [*re.finditer(r"\n\n {4}(?![-*:])\S.*", prose(text))]
+        assert not after or name_of(page) in INDENTED, f"{name_of(page)}: {after[0][0].strip()}"
+
+
+def test_shell_blocks_name_what_is_there():
+    """They take long, or install: they are not run, but targets of make, modules and files in them exist."""
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    seen = 0
+    for page, text in READS.items():
+        for line in "".join(code for kind, code, _ in blocks(text) if kind == "sh").splitlines():
+            command = line.partition("  #")[0]
+            for name in re.findall(r"\bmake ([\w-]+)", command):
+                assert name in targets, f"{name_of(page)}: {line}"
+            for module in re.findall(r"python -m ([\w.]+)", command):
+                assert importlib.util.find_spec(module), f"{name_of(page)}: {line}"
+            for file in re.findall(r"python (\w+\.py)", command):
+                assert (page.parent / file).exists() or (ROOT / file).exists(), f"{name_of(page)}: {line}"
+            seen += 1
+    assert seen > 10
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
