@@ -1,8 +1,11 @@
 """The pages: each block of code runs and prints what is shown, each link leads somewhere, the site is whole."""
 
+import collections
 import doctest
+import html
 import importlib
 import importlib.util
+import inspect
 import json
 import os
 import re
@@ -264,6 +267,26 @@ def test_the_reference_has_every_public_name(site):
     text = "".join(page.read_text(encoding="utf-8") for page in (site / "reference").glob("*.html"))
     for name in {*dlx.__all__} - {"__version__"}:
         assert re.search(rf">(?:\s|<[^>]*>)*dlx\.{name}\b", text), name
+
+
+def test_the_reference_gives_each_parameter_its_own_default(site):
+    """Also those that share a line in the docstring; and no sentence ends with the two colons of docstrings."""
+    import dlx
+
+    text = (site / "reference" / "converting.html").read_text(encoding="utf-8")
+    shown = html.unescape(re.sub(r"<[^>]*>", " ", text))
+    wanted = collections.Counter(
+        (name, repr(each.default))
+        for function in (dlx.convert, dlx.plan, dlx.stack, dlx.using)
+        for name, each in inspect.signature(function).parameters.items()
+        if each.default is not each.empty
+    )
+    assert wanted[("detach", "True")] == 1 < wanted[("detach", "False")]
+    for (name, default), times in wanted.items():
+        found = re.findall(rf"\b{name}\s+\([^()]*default:\s+{re.escape(default)}\s+\)", shown)
+        assert len(found) == times, (name, default)
+    for page in (site / "reference").glob("*.html"):
+        assert "::</p>" not in page.read_text(encoding="utf-8"), page.name
 
 
 def test_the_stub_of_tensor_says_what_the_type_says():
