@@ -19,6 +19,9 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from pages import PAGES
+
+import dlx
 
 packaging = pytest.importorskip("packaging.requirements")
 
@@ -164,6 +167,25 @@ def test_type_checkers_follow_the_environment_of_a_checkout(tmp_path):
     (tmp_path / "mine.py").write_text("import dlx\n\nreveal_type(dlx.convert(b'abc', to='dlx'))\n")
     assert '"dlx.native.Tensor"' in run([sys.executable, "-m", "mypy", "--strict", "mine.py"], tmp_path)
     assert '"Tensor"' in run([sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "mine.py"], tmp_path)
+
+
+def test_nobody_is_led_to_the_other_dlx():
+    """On PyPI that name is another project, with versions from 1.0 on: requirements are below, commands name files."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for before, after in re.findall(r"(.{0,20})pip3? install (?:-\S+ )*\"?dlx(?![\w./-])(.{0,20})", text):
+            assert before.endswith("do not `") or "brings Dancing" in after, f"{page}: {before}... dlx{after}"
+    found = [
+        each for page in PAGES for each in re.findall(r"[\"`](dlx(?:\[[\w,-]+\])?[<>=][^\"`]*)[\"`]", page.read_text())
+    ]
+    example = tomllib.loads((ROOT / "examples" / "dlx-example" / "pyproject.toml").read_text(encoding="utf-8"))
+    found += [
+        each for each in example["project"]["dependencies"] + example["build-system"]["requires"] if "dlx" in each
+    ]
+    assert len(found) >= 5
+    for each in map(packaging.Requirement, found):
+        assert each.specifier.contains(dlx.__version__, prereleases=True), each
+        assert not any(each.specifier.contains(other) for other in ("1.0.2", "1.0.4", "1.1")), each
 
 
 def pins():
