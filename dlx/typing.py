@@ -10,7 +10,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, Literal, Protocol, TypeAlias, TypedDict, runtime_checkable
 
-__all__ = ["DeviceLike", "Errors", "Options", "Readonly", "SupportsDLPack", "Target"]
+__all__ = ["DeviceLike", "Errors", "Options", "Outcome", "Readonly", "SupportsDLPack", "Target"]
 
 
 @runtime_checkable
@@ -42,6 +42,10 @@ Readonly: TypeAlias = Literal["copy", "error", "share"]
 
 Errors: TypeAlias = Literal["raise", "collect"]
 """Raise the first error of a container, or all of them in an ExceptionGroup."""
+
+
+Outcome: TypeAlias = Literal["same", "shared", "copied", "refused", "tree", "unknown"]
+"""What `dlx.plan` says will become of an array or container: see `dlx.Plan`."""
 
 
 class Options(TypedDict, total=False):

@@ -126,6 +126,21 @@ def test_the_options_for_checkers_are_those_of_convert():
             dlx.convert(b"abc", to="dlx", **{name: "never"})
 
 
+def test_the_outcomes_for_checkers_are_those_of_plans():
+    """`Outcome` has every word that `Plan` documents, and steps name what they may do."""
+    from dlx.leaf import Plan, Step
+
+    def words(kind, name):
+        return re.findall(r'``"(\w+)"``', re.search(rf"^ *{name}\n((?: {{6,}}.*\n)+)", kind.__doc__, re.MULTILINE)[1])
+
+    assert words(Plan, "outcome") == [*typing.get_args(dlx.typing.Outcome)]
+    done = set()
+    for path in (ROOT / "dlx").glob("*.py"):
+        done |= {*re.findall(r'\bStep\((?:hindrance\.option or )?"(\w+)"', path.read_text())}
+    assert len(done) > 6
+    assert done == {*words(Step, "do")}
+
+
 def test_the_names_that_have_overloads_are_targets():
     """Each name that a checker knows is one that dlx knows."""
     from dlx.registry import registry

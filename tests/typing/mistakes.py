@@ -1,6 +1,6 @@
 """What type checkers refuse: one error on each line that says so, and on no other."""
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -51,6 +51,7 @@ dlx.convert(samples, to="torch").flags  # error: a tensor has none
 dlx.convert([samples], to="torch")[0].flags  # error: a tensor has none
 dlx.convert((samples,), to="torch", lazy=True).append(tensor)  # error: a tuple cannot grow
 dlx.plan(samples, to="torch").outcom  # error: no such attribute
+outcome: Literal["shard", "copied"] = dlx.plan(samples, to="torch").outcome  # error: there is no such outcome
 dlx.describe(samples).shape[0]  # error: the shape may be unknown
 
 

@@ -124,7 +124,7 @@ assert_type(dlx.stack([samples], to="mylib"), Any)
 
 # the other verbs
 assert_type(dlx.plan(samples, to="torch"), dlx.Plan)
-assert_type(dlx.plan(samples, like=tensor, probe=False).outcome, str)
+assert_type(dlx.plan(samples, like=tensor, probe=False).outcome, dlx.typing.Outcome)
 assert_type(dlx.describe(samples), dlx.ArrayInfo)
 assert_type(dlx.shares_memory(samples, tensor), bool)
 assert_type(dlx.from_dlpack(samples), dlx.Tensor)
