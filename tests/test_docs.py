@@ -1,5 +1,6 @@
 """The pages: each block of code runs and prints what is shown, each link leads somewhere, the site is whole."""
 
+import ast
 import collections
 import doctest
 import html
@@ -123,6 +124,25 @@ def test_examples_in_docstrings_give_what_they_show(module, np):
     for each in examples:
         runner.run(each, clear_globs=True)
     assert runner.failures == 0
+
+
+def for_devices():
+    """Give (page, code) for the blocks that need a GPU."""
+    return [(page, code) for page, text in READS.items() for kind, code, _ in blocks(text) if kind == "python gpu"]
+
+
+def test_blocks_for_a_device_could_run():
+    """Where there is no device, at least: what they call of dlx is there and takes these arguments."""
+    import dlx
+
+    calls = 0
+    for page, code in for_devices():
+        for node in ast.walk(ast.parse(code, name_of(page))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("dlx."):
+                keywords = {each.arg: None for each in node.keywords}
+                inspect.signature(getattr(dlx, node.func.attr)).bind(*node.args, **keywords)
+                calls += 1
+    assert calls >= 5
 
 
 def test_what_is_run_elsewhere_is_named_there():
@@ -291,8 +311,6 @@ def test_the_reference_gives_each_parameter_its_own_default(site):
 
 def test_the_stub_of_tensor_says_what_the_type_says():
     """`dlx.Tensor` is made in C; checkers, editors and the site read its documentation in `dlx/native.py`."""
-    import ast
-
     import dlx
 
     tree = ast.parse((ROOT / "dlx" / "native.py").read_text(encoding="utf-8"))
