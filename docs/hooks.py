@@ -73,10 +73,9 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         name = found[1]
         return f"[{found[0]}][{PLACES.get(name, f'dlx.{name}')}]" if name in NAMES and name not in BARE else found[0]
 
-    markdown = LINK.sub(moved, markdown)
     parts, end = [], 0
     for fence in [*FENCE.finditer(markdown), None]:
-        prose = markdown[end : fence.start() if fence else None]
+        prose = LINK.sub(moved, markdown[end : fence.start() if fence else None])  # code may look like a link
         parts += [re.sub(r"^(?!#).*$", lambda line: NAME.sub(named, line[0]), prose, flags=re.MULTILINE)]
         if fence is not None:
             parts, end = [*parts, fence[0]], fence.end()

@@ -104,3 +104,9 @@ def anchors(text):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
         found.add(re.sub(r"[\s]+", "-", re.sub(r"[^\w\s-]", "", plain.lower()).strip()))
     return found
+
+
+def navigation():
+    """Give the pages that mkdocs.yml names, without reading YAML."""
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    return re.findall(r"([\w./-]+\.md)$", text, flags=re.MULTILINE)

@@ -1,9 +1,7 @@
 """The pages: each block of code runs and prints what is shown, each link leads somewhere, the site is whole."""
 
 import ast
-import collections
 import doctest
-import html
 import importlib
 import importlib.util
 import inspect
@@ -13,10 +11,23 @@ import re
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
-from pages import PAGES, ROOT, anchors, blocks, commands, file_of, fits, links, name_of, needed, prose, runnable
+from pages import (
+    PAGES,
+    ROOT,
+    anchors,
+    blocks,
+    commands,
+    file_of,
+    fits,
+    links,
+    name_of,
+    navigation,
+    needed,
+    prose,
+    runnable,
+)
 
 READS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 # What other tests run, because it needs more than an empty folder: the page's languages, and where.
@@ -217,12 +228,6 @@ def test_links_lead_somewhere(page):
             assert anchor in anchors(target.read_text(encoding="utf-8")), f"{name_of(page)}: there is no {link}"
 
 
-def navigation():
-    """Give the pages that mkdocs.yml names, without reading YAML."""
-    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
-    return re.findall(r"([\w./-]+\.md)$", text, flags=re.MULTILINE)
-
-
 def test_every_page_is_in_the_navigation_once():
     """A page that nobody can reach is no page."""
     named = navigation()
@@ -239,74 +244,6 @@ def test_pages_name_public_names_that_exist():
     for page, text in READS.items():
         for name in {*re.findall(r"\bdlx\.([A-Za-z][A-Za-z_]*)\b", text)}:
             assert hasattr(dlx, name) or name in modules, f"{name_of(page)}: there is no dlx.{name}"
-
-
-# ---- the site ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The built site, by the environment of `make docs`, or by this one if it has mkdocs."""
-    python = ROOT / ".venv-docs" / "bin" / "python"
-    if not python.exists():
-        if importlib.util.find_spec("mkdocs") is None:
-            pytest.skip("mkdocs is not installed; `make docs` installs it in .venv-docs")
-        python = Path(sys.executable)
-    folder = tmp_path_factory.mktemp("site")
-    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    command = [str(python), "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder
-
-
-def test_the_site_is_whole_and_needs_no_network(site):
-    """No warning; every local link, anchor and picture is there; nothing is loaded from elsewhere."""
-    pages = {page: page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
-    assert len(pages) >= len(PAGES) - 2
-    ids = {page: {*re.findall(r'\bid="([^"]+)"', text)} for page, text in pages.items()}
-    for page, text in pages.items():
-        for tag, target in re.findall(r'<(a|img|script|link)\b[^>]*?\b(?:href|src)="([^"]*)"', text):
-            if "://" in target or target.startswith(("mailto:", "data:", "javascript:")):
-                assert tag == "a" or 'rel="canonical"' in text, f"{page.name} loads {target}"
-                continue
-            if page.name == "404.html":
-                continue  # its links are from the root of a server
-            path, _, anchor = target.partition("#")
-            found = (page.parent / path).resolve() if path else page
-            found = found / "index.html" if found.is_dir() else found
-            assert found.exists(), f"{page.name}: there is no {target}"
-            if anchor and found in ids and anchor != "__skip":
-                assert anchor in ids[found], f"{page.name}: there is no {target}"
-
-
-def test_the_reference_has_every_public_name(site):
-    """Each name in `dlx.__all__` stands in the reference, with its docstring."""
-    import dlx
-
-    text = "".join(page.read_text(encoding="utf-8") for page in (site / "reference").glob("*.html"))
-    for name in {*dlx.__all__} - {"__version__"}:
-        assert re.search(rf">(?:\s|<[^>]*>)*dlx\.{name}\b", text), name
-
-
-def test_the_reference_gives_each_parameter_its_own_default(site):
-    """Also those that share a line in the docstring; and no sentence ends with the two colons of docstrings."""
-    import dlx
-
-    text = (site / "reference" / "converting.html").read_text(encoding="utf-8")
-    shown = html.unescape(re.sub(r"<[^>]*>", " ", text))
-    wanted = collections.Counter(
-        (name, repr(each.default))
-        for function in (dlx.convert, dlx.plan, dlx.stack, dlx.using)
-        for name, each in inspect.signature(function).parameters.items()
-        if each.default is not each.empty
-    )
-    assert wanted[("detach", "True")] == 1 < wanted[("detach", "False")]
-    for (name, default), times in wanted.items():
-        found = re.findall(rf"\b{name}\s+\([^()]*default:\s+{re.escape(default)}\s+\)", shown)
-        assert len(found) == times, (name, default)
-    for page in (site / "reference").glob("*.html"):
-        assert "::</p>" not in page.read_text(encoding="utf-8"), page.name
 
 
 def test_the_stub_of_tensor_says_what_the_type_says():
