@@ -1,5 +1,7 @@
 """Types for annotations: what dlx takes, for functions that pass it on.
 
+Examples
+--------
 >>> import dlx
 >>> isinstance(dlx.empty(3, "int8"), dlx.SupportsDLPack), isinstance([1, 2], dlx.SupportsDLPack)
 (True, False)
@@ -49,7 +51,10 @@ Outcome: TypeAlias = Literal["same", "shared", "copied", "refused", "tree", "unk
 
 
 class Options(TypedDict, total=False):
-    """The options of `dlx.convert`, for functions that pass them on: ``**options: Unpack[Options]``."""
+    """The options of `dlx.convert`, for functions that pass them on: ``**options: Unpack[Options]``.
+
+    They are `device`, `copy`, `readonly`, `detach`, `stream`, `strict` and `errors`; each may be left out.
+    """
 
     device: DeviceLike | None
     copy: bool | None

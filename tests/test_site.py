@@ -75,7 +75,7 @@ def test_the_reference_has_every_public_name(site):
 
 
 def test_the_reference_gives_each_parameter_its_own_default(site):
-    """Also those that share a line in the docstring; and no sentence ends with the two colons of docstrings."""
+    """Also those that share a line in the docstring; and nothing is left of how docstrings are written."""
     import dlx
 
     text = (site / "reference" / "converting.html").read_text(encoding="utf-8")
@@ -91,4 +91,6 @@ def test_the_reference_gives_each_parameter_its_own_default(site):
         found = re.findall(rf"\b{name}\s+\([^()]*default:\s+{re.escape(default)}\s+\)", shown)
         assert len(found) == times, (name, default)
     for page in (site / "reference").glob("*.html"):
-        assert "::</p>" not in page.read_text(encoding="utf-8"), page.name
+        text = page.read_text(encoding="utf-8")
+        assert "::</p>" not in text, page.name
+        assert "<blockquote" not in text, f"{page.name}: an example is taken for a quotation"

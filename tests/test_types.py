@@ -117,6 +117,7 @@ def test_the_options_for_checkers_are_those_of_convert():
     parameters = inspect.signature(dlx.convert).parameters
     options = [name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY]
     assert {*dlx.typing.Options.__annotations__} == {*options} - {"like", "lazy"}
+    assert {*re.findall(r"`(\w+)`", dlx.typing.Options.__doc__)} == {*dlx.typing.Options.__annotations__}
     for name in ("readonly", "errors"):
         words = typing.get_args(getattr(dlx.typing, name.capitalize()))
         assert parameters[name].default == words[0]
