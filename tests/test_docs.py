@@ -198,6 +198,14 @@ def test_no_code_is_without_a_fence():
         assert not after or name_of(page) in INDENTED, f"{name_of(page)}: {after[0][0].strip()}"
 
 
+def test_contributing_lists_the_targets_of_make():
+    """Each target that is meant to be called has a row, and each row is a target."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = {*re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[1].split()} - {"clean"}
+    rows = re.findall(r"^\| (`make.*?) \|", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {*re.findall(r"`make ([\w-]+)`", " ".join(rows))} == targets
+
+
 def test_shell_blocks_name_what_is_there():
     """They take long, or install: they are not run, but targets of make, modules and files in them exist."""
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
