@@ -19,7 +19,7 @@ JOBS ?= auto
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-SOURCES := build_ffi.py setup.py pyproject.toml constraints.txt dlx/headers.py $(wildcard c_src/* adapters/*.c)
+SOURCES := Makefile build_ffi.py setup.py pyproject.toml constraints.txt dlx/headers.py $(wildcard c_src/* adapters/*.c)
 # torch is installed exactly as asked, and left out, with a word, where that is not to be had.
 TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 
