@@ -19,7 +19,7 @@ JOBS ?= auto
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-SOURCES := build_ffi.py setup.py pyproject.toml constraints.txt dlx/headers.py $(wildcard c_src/* adapters/*.c)
+SOURCES := Makefile build_ffi.py setup.py pyproject.toml constraints.txt dlx/headers.py $(wildcard c_src/* adapters/*.c)
 # torch is installed exactly as asked, and left out, with a word, where that is not to be had.
 TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 
@@ -112,10 +112,12 @@ $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-# Built in place for the interpreter of this environment; rebuilt when C or the recipe changes.
+# Built in place for the interpreter of this environment; rebuilt when C or the recipe changes. An editable install is an
+# import hook, which type checkers do not run: the .pth file shows them, and editors, where dlx is.
 $(VENV)/.built: $(VENV)/.made $(SOURCES)
 	$(PIP) install --quiet --constraint constraints.txt setuptools wheel cffi
 	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable ".[$(EXTRA)]"
+	@echo "$(CURDIR)" > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/dlx-checkout.pth"
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.made constraints.txt

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dlx import adapter, ctypes, errors
+    from dlx import typing as typing
     from dlx.abi import Device, DType
     from dlx.conversion import describe, plan
     from dlx.cuda import devices, release_pending
@@ -93,16 +94,19 @@ _HOMES = {
     "hookimpl": "hookspecs",
     "adapter": None,
     "errors": None,
+    "typing": None,  # not in __all__: `from dlx import *` would hide Python's own
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'dlx' has no attribute {name!r}")
-    value = globals()[name] = _load(name)
-    if name == "convert":
-        _settle()
-    return value
+if not TYPE_CHECKING:  # to a checker every name would be there
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'dlx' has no attribute {name!r}")
+        value = globals()[name] = _load(name)
+        if name == "convert":
+            _settle()
+        return value
 
 
 def _load(name: str) -> Any:

@@ -12,6 +12,7 @@ from dlx.crossing import Crossing, Moment
 from dlx.errors import ConversionError, CopyRequiredError, DlxError, LayoutError, ProtocolError, ReadOnlyError
 from dlx.native import Tensor
 from dlx.tensor import ArrayInfo, type_name
+from dlx.typing import Outcome
 
 __all__ = ["HOST", "Leaf", "Plan", "Request", "Step", "adapter_failed", "refuse", "refuse_failure"]
 
@@ -25,7 +26,8 @@ class Step:
     Attributes
     ----------
     do
-        ``"detach"``, ``"resolve"``, ``"relabel"``, ``"view"``, ``"share"``, ``"copy"`` or ``"move"``.
+        ``"detach"``, ``"resolve"``, ``"relabel"``, ``"view"``, ``"share"``, ``"copy"``, ``"move"``, or ``"order"``: one
+        stream, or the host, waits for another.
     why
         The reason, in words.
     nbytes
@@ -71,7 +73,7 @@ class Plan:
     source: ArrayInfo | None
     target: str
     device: Device | None
-    outcome: str
+    outcome: Outcome
     steps: tuple[Step, ...] = ()
     nbytes: int = 0
     error: DlxError | ExceptionGroup[DlxError] | None = None
@@ -133,7 +135,7 @@ class Leaf:
     tensor: Tensor | None = None  # exported, not yet handed over
     owned: Tensor | None = None  # taken from the producer
 
-    def finish(self, outcome: str, device: Device | None, error: DlxError | None = None) -> None:
+    def finish(self, outcome: Outcome, device: Device | None, error: DlxError | None = None) -> None:
         """Write the plan."""
         steps = () if error is not None else tuple(self.steps)
         self.plan = Plan(

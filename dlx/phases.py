@@ -23,6 +23,7 @@ from dlx.planning import begin
 from dlx.strangers import Described
 from dlx.transfer import forget_frames, load, order, plan_leaf, prepare, preview, release, take_back
 from dlx.trees import Tree
+from dlx.typing import Outcome
 
 __all__ = ["Bulk", "convert_tree", "place_of", "plan_tree"]
 
@@ -255,7 +256,7 @@ def plan_tree(root: Any, row: Container, request: Request, *, strict: bool, coll
     leaves, late = plan_all(request, tree.arrays, tree.sources, tree.place, probe=probe)
     errors = failures.errors + late
     error = (together(errors) if collect else errors[0]) if errors else None
-    outcome = "tree" if error is None else "refused"
+    outcome: Outcome = "tree" if error is None else "refused"
     nbytes = sum(leaf.nbytes for leaf in leaves)
     return Plan("", None, target, None, outcome, nbytes=nbytes, error=error, leaves=tuple(leaves))
 

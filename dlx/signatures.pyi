@@ -10,7 +10,6 @@ One overload for each kind of source and of target. There are few on purpose: ch
 - Frameworks that are not installed are Any.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from types import SimpleNamespace
@@ -63,6 +62,14 @@ class _NamedTuple(Protocol):
     def _fields(self) -> tuple[str, ...]: ...
     def _asdict(self) -> dict[str, Any]: ...
 
+# Any sequence but str, which finds texts only.
+class _Sequence(Protocol[_T_co]):
+    def __contains__(self, value: object, /) -> bool: ...
+    def __getitem__(self, index: int, /) -> _T_co: ...
+    def __len__(self) -> int: ...
+    def count(self, value: Any, /) -> int: ...
+    def index(self, value: Any, /) -> int: ...
+
 class _Dataclass(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -74,7 +81,7 @@ class _Tree(Protocol):
 
 # Their type says what their arrays are, so that it cannot be kept: Any.
 _Container: TypeAlias = (
-    _Dataclass | _Attrs | _Tree | SimpleNamespace | View | deque[Any] | AbstractSet[Any] | Mapping[Any, Any]
+    _Dataclass | _Attrs | _Tree | SimpleNamespace | View | _Sequence[Any] | AbstractSet[Any] | Mapping[Any, Any]
 )
 _Eager: TypeAlias = Literal[False]
 _Lazy: TypeAlias = Literal[True]
@@ -90,7 +97,7 @@ class _Free(Options, total=False):
 
 class _Place(TypedDict, total=False):
     device: DeviceLike | None
-    stream: Any
+    stream: object
 
 _Array: TypeAlias = SupportsDLPack | _SupportsArrayInterface | Buffer | CapsuleType
 _Element = TypeVar("_Element", bound=SupportsDLPack | _NumPyArray)
@@ -101,6 +108,11 @@ class Convert:
 
     __wrapped__: Callable[..., Any]
     """The same in Python, without the fast lane."""
+
+    # ---- first: who has a __getattr__ has all names to mypy, an array's as well
+
+    @overload
+    def __call__(self, obj: _NamedTuple, to: Target | None = ..., *, like: Any = ..., **o: Unpack[_Free]) -> Any: ...
 
     # ---- an array
 
@@ -133,8 +145,6 @@ class Convert:
 
     # ---- containers
 
-    @overload
-    def __call__(self, obj: _NamedTuple, to: Target | None = ..., *, like: Any = ..., **o: Unpack[_Free]) -> Any: ...
     @overload
     def __call__(self, obj: list[_Element], to: _DLX, *, lazy: _Eager = ..., **o: Unpack[Options]) -> list[Tensor]: ...
     @overload

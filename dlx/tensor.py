@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copyreg
 import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from dlx.abi import Device, DType, host_readable
 from dlx.native import Tensor, lib, set_tensor_repr
@@ -232,3 +233,15 @@ def _repr(tensor: Tensor) -> str:
 
 
 set_tensor_repr(_repr)
+
+
+def _not_pickled(tensor: Tensor) -> NoReturn:
+    """Pickle and copy ask this; an address means nothing in another process."""
+    raise TypeError(
+        "cannot pickle a dlx.Tensor: it stands for memory of this process. Pickle an array that holds its values, "
+        "dlx.convert(tensor, to='numpy') say, or share the memory by multiprocessing.shared_memory. "
+        "For a copy in this process: dlx.convert(tensor, to='dlx', copy=True)."
+    )
+
+
+copyreg.pickle(Tensor, _not_pickled)

@@ -1,5 +1,7 @@
 """Types for annotations: what dlx takes, for functions that pass it on.
 
+Examples
+--------
 >>> import dlx
 >>> isinstance(dlx.empty(3, "int8"), dlx.SupportsDLPack), isinstance([1, 2], dlx.SupportsDLPack)
 (True, False)
@@ -10,7 +12,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, Literal, Protocol, TypeAlias, TypedDict, runtime_checkable
 
-__all__ = ["DeviceLike", "Errors", "Options", "Readonly", "SupportsDLPack", "Target"]
+__all__ = ["DeviceLike", "Errors", "Options", "Outcome", "Readonly", "SupportsDLPack", "Target"]
 
 
 @runtime_checkable
@@ -44,13 +46,20 @@ Errors: TypeAlias = Literal["raise", "collect"]
 """Raise the first error of a container, or all of them in an ExceptionGroup."""
 
 
+Outcome: TypeAlias = Literal["same", "shared", "copied", "refused", "tree", "unknown"]
+"""What `dlx.plan` says will become of an array or container: see `dlx.Plan`."""
+
+
 class Options(TypedDict, total=False):
-    """The options of `dlx.convert`, for functions that pass them on: ``**options: Unpack[Options]``."""
+    """The options of `dlx.convert`, for functions that pass them on: ``**options: Unpack[Options]``.
+
+    They are `device`, `copy`, `readonly`, `detach`, `stream`, `strict` and `errors`; each may be left out.
+    """
 
     device: DeviceLike | None
     copy: bool | None
     readonly: Readonly
     detach: bool
-    stream: Any
+    stream: object
     strict: bool
     errors: Errors

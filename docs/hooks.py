@@ -44,6 +44,11 @@ def on_files(files: Any, *, config: Any) -> Any:
     return files
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """End a sentence before code with one colon: docstrings say ``::``, for Sphinx and for people."""
+    return re.sub(r"::</p>(?=\s*<(?:pre|div))", ":</p>", html)
+
+
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Turn links to other files of the project into links to their pages; where they have none, into plain text."""
     markdown = re.sub(r"^```(python|console) gpu$", r"```\1", markdown, flags=re.MULTILINE)  # words of the tests only
@@ -68,10 +73,9 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         name = found[1]
         return f"[{found[0]}][{PLACES.get(name, f'dlx.{name}')}]" if name in NAMES and name not in BARE else found[0]
 
-    markdown = LINK.sub(moved, markdown)
     parts, end = [], 0
     for fence in [*FENCE.finditer(markdown), None]:
-        prose = markdown[end : fence.start() if fence else None]
+        prose = LINK.sub(moved, markdown[end : fence.start() if fence else None])  # code may look like a link
         parts += [re.sub(r"^(?!#).*$", lambda line: NAME.sub(named, line[0]), prose, flags=re.MULTILINE)]
         if fence is not None:
             parts, end = [*parts, fence[0]], fence.end()

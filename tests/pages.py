@@ -1,7 +1,8 @@
 """Markdown pages as tests see them: the blocks of code in them, what they print, headings and links.
 
 A ``python`` block right before a ``text`` block prints that text. A ``console`` block holds commands behind ``$`` and
-what they print; a line ``...`` there stands for any lines. Blocks of a page run in order, in one folder and one
+what they print; a line ``...`` there stands for any lines, ``...`` within a line for any text. A ``python`` block that
+begins with ``# name.py`` is a file, not run. Blocks of a page run in order, in one folder and one
 namespace. A word after the language leaves a block out: ``python gpu``, ``console gpu``.
 """
 
@@ -68,9 +69,19 @@ def commands(code):
         yield command, output
 
 
+def file_of(code):
+    """Give the name of the file that a block is, or None."""
+    found = re.match(r"# (\w+\.py)\n", code)
+    return found and found[1]
+
+
 def fits(shown, printed):
-    """Return whether what was printed is what is shown, a line ``...`` standing for any lines."""
-    pattern = "".join(r"(?:.*\n)*?" if line.strip() == "..." else re.escape(line + "\n") for line in shown.splitlines())
+    """Return whether what was printed is what is shown, ``...`` standing for anything."""
+    lines = shown.splitlines()
+    pattern = "".join(
+        r"(?:.*\n)*?" if line.strip() == "..." else ".*".join(map(re.escape, line.split("..."))) + "\n"
+        for line in lines
+    )
     return re.fullmatch(pattern, re.sub(r"[ \t]+$", "", printed, flags=re.MULTILINE)) is not None
 
 
@@ -93,3 +104,9 @@ def anchors(text):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
         found.add(re.sub(r"[\s]+", "-", re.sub(r"[^\w\s-]", "", plain.lower()).strip()))
     return found
+
+
+def navigation():
+    """Give the pages that mkdocs.yml names, without reading YAML."""
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    return re.findall(r"([\w./-]+\.md)$", text, flags=re.MULTILINE)

@@ -1,18 +1,33 @@
 """The pages: each block of code runs and prints what is shown, each link leads somewhere, the site is whole."""
 
+import ast
 import doctest
 import importlib
 import importlib.util
+import inspect
 import json
 import os
 import re
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
-from pages import PAGES, ROOT, anchors, commands, fits, links, name_of, needed, runnable
+from pages import (
+    PAGES,
+    ROOT,
+    anchors,
+    blocks,
+    commands,
+    file_of,
+    fits,
+    links,
+    name_of,
+    navigation,
+    needed,
+    prose,
+    runnable,
+)
 
 READS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 # What other tests run, because it needs more than an empty folder: the page's languages, and where.
@@ -84,7 +99,10 @@ def test_blocks_print_what_the_page_shows(page, shell, tmp_path):
     for name in needed(text):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed")
-    python = [each for each in here(page, text) if each[0] == "python"]
+    python = [each for each in here(page, text) if each[0] == "python" and not file_of(each[1])]
+    for kind, code, _ in here(page, text):
+        if kind == "python" and file_of(code):
+            (tmp_path / file_of(code)).write_text(code)
     printed = run_python([code for _, code, _ in python], tmp_path, shell) if python else []
     for (_, code, shown), found in zip(python, printed, strict=True):
         assert found == (shown or ""), code
@@ -119,6 +137,25 @@ def test_examples_in_docstrings_give_what_they_show(module, np):
     assert runner.failures == 0
 
 
+def for_devices():
+    """Give (page, code) for the blocks that need a GPU."""
+    return [(page, code) for page, text in READS.items() for kind, code, _ in blocks(text) if kind == "python gpu"]
+
+
+def test_blocks_for_a_device_could_run():
+    """Where there is no device, at least: what they call of dlx is there and takes these arguments."""
+    import dlx
+
+    calls = 0
+    for page, code in for_devices():
+        for node in ast.walk(ast.parse(code, name_of(page))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("dlx."):
+                keywords = {each.arg: None for each in node.keywords}
+                inspect.signature(getattr(dlx, node.func.attr)).bind(*node.args, **keywords)
+                calls += 1
+    assert calls >= 5
+
+
 def test_what_is_run_elsewhere_is_named_there():
     """A page is left out above only while the other test is there, and names it."""
     for page, (_, test) in ELSEWHERE.items():
@@ -135,6 +172,8 @@ def test_a_wrong_output_is_seen(shell, tmp_path):
     assert fits("...\n", "")
     assert not fits("a\n...\nd\n", "a\nb\nc\n")
     assert not fits("a.c\n", "abc\n")
+    assert fits("a ...: b\n", "a 1.2: b\n")
+    assert not fits("a ...: b\n", "a 1.2: c\n")
 
 
 def test_every_fence_says_its_language():
@@ -149,6 +188,39 @@ def test_every_fence_says_its_language():
 
 
 PLAIN = {"docs/design.md"}  # drawings in plain text
+INDENTED = {"docs/gpu.md"}
+
+
+def test_no_code_is_without_a_fence():
+    """A block that is only indented would not be seen by these tests: nobody would run it."""
+    for page, text in READS.items():
+        after = [*re.finditer(r"\n\n {4}(?![-*:])\S.*", prose(text))]
+        assert not after or name_of(page) in INDENTED, f"{name_of(page)}: {after[0][0].strip()}"
+
+
+def test_contributing_lists_the_targets_of_make():
+    """Each target that is meant to be called has a row, and each row is a target."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = {*re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[1].split()} - {"clean"}
+    rows = re.findall(r"^\| (`make.*?) \|", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {*re.findall(r"`make ([\w-]+)`", " ".join(rows))} == targets
+
+
+def test_shell_blocks_name_what_is_there():
+    """They take long, or install: they are not run, but targets of make, modules and files in them exist."""
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    seen = 0
+    for page, text in READS.items():
+        for line in "".join(code for kind, code, _ in blocks(text) if kind == "sh").splitlines():
+            command = line.partition("  #")[0]
+            for name in re.findall(r"\bmake ([\w-]+)", command):
+                assert name in targets, f"{name_of(page)}: {line}"
+            for module in re.findall(r"python -m ([\w.]+)", command):
+                assert importlib.util.find_spec(module), f"{name_of(page)}: {line}"
+            for file in re.findall(r"python (\w+\.py)", command):
+                assert (page.parent / file).exists() or (ROOT / file).exists(), f"{name_of(page)}: {line}"
+            seen += 1
+    assert seen > 10
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -162,12 +234,6 @@ def test_links_lead_somewhere(page):
         assert target.exists(), f"{name_of(page)}: there is no {link}"
         if anchor and target.suffix == ".md":
             assert anchor in anchors(target.read_text(encoding="utf-8")), f"{name_of(page)}: there is no {link}"
-
-
-def navigation():
-    """Give the pages that mkdocs.yml names, without reading YAML."""
-    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
-    return re.findall(r"([\w./-]+\.md)$", text, flags=re.MULTILINE)
 
 
 def test_every_page_is_in_the_navigation_once():
@@ -188,58 +254,8 @@ def test_pages_name_public_names_that_exist():
             assert hasattr(dlx, name) or name in modules, f"{name_of(page)}: there is no dlx.{name}"
 
 
-# ---- the site ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The built site, by the environment of `make docs`, or by this one if it has mkdocs."""
-    python = ROOT / ".venv-docs" / "bin" / "python"
-    if not python.exists():
-        if importlib.util.find_spec("mkdocs") is None:
-            pytest.skip("mkdocs is not installed; `make docs` installs it in .venv-docs")
-        python = Path(sys.executable)
-    folder = tmp_path_factory.mktemp("site")
-    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    command = [str(python), "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder
-
-
-def test_the_site_is_whole_and_needs_no_network(site):
-    """No warning; every local link, anchor and picture is there; nothing is loaded from elsewhere."""
-    pages = {page: page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
-    assert len(pages) >= len(PAGES) - 2
-    ids = {page: {*re.findall(r'\bid="([^"]+)"', text)} for page, text in pages.items()}
-    for page, text in pages.items():
-        for tag, target in re.findall(r'<(a|img|script|link)\b[^>]*?\b(?:href|src)="([^"]*)"', text):
-            if "://" in target or target.startswith(("mailto:", "data:", "javascript:")):
-                assert tag == "a" or 'rel="canonical"' in text, f"{page.name} loads {target}"
-                continue
-            if page.name == "404.html":
-                continue  # its links are from the root of a server
-            path, _, anchor = target.partition("#")
-            found = (page.parent / path).resolve() if path else page
-            found = found / "index.html" if found.is_dir() else found
-            assert found.exists(), f"{page.name}: there is no {target}"
-            if anchor and found in ids and anchor != "__skip":
-                assert anchor in ids[found], f"{page.name}: there is no {target}"
-
-
-def test_the_reference_has_every_public_name(site):
-    """Each name in `dlx.__all__` stands in the reference, with its docstring."""
-    import dlx
-
-    text = "".join(page.read_text(encoding="utf-8") for page in (site / "reference").glob("*.html"))
-    for name in {*dlx.__all__} - {"__version__"}:
-        assert re.search(rf">(?:\s|<[^>]*>)*dlx\.{name}\b", text), name
-
-
 def test_the_stub_of_tensor_says_what_the_type_says():
     """`dlx.Tensor` is made in C; checkers, editors and the site read its documentation in `dlx/native.py`."""
-    import ast
-
     import dlx
 
     tree = ast.parse((ROOT / "dlx" / "native.py").read_text(encoding="utf-8"))

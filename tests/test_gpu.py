@@ -9,6 +9,7 @@ import os
 import resource
 import threading
 
+import pages
 import pytest
 from realgpu import N, cupy, gpu, jax, quiet, torch  # noqa: F401
 
@@ -242,3 +243,13 @@ def test_dlx_memory_in_torch(torch):  # noqa: F811
     thread.start()
     thread.join()
     torch.cuda.synchronize()
+
+
+def test_the_how_to_on_streams_runs(torch, cupy):  # noqa: F811
+    """Its blocks, in the order of the page."""
+    namespace = {"__name__": "page"}
+    for kind, code, _ in pages.blocks((pages.ROOT / "docs" / "how-to" / "streams.md").read_text(encoding="utf-8")):
+        if kind == "python gpu":
+            exec(compile(code, "streams.md", "exec"), namespace)
+    assert type(namespace["result"]) is cupy.ndarray
+    assert namespace["weights"].sum().item() == 20

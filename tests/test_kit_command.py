@@ -34,6 +34,19 @@ def only(*names):
     return [word for name in names for word in ("--only", name)]
 
 
+def test_a_reader_that_goes_away_ends_it_quietly():
+    """`python -m dlx.testing --list | head` has nothing to say about the pipe."""
+    code = "import runpy, sys; sys.argv[1:] = ['--list']; runpy.run_module('dlx.testing', run_name='__main__')"
+    reading, writing = os.pipe()
+    os.close(reading)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*filter(None, sys.path)])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=writing, stderr=subprocess.PIPE, text=True, check=False, env=environment
+    )
+    os.close(writing)
+    assert (done.stderr, done.returncode) == ("", 141)
+
+
 def test_all_kept_is_status_0_and_plain_text_in_a_pipe():
     """One line for each promise, no control characters."""
     done = command("kit_planted:subject_good", *only(*FAST))

@@ -4,6 +4,7 @@ Everything is built once, without network: the build tools and dlx's own depende
 """
 
 import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -18,6 +19,9 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from pages import PAGES
+
+import dlx
 
 packaging = pytest.importorskip("packaging.requirements")
 
@@ -152,6 +156,36 @@ def test_type_checkers_read_the_installed_package(installed, tmp_path):
     assert lines[0] == 'mine.py:2: note: Revealed type is "dlx.native.Tensor"'
     assert lines[1].startswith("mine.py:3: error: No overload variant")
     assert lines[2:] == ["Found 1 error in 1 file (checked 1 source file)"]
+
+
+def test_type_checkers_follow_the_environment_of_a_checkout(tmp_path):
+    """Whoever tries dlx with the `.venv` that make has set up, in a folder of their own, has its types, too."""
+    pytest.importorskip("mypy")
+    found = importlib.metadata.distribution("dlx").read_text("direct_url.json") or "{}"
+    if json.loads(found).get("url") != ROOT.as_uri() or not Path(sys.prefix, ".built").exists():
+        pytest.skip("this is not the environment that make sets up in this checkout")
+    (tmp_path / "mine.py").write_text("import dlx\n\nreveal_type(dlx.convert(b'abc', to='dlx'))\n")
+    assert '"dlx.native.Tensor"' in run([sys.executable, "-m", "mypy", "--strict", "mine.py"], tmp_path)
+    assert '"Tensor"' in run([sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "mine.py"], tmp_path)
+
+
+def test_nobody_is_led_to_the_other_dlx():
+    """On PyPI that name is another project, with versions from 1.0 on: requirements are below, commands name files."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for before, after in re.findall(r"(.{0,20})pip3? install (?:-\S+ )*\"?dlx(?![\w./-])(.{0,20})", text):
+            assert before.endswith("do not `") or "brings Dancing" in after, f"{page}: {before}... dlx{after}"
+    found = [
+        each for page in PAGES for each in re.findall(r"[\"`](dlx(?:\[[\w,-]+\])?[<>=][^\"`]*)[\"`]", page.read_text())
+    ]
+    example = tomllib.loads((ROOT / "examples" / "dlx-example" / "pyproject.toml").read_text(encoding="utf-8"))
+    found += [
+        each for each in example["project"]["dependencies"] + example["build-system"]["requires"] if "dlx" in each
+    ]
+    assert len(found) >= 5
+    for each in map(packaging.Requirement, found):
+        assert each.specifier.contains(dlx.__version__, prereleases=True), each
+        assert not any(each.specifier.contains(other) for other in ("1.0.2", "1.0.4", "1.1")), each
 
 
 def pins():

@@ -1,8 +1,10 @@
 """dlx.Tensor: what it says, what it hands out for which request, and who takes it."""
 
+import copy
 import ctypes
 import gc
 import inspect
+import pickle
 import weakref
 
 import pytest
@@ -95,6 +97,14 @@ def test_not_instantiable():
         dlx.Tensor()
     with pytest.raises(TypeError):
         dlx.Tensor.__new__(dlx.Tensor)
+
+
+@pytest.mark.parametrize("ask", [pickle.dumps, copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"])
+def test_pickling_says_what_to_do_instead(ask):
+    """DLPack works within one process; whoever sends a tensor to another, or copies it, is told how."""
+    tensor = dlx.convert(b"abc", to="dlx")
+    with pytest.raises(TypeError, match=r"memory of this process.*to='numpy'.*shared_memory.*copy=True"):
+        ask([tensor]) if ask is not copy.copy else ask(tensor)
 
 
 def test_type_is_fixed():

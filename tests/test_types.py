@@ -117,6 +117,7 @@ def test_the_options_for_checkers_are_those_of_convert():
     parameters = inspect.signature(dlx.convert).parameters
     options = [name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY]
     assert {*dlx.typing.Options.__annotations__} == {*options} - {"like", "lazy"}
+    assert {*re.findall(r"`(\w+)`", dlx.typing.Options.__doc__)} == {*dlx.typing.Options.__annotations__}
     for name in ("readonly", "errors"):
         words = typing.get_args(getattr(dlx.typing, name.capitalize()))
         assert parameters[name].default == words[0]
@@ -124,6 +125,21 @@ def test_the_options_for_checkers_are_those_of_convert():
             dlx.convert(b"abc", to="dlx", **{name: word})
         with pytest.raises(ValueError, match=f"{name} must be"):
             dlx.convert(b"abc", to="dlx", **{name: "never"})
+
+
+def test_the_outcomes_for_checkers_are_those_of_plans():
+    """`Outcome` has every word that `Plan` documents, and steps name what they may do."""
+    from dlx.leaf import Plan, Step
+
+    def words(kind, name):
+        return re.findall(r'``"(\w+)"``', re.search(rf"^ *{name}\n((?: {{6,}}.*\n)+)", kind.__doc__, re.MULTILINE)[1])
+
+    assert words(Plan, "outcome") == [*typing.get_args(dlx.typing.Outcome)]
+    done = set()
+    for path in (ROOT / "dlx").glob("*.py"):
+        done |= {*re.findall(r'\bStep\((?:hindrance\.option or )?"(\w+)"', path.read_text())}
+    assert len(done) > 6
+    assert done == {*words(Step, "do")}
 
 
 def test_the_names_that_have_overloads_are_targets():
@@ -142,6 +158,12 @@ def test_supports_dlpack_tells_arrays_at_run_time():
     assert isinstance(dlx.empty(3, "int8"), dlx.SupportsDLPack)
     assert not isinstance(b"abc", dlx.SupportsDLPack)
     assert dlx.SupportsDLPack is dlx.typing.SupportsDLPack
+
+
+def test_the_types_for_annotations_are_there_once_dlx_is_imported(python):
+    """``dlx.typing.Options`` needs no second import, for a checker or at run time; `import *` does not bring it."""
+    python("import dlx\nassert dlx.typing.Options.__total__ is False")
+    python("from dlx import *\nassert 'typing' not in globals() and 'convert' in globals()")
 
 
 def test_views_may_be_written_as_types():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -92,4 +93,10 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--work"]:
         work(sys.argv[2], int(sys.argv[3]))
     else:
-        sys.exit(main())
+        try:
+            status = main()
+            sys.stdout.flush()
+        except BrokenPipeError:  # `| head`: nobody reads the rest
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            status = 141
+        sys.exit(status)

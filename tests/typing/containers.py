@@ -1,7 +1,9 @@
 """What type checkers say of containers: the shape stays, one level deep, if the elements surely are arrays."""
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NamedTuple, assert_type
 
 import numpy as np
@@ -59,6 +61,27 @@ class Batch:
 
 assert_type(dlx.convert(Pair(samples, samples), to="torch"), Any)
 assert_type(dlx.convert(Batch(samples), to="torch"), Any)
+
+
+# a sequence or mapping of any kind, whose type at run time is not known
+def any_kind(sequence: Sequence[torch.Tensor], mapping: Mapping[str, NDArray[Any]], rows: deque[torch.Tensor]) -> None:
+    """Parameters of library functions are of these types."""
+    assert_type(dlx.convert(sequence, to="numpy"), Any)
+    assert_type(dlx.convert(mapping, to="torch"), Any)
+    assert_type(dlx.convert(rows, like=samples, lazy=True), Any)
+    assert_type(dlx.stack(sequence, to="numpy"), NDArray[Any])
+
+
+class Attributes(dict[str, NDArray[Any]]):
+    """Its type is kept at run time; to mypy, a class with a __getattr__ has every method of an array as well."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Give an item."""
+        return self[name]
+
+
+dlx.convert(Attributes(a=samples), to="torch")["a"]
+assert_type(dlx.convert(SimpleNamespace(a=samples), to="torch"), Any)
 
 # lazily: a view that can do what the container can
 lazy = dlx.convert([samples, samples], to="torch", lazy=True)

@@ -1,7 +1,7 @@
 """What type checkers say of `dlx.convert` with every kind of target."""
 
 from types import ModuleType
-from typing import Any, assert_type
+from typing import Any, Unpack, assert_type
 
 import jax
 import jax.numpy as jnp
@@ -100,6 +100,18 @@ def wrapper(x: dlx.SupportsDLPack, to: str | None = None, like: Any = None) -> A
     return dlx.convert(x, to, like=like)
 
 
+def tensor_of(x: dlx.SupportsDLPack, **options: Unpack[dlx.typing.Options]) -> torch.Tensor:
+    """Options that are passed on do not blur the result."""
+    return dlx.convert(x, to="torch", **options)
+
+
+def placed(x: list[torch.Tensor], where: dlx.typing.DeviceLike | None, stream: Any) -> list[NDArray[Any]]:
+    """Neither do a device and a stream that are known at run time only."""
+    return dlx.convert(x, to="numpy", device=where, stream=stream)
+
+
+tensor_of(samples, copy=True, readonly="share", stream=7)
+
 # what can be handed over by DLPack
 producers: list[dlx.SupportsDLPack] = [samples, tensor, jnp.ones(3), dlx.empty(3, "int8"), Producer()]
 wrapper(samples)
@@ -112,7 +124,7 @@ assert_type(dlx.stack([samples], to="mylib"), Any)
 
 # the other verbs
 assert_type(dlx.plan(samples, to="torch"), dlx.Plan)
-assert_type(dlx.plan(samples, like=tensor, probe=False).outcome, str)
+assert_type(dlx.plan(samples, like=tensor, probe=False).outcome, dlx.typing.Outcome)
 assert_type(dlx.describe(samples), dlx.ArrayInfo)
 assert_type(dlx.shares_memory(samples, tensor), bool)
 assert_type(dlx.from_dlpack(samples), dlx.Tensor)
