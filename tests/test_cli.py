@@ -3,7 +3,9 @@
 import contextlib
 import importlib
 import io
+import json
 import os
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -187,6 +189,130 @@ def test_a_terminal_gets_colours_and_no_control_characters_of_others(tmp_path):
     assert "\x1b[31mred" not in out
     assert "\\x1b[31mred\\x1b[0m\\nsecond [bold]line[/bold]" in out
     assert refused("inspect", "no\nsuch\x1b[31mfile").startswith("dlx inspect: no\\nsuch\\x1b[31mfile: ")
+
+
+@pytest.mark.parametrize("colour", ["", "1"])
+def test_metadata_of_others_is_text(tmp_path, colour):
+    """Keys as well as values."""
+    path = safetensors(tmp_path / "x.safetensors", {"b": ("F32", (2,))}, metadata={"\x1b[31mkey": "\x1b]0;title\x07"})
+    env = {**os.environ, "FORCE_COLOR": colour, "COLUMNS": "140"}
+    status, out, err = dlx("inspect", path, env=env)
+    assert (status, err) == (0, "")
+    assert "\\x1b[31mkey" in out and "\\x1b]0;title\\x07" in out
+    assert "\x1b[31mkey" not in out and "\x1b]0" not in out and "\x07" not in out
+
+
+def test_wide_characters_keep_columns_aligned(tmp_path):
+    """A character of East Asia takes two columns of a terminal, an accent none."""
+    path = safetensors(
+        tmp_path / "x.safetensors", {"日本": ("F32", (2,)), "e\u0301": ("F32", (3,)), "abcd": ("F32", (4,))}
+    )
+    _, out = here("inspect", path)
+    lines = out.splitlines()[2:5]
+    assert [line.index("float32") for line in lines] == [2 + 2, 2 + 3 + 2, 4 + 2]
+
+
+# ---- where it writes to ----------------------------------------------------------------------------------------------
+
+WRITING = (["dtypes"], ["dtypes", "--json"], ["inspect", "float32[2]", "--to", "none"], ["--help"], ["--version"])
+
+
+def shell(words, redirection):
+    """Run the command as a shell does; return (exit status, stdout, stderr)."""
+    command = f"exec {sys.executable} -m dlx {shlex.join(words)} {redirection}"
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+@pytest.mark.parametrize("words", WRITING)
+def test_a_full_disk_is_one_line(words):
+    """Exit status 2: the output is not whole."""
+    status, _, err = shell(words, "> /dev/full")
+    name = f"dlx {words[0]}" if words[0][0] != "-" else "dlx"
+    assert (status, err) == (2, f"{name}: writing failed: No space left on device\n")
+
+
+@pytest.mark.parametrize("words", WRITING[:3])
+def test_a_closed_stdout_is_one_line(words):
+    """It is not taken for success."""
+    assert shell(words, ">&-") == (2, "", f"dlx {words[0]}: writing failed: stdout is closed\n")
+
+
+@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
+def test_an_error_that_cannot_be_said_goes_nowhere_else(redirection):
+    """The status says it."""
+    if "full" in redirection and not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full here")
+    assert shell(["inspect", "nosuch"], redirection) == (2, "", "")
+
+
+NOISY = """
+import os, sys
+print("printed")
+os.system("echo of a program")
+os.write(1, b"of C\\n")
+class Array:
+    def __dlpack__(self, **_):
+        print("exported")
+        raise BufferError("not now")
+    def __dlpack_device__(self):
+        os.write(1, b"asked\\n")
+        return (1, 0)
+array = Array()
+"""
+
+
+def test_what_imported_code_prints_is_no_part_of_the_output(tmp_path):
+    """Neither what Python prints, nor C, nor a program that it starts: JSON stays JSON."""
+    (tmp_path / "noisy.py").write_text(NOISY)
+    status, out, err = dlx("inspect", "noisy:array", "--to", "dlx", "--json", cwd=tmp_path)
+    assert status == 0
+    (source,) = json.loads(out)["sources"]
+    assert source["arrays"][0]["capsule"] == {"refused": "BufferError: not now"}
+    for said in ("printed", "of a program", "of C", "exported", "asked"):
+        assert said in err
+
+
+# ---- errors for programs ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "command", "kind"),
+    [
+        (["inspect", "nosuch"], "inspect", "BadInput"),
+        (["plan", "float32[2]", "--to", "nosuch"], "plan", "BadInput"),
+        (["plan", "float32[2]", "--to", "dlx", "--device", "nonsense"], "plan", "DeviceError"),
+        (["inspect"], "inspect", "WrongCall"),
+        (["nothing"], None, "WrongCall"),
+        (["bench", "--pairs", "x"], "bench", "BadInput"),
+    ],
+)
+def test_errors_are_json_too(words, command, kind):
+    """With a schema version, on stdout; the line on stderr and the exit status are as ever."""
+    status, out, err = dlx(*words, "--json")
+    found = json.loads(out)
+    assert status == 2 and err.count("\n") == 1
+    assert list(found) == ["schema", "command", "dlx", "error"]
+    assert (found["schema"], found["command"], found["error"]["kind"]) == (1, command, kind)
+    assert found["error"]["message"] in err
+
+
+def test_a_fault_of_dlx_is_one_line(monkeypatch, capsys):
+    """Its traceback is shown where that is asked for."""
+    from dlx.cli import doctor, main
+
+    def run(*_):
+        raise KeyError("a\nb")
+
+    monkeypatch.setattr(doctor, "run", run)
+    monkeypatch.delenv("DLX_TRACEBACK", raising=False)
+    assert main(["doctor"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "a fault of dlx: KeyError: 'a\\nb'" in said and "DLX_TRACEBACK=1" in said
+    monkeypatch.setenv("DLX_TRACEBACK", "1")
+    with pytest.raises(KeyError):
+        main(["doctor"])
 
 
 def npy(descr, shape, data, *, order=False, version=1):

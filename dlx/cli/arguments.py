@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import textwrap
 from typing import Any, NoReturn
 
 import dlx
 
-__all__ = ["parser"]
+__all__ = ["SCHEMA", "WrongCall", "parser"]
+
+SCHEMA = 1
+"""Version of what ``--json`` prints; it changes where a program that reads it would break."""
 
 _SOURCE = """\
 a source is
@@ -45,6 +49,23 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+class WrongCall(Exception):
+    """The words do not make a call: one line for the user, exit status 2.
+
+    Parameters
+    ----------
+    program
+        As in ``"dlx inspect"``: the part of the command line that is at fault.
+    message
+        What is wrong with it.
+    """
+
+    def __init__(self, program: str, message: str) -> None:
+        super().__init__(message)
+        self.program = program
+        self.command = program.partition(" ")[2]
+
+
 class _Parser(argparse.ArgumentParser):
     """Says things as they are written here, and takes no abbreviations, which would bind us for ever."""
 
@@ -52,8 +73,15 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **keywords)
 
     def error(self, message: str) -> NoReturn:
-        """End with one line, as for any other bad input."""
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        """Raise what ends with one line, as any other bad input does."""
+        raise WrongCall(self.prog, message)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print, and raise where that fails, at once: argparse keeps silent about it."""
+        file = file or sys.stderr
+        if message and file is not None:
+            file.write(message)
+            file.flush()
 
 
 def _command(commands: Any, name: str, module: str, summary: str, epilog: str = "") -> argparse.ArgumentParser:
@@ -62,7 +90,7 @@ def _command(commands: Any, name: str, module: str, summary: str, epilog: str = 
         name, help=summary, description=description, epilog=epilog or _STATUS
     )
     made.set_defaults(module=module)
-    made.add_argument("--json", action="store_true", help='print JSON with "schema": 1')
+    made.add_argument("--json", action="store_true", help=f'print JSON with "schema": {SCHEMA}')
     return made
 
 

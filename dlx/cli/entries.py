@@ -118,10 +118,12 @@ def amount(nbytes: int | None) -> str:
         return "?"
     if nbytes < 1024:
         return f"{nbytes} B"
+    if nbytes >= 1 << 80:
+        return "more than a million EiB"
     size, units = float(nbytes), ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
     while (size := size / 1024) >= 1023.95 and len(units) > 1:
         units.pop(0)
-    return f"{size:.1f} {units[0]}" if size < 1e6 else f"{size:.1e} {units[0]}"
+    return f"{size:,.1f} {units[0]}"
 
 
 def extents(shape: tuple[int, ...] | None) -> str:
