@@ -37,8 +37,13 @@ def test_sketches():
     """A dtype and a shape stand for an array that nobody has."""
     assert plans("float32[3,4]", "--to", "dlx") == [("", "shared", "")]
     assert plans("bfloat16[]", "--to", "dlx", "--copy", "always") == [("", "copied", "")]
+    for name in ("float32[1,,2]", "float32[,]", "float32[ ,1]"):
+        assert "a shape is numbers with commas between them" in refused("plan", name, "--to", "dlx")
+    for shape in (f"{1 << 62},2", f"0,{10**20}", "1," * 129):
+        refused("plan", f"int8[{shape}]", "--to", "dlx")
+    assert plans(f"int8[{','.join('1' * 128)}]", "--to", "dlx") == [("", "shared", "")]  # longer than a file's name
     assert "there is no dtype 'floaty'" in refused("plan", "floaty[2]", "--to", "dlx")
-    assert "too large" in refused("plan", f"float32[{10**30}]", "--to", "dlx")
+    assert "larger than any memory" in refused("plan", f"float32[{10**30}]", "--to", "dlx")
 
 
 def test_plans_agree_with_dlx_plan(file, torch):
@@ -57,6 +62,38 @@ def test_other_byte_order_is_a_copy(tmp_path):
     path.write_bytes(npy(">f4", (2, 3), bytes(24)))
     assert plans(path, "--to", "dlx") == [("", "copied", "")]
     assert plans(path, "--to", "dlx", "--copy", "never") == [("", "refused", "CopyRequiredError")]
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("copy", ["auto", "never", "always"])
+def test_plans_of_files_are_those_of_what_numpy_loads(tmp_path, np, mapped, copy):
+    """For every target here; where numpy's memory is aligned by chance better than is promised, jax may share it."""
+    paths = []
+    for i, dtype in enumerate(("?", "<i8", ">i4", "<f2", ">f8", "<c8", "S3", "<U2", "<M8[s]", "<f4,<i4")):
+        for shape, order in (((3, 4), "C"), ((3, 4), "F"), ((0, 4), "C"), ((), "C")):
+            paths.append(tmp_path / f"{i}{order}{len(shape)}{0 in shape}.npy")
+            np.save(paths[-1], np.zeros(shape, dtype, order))
+    words = ["--mapped"] if mapped else []
+    found = document("plan", *paths, "--to", "all", "--copy", copy, *words)["plans"]
+    assert len(found) % len(paths) == 0
+    for each in found:
+        array = np.load(each["name"], mmap_mode="r" if mapped else None)
+        plan = package.plan(array, to=each["target"], copy={"auto": None, "never": False, "always": True}[copy])
+        (got,) = each["arrays"]
+        if "aligned" not in got["why"]:
+            expected = "shared" if plan.outcome == "same" else plan.outcome
+            error = type(plan.error).__name__ if plan.error else ""
+            assert (got["outcome"], got["error"]) == (expected, error), (each, plan)
+
+
+def test_where_a_file_is_loaded_to_is_no_address(tmp_path):
+    """There is none: what is promised of it is said, or where in the file it is mapped from."""
+    path = tmp_path / "x.npy"
+    path.write_bytes(npy("<f4", (2, 3), bytes(24)))
+    pytest.importorskip("jax")
+    (plan,) = document("plan", path, "--to", "jax")["plans"]
+    assert plan["arrays"][0]["outcome"] == "copied"
+    assert plan["arrays"][0]["why"].startswith("jax needs data aligned to 64 bytes, and loading it promises 16 only")
 
 
 def test_strict_turns_a_refusal_into_exit_status_1(file):

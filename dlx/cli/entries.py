@@ -53,6 +53,10 @@ class Entry:
         Of the data in the file, in bytes; None where it is not in a file as it is (compressed, or in memory).
     swapped
         Whether its bytes are in the other order.
+    loader
+        The framework that files of its kind are loaded by, where there is one that everybody uses.
+    alignment
+        Of its memory once it is loaded, in bytes.
     refused
         Why no framework takes it, or empty.
     notes
@@ -72,6 +76,8 @@ class Entry:
     order: str = ""
     offset: int | None = None
     swapped: bool = False
+    loader: str = ""
+    alignment: int = 64
     refused: str = ""
     notes: tuple[str, ...] = ()
     info: ArrayInfo | None = None

@@ -30,6 +30,7 @@ MOST_NDIM = 128
 MOST_BYTES = 1 << 63  # of an array, and what an extent stays below
 MOST_MEMBERS = 100_000  # files in a zip
 MOST_DIRECTORY = 16 << 20  # bytes of a zip's list of files
+NUMPY_ALIGNMENT = 16  # bytes: what malloc promises, and numpy asks for no more
 AGAIN = "write it or fetch it again"
 SAFE = "dlx does not. Save the arrays as .npz or .safetensors"
 
@@ -90,7 +91,7 @@ def _of_descr(name: str, descr: Any, shape: tuple[int, ...], order: str, offset:
     if not isinstance(descr, str):
         fields = ", ".join(str(each[0]) for each in descr if isinstance(each, tuple) and each)
         return Entry(
-            name, None, "structure", shape, None, "file", order, offset,
+            name, None, "structure", shape, None, "file", order, offset, loader="numpy",
             refused=f"DLPack has no structures: convert its fields one by one ({one_line(fields, 60)})",
         )  # fmt: skip
     match = _DESCR.fullmatch(descr)
@@ -104,8 +105,9 @@ def _of_descr(name: str, descr: Any, shape: tuple[int, ...], order: str, offset:
     swapped = match[1] == ">" and itemsize > 1 and dtype is not None
     notes = ("in the other byte order",) if swapped else ()
     word = "object" if letter == "O" else dtype.name if dtype is not None and not swapped else descr
-    return Entry(name, dtype, word, shape, nbytes, "file", order, offset,
-                 swapped, refused, notes)  # fmt: skip
+    return Entry(
+        name, dtype, word, shape, nbytes, "file", order, offset, swapped, "numpy", NUMPY_ALIGNMENT, refused, notes
+    )
 
 
 def _dtype(letter: str, width: int) -> DType | None:
