@@ -335,6 +335,7 @@ def safetensors(path, tensors, *, metadata=None, cut=0):
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, end]}
         at = end
     raw = json.dumps(header).encode()
+    raw += b" " * (-len(raw) % 16 or 16)  # so that data begin at a multiple of 8, and of no more
     whole = len(raw).to_bytes(8, "little") + raw + bytes(at)
     path.write_bytes(whole[: len(whole) - cut])
     return path

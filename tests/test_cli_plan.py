@@ -94,6 +94,10 @@ def test_where_a_file_is_loaded_to_is_no_address(tmp_path):
     (plan,) = document("plan", path, "--to", "jax")["plans"]
     assert plan["arrays"][0]["outcome"] == "copied"
     assert plan["arrays"][0]["why"].startswith("jax needs data aligned to 64 bytes, and loading it promises 16 only")
+    path = safetensors(tmp_path / "x.safetensors", {"a": ("F32", (4,))})
+    for words, why in (([], "loading it promises 8 only"), (["--mapped"], "in the file it is aligned to 8")):
+        (plan,) = document("plan", path, "--to", "jax", *words)["plans"]
+        assert why in plan["arrays"][0]["why"]
 
 
 def test_strict_turns_a_refusal_into_exit_status_1(file):

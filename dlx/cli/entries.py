@@ -15,6 +15,7 @@ __all__ = [
     "Entry",
     "Fold",
     "Source",
+    "aligned_to",
     "amount",
     "counted",
     "extents",
@@ -130,6 +131,11 @@ def amount(nbytes: int | None) -> str:
     while (size := size / 1024) >= 1023.95 and len(units) > 1:
         units.pop(0)
     return f"{size:,.1f} {units[0]}"
+
+
+def aligned_to(offset: int) -> int:
+    """Return the largest power of two, up to a page, that an offset is a multiple of."""
+    return min(offset & -offset, 4096) if offset else 4096
 
 
 def extents(shape: tuple[int, ...] | None) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from dlx.abi import DType
-from dlx.cli.entries import BadInput, Entry, Source, amount, one_line
+from dlx.cli.entries import BadInput, Entry, Source, aligned_to, amount, one_line
 
 __all__ = ["MAGIC_NPY", "MOST_BYTES", "MOST_NDIM", "SAFE", "opened_zip", "read_npy", "read_npz", "read_safetensors"]
 
@@ -275,7 +275,9 @@ def _stored(name: str, stated: Any, start: int) -> Entry:
         by_shape = f"{nbytes:,} bytes" if nbytes < MOST_BYTES else "more bytes than there are"
         found = f"{by_shape} by its shape and {end - begin:,} by its offsets"
         raise BadInput(f"its header gives {one_line(name, 80)!r} {found}")
-    return Entry(name, dtype, word, shape, nbytes, order="C", offset=start + begin)
+    # Some libraries read it into memory of their own, others map the file.
+    alignment = min(aligned_to(start + begin), NUMPY_ALIGNMENT)
+    return Entry(name, dtype, word, shape, nbytes, order="C", offset=start + begin, alignment=alignment)
 
 
 def _check_coverage(entries: list[Entry], start: int, size: int) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 from dlx.cli import listing, targets
-from dlx.cli.entries import Entry, Fold, Source, amount, counted, extents, nbytes_of, totals
+from dlx.cli.entries import Entry, Fold, Source, aligned_to, amount, counted, extents, nbytes_of, totals
 from dlx.cli.files import open_source
 from dlx.cli.objects import capsule_facts, layout
 from dlx.cli.screen import OUTCOMES, Cell, Screen
@@ -85,7 +85,7 @@ def _facts(source: Source, entry: Entry) -> list[tuple[str, Cell]]:
         if info.notes:
             rows.append(("notes", ", ".join(info.notes)))
     elif entry.offset is not None:
-        rows.append(("data", f"from byte {entry.offset} of the file, aligned to {_alignment(entry.offset)} bytes"))
+        rows.append(("data", f"from byte {entry.offset} of the file, aligned to {aligned_to(entry.offset)} bytes"))
     if entry.refused:
         rows.append(("refused", (entry.refused, "bad")))
     for note in (*source.notes, *(entry.notes if info is None else ())):
@@ -104,10 +104,6 @@ def _dtype(entry: Entry) -> Cell:
 def _device(entry: Entry) -> str:
     device = entry.info.device if entry.info is not None else None
     return entry.device if device is None else f"{device}  (DLPack type {device.type}, id {device.id})"
-
-
-def _alignment(offset: int) -> int:
-    return min(offset & -offset, 4096) if offset else 4096
 
 
 def _capsule(entry: Entry) -> str:

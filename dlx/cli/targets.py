@@ -10,7 +10,7 @@ from typing import Any
 
 import dlx
 from dlx.adapter import Adapter, over_memory
-from dlx.cli.entries import BadInput, Entry
+from dlx.cli.entries import BadInput, Entry, aligned_to
 from dlx.errors import ConversionError, DlxError
 from dlx.leaf import Plan
 
@@ -133,7 +133,7 @@ def _planned(obj: Any, target: str, options: dict[str, Any]) -> Outcome:
 def _without_address(text: str, entry: Entry, mapped: bool) -> str:
     """Say where what is still in a file would lie, instead of the address of the sketch that was planned for it."""
     if mapped and entry.offset is not None:
-        return ADDRESS.sub(f", and it begins at byte {entry.offset} of the file", text)
+        return ADDRESS.sub(f", and in the file it is aligned to {aligned_to(entry.offset)}", text)
     return ADDRESS.sub(f", and loading it promises {entry.alignment} only", text)
 
 
