@@ -114,9 +114,11 @@ def test_bench(np):
         ("dlx", "numpy", "shared"),
     ]
     assert all(each["convert_ns"] > 0 and each["copy_bytes_per_ns"] > 0 for each in found)
+    assert all(0 <= each["p50_ns"] <= each["p99_ns"] and each["first_ns"] > 0 for each in found)
     assert found[0]["from_dlpack_ns"] is None and found[1]["from_dlpack_ns"] > 0
     assert "numpy → dlx" in here("bench", "--quick", "--pairs", "numpy:dlx")[1]
     assert "is no pair" in refused("bench", "--pairs", "numpy")
+    assert "a pair has two names" in refused("bench", "--pairs", "numpy:all")
     assert "no target 'nothing'" in refused("bench", "--pairs", "numpy:nothing")
 
 
@@ -124,3 +126,13 @@ def test_bench_measures_the_fast_lane(np):
     """Targets that come from the command line are the same objects as those in a program."""
     (pair,) = bench._pairs(":".join(("numpy", "dlx")))
     assert pair[1] is sys.intern("dlx")
+
+
+def test_bench_leaves_out_what_is_refused(np, monkeypatch):
+    """There is nothing to measure then."""
+    numpy = bench.array_of("numpy", "float32")
+    monkeypatch.setattr(bench, "array_of", lambda *_: np.ma.masked_equal(numpy, 0))
+    (pair,) = document("bench", "--quick", "--pairs", "numpy:dlx")["pairs"]
+    assert pair["outcome"] == "refused"
+    assert [pair[key] for key in ("first_ns", "convert_ns", "p50_ns", "p99_ns", "copy_bytes_per_ns")] == [None] * 5
+    assert "refused" in here("bench", "--quick", "--pairs", "numpy:dlx")[1]

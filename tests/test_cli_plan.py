@@ -115,18 +115,44 @@ def test_wrong_options_are_one_line(file):
     """Unknown devices and targets are wrong calls."""
     assert "there is no device 'moon'" in refused("plan", file, "--to", "dlx", "--device", "moon")
     assert "there is no target 'nothing'" in refused("plan", file, "--to", "nothing")
-    assert "names no target" in refused("plan", file, "--to", ",")
+    for none in (",", ""):
+        assert "no target is named" in refused("plan", file, "--to", none)
+        assert "no target is named" in refused("dtypes", "--to", none)
+    assert "there is no target 'none'" in refused("plan", file, "--to", "none")
+    assert "there is no target 'none'" in refused("matrix", "--to", "none")
 
 
 def test_several_targets(file, np):
     """One array is a row for each target; many are a table for each."""
     _, out = here("plan", file, "--to", "dlx,numpy", "--copy", "always")
     rows = [line.split() for line in out.splitlines()]
-    assert ["dlx", "copied", "24", "B", "copy=True"] in rows and ["numpy", "copied", "24", "B", "copy=True"] in rows
+    assert rows[0] == [str(file), "float32[2,", "3],", "--copy", "always"]
+    assert ["dlx,", "numpy", "copied", "24", "B", "--copy", "always"] in rows  # as the reason is the same
+    _, out = here("plan", file, "--to", "dlx,numpy")
+    assert [line.split() for line in out.splitlines()[2:]] == [["dlx", "shared"], ["numpy", "shared"]]
+    _, out = here("plan", "float32[2,3]", "--to", "dlx,numpy")
+    assert out.splitlines()[0] == "float32[2,3]  a sketch"
     assert [(each["target"], len(each["arrays"])) for each in document("plan", file, "--to", "dlx,numpy")["plans"]] == [
         ("dlx", 1),
         ("numpy", 1),
     ]
+
+
+def test_fixes_are_options_of_the_command(file, torch):
+    """What speaks of arguments of `dlx.convert` on the screen; JSON has it as `dlx.plan` says it."""
+    words = ("plan", file, "--to", "torch", "--mapped", "--copy", "never")
+    _, out = here(*words)
+    assert "Drop --copy never, or pass --readonly share." in out and "copy=False" not in out
+    assert "copy=False" in document(*words)["plans"][0]["arrays"][0]["fix"]
+
+
+def test_reasons_are_brief_on_the_screen():
+    """The dtypes that a framework has, `dlx dtypes` shows; of one array JSON has them all the same."""
+    pytest.importorskip("pyarrow")
+    _, out = here("plan", "bfloat16[2]", "--to", "pyarrow,dlx")
+    assert "pyarrow has no dtype bfloat16. Convert" in out
+    (plan, _) = document("plan", "bfloat16[2]", "--to", "pyarrow,dlx")["plans"]
+    assert "it has float16, float32" in plan["arrays"][0]["why"]
 
 
 def test_plans_of_many_arrays_are_folded(tmp_path, torch):

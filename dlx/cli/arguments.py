@@ -22,12 +22,13 @@ a source is
   pkg.mod:attr    an object; this IMPORTS AND RUNS pkg.mod
   'float32[3,4]'  a sketch: some array of that dtype and shape in host memory"""
 
-_STATUS = """\
-exit status
-  0         done; a refusal that was explained is an answer
-  1         under --strict: something is refused, or not ready
-  2         bad input or a wrong call, in one line on stderr
-  130, 141  interrupted; nobody reads the output any more"""
+
+def _status(strict: str = "") -> str:
+    """Return what exit statuses mean: 1 where a command has --strict, and when."""
+    lines = ["0         done; a refusal that was explained is an answer"]
+    lines += [f"1         under --strict: {strict}"] if strict else []
+    lines += ["2         bad input or a wrong call, in one line on stderr", "130, 141  interrupted; nobody reads on"]
+    return "\n  ".join(["exit status", *lines])
 
 
 def parser() -> argparse.ArgumentParser:
@@ -35,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     top = _Parser(
         prog="dlx",
         description="What an array is, where it can go, and what this machine has.",
-        epilog=_STATUS,
+        epilog=_status("plan: something is refused; doctor: something is broken"),
     )
     top.add_argument("--version", action="version", version=f"dlx {dlx.__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -84,10 +85,12 @@ class _Parser(argparse.ArgumentParser):
             file.flush()
 
 
-def _command(commands: Any, name: str, module: str, summary: str, epilog: str = "") -> argparse.ArgumentParser:
+def _command(
+    commands: Any, name: str, module: str, summary: str, epilog: str = "", strict: str = ""
+) -> argparse.ArgumentParser:
     description = textwrap.fill(f"{summary[0].upper()}{summary[1:]}.", 78)
     made: argparse.ArgumentParser = commands.add_parser(
-        name, help=summary, description=description, epilog=epilog or _STATUS
+        name, help=summary, description=description, epilog="\n\n".join(filter(None, (epilog, _status(strict))))
     )
     made.set_defaults(module=module)
     made.add_argument("--json", action="store_true", help=f'print JSON with "schema": {SCHEMA}')
@@ -108,14 +111,14 @@ def _inspect(commands: Any) -> None:
         "inspect",
         "inspection",
         "show what arrays are: dtype, shape, strides, device, flags, and which targets take them",
-        f"{_SOURCE}\n\n{_STATUS}",
+        _SOURCE,
     )
     _add_sources(command)
     command.add_argument(
         "--to",
         metavar="NAMES",
-        help="targets to plan for, as in torch,numpy; they are imported. 'all' that are installed is the default for "
-        "one object, 'none' for files and trees",
+        help="say which of these targets take it, as in torch,numpy; they are imported. 'all' means all that are "
+        "installed. Without --to: all for a sketch and for an object that is one array, else none",
     )
 
 
@@ -125,7 +128,8 @@ def _plan(commands: Any) -> None:
         "plan",
         "plans",
         "say what dlx.convert would do: share, copy or refuse, and why; nothing is converted",
-        f"{_SOURCE}\n\n{_STATUS}",
+        _SOURCE,
+        "something is refused",
     )
     _add_sources(command)
     command.add_argument("--to", required=True, metavar="NAMES", help="targets, as in torch,numpy, or 'all'")
@@ -149,7 +153,7 @@ def _dtypes(commands: Any) -> None:
         "show every dtype: DLPack's numbers, and what each framework calls it",
         "Without options nothing is imported: words are those of the adapters' data.\n"
         "With --from or --to the frameworks are imported and a conversion of each\n"
-        "dtype is planned, as `dlx matrix` does for all of them.\n\n" + _STATUS,
+        "dtype is planned, as `dlx matrix` does for all of them.",
     )
     _add_pair(command)
     command.set_defaults(live=False, svg=None)
@@ -162,7 +166,7 @@ def _matrix(commands: Any) -> None:
         "dtypes",
         "show what becomes of every dtype between the frameworks installed: shared, viewed, copied or refused",
         "The frameworks are imported, an array of each dtype is made in each of them,\n"
-        "and its conversion to every other is planned; nothing is converted.\n\n" + _STATUS,
+        "and its conversion to every other is planned; nothing is converted.",
     )
     _add_pair(command)
     command.add_argument("--svg", metavar="FILE", help="write it as a picture, for light and dark pages")
@@ -176,7 +180,7 @@ def _devices(commands: Any) -> None:
         "devices",
         "show the devices that the CUDA driver and each framework see, and what each calls them",
         "The driver and the frameworks are asked in processes of their own, several at\n"
-        "once; importing a framework takes seconds.\n\n" + _STATUS,
+        "once; importing a framework takes seconds.",
     )
     command.add_argument("names", nargs="*", metavar="NAME", help="frameworks to ask; default: all that are installed")
     command.add_argument("--driver", action="store_true", help="ask the CUDA driver only: import no framework")
@@ -188,6 +192,7 @@ def _doctor(commands: Any) -> None:
         "doctor",
         "doctor",
         "show each adapter: ready, installed, missing or broken, with versions; ends with a block to paste",
+        strict="something is broken; of what is named, also missing",
     )
     command.add_argument("names", nargs="*", metavar="NAME", help="adapters to look at; default: all")
     command.add_argument(
@@ -195,7 +200,7 @@ def _doctor(commands: Any) -> None:
     )
     command.add_argument("--verbose", action="store_true", help="whole tracebacks of what is broken")
     command.add_argument(
-        "--strict", action="store_true", help="exit with 1 if any is broken; of those named, also if one is missing"
+        "--strict", action="store_true", help="exit with 1 if any is broken; of those named, also if missing"
     )
 
 
@@ -205,7 +210,7 @@ def _bench(commands: Any) -> None:
         "bench",
         "bench",
         "measure conversions between the frameworks installed here",
-        "Figures are the best of several rounds on this machine as it is now.\n\n" + _STATUS,
+        "Figures are of this machine as it is now.",
     )
     command.add_argument("--pairs", metavar="A:B", help="pairs, as in numpy:torch,torch:numpy; default: all")
     command.add_argument("--quick", action="store_true", help="fewer rounds")

@@ -12,7 +12,7 @@ from dlx.cli.entries import Entry, Fold, Source, aligned_to, amount, counted, ex
 from dlx.cli.files import open_source
 from dlx.cli.objects import capsule_facts, layout
 from dlx.cli.screen import OUTCOMES, Cell, Screen
-from dlx.cli.targets import ADDRESS, Outcome
+from dlx.cli.targets import Outcome
 
 __all__ = ["run"]
 
@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
             screen.line("")
         default = "all" if source.kind in ("object", "sketch") and len(source.entries) == 1 else "none"
         with screen.working("importing targets"):
-            names = targets.chosen(arguments.to, default)
+            names = targets.chosen(arguments.to, default, none=True)
         if len(source.entries) == 1 and not source.entries[0].path:
             documents.append(_one(source, names, arguments, screen))
         else:
@@ -192,7 +192,7 @@ def _show_sums(columns: list[tuple[Outcome, ...]], screen: Screen) -> None:
             ]
         )
         for word in ("refused", "copied"):
-            why = Counter(ADDRESS.sub("", each.why) for each in outcomes if each.outcome == word)
+            why = Counter(targets.brief(each.why, many=True) for each in outcomes if each.outcome == word)
             for text, _ in why.most_common(3):
                 reasons.setdefault((word, text), []).append(target)
     screen.table(["to", ">shared", ">copied", ">bytes copied", ">refused"], rows)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from dlx.cli.entries import Entry, Fold, amount, fold, totals
 from dlx.cli.screen import OUTCOMES, Cell, Screen
-from dlx.cli.targets import Outcome
+from dlx.cli.targets import Outcome, brief
 
 __all__ = ["MANY", "MOST", "arrays", "filled", "folds", "outcomes", "sums"]
 
@@ -85,12 +85,16 @@ def sums(entries: Iterable[Entry], screen: Screen) -> None:
 
 
 def outcomes(found: Sequence[Outcome], screen: Screen) -> None:
-    """Print what becomes of one array on the way to each target."""
-    rows: list[list[Cell]] = []
+    """Print what becomes of one array on the way to each target; targets with the same reason share a row."""
+    alike: dict[tuple[str, str, str], list[str]] = {}
     for each in found:
-        why = f"{each.why}. {each.fix}".rstrip(". ") if each.fix else each.why
+        why = f"{brief(each.why)}. {each.fix}".rstrip(". ") if each.fix else brief(each.why)
         copied = amount(each.nbytes) if each.nbytes else ""
-        rows.append([each.target, (each.outcome, OUTCOMES[each.outcome]), copied, why])
+        alike.setdefault((each.outcome, copied, why or each.target), []).append(each.target)
+    rows: list[list[Cell]] = [
+        [", ".join(names), (outcome, OUTCOMES[outcome]), copied, why if why != names[0] else ""]
+        for (outcome, copied, why), names in alike.items()
+    ]
     filled(["to", "outcome", ">bytes copied", "why"], rows, screen)
 
 

@@ -14,13 +14,12 @@ from dlx.cli.entries import BadInput, Entry, aligned_to
 from dlx.errors import ConversionError, DlxError
 from dlx.leaf import Plan
 
-__all__ = ["ADDRESS", "Outcome", "can_be_target", "chosen", "installed", "outcome", "refusal"]
+__all__ = ["Outcome", "brief", "can_be_target", "chosen", "installed", "outcome", "refusal"]
 
 _ALIGNED = 1 << 20  # an address that is never read: a sketch begins behind it
 
-ADDRESS = re.compile(r", found address 0x[0-9a-f]+")
-"""What differs in a reason from array to array, and from run to run."""
-
+_ADDRESS = re.compile(r", found address 0x[0-9a-f]+")  # differs from array to array, and from run to run
+_KNOWN = re.compile(r"; it has \w+(, \w+){3,}")  # all the dtypes of a framework: `dlx dtypes` shows them
 _SWAPPED = "its elements are in the other byte order"
 _PLAIN = ("copy", "share", "view")  # steps that the outcome names already
 
@@ -53,6 +52,11 @@ class Outcome:
     fix: str = ""
 
 
+def brief(why: str, *, many: bool = False) -> str:
+    """Return a reason as a table has room for it; of many arrays without what differs from one to the next."""
+    return _KNOWN.sub("", _ADDRESS.sub("", why) if many else why)
+
+
 def can_be_target(adapter: Adapter) -> bool:
     """Return whether an adapter says what its framework takes; its framework is not asked."""
     return type(adapter).accepts is not Adapter.accepts
@@ -70,15 +74,17 @@ def _is_here(package: str) -> bool:
         return False
 
 
-def chosen(words: str | None, default: str = "all") -> list[str]:
-    """Return the targets of a comma-separated list, which may be ``all`` or ``none``."""
-    words = words or default
-    if words in ("all", "none"):
-        return installed() if words == "all" else []
+def chosen(words: str | None, default: str = "all", *, none: bool = False) -> list[str]:
+    """Return the targets of a comma-separated list, which may be ``all``, or ``none`` where none are wanted."""
+    words = default if words is None else words.strip()
+    if words == "all":
+        return installed()
+    if words == "none" and none:
+        return []
     # The fast lane knows a target by the very object, as it stands in a program.
-    names = [sys.intern(word.strip()) for word in words.split(",") if word.strip()]
+    names = [sys.intern(word) for word in dict.fromkeys(map(str.strip, words.split(","))) if word]
     if not names:
-        raise BadInput("--to names no target")
+        raise BadInput("no target is named: say for instance numpy,torch, or all")
     for name in names:
         # Unknown and missing ones are errors of the call, in the words of dlx itself.
         error = refusal(dlx.plan(b"", to=name))
@@ -133,8 +139,8 @@ def _planned(obj: Any, target: str, options: dict[str, Any]) -> Outcome:
 def _without_address(text: str, entry: Entry, mapped: bool) -> str:
     """Say where what is still in a file would lie, instead of the address of the sketch that was planned for it."""
     if mapped and entry.offset is not None:
-        return ADDRESS.sub(f", and in the file it is aligned to {aligned_to(entry.offset)}", text)
-    return ADDRESS.sub(f", and loading it promises {entry.alignment} only", text)
+        return _ADDRESS.sub(f", and in the file it is aligned to {aligned_to(entry.offset)}", text)
+    return _ADDRESS.sub(f", and loading it promises {entry.alignment} only", text)
 
 
 def _sketch(entry: Entry, mapped: bool) -> Any:
