@@ -323,4 +323,7 @@ def test_the_block_to_paste_names_no_folder():
     _, out = here("doctor")
     block = out[out.index("to paste into a report:") :]
     assert f"dlx {package.__version__}" in block and "/" not in block
+    core = document("doctor")["core"]
+    assert core["compiler"].split()[0] in ("gcc", "clang") and f"built by {core['compiler']}: " in block
+    assert "-std=c11" in core["flags"].split() and not any(each.startswith("-W") for each in core["flags"].split())
     assert max(map(len, out.splitlines())) <= 100
