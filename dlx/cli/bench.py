@@ -39,13 +39,16 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     ]
     screen.table(["pair", "outcome", ">first", ">mean", ">p50", ">p99", ">from_dlpack", ">copy"], cells)
     screen.line("")
-    for line in (
-        f"dlx.convert of {SMALL[0]} float32, in µs: first = the very first call, mean = that of the best of",
-        f"{rounds} rounds; p50, p99 = what half, and 99 of 100, of {singles:,} single calls stay below",
-        "from_dlpack = the target's own, in µs, mean; what it checks may be less",
-        f"copy = dlx.convert(..., copy=True) of {amount(4 * LARGE[0])}, in GB/s, the best",
-    ):
-        screen.line((line, "quiet"))
+    screen.line((f"dlx.convert of {SMALL[0]} float32 elements, in microseconds", "quiet"))
+    screen.facts(
+        [
+            ("first", "the very first call"),
+            ("mean", f"of a call, in the best of {rounds} rounds"),
+            ("p50, p99", f"what half, and 99 of 100, of {singles:,} single calls stay below"),
+            ("from_dlpack", "mean of the target's own function, which may check less"),
+            ("copy", f"dlx.convert(..., copy=True) of {amount(4 * LARGE[0])}, in GB/s, the best"),
+        ]
+    )
     screen.document({"rounds": rounds, "pairs": rows})
     return 0
 

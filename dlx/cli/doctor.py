@@ -158,8 +158,7 @@ def _show(rows: list[Row], arguments: argparse.Namespace, screen: Screen) -> Non
             if faults := row.facts.get("defects", ()):
                 screen.line("")
                 screen.heading(f"{row.name} {row.version}", "known defects")
-                for fault in faults:
-                    screen.line(f"  {fault}")
+                screen.facts([("-", fault) for fault in faults])
     if not arguments.load:
         screen.line("")
         screen.line(("installed: not imported; --load imports and tries each in a process of its own", "quiet"))

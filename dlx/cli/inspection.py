@@ -97,7 +97,7 @@ def _dtype(entry: Entry) -> Cell:
     if entry.dtype is None:
         return f"{entry.dtype_name}, for which DLPack has no dtype"
     code, bits, lanes = entry.dtype
-    own = f", {entry.dtype_name!r}" if entry.dtype_name not in (entry.dtype.name, "?") else ""
+    own = f", there called {entry.dtype_name!r}" if entry.dtype_name not in (entry.dtype.name, "?") else ""
     return f"{entry.dtype.name}{own}  (DLPack code {code}, {bits} bits, {lanes} lane{'s' * (lanes != 1)})"
 
 

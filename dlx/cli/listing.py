@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from dlx.cli.entries import Entry, Fold, amount, fold, totals
-from dlx.cli.screen import OUTCOMES, Cell, Screen
+from dlx.cli.screen import OUTCOMES, SHORT, Cell, Screen
 from dlx.cli.targets import Outcome, brief
 
 __all__ = ["MANY", "MOST", "arrays", "filled", "folds", "outcomes", "sums"]
@@ -85,16 +85,15 @@ def sums(entries: Iterable[Entry], screen: Screen) -> None:
 
 
 def outcomes(found: Sequence[Outcome], screen: Screen) -> None:
-    """Print what becomes of one array on the way to each target; targets with the same reason share a row."""
-    alike: dict[tuple[str, str, str], list[str]] = {}
+    """Print what becomes of one array on the way to each target; a long reason is written once."""
+    rows: list[list[Cell]] = []
+    firsts: dict[str, str] = {}
     for each in found:
         why = f"{brief(each.why)}. {each.fix}".rstrip(". ") if each.fix else brief(each.why)
+        first = firsts.setdefault(why, each.target)
+        again = first != each.target and len(why) > SHORT
         copied = amount(each.nbytes) if each.nbytes else ""
-        alike.setdefault((each.outcome, copied, why or each.target), []).append(each.target)
-    rows: list[list[Cell]] = [
-        [", ".join(names), (outcome, OUTCOMES[outcome]), copied, why if why != names[0] else ""]
-        for (outcome, copied, why), names in alike.items()
-    ]
+        rows.append([each.target, (each.outcome, OUTCOMES[each.outcome]), copied, f"as for {first}" if again else why])
     filled(["to", "outcome", ">bytes copied", "why"], rows, screen)
 
 

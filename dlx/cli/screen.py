@@ -18,7 +18,7 @@ import dlx
 from dlx.cli.arguments import SCHEMA
 from dlx.cli.entries import one_line
 
-__all__ = ["OUTCOMES", "Cell", "Screen"]
+__all__ = ["OUTCOMES", "SHORT", "Cell", "Screen"]
 
 SHORT = 20  # characters: a column of nothing longer is not wrapped
 

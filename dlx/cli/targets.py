@@ -21,7 +21,7 @@ _ALIGNED = 1 << 20  # an address that is never read: a sketch begins behind it
 _ADDRESS = re.compile(r", found address 0x[0-9a-f]+")  # differs from array to array, and from run to run
 _KNOWN = re.compile(r"; it has \w+(, \w+){3,}")  # all the dtypes of a framework: `dlx dtypes` shows them
 _SWAPPED = "its elements are in the other byte order"
-_PLAIN = ("copy", "share", "view")  # steps that the outcome names already
+_PLAIN = ("copy", "resolve", "share", "view")  # steps that the outcome names already
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def outcome(entry: Entry, target: str, *, mapped: bool = False, **options: Any) 
     found = _planned(start, target, options)
     found = replace(found, why=_without_address(found.why, entry, mapped))
     if turned and found.outcome != "refused":
-        why = "; ".join(filter(None, (f"resolve: {_SWAPPED}", found.why)))
+        why = "; ".join(filter(None, (_SWAPPED, found.why)))
         return replace(found, outcome="copied", why=why, nbytes=found.nbytes or entry.nbytes or 0)
     return replace(found, outcome="shared") if found.outcome == "same" else found
 
