@@ -142,26 +142,40 @@ class Screen:
 
         widths = _widths(columns, rows)
         between = len(columns) - 1
+        least = [
+            width if name[0] == ">" or width <= SHORT else min(width, SHORT)
+            for name, width in zip(columns, widths, strict=True)
+        ]
+        if sum(least) + between > self._console.width:
+            self._stacked(columns, rows)
+            return
         fitting = [gap for gap in (2, 1, 0) if sum(widths) + between * (gap + 1) <= self._console.width]
         gap = fitting[0] if fitting else 1  # beside one column that the frame has
         table = Table(
             box=box.SIMPLE_HEAD, header_style="dim", border_style="dim", pad_edge=False, show_edge=False,
             padding=(0, gap, 0, 0),
         )  # fmt: skip
-        for name, width in zip(columns, widths, strict=True):
-            right = name.startswith(">")
-            short = right or width <= SHORT
+        for name, width, narrowest in zip(columns, widths, least, strict=True):
+            justify: Any = "right" if name[0] == ">" else "left"
             table.add_column(
-                _bare(name),
-                justify="right" if right else "left",
-                no_wrap=short,
-                overflow="fold",
-                min_width=width if short else min(width, SHORT),
+                _bare(name), justify=justify, no_wrap=narrowest == width, overflow="fold", min_width=narrowest
             )
         for row in rows:
             pairs = zip(row, columns, strict=True)
             table.add_row(*(_Name(_text(cell)) if name[:1] == "/" else _rich([cell]) for cell, name in pairs))
         self._console.print(table)
+
+    def _stacked(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+        """Print a table that has no room side by side: a line for each row's first cell, the others named below it."""
+        from rich.padding import Padding
+
+        for first, *others in rows:
+            self._console.print(_rich([first]), soft_wrap=False, overflow="fold")
+            named = ((_bare(name), each) for name, each in zip(columns[1:], others, strict=True) if _text(each))
+            cells: list[Cell] = []
+            for name, each in named:
+                cells += [("  " * bool(cells) + name + " ", "quiet"), each]
+            self._console.print(Padding(_rich(cells), (0, 0, 0, 2)))
 
     def _plain_table(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
         lines = [[*map(_bare, columns)], *([_text(cell) for cell in row] for row in rows)]
