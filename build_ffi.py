@@ -5,6 +5,7 @@ Set DLX_SANITIZE=1 to build with the address and undefined-behaviour sanitizers.
 """
 
 import os
+import re
 import runpy
 from pathlib import Path
 
@@ -28,6 +29,12 @@ def compile_flags() -> list[str]:
     return flags
 
 
+def told(flags: list[str]) -> str:
+    """Return flags as a report shows them: those of the user first, no warnings, and nothing that may hold a path."""
+    words = [*os.environ.get("CFLAGS", "").split(), *flags]
+    return " ".join(word for word in words if re.fullmatch(r"-(?!W)[\w+=,.-]+", word))
+
+
 sanitize = ["-fsanitize=address,undefined"] if os.environ.get("DLX_SANITIZE") == "1" else []
 ffibuilder = FFI()
 for name in (HEADERS["ABI"], HEADERS["CORE"], HEADERS["CUDA"]):
@@ -41,6 +48,7 @@ ffibuilder.set_source(
     depends=sorted(f"c_src/{path.name}" for path in C_SRC.glob("*.h")),
     include_dirs=["c_src"],
     extra_compile_args=compile_flags(),
+    define_macros=[("DLX_COMPILE_FLAGS", f'"{told(compile_flags())}"')],
     libraries=["dl"],  # where dlopen lives before glibc 2.34; nothing of CUDA is linked
     extra_link_args=sanitize,
     py_limited_api=False,  # vectorcall types and fast calls are outside the limited API on 3.11

@@ -253,4 +253,10 @@ int dlx_repack(const DLTensor* from, uint64_t from_flags, const DLTensor* to, ui
 /* One sentence for a status, for the reason of an error. GIL: not needed. */
 const char* dlx_status_text(int status);
 
+/* The compiler that built this binary, with its version. GIL: not needed. */
+const char* dlx_compiler(void);
+
+/* The flags that it was built with, warnings and paths left out. GIL: not needed. */
+const char* dlx_compile_flags(void);
+
 #endif

@@ -143,7 +143,9 @@ _EXACT: dict[str, tuple[int, int]] = {
 _EXACT_NAMES = {pair: name for name, pair in _EXACT.items()}
 _WIDE: dict[str, int] = {"int": lib.kDLInt, "uint": lib.kDLUInt, "float": lib.kDLFloat, "complex": lib.kDLComplex}
 _WIDE_NAMES = {code: name for name, code in _WIDE.items()}
-_SPELLING = re.compile(r"(?P<kind>int|uint|float|complex)(?P<bits>\d{1,3})")
+_SPELLING = re.compile(r"(?P<kind>int|uint|float|complex)(?P<bits>[1-9]\d{0,2})")
+_INTEGERS = {*range(1, 9), 16, 32, 64, 128}
+_WIDTHS = {"int": _INTEGERS, "uint": _INTEGERS, "float": {16, 32, 64, 128}, "complex": {32, 64, 128, 256}}
 _UNNAMED = re.compile(r"code(?P<code>\d{1,3})_(?P<bits>\d{1,3})bit")
 _LANES = re.compile(r"(?P<scalar>.+?)x(?P<lanes>\d+)")
 
@@ -182,9 +184,8 @@ class DType(tuple[int, int, int]):
         if isinstance(dtype, str):
             found = _parse(dtype)
             if found is None or bits is not None:
-                raise DTypeError(
-                    f"there is no dtype {dtype!r}", fix="Say for instance 'float32', 'bool' or 'bfloat16'."
-                )
+                fix = "Say for instance 'float32', 'bool' or 'bfloat16'; `dlx dtypes` shows all."
+                raise DTypeError(f"there is no dtype {dtype!r}", fix=fix)
             return tuple.__new__(cls, found)
         triple = dtype if bits is None else (dtype, bits, lanes)
         try:
@@ -216,14 +217,14 @@ class DType(tuple[int, int, int]):
         code, bits, lanes = self
         scalar = _EXACT_NAMES.get((code, bits))
         if scalar is None:
-            scalar = f"{_WIDE_NAMES[code]}{bits}" if code in _WIDE_NAMES else f"code{code}_{bits}bit"
+            scalar = f"{_WIDE_NAMES[code]}{bits}" if _is_wide(code, bits) else f"code{code}_{bits}bit"
         return scalar if lanes == 1 else f"{scalar}x{lanes}"
 
     def __str__(self) -> str:
         return self.name
 
     def __repr__(self) -> str:
-        known = (self[0], self[1]) in _EXACT_NAMES or self[0] in _WIDE_NAMES
+        known = (self[0], self[1]) in _EXACT_NAMES or _is_wide(self[0], self[1])
         return f"DType({self.name!r})" if known else f"DType({self[0]}, {self[1]}, {self[2]})"
 
     def __getnewargs__(self) -> tuple[Any, ...]:
@@ -248,11 +249,16 @@ def codes_of(kinds: Iterable[str]) -> frozenset[int]:
     return frozenset(found)
 
 
+def _is_wide(code: int, bits: int) -> bool:
+    """Return whether a plain kind comes in a width: nobody has a float33."""
+    return code in _WIDE_NAMES and bits in _WIDTHS[_WIDE_NAMES[code]]
+
+
 def _parse(name: str) -> tuple[int, int, int] | None:
     if name in _EXACT:
         return (*_EXACT[name], 1)
     match = _SPELLING.fullmatch(name)
-    if match and 0 < int(match["bits"]) < 256:
+    if match and int(match["bits"]) in _WIDTHS[match["kind"]]:
         return (_WIDE[match["kind"]], int(match["bits"]), 1)
     match = _UNNAMED.fullmatch(name)
     if match and int(match["code"]) < 256 and 0 < int(match["bits"]) < 256:

@@ -47,7 +47,8 @@ def cross(name, obj, to, **options):
         times.append(time.perf_counter() - start)
     before, after = dlx.describe(obj).address, dlx.describe(result).address
     verdict = "memory shared, both at" if before == after else f"memory not shared, {before:#x} and"
-    say(f"{verdict} {after:#x}; {min(times) * 1e6:,.0f} µs")
+    micro = min(times) * 1e6
+    say(f"{verdict} {after:#x}; {micro:,.1f} µs" if micro < 10 else f"{verdict} {after:#x}; {micro:,.0f} µs")
     return result
 
 

@@ -51,6 +51,7 @@ def model(path: Path) -> None:
         end += prod(shape) * bits // 8
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     raw = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    raw += b" " * (-len(raw) % 8)  # as the library writes it
     path.write_bytes(len(raw).to_bytes(8, "little") + raw)
     os.truncate(path, 8 + len(raw) + end)
 

@@ -30,8 +30,8 @@ LAYERS = [
 ]
 ORDER = [name for line in LAYERS for name in line]
 CLI = [  # above them all, in dlx/cli, by the same rule
-    "arguments", "entries", "headers", "screen", "objects", "files", "targets", "listing", "inspection", "plans",
-    "picture", "dtypes", "driver", "probe", "devices", "doctor", "bench",
+    "arguments", "output", "entries", "headers", "screen", "objects", "files", "targets", "listing", "inspection",
+    "plans", "picture", "dtypes", "driver", "probe", "devices", "doctor", "bench",
 ]  # fmt: skip
 TESTING = [  # the conformance kit, in dlx/testing, likewise
     "capsules", "check", "sources", "subject", "exporting", "requests", "owning", "importing", "asking",

@@ -3,7 +3,10 @@
 import contextlib
 import importlib
 import io
+import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -130,7 +133,7 @@ def test_progress_is_shown_on_a_terminal_only(tmp_path):
     assert (quiet.stdout, quiet.stderr) == (done.stdout, b"")
 
 
-@pytest.mark.parametrize("width", [80, 140])
+@pytest.mark.parametrize("width", [40, 80, 140])
 def test_screens_fit_a_terminal(tmp_path, width):
     """No line is wider, and names are broken behind their dots, not in a word."""
     rich = pytest.importorskip("rich.console")
@@ -151,8 +154,16 @@ def test_screens_fit_a_terminal(tmp_path, width):
         module = importlib.import_module(f"dlx.cli.{arguments.module}")
         assert module.run(arguments, Screen(arguments.command, console=console)) == 0
         lines = console.export_text().splitlines()
+        if words == ["doctor"]:
+            lines = lines[: lines.index("to paste into a report:")]  # what is pasted is not folded
         assert lines and max(map(len, lines)) <= width
-        if words[0] == "inspect":
+        _, plain = here(*words)
+        if words[0] in ("inspect", "plan", "dtypes", "matrix"):  # nothing is cut off, however narrow
+            shown = "".join("".join(lines).split())
+            gone = [word for word in re.findall(r"[^\s./\]]+", plain) if word not in shown]
+            headings = {"name", "dtype", "why"} if width == 40 else set()  # of a first column, of an empty cell
+            assert {*gone} <= headings
+        if words[0] == "inspect" and width > 40:
             cells = [line.strip().split("  ")[0] for line in lines if "long" in line or "tail" in line]
             assert all(
                 cell.startswith(("a_rather", "and_a", "deep_model", "with_layers", "weight")) for cell in cells
@@ -189,6 +200,130 @@ def test_a_terminal_gets_colours_and_no_control_characters_of_others(tmp_path):
     assert refused("inspect", "no\nsuch\x1b[31mfile").startswith("dlx inspect: no\\nsuch\\x1b[31mfile: ")
 
 
+@pytest.mark.parametrize("colour", ["", "1"])
+def test_metadata_of_others_is_text(tmp_path, colour):
+    """Keys as well as values."""
+    path = safetensors(tmp_path / "x.safetensors", {"b": ("F32", (2,))}, metadata={"\x1b[31mkey": "\x1b]0;title\x07"})
+    env = {**os.environ, "FORCE_COLOR": colour, "COLUMNS": "140"}
+    status, out, err = dlx("inspect", path, env=env)
+    assert (status, err) == (0, "")
+    assert "\\x1b[31mkey" in out and "\\x1b]0;title\\x07" in out
+    assert "\x1b[31mkey" not in out and "\x1b]0" not in out and "\x07" not in out
+
+
+def test_wide_characters_keep_columns_aligned(tmp_path):
+    """A character of East Asia takes two columns of a terminal, an accent none."""
+    path = safetensors(
+        tmp_path / "x.safetensors", {"日本": ("F32", (2,)), "e\u0301": ("F32", (3,)), "abcd": ("F32", (4,))}
+    )
+    _, out = here("inspect", path)
+    lines = out.splitlines()[2:5]
+    assert [line.index("float32") for line in lines] == [2 + 2, 2 + 3 + 2, 4 + 2]
+
+
+# ---- where it writes to ----------------------------------------------------------------------------------------------
+
+WRITING = (["dtypes"], ["dtypes", "--json"], ["inspect", "float32[2]", "--to", "none"], ["--help"], ["--version"])
+
+
+def shell(words, redirection):
+    """Run the command as a shell does; return (exit status, stdout, stderr)."""
+    command = f"exec {sys.executable} -m dlx {shlex.join(words)} {redirection}"
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+@pytest.mark.parametrize("words", WRITING)
+def test_a_full_disk_is_one_line(words):
+    """Exit status 2: the output is not whole."""
+    status, _, err = shell(words, "> /dev/full")
+    name = f"dlx {words[0]}" if words[0][0] != "-" else "dlx"
+    assert (status, err) == (2, f"{name}: writing failed: No space left on device\n")
+
+
+@pytest.mark.parametrize("words", WRITING[:3])
+def test_a_closed_stdout_is_one_line(words):
+    """It is not taken for success."""
+    assert shell(words, ">&-") == (2, "", f"dlx {words[0]}: writing failed: stdout is closed\n")
+
+
+@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
+def test_an_error_that_cannot_be_said_goes_nowhere_else(redirection):
+    """The status says it."""
+    if "full" in redirection and not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full here")
+    assert shell(["inspect", "nosuch"], redirection) == (2, "", "")
+
+
+NOISY = """
+import os, sys
+print("printed")
+os.system("echo of a program")
+os.write(1, b"of C\\n")
+class Array:
+    def __dlpack__(self, **_):
+        print("exported")
+        raise BufferError("not now")
+    def __dlpack_device__(self):
+        os.write(1, b"asked\\n")
+        return (1, 0)
+array = Array()
+"""
+
+
+def test_what_imported_code_prints_is_no_part_of_the_output(tmp_path):
+    """Neither what Python prints, nor C, nor a program that it starts: JSON stays JSON."""
+    (tmp_path / "noisy.py").write_text(NOISY)
+    status, out, err = dlx("inspect", "noisy:array", "--to", "dlx", "--json", cwd=tmp_path)
+    assert status == 0
+    (source,) = json.loads(out)["sources"]
+    assert source["arrays"][0]["capsule"] == {"refused": "BufferError: not now"}
+    for said in ("printed", "of a program", "of C", "exported", "asked"):
+        assert said in err
+
+
+# ---- errors for programs ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "command", "kind"),
+    [
+        (["inspect", "nosuch"], "inspect", "BadInput"),
+        (["plan", "float32[2]", "--to", "nosuch"], "plan", "BadInput"),
+        (["plan", "float32[2]", "--to", "dlx", "--device", "nonsense"], "plan", "DeviceError"),
+        (["inspect"], "inspect", "WrongCall"),
+        (["nothing"], None, "WrongCall"),
+        (["bench", "--pairs", "x"], "bench", "BadInput"),
+    ],
+)
+def test_errors_are_json_too(words, command, kind):
+    """With a schema version, on stdout; the line on stderr and the exit status are as ever."""
+    status, out, err = dlx(*words, "--json")
+    found = json.loads(out)
+    assert status == 2 and err.count("\n") == 1
+    assert list(found) == ["schema", "command", "dlx", "error"]
+    assert (found["schema"], found["command"], found["error"]["kind"]) == (1, command, kind)
+    assert found["error"]["message"] in err
+
+
+def test_a_fault_of_dlx_is_one_line(monkeypatch, capsys):
+    """Its traceback is shown where that is asked for."""
+    from dlx.cli import doctor, main
+
+    def run(*_):
+        raise KeyError("a\nb")
+
+    monkeypatch.setattr(doctor, "run", run)
+    monkeypatch.delenv("DLX_TRACEBACK", raising=False)
+    assert main(["doctor"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "a fault of dlx: KeyError: 'a\\nb'" in said and "DLX_TRACEBACK=1" in said
+    monkeypatch.setenv("DLX_TRACEBACK", "1")
+    with pytest.raises(KeyError):
+        main(["doctor"])
+
+
 def npy(descr, shape, data, *, order=False, version=1):
     """Return the bytes of a .npy file, made without numpy."""
     header = f"{{'descr': {descr!r}, 'fortran_order': {order}, 'shape': {shape!r}, }}".encode()
@@ -209,6 +344,7 @@ def safetensors(path, tensors, *, metadata=None, cut=0):
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, end]}
         at = end
     raw = json.dumps(header).encode()
+    raw += b" " * (-len(raw) % 16 or 16)  # so that data begin at a multiple of 8, and of no more
     whole = len(raw).to_bytes(8, "little") + raw + bytes(at)
     path.write_bytes(whole[: len(whole) - cut])
     return path

@@ -39,7 +39,9 @@ def test_devices_without_a_driver(monkeypatch):
     assert "there is no CUDA driver here: lib-that-is-not-there.so.1" in found["driver"]["missing"]
     _, out = here("devices", "--driver")
     assert "cpu     (1, 0)  host memory" in out
-    assert "CUDA: there is no CUDA driver here" in out and "DLX_CUDA_DRIVER may name its libcuda.so.1" in out
+    assert "\nCUDA: no driver here: lib-that-is-not-there.so.1 is not found\n" in out
+    assert "DLX_CUDA_DRIVER may name its libcuda.so.1" in out
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_devices_of_a_driver(monkeypatch, whole):
@@ -88,7 +90,7 @@ def test_devices_of_frameworks(np, monkeypatch):
     (found,) = document("devices")["frameworks"]["numpy"]["devices"]
     assert found == {"device": "cpu", "dlpack": [1, 0], "native": "'cpu'", "taken": True}
     rows = [line.split() for line in here("devices", "numpy")[1].splitlines()]
-    assert ["cpu", "numpy", "'cpu'", "yes"] in rows
+    assert ["cpu", "numpy", "'cpu'", "to", "and", "from"] in rows
     assert "'nothing' is no framework installed here. Installed: " in refused("devices", "nothing")
 
 
@@ -114,9 +116,11 @@ def test_bench(np):
         ("dlx", "numpy", "shared"),
     ]
     assert all(each["convert_ns"] > 0 and each["copy_bytes_per_ns"] > 0 for each in found)
+    assert all(0 <= each["p50_ns"] <= each["p99_ns"] and each["first_ns"] > 0 for each in found)
     assert found[0]["from_dlpack_ns"] is None and found[1]["from_dlpack_ns"] > 0
     assert "numpy → dlx" in here("bench", "--quick", "--pairs", "numpy:dlx")[1]
     assert "is no pair" in refused("bench", "--pairs", "numpy")
+    assert "a pair has two names" in refused("bench", "--pairs", "numpy:all")
     assert "no target 'nothing'" in refused("bench", "--pairs", "numpy:nothing")
 
 
@@ -124,3 +128,13 @@ def test_bench_measures_the_fast_lane(np):
     """Targets that come from the command line are the same objects as those in a program."""
     (pair,) = bench._pairs(":".join(("numpy", "dlx")))
     assert pair[1] is sys.intern("dlx")
+
+
+def test_bench_leaves_out_what_is_refused(np, monkeypatch):
+    """There is nothing to measure then."""
+    numpy = bench.array_of("numpy", "float32")
+    monkeypatch.setattr(bench, "array_of", lambda *_: np.ma.masked_equal(numpy, 0))
+    (pair,) = document("bench", "--quick", "--pairs", "numpy:dlx")["pairs"]
+    assert pair["outcome"] == "refused"
+    assert [pair[key] for key in ("first_ns", "convert_ns", "p50_ns", "p99_ns", "copy_bytes_per_ns")] == [None] * 5
+    assert "refused" in here("bench", "--quick", "--pairs", "numpy:dlx")[1]

@@ -101,6 +101,8 @@ def hostile():
     yield "code.npy", npy("<f4", Call(), b""), "no description of an array"
     yield "negative.npy", npy("<f4", (-1,), b""), "no description of an array"
     yield "many.npy", npy("<f4", (1,) * 500, bytes(4), version=2), "no description of an array"
+    yield "wide.npy", npy("<f4", (10**4000,), b"", version=2), "no description of an array"
+    yield "vast.npy", npy("<f4", (1 << 62,) * 128, b"", version=2), "claims more than a million EiB of data"
     yield "dtype.npy", npy("<q99", (1,), bytes(8)), "its header gives '<q99' as dtype"
     yield "version.npy", b"\x93NUMPY\x09\0" + bytes(64), "version 9"
     yield "text.npy", b"hello, world, this is text", "it does not begin like a .npy file"
@@ -120,6 +122,7 @@ def hostile():
         yield name, len(raw).to_bytes(8, "little") + raw + data, words
     yield "huge.safetensors", GB100.to_bytes(8, "little") + b"{}", "its header claims 100.0 GiB"
     yield "top.safetensors", b"\xff" * 8 + b"{}", "its header claims 16.0 EiB"
+    yield "empty.safetensors", b"", "it is empty"
     yield "eight.safetensors", bytes(5), "ends in the middle of its header"
 
 
@@ -167,7 +170,9 @@ def tensors():
     yield "float.safetensors", {"a": {**one, "shape": [2.0]}}, bytes(8), "'a' is no tensor"
     yield "dims.safetensors", {"a": {**one, "shape": [10**18] * 100_000}}, bytes(8), "'a' is no tensor"
     yield "json.safetensors", b"{{{{", b"", "no JSON"
-    yield "deep.safetensors", b'{"a":' * 100_000, b"", "no JSON"
+    yield "deep.safetensors", b'{"a":' * 100_000, b"", "nested too deep"
+    yield "wide.safetensors", {"a": {**one, "shape": [1 << 63, 0]}}, bytes(8), "'a' is no tensor"
+    yield "vast.safetensors", {"a": {**one, "shape": [1 << 62] * 128}}, bytes(8), "more bytes than there are"
     yield "twice.safetensors", b'{"a": 1, "a": 2}', b"", "a name stands there twice"
     yield "digits.safetensors", b'{"a": ' + b"9" * 10_000 + b"}", b"", "no JSON"
 

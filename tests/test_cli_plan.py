@@ -37,8 +37,13 @@ def test_sketches():
     """A dtype and a shape stand for an array that nobody has."""
     assert plans("float32[3,4]", "--to", "dlx") == [("", "shared", "")]
     assert plans("bfloat16[]", "--to", "dlx", "--copy", "always") == [("", "copied", "")]
+    for name in ("float32[1,,2]", "float32[,]", "float32[ ,1]"):
+        assert "a shape is numbers with commas between them" in refused("plan", name, "--to", "dlx")
+    for shape in (f"{1 << 62},2", f"0,{10**20}", "1," * 129):
+        refused("plan", f"int8[{shape}]", "--to", "dlx")
+    assert plans(f"int8[{','.join('1' * 128)}]", "--to", "dlx") == [("", "shared", "")]  # longer than a file's name
     assert "there is no dtype 'floaty'" in refused("plan", "floaty[2]", "--to", "dlx")
-    assert "too large" in refused("plan", f"float32[{10**30}]", "--to", "dlx")
+    assert "larger than any memory" in refused("plan", f"float32[{10**30}]", "--to", "dlx")
 
 
 def test_plans_agree_with_dlx_plan(file, torch):
@@ -59,6 +64,42 @@ def test_other_byte_order_is_a_copy(tmp_path):
     assert plans(path, "--to", "dlx", "--copy", "never") == [("", "refused", "CopyRequiredError")]
 
 
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("copy", ["auto", "never", "always"])
+def test_plans_of_files_are_those_of_what_numpy_loads(tmp_path, np, mapped, copy):
+    """For every target here; where numpy's memory is aligned by chance better than is promised, jax may share it."""
+    paths = []
+    for i, dtype in enumerate(("?", "<i8", ">i4", "<f2", ">f8", "<c8", "S3", "<U2", "<M8[s]", "<f4,<i4")):
+        for shape, order in (((3, 4), "C"), ((3, 4), "F"), ((0, 4), "C"), ((), "C")):
+            paths.append(tmp_path / f"{i}{order}{len(shape)}{0 in shape}.npy")
+            np.save(paths[-1], np.zeros(shape, dtype, order))
+    words = ["--mapped"] if mapped else []
+    found = document("plan", *paths, "--to", "all", "--copy", copy, *words)["plans"]
+    assert len(found) % len(paths) == 0
+    for each in found:
+        array = np.load(each["name"], mmap_mode="r" if mapped else None)
+        plan = package.plan(array, to=each["target"], copy={"auto": None, "never": False, "always": True}[copy])
+        (got,) = each["arrays"]
+        if "aligned" not in got["why"]:
+            expected = "shared" if plan.outcome == "same" else plan.outcome
+            error = type(plan.error).__name__ if plan.error else ""
+            assert (got["outcome"], got["error"]) == (expected, error), (each, plan)
+
+
+def test_where_a_file_is_loaded_to_is_no_address(tmp_path):
+    """There is none: what is promised of it is said, or where in the file it is mapped from."""
+    path = tmp_path / "x.npy"
+    path.write_bytes(npy("<f4", (2, 3), bytes(24)))
+    pytest.importorskip("jax")
+    (plan,) = document("plan", path, "--to", "jax")["plans"]
+    assert plan["arrays"][0]["outcome"] == "copied"
+    assert plan["arrays"][0]["why"].startswith("jax needs data aligned to 64 bytes, and loading it promises 16 only")
+    path = safetensors(tmp_path / "x.safetensors", {"a": ("F32", (4,))})
+    for words, why in (([], "loading it promises 8 only"), (["--mapped"], "in the file it is aligned to 8")):
+        (plan,) = document("plan", path, "--to", "jax", *words)["plans"]
+        assert why in plan["arrays"][0]["why"]
+
+
 def test_strict_turns_a_refusal_into_exit_status_1(file):
     """0 without it: an explained refusal is an answer."""
     words = ["plan", "float32[2]", "--to", "dlx", "--device", "cuda:0"]
@@ -74,18 +115,55 @@ def test_wrong_options_are_one_line(file):
     """Unknown devices and targets are wrong calls."""
     assert "there is no device 'moon'" in refused("plan", file, "--to", "dlx", "--device", "moon")
     assert "there is no target 'nothing'" in refused("plan", file, "--to", "nothing")
-    assert "names no target" in refused("plan", file, "--to", ",")
+    for none in (",", ""):
+        assert "no target is named" in refused("plan", file, "--to", none)
+        assert "no target is named" in refused("dtypes", "--to", none)
+    assert "there is no target 'none'" in refused("plan", file, "--to", "none")
+    assert "there is no target 'none'" in refused("matrix", "--to", "none")
 
 
 def test_several_targets(file, np):
     """One array is a row for each target; many are a table for each."""
     _, out = here("plan", file, "--to", "dlx,numpy", "--copy", "always")
     rows = [line.split() for line in out.splitlines()]
-    assert ["dlx", "copied", "24", "B", "copy=True"] in rows and ["numpy", "copied", "24", "B", "copy=True"] in rows
+    assert rows[0] == [str(file), "float32[2,", "3],", "--copy", "always"]
+    for name in ("dlx", "numpy"):
+        assert [name, "copied", "24", "B", "--copy", "always"] in rows
+    _, out = here("plan", file, "--to", "dlx,numpy")
+    assert [line.split() for line in out.splitlines()[2:]] == [["dlx", "shared"], ["numpy", "shared"]]
+    _, out = here("plan", "float32[2,3]", "--to", "dlx,numpy")
+    assert out.splitlines()[0] == "float32[2,3]  a sketch"
     assert [(each["target"], len(each["arrays"])) for each in document("plan", file, "--to", "dlx,numpy")["plans"]] == [
         ("dlx", 1),
         ("numpy", 1),
     ]
+
+
+def test_fixes_are_options_of_the_command(file, torch):
+    """What speaks of arguments of `dlx.convert` on the screen; JSON has it as `dlx.plan` says it."""
+    words = ("plan", file, "--to", "torch", "--mapped", "--copy", "never")
+    _, out = here(*words)
+    assert "Drop --copy never, or pass --readonly share." in out and "copy=False" not in out
+    assert "copy=False" in document(*words)["plans"][0]["arrays"][0]["fix"]
+
+
+def test_a_long_reason_is_written_once(tmp_path):
+    """Other targets say whose it is."""
+    path = tmp_path / "x.npy"
+    path.write_bytes(npy(">f4", (2, 3), bytes(24)))
+    pytest.importorskip("torch")
+    rows = [line.split() for line in here("plan", path, "--to", "dlx,torch")[1].splitlines()]
+    assert ["dlx", "copied", "24", "B", *["its", "elements", "are", "in", "the", "other", "byte", "order"]] in rows
+    assert ["torch", "copied", "24", "B", "as", "for", "dlx"] in rows
+
+
+def test_reasons_are_brief_on_the_screen():
+    """The dtypes that a framework has, `dlx dtypes` shows; of one array JSON has them all the same."""
+    pytest.importorskip("pyarrow")
+    _, out = here("plan", "bfloat16[2]", "--to", "pyarrow,dlx")
+    assert "pyarrow has no dtype bfloat16. Convert" in out
+    (plan, _) = document("plan", "bfloat16[2]", "--to", "pyarrow,dlx")["plans"]
+    assert "it has float16, float32" in plan["arrays"][0]["why"]
 
 
 def test_plans_of_many_arrays_are_folded(tmp_path, torch):
@@ -256,4 +334,7 @@ def test_the_block_to_paste_names_no_folder():
     _, out = here("doctor")
     block = out[out.index("to paste into a report:") :]
     assert f"dlx {package.__version__}" in block and "/" not in block
+    core = document("doctor")["core"]
+    assert core["compiler"].split()[0] in ("gcc", "clang") and f"built by {core['compiler']}: " in block
+    assert "-std=c11" in core["flags"].split() and not any(each.startswith("-W") for each in core["flags"].split())
     assert max(map(len, out.splitlines())) <= 100

@@ -280,3 +280,44 @@ def test_every_library_known_here_describes_itself():
     assert {check.kind for check in of_kinds(subject)} == {"producer", "consumer", "adapter"}
     for dtype in subject.dtypes:
         assert subject.array(dtype)[0].dtype == dlx.DType(dtype)
+
+
+def test_what_nobody_reads_is_no_error():
+    """`python -m dlx.testing numpy | head -1`, and a full disk: one line, or none, and no traceback."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    start = [sys.executable, "-m", "dlx.testing", "--list"]
+    done = subprocess.run(start, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+    if os.path.exists("/dev/full"):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(start, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        said = "python -m dlx.testing: writing failed: No space left on device\n"
+        assert (done.returncode, done.stderr) == (2, said)
+
+
+def test_a_report_that_cannot_be_written(tmp_path):
+    """Status 2, and where."""
+    done = command("kit_planted:subject_good", *only("copy-true"), "--report", str(tmp_path / "no" / "x.md"))
+    assert done.returncode == 2
+    assert done.stderr.endswith("x.md: No such file or directory\n") and done.stderr.count("\n") == 1
+
+
+def test_a_name_that_is_not_known_shows_those_that_are():
+    """Libraries of the kit, and further adapters; under --json as data, too."""
+    done = command("nosuch", "--json")
+    assert done.returncode == 2
+    for name in ("numpy", "mlx", "cupy", "module:attribute"):
+        assert name in done.stderr
+    found = json.loads(done.stdout)
+    assert (found["schema"], found["subjects"]) == (1, [])
+    (error,) = found["errors"]
+    assert error["subject"] == "nosuch" and error["message"] in done.stderr
+
+
+def test_the_list_of_checks_as_json():
+    """What --list prints, for programs."""
+    found = json.loads(command("--list", "--json").stdout)
+    assert found["schema"] == 1
+    assert {each["name"] for each in found["checks"]} == {*CHECKS}

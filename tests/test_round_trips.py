@@ -28,7 +28,7 @@ NAMES = (
     *("float64", "complex64", "complex128", "bfloat16", "complex32", "float8_e3m4", "float8_e4m3"),
     *("float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
     *("float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn", "float4_e2m1fnx2", "int4", "uint4", "int2", "uint2", "int1"),
-    *("uint1", "int3", "float32x4", "uint24", "float128"),
+    *("uint1", "int3", "float32x4", "code1_24bit", "float128"),
 )
 
 

@@ -2,7 +2,7 @@
 
 Nothing is imported before it is needed: `--help` loads argparse only, a file's header needs no framework, and tables
 are drawn by rich for terminals alone. Exit status: 0 done; 1 refused, or not all ready, under ``--strict``; 2 bad input
-or a wrong call, in one line on stderr.
+or a wrong call, in one line on stderr, and as JSON on stdout under ``--json``.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 __all__ = ["main"]
 
 OK, STRICT, BAD = 0, 1, 2
 PIPE, INTERRUPTED = 141, 130  # as a shell says of a program that SIGPIPE or SIGINT ended
+TRACEBACK = "DLX_TRACEBACK"  # an environment variable: a fault of dlx itself is shown whole
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,32 +31,88 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises
     ------
     SystemExit
-        By argparse: 0 after ``--help``, 2 for a wrong call.
+        By argparse: 0 after ``--help`` and ``--version``.
     """
-    from dlx.cli.arguments import parser
+    from dlx.cli.arguments import WrongCall, parser
 
-    arguments = parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        arguments = parser().parse_args(words)
+    except WrongCall as error:
+        return _ended(error.command, f"{error}; see {error.program} --help", "--json" in words, "WrongCall")
+    except OSError as error:  # what --help is written to takes no more
+        return _unwritten("", error)
+    try:
+        return _run(arguments)
+    except BrokenPipeError:  # `dlx dtypes | head`: nobody reads the rest
+        return PIPE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except OSError as error:
+        return _unwritten(arguments.command, error)
+
+
+def _run(arguments: Any) -> int:
+    """Run one command; what it cannot do is one line, whatever code of others it came upon."""
     try:
         from dlx.cli.entries import BadInput, one_line
         from dlx.cli.screen import Screen
         from dlx.errors import DlxError
     except ImportError as error:  # no compiled core for this Python
-        print(f"dlx {arguments.command}: dlx itself is not whole: {error}", file=sys.stderr)
-        return BAD
+        return _ended(arguments.command, f"dlx itself is not whole: {error}", arguments.json, "ImportError")
+    from dlx.cli.output import own_stdout
 
-    screen = Screen(arguments.command, as_json=arguments.json)
     try:
-        status = int(importlib.import_module(f"dlx.cli.{arguments.module}").run(arguments, screen))
-        screen.flush()
-        return status
+        with own_stdout() as out:
+            screen = Screen(arguments.command, as_json=arguments.json, file=out)
+            status = int(importlib.import_module(f"dlx.cli.{arguments.module}").run(arguments, screen))
+            screen.flush()
+            return status
     except (BadInput, DlxError) as error:
-        text = one_line(str(error))
+        text, kind = str(error), type(error).__name__
     except MemoryError:
-        text = "out of memory"
-    except BrokenPipeError:  # `dlx dtypes | head`: nobody reads the rest
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        text, kind = "out of memory", "MemoryError"
+    except SystemExit as error:  # of code that was imported, or that an object holds
+        text, kind = f"code that it runs ends the process: SystemExit({error.code!r})", "SystemExit"
+    except Exception as error:
+        if isinstance(error, OSError) or os.environ.get(TRACEBACK):
+            raise
+        kind = type(error).__name__
+        text = f"a fault of dlx: {kind}: {error}; please report it with what {TRACEBACK}=1 shows"
+    return _ended(arguments.command, one_line(text, 600), arguments.json, kind)
+
+
+def _unwritten(command: str, error: OSError) -> int:
+    """End where stdout takes no more, for instance on a full disk."""
+    if isinstance(error, BrokenPipeError):
         return PIPE
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    print(f"dlx {arguments.command}: {text}", file=sys.stderr)
+    if os.environ.get(TRACEBACK):
+        raise error
+    return _ended(command, f"writing failed: {error.strerror or error}", False, "OSError")
+
+
+def _ended(command: str, text: str, as_json: bool, kind: str) -> int:
+    """Say in one line what is wrong, under --json as JSON on stdout, too, and return the exit status."""
+    from dlx.cli.arguments import SCHEMA
+
+    _say(f"dlx {command}: {text}" if command else f"dlx: {text}", sys.stderr)
+    if as_json:
+        import json
+
+        import dlx
+
+        head = {"schema": SCHEMA, "command": command or None, "dlx": dlx.__version__}
+        _say(json.dumps({**head, "error": {"kind": kind, "message": text}}, indent=2), sys.stdout)
     return BAD
+
+
+def _say(text: str, file: Any) -> None:
+    """Print a line to a stream that may be closed or full; there is nobody else to tell."""
+    from dlx.cli.output import silence
+
+    if file is None:
+        return
+    try:
+        print(text, file=file, flush=True)
+    except OSError:
+        silence(file.fileno())  # nor shall the interpreter complain, when it ends

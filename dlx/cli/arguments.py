@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import textwrap
 from typing import Any, NoReturn
 
 import dlx
 
-__all__ = ["parser"]
+__all__ = ["SCHEMA", "WrongCall", "parser"]
+
+SCHEMA = 1
+"""Version of what ``--json`` prints; it changes where a program that reads it would break."""
 
 _SOURCE = """\
 a source is
@@ -18,12 +22,13 @@ a source is
   pkg.mod:attr    an object; this IMPORTS AND RUNS pkg.mod
   'float32[3,4]'  a sketch: some array of that dtype and shape in host memory"""
 
-_STATUS = """\
-exit status
-  0         done; a refusal that was explained is an answer
-  1         under --strict: something is refused, or not ready
-  2         bad input or a wrong call, in one line on stderr
-  130, 141  interrupted; nobody reads the output any more"""
+
+def _status(strict: str = "") -> str:
+    """Return what exit statuses mean: 1 where a command has --strict, and when."""
+    lines = ["0         done; a refusal that was explained is an answer"]
+    lines += [f"1         under --strict: {strict}"] if strict else []
+    lines += ["2         bad input or a wrong call, in one line on stderr", "130, 141  interrupted; nobody reads on"]
+    return "\n  ".join(["exit status", *lines])
 
 
 def parser() -> argparse.ArgumentParser:
@@ -31,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     top = _Parser(
         prog="dlx",
         description="What an array is, where it can go, and what this machine has.",
-        epilog=_STATUS,
+        epilog=_status("plan: something is refused; doctor: something is broken"),
     )
     top.add_argument("--version", action="version", version=f"dlx {dlx.__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -45,6 +50,23 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+class WrongCall(Exception):
+    """The words do not make a call: one line for the user, exit status 2.
+
+    Parameters
+    ----------
+    program
+        As in ``"dlx inspect"``: the part of the command line that is at fault.
+    message
+        What is wrong with it.
+    """
+
+    def __init__(self, program: str, message: str) -> None:
+        super().__init__(message)
+        self.program = program
+        self.command = program.partition(" ")[2]
+
+
 class _Parser(argparse.ArgumentParser):
     """Says things as they are written here, and takes no abbreviations, which would bind us for ever."""
 
@@ -52,17 +74,26 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **keywords)
 
     def error(self, message: str) -> NoReturn:
-        """End with one line, as for any other bad input."""
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        """Raise what ends with one line, as any other bad input does."""
+        raise WrongCall(self.prog, message)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print, and raise where that fails, at once: argparse keeps silent about it."""
+        file = file or sys.stderr
+        if message and file is not None:
+            file.write(message)
+            file.flush()
 
 
-def _command(commands: Any, name: str, module: str, summary: str, epilog: str = "") -> argparse.ArgumentParser:
+def _command(
+    commands: Any, name: str, module: str, summary: str, epilog: str = "", strict: str = ""
+) -> argparse.ArgumentParser:
     description = textwrap.fill(f"{summary[0].upper()}{summary[1:]}.", 78)
     made: argparse.ArgumentParser = commands.add_parser(
-        name, help=summary, description=description, epilog=epilog or _STATUS
+        name, help=summary, description=description, epilog="\n\n".join(filter(None, (epilog, _status(strict))))
     )
     made.set_defaults(module=module)
-    made.add_argument("--json", action="store_true", help='print JSON with "schema": 1')
+    made.add_argument("--json", action="store_true", help=f'print JSON with "schema": {SCHEMA}')
     return made
 
 
@@ -80,14 +111,14 @@ def _inspect(commands: Any) -> None:
         "inspect",
         "inspection",
         "show what arrays are: dtype, shape, strides, device, flags, and which targets take them",
-        f"{_SOURCE}\n\n{_STATUS}",
+        _SOURCE,
     )
     _add_sources(command)
     command.add_argument(
         "--to",
         metavar="NAMES",
-        help="targets to plan for, as in torch,numpy; they are imported. 'all' that are installed is the default for "
-        "one object, 'none' for files and trees",
+        help="say which of these targets take it, as in torch,numpy; they are imported. 'all' means all that are "
+        "installed. Without --to: all for a sketch and for an object that is one array, else none",
     )
 
 
@@ -97,7 +128,8 @@ def _plan(commands: Any) -> None:
         "plan",
         "plans",
         "say what dlx.convert would do: share, copy or refuse, and why; nothing is converted",
-        f"{_SOURCE}\n\n{_STATUS}",
+        _SOURCE,
+        "something is refused",
     )
     _add_sources(command)
     command.add_argument("--to", required=True, metavar="NAMES", help="targets, as in torch,numpy, or 'all'")
@@ -121,7 +153,7 @@ def _dtypes(commands: Any) -> None:
         "show every dtype: DLPack's numbers, and what each framework calls it",
         "Without options nothing is imported: words are those of the adapters' data.\n"
         "With --from or --to the frameworks are imported and a conversion of each\n"
-        "dtype is planned, as `dlx matrix` does for all of them.\n\n" + _STATUS,
+        "dtype is planned, as `dlx matrix` does for all of them.",
     )
     _add_pair(command)
     command.set_defaults(live=False, svg=None)
@@ -134,7 +166,7 @@ def _matrix(commands: Any) -> None:
         "dtypes",
         "show what becomes of every dtype between the frameworks installed: shared, viewed, copied or refused",
         "The frameworks are imported, an array of each dtype is made in each of them,\n"
-        "and its conversion to every other is planned; nothing is converted.\n\n" + _STATUS,
+        "and its conversion to every other is planned; nothing is converted.",
     )
     _add_pair(command)
     command.add_argument("--svg", metavar="FILE", help="write it as a picture, for light and dark pages")
@@ -148,7 +180,7 @@ def _devices(commands: Any) -> None:
         "devices",
         "show the devices that the CUDA driver and each framework see, and what each calls them",
         "The driver and the frameworks are asked in processes of their own, several at\n"
-        "once; importing a framework takes seconds.\n\n" + _STATUS,
+        "once; importing a framework takes seconds.",
     )
     command.add_argument("names", nargs="*", metavar="NAME", help="frameworks to ask; default: all that are installed")
     command.add_argument("--driver", action="store_true", help="ask the CUDA driver only: import no framework")
@@ -160,6 +192,7 @@ def _doctor(commands: Any) -> None:
         "doctor",
         "doctor",
         "show each adapter: ready, installed, missing or broken, with versions; ends with a block to paste",
+        strict="something is broken; of what is named, also missing",
     )
     command.add_argument("names", nargs="*", metavar="NAME", help="adapters to look at; default: all")
     command.add_argument(
@@ -167,7 +200,7 @@ def _doctor(commands: Any) -> None:
     )
     command.add_argument("--verbose", action="store_true", help="whole tracebacks of what is broken")
     command.add_argument(
-        "--strict", action="store_true", help="exit with 1 if any is broken; of those named, also if one is missing"
+        "--strict", action="store_true", help="exit with 1 if any is broken; of those named, also if missing"
     )
 
 
@@ -177,7 +210,7 @@ def _bench(commands: Any) -> None:
         "bench",
         "bench",
         "measure conversions between the frameworks installed here",
-        "Figures are the best of several rounds on this machine as it is now.\n\n" + _STATUS,
+        "Figures are of this machine as it is now.",
     )
     command.add_argument("--pairs", metavar="A:B", help="pairs, as in numpy:torch,torch:numpy; default: all")
     command.add_argument("--quick", action="store_true", help="fewer rounds")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import time
 import timeit
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import dlx
@@ -23,27 +24,30 @@ LARGE = (4 << 20,)  # float32: 16 MiB, more than most caches of one core hold
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Measure every pair, one after the other."""
-    rounds = 3 if arguments.quick else 15
+    rounds, singles = (3, 300) if arguments.quick else (15, 3000)
     with screen.working("importing frameworks"):
         pairs = _pairs(arguments.pairs)
-    rows = [_measured(*pair, rounds) for pair in screen.progress(pairs, "measuring", len(pairs))]
+    rows = [_measured(*pair, rounds, singles) for pair in screen.progress(pairs, "measuring", len(pairs))]
     cells: list[list[Cell]] = [
         [
             f"{each['from']} → {each['to']}",
             (each["outcome"], OUTCOMES[each["outcome"]]),
-            _time(each["convert_ns"]),
-            _time(each["from_dlpack_ns"]),
-            f"{each['copy_bytes_per_ns']:.1f} GB/s" if each["copy_bytes_per_ns"] else "",
+            *(_time(each[f"{key}_ns"]) for key in ("first", "convert", "p50", "p99", "from_dlpack")),
+            f"{each['copy_bytes_per_ns']:.1f}" if each["copy_bytes_per_ns"] else "",
         ]
         for each in rows
     ]
-    screen.table(["pair", "outcome", ">dlx.convert", ">its from_dlpack", ">copy=True"], cells)
+    screen.table(["pair", "outcome", ">first", ">mean", ">p50", ">p99", ">from_dlpack", ">copy"], cells)
     screen.line("")
-    screen.line(
-        (
-            f"float32; times: {SMALL[0]} elements, best of {rounds}; copies: {amount(4 * LARGE[0])} of fresh memory",
-            "quiet",
-        )
+    screen.line((f"dlx.convert of {SMALL[0]} float32 elements, in microseconds", "quiet"))
+    screen.facts(
+        [
+            ("first", "the very first call"),
+            ("mean", f"of a call, in the best of {rounds} rounds"),
+            ("p50, p99", f"what half, and 99 of 100, of {singles:,} single calls stay below"),
+            ("from_dlpack", "mean of the target's own function, which may check less"),
+            ("copy", f"dlx.convert(..., copy=True) of {amount(4 * LARGE[0])}, in GB/s, the best"),
+        ]
     )
     screen.document({"rounds": rounds, "pairs": rows})
     return 0
@@ -51,29 +55,36 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
 
 def _pairs(words: str | None) -> list[tuple[str, str]]:
     if words is None:
-        names = targets.chosen(None)
+        names = targets.chosen(",".join(targets.installed()))  # which imports them
         return [(origin, goal) for origin in names for goal in names if origin != goal]
     found = []
     for word in words.split(","):
         origin, colon, goal = word.strip().partition(":")
         if not colon or not origin or not goal:
             raise BadInput(f"{one_line(word)!r} is no pair: say for instance numpy:torch")
-        origin, goal = targets.chosen(f"{origin},{goal}")
+        if "all" in (origin, goal):
+            raise BadInput("a pair has two names; without --pairs all are measured")
+        (origin,), (goal,) = targets.chosen(origin), targets.chosen(goal)
         found.append((origin, goal))
     return found
 
 
-def _measured(origin: str, goal: str, rounds: int) -> dict[str, Any]:
+def _measured(origin: str, goal: str, rounds: int, singles: int) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         array = array_of(origin, "float32", SMALL)
+        first = next(_singly(lambda: dlx.convert(array, to=goal), 1), None)
         outcome = dlx.plan(array, to=goal).outcome
+        times = sorted(_singly(lambda: dlx.convert(array, to=goal), singles))
         own = _own(goal)
         return {
             "from": origin,
             "to": goal,
             "outcome": outcome,
+            "first_ns": first,
             "convert_ns": _best(lambda: dlx.convert(array, to=goal), rounds) if outcome != "refused" else None,
+            "p50_ns": times[len(times) // 2] if times else None,
+            "p99_ns": times[len(times) * 99 // 100] if times else None,
             "from_dlpack_ns": _best(lambda: own(array), rounds) if own is not None else None,
             "copy_bytes_per_ns": _copies(origin, goal, rounds),
         }
@@ -104,6 +115,19 @@ def _best(call: Callable[[], Any], rounds: int) -> float | None:
     return min(timer.repeat(rounds, number)) / number * 1e9
 
 
+def _singly(call: Callable[[], Any], count: int) -> Iterator[int]:
+    """Give nanoseconds of single calls, without those that the clock itself takes; nothing if it fails."""
+    clock = time.perf_counter_ns
+    cost = min(-(clock() - clock()) for _ in range(100))
+    for _ in range(count):
+        start = clock()
+        try:
+            call()
+        except dlx.errors.DlxError:
+            return
+        yield max(clock() - start - cost, 0)
+
+
 def _copies(origin: str, goal: str, rounds: int) -> float | None:
     array = array_of(origin, "float32", LARGE)
     best = _best(lambda: dlx.convert(array, to=goal, copy=True), max(rounds // 3, 2))
@@ -113,4 +137,5 @@ def _copies(origin: str, goal: str, rounds: int) -> float | None:
 def _time(nanoseconds: float | None) -> str:
     if nanoseconds is None:
         return ""
-    return f"{nanoseconds:.0f} ns" if nanoseconds < 10_000 else f"{nanoseconds / 1000:.1f} µs"
+    micro = nanoseconds / 1000
+    return f"{micro:.2f}" if micro < 10 else f"{micro:.1f}" if micro < 100 else f"{micro:,.0f}"

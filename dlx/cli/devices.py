@@ -14,6 +14,10 @@ from dlx.cli.screen import Cell, Screen
 
 __all__ = ["run"]
 
+_FEWER = {
+    "there is no CUDA driver here: ": "no driver here: ",
+    ": cannot open shared object file: No such file or directory": " is not found",
+}
 ABLE = ("managed_memory", "memory_pools", "host_memory_mapped")
 AT_ONCE = 4  # frameworks imported at the same time
 
@@ -59,26 +63,33 @@ def _show_devices(driver: dict[str, Any], seen: dict[str, dict[str, Any]], scree
         rows.append([(name, "name"), f"({device.type}, {device.id})", text])
     screen.table(["device", "DLPack", "what"], rows)
     words: list[list[Cell]] = [
-        [(each["device"], "name"), name, one_line(each["native"], 60), "yes" if each["taken"] else ("no", "warn")]
+        [
+            (each["device"], "name"),
+            name,
+            one_line(each["native"], 60),
+            "to and from" if each["taken"] else ("from only", "warn"),
+        ]
         for name, answer in seen.items()
         for each in answer["devices"]
     ]
     if words:
         screen.line("")
-        screen.table(["device", "framework", "its object for it", "converts there"], words)
+        screen.table(["device", "framework", "its own object", "dlx.convert"], words)
 
 
 def _show_driver(driver: dict[str, Any], screen: Screen) -> None:
     screen.line("")
     cause = driver.get("missing") or driver.get("broken")
     if cause:
-        screen.line(("CUDA: ", "name"), f"{one_line(cause)}. {driver.get('fix', '')}".rstrip(". "))
+        for words, fewer in _FEWER.items():
+            cause = cause.replace(words, fewer)
+        screen.line(("CUDA: ", "name"), one_line(cause))
+        if driver.get("missing"):
+            screen.line(("if there should be one: DLX_CUDA_DRIVER may name its libcuda.so.1", "quiet"))
         return
     screen.line(("CUDA: ", "name"), f"driver {driver['version'] or '?'}, devices: {len(driver['devices'])}")
     for each in driver["devices"]:
-        able = [
-            word.replace("_", " ") for word in ("managed_memory", "memory_pools", "host_memory_mapped") if each[word]
-        ]
+        able = [word.replace("_", " ") for word in ABLE if each[word]]
         facts = [
             f"compute capability {each['compute_capability'] or '?'}",
             *able,

@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import platform
 import sys
+import textwrap
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from dlx.cli.entries import BadInput, counted, one_line
 from dlx.cli.probe import ask
 from dlx.cli.screen import Cell, Screen
 from dlx.cli.targets import can_be_target
-from dlx.native import lib
+from dlx.native import ffi, lib
 from dlx.plugins import Plugin, error_of
 from dlx.registry import registry
 
@@ -153,9 +154,11 @@ def _show(rows: list[Row], arguments: argparse.Namespace, screen: Screen) -> Non
             if row.details:
                 screen.line("")
                 screen.heading(row.name, "traceback")
-                screen.block(row.details.rstrip())
-            for fault in row.facts.get("defects", ()):
-                screen.line((f"{row.name} {row.version}: {fault}", "quiet"))
+                screen.block("\n".join(map(one_line, row.details.splitlines())))
+            if faults := row.facts.get("defects", ()):
+                screen.line("")
+                screen.heading(f"{row.name} {row.version}", "known defects")
+                screen.facts([("-", fault) for fault in faults])
     if not arguments.load:
         screen.line("")
         screen.line(("installed: not imported; --load imports and tries each in a process of its own", "quiet"))
@@ -183,6 +186,8 @@ def _core() -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}" + (f", {libc}" if libc else ""),
         "core": {
             "file": Path(str(_ffi.__file__)).name,
+            "compiler": ffi.string(lib.dlx_compiler()).decode(),
+            "flags": ffi.string(lib.dlx_compile_flags()).decode(),
             "compiler_of_python": platform.python_compiler(),
             "dlpack": [lib.DLX_DLPACK_MAJOR, lib.DLX_DLPACK_MINOR],
             "byte_order": sys.byteorder,
@@ -196,7 +201,10 @@ def _paste(rows: list[Row]) -> str:
     core = facts["core"]
     lines = [
         f"dlx {dlx.__version__}: DLPack {core['dlpack'][0]}.{core['dlpack'][1]}, {core['file']}",
-        f"with {', '.join(core['extensions']) or 'no extensions'}",
+        f"exchange tables of dlx: {', '.join(core['extensions']) or 'none'}",
+        *textwrap.wrap(
+            f"built by {core['compiler']}: {core['flags']}", 76, subsequent_indent="  ", break_on_hyphens=False
+        ),
         f"{facts['python']} ({core['compiler_of_python']})",
         facts["platform"],
     ]

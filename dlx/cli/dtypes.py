@@ -35,7 +35,7 @@ _MEANING = (
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Show words from the adapters' data, or plans made live."""
-    if arguments.origin or arguments.to or arguments.live or arguments.svg:
+    if arguments.live or arguments.origin is not None or arguments.to is not None:
         return _live(arguments, screen)
     adapters = {name: each for name, each in dlx.adapters().items() if targets.can_be_target(each) and name != "dlx"}
     rows: list[list[Cell]] = []

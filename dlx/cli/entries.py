@@ -15,6 +15,7 @@ __all__ = [
     "Entry",
     "Fold",
     "Source",
+    "aligned_to",
     "amount",
     "counted",
     "extents",
@@ -53,6 +54,10 @@ class Entry:
         Of the data in the file, in bytes; None where it is not in a file as it is (compressed, or in memory).
     swapped
         Whether its bytes are in the other order.
+    loader
+        The framework that files of its kind are loaded by, where there is one that everybody uses.
+    alignment
+        Of its memory once it is loaded, in bytes.
     refused
         Why no framework takes it, or empty.
     notes
@@ -72,6 +77,8 @@ class Entry:
     order: str = ""
     offset: int | None = None
     swapped: bool = False
+    loader: str = ""
+    alignment: int = 64
     refused: str = ""
     notes: tuple[str, ...] = ()
     info: ArrayInfo | None = None
@@ -118,10 +125,17 @@ def amount(nbytes: int | None) -> str:
         return "?"
     if nbytes < 1024:
         return f"{nbytes} B"
+    if nbytes >= 1 << 80:
+        return "more than a million EiB"
     size, units = float(nbytes), ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
     while (size := size / 1024) >= 1023.95 and len(units) > 1:
         units.pop(0)
-    return f"{size:.1f} {units[0]}" if size < 1e6 else f"{size:.1e} {units[0]}"
+    return f"{size:,.1f} {units[0]}"
+
+
+def aligned_to(offset: int) -> int:
+    """Return the largest power of two, up to a page, that an offset is a multiple of."""
+    return min(offset & -offset, 4096) if offset else 4096
 
 
 def extents(shape: tuple[int, ...] | None) -> str:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.util
 import re
 import stat
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from dlx.abi import DType
 from dlx.cli.entries import BadInput, Entry, Source, counted, one_line
-from dlx.cli.headers import MAGIC_NPY, SAFE, opened_zip, read_npy, read_npz, read_safetensors
+from dlx.cli.headers import MAGIC_NPY, MOST_BYTES, MOST_NDIM, SAFE, opened_zip, read_npy, read_npz, read_safetensors
 from dlx.cli.screen import Screen
 from dlx.errors import DTypeError
 
@@ -31,9 +33,11 @@ def open_source(name: str, screen: Screen) -> Source:
     BadInput
         If it stands for nothing, or is not what it says it is; the message names it.
     """
-    path = Path(name)
+    path, shown = Path(name), one_line(name, 120)
     try:
-        if path.exists():
+        if not name:
+            raise BadInput("an empty name stands for nothing")
+        if _exists(path):
             with screen.working(f"reading {name}"):
                 return _file(path)
         if re.search(r"\.py(:|$)", name):
@@ -47,11 +51,20 @@ def open_source(name: str, screen: Screen) -> Source:
             return read_object(name, named["module"], named["path"])
         raise BadInput("there is no such file, and it is neither pkg.mod:attr nor a sketch such as 'float32[3,4]'")
     except BadInput as error:
-        raise BadInput(f"{one_line(name)}: {error}") from error.__cause__
+        raise BadInput(f"{shown}: {error}".removeprefix(": ")) from error.__cause__
     except OSError as error:
-        raise BadInput(f"{one_line(name)}: {error.strerror or error}") from error
+        raise BadInput(f"{shown}: {error.strerror or error}") from error
     except ValueError as error:  # a name with a null byte
-        raise BadInput(f"{one_line(name)}: {error}") from error
+        raise BadInput(f"{shown}: {error}") from error
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # a long way into an object is no file
+            return False
+        raise
 
 
 def _file(path: Path) -> Source:
@@ -64,6 +77,8 @@ def _file(path: Path) -> Source:
 
 def _reader(path: Path, start: bytes) -> Callable[[Path], Source]:
     """Return the reader for a file by its first bytes; what it is called decides only what they leave open."""
+    if not start:
+        raise BadInput("it is empty")
     if start.startswith(MAGIC_NPY):
         return read_npy
     if start.startswith((b"PK\x03\x04", b"PK\x05\x06")):
@@ -74,8 +89,6 @@ def _reader(path: Path, start: bytes) -> Callable[[Path], Source]:
         return _read_parquet
     if path.suffix == ".safetensors" or (start[8:9] == b"{" and len(start) > 8):
         return read_safetensors
-    if not start:
-        raise BadInput("it is empty")
     if (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05") or path.suffix in (".pkl", ".pickle"):
         old = path.suffix in (".pt", ".pth", ".ckpt", ".bin")
         fix = "dlx does not. Save it anew: torch.save(torch.load(..., weights_only=True), ...)" if old else SAFE
@@ -91,14 +104,17 @@ def _sketch(name: str, match: re.Match[str]) -> Source:
         dtype = DType(match["dtype"])
     except DTypeError as error:
         raise BadInput(str(error)) from error
-    words = [each.strip() for each in match["shape"].split(",") if each.strip()]
-    if any(len(word) > 18 for word in words):
-        raise BadInput("an extent is too large")
-    shape = tuple(int(word) for word in words)
-    nbytes = 1
-    for extent in shape:
-        nbytes *= extent
-    nbytes = -(-nbytes * dtype.bits * dtype.lanes // 8)
+    words = [each.strip() for each in match["shape"].split(",")]
+    if not words[-1]:
+        words.pop()  # float32[] and float32[3,]
+    if not all(word.isdecimal() for word in words):
+        raise BadInput("a shape is numbers with commas between them, as in 'float32[3,4]'")
+    if len(words) > MOST_NDIM:
+        raise BadInput(f"it has {len(words)} dimensions, and dlx reads at most {MOST_NDIM}")
+    shape = tuple(int(word) if len(word) < 20 else MOST_BYTES for word in words)
+    nbytes = -(-prod(shape) * dtype.bits * dtype.lanes // 8)
+    if max(nbytes, *shape, 0) >= MOST_BYTES:
+        raise BadInput("it is larger than any memory: there are 2**63 bytes at most")
     note = "a sketch: compact, aligned, writable host memory"
     return Source(name, "sketch", (Entry("", dtype, dtype.name, shape, nbytes, "cpu", "C", notes=(note,)),))
 

@@ -19,16 +19,18 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from dlx.abi import DType
-from dlx.cli.entries import BadInput, Entry, Source, amount, one_line
+from dlx.cli.entries import BadInput, Entry, Source, aligned_to, amount, one_line
 
-__all__ = ["MAGIC_NPY", "SAFE", "opened_zip", "read_npy", "read_npz", "read_safetensors"]
+__all__ = ["MAGIC_NPY", "MOST_BYTES", "MOST_NDIM", "SAFE", "opened_zip", "read_npy", "read_npz", "read_safetensors"]
 
 MAGIC_NPY = b"\x93NUMPY"
 MOST_NPY = 1 << 20  # bytes of a .npy header; numpy itself stops at 10 000 unless told otherwise
 MOST_SAFETENSORS = 16 << 20  # bytes of a safetensors header; 100 000 tensors need some 12 MiB
 MOST_NDIM = 128
+MOST_BYTES = 1 << 63  # of an array, and what an extent stays below
 MOST_MEMBERS = 100_000  # files in a zip
 MOST_DIRECTORY = 16 << 20  # bytes of a zip's list of files
+NUMPY_ALIGNMENT = 16  # bytes: what malloc promises, and numpy asks for no more
 AGAIN = "write it or fetch it again"
 SAFE = "dlx does not. Save the arrays as .npz or .safetensors"
 
@@ -71,7 +73,7 @@ def _npy(file: BinaryIO | Any, size: int, name: str) -> Entry:
         header = ast.literal_eval(raw.decode("utf-8" if major == 3 else "latin-1").strip())
         descr, fortran, shape = header["descr"], header["fortran_order"], header["shape"]
         usable = isinstance(shape, tuple) and len(shape) <= MOST_NDIM
-        usable = usable and all(type(extent) is int and extent >= 0 for extent in shape)
+        usable = usable and all(type(extent) is int and 0 <= extent < MOST_BYTES for extent in shape)
     except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):
         usable = False
     if not usable or not isinstance(fortran, bool) or not isinstance(descr, str | list | tuple):
@@ -89,7 +91,7 @@ def _of_descr(name: str, descr: Any, shape: tuple[int, ...], order: str, offset:
     if not isinstance(descr, str):
         fields = ", ".join(str(each[0]) for each in descr if isinstance(each, tuple) and each)
         return Entry(
-            name, None, "structure", shape, None, "file", order, offset,
+            name, None, "structure", shape, None, "file", order, offset, loader="numpy",
             refused=f"DLPack has no structures: convert its fields one by one ({one_line(fields, 60)})",
         )  # fmt: skip
     match = _DESCR.fullmatch(descr)
@@ -103,8 +105,9 @@ def _of_descr(name: str, descr: Any, shape: tuple[int, ...], order: str, offset:
     swapped = match[1] == ">" and itemsize > 1 and dtype is not None
     notes = ("in the other byte order",) if swapped else ()
     word = "object" if letter == "O" else dtype.name if dtype is not None and not swapped else descr
-    return Entry(name, dtype, word, shape, nbytes, "file", order, offset,
-                 swapped, refused, notes)  # fmt: skip
+    return Entry(
+        name, dtype, word, shape, nbytes, "file", order, offset, swapped, "numpy", NUMPY_ALIGNMENT, refused, notes
+    )
 
 
 def _dtype(letter: str, width: int) -> DType | None:
@@ -232,8 +235,10 @@ def read_safetensors(path: Path) -> Source:
         raw = _exactly(file, length)
     try:
         header = json.loads(raw, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"its header is no JSON: {error}") from None
+    except RecursionError:
+        raise BadInput("its header is nested too deep for a description of tensors") from None
+    except ValueError as error:  # of a number with thousands of digits, too, with advice for programmers
+        raise BadInput(f"its header is no JSON: {str(error).partition('; use sys.')[0]}") from None
     if not isinstance(header, dict):
         raise BadInput("its header is JSON, and no description of tensors")
     metadata = header.pop("__metadata__", {})
@@ -255,7 +260,7 @@ def _stored(name: str, stated: Any, start: int) -> Entry:
     try:
         word, shape, (begin, end) = stated["dtype"], tuple(stated["shape"]), stated["data_offsets"]
         numbers = [*shape, begin, end]
-        wrong = any(type(each) is not int or each < 0 for each in numbers) or end < begin
+        wrong = any(type(each) is not int or not 0 <= each < MOST_BYTES for each in numbers) or end < begin
         if wrong or not isinstance(word, str) or len(shape) > MOST_NDIM:
             raise ValueError
     except (TypeError, ValueError, KeyError):
@@ -267,9 +272,12 @@ def _stored(name: str, stated: Any, start: int) -> Entry:
     dtype = DType(known)
     nbytes = -(-math.prod(shape) * dtype.bits // 8)
     if nbytes != end - begin:
-        found = f"{nbytes} bytes by its shape and {end - begin} by its offsets"
+        by_shape = f"{nbytes:,} bytes" if nbytes < MOST_BYTES else "more bytes than there are"
+        found = f"{by_shape} by its shape and {end - begin:,} by its offsets"
         raise BadInput(f"its header gives {one_line(name, 80)!r} {found}")
-    return Entry(name, dtype, word, shape, nbytes, order="C", offset=start + begin)
+    # Some libraries read it into memory of their own, others map the file.
+    alignment = min(aligned_to(start + begin), NUMPY_ALIGNMENT)
+    return Entry(name, dtype, word, shape, nbytes, order="C", offset=start + begin, alignment=alignment)
 
 
 def _check_coverage(entries: list[Entry], start: int, size: int) -> None:

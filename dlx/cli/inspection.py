@@ -8,11 +8,11 @@ from collections import Counter
 from typing import Any
 
 from dlx.cli import listing, targets
-from dlx.cli.entries import Entry, Fold, Source, amount, counted, extents, nbytes_of, totals
+from dlx.cli.entries import Entry, Fold, Source, aligned_to, amount, counted, extents, nbytes_of, totals
 from dlx.cli.files import open_source
 from dlx.cli.objects import capsule_facts, layout
 from dlx.cli.screen import OUTCOMES, Cell, Screen
-from dlx.cli.targets import ADDRESS, Outcome
+from dlx.cli.targets import Outcome
 
 __all__ = ["run"]
 
@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
             screen.line("")
         default = "all" if source.kind in ("object", "sketch") and len(source.entries) == 1 else "none"
         with screen.working("importing targets"):
-            names = targets.chosen(arguments.to, default)
+            names = targets.chosen(arguments.to, default, none=True)
         if len(source.entries) == 1 and not source.entries[0].path:
             documents.append(_one(source, names, arguments, screen))
         else:
@@ -85,7 +85,7 @@ def _facts(source: Source, entry: Entry) -> list[tuple[str, Cell]]:
         if info.notes:
             rows.append(("notes", ", ".join(info.notes)))
     elif entry.offset is not None:
-        rows.append(("data", f"from byte {entry.offset} of the file, aligned to {_alignment(entry.offset)} bytes"))
+        rows.append(("data", f"from byte {entry.offset} of the file, aligned to {aligned_to(entry.offset)} bytes"))
     if entry.refused:
         rows.append(("refused", (entry.refused, "bad")))
     for note in (*source.notes, *(entry.notes if info is None else ())):
@@ -97,17 +97,13 @@ def _dtype(entry: Entry) -> Cell:
     if entry.dtype is None:
         return f"{entry.dtype_name}, for which DLPack has no dtype"
     code, bits, lanes = entry.dtype
-    own = f", {entry.dtype_name!r}" if entry.dtype_name not in (entry.dtype.name, "?") else ""
+    own = f", there called {entry.dtype_name!r}" if entry.dtype_name not in (entry.dtype.name, "?") else ""
     return f"{entry.dtype.name}{own}  (DLPack code {code}, {bits} bits, {lanes} lane{'s' * (lanes != 1)})"
 
 
 def _device(entry: Entry) -> str:
     device = entry.info.device if entry.info is not None else None
     return entry.device if device is None else f"{device}  (DLPack type {device.type}, id {device.id})"
-
-
-def _alignment(offset: int) -> int:
-    return min(offset & -offset, 4096) if offset else 4096
 
 
 def _capsule(entry: Entry) -> str:
@@ -196,7 +192,7 @@ def _show_sums(columns: list[tuple[Outcome, ...]], screen: Screen) -> None:
             ]
         )
         for word in ("refused", "copied"):
-            why = Counter(ADDRESS.sub("", each.why) for each in outcomes if each.outcome == word)
+            why = Counter(targets.brief(each.why, many=True) for each in outcomes if each.outcome == word)
             for text, _ in why.most_common(3):
                 reasons.setdefault((word, text), []).append(target)
     screen.table(["to", ">shared", ">copied", ">bytes copied", ">refused"], rows)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from dlx.cli.entries import Entry, Fold, amount, fold, totals
-from dlx.cli.screen import OUTCOMES, Cell, Screen
-from dlx.cli.targets import Outcome
+from dlx.cli.screen import OUTCOMES, SHORT, Cell, Screen
+from dlx.cli.targets import Outcome, brief
 
 __all__ = ["MANY", "MOST", "arrays", "filled", "folds", "outcomes", "sums"]
 
@@ -85,12 +85,15 @@ def sums(entries: Iterable[Entry], screen: Screen) -> None:
 
 
 def outcomes(found: Sequence[Outcome], screen: Screen) -> None:
-    """Print what becomes of one array on the way to each target."""
+    """Print what becomes of one array on the way to each target; a long reason is written once."""
     rows: list[list[Cell]] = []
+    firsts: dict[str, str] = {}
     for each in found:
-        why = f"{each.why}. {each.fix}".rstrip(". ") if each.fix else each.why
+        why = f"{brief(each.why)}. {each.fix}".rstrip(". ") if each.fix else brief(each.why)
+        first = firsts.setdefault(why, each.target)
+        again = first != each.target and len(why) > SHORT
         copied = amount(each.nbytes) if each.nbytes else ""
-        rows.append([each.target, (each.outcome, OUTCOMES[each.outcome]), copied, why])
+        rows.append([each.target, (each.outcome, OUTCOMES[each.outcome]), copied, f"as for {first}" if again else why])
     filled(["to", "outcome", ">bytes copied", "why"], rows, screen)
 
 

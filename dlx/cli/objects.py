@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import ctypes
 import difflib
 import importlib
+import importlib.util
 import re
 import sys
 from collections import Counter
@@ -34,24 +34,25 @@ _FLAGS = {READ_ONLY: "READ_ONLY", IS_COPIED: "IS_COPIED", SUBBYTE_PADDED: "IS_SU
 
 def read_object(name: str, module: str, path: str) -> Source:
     """Import a module, which runs it, and describe what one of its attributes holds."""
-    print(f"dlx: importing {module}, which runs its code", file=sys.stderr)
     sys.path.insert(0, "")  # as `python -m` does: the folder that the user is in
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # what it prints is no part of our output
-            obj: Any = importlib.import_module(module)
+        if importlib.util.find_spec(module.partition(".")[0]) is not None:  # else nothing is run
+            print(f"dlx: importing {module}, which runs its code", file=sys.stderr)
+        obj: Any = importlib.import_module(module)
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
             here = "in this folder or where Python looks; run dlx where it is, or set PYTHONPATH"
             raise BadInput(f"there is no module {error.name!r} {here}") from error
-        raise BadInput(f"importing {module} failed: {type(error).__name__}: {error}") from error
+        raise BadInput(f"importing {module} failed: {_said(error)}") from error
     try:
         for attribute, index in _STEP.findall(path):
             obj = getattr(obj, attribute) if attribute else obj[ast.literal_eval(index)]
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, ValueError | SyntaxError) and not attribute:
             raise BadInput(f"[{index}] is no number and no text in quotes") from error
-        said = f": {type(error).__name__}: {error}" if str(error) else ""
-        raise BadInput(f"{module} has no {path}{said}{_instead(module, path, attribute)}") from error
+        if isinstance(error, AttributeError | LookupError):
+            raise BadInput(f"{module} has no {path}: {_said(error)}{_instead(module, path, attribute)}") from error
+        raise BadInput(f"{module}.{path} fails when it is looked up: {_said(error)}") from error
     found = type_name(type(obj))
     notes = [f"imported {module}, which ran its code"]
     try:
@@ -63,16 +64,21 @@ def read_object(name: str, module: str, path: str) -> Source:
         entries, others = entries_of(obj)
     except (DlxError, MemoryError):
         raise
-    except Exception as error:  # of the object's own code
-        raise BadInput(f"{found} cannot be looked at: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:  # of the object's own code
+        raise BadInput(f"{found} cannot be looked at: {_said(error)}") from error
     if not entries:
         held = "whose state_dict() holds no array" if state else "which is no array and holds none"
-        raise BadInput(f"it is {found}, {held}")
+        raise BadInput(f"its type is {found}, {held}")
     if state:
         entries = [replace(entry, path=dotted(entry.path)) for entry in entries]
     if others:
         notes.append(f"{counted(others, 'value')} of other kinds")
     return Source(name, "object", tuple(entries), notes=tuple(notes))
+
+
+def _said(error: BaseException) -> str:
+    """Return an error in one line: its class, and its text if it has one."""
+    return one_line(": ".join(filter(None, (type(error).__name__, str(error)))), 300)
 
 
 def _instead(module: str, path: str, attribute: str) -> str:
@@ -160,8 +166,8 @@ def capsule_facts(obj: Any) -> dict[str, Any]:
         except TypeError:
             capsule = obj.__dlpack__()
         return _of_capsule(capsule)
-    except Exception as error:  # a producer says no in its own words
-        return {"refused": one_line(f"{type(error).__name__}: {error}", 200)}
+    except (Exception, SystemExit) as error:  # a producer says no in its own words
+        return {"refused": _said(error)}
 
 
 def _of_capsule(capsule: Any) -> dict[str, Any]:

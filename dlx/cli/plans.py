@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from dlx.cli import listing, targets
 from dlx.cli.entries import Entry, Fold, Source, amount, counted, extents
 from dlx.cli.files import open_source
 from dlx.cli.screen import OUTCOMES, Cell, Screen
-from dlx.cli.targets import ADDRESS, Outcome
+from dlx.cli.targets import Outcome
 
 __all__ = ["run"]
 
@@ -30,6 +31,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     }
     with screen.working("importing targets"):
         names = targets.chosen(arguments.to)
+    given = _given(arguments)
     documents: list[dict[str, Any]] = []
     refused = 0
     for number, source in enumerate(sources):
@@ -44,13 +46,13 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         if number:
             screen.line("")
         if _is_one(source) and len(names) > 1:
-            screen.heading(f"{source.name} →", _what(source))
-            listing.outcomes([planned[0] for planned in plans.values()], screen)
+            screen.heading(source.name, ", ".join(filter(None, (_what(source), given))))
+            listing.outcomes([_in_options(planned[0]) for planned in plans.values()], screen)
         else:
             for place, (name, planned) in enumerate(plans.items()):
                 if place:
                     screen.line("")
-                _show(source, name, planned, arguments.all, screen)
+                _show(source, name, [_in_options(each) for each in planned], given, arguments.all, screen)
         if screen.as_json:
             documents += [_document(source, name, planned) for name, planned in plans.items()]
     screen.document({"options": {**options, "mapped": arguments.mapped}, "plans": documents})
@@ -63,15 +65,41 @@ def _is_one(source: Source) -> bool:
 
 def _what(source: Source) -> str:
     entry = source.entries[0]
-    what = f"{entry.dtype.name if entry.dtype is not None else entry.dtype_name}{extents(entry.shape)}"
-    return what if what != source.name else ""
+    if source.kind == "sketch":
+        return "a sketch"
+    return f"{entry.dtype.name if entry.dtype is not None else entry.dtype_name}{extents(entry.shape)}"
 
 
-def _show(source: Source, target: str, planned: Sequence[Outcome], everything: bool, screen: Screen) -> None:
+def _given(arguments: argparse.Namespace) -> str:
+    """Return the options that were given, as they are written on the command line."""
+    words = ["--mapped"] if arguments.mapped else []
+    words += [f"--device {arguments.device}"] if arguments.device else []
+    words += [f"--copy {arguments.copy}"] if arguments.copy != "auto" else []
+    words += [f"--readonly {arguments.readonly}"] if arguments.readonly != "copy" else []
+    return " ".join([*words, "--detach"] if arguments.detach else words)
+
+
+_OPTION = re.compile(r"\b(copy|readonly|detach|device)=('\w+'|True|False)")
+_VALUES = {"copy=False": "--copy never", "copy=True": "--copy always", "detach=True": "--detach"}
+
+
+def _in_options(found: Outcome) -> Outcome:
+    """Say what speaks of arguments of `dlx.convert` in options of this command."""
+
+    def said(match: re.Match[str]) -> str:
+        return _VALUES.get(match[0]) or f"--{match[1]} {match[2].strip(chr(39))}"
+
+    return dataclasses.replace(found, why=_OPTION.sub(said, found.why), fix=_OPTION.sub(said, found.fix))
+
+
+def _show(
+    source: Source, target: str, planned: Sequence[Outcome], given: str, everything: bool, screen: Screen
+) -> None:
+    what = _what(source) if _is_one(source) else counted(len(planned), "array")
+    screen.heading(f"{source.name} → {target}", ", ".join(filter(None, (what, given))))
     if _is_one(source):
-        _show_one(source, planned[0], screen)
+        _show_one(planned[0], screen)
         return
-    screen.heading(f"{source.name} → {target}", counted(len(planned), "array"))
     fates = {id(entry): each for entry, each in zip(source.entries, planned, strict=True)}
     reasons = list(dict.fromkeys(reason for each in planned if (reason := _reason(each))))
 
@@ -90,8 +118,7 @@ def _show(source: Source, target: str, planned: Sequence[Outcome], everything: b
     screen.line(_summary(planned))
 
 
-def _show_one(source: Source, planned: Outcome, screen: Screen) -> None:
-    screen.heading(f"{source.name} → {planned.target}", _what(source))
+def _show_one(planned: Outcome, screen: Screen) -> None:
     rows: list[tuple[str, Cell]] = [("outcome", (planned.outcome, OUTCOMES[planned.outcome]))]
     if planned.why:
         rows.append(("why", planned.why))
@@ -116,7 +143,7 @@ def _folds(entries: Sequence[Entry], planned: Sequence[Outcome], everything: boo
 
 
 def _reason(fate: Outcome) -> str:
-    return f"{ADDRESS.sub('', fate.why)}. {fate.fix}".rstrip(". ")
+    return f"{targets.brief(fate.why, many=True)}. {fate.fix}".rstrip(". ")
 
 
 def _summary(planned: Sequence[Outcome]) -> str:

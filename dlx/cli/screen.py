@@ -12,14 +12,13 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TextIO, TypeVar
+from unicodedata import combining, east_asian_width
 
 import dlx
+from dlx.cli.arguments import SCHEMA
 from dlx.cli.entries import one_line
 
-__all__ = ["SCHEMA", "Cell", "Screen"]
-
-SCHEMA = 1
-"""Version of what ``--json`` prints; it changes where a program that reads it would break."""
+__all__ = ["OUTCOMES", "SHORT", "Cell", "Screen"]
 
 SHORT = 20  # characters: a column of nothing longer is not wrapped
 
@@ -67,9 +66,18 @@ class Screen:
             return None
         from rich.console import Console
 
-        console = Console(file=self._file, highlight=False, markup=False, emoji=False)
+        console = Console(file=self._file, width=self._columns(), highlight=False, markup=False, emoji=False)
         console.on_broken_pipe = _raise  # type: ignore[method-assign]  # coloured output in a pipe: see `main`
         return console
+
+    def _columns(self) -> int | None:
+        """Return how wide the terminal is that is written to: rich asks descriptors 0 to 2, which may be others."""
+        if os.environ.get("COLUMNS", "").isdecimal():
+            return None  # as the user says, and rich knows
+        try:
+            return os.get_terminal_size(self._file.fileno()).columns or None
+        except (AttributeError, OSError, ValueError):
+            return None
 
     @property
     def plain(self) -> bool:
@@ -105,9 +113,9 @@ class Screen:
         if self.as_json or not rows:
             return
         if self._console is None:
-            width = max(len(name) for name, _ in rows)
+            width = max(_width(_text(name)) for name, _ in rows)
             for name, value in rows:
-                self._print(f"  {name:<{width}}  {_text(value)}")
+                self._print(f"  {_padded(_text(name), width)}  {_text(value)}")
             return
         from rich.table import Table
 
@@ -115,7 +123,7 @@ class Screen:
         table.add_column(style="dim", no_wrap=True)
         table.add_column(overflow="fold")
         for name, value in rows:
-            table.add_row("  " + name, _rich([value]))
+            table.add_row(_rich(["  ", name]), _rich([value]))
         self._console.print(table)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
@@ -134,33 +142,47 @@ class Screen:
 
         widths = _widths(columns, rows)
         between = len(columns) - 1
+        least = [
+            width if name[0] == ">" or width <= SHORT else min(width, SHORT)
+            for name, width in zip(columns, widths, strict=True)
+        ]
+        if sum(least) + between > self._console.width:
+            self._stacked(columns, rows)
+            return
         fitting = [gap for gap in (2, 1, 0) if sum(widths) + between * (gap + 1) <= self._console.width]
         gap = fitting[0] if fitting else 1  # beside one column that the frame has
         table = Table(
             box=box.SIMPLE_HEAD, header_style="dim", border_style="dim", pad_edge=False, show_edge=False,
             padding=(0, gap, 0, 0),
         )  # fmt: skip
-        for name, width in zip(columns, widths, strict=True):
-            right = name.startswith(">")
-            short = right or width <= SHORT
+        for name, width, narrowest in zip(columns, widths, least, strict=True):
+            justify: Any = "right" if name[0] == ">" else "left"
             table.add_column(
-                _bare(name),
-                justify="right" if right else "left",
-                no_wrap=short,
-                overflow="fold",
-                min_width=width if short else min(width, SHORT),
+                _bare(name), justify=justify, no_wrap=narrowest == width, overflow="fold", min_width=narrowest
             )
         for row in rows:
             pairs = zip(row, columns, strict=True)
             table.add_row(*(_Name(_text(cell)) if name[:1] == "/" else _rich([cell]) for cell, name in pairs))
         self._console.print(table)
 
+    def _stacked(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+        """Print a table that has no room side by side: a line for each row's first cell, the others named below it."""
+        from rich.padding import Padding
+
+        for first, *others in rows:
+            self._console.print(_rich([first]), soft_wrap=False, overflow="fold")
+            named = ((_bare(name), each) for name, each in zip(columns[1:], others, strict=True) if _text(each))
+            cells: list[Cell] = []
+            for name, each in named:
+                cells += [("  " * bool(cells) + name + " ", "quiet"), each]
+            self._console.print(Padding(_rich(cells), (0, 0, 0, 2)))
+
     def _plain_table(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
         lines = [[*map(_bare, columns)], *([_text(cell) for cell in row] for row in rows)]
         widths = _widths(columns, rows)
         for line in lines:
             pairs = zip(line, widths, columns, strict=True)
-            cells = (f"{text:>{width}}" if name[0:1] == ">" else f"{text:<{width}}" for text, width, name in pairs)
+            cells = (_padded(text, width, right=name[:1] == ">") for text, width, name in pairs)
             self._print("  ".join(cells).rstrip())
 
     @contextlib.contextmanager
@@ -195,7 +217,19 @@ class Screen:
 
 
 def _widths(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[int]:
-    return [max(len(_bare(name)), *(len(_text(row[i])) for row in rows)) for i, name in enumerate(columns)]
+    return [max(len(_bare(name)), *(_width(_text(row[i])) for row in rows)) for i, name in enumerate(columns)]
+
+
+def _width(text: str) -> int:
+    """Return the columns of a terminal that a text takes: those of East Asia take two, accents none."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if combining(each) else 2 if east_asian_width(each) in "WF" else 1 for each in text)
+
+
+def _padded(text: str, width: int, *, right: bool = False) -> str:
+    gap = " " * (width - _width(text))
+    return gap + text if right else text + gap
 
 
 def _bare(column: str) -> str:

@@ -1,6 +1,7 @@
 """``python -m dlx.testing NAME...``: grade libraries, print tables, write a report.
 
-Exit status: 0 every promise is kept or excepted, 1 one is broken, 2 something could not be graded.
+Exit status: 0 every promise is kept or excepted, 1 one is broken, 2 something could not be graded or written; 130
+interrupted, 141 nobody reads on.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import os
 import sys
 from pathlib import Path
 
+import dlx
 from dlx.testing import CHECKS, LIBRARIES, find, of_kinds, run
 from dlx.testing.check import KINDS
 from dlx.testing.picture import picture
 from dlx.testing.plugin import declared
-from dlx.testing.reporting import Grades, as_json, as_page, as_text, ordered
+from dlx.testing.reporting import SCHEMA, Grades, as_json, as_page, as_text, ordered
 from dlx.testing.running import work
 from dlx.testing.subject import Subject
 
@@ -23,7 +25,8 @@ from dlx.testing.subject import Subject
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "python -m dlx.testing", description="Hold DLPack libraries and dlx adapters to what they promise.",
-        epilog="Exit status: 0 all kept or excepted, 1 a promise is broken, 2 something could not be graded.",
+        epilog="Exit status: 0 all kept or excepted, 1 a promise is broken, "
+        "2 something could not be graded or written.",
     )  # fmt: skip
     known = ", ".join(LIBRARIES)
     parser.add_argument(
@@ -37,17 +40,33 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument("--report", type=Path, metavar="FILE.md", help="write a page, and a picture beside it")
-    parser.add_argument("--list", action="store_true", help="show the checks and end")
+    parser.add_argument("--list", action="store_true", help="show the checks and end; with --json as JSON")
     return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Grade what is named; return the exit status."""
+    try:
+        status = _main(arguments)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        with open(os.devnull, "w") as nothing:  # noqa: PTH123
+            os.dup2(nothing.fileno(), sys.stdout.fileno())  # what is left of the output goes nowhere
+        if isinstance(error, BrokenPipeError):  # `python -m dlx.testing numpy | head`: nobody reads the rest
+            return 141
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"python -m dlx.testing: writing failed: {place}{error.strerror or error}", file=sys.stderr)
+        return 2
+
+
+def _main(arguments: list[str] | None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.list:
-        for check in CHECKS.values():
-            print(f"{check.kind:<9} {check.name:<24} {check.severity:<9} {check.promise}")
+        _list(as_plain_data=options.json)
         return 0
     if not options.subjects:
         parser.error("name what to grade, such as: numpy")
@@ -55,13 +74,14 @@ def main(arguments: list[str] | None = None) -> int:
     wrong = [name for name in only if name not in CHECKS] + [kind for kind in kinds if kind not in KINDS]
     if wrong:
         parser.error(f"there is no {', '.join(wrong)}. --list shows all checks, kinds are {', '.join(KINDS)}.")
-    grades, status = [], 0
+    grades, errors, status = [], [], 0
     for spec in options.subjects:
         try:
             subject = find(spec).excepting(declared(options.excepted))
             found = _graded(subject, kinds, only)
         except (LookupError, ImportError, ValueError) as error:
             print(f"{spec}: {error}", file=sys.stderr)
+            errors.append({"subject": spec, "message": str(error)})
             # A page is about what is there; a grade that was asked for and not given is a failure.
             status = status if options.report and isinstance(error, ImportError) else 2
             continue
@@ -70,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
         if not options.json and not options.report:
             as_text(found, rich=sys.stdout.isatty())
     if options.json:
-        print(json.dumps(as_json(grades), indent=1))
+        print(json.dumps({**as_json(grades), "errors": errors}, indent=1))
     if options.report and grades:
         image = options.report.with_suffix(".svg")
         command = (
@@ -80,6 +100,17 @@ def main(arguments: list[str] | None = None) -> int:
         image.write_text(picture(grades), encoding="utf-8")
         print(f"{options.report} and {image.name}: {len(grades)} libraries, {len(ordered(grades))} promises")
     return status
+
+
+def _list(*, as_plain_data: bool) -> None:
+    checks = CHECKS.values()
+    if as_plain_data:
+        facts = ("name", "kind", "about", "severity", "promise")
+        rows = [{fact: getattr(check, fact) for fact in facts} for check in checks]
+        print(json.dumps({"schema": SCHEMA, "dlx": dlx.__version__, "checks": rows}, indent=1))
+        return
+    for check in checks:
+        print(f"{check.kind:<9} {check.name:<24} {check.severity:<9} {check.promise}")
 
 
 def _graded(subject: Subject, kinds: tuple[str, ...], only: tuple[str, ...]) -> Grades:

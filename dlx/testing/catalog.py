@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import replace
 
+import dlx
 from dlx.testing.adapting import adapter_of
 from dlx.testing.subject import Subject
 
@@ -46,6 +47,9 @@ def find(spec: str) -> Subject:
         return replace(LIBRARIES[spec](), spec=spec)
     adapter = adapter_of(spec)
     if adapter is None:
-        known = ", ".join(LIBRARIES)
-        raise LookupError(f"{spec!r} is no adapter, and none of {known}. Give module:attribute.")
+        others = ", ".join(name for name in dlx.adapters() if name not in LIBRARIES)
+        more = f"; further adapters of dlx: {others}" if others else ""
+        raise LookupError(
+            f"the kit knows no {spec!r}. It knows {', '.join(LIBRARIES)}{more}; or give module:attribute of a Subject."
+        )
     return Subject(adapter.name, package=adapter.package, adapter=adapter.name, spec=spec)

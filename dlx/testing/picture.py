@@ -17,7 +17,7 @@ svg { font-family: system-ui, 'DejaVu Sans', Helvetica, Arial, sans-serif; font-
 .refuses { fill: #d4a72c; } .friction { fill: #f2d98a; }
 @media (prefers-color-scheme: dark) {
 .ground { fill: #0d1117; } text { fill: #f0f6fc; } .quiet { fill: #9198a1; }
-.keeps { fill: #1f6f34; } .na { fill: #21262d; } .fatal { fill: #ff7b72; } .wrong { fill: #da3633; }
+.keeps { fill: #1f6f34; } .na { fill: #21262d; } .fatal { fill: #ff4d43; stroke: #ffd8d3; } .wrong { fill: #a8322c; }
 .refuses { fill: #d29922; } .friction { fill: #8a6d1d; } }
 """
 
