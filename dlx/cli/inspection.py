@@ -203,7 +203,7 @@ def _show_sums(columns: list[tuple[Outcome, ...]], screen: Screen) -> None:
     if reasons:
         screen.line("")
         screen.table(
-            ["", "to", "why"],
+            ["outcome", "to", "why"],
             [[(word, OUTCOMES[word]), ", ".join(names), text] for (word, text), names in reasons.items()],
         )
     if more:
