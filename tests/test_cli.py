@@ -140,8 +140,12 @@ def test_screens_fit_a_terminal(tmp_path, width):
     long = "a_rather_long_prefix.of_some.deep_model.with_layers.{}.and_a_long_tail.weight"
     tensors = {long.format(f"block{i}x"): ("F32", (i, 70000, 12)) for i in range(8)} | {"b": ("F4", (8,))}
     path = safetensors(tmp_path / "x.safetensors", {name: each for name, each in tensors.items() if 0 not in each[1]})
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        for name in "ab":
+            archive.writestr(f"{name}.npy", npy("|S3", (2,), bytes(6)))
     for words in (
         ["inspect", str(path), "--to", "dlx"],
+        ["inspect", str(tmp_path / "x.npz"), "--to", "dlx"],
         ["plan", str(path), "--to", "dlx", "--copy", "always"],
         ["plan", "bfloat16[3,4]", "--to", "dlx", "--device", "cuda:0"],
         ["dtypes"],

@@ -6,14 +6,17 @@ import json
 import os
 import random
 import struct
+import warnings
 import zipfile
 from pathlib import Path
 
 import pytest
-from command import dlx, document, refused
+from command import dlx, document, here, refused
 from test_cli import npy, safetensors
 
+import dlx as package
 from dlx.cli import main
+from dlx.cli.targets import installed
 
 GB100 = 100 << 30
 
@@ -340,7 +343,9 @@ sys.meta_path.insert(0, type("Block", (), {"find_spec": lambda name, *rest: None
 import importlib.util
 real = importlib.util.find_spec
 importlib.util.find_spec = lambda name, package=None: None if name == "torch" else real(name, package)
+import dlx as package
 from dlx.cli import main
+from dlx.cli.targets import installed
 sys.exit(main(sys.argv[1:]))
 """
     status, _, err = dlx("inspect", tmp_path / "x.pt", code=code)
@@ -360,7 +365,71 @@ def test_arrow_and_parquet(tmp_path):
         (source,) = document("inspect", tmp_path / name)["sources"]
         numbers, text = source["arrays"]
         assert (numbers["path"], numbers["dtype"], numbers["shape"]) == ("a", "int32", shape)
-        assert text["dtype"] is None and "not one number" in text["refused"]
+        assert text["dtype"] is None and text["shape"] == shape and "DLPack has no text" in text["refused"]
         whole = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(whole[: len(whole) // 2])
         assert "pyarrow cannot read it" in refused("inspect", tmp_path / name, memory=None)
+
+
+def test_columns_are_planned_as_pyarrow_reads_them(tmp_path):
+    """With what is constant, packed, in several chunks or of no dtype; a stream in a file is read, too."""
+    pa = pytest.importorskip("pyarrow")
+    parquet, ipc = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow.ipc")
+    table = pa.table(
+        {
+            "numbers": [1.0, 2.0],
+            "bools": [True, False],
+            "pairs": pa.array([[1, 2], [3, 4]], pa.list_(pa.int32(), 2)),
+            "lists": [[1], [2, 3]],
+            "dates": pa.array([1, 2], pa.timestamp("s")),
+            "words": pa.array(["x", "y"]).dictionary_encode(),
+            "fields": [{"x": 1}, {"x": 2}],
+            "nothing": pa.nulls(2),
+        }
+    )
+    parquet.write_table(table, tmp_path / "one.parquet")
+    parquet.write_table(table, tmp_path / "two.parquet", row_group_size=1)
+    parquet.write_table(table.slice(0, 0), tmp_path / "none.parquet")
+    with ipc.new_file(tmp_path / "two.arrow", table.schema) as file:
+        file.write_table(table)
+        file.write_table(table)
+    with ipc.new_stream(tmp_path / "stream.arrow", table.schema) as file:
+        file.write_table(table)
+    targets = [name for name in ("numpy", "torch", "pyarrow", "dlx") if name in installed()]
+    for path in sorted(tmp_path.iterdir()):
+        if path.suffix == ".parquet":
+            read = parquet.read_table(path)
+        else:
+            opened = ipc.open_stream if path.stem == "stream" else ipc.open_file
+            with opened(path) as file:
+                read = file.read_all()
+        for plan in document("plan", path, "--to", ",".join(targets))["plans"]:
+            for each in plan["arrays"]:
+                real = package.plan(read[each["path"]], to=plan["target"])
+                expected = "shared" if real.outcome == "same" else real.outcome
+                assert (each["outcome"], each["why"] if real.error else "") == (
+                    expected,
+                    real.error.reason if real.error else "",
+                ), (path.name, each)
+                if each["outcome"] == "copied" and path.suffix == ".parquet":
+                    assert each["nbytes"] == real.nbytes
+                elif each["outcome"] == "copied":
+                    assert each["nbytes"] is None
+    assert "copied" in here("plan", tmp_path / "stream.arrow", "--to", "dlx")[1]
+
+
+def test_a_torchscript_archive(tmp_path, torch):
+    """It is a program, and none is run; torch's advice stays out of the one line."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "x.pt")
+    assert "it is a TorchScript archive" in refused("inspect", tmp_path / "x.pt", memory=None)
+
+
+def test_warnings_of_torch_are_left_out(tmp_path, torch):
+    """They are for those who write programs with it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.save(torch.quantize_per_tensor(torch.zeros(3), 0.1, 0, torch.qint8), tmp_path / "x.pt")
+    status, out, err = dlx("inspect", tmp_path / "x.pt", memory=None)
+    assert (status, err) == (0, "") and "qint8" in out

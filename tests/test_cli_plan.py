@@ -1,5 +1,6 @@
 """`dlx plan`, `dlx dtypes` and `dlx doctor`: what they say is what dlx does."""
 
+import runpy
 import sys
 import types
 import xml.etree.ElementTree
@@ -338,3 +339,10 @@ def test_the_block_to_paste_names_no_folder():
     assert core["compiler"].split()[0] in ("gcc", "clang") and f"built by {core['compiler']}: " in block
     assert "-std=c11" in core["flags"].split() and not any(each.startswith("-W") for each in core["flags"].split())
     assert max(map(len, out.splitlines())) <= 100
+
+
+def test_flags_in_a_report_hold_no_path(monkeypatch):
+    """Nor warnings, nor what a shell would have to quote."""
+    monkeypatch.setenv("CFLAGS", '-O3 -I/usr/x -ffile-prefix-map=/a=b -Wall -march=native -DX="y z"')
+    told = runpy.run_path(str(Path(__file__).parent.parent / "build_ffi.py"))["told"]
+    assert told(["-std=c11", "-Wextra"]) == "-O3 -march=native -std=c11"

@@ -18,7 +18,7 @@ _SOURCE = """\
 a source is
   a file          .npy .npz .safetensors: headers only, no framework needed
                   .pt .pth: by torch with weights_only, memory-mapped
-                  .arrow .feather .parquet: the schema, by pyarrow
+                  .arrow .arrows .feather .parquet: the schema, by pyarrow
   pkg.mod:attr    an object; this IMPORTS AND RUNS pkg.mod
   'float32[3,4]'  a sketch: some array of that dtype and shape in host memory"""
 

@@ -62,6 +62,8 @@ class Entry:
         Why no framework takes it, or empty.
     notes
         Anything else worth a word.
+    sample
+        A few values that fare as the whole does, where a file's kind has arrays of its own; else None.
     info
         What the object says, where there is one.
     obj
@@ -81,6 +83,7 @@ class Entry:
     alignment: int = 64
     refused: str = ""
     notes: tuple[str, ...] = ()
+    sample: Any = None
     info: ArrayInfo | None = None
     obj: Any = None
 
@@ -202,8 +205,8 @@ def totals(entries: Iterable[Entry]) -> list[tuple[str, str, int, int | None]]:
     return sorted(rows, key=lambda row: -(row[3] or 0))
 
 
-def nbytes_of(entries: Iterable[Entry]) -> int | None:
-    """Return the bytes of all; None where those of one are unknown."""
+def nbytes_of(entries: Iterable[Any]) -> int | None:
+    """Return the ``.nbytes`` of all; None where those of one are unknown."""
     total = 0
     for entry in entries:
         if entry.nbytes is None:

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import re
 import stat
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from math import prod
@@ -17,7 +18,7 @@ from dlx.abi import DType
 from dlx.cli.entries import BadInput, Entry, Source, counted, one_line
 from dlx.cli.headers import MAGIC_NPY, MOST_BYTES, MOST_NDIM, SAFE, opened_zip, read_npy, read_npz, read_safetensors
 from dlx.cli.screen import Screen
-from dlx.errors import DTypeError
+from dlx.errors import DlxError, DTypeError
 
 __all__ = ["open_source"]
 
@@ -93,7 +94,13 @@ def _reader(path: Path, start: bytes) -> Callable[[Path], Source]:
         old = path.suffix in (".pt", ".pth", ".ckpt", ".bin")
         fix = "dlx does not. Save it anew: torch.save(torch.load(..., weights_only=True), ...)" if old else SAFE
         raise BadInput(f"it is a pickle, and reading one runs whatever code is in it; {fix}")
-    known = {".npy": read_npy, ".npz": read_npz, ".parquet": _read_parquet, ".arrow": _read_arrow}
+    known = {
+        ".npy": read_npy,
+        ".npz": read_npz,
+        ".parquet": _read_parquet,
+        ".arrow": _read_arrow,
+        ".arrows": _read_arrow,
+    }
     if path.suffix in known:  # let its reader say what is wrong
         return known[path.suffix]
     raise BadInput("it is none of .npy, .npz, .safetensors, .pt, .arrow and .parquet, by its first bytes")
@@ -146,6 +153,8 @@ def _read_torch(path: Path) -> Source:
     """Read a checkpoint of torch: tensors and plain data only, memory-mapped."""
     with opened_zip(path) as archive:  # torch reads whole what is not a tensor's data
         others = [each.file_size for each in archive.infolist() if not re.search(r"/data/\d+$", each.filename)]
+        if any(each.endswith("/constants.pkl") for each in archive.namelist()):
+            raise BadInput("it is a TorchScript archive, a program with its tensors, and dlx runs none")
     if max(others, default=0) > MOST_PICKLE:
         raise BadInput(f"its list of tensors claims {max(others):,} bytes, and dlx reads at most {MOST_PICKLE:,}")
     torch = _needed("torch", ".pt")
@@ -158,7 +167,9 @@ def _read_torch(path: Path) -> Source:
         return storage
 
     try:
-        loaded = torch.load(path, map_location=keep, weights_only=True, mmap=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch, to those who load
+            loaded = torch.load(path, map_location=keep, weights_only=True, mmap=True)
     except Exception as error:  # whatever a damaged or hostile file brings about
         raise BadInput(_why_not_loaded(error)) from error
     entries, rest = entries_of(loaded)
@@ -185,18 +196,22 @@ def _why_not_loaded(error: Exception) -> str:
 
 
 def _read_arrow(path: Path) -> Source:
-    """Read the schema of an Arrow IPC file."""
+    """Read the schema of an Arrow IPC file, or of a stream in a file."""
     pa = _needed("pyarrow", ".arrow")
     try:
         ipc = importlib.import_module("pyarrow.ipc")
-        with pa.memory_map(str(path)) as file, ipc.open_file(file) as reader:
-            batches = reader.num_record_batches
-            entries = tuple(_column(pa, field, None) for field in reader.schema)
+        with pa.memory_map(str(path)) as file:
+            if file.read(6) == b"ARROW1":
+                reader = ipc.open_file(file)
+                batches = reader.num_record_batches
+                note = f"record batches: {batches:,}"
+            else:
+                file.seek(0)
+                reader, batches, note = ipc.open_stream(file), 1, "a stream: its record batches are not counted"
+            entries = tuple(_column(pa, field, None, batches) for field in reader.schema)
     except Exception as error:
-        raise BadInput(f"pyarrow cannot read it: {type(error).__name__}: {one_line(str(error), 200)}") from error
-    return Source(
-        str(path), ".arrow", entries, path.stat().st_size, ("the schema only", f"record batches: {batches:,}")
-    )
+        raise BadInput(_no_arrow(error)) from error
+    return Source(str(path), ".arrow", entries, path.stat().st_size, ("the schema only", note))
 
 
 def _read_parquet(path: Path) -> Source:
@@ -205,19 +220,41 @@ def _read_parquet(path: Path) -> Source:
     try:
         with importlib.import_module("pyarrow.parquet").ParquetFile(path) as file:
             rows, groups = file.metadata.num_rows, file.metadata.num_row_groups
-            entries = tuple(_column(pa, field, rows) for field in file.schema_arrow)
+            entries = tuple(_column(pa, field, rows, groups) for field in file.schema_arrow)
     except Exception as error:
-        raise BadInput(f"pyarrow cannot read it: {type(error).__name__}: {one_line(str(error), 200)}") from error
+        raise BadInput(_no_arrow(error)) from error
     notes = ("the schema only", f"row groups: {groups:,}")
     return Source(str(path), ".parquet", entries, path.stat().st_size, notes)
 
 
-def _column(pa: Any, field: Any, rows: int | None) -> Entry:
+def _no_arrow(error: Exception) -> str:
+    return f"pyarrow cannot read it: {type(error).__name__}: {one_line(str(error), 200)}"
+
+
+def _column(pa: Any, field: Any, rows: int | None, parts: int) -> Entry:
+    """Return the entry of a column, which fares as a column of a few values does."""
     import dlx
 
-    dtype = dlx.adapters()["pyarrow"].dtype_from(field.type)
-    refused = "" if dtype is not None else f"{field.type} is not one number per value"
-    shape = None if rows is None else (rows,)
-    nbytes = None if rows is None or dtype is None else rows * dtype.bits // 8
+    count = 1 if rows is None else min(rows, 1)
+    one = _few(pa, field.type, count)
+    sample = pa.chunked_array([one] * min(max(parts, 1), 2), field.type)
     notes = ("nulls are allowed",) if field.nullable else ()
-    return Entry(field.name, dtype, str(field.type), shape, nbytes, order="C", refused=refused, notes=notes)
+    shape: tuple[int, ...] | None = None if rows is None else (rows,)
+    error = dlx.plan(sample, to="dlx").error
+    if isinstance(error, DlxError):
+        refused = f"{error.reason}. {error.fix}".rstrip(". ")
+        return Entry(field.name, None, str(field.type), shape, None, refused=refused, notes=notes, sample=sample)
+    info = dlx.describe(one)
+    assert info.dtype is not None and info.shape is not None
+    shape = shape and (*shape, *info.shape[1:])
+    nbytes = None if shape is None else -(-prod(shape) * info.dtype.bits // 8)
+    return Entry(field.name, info.dtype, str(field.type), shape, nbytes, order="C", notes=notes, sample=sample)
+
+
+def _few(pa: Any, kind: Any, count: int) -> Any:
+    """Return an array of a type, with some values that are zero where it holds numbers, else empty."""
+    if pa.types.is_fixed_size_list(kind):
+        return pa.FixedSizeListArray.from_arrays(_few(pa, kind.value_type, count * kind.list_size), type=kind)
+    if pa.types.is_primitive(kind):
+        return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(bytes(16 * max(count, 1)))])
+    return pa.array([], kind)

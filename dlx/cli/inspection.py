@@ -16,6 +16,8 @@ from dlx.cli.targets import Outcome
 
 __all__ = ["run"]
 
+REASONS = 3  # of a kind, for each target
+
 _LAYOUTS = {"C": "C-contiguous", "F": "F-contiguous", "strided": "not contiguous", "": "?"}
 
 
@@ -178,30 +180,34 @@ def _show_metadata(source: Source, screen: Screen) -> None:
 def _show_sums(columns: list[tuple[Outcome, ...]], screen: Screen) -> None:
     rows: list[list[Cell]] = []
     reasons: dict[tuple[str, str], list[str]] = {}
+    more = 0
     for outcomes in columns:
         target, counts = outcomes[0].target, Counter(each.outcome for each in outcomes)
-        copied = sum(each.nbytes for each in outcomes)
+        copied = nbytes_of(outcomes)
         refused = counts["refused"]
         rows.append(
             [
                 target,
                 str(counts["same"] + counts["shared"]),
-                (str(counts["copied"]), "warn" if copied else ""),
+                (str(counts["copied"]), "warn" if counts["copied"] else ""),
                 amount(copied),
                 (str(refused), "bad" if refused else ""),
             ]
         )
         for word in ("refused", "copied"):
             why = Counter(targets.brief(each.why, many=True) for each in outcomes if each.outcome == word)
-            for text, _ in why.most_common(3):
+            more += max(len(why) - REASONS, 0)
+            for text, _ in why.most_common(REASONS):
                 reasons.setdefault((word, text), []).append(target)
     screen.table(["to", ">shared", ">copied", ">bytes copied", ">refused"], rows)
     if reasons:
         screen.line("")
         screen.table(
-            ["", "to", "why"],
+            ["outcome", "to", "why"],
             [[(word, OUTCOMES[word]), ", ".join(names), text] for (word, text), names in reasons.items()],
         )
+    if more:
+        screen.line(("these are the most frequent; dlx plan shows every reason", "quiet"))
 
 
 # ---- JSON ------------------------------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ def outcomes(found: Sequence[Outcome], screen: Screen) -> None:
         why = f"{brief(each.why)}. {each.fix}".rstrip(". ") if each.fix else brief(each.why)
         first = firsts.setdefault(why, each.target)
         again = first != each.target and len(why) > SHORT
-        copied = amount(each.nbytes) if each.nbytes else ""
+        copied = amount(each.nbytes) if each.nbytes != 0 else ""
         rows.append([each.target, (each.outcome, OUTCOMES[each.outcome]), copied, f"as for {first}" if again else why])
     filled(["to", "outcome", ">bytes copied", "why"], rows, screen)
 

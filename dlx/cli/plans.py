@@ -10,7 +10,7 @@ from typing import Any
 
 import dlx
 from dlx.cli import listing, targets
-from dlx.cli.entries import Entry, Fold, Source, amount, counted, extents
+from dlx.cli.entries import Entry, Fold, Source, amount, counted, extents, nbytes_of
 from dlx.cli.files import open_source
 from dlx.cli.screen import OUTCOMES, Cell, Screen
 from dlx.cli.targets import Outcome
@@ -122,7 +122,7 @@ def _show_one(planned: Outcome, screen: Screen) -> None:
     rows: list[tuple[str, Cell]] = [("outcome", (planned.outcome, OUTCOMES[planned.outcome]))]
     if planned.why:
         rows.append(("why", planned.why))
-    if planned.nbytes:
+    if planned.nbytes != 0:
         rows.append(("copied", amount(planned.nbytes)))
     if planned.error:
         rows.append(("error", f"dlx.errors.{planned.error}"))
@@ -147,10 +147,12 @@ def _reason(fate: Outcome) -> str:
 
 
 def _summary(planned: Sequence[Outcome]) -> str:
-    nbytes = sum(each.nbytes for each in planned)
+    nbytes = nbytes_of(planned)
     counts = {word: sum(each.outcome == word for each in planned) for word in OUTCOMES}
     parts = [
-        f"{count:,} {word}" + f" ({amount(nbytes)})" * (word == "copied") for word, count in counts.items() if count
+        f"{count:,} {word}" + f" ({amount(nbytes)})" * (word == "copied" and nbytes is not None)
+        for word, count in counts.items()
+        if count
     ]
     return ", ".join(parts if counts["copied"] else [*parts, "nothing copied"])
 

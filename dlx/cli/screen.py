@@ -143,7 +143,7 @@ class Screen:
         widths = _widths(columns, rows)
         between = len(columns) - 1
         least = [
-            width if name[0] == ">" or width <= SHORT else min(width, SHORT)
+            width if name[:1] == ">" or width <= SHORT else min(width, SHORT)
             for name, width in zip(columns, widths, strict=True)
         ]
         if sum(least) + between > self._console.width:
@@ -156,7 +156,7 @@ class Screen:
             padding=(0, gap, 0, 0),
         )  # fmt: skip
         for name, width, narrowest in zip(columns, widths, least, strict=True):
-            justify: Any = "right" if name[0] == ">" else "left"
+            justify: Any = "right" if name[:1] == ">" else "left"
             table.add_column(
                 _bare(name), justify=justify, no_wrap=narrowest == width, overflow="fold", min_width=narrowest
             )

@@ -37,7 +37,7 @@ class Outcome:
     why
         The steps, or the reason of a refusal; empty where memory is simply shared.
     nbytes
-        Bytes copied.
+        Bytes copied; None where their number is unknown.
     error
         Class of the refusal, or empty.
     fix
@@ -47,7 +47,7 @@ class Outcome:
     target: str
     outcome: str
     why: str = ""
-    nbytes: int = 0
+    nbytes: int | None = 0
     error: str = ""
     fix: str = ""
 
@@ -103,6 +103,10 @@ def outcome(entry: Entry, target: str, *, mapped: bool = False, **options: Any) 
     """Plan one entry for one target: the object itself, or what loading the file would give."""
     if entry.obj is not None:
         return _planned(entry.obj, target, options)
+    if entry.sample is not None:
+        found = _planned(entry.sample, target, options)
+        same = replace(found, outcome="shared") if found.outcome == "same" else found
+        return replace(same, nbytes=entry.nbytes if found.nbytes else 0)
     if entry.loader == target and (entry.swapped or (entry.refused and entry.dtype_name != "object")):
         # What loads it has it as it is; bytes stand for what DLPack has no dtype for.
         raw = (entry.nbytes or 0,)
