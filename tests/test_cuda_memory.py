@@ -189,12 +189,13 @@ def test_scattered_elements_go_through_the_host_in_one_piece(cuda, np):
     source = np.arange(40000, dtype="int32").reshape(200, 200)[::-1, ::-1]
     there = on(CUDA0, source.shape)
     cuda.forget()
-    native.tensor_transfer(host(np, source), there, work(there), True)
+    native.tensor_transfer(host(np, source), there, work(there), False)
     assert cuda.count("cuMemcpyAsync", "cuMemcpy2DAsync") == 1
+    assert cuda.syncs == 1  # what it was packed in is gone
     mirrored = view(there, (200, 200), (-200, -1), 39999)
     back = np.empty((200, 200), "int32")
-    native.tensor_transfer(mirrored, host(np, back), work(there), True)
-    assert cuda.count("cuMemcpyAsync", "cuMemcpy2DAsync") == 2
+    native.tensor_transfer(mirrored, host(np, back), work(there), False)
+    assert cuda.count("cuMemcpyAsync", "cuMemcpy2DAsync") == 2 and cuda.syncs == 2
     assert np.array_equal(back, source[::-1, ::-1])
     with pytest.raises(LayoutError, match="too scattered"):
         native.tensor_transfer(mirrored, on(CUDA0, (200, 200)), work(there), True)

@@ -283,6 +283,17 @@ def test_a_kernel_may_outlive_the_tensor(cuda, exchange, slot):  # noqa: F811
     assert gone
 
 
+def test_what_a_consumer_was_given_may_be_lent_on(cuda, exchange):  # noqa: F811
+    """It ordered nothing more; from now on whoever takes it waits for dlx's stream."""
+    c, d = cuda.stream(), cuda.stream()
+    given = native.tensor_behind(written(cuda, c), 0, c, "kept")
+    driver.order(driver.Stream(CUDA0, c), driver.Stream(CUDA0, work_stream()))
+    exchange.borrow(given)
+    cuda.stall(work_stream())
+    cuda.write(work_stream(), given.data_ptr, N)
+    assert not cuda.read(d, taken(given, d).data_ptr, N)
+
+
 def test_lending_again_costs_nothing(cuda, exchange):  # noqa: F811
     """After the first time the driver is not called."""
     tensor = written(cuda, cuda.stream())
