@@ -46,7 +46,7 @@ void dlx_cuda_pop(void);
  * tests: nothing that came from it may be in use. GIL: not needed. */
 void dlx_cuda_forget(void);
 
-/* ---- cuda_order.c: who waits for whom, and when memory may go -----------------------------------
+/* ---- cuda_order.c: who waits for whom, and when memory is ready ---------------------------------
  */
 
 /* Make a stream of one device wait for what is on a stream of another, or the same, device. Nothing
@@ -91,6 +91,9 @@ int dlx_ready_follow(dlx_ready* ready, int32_t device_id, uint64_t stream);
 
 /* Wait for it on the host. GIL: not needed; callers release it. Errors: as dlx_cuda_order. */
 int dlx_ready_synchronize(dlx_ready* ready);
+
+/* ---- cuda_release.c: memory that waits for the device -------------------------------------------
+ */
 
 /* Put an owner behind a stream: `out` is an owner whose release, dlx_use_release, notes what is on
  * the stream then and lets go of the real owner once the device has done that. `keep` is what keeps
