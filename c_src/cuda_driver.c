@@ -201,7 +201,8 @@ static int device_of(int32_t device_id, int* device) {
   int status = dlx_cuda_count(&count);
   if (status != DLX_OK) return status;
   if (device_id < 0 || device_id >= count || device_id >= DLX_MAX_DEVICES) {
-    snprintf(message, sizeof message, "there is no device cuda:%d, the driver sees %d", device_id,
+    snprintf(message, sizeof message,
+             "there is no device cuda:%d, the driver sees %d; dlx.devices() lists them", device_id,
              count);
     return DLX_E_DRIVER;
   }

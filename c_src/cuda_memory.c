@@ -183,12 +183,14 @@ int dlx_cuda_copy(const DLTensor* from, const DLTensor* to, uint64_t flags, uint
   const char* source = (const char*)from->data + from->byte_offset;
   int status = dlx_cuda_push(w.to_device >= 0 ? w.to_device : w.from_device);
   if (status != DLX_OK) return status;
+  int mode = cuda_relax(); /* a copy of pageable memory may wait */
   if (item == 0) {
     status = copy_run(&w, target, source, (size_t)dlx_nbytes(from, flags));
   } else {
     dlx_axis axes[DLX_MAX_NDIM];
     status = copy_axes(&w, target, source, axes, dlx_axes(from, to, item, axes), item);
   }
+  cuda_unrelax(mode);
   dlx_cuda_pop();
   return status;
 }

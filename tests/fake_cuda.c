@@ -687,6 +687,11 @@ int cuMemFreeAsync(uint64_t address, uint64_t handle) {
   LEAVE(free_block(address, s));
 }
 
+/* A copy of pageable memory may wait for the device, so that it is taken for unsafe. */
+static int is_paged(uint64_t to, uint64_t from) {
+  return find_block((void*)(uintptr_t)to) == NULL || find_block((void*)(uintptr_t)from) == NULL;
+}
+
 static void copy(int s, char* to, const char* from, size_t n) {
   use_memory(s, (char*)from, n, 0);
   use_memory(s, to, n, 1);
@@ -696,6 +701,7 @@ static void copy(int s, char* to, const char* from, size_t n) {
 int cuMemcpyAsync(uint64_t to, uint64_t from, size_t n, uint64_t handle) {
   STREAM_ENTER("cuMemcpyAsync", handle);
   note("cuMemcpyAsync s%d %zu\n", s, n);
+  if (is_paged(to, from) && is_unsafe()) LEAVE(900);
   if (is_implicit(s, 1)) LEAVE(906);
   step(s);
   copy(s, (char*)(uintptr_t)to, (char*)(uintptr_t)from, n);
@@ -734,6 +740,7 @@ int cuMemcpy2DAsync_v2(const box* b, uint64_t handle) {
   STREAM_ENTER("cuMemcpy2DAsync", handle);
   note("cuMemcpy2DAsync s%d %zux%zu\n", s, b->height, b->width);
   if (b->from_pitch < b->width || b->to_pitch < b->width) LEAVE(1);
+  if ((b->from_type == 1 || b->to_type == 1) && is_unsafe()) LEAVE(900);
   step(s);
   for (size_t i = 0; i < b->height; i++)
     copy(s, (b->to_type == 1 ? b->to_host : (char*)(uintptr_t)b->to_device) + i * b->to_pitch,

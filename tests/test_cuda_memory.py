@@ -94,6 +94,16 @@ def test_memory_during_a_capture_elsewhere(cuda):
     assert cuda.end_capture(other) == 0
 
 
+@pytest.mark.parametrize("step", [1, 2], ids=["one run", "rows"])
+def test_copies_during_a_capture_elsewhere(cuda, np, step):
+    """Nor do copies of pageable memory, in either direction."""
+    array = np.arange(64, dtype="int32").reshape(8, 8)[:, ::step]
+    cuda.capture(other := cuda.stream())
+    tensor = dlx.convert(array, to="dlx", device="cuda")
+    back = dlx.convert(tensor, to="numpy")
+    assert (back == array).all() and cuda.end_capture(other) == 0
+
+
 def test_it_waits_for_its_last_user(cuda):
     """A consumer's stream that still reads keeps the memory from being given back."""
     tensor, c = on(CUDA0, (16,)), cuda.stream()

@@ -173,7 +173,7 @@ def test_a_failing_call_is_named(cuda, name):
 
 def test_an_unknown_device(cuda):
     """A device that the driver does not see is refused with both numbers."""
-    with pytest.raises(DeviceError, match="no device cuda:7, the driver sees 2"):
+    with pytest.raises(DeviceError, match=r"no device cuda:7, the driver sees 2; dlx.devices\(\) lists them"):
         driver.order(stream(3, dlx.Device("cuda:7")), stream(4))
 
 
