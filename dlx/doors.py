@@ -90,6 +90,7 @@ def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu") -> Tensor
     # The checks of every number are those of tensor_new; nobody reads the memory of this one.
     like = native.tensor_new(lib.DLX_ALIGNMENT, extents, None, kind, place, 0, None)
     if on_device:
+        cuda.require()
         return native.tensor_on_device(like, False, place.id)
     return native.tensor_empty(native.tensor_address(like))
 

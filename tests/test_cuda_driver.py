@@ -18,10 +18,11 @@ N = 1024
 CUDA0, CUDA1 = dlx.Device("cuda:0"), dlx.Device("cuda:1")
 
 
-def test_no_driver():
-    """One clear sentence."""
+@pytest.mark.parametrize("ask", [driver.require, lambda: dlx.empty(3, "int8", "cuda:0")])
+def test_no_driver(ask):
+    """One clear sentence, and what to do."""
     with pytest.raises(DeviceError, match=r"no CUDA driver here: no-driver.*DLX_CUDA_DRIVER may name"):
-        driver.require()
+        ask()
     assert driver.is_loaded() is False
 
 
