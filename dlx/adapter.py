@@ -458,7 +458,10 @@ class Adapter:
         return int(ffi.cast("uintptr_t", self._lane_struct))
 
     def check(self, tensor: Tensor) -> int:
-        """Return the obstacle bits between a tensor and this consumer (0 = it may be handed over as it is)."""
+        """Return the obstacle bits between a tensor and this consumer (0 = it may be handed over as it is).
+
+        The lane compares with the capabilities alone, so that a target which overrides this has none.
+        """
         return native.tensor_check(tensor, self.capabilities_address())
 
     def constant_over(self, tensor: Tensor) -> bool:

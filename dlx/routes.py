@@ -45,7 +45,7 @@ def _row(kind: type, to: Any, source: Adapter | None, target: Adapter) -> tuple[
     capabilities = target.capabilities
     if source is None or capabilities is None or not any(look_up(name) is kind for name in source.lane):
         return None
-    if not (source.constant and target.constant):
+    if not (source.constant and target.constant) or type(target).check is not Adapter.check:
         return None
     load = target.load if _takes_alone(target) else None
     if not (source.identity if source is target else target.lane_imports or load is not None):

@@ -259,6 +259,16 @@ def test_a_consumer_without_a_table_takes_a_tensor(mylib):
     assert (sys.getrefcount(owner), native.live()) == (before, live)
 
 
+def test_a_consumer_that_checks_by_itself_is_asked(mylib):
+    """What it refuses beyond its capabilities is not handed to it, however often it is tried."""
+    source = tensor(Owner(64))
+    strict = type(mylib.adapter)
+    strict.check = lambda self, tensor: Adapter.check(self, tensor) | native.lib.DLX_OBSTACLE_NEGATIVE
+    for _ in range(3):
+        _, taken = dlx.convert(source, to="mylib")
+        assert taken.data_ptr != source.data_ptr
+
+
 @pytest.mark.parametrize("error", [RuntimeError, errors.LayoutError, MemoryError, KeyboardInterrupt])
 @pytest.mark.parametrize("tree", [False, True])
 def test_a_consumer_without_a_table_may_fail(mylib, error, tree):
