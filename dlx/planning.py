@@ -139,11 +139,14 @@ def is_settled(leaf: Leaf, tensor: Tensor) -> bool:
     As nearly always. `settle` would write a plan without a step, which only `dlx.plan` shows.
     """
     target = leaf.request.target
-    if leaf.plan is not None or leaf.fresh or not leaf.request.is_plain or tensor.flags or target.check(tensor):
+    if leaf.plan is not None or leaf.fresh or not leaf.request.is_plain or tensor.flags:
         return False
     if is_cuda(tensor.device) and not leaf.source.takes_stream:  # else the driver is known to be there
         return False
-    return not target.carried or tensor.dtype.name not in target.carried
+    try:
+        return not target.check(tensor) and (not target.carried or tensor.dtype.name not in target.carried)
+    except Exception:  # `settle` asks again, and tells it
+        return False
 
 
 def settle(leaf: Leaf, tensor: Tensor) -> None:
