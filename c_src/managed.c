@@ -6,6 +6,7 @@
 #define _DEFAULT_SOURCE /* madvise is beyond ISO C */
 
 #include "copy.h"
+#include "hot.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -67,7 +68,7 @@ static counter* take_counter(void) {
   return mine = found;
 }
 
-static void count(int change) {
+DLX_HOT static void count(int change) {
   counter* own = mine ? mine : take_counter();
   if (own == NULL) {
     atomic_fetch_add(&uncounted, change);
@@ -85,14 +86,14 @@ int64_t dlx_live(void) {
 }
 
 /* GIL: not needed; `release` takes it if it must. */
-static void finish(made_tensor* self) {
+DLX_HOT static void finish(made_tensor* self) {
   if (self->release) self->release(self->owner);
   free(self);
   count(-1);
 }
 
 /* GIL: not needed. */
-static void drop(DLManagedTensorVersioned* managed) {
+DLX_HOT static void drop(DLManagedTensorVersioned* managed) {
   made_tensor* self = (made_tensor*)managed;
   /* Nobody but a holder makes further holders: whoever is the last one needs no locked operation.
    */
@@ -116,18 +117,18 @@ static void drop(DLManagedTensorVersioned* managed) {
   depth--;
 }
 
-static void drop_owner(void* made) {
+DLX_HOT static void drop_owner(void* made) {
   drop(made);
 }
 
-int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
-                    DLManagedTensorVersioned** out) {
+DLX_HOT int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
+                            DLManagedTensorVersioned** out) {
   int status = dlx_validate(like, flags);
   return status == DLX_OK ? dlx_managed_trust(like, flags, owner, release, out) : status;
 }
 
-int dlx_managed_trust(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
-                      DLManagedTensorVersioned** out) {
+DLX_HOT int dlx_managed_trust(const DLTensor* like, uint64_t flags, void* owner,
+                              dlx_release release, DLManagedTensorVersioned** out) {
   size_t rank = (size_t)like->ndim;
   made_tensor* self = malloc(sizeof *self + 2 * rank * sizeof(int64_t));
   if (self == NULL) return DLX_E_MEMORY;
@@ -175,8 +176,8 @@ int dlx_managed_share(DLManagedTensorVersioned* made, const DLTensor* like, uint
   return status;
 }
 
-int dlx_managed_lend(DLManagedTensorVersioned* made, DLDevice device, uint64_t flags,
-                     DLManagedTensorVersioned** out) {
+DLX_HOT int dlx_managed_lend(DLManagedTensorVersioned* made, DLDevice device, uint64_t flags,
+                             DLManagedTensorVersioned** out) {
   DLTensor like = made->dl_tensor;
   like.device = device;
   int status = dlx_managed_trust(&like, flags, made, drop_owner, out);
@@ -239,7 +240,7 @@ int dlx_managed_empty(const DLTensor* like, uint64_t flags, int keep_order,
   return status;
 }
 
-void dlx_managed_own(DLManagedTensorVersioned* made, void* owner, dlx_release release) {
+DLX_HOT void dlx_managed_own(DLManagedTensorVersioned* made, void* owner, dlx_release release) {
   ((made_tensor*)made)->owner = owner;
   ((made_tensor*)made)->release = release;
 }
@@ -257,7 +258,7 @@ void* dlx_managed_owner(DLManagedTensorVersioned* made, dlx_release release) {
   return is_sole && self->release == release ? self->owner : NULL;
 }
 
-void dlx_managed_hold(DLManagedTensorVersioned* made) {
+DLX_HOT void dlx_managed_hold(DLManagedTensorVersioned* made) {
   atomic_store_explicit(&((made_tensor*)made)->holders, 2, memory_order_relaxed);
 }
 
@@ -277,10 +278,10 @@ void dlx_managed_abandon(DLManagedTensorVersioned* made) {
   count(-1);
 }
 
-void dlx_managed_release(DLManagedTensorVersioned* managed) {
+DLX_HOT void dlx_managed_release(DLManagedTensorVersioned* managed) {
   if (managed->deleter) managed->deleter(managed);
 }
 
-void dlx_count_managed(DLManagedTensorVersioned* self) {
+DLX_HOT void dlx_count_managed(DLManagedTensorVersioned* self) {
   atomic_fetch_add((_Atomic uint64_t*)self->manager_ctx, 1);
 }

@@ -5,6 +5,7 @@
  * whoever did. */
 
 #include "py_dlx.h"
+#include "hot.h"
 
 static const char k_versioned[] = "dltensor_versioned";
 static const char k_legacy[] = "dltensor";
@@ -19,7 +20,7 @@ static int interpreter_is_going(void) {
 #endif
 }
 
-void py_release_object(void* object) {
+DLX_HOT void py_release_object(void* object) {
   /* Without an interpreter the object's memory is gone or going: leaking is the only safe answer. A
    * foreign thread must not ask for the GIL during shutdown either, it would never return. */
   if (!Py_IsInitialized()) return;

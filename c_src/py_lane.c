@@ -5,6 +5,7 @@
  * arguments. The type of that callable is in py_lane_type.c. */
 
 #include "py_route.h"
+#include "hot.h"
 
 /* What a call says beyond the object and the target, as far as the lane understands it. */
 typedef struct {
@@ -29,7 +30,7 @@ static const options nothing;
 
 /* 1 = the question is answered false; 2 = it was made so; 0 = ask Python. GIL: needed. Errors: none
  * left set. */
-static int is_clear(const py_guard* guard, PyObject* obj, PyObject* owner) {
+DLX_HOT static int is_clear(const py_guard* guard, PyObject* obj, PyObject* owner) {
   PyObject* answer = py_ask(&guard->ask, guard->of_owner ? owner : obj);
   if (answer == NULL) {
     PyErr_Clear();
@@ -56,7 +57,7 @@ static int is_clear(const py_guard* guard, PyObject* obj, PyObject* owner) {
 
 /* The guards that hold for every dtype, before anything is borrowed. Returns 1 = every guard is
  * clear; 0 = ask Python. */
-static int early_clear(const py_route* r, PyObject* obj) {
+DLX_HOT static int early_clear(const py_route* r, PyObject* obj) {
   for (int i = 0; i < r->n_early; i++) {
     if (!is_clear(&r->guards[i], obj, obj)) return 0;
   }
@@ -267,8 +268,9 @@ RARE PyObject* refused(PyObject* lane, const py_route* r, DLManagedTensorVersion
 }
 
 /* Let the target's adapter take it, in Python. */
-static PyObject* loaded(PyObject* lane, const py_route* r, DLManagedTensorVersioned* made,
-                        PyObject* obj, PyObject* to, PyObject* tree) {
+static __attribute__((noinline)) PyObject* loaded(PyObject* lane, const py_route* r,
+                                                  DLManagedTensorVersioned* made, PyObject* obj,
+                                                  PyObject* to, PyObject* tree) {
   PyObject* tensor = py_tensor_wrap(made);
   if (tensor == NULL) return NULL;
   PyObject* result = PyObject_CallOneArg(r->load, tensor);
@@ -383,7 +385,8 @@ RARE PyObject* take_options(options* said, PyObject* const* args, Py_ssize_t n, 
   return to;
 }
 
-PyObject* py_lane_call(PyObject* callable, PyObject* const* args, size_t nargsf, PyObject* names) {
+DLX_HOT PyObject* py_lane_call(PyObject* callable, PyObject* const* args, size_t nargsf,
+                               PyObject* names) {
   const LaneObject* self = (LaneObject*)callable;
   Py_ssize_t n = PyVectorcall_NARGS(nargsf);
   PyObject *to = NULL, *result = py_lane_pass;

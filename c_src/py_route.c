@@ -6,6 +6,7 @@
  * keys are held, so no address is reused. */
 
 #include "py_route.h"
+#include "hot.h"
 
 #include <string.h>
 
@@ -49,7 +50,7 @@ static unsigned assign_tag(PyTypeObject* type) {
   return tag_of(type);
 }
 
-py_route* py_route_find(PyTypeObject* type, PyObject* key) {
+DLX_HOT py_route* py_route_find(PyTypeObject* type, PyObject* key) {
   for (size_t i = place(type, key), n = 0; n < SLOTS && table[i]; i = (i + 1) & (SLOTS - 1), n++) {
     if (table[i]->type == type && table[i]->key == key)
       return is_current(table[i]) ? table[i] : NULL;
@@ -57,7 +58,7 @@ py_route* py_route_find(PyTypeObject* type, PyObject* key) {
   return NULL;
 }
 
-PyObject* py_ask(const py_question* q, PyObject* obj) {
+DLX_HOT PyObject* py_ask(const py_question* q, PyObject* obj) {
   if (Py_TYPE(obj) == q->type) {
     if (q->get) return q->get(obj, q->closure);
     if (q->call) return q->call(obj, NULL);
@@ -107,7 +108,7 @@ static void forget_all(void) {
   for (size_t i = 0; i < SLOTS; i++) route_free(old[i]);
 }
 
-void py_route_leave(py_route* r) {
+DLX_HOT void py_route_leave(py_route* r) {
   if (--r->users == 0 && r->is_replaced) {
     py_pending pending = py_pending_save();
     route_free(r);

@@ -3,6 +3,7 @@
  * again. */
 
 #include "py_dlx.h"
+#include "hot.h"
 
 #include <structmember.h>
 
@@ -29,7 +30,7 @@ DLManagedTensorVersioned* py_tensor_managed(PyObject* obj) {
   return made;
 }
 
-static void tensor_dealloc(PyObject* self) {
+DLX_HOT static void tensor_dealloc(PyObject* self) {
   TensorObject* tensor = (TensorObject*)self;
   PyTypeObject* type = Py_TYPE(self);
   if (tensor->weakrefs) PyObject_ClearWeakRefs(self);
@@ -59,7 +60,7 @@ static void tensor_dealloc(PyObject* self) {
   Py_DECREF(type);
 }
 
-PyObject* py_tensor_wrap(DLManagedTensorVersioned* made) {
+DLX_HOT PyObject* py_tensor_wrap(DLManagedTensorVersioned* made) {
   TensorObject* tensor = py_tensor_alloc();
   if (tensor == NULL) {
     dlx_managed_release(made);
@@ -92,7 +93,7 @@ static int wants_versioned(PyObject* max_version) {
 
 /* Where the capsule will say the memory is: host memory of any kind may be asked for as plain CPU.
  * GIL: needed. Errors: -1 with an exception. */
-static int answer_request(PyObject* stream, PyObject* dl_device, DLDevice* device) {
+DLX_HOT static int answer_request(PyObject* stream, PyObject* dl_device, DLDevice* device) {
   if (stream != Py_None && dlx_host_readable(device->device_type)) {
     long value = PyLong_Check(stream) ? PyLong_AsLong(stream) : 0;
     if (value == -1 && PyErr_Occurred()) {
@@ -139,8 +140,8 @@ PyDoc_STRVAR(
     "max_version\n"
     "is (1, 0) or more. A read-only tensor is not given out in a legacy capsule.");
 
-static PyObject* tensor_dlpack(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
-                               PyObject* names) {
+DLX_HOT static PyObject* tensor_dlpack(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
+                                       PyObject* names) {
   PyObject* value[KEYWORDS] = {Py_None, Py_None, Py_None, Py_None};
   if (nargs != 0) {
     PyErr_SetString(PyExc_TypeError, "__dlpack__ takes keyword arguments only");
