@@ -19,14 +19,20 @@ class Failures:
         """Note an error, or raise it where errors are not collected."""
         error.complete(where=where, target=self.target)
         if not self.collect:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # this frame is in its traceback, and would keep it, and all that it holds, alive
         self.errors.append(error)
 
     def check(self) -> None:
         """Raise what was collected, if anything was."""
         if self.errors:
             errors, self.errors = self.errors, []
-            raise together(errors)
+            try:
+                raise together(errors)
+            finally:
+                del errors
 
 
 def together(errors: list[DlxError]) -> ExceptionGroup[DlxError]:

@@ -183,7 +183,10 @@ def _described(leaf: Leaf) -> None:
         return
     error = preview(leaf) if leaf.plan is None else None
     if error is not None:
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # as in Failures.add
 
 
 def _is_stranger(leaf: Leaf) -> bool:
