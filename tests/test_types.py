@@ -132,7 +132,8 @@ def test_the_outcomes_for_checkers_are_those_of_plans():
     from dlx.leaf import Plan, Step
 
     def words(kind, name):
-        return re.findall(r'``"(\w+)"``', re.search(rf"^ *{name}\n((?: {{6,}}.*\n)+)", kind.__doc__, re.MULTILINE)[1])
+        said = re.search(rf"^{name}\n((?: {{4,}}.*\n)+)", inspect.getdoc(kind) + "\n", re.MULTILINE)
+        return re.findall(r'``"(\w+)"``', said[1])
 
     assert words(Plan, "outcome") == [*typing.get_args(dlx.typing.Outcome)]
     done = set()
