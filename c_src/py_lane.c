@@ -1,8 +1,9 @@
 /* The fast lane: a callable around the Python function `convert`, in the manner of
  * functools.lru_cache's wrapper. A call for an object and a target on a known route, with every
  * guard answered false, nothing found by the check but what a copy cures, and no option beyond the
- * plainest, never enters Python. Anything else is given to the Python function with the same
- * arguments. The type of that callable is in py_lane_type.c. */
+ * plainest, never enters Python, but for the `load` of a target without a table. Anything else is
+ * given to the Python function with the same arguments. The type of that callable is in
+ * py_lane_type.c. */
 
 #include "py_route.h"
 #include "hot.h"
@@ -267,7 +268,8 @@ RARE PyObject* refused(PyObject* lane, const py_route* r, DLManagedTensorVersion
   return NULL;
 }
 
-/* Let the target's adapter take it, in Python. */
+/* Let the target's adapter take it, in Python. Owns: takes `made`; the result is new. Errors: NULL
+ * with MemoryError, or with what `failed` gives. */
 static __attribute__((noinline)) PyObject* loaded(PyObject* lane, const py_route* r,
                                                   DLManagedTensorVersioned* made, PyObject* obj,
                                                   PyObject* to, PyObject* tree) {

@@ -182,12 +182,10 @@ PyDoc_STRVAR(
     "route_add(type, key, same, give, take_type, take, load, take_keeps, guards, quick, switches, "
     "owner, bounds, dtype, confirmed, accepts)\n"
     "--\n\n"
-    "Add a route to the lane. `give` and `take` are capsules, or None for the table of "
-    "the type; take_type None means\n"
-    "that dlx.Tensor is the target. Without a table of the target, or where `take` is False, "
-    "load(tensor) makes its array, "
-    "where that is not None.\nReturn whether the lane can run it: without the "
-    "tables that it needs it cannot, and\n"
+    "Add a route to the lane. `give` and `take` are capsules, or None for the table of the type; "
+    "take_type None means\nthat dlx.Tensor is the target. Without a table of the target, or where "
+    "`take` is False, load(tensor) makes its array;\nload may be None. Return whether the lane can "
+    "run it: without what it needs it cannot, and\n"
     "that is remembered until the type changes or the routes are cleared.");
 
 static PyObject* route_add(PyObject* module, PyObject* args) {

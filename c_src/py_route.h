@@ -43,11 +43,11 @@ typedef struct {
   int is_same;   /* the object itself is the result */
   int users; /* calls that are running on it; a route that was replaced is freed after the last */
   int is_replaced;
-  PyTypeObject* take_type; /* of the target; strong; NULL = no table of it is used */
+  PyTypeObject* take_type; /* of the target; strong; NULL = the target is dlx.Tensor */
   unsigned take_tag;
   const DLPackExchangeAPI* give;
   const DLPackExchangeAPI* take;     /* NULL = none is used */
-  PyObject* load;                    /* load(dlx.Tensor), where the target has no table; strong */
+  PyObject* load;                    /* load(dlx.Tensor), where no table is used; strong, or NULL */
   int take_keeps;                    /* a failing import leaves ownership with us, by declaration */
   int n_early, n_guards, n_switches; /* guards that need no dtype come first */
   py_guard guards[DLX_MAX_QUESTIONS];

@@ -125,9 +125,9 @@ def _stays(leaf: Leaf) -> bool:
 
 
 def _dlx_reaches(wanted: Device, device: Device | None) -> bool:
-    if is_cuda(wanted) or (device is not None and is_cuda(device)):
-        return True
-    return wanted == HOST and device is not None and host_readable(device)
+    """Return whether dlx itself brings memory there: by a copy from or to CUDA, or because the host reads it anyway."""
+    readable = wanted == HOST and device is not None and host_readable(device)
+    return readable or is_cuda(wanted) or is_cuda(device)
 
 
 # ---- with a tensor ---------------------------------------------------------------------------------------------------

@@ -47,7 +47,9 @@ def _row(kind: type, to: Any, source: Adapter | None, target: Adapter) -> tuple[
         return None
     if not (source.constant and target.constant) or type(target).check is not Adapter.check:
         return None
-    load = target.load if _takes_alone(target) else None
+    # Without dtypes of its own to go by, the lane would let through what is reviewed after `load`.
+    reviewed = bool(target.carried) and capabilities.dtypes is None
+    load = None if target.is_own or reviewed else target.load
     if not (source.identity if source is target else target.lane_imports or load is not None):
         return None
     quick, answered = source.guard_function() or (None, frozenset())
@@ -70,12 +72,6 @@ def _row(kind: type, to: Any, source: Adapter | None, target: Adapter) -> tuple[
         _confirmed(source),
         target.lane_address(),
     )
-
-
-def _takes_alone(target: Adapter) -> bool:
-    """Return whether `load` alone makes an array of what the lane lets through: nothing that is reviewed afterwards."""
-    stated = target.capabilities
-    return not target.is_own and stated is not None and (stated.dtypes is not None or not target.carried)
 
 
 def _question(kind: type, name: str, *, call: bool) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import Any, cast
 
@@ -80,12 +81,10 @@ def _is_read_in_place(leaf: Leaf) -> bool:
 def preview(leaf: Leaf) -> DlxError | None:
     """Return the refusal that can be told before the producer is called; None where there is none, or it cannot."""
     if not leaf.cures:
-        try:
+        with contextlib.suppress(Exception):  # it is raised again below, and told there
             tensor = leaf.source.sketch(leaf.obj)
             if tensor is not None and is_settled(leaf, _marked(leaf, tensor)):
                 return None
-        except Exception:  # it is raised again below, and told there
-            tensor = None
     trial = replace(leaf, steps=list(leaf.steps))
     plan_leaf(trial, probe=False)
     return None if trial.plan is None else cast("DlxError | None", trial.plan.error)
@@ -228,10 +227,12 @@ def load(leaf: Leaf) -> Any:
         # Whatever shares the memory must let go of it first: our view of it, frames of the consumer.
         ready = None
         owned = leaf.owned
-        leaf.found()
-        if owned is not None and owned is not tensor:
-            forget_frames(error)
-        take_back(leaf)
+        try:
+            leaf.found()  # for the error: what is given back says nothing more
+        finally:
+            if owned is not None and owned is not tensor:
+                forget_frames(error)
+            take_back(leaf)
         if isinstance(error, DlxError):
             leaf.complete(error, taken=owned is not None)
             raise
