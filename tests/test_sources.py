@@ -475,6 +475,22 @@ def test_a_failing_consumer_gives_the_capsule_back(counting, failing, how, targe
 
 
 @both
+def test_a_capsule_is_given_back_where_it_cannot_even_be_described(counting, failing, monkeypatch, legacy):
+    """Memory runs out while the error is written."""
+
+    def no_memory(*args):
+        raise MemoryError
+
+    failing("dlx", raise_at_once)
+    capsule = counting.capsule((3,), legacy=legacy)
+    monkeypatch.setattr("dlx.leaf.ArrayInfo.of_tensor", no_memory)
+    with pytest.raises(MemoryError):
+        dlx.convert(capsule, to="dlx")
+    gc.collect(1)
+    assert counting.name(capsule) == NAMES[legacy]
+
+
+@both
 def test_a_capsule_given_back_can_be_used_again(counting, failing, monkeypatch, legacy):
     """After the consumer's failure the same capsule converts."""
     with monkeypatch.context() as patch:
