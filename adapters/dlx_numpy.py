@@ -280,7 +280,6 @@ class NumpyAdapter(_Numpy):
     types = ("numpy.ndarray",)
     lane = ("numpy.ndarray",)
     identity = False  # arrays of objects are refused everywhere
-    import_keeps = True
     containers = _FILES
 
     def exchange(self) -> Any:

@@ -150,7 +150,6 @@ class TorchAdapter(Adapter):
     switches = (("torch.autograd.forward_ad", "_current_level", -1),)  # no dual numbers about
     confirmed = ("int8", "uint8")  # int4 and its kin call themselves these
     fresh_alignment = 64
-    import_keeps = True  # seen in 2.13: a refused managed tensor is not deleted
     containers = _CONTAINERS
     dtypes = {
         "bool": "bool",

@@ -135,14 +135,15 @@ int dlx_managed_disown(DLManagedTensorVersioned* made, const void* owner);
  * NULL. Owns: nothing. GIL: not needed. */
 void* dlx_managed_owner(DLManagedTensorVersioned* made, dlx_release release);
 
-/* Take a second count on a tensor that nobody else has seen, before a hand-over to a consumer that
- * may fail after it has released, or later. Owns: the caller has two counts. GIL: not needed. */
-void dlx_managed_hold(DLManagedTensorVersioned* made);
+/* Take a second count on a tensor (one of ours) that has one holder, before a hand-over to a consumer
+ * that may fail after it has released, or later. Owns: on 1 the caller has two counts, one to give
+ * away and one to keep. GIL: not needed. Errors: 0 = somebody else holds it too; nothing changed. */
+int dlx_managed_hold(DLManagedTensorVersioned* made);
 
 /* Give up on a tensor whose consumer failed, by the count of dlx_managed_hold: the owner is
- * released now if the consumer has not done so; a deleter that it calls later does nothing. Owns:
- * gives up the held count; the struct itself stays behind unless the consumer has released it. GIL:
- * not needed. */
+ * released now if the consumer has not done so; a deleter that it calls later frees the struct, and
+ * nothing else. Owns: gives up the held count; the struct stays behind until the consumer releases
+ * its own. GIL: not needed. */
 void dlx_managed_abandon(DLManagedTensorVersioned* made);
 
 /* Call the deleter, if there is one. Owns: gives up the caller's count. GIL: not needed. */

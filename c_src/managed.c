@@ -135,6 +135,7 @@ DLX_HOT int dlx_managed_trust(const DLTensor* like, uint64_t flags, void* owner,
 
   *self = (made_tensor){
       .managed = {.version = {DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR},
+                  .manager_ctx = self, /* unused here, but paddle calls no deleter where it is NULL */
                   .deleter = drop,
                   .flags = flags,
                   .dl_tensor = *like},
@@ -258,24 +259,32 @@ void* dlx_managed_owner(DLManagedTensorVersioned* made, dlx_release release) {
   return is_sole && self->release == release ? self->owner : NULL;
 }
 
-DLX_HOT void dlx_managed_hold(DLManagedTensorVersioned* made) {
-  atomic_store_explicit(&((made_tensor*)made)->holders, 2, memory_order_relaxed);
+DLX_HOT int dlx_managed_hold(DLManagedTensorVersioned* made) {
+  atomic_int_least32_t* holders = &((made_tensor*)made)->holders;
+  /* As in drop: nobody else knows of what has one holder, so that no locked operation is needed. */
+  if (atomic_load_explicit(holders, memory_order_acquire) != 1) return 0;
+  atomic_store_explicit(holders, 2, memory_order_relaxed);
+  return 1;
 }
 
-static void ignore(DLManagedTensorVersioned* managed) {
-  (void)managed;
+/* The release of what was abandoned: its owner has gone, and it is counted as released already. */
+static void uncount(void* unused) {
+  (void)unused;
+  count(1); /* finish takes it off again */
 }
 
 void dlx_managed_abandon(DLManagedTensorVersioned* made) {
   made_tensor* self = (made_tensor*)made;
-  if (atomic_load(&self->holders) ==
-      1) { /* only our count is left: the consumer has released its own */
-    drop(made);
-    return;
+  /* 1 = the consumer has released its count. Else it may do so now, on another thread, later or never:
+   * whoever comes last finds no owner any more, and frees the struct. The count orders what is
+   * written here before what the last one reads. */
+  if (atomic_load(&self->holders) != 1) {
+    dlx_release release = self->release;
+    self->release = uncount;
+    if (release) release(self->owner);
+    count(-1);
   }
-  self->managed.deleter = ignore;
-  if (self->release) self->release(self->owner);
-  count(-1);
+  drop(made);
 }
 
 DLX_HOT void dlx_managed_release(DLManagedTensorVersioned* managed) {

@@ -241,15 +241,12 @@ DLManagedTensorVersioned* py_lane_lend(py_route* r, PyObject* obj, int brief, ui
 /* ---- handed over ------------------------------------------------------------------------------
  */
 
-/* Takes `made`, if it was not consumed. Errors: NULL with what `failed` gives of the exception. */
-RARE PyObject* refused(PyObject* lane, const py_route* r, DLManagedTensorVersioned* made,
-                       PyObject* obj, PyObject* to, PyObject* tree) {
+/* Takes the count that was held on `made`; NULL = the consumer has it, or never saw it. Errors: NULL
+ * with what `failed` gives of the exception. */
+RARE PyObject* refused(PyObject* lane, DLManagedTensorVersioned* made, PyObject* obj, PyObject* to,
+                       PyObject* tree) {
   py_pending cause = py_pending_save();
-  if (made && r->take_keeps) {
-    dlx_managed_release(made);
-  } else if (made) {
-    dlx_managed_abandon(made);
-  }
+  if (made) dlx_managed_abandon(made);
   if (cause.type && (!PyErr_GivenExceptionMatches(cause.type, PyExc_Exception) ||
                      PyErr_GivenExceptionMatches(cause.type, PyExc_MemoryError))) {
     py_pending_restore(cause); /* no refusal: it goes on as it is */
@@ -277,23 +274,36 @@ static __attribute__((noinline)) PyObject* loaded(PyObject* lane, const py_route
   if (tensor == NULL) return NULL;
   PyObject* result = PyObject_CallOneArg(r->load, tensor);
   Py_DECREF(tensor);
-  return result ? result : refused(lane, r, NULL, obj, to, tree);
+  return result ? result : refused(lane, NULL, obj, to, tree);
+}
+
+/* For a hand-over of what somebody else holds too (a buffer of the dlx.Tensor that it was in): a
+ * tensor of the same memory with one holder. Owns: takes `made`; the caller owns the result. Errors:
+ * NULL without memory, none set. */
+RARE DLManagedTensorVersioned* lent_on(DLManagedTensorVersioned* made) {
+  DLManagedTensorVersioned* lent = NULL;
+  dlx_managed_lend(made, made->dl_tensor.device, made->flags, &lent);
+  dlx_managed_release(made);
+  return lent;
 }
 
 INLINE PyObject* hand_over(PyObject* lane, const py_route* r, DLManagedTensorVersioned* made,
                            PyObject* obj, PyObject* to, PyObject* tree) {
   if (r->take == NULL) return r->load ? loaded(lane, r, made, obj, to, tree) : py_tensor_wrap(made);
   void* result = NULL;
-  if (!r->take_keeps) dlx_managed_hold(made);
+  /* A consumer that fails may have released it or not, whatever the protocol says: torch's has where
+   * it could not wrap the tensor that it had made. */
+  if (!dlx_managed_hold(made) && ((made = lent_on(made)) == NULL || !dlx_managed_hold(made)))
+    return PyErr_NoMemory();
   if (r->take->managed_tensor_to_py_object_no_sync(made, &result) != 0 || result == NULL)
-    return refused(lane, r, made, obj, to, tree);
-  if (!r->take_keeps) dlx_managed_release(made);
+    return refused(lane, made, obj, to, tree);
+  dlx_managed_release(made);
   PyTypeObject* found = Py_TYPE((PyObject*)result);
   /* The table of a base makes arrays of the base: see Adapter.lane_imports. */
   if (found == r->take_type || !PyType_IsSubtype(r->take_type, found)) return result;
   PyErr_Format(PyExc_TypeError, "its exchange table made a %s", found->tp_name);
   Py_DECREF((PyObject*)result);
-  return refused(lane, r, NULL, obj, to, tree);
+  return refused(lane, NULL, obj, to, tree);
 }
 
 PyObject* py_lane_hand_over(PyObject* lane, const py_route* r, DLManagedTensorVersioned* made,

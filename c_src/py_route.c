@@ -179,7 +179,7 @@ static int read_table(PyObject* given, PyTypeObject* type, const DLPackExchangeA
 
 PyDoc_STRVAR(
     route_add_doc,
-    "route_add(type, key, same, give, take_type, take, load, take_keeps, guards, quick, switches, "
+    "route_add(type, key, same, give, take_type, take, load, guards, quick, switches, "
     "owner, bounds, dtype, confirmed, accepts)\n"
     "--\n\n"
     "Add a route to the lane. `give` and `take` are capsules, or None for the table of the type; "
@@ -191,9 +191,9 @@ PyDoc_STRVAR(
 static PyObject* route_add(PyObject* module, PyObject* args) {
   PyObject *type, *key, *give, *take_type, *take, *load, *guards, *quick, *switches, *owner,
       *bounds, *dtype, *confirmed, *accepts;
-  int same, take_keeps;
-  if (!PyArg_ParseTuple(args, "O!OpOOOOpO!OO!OO!OOO:route_add", &PyType_Type, &type, &key, &same,
-                        &give, &take_type, &take, &load, &take_keeps, &PyTuple_Type, &guards,
+  int same;
+  if (!PyArg_ParseTuple(args, "O!OpOOOOO!OO!OO!OOO:route_add", &PyType_Type, &type, &key, &same,
+                        &give, &take_type, &take, &load, &PyTuple_Type, &guards,
                         &quick, &PyTuple_Type, &switches, &owner, &PyTuple_Type, &bounds, &dtype,
                         &confirmed, &accepts))
     return NULL;
@@ -208,7 +208,6 @@ static PyObject* route_add(PyObject* module, PyObject* args) {
   r->holds_type = 1;
   r->key = Py_NewRef(key);
   r->is_same = same;
-  r->take_keeps = take_keeps;
   if (read_guards(guards, r) < 0 || read_switches(switches, r) < 0 ||
       read_question(owner, &r->owner) < 0 || read_question(dtype, &r->dtype) < 0)
     goto failed;

@@ -48,7 +48,6 @@ typedef struct {
   const DLPackExchangeAPI* give;
   const DLPackExchangeAPI* take;     /* NULL = none is used */
   PyObject* load;                    /* load(dlx.Tensor), where no table is used; strong, or NULL */
-  int take_keeps;                    /* a failing import leaves ownership with us, by declaration */
   int n_early, n_guards, n_switches; /* guards that need no dtype come first */
   py_guard guards[DLX_MAX_QUESTIONS];
   dlx_guard_function quick; /* answers further guards in C; NULL = there is none */

@@ -132,9 +132,6 @@ class Adapter:
         `narrowed`.
     fresh_alignment
         Bytes that memory of its own making is at least aligned to, for plans of copies that it makes.
-    import_keeps
-        Whether a failing import of the framework's exchange table leaves the managed tensor to dlx. Where it is not
-        known, dlx is prepared for everything.
     """
 
     api: int = 1  # for ever: whoever does not say was written for the first one
@@ -167,7 +164,6 @@ class Adapter:
     dtype_attribute: str = "dtype"
     part_of: Adapter | None = None
     fresh_alignment: int = 16
-    import_keeps: bool = False
 
     # ---- facts, looked up --------------------------------------------------------------------------------------
 

@@ -128,7 +128,6 @@ if TYPE_CHECKING:
         take_type: type | None,
         take: object,
         load: object,
-        take_keeps: bool,
         guards: tuple[Any, ...],
         quick: object,
         switches: tuple[Any, ...],

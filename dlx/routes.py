@@ -35,7 +35,7 @@ def learn(kind: type, to: Any) -> None:
             source, f"the lane from {type_name(kind)} to {to!r} is not used: {type(error).__name__}: {error}"
         )
     if row is None:
-        native.route_add(kind, to, False, (), None, (), None, False, (), None, (), None, (), None, None, 0)
+        native.route_add(kind, to, False, (), None, (), None, (), None, (), None, (), None, None, 0)
     else:
         native.route_add(*row)
 
@@ -62,7 +62,6 @@ def _row(kind: type, to: Any, source: Adapter | None, target: Adapter) -> tuple[
         None if target.is_own else target.classes()[0],
         target.exchange() if target.lane_imports else False,
         load,
-        target.import_keeps,
         tuple(_guard(source, kind, guard) for guard in source.guards if guard.ask not in answered),
         quick,
         tuple(_switches(source)),

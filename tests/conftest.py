@@ -103,7 +103,7 @@ class Counting:
         clear.restype, clear.argtypes = ctypes.py_object, [ctypes.py_object]
         self.free.counting_delete_at_exit.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         self.free.counting_deleted.restype = ctypes.c_long
-        for name in ("counting_delete_on_thread", "counting_delete"):
+        for name in ("counting_delete_on_thread", "counting_delete", "counting_delete_by_context"):
             getattr(self.free, name).argtypes = [ctypes.c_void_p, ctypes.c_int]
 
     @property
@@ -145,6 +145,10 @@ class Counting:
     def delete(self, address, *, legacy=False, thread=False):
         """Call a managed tensor's deleter without the GIL, here or on a thread that has never seen Python."""
         (self.free.counting_delete_on_thread if thread else self.free.counting_delete)(address, legacy)
+
+    def delete_by_context(self, address, *, legacy=False):
+        """Call a managed tensor's deleter without the GIL, if its manager_ctx is not NULL; return whether it is not."""
+        return bool(self.free.counting_delete_by_context(address, legacy))
 
     def delete_together(self, addresses):
         """Call the deleters of versioned managed tensors, a multiple of four, from four threads at once."""

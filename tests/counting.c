@@ -140,6 +140,15 @@ void counting_delete(void* managed, int legacy) {
   legacy ? run_legacy(managed) : run_versioned(managed);
 }
 
+/* Call a deleter as paddle does: only where manager_ctx is not NULL. Returns whether it did. */
+int counting_delete_by_context(void* managed, int legacy) {
+  if (legacy ? ((DLManagedTensor*)managed)->manager_ctx == NULL
+             : ((DLManagedTensorVersioned*)managed)->manager_ctx == NULL)
+    return 0;
+  counting_delete(managed, legacy);
+  return 1;
+}
+
 typedef struct {
   DLManagedTensorVersioned** managed;
   int n;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 import types
@@ -237,6 +238,31 @@ def test_a_failing_consumer_of_other_frameworks(np, torch, mylib, hostile, mode,
     assert array.sum() == 1000
 
 
+@pytest.mark.parametrize("mode", ["takes", *FAILING])
+def test_what_somebody_else_holds_is_handed_over_as_well(mylib, hostile, mode):
+    """A buffer of the very tensor that is handed over keeps its memory, whatever the consumer does."""
+    mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
+    owner = Owner(64)
+    source = tensor(owner)
+    dlx.convert(source, to="mylib")
+    hostile.set(mode)
+    before, live = sys.getrefcount(owner), native.live()
+    for _ in range(5):
+        lent, result = dlx.convert._lend(source, "mylib"), None
+        buffer = memoryview(lent)
+        with contextlib.suppress(errors.ConversionError):
+            result = dlx.convert._load(lent, source, "mylib")
+        if mode == "fails later":
+            hostile.free.hostile_delete_kept(1)
+        del lent
+        assert hostile.imports and native.live() - live == 2 + (result is not None)  # the buffer has its own
+        assert bytes(buffer) == bytes(owner)[:24]
+        del result
+        assert bytes(buffer) == bytes(owner)[:24]
+        buffer.release()
+        assert (sys.getrefcount(owner), native.live()) == (before, live)
+
+
 def test_a_consumer_without_a_table_takes_a_tensor(mylib):
     """Its adapter's `load` is all of Python that is entered, for arrays, in trees and with options."""
     owner = Owner(64)
@@ -435,7 +461,7 @@ def test_bool_and_tiny_numbers_are_no_addresses(python, value):
         class Array: pass
         Array.__c_dlpack_exchange_api__ = {value}
         native.routes_clear()
-        native.route_add(Array, "dlx", False, None, None, None, None, False, (), None, (), None, (), None, None, 0)
+        native.route_add(Array, "dlx", False, None, None, None, None, (), None, (), None, (), None, None, 0)
         print("alive")
         """,
         args=(),

@@ -373,3 +373,114 @@ def test_the_count_is_of_all_threads():
     assert native.live() == before + 1600
     made.clear()
     assert native.live() == before
+
+
+# ---- a consumer that may fail ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("consumer", ["never", "before", "after"])
+def test_given_up_tensors_release_their_owner_once(consumer):
+    """Whether the consumer that failed has released, does so later or never: the owner is released once, and at once."""
+    owner, before = Owner(), native.live()
+    made = make(lib.dlx_managed_new, dltensor((2,)), 0, owner.handle, owner.release)
+    assert lib.dlx_managed_hold(made) == 1
+    if consumer == "before":
+        lib.dlx_managed_release(made)
+        assert (owner.released, native.live()) == (0, before + 1)
+    lib.dlx_managed_abandon(made)
+    assert (owner.released, native.live()) == (1, before)
+    if consumer == "after":
+        lib.dlx_managed_release(made)
+        assert (owner.released, native.live()) == (1, before)
+
+
+def test_only_what_has_one_holder_is_held():
+    """What somebody shares is not held for a hand-over: whose count is left could not be told."""
+    owner, like = Owner(), dltensor((2,))
+    made = make(lib.dlx_managed_new, like, 0, owner.handle, owner.release)
+    shared = make(lib.dlx_managed_share, made, like, 0)
+    assert lib.dlx_managed_hold(made) == 0
+    lib.dlx_managed_release(made)
+    assert owner.released == 0
+    lib.dlx_managed_release(shared)
+    assert owner.released == 1
+
+
+def test_a_late_release_frees_what_was_given_up():
+    """The struct of a tensor that was given up goes when its consumer releases it: 20,000 of 2 KB leave nothing."""
+    status = Path("/proc/self/statm")
+    if not status.exists():
+        pytest.skip("no /proc to read the resident memory from")
+    like = dltensor((1,) * 128)
+
+    def work(times):
+        for _ in range(times):
+            made = make(lib.dlx_managed_new, like, 0, ffi.NULL, ffi.NULL)
+            lib.dlx_managed_hold(made)
+            lib.dlx_managed_abandon(made)
+            lib.dlx_managed_release(made)
+
+    work(1000)
+    before = int(status.read_text().split()[1])
+    work(20_000)
+    assert (int(status.read_text().split()[1]) - before) * 4096 < 8 << 20
+
+
+def test_a_consumer_may_release_while_it_is_given_up(counting):
+    """Two threads at once: the owner is released once, whoever comes last."""
+    deleted, live, n = counting.deleted, native.live(), 2000
+    made = [make(lib.dlx_managed_adopt, foreign(counting)) for _ in range(n)]
+    assert all(lib.dlx_managed_hold(each) == 1 for each in made)
+    start = threading.Barrier(2)
+
+    def consumer():
+        start.wait()
+        for each in made:
+            lib.dlx_managed_release(each)
+
+    thread = threading.Thread(target=consumer)
+    thread.start()
+    start.wait()
+    for each in made:
+        lib.dlx_managed_abandon(each)
+    thread.join()
+    assert (counting.deleted, native.live()) == (deleted + n, live)
+
+
+# ---- manager_ctx -----------------------------------------------------------------------------------------------------
+
+
+@generations
+def test_consumers_that_look_at_manager_ctx_release_as_well(counting, legacy):
+    """paddle calls a deleter only where manager_ctx is not NULL: that of dlx never is, of neither generation."""
+    memory, before = bytearray(64), native.live()
+    address = native.buffer_address(memoryview(memory))
+    for flags, owner in ((0, memory), (0, None)):
+        tensor = native.tensor_new(address, (2,), None, FLOAT32, (1, 0), flags, owner)
+        given = [tensor, native.tensor_copy(tensor, True), native.tensor_view(tensor, None, None, None, None)]
+        capsules = [each.__dlpack__(max_version=None if legacy else (1, 3)) for each in given]
+        del tensor, given
+        for capsule in capsules:
+            managed = counting.consume(capsule, legacy=legacy)
+            assert counting.delete_by_context(managed, legacy=legacy)
+        del capsules, capsule
+        assert native.live() == before
+    del owner
+    memory.append(0)  # no buffer of it is left
+
+
+@generations
+def test_bytes_go_where_a_consumer_looks_at_manager_ctx(counting, legacy):
+    """200 times 1 MB through such a consumer leave less than 32 MB behind."""
+    status = Path("/proc/self/statm")
+    if not status.exists():
+        pytest.skip("no /proc to read the resident memory from")
+    million = bytearray(b"x" * 10**6)
+    source = native.tensor_new(
+        native.buffer_address(memoryview(million)), (10**6,), None, INT8, (1, 0), 0, million
+    )
+    before = int(status.read_text().split()[1])
+    for _ in range(200):
+        capsule = native.tensor_copy(source, True).__dlpack__(max_version=None if legacy else (1, 3))
+        counting.delete_by_context(counting.consume(capsule, legacy=legacy), legacy=legacy)
+    assert (int(status.read_text().split()[1]) - before) * 4096 < 32 << 20

@@ -78,7 +78,6 @@ class ExampleAdapter(Adapter):
     }
     carried = {"float8_e5m2": "uint8"}  # what its from_dlpack takes in place of quarter8
     fresh_alignment = 64  # bytes, of the memory that it allocates
-    import_keeps = True  # its import slot owns nothing before it succeeds
     defects = (
         Defect(
             does="from_dlpack forgets that memory is read-only",
