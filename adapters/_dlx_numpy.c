@@ -21,6 +21,9 @@ enum {
   API_SET_BASE = 282
 }; /* places in numpy's function table */
 
+/* How numpy marks the other byte order; the host's own is '=' or '|'. */
+enum { SWAPPED = __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ ? '<' : '>' };
+
 /* The heads of numpy's objects, as its stable ABI fixes them. */
 typedef struct {
   PyObject_HEAD PyTypeObject* scalar;
@@ -69,7 +72,7 @@ static int number_of(DLDataType dtype) {
 static int describe(const array_head* a, int64_t* strides, DLTensor* out) {
   const descr_head* d = a->descr;
   if (d->number < 0 || d->number >= NUMBERS || dtypes[d->number].bits == 0 ||
-      d->byte_order == '>' || a->ndim > MAX_NDIM) {
+      d->byte_order == SWAPPED || a->ndim > MAX_NDIM) {
     PyErr_SetString(PyExc_BufferError, "DLPack cannot say what this array is");
     return -1;
   }
@@ -124,7 +127,11 @@ static int import(DLManagedTensorVersioned* m, void** out) {
     PyErr_SetString(PyExc_BufferError, "numpy cannot hold this tensor");
     return -1;
   }
-  for (int32_t i = 0; i < t->ndim; i++) byte_strides[i] = t->strides[i] * (t->dtype.bits / 8);
+  for (int32_t i = 0; i < t->ndim; i++) {
+    Py_ssize_t item = t->dtype.bits / 8;
+    /* Only what means nothing, of an extent below 2 or without any element, can overflow. */
+    if (__builtin_mul_overflow(t->strides[i], item, &byte_strides[i])) byte_strides[i] = item;
+  }
   static char nothing[16]; /* numpy takes no address for "allocate" */
   char* data = t->data ? (char*)t->data + t->byte_offset : nothing;
   int flags = (m->flags & DLPACK_FLAG_BITMASK_READ_ONLY) ? 0 : WRITEABLE;

@@ -138,6 +138,7 @@ class JaxAdapter(Adapter):
             min_alignment=64,
             max_ndim=64,
             keeps_readonly=True,  # jax never writes
+            empty_extents="leading bytes",
         )
 
     def why_untaken(self, dtype: DType) -> tuple[str, str] | None:

@@ -298,6 +298,7 @@ class NumpyAdapter(_Numpy):
             max_ndim=64,
             keeps_readonly=True,
             subbyte="padded",
+            empty_extents="bytes",
         )
 
     def examine(self, obj: Any) -> Iterable[Hindrance]:

@@ -220,6 +220,7 @@ class TorchAdapter(Adapter):
             device_types=frozenset(Device(kind).type for kind in ("cpu", self._kind) if kind),
             layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED,
             max_ndim=64,
+            empty_extents="leading",
         )
 
     @functools.cached_property

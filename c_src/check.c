@@ -41,6 +41,23 @@ static int is_aligned(const DLTensor* t, const dlx_capabilities* consumer) {
   return ((uintptr_t)t->data + t->byte_offset) % wanted == 0;
 }
 
+/* Of a tensor without elements. */
+static int takes_extents(const DLTensor* t, const dlx_capabilities* consumer) {
+  uint64_t product = 1, most = UINT64_MAX;
+  if (consumer->empty_extents == 0) return 1;
+  if (consumer->empty_extents & DLX_EXTENTS_BYTES) {
+    product = ((uint64_t)t->dtype.bits * t->dtype.lanes + 7) / 8;
+    most = INT64_MAX;
+  }
+  for (int32_t i = 0; i < t->ndim; i++) {
+    if (t->shape[i] == 0 && consumer->empty_extents & DLX_EXTENTS_LEADING) return 1;
+    if (t->shape[i] == 0) continue;
+    if (__builtin_mul_overflow(product, (uint64_t)t->shape[i], &product) || product > most)
+      return 0;
+  }
+  return 1;
+}
+
 uint32_t dlx_check(const DLTensor* t, uint64_t flags, const dlx_capabilities* consumer) {
   uint32_t found = 0;
   if (!takes_device(t->device.device_type, consumer)) found |= DLX_OBSTACLE_DEVICE;
@@ -53,6 +70,7 @@ uint32_t dlx_check(const DLTensor* t, uint64_t flags, const dlx_capabilities* co
   }
   if (dlx_size(t) == 0) { /* no element lies anywhere, none can be written */
     if (t->data == NULL && !consumer->takes_null) found |= DLX_OBSTACLE_NULL;
+    if (!takes_extents(t, consumer)) found |= DLX_OBSTACLE_EXTENTS;
     return found;
   }
 

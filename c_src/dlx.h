@@ -16,7 +16,7 @@ enum {
   DLX_E_NDIM = -3,      /* below 0 or above DLX_MAX_NDIM */
   DLX_E_SHAPE = -4,     /* missing, or a negative extent */
   DLX_E_DTYPE = -5,     /* no bits or no lanes */
-  DLX_E_OVERFLOW = -6,  /* the bytes do not fit 63 bits */
+  DLX_E_OVERFLOW = -6,  /* the bytes do not fit 63 bits, or the offset the address space */
   DLX_E_FLAGS = -7,     /* unknown flags where they could change the layout */
   DLX_E_NULL = -8,      /* no memory behind a tensor that has elements */
   DLX_E_DEVICE = -9,    /* not memory that the host can read */
@@ -58,6 +58,11 @@ int dlx_validate(const DLTensor* tensor, uint64_t flags);
  * whoever the consumer is. 0 = look closer. GIL: not needed. */
 int dlx_is_plain(const DLTensor* tensor, uint32_t alignment);
 
+/* 1 where strides of a tensor without elements are such that a program which calculates with them,
+ * though they mean nothing, may overflow: below 0, or too large for their extents. GIL: not needed.
+ */
+int dlx_has_odd_strides(const DLTensor* tensor);
+
 /* Elements in all. Wants a validated tensor. GIL: not needed. */
 int64_t dlx_size(const DLTensor* tensor);
 
@@ -90,7 +95,8 @@ int dlx_host_readable(int32_t device_type);
 typedef void (*dlx_release)(void* owner);
 
 /* Make a managed tensor over memory that `owner` keeps alive. Shape and strides are copied, missing
- * strides written out, the byte offset folded into data where data is an address.
+ * strides written out, and those of no element where consumers would stumble over them, the byte
+ * offset folded into data where data is an address.
  * Owns: on success the result calls release(owner) once, when it and all that share it are gone; on
  * failure nothing is taken. GIL: not needed. Errors: as dlx_validate, DLX_E_MEMORY. */
 int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
@@ -135,9 +141,10 @@ int dlx_managed_disown(DLManagedTensorVersioned* made, const void* owner);
  * NULL. Owns: nothing. GIL: not needed. */
 void* dlx_managed_owner(DLManagedTensorVersioned* made, dlx_release release);
 
-/* Take a second count on a tensor (one of ours) that has one holder, before a hand-over to a consumer
- * that may fail after it has released, or later. Owns: on 1 the caller has two counts, one to give
- * away and one to keep. GIL: not needed. Errors: 0 = somebody else holds it too; nothing changed. */
+/* Take a second count on a tensor (one of ours) that has one holder, before a hand-over to a
+ * consumer that may fail after it has released, or later. Owns: on 1 the caller has two counts, one
+ * to give away and one to keep. GIL: not needed. Errors: 0 = somebody else holds it too; nothing
+ * changed. */
 int dlx_managed_hold(DLManagedTensorVersioned* made);
 
 /* Give up on a tensor whose consumer failed, by the count of dlx_managed_hold: the owner is
@@ -177,6 +184,14 @@ void dlx_count_legacy(DLManagedTensor* self);
 /* ---- check.c: may this consumer take this tensor as it is? --------------------------------------
  */
 
+/* What a consumer that multiplies the extents of a tensor without elements wants of them: that the
+ * product fits 64 bits, in bytes 63; 0 = nothing. */
+enum {
+  DLX_EXTENTS_ALL = 1,     /* of all but those that are 0 */
+  DLX_EXTENTS_LEADING = 2, /* of those before the first 0 */
+  DLX_EXTENTS_BYTES = 4    /* in bytes; else in elements */
+};
+
 /* What a consumer takes as it is. Filled by field name from adapter.Capabilities. */
 typedef struct {
   uint32_t device_types;  /* bit n = DLPack device type n */
@@ -188,6 +203,7 @@ typedef struct {
   int32_t takes_packed;   /* 1: elements of less than a byte, next to each other */
   int32_t takes_padded;   /* 1: such elements, a byte each */
   int32_t takes_null;     /* 1: a tensor without elements may have no address */
+  int32_t empty_extents;  /* DLX_EXTENTS_* */
   int32_t n_dtypes;       /* -1 = any dtype */
   uint32_t dtypes[64];    /* dlx_dtype_word */
 } dlx_capabilities;
@@ -206,9 +222,10 @@ enum {
   DLX_OBSTACLE_GAPS = 128,
   DLX_OBSTACLE_PERMUTED = 256,
   DLX_OBSTACLE_UNALIGNED = 512,
-  DLX_OBSTACLE_PACKED = 1024, /* packed sub-byte elements, for a consumer that pads them */
-  DLX_OBSTACLE_NULL = 2048,   /* no element and no address, for a consumer that wants one */
-  DLX_OBSTACLES_CURED = 1008  /* by a plain copy: read-only, layout and alignment */
+  DLX_OBSTACLE_PACKED = 1024,  /* packed sub-byte elements, for a consumer that pads them */
+  DLX_OBSTACLE_NULL = 2048,    /* no element and no address, for a consumer that wants one */
+  DLX_OBSTACLE_EXTENTS = 4096, /* no element, and extents that the consumer cannot multiply */
+  DLX_OBSTACLES_CURED = 1008   /* by a plain copy: read-only, layout and alignment */
 };
 
 /* DLX_OBSTACLE_* between a validated tensor and a consumer; 0 = it may be handed over as it is.

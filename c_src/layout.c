@@ -60,6 +60,16 @@ static int span(const DLTensor* t, int64_t* size, int64_t* low, int64_t* high) {
   return 1;
 }
 
+/* Whether data and byte offset can be added up, elements or not. What leaves the address space in
+ * which data lies (56 bits, the most that a processor gives a program; a tag may stand above them)
+ * is no address. */
+static int is_offset_sound(const DLTensor* t) {
+  uint64_t data = (uint64_t)(uintptr_t)t->data, first;
+  if (t->byte_offset == 0) return 1;
+  if (!dlx_data_is_address(t->device.device_type)) return t->byte_offset <= INT64_MAX;
+  return !__builtin_add_overflow(data, t->byte_offset, &first) && data >> 56 == first >> 56;
+}
+
 int dlx_validate(const DLTensor* t, uint64_t flags) {
   if (t->ndim < 0 || t->ndim > DLX_MAX_NDIM) return DLX_E_NDIM;
   if (t->ndim > 0 && t->shape == NULL) return DLX_E_SHAPE;
@@ -70,7 +80,8 @@ int dlx_validate(const DLTensor* t, uint64_t flags) {
   /* An unknown flag may describe how elements below a byte are stored; whole bytes leave no doubt.
    */
   if ((flags & ~(uint64_t)KNOWN_FLAGS) && item_bits(t->dtype) % 8 != 0) return DLX_E_FLAGS;
-  if (!has_elements(t)) return DLX_OK;
+  int is_sound = is_offset_sound(t);
+  if (!has_elements(t)) return is_sound ? DLX_OK : DLX_E_OVERFLOW;
   if (t->data == NULL) return DLX_E_NULL;
 
   int64_t size, low, high, bits = item_bits(t->dtype);
@@ -82,7 +93,7 @@ int dlx_validate(const DLTensor* t, uint64_t flags) {
       __builtin_mul_overflow(high, bits, &high)) {
     return DLX_E_OVERFLOW;
   }
-  if (t->byte_offset > INT64_MAX) return DLX_E_OVERFLOW;
+  if (!is_sound) return DLX_E_OVERFLOW;
   if (dlx_data_is_address(t->device.device_type)) {
     int64_t first, end;
     if ((uintptr_t)t->data > INT64_MAX ||
@@ -110,6 +121,15 @@ DLX_HOT int dlx_is_plain(const DLTensor* t, uint32_t alignment) {
   int64_t end;
   return !__builtin_add_overflow(size, 1, &end) && !__builtin_mul_overflow(end, bits, &end) &&
          !__builtin_add_overflow(first, end / 8, &end);
+}
+
+int dlx_has_odd_strides(const DLTensor* t) {
+  int64_t reach;
+  if (t->strides == NULL || has_elements(t)) return 0;
+  for (int32_t i = 0; i < t->ndim; i++) {
+    if (t->strides[i] < 0 || __builtin_mul_overflow(t->strides[i], t->shape[i], &reach)) return 1;
+  }
+  return 0;
 }
 
 int64_t dlx_size(const DLTensor* t) {
@@ -197,7 +217,7 @@ const char* dlx_status_text(int status) {
     case DLX_E_DTYPE:
       return "its dtype has no bits or no lanes";
     case DLX_E_OVERFLOW:
-      return "its size in bytes does not fit 63 bits";
+      return "its size in bytes does not fit 63 bits, or its byte offset leaves the address space";
     case DLX_E_FLAGS:
       return "it has unknown flags on a dtype below one byte";
     case DLX_E_NULL:

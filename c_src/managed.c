@@ -124,7 +124,10 @@ DLX_HOT static void drop_owner(void* made) {
 DLX_HOT int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
                             DLManagedTensorVersioned** out) {
   int status = dlx_validate(like, flags);
-  return status == DLX_OK ? dlx_managed_trust(like, flags, owner, release, out) : status;
+  if (status != DLX_OK) return status;
+  DLTensor tame = *like;
+  if (dlx_has_odd_strides(like)) tame.strides = NULL;
+  return dlx_managed_trust(&tame, flags, owner, release, out);
 }
 
 DLX_HOT int dlx_managed_trust(const DLTensor* like, uint64_t flags, void* owner,
@@ -135,7 +138,8 @@ DLX_HOT int dlx_managed_trust(const DLTensor* like, uint64_t flags, void* owner,
 
   *self = (made_tensor){
       .managed = {.version = {DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR},
-                  .manager_ctx = self, /* unused here, but paddle calls no deleter where it is NULL */
+                  .manager_ctx =
+                      self, /* unused here, but paddle calls no deleter where it is NULL */
                   .deleter = drop,
                   .flags = flags,
                   .dl_tensor = *like},
@@ -275,9 +279,9 @@ static void uncount(void* unused) {
 
 void dlx_managed_abandon(DLManagedTensorVersioned* made) {
   made_tensor* self = (made_tensor*)made;
-  /* 1 = the consumer has released its count. Else it may do so now, on another thread, later or never:
-   * whoever comes last finds no owner any more, and frees the struct. The count orders what is
-   * written here before what the last one reads. */
+  /* 1 = the consumer has released its count. Else it may do so now, on another thread, later or
+   * never: whoever comes last finds no owner any more, and frees the struct. The count orders what
+   * is written here before what the last one reads. */
   if (atomic_load(&self->holders) != 1) {
     dlx_release release = self->release;
     self->release = uncount;

@@ -241,8 +241,8 @@ DLManagedTensorVersioned* py_lane_lend(py_route* r, PyObject* obj, int brief, ui
 /* ---- handed over ------------------------------------------------------------------------------
  */
 
-/* Takes the count that was held on `made`; NULL = the consumer has it, or never saw it. Errors: NULL
- * with what `failed` gives of the exception. */
+/* Takes the count that was held on `made`; NULL = the consumer has it, or never saw it. Errors:
+ * NULL with what `failed` gives of the exception. */
 RARE PyObject* refused(PyObject* lane, DLManagedTensorVersioned* made, PyObject* obj, PyObject* to,
                        PyObject* tree) {
   py_pending cause = py_pending_save();
@@ -278,8 +278,8 @@ static __attribute__((noinline)) PyObject* loaded(PyObject* lane, const py_route
 }
 
 /* For a hand-over of what somebody else holds too (a buffer of the dlx.Tensor that it was in): a
- * tensor of the same memory with one holder. Owns: takes `made`; the caller owns the result. Errors:
- * NULL without memory, none set. */
+ * tensor of the same memory with one holder. Owns: takes `made`; the caller owns the result.
+ * Errors: NULL without memory, none set. */
 RARE DLManagedTensorVersioned* lent_on(DLManagedTensorVersioned* made) {
   DLManagedTensorVersioned* lent = NULL;
   dlx_managed_lend(made, made->dl_tensor.device, made->flags, &lent);
@@ -291,8 +291,8 @@ INLINE PyObject* hand_over(PyObject* lane, const py_route* r, DLManagedTensorVer
                            PyObject* obj, PyObject* to, PyObject* tree) {
   if (r->take == NULL) return r->load ? loaded(lane, r, made, obj, to, tree) : py_tensor_wrap(made);
   void* result = NULL;
-  /* A consumer that fails may have released it or not, whatever the protocol says: torch's has where
-   * it could not wrap the tensor that it had made. */
+  /* A consumer that fails may have released it or not, whatever the protocol says: torch's has
+   * where it could not wrap the tensor that it had made. */
   if (!dlx_managed_hold(made) && ((made = lent_on(made)) == NULL || !dlx_managed_hold(made)))
     return PyErr_NoMemory();
   if (r->take->managed_tensor_to_py_object_no_sync(made, &result) != 0 || result == NULL)

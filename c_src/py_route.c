@@ -193,8 +193,8 @@ static PyObject* route_add(PyObject* module, PyObject* args) {
       *bounds, *dtype, *confirmed, *accepts;
   int same;
   if (!PyArg_ParseTuple(args, "O!OpOOOOO!OO!OO!OOO:route_add", &PyType_Type, &type, &key, &same,
-                        &give, &take_type, &take, &load, &PyTuple_Type, &guards,
-                        &quick, &PyTuple_Type, &switches, &owner, &PyTuple_Type, &bounds, &dtype,
+                        &give, &take_type, &take, &load, &PyTuple_Type, &guards, &quick,
+                        &PyTuple_Type, &switches, &owner, &PyTuple_Type, &bounds, &dtype,
                         &confirmed, &accepts))
     return NULL;
   if (PyTuple_GET_SIZE(guards) > DLX_MAX_QUESTIONS ||

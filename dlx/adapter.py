@@ -21,7 +21,7 @@ from typing import Any
 from dlx import cuda, native, protocol
 from dlx.abi import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, Device, DType, host_readable
 from dlx.errors import DeviceError, DTypeError, FrameworkNotInstalledError
-from dlx.facts import Capabilities, Container, Defect, Guard, Hindrance, Layout
+from dlx.facts import EXTENTS, Capabilities, Container, Defect, Guard, Hindrance, Layout
 from dlx.native import Tensor, ffi
 from dlx.stream import Stream
 from dlx.tensor import ArrayInfo, type_name
@@ -575,6 +575,7 @@ def _as_struct(stated: Capabilities) -> Any:
     struct.keeps_readonly = stated.keeps_readonly
     struct.takes_packed, struct.takes_padded = stated.subbyte != "padded", stated.subbyte != "packed"
     struct.takes_null = stated.null_data
+    struct.empty_extents = EXTENTS[stated.empty_extents]
     struct.n_dtypes = -1
     if stated.dtypes is not None:
         struct.n_dtypes = len(stated.dtypes)

@@ -37,6 +37,15 @@ class Layout:
     ANY: int = NEGATIVE | ZERO | GAPS | PERMUTED
 
 
+EXTENTS = {
+    "any": 0,
+    "leading": lib.DLX_EXTENTS_LEADING,
+    "leading bytes": lib.DLX_EXTENTS_LEADING | lib.DLX_EXTENTS_BYTES,
+    "bytes": lib.DLX_EXTENTS_ALL | lib.DLX_EXTENTS_BYTES,
+}
+"""Values of `Capabilities.empty_extents`, with what C calls them."""
+
+
 @dataclass(frozen=True)
 class Capabilities:
     """What a consumer takes as it is; anything else is copied or refused before it gets there.
@@ -60,6 +69,10 @@ class Capabilities:
         a flag says otherwise, ``"padded"`` in a byte each, or ``"both"``.
     null_data
         Whether it takes address 0 where there is no element, which DLPack allows.
+    empty_extents
+        What the extents of an array without elements must keep to: ``"any"`` nothing; ``"leading"`` those before the
+        first 0 multiply to less than 2**64, or with ``"leading bytes"`` make less than 2**63 bytes; ``"bytes"`` all
+        that are not 0 make less than 2**63 bytes.
     narrows
         Dtypes that it would change to smaller ones without a word; they are in no case in `dtypes`.
     """
@@ -73,11 +86,14 @@ class Capabilities:
     keeps_readonly: bool = False
     subbyte: str = "packed"
     null_data: bool = True
+    empty_extents: str = "any"
     narrows: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if self.subbyte not in ("packed", "padded", "both"):
             raise ValueError(f"subbyte must be 'packed', 'padded' or 'both', found {self.subbyte!r}")
+        if self.empty_extents not in EXTENTS:
+            raise ValueError(f"empty_extents must be one of {sorted(EXTENTS)}, found {self.empty_extents!r}")
         if self.narrows and (self.dtypes is None or self.narrows & self.dtypes):
             both = sorted(self.narrows & self.dtypes) if self.dtypes is not None else "any dtype"
             raise ValueError(f"what is narrowed is not taken, found {both} in both")

@@ -92,6 +92,15 @@ TABLE: tuple[Row, ...] = (
         fix="Reshape it first.",
     ),
     Row(
+        lib.DLX_OBSTACLE_EXTENTS,
+        LayoutError,
+        lambda tensor, target: (
+            f"{target.name} multiplies the extents of {target.noun}s without elements, "
+            f"and those of {tensor.shape} do not fit"
+        ),
+        fix="Reshape it first.",
+    ),
+    Row(
         lib.DLX_OBSTACLE_READONLY,
         ReadOnlyError,
         lambda tensor, target: f"it is read-only, and {target.name} {target.noun}s are always writable",

@@ -25,19 +25,21 @@ def consumer(
     subbyte="packed",
     null=True,
     least=0,
+    extents=0,
 ):
     """Return capabilities, generous unless told otherwise."""
     caps = ffi.new("dlx_capabilities*")
     caps.device_types = 2**32 - 1 if devices is None else sum(1 << d for d in devices)
     caps.layouts, caps.min_alignment, caps.max_ndim, caps.keeps_readonly = layouts, alignment, ndim, readonly
     caps.takes_packed, caps.takes_padded = subbyte in ("packed", "both"), subbyte in ("padded", "both")
-    caps.takes_null, caps.min_ndim = null, least
+    caps.takes_null, caps.min_ndim, caps.empty_extents = null, least, extents
     caps.n_dtypes = -1 if dtypes is None else len(dtypes)
     for at, dtype in enumerate(dtypes or ()):
         caps.dtypes[at] = code(dtype)
     return caps
 
 
+LEADING, BYTES = lib.DLX_EXTENTS_LEADING, lib.DLX_EXTENTS_ALL | lib.DLX_EXTENTS_BYTES
 N, Z, G, P = lib.DLX_LAYOUT_NEGATIVE, lib.DLX_LAYOUT_ZERO, lib.DLX_LAYOUT_GAPS, lib.DLX_LAYOUT_PERMUTED
 
 # obstacle, what the consumer takes, a tensor that meets the obstacle, its narrow neighbour that does not
@@ -63,6 +65,16 @@ CASES = [
     ("PACKED", {"subbyte": "padded"}, {"dtype": (17, 4, 3)}, {"dtype": (17, 4, 2)}),
     ("NULL", {"null": False}, {"shape": (0, 3), "address": 0}, {"shape": (0, 3)}),
     ("NULL", {"null": False}, {"shape": (0,), "address": 0, "flags": READ_ONLY}, {"shape": (1,)}),
+    ("EXTENTS", {"extents": BYTES}, {"shape": (0, 2**61)}, {"shape": (0, 2**61 - 1)}),
+    ("EXTENTS", {"extents": BYTES}, {"shape": (2**30, 0, 2**31)}, {"shape": (2**30, 0, 2**30)}),
+    ("EXTENTS", {"extents": BYTES}, {"shape": (2**62, 2**62, 0)}, {"shape": (0, 2**62), "dtype": INT8}),
+    ("EXTENTS", {"extents": BYTES}, {"shape": (0, 2**63 - 1)}, {"shape": (0, 2**63 - 1), "dtype": INT8}),
+    ("EXTENTS", {"extents": BYTES}, {"shape": (0, 2**62), "dtype": (0, 12, 1)}, {"shape": (0, 2**62), "dtype": INT4}),
+    ("EXTENTS", {"extents": LEADING}, {"shape": (2**62, 4, 0)}, {"shape": (2**62, 3, 0)}),
+    ("EXTENTS", {"extents": LEADING}, {"shape": (2**62, 2**62, 0)}, {"shape": (0, 2**62, 2**62)}),
+    ("EXTENTS", {"extents": LEADING}, {"shape": (2**32, 2**32, 0)}, {"shape": (2**32, 0, 2**32)}),
+    ("EXTENTS", {"extents": BYTES}, {"shape": (2**62, 2**62, 0), "flags": READ_ONLY}, None),
+    ("EXTENTS", {"extents": LEADING | BYTES}, {"shape": (2**60, 2, 0)}, {"shape": (2**60, 0, 2)}),
     ("READONLY", {"readonly": False}, {"flags": READ_ONLY}, {"flags": 0}),
     ("READONLY", {"readonly": False}, {"flags": READ_ONLY, "shape": (1,)}, {"flags": READ_ONLY, "shape": (0,)}),
     ("NEGATIVE", {"layouts": Z | G | P}, {"shape": (2,), "strides": (-1,)}, {"shape": (1,), "strides": (-1,)}),
@@ -187,7 +199,7 @@ def test_obstacles_add_up():
     strict = consumer(layouts=0, alignment=64, ndim=1, readonly=False, dtypes=[INT8])
     tensor = dltensor((2, 3, 4, 2), (1, -64, 0, 99), INT4, device=(2, 0), address=0x10001)
     every = [getattr(lib, n) for n in dir(lib) if n.startswith("DLX_OBSTACLE_")]
-    never_at_once = lib.DLX_OBSTACLE_PACKED | lib.DLX_OBSTACLE_NULL
+    never_at_once = lib.DLX_OBSTACLE_PACKED | lib.DLX_OBSTACLE_NULL | lib.DLX_OBSTACLE_EXTENTS
     assert lib.dlx_check(tensor, READ_ONLY | PADDED, strict) == sum(every) - never_at_once
 
 

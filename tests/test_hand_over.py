@@ -25,7 +25,7 @@ def attempts(make, most=40):
         _testcapi.set_nomemory(n, n + 1)
         try:
             result = dlx.convert(obj, "torch")
-        except (MemoryError, dlx.errors.ConversionError):  # torch says RuntimeError, which is the cause
+        except (MemoryError, dlx.errors.ConversionError):  # it says RuntimeError, which is the cause
             result = None
         finally:
             _testcapi.remove_mem_hooks()
@@ -44,7 +44,7 @@ SHAPES = {
 @pytest.mark.parametrize("form", SHAPES)
 @pytest.mark.parametrize("source", ["np.arange(4.0)", "dlx.convert(np.arange(4.0), 'dlx')"])
 def test_no_memory_for_the_result(np, torch, python, form, source):
-    """torch releases what it cannot wrap: nothing is freed twice, and nothing is kept, whichever allocation fails."""
+    """A consumer releases what it cannot wrap: nothing is freed twice, or kept, whichever allocation fails."""
     out = python(
         FAILING
         + f"""
@@ -115,3 +115,77 @@ def test_what_somebody_else_holds_is_handed_over_as_well(np, torch):
             assert sys.getrefcount(array) > before and buffer.tolist() == [0, 1, 2, 3]
             buffer.release()
         assert (sys.getrefcount(array), native.live()) == (before, live)
+
+
+HUGE = {  # shapes without elements, strides, and whether torch and numpy hold int8 arrays of them
+    "all": ((2**62, 2**62, 0), None, False, False),
+    "before": ((2**62, 4, 0), None, False, False),
+    "narrowly": ((2**62, 2, 0), None, True, False),
+    "behind": ((0, 2**62, 4), None, True, False),
+    "fits": ((0, 2**62), None, True, True),
+    "strides": ((2, 3, 0), (-1, 2**62, 1), True, True),
+    "strides first": ((0, 2, 3), (-1, 2**62, 1), True, True),
+    "products of strides": ((0, 2**31, 2**31), (-1, -1, 2**31), True, True),
+}
+FORMS = {**SHAPES, "nested": "[[[x]], {'k': (x,)}]"}
+
+
+@pytest.mark.parametrize("target", ["torch", "numpy"])
+def test_extents_that_do_not_fit(np, torch, python, target):
+    """Empty tensors that a consumer cannot hold are refused before it sees them, also in plans; others are shared."""
+    out = python(
+        f"""
+        import numpy as np
+        import dlx
+        good = np.arange(3.0)
+        for case, (shape, strides, *held) in {HUGE}.items():
+            x = dlx.from_pointer(0, shape, "int8", strides=strides)
+            for obj in ({", ".join(FORMS.values())}):
+                for convert in (dlx.convert, dlx.convert, dlx.convert.__wrapped__):
+                    plan = dlx.plan(obj, to={target!r})
+                    try:
+                        convert(obj, to={target!r})
+                        told = None
+                    except dlx.errors.LayoutError as error:
+                        told = str(error)
+                        assert "Reshape it first." in told, (case, told)
+                    assert (told is None) == held[{target == "numpy"}], (case, told)
+                    assert (plan.error is None) == (told is None), (case, plan)
+        """
+    )
+    assert out == ""
+
+
+@pytest.mark.parametrize(("source", "target"), [("torch", "numpy"), ("numpy", "torch")])
+def test_empty_arrays_of_frameworks(np, torch, source, target):
+    """What one framework makes and the other cannot hold is refused by the plan as by the conversion."""
+    if source == "numpy":  # whatever numpy holds torch holds
+        for shape in ((0, 2**59), (2**30, 2**29, 0)):
+            assert dlx.convert(np.zeros(shape), to="torch").shape == shape
+            assert dlx.plan(np.zeros(shape), to="torch").error is None
+        return
+    array = torch.zeros((0, 1 << 62))
+    assert isinstance(dlx.plan(array, to="numpy").error, dlx.errors.LayoutError)
+    with pytest.raises(dlx.errors.LayoutError, match="4611686018427387904"):
+        dlx.convert(array, to="numpy")
+    assert dlx.convert(torch.zeros((0, 1 << 60)), to="numpy").shape == (0, 1 << 60)
+    assert dlx.convert(array, to="dlx").shape == (0, 1 << 62)
+
+
+def test_empty_arrays_of_jax(np):
+    """The product that jax refuses is refused before; what it takes it still takes."""
+    pytest.importorskip("jax")
+    for shape, held in (((2**61, 2, 0), False), ((2**62, 2**62, 0), False), ((0, 2**62, 2**62), True)):
+        empty = dlx.from_pointer(0, shape, "float32")
+        assert (dlx.plan(empty, to="jax").error is None) is held
+        if held:
+            assert dlx.convert(empty, to="jax").shape == shape
+        else:
+            with pytest.raises(dlx.errors.LayoutError, match="Reshape it first"):
+                dlx.convert(empty, to="jax")
+
+
+def test_what_extents_must_keep_to_is_checked():
+    """A word that nobody knows is an error of the adapter's author, at once."""
+    with pytest.raises(ValueError, match="found 'some'"):
+        dlx.adapter.Capabilities(dtypes=None, empty_extents="some")

@@ -380,7 +380,7 @@ def test_the_count_is_of_all_threads():
 
 @pytest.mark.parametrize("consumer", ["never", "before", "after"])
 def test_given_up_tensors_release_their_owner_once(consumer):
-    """Whether the consumer that failed has released, does so later or never: the owner is released once, and at once."""
+    """Whether the consumer that failed has released, does so later or never: the owner is released once."""
     owner, before = Owner(), native.live()
     made = make(lib.dlx_managed_new, dltensor((2,)), 0, owner.handle, owner.release)
     assert lib.dlx_managed_hold(made) == 1
@@ -452,7 +452,7 @@ def test_a_consumer_may_release_while_it_is_given_up(counting):
 
 @generations
 def test_consumers_that_look_at_manager_ctx_release_as_well(counting, legacy):
-    """paddle calls a deleter only where manager_ctx is not NULL: that of dlx never is, of neither generation."""
+    """A deleter is called by paddle only where manager_ctx is not NULL: that of dlx never is, of neither generation."""
     memory, before = bytearray(64), native.live()
     address = native.buffer_address(memoryview(memory))
     for flags, owner in ((0, memory), (0, None)):
@@ -476,11 +476,28 @@ def test_bytes_go_where_a_consumer_looks_at_manager_ctx(counting, legacy):
     if not status.exists():
         pytest.skip("no /proc to read the resident memory from")
     million = bytearray(b"x" * 10**6)
-    source = native.tensor_new(
-        native.buffer_address(memoryview(million)), (10**6,), None, INT8, (1, 0), 0, million
-    )
+    source = native.tensor_new(native.buffer_address(memoryview(million)), (10**6,), None, INT8, (1, 0), 0, million)
     before = int(status.read_text().split()[1])
     for _ in range(200):
         capsule = native.tensor_copy(source, True).__dlpack__(max_version=None if legacy else (1, 3))
         counting.delete_by_context(counting.consume(capsule, legacy=legacy), legacy=legacy)
     assert (int(status.read_text().split()[1]) - before) * 4096 < 32 << 20
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "written"),
+    [
+        ((2, 3, 0), (-1, 2**62, 1), (3, 1, 1)),
+        ((2, 3, 0), (1, 2**62, 1), (3, 1, 1)),
+        ((2, 0, 3), (1, -1, 1), (3, 3, 1)),
+        ((0, 2**31, 2**31), (-1, -1, 2**31), (2**62, 2**31, 1)),
+        ((2, 0, 3), (7, 5, 2), (7, 5, 2)),
+        ((0, 3), (0, 2**60), (0, 2**60)),
+        ((3, 2), (-2, -1), (-2, -1)),
+    ],
+)
+def test_strides_of_nothing_are_tame(shape, strides, written):
+    """Strides without elements mean nothing, and consumers calculate with them: odd ones are written out row-major."""
+    made = make(lib.dlx_managed_new, dltensor(shape, strides), 0, ffi.NULL, ffi.NULL)
+    assert numbers(made.dl_tensor.strides, len(shape)) == written
+    lib.dlx_managed_release(made)

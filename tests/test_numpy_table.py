@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 import gc
 import itertools
+import subprocess
 import sys
+import sysconfig
 
 import pytest
+from conftest import ROOT
 from reference import READ_ONLY
 from test_numpy_torch import DTYPES, LAYOUTS
 
@@ -340,3 +343,46 @@ def test_any_capsule_is_no_table_of_numpy(np):
     module = pytest.importorskip("_dlx_numpy")
     with pytest.raises(ValueError, match="PyCapsule"):
         module.exchange_api(object())
+
+
+# ---- what no machine of ours shows ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["LITTLE", "BIG"])
+def test_the_other_byte_order_is_that_of_the_host(np, python, tmp_path, order):
+    """Arrays in the other byte order than the host's are refused, on a big-endian host those marked little-endian."""
+    if sys.byteorder != "little":
+        pytest.skip("the marks of this test are those that numpy uses on a little-endian host")
+    target = tmp_path / "_dlx_numpy.so"
+    command = ["cc", "-std=c11", "-shared", "-fPIC", "-Wno-builtin-macro-redefined", "-U__BYTE_ORDER__"]
+    command += [f"-D__BYTE_ORDER__=__ORDER_{order}_ENDIAN__", f"-I{ROOT / 'c_src'}"]
+    command += [f"-I{sysconfig.get_path('include')}", str(ROOT / "adapters" / "_dlx_numpy.c"), "-o", str(target)]
+    subprocess.run(command, check=True, capture_output=True)
+    out = python(
+        f"""
+        import importlib.util, sys
+        import numpy as np
+        spec = importlib.util.spec_from_file_location("_dlx_numpy", {str(target)!r})
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.exchange_api(np._core._multiarray_umath._ARRAY_API)
+        for mark in "=>|":
+            array = np.zeros(2, "u1" if mark == "|" else mark + "f4")
+            assert array.dtype.byteorder == mark
+            try:
+                module.facts(array)
+                print(mark)
+            except BufferError:
+                pass
+        """
+    )
+    assert out.split() == (["=", "|"] if order == "LITTLE" else ["=", ">", "|"])
+
+
+@pytest.mark.parametrize("case", [((1,), (2**62,)), ((2, 1), (1, -(2**61))), ((0, 3), (3, 1)), ((0,), (2**62,))])
+def test_strides_that_mean_nothing_do_not_overflow(np, case):
+    """The stride of an extent of 1 may be any number: in bytes it is one that fits."""
+    shape, strides = case
+    source, _ = tensor(shape, strides, "float64")
+    steps = dlx.convert(source, to="numpy").strides
+    assert len(steps) == len(shape) and all(0 < step <= 24 for step in steps)
