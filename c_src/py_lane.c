@@ -29,7 +29,7 @@ static const options nothing;
 
 /* ---- an array: examined, exported, checked --------------------------------------------------- */
 
-/* 1 = the question is answered false; 2 = it was made so; 0 = ask Python. GIL: needed. Errors: none
+/* 1 = the question is answered false, or was made so; 0 = ask Python. GIL: needed. Errors: none
  * left set. */
 DLX_HOT static int is_clear(const py_guard* guard, PyObject* obj, PyObject* owner) {
   PyObject* answer = py_ask(&guard->ask, guard->of_owner ? owner : obj);
@@ -53,7 +53,7 @@ DLX_HOT static int is_clear(const py_guard* guard, PyObject* obj, PyObject* owne
     return 0;
   }
   Py_DECREF(amended);
-  return 2;
+  return 1;
 }
 
 /* The guards that hold for every dtype, before anything is borrowed. Returns 1 = every guard is
@@ -65,19 +65,14 @@ DLX_HOT static int early_clear(const py_route* r, PyObject* obj) {
   return r->quick == NULL || r->quick(obj, NULL);
 }
 
-/* The others, of the array or of its owner. Returns 1 = every guard is clear; 2 = one of them was
- * amended; 0 = ask Python. */
+/* The others, of the array or of its owner. Returns 1 = every guard is clear; 0 = ask Python. */
 static int late_clear(const py_route* r, int of_owner, int code, PyObject* obj, PyObject* owner) {
-  int worst = 1;
-  if (r->n_early == r->n_guards) return worst;
   for (int i = r->n_early; i < r->n_guards; i++) {
     const py_guard* guard = &r->guards[i];
     if (guard->of_owner != of_owner || !(guard->codes >> code & 1)) continue;
-    int clear = is_clear(guard, obj, owner);
-    if (clear == 0) return 0;
-    if (clear == 2) worst = 2;
+    if (!is_clear(guard, obj, owner)) return 0;
   }
-  return worst;
+  return 1;
 }
 
 /* A number that an object answers with; 0 where it does not. GIL: needed. Errors: none left set. */
@@ -92,8 +87,8 @@ static int64_t number_of(const py_question* question, PyObject* obj) {
   return number;
 }
 
-/* Whether a tensor lies inside the bytes that its owner has: an owner that could be resized may
- * have been. */
+/* Whether a tensor lies inside the bytes that its owner has: an owner that cannot be resized any
+ * more may have been before. Nothing is asked where a guard in C has looked. */
 static int inside(const py_route* r, const DLTensor* t, PyObject* owner) {
   if (r->nbytes.name == NULL) return 1;
   int64_t low, high, start = number_of(&r->start, owner), nbytes = number_of(&r->nbytes, owner);
@@ -222,8 +217,8 @@ INLINE DLManagedTensorVersioned* lend(py_route* r, PyObject* obj, int brief, uin
   if ((r->quick == NULL || r->quick(obj, &made->dl_tensor)) && late_clear(r, 0, code, obj, obj) &&
       dtype_confirmed(r, obj, t.dtype)) {
     PyObject* owner = r->owner.name ? py_ask(&r->owner, obj) : Py_NewRef(obj);
-    int clear = owner == NULL ? 0 : brief ? 2 : late_clear(r, 1, code, obj, owner);
-    if (clear == 1 || (clear == 2 && inside(r, &made->dl_tensor, owner))) {
+    int clear = owner && (brief || late_clear(r, 1, code, obj, owner));
+    if (clear && inside(r, &made->dl_tensor, owner)) {
       dlx_managed_own(made, owner, py_release_object);
       return made;
     }

@@ -54,7 +54,7 @@ typedef struct {
   py_switch switches[DLX_MAX_QUESTIONS];
   py_question owner; /* what keeps the memory alive; no question = the array itself */
   py_question start,
-      nbytes; /* of the owner: the bytes that it really has, asked where a guard was amended */
+      nbytes;          /* of the owner: the bytes that it really has; no question = `quick` looks */
   py_question dtype;   /* asked where the code and width are those of `confirmed` */
   PyObject* confirmed; /* {code | bits << 8: dtype object that the answer must be}, or NULL */
   dlx_capabilities accepts;

@@ -82,7 +82,7 @@ def test_with_and_without_them_the_lane_is_right(np, torch, adapter, monkeypatch
         monkeypatch.setattr(adapter, "guard_function", lambda: None, raising=False)
     for i in range(len(tensors(torch))):
         agree(lambda i=i: tensors(torch)[i], to)
-    for nbytes, frozen in [(0, False), (8, False), (0, True)]:
+    for nbytes, frozen in [(0, False), (8, False), (0, True), (8, True)]:
         assert agree(lambda n=nbytes, f=frozen: emptied(torch, n, f), to)[0] is errors.LayoutError
 
 
