@@ -285,6 +285,20 @@ def test_a_consumer_without_a_table_takes_a_tensor(mylib):
     assert (sys.getrefcount(owner), native.live()) == (before, live)
 
 
+@pytest.mark.parametrize("tree", [False, True])
+def test_a_tensor_that_had_to_be_copied_is_not_pinned(torch, mylib, hostile, tree):
+    """A copy that the target needs, asked for by nobody, is no reason to forbid torch's storage to be resized."""
+    mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
+    mylib.adapter.accepts = lambda: Capabilities(dtypes=None, min_alignment=1, keeps_readonly=True)
+    hostile.set("takes")
+    tensor = torch.arange(8.0)[::2]
+    source = [tensor] if tree else tensor
+    for _ in range(2):
+        dlx.convert(source, to="mylib")
+    assert hostile.imports and mylib.adapter.loads <= 1
+    tensor.untyped_storage().resize_(64)
+
+
 def test_a_consumer_that_checks_by_itself_is_asked(mylib):
     """What it refuses beyond its capabilities is not handed to it, however often it is tried."""
     source = tensor(Owner(64))
@@ -680,6 +694,23 @@ def test_guards(mylib, hostile, answer):
     source = mylib.Array()
     dlx.convert(source, to="dlx")
     assert source.asked == (1 if answer else 0)
+
+
+def test_a_guard_whose_answer_has_no_truth(mylib, hostile):
+    """An answer whose `bool()` raises is not false: Python is asked, and no exception is left behind."""
+
+    class Neither:
+        def __bool__(self):
+            raise ValueError("neither true nor false")
+
+    mylib.adapter.__class__.guards = (Guard("nasty"),)
+    mylib.Array.nasty = Neither()
+    mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
+    source = mylib.Array()
+    before, live = sys.getrefcount(source), native.live()
+    assert dlx.convert.__wrapped__(source, to="dlx").shape == dlx.convert(source, to="dlx").shape == (2, 3)
+    assert (source.asked, hostile.borrows) == (2, 0)
+    assert (sys.getrefcount(source), native.live()) == (before, live)
 
 
 def test_a_guard_that_raises(mylib, hostile):

@@ -120,6 +120,85 @@ def test_100_000_conversions(python, frameworks):
     assert blocks < 1000, f"{blocks} Python objects more"
 
 
+IN_USE = """
+import ctypes
+import gc
+import os
+import threading
+import dlx
+from dlx import native
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/statm")
+@pytest.mark.parametrize("form", ["list", "dict", "nested"])
+def test_wide_trees(np, torch, python, form):
+    """A thousand conversions of a tree of 1,000 arrays leave no bytes behind, nor a managed tensor."""
+    out = python(
+        IN_USE
+        + f"""
+import numpy as np
+arrays = [np.zeros(2) for _ in range(1000)]
+tree = {{"list": arrays, "dict": dict(enumerate(arrays)), "nested": [[x, (x, {{1: x}})] for x in arrays]}}[{form!r}]
+
+def rounds(n):
+    for _ in range(n):
+        dlx.convert(tree, to="torch")
+    gc.collect()
+
+rounds(50)
+live, before = native.live(), resident()
+rounds(400 if {form!r} == "nested" else 1000)
+print(native.live() - live, resident() - before)
+""",
+        args=(),
+        timeout=200,
+    )
+    more, grown = map(int, out.split())
+    assert more == 0
+    assert grown < 8 << 20, f"{grown} bytes more"
+
+
+def test_threads_that_end_leave_no_counter(python):
+    """The counter of managed tensors of a thread that has ended is used by the next one: 4,000 leave none behind."""
+    out = python(
+        IN_USE
+        + """
+class Info(ctypes.Structure):  # glibc's mallinfo2
+    _fields_ = [(name, ctypes.c_size_t) for name in
+                "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()]
+
+library = ctypes.CDLL(None)
+if not hasattr(library, "mallinfo2"):
+    print("0")
+    raise SystemExit
+library.mallinfo2.restype = Info
+block = bytearray(8)
+
+def work():
+    dlx.convert(block, to="dlx")
+
+def rounds(n):
+    for _ in range(n):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    gc.collect()
+
+rounds(200)
+before = library.mallinfo2().uordblks
+rounds(4000)
+print(library.mallinfo2().uordblks - before)
+""",
+        args=(),
+    )
+    assert int(out) < 4000 * 16, f"{out.strip()} bytes more"
+
+
 # ---- references ------------------------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from test_numpy_torch import DTYPES, LAYOUTS
 import dlx
 from dlx import native
 from dlx.native import ffi
+from dlx.registry import registry
 
 
 class Owner(bytearray):
@@ -343,6 +344,31 @@ def test_any_capsule_is_no_table_of_numpy(np):
     module = pytest.importorskip("_dlx_numpy")
     with pytest.raises(ValueError, match="PyCapsule"):
         module.exchange_api(object())
+
+
+@pytest.mark.parametrize("wrong", ["address", "shape", "strides", "dtype"])
+def test_a_table_that_reads_wrongly_is_not_used(np, facts, monkeypatch, wrong):
+    """Where any of what it reads is not what numpy says, Python is asked, and the result is the same."""
+    import _dlx_numpy
+
+    place = ["address", "shape", "strides", "dtype"].index(wrong)
+    adapter = registry.target("numpy")
+
+    def spoilt(array):
+        read = facts(array)
+        return (*read[:place], read[place] + (1 if place == 0 else (1,)), *read[place + 1 :])
+
+    assert adapter.exchange() is not None
+    monkeypatch.setattr(_dlx_numpy, "facts", spoilt)
+    try:
+        native.routes_clear()
+        assert adapter.exchange() is None
+        for array in (np.arange(6.0).reshape(2, 3).T, np.arange(3)[::-1]):
+            for to in ("dlx", "numpy"):
+                assert np.array_equal(np.asarray(dlx.convert(dlx.convert(array, to="dlx"), to=to)), array)
+            assert dlx.convert._lend(array, "dlx") is None
+    finally:
+        native.routes_clear()
 
 
 # ---- what no machine of ours shows ----------------------------------------------------------------------------------

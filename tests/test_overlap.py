@@ -7,7 +7,7 @@ import mmap
 import pytest
 
 import dlx
-from dlx import errors
+from dlx import errors, native
 
 
 def test_across_frameworks(np, torch):
@@ -88,7 +88,51 @@ def test_hard_questions_are_answered_on_the_safe_side(np):
     steps = [4001, 4003, 4007, 4013, 4019, 4021, 4027, 4049]
     a = np.lib.stride_tricks.as_strided(block, (10,) * 8, steps)
     b = np.lib.stride_tricks.as_strided(block[1:], (10,) * 8, [s + 2 for s in steps])
-    assert dlx.shares_memory(a, b) in (True, False)
+    assert dlx.shares_memory(a, b) is True
+
+
+def test_the_safe_side_is_that_memory_is_shared(np, monkeypatch):
+    """Past the limit an answer may be True where nothing is shared, never False where something is."""
+    block = np.zeros(4000, "u1")
+    pairs = [
+        (([2, 5, 4], [25, 27, 9], 37), ([4, 2], [2, 2], 34)),
+        (([4, 2], [28, 10], 5), ([2, 4, 3], [14, 11, 3], 20)),
+        (([4, 2], [18, 23], 11), ([3, 3], [28, 29], 20)),
+    ]
+    for pair in pairs:
+        a, b = (np.ndarray(shape, "u1", block, start, steps) for shape, steps, start in pair)
+        assert not np.shares_memory(a, b) and not dlx.shares_memory(a, b)
+        with monkeypatch.context() as few:
+            few.setattr("dlx.overlap.MOST_STEPS", 1)
+            assert dlx.shares_memory(a, b) and dlx.shares_memory(b, a)
+
+
+def test_packed_elements(np):
+    """Two elements of int4 in a byte: what shares a byte shares memory; of an odd number the last byte counts."""
+    block = bytearray(64)
+    address = native.buffer_address(memoryview(block))
+
+    def packed(at, n):
+        return native.tensor_new(address + at, (n,), None, (0, 4, 1), (1, 0), 0, block)
+
+    assert dlx.shares_memory(packed(0, 8), packed(3, 2)) and not dlx.shares_memory(packed(0, 8), packed(4, 8))
+    assert dlx.shares_memory(packed(0, 7), packed(3, 2)) and not dlx.shares_memory(packed(0, 6), packed(3, 2))
+    assert dlx.shares_memory(packed(0, 9), packed(4, 1)) and dlx.shares_memory(packed(2, 1), memoryview(block)[2:3])
+    assert not dlx.shares_memory(packed(0, 8), memoryview(block)[4:])
+
+
+@pytest.mark.parametrize("kind", [3, 11, 13])
+def test_pinned_memory_is_host_memory(kind):
+    """Pinned memory of CUDA and of ROCm, and managed memory, have addresses of the host; a device's own have not."""
+    block = bytearray(64)
+    address = native.buffer_address(memoryview(block))
+
+    def on(device, at=0):
+        return native.tensor_new(address + at, (4,), None, (2, 32, 1), (device, 0), 0, block)
+
+    assert dlx.shares_memory(on(kind), on(1)) and dlx.shares_memory(on(1, 8), on(kind))
+    assert dlx.shares_memory(on(kind), memoryview(block)) and not dlx.shares_memory(on(kind), on(1, 16))
+    assert not dlx.shares_memory(on(10), on(kind)) and not dlx.shares_memory(on(2), on(1))
 
 
 def test_what_dlpack_cannot_say_still_has_addresses(np):
