@@ -6,26 +6,17 @@
 
 #include "py_dlx.h"
 #include "hot.h"
+#include "py_gil.h"
 
 static const char k_versioned[] = "dltensor_versioned";
 static const char k_legacy[] = "dltensor";
 static const char k_used_versioned[] = "used_dltensor_versioned";
 static const char k_used_legacy[] = "used_dltensor";
 
-static int interpreter_is_going(void) {
-#if PY_VERSION_HEX >= 0x030D0000
-  return Py_IsFinalizing();
-#else
-  return _Py_IsFinalizing();
-#endif
-}
-
 DLX_HOT void py_release_object(void* object) {
-  /* Without an interpreter the object's memory is gone or going: leaking is the only safe answer. A
-   * foreign thread must not ask for the GIL during shutdown either, it would never return. */
-  if (!Py_IsInitialized()) return;
-  if (interpreter_is_going() && !PyGILState_Check()) return;
-  int held = PyGILState_Check(); /* the usual case, and much cheaper than asking for it again */
+  int held = py_holds_gil(); /* the usual case, and much cheaper than asking for it again */
+  /* The object's memory is gone or going: leaking is the only safe answer. */
+  if (py_is_over(held)) return;
   PyGILState_STATE state = held ? PyGILState_LOCKED : PyGILState_Ensure();
   if (Py_REFCNT((PyObject*)object) > 1) { /* nothing is freed, so nothing runs */
     Py_DECREF((PyObject*)object);
@@ -96,7 +87,6 @@ static int is_fresh(PyObject* obj, int* legacy) {
     py_raise(DLX_E_CONSUMED, NULL);
   } else if (PyCapsule_CheckExact(obj)) {
     const char* name = PyCapsule_GetName(obj);
-    PyErr_Clear();
     py_raise(DLX_E_CAPSULE, "a capsule named '%s' is not a DLPack capsule", name ? name : "NULL");
   } else {
     py_raise(DLX_E_CAPSULE, "%.200s is not a DLPack capsule", Py_TYPE(obj)->tp_name);

@@ -95,12 +95,9 @@ static int wants_versioned(PyObject* max_version) {
  * GIL: needed. Errors: -1 with an exception. */
 DLX_HOT static int answer_request(PyObject* stream, PyObject* dl_device, DLDevice* device) {
   if (stream != Py_None && dlx_host_readable(device->device_type)) {
-    long value = PyLong_Check(stream) ? PyLong_AsLong(stream) : 0;
-    if (value == -1 && PyErr_Occurred()) {
-      PyErr_Clear(); /* too big for a long, and so not -1 */
-      value = 0;
-    }
-    if (value != -1) {
+    int is_too_big = 0;
+    long value = PyLong_Check(stream) ? PyLong_AsLongAndOverflow(stream, &is_too_big) : 0;
+    if (value != -1 || is_too_big) {
       py_raise(DLX_E_STREAM, "host memory has no stream; found stream=%R", stream);
       return -1;
     }

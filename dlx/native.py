@@ -1,4 +1,4 @@
-"""The only door to the compiled core: `ffi`, `lib` and the builtins that `py_module.c` adds to this module.
+"""The only door to the compiled core: `ffi`, `lib` and the builtins that `bind` of `py_module.c` adds to this module.
 
 Division of labour: C that touches no Python object is reached through `lib`; C that does is a builtin here, with the
 GIL held and real exceptions. The map from a status to a class of `dlx.errors` is written here and nowhere else.
@@ -39,6 +39,7 @@ _CLASSES: dict[str, type[BaseException]] = {
 
 if lib.dlx_bind(id(sys.modules[__name__])) != 0:
     raise ImportError("dlx._ffi could not bind its builtins; the cause is printed above")
+globals().pop("bind")(sys.modules[__name__])
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
