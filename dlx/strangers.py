@@ -194,6 +194,8 @@ def buffer_stranger(obj: Any) -> Adapter | None:
         memoryview(obj).release()
     except TypeError:
         return None
+    except MemoryError:
+        raise
     except Exception:
         pass  # it has a buffer, which cannot be had just now: the export says why
     return BUFFER

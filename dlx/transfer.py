@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 from typing import Any, cast
 
@@ -81,10 +80,14 @@ def _is_read_in_place(leaf: Leaf) -> bool:
 def preview(leaf: Leaf) -> DlxError | None:
     """Return the refusal that can be told before the producer is called; None where there is none, or it cannot."""
     if not leaf.cures:
-        with contextlib.suppress(Exception):  # it is raised again below, and told there
+        try:
             tensor = leaf.source.sketch(leaf.obj)
             if tensor is not None and is_settled(leaf, _marked(leaf, tensor)):
                 return None
+        except MemoryError:
+            raise
+        except Exception:
+            pass  # it is raised again below, and told there
     trial = replace(leaf, steps=list(leaf.steps))
     plan_leaf(trial, probe=False)
     return None if trial.plan is None else cast("DlxError | None", trial.plan.error)

@@ -77,7 +77,7 @@ assert Owner.gone == 1 and native.live() == 0
 
 
 def test_a_second_interpreter_is_refused(python):
-    """dlx's types and tables exist once a process: a second interpreter is told so, and the first goes on."""
+    """Types and tables of dlx exist once a process: a second interpreter is told so, and the first goes on."""
     out = python(
         PREAMBLE
         + """
