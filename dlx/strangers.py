@@ -98,7 +98,7 @@ class CapsuleAdapter(Described):
         return Stream(Device(lib.kDLCUDA, tensor.device.id), lib.DLX_STREAM_LEGACY)
 
     def take(self, obj: Any, tensor: Tensor, *, shared: bool) -> Tensor:
-        return native.capsule_claim(obj)
+        return native.capsule_claim(obj, tensor)
 
     def give_back(self, obj: Any, tensor: Tensor) -> None:
         native.capsule_restore(obj, tensor)

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import dis
+import gc
 import sys
 
 import pytest
@@ -177,6 +179,92 @@ def test_while_a_stream_is_looked_for(cuda, error):
         assert native.live() == live
     finally:
         native.set_stream_keeper(registry.stream_keeper)
+
+
+# ---- capsules --------------------------------------------------------------------------------------------------------
+
+CALLS = {
+    "dlx": lambda obj: dlx.convert(obj, to="dlx"),
+    "numpy": lambda obj: dlx.convert(obj, to="numpy"),
+    "copied": lambda obj: dlx.convert(obj, to="numpy", copy=True),
+    "list": lambda obj: dlx.convert([obj, b"abc"], to="numpy"),
+    "tree": lambda obj: dlx.convert({"a": (obj, b"abc")}, to="dlx"),
+}
+FILES = ("transfer.py", "strangers.py", "phases.py", "failures.py")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_an_interrupt_anywhere_gives_a_capsule_back(np, counting, call):
+    """Before every instruction on the way of a capsule; but while a result is on its way out, nobody interrupts."""
+    state, returns = [0, None, False], dis.opmap["RETURN_VALUE"]
+
+    def trace(frame, event, arg):
+        if not frame.f_code.co_filename.endswith(FILES):
+            return None
+        frame.f_trace_opcodes = True
+        is_leaving = event == "return" or (event == "opcode" and frame.f_code.co_code[frame.f_lasti] == returns)
+        state[0] -= not is_leaving
+        if state[0] == 0 and not is_leaving:
+            state[0], state[1], state[2] = -1, (frame.f_code.co_name, frame.f_lineno, event), True
+            raise KeyboardInterrupt
+        return trace
+
+    CALLS[call](counting.capsule((3,)))
+    before, n, seen = sys.gettrace(), 0, 0
+    while True:
+        n += 1
+        state[:] = n, None, False
+        capsule, deleted = counting.capsule((3,)), counting.deleted
+        try:
+            sys.settrace(trace)
+            CALLS[call](capsule)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        if not state[2]:
+            break
+        seen += counting.name(capsule) == "dltensor_versioned"
+        assert counting.name(capsule) == "dltensor_versioned", state[1]
+        del capsule
+        if counting.deleted == deleted:
+            gc.collect(0)  # frames of the error refer to each other
+        assert counting.deleted == deleted + 1, state[1]
+    assert seen == n - 1 > 100
+
+
+def test_interrupts_by_a_timer(python, np):
+    """A signal may come whenever it likes: where dlx raised, the capsule is whole again."""
+    out = python(
+        """
+        import random, signal, traceback
+        import dlx
+        from dlx import native
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        memory, interrupted = bytearray(64), 0
+        for to in ("dlx", "numpy"):
+            dlx.convert(dlx.to_capsule(memory), to)
+        random.seed(1)
+        for n in range(4000):
+            to, options = random.choice([("dlx", {}), ("numpy", {}), ("numpy", {"copy": True})])
+            capsule = dlx.to_capsule(memory)
+            inside = False
+            try:
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 2e-4))
+                dlx.convert(capsule, to, **options)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt as error:
+                inside = any("/dlx/" in f.filename for f in traceback.extract_tb(error.__traceback__))
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            if inside:
+                interrupted += 1
+                assert native.capsule_state(capsule) != "used", n
+        print(interrupted)
+        """,
+        args=(),
+    )
+    assert int(out) > 100
 
 
 # ---- Python ----------------------------------------------------------------------------------------------------------
