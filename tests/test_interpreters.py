@@ -47,6 +47,7 @@ def test_foreign_threads_release_after_a_second_interpreter_was_made(python, cou
         + "    for delete in free.counting_delete_on_thread, free.counting_delete, held.counting_delete:\n"
         + "        delete(held.counting_consume(over().__dlpack__(max_version=(1, 0))), 0)\n"
         + "    assert Owner.gone == 3 * n, Owner.gone\n"
+        + ("interpreters.destroy(other)\n" if alive else "")
         + "print(native.live())"
     )
     assert out.split() == ["0"]
@@ -71,6 +72,7 @@ else:
     other = interpreters.create(isolated=False)
 failed = interpreters.run_string(other, code)
 assert not failed, failed
+interpreters.destroy(other)
 assert Owner.gone == 1 and native.live() == 0
 """.replace("{sys.argv[1]!r}", repr(counting.path))
     )
