@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "dlpack_abi.h"
+#include "py_gil.h"
 
 enum { MAX_NDIM = 64, WRITEABLE = 0x0400, BOOL_NUMBER = 0, HALF_NUMBER = 23, NUMBERS = 24 };
 enum {
@@ -159,18 +160,14 @@ static int allocate(DLTensor* prototype, DLManagedTensorVersioned** out, void* c
 /* Owns: gives back the array. GIL: taken; the array is leaked where there is no interpreter left.
  */
 static void release_array(DLManagedTensorVersioned* m) {
-#if PY_VERSION_HEX >= 0x030D0000
-  int is_going = Py_IsFinalizing();
-#else
-  int is_going = _Py_IsFinalizing();
-#endif
-  if (Py_IsInitialized() && !(is_going && !PyGILState_Check())) {
-    PyGILState_STATE state = PyGILState_Ensure();
+  int held = py_holds_gil();
+  if (!py_is_over(held)) {
+    PyGILState_STATE state = held ? PyGILState_LOCKED : PyGILState_Ensure();
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     Py_DECREF((PyObject*)m->manager_ctx);
     PyErr_Restore(type, value, traceback);
-    PyGILState_Release(state);
+    if (!held) PyGILState_Release(state);
   }
   free(m);
 }

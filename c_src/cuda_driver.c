@@ -4,6 +4,7 @@
 #include "cuda_driver.h"
 
 #include <dlfcn.h>
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,30 +20,63 @@ static atomic_int forked;      /* this is a child of a process that had initiali
 static atomic_int ending;      /* exit handlers run: the driver may be gone at any time */
 static _Atomic(cu_context) primaries[DLX_MAX_DEVICES];
 static atomic_int pools[DLX_MAX_DEVICES]; /* 0 = not asked yet, 1 = no, 2 = yes */
-static _Thread_local char message[400];
+
+/* ---- what failed last, a sentence for each thread -----------------------------------------------
+ */
+
+/* Memory of its own, and freed with the thread: a library that is loaded late has no room for it in
+ * the static thread-local storage. */
+enum { MESSAGE = 400 };
+static pthread_key_t message;
+static pthread_once_t message_once = PTHREAD_ONCE_INIT;
+static int has_message; /* the key exists */
+
+static void make_message(void) {
+  has_message = pthread_key_create(&message, free) == 0;
+}
+
+/* This thread's memory, or NULL where it has none yet. */
+static char* find_message(void) {
+  pthread_once(&message_once, make_message);
+  return has_message ? pthread_getspecific(message) : NULL;
+}
 
 const char* dlx_cuda_message(void) {
-  return message;
+  const char* found = find_message();
+  return found ? found : "the CUDA driver failed, and there was no memory to say how";
+}
+
+/* GIL: not needed. Errors: without memory, the sentence above stands for it. */
+__attribute__((format(printf, 1, 2))) static void say(const char* format, ...) {
+  char* text = find_message();
+  if (text == NULL && has_message && (text = malloc(MESSAGE)) &&
+      pthread_setspecific(message, text) != 0) {
+    free(text);
+    text = NULL;
+  }
+  if (text == NULL) return;
+  va_list values;
+  va_start(values, format);
+  vsnprintf(text, MESSAGE, format, values);
+  va_end(values);
 }
 
 int cuda_failed(const char* operation, int code) {
   const char *name = NULL, *text = NULL;
   if (cu.GetErrorName && cu.GetErrorName(code, &name) != CU_OK) name = NULL;
   if (cu.GetErrorString && cu.GetErrorString(code, &text) != CU_OK) text = NULL;
-  snprintf(message, sizeof message, "%s failed with %s (%d)%s%s", operation,
-           name ? name : "an unknown error", code, text ? ": " : "", text ? text : "");
+  say("%s failed with %s (%d)%s%s", operation, name ? name : "an unknown error", code,
+      text ? ": " : "", text ? text : "");
   return DLX_E_DRIVER;
 }
 
 static int no_driver(const char* why) {
-  snprintf(message, sizeof message, "there is no CUDA driver here: %s", why);
+  say("there is no CUDA driver here: %s", why);
   return DLX_E_NO_DRIVER;
 }
 
 static int in_child(void) {
-  snprintf(
-      message, sizeof message,
-      "CUDA was in use before this process was forked, and a forked child cannot use it: start "
+  say("CUDA was in use before this process was forked, and a forked child cannot use it: start "
       "the worker with the 'spawn' method");
   return DLX_E_FORKED;
 }
@@ -201,9 +235,8 @@ static int device_of(int32_t device_id, int* device) {
   int status = dlx_cuda_count(&count);
   if (status != DLX_OK) return status;
   if (device_id < 0 || device_id >= count || device_id >= DLX_MAX_DEVICES) {
-    snprintf(message, sizeof message,
-             "there is no device cuda:%d, the driver sees %d; dlx.devices() lists them", device_id,
-             count);
+    say("there is no device cuda:%d, the driver sees %d; dlx.devices() lists them", device_id,
+        count);
     return DLX_E_DRIVER;
   }
   int code = cu.DeviceGet(device, device_id);

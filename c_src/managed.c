@@ -23,9 +23,13 @@ typedef struct {
 } made_tensor;
 
 enum { DEEPEST = 50 }; /* releases inside releases, on one thread */
-/* The cheap kind of thread-local storage; a library that is loaded late has room for a few words of
- * it. */
+/* The cheap kind of thread-local storage; under glibc a library that is loaded late has room for a
+ * few words of it, elsewhere (musl) it has none. */
+#ifdef __GLIBC__
 #define FEW_WORDS _Thread_local __attribute__((tls_model("initial-exec")))
+#else
+#define FEW_WORDS _Thread_local
+#endif
 static FEW_WORDS int depth;
 static FEW_WORDS DLManagedTensorVersioned* waiting;
 

@@ -6,26 +6,17 @@
 
 #include "py_dlx.h"
 #include "hot.h"
+#include "py_gil.h"
 
 static const char k_versioned[] = "dltensor_versioned";
 static const char k_legacy[] = "dltensor";
 static const char k_used_versioned[] = "used_dltensor_versioned";
 static const char k_used_legacy[] = "used_dltensor";
 
-static int interpreter_is_going(void) {
-#if PY_VERSION_HEX >= 0x030D0000
-  return Py_IsFinalizing();
-#else
-  return _Py_IsFinalizing();
-#endif
-}
-
 DLX_HOT void py_release_object(void* object) {
-  /* Without an interpreter the object's memory is gone or going: leaking is the only safe answer. A
-   * foreign thread must not ask for the GIL during shutdown either, it would never return. */
-  if (!Py_IsInitialized()) return;
-  if (interpreter_is_going() && !PyGILState_Check()) return;
-  int held = PyGILState_Check(); /* the usual case, and much cheaper than asking for it again */
+  int held = py_holds_gil(); /* the usual case, and much cheaper than asking for it again */
+  /* The object's memory is gone or going: leaking is the only safe answer. */
+  if (py_is_over(held)) return;
   PyGILState_STATE state = held ? PyGILState_LOCKED : PyGILState_Ensure();
   if (Py_REFCNT((PyObject*)object) > 1) { /* nothing is freed, so nothing runs */
     Py_DECREF((PyObject*)object);
@@ -96,7 +87,6 @@ static int is_fresh(PyObject* obj, int* legacy) {
     py_raise(DLX_E_CONSUMED, NULL);
   } else if (PyCapsule_CheckExact(obj)) {
     const char* name = PyCapsule_GetName(obj);
-    PyErr_Clear();
     py_raise(DLX_E_CAPSULE, "a capsule named '%s' is not a DLPack capsule", name ? name : "NULL");
   } else {
     py_raise(DLX_E_CAPSULE, "%.200s is not a DLPack capsule", Py_TYPE(obj)->tp_name);
@@ -121,20 +111,39 @@ static PyObject* refuse(int status, PyObject* capsule, int legacy) {
 }
 
 PyDoc_STRVAR(capsule_claim_doc,
-             "capsule_claim(capsule, /)\n--\n\n"
+             "capsule_claim(capsule, tensor=None, /)\n--\n\n"
              "Take ownership of a capsule's managed tensor and mark the capsule used.\n\n"
-             "A refused capsule keeps its name, and its own destructor frees it.");
+             "A dlx.Tensor that is given, such as one of capsule_peek, becomes the owner, and is "
+             "returned: whoever holds\nit can undo this at any time. A refused capsule keeps its "
+             "name, and its own destructor frees it.");
 
 /* The claim: all that can fail, or run Python (an allocation may start the collector), comes first;
  * between taking the pointer and the new name there is C only. */
-static PyObject* capsule_claim(PyObject* module, PyObject* capsule) {
-  TensorObject* tensor = py_tensor_alloc();
-  if (tensor == NULL) return NULL;
+static PyObject* capsule_claim(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  if (nargs != 1 && nargs != 2) {
+    PyErr_SetString(PyExc_TypeError, "capsule_claim takes a capsule, and a tensor or nothing");
+    return NULL;
+  }
+  PyObject* capsule = args[0];
+  TensorObject* tensor;
+  if (nargs == 1) {
+    tensor = py_tensor_alloc();
+    if (tensor == NULL) return NULL;
+  } else {
+    if (py_tensor_managed(args[1]) == NULL) return NULL;
+    tensor = (TensorObject*)Py_NewRef(args[1]);
+  }
   int legacy;
   if (is_fresh(capsule, &legacy)) {
-    int status = adopt(capsule, legacy, &tensor->managed);
+    DLManagedTensorVersioned *before = tensor->managed, *claimed;
+    int status = adopt(capsule, legacy, &claimed);
     if (status == DLX_OK) {
       PyCapsule_SetName(capsule, legacy ? k_used_legacy : k_used_versioned);
+      tensor->managed = claimed;
+      if (tensor->ready) dlx_ready_drop(tensor->ready);
+      tensor->ready = NULL;
+      tensor->is_ordered = tensor->is_lent = 0;
+      if (before) dlx_managed_release(before);
       return (PyObject*)tensor;
     }
     refuse(status, capsule, legacy);
@@ -196,7 +205,7 @@ static PyObject* capsule_restore(PyObject* module, PyObject* const* args, Py_ssi
 
 PyMethodDef py_capsule_functions[] = {
     {"capsule_state", capsule_state, METH_O, capsule_state_doc},
-    {"capsule_claim", capsule_claim, METH_O, capsule_claim_doc},
+    {"capsule_claim", (PyCFunction)(void (*)(void))capsule_claim, METH_FASTCALL, capsule_claim_doc},
     {"capsule_peek", capsule_peek, METH_O, capsule_peek_doc},
     {"capsule_restore", (PyCFunction)(void (*)(void))capsule_restore, METH_FASTCALL,
      capsule_restore_doc},

@@ -11,11 +11,11 @@ static PyObject* keeper; /* keeper(device id, handle): an object that keeps the 
 static int read_stream(PyObject* value, uint64_t* stream) {
   *stream = DLX_STREAM_LEGACY;
   if (value == Py_None) return 0;
-  long long number = PyLong_Check(value) && !PyBool_Check(value) ? PyLong_AsLongLong(value) : 0;
-  if (number == -1 && PyErr_Occurred()) {
-    PyErr_Clear();
-    number = 0;
-  }
+  int is_too_big = 0;
+  long long number = PyLong_Check(value) && !PyBool_Check(value)
+                         ? PyLong_AsLongLongAndOverflow(value, &is_too_big)
+                         : 0;
+  if (is_too_big) number = 0;
   if (number < -1 || number == 0) {
     py_raise(DLX_E_STREAM,
              "stream must be None, -1, 1 (legacy), 2 (per-thread) or a handle, found %R", value);
@@ -62,14 +62,19 @@ static DLManagedTensorVersioned* put_behind(DLManagedTensorVersioned* made, int3
   return (DLManagedTensorVersioned*)py_raise(status, NULL);
 }
 
-/* Owns: new reference, or NULL without an exception where nobody keeps the stream. */
-static PyObject* find_keeper(int32_t device_id, uint64_t stream) {
-  if (keeper == NULL || stream <= DLX_STREAM_PER_THREAD) return NULL;
+/* Who keeps a stream alive; NULL where nobody does. Owns: `out` is a new reference. Errors: -1 with
+ * what may not be forgotten. */
+static int find_keeper(int32_t device_id, uint64_t stream, PyObject** out) {
+  *out = NULL;
+  if (keeper == NULL || stream <= DLX_STREAM_PER_THREAD) return 0;
   PyObject* keep = PyObject_CallFunction(keeper, "iK", device_id, (unsigned long long)stream);
-  if (keep == NULL) PyErr_Clear();
-  if (keep != Py_None) return keep;
-  Py_DECREF(keep);
-  return NULL;
+  if (keep == NULL) return py_error_forget();
+  if (keep == Py_None) {
+    Py_DECREF(keep);
+  } else {
+    *out = keep;
+  }
+  return 0;
 }
 
 DLManagedTensorVersioned* py_cuda_give(TensorObject* tensor, DLManagedTensorVersioned* made,
@@ -94,7 +99,9 @@ DLManagedTensorVersioned* py_cuda_give(TensorObject* tensor, DLManagedTensorVers
   }
   if (dlx_cuda_load() != DLX_OK)
     return made; /* memory of a raw door, which nobody here can order */
-  return put_behind(made, device.device_id, stream, find_keeper(device.device_id, stream));
+  PyObject* keep;
+  if (find_keeper(device.device_id, stream, &keep) < 0) goto failed;
+  return put_behind(made, device.device_id, stream, keep);
 failed:
   dlx_managed_release(made);
   return NULL;

@@ -29,6 +29,11 @@ extern PyTypeObject* py_tensor_type;
  * means the status's own sentence. Errors: always returns NULL with an exception set. */
 PyObject* py_raise(int status, const char* format, ...);
 
+/* Forget the exception that is set, where a slower way finds the same again and says it: an
+ * Exception, and no MemoryError. Interrupts, exits and the lack of memory go on. Errors: -1 with
+ * the exception still set; 0 = none is set now. */
+int py_error_forget(void);
+
 /* ---- py_tensor.c -------------------------------------------------------------------------------
  */
 
@@ -95,7 +100,7 @@ extern PyMethodDef py_make_functions[];
 const DLPackExchangeAPI* py_exchange_read(PyObject* attribute, int may_be_number);
 
 /* The table that an exact type carries, under the name of DLPack 1.3 or of 1.2, or NULL. Owns:
- * borrowed, static. GIL: needed. Errors: none. */
+ * borrowed, static. GIL: needed. Errors: NULL with what py_error_forget leaves. */
 const DLPackExchangeAPI* py_exchange_find(PyTypeObject* type);
 
 /* ---- py_lane.c ---------------------------------------------------------------------------------

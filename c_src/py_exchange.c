@@ -11,7 +11,7 @@ const DLPackExchangeAPI* py_exchange_read(PyObject* attribute, int may_be_number
     found = PyCapsule_GetPointer(attribute, k_table);
   } else if (may_be_number && PyLong_CheckExact(attribute)) { /* DLPack 1.2 published an address */
     found = PyLong_AsVoidPtr(attribute);
-    if (found == NULL) PyErr_Clear();
+    if (found == NULL) py_error_forget(); /* a number beyond all addresses */
     uintptr_t address = (uintptr_t)found; /* small, odd and negative numbers are none */
     if (address < 4096 || address % sizeof(void*) || address > INTPTR_MAX) found = NULL;
   }
@@ -27,8 +27,8 @@ const DLPackExchangeAPI* py_exchange_find(PyTypeObject* type) {
   static const char* const names[] = {"__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"};
   for (int i = 0; i < 2; i++) {
     PyObject* attribute = PyObject_GetAttrString((PyObject*)type, names[i]);
-    if (attribute == NULL) {
-      PyErr_Clear();
+    if (attribute == NULL) { /* a metaclass may run Python */
+      if (py_error_forget() < 0) return NULL;
       continue;
     }
     /* The table is static for the life of the process, whatever becomes of the attribute. */

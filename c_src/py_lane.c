@@ -29,27 +29,27 @@ static const options nothing;
 
 /* ---- an array: examined, exported, checked --------------------------------------------------- */
 
-/* 1 = the question is answered false, or was made so; 0 = ask Python. GIL: needed. Errors: none
- * left set. */
+/* What is "ask Python" here and below: an Exception is forgotten, since Python finds the same and
+ * says it; any other (see py_error_forget) is left set, and ends the call. */
+
+/* 1 = the question is answered false, or was made so; 0 = ask Python. GIL: needed. Errors: 0, see
+ * above. */
 DLX_HOT static int is_clear(const py_guard* guard, PyObject* obj, PyObject* owner) {
   PyObject* answer = py_ask(&guard->ask, guard->of_owner ? owner : obj);
   if (answer == NULL) {
-    PyErr_Clear();
+    py_error_forget();
     return 0;
   }
   if (answer == Py_False) { /* as nearly always */
     Py_DECREF(answer);
     return 1;
   }
-  int clear = answer != Py_True && PyObject_IsTrue(answer) == 0;
+  int is_true = answer == Py_True ? 1 : PyObject_IsTrue(answer);
   Py_DECREF(answer);
-  if (clear || guard->amend.name == NULL) {
-    PyErr_Clear();
-    return clear;
-  }
-  PyObject* amended = py_ask(&guard->amend, obj);
+  if (is_true == 0) return 1;
+  PyObject* amended = is_true > 0 && guard->amend.name ? py_ask(&guard->amend, obj) : NULL;
   if (amended == NULL) {
-    PyErr_Clear();
+    py_error_forget();
     return 0;
   }
   Py_DECREF(amended);
@@ -75,30 +75,32 @@ static int late_clear(const py_route* r, int of_owner, int code, PyObject* obj, 
   return 1;
 }
 
-/* A number that an object answers with; 0 where it does not. GIL: needed. Errors: none left set. */
-static int64_t number_of(const py_question* question, PyObject* obj) {
+/* A number that an object answers with; 0 where it does not. GIL: needed. Errors: -1 with what may
+ * not be forgotten. */
+static int number_of(const py_question* question, PyObject* obj, int64_t* number) {
   PyObject* answer = question->name ? py_ask(question, obj) : NULL;
-  int64_t number = answer ? PyLong_AsLongLong(answer) : 0;
+  *number = answer ? PyLong_AsLongLong(answer) : 0;
   Py_XDECREF(answer);
-  if (PyErr_Occurred()) {
-    PyErr_Clear();
-    return 0;
-  }
-  return number;
+  if (!PyErr_Occurred()) return 0;
+  *number = 0;
+  return py_error_forget();
 }
 
 /* Whether a tensor lies inside the bytes that its owner has: an owner that cannot be resized any
- * more may have been before. Nothing is asked where a guard in C has looked. */
+ * more may have been before. Nothing is asked where a guard in C has looked. GIL: needed; may run
+ * Python. Errors: 0 = ask Python. */
 static int inside(const py_route* r, const DLTensor* t, PyObject* owner) {
   if (r->nbytes.name == NULL) return 1;
-  int64_t low, high, start = number_of(&r->start, owner), nbytes = number_of(&r->nbytes, owner);
+  int64_t low, high, start, nbytes;
+  if (number_of(&r->start, owner, &start) < 0 || number_of(&r->nbytes, owner, &nbytes) < 0)
+    return 0;
   dlx_extent(t, 0, &low, &high);
   int64_t first = (int64_t)(uintptr_t)t->data - start;
   return high == 0 || (start && first + low >= 0 && first + high <= nbytes);
 }
 
 /* Whether the array's own word for its dtype is the one that the tensor's dtype stands for; asked
- * where a framework has several words for one DLPack dtype. */
+ * where a framework has several words for one DLPack dtype. Errors: 0 = ask Python. */
 static int dtype_confirmed(const py_route* r, PyObject* obj, DLDataType dtype) {
   if (r->confirmed == NULL || dtype.bits != 8) return 1;
   PyObject* key = PyLong_FromLong(dtype.code | dtype.bits << 8);
@@ -106,20 +108,21 @@ static int dtype_confirmed(const py_route* r, PyObject* obj, DLDataType dtype) {
   Py_XDECREF(key);
   if (wanted == NULL) {
     int nothing_asked = !PyErr_Occurred();
-    PyErr_Clear();
+    py_error_forget();
     return nothing_asked;
   }
   PyObject* found = py_ask(&r->dtype, obj);
-  if (found == NULL) PyErr_Clear();
+  if (found == NULL) py_error_forget();
   Py_XDECREF(found);
   return found == wanted;
 }
 
+/* Errors: 0 = ask Python. */
 static int switches_off(const py_route* r) {
   for (int i = 0; i < r->n_switches; i++) {
     const py_switch* s = &r->switches[i];
     if (PyDict_GetItemWithError(s->dict, s->name) != s->value) {
-      PyErr_Clear();
+      py_error_forget();
       return 0;
     }
   }
@@ -151,13 +154,13 @@ static int is_accepted(py_route* r, const DLTensor* t, uint64_t flags, uint32_t*
 
 /* The tensor of an array that a DLTensor cannot describe: a read-only one. Only of arrays that hold
  * their memory themselves and have nothing to be asked. Owns: the caller owns the result. GIL:
- * needed. Errors: NULL, none left set. */
+ * needed. Errors: NULL = ask Python. */
 RARE DLManagedTensorVersioned* with_flags(const py_route* r, PyObject* obj) {
   if (r->owner.name || r->n_guards || r->quick || r->confirmed) return NULL;
   DLManagedTensorVersioned *foreign, *made = NULL;
   if (r->give->managed_tensor_from_py_object_no_sync == NULL ||
       r->give->managed_tensor_from_py_object_no_sync(obj, &foreign) != 0) {
-    PyErr_Clear();
+    py_error_forget();
     return NULL;
   }
   PyObject* owner = Py_NewRef(obj);
@@ -189,7 +192,7 @@ INLINE DLManagedTensorVersioned* lend(py_route* r, PyObject* obj, int brief, uin
   if (r->type == py_tensor_type) return lend_own(r, (TensorObject*)obj, cures);
   if (!switches_off(r) || !early_clear(r, obj)) return NULL;
   if (r->give->dltensor_from_py_object_no_sync(obj, &t) != 0) {
-    PyErr_Clear(); /* the slow road says why */
+    if (py_error_forget() < 0) return NULL;
     made = with_flags(r, obj);
     if (made && made->dl_tensor.device.device_type == kDLCPU &&
         !(made->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY) &&
@@ -222,7 +225,7 @@ INLINE DLManagedTensorVersioned* lend(py_route* r, PyObject* obj, int brief, uin
       dlx_managed_own(made, owner, py_release_object);
       return made;
     }
-    PyErr_Clear();
+    if (owner == NULL) py_error_forget();
     Py_XDECREF(owner);
   }
   dlx_managed_release(made);
@@ -310,7 +313,7 @@ DLManagedTensorVersioned* py_lane_copy(const py_route* r, DLManagedTensorVersion
   DLManagedTensorVersioned* copy =
       py_managed_copy(made, (r->accepts.layouts & DLX_LAYOUT_PERMUTED) != 0);
   dlx_managed_release(made);
-  if (copy == NULL) PyErr_Clear();
+  if (copy == NULL) py_error_forget();
   return copy;
 }
 
@@ -326,7 +329,9 @@ INLINE PyObject* run(PyObject* lane, py_route* r, PyObject* obj, PyObject* to,
     made = NULL;
   }
   if (made && (cures || said->copies)) made = py_lane_copy(r, made);
-  PyObject* result = made ? hand_over(lane, r, made, obj, to, NULL) : py_lane_pass;
+  PyObject* result = made               ? hand_over(lane, r, made, obj, to, NULL)
+                     : PyErr_Occurred() ? NULL
+                                        : py_lane_pass;
   py_route_leave(r);
   return result;
 }
@@ -339,7 +344,7 @@ py_route* py_lane_route(PyObject* lane, PyTypeObject* type, PyObject* to) {
   if (PyUnicode_CheckExact(to) && !PyUnicode_CHECK_INTERNED(to)) return NULL;
   PyObject* done =
       PyObject_CallFunctionObjArgs(((LaneObject*)lane)->learn, (PyObject*)type, to, NULL);
-  if (done == NULL) PyErr_Clear(); /* the Python function will find the same, and say it */
+  if (done == NULL && py_error_forget() < 0) return NULL;
   Py_XDECREF(done);
   return py_route_find(type, to);
 }
@@ -374,7 +379,8 @@ INLINE PyObject* try_lane(PyObject* lane, PyObject* obj, PyObject* to, const opt
     return result || PyErr_Occurred() ? result : py_lane_pass;
   }
   if (r == NULL) r = py_lane_route(lane, Py_TYPE(obj), to);
-  return r && r->is_lane ? run(lane, r, obj, to, said) : py_lane_pass;
+  if (r == NULL) return PyErr_Occurred() ? NULL : py_lane_pass;
+  return r->is_lane ? run(lane, r, obj, to, said) : py_lane_pass;
 }
 
 /* The target of a call with options; NULL where only Python understands them. */

@@ -75,11 +75,13 @@ static PyObject* lane_lend(PyObject* lane, PyObject* const* args, Py_ssize_t nar
   }
   int brief = nargs == 3 && args[2] == Py_True;
   py_route* r = py_lane_route(lane, Py_TYPE(args[0]), args[1]);
+  if (r == NULL && PyErr_Occurred()) return NULL;
   if (r == NULL || !r->is_lane) Py_RETURN_NONE;
   if (r->is_same) return Py_NewRef(args[0]);
   py_route_enter(r);
   DLManagedTensorVersioned* made = py_lane_lend(r, args[0], brief, NULL);
   py_route_leave(r);
+  if (made == NULL && PyErr_Occurred()) return NULL;
   if (made == NULL) Py_RETURN_NONE;
   return py_tensor_wrap(made);
 }

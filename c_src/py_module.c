@@ -1,5 +1,5 @@
-/* The one bridge from cffi to CPython: dlx_bind adds the builtins of the py_ files to a module
- * object, once. After that they are ordinary builtins: the GIL held, real exceptions, real objects.
+/* The one bridge from cffi to CPython: dlx_bind adds one builtin to a module object, and that adds
+ * those of the py_ files. They are ordinary builtins: the GIL held, real exceptions, real objects.
  */
 
 #include "py_route.h"
@@ -32,6 +32,14 @@ PyObject* py_raise(int status, const char* format, ...) {
   return NULL;
 }
 
+int py_error_forget(void) {
+  if (PyErr_Occurred() &&
+      (!PyErr_ExceptionMatches(PyExc_Exception) || PyErr_ExceptionMatches(PyExc_MemoryError)))
+    return -1;
+  PyErr_Clear();
+  return 0;
+}
+
 PyDoc_STRVAR(set_errors_doc,
              "set_errors(classes, /)\n--\n\n"
              "Tell the C side which class to raise for each status, as a dict {status: class}.");
@@ -51,19 +59,43 @@ static PyMethodDef module_functions[] = {
     {NULL, NULL, 0, NULL},
 };
 
-/* Owns: borrows the module. GIL: taken (cffi released it). Errors: -1 with the exception printed,
- * since cffi would lose it. */
+PyDoc_STRVAR(bind_doc,
+             "bind(module, /)\n--\n\n"
+             "Add every builtin and type to a module. Types, routes and spare memory exist once a "
+             "process:\nImportError in any interpreter but the first that did so.");
+
+static PyObject* bind(PyObject* self, PyObject* module) {
+  static int64_t first = -1; /* numbers of interpreters are never used again */
+  int64_t here = PyInterpreterState_GetID(PyInterpreterState_Get());
+  if (here < 0) return NULL;
+  if (first >= 0 && first != here) {
+    PyErr_Format(PyExc_ImportError,
+                 "dlx works in one interpreter of a process: it is in use in interpreter %lld, and "
+                 "this is interpreter %lld. Use it from there, or use processes "
+                 "(multiprocessing) instead of interpreters.",
+                 (long long)first, (long long)here);
+    return NULL;
+  }
+  first = here;
+  if (PyModule_AddFunctions(module, module_functions) < 0 ||
+      PyModule_AddFunctions(module, py_capsule_functions) < 0 ||
+      PyModule_AddFunctions(module, py_make_functions) < 0 ||
+      PyModule_AddFunctions(module, py_adopt_functions) < 0 ||
+      PyModule_AddFunctions(module, py_cuda_functions) < 0 ||
+      PyModule_AddFunctions(module, py_describe_functions) < 0 ||
+      PyModule_AddFunctions(module, py_route_functions) < 0 || py_tensor_init(module) < 0 ||
+      py_lane_init(module) < 0 || py_view_init(module) < 0)
+    return NULL;
+  Py_RETURN_NONE;
+}
+
+/* Owns: borrows the module. GIL: taken (cffi released it). In which interpreter is not known here:
+ * nothing is done but what is right in any. Errors: -1 with the exception printed, since cffi would
+ * lose it. */
 int dlx_bind(uintptr_t module) {
+  static PyMethodDef functions[] = {{"bind", bind, METH_O, bind_doc}, {NULL, NULL, 0, NULL}};
   PyGILState_STATE state = PyGILState_Ensure();
-  PyObject* m = (PyObject*)module;
-  int failed = PyModule_AddFunctions(m, module_functions) < 0 ||
-               PyModule_AddFunctions(m, py_capsule_functions) < 0 ||
-               PyModule_AddFunctions(m, py_make_functions) < 0 ||
-               PyModule_AddFunctions(m, py_adopt_functions) < 0 ||
-               PyModule_AddFunctions(m, py_cuda_functions) < 0 ||
-               PyModule_AddFunctions(m, py_describe_functions) < 0 ||
-               PyModule_AddFunctions(m, py_route_functions) < 0 || py_tensor_init(m) < 0 ||
-               py_lane_init(m) < 0 || py_view_init(m) < 0;
+  int failed = PyModule_AddFunctions((PyObject*)module, functions) < 0;
   if (failed) PyErr_Print();
   PyGILState_Release(state);
   return failed ? -1 : 0;

@@ -34,18 +34,14 @@ static int is_current(const py_route* r) {
          (r->take_type == NULL || (r->take_tag != 0 && r->take_tag == tag_of(r->take_type)));
 }
 
-/* The type's version, given to it now if it has none. */
+/* The type's version, given to it now if it has none. Errors: 0, perhaps with MemoryError. */
 static unsigned assign_tag(PyTypeObject* type) {
 #if PY_VERSION_HEX >= 0x030C0000
   PyUnstable_Type_AssignVersionTag(type);
 #else
-  PyObject* unused =
-      PyObject_GetAttrString((PyObject*)type, "__doc__"); /* any look-up in the type gives it one */
-  Py_XDECREF(unused);
-  PyErr_Clear();
-  unused = PyObject_GetAttrString((PyObject*)type, "__hash__");
-  Py_XDECREF(unused);
-  PyErr_Clear();
+  static PyObject* name; /* any: a look-up in the type gives it one, and runs no Python */
+  if (name == NULL) name = PyUnicode_InternFromString("__hash__");
+  if (name) _PyType_Lookup(type, name);
 #endif
   return tag_of(type);
 }
@@ -172,6 +168,7 @@ static int read_switches(PyObject* given, py_route* r) {
   return 0;
 }
 
+/* Errors: 0, perhaps with an exception, see py_exchange_find. */
 static int read_table(PyObject* given, PyTypeObject* type, const DLPackExchangeAPI** out) {
   *out = given == Py_None ? py_exchange_find(type) : py_exchange_read(given, 0);
   return *out != NULL;
@@ -224,6 +221,7 @@ static PyObject* route_add(PyObject* module, PyObject* args) {
   if (capabilities) r->accepts = *capabilities;
   int gives = r->type == py_tensor_type ||
               (read_table(give, r->type, &r->give) && r->give->dltensor_from_py_object_no_sync);
+  if (PyErr_Occurred()) goto failed;
   int takes = take_type == Py_None || load != Py_None;
   if (take_type != Py_None && take != Py_False &&
       read_table(take, (PyTypeObject*)take_type, &r->take)) {
@@ -237,6 +235,7 @@ static PyObject* route_add(PyObject* module, PyObject* args) {
     r->take_tag = assign_tag(r->take_type);
   }
   r->tag = assign_tag(r->type);
+  if (PyErr_Occurred()) goto failed;
 
   if (in_use > SLOTS * 3 / 4) forget_all(); /* many short-lived types: start afresh */
   size_t i = place(type, key);

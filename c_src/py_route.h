@@ -99,8 +99,9 @@ PyObject* py_lane_call(PyObject* lane, PyObject* const* args, size_t nargsf, PyO
 /* Intern the words of options. Errors: -1 with an exception. */
 int py_lane_words(void);
 
-/* The route for an exact type and target, learnt now if it must be; NULL = ask Python. Owns:
- * borrowed, see py_route_find. GIL: needed; may run Python. Errors: none left set. */
+/* The route for an exact type and target, learnt now if it must be. Owns: borrowed, see
+ * py_route_find. GIL: needed; may run Python. Errors: NULL = ask Python, unless an exception is
+ * set, which then ends the call: an interrupt, an exit, or MemoryError. */
 py_route* py_lane_route(PyObject* lane, PyTypeObject* type, PyObject* to);
 
 /* Convert one array by its route, without options. Owns: the result is new, py_lane_pass borrowed.
@@ -110,13 +111,11 @@ PyObject* py_lane_run(PyObject* lane, py_route* route, PyObject* obj, PyObject* 
 /* A managed tensor over an array: examined, exported and checked. `brief`: its memory will only be
  * read now, and need not be kept from being resized later. `cures`: NULL, or where to write the
  * obstacles that a copy cures, which the caller then makes. Owns: the caller owns the result, which
- * owns the array or its storage. GIL: needed; may run Python. Errors: NULL without an exception =
- * ask Python. */
+ * owns the array or its storage. GIL: needed; may run Python. Errors: NULL, as py_lane_route. */
 DLManagedTensorVersioned* py_lane_lend(py_route* route, PyObject* obj, int brief, uint32_t* cures);
 
 /* A copy of what was lent, in the order of dimensions that the consumer takes. Owns: takes `made`;
- * the caller owns the result. GIL: needed, let go of meanwhile. Errors: NULL without an exception =
- * ask Python. */
+ * the caller owns the result. GIL: needed, let go of meanwhile. Errors: NULL, as py_lane_route. */
 DLManagedTensorVersioned* py_lane_copy(const py_route* route, DLManagedTensorVersioned* made);
 
 /* Hand a managed tensor to the consumer. `tree` is what the array was found in, or NULL. Owns:

@@ -9,15 +9,48 @@
 
 PyTypeObject* py_tensor_type;
 
-/* Shells that were used before, as CPython keeps them for its own small types. GIL: held. */
+/* Shells that were used before, as CPython keeps them for its own small types; the collector does
+ * not know them. GIL: held. */
 enum { SPARE = 16 };
 static TensorObject* spare[SPARE];
 static int n_spare;
 
+static void blank(TensorObject* tensor) {
+  tensor->managed = NULL;
+  tensor->weakrefs = NULL;
+  tensor->ready = NULL;
+  tensor->is_ordered = tensor->is_lent = 0;
+}
+
 TensorObject* py_tensor_alloc(void) {
-  if (n_spare == 0) return (TensorObject*)py_tensor_type->tp_alloc(py_tensor_type, 0);
-  TensorObject* tensor = spare[--n_spare];
-  return (TensorObject*)PyObject_Init((PyObject*)tensor, py_tensor_type);
+  if (n_spare) {
+    TensorObject* tensor = spare[--n_spare];
+    return (TensorObject*)PyObject_Init((PyObject*)tensor, py_tensor_type);
+  }
+  TensorObject* tensor = PyObject_GC_New(TensorObject, py_tensor_type);
+  if (tensor) blank(tensor);
+  return tensor;
+}
+
+/* The Python object that this tensor alone keeps alive, or NULL: where others share the memory, the
+ * collector cannot see who they are. Owns: borrowed. */
+static inline PyObject* sole_owner(const TensorObject* tensor) {
+  return tensor->managed ? dlx_managed_owner(tensor->managed, py_release_object) : NULL;
+}
+
+/* GIL: held, so that nobody becomes a further holder meanwhile; one that lets go does no harm. */
+static int tensor_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  Py_VISIT(sole_owner((TensorObject*)self));
+  return 0;
+}
+
+/* Of a cycle that nobody can reach. What is left is as a tensor that was handed back. */
+static int tensor_clear(PyObject* self) {
+  DLManagedTensorVersioned* made = ((TensorObject*)self)->managed;
+  ((TensorObject*)self)->managed = NULL;
+  if (made) dlx_managed_release(made);
+  return 0;
 }
 
 DLManagedTensorVersioned* py_tensor_managed(PyObject* obj) {
@@ -33,9 +66,10 @@ DLManagedTensorVersioned* py_tensor_managed(PyObject* obj) {
 DLX_HOT static void tensor_dealloc(PyObject* self) {
   TensorObject* tensor = (TensorObject*)self;
   PyTypeObject* type = Py_TYPE(self);
+  PyObject_GC_UnTrack(self);
   if (tensor->weakrefs) PyObject_ClearWeakRefs(self);
   if (tensor->managed) {
-    PyObject* owner = dlx_managed_owner(tensor->managed, py_release_object);
+    PyObject* owner = sole_owner(tensor);
     if (owner &&
         Py_REFCNT(owner) > 1) { /* the usual case: nothing of it is freed, so nothing runs */
       dlx_managed_disown(tensor->managed, owner);
@@ -49,10 +83,7 @@ DLX_HOT static void tensor_dealloc(PyObject* self) {
   }
   if (tensor->ready) dlx_ready_drop(tensor->ready);
   if (n_spare < SPARE) {
-    tensor->managed = NULL;
-    tensor->weakrefs = NULL;
-    tensor->ready = NULL;
-    tensor->is_ordered = tensor->is_lent = 0;
+    blank(tensor);
     spare[n_spare++] = tensor;
   } else {
     type->tp_free(self);
@@ -67,6 +98,9 @@ DLX_HOT PyObject* py_tensor_wrap(DLManagedTensorVersioned* made) {
     return NULL;
   }
   tensor->managed = made;
+  /* Only an owner that the collector knows can be part of a cycle. */
+  PyObject* owner = sole_owner(tensor);
+  if (owner && PyObject_IS_GC(owner)) PyObject_GC_Track(tensor);
   return (PyObject*)tensor;
 }
 
@@ -95,12 +129,9 @@ static int wants_versioned(PyObject* max_version) {
  * GIL: needed. Errors: -1 with an exception. */
 DLX_HOT static int answer_request(PyObject* stream, PyObject* dl_device, DLDevice* device) {
   if (stream != Py_None && dlx_host_readable(device->device_type)) {
-    long value = PyLong_Check(stream) ? PyLong_AsLong(stream) : 0;
-    if (value == -1 && PyErr_Occurred()) {
-      PyErr_Clear(); /* too big for a long, and so not -1 */
-      value = 0;
-    }
-    if (value != -1) {
+    int is_too_big = 0;
+    long value = PyLong_Check(stream) ? PyLong_AsLongAndOverflow(stream, &is_too_big) : 0;
+    if (value != -1 || is_too_big) {
       py_raise(DLX_E_STREAM, "host memory has no stream; found stream=%R", stream);
       return -1;
     }
@@ -234,6 +265,8 @@ PyDoc_STRVAR(
 
 static PyType_Slot tensor_slots[] = {
     {Py_tp_dealloc, tensor_dealloc},
+    {Py_tp_traverse, tensor_traverse},
+    {Py_tp_clear, tensor_clear},
     {Py_tp_methods, tensor_methods},
     {Py_tp_getset, py_describe_attributes},
     {Py_tp_members, tensor_members},
@@ -247,7 +280,8 @@ static PyType_Slot tensor_slots[] = {
 static PyType_Spec tensor_spec = {
     .name = "dlx.Tensor",
     .basicsize = sizeof(TensorObject),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION |
+             Py_TPFLAGS_IMMUTABLETYPE,
     .slots = tensor_slots,
 };
 

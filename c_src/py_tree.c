@@ -143,6 +143,11 @@ static int remember(walk* w, meeting* free_place, PyObject* obj, Py_ssize_t link
   return 0;
 }
 
+/* Python is asked, unless what has just failed ends the call, see py_lane_route. */
+static outcome leave(void) {
+  return PyErr_Occurred() ? FAILED : LEAVE;
+}
+
 /* ---- apart --------------------------------------------------------------------------------------
  */
 
@@ -212,7 +217,7 @@ static outcome look_at(walk* w, PyObject* lane, Py_ssize_t which, PyObject* to) 
     return remember(w, m, child, w->n_nodes) < 0 ? FAILED : enter(w, child);
   }
   py_route* route = py_lane_route(lane, type, to); /* may run Python; `child` is held */
-  if (route == NULL || !route->is_lane) return LEAVE;
+  if (route == NULL || !route->is_lane) return leave();
   meeting* m = find(w, child);
   if (m->obj == NULL) {
     if (need_leaf(w) < 0 || remember(w, m, child, ~w->n_leaves) < 0) return FAILED;
@@ -251,7 +256,7 @@ static outcome lend_all(walk* w) {
     if (l->route->is_same) {
       l->result = Py_NewRef(l->obj);
     } else if ((l->made = py_lane_lend(l->route, l->obj, 0, &l->cures)) == NULL) {
-      return LEAVE;
+      return leave();
     }
   }
   return DONE;
@@ -261,7 +266,7 @@ static outcome lend_all(walk* w) {
 static outcome copy_all(walk* w) {
   for (Py_ssize_t i = 0; i < w->n_leaves; i++) {
     leaf* l = &w->leaves[i];
-    if (l->cures && (l->made = py_lane_copy(l->route, l->made)) == NULL) return LEAVE;
+    if (l->cures && (l->made = py_lane_copy(l->route, l->made)) == NULL) return leave();
   }
   return DONE;
 }

@@ -16,10 +16,9 @@ static PyObject* missed_name;
 /* The source's element at a place. Owns: new. Errors: NULL with an exception. */
 static PyObject* element_at(PyObject* source, PyObject* key) {
   if (PyList_CheckExact(source) && PyLong_CheckExact(key)) {
-    Py_ssize_t i = PyLong_AsSsize_t(key), n = PyList_GET_SIZE(source);
+    Py_ssize_t i = PyNumber_AsSsize_t(key, NULL), n = PyList_GET_SIZE(source); /* clipped */
     if (i < 0) i += n;
     if (i >= 0 && i < n) return Py_NewRef(PyList_GET_ITEM(source, i));
-    PyErr_Clear(); /* of a number that is too large: the source says so */
   }
   if (PyDict_CheckExact(source)) {
     PyObject* element = PyDict_GetItemWithError(source, key);
@@ -33,9 +32,10 @@ static PyObject* element_at(PyObject* source, PyObject* key) {
 static PyObject* places_get(PyObject* self, PyObject* key) {
   PlacesObject* places = (PlacesObject*)self;
   if (!PySlice_Check(key) && places->source && places->slots && PyDict_CheckExact(places->slots)) {
-    PyObject* slot = PyDict_GetItemWithError(places->slots, key);
+    PyObject* slots = Py_NewRef(places->slots); /* a key's hash may run Python, and that anything */
+    PyObject* slot = PyDict_GetItemWithError(slots, key);
     if (slot && PyTuple_CheckExact(slot) && PyTuple_GET_SIZE(slot) == 2) {
-      Py_INCREF(slot); /* the source may run Python, and that anything */
+      Py_INCREF(slot); /* the source may run Python as well */
       PyObject* source = Py_NewRef(places->source);
       PyObject *element = element_at(source, key), *result = NULL;
       if (element == PyTuple_GET_ITEM(slot, 0)) result = Py_NewRef(PyTuple_GET_ITEM(slot, 1));
@@ -43,9 +43,13 @@ static PyObject* places_get(PyObject* self, PyObject* key) {
       Py_DECREF(slot);
       if (element) {
         Py_DECREF(element);
-        if (result) return result;
+        if (result) {
+          Py_DECREF(slots);
+          return result;
+        }
       }
     }
+    Py_DECREF(slots);
     if (PyErr_Occurred()) {
       if (!PyErr_ExceptionMatches(PyExc_LookupError) && !PyErr_ExceptionMatches(PyExc_TypeError))
         return NULL;

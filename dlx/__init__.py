@@ -10,7 +10,14 @@ Names are loaded when they are first used; importing dlx imports no framework an
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
+
+if not getattr(sys, "_is_gil_enabled", lambda: True)():
+    raise ImportError(
+        "dlx needs the GIL, and this free-threaded Python runs without it: run it with PYTHON_GIL=1 in its "
+        "environment, or as `python -X gil=1`"
+    )
 
 if TYPE_CHECKING:
     from dlx import adapter, ctypes, errors

@@ -358,7 +358,10 @@ class Adapter:
         return tensor
 
     def give_back(self, obj: Any, tensor: Tensor) -> None:
-        """Undo `take` after a consumer failed. The default does nothing."""
+        """Undo `take` after a consumer failed. The default does nothing.
+
+        `tensor` is what `take` returned; what it was given, where an interrupt ended it at an unknown point.
+        """
 
     # ---- devices and streams --------------------------------------------------------------------------------------
 

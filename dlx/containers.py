@@ -203,7 +203,7 @@ def container_of(kind: type) -> Container | None:
     except KeyError:
         try:
             row = _known[kind] = _look_up(kind)
-        except DlxError:
+        except (DlxError, MemoryError):
             raise
         except Exception:  # a type that raises when it is looked at
             return None
@@ -238,7 +238,7 @@ def what_is(kind: type) -> Container | Adapter | type | None:
         adapter = _arrays.get(kind) or registry.knows(kind)
         if adapter is not None:
             _arrays[kind] = adapter
-    except DlxError:
+    except (DlxError, MemoryError):
         raise
     except Exception:  # a type that raises when it is looked at
         return kind

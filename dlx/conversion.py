@@ -333,4 +333,6 @@ def not_an_array(obj: Any) -> DlxError:
 
 
 if not TYPE_CHECKING:
-    convert = functools.update_wrapper(Lane(convert, learn, _consumer_failed), convert)
+    # From Python 3.14 on annotations are evaluated late and not copied by name; ours are plain strings.
+    _copied = dict.fromkeys([*functools.WRAPPER_ASSIGNMENTS, "__annotations__"])
+    convert = functools.update_wrapper(Lane(convert, learn, _consumer_failed), convert, assigned=tuple(_copied))

@@ -79,7 +79,7 @@ class Crossing:
         if key not in self._streams:
             try:
                 value = adapter.work_stream(device)
-            except DlxError:
+            except (DlxError, MemoryError):
                 raise
             except Exception as error:
                 text = f"{adapter.name} failed to name its stream on {device}: {type(error).__name__}: {error}"

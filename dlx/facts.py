@@ -246,6 +246,8 @@ def _shown(key: Any) -> str:
     """Return a key's repr, cut where it is long; an object whose repr fails is named by its type."""
     try:
         text = repr(key)
+    except MemoryError:
+        raise
     except Exception:
         text = f"<{type(key).__name__}>"
     return text if len(text) <= 80 else f"{text[:60]}...{text[-15:]}"

@@ -162,7 +162,7 @@ class Scope:
         try:
             source = strangers.array_stranger(obj)
             plain = source is not None or not self.options.strict or strangers.buffer_stranger(obj) is not None
-        except DlxError:
+        except (DlxError, MemoryError):
             raise
         except Exception:  # it raises when it is looked at
             return None

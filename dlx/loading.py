@@ -101,6 +101,8 @@ class Loader:
                         plugin.notes.append(note)
                     plugin.adapters = self._settled(plugin, found)
                     plugin.loaded = True
+        except MemoryError:
+            raise
         except (Exception, SystemExit) as error:  # whatever a plugin does wrong stays its own
             with self._lock:
                 if not plugin.loaded:

@@ -77,10 +77,10 @@ class Bulk:
             self._make_ready(brief=False)
             self._load()
             self.failures.check()
+            return self.results
         except BaseException as error:
             self.undo(error)
             raise
-        return self.results
 
     def copied(self, i: int) -> bool:
         """Return whether the array number `i` was copied on its way."""
@@ -238,15 +238,16 @@ def convert_tree(
     failures = Failures(request.target.name, collect=collect)
     tree = Tree(root, row, failures, strict=strict)
     bulk = Bulk(request, tree.arrays, tree.sources, tree.place, failures, lane, to)
-    results = bulk.run()
+    new: Any = None
     try:
-        new = tree.rebuild(results, request.target.name)
+        new = tree.rebuild(bulk.run(), request.target.name)
         failures.check()
+        return new
     except BaseException as error:
+        new = None
         tree.forget()
         bulk.undo(error)
         raise
-    return new
 
 
 def plan_tree(root: Any, row: Container, request: Request, *, strict: bool, collect: bool, probe: bool) -> Plan:

@@ -145,6 +145,8 @@ def is_settled(leaf: Leaf, tensor: Tensor) -> bool:
         return False
     try:
         return not target.check(tensor) and (not target.carried or tensor.dtype.name not in target.carried)
+    except MemoryError:
+        raise
     except Exception:  # `settle` asks again, and tells it
         return False
 

@@ -110,6 +110,8 @@ def discover() -> Iterator[tuple[str, Plugin]]:
 
     try:
         entries = list(entry_points(group="dlx"))
+    except MemoryError:
+        raise
     except Exception as error:  # some distribution's metadata is broken: nothing of ours is
         yield "(entry points)", Plugin("entry points", _importer("dlx"), "metadata", loaded=True, broken=error)
         return

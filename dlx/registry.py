@@ -43,6 +43,8 @@ class Registry(Loader):
                     current = adapter.work_stream(device)
                     if current is not None and handle_of(current) == handle:
                         return current
+                except MemoryError:
+                    raise
                 except Exception:  # imported, and of no use on this machine: another may know
                     continue
         return None
@@ -228,6 +230,8 @@ def _packages(module: str) -> Iterator[str]:
 def _classes(adapter: Adapter) -> tuple[type, ...]:
     try:
         return adapter.classes()
+    except MemoryError:
+        raise
     except Exception as error:  # a package that fails to look one of its own names up has no such type
         registry.remark(adapter, f"the types of {adapter.name!r} cannot be looked up: {type(error).__name__}: {error}")
         return ()
@@ -251,6 +255,8 @@ def _import(adapter: Adapter) -> None:
         raise FrameworkNotInstalledError(
             f"{adapter.package} is not installed", target=adapter.name, fix=f"Install it: {install}."
         ) from error
+    except MemoryError:
+        raise
     except Exception as error:  # a half-installed framework raises OSError, RuntimeError, anything
         raise _failed(adapter, error) from error
 

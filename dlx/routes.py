@@ -28,6 +28,8 @@ def learn(kind: type, to: Any) -> None:
     target = registry.target(to)
     try:
         row = _row(kind, to, source, target)
+    except MemoryError:
+        raise
     except Exception as error:  # what an adapter says of its types is wrong: the Python road goes on without it
         assert source is not None
         row = None

@@ -98,7 +98,7 @@ class CapsuleAdapter(Described):
         return Stream(Device(lib.kDLCUDA, tensor.device.id), lib.DLX_STREAM_LEGACY)
 
     def take(self, obj: Any, tensor: Tensor, *, shared: bool) -> Tensor:
-        return native.capsule_claim(obj)
+        return native.capsule_claim(obj, tensor)
 
     def give_back(self, obj: Any, tensor: Tensor) -> None:
         native.capsule_restore(obj, tensor)
@@ -194,6 +194,8 @@ def buffer_stranger(obj: Any) -> Adapter | None:
         memoryview(obj).release()
     except TypeError:
         return None
+    except MemoryError:
+        raise
     except Exception:
         pass  # it has a buffer, which cannot be had just now: the export says why
     return BUFFER

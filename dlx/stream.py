@@ -107,6 +107,8 @@ def handle_of(value: Any) -> int | None:
     for name in ("cuda_stream", "native_handle", "ptr"):
         try:
             handle = getattr(value, name, None)
+        except MemoryError:
+            raise
         except Exception:  # torch has the attribute where the device has no handles
             continue
         if isinstance(handle, int) and not isinstance(handle, bool):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 from typing import Any, cast
 
 from dlx import cuda, native
 from dlx.abi import READ_ONLY, SUBBYTE_PADDED, host_readable
+from dlx.adapter import Adapter
 from dlx.crossing import physical
 from dlx.errors import ConversionError, DlxError
 from dlx.leaf import Leaf, adapter_failed, refuse
@@ -81,10 +81,14 @@ def _is_read_in_place(leaf: Leaf) -> bool:
 def preview(leaf: Leaf) -> DlxError | None:
     """Return the refusal that can be told before the producer is called; None where there is none, or it cannot."""
     if not leaf.cures:
-        with contextlib.suppress(Exception):  # it is raised again below, and told there
+        try:
             tensor = leaf.source.sketch(leaf.obj)
             if tensor is not None and is_settled(leaf, _marked(leaf, tensor)):
                 return None
+        except MemoryError:
+            raise
+        except Exception:
+            pass  # it is raised again below, and told there
     trial = replace(leaf, steps=list(leaf.steps))
     plan_leaf(trial, probe=False)
     return None if trial.plan is None else cast("DlxError | None", trial.plan.error)
@@ -186,9 +190,13 @@ def load(leaf: Leaf) -> Any:
         return _lifted(leaf)
     target = leaf.request.target
     ready: Tensor | None = None
+    array: Any = None
+    taken = False
     try:
         shared = leaf.copy_order is None and not leaf.fresh
+        leaf.owned = tensor  # an interrupt may come after `take` has done its work and before it is known here
         ready = leaf.owned = leaf.source.take(leaf.obj, tensor, shared=shared)
+        taken = True
         crossing, moment = leaf.request.crossing, leaf.moment
         if leaf.view_device is not None and _is_read_in_place(leaf):
             crossing.order(ready, moment, leaf.view_device)  # else `given` sees to it
@@ -224,23 +232,23 @@ def load(leaf: Leaf) -> Any:
                 array = target.load(ready)
         return array if leaf.carried is None else target.reviewed(array, dtype)
     except BaseException as error:
-        # Whatever shares the memory must let go of it first: our view of it, frames of the consumer.
-        ready = None
-        owned = leaf.owned
+        # Whatever shares the memory must let go of it first: our view of it, the result, frames of the consumer.
+        ready = array = None
+        if not taken and isinstance(error, Exception):
+            leaf.owned = None  # `take` itself failed: there is nothing to undo
         try:
             leaf.found()  # for the error: what is given back says nothing more
         finally:
-            if owned is not None and owned is not tensor:
+            if leaf.owned is not None and type(leaf.source).give_back is not Adapter.give_back:
                 forget_frames(error)
             take_back(leaf)
         if isinstance(error, DlxError):
-            leaf.complete(error, taken=owned is not None)
+            leaf.complete(error, taken=taken)
             raise
         if isinstance(error, MemoryError) or not isinstance(error, Exception):
             raise
-        if owned is None:
+        if not taken:
             raise leaf.complete(adapter_failed(leaf.source, error)) from error
-        owned = None
         reason = f"{target.name} refused it: {type(error).__name__}: {error}".rstrip(".")
         raise leaf.complete(ConversionError(reason)) from error
 

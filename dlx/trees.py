@@ -154,7 +154,7 @@ class Tree:
             source = strangers.array_stranger(obj)
             if source is None and self.strict and strangers.buffer_stranger(obj) is None:
                 self._not_plain(obj, number, i)
-        except DlxError:
+        except (DlxError, MemoryError):
             raise
         except Exception:  # it raises when it is looked at, so it is nothing that we know
             return None

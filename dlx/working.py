@@ -91,6 +91,8 @@ class Work:
                 continue  # it has no current stream
             try:
                 place = source.device_of(obj)
+            except MemoryError:
+                raise
             except Exception:  # where it is converted, that says why
                 continue
             if place is None or not cuda.is_cuda(place):

@@ -305,3 +305,28 @@ def test_base_adapter_refuses_by_default():
     """An adapter that states nothing can do nothing by accident."""
     assert Adapter().accepts() is None
     assert Adapter().clone(object()) is NotImplemented
+
+
+def test_a_key_that_takes_a_views_results_away(python):
+    """A lazy view's place is looked up by the key's own __eq__, which may put another dict in the view's stead."""
+    out = python(
+        """
+        from dlx import native
+        class View(native.Places):
+            def _missed(self, key):
+                return "missed"
+        class Key:
+            def __hash__(self):
+                return 1
+            def __eq__(self, other):
+                view._slots = {}
+                return False
+        for _ in range(100):
+            view = View()
+            view._source = {}
+            view._slots = {Key(): (1, 2)}
+            assert view[Key()] == "missed"
+        print("well")
+        """
+    )
+    assert out == "well\n"

@@ -474,6 +474,39 @@ def test_a_failing_consumer_gives_the_capsule_back(counting, failing, how, targe
     assert (counting.deleted, native.live()) == (before + 1, live)
 
 
+VIEWED = {
+    "relabelled": ({"device": (3, 0)}, {"device": "cpu"}, "dlx"),
+    "relabelled for numpy": ({"device": (3, 0)}, {}, "numpy"),
+    "shared as if writable": ({"flags": 1}, {"readonly": "share"}, "torch"),
+    "of another dtype": ({"dtype": (4, 16, 1)}, {}, "numpy"),
+    "without an element": ({"shape": (0, 3), "null_data": True}, {}, "numpy"),
+}
+
+
+@pytest.mark.parametrize("how", CONSUMERS)
+@pytest.mark.parametrize("viewed", VIEWED)
+def test_a_viewed_capsule_is_given_back(counting, failing, how, viewed):
+    """Also where the consumer got a view of what was taken, which is gone before the capsule gets its name back."""
+    what, options, target = VIEWED[viewed]
+    if target != "dlx":
+        pytest.importorskip(target)
+    pytest.importorskip("ml_dtypes")
+    make = lambda: counting.capsule(**{"shape": (3,), **what})  # noqa: E731
+    dlx.convert(make(), to=target, **options)
+    gc.collect(1)
+    failing(target, how)
+    before, live = counting.deleted, native.live()
+    capsule = make()
+    with pytest.raises(errors.ConversionError, match="refused it: RuntimeError: no"):
+        dlx.convert(capsule, to=target, **options)
+    gc.collect(1)
+    assert counting.deleted == before
+    assert counting.name(capsule) == ("used_" if stash else "") + "dltensor_versioned"
+    del capsule
+    stash.clear()
+    assert (counting.deleted, native.live()) == (before + 1, live)
+
+
 @both
 def test_a_capsule_is_given_back_where_it_cannot_even_be_described(counting, failing, monkeypatch, legacy):
     """Memory runs out while the error is written."""

@@ -106,6 +106,8 @@ def _best(call: Callable[[], Any], rounds: int) -> float | None:
     """Return nanoseconds of one call, the best of some rounds of a few milliseconds each; None if it fails."""
     try:
         call()
+    except MemoryError:
+        raise
     except Exception:  # the consumer takes no such array by itself
         return None
     timer = timeit.Timer(call)
