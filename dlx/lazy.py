@@ -19,6 +19,7 @@ from dlx.errors import AdapterNotFoundError, DlxError
 from dlx.facts import Container
 from dlx.failures import Failures
 from dlx.leaf import Request
+from dlx.locks import lock_of
 from dlx.native import Lane
 from dlx.phases import Bulk, convert_tree
 from dlx.tensor import type_name
@@ -71,9 +72,6 @@ class Options:
         self.free: set[type] = set()  # types whose arrays may be asked twice, by the lane
 
 
-_locks = threading.Lock()
-
-
 class Scope:
     """The objects that became others in one call.
 
@@ -94,7 +92,7 @@ class Scope:
         The outermost view, weakly, once an element of it was asked for.
     """
 
-    __slots__ = ("_full", "_lock", "back", "known", "moved", "options", "root")
+    __slots__ = ("__weakref__", "_full", "_lock", "back", "known", "moved", "options", "root")
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -140,10 +138,7 @@ class Scope:
 
     def lock(self) -> threading.RLock:
         """Return the lock that is held while something is done that must not be done twice."""
-        if self._lock is None:
-            with _locks:
-                self._lock = self._lock or threading.RLock()
-        return self._lock
+        return lock_of(self)
 
     def _learn(self, kind: type, row: Container, path: Path, key: Any) -> Any:
         try:

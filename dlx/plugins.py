@@ -71,7 +71,7 @@ class Plugin:
     names
         The entries' names: root packages whose adapters are here.
     loading
-        Threads that are loading it just now.
+        Threads that are loading it just now, as (process, thread).
     """
 
     module: str
@@ -82,7 +82,7 @@ class Plugin:
     broken: BaseException | None = None
     notes: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
-    loading: set[int] = field(default_factory=set)
+    loading: set[tuple[int, int]] = field(default_factory=set)
 
     def __str__(self) -> str:
         return f"{self.module} ({self.distribution})"
