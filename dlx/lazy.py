@@ -14,7 +14,7 @@ from weakref import ref
 
 from dlx import strangers
 from dlx.adapter import Adapter, look_up
-from dlx.containers import what_is
+from dlx.containers import is_plain, what_is
 from dlx.errors import AdapterNotFoundError, DlxError
 from dlx.facts import Container
 from dlx.failures import Failures
@@ -221,7 +221,9 @@ class Scope:
             return
         moved = self.moved
         try:
-            result, source = ref(new), None if getattr(type(new), "is_lazy_view", False) else _source_ref(obj)
+            # A view of the object itself holds it; what it shows of a view, or reads in its stead, does not.
+            held = getattr(type(new), "is_lazy_view", False) and name_of(new._source, new._row) == name
+            result, source = ref(new), None if held else _source_ref(obj)
             if source is not None and not isinstance(source, ref):  # it is held, as long as the result lives
 
                 def let_go(dead: Any) -> None:
@@ -255,7 +257,7 @@ class Scope:
         if pair is None:
             return None
         new = pair[1]()
-        if pair[0] is None:  # a view, which holds its source
+        if pair[0] is None:  # a view, which holds it
             return new
         alive = pair[0]()
         return new if alive is obj or (alive is not None and name != id(obj)) else None
@@ -276,10 +278,11 @@ class Scope:
     def source_of(self, obj: Any) -> Any:
         """Return the source's own object for a result of this scope; anything else as it is."""
         if self.back is None:
-            self.back = {id(pair[1]()): name for name, pair in list(self.moved.items())}
+            alive = [(name, pair[1]()) for name, pair in list(self.moved.items())]
+            self.back = {id(new): name for name, new in alive if new is not None}
             self.back |= {id(slot[1]): name for name in list(self.known) if (slot := self._at(name)) is not None}
         name = self.back.get(id(obj))
-        if name is None:
+        if name is None or is_plain(type(obj)):  # what a recipe made of an object may be any number, or None
             return obj
         slot = self._at(name)
         if slot is not None and slot[1] is obj:

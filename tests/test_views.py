@@ -404,6 +404,57 @@ def test_a_result_that_is_written_back_stands_for_its_source(arrays):
     assert len(source) == 16 and source[1] is source[0] and all(not isinstance(x, dlx.Tensor) for x in source)
 
 
+def test_plain_data_stands_for_nothing_but_itself(np, arrays):
+    """None is stored as None, also after results are gone, and where some object became None."""
+
+    class Recipe:
+        def __init__(self, result):
+            self.result = result
+
+        def __dlx_tree__(self):
+            return [arrays[0]], lambda children: self.result
+
+    source = {"w": arrays[0], "bias": arrays[1]}
+    view = lazy(source, to="dlx")
+    view["w"]
+    del view["w"]
+    view["bias"] = None
+    assert source == {"bias": None} and view == {"bias": None} and None in view.values()
+    numbers = [arrays[0], 3]
+    view = lazy(numbers, to="dlx")
+    view[0]
+    view[0] = None
+    assert numbers == [None, 3] and view == [None, 3] and None in view and view.index(None) == 0
+    for result in (None, 3, "text", True):
+        recipe = Recipe(result)
+        view = lazy(mixed := [recipe, arrays[1]], to="dlx")
+        view.append(view[1])
+        assert view[0] is result and mixed[2] is arrays[1]
+        view[1] = view[0]
+        assert mixed[0] is recipe and mixed[1] is result
+
+
+def test_a_view_of_a_view_is_not_taken_for_another_at_its_address(np):
+    """It shows what the first one showed and does not keep it, whose address may be another's one day."""
+    outer = lazy([[np.full(1, n)] for n in range(300)], to="dlx")
+    for _ in range(20):
+        outer.refresh()
+        outer._scope.moved.clear()
+        source = [outer[0], None]
+        view = lazy(source, to="numpy")
+        outer[1], outer[2]
+        outer.refresh()
+        outer._scope.moved.clear()
+        first, address = view[0], id(source[0])
+        source[0] = None
+        assert view[0] is None and first[0] == 0
+        for n in range(1, 300):
+            if id(outer[n]) == address:
+                source[1] = outer[n]
+                assert view[1][0] == n
+                return
+
+
 def test_new_elements_go_to_the_one_framework_of_the_container(np, torch, arrays):
     """What is appended, inserted, updated: arrays become the container's own kind; in a mixed one they stay."""
     source, new = list(arrays), [torch.full((2,), float(i)) for i in range(10, 16)]
