@@ -217,8 +217,11 @@ class Scope:
 
     def leave(self, name: Any, obj: Any, new: Any) -> None:
         """Note what an object became that has no place, or loses it."""
-        if new is obj:
-            return
+        if new is not obj:
+            self.know(name, obj, new)
+
+    def know(self, name: Any, obj: Any, new: Any) -> None:
+        """Note what an object is to be, weakly; it may be to stay as it is."""
         moved = self.moved
         try:
             # A view of the object itself holds it; what it shows of a view, or reads in its stead, does not.

@@ -143,7 +143,7 @@ def lazy_view(
     lane, to
         The fast lane and the target as it was given, where nothing else is asked for.
     known
-        Objects, and what they have become already; kept weakly.
+        Objects, and what they are to be, themselves for one; kept weakly.
     """
     row = container_of(type(obj))
     assert row is not None
@@ -152,6 +152,6 @@ def lazy_view(
         _plain[to] = (registry.generation, options)
     scope = Scope(options)
     for old, new in known:
-        scope.leave(id(old), old, new)
+        scope.know(id(old), old, new)
     view = make(obj, row, scope, None)
     return scope.eager(obj, row) if view is None else view
