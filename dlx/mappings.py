@@ -107,6 +107,9 @@ class MappingView(PlacesView, Mapping[K, V]):
     def _children(self) -> Any:
         return () if self._row.elements == "fresh" else (self._source[key] for key in self)
 
+    def _holds_still(self, key: Any, element: Any) -> bool:
+        return key in self and super()._holds_still(key, element)  # it may have a way with what is missing
+
     def _holds(self, key: Any, value: Any) -> bool:
         """Return whether the value is what the view shows for a key: arrays by identity, data by equality."""
         if self._row.elements == "fresh":

@@ -149,19 +149,25 @@ class View:
                 if new is not element or isinstance(kind_of(new), Adapter):
                     with contextlib.suppress(TypeError):  # a tuple, say: it is made anew each time
                         self._slots[key] = weakref.ref(new)
+                    if not len(self._slots) & 63:
+                        self._tidy()
         return new
 
     def _tidy(self) -> None:
         """Forget what is gone: places of this view, where there are far more than elements; and in the scope."""
         self._scope.sweep()
         if len(self._slots) > 2 * self._count() + 64:
+            fresh = self._row.elements == "fresh"
             for key, slot in list(self._slots.items()):
-                try:
-                    gone = self._at(key) is not slot[0]
-                except (LookupError, AttributeError):
-                    gone = True
-                if gone:
+                if slot() is None if fresh else not self._holds_still(key, slot[0]):
                     self._forget(key)
+
+    def _holds_still(self, key: Any, element: Any) -> bool:
+        """Return whether the source has an element at a place; where it has none, none is made."""
+        try:
+            return self._at(key) is element
+        except (LookupError, AttributeError):
+            return False
 
     def _same(self, one: Any, other: Any) -> bool:
         name = self._row.identity(one) if self._row.identity is not None else None

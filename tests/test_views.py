@@ -293,6 +293,33 @@ def test_a_view_of_a_list_that_turns_over_does_not_grow(np):
     assert native.live() - live < 10 and len(view._slots) < 200 and len(view._scope.known) < 1000
 
 
+@pytest.mark.parametrize("options", [{}, {"copy": True}])
+@pytest.mark.parametrize("make", [dict, collections.OrderedDict, collections.UserDict, Store])
+def test_a_view_of_a_mapping_that_turns_over_does_not_grow(np, make, options):
+    """Keys that come and go behind the view leave neither entries in it nor arrays, nor do nested containers."""
+    source = make(np, keep=[0]) if make is Store else make(keep=np.zeros(1))
+    view = lazy(source, to="dlx", **options)
+    live = native.live()
+    for i in range(2000):
+        source[i] = np.full(1, i) if make is Store or i % 2 else [np.full(1, i)]
+        view[i] if make is Store or i % 2 else view[i][0]
+        del source[i]
+        view["keep"]
+    assert view["keep"] is view["keep"] and native.live() - live < 300
+    assert len(view._slots) < 300 and len(view._scope.known) < 1000 and len(view._scope.moved) < 1000
+
+
+def test_tidying_makes_nothing_of_what_is_missing(np):
+    """A view that forgets the keys that are gone does not ask a defaultdict for them."""
+    source = collections.defaultdict(lambda: np.zeros(1))
+    view = lazy(source, to="dlx")
+    for i in range(1000):
+        source[i] = np.full(1, i)
+        view[i]
+        del source[i]
+    assert not source and len(view._slots) < 300
+
+
 # ---- the source lives ------------------------------------------------------------------------------------------------
 
 
