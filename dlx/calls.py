@@ -13,6 +13,7 @@ from dlx.conversion import convert
 from dlx.errors import DlxError
 from dlx.facts import Container
 from dlx.failures import Failures
+from dlx.foreign import derives
 from dlx.leaf import Request
 from dlx.native import Lane
 from dlx.phases import Bulk
@@ -268,7 +269,7 @@ class Call:
         made, own, old_keys, old = self._containers.get(id(container), (None, None, None, []))
         if made is not container or len(old) != len(children):
             return None
-        if isinstance(container, Set):  # in no order
+        if derives(type(container), Set):  # in no order
             return own if {id(child) for child in children} == {id(child) for child in old} else None
         same = keys is None or all(map(_is_key, keys, old_keys or ()))
         return own if same and all(a is b for a, b in zip(old, children, strict=True)) else None

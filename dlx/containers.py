@@ -34,7 +34,7 @@ from dlx.foreign import TypeCache, derives, is_key, module_of
 from dlx.registry import registry
 from dlx.rows import abstract_row, close_set, elements, items, record_row, subclass_row
 
-__all__ = ["LIST", "TUPLE", "VIEW", "container_of", "is_plain", "what_is"]
+__all__ = ["LIST", "TUPLE", "VIEW", "container_of", "is_plain", "stamp", "what_is"]
 
 # ---- exact built-in types --------------------------------------------------------------------------------------------
 
@@ -177,6 +177,11 @@ _arrays: TypeCache[Adapter] = TypeCache()
 _seen: tuple[int, Any] = (0, None)
 
 
+def stamp() -> tuple[int, Any]:
+    """Return what is another one once an answer about types may be: an adapter was loaded, or a type registered."""
+    return registry.generation, abc.get_cache_token()
+
+
 def container_of(kind: type) -> Container | None:
     """Return the row of a container type, None for a leaf. Asked once per type.
 
@@ -193,7 +198,7 @@ def container_of(kind: type) -> Container | None:
     if (type(kind) is type or is_key(kind)) and kind in _EXACT:
         return _EXACT[kind]
     global _seen
-    now = (registry.generation, abc.get_cache_token())
+    now = stamp()
     if now != _seen:
         _known.clear()
         _arrays.clear()

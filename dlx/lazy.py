@@ -14,10 +14,11 @@ from weakref import ref
 
 from dlx import strangers
 from dlx.adapter import Adapter, look_up
-from dlx.containers import is_plain, what_is
+from dlx.containers import VIEW, is_plain, stamp, what_is
 from dlx.errors import AdapterNotFoundError, DlxError
 from dlx.facts import Container
 from dlx.failures import Failures
+from dlx.foreign import is_key
 from dlx.leaf import Request
 from dlx.locks import lock_of
 from dlx.native import Lane
@@ -25,7 +26,9 @@ from dlx.phases import Bulk, convert_tree
 from dlx.tensor import type_name
 from dlx.trees import ROOT
 
-__all__ = ["Options", "Path", "Scope", "name_of", "path_text"]
+__all__ = ["MISSING", "Options", "Path", "Scope", "name_of", "path_text"]
+
+MISSING: Any = object()
 
 Path = tuple[Any, Container, Any] | None
 """Where a view was met first: the path of the view around it, that one's row, and the key; None at the root."""
@@ -53,9 +56,14 @@ class Options:
         ``make(obj, row, scope, path)`` gives the view of a container, or None where it has none.
     lane, to
         The fast lane and its target, where the options ask for nothing else; None otherwise.
+
+    Attributes
+    ----------
+    known_at
+        The stamp under which types were looked up; under another one they are looked up anew.
     """
 
-    __slots__ = ("collect", "free", "kinds", "lane", "make", "request", "strict", "to")
+    __slots__ = ("collect", "free", "kinds", "known_at", "lane", "make", "request", "strict", "to")
 
     def __init__(
         self,
@@ -68,8 +76,16 @@ class Options:
     ) -> None:
         self.request, self.make, self.lane, self.to = request, make, lane, to
         self.strict, self.collect = strict, collect
+        self.known_at = stamp()
         self.kinds: dict[type, Any] = {}
         self.free: set[type] = set()  # types whose arrays may be asked twice, by the lane
+
+    def known(self, kind: type) -> Any:
+        """Return what `what_is` says of a type, if it was asked since types last changed; else MISSING."""
+        now = stamp()
+        if now != self.known_at:
+            self.kinds, self.free, self.known_at = {}, set(), now
+        return self.kinds.get(kind, MISSING) if type(kind) is type or is_key(kind) else MISSING
 
 
 class Scope:
@@ -116,9 +132,8 @@ class Scope:
             The container's row and path, and the element's place in it.
         """
         options, kind = self.options, type(obj)
-        try:
-            what = options.kinds[kind]
-        except KeyError:
+        what = options.known(kind)
+        if what is MISSING:
             what = self._learn(kind, row, path, key)
         if what is None:
             return obj
@@ -127,9 +142,12 @@ class Scope:
             new = self._again(name, obj)
             if new is not None:
                 return new
-            if isinstance(what, Container):
+            if what is kind:  # a class may not even say what it is
+                source = self._stranger(obj, row, path, key)
+            elif isinstance(what, Container):
                 return self._entered(obj, what, row, path, key)
-            source = self._stranger(obj, row, path, key) if isinstance(what, type) else what
+            else:
+                source = what
             if source is None:
                 return obj
             new = self._converted(obj, source, row, path, key)
@@ -148,19 +166,21 @@ class Scope:
                 source=type_name(kind), target=self.options.request.target.name, where=path_text((path, row, key))
             ) from None
         options = self.options
-        if options.lane is not None and isinstance(what, Adapter) and any(look_up(name) is kind for name in what.lane):
-            options.free.add(kind)
-        options.kinds[kind] = what
+        if type(kind) is type or is_key(kind):
+            options.kinds[kind] = what
+            is_array = what is not kind and isinstance(what, Adapter)
+            if options.lane is not None and is_array and any(look_up(name) is kind for name in what.lane):
+                options.free.add(kind)
         return what
 
     def _stranger(self, obj: Any, row: Container, path: Path, key: Any) -> Adapter | None:
         try:
             source = strangers.array_stranger(obj)
             plain = source is not None or not self.options.strict or strangers.buffer_stranger(obj) is not None
-        except DlxError:
+        except (DlxError, MemoryError):
             raise
-        except Exception:  # it raises when it is looked at
-            return None
+        except Exception:  # it raises when it is looked at, so it is nothing that we know
+            source, plain = None, not self.options.strict
         if plain:
             return source
         raise AdapterNotFoundError(
@@ -225,7 +245,7 @@ class Scope:
         moved = self.moved
         try:
             # A view of the object itself holds it; what it shows of a view, or reads in its stead, does not.
-            held = getattr(type(new), "is_lazy_view", False) and name_of(new._source, new._row) == name
+            held = what_is(type(new)) is VIEW and name_of(new._source, new._row) == name
             result, source = ref(new), None if held else _source_ref(obj)
             if source is not None and not isinstance(source, ref):  # it is held, as long as the result lives
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, MutableMapping, ValuesView
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from dlx.view import MISSING, PlacesView, View
+from dlx.foreign import derives
+from dlx.lazy import MISSING
+from dlx.view import PlacesView, View, is_view
 
 __all__ = ["MappingView", "MutableMappingView"]
 
@@ -143,7 +145,7 @@ class MappingView(PlacesView, Mapping[K, V]):
 
 
 def _equal(here: Any, other: Any) -> bool:
-    return isinstance(here, View) and isinstance(other, list | tuple | dict | View) and bool(here == other)
+    return is_view(here) and derives(type(other), (list, tuple, dict, View)) and bool(here == other)
 
 
 class MutableMappingView(MappingView[K, V], MutableMapping[K, V]):

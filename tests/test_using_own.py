@@ -135,7 +135,7 @@ PAIRS = list(itertools.product(FRAMEWORKS, repeat=2))
 @pytest.mark.parametrize("decorate", [calling, method, generating, awaiting])
 def test_an_argument_that_is_handed_back_is_the_callers_own_object(decorate, to, lazy):
     """Whatever framework it is of, in whatever container, beside whatever other; lazily containers may be views."""
-    pairs = PAIRS[::1 + lazy] if decorate is calling else PAIRS[1::11]
+    pairs = PAIRS[:: 1 + lazy] if decorate is calling else PAIRS[1::11]
     for body, into, (one, other) in itertools.product(OUT.values(), INTO.values(), pairs):
         a, b = FRAMEWORKS[one](), FRAMEWORKS[other]()
         run = decorate(body, to, lazy=lazy)

@@ -1289,3 +1289,65 @@ def test_a_view_that_has_lost_its_source_does_not_crash(python):
             print("raised")
     """
     assert python(code).strip() == "raised"
+
+
+def test_options_do_not_outlive_a_new_adapter(python):
+    """What passed through is an array once its adapter is there: for the next view, and where an old one asks anew."""
+    python(
+        """
+        import abc, sys, types
+        from collections.abc import Sequence
+        import dlx
+        from dlx.adapter import Adapter, Capabilities, Layout
+        from dlx.plugins import Plugin
+        from dlx.registry import registry
+
+        class Foo:
+            tensor = dlx.convert(bytearray(3), to="dlx")
+
+        class Bar:
+            def __getitem__(self, i): return (Foo(), Foo())[i]
+            def __len__(self): return 2
+
+        mine = types.ModuleType("mine")
+        Foo.__module__, mine.Foo, sys.modules["mine"] = "mine", Foo, mine
+
+        class Mine(Adapter):
+            name = package = "mine"
+            types = ("mine.Foo",)
+            def info(self, obj): return None
+            def export(self, obj, *, stream=None): return obj.tensor
+
+        view = lambda: dlx.convert([Foo(), Foo(), Bar()], to="dlx", lazy=True)
+        old = view()
+        assert type(old[0]) is type(view()[0]) is Foo and type(old[2]) is Bar
+        module = types.ModuleType("dlx_mine")
+        module.dlx_adapters = dlx.hookimpl(lambda: [Mine()])
+        registry._plugins["mine"] = Plugin("dlx_mine", lambda: module, "dlx-mine", names=("mine",))
+        registry.load("mine")
+        assert type(view()[0]) is dlx.Tensor and type(old[1]) is dlx.Tensor and type(view()[2]) is Bar
+        Sequence.register(Bar)
+        assert type(view()[2][0]) is dlx.Tensor
+
+        def plugin(number):  # two for one target, the second one preferred
+            class Made(Adapter):
+                name, package, priority, types = "mine", "mine", number, ("mine.Foo",)
+                lane = ("mine.Foo",)
+                def accepts(self): return Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1)
+                def load(self, tensor):
+                    made = Foo()
+                    made.by = number
+                    return made
+            module = types.ModuleType(f"dlx_mine{number}")
+            module.dlx_adapters = dlx.hookimpl(lambda: [Made()])
+            registry._beside("mine", Plugin(module.__name__, lambda: module, f"dlx-mine{number}", names=("mine",)))
+            registry.load(f"mine (dlx-mine{number})")
+
+        def made():
+            view = dlx.convert([dlx.convert(bytearray(3), to="dlx")], to="mine", lazy=True)
+            return view[0].by, view.materialize()[0].by
+        for number in (1, 2):
+            plugin(number)
+            assert made() == (number, number) and made() == (number, number)
+        """
+    )
