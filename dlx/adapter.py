@@ -9,6 +9,7 @@ looked up when their package is there.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import sys
@@ -164,6 +165,10 @@ class Adapter:
     dtype_attribute: str = "dtype"
     part_of: Adapter | None = None
     fresh_alignment: int = 16
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _without_locks(cls)
 
     # ---- facts, looked up --------------------------------------------------------------------------------------
 
@@ -560,6 +565,20 @@ def look_up(name: str) -> Any:
         # Modules first: a package may define __getattr__ that imports.
         found = sys.modules.get(package) or found.__dict__.get(attribute) or getattr(found, attribute, None)
     return found
+
+
+def _without_locks(cls: type) -> None:
+    """Let the cached properties of a class be computed without a lock, as they are from Python 3.12 on.
+
+    Python 3.11 has one lock for all objects: whoever imports a framework meanwhile makes all others wait, and a child
+    that is forked meanwhile waits for ever.
+    """
+    for value in vars(cls).values():
+        if isinstance(value, functools.cached_property) and hasattr(value, "lock"):
+            value.lock = contextlib.nullcontext()
+
+
+_without_locks(Adapter)
 
 
 def _as_struct(stated: Capabilities) -> Any:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Set
 from typing import Any, cast
 
 from dlx.abi import Device
 from dlx.adapter import Adapter
-from dlx.containers import TUPLE
+from dlx.containers import TUPLE, is_plain
 from dlx.conversion import convert
 from dlx.errors import DlxError
 from dlx.facts import Container
 from dlx.failures import Failures
+from dlx.foreign import derives
 from dlx.leaf import Request
 from dlx.native import Lane
 from dlx.phases import Bulk
@@ -64,6 +66,25 @@ class Way:
         return {id(tree.arrays[i]) for i in tree.below(chosen)}
 
 
+class Answer(Tree):
+    """A result taken apart; what the function was passed as it is stays whole."""
+
+    def __init__(self, root: Any, row: Container, failures: Failures, whole: tuple[Any, ...]) -> None:
+        self._whole = whole
+        super().__init__(root, row, failures)
+
+    def _enter(self, obj: Any, row: Container, key: Any, parent: int, at: int) -> int:
+        return super()._enter(obj, WHOLE if any(obj is each for each in self._whole) else row, key, parent, at)
+
+
+WHOLE = Container(open=lambda obj: (None, []), mutable=False)
+
+
+def _is_key(one: Any, other: Any) -> bool:
+    """Return whether two keys are one: the same object, or equal data. An array is never asked what it equals."""
+    return one is other or (type(one) is type(other) and is_plain(type(one)) and bool(one == other))
+
+
 class Call:
     """One call: arguments on their way in, results on their way out, writes on their way back."""
 
@@ -72,7 +93,8 @@ class Call:
         self.request: Request = way.request()
         self.kept = args[: way.skipped]
         self._caller: tuple[Adapter, Device | None] | None = None
-        self._own: dict[int, tuple[Any, Any]] = {}  # address of what went in -> (it, the caller's own object)
+        # Address of what went in -> (it, the caller's own object).
+        self._own: dict[int, tuple[Any, Any]] = {id(each): (each, each) for each in self.kept}
         self._containers: dict[int, tuple[Any, Any, Any, list[Any]]] = {}  # the same; with keys and children
         self.writes = Writes(self.request.target)
         self._seen: list[tuple[Adapter, Any, bool]] = []  # (adapter, array, whether it is on the host for certain)
@@ -174,9 +196,8 @@ class Call:
         if self._caller is not None:
             home, device = self._caller
             request = Request(home, device, detach=self.request.detach, readonly=self.request.readonly)
-            if self.way.lazy and isinstance(what, Container):
-                asked = self.way.answer is not None  # then the caller's own arrays are to be of that framework too
-                known = [pair for pair in self._own.values() if not asked or kind_of(pair[1]) is home]
+            if self.way.lazy and isinstance(what, Container) and not self._is_handed_back(value, what):
+                known = [pair for pair in self._own.values() if self._may_answer(pair[1])]
                 return lazy_view(value, request, None, None, strict=False, collect=False, known=known)
         if isinstance(what, Container):
             return self._outward(value, what, request, "result")
@@ -186,7 +207,7 @@ class Call:
         """Convert a container; without a request its arrays stay, but for the caller's own."""
         target = self.request.target if request is None else request.target
         failures = Failures(target.name)
-        tree = Tree(value, row, failures)
+        tree = Answer(value, row, failures, self.kept)
         arrays = [self._mine(array) for array in tree.arrays]
         results = list(arrays)
         own = any(id(container) in self._containers for container, *_ in tree.containers())
@@ -194,8 +215,7 @@ class Call:
         if not own and (request is None or not results):
             return value  # nothing in it is the caller's, and nothing is to be converted
         if request is not None:
-            # What the caller named as the answer holds for the caller's own arrays as well.
-            rest = [i for i, old in enumerate(tree.arrays) if arrays[i] is old or self.way.answer is not None]
+            rest = [i for i, old in enumerate(tree.arrays) if not (self._went_in(old) and self._may_answer(arrays[i]))]
             some = [arrays[i] for i in rest]
             sources = [
                 source if isinstance(source := kind_of(array), Adapter) else tree.sources[i]
@@ -215,15 +235,43 @@ class Call:
             return None, None
         return cast("Lane", convert), home.name
 
+    def _went_in(self, obj: Any) -> bool:
+        """Return whether an object is one that the function got."""
+        own = self._own.get(id(obj))
+        return own is not None and own[0] is obj
+
     def _mine(self, array: Any) -> Any:
         """Return the caller's own array for one that went in."""
-        own = self._own.get(id(array))
-        return own[1] if own is not None and own[0] is array else array
+        return self._own[id(array)][1] if self._went_in(array) else array
+
+    def _may_answer(self, own: Any) -> bool:
+        """Return whether the caller's own object is a result as it is: not where another framework was asked for."""
+        if self.way.answer is None or self._caller is None:
+            return True
+        what = kind_of(own)
+        return not isinstance(what, Adapter) or self._caller[0].holds(own, what)
+
+    def _is_handed_back(self, container: Any, row: Container) -> bool:
+        """Return whether a container is, all of it, the caller's own."""
+        if self._went_in(container):
+            return True
+        own = self._containers.get(id(container))
+        if own is None or own[0] is not container:
+            return False
+        tree = Answer(container, row, Failures(""), self.kept)
+        arrays = [self._mine(array) for array in tree.arrays]
+        if not all(self._went_in(old) and self._may_answer(new) for old, new in zip(tree.arrays, arrays, strict=True)):
+            return False
+        return tree.rebuild(arrays, "", self._stands) is own[1]
 
     def _stands(self, container: Any, keys: Any, children: list[Any]) -> Any:
         """Return the caller's own container for one that went in and holds what it held."""
         made, own, old_keys, old = self._containers.get(id(container), (None, None, None, []))
-        same = made is container and len(old) == len(children) and (keys is None or list(keys) == list(old_keys or ()))
+        if made is not container or len(old) != len(children):
+            return None
+        if derives(type(container), Set):  # in no order
+            return own if {id(child) for child in children} == {id(child) for child in old} else None
+        same = keys is None or all(map(_is_key, keys, old_keys or ()))
         return own if same and all(a is b for a, b in zip(old, children, strict=True)) else None
 
     # ---- back -------------------------------------------------------------------------------------------------------

@@ -40,7 +40,8 @@ def using(
     to
         The framework of the function, as in `convert`.
     lazy
-        Whether a container that is returned comes back as a lazy view.
+        Whether a container that the function made comes back as a lazy view. Containers of its caller's in there are
+        views then, too; arrays of its caller's are the caller's own all the same.
     answer
         The framework of the results, as in `convert`. None: the caller's, see Notes.
     writes
@@ -81,7 +82,7 @@ def using(
     whole: what its caller writes to the array meanwhile, while a generator or coroutine waits, is lost.
 
     Containers are passed as new ones, so what is put into a list stays there. Defaults of the function are its own, and
-    a first parameter called ``self`` or ``cls`` is passed as it is.
+    a first parameter called ``self`` or ``cls`` is passed as it is, and comes back so.
 
     *On CUDA devices* the function's framework works on the current stream of its caller's framework, device by device,
     so that nothing has to be ordered; around each step of a coroutine or generator, never while that waits. It stays on

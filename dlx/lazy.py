@@ -14,17 +14,21 @@ from weakref import ref
 
 from dlx import strangers
 from dlx.adapter import Adapter, look_up
-from dlx.containers import what_is
+from dlx.containers import VIEW, is_plain, stamp, what_is
 from dlx.errors import AdapterNotFoundError, DlxError
 from dlx.facts import Container
 from dlx.failures import Failures
+from dlx.foreign import is_key
 from dlx.leaf import Request
+from dlx.locks import lock_of
 from dlx.native import Lane
 from dlx.phases import Bulk, convert_tree
 from dlx.tensor import type_name
 from dlx.trees import ROOT
 
-__all__ = ["Options", "Path", "Scope", "name_of", "path_text"]
+__all__ = ["MISSING", "Options", "Path", "Scope", "name_of", "path_text"]
+
+MISSING: Any = object()
 
 Path = tuple[Any, Container, Any] | None
 """Where a view was met first: the path of the view around it, that one's row, and the key; None at the root."""
@@ -52,9 +56,14 @@ class Options:
         ``make(obj, row, scope, path)`` gives the view of a container, or None where it has none.
     lane, to
         The fast lane and its target, where the options ask for nothing else; None otherwise.
+
+    Attributes
+    ----------
+    known_at
+        The stamp under which types were looked up; under another one they are looked up anew.
     """
 
-    __slots__ = ("collect", "free", "kinds", "lane", "make", "request", "strict", "to")
+    __slots__ = ("collect", "free", "kinds", "known_at", "lane", "make", "request", "strict", "to")
 
     def __init__(
         self,
@@ -67,11 +76,16 @@ class Options:
     ) -> None:
         self.request, self.make, self.lane, self.to = request, make, lane, to
         self.strict, self.collect = strict, collect
+        self.known_at = stamp()
         self.kinds: dict[type, Any] = {}
         self.free: set[type] = set()  # types whose arrays may be asked twice, by the lane
 
-
-_locks = threading.Lock()
+    def known(self, kind: type) -> Any:
+        """Return what `what_is` says of a type, if it was asked since types last changed; else MISSING."""
+        now = stamp()
+        if now != self.known_at:
+            self.kinds, self.free, self.known_at = {}, set(), now
+        return self.kinds.get(kind, MISSING) if type(kind) is type or is_key(kind) else MISSING
 
 
 class Scope:
@@ -94,7 +108,7 @@ class Scope:
         The outermost view, weakly, once an element of it was asked for.
     """
 
-    __slots__ = ("_full", "_lock", "back", "known", "moved", "options", "root")
+    __slots__ = ("__weakref__", "_full", "_lock", "back", "known", "moved", "options", "root")
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -118,9 +132,8 @@ class Scope:
             The container's row and path, and the element's place in it.
         """
         options, kind = self.options, type(obj)
-        try:
-            what = options.kinds[kind]
-        except KeyError:
+        what = options.known(kind)
+        if what is MISSING:
             what = self._learn(kind, row, path, key)
         if what is None:
             return obj
@@ -129,9 +142,12 @@ class Scope:
             new = self._again(name, obj)
             if new is not None:
                 return new
-            if isinstance(what, Container):
+            if what is kind:  # a class may not even say what it is
+                source = self._stranger(obj, row, path, key)
+            elif isinstance(what, Container):
                 return self._entered(obj, what, row, path, key)
-            source = self._stranger(obj, row, path, key) if isinstance(what, type) else what
+            else:
+                source = what
             if source is None:
                 return obj
             new = self._converted(obj, source, row, path, key)
@@ -140,10 +156,7 @@ class Scope:
 
     def lock(self) -> threading.RLock:
         """Return the lock that is held while something is done that must not be done twice."""
-        if self._lock is None:
-            with _locks:
-                self._lock = self._lock or threading.RLock()
-        return self._lock
+        return lock_of(self)
 
     def _learn(self, kind: type, row: Container, path: Path, key: Any) -> Any:
         try:
@@ -153,9 +166,11 @@ class Scope:
                 source=type_name(kind), target=self.options.request.target.name, where=path_text((path, row, key))
             ) from None
         options = self.options
-        if options.lane is not None and isinstance(what, Adapter) and any(look_up(name) is kind for name in what.lane):
-            options.free.add(kind)
-        options.kinds[kind] = what
+        if type(kind) is type or is_key(kind):
+            options.kinds[kind] = what
+            is_array = what is not kind and isinstance(what, Adapter)
+            if options.lane is not None and is_array and any(look_up(name) is kind for name in what.lane):
+                options.free.add(kind)
         return what
 
     def _stranger(self, obj: Any, row: Container, path: Path, key: Any) -> Adapter | None:
@@ -164,8 +179,8 @@ class Scope:
             plain = source is not None or not self.options.strict or strangers.buffer_stranger(obj) is not None
         except (DlxError, MemoryError):
             raise
-        except Exception:  # it raises when it is looked at
-            return None
+        except Exception:  # it raises when it is looked at, so it is nothing that we know
+            source, plain = None, not self.options.strict
         if plain:
             return source
         raise AdapterNotFoundError(
@@ -222,11 +237,16 @@ class Scope:
 
     def leave(self, name: Any, obj: Any, new: Any) -> None:
         """Note what an object became that has no place, or loses it."""
-        if new is obj:
-            return
+        if new is not obj:
+            self.know(name, obj, new)
+
+    def know(self, name: Any, obj: Any, new: Any) -> None:
+        """Note what an object is to be, weakly; it may be to stay as it is."""
         moved = self.moved
         try:
-            result, source = ref(new), None if getattr(type(new), "is_lazy_view", False) else _source_ref(obj)
+            # A view of the object itself holds it; what it shows of a view, or reads in its stead, does not.
+            held = what_is(type(new)) is VIEW and name_of(new._source, new._row) == name
+            result, source = ref(new), None if held else _source_ref(obj)
             if source is not None and not isinstance(source, ref):  # it is held, as long as the result lives
 
                 def let_go(dead: Any) -> None:
@@ -260,7 +280,7 @@ class Scope:
         if pair is None:
             return None
         new = pair[1]()
-        if pair[0] is None:  # a view, which holds its source
+        if pair[0] is None:  # a view, which holds it
             return new
         alive = pair[0]()
         return new if alive is obj or (alive is not None and name != id(obj)) else None
@@ -281,10 +301,11 @@ class Scope:
     def source_of(self, obj: Any) -> Any:
         """Return the source's own object for a result of this scope; anything else as it is."""
         if self.back is None:
-            self.back = {id(pair[1]()): name for name, pair in list(self.moved.items())}
+            alive = [(name, pair[1]()) for name, pair in list(self.moved.items())]
+            self.back = {id(new): name for name, new in alive if new is not None}
             self.back |= {id(slot[1]): name for name in list(self.known) if (slot := self._at(name)) is not None}
         name = self.back.get(id(obj))
-        if name is None:
+        if name is None or is_plain(type(obj)):  # what a recipe made of an object may be any number, or None
             return obj
         slot = self._at(name)
         if slot is not None and slot[1] is obj:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -14,6 +14,8 @@ import pluggy
 from dlx import hookspecs, native, plugins, strangers
 from dlx.adapter import Adapter
 from dlx.errors import PluginError
+from dlx.foreign import TypeCache
+from dlx.locks import lock_of
 from dlx.plugins import BUILT_IN, Plugin
 
 __all__ = ["Loader"]
@@ -23,7 +25,7 @@ class Loader:
     """The plugins that there are, by root package, and the adapters of those that were needed."""
 
     def __init__(self, built_in: dict[str, str] | None = None) -> None:
-        self._lock = threading.RLock()
+        self._lock: threading.RLock | None = None
         self._manager = pluggy.PluginManager("dlx")
         self._manager.add_hookspecs(hookspecs)
         self._plugins: dict[str, Plugin] = plugins.own(BUILT_IN if built_in is None else built_in)  # by root or alias
@@ -33,11 +35,11 @@ class Loader:
         self._scanned = False
         self._scans_first = bool(plugins.allowed())
         self.generation = 0  # counts the plugins loaded: who caches answers by type looks here
-        self._producers: weakref.WeakKeyDictionary[type, Adapter] = weakref.WeakKeyDictionary()
+        self._producers: TypeCache[Adapter] = TypeCache()
 
     def scan(self) -> None:
         """Read the entry points, once. Loads nothing."""
-        with self._lock:
+        with lock_of(self):
             if self._scanned:
                 return
             allowed = plugins.allowed()
@@ -80,7 +82,7 @@ class Loader:
     def load(self, key: str) -> Plugin:
         """Load the plugin for a root package, once; what goes wrong is remembered in it."""
         plugin = self._plugins[key]
-        me = threading.get_ident()
+        me = os.getpid(), threading.get_ident()  # a thread of a forked child may have the number of one of its parent
         if plugin.loaded or me in plugin.loading:  # a plugin that converts something while it is loaded
             return plugin
         plugin.loading.add(me)
@@ -92,7 +94,7 @@ class Loader:
             frameworks = {adapter.package.partition(".")[0] for adapter in found} | self._plugins.keys()
             eager = frameworks & sys.modules.keys() - before
             self._load_homes(plugin, found)
-            with self._lock:
+            with lock_of(self):
                 if not plugin.loaded:
                     if eager:
                         note = plugins.eager_note(plugin, eager, seconds)
@@ -104,7 +106,7 @@ class Loader:
         except MemoryError:
             raise
         except (Exception, SystemExit) as error:  # whatever a plugin does wrong stays its own
-            with self._lock:
+            with lock_of(self):
                 if not plugin.loaded:
                     plugin.broken, plugin.loaded = error, True
         finally:
@@ -113,14 +115,14 @@ class Loader:
         return plugin
 
     def _forget(self) -> None:
-        with self._lock:
+        with lock_of(self):
             self.generation += 1
             self._producers.clear()
             native.routes_clear()
 
     def _collect(self, plugin: Plugin, module: ModuleType) -> tuple[Adapter, ...]:
         """Ask a plugin's hook. Two threads at a time may both ask; one answer is kept."""
-        with self._lock:
+        with lock_of(self):
             if not self._manager.is_registered(module):
                 self._manager.register(module)
             others = [other for other in self._manager.get_plugins() if other is not module]

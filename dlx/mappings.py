@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, MutableMapping, ValuesView
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from dlx.view import MISSING, PlacesView, View
+from dlx.foreign import derives
+from dlx.lazy import MISSING
+from dlx.view import PlacesView, View, is_view
 
 __all__ = ["MappingView", "MutableMappingView"]
 
@@ -107,6 +109,9 @@ class MappingView(PlacesView, Mapping[K, V]):
     def _children(self) -> Any:
         return () if self._row.elements == "fresh" else (self._source[key] for key in self)
 
+    def _holds_still(self, key: Any, element: Any) -> bool:
+        return key in self and super()._holds_still(key, element)  # it may have a way with what is missing
+
     def _holds(self, key: Any, value: Any) -> bool:
         """Return whether the value is what the view shows for a key: arrays by identity, data by equality."""
         if self._row.elements == "fresh":
@@ -140,7 +145,7 @@ class MappingView(PlacesView, Mapping[K, V]):
 
 
 def _equal(here: Any, other: Any) -> bool:
-    return isinstance(here, View) and isinstance(other, list | tuple | dict | View) and bool(here == other)
+    return is_view(here) and derives(type(other), (list, tuple, dict, View)) and bool(here == other)
 
 
 class MutableMappingView(MappingView[K, V], MutableMapping[K, V]):

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 
 from dlx.containers import LIST, TUPLE
 from dlx.errors import DlxError
-from dlx.view import MISSING, PlacesView, View
+from dlx.foreign import derives
+from dlx.lazy import MISSING
+from dlx.view import PlacesView, is_view
 
 __all__ = ["NamedView", "SequenceView", "SliceView"]
 
@@ -177,9 +179,7 @@ class SequenceView(PlacesView, Sequence[T]):
 
     def _deep(self, i: int, other: Any) -> bool:
         """Return whether the container at a place equals another one."""
-        return (
-            isinstance(other, list | tuple | dict) and isinstance(here := self[i], View) and here.__eq__(other) is True
-        )
+        return derives(type(other), (list, tuple, dict)) and is_view(here := self[i]) and here.__eq__(other) is True
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -10,6 +10,7 @@ from dlx.abi import READ_ONLY, SUBBYTE_PADDED, host_readable
 from dlx.adapter import Adapter
 from dlx.crossing import physical
 from dlx.errors import ConversionError, DlxError
+from dlx.foreign import exception_text
 from dlx.leaf import Leaf, adapter_failed, refuse
 from dlx.native import Tensor
 from dlx.planning import is_settled, settle
@@ -249,7 +250,7 @@ def load(leaf: Leaf) -> Any:
             raise
         if not taken:
             raise leaf.complete(adapter_failed(leaf.source, error)) from error
-        reason = f"{target.name} refused it: {type(error).__name__}: {error}".rstrip(".")
+        reason = f"{target.name} refused it: {exception_text(error)}"
         raise leaf.complete(ConversionError(reason)) from error
 
 

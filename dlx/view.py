@@ -14,18 +14,17 @@ import contextlib
 import copy
 import operator
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from dlx.adapter import Adapter
 from dlx.errors import DlxError
 from dlx.facts import Container
-from dlx.lazy import Path, Scope, name_of, path_text
+from dlx.foreign import is_key, safe_repr
+from dlx.lazy import MISSING, Path, Scope, name_of, path_text
 from dlx.native import Places
 from dlx.writing import inward, kind_of
 
-__all__ = ["MISSING", "PlacesView", "View"]
-
-MISSING: Any = object()
+__all__ = ["PlacesView", "View", "is_view"]
 
 
 class View:
@@ -86,12 +85,13 @@ class View:
             return self._fresh(key, element)
         if element is MISSING:
             element = self._at(key)
-        options, old = scope.options, slots.get(key)
+        options, old, kind = scope.options, slots.get(key), type(element)
         if old is not None:
             if old[0] is element or (row.identity is not None and self._same(old[0], element)):
                 return old[1]
             self._forget(key)
-        if type(element) in options.free and row.identity is None and scope.back is None:  # nearly always
+        free = (type(kind) is type or is_key(kind)) and kind in options.free
+        if free and row.identity is None and scope.back is None:  # nearly always
             try:
                 new = options.lane._place(  # type: ignore[union-attr]
                     element, options.to, slots, scope.known, scope.moved, key, (self._me, key)
@@ -121,7 +121,7 @@ class View:
         while waiting:
             (element, new), row = waiting.pop()
             self._scope.leave(name_of(element, row), element, new)
-            if isinstance(new, View) and new._row.elements != "fresh" and id(new) not in met:
+            if is_view(new) and new._row.elements != "fresh" and id(new) not in met:
                 met.add(id(new))  # what it shows may be elsewhere as well
                 waiting += [(each, new._row) for each in list(new._slots.values())]
 
@@ -149,19 +149,25 @@ class View:
                 if new is not element or isinstance(kind_of(new), Adapter):
                     with contextlib.suppress(TypeError):  # a tuple, say: it is made anew each time
                         self._slots[key] = weakref.ref(new)
+                    if not len(self._slots) & 63:
+                        self._tidy()
         return new
 
     def _tidy(self) -> None:
         """Forget what is gone: places of this view, where there are far more than elements; and in the scope."""
         self._scope.sweep()
         if len(self._slots) > 2 * self._count() + 64:
+            fresh = self._row.elements == "fresh"
             for key, slot in list(self._slots.items()):
-                try:
-                    gone = self._at(key) is not slot[0]
-                except (LookupError, AttributeError):
-                    gone = True
-                if gone:
+                if slot() is None if fresh else not self._holds_still(key, slot[0]):
                     self._forget(key)
+
+    def _holds_still(self, key: Any, element: Any) -> bool:
+        """Return whether the source has an element at a place; where it has none, none is made."""
+        try:
+            return self._at(key) is element
+        except (LookupError, AttributeError):
+            return False
 
     def _same(self, one: Any, other: Any) -> bool:
         name = self._row.identity(one) if self._row.identity is not None else None
@@ -169,7 +175,7 @@ class View:
 
     def _inward(self, value: Any, old: Any = None) -> Any:
         """Return what is stored in the source for a value."""
-        if isinstance(value, View):
+        if is_view(value):
             return value._stored()
         return inward(self._scope, value, old, self._children(), self._path)
 
@@ -191,7 +197,7 @@ class View:
 
     def _raw(self, value: Any) -> Any:
         """Return the source's own object for a result or a view."""
-        return value._source if isinstance(value, View) else self._scope.source_of(value)
+        return value._source if is_view(value) else self._scope.source_of(value)
 
     # ---- as an object -----------------------------------------------------------------------------------------------
 
@@ -239,8 +245,13 @@ class PlacesView(View, Places):
         return self._touch(key)
 
 
+def is_view(obj: Any) -> TypeGuard[View]:
+    """Return whether an object is a lazy view itself; what stands for another object is not asked for whom."""
+    return issubclass(type(obj), View)
+
+
 def _shown(new: Any) -> str:
-    if isinstance(new, View):
+    if is_view(new):
         return f"<lazy {new._kind()}[{new._count()}]>"
-    text = " ".join(repr(new).split())
+    text = " ".join(safe_repr(new, 1000).split())
     return text if len(text) <= 60 else f"{text[:57]}..."

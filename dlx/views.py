@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Mapping, MutableMapping, MutableSequence, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from dlx.containers import VIEW, container_of
+from dlx.containers import VIEW, container_of, stamp
 from dlx.facts import Container
+from dlx.foreign import TypeCache, derives, is_key
 from dlx.lazy import Options, Path, Scope
 from dlx.leaf import Request
 from dlx.mappings import MappingView, MutableMappingView
 from dlx.mutable_sequences import MutableSequenceView
 from dlx.native import Lane
-from dlx.registry import registry
 from dlx.sequences import NamedView, SequenceView, SliceView
 from dlx.view import View
 
@@ -70,13 +69,13 @@ _OWN = frozenset(("_me", "_path", "_row", "_scope", "_slots", "_source"))
 # ---- which view ------------------------------------------------------------------------------------------------------
 
 _EXACT: dict[type, Any] = {list: MutableSequenceView, tuple: SequenceView, dict: MutableMappingView}
-_classes: weakref.WeakKeyDictionary[type, Any] = weakref.WeakKeyDictionary()
+_classes: TypeCache[Any] = TypeCache()
 
 
 def make(obj: Any, row: Container, scope: Scope, path: Path) -> Any:
     """Return the view of a container; None where it has none."""
     kind = type(obj)
-    cls: Any = _EXACT.get(kind)
+    cls: Any = _EXACT.get(kind) if type(kind) is type or is_key(kind) else None
     if row is VIEW:  # a view of the same source
         cls = SequenceView if isinstance(obj, SliceView) else kind
         return cls(obj._source, obj._row, scope, path)
@@ -93,21 +92,21 @@ def make(obj: Any, row: Container, scope: Scope, path: Path) -> Any:
 def _class_of(kind: type, row: Container) -> Any:
     if any("__dlx_tree__" in cls.__dict__ for cls in kind.__mro__) or row.kind == "set":
         return None
-    if issubclass(kind, Mapping) or row.kind == "mapping":
-        if kind is MappingProxyType or not (issubclass(kind, MutableMapping) or hasattr(kind, "__setitem__")):
+    if derives(kind, Mapping) or row.kind == "mapping":
+        if kind is MappingProxyType or not (derives(kind, MutableMapping) or hasattr(kind, "__setitem__")):
             return MappingView
         return MutableMappingView
-    if issubclass(kind, tuple) and (row.kind == "record" or hasattr(kind, "n_sequence_fields")):
+    if derives(kind, tuple) and (row.kind == "record" or hasattr(kind, "n_sequence_fields")):
         return NamedView
-    if issubclass(kind, Sequence) or row.kind == "sequence":
+    if derives(kind, Sequence) or row.kind == "sequence":
         if hasattr(kind, "__getitem__") and hasattr(kind, "__len__"):
-            mutable = issubclass(kind, MutableSequence) or (row.mutable and hasattr(kind, "insert"))
+            mutable = derives(kind, MutableSequence) or (row.mutable and hasattr(kind, "insert"))
             return MutableSequenceView if mutable else SequenceView
         return None
     return RecordView if row.kind == "record" and row.close is not None else None
 
 
-_plain: dict[Any, tuple[int, Options]] = {}  # target -> options of a call that asks for nothing else
+_plain: dict[Any, tuple[Any, Options]] = {}  # target -> options of a call that asks for nothing else
 
 
 def plain_view(obj: Any, to: Any) -> Any:
@@ -116,7 +115,7 @@ def plain_view(obj: Any, to: Any) -> Any:
         known = _plain.get(to)
     except TypeError:  # no target at all: whoever checks the call says so
         return None
-    if known is None or known[0] != registry.generation:
+    if known is None or known[0] != stamp():
         return None
     row = container_of(type(obj))
     return None if row is None else make(obj, row, Scope(known[1]), None)
@@ -143,15 +142,15 @@ def lazy_view(
     lane, to
         The fast lane and the target as it was given, where nothing else is asked for.
     known
-        Objects, and what they have become already; kept weakly.
+        Objects, and what they are to be, themselves for one; kept weakly.
     """
     row = container_of(type(obj))
     assert row is not None
     options = Options(request, make, lane, to, strict, collect)
     if lane is not None and not strict and not collect and request.target.constant and isinstance(to, str | type):
-        _plain[to] = (registry.generation, options)
+        _plain[to] = (options.known_at, options)
     scope = Scope(options)
     for old, new in known:
-        scope.leave(id(old), old, new)
+        scope.know(id(old), old, new)
     view = make(obj, row, scope, None)
     return scope.eager(obj, row) if view is None else view

@@ -10,8 +10,10 @@ from typing import Any
 from dlx import strangers
 from dlx.adapter import Adapter
 from dlx.containers import what_is
+from dlx.errors import DlxError
 from dlx.facts import Container
 from dlx.lazy import Path, Scope
+from dlx.leaf import adapter_failed
 from dlx.phases import convert_tree
 from dlx.registry import registry
 
@@ -22,8 +24,16 @@ SAMPLE = 16  # children that are looked at to find out which framework a contain
 
 def kind_of(obj: Any) -> Container | Adapter | None:
     """Return the row of a container, the adapter of an array, or None."""
-    what = what_is(type(obj))
-    return strangers.array_stranger(obj) if isinstance(what, type) else what
+    kind = type(obj)
+    what = what_is(kind)
+    if what is not kind:
+        return what  # type: ignore[return-value]  # it is no type then
+    try:
+        return strangers.array_stranger(obj)
+    except (DlxError, MemoryError):
+        raise
+    except Exception:  # it raises when it is looked at, so it is nothing that we know
+        return None
 
 
 def inward(scope: Scope, value: Any, old: Any, children: Iterable[Any], path: Path) -> Any:
@@ -63,7 +73,12 @@ def home(old: Any, children: Iterable[Any]) -> tuple[Adapter | None, Any]:
     """Return the framework, and the device, of an array that is replaced; else the one framework of the first few."""
     what = None if old is None else kind_of(old)
     if isinstance(what, Adapter):
-        info = what.info(old)
+        try:
+            info = what.info(old)
+        except (DlxError, MemoryError):
+            raise
+        except Exception as error:
+            raise adapter_failed(what, error) from error
         return what, info.device if info is not None else None
     homes = {found for child in islice(children, SAMPLE) if isinstance(found := kind_of(child), Adapter)}
     return (homes.pop() if len(homes) == 1 else None), None

@@ -487,6 +487,40 @@ def test_a_generator_that_is_closed_writes_back(np, torch):
     assert base.tolist() == [1, 1]
 
 
+def test_a_refused_write_back_is_not_swallowed_when_a_generator_is_closed(np, torch):
+    """Whoever closes it is told that what it wrote is lost, as where it runs to its end."""
+
+    @dlx.using("torch")
+    def steps(x):
+        try:
+            yield 1
+        finally:
+            x.add_(1)
+
+    @dlx.using("torch")
+    async def later(x):
+        try:
+            yield 1
+        finally:
+            x.add_(1)
+
+    async def close_later(x):
+        running = later(x)
+        await anext(running)
+        await running.aclose()
+
+    def close(x):
+        running = steps(x)
+        next(running)
+        running.close()
+
+    locked = np.broadcast_to(np.float32(1), (3,))
+    for run in (close, lambda x: asyncio.run(close_later(x)), lambda x: list(steps(x))):
+        with pytest.raises(errors.ReadOnlyError, match="wrote to it") as caught:
+            run(locked)
+        assert caught.value.where == "x" and locked.tolist() == [1, 1, 1]
+
+
 def test_arrays_that_a_parameter_makes_anew_are_declared_as_well(np, torch):
     """The very arrays that go in are meant, not those of an earlier look."""
 

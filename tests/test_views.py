@@ -293,6 +293,33 @@ def test_a_view_of_a_list_that_turns_over_does_not_grow(np):
     assert native.live() - live < 10 and len(view._slots) < 200 and len(view._scope.known) < 1000
 
 
+@pytest.mark.parametrize("options", [{}, {"copy": True}])
+@pytest.mark.parametrize("make", [dict, collections.OrderedDict, collections.UserDict, Store])
+def test_a_view_of_a_mapping_that_turns_over_does_not_grow(np, make, options):
+    """Keys that come and go behind the view leave neither entries in it nor arrays, nor do nested containers."""
+    source = make(np, keep=[0]) if make is Store else make(keep=np.zeros(1))
+    view = lazy(source, to="dlx", **options)
+    live = native.live()
+    for i in range(2000):
+        source[i] = np.full(1, i) if make is Store or i % 2 else [np.full(1, i)]
+        view[i] if make is Store or i % 2 else view[i][0]
+        del source[i]
+        view["keep"]
+    assert view["keep"] is view["keep"] and native.live() - live < 300
+    assert len(view._slots) < 300 and len(view._scope.known) < 1000 and len(view._scope.moved) < 1000
+
+
+def test_tidying_makes_nothing_of_what_is_missing(np):
+    """A view that forgets the keys that are gone does not ask a defaultdict for them."""
+    source = collections.defaultdict(lambda: np.zeros(1))
+    view = lazy(source, to="dlx")
+    for i in range(1000):
+        source[i] = np.full(1, i)
+        view[i]
+        del source[i]
+    assert not source and len(view._slots) < 300
+
+
 # ---- the source lives ------------------------------------------------------------------------------------------------
 
 
@@ -402,6 +429,57 @@ def test_a_result_that_is_written_back_stands_for_its_source(arrays):
     assert source[5] is source[0] and source[6] is source[1] and len(source) == 9
     view[1:3] = view
     assert len(source) == 16 and source[1] is source[0] and all(not isinstance(x, dlx.Tensor) for x in source)
+
+
+def test_plain_data_stands_for_nothing_but_itself(np, arrays):
+    """None is stored as None, also after results are gone, and where some object became None."""
+
+    class Recipe:
+        def __init__(self, result):
+            self.result = result
+
+        def __dlx_tree__(self):
+            return [arrays[0]], lambda children: self.result
+
+    source = {"w": arrays[0], "bias": arrays[1]}
+    view = lazy(source, to="dlx")
+    view["w"]
+    del view["w"]
+    view["bias"] = None
+    assert source == {"bias": None} and view == {"bias": None} and None in view.values()
+    numbers = [arrays[0], 3]
+    view = lazy(numbers, to="dlx")
+    view[0]
+    view[0] = None
+    assert numbers == [None, 3] and view == [None, 3] and None in view and view.index(None) == 0
+    for result in (None, 3, "text", True):
+        recipe = Recipe(result)
+        view = lazy(mixed := [recipe, arrays[1]], to="dlx")
+        view.append(view[1])
+        assert view[0] is result and mixed[2] is arrays[1]
+        view[1] = view[0]
+        assert mixed[0] is recipe and mixed[1] is result
+
+
+def test_a_view_of_a_view_is_not_taken_for_another_at_its_address(np):
+    """It shows what the first one showed and does not keep it, whose address may be another's one day."""
+    outer = lazy([[np.full(1, n)] for n in range(300)], to="dlx")
+    for _ in range(20):
+        outer.refresh()
+        outer._scope.moved.clear()
+        source = [outer[0], None]
+        view = lazy(source, to="numpy")
+        outer[1], outer[2]
+        outer.refresh()
+        outer._scope.moved.clear()
+        first, address = view[0], id(source[0])
+        source[0] = None
+        assert view[0] is None and first[0] == 0
+        for n in range(1, 300):
+            if id(outer[n]) == address:
+                source[1] = outer[n]
+                assert view[1][0] == n
+                return
 
 
 def test_new_elements_go_to_the_one_framework_of_the_container(np, torch, arrays):
@@ -1211,3 +1289,65 @@ def test_a_view_that_has_lost_its_source_does_not_crash(python):
             print("raised")
     """
     assert python(code).strip() == "raised"
+
+
+def test_options_do_not_outlive_a_new_adapter(python):
+    """What passed through is an array once its adapter is there: for the next view, and where an old one asks anew."""
+    python(
+        """
+        import abc, sys, types
+        from collections.abc import Sequence
+        import dlx
+        from dlx.adapter import Adapter, Capabilities, Layout
+        from dlx.plugins import Plugin
+        from dlx.registry import registry
+
+        class Foo:
+            tensor = dlx.convert(bytearray(3), to="dlx")
+
+        class Bar:
+            def __getitem__(self, i): return (Foo(), Foo())[i]
+            def __len__(self): return 2
+
+        mine = types.ModuleType("mine")
+        Foo.__module__, mine.Foo, sys.modules["mine"] = "mine", Foo, mine
+
+        class Mine(Adapter):
+            name = package = "mine"
+            types = ("mine.Foo",)
+            def info(self, obj): return None
+            def export(self, obj, *, stream=None): return obj.tensor
+
+        view = lambda: dlx.convert([Foo(), Foo(), Bar()], to="dlx", lazy=True)
+        old = view()
+        assert type(old[0]) is type(view()[0]) is Foo and type(old[2]) is Bar
+        module = types.ModuleType("dlx_mine")
+        module.dlx_adapters = dlx.hookimpl(lambda: [Mine()])
+        registry._plugins["mine"] = Plugin("dlx_mine", lambda: module, "dlx-mine", names=("mine",))
+        registry.load("mine")
+        assert type(view()[0]) is dlx.Tensor and type(old[1]) is dlx.Tensor and type(view()[2]) is Bar
+        Sequence.register(Bar)
+        assert type(view()[2][0]) is dlx.Tensor
+
+        def plugin(number):  # two for one target, the second one preferred
+            class Made(Adapter):
+                name, package, priority, types = "mine", "mine", number, ("mine.Foo",)
+                lane = ("mine.Foo",)
+                def accepts(self): return Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1)
+                def load(self, tensor):
+                    made = Foo()
+                    made.by = number
+                    return made
+            module = types.ModuleType(f"dlx_mine{number}")
+            module.dlx_adapters = dlx.hookimpl(lambda: [Made()])
+            registry._beside("mine", Plugin(module.__name__, lambda: module, f"dlx-mine{number}", names=("mine",)))
+            registry.load(f"mine (dlx-mine{number})")
+
+        def made():
+            view = dlx.convert([dlx.convert(bytearray(3), to="dlx")], to="mine", lazy=True)
+            return view[0].by, view.materialize()[0].by
+        for number in (1, 2):
+            plugin(number)
+            assert made() == (number, number) and made() == (number, number)
+        """
+    )
