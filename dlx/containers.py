@@ -24,13 +24,13 @@ import collections
 import enum
 import numbers
 import types
-import weakref
 from collections import OrderedDict, UserString, defaultdict, deque
 from typing import Any
 
 from dlx.adapter import Adapter
 from dlx.errors import DlxError
 from dlx.facts import Container
+from dlx.foreign import TypeCache, derives, is_key, module_of
 from dlx.registry import registry
 from dlx.rows import abstract_row, close_set, elements, items, record_row, subclass_row
 
@@ -138,7 +138,7 @@ _PLAIN_MODULES = ("datetime", "decimal", "fractions", "ipaddress", "pathlib", "u
 
 def is_plain(kind: type) -> bool:
     """Return whether objects of a type are plain data: numbers, text, dates and the like."""
-    return kind is type(None) or issubclass(kind, _LEAVES) or kind.__module__.partition(".")[0] in _PLAIN_MODULES
+    return kind is type(None) or derives(kind, _LEAVES) or module_of(kind).partition(".")[0] in _PLAIN_MODULES
 
 
 # ---- an object's own protocol ----------------------------------------------------------------------------------------
@@ -172,8 +172,8 @@ VIEW = Container(
 
 # ---- look-up ---------------------------------------------------------------------------------------------------------
 
-_known: weakref.WeakKeyDictionary[type, Container | None] = weakref.WeakKeyDictionary()
-_arrays: weakref.WeakKeyDictionary[type, Adapter] = weakref.WeakKeyDictionary()
+_known: TypeCache[Container | None] = TypeCache()
+_arrays: TypeCache[Adapter] = TypeCache()
 _seen: tuple[int, Any] = (0, None)
 
 
@@ -190,7 +190,7 @@ def container_of(kind: type) -> Container | None:
     An array, an object that passes through and a type that an adapter declares as ``kind="leaf"`` all answer None.
     Answers are forgotten when an adapter is loaded, or a type registered with an abstract base class.
     """
-    if kind in _EXACT:
+    if (type(kind) is type or is_key(kind)) and kind in _EXACT:
         return _EXACT[kind]
     global _seen
     now = (registry.generation, abc.get_cache_token())
@@ -229,7 +229,7 @@ def what_is(kind: type) -> Container | Adapter | type | None:
     PluginError
         If the adapter that knows the type is broken.
     """
-    if kind in _EXACT:
+    if (type(kind) is type or is_key(kind)) and kind in _EXACT:
         return _EXACT[kind]
     try:
         row = container_of(kind)
@@ -238,13 +238,12 @@ def what_is(kind: type) -> Container | Adapter | type | None:
         adapter = _arrays.get(kind) or registry.knows(kind)
         if adapter is not None:
             _arrays[kind] = adapter
+            return None if adapter.root_only else adapter
+        return None if is_plain(kind) else kind
     except DlxError:
         raise
     except Exception:  # a type that raises when it is looked at
         return kind
-    if adapter is not None:
-        return None if adapter.root_only else adapter
-    return None if is_plain(kind) else kind
 
 
 def _look_up(kind: type) -> Container | None:
@@ -255,7 +254,7 @@ def _look_up(kind: type) -> Container | None:
     row = registry.container(kind)
     if row is not None:
         return None if row.kind == "leaf" else row
-    if registry.knows(kind) is not None or _speaks(kind) or issubclass(kind, _LEAVES):
+    if registry.knows(kind) is not None or _speaks(kind) or derives(kind, _LEAVES):
         return None
     return subclass_row(kind) or record_row(kind) or abstract_row(kind)
 

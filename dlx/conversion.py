@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import functools
-import weakref
 from typing import TYPE_CHECKING, Any, cast
 
 from dlx.abi import Device
 from dlx.adapter import Adapter
 from dlx.containers import container_of
 from dlx.errors import AdapterNotFoundError, ConversionError, DeviceError, DlxError
+from dlx.foreign import exception_text, module_of
 from dlx.leaf import Plan, Request
 from dlx.native import Lane
 from dlx.phases import convert_tree, place_of, plan_tree
 from dlx.planning import begin
 from dlx.registry import registry
 from dlx.routes import learn
+from dlx.strangers import is_proxy
 from dlx.tensor import ArrayInfo, type_name
 from dlx.transfer import convert_leaf, forget_frames, plan_leaf
 from dlx.views import lazy_view, plain_view
@@ -212,7 +213,7 @@ def describe(obj: Any) -> ArrayInfo:
     except MemoryError:
         raise
     except Exception as error:
-        reason = f"{source.name} failed: {type(error).__name__}: {error}".rstrip(".")
+        reason = f"{source.name} failed: {exception_text(error)}"
         raise ConversionError(reason, source=type_name(type(obj))) from error
     return info if info is not None else ArrayInfo(source.name, type_name(type(obj)))
 
@@ -223,7 +224,7 @@ def _consumer_failed(obj: Any, to: Any, cause: Any, tree: Any = None) -> DlxErro
     where = "" if tree is None else place_of(obj, tree)
     if isinstance(cause, DlxError):
         return cause.complete(source=str(_described(obj)), target=target.name, where=where)
-    reason = f"{type(cause).__name__}: {cause}".rstrip(".") if cause is not None else "without saying why"
+    reason = exception_text(cause) if cause is not None else "without saying why"
     error = ConversionError(
         f"{target.name} refused it: {reason}", source=str(_described(obj)), target=target.name, where=where
     )
@@ -267,8 +268,8 @@ def _current_device(target: Adapter, device_type: int) -> int:
     except (DlxError, MemoryError):
         raise
     except Exception as error:
-        text = f"{target.name} failed to name its current device: {type(error).__name__}: {error}"
-        raise DeviceError(text.rstrip("."), target=target.name) from error
+        text = f"{target.name} failed to name its current device: {exception_text(error)}"
+        raise DeviceError(text, target=target.name) from error
 
 
 def _as(like: Any) -> tuple[Adapter, Device | None]:
@@ -301,7 +302,7 @@ def _known(obj: Any) -> Adapter | None:
         raise
     except Exception as error:  # a type that raises when it is looked at
         name = type_name(type(obj))
-        reason = f"its type cannot be looked at: {type(error).__name__}: {error}".rstrip(".")
+        reason = f"its type cannot be looked at: {exception_text(error)}"
         raise AdapterNotFoundError(reason, source=name, fix="Convert an array that it holds.") from error
 
 
@@ -317,11 +318,11 @@ def not_an_array(obj: Any) -> DlxError:
     broken = registry.broken_for(type(obj))
     if broken is not None:
         return broken.complete(source=name)
-    if type(obj) in weakref.ProxyTypes:
+    if is_proxy(type(obj)):
         fix = "Convert the object itself: a proxy does not keep it alive."
     elif container_of(type(obj)) is not None:
         fix = "Give one of the arrays in it; dlx.convert and dlx.plan take whole containers."
-    elif type(obj).__module__ == "builtins":
+    elif module_of(type(obj)) == "builtins":
         fix = "Give an array, or an object with a buffer such as bytes."
     else:
         fix = f"Convert an array that it holds, or install an adapter for {name.partition('.')[0]!r}."

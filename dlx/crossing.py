@@ -12,6 +12,7 @@ from dlx import cuda, native
 from dlx.abi import Device, host_readable
 from dlx.adapter import Adapter
 from dlx.errors import DeviceError, DlxError, LayoutError
+from dlx.foreign import exception_text
 from dlx.native import Tensor, ffi, lib
 from dlx.stream import PER_THREAD, UNORDERED, Stream, is_unordered, kept, meaning
 
@@ -82,8 +83,8 @@ class Crossing:
             except DlxError:
                 raise
             except Exception as error:
-                text = f"{adapter.name} failed to name its stream on {device}: {type(error).__name__}: {error}"
-                raise DeviceError(text.rstrip(".")) from error
+                text = f"{adapter.name} failed to name its stream on {device}: {exception_text(error)}"
+                raise DeviceError(text) from error
             # Frameworks say 0 for the legacy stream.
             value = LEGACY if isinstance(value, int) and value == 0 and cuda.is_cuda(device) else value
             self._streams[key] = None if value is None else kept(meaning(value, device))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dlx.errors import ConversionError, CopyRequiredError
+from dlx.foreign import MAX_MESSAGE, safe_repr
 from dlx.native import lib
 
 __all__ = ["Capabilities", "Container", "Defect", "Guard", "Hindrance", "Layout"]
@@ -228,10 +229,7 @@ class Container:
 
 def _shown(key: Any) -> str:
     """Return a key's repr, cut where it is long; an object whose repr fails is named by its type."""
-    try:
-        text = repr(key)
-    except Exception:
-        text = f"<{type(key).__name__}>"
+    text = safe_repr(key, MAX_MESSAGE)
     return text if len(text) <= 80 else f"{text[:60]}...{text[-15:]}"
 
 

@@ -10,6 +10,7 @@ from dlx.abi import Device, DType
 from dlx.adapter import Adapter
 from dlx.crossing import Crossing, Moment
 from dlx.errors import ConversionError, CopyRequiredError, DlxError, LayoutError, ProtocolError, ReadOnlyError
+from dlx.foreign import exception_text
 from dlx.native import Tensor
 from dlx.tensor import ArrayInfo, type_name
 from dlx.typing import Outcome
@@ -187,6 +188,6 @@ def adapter_failed(adapter: Adapter, cause: Exception) -> ConversionError:
     """Return the error for an exception that came out of an adapter; a MemoryError goes on as it is."""
     if isinstance(cause, MemoryError):
         raise cause
-    error = ConversionError(f"{adapter.name} failed: {type(cause).__name__}: {cause}".rstrip("."))
+    error = ConversionError(f"{adapter.name} failed: {exception_text(cause)}")
     error.__cause__ = cause
     return error

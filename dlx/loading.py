@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -14,6 +13,7 @@ import pluggy
 from dlx import hookspecs, native, plugins, strangers
 from dlx.adapter import Adapter
 from dlx.errors import PluginError
+from dlx.foreign import TypeCache
 from dlx.plugins import BUILT_IN, Plugin
 
 __all__ = ["Loader"]
@@ -33,7 +33,7 @@ class Loader:
         self._scanned = False
         self._scans_first = bool(plugins.allowed())
         self.generation = 0  # counts the plugins loaded: who caches answers by type looks here
-        self._producers: weakref.WeakKeyDictionary[type, Adapter] = weakref.WeakKeyDictionary()
+        self._producers: TypeCache[Adapter] = TypeCache()
 
     def scan(self) -> None:
         """Read the entry points, once. Loads nothing."""

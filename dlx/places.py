@@ -6,6 +6,7 @@ from dlx.abi import SUBBYTE_PADDED, Device, host_readable, same_device
 from dlx.adapter import Layout
 from dlx.cuda import is_cuda
 from dlx.errors import CopyRequiredError, DeviceError, DlxError, LayoutError, StreamError
+from dlx.foreign import safe_repr
 from dlx.leaf import HOST, Leaf, Step
 from dlx.native import Tensor, ffi, lib, tensor_address
 from dlx.stream import is_unordered
@@ -34,7 +35,7 @@ def decide_place(leaf: Leaf, tensor: Tensor) -> DlxError | None:
                 return error
     result = leaf.copy_device if leaf.copy_order is not None else result_device(leaf, tensor)
     if not (request.stream is None or is_unordered(request.stream)) and host_readable(result):
-        return leaf.error(StreamError, f"host memory has no stream, found stream={request.stream!r}", "Leave it out.")
+        return leaf.error(StreamError, f"host memory has no stream, found stream={safe_repr(request.stream)}", "Leave it out.")
     return None
 
 

@@ -19,6 +19,7 @@ from dlx.abi import DType
 from dlx.adapter import API, OLDEST_API, Adapter
 from dlx.errors import DTypeError, PluginError
 from dlx.facts import Container, Defect, Guard
+from dlx.foreign import exception_text, message_of, safe_repr
 
 __all__ = [
     "BUILT_IN",
@@ -158,7 +159,7 @@ def checked(plugin: Plugin, answers: Iterable[Any]) -> tuple[Adapter, ...]:
     found: list[Adapter] = []
     for answer in answers:
         if isinstance(answer, Adapter) or not isinstance(answer, Iterable):
-            raise PluginError(f"its dlx_adapters gave {_short(repr(answer))}", fix="Give a list of adapters.")
+            raise PluginError(f"its dlx_adapters gave {safe_repr(answer)}", fix="Give a list of adapters.")
         found += answer
     if not found:
         raise PluginError("its dlx_adapters gave no adapters", fix="Give a list of them.")
@@ -170,7 +171,7 @@ def checked(plugin: Plugin, answers: Iterable[Any]) -> tuple[Adapter, ...]:
             )
         if not isinstance(adapter, Adapter):
             raise PluginError(
-                f"its dlx_adapters gave {_short(repr(adapter))}", fix="Give instances of dlx.adapter.Adapter."
+                f"its dlx_adapters gave {safe_repr(adapter)}", fix="Give instances of dlx.adapter.Adapter."
             )
         _check_version(plugin, adapter)
         _check_facts(adapter)
@@ -212,7 +213,7 @@ def _check_facts(adapter: Adapter) -> None:
             raise PluginError(f"its adapter {shown} has no {fact}", fix=f'Set it: {fact} = "mylib".')
     if not isinstance(adapter.priority, int):
         raise PluginError(
-            f"the priority of its adapter {shown} is {_short(repr(adapter.priority))}", fix="Give an int."
+            f"the priority of its adapter {shown} is {safe_repr(adapter.priority)}", fix="Give an int."
         )
     if adapter.is_own:
         raise PluginError(f"its adapter {shown} says that its arrays are dlx.Tensor", fix="Leave is_own out.")
@@ -222,7 +223,7 @@ def _check_facts(adapter: Adapter) -> None:
         value = _plain(adapter, fact)
         if value is not _COMPUTED and not (isinstance(value, tuple) and all(isinstance(each, kind) for each in value)):
             raise PluginError(
-                f"the {fact} of its adapter {adapter.name!r} are {_short(repr(value))}",
+                f"the {fact} of its adapter {adapter.name!r} are {safe_repr(value)}",
                 fix=f"Give a tuple of {kind.__name__}.",
             )
     for fact in _TABLES:
@@ -233,7 +234,7 @@ def _check_facts(adapter: Adapter) -> None:
             for name in value:
                 DType(name)
         except (TypeError, DTypeError) as error:
-            raise PluginError(f"the {fact} of its adapter {adapter.name!r} cannot be read: {error}") from error
+            raise PluginError(f"the {fact} of its adapter {adapter.name!r} cannot be read: {message_of(error)}") from error
 
 
 _COMPUTED = object()
@@ -245,10 +246,6 @@ def _plain(adapter: Adapter, fact: str) -> Any:
         if fact in cls.__dict__:
             return _COMPUTED if hasattr(cls.__dict__[fact], "__get__") else getattr(adapter, fact)
     return adapter.__dict__.get(fact)
-
-
-def _short(text: str, width: int = 60) -> str:
-    return text if len(text) <= width else f"{text[: width - 3]}..."
 
 
 # ---- what is wrong with one ------------------------------------------------------------------------------------------
@@ -276,11 +273,11 @@ def _explained(plugin: Plugin, cause: BaseException) -> tuple[str, str]:
         )
     if isinstance(cause, ImportError | AttributeError) and _is_of_dlx(cause):
         return (
-            f"was written for another dlx than this one ({dlx.__version__}, adapter API {API}): {cause}",
+            f"was written for another dlx than this one ({dlx.__version__}, adapter API {API}): {message_of(cause)}",
             f"Update dlx or {plugin.distribution}.",
         )
-    said = _short(" ".join(str(cause).split()).rstrip("."), 240)
-    return f"is broken: {type(cause).__name__}: {said}", f"Repair or uninstall {plugin.distribution}."
+    said = " ".join(exception_text(cause, 240).split())
+    return f"is broken: {said}", f"Repair or uninstall {plugin.distribution}."
 
 
 def _is_of_dlx(cause: ImportError | AttributeError) -> bool:

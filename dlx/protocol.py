@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import sys
-import weakref
 from typing import Any
 
 from dlx import cuda, native
 from dlx.abi import IS_COPIED, READ_ONLY, Device, DType
 from dlx.errors import ConversionError, DlxError, DTypeError, LayoutError, ProtocolError, StreamError
+from dlx.foreign import TypeCache, class_name, exception_text, message_of, safe_repr
 from dlx.native import Tensor, lib
 from dlx.stream import Stream, meaning
 
@@ -20,7 +20,7 @@ HOST = Device("cpu")
 
 # A type's __dlpack__ and the keywords that it takes -> whether it insists on them; None where its signature cannot be
 # read. Weak: types may go. The function is compared, since a type may be given another one.
-_keywords: weakref.WeakKeyDictionary[type, tuple[Any, dict[str, bool] | None]] = weakref.WeakKeyDictionary()
+_keywords: TypeCache[tuple[Any, dict[str, bool] | None]] = TypeCache()
 _ALL = dict.fromkeys(("stream", "max_version", "dl_device", "copy"), False)
 
 
@@ -73,7 +73,7 @@ def export(obj: Any, *, stream: int | None = None) -> Tensor:
     except Exception as error:
         raise producer_failed("__dlpack__", error) from error
     if native.capsule_state(capsule) is None:
-        raise ProtocolError(f"its __dlpack__ gave {type(capsule).__name__}, not a DLPack capsule")
+        raise ProtocolError(f"its __dlpack__ gave {class_name(type(capsule))}, not a DLPack capsule")
     return native.capsule_claim(capsule)
 
 
@@ -81,8 +81,8 @@ def producer_failed(method: str, error: Exception) -> ConversionError:
     """Return the error to raise for an exception that came out of a producer."""
     if isinstance(error, MemoryError):
         raise error
-    text = str(error) or "without a message"
-    return ConversionError(f"its {method} raised {type(error).__name__}: {text}".rstrip("."))
+    said = exception_text(error) if message_of(error) else f"{class_name(type(error))}: without a message"
+    return ConversionError(f"its {method} raised {said}")
 
 
 def _call(obj: Any, wanted: dict[str, Any]) -> Any:
@@ -97,7 +97,7 @@ def _call(obj: Any, wanted: dict[str, Any]) -> Any:
     try:
         capsule = obj.__dlpack__(**wanted)
     except TypeError as error:
-        if "keyword argument" not in str(error):  # also "takes no keyword arguments"
+        if "keyword argument" not in message_of(error):  # also "takes no keyword arguments"
             raise
         _keywords[kind] = (function, {"stream": False})
         return obj.__dlpack__(**{name: value for name, value in wanted.items() if name == "stream"})
@@ -162,7 +162,7 @@ def buffer(obj: Any) -> Tensor:
     try:
         view = memoryview(obj)
     except (BufferError, ValueError) as error:
-        raise ConversionError(f"its buffer cannot be had: {error}".rstrip(".")) from error
+        raise ConversionError(f"its buffer cannot be had: {message_of(error)}".rstrip(".")) from error
     order = view.format[0] if view.format[:1] in ("@", "=", "<", ">", "!") else ""
     dtype = _dtype_of_letters(view.format[len(order) :], order, view.itemsize, view.format)
     if view.suboffsets:
@@ -201,7 +201,7 @@ def _interface_facts(interface: dict[str, Any], name: str) -> tuple[tuple[int, .
         typestr = str(interface["typestr"])
         order, letter, width = typestr[0], typestr[1], typestr[2:]
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise ProtocolError(f"its {name} is incomplete ({type(error).__name__}: {error})") from error
+        raise ProtocolError(f"its {name} is incomplete ({exception_text(error)})") from error
     if interface.get("mask") is not None:
         raise LayoutError("it has a mask, which DLPack cannot carry", fix="Fill the masked elements first.")
     itemsize = int(width) if width.isdecimal() else 0  # dates carry their unit: '<M8[s]'
@@ -214,7 +214,7 @@ def _interface_address(data: Any, name: str) -> tuple[int, bool]:
     try:
         return int(data[0]), bool(data[1])
     except (IndexError, TypeError, ValueError) as error:
-        raise ProtocolError(f"the data of its {name} is {data!r}, not (address, readonly)") from error
+        raise ProtocolError(f"the data of its {name} is {safe_repr(data)}, not (address, readonly)") from error
 
 
 def array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
@@ -286,4 +286,4 @@ def cuda_interface_stream(interface: dict[str, Any], device: Device) -> Stream |
     try:
         return meaning(said, device)
     except StreamError as error:
-        raise ProtocolError(f"the stream of its __cuda_array_interface__ is {said!r}: {error.reason}") from error
+        raise ProtocolError(f"the stream of its __cuda_array_interface__ is {safe_repr(said)}: {error.reason}") from error

@@ -17,6 +17,7 @@ from dlx import native, plugins, strangers
 from dlx.abi import Device
 from dlx.adapter import Adapter, Container, look_up
 from dlx.errors import AdapterNotFoundError, DlxError, FrameworkNotInstalledError, PluginError
+from dlx.foreign import derives, exception_text, module_of, type_name
 from dlx.loading import Loader
 from dlx.plugins import BUILT_IN, Plugin
 from dlx.stream import Stream, handle_of, kept
@@ -71,8 +72,8 @@ class Registry(Loader):
         return self._producers.get(kind) or self._find(kind)
 
     def _find(self, kind: type) -> Adapter | None:
-        roots = {root for cls in kind.__mro__ for root in _packages(str(cls.__module__))} - {"builtins"}
-        top = str(kind.__module__).partition(".")[0]
+        roots = {root for cls in kind.__mro__ for root in _packages(module_of(cls))} - {"", "builtins"}
+        top = module_of(kind).partition(".")[0]
         foreign = top not in sys.stdlib_module_names
         if self._scans_first or (top not in self._plugins and foreign):
             self.scan()
@@ -96,7 +97,7 @@ class Registry(Loader):
 
     def broken_for(self, kind: type) -> PluginError | None:
         """Return the error of a plugin for a type's package that is loaded and cannot be used; None where none is."""
-        for root in _packages(str(kind.__module__)):
+        for root in _packages(module_of(kind)):
             for plugin in (self._plugins[key] for key in self._keys(root)):
                 if plugin.broken is not None and plugin.distribution != plugins.OURS:
                     return plugins.error_of(plugin)
@@ -110,7 +111,7 @@ class Registry(Loader):
                 if cls in classes:
                     return adapter
         for adapter, classes in listed:
-            if any(issubclass(kind, cls) for cls in classes):
+            if derives(kind, classes):
                 return adapter
         return None
 
@@ -156,7 +157,7 @@ class Registry(Loader):
             if target is not None and to in _classes(target):
                 return target
             fix = f"Say to={self._name_of(adapter)!r}." if adapter is not None else self._known()
-            raise AdapterNotFoundError(f"no adapter lists the type {to.__module__}.{to.__qualname__}", fix=fix)
+            raise AdapterNotFoundError(f"no adapter lists the type {type_name(to)}", fix=fix)
         raise TypeError(f"to must be a name, a module or an array type, found {type(to).__name__}")
 
     def _name_of(self, adapter: Adapter) -> str:
@@ -184,7 +185,7 @@ class Registry(Loader):
         except Exception as error:
             owner = next((plugin.distribution for plugin in self._unique() if adapter in plugin.adapters), "its plugin")
             raise PluginError(
-                f"the {adapter.name} adapter cannot state what it accepts: {type(error).__name__}: {error}".rstrip("."),
+                f"the {adapter.name} adapter cannot state what it accepts: {exception_text(error)}",
                 target=adapter.name,
                 fix=f"Repair {owner}.",
             ) from error
@@ -229,7 +230,7 @@ def _classes(adapter: Adapter) -> tuple[type, ...]:
     try:
         return adapter.classes()
     except Exception as error:  # a package that fails to look one of its own names up has no such type
-        registry.remark(adapter, f"the types of {adapter.name!r} cannot be looked up: {type(error).__name__}: {error}")
+        registry.remark(adapter, f"the types of {adapter.name!r} cannot be looked up: {exception_text(error)}")
         return ()
 
 
@@ -257,7 +258,7 @@ def _import(adapter: Adapter) -> None:
 
 def _failed(adapter: Adapter, error: Exception) -> FrameworkNotInstalledError:
     return FrameworkNotInstalledError(
-        f"{adapter.package} is installed but fails to import: {type(error).__name__}: {error}",
+        f"{adapter.package} is installed but fails to import: {exception_text(error)}",
         target=adapter.name,
         fix="Repair its installation.",
     )

@@ -8,6 +8,7 @@ from typing import Any
 from dlx import native
 from dlx.abi import DType, codes_of
 from dlx.adapter import OWNER_BOUNDS, Adapter, look_up
+from dlx.foreign import exception_text
 from dlx.registry import registry
 from dlx.tensor import type_name
 
@@ -31,9 +32,7 @@ def learn(kind: type, to: Any) -> None:
     except Exception as error:  # what an adapter says of its types is wrong: the Python road goes on without it
         assert source is not None
         row = None
-        registry.remark(
-            source, f"the lane from {type_name(kind)} to {to!r} is not used: {type(error).__name__}: {error}"
-        )
+        registry.remark(source, f"the lane from {type_name(kind)} to {to!r} is not used: {exception_text(error)}")
     if row is None:
         native.route_add(kind, to, False, (), None, (), None, False, (), None, (), None, (), None, None, 0)
     else:

@@ -13,6 +13,7 @@ from typing import Any
 
 from dlx.errors import ConversionError
 from dlx.facts import Container
+from dlx.foreign import derives
 from dlx.tensor import type_name
 
 __all__ = ["abstract_row", "close_set", "elements", "items", "record_row", "subclass_row"]
@@ -104,7 +105,7 @@ def _copied(base: Any, obj: Any) -> Any:
 def _part(obj: Any, new: Any) -> None:
     """Give a copy plain containers of its own among its attributes, where item assignment may write to them."""
     kind = type(obj)
-    if isinstance(obj, UserDict | UserList):
+    if derives(kind, (UserDict, UserList)):
         names = ["data"]
     elif any("__setitem__" in cls.__dict__ for cls in kind.__mro__[: kind.__mro__.index(_builtin(kind))]):
         names = list(getattr(new, "__dict__", ()))
@@ -178,10 +179,10 @@ def subclass_row(kind: type) -> Container | None:
         if _named(kind):
             return Container(kind="record", open=_open_named, close=_close_tuple_subclass, mutable=not frozen)
         return Container(open=elements, close=_close_tuple_subclass, mutable=not frozen, falls_to=list)
-    if issubclass(kind, dict | UserDict | list | deque | UserList):
+    if derives(kind, (dict, UserDict, list, deque, UserList)):
         base = _base(kind)
         close, blank = functools.partial(_close_copied, base), functools.partial(_copied, base)
-        if issubclass(kind, dict | UserDict):
+        if derives(kind, (dict, UserDict)):
             return Container(kind="mapping", open=items, close=close, blank=blank, falls_to=dict)
         return Container(open=elements, close=close, blank=blank, falls_to=list)
     if issubclass(kind, set | frozenset):
@@ -310,7 +311,7 @@ def _close_unknown(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
     memo: dict[int, Any] = {id(key): key for key in keys}
     memo |= {id(old): child for old, child in zip(keys.children, children, strict=True)}
     new = copy.deepcopy(obj, memo)
-    places = list(new.keys()) if isinstance(obj, Mapping) else list(range(len(new)))
+    places = list(new.keys()) if derives(type(obj), Mapping) else list(range(len(new)))
     if type(new) is not type(obj) or places != keys:
         raise TypeError("its copy has other elements")
     if any(new[key] is not child for key, child in zip(keys, children, strict=True)):
@@ -320,16 +321,16 @@ def _close_unknown(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
 
 def abstract_row(kind: type) -> Container | None:
     """Return the row of a type that is registered as a `Mapping` or `Sequence`, None for anything else."""
-    if issubclass(kind, Mapping):
+    if derives(kind, Mapping):
         return Container(
             kind="mapping",
             open=_open_mapping,
             close=_close_unknown,
-            mutable=issubclass(kind, MutableMapping),
+            mutable=derives(kind, MutableMapping),
             elements="fresh",
             falls_to=dict,
         )
-    if issubclass(kind, Sequence):
-        mutable = issubclass(kind, MutableSequence)
+    if derives(kind, Sequence):
+        mutable = derives(kind, MutableSequence)
         return Container(open=_open_sequence, close=_close_unknown, mutable=mutable, elements="fresh", falls_to=list)
     return None

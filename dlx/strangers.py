@@ -9,6 +9,7 @@ from dlx import cuda, native, protocol
 from dlx.abi import Device
 from dlx.adapter import Adapter, Capabilities, Layout, at_rest
 from dlx.errors import ConsumedError, DeviceError
+from dlx.foreign import class_name, module_of
 from dlx.native import Tensor, lib
 from dlx.stream import Stream
 from dlx.tensor import ArrayInfo, type_name
@@ -23,6 +24,7 @@ __all__ = [
     "Described",
     "array_stranger",
     "buffer_stranger",
+    "is_proxy",
     "stranger",
 ]
 
@@ -161,6 +163,11 @@ CUDA_INTERFACE = CudaInterfaceAdapter()
 BUFFER = BufferAdapter()
 
 
+def is_proxy(kind: type) -> bool:
+    """Return whether a type is one of weak proxies, which speak for objects that they do not keep alive."""
+    return any(kind is proxy for proxy in weakref.ProxyTypes)
+
+
 def stranger(obj: Any) -> Adapter | None:
     """Return the adapter for an object that no framework claims, by the first protocol that it speaks.
 
@@ -173,9 +180,9 @@ def stranger(obj: Any) -> Adapter | None:
 def array_stranger(obj: Any) -> Adapter | None:
     """Return the adapter for an object that speaks a protocol of arrays, plain buffers left out."""
     kind = type(obj)
-    if kind in weakref.ProxyTypes:  # it speaks for an object that it does not keep alive
+    if is_proxy(kind):  # it speaks for an object that it does not keep alive
         return None
-    if kind.__name__ == "PyCapsule" and kind.__module__ == "builtins":
+    if class_name(kind) == "PyCapsule" and module_of(kind) == "builtins":
         return CAPSULE
     if hasattr(kind, "__dlpack__"):
         return DLPACK
@@ -188,7 +195,7 @@ def array_stranger(obj: Any) -> Adapter | None:
 
 def buffer_stranger(obj: Any) -> Adapter | None:
     """Return the adapter for an object that has a buffer."""
-    if type(obj) in weakref.ProxyTypes:
+    if is_proxy(type(obj)):
         return None
     try:
         memoryview(obj).release()

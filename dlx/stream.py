@@ -10,6 +10,7 @@ from typing import Any
 
 from dlx.abi import Device, host_readable
 from dlx.errors import StreamError
+from dlx.foreign import class_name, safe_repr, type_name
 from dlx.native import lib
 
 __all__ = ["LEGACY", "PER_THREAD", "UNORDERED", "Stream", "handle_of", "is_unordered", "kept", "lending", "meaning"]
@@ -103,7 +104,7 @@ def handle_of(value: Any) -> int | None:
                 return int(handle)
         except (TypeError, ValueError):
             pass
-        raise StreamError(f"the __cuda_stream__ of {kind.__qualname__} gives {said!r}, not (0, handle)")
+        raise StreamError(f"the __cuda_stream__ of {type_name(kind)} gives {safe_repr(said)}, not (0, handle)")
     for name in ("cuda_stream", "native_handle", "ptr"):
         try:
             handle = getattr(value, name, None)
@@ -139,18 +140,18 @@ def meaning(value: Any, device: Device) -> Stream:
     handle = value if raw else handle_of(value)
     if handle is None:
         raise StreamError(
-            f"{type(value).__name__} is no stream",
+            f"{class_name(type(value))} is no stream",
             fix="Give a handle (an int), an object with __cuda_stream__, .cuda_stream or .ptr, or -1 to order nothing.",
         )
     if handle == UNORDERED:
         return Stream(device, UNORDERED)
     if host_readable(device):
-        raise StreamError(f"host memory has no stream, found stream={value!r}", fix="Leave it out.")
+        raise StreamError(f"host memory has no stream, found stream={safe_repr(value)}", fix="Leave it out.")
     if device.type in _CUDA:
         return Stream(device, _on_cuda(handle, raw), _keeping(value, device))
     if device.type == lib.kDLROCM:
         return Stream(device, _on_rocm(handle, raw), _keeping(value, device))
-    raise StreamError(f"streams of {device} are unknown to dlx, found stream={value!r}", fix="Leave it out.")
+    raise StreamError(f"streams of {device} are unknown to dlx, found stream={safe_repr(value)}", fix="Leave it out.")
 
 
 def _on_cuda(handle: int, raw: bool) -> int:

@@ -10,15 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from dlx.abi import Device, DType, host_readable
+from dlx.foreign import type_name
 from dlx.native import Tensor, lib, set_tensor_repr
 
 __all__ = ["ArrayInfo", "Tensor", "contiguous", "type_name"]
-
-
-def type_name(kind: type) -> str:
-    """Return a type's name as a user writes it: ``"numpy.ndarray"``, ``"bytes"``."""
-    module = kind.__module__
-    return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
 
 
 def contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:

@@ -10,6 +10,7 @@ from dlx import cuda, native
 from dlx.abi import READ_ONLY, SUBBYTE_PADDED, host_readable
 from dlx.crossing import physical
 from dlx.errors import ConversionError, DlxError
+from dlx.foreign import exception_text
 from dlx.leaf import Leaf, adapter_failed, refuse
 from dlx.native import Tensor
 from dlx.planning import is_settled, settle
@@ -241,7 +242,7 @@ def load(leaf: Leaf) -> Any:
         if owned is None:
             raise leaf.complete(adapter_failed(leaf.source, error)) from error
         owned = None
-        reason = f"{target.name} refused it: {type(error).__name__}: {error}".rstrip(".")
+        reason = f"{target.name} refused it: {exception_text(error)}"
         raise leaf.complete(ConversionError(reason)) from error
 
 

@@ -15,6 +15,7 @@ from dlx.containers import what_is
 from dlx.errors import AdapterNotFoundError, ConversionError, DlxError
 from dlx.facts import Container
 from dlx.failures import Failures
+from dlx.foreign import exception_text, is_key
 from dlx.tensor import type_name
 
 __all__ = ["ROOT", "Tree"]
@@ -84,13 +85,16 @@ class Tree:
                 node.cursor += 1
                 child = parts[i]
                 kind = type(child)
-                try:
-                    what = self._kinds[kind]
-                except KeyError:
-                    what = self._kinds[kind] = self._what(kind, number, i)
+                if type(kind) is not type and not is_key(kind):
+                    what = self._what(kind, number, i)
+                else:
+                    try:
+                        what = self._kinds[kind]
+                    except KeyError:
+                        what = self._kinds[kind] = self._what(kind, number, i)
                 if what is None:
                     continue
-                if isinstance(what, Container):
+                if what is not kind and isinstance(what, Container):  # a class may not even say what it is
                     key = _key(child, what, node.row)
                     link = self._met.get(key)
                     if link is None:
@@ -139,7 +143,7 @@ class Tree:
         link = self._met.get(key)
         if link is not None:
             return link
-        source = self._stranger(obj, number, i) if isinstance(what, type) else what
+        source = self._stranger(obj, number, i) if what is type(obj) else what
         if source is None:
             return None
         link = self._met[key] = ~len(self.arrays)
@@ -152,12 +156,13 @@ class Tree:
         """Return the adapter of an array that no framework claims, None for anything else."""
         try:
             source = strangers.array_stranger(obj)
-            if source is None and self.strict and strangers.buffer_stranger(obj) is None:
-                self._not_plain(obj, number, i)
-        except DlxError:
+            is_known = source is not None or not self.strict or strangers.buffer_stranger(obj) is not None
+        except (DlxError, MemoryError):
             raise
         except Exception:  # it raises when it is looked at, so it is nothing that we know
-            return None
+            source, is_known = None, not self.strict
+        if not is_known:
+            self._not_plain(obj, number, i)
         return source
 
     def _closes(self, link: int, number: int, i: int) -> bool:
@@ -204,7 +209,7 @@ class Tree:
             raise cause
         error = cause
         if not isinstance(cause, DlxError):
-            reason = f"the container {what}: {type(cause).__name__}: {cause}".rstrip(".")
+            reason = f"the container {what}: {exception_text(cause)}"
             error = ConversionError(reason, source=type_name(type(node.obj)))
             error.__cause__ = cause
         assert isinstance(error, DlxError)

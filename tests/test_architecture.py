@@ -13,7 +13,7 @@ import dlx
 
 # Lowest first; modules on one line may import each other from left to right.
 LAYERS = [
-    ["errors", "typing"],
+    ["errors", "foreign", "typing"],
     ["headers", "ctypes"],
     ["native"],
     ["abi", "tensor", "stream", "cuda"],

@@ -58,6 +58,7 @@ def _run(arguments: Any) -> int:
         from dlx.cli.entries import BadInput, one_line
         from dlx.cli.screen import Screen
         from dlx.errors import DlxError
+        from dlx.foreign import class_name, exception_text, message_of, safe_repr
     except ImportError as error:  # no compiled core for this Python
         return _ended(arguments.command, f"dlx itself is not whole: {error}", arguments.json, "ImportError")
     from dlx.cli.output import own_stdout
@@ -69,17 +70,17 @@ def _run(arguments: Any) -> int:
             screen.flush()
             return status
     except (BadInput, DlxError) as error:
-        text, kind = str(error), type(error).__name__
+        text, kind = message_of(error, 1400), type(error).__name__
     except MemoryError:
         text, kind = "out of memory", "MemoryError"
     except SystemExit as error:  # of code that was imported, or that an object holds
-        text, kind = f"code that it runs ends the process: SystemExit({error.code!r})", "SystemExit"
+        text, kind = f"code that it runs ends the process: SystemExit({safe_repr(error.code)})", "SystemExit"
     except Exception as error:
         if isinstance(error, OSError) or os.environ.get(TRACEBACK):
             raise
-        kind = type(error).__name__
-        text = f"a fault of dlx: {kind}: {error}; please report it with what {TRACEBACK}=1 shows"
-    return _ended(arguments.command, one_line(text, 600), arguments.json, kind)
+        kind = class_name(type(error))
+        text = f"a fault of dlx: {exception_text(error, 400)}; please report it with what {TRACEBACK}=1 shows"
+    return _ended(arguments.command, one_line(text, 1500), arguments.json, kind)
 
 
 def _unwritten(command: str, error: OSError) -> int:

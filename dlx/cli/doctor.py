@@ -19,6 +19,7 @@ from dlx.cli.probe import ask
 from dlx.cli.screen import Cell, Screen
 from dlx.cli.targets import can_be_target
 from dlx.native import ffi, lib
+from dlx.foreign import message_of
 from dlx.plugins import Plugin, error_of
 from dlx.registry import registry
 
@@ -107,7 +108,7 @@ def _rows() -> list[Row]:
         try:
             found = adapter.package in sys.modules or importlib.util.find_spec(adapter.package) is not None
         except Exception as error:  # a parent package that fails to import
-            row.cause, row.details = one_line(str(error), 300), traceback.format_exc()
+            row.cause, row.details = one_line(message_of(error, 240), 300), traceback.format_exc()
             continue
         row.status = "missing" if not found else "ready" if adapter.package in sys.modules else "installed"
         row.version = _version(adapter.package) if found else ""

@@ -19,6 +19,7 @@ from dlx.cli.entries import BadInput, Entry, Source, counted, one_line
 from dlx.cli.headers import MAGIC_NPY, MOST_BYTES, MOST_NDIM, SAFE, opened_zip, read_npy, read_npz, read_safetensors
 from dlx.cli.screen import Screen
 from dlx.errors import DlxError, DTypeError
+from dlx.foreign import class_name, exception_text, message_of
 
 __all__ = ["open_source"]
 
@@ -133,7 +134,7 @@ def _needed(package: str, kind: str) -> Any:
     try:
         return importlib.import_module(package)
     except Exception as error:
-        raise BadInput(f"{package}, which reads {kind} files, fails to import: {error}") from error
+        raise BadInput(f"{package}, which reads {kind} files, fails to import: {exception_text(error, 240)}") from error
 
 
 # ---- torch -----------------------------------------------------------------------------------------------------------
@@ -184,12 +185,12 @@ def _read_torch(path: Path) -> Source:
 
 
 def _why_not_loaded(error: Exception) -> str:
-    text = str(error)
+    text = message_of(error)
     code = re.search(r"GLOBAL ([\w.]+)", text) or re.search(r"Unsupported (?:global|class|operand)\S* ([\w.]+)", text)
     if code is not None:
         return f"it wants to run code ({code[1]}), which weights_only refuses; nothing was run"
     first = text.strip().partition("\n")[0]
-    return f"torch cannot read it: {type(error).__name__}: {one_line(first, 200)}"
+    return f"torch cannot read it: {class_name(type(error))}: {one_line(first, 200)}"
 
 
 # ---- arrow -----------------------------------------------------------------------------------------------------------
@@ -228,7 +229,7 @@ def _read_parquet(path: Path) -> Source:
 
 
 def _no_arrow(error: Exception) -> str:
-    return f"pyarrow cannot read it: {type(error).__name__}: {one_line(str(error), 200)}"
+    return f"pyarrow cannot read it: {one_line(exception_text(error, 200), 260)}"
 
 
 def _column(pa: Any, field: Any, rows: int | None, parts: int) -> Entry:

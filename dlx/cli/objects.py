@@ -22,6 +22,7 @@ from dlx.containers import container_of
 from dlx.ctypes import DLManagedTensorVersioned
 from dlx.errors import AdapterNotFoundError, ConversionError, DlxError
 from dlx.failures import Failures
+from dlx.foreign import exception_text
 from dlx.tensor import ArrayInfo, type_name
 from dlx.trees import ROOT, Tree
 from dlx.view import View
@@ -78,7 +79,7 @@ def read_object(name: str, module: str, path: str) -> Source:
 
 def _said(error: BaseException) -> str:
     """Return an error in one line: its class, and its text if it has one."""
-    return one_line(": ".join(filter(None, (type(error).__name__, str(error)))), 300)
+    return one_line(exception_text(error, 240), 300)
 
 
 def _instead(module: str, path: str, attribute: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from dlx.foreign import exception_text
 from dlx.testing.capsules import NotACapsule
 
 if TYPE_CHECKING:
@@ -51,8 +52,7 @@ def attempt(do: Callable[..., Any], *args: Any, **keywords: Any) -> tuple[Any, B
 
 def told(error: BaseException | None) -> str:
     """Return an exception in one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:160]}" if text else type(error).__name__
+    return " ".join(exception_text(error, 160).split())
 
 
 @dataclass(frozen=True)

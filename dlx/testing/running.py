@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
+from dlx.foreign import exception_text
 from dlx.testing.check import CHECKS, Check, Verdict
 from dlx.testing.subject import Subject
 
@@ -131,7 +132,7 @@ def work(order: str, pipe: int) -> None:
         try:
             subject = find(wanted["spec"]).excepting(wanted["exceptions"])
         except Exception as error:
-            tell.write(f"failed {json.dumps(f'{type(error).__name__}: {error}')}\n")
+            tell.write(f"failed {json.dumps(exception_text(error))}\n")
             return
         for name in wanted["checks"]:
             tell.write(f"begin {name}\n")
