@@ -196,6 +196,7 @@ _LISTS: dict[str, type] = {
     "types": str,
     "lane": str,
     "confirmed": str,
+    "depends_on": str,
     "owner_bounds": str,
     "switches": tuple,
     "guards": Guard,
