@@ -96,3 +96,25 @@ def test_a_failing_method_is_told_by_dlx(tmp_path, python, np):
     assert {name for name, _ in looked_up} <= {"lib_classes"}  # types that cannot be looked up are none
     for method in ("examine", "info", "export", "load", "accepts", "current", "take", "holds", "clone", "check"):
         assert any(name == f"lib_{method}" for name, _ in said), method
+
+
+def test_the_cause_of_a_failing_consumer_keeps_its_traceback(tmp_path, python, np):
+    """By the fast path too, for arrays and in trees: it leads to the line that raised, and holds no memory for ever."""
+    site = Site(tmp_path, python)
+    site.module("lib")
+    raising = "def deep(): raise ValueError('deep')\nA.load = lambda self, tensor: deep()\n@dlx.hookimpl"
+    site.plugin("dlx-lib", "lib", adapter().replace("@dlx.hookimpl", raising))
+    code = """
+        import gc, lib, numpy as np, traceback
+        from dlx import native
+        array = np.arange(3.0)
+        for obj in (array, array, dlx.empty((3,), "int8"), [array, array], {"a": [array]}, memoryview(b"abc")):
+            try: dlx.convert(obj, to="lib")
+            except dlx.errors.ConversionError as error:
+                print(type(obj).__name__, [frame.name for frame in traceback.extract_tb(error.__cause__.__traceback__)][-1])
+        del obj
+        gc.collect()
+        print(native.live())
+    """
+    names = ["ndarray", "ndarray", "Tensor", "list", "dict", "memoryview"]
+    assert site.run(code).splitlines() == [*(f"{name} deep" for name in names), "0"]
