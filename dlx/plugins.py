@@ -17,6 +17,7 @@ from typing import Any
 import dlx
 from dlx.abi import DType
 from dlx.adapter import API, OLDEST_API, Adapter
+from dlx.answers import checked_adapter
 from dlx.errors import DTypeError, PluginError
 from dlx.facts import Container, Defect, Guard
 from dlx.foreign import exception_text, message_of, safe_repr
@@ -178,7 +179,7 @@ def checked(plugin: Plugin, answers: Iterable[Any]) -> tuple[Adapter, ...]:
         if adapter.name in names:
             raise PluginError(f"it has two adapters named {adapter.name!r}", fix="Give each a name of its own.")
         names.add(adapter.name)
-    return tuple(found)
+    return tuple(found if plugin.distribution == OURS else map(checked_adapter, found))
 
 
 def _check_version(plugin: Plugin, adapter: Adapter) -> None:
