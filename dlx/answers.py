@@ -1,7 +1,7 @@
 """What an adapter's hooks may answer: held against one table, for adapters that are not dlx's own.
 
-Inside dlx an answer is relied upon. So those of a plugin are looked at where they come in, each by a method of a subclass
-that stands before the plugin's own one: whatever is none raises a `PluginError` that names the adapter, what it gave and
+Inside dlx an answer is relied upon. So those of a plugin are looked at where they come in, each by a method of a
+subclass that calls the plugin's own: whatever is none raises a `PluginError` that names the adapter, what it gave and
 what it should have given, before anything is done with it.
 """
 
@@ -137,7 +137,8 @@ def checked_adapter(adapter: Adapter) -> Adapter:
         hooks = {name: _hook(made, name) for name in own}
         shown = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
         # Its state, and what it inherits, stay what they are.
-        made.append(type(kind)(kind.__name__, (kind,), {**shown, "_answers_are_checked": True, **hooks}))
+        metaclass: Any = type(kind)
+        made.append(metaclass(kind.__name__, (kind,), {**shown, "_answers_are_checked": True, **hooks}))
         adapter.__class__ = made[0]
     return adapter
 

@@ -214,9 +214,7 @@ def _check_facts(adapter: Adapter) -> None:
         if not isinstance(_plain(adapter, fact), str) or not getattr(adapter, fact):
             raise PluginError(f"its adapter {shown} has no {fact}", fix=f'Set it: {fact} = "mylib".')
     if not isinstance(adapter.priority, int):
-        raise PluginError(
-            f"the priority of its adapter {shown} is {safe_repr(adapter.priority)}", fix="Give an int."
-        )
+        raise PluginError(f"the priority of its adapter {shown} is {safe_repr(adapter.priority)}", fix="Give an int.")
     if adapter.is_own:
         raise PluginError(f"its adapter {shown} says that its arrays are dlx.Tensor", fix="Leave is_own out.")
     if adapter.name == OURS:
@@ -236,7 +234,9 @@ def _check_facts(adapter: Adapter) -> None:
             for name in value:
                 DType(name)
         except (TypeError, DTypeError) as error:
-            raise PluginError(f"the {fact} of its adapter {adapter.name!r} cannot be read: {message_of(error)}") from error
+            raise PluginError(
+                f"the {fact} of its adapter {adapter.name!r} cannot be read: {message_of(error)}"
+            ) from error
 
 
 _COMPUTED = object()

@@ -313,4 +313,6 @@ def cuda_interface_stream(interface: dict[str, Any], device: Device) -> Stream |
     try:
         return meaning(said, device)
     except StreamError as error:
-        raise ProtocolError(f"the stream of its __cuda_array_interface__ is {safe_repr(said)}: {error.reason}") from error
+        raise ProtocolError(
+            f"the stream of its __cuda_array_interface__ is {safe_repr(said)}: {error.reason}"
+        ) from error

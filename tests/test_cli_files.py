@@ -449,13 +449,15 @@ def test_no_legal_column_ends_the_process_or_hides_the_others(tmp_path, python):
         kinds = [
             pa.list_(number, 0), pa.list_(pa.list_(number, 0), 3), pa.list_(pa.list_(number, 3), 0),
             pa.list_(pa.string(), 0), pa.list_(pa.bool_(), 0), pa.list_(pa.null(), 2), pa.list_(pa.string(), 2),
-            pa.list_(pa.list_(number, 0)), pa.struct([("a", pa.list_(number, 0))]), pa.dictionary(pa.int8(), pa.string()),
+            pa.list_(pa.list_(number, 0)), pa.struct([("a", pa.list_(number, 0))]),
+            pa.dictionary(pa.int8(), pa.string()),
             pa.dictionary(pa.int8(), pa.list_(number, 0)), pa.list_(number, 2**31 - 1),
             pa.list_(pa.list_(pa.int64(), 2**31 - 1), 2**31 - 1), pa.fixed_shape_tensor(number, (2, 0)),
             pa.fixed_shape_tensor(number, (2, 3)), pa.run_end_encoded(number, number), union, pa.list_(union, 2),
-            pa.list_view(number), pa.map_(number, number), pa.month_day_nano_interval(), pa.decimal256(40, 2), pa.null(),
-            pa.binary(0), pa.binary(3), pa.struct([]), pa.string_view(), pa.timestamp("ns", "UTC"), pa.uuid(), pa.bool8(),
-            pa.list_(pa.bool8(), 0), number,
+            pa.list_view(number), pa.map_(number, number), pa.month_day_nano_interval(), pa.decimal256(40, 2),
+            pa.null(),
+            pa.binary(0), pa.binary(3), pa.struct([]), pa.string_view(), pa.timestamp("ns", "UTC"), pa.uuid(),
+            pa.bool8(), pa.list_(pa.bool8(), 0), number,
         ]
         for kind in kinds:
             found = []

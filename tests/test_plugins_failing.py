@@ -111,7 +111,8 @@ def test_the_cause_of_a_failing_consumer_keeps_its_traceback(tmp_path, python, n
         for obj in (array, array, dlx.empty((3,), "int8"), [array, array], {"a": [array]}, memoryview(b"abc")):
             try: dlx.convert(obj, to="lib")
             except dlx.errors.ConversionError as error:
-                print(type(obj).__name__, [frame.name for frame in traceback.extract_tb(error.__cause__.__traceback__)][-1])
+                frames = traceback.extract_tb(error.__cause__.__traceback__)
+                print(type(obj).__name__, [frame.name for frame in frames][-1])
         del obj
         gc.collect()
         print(native.live())

@@ -917,7 +917,7 @@ def test_the_order_of_protocols(counting):
     assert dlx.convert(Both(4), to="dlx").shape == (2,)
 
 
-# ---- what a producer says of itself before its capsule is asked for ---------------------------------------------------
+# ---- what a producer says of itself before its capsule is asked for -------------------------------------------------
 
 PADDLE = """
 import dlx, numpy as np
