@@ -67,7 +67,7 @@ def safe_repr(value: object, most: int = 60) -> str:
     except MemoryError:
         raise
     except Exception:
-        return f"<{type_name(type(value))}>"
+        return f"<{class_name(type(value))}>"
 
 
 # ---- classes ---------------------------------------------------------------------------------------------------------
