@@ -61,6 +61,7 @@ class JaxAdapter(Adapter):
     immutable = True
     fresh_alignment = 64
     constant = False  # x64 is switched at run time
+    depends_on = ("config.jax_enable_x64", "config.jax_platforms")
     dtypes = {
         "bool": "bool_",
         "int1": "int1",
@@ -200,7 +201,12 @@ class JaxAdapter(Adapter):
     def narrowed(self, kind: type) -> Adapter:
         if kind is not self.module().Array:
             raise AdapterNotFoundError(f"{type_name(kind)} cannot be a target", fix="Say to='jax'.")
+        return self._only_arrays
+
+    @functools.cached_property
+    def _only_arrays(self) -> Adapter:
         arrays = copy.copy(self)
+        arrays.__dict__.pop("_variants", None)
         arrays.types = self.types[:1]
         arrays.part_of = self
         return arrays

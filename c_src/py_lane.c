@@ -251,6 +251,8 @@ RARE PyObject* refused(PyObject* lane, DLManagedTensorVersioned* made, PyObject*
     return NULL;
   }
   PyErr_NormalizeException(&cause.type, &cause.value, &cause.traceback);
+  /* Before 3.12 what was fetched does not hold its traceback yet. */
+  if (cause.value && cause.traceback) PyException_SetTraceback(cause.value, cause.traceback);
   PyObject* error = PyObject_CallFunctionObjArgs(((LaneObject*)lane)->failed, obj, to,
                                                  cause.value ? cause.value : Py_None, tree, NULL);
   Py_XDECREF(cause.type);

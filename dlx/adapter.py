@@ -105,7 +105,10 @@ class Adapter:
     describes_by_export
         Whether `info` makes an export, so that it is only called where nothing else will do.
     constant
-        False where capabilities change at run time; they are then asked for in every plan, and there is no lane.
+        False where capabilities change at run time; they are then those of the moment, and there is no lane.
+    depends_on
+        Where `constant` is False: names within the package of all that capabilities depend on, with hashable values
+        (``("config.jax_enable_x64",)``); capabilities are stated once for each. Empty: anew in every conversion.
     identity
         Whether an array that is in the target framework already may come back without being examined.
     is_own
@@ -153,6 +156,7 @@ class Adapter:
     noun: str = "array"
     describes_by_export: bool = False
     constant: bool = True
+    depends_on: tuple[str, ...] = ()
     identity: bool = True
     is_own: bool = False
     takes_stream: bool = True
@@ -215,17 +219,36 @@ class Adapter:
         return replace(stated, **known)
 
     def current(self) -> Adapter:
-        """Return the adapter to ask in one conversion: itself, or a copy that states anew what may change meanwhile.
+        """Return the adapter to ask in one conversion: itself, or one that has stated what may change meanwhile.
 
-        What changes may differ from thread to thread (jax's x64), so that no two conversions share such a copy.
+        What changes may differ from thread to thread (jax's x64): there is one for each combination of values that
+        `depends_on` has had. Without `depends_on` every conversion has its own.
         """
         if self.constant:
             return self
-        made = copy.copy(self)
-        for stated in ("capabilities", "_capabilities_struct", "_lane_struct"):
-            made.__dict__.pop(stated, None)
-        made.part_of = self
+        values = self._values()
+        made = self._variants.get(values) if values else None
+        if made is None:
+            made = copy.copy(self)
+            for stated in ("capabilities", "_capabilities_struct", "_lane_struct", "_variants"):
+                made.__dict__.pop(stated, None)
+            made.part_of = self
+            if values:
+                made.capabilities  # noqa: B018  # read while the values hold
+                if self._values() == values:  # else another thread has switched meanwhile
+                    made = self._variants.setdefault(values, made)
         return made
+
+    def _values(self) -> tuple[Any, ...]:
+        """Return what `depends_on` stands for just now, in this thread."""
+        return tuple(
+            getattr(look_up(f"{self.package}.{owner}" if owner else self.package), name, None)
+            for owner, _, name in _parted(self.depends_on)
+        )
+
+    @functools.cached_property
+    def _variants(self) -> dict[tuple[Any, ...], Adapter]:
+        return {}
 
     def accepts(self) -> Capabilities | None:
         """State what the framework takes as it is. None, the default: it cannot be a target."""
@@ -552,6 +575,11 @@ def at_rest(tensor: Tensor) -> Tensor:
     if tensor.flags & IS_COPIED:
         return native.tensor_view(tensor, None, None, tensor.flags & ~IS_COPIED, None)
     return tensor
+
+
+@functools.cache
+def _parted(names: tuple[str, ...]) -> tuple[tuple[str, str, str], ...]:
+    return tuple(name.rpartition(".") for name in names)
 
 
 def look_up(name: str) -> Any:

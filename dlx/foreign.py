@@ -9,7 +9,17 @@ from __future__ import annotations
 import weakref
 from typing import Any, TypeVar
 
-__all__ = ["MAX_MESSAGE", "TypeCache", "class_name", "cut", "derives", "exception_text", "is_key", "message_of", "module_of"]
+__all__ = [
+    "MAX_MESSAGE",
+    "TypeCache",
+    "class_name",
+    "cut",
+    "derives",
+    "exception_text",
+    "is_key",
+    "message_of",
+    "module_of",
+]
 __all__ += ["safe_repr", "type_name"]
 
 MAX_MESSAGE = 1000
@@ -57,7 +67,7 @@ def safe_repr(value: object, most: int = 60) -> str:
     except MemoryError:
         raise
     except Exception:
-        return f"<{type_name(type(value))}>"
+        return f"<{class_name(type(value))}>"
 
 
 # ---- classes ---------------------------------------------------------------------------------------------------------
@@ -103,7 +113,9 @@ def derives(kind: type, bases: type | tuple[type, ...]) -> bool:
 class TypeCache(weakref.WeakKeyDictionary[type, Value]):
     """Answers by class, for as long as the class lives; one that cannot be a key is asked anew each time."""
 
-    def get(self, kind: type, default: Any = None) -> Any:
+    data: dict[weakref.ref[type], Value]
+
+    def get(self, kind: type, default: Any = None) -> Any:  # Value, or the default
         """Return what is known of a class."""
         if type(kind) is type or is_key(kind):
             return self.data.get(weakref.ref(kind), default)

@@ -128,10 +128,17 @@ class Bulk:
         taken = [leaf for leaf in self._leaves.values() if leaf.owned is not None]
         if taken:
             forget_frames(error)
+        failed: BaseException | None = None
         for leaf in taken:
-            take_back(leaf)
+            try:
+                for note in take_back(leaf):
+                    error.add_note(note)
+            except BaseException as failure:  # it is raised when the others are given back
+                failed = failed or failure
         for leaf in self._leaves.values():
             release(leaf)
+        if failed is not None:
+            raise failed
 
     def _each(self, step: Callable[[Leaf], Any]) -> None:
         """Do one step with every array; one that fails is left out from then on."""

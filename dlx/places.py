@@ -35,7 +35,9 @@ def decide_place(leaf: Leaf, tensor: Tensor) -> DlxError | None:
                 return error
     result = leaf.copy_device if leaf.copy_order is not None else result_device(leaf, tensor)
     if not (request.stream is None or is_unordered(request.stream)) and host_readable(result):
-        return leaf.error(StreamError, f"host memory has no stream, found stream={safe_repr(request.stream)}", "Leave it out.")
+        return leaf.error(
+            StreamError, f"host memory has no stream, found stream={safe_repr(request.stream)}", "Leave it out."
+        )
     return None
 
 

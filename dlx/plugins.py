@@ -17,6 +17,7 @@ from typing import Any
 import dlx
 from dlx.abi import DType
 from dlx.adapter import API, OLDEST_API, Adapter
+from dlx.answers import checked_adapter
 from dlx.errors import DTypeError, PluginError
 from dlx.facts import Container, Defect, Guard
 from dlx.foreign import exception_text, message_of, safe_repr
@@ -180,7 +181,7 @@ def checked(plugin: Plugin, answers: Iterable[Any]) -> tuple[Adapter, ...]:
         if adapter.name in names:
             raise PluginError(f"it has two adapters named {adapter.name!r}", fix="Give each a name of its own.")
         names.add(adapter.name)
-    return tuple(found)
+    return tuple(found if plugin.distribution == OURS else map(checked_adapter, found))
 
 
 def _check_version(plugin: Plugin, adapter: Adapter) -> None:
@@ -198,6 +199,7 @@ _LISTS: dict[str, type] = {
     "types": str,
     "lane": str,
     "confirmed": str,
+    "depends_on": str,
     "owner_bounds": str,
     "switches": tuple,
     "guards": Guard,
@@ -214,9 +216,7 @@ def _check_facts(adapter: Adapter) -> None:
         if not isinstance(_plain(adapter, fact), str) or not getattr(adapter, fact):
             raise PluginError(f"its adapter {shown} has no {fact}", fix=f'Set it: {fact} = "mylib".')
     if not isinstance(adapter.priority, int):
-        raise PluginError(
-            f"the priority of its adapter {shown} is {safe_repr(adapter.priority)}", fix="Give an int."
-        )
+        raise PluginError(f"the priority of its adapter {shown} is {safe_repr(adapter.priority)}", fix="Give an int.")
     if adapter.is_own:
         raise PluginError(f"its adapter {shown} says that its arrays are dlx.Tensor", fix="Leave is_own out.")
     if adapter.name == OURS:
@@ -236,7 +236,9 @@ def _check_facts(adapter: Adapter) -> None:
             for name in value:
                 DType(name)
         except (TypeError, DTypeError) as error:
-            raise PluginError(f"the {fact} of its adapter {adapter.name!r} cannot be read: {message_of(error)}") from error
+            raise PluginError(
+                f"the {fact} of its adapter {adapter.name!r} cannot be read: {message_of(error)}"
+            ) from error
 
 
 _COMPUTED = object()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from typing import Any
 
 from dlx import cuda, native
-from dlx.abi import IS_COPIED, READ_ONLY, Device, DType
+from dlx.abi import IS_COPIED, READ_ONLY, Device, DType, host_readable
 from dlx.errors import ConversionError, DlxError, DTypeError, LayoutError, ProtocolError, StreamError
-from dlx.foreign import TypeCache, class_name, exception_text, message_of, safe_repr
+from dlx.foreign import TypeCache, class_name, cut, exception_text, message_of, safe_repr
 from dlx.native import Tensor, lib
 from dlx.stream import Stream, meaning
 
 __all__ = ["array_interface", "buffer", "cuda_array_interface", "cuda_interface_stream", "device_of", "export"]
+__all__ += ["why_no_numbers"]
 
 MAX_VERSION: tuple[int, int] = (lib.DLX_DLPACK_MAJOR, lib.DLX_DLPACK_MINOR)
 HOST = Device("cpu")
@@ -33,11 +35,36 @@ def device_of(obj: Any) -> Device | None:
     if ask is None:
         return None
     try:
-        return Device(ask(obj))
+        answer = ask(obj)
+        if isinstance(answer, tuple) and len(answer) == 2 and answer[1] is None:  # paddle, of its host memory
+            place = Device(answer[0], 0)
+            answer = place if host_readable(place) else answer
+        return Device(answer)
     except DlxError as error:
         raise ProtocolError(f"its __dlpack_device__ gives {error.reason}") from error
     except Exception as error:
         raise producer_failed("__dlpack_device__", error) from error
+
+
+# What a framework calls elements that are no numbers. Tensorflow's __dlpack__ ends the process where it has such.
+_NO_NUMBERS = re.compile(r"(<dtype: ')?(object|resource|variant|string|str\d*)(_ref)?('>)?", re.IGNORECASE)
+
+
+def why_no_numbers(obj: Any) -> str:
+    """Return why an object's elements are no numbers, by its ``dtype`` attribute; empty where that says nothing of it.
+
+    Asked of those whose ``__dlpack__`` nobody knows, before it is called.
+    """
+    try:
+        dtype = getattr(obj, "dtype", None)
+        name = getattr(dtype, "name", None)
+        said = name if isinstance(name, str) else class_name(dtype) if isinstance(dtype, type) else str(dtype)
+        is_known = _NO_NUMBERS.fullmatch(said) is not None
+    except MemoryError:
+        raise
+    except Exception:  # it is not known then, and `__dlpack__` will say
+        return ""
+    return f"its dtype is {cut(said, 60)}, and DLPack knows numbers only" if is_known else ""
 
 
 def export(obj: Any, *, stream: int | None = None) -> Tensor:
@@ -286,4 +313,6 @@ def cuda_interface_stream(interface: dict[str, Any], device: Device) -> Stream |
     try:
         return meaning(said, device)
     except StreamError as error:
-        raise ProtocolError(f"the stream of its __cuda_array_interface__ is {safe_repr(said)}: {error.reason}") from error
+        raise ProtocolError(
+            f"the stream of its __cuda_array_interface__ is {safe_repr(said)}: {error.reason}"
+        ) from error

@@ -61,7 +61,7 @@ class Registry(Loader):
             If the plugin that should know its type is broken.
         """
         kind = type(obj)
-        adapter = self._producers.get(kind)
+        adapter: Adapter | None = self._producers.get(kind)
         if adapter is None:
             adapter = self._find(kind)
             if adapter is None:

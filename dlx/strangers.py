@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 from dlx import cuda, native, protocol
 from dlx.abi import Device
 from dlx.adapter import Adapter, Capabilities, Layout, at_rest
-from dlx.errors import ConsumedError, DeviceError
+from dlx.errors import ConsumedError, DeviceError, DTypeError
+from dlx.facts import Hindrance
 from dlx.foreign import class_name, module_of
 from dlx.native import Tensor, lib
 from dlx.stream import Stream
@@ -115,6 +117,11 @@ class DLPackAdapter(Adapter):
 
     def info(self, obj: Any) -> ArrayInfo | None:
         return ArrayInfo(self.name, type_name(type(obj)), device=protocol.device_of(obj), protocols=("__dlpack__",))
+
+    def examine(self, obj: Any) -> Iterable[Hindrance]:
+        reason = protocol.why_no_numbers(obj)
+        if reason:
+            yield Hindrance(reason, "Convert its elements to numbers in its own framework first.", DTypeError)
 
 
 class InterfaceAdapter(Described):

@@ -235,6 +235,7 @@ def load(leaf: Leaf) -> Any:
     except BaseException as error:
         # Whatever shares the memory must let go of it first: our view of it, the result, frames of the consumer.
         ready = array = None
+        notes: tuple[str, ...] = ()
         if not taken and isinstance(error, Exception):
             leaf.owned = None  # `take` itself failed: there is nothing to undo
         try:
@@ -242,23 +243,39 @@ def load(leaf: Leaf) -> Any:
         finally:
             if leaf.owned is not None and type(leaf.source).give_back is not Adapter.give_back:
                 forget_frames(error)
-            take_back(leaf)
+            notes = take_back(leaf)
         if isinstance(error, DlxError):
             leaf.complete(error, taken=taken)
+            _noted(error, notes)
             raise
         if isinstance(error, MemoryError) or not isinstance(error, Exception):
             raise
         if not taken:
             raise leaf.complete(adapter_failed(leaf.source, error)) from error
         reason = f"{target.name} refused it: {exception_text(error)}"
-        raise leaf.complete(ConversionError(reason)) from error
+        raise _noted(leaf.complete(ConversionError(reason)), notes) from error
 
 
-def take_back(leaf: Leaf) -> None:
-    """Undo `take` for an array whose result is gone: a capsule gets its name back."""
+def take_back(leaf: Leaf) -> tuple[str, ...]:
+    """Undo `take` for an array whose result is gone: a capsule gets its name back.
+
+    An adapter that fails to replaces no error that is on its way: what it says is returned, as a note to that.
+    """
     owned, leaf.owned = leaf.owned, None
     if owned is not None:
-        leaf.source.give_back(leaf.obj, owned)
+        try:
+            leaf.source.give_back(leaf.obj, owned)
+        except MemoryError:
+            raise
+        except Exception as failure:
+            return (f"{leaf.source.name} failed to take it back: {exception_text(failure)}",)
+    return ()
+
+
+def _noted(error: BaseException, notes: tuple[str, ...]) -> BaseException:
+    for note in notes:
+        error.add_note(note)
+    return error
 
 
 def release(leaf: Leaf) -> None:

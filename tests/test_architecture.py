@@ -18,7 +18,7 @@ LAYERS = [
     ["native"],
     ["abi", "tensor", "stream", "cuda"],
     ["protocol"],
-    ["facts", "adapter", "hookspecs"],
+    ["facts", "adapter", "answers", "hookspecs"],
     ["strangers", "plugins", "loading", "registry"],
     ["rows", "containers"],
     ["routes", "obstacles", "crossing", "working", "leaf", "places", "planning", "transfer"],

@@ -433,3 +433,55 @@ def test_warnings_of_torch_are_left_out(tmp_path, torch):
         torch.save(torch.quantize_per_tensor(torch.zeros(3), 0.1, 0, torch.qint8), tmp_path / "x.pt")
     status, out, err = dlx("inspect", tmp_path / "x.pt", memory=None)
     assert (status, err) == (0, "") and "qint8" in out
+
+
+def test_no_legal_column_ends_the_process_or_hides_the_others(tmp_path, python):
+    """Every kind of column that pyarrow writes, empty fixed-size lists at any depth among them: one row each."""
+    pytest.importorskip("pyarrow")
+    out = python(
+        f"""
+        import contextlib, io, json, sys
+        import pyarrow as pa
+        from pyarrow import ipc, parquet
+        from dlx.cli import main
+        number = pa.int32()
+        union = pa.dense_union([pa.field("a", number)])
+        kinds = [
+            pa.list_(number, 0), pa.list_(pa.list_(number, 0), 3), pa.list_(pa.list_(number, 3), 0),
+            pa.list_(pa.string(), 0), pa.list_(pa.bool_(), 0), pa.list_(pa.null(), 2), pa.list_(pa.string(), 2),
+            pa.list_(pa.list_(number, 0)), pa.struct([("a", pa.list_(number, 0))]),
+            pa.dictionary(pa.int8(), pa.string()),
+            pa.dictionary(pa.int8(), pa.list_(number, 0)), pa.list_(number, 2**31 - 1),
+            pa.list_(pa.list_(pa.int64(), 2**31 - 1), 2**31 - 1), pa.fixed_shape_tensor(number, (2, 0)),
+            pa.fixed_shape_tensor(number, (2, 3)), pa.run_end_encoded(number, number), union, pa.list_(union, 2),
+            pa.list_view(number), pa.map_(number, number), pa.month_day_nano_interval(), pa.decimal256(40, 2),
+            pa.null(),
+            pa.binary(0), pa.binary(3), pa.struct([]), pa.string_view(), pa.timestamp("ns", "UTC"), pa.uuid(),
+            pa.bool8(), pa.list_(pa.bool8(), 0), number,
+        ]
+        for kind in kinds:
+            found = []
+            schema = pa.schema([("x", kind), ("y", number)])
+            table = pa.Table.from_arrays([pa.nulls(0, kind), pa.nulls(0, number)], schema=schema)
+            with ipc.new_file({str(tmp_path / "x.arrow")!r}, schema) as file:
+                file.write_table(table)
+            names = [{str(tmp_path / "x.arrow")!r}]
+            try:
+                parquet.write_table(table, {str(tmp_path / "x.parquet")!r})
+                names.append({str(tmp_path / "x.parquet")!r})
+            except (pa.ArrowException, OSError):  # Parquet has no such type
+                pass
+            for name in names:
+                for words in (["inspect", name, "--to", "none"], ["plan", name, "--to", "dlx"]):
+                    with contextlib.redirect_stdout(io.StringIO()) as said:
+                        status = main([*words, "--json"])
+                    assert status == 0, (kind, words, said.getvalue())
+                    found = json.loads(said.getvalue())
+                    arrays = found["sources"][0]["arrays"] if words[0] == "inspect" else found["plans"][0]["arrays"]
+                    assert [each["path"] for each in arrays] == ["x", "y"], (kind, arrays)
+                    assert arrays[1]["dtype"] == "int32"
+        print("done")
+        """,
+        args=(),
+    )
+    assert out.strip() == "done"

@@ -130,6 +130,7 @@ def test_an_error_of_others_never_hides_what_happened(made, case):
 
 @pytest.mark.parametrize("case", ERRORS)
 def test_an_exception_as_text(case):
+    """Its class and its message, cut to a stated length."""
     make, text = ERRORS[case]
     assert exception_text(make()) == text
 
@@ -147,7 +148,8 @@ def test_interrupts_and_memory_errors_go_on():
 
 
 def test_a_value_that_has_no_repr_is_named_by_its_class():
-    assert safe_repr(Unsayable()) == "<test_foreign.Unsayable>"
+    """And a long one is cut."""
+    assert safe_repr(Unsayable()) == "<Unsayable>"
     assert safe_repr(LONG) == f"'{'x' * 59}... (99,942 more characters)"
 
 
@@ -300,6 +302,7 @@ def test_what_merely_stands_in_a_tree_passes_through(case, to, np):
 
 @pytest.mark.parametrize("case", FOREIGN)
 def test_strict_refuses_it_and_names_its_class(case):
+    """One error, or one for each place."""
     kind = FOREIGN[case]
     obj, array = kind(), dlx.empty((2,), "int8")
     with pytest.raises(AdapterNotFoundError, match=r"neither array, container nor plain data") as caught:
@@ -314,6 +317,7 @@ def test_strict_refuses_it_and_names_its_class(case):
 
 @pytest.mark.parametrize("case", FOREIGN)
 def test_at_the_root_it_is_no_array(case, np):
+    """Every way in says so, in an error that can be shown."""
     obj = FOREIGN[case]()
     for call in (
         lambda: dlx.convert(obj, to="numpy"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import sys
 import threading
 import weakref
 
@@ -737,3 +738,73 @@ def test_packed_elements_in_another_order(np, dtype):
         assert dlx.plan(turned, to=target).outcome == "copied"
     assert (dlx.convert(turned, to="numpy") == np.asarray(plain)).all()
     assert dlx.describe(turned).nbytes == dlx.convert(turned, to="dlx").nbytes
+
+
+def test_what_jax_takes_is_stated_once_for_each_value_of_its_switches(python):
+    """Toggled in the middle of a process, the switch is honoured at once; a fresh process builds its tables once."""
+    out = python(
+        """
+        import dlx
+        target = dlx.adapters()["jax"]
+        kind, counts = type(target), {"accepts": 0, "native_dtype": 0}
+        for name in counts:
+            def counted(self, *arguments, name=name, old=getattr(kind, name)):
+                counts[name] += 1
+                return old(self, *arguments)
+            setattr(kind, name, counted)
+        wide = dlx.convert(memoryview(bytearray(64)).cast("d"), to="dlx")
+        small = dlx.convert(memoryview(bytearray(64)).cast("f"), to="dlx")
+        import jax
+        def taken():
+            for to in ("jax", jax.Array):
+                assert dlx.convert(small, to=to).dtype == "float32"
+                error = dlx.plan(wide, to=to).error
+                try: assert error is None and dlx.convert(wide, to=to).dtype == "float64"
+                except (AssertionError, dlx.errors.DTypeError): assert "since x64 is off" in str(error), error
+            return error is None
+        found = []
+        for on in (False, True, False, True, True):
+            jax.config.update("jax_enable_x64", on)
+            found.append(taken())
+            with jax.enable_x64(not on):
+                found.append(taken())
+        print(found == [False, True, True, False, False, True, True, False, True, False])
+        names = len(target.dtypes)
+        print(counts["accepts"], counts["native_dtype"] <= 4 * names)  # for two values, and for jax.Array as well
+        assert target.current() is target.current() and target.narrowed(jax.Array) is target.narrowed(jax.Array)
+        """,
+        args=(),
+    )
+    assert out.split() == ["True", "4", "True"]
+
+
+def test_a_switch_that_is_thrown_meanwhile_is_not_remembered():
+    """Capabilities that were stated while a value changed are those of nobody else."""
+    import types
+
+    from dlx.adapter import Adapter, Capabilities
+
+    lib = types.ModuleType("lib_with_a_switch")
+    lib.switch = 0
+
+    class Switched(Adapter):
+        name = package = "lib_with_a_switch"
+        constant = False
+        depends_on = ("switch",)
+
+        def accepts(self):
+            dtypes = frozenset({f"int{8 << lib.switch}"})
+            if lib.thrown:
+                lib.switch, lib.thrown = 1, False
+            return Capabilities(dtypes=dtypes)
+
+    sys.modules["lib_with_a_switch"] = lib
+    try:
+        lib.thrown, adapter = True, Switched()
+        assert adapter.current().capabilities.dtypes == {"int8"}
+        assert adapter.current().capabilities.dtypes == {"int16"}
+        lib.switch = 0
+        assert adapter.current().capabilities.dtypes == {"int8"}
+        assert adapter.current() is adapter.current()
+    finally:
+        del sys.modules["lib_with_a_switch"]

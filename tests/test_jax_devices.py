@@ -247,7 +247,8 @@ def test_without_a_plugin_there_is_no_cuda(cuda, build, other, monkeypatch):
     assert build.adapter.current().capabilities.device_types == {1}
     build.config.jax_platforms = "cuda"
     assert build.adapter.current().capabilities.device_types == {2}
-    monkeypatch.setattr(dlx_jax, "_has_cuda_plugin", lambda: False)
+    monkeypatch.setattr(dlx_jax, "_has_cuda_plugin", lambda: False)  # which stays what it is in one process
+    build.adapter._variants.clear()
     build.config.jax_platforms = None
     with pytest.raises(DeviceError, match="cuda:0, which jaxbuild cannot hold"):
         dlx.convert(other.made(), to="jaxbuild", device="cuda:0")

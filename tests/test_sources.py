@@ -948,3 +948,99 @@ def test_the_order_of_protocols(counting):
 
     assert dlx.convert(All(4), to="dlx").shape == (9,)
     assert dlx.convert(Both(4), to="dlx").shape == (2,)
+
+
+# ---- what a producer says of itself before its capsule is asked for -------------------------------------------------
+
+PADDLE = """
+import dlx, numpy as np
+class Lent:
+    def __init__(self, kind, number): self.place = kind, number
+    def __dlpack__(self, **options): return np.zeros(3).__dlpack__(**options)
+    def __dlpack_device__(self): return self.place
+"""
+
+
+@pytest.mark.parametrize("kind", [1, 3])
+def test_host_memory_whose_device_has_no_number(kind, np):
+    """Paddle says ``(1, None)`` of the host and ``(3, None)`` of pinned memory; of a device None is refused."""
+    names = {}
+    exec(PADDLE, names)
+    array = names["Lent"](kind, None)
+    assert dlx.convert(array, to="numpy").shape == (3,)
+    assert dlx.convert([array], to="dlx")[0].shape == (3,)
+    assert dlx.plan(array, to="numpy").error is None
+    assert dlx.describe(array).device == (kind, 0)
+    refused = names["Lent"](2, None)
+    with pytest.raises(errors.ProtocolError, match=r"\(2, None\) is not a device"):
+        dlx.convert(refused, to="numpy")
+
+
+@pytest.mark.parametrize("said", ["string", "resource", "variant", "object", "string_ref", "<dtype: 'string'>"])
+def test_elements_that_are_no_numbers_are_refused_before_the_producer_is_called(said, python, tmp_path):
+    """Tensorflow's ``__dlpack__`` ends the process where its tensor holds strings: it is never called, by anybody."""
+    (tmp_path / "shop.py").write_text(
+        f"import os\n"
+        f"class Named: name = {said!r}\n"
+        f"class Shown:\n    def __repr__(self): return {said!r}\n"
+        f"class Tensor:\n"
+        f"    def __init__(self, dtype): self.dtype = dtype\n"
+        f"    def __dlpack__(self, **options): os.abort()\n"
+        f"    def __dlpack_device__(self): return (1, 0)\n"
+        f"named = Tensor(Named())\n"
+    )
+    python(
+        f"""
+        import contextlib, io, sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        import dlx, shop
+        from dlx.cli import main
+        for obj in (shop.named, shop.Tensor(shop.Shown()), shop.Tensor({said!r})):
+            def borrowed():
+                with dlx.borrow(obj): pass
+            for call in (
+                lambda: dlx.convert(obj, to="dlx"), lambda: dlx.convert({{"a": [obj]}}, to="dlx"),
+                lambda: dlx.convert([obj], to="dlx", lazy=True)[0], lambda: dlx.from_dlpack(obj),
+                lambda: dlx.convert(obj, to="dlx", copy=True), lambda: dlx.to_capsule(obj), borrowed,
+                lambda: dlx.shares_memory(obj, b"abc"), lambda: dlx.stack([obj], "dlx"),
+            ):
+                try:
+                    call()
+                except dlx.errors.DTypeError as error:
+                    assert "DLPack knows numbers only" in str(error), error
+                else:
+                    raise AssertionError("not refused")
+            assert isinstance(dlx.plan(obj, to="dlx").error, dlx.errors.DTypeError)
+            assert isinstance(dlx.plan([obj], to="dlx").error, dlx.errors.DTypeError)
+            try:
+                dlx.convert([obj, obj, shop.Tensor(shop.Named())], to="dlx", errors="collect")
+            except ExceptionGroup as group:
+                assert len(group.exceptions) == 2
+            dlx.describe(obj)
+        for words in (["inspect", "shop:named"], ["plan", "shop:named", "--to", "dlx"]):
+            with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()):
+                assert main(words) == 0
+            assert "numbers only" in " ".join(out.getvalue().split())
+        """
+    )
+
+
+def test_a_dtype_that_cannot_be_read_says_nothing(np):
+    """The producer is asked then."""
+
+    class Producer:
+        @property
+        def dtype(self):
+            raise RuntimeError("no dtype")
+
+        def __dlpack__(self, **options):
+            return np.zeros(3).__dlpack__(**options)
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+    class Numbers(Producer):
+        dtype = np.float64
+
+    for kind in (Producer, Numbers):
+        assert dlx.convert(kind(), to="numpy").shape == (3,)

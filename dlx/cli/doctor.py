@@ -18,6 +18,7 @@ from dlx.cli.entries import BadInput, counted, one_line
 from dlx.cli.probe import ask
 from dlx.cli.screen import Cell, Screen
 from dlx.cli.targets import can_be_target
+from dlx.foreign import message_of
 from dlx.native import ffi, lib
 from dlx.foreign import message_of
 from dlx.plugins import Plugin, error_of

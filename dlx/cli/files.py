@@ -252,10 +252,18 @@ def _column(pa: Any, field: Any, rows: int | None, parts: int) -> Entry:
     return Entry(field.name, info.dtype, str(field.type), shape, nbytes, order="C", notes=notes, sample=sample)
 
 
+MAX_SAMPLE = 1 << 20  # elements of a fixed-size list whose values are made up; larger ones are planned as empty
+
+
 def _few(pa: Any, kind: Any, count: int) -> Any:
     """Return an array of a type, with some values that are zero where it holds numbers, else empty."""
     if pa.types.is_fixed_size_list(kind):
-        return pa.FixedSizeListArray.from_arrays(_few(pa, kind.value_type, count * kind.list_size), type=kind)
+        count = count if kind.list_size * count <= MAX_SAMPLE else 0
+        inside = _few(pa, kind.value_type, count * kind.list_size)
+        if len(inside) < count * kind.list_size:
+            count = 0
+        # Not FixedSizeListArray.from_arrays, which divides by a size that may be 0, and ends the process.
+        return pa.Array.from_buffers(kind, count, [None], children=[inside])
     if pa.types.is_primitive(kind):
         return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(bytes(16 * max(count, 1)))])
-    return pa.array([], kind)
+    return pa.nulls(0, kind)

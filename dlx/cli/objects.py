@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import dlx
-from dlx import native
+from dlx import native, protocol
 from dlx.abi import IS_COPIED, READ_ONLY, SUBBYTE_PADDED
 from dlx.cli.entries import BadInput, Entry, Source, counted, one_line
 from dlx.containers import container_of
@@ -161,6 +161,9 @@ def capsule_facts(obj: Any) -> dict[str, Any]:
         return _of_capsule(obj) if state != "used" else {"refused": "the capsule was used before"}
     if not hasattr(type(obj), "__dlpack__"):
         return {}
+    reason = protocol.why_no_numbers(obj)
+    if reason:
+        return {"refused": reason}
     try:
         try:
             capsule = obj.__dlpack__(max_version=(native.lib.DLX_DLPACK_MAJOR, native.lib.DLX_DLPACK_MINOR))

@@ -52,7 +52,7 @@ def attempt(do: Callable[..., Any], *args: Any, **keywords: Any) -> tuple[Any, B
 
 def told(error: BaseException | None) -> str:
     """Return an exception in one line."""
-    return " ".join(exception_text(error, 160).split())
+    return "nothing" if error is None else " ".join(exception_text(error, 160).split())
 
 
 @dataclass(frozen=True)
