@@ -17,8 +17,8 @@ TORCH ?= torch==2.13.0
 VENV ?= .venv
 DIST = .venv-dist-$(notdir $(PYTHON))
 PYTHONS ?= python3.12 python3.13
-# The oldest numpy that is served: legacy capsules only. An environment of its own in `make test-old-numpy`.
-OLD_NUMPY ?= numpy==1.26.4
+# The oldest numpy that is served, legacy capsules only, and the last ml_dtypes for it: `make test-old-numpy`.
+OLD_NUMPY ?= numpy==1.26.4 ml_dtypes==0.5.4
 
 # Processes that run tests side by side, a file in one of them; 0 for none.
 JOBS ?= auto
@@ -61,16 +61,15 @@ test-pythons:
 test-old-numpy:
 	@echo "== $(OLD_NUMPY), without torch"
 	@$(MAKE) --no-print-directory .venv-old-numpy/.built VENV=.venv-old-numpy TORCH= EXTRA=test-bare
-	@grep -v '^numpy==' constraints.txt > .venv-old-numpy/constraints.txt
-	@.venv-old-numpy/bin/python -m pip --disable-pip-version-check install --quiet --constraint .venv-old-numpy/constraints.txt "$(OLD_NUMPY)" ml_dtypes
+	@.venv-old-numpy/bin/python -m pip --disable-pip-version-check install --quiet $(OLD_NUMPY)
 	@$(MAKE) --no-print-directory test VENV=.venv-old-numpy TORCH= EXTRA=test-bare
 
 test-bare:
 	@echo "== $(PYTHON), without any framework"
 	@$(MAKE) --no-print-directory test VENV=.venv-bare TORCH= EXTRA=test-bare
 
-# ARGS="--quick" passes arguments. The extra `bench` brings further peers; what is missing is left out with a word.
-bench: $(VENV)/.built $(TORCH_STAMP)
+# ARGS="--quick" passes arguments. A peer that is not to be had is left out, with a word.
+bench: $(VENV)/.built $(TORCH_STAMP) $(VENV)/.peers
 	$(RUN) -m benchmarks $(ARGS)
 
 # What becomes of each dtype and each odd source: docs/matrix.md and its picture.
@@ -88,7 +87,7 @@ conformance: $(VENV)/.built $(TORCH_STAMP)
 screens: $(VENV)/.built $(TORCH_STAMP)
 	$(RUN) -m screens docs/screens
 
-bench-count: $(VENV)/.built $(TORCH_STAMP)
+bench-count: $(VENV)/.built $(TORCH_STAMP) $(VENV)/.peers
 	$(RUN) -m benchmarks --count $(ARGS)
 
 lint: $(VENV)/.built $(VENV)/.lint
@@ -149,6 +148,12 @@ FORCE:
 
 $(VENV)/.lint: $(VENV)/.made constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt ruff mypy clang-format types-cffi
+	@touch $@
+
+# What dlx is measured against, beside numpy and torch: one by one, so that one that is not to be had takes no other with it.
+$(VENV)/.peers: $(VENV)/.made constraints.txt
+	@for peer in apache-tvm-ffi cuda-core cuda-bindings arraybridge optree; do \
+	    $(PIP) install --quiet --constraint constraints.txt $$peer || echo "note: $$peer is not to be had here"; done
 	@touch $@
 
 .venv-docs/.made: constraints.txt
