@@ -1,75 +1,94 @@
 # Two commands do everything on a machine with Python >= 3.11, a C compiler and make:
 #   make demo   set up .venv, build, and convert real files
 #   make test   set up .venv, build, and run the tests
-# PYTHON picks another interpreter, TORCH another torch (TORCH= for none), VENV another place.
+# PYTHON picks another interpreter, TORCH another torch (TORCH= for none), VENV another place. DLX_SANITIZE=1 builds the
+# extensions with the sanitizers and runs Python as these need it; without it the next target builds them plain again.
 
-# The first interpreter that really runs: a pyenv shim may be on the path and still fail.
-PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
-    $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; exit; }; done; \
-    echo no-python-3.11-or-later-found)
+# The first of these names whose interpreter really runs: the one on the path, or pyenv's own, since a shim of pyenv may
+# be on the path and fail. Nothing where none of them runs.
+PYENV_ROOT ?= $(HOME)/.pyenv
+pyenv = $(wildcard $(PYENV_ROOT)/versions/$(patsubst python%,%,$(notdir $(1)))*/bin/$(notdir $(1)))
+running = $(shell for python in $(foreach name,$(1),$(name) $(call pyenv,$(name))); do \
+    $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$python; exit; }; done)
+
+PYTHON ?= python3.11 python3.12 python3.13 python3
+override PYTHON := $(or $(call running,$(PYTHON)),no-python-3.11-or-later-found)
 TORCH ?= torch==2.13.0
 VENV ?= .venv
 DIST = .venv-dist-$(notdir $(PYTHON))
 PYTHONS ?= python3.12 python3.13
-# The oldest numpy that is served: legacy capsules only. An environment of its own in `make test-all`.
-OLD_NUMPY ?= numpy==1.26.4
+# The oldest numpy that is served, legacy capsules only, and the last ml_dtypes for it: `make test-old-numpy`.
+OLD_NUMPY ?= numpy==1.26.4 ml_dtypes==0.5.4
 
 # Processes that run tests side by side, a file in one of them; 0 for none.
 JOBS ?= auto
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+SANITIZE := $(filter 1,$(DLX_SANITIZE))
+# libasan must be the first library of the process; it looks for C++'s throw while it loads, and torch throws. Python's own
+# leaks at exit are no finding, and a size that no memory has is an error of Python's, not of the process.
+RUN = $(if $(SANITIZE),env LD_PRELOAD="$(shell cc -print-file-name=libasan.so) $(shell cc -print-file-name=libstdc++.so)" \
+    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 )$(BIN)/python
 SOURCES := Makefile build_ffi.py setup.py pyproject.toml constraints.txt dlx/headers.py $(wildcard c_src/* adapters/*.c)
 # torch is installed exactly as asked, and left out, with a word, where that is not to be had.
 TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 
-.PHONY: demo test test-deep test-all bench bench-count conformance matrix screens docs dist lint format clean
+.PHONY: demo test test-deep test-all test-pythons test-old-numpy test-bare bench bench-count conformance matrix screens docs dist lint format clean
 
 demo: $(VENV)/.built $(TORCH_STAMP)
-	$(BIN)/python examples/quickstart.py
+	$(RUN) examples/quickstart.py
 
 test: $(VENV)/.built $(TORCH_STAMP)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(RUN) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 # The property tests over many more examples (2 000 in `make test`).
 test-deep: $(VENV)/.built $(TORCH_STAMP)
-	DLX_EXAMPLES=$(or $(EXAMPLES),100000) $(BIN)/python -m pytest tests/test_round_trips.py $(ARGS)
+	DLX_EXAMPLES=$(or $(EXAMPLES),100000) $(RUN) -m pytest tests/test_round_trips.py $(ARGS)
+
+# Everything that tests can be run with here, the interpreters first: one that does not run is told at once.
+test-all: test-pythons test-old-numpy test-bare test
 
 # The same tests under other interpreters, without torch, each in an environment of its own.
-test-all: test
-	@set -e; for python in $(PYTHONS); do \
+test-pythons:
+	@$(foreach name,$(PYTHONS),$(if $(call running,$(name)),,echo "note: $(name) does not run here; left out";))
+	@set -e; for python in $(foreach name,$(PYTHONS),$(call running,$(name))); do \
 	    name=$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
 	    echo "== Python $$name, without torch"; \
 	    $(MAKE) --no-print-directory test PYTHON=$$python VENV=.venv-$$name TORCH=; \
 	done
+
+test-old-numpy:
 	@echo "== $(OLD_NUMPY), without torch"
 	@$(MAKE) --no-print-directory .venv-old-numpy/.built VENV=.venv-old-numpy TORCH= EXTRA=test-bare
-	@.venv-old-numpy/bin/python -m pip --disable-pip-version-check install --quiet "$(OLD_NUMPY)" ml_dtypes
+	@.venv-old-numpy/bin/python -m pip --disable-pip-version-check install --quiet $(OLD_NUMPY)
 	@$(MAKE) --no-print-directory test VENV=.venv-old-numpy TORCH= EXTRA=test-bare
+
+test-bare:
 	@echo "== $(PYTHON), without any framework"
 	@$(MAKE) --no-print-directory test VENV=.venv-bare TORCH= EXTRA=test-bare
 
-# ARGS="--quick" passes arguments. The extra `bench` brings further peers; what is missing is left out with a word.
-bench: $(VENV)/.built $(TORCH_STAMP)
-	$(BIN)/python -m benchmarks $(ARGS)
+# ARGS="--quick" passes arguments. A peer that is not to be had is left out, with a word.
+bench: $(VENV)/.built $(TORCH_STAMP) $(VENV)/.peers
+	$(RUN) -m benchmarks $(ARGS)
 
 # What becomes of each dtype and each odd source: docs/matrix.md and its picture.
 matrix: $(VENV)/.built $(TORCH_STAMP)
-	$(BIN)/python -m matrix --write docs
+	$(RUN) -m matrix --write docs
 
 # What DLPack libraries keep and break: docs/conformance.md and its picture. Status 1 says that one of them breaks
 # something, which is no failure here.
 LIBRARIES ?= numpy torch jax tvm_ffi pyarrow pyarrow.Array mlx array_api_strict dlx
 conformance: $(VENV)/.built $(TORCH_STAMP)
 	-@$(PIP) install --quiet --constraint constraints.txt array-api-strict "mlx[cpu]"
-	$(BIN)/python -m dlx.testing --report docs/conformance.md --kinds producer,consumer $(LIBRARIES); test $$? -le 1
+	$(RUN) -m dlx.testing --report docs/conformance.md --kinds producer,consumer $(LIBRARIES); test $$? -le 1
 
 # Screens of the command for the documentation.
 screens: $(VENV)/.built $(TORCH_STAMP)
-	$(BIN)/python -m screens docs/screens
+	$(RUN) -m screens docs/screens
 
-bench-count: $(VENV)/.built $(TORCH_STAMP)
-	$(BIN)/python -m benchmarks --count $(ARGS)
+bench-count: $(VENV)/.built $(TORCH_STAMP) $(VENV)/.peers
+	$(RUN) -m benchmarks --count $(ARGS)
 
 lint: $(VENV)/.built $(VENV)/.lint
 	$(BIN)/ruff check .
@@ -114,14 +133,27 @@ $(VENV)/.made:
 
 # Built in place for the interpreter of this environment; rebuilt when C or the recipe changes. An editable install is an
 # import hook, which type checkers do not run: the .pth file shows them, and editors, where dlx is.
-$(VENV)/.built: $(VENV)/.made $(SOURCES)
+$(VENV)/.built: $(VENV)/.made $(SOURCES) build/sanitize
 	$(PIP) install --quiet --constraint constraints.txt setuptools wheel cffi
 	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable ".[$(EXTRA)]"
 	@echo "$(CURDIR)" > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/dlx-checkout.pth"
 	@touch $@
 
+# With what the extensions beside the sources were built last, by whichever environment. It is written where that is
+# another thing now, and then every environment builds them anew before it runs.
+build/sanitize: $(if $(filter-out =$(SANITIZE),=$(shell cat build/sanitize 2>&1)),FORCE)
+	@mkdir -p $(@D)
+	@echo "$(SANITIZE)" > $@
+FORCE:
+
 $(VENV)/.lint: $(VENV)/.made constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt ruff mypy clang-format types-cffi
+	@touch $@
+
+# What dlx is measured against, beside numpy and torch: one by one, so that one that is not to be had takes no other with it.
+$(VENV)/.peers: $(VENV)/.made constraints.txt
+	@for peer in apache-tvm-ffi cuda-core cuda-bindings arraybridge optree; do \
+	    $(PIP) install --quiet --constraint constraints.txt $$peer || echo "note: $$peer is not to be had here"; done
 	@touch $@
 
 .venv-docs/.made: constraints.txt

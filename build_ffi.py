@@ -1,7 +1,7 @@
 """Build recipe of `dlx._ffi`: the pure-C headers become the cdef, every C file becomes the extension.
 
 cffi reads declarations only; `dlx/headers.py` says how a header becomes one.
-Set DLX_SANITIZE=1 to build with the address and undefined-behaviour sanitizers.
+`setup.py` says how it is built with sanitizers.
 """
 
 import os
@@ -20,12 +20,10 @@ _BIND = "int dlx_bind(uintptr_t module);\n"
 
 
 def compile_flags() -> list[str]:
-    """Return the compiler flags; sanitizers are opt-in."""
+    """Return the compiler flags."""
     flags = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Wno-unused-parameter", "-fvisibility=hidden"]
     # Calls into CPython and libc go straight to their address; conversions are made of little else.
     flags += ["-fno-plt", "-fno-semantic-interposition"]
-    if os.environ.get("DLX_SANITIZE") == "1":
-        flags += ["-fsanitize=address,undefined", "-fno-omit-frame-pointer", "-g"]
     return flags
 
 
@@ -35,7 +33,6 @@ def told(flags: list[str]) -> str:
     return " ".join(word for word in words if re.fullmatch(r"-(?!W)[\w+=,.-]+", word))
 
 
-sanitize = ["-fsanitize=address,undefined"] if os.environ.get("DLX_SANITIZE") == "1" else []
 ffibuilder = FFI()
 for name in (HEADERS["ABI"], HEADERS["CORE"], HEADERS["CUDA"]):
     ffibuilder.cdef(HEADERS["declarations"](name))
@@ -50,7 +47,6 @@ ffibuilder.set_source(
     extra_compile_args=compile_flags(),
     define_macros=[("DLX_COMPILE_FLAGS", f'"{told(compile_flags())}"')],
     libraries=["dl"],  # where dlopen lives before glibc 2.34; nothing of CUDA is linked
-    extra_link_args=sanitize,
     py_limited_api=False,  # vectorcall types and fast calls are outside the limited API on 3.11
 )
 

@@ -14,7 +14,12 @@ IMPORT_MS = 30.0
 def imports(rounds=11):
     """Measure `import dlx` over bare Python, in processes of their own, and list the frameworks that came with it."""
     loaded = f"print([name for name in {FRAMEWORKS!r} if name in sys.modules])"
-    codes = {"bare": "import sys", "import dlx": "import sys, dlx", "dlx.convert": "import sys, dlx; dlx.convert"}
+    codes = {
+        "bare": "import sys",
+        "import dlx": "import sys, dlx",
+        "dlx.convert": "import sys, dlx; dlx.convert",
+        "first convert": "import sys, dlx; dlx.convert(b'abcd', to='dlx')",
+    }
     times = {name: [] for name in codes}
     frameworks = {}
     for _ in range(rounds):
@@ -27,7 +32,7 @@ def imports(rounds=11):
             frameworks[name] = done.stdout.strip()
     found = {"bare_ms": (bare := min(times["bare"]))}
     print(f"\nImport: milliseconds over bare Python ({bare:.1f} ms), and the frameworks imported")
-    for name in ("import dlx", "dlx.convert"):
+    for name in ("import dlx", "dlx.convert", "first convert"):
         over = min(times[name]) - bare
         spread = statistics.median(times[name]) - bare - over
         found[name] = {"over_ms": over, "spread_ms": spread, "frameworks": frameworks[name]}

@@ -10,6 +10,8 @@ import sys
 import pytest
 from conftest import ROOT
 
+from dlx.testing import CHECKS
+
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -35,6 +37,13 @@ def test_the_readmes_examples_print_what_it_shows(np, torch):
             assert out.getvalue() == expected
             compared += 1
     assert compared >= 2
+
+
+def test_the_readme_counts_the_promises():
+    """Those of a library, and those of an adapter besides, as `python -m dlx.testing --list` lists them."""
+    kinds = [check.kind for check in CHECKS.values()]
+    adapter = kinds.count("adapter")
+    assert f"{len(kinds) - adapter} for any library and {adapter} more for an adapter" in README
 
 
 def test_the_readmes_adapter_works_as_a_plugin(python, tmp_path):
