@@ -18,8 +18,8 @@ from dlx.cli.entries import BadInput, counted, one_line
 from dlx.cli.probe import ask
 from dlx.cli.screen import Cell, Screen
 from dlx.cli.targets import can_be_target
-from dlx.native import ffi, lib
 from dlx.foreign import message_of
+from dlx.native import ffi, lib
 from dlx.plugins import Plugin, error_of
 from dlx.registry import registry
 
