@@ -168,8 +168,8 @@ class Scope:
         options = self.options
         if type(kind) is type or is_key(kind):
             options.kinds[kind] = what
-            is_array = what is not kind and isinstance(what, Adapter)
-            if options.lane is not None and is_array and any(look_up(name) is kind for name in what.lane):
+            lane = what.lane if what is not kind and isinstance(what, Adapter) and options.lane is not None else ()
+            if any(look_up(name) is kind for name in lane):
                 options.free.add(kind)
         return what
 

@@ -83,7 +83,10 @@ class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[
 
     def clear(self) -> None:
         """Take everything out."""
-        del self._source[:]
+        if hasattr(type(self._source), "clear"):
+            self._source.clear()
+        else:
+            del self._source[:]
         self._forget()
 
     def reverse(self) -> None:

@@ -57,10 +57,13 @@ OUT = {  # what is made of the arguments that a function got
 
 
 def calling(body, to, **options):
+    """Decorate a plain function."""
     return dlx.using(to, **options)(lambda *args: body(args))
 
 
 def method(body, to, **options):
+    """Decorate a method."""
+
     class Model:
         @dlx.using(to, **options)
         def run(self, *args):
@@ -70,6 +73,8 @@ def method(body, to, **options):
 
 
 def generating(body, to, **options):
+    """Decorate a generator, which is sent the first argument."""
+
     @dlx.using(to, **options)
     def steps(*args):
         sent = yield None
@@ -89,6 +94,8 @@ def generating(body, to, **options):
 
 
 def awaiting(body, to, **options):
+    """Decorate a coroutine function."""
+
     @dlx.using(to, **options)
     async def later(*args):
         return body(args)

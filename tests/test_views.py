@@ -573,6 +573,16 @@ def test_reverse_rotate_and_the_ends_of_a_deque(torch, arrays):
     assert shows(torch, view, 4, 9, 0, 1, 2, 3) and shows(torch, [view.popleft()], 4) and view.maxlen == 6
 
 
+def test_everything_is_taken_out_of_a_deque(arrays):
+    """A deque has no slices; what can be emptied is emptied by its own method."""
+    for make in (list, collections.deque, collections.UserList):
+        source = make(arrays)
+        view = lazy(source, to="dlx")
+        view[0]
+        view.clear()
+        assert len(source) == len(view) == 0
+
+
 def test_views_without_write_access_refuse(arrays):
     """A tuple's view, a slice and a proxy's view have no methods that write."""
     for view in (lazy(tuple(arrays)), lazy(arrays)[1:3]):

@@ -20,7 +20,6 @@ from dlx.cli.screen import Cell, Screen
 from dlx.cli.targets import can_be_target
 from dlx.foreign import message_of
 from dlx.native import ffi, lib
-from dlx.foreign import message_of
 from dlx.plugins import Plugin, error_of
 from dlx.registry import registry
 
