@@ -200,17 +200,23 @@ static int initialise(void) {
   if (code != CU_OK) return cuda_failed("cuInit", code);
   if (!watched) { /* the driver's own exit handlers are older, so they run later than ours */
     watched = 1;
-    pthread_atfork(before_fork, in_parent, after_fork);
     atexit(at_exit);
   }
   atomic_store(&initialised, 1);
   return DLX_OK;
 }
 
+static void watch_forks(void) {
+  pthread_atfork(before_fork, in_parent, after_fork);
+}
+
 int dlx_cuda_load(void) {
+  /* Before the first lock, so that no child inherits one that a thread of its parent held. */
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
   if (atomic_load(&forked)) return in_child();
   if (atomic_load(&ending)) return no_driver("the process is ending");
   if (atomic_load(&initialised)) return DLX_OK;
+  pthread_once(&once, watch_forks);
   pthread_mutex_lock(&loading);
   int status = atomic_load(&initialised) ? DLX_OK : initialise();
   pthread_mutex_unlock(&loading);

@@ -29,6 +29,10 @@ extern PyTypeObject* py_tensor_type;
  * means the status's own sentence. Errors: always returns NULL with an exception set. */
 PyObject* py_raise(int status, const char* format, ...);
 
+/* Whether an exception of a type may be replaced by another, or forgotten: an Exception that is no
+ * MemoryError. GIL: needed. Errors: none. */
+int py_error_may_go(PyObject* type);
+
 /* Forget the exception that is set, where a slower way finds the same again and says it: an
  * Exception, and no MemoryError. Interrupts, exits and the lack of memory go on. Errors: -1 with
  * the exception still set; 0 = none is set now. */

@@ -245,9 +245,8 @@ RARE PyObject* refused(PyObject* lane, DLManagedTensorVersioned* made, PyObject*
                        PyObject* tree) {
   py_pending cause = py_pending_save();
   if (made) dlx_managed_abandon(made);
-  if (cause.type && (!PyErr_GivenExceptionMatches(cause.type, PyExc_Exception) ||
-                     PyErr_GivenExceptionMatches(cause.type, PyExc_MemoryError))) {
-    py_pending_restore(cause); /* no refusal: it goes on as it is */
+  if (cause.type && !py_error_may_go(cause.type)) { /* no refusal: it goes on as it is */
+    py_pending_restore(cause);
     return NULL;
   }
   PyErr_NormalizeException(&cause.type, &cause.value, &cause.traceback);

@@ -32,10 +32,14 @@ PyObject* py_raise(int status, const char* format, ...) {
   return NULL;
 }
 
+int py_error_may_go(PyObject* type) {
+  return PyErr_GivenExceptionMatches(type, PyExc_Exception) &&
+         !PyErr_GivenExceptionMatches(type, PyExc_MemoryError);
+}
+
 int py_error_forget(void) {
-  if (PyErr_Occurred() &&
-      (!PyErr_ExceptionMatches(PyExc_Exception) || PyErr_ExceptionMatches(PyExc_MemoryError)))
-    return -1;
+  PyObject* type = PyErr_Occurred();
+  if (type && !py_error_may_go(type)) return -1;
   PyErr_Clear();
   return 0;
 }

@@ -187,6 +187,40 @@ def test_a_child_may_start_the_driver_itself(python, fake_driver):
     assert run(python, fake_driver, code)[0] == "7"
 
 
+def test_a_child_that_is_forked_while_the_driver_is_loaded(python, tmp_path):
+    """The fork waits for the thread that loads it, so that the child finds no lock that nobody can open."""
+    library, source = tmp_path / "slow.so", tmp_path / "slow.c"
+    source.write_text(
+        f"""
+        #define cuInit quick_init
+        #include "{ROOT / "tests" / "fake_cuda.c"}"
+        #undef cuInit
+        #include <unistd.h>
+        int cuInit(unsigned flags) {{ usleep(300000); return quick_init(flags); }}
+        """
+    )
+    subprocess.run(["cc", "-shared", "-fPIC", "-pthread", str(source), "-o", str(library)], check=True)
+    code = """
+        import threading, time
+        from dlx.errors import DeviceError
+        loading = threading.Thread(target=driver.require)
+        loading.start()
+        time.sleep(0.1)
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(20)
+            try:
+                driver.require()
+            except DeviceError as error:
+                print(error, flush=True)
+            os._exit(0)
+        loading.join()
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    """
+    out = run(python, library, code, "import os, signal\nfrom dlx import cuda as driver\n")
+    assert "a forked child cannot use it" in out[0] and out[1] == "0"
+
+
 def test_exit_with_memory_in_every_state(python, fake_driver):
     """Tensors that live, wait or hold points when the process ends: no call comes after the driver is gone."""
     code = """
