@@ -7,9 +7,9 @@ import tempfile
 from pathlib import Path
 
 import dlx
-from dlx import routes
+from dlx._engine import fast_path as routes
+from dlx._registry.registry import registry
 from dlx.adapter import look_up
-from dlx.registry import registry
 
 HERE = Path(__file__).resolve().parent
 

@@ -6,8 +6,8 @@ This is for measuring only. A lane without its guards gives wrong values or dang
 import contextlib
 
 from benchmarks.measure import round_robin
-from dlx import native
-from dlx.registry import registry
+from dlx._core import native
+from dlx._registry.registry import registry
 
 ANSWERED = (registry.target("torch").guard_function() or (None, frozenset()))[1]
 CODES = ('dlx.convert(t, to="numpy")', 'dlx.convert(t, to="dlx")')

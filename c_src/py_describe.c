@@ -3,7 +3,7 @@
 
 #include "py_dlx.h"
 
-static PyObject *device_class, *dtype_class; /* dlx.abi.Device and DType, registered by abi.py */
+static PyObject *device_class, *dtype_class; /* dlx._core.types.Device and DType, registered by abi.py */
 static PyObject* repr_function;              /* tensor -> str, registered by tensor.py */
 
 /* ---- attributes
@@ -50,7 +50,7 @@ static PyObject* tensor_get(PyObject* self, void* which) {
   if (m == NULL) return NULL;
   const DLTensor* t = &m->dl_tensor;
   if (device_class == NULL) { /* abi.py registers its classes when it is imported */
-    PyObject* abi = PyImport_ImportModule("dlx.abi");
+    PyObject* abi = PyImport_ImportModule("dlx._core.types");
     if (abi == NULL) return NULL;
     Py_DECREF(abi);
   }
@@ -108,7 +108,7 @@ PyObject* py_describe_repr(PyObject* self) {
   if (((TensorObject*)self)->managed == NULL)
     return PyUnicode_FromString("dlx.Tensor(handed back to its capsule)");
   if (repr_function == NULL) { /* tensor.py registers it when it is imported */
-    PyObject* module = PyImport_ImportModule("dlx.tensor");
+    PyObject* module = PyImport_ImportModule("dlx._core.tensor");
     if (module == NULL) return NULL;
     Py_DECREF(module);
   }

@@ -190,7 +190,7 @@ static PyType_Slot lane_slots[] = {
 };
 
 static PyType_Spec lane_spec = {
-    .name = "dlx.native.Lane",
+    .name = "dlx._core.native.Lane",
     .basicsize = sizeof(LaneObject),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
              Py_TPFLAGS_METHOD_DESCRIPTOR,

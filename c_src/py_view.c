@@ -98,7 +98,7 @@ static PyMemberDef places_members[] = {
 
 PyDoc_STRVAR(places_doc,
              "Places()\n--\n\n"
-             "A source, and what was converted of it by place; see dlx.view.View.");
+             "A source, and what was converted of it by place; see dlx._views.base.View.");
 
 static PyType_Slot places_slots[] = {
     {Py_tp_dealloc, places_dealloc}, {Py_tp_traverse, places_traverse},
@@ -108,7 +108,7 @@ static PyType_Slot places_slots[] = {
 };
 
 static PyType_Spec places_spec = {
-    .name = "dlx.native.Places",
+    .name = "dlx._core.native.Places",
     .basicsize = sizeof(PlacesObject),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
     .slots = places_slots,

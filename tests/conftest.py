@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from fake_cuda import FakeCuda
 
-from dlx import native
+from dlx._core import native
 from dlx.adapter import Defect
 
 # A test that says nothing about CUDA sees no driver, also where there is one; see fake_cuda.py and the mark `gpu`.

@@ -55,13 +55,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: Any) -> int:
     """Run one command; what it cannot do is one line, whatever code of others it came upon."""
     try:
-        from dlx.cli.entries import BadInput, one_line
-        from dlx.cli.screen import Screen
+        from dlx._core.foreign import class_name, exception_text, message_of, safe_repr
+        from dlx.cli.model import BadInput, one_line
+        from dlx.cli.render.screen import Screen
         from dlx.errors import DlxError
-        from dlx.foreign import class_name, exception_text, message_of, safe_repr
     except ImportError as error:  # no compiled core for this Python
         return _ended(arguments.command, f"dlx itself is not whole: {error}", arguments.json, "ImportError")
-    from dlx.cli.output import own_stdout
+    from dlx.cli.render.stdout import own_stdout
 
     try:
         with own_stdout() as out:
@@ -109,7 +109,7 @@ def _ended(command: str, text: str, as_json: bool, kind: str) -> int:
 
 def _say(text: str, file: Any) -> None:
     """Print a line to a stream that may be closed or full; there is nobody else to tell."""
-    from dlx.cli.output import silence
+    from dlx.cli.render.stdout import silence
 
     if file is None:
         return

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import dlx
+from dlx._engine.plan import Plan
 from dlx.adapter import Adapter, over_memory
-from dlx.cli.entries import BadInput, Entry, aligned_to
+from dlx.cli.model import BadInput, Entry, aligned_to
 from dlx.errors import ConversionError, DlxError
-from dlx.leaf import Plan
 
 __all__ = ["Outcome", "brief", "can_be_target", "chosen", "installed", "outcome", "refusal"]
 

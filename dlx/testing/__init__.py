@@ -7,26 +7,24 @@ through ``__dlpack__``, ``__dlpack_device__`` and its ``from_dlpack`` only.
 
 from __future__ import annotations
 
-from dlx.testing import (  # noqa: F401  each enters its checks, or its libraries
-    adapting,
-    asking,
-    exporting,
-    further,
-    importing,
-    keeping,
-    libraries,
-    living,
-    owning,
-    refusing,
-    requests,
-)
-from dlx.testing.capsules import Taken
 from dlx.testing.catalog import LIBRARIES, find
 from dlx.testing.check import CHECKS, Broken, Check, NotApplicable, Verdict, of_kinds
-from dlx.testing.plugin import pytest_addoption, pytest_collection_modifyitems, pytest_configure
-from dlx.testing.running import run
-from dlx.testing.sources import OldSource, Source, pattern
+from dlx.testing.checks import adapter_contract as adapting
+from dlx.testing.checks import adapter_lifetime as living
+from dlx.testing.checks import consumer_import as importing
+from dlx.testing.checks import consumer_lifetime as keeping
+from dlx.testing.checks import consumer_refusals as refusing
+from dlx.testing.checks import consumer_requests as asking
+from dlx.testing.checks import producer_export as exporting
+from dlx.testing.checks import producer_lifetime as owning
+from dlx.testing.checks import producer_requests as requests
+from dlx.testing.pytest_plugin import pytest_addoption, pytest_collection_modifyitems, pytest_configure
+from dlx.testing.runner import run
 from dlx.testing.subject import Subject
+from dlx.testing.subjects import frameworks as libraries
+from dlx.testing.subjects import others as further
+from dlx.testing.support.capsules import Taken
+from dlx.testing.support.producers import OldSource, Source, pattern
 
 __all__ = [
     "Subject", "Source", "OldSource", "BareSource", "Taken", "pattern",

@@ -15,11 +15,11 @@ from pathlib import Path
 import dlx
 from dlx.testing import CHECKS, LIBRARIES, find, of_kinds, run
 from dlx.testing.check import KINDS
-from dlx.testing.picture import picture
-from dlx.testing.plugin import declared
-from dlx.testing.reporting import SCHEMA, Grades, as_json, as_page, as_text, ordered
-from dlx.testing.running import work
+from dlx.testing.pytest_plugin import declared
+from dlx.testing.report import SCHEMA, Grades, as_json, as_page, as_text, ordered
+from dlx.testing.runner import work
 from dlx.testing.subject import Subject
+from dlx.testing.svg import picture
 
 
 def _parser() -> argparse.ArgumentParser:

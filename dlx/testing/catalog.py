@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import dlx
-from dlx.testing.adapting import adapter_of
+from dlx.testing.checks.adapter_contract import adapter_of
 from dlx.testing.subject import Subject
 
 __all__ = ["LIBRARIES", "find", "library"]

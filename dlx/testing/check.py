@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from dlx.foreign import exception_text
-from dlx.testing.capsules import NotACapsule
+from dlx._core.foreign import exception_text
+from dlx.testing.support.capsules import NotACapsule
 
 if TYPE_CHECKING:
     from dlx.testing.subject import Subject

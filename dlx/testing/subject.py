@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dlx.testing.capsules import Taken
 from dlx.testing.check import CHECKS, Broken, NotApplicable, attempt, told
-from dlx.testing.sources import Source, pattern, spread
+from dlx.testing.support.capsules import Taken
+from dlx.testing.support.producers import Source, pattern, spread
 
 __all__ = ["Subject"]
 
