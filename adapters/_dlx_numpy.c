@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "dlpack_abi.h"
-#include "py_gil.h"
+#include "python/gil.h"
 
 enum { MAX_NDIM = 64, WRITEABLE = 0x0400, BOOL_NUMBER = 0, HALF_NUMBER = 23, NUMBERS = 24 };
 enum {

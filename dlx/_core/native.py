@@ -1,4 +1,4 @@
-"""The only door to the compiled core: `ffi`, `lib` and the builtins that `bind` of `py_module.c` adds to this module.
+"""The only door to the compiled core: `ffi`, `lib` and the builtins that `bind` of `python/module.c` adds to this module.
 
 Division of labour: C that touches no Python object is reached through `lib`; C that does is a builtin here, with the
 GIL held and real exceptions. The map from a status to a class of `dlx.errors` is written here and nowhere else.

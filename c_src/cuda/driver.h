@@ -4,7 +4,7 @@
 /* What the cuda_ files share; cffi never reads this. The driver's interface as facts in our own
  * words, with the few entry points that are used. */
 
-#include "cuda_device.h"
+#include "device.h"
 #include "dlx_cuda.h"
 
 #include <pthread.h>
@@ -115,7 +115,7 @@ static inline cu_stream cuda_stream(uint64_t handle) {
   return (cu_stream)(uintptr_t)handle;
 }
 
-/* ---- cuda_order.c, for cuda_release.c ----------------------------------------------------------
+/* ---- cuda/order.c, for cuda/release.c ----------------------------------------------------------
  */
 
 /* An event of a device whose context is current. Owns: to be given back. GIL: not needed. Errors:
@@ -139,7 +139,7 @@ int cuda_is_capturing(uint64_t stream, int* yes);
 /* 1 for the stream of dlx_cuda_work_stream. GIL: not needed. */
 int cuda_is_own(int32_t device_id, uint64_t stream);
 
-/* cuda_lock guards the queue of cuda_release.c and the streams of cuda_order.c, cuda_event_lock its
+/* cuda_lock guards the queue of cuda/release.c and the streams of cuda/order.c, cuda_event_lock its
  * events; the second may be taken under the first. Both are held over a fork, so that a child finds
  * everything whole. Neither is held while an owner is released. */
 extern pthread_mutex_t cuda_lock, cuda_event_lock;

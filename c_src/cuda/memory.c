@@ -1,8 +1,8 @@
 /* Memory on devices, and copies to, from and between them, on a stream. The driver copies bytes,
  * rows and boxes; what is stranger than that takes several calls, up to a limit. */
 
-#include "cuda_driver.h"
-#include "copy.h"
+#include "driver.h"
+#include "core/copy.h"
 
 #include <stdio.h>
 #include <stdlib.h>

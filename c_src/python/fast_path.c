@@ -3,10 +3,10 @@
  * guard answered false, nothing found by the check but what a copy cures, and no option beyond the
  * plainest, never enters Python, but for the `load` of a target without a table. Anything else is
  * given to the Python function with the same arguments. The type of that callable is in
- * py_lane_type.c. */
+ * python/fast_path_type.c. */
 
-#include "py_route.h"
-#include "hot.h"
+#include "route.h"
+#include "core/hot.h"
 
 /* What a call says beyond the object and the target, as far as the lane understands it. */
 typedef struct {

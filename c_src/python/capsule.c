@@ -4,9 +4,9 @@
  * else. A capsule under an un-used name owns its managed tensor; renaming it passes that duty to
  * whoever did. */
 
-#include "py_dlx.h"
-#include "hot.h"
-#include "py_gil.h"
+#include "dlx_python.h"
+#include "core/hot.h"
+#include "gil.h"
 
 static const char k_versioned[] = "dltensor_versioned";
 static const char k_legacy[] = "dltensor";

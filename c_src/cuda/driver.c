@@ -1,7 +1,7 @@
 /* The CUDA driver, found with dlopen when it is first needed: nothing is linked, no header of it is
  * read, and without it everything else goes on. */
 
-#include "cuda_driver.h"
+#include "driver.h"
 
 #include <dlfcn.h>
 #include <stdarg.h>

@@ -2,8 +2,8 @@
  * dlx, whose shape and strides are our own copies; nothing of the producer's metadata is read
  * again. */
 
-#include "py_dlx.h"
-#include "hot.h"
+#include "dlx_python.h"
+#include "core/hot.h"
 
 #include <structmember.h>
 

@@ -3,7 +3,7 @@
  * A view has a managed tensor of its own, which shares the memory. So the memory, the shape and the
  * strides stay as they are while the view lives, whatever becomes of the dlx.Tensor. */
 
-#include "py_dlx.h"
+#include "dlx_python.h"
 
 _Static_assert(sizeof(Py_ssize_t) == sizeof(int64_t), "extents are handed on as they are");
 

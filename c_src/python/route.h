@@ -1,10 +1,10 @@
 #ifndef DLX_PY_ROUTE_H_
 #define DLX_PY_ROUTE_H_
 
-/* How an exact type reaches a target without Python: what py_route.c fills in and py_lane.c runs.
+/* How an exact type reaches a target without Python: what python/route.c fills in and python/fast_path.c runs.
  */
 
-#include "py_dlx.h"
+#include "dlx_python.h"
 
 enum { DLX_MAX_QUESTIONS = 12 };
 #define DLX_EVERY_CODE UINT32_MAX
@@ -78,10 +78,10 @@ PyObject* py_ask(const py_question* question, PyObject* obj);
 
 extern PyMethodDef py_route_functions[];
 
-/* ---- py_lane.c ---------------------------------------------------------------------------------
+/* ---- python/fast_path.c ---------------------------------------------------------------------------------
  */
 
-/* A function with a fast lane: its type is in py_lane_type.c. */
+/* A function with a fast lane: its type is in python/fast_path_type.c. */
 typedef struct {
   PyObject_HEAD vectorcallfunc vectorcall;
   PyObject* wrapped; /* the Python function: complete on its own */
@@ -123,7 +123,7 @@ DLManagedTensorVersioned* py_lane_copy(const py_route* route, DLManagedTensorVer
 PyObject* py_lane_hand_over(PyObject* lane, const py_route* route, DLManagedTensorVersioned* made,
                             PyObject* obj, PyObject* to, PyObject* tree);
 
-/* ---- py_tree.c ---------------------------------------------------------------------------------
+/* ---- python/fast_path_tree.c ---------------------------------------------------------------------------------
  */
 
 /* Whether objects of an exact type are trees that py_tree_run knows. */

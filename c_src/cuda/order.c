@@ -3,7 +3,7 @@
  * An event that is recorded on one stream and waited for on another is free at once: the wait keeps
  * the state that the event had then. So events come from a small store and go back to it. */
 
-#include "cuda_driver.h"
+#include "driver.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>

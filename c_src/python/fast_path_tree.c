@@ -6,7 +6,7 @@
  * Children are copied out of a container at once, so that code that runs meanwhile (a guard, the
  * collector) may change it. There is no recursion, so any depth works. */
 
-#include "py_route.h"
+#include "route.h"
 
 #include <string.h>
 

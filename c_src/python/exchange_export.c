@@ -5,7 +5,7 @@
  * which current_work_stream tells: whoever is given it finds it ready on that stream, and what
  * comes in is what that stream has worked on. */
 
-#include "py_dlx.h"
+#include "dlx_python.h"
 
 #include <stdio.h>
 

@@ -1,7 +1,7 @@
 /* The raw doors: a managed tensor at an address becomes a dlx.Tensor, fresh memory does, and a
  * dlx.Tensor tells where its DLTensor is. */
 
-#include "py_dlx.h"
+#include "dlx_python.h"
 
 #include <stdlib.h>
 

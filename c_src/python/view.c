@@ -1,7 +1,7 @@
 /* What lazy views are made of: a source, and what was converted, by place. Only the look at what is
  * there already is in C; everything else is Python's, in dlx/view.py. */
 
-#include "py_route.h"
+#include "route.h"
 
 #include <stddef.h>
 #include <structmember.h>

@@ -12,7 +12,7 @@
 
 enum { DLX_STREAM_LEGACY = 1, DLX_STREAM_PER_THREAD = 2, DLX_MAX_DEVICES = 64 };
 
-/* ---- cuda_driver.c: finding the driver, contexts, errors ----------------------------------------
+/* ---- cuda/driver.c: finding the driver, contexts, errors ----------------------------------------
  */
 
 /* Load the driver and initialise it, once. GIL: not needed. Errors: DLX_E_NO_DRIVER, DLX_E_FORKED,
@@ -46,7 +46,7 @@ void dlx_cuda_pop(void);
  * tests: nothing that came from it may be in use. GIL: not needed. */
 void dlx_cuda_forget(void);
 
-/* ---- cuda_order.c: who waits for whom, and when memory is ready ---------------------------------
+/* ---- cuda/order.c: who waits for whom, and when memory is ready ---------------------------------
  */
 
 /* Make a stream of one device wait for what is on a stream of another, or the same, device. Nothing
@@ -92,7 +92,7 @@ int dlx_ready_follow(dlx_ready* ready, int32_t device_id, uint64_t stream);
 /* Wait for it on the host. GIL: not needed; callers release it. Errors: as dlx_cuda_order. */
 int dlx_ready_synchronize(dlx_ready* ready);
 
-/* ---- cuda_release.c: memory that waits for the device -------------------------------------------
+/* ---- cuda/release.c: memory that waits for the device -------------------------------------------
  */
 
 /* Put an owner behind a stream: `out` is an owner whose release, dlx_use_release, notes what is on
@@ -112,7 +112,7 @@ void dlx_use_release(void* use);
  * GIL: not needed. */
 int64_t dlx_cuda_release_pending(void);
 
-/* ---- cuda_memory.c: memory on devices, and copies to, from and between them ---------------------
+/* ---- cuda/memory.c: memory on devices, and copies to, from and between them ---------------------
  */
 
 /* Fresh device memory, ready on dlx's work stream of that device; shapes and order as

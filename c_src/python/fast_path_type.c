@@ -1,6 +1,6 @@
-/* The type of the callable whose calls py_lane.c answers, and what else Python asks of it. */
+/* The type of the callable whose calls python/fast_path.c answers, and what else Python asks of it. */
 
-#include "py_route.h"
+#include "route.h"
 
 #include <structmember.h>
 

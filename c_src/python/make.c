@@ -1,7 +1,7 @@
 /* Making dlx.Tensor objects: over an address, as a further view, as a copy; and asking what stands
  * between one and a consumer. */
 
-#include "py_dlx.h"
+#include "dlx_python.h"
 
 #include <string.h>
 

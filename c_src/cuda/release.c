@@ -1,7 +1,7 @@
 /* Memory that waits for the device: what was let go of while a stream may still use it, in one
  * queue per stream, until an event that was recorded there is done. Nobody waits. */
 
-#include "cuda_driver.h"
+#include "driver.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>

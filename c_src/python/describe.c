@@ -1,7 +1,7 @@
 /* What dlx.Tensor says about itself: its attributes and its repr. The classes and the text are made
  * in Python, which registers them here. */
 
-#include "py_dlx.h"
+#include "dlx_python.h"
 
 static PyObject *device_class, *dtype_class; /* dlx._core.types.Device and DType, registered by abi.py */
 static PyObject* repr_function;              /* tensor -> str, registered by tensor.py */

@@ -1,6 +1,6 @@
 /* dlx.Tensor over device memory: when it may be read, and until when it is used. */
 
-#include "py_dlx.h"
+#include "dlx_python.h"
 
 #define UNORDERED UINT64_MAX
 

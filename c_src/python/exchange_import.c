@@ -1,7 +1,7 @@
 /* Exchange tables of others: found on the exact type, never trusted about versions, and never
  * cached as absent (a library may add one to a type after import). */
 
-#include "py_dlx.h"
+#include "dlx_python.h"
 
 static const char k_table[] = "dlpack_exchange_api";
 

@@ -5,8 +5,8 @@
  * of it, is changed, so a type that is patched later misses here and is looked at anew. Types and
  * keys are held, so no address is reused. */
 
-#include "py_route.h"
-#include "hot.h"
+#include "route.h"
+#include "core/hot.h"
 
 #include <string.h>
 

@@ -2,7 +2,7 @@
  * those of the py_ files. They are ordinary builtins: the GIL held, real exceptions, real objects.
  */
 
-#include "py_route.h"
+#include "route.h"
 
 int dlx_bind(uintptr_t module);
 
