@@ -13,6 +13,8 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from dlx._version import __version__
+
 if not getattr(sys, "_is_gil_enabled", lambda: True)():
     raise ImportError(
         "dlx needs the GIL, and this free-threaded Python runs without it: run it with PYTHON_GIL=1 in its "
@@ -20,7 +22,8 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
     )
 
 if TYPE_CHECKING:
-    from dlx import adapter, ctypes, errors, typing
+    from dlx import adapter, ctypes, errors
+    from dlx import typing as typing
     from dlx._api.c_interop import borrow, empty, from_dlpack, from_managed, from_pointer, to_capsule
     from dlx._api.convert import plan
     from dlx._api.shares_memory import shares_memory
@@ -37,8 +40,6 @@ if TYPE_CHECKING:
     from dlx._using.decorator import using
     from dlx.adapter.hookspecs import hookimpl
     from dlx.typing import SupportsDLPack
-
-__version__ = "0.1.0.dev0"
 
 __all__ = [
     "convert",

@@ -3,8 +3,8 @@
 
 #include "dlx_python.h"
 
-static PyObject *device_class, *dtype_class; /* dlx._core.types.Device and DType, registered by abi.py */
-static PyObject* repr_function;              /* tensor -> str, registered by tensor.py */
+static PyObject *device_class, *dtype_class; /* Device and DType: tuples (type, id), (code, bits, lanes) */
+static PyObject* repr_function;              /* tensor -> str; NULL until one is registered */
 
 /* ---- attributes
  * ---------------------------------------------------------------------------------- */
@@ -35,7 +35,7 @@ enum {
   VERSION
 };
 
-/* Numbers of a tensor as one of abi.py's tuple classes, which need not look at them again. Owns:
+/* Numbers of a tensor as one of the registered tuple classes, which need not look at them again. Owns:
  * takes `numbers` (may be NULL). Errors: NULL with an exception. */
 static PyObject* of_class(PyObject* class, PyObject* numbers) {
   PyObject* args = numbers ? PyTuple_Pack(1, numbers) : NULL;
@@ -49,11 +49,6 @@ static PyObject* tensor_get(PyObject* self, void* which) {
   const DLManagedTensorVersioned* m = py_tensor_managed(self);
   if (m == NULL) return NULL;
   const DLTensor* t = &m->dl_tensor;
-  if (device_class == NULL) { /* abi.py registers its classes when it is imported */
-    PyObject* abi = PyImport_ImportModule("dlx._core.types");
-    if (abi == NULL) return NULL;
-    Py_DECREF(abi);
-  }
   switch ((intptr_t)which) {
     case SHAPE:
       return tuple_of(t->shape, t->ndim);
@@ -107,12 +102,7 @@ PyGetSetDef py_describe_attributes[] = {
 PyObject* py_describe_repr(PyObject* self) {
   if (((TensorObject*)self)->managed == NULL)
     return PyUnicode_FromString("dlx.Tensor(handed back to its capsule)");
-  if (repr_function == NULL) { /* tensor.py registers it when it is imported */
-    PyObject* module = PyImport_ImportModule("dlx._core.tensor");
-    if (module == NULL) return NULL;
-    Py_DECREF(module);
-  }
-  if (repr_function == NULL) return PyUnicode_FromString("dlx.Tensor(...)"); /* import under way */
+  if (repr_function == NULL) return PyUnicode_FromString("dlx.Tensor(...)");
   return PyObject_CallOneArg(repr_function, self);
 }
 

@@ -10,8 +10,10 @@ from typing import Any
 from dlx._api.convert import convert
 from dlx._containers.lookup import container_of
 from dlx._core import cuda, native
-from dlx._core.native import Tensor, ffi, lib
+from dlx._core.extension import ffi, lib
+from dlx._core.module import set_module
 from dlx._core.stream import Stream
+from dlx._core.tensor import Tensor
 from dlx._core.types import Device, DType
 from dlx._engine.request import describe, not_an_array
 from dlx._protocols.pointer import dltensor, extents_of, from_managed, from_pointer
@@ -20,6 +22,7 @@ from dlx.errors import CopyRequiredError, DeviceError, DlxError, ReadOnlyError
 __all__ = ["borrow", "empty", "from_dlpack", "from_managed", "from_pointer", "to_capsule"]
 
 
+@set_module("dlx")
 def from_dlpack(obj: Any) -> Tensor:
     """Return any array as a `dlx.Tensor`; the same as ``dlx.convert(obj, to="dlx")`` without options.
 
@@ -44,6 +47,7 @@ def from_dlpack(obj: Any) -> Tensor:
     return _tensor(obj)
 
 
+@set_module("dlx")
 def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu") -> Tensor:
     """Return a writable, row-major tensor over fresh memory, whose bytes are anything.
 
@@ -96,6 +100,7 @@ def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu") -> Tensor
     return native.tensor_empty(native.tensor_address(like))
 
 
+@set_module("dlx")
 def to_capsule(obj: Any, *, max_version: tuple[int, int] | None = None) -> Any:
     """Return any array as a raw DLPack capsule, for a consumer that wants one.
 
@@ -140,6 +145,7 @@ def to_capsule(obj: Any, *, max_version: tuple[int, int] | None = None) -> Any:
     return _tensor(obj).__dlpack__(max_version=(index(max_version[0]), index(max_version[1])))
 
 
+@set_module("dlx")
 class borrow:  # noqa: N801
     """Lend an array to C code as a ``DLTensor *``: a context manager, for calls that keep nothing.
 

@@ -6,6 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any, cast
 
 from dlx._containers.lookup import container_of
+from dlx._core.module import set_module
 from dlx._core.native import Lane
 from dlx._engine.batch import convert_tree, plan_tree
 from dlx._engine.executor import convert_leaf, forget_frames, plan_leaf
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["convert", "plan"]
 
 
+@set_module("dlx")
 def convert(
     obj: Any,
     to: Target | None = None,
@@ -126,6 +128,7 @@ def convert(
     return convert_tree(obj, row, request, strict=strict, collect=errors == "collect", lane=lane, to=to)
 
 
+@set_module("dlx")
 def plan(
     obj: Any,
     to: Target | None = None,

@@ -7,7 +7,8 @@ from math import gcd, prod
 from struct import calcsize
 from typing import Any, NamedTuple
 
-from dlx._core.native import lib
+from dlx._core.extension import lib
+from dlx._core.module import set_module
 from dlx._core.tensor import type_name
 from dlx._core.types import Device
 from dlx._engine.executor import export
@@ -34,6 +35,7 @@ class Extent(NamedTuple):
     axes: tuple[tuple[int, int], ...]  # (step in bytes > 0, most > 0)
 
 
+@set_module("dlx")
 def shares_memory(a: Any, b: Any) -> bool:
     """Say whether two arrays, of any frameworks, have at least one byte of memory in common.
 

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 from dlx._api.convert import convert
 from dlx._containers.failures import Failures
 from dlx._core import cuda, native
-from dlx._core.native import Lane, Tensor, lib
+from dlx._core.extension import lib
+from dlx._core.module import set_module
+from dlx._core.native import Lane
+from dlx._core.tensor import Tensor
 from dlx._core.types import SUBBYTE_PADDED
 from dlx._engine.batch import Bulk
 from dlx._engine.planner import begin, settle
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["stack"]
 
 
+@set_module("dlx")
 def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None, stream: Any = None) -> Any:
     """Copy arrays of one shape and dtype into one new array, along a new first dimension.
 

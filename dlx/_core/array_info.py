@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dlx._core.foreign import type_name
+from dlx._core.module import set_module
 from dlx._core.native import Tensor, lib
 from dlx._core.types import Device, DType
 
@@ -23,6 +24,7 @@ def contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return True
 
 
+@set_module("dlx")
 @dataclass(frozen=True, slots=True)
 class ArrayInfo:
     """What an array says about itself; nothing was exported or synchronised to learn it.

@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from dlx._core import native
-from dlx._core.native import Tensor, ffi, lib
+from dlx._core.extension import ffi, lib
+from dlx._core.module import set_module
 from dlx._core.stream import Stream
+from dlx._core.tensor import Tensor
 from dlx._core.types import Device
 from dlx.errors import ConversionError, DeviceError, StreamError
 
@@ -77,6 +79,7 @@ def require() -> None:
     check(lib.dlx_cuda_load())
 
 
+@set_module("dlx")
 def devices() -> dict[Device, str]:
     """Return the devices that dlx can move memory to, with their names: the host, and what the CUDA driver sees.
 
@@ -179,6 +182,7 @@ def work_stream(device: Device) -> Stream:
     return Stream(device, handle[0])
 
 
+@set_module("dlx")
 def release_pending() -> int:
     """Let go of memory whose last user on a device is done; return how many arrays still wait for theirs.
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import weakref
 from typing import Any, TypeVar
 
+from dlx._core.module import set_module
+
 __all__ = [
     "MAX_MESSAGE",
     "TypeCache",
@@ -88,6 +90,7 @@ def module_of(kind: type) -> str:
     return module if type(module) is str else ""
 
 
+@set_module("dlx.adapter")
 def type_name(kind: type) -> str:
     """Return a type's name as a user writes it: ``"numpy.ndarray"``, ``"bytes"``."""
     module, name = module_of(kind), str(_qualname(kind))

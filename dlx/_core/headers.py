@@ -36,9 +36,9 @@ def get_include() -> str:
     >>> "dlpack_abi.h" in os.listdir(dlx.get_include())
     True
     """
-    here = Path(__file__).resolve().parent
+    here = Path(__file__).resolve().parent.parent
     installed = here / "include"
-    return str(installed if installed.is_dir() else here.parent / "c_src")  # the latter in a checkout
+    return str(installed if installed.is_dir() else here.parent / "c_src" / "include")  # the latter in a checkout
 
 
 def declarations(header: str) -> str:
@@ -82,3 +82,6 @@ def cffi_builder() -> Any:
     # Never compiled: it tells an including FFI which extension has these types when the program runs.
     builder.set_source("dlx._ffi", f'#include "{ABI}"\n')
     return builder
+
+
+get_include.__module__ = cffi_builder.__module__ = "dlx"  # build_ffi.py runs this file without the package

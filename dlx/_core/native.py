@@ -1,7 +1,7 @@
-"""The only door to the compiled core: `ffi`, `lib` and the builtins that `bind` of `python/module.c` adds to this module.
+"""The builtins of the compiled extension, with type hints, and the map from C status codes to error classes.
 
-Division of labour: C that touches no Python object is reached through `lib`; C that does is a builtin here, with the
-GIL held and real exceptions. The map from a status to a class of `dlx.errors` is written here and nowhere else.
+C functions that touch no Python object are called through `lib`. Those that do are builtins of this module: they hold
+the GIL and raise exceptions.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dlx import errors
-from dlx._ffi import ffi, lib
+from dlx._core.extension import ffi, lib
+from dlx._core.types import Device, DType
 
 __all__ = ["Lane", "Places", "Tensor", "ffi", "lib", "live"]
 
@@ -43,8 +44,6 @@ globals().pop("bind")(sys.modules[__name__])
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from dlx._core.types import Device, DType
 
     class Tensor:
         """A tensor in DLPack's sense, owned by dlx: memory, dtype, shape, strides, device, flags.
@@ -182,6 +181,7 @@ if TYPE_CHECKING:
     def tensor_empty(like: int, /) -> Tensor: ...
 
 
+set_tensor_classes(Device, DType)
 set_errors({getattr(lib, name): kind for name, kind in _CLASSES.items()})
 
 

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from dlx._core.extension import lib
 from dlx._core.foreign import class_name, safe_repr, type_name
-from dlx._core.native import lib
+from dlx._core.module import set_module
 from dlx._core.types import Device, host_readable
 from dlx.errors import StreamError
 
@@ -23,6 +24,7 @@ UNORDERED = -1
 _CUDA = (lib.kDLCUDA, lib.kDLCUDAManaged)
 
 
+@set_module("dlx.adapter")
 @dataclass(frozen=True, slots=True)
 class Stream:
     """One stream of one device.

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from dlx._core.array_info import contiguous
+from dlx._core.extension import lib
 from dlx._core.foreign import type_name
-from dlx._core.native import Tensor, lib, set_tensor_repr
+from dlx._core.native import Tensor, set_tensor_repr
 from dlx._core.types import host_readable
 
 __all__ = ["Tensor", "type_name"]

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from dlx._core.native import lib, set_tensor_classes
+from dlx._core.extension import lib
+from dlx._core.module import set_module
 from dlx.errors import DeviceError, DTypeError
 
 __all__ = ["Device", "DType", "READ_ONLY", "IS_COPIED", "SUBBYTE_PADDED", "codes_of", "host_readable", "same_device"]
@@ -37,6 +38,7 @@ _DEVICE_TYPES: dict[str, int] = {
 _DEVICE_NAMES = {number: name for name, number in _DEVICE_TYPES.items()}
 
 
+@set_module("dlx")
 class Device(tuple[int, int]):
     """A device as DLPack names it: (device type, device id).
 
@@ -150,6 +152,7 @@ _UNNAMED = re.compile(r"code(?P<code>\d{1,3})_(?P<bits>\d{1,3})bit")
 _LANES = re.compile(r"(?P<scalar>.+?)x(?P<lanes>\d+)")
 
 
+@set_module("dlx")
 class DType(tuple[int, int, int]):
     """A dtype as DLPack spells it: (code, bits, lanes).
 
@@ -268,6 +271,3 @@ def _parse(name: str) -> tuple[int, int, int] | None:
     if match and scalar and scalar[2] == 1 and 0 < int(match["lanes"]) < 65536:
         return (scalar[0], scalar[1], int(match["lanes"]))
     return None
-
-
-set_tensor_classes(Device, DType)

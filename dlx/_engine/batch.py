@@ -14,7 +14,8 @@ from dlx._containers.failures import Failures, together
 from dlx._containers.lookup import container_of
 from dlx._containers.tree import Tree
 from dlx._core.cuda import is_cuda, readiness
-from dlx._core.native import Lane, Tensor
+from dlx._core.native import Lane
+from dlx._core.tensor import Tensor
 from dlx._engine.executor import forget_frames, load, order, plan_leaf, prepare, preview, release, take_back
 from dlx._engine.plan import Plan
 from dlx._engine.planner import begin

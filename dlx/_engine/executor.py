@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from dlx._core import cuda, native
 from dlx._core.foreign import exception_text
-from dlx._core.native import Tensor
+from dlx._core.tensor import Tensor
 from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, host_readable
 from dlx._engine.planner import is_settled, settle
 from dlx._engine.streams import physical

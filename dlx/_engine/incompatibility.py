@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dlx._core.native import Tensor, lib
+from dlx._core.extension import lib
+from dlx._core.tensor import Tensor
 from dlx.adapter.base import Adapter
 from dlx.errors import ConversionError, CopyRequiredError, DeviceError, DTypeError, LayoutError, ReadOnlyError
 

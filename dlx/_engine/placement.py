@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dlx._core.array_info import contiguous
 from dlx._core.cuda import is_cuda
+from dlx._core.extension import ffi, lib
 from dlx._core.foreign import safe_repr
-from dlx._core.native import Tensor, ffi, lib, tensor_address
+from dlx._core.native import tensor_address
 from dlx._core.stream import is_unordered
+from dlx._core.tensor import Tensor
 from dlx._core.types import SUBBYTE_PADDED, Device, host_readable, same_device
 from dlx._engine.plan import Step
 from dlx._engine.request import HOST

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlx._core.array_info import ArrayInfo
+from dlx._core.module import set_module
 from dlx._core.types import Device
 from dlx.errors import DlxError
 from dlx.typing import Outcome
@@ -12,6 +13,7 @@ from dlx.typing import Outcome
 __all__ = ["Plan", "Step"]
 
 
+@set_module("dlx")
 @dataclass(frozen=True, slots=True)
 class Step:
     """One thing that a conversion does.
@@ -35,6 +37,7 @@ class Step:
         return f"{self.do}: {self.why}" + (f" ({self.nbytes:,} bytes)" if self.nbytes else "")
 
 
+@set_module("dlx")
 @dataclass(frozen=True)
 class Plan:
     """What a conversion will do, and why; it holds no memory.

@@ -10,7 +10,8 @@ from typing import Any
 
 from dlx._core.array_info import ArrayInfo
 from dlx._core.cuda import is_cuda, require
-from dlx._core.native import Tensor, lib
+from dlx._core.extension import lib
+from dlx._core.tensor import Tensor
 from dlx._core.types import IS_COPIED, READ_ONLY, Device, DType, host_readable, same_device
 from dlx._engine.incompatibility import READ_ONLY_ROW, REPACKED, TABLE
 from dlx._engine.placement import decide_place, note_copy, result_device

@@ -8,6 +8,7 @@ from typing import Any
 from dlx._containers.lookup import container_of
 from dlx._core.array_info import ArrayInfo
 from dlx._core.foreign import exception_text, module_of
+from dlx._core.module import set_module
 from dlx._core.tensor import type_name
 from dlx._core.types import Device
 from dlx._engine.streams import Crossing
@@ -39,6 +40,7 @@ class Request:
         object.__setattr__(self, "crossing", Crossing(self.target, self.stream, self.device))
 
 
+@set_module("dlx")
 def describe(obj: Any) -> ArrayInfo:
     """Say what an array is: dtype, shape, strides, device, read-only, owner. Its memory is not touched.
 

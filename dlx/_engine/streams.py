@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from dlx._core import cuda, native
+from dlx._core.extension import ffi, lib
 from dlx._core.foreign import exception_text
-from dlx._core.native import Tensor, ffi, lib
 from dlx._core.stream import PER_THREAD, UNORDERED, Stream, is_unordered, kept, meaning
+from dlx._core.tensor import Tensor
 from dlx._core.types import Device, host_readable
 from dlx.adapter.base import Adapter
 from dlx.errors import DeviceError, DlxError, LayoutError

@@ -8,8 +8,7 @@ from typing import Any
 
 from dlx._core.array_info import ArrayInfo
 from dlx._core.foreign import exception_text
-from dlx._core.native import Tensor
-from dlx._core.tensor import type_name
+from dlx._core.tensor import Tensor, type_name
 from dlx._core.types import Device, DType
 from dlx._engine.plan import Plan, Step
 from dlx._engine.request import HOST, Request

@@ -7,8 +7,9 @@ import re
 from typing import Any
 
 from dlx._core import native
+from dlx._core.extension import lib
 from dlx._core.foreign import TypeCache, class_name, cut, exception_text, message_of
-from dlx._core.native import Tensor, lib
+from dlx._core.tensor import Tensor
 from dlx._core.types import Device, host_readable
 from dlx.errors import ConversionError, DlxError, ProtocolError
 

@@ -10,8 +10,9 @@ from operator import index
 from typing import Any
 
 from dlx._core import native
-from dlx._core.native import Tensor, ffi, lib
-from dlx._core.tensor import type_name
+from dlx._core.extension import ffi, lib
+from dlx._core.module import set_module
+from dlx._core.tensor import Tensor, type_name
 from dlx._core.types import READ_ONLY, Device, DType
 from dlx.errors import DlxError, LayoutError, ProtocolError
 
@@ -101,6 +102,7 @@ def _ctypes_name(kind: Any) -> str:
     return f"{_ctypes_name(kind._type_)} *" if issubclass(kind, _POINTER) else str(kind.__name__)
 
 
+@set_module("dlx")
 def from_pointer(
     ptr: Any,
     shape: int | Sequence[int],
@@ -215,6 +217,7 @@ def _fits(tensor: Tensor, room: int) -> None:
         )
 
 
+@set_module("dlx")
 def from_managed(ptr: Any, *, legacy: bool = False, borrow: bool = False) -> Tensor:
     """Return a tensor from a ``DLManagedTensorVersioned *``, or a ``DLManagedTensor *`` where `legacy`.
 

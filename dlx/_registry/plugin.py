@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-import dlx
 from dlx._core.foreign import exception_text, message_of, safe_repr
 from dlx._core.types import DType
 from dlx._registry.answers import checked_adapter
+from dlx._version import __version__
 from dlx.adapter.base import API, OLDEST_API, Adapter
 from dlx.adapter.declarations import Container, Defect, Guard
 from dlx.errors import DTypeError, PluginError
@@ -277,7 +277,7 @@ def _explained(plugin: Plugin, cause: BaseException) -> tuple[str, str]:
         )
     if isinstance(cause, ImportError | AttributeError) and _is_of_dlx(cause):
         return (
-            f"was written for another dlx than this one ({dlx.__version__}, adapter API {API}): {message_of(cause)}",
+            f"was written for another dlx than this one ({__version__}, adapter API {API}): {message_of(cause)}",
             f"Update dlx or {plugin.distribution}.",
         )
     said = " ".join(exception_text(cause, 240).split())

@@ -15,6 +15,7 @@ from typing import Any
 
 from dlx._core import native
 from dlx._core.foreign import derives, exception_text, module_of, type_name
+from dlx._core.module import set_module
 from dlx._core.stream import Stream, handle_of, kept
 from dlx._core.types import Device
 from dlx._registry import generic
@@ -278,6 +279,7 @@ registry = Registry()
 native.set_stream_keeper(registry.stream_keeper)
 
 
+@set_module("dlx")
 class Adapters(dict[str, Adapter]):
     """Adapters by name.
 
@@ -295,6 +297,7 @@ class Adapters(dict[str, Adapter]):
         self.notes: list[str] = []
 
 
+@set_module("dlx")
 def adapters() -> Adapters:
     """Return every adapter that is found, by name: dlx's own first, then those of plugins. No framework is imported.
 

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
+from dlx._core.module import set_module
 from dlx._engine.request import request_of
 from dlx._using.call import Call, Way
 
@@ -19,6 +20,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@set_module("dlx")
 def using(
     to: Target,
     *,

@@ -273,9 +273,6 @@ class NamedView(SequenceView[Any]):
         return self.__getattr__("count") if "count" in self._fields else super().count
 
 
-T = TypeVar("T")
-
-
 class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[misc]  # a slice is a view
     """A lazy view of a sequence that can be changed through it: the source is changed."""
 

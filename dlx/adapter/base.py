@@ -21,9 +21,10 @@ from typing import Any
 
 from dlx._core import cuda, native
 from dlx._core.array_info import ArrayInfo
-from dlx._core.native import Tensor, ffi
+from dlx._core.extension import ffi
+from dlx._core.module import set_module
 from dlx._core.stream import Stream
-from dlx._core.tensor import type_name
+from dlx._core.tensor import Tensor, type_name
 from dlx._core.types import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, Device, DType, host_readable
 from dlx._protocols import dlpack
 from dlx.adapter.declarations import EXTENTS, Capabilities, Container, Defect, Guard, Hindrance, Layout
@@ -64,6 +65,7 @@ OLDEST_API = 1
 """The oldest version that this dlx speaks as well. An adapter that speaks any other is refused by name."""
 
 
+@set_module("dlx.adapter")
 class Adapter:
     """One framework, as dlx sees it. Subclass it, fill in the facts, override what data cannot say.
 
@@ -525,6 +527,7 @@ class Adapter:
         return None
 
 
+@set_module("dlx.adapter")
 def over_memory(
     address: int,
     shape: Sequence[int],
@@ -562,16 +565,19 @@ def over_memory(
     return native.tensor_new(address, shape, strides, dtype, device, flags, owner)
 
 
+@set_module("dlx.adapter")
 def keeping(tensor: Tensor, owner: object) -> Tensor:
     """Return the same tensor with a further object that it keeps alive."""
     return native.tensor_view(tensor, None, None, None, owner)
 
 
+@set_module("dlx.adapter")
 def unmarked(tensor: Tensor) -> Tensor:
     """Return the same tensor as if it could be written to: for a consumer that never writes, and cannot be told."""
     return native.tensor_view(tensor, None, None, tensor.flags & ~READ_ONLY, None)
 
 
+@set_module("dlx.adapter")
 def at_rest(tensor: Tensor) -> Tensor:
     """Return the tensor without the flag that its producer copied for the hand-over, which says nothing later on."""
     if tensor.flags & IS_COPIED:
@@ -584,6 +590,7 @@ def _parted(names: tuple[str, ...]) -> tuple[tuple[str, str, str], ...]:
     return tuple(name.rpartition(".") for name in names)
 
 
+@set_module("dlx.adapter")
 def look_up(name: str) -> Any:
     """Return what an importable name stands for, or None; imports nothing."""
     package, *rest = name.split(".")

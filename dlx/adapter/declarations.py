@@ -7,13 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dlx._core.extension import lib
 from dlx._core.foreign import MAX_MESSAGE, safe_repr
-from dlx._core.native import lib
+from dlx._core.module import set_module
 from dlx.errors import ConversionError, CopyRequiredError
 
 __all__ = ["Capabilities", "Container", "Defect", "Guard", "Hindrance", "Layout"]
 
 
+@set_module("dlx.adapter")
 class Layout:
     """Features of a layout that a consumer can hold; extents of 0 and 1 are ignored.
 
@@ -47,6 +49,7 @@ EXTENTS = {
 """Values of `Capabilities.empty_extents`, with what C calls them."""
 
 
+@set_module("dlx.adapter")
 @dataclass(frozen=True)
 class Capabilities:
     """What a consumer takes as it is; anything else is copied or refused before it gets there.
@@ -100,6 +103,7 @@ class Capabilities:
             raise ValueError(f"what is narrowed is not taken, found {both} in both")
 
 
+@set_module("dlx.adapter")
 @dataclass(frozen=True)
 class Hindrance:
     """Something about an array, known before a tensor exists, that stands in the way.
@@ -143,6 +147,7 @@ class Hindrance:
         return getattr(obj, self.cure)() if isinstance(self.cure, str) else self.cure(obj)
 
 
+@set_module("dlx.adapter")
 @dataclass(frozen=True)
 class Guard:
     """A question that must be answered with a false value before memory may leave.
@@ -177,6 +182,7 @@ class Guard:
         return bool(answer() if self.call else answer)
 
 
+@set_module("dlx.adapter")
 @dataclass(frozen=True)
 class Container:
     """A type that holds other objects: how to take one apart, and how to put one like it together.
@@ -249,6 +255,7 @@ def _shown(key: Any) -> str:
     return text if len(text) <= 80 else f"{text[:60]}...{text[-15:]}"
 
 
+@set_module("dlx.adapter")
 @dataclass(frozen=True)
 class Defect:
     """A known fault of some versions of the framework.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import dlx
 from dlx.testing import CHECKS, LIBRARIES, find, of_kinds, run
-from dlx.testing.check import KINDS
+from dlx.testing.check import KINDS, excepting
 from dlx.testing.pytest_plugin import declared
 from dlx.testing.report import SCHEMA, Grades, as_json, as_page, as_text, ordered
 from dlx.testing.runner import work
@@ -77,7 +77,7 @@ def _main(arguments: list[str] | None) -> int:
     grades, errors, status = [], [], 0
     for spec in options.subjects:
         try:
-            subject = find(spec).excepting(declared(options.excepted))
+            subject = excepting(find(spec), declared(options.excepted))
             found = _graded(subject, kinds, only)
         except (LookupError, ImportError, ValueError) as error:
             print(f"{spec}: {error}", file=sys.stderr)

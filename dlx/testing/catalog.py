@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import dlx
+from dlx._core.module import set_module
 from dlx.testing.checks.adapter_contract import adapter_of
 from dlx.testing.subject import Subject
 
@@ -26,6 +27,7 @@ def library(name: str) -> Callable[[Callable[[], Subject]], Callable[[], Subject
     return enter
 
 
+@set_module("dlx.testing")
 def find(spec: str) -> Subject:
     """Return a subject: a library known here, an adapter's name, or ``module:attribute``.
 

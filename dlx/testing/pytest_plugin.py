@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dlx._core.module import set_module
 from dlx.testing.catalog import find
-from dlx.testing.check import CHECKS, KINDS, Verdict, of_kinds
+from dlx.testing.check import CHECKS, KINDS, Verdict, excepting, of_kinds
 from dlx.testing.runner import run
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def declared(texts: list[str]) -> dict[str, str]:
     return {name: reason for name, _, reason in pairs}
 
 
+@set_module("dlx.testing")
 def pytest_addoption(parser: Any) -> None:
     """Add the kit's options."""
     group = parser.getgroup("dlx", "conformance of an adapter, or of any DLPack library")
@@ -42,12 +44,14 @@ def pytest_addoption(parser: Any) -> None:
     group.addoption("--dlx-kinds", default=",".join(KINDS), metavar="KINDS", help="of: producer, consumer, adapter")
 
 
+@set_module("dlx.testing")
 def pytest_configure(config: Any) -> None:
     """Run the kit alone, unless tests of the caller's own are named too."""
     if config.option.dlx_adapter and config.args_source is not config.ArgsSource.ARGS:
         config.args = []
 
 
+@set_module("dlx.testing")
 def pytest_collection_modifyitems(session: Any, config: Any, items: list[Any]) -> None:
     """Add one test for each promise of each subject."""
     import pytest
@@ -80,7 +84,7 @@ def pytest_collection_modifyitems(session: Any, config: Any, items: list[Any]) -
     kinds = tuple(config.option.dlx_kinds.split(","))
     for spec in config.option.dlx_adapter:
         try:
-            subject = find(spec).excepting(declared(config.option.dlx_except))
+            subject = excepting(find(spec), declared(config.option.dlx_except))
         except (LookupError, ImportError, ValueError) as error:
             raise pytest.UsageError(f"--dlx-adapter={spec}: {error}") from error
         verdicts = Verdicts(subject, kinds)

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from dlx._core.foreign import exception_text
-from dlx.testing.check import CHECKS, Check, Verdict
+from dlx._core.module import set_module
+from dlx.testing.check import CHECKS, Check, Verdict, excepting
 from dlx.testing.subject import Subject
 
 __all__ = ["run", "work"]
@@ -24,6 +25,7 @@ __all__ = ["run", "work"]
 PATIENCE = 120  # seconds that one check may take before it counts as hanging
 
 
+@set_module("dlx.testing")
 def run(subject: Subject, checks: Sequence[Check]) -> Iterator[Verdict]:
     """Give the verdict of each check, in order; a fatal one takes its own process only.
 
@@ -130,7 +132,7 @@ def work(order: str, pipe: int) -> None:
     wanted = json.loads(order)
     with os.fdopen(pipe, "w", buffering=1) as tell:
         try:
-            subject = find(wanted["spec"]).excepting(wanted["exceptions"])
+            subject = excepting(find(wanted["spec"]), wanted["exceptions"])
         except Exception as error:
             tell.write(f"failed {json.dumps(exception_text(error))}\n")
             return

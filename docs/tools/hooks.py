@@ -6,7 +6,7 @@ from typing import Any
 
 from mkdocs.structure.files import File
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 # Pages of the site that are files of the project elsewhere.
 OUTSIDE = {

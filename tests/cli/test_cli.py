@@ -30,7 +30,8 @@ try:
     main({words!r})
 except SystemExit as end:
     assert not end.code
-heavy = ("dlx._ffi", "dlx._registry.registry", "pluggy", "rich", "importlib.metadata", "numpy", "torch", "jax", "json", "zipfile")
+heavy = ("dlx._ffi", "dlx._registry.registry", "pluggy", "rich", "importlib.metadata", "numpy", "torch", "jax", "json")
+heavy += ("zipfile",)
 print([name for name in heavy if name in sys.modules], file=sys.stderr)
 """
     status, out, err = dlx(code=code)

@@ -11,7 +11,7 @@ from command import document, here, refused
 from dlx.cli import driver, probe
 from dlx.cli.commands import bench
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 # The recording driver, with what only `dlx devices` asks.
 MORE = """
@@ -25,7 +25,7 @@ int cuDeviceCanAccessPeer(int* can, int device, int peer) { *can = device != pee
 def whole(tmp_path_factory):
     """The path of a recording driver that can say everything."""
     folder = tmp_path_factory.mktemp("driver")
-    (folder / "whole.c").write_text(f'#include "{ROOT / "tests" / "fake_cuda.c"}"\n{MORE}')
+    (folder / "whole.c").write_text(f'#include "{ROOT / "tests" / "c" / "fake_cuda.c"}"\n{MORE}')
     compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
     command = [compiler, "-shared", "-fPIC", "-pthread", "-o", str(folder / "whole.so"), str(folder / "whole.c")]
     subprocess.run(command, check=True)

@@ -12,7 +12,7 @@ from test_cli import COMMANDS
 
 from dlx.cli import main
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
 TEXT = (DOCS / "command-line.md").read_text(encoding="utf-8")
 SCREENS = runpy.run_path(str(DOCS.parent / "screens" / "__main__.py"), run_name="screens")
 

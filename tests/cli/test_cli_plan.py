@@ -243,7 +243,7 @@ def test_the_matrix_is_what_dtypes_says(np):
 def test_the_matrix_is_that_of_the_documentation(np):
     """docs/matrix.md was made by converting and comparing bits; the plans of `dlx matrix` say the same."""
     render = pytest.importorskip("matrix.render")
-    page, versions = render.read_page((Path(__file__).parent.parent / "docs" / "matrix.md").read_text())
+    page, versions = render.read_page((Path(__file__).parent.parent.parent / "docs" / "matrix.md").read_text())
     here_too = [each for each in ("numpy", "torch", "tvm_ffi") if _version(each) == versions.get(each)]
     names = ",".join(["dlx", *here_too])
     cells = document("matrix", "--from", names, "--to", names)["cells"]
@@ -270,7 +270,7 @@ def test_the_matrix_as_a_picture(tmp_path):
     root = xml.etree.ElementTree.fromstring(text)
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert "float32" in text and "http" not in text.replace("http://www.w3.org/2000/svg", "")
-    docs = (Path(__file__).parent.parent / "docs" / "matrix.svg").read_text()
+    docs = (Path(__file__).parent.parent.parent / "docs" / "matrix.svg").read_text()
     assert text.partition("</style>")[0].split("<title>")[1] == docs.partition("</style>")[0].split("<title>")[1]
     assert "x.svg: " in refused("matrix", "--from", "dlx", "--to", "dlx", "--svg", tmp_path / "no" / "x.svg")
 
@@ -345,5 +345,5 @@ def test_the_block_to_paste_names_no_folder():
 def test_flags_in_a_report_hold_no_path(monkeypatch):
     """Nor warnings, nor what a shell would have to quote."""
     monkeypatch.setenv("CFLAGS", '-O3 -I/usr/x -ffile-prefix-map=/a=b -Wall -march=native -DX="y z"')
-    told = runpy.run_path(str(Path(__file__).parent.parent / "build_ffi.py"))["told"]
+    told = runpy.run_path(str(Path(__file__).parent.parent.parent / "build_ffi.py"))["told"]
     assert told(["-std=c11", "-Wextra"]) == "-O3 -march=native -std=c11"

@@ -11,7 +11,7 @@ from dlx import errors
 from dlx._core import types as abi
 from dlx._core.native import ffi, lib
 
-C_SRC = Path(__file__).resolve().parent.parent / "c_src"
+C_SRC = Path(__file__).resolve().parent.parent.parent / "c_src" / "include"
 FOREIGN = {"tvm_ffi": "include/dlpack/dlpack.h", "torch": "include/ATen/dlpack.h"}
 NAMES, TAGS, _ = ffi.list_types()
 STRUCTS = [name for name in NAMES if name.startswith("DL") and ffi.typeof(name).kind == "struct"]

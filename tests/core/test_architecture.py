@@ -3,42 +3,22 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import pickle
 import re
 import sys
 
 import pytest
+import structure
 from conftest import ROOT
 
 import dlx
+import dlx.testing
 
-# Lowest first; modules on one line may import each other from left to right.
-LAYERS = [
-    ["errors", "foreign", "typing", "locks"],
-    ["headers", "ctypes"],
-    ["native"],
-    ["abi", "tensor", "stream", "cuda"],
-    ["protocol"],
-    ["facts", "adapter", "answers", "hookspecs"],
-    ["strangers", "plugins", "loading", "registry"],
-    ["rows", "containers"],
-    ["routes", "obstacles", "crossing", "working", "leaf", "places", "planning", "transfer"],
-    ["failures", "trees", "phases"],
-    ["lazy", "writing", "view", "sequences", "mutable_sequences", "mappings", "views"],
-    ["conversion"],
-    ["stacking", "overlap", "writes", "calls", "functions"],
-    ["pointers", "incoming", "doors"],
-]
-ORDER = [name for line in LAYERS for name in line]
-CLI = [  # above them all, in dlx/cli, by the same rule
-    "arguments", "output", "entries", "headers", "screen", "objects", "files", "targets", "listing", "inspection",
-    "plans", "picture", "dtypes", "driver", "probe", "devices", "doctor", "bench",
-]  # fmt: skip
-TESTING = [  # the conformance kit, in dlx/testing, likewise
-    "capsules", "check", "sources", "subject", "exporting", "requests", "owning", "importing", "asking",
-    "refusing", "keeping", "adapting", "living", "catalog", "libraries", "further", "running", "reporting", "picture",
-    "plugin",
-]  # fmt: skip
+PUBLIC = {"__init__", "__main__", "_ffi", "_version", "adapter", "cli", "ctypes", "errors", "testing", "typing"}
+PACKAGES = {"_api", "_containers", "_core", "_engine", "_protocols", "_registry", "_using", "_views", "adapter"}
 ADAPTERS = sorted(path.stem for path in (ROOT / "adapters").glob("*.py"))
+C_PURE = sorted(path for folder in ("core", "cuda") for path in (ROOT / "c_src" / folder).glob("*.[ch]"))
 
 
 def imported(path):
@@ -56,42 +36,56 @@ def imported(path):
 
 
 def test_every_module_has_a_layer():
-    """A new file is given its place in the list above."""
-    assert {path.stem for path in (ROOT / "dlx").glob("*.py")} == {*ORDER, "__init__", "__main__"}
-    assert {path.stem for path in (ROOT / "dlx" / "cli").glob("*.py")} == {*CLI, "__init__"}
+    """Public modules and private packages stand beside each other in dlx/, and nothing else does."""
+    here = {path.stem for path in (ROOT / "dlx").glob("*.py*")}
+    folders = {path.name for path in (ROOT / "dlx").iterdir() if (path / "__init__.py").exists()}
+    assert here | folders <= PUBLIC | PACKAGES
+    assert folders == PACKAGES | {"cli", "testing"}
+    assert {structure.layer(module) for module in structure.graph()} <= structure.RANK.keys()
 
 
-@pytest.mark.parametrize("module", ORDER)
-def test_imports_go_up_the_layers_only(module):
-    """A module imports from modules before it in the list, and only native knows the extension."""
-    found = {name.split(".")[1] for name in imported(ROOT / "dlx" / f"{module}.py") if name.startswith("dlx.")}
-    allowed = set(ORDER[: ORDER.index(module)]) | ({"_ffi"} if module == "native" else set())
-    assert found & {*ORDER, "_ffi"} <= allowed
+def test_no_import_goes_up_a_layer():
+    """A module imports from its own package and from lower layers, imports for type checkers included."""
+    assert structure.upward(structure.graph()) == []
 
 
-@pytest.mark.parametrize("module", CLI)
-def test_the_command_is_above_all_and_imports_up_its_own_list(module):
-    """A module of the command imports from those before it; nothing below knows it."""
-    found = {
-        name.split(".")[2] for name in imported(ROOT / "dlx" / "cli" / f"{module}.py") if name.startswith("dlx.cli.")
-    }
-    assert found & set(CLI) <= set(CLI[: CLI.index(module)])
-    for name in ORDER:
-        assert not any(each.startswith("dlx.cli") for each in imported(ROOT / "dlx" / f"{name}.py"))
+def test_no_import_goes_in_a_circle():
+    """Files of dlx never import each other in a circle, imports for type checkers included."""
+    assert structure.cycle(structure.graph()) == []
 
 
-@pytest.mark.parametrize("module", TESTING)
-def test_the_kit_is_above_all_and_imports_up_its_own_list(module):
-    """A module of the kit imports from those before it; nothing below knows it."""
-    assert {path.stem for path in (ROOT / "dlx" / "testing").glob("*.py")} == {*TESTING, "__init__", "__main__"}
-    found = {
-        name.split(".")[2]
-        for name in imported(ROOT / "dlx" / "testing" / f"{module}.py")
-        if name.startswith("dlx.testing.")
-    }
-    assert found & set(TESTING) <= set(TESTING[: TESTING.index(module)])
-    for name in ORDER:
-        assert not any(each.startswith("dlx.testing") for each in imported(ROOT / "dlx" / f"{name}.py"))
+def test_only_one_module_knows_the_extension():
+    """Everything compiled comes through `dlx._core.extension`; the doctor looks at its file."""
+    users = {module for module, others in structure.graph().items() if "dlx._ffi" in others}
+    assert users == {"dlx._core.extension", "dlx.cli.commands.doctor"}
+
+
+def test_c_files_include_downwards_only():
+    """python/ uses cuda/ and core/, cuda/ uses core/; all use include/."""
+    ranks = {"include": 0, "core": 1, "cuda": 2, "python": 3}
+    places = {path.name: path.parent.name for path in (ROOT / "c_src").rglob("*.h")}
+    for path in (ROOT / "c_src").rglob("*.[ch]"):
+        for name in re.findall(r'#include "(?:\w+/)?([\w.]+)"', path.read_text()):
+            assert ranks[places[name]] <= ranks[path.parent.name], f"{path.name} includes {name}"
+
+
+def test_c_imports_no_python_module_of_dlx_by_name():
+    """What C needs of Python is registered with it."""
+    for path in (ROOT / "c_src").rglob("*.c"):
+        assert not re.search(r'PyImport_\w+\("dlx', path.read_text()), path.name
+
+
+def test_public_names_say_their_public_module():
+    """Names, pickles and messages show `dlx.Device`, not where its code happens to be."""
+    for name in set(dlx.__all__) - {"__version__", "ffi", "hookimpl", "ctypes", "adapter", "errors"}:
+        assert getattr(dlx, name).__module__ in ("dlx", "dlx.typing"), name
+    for module in (dlx.adapter, dlx.errors, dlx.testing):
+        for name in module.__all__:
+            value = getattr(module, name)
+            if isinstance(value, type) or inspect.isfunction(value):
+                assert value.__module__ in ("dlx", module.__name__), name
+    device = pickle.loads(pickle.dumps(dlx.Device("cuda:1")))
+    assert device == dlx.Device("cuda:1") and type(device) is dlx.Device
 
 
 def test_the_kit_needs_neither_pytest_nor_a_framework(python):
@@ -121,11 +115,13 @@ def test_adapters_use_the_public_door(adapter):
 @pytest.mark.parametrize("framework", ["numpy", "torch", "cupy", "jax"])
 def test_the_core_names_no_framework_in_code(framework):
     """C and the modules of dlx know frameworks from adapters' data only (comments and texts may name them)."""
-    for path in (ROOT / "c_src").glob("*.[ch]"):
+    for path in (ROOT / "c_src").rglob("*.[ch]"):
         code = re.sub(r'/\*.*?\*/|"(?:\\.|[^"])*"', "", path.read_text(), flags=re.DOTALL)
         assert framework not in code, path.name
-    for name in set(ORDER) - {"plugins"}:  # the table of our own adapters stands there
-        tree = ast.parse((ROOT / "dlx" / f"{name}.py").read_text())
+    for name, path in structure.modules().items():
+        if structure.layer(name) in ("cli", "testing") or name == "dlx._registry.plugin":  # our own adapters' table
+            continue
+        tree = ast.parse(path.read_text())
         words = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         words |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         assert framework not in words, name
@@ -133,15 +129,15 @@ def test_the_core_names_no_framework_in_code(framework):
 
 def test_only_legacy_c_looks_inside_the_legacy_struct():
     """Elsewhere a DLManagedTensor is a pointer that is passed on."""
-    for path in (ROOT / "c_src").glob("*.c"):
+    for path in (ROOT / "c_src").rglob("*.c"):
         code = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.DOTALL)
         if path.name != "legacy.c":
             assert not re.search(r"\bDLManagedTensor\s+\w", code), path.name
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "c_src").glob("[!p]*.c")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", C_PURE, ids=lambda path: path.name)
 def test_the_pure_core_knows_no_python(path):
-    """Only py_ files include Python.h."""
+    """Only files in c_src/python include Python.h."""
     assert "Python.h" not in path.read_text()
 
 
@@ -184,8 +180,6 @@ def test_public_names_are_all_there():
 
 def test_convert_and_plan_take_the_same_options():
     """`plan` has every option of `convert`, with the same defaults, and `probe`."""
-    import inspect
-
     convert = inspect.signature(dlx.convert).parameters
     plan = dict(inspect.signature(dlx.plan).parameters)
     assert plan.pop("probe").default is True

@@ -81,7 +81,7 @@ def test_the_example_works_in_the_checkout(tmp_path):
     """The example builds and scales arrays of numpy and torch in place, from the source tree."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "adapters")])}
     include = built_and_run(sys.executable, tmp_path / "kernel", env, *there("numpy", "torch"))
-    assert Path(include) == ROOT / "c_src"
+    assert Path(include) == ROOT / "c_src" / "include"
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_the_wheel_holds_what_it_should(wheel):
         "dlx/include/dlx.h",
         "dlx/include/dlx_cuda.h",
     ]
-    assert {"dlx/py.typed", "dlx/doors.py", "dlx/ctypes.py"} <= set(names)
+    assert {"dlx/py.typed", "dlx/_api/c_interop.py", "dlx/ctypes.py"} <= set(names)
     assert {"dlx_numpy.py", "dlx_torch.py", "dlx_cupy.py"} <= set(names)
     assert not [
         name for name in names if name.endswith((".c", ".o", "build_ffi.py")) or "tests" in name or "/test_" in name

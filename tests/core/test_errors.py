@@ -189,7 +189,7 @@ def test_catching_the_family(name):
 
 # ---- statuses of the C core ------------------------------------------------------------------------------------------
 
-HEADER = Path(__file__).resolve().parent.parent / "c_src" / "dlx.h"
+HEADER = Path(__file__).resolve().parent.parent.parent / "c_src" / "include" / "dlx.h"
 STATUSES = dict(re.findall(r"\b(DLX_E_\w+) = (-\d+)", HEADER.read_text()))
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-TESTS = str(Path(__file__).resolve().parent)
+TESTS = str(Path(__file__).resolve().parent.parent / "support")
 
 # Every script starts with a class whose objects own memory, and a tensor over such an object.
 PREAMBLE = """

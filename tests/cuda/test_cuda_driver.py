@@ -41,7 +41,7 @@ def test_a_driver_without_what_came_later(python, tmp_path):
     library = tmp_path / "early.so"
     later = "MemAllocAsync MemFreeAsync StreamGetCaptureInfo_v2"
     missing = [f"-Dcu{name}=static_{name}" for name in later.split()]
-    source = ROOT / "tests" / "fake_cuda.c"
+    source = ROOT / "tests" / "c" / "fake_cuda.c"
     subprocess.run(["cc", "-shared", "-fPIC", "-pthread", *missing, str(source), "-o", str(library)], check=True)
     code = """
         tensor = dlx.empty(64, "uint8", device="cuda:1")
@@ -142,7 +142,7 @@ PRELUDE = """
 
 def run(python, fake_driver, code, prelude=PRELUDE):
     """Run code in a fresh process whose driver is the recording one; return the lines that it prints."""
-    path = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "DLX_CUDA_DRIVER": str(fake_driver), "PYTHONPATH": path}
     return python(textwrap.dedent(prelude) + textwrap.dedent(code), env=env).split("\n")
 
@@ -193,7 +193,7 @@ def test_a_child_that_is_forked_while_the_driver_is_loaded(python, tmp_path):
     source.write_text(
         f"""
         #define cuInit quick_init
-        #include "{ROOT / "tests" / "fake_cuda.c"}"
+        #include "{ROOT / "tests" / "c" / "fake_cuda.c"}"
         #undef cuInit
         #include <unistd.h>
         int cuInit(unsigned flags) {{ usleep(300000); return quick_init(flags); }}

@@ -122,13 +122,21 @@ MODULES = [
 ]
 
 
+class DefinedHere(doctest.DocTestFinder):
+    """Finds classes that say their public module, by the `__all__` of the module whose code they are."""
+
+    def _from_module(self, module, object):
+        named = getattr(object, "__name__", "") in getattr(module, "__all__", ())
+        return named or super()._from_module(module, object)
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_examples_in_docstrings_give_what_they_show(module, np):
     """The reference is made of docstrings; functions that are wrapped in C are found by their docstring, too."""
     loaded = importlib.import_module(module)
-    found = doctest.DocTestFinder().find(loaded, module)
+    found = DefinedHere().find(loaded, module)
     if module == "dlx._api.convert":
-        found += doctest.DocTestFinder().find(loaded.convert.__wrapped__, "convert", module=loaded)
+        found += DefinedHere().find(loaded.convert.__wrapped__, "convert", module=loaded)
     examples = [each for each in found if each.examples]
     assert examples
     runner = doctest.DocTestRunner(verbose=False)

@@ -25,8 +25,8 @@ def made(tmp_path):
     script(tmp_path / "pyenv" / "versions" / "3.92.1" / "bin" / "python3.92", WORKING)
     (tmp_path / "checkout").mkdir()
     shutil.copy(ROOT / "Makefile", tmp_path / "checkout")
-    for name in ("build_ffi.py", "setup.py", "pyproject.toml", "constraints.txt", "dlx/headers.py"):
-        (tmp_path / "checkout" / name).parent.mkdir(exist_ok=True)
+    for name in ("build_ffi.py", "setup.py", "pyproject.toml", "constraints.txt", "dlx/_core/headers.py"):
+        (tmp_path / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "checkout" / name).touch()
 
     def run(*arguments, dry=True):
@@ -69,7 +69,7 @@ def test_the_sanitizers_are_part_of_what_is_built(made):
     """With another DLX_SANITIZE the extensions are built anew, by each environment; with the same one they are not."""
     for name in (".made", ".built", ".torch-"):
         stamp = made.folder / "checkout" / ".venv" / name
-        stamp.parent.mkdir(exist_ok=True)
+        stamp.parent.mkdir(parents=True, exist_ok=True)
         stamp.touch()
 
     def builds(*arguments):

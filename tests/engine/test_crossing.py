@@ -425,7 +425,7 @@ def test_after_a_fork(python, fake_driver):
         assert os.waitpid(pid, 0)[1] == 0
         print(dlx.convert(tensor, to="dlx", device="cpu").device)
     """
-    path = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "DLX_CUDA_DRIVER": str(fake_driver), "PYTHONPATH": path}
     lines = python(code, env=env).splitlines()
     assert len(lines) == 3 and lines[2] == "cpu" and all("spawn" in line for line in lines[:2])

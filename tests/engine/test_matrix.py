@@ -8,7 +8,7 @@ import pytest
 from matrix.measure import versions
 from matrix.render import page, picture, read_page
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from conftest import ROOT
 
 import dlx
 from dlx.testing import CHECKS, Broken, Check, NotApplicable, Source, Subject, Taken, find, of_kinds, pattern, run
+from dlx.testing.check import excepting
 from dlx.testing.report import ABOUT, Grades, as_page, as_text
 from dlx.testing.svg import picture
 
@@ -22,7 +23,10 @@ FAST = ("copy-true", "export-strides", "export-snapshot")
 
 def command(*args, folder=None, pytest_too=False):
     """Run the kit's command, or pytest with the kit, in a fresh process."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(ROOT / "tests")])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(ROOT / "tests" / "support")]),
+    }
     start = ["-m", "pytest", "-p", "dlx.testing", "-q"] if pytest_too else ["-m", "dlx.testing"]
     return subprocess.run(
         [sys.executable, *start, *args], capture_output=True, text=True, check=False, env=environment, cwd=folder
@@ -105,7 +109,7 @@ def test_an_exception_is_declared_with_a_reason():
 
 def test_an_exception_that_is_not_needed_any_more_breaks():
     """Else it would hide the next fault."""
-    subject = kit_planted.subject_good.excepting({"copy-true": "it never copies"})
+    subject = excepting(kit_planted.subject_good, {"copy-true": "it never copies"})
     found = CHECKS["copy-true"](subject)
     assert found.status == "breaks" and "not needed any more" in found.seen
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import dlx
+from dlx._core.extension import ffi, lib
 from dlx._core.foreign import message_of
-from dlx._core.native import ffi, lib
 from dlx._registry.plugin import Plugin, error_of
 from dlx._registry.registry import registry
 from dlx.cli.model import BadInput, counted, one_line

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import dlx
-from dlx._core.native import ffi
+from dlx._core.extension import ffi
 from dlx._core.types import DType
 from dlx.adapter.base import Adapter
 from dlx.cli import targets

@@ -10,8 +10,9 @@ from dlx._core.types import SUBBYTE_PADDED, Device, DType
 from dlx._registry.registry import registry
 from dlx.adapter.base import API, Adapter, look_up
 from dlx.errors import AdapterNotFoundError, DlxError
-from dlx.testing.check import Broken, NotApplicable, attempt, check, must, told
+from dlx.testing.check import check
 from dlx.testing.checks.consumer_import import LAYOUTS
+from dlx.testing.outcome import Broken, NotApplicable, attempt, must, told
 from dlx.testing.subject import Subject
 from dlx.testing.support.capsules import elements
 from dlx.testing.support.producers import OTHERS, Source

@@ -14,9 +14,10 @@ import dlx
 from dlx._core import native
 from dlx._core.tensor import type_name
 from dlx.errors import DlxError
-from dlx.testing.check import Broken, NotApplicable, attempt, check, must, told
+from dlx.testing.check import check
 from dlx.testing.checks.adapter_contract import dtypes_of, own_of, same, sources, target_of, tensor_of
 from dlx.testing.checks.producer_lifetime import together
+from dlx.testing.outcome import Broken, NotApplicable, attempt, must, told
 from dlx.testing.subject import Subject
 from dlx.testing.support.producers import Source
 

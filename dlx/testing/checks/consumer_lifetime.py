@@ -7,8 +7,9 @@ import gc
 import threading
 from typing import Any
 
-from dlx.testing.check import NotApplicable, attempt, check, must
+from dlx.testing.check import check
 from dlx.testing.checks.producer_lifetime import LOST, MIB, ROUNDS, grown, together
+from dlx.testing.outcome import NotApplicable, attempt, must
 from dlx.testing.subject import Subject
 from dlx.testing.support.capsules import swept
 from dlx.testing.support.producers import Source

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlx.testing.check import NotApplicable, check, must, told
+from dlx.testing.check import check
+from dlx.testing.outcome import NotApplicable, must, told
 from dlx.testing.subject import Subject
 from dlx.testing.support.producers import Source
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dlx.testing.check import attempt, check, must, told
+from dlx.testing.check import check
+from dlx.testing.outcome import attempt, must, told
 from dlx.testing.subject import Subject
 from dlx.testing.support.producers import OldSource, Source
 

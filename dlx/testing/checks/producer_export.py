@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from dlx.testing.check import Broken, NotApplicable, attempt, check, must, told
+from dlx.testing.check import check
+from dlx.testing.outcome import Broken, NotApplicable, attempt, must, told
 from dlx.testing.subject import Subject
 from dlx.testing.support.capsules import Taken
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from dlx._core.types import DType
-from dlx.testing.check import attempt, check, must
+from dlx.testing.check import check
+from dlx.testing.outcome import attempt, must
 from dlx.testing.subject import Subject
 from dlx.testing.support.capsules import Taken
 

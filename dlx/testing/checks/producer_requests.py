@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dlx._core.types import IS_COPIED
-from dlx.testing.check import Broken, NotApplicable, attempt, check, must, told
+from dlx.testing.check import check
+from dlx.testing.outcome import Broken, NotApplicable, attempt, must, told
 from dlx.testing.subject import Subject
 from dlx.testing.support.capsules import Taken
 

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from dlx._core.array_info import contiguous
-from dlx._core.native import ffi, lib
+from dlx._core.extension import ffi, lib
+from dlx._core.module import set_module
 from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, DType
 
 __all__ = ["Export", "NotACapsule", "Taken", "elements", "foreign_thread", "swept"]
@@ -106,6 +107,7 @@ def _address(cdata: Any) -> int:
     return int(ffi.cast("uintptr_t", cdata))
 
 
+@set_module("dlx.testing")
 class Taken:
     """One capsule of a producer, read field by field.
 

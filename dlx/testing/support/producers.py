@@ -7,7 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from dlx._core.native import ffi
+from dlx._core.extension import ffi
+from dlx._core.module import set_module
 from dlx._core.types import IS_COPIED, READ_ONLY, DType
 from dlx.testing.support.capsules import Export, Taken, elements
 
@@ -17,6 +18,7 @@ __all__ = ["OTHERS", "OldSource", "Source", "pattern", "spread"]
 _FORMATS = {"float16": (5, 10), "bfloat16": (8, 7), "float32": (8, 23), "float64": (11, 52)}
 
 
+@set_module("dlx.testing")
 def pattern(dtype: str, count: int) -> bytes:
     """Return `count` elements of a dtype, packed: bits that no conversion may change.
 
@@ -55,6 +57,7 @@ def spread(data: bytes, dtype: str, count: int) -> bytes:
     return elements(int(ffi.cast("uintptr_t", memory)), (count,), None, DType(dtype))
 
 
+@set_module("dlx.testing")
 class Source:
     """A producer over memory of its own, which does and logs exactly what it is told to.
 
@@ -214,6 +217,7 @@ class Source:
         return ""
 
 
+@set_module("dlx.testing")
 class OldSource(Source):
     """A producer from before DLPack 1.0: it knows `stream` only."""
 
