@@ -134,6 +134,13 @@ def torch_misaligned(torch):
     return dies(f"import torch; {odd}.conj().resolve_conj()")
 
 
+def torch_odd(torch):
+    """In a process of its own: one complex128 at an odd address."""
+    return dies(
+        "import torch; torch.frombuffer(bytearray(33), dtype=torch.complex128, count=1, offset=1).view(()).clone()"
+    )
+
+
 def torch_emptied(torch):
     """In a process of its own."""
     return dies("import torch; t = torch.zeros(1000); t.untyped_storage().resize_(0); t.clone()")
@@ -214,6 +221,7 @@ def pyarrow_tensor(pa):
 
 PROOFS = {
     ("torch", "over data that is not aligned"): torch_misaligned,
+    ("torch", "at an odd address"): torch_odd,
     ("torch", "resized to nothing"): torch_emptied,
     ("torch", "exchange table"): torch_table,
     ("jax", "less than a byte"): jax_int4,

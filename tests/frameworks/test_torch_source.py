@@ -408,3 +408,23 @@ def test_a_view_is_described_where_it_begins(torch):
     view = torch.ones(10)[3:]
     assert dlx.describe(view).address == view.data_ptr()
     assert dlx.plan(view, to="dlx").source.address == view.data_ptr()
+
+
+def test_complex_numbers_at_an_odd_address_are_copied(python):
+    """There torch 2.13 dies of copying complex128; class, strides and gradients stay."""
+    code = """
+        import torch, dlx
+
+        class Mine(torch.Tensor):
+            pass
+
+        block = bytearray(range(200))
+        for shape, strides in (((), ()), ((3,), (2,)), ((2, 3), (1, 2)), ((2, 2), (0, 1)), ((0, 3), (3, 1))):
+            odd = torch.frombuffer(block, dtype=torch.complex128, count=8, offset=1).as_strided(shape, strides)
+            copy = dlx.convert(odd.as_subclass(Mine), to="torch", copy=True)
+            assert type(copy) is Mine and copy.shape == odd.shape and copy.tolist() == odd.tolist()
+            assert not copy.numel() or copy.data_ptr() % 16 == 0
+            leaf = odd.requires_grad_()
+            assert dlx.convert(leaf, to="torch", copy=True).grad_fn is not None
+    """
+    assert python(code, args=()) == ""
