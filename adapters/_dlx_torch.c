@@ -1,5 +1,5 @@
-/* torch's guards for dlx's fast lane, asked in C. Through Python's bindings they cost more than the
- * rest of a conversion (is_neg() alone lets go of the GIL and takes it again).
+/* torch's guards for dlx's fast callable, asked in C. Through Python's bindings they cost more than
+ * the rest of a conversion (is_neg() alone lets go of the GIL and takes it again).
  *
  * torch's headers are not needed: the functions called here are declared in them, exported by its
  * libraries and found by name at run time. A tensor is handed to them by address, as C++ hands over

@@ -29,11 +29,11 @@ import dlx
 from dlx.adapter import (
     Adapter,
     ArrayInfo,
+    Blocker,
     Capabilities,
     Defect,
     Device,
     DType,
-    Hindrance,
     Layout,
     Tensor,
     look_up,
@@ -213,28 +213,28 @@ class JaxAdapter(Adapter):
 
     # ---- as a producer ----------------------------------------------------------------------------------------------
 
-    def examine(self, obj: Any) -> Iterable[Hindrance]:
+    def examine(self, obj: Any) -> Iterable[Blocker]:
         refused = self._without_array(obj) or self._without_memory(obj)
         if refused is not None:
             yield refused
         elif self.dtype_from(obj.dtype) is None:
             yield _refuse(f"DLPack has no dtype {obj.dtype}", "Convert the values with .astype first.", DTypeError)
         elif str(obj.dtype) in _UNNAMED:
-            yield Hindrance(
+            yield Blocker(
                 f"jax gives no {obj.dtype} out, so that dlx reads a copy of jax's own",
                 "Drop copy=False.",
-                cure="copy",
+                resolution="copy",
                 copies=True,
             )
         elif str(obj.dtype) in _UNTAKEN and (_strides(obj) or ()) != _row_major(obj.shape):
-            yield Hindrance(
+            yield Blocker(
                 f"its {obj.dtype} elements are packed and not in row-major order",
                 "Drop copy=False.",
-                cure="copy",
+                resolution="copy",
                 copies=True,
             )
 
-    def _without_array(self, obj: Any) -> Hindrance | None:
+    def _without_array(self, obj: Any) -> Blocker | None:
         """Return why something of jax is no array with values, or None."""
         if _is_a(obj, "jax.core.Tracer"):
             return _refuse(
@@ -251,7 +251,7 @@ class JaxAdapter(Adapter):
             )
         return None
 
-    def _without_memory(self, obj: Any) -> Hindrance | None:
+    def _without_memory(self, obj: Any) -> Blocker | None:
         """Return why an array has no memory that could be given out, or None."""
         if obj.is_deleted():
             return _refuse("it was deleted or donated", "Convert it before that, or a copy of it.", no_copy=True)
@@ -352,8 +352,8 @@ def _has_cuda_plugin() -> bool:
 _X64_ON = 'Switch 64-bit dtypes on first: jax.config.update("jax_enable_x64", True).'
 
 
-def _refuse(because: str, fix: str, error: type[ConversionError] = LayoutError, *, no_copy: bool = False) -> Hindrance:
-    return Hindrance(because, fix, error, no_copy=no_copy)
+def _refuse(because: str, fix: str, error: type[ConversionError] = LayoutError, *, no_copy: bool = False) -> Blocker:
+    return Blocker(because, fix, error, no_copy=no_copy)
 
 
 def _nbytes(obj: Any) -> int:

@@ -20,11 +20,11 @@ import dlx
 from dlx.adapter import (
     Adapter,
     ArrayInfo,
+    Blocker,
     Capabilities,
     Defect,
     Device,
     DType,
-    Hindrance,
     Layout,
     Tensor,
     over_memory,
@@ -101,12 +101,12 @@ class ArrowAdapter(_Arrow):
 
     # ---- as a producer ----------------------------------------------------------------------------------------------
 
-    def examine(self, obj: Any) -> Iterable[Hindrance]:
+    def examine(self, obj: Any) -> Iterable[Blocker]:
         pa = self.module()
         if isinstance(obj, pa.Tensor):
             return
         if not isinstance(obj, pa.Array | pa.ChunkedArray):
-            yield Hindrance("it is sparse", "Call .to_tensor() first.", LayoutError, no_copy=True)
+            yield Blocker("it is sparse", "Call .to_tensor() first.", LayoutError, no_copy=True)
             return
         if not getattr(obj, "is_cpu", True):
             yield _refuse("it is not in host memory", "Copy it to the host first: .copy_to(...).", DeviceError)
@@ -124,9 +124,13 @@ class ArrowAdapter(_Arrow):
                 LayoutError,
             )
         elif pa.types.is_boolean(kind):
-            yield Hindrance("its bools are packed eight to a byte", "Drop copy=False.", cure=self._fresh, copies=True)
+            yield Blocker(
+                "its bools are packed eight to a byte", "Drop copy=False.", resolution=self._fresh, copies=True
+            )
         elif isinstance(obj, pa.ChunkedArray) and obj.num_chunks > 1:
-            yield Hindrance(f"it lies in {obj.num_chunks} chunks", "Drop copy=False.", cure=self._fresh, copies=True)
+            yield Blocker(
+                f"it lies in {obj.num_chunks} chunks", "Drop copy=False.", resolution=self._fresh, copies=True
+            )
 
     def _fresh(self, obj: Any) -> _Fresh:
         pa = self.module()
@@ -248,7 +252,7 @@ class _TensorTarget(_Arrow):
     """pyarrow.Tensor: any dimensions, strides of 0 and more, read-only kept."""
 
     name = "pyarrow.Tensor"
-    noun = "tensor"
+    display_name = "tensor"
     types = ("pyarrow.Tensor",)
 
     def __init__(self, whole: Adapter) -> None:
@@ -282,8 +286,8 @@ _TENSORS = Capabilities(
 )
 
 
-def _refuse(because: str, fix: str, error: type[ConversionError]) -> Hindrance:
-    return Hindrance(because, fix, error)
+def _refuse(because: str, fix: str, error: type[ConversionError]) -> Blocker:
+    return Blocker(because, fix, error)
 
 
 def _unnested(pa: Any, kind: Any) -> tuple[Any, tuple[int, ...], tuple[int, ...] | None]:

@@ -29,12 +29,12 @@ from dlx.adapter import (
     OWNER_BOUNDS,
     Adapter,
     ArrayInfo,
+    Blocker,
     Capabilities,
     Container,
     Defect,
     Device,
     Guard,
-    Hindrance,
     Layout,
     Stream,
     Tensor,
@@ -50,17 +50,19 @@ _DEVICES = {"mps": "metal", "xpu": "oneapi"}  # torch's words that are not dlx's
 
 _SHELL = re.compile(r"u?int[1-7]")  # dtypes that torch has no kernel for, not even to copy
 
-_GRAD = Hindrance(
+_GRAD = Blocker(
     "it requires gradients, which do not cross frameworks",
     "Pass detach=True.",
     ConversionError,
     "detach",
     option="detach",
 )
-_CONJ = Hindrance(
-    "its conj bit is set: conjugation is still pending", "Drop copy=False.", cure="resolve_conj", copies=True
+_CONJ = Blocker(
+    "its conj bit is set: conjugation is still pending", "Drop copy=False.", resolution="resolve_conj", copies=True
 )
-_NEG = Hindrance("its neg bit is set: negation is still pending", "Drop copy=False.", cure="resolve_neg", copies=True)
+_NEG = Blocker(
+    "its neg bit is set: negation is still pending", "Drop copy=False.", resolution="resolve_neg", copies=True
+)
 
 
 def _fields(packed: Any) -> tuple[list[str], list[Any]]:
@@ -72,7 +74,7 @@ def _mapping_items(mapping: Any) -> tuple[list[Any], list[Any]]:
     return keys, [mapping[key] for key in keys]
 
 
-def _close_parameters(old: Any, keys: list[str] | None, children: list[Any], blank: Any) -> Any:
+def _unflatten_parameters(old: Any, keys: list[str] | None, children: list[Any], new_empty: Any) -> Any:
     """Make a ParameterList or ParameterDict anew; it would wrap plain tensors in parameters."""
     torch = sys.modules["torch"]
     if any(isinstance(child, torch.Tensor) and not isinstance(child, torch.nn.Parameter) for child in children):
@@ -81,7 +83,7 @@ def _close_parameters(old: Any, keys: list[str] | None, children: list[Any], bla
     return new.train(old.training)
 
 
-def _close_tensordict(old: Any, keys: list[Any] | None, children: list[Any], blank: Any) -> Any:
+def _unflatten_tensordict(old: Any, keys: list[Any] | None, children: list[Any], new_empty: Any) -> Any:
     """Put the children into a copy that shares the rest: batch size, device, names of dimensions."""
     new = old.clone(recurse=False)
     is_other = sys.modules["tensordict"].is_non_tensor  # text, numbers, objects: told apart by `get` only
@@ -97,31 +99,31 @@ _CONTAINERS = (
     Container(
         types=("tensordict.TensorDictBase",),
         kind="mapping",
-        open=_mapping_items,
-        close=_close_tensordict,
+        flatten=_mapping_items,
+        unflatten=_unflatten_tensordict,
         holds="torch",
         falls_to=dict,
     ),
     Container(
         types=("torch.nn.utils.rnn.PackedSequence",),
         kind="record",
-        open=_fields,
-        close=lambda old, keys, children, blank: tuple.__new__(type(old), children),
+        flatten=_fields,
+        unflatten=lambda old, keys, children, new_empty: tuple.__new__(type(old), children),
         mutable=False,
         holds="torch",
         falls_to=dict,
     ),
     Container(
         types=("torch.nn.ParameterList",),
-        close=_close_parameters,
+        unflatten=_unflatten_parameters,
         holds="torch",
         falls_to=list,
     ),
     Container(
         types=("torch.nn.ParameterDict",),
         kind="mapping",
-        open=_mapping_items,
-        close=_close_parameters,
+        flatten=_mapping_items,
+        unflatten=_unflatten_parameters,
         holds="torch",
         falls_to=dict,
     ),
@@ -133,16 +135,16 @@ class TorchAdapter(Adapter):
     """torch.Tensor."""
 
     name = "torch"
-    noun = "tensor"
+    display_name = "tensor"
     package = "torch"
     install = "pip install torch"
     types = ("torch.Tensor",)
-    lane = ("torch.Tensor", "torch.nn.Parameter")
+    fast_path_types = ("torch.Tensor", "torch.nn.Parameter")
     guards = (
         Guard("requires_grad", _GRAD),
         Guard("is_conj", _CONJ, call=True, kinds=("complex",)),
         Guard("is_neg", _NEG, call=True),
-        Guard("resizable", call=True, of_owner=True, amend="numpy"),  # see _freeze
+        Guard("resizable", call=True, of_owner=True, resolve="numpy"),  # see _freeze
     )
     owner = "untyped_storage"
     owner_type = "torch.UntypedStorage"
@@ -297,14 +299,14 @@ class TorchAdapter(Adapter):
 
     # ---- as a producer ----------------------------------------------------------------------------------------------
 
-    def examine(self, obj: Any) -> Iterable[Hindrance]:
+    def examine(self, obj: Any) -> Iterable[Blocker]:
         refused = self._without_memory(obj) or self._without_dlpack(obj)
         if refused is not None:
             yield refused
             return
         yield from super().examine(obj)
 
-    def _without_memory(self, obj: Any) -> Hindrance | None:
+    def _without_memory(self, obj: Any) -> Blocker | None:
         """Return why there is no plain memory behind a tensor, or None. Asked before anything touches data."""
         torch = self.module()
         fake = look_up("torch._subclasses.fake_tensor.FakeTensor")
@@ -340,7 +342,7 @@ class TorchAdapter(Adapter):
             )
         return None
 
-    def _without_dlpack(self, obj: Any) -> Hindrance | None:
+    def _without_dlpack(self, obj: Any) -> Blocker | None:
         if obj.dtype is self.module().complex32 and obj.is_conj() and obj.is_neg():
             return _refuse(
                 "its conj and neg bits are both set, which torch itself cannot resolve for complex32",
@@ -392,7 +394,7 @@ class TorchAdapter(Adapter):
             protocols=("__dlpack__", "__dlpack_c_exchange_api__")
             if hasattr(kind, "__dlpack_c_exchange_api__")
             else ("__dlpack__",),
-            notes=tuple(guard.ask for guard in self.guards if guard.hindrance is not None and guard.holds(obj)),
+            notes=tuple(guard.ask for guard in self.guards if guard.blocker is not None and guard.holds(obj)),
         )
 
     def device_of(self, obj: Any) -> Device | None:
@@ -466,8 +468,8 @@ class TorchAdapter(Adapter):
         return self.module().from_dlpack(tensor)
 
 
-def _refuse(because: str, fix: str, error: type[ConversionError] = LayoutError, *, no_copy: bool = False) -> Hindrance:
-    return Hindrance(because, fix, error, no_copy=no_copy)
+def _refuse(because: str, fix: str, error: type[ConversionError] = LayoutError, *, no_copy: bool = False) -> Blocker:
+    return Blocker(because, fix, error, no_copy=no_copy)
 
 
 def _tangent(torch: Any, obj: Any) -> Any:

@@ -10,7 +10,7 @@ import json
 import platform
 from pathlib import Path
 
-from benchmarks.bulk import bulk
+from benchmarks.batch import batch
 from benchmarks.conversions import conversions, fresh, scene
 from benchmarks.copies import copies
 from benchmarks.count import count
@@ -60,7 +60,7 @@ def measure(parts, *, quick):
     if "views" in parts and "t" in names:
         found["views"] = views(names, quick=quick)
     if "bulk" in parts:
-        found["bulk"] = bulk((1, 100) if quick else (1, 10, 100, 1000))
+        found["bulk"] = batch((1, 100) if quick else (1, 10, 100, 1000))
     return found
 
 

@@ -5,7 +5,7 @@ from benchmarks.measure import compare, peer, race, ratio
 COUNTS = (1, 10, 100, 1000)
 
 
-def bulk(counts=COUNTS):
+def batch(counts=COUNTS):
     """Return {"torch -> cupy, 100": figure}; nothing where there is no device, or a framework is missing.
 
     Producer and consumer work on two streams, so that both sides have something to order: dlx records and waits once a

@@ -23,7 +23,7 @@ typedef struct {
   PyCFunction call;
   uint32_t codes; /* bit n = asked where the dtype code is n */
   int of_owner;
-  PyObject* amend; /* name of a method that makes the answer false for good, or NULL */
+  PyObject* resolve; /* name of a method that makes the answer false for good, or NULL */
 } guard;
 
 typedef struct {
@@ -70,9 +70,9 @@ static int clear(const route* r, int of_owner, int code, PyObject* obj, PyObject
     PyObject* answer = g->get ? g->get(asked, g->closure) : g->call(asked, NULL);
     Py_XDECREF(answer);
     if (answer == Py_False) continue;
-    PyObject* amended = answer && g->amend ? PyObject_CallMethodNoArgs(obj, g->amend) : NULL;
-    if (amended == NULL) return 0;
-    Py_DECREF(amended);
+    PyObject* resolved = answer && g->resolve ? PyObject_CallMethodNoArgs(obj, g->resolve) : NULL;
+    if (resolved == NULL) return 0;
+    Py_DECREF(resolved);
   }
   return 1;
 }
@@ -153,12 +153,12 @@ static PyObject* make(PyObject* module, PyObject* args) {
   }
   if (owner != Py_None && (r.owner = function_of(owner)) == NULL) return NULL;
   for (; r.n_guards < PyTuple_GET_SIZE(guards); r.n_guards++) {
-    PyObject *descriptor, *amend;
+    PyObject *descriptor, *resolve;
     guard* g = &r.guards[r.n_guards];
     if (!PyArg_ParseTuple(PyTuple_GET_ITEM(guards, r.n_guards), "OIpO", &descriptor, &g->codes,
-                          &g->of_owner, &amend))
+                          &g->of_owner, &resolve))
       return NULL;
-    g->amend = amend == Py_None ? NULL : Py_NewRef(amend);
+    g->resolve = resolve == Py_None ? NULL : Py_NewRef(resolve);
     if (Py_IS_TYPE(descriptor, &PyGetSetDescr_Type)) {
       g->get = ((PyGetSetDescrObject*)descriptor)->d_getset->get;
       g->closure = ((PyGetSetDescrObject*)descriptor)->d_getset->closure;

@@ -1,4 +1,4 @@
-"""The lane for a type that a plugin owns, beside numpy's own: a subclass of ndarray, found by an entry point.
+"""The fast path for a type that a plugin owns, beside numpy's own: a subclass of ndarray, found by an entry point.
 
 This module is both: the "framework" with the array type, and the plugin for it. Nothing of dlx is told about it but by
 the metadata of a distribution that is written for the time of the measurement.
@@ -25,9 +25,9 @@ def dlx_adapters():
 
         api = 1
         name = package = _NAME
-        types = lane = (f"{_NAME}.Array",)
+        types = fast_path = (f"{_NAME}.Array",)
         containers = ()
-        lane_imports = False
+        fast_path_imports = False
 
         def module(self):
             return sys.modules["numpy"]

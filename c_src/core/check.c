@@ -1,5 +1,5 @@
-/* (tensor, flags, what the consumer takes) -> obstacle bits. Pure, and without any framework's
- * name: what a consumer takes is data that its adapter declares. */
+/* (tensor, flags, what the consumer takes) -> incompatibility bits. Pure, and without any
+ * framework's name: what a consumer takes is data that its adapter declares. */
 
 #include <stddef.h>
 
@@ -60,31 +60,31 @@ static int takes_extents(const DLTensor* t, const dlx_capabilities* consumer) {
 
 uint32_t dlx_check(const DLTensor* t, uint64_t flags, const dlx_capabilities* consumer) {
   uint32_t found = 0;
-  if (!takes_device(t->device.device_type, consumer)) found |= DLX_OBSTACLE_DEVICE;
-  if (!takes_dtype(t->dtype, consumer)) found |= DLX_OBSTACLE_DTYPE;
-  if (t->ndim > consumer->max_ndim || t->ndim < consumer->min_ndim) found |= DLX_OBSTACLE_NDIM;
+  if (!takes_device(t->device.device_type, consumer)) found |= DLX_INCOMPATIBLE_DEVICE;
+  if (!takes_dtype(t->dtype, consumer)) found |= DLX_INCOMPATIBLE_DTYPE;
+  if (t->ndim > consumer->max_ndim || t->ndim < consumer->min_ndim) found |= DLX_INCOMPATIBLE_NDIM;
   if (dlx_itemsize(t->dtype, 0) == 0) { /* not a whole number of bytes */
     int padded = (flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) != 0;
-    if (padded && !consumer->takes_padded) found |= DLX_OBSTACLE_PADDED;
-    if (!padded && !consumer->takes_packed) found |= DLX_OBSTACLE_PACKED;
+    if (padded && !consumer->takes_padded) found |= DLX_INCOMPATIBLE_PADDED;
+    if (!padded && !consumer->takes_packed) found |= DLX_INCOMPATIBLE_PACKED;
   }
   if (dlx_size(t) == 0) { /* no element lies anywhere, none can be written */
-    if (t->data == NULL && !consumer->takes_null) found |= DLX_OBSTACLE_NULL;
-    if (!takes_extents(t, consumer)) found |= DLX_OBSTACLE_EXTENTS;
+    if (t->data == NULL && !consumer->takes_null) found |= DLX_INCOMPATIBLE_NULL;
+    if (!takes_extents(t, consumer)) found |= DLX_INCOMPATIBLE_EXTENTS;
     return found;
   }
 
   if ((flags & DLPACK_FLAG_BITMASK_READ_ONLY) && !consumer->keeps_readonly) {
-    found |= DLX_OBSTACLE_READONLY;
+    found |= DLX_INCOMPATIBLE_READONLY;
   }
 
   /* The layout is looked at only where something about it could matter. */
   uint32_t unheld = ANY_LAYOUT & ~consumer->layouts;
   uint32_t awkward = unheld ? dlx_layout(t) & unheld : 0;
-  if (awkward & DLX_LAYOUT_NEGATIVE) found |= DLX_OBSTACLE_NEGATIVE;
-  if (awkward & DLX_LAYOUT_ZERO) found |= DLX_OBSTACLE_ZERO;
-  if (awkward & DLX_LAYOUT_GAPS) found |= DLX_OBSTACLE_GAPS;
-  if (awkward & DLX_LAYOUT_PERMUTED) found |= DLX_OBSTACLE_PERMUTED;
-  if (!is_aligned(t, consumer)) found |= DLX_OBSTACLE_UNALIGNED;
+  if (awkward & DLX_LAYOUT_NEGATIVE) found |= DLX_INCOMPATIBLE_NEGATIVE;
+  if (awkward & DLX_LAYOUT_ZERO) found |= DLX_INCOMPATIBLE_ZERO;
+  if (awkward & DLX_LAYOUT_GAPS) found |= DLX_INCOMPATIBLE_GAPS;
+  if (awkward & DLX_LAYOUT_PERMUTED) found |= DLX_INCOMPATIBLE_PERMUTED;
+  if (!is_aligned(t, consumer)) found |= DLX_INCOMPATIBLE_UNALIGNED;
   return found;
 }

@@ -22,7 +22,7 @@ typedef struct {
   int64_t numbers[];                /* shape, then strides */
 } made_tensor;
 
-enum { DEEPEST = 50 }; /* releases inside releases, on one thread */
+enum { MAX_DEPTH = 50 }; /* releases inside releases, on one thread */
 /* The cheap kind of thread-local storage; under glibc a library that is loaded late has room for a
  * few words of it, elsewhere (musl) it has none. */
 #ifdef __GLIBC__
@@ -106,7 +106,7 @@ DLX_HOT static void drop(DLManagedTensorVersioned* managed) {
     return;
   /* An owner may itself be a view of memory of ours, and so on: a long chain must not eat the
    * stack. */
-  if (depth >= DEEPEST) {
+  if (depth >= MAX_DEPTH) {
     self->next = waiting;
     waiting = managed;
     return;

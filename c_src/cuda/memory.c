@@ -1,5 +1,5 @@
 /* Memory on devices, and copies to, from and between them, on a stream. The driver copies bytes,
- * rows and boxes; what is stranger than that takes several calls, up to a limit. */
+ * rows and boxes; what is generic producer than that takes several calls, up to a limit. */
 
 #include "driver.h"
 #include "core/copy.h"
@@ -84,7 +84,7 @@ int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t
 /* ---- copies -----------------------------------------------------------------------------------
  */
 
-enum { MOST_CALLS = 1 << 14, MOST_PITCH = 1 << 30 /* bytes; any device takes more */ };
+enum { MAX_CALLS = 1 << 14, MAX_PITCH = 1 << 30 /* bytes; any device takes more */ };
 
 typedef struct { /* between two places; -1 = the host */
   int32_t from_device, to_device;
@@ -133,8 +133,8 @@ static int copy_rows(const way* w, char* to, const char* from, const dlx_axis* r
 
 /* Whether one call can copy the rows: forward, apart from each other, on one device. */
 static int is_box(const way* w, const dlx_axis* rows, int64_t width) {
-  return rows->from >= width && rows->to >= width && rows->from <= MOST_PITCH &&
-         rows->to <= MOST_PITCH &&
+  return rows->from >= width && rows->to >= width && rows->from <= MAX_PITCH &&
+         rows->to <= MAX_PITCH &&
          (w->from_device < 0 || w->to_device < 0 || w->from_device == w->to_device);
 }
 
@@ -146,7 +146,7 @@ static int copy_axes(const way* w, char* to, const char* from, dlx_axis* axes, i
   int boxed = n > 0 && is_box(w, &axes[n - 1], width);
   const dlx_axis* rows = boxed ? &axes[--n] : NULL;
   for (int i = 0; i < n; i++) {
-    if (axes[i].extent > MOST_CALLS / calls) return DLX_E_SCATTERED;
+    if (axes[i].extent > MAX_CALLS / calls) return DLX_E_SCATTERED;
     calls *= axes[i].extent;
   }
   int64_t index[DLX_MAX_NDIM] = {0};

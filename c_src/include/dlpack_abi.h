@@ -72,7 +72,7 @@ typedef struct {
 
 typedef struct {
   uint8_t code;   /* kDL..., by number */
-  uint8_t bits;   /* of one lane */
+  uint8_t bits;   /* of one fast path */
   uint16_t lanes; /* 1 = scalar */
 } DLDataType;
 

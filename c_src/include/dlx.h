@@ -212,23 +212,24 @@ typedef struct {
 uint32_t dlx_dtype_word(DLDataType dtype);
 
 enum {
-  DLX_OBSTACLE_DEVICE = 1,
-  DLX_OBSTACLE_DTYPE = 2,
-  DLX_OBSTACLE_NDIM = 4,
-  DLX_OBSTACLE_PADDED = 8, /* sub-byte elements in a byte each, for a consumer that packs them */
-  DLX_OBSTACLE_READONLY = 16,
-  DLX_OBSTACLE_NEGATIVE = 32,
-  DLX_OBSTACLE_ZERO = 64,
-  DLX_OBSTACLE_GAPS = 128,
-  DLX_OBSTACLE_PERMUTED = 256,
-  DLX_OBSTACLE_UNALIGNED = 512,
-  DLX_OBSTACLE_PACKED = 1024,  /* packed sub-byte elements, for a consumer that pads them */
-  DLX_OBSTACLE_NULL = 2048,    /* no element and no address, for a consumer that wants one */
-  DLX_OBSTACLE_EXTENTS = 4096, /* no element, and extents that the consumer cannot multiply */
-  DLX_OBSTACLES_CURED = 1008   /* by a plain copy: read-only, layout and alignment */
+  DLX_INCOMPATIBLE_DEVICE = 1,
+  DLX_INCOMPATIBLE_DTYPE = 2,
+  DLX_INCOMPATIBLE_NDIM = 4,
+  DLX_INCOMPATIBLE_PADDED =
+      8, /* sub-byte elements in a byte each, for a consumer that packs them */
+  DLX_INCOMPATIBLE_READONLY = 16,
+  DLX_INCOMPATIBLE_NEGATIVE = 32,
+  DLX_INCOMPATIBLE_ZERO = 64,
+  DLX_INCOMPATIBLE_GAPS = 128,
+  DLX_INCOMPATIBLE_PERMUTED = 256,
+  DLX_INCOMPATIBLE_UNALIGNED = 512,
+  DLX_INCOMPATIBLE_PACKED = 1024,  /* packed sub-byte elements, for a consumer that pads them */
+  DLX_INCOMPATIBLE_NULL = 2048,    /* no element and no address, for a consumer that wants one */
+  DLX_INCOMPATIBLE_EXTENTS = 4096, /* no element, and extents that the consumer cannot multiply */
+  DLX_COPY_RESOLVES = 1008         /* by a plain copy: read-only, layout and alignment */
 };
 
-/* DLX_OBSTACLE_* between a validated tensor and a consumer; 0 = it may be handed over as it is.
+/* DLX_INCOMPATIBLE_* between a validated tensor and a consumer; 0 = it may be handed over as it is.
  * No framework is known here by name. GIL: not needed. */
 uint32_t dlx_check(const DLTensor* tensor, uint64_t flags, const dlx_capabilities* consumer);
 
@@ -260,9 +261,9 @@ int dlx_alike(const DLTensor* from, const DLTensor* to);
  * Owns: nothing. GIL: not needed; callers release it. Errors: DLX_E_DEVICE _MISMATCH _PACKED. */
 int dlx_copy(const DLTensor* from, const DLTensor* to, uint64_t flags);
 
-/* Copy between packed and padded elements of less than a byte (one lane, 1 to 7 bits), the first in
- * the lowest bits; the flags say which side is which, and the packed side is row-major. Unused bits
- * become 0. Owns: nothing. GIL: not needed. Errors: DLX_E_DEVICE _MISMATCH _PACKED. */
+/* Copy between packed and padded elements of less than a byte (one callable, 1 to 7 bits), the
+ * first in the lowest bits; the flags say which side is which, and the packed side is row-major.
+ * Unused bits become 0. Owns: nothing. GIL: not needed. Errors: DLX_E_DEVICE _MISMATCH _PACKED. */
 int dlx_repack(const DLTensor* from, uint64_t from_flags, const DLTensor* to, uint64_t to_flags);
 
 /* ---- texts --------------------------------------------------------------------------------------

@@ -3,8 +3,9 @@
 
 #include "dlx_python.h"
 
-static PyObject *device_class, *dtype_class; /* Device and DType: tuples (type, id), (code, bits, lanes) */
-static PyObject* repr_function;              /* tensor -> str; NULL until one is registered */
+static PyObject *device_class,
+    *dtype_class;               /* Device and DType: tuples (type, id), (code, bits, lanes) */
+static PyObject* repr_function; /* tensor -> str; NULL until one is registered */
 
 /* ---- attributes
  * ---------------------------------------------------------------------------------- */
@@ -35,8 +36,8 @@ enum {
   VERSION
 };
 
-/* Numbers of a tensor as one of the registered tuple classes, which need not look at them again. Owns:
- * takes `numbers` (may be NULL). Errors: NULL with an exception. */
+/* Numbers of a tensor as one of the registered tuple classes, which need not look at them again.
+ * Owns: takes `numbers` (may be NULL). Errors: NULL with an exception. */
 static PyObject* of_class(PyObject* class, PyObject* numbers) {
   PyObject* args = numbers ? PyTuple_Pack(1, numbers) : NULL;
   PyObject* made = args ? PyTuple_Type.tp_new((PyTypeObject*)class, args, NULL) : NULL;

@@ -1,4 +1,4 @@
-/* The fast lane: a callable around the Python function `convert`, in the manner of
+/* The fast path: a callable around the Python function `convert`, in the manner of
  * functools.lru_cache's wrapper. A call for an object and a target on a known route, with every
  * guard answered false, nothing found by the check but what a copy cures, and no option beyond the
  * plainest, never enters Python, but for the `load` of a target without a table. Anything else is
@@ -8,7 +8,7 @@
 #include "route.h"
 #include "core/hot.h"
 
-/* What a call says beyond the object and the target, as far as the lane understands it. */
+/* What a call says beyond the object and the target, as far as the fast path understands it. */
 typedef struct {
   int copies;    /* copy=True */
   int shares;    /* copy=False */
@@ -16,7 +16,7 @@ typedef struct {
   int any;       /* detach=True, or a device: what is in the target already may not stay as it is */
 } options;
 
-PyObject* py_lane_pass;
+PyObject* py_fast_path_pass;
 static PyObject *to_name, *copy_name, *readonly_name, *detach_name, *device_name, *cpu_name,
     *error_name, *share_name; /* interned, as the words of a call are */
 static const options nothing;
@@ -47,12 +47,12 @@ DLX_HOT static int is_clear(const py_guard* guard, PyObject* obj, PyObject* owne
   int is_true = answer == Py_True ? 1 : PyObject_IsTrue(answer);
   Py_DECREF(answer);
   if (is_true == 0) return 1;
-  PyObject* amended = is_true > 0 && guard->amend.name ? py_ask(&guard->amend, obj) : NULL;
-  if (amended == NULL) {
+  PyObject* resolved = is_true > 0 && guard->resolve.name ? py_ask(&guard->resolve, obj) : NULL;
+  if (resolved == NULL) {
     py_error_forget();
     return 0;
   }
-  Py_DECREF(amended);
+  Py_DECREF(resolved);
   return 1;
 }
 
@@ -137,11 +137,11 @@ static int is_plain(const py_route* r, const DLTensor* t) {
 }
 
 /* The whole check; what the consumer takes as it is is remembered. Where a copy may be made, what
- * it cures is no obstacle. */
+ * it cures is no incompatibility. */
 static int is_accepted(py_route* r, const DLTensor* t, uint64_t flags, uint32_t* cures) {
   uint32_t found = dlx_check(t, flags, &r->accepts);
   if (found) {
-    int is_cured = cures && !(found & ~(uint32_t)DLX_OBSTACLES_CURED) && dlx_itemsize(t->dtype, 0);
+    int is_cured = cures && !(found & ~(uint32_t)DLX_COPY_RESOLVES) && dlx_itemsize(t->dtype, 0);
     if (is_cured) *cures = found;
     return is_cured;
   }
@@ -172,7 +172,8 @@ RARE DLManagedTensorVersioned* with_flags(const py_route* r, PyObject* obj) {
   return made;
 }
 
-/* Of a dlx.Tensor, whose flags are known: nothing is asked. Owns, GIL, Errors: as py_lane_lend. */
+/* Of a dlx.Tensor, whose flags are known: nothing is asked. Owns, GIL, Errors: as
+ * py_fast_path_borrow. */
 static DLManagedTensorVersioned* lend_own(py_route* r, const TensorObject* tensor,
                                           uint32_t* cures) {
   DLManagedTensorVersioned *base = tensor->managed, *made = NULL;
@@ -232,7 +233,8 @@ INLINE DLManagedTensorVersioned* lend(py_route* r, PyObject* obj, int brief, uin
   return NULL;
 }
 
-DLManagedTensorVersioned* py_lane_lend(py_route* r, PyObject* obj, int brief, uint32_t* cures) {
+DLManagedTensorVersioned* py_fast_path_borrow(py_route* r, PyObject* obj, int brief,
+                                              uint32_t* cures) {
   return lend(r, obj, brief, cures);
 }
 
@@ -241,8 +243,8 @@ DLManagedTensorVersioned* py_lane_lend(py_route* r, PyObject* obj, int brief, ui
 
 /* Takes the count that was held on `made`; NULL = the consumer has it, or never saw it. Errors:
  * NULL with what `failed` gives of the exception. */
-RARE PyObject* refused(PyObject* lane, DLManagedTensorVersioned* made, PyObject* obj, PyObject* to,
-                       PyObject* tree) {
+RARE PyObject* refused(PyObject* callable, DLManagedTensorVersioned* made, PyObject* obj,
+                       PyObject* to, PyObject* tree) {
   py_pending cause = py_pending_save();
   if (made) dlx_managed_abandon(made);
   if (cause.type && !py_error_may_go(cause.type)) { /* no refusal: it goes on as it is */
@@ -252,7 +254,7 @@ RARE PyObject* refused(PyObject* lane, DLManagedTensorVersioned* made, PyObject*
   PyErr_NormalizeException(&cause.type, &cause.value, &cause.traceback);
   /* Before 3.12 what was fetched does not hold its traceback yet. */
   if (cause.value && cause.traceback) PyException_SetTraceback(cause.value, cause.traceback);
-  PyObject* error = PyObject_CallFunctionObjArgs(((LaneObject*)lane)->failed, obj, to,
+  PyObject* error = PyObject_CallFunctionObjArgs(((FastPathObject*)callable)->failed, obj, to,
                                                  cause.value ? cause.value : Py_None, tree, NULL);
   Py_XDECREF(cause.type);
   Py_XDECREF(cause.value);
@@ -266,14 +268,14 @@ RARE PyObject* refused(PyObject* lane, DLManagedTensorVersioned* made, PyObject*
 
 /* Let the target's adapter take it, in Python. Owns: takes `made`; the result is new. Errors: NULL
  * with MemoryError, or with what `failed` gives. */
-static __attribute__((noinline)) PyObject* loaded(PyObject* lane, const py_route* r,
+static __attribute__((noinline)) PyObject* loaded(PyObject* callable, const py_route* r,
                                                   DLManagedTensorVersioned* made, PyObject* obj,
                                                   PyObject* to, PyObject* tree) {
   PyObject* tensor = py_tensor_wrap(made);
   if (tensor == NULL) return NULL;
   PyObject* result = PyObject_CallOneArg(r->load, tensor);
   Py_DECREF(tensor);
-  return result ? result : refused(lane, NULL, obj, to, tree);
+  return result ? result : refused(callable, NULL, obj, to, tree);
 }
 
 /* For a hand-over of what somebody else holds too (a buffer of the dlx.Tensor that it was in): a
@@ -286,31 +288,33 @@ RARE DLManagedTensorVersioned* lent_on(DLManagedTensorVersioned* made) {
   return lent;
 }
 
-INLINE PyObject* hand_over(PyObject* lane, const py_route* r, DLManagedTensorVersioned* made,
+INLINE PyObject* hand_over(PyObject* callable, const py_route* r, DLManagedTensorVersioned* made,
                            PyObject* obj, PyObject* to, PyObject* tree) {
-  if (r->take == NULL) return r->load ? loaded(lane, r, made, obj, to, tree) : py_tensor_wrap(made);
+  if (r->take == NULL)
+    return r->load ? loaded(callable, r, made, obj, to, tree) : py_tensor_wrap(made);
   void* result = NULL;
   /* A consumer that fails may have released it or not, whatever the protocol says: torch's has
    * where it could not wrap the tensor that it had made. */
   if (!dlx_managed_hold(made) && ((made = lent_on(made)) == NULL || !dlx_managed_hold(made)))
     return PyErr_NoMemory();
   if (r->take->managed_tensor_to_py_object_no_sync(made, &result) != 0 || result == NULL)
-    return refused(lane, made, obj, to, tree);
+    return refused(callable, made, obj, to, tree);
   dlx_managed_release(made);
   PyTypeObject* found = Py_TYPE((PyObject*)result);
-  /* The table of a base makes arrays of the base: see Adapter.lane_imports. */
+  /* The table of a base makes arrays of the base: see Adapter.fast_path_imports. */
   if (found == r->take_type || !PyType_IsSubtype(r->take_type, found)) return result;
   PyErr_Format(PyExc_TypeError, "its exchange table made a %s", found->tp_name);
   Py_DECREF((PyObject*)result);
-  return refused(lane, NULL, obj, to, tree);
+  return refused(callable, NULL, obj, to, tree);
 }
 
-PyObject* py_lane_hand_over(PyObject* lane, const py_route* r, DLManagedTensorVersioned* made,
-                            PyObject* obj, PyObject* to, PyObject* tree) {
-  return hand_over(lane, r, made, obj, to, tree);
+PyObject* py_fast_path_hand_over(PyObject* callable, const py_route* r,
+                                 DLManagedTensorVersioned* made, PyObject* obj, PyObject* to,
+                                 PyObject* tree) {
+  return hand_over(callable, r, made, obj, to, tree);
 }
 
-DLManagedTensorVersioned* py_lane_copy(const py_route* r, DLManagedTensorVersioned* made) {
+DLManagedTensorVersioned* py_fast_path_copy(const py_route* r, DLManagedTensorVersioned* made) {
   DLManagedTensorVersioned* copy =
       py_managed_copy(made, (r->accepts.layouts & DLX_LAYOUT_PERMUTED) != 0);
   dlx_managed_release(made);
@@ -319,32 +323,32 @@ DLManagedTensorVersioned* py_lane_copy(const py_route* r, DLManagedTensorVersion
 }
 
 /* Run a route. Errors: NULL with an exception, or `pass` (borrowed). */
-INLINE PyObject* run(PyObject* lane, py_route* r, PyObject* obj, PyObject* to,
+INLINE PyObject* run(PyObject* callable, py_route* r, PyObject* obj, PyObject* to,
                      const options* said) {
-  if (r->is_same) return said->copies || said->any ? py_lane_pass : Py_NewRef(obj);
+  if (r->is_same) return said->copies || said->any ? py_fast_path_pass : Py_NewRef(obj);
   uint32_t cures = 0;
   py_route_enter(r);
   DLManagedTensorVersioned* made = lend(r, obj, said->copies, said->shares ? NULL : &cures);
-  if (made && (cures & DLX_OBSTACLE_READONLY) && !said->copies && said->is_strict) {
+  if (made && (cures & DLX_INCOMPATIBLE_READONLY) && !said->copies && said->is_strict) {
     dlx_managed_release(made);
     made = NULL;
   }
-  if (made && (cures || said->copies)) made = py_lane_copy(r, made);
-  PyObject* result = made               ? hand_over(lane, r, made, obj, to, NULL)
+  if (made && (cures || said->copies)) made = py_fast_path_copy(r, made);
+  PyObject* result = made               ? hand_over(callable, r, made, obj, to, NULL)
                      : PyErr_Occurred() ? NULL
-                                        : py_lane_pass;
+                                        : py_fast_path_pass;
   py_route_leave(r);
   return result;
 }
 
-py_route* py_lane_route(PyObject* lane, PyTypeObject* type, PyObject* to) {
+py_route* py_fast_path_route(PyObject* callable, PyTypeObject* type, PyObject* to) {
   py_route* r = py_route_find(type, to);
   if (r) return r;
   /* Strings that are equal but not the same object share one route; literals are interned already.
    */
   if (PyUnicode_CheckExact(to) && !PyUnicode_CHECK_INTERNED(to)) return NULL;
   PyObject* done =
-      PyObject_CallFunctionObjArgs(((LaneObject*)lane)->learn, (PyObject*)type, to, NULL);
+      PyObject_CallFunctionObjArgs(((FastPathObject*)callable)->learn, (PyObject*)type, to, NULL);
   if (done == NULL && py_error_forget() < 0) return NULL;
   Py_XDECREF(done);
   return py_route_find(type, to);
@@ -361,27 +365,28 @@ static int take_option(options* said, PyObject* name, PyObject* value) {
     said->is_strict = value != copy_name;
     return value == copy_name || value == error_name || value == share_name;
   }
-  if (name == detach_name) { /* what would have to be detached is not the lane's */
+  if (name == detach_name) { /* what would have to be detached is not the fast path's */
     said->any |= value == Py_True;
     return value == Py_True || value == Py_False;
   }
-  if (name == device_name) { /* the lane knows host memory only */
+  if (name == device_name) { /* the fast path knows host memory only */
     said->any |= value == cpu_name;
     return value == cpu_name || value == Py_None;
   }
   return 0;
 }
 
-INLINE PyObject* try_lane(PyObject* lane, PyObject* obj, PyObject* to, const options* said) {
+INLINE PyObject* try_fast_path(PyObject* callable, PyObject* obj, PyObject* to,
+                               const options* said) {
   py_route* r = py_route_find(Py_TYPE(obj), to);
   if (r == NULL && py_tree_takes(Py_TYPE(obj))) {
-    if (said != &nothing) return py_lane_pass;
-    PyObject* result = py_tree_run(lane, obj, to);
-    return result || PyErr_Occurred() ? result : py_lane_pass;
+    if (said != &nothing) return py_fast_path_pass;
+    PyObject* result = py_tree_run(callable, obj, to);
+    return result || PyErr_Occurred() ? result : py_fast_path_pass;
   }
-  if (r == NULL) r = py_lane_route(lane, Py_TYPE(obj), to);
-  if (r == NULL) return PyErr_Occurred() ? NULL : py_lane_pass;
-  return r->is_lane ? run(lane, r, obj, to, said) : py_lane_pass;
+  if (r == NULL) r = py_fast_path_route(callable, Py_TYPE(obj), to);
+  if (r == NULL) return PyErr_Occurred() ? NULL : py_fast_path_pass;
+  return r->is_fast_path ? run(callable, r, obj, to, said) : py_fast_path_pass;
 }
 
 /* The target of a call with options; NULL where only Python understands them. */
@@ -399,29 +404,30 @@ RARE PyObject* take_options(options* said, PyObject* const* args, Py_ssize_t n, 
   return to;
 }
 
-DLX_HOT PyObject* py_lane_call(PyObject* callable, PyObject* const* args, size_t nargsf,
-                               PyObject* names) {
-  const LaneObject* self = (LaneObject*)callable;
+DLX_HOT PyObject* py_fast_path_call(PyObject* callable, PyObject* const* args, size_t nargsf,
+                                    PyObject* names) {
+  const FastPathObject* self = (FastPathObject*)callable;
   Py_ssize_t n = PyVectorcall_NARGS(nargsf);
-  PyObject *to = NULL, *result = py_lane_pass;
+  PyObject *to = NULL, *result = py_fast_path_pass;
   if (names == NULL) {
-    if (n == 2) result = try_lane(callable, args[0], args[1], &nothing);
+    if (n == 2) result = try_fast_path(callable, args[0], args[1], &nothing);
   } else if (n == 1 && PyTuple_GET_SIZE(names) == 1) {
     if (PyTuple_GET_ITEM(names, 0) == to_name)
-      result = try_lane(callable, args[0], args[1], &nothing);
+      result = try_fast_path(callable, args[0], args[1], &nothing);
   } else {
     options said = nothing;
     if ((to = take_options(&said, args, n, names)) != NULL)
-      result = try_lane(callable, args[0], to, &said);
+      result = try_fast_path(callable, args[0], to, &said);
   }
-  return result != py_lane_pass ? result : PyObject_Vectorcall(self->wrapped, args, nargsf, names);
+  return result != py_fast_path_pass ? result
+                                     : PyObject_Vectorcall(self->wrapped, args, nargsf, names);
 }
 
-PyObject* py_lane_run(PyObject* lane, py_route* r, PyObject* obj, PyObject* to) {
-  return run(lane, r, obj, to, &nothing);
+PyObject* py_fast_path_run(PyObject* callable, py_route* r, PyObject* obj, PyObject* to) {
+  return run(callable, r, obj, to, &nothing);
 }
 
-int py_lane_words(void) {
+int py_fast_path_words(void) {
   struct {
     PyObject** where;
     const char* word;
@@ -431,6 +437,6 @@ int py_lane_words(void) {
   for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
     if ((*words[i].where = PyUnicode_InternFromString(words[i].word)) == NULL) return -1;
   }
-  py_lane_pass = PyUnicode_FromString("pass");
-  return py_lane_pass ? 0 : -1;
+  py_fast_path_pass = PyUnicode_FromString("pass");
+  return py_fast_path_pass ? 0 : -1;
 }

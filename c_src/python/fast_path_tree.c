@@ -1,4 +1,4 @@
-/* Trees in the lane: lists, tuples and dicts of exactly these types, around arrays that have
+/* Trees in the fast path: lists, tuples and dicts of exactly these types, around arrays that have
  * routes. The phases are those of dlx/phases.py: everything is taken apart, then lent and checked,
  * and only then handed over. Whatever is unusual is left to Python before anything is handed over,
  * with nothing changed.
@@ -28,7 +28,7 @@ typedef struct {
   py_route* route;
   DLManagedTensorVersioned* made; /* lent, not yet handed over */
   PyObject* result;               /* strong */
-  uint32_t cures;                 /* obstacles that a copy cures */
+  uint32_t cures;                 /* incompatibilities that a copy cures */
 } leaf;
 
 typedef struct {
@@ -143,7 +143,7 @@ static int remember(walk* w, meeting* free_place, PyObject* obj, Py_ssize_t link
   return 0;
 }
 
-/* Python is asked, unless what has just failed ends the call, see py_lane_route. */
+/* Python is asked, unless what has just failed ends the call, see py_fast_path_route. */
 static outcome leave(void) {
   return PyErr_Occurred() ? FAILED : LEAVE;
 }
@@ -200,7 +200,7 @@ static outcome enter(walk* w, PyObject* obj) {
 }
 
 /* Say what a child is, and note it if it is new. */
-static outcome look_at(walk* w, PyObject* lane, Py_ssize_t which, PyObject* to) {
+static outcome look_at(walk* w, PyObject* callable, Py_ssize_t which, PyObject* to) {
   PyObject* child = w->items[which].value;
   PyTypeObject* type = Py_TYPE(child);
   if (is_plain_data(type)) return DONE;
@@ -216,8 +216,8 @@ static outcome look_at(walk* w, PyObject* lane, Py_ssize_t which, PyObject* to) 
     w->items[which].link = w->n_nodes;
     return remember(w, m, child, w->n_nodes) < 0 ? FAILED : enter(w, child);
   }
-  py_route* route = py_lane_route(lane, type, to); /* may run Python; `child` is held */
-  if (route == NULL || !route->is_lane) return leave();
+  py_route* route = py_fast_path_route(callable, type, to); /* may run Python; `child` is held */
+  if (route == NULL || !route->is_fast_path) return leave();
   meeting* m = find(w, child);
   if (m->obj == NULL) {
     if (need_leaf(w) < 0 || remember(w, m, child, ~w->n_leaves) < 0) return FAILED;
@@ -230,13 +230,13 @@ static outcome look_at(walk* w, PyObject* lane, Py_ssize_t which, PyObject* to) 
   return DONE;
 }
 
-static outcome take_apart(walk* w, PyObject* lane, PyObject* root, PyObject* to) {
+static outcome take_apart(walk* w, PyObject* callable, PyObject* root, PyObject* to) {
   if (remember(w, find(w, root), root, 0) < 0) return FAILED;
   outcome result = enter(w, root);
   while (result == DONE && w->n_stack) {
     Py_ssize_t number = w->stack[w->n_stack - 1];
     if (w->nodes[number].next < w->nodes[number].end) {
-      result = look_at(w, lane, w->nodes[number].next++, to);
+      result = look_at(w, callable, w->nodes[number].next++, to);
     } else {
       w->nodes[number].is_open = 0;
       w->order[w->n_order++] = number;
@@ -255,7 +255,7 @@ static outcome lend_all(walk* w) {
     leaf* l = &w->leaves[i];
     if (l->route->is_same) {
       l->result = Py_NewRef(l->obj);
-    } else if ((l->made = py_lane_lend(l->route, l->obj, 0, &l->cures)) == NULL) {
+    } else if ((l->made = py_fast_path_borrow(l->route, l->obj, 0, &l->cures)) == NULL) {
       return leave();
     }
   }
@@ -266,18 +266,18 @@ static outcome lend_all(walk* w) {
 static outcome copy_all(walk* w) {
   for (Py_ssize_t i = 0; i < w->n_leaves; i++) {
     leaf* l = &w->leaves[i];
-    if (l->cures && (l->made = py_lane_copy(l->route, l->made)) == NULL) return leave();
+    if (l->cures && (l->made = py_fast_path_copy(l->route, l->made)) == NULL) return leave();
   }
   return DONE;
 }
 
-static outcome hand_over_all(walk* w, PyObject* lane, PyObject* root, PyObject* to) {
+static outcome hand_over_all(walk* w, PyObject* callable, PyObject* root, PyObject* to) {
   for (Py_ssize_t i = 0; i < w->n_leaves; i++) {
     leaf* l = &w->leaves[i];
     if (l->made == NULL) continue;
     DLManagedTensorVersioned* made = l->made;
     l->made = NULL;
-    l->result = py_lane_hand_over(lane, l->route, made, l->obj, to, root);
+    l->result = py_fast_path_hand_over(callable, l->route, made, l->obj, to, root);
     if (l->result == NULL) return FAILED;
   }
   return DONE;
@@ -374,7 +374,7 @@ static void clean_up(walk* w) {
   py_pending_restore(pending);
 }
 
-PyObject* py_tree_run(PyObject* lane, PyObject* root, PyObject* to) {
+PyObject* py_tree_run(PyObject* callable, PyObject* root, PyObject* to) {
   walk w;
   w.items = w.few_items;
   w.nodes = w.few_nodes;
@@ -388,8 +388,8 @@ PyObject* py_tree_run(PyObject* lane, PyObject* root, PyObject* to) {
   memset(w.few_met, 0, sizeof w.few_met);
 
   PyObject* result = NULL;
-  if (take_apart(&w, lane, root, to) == DONE && lend_all(&w) == DONE && copy_all(&w) == DONE &&
-      hand_over_all(&w, lane, root, to) == DONE && put_together(&w) == DONE)
+  if (take_apart(&w, callable, root, to) == DONE && lend_all(&w) == DONE && copy_all(&w) == DONE &&
+      hand_over_all(&w, callable, root, to) == DONE && put_together(&w) == DONE)
     result = Py_NewRef(w.nodes[0].result);
   clean_up(&w);
   return result;

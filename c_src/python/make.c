@@ -270,7 +270,7 @@ static PyObject* tensor_repack(PyObject* module, PyObject* tensor) {
 PyDoc_STRVAR(
     tensor_check_doc,
     "tensor_check(tensor, capabilities, /)\n--\n\n"
-    "Return the DLX_OBSTACLE_* bits between a tensor and the dlx_capabilities at an address.");
+    "Return the DLX_INCOMPATIBLE_* bits between a tensor and the dlx_capabilities at an address.");
 
 static PyObject* tensor_check(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   if (nargs != 2) {

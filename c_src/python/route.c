@@ -1,5 +1,5 @@
-/* Routes: a table from (exact type, target) to what the lane needs, read once from an adapter's
- * data by attribute name.
+/* Routes: a table from (exact type, target) to what the fast path needs, read once from an
+ * adapter's data by attribute name.
  *
  * A route remembers its type's version tag: CPython gives a type a new one whenever it, or a base
  * of it, is changed, so a type that is patched later misses here and is looked at anew. Types and
@@ -75,7 +75,7 @@ static void route_free(py_route* r) {
   }
   for (int i = 0; i < r->n_guards; i++) {
     forget_question(&r->guards[i].ask);
-    forget_question(&r->guards[i].amend);
+    forget_question(&r->guards[i].resolve);
   }
   for (int i = 0; i < r->n_switches; i++) {
     Py_CLEAR(r->switches[i].dict);
@@ -137,13 +137,13 @@ static int is_early(const py_guard* guard) {
   return guard->codes == DLX_EVERY_CODE && !guard->of_owner;
 }
 
-/* Each (ask, codes, of_owner, amend). Errors: -1 with an exception. */
+/* Each (ask, codes, of_owner, resolve). Errors: -1 with an exception. */
 static int read_guards(PyObject* given, py_route* r) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given); i++) {
-    PyObject *ask, *amend;
+    PyObject *ask, *resolve;
     py_guard read = {.codes = 0};
     if (!PyArg_ParseTuple(PyTuple_GET_ITEM(given, i), "OIpO:guard", &ask, &read.codes,
-                          &read.of_owner, &amend))
+                          &read.of_owner, &resolve))
       return -1;
     py_guard* place = &r->guards[r->n_guards++];
     if (is_early(&read)) { /* among the early ones */
@@ -151,7 +151,8 @@ static int read_guards(PyObject* given, py_route* r) {
       place = &r->guards[r->n_early++];
     }
     *place = read;
-    if (read_question(ask, &place->ask) < 0 || read_question(amend, &place->amend) < 0) return -1;
+    if (read_question(ask, &place->ask) < 0 || read_question(resolve, &place->resolve) < 0)
+      return -1;
   }
   return 0;
 }
@@ -179,9 +180,11 @@ PyDoc_STRVAR(
     "route_add(type, key, same, give, take_type, take, load, guards, quick, switches, "
     "owner, bounds, dtype, confirmed, accepts)\n"
     "--\n\n"
-    "Add a route to the lane. `give` and `take` are capsules, or None for the table of the type; "
+    "Add a route to the fast path. `give` and `take` are capsules, or None for the table of the "
+    "type; "
     "take_type None means\nthat dlx.Tensor is the target. Without a table of the target, or where "
-    "`take` is False, load(tensor) makes its array;\nload may be None. Return whether the lane can "
+    "`take` is False, load(tensor) makes its array;\nload may be None. Return whether the fast "
+    "path can "
     "run it: without what it needs it cannot, and\n"
     "that is remembered until the type changes or the routes are cleared.");
 
@@ -196,7 +199,7 @@ static PyObject* route_add(PyObject* module, PyObject* args) {
     return NULL;
   if (PyTuple_GET_SIZE(guards) > DLX_MAX_QUESTIONS ||
       PyTuple_GET_SIZE(switches) > DLX_MAX_QUESTIONS) {
-    PyErr_SetString(PyExc_ValueError, "too many guards for the lane");
+    PyErr_SetString(PyExc_ValueError, "too many guards for the fast path");
     return NULL;
   }
   py_route* r = PyMem_Calloc(1, sizeof *r);
@@ -228,7 +231,7 @@ static PyObject* route_add(PyObject* module, PyObject* args) {
     if (r->take->managed_tensor_to_py_object_no_sync == NULL) r->take = NULL;
     takes = takes || r->take;
   }
-  r->is_lane = same || (gives && takes);
+  r->is_fast_path = same || (gives && takes);
   if (r->take == NULL && load != Py_None) r->load = Py_NewRef(load);
   if (take_type != Py_None) {
     r->take_type = (PyTypeObject*)Py_NewRef(take_type);
@@ -244,13 +247,13 @@ static PyObject* route_add(PyObject* module, PyObject* args) {
   py_route* old = table[i];
   table[i] = r;
   if (old == NULL) in_use++;
-  int is_lane = r->is_lane;
+  int is_fast_path = r->is_fast_path;
   /* That a type has no route must not keep it alive. Should another type come to lie at its
    * address, its version differs; at worst Python is asked. */
-  r->holds_type = is_lane;
-  if (!is_lane) Py_DECREF(type);
+  r->holds_type = is_fast_path;
+  if (!is_fast_path) Py_DECREF(type);
   route_free(old);
-  return PyBool_FromLong(is_lane);
+  return PyBool_FromLong(is_fast_path);
 
 failed:
   route_free(r);

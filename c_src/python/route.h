@@ -1,7 +1,8 @@
 #ifndef DLX_PY_ROUTE_H_
 #define DLX_PY_ROUTE_H_
 
-/* How an exact type reaches a target without Python: what python/route.c fills in and python/fast_path.c runs.
+/* How an exact type reaches a target without Python: what python/route.c fills in and
+ * python/fast_path.c runs.
  */
 
 #include "dlx_python.h"
@@ -23,10 +24,10 @@ typedef struct {
 /* A question that must be answered false. */
 typedef struct {
   py_question ask;
-  uint32_t codes;    /* bit n = asked where the dtype code is n; all of them: before anything is
-                        borrowed, since borrowing may already change the array */
-  int of_owner;      /* asked of the owner, not of the array */
-  py_question amend; /* asked of the array when the answer was true, to make it false for good */
+  uint32_t codes;      /* bit n = asked where the dtype code is n; all of them: before anything is
+                          borrowed, since borrowing may already change the array */
+  int of_owner;        /* asked of the owner, not of the array */
+  py_question resolve; /* asked of the array when the answer was true, to make it false for good */
 } py_guard;
 
 /* A value in a dict that must be this very object (a switch of the framework that is off). */
@@ -37,10 +38,10 @@ typedef struct {
 typedef struct {
   PyTypeObject* type; /* exact; strong where holds_type */
   int holds_type;
-  PyObject* key; /* the `to` of the call; strong */
-  unsigned tag;  /* the type's version: a patched type misses */
-  int is_lane;   /* 0 = known to need Python */
-  int is_same;   /* the object itself is the result */
+  PyObject* key;    /* the `to` of the call; strong */
+  unsigned tag;     /* the type's version: a patched type misses */
+  int is_fast_path; /* 0 = known to need Python */
+  int is_same;      /* the object itself is the result */
   int users; /* calls that are running on it; a route that was replaced is freed after the last */
   int is_replaced;
   PyTypeObject* take_type; /* of the target; strong; NULL = the target is dlx.Tensor */
@@ -78,10 +79,11 @@ PyObject* py_ask(const py_question* question, PyObject* obj);
 
 extern PyMethodDef py_route_functions[];
 
-/* ---- python/fast_path.c ---------------------------------------------------------------------------------
+/* ---- python/fast_path.c
+ * ---------------------------------------------------------------------------------
  */
 
-/* A function with a fast lane: its type is in python/fast_path_type.c. */
+/* A function with a fast path: its type is in python/fast_path_type.c. */
 typedef struct {
   PyObject_HEAD vectorcallfunc vectorcall;
   PyObject* wrapped; /* the Python function: complete on its own */
@@ -89,41 +91,47 @@ typedef struct {
   PyObject* failed;  /* failed(obj, to, cause, tree=None): the error for a consumer that failed */
   PyObject* dict;    /* __name__, __doc__, __wrapped__, ... */
   PyObject* weakrefs;
-} LaneObject;
+} FastPathObject;
 
-extern PyObject* py_lane_pass; /* a unique answer that means "ask Python" */
+extern PyObject* py_fast_path_pass; /* a unique answer that means "ask Python" */
 
-/* The lane's vectorcall. */
-PyObject* py_lane_call(PyObject* lane, PyObject* const* args, size_t nargsf, PyObject* names);
+/* The fast path's vectorcall. */
+PyObject* py_fast_path_call(PyObject* callable, PyObject* const* args, size_t nargsf,
+                            PyObject* names);
 
 /* Intern the words of options. Errors: -1 with an exception. */
-int py_lane_words(void);
+int py_fast_path_words(void);
 
 /* The route for an exact type and target, learnt now if it must be. Owns: borrowed, see
  * py_route_find. GIL: needed; may run Python. Errors: NULL = ask Python, unless an exception is
  * set, which then ends the call: an interrupt, an exit, or MemoryError. */
-py_route* py_lane_route(PyObject* lane, PyTypeObject* type, PyObject* to);
+py_route* py_fast_path_route(PyObject* callable, PyTypeObject* type, PyObject* to);
 
-/* Convert one array by its route, without options. Owns: the result is new, py_lane_pass borrowed.
- * GIL: needed; may run Python. Errors: NULL with an exception, or py_lane_pass. */
-PyObject* py_lane_run(PyObject* lane, py_route* route, PyObject* obj, PyObject* to);
+/* Convert one array by its route, without options. Owns: the result is new, py_fast_path_pass
+ * borrowed. GIL: needed; may run Python. Errors: NULL with an exception, or py_fast_path_pass. */
+PyObject* py_fast_path_run(PyObject* callable, py_route* route, PyObject* obj, PyObject* to);
 
 /* A managed tensor over an array: examined, exported and checked. `brief`: its memory will only be
  * read now, and need not be kept from being resized later. `cures`: NULL, or where to write the
- * obstacles that a copy cures, which the caller then makes. Owns: the caller owns the result, which
- * owns the array or its storage. GIL: needed; may run Python. Errors: NULL, as py_lane_route. */
-DLManagedTensorVersioned* py_lane_lend(py_route* route, PyObject* obj, int brief, uint32_t* cures);
+ * incompatibilities that a copy cures, which the caller then makes. Owns: the caller owns the
+ * result, which owns the array or its storage. GIL: needed; may run Python. Errors: NULL, as
+ * py_fast_path_route. */
+DLManagedTensorVersioned* py_fast_path_borrow(py_route* route, PyObject* obj, int brief,
+                                              uint32_t* cures);
 
 /* A copy of what was lent, in the order of dimensions that the consumer takes. Owns: takes `made`;
- * the caller owns the result. GIL: needed, let go of meanwhile. Errors: NULL, as py_lane_route. */
-DLManagedTensorVersioned* py_lane_copy(const py_route* route, DLManagedTensorVersioned* made);
+ * the caller owns the result. GIL: needed, let go of meanwhile. Errors: NULL, as
+ * py_fast_path_route. */
+DLManagedTensorVersioned* py_fast_path_copy(const py_route* route, DLManagedTensorVersioned* made);
 
 /* Hand a managed tensor to the consumer. `tree` is what the array was found in, or NULL. Owns:
  * takes `made`. GIL: needed. Errors: NULL with what `failed` gives. */
-PyObject* py_lane_hand_over(PyObject* lane, const py_route* route, DLManagedTensorVersioned* made,
-                            PyObject* obj, PyObject* to, PyObject* tree);
+PyObject* py_fast_path_hand_over(PyObject* callable, const py_route* route,
+                                 DLManagedTensorVersioned* made, PyObject* obj, PyObject* to,
+                                 PyObject* tree);
 
-/* ---- python/fast_path_tree.c ---------------------------------------------------------------------------------
+/* ---- python/fast_path_tree.c
+ * ---------------------------------------------------------------------------------
  */
 
 /* Whether objects of an exact type are trees that py_tree_run knows. */
@@ -131,6 +139,6 @@ int py_tree_takes(PyTypeObject* type);
 
 /* Convert a list, tuple or dict. GIL: needed; may run Python. Errors: NULL with an exception; NULL
  * without one = ask Python, nothing was handed over. */
-PyObject* py_tree_run(PyObject* lane, PyObject* root, PyObject* to);
+PyObject* py_tree_run(PyObject* callable, PyObject* root, PyObject* to);
 
 #endif

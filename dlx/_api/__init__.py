@@ -1,1 +1,1 @@
-"""_api."""
+"""The public functions of dlx."""

@@ -1,4 +1,4 @@
-"""The raw doors: memory from C and to C, as addresses, structs and capsules. `incoming` holds the two that adopt."""
+"""Functions for C, cffi and ctypes authors: `from_dlpack`, `empty`, `to_capsule`, `borrow`."""
 
 from __future__ import annotations
 
@@ -211,12 +211,12 @@ class borrow:  # noqa: N801
                 raise
         if stream is None and cuda.is_cuda(tensor.device):
             _for_legacy(tensor)
-        lent = ffi.new("DLTensor *")
-        lent[0] = dltensor(tensor)[0]
+        borrowed = ffi.new("DLTensor *")
+        borrowed[0] = dltensor(tensor)[0]
         numbers = ffi.new("int64_t[]", tensor.shape), ffi.new("int64_t[]", tensor.strides)
-        lent.shape, lent.strides = numbers
-        self._held = tensor, lent, numbers
-        return lent
+        borrowed.shape, borrowed.strides = numbers
+        self._held = tensor, borrowed, numbers
+        return borrowed
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -228,7 +228,7 @@ class borrow:  # noqa: N801
 
 def _for_legacy(tensor: Tensor) -> None:
     """Make the stream wait that C code works on which names none."""
-    ready = cuda.readiness(tensor)
+    ready = cuda.readiness_of(tensor)
     if ready is not None:
         cuda.wait(ready, Stream(Device(lib.kDLCUDA, tensor.device.id), lib.DLX_STREAM_LEGACY))
 

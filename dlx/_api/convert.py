@@ -1,4 +1,4 @@
-"""The public verbs over arrays: `convert`, `plan`, `describe`."""
+"""`convert` and `plan`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dlx._containers.lookup import container_of
 from dlx._core.module import set_module
-from dlx._core.native import Lane
+from dlx._core.native import FastPathFunction
 from dlx._engine.batch import convert_tree, plan_tree
 from dlx._engine.executor import convert_leaf, forget_frames, plan_leaf
 from dlx._engine.fast_path import _consumer_failed, learn
@@ -116,16 +116,16 @@ def convert(
         if view is not None:
             return view
     request = request_of(to, like, device, copy, readonly, detach, stream, errors)
-    row = container_of(type(obj))
-    if row is None:
+    handler = container_of(type(obj))
+    if handler is None:
         return convert_leaf(begin(obj, producer_of(obj, request), request))
-    # The lane shares memory and knows no options, so it may be used for arrays in a tree where those ask for nothing.
+    # The fast path shares memory and knows no options: it is for arrays in a tree where those ask for nothing.
     may = to is not None and device is None and stream is None and not copy and not detach
-    lane = cast("Lane", convert) if may else None
+    fast_path = cast("FastPathFunction", convert) if may else None
     if lazy:
-        quick = lane if readonly == "copy" and copy is None else None
+        quick = fast_path if readonly == "copy" and copy is None else None
         return lazy_view(obj, request, quick, to, strict=strict, collect=errors == "collect")
-    return convert_tree(obj, row, request, strict=strict, collect=errors == "collect", lane=lane, to=to)
+    return convert_tree(obj, handler, request, strict=strict, collect=errors == "collect", fast_path=fast_path, to=to)
 
 
 @set_module("dlx")
@@ -172,9 +172,9 @@ def plan(
     """
     try:
         request = request_of(to, like, device, copy, readonly, detach, stream, errors)
-        row = container_of(type(obj))
-        if row is not None:
-            return plan_tree(obj, row, request, strict=strict, collect=errors == "collect", probe=probe)
+        handler = container_of(type(obj))
+        if handler is not None:
+            return plan_tree(obj, handler, request, strict=strict, collect=errors == "collect", probe=probe)
         leaf = begin(obj, producer_of(obj, request), request)
     except DlxError as error:
         forget_frames(error)
@@ -187,4 +187,6 @@ def plan(
 if not TYPE_CHECKING:
     # From Python 3.14 on annotations are evaluated late and not copied by name; ours are plain strings.
     _copied = dict.fromkeys([*functools.WRAPPER_ASSIGNMENTS, "__annotations__"])
-    convert = functools.update_wrapper(Lane(convert, learn, _consumer_failed), convert, assigned=tuple(_copied))
+    convert = functools.update_wrapper(
+        FastPathFunction(convert, learn, _consumer_failed), convert, assigned=tuple(_copied)
+    )

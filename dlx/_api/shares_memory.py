@@ -21,7 +21,7 @@ from dlx.errors import DlxError
 __all__ = ["collision", "shares_memory"]
 
 POINTER = calcsize("P")
-MOST_STEPS = 20_000
+MAX_STEPS = 20_000
 """Combinations that are tried before an answer is given by the ranges of addresses alone."""
 
 
@@ -210,7 +210,7 @@ def _meet(one: Extent, other: Extent) -> bool:
         first = max(0, -((reach[left] - low) // step))
         for times in range(first, min(most[step], high // step) + 1):
             tried += 1
-            if tried > MOST_STEPS:
+            if tried > MAX_STEPS:
                 return True
             bottom, top = low - times * step, high - times * step
             if divisor[left] == 0 or top // divisor[left] * divisor[left] >= bottom:

@@ -106,7 +106,7 @@ class Convert:
     """The type of `dlx.convert`."""
 
     __wrapped__: Callable[..., Any]
-    """The same in Python, without the fast lane."""
+    """The same in Python, without the fast path."""
 
     # ---- first: who has a __getattr__ has all names to mypy, an array's as well
 

@@ -1,4 +1,4 @@
-"""`stack`: many arrays of one kind into one new array, with one allocation and one copy each."""
+"""`stack`: many arrays into one new array, with one allocation."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dlx._containers.failures import Failures
 from dlx._core import cuda, native
 from dlx._core.extension import lib
 from dlx._core.module import set_module
-from dlx._core.native import Lane
+from dlx._core.native import FastPathFunction
 from dlx._core.tensor import Tensor
 from dlx._core.types import SUBBYTE_PADDED
-from dlx._engine.batch import Bulk
+from dlx._engine.batch import Batch
 from dlx._engine.planner import begin, settle
 from dlx._engine.request import Request, producer_of, request_of
-from dlx._engine.streams import Crossing, Moment, physical
+from dlx._engine.streams import Readiness, StreamSync, physical
 from dlx._registry.generic import TENSOR
 from dlx.adapter.base import Adapter
 from dlx.errors import DeviceError, DlxError, DTypeError, LayoutError
@@ -76,12 +76,12 @@ def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None
     objs = list(arrays)
     if not objs:
         raise ValueError("stack needs at least one array")
-    tensors, moments, crossing = _tensors(objs, request.target.name)
+    tensors, readinesses, sync = _tensors(objs, request.target.name)
     shape = (len(tensors), *tensors[0].shape)
     _can_hold(request, tensors[0], shape)
     try:
         if cuda.is_cuda(tensors[0].device):
-            whole: Tensor | int = _on_device(tensors, moments, shape, crossing)
+            whole: Tensor | int = _on_device(tensors, readinesses, shape, sync)
         else:
             whole = native.tensor_stack(tensors)
     except DlxError as error:
@@ -93,7 +93,7 @@ def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None
 
 
 def _on_device(
-    tensors: list[Tensor], moments: list[tuple[Adapter, Moment]], shape: tuple[int, ...], crossing: Crossing
+    tensors: list[Tensor], readinesses: list[tuple[Adapter, Readiness]], shape: tuple[int, ...], sync: StreamSync
 ) -> Tensor | int:
     """Copy tensors of a device into one on dlx's own stream; or return the number of one that differs."""
     first = tensors[0]
@@ -104,22 +104,24 @@ def _on_device(
     if first.nbytes * 8 != math.prod(first.shape) * first.dtype.bits * first.dtype.lanes and not flags:
         raise LayoutError("its elements are packed below one byte, and rows would not begin on a byte")
     work = cuda.work_stream(device)
-    for _, moment in moments:
-        crossing.wait(moment, work)
+    for _, readiness in readinesses:
+        sync.wait(readiness, work)
     like = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, first.dtype, device, flags, None)
     whole = native.tensor_on_device(like, False, device.id)
     for i, tensor in enumerate(tensors):
         if first.nbytes:
             place = whole.data_ptr + i * first.nbytes
-            row = native.tensor_new(place, first.shape, None, first.dtype, device, flags, whole)
+            handler = native.tensor_new(place, first.shape, None, first.dtype, device, flags, whole)
             # The source stays until the copy is made.
-            native.tensor_transfer(native.tensor_behind(tensor, device.id, work.handle, None), row, work.handle, False)
-    for source, moment in dict.fromkeys(moments):
-        crossing.reused(source, moment, work)
+            native.tensor_transfer(
+                native.tensor_behind(tensor, device.id, work.handle, None), handler, work.handle, False
+            )
+    for source, readiness in dict.fromkeys(readinesses):
+        sync.reused(source, readiness, work)
     return cuda.when(whole, cuda.ready(work))
 
 
-def _tensors(objs: list[Any], target: str) -> tuple[list[Tensor], list[tuple[Adapter, Moment]], Crossing]:
+def _tensors(objs: list[Any], target: str) -> tuple[list[Tensor], list[tuple[Adapter, Readiness]], StreamSync]:
     """Return the arrays as tensors, each asked once, and when they are ready; `target` is for errors."""
     first: dict[int, int] = {}
     for i, obj in enumerate(objs):
@@ -129,24 +131,24 @@ def _tensors(objs: list[Any], target: str) -> tuple[list[Tensor], list[tuple[Ada
     request = Request(TENSOR)
     try:
         sources = [producer_of(obj, request, where=f"arrays[{i}]") for i, obj in zip(places, each, strict=True)]
-        bulk = Bulk(
+        batch = Batch(
             request,
             each,
             sources,
             lambda i: f"arrays[{places[i]}]",
             Failures(TENSOR.name),
-            cast("Lane", convert),
+            cast("FastPathFunction", convert),
             TENSOR.name,
         )
-        tensors = bulk.tensors()
+        tensors = batch.tensors()
     except DlxError as error:
         error.target = target
         if error.fix.startswith("Pass "):  # an option that is not here
             error.fix = f"{error.fix.removesuffix('.')} to dlx.convert(array, to='dlx') and stack what it returns."
         raise
     number = {id(obj): n for n, obj in enumerate(each)}
-    moments = [(source, bulk.moment(n)) for n, source in enumerate(sources)]
-    return [tensors[number[id(obj)]] for obj in objs], moments, bulk.request.crossing
+    readinesses = [(source, batch.readiness(n)) for n, source in enumerate(sources)]
+    return [tensors[number[id(obj)]] for obj in objs], readinesses, batch.request.sync
 
 
 def _can_hold(request: Request, like: Tensor, shape: tuple[int, ...]) -> None:

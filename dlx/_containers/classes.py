@@ -1,4 +1,4 @@
-"""Rows for types that users make: subclasses of built-in containers, records, and whatever calls itself a mapping."""
+"""How to flatten and unflatten containers by their class: subclasses, named tuples, records, abstract mappings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dlx._core.tensor import type_name
 from dlx.adapter.declarations import Container
 from dlx.errors import ConversionError
 
-__all__ = ["abstract_row", "close_set", "elements", "items", "record_row", "subclass_row"]
+__all__ = ["abstract_handler", "unflatten_set", "elements", "items", "record_handler", "subclass_handler"]
 
 
 def elements(obj: Any) -> tuple[None, list[Any]]:
@@ -30,7 +30,7 @@ def items(obj: Any) -> tuple[list[Any], list[Any]]:
     return keys, [obj[key] for key in keys]
 
 
-def close_set(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
+def unflatten_set(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
     """Make a set of the same type, whose elements must be hashable; no code of a subclass runs."""
     kind = type(obj)
     new: Any = frozenset.__new__(kind, children) if issubclass(kind, frozenset) else set.__new__(kind)
@@ -128,9 +128,9 @@ def _copy_slots(obj: Any, new: Any) -> None:
                 object.__setattr__(new, name, getattr(obj, name))
 
 
-def _close_copied(base: Any, obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
+def _unflatten_copied(base: Any, obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
     """Put the children into a copy, through the class's own item assignment; attributes that name a child follow."""
-    new = _copied(base, obj) if blank is None else blank
+    new = _copied(base, obj) if new_empty is None else new_empty
     places = range(len(children)) if keys is None else keys
     changed = {}
     for place, child in zip(places, children, strict=True):
@@ -149,19 +149,19 @@ def _close_copied(base: Any, obj: Any, keys: Any, children: list[Any], blank: An
     return new
 
 
-def _close_tuple_subclass(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
+def _unflatten_tuple_subclass(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
     """Skip the class's __new__, which may take anything: a named tuple's takes its fields."""
     new = tuple.__new__(type(obj), children)
     _keep_attributes(obj, new)
     return new
 
 
-def _close_structseq(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
+def _unflatten_structseq(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
     _, (_, hidden) = obj.__reduce__()
     return type(obj)(children, hidden)
 
 
-def _open_named(obj: Any) -> tuple[list[str], list[Any]]:
+def _flatten_named(obj: Any) -> tuple[list[str], list[Any]]:
     return list(obj._fields), list(obj)
 
 
@@ -170,25 +170,27 @@ def _named(kind: type) -> bool:
     return isinstance(fields, tuple) and all(isinstance(name, str) for name in fields)
 
 
-def subclass_row(kind: type) -> Container | None:
+def subclass_handler(kind: type) -> Container | None:
     """Return the row of a subclass of a built-in container, None for anything else."""
     if issubclass(kind, tuple):
         if hasattr(kind, "n_sequence_fields"):
-            return Container(open=elements, close=_close_structseq, mutable=False, falls_to=list)
+            return Container(flatten=elements, unflatten=_unflatten_structseq, mutable=False, falls_to=list)
         frozen = not _has_dict(kind)
         if _named(kind):
-            return Container(kind="record", open=_open_named, close=_close_tuple_subclass, mutable=not frozen)
-        return Container(open=elements, close=_close_tuple_subclass, mutable=not frozen, falls_to=list)
+            return Container(
+                kind="record", flatten=_flatten_named, unflatten=_unflatten_tuple_subclass, mutable=not frozen
+            )
+        return Container(flatten=elements, unflatten=_unflatten_tuple_subclass, mutable=not frozen, falls_to=list)
     if derives(kind, (dict, UserDict, list, deque, UserList)):
         base = _base(kind)
-        close, blank = functools.partial(_close_copied, base), functools.partial(_copied, base)
+        close, new_empty = functools.partial(_unflatten_copied, base), functools.partial(_copied, base)
         if derives(kind, (dict, UserDict)):
-            return Container(kind="mapping", open=items, close=close, blank=blank, falls_to=dict)
-        return Container(open=elements, close=close, blank=blank, falls_to=list)
+            return Container(kind="mapping", flatten=items, unflatten=close, new_empty=new_empty, falls_to=dict)
+        return Container(flatten=elements, unflatten=close, new_empty=new_empty, falls_to=list)
     if issubclass(kind, set | frozenset):
-        return Container(kind="set", open=elements, close=close_set)
+        return Container(kind="set", flatten=elements, unflatten=unflatten_set)
     if issubclass(kind, types.SimpleNamespace):
-        return Container(kind="record", open=_open_namespace, close=_close_namespace, blank=bare)
+        return Container(kind="record", flatten=_flatten_namespace, unflatten=_unflatten_namespace, new_empty=bare)
     return None
 
 
@@ -196,12 +198,12 @@ def _has_dict(kind: type) -> bool:
     return bool(kind.__dictoffset__)
 
 
-def _open_namespace(obj: Any) -> tuple[list[str], list[Any]]:
+def _flatten_namespace(obj: Any) -> tuple[list[str], list[Any]]:
     return list(obj.__dict__), list(obj.__dict__.values())
 
 
-def _close_namespace(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
-    new = bare(obj) if blank is None else blank
+def _unflatten_namespace(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
+    new = bare(obj) if new_empty is None else new_empty
     new.__dict__.update(zip(keys, children, strict=True))
     return new
 
@@ -209,7 +211,7 @@ def _close_namespace(obj: Any, keys: Any, children: list[Any], blank: Any) -> An
 # ---- records ---------------------------------------------------------------------------------------------------------
 
 
-def record_row(kind: type) -> Container | None:
+def record_handler(kind: type) -> Container | None:
     """Return the row of a dataclass or an attrs class, None for anything else."""
     if dataclasses.is_dataclass(kind):
         names = tuple(field.name for field in dataclasses.fields(kind))
@@ -220,7 +222,7 @@ def record_row(kind: type) -> Container | None:
     else:
         return None
 
-    def open_record(obj: Any) -> tuple[list[str], list[Any]]:
+    def flatten_record(obj: Any) -> tuple[list[str], list[Any]]:
         present = [name for name in names if hasattr(obj, name)]  # init=False: it may not be set yet
         for name in present:
             if not _is_own(obj, name):  # a tensorclass of tensordict
@@ -231,8 +233,10 @@ def record_row(kind: type) -> Container | None:
                 )
         return present, [getattr(obj, name) for name in present]
 
-    blank = None if frozen else bare
-    return Container(kind="record", open=open_record, close=_close_record, blank=blank, mutable=not frozen)
+    new_empty = None if frozen else bare
+    return Container(
+        kind="record", flatten=flatten_record, unflatten=_unflatten_record, new_empty=new_empty, mutable=not frozen
+    )
 
 
 def _is_own(obj: Any, name: str) -> bool:
@@ -245,8 +249,8 @@ def _is_own(obj: Any, name: str) -> bool:
     return not hasattr(found, "__get__") and not hasattr(found, "__set__")  # a default that stands in the class
 
 
-def _close_record(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
-    new = bare(obj) if blank is None else blank
+def _unflatten_record(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
+    new = bare(obj) if new_empty is None else new_empty
     for name, child in zip(keys, children, strict=True):
         object.__setattr__(new, name, child)  # also where frozen; converters and validators have seen the source
     return new
@@ -285,25 +289,25 @@ def _slots(cls: type) -> list[str]:
 
 
 class _Listing(list[Any]):
-    """Keys, with the children that were found under them; it travels from `open` to `close`."""
+    """Keys, with the children that were found under them; it travels from `flatten` to `unflatten`."""
 
     children: list[Any]
 
 
-def _open_mapping(obj: Any) -> tuple[list[Any], list[Any]]:
+def _flatten_mapping(obj: Any) -> tuple[list[Any], list[Any]]:
     keys = _Listing(obj.keys())  # some iterate over something else (TensorDict: over its batches)
     keys.children = [obj[key] for key in keys]
     return keys, list(keys.children)
 
 
-def _open_sequence(obj: Any) -> tuple[list[Any], list[Any]]:
+def _flatten_sequence(obj: Any) -> tuple[list[Any], list[Any]]:
     children = list(obj)
     keys = _Listing(range(len(children)))
     keys.children = children
     return keys, list(children)
 
 
-def _close_unknown(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
+def _unflatten_unknown(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
     """Copy the whole object deeply, with every child replaced on the way; nothing is ever assigned to a copy.
 
     A shallow copy may share its storage with the source (a class around a dict, a file), which must not be written to.
@@ -319,18 +323,20 @@ def _close_unknown(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
     return new
 
 
-def abstract_row(kind: type) -> Container | None:
+def abstract_handler(kind: type) -> Container | None:
     """Return the row of a type that is registered as a `Mapping` or `Sequence`, None for anything else."""
     if derives(kind, Mapping):
         return Container(
             kind="mapping",
-            open=_open_mapping,
-            close=_close_unknown,
+            flatten=_flatten_mapping,
+            unflatten=_unflatten_unknown,
             mutable=derives(kind, MutableMapping),
             elements="fresh",
             falls_to=dict,
         )
     if derives(kind, Sequence):
         mutable = derives(kind, MutableSequence)
-        return Container(open=_open_sequence, close=_close_unknown, mutable=mutable, elements="fresh", falls_to=list)
+        return Container(
+            flatten=_flatten_sequence, unflatten=_unflatten_unknown, mutable=mutable, elements="fresh", falls_to=list
+        )
     return None

@@ -1,4 +1,4 @@
-"""What goes wrong in a tree: raised at once, or collected."""
+"""Errors of a tree: raised at the first one, or collected for an ExceptionGroup."""
 
 from __future__ import annotations
 

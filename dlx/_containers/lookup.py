@@ -27,7 +27,7 @@ import types
 from collections import OrderedDict, UserString, defaultdict, deque
 from typing import Any
 
-from dlx._containers.classes import abstract_row, close_set, elements, items, record_row, subclass_row
+from dlx._containers.classes import abstract_handler, elements, items, record_handler, subclass_handler, unflatten_set
 from dlx._core.foreign import TypeCache, derives, is_key, module_of
 from dlx._registry.registry import registry
 from dlx.adapter.base import Adapter
@@ -44,27 +44,27 @@ def _exact_items(obj: Any) -> tuple[list[Any], list[Any]]:
     return [key for key, _ in items], [child for _, child in items]
 
 
-def _close_list(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
-    if blank is None:
+def _unflatten_list(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
+    if new_empty is None:
         return children
-    blank.extend(children)
-    return blank
+    new_empty.extend(children)
+    return new_empty
 
 
-def _close_tuple(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
+def _unflatten_tuple(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
     return tuple(children)
 
 
-def _close_dict(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
-    if blank is None:
+def _unflatten_dict(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
+    if new_empty is None:
         return dict(zip(keys, children, strict=True))
-    blank.update(zip(keys, children, strict=True))
-    return blank
+    new_empty.update(zip(keys, children, strict=True))
+    return new_empty
 
 
-def _close_filled(blank_of: Any) -> Any:
-    def close(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
-        new = blank_of(obj) if blank is None else blank
+def _unflatten_filled(new_empty_of: Any) -> Any:
+    def close(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
+        new = new_empty_of(obj) if new_empty is None else new_empty
         if keys is None:
             new.extend(children)
         else:
@@ -74,21 +74,21 @@ def _close_filled(blank_of: Any) -> Any:
     return close
 
 
-def _blank_defaultdict(obj: Any) -> Any:
+def _new_empty_defaultdict(obj: Any) -> Any:
     return defaultdict(obj.default_factory)
 
 
-def _blank_deque(obj: Any) -> Any:
+def _new_empty_deque(obj: Any) -> Any:
     return deque(maxlen=obj.maxlen)
 
 
-def _blank_ordered(obj: Any) -> Any:
+def _new_empty_ordered(obj: Any) -> Any:
     new: OrderedDict[Any, Any] = OrderedDict()
     new.__dict__.update(obj.__dict__)  # a state_dict of torch carries its versions there
     return new
 
 
-def _close_proxy(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
+def _unflatten_proxy(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
     inside = obj.copy()  # of the mapping behind it, whose type is kept
     for key, child in zip(keys, children, strict=True):
         old = obj[key]
@@ -99,35 +99,41 @@ def _close_proxy(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
     return types.MappingProxyType(inside)
 
 
-def _close_chain(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
+def _unflatten_chain(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
     return type(obj)(*children[0])
 
 
-def _open_chain(obj: Any) -> tuple[list[Any], list[Any]]:
+def _flatten_chain(obj: Any) -> tuple[list[Any], list[Any]]:
     return ["maps"], [list(obj.maps)]
 
 
-LIST = Container(open=elements, close=_close_list, blank=lambda obj: [])
-TUPLE = Container(open=elements, close=_close_tuple, mutable=False)
-DICT = Container(kind="mapping", open=_exact_items, close=_close_dict, blank=lambda obj: {})
-SET = Container(kind="set", open=elements, close=close_set)
-FROZENSET = Container(kind="set", open=elements, close=close_set, mutable=False)
+LIST = Container(flatten=elements, unflatten=_unflatten_list, new_empty=lambda obj: [])
+TUPLE = Container(flatten=elements, unflatten=_unflatten_tuple, mutable=False)
+DICT = Container(kind="mapping", flatten=_exact_items, unflatten=_unflatten_dict, new_empty=lambda obj: {})
+SET = Container(kind="set", flatten=elements, unflatten=unflatten_set)
+FROZENSET = Container(kind="set", flatten=elements, unflatten=unflatten_set, mutable=False)
 
 _EXACT: dict[type, Container | None] = {
     list: LIST,
     tuple: TUPLE,
     dict: DICT,
     OrderedDict: Container(
-        kind="mapping", open=_exact_items, close=_close_filled(_blank_ordered), blank=_blank_ordered
+        kind="mapping",
+        flatten=_exact_items,
+        unflatten=_unflatten_filled(_new_empty_ordered),
+        new_empty=_new_empty_ordered,
     ),
     defaultdict: Container(
-        kind="mapping", open=_exact_items, close=_close_filled(_blank_defaultdict), blank=_blank_defaultdict
+        kind="mapping",
+        flatten=_exact_items,
+        unflatten=_unflatten_filled(_new_empty_defaultdict),
+        new_empty=_new_empty_defaultdict,
     ),
-    deque: Container(open=elements, close=_close_filled(_blank_deque), blank=_blank_deque),
+    deque: Container(flatten=elements, unflatten=_unflatten_filled(_new_empty_deque), new_empty=_new_empty_deque),
     set: SET,
     frozenset: FROZENSET,
-    types.MappingProxyType: Container(kind="mapping", open=items, close=_close_proxy, falls_to=dict),
-    collections.ChainMap: Container(kind="record", open=_open_chain, close=_close_chain),
+    types.MappingProxyType: Container(kind="mapping", flatten=items, unflatten=_unflatten_proxy, falls_to=dict),
+    collections.ChainMap: Container(kind="record", flatten=_flatten_chain, unflatten=_unflatten_chain),
     **dict.fromkeys((type(None), bool, int, float, complex, str, bytes, bytearray, memoryview, range)),
 }
 
@@ -145,13 +151,13 @@ def is_plain(kind: type) -> bool:
 
 
 class _Recipe(list[Any]):
-    """Keys, with the function that came with the children; it travels from `open` to `close`."""
+    """Keys, with the function that came with the children; it travels from `flatten` to `unflatten`."""
 
     rebuild: Any
     named: bool
 
 
-def _open_own(obj: Any) -> tuple[list[Any], list[Any]]:
+def _flatten_own(obj: Any) -> tuple[list[Any], list[Any]]:
     children, rebuild = obj.__dlx_tree__()
     named = isinstance(children, dict)
     keys = _Recipe(children) if named else _Recipe(range(len(children)))
@@ -159,15 +165,17 @@ def _open_own(obj: Any) -> tuple[list[Any], list[Any]]:
     return keys, list(children.values()) if named else list(children)
 
 
-def _close_own(obj: Any, keys: Any, children: list[Any], blank: Any) -> Any:
+def _unflatten_own(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
     return keys.rebuild(dict(zip(keys, children, strict=True)) if keys.named else children)
 
 
-OWN = Container(kind="mapping", open=_open_own, close=_close_own)
+OWN = Container(kind="mapping", flatten=_flatten_own, unflatten=_unflatten_own)
 
 # A lazy view stands for its source, or for the part of it that a slice shows.
 VIEW = Container(
-    kind="wrapper", open=lambda view: (None, [view._stored()]), close=lambda view, keys, children, blank: children[0]
+    kind="wrapper",
+    flatten=lambda view: (None, [view._stored()]),
+    unflatten=lambda view, keys, children, new_empty: children[0],
 )
 
 # ---- look-up ---------------------------------------------------------------------------------------------------------
@@ -204,15 +212,17 @@ def container_of(kind: type) -> Container | None:
         _arrays.clear()
         _seen = now
     try:
-        row = _known[kind]
+        handler = _known[kind]
     except KeyError:
         try:
-            row = _known[kind] = _look_up(kind)
+            handler = _known[kind] = _look_up(kind)
         except (DlxError, MemoryError):
             raise
         except Exception:  # a type that raises when it is looked at
             return None
-    return None if row is not None and row is not OWN and _speaks(kind) else row  # it may have learnt it since
+    return (
+        None if handler is not None and handler is not OWN and _speaks(kind) else handler
+    )  # it may have learnt it since
 
 
 def what_is(kind: type) -> Container | Adapter | type | None:
@@ -237,9 +247,9 @@ def what_is(kind: type) -> Container | Adapter | type | None:
     if (type(kind) is type or is_key(kind)) and kind in _EXACT:
         return _EXACT[kind]
     try:
-        row = container_of(kind)
-        if row is not None:
-            return row
+        handler = container_of(kind)
+        if handler is not None:
+            return handler
         adapter = _arrays.get(kind) or registry.knows(kind)
         if adapter is not None:
             _arrays[kind] = adapter
@@ -256,12 +266,12 @@ def _look_up(kind: type) -> Container | None:
         return OWN
     if getattr(kind, "is_lazy_view", False):
         return VIEW
-    row = registry.container(kind)
-    if row is not None:
-        return None if row.kind == "leaf" else row
+    handler = registry.container(kind)
+    if handler is not None:
+        return None if handler.kind == "leaf" else handler
     if registry.knows(kind) is not None or _speaks(kind) or derives(kind, _LEAVES):
         return None
-    return subclass_row(kind) or record_row(kind) or abstract_row(kind)
+    return subclass_handler(kind) or record_handler(kind) or abstract_handler(kind)
 
 
 def _speaks(kind: type) -> bool:

@@ -1,7 +1,7 @@
-"""Containers of arrays: taken apart into arrays and places, put together again around the results.
+"""A tree of containers: flattened into its arrays with their paths, and unflattened around the results.
 
-The walk has a stack of its own, so that any depth works. Every container and every array is met once, however often it
-stands in the tree; a container that holds itself does so in the result. Nothing of the source is written to.
+The walk has a stack of its own, so that any depth works. Each container and each array is met once, however often it
+stands in the tree; a container that holds itself does so in the result. The source is never written to.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from dlx.errors import AdapterNotFoundError, ConversionError, DlxError
 __all__ = ["ROOT", "Tree"]
 
 ROOT = "obj"
-DEEPEST = 1_000_000  # containers inside containers; what goes on for ever stops here
+MAX_DEPTH = 1_000_000  # containers inside containers; what goes on for ever stops here
 
 
 class Node:
     """One container of a tree."""
 
-    __slots__ = ("at", "cursor", "cyclic", "is_open", "keys", "links", "obj", "parent", "parts", "result", "row")
+    __slots__ = ("at", "cursor", "cyclic", "handler", "is_open", "keys", "links", "obj", "parent", "parts", "result")
 
-    def __init__(self, obj: Any, row: Container, parent: int, at: int) -> None:
-        self.obj, self.row = obj, row
+    def __init__(self, obj: Any, handler: Container, parent: int, at: int) -> None:
+        self.obj, self.handler = obj, handler
         self.parent, self.at = parent, at  # number of the node that it stands in, and its place there
         self.keys: list[Any] | None = None
         self.parts: list[Any] = []
@@ -61,7 +61,7 @@ class Tree:
         The arrays, each once, in the order they are met, and their adapters.
     """
 
-    def __init__(self, root: Any, row: Container, failures: Failures, *, strict: bool = False) -> None:
+    def __init__(self, root: Any, handler: Container, failures: Failures, *, strict: bool = False) -> None:
         self.failures, self.strict = failures, strict
         self.arrays: list[Any] = []
         self.sources: list[Adapter] = []
@@ -70,12 +70,12 @@ class Tree:
         self._closed: list[Node] = []  # children before parents
         self._met: dict[Any, int] = {}  # array or container -> its number, as in Node.links
         self._kinds: dict[type, Any] = {}
-        self._walk(root, row)
+        self._walk(root, handler)
 
     # ---- apart ------------------------------------------------------------------------------------------------------
 
-    def _walk(self, root: Any, row: Container) -> None:
-        stack = [self._enter(root, row, _key(root, row, None), -1, 0)]
+    def _walk(self, root: Any, handler: Container) -> None:
+        stack = [self._enter(root, handler, _key(root, handler, None), -1, 0)]
         while stack:
             number = stack[-1]
             node = self._nodes[number]
@@ -95,11 +95,11 @@ class Tree:
                 if what is None:
                     continue
                 if what is not kind and isinstance(what, Container):  # a class may not even say what it is
-                    key = _key(child, what, node.row)
+                    key = _key(child, what, node.handler)
                     link = self._met.get(key)
                     if link is None:
-                        if len(stack) >= DEEPEST:
-                            self._refuse(f"it is nested more than {DEEPEST:,} levels deep", number, i)
+                        if len(stack) >= MAX_DEPTH:
+                            self._refuse(f"it is nested more than {MAX_DEPTH:,} levels deep", number, i)
                             continue
                         link = self._enter(child, what, key, number, i)
                         node.links.append((i, link))
@@ -117,14 +117,14 @@ class Tree:
                 self._closed.append(node)
                 stack.pop()
 
-    def _enter(self, obj: Any, row: Container, key: Any, parent: int, at: int) -> int:
+    def _enter(self, obj: Any, handler: Container, key: Any, parent: int, at: int) -> int:
         """Take one container apart; return its number."""
         number = len(self._nodes)
-        node = Node(obj, row, parent, at)
+        node = Node(obj, handler, parent, at)
         self._nodes.append(node)
         self._met[key] = number
         try:
-            node.keys, node.parts = row.open(obj)
+            node.keys, node.parts = handler.flatten(obj)
         except Exception as error:
             self._failed(node, error, "cannot be taken apart")
         return number
@@ -139,7 +139,7 @@ class Tree:
 
     def _leaf(self, obj: Any, what: Any, node: Node, number: int, i: int) -> int | None:
         """Note an array; return its number as a link, or None for what passes through."""
-        key = _key(obj, None, node.row)
+        key = _key(obj, None, node.handler)
         link = self._met.get(key)
         if link is not None:
             return link
@@ -155,8 +155,8 @@ class Tree:
     def _stranger(self, obj: Any, number: int, i: int) -> Adapter | None:
         """Return the adapter of an array that no framework claims, None for anything else."""
         try:
-            source = generic.array_stranger(obj)
-            is_known = source is not None or not self.strict or generic.buffer_stranger(obj) is not None
+            source = generic.generic_array_adapter(obj)
+            is_known = source is not None or not self.strict or generic.generic_buffer_adapter(obj) is not None
         except (DlxError, MemoryError):
             raise
         except Exception:  # it raises when it is looked at, so it is nothing that we know
@@ -168,7 +168,7 @@ class Tree:
     def _closes(self, link: int, number: int, i: int) -> bool:
         """Mark a container that was met inside itself; False where such a one cannot be made."""
         node = self._nodes[link]
-        if node.row.blank is None:
+        if node.handler.new_empty is None:
             name = type(node.obj).__name__
             self._refuse(f"it contains itself, and a {name} cannot exist before its elements", number, i, node.obj)
             return False
@@ -185,7 +185,7 @@ class Tree:
         steps: list[str] = []
         while number >= 0:
             node = self._nodes[number]
-            steps.append(node.row.place(node.keys, i))
+            steps.append(node.handler.place(node.keys, i))
             number, i = node.parent, node.at
         if len(steps) > 64:
             steps[32:-32] = [" ... "]
@@ -251,7 +251,7 @@ class Tree:
         """
         for node in self._nodes:
             if node.cyclic:
-                node.result = self._blank(node, target)
+                node.result = self._new_empty(node, target)
         for node in self._closed:
             parts, changed = node.parts, node.cyclic
             for i, link in node.links:
@@ -261,34 +261,34 @@ class Tree:
                     changed = True
             if stands is not None and not node.cyclic and (own := stands(node.obj, node.keys, parts)) is not None:
                 node.result = own
-            elif changed or node.row.mutable:
-                node.result = self._close(node, target)
+            elif changed or node.handler.mutable:
+                node.result = self._unflatten(node, target)
             else:
                 node.result = node.obj
         return self._nodes[0].result
 
-    def _blank(self, node: Node, target: str) -> Any:
-        assert node.row.blank is not None
-        if not _holds(node.row, target):
-            return {} if node.row.falls_to is dict else []
+    def _new_empty(self, node: Node, target: str) -> Any:
+        assert node.handler.new_empty is not None
+        if not _holds(node.handler, target):
+            return {} if node.handler.falls_to is dict else []
         try:
-            return node.row.blank(node.obj)
+            return node.handler.new_empty(node.obj)
         except Exception as error:
             self._failed(node, error, "cannot be made anew")
             return None
 
-    def _close(self, node: Node, target: str) -> Any:
-        row, keys, parts = node.row, node.keys, node.parts
-        if not _holds(row, target):
+    def _unflatten(self, node: Node, target: str) -> Any:
+        handler, keys, parts = node.handler, node.keys, node.parts
+        if not _holds(handler, target):
             return _plain(node)
-        assert row.close is not None
+        assert handler.unflatten is not None
         try:
-            new = row.close(node.obj, keys, list(parts), node.result)
-            if row.falls_to is None or not self._lost(node, new):
+            new = handler.unflatten(node.obj, keys, list(parts), node.result)
+            if handler.falls_to is None or not self._lost(node, new):
                 return new
             raise TypeError("it does not hold what was put in")
         except Exception as error:
-            if row.falls_to is None or node.cyclic or isinstance(error, MemoryError):
+            if handler.falls_to is None or node.cyclic or isinstance(error, MemoryError):
                 self._failed(node, error, "cannot hold the result")
                 return None
         try:
@@ -304,16 +304,16 @@ class Tree:
 
     def _lost(self, node: Node, new: Any) -> bool:
         """Return whether a container made something else of the arrays that were put into it."""
-        row = node.row
-        if row.types or row.elements != "stable" or row.kind not in ("sequence", "mapping"):
-            return False  # whoever declares a row answers for its `close`
+        handler = node.handler
+        if handler.types or handler.elements != "stable" or handler.kind not in ("sequence", "mapping"):
+            return False  # whoever declares a row answers for its `unflatten`
         keys = node.keys
         return any(new[i if keys is None else keys[i]] is not node.parts[i] for i, link in node.links if link < 0)
 
 
-def _key(obj: Any, row: Container | None, inside: Container | None) -> Any:
+def _key(obj: Any, handler: Container | None, inside: Container | None) -> Any:
     """Return what tells an object apart from others: its address, or what its container says."""
-    for container in (row, inside):
+    for container in (handler, inside):
         if container is not None and container.identity is not None:
             key = container.identity(obj)
             if key is not None:
@@ -321,13 +321,13 @@ def _key(obj: Any, row: Container | None, inside: Container | None) -> Any:
     return id(obj)
 
 
-def _holds(row: Container, target: str) -> bool:
-    return row.close is not None and row.holds in (None, target)
+def _holds(handler: Container, target: str) -> bool:
+    return handler.unflatten is not None and handler.holds in (None, target)
 
 
 def _plain(node: Node) -> Any:
     """Return the built-in container that stands in for one that cannot hold the result."""
-    new = node.row.plain(node.keys, node.parts)
+    new = node.handler.plain(node.keys, node.parts)
     if not node.cyclic:
         return new
     if isinstance(new, dict):

@@ -1,1 +1,4 @@
-"""_core."""
+"""The lowest layer: the compiled extension, devices, dtypes, tensors and CUDA as Python sees them.
+
+Nothing here knows a framework or an adapter.
+"""

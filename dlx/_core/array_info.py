@@ -1,4 +1,4 @@
-"""`Tensor`, the type that the C core makes, and `ArrayInfo`, what can be said about an array without touching it."""
+"""`ArrayInfo`: what can be said about an array without reading its data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ArrayInfo:
     Attributes
     ----------
     framework
-        Name of the adapter that knows the array: ``"numpy"``, ``"dlpack"`` for a stranger.
+        Name of the adapter that knows the array: ``"numpy"``, ``"dlpack"`` for a generic producer.
     type_name
         The Python type.
     dtype

@@ -1,6 +1,6 @@
-"""The CUDA driver as Python sees it: devices, who waits for whom, and what is still waiting to be let go of.
+"""The CUDA driver as Python sees it: devices, events, waits, and memory that is still in use by a device.
 
-Nothing here is loaded before it is asked: `import dlx` and work on the host never touch the driver.
+Nothing here is loaded before it is needed: `import dlx` and conversions on the host never touch the driver.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def synchronize(what: Stream | Ready) -> None:
         check(lib.dlx_ready_synchronize(what))
 
 
-def readiness(tensor: Tensor) -> Ready | None:
+def readiness_of(tensor: Tensor) -> Ready | None:
     """Return the point at which a `dlx.Tensor` is ready, None where it is. It lives as long as the tensor."""
     address = native.tensor_readiness(tensor)
     return ffi.cast("dlx_ready *", address) if address else None

@@ -1,7 +1,7 @@
 """The C headers: where they are, and what cffi reads of them.
 
-Nothing compiled is needed here: `build_ffi.py` runs this file, too. The headers hold declarations only, so that
-the text which a compiler includes is the text which cffi parses.
+Nothing compiled is needed here: `build_ffi.py` runs this file, too. The headers hold declarations only, so that the
+text that a compiler includes is the text that cffi parses.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from dlx import errors
 from dlx._core.extension import ffi, lib
 from dlx._core.types import Device, DType
 
-__all__ = ["Lane", "Places", "Tensor", "ffi", "lib", "live"]
+__all__ = ["FastPathFunction", "Places", "Tensor", "ffi", "lib", "live"]
 
 _CLASSES: dict[str, type[BaseException]] = {
     "DLX_E_VERSION": errors.ProtocolError,
@@ -140,12 +140,12 @@ if TYPE_CHECKING:
     ) -> bool: ...
     def routes_clear() -> None: ...
 
-    class Lane:
-        """A function with a fast lane in C."""
+    class FastPathFunction:
+        """A function with a fast path in C."""
 
         def __init__(self, wrapped: Any, learn: Any, failed: Any) -> None: ...
         def __call__(self, *args: Any, **keywords: Any) -> Any: ...
-        def _lend(self, obj: Any, to: Any, brief: bool = False, /) -> Any: ...
+        def _borrow(self, obj: Any, to: Any, brief: bool = False, /) -> Any: ...
         def _load(self, tensor: Tensor, obj: Any, to: Any, /) -> Any: ...
         def _place(
             self,

@@ -1,4 +1,4 @@
-"""What a stream value means: whose it is, and how it is said to a producer."""
+"""What a stream argument means: None, a handle, -1, or a framework's stream object, as one `Stream`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Stream:
         return f"{named.get(self.handle, f'stream {self.handle:#x}')} of {self.device}"
 
 
-_lent = threading.local()
+_borrowed = threading.local()
 
 
 @contextlib.contextmanager
@@ -69,17 +69,17 @@ def lending(streams: Iterable[Stream]) -> Iterator[None]:
 
     What the framework then calls its current stream is an object of its own, which seldom owns it.
     """
-    before = getattr(_lent, "streams", {})
-    _lent.streams = before | {stream: stream for stream in streams}
+    before = getattr(_borrowed, "streams", {})
+    _borrowed.streams = before | {stream: stream for stream in streams}
     try:
         yield
     finally:
-        _lent.streams = before
+        _borrowed.streams = before
 
 
 def kept(stream: Stream) -> Stream:
     """Return the same stream with what keeps it alive, where it is lent."""
-    streams: dict[Stream, Stream] = getattr(_lent, "streams", {})
+    streams: dict[Stream, Stream] = getattr(_borrowed, "streams", {})
     return streams.get(stream, stream)
 
 

@@ -1,4 +1,4 @@
-"""`Tensor`, the type that the C core makes, and `ArrayInfo`, what can be said about an array without touching it."""
+"""`Tensor`, the type that the C core makes, with its repr."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Tensor", "type_name"]
 
 # ---- the repr of dlx.Tensor: one line, the values where they are few and can be read
 
-MOST_VALUES = 8
+MAX_VALUES = 8
 
 
 def _shortest(value: float, raw: bytes, pack: Callable[[float], bytes]) -> float:
@@ -72,11 +72,11 @@ _READERS: dict[tuple[int, int], Callable[[bytes], Any]] = {
 
 def _edge(shape: tuple[int, ...]) -> int:
     """Return how many values to show at either end of a dimension, so that they are few in all; 0: show none."""
-    for edge in (MOST_VALUES, 3, 2, 1):
+    for edge in (MAX_VALUES, 3, 2, 1):
         shown = 1
         for extent in shape:
             shown *= min(extent, 2 * edge)
-        if 0 < shown <= MOST_VALUES:
+        if 0 < shown <= MAX_VALUES:
             return edge
     return 0
 

@@ -1,4 +1,4 @@
-"""Devices and dtypes as DLPack counts them. The numbers come from the C header; only names are written here."""
+"""`Device` and `DType`, and the flags of a managed tensor. Numbers come from the C header; names are written here."""
 
 from __future__ import annotations
 

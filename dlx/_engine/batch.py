@@ -1,7 +1,7 @@
-"""Many arrays at once, in the phases of one: examine all, export, check, order streams, hand over.
+"""Convert many arrays in stages: examine all, export all, check, order streams, load.
 
-Whatever is refused is refused before anything is handed over, and what can be told without calling a producer is told
-before any is called. A failure undoes everything: results are let go of, capsules have their names back.
+What can be refused without calling a producer is refused before any is called. After a failure results are released and
+capsules have their names back.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 from dlx._containers.failures import Failures, together
 from dlx._containers.lookup import container_of
 from dlx._containers.tree import Tree
-from dlx._core.cuda import is_cuda, readiness
-from dlx._core.native import Lane
+from dlx._core.cuda import is_cuda, readiness_of
+from dlx._core.native import FastPathFunction
 from dlx._core.tensor import Tensor
 from dlx._engine.executor import forget_frames, load, order, plan_leaf, prepare, preview, release, take_back
 from dlx._engine.plan import Plan
 from dlx._engine.planner import begin
 from dlx._engine.request import Request
-from dlx._engine.streams import Moment
+from dlx._engine.streams import Readiness
 from dlx._engine.transfer import Leaf
 from dlx._registry.generic import Described
 from dlx.adapter.base import Adapter, look_up
@@ -28,10 +28,10 @@ from dlx.adapter.declarations import Container
 from dlx.errors import DlxError
 from dlx.typing import Outcome
 
-__all__ = ["Bulk", "convert_tree", "place_of", "plan_tree"]
+__all__ = ["Batch", "convert_tree", "place_of", "plan_tree"]
 
 
-class Bulk:
+class Batch:
     """Arrays on their way to one target.
 
     Parameters
@@ -44,8 +44,8 @@ class Bulk:
         Says where the array number i stands, for errors.
     failures
         What to do about errors.
-    lane, to
-        The fast lane, and the target as the caller named it; None where the lane must not be used.
+    fast_path, to
+        The fast path, and the target as the caller named it; None where the fast path must not be used.
     """
 
     def __init__(
@@ -55,15 +55,15 @@ class Bulk:
         sources: list[Adapter],
         place: Callable[[int], str],
         failures: Failures,
-        lane: Lane | None = None,
+        fast_path: FastPathFunction | None = None,
         to: Any = None,
     ) -> None:
         # Streams are ordered once a call, and a lazy view makes many calls with one request.
         self.request, self.objs, self.sources = replace(request), objs, sources
         self.place, self.failures = place, failures
-        self.lane, self.to = lane, to
+        self.fast_path, self.to = fast_path, to
         self.results: list[Any] = [None] * len(objs)
-        self._lent: list[tuple[int, Any]] = []  # what the lane has examined, exported and checked
+        self._borrowed: list[tuple[int, Any]] = []  # what the fast path has examined, exported and checked
         self._leaves: dict[int, Leaf] = {}
 
     def run(self) -> list[Any]:
@@ -91,7 +91,7 @@ class Bulk:
         return leaf is not None and leaf.plan is not None and leaf.plan.outcome == "copied"
 
     def on_host(self, i: int) -> bool:
-        """Return whether the array number `i` went by the lane, which takes memory of the host only."""
+        """Return whether the array number `i` went by the fast path, which takes memory of the host only."""
         return i not in self._leaves
 
     def tensors(self) -> list[Tensor]:
@@ -103,18 +103,18 @@ class Bulk:
             As `run`.
         """
         self._make_ready(brief=True)
-        for i, lent in self._lent:
-            self.results[i] = lent
+        for i, borrowed in self._borrowed:
+            self.results[i] = borrowed
         for i, leaf in self._leaves.items():
             self.results[i] = load(leaf) if leaf.tensor is None else leaf.tensor
         return self.results
 
-    def moment(self, i: int) -> Moment:
+    def readiness(self, i: int) -> Readiness:
         """Return when the array number `i`, one of `tensors`, may be read."""
         leaf, tensor = self._leaves.get(i), self.results[i]
-        if leaf is not None and leaf.moment is not None:
-            return leaf.moment
-        return readiness(tensor) if is_cuda(tensor.device) else None
+        if leaf is not None and leaf.readiness is not None:
+            return leaf.readiness
+        return readiness_of(tensor) if is_cuda(tensor.device) else None
 
     def _make_ready(self, *, brief: bool) -> None:
         """Go through the phases up to where nothing but a consumer can fail."""
@@ -127,7 +127,7 @@ class Bulk:
     def undo(self, error: BaseException) -> None:
         """Let go of all results, and give back what was taken; frames of the error may hold some of it."""
         self.results.clear()
-        self._lent.clear()
+        self._borrowed.clear()
         taken = [leaf for leaf in self._leaves.values() if leaf.owned is not None]
         if taken:
             forget_frames(error)
@@ -153,28 +153,28 @@ class Bulk:
                 self.failures.add(error, self.place(i))
 
     def _examine(self, brief: bool) -> None:
-        """Ask what is known of each array before any producer is called; those of the lane are exported at once."""
+        """Ask what is known of each array before any producer is called; fast-path arrays are exported at once."""
         for i, obj in enumerate(self.objs):
-            lent = self.lane._lend(obj, self.to, brief) if self.lane is not None else None
-            if lent is None:
+            borrowed = self.fast_path._borrow(obj, self.to, brief) if self.fast_path is not None else None
+            if borrowed is None:
                 self._leaves[i] = begin(obj, self.sources[i], self.request)
-            elif lent is obj:
+            elif borrowed is obj:
                 self.results[i] = obj
             else:
-                self._lent.append((i, lent))
+                self._borrowed.append((i, borrowed))
         self._each(_refused)
-        if self.failures.collect or any(_is_stranger(leaf) for leaf in self._leaves.values()):
+        if self.failures.collect or any(_is_generic(leaf) for leaf in self._leaves.values()):
             self._each(_described)
 
     def _load(self) -> None:
-        for i, lent in self._lent:
-            assert self.lane is not None
+        for i, borrowed in self._borrowed:
+            assert self.fast_path is not None
             try:
-                result = self.lane._load(lent, self.objs[i], self.to)
-                self.results[i] = self.request.target.load(lent) if result is NotImplemented else result
+                result = self.fast_path._load(borrowed, self.objs[i], self.to)
+                self.results[i] = self.request.target.load(borrowed) if result is NotImplemented else result
             except DlxError as error:
                 self.failures.add(error, self.place(i))
-        self._lent.clear()
+        self._borrowed.clear()
         for i, leaf in self._leaves.items():
             try:
                 self.results[i] = load(leaf)
@@ -199,10 +199,10 @@ def _described(leaf: Leaf) -> None:
             del error  # as in Failures.add
 
 
-def _is_stranger(leaf: Leaf) -> bool:
+def _is_generic(leaf: Leaf) -> bool:
     """Return whether calling the producer could have an effect that somebody sees, so that it is called late, once."""
     kind, source = type(leaf.obj), leaf.source
-    return not isinstance(source, Described) and not any(look_up(name) is kind for name in source.lane)
+    return not isinstance(source, Described) and not any(look_up(name) is kind for name in source.fast_path_types)
 
 
 def plan_all(
@@ -218,7 +218,7 @@ def plan_all(
     for i, (obj, source) in enumerate(zip(objs, sources, strict=True)):
         leaf = begin(obj, source, request)
         early = leaf.plan is not None  # refused before anything is exported
-        late = _is_stranger(leaf)
+        late = _is_generic(leaf)
         plan_leaf(leaf, probe=probe)
         assert leaf.plan is not None
         error = leaf.plan.error
@@ -234,7 +234,14 @@ def plan_all(
 
 
 def convert_tree(
-    root: Any, row: Container, request: Request, *, strict: bool, collect: bool, lane: Lane | None, to: Any
+    root: Any,
+    handler: Container,
+    request: Request,
+    *,
+    strict: bool,
+    collect: bool,
+    fast_path: FastPathFunction | None,
+    to: Any,
 ) -> Any:
     """Convert every array in a container, and return the same containers around the results.
 
@@ -246,25 +253,25 @@ def convert_tree(
         All of them, if `collect`.
     """
     failures = Failures(request.target.name, collect=collect)
-    tree = Tree(root, row, failures, strict=strict)
-    bulk = Bulk(request, tree.arrays, tree.sources, tree.place, failures, lane, to)
+    tree = Tree(root, handler, failures, strict=strict)
+    batch = Batch(request, tree.arrays, tree.sources, tree.place, failures, fast_path, to)
     new: Any = None
     try:
-        new = tree.rebuild(bulk.run(), request.target.name)
+        new = tree.rebuild(batch.run(), request.target.name)
         failures.check()
         return new
     except BaseException as error:
         new = None
         tree.forget()
-        bulk.undo(error)
+        batch.undo(error)
         raise
 
 
-def plan_tree(root: Any, row: Container, request: Request, *, strict: bool, collect: bool, probe: bool) -> Plan:
+def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, collect: bool, probe: bool) -> Plan:
     """Say what `convert_tree` will do with every array; its own error, if it has one, is in the plan."""
     target = request.target.name
     failures = Failures(target, collect=True)
-    tree = Tree(root, row, failures, strict=strict)
+    tree = Tree(root, handler, failures, strict=strict)
     for refused in failures.errors:
         forget_frames(refused)
     leaves, late = plan_all(request, tree.arrays, tree.sources, tree.place, probe=probe)
@@ -277,8 +284,8 @@ def plan_tree(root: Any, row: Container, request: Request, *, strict: bool, coll
 
 def place_of(array: Any, root: Any) -> str:
     """Return where an array stands in a container; empty where it is not there any more."""
-    row = container_of(type(root))
-    tree = None if row is None else Tree(root, row, Failures("", collect=True))
+    handler = container_of(type(root))
+    tree = None if handler is None else Tree(root, handler, Failures("", collect=True))
     for i, other in enumerate(tree.arrays if tree is not None else ()):
         if tree is not None and other is array:
             return tree.place(i)

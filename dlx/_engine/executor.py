@@ -1,4 +1,4 @@
-"""Doing for ONE array what `planning` decided: lift, export, view, copy, hand over; and what happens on failure."""
+"""Do what the planner decided for one array: resolve, export, view, copy, load; and undo it after a failure."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def order(leaf: Leaf) -> None:
     """
     if leaf.tensor is not None and _is_read_in_place(leaf):
         try:
-            leaf.request.crossing.order(leaf.tensor, leaf.moment, leaf.view_device)
+            leaf.request.sync.order(leaf.tensor, leaf.readiness, leaf.view_device)
         except DlxError as error:
             leaf.complete(error)
             raise
@@ -81,7 +81,7 @@ def _is_read_in_place(leaf: Leaf) -> bool:
 
 def preview(leaf: Leaf) -> DlxError | None:
     """Return the refusal that can be told before the producer is called; None where there is none, or it cannot."""
-    if not leaf.cures:
+    if not leaf.resolutions:
         try:
             tensor = leaf.source.sketch(leaf.obj)
             if tensor is not None and is_settled(leaf, _marked(leaf, tensor)):
@@ -124,7 +124,7 @@ def plan_leaf(leaf: Leaf, *, probe: bool) -> None:
 def _facts(leaf: Leaf, probe: bool) -> Tensor | None:
     if leaf.fresh:  # the cure copies: it is not run, its result is known to be compact
         return _sketch_of_copy(leaf)
-    tensor = leaf.source.sketch(_lifted(leaf))
+    tensor = leaf.source.sketch(_resolved(leaf))
     if tensor is not None:
         return _marked(leaf, tensor)
     return export(leaf) if probe else None
@@ -144,9 +144,9 @@ def forget_frames(error: BaseException | None) -> None:
 
 def export(leaf: Leaf) -> Tensor:
     """Lift what hinders one array and export it: the producer is called once."""
-    obj = _lifted(leaf)
+    obj = _resolved(leaf)
     try:
-        tensor, leaf.moment = leaf.request.crossing.export(leaf.source, obj, leaf.device)
+        tensor, leaf.readiness = leaf.request.sync.export(leaf.source, obj, leaf.device)
     except DlxError:
         raise
     except Exception as error:
@@ -161,11 +161,11 @@ def _marked(leaf: Leaf, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _lifted(leaf: Leaf) -> Any:
+def _resolved(leaf: Leaf) -> Any:
     obj = leaf.obj
     try:
-        for cure in leaf.cures:
-            obj = cure(obj)
+        for resolution in leaf.resolutions:
+            obj = resolution(obj)
     except DlxError as error:
         leaf.complete(error)
         raise
@@ -188,7 +188,7 @@ def load(leaf: Leaf) -> Any:
     """Hand one prepared array over: pass the point of no return, and take it back if the consumer fails."""
     tensor, leaf.tensor = leaf.tensor, None
     if tensor is None:  # it stays inside its framework
-        return _lifted(leaf)
+        return _resolved(leaf)
     target = leaf.request.target
     ready: Tensor | None = None
     array: Any = None
@@ -198,14 +198,14 @@ def load(leaf: Leaf) -> Any:
         leaf.owned = tensor  # an interrupt may come after `take` has done its work and before it is known here
         ready = leaf.owned = leaf.source.take(leaf.obj, tensor, shared=shared)
         taken = True
-        crossing, moment = leaf.request.crossing, leaf.moment
+        sync, readiness = leaf.request.sync, leaf.readiness
         if leaf.view_device is not None and _is_read_in_place(leaf):
-            crossing.order(ready, moment, leaf.view_device)  # else `given` sees to it
+            sync.order(ready, readiness, leaf.view_device)  # else `given` sees to it
         if leaf.view_device is not None or leaf.view_flags is not None:
             ready = native.tensor_view(ready, None, leaf.view_device, leaf.view_flags, None)
         if leaf.gather:
-            ready, moment = crossing.copied(
-                leaf.source, ready, moment, leaf.copy_order or False, physical(ready.device)
+            ready, readiness = sync.copied(
+                leaf.source, ready, readiness, leaf.copy_order or False, physical(ready.device)
             )
         if leaf.copy_order is not None:
             here = leaf.repack and not cuda.is_cuda(ready.device)
@@ -213,7 +213,7 @@ def load(leaf: Leaf) -> Any:
                 ready = native.tensor_repack(ready)
             if not here or cuda.is_cuda(leaf.copy_device):
                 source = None if leaf.gather else leaf.source
-                ready, moment = crossing.copied(source, ready, moment, leaf.copy_order, leaf.copy_device)
+                ready, readiness = sync.copied(source, ready, readiness, leaf.copy_order, leaf.copy_device)
             if leaf.repack and not here:
                 ready = native.tensor_repack(ready)
         if leaf.give_address:
@@ -222,16 +222,16 @@ def load(leaf: Leaf) -> Any:
                 nowhere, ready.shape, ready.strides, ready.dtype, ready.device, ready.flags, ready
             )
         dtype = ready.dtype
-        if leaf.carried is not None:
-            ready = native.tensor_view(ready, leaf.carried, None, ready.flags & ~SUBBYTE_PADDED, None)
+        if leaf.storage_dtype is not None:
+            ready = native.tensor_view(ready, leaf.storage_dtype, None, ready.flags & ~SUBBYTE_PADDED, None)
         device = ready.device
         if not cuda.is_cuda(device):
             array = target.load(ready)
         else:
-            ready = crossing.given(leaf.source, ready, moment)
+            ready = sync.given(leaf.source, ready, readiness)
             with target.on_device(device):
                 array = target.load(ready)
-        return array if leaf.carried is None else target.reviewed(array, dtype)
+        return array if leaf.storage_dtype is None else target.viewed_as(array, dtype)
     except BaseException as error:
         # Whatever shares the memory must let go of it first: our view of it, the result, frames of the consumer.
         ready = array = None

@@ -1,4 +1,4 @@
-"""Filling the lane's table: how an exact type reaches a target in C, read from the adapters' data."""
+"""Fill the routes of the C fast path: what it needs to take an exact type to a target, read from adapters' data."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ _EVERY_CODE = 0xFFFFFFFF
 
 
 def learn(kind: type, to: Any) -> None:
-    """Look for a route from an exact type to a target, and tell the lane.
+    """Look for a route from an exact type to a target, and tell the fast path.
 
-    Called by the lane on its first call with this pair. Only types that an adapter lists in `Adapter.lane` have routes;
-    for all others the lane remembers that Python is to be asked, until the type changes.
+    Called by the fast path on its first call with this pair. Only types in `Adapter.fast_path_types` have routes;
+    for all others the fast path remembers that Python is to be asked, until the type changes.
     """
     if not isinstance(to, str | type(sys) | type):
         return
     source = registry.knows(kind)
     target = registry.target(to)
     try:
-        row = _row(kind, to, source, target)
+        handler = _handler(kind, to, source, target)
     except MemoryError:
         raise
-    except Exception as error:  # what an adapter says of its types is wrong: the Python road goes on without it
+    except Exception as error:  # what an adapter says of its types is wrong: the Python path goes on without it
         assert source is not None
-        row = None
-        registry.remark(source, f"the lane from {type_name(kind)} to {to!r} is not used: {exception_text(error)}")
-    if row is None:
+        handler = None
+        registry.remark(source, f"the fast path from {type_name(kind)} to {to!r} is not used: {exception_text(error)}")
+    if handler is None:
         native.route_add(kind, to, False, (), None, (), None, (), None, (), None, (), None, None, 0)
     else:
-        native.route_add(*row)
+        native.route_add(*handler)
 
 
-def _row(kind: type, to: Any, source: Adapter | None, target: Adapter) -> tuple[Any, ...] | None:
-    """Return what the lane needs; None where Python is to be asked."""
+def _handler(kind: type, to: Any, source: Adapter | None, target: Adapter) -> tuple[Any, ...] | None:
+    """Return what the fast path needs; None where Python is to be asked."""
     capabilities = target.capabilities
-    if source is None or capabilities is None or not any(look_up(name) is kind for name in source.lane):
+    if source is None or capabilities is None or not any(look_up(name) is kind for name in source.fast_path_types):
         return None
     if not (source.constant and target.constant) or type(target).check is not Adapter.check:
         return None
-    # Without dtypes of its own to go by, the lane would let through what is reviewed after `load`.
-    reviewed = bool(target.carried) and capabilities.dtypes is None
-    load = None if target.is_own or reviewed else target.load
-    if not (source.identity if source is target else target.lane_imports or load is not None):
+    # Without dtypes of its own to go by, the fast path would let through what is reviewed after `load`.
+    viewed_as = bool(target.storage_dtypes) and capabilities.dtypes is None
+    load = None if target.is_own or viewed_as else target.load
+    if not (source.identity if source is target else target.fast_path_imports or load is not None):
         return None
     quick, answered = source.guard_function() or (None, frozenset())
     bounds = () if OWNER_BOUNDS in answered else source.owner_bounds
@@ -64,7 +64,7 @@ def _row(kind: type, to: Any, source: Adapter | None, target: Adapter) -> tuple[
         source is target,
         source.exchange(),
         None if target.is_own else target.classes()[0],
-        target.exchange() if target.lane_imports else False,
+        target.exchange() if target.fast_path_imports else False,
         load,
         tuple(_guard(source, kind, guard) for guard in source.guards if guard.ask not in answered),
         quick,
@@ -73,7 +73,7 @@ def _row(kind: type, to: Any, source: Adapter | None, target: Adapter) -> tuple[
         tuple(_question(look_up(source.owner_type), name, call=True) for name in bounds),
         _question(kind, source.dtype_attribute, call=False) if source.confirmed else None,
         _confirmed(source),
-        target.lane_address(),
+        target.fast_path_capabilities_address(),
     )
 
 
@@ -87,8 +87,8 @@ def _question(kind: type, name: str, *, call: bool) -> tuple[Any, ...]:
 def _guard(source: Adapter, kind: type, guard: Any) -> tuple[Any, ...]:
     asked = look_up(source.owner_type) if guard.of_owner else kind
     codes = sum(1 << code for code in codes_of(guard.kinds)) if guard.kinds else _EVERY_CODE
-    amend = _question(kind, guard.amend, call=True) if guard.amend else None
-    return (_question(asked, guard.ask, call=guard.call), codes, guard.of_owner, amend)
+    resolve = _question(kind, guard.resolve, call=True) if guard.resolve else None
+    return (_question(asked, guard.ask, call=guard.call), codes, guard.of_owner, resolve)
 
 
 def _switches(source: Adapter) -> Any:
@@ -104,7 +104,7 @@ def _confirmed(source: Adapter) -> dict[int, Any] | None:
 
 
 def _consumer_failed(obj: Any, to: Any, cause: Any, tree: Any = None) -> DlxError:
-    """Return the error for a consumer that failed in the lane, after its table had been handed the memory."""
+    """Return the error for a consumer that failed in the fast path, after its table had been handed the memory."""
     target = registry.target(to)
     where = "" if tree is None else place_of(obj, tree)
     if isinstance(cause, DlxError):

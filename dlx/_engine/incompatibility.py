@@ -1,6 +1,6 @@
-"""What each obstacle bit of the C core means to a user: one row per bit, refusals first.
+"""What each incompatibility bit of the C core means to a user: one rule per bit, refusals first.
 
-A new obstacle is one bit in `dlx.h`, one line in `check.c`, one row here.
+A new one is a bit in `dlx.h`, a line in `check.c`, and a rule here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dlx._core.tensor import Tensor
 from dlx.adapter.base import Adapter
 from dlx.errors import ConversionError, CopyRequiredError, DeviceError, DTypeError, LayoutError, ReadOnlyError
 
-__all__ = ["READ_ONLY_ROW", "REPACKED", "TABLE", "Row"]
+__all__ = ["READ_ONLY_RULE", "REPACKED", "RULES", "Rule"]
 
 _INSIDE_FLOAT32 = frozenset({lib.kDLBfloat, *range(lib.kDLFloat8_e3m4, lib.kDLFloat4_e2m1fn + 1)})
 """Codes of dtypes all of whose values are float32 values."""
@@ -22,22 +22,22 @@ Sentence = Callable[[Tensor, Adapter], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """What one obstacle means: a sentence, the class to raise, and whether a copy cures it."""
+class Rule:
+    """What one incompatibility means: a sentence, the class to raise, and whether a copy cures it."""
 
     bit: int
     error: type[ConversionError]
     sentence: Sentence
-    copy_cures: bool = False
+    copy_resolves: bool = False
     fix: str = "Drop copy=False."
 
     def fix_for(self, tensor: Tensor, target: Adapter) -> str:
         """Return the fix, made more precise where the dtype allows it."""
-        if self.bit == lib.DLX_OBSTACLE_DTYPE and (known := target.why_untaken(tensor.dtype)) is not None:
+        if self.bit == lib.DLX_INCOMPATIBLE_DTYPE and (known := target.why_untaken(tensor.dtype)) is not None:
             return known[1]
-        if self.bit == lib.DLX_OBSTACLE_DEVICE and (known := target.why_not_on(tensor.device)) is not None:
+        if self.bit == lib.DLX_INCOMPATIBLE_DEVICE and (known := target.why_not_on(tensor.device)) is not None:
             return known[1]
-        if self.bit == lib.DLX_OBSTACLE_DTYPE and tensor.dtype.lanes == 1 and tensor.dtype.code in _INSIDE_FLOAT32:
+        if self.bit == lib.DLX_INCOMPATIBLE_DTYPE and tensor.dtype.lanes == 1 and tensor.dtype.code in _INSIDE_FLOAT32:
             accepted = target.capabilities.dtypes if target.capabilities is not None else None
             if accepted is not None and "float32" in accepted:
                 return "Convert the values to float32 in its own framework first; that is exact."
@@ -45,7 +45,9 @@ class Row:
 
 
 def _strides(what: str) -> Sentence:
-    return lambda tensor, target: f"{target.name} {target.noun}s cannot {what}, found {tensor.strides} in elements"
+    return lambda tensor, target: (
+        f"{target.name} {target.display_name}s cannot {what}, found {tensor.strides} in elements"
+    )
 
 
 def _no_dtype(tensor: Tensor, target: Adapter) -> str:
@@ -66,62 +68,62 @@ def _alignment(tensor: Tensor, target: Adapter) -> str:
     return f"{target.name} needs data aligned to {wanted} bytes, found address {tensor.data_ptr:#x}"
 
 
-TABLE: tuple[Row, ...] = (
-    Row(
-        lib.DLX_OBSTACLE_DEVICE,
+RULES: tuple[Rule, ...] = (
+    Rule(
+        lib.DLX_INCOMPATIBLE_DEVICE,
         DeviceError,
         _no_device,
         fix="Move it to the host in its own framework first.",
     ),
-    Row(
-        lib.DLX_OBSTACLE_DTYPE,
+    Rule(
+        lib.DLX_INCOMPATIBLE_DTYPE,
         DTypeError,
         _no_dtype,
         fix="Convert the values to one of these in its own framework first.",
     ),
-    Row(
-        lib.DLX_OBSTACLE_NDIM,
+    Rule(
+        lib.DLX_INCOMPATIBLE_NDIM,
         LayoutError,
         lambda tensor, target: f"{target.name} cannot hold {tensor.ndim} dimensions",
         fix="Reshape it first.",
     ),
-    Row(
-        lib.DLX_OBSTACLE_EXTENTS,
+    Rule(
+        lib.DLX_INCOMPATIBLE_EXTENTS,
         LayoutError,
         lambda tensor, target: (
-            f"{target.name} multiplies the extents of {target.noun}s without elements, "
+            f"{target.name} multiplies the extents of {target.display_name}s without elements, "
             f"and those of {tensor.shape} do not fit"
         ),
         fix="Reshape it first.",
     ),
-    Row(
-        lib.DLX_OBSTACLE_READONLY,
+    Rule(
+        lib.DLX_INCOMPATIBLE_READONLY,
         ReadOnlyError,
-        lambda tensor, target: f"it is read-only, and {target.name} {target.noun}s are always writable",
-        copy_cures=True,
+        lambda tensor, target: f"it is read-only, and {target.name} {target.display_name}s are always writable",
+        copy_resolves=True,
     ),
-    Row(
-        lib.DLX_OBSTACLE_PADDED,
+    Rule(
+        lib.DLX_INCOMPATIBLE_PADDED,
         CopyRequiredError,
         lambda tensor, target: f"its {tensor.dtype} elements take a byte each, and {target.name} packs them",
-        copy_cures=True,
+        copy_resolves=True,
     ),
-    Row(
-        lib.DLX_OBSTACLE_PACKED,
+    Rule(
+        lib.DLX_INCOMPATIBLE_PACKED,
         CopyRequiredError,
         lambda tensor, target: f"its {tensor.dtype} elements are packed, and {target.name} wants a byte each",
-        copy_cures=True,
+        copy_resolves=True,
     ),
-    Row(lib.DLX_OBSTACLE_NEGATIVE, CopyRequiredError, _strides("have negative strides"), copy_cures=True),
-    Row(lib.DLX_OBSTACLE_ZERO, CopyRequiredError, _strides("have strides of 0"), copy_cures=True),
-    Row(lib.DLX_OBSTACLE_GAPS, CopyRequiredError, _strides("have gaps between elements"), copy_cures=True),
-    Row(lib.DLX_OBSTACLE_PERMUTED, CopyRequiredError, _strides("be other than row-major"), copy_cures=True),
-    Row(lib.DLX_OBSTACLE_UNALIGNED, CopyRequiredError, _alignment, copy_cures=True),
+    Rule(lib.DLX_INCOMPATIBLE_NEGATIVE, CopyRequiredError, _strides("have negative strides"), copy_resolves=True),
+    Rule(lib.DLX_INCOMPATIBLE_ZERO, CopyRequiredError, _strides("have strides of 0"), copy_resolves=True),
+    Rule(lib.DLX_INCOMPATIBLE_GAPS, CopyRequiredError, _strides("have gaps between elements"), copy_resolves=True),
+    Rule(lib.DLX_INCOMPATIBLE_PERMUTED, CopyRequiredError, _strides("be other than row-major"), copy_resolves=True),
+    Rule(lib.DLX_INCOMPATIBLE_UNALIGNED, CopyRequiredError, _alignment, copy_resolves=True),
 )
-"""Every obstacle bit but one, refusals first. Without an address (DLX_OBSTACLE_NULL) there is no element: one is given.
-"""
+"""Every incompatibility bit but one, refusals first. Without an address (DLX_INCOMPATIBLE_NULL)
+there is no element: one is given."""
 
-REPACKED = lib.DLX_OBSTACLE_PADDED | lib.DLX_OBSTACLE_PACKED
-"""Obstacles that a copy cures which packs or unpacks."""
+REPACKED = lib.DLX_INCOMPATIBLE_PADDED | lib.DLX_INCOMPATIBLE_PACKED
+"""Incompatibilities that a copy cures which packs or unpacks."""
 
-READ_ONLY_ROW = next(row for row in TABLE if row.bit == lib.DLX_OBSTACLE_READONLY)
+READ_ONLY_RULE = next(rule for rule in RULES if rule.bit == lib.DLX_INCOMPATIBLE_READONLY)

@@ -1,4 +1,4 @@
-"""Where the result of ONE array will be: as it is, relabelled, copied, or moved to another device."""
+"""Where the result of one array will be: as it is, relabelled, copied, or moved to another device."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _move(leaf: Leaf, tensor: Tensor, wanted: Device) -> DlxError | None:
     accepted = target.capabilities.device_types if target.capabilities is not None else None
     if accepted is not None and wanted.type not in accepted:
         known = target.why_not_on(wanted)
-        reason, fix = known or (f"{target.name} {target.noun}s cannot be on {wanted}", "Leave device out.")
+        reason, fix = known or (f"{target.name} {target.display_name}s cannot be on {wanted}", "Leave device out.")
         return leaf.error(DeviceError, reason, fix)
     reachable = wanted == HOST or wanted.type == lib.kDLCUDA
     if not reachable or not (host_readable(device) or is_cuda(device)):

@@ -1,4 +1,4 @@
-"""ONE array on its way: the options of its call, what is known of it, and the plan that comes out."""
+"""`Plan` and `Step`: what a conversion does and why, as `dlx.plan` returns it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Deciding about ONE array: what stands between it and the consumer, and what to do about each thing.
+"""Decide what must be done for one array.
 
-`begin` asks the producer's adapter what it knows before any tensor exists; `settle` takes a tensor (an exported one, or
-a sketch of it) and decides. `dlx.convert` runs what is decided here, `dlx.plan` shows it: explaining is a dry run.
+`begin` asks the producer's adapter what it knows before there is a tensor; `settle` compares a tensor with what the
+consumer takes. `dlx.convert` runs what is decided here, and `dlx.plan` shows it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dlx._core.cuda import is_cuda, require
 from dlx._core.extension import lib
 from dlx._core.tensor import Tensor
 from dlx._core.types import IS_COPIED, READ_ONLY, Device, DType, host_readable, same_device
-from dlx._engine.incompatibility import READ_ONLY_ROW, REPACKED, TABLE
+from dlx._engine.incompatibility import READ_ONLY_RULE, REPACKED, RULES
 from dlx._engine.placement import decide_place, note_copy, result_device
 from dlx._engine.plan import Step
 from dlx._engine.request import HOST, Request
 from dlx._engine.transfer import Leaf, adapter_failed, refuse, refuse_failure
 from dlx._protocols.dlpack import device_of
-from dlx.adapter.base import Adapter, Hindrance
+from dlx.adapter.base import Adapter, Blocker
 from dlx.errors import CopyRequiredError, DeviceError, DlxError, ReadOnlyError
 
 __all__ = ["begin", "is_settled", "settle"]
@@ -39,14 +39,14 @@ def begin(obj: Any, source: Adapter, request: Request) -> Leaf:
             leaf.info = source.info(obj)
         if inside and _stays(leaf):
             return leaf
-        for hindrance in source.examine(obj):
-            error = _accept(leaf, hindrance)
+        for blocker in source.examine(obj):
+            error = _accept(leaf, blocker)
             if error is not None:
                 leaf.finish("refused", None, error)
                 return leaf
         if source.takes_stream:
             leaf.device = leaf.info.device if leaf.info is not None else device_of(obj)
-            request.crossing.reach(source, leaf.device)
+            request.sync.reach(source, leaf.device)
     except DlxError as error:
         refuse(leaf, error)
     except Exception as error:
@@ -54,18 +54,18 @@ def begin(obj: Any, source: Adapter, request: Request) -> Leaf:
     return leaf
 
 
-def _accept(leaf: Leaf, hindrance: Hindrance) -> DlxError | None:
-    """Note the cure of a hindrance, or return the error where there is none or it is not allowed."""
+def _accept(leaf: Leaf, blocker: Blocker) -> DlxError | None:
+    """Note the cure of a blocker, or return the error where there is none or it is not allowed."""
     request = leaf.request
-    if hindrance.cure is None or (hindrance.option and not getattr(request, hindrance.option)):
-        return leaf.error(hindrance.error, hindrance.because, hindrance.fix)
+    if blocker.resolution is None or (blocker.option and not getattr(request, blocker.option)):
+        return leaf.error(blocker.error, blocker.because, blocker.fix)
     empty = leaf.info is not None and leaf.info.shape is not None and 0 in leaf.info.shape
-    if hindrance.copies and request.copy is False and not empty:
-        return leaf.error(CopyRequiredError, hindrance.because, "Drop copy=False.")
-    nbytes = leaf.info.nbytes if hindrance.copies and leaf.info else 0
-    leaf.steps.append(Step(hindrance.option or "resolve", hindrance.because, nbytes))
-    leaf.cures.append(hindrance.lift)
-    leaf.fresh = leaf.fresh or (hindrance.copies and not (empty and request.copy is False))
+    if blocker.copies and request.copy is False and not empty:
+        return leaf.error(CopyRequiredError, blocker.because, "Drop copy=False.")
+    nbytes = leaf.info.nbytes if blocker.copies and leaf.info else 0
+    leaf.steps.append(Step(blocker.option or "resolve", blocker.because, nbytes))
+    leaf.resolutions.append(blocker.resolve)
+    leaf.fresh = leaf.fresh or (blocker.copies and not (empty and request.copy is False))
     return None
 
 
@@ -75,45 +75,45 @@ def _stays(leaf: Leaf) -> bool:
     `readonly` does not act here. False where the framework cannot copy by itself.
     """
     source, request = leaf.source, leaf.request
-    for hindrance in source.examine(leaf.obj):
-        if hindrance.always or (hindrance.no_copy and request.copy):
-            leaf.finish("refused", None, leaf.error(hindrance.error, hindrance.because, hindrance.fix))
+    for blocker in source.examine(leaf.obj):
+        if blocker.always or (blocker.no_copy and request.copy):
+            leaf.finish("refused", None, leaf.error(blocker.error, blocker.because, blocker.fix))
             return True
     device = leaf.info.device if leaf.info else None
     nbytes = leaf.info.nbytes if leaf.info else 0
     if request.detach and source.detached(leaf.obj) is not leaf.obj:
-        leaf.cures.append(source.detached)
+        leaf.resolutions.append(source.detached)
         leaf.steps.append(Step("detach", "detach=True gives a graph-free array"))
     wanted = request.device
     if wanted is not None and not same_device(wanted, device):
         accepted = source.capabilities.device_types if source.capabilities is not None else None
         may = accepted is None or wanted.type in accepted
         if may and type(source).moved is Adapter.moved and _dlx_reaches(wanted, device):
-            leaf.cures.clear()
+            leaf.resolutions.clear()
             leaf.steps.clear()
             return False  # dlx moves it, or says that it is host memory
         if type(source).moved is Adapter.moved or not may:
-            reason = f"{source.name} {source.noun}s cannot be moved to {wanted} here"
+            reason = f"{source.name} {source.display_name}s cannot be moved to {wanted} here"
             leaf.finish("refused", None, leaf.error(DeviceError, reason, "Leave device out."))
             return True
-        for hindrance in source.examine(leaf.obj):
-            if hindrance.cure is None:  # without memory there is nothing to move
-                leaf.finish("refused", None, leaf.error(hindrance.error, hindrance.because, hindrance.fix))
+        for blocker in source.examine(leaf.obj):
+            if blocker.resolution is None:  # without memory there is nothing to move
+                leaf.finish("refused", None, leaf.error(blocker.error, blocker.because, blocker.fix))
                 return True
         if request.copy is False:
             reason = f"it is on {device}, and {wanted} was asked for"
             leaf.finish("refused", None, leaf.error(CopyRequiredError, reason, "Drop copy=False."))
             return True
-        leaf.cures.append(lambda obj: source.moved(obj, wanted))
+        leaf.resolutions.append(lambda obj: source.moved(obj, wanted))
         leaf.steps.append(Step("move", f"from {device or 'an unknown device'} to {wanted}", nbytes))
         leaf.finish("copied", wanted)
         return True
     if request.copy:
         if type(source).clone is Adapter.clone:
-            leaf.cures.clear()
+            leaf.resolutions.clear()
             leaf.steps.clear()
             return False
-        leaf.cures.append(source.clone)
+        leaf.resolutions.append(source.clone)
         leaf.steps.append(Step("copy", f"copy=True, made by {source.name}", nbytes))
         leaf.finish("copied", device)
         return True
@@ -141,7 +141,9 @@ def is_settled(leaf: Leaf, tensor: Tensor) -> bool:
     if is_cuda(tensor.device) and not leaf.source.takes_stream:  # else the driver is known to be there
         return False
     try:
-        return not target.check(tensor) and (not target.carried or tensor.dtype.name not in target.carried)
+        return not target.check(tensor) and (
+            not target.storage_dtypes or tensor.dtype.name not in target.storage_dtypes
+        )
     except MemoryError:
         raise
     except Exception:  # `settle` asks again, and tells it
@@ -162,7 +164,7 @@ def _settle(leaf: Leaf, tensor: Tensor) -> None:
     if leaf.info is None or leaf.info.shape is None:
         protocols = leaf.info.protocols if leaf.info else ()
         leaf.info = ArrayInfo.of_tensor(tensor, leaf.source.name, type(leaf.obj), protocols)
-    error = _freshness(leaf, tensor) or decide_place(leaf, tensor) or _obstacles(leaf, tensor)
+    error = _freshness(leaf, tensor) or decide_place(leaf, tensor) or _incompatibilities(leaf, tensor)
     if error is not None:
         leaf.finish("refused", None, error)
         return
@@ -175,27 +177,27 @@ def _settle(leaf: Leaf, tensor: Tensor) -> None:
     if 0 in tensor.shape and leaf.request.copy is False:
         copied = False  # nothing there to be copied
     target = leaf.request.target
-    _carry(leaf, tensor)
+    _choose_storage_dtype(leaf, tensor)
     if not copied and not tensor.readonly and target.constant_over(tensor):
-        why = f"{target.name} {target.noun}s are constant: do not write to the source while the result lives"
+        why = f"{target.name} {target.display_name}s are constant: do not write to the source while the result lives"
         leaf.steps.append(Step("share", why))
     place = leaf.copy_device if leaf.copy_order is not None else result_device(leaf, tensor)
     error = _driver(leaf, tensor, place)
     if error is not None:
         leaf.finish("refused", None, error)
         return
-    order = leaf.request.crossing.explained(leaf.source, tensor.device, place)
+    order = leaf.request.sync.explained(leaf.source, tensor.device, place)
     if order:
         leaf.steps.insert(0, Step("order", order))
     leaf.finish("copied" if copied else "shared", place)
 
 
-def _carry(leaf: Leaf, tensor: Tensor) -> None:
+def _choose_storage_dtype(leaf: Leaf, tensor: Tensor) -> None:
     """Note the name under which the consumer takes a dtype, if it is not its own."""
     target = leaf.request.target
-    name = target.carried.get(tensor.dtype.name)
+    name = target.storage_dtypes.get(tensor.dtype.name)
     if name is not None:
-        leaf.carried = DType(name)
+        leaf.storage_dtype = DType(name)
         leaf.steps.append(
             Step("view", f"{target.name} takes {tensor.dtype} as {name}, which is viewed as {tensor.dtype} again")
         )
@@ -224,18 +226,18 @@ def _driver(leaf: Leaf, tensor: Tensor, place: Device) -> DlxError | None:
     return None
 
 
-def _obstacles(leaf: Leaf, tensor: Tensor) -> DlxError | None:
+def _incompatibilities(leaf: Leaf, tensor: Tensor) -> DlxError | None:
     request, target = leaf.request, leaf.request.target
     found = target.check(tensor)
     if leaf.view_device is not None or leaf.copy_order is not None:  # _place has seen to it
-        found &= ~lib.DLX_OBSTACLE_DEVICE
-    leaf.give_address = bool(found & lib.DLX_OBSTACLE_NULL)
-    rows = [row for row in TABLE if found & row.bit]
-    for row in rows:
-        if not row.copy_cures:
-            return leaf.error(row.error, row.sentence(tensor, target), row.fix_for(tensor, target))
-    layout = [row for row in rows if row.bit != lib.DLX_OBSTACLE_READONLY]
-    if len(layout) < len(rows):
+        found &= ~lib.DLX_INCOMPATIBLE_DEVICE
+    leaf.give_address = bool(found & lib.DLX_INCOMPATIBLE_NULL)
+    rules = [rule for rule in RULES if found & rule.bit]
+    for rule in rules:
+        if not rule.copy_resolves:
+            return leaf.error(rule.error, rule.sentence(tensor, target), rule.fix_for(tensor, target))
+    layout = [rule for rule in rules if rule.bit != lib.DLX_INCOMPATIBLE_READONLY]
+    if len(layout) < len(rules):
         error, share = _read_only(leaf, tensor, copied_anyway=bool(layout or request.copy))
         if error is not None:
             return error
@@ -243,16 +245,16 @@ def _obstacles(leaf: Leaf, tensor: Tensor) -> DlxError | None:
             return None
     if layout and request.copy is False and 0 not in tensor.shape:
         return leaf.error(layout[0].error, layout[0].sentence(tensor, target), layout[0].fix)
-    if rows:
+    if rules:
         leaf.repack = bool(found & REPACKED)
-        return note_copy(leaf, tensor, "; ".join(row.sentence(tensor, target) for row in rows))
+        return note_copy(leaf, tensor, "; ".join(rule.sentence(tensor, target) for rule in rules))
     return None
 
 
 def _read_only(leaf: Leaf, tensor: Tensor, *, copied_anyway: bool) -> tuple[DlxError | None, bool]:
     """Apply the read-only policy; returns an error, or whether to share all the same."""
     request = leaf.request
-    reason = READ_ONLY_ROW.sentence(tensor, request.target)
+    reason = READ_ONLY_RULE.sentence(tensor, request.target)
     if request.readonly == "error" and not request.copy:
         return leaf.error(ReadOnlyError, reason, "Pass readonly='copy' or readonly='share'."), False
     if copied_anyway:

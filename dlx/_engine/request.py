@@ -1,4 +1,4 @@
-"""ONE array on its way: the options of its call, what is known of it, and the plan that comes out."""
+"""`Request`, the checked options of one call, and who produces and consumes the arrays of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dlx._core.foreign import exception_text, module_of
 from dlx._core.module import set_module
 from dlx._core.tensor import type_name
 from dlx._core.types import Device
-from dlx._engine.streams import Crossing
+from dlx._engine.streams import StreamSync
 from dlx._registry.generic import is_proxy
 from dlx._registry.registry import registry
 from dlx.adapter.base import Adapter
@@ -32,12 +32,12 @@ class Request:
     readonly: str = "copy"
     detach: bool = False
     stream: Any = None
-    crossing: Crossing = field(init=False, compare=False, repr=False)
+    sync: StreamSync = field(init=False, compare=False, repr=False)
     is_plain: bool = field(init=False, compare=False, repr=False)  # memory is wanted where and as it is
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "is_plain", self.device is None and not self.copy and self.stream is None)
-        object.__setattr__(self, "crossing", Crossing(self.target, self.stream, self.device))
+        object.__setattr__(self, "sync", StreamSync(self.target, self.stream, self.device))
 
 
 @set_module("dlx")

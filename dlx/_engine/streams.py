@@ -1,7 +1,7 @@
-"""Streams of ONE call: which one a consumer works on, which one memory is ready on, who was made to wait already.
+"""Stream synchronization of one call: which stream memory is ready on, and which one must wait for it.
 
-A call, for one array or for a whole tree, has one `Crossing`. However many arrays it holds, a pair of streams is
-ordered once: everything is exported before anything is ordered, so one record covers it all.
+A call, for one array or for a whole tree, has one `StreamSync`. A pair of streams is synchronized once for all of its
+arrays: everything is exported before anything is ordered, so one event covers it all.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from dlx._core.types import Device, host_readable
 from dlx.adapter.base import Adapter
 from dlx.errors import DeviceError, DlxError, LayoutError
 
-__all__ = ["Crossing", "Moment", "physical"]
+__all__ = ["StreamSync", "Readiness", "physical"]
 
-Moment = Stream | cuda.Ready | None
+Readiness = Stream | cuda.Ready | None
 """When memory is ready: what is on a stream now, a point on one, or None: it is."""
 
 LEGACY = lib.DLX_STREAM_LEGACY
 
 
-class Crossing:
+class StreamSync:
     """The streams of one call.
 
     Parameters
@@ -125,7 +125,7 @@ class Crossing:
         if self._reader(device) is None and not cuda.is_cuda(device):
             raise _cannot_order(device)
 
-    def export(self, source: Adapter, obj: Any, device: Device | None) -> tuple[Tensor, Moment]:
+    def export(self, source: Adapter, obj: Any, device: Device | None) -> tuple[Tensor, Readiness]:
         """Call a producer once, on its device and with the right stream; return the tensor and when it is ready.
 
         A producer with a current stream orders nothing: dlx does, once for all of its arrays. Others are given a
@@ -157,7 +157,7 @@ class Crossing:
             cuda.require()
         if asked is not None and asked.is_unordered:
             return tensor, asked
-        return tensor, cuda.readiness(tensor) or source.ready_on(obj, tensor, asked)
+        return tensor, cuda.readiness_of(tensor) or source.ready_on(obj, tensor, asked)
 
     def asked_of(self, source: Adapter, device: Device) -> tuple[Stream | None, Stream]:
         """Return the producer's stream, if it has one, and the stream that it is asked to make wait otherwise."""
@@ -174,7 +174,7 @@ class Crossing:
 
     # ---- to the consumer --------------------------------------------------------------------------------------------
 
-    def order(self, tensor: Tensor, moment: Moment, place: Device | None) -> None:
+    def order(self, tensor: Tensor, readiness: Readiness, place: Device | None) -> None:
         """See to it that memory is ready for a consumer who reads it as it is, on a device or on the host.
 
         Raises
@@ -188,15 +188,15 @@ class Crossing:
         if not cuda.is_cuda(device):
             return
         if place is not None and host_readable(place):
-            self.wait(moment, None)
+            self.wait(readiness, None)
             return
         consumer = self.consumer(device)
         if consumer is not None:
-            self.wait(moment, consumer)
-        if isinstance(moment, Stream) and not moment.is_unordered and (consumer is None or self._target.is_own):
-            self._point(moment)
+            self.wait(readiness, consumer)
+        if isinstance(readiness, Stream) and not readiness.is_unordered and (consumer is None or self._target.is_own):
+            self._point(readiness)
 
-    def given(self, source: Adapter, tensor: Tensor, moment: Moment) -> Tensor:
+    def given(self, source: Adapter, tensor: Tensor, readiness: Readiness) -> Tensor:
         """Return the tensor to hand to the consumer, who has nothing left to order.
 
         The memory stays until the consumer's stream is done with it; for a producer that works on that very stream it
@@ -205,24 +205,24 @@ class Crossing:
         device = tensor.device
         if not cuda.is_cuda(device):
             return tensor
-        self.order(tensor, moment, None)
+        self.order(tensor, readiness, None)
         device = physical(device)
         consumer = self.consumer(device)
-        same = consumer == moment and consumer == self.producer(source, device)
+        same = consumer == readiness and consumer == self.producer(source, device)
         if consumer is not None and not consumer.is_unordered and not same:
             tensor = native.tensor_behind(tensor, device.id, consumer.handle, consumer.keep)
         elif consumer is not None and not self._target.is_own:
             tensor = native.tensor_behind(tensor, device.id, UNORDERED, None)
         if consumer is not None and (consumer.is_unordered or not self._target.is_own):
             return tensor
-        point = self._point(moment) if isinstance(moment, Stream) else moment
+        point = self._point(readiness) if isinstance(readiness, Stream) else readiness
         if point is None:
             return tensor
         return cuda.when(tensor, point)
 
     def copied(
-        self, source: Adapter | None, tensor: Tensor, moment: Moment, keep_order: bool, place: Device
-    ) -> tuple[Tensor, Moment]:
+        self, source: Adapter | None, tensor: Tensor, readiness: Readiness, keep_order: bool, place: Device
+    ) -> tuple[Tensor, Readiness]:
         """Copy to the host or to a CUDA device, on dlx's own stream; return the copy and when it is ready.
 
         The source may be written to as soon as this returns; nobody will where it is None, a copy itself.
@@ -240,7 +240,7 @@ class Crossing:
         device = physical(tensor.device if host_readable(place) else place)
         work = cuda.work_stream(device)
         if on_device:
-            self.wait(moment, work)
+            self.wait(readiness, work)
         if host_readable(place):
             return native.tensor_fetch(tensor, keep_order), None
         fresh = native.tensor_on_device(tensor, keep_order, device.id)
@@ -254,43 +254,43 @@ class Crossing:
         if not on_device:
             return fresh, None
         self._forget(work)
-        self.reused(source, moment, work)
+        self.reused(source, readiness, work)
         return fresh, work
 
-    def reused(self, source: Adapter | None, moment: Moment, work: Stream) -> None:
+    def reused(self, source: Adapter | None, readiness: Readiness, work: Stream) -> None:
         """Let whoever may write to memory wait for a copy of it; the host, where nobody knows who that is."""
         if source is None or source.immutable or is_unordered(self._asked):
             return
-        if isinstance(moment, Stream) and moment == self.producer(source, moment.device):
-            cuda.order(work, moment)
-        elif moment is not None and not isinstance(moment, Stream):
-            cuda.follow(moment, work)
+        if isinstance(readiness, Stream) and readiness == self.producer(source, readiness.device):
+            cuda.order(work, readiness)
+        elif readiness is not None and not isinstance(readiness, Stream):
+            cuda.follow(readiness, work)
         else:
             cuda.synchronize(work)
 
     # ---- once -------------------------------------------------------------------------------------------------------
 
-    def wait(self, moment: Moment, waiting: Stream | None) -> None:
+    def wait(self, readiness: Readiness, waiting: Stream | None) -> None:
         """Make a stream, or the host (None), wait for memory, unless it has done so in this call."""
-        if moment is None or (isinstance(moment, Stream) and (moment.is_unordered or moment == waiting)):
+        if readiness is None or (isinstance(readiness, Stream) and (readiness.is_unordered or readiness == waiting)):
             return
-        key = moment if isinstance(moment, Stream) else _number(moment)
+        key = readiness if isinstance(readiness, Stream) else _number(readiness)
         if (key, waiting) in self._ordered:
             return
         if waiting is None:
-            cuda.synchronize(moment)
-        elif isinstance(moment, Stream):
-            cuda.order(moment, waiting)
+            cuda.synchronize(readiness)
+        elif isinstance(readiness, Stream):
+            cuda.order(readiness, waiting)
         else:
-            cuda.wait(moment, waiting)
-        if not isinstance(moment, Stream):  # its address must not be given out again meanwhile
-            self._held.append(ffi.gc(lib.dlx_ready_hold(moment), lib.dlx_ready_drop))
+            cuda.wait(readiness, waiting)
+        if not isinstance(readiness, Stream):  # its address must not be given out again meanwhile
+            self._held.append(ffi.gc(lib.dlx_ready_hold(readiness), lib.dlx_ready_drop))
         self._ordered.add((key, waiting))
 
-    def _point(self, moment: Stream) -> cuda.Ready:
-        if moment not in self._points:
-            self._points[moment] = cuda.ready(moment)
-        return self._points[moment]
+    def _point(self, readiness: Stream) -> cuda.Ready:
+        if readiness not in self._points:
+            self._points[readiness] = cuda.ready(readiness)
+        return self._points[readiness]
 
     def _forget(self, stream: Stream) -> None:
         """There is new work on a stream: whoever waited for it must wait again."""

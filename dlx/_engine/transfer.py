@@ -1,4 +1,4 @@
-"""ONE array on its way: the options of its call, what is known of it, and the plan that comes out."""
+"""`Leaf`, the state of one array during a conversion."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dlx._core.tensor import Tensor, type_name
 from dlx._core.types import Device, DType
 from dlx._engine.plan import Plan, Step
 from dlx._engine.request import HOST, Request
-from dlx._engine.streams import Moment
+from dlx._engine.streams import Readiness
 from dlx.adapter.base import Adapter
 from dlx.errors import ConversionError, CopyRequiredError, DlxError, LayoutError, ProtocolError, ReadOnlyError
 from dlx.typing import Outcome
@@ -29,7 +29,7 @@ class Leaf:
     request: Request
     info: ArrayInfo | None
     steps: list[Step] = field(default_factory=list)
-    cures: list[Callable[[Any], Any]] = field(default_factory=list)
+    resolutions: list[Callable[[Any], Any]] = field(default_factory=list)
     fresh: bool = False  # a cure, or the producer, made new memory
     made_by_producer: bool = False
     view_device: Device | None = None  # relabel to this device
@@ -38,9 +38,9 @@ class Leaf:
     copy_device: Device = HOST  # to here
     gather: bool = False  # make a compact copy where it is, before that
     device: Device | None = None  # where it says that it is, before it is exported
-    moment: Moment = None  # when an exported tensor is ready
+    readiness: Readiness = None  # when an exported tensor is ready
     repack: bool = False  # the copy packs or unpacks elements of less than a byte
-    carried: DType | None = None  # hand over under this name, and view again
+    storage_dtype: DType | None = None  # hand over under this name, and view again
     give_address: bool = False  # there is no element, and the consumer wants an address
     plan: Plan | None = None
     tensor: Tensor | None = None  # exported, not yet handed over

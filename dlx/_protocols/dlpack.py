@@ -1,4 +1,4 @@
-"""Speaking DLPack, the buffer protocol and the array interface to anybody: object in, `Tensor` out."""
+"""The DLPack protocol as a consumer speaks it: call ``__dlpack__`` once, with the arguments that it takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speaking DLPack, the buffer protocol and the array interface to anybody: object in, `Tensor` out."""
+"""The buffer protocol, ``__array_interface__`` and ``__cuda_array_interface__``: an object in, a `Tensor` out."""
 
 from __future__ import annotations
 

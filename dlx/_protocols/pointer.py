@@ -1,4 +1,7 @@
-"""What a pointer of Python's C libraries points at: an int, a cffi cdata of any FFI, a ctypes pointer or array."""
+"""`from_pointer` and `from_managed`: tensors over memory that C code gives as an address.
+
+A pointer may be an int, a cffi cdata of any FFI, or a ctypes pointer or array.
+"""
 
 from __future__ import annotations
 

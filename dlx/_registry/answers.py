@@ -17,7 +17,7 @@ from dlx._core.stream import Stream
 from dlx._core.tensor import Tensor
 from dlx._core.types import Device, DType
 from dlx.adapter.base import Adapter
-from dlx.adapter.declarations import Capabilities, Hindrance
+from dlx.adapter.declarations import Blocker, Capabilities
 from dlx.errors import PluginError
 
 __all__ = ["checked_adapter"]
@@ -58,7 +58,7 @@ def _is_info(adapter: Adapter, answer: Any) -> bool:
 
 
 def _is_hindrance(each: Any) -> bool:
-    return isinstance(each, Hindrance) and isinstance(each.because, str) and isinstance(each.fix, str)
+    return isinstance(each, Blocker) and isinstance(each.because, str) and isinstance(each.fix, str)
 
 
 def _array(adapter: Adapter, answer: Any) -> bool:
@@ -90,14 +90,14 @@ _ANSWERS: dict[str, tuple[Check, str]] = {
         lambda _, names: isinstance(names, frozenset) and all(isinstance(each, str) for each in names),
         "a frozenset of str",
     ),
-    "word_for": _TEXT,
+    "native_name": _TEXT,
     "dtype_from": (_a(DType, _MAYBE), "a DType, or None"),
     "dtype_names": _TEXT,
     "why_untaken": _REASON,
     "why_not_on": _REASON,
     "device_from": _DEVICE,
     "devices": (_a(Iterable), "an iterable of devices"),
-    "examine": (lambda _, all_: isinstance(all_, tuple) and all(map(_is_hindrance, all_)), "an iterable of Hindrance"),
+    "examine": (lambda _, all_: isinstance(all_, tuple) and all(map(_is_hindrance, all_)), "an iterable of Blocker"),
     "info": (_is_info, "an ArrayInfo with fields of their types, or None"),
     "sketch": (_a(Tensor, _MAYBE), "a dlx.Tensor, or None"),
     "export": _TENSOR,
@@ -118,10 +118,13 @@ _ANSWERS: dict[str, tuple[Check, str]] = {
         lambda self, address: address == Adapter.capabilities_address(self),
         "what Adapter.capabilities_address gives",
     ),
-    "lane_address": (lambda self, address: address == Adapter.lane_address(self), "what Adapter.lane_address gives"),
+    "lane_address": (
+        lambda self, address: address == Adapter.fast_path_capabilities_address(self),
+        "what Adapter.lane_address gives",
+    ),
     "check": (_integer, "an int"),
     "constant_over": _BOOL,
-    "reviewed": _ARRAY,
+    "viewed_as": _ARRAY,
 }
 
 

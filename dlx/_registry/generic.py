@@ -1,4 +1,4 @@
-"""Adapters for what needs none: raw capsules, `dlx.Tensor`, and anything that speaks a protocol of Python's."""
+"""Adapters for objects of no registered framework: raw capsules, `dlx.Tensor`, and whatever speaks a protocol."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dlx._core.tensor import Tensor, type_name
 from dlx._core.types import Device
 from dlx._protocols import dlpack, memory
 from dlx.adapter.base import Adapter, Capabilities, Layout, at_rest
-from dlx.adapter.declarations import Hindrance
+from dlx.adapter.declarations import Blocker
 from dlx.errors import ConsumedError, DeviceError, DTypeError
 
 __all__ = [
@@ -26,10 +26,10 @@ __all__ = [
     "INTERFACE",
     "TENSOR",
     "Described",
-    "array_stranger",
-    "buffer_stranger",
+    "generic_array_adapter",
+    "generic_buffer_adapter",
     "is_proxy",
-    "stranger",
+    "generic_adapter",
 ]
 
 
@@ -54,7 +54,7 @@ class TensorAdapter(Described):
     name = "dlx"
     package = "dlx"
     types = ("dlx.Tensor",)
-    lane = ("dlx.Tensor",)
+    fast_path_types = ("dlx.Tensor",)
     is_own = True
     protocols = ("__dlpack__",)
 
@@ -120,10 +120,10 @@ class DLPackAdapter(Adapter):
     def info(self, obj: Any) -> ArrayInfo | None:
         return ArrayInfo(self.name, type_name(type(obj)), device=dlpack.device_of(obj), protocols=("__dlpack__",))
 
-    def examine(self, obj: Any) -> Iterable[Hindrance]:
+    def examine(self, obj: Any) -> Iterable[Blocker]:
         reason = dlpack.why_no_numbers(obj)
         if reason:
-            yield Hindrance(reason, "Convert its elements to numbers in its own framework first.", DTypeError)
+            yield Blocker(reason, "Convert its elements to numbers in its own framework first.", DTypeError)
 
 
 class InterfaceAdapter(Described):
@@ -177,16 +177,16 @@ def is_proxy(kind: type) -> bool:
     return any(kind is proxy for proxy in weakref.ProxyTypes)
 
 
-def stranger(obj: Any) -> Adapter | None:
+def generic_adapter(obj: Any) -> Adapter | None:
     """Return the adapter for an object that no framework claims, by the first protocol that it speaks.
 
     The order is DLPack, CUDA array interface, array interface, buffer. ``__array__`` alone is never used: it may
     copy or move without saying.
     """
-    return array_stranger(obj) or buffer_stranger(obj)
+    return generic_array_adapter(obj) or generic_buffer_adapter(obj)
 
 
-def array_stranger(obj: Any) -> Adapter | None:
+def generic_array_adapter(obj: Any) -> Adapter | None:
     """Return the adapter for an object that speaks a protocol of arrays, plain buffers left out."""
     kind = type(obj)
     if is_proxy(kind):  # it speaks for an object that it does not keep alive
@@ -202,7 +202,7 @@ def array_stranger(obj: Any) -> Adapter | None:
     return None
 
 
-def buffer_stranger(obj: Any) -> Adapter | None:
+def generic_buffer_adapter(obj: Any) -> Adapter | None:
     """Return the adapter for an object that has a buffer."""
     if is_proxy(type(obj)):
         return None

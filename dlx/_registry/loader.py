@@ -1,4 +1,4 @@
-"""Loading plugins: once, late, each apart from the others, and none beside another that has the same name or type."""
+"""Loading plugins: once, when first needed. Two adapters for one name or one type are refused or ranked here."""
 
 from __future__ import annotations
 
@@ -175,12 +175,12 @@ class Loader:
         """
         what = f"the type {claim}" if "." in claim else f"the name {claim!r}"
         if plugins.OURS in (plugin.distribution, other.distribution):
-            stranger = other if plugin.distribution == plugins.OURS else plugin
+            third_party = other if plugin.distribution == plugins.OURS else plugin
             error = PluginError(
-                f"{stranger.distribution} has an adapter for {what}, which dlx has itself",
-                fix=f"Uninstall or repair {stranger.distribution}.",
+                f"{third_party.distribution} has an adapter for {what}, which dlx has itself",
+                fix=f"Uninstall or repair {third_party.distribution}.",
             )
-            if stranger is plugin:
+            if third_party is plugin:
                 raise error
             other.broken, other.adapters = error, ()
             return
@@ -246,7 +246,7 @@ def _nothing() -> ModuleType:
 
 def _claims(adapter: Adapter) -> set[str]:
     """Return what only one adapter can have: its name, its types, the types of its containers."""
-    return {adapter.name, *adapter.types, *(name for row in adapter.containers for name in row.types)}
+    return {adapter.name, *adapter.types, *(name for handler in adapter.containers for name in handler.types)}
 
 
 def _overruled(plugin: Plugin, loser: Adapter, by: Plugin, winner: Adapter, claim: str) -> str:

@@ -1,7 +1,7 @@
-"""Plugins: the modules that bring adapters. Listed here, checked here; what is wrong with one has one sentence here.
+"""Plugins, the modules that bring adapters: which there are, whether one may be used, and what is wrong with it.
 
-Ours stand in `BUILT_IN`, those of others in entry points (group ``dlx``; the entry's *name* is the root package of the
-framework). Nothing in this file loads a plugin: `dlx.registry` does, when its package is needed.
+Those of dlx stand in `BUILT_IN`, those of others in entry points (group ``dlx``; the entry's *name* is the root package
+of the framework). Nothing in this file loads a plugin: `Loader` does, when its package is needed.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def _check_version(plugin: Plugin, adapter: Adapter) -> None:
 
 _LISTS: dict[str, type] = {
     "types": str,
-    "lane": str,
+    "fast_path_types": str,
     "confirmed": str,
     "depends_on": str,
     "owner_bounds": str,
@@ -206,7 +206,7 @@ _LISTS: dict[str, type] = {
     "containers": Container,
     "defects": Defect,
 }
-_TABLES = ("dtypes", "borrowed", "carried")
+_TABLES = ("dtypes", "extension_dtypes", "storage_dtypes")
 
 
 def _check_facts(adapter: Adapter) -> None:

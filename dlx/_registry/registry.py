@@ -1,7 +1,7 @@
-"""Which adapter knows a type, and which one a target names. Nothing is loaded until its package is asked for or there.
+"""Which adapter knows a type, and which one a target names.
 
-What plugins there are is in `dlx.plugins`, how they are loaded in `dlx.loading`. A broken one is remembered and raised
-only when it is needed.
+Nothing is loaded until its package is asked for or imported. A broken plugin is remembered, and raised only when it is
+needed.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Registry(Loader):
         when it lets go, and must live until then.
         """
         device = Device(native.lib.kDLCUDA, device_id)
-        lent = kept(Stream(device, handle))
-        if lent.keep is not None:
-            return lent.keep
+        borrowed = kept(Stream(device, handle))
+        if borrowed.keep is not None:
+            return borrowed.keep
         for adapter in self.adapters():
             if type(adapter).work_stream is not Adapter.work_stream and look_up(adapter.package) is not None:
                 try:
@@ -56,7 +56,7 @@ class Registry(Loader):
     # ---- producers --------------------------------------------------------------------------------------------------
 
     def producer(self, obj: Any) -> Adapter | None:
-        """Return the adapter that knows an object as an array, a stranger's included; None where none does.
+        """Return the adapter that knows an object as an array, a generic producer's included; None where none does.
 
         Raises
         ------
@@ -68,12 +68,12 @@ class Registry(Loader):
         if adapter is None:
             adapter = self._find(kind)
             if adapter is None:
-                return generic.stranger(obj)  # not kept: the type may learn a protocol later
+                return generic.generic_adapter(obj)  # not kept: the type may learn a protocol later
             self._producers[kind] = adapter
         return adapter
 
     def knows(self, kind: type) -> Adapter | None:
-        """Return the adapter that lists a type or a base of it, strangers' left out; None where none does."""
+        """Return the adapter that lists a type or a base of it, generic producers' left out; None where none does."""
         return self._producers.get(kind) or self._find(kind)
 
     def _find(self, kind: type) -> Adapter | None:
@@ -128,8 +128,13 @@ class Registry(Loader):
         for root in list(self._plugins):  # a package without an adapter may hold another's arrays: tensordict, h5py
             if root in sys.modules:
                 self.load(root)
-        rows = [(look_up(name), row) for adapter in self.adapters() for row in adapter.containers for name in row.types]
-        return next((row for cls in kind.__mro__ for listed, row in rows if listed is cls), None)
+        handlers = [
+            (look_up(name), handler)
+            for adapter in self.adapters()
+            for handler in adapter.containers
+            for name in handler.types
+        ]
+        return next((handler for cls in kind.__mro__ for listed, handler in handlers if listed is cls), None)
 
     # ---- targets ----------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""One call of a function that `using` decorates: arguments in, results out, writes back."""
+"""One call of a decorated function: arguments converted, results converted back, copies written back."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from dlx._containers.failures import Failures
 from dlx._containers.lookup import TUPLE, is_plain
 from dlx._containers.tree import ROOT, Tree
 from dlx._core.foreign import derives
-from dlx._core.native import Lane
+from dlx._core.native import FastPathFunction
 from dlx._core.types import Device
-from dlx._engine.batch import Bulk
+from dlx._engine.batch import Batch
 from dlx._engine.request import Request
 from dlx._registry.registry import registry
 from dlx._using.stream_context import Work
@@ -24,12 +24,12 @@ from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import DlxError
 
-__all__ = ["Call", "Way"]
+__all__ = ["Invocation", "FunctionSpec"]
 
 HOST = Device("cpu")
 
 
-class Way:
+class FunctionSpec:
     """What is known of a decorated function."""
 
     def __init__(
@@ -69,15 +69,15 @@ class Way:
 class Answer(Tree):
     """A result taken apart; what the function was passed as it is stays whole."""
 
-    def __init__(self, root: Any, row: Container, failures: Failures, whole: tuple[Any, ...]) -> None:
+    def __init__(self, root: Any, handler: Container, failures: Failures, whole: tuple[Any, ...]) -> None:
         self._whole = whole
-        super().__init__(root, row, failures)
+        super().__init__(root, handler, failures)
 
-    def _enter(self, obj: Any, row: Container, key: Any, parent: int, at: int) -> int:
-        return super()._enter(obj, WHOLE if any(obj is each for each in self._whole) else row, key, parent, at)
+    def _enter(self, obj: Any, handler: Container, key: Any, parent: int, at: int) -> int:
+        return super()._enter(obj, WHOLE if any(obj is each for each in self._whole) else handler, key, parent, at)
 
 
-WHOLE = Container(open=lambda obj: (None, []), mutable=False)
+WHOLE = Container(flatten=lambda obj: (None, []), mutable=False)
 
 
 def _is_key(one: Any, other: Any) -> bool:
@@ -85,13 +85,13 @@ def _is_key(one: Any, other: Any) -> bool:
     return one is other or (type(one) is type(other) and is_plain(type(one)) and bool(one == other))
 
 
-class Call:
+class Invocation:
     """One call: arguments on their way in, results on their way out, writes on their way back."""
 
-    def __init__(self, way: Way, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        self.way = way
-        self.request: Request = way.request()
-        self.kept = args[: way.skipped]
+    def __init__(self, spec: FunctionSpec, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self.spec = spec
+        self.request: Request = spec.request()
+        self.kept = args[: spec.skipped]
         self._caller: tuple[Adapter, Device | None] | None = None
         # Address of what went in -> (it, the caller's own object).
         self._own: dict[int, tuple[Any, Any]] = {id(each): (each, each) for each in self.kept}
@@ -100,9 +100,9 @@ class Call:
         self._seen: list[tuple[Adapter, Any, bool]] = []  # (adapter, array, whether it is on the host for certain)
         self.work = Work(self.request.target, self.request.stream)
         self._declared: set[int] = set()  # addresses; even where they stand elsewhere among the arguments as well
-        inside = self.inward((args[way.skipped :], options), arguments=True)
+        inside = self.inward((args[spec.skipped :], options), arguments=True)
         self._caller = self._answerer()
-        self.work.stays = self._caller is None or way.lazy  # what is converted later is on the stream of then
+        self.work.stays = self._caller is None or spec.lazy  # what is converted later is on the stream of then
         self.args, self.options = (*self.kept, *inside[0]), inside[1]
 
     # ---- in ---------------------------------------------------------------------------------------------------------
@@ -113,11 +113,11 @@ class Call:
         if what is None:
             return value
         target, failures = self.request.target, Failures(self.request.target.name)
-        root, row = (value, what) if isinstance(what, Container) else ((value,), TUPLE)
+        root, handler = (value, what) if isinstance(what, Container) else ((value,), TUPLE)
         try:
-            tree = Tree(root, row, failures)
+            tree = Tree(root, handler, failures)
             if arguments:
-                self._declared = self.way.written(tree)
+                self._declared = self.spec.written(tree)
             results = list(tree.arrays)
             # What is there already stays, graph and all; `detach` is for what comes from elsewhere.
             some = [
@@ -125,15 +125,17 @@ class Call:
             ]
             arrays, sources = [tree.arrays[i] for i in some], [tree.sources[i] for i in some]
             quick = self.request.device is None and self.request.stream is None
-            lane = cast("Lane", convert) if quick else None
-            bulk = Bulk(self.request, arrays, sources, lambda n: tree.place(some[n]), failures, lane, self.way.to)
+            fast_path = cast("FastPathFunction", convert) if quick else None
+            batch = Batch(
+                self.request, arrays, sources, lambda n: tree.place(some[n]), failures, fast_path, self.spec.to
+            )
             host = set()
             self.work.look(zip(tree.sources, tree.arrays, strict=True))
             with self.work.on_streams():
-                converted = bulk.run()
+                converted = batch.run()
             for n, (i, new) in enumerate(zip(some, converted, strict=True)):
-                results[i] = self._copied(tree.arrays[i], new, tree.place(i)) if bulk.copied(n) else new
-                if bulk.on_host(n):
+                results[i] = self._copied(tree.arrays[i], new, tree.place(i)) if batch.copied(n) else new
+                if batch.on_host(n):
                     host.add(i)
             for i, (source, old, new) in enumerate(zip(tree.sources, tree.arrays, results, strict=True)):
                 self._own[id(new)] = (new, old)
@@ -163,13 +165,13 @@ class Call:
             return where
         key, _, rest = rest[1:].partition("]")
         if first == "0" and key.isdecimal():
-            return self.way.name(int(key) + self.way.skipped) + rest
+            return self.spec.name(int(key) + self.spec.skipped) + rest
         return key.strip("'\"") + rest if first == "1" else where
 
     def _answerer(self) -> tuple[Adapter, Device | None] | None:
         """Return the framework that answers, and its device; None: results stay as they are."""
-        if self.way.answer is not None:
-            return registry.target(self.way.answer), None
+        if self.spec.answer is not None:
+            return registry.target(self.spec.answer), None
         target = self.request.target
         others = {id(source): source for source, *_ in self._seen if source is not target}
         if len(others) != 1:
@@ -196,18 +198,18 @@ class Call:
         if self._caller is not None:
             home, device = self._caller
             request = Request(home, device, detach=self.request.detach, readonly=self.request.readonly)
-            if self.way.lazy and isinstance(what, Container) and not self._is_handed_back(value, what):
+            if self.spec.lazy and isinstance(what, Container) and not self._is_handed_back(value, what):
                 known = [pair for pair in self._own.values() if self._may_answer(pair[1])]
                 return lazy_view(value, request, None, None, strict=False, collect=False, known=known)
         if isinstance(what, Container):
             return self._outward(value, what, request, "result")
         return self._outward((value,), TUPLE, request, "")[0]
 
-    def _outward(self, value: Any, row: Container, request: Request | None, name: str) -> Any:
+    def _outward(self, value: Any, handler: Container, request: Request | None, name: str) -> Any:
         """Convert a container; without a request its arrays stay, but for the caller's own."""
         target = self.request.target if request is None else request.target
         failures = Failures(target.name)
-        tree = Answer(value, row, failures, self.kept)
+        tree = Answer(value, handler, failures, self.kept)
         arrays = [self._mine(array) for array in tree.arrays]
         results = list(arrays)
         own = any(id(container) in self._containers for container, *_ in tree.containers())
@@ -223,17 +225,17 @@ class Call:
             ]
             place = lambda n: name + tree.place(rest[n]).removeprefix(ROOT) if name else "result"  # noqa: E731
             for i, new in zip(
-                rest, Bulk(request, some, sources, place, failures, *self._lane(request)).run(), strict=True
+                rest, Batch(request, some, sources, place, failures, *self._fast_path(request)).run(), strict=True
             ):
                 results[i] = new
         return tree.rebuild(results, target.name, self._stands)
 
-    def _lane(self, request: Request) -> tuple[Lane | None, Any]:
-        """Return the fast lane, where results go to the host of a target that its name stands for."""
+    def _fast_path(self, request: Request) -> tuple[FastPathFunction | None, Any]:
+        """Return the fast path, where results go to the host of a target that its name stands for."""
         home = request.target
-        if request.device not in (None, HOST) or not home.lane or registry.target(home.name) is not home:
+        if request.device not in (None, HOST) or not home.fast_path_types or registry.target(home.name) is not home:
             return None, None
-        return cast("Lane", convert), home.name
+        return cast("FastPathFunction", convert), home.name
 
     def _went_in(self, obj: Any) -> bool:
         """Return whether an object is one that the function got."""
@@ -246,19 +248,19 @@ class Call:
 
     def _may_answer(self, own: Any) -> bool:
         """Return whether the caller's own object is a result as it is: not where another framework was asked for."""
-        if self.way.answer is None or self._caller is None:
+        if self.spec.answer is None or self._caller is None:
             return True
         what = kind_of(own)
         return not isinstance(what, Adapter) or self._caller[0].holds(own, what)
 
-    def _is_handed_back(self, container: Any, row: Container) -> bool:
+    def _is_handed_back(self, container: Any, handler: Container) -> bool:
         """Return whether a container is, all of it, the caller's own."""
         if self._went_in(container):
             return True
         own = self._containers.get(id(container))
         if own is None or own[0] is not container:
             return False
-        tree = Answer(container, row, Failures(""), self.kept)
+        tree = Answer(container, handler, Failures(""), self.kept)
         arrays = [self._mine(array) for array in tree.arrays]
         if not all(self._went_in(old) and self._may_answer(new) for old, new in zip(tree.arrays, arrays, strict=True)):
             return False
@@ -276,7 +278,7 @@ class Call:
 
     # ---- back -------------------------------------------------------------------------------------------------------
 
-    def __enter__(self) -> Call:
+    def __enter__(self) -> Invocation:
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:

@@ -1,4 +1,4 @@
-"""`using`: a function computes in one framework and answers in its caller's."""
+"""`using`, the decorator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from dlx._core.module import set_module
 from dlx._engine.request import request_of
-from dlx._using.call import Call, Way
+from dlx._using.call import FunctionSpec, Invocation
 
 if TYPE_CHECKING:
     from dlx.typing import DeviceLike, Readonly, Target
@@ -108,18 +108,18 @@ def using(
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         if isinstance(function, staticmethod | classmethod):
             return cast("Callable[P, R]", type(function)(decorate(function.__func__)))
-        way = Way(function, to, request, answer, names, lazy=lazy)
-        return cast("Callable[P, R]", functools.wraps(function)(_wrapper(function, way)))
+        spec = FunctionSpec(function, to, request, answer, names, lazy=lazy)
+        return cast("Callable[P, R]", functools.wraps(function)(_wrapper(function, spec)))
 
     return decorate
 
 
-def _wrapper(function: Any, way: Way) -> Any:
+def _wrapper(function: Any, spec: FunctionSpec) -> Any:
     """Return a function of the same kind."""
     if inspect.iscoroutinefunction(function):
 
         async def awaiting(*args: Any, **options: Any) -> Any:
-            call = Call(way, args, options)
+            call = Invocation(spec, args, options)
             with call:
                 result = await call.work.stepped(function(*call.args, **call.options))
             with call.work.step():
@@ -129,7 +129,7 @@ def _wrapper(function: Any, way: Way) -> Any:
     if inspect.isasyncgenfunction(function):
 
         async def streaming(*args: Any, **options: Any) -> AsyncIterator[Any]:
-            call = Call(way, args, options)
+            call = Invocation(spec, args, options)
             with call:
                 inner = function(*call.args, **call.options)
                 step: Any = functools.partial(inner.asend, None)
@@ -157,7 +157,7 @@ def _wrapper(function: Any, way: Way) -> Any:
     if inspect.isgeneratorfunction(function):
 
         def yielding(*args: Any, **options: Any) -> Any:
-            call = Call(way, args, options)
+            call = Invocation(spec, args, options)
             with call:
                 inner = function(*call.args, **call.options)
                 step: Callable[[], Any] = lambda: next(inner)  # noqa: E731
@@ -185,7 +185,7 @@ def _wrapper(function: Any, way: Way) -> Any:
         return yielding
 
     def calling(*args: Any, **options: Any) -> Any:
-        call = Call(way, args, options)
+        call = Invocation(spec, args, options)
         with call.work.step():
             with call:
                 result = function(*call.args, **call.options)

@@ -1,4 +1,4 @@
-"""Working on somebody else's stream: a framework's current stream is set to its callers', and put back."""
+"""Run a framework on the caller's CUDA stream, and restore its own afterwards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from dlx._core import cuda
 from dlx._core.stream import Stream, is_unordered, lending
 from dlx._core.types import Device
-from dlx._engine.streams import Crossing, physical
+from dlx._engine.streams import StreamSync, physical
 from dlx.adapter.base import Adapter
 from dlx.errors import DlxError
 
@@ -85,7 +85,7 @@ class Work:
         """
         if is_unordered(self._asked):
             return
-        crossings: dict[int, Crossing] = {}
+        syncs: dict[int, StreamSync] = {}
         for source, obj in arrays:
             if self._asked is None and type(source).work_stream is Adapter.work_stream:
                 continue  # it has no current stream
@@ -102,7 +102,7 @@ class Work:
             if self.target.holds(obj, source):
                 self._own.add(device)
                 continue
-            current = crossings.setdefault(id(source), Crossing(source)).consumer(device)
+            current = syncs.setdefault(id(source), StreamSync(source)).consumer(device)
             if current is not None:
                 callers.add(current)
         for device in self._callers.keys() - self._seen:
@@ -113,7 +113,7 @@ class Work:
 
     def _stream(self, device: Device) -> Stream | None:
         if self._asked is not None:
-            return Crossing(self.target, self._asked).consumer(device)
+            return StreamSync(self.target, self._asked).consumer(device)
         callers = self._callers[device]
         return next(iter(callers)) if len(callers) == 1 and device not in self._own else None
 
@@ -159,8 +159,8 @@ class Work:
                 cuda.order(current, stream)
 
     def _currents(self, devices: Iterable[Device]) -> dict[Device, Stream]:
-        crossing = Crossing(self.target)
-        found = ((device, crossing.consumer(device)) for device in devices)
+        sync = StreamSync(self.target)
+        found = ((device, sync.consumer(device)) for device in devices)
         return {device: stream for device, stream in found if stream is not None}
 
     def stepped(self, awaitable: Awaitable[Any]) -> Awaitable[Any]:

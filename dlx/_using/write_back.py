@@ -1,4 +1,4 @@
-"""What a function that `using` decorates writes to its arguments: noticed, and written back where those were copied."""
+"""What a decorated function writes to its arguments: noticed, and copied back where an argument was a copy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Writes"]
 
 
 @dataclass
-class Passed:
+class PassedArray:
     """An array that was passed to the function."""
 
     old: Any  # the caller's
@@ -38,8 +38,8 @@ class Writes:
 
     def __init__(self, target: Adapter) -> None:
         self.target = target
-        self._copies: list[Passed] = []
-        self._others: list[Passed] = []
+        self._copies: list[PassedArray] = []
+        self._others: list[PassedArray] = []
 
     def __bool__(self) -> bool:
         """Return whether any array was copied."""
@@ -61,13 +61,13 @@ class Writes:
             raise
         except Exception as error:
             raise adapter_failed(self.target, error).complete(target=self.target.name, where=where) from error
-        self._copies.append(Passed(old, new, self._count(new, where), where, declared))
+        self._copies.append(PassedArray(old, new, self._count(new, where), where, declared))
         return new
 
     def shared(self, old: Any, new: Any, where: str, *, declared: bool) -> None:
         """Note an array whose memory the function has itself; call it after all that were copied."""
         if self._copies and all(new is not each.new for each in self._copies):
-            self._others.append(Passed(old, new, self._count(new, where), where, declared))
+            self._others.append(PassedArray(old, new, self._count(new, where), where, declared))
 
     def _count(self, new: Any, where: str) -> int | None:
         """Return how often an array was written to, or None."""
@@ -106,12 +106,12 @@ class Writes:
         if failed is not None:
             raise failed
 
-    def _is_written(self, passed: Passed) -> bool:
+    def _is_written(self, passed: PassedArray) -> bool:
         """Return whether the function wrote to an array, or was declared to: some ways leave no trace."""
         now = self._count(passed.new, passed.where)
         return passed.declared or (now is not None and now != passed.version)
 
-    def _agree(self, written: list[Passed]) -> None:
+    def _agree(self, written: list[PassedArray]) -> None:
         """Refuse to write a copy over what the function wrote to another argument that has the same memory."""
         others = [each for each in self._others if self._is_written(each)]
         pair = collision([each.old for each in written], [each.old for each in others])

@@ -1,1 +1,1 @@
-"""_views."""
+"""Lazy views, `convert(tree, to=..., lazy=True)`: an element is converted when it is first asked for."""

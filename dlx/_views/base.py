@@ -34,13 +34,13 @@ class View:
     is_lazy_view = True
     _source: Any
     _slots: dict[Any, Any]
-    _row: Container
+    _handler: Container
     _scope: Scope
     _path: Path
     _me: Any  # a weak reference to itself
 
-    def __init__(self, source: Any, row: Container, scope: Scope, path: Path) -> None:
-        self._source, self._row, self._scope, self._path = source, row, scope, path
+    def __init__(self, source: Any, handler: Container, scope: Scope, path: Path) -> None:
+        self._source, self._handler, self._scope, self._path = source, handler, scope, path
         self._slots = {}
         self._me = None
 
@@ -52,7 +52,7 @@ class View:
         container
             What `dlx.convert` gives for the source without ``lazy=True``.
         """
-        return self._scope.eager(self._source, self._row)
+        return self._scope.eager(self._source, self._handler)
 
     def refresh(self) -> None:
         """Forget what was converted, so that each element is asked for again.
@@ -77,59 +77,59 @@ class View:
 
     def _touch(self, key: Any, element: Any = MISSING) -> Any:
         """Return the result at a place, converted now if it has not been."""
-        row, scope, slots = self._row, self._scope, self._slots
+        handler, scope, slots = self._handler, self._scope, self._slots
         if self._me is None:
             self._begin()
-        if row.elements == "fresh":
+        if handler.elements == "fresh":
             return self._fresh(key, element)
         if element is MISSING:
             element = self._at(key)
         options, old, kind = scope.options, slots.get(key), type(element)
         if old is not None:
-            if old[0] is element or (row.identity is not None and self._same(old[0], element)):
+            if old[0] is element or (handler.identity is not None and self._same(old[0], element)):
                 return old[1]
             self._forget(key)
         free = (type(kind) is type or is_key(kind)) and kind in options.free
-        if free and row.identity is None and scope.back is None:  # nearly always
+        if free and handler.identity is None and scope.back is None:  # nearly always
             try:
-                new = options.lane._place(  # type: ignore[union-attr]
+                new = options.fast_path._place(  # type: ignore[union-attr]
                     element, options.to, slots, scope.known, scope.moved, key, (self._me, key)
                 )
             except DlxError as error:
-                error.complete(where=path_text((self._path, row, key)))
+                error.complete(where=path_text((self._path, handler, key)))
                 raise
             if new is not None:
                 if not len(slots) & 255:
                     self._tidy()
                 return new
-        new = scope.result(element, row, self._path, key)
+        new = scope.result(element, handler, self._path, key)
         slot = slots.setdefault(key, (element, new))
         if slot[1] is not new:
             if slot[0] is element:  # another thread was here meanwhile
                 return slot[1]
             slots[key] = (element, new)
         if new is not element:
-            scope.place(name_of(element, row), element, new, self._me, key)
+            scope.place(name_of(element, handler), element, new, self._me, key)
         if not len(slots) & 63:
             self._tidy()
         return new
 
     def _evict(self, slot: Any) -> None:
         """Note what is put out of its place: somebody may hold it, and its source may be elsewhere by now."""
-        waiting, met = [(slot, self._row)], set()  # views that were looked into: one may hold itself
+        waiting, met = [(slot, self._handler)], set()  # views that were looked into: one may hold itself
         while waiting:
-            (element, new), row = waiting.pop()
-            self._scope.leave(name_of(element, row), element, new)
-            if is_view(new) and new._row.elements != "fresh" and id(new) not in met:
+            (element, new), handler = waiting.pop()
+            self._scope.leave(name_of(element, handler), element, new)
+            if is_view(new) and new._handler.elements != "fresh" and id(new) not in met:
                 met.add(id(new))  # what it shows may be elsewhere as well
-                waiting += [(each, new._row) for each in list(new._slots.values())]
+                waiting += [(each, new._handler) for each in list(new._slots.values())]
 
     def _forget(self, *keys: Any) -> None:
         """Put the results of some places, or of all, out of them."""
         slots = self._slots
         for key in keys or list(slots):
             slot = slots.pop(key, None)
-            if slot is not None and self._row.elements != "fresh":
+            if slot is not None and self._handler.elements != "fresh":
                 self._evict(slot)
 
     def _fresh(self, key: Any, element: Any) -> Any:
@@ -144,7 +144,7 @@ class View:
             if new is None:
                 if element is MISSING:
                     element = self._at(key)
-                new = self._scope.result(element, self._row, self._path, key)
+                new = self._scope.result(element, self._handler, self._path, key)
                 if new is not element or isinstance(kind_of(new), Adapter):
                     with contextlib.suppress(TypeError):  # a tuple, say: it is made anew each time
                         self._slots[key] = weakref.ref(new)
@@ -156,7 +156,7 @@ class View:
         """Forget what is gone: places of this view, where there are far more than elements; and in the scope."""
         self._scope.sweep()
         if len(self._slots) > 2 * self._count() + 64:
-            fresh = self._row.elements == "fresh"
+            fresh = self._handler.elements == "fresh"
             for key, slot in list(self._slots.items()):
                 if slot() is None if fresh else not self._holds_still(key, slot[0]):
                     self._forget(key)
@@ -169,8 +169,8 @@ class View:
             return False
 
     def _same(self, one: Any, other: Any) -> bool:
-        name = self._row.identity(one) if self._row.identity is not None else None
-        return name is not None and self._row.identity(other) == name  # type: ignore[misc]
+        name = self._handler.identity(one) if self._handler.identity is not None else None
+        return name is not None and self._handler.identity(other) == name  # type: ignore[misc]
 
     def _inward(self, value: Any, old: Any = None) -> Any:
         """Return what is stored in the source for a value."""
@@ -188,7 +188,7 @@ class View:
 
     def _is(self, element: Any, value: Any) -> bool:
         """Return whether an element is a value: the same array or container, or equal data."""
-        if element is value or (self._row.identity is not None and self._same(element, value)):
+        if element is value or (self._handler.identity is not None and self._same(element, value)):
             return True
         if kind_of(element) is not None or kind_of(value) is not None:
             return False
@@ -207,7 +207,7 @@ class View:
         return type(self._source).__name__
 
     def __repr__(self) -> str:
-        done = [f"{self._row.place([key], 0)}: {_shown(new)}" for key, new in self._done()]
+        done = [f"{self._handler.place([key], 0)}: {_shown(new)}" for key, new in self._done()]
         more = f", ... {len(done) - 6} more" if len(done) > 6 else ""
         found = f"{'; '.join(done[:6])}{more}" if done else "nothing yet"
         return (
@@ -216,7 +216,7 @@ class View:
 
     def _done(self) -> list[tuple[Any, Any]]:
         """Return what is converted so far, without asking the source for anything."""
-        if self._row.elements == "fresh":
+        if self._handler.elements == "fresh":
             return [(key, new) for key, slot in list(self._slots.items()) if (new := slot()) is not None]
         return [(key, slot[1]) for key, slot in list(self._slots.items()) if slot[0] is not slot[1]]
 
@@ -237,7 +237,7 @@ class View:
 class PlacesView(View, Places):
     """A view whose elements are asked for by key: `Places` gives what was converted before, and else asks `_missed`."""
 
-    __slots__ = ("__weakref__", "_me", "_path", "_row", "_scope")
+    __slots__ = ("__weakref__", "_handler", "_me", "_path", "_scope")
 
     def _missed(self, key: Any) -> Any:
         """Return what `self[key]` is where it was not converted before."""

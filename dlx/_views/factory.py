@@ -1,4 +1,4 @@
-"""Lazy views of containers, `convert(tree, to=..., lazy=True)`: which type has which view; views of records."""
+"""Which type has which lazy view; views of records; the two ways in, `lazy_view` and `plain_view`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from dlx._containers.lookup import VIEW, container_of, stamp
 from dlx._core.foreign import TypeCache, derives, is_key
-from dlx._core.native import Lane
+from dlx._core.native import FastPathFunction
 from dlx._engine.request import Request
 from dlx._views.base import View
 from dlx._views.mapping import MappingView, MutableMappingView
@@ -22,13 +22,13 @@ __all__ = ["RecordView", "lazy_view", "plain_view"]
 class RecordView(View):
     """A lazy view of a dataclass, an attrs object or a namespace: its attributes are converted when asked for."""
 
-    __slots__ = ("__weakref__", "_me", "_path", "_row", "_scope", "_slots", "_source")
+    __slots__ = ("__weakref__", "_handler", "_me", "_path", "_scope", "_slots", "_source")
 
     def _count(self) -> int:
         return len(self._names())
 
     def _names(self) -> list[str]:
-        return [str(name) for name in self._row.open(self._source)[0] or ()]
+        return [str(name) for name in self._handler.flatten(self._source)[0] or ()]
 
     def _at(self, key: Any) -> Any:
         return getattr(self._source, key)
@@ -58,11 +58,11 @@ class RecordView(View):
     def copy(self) -> Any:
         """Return an object of the source's type with what the view shows."""
         names = self._names()
-        assert self._row.close is not None
-        return self._row.close(self._source, names, [self._touch(name) for name in names], None)
+        assert self._handler.unflatten is not None
+        return self._handler.unflatten(self._source, names, [self._touch(name) for name in names], None)
 
 
-_OWN = frozenset(("_me", "_path", "_row", "_scope", "_slots", "_source"))
+_OWN = frozenset(("_me", "_path", "_handler", "_scope", "_slots", "_source"))
 
 
 # ---- which view ------------------------------------------------------------------------------------------------------
@@ -71,38 +71,38 @@ _EXACT: dict[type, Any] = {list: MutableSequenceView, tuple: SequenceView, dict:
 _classes: TypeCache[Any] = TypeCache()
 
 
-def make(obj: Any, row: Container, scope: Scope, path: Path) -> Any:
+def make(obj: Any, handler: Container, scope: Scope, path: Path) -> Any:
     """Return the view of a container; None where it has none."""
     kind = type(obj)
     cls: Any = _EXACT.get(kind) if type(kind) is type or is_key(kind) else None
-    if row is VIEW:  # a view of the same source
+    if handler is VIEW:  # a view of the same source
         cls = SequenceView if isinstance(obj, SliceView) else kind
-        return cls(obj._source, obj._row, scope, path)
+        return cls(obj._source, obj._handler, scope, path)
     if cls is None:
         try:
             cls = _classes[kind]
         except KeyError:
-            cls = _classes[kind] = _class_of(kind, row)
+            cls = _classes[kind] = _class_of(kind, handler)
         if cls is None:
             return None
-    return cls(obj if row.live is None else row.live(obj), row, scope, path)
+    return cls(obj if handler.live is None else handler.live(obj), handler, scope, path)
 
 
-def _class_of(kind: type, row: Container) -> Any:
-    if any("__dlx_tree__" in cls.__dict__ for cls in kind.__mro__) or row.kind == "set":
+def _class_of(kind: type, handler: Container) -> Any:
+    if any("__dlx_tree__" in cls.__dict__ for cls in kind.__mro__) or handler.kind == "set":
         return None
-    if derives(kind, Mapping) or row.kind == "mapping":
+    if derives(kind, Mapping) or handler.kind == "mapping":
         if kind is MappingProxyType or not (derives(kind, MutableMapping) or hasattr(kind, "__setitem__")):
             return MappingView
         return MutableMappingView
-    if derives(kind, tuple) and (row.kind == "record" or hasattr(kind, "n_sequence_fields")):
+    if derives(kind, tuple) and (handler.kind == "record" or hasattr(kind, "n_sequence_fields")):
         return NamedView
-    if derives(kind, Sequence) or row.kind == "sequence":
+    if derives(kind, Sequence) or handler.kind == "sequence":
         if hasattr(kind, "__getitem__") and hasattr(kind, "__len__"):
-            mutable = derives(kind, MutableSequence) or (row.mutable and hasattr(kind, "insert"))
+            mutable = derives(kind, MutableSequence) or (handler.mutable and hasattr(kind, "insert"))
             return MutableSequenceView if mutable else SequenceView
         return None
-    return RecordView if row.kind == "record" and row.close is not None else None
+    return RecordView if handler.kind == "record" and handler.unflatten is not None else None
 
 
 _plain: dict[Any, tuple[Any, Options]] = {}  # target -> options of a call that asks for nothing else
@@ -116,14 +116,14 @@ def plain_view(obj: Any, to: Any) -> Any:
         return None
     if known is None or known[0] != stamp():
         return None
-    row = container_of(type(obj))
-    return None if row is None else make(obj, row, Scope(known[1]), None)
+    handler = container_of(type(obj))
+    return None if handler is None else make(obj, handler, Scope(known[1]), None)
 
 
 def lazy_view(
     obj: Any,
     request: Request,
-    lane: Lane | None,
+    fast_path: FastPathFunction | None,
     to: Any,
     *,
     strict: bool,
@@ -138,18 +138,18 @@ def lazy_view(
         A container.
     request, strict, collect
         The options.
-    lane, to
-        The fast lane and the target as it was given, where nothing else is asked for.
+    fast_path, to
+        The fast path and the target as it was given, where nothing else is asked for.
     known
         Objects, and what they are to be, themselves for one; kept weakly.
     """
-    row = container_of(type(obj))
-    assert row is not None
-    options = Options(request, make, lane, to, strict, collect)
-    if lane is not None and not strict and not collect and request.target.constant and isinstance(to, str | type):
+    handler = container_of(type(obj))
+    assert handler is not None
+    options = Options(request, make, fast_path, to, strict, collect)
+    if fast_path is not None and not strict and not collect and request.target.constant and isinstance(to, str | type):
         _plain[to] = (options.known_at, options)
     scope = Scope(options)
     for old, new in known:
         scope.know(id(old), old, new)
-    view = make(obj, row, scope, None)
-    return scope.eager(obj, row) if view is None else view
+    view = make(obj, handler, scope, None)
+    return scope.eager(obj, handler) if view is None else view

@@ -100,21 +100,21 @@ class MappingView(PlacesView, Mapping[K, V]):
 
     def __getattr__(self, name: str) -> Any:
         # An item that is an attribute as well: attribute dicts, BatchEncoding and ModelOutput of transformers.
-        if not name.startswith("_") and self._row.elements != "fresh" and name in self:
+        if not name.startswith("_") and self._handler.elements != "fresh" and name in self:
             element = self._source[name]
             if getattr(self._source, name, self) is element:
                 return self._touch(name, element)
         raise AttributeError(f"a view of {type(self._source).__name__} has no attribute {name!r}")
 
     def _children(self) -> Any:
-        return () if self._row.elements == "fresh" else (self._source[key] for key in self)
+        return () if self._handler.elements == "fresh" else (self._source[key] for key in self)
 
     def _holds_still(self, key: Any, element: Any) -> bool:
         return key in self and super()._holds_still(key, element)  # it may have a way with what is missing
 
     def _holds(self, key: Any, value: Any) -> bool:
         """Return whether the value is what the view shows for a key: arrays by identity, data by equality."""
-        if self._row.elements == "fresh":
+        if self._handler.elements == "fresh":
             here = self[key]
             return here is value or self._is(here, value)
         return self._is(self._source[key], self._raw(value))

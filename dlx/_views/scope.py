@@ -1,8 +1,8 @@
-"""What the lazy views of one call share: the options, and which object became which.
+"""What the lazy views of one call share: the options, and which object was converted to which.
 
-An element is converted when it is first asked for. Results are found again by two roads: each view keeps, for every
-place that was asked for, the source's element and its result; and the scope knows, weakly, what became of an object, so
-that one that stands in two places, or has moved, gives the same result.
+A result is found again in two ways: each view keeps, for each of its slots that was asked for, the source's element and
+the result; the scope knows, by weak references, what an object was converted to, so that one that stands in two
+places, or has moved, gives the same result. Also here: what is stored in the source for a value given to a view.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dlx._containers.lookup import VIEW, is_plain, stamp, what_is
 from dlx._containers.tree import ROOT
 from dlx._core.foreign import is_key
 from dlx._core.locks import lock_of
-from dlx._core.native import Lane
+from dlx._core.native import FastPathFunction
 from dlx._core.tensor import type_name
-from dlx._engine.batch import Bulk, convert_tree
+from dlx._engine.batch import Batch, convert_tree
 from dlx._engine.request import Request
 from dlx._engine.transfer import adapter_failed
 from dlx._registry import generic
@@ -42,8 +42,8 @@ def path_text(path: Path) -> str:
     """Return a path as Python would write it: ``obj['a'][3]``."""
     steps: list[str] = []
     while path is not None:
-        path, row, key = path
-        steps.append(row.place([key], 0))
+        path, handler, key = path
+        steps.append(handler.place([key], 0))
     if len(steps) > 64:
         steps[32:-32] = [" ... "]
     return ROOT + "".join(reversed(steps))
@@ -58,8 +58,8 @@ class Options:
         The options.
     make
         ``make(obj, row, scope, path)`` gives the view of a container, or None where it has none.
-    lane, to
-        The fast lane and its target, where the options ask for nothing else; None otherwise.
+    fast_path, to
+        The fast path and its target, where the options ask for nothing else; None otherwise.
 
     Attributes
     ----------
@@ -67,22 +67,22 @@ class Options:
         The stamp under which types were looked up; under another one they are looked up anew.
     """
 
-    __slots__ = ("collect", "free", "kinds", "known_at", "lane", "make", "request", "strict", "to")
+    __slots__ = ("collect", "fast_path", "free", "kinds", "known_at", "make", "request", "strict", "to")
 
     def __init__(
         self,
         request: Request,
         make: Callable[[Any, Container, Scope, Path], Any],
-        lane: Lane | None,
+        fast_path: FastPathFunction | None,
         to: Any,
         strict: bool = False,
         collect: bool = False,
     ) -> None:
-        self.request, self.make, self.lane, self.to = request, make, lane, to
+        self.request, self.make, self.fast_path, self.to = request, make, fast_path, to
         self.strict, self.collect = strict, collect
         self.known_at = stamp()
         self.kinds: dict[type, Any] = {}
-        self.free: set[type] = set()  # types whose arrays may be asked twice, by the lane
+        self.free: set[type] = set()  # types whose arrays may be asked twice, by the fast path
 
     def known(self, kind: type) -> Any:
         """Return what `what_is` says of a type, if it was asked since types last changed; else MISSING."""
@@ -125,7 +125,7 @@ class Scope:
 
     # ---- outwards ---------------------------------------------------------------------------------------------------
 
-    def result(self, obj: Any, row: Container, path: Path, key: Any) -> Any:
+    def result(self, obj: Any, handler: Container, path: Path, key: Any) -> Any:
         """Return what an element is in the target: an array, a view, or the element itself.
 
         Parameters
@@ -138,23 +138,23 @@ class Scope:
         options, kind = self.options, type(obj)
         what = options.known(kind)
         if what is MISSING:
-            what = self._learn(kind, row, path, key)
+            what = self._learn(kind, handler, path, key)
         if what is None:
             return obj
-        name = name_of(obj, row)
+        name = name_of(obj, handler)
         with self.lock():
             new = self._again(name, obj)
             if new is not None:
                 return new
             if what is kind:  # a class may not even say what it is
-                source = self._stranger(obj, row, path, key)
+                source = self._stranger(obj, handler, path, key)
             elif isinstance(what, Container):
-                return self._entered(obj, what, row, path, key)
+                return self._entered(obj, what, handler, path, key)
             else:
                 source = what
             if source is None:
                 return obj
-            new = self._converted(obj, source, row, path, key)
+            new = self._converted(obj, source, handler, path, key)
             self.leave(name, obj, new)  # until it has its place, which another thread may ask for already
             return new
 
@@ -162,25 +162,29 @@ class Scope:
         """Return the lock that is held while something is done that must not be done twice."""
         return lock_of(self)
 
-    def _learn(self, kind: type, row: Container, path: Path, key: Any) -> Any:
+    def _learn(self, kind: type, handler: Container, path: Path, key: Any) -> Any:
         try:
             what = what_is(kind)
         except DlxError as error:
             raise error.complete(
-                source=type_name(kind), target=self.options.request.target.name, where=path_text((path, row, key))
+                source=type_name(kind), target=self.options.request.target.name, where=path_text((path, handler, key))
             ) from None
         options = self.options
         if type(kind) is type or is_key(kind):
             options.kinds[kind] = what
-            lane = what.lane if what is not kind and isinstance(what, Adapter) and options.lane is not None else ()
-            if any(look_up(name) is kind for name in lane):
+            fast_path = (
+                what.fast_path_types
+                if what is not kind and isinstance(what, Adapter) and options.fast_path is not None
+                else ()
+            )
+            if any(look_up(name) is kind for name in fast_path):
                 options.free.add(kind)
         return what
 
-    def _stranger(self, obj: Any, row: Container, path: Path, key: Any) -> Adapter | None:
+    def _stranger(self, obj: Any, handler: Container, path: Path, key: Any) -> Adapter | None:
         try:
-            source = generic.array_stranger(obj)
-            plain = source is not None or not self.options.strict or generic.buffer_stranger(obj) is not None
+            source = generic.generic_array_adapter(obj)
+            plain = source is not None or not self.options.strict or generic.generic_buffer_adapter(obj) is not None
         except (DlxError, MemoryError):
             raise
         except Exception:  # it raises when it is looked at, so it is nothing that we know
@@ -191,44 +195,44 @@ class Scope:
             "it is neither array, container nor plain data (strict=True)",
             source=type_name(type(obj)),
             target=self.options.request.target.name,
-            where=path_text((path, row, key)),
+            where=path_text((path, handler, key)),
             fix="Drop strict=True to let it pass through.",
         )
 
-    def _converted(self, obj: Any, source: Adapter, row: Container, path: Path, key: Any) -> Any:
+    def _converted(self, obj: Any, source: Adapter, handler: Container, path: Path, key: Any) -> Any:
         options = self.options
-        if options.lane is not None:
+        if options.fast_path is not None:
             try:
-                return options.lane(obj, options.to)
+                return options.fast_path(obj, options.to)
             except DlxError as error:
-                error.complete(where=path_text((path, row, key)))
+                error.complete(where=path_text((path, handler, key)))
                 raise
-        return self.run(obj, source, options.request, (path, row, key))
+        return self.run(obj, source, options.request, (path, handler, key))
 
     def run(self, obj: Any, source: Adapter, request: Request, path: Path) -> Any:
         """Convert one array through all phases."""
         failures = Failures(request.target.name)
-        return Bulk(request, [obj], [source], lambda i: path_text(path), failures).run()[0]
+        return Batch(request, [obj], [source], lambda i: path_text(path), failures).run()[0]
 
-    def _entered(self, obj: Any, what: Container, row: Container, path: Path, key: Any) -> Any:
+    def _entered(self, obj: Any, what: Container, handler: Container, path: Path, key: Any) -> Any:
         """Return a view of a container; sets and recipes, which nobody can look into by key, are converted now."""
         root, name = self.root and self.root(), name_of(obj, what)
-        if root is not None and name_of(root._source, root._row) == name:
+        if root is not None and name_of(root._source, root._handler) == name:
             return root
-        new = self.options.make(obj, what, self, (path, row, key))
+        new = self.options.make(obj, what, self, (path, handler, key))
         if new is not None:
-            self.leave(name_of(obj, row), obj, new)
+            self.leave(name_of(obj, handler), obj, new)
             return new
         try:
             return self.eager(obj, what)
         except DlxError as error:
-            error.where = path_text((path, row, key)) + error.where.removeprefix(ROOT)
+            error.where = path_text((path, handler, key)) + error.where.removeprefix(ROOT)
             raise
 
-    def eager(self, obj: Any, row: Container) -> Any:
+    def eager(self, obj: Any, handler: Container) -> Any:
         """Convert a whole container now."""
         o = self.options
-        return convert_tree(obj, row, o.request, strict=o.strict, collect=o.collect, lane=o.lane, to=o.to)
+        return convert_tree(obj, handler, o.request, strict=o.strict, collect=o.collect, fast_path=o.fast_path, to=o.to)
 
     # ---- who is who -------------------------------------------------------------------------------------------------
 
@@ -249,7 +253,7 @@ class Scope:
         moved = self.moved
         try:
             # A view of the object itself holds it; what it shows of a view, or reads in its stead, does not.
-            held = what_is(type(new)) is VIEW and name_of(new._source, new._row) == name
+            held = what_is(type(new)) is VIEW and name_of(new._source, new._handler) == name
             result, source = ref(new), None if held else _source_ref(obj)
             if source is not None and not isinstance(source, ref):  # it is held, as long as the result lives
 
@@ -273,7 +277,7 @@ class Scope:
         ref_of, key = (self.root, place) if isinstance(place, int) else place
         view = ref_of()
         slot = None if view is None else view._slots.get(key)
-        return slot if slot is not None and name_of(slot[0], view._row) == name else None
+        return slot if slot is not None and name_of(slot[0], view._handler) == name else None
 
     def _again(self, name: Any, obj: Any) -> Any:
         """Return what an object became, if that is still there."""
@@ -326,9 +330,9 @@ def _source_ref(obj: Any) -> Callable[[], Any]:
         return lambda: obj
 
 
-def name_of(obj: Any, row: Container) -> Any:
+def name_of(obj: Any, handler: Container) -> Any:
     """Return what tells an element of a container apart from others."""
-    name = None if row.identity is None else row.identity(obj)
+    name = None if handler.identity is None else handler.identity(obj)
     return id(obj) if name is None else ("same_as", name)
 
 
@@ -342,7 +346,7 @@ def kind_of(obj: Any) -> Container | Adapter | None:
     if what is not kind:
         return what  # type: ignore[return-value]  # it is no type then
     try:
-        return generic.array_stranger(obj)
+        return generic.generic_array_adapter(obj)
     except (DlxError, MemoryError):
         raise
     except Exception:  # it raises when it is looked at, so it is nothing that we know
@@ -378,7 +382,7 @@ def inward(scope: Scope, value: Any, old: Any, children: Iterable[Any], path: Pa
         return value
     request = replace(scope.options.request, target=target, device=device, copy=None, stream=None)
     if isinstance(what, Container):
-        return convert_tree(value, what, request, strict=False, collect=False, lane=None, to=None)
+        return convert_tree(value, what, request, strict=False, collect=False, fast_path=None, to=None)
     return scope.run(value, what, request, path)
 
 

@@ -1,4 +1,4 @@
-"""Lazy views of sequences; those that can be changed are in `dlx.mutable_sequences`."""
+"""Lazy views of sequences: of tuples, lists, deques and named tuples."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class SequenceView(PlacesView, Sequence[T]):
         return type(source).__name__
 
     def _is_tuple(self) -> bool:
-        return isinstance(self._source, tuple) or self._row is TUPLE
+        return isinstance(self._source, tuple) or self._handler is TUPLE
 
     def _plain(self, elements: Iterable[Any]) -> Any:
         return tuple(elements) if self._is_tuple() else list(elements)
@@ -71,19 +71,19 @@ class SequenceView(PlacesView, Sequence[T]):
         return len(self._source)
 
     def _children(self) -> Any:
-        return () if self._row.elements == "fresh" else self._source
+        return () if self._handler.elements == "fresh" else self._source
 
     # ---- one after another ------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[T]:
-        if self._row.elements != "stable":
+        if self._handler.elements != "stable":
             yield from self._counted()
             return
         self._begin()
         slots, scope = self._slots, self._scope
         known, moved, me, nested = scope.known, scope.moved, self._me, self._path is not None
-        lane, to = scope.options.lane, scope.options.to
-        get, place = slots.get, lane._place if lane is not None else None
+        fast_path, to = scope.options.fast_path, scope.options.to
+        get, place = slots.get, fast_path._place if fast_path is not None else None
         for i, element in enumerate(self._source):
             slot = get(i)
             if slot is None:
@@ -113,7 +113,7 @@ class SequenceView(PlacesView, Sequence[T]):
 
     def _elements(self) -> Iterator[tuple[int, Any]]:
         """Give the places and the source's elements; of elements made anew, the results that are there."""
-        if self._row.elements == "fresh":
+        if self._handler.elements == "fresh":
             return ((i, self._slots[i]() if i in self._slots else self._at(i)) for i in range(len(self._source)))
         return enumerate(self._source)
 
@@ -121,7 +121,7 @@ class SequenceView(PlacesView, Sequence[T]):
         return self._place(value) is not None
 
     def _place(self, value: Any, start: int = 0, stop: int | None = None) -> int | None:
-        raw = value if self._row.elements == "fresh" else self._raw(value)
+        raw = value if self._handler.elements == "fresh" else self._raw(value)
         for i, element in self._elements():
             if stop is not None and i >= stop:
                 return None
@@ -141,7 +141,7 @@ class SequenceView(PlacesView, Sequence[T]):
 
     def count(self, value: Any) -> int:
         """Return how often a value is in the view, compared as ``in`` does."""
-        raw = value if self._row.elements == "fresh" else self._raw(value)
+        raw = value if self._handler.elements == "fresh" else self._raw(value)
         return sum(self._is(element, raw) for _, element in self._elements())
 
     # ---- with others ------------------------------------------------------------------------------------------------
@@ -191,8 +191,12 @@ class SliceView(SequenceView[T]):
     __slots__ = ("_places", "_whole")
 
     def __init__(self, whole: SequenceView[T], places: range) -> None:
-        row = TUPLE if whole._is_tuple() else replace(LIST, elements=whole._row.elements, identity=whole._row.identity)
-        super().__init__(Window(whole._source, places), row, whole._scope, whole._path)
+        handler = (
+            TUPLE
+            if whole._is_tuple()
+            else replace(LIST, elements=whole._handler.elements, identity=whole._handler.identity)
+        )
+        super().__init__(Window(whole._source, places), handler, whole._scope, whole._path)
         self._whole, self._places = whole, places
 
     def _touch(self, key: Any, element: Any = MISSING) -> Any:
@@ -207,7 +211,7 @@ class SliceView(SequenceView[T]):
         return (self._whole[place] for place in self._places)
 
     def _elements(self) -> Iterator[tuple[int, Any]]:
-        found = dict(self._whole._elements()) if self._row.elements == "fresh" else self._source.source
+        found = dict(self._whole._elements()) if self._handler.elements == "fresh" else self._source.source
         return ((i, found[place]) for i, place in enumerate(self._places))
 
     def _done(self) -> list[tuple[Any, Any]]:
@@ -236,7 +240,7 @@ class NamedView(SequenceView[Any]):
 
     @property
     def _fields(self) -> tuple[str, ...]:
-        names: Any = self._row.open(self._source)[0]
+        names: Any = self._handler.flatten(self._source)[0]
         return tuple(names if names is not None else type(self._source).__match_args__)  # of a structure of C
 
     def _asdict(self) -> dict[str, Any]:
@@ -247,8 +251,8 @@ class NamedView(SequenceView[Any]):
 
     def copy(self) -> Any:
         """Return a named tuple of the same type with what the view shows."""
-        assert self._row.close is not None
-        return self._row.close(self._source, list(self._fields), list(self), None)
+        assert self._handler.unflatten is not None
+        return self._handler.unflatten(self._source, list(self._fields), list(self), None)
 
     def __mul__(self, times: int) -> Any:
         return tuple(self) * times
@@ -282,7 +286,7 @@ class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[
         if isinstance(i, slice):
             places = range(len(self._source))[i]
             values = self._given(value)
-            olds = [self._source[k] for k in places] if self._row.elements != "fresh" else []
+            olds = [self._source[k] for k in places] if self._handler.elements != "fresh" else []
             olds += [None] * (len(values) - len(olds))
             self._source[i] = [self._inward(new, old) for new, old in zip(values, olds, strict=False)]
             self._forget()
@@ -293,7 +297,7 @@ class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[
 
     def _given(self, values: Iterable[Any]) -> list[Any]:
         """Return values to be stored; of a view its arrays as they are, its containers as views, as one by one."""
-        if not isinstance(values, SequenceView) or values._row.elements == "fresh":
+        if not isinstance(values, SequenceView) or values._handler.elements == "fresh":
             return [*(values._source if isinstance(values, SequenceView) else values)]
         return [values[k] if isinstance(kind_of(x), Container) else x for k, x in enumerate(values._source)]
 
@@ -317,7 +321,7 @@ class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[
     def append(self, value: Any) -> None:
         """Put a value at the end."""
         self._source.append(self._inward(value))
-        if self._row.elements == "fresh":
+        if self._handler.elements == "fresh":
             self._forget()
 
     def extend(self, values: Iterable[Any]) -> None:

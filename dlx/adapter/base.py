@@ -1,10 +1,6 @@
-"""What an adapter tells dlx about one framework: facts as data, and a few small functions.
+"""`Adapter`, the class that an adapter of a framework subclasses, and helpers for its methods.
 
-This module is public (`dlx.adapter`): a third party's adapter, a module `dlx_mylib` with one hook, is built from it in
-the same way as `dlx_numpy` and `dlx_torch` are. dlx reads the data; only what data cannot say is a method.
-
-Nothing here imports a framework. An adapter must not either at module level: types are named by importable strings and
-looked up when their package is there.
+Nothing here imports a framework.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ from dlx._core.stream import Stream
 from dlx._core.tensor import Tensor, type_name
 from dlx._core.types import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, Device, DType, host_readable
 from dlx._protocols import dlpack
-from dlx.adapter.declarations import EXTENTS, Capabilities, Container, Defect, Guard, Hindrance, Layout
+from dlx.adapter.declarations import EXTENTS, Blocker, Capabilities, Container, Defect, Guard, Layout
 from dlx.errors import DeviceError, DTypeError, FrameworkNotInstalledError
 
 __all__ = [
@@ -42,7 +38,7 @@ __all__ = [
     "Device",
     "DType",
     "Guard",
-    "Hindrance",
+    "Blocker",
     "Layout",
     "Stream",
     "Tensor",
@@ -84,9 +80,9 @@ class Adapter:
         What to tell a user who does not have it: ``pip install ...``.
     types
         Importable names of array types, most general ones; tested with `issubclass` once per type.
-    lane
-        Exact types for which being asked twice is harmless; only these take the fast lane.
-    lane_imports
+    fast_path_types
+        Exact types for which being asked twice is harmless; only these take the fast path.
+    fast_path_imports
         Whether the exchange table, `exchange` or that of the type, makes arrays of the first of `types`. False where it
         is that of a base, which makes arrays of the base: it gives memory out, and what comes in goes through `load`.
     guards
@@ -97,19 +93,19 @@ class Adapter:
         Containers of the framework.
     dtypes
         Names of dtypes in dlx -> attributes of the package: ``{"bool": "bool_"}``.
-    borrowed
+    extension_dtypes
         Dtypes that another package brings to the framework, as its words: ``{"bfloat16": "ml_dtypes.bfloat16"}``.
-    carried
+    storage_dtypes
         Dtypes that the framework has, but takes under another name of the same width: ``{"bfloat16": "uint16"}``. They
-        are handed over under that name, and what comes out is given to `reviewed`.
+        are handed over under that name, and what comes out is given to `viewed_as`.
     defects
         Known faults of versions.
-    noun
+    display_name
         What its users call one of its arrays, for messages.
     describes_by_export
         Whether `info` makes an export, so that it is only called where nothing else will do.
     constant
-        False where capabilities change at run time; they are then those of the moment, and there is no lane.
+        False where capabilities change at run time; they are then those of the moment, and there is no fast path.
     depends_on
         Where `constant` is False: names within the package of all that capabilities depend on, with hashable values
         (``("config.jax_enable_x64",)``); capabilities are stated once for each. Empty: anew in every conversion.
@@ -123,16 +119,16 @@ class Adapter:
         Whether its objects are converted where they are what `convert` is given, but pass through inside a container,
         as numpy's scalars and plain buffers do.
     owner
-        For the lane: method of an array that gives the object which keeps its memory alive. Empty: the array does.
+        For the fast path: method of an array that gives the object which keeps its memory alive. Empty: the array does.
     owner_type
         Importable name of that object's type.
     owner_bounds
         Methods of that object that give its address and its bytes: where it could have been resized, memory beyond is
         never read.
     switches
-        For the lane: ``(module, attribute, value)`` that must be that very value, or Python is asked.
+        For the fast path: ``(module, attribute, value)`` that must be that very value, or Python is asked.
     confirmed
-        For the lane: dtypes for which the framework has several words; the array must say the first one itself.
+        For the fast path: dtypes for which the framework has several words; the array must say the first one itself.
     dtype_attribute
         Attribute of an array that is its dtype.
     part_of
@@ -148,16 +144,16 @@ class Adapter:
     priority: int = 0
     install: str = ""
     types: tuple[str, ...] = ()
-    lane: tuple[str, ...] = ()
-    lane_imports: bool = True
+    fast_path_types: tuple[str, ...] = ()
+    fast_path_imports: bool = True
     guards: tuple[Guard, ...] = ()
     immutable: bool = False
     containers: tuple[Container, ...] = ()
     dtypes: Mapping[str, str] = {}
-    borrowed: Mapping[str, str] = {}
-    carried: Mapping[str, str] = {}
+    extension_dtypes: Mapping[str, str] = {}
+    storage_dtypes: Mapping[str, str] = {}
     defects: tuple[Defect, ...] = ()
-    noun: str = "array"
+    display_name: str = "array"
     describes_by_export: bool = False
     constant: bool = True
     depends_on: tuple[str, ...] = ()
@@ -288,9 +284,9 @@ class Adapter:
         """Return the names of those `dtypes` that the installed version has."""
         return frozenset(dtype.name for dtype in self._to_native)
 
-    def word_for(self, dtype: str) -> str:
+    def native_name(self, dtype: str) -> str:
         """Return what users of the framework call a dtype, or nothing; the framework is not asked."""
-        return self.dtypes.get(dtype) or self.borrowed.get(dtype, "")
+        return self.dtypes.get(dtype) or self.extension_dtypes.get(dtype, "")
 
     def dtype_to(self, dtype: DType) -> Any:
         """Return the framework's dtype for one of dlx.
@@ -341,11 +337,11 @@ class Adapter:
 
     # ---- as a producer --------------------------------------------------------------------------------------------
 
-    def examine(self, obj: Any) -> Iterable[Hindrance]:
+    def examine(self, obj: Any) -> Iterable[Blocker]:
         """Give what stands in the way of exporting one array. The default asks the guards."""
         for guard in self.guards:
-            if guard.hindrance is not None and guard.holds(obj):
-                yield guard.hindrance
+            if guard.blocker is not None and guard.holds(obj):
+                yield guard.blocker
 
     def info(self, obj: Any) -> ArrayInfo | None:
         """Describe one array: no data touched, nothing synchronised, also for what cannot be exported.
@@ -477,21 +473,21 @@ class Adapter:
         return int(ffi.cast("uintptr_t", self._capabilities_struct))
 
     @functools.cached_property
-    def _lane_struct(self) -> Any:
+    def _fast_path_struct(self) -> Any:
         stated = self.capabilities
         assert stated is not None
         if stated.dtypes is None:
             return self._capabilities_struct
-        return _as_struct(replace(stated, dtypes=stated.dtypes & set(self.dtypes) - set(self.carried)))
+        return _as_struct(replace(stated, dtypes=stated.dtypes & set(self.dtypes) - set(self.storage_dtypes)))
 
-    def lane_address(self) -> int:
+    def fast_path_capabilities_address(self) -> int:
         """Return where the C side finds what the framework's table takes: its own dtypes, none re-viewed."""
-        return int(ffi.cast("uintptr_t", self._lane_struct))
+        return int(ffi.cast("uintptr_t", self._fast_path_struct))
 
     def check(self, tensor: Tensor) -> int:
-        """Return the obstacle bits between a tensor and this consumer (0 = it may be handed over as it is).
+        """Return the incompatibility bits between a tensor and this consumer (0 = it may be handed over as it is).
 
-        The lane compares with the capabilities alone, so that a target which overrides this has none.
+        The fast path compares with the capabilities alone, so that a target which overrides this has none.
         """
         return native.tensor_check(tensor, self.capabilities_address())
 
@@ -499,14 +495,14 @@ class Adapter:
         """Return whether an array over a tensor is constant, so that nobody else should write to its memory either."""
         return self.immutable
 
-    def reviewed(self, array: Any, dtype: DType) -> Any:
-        """Return an array of the same memory under its true dtype, where `load` took it under the name in `carried`.
+    def viewed_as(self, array: Any, dtype: DType) -> Any:
+        """Return an array of the same memory under its true dtype, where `load` took it under its storage dtype.
 
         The default calls ``array.view(native dtype)``.
         """
         return array.view(self.dtype_to(dtype))
 
-    # ---- the fast lane --------------------------------------------------------------------------------------------
+    # ---- the fast path --------------------------------------------------------------------------------------------
 
     def exchange(self) -> Any:
         """Return an exchange table in a capsule for types that carry none themselves, or None.
@@ -517,7 +513,7 @@ class Adapter:
         return None
 
     def guard_function(self) -> tuple[Any, frozenset[str]] | None:
-        """Return a C function that answers guards for arrays of `lane` types, and which ones; None, the default.
+        """Return a C function that answers guards for arrays of `fast_path_types`, and which ones; None, the default.
 
         A capsule called ``"dlx_guard_function"`` with an ``int (*)(void *array, const DLTensor *lent)`` (`dlx.h`):
         first asked without a tensor, before memory is borrowed, then with it; 1 = all of these guards are false, 0 =

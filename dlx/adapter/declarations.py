@@ -1,4 +1,4 @@
-"""The data types in which an adapter states facts. Authors import them from `dlx.adapter`."""
+"""The data types in which an adapter states facts about its framework. Authors import them from `dlx.adapter`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dlx._core.foreign import MAX_MESSAGE, safe_repr
 from dlx._core.module import set_module
 from dlx.errors import ConversionError, CopyRequiredError
 
-__all__ = ["Capabilities", "Container", "Defect", "Guard", "Hindrance", "Layout"]
+__all__ = ["Capabilities", "Container", "Defect", "Guard", "Blocker", "Layout"]
 
 
 @set_module("dlx.adapter")
@@ -105,7 +105,7 @@ class Capabilities:
 
 @set_module("dlx.adapter")
 @dataclass(frozen=True)
-class Hindrance:
+class Blocker:
     """Something about an array, known before a tensor exists, that stands in the way.
 
     Attributes
@@ -116,7 +116,7 @@ class Hindrance:
         One sentence that says what the user can do.
     error
         Class of `dlx.errors` to raise where it cannot be cured.
-    cure
+    resolution
         How to lift it: a method name of the array, a function of it, or None where it is refused.
     copies
         Whether the cure makes new memory (then ``copy=False`` refuses).
@@ -131,7 +131,7 @@ class Hindrance:
     because: str
     fix: str
     error: type[ConversionError] = CopyRequiredError
-    cure: Callable[[Any], Any] | str | None = None
+    resolution: Callable[[Any], Any] | str | None = None
     copies: bool = False
     option: str | None = None
     always: bool = False
@@ -141,10 +141,10 @@ class Hindrance:
         if self.option not in (None, "detach"):
             raise ValueError(f"option must be None or 'detach', found {self.option!r}")
 
-    def lift(self, obj: Any) -> Any:
-        """Return the array without this hindrance."""
-        assert self.cure is not None
-        return getattr(obj, self.cure)() if isinstance(self.cure, str) else self.cure(obj)
+    def resolve(self, obj: Any) -> Any:
+        """Return the array without this blocker."""
+        assert self.resolution is not None
+        return getattr(obj, self.resolution)() if isinstance(self.resolution, str) else self.resolution(obj)
 
 
 @set_module("dlx.adapter")
@@ -156,13 +156,13 @@ class Guard:
     ----------
     ask
         Attribute of the array.
-    hindrance
-        What a true answer means; None where it only concerns the lane.
+    blocker
+        What a true answer means; None where it only concerns the fast path.
     call
         Whether the attribute is a method without arguments.
     of_owner
         Whether the question is for the owner of the memory (`Adapter.owner`), not for the array.
-    amend
+    resolve
         Method of the array that makes the answer false for good, or None; then the guard hinders nobody.
     kinds
         Kinds of dtypes that the question makes sense for, as prefixes of names (``("complex",)``); empty for all. The
@@ -170,11 +170,11 @@ class Guard:
     """
 
     ask: str
-    hindrance: Hindrance | None = None
+    blocker: Blocker | None = None
     call: bool = False
     kinds: tuple[str, ...] = ()
     of_owner: bool = False
-    amend: str | None = None
+    resolve: str | None = None
 
     def holds(self, obj: Any) -> bool:
         """Return the answer for one array."""
@@ -195,16 +195,16 @@ class Container:
         What its children's places are: ``"sequence"`` (``[3]``), ``"mapping"`` (``['a']``), ``"record"`` (``.x``) or
         ``"set"`` (``{3}``). ``"wrapper"``: its only child stands for it. ``"leaf"``: it is never entered, whatever else
         it looks like.
-    open
-        ``open(obj)`` gives ``(keys, children)``: a list of keys or names, or None where children are counted, and the
+    flatten
+        ``flatten(obj)`` gives ``(keys, children)``: a list of keys or names, None where children are counted, and the
         list of children in the same order. Both lists are the caller's from then on.
-    close
-        ``close(obj, keys, children, blank)`` gives the new container: `blank`, filled, where there is one (for a
-        container that holds itself), else one of its own making. `children` is a list that may be kept. None: there can
-        be no new one, `falls_to` is used in every case.
-    blank
-        ``blank(obj)`` gives a container that exists before its children, so that it can hold itself. None: it cannot,
-        as a tuple; a cycle through it is refused.
+    unflatten
+        ``unflatten(obj, keys, children, new_empty)`` gives the new container: `new_empty`, filled, where there is one
+        (for a container that holds itself), else one of its own making. `children` is a list that may be kept. None:
+        there can be no new one, `falls_to` is used in every case.
+    new_empty
+        ``new_empty(obj)`` gives a container that exists before its children, so that it can hold itself. None: it
+        cannot, as a tuple; a cycle through it is refused.
     mutable
         Whether it can be changed in place. One that cannot comes back as it is where no child changed.
     elements
@@ -224,9 +224,9 @@ class Container:
 
     types: tuple[str, ...] = ()
     kind: str = "sequence"
-    open: Callable[[Any], tuple[list[Any] | None, list[Any]]] = lambda obj: (None, list(obj))
-    close: Callable[[Any, list[Any] | None, list[Any], Any], Any] | None = None
-    blank: Callable[[Any], Any] | None = None
+    flatten: Callable[[Any], tuple[list[Any] | None, list[Any]]] = lambda obj: (None, list(obj))
+    unflatten: Callable[[Any, list[Any] | None, list[Any], Any], Any] | None = None
+    new_empty: Callable[[Any], Any] | None = None
     mutable: bool = True
     elements: str = "stable"
     identity: Callable[[Any], Any] | None = None

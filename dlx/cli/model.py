@@ -146,9 +146,9 @@ def extents(shape: tuple[int, ...] | None) -> str:
     return "?" if shape is None else f"[{', '.join(map(str, shape))}]"
 
 
-def counted(number: int, noun: str) -> str:
+def counted(number: int, display_name: str) -> str:
     """Return a number with its noun, in the plural where there are several."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    return f"{number:,} {display_name}" if number == 1 else f"{number:,} {display_name}s"
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def chosen(words: str | None, default: str = "all", *, none: bool = False) -> li
         return installed()
     if words == "none" and none:
         return []
-    # The fast lane knows a target by the very object, as it stands in a program.
+    # The fast path knows a target by the very object, as it stands in a program.
     names = [sys.intern(word) for word in dict.fromkeys(map(str.strip, words.split(","))) if word]
     if not names:
         raise BadInput("no target is named: say for instance numpy,torch, or all")

@@ -1,8 +1,8 @@
 """The conformance kit: hold any library to what DLPack promises, on a CPU, by name or by a `Subject` of your own.
 
 ``python -m dlx.testing numpy`` prints a table; ``python -m pytest -p dlx.testing --dlx-adapter=mylib`` makes a test of
-each promise. A library that dlx has an adapter for is graded through dlx too; any other is graded as a stranger,
-through ``__dlpack__``, ``__dlpack_device__`` and its ``from_dlpack`` only.
+each promise. A library that dlx has an adapter for is graded through dlx too; any other is graded
+as a generic producer, through ``__dlpack__``, ``__dlpack_device__`` and its ``from_dlpack`` only.
 """
 
 from __future__ import annotations

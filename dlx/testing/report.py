@@ -143,7 +143,7 @@ def as_page(grades: Sequence[Grades], command: str, picture: str = "") -> str:
         "# What DLPack libraries keep, and what they break",
         f"Graded on {today} by `{command}` (dlx {dlx.__version__}, Python {platform.python_version()}, "
         f"{platform.system()} {platform.machine()}, no GPU): {libraries}. "
-        "Each library is met as a stranger, through `__dlpack__`, `__dlpack_device__` and its own `from_dlpack`.",
+        "Each library is a generic producer, met through `__dlpack__`, `__dlpack_device__` and its `from_dlpack`.",
         "A promise is one sentence of the DLPack specification, of the array API standard, or of plain safety. Each is "
         "tried, none is looked up. `✓` kept, `✓ʳ` kept by refusing with an exception, as the promise allows, `✗` "
         "broken, `-` not applicable. Another version may do better: run it again.",

@@ -138,7 +138,7 @@ def test_the_outcomes_for_checkers_are_those_of_plans():
     assert words(Plan, "outcome") == [*typing.get_args(dlx.typing.Outcome)]
     done = set()
     for path in (ROOT / "dlx").glob("*.py"):
-        done |= {*re.findall(r'\bStep\((?:hindrance\.option or )?"(\w+)"', path.read_text())}
+        done |= {*re.findall(r'\bStep\((?:blocker\.option or )?"(\w+)"', path.read_text())}
     assert len(done) > 6
     assert done == {*words(Step, "do")}
 

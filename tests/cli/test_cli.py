@@ -1,4 +1,4 @@
-"""The command as a whole: help without imports, exit statuses, pipes, text from strangers."""
+"""The command as a whole: help without imports, exit statuses, pipes, text from generic producers."""
 
 import contextlib
 import importlib

@@ -134,8 +134,8 @@ def test_an_adapter_may_declare_a_container(np, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "grids_of_tests", module)
     row = Container(
         types=("grids_of_tests.Grid",),
-        open=lambda grid: (None, list(grid.cells)),
-        close=lambda grid, keys, children, blank: type(grid)(*children),
+        flatten=lambda grid: (None, list(grid.cells)),
+        unflatten=lambda grid, keys, children, blank: type(grid)(*children),
         holds="numpy",
         falls_to=list,
     )
@@ -181,7 +181,7 @@ def test_wrappers_of_the_same_thing_are_told_by_their_container(np, monkeypatch)
     monkeypatch.setitem(__import__("sys").modules, "foreign_of_tests", module)
     row = Container(
         types=("foreign_of_tests.Foreign",),
-        open=lambda foreign: (None, [Handle(owner, np) for owner in foreign.owners]),
+        flatten=lambda foreign: (None, [Handle(owner, np) for owner in foreign.owners]),
         elements="same_as",
         identity=lambda child: id(child.owner) if isinstance(child, Handle) else None,
         falls_to=list,

@@ -386,7 +386,7 @@ def test_a_failure_at_the_bottom_of_100_000_levels(python):
 
 
 def test_a_plan_uses_nothing_up(np):
-    """Capsules keep their names, and strangers are called only where nothing else tells."""
+    """Capsules keep their names, and generic producers are called only where nothing else tells."""
     calls = []
     capsule = dlx.convert(np.ones(3), to="dlx").__dlpack__()
     plan = dlx.plan([capsule, Stranger(calls, "a")], to="dlx", probe=False)

@@ -711,7 +711,7 @@ def test_what_never_ends_raises(monkeypatch):
         def __len__(self):
             return 1
 
-    monkeypatch.setattr(trees, "DEEPEST", 500)
+    monkeypatch.setattr(trees, "MAX_DEPTH", 500)
     with pytest.raises(errors.ConversionError, match="more than 500 levels"):
         dlx.convert(Endless(), to="dlx")
 

@@ -285,11 +285,11 @@ def test_odd_types_are_no_arrays(kind):
 
 def test_an_adapter_needs_no_description_for_a_copying_cure(monkeypatch, mylib):
     """Where only a conversion could tell, a plan says unknown and no more."""
-    from dlx.adapter import Hindrance
+    from dlx.adapter import Blocker
 
     class Opaque(MyLib):
         def examine(self, obj):
-            yield Hindrance("it is scrambled", "Drop copy=False.", cure=lambda obj: obj, copies=True)
+            yield Blocker("it is scrambled", "Drop copy=False.", resolution=lambda obj: obj, copies=True)
 
         def export(self, obj, *, stream=None):
             return over_memory(256, (0,), None, DType("uint8"), dlx.Device("cpu"), owner=obj)

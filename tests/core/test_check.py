@@ -1,4 +1,4 @@
-"""Every obstacle bit: one tensor that has it, and one that narrowly has not."""
+"""Every incompatibility bit: one tensor that has it, and one that narrowly has not."""
 
 import pytest
 from reference import FLOAT32, INT4, INT8, PADDED, READ_ONLY, dltensor
@@ -42,7 +42,7 @@ def consumer(
 LEADING, BYTES = lib.DLX_EXTENTS_LEADING, lib.DLX_EXTENTS_ALL | lib.DLX_EXTENTS_BYTES
 N, Z, G, P = lib.DLX_LAYOUT_NEGATIVE, lib.DLX_LAYOUT_ZERO, lib.DLX_LAYOUT_GAPS, lib.DLX_LAYOUT_PERMUTED
 
-# obstacle, what the consumer takes, a tensor that meets the obstacle, its narrow neighbour that does not
+# incompatibility, what the consumer takes, a tensor that meets the incompatibility, its narrow neighbour that does not
 CASES = [
     ("DEVICE", {}, {"device": (2, 0)}, {"device": (1, 7)}),
     ("DEVICE", {"devices": (1, 3)}, {"device": (11, 0)}, {"device": (3, 0)}),
@@ -95,20 +95,20 @@ CASES = [
 
 @pytest.mark.parametrize(("bit", "takes", "meets", "misses"), CASES)
 def test_each_obstacle_and_its_neighbour(bit, takes, meets, misses):
-    """A tensor has exactly the obstacle that it should have, and its narrow neighbour has none."""
+    """A tensor has exactly the incompatibility that it should have, and its narrow neighbour has none."""
 
     def found(flags=0, **parts):
         return lib.dlx_check(dltensor(**{"shape": (2,), **parts}), flags, consumer(**takes))
 
-    assert found(**meets) == getattr(lib, f"DLX_OBSTACLE_{bit}")
+    assert found(**meets) == getattr(lib, f"DLX_INCOMPATIBLE_{bit}")
     assert misses is None or found(**misses) == 0
 
 
-@pytest.mark.parametrize("bit", [n for n in dir(lib) if n.startswith("DLX_OBSTACLE_")])
+@pytest.mark.parametrize("bit", [n for n in dir(lib) if n.startswith("DLX_INCOMPATIBLE_")])
 def test_every_obstacle_has_a_case(bit):
-    """No obstacle is left out above, and none shares its bit."""
-    assert bit.removeprefix("DLX_OBSTACLE_") in {case[0] for case in CASES}
-    values = [getattr(lib, n) for n in dir(lib) if n.startswith("DLX_OBSTACLE_")]
+    """No incompatibility is left out above, and none shares its bit."""
+    assert bit.removeprefix("DLX_INCOMPATIBLE_") in {case[0] for case in CASES}
+    values = [getattr(lib, n) for n in dir(lib) if n.startswith("DLX_INCOMPATIBLE_")]
     assert values.count(getattr(lib, bit)) == 1
     assert getattr(lib, bit).bit_count() == 1
 
@@ -140,7 +140,7 @@ def test_natural_alignment(dtype, bytes_):
     assert lib.dlx_check(dltensor((2,), None, dtype, address=0x10000 + bytes_), 0, takes) == 0
     if bytes_ > 1:
         tensor = dltensor((2,), None, dtype, address=0x10000 + bytes_ // 2)
-        assert lib.dlx_check(tensor, 0, takes) == lib.DLX_OBSTACLE_UNALIGNED
+        assert lib.dlx_check(tensor, 0, takes) == lib.DLX_INCOMPATIBLE_UNALIGNED
 
 
 @pytest.mark.parametrize("address", range(0x10000, 0x10008))
@@ -152,7 +152,7 @@ def test_any_alignment(address):
 @pytest.mark.parametrize("strides", [(-1, 7, 0), (0, 0, 0), (1, 5, -9)])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (0, 5, 5), (5, 5, 0)])
 def test_extents_of_zero_and_one_have_no_layout(shape, strides):
-    """Strides over no or one element are no obstacle, to the strictest consumer, nor is the address of nothing."""
+    """Strides over no or one element are no incompatibility, nor is the address of nothing."""
     strict = consumer(layouts=0, alignment=64)
     assert lib.dlx_check(dltensor(shape, strides), 0, strict) == 0
 
@@ -191,15 +191,15 @@ def test_the_last_of_64_dtypes_is_seen():
     many = consumer(dtypes=[(0, bits, 1) for bits in range(1, 64)] + [FLOAT32])
     assert lib.dlx_check(dltensor((2,)), 0, many) == 0
     many.n_dtypes = 63
-    assert lib.dlx_check(dltensor((2,)), 0, many) == lib.DLX_OBSTACLE_DTYPE
+    assert lib.dlx_check(dltensor((2,)), 0, many) == lib.DLX_INCOMPATIBLE_DTYPE
 
 
 def test_obstacles_add_up():
-    """All obstacles of a tensor are found in one call."""
+    """All incompatibilities of a tensor are found in one call."""
     strict = consumer(layouts=0, alignment=64, ndim=1, readonly=False, dtypes=[INT8])
     tensor = dltensor((2, 3, 4, 2), (1, -64, 0, 99), INT4, device=(2, 0), address=0x10001)
-    every = [getattr(lib, n) for n in dir(lib) if n.startswith("DLX_OBSTACLE_")]
-    never_at_once = lib.DLX_OBSTACLE_PACKED | lib.DLX_OBSTACLE_NULL | lib.DLX_OBSTACLE_EXTENTS
+    every = [getattr(lib, n) for n in dir(lib) if n.startswith("DLX_INCOMPATIBLE_")]
+    never_at_once = lib.DLX_INCOMPATIBLE_PACKED | lib.DLX_INCOMPATIBLE_NULL | lib.DLX_INCOMPATIBLE_EXTENTS
     assert lib.dlx_check(tensor, READ_ONLY | PADDED, strict) == sum(every) - never_at_once
 
 
@@ -209,7 +209,7 @@ def test_check_of_a_tensor_object():
     at = native.buffer_address(memoryview(owner))
     tensor = native.tensor_new(at, (2, 3), (1, 2), INT8, (1, 0), READ_ONLY, owner)
     caps = consumer(layouts=0, readonly=False)
-    wanted = lib.DLX_OBSTACLE_PERMUTED | lib.DLX_OBSTACLE_READONLY
+    wanted = lib.DLX_INCOMPATIBLE_PERMUTED | lib.DLX_INCOMPATIBLE_READONLY
     assert native.tensor_check(tensor, int(ffi.cast("uintptr_t", caps))) == wanted
 
 
@@ -223,8 +223,8 @@ def test_check_wants_a_tensor_and_an_address(arguments, error):
 
 
 def test_what_a_plain_copy_cures_is_what_the_table_says():
-    """The lane's set of obstacles that it copies for is the table's, less what is repacked."""
+    """The fast path's set of incompatibilities that it copies for is the table's, less what is repacked."""
     from dlx._engine.incompatibility import REPACKED, TABLE
 
-    cured = sum(row.bit for row in TABLE if row.copy_cures)
-    assert cured & ~REPACKED == lib.DLX_OBSTACLES_CURED
+    cured = sum(row.bit for row in TABLE if row.copy_resolves)
+    assert cured & ~REPACKED == lib.DLX_COPY_RESOLVES

@@ -194,13 +194,13 @@ REFUSED = {
 def test_dtypes_without_counterpart_are_refused(np, torch, dtype, target):
     """The error is a DTypeError that says why and what to call; doing so helps."""
     array = np.zeros(3, dtype)
-    because, fix, cure = REFUSED[dtype]
+    because, fix, resolution = REFUSED[dtype]
     for options in ({}, {"copy": True}, {"copy": False}):
         with pytest.raises(errors.DTypeError) as caught:
             dlx.convert(array, to=target, **options)
         assert because in caught.value.reason and fix in caught.value.fix and isinstance(caught.value, TypeError)
-    if cure:
-        assert dlx.convert(cure(array), to=target).ndim == 1
+    if resolution:
+        assert dlx.convert(resolution(array), to=target).ndim == 1
 
 
 def test_variable_width_strings_are_refused(np, torch):

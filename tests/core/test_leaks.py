@@ -222,9 +222,9 @@ CASES = {  # make, options
     "detached": (lambda np, torch: torch.zeros(4, requires_grad=True), {"to": "numpy", "detach": True}),
     "subclass": (lambda np, torch: torch.zeros(4).as_subclass(type("Mine", (torch.Tensor,), {})), {"to": "numpy"}),
     "buffer": (lambda np, torch: bytearray(4), {"to": "dlx"}),
-    "stranger": (lambda np, torch: Stranger(), {"to": "dlx"}),
-    "hindrance": (lambda np, torch: torch.zeros(4, requires_grad=True), {"to": "numpy"}),
-    "obstacle": (lambda np, torch: np.zeros(4)[::-1], {"to": "torch", "copy": False}),
+    "generic_adapter": (lambda np, torch: Stranger(), {"to": "dlx"}),
+    "blocker": (lambda np, torch: torch.zeros(4, requires_grad=True), {"to": "numpy"}),
+    "incompatibility": (lambda np, torch: np.zeros(4)[::-1], {"to": "torch", "copy": False}),
     "dtype": (lambda np, torch: torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), {"to": "numpy"}),
     "option": (lambda np, torch: np.zeros(4), {"to": "torch", "stream": 5}),
     "raising": (lambda np, torch: Raising(), {"to": "dlx"}),
@@ -258,7 +258,7 @@ def test_sources_are_let_go(np, torch, without_collector, case, verb):
     assert sys.getrefcount(obj) == before
 
 
-@pytest.mark.parametrize("case", ["numpy", "torch", "to dlx", "buffer", "stranger", "detached", "subclass"])
+@pytest.mark.parametrize("case", ["numpy", "torch", "to dlx", "buffer", "generic_adapter", "detached", "subclass"])
 def test_results_are_let_go(np, torch, without_collector, case):
     """A result that is dropped is gone at once, and so is its managed tensor."""
     make, options = CASES[case]

@@ -290,7 +290,7 @@ class OnlyBytes(Adapter):
     name = package = "onlybytes"
     types = ("onlybytes.Words",)
     dtypes = MappingProxyType({"uint8": "u8", "bool": "b1"})
-    carried = MappingProxyType({"bool": "uint8"})
+    storage_dtypes = MappingProxyType({"bool": "uint8"})
     fields = MappingProxyType({})
 
     def accepts(self):

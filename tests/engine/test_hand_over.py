@@ -101,7 +101,7 @@ def test_what_somebody_else_holds_is_handed_over_as_well(np, torch):
     dlx.convert(array, to="torch")
     before, live = sys.getrefcount(array), native.live()
     for first in ("buffer", "result"):
-        tensor = dlx.convert._lend(array, "torch")
+        tensor = dlx.convert._borrow(array, "torch")
         buffer = memoryview(tensor)
         result = dlx.convert._load(tensor, array, "torch")
         del tensor

@@ -45,7 +45,7 @@ SHAPES = {
     "option": lambda obj: obj,
     "list": lambda obj: [obj],
     "dict in a tuple": lambda obj: (1, {"a": obj}),
-    "batch": lambda obj: [obj, {1.5: obj}],  # the key is left to Python, which asks the lane for each array
+    "batch": lambda obj: [obj, {1.5: obj}],  # the key is left to Python, which asks the fast path for each array
 }
 
 
@@ -120,12 +120,12 @@ def _truth(kind, asked, monkeypatch, adapter):
 
 
 def _truth_with_amend(kind, asked, monkeypatch, adapter):
-    monkeypatch.setattr(adapter, "guards", (Guard("nasty", amend="mend"),))
+    monkeypatch.setattr(adapter, "guards", (Guard("nasty", resolve="mend"),))
     kind.nasty, kind.mend = Doubtful(asked), lambda self: None
 
 
 def _amend(kind, asked, monkeypatch, adapter):
-    monkeypatch.setattr(adapter, "guards", (Guard("nasty", amend="mend"),))
+    monkeypatch.setattr(adapter, "guards", (Guard("nasty", resolve="mend"),))
     kind.nasty, kind.mend = True, lambda self: asked()
 
 
@@ -143,7 +143,7 @@ def _quick_guard(kind, asked, monkeypatch, adapter):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("where", [_ask, _quick_guard, _truth, _truth_with_amend, _amend, _owner])
 def test_while_an_array_is_examined(mylib, hostile, monkeypatch, error, where, shape):
-    """Each question that the lane asks may be interrupted: the call ends, and nothing is kept."""
+    """Each question that the fast path asks may be interrupted: the call ends, and nothing is kept."""
     asked = Once(None)
     where(mylib.Array, asked, monkeypatch, type(mylib.adapter))
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
@@ -195,7 +195,7 @@ CALLS = {
     "list": lambda obj: dlx.convert([obj, b"abc"], to="numpy"),
     "tree": lambda obj: dlx.convert({"a": (obj, b"abc")}, to="dlx"),
 }
-FILES = ("transfer.py", "strangers.py", "phases.py", "failures.py")
+FILES = ("transfer.py", "generic producers.py", "phases.py", "failures.py")
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -334,7 +334,7 @@ def test_memory_that_runs_out_where_a_buffer_is_asked_for(no_memory):
     """An object whose buffer cannot be had just now has one; without memory nobody knows."""
     no_memory("dlx._registry.generic.memoryview")
     with pytest.raises(MemoryError, match="now"):
-        strangers.buffer_stranger(b"")
+        strangers.generic_buffer_adapter(b"")
 
 
 def test_memory_that_runs_out_in_somebody_elses_attribute():
@@ -410,7 +410,7 @@ def test_memory_that_runs_out_while_streams_are_named(cuda, monkeypatch):
             raise MemoryError("now")
 
     with pytest.raises(MemoryError, match="now"):
-        sys.modules["dlx._engine.streams"].Crossing(Streams()).consumer(dlx.Device("cuda:0"))
+        sys.modules["dlx._engine.streams"].StreamSync(Streams()).consumer(dlx.Device("cuda:0"))
     monkeypatch.setattr(registry, "adapters", lambda: [Streams()])
     with pytest.raises(MemoryError, match="now"):
         registry.stream_keeper(0, 0x5000)

@@ -132,7 +132,7 @@ def test_empty_slices_with_negative_strides(np, torch, step):
 
 @pytest.mark.parametrize("code", "?bhilqpBHILQPefdFD")
 def test_every_typecode_of_numpy(np, torch, code):
-    """Types of C that have the same width as another one (long, long long) are no strangers."""
+    """Types of C that have the same width as another one (long, long long) are no generic producers."""
     array = fill(np, code, (3,))
     tensor = dlx.convert(array, to="torch", copy=False)
     assert tensor.numpy().tobytes() == array.tobytes()

@@ -43,7 +43,7 @@ class Interface:
 
 
 def device_of(kind, device):
-    """A stranger that says its memory is elsewhere."""
+    """A generic producer that says its memory is elsewhere."""
 
     class Elsewhere(kind):
         def __dlpack_device__(self):
@@ -53,7 +53,7 @@ def device_of(kind, device):
 
 
 def failing(error):
-    """A stranger that raises when asked."""
+    """A generic producer that raises when asked."""
 
     class Failing:
         def __dlpack__(self, **options):
@@ -117,9 +117,9 @@ SOURCES = {  # with numpy, torch and counting.c
     "null capsule": lambda n, t, c: c.capsule((3,), null_data=True),
     "capsule 2.0": lambda n, t, c: c.capsule(version=(2, 0)),
     "used capsule": lambda n, t, c: used(c),
-    "stranger": lambda n, t, c: Stranger(),
-    "read-only stranger": lambda n, t, c: Stranger(readonly=True),
-    "cuda stranger": lambda n, t, c: device_of(Stranger, (2, 0))(),
+    "generic_adapter": lambda n, t, c: Stranger(),
+    "read-only generic producer": lambda n, t, c: Stranger(readonly=True),
+    "cuda generic producer": lambda n, t, c: device_of(Stranger, (2, 0))(),
     "failing": lambda n, t, c: failing(ValueError("no")),
     "interface": lambda n, t, c: Interface(),
     "masked interface": lambda n, t, c: Interface(mask=b""),
@@ -213,11 +213,11 @@ CASES = [  # source, target, options, outcome or the error
     ("null capsule", "torch", {}, "LayoutError"),
     ("capsule 2.0", "torch", {}, "ProtocolError"),
     ("used capsule", "torch", {}, "ConsumedError"),
-    ("stranger", "torch", {"copy": False}, "shared"),
-    ("stranger", "dlx", {"copy": True}, "copied"),
-    ("read-only stranger", "torch", {}, "copied"),
-    ("read-only stranger", "torch", {"copy": False}, "ReadOnlyError"),
-    ("cuda stranger", "torch", {}, "DeviceError"),
+    ("generic_adapter", "torch", {"copy": False}, "shared"),
+    ("generic_adapter", "dlx", {"copy": True}, "copied"),
+    ("read-only generic producer", "torch", {}, "copied"),
+    ("read-only generic producer", "torch", {"copy": False}, "ReadOnlyError"),
+    ("cuda generic producer", "torch", {}, "DeviceError"),
     ("failing", "torch", {}, "ConversionError"),
     ("interface", "torch", {"copy": False}, "shared"),
     ("masked interface", "torch", {}, "LayoutError"),
@@ -278,7 +278,7 @@ def test_planning_changes_nothing(np, torch, counting, source):
 
 
 def test_planning_frees_capsules_once(counting):
-    """A capsule that was only planned with is freed by its owner, and the stranger's by its own destructor."""
+    """A capsule that was only planned with is freed by its owner, and the generic producer's by its own destructor."""
     before = counting.deleted
     capsule = counting.capsule((3,))
     dlx.plan(capsule, "dlx")
@@ -303,8 +303,8 @@ def wrapper(torch):
 HELD = {
     "shared": lambda n, t: n.ones(3),
     "copied": lambda n, t: n.ones(3)[::-1],
-    "refused by a hindrance": lambda n, t: t.ones(3, requires_grad=True),
-    "refused by an obstacle": lambda n, t: t.ones(3, dtype=t.uint8).view(t.float4_e2m1fn_x2),
+    "refused by a blocker": lambda n, t: t.ones(3, requires_grad=True),
+    "refused by an incompatibility": lambda n, t: t.ones(3, dtype=t.uint8).view(t.float4_e2m1fn_x2),
     "refused by the export": lambda n, t: wrapper(t),
     "refused by the producer": lambda n, t: failing(ValueError("no")),
     "answered by the producer": lambda n, t: Plain(),
@@ -317,7 +317,9 @@ def test_a_plan_holds_no_memory(np, torch, kind):
     """A plan, also one of a refusal, keeps neither the object nor its memory alive."""
     obj = HELD[kind](np, torch)
     alive = weakref.ref(obj)
-    plan = dlx.plan(obj, "numpy" if kind.endswith("obstacle") else "torch" if kind in ("shared", "copied") else "numpy")
+    plan = dlx.plan(
+        obj, "numpy" if kind.endswith("incompatibility") else "torch" if kind in ("shared", "copied") else "numpy"
+    )
     del obj
     assert plan.outcome and alive() is None
 
@@ -326,7 +328,7 @@ def test_a_plan_holds_no_memory(np, torch, kind):
 
 
 def test_probing_asks_a_stranger_once():
-    """A plan for a stranger asks for one capsule, which is dropped."""
+    """A plan for a generic producer asks for one capsule, which is dropped."""
     stranger = Stranger()
     assert dlx.plan(stranger, "dlx").outcome == "shared" and stranger.calls == 1
 
@@ -339,7 +341,7 @@ def test_without_probe_a_stranger_is_not_asked():
     assert "unknown" in str(plan)
 
 
-@pytest.mark.parametrize("source", [name for name in SOURCES if "stranger" not in name and name != "failing"])
+@pytest.mark.parametrize("source", [name for name in SOURCES if "generic_adapter" not in name and name != "failing"])
 def test_probe_matters_to_strangers_only(np, torch, counting, source):
     """What can be described is planned without a probe as with one."""
     obj = SOURCES[source](np, torch, counting)
@@ -459,7 +461,7 @@ def test_a_plan_reads_well(np, torch, source, options, text):
 
 
 def test_all_reasons_of_a_copy_are_named(np, torch):
-    """Several obstacles are cured by one copy, which names them all."""
+    """Several incompatibilities are cured by one copy, which names them all."""
     source = np.broadcast_to(np.arange(4.0)[::-1], (2, 4))
     (step,) = dlx.plan(source, "torch").steps
     assert "read-only" in step.why and "negative strides" in step.why
@@ -506,7 +508,7 @@ FACTS = {  # framework, type, dtype, shape, strides, read-only
     "capsule": ("capsule", "PyCapsule", "float32", (3,), (1,), False),
     "read-only capsule": ("capsule", "PyCapsule", "float32", (3,), (1,), True),
     "interface": ("array_interface", "test_plan.Interface", "uint8", (8,), (1,), False),
-    "stranger": ("dlpack", "test_plan.Stranger", "", None, None, False),
+    "generic_adapter": ("dlpack", "test_plan.Stranger", "", None, None, False),
 }
 
 
@@ -538,7 +540,7 @@ def test_describe_notes_what_decides(torch):
 
 
 def test_describe_devices():
-    """A stranger's device is known without asking for a capsule."""
+    """A generic producer's device is known without asking for a capsule."""
     assert dlx.describe(device_of(Stranger, (2, 1))()).device == dlx.Device("cuda:1")
 
 

@@ -366,7 +366,7 @@ def test_a_table_that_reads_wrongly_is_not_used(np, facts, monkeypatch, wrong):
         for array in (np.arange(6.0).reshape(2, 3).T, np.arange(3)[::-1]):
             for to in ("dlx", "numpy"):
                 assert np.array_equal(np.asarray(dlx.convert(dlx.convert(array, to="dlx"), to=to)), array)
-            assert dlx.convert._lend(array, "dlx") is None
+            assert dlx.convert._borrow(array, "dlx") is None
     finally:
         native.routes_clear()
 

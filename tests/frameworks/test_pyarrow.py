@@ -267,8 +267,8 @@ def test_what_the_fixes_say_works(np):
         "struct": lambda x: x.field(0),
         "null": lambda x: x.cast("int8").fill_null(1),
     }
-    for kind, cure in numbers.items():
-        assert dlx.convert(cure(REFUSED[kind][0]()), to="numpy").ndim == 1
+    for kind, resolution in numbers.items():
+        assert dlx.convert(resolution(REFUSED[kind][0]()), to="numpy").ndim == 1
     assert dlx.convert(pa.array([1, None]).fill_null(0), to="numpy").tolist() == [1, 0]
     assert dlx.convert(pa.array([1, None]).drop_null(), to="numpy").tolist() == [1]
 

@@ -151,8 +151,8 @@ def test_borrow_lends_a_copy_to_readers(torch):
     """A tensor with a pending neg bit is resolved into a copy for who only reads, and refused to who may write."""
     tensor = torch.tensor([1 + 2j]).conj().imag
     assert tensor.is_neg()
-    with dlx.borrow(tensor, readonly=True) as lent:
-        assert ffi.cast("float *", lent.data)[0] == -2
+    with dlx.borrow(tensor, readonly=True) as borrowed:
+        assert ffi.cast("float *", borrowed.data)[0] == -2
     with pytest.raises(CopyRequiredError):
         dlx.borrow(tensor).__enter__()
 

@@ -20,7 +20,7 @@ from dlx._registry.registry import registry
 
 
 class Producer:
-    """A stranger that counts how it is called; what it gives is what `give` gives."""
+    """A generic producer that counts how it is called; what it gives is what `give` gives."""
 
     def __init__(self, give, device=(1, 0)):
         self.give, self.device, self.calls = give, device, []
@@ -120,7 +120,7 @@ def test_every_signature_is_called_once(counting, kind, device, legacy):
 
 @pytest.mark.parametrize("kind", SIGNATURES)
 def test_every_signature_reaches_the_frameworks(np, torch, counting, kind):
-    """Both numpy and torch get the stranger's memory, through dlx's own capsule: one call each."""
+    """Both numpy and torch get the generic producer's memory, through dlx's own capsule: one call each."""
     before = counting.deleted
     producer = kind(lambda: counting.capsule((2, 3)))
     for target in ("numpy", "torch"):

@@ -1,6 +1,6 @@
-"""The example distribution, built and installed as a stranger's: it works with no line of dlx changed, at full power.
+"""The example distribution, built and installed as a third party's: no line of dlx is changed for it.
 
-What numpy's arrays get (the fast lane, policies, plans, trees, the command) its arrays get by the same means.
+What numpy's arrays get (the fast path, policies, plans, trees, the command) its arrays get by the same means.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def ea(site, monkeypatch):
 
 
 @pytest.fixture
-def lane(monkeypatch):
-    """`convert` with its Python road counted: (the callable, a list of what went there)."""
+def fast_path(monkeypatch):
+    """`convert` with its Python path counted: (the callable, a list of what went there)."""
     slow = []
     python_road = dlx.convert.__wrapped__
 
@@ -75,7 +75,7 @@ def lane(monkeypatch):
         slow.append(args)
         return python_road(*args, **options)
 
-    return native.Lane(counting, learn, None), slow
+    return native.FastPathFunction(counting, learn, None), slow
 
 
 def outcome(obj, to, **options):
@@ -135,15 +135,15 @@ def test_nothing_of_it_is_loaded_before_it_is_needed(python, site):
     assert out.splitlines() == ["[]", "['dlx_example'] [] {}"]
 
 
-# ---- the fast lane ---------------------------------------------------------------------------------------------------
+# ---- the fast path ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("to", ["numpy", "torch", "dlx", "examplearray"])
-def test_its_arrays_take_the_lane(ea, lane, to):
+def test_its_arrays_take_the_lane(ea, fast_path, to):
     """A plain array never enters Python on its way out; the values, the memory and the type are right."""
     if to not in ("dlx", "examplearray"):
         pytest.importorskip(to)
-    convert, slow = lane
+    convert, slow = fast_path
     array = ea.array([[1, 2, 3], [4, 5, 6]])
     for source in (array, array.T, array[:, 1:], array[::2], ea.array(7.0), ea.empty((0, 3))):
         result = convert(source, to=to)
@@ -153,11 +153,11 @@ def test_its_arrays_take_the_lane(ea, lane, to):
 
 
 @pytest.mark.parametrize("origin", ["numpy", "torch", "dlx"])
-def test_others_reach_it_by_the_lane(ea, lane, origin):
+def test_others_reach_it_by_the_lane(ea, fast_path, origin):
     """A plain array of another framework never enters Python on its way in."""
     if origin != "dlx":
         pytest.importorskip(origin)
-    convert, slow = lane
+    convert, slow = fast_path
     other = dlx.convert(ea.array([[1, 2, 3], [4, 5, 6]], ea.int64), to=origin)
     result = convert(other, to="examplearray")
     assert type(result) is ea.Array and result.tolist() == [[1, 2, 3], [4, 5, 6]]
@@ -165,9 +165,9 @@ def test_others_reach_it_by_the_lane(ea, lane, origin):
 
 
 @pytest.mark.parametrize("options", [{"copy": True}, {"copy": False}, {"readonly": "error"}, {"device": "cpu"}])
-def test_options_take_the_lane_as_they_do_for_numpy(ea, lane, np, options):
-    """What the lane does with options it does for its arrays too, out and in."""
-    convert, slow = lane
+def test_options_take_the_lane_as_they_do_for_numpy(ea, fast_path, np, options):
+    """What the fast path does with options it does for its arrays too, out and in."""
+    convert, slow = fast_path
     array, theirs = ea.array([1, 2, 3]), np.arange(1, 4, dtype="f4")
     for source, to in ((array, "dlx"), (array, "numpy"), (theirs, "dlx"), (theirs, "examplearray")):
         result = convert(source, to=to, **options)
@@ -176,27 +176,27 @@ def test_options_take_the_lane_as_they_do_for_numpy(ea, lane, np, options):
     assert not slow
 
 
-def test_its_own_dtypes_take_the_lane(ea, lane):
+def test_its_own_dtypes_take_the_lane(ea, fast_path):
     """bfloat16 by its own word, and a dtype that only its owners understand."""
-    convert, slow = lane
+    convert, slow = fast_path
     for dtype, values in ((ea.brain16, [1.5, -2.0]), (ea.posit16, [0x4000, 0xC000])):
         tensor = convert(ea.array(values, dtype), to="dlx")
         assert convert(tensor, to="examplearray").tolist() == values
     assert not slow
 
 
-def test_trees_of_its_arrays_stay_in_c(ea, lane, np):
+def test_trees_of_its_arrays_stay_in_c(ea, fast_path, np):
     """Lists, tuples and dicts of them, mixed with numpy's, are walked in C."""
-    convert, slow = lane
+    convert, slow = fast_path
     array = ea.array([1, 2])
     tree = {"a": [array, np.zeros(2, "f4")], "b": (array, 3)}
     result = convert(tree, to="dlx")
     assert result["a"][0] is result["b"][0] and not slow
 
 
-def test_guards_send_an_array_to_python(ea, lane, np):
+def test_guards_send_an_array_to_python(ea, fast_path, np):
     """A negated or read-only array, or a dtype that does not travel, is looked at by the adapter, every time."""
-    convert, slow = lane
+    convert, slow = fast_path
     array = ea.array([1, 2])
     odd = [array.negated(), array.frozen(), ea.array([1, 2], ea.quarter8)]
     for n in range(3):
@@ -207,9 +207,9 @@ def test_guards_send_an_array_to_python(ea, lane, np):
         assert len(slow) == 3 * (n + 1)
 
 
-def test_a_patched_type_is_looked_at_anew(ea, lane, monkeypatch):
+def test_a_patched_type_is_looked_at_anew(ea, fast_path, monkeypatch):
     """A guard that becomes something else at run time is asked as what it is."""
-    convert, slow = lane
+    convert, slow = fast_path
     array = ea.array([1, 2])
     convert(array, to="dlx")
     monkeypatch.setattr(ea.Array, "is_negated", property(lambda self: True), raising=False)

@@ -661,7 +661,7 @@ def test_strict_raises_at_once(site, np):
     assert site.doctor(DLX_STRICT_PLUGINS="1")["dlx_lib"]["status"] == "broken"
 
 
-# ---- the lane, for a subclass that a plugin owns ---------------------------------------------------------------------
+# ---- the fast path, for a subclass that a plugin owns ----------------------------------------------------------------
 
 OWNER = """
 import dlx, sys
@@ -672,7 +672,7 @@ class Owner(NumpyAdapter):
     package = "lib"
     types = lane = ("lib.Array",)
     containers = ()
-    lane_imports = False
+    fast_path_imports = False
     def module(self): return sys.modules["numpy"]
     def load(self, tensor): return super().load(tensor).view(sys.modules["lib"].Array)
 @dlx.hookimpl
@@ -683,11 +683,11 @@ ROADS = """
     import lib, numpy as np
     from dlx._core import native
     from dlx._engine.fast_path import learn
-    slow, road = [], dlx.convert.__wrapped__
+    slow, path = [], dlx.convert.__wrapped__
     def counting(*args, **options):
         slow.append(args)
-        return road(*args, **options)
-    lane = native.Lane(counting, learn, dlx._engine.fast_path._consumer_failed)
+        return path(*args, **options)
+    lane = native.FastPathFunction(counting, learn, dlx._engine.fast_path._consumer_failed)
     array = np.arange(6.0).view(lib.Array)
 """
 
@@ -740,7 +740,7 @@ def test_a_subclass_of_torchs_takes_the_lane(site, np, torch):
 def test_a_table_of_a_base_is_found_out(site, np):
     """A table that makes arrays of another type is an error that says so, never an array of the wrong type."""
     site.module("lib", SUBCLASS)
-    site.plugin("dlx-lib", "lib", OWNER.replace("    lane_imports = False\n", ""))
+    site.plugin("dlx-lib", "lib", OWNER.replace("    fast_path_imports = False\n", ""))
     out = site.run(
         textwrap.dedent(ROADS)
         + textwrap.dedent(
@@ -770,10 +770,14 @@ def test_a_table_of_a_base_is_found_out(site, np):
     ],
 )
 def test_a_lane_that_cannot_be_set_up_is_not_used(site, np, fact, says):
-    """The array converts by the Python road, and the listing says what is wrong."""
+    """The array converts by the Python path, and the listing says what is wrong."""
     site.module("lib", SUBCLASS)
     code = OWNER.replace("import dlx, sys", "import dlx, sys\nfrom dlx.adapter import Guard")
-    site.plugin("dlx-lib", "lib", code.replace("    lane_imports = False\n", f"    lane_imports = False\n    {fact}\n"))
+    site.plugin(
+        "dlx-lib",
+        "lib",
+        code.replace("    fast_path_imports = False\n", f"    fast_path_imports = False\n    {fact}\n"),
+    )
     out = site.run(
         textwrap.dedent(ROADS)
         + textwrap.dedent(
@@ -785,4 +789,4 @@ def test_a_lane_that_cannot_be_set_up_is_not_used(site, np, fact, says):
     )
     lines = out.splitlines()
     assert lines[0] == "[(6,), (6,)] 2"
-    assert f"the lane from lib.Array to 'dlx' is not used: {says}" in lines[1]
+    assert f"the fast path from lib.Array to 'dlx' is not used: {says}" in lines[1]

@@ -400,11 +400,11 @@ def test_capabilities_that_change_are_asked_each_time(mylib):
     adapter = Changing()
     tensor = dlx.convert(memoryview(bytes(8)).cast("d"), to="dlx")
     before = adapter.current()  # as every look-up of a target gives it
-    assert before.check(tensor) & native.lib.DLX_OBSTACLE_DTYPE
+    assert before.check(tensor) & native.lib.DLX_INCOMPATIBLE_DTYPE
     address = before.capabilities_address()
     Changing.allowed = frozenset({"float64"})
-    assert not adapter.current().check(tensor) & native.lib.DLX_OBSTACLE_DTYPE
-    assert before.check(tensor) & native.lib.DLX_OBSTACLE_DTYPE and before.capabilities_address() == address
+    assert not adapter.current().check(tensor) & native.lib.DLX_INCOMPATIBLE_DTYPE
+    assert before.check(tensor) & native.lib.DLX_INCOMPATIBLE_DTYPE and before.capabilities_address() == address
 
 
 def test_adapters_are_listed_without_their_frameworks(python):

@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT
 
 import dlx.adapter
-from dlx.adapter import Adapter, Capabilities, Container, Defect, Guard, Hindrance, Layout
+from dlx.adapter import Adapter, Blocker, Capabilities, Container, Defect, Guard, Layout
 
 PAGE = (ROOT / "docs" / "write-an-adapter.md").read_text(encoding="utf-8")
 BLOCKS = [(found[1], found[2]) for found in re.finditer(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)]
@@ -77,7 +77,7 @@ METHODS = {name for name in public(Adapter) if name not in Adapter.__annotations
         *((kind.__name__, public(kind)) for kind in (Layout,)),
         *(
             (kind.__name__, {field.name for field in dataclasses.fields(kind)} | public(kind))
-            for kind in (Capabilities, Hindrance, Guard, Container, Defect)
+            for kind in (Capabilities, Blocker, Guard, Container, Defect)
         ),
         ("Beside these, in `dlx.adapter`", set(dlx.adapter.__all__)),
     ],
@@ -89,7 +89,7 @@ def test_everything_is_in_the_tables(title, names):
     assert set(found) == names
 
 
-@pytest.mark.parametrize("kind", [Adapter, Capabilities, Hindrance, Guard, Container, Defect, Layout])
+@pytest.mark.parametrize("kind", [Adapter, Capabilities, Blocker, Guard, Container, Defect, Layout])
 def test_every_field_has_a_docstring(kind):
     """The class says what each of its fields means; every method has a docstring."""
     named = re.findall(r"^(\w+(?:, \w+)*)$", inspect.cleandoc(kind.__doc__), re.MULTILINE)

@@ -50,8 +50,8 @@ builder = dlx.cffi_builder()
 for kind in ("DLTensor", "DLManagedTensorVersioned"):
     assert builder.sizeof(kind) == dlx.ffi.sizeof(kind)
 assert ctypes.sizeof(dlx.ctypes.DLTensor) == builder.sizeof("DLTensor")
-with dlx.borrow(tensor) as lent:
-    assert lent.ndim == 1
+with dlx.borrow(tensor) as borrowed:
+    assert borrowed.ndim == 1
 
 # The command.
 command = Path(sys.prefix) / "bin" / "dlx"

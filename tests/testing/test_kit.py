@@ -58,7 +58,7 @@ def test_a_broken_promise_is_found(fault):
 # ---- adapters --------------------------------------------------------------------------------------------------------
 
 ADAPTERS = [name for name, check in CHECKS.items() if check.kind == "adapter"]
-ELSEWHERE = {"adapter-lane", "adapter-imports-nothing"}  # shown below
+ELSEWHERE = {"adapter-fast-path", "adapter-imports-nothing"}  # shown below
 
 
 def test_every_check_of_an_adapter_has_a_planted_fault():
@@ -82,12 +82,12 @@ def test_an_adapter_that_breaks_its_word_is_found(fault):
 
 
 def test_roads_that_differ_are_found(monkeypatch):
-    """The fast lane and the Python road are compared, and a difference is told."""
-    check, subject = CHECKS["adapter-lane"], find("dlx")
+    """The fast path and the Python path are compared, and a difference is told."""
+    check, subject = CHECKS["adapter-fast-path"], find("dlx")
     assert check(subject).status == "keeps"
 
     class Differs:
-        """A lane beside a road that always copies."""
+        """A fast path beside a path that always copies."""
 
         def __init__(self, convert):
             self.convert = convert

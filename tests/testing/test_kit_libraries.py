@@ -152,7 +152,7 @@ def test_a_reproduction_passes_where_the_promise_is_kept():
 
 
 def test_the_page_is_dated_versioned_and_complete():
-    """A reader sees when, with which versions, and every promise of strangers."""
+    """A reader sees when, with which versions, and every promise of generic producers."""
     text = PAGE.read_text(encoding="utf-8")
     assert re.search(r"Graded on \d{4}-\d\d-\d\d by `python -m dlx\.testing", text)
     for name, check in CHECKS.items():

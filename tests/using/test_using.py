@@ -379,7 +379,7 @@ def test_a_failing_call_leaves_nothing_behind(np, torch):
 # ---- writes, once more -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("road", ["data", "numpy", "view"])
+@pytest.mark.parametrize("path", ["data", "numpy", "view"])
 def test_a_declared_write_is_written_back_by_whatever_road_it_was_made(np, torch, road):
     """No write through .data or .numpy() is counted by torch; a parameter in `writes` is written back all the same."""
 

@@ -1089,7 +1089,7 @@ def test_length_and_keys_ask_no_element_of_anything():
 
 
 def test_threads_that_touch_one_element_first_get_one_object(np):
-    """Whatever the element is: an array of the lane, a producer that may be asked once, a container."""
+    """Whatever the element is: an array of the fast path, a producer that may be asked once, a container."""
 
     class Once:
         def __init__(self):

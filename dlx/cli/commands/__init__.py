@@ -1,1 +1,1 @@
-"""commands."""
+"""The subcommands: one module each, with `run(arguments, screen)`."""

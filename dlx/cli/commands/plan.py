@@ -113,7 +113,7 @@ def _show(
     folds = _folds(source.entries, planned, everything)
     tables.arrays(folds, ["dtype", "shape", "outcome"], cells, lambda _: ["", "", ""], screen, everything=everything)
     screen.line("")
-    screen.facts([(f"[{number}]", reason) for number, reason in enumerate(reasons[: tables.MOST], 1)])
+    screen.facts([(f"[{number}]", reason) for number, reason in enumerate(reasons[: tables.MAX_SHOWN], 1)])
     if reasons:
         screen.line("")
     screen.line(_summary(planned))

@@ -1,1 +1,1 @@
-"""render."""
+"""What the command prints: tables, text, JSON, SVG."""

@@ -11,10 +11,10 @@ from dlx.cli.model import Entry, Fold, amount, fold, totals
 from dlx.cli.render.screen import OUTCOMES, SHORT, Cell, Screen
 from dlx.cli.targets import Outcome, brief
 
-__all__ = ["MANY", "MOST", "arrays", "filled", "folds", "outcomes", "sums"]
+__all__ = ["MANY", "MAX_SHOWN", "arrays", "filled", "folds", "outcomes", "sums"]
 
 MANY = 24  # entries from which on names are folded
-MOST = 60  # rows
+MAX_SHOWN = 60  # rows
 
 _REPEATED = re.compile(r".*#['\"]?\]?\.?")  # up to the last number that differs: model.layers.#.
 
@@ -65,7 +65,7 @@ def arrays(
         Whether all rows are shown, however many they are.
     """
     rows = list(_rows(found))
-    shown = rows if everything else rows[:MOST]
+    shown = rows if everything else rows[:MAX_SHOWN]
     table = [[row.name, row.count, *(cells(row.fold) if row.fold is not None else head(row.folds))] for row in shown]
     filled(["/name", ">count", *columns], table, screen)
     hidden = sum(len(row.folds) for row in rows[len(shown) :] if row.fold is not None)

@@ -1,1 +1,1 @@
-"""sources."""
+"""What a word on the command line stands for: files and objects in memory."""

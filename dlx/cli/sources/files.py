@@ -20,8 +20,8 @@ from dlx.cli.model import BadInput, Entry, Source, counted, one_line
 from dlx.cli.render.screen import Screen
 from dlx.cli.sources.formats import (
     MAGIC_NPY,
-    MOST_BYTES,
-    MOST_NDIM,
+    MAX_BYTES,
+    MAX_NDIM,
     SAFE,
     opened_zip,
     read_npy,
@@ -126,11 +126,11 @@ def _sketch(name: str, match: re.Match[str]) -> Source:
         words.pop()  # float32[] and float32[3,]
     if not all(word.isdecimal() for word in words):
         raise BadInput("a shape is numbers with commas between them, as in 'float32[3,4]'")
-    if len(words) > MOST_NDIM:
-        raise BadInput(f"it has {len(words)} dimensions, and dlx reads at most {MOST_NDIM}")
-    shape = tuple(int(word) if len(word) < 20 else MOST_BYTES for word in words)
+    if len(words) > MAX_NDIM:
+        raise BadInput(f"it has {len(words)} dimensions, and dlx reads at most {MAX_NDIM}")
+    shape = tuple(int(word) if len(word) < 20 else MAX_BYTES for word in words)
     nbytes = -(-prod(shape) * dtype.bits * dtype.lanes // 8)
-    if max(nbytes, *shape, 0) >= MOST_BYTES:
+    if max(nbytes, *shape, 0) >= MAX_BYTES:
         raise BadInput("it is larger than any memory: there are 2**63 bytes at most")
     note = "a sketch: compact, aligned, writable host memory"
     return Source(name, "sketch", (Entry("", dtype, dtype.name, shape, nbytes, "cpu", "C", notes=(note,)),))
@@ -148,7 +148,7 @@ def _needed(package: str, kind: str) -> Any:
 
 # ---- torch -----------------------------------------------------------------------------------------------------------
 
-MOST_PICKLE = 64 << 20  # bytes of the pickle that lists a checkpoint's tensors, and of each other part but data
+MAX_PICKLE = 64 << 20  # bytes of the pickle that lists a checkpoint's tensors, and of each other part but data
 
 
 def _is_torch(path: Path) -> bool:
@@ -165,8 +165,8 @@ def _read_torch(path: Path) -> Source:
         others = [each.file_size for each in archive.infolist() if not re.search(r"/data/\d+$", each.filename)]
         if any(each.endswith("/constants.pkl") for each in archive.namelist()):
             raise BadInput("it is a TorchScript archive, a program with its tensors, and dlx runs none")
-    if max(others, default=0) > MOST_PICKLE:
-        raise BadInput(f"its list of tensors claims {max(others):,} bytes, and dlx reads at most {MOST_PICKLE:,}")
+    if max(others, default=0) > MAX_PICKLE:
+        raise BadInput(f"its list of tensors claims {max(others):,} bytes, and dlx reads at most {MAX_PICKLE:,}")
     torch = _needed("torch", ".pt")
     from dlx.cli.sources.objects import dotted, entries_of
 

@@ -21,15 +21,15 @@ from typing import Any, BinaryIO
 from dlx._core.types import DType
 from dlx.cli.model import BadInput, Entry, Source, aligned_to, amount, one_line
 
-__all__ = ["MAGIC_NPY", "MOST_BYTES", "MOST_NDIM", "SAFE", "opened_zip", "read_npy", "read_npz", "read_safetensors"]
+__all__ = ["MAGIC_NPY", "MAX_BYTES", "MAX_NDIM", "SAFE", "opened_zip", "read_npy", "read_npz", "read_safetensors"]
 
 MAGIC_NPY = b"\x93NUMPY"
-MOST_NPY = 1 << 20  # bytes of a .npy header; numpy itself stops at 10 000 unless told otherwise
-MOST_SAFETENSORS = 16 << 20  # bytes of a safetensors header; 100 000 tensors need some 12 MiB
-MOST_NDIM = 128
-MOST_BYTES = 1 << 63  # of an array, and what an extent stays below
-MOST_MEMBERS = 100_000  # files in a zip
-MOST_DIRECTORY = 16 << 20  # bytes of a zip's list of files
+MAX_NPY = 1 << 20  # bytes of a .npy header; numpy itself stops at 10 000 unless told otherwise
+MAX_SAFETENSORS = 16 << 20  # bytes of a safetensors header; 100 000 tensors need some 12 MiB
+MAX_NDIM = 128
+MAX_BYTES = 1 << 63  # of an array, and what an extent stays below
+MAX_MEMBERS = 100_000  # files in a zip
+MAX_DIRECTORY = 16 << 20  # bytes of a zip's list of files
 NUMPY_ALIGNMENT = 16  # bytes: what malloc promises, and numpy asks for no more
 AGAIN = "write it or fetch it again"
 SAFE = "dlx does not. Save the arrays as .npz or .safetensors"
@@ -66,14 +66,14 @@ def _npy(file: BinaryIO | Any, size: int, name: str) -> Entry:
         raise BadInput(f"it is of version {major} of the .npy format, and dlx reads 1 to 3")
     width = 2 if major == 1 else 4
     length = int.from_bytes(_exactly(file, width), "little")
-    if length > MOST_NPY:
-        raise BadInput(f"its header claims {amount(length)}, and dlx reads at most {amount(MOST_NPY)}")
+    if length > MAX_NPY:
+        raise BadInput(f"its header claims {amount(length)}, and dlx reads at most {amount(MAX_NPY)}")
     raw = _exactly(file, length)
     try:
         header = ast.literal_eval(raw.decode("utf-8" if major == 3 else "latin-1").strip())
         descr, fortran, shape = header["descr"], header["fortran_order"], header["shape"]
-        usable = isinstance(shape, tuple) and len(shape) <= MOST_NDIM
-        usable = usable and all(type(extent) is int and 0 <= extent < MOST_BYTES for extent in shape)
+        usable = isinstance(shape, tuple) and len(shape) <= MAX_NDIM
+        usable = usable and all(type(extent) is int and 0 <= extent < MAX_BYTES for extent in shape)
     except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):
         usable = False
     if not usable or not isinstance(fortran, bool) or not isinstance(descr, str | list | tuple):
@@ -136,9 +136,9 @@ class _Bounded(io.BufferedReader):
 
     def read(self, size: int | None = -1) -> bytes:
         everything = size is None or size < 0
-        data = super().read(MOST_DIRECTORY + 1 if everything else min(size or 0, MOST_DIRECTORY + 1))
-        if len(data) > MOST_DIRECTORY:
-            raise BadInput(f"its list of files claims more than {amount(MOST_DIRECTORY)}, where dlx stops")
+        data = super().read(MAX_DIRECTORY + 1 if everything else min(size or 0, MAX_DIRECTORY + 1))
+        if len(data) > MAX_DIRECTORY:
+            raise BadInput(f"its list of files claims more than {amount(MAX_DIRECTORY)}, where dlx stops")
         return data
 
 
@@ -153,8 +153,8 @@ def opened_zip(path: Path) -> Iterator[zipfile.ZipFile]:
     """
     try:
         with _Bounded(io.FileIO(path)) as file, zipfile.ZipFile(file) as archive:
-            if len(archive.infolist()) > MOST_MEMBERS:
-                raise BadInput(f"it has {len(archive.infolist()):,} members, and dlx reads at most {MOST_MEMBERS:,}")
+            if len(archive.infolist()) > MAX_MEMBERS:
+                raise BadInput(f"it has {len(archive.infolist()):,} members, and dlx reads at most {MAX_MEMBERS:,}")
             yield archive
     except (
         zipfile.BadZipFile,
@@ -230,8 +230,8 @@ def read_safetensors(path: Path) -> Source:
         if length > size - 8:
             claims = f"its header claims {amount(length)}, and the file holds {amount(size)}"
             raise BadInput(f"it is cut off, or no .safetensors file: {claims}")
-        if length > MOST_SAFETENSORS:
-            raise BadInput(f"its header claims {amount(length)}, and dlx reads at most {amount(MOST_SAFETENSORS)}")
+        if length > MAX_SAFETENSORS:
+            raise BadInput(f"its header claims {amount(length)}, and dlx reads at most {amount(MAX_SAFETENSORS)}")
         raw = _exactly(file, length)
     try:
         header = json.loads(raw, object_pairs_hook=_unique)
@@ -260,8 +260,8 @@ def _stored(name: str, stated: Any, start: int) -> Entry:
     try:
         word, shape, (begin, end) = stated["dtype"], tuple(stated["shape"]), stated["data_offsets"]
         numbers = [*shape, begin, end]
-        wrong = any(type(each) is not int or not 0 <= each < MOST_BYTES for each in numbers) or end < begin
-        if wrong or not isinstance(word, str) or len(shape) > MOST_NDIM:
+        wrong = any(type(each) is not int or not 0 <= each < MAX_BYTES for each in numbers) or end < begin
+        if wrong or not isinstance(word, str) or len(shape) > MAX_NDIM:
             raise ValueError
     except (TypeError, ValueError, KeyError):
         raise BadInput(f"what its header says of {one_line(name, 80)!r} is no tensor") from None
@@ -272,7 +272,7 @@ def _stored(name: str, stated: Any, start: int) -> Entry:
     dtype = DType(known)
     nbytes = -(-math.prod(shape) * dtype.bits // 8)
     if nbytes != end - begin:
-        by_shape = f"{nbytes:,} bytes" if nbytes < MOST_BYTES else "more bytes than there are"
+        by_shape = f"{nbytes:,} bytes" if nbytes < MAX_BYTES else "more bytes than there are"
         found = f"{by_shape} by its shape and {end - begin:,} by its offsets"
         raise BadInput(f"its header gives {one_line(name, 80)!r} {found}")
     # Some libraries read it into memory of their own, others map the file.

@@ -124,11 +124,11 @@ def adapter_contract(lib: Subject) -> None:
     must(adapter.api == API, f"it speaks API {adapter.api}, dlx speaks {API}")
     must(adapter.name == lib.adapter or lib.adapter in (adapter.package,), f"it is called {adapter.name!r}")
     must(str(adapter.version()), "it does not know its framework's version")
-    for name in (*adapter.types, *adapter.lane):
+    for name in (*adapter.types, *adapter.fast_path_types):
         found = look_up(name)
         must(found is None or isinstance(found, type), f"{name} is {found!r}, not a type")
     must(not adapter.types or adapter.classes(), f"none of its types exists: {', '.join(adapter.types)}")
-    for name in (*adapter.dtypes, *adapter.borrowed, *adapter.carried):
+    for name in (*adapter.dtypes, *adapter.extension_dtypes, *adapter.storage_dtypes):
         must(DType(name).name == name, f"{name!r} is called {DType(name).name!r}")
     for name in sorted(adapter.known_dtypes()):
         again = adapter.dtype_from(adapter.dtype_to(DType(name)))

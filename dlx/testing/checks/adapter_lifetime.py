@@ -1,4 +1,4 @@
-"""What an adapter of dlx is held to over time: owners, leaks, threads, the fast lane, and the end of the process."""
+"""What an adapter of dlx is held to over time: owners, leaks, threads, the fast path, and the end of the process."""
 
 from __future__ import annotations
 
@@ -146,14 +146,14 @@ def adapter_threads(lib: Subject) -> None:
 
 
 @check(
-    "adapter-lane", "Its lane types take the fast lane to the same result as the Python road.",
+    "adapter-fast-path", "Its fast-path types take the fast path to the same result as the Python path.",
     kind="adapter", about="contract", severity="wrong",
 )  # fmt: skip
-def adapter_lane(lib: Subject) -> None:
-    """Convert arrays of lane types by both roads: type, address, dtype, rights."""
+def adapter_fast_path(lib: Subject) -> None:
+    """Convert arrays of fast-path types by both paths: type, address, dtype, rights."""
     adapter = own_of(lib)
-    if not adapter.lane:
-        raise NotApplicable("it lists no lane types")
+    if not adapter.fast_path_types:
+        raise NotApplicable("it lists no fast-path types")
     slow = dlx.convert.__wrapped__
     target = target_of(lib)
     for dtype in dtypes_of(target):
@@ -166,7 +166,7 @@ def adapter_lane(lib: Subject) -> None:
             must(len(raised) == 1, f"{dtype} to {to}: {', '.join(told(error) for _, error in pair if error)}")
             if pair[0][1] is None:
                 said = {str(dlx.describe(result)) + hex(dlx.describe(result).address) for result, _ in pair}
-                must(len(said) == 1, f"{dtype} to {to}: the roads differ: {' and '.join(sorted(said))}")
+                must(len(said) == 1, f"{dtype} to {to}: the paths differ: {' and '.join(sorted(said))}")
 
 
 @check(

@@ -1,1 +1,1 @@
-"""subjects."""
+"""The libraries that the kit can grade by name."""

@@ -1,4 +1,4 @@
-"""Libraries that the kit knows by itself, as data: each as a stranger, through ``__dlpack__`` and ``from_dlpack``.
+"""Libraries that the kit knows by itself, as data, each through ``__dlpack__`` and ``from_dlpack`` only.
 
 Each function imports its library; nothing else does. Arrays are made and read by the library's own means, never by
 DLPack, so that what is graded does not grade itself.

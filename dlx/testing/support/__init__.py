@@ -1,1 +1,1 @@
-"""support."""
+"""Capsules and producers that the kit controls, for its checks."""

@@ -22,8 +22,8 @@ slow = dlx.convert.__wrapped__
 
 
 def spy():
-    """A lane around a function that tells its arguments, with no route to anywhere."""
-    return native.Lane(lambda *args, **keywords: (args, keywords), lambda kind, to: None, None)
+    """A fast path around a function that tells its arguments, with no route to anywhere."""
+    return native.FastPathFunction(lambda *args, **keywords: (args, keywords), lambda kind, to: None, None)
 
 
 # ---- unusual calls ---------------------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS)
 def test_arguments_reach_python_as_they_are(call):
-    """Whatever the lane does not run is called in Python with the same arguments, in the same order."""
+    """Whatever the fast path does not run is called in Python with the same arguments, in the same order."""
     args, keywords = CALLS[call]
     found = spy()(*args, **keywords)
     assert found == (args, keywords) and list(found[1]) == list(keywords)
@@ -84,7 +84,7 @@ class Odd:
     ids=lambda to: type(to).__name__,
 )
 def test_odd_targets_have_pythons_error(to):
-    """A target that is none has the error of the slow road, by keyword and by place."""
+    """A target that is none has the error of the slow path, by keyword and by place."""
     texts = []
     for convert in (lambda: dlx.convert(b"x", to=to), lambda: dlx.convert(b"x", to), lambda: slow(b"x", to=to)):
         with pytest.raises(Exception) as caught:
@@ -94,7 +94,7 @@ def test_odd_targets_have_pythons_error(to):
 
 
 def test_by_place_and_by_keyword(np):
-    """The lane takes its target by place as well as by keyword."""
+    """The fast path takes its target by place as well as by keyword."""
     array = np.arange(3)
     for _ in range(2):
         assert dlx.convert(array, "dlx").data_ptr == dlx.convert(array, to="dlx").data_ptr == array.ctypes.data
@@ -151,15 +151,15 @@ def test_copies_are_itself():
 def test_as_a_class_attribute_it_binds_as_a_function():
     """As a class attribute it binds like a function or an lru_cache: first argument is the instance."""
     cached = functools.lru_cache(lambda *args, **keywords: args)
-    lane = spy()
+    fast_path = spy()
 
     class Holder:
-        ours, theirs, static = lane, cached, staticmethod(lane)
+        ours, theirs, static = fast_path, cached, staticmethod(fast_path)
 
     holder = Holder()
     assert type(holder.ours) is type(holder.theirs) and holder.ours.__self__ is holder
     assert holder.ours(1, to=2) == ((holder, 1), {"to": 2}) and holder.theirs(1) == (holder, 1)
-    assert Holder.ours is lane and Holder.theirs is cached and Holder.static is lane
+    assert Holder.ours is fast_path and Holder.theirs is cached and Holder.static is fast_path
     assert holder.static(1) == ((1,), {})
 
 
@@ -183,43 +183,43 @@ def test_partial_and_map(np):
 
 def test_weak_references():
     """It can be weakly referenced, and the callback runs when it goes."""
-    lane, gone = spy(), []
-    reference = weakref.ref(lane, gone.append)
-    assert reference() is lane
-    del lane
+    fast_path, gone = spy(), []
+    reference = weakref.ref(fast_path, gone.append)
+    assert reference() is fast_path
+    del fast_path
     assert gone == [reference] and weakref.ref(dlx.convert)() is dlx.convert
 
 
 def test_a_cycle_is_collected():
-    """A lane that is part of a cycle, through each of its parts, is collected."""
+    """A fast path that is part of a cycle, through each of its parts, is collected."""
     for part in range(4):
         held = []
         parts = [lambda held=held: held, lambda held=held: held, lambda held=held: held]
-        lane = native.Lane(*parts)
+        fast_path = native.FastPathFunction(*parts)
         if part < 3:
-            parts[part].me = lane
+            parts[part].me = fast_path
         else:
-            lane.me = lane
-        gone = weakref.ref(lane)
-        del lane, parts
+            fast_path.me = fast_path
+        gone = weakref.ref(fast_path)
+        del fast_path, parts
         gc.collect()
         assert gone() is None, part
 
 
 def test_parts_are_released():
-    """A lane that goes releases its three parts, no more and no less."""
+    """A fast path that goes releases its three parts, no more and no less."""
     parts = [lambda: 1, lambda: 2, lambda: 3]
     before = [sys.getrefcount(part) for part in parts]
     for _ in range(100):
-        native.Lane(*parts)
+        native.FastPathFunction(*parts)
     assert [sys.getrefcount(part) for part in parts] == before
 
 
 @pytest.mark.parametrize("arguments", [(), (1,), (1, 2), (1, 2, 3, 4)])
 def test_a_lane_needs_its_parts(arguments):
-    """Without its three parts there is no lane."""
+    """Without its three parts there is no fast path."""
     with pytest.raises(TypeError):
-        native.Lane(*arguments)
+        native.FastPathFunction(*arguments)
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def test_a_keyword_call_allocates_its_result_only(np, python):
     python(ALLOCATIONS, args=())
 
 
-# ---- storage stays pinned, through the lane --------------------------------------------------------------------------
+# ---- storage stays pinned, through the fast path ------------------------------------------------------------------
 
 WARM = """
 warm = torch.zeros(3), torch.nn.Parameter(torch.zeros(3), requires_grad=False)
@@ -296,11 +296,11 @@ for target in ("numpy", "dlx"):
 import dlx._api.convert
 slow = dlx.convert.__wrapped__
 def tell(*args, **keywords):
-    raise AssertionError("not by the lane")
+    raise AssertionError("not by the fast path")
 lane = dlx.convert
 from dlx._core import native
 from dlx._engine import fast_path as routes
-fast = native.Lane(tell, routes.learn, dlx._engine.fast_path._consumer_failed)
+fast = native.FastPathFunction(tell, routes.learn, dlx._engine.fast_path._consumer_failed)
 real = dlx.convert
 dlx.convert = lambda x, to, **options: real(x, to=to, **options) if options else fast(x, to=to)
 """
@@ -323,7 +323,7 @@ ACTIONS = {
 
 @pytest.fixture(scope="module")
 def outcomes():
-    """What became of every action of test_storage where the conversion is by the lane, or fails."""
+    """What became of every action of test_storage where the conversion is by the fast path, or fails."""
     import subprocess
     import textwrap
 
@@ -337,7 +337,7 @@ def outcomes():
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_results_of_the_lane_survive(outcomes, action):
-    """After the action on its source a result of the lane has its values, shape and strides."""
+    """After the action on its source a result of the fast path has its values, shape and strides."""
     assert f"== {action}: 0\n" in outcomes, outcomes
 
 
@@ -391,7 +391,7 @@ def test_ten_threads_for_ten_seconds(np, torch, python):
 
 
 def test_a_type_without_a_route_is_not_kept(python):
-    """What the lane remembers of a type that Python must look at does not keep the type alive."""
+    """What the fast path remembers of a type that Python must look at does not keep the type alive."""
     python(
         """
         import gc, weakref

@@ -1,4 +1,4 @@
-"""The fast lane of `convert` never gives what the slow road, `convert.__wrapped__`, would refuse or give otherwise."""
+"""The fast path of `convert` never gives what the slow path, `convert.__wrapped__`, would refuse or give otherwise."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def outcome(convert, source, to, options):
 
 
 def agree(make, to, **options):
-    """Compare lane and slow road on fresh sources; the lane is called twice, so that it has a route. Returns it."""
-    lane, warm, other = (outcome(convert, make(), to, options) for convert in (dlx.convert, dlx.convert, slow))
-    assert lane == other and warm == other
+    """Compare both paths on fresh sources; the fast path is called twice, so that it has a route. Returns it."""
+    fast_path, warm, other = (outcome(convert, make(), to, options) for convert in (dlx.convert, dlx.convert, slow))
+    assert fast_path == other and warm == other
     return other
 
 
@@ -174,7 +174,7 @@ TWISTS = {
 
 @pytest.mark.parametrize("target", (*TARGETS, LOADING))
 def test_lane_and_slow_road_agree_on_numpy(np, torch, target):
-    """Any numpy array gives the same result, or the same error, by both roads, whatever the options."""
+    """Any numpy array gives the same result, or the same error, by both paths, whatever the options."""
 
     @settings(max_examples=400, deadline=None)
     @given(numpy_sources(np), OPTIONS)
@@ -186,7 +186,7 @@ def test_lane_and_slow_road_agree_on_numpy(np, torch, target):
 
 @pytest.mark.parametrize("target", (*TARGETS, LOADING))
 def test_lane_and_slow_road_agree_on_torch(np, torch, target):
-    """Any torch tensor gives the same result, or the same error, by both roads, whatever the options."""
+    """Any torch tensor gives the same result, or the same error, by both paths, whatever the options."""
 
     @settings(max_examples=400, deadline=None)
     @given(torch_sources(torch), OPTIONS)
@@ -198,7 +198,7 @@ def test_lane_and_slow_road_agree_on_torch(np, torch, target):
 
 @pytest.mark.parametrize("target", (*TARGETS, LOADING))
 def test_lane_and_slow_road_agree_on_dlx_tensors(np, torch, target):
-    """Any dlx.Tensor gives the same result, or the same error, by the lane and by the slow road."""
+    """Any dlx.Tensor gives the same result, or the same error, by the fast path and by the slow path."""
 
     @settings(max_examples=200, deadline=None)
     @given(st.one_of(numpy_sources(np), torch_sources(torch)), OPTIONS)
@@ -215,7 +215,7 @@ def test_lane_and_slow_road_agree_on_dlx_tensors(np, torch, target):
 @pytest.mark.parametrize("flags", range(8))
 @pytest.mark.parametrize("target", (*TARGETS, LOADING))
 def test_flags_of_a_tensor(np, torch, target, flags):
-    """Read-only, copied and padded tensors fare alike on both roads."""
+    """Read-only, copied and padded tensors fare alike on both paths."""
     owner = bytearray(64)
     address = native.buffer_address(memoryview(owner))
     dtype = (17, 4, 1) if flags & 4 else (2, 32, 1)
@@ -225,7 +225,7 @@ def test_flags_of_a_tensor(np, torch, target, flags):
 @pytest.mark.parametrize("device", [(2, 0), (3, 0), (1, 1), (11, 0), (13, 0)])
 @pytest.mark.parametrize("target", (*TARGETS, LOADING))
 def test_devices_of_a_tensor(np, torch, target, device):
-    """Tensors that are not plain host memory fare alike on both roads."""
+    """Tensors that are not plain host memory fare alike on both paths."""
     owner = bytearray(64)
     address = native.buffer_address(memoryview(owner))
 
@@ -243,7 +243,7 @@ def test_devices_of_a_tensor(np, torch, target, device):
 
 
 def warm(torch):
-    """Have routes for torch's lane types to every target."""
+    """Have routes for torch's fast-path types to every target."""
     for target in TARGETS:
         for _ in range(2):
             dlx.convert(torch.ones(2), to=target)
@@ -251,7 +251,7 @@ def warm(torch):
 
 
 def refused(make, error=errors.LayoutError, targets=("numpy", "dlx")):
-    """Both roads refuse a source with this class of error."""
+    """Both paths refuse a source with this class of error."""
     for target in targets:
         assert agree(make, target)[0] is error
 
@@ -261,35 +261,35 @@ SHAPED = pytest.mark.parametrize("shape", [(3,), (2, 3), (), (0,), (2, 0)], ids=
 
 @SHAPED
 def test_functionalize(np, torch, shape):
-    """A tensor inside functionalize() has no data, also where it has no elements; both roads refuse it."""
+    """A tensor inside functionalize() has no data, also where it has no elements; both paths refuse it."""
     warm(torch)
     torch.func.functionalize(lambda t: (refused(lambda: t), t + 1)[1])(torch.ones(shape))
 
 
 @SHAPED
 def test_vmap(np, torch, shape):
-    """A tensor inside vmap() is refused by both roads."""
+    """A tensor inside vmap() is refused by both paths."""
     warm(torch)
     torch.func.vmap(lambda t: (refused(lambda: t), t)[1])(torch.ones((2, *shape)))
 
 
 @SHAPED
 def test_func_grad(np, torch, shape):
-    """A tensor inside func.grad() is refused by both roads."""
+    """A tensor inside func.grad() is refused by both paths."""
     warm(torch)
     torch.func.grad(lambda t: (refused(lambda: t), t.sum())[1])(torch.ones(shape))
 
 
 @SHAPED
 def test_jvp(np, torch, shape):
-    """A tensor inside jvp() is refused by both roads."""
+    """A tensor inside jvp() is refused by both paths."""
     warm(torch)
     torch.func.jvp(lambda t: (refused(lambda: t), t)[1], (torch.ones(shape),), (torch.ones(shape),))
 
 
 @pytest.mark.parametrize("transform", ["functionalize", "vmap", "grad", "jvp"])
 def test_a_plain_tensor_inside_a_transform(np, torch, transform):
-    """A tensor from outside that a transformed function reads fares alike on both roads."""
+    """A tensor from outside that a transformed function reads fares alike on both paths."""
     warm(torch)
     outside = torch.ones(3)
     seen = []
@@ -308,7 +308,7 @@ def test_a_plain_tensor_inside_a_transform(np, torch, transform):
 
 @SHAPED
 def test_forward_mode_dual(np, torch, shape):
-    """A dual tensor is refused by both roads; without its tangent it is shared, also while the level is open."""
+    """A dual tensor is refused by both paths; without its tangent it is shared, also while the level is open."""
     warm(torch)
     forward_ad = torch.autograd.forward_ad
     with forward_ad.dual_level():
@@ -320,7 +320,7 @@ def test_forward_mode_dual(np, torch, shape):
 
 @SHAPED
 def test_zero_tensor(np, torch, shape):
-    """A zero tensor of autograd has no data; both roads refuse it."""
+    """A zero tensor of autograd has no data; both paths refuse it."""
     warm(torch)
     refused(lambda: torch._efficientzerotensor(shape))
 
@@ -346,7 +346,7 @@ def emptied(torch, nbytes, frozen):
     ],
 )
 def test_cut_storage(np, torch, nbytes, frozen):
-    """A tensor that needs more bytes than its storage has is refused by both roads: nothing beyond is ever read."""
+    """A tensor that needs more bytes than its storage has is refused by both paths: nothing beyond is ever read."""
     warm(torch)
     refused(lambda: emptied(torch, nbytes, frozen))
 
@@ -362,7 +362,7 @@ def test_cut_storage_after_a_view_was_converted(np, torch):
 
 
 def test_part_of_a_cut_storage(np, torch):
-    """What lies inside the bytes that are left is shared by both roads."""
+    """What lies inside the bytes that are left is shared by both paths."""
     warm(torch)
     for target in ("numpy", "dlx"):
         assert agree(lambda: emptied(torch, 400, False)[:100], target)[5]
@@ -371,7 +371,7 @@ def test_part_of_a_cut_storage(np, torch):
 
 @SHAPED
 def test_fake_tensor(np, torch, shape):
-    """A FakeTensor is refused by both roads, inside its mode and outside."""
+    """A FakeTensor is refused by both paths, inside its mode and outside."""
     warm(torch)
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -387,7 +387,7 @@ def test_fake_tensor(np, torch, shape):
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_nested(np, torch):
-    """Nested tensors of either layout are refused by both roads."""
+    """Nested tensors of either layout are refused by both paths."""
     warm(torch)
     for layout in (torch.strided, torch.jagged):
         refused(lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout))  # noqa: B023
@@ -396,7 +396,7 @@ def test_nested(np, torch):
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("kind", ["coo", "csr", "csc", "bsr", "mkldnn"])
 def test_sparse(np, torch, kind):
-    """Sparse and opaque layouts are refused by both roads."""
+    """Sparse and opaque layouts are refused by both paths."""
     warm(torch)
     make = {
         "coo": lambda: torch.eye(4).to_sparse(),
@@ -410,14 +410,14 @@ def test_sparse(np, torch, kind):
 
 @SHAPED
 def test_meta(np, torch, shape):
-    """Meta tensors are refused by both roads."""
+    """Meta tensors are refused by both paths."""
     warm(torch)
     refused(lambda: torch.empty(shape, device="meta"))
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_quantized(np, torch):
-    """Quantized tensors are refused by both roads."""
+    """Quantized tensors are refused by both paths."""
     warm(torch)
     refused(lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), errors.DTypeError)
 
@@ -425,7 +425,7 @@ def test_quantized(np, torch):
 @SHAPED
 @pytest.mark.parametrize("name", ["int1", "int4", "int7", "uint1", "uint4", "uint7"])
 def test_shells(np, torch, name, shape):
-    """Tensors that call themselves narrower than a byte are refused by both roads, never given out as bytes."""
+    """Tensors that call themselves narrower than a byte are refused by both paths, never given out as bytes."""
     warm(torch)
     refused(lambda: torch.empty(shape, dtype=getattr(torch, name)), errors.DTypeError)
 
@@ -452,7 +452,7 @@ def test_a_refused_lazy_clone_stays_lazy(np, torch):
 
 
 def test_inference_tensor(np, torch):
-    """Inference tensors fare alike on both roads, inside the mode and outside."""
+    """Inference tensors fare alike on both paths, inside the mode and outside."""
     warm(torch)
     with torch.inference_mode():
         tensor = torch.ones(3)
@@ -462,7 +462,7 @@ def test_inference_tensor(np, torch):
 
 
 def test_no_grad_does_not_hide_gradients(np, torch):
-    """Under no_grad a leaf still requires gradients: both roads refuse it."""
+    """Under no_grad a leaf still requires gradients: both paths refuse it."""
     warm(torch)
     with torch.no_grad():
         refused(lambda: torch.ones(3, requires_grad=True), errors.ConversionError)
@@ -477,7 +477,7 @@ def test_default_device(np, torch):
 
 
 def test_a_parameter_without_gradient_is_shared(np, torch):
-    """A frozen Parameter takes the lane and gives the same as the slow road."""
+    """A frozen Parameter takes the fast path and gives the same as the slow path."""
     for target in ("numpy", "dlx"):
         assert agree(lambda: torch.nn.Parameter(torch.ones(3), requires_grad=False), target)[5]
 
@@ -501,7 +501,7 @@ def test_compiled_functions(np, torch):
 
 
 def test_writes_through_the_lane_show(np, torch):
-    """By the lane memory is shared, both ways."""
+    """By the fast path memory is shared, both ways."""
     tensor = torch.zeros(3)
     dlx.convert(tensor, to="numpy")[0] = 5
     dlx.convert(tensor, to="numpy")[1] = 6

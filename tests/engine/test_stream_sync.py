@@ -20,7 +20,7 @@ from dlx._core.native import ffi
 from dlx._engine.executor import convert_leaf
 from dlx._engine.planner import begin
 from dlx._engine.request import Request
-from dlx._engine.streams import Crossing
+from dlx._engine.streams import StreamSync
 from dlx._registry.registry import registry
 from dlx.adapter import Capabilities
 from dlx.errors import CopyRequiredError, DeviceError, LayoutError, StreamError
@@ -202,8 +202,8 @@ def test_a_capsule_is_ready_on_the_legacy_stream(cuda, lib_a, lib_b):
 def test_borrowed_for_a_stream(cuda, lib_a):
     """What C code is lent is ready on the stream that was said, on the legacy stream otherwise."""
     for stream in (cuda.stream(), None):
-        with lib_a.on(cuda.stream()), dlx.borrow(lib_a.made(), stream=stream) as lent:
-            address = int(native.ffi.cast("uintptr_t", lent.data))
+        with lib_a.on(cuda.stream()), dlx.borrow(lib_a.made(), stream=stream) as borrowed:
+            address = int(native.ffi.cast("uintptr_t", borrowed.data))
             assert not cuda.read(stream or LEGACY, address, N)
 
 
@@ -257,14 +257,14 @@ def test_two_producers_two_devices(cuda, lib_a, lib_b, monkeypatch):
 
 def test_points_are_told_apart(cuda, lib_b):
     """One that is gone may have left its address to the next one of the same call."""
-    crossing, place, memory = Crossing(lib_b.adapter), dlx.Device("cuda"), cuda.alloc(N)
-    c = crossing.consumer(place)
+    sync, place, memory = StreamSync(lib_b.adapter), dlx.Device("cuda"), cuda.alloc(N)
+    c = sync.consumer(place)
     for _ in range(8):
         p = driver.Stream(place, cuda.stream())
         cuda.read(c.handle, memory, N)
         driver.order(c, p)
         cuda.write(p.handle, memory, N)
-        crossing.wait(driver.ready(p), c)
+        sync.wait(driver.ready(p), c)
         assert not cuda.read(c.handle, memory, N)
 
 

@@ -104,7 +104,7 @@ def test_the_safe_side_is_that_memory_is_shared(np, monkeypatch):
         a, b = (np.ndarray(shape, "u1", block, start, steps) for shape, steps, start in pair)
         assert not np.shares_memory(a, b) and not dlx.shares_memory(a, b)
         with monkeypatch.context() as few:
-            few.setattr("dlx._api.shares_memory.MOST_STEPS", 1)
+            few.setattr("dlx._api.shares_memory.MAX_STEPS", 1)
             assert dlx.shares_memory(a, b) and dlx.shares_memory(b, a)
 
 

@@ -1,4 +1,4 @@
-"""Exchange tables of others in the lane: hostile ones do no harm, and what a type has is looked at anew."""
+"""Exchange tables of others in the fast path: hostile ones do no harm, and what a type has is looked at anew."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def hostile(library):
 
 @pytest.fixture
 def mylib(monkeypatch):
-    """A framework `mylib` whose Array is in the lane, and whose adapter counts what Python is asked."""
+    """A framework `mylib` whose Array is in the fast path, and whose adapter counts what Python is asked."""
 
     class Base:
         pass
@@ -112,7 +112,7 @@ def mylib(monkeypatch):
 
     class MyLib(Adapter):
         name = package = "mylib"
-        types = lane = ("mylib.Array",)
+        types = fast_path = ("mylib.Array",)
         loads = 0
 
         def accepts(self):
@@ -169,7 +169,7 @@ def test_a_good_consumer_takes_by_its_table(mylib, hostile):
 
 @pytest.mark.parametrize("copy", [None, False])
 def test_pinned_memory_becomes_host_memory_where_it_is_asked_for(mylib, hostile, copy):
-    """A table takes the device that the tensor says: where another is asked for, the lane is not the road."""
+    """A table takes the device that the tensor says: where another is asked for, the fast path is not the path."""
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     accepted = Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1, keeps_readonly=True, device_types=None)
     mylib.adapter.accepts = lambda: accepted
@@ -249,13 +249,13 @@ def test_what_somebody_else_holds_is_handed_over_as_well(mylib, hostile, mode):
     hostile.set(mode)
     before, live = sys.getrefcount(owner), native.live()
     for _ in range(5):
-        lent, result = dlx.convert._lend(source, "mylib"), None
-        buffer = memoryview(lent)
+        borrowed, result = dlx.convert._borrow(source, "mylib"), None
+        buffer = memoryview(borrowed)
         with contextlib.suppress(errors.ConversionError):
-            result = dlx.convert._load(lent, source, "mylib")
+            result = dlx.convert._load(borrowed, source, "mylib")
         if mode == "fails later":
             hostile.free.hostile_delete_kept(1)
-        del lent
+        del borrowed
         assert hostile.imports and native.live() - live == 2 + (result is not None)  # the buffer has its own
         assert bytes(buffer) == bytes(owner)[:24]
         del result
@@ -304,7 +304,7 @@ def test_a_consumer_that_checks_by_itself_is_asked(mylib):
     """What it refuses beyond its capabilities is not handed to it, however often it is tried."""
     source = tensor(Owner(64))
     strict = type(mylib.adapter)
-    strict.check = lambda self, tensor: Adapter.check(self, tensor) | native.lib.DLX_OBSTACLE_NEGATIVE
+    strict.check = lambda self, tensor: Adapter.check(self, tensor) | native.lib.DLX_INCOMPATIBLE_NEGATIVE
     for _ in range(3):
         _, taken = dlx.convert(source, to="mylib")
         assert taken.data_ptr != source.data_ptr
@@ -313,7 +313,7 @@ def test_a_consumer_that_checks_by_itself_is_asked(mylib):
 @pytest.mark.parametrize("error", [RuntimeError, errors.LayoutError, MemoryError, KeyboardInterrupt])
 @pytest.mark.parametrize("tree", [False, True])
 def test_a_consumer_without_a_table_may_fail(mylib, error, tree):
-    """The error is that of the slow road, and nothing is kept."""
+    """The error is that of the slow path, and nothing is kept."""
 
     def load(tensor):
         raise error("hostile")
@@ -338,7 +338,7 @@ def test_a_consumer_without_a_table_may_fail(mylib, error, tree):
 
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt, SystemExit])
 def test_what_is_no_refusal_goes_through(mylib, hostile, error):
-    """MemoryError, KeyboardInterrupt and SystemExit of a consumer stay what they are, as on the slow road."""
+    """MemoryError, KeyboardInterrupt and SystemExit of a consumer stay what they are, as on the slow path."""
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     hostile.set("raises", error)
     owner = Owner(64)
@@ -489,9 +489,9 @@ def test_an_adapter_may_answer_its_guards_in_c(mylib, hostile, monkeypatch, earl
     """Its function is asked without a tensor, then with the one that was lent; either 0 leaves the array to Python."""
     asked = []
 
-    def answer(array, lent):
-        asked.append(bool(lent))
-        return late if lent else early
+    def answer(array, borrowed):
+        asked.append(bool(borrowed))
+        return late if borrowed else early
 
     function = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(answer)
     make = ctypes.pythonapi.PyCapsule_New
@@ -591,8 +591,8 @@ def test_every_spelling_of_a_target(mylib, hostile, spell):
     assert hostile.imports == (0 if spell == "equal string" else 3)
 
 
-def counted(monkeypatch, lane):
-    """A lane whose `learn` is counted: a list of the pairs that it was asked for."""
+def counted(monkeypatch, fast_path):
+    """A fast path whose `learn` is counted: a list of the pairs that it was asked for."""
     from dlx._engine.fast_path import learn
 
     asked = []
@@ -601,11 +601,11 @@ def counted(monkeypatch, lane):
         asked.append((kind, to))
         learn(kind, to)
 
-    return asked, native.Lane(lane.__wrapped__, counting, None)
+    return asked, native.FastPathFunction(fast_path.__wrapped__, counting, None)
 
 
 def test_routes_are_remembered_by_type_and_target(monkeypatch, mylib, hostile):
-    """A pair of exact type and target is looked at once, whether the lane can run it or not."""
+    """A pair of exact type and target is looked at once, whether the fast path can run it or not."""
     asked, convert = counted(monkeypatch, dlx.convert)
     for _ in range(3):
         convert(mylib.Array(), to="dlx")
@@ -628,7 +628,7 @@ def test_a_type_that_nobody_has_looked_at_has_a_route_at_once(python):
         def learn(kind, to):
             asked.append(kind)
             routes.learn(kind, to)
-        convert = native.Lane(dlx.convert.__wrapped__, learn, None)
+        convert = native.FastPathFunction(dlx.convert.__wrapped__, learn, None)
         tensor = native.tensor_new(0, (0,), None, (2, 32, 1), (1, 0), 0, None)
         for _ in range(3):
             assert convert(tensor, to="dlx") is tensor
@@ -655,7 +655,7 @@ def test_loading_a_plugin_clears_the_routes(monkeypatch, mylib):
 
 
 def test_many_types_do_not_close_the_lane(monkeypatch, mylib, hostile):
-    """Types that come and go, or targets spelled anew each time, leave the lane open for new pairs."""
+    """Types that come and go, or targets spelled anew each time, leave the fast path open for new pairs."""
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     dlx.convert(b"abc", to="mylib")  # the plugin is loaded, and clears the routes, before they are many
     for n in range(400):
