@@ -31,20 +31,20 @@ def learn(kind: type, to: Any) -> None:
     source = registry.knows(kind)
     target = registry.target(to)
     try:
-        handler = _handler(kind, to, source, target)
+        route = _route(kind, to, source, target)
     except MemoryError:
         raise
     except Exception as error:  # what an adapter says of its types is wrong: the Python path goes on without it
         assert source is not None
-        handler = None
+        route = None
         registry.remark(source, f"the fast path from {type_name(kind)} to {to!r} is not used: {exception_text(error)}")
-    if handler is None:
+    if route is None:
         native.route_add(kind, to, False, (), None, (), None, (), None, (), None, (), None, None, 0)
     else:
-        native.route_add(*handler)
+        native.route_add(*route)
 
 
-def _handler(kind: type, to: Any, source: Adapter | None, target: Adapter) -> tuple[Any, ...] | None:
+def _route(kind: type, to: Any, source: Adapter | None, target: Adapter) -> tuple[Any, ...] | None:
     """Return what the fast path needs; None where Python is to be asked."""
     capabilities = target.capabilities
     if source is None or capabilities is None or not any(look_up(name) is kind for name in source.fast_path_types):

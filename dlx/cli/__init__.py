@@ -66,7 +66,7 @@ def _run(arguments: Any) -> int:
     try:
         with own_stdout() as out:
             screen = Screen(arguments.command, as_json=arguments.json, file=out)
-            status = int(importlib.import_module(f"dlx.cli.{arguments.module}").run(arguments, screen))
+            status = int(importlib.import_module(f"dlx.cli.commands.{arguments.module}").run(arguments, screen))
             screen.flush()
             return status
     except (BadInput, DlxError) as error:

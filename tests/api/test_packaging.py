@@ -94,7 +94,7 @@ def test_the_sdist_has_what_a_checkout_has(sdist):
     """Sources, tests, pages and recipes; nothing that was built."""
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    folders = ("c_src", "dlx", "adapters", "tests", "docs", "examples", "benchmarks", "matrix")
+    folders = ("c_src", "dlx", "adapters", "tests", "docs", "examples", "benchmarks")
     expected = {path.relative_to(ROOT) for path in ROOT.glob("*.*") if path.is_file() and path.name[0] != "."}
     for folder in folders:
         expected |= {path.relative_to(ROOT) for path in (ROOT / folder).rglob("*") if path.is_file()}

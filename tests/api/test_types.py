@@ -1,4 +1,4 @@
-"""What type checkers say: mypy and pyright are run on the files in tests/typing, each once."""
+"""What type checkers say: mypy and pyright are run on the files in tests/support/typing, each once."""
 
 import importlib.util
 import inspect
@@ -17,7 +17,7 @@ from conftest import ROOT
 import dlx
 import dlx.typing
 
-EXAMPLES = ROOT / "tests" / "typing"
+EXAMPLES = ROOT / "tests" / "support" / "typing"
 WITH = ["targets.py", "containers.py", "mistakes.py"]
 CHECKERS = ["mypy", "pyright"]
 

@@ -14,7 +14,7 @@ from dlx.cli import main
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
 TEXT = (DOCS / "command-line.md").read_text(encoding="utf-8")
-SCREENS = runpy.run_path(str(DOCS.parent / "screens" / "__main__.py"), run_name="screens")
+SCREENS = runpy.run_path(str(DOCS / "tools" / "screens" / "__main__.py"), run_name="screens")
 
 
 @pytest.mark.parametrize("block", re.findall(r"```console\n\$ dlx (.*?)```", TEXT, re.DOTALL))

@@ -262,7 +262,7 @@ def test_a_failed_hand_over_is_undone_by_the_adapter(monkeypatch, np):
 
     calls = []
     monkeypatch.setattr(strangers.BufferAdapter, "give_back", lambda self, obj, tensor: calls.append(obj))
-    numpy_adapter = dlx._api.convert.registry.target("numpy")
+    numpy_adapter = dlx._engine.request.registry.target("numpy")
     monkeypatch.setattr(numpy_adapter, "load", lambda tensor: 1 / 0)
     with pytest.raises(errors.ConversionError, match="numpy refused it: ZeroDivisionError"):
         dlx.convert(b"abc", to="numpy")
@@ -296,7 +296,7 @@ def test_an_adapter_needs_no_description_for_a_copying_cure(monkeypatch, mylib):
 
     plugin(monkeypatch, "dlx_mylib", lambda: [Opaque()])
     registry = Registry({"mylib": "dlx_mylib"})
-    monkeypatch.setattr(dlx._api.convert, "registry", registry)
+    monkeypatch.setattr(dlx._engine.request, "registry", registry)
     array = mylib.Array()
     assert dlx.plan(array, to="dlx").outcome == "unknown"
     assert dlx.convert.__wrapped__(array, to="dlx").shape == (0,)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-TESTS = str(Path(__file__).resolve().parent.parent / "support")
+TESTS = [str(Path(__file__).resolve().parent.parent / folder) for folder in ("", "support")]
 
 # Every script starts with a class whose objects own memory, and a tensor over such an object.
 PREAMBLE = """
@@ -63,7 +63,7 @@ def test_exit_with_results_alive(request, python, peer, holder):
 
 
 FOREIGN = """
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 from conftest import Counting
 counting = Counting({path!r})
 def consumed(tensor):

@@ -169,9 +169,9 @@ def test_a_tensor_that_was_handed_back(counting):
 
 
 def test_native_alone(python):
-    """Whoever imports only dlx._core.native gets the same repr."""
+    """Whoever imports only what `dlx.Tensor` comes from gets the same repr."""
     out = python("""
-        from dlx._core import native
+        from dlx._core import native, tensor
         print(native.tensor_new(0, (0,), None, (2, 32, 1), (1, 0), 0, None))
     """)
     assert out == "dlx.Tensor(float32[0], cpu)\n"

@@ -262,10 +262,10 @@ def test_pages_name_public_names_that_exist():
 
 
 def test_the_stub_of_tensor_says_what_the_type_says():
-    """`dlx.Tensor` is made in C; checkers, editors and the site read its documentation in `dlx/native.py`."""
+    """`dlx.Tensor` is made in C; checkers, editors and the site read its documentation in `dlx/_core/native.py`."""
     import dlx
 
-    tree = ast.parse((ROOT / "dlx" / "native.py").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "dlx" / "_core" / "native.py").read_text(encoding="utf-8"))
     (stub,) = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == "Tensor"]
     words = lambda text: " ".join(textwrap.dedent(text).split())  # noqa: E731
     assert words(ast.get_docstring(stub)) == words(dlx.Tensor.__doc__)

@@ -313,7 +313,7 @@ def onlybytes(monkeypatch):
     plugin.dlx_adapters = dlx.hookimpl(specname="dlx_adapters")(lambda: [adapter])
     monkeypatch.setitem(sys.modules, "dlx_onlybytes", plugin)
     registry = Registry({"onlybytes": "dlx_onlybytes"})
-    monkeypatch.setattr("dlx._api.convert.registry", registry)
+    monkeypatch.setattr("dlx._engine.request.registry", registry)
     monkeypatch.setattr("dlx._engine.fast_path.registry", registry)
     native.routes_clear()
     yield adapter

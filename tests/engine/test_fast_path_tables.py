@@ -112,7 +112,7 @@ def mylib(monkeypatch):
 
     class MyLib(Adapter):
         name = package = "mylib"
-        types = fast_path = ("mylib.Array",)
+        types = fast_path_types = ("mylib.Array",)
         loads = 0
 
         def accepts(self):
@@ -132,7 +132,7 @@ def mylib(monkeypatch):
     registry = Registry({"mylib": "dlx_mylib", "my": "dlx_mylib", "numpy": "dlx_numpy", "torch": "dlx_torch"})
     monkeypatch.setitem(sys.modules, "mylib", package)
     monkeypatch.setitem(sys.modules, "dlx_mylib", plugin)
-    monkeypatch.setattr("dlx._api.convert.registry", registry)
+    monkeypatch.setattr("dlx._engine.request.registry", registry)
     monkeypatch.setattr("dlx._engine.fast_path.registry", registry)
     native.routes_clear()
     yield package

@@ -9,7 +9,7 @@ import gc
 import sys
 
 import pytest
-from test_lane_tables import Owner, hostile, library, mylib, tensor
+from test_fast_path_tables import Owner, hostile, library, mylib, tensor
 
 import dlx
 from dlx._containers import lookup as containers
@@ -74,7 +74,7 @@ def test_while_a_route_is_learnt(mylib, monkeypatch, error, shape):
 @GO_ON
 def test_while_an_adapter_says_what_its_route_is(mylib, monkeypatch, error):
     """An adapter that fails there goes without a route; one that was interrupted does not."""
-    monkeypatch.setattr("dlx._engine.fast_path._row", Once(error, sys.modules["dlx._engine.fast_path"]._row))
+    monkeypatch.setattr("dlx._engine.fast_path._route", Once(error, sys.modules["dlx._engine.fast_path"]._route))
     with pytest.raises(error, match="now"):
         dlx.convert(tensor(Owner(64)), to="mylib")
     assert dlx.convert(tensor(Owner(64)), to="mylib")

@@ -15,7 +15,12 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 def measured():
     """The cells as they are here; what kills the process is named by the last line of its stderr."""
     done = subprocess.run(
-        [sys.executable, "-m", "matrix"], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, "-m", "matrix"],
+        cwd=ROOT / "docs" / "tools",
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
     )
     last = done.stderr.strip().splitlines()[-3:]
     assert done.returncode == 0, f"exit status {done.returncode} at {last}\n{done.stdout[-3000:]}"

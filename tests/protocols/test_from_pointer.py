@@ -259,7 +259,7 @@ def test_release_is_not_called_after_the_end(python, counting):
     """A deleter called from C atexit, on a fresh thread, does not call `release` and does not crash."""
     code = f"""
 import sys, dlx
-sys.path.insert(0, {TESTS!r})
+sys.path[:0] = {TESTS!r}
 from conftest import Counting
 counting = Counting({counting.path!r})
 tensor = dlx.from_pointer(65536, 4, 'int8', release=lambda: print('released', flush=True))

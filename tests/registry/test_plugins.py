@@ -670,7 +670,7 @@ class Owner(NumpyAdapter):
     api = 1
     name = "lib"
     package = "lib"
-    types = lane = ("lib.Array",)
+    types = fast_path_types = ("lib.Array",)
     containers = ()
     fast_path_imports = False
     def module(self): return sys.modules["numpy"]
