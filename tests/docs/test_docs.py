@@ -32,11 +32,11 @@ from pages import (
 READS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 # What other tests run, because it needs more than an empty folder: the page's languages, and where.
 ELSEWHERE = {
-    "README.md": ({"python"}, "test_readme.py"),
-    "docs/conformance.md": ({"python"}, "test_kit_libraries.py"),  # what breaks a promise fails, by design
-    "docs/c-authors.md": ({"python"}, "test_c_authors.py"),
-    "docs/command-line.md": ({"python", "console"}, "test_cli_docs.py"),
-    "docs/write-an-adapter.md": ({"python"}, "test_write_an_adapter.py"),
+    "README.md": ({"python"}, "docs/test_readme.py"),
+    "docs/conformance.md": ({"python"}, "testing/test_kit_libraries.py"),  # what breaks a promise fails, by design
+    "docs/c-authors.md": ({"python"}, "docs/test_c_authors.py"),
+    "docs/command-line.md": ({"python", "console"}, "cli/test_cli_docs.py"),
+    "docs/write-an-adapter.md": ({"python"}, "registry/test_write_an_adapter.py"),
 }
 
 # Runs in the page's folder: blocks one after another, in one namespace; a mark tells what each has printed.
@@ -230,6 +230,17 @@ def test_shell_blocks_name_what_is_there():
     assert seen > 10
 
 
+PATH = re.compile(r"(?<![\w/.-])(?:dlx|c_src|tests|adapters|docs|examples|benchmarks)/[\w./*-]*[\w/*](?![\w<])")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_paths_of_the_repository_are_there(page):
+    """A file or folder that a page names by its path exists, patterns included."""
+    names = {"docs/design.md": {"dlx/__init__"}}.get(name_of(page), set())
+    for path in set(PATH.findall(READS[page])) - names:
+        assert path.endswith("_") or [*ROOT.glob(path.rstrip("/"))], path
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page):
     """Files are there, headings too. Addresses on the network are not asked."""
@@ -262,10 +273,10 @@ def test_pages_name_public_names_that_exist():
 
 
 def test_the_stub_of_tensor_says_what_the_type_says():
-    """`dlx.Tensor` is made in C; checkers, editors and the site read its documentation in `dlx/native.py`."""
+    """`dlx.Tensor` is made in C; checkers, editors and the site read its documentation in `dlx/_core/native.py`."""
     import dlx
 
-    tree = ast.parse((ROOT / "dlx" / "native.py").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "dlx" / "_core" / "native.py").read_text(encoding="utf-8"))
     (stub,) = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == "Tensor"]
     words = lambda text: " ".join(textwrap.dedent(text).split())  # noqa: E731
     assert words(ast.get_docstring(stub)) == words(dlx.Tensor.__doc__)
