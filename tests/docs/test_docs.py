@@ -32,11 +32,11 @@ from pages import (
 READS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 # What other tests run, because it needs more than an empty folder: the page's languages, and where.
 ELSEWHERE = {
-    "README.md": ({"python"}, "test_readme.py"),
-    "docs/conformance.md": ({"python"}, "test_kit_libraries.py"),  # what breaks a promise fails, by design
-    "docs/c-authors.md": ({"python"}, "test_c_authors.py"),
-    "docs/command-line.md": ({"python", "console"}, "test_cli_docs.py"),
-    "docs/write-an-adapter.md": ({"python"}, "test_write_an_adapter.py"),
+    "README.md": ({"python"}, "docs/test_readme.py"),
+    "docs/conformance.md": ({"python"}, "testing/test_kit_libraries.py"),  # what breaks a promise fails, by design
+    "docs/c-authors.md": ({"python"}, "docs/test_c_authors.py"),
+    "docs/command-line.md": ({"python", "console"}, "cli/test_cli_docs.py"),
+    "docs/write-an-adapter.md": ({"python"}, "registry/test_write_an_adapter.py"),
 }
 
 # Runs in the page's folder: blocks one after another, in one namespace; a mark tells what each has printed.
@@ -228,6 +228,16 @@ def test_shell_blocks_name_what_is_there():
                 assert (page.parent / file).exists() or (ROOT / file).exists(), f"{name_of(page)}: {line}"
             seen += 1
     assert seen > 10
+
+
+PATH = re.compile(r"(?<![\w/.-])(?:dlx|c_src|tests|adapters|docs|examples|benchmarks)/[\w./*-]*[\w/*](?![\w<])")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_paths_of_the_repository_are_there(page):
+    """A file or folder that a page names by its path exists, patterns included."""
+    for path in set(PATH.findall(READS[page])):
+        assert [*ROOT.glob(path)], f"{name_of(page)}: there is no {path}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
