@@ -1,6 +1,6 @@
 /* An exchange table for numpy's arrays, which have none of their own (numpy 2.5). It belongs to the
  * adapter, not to dlx: the core finds tables on types or gets them from adapters, and a third
- * party's adapter may bring one just so.
+ * party's adapter may bring one in the same way.
  *
  * numpy's headers are not needed: its C interface is a table of functions in a capsule, whose
  * places are part of numpy's stable ABI, and so is the head of an array object. dlx_numpy.py checks
@@ -157,8 +157,7 @@ static int allocate(DLTensor* prototype, DLManagedTensorVersioned** out, void* c
   return -1;
 }
 
-/* Owns: gives back the array. GIL: taken; the array is leaked where there is no interpreter left.
- */
+/* Owns: releases the array. GIL: taken; the array is leaked where there is no interpreter left. */
 static void release_array(DLManagedTensorVersioned* m) {
   int held = py_holds_gil();
   if (!py_is_over(held)) {

@@ -16,7 +16,7 @@
 typedef struct {
   DLManagedTensorVersioned managed; /* first, so that a pointer to it is a pointer to us */
   void* owner;                      /* keeps the memory alive */
-  dlx_release release;              /* how to let go of it; NULL = nothing to do */
+  dlx_release release;              /* how to release it; NULL = nothing to do */
   atomic_int_least32_t holders;     /* who may still call the deleter or shares the memory */
   DLManagedTensorVersioned* next;   /* waiting for its release, see drop */
   int64_t numbers[];                /* shape, then strides */

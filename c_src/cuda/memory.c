@@ -1,5 +1,5 @@
 /* Memory on devices, and copies to, from and between them, on a stream. The driver copies bytes,
- * rows and boxes; what is generic producer than that takes several calls, up to a limit. */
+ * rows and boxes; any other layout takes several calls, up to a limit. */
 
 #include "driver.h"
 #include "core/copy.h"
@@ -7,8 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* ---- allocation -------------------------------------------------------------------------------
- */
+/* ---- allocation ------------------------------------------------------------------------------ */
 
 typedef struct {
   cu_address address;
@@ -81,8 +80,7 @@ int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t
   return status;
 }
 
-/* ---- copies -----------------------------------------------------------------------------------
- */
+/* ---- copies ---------------------------------------------------------------------------------- */
 
 enum { MAX_CALLS = 1 << 14, MAX_PITCH = 1 << 30 /* bytes; any device takes more */ };
 

@@ -1,9 +1,9 @@
 /* dlx.Tensor's own exchange table, static and published on the type: C programs make, take and look
  * at dlx.Tensor objects without a capsule.
  *
- * No slot synchronises anything with its caller. Device memory is the business of dlx's own stream,
- * which current_work_stream tells: whoever is given it finds it ready on that stream, and what
- * comes in is what that stream has worked on. */
+ * No slot synchronises anything with its caller. Device memory belongs to dlx's own stream, which
+ * current_work_stream returns: exported memory is ready on that stream, and imported memory is
+ * taken to be ready there. */
 
 #include "dlx_python.h"
 
@@ -101,8 +101,8 @@ static int from_managed(DLManagedTensorVersioned* managed, void** out) {
   return -1;
 }
 
-/* A look at a tensor that stays where it is. There is no flag in it, so that read-only memory would
- * seem writable: it is refused.
+/* Borrow: a DLTensor of memory that the dlx.Tensor keeps. It has no flags, so read-only memory
+ * would seem writable: it is refused.
  * Owns: nothing; *out is good while the dlx.Tensor lives. GIL: needed. Errors: -1 with an
  * exception. */
 static int borrow(void* tensor, DLTensor* out) {

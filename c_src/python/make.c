@@ -1,5 +1,5 @@
-/* Making dlx.Tensor objects: over an address, as a further view, as a copy; and asking what stands
- * between one and a consumer. */
+/* Making dlx.Tensor objects: over an address, as a further view, as a copy; and listing the
+ * incompatibilities between one and a consumer. */
 
 #include "dlx_python.h"
 

@@ -94,8 +94,7 @@ static void route_free(py_route* r) {
   PyMem_Free(r);
 }
 
-/* GIL: needed; letting go of types may run Python, so the table is empty before anything is freed.
- */
+/* GIL: needed; releasing types may run Python, so the table is empty before anything is freed. */
 static void forget_all(void) {
   py_route* old[SLOTS];
   memcpy(old, table, sizeof table);
@@ -240,7 +239,7 @@ static PyObject* route_add(PyObject* module, PyObject* args) {
   r->tag = assign_tag(r->type);
   if (PyErr_Occurred()) goto failed;
 
-  if (in_use > SLOTS * 3 / 4) forget_all(); /* many short-lived types: start afresh */
+  if (in_use > SLOTS * 3 / 4) forget_all(); /* many short-lived types: clear the table */
   size_t i = place(type, key);
   while (table[i] && !(table[i]->type == r->type && table[i]->key == key))
     i = (i + 1) & (SLOTS - 1);

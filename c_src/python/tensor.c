@@ -38,7 +38,7 @@ static inline PyObject* sole_owner(const TensorObject* tensor) {
   return tensor->managed ? dlx_managed_owner(tensor->managed, py_release_object) : NULL;
 }
 
-/* GIL: held, so that nobody becomes a further holder meanwhile; one that lets go does no harm. */
+/* GIL: held, so that no holder is added meanwhile; one that releases does no harm. */
 static int tensor_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   Py_VISIT(sole_owner((TensorObject*)self));
@@ -110,8 +110,7 @@ void py_tensor_follow(TensorObject* view, const TensorObject* tensor) {
   view->is_lent = tensor->is_lent;
 }
 
-/* ---- the DLPack protocol
- * -------------------------------------------------------------------------- */
+/* ---- the DLPack protocol --------------------------------------------------------------------- */
 
 /* GIL: needed. Errors: -1 with an exception; 0 = legacy wanted, 1 = versioned wanted. */
 static int wants_versioned(PyObject* max_version) {
@@ -249,8 +248,7 @@ static PyMethodDef tensor_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-/* ---- the type
- * ------------------------------------------------------------------------------------- */
+/* ---- the type -------------------------------------------------------------------------------- */
 
 static PyMemberDef tensor_members[] = {
     {"__weaklistoffset__", T_PYSSIZET, offsetof(TensorObject, weakrefs), 1 /* READONLY */, NULL},

@@ -57,7 +57,7 @@ def _is_info(adapter: Adapter, answer: Any) -> bool:
     )
 
 
-def _is_hindrance(each: Any) -> bool:
+def _is_blocker(each: Any) -> bool:
     return isinstance(each, Blocker) and isinstance(each.because, str) and isinstance(each.fix, str)
 
 
@@ -97,7 +97,7 @@ _ANSWERS: dict[str, tuple[Check, str]] = {
     "why_not_on": _REASON,
     "device_from": _DEVICE,
     "devices": (_a(Iterable), "an iterable of devices"),
-    "examine": (lambda _, all_: isinstance(all_, tuple) and all(map(_is_hindrance, all_)), "an iterable of Blocker"),
+    "examine": (lambda _, all_: isinstance(all_, tuple) and all(map(_is_blocker, all_)), "an iterable of Blocker"),
     "info": (_is_info, "an ArrayInfo with fields of their types, or None"),
     "sketch": (_a(Tensor, _MAYBE), "a dlx.Tensor, or None"),
     "export": _TENSOR,

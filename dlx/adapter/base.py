@@ -515,7 +515,7 @@ class Adapter:
     def guard_function(self) -> tuple[Any, frozenset[str]] | None:
         """Return a C function that answers guards for arrays of `fast_path_types`, and which ones; None, the default.
 
-        A capsule called ``"dlx_guard_function"`` with an ``int (*)(void *array, const DLTensor *lent)`` (`dlx.h`):
+        A capsule called ``"dlx_guard_function"`` with an ``int (*)(void *array, const DLTensor *borrowed)`` (`dlx.h`):
         first asked without a tensor, before memory is borrowed, then with it; 1 = all of these guards are false, 0 =
         let Python ask. Names are those of `guards` (`Guard.ask`), and `OWNER_BOUNDS` where the function sees to it,
         for every tensor, that it lies inside the memory of its owner.
