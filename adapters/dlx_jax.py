@@ -1,9 +1,8 @@
 """JAX for dlx: jax.Array.
 
 Versions: 0.10 and later (0.10.2 and 0.12.0 are tested). Devices: the host, and CUDA's where a plugin of jax for them
-is installed. Dtypes: bool,
-(u)int8 to 64, float16 to 64, bfloat16, the float8 kinds, complex64 and 128; 64-bit ones are taken with x64 on only;
-int2, int4, uint2, uint4 and float4 are given out, packed, and not taken.
+is installed. Dtypes: bool, (u)int8 to 64, float16 to 64, bfloat16, the float8 kinds, complex64 and 128; 64-bit ones are
+taken with x64 on only; int2, int4, uint2, uint4 and float4 are exported, packed, and not imported.
 Shared: compact data aligned to 64 bytes, in any order of dimensions; out of jax always read-only. Copied: whatever is
 strided otherwise or less aligned (into memory of dlx, which jax then shares), and sub-byte integers out of jax.
 Refused: what jax would narrow (x64 off), tracers, deleted and donated arrays, arrays on several devices, typed PRNG
@@ -252,7 +251,7 @@ class JaxAdapter(Adapter):
         return None
 
     def _without_memory(self, obj: Any) -> Blocker | None:
-        """Return why an array has no memory that could be given out, or None."""
+        """Return why an array has no memory that could be exported, or None."""
         if obj.is_deleted():
             return _refuse("it was deleted or donated", "Convert it before that, or a copy of it.", no_copy=True)
         if not obj.is_fully_addressable:

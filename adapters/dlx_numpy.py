@@ -141,7 +141,7 @@ class _Numpy(Adapter):
             return False
         try:
             register((code, bits), self.dtype_to(DType(name)))
-        except ValueError:  # somebody was first, with another one
+        except ValueError:  # already registered by other code, with another one
             return False
         return True
 

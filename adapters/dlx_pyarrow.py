@@ -176,7 +176,7 @@ class ArrowAdapter(_Arrow):
         return obj.copy_to(pa.default_cpu_memory_manager())
 
     def sketch(self, obj: Any) -> Tensor | None:
-        return self.export(obj)  # an address and numbers: as good as a description
+        return self.export(obj)  # the export only reads an address and numbers, so it serves as the description
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         pa = self.module()

@@ -168,7 +168,7 @@ PyDoc_STRVAR(
     "__dlpack__($self, /, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
     "Return a fresh capsule over this memory (a copy where copy=True), versioned where "
     "max_version\n"
-    "is (1, 0) or more. A read-only tensor is not given out in a legacy capsule.");
+    "is (1, 0) or more. A read-only tensor is not exported in a legacy capsule.");
 
 DLX_HOT static PyObject* tensor_dlpack(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
                                        PyObject* names) {

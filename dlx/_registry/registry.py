@@ -32,10 +32,10 @@ class Registry(Loader):
     """Finds adapters by type, name, module or array type; loads their plugins when first needed."""
 
     def stream_keeper(self, device_id: int, handle: int) -> Any:
-        """Return an object that keeps a CUDA stream alive: the current stream of whoever works on it; None for others.
+        """Return an object that keeps a CUDA stream alive: a framework's current stream; None for others.
 
-        A consumer names the handle of its current stream when it takes a `dlx.Tensor`. The stream is used once more
-        when it lets go, and must live until then.
+        A consumer names the handle of its current stream when it takes a `dlx.Tensor`. The stream is used once more at
+        release, and must live until then.
         """
         device = Device(native.lib.kDLCUDA, device_id)
         borrowed = kept(Stream(device, handle))
@@ -123,7 +123,7 @@ class Registry(Loader):
     # ---- containers -------------------------------------------------------------------------------------------------
 
     def container(self, kind: type) -> Container | None:
-        """Return the row that an adapter declares for a type or its nearest base; None where none does."""
+        """Return the handler that an adapter declares for a type or its nearest base; None where none does."""
         self.knows(kind)  # its package's adapters are loaded now
         for root in list(self._plugins):  # a package without an adapter may hold another's arrays: tensordict, h5py
             if root in sys.modules:

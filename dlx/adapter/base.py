@@ -84,7 +84,7 @@ class Adapter:
         Exact types for which being asked twice is harmless; only these take the fast path.
     fast_path_imports
         Whether the exchange table, `exchange` or that of the type, makes arrays of the first of `types`. False where it
-        is that of a base, which makes arrays of the base: it gives memory out, and what comes in goes through `load`.
+        is that of a base, which makes arrays of the base: it is used for export only, and imports go through `load`.
     guards
         Questions that must be answered false before memory may leave.
     immutable
@@ -105,7 +105,7 @@ class Adapter:
     describes_by_export
         Whether `info` makes an export, so that it is only called where nothing else will do.
     constant
-        False where capabilities change at run time; they are then those of the moment, and there is no fast path.
+        False where capabilities change at run time; they are then computed per conversion, and there is no fast path.
     depends_on
         Where `constant` is False: names within the package of all that capabilities depend on, with hashable values
         (``("config.jax_enable_x64",)``); capabilities are stated once for each. Empty: anew in every conversion.
@@ -138,7 +138,7 @@ class Adapter:
         Bytes that memory of its own making is at least aligned to, for plans of copies that it makes.
     """
 
-    api: int = 1  # for ever: whoever does not say was written for the first one
+    api: int = 1  # never changes: an adapter that does not say was written for version 1
     name: str
     package: str
     priority: int = 0
@@ -182,7 +182,7 @@ class Adapter:
         Raises
         ------
         FrameworkNotInstalledError
-            If nobody has imported it yet.
+            If it has not been imported yet.
         """
         try:
             return sys.modules[self.package]
@@ -338,7 +338,7 @@ class Adapter:
     # ---- as a producer --------------------------------------------------------------------------------------------
 
     def examine(self, obj: Any) -> Iterable[Blocker]:
-        """Give what stands in the way of exporting one array. The default asks the guards."""
+        """Yield the blockers of exporting one array. The default asks the guards."""
         for guard in self.guards:
             if guard.blocker is not None and guard.holds(obj):
                 yield guard.blocker
@@ -353,7 +353,7 @@ class Adapter:
     def sketch(self, obj: Any) -> Tensor | None:
         """Return the tensor that `export` would give, by description only; None where only an export could tell.
 
-        It is used to plan and never handed to anybody. The default makes it from `info`.
+        An abstract tensor for planning, never passed to a consumer. The default makes it from `info`.
         """
         info = self.info(obj)
         if info is None or info.shape is None or info.dtype is None or info.device is None:
@@ -373,8 +373,8 @@ class Adapter:
     def ready_on(self, obj: Any, tensor: Tensor, asked: Stream | None) -> Stream | None:
         """Return the stream on which an exported array is ready; None: it is ready.
 
-        The default is `asked`, the stream that `export` was told: its producer made it wait. Of pinned memory, which
-        nobody is told a stream for, `asked` is None; the host waits for the stream that is returned.
+        The default is `asked`, the stream passed to `export`: its producer made it wait. For pinned memory no stream is
+        passed and `asked` is None; the host waits for the stream that is returned.
         """
         return asked
 
@@ -399,7 +399,7 @@ class Adapter:
         return None if info is None else info.device
 
     def home(self) -> Device:
-        """Return where arrays go that the framework cannot hold where they are: the host, if it can hold that."""
+        """Return the default device, for arrays on a device that the framework cannot use. The default is the host."""
         return Device("cpu")
 
     def current_device(self, device_type: int) -> int:
@@ -413,7 +413,7 @@ class Adapter:
     def work_stream(self, device: Device) -> Any:
         """Return the stream on which the framework works on a device just now: a handle, or an object that has one.
 
-        None, the default: each array has its own, or nobody can tell. It is asked once per device of a call, never for
+        None, the default: each array has its own, or it is unknown. It is asked once per device of a call, never for
         host memory; as a producer and as a consumer.
         """
         return None
@@ -447,14 +447,14 @@ class Adapter:
         Parameters
         ----------
         obj
-            An array that nobody else knows.
+            An array without other references.
         writable
             Whether the function is declared to write to it.
         """
         return obj
 
     def writes_to(self, obj: Any) -> int | None:
-        """Return how often an array was written to in place; None, the default, where nobody counts."""
+        """Return how often an array was written to in place; None, the default, where writes are not counted."""
         return None
 
     # ---- as a consumer --------------------------------------------------------------------------------------------
@@ -492,7 +492,7 @@ class Adapter:
         return native.tensor_check(tensor, self.capabilities_address())
 
     def constant_over(self, tensor: Tensor) -> bool:
-        """Return whether an array over a tensor is constant, so that nobody else should write to its memory either."""
+        """Return whether an array over a tensor is constant, so that nothing else should write to its memory either."""
         return self.immutable
 
     def viewed_as(self, array: Any, dtype: DType) -> Any:

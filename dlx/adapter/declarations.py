@@ -106,7 +106,7 @@ class Capabilities:
 @set_module("dlx.adapter")
 @dataclass(frozen=True)
 class Blocker:
-    """Something about an array, known before a tensor exists, that stands in the way.
+    """A property of an array, known before a tensor exists, that blocks its conversion.
 
     Attributes
     ----------
@@ -115,15 +115,15 @@ class Blocker:
     fix
         One sentence that says what the user can do.
     error
-        Class of `dlx.errors` to raise where it cannot be cured.
+        Class of `dlx.errors` to raise where it cannot be resolved.
     resolution
-        How to lift it: a method name of the array, a function of it, or None where it is refused.
+        How to resolve it: a method name of the array, a function of it, or None where it is refused.
     copies
-        Whether the cure makes new memory (then ``copy=False`` refuses).
+        Whether the resolution makes new memory (then ``copy=False`` refuses).
     option
-        Option of `convert` that must be set for the cure: ``"detach"``, or None.
+        Option of `convert` that must be set for the resolution: ``"detach"``, or None.
     always
-        Whether it also stands in the way of an array that is in the target framework already.
+        Whether it also blocks an array that is in the target framework already.
     no_copy
         Whether not even its own framework can copy such an array (its memory is gone).
     """
@@ -163,7 +163,7 @@ class Guard:
     of_owner
         Whether the question is for the owner of the memory (`Adapter.owner`), not for the array.
     resolve
-        Method of the array that makes the answer false for good, or None; then the guard hinders nobody.
+        Method of the array that makes the answer false for good, or None; with one, the guard blocks nothing.
     kinds
         Kinds of dtypes that the question makes sense for, as prefixes of names (``("complex",)``); empty for all. The
         answer must be false for every other dtype.
@@ -190,9 +190,9 @@ class Container:
     Attributes
     ----------
     types
-        Importable names of its types; subclasses that have no row of their own are included.
+        Importable names of its types; subclasses that have no handler of their own are included.
     kind
-        What its children's places are: ``"sequence"`` (``[3]``), ``"mapping"`` (``['a']``), ``"record"`` (``.x``) or
+        How its children are addressed: ``"sequence"`` (``[3]``), ``"mapping"`` (``['a']``), ``"record"`` (``.x``) or
         ``"set"`` (``{3}``). ``"wrapper"``: its only child stands for it. ``"leaf"``: it is never entered, whatever else
         it looks like.
     flatten
