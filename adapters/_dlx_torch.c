@@ -28,7 +28,7 @@ static struct {
 
 static const struct {
   const char *library, *name;
-  void** place;
+  void** function;
 } wanted[] = {
     {"libtorch_cpu.so", "_ZN2at6native6is_negERKNS_6TensorE", (void**)&torch.is_neg},
     {"libtorch_cpu.so", "_ZN2at6native7is_conjERKNS_6TensorE", (void**)&torch.is_conj},
@@ -67,9 +67,9 @@ PyDoc_STRVAR(
 static PyObject* guard_function(PyObject* module, PyObject* unused) {
   for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
     void* library = dlopen(wanted[i].library, RTLD_LAZY | RTLD_NOLOAD);
-    *wanted[i].place = library ? dlsym(library, wanted[i].name) : NULL;
+    *wanted[i].function = library ? dlsym(library, wanted[i].name) : NULL;
     if (library) dlclose(library); /* torch stays loaded by itself */
-    if (*wanted[i].place == NULL) Py_RETURN_NONE;
+    if (*wanted[i].function == NULL) Py_RETURN_NONE;
   }
   return PyCapsule_New((void*)clear, "dlx_guard_function", NULL);
 }

@@ -119,7 +119,7 @@ static void at_exit(void) {
 
 typedef struct {
   const char* name;
-  size_t place;
+  size_t offset;
   int optional;
 } entry;
 
@@ -177,7 +177,7 @@ static int fill_table(void) {
       dlclose(library);
       return no_driver(why);
     }
-    memcpy((char*)&found + entries[i].place, &symbol, sizeof symbol);
+    memcpy((char*)&found + entries[i].offset, &symbol, sizeof symbol);
   }
   if (found.MemFreeAsync == NULL) found.MemAllocAsync = NULL; /* both or neither */
   cu = found;
@@ -317,7 +317,7 @@ int dlx_cuda_where(const void* address, DLDevice* device) {
   if (status != DLX_OK) return status;
   cu_address at = (cu_address)(uintptr_t)address;
   int code = look_at(at, &type, &managed, &ordinal);
-  if (code == CU_INVALID_CONTEXT) { /* nobody has made a device current yet */
+  if (code == CU_INVALID_CONTEXT) { /* no device is current yet */
     status = dlx_cuda_push(0);
     if (status != DLX_OK) return status;
     code = look_at(at, &type, &managed, &ordinal);

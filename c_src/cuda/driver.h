@@ -1,8 +1,8 @@
 #ifndef DLX_CUDA_DRIVER_H_
 #define DLX_CUDA_DRIVER_H_
 
-/* What the cuda_ files share; cffi never reads this. The driver's interface as facts in our own
- * words, with the few entry points that are used. */
+/* What the cuda_ files share; cffi never reads this. Our own declarations of the driver's
+ * interface, with the few entry points that are used. */
 
 #include "device.h"
 #include "dlx_cuda.h"

@@ -84,7 +84,7 @@ int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t
 
 enum { MAX_CALLS = 1 << 14, MAX_PITCH = 1 << 30 /* bytes; any device takes more */ };
 
-typedef struct { /* between two places; -1 = the host */
+typedef struct { /* source and destination device; -1 = the host */
   int32_t from_device, to_device;
   cu_stream stream;
 } way;
@@ -207,7 +207,8 @@ static int send_packed(const DLTensor* from, const DLTensor* to, uint64_t flags,
   return status;
 }
 
-/* The bytes from the first to the last element come over, and are picked apart on the host. */
+/* The bytes from the first to the last element are copied to the host in one piece, and gathered
+ * there. */
 static int fetch_whole(const DLTensor* from, const DLTensor* to, uint64_t flags, uint64_t stream) {
   int64_t low, high;
   dlx_extent(from, flags, &low, &high);

@@ -1,4 +1,4 @@
-/* Order between streams, and when memory is ready.
+/* Stream synchronization and readiness events.
  *
  * An event that is recorded on one stream and waited for on another is free at once: the wait keeps
  * the state that the event had then. So events are taken from a small pool and returned to it. */
@@ -160,7 +160,7 @@ int cuda_is_own(int32_t device_id, uint64_t stream) {
          atomic_load(&own_streams[device_id]) == stream;
 }
 
-/* ---- when memory is ready -------------------------------------------------------------------- */
+/* ---- readiness events ------------------------------------------------------------------------ */
 
 struct dlx_ready {
   atomic_int holders;

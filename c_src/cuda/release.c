@@ -11,8 +11,7 @@ typedef struct use {
   dlx_release release, release_keep;
   int32_t device;
   uint64_t stream;
-  int stands_in; /* `stream` is the legacy stream, used in place of another, since it waits for that
-                  */
+  int stands_in;  /* `stream` is the legacy stream, which waits for the real one */
   cu_event event; /* NULL: not recorded yet */
   struct use* next;
 } use;

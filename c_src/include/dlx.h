@@ -3,7 +3,7 @@
 
 #include "dlpack_abi.h"
 
-/* The pure core: no Python in here. Every function tells, a line each:
+/* The pure core: no Python in here. Every function states:
  *   Owns    who must release what, after success and after failure
  *   GIL     whether the caller needs it
  *   Errors  what the int returned means: DLX_OK, or one of the statuses below
@@ -52,9 +52,9 @@ enum {
  * GIL: not needed. Errors: DLX_E_NDIM _SHAPE _DTYPE _FLAGS _NULL _OVERFLOW. */
 int dlx_validate(const DLTensor* tensor, uint64_t flags);
 
-/* 1 where one look suffices: elements in row-major order in host memory, at a multiple of
+/* 1 where a quick check suffices: elements in row-major order in host memory, at a multiple of
  * `alignment` (a power of two); dlx_validate and the layout part of dlx_check then find nothing,
- * whoever the consumer is. 0 = look closer. GIL: not needed. */
+ * for any consumer. 0 = check fully. GIL: not needed. */
 int dlx_is_plain(const DLTensor* tensor, uint32_t alignment);
 
 /* 1 where strides of a tensor without elements are such that a program which calculates with them,
@@ -93,8 +93,8 @@ int dlx_host_readable(int32_t device_type);
 typedef void (*dlx_release)(void* owner);
 
 /* Make a managed tensor over memory that `owner` keeps alive. Shape and strides are copied, missing
- * strides written out, and those of no element where consumers would stumble over them, the byte
- * offset folded into data where data is an address.
+ * strides written out, and those of tensors without elements where consumers would fail on them,
+ * the byte offset folded into data where data is an address.
  * Owns: on success the result calls release(owner) once, when it and all that share it are gone; on
  * failure nothing is taken. GIL: not needed. Errors: as dlx_validate, DLX_E_MEMORY. */
 int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,

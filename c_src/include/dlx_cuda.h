@@ -60,12 +60,12 @@ int dlx_cuda_synchronize(int32_t device_id, uint64_t stream);
  * GIL: not needed. Errors: as dlx_cuda_load. */
 int dlx_cuda_work_stream(int32_t device_id, uint64_t* stream);
 
-/* When memory is ready: a point on a stream, counted by its holders. */
+/* A readiness event: the point on a stream at which memory is ready; reference-counted. */
 typedef struct dlx_ready dlx_ready;
 
-/* Note what is on a stream now. Where the stream captures, the point is the stream itself. `keep`
- * keeps a stream that can die alive; without it the handle is only used in this call (or, while
- * capturing, trusted).
+/* Make one for what is on a stream now. Where the stream captures, the stream itself is the event.
+ * `keep` keeps a stream that can die alive; without it the handle is only used in this call (or,
+ * while capturing, trusted).
  * Owns: on success `out` is the caller's and releases `keep`; on failure nothing is taken.
  * GIL: not needed. Errors: as dlx_cuda_load, DLX_E_MEMORY. */
 int dlx_ready_new(int32_t device_id, uint64_t stream, void* keep, dlx_release release_keep,
@@ -78,12 +78,12 @@ int dlx_ready_later(int32_t device_id, dlx_ready** out);
 dlx_ready* dlx_ready_hold(dlx_ready* ready);
 void dlx_ready_drop(dlx_ready* ready);
 
-/* Make a stream wait for it; nothing is called where it is a point on that very stream.
+/* Make a stream wait for it; nothing is called where the event is on that very stream.
  * GIL: not needed. Errors: as dlx_cuda_order. */
 int dlx_ready_wait(dlx_ready* ready, int32_t device_id, uint64_t stream);
 
-/* Make the stream that it is a point on wait for what is on another stream now: whoever works there
- * may write to the memory again. Where that stream may be gone, the host waits.
+/* Make the event's stream wait for what is on another stream now, after which work on it may write
+ * to the memory again. Where that stream may be gone, the host waits.
  * GIL: not needed; callers release it. Errors: as dlx_cuda_order. */
 int dlx_ready_follow(dlx_ready* ready, int32_t device_id, uint64_t stream);
 

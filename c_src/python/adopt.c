@@ -30,7 +30,7 @@ static int adopt(void* foreign, int legacy, int borrow, PyObject* keep,
   int status = legacy ? dlx_legacy_adopt(foreign, &self->wrapper)
                       : dlx_managed_adopt(foreign, &self->wrapper);
   if (status == DLX_OK) {
-    /* Copied is said of a hand-over, not of memory at rest. */
+    /* The copied flag describes a hand-over, not the memory. */
     uint64_t flags = self->wrapper->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED;
     status = dlx_managed_new(&self->wrapper->dl_tensor, flags, self, release_adopted, out);
     if (status != DLX_OK || borrow) dlx_managed_disown(self->wrapper, foreign);

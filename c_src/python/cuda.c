@@ -62,7 +62,7 @@ static DLManagedTensorVersioned* put_behind(DLManagedTensorVersioned* made, int3
   return (DLManagedTensorVersioned*)py_raise(status, NULL);
 }
 
-/* Who keeps a stream alive; NULL where nobody does. Owns: `out` is a new reference. Errors: -1 with
+/* The object that keeps a stream alive, or NULL. Owns: `out` is a new reference. Errors: -1 with
  * what may not be forgotten. */
 static int find_keeper(int32_t device_id, uint64_t stream, PyObject** out) {
   *out = NULL;
@@ -107,8 +107,8 @@ failed:
   return NULL;
 }
 
-/* A copy on the host, made on dlx's own stream, which waits for nobody here. Owns: the caller owns
- * the result. Errors: NULL with an exception. */
+/* A copy on the host, made on dlx's own stream; no stream is synchronized here. Owns: the caller
+ * owns the result. Errors: NULL with an exception. */
 static DLManagedTensorVersioned* fetch(DLManagedTensorVersioned* from, uint64_t stream,
                                        int keep_order) {
   DLManagedTensorVersioned *held, *fresh = NULL;
@@ -262,7 +262,7 @@ PyDoc_STRVAR(tensor_behind_doc,
              "tensor_behind(tensor, device_id, stream, keep)\n--\n\n"
              "Make a further dlx.Tensor over the same device memory for one consumer, whose stream "
              "has been made\n"
-             "to wait: its __dlpack__ orders nothing more, and the memory is let go of when that "
+             "to wait: its __dlpack__ orders nothing more, and the memory is released when that "
              "stream is done\n"
              "with it. -1 is no stream. `keep` keeps the stream alive; None where nothing does.");
 

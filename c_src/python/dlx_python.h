@@ -16,7 +16,7 @@ typedef struct {
   PyObject_HEAD DLManagedTensorVersioned* managed;
   PyObject* weakrefs;
   dlx_ready* ready; /* device memory: when it may be read; NULL = now */
-  int is_ordered;   /* device memory on its way to one consumer, whose stream has been seen to */
+  int is_ordered;   /* device memory for one consumer, whose stream was already synchronized */
   int is_lent;      /* device memory that is worked on in dlx's own stream, see py_cuda_lend */
 } TensorObject;
 
@@ -32,15 +32,15 @@ PyObject* py_raise(int status, const char* format, ...);
  * MemoryError. GIL: needed. Errors: none. */
 int py_error_may_go(PyObject* type);
 
-/* Forget the exception that is set, where a slower way finds the same again and says it: an
- * Exception, and no MemoryError. Interrupts, exits and the lack of memory go on. Errors: -1 with
- * the exception still set; 0 = none is set now. */
+/* Clear the exception that is set, where the Python path raises it again: an Exception, and no
+ * MemoryError. Interrupts, exits and the lack of memory go on. Errors: -1 with the exception still
+ * set; 0 = none is set now. */
 int py_error_forget(void);
 
 /* ---- python/tensor.c ------------------------------------------------------------------------- */
 
-/* A shell without a tensor, so that nothing can fail once memory has been taken. Owns: new
- * reference. */
+/* A dlx.Tensor object without a managed tensor, so that nothing can fail once memory has been
+ * taken. Owns: new reference. */
 TensorObject* py_tensor_alloc(void);
 
 /* The managed tensor inside. Errors: NULL with an exception when it is no dlx.Tensor or handed
@@ -50,7 +50,7 @@ DLManagedTensorVersioned* py_tensor_managed(PyObject* tensor);
 /* Owns: takes `made`, also on failure. Errors: NULL with an exception. */
 PyObject* py_tensor_wrap(DLManagedTensorVersioned* made);
 
-/* Say of a new view when its memory is ready: as that of the tensor which it is a view of. */
+/* Set the readiness event of a new view to that of its base tensor. */
 void py_tensor_follow(TensorObject* view, const TensorObject* tensor);
 
 /* Create the type and add it to the module. Errors: -1 with an exception. */
@@ -125,13 +125,12 @@ DLManagedTensorVersioned* py_cuda_give(TensorObject* tensor, DLManagedTensorVers
  * exception. */
 DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor);
 
-/* Give a tensor's memory to whoever works on dlx's own stream of its device, for good: the stream
- * waits for the memory, and readers of the tensor wait for the stream from now on. Errors: -1 with
- * an exception. */
+/* Give a tensor's memory to dlx's own stream of its device, permanently: the stream waits for the
+ * memory, and readers of the tensor wait for the stream from now on. Errors: -1 with an
+ * exception. */
 int py_cuda_lend(TensorObject* tensor);
 
-/* Say of a new tensor that its memory is ready when dlx's own stream is. Errors: -1 with an
- * exception. */
+/* Set a new tensor's readiness event to dlx's own stream. Errors: -1 with an exception. */
 int py_cuda_ready_here(TensorObject* tensor, int32_t device_id);
 
 extern PyMethodDef py_cuda_functions[];

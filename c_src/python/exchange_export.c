@@ -24,8 +24,8 @@ static const char* kind_of(int status) {
   }
 }
 
-/* Fresh memory for whoever wants a tensor like the prototype. Its device, dtype, ndim and shape are
- * read, and nothing else of it.
+/* Fresh memory for a tensor like the prototype. Its device, dtype, ndim and shape are read, and
+ * nothing else of it.
  * Owns: the caller owns *out. GIL: not needed. Errors: -1, *out NULL, SetError called once. */
 static int allocate(DLTensor* prototype, DLManagedTensorVersioned** out, void* error_ctx,
                     void (*SetError)(void* error_ctx, const char* kind, const char* message)) {
@@ -86,7 +86,7 @@ static int from_managed(DLManagedTensorVersioned* managed, void** out) {
     return -1;
   }
   int status = dlx_managed_adopt(managed, &tensor->managed);
-  if (status == DLX_OK) { /* copied is said of a hand-over, not of memory at rest */
+  if (status == DLX_OK) { /* the flag describes a hand-over, not the memory */
     tensor->managed->flags &= ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED;
     *out = tensor;
     return 0;

@@ -8,7 +8,7 @@
 #include "route.h"
 #include "core/hot.h"
 
-/* What a call says beyond the object and the target, as far as the fast path understands it. */
+/* The options of a call that the fast path supports. */
 typedef struct {
   int copies;    /* copy=True */
   int shares;    /* copy=False */
@@ -99,8 +99,8 @@ static int inside(const py_route* r, const DLTensor* t, PyObject* owner) {
   return high == 0 || (start && first + low >= 0 && first + high <= nbytes);
 }
 
-/* Whether the array's own word for its dtype is the one that the tensor's dtype stands for; asked
- * where a framework has several words for one DLPack dtype. Errors: 0 = ask Python. */
+/* Whether the array's own dtype is the one that the tensor's dtype maps to; asked where a framework
+ * has several dtypes for one DLPack dtype. Errors: 0 = ask Python. */
 static int dtype_confirmed(const py_route* r, PyObject* obj, DLDataType dtype) {
   if (r->confirmed == NULL || dtype.bits != 8) return 1;
   PyObject* key = PyLong_FromLong(dtype.code | dtype.bits << 8);
@@ -363,7 +363,7 @@ static int take_option(options* said, PyObject* name, PyObject* value) {
     said->shares = value == Py_False;
     return said->copies || said->shares || value == Py_None;
   }
-  if (name == readonly_name) { /* Python looks at the word, should it matter */
+  if (name == readonly_name) { /* the Python path checks the value where it matters */
     said->is_strict = value != copy_name;
     return value == copy_name || value == error_name || value == share_name;
   }

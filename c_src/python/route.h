@@ -63,8 +63,8 @@ typedef struct {
   uint32_t plain_alignment; /* what the consumer wants for it */
 } py_route;
 
-/* The route for an exact type and target, or NULL. Owns: borrowed; whoever runs Python meanwhile
- * holds it by py_route_enter and py_route_leave. GIL: needed. Errors: none. */
+/* The route for an exact type and target, or NULL. Owns: borrowed; callers that run Python
+ * meanwhile hold it by py_route_enter and py_route_leave. GIL: needed. Errors: none. */
 py_route* py_route_find(PyTypeObject* type, PyObject* key);
 
 static inline void py_route_enter(py_route* route) {

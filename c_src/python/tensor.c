@@ -45,7 +45,7 @@ static int tensor_traverse(PyObject* self, visitproc visit, void* arg) {
   return 0;
 }
 
-/* Of a cycle that nobody can reach. What is left is as a tensor that was handed back. */
+/* Called for an unreachable cycle. Afterwards the object is like a tensor that was handed back. */
 static int tensor_clear(PyObject* self) {
   DLManagedTensorVersioned* made = ((TensorObject*)self)->managed;
   ((TensorObject*)self)->managed = NULL;

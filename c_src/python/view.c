@@ -32,7 +32,7 @@ static PyObject* element_at(PyObject* source, PyObject* key) {
 static PyObject* places_get(PyObject* self, PyObject* key) {
   PlacesObject* places = (PlacesObject*)self;
   if (!PySlice_Check(key) && places->source && places->slots && PyDict_CheckExact(places->slots)) {
-    PyObject* slots = Py_NewRef(places->slots); /* a key's hash may run Python, and that anything */
+    PyObject* slots = Py_NewRef(places->slots); /* a key's hash may run any Python code */
     PyObject* slot = PyDict_GetItemWithError(slots, key);
     if (slot && PyTuple_CheckExact(slot) && PyTuple_GET_SIZE(slot) == 2) {
       Py_INCREF(slot); /* the source may run Python as well */
@@ -53,7 +53,7 @@ static PyObject* places_get(PyObject* self, PyObject* key) {
     if (PyErr_Occurred()) {
       if (!PyErr_ExceptionMatches(PyExc_LookupError) && !PyErr_ExceptionMatches(PyExc_TypeError))
         return NULL;
-      PyErr_Clear(); /* it is raised again, or seen to, below */
+      PyErr_Clear(); /* handled or raised again below */
     }
   }
   return PyObject_CallMethodOneArg(self, missed_name, key);
