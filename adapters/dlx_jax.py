@@ -8,11 +8,11 @@ strided otherwise or less aligned (into memory of dlx, which jax then shares), a
 Refused: what jax would narrow (x64 off), tracers, deleted and donated arrays, arrays on several devices, typed PRNG
 keys, sparse arrays, mutable references; everything, where jax was told to do without the host (JAX_PLATFORMS).
 
-Jax arrays are constant. Memory that jax shares is never written to by jax, also not when the array is donated; nobody
-else may write to it either while the jax array lives, since jax may read it at any time.
+Jax arrays are constant. Memory that jax shares is never written to by jax, also not when the array is donated; no other
+code may write to it while the jax array lives, since jax may read it at any time.
 
-Streams: jax has no current one. An array on a device makes the stream that its export is told wait for it; what jax
-takes waits for a stream of its own, which it names itself.
+Streams: jax has no current one. An exported device array makes the consumer's stream wait for it; an import waits on a
+stream of jax's own, which jax passes to the producer.
 """
 
 from __future__ import annotations
@@ -312,7 +312,7 @@ class JaxAdapter(Adapter):
         if str(obj.dtype) not in _UNNAMED:
             # jax takes -1 for a handle. Without a stream it waits on the host.
             return super().export(obj, stream=None if stream == -1 else stream)
-        # A copy that `examine` has asked for: nobody else knows it, so nobody can delete or donate it.
+        # A copy that `examine` has asked for: it has no other references, so it cannot be deleted or donated.
         dtype = self.dtype_from(obj.dtype)
         assert dtype is not None
         obj.block_until_ready()

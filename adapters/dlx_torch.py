@@ -46,7 +46,7 @@ from dlx.adapter import (
 from dlx.errors import ConversionError, DeviceError, DTypeError, LayoutError
 
 HOST = Device("cpu")
-_DEVICES = {"mps": "metal", "xpu": "oneapi"}  # torch's words that are not dlx's
+_DEVICES = {"mps": "metal", "xpu": "oneapi"}  # device names that differ: torch's -> dlx's
 
 _SHELL = re.compile(r"u?int[1-7]")  # dtypes that torch has no kernel for, not even to copy
 
@@ -231,7 +231,7 @@ class TorchAdapter(Adapter):
 
     @functools.cached_property
     def _kind(self) -> str:
-        """What this build's "cuda" is in truth; empty where it has none."""
+        """What this build's "cuda" is: CUDA or ROCm; empty where it has none."""
         version = self.module().version
         return "rocm" if version.hip else "cuda" if version.cuda else ""
 

@@ -175,7 +175,7 @@ def _on_rocm(handle: int, raw: bool) -> int:
 
 
 def _keeping(value: Any, device: Device) -> Any:
-    """Return what keeps the stream alive: the object, or the caller's word for a raw handle."""
+    """Return what keeps the stream alive: the stream object, or the raw handle as given."""
     for name in ("device_index", "device_id"):
         number = getattr(value, name, None)
         if isinstance(number, int) and number >= 0 and number != device.id:

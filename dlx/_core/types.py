@@ -235,7 +235,7 @@ class DType(tuple[int, int, int]):
 
 
 def codes_of(kinds: Iterable[str]) -> frozenset[int]:
-    """Return the type codes of the dtypes whose names begin with one of some words: ``("complex",)``.
+    """Return the type codes of the dtypes whose names begin with one of some prefixes: ``("complex",)``.
 
     Raises
     ------

@@ -251,7 +251,7 @@ def from_managed(ptr: Any, *, legacy: bool = False, borrow: bool = False) -> Ten
     Notes
     -----
     What cannot be checked: that there is such a struct at an address without a type, that its shape and strides
-    pointers are good, and that nobody else takes it. The two structs differ in layout, and one that is read as the
+    pointers are good, and that nothing else consumes it. The two structs differ in layout, and one that is read as the
     other is noticed by its numbers only. Layout and versions are those of ``dlpack.h`` 1.3.
     """
     at = look_at(ptr)

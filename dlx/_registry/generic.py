@@ -213,7 +213,7 @@ def generic_buffer_adapter(obj: Any) -> Adapter | None:
     except MemoryError:
         raise
     except Exception:
-        pass  # it has a buffer, which cannot be had just now: the export says why
+        pass  # it has a buffer that cannot be exported at present: the export says why
     return BUFFER
 
 

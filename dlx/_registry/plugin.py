@@ -73,7 +73,7 @@ class Plugin:
     names
         The entries' names: root packages whose adapters are here.
     loading
-        Threads that are loading it just now, as (process, thread).
+        Threads that are currently loading it, as (process, thread).
     """
 
     module: str

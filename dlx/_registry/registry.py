@@ -90,8 +90,8 @@ class Registry(Loader):
         ]
         owner = self._owner(kind)
         if owner is None and foreign:
-            # A type may have been registered as an array of a package that is imported, whose plugin nobody needed yet.
-            there = list(self._plugins.items())  # another thread may scan just now
+            # A type may have been registered as an array of a package that is imported, whose plugin is not loaded yet.
+            there = list(self._plugins.items())  # another thread may be scanning
             late = [root for root, plugin in there if root in sys.modules and not plugin.loaded]
             for root in late:
                 self._load_all(root)

@@ -94,7 +94,7 @@ class Adapter:
     dtypes
         Names of dtypes in dlx -> attributes of the package: ``{"bool": "bool_"}``.
     extension_dtypes
-        Dtypes that another package brings to the framework, as its words: ``{"bfloat16": "ml_dtypes.bfloat16"}``.
+        Dtypes that another package adds to the framework: ``{"bfloat16": "ml_dtypes.bfloat16"}``.
     storage_dtypes
         Dtypes that the framework has, but takes under another name of the same width: ``{"bfloat16": "uint16"}``. They
         are handed over under that name, and what comes out is given to `viewed_as`.
@@ -114,7 +114,7 @@ class Adapter:
     is_own
         Whether its arrays are `dlx.Tensor`; for dlx itself.
     takes_stream
-        Whether `export` is told the consumer's stream for device memory.
+        Whether `export` is passed the consumer's stream for device memory.
     root_only
         Whether its objects are converted where they are what `convert` is given, but pass through inside a container,
         as numpy's scalars and plain buffers do.
@@ -128,7 +128,7 @@ class Adapter:
     switches
         For the fast path: ``(module, attribute, value)`` that must be that very value, or Python is asked.
     confirmed
-        For the fast path: dtypes for which the framework has several words; the array must say the first one itself.
+        For the fast path: dtypes for which the framework has several of its own; the array's must be the first one.
     dtype_attribute
         Attribute of an array that is its dtype.
     part_of
@@ -240,7 +240,7 @@ class Adapter:
         return made
 
     def _values(self) -> tuple[Any, ...]:
-        """Return what `depends_on` stands for just now, in this thread."""
+        """Return the current values of `depends_on`, in this thread."""
         return tuple(
             getattr(look_up(f"{self.package}.{owner}" if owner else self.package), name, None)
             for owner, _, name in _parted(self.depends_on)
@@ -411,7 +411,7 @@ class Adapter:
         return cuda.at(device)
 
     def work_stream(self, device: Device) -> Any:
-        """Return the stream on which the framework works on a device just now: a handle, or an object that has one.
+        """Return the framework's current stream on a device: a handle, or an object that has one.
 
         None, the default: each array has its own, or it is unknown. It is asked once per device of a call, never for
         host memory; as a producer and as a consumer.
@@ -460,7 +460,7 @@ class Adapter:
     # ---- as a consumer --------------------------------------------------------------------------------------------
 
     def load(self, tensor: Tensor) -> Any:
-        """Return an array over a tensor that `capabilities` allow; it speaks ``__dlpack__`` to whoever asks."""
+        """Return an array over a tensor that `capabilities` allow; the tensor has ``__dlpack__``."""
         raise NotImplementedError(f"{self.name} cannot be a target")
 
     @functools.cached_property
@@ -517,8 +517,8 @@ class Adapter:
 
         A capsule called ``"dlx_guard_function"`` with an ``int (*)(void *array, const DLTensor *borrowed)`` (`dlx.h`):
         first asked without a tensor, before memory is borrowed, then with it; 1 = all of these guards are false, 0 =
-        let Python ask. Names are those of `guards` (`Guard.ask`), and `OWNER_BOUNDS` where the function sees to it,
-        for every tensor, that it lies inside the memory of its owner.
+        let Python ask. Names are those of `guards` (`Guard.ask`), and `OWNER_BOUNDS` where the function checks, for
+        every tensor, that it lies inside the memory of its owner.
         """
         return None
 
@@ -569,7 +569,7 @@ def keeping(tensor: Tensor, owner: object) -> Tensor:
 
 @set_module("dlx.adapter")
 def unmarked(tensor: Tensor) -> Tensor:
-    """Return the same tensor as if it could be written to: for a consumer that never writes, and cannot be told."""
+    """Return the same tensor without the read-only flag, for a consumer that never writes and cannot take the flag."""
     return native.tensor_view(tensor, None, None, tensor.flags & ~READ_ONLY, None)
 
 
@@ -603,8 +603,8 @@ def look_up(name: str) -> Any:
 def _without_locks(cls: type) -> None:
     """Let the cached properties of a class be computed without a lock, as they are from Python 3.12 on.
 
-    Python 3.11 has one lock for all objects: whoever imports a framework meanwhile makes all others wait, and a child
-    that is forked meanwhile waits for ever.
+    Python 3.11 has one lock for all objects: a thread that imports a framework meanwhile blocks all others, and a child
+    that is forked meanwhile deadlocks.
     """
     for value in vars(cls).values():
         if isinstance(value, functools.cached_property) and hasattr(value, "lock"):

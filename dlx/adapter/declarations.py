@@ -78,7 +78,7 @@ class Capabilities:
         first 0 multiply to less than 2**64, or with ``"leading bytes"`` make less than 2**63 bytes; ``"bytes"`` all
         that are not 0 make less than 2**63 bytes.
     narrows
-        Dtypes that it would change to smaller ones without a word; they are in no case in `dtypes`.
+        Dtypes that it would silently change to smaller ones; they are never in `dtypes`.
     """
 
     dtypes: frozenset[str] | None
@@ -185,7 +185,7 @@ class Guard:
 @set_module("dlx.adapter")
 @dataclass(frozen=True)
 class Container:
-    """A type that holds other objects: how to take one apart, and how to put one like it together.
+    """A type that holds other objects: how to flatten and how to unflatten it.
 
     Attributes
     ----------
