@@ -118,9 +118,9 @@ _ANSWERS: dict[str, tuple[Check, str]] = {
         lambda self, address: address == Adapter.capabilities_address(self),
         "what Adapter.capabilities_address gives",
     ),
-    "lane_address": (
+    "fast_path_capabilities_address": (
         lambda self, address: address == Adapter.fast_path_capabilities_address(self),
-        "what Adapter.lane_address gives",
+        "what Adapter.fast_path_capabilities_address gives",
     ),
     "check": (_integer, "an int"),
     "constant_over": _BOOL,
