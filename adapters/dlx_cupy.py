@@ -6,8 +6,8 @@ code of an ordinary float, since it looks at numpy's `kind` only. Shared: every 
 cupy drops the flag; memory of the host, which goes to cupy's current device. Refused: byte strides that are no whole
 elements.
 
-Streams: cupy has a current one per thread and device. Arrays leave without an event of their own, dlx orders once for
-all of them.
+Streams: cupy has a current one per thread and device. Arrays are exported without an event of their own; dlx
+synchronizes streams once per conversion.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class CupyAdapter(Adapter):
     def current_device(self, device_type: int) -> int:
         try:
             return int(self.module().cuda.runtime.getDevice())
-        except RuntimeError:  # there is no driver: dlx says so when it comes to it
+        except RuntimeError:  # there is no driver: dlx raises when it needs it
             return 0
 
     def device_to(self, device: Device) -> Any:

@@ -1,19 +1,18 @@
 """JAX for dlx: jax.Array.
 
 Versions: 0.10 and later (0.10.2 and 0.12.0 are tested). Devices: the host, and CUDA's where a plugin of jax for them
-is installed. Dtypes: bool,
-(u)int8 to 64, float16 to 64, bfloat16, the float8 kinds, complex64 and 128; 64-bit ones are taken with x64 on only;
-int2, int4, uint2, uint4 and float4 are given out, packed, and not taken.
+is installed. Dtypes: bool, (u)int8 to 64, float16 to 64, bfloat16, the float8 kinds, complex64 and 128; 64-bit ones are
+taken with x64 on only; int2, int4, uint2, uint4 and float4 are exported, packed, and not imported.
 Shared: compact data aligned to 64 bytes, in any order of dimensions; out of jax always read-only. Copied: whatever is
 strided otherwise or less aligned (into memory of dlx, which jax then shares), and sub-byte integers out of jax.
 Refused: what jax would narrow (x64 off), tracers, deleted and donated arrays, arrays on several devices, typed PRNG
 keys, sparse arrays, mutable references; everything, where jax was told to do without the host (JAX_PLATFORMS).
 
-Jax arrays are constant. Memory that jax shares is never written to by jax, also not when the array is donated; nobody
-else may write to it either while the jax array lives, since jax may read it at any time.
+Jax arrays are constant. Memory that jax shares is never written to by jax, also not when the array is donated; no other
+code may write to it while the jax array lives, since jax may read it at any time.
 
-Streams: jax has no current one. An array on a device makes the stream that its export is told wait for it; what jax
-takes waits for a stream of its own, which it names itself.
+Streams: jax has no current one. An exported device array makes the consumer's stream wait for it; an import waits on a
+stream of jax's own, which jax passes to the producer.
 """
 
 from __future__ import annotations
@@ -252,7 +251,7 @@ class JaxAdapter(Adapter):
         return None
 
     def _without_memory(self, obj: Any) -> Blocker | None:
-        """Return why an array has no memory that could be given out, or None."""
+        """Return why an array has no memory that could be exported, or None."""
         if obj.is_deleted():
             return _refuse("it was deleted or donated", "Convert it before that, or a copy of it.", no_copy=True)
         if not obj.is_fully_addressable:
@@ -313,7 +312,7 @@ class JaxAdapter(Adapter):
         if str(obj.dtype) not in _UNNAMED:
             # jax takes -1 for a handle. Without a stream it waits on the host.
             return super().export(obj, stream=None if stream == -1 else stream)
-        # A copy that `examine` has asked for: nobody else knows it, so nobody can delete or donate it.
+        # A copy that `examine` has asked for: it has no other references, so it cannot be deleted or donated.
         dtype = self.dtype_from(obj.dtype)
         assert dtype is not None
         obj.block_until_ready()

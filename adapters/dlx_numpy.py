@@ -33,7 +33,7 @@ from dlx.adapter import (
 from dlx.errors import CopyRequiredError, DTypeError, LayoutError
 
 HOST = Device("cpu")
-_ML_DTYPES = {  # names of dlx and of ml_dtypes alike -> what numpy takes in their place
+_ML_DTYPES = {  # names in dlx and ml_dtypes -> storage dtype in numpy
     "bfloat16": "uint16",
     "complex32": "uint32",
     "float4_e2m1fn": "uint8",
@@ -57,7 +57,7 @@ _ML_DTYPES = {  # names of dlx and of ml_dtypes alike -> what numpy takes in the
 
 
 class _Interface:
-    """Memory of a tensor in the words of the array interface; numpy keeps it alive as the result's base."""
+    """A tensor's memory as an `__array_interface__`; numpy keeps it alive as the result's base."""
 
     def __init__(self, tensor: Tensor, typestr: str) -> None:
         self.tensor = tensor
@@ -141,7 +141,7 @@ class _Numpy(Adapter):
             return False
         try:
             register((code, bits), self.dtype_to(DType(name)))
-        except ValueError:  # somebody was first, with another one
+        except ValueError:  # already registered by other code, with another one
             return False
         return True
 

@@ -6,7 +6,7 @@ Out of pyarrow. Shared: primitive arrays and slices of them, one chunk, fixed-si
 (combined), bools (unpacked: pyarrow keeps eight in a byte). Refused: nulls, with their count; dates, times, decimals,
 text, dictionaries, lists of varying length, structures, unions and what else is not one number per value.
 Into pyarrow. One dimension becomes an Array, any other number a Tensor; `to=pyarrow.Array` or `to=pyarrow.Tensor` asks
-for one of them. Arrays are compact and never written to: sharing one is fine as long as nobody else writes either.
+for one of them. Arrays are compact and never written to: sharing one is safe as long as no other code writes to it.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class ArrowAdapter(_Arrow):
         return obj.copy_to(pa.default_cpu_memory_manager())
 
     def sketch(self, obj: Any) -> Tensor | None:
-        return self.export(obj)  # an address and numbers: as good as a description
+        return self.export(obj)  # the export only reads an address and numbers, so it serves as the description
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         pa = self.module()
@@ -263,7 +263,7 @@ class _TensorTarget(_Arrow):
 
     def load(self, tensor: Tensor) -> Any:
         pa = self.module()
-        if any(stride < 0 for stride in tensor.strides):  # of extents that are never stepped over; pyarrow minds
+        if any(stride < 0 for stride in tensor.strides):  # of extents below 2; pyarrow refuses them all the same
             strides = [max(stride, 0) for stride in tensor.strides]
             tensor = over_memory(
                 tensor.data_ptr,

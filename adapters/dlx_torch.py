@@ -7,11 +7,11 @@ tensors.
 
 Lifetime: torch's own capsules hold the tensor, not its storage; `t.set_()`, `t.data = ...` or `module.half()` would
 free what a consumer reads. dlx holds the storage, copies shape and strides, and forbids the storage to be resized, as
-`t.numpy()` does. What cannot be closed from outside is in docs/design.md; among it the storages of devices, which torch
-has no way to make unresizable.
+`t.numpy()` does. Cases that dlx cannot prevent are listed in docs/design.md, such as storages on devices, which torch
+cannot make unresizable.
 
-Streams: torch has a current one per thread and device. Tensors on CUDA leave without an event of their own, dlx orders
-once for all of them; torch itself orders ROCm's.
+Streams: torch has a current one per thread and device. Tensors on CUDA are exported without an event of their own;
+dlx synchronizes streams once per conversion; torch itself orders ROCm's.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from dlx.adapter import (
 from dlx.errors import ConversionError, DeviceError, DTypeError, LayoutError
 
 HOST = Device("cpu")
-_DEVICES = {"mps": "metal", "xpu": "oneapi"}  # torch's words that are not dlx's
+_DEVICES = {"mps": "metal", "xpu": "oneapi"}  # device names that differ: torch's -> dlx's
 
 _SHELL = re.compile(r"u?int[1-7]")  # dtypes that torch has no kernel for, not even to copy
 
@@ -231,7 +231,7 @@ class TorchAdapter(Adapter):
 
     @functools.cached_property
     def _kind(self) -> str:
-        """What this build's "cuda" is in truth; empty where it has none."""
+        """What this build's "cuda" is: CUDA or ROCm; empty where it has none."""
         version = self.module().version
         return "rocm" if version.hip else "cuda" if version.cuda else ""
 
@@ -408,7 +408,7 @@ class TorchAdapter(Adapter):
     def sketch(self, obj: Any) -> Tensor | None:
         kind = type(obj)
         own = kind.__dlpack__ is self.module().Tensor.__dlpack__
-        return super().sketch(obj) if own else None  # a subclass may have its own idea of what it gives
+        return super().sketch(obj) if own else None  # a subclass may export something else
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         storage = _storage(obj)
@@ -496,7 +496,7 @@ def _storage(obj: Any) -> Any:
 def _freeze(torch: Any, storage: Any) -> None:
     """Forbid a storage to be resized, which would move its memory away under a consumer.
 
-    torch does so itself in `t.numpy()` and has no other door to it.
+    torch does so itself in `t.numpy()` and has no other interface for it.
     """
     if "numpy" not in sys.modules:
         return
@@ -506,7 +506,7 @@ def _freeze(torch: Any, storage: Any) -> None:
 
 @contextlib.contextmanager
 def _plainly(torch: Any) -> Iterator[None]:
-    """Set aside whatever traces or transforms at the moment: this is about memory."""
+    """Suspend active tracing and transforms: this is about memory."""
     with look_up("torch.utils._python_dispatch")._disable_current_modes(), torch._C._DisableFuncTorch():
         yield
 

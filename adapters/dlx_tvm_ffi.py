@@ -1,15 +1,17 @@
 """tvm-ffi for dlx: tvm_ffi.Tensor.
 
 Versions: 0.1.15 and later. Devices: the host, CUDA. Dtypes: all that DLPack can say, lanes and packed
-sub-byte elements included; for complex ones tvm_ffi has no Python word (`t.dtype` raises ValueError), yet carries them.
-Shared: every layout, any alignment. Copied: read-only memory, since a tvm_ffi.Tensor cannot say so. Refused: elements
-that are padded to whole bytes, and tensors whose handle was moved away.
+sub-byte elements included; tvm_ffi also holds complex ones, for which it has no Python dtype (`t.dtype` raises
+ValueError). Shared: every layout, any alignment. Copied: read-only memory, since a tvm_ffi.Tensor cannot say so.
+Refused: elements that are padded to whole bytes, and tensors whose handle was moved away.
 
 Containers: Array, List, Map and Dict hold tensors of tvm_ffi only, and become lists and dicts for other targets. One
 that a function gave back may be tagged with a framework, and convert its elements itself (not its `values`); dlx reads
-the elements as they are, and gives what `to` says. Elements are wrapped anew on each access, and told by their handle.
+the elements as they are, and gives what `to` says. Elements are wrapped anew on each access, and compared by their
+handle.
 
-Streams: that of tvm_ffi's environment, one per thread and device (`tvm_ffi.use_raw_stream`); dlx orders once for all.
+Streams: that of tvm_ffi's environment, one per thread and device (`tvm_ffi.use_raw_stream`); dlx synchronizes streams
+once per conversion.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ uint32_t dlx_check(const DLTensor* t, uint64_t flags, const dlx_capabilities* co
     found |= DLX_INCOMPATIBLE_READONLY;
   }
 
-  /* The layout is looked at only where something about it could matter. */
+  /* The layout is checked only where it could be incompatible. */
   uint32_t unheld = ANY_LAYOUT & ~consumer->layouts;
   uint32_t awkward = unheld ? dlx_layout(t) & unheld : 0;
   if (awkward & DLX_LAYOUT_NEGATIVE) found |= DLX_INCOMPATIBLE_NEGATIVE;

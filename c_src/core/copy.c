@@ -108,8 +108,8 @@ static inline void turn_8(char* to, int64_t to_row, const char* from, int64_t fr
   _mm_storeu_si128((void*)(to + to_row), _mm_unpackhi_epi64(a, b));
 }
 
-/* A matrix turned round, four rows of `to` at a time, so that few places are written in turn.
- * Returns how many of these rows are done; the rest is left. */
+/* A transpose, four rows of `to` at a time, so that writes alternate between few rows. Returns
+ * how many of these rows are done; the caller copies the rest. */
 static int64_t turned(char* to, const char* from, const dlx_axis* outer, const dlx_axis* inner,
                       int64_t item) {
   int is_turned = inner->to == item && outer->from == item && (item == 4 || item == 8);

@@ -1,5 +1,5 @@
-/* The only file that knows DLManagedTensor, the struct from before DLPack 1.0. Coming in it is
- * wrapped like any other foreign memory; going out it is a thin shell around one of our managed
+/* The only file that knows DLManagedTensor, the struct from before DLPack 1.0. An imported one is
+ * wrapped like any other foreign memory; an exported one is a thin shell around one of our managed
  * tensors. */
 
 #include "dlx.h"

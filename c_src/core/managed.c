@@ -16,7 +16,7 @@
 typedef struct {
   DLManagedTensorVersioned managed; /* first, so that a pointer to it is a pointer to us */
   void* owner;                      /* keeps the memory alive */
-  dlx_release release;              /* how to let go of it; NULL = nothing to do */
+  dlx_release release;              /* how to release it; NULL = nothing to do */
   atomic_int_least32_t holders;     /* who may still call the deleter or shares the memory */
   DLManagedTensorVersioned* next;   /* waiting for its release, see drop */
   int64_t numbers[];                /* shape, then strides */
@@ -99,8 +99,7 @@ DLX_HOT static void finish(made_tensor* self) {
 /* GIL: not needed. */
 DLX_HOT static void drop(DLManagedTensorVersioned* managed) {
   made_tensor* self = (made_tensor*)managed;
-  /* Nobody but a holder makes further holders: whoever is the last one needs no locked operation.
-   */
+  /* Only a holder can add holders, so the last one needs no locked operation. */
   if (atomic_load_explicit(&self->holders, memory_order_acquire) != 1 &&
       atomic_fetch_sub(&self->holders, 1) != 1)
     return;
@@ -212,7 +211,7 @@ static void ordered_strides(const DLTensor* like, int64_t* strides) {
 }
 
 void dlx_fresh_strides(const DLTensor* like, int keep_order, int64_t* strides) {
-  /* A broadcast dimension has no place in the order: fall back to row-major. */
+  /* A broadcast dimension has no position in the order: fall back to row-major. */
   if (keep_order && like->strides && dlx_size(like) > 0 && !(dlx_layout(like) & DLX_LAYOUT_ZERO)) {
     ordered_strides(like, strides);
   } else {
@@ -269,13 +268,13 @@ void* dlx_managed_owner(DLManagedTensorVersioned* made, dlx_release release) {
 
 DLX_HOT int dlx_managed_hold(DLManagedTensorVersioned* made) {
   atomic_int_least32_t* holders = &((made_tensor*)made)->holders;
-  /* As in drop: nobody else knows of what has one holder, so that no locked operation is needed. */
+  /* As in drop: a single holder needs no locked operation. */
   if (atomic_load_explicit(holders, memory_order_acquire) != 1) return 0;
   atomic_store_explicit(holders, 2, memory_order_relaxed);
   return 1;
 }
 
-/* The release of what was abandoned: its owner has gone, and it is counted as released already. */
+/* The release of an abandoned tensor: its owner is gone, and it is counted as released already. */
 static void uncount(void* unused) {
   (void)unused;
   count(1); /* finish takes it off again */
@@ -284,8 +283,8 @@ static void uncount(void* unused) {
 void dlx_managed_abandon(DLManagedTensorVersioned* made) {
   made_tensor* self = (made_tensor*)made;
   /* 1 = the consumer has released its count. Else it may do so now, on another thread, later or
-   * never: whoever comes last finds no owner any more, and frees the struct. The count orders what
-   * is written here before what the last one reads. */
+   * never: the last one finds no owner any more, and frees the struct. The count orders what is
+   * written here before what the last one reads. */
   if (atomic_load(&self->holders) != 1) {
     dlx_release release = self->release;
     self->release = uncount;

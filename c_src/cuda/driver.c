@@ -21,8 +21,7 @@ static atomic_int ending;      /* exit handlers run: the driver may be gone at a
 static _Atomic(cu_context) primaries[DLX_MAX_DEVICES];
 static atomic_int pools[DLX_MAX_DEVICES]; /* 0 = not asked yet, 1 = no, 2 = yes */
 
-/* ---- what failed last, a sentence for each thread -----------------------------------------------
- */
+/* ---- what failed last, a sentence for each thread -------------------------------------------- */
 
 /* Memory of its own, and freed with the thread: a library that is loaded late has no room for it in
  * the static thread-local storage. */
@@ -93,8 +92,7 @@ int dlx_cuda_loaded(void) {
   return cuda_usable();
 }
 
-/* ---- fork and exit ----------------------------------------------------------------------------
- */
+/* ---- fork and exit --------------------------------------------------------------------------- */
 
 static void before_fork(void) {
   pthread_mutex_lock(&loading);
@@ -117,12 +115,11 @@ static void at_exit(void) {
   atomic_store(&ending, 1);
 }
 
-/* ---- loading ----------------------------------------------------------------------------------
- */
+/* ---- loading --------------------------------------------------------------------------------- */
 
 typedef struct {
   const char* name;
-  size_t place;
+  size_t offset;
   int optional;
 } entry;
 
@@ -180,7 +177,7 @@ static int fill_table(void) {
       dlclose(library);
       return no_driver(why);
     }
-    memcpy((char*)&found + entries[i].place, &symbol, sizeof symbol);
+    memcpy((char*)&found + entries[i].offset, &symbol, sizeof symbol);
   }
   if (found.MemFreeAsync == NULL) found.MemAllocAsync = NULL; /* both or neither */
   cu = found;
@@ -195,7 +192,8 @@ static int initialise(void) {
     if (status != DLX_OK) return status;
   }
   int code = cu.Init(0);
-  if (code == CU_NOT_INITIALIZED) return in_child(); /* somebody else's use, before the fork */
+  if (code == CU_NOT_INITIALIZED)
+    return in_child(); /* initialised by other code, before the fork */
   if (code == CU_NO_DEVICE) return no_driver("the driver sees no device");
   if (code != CU_OK) return cuda_failed("cuInit", code);
   if (!watched) { /* the driver's own exit handlers are older, so they run later than ours */
@@ -223,8 +221,7 @@ int dlx_cuda_load(void) {
   return status;
 }
 
-/* ---- devices and contexts ---------------------------------------------------------------------
- */
+/* ---- devices and contexts -------------------------------------------------------------------- */
 
 int dlx_cuda_count(int32_t* count) {
   int found = 0, status = dlx_cuda_load();
@@ -320,7 +317,7 @@ int dlx_cuda_where(const void* address, DLDevice* device) {
   if (status != DLX_OK) return status;
   cu_address at = (cu_address)(uintptr_t)address;
   int code = look_at(at, &type, &managed, &ordinal);
-  if (code == CU_INVALID_CONTEXT) { /* nobody has made a device current yet */
+  if (code == CU_INVALID_CONTEXT) { /* no device is current yet */
     status = dlx_cuda_push(0);
     if (status != DLX_OK) return status;
     code = look_at(at, &type, &managed, &ordinal);

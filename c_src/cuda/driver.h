@@ -1,8 +1,8 @@
 #ifndef DLX_CUDA_DRIVER_H_
 #define DLX_CUDA_DRIVER_H_
 
-/* What the cuda_ files share; cffi never reads this. The driver's interface as facts in our own
- * words, with the few entry points that are used. */
+/* What the cuda_ files share; cffi never reads this. Our own declarations of the driver's
+ * interface, with the few entry points that are used. */
 
 #include "device.h"
 #include "dlx_cuda.h"
@@ -115,11 +115,10 @@ static inline cu_stream cuda_stream(uint64_t handle) {
   return (cu_stream)(uintptr_t)handle;
 }
 
-/* ---- cuda/order.c, for cuda/release.c ----------------------------------------------------------
- */
+/* ---- cuda/order.c, for cuda/release.c -------------------------------------------------------- */
 
-/* An event of a device whose context is current. Owns: to be given back. GIL: not needed. Errors:
- * DLX_E_DRIVER. */
+/* An event of a device whose context is current. Owns: the caller returns it with cuda_give_event.
+ * GIL: not needed. Errors: DLX_E_DRIVER. */
 int cuda_take_event(int32_t device, cu_event* event);
 
 /* Owns: takes the event, or NULL. GIL: not needed; the device may still be on its way to it. */

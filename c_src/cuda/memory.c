@@ -1,5 +1,5 @@
 /* Memory on devices, and copies to, from and between them, on a stream. The driver copies bytes,
- * rows and boxes; what is generic producer than that takes several calls, up to a limit. */
+ * rows and boxes; any other layout takes several calls, up to a limit. */
 
 #include "driver.h"
 #include "core/copy.h"
@@ -7,8 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* ---- allocation -------------------------------------------------------------------------------
- */
+/* ---- allocation ------------------------------------------------------------------------------ */
 
 typedef struct {
   cu_address address;
@@ -81,12 +80,11 @@ int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t
   return status;
 }
 
-/* ---- copies -----------------------------------------------------------------------------------
- */
+/* ---- copies ---------------------------------------------------------------------------------- */
 
 enum { MAX_CALLS = 1 << 14, MAX_PITCH = 1 << 30 /* bytes; any device takes more */ };
 
-typedef struct { /* between two places; -1 = the host */
+typedef struct { /* source and destination device; -1 = the host */
   int32_t from_device, to_device;
   cu_stream stream;
 } way;
@@ -209,7 +207,8 @@ static int send_packed(const DLTensor* from, const DLTensor* to, uint64_t flags,
   return status;
 }
 
-/* The bytes from the first to the last element come over, and are picked apart on the host. */
+/* The bytes from the first to the last element are copied to the host in one piece, and gathered
+ * there. */
 static int fetch_whole(const DLTensor* from, const DLTensor* to, uint64_t flags, uint64_t stream) {
   int64_t low, high;
   dlx_extent(from, flags, &low, &high);

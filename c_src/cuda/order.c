@@ -1,15 +1,14 @@
-/* Order between streams, and when memory is ready.
+/* Stream synchronization and readiness events.
  *
  * An event that is recorded on one stream and waited for on another is free at once: the wait keeps
- * the state that the event had then. So events come from a small store and go back to it. */
+ * the state that the event had then. So events are taken from a small pool and returned to it. */
 
 #include "driver.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>
 
-/* ---- events, by the device whose context they belong to ---------------------------------------
- */
+/* ---- events, by the device whose context they belong to -------------------------------------- */
 
 enum { SPARE = 32 };
 static cu_event spare[DLX_MAX_DEVICES][SPARE]; /* guarded by cuda_event_lock */
@@ -50,8 +49,7 @@ void cuda_reject_event(int32_t device, cu_event event) {
   }
 }
 
-/* ---- graph capture ----------------------------------------------------------------------------
- */
+/* ---- graph capture --------------------------------------------------------------------------- */
 
 int cuda_is_capturing(uint64_t stream, int* yes) {
   int state = CU_CAPTURE_NONE, code = cu.StreamIsCapturing(cuda_stream(stream), &state);
@@ -70,8 +68,7 @@ static uint64_t capture_of(uint64_t stream) {
   return id;
 }
 
-/* ---- one stream waits for another ---------------------------------------------------------------
- */
+/* ---- one stream waits for another ------------------------------------------------------------ */
 
 int cuda_record(cu_event event, uint64_t stream) {
   int code = cu.EventRecord(event, cuda_stream(stream));
@@ -163,14 +160,13 @@ int cuda_is_own(int32_t device_id, uint64_t stream) {
          atomic_load(&own_streams[device_id]) == stream;
 }
 
-/* ---- when memory is ready ---------------------------------------------------------------------
- */
+/* ---- readiness events ------------------------------------------------------------------------ */
 
 struct dlx_ready {
   atomic_int holders;
   int32_t device;
   uint64_t stream;
-  cu_event event; /* NULL: whatever is on the stream when somebody asks */
+  cu_event event; /* NULL: whatever is on the stream when it is waited for */
   void* keep;     /* keeps the stream alive */
   dlx_release release_keep;
 };
@@ -229,8 +225,8 @@ void dlx_ready_drop(dlx_ready* ready) {
   free(ready);
 }
 
-/* Handles are given out again, and 2 is another stream on every thread: only of a stream that is
- * kept is it known that it is still the one that it was. */
+/* The driver reuses handles, and 2 is another stream on every thread: a handle is only known to be
+ * the same stream while `keep` keeps that alive. */
 static int is_living(const dlx_ready* ready) {
   if (ready->stream == DLX_STREAM_PER_THREAD) return 0;
   return ready->keep || ready->stream == DLX_STREAM_LEGACY ||

@@ -1,5 +1,5 @@
-/* Memory that waits for the device: what was let go of while a stream may still use it, in one
- * queue per stream, until an event that was recorded there is done. Nobody waits. */
+/* Deferred release: memory that was released while a stream may still use it is queued, one queue
+ * per stream, until an event recorded on that stream is done. Nothing here blocks. */
 
 #include "driver.h"
 
@@ -11,12 +11,12 @@ typedef struct use {
   dlx_release release, release_keep;
   int32_t device;
   uint64_t stream;
-  int stands_in;  /* `stream` is the legacy stream in another's stead, which waits for that */
+  int stands_in;  /* `stream` is the legacy stream, which waits for the real one */
   cu_event event; /* NULL: not recorded yet */
   struct use* next;
 } use;
 
-typedef struct line { /* what was let go of on one stream: the device gets done in this order */
+typedef struct line { /* the queue of one stream: the device finishes in this order */
   int32_t device;
   uint64_t stream;
   use *first, *last;
@@ -28,12 +28,12 @@ static atomic_int_least64_t n_waiting;
 
 int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release release, void* keep,
                 dlx_release release_keep, void** out) {
-  int status = dlx_cuda_load(); /* not at release, where nobody could be told */
+  int status = dlx_cuda_load(); /* not at release, which cannot report an error */
   if (status != DLX_OK) return status;
   use* self = malloc(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
   int may_die = keep == NULL && !cuda_is_own(device_id, stream);
-  /* 2 is another stream on the thread that lets go; legacy waits for them all. */
+  /* 2 is another stream on the thread that releases; the legacy stream waits for them all. */
   int stands_in = stream == DLX_STREAM_PER_THREAD || (may_die && stream != DLX_STREAM_LEGACY);
   *self = (use){.owner = owner,
                 .keep = keep,
@@ -46,7 +46,7 @@ int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release rel
   return DLX_OK;
 }
 
-/* Let go of the owner. GIL: not needed; no lock may be held. */
+/* Release the owner. GIL: not needed; no lock may be held. */
 static void finish(use* self) {
   cuda_give_event(self->device, self->event);
   if (self->release) self->release(self->owner);
@@ -54,9 +54,9 @@ static void finish(use* self) {
   free(self);
 }
 
-/* 1 = the device is done, or past being asked; 0 = not yet. An event is only recorded where the
- * stream still works, and on a stand-in always: that waits for the others with what is put on it,
- * and a query does not. The device's context must be current. GIL: not needed. */
+/* 1 = the device is done, or can no longer be asked; 0 = not yet. An event is only recorded where
+ * the stream still works, and on a stand-in always: that waits for the others with what is put on
+ * it, and a query does not. The device's context must be current. GIL: not needed. */
 static int is_done(use* self) {
   int mode, code;
   if (self->event == NULL) {

@@ -3,7 +3,7 @@
 
 #include <stdint.h>
 
-/* The DLPack 1.3 binary interface, as facts in our own words. cffi reads this file too, so it holds
+/* Our own declarations of the DLPack 1.3 binary interface. cffi reads this file too, so it holds
  * declarations only. tests/test_abi.py compares every size, offset and value with headers that we
  * did not write. Device codes travel as int32_t: a peer may send one that is not named here. */
 

@@ -3,7 +3,7 @@
 
 #include "dlpack_abi.h"
 
-/* The pure core: no Python in here. Every function tells, a line each:
+/* The pure core: no Python in here. Every function states:
  *   Owns    who must release what, after success and after failure
  *   GIL     whether the caller needs it
  *   Errors  what the int returned means: DLX_OK, or one of the statuses below
@@ -25,7 +25,7 @@ enum {
   /* raised at the Python boundary only */
   DLX_E_CAPSULE = -12,  /* not a DLPack capsule */
   DLX_E_CONSUMED = -13, /* a capsule that was used before */
-  DLX_E_READONLY = -14, /* read-only memory through a door that cannot say so */
+  DLX_E_READONLY = -14, /* read-only memory through an interface that cannot say so */
   DLX_E_STREAM = -15,   /* a stream where there is none */
   DLX_E_COPY = -16,     /* asked for sharing, only a copy is possible */
   /* of the CUDA driver; dlx_cuda_message says more */
@@ -38,8 +38,7 @@ enum {
 
 enum { DLX_MAX_NDIM = 128, DLX_ALIGNMENT = 256 /* bytes, of memory that dlx allocates */ };
 
-/* ---- layout.c: arithmetic on one tensor; nothing is allocated, no lock is needed ----------------
- */
+/* ---- layout.c: arithmetic on one tensor; nothing is allocated, no lock is needed ------------- */
 
 /* How elements lie in memory; dimensions of extent 0 or 1 are ignored. */
 enum {
@@ -53,9 +52,9 @@ enum {
  * GIL: not needed. Errors: DLX_E_NDIM _SHAPE _DTYPE _FLAGS _NULL _OVERFLOW. */
 int dlx_validate(const DLTensor* tensor, uint64_t flags);
 
-/* 1 where one look suffices: elements in row-major order in host memory, at a multiple of
+/* 1 where a quick check suffices: elements in row-major order in host memory, at a multiple of
  * `alignment` (a power of two); dlx_validate and the layout part of dlx_check then find nothing,
- * whoever the consumer is. 0 = look closer. GIL: not needed. */
+ * for any consumer. 0 = check fully. GIL: not needed. */
 int dlx_is_plain(const DLTensor* tensor, uint32_t alignment);
 
 /* 1 where strides of a tensor without elements are such that a program which calculates with them,
@@ -89,14 +88,13 @@ int dlx_data_is_address(int32_t device_type);
 /* 1 where the host may read the memory without asking a device first. GIL: not needed. */
 int dlx_host_readable(int32_t device_type);
 
-/* ---- managed.c: tensors with an owner, released exactly once ------------------------------------
- */
+/* ---- managed.c: tensors with an owner, released exactly once --------------------------------- */
 
 typedef void (*dlx_release)(void* owner);
 
 /* Make a managed tensor over memory that `owner` keeps alive. Shape and strides are copied, missing
- * strides written out, and those of no element where consumers would stumble over them, the byte
- * offset folded into data where data is an address.
+ * strides written out, and those of tensors without elements where consumers would fail on them,
+ * the byte offset folded into data where data is an address.
  * Owns: on success the result calls release(owner) once, when it and all that share it are gone; on
  * failure nothing is taken. GIL: not needed. Errors: as dlx_validate, DLX_E_MEMORY. */
 int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
@@ -107,7 +105,7 @@ int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_relea
 int dlx_managed_trust(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
                       DLManagedTensorVersioned** out);
 
-/* The same around a managed tensor that somebody else made.
+/* The same around a foreign managed tensor.
  * Owns: on success the result owes `foreign` its deleter; on failure nothing was touched but the
  * fields. GIL: not needed. Errors: as dlx_managed_new, DLX_E_VERSION. */
 int dlx_managed_adopt(DLManagedTensorVersioned* foreign, DLManagedTensorVersioned** out);
@@ -137,13 +135,13 @@ void dlx_managed_own(DLManagedTensorVersioned* made, void* owner, dlx_release re
  * GIL: not needed. Errors: 0 = shared, or owned by another; nothing changed. */
 int dlx_managed_disown(DLManagedTensorVersioned* made, const void* owner);
 
-/* The owner of `made` (one of ours), if nobody shares it and it is let go of by `release`; else
+/* The owner of `made` (one of ours), if nobody shares it and `release` is what releases it; else
  * NULL. Owns: nothing. GIL: not needed. */
 void* dlx_managed_owner(DLManagedTensorVersioned* made, dlx_release release);
 
 /* Take a second count on a tensor (one of ours) that has one holder, before a hand-over to a
  * consumer that may fail after it has released, or later. Owns: on 1 the caller has two counts, one
- * to give away and one to keep. GIL: not needed. Errors: 0 = somebody else holds it too; nothing
+ * to give away and one to keep. GIL: not needed. Errors: 0 = there are other holders; nothing
  * changed. */
 int dlx_managed_hold(DLManagedTensorVersioned* made);
 
@@ -163,8 +161,7 @@ void dlx_count_managed(DLManagedTensorVersioned* self);
 /* Managed tensors made or adopted here and not yet released. GIL: not needed. */
 int64_t dlx_live(void);
 
-/* ---- legacy.c: the only door to DLManagedTensor -------------------------------------------------
- */
+/* ---- legacy.c: the only file that knows DLManagedTensor -------------------------------------- */
 
 /* As dlx_managed_adopt, from the legacy struct (flags 0). */
 int dlx_legacy_adopt(DLManagedTensor* foreign, DLManagedTensorVersioned** out);
@@ -181,8 +178,7 @@ void dlx_legacy_release(DLManagedTensor* managed);
 /* dlx_count_managed for the legacy struct. */
 void dlx_count_legacy(DLManagedTensor* self);
 
-/* ---- check.c: may this consumer take this tensor as it is? --------------------------------------
- */
+/* ---- check.c: may this consumer take this tensor as it is? ----------------------------------- */
 
 /* What a consumer that multiplies the extents of a tensor without elements wants of them: that the
  * product fits 64 bits, in bytes 63; 0 = nothing. */
@@ -241,17 +237,15 @@ int64_t dlx_wanted_alignment(DLDataType dtype, const dlx_capabilities* consumer)
 /* Bytes that the address of the first element must be a multiple of. GIL: not needed. */
 int64_t dlx_natural_alignment(DLDataType dtype);
 
-/* ---- guards in C -------------------------------------------------------------------------------
- */
+/* ---- guards in C ----------------------------------------------------------------------------- */
 
 /* What an adapter may bring to answer several of its guards at once: first without a tensor, before
- * anything is borrowed, then with the tensor that its exchange table lent, already validated.
- * Returns 1 = all of them are false, 0 = ask Python. GIL: held. Errors: none, no exception is set.
- */
-typedef int (*dlx_guard_function)(void* array, const DLTensor* lent);
+ * anything is borrowed, then with the tensor borrowed through its exchange table, already
+ * validated. Returns 1 = all of them are false, 0 = ask Python. GIL: held. Errors: none, no
+ * exception is set. */
+typedef int (*dlx_guard_function)(void* array, const DLTensor* borrowed);
 
-/* ---- copy.c: strided copies on the host ---------------------------------------------------------
- */
+/* ---- copy.c: strided copies on the host ------------------------------------------------------ */
 
 /* Whether both lie in host memory and have the same shape and dtype, as copying wants them.
  * GIL: not needed. Errors: DLX_E_DEVICE _MISMATCH. */
@@ -266,8 +260,7 @@ int dlx_copy(const DLTensor* from, const DLTensor* to, uint64_t flags);
  * Unused bits become 0. Owns: nothing. GIL: not needed. Errors: DLX_E_DEVICE _MISMATCH _PACKED. */
 int dlx_repack(const DLTensor* from, uint64_t from_flags, const DLTensor* to, uint64_t to_flags);
 
-/* ---- texts --------------------------------------------------------------------------------------
- */
+/* ---- texts ----------------------------------------------------------------------------------- */
 
 /* One sentence for a status, for the reason of an error. GIL: not needed. */
 const char* dlx_status_text(int status);

@@ -7,13 +7,12 @@
  * this file too, so it holds declarations only.
  *
  * A stream is a handle of the driver's: 1 is the legacy default stream, 2 the per-thread default
- * stream of whoever calls, larger numbers are streams that somebody made. 0 never comes here. Every
+ * stream of the calling thread, larger numbers are created streams. 0 is never passed. Every
  * function that can fail leaves a sentence for dlx_cuda_message. */
 
 enum { DLX_STREAM_LEGACY = 1, DLX_STREAM_PER_THREAD = 2, DLX_MAX_DEVICES = 64 };
 
-/* ---- cuda/driver.c: finding the driver, contexts, errors ----------------------------------------
- */
+/* ---- cuda/driver.c: finding the driver, contexts, errors ------------------------------------- */
 
 /* Load the driver and initialise it, once. GIL: not needed. Errors: DLX_E_NO_DRIVER, DLX_E_FORKED,
  * DLX_E_DRIVER. */
@@ -46,8 +45,7 @@ void dlx_cuda_pop(void);
  * tests: nothing that came from it may be in use. GIL: not needed. */
 void dlx_cuda_forget(void);
 
-/* ---- cuda/order.c: who waits for whom, and when memory is ready ---------------------------------
- */
+/* ---- cuda/order.c: stream synchronization and readiness events ------------------------------- */
 
 /* Make a stream of one device wait for what is on a stream of another, or the same, device. Nothing
  * is called where both are one stream. GIL: not needed. Errors: as dlx_cuda_load; DLX_E_CAPTURE
@@ -62,43 +60,42 @@ int dlx_cuda_synchronize(int32_t device_id, uint64_t stream);
  * GIL: not needed. Errors: as dlx_cuda_load. */
 int dlx_cuda_work_stream(int32_t device_id, uint64_t* stream);
 
-/* When memory is ready: a point on a stream, counted by its holders. */
+/* A readiness event: the point on a stream at which memory is ready; reference-counted. */
 typedef struct dlx_ready dlx_ready;
 
-/* Note what is on a stream now. Where the stream captures, the point is the stream itself. `keep`
- * keeps a stream that can die alive; without it the handle is only used in this call (or, while
- * capturing, trusted).
+/* Make one for what is on a stream now. Where the stream captures, the stream itself is the event.
+ * `keep` keeps a stream that can die alive; without it the handle is only used in this call (or,
+ * while capturing, trusted).
  * Owns: on success `out` is the caller's and releases `keep`; on failure nothing is taken.
  * GIL: not needed. Errors: as dlx_cuda_load, DLX_E_MEMORY. */
 int dlx_ready_new(int32_t device_id, uint64_t stream, void* keep, dlx_release release_keep,
                   dlx_ready** out);
 
-/* The same for whatever will be on dlx's own work stream when somebody asks. */
+/* The same for whatever will be on dlx's own work stream when it is waited for. */
 int dlx_ready_later(int32_t device_id, dlx_ready** out);
 
 /* Take, and give up, one count. GIL: not needed. */
 dlx_ready* dlx_ready_hold(dlx_ready* ready);
 void dlx_ready_drop(dlx_ready* ready);
 
-/* Make a stream wait for it; nothing is called where it is a point on that very stream.
+/* Make a stream wait for it; nothing is called where the event is on that very stream.
  * GIL: not needed. Errors: as dlx_cuda_order. */
 int dlx_ready_wait(dlx_ready* ready, int32_t device_id, uint64_t stream);
 
-/* Make the stream that it is a point on wait for what is on another stream now: whoever works there
- * may write to the memory again. Where that stream may be gone, the host waits.
+/* Make the event's stream wait for what is on another stream now, after which work on it may write
+ * to the memory again. Where that stream may be gone, the host waits.
  * GIL: not needed; callers release it. Errors: as dlx_cuda_order. */
 int dlx_ready_follow(dlx_ready* ready, int32_t device_id, uint64_t stream);
 
 /* Wait for it on the host. GIL: not needed; callers release it. Errors: as dlx_cuda_order. */
 int dlx_ready_synchronize(dlx_ready* ready);
 
-/* ---- cuda/release.c: memory that waits for the device -------------------------------------------
- */
+/* ---- cuda/release.c: deferred release of device memory --------------------------------------- */
 
-/* Put an owner behind a stream: `out` is an owner whose release, dlx_use_release, notes what is on
- * the stream then and lets go of the real owner once the device has done that. `keep` is what keeps
- * the stream alive; where it is NULL and the stream is none of the numbered ones, the stream may be
- * gone by then, so the legacy stream stands in for it.
+/* Put an owner behind a stream: `out` is an owner whose release, dlx_use_release, releases the real
+ * owner once the device is done with what is on the stream then. `keep` is what keeps the stream
+ * alive; where it is NULL and the stream is none of the numbered ones, the stream may be gone by
+ * then, so the legacy stream stands in for it.
  * Owns: on success `out` owns both; on failure nothing is taken. GIL: not needed. Errors:
  * DLX_E_MEMORY, as dlx_cuda_load. */
 int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release release, void* keep,
@@ -108,12 +105,11 @@ int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release rel
  * GIL: not needed. */
 void dlx_use_release(void* use);
 
-/* Let go of all owners whose device work is done; returns how many still wait. Loads nothing.
+/* Release all owners whose device work is done; returns how many still wait. Loads nothing.
  * GIL: not needed. */
 int64_t dlx_cuda_release_pending(void);
 
-/* ---- cuda/memory.c: memory on devices, and copies to, from and between them ---------------------
- */
+/* ---- cuda/memory.c: memory on devices, and copies to, from and between them ------------------ */
 
 /* Fresh device memory, ready on dlx's work stream of that device; shapes and order as
  * dlx_managed_empty. Owns: the caller owns the result. GIL: not needed. Errors: as

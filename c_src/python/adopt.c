@@ -1,15 +1,15 @@
-/* The raw doors: a managed tensor at an address becomes a dlx.Tensor, fresh memory does, and a
- * dlx.Tensor tells where its DLTensor is. */
+/* The raw entry points of C interop: a dlx.Tensor from a managed tensor at an address or over fresh
+ * memory, and the address of a dlx.Tensor's DLTensor. */
 
 #include "dlx_python.h"
 
 #include <stdlib.h>
 
-/* Who stands behind an adopted tensor: the foreign struct, and the Python object that may hold the
- * memory which that struct itself lies in. */
+/* The owner of an adopted tensor: the foreign struct, and the Python object that may hold the
+ * memory of that struct itself. */
 typedef struct {
   DLManagedTensorVersioned* wrapper; /* owes the foreign deleter; disowned when only borrowed */
-  PyObject* keep;                    /* may be NULL; let go of after the deleter has run */
+  PyObject* keep;                    /* may be NULL; released after the deleter has run */
 } adopted;
 
 /* GIL: not needed. */
@@ -30,7 +30,7 @@ static int adopt(void* foreign, int legacy, int borrow, PyObject* keep,
   int status = legacy ? dlx_legacy_adopt(foreign, &self->wrapper)
                       : dlx_managed_adopt(foreign, &self->wrapper);
   if (status == DLX_OK) {
-    /* Copied is said of a hand-over, not of memory at rest. */
+    /* The copied flag describes a hand-over, not the memory. */
     uint64_t flags = self->wrapper->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED;
     status = dlx_managed_new(&self->wrapper->dl_tensor, flags, self, release_adopted, out);
     if (status != DLX_OK || borrow) dlx_managed_disown(self->wrapper, foreign);

@@ -2,7 +2,7 @@
  *
  * Names are compared as text and must outlive every capsule, so they are literals here and nowhere
  * else. A capsule under an un-used name owns its managed tensor; renaming it passes that duty to
- * whoever did. */
+ * the one who renamed it. */
 
 #include "dlx_python.h"
 #include "core/hot.h"

@@ -43,7 +43,7 @@ static void release_share(void* made) {
   dlx_managed_release(made);
 }
 
-/* A managed tensor over the same memory that is let go of when the stream is done with it. Owns:
+/* A managed tensor over the same memory that is released when the stream is done with it. Owns:
  * takes `made` and `keep` (may be NULL); on failure both are released. Errors: NULL with an
  * exception. */
 static DLManagedTensorVersioned* put_behind(DLManagedTensorVersioned* made, int32_t device_id,
@@ -62,7 +62,7 @@ static DLManagedTensorVersioned* put_behind(DLManagedTensorVersioned* made, int3
   return (DLManagedTensorVersioned*)py_raise(status, NULL);
 }
 
-/* Who keeps a stream alive; NULL where nobody does. Owns: `out` is a new reference. Errors: -1 with
+/* The object that keeps a stream alive, or NULL. Owns: `out` is a new reference. Errors: -1 with
  * what may not be forgotten. */
 static int find_keeper(int32_t device_id, uint64_t stream, PyObject** out) {
   *out = NULL;
@@ -85,7 +85,7 @@ DLManagedTensorVersioned* py_cuda_give(TensorObject* tensor, DLManagedTensorVers
   if (tensor->is_ordered || stream == UNORDERED || dlx_size(&made->dl_tensor) == 0) return made;
   if (wait_ready(tensor, device.device_id, stream) < 0) goto failed;
   if (value == Py_None && device.device_type == kDLCUDAManaged && tensor->ready) {
-    /* Whoever says nothing about a stream may be about to read it on the host. */
+    /* A consumer that names no stream may read the memory on the host next. */
     dlx_ready* ready = dlx_ready_hold(tensor->ready);
     int status;
     Py_BEGIN_ALLOW_THREADS
@@ -98,7 +98,7 @@ DLManagedTensorVersioned* py_cuda_give(TensorObject* tensor, DLManagedTensorVers
     }
   }
   if (dlx_cuda_load() != DLX_OK)
-    return made; /* memory of a raw door, which nobody here can order */
+    return made; /* memory from a raw entry point, which dlx cannot order */
   PyObject* keep;
   if (find_keeper(device.device_id, stream, &keep) < 0) goto failed;
   return put_behind(made, device.device_id, stream, keep);
@@ -107,8 +107,8 @@ failed:
   return NULL;
 }
 
-/* A copy on the host, made on dlx's own stream, which waits for nobody here. Owns: the caller owns
- * the result. Errors: NULL with an exception. */
+/* A copy on the host, made on dlx's own stream; no stream is synchronized here. Owns: the caller
+ * owns the result. Errors: NULL with an exception. */
 static DLManagedTensorVersioned* fetch(DLManagedTensorVersioned* from, uint64_t stream,
                                        int keep_order) {
   DLManagedTensorVersioned *held, *fresh = NULL;
@@ -137,7 +137,7 @@ DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor) {
 
 int py_cuda_lend(TensorObject* tensor) {
   if (tensor->is_lent) return 0; /* what comes later on our stream is behind it anyway */
-  if (tensor->ready == NULL && dlx_cuda_load() != DLX_OK) return 0; /* nobody here can order it */
+  if (tensor->ready == NULL && dlx_cuda_load() != DLX_OK) return 0; /* dlx cannot order it */
   uint64_t stream;
   dlx_ready* later;
   DLManagedTensorVersioned *before = tensor->managed, *share = NULL;
@@ -151,8 +151,8 @@ int py_cuda_lend(TensorObject* tensor) {
     py_raise(status, NULL);
     return -1;
   }
-  /* Kernels on our stream may outlive the tensor: from now on its release waits for them. What was
-   * lent earlier points into the struct of before, which the new one keeps. */
+  /* Kernels on our stream may outlive the tensor: from now on its release waits for them. Earlier
+   * borrows point into the previous struct, which the new one keeps alive. */
   DLManagedTensorVersioned* used = NULL;
   if (wait_ready(tensor, device_id, stream) < 0) {
     dlx_managed_release(share);
@@ -188,8 +188,7 @@ int py_cuda_ready_here(TensorObject* tensor, int32_t device_id) {
   return 0;
 }
 
-/* ---- builtins ---------------------------------------------------------------------------------
- */
+/* ---- builtins -------------------------------------------------------------------------------- */
 
 /* A further dlx.Tensor over the same memory. Errors: NULL with an exception. */
 static TensorObject* same_memory(PyObject* tensor) {
@@ -263,7 +262,7 @@ PyDoc_STRVAR(tensor_behind_doc,
              "tensor_behind(tensor, device_id, stream, keep)\n--\n\n"
              "Make a further dlx.Tensor over the same device memory for one consumer, whose stream "
              "has been made\n"
-             "to wait: its __dlpack__ orders nothing more, and the memory is let go of when that "
+             "to wait: its __dlpack__ orders nothing more, and the memory is released when that "
              "stream is done\n"
              "with it. -1 is no stream. `keep` keeps the stream alive; None where nothing does.");
 

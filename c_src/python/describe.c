@@ -7,8 +7,7 @@ static PyObject *device_class,
     *dtype_class;               /* Device and DType: tuples (type, id), (code, bits, lanes) */
 static PyObject* repr_function; /* tensor -> str; NULL until one is registered */
 
-/* ---- attributes
- * ---------------------------------------------------------------------------------- */
+/* ---- attributes ------------------------------------------------------------------------------ */
 
 static PyObject* tuple_of(const int64_t* numbers, int32_t n) {
   PyObject* tuple = PyTuple_New(n);
@@ -96,8 +95,7 @@ PyGetSetDef py_describe_attributes[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-/* ---- repr
- * ---------------------------------------------------------------------------------------- */
+/* ---- repr ------------------------------------------------------------------------------------ */
 
 /* Owns: new reference. GIL: needed. Errors: NULL with an exception. */
 PyObject* py_describe_repr(PyObject* self) {

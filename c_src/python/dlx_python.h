@@ -16,15 +16,13 @@ typedef struct {
   PyObject_HEAD DLManagedTensorVersioned* managed;
   PyObject* weakrefs;
   dlx_ready* ready; /* device memory: when it may be read; NULL = now */
-  int is_ordered;   /* device memory on its way to one consumer, whose stream has been seen to */
+  int is_ordered;   /* device memory for one consumer, whose stream was already synchronized */
   int is_lent;      /* device memory that is worked on in dlx's own stream, see py_cuda_lend */
 } TensorObject;
 
 extern PyTypeObject* py_tensor_type;
 
-/* ---- python/module.c
- * -------------------------------------------------------------------------------
- */
+/* ---- python/module.c ------------------------------------------------------------------------- */
 
 /* Raise the class that native.py registered for a status, with a PyErr_Format text; a NULL text
  * means the status's own sentence. Errors: always returns NULL with an exception set. */
@@ -34,17 +32,15 @@ PyObject* py_raise(int status, const char* format, ...);
  * MemoryError. GIL: needed. Errors: none. */
 int py_error_may_go(PyObject* type);
 
-/* Forget the exception that is set, where a slower way finds the same again and says it: an
- * Exception, and no MemoryError. Interrupts, exits and the lack of memory go on. Errors: -1 with
- * the exception still set; 0 = none is set now. */
+/* Clear the exception that is set, where the Python path raises it again: an Exception, and no
+ * MemoryError. Interrupts, exits and the lack of memory go on. Errors: -1 with the exception still
+ * set; 0 = none is set now. */
 int py_error_forget(void);
 
-/* ---- python/tensor.c
- * -------------------------------------------------------------------------------
- */
+/* ---- python/tensor.c ------------------------------------------------------------------------- */
 
-/* A shell without a tensor, so that nothing can fail once memory has been taken. Owns: new
- * reference. */
+/* A dlx.Tensor object without a managed tensor, so that nothing can fail once memory has been
+ * taken. Owns: new reference. */
 TensorObject* py_tensor_alloc(void);
 
 /* The managed tensor inside. Errors: NULL with an exception when it is no dlx.Tensor or handed
@@ -54,15 +50,13 @@ DLManagedTensorVersioned* py_tensor_managed(PyObject* tensor);
 /* Owns: takes `made`, also on failure. Errors: NULL with an exception. */
 PyObject* py_tensor_wrap(DLManagedTensorVersioned* made);
 
-/* Say of a new view when its memory is ready: as that of the tensor which it is a view of. */
+/* Set the readiness event of a new view to that of its base tensor. */
 void py_tensor_follow(TensorObject* view, const TensorObject* tensor);
 
 /* Create the type and add it to the module. Errors: -1 with an exception. */
 int py_tensor_init(PyObject* module);
 
-/* ---- python/describe.c
- * -----------------------------------------------------------------------------
- */
+/* ---- python/describe.c ----------------------------------------------------------------------- */
 
 /* One line about the tensor. Owns: new reference. Errors: NULL with an exception. */
 PyObject* py_describe_repr(PyObject* tensor);
@@ -70,9 +64,7 @@ PyObject* py_describe_repr(PyObject* tensor);
 extern PyGetSetDef py_describe_attributes[];
 extern PyMethodDef py_describe_functions[];
 
-/* ---- python/buffer.c
- * -------------------------------------------------------------------------------
- */
+/* ---- python/buffer.c ------------------------------------------------------------------------- */
 
 /* Fill a view of host memory, as the buffer protocol asks. Owns: the view holds the memory by a
  * count until it is released. Errors: -1 with an exception. */
@@ -81,16 +73,13 @@ int py_buffer_get(PyObject* tensor, Py_buffer* view, int flags);
 /* Owns: gives up the view's count. */
 void py_buffer_release(PyObject* tensor, Py_buffer* view);
 
-/* ---- python/exchange_export.c
- * --------------------------------------------------------------------------------
- */
+/* ---- python/exchange_export.c ---------------------------------------------------------------- */
 
 /* Publish dlx.Tensor's exchange table on the type. Owns: the type holds the capsule; the table is
  * static. Errors: -1 with an exception. */
 int py_table_publish(PyTypeObject* type);
 
-/* ---- python/make.c
- * ------------------------------------------------------------------------------- */
+/* ---- python/make.c --------------------------------------------------------------------------- */
 
 /* A device from a pair of int. Errors: -1 with an exception. */
 int py_read_device(PyObject* pair, DLDevice* out);
@@ -101,9 +90,7 @@ DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, int ke
 
 extern PyMethodDef py_make_functions[];
 
-/* ---- python/exchange_import.c
- * -----------------------------------------------------------------------------
- */
+/* ---- python/exchange_import.c ---------------------------------------------------------------- */
 
 /* The table behind a capsule (or, where it may be one, a number) whose major version is ours, newer
  * ones being walked back; NULL for anything else. Owns: borrowed, static. GIL: needed. Errors:
@@ -114,23 +101,18 @@ const DLPackExchangeAPI* py_exchange_read(PyObject* attribute, int may_be_number
  * borrowed, static. GIL: needed. Errors: NULL with what py_error_forget leaves. */
 const DLPackExchangeAPI* py_exchange_find(PyTypeObject* type);
 
-/* ---- python/fast_path.c
- * ---------------------------------------------------------------------------------
- */
+/* ---- python/fast_path.c ---------------------------------------------------------------------- */
 
-/* Create the type `Lane` and add it to the module. Errors: -1 with an exception. */
+/* Create the type `FastPathFunction` and add it to the module. Errors: -1 with an exception. */
 int py_fast_path_init(PyObject* module);
 
-/* ---- python/view.c
- * ---------------------------------------------------------------------------------
- */
+/* ---- python/view.c --------------------------------------------------------------------------- */
 
-/* Add the type Places to a module. GIL: needed. Errors: -1 with an exception. */
+/* Add the type Places, the base of lazy views, to a module. GIL: needed. Errors: -1 with an
+ * exception. */
 int py_view_init(PyObject* module);
 
-/* ---- python/cuda.c
- * ---------------------------------------------------------------------------------
- */
+/* ---- python/cuda.c --------------------------------------------------------------------------- */
 
 /* Put a managed tensor that shares `tensor`'s device memory behind the consumer's stream, as
  * __dlpack__(stream=...) says: the stream waits for the memory, the memory's release for the
@@ -143,20 +125,17 @@ DLManagedTensorVersioned* py_cuda_give(TensorObject* tensor, DLManagedTensorVers
  * exception. */
 DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor);
 
-/* Give a tensor's memory to whoever works on dlx's own stream of its device, for good: the stream
- * waits for the memory, and readers of the tensor wait for the stream from now on. Errors: -1 with
- * an exception. */
+/* Give a tensor's memory to dlx's own stream of its device, permanently: the stream waits for the
+ * memory, and readers of the tensor wait for the stream from now on. Errors: -1 with an
+ * exception. */
 int py_cuda_lend(TensorObject* tensor);
 
-/* Say of a new tensor that its memory is ready when dlx's own stream is. Errors: -1 with an
- * exception. */
+/* Set a new tensor's readiness event to dlx's own stream. Errors: -1 with an exception. */
 int py_cuda_ready_here(TensorObject* tensor, int32_t device_id);
 
 extern PyMethodDef py_cuda_functions[];
 
-/* ---- python/capsule.c
- * ------------------------------------------------------------------------------
- */
+/* ---- python/capsule.c ------------------------------------------------------------------------ */
 
 /* Wrap a managed tensor in a capsule, versioned or legacy. Owns: takes `made`, also on failure (it
  * is released then). Errors: NULL with an exception. */
@@ -168,8 +147,7 @@ void py_release_object(void* object);
 
 extern PyMethodDef py_capsule_functions[];
 
-/* ---- python/adopt.c
- * ------------------------------------------------------------------------------ */
+/* ---- python/adopt.c -------------------------------------------------------------------------- */
 
 extern PyMethodDef py_adopt_functions[];
 

@@ -1,9 +1,9 @@
 /* dlx.Tensor's own exchange table, static and published on the type: C programs make, take and look
  * at dlx.Tensor objects without a capsule.
  *
- * No slot synchronises anything with its caller. Device memory is the business of dlx's own stream,
- * which current_work_stream tells: whoever is given it finds it ready on that stream, and what
- * comes in is what that stream has worked on. */
+ * No slot synchronises anything with its caller. Device memory belongs to dlx's own stream, which
+ * current_work_stream returns: exported memory is ready on that stream, and imported memory is
+ * taken to be ready there. */
 
 #include "dlx_python.h"
 
@@ -24,8 +24,8 @@ static const char* kind_of(int status) {
   }
 }
 
-/* Fresh memory for whoever wants a tensor like the prototype. Its device, dtype, ndim and shape are
- * read, and nothing else of it.
+/* Fresh memory for a tensor like the prototype. Its device, dtype, ndim and shape are read, and
+ * nothing else of it.
  * Owns: the caller owns *out. GIL: not needed. Errors: -1, *out NULL, SetError called once. */
 static int allocate(DLTensor* prototype, DLManagedTensorVersioned** out, void* error_ctx,
                     void (*SetError)(void* error_ctx, const char* kind, const char* message)) {
@@ -86,7 +86,7 @@ static int from_managed(DLManagedTensorVersioned* managed, void** out) {
     return -1;
   }
   int status = dlx_managed_adopt(managed, &tensor->managed);
-  if (status == DLX_OK) { /* copied is said of a hand-over, not of memory at rest */
+  if (status == DLX_OK) { /* the flag describes a hand-over, not the memory */
     tensor->managed->flags &= ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED;
     *out = tensor;
     return 0;
@@ -101,8 +101,8 @@ static int from_managed(DLManagedTensorVersioned* managed, void** out) {
   return -1;
 }
 
-/* A look at a tensor that stays where it is. There is no flag in it, so that read-only memory would
- * seem writable: it is refused.
+/* Borrow: a DLTensor of memory that the dlx.Tensor keeps. It has no flags, so read-only memory
+ * would seem writable: it is refused.
  * Owns: nothing; *out is good while the dlx.Tensor lives. GIL: needed. Errors: -1 with an
  * exception. */
 static int borrow(void* tensor, DLTensor* out) {

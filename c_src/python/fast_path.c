@@ -1,14 +1,14 @@
 /* The fast path: a callable around the Python function `convert`, in the manner of
  * functools.lru_cache's wrapper. A call for an object and a target on a known route, with every
- * guard answered false, nothing found by the check but what a copy cures, and no option beyond the
- * plainest, never enters Python, but for the `load` of a target without a table. Anything else is
- * given to the Python function with the same arguments. The type of that callable is in
+ * guard answered false, no incompatibility but those that a copy resolves, and only simple options,
+ * runs no Python code except the `load` of a target without a table. Any other call goes to the
+ * Python function with the same arguments. The type of that callable is in
  * python/fast_path_type.c. */
 
 #include "route.h"
 #include "core/hot.h"
 
-/* What a call says beyond the object and the target, as far as the fast path understands it. */
+/* The options of a call that the fast path supports. */
 typedef struct {
   int copies;    /* copy=True */
   int shares;    /* copy=False */
@@ -24,7 +24,7 @@ static const options nothing;
 /* Every call goes through these: a call of each, which saves and restores registers, would cost
  * about as much as what it does. */
 #define INLINE static inline __attribute__((always_inline))
-/* These are rare, and stay out of the way. */
+/* Rare cases, kept out of the hot code. */
 #define RARE static __attribute__((noinline, cold))
 
 /* ---- an array: examined, exported, checked --------------------------------------------------- */
@@ -99,8 +99,8 @@ static int inside(const py_route* r, const DLTensor* t, PyObject* owner) {
   return high == 0 || (start && first + low >= 0 && first + high <= nbytes);
 }
 
-/* Whether the array's own word for its dtype is the one that the tensor's dtype stands for; asked
- * where a framework has several words for one DLPack dtype. Errors: 0 = ask Python. */
+/* Whether the array's own dtype is the one that the tensor's dtype maps to; asked where a framework
+ * has several dtypes for one DLPack dtype. Errors: 0 = ask Python. */
 static int dtype_confirmed(const py_route* r, PyObject* obj, DLDataType dtype) {
   if (r->confirmed == NULL || dtype.bits != 8) return 1;
   PyObject* key = PyLong_FromLong(dtype.code | dtype.bits << 8);
@@ -136,14 +136,15 @@ static int is_plain(const py_route* r, const DLTensor* t) {
          dlx_is_plain(t, r->plain_alignment);
 }
 
-/* The whole check; what the consumer takes as it is is remembered. Where a copy may be made, what
- * it cures is no incompatibility. */
-static int is_accepted(py_route* r, const DLTensor* t, uint64_t flags, uint32_t* cures) {
+/* The whole check; what the consumer takes as it is is remembered. Where a copy may be made, what a
+ * copy resolves is no incompatibility. */
+static int is_accepted(py_route* r, const DLTensor* t, uint64_t flags, uint32_t* resolvable) {
   uint32_t found = dlx_check(t, flags, &r->accepts);
   if (found) {
-    int is_cured = cures && !(found & ~(uint32_t)DLX_COPY_RESOLVES) && dlx_itemsize(t->dtype, 0);
-    if (is_cured) *cures = found;
-    return is_cured;
+    int is_resolved =
+        resolvable && !(found & ~(uint32_t)DLX_COPY_RESOLVES) && dlx_itemsize(t->dtype, 0);
+    if (is_resolved) *resolvable = found;
+    return is_resolved;
   }
   if (t->device.device_type == kDLCPU && flags == 0) {
     r->plain_dtype = dlx_dtype_word(t->dtype);
@@ -174,49 +175,51 @@ RARE DLManagedTensorVersioned* with_flags(const py_route* r, PyObject* obj) {
 
 /* Of a dlx.Tensor, whose flags are known: nothing is asked. Owns, GIL, Errors: as
  * py_fast_path_borrow. */
-static DLManagedTensorVersioned* lend_own(py_route* r, const TensorObject* tensor,
-                                          uint32_t* cures) {
+static DLManagedTensorVersioned* borrow_own(py_route* r, const TensorObject* tensor,
+                                            uint32_t* resolvable) {
   DLManagedTensorVersioned *base = tensor->managed, *made = NULL;
   if (base == NULL || base->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY) return NULL;
   const DLTensor* own = &base->dl_tensor;
-  /* Streams, and pinned memory that becomes host memory, are Python's to look at. */
+  /* Streams, and pinned memory that becomes host memory, take the Python path. */
   if (own->device.device_type != kDLCPU) return NULL;
-  if (!(base->flags == 0 && is_plain(r, own)) && !is_accepted(r, own, base->flags, cures))
+  if (!(base->flags == 0 && is_plain(r, own)) && !is_accepted(r, own, base->flags, resolvable))
     return NULL;
   return dlx_managed_lend(base, own->device, base->flags, &made) == DLX_OK ? made : NULL;
 }
 
-INLINE DLManagedTensorVersioned* lend(py_route* r, PyObject* obj, int brief, uint32_t* cures) {
+INLINE DLManagedTensorVersioned* borrow(py_route* r, PyObject* obj, int brief,
+                                        uint32_t* resolvable) {
   DLManagedTensorVersioned* made = NULL;
   DLTensor t;
-  if (cures) *cures = 0;
-  if (r->type == py_tensor_type) return lend_own(r, (TensorObject*)obj, cures);
+  if (resolvable) *resolvable = 0;
+  if (r->type == py_tensor_type) return borrow_own(r, (TensorObject*)obj, resolvable);
   if (!switches_off(r) || !early_clear(r, obj)) return NULL;
   if (r->give->dltensor_from_py_object_no_sync(obj, &t) != 0) {
     if (py_error_forget() < 0) return NULL;
     made = with_flags(r, obj);
     if (made && made->dl_tensor.device.device_type == kDLCPU &&
         !(made->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY) &&
-        is_accepted(r, &made->dl_tensor, made->flags, cures))
+        is_accepted(r, &made->dl_tensor, made->flags, resolvable))
       return made;
     if (made) dlx_managed_release(made);
     return NULL;
   }
   if (t.device.device_type != kDLCPU || t.dtype.code > 31) return NULL;
-  /* Copied before anything is asked: what the table lent may be overwritten by the next call. */
+  /* Copied before any guard runs: the borrowed shape and strides may be overwritten by the table's
+   * next call. */
   int plain = is_plain(r, &t);
   int status = plain ? dlx_managed_trust(&t, 0, NULL, NULL, &made)
                      : dlx_managed_new(&t, 0, NULL, NULL, &made);
   if (status != DLX_OK) return NULL;
-  /* Where there are guards, a tensor without memory may pretend to be empty: it is Python's to look
-   * at. */
+  /* Where there are guards, a tensor without memory may pretend to be empty: it takes the Python
+   * path. */
   int guarded = r->n_guards || r->quick;
-  if (!plain &&
-      ((guarded && made->dl_tensor.data == NULL) || !is_accepted(r, &made->dl_tensor, 0, cures))) {
+  if (!plain && ((guarded && made->dl_tensor.data == NULL) ||
+                 !is_accepted(r, &made->dl_tensor, 0, resolvable))) {
     dlx_managed_release(made);
     return NULL;
   }
-  if (cures && *cures) brief = 1; /* it is read now, and not kept */
+  if (resolvable && *resolvable) brief = 1; /* only read by the copy, and not kept */
   int code = t.dtype.code;
   if ((r->quick == NULL || r->quick(obj, &made->dl_tensor)) && late_clear(r, 0, code, obj, obj) &&
       dtype_confirmed(r, obj, t.dtype)) {
@@ -234,12 +237,11 @@ INLINE DLManagedTensorVersioned* lend(py_route* r, PyObject* obj, int brief, uin
 }
 
 DLManagedTensorVersioned* py_fast_path_borrow(py_route* r, PyObject* obj, int brief,
-                                              uint32_t* cures) {
-  return lend(r, obj, brief, cures);
+                                              uint32_t* resolvable) {
+  return borrow(r, obj, brief, resolvable);
 }
 
-/* ---- handed over ------------------------------------------------------------------------------
- */
+/* ---- handed over ----------------------------------------------------------------------------- */
 
 /* Takes the count that was held on `made`; NULL = the consumer has it, or never saw it. Errors:
  * NULL with what `failed` gives of the exception. */
@@ -247,7 +249,7 @@ RARE PyObject* refused(PyObject* callable, DLManagedTensorVersioned* made, PyObj
                        PyObject* to, PyObject* tree) {
   py_pending cause = py_pending_save();
   if (made) dlx_managed_abandon(made);
-  if (cause.type && !py_error_may_go(cause.type)) { /* no refusal: it goes on as it is */
+  if (cause.type && !py_error_may_go(cause.type)) { /* no refusal: it propagates unchanged */
     py_pending_restore(cause);
     return NULL;
   }
@@ -278,14 +280,14 @@ static __attribute__((noinline)) PyObject* loaded(PyObject* callable, const py_r
   return result ? result : refused(callable, NULL, obj, to, tree);
 }
 
-/* For a hand-over of what somebody else holds too (a buffer of the dlx.Tensor that it was in): a
+/* For a hand-over of a tensor that has other holders (a buffer of the dlx.Tensor that it was in): a
  * tensor of the same memory with one holder. Owns: takes `made`; the caller owns the result.
  * Errors: NULL without memory, none set. */
-RARE DLManagedTensorVersioned* lent_on(DLManagedTensorVersioned* made) {
-  DLManagedTensorVersioned* lent = NULL;
-  dlx_managed_lend(made, made->dl_tensor.device, made->flags, &lent);
+RARE DLManagedTensorVersioned* single_holder(DLManagedTensorVersioned* made) {
+  DLManagedTensorVersioned* alone = NULL;
+  dlx_managed_lend(made, made->dl_tensor.device, made->flags, &alone);
   dlx_managed_release(made);
-  return lent;
+  return alone;
 }
 
 INLINE PyObject* hand_over(PyObject* callable, const py_route* r, DLManagedTensorVersioned* made,
@@ -295,7 +297,7 @@ INLINE PyObject* hand_over(PyObject* callable, const py_route* r, DLManagedTenso
   void* result = NULL;
   /* A consumer that fails may have released it or not, whatever the protocol says: torch's has
    * where it could not wrap the tensor that it had made. */
-  if (!dlx_managed_hold(made) && ((made = lent_on(made)) == NULL || !dlx_managed_hold(made)))
+  if (!dlx_managed_hold(made) && ((made = single_holder(made)) == NULL || !dlx_managed_hold(made)))
     return PyErr_NoMemory();
   if (r->take->managed_tensor_to_py_object_no_sync(made, &result) != 0 || result == NULL)
     return refused(callable, made, obj, to, tree);
@@ -326,14 +328,14 @@ DLManagedTensorVersioned* py_fast_path_copy(const py_route* r, DLManagedTensorVe
 INLINE PyObject* run(PyObject* callable, py_route* r, PyObject* obj, PyObject* to,
                      const options* said) {
   if (r->is_same) return said->copies || said->any ? py_fast_path_pass : Py_NewRef(obj);
-  uint32_t cures = 0;
+  uint32_t resolvable = 0;
   py_route_enter(r);
-  DLManagedTensorVersioned* made = lend(r, obj, said->copies, said->shares ? NULL : &cures);
-  if (made && (cures & DLX_INCOMPATIBLE_READONLY) && !said->copies && said->is_strict) {
+  DLManagedTensorVersioned* made = borrow(r, obj, said->copies, said->shares ? NULL : &resolvable);
+  if (made && (resolvable & DLX_INCOMPATIBLE_READONLY) && !said->copies && said->is_strict) {
     dlx_managed_release(made);
     made = NULL;
   }
-  if (made && (cures || said->copies)) made = py_fast_path_copy(r, made);
+  if (made && (resolvable || said->copies)) made = py_fast_path_copy(r, made);
   PyObject* result = made               ? hand_over(callable, r, made, obj, to, NULL)
                      : PyErr_Occurred() ? NULL
                                         : py_fast_path_pass;
@@ -361,11 +363,11 @@ static int take_option(options* said, PyObject* name, PyObject* value) {
     said->shares = value == Py_False;
     return said->copies || said->shares || value == Py_None;
   }
-  if (name == readonly_name) { /* Python looks at the word, should it matter */
+  if (name == readonly_name) { /* the Python path checks the value where it matters */
     said->is_strict = value != copy_name;
     return value == copy_name || value == error_name || value == share_name;
   }
-  if (name == detach_name) { /* what would have to be detached is not the fast path's */
+  if (name == detach_name) { /* what would have to be detached takes the Python path */
     said->any |= value == Py_True;
     return value == Py_True || value == Py_False;
   }

@@ -1,7 +1,7 @@
 /* Trees in the fast path: lists, tuples and dicts of exactly these types, around arrays that have
- * routes. The phases are those of dlx/phases.py: everything is taken apart, then lent and checked,
- * and only then handed over. Whatever is unusual is left to Python before anything is handed over,
- * with nothing changed.
+ * routes. The stages are those of dlx/_engine/batch.py: flatten everything, then borrow and check
+ * every array, and only then hand over. Anything unusual falls back to the Python path before
+ * anything is handed over, with nothing changed.
  *
  * Children are copied out of a container at once, so that code that runs meanwhile (a guard, the
  * collector) may change it. There is no recursion, so any depth works. */
@@ -26,9 +26,9 @@ typedef struct {
 typedef struct {
   PyObject* obj; /* borrowed from an item */
   py_route* route;
-  DLManagedTensorVersioned* made; /* lent, not yet handed over */
+  DLManagedTensorVersioned* made; /* borrowed, not yet handed over */
   PyObject* result;               /* strong */
-  uint32_t cures;                 /* incompatibilities that a copy cures */
+  uint32_t resolvable;            /* incompatibilities that a copy resolves */
 } leaf;
 
 typedef struct {
@@ -113,8 +113,7 @@ static int need_leaf(walk* w) {
   return 0;
 }
 
-/* ---- what was met before ------------------------------------------------------------------------
- */
+/* ---- visited objects ------------------------------------------------------------------------- */
 
 static meeting* find(const walk* w, PyObject* obj) {
   size_t mask = (size_t)w->room_met - 1, i = ((uintptr_t)obj >> 4) * 0x9E3779B1u;
@@ -148,8 +147,7 @@ static outcome leave(void) {
   return PyErr_Occurred() ? FAILED : LEAVE;
 }
 
-/* ---- apart --------------------------------------------------------------------------------------
- */
+/* ---- flatten --------------------------------------------------------------------------------- */
 
 /* Data that passes through and may stand anywhere. */
 static int is_plain_data(PyTypeObject* type) {
@@ -208,7 +206,8 @@ static outcome look_at(walk* w, PyObject* callable, Py_ssize_t which, PyObject* 
     meeting* m = find(w, child);
     if (m->obj) {
       node* met = &w->nodes[m->link];
-      if (met->is_open && type == &PyTuple_Type) return LEAVE; /* Python says where */
+      if (met->is_open && type == &PyTuple_Type)
+        return LEAVE; /* the Python path reports the path */
       met->is_cyclic |= met->is_open;
       w->items[which].link = m->link;
       return DONE;
@@ -243,19 +242,18 @@ static outcome take_apart(walk* w, PyObject* callable, PyObject* root, PyObject*
       w->n_stack--;
     }
   }
-  if (result == DONE && w->n_leaves == 0) return LEAVE; /* nobody has looked at `to` yet */
+  if (result == DONE && w->n_leaves == 0) return LEAVE; /* `to` has not been checked yet */
   return result;
 }
 
-/* ---- the arrays ---------------------------------------------------------------------------------
- */
+/* ---- borrow and copy the arrays -------------------------------------------------------------- */
 
-static outcome lend_all(walk* w) {
+static outcome borrow_all(walk* w) {
   for (Py_ssize_t i = 0; i < w->n_leaves; i++) {
     leaf* l = &w->leaves[i];
     if (l->route->is_same) {
       l->result = Py_NewRef(l->obj);
-    } else if ((l->made = py_fast_path_borrow(l->route, l->obj, 0, &l->cures)) == NULL) {
+    } else if ((l->made = py_fast_path_borrow(l->route, l->obj, 0, &l->resolvable)) == NULL) {
       return leave();
     }
   }
@@ -266,7 +264,7 @@ static outcome lend_all(walk* w) {
 static outcome copy_all(walk* w) {
   for (Py_ssize_t i = 0; i < w->n_leaves; i++) {
     leaf* l = &w->leaves[i];
-    if (l->cures && (l->made = py_fast_path_copy(l->route, l->made)) == NULL) return leave();
+    if (l->resolvable && (l->made = py_fast_path_copy(l->route, l->made)) == NULL) return leave();
   }
   return DONE;
 }
@@ -283,8 +281,7 @@ static outcome hand_over_all(walk* w, PyObject* callable, PyObject* root, PyObje
   return DONE;
 }
 
-/* ---- together -----------------------------------------------------------------------------------
- */
+/* ---- unflatten ------------------------------------------------------------------------------- */
 
 /* Owns: borrowed. */
 static PyObject* result_of(const walk* w, const item* it) {
@@ -346,10 +343,9 @@ static outcome put_together(walk* w) {
   return DONE;
 }
 
-/* ---- the whole ----------------------------------------------------------------------------------
- */
+/* ---- the entry point ------------------------------------------------------------------------- */
 
-/* Let go of everything; a pending exception is kept. */
+/* Release everything; a pending exception is kept. */
 static void clean_up(walk* w) {
   py_pending pending = py_pending_save();
   for (Py_ssize_t i = 0; i < w->n_leaves; i++) {
@@ -388,8 +384,9 @@ PyObject* py_tree_run(PyObject* callable, PyObject* root, PyObject* to) {
   memset(w.few_met, 0, sizeof w.few_met);
 
   PyObject* result = NULL;
-  if (take_apart(&w, callable, root, to) == DONE && lend_all(&w) == DONE && copy_all(&w) == DONE &&
-      hand_over_all(&w, callable, root, to) == DONE && put_together(&w) == DONE)
+  if (take_apart(&w, callable, root, to) == DONE && borrow_all(&w) == DONE &&
+      copy_all(&w) == DONE && hand_over_all(&w, callable, root, to) == DONE &&
+      put_together(&w) == DONE)
     result = Py_NewRef(w.nodes[0].result);
   clean_up(&w);
   return result;

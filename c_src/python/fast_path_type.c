@@ -5,8 +5,7 @@
 
 #include <structmember.h>
 
-/* ---- the type ---------------------------------------------------------------------------------
- */
+/* ---- the type -------------------------------------------------------------------------------- */
 
 static PyObject* fast_path_new(PyTypeObject* type, PyObject* args, PyObject* keywords) {
   static char* names[] = {"wrapped", "learn", "failed", NULL};
@@ -87,10 +86,11 @@ static PyObject* fast_path_borrow(PyObject* callable, PyObject* const* args, Py_
   return py_tensor_wrap(made);
 }
 
-PyDoc_STRVAR(fast_path_load_doc,
-             "_load(tensor, obj, to, /)\n--\n\n"
-             "Hand over what _lend gave, which is used up. NotImplemented where the route has gone "
-             "since; then it is not.");
+PyDoc_STRVAR(
+    fast_path_load_doc,
+    "_load(tensor, obj, to, /)\n--\n\n"
+    "Hand over the tensor that _lend returned and consume it. NotImplemented where the route "
+    "no longer exists; then it is not consumed.");
 
 static PyObject* fast_path_load(PyObject* callable, PyObject* const* args, Py_ssize_t nargs) {
   if (nargs != 3 || !Py_IS_TYPE(args[0], py_tensor_type)) {
@@ -174,7 +174,7 @@ static PyGetSetDef fast_path_attributes[] = {
 };
 
 PyDoc_STRVAR(fast_path_doc,
-             "Lane(wrapped, learn, failed)\n--\n\n"
+             "FastPathFunction(wrapped, learn, failed)\n--\n\n"
              "A function with a fast path in C; see dlx.convert.");
 
 static PyType_Slot fast_path_slots[] = {

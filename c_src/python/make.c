@@ -1,5 +1,5 @@
-/* Making dlx.Tensor objects: over an address, as a further view, as a copy; and asking what stands
- * between one and a consumer. */
+/* Making dlx.Tensor objects: over an address, as a further view, as a copy; and listing the
+ * incompatibilities between one and a consumer. */
 
 #include "dlx_python.h"
 
@@ -122,7 +122,7 @@ static PyObject* tensor_view(PyObject* module, PyObject* args) {
 
 DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, int keep_order) {
   const DLTensor* t = &from->dl_tensor;
-  /* Copied is said of a hand-over, not of memory at rest: whoever hands it over sets that flag. */
+  /* The copied flag describes a hand-over, not the memory: the code that hands over sets it. */
   uint64_t flags =
       from->flags & ~(uint64_t)(DLPACK_FLAG_BITMASK_READ_ONLY | DLPACK_FLAG_BITMASK_IS_COPIED);
   DLManagedTensorVersioned *held, *fresh = NULL;

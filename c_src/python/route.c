@@ -15,7 +15,7 @@ enum { SLOTS = 256 /* a power of two; far more than pairs in any program */ };
 static py_route* table[SLOTS];
 static int in_use;
 
-static size_t place(const void* type, const void* key) {
+static size_t slot_of(const void* type, const void* key) {
   uintptr_t mixed = ((uintptr_t)type >> 4) * 31 + ((uintptr_t)key >> 4);
   return (size_t)(mixed ^ mixed >> 8) & (SLOTS - 1);
 }
@@ -47,7 +47,8 @@ static unsigned assign_tag(PyTypeObject* type) {
 }
 
 DLX_HOT py_route* py_route_find(PyTypeObject* type, PyObject* key) {
-  for (size_t i = place(type, key), n = 0; n < SLOTS && table[i]; i = (i + 1) & (SLOTS - 1), n++) {
+  for (size_t i = slot_of(type, key), n = 0; n < SLOTS && table[i];
+       i = (i + 1) & (SLOTS - 1), n++) {
     if (table[i]->type == type && table[i]->key == key)
       return is_current(table[i]) ? table[i] : NULL;
   }
@@ -94,8 +95,7 @@ static void route_free(py_route* r) {
   PyMem_Free(r);
 }
 
-/* GIL: needed; letting go of types may run Python, so the table is empty before anything is freed.
- */
+/* GIL: needed; releasing types may run Python, so the table is empty before anything is freed. */
 static void forget_all(void) {
   py_route* old[SLOTS];
   memcpy(old, table, sizeof table);
@@ -145,14 +145,13 @@ static int read_guards(PyObject* given, py_route* r) {
     if (!PyArg_ParseTuple(PyTuple_GET_ITEM(given, i), "OIpO:guard", &ask, &read.codes,
                           &read.of_owner, &resolve))
       return -1;
-    py_guard* place = &r->guards[r->n_guards++];
+    py_guard* slot = &r->guards[r->n_guards++];
     if (is_early(&read)) { /* among the early ones */
-      *place = r->guards[r->n_early];
-      place = &r->guards[r->n_early++];
+      *slot = r->guards[r->n_early];
+      slot = &r->guards[r->n_early++];
     }
-    *place = read;
-    if (read_question(ask, &place->ask) < 0 || read_question(resolve, &place->resolve) < 0)
-      return -1;
+    *slot = read;
+    if (read_question(ask, &slot->ask) < 0 || read_question(resolve, &slot->resolve) < 0) return -1;
   }
   return 0;
 }
@@ -240,8 +239,8 @@ static PyObject* route_add(PyObject* module, PyObject* args) {
   r->tag = assign_tag(r->type);
   if (PyErr_Occurred()) goto failed;
 
-  if (in_use > SLOTS * 3 / 4) forget_all(); /* many short-lived types: start afresh */
-  size_t i = place(type, key);
+  if (in_use > SLOTS * 3 / 4) forget_all(); /* many short-lived types: clear the table */
+  size_t i = slot_of(type, key);
   while (table[i] && !(table[i]->type == r->type && table[i]->key == key))
     i = (i + 1) & (SLOTS - 1);
   py_route* old = table[i];

@@ -63,8 +63,8 @@ typedef struct {
   uint32_t plain_alignment; /* what the consumer wants for it */
 } py_route;
 
-/* The route for an exact type and target, or NULL. Owns: borrowed; whoever runs Python meanwhile
- * holds it by py_route_enter and py_route_leave. GIL: needed. Errors: none. */
+/* The route for an exact type and target, or NULL. Owns: borrowed; callers that run Python
+ * meanwhile hold it by py_route_enter and py_route_leave. GIL: needed. Errors: none. */
 py_route* py_route_find(PyTypeObject* type, PyObject* key);
 
 static inline void py_route_enter(py_route* route) {
@@ -79,9 +79,7 @@ PyObject* py_ask(const py_question* question, PyObject* obj);
 
 extern PyMethodDef py_route_functions[];
 
-/* ---- python/fast_path.c
- * ---------------------------------------------------------------------------------
- */
+/* ---- python/fast_path.c ---------------------------------------------------------------------- */
 
 /* A function with a fast path: its type is in python/fast_path_type.c. */
 typedef struct {
@@ -111,16 +109,16 @@ py_route* py_fast_path_route(PyObject* callable, PyTypeObject* type, PyObject* t
  * borrowed. GIL: needed; may run Python. Errors: NULL with an exception, or py_fast_path_pass. */
 PyObject* py_fast_path_run(PyObject* callable, py_route* route, PyObject* obj, PyObject* to);
 
-/* A managed tensor over an array: examined, exported and checked. `brief`: its memory will only be
- * read now, and need not be kept from being resized later. `cures`: NULL, or where to write the
- * incompatibilities that a copy cures, which the caller then makes. Owns: the caller owns the
- * result, which owns the array or its storage. GIL: needed; may run Python. Errors: NULL, as
- * py_fast_path_route. */
+/* A managed tensor over an array: examined, exported and checked. `brief`: the memory is only read
+ * during the call, and need not be protected from a later resize. `resolvable`: NULL, or where to
+ * write the incompatibilities that a copy resolves; the caller then makes that copy. Owns: the
+ * caller owns the result, which owns the array or its storage. GIL: needed; may run Python. Errors:
+ * NULL, as py_fast_path_route. */
 DLManagedTensorVersioned* py_fast_path_borrow(py_route* route, PyObject* obj, int brief,
-                                              uint32_t* cures);
+                                              uint32_t* resolvable);
 
-/* A copy of what was lent, in the order of dimensions that the consumer takes. Owns: takes `made`;
- * the caller owns the result. GIL: needed, let go of meanwhile. Errors: NULL, as
+/* A copy of a borrowed tensor, in the order of dimensions that the consumer takes. Owns: takes
+ * `made`; the caller owns the result. GIL: needed, released meanwhile. Errors: NULL, as
  * py_fast_path_route. */
 DLManagedTensorVersioned* py_fast_path_copy(const py_route* route, DLManagedTensorVersioned* made);
 
@@ -130,9 +128,7 @@ PyObject* py_fast_path_hand_over(PyObject* callable, const py_route* route,
                                  DLManagedTensorVersioned* made, PyObject* obj, PyObject* to,
                                  PyObject* tree);
 
-/* ---- python/fast_path_tree.c
- * ---------------------------------------------------------------------------------
- */
+/* ---- python/fast_path_tree.c ----------------------------------------------------------------- */
 
 /* Whether objects of an exact type are trees that py_tree_run knows. */
 int py_tree_takes(PyTypeObject* type);

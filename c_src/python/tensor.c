@@ -38,14 +38,14 @@ static inline PyObject* sole_owner(const TensorObject* tensor) {
   return tensor->managed ? dlx_managed_owner(tensor->managed, py_release_object) : NULL;
 }
 
-/* GIL: held, so that nobody becomes a further holder meanwhile; one that lets go does no harm. */
+/* GIL: held, so that no holder is added meanwhile; one that releases does no harm. */
 static int tensor_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   Py_VISIT(sole_owner((TensorObject*)self));
   return 0;
 }
 
-/* Of a cycle that nobody can reach. What is left is as a tensor that was handed back. */
+/* Called for an unreachable cycle. Afterwards the object is like a tensor that was handed back. */
 static int tensor_clear(PyObject* self) {
   DLManagedTensorVersioned* made = ((TensorObject*)self)->managed;
   ((TensorObject*)self)->managed = NULL;
@@ -110,8 +110,7 @@ void py_tensor_follow(TensorObject* view, const TensorObject* tensor) {
   view->is_lent = tensor->is_lent;
 }
 
-/* ---- the DLPack protocol
- * -------------------------------------------------------------------------- */
+/* ---- the DLPack protocol --------------------------------------------------------------------- */
 
 /* GIL: needed. Errors: -1 with an exception; 0 = legacy wanted, 1 = versioned wanted. */
 static int wants_versioned(PyObject* max_version) {
@@ -169,7 +168,7 @@ PyDoc_STRVAR(
     "__dlpack__($self, /, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
     "Return a fresh capsule over this memory (a copy where copy=True), versioned where "
     "max_version\n"
-    "is (1, 0) or more. A read-only tensor is not given out in a legacy capsule.");
+    "is (1, 0) or more. A read-only tensor is not exported in a legacy capsule.");
 
 DLX_HOT static PyObject* tensor_dlpack(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
                                        PyObject* names) {
@@ -249,8 +248,7 @@ static PyMethodDef tensor_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-/* ---- the type
- * ------------------------------------------------------------------------------------- */
+/* ---- the type -------------------------------------------------------------------------------- */
 
 static PyMemberDef tensor_members[] = {
     {"__weaklistoffset__", T_PYSSIZET, offsetof(TensorObject, weakrefs), 1 /* READONLY */, NULL},

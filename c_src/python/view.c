@@ -1,5 +1,5 @@
-/* What lazy views are made of: a source, and what was converted, by place. Only the look at what is
- * there already is in C; everything else is Python's, in dlx/view.py. */
+/* The base type of lazy views: a source, and a cache of converted elements by index or key. Only
+ * the cache lookup is in C; everything else is in dlx/_views/base.py. */
 
 #include "route.h"
 
@@ -7,13 +7,13 @@
 #include <structmember.h>
 
 typedef struct {
-  PyObject_HEAD PyObject* source; /* the living container */
-  PyObject* slots;                /* {place: (the source's element, its result)} */
+  PyObject_HEAD PyObject* source; /* the container being viewed */
+  PyObject* slots;                /* {index or key: (the source's element, its result)} */
 } PlacesObject;
 
 static PyObject* missed_name;
 
-/* The source's element at a place. Owns: new. Errors: NULL with an exception. */
+/* The source's element at an index or key. Owns: new. Errors: NULL with an exception. */
 static PyObject* element_at(PyObject* source, PyObject* key) {
   if (PyList_CheckExact(source) && PyLong_CheckExact(key)) {
     Py_ssize_t i = PyNumber_AsSsize_t(key, NULL), n = PyList_GET_SIZE(source); /* clipped */
@@ -32,7 +32,7 @@ static PyObject* element_at(PyObject* source, PyObject* key) {
 static PyObject* places_get(PyObject* self, PyObject* key) {
   PlacesObject* places = (PlacesObject*)self;
   if (!PySlice_Check(key) && places->source && places->slots && PyDict_CheckExact(places->slots)) {
-    PyObject* slots = Py_NewRef(places->slots); /* a key's hash may run Python, and that anything */
+    PyObject* slots = Py_NewRef(places->slots); /* a key's hash may run any Python code */
     PyObject* slot = PyDict_GetItemWithError(slots, key);
     if (slot && PyTuple_CheckExact(slot) && PyTuple_GET_SIZE(slot) == 2) {
       Py_INCREF(slot); /* the source may run Python as well */
@@ -53,7 +53,7 @@ static PyObject* places_get(PyObject* self, PyObject* key) {
     if (PyErr_Occurred()) {
       if (!PyErr_ExceptionMatches(PyExc_LookupError) && !PyErr_ExceptionMatches(PyExc_TypeError))
         return NULL;
-      PyErr_Clear(); /* it is raised again, or seen to, below */
+      PyErr_Clear(); /* handled or raised again below */
     }
   }
   return PyObject_CallMethodOneArg(self, missed_name, key);

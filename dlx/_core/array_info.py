@@ -38,7 +38,7 @@ class ArrayInfo:
     dtype
         The dtype of the values, or None where DLPack has none for it.
     dtype_name
-        The framework's own word for it (``">f4"``).
+        The framework's own name for it (``">f4"``).
     shape
         Extents, ``(ndim,)``; None where only an export could tell.
     strides
@@ -56,7 +56,7 @@ class ArrayInfo:
     protocols
         Ways in which the object offers its memory.
     notes
-        Anything else that decides whether it can cross (``"requires_grad"``).
+        Anything else that decides whether it can be converted (``"requires_grad"``).
     """
 
     framework: str
@@ -80,7 +80,7 @@ class ArrayInfo:
 
     @classmethod
     def of_tensor(cls, tensor: Tensor, framework: str, kind: type, protocols: tuple[str, ...] = ()) -> ArrayInfo:
-        """Return what a tensor says, in the name of the object that it came from."""
+        """Return the description of a tensor, with framework and type of the object that it came from."""
         return cls(
             framework=framework,
             type_name=type_name(kind),

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 Ready = Any
-"""cdata ``dlx_ready *``: a point on a stream that memory is ready at."""
+"""cdata ``dlx_ready *``, a readiness event: the point on a stream at which memory is ready."""
 
 _FIX = {
     lib.DLX_E_NO_DRIVER: "CUDA memory needs an NVIDIA driver; DLX_CUDA_DRIVER may name its libcuda.so.1.",
@@ -121,7 +121,7 @@ def at(device: Device) -> Iterator[None]:
         lib.dlx_cuda_pop()
 
 
-# ---- order -----------------------------------------------------------------------------------------------------------
+# ---- stream synchronization ------------------------------------------------------------------------------------------
 
 
 def order(before: Stream, after: Stream) -> None:
@@ -139,24 +139,24 @@ def order(before: Stream, after: Stream) -> None:
 
 
 def ready(stream: Stream) -> Ready:
-    """Return the point that a stream has come to."""
+    """Return a readiness event for what is on a stream now."""
     address = native.ready_new(stream.device.id, stream.handle, stream.keep)
     return ffi.gc(ffi.cast("dlx_ready *", address), lib.dlx_ready_drop)
 
 
 def wait(point: Ready, stream: Stream) -> None:
-    """Make a stream wait until memory is ready."""
+    """Make a stream wait for a readiness event."""
     if not stream.is_unordered:
         check(lib.dlx_ready_wait(point, stream.device.id, stream.handle))
 
 
 def follow(point: Ready, stream: Stream) -> None:
-    """Make the stream that a point is on wait for what is on another now; the host, where that may be gone."""
+    """Make a readiness event's stream wait for what is on another now; the host waits where that stream may be gone."""
     check(lib.dlx_ready_follow(point, stream.device.id, stream.handle))
 
 
 def synchronize(what: Stream | Ready) -> None:
-    """Wait on the host for a stream, or until memory is ready."""
+    """Wait on the host for a stream, or for a readiness event."""
     if isinstance(what, Stream):
         if not what.is_unordered:
             check(lib.dlx_cuda_synchronize(what.device.id, what.handle))
@@ -165,13 +165,13 @@ def synchronize(what: Stream | Ready) -> None:
 
 
 def readiness_of(tensor: Tensor) -> Ready | None:
-    """Return the point at which a `dlx.Tensor` is ready, None where it is. It lives as long as the tensor."""
+    """Return the readiness event of a `dlx.Tensor`, None where it is ready. It lives as long as the tensor."""
     address = native.tensor_readiness(tensor)
     return ffi.cast("dlx_ready *", address) if address else None
 
 
 def when(tensor: Tensor, point: Ready) -> Tensor:
-    """Return a further tensor over the same memory that is ready at a point."""
+    """Return a further tensor over the same memory with another readiness event."""
     return native.tensor_when(tensor, int(ffi.cast("uintptr_t", point)))  # `point` lives until this has returned
 
 
@@ -184,10 +184,10 @@ def work_stream(device: Device) -> Stream:
 
 @set_module("dlx")
 def release_pending() -> int:
-    """Let go of memory whose last user on a device is done; return how many arrays still wait for theirs.
+    """Release memory whose last use on a device is done; return how many arrays are still in use.
 
-    A converted array that was used on another stream than its producer's is not given back to the producer before the
-    device is done with it. dlx looks whenever it is called for CUDA memory; this looks now. It never waits.
+    A converted array that was used on another stream than its producer's is not released before the device is done with
+    it. dlx checks for such memory in every call that involves CUDA memory; this function checks now. It never waits.
 
     Examples
     --------

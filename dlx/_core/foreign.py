@@ -1,7 +1,7 @@
-"""Looking at what others wrote: their exceptions, values and classes, any of which may raise when it is looked at.
+"""Safe inspection of foreign exceptions, values and classes, any of which may raise when inspected.
 
-Nothing of theirs hides what happened: what cannot be shown is named by its class, which cannot lie, and what is long is
-cut. An interrupt and a `MemoryError` go on.
+A failing repr never hides the original error: what cannot be shown is named by its class, and long texts are cut.
+Interrupts and `MemoryError` propagate.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 __all__ += ["safe_repr", "type_name"]
 
 MAX_MESSAGE = 1000
-"""Characters of somebody's message that dlx repeats; the exception itself, the `__cause__`, has them all."""
+"""Characters of a foreign message that dlx repeats; the exception itself, the `__cause__`, has them all."""
 
 Value = TypeVar("Value")
 

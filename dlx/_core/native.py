@@ -85,7 +85,7 @@ if TYPE_CHECKING:
         ) -> Any:
             """Return a fresh capsule over this memory (a copy where copy=True), versioned where max_version is (1, 0).
 
-            A read-only tensor is not given out in a legacy capsule.
+            A read-only tensor is not exported in a legacy capsule.
             """
 
         def __dlpack_device__(self) -> tuple[int, int]:
@@ -160,7 +160,7 @@ if TYPE_CHECKING:
         ) -> Any: ...
 
     class Places:
-        """What lazy views are made of."""
+        """The base type of lazy views: a source and a cache of converted elements."""
 
         _source: Any
         _slots: dict[Any, Any]

@@ -50,7 +50,7 @@ class Stream:
 
     @property
     def wire(self) -> int:
-        """What ``__dlpack__(stream=...)`` of a producer on this device wants to hear."""
+        """The value for ``__dlpack__(stream=...)`` of a producer on this device."""
         return self.handle
 
     def __str__(self) -> str:
@@ -65,9 +65,9 @@ _borrowed = threading.local()
 
 @contextlib.contextmanager
 def lending(streams: Iterable[Stream]) -> Iterator[None]:
-    """Remember, for this thread and a while, what keeps streams alive that a framework is set to.
+    """Within this context, remember on this thread the objects that keep the current streams of frameworks alive.
 
-    What the framework then calls its current stream is an object of its own, which seldom owns it.
+    The framework's own object for its current stream seldom owns the stream.
     """
     before = getattr(_borrowed, "streams", {})
     _borrowed.streams = before | {stream: stream for stream in streams}
@@ -78,7 +78,7 @@ def lending(streams: Iterable[Stream]) -> Iterator[None]:
 
 
 def kept(stream: Stream) -> Stream:
-    """Return the same stream with what keeps it alive, where it is lent."""
+    """Return the same stream with the object that keeps it alive, where `lending` has one."""
     streams: dict[Stream, Stream] = getattr(_borrowed, "streams", {})
     return streams.get(stream, stream)
 
@@ -175,7 +175,7 @@ def _on_rocm(handle: int, raw: bool) -> int:
 
 
 def _keeping(value: Any, device: Device) -> Any:
-    """Return what keeps the stream alive: the object, or the caller's word for a raw handle."""
+    """Return what keeps the stream alive: the stream object, or the raw handle as given."""
     for name in ("device_index", "device_id"):
         number = getattr(value, name, None)
         if isinstance(number, int) and number >= 0 and number != device.id:

@@ -101,7 +101,7 @@ def _values(tensor: Tensor) -> str:
         return ""
     itemsize = bits // 8
     try:
-        # Through the kernel, which refuses where there is no memory: a repr in a debugger must not end the process.
+        # Through the kernel, which refuses where there is no memory: a repr in a debugger must not crash the process.
         memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return ""

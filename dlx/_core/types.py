@@ -235,7 +235,7 @@ class DType(tuple[int, int, int]):
 
 
 def codes_of(kinds: Iterable[str]) -> frozenset[int]:
-    """Return the type codes of the dtypes whose names begin with one of some words: ``("complex",)``.
+    """Return the type codes of the dtypes whose names begin with one of some prefixes: ``("complex",)``.
 
     Raises
     ------
@@ -253,7 +253,7 @@ def codes_of(kinds: Iterable[str]) -> frozenset[int]:
 
 
 def _is_wide(code: int, bits: int) -> bool:
-    """Return whether a plain kind comes in a width: nobody has a float33."""
+    """Return whether a plain kind exists in a width (there is no float33)."""
     return code in _WIDE_NAMES and bits in _WIDTHS[_WIDE_NAMES[code]]
 
 

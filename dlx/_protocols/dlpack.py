@@ -53,7 +53,7 @@ _NO_NUMBERS = re.compile(r"(<dtype: ')?(object|resource|variant|string|str\d*)(_
 def why_no_numbers(obj: Any) -> str:
     """Return why an object's elements are no numbers, by its ``dtype`` attribute; empty where that says nothing of it.
 
-    Asked of those whose ``__dlpack__`` nobody knows, before it is called.
+    Asked of generic producers, before their ``__dlpack__`` is called.
     """
     try:
         dtype = getattr(obj, "dtype", None)

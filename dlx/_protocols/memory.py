@@ -141,7 +141,7 @@ def array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
         owner = (obj, view)
     flags = READ_ONLY if readonly else 0
     if type(data) is bytes:
-        flags |= IS_COPIED  # nobody keeps pixels in bytes: its producer has just written them out (pillow does)
+        flags |= IS_COPIED  # an object that returns bytes has just made a copy for this export (pillow does)
     return native.tensor_new(address, shape, _whole_elements(strides, shape, itemsize), dtype, HOST, flags, owner)
 
 

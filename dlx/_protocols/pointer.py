@@ -139,7 +139,7 @@ def from_pointer(
         Object that lives as long as the memory is used.
     release
         Called without arguments, exactly once, when nothing uses the memory any more; `owner` is still alive then. It
-        runs on whatever thread lets go last, with the GIL; what it raises goes to ``sys.unraisablehook``. It is not
+        runs on the thread of the last release, with the GIL; what it raises goes to ``sys.unraisablehook``. It is not
         called once the interpreter is finalizing: the memory goes with the process. If this function raises, it is not
         called: the memory is still the caller's.
 
@@ -232,7 +232,7 @@ def from_managed(ptr: Any, *, legacy: bool = False, borrow: bool = False) -> Ten
     legacy
         Whether it is the struct from before DLPack 1.0. A typed pointer must agree.
     borrow
-        False: the tensor takes the struct, and its deleter is called exactly once, from whatever thread lets go last.
+        False: the tensor takes the struct, and its deleter is called exactly once, on the thread of the last release.
         True: the deleter is never called, and the caller keeps the memory alive for as long as anything uses it.
 
     Returns
@@ -251,7 +251,7 @@ def from_managed(ptr: Any, *, legacy: bool = False, borrow: bool = False) -> Ten
     Notes
     -----
     What cannot be checked: that there is such a struct at an address without a type, that its shape and strides
-    pointers are good, and that nobody else takes it. The two structs differ in layout, and one that is read as the
+    pointers are good, and that nothing else consumes it. The two structs differ in layout, and one that is read as the
     other is noticed by its numbers only. Layout and versions are those of ``dlpack.h`` 1.3.
     """
     at = look_at(ptr)

@@ -1,8 +1,8 @@
-"""What an adapter's hooks may answer: held against one table, for adapters that are not dlx's own.
+"""Type checks for the return values of adapter hooks, for adapters that are not dlx's own.
 
-Inside dlx an answer is relied upon. So those of a plugin are looked at where they come in, each by a method of a
-subclass that calls the plugin's own: whatever is none raises a `PluginError` that names the adapter, what it gave and
-what it should have given, before anything is done with it.
+dlx relies on these values. A plugin's adapter is therefore wrapped in a subclass whose methods call the plugin's own
+and check the result: a wrong one raises a `PluginError` that names the adapter, what it returned and what it should
+have returned.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _DEVICE = (_a(Device), "a Device")
 _TENSOR = (_a(Tensor), "a dlx.Tensor")
 _REASON = (_sentences, "a pair of str (reason, fix), or None")
 
-# Hook -> what its answer must be, and that in words. What is not here is the framework's own, or read with care.
+# Hook -> (check, its description). Hooks that are not listed return framework objects, or are checked by the caller.
 _ANSWERS: dict[str, tuple[Check, str]] = {
     "module": (_a(ModuleType), "a module"),
     "version": _TEXT,
@@ -129,7 +129,7 @@ _ANSWERS: dict[str, tuple[Check, str]] = {
 
 
 def checked_adapter(adapter: Adapter) -> Adapter:
-    """Return a plugin's adapter, whose answers are looked at from now on.
+    """Return a plugin's adapter with its return values checked from now on.
 
     Only hooks that it overrides are; the others are dlx's own.
     """

@@ -94,7 +94,7 @@ class CapsuleAdapter(Described):
             raise
 
     def ready_on(self, obj: Any, tensor: Tensor, asked: Stream | None) -> Stream | None:
-        """Return the legacy stream: for whom a capsule was made nobody says, and most work is there."""
+        """Return the legacy stream: a capsule does not say which stream it was made for, and most work is there."""
         if not cuda.is_cuda(tensor.device):
             return None
         try:
@@ -111,7 +111,7 @@ class CapsuleAdapter(Described):
 
 
 class DLPackAdapter(Adapter):
-    """Any object whose type has ``__dlpack__``. Only an export can tell what is in it."""
+    """Any object whose type has ``__dlpack__``. Only an export can describe it."""
 
     name = "dlpack"
     package = "builtins"
@@ -173,7 +173,7 @@ BUFFER = BufferAdapter()
 
 
 def is_proxy(kind: type) -> bool:
-    """Return whether a type is one of weak proxies, which speak for objects that they do not keep alive."""
+    """Return whether a type is one of weak proxies, which forward to objects that they do not keep alive."""
     return any(kind is proxy for proxy in weakref.ProxyTypes)
 
 
@@ -189,7 +189,7 @@ def generic_adapter(obj: Any) -> Adapter | None:
 def generic_array_adapter(obj: Any) -> Adapter | None:
     """Return the adapter for an object that speaks a protocol of arrays, plain buffers left out."""
     kind = type(obj)
-    if is_proxy(kind):  # it speaks for an object that it does not keep alive
+    if is_proxy(kind):  # it forwards to an object that it does not keep alive
         return None
     if class_name(kind) == "PyCapsule" and module_of(kind) == "builtins":
         return CAPSULE
@@ -213,7 +213,7 @@ def generic_buffer_adapter(obj: Any) -> Adapter | None:
     except MemoryError:
         raise
     except Exception:
-        pass  # it has a buffer, which cannot be had just now: the export says why
+        pass  # it has a buffer that cannot be exported at present: the export says why
     return BUFFER
 
 

@@ -197,7 +197,7 @@ class Loader:
             raise error
 
     def remark(self, adapter: Adapter, sentence: str) -> None:
-        """Remember what is amiss with an adapter that can be used all the same; listings and the doctor show it."""
+        """Record a problem of an adapter that can still be used; listings and `dlx doctor` show it."""
         for plugin in self._unique():
             if adapter in plugin.adapters and sentence not in plugin.notes:
                 plugin.notes.append(sentence)

@@ -69,11 +69,11 @@ class Plugin:
     broken
         What went wrong, or None.
     notes
-        Sentences for whoever wrote or installed it: what is not wrong enough to refuse it.
+        Sentences for its author or user: problems that are no reason to refuse it.
     names
         The entries' names: root packages whose adapters are here.
     loading
-        Threads that are loading it just now, as (process, thread).
+        Threads that are currently loading it, as (process, thread).
     """
 
     module: str

@@ -32,10 +32,10 @@ class Registry(Loader):
     """Finds adapters by type, name, module or array type; loads their plugins when first needed."""
 
     def stream_keeper(self, device_id: int, handle: int) -> Any:
-        """Return an object that keeps a CUDA stream alive: the current stream of whoever works on it; None for others.
+        """Return an object that keeps a CUDA stream alive: a framework's current stream; None for others.
 
-        A consumer names the handle of its current stream when it takes a `dlx.Tensor`. The stream is used once more
-        when it lets go, and must live until then.
+        A consumer names the handle of its current stream when it takes a `dlx.Tensor`. The stream is used once more at
+        release, and must live until then.
         """
         device = Device(native.lib.kDLCUDA, device_id)
         borrowed = kept(Stream(device, handle))
@@ -90,8 +90,8 @@ class Registry(Loader):
         ]
         owner = self._owner(kind)
         if owner is None and foreign:
-            # A type may have been registered as an array of a package that is imported, whose plugin nobody needed yet.
-            there = list(self._plugins.items())  # another thread may scan just now
+            # A type may have been registered as an array of a package that is imported, whose plugin is not loaded yet.
+            there = list(self._plugins.items())  # another thread may be scanning
             late = [root for root, plugin in there if root in sys.modules and not plugin.loaded]
             for root in late:
                 self._load_all(root)
@@ -123,7 +123,7 @@ class Registry(Loader):
     # ---- containers -------------------------------------------------------------------------------------------------
 
     def container(self, kind: type) -> Container | None:
-        """Return the row that an adapter declares for a type or its nearest base; None where none does."""
+        """Return the handler that an adapter declares for a type or its nearest base; None where none does."""
         self.knows(kind)  # its package's adapters are loaded now
         for root in list(self._plugins):  # a package without an adapter may hold another's arrays: tensordict, h5py
             if root in sys.modules:

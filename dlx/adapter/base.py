@@ -84,7 +84,7 @@ class Adapter:
         Exact types for which being asked twice is harmless; only these take the fast path.
     fast_path_imports
         Whether the exchange table, `exchange` or that of the type, makes arrays of the first of `types`. False where it
-        is that of a base, which makes arrays of the base: it gives memory out, and what comes in goes through `load`.
+        is that of a base, which makes arrays of the base: it is used for export only, and imports go through `load`.
     guards
         Questions that must be answered false before memory may leave.
     immutable
@@ -94,7 +94,7 @@ class Adapter:
     dtypes
         Names of dtypes in dlx -> attributes of the package: ``{"bool": "bool_"}``.
     extension_dtypes
-        Dtypes that another package brings to the framework, as its words: ``{"bfloat16": "ml_dtypes.bfloat16"}``.
+        Dtypes that another package adds to the framework: ``{"bfloat16": "ml_dtypes.bfloat16"}``.
     storage_dtypes
         Dtypes that the framework has, but takes under another name of the same width: ``{"bfloat16": "uint16"}``. They
         are handed over under that name, and what comes out is given to `viewed_as`.
@@ -105,7 +105,7 @@ class Adapter:
     describes_by_export
         Whether `info` makes an export, so that it is only called where nothing else will do.
     constant
-        False where capabilities change at run time; they are then those of the moment, and there is no fast path.
+        False where capabilities change at run time; they are then computed per conversion, and there is no fast path.
     depends_on
         Where `constant` is False: names within the package of all that capabilities depend on, with hashable values
         (``("config.jax_enable_x64",)``); capabilities are stated once for each. Empty: anew in every conversion.
@@ -114,7 +114,7 @@ class Adapter:
     is_own
         Whether its arrays are `dlx.Tensor`; for dlx itself.
     takes_stream
-        Whether `export` is told the consumer's stream for device memory.
+        Whether `export` is passed the consumer's stream for device memory.
     root_only
         Whether its objects are converted where they are what `convert` is given, but pass through inside a container,
         as numpy's scalars and plain buffers do.
@@ -128,7 +128,7 @@ class Adapter:
     switches
         For the fast path: ``(module, attribute, value)`` that must be that very value, or Python is asked.
     confirmed
-        For the fast path: dtypes for which the framework has several words; the array must say the first one itself.
+        For the fast path: dtypes for which the framework has several of its own; the array's must be the first one.
     dtype_attribute
         Attribute of an array that is its dtype.
     part_of
@@ -138,7 +138,7 @@ class Adapter:
         Bytes that memory of its own making is at least aligned to, for plans of copies that it makes.
     """
 
-    api: int = 1  # for ever: whoever does not say was written for the first one
+    api: int = 1  # never changes: an adapter that does not say was written for version 1
     name: str
     package: str
     priority: int = 0
@@ -182,7 +182,7 @@ class Adapter:
         Raises
         ------
         FrameworkNotInstalledError
-            If nobody has imported it yet.
+            If it has not been imported yet.
         """
         try:
             return sys.modules[self.package]
@@ -240,7 +240,7 @@ class Adapter:
         return made
 
     def _values(self) -> tuple[Any, ...]:
-        """Return what `depends_on` stands for just now, in this thread."""
+        """Return the current values of `depends_on`, in this thread."""
         return tuple(
             getattr(look_up(f"{self.package}.{owner}" if owner else self.package), name, None)
             for owner, _, name in _parted(self.depends_on)
@@ -338,7 +338,7 @@ class Adapter:
     # ---- as a producer --------------------------------------------------------------------------------------------
 
     def examine(self, obj: Any) -> Iterable[Blocker]:
-        """Give what stands in the way of exporting one array. The default asks the guards."""
+        """Yield the blockers of exporting one array. The default asks the guards."""
         for guard in self.guards:
             if guard.blocker is not None and guard.holds(obj):
                 yield guard.blocker
@@ -353,7 +353,7 @@ class Adapter:
     def sketch(self, obj: Any) -> Tensor | None:
         """Return the tensor that `export` would give, by description only; None where only an export could tell.
 
-        It is used to plan and never handed to anybody. The default makes it from `info`.
+        An abstract tensor for planning, never passed to a consumer. The default makes it from `info`.
         """
         info = self.info(obj)
         if info is None or info.shape is None or info.dtype is None or info.device is None:
@@ -373,8 +373,8 @@ class Adapter:
     def ready_on(self, obj: Any, tensor: Tensor, asked: Stream | None) -> Stream | None:
         """Return the stream on which an exported array is ready; None: it is ready.
 
-        The default is `asked`, the stream that `export` was told: its producer made it wait. Of pinned memory, which
-        nobody is told a stream for, `asked` is None; the host waits for the stream that is returned.
+        The default is `asked`, the stream passed to `export`: its producer made it wait. For pinned memory no stream is
+        passed and `asked` is None; the host waits for the stream that is returned.
         """
         return asked
 
@@ -399,7 +399,7 @@ class Adapter:
         return None if info is None else info.device
 
     def home(self) -> Device:
-        """Return where arrays go that the framework cannot hold where they are: the host, if it can hold that."""
+        """Return the default device, for arrays on a device that the framework cannot use. The default is the host."""
         return Device("cpu")
 
     def current_device(self, device_type: int) -> int:
@@ -411,9 +411,9 @@ class Adapter:
         return cuda.at(device)
 
     def work_stream(self, device: Device) -> Any:
-        """Return the stream on which the framework works on a device just now: a handle, or an object that has one.
+        """Return the framework's current stream on a device: a handle, or an object that has one.
 
-        None, the default: each array has its own, or nobody can tell. It is asked once per device of a call, never for
+        None, the default: each array has its own, or it is unknown. It is asked once per device of a call, never for
         host memory; as a producer and as a consumer.
         """
         return None
@@ -447,20 +447,20 @@ class Adapter:
         Parameters
         ----------
         obj
-            An array that nobody else knows.
+            An array without other references.
         writable
             Whether the function is declared to write to it.
         """
         return obj
 
     def writes_to(self, obj: Any) -> int | None:
-        """Return how often an array was written to in place; None, the default, where nobody counts."""
+        """Return how often an array was written to in place; None, the default, where writes are not counted."""
         return None
 
     # ---- as a consumer --------------------------------------------------------------------------------------------
 
     def load(self, tensor: Tensor) -> Any:
-        """Return an array over a tensor that `capabilities` allow; it speaks ``__dlpack__`` to whoever asks."""
+        """Return an array over a tensor that `capabilities` allow; the tensor has ``__dlpack__``."""
         raise NotImplementedError(f"{self.name} cannot be a target")
 
     @functools.cached_property
@@ -492,7 +492,7 @@ class Adapter:
         return native.tensor_check(tensor, self.capabilities_address())
 
     def constant_over(self, tensor: Tensor) -> bool:
-        """Return whether an array over a tensor is constant, so that nobody else should write to its memory either."""
+        """Return whether an array over a tensor is constant, so that nothing else should write to its memory either."""
         return self.immutable
 
     def viewed_as(self, array: Any, dtype: DType) -> Any:
@@ -515,10 +515,10 @@ class Adapter:
     def guard_function(self) -> tuple[Any, frozenset[str]] | None:
         """Return a C function that answers guards for arrays of `fast_path_types`, and which ones; None, the default.
 
-        A capsule called ``"dlx_guard_function"`` with an ``int (*)(void *array, const DLTensor *lent)`` (`dlx.h`):
+        A capsule called ``"dlx_guard_function"`` with an ``int (*)(void *array, const DLTensor *borrowed)`` (`dlx.h`):
         first asked without a tensor, before memory is borrowed, then with it; 1 = all of these guards are false, 0 =
-        let Python ask. Names are those of `guards` (`Guard.ask`), and `OWNER_BOUNDS` where the function sees to it,
-        for every tensor, that it lies inside the memory of its owner.
+        let Python ask. Names are those of `guards` (`Guard.ask`), and `OWNER_BOUNDS` where the function checks, for
+        every tensor, that it lies inside the memory of its owner.
         """
         return None
 
@@ -569,7 +569,7 @@ def keeping(tensor: Tensor, owner: object) -> Tensor:
 
 @set_module("dlx.adapter")
 def unmarked(tensor: Tensor) -> Tensor:
-    """Return the same tensor as if it could be written to: for a consumer that never writes, and cannot be told."""
+    """Return the same tensor without the read-only flag, for a consumer that never writes and cannot take the flag."""
     return native.tensor_view(tensor, None, None, tensor.flags & ~READ_ONLY, None)
 
 
@@ -603,8 +603,8 @@ def look_up(name: str) -> Any:
 def _without_locks(cls: type) -> None:
     """Let the cached properties of a class be computed without a lock, as they are from Python 3.12 on.
 
-    Python 3.11 has one lock for all objects: whoever imports a framework meanwhile makes all others wait, and a child
-    that is forked meanwhile waits for ever.
+    Python 3.11 has one lock for all objects: a thread that imports a framework meanwhile blocks all others, and a child
+    that is forked meanwhile deadlocks.
     """
     for value in vars(cls).values():
         if isinstance(value, functools.cached_property) and hasattr(value, "lock"):

@@ -78,7 +78,7 @@ class Capabilities:
         first 0 multiply to less than 2**64, or with ``"leading bytes"`` make less than 2**63 bytes; ``"bytes"`` all
         that are not 0 make less than 2**63 bytes.
     narrows
-        Dtypes that it would change to smaller ones without a word; they are in no case in `dtypes`.
+        Dtypes that it would silently change to smaller ones; they are never in `dtypes`.
     """
 
     dtypes: frozenset[str] | None
@@ -106,7 +106,7 @@ class Capabilities:
 @set_module("dlx.adapter")
 @dataclass(frozen=True)
 class Blocker:
-    """Something about an array, known before a tensor exists, that stands in the way.
+    """A property of an array, known before a tensor exists, that blocks its conversion.
 
     Attributes
     ----------
@@ -115,15 +115,15 @@ class Blocker:
     fix
         One sentence that says what the user can do.
     error
-        Class of `dlx.errors` to raise where it cannot be cured.
+        Class of `dlx.errors` to raise where it cannot be resolved.
     resolution
-        How to lift it: a method name of the array, a function of it, or None where it is refused.
+        How to resolve it: a method name of the array, a function of it, or None where it is refused.
     copies
-        Whether the cure makes new memory (then ``copy=False`` refuses).
+        Whether the resolution makes new memory (then ``copy=False`` refuses).
     option
-        Option of `convert` that must be set for the cure: ``"detach"``, or None.
+        Option of `convert` that must be set for the resolution: ``"detach"``, or None.
     always
-        Whether it also stands in the way of an array that is in the target framework already.
+        Whether it also blocks an array that is in the target framework already.
     no_copy
         Whether not even its own framework can copy such an array (its memory is gone).
     """
@@ -163,7 +163,7 @@ class Guard:
     of_owner
         Whether the question is for the owner of the memory (`Adapter.owner`), not for the array.
     resolve
-        Method of the array that makes the answer false for good, or None; then the guard hinders nobody.
+        Method of the array that makes the answer false for good, or None; with one, the guard blocks nothing.
     kinds
         Kinds of dtypes that the question makes sense for, as prefixes of names (``("complex",)``); empty for all. The
         answer must be false for every other dtype.
@@ -185,14 +185,14 @@ class Guard:
 @set_module("dlx.adapter")
 @dataclass(frozen=True)
 class Container:
-    """A type that holds other objects: how to take one apart, and how to put one like it together.
+    """A type that holds other objects: how to flatten and how to unflatten it.
 
     Attributes
     ----------
     types
-        Importable names of its types; subclasses that have no row of their own are included.
+        Importable names of its types; subclasses that have no handler of their own are included.
     kind
-        What its children's places are: ``"sequence"`` (``[3]``), ``"mapping"`` (``['a']``), ``"record"`` (``.x``) or
+        How its children are addressed: ``"sequence"`` (``[3]``), ``"mapping"`` (``['a']``), ``"record"`` (``.x``) or
         ``"set"`` (``{3}``). ``"wrapper"``: its only child stands for it. ``"leaf"``: it is never entered, whatever else
         it looks like.
     flatten
