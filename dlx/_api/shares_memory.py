@@ -185,8 +185,8 @@ def _runs(device: Device, start: int, width: int, axes: list[tuple[int, int]]) -
 def _meet(one: Extent, other: Extent) -> bool:
     """Return whether two sets of runs have a byte in common: whether some sum of steps lies in a short interval.
 
-    One run covers a byte of the other where the difference of their offsets is between -width and width. The offsets of
-    the second are counted from its end, so that all steps are positive. Steps are tried from the largest to the
+    One run covers a byte of the other where the difference of their offsets is between -width and width. The offsets
+    of the second are counted from its end, so that all steps are positive. Steps are tried from the largest to the
     smallest; what the smaller ones can still reach, and their greatest common divisor, cut most of the search away.
     """
     most: dict[int, int] = {}

@@ -130,7 +130,7 @@ class Tree:
         return number
 
     def _what(self, kind: type, number: int, i: int) -> Any:
-        """Return a container's handler, an array's adapter, None for what passes through, or `kind`: ask each object."""
+        """Return a container's handler, an array's adapter, None for what passes through, or `kind`: ask each one."""
         try:
             return what_is(kind)
         except DlxError as error:  # its plugin is broken

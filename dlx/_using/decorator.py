@@ -34,8 +34,8 @@ def using(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function to compute in one framework and return arrays of its caller's framework.
 
-    Arrays among the arguments, and in containers there, are converted to `to`; arrays in the result are converted to the
-    framework, and the device, of the caller's arrays.
+    Arrays among the arguments, and in containers there, are converted to `to`; arrays in the result are converted to
+    the framework, and the device, of the caller's arrays.
 
     Parameters
     ----------
