@@ -1,7 +1,7 @@
 """`View`, the base class of all lazy views.
 
-A view is a sequence, a mapping or a record over the live source. An element is converted when it is read, and by nothing
-else. What is written to a view is written to the source, in the source's own framework.
+A view is a sequence, a mapping or a record over the live source. An element is converted when it is read, not before.
+What is written to a view is written to the source, in the source's own framework.
 
 Results are cached in `_slots`: key -> (the source's element, its result). An entry is valid only while the source still
 holds that same element there, so that the source may change at any time. Of a container that makes its elements anew on

@@ -296,7 +296,7 @@ class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[
         self._drop(i)
 
     def _given(self, values: Iterable[Any]) -> list[Any]:
-        """Return the values to store; of a view its arrays unconverted and its containers as views, as `append` does."""
+        """Return the values to store; of a view its arrays unconverted, its containers as views, as `append` does."""
         if not isinstance(values, SequenceView) or values._handler.elements == "fresh":
             return [*(values._source if isinstance(values, SequenceView) else values)]
         return [values[k] if isinstance(kind_of(x), Container) else x for k, x in enumerate(values._source)]
