@@ -160,7 +160,7 @@ def _extent(obj: Any) -> Extent | None:
 
 
 def _of_interface(interface: dict[str, Any], address: int) -> Extent | None:
-    """Return the extent of what only the array interface can describe: strides that are not whole elements, dtypes that DLPack lacks."""
+    """Return the extent of arrays that only the array interface describes: odd strides, dtypes that DLPack lacks."""
     width = int(interface["typestr"][2:].partition("[")[0] or POINTER)  # numpy gives Python objects no width
     shape = interface["shape"]
     steps = interface.get("strides")

@@ -1,4 +1,4 @@
-"""Running checks in processes that may die: a worker reports what it begins and its result; a check whose worker dies is broken.
+"""Run checks in processes that may die: a worker reports each start and result; a check whose worker dies is broken.
 
 Checks that are `alone` have a worker each, which must also end well. The others share one; when it dies, the check it
 was in is blamed, and a new one goes on with the rest.
