@@ -39,7 +39,7 @@ typedef struct {
   DLManagedTensorVersioned managed;
   PyObject* owner;
   int64_t numbers[]; /* shape, then strides */
-} lent;
+} borrowed;
 
 typedef struct {
   PyObject_HEAD DLManagedTensorVersioned* managed;
@@ -50,7 +50,7 @@ static PyTypeObject* holder_type;
 /* Consumers may call this from any thread without the GIL. */
 static void release(DLManagedTensorVersioned* managed) {
   PyGILState_STATE state = PyGILState_Ensure();
-  Py_DECREF(((lent*)managed)->owner);
+  Py_DECREF(((borrowed*)managed)->owner);
   PyGILState_Release(state);
   free(managed);
 }
@@ -86,7 +86,7 @@ static PyObject* run(PyObject* self, PyObject* obj) {
   if (r->quick && !r->quick(obj, NULL)) goto refused;
   if (r->give->dltensor_from_py_object_no_sync(obj, &t) != 0) return NULL;
   size_t rank = (size_t)t.ndim;
-  lent* made = malloc(sizeof *made + 2 * rank * sizeof(int64_t));
+  borrowed* made = malloc(sizeof *made + 2 * rank * sizeof(int64_t));
   if (made == NULL) return PyErr_NoMemory();
   made->managed = (DLManagedTensorVersioned){
       .version = {DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR}, .deleter = release, .dl_tensor = t};

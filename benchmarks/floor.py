@@ -26,7 +26,7 @@ def build():
             "-fno-semantic-interposition",
             "-shared",
             "-fPIC",
-            f"-I{HERE.parent / 'c_src'}",
+            f"-I{HERE.parent / 'c_src' / 'include'}",
         ]
         command += [f"-I{sysconfig.get_path('include')}", str(HERE / "floor.c"), "-o", str(target)]
         try:

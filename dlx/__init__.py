@@ -73,8 +73,8 @@ __all__ = [
     "__version__",
 ]
 
-# Where each public name lives; None: the name is a module.
-_HOMES = {
+# The module of each public name; None: the name is a module itself.
+_MODULES = {
     "convert": "_api.convert",
     "plan": "_api.convert",
     "describe": "_engine.request",
@@ -107,10 +107,10 @@ _HOMES = {
 }
 
 
-if not TYPE_CHECKING:  # to a checker every name would be there
+if not TYPE_CHECKING:  # a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
-        if name not in _HOMES:
+        if name not in _MODULES:
             raise AttributeError(f"module 'dlx' has no attribute {name!r}")
         value = globals()[name] = _load(name)
         if name == "convert":
@@ -119,18 +119,18 @@ if not TYPE_CHECKING:  # to a checker every name would be there
 
 
 def _load(name: str) -> Any:
-    home = _HOMES[name]
-    module = importlib.import_module(f"dlx.{home or name}")
-    return module if home is None else getattr(module, name)
+    where = _MODULES[name]
+    module = importlib.import_module(f"dlx.{where or name}")
+    return module if where is None else getattr(module, name)
 
 
 def _settle() -> None:
-    """Load what is left, and take __getattr__ away.
+    """Load all other names, and remove __getattr__.
 
     CPython does not specialise look-ups in a module that has one, which would cost every `dlx.convert` some 30 ns.
     """
     try:
-        for name in _HOMES.keys() - globals().keys():
+        for name in _MODULES.keys() - globals().keys():
             globals()[name] = _load(name)
     except ImportError:  # a Python without ctypes, say: the other names go on being looked up one by one
         return

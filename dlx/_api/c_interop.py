@@ -34,7 +34,7 @@ def from_dlpack(obj: Any) -> Tensor:
     Raises
     ------
     ConversionError
-        If it cannot cross, in the class that says why.
+        If it cannot be converted; the class says why.
     AdapterNotFoundError
         If it is no array.
 
@@ -49,7 +49,7 @@ def from_dlpack(obj: Any) -> Tensor:
 
 @set_module("dlx")
 def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu") -> Tensor:
-    """Return a writable, row-major tensor over fresh memory, whose bytes are anything.
+    """Return a writable, row-major tensor over new, uninitialized memory.
 
     Parameters
     ----------
@@ -86,17 +86,17 @@ def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu") -> Tensor
     12
     """
     extents = extents_of(shape)
-    kind, place = DType(dtype), Device(device)
-    on_device = place.type == lib.kDLCUDA
-    if not on_device and place != Device("cpu"):
+    kind, where = DType(dtype), Device(device)
+    on_device = where.type == lib.kDLCUDA
+    if not on_device and where != Device("cpu"):
         raise DeviceError(
-            f"dlx allocates on the host and on CUDA devices, asked for {place}", fix="Say 'cpu' or 'cuda:0'."
+            f"dlx allocates on the host and on CUDA devices, asked for {where}", fix="Say 'cpu' or 'cuda:0'."
         )
-    # The checks of every number are those of tensor_new; nobody reads the memory of this one.
-    like = native.tensor_new(lib.DLX_ALIGNMENT, extents, None, kind, place, 0, None)
+    # tensor_new checks every number; the memory of this tensor is never read.
+    like = native.tensor_new(lib.DLX_ALIGNMENT, extents, None, kind, where, 0, None)
     if on_device:
         cuda.require()
-        return native.tensor_on_device(like, False, place.id)
+        return native.tensor_on_device(like, False, where.id)
     return native.tensor_empty(native.tensor_address(like))
 
 
@@ -115,7 +115,7 @@ def to_capsule(obj: Any, *, max_version: tuple[int, int] | None = None) -> Any:
     Returns
     -------
     PyCapsule
-        To be consumed once. A capsule that nobody consumes releases the memory when it goes.
+        To be consumed once. A capsule that is never consumed releases the memory when it is destroyed.
 
     Raises
     ------
@@ -147,14 +147,14 @@ def to_capsule(obj: Any, *, max_version: tuple[int, int] | None = None) -> Any:
 
 @set_module("dlx")
 class borrow:  # noqa: N801
-    """Lend an array to C code as a ``DLTensor *``: a context manager, for calls that keep nothing.
+    """Borrow an array as a ``DLTensor *`` for C code: a context manager, for calls that keep no pointer.
 
     Parameters
     ----------
     obj
         Whatever `dlx.convert` takes. It is converted when the block is entered, and kept alive until it is left.
     readonly
-        Promise that the C code only reads: read-only memory is lent too, and what can be lent only as a copy
+        Promise that the C code only reads: read-only memory is borrowed too, and what can be borrowed only as a copy
         (pending conj and neg bits) is copied. Without it memory is always shared.
     stream
         The stream that the C code works on, as in `dlx.convert`. None: the legacy stream of a CUDA device; host memory
@@ -164,7 +164,7 @@ class borrow:  # noqa: N801
     -------
     cdata
         ``DLTensor *`` of `dlx.ffi`, with a shape and strides of its own. After the block it must not be used any more;
-        a cdata that is kept is emptied (NULL, no dimension), a pointer that C kept hangs.
+        the cdata is emptied (NULL, no dimension), and a pointer that C kept dangles.
 
     Raises
     ------
@@ -185,7 +185,7 @@ class borrow:  # noqa: N801
     (1, 3)
     """
 
-    # In lower case, since its users read it as a verb, as contextlib.suppress.
+    # In lower case like contextlib.suppress: it is used as a function.
     __slots__ = ("_entered", "_held", "_obj", "_options")
 
     def __init__(self, obj: Any, *, readonly: bool = False, stream: Any = None) -> None:
@@ -227,7 +227,7 @@ class borrow:  # noqa: N801
 
 
 def _for_legacy(tensor: Tensor) -> None:
-    """Make the stream wait that C code works on which names none."""
+    """Make the legacy stream wait, which C code works on unless it names another."""
     ready = cuda.readiness_of(tensor)
     if ready is not None:
         cuda.wait(ready, Stream(Device(lib.kDLCUDA, tensor.device.id), lib.DLX_STREAM_LEGACY))
@@ -239,13 +239,13 @@ def _tensor(obj: Any, **options: Any) -> Tensor:
     try:
         return convert(obj, to="dlx", **options)  # type: ignore[no-any-return]
     except DlxError as error:
-        if error.fix.startswith("Pass "):  # an option that these doors do not have
+        if error.fix.startswith("Pass "):  # an option that these entry points do not have
             error.fix = f"{error.fix.removesuffix('.')} to dlx.convert(obj, to='dlx') and give what it returns."
         raise
 
 
 def _writable(obj: Any, target: str, reason: str, fix: str, **options: Any) -> Tensor:
-    """Return a tensor that may be written to. What says beforehand that it may not is refused before it is touched."""
+    """Return a writable tensor. A capsule that is known to be read-only is refused before it is consumed."""
     capsule = native.capsule_state(obj) in ("versioned", "legacy")
     tensor = native.capsule_peek(obj) if capsule else None
     if tensor is None or not tensor.readonly:

@@ -54,7 +54,7 @@ def convert(
         Instead of `to`: an array whose framework and device are the target.
     device
         Where the result shall be: ``"cpu"``, ``"cuda:1"``, ``(2, 1)``, `dlx.Device`. None: where it is, if the target
-        can hold it there, else the target's home. Beats the device of `like`.
+        can hold it there, else the target's default device. Beats the device of `like`.
     copy
         None: share if possible, copy if needed. False: share or raise. True: fresh memory, always.
     readonly
@@ -84,7 +84,7 @@ def convert(
     CopyRequiredError, ReadOnlyError
         If ``copy=False`` (or ``readonly="error"``) forbids the copy that is needed.
     DTypeError, LayoutError, DeviceError, StreamError, ProtocolError, ConsumedError, ConversionError
-        If this data cannot cross. The framework's own error, where there is one, is the cause.
+        If this data cannot be converted. The framework's own error, where there is one, is the cause.
     AdapterNotFoundError, FrameworkNotInstalledError, PluginError
         If nothing knows the object or the target, or the target is not installed.
     TypeError, ValueError
@@ -119,7 +119,7 @@ def convert(
     handler = container_of(type(obj))
     if handler is None:
         return convert_leaf(begin(obj, producer_of(obj, request), request))
-    # The fast path shares memory and knows no options: it is for arrays in a tree where those ask for nothing.
+    # The fast path shares memory and takes no options: arrays of a tree use it where no option is set.
     may = to is not None and device is None and stream is None and not copy and not detach
     fast_path = cast("FastPathFunction", convert) if may else None
     if lazy:

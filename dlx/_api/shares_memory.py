@@ -122,7 +122,7 @@ def collision(some: Sequence[Any], others: Sequence[Any]) -> tuple[int, int] | N
 
 
 def _same_memory(a: Device, b: Device) -> bool:
-    """Return whether addresses of two devices are of one memory: the kinds of host memory are."""
+    """Return whether two devices share one address space, as all kinds of host memory do."""
     host = (lib.kDLCPU, lib.kDLCUDAHost, lib.kDLROCMHost, lib.kDLCUDAManaged)
     return a == b or (a.type in host and b.type in host)
 
@@ -137,14 +137,14 @@ def _extent(obj: Any) -> Extent | None:
             return _of_interface(obj.__array_interface__, info.address)
         tensor = source.sketch(obj)
     except DlxError:
-        tensor = None  # it cannot be described: what follows says why
+        tensor = None  # it cannot be described: the export below raises the reason
     except Exception as error:
         raise adapter_failed(source, error).complete(source=type_name(type(obj))) from error
     if tensor is None:
         leaf = begin(obj, source, request)
         if leaf.plan is not None and leaf.plan.error is not None:
             raise leaf.plan.error
-        if leaf.fresh:  # a value, that is copied whenever it is converted
+        if leaf.fresh:  # it is copied on each conversion
             return None
         tensor = export(leaf)
     bits = tensor.dtype.bits * tensor.dtype.lanes
@@ -160,7 +160,7 @@ def _extent(obj: Any) -> Extent | None:
 
 
 def _of_interface(interface: dict[str, Any], address: int) -> Extent | None:
-    """Read what only the array interface can say: strides that are not whole elements, dtypes that DLPack lacks."""
+    """Return the extent of arrays that only the array interface describes: odd strides, dtypes that DLPack lacks."""
     width = int(interface["typestr"][2:].partition("[")[0] or POINTER)  # numpy gives Python objects no width
     shape = interface["shape"]
     steps = interface.get("strides")
@@ -185,8 +185,8 @@ def _runs(device: Device, start: int, width: int, axes: list[tuple[int, int]]) -
 def _meet(one: Extent, other: Extent) -> bool:
     """Return whether two sets of runs have a byte in common: whether some sum of steps lies in a short interval.
 
-    One run covers a byte of the other where the difference of their places is between -width and width. The places of
-    the second are counted from its end, so that all steps are positive. Steps are tried from the largest to the
+    One run covers a byte of the other where the difference of their offsets is between -width and width. The offsets
+    of the second are counted from its end, so that all steps are positive. Steps are tried from the largest to the
     smallest; what the smaller ones can still reach, and their greatest common divisor, cut most of the search away.
     """
     most: dict[int, int] = {}

@@ -1,8 +1,8 @@
-"""What type checkers see of `convert` and `stack`; their code is in `conversion` and `stacking`.
+"""What type checkers see of `convert` and `stack`; their code is in `dlx._api.convert` and `dlx._api.stack`.
 
 One overload for each kind of source and of target. There are few on purpose: checkers print them all with an error.
 
-- They are objects that can be called, as `convert` is indeed. As functions, pyright in its strict mode would call them
+- They are callable objects, as `convert` is at run time. As functions, pyright in its strict mode would call them
   partially unknown at each use, where only some of the frameworks are installed.
 - Elements of a container count as arrays if they can be exported by DLPack: buffers and scalars pass through.
 - mypy takes an argument with Any in it (``NDArray[Any]``) for ambiguous if it fits overloads which differ in both the
@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
 _K = TypeVar("_K")
 
-# Modules, told by the type of array that they hold: numpy and cupy, torch and tvm_ffi, jax.
+# Modules, recognized by the array type that they define: numpy and cupy, torch and tvm_ffi, jax.
 class _HasNDArray(Protocol[_T_co]):
     @property
     def ndarray(self) -> type[_T_co]: ...
@@ -46,7 +46,7 @@ class _HasArray(Protocol[_T_co]):
 
 _Module: TypeAlias = _HasNDArray[_T] | _HasTensor[_T] | _HasArray[_T]
 
-# numpy's stub lets only arrays of numbers be exported, so that arrays are told by what they have besides.
+# numpy's stub declares __dlpack__ for arrays of numbers only, so that arrays are recognized by other attributes.
 class _NumPyArray(Protocol):
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
@@ -61,7 +61,7 @@ class _NamedTuple(Protocol):
     def _fields(self) -> tuple[str, ...]: ...
     def _asdict(self) -> dict[str, Any]: ...
 
-# Any sequence but str, which finds texts only.
+# Any sequence but str, whose __contains__ takes str only.
 class _Sequence(Protocol[_T_co]):
     def __contains__(self, value: object, /) -> bool: ...
     def __getitem__(self, index: int, /) -> _T_co: ...
@@ -78,7 +78,7 @@ class _Attrs(Protocol):
 class _Tree(Protocol):
     def __dlx_tree__(self) -> Any: ...
 
-# Their type says what their arrays are, so that it cannot be kept: Any.
+# Their type names the type of their arrays, which the conversion changes: the result is Any.
 _Container: TypeAlias = (
     _Dataclass | _Attrs | _Tree | SimpleNamespace | View | _Sequence[Any] | AbstractSet[Any] | Mapping[Any, Any]
 )
@@ -108,7 +108,7 @@ class Convert:
     __wrapped__: Callable[..., Any]
     """The same in Python, without the fast path."""
 
-    # ---- first: who has a __getattr__ has all names to mypy, an array's as well
+    # ---- first: mypy takes a class with __getattr__ to have every attribute, those of an array as well
 
     @overload
     def __call__(self, obj: _NamedTuple, to: Target | None = ..., *, like: Any = ..., **o: Unpack[_Free]) -> Any: ...

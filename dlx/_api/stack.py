@@ -95,7 +95,7 @@ def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None
 def _on_device(
     tensors: list[Tensor], readinesses: list[tuple[Adapter, Readiness]], shape: tuple[int, ...], sync: StreamSync
 ) -> Tensor | int:
-    """Copy tensors of a device into one on dlx's own stream; or return the number of one that differs."""
+    """Copy tensors of a device into one, on dlx's own stream, or return the index of one that differs."""
     first = tensors[0]
     for i, tensor in enumerate(tensors):
         if any(getattr(first, word) != getattr(tensor, word) for word in ("dtype", "shape", "device")):
@@ -110,32 +110,30 @@ def _on_device(
     whole = native.tensor_on_device(like, False, device.id)
     for i, tensor in enumerate(tensors):
         if first.nbytes:
-            place = whole.data_ptr + i * first.nbytes
-            handler = native.tensor_new(place, first.shape, None, first.dtype, device, flags, whole)
-            # The source stays until the copy is made.
-            native.tensor_transfer(
-                native.tensor_behind(tensor, device.id, work.handle, None), handler, work.handle, False
-            )
+            address = whole.data_ptr + i * first.nbytes
+            row = native.tensor_new(address, first.shape, None, first.dtype, device, flags, whole)
+            # The source is kept until the copy is made.
+            native.tensor_transfer(native.tensor_behind(tensor, device.id, work.handle, None), row, work.handle, False)
     for source, readiness in dict.fromkeys(readinesses):
         sync.reused(source, readiness, work)
     return cuda.when(whole, cuda.ready(work))
 
 
 def _tensors(objs: list[Any], target: str) -> tuple[list[Tensor], list[tuple[Adapter, Readiness]], StreamSync]:
-    """Return the arrays as tensors, each asked once, and when they are ready; `target` is for errors."""
+    """Return the arrays as tensors, each exported once, with their readiness events; `target` is for errors."""
     first: dict[int, int] = {}
     for i, obj in enumerate(objs):
         first.setdefault(id(obj), i)
-    places = list(first.values())
-    each = [objs[i] for i in places]
+    numbers = list(first.values())
+    each = [objs[i] for i in numbers]
     request = Request(TENSOR)
     try:
-        sources = [producer_of(obj, request, where=f"arrays[{i}]") for i, obj in zip(places, each, strict=True)]
+        sources = [producer_of(obj, request, where=f"arrays[{i}]") for i, obj in zip(numbers, each, strict=True)]
         batch = Batch(
             request,
             each,
             sources,
-            lambda i: f"arrays[{places[i]}]",
+            lambda i: f"arrays[{numbers[i]}]",
             Failures(TENSOR.name),
             cast("FastPathFunction", convert),
             TENSOR.name,
@@ -143,7 +141,7 @@ def _tensors(objs: list[Any], target: str) -> tuple[list[Tensor], list[tuple[Ada
         tensors = batch.tensors()
     except DlxError as error:
         error.target = target
-        if error.fix.startswith("Pass "):  # an option that is not here
+        if error.fix.startswith("Pass "):  # an option that `stack` does not have
             error.fix = f"{error.fix.removesuffix('.')} to dlx.convert(array, to='dlx') and stack what it returns."
         raise
     number = {id(obj): n for n, obj in enumerate(each)}
@@ -153,10 +151,10 @@ def _tensors(objs: list[Any], target: str) -> tuple[list[Tensor], list[tuple[Ada
 
 def _can_hold(request: Request, like: Tensor, shape: tuple[int, ...]) -> None:
     """Refuse what the target cannot hold before memory is allocated."""
-    sketch = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, like.dtype, like.device, like.flags & ~1, None)
-    leaf = begin(sketch, TENSOR, request)
+    abstract = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, like.dtype, like.device, like.flags & ~1, None)
+    leaf = begin(abstract, TENSOR, request)
     if leaf.plan is None:
-        settle(leaf, sketch)
+        settle(leaf, abstract)
     if leaf.plan is not None and isinstance(leaf.plan.error, DlxError):
         raise leaf.plan.error
 

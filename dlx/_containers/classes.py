@@ -20,12 +20,12 @@ __all__ = ["abstract_handler", "unflatten_set", "elements", "items", "record_han
 
 
 def elements(obj: Any) -> tuple[None, list[Any]]:
-    """Open a container whose children are counted."""
+    """Flatten a container whose children have positions and no keys."""
     return None, list(obj)
 
 
 def items(obj: Any) -> tuple[list[Any], list[Any]]:
-    """Open a mapping, through its own look-up."""
+    """Flatten a mapping by its own ``keys`` and ``__getitem__``."""
     keys = list(obj.keys())
     return keys, [obj[key] for key in keys]
 
@@ -45,7 +45,7 @@ def unflatten_set(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> A
 
 
 def _keep_attributes(obj: Any, new: Any) -> None:
-    """Give a new container the attributes that its copy did not bring along."""
+    """Copy the attributes that the new container does not have yet."""
     for name, value in getattr(obj, "__dict__", {}).items():
         new.__dict__.setdefault(name, value)
 
@@ -63,7 +63,7 @@ _COPYING = (
 
 
 def _base(kind: type) -> Any:
-    """Return the built-in container that a class is made of; None where its author says how it is copied."""
+    """Return the built-in base of a container class; None where the class defines how it is copied."""
     for cls in kind.__mro__:
         if cls in _BASES:
             return dict if cls is Counter else cls
@@ -103,7 +103,7 @@ def _copied(base: Any, obj: Any) -> Any:
 
 
 def _part(obj: Any, new: Any) -> None:
-    """Give a copy plain containers of its own among its attributes, where item assignment may write to them."""
+    """Copy the plain containers among the attributes of a copy, where item assignment may write to them."""
     kind = type(obj)
     if derives(kind, (UserDict, UserList)):
         names = ["data"]
@@ -131,15 +131,15 @@ def _copy_slots(obj: Any, new: Any) -> None:
 def _unflatten_copied(base: Any, obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
     """Put the children into a copy, through the class's own item assignment; attributes that name a child follow."""
     new = _copied(base, obj) if new_empty is None else new_empty
-    places = range(len(children)) if keys is None else keys
+    keys = range(len(children)) if keys is None else keys
     changed = {}
-    for place, child in zip(places, children, strict=True):
-        old = new[place]
+    for key, child in zip(keys, children, strict=True):
+        old = new[key]
         if old is not child:
             changed[id(old)] = (old, child)
-            new[place] = child
-            if obj[place] is child:  # the copy has the source's own storage
-                obj[place] = old
+            new[key] = child
+            if obj[key] is child:  # the copy shares the source's storage
+                obj[key] = old
                 raise TypeError("its copy shares its storage")
     attributes = getattr(new, "__dict__", None)
     if attributes and attributes is not new:
@@ -171,7 +171,7 @@ def _named(kind: type) -> bool:
 
 
 def subclass_handler(kind: type) -> Container | None:
-    """Return the row of a subclass of a built-in container, None for anything else."""
+    """Return the handler of a subclass of a built-in container, None for any other type."""
     if issubclass(kind, tuple):
         if hasattr(kind, "n_sequence_fields"):
             return Container(flatten=elements, unflatten=_unflatten_structseq, mutable=False, falls_to=list)
@@ -183,10 +183,10 @@ def subclass_handler(kind: type) -> Container | None:
         return Container(flatten=elements, unflatten=_unflatten_tuple_subclass, mutable=not frozen, falls_to=list)
     if derives(kind, (dict, UserDict, list, deque, UserList)):
         base = _base(kind)
-        close, new_empty = functools.partial(_unflatten_copied, base), functools.partial(_copied, base)
+        unflatten, new_empty = functools.partial(_unflatten_copied, base), functools.partial(_copied, base)
         if derives(kind, (dict, UserDict)):
-            return Container(kind="mapping", flatten=items, unflatten=close, new_empty=new_empty, falls_to=dict)
-        return Container(flatten=elements, unflatten=close, new_empty=new_empty, falls_to=list)
+            return Container(kind="mapping", flatten=items, unflatten=unflatten, new_empty=new_empty, falls_to=dict)
+        return Container(flatten=elements, unflatten=unflatten, new_empty=new_empty, falls_to=list)
     if issubclass(kind, set | frozenset):
         return Container(kind="set", flatten=elements, unflatten=unflatten_set)
     if issubclass(kind, types.SimpleNamespace):
@@ -212,13 +212,13 @@ def _unflatten_namespace(obj: Any, keys: Any, children: list[Any], new_empty: An
 
 
 def record_handler(kind: type) -> Container | None:
-    """Return the row of a dataclass or an attrs class, None for anything else."""
+    """Return the handler of a dataclass or an attrs class, None for any other type."""
     if dataclasses.is_dataclass(kind):
         names = tuple(field.name for field in dataclasses.fields(kind))
         frozen = kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
     elif isinstance(fields := getattr(kind, "__attrs_attrs__", None), tuple):
         names = tuple(field.name for field in fields)
-        frozen = kind.__setattr__.__name__ == "_frozen_setattrs"  # attrs tells it in no other way
+        frozen = kind.__setattr__.__name__ == "_frozen_setattrs"  # attrs has no public flag for it
     else:
         return None
 
@@ -289,7 +289,7 @@ def _slots(cls: type) -> list[str]:
 
 
 class _Listing(list[Any]):
-    """Keys, with the children that were found under them; it travels from `flatten` to `unflatten`."""
+    """Keys, with the children found under them; passed from `flatten` to `unflatten`."""
 
     children: list[Any]
 
@@ -315,8 +315,8 @@ def _unflatten_unknown(obj: Any, keys: Any, children: list[Any], new_empty: Any)
     memo: dict[int, Any] = {id(key): key for key in keys}
     memo |= {id(old): child for old, child in zip(keys.children, children, strict=True)}
     new = copy.deepcopy(obj, memo)
-    places = list(new.keys()) if derives(type(obj), Mapping) else list(range(len(new)))
-    if type(new) is not type(obj) or places != keys:
+    found = list(new.keys()) if derives(type(obj), Mapping) else list(range(len(new)))
+    if type(new) is not type(obj) or found != keys:
         raise TypeError("its copy has other elements")
     if any(new[key] is not child for key, child in zip(keys, children, strict=True)):
         raise TypeError("its copy does not hold what was put in")
@@ -324,7 +324,7 @@ def _unflatten_unknown(obj: Any, keys: Any, children: list[Any], new_empty: Any)
 
 
 def abstract_handler(kind: type) -> Container | None:
-    """Return the row of a type that is registered as a `Mapping` or `Sequence`, None for anything else."""
+    """Return the handler of a type that is registered as a `Mapping` or `Sequence`, None for any other type."""
     if derives(kind, Mapping):
         return Container(
             kind="mapping",

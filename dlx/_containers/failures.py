@@ -8,7 +8,7 @@ __all__ = ["Failures", "together"]
 
 
 class Failures:
-    """Errors with their places: raised one by one, or collected for an ExceptionGroup."""
+    """Errors with their paths: raised one by one, or collected for an ExceptionGroup."""
 
     def __init__(self, target: str, *, collect: bool = False) -> None:
         self.target = target

@@ -1,14 +1,14 @@
-"""Which types are containers: `container_of` answers once per type, with a row that says how to treat one.
+"""Which types are containers: `container_of` returns the handler of a type, looked up once per type.
 
-A row is a `dlx.facts.Container`. The first of these that knows the type decides:
+A handler is a `dlx.adapter.Container`. The first of these that knows the type decides:
 
 1. the table of exact built-in types below;
 2. the object's own protocol, ``__dlx_tree__()`` -> ``(children, rebuild)``;
-3. rows that adapters declare (`Adapter.containers`), the nearest base class first;
+3. handlers that adapters declare (`Adapter.containers`), the nearest base class first;
 4. arrays, text, buffers and numbers are no containers, whatever they inherit from;
 5. subclasses of built-in containers, which keep their attributes;
-6. dataclasses, attrs classes and namespaces: records (`dlx.rows`);
-7. anything registered as a `Mapping` or `Sequence`, whose inside nobody knows (`dlx.rows`).
+6. dataclasses, attrs classes and namespaces: records (`dlx._containers.classes`);
+7. anything registered as a `Mapping` or `Sequence`, of unknown storage (`dlx._containers.classes`).
 
 Everything else is a leaf: an array, or an object that passes through.
 
@@ -151,7 +151,7 @@ def is_plain(kind: type) -> bool:
 
 
 class _Recipe(list[Any]):
-    """Keys, with the function that came with the children; it travels from `flatten` to `unflatten`."""
+    """Keys, with the function that came with the children; passed from `flatten` to `unflatten`."""
 
     rebuild: Any
     named: bool
@@ -186,12 +186,15 @@ _seen: tuple[int, Any] = (0, None)
 
 
 def stamp() -> tuple[int, Any]:
-    """Return what is another one once an answer about types may be: an adapter was loaded, or a type registered."""
+    """Return a value that changes whenever a cached answer about a type may have become stale.
+
+    That is when an adapter is loaded, or a type is registered with an abstract base class.
+    """
     return registry.generation, abc.get_cache_token()
 
 
 def container_of(kind: type) -> Container | None:
-    """Return the row of a container type, None for a leaf. Asked once per type.
+    """Return the handler of a container type, None for a leaf. Looked up once per type.
 
     Parameters
     ----------
@@ -222,11 +225,11 @@ def container_of(kind: type) -> Container | None:
             return None
     return (
         None if handler is not None and handler is not OWN and _speaks(kind) else handler
-    )  # it may have learnt it since
+    )  # the attribute may have been added since
 
 
 def what_is(kind: type) -> Container | Adapter | type | None:
-    """Return what objects of a type are to a walk.
+    """Return how a walk of a tree treats objects of a type.
 
     Parameters
     ----------
@@ -236,8 +239,8 @@ def what_is(kind: type) -> Container | Adapter | type | None:
     Returns
     -------
     Container, Adapter, type or None
-        A container's row; an array's adapter; None for what passes through; `kind` itself where each object must be
-        asked, since only it can tell whether it speaks a protocol.
+        A container's handler; an array's adapter; None for what passes through; `kind` itself where each object must
+        be looked at, since only the object shows whether it implements a protocol.
 
     Raises
     ------

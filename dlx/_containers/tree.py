@@ -21,7 +21,7 @@ from dlx.errors import AdapterNotFoundError, ConversionError, DlxError
 __all__ = ["ROOT", "Tree"]
 
 ROOT = "obj"
-MAX_DEPTH = 1_000_000  # containers inside containers; what goes on for ever stops here
+MAX_DEPTH = 1_000_000  # levels of nesting; a container that generates children without end stops here
 
 
 class Node:
@@ -31,10 +31,10 @@ class Node:
 
     def __init__(self, obj: Any, handler: Container, parent: int, at: int) -> None:
         self.obj, self.handler = obj, handler
-        self.parent, self.at = parent, at  # number of the node that it stands in, and its place there
+        self.parent, self.at = parent, at  # number of the node that holds it, and its index there
         self.keys: list[Any] | None = None
         self.parts: list[Any] = []
-        self.links: list[tuple[int, int]] = []  # (place, number of a node, or ~number of an array)
+        self.links: list[tuple[int, int]] = []  # (index, number of a node, or ~number of an array)
         self.cursor = 0
         self.is_open = True  # its children are being looked at
         self.cyclic = False  # it was met inside itself
@@ -42,14 +42,14 @@ class Node:
 
 
 class Tree:
-    """A container taken apart.
+    """A flattened container.
 
     Parameters
     ----------
     root
         A container.
-    row
-        What `container_of` says of it.
+    handler
+        What `container_of` returns for it.
     failures
         What to do about what cannot be entered.
     strict
@@ -65,14 +65,14 @@ class Tree:
         self.failures, self.strict = failures, strict
         self.arrays: list[Any] = []
         self.sources: list[Adapter] = []
-        self._spots: list[tuple[int, int]] = []  # of each array: (node, place)
+        self._spots: list[tuple[int, int]] = []  # of each array: (node, index)
         self._nodes: list[Node] = []
         self._closed: list[Node] = []  # children before parents
         self._met: dict[Any, int] = {}  # array or container -> its number, as in Node.links
         self._kinds: dict[type, Any] = {}
         self._walk(root, handler)
 
-    # ---- apart ------------------------------------------------------------------------------------------------------
+    # ---- flatten ----------------------------------------------------------------------------------------------------
 
     def _walk(self, root: Any, handler: Container) -> None:
         stack = [self._enter(root, handler, _key(root, handler, None), -1, 0)]
@@ -118,7 +118,7 @@ class Tree:
                 stack.pop()
 
     def _enter(self, obj: Any, handler: Container, key: Any, parent: int, at: int) -> int:
-        """Take one container apart; return its number."""
+        """Flatten one container; return its number."""
         number = len(self._nodes)
         node = Node(obj, handler, parent, at)
         self._nodes.append(node)
@@ -130,7 +130,7 @@ class Tree:
         return number
 
     def _what(self, kind: type, number: int, i: int) -> Any:
-        """Return a container's row, an array's adapter, None for what passes through, or `kind`: ask each object."""
+        """Return a container's handler, an array's adapter, None for what passes through, or `kind`: ask each one."""
         try:
             return what_is(kind)
         except DlxError as error:  # its plugin is broken
@@ -143,7 +143,7 @@ class Tree:
         link = self._met.get(key)
         if link is not None:
             return link
-        source = self._stranger(obj, number, i) if what is type(obj) else what
+        source = self._generic(obj, number, i) if what is type(obj) else what
         if source is None:
             return None
         link = self._met[key] = ~len(self.arrays)
@@ -152,21 +152,21 @@ class Tree:
         self._spots.append((number, i))
         return link
 
-    def _stranger(self, obj: Any, number: int, i: int) -> Adapter | None:
-        """Return the adapter of an array that no framework claims, None for anything else."""
+    def _generic(self, obj: Any, number: int, i: int) -> Adapter | None:
+        """Return the generic adapter of an array of an unregistered type, None for anything else."""
         try:
             source = generic.generic_array_adapter(obj)
             is_known = source is not None or not self.strict or generic.generic_buffer_adapter(obj) is not None
         except (DlxError, MemoryError):
             raise
-        except Exception:  # it raises when it is looked at, so it is nothing that we know
+        except Exception:  # an object whose attributes raise is of no known kind
             source, is_known = None, not self.strict
         if not is_known:
             self._not_plain(obj, number, i)
         return source
 
     def _closes(self, link: int, number: int, i: int) -> bool:
-        """Mark a container that was met inside itself; False where such a one cannot be made."""
+        """Mark a container that contains itself; False where such a container cannot be made."""
         node = self._nodes[link]
         if node.handler.new_empty is None:
             name = type(node.obj).__name__
@@ -175,10 +175,10 @@ class Tree:
         node.cyclic = True
         return True
 
-    # ---- places and errors ------------------------------------------------------------------------------------------
+    # ---- paths and errors -------------------------------------------------------------------------------------------
 
     def place(self, i: int) -> str:
-        """Return where the array number `i` was met first, as in ``obj['a'][3].x``."""
+        """Return the path where the array number `i` was met first, as in ``obj['a'][3].x``."""
         return self._path(*self._spots[i])
 
     def _path(self, number: int, i: int) -> str:
@@ -215,14 +215,14 @@ class Tree:
         assert isinstance(error, DlxError)
         self.failures.add(error, self._path(node.parent, node.at) if node.parent >= 0 else ROOT)
 
-    # ---- together ---------------------------------------------------------------------------------------------------
+    # ---- unflatten --------------------------------------------------------------------------------------------------
 
     def containers(self) -> list[tuple[Any, list[Any] | None, list[Any], Any]]:
         """Return (container, keys, children, what it became) of all, a copy of the children."""
         return [(node.obj, node.keys, list(node.parts), node.result) for node in self._nodes]
 
     def entries(self, number: int) -> list[tuple[Any, int]]:
-        """Return (key or place, link) of what stands in a container: arrays and containers; the root is number 0."""
+        """Return (key or index, link) of the arrays and containers in a container; the root is number 0."""
         node = self._nodes[number]
         return [(i if node.keys is None else node.keys[i], link) for i, link in node.links]
 
@@ -298,21 +298,21 @@ class Tree:
             return None
 
     def forget(self) -> None:
-        """Let go of everything that was put together so far."""
+        """Release everything that was unflattened so far."""
         self._nodes.clear()
         self._closed.clear()
 
     def _lost(self, node: Node, new: Any) -> bool:
-        """Return whether a container made something else of the arrays that were put into it."""
+        """Return whether a container replaced the arrays that were put into it by other objects."""
         handler = node.handler
         if handler.types or handler.elements != "stable" or handler.kind not in ("sequence", "mapping"):
-            return False  # whoever declares a row answers for its `unflatten`
+            return False  # who declares a handler is responsible for its `unflatten`
         keys = node.keys
         return any(new[i if keys is None else keys[i]] is not node.parts[i] for i, link in node.links if link < 0)
 
 
 def _key(obj: Any, handler: Container | None, inside: Container | None) -> Any:
-    """Return what tells an object apart from others: its address, or what its container says."""
+    """Return the identity of an object: its address, or what its container's handler says."""
     for container in (handler, inside):
         if container is not None and container.identity is not None:
             key = container.identity(obj)
@@ -326,7 +326,7 @@ def _holds(handler: Container, target: str) -> bool:
 
 
 def _plain(node: Node) -> Any:
-    """Return the built-in container that stands in for one that cannot hold the result."""
+    """Return the built-in container that replaces one that cannot hold the result."""
     new = node.handler.plain(node.keys, node.parts)
     if not node.cyclic:
         return new

@@ -1,7 +1,7 @@
 """Convert many arrays in stages: examine all, export all, check, order streams, load.
 
-What can be refused without calling a producer is refused before any is called. After a failure results are released and
-capsules have their names back.
+What can be refused without calling a producer is refused before any is called. After a failure results
+are released, and consumed capsules get their names back.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["Batch", "convert_tree", "place_of", "plan_tree"]
 
 
 class Batch:
-    """Arrays on their way to one target.
+    """The conversion of several arrays to one target.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class Batch:
     objs, sources
         The arrays, each once, and their adapters.
     place
-        Says where the array number i stands, for errors.
+        ``place(i)`` is the path of the array number i, for errors.
     failures
         What to do about errors.
     fast_path, to
@@ -72,7 +72,7 @@ class Batch:
         Raises
         ------
         DlxError
-            The first failure, with its place.
+            The first failure, with its path.
         ExceptionGroup
             All failures, where they are collected.
         """
@@ -86,16 +86,16 @@ class Batch:
             raise
 
     def copied(self, i: int) -> bool:
-        """Return whether the array number `i` was copied on its way."""
+        """Return whether the array number `i` was copied."""
         leaf = self._leaves.get(i)
         return leaf is not None and leaf.plan is not None and leaf.plan.outcome == "copied"
 
     def on_host(self, i: int) -> bool:
-        """Return whether the array number `i` went by the fast path, which takes memory of the host only."""
+        """Return whether the array number `i` took the fast path, which handles host memory only."""
         return i not in self._leaves
 
     def tensors(self) -> list[Tensor]:
-        """Return all arrays as tensors that are only to be read now: nothing is handed over or used up.
+        """Return all arrays as tensors to be read at once: nothing is passed to a consumer, no capsule is consumed.
 
         Raises
         ------
@@ -117,7 +117,7 @@ class Batch:
         return readiness_of(tensor) if is_cuda(tensor.device) else None
 
     def _make_ready(self, *, brief: bool) -> None:
-        """Go through the phases up to where nothing but a consumer can fail."""
+        """Run all stages before `load`: what can fail afterwards is a consumer."""
         self._examine(brief)
         self._each(prepare)
         self.failures.check()
@@ -125,7 +125,7 @@ class Batch:
         self.failures.check()
 
     def undo(self, error: BaseException) -> None:
-        """Let go of all results, and give back what was taken; frames of the error may hold some of it."""
+        """Release all results, and restore what was consumed; frames of the error's traceback may hold some of it."""
         self.results.clear()
         self._borrowed.clear()
         taken = [leaf for leaf in self._leaves.values() if leaf.owned is not None]
@@ -136,7 +136,7 @@ class Batch:
             try:
                 for note in take_back(leaf):
                     error.add_note(note)
-            except BaseException as failure:  # it is raised when the others are given back
+            except BaseException as failure:  # raised after the others are restored
                 failed = failed or failure
         for leaf in self._leaves.values():
             release(leaf)
@@ -144,7 +144,7 @@ class Batch:
             raise failed
 
     def _each(self, step: Callable[[Leaf], Any]) -> None:
-        """Do one step with every array; one that fails is left out from then on."""
+        """Run one stage for every array; an array that fails is dropped from later stages."""
         for i, leaf in list(self._leaves.items()):
             try:
                 step(leaf)
@@ -153,7 +153,7 @@ class Batch:
                 self.failures.add(error, self.place(i))
 
     def _examine(self, brief: bool) -> None:
-        """Ask what is known of each array before any producer is called; fast-path arrays are exported at once."""
+        """Examine each array before any producer is called; arrays of the fast path are exported at once."""
         for i, obj in enumerate(self.objs):
             borrowed = self.fast_path._borrow(obj, self.to, brief) if self.fast_path is not None else None
             if borrowed is None:
@@ -188,7 +188,7 @@ def _refused(leaf: Leaf) -> None:
 
 
 def _described(leaf: Leaf) -> None:
-    if isinstance(leaf.source, Described):  # its description is its export
+    if isinstance(leaf.source, Described):  # it is described by exporting it
         prepare(leaf)
         return
     error = preview(leaf) if leaf.plan is None else None
@@ -200,7 +200,7 @@ def _described(leaf: Leaf) -> None:
 
 
 def _is_generic(leaf: Leaf) -> bool:
-    """Return whether calling the producer could have an effect that somebody sees, so that it is called late, once."""
+    """Return whether calling the producer may have visible effects, so that it is called late, and once."""
     kind, source = type(leaf.obj), leaf.source
     return not isinstance(source, Described) and not any(look_up(name) is kind for name in source.fast_path_types)
 
@@ -213,7 +213,7 @@ def plan_all(
     *,
     probe: bool,
 ) -> tuple[list[Plan], list[DlxError]]:
-    """Return the plan of each array, with its place, and errors in the order of the phases; nothing is converted."""
+    """Return the plan of each array, with its path, and the errors in the order of the stages; nothing is converted."""
     plans, errors = [], []
     for i, (obj, source) in enumerate(zip(objs, sources, strict=True)):
         leaf = begin(obj, source, request)
@@ -230,7 +230,7 @@ def plan_all(
     return plans, [error for _, error in errors]
 
 
-# ---- the verbs, over trees -------------------------------------------------------------------------------------------
+# ---- conversion and planning of trees --------------------------------------------------------------------------------
 
 
 def convert_tree(
@@ -248,7 +248,7 @@ def convert_tree(
     Raises
     ------
     DlxError
-        The first failure, with its place; nothing was used up.
+        The first failure, with its path; no capsule was consumed.
     ExceptionGroup
         All of them, if `collect`.
     """
@@ -268,7 +268,7 @@ def convert_tree(
 
 
 def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, collect: bool, probe: bool) -> Plan:
-    """Say what `convert_tree` will do with every array; its own error, if it has one, is in the plan."""
+    """Return what `convert_tree` will do with every array; the error that it would raise is in the plan."""
     target = request.target.name
     failures = Failures(target, collect=True)
     tree = Tree(root, handler, failures, strict=strict)
@@ -283,7 +283,7 @@ def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, 
 
 
 def place_of(array: Any, root: Any) -> str:
-    """Return where an array stands in a container; empty where it is not there any more."""
+    """Return the path of an array in a container; empty where it is no longer there."""
     handler = container_of(type(root))
     tree = None if handler is None else Tree(root, handler, Failures("", collect=True))
     for i, other in enumerate(tree.arrays if tree is not None else ()):

@@ -1,4 +1,4 @@
-"""Do what the planner decided for one array: resolve, export, view, copy, load; and undo it after a failure."""
+"""Run what the planner decided for one array: resolve, export, view, copy, load; and undo it after a failure."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ __all__ = [
 
 
 def convert_leaf(leaf: Leaf) -> Any:
-    """Convert one array that `planning.begin` has started on, or raise what stands in the way."""
+    """Convert one array after `planner.begin`."""
     prepare(leaf)
     return load(leaf)
 
 
 def prepare(leaf: Leaf) -> None:
-    """Export and check one array. Nothing is used up yet, and `release` undoes it.
+    """Export and check one array. No capsule is consumed yet, and `release` undoes it.
 
     Raises
     ------
     DlxError
-        If the producer fails, or the array cannot cross.
+        If the producer fails, or the array cannot be converted.
     """
     if leaf.plan is None:
         try:
@@ -59,7 +59,7 @@ def prepare(leaf: Leaf) -> None:
 
 
 def order(leaf: Leaf) -> None:
-    """Make whoever will read a prepared array wait for it, after all arrays of a call were exported.
+    """Make the reader of a prepared array wait for it, after all arrays of a call were exported.
 
     Raises
     ------
@@ -75,12 +75,12 @@ def order(leaf: Leaf) -> None:
 
 
 def _is_read_in_place(leaf: Leaf) -> bool:
-    """Return whether the consumer, or the host in its name, reads the producer's memory where it is."""
+    """Return whether the consumer reads the producer's memory where it is, on its device or as host memory."""
     return leaf.copy_order is None or (leaf.view_device is not None and host_readable(leaf.view_device))
 
 
 def preview(leaf: Leaf) -> DlxError | None:
-    """Return the refusal that can be told before the producer is called; None where there is none, or it cannot."""
+    """Return the refusal that is known before the producer is called; None where there is none, or it is unknown."""
     if not leaf.resolutions:
         try:
             tensor = leaf.source.sketch(leaf.obj)
@@ -89,14 +89,14 @@ def preview(leaf: Leaf) -> DlxError | None:
         except MemoryError:
             raise
         except Exception:
-            pass  # it is raised again below, and told there
+            pass  # it is raised again below, and reported there
     trial = replace(leaf, steps=list(leaf.steps))
     plan_leaf(trial, probe=False)
     return None if trial.plan is None else cast("DlxError | None", trial.plan.error)
 
 
 def _refusal(leaf: Leaf) -> DlxError:
-    """Take the error out of the plan: its traceback will hold the leaf, which must not hold it as well."""
+    """Move the error out of the plan: its traceback will hold the leaf, which must not hold the error."""
     assert leaf.plan is not None
     error, leaf.plan = leaf.plan.error, None
     assert isinstance(error, DlxError)
@@ -104,7 +104,7 @@ def _refusal(leaf: Leaf) -> DlxError:
 
 
 def plan_leaf(leaf: Leaf, *, probe: bool) -> None:
-    """Settle one array without converting it. A producer is asked only where nothing else can tell, and if `probe`."""
+    """Settle one array without converting it. A producer is called only where it is the only source, and if `probe`."""
     if leaf.plan is None:
         try:
             tensor = _facts(leaf, probe)
@@ -122,8 +122,8 @@ def plan_leaf(leaf: Leaf, *, probe: bool) -> None:
 
 
 def _facts(leaf: Leaf, probe: bool) -> Tensor | None:
-    if leaf.fresh:  # the cure copies: it is not run, its result is known to be compact
-        return _sketch_of_copy(leaf)
+    if leaf.fresh:  # the resolution copies: it is not run, its result is known to be compact
+        return _abstract_copy(leaf)
     tensor = leaf.source.sketch(_resolved(leaf))
     if tensor is not None:
         return _marked(leaf, tensor)
@@ -131,7 +131,7 @@ def _facts(leaf: Leaf, probe: bool) -> Tensor | None:
 
 
 def forget_frames(error: BaseException | None) -> None:
-    """Let go of the frames in an error's tracebacks: a plan is kept, and must hold no memory."""
+    """Drop the tracebacks of an error and of its causes: a plan is kept, and must hold no memory."""
     seen: set[int] = set()
     waiting = [error]
     while waiting:
@@ -143,7 +143,7 @@ def forget_frames(error: BaseException | None) -> None:
 
 
 def export(leaf: Leaf) -> Tensor:
-    """Lift what hinders one array and export it: the producer is called once."""
+    """Resolve the blockers of one array and export it: the producer is called once."""
     obj = _resolved(leaf)
     try:
         tensor, leaf.readiness = leaf.request.sync.export(leaf.source, obj, leaf.device)
@@ -155,7 +155,7 @@ def export(leaf: Leaf) -> Tensor:
 
 
 def _marked(leaf: Leaf, tensor: Tensor) -> Tensor:
-    """Say read-only for a framework whose arrays must not change, whatever its capsule claims."""
+    """Mark arrays of an immutable framework as read-only, whatever the capsule says."""
     if leaf.source.immutable and not leaf.fresh and not tensor.readonly:
         return native.tensor_view(tensor, None, None, tensor.flags | READ_ONLY, None)
     return tensor
@@ -174,20 +174,20 @@ def _resolved(leaf: Leaf) -> Any:
     return obj
 
 
-def _sketch_of_copy(leaf: Leaf) -> Tensor | None:
+def _abstract_copy(leaf: Leaf) -> Tensor | None:
     info = leaf.info
     if info is None or info.shape is None or info.dtype is None or info.device is None:
         return None  # only a conversion could tell
-    address = leaf.source.fresh_alignment  # nobody reads it
+    address = leaf.source.fresh_alignment  # it is never read
     stated = leaf.source.capabilities
     flags = SUBBYTE_PADDED if stated is not None and stated.subbyte == "padded" and info.dtype.bits < 8 else 0
     return native.tensor_new(address, info.shape, None, info.dtype, info.device, flags, None)
 
 
 def load(leaf: Leaf) -> Any:
-    """Hand one prepared array over: pass the point of no return, and take it back if the consumer fails."""
+    """Consume one prepared array and load it into the target; restore the producer's if the consumer fails."""
     tensor, leaf.tensor = leaf.tensor, None
-    if tensor is None:  # it stays inside its framework
+    if tensor is None:  # source and target are one framework
         return _resolved(leaf)
     target = leaf.request.target
     ready: Tensor | None = None
@@ -195,12 +195,12 @@ def load(leaf: Leaf) -> Any:
     taken = False
     try:
         shared = leaf.copy_order is None and not leaf.fresh
-        leaf.owned = tensor  # an interrupt may come after `take` has done its work and before it is known here
+        leaf.owned = tensor  # an interrupt may come after `take` is done and before its result is stored here
         ready = leaf.owned = leaf.source.take(leaf.obj, tensor, shared=shared)
         taken = True
         sync, readiness = leaf.request.sync, leaf.readiness
         if leaf.view_device is not None and _is_read_in_place(leaf):
-            sync.order(ready, readiness, leaf.view_device)  # else `given` sees to it
+            sync.order(ready, readiness, leaf.view_device)  # else `given` does it
         if leaf.view_device is not None or leaf.view_flags is not None:
             ready = native.tensor_view(ready, None, leaf.view_device, leaf.view_flags, None)
         if leaf.gather:
@@ -217,7 +217,7 @@ def load(leaf: Leaf) -> Any:
             if leaf.repack and not here:
                 ready = native.tensor_repack(ready)
         if leaf.give_address:
-            nowhere = native.lib.DLX_ALIGNMENT  # aligned, and nobody reads it
+            nowhere = native.lib.DLX_ALIGNMENT  # aligned, and never read
             ready = native.tensor_new(
                 nowhere, ready.shape, ready.strides, ready.dtype, ready.device, ready.flags, ready
             )
@@ -233,13 +233,13 @@ def load(leaf: Leaf) -> Any:
                 array = target.load(ready)
         return array if leaf.storage_dtype is None else target.viewed_as(array, dtype)
     except BaseException as error:
-        # Whatever shares the memory must let go of it first: our view of it, the result, frames of the consumer.
+        # Everything that shares the memory is released first: our view of it, the result, frames of the consumer.
         ready = array = None
         notes: tuple[str, ...] = ()
         if not taken and isinstance(error, Exception):
             leaf.owned = None  # `take` itself failed: there is nothing to undo
         try:
-            leaf.found()  # for the error: what is given back says nothing more
+            leaf.found()  # for the error: after `give_back` nothing can be read from it
         finally:
             if leaf.owned is not None and type(leaf.source).give_back is not Adapter.give_back:
                 forget_frames(error)
@@ -259,7 +259,7 @@ def load(leaf: Leaf) -> Any:
 def take_back(leaf: Leaf) -> tuple[str, ...]:
     """Undo `take` for an array whose result is gone: a capsule gets its name back.
 
-    An adapter that fails to replaces no error that is on its way: what it says is returned, as a note to that.
+    If the adapter fails to, its message is returned as a note, so that it does not replace the error being raised.
     """
     owned, leaf.owned = leaf.owned, None
     if owned is not None:
@@ -279,5 +279,5 @@ def _noted(error: BaseException, notes: tuple[str, ...]) -> BaseException:
 
 
 def release(leaf: Leaf) -> None:
-    """Let go of what a leaf holds: a capsule that was only looked at keeps its name."""
+    """Release what a leaf holds: a capsule that was only peeked at keeps its name."""
     leaf.tensor = leaf.owned = None

@@ -1,4 +1,4 @@
-"""Fill the routes of the C fast path: what it needs to take an exact type to a target, read from adapters' data."""
+"""Fill the routes of the C fast path: what it needs to convert an exact type to a target, read from adapters' data."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _EVERY_CODE = 0xFFFFFFFF
 
 
 def learn(kind: type, to: Any) -> None:
-    """Look for a route from an exact type to a target, and tell the fast path.
+    """Find the route from an exact type to a target, and add it to the fast path.
 
     Called by the fast path on its first call with this pair. Only types in `Adapter.fast_path_types` have routes;
-    for all others the fast path remembers that Python is to be asked, until the type changes.
+    for all others the fast path remembers to take the Python path, until the type changes.
     """
     if not isinstance(to, str | type(sys) | type):
         return
@@ -34,7 +34,7 @@ def learn(kind: type, to: Any) -> None:
         route = _route(kind, to, source, target)
     except MemoryError:
         raise
-    except Exception as error:  # what an adapter says of its types is wrong: the Python path goes on without it
+    except Exception as error:  # an adapter's declarations are wrong: conversions take the Python path
         assert source is not None
         route = None
         registry.remark(source, f"the fast path from {type_name(kind)} to {to!r} is not used: {exception_text(error)}")
@@ -45,13 +45,13 @@ def learn(kind: type, to: Any) -> None:
 
 
 def _route(kind: type, to: Any, source: Adapter | None, target: Adapter) -> tuple[Any, ...] | None:
-    """Return what the fast path needs; None where Python is to be asked."""
+    """Return what the fast path needs; None for the Python path."""
     capabilities = target.capabilities
     if source is None or capabilities is None or not any(look_up(name) is kind for name in source.fast_path_types):
         return None
     if not (source.constant and target.constant) or type(target).check is not Adapter.check:
         return None
-    # Without dtypes of its own to go by, the fast path would let through what is reviewed after `load`.
+    # Without a list of dtypes, the fast path would pass what must be viewed as its real dtype after `load`.
     viewed_as = bool(target.storage_dtypes) and capabilities.dtypes is None
     load = None if target.is_own or viewed_as else target.load
     if not (source.identity if source is target else target.fast_path_imports or load is not None):
@@ -104,7 +104,7 @@ def _confirmed(source: Adapter) -> dict[int, Any] | None:
 
 
 def _consumer_failed(obj: Any, to: Any, cause: Any, tree: Any = None) -> DlxError:
-    """Return the error for a consumer that failed in the fast path, after its table had been handed the memory."""
+    """Return the error for a consumer that failed in the fast path, after its exchange table had taken the memory."""
     target = registry.target(to)
     where = "" if tree is None else place_of(obj, tree)
     if isinstance(cause, DlxError):

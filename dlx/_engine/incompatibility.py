@@ -23,7 +23,7 @@ Sentence = Callable[[Tensor, Adapter], str]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What one incompatibility means: a sentence, the class to raise, and whether a copy cures it."""
+    """What one incompatibility means: a sentence, the class to raise, and whether a copy resolves it."""
 
     bit: int
     error: type[ConversionError]
@@ -120,10 +120,10 @@ RULES: tuple[Rule, ...] = (
     Rule(lib.DLX_INCOMPATIBLE_PERMUTED, CopyRequiredError, _strides("be other than row-major"), copy_resolves=True),
     Rule(lib.DLX_INCOMPATIBLE_UNALIGNED, CopyRequiredError, _alignment, copy_resolves=True),
 )
-"""Every incompatibility bit but one, refusals first. Without an address (DLX_INCOMPATIBLE_NULL)
-there is no element: one is given."""
+"""Every incompatibility bit but one, refusals first. DLX_INCOMPATIBLE_NULL needs no rule: a tensor without an address
+has no element, and gets an aligned address."""
 
 REPACKED = lib.DLX_INCOMPATIBLE_PADDED | lib.DLX_INCOMPATIBLE_PACKED
-"""Incompatibilities that a copy cures which packs or unpacks."""
+"""Incompatibilities that are resolved by a copy that packs or unpacks the elements."""
 
 READ_ONLY_RULE = next(rule for rule in RULES if rule.bit == lib.DLX_INCOMPATIBLE_READONLY)

@@ -1,4 +1,4 @@
-"""Where the result of one array will be: as it is, relabelled, copied, or moved to another device."""
+"""Where the result of one array will be: on its own device, relabelled, copied, or moved to another device."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def decide_place(leaf: Leaf, tensor: Tensor) -> DlxError | None:
 
 
 def result_device(leaf: Leaf, tensor: Tensor) -> Device:
-    """Return where the memory is said to be, unless it is copied."""
+    """Return the device that the memory is presented as, unless it is copied."""
     return leaf.view_device or tensor.device
 
 
 def _nearest(leaf: Leaf, device: Device, accepted: frozenset[int]) -> Device | None:
-    """Return where memory goes that the consumer cannot hold where it is; None where nothing will do."""
+    """Return the device to move memory to that the consumer cannot hold on its own; None where there is none."""
     if device.type == lib.kDLCUDAManaged and lib.kDLCUDA in accepted:
         return Device(lib.kDLCUDA, device.id)
     if not (host_readable(device) or is_cuda(device)):
         return None
-    home = leaf.request.target.home()
-    return home if home.type in accepted else None
+    default = leaf.request.target.home()
+    return default if default.type in accepted else None
 
 
 def _move(leaf: Leaf, tensor: Tensor, wanted: Device) -> DlxError | None:
@@ -101,18 +101,18 @@ def note_copy(leaf: Leaf, tensor: Tensor, why: str) -> DlxError | None:
     if leaf.repack and (tensor.dtype.bits >= 8 or tensor.dtype.lanes != 1):
         reason = f"dlx does not pack or unpack {tensor.dtype}"
         return leaf.error(LayoutError, reason, "Convert to 'dlx', which holds both.")
-    place = result_device(leaf, tensor) if leaf.copy_order is None else leaf.copy_device
-    if leaf.repack and is_cuda(tensor.device) and is_cuda(place):
+    device = result_device(leaf, tensor) if leaf.copy_order is None else leaf.copy_device
+    if leaf.repack and is_cuda(tensor.device) and is_cuda(device):
         reason = (
-            f"dlx packs and unpacks {tensor.dtype} on the host only, and it would go from {tensor.device} to {place}"
+            f"dlx packs and unpacks {tensor.dtype} on the host only, and it would go from {tensor.device} to {device}"
         )
         return leaf.error(LayoutError, reason, "Pass device='cpu', and move the result, or convert to 'dlx'.")
     if packed and not contiguous(tensor.shape, tensor.strides):
         reason = f"its {tensor.dtype} elements are packed below one byte and not contiguous"
         return leaf.error(LayoutError, reason, "Make it contiguous in its own framework first.")
     capabilities = leaf.request.target.capabilities
-    if leaf.copy_order is None:  # else it is moved, which is a copy
-        leaf.copy_device = HOST if host_readable(place) else Device(lib.kDLCUDA, place.id)
+    if leaf.copy_order is None:  # else it is moved, which copies it
+        leaf.copy_device = HOST if host_readable(device) else Device(lib.kDLCUDA, device.id)
         leaf.copy_order = bool(capabilities and capabilities.layouts & Layout.PERMUTED)
         leaf.steps.append(Step("copy", why, tensor.nbytes))
     return None

@@ -45,7 +45,7 @@ class Plan:
     Attributes
     ----------
     path
-        Place inside a container; empty at the root.
+        Path inside a container; empty at the root.
     source
         What was found; None where nothing is known.
     target
@@ -62,7 +62,7 @@ class Plan:
     error
         What `dlx.convert` raises, or None.
     leaves
-        Plans of the arrays in a container, each array once, at the first place where it stands.
+        Plans of the arrays in a container, each array once, under the first path where it stands.
     """
 
     path: str

@@ -28,7 +28,7 @@ __all__ = ["begin", "is_settled", "settle"]
 
 
 def begin(obj: Any, source: Adapter, request: Request) -> Leaf:
-    """Start on one array: settle it inside its framework, or note what must be lifted before it can be exported.
+    """Begin one array: settle it if it is in the target already, or note what must be resolved before it is exported.
 
     The leaf's plan is set if nothing is left to decide.
     """
@@ -55,7 +55,7 @@ def begin(obj: Any, source: Adapter, request: Request) -> Leaf:
 
 
 def _accept(leaf: Leaf, blocker: Blocker) -> DlxError | None:
-    """Note the cure of a blocker, or return the error where there is none or it is not allowed."""
+    """Note the resolution of a blocker, or return the error where there is none or it is not allowed."""
     request = leaf.request
     if blocker.resolution is None or (blocker.option and not getattr(request, blocker.option)):
         return leaf.error(blocker.error, blocker.because, blocker.fix)
@@ -70,9 +70,9 @@ def _accept(leaf: Leaf, blocker: Blocker) -> DlxError | None:
 
 
 def _stays(leaf: Leaf) -> bool:
-    """Settle an array that is in the target framework already: it stays what it is, unless asked otherwise.
+    """Settle an array that is in the target framework already: it is returned unchanged, unless an option changes it.
 
-    `readonly` does not act here. False where the framework cannot copy by itself.
+    `readonly` has no effect here. False where dlx must move or copy it.
     """
     source, request = leaf.source, leaf.request
     for blocker in source.examine(leaf.obj):
@@ -91,7 +91,7 @@ def _stays(leaf: Leaf) -> bool:
         if may and type(source).moved is Adapter.moved and _dlx_reaches(wanted, device):
             leaf.resolutions.clear()
             leaf.steps.clear()
-            return False  # dlx moves it, or says that it is host memory
+            return False  # dlx moves it, or relabels it as host memory
         if type(source).moved is Adapter.moved or not may:
             reason = f"{source.name} {source.display_name}s cannot be moved to {wanted} here"
             leaf.finish("refused", None, leaf.error(DeviceError, reason, "Leave device out."))
@@ -146,17 +146,17 @@ def is_settled(leaf: Leaf, tensor: Tensor) -> bool:
         )
     except MemoryError:
         raise
-    except Exception:  # `settle` asks again, and tells it
+    except Exception:  # `settle` asks again, and reports it
         return False
 
 
 def settle(leaf: Leaf, tensor: Tensor) -> None:
-    """Decide, with the tensor's facts known, and write the plan."""
+    """Decide, from the facts of a tensor, and set the plan."""
     try:
         _settle(leaf, tensor)
     except DlxError as error:
         refuse(leaf, error)
-    except Exception as error:  # the consumer's adapter is asked there
+    except Exception as error:  # from the consumer's adapter
         refuse(leaf, adapter_failed(leaf.request.target, error))
 
 
@@ -175,25 +175,25 @@ def _settle(leaf: Leaf, tensor: Tensor) -> None:
             return
     copied = leaf.fresh or leaf.made_by_producer or leaf.copy_order is not None
     if 0 in tensor.shape and leaf.request.copy is False:
-        copied = False  # nothing there to be copied
+        copied = False  # no element to copy
     target = leaf.request.target
     _choose_storage_dtype(leaf, tensor)
     if not copied and not tensor.readonly and target.constant_over(tensor):
         why = f"{target.name} {target.display_name}s are constant: do not write to the source while the result lives"
         leaf.steps.append(Step("share", why))
-    place = leaf.copy_device if leaf.copy_order is not None else result_device(leaf, tensor)
-    error = _driver(leaf, tensor, place)
+    device = leaf.copy_device if leaf.copy_order is not None else result_device(leaf, tensor)
+    error = _driver(leaf, tensor, device)
     if error is not None:
         leaf.finish("refused", None, error)
         return
-    order = leaf.request.sync.explained(leaf.source, tensor.device, place)
+    order = leaf.request.sync.explained(leaf.source, tensor.device, device)
     if order:
         leaf.steps.insert(0, Step("order", order))
-    leaf.finish("copied" if copied else "shared", place)
+    leaf.finish("copied" if copied else "shared", device)
 
 
 def _choose_storage_dtype(leaf: Leaf, tensor: Tensor) -> None:
-    """Note the name under which the consumer takes a dtype, if it is not its own."""
+    """Note the storage dtype that the consumer takes instead of a dtype that its exchange does not know."""
     target = leaf.request.target
     name = target.storage_dtypes.get(tensor.dtype.name)
     if name is not None:
@@ -204,20 +204,20 @@ def _choose_storage_dtype(leaf: Leaf, tensor: Tensor) -> None:
 
 
 def _freshness(leaf: Leaf, tensor: Tensor) -> DlxError | None:
-    """See whether the producer copied for this very hand-over, though nobody asked it to."""
+    """Check whether the producer made a copy for this export (the flag IS_COPIED)."""
     if not tensor.flags & IS_COPIED:
         return None
     if leaf.request.copy is False:
         return leaf.error(CopyRequiredError, "its producer made a copy", "Drop copy=False.")
-    leaf.fresh = not tensor.readonly  # what nobody may write to is no fresh memory for copy=True
+    leaf.fresh = not tensor.readonly  # read-only memory does not satisfy copy=True
     leaf.steps.append(Step("copy", "made by its producer", tensor.nbytes))
     leaf.made_by_producer = True
     return None
 
 
-def _driver(leaf: Leaf, tensor: Tensor, place: Device) -> DlxError | None:
-    """Return why the driver cannot be used where it is needed: for all but a look at memory as it is."""
-    if not (is_cuda(tensor.device) or is_cuda(place)) or (leaf.copy_order is None and leaf.request.target.is_own):
+def _driver(leaf: Leaf, tensor: Tensor, device: Device) -> DlxError | None:
+    """Return the error if the CUDA driver is needed and cannot be used; a dlx tensor over shared memory needs none."""
+    if not (is_cuda(tensor.device) or is_cuda(device)) or (leaf.copy_order is None and leaf.request.target.is_own):
         return None
     try:
         require()
@@ -229,7 +229,7 @@ def _driver(leaf: Leaf, tensor: Tensor, place: Device) -> DlxError | None:
 def _incompatibilities(leaf: Leaf, tensor: Tensor) -> DlxError | None:
     request, target = leaf.request, leaf.request.target
     found = target.check(tensor)
-    if leaf.view_device is not None or leaf.copy_order is not None:  # _place has seen to it
+    if leaf.view_device is not None or leaf.copy_order is not None:  # `decide_place` has decided it
         found &= ~lib.DLX_INCOMPATIBLE_DEVICE
     leaf.give_address = bool(found & lib.DLX_INCOMPATIBLE_NULL)
     rules = [rule for rule in RULES if found & rule.bit]

@@ -1,4 +1,4 @@
-"""`Request`, the checked options of one call, and who produces and consumes the arrays of it."""
+"""`Request`, the checked options of one call, and the adapters of its producer and consumer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Request:
     detach: bool = False
     stream: Any = None
     sync: StreamSync = field(init=False, compare=False, repr=False)
-    is_plain: bool = field(init=False, compare=False, repr=False)  # memory is wanted where and as it is
+    is_plain: bool = field(init=False, compare=False, repr=False)  # no device, copy or stream is asked for
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "is_plain", self.device is None and not self.copy and self.stream is None)
@@ -42,7 +42,7 @@ class Request:
 
 @set_module("dlx")
 def describe(obj: Any) -> ArrayInfo:
-    """Say what an array is: dtype, shape, strides, device, read-only, owner. Its memory is not touched.
+    """Describe an array: dtype, shape, strides, device, read-only, owner. Its memory is not touched.
 
     Raises
     ------
@@ -141,7 +141,7 @@ def _known(obj: Any) -> Adapter | None:
         return registry.producer(obj)
     except (DlxError, MemoryError):
         raise
-    except Exception as error:  # a type that raises when it is looked at
+    except Exception as error:  # a type whose attributes raise
         name = type_name(type(obj))
         reason = f"its type cannot be looked at: {exception_text(error)}"
         raise AdapterNotFoundError(reason, source=name, fix="Convert an array that it holds.") from error

@@ -1,7 +1,7 @@
 """Stream synchronization of one call: which stream memory is ready on, and which one must wait for it.
 
-A call, for one array or for a whole tree, has one `StreamSync`. A pair of streams is synchronized once for all of its
-arrays: everything is exported before anything is ordered, so one event covers it all.
+A call, for one array or for a whole tree, has one `StreamSync`. A pair of streams is synchronized once for all arrays:
+everything is exported before anything is ordered, so that one event covers all of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dlx.errors import DeviceError, DlxError, LayoutError
 __all__ = ["StreamSync", "Readiness", "physical"]
 
 Readiness = Stream | cuda.Ready | None
-"""When memory is ready: what is on a stream now, a point on one, or None: it is."""
+"""When memory is ready: after the work on a stream so far, after a recorded event, or None: at once."""
 
 LEGACY = lib.DLX_STREAM_LEGACY
 
@@ -33,9 +33,9 @@ class StreamSync:
     target
         The consumer's adapter.
     stream
-        What the user said of the consumer's stream; None: ask the framework for its current one.
+        The consumer's stream as the caller passed it; None: the framework's current stream.
     device
-        Where the result was asked for; None: nowhere in particular.
+        Requested device of the result; None: not requested.
     """
 
     def __init__(self, target: Adapter, stream: Any = None, device: Device | None = None) -> None:
@@ -47,21 +47,21 @@ class StreamSync:
         self._held: list[cuda.Ready] = []
         self._words: dict[tuple[int, Device, Device], str] = {}
 
-    # ---- whose stream -----------------------------------------------------------------------------------------------
+    # ---- streams of consumer and producer ---------------------------------------------------------------------------
 
     def consumer(self, device: Device) -> Stream | None:
-        """Return the stream that the consumer works on, None where it says so only when it is handed the memory.
+        """Return the stream that the consumer works on, None where it is known only when the consumer gets the memory.
 
         Raises
         ------
         StreamError
-            If the user named one that is none.
+            If the caller passed something that is no stream.
         """
         try:
             return self._consumers[device]
         except KeyError:
-            place = physical(device)
-            found = self._current(self._target, place) if self._asked is None else meaning(self._asked, place)
+            owner = physical(device)
+            found = self._current(self._target, owner) if self._asked is None else meaning(self._asked, owner)
             self._consumers[device] = found
             return found
 
@@ -72,7 +72,7 @@ class StreamSync:
         return None
 
     def producer(self, source: Adapter, device: Device) -> Stream | None:
-        """Return the stream that a framework works on, None where each array has its own, or nobody knows."""
+        """Return the stream that a framework works on, None where each array has its own, or it is unknown."""
         return self._current(source, physical(device))
 
     def _current(self, adapter: Adapter, device: Device) -> Stream | None:
@@ -92,7 +92,7 @@ class StreamSync:
         return self._streams[key]
 
     def explained(self, source: Adapter, device: Device, place: Device) -> str:
-        """Return what is ordered, in words; empty where nothing is. The driver is not asked."""
+        """Describe the stream synchronization; empty where there is none. The driver is not called."""
         if not cuda.is_cuda(device):
             return ""
         key = id(source), device, place
@@ -114,7 +114,7 @@ class StreamSync:
     # ---- from the producer ------------------------------------------------------------------------------------------
 
     def reach(self, source: Adapter, device: Device | None) -> None:
-        """Raise a DeviceError where nobody can order what is on a producer's device; before the producer is called."""
+        """Raise a DeviceError if work on the producer's device cannot be ordered, before the producer is called."""
         if device is None or host_readable(device) or not source.takes_stream:
             return
         if cuda.is_cuda(device):
@@ -128,13 +128,13 @@ class StreamSync:
     def export(self, source: Adapter, obj: Any, device: Device | None) -> tuple[Tensor, Readiness]:
         """Call a producer once, on its device and with the right stream; return the tensor and when it is ready.
 
-        A producer with a current stream orders nothing: dlx does, once for all of its arrays. Others are given a
-        stream every time.
+        A producer with a current stream is not asked to order anything: dlx does, once for all of its arrays. Others
+        get a stream with each export.
 
         Raises
         ------
         DeviceError
-            If nobody can order what is on that device.
+            If work on that device cannot be ordered.
         """
         if device is None or host_readable(device) or not source.takes_stream:
             tensor = source.export(obj)
@@ -169,18 +169,18 @@ class StreamSync:
             if own is None and (consumer is None or consumer.handle == PER_THREAD):  # many refuse 2
                 consumer = cuda.work_stream(physical(device))
             return own, consumer or Stream(device, UNORDERED)
-        assert consumer is not None  # `reach` has been there
+        assert consumer is not None  # `reach` has checked it
         return None, consumer
 
     # ---- to the consumer --------------------------------------------------------------------------------------------
 
     def order(self, tensor: Tensor, readiness: Readiness, place: Device | None) -> None:
-        """See to it that memory is ready for a consumer who reads it as it is, on a device or on the host.
+        """Make a consumer wait that reads the memory where it is, on a device or on the host.
 
         Raises
         ------
         StreamError
-            If that would break a graph capture, which goes on unharmed.
+            If that would break a graph capture, which is left intact.
         DeviceError
             If the driver fails.
         """
@@ -197,10 +197,10 @@ class StreamSync:
             self._point(readiness)
 
     def given(self, source: Adapter, tensor: Tensor, readiness: Readiness) -> Tensor:
-        """Return the tensor to hand to the consumer, who has nothing left to order.
+        """Return the tensor to pass to the consumer, which has nothing left to order.
 
-        The memory stays until the consumer's stream is done with it; for a producer that works on that very stream it
-        may go at once.
+        The memory is kept until the consumer's stream is done with it; for a producer that works on the same stream it
+        may be released at once.
         """
         device = tensor.device
         if not cuda.is_cuda(device):
@@ -225,7 +225,8 @@ class StreamSync:
     ) -> tuple[Tensor, Readiness]:
         """Copy to the host or to a CUDA device, on dlx's own stream; return the copy and when it is ready.
 
-        The source may be written to as soon as this returns; nobody will where it is None, a copy itself.
+        The memory may be written to as soon as this returns. `source` is None where the tensor is a copy already, which
+        nobody else writes to.
 
         Raises
         ------
@@ -244,7 +245,7 @@ class StreamSync:
         if host_readable(place):
             return native.tensor_fetch(tensor, keep_order), None
         fresh = native.tensor_on_device(tensor, keep_order, device.id)
-        # The source stays until the copy is made.
+        # The source is kept until the copy is made.
         held = native.tensor_behind(tensor, device.id, work.handle, None) if on_device else tensor
         try:
             native.tensor_transfer(held, fresh, work.handle, not on_device)
@@ -258,7 +259,7 @@ class StreamSync:
         return fresh, work
 
     def reused(self, source: Adapter | None, readiness: Readiness, work: Stream) -> None:
-        """Let whoever may write to memory wait for a copy of it; the host, where nobody knows who that is."""
+        """Make the stream that may write to memory wait for a copy of it; the host, where that stream is unknown."""
         if source is None or source.immutable or is_unordered(self._asked):
             return
         if isinstance(readiness, Stream) and readiness == self.producer(source, readiness.device):
@@ -268,7 +269,7 @@ class StreamSync:
         else:
             cuda.synchronize(work)
 
-    # ---- once -------------------------------------------------------------------------------------------------------
+    # ---- each pair of streams once ----------------------------------------------------------------------------------
 
     def wait(self, readiness: Readiness, waiting: Stream | None) -> None:
         """Make a stream, or the host (None), wait for memory, unless it has done so in this call."""
@@ -283,7 +284,7 @@ class StreamSync:
             cuda.order(readiness, waiting)
         else:
             cuda.wait(readiness, waiting)
-        if not isinstance(readiness, Stream):  # its address must not be given out again meanwhile
+        if not isinstance(readiness, Stream):  # its address must not be reused meanwhile
             self._held.append(ffi.gc(lib.dlx_ready_hold(readiness), lib.dlx_ready_drop))
         self._ordered.add((key, waiting))
 
@@ -293,7 +294,7 @@ class StreamSync:
         return self._points[readiness]
 
     def _forget(self, stream: Stream) -> None:
-        """There is new work on a stream: whoever waited for it must wait again."""
+        """Note new work on a stream: who waited for it must wait again."""
         self._ordered = {pair for pair in self._ordered if pair[0] != stream}
         self._points.pop(stream, None)
 
@@ -303,7 +304,7 @@ def _number(point: cuda.Ready) -> int:
 
 
 def physical(device: Device) -> Device:
-    """Return the device whose streams work on memory: managed memory has those of its device."""
+    """Return the device whose streams work on the memory; for managed memory, its CUDA device."""
     return Device(lib.kDLCUDA, device.id) if device.type == lib.kDLCUDAManaged else device
 
 

@@ -22,7 +22,7 @@ __all__ = ["Leaf", "adapter_failed", "refuse", "refuse_failure"]
 
 @dataclass(slots=True)
 class Leaf:
-    """One array on its way: what `transfer` needs to do what `plan` says, and what it holds meanwhile."""
+    """The conversion of one array: what the planner decided, and what the executor holds meanwhile."""
 
     obj: Any
     source: Adapter
@@ -30,24 +30,24 @@ class Leaf:
     info: ArrayInfo | None
     steps: list[Step] = field(default_factory=list)
     resolutions: list[Callable[[Any], Any]] = field(default_factory=list)
-    fresh: bool = False  # a cure, or the producer, made new memory
+    fresh: bool = False  # a resolution, or the producer, made new memory
     made_by_producer: bool = False
-    view_device: Device | None = None  # relabel to this device
-    view_flags: int | None = None  # replace the flags by these
-    copy_order: bool | None = None  # copy; True keeps the order of dimensions
-    copy_device: Device = HOST  # to here
-    gather: bool = False  # make a compact copy where it is, before that
-    device: Device | None = None  # where it says that it is, before it is exported
+    view_device: Device | None = None  # present the memory as that of this device
+    view_flags: int | None = None  # replaces the tensor's flags
+    copy_order: bool | None = None  # None: no copy; True: the copy keeps the order of dimensions
+    copy_device: Device = HOST  # device of the copy
+    gather: bool = False  # make a compact copy on its own device first
+    device: Device | None = None  # its device before it is exported, as its adapter says
     readiness: Readiness = None  # when an exported tensor is ready
     repack: bool = False  # the copy packs or unpacks elements of less than a byte
-    storage_dtype: DType | None = None  # hand over under this name, and view again
-    give_address: bool = False  # there is no element, and the consumer wants an address
+    storage_dtype: DType | None = None  # export as this dtype, and view the result as the real one
+    give_address: bool = False  # no element, and the consumer needs a non-null address
     plan: Plan | None = None
-    tensor: Tensor | None = None  # exported, not yet handed over
-    owned: Tensor | None = None  # taken from the producer
+    tensor: Tensor | None = None  # exported, not yet passed to the consumer
+    owned: Tensor | None = None  # consumed from the producer
 
     def finish(self, outcome: Outcome, device: Device | None, error: DlxError | None = None) -> None:
-        """Write the plan."""
+        """Set the plan."""
         steps = () if error is not None else tuple(self.steps)
         self.plan = Plan(
             path="",
@@ -73,7 +73,7 @@ class Leaf:
         return self.complete(kind(reason, fix=fix))
 
     def complete(self, error: DlxError, *, taken: bool = False) -> DlxError:
-        """Tell an error of an inner layer what was found and asked for; `taken`: it is not the producer's."""
+        """Add what was found and asked for to an error of an inner layer; `taken`: it is not the producer's error."""
         fixless = not error.fix and error.__cause__ is None and not taken
         if fixless and isinstance(error, ProtocolError | LayoutError):
             error.fix = "Its producer gave what DLPack does not allow: mend it there."
@@ -90,12 +90,12 @@ def refuse(leaf: Leaf, error: DlxError) -> None:
 
 
 def refuse_failure(leaf: Leaf, cause: Exception) -> None:
-    """Settle a leaf with an exception that came out of an adapter, or of an object that it asked."""
+    """Settle a leaf with an exception raised by an adapter, or by an object that it asked."""
     refuse(leaf, adapter_failed(leaf.source, cause))
 
 
 def adapter_failed(adapter: Adapter, cause: Exception) -> ConversionError:
-    """Return the error for an exception that came out of an adapter; a MemoryError goes on as it is."""
+    """Return the error for an exception raised by an adapter; a MemoryError is raised again unchanged."""
     if isinstance(cause, MemoryError):
         raise cause
     error = ConversionError(f"{adapter.name} failed: {exception_text(cause)}")

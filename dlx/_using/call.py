@@ -1,4 +1,4 @@
-"""One call of a decorated function: arguments converted, results converted back, copies written back."""
+"""One call of a decorated function: convert the arguments and the results, and write copies back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HOST = Device("cpu")
 
 
 class FunctionSpec:
-    """What is known of a decorated function."""
+    """The options and the parameters of a decorated function."""
 
     def __init__(
         self, function: Any, to: Any, request: Any, answer: Any, writes: frozenset[str], *, lazy: bool
@@ -51,7 +51,7 @@ class FunctionSpec:
         self.writes = writes
 
     def name(self, i: int) -> str:
-        """Return the name of a positional argument, as it stands in errors."""
+        """Return the name of a positional argument, for errors."""
         return self.names[i] if i < len(self.names) else f"{self.rest}[{i - len(self.names)}]"
 
     def written(self, tree: Tree) -> set[int]:
@@ -67,7 +67,7 @@ class FunctionSpec:
 
 
 class Answer(Tree):
-    """A result taken apart; what the function was passed as it is stays whole."""
+    """A flattened result; arguments that were passed unchanged are not flattened."""
 
     def __init__(self, root: Any, handler: Container, failures: Failures, whole: tuple[Any, ...]) -> None:
         self._whole = whole
@@ -81,34 +81,34 @@ WHOLE = Container(flatten=lambda obj: (None, []), mutable=False)
 
 
 def _is_key(one: Any, other: Any) -> bool:
-    """Return whether two keys are one: the same object, or equal data. An array is never asked what it equals."""
+    """Return whether two keys are the same object, or equal data. Arrays are not compared by value."""
     return one is other or (type(one) is type(other) and is_plain(type(one)) and bool(one == other))
 
 
 class Invocation:
-    """One call: arguments on their way in, results on their way out, writes on their way back."""
+    """One call: converts the arguments, converts the results, and writes copies back."""
 
     def __init__(self, spec: FunctionSpec, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         self.spec = spec
         self.request: Request = spec.request()
         self.kept = args[: spec.skipped]
         self._caller: tuple[Adapter, Device | None] | None = None
-        # Address of what went in -> (it, the caller's own object).
+        # Address of what was passed to the function -> (it, the caller's own object).
         self._own: dict[int, tuple[Any, Any]] = {id(each): (each, each) for each in self.kept}
-        self._containers: dict[int, tuple[Any, Any, Any, list[Any]]] = {}  # the same; with keys and children
+        self._containers: dict[int, tuple[Any, Any, Any, list[Any]]] = {}  # as above, with keys and children
         self.writes = Writes(self.request.target)
         self._seen: list[tuple[Adapter, Any, bool]] = []  # (adapter, array, whether it is on the host for certain)
         self.work = Work(self.request.target, self.request.stream)
-        self._declared: set[int] = set()  # addresses; even where they stand elsewhere among the arguments as well
+        self._declared: set[int] = set()  # addresses; also of those that appear elsewhere among the arguments
         inside = self.inward((args[spec.skipped :], options), arguments=True)
         self._caller = self._answerer()
-        self.work.stays = self._caller is None or spec.lazy  # what is converted later is on the stream of then
+        self.work.stays = self._caller is None or spec.lazy  # a later conversion uses the stream that is current then
         self.args, self.options = (*self.kept, *inside[0]), inside[1]
 
     # ---- in ---------------------------------------------------------------------------------------------------------
 
     def inward(self, value: Any, *, arguments: bool = False) -> Any:
-        """Return a value as the function is to see it."""
+        """Convert a value for the function."""
         what = TUPLE if arguments else kind_of(value)
         if what is None:
             return value
@@ -119,7 +119,7 @@ class Invocation:
             if arguments:
                 self._declared = self.spec.written(tree)
             results = list(tree.arrays)
-            # What is there already stays, graph and all; `detach` is for what comes from elsewhere.
+            # Arrays of the target are passed unchanged, with their graph; `detach` applies to all others.
             some = [
                 i for i, source in enumerate(tree.sources) if source is not target or self.request.device is not None
             ]
@@ -146,7 +146,7 @@ class Invocation:
             made = tree.rebuild(results, target.name)
             for (old, keys, children, _), (*_, new) in zip(before, tree.containers(), strict=True):
                 known = self._containers.get(id(new))
-                own = known[1] if known is not None and known[0] is new else old  # a view stands for what it shows
+                own = known[1] if known is not None and known[0] is new else old  # a view represents its source
                 self._containers[id(new)] = (new, own, keys, children)
         except DlxError as error:
             if arguments:
@@ -155,11 +155,11 @@ class Invocation:
         return made if isinstance(what, Container) else made[0]
 
     def _copied(self, old: Any, new: Any, place: str) -> Any:
-        """Return what the function gets of an array that had to be copied, so that no write to it is lost."""
+        """Register an array that had to be copied; return what the function gets, so that no write to it is lost."""
         return self.writes.copied(old, new, self._place(place), declared=id(old) in self._declared)
 
     def _place(self, where: str) -> str:
-        """Return a place in (args, options) by the parameter's name."""
+        """Return a path in (args, options) as one that begins with the parameter's name."""
         first, _, rest = where.removeprefix(f"{ROOT}[").partition("]")
         if not rest.startswith("["):
             return where
@@ -169,35 +169,35 @@ class Invocation:
         return key.strip("'\"") + rest if first == "1" else where
 
     def _answerer(self) -> tuple[Adapter, Device | None] | None:
-        """Return the framework that answers, and its device; None: results stay as they are."""
+        """Return the framework of the results, and its device; None: results are not converted."""
         if self.spec.answer is not None:
             return registry.target(self.spec.answer), None
         target = self.request.target
         others = {id(source): source for source, *_ in self._seen if source is not target}
         if len(others) != 1:
             return None
-        (home,) = others.values()
-        if registry.ready(home) is None:
+        (adapter,) = others.values()
+        if registry.ready(adapter) is None:
             return None
         devices = set()
         for source, array, on_host in self._seen:
-            if source is home:
-                info = None if on_host else home.info(array)
+            if source is adapter:
+                info = None if on_host else adapter.info(array)
                 devices.add(HOST if on_host else info.device if info is not None else None)
         devices.discard(None)
-        return home, devices.pop() if len(devices) == 1 else None
+        return adapter, devices.pop() if len(devices) == 1 else None
 
     # ---- out --------------------------------------------------------------------------------------------------------
 
     def answer(self, value: Any) -> Any:
-        """Return a result as the caller is to see it."""
+        """Convert a result for the caller."""
         what = kind_of(value)
         if what is None:
             return value
         request = None
         if self._caller is not None:
-            home, device = self._caller
-            request = Request(home, device, detach=self.request.detach, readonly=self.request.readonly)
+            target, device = self._caller
+            request = Request(target, device, detach=self.request.detach, readonly=self.request.readonly)
             if self.spec.lazy and isinstance(what, Container) and not self._is_handed_back(value, what):
                 known = [pair for pair in self._own.values() if self._may_answer(pair[1])]
                 return lazy_view(value, request, None, None, strict=False, collect=False, known=known)
@@ -206,7 +206,7 @@ class Invocation:
         return self._outward((value,), TUPLE, request, "")[0]
 
     def _outward(self, value: Any, handler: Container, request: Request | None, name: str) -> Any:
-        """Convert a container; without a request its arrays stay, but for the caller's own."""
+        """Convert a container; without a request only arrays that were passed in are replaced, by the caller's own."""
         target = self.request.target if request is None else request.target
         failures = Failures(target.name)
         tree = Answer(value, handler, failures, self.kept)
@@ -215,7 +215,7 @@ class Invocation:
         own = any(id(container) in self._containers for container, *_ in tree.containers())
         own = own or any(new is not old for new, old in zip(results, tree.arrays, strict=True))
         if not own and (request is None or not results):
-            return value  # nothing in it is the caller's, and nothing is to be converted
+            return value  # it holds nothing of the caller's, and nothing to convert
         if request is not None:
             rest = [i for i, old in enumerate(tree.arrays) if not (self._went_in(old) and self._may_answer(arrays[i]))]
             some = [arrays[i] for i in rest]
@@ -231,30 +231,34 @@ class Invocation:
         return tree.rebuild(results, target.name, self._stands)
 
     def _fast_path(self, request: Request) -> tuple[FastPathFunction | None, Any]:
-        """Return the fast path, where results go to the host of a target that its name stands for."""
-        home = request.target
-        if request.device not in (None, HOST) or not home.fast_path_types or registry.target(home.name) is not home:
+        """Return the fast path, where results are host arrays of the adapter registered under the target's name."""
+        target = request.target
+        if (
+            request.device not in (None, HOST)
+            or not target.fast_path_types
+            or registry.target(target.name) is not target
+        ):
             return None, None
-        return cast("FastPathFunction", convert), home.name
+        return cast("FastPathFunction", convert), target.name
 
     def _went_in(self, obj: Any) -> bool:
-        """Return whether an object is one that the function got."""
+        """Return whether an object was passed to the function."""
         own = self._own.get(id(obj))
         return own is not None and own[0] is obj
 
     def _mine(self, array: Any) -> Any:
-        """Return the caller's own array for one that went in."""
+        """Return the caller's own array for one that was passed in."""
         return self._own[id(array)][1] if self._went_in(array) else array
 
     def _may_answer(self, own: Any) -> bool:
-        """Return whether the caller's own object is a result as it is: not where another framework was asked for."""
+        """Return whether the caller's own object may be the result: not if `answer` names another framework."""
         if self.spec.answer is None or self._caller is None:
             return True
         what = kind_of(own)
         return not isinstance(what, Adapter) or self._caller[0].holds(own, what)
 
     def _is_handed_back(self, container: Any, handler: Container) -> bool:
-        """Return whether a container is, all of it, the caller's own."""
+        """Return whether a container and all that it holds are the caller's own."""
         if self._went_in(container):
             return True
         own = self._containers.get(id(container))
@@ -267,11 +271,11 @@ class Invocation:
         return tree.rebuild(arrays, "", self._stands) is own[1]
 
     def _stands(self, container: Any, keys: Any, children: list[Any]) -> Any:
-        """Return the caller's own container for one that went in and holds what it held."""
+        """Return the caller's own container for one that was passed in and is unchanged."""
         made, own, old_keys, old = self._containers.get(id(container), (None, None, None, []))
         if made is not container or len(old) != len(children):
             return None
-        if derives(type(container), Set):  # in no order
+        if derives(type(container), Set):  # unordered
             return own if {id(child) for child in children} == {id(child) for child in old} else None
         same = keys is None or all(map(_is_key, keys, old_keys or ()))
         return own if same and all(a is b for a, b in zip(old, children, strict=True)) else None
@@ -295,6 +299,6 @@ class Invocation:
         Raises
         ------
         ReadOnlyError
-            If one of those cannot be written to, or two writes would be in each other's way.
+            If one of those cannot be written to, or one write would overwrite another.
         """
         self.writes.back()

@@ -32,10 +32,10 @@ def using(
     readonly: Readonly = "copy",
     stream: Any = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let a function compute in one framework and answer in its caller's: a decorator.
+    """Decorate a function to compute in one framework and return arrays of its caller's framework.
 
-    Arrays among the arguments, and in containers there, go in as arrays of `to`; arrays in the result come back in the
-    framework, and on the device, of the caller's.
+    Arrays among the arguments, and in containers there, are converted to `to`; arrays in the result are converted to
+    the framework, and the device, of the caller's arrays.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ def _wrapper(function: Any, spec: FunctionSpec) -> Any:
                             call.write_back()
                             answer = [call.answer(result)]
                         try:
-                            sent = yield answer.pop()  # nobody else keeps it
+                            sent = yield answer.pop()  # keep no reference to it
                         except GeneratorExit:
                             raise
                         except BaseException as error:
@@ -171,7 +171,7 @@ def _wrapper(function: Any, spec: FunctionSpec) -> Any:
                             call.write_back()
                             answer = [call.answer(result)]
                         try:
-                            sent = yield answer.pop()  # nobody else keeps it
+                            sent = yield answer.pop()  # keep no reference to it
                         except GeneratorExit:
                             raise
                         except BaseException as error:

@@ -19,9 +19,9 @@ __all__ = ["Work", "working"]
 
 @contextlib.contextmanager
 def working(adapter: Adapter, streams: Mapping[Device, Stream]) -> Iterator[None]:
-    """Let a framework work on streams, one for each device; what was current comes back when the block is left.
+    """Set a framework's current streams, one for each device; restore the previous ones on exit.
 
-    A framework whose current stream cannot be set is left alone: its arrays are ordered in and out as any others.
+    A framework whose current stream cannot be set keeps its own: its arrays are ordered as any others.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def working(adapter: Adapter, streams: Mapping[Device, Stream]) -> Iterator[None
 
 
 class Work:
-    """On which streams one call of a function works, and who waits for it.
+    """The streams that one call of a function works on, and the streams that wait for it.
 
     The function's framework is set to the stream that its callers work on, device by device, so that nothing has to be
     ordered. It stays on its own where it has arrays among the arguments itself, where callers work on several streams,
@@ -51,14 +51,14 @@ class Work:
     target
         The function's framework.
     stream
-        What the user said instead; for every device that an argument is on.
+        The stream that the caller passed instead; for every device that an argument is on.
 
     Attributes
     ----------
     streams
         What its current stream is set to, for each device.
     stays
-        Whether results are left to the framework itself, on the stream that was current before.
+        Whether results stay arrays of the framework, on the stream that was current before.
     """
 
     def __init__(self, target: Adapter, stream: Any = None) -> None:
@@ -71,7 +71,7 @@ class Work:
         self._inside = False
 
     def look(self, arrays: Iterable[tuple[Adapter, Any]]) -> None:
-        """Note whose arrays are on which CUDA device; nothing is exported.
+        """Record which framework's arrays are on which CUDA device; nothing is exported.
 
         Parameters
         ----------
@@ -81,7 +81,7 @@ class Work:
         Raises
         ------
         StreamError
-            If the user named a stream that is none.
+            If the caller passed something that is no stream.
         """
         if is_unordered(self._asked):
             return
@@ -90,14 +90,14 @@ class Work:
             if self._asked is None and type(source).work_stream is Adapter.work_stream:
                 continue  # it has no current stream
             try:
-                place = source.device_of(obj)
+                found = source.device_of(obj)
             except MemoryError:
                 raise
-            except Exception:  # where it is converted, that says why
+            except Exception:  # its conversion raises the error
                 continue
-            if place is None or not cuda.is_cuda(place):
+            if found is None or not cuda.is_cuda(found):
                 continue
-            device = physical(place)
+            device = physical(found)
             callers = self._callers.setdefault(device, set())
             if self.target.holds(obj, source):
                 self._own.add(device)
@@ -118,11 +118,11 @@ class Work:
         return next(iter(callers)) if len(callers) == 1 and device not in self._own else None
 
     def on_streams(self) -> AbstractContextManager[None]:
-        """Let the framework take arguments where it will work, in its callers' name; nobody waits for that."""
+        """Set the framework's streams while arguments are converted; no stream is made to wait."""
         return working(self.target, self.streams) if self.streams else _NOTHING
 
     def step(self) -> AbstractContextManager[None]:
-        """Let the framework work for its callers: a whole call, or what is between two awaits or yields.
+        """Set and order the streams for a whole call, or for the code between two awaits or yields.
 
         Raises
         ------
@@ -152,7 +152,7 @@ class Work:
             self._inside = False
 
     def _wake(self, inside: Mapping[Device, Stream], before: Mapping[Device, Stream]) -> None:
-        """Make the streams wait on which the memory is used again that the function may have read or written."""
+        """Make the streams wait that use the memory again which the function may have read or written."""
         for device, current in inside.items():
             waiting = self._callers[device] | ({before[device]} if device in before else set())
             for stream in waiting:
@@ -164,7 +164,7 @@ class Work:
         return {device: stream for device, stream in found if stream is not None}
 
     def stepped(self, awaitable: Awaitable[Any]) -> Awaitable[Any]:
-        """Return an awaitable that is in a `step` while it runs, and in none while it waits."""
+        """Return an awaitable that runs inside `step`, and leaves it while it waits."""
         return _Stepped(self, awaitable) if self._callers else awaitable
 
 
@@ -172,7 +172,7 @@ _NOTHING = contextlib.nullcontext()
 
 
 class _Stepped:
-    """An awaitable, run step by step."""
+    """An awaitable, each of whose steps runs inside `Work.step`."""
 
     def __init__(self, work: Work, awaitable: Awaitable[Any]) -> None:
         self._work, self._awaitable = work, awaitable

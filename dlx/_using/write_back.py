@@ -1,4 +1,4 @@
-"""What a decorated function writes to its arguments: noticed, and copied back where an argument was a copy."""
+"""Detect what a decorated function writes to its arguments, and copy it back where an argument was a copy."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class PassedArray:
 
     old: Any  # the caller's
     new: Any  # what the function got
-    version: int | None  # how often that was written to, where its framework counts
+    version: int | None  # the write counter of `new`, where its framework has one
     where: str
     declared: bool  # to be written to
 
 
 class Writes:
-    """The arrays of one call, as far as what is written to them may have to be written back.
+    """The arrays of one call whose writes may have to be written back.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class Writes:
         return bool(self._copies)
 
     def copied(self, old: Any, new: Any, where: str, *, declared: bool) -> Any:
-        """Note an array that had to be copied; return what the function is to get."""
+        """Register an array that had to be copied; return what to pass to the function."""
         if declared and not _writable(old):
             raise ReadOnlyError(
                 "the function writes to it (writes=), and it is read-only",
@@ -65,12 +65,12 @@ class Writes:
         return new
 
     def shared(self, old: Any, new: Any, where: str, *, declared: bool) -> None:
-        """Note an array whose memory the function has itself; call it after all that were copied."""
+        """Register an array whose memory is shared with the function; call this after all `copied`."""
         if self._copies and all(new is not each.new for each in self._copies):
             self._others.append(PassedArray(old, new, self._count(new, where), where, declared))
 
     def _count(self, new: Any, where: str) -> int | None:
-        """Return how often an array was written to, or None."""
+        """Return the write counter of an array, or None."""
         try:
             return self.target.writes_to(new)
         except (DlxError, MemoryError):
@@ -84,7 +84,7 @@ class Writes:
         Raises
         ------
         ReadOnlyError
-            If one of those cannot be written to, or two writes would be in each other's way.
+            If one of those cannot be written to, or one write would overwrite another.
         """
         failed = None
         written = [each for each in self._copies if self._is_written(each)]
@@ -107,7 +107,7 @@ class Writes:
             raise failed
 
     def _is_written(self, passed: PassedArray) -> bool:
-        """Return whether the function wrote to an array, or was declared to: some ways leave no trace."""
+        """Return whether the function wrote to an array, or was declared to, since some writes are not counted."""
         now = self._count(passed.new, passed.where)
         return passed.declared or (now is not None and now != passed.version)
 

@@ -1,11 +1,11 @@
-"""What lazy views of every kind have in common.
+"""`View`, the base class of all lazy views.
 
-A view is a sequence, a mapping or a record over the living source. Every way to reach an element converts it; nothing
-else does. What is written to a view is written to the source, in the source's own framework.
+A view is a sequence, a mapping or a record over the live source. An element is converted when it is read, not before.
+What is written to a view is written to the source, in the source's own framework.
 
-Where a view keeps a result: `_slots` maps a place to (the source's element, its result). An entry counts only while the
-source still has that very element there, so that a source may change as it likes. Of a container whose elements are
-made anew on each access (``elements="fresh"``) the result is kept weakly, and the source is not asked again.
+Results are cached in `_slots`: key -> (the source's element, its result). An entry is valid only while the source still
+holds that same element there, so that the source may change at any time. Of a container that makes its elements anew on
+each access (``elements="fresh"``) the result is kept weakly, and the source is not asked again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["PlacesView", "View", "is_view"]
 
 
 class View:
-    """What views of every kind have in common."""
+    """The base class of all lazy views."""
 
     if not TYPE_CHECKING:  # the slots are those of the classes below
         __slots__ = ()
@@ -55,7 +55,7 @@ class View:
         return self._scope.eager(self._source, self._handler)
 
     def refresh(self) -> None:
-        """Forget what was converted, so that each element is asked for again.
+        """Drop all results, so that each element is read from the source again.
 
         Needed only where a source that makes its elements anew on each access (a file, say) has changed behind the
         view; changes of lists and dicts are seen at once.
@@ -65,18 +65,18 @@ class View:
     # ---- one element ------------------------------------------------------------------------------------------------
 
     def _at(self, key: Any) -> Any:
-        """Return the source's element at a place; raises what the source raises."""
+        """Return the source's element at a key; raises what the source raises."""
         return self._source[key]
 
     def _begin(self) -> None:
-        """Make the view known to its scope, when its first element is asked for."""
+        """Register the view with its scope, when its first element is read."""
         if self._me is None:
             self._me = weakref.ref(self)
             if self._path is None:
                 self._scope.root = self._me
 
     def _touch(self, key: Any, element: Any = MISSING) -> Any:
-        """Return the result at a place, converted now if it has not been."""
+        """Return the result at a key, converted now if it is not cached."""
         handler, scope, slots = self._handler, self._scope, self._slots
         if self._me is None:
             self._begin()
@@ -105,7 +105,7 @@ class View:
         new = scope.result(element, handler, self._path, key)
         slot = slots.setdefault(key, (element, new))
         if slot[1] is not new:
-            if slot[0] is element:  # another thread was here meanwhile
+            if slot[0] is element:  # another thread converted it meanwhile
                 return slot[1]
             slots[key] = (element, new)
         if new is not element:
@@ -115,17 +115,17 @@ class View:
         return new
 
     def _evict(self, slot: Any) -> None:
-        """Note what is put out of its place: somebody may hold it, and its source may be elsewhere by now."""
-        waiting, met = [(slot, self._handler)], set()  # views that were looked into: one may hold itself
+        """Record a result that loses its slot: it may still be referenced, and its source may have another key now."""
+        waiting, met = [(slot, self._handler)], set()  # views visited so far: a view may contain itself
         while waiting:
             (element, new), handler = waiting.pop()
             self._scope.leave(name_of(element, handler), element, new)
             if is_view(new) and new._handler.elements != "fresh" and id(new) not in met:
-                met.add(id(new))  # what it shows may be elsewhere as well
+                met.add(id(new))  # its elements may have other keys as well
                 waiting += [(each, new._handler) for each in list(new._slots.values())]
 
     def _forget(self, *keys: Any) -> None:
-        """Put the results of some places, or of all, out of them."""
+        """Drop the results of some keys, or of all."""
         slots = self._slots
         for key in keys or list(slots):
             slot = slots.pop(key, None)
@@ -146,14 +146,14 @@ class View:
                     element = self._at(key)
                 new = self._scope.result(element, self._handler, self._path, key)
                 if new is not element or isinstance(kind_of(new), Adapter):
-                    with contextlib.suppress(TypeError):  # a tuple, say: it is made anew each time
+                    with contextlib.suppress(TypeError):  # it cannot be referred to weakly: it is made anew each time
                         self._slots[key] = weakref.ref(new)
                     if not len(self._slots) & 63:
                         self._tidy()
         return new
 
     def _tidy(self) -> None:
-        """Forget what is gone: places of this view, where there are far more than elements; and in the scope."""
+        """Remove dead entries: slots of this view, if there are far more than elements; and those of the scope."""
         self._scope.sweep()
         if len(self._slots) > 2 * self._count() + 64:
             fresh = self._handler.elements == "fresh"
@@ -162,7 +162,7 @@ class View:
                     self._forget(key)
 
     def _holds_still(self, key: Any, element: Any) -> bool:
-        """Return whether the source has an element at a place; where it has none, none is made."""
+        """Return whether the source holds an element at a key; no missing element is created."""
         try:
             return self._at(key) is element
         except (LookupError, AttributeError):
@@ -179,11 +179,11 @@ class View:
         return inward(self._scope, value, old, self._children(), self._path)
 
     def _stored(self) -> Any:
-        """Return what another container holds where this view was put into it."""
+        """Return what another container stores when this view is put into it."""
         return self._source
 
     def _children(self) -> Any:
-        """Give the source's elements, for a look at the first few; none where each would be made anew."""
+        """Return the source's elements, of which the first few are examined; none where each would be made anew."""
         return ()
 
     def _is(self, element: Any, value: Any) -> bool:
@@ -215,13 +215,13 @@ class View:
         )
 
     def _done(self) -> list[tuple[Any, Any]]:
-        """Return what is converted so far, without asking the source for anything."""
+        """Return what is converted so far, without reading the source."""
         if self._handler.elements == "fresh":
             return [(key, new) for key, slot in list(self._slots.items()) if (new := slot()) is not None]
         return [(key, slot[1]) for key, slot in list(self._slots.items()) if slot[0] is not slot[1]]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return operator.getitem, ([self.materialize()], 0)  # what is loaded is the plain container
+        return operator.getitem, ([self.materialize()], 0)  # unpickling gives the plain container
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(self.materialize(), memo)
@@ -235,17 +235,17 @@ class View:
 
 
 class PlacesView(View, Places):
-    """A view whose elements are asked for by key: `Places` gives what was converted before, and else asks `_missed`."""
+    """A view whose elements are read by key: `Places` returns a cached result, else calls `_missed`."""
 
     __slots__ = ("__weakref__", "_handler", "_me", "_path", "_scope")
 
     def _missed(self, key: Any) -> Any:
-        """Return what `self[key]` is where it was not converted before."""
+        """Return `self[key]` where it is not cached."""
         return self._touch(key)
 
 
 def is_view(obj: Any) -> TypeGuard[View]:
-    """Return whether an object is a lazy view itself; what stands for another object is not asked for whom."""
+    """Return whether an object is a lazy view, by its type: a proxy's ``__class__`` is not read."""
     return issubclass(type(obj), View)
 
 

@@ -1,4 +1,4 @@
-"""Which type has which lazy view; views of records; the two ways in, `lazy_view` and `plain_view`."""
+"""The lazy view of each type; views of records; the entry points `lazy_view` and `plain_view`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["RecordView", "lazy_view", "plain_view"]
 
 
 class RecordView(View):
-    """A lazy view of a dataclass, an attrs object or a namespace: its attributes are converted when asked for."""
+    """A lazy view of a dataclass, an attrs object or a namespace: its attributes are converted when they are read."""
 
     __slots__ = ("__weakref__", "_handler", "_me", "_path", "_scope", "_slots", "_source")
 
@@ -105,14 +105,14 @@ def _class_of(kind: type, handler: Container) -> Any:
     return RecordView if handler.kind == "record" and handler.unflatten is not None else None
 
 
-_plain: dict[Any, tuple[Any, Options]] = {}  # target -> options of a call that asks for nothing else
+_plain: dict[Any, tuple[Any, Options]] = {}  # target -> options of a call without any other option
 
 
 def plain_view(obj: Any, to: Any) -> Any:
-    """Return a view for a target that was asked for before, with no options; None where that is not the case."""
+    """Return a view for a target that was used before without options; None where it was not."""
     try:
         known = _plain.get(to)
-    except TypeError:  # no target at all: whoever checks the call says so
+    except TypeError:  # not a target: the check of the options raises the error
         return None
     if known is None or known[0] != stamp():
         return None
@@ -139,9 +139,9 @@ def lazy_view(
     request, strict, collect
         The options.
     fast_path, to
-        The fast path and the target as it was given, where nothing else is asked for.
+        The fast path and the target as the caller passed it, where no other option is set.
     known
-        Objects, and what they are to be, themselves for one; kept weakly.
+        Objects and their results, which may be the objects themselves; kept weakly.
     """
     handler = container_of(type(obj))
     assert handler is not None

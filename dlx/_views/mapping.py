@@ -90,8 +90,8 @@ class MappingView(PlacesView, Mapping[K, V]):
         return Items(self)
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """Return the result for a key; the default, as it is, where there is none."""
-        if isinstance(self._source, dict) and key not in self:  # which may have a way with what is missing
+        """Return the result for a key; the default, unconverted, where there is none."""
+        if isinstance(self._source, dict) and key not in self:  # its __missing__ is not called
             return default
         try:
             return self[key]
@@ -99,7 +99,7 @@ class MappingView(PlacesView, Mapping[K, V]):
             return default
 
     def __getattr__(self, name: str) -> Any:
-        # An item that is an attribute as well: attribute dicts, BatchEncoding and ModelOutput of transformers.
+        # An item that is an attribute as well, as in attribute dicts, BatchEncoding and ModelOutput of transformers.
         if not name.startswith("_") and self._handler.elements != "fresh" and name in self:
             element = self._source[name]
             if getattr(self._source, name, self) is element:
@@ -110,7 +110,7 @@ class MappingView(PlacesView, Mapping[K, V]):
         return () if self._handler.elements == "fresh" else (self._source[key] for key in self)
 
     def _holds_still(self, key: Any, element: Any) -> bool:
-        return key in self and super()._holds_still(key, element)  # it may have a way with what is missing
+        return key in self and super()._holds_still(key, element)  # its __missing__ is not called
 
     def _holds(self, key: Any, value: Any) -> bool:
         """Return whether the value is what the view shows for a key: arrays by identity, data by equality."""
@@ -119,7 +119,7 @@ class MappingView(PlacesView, Mapping[K, V]):
             return here is value or self._is(here, value)
         return self._is(self._source[key], self._raw(value))
 
-    # ---- with others ------------------------------------------------------------------------------------------------
+    # ---- operators --------------------------------------------------------------------------------------------------
 
     def copy(self) -> Any:
         """Return a dict of what the view shows: converted arrays, and views of nested containers."""
@@ -162,7 +162,7 @@ class MutableMappingView(MappingView[K, V], MutableMapping[K, V]):
         return self._source.keys() if isinstance(self._source, dict) else KeysView(self)
 
     def _watched(self, keys: Any) -> Iterator[Any]:
-        """Iterate over keys, and raise as a dict does where some come or go meanwhile."""
+        """Iterate over keys, and raise as a dict does if it changes size meanwhile."""
         n = len(keys)
         for key in keys:
             yield key
@@ -179,7 +179,7 @@ class MutableMappingView(MappingView[K, V], MutableMapping[K, V]):
         self._forget(key)
 
     def pop(self, key: Any, default: Any = MISSING) -> Any:
-        """Take a key out and return its result; the default, as it is, where there is none."""
+        """Remove a key and return its result; the default, unconverted, where there is none."""
         if key not in self:
             if default is MISSING:
                 raise KeyError(key)
@@ -189,20 +189,20 @@ class MutableMappingView(MappingView[K, V], MutableMapping[K, V]):
         return new
 
     def popitem(self, *last: Any, **options: Any) -> tuple[Any, Any]:
-        """Take the last key out, as a dict does (or the first, as ``OrderedDict.popitem(last=False)``)."""
+        """Remove the last key, as a dict does (or the first, as ``OrderedDict.popitem(last=False)``)."""
         first = (last and not last[0]) or not options.get("last", True)
         for key in iter(self) if first or not hasattr(type(self._source.keys()), "__reversed__") else reversed(self):
             return key, self.pop(key)
         raise KeyError("popitem(): the view is empty")
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
-        """Return the result for a key, stored first where there is none."""
+        """Return the result for a key; the default is stored first where there is none."""
         if key not in self:
             self[key] = default
         return self[key]
 
     def clear(self) -> None:
-        """Take everything out."""
+        """Remove all keys."""
         self._source.clear()
         self._forget()
 

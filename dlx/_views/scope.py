@@ -1,8 +1,8 @@
-"""What the lazy views of one call share: the options, and which object was converted to which.
+"""State shared by the lazy views of one call: the options, and the result of each converted object.
 
-A result is found again in two ways: each view keeps, for each of its slots that was asked for, the source's element and
-the result; the scope knows, by weak references, what an object was converted to, so that one that stands in two
-places, or has moved, gives the same result. Also here: what is stored in the source for a value given to a view.
+Results are cached in two ways: each view keeps, for each slot that was read, the source's element and the result; the
+scope keeps, by weak references, the result of each object, so that an object that appears twice, or was moved, gives
+the same result. `inward` computes what is stored in the source for a value written to a view.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from dlx.adapter.base import Adapter, look_up
 from dlx.adapter.declarations import Container
 from dlx.errors import AdapterNotFoundError, DlxError
 
-__all__ = ["home", "inward", "kind_of", "MISSING", "Options", "Path", "Scope", "name_of", "path_text"]
+__all__ = ["inward", "kind_of", "MISSING", "Options", "Path", "Scope", "name_of", "path_text"]
 
 MISSING: Any = object()
 
 Path = tuple[Any, Container, Any] | None
-"""Where a view was met first: the path of the view around it, that one's row, and the key; None at the root."""
+"""The first path of a view: the path of its parent view, the parent's handler, and the key; None at the root."""
 
 
 def path_text(path: Path) -> str:
@@ -50,21 +50,21 @@ def path_text(path: Path) -> str:
 
 
 class Options:
-    """What was asked for, and what is known of types under it; shared by calls that ask for the same.
+    """The options of a call, and what is known of types under them; shared by calls with the same options.
 
     Parameters
     ----------
     request, strict, collect
         The options.
     make
-        ``make(obj, row, scope, path)`` gives the view of a container, or None where it has none.
+        ``make(obj, handler, scope, path)`` returns the view of a container, or None where it has none.
     fast_path, to
-        The fast path and its target, where the options ask for nothing else; None otherwise.
+        The fast path and its target where no other option is set; None otherwise.
 
     Attributes
     ----------
     known_at
-        The stamp under which types were looked up; under another one they are looked up anew.
+        The stamp under which types were looked up; when it changes they are looked up again.
     """
 
     __slots__ = ("collect", "fast_path", "free", "kinds", "known_at", "make", "request", "strict", "to")
@@ -82,10 +82,10 @@ class Options:
         self.strict, self.collect = strict, collect
         self.known_at = stamp()
         self.kinds: dict[type, Any] = {}
-        self.free: set[type] = set()  # types whose arrays may be asked twice, by the fast path
+        self.free: set[type] = set()  # types whose arrays the fast path may convert twice
 
     def known(self, kind: type) -> Any:
-        """Return what `what_is` says of a type, if it was asked since types last changed; else MISSING."""
+        """Return the cached answer of `what_is` for a type; MISSING where there is none, or it is stale."""
         now = stamp()
         if now != self.known_at:
             self.kinds, self.free, self.known_at = {}, set(), now
@@ -93,23 +93,23 @@ class Options:
 
 
 class Scope:
-    """The objects that became others in one call.
+    """The objects converted by the views of one call, and their results.
 
-    Where an object stands is noted as (the view, weakly; its place there); what it became is in that view. Only what is
-    put out of its place, while somebody may still hold it, is referred to itself.
+    An object is recorded as (weak reference to the view, slot); its result is in that slot of the view. Only a result
+    that has left its slot, and may still be referenced elsewhere, is referred to directly.
 
     Attributes
     ----------
     options
-        What was asked for.
+        The options of the call.
     known
-        Name of a source's object -> a place where it and its result are; a mere number is one in the root.
+        Name of a source's object -> a slot that holds it and its result; a plain int is a slot of the root.
     moved
-        Name -> (the object, what it became), weakly; for what has no place, or lost it.
+        Name -> (the object, its result), weakly; for what has no slot, or lost it.
     back
-        Address of a result -> name; None as long as nobody asked.
+        Address of a result -> name; None until it is needed.
     root
-        The outermost view, weakly, once an element of it was asked for.
+        The outermost view, weakly, after an element of it was read.
     """
 
     __slots__ = ("__weakref__", "_full", "_lock", "back", "known", "moved", "options", "root")
@@ -126,14 +126,14 @@ class Scope:
     # ---- outwards ---------------------------------------------------------------------------------------------------
 
     def result(self, obj: Any, handler: Container, path: Path, key: Any) -> Any:
-        """Return what an element is in the target: an array, a view, or the element itself.
+        """Return the result for an element: an array of the target, a view, or the element itself.
 
         Parameters
         ----------
         obj
             The element.
-        row, path, key
-            The container's row and path, and the element's place in it.
+        handler, path, key
+            The container's handler and path, and the element's key in it.
         """
         options, kind = self.options, type(obj)
         what = options.known(kind)
@@ -147,7 +147,7 @@ class Scope:
             if new is not None:
                 return new
             if what is kind:  # a class may not even say what it is
-                source = self._stranger(obj, handler, path, key)
+                source = self._generic(obj, handler, path, key)
             elif isinstance(what, Container):
                 return self._entered(obj, what, handler, path, key)
             else:
@@ -155,11 +155,11 @@ class Scope:
             if source is None:
                 return obj
             new = self._converted(obj, source, handler, path, key)
-            self.leave(name, obj, new)  # until it has its place, which another thread may ask for already
+            self.leave(name, obj, new)  # until it has its slot, which another thread may read already
             return new
 
     def lock(self) -> threading.RLock:
-        """Return the lock that is held while something is done that must not be done twice."""
+        """Return the lock under which each object is converted, so that it is converted once."""
         return lock_of(self)
 
     def _learn(self, kind: type, handler: Container, path: Path, key: Any) -> Any:
@@ -181,13 +181,13 @@ class Scope:
                 options.free.add(kind)
         return what
 
-    def _stranger(self, obj: Any, handler: Container, path: Path, key: Any) -> Adapter | None:
+    def _generic(self, obj: Any, handler: Container, path: Path, key: Any) -> Adapter | None:
         try:
             source = generic.generic_array_adapter(obj)
             plain = source is not None or not self.options.strict or generic.generic_buffer_adapter(obj) is not None
         except (DlxError, MemoryError):
             raise
-        except Exception:  # it raises when it is looked at, so it is nothing that we know
+        except Exception:  # an object whose attributes raise is of no known kind
             source, plain = None, not self.options.strict
         if plain:
             return source
@@ -210,12 +210,12 @@ class Scope:
         return self.run(obj, source, options.request, (path, handler, key))
 
     def run(self, obj: Any, source: Adapter, request: Request, path: Path) -> Any:
-        """Convert one array through all phases."""
+        """Convert one array through all stages."""
         failures = Failures(request.target.name)
         return Batch(request, [obj], [source], lambda i: path_text(path), failures).run()[0]
 
     def _entered(self, obj: Any, what: Container, handler: Container, path: Path, key: Any) -> Any:
-        """Return a view of a container; sets and recipes, which nobody can look into by key, are converted now."""
+        """Return a view of a container; sets and ``__dlx_tree__`` objects, which have no keys, are converted now."""
         root, name = self.root and self.root(), name_of(obj, what)
         if root is not None and name_of(root._source, root._handler) == name:
             return root
@@ -234,34 +234,34 @@ class Scope:
         o = self.options
         return convert_tree(obj, handler, o.request, strict=o.strict, collect=o.collect, fast_path=o.fast_path, to=o.to)
 
-    # ---- who is who -------------------------------------------------------------------------------------------------
+    # ---- results of objects -----------------------------------------------------------------------------------------
 
     def place(self, name: Any, obj: Any, new: Any, view: Any, key: Any) -> None:
-        """Note where an object, and what it became, are; where it has a place already, that is kept."""
+        """Record the slot of an object and its result; a slot that is recorded already is kept."""
         if self._at(name) is None:
             self.known[name] = (view, key)
         if self.back is not None:
             self.back[id(new)] = name
 
     def leave(self, name: Any, obj: Any, new: Any) -> None:
-        """Note what an object became that has no place, or loses it."""
+        """Record the result of an object that has no slot, or loses it."""
         if new is not obj:
             self.know(name, obj, new)
 
     def know(self, name: Any, obj: Any, new: Any) -> None:
-        """Note what an object is to be, weakly; it may be to stay as it is."""
+        """Record the result of an object, weakly; it may be the object itself."""
         moved = self.moved
         try:
-            # A view of the object itself holds it; what it shows of a view, or reads in its stead, does not.
+            # A view of the object itself holds it; a view of what the object's `live` returns does not.
             held = what_is(type(new)) is VIEW and name_of(new._source, new._handler) == name
             result, source = ref(new), None if held else _source_ref(obj)
-            if source is not None and not isinstance(source, ref):  # it is held, as long as the result lives
+            if source is not None and not isinstance(source, ref):  # the object is kept alive by its entry
 
-                def let_go(dead: Any) -> None:
+                def remove(dead: Any) -> None:
                     if moved.get(name, (None, None))[1] is dead:
                         del moved[name]
 
-                result = ref(new, let_go)
+                result = ref(new, remove)
         except TypeError:  # the result cannot be referred to weakly
             return
         moved[name] = (source, result)
@@ -270,17 +270,17 @@ class Scope:
         self.sweep()
 
     def _at(self, name: Any) -> Any:
-        """Return (object, what it became) from where it was noted to be; None where it is there no more."""
-        place = self.known.get(name)
-        if place is None:
+        """Return (object, result) from the recorded slot; None where the slot holds something else now."""
+        entry = self.known.get(name)
+        if entry is None:
             return None
-        ref_of, key = (self.root, place) if isinstance(place, int) else place
+        ref_of, key = (self.root, entry) if isinstance(entry, int) else entry
         view = ref_of()
         slot = None if view is None else view._slots.get(key)
         return slot if slot is not None and name_of(slot[0], view._handler) == name else None
 
     def _again(self, name: Any, obj: Any) -> Any:
-        """Return what an object became, if that is still there."""
+        """Return the result of an object, if it is still alive."""
         slot = self._at(name)
         if slot is not None:
             return slot[1]
@@ -294,11 +294,11 @@ class Scope:
         return new if alive is obj or (alive is not None and name != id(obj)) else None
 
     def sweep(self) -> None:
-        """Forget what is gone, now and then."""
+        """Remove dead entries, once the tables have grown enough."""
         if max(len(self.known), len(self.moved)) <= self._full:
             return
-        for name, place in list(self.known.items()):
-            if self._at(name) is None and self.known.get(name) is place:
+        for name, entry in list(self.known.items()):
+            if self._at(name) is None and self.known.get(name) is entry:
                 del self.known[name]
         for name, pair in list(self.moved.items()):
             if pair[1]() is None and self.moved.get(name) is pair:
@@ -313,7 +313,7 @@ class Scope:
             self.back = {id(new): name for name, new in alive if new is not None}
             self.back |= {id(slot[1]): name for name in list(self.known) if (slot := self._at(name)) is not None}
         name = self.back.get(id(obj))
-        if name is None or is_plain(type(obj)):  # what a recipe made of an object may be any number, or None
+        if name is None or is_plain(type(obj)):  # a ``__dlx_tree__`` object may have become any number, or None
             return obj
         slot = self._at(name)
         if slot is not None and slot[1] is obj:
@@ -331,16 +331,16 @@ def _source_ref(obj: Any) -> Callable[[], Any]:
 
 
 def name_of(obj: Any, handler: Container) -> Any:
-    """Return what tells an element of a container apart from others."""
+    """Return the identity of an element of a container: its address, or what the handler says."""
     name = None if handler.identity is None else handler.identity(obj)
     return id(obj) if name is None else ("same_as", name)
 
 
-SAMPLE = 16  # children that are looked at to find out which framework a container's arrays are of
+SAMPLE = 16  # how many children are examined to find the framework of a container's arrays
 
 
 def kind_of(obj: Any) -> Container | Adapter | None:
-    """Return the row of a container, the adapter of an array, or None."""
+    """Return the handler of a container, the adapter of an array, or None."""
     kind = type(obj)
     what = what_is(kind)
     if what is not kind:
@@ -349,14 +349,14 @@ def kind_of(obj: Any) -> Container | Adapter | None:
         return generic.generic_array_adapter(obj)
     except (DlxError, MemoryError):
         raise
-    except Exception:  # it raises when it is looked at, so it is nothing that we know
+    except Exception:  # an object whose attributes raise is of no known kind
         return None
 
 
 def inward(scope: Scope, value: Any, old: Any, children: Iterable[Any], path: Path) -> Any:
     """Return what is to be stored in the source for a value.
 
-    A result of the scope stands for the source's own object. An array goes to the framework and device of the array
+    For a result of the scope the source's own object is stored. An array goes to the framework and device of the array
     that it replaces; a new one, and those in a container, to the one framework of the arrays among the first children.
     Where there is none, the value is stored as given.
 
@@ -377,7 +377,7 @@ def inward(scope: Scope, value: Any, old: Any, children: Iterable[Any], path: Pa
     what = kind_of(value)
     if what is None:
         return value
-    target, device = home(old, children)
+    target, device = _framework_of(old, children)
     if target is None or target is what or registry.ready(target) is None:
         return value
     request = replace(scope.options.request, target=target, device=device, copy=None, stream=None)
@@ -386,8 +386,8 @@ def inward(scope: Scope, value: Any, old: Any, children: Iterable[Any], path: Pa
     return scope.run(value, what, request, path)
 
 
-def home(old: Any, children: Iterable[Any]) -> tuple[Adapter | None, Any]:
-    """Return the framework, and the device, of an array that is replaced; else the one framework of the first few."""
+def _framework_of(old: Any, children: Iterable[Any]) -> tuple[Adapter | None, Any]:
+    """Return the framework and device of an array that is replaced; else the one framework of the first children."""
     what = None if old is None else kind_of(old)
     if isinstance(what, Adapter):
         try:
@@ -397,5 +397,5 @@ def home(old: Any, children: Iterable[Any]) -> tuple[Adapter | None, Any]:
         except Exception as error:
             raise adapter_failed(what, error) from error
         return what, info.device if info is not None else None
-    homes = {found for child in islice(children, SAMPLE) if isinstance(found := kind_of(child), Adapter)}
-    return (homes.pop() if len(homes) == 1 else None), None
+    adapters = {found for child in islice(children, SAMPLE) if isinstance(found := kind_of(child), Adapter)}
+    return (adapters.pop() if len(adapters) == 1 else None), None

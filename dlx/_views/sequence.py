@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Window(Sequence[Any]):
-    """Some places of a sequence: what a slice of a view looks at."""
+    """Some positions of a sequence: the source of a slice of a view."""
 
     __slots__ = ("places", "source")
 
@@ -37,7 +37,7 @@ class Window(Sequence[Any]):
 
 
 class SequenceView(PlacesView, Sequence[T]):
-    """A lazy view of a sequence. A slice of it is a view of those places, which are settled then."""
+    """A lazy view of a sequence. A slice of it is a view of those positions, which are fixed when it is made."""
 
     __slots__ = ()
 
@@ -73,7 +73,7 @@ class SequenceView(PlacesView, Sequence[T]):
     def _children(self) -> Any:
         return () if self._handler.elements == "fresh" else self._source
 
-    # ---- one after another ------------------------------------------------------------------------------------------
+    # ---- iteration --------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[T]:
         if self._handler.elements != "stable":
@@ -87,10 +87,10 @@ class SequenceView(PlacesView, Sequence[T]):
         for i, element in enumerate(self._source):
             slot = get(i)
             if slot is None:
-                if place is not None and i & 255 and scope.back is None:  # what _touch does
+                if place is not None and i & 255 and scope.back is None:  # the fast path of _touch
                     try:
                         new = place(element, to, slots, known, moved, i, (me, i) if nested else i)
-                    except DlxError:  # _touch says where
+                    except DlxError:  # _touch raises it with its path
                         new = None
                     if new is not None:
                         yield new
@@ -112,7 +112,7 @@ class SequenceView(PlacesView, Sequence[T]):
             yield self[i]
 
     def _elements(self) -> Iterator[tuple[int, Any]]:
-        """Give the places and the source's elements; of elements made anew, the results that are there."""
+        """Yield (index, the source's element); of elements made anew, the cached results instead."""
         if self._handler.elements == "fresh":
             return ((i, self._slots[i]() if i in self._slots else self._at(i)) for i in range(len(self._source)))
         return enumerate(self._source)
@@ -130,7 +130,7 @@ class SequenceView(PlacesView, Sequence[T]):
         return None
 
     def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
-        """Return the first place of a value, compared as ``in`` does: arrays by identity, data by equality."""
+        """Return the first index of a value, compared as ``in`` does: arrays by identity, data by equality."""
         n = len(self._source)
         start = max(start + n, 0) if start < 0 else start
         stop = max(stop + n, 0) if stop is not None and stop < 0 else stop
@@ -144,7 +144,7 @@ class SequenceView(PlacesView, Sequence[T]):
         raw = value if self._handler.elements == "fresh" else self._raw(value)
         return sum(self._is(element, raw) for _, element in self._elements())
 
-    # ---- with others ------------------------------------------------------------------------------------------------
+    # ---- operators --------------------------------------------------------------------------------------------------
 
     def copy(self) -> Any:
         """Return a list, of a tuple a tuple, of what the view shows: arrays, and views of nested containers."""
@@ -179,14 +179,14 @@ class SequenceView(PlacesView, Sequence[T]):
         )
 
     def _deep(self, i: int, other: Any) -> bool:
-        """Return whether the container at a place equals another one."""
+        """Return whether the container at an index equals another one."""
         return derives(type(other), (list, tuple, dict)) and is_view(here := self[i]) and here.__eq__(other) is True
 
     __hash__ = None  # type: ignore[assignment]
 
 
 class SliceView(SequenceView[T]):
-    """A lazy view of some places of a sequence, which were settled when it was made. It cannot be written to."""
+    """A read-only lazy view of some positions of a sequence, which are fixed when it is made."""
 
     __slots__ = ("_places", "_whole")
 
@@ -264,16 +264,16 @@ class NamedView(SequenceView[Any]):
             raise AttributeError(f"a view of {type(self._source).__name__} has no attribute {name!r}")
         return self[self._fields.index(name)]
 
-    # Fields may be called as a tuple's methods are, and go first, as in the tuple itself.
+    # A field may have the name of a tuple's method, and takes precedence, as in the tuple itself.
 
     @property
     def index(self) -> Any:
-        """The field of that name, else as a tuple's method."""
+        """The field of that name, else the tuple's method."""
         return self.__getattr__("index") if "index" in self._fields else super().index
 
     @property
     def count(self) -> Any:
-        """The field of that name, else as a tuple's method."""
+        """The field of that name, else the tuple's method."""
         return self.__getattr__("count") if "count" in self._fields else super().count
 
 
@@ -296,13 +296,13 @@ class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[
         self._drop(i)
 
     def _given(self, values: Iterable[Any]) -> list[Any]:
-        """Return values to be stored; of a view its arrays as they are, its containers as views, as one by one."""
+        """Return the values to store; of a view its arrays unconverted, its containers as views, as `append` does."""
         if not isinstance(values, SequenceView) or values._handler.elements == "fresh":
             return [*(values._source if isinstance(values, SequenceView) else values)]
         return [values[k] if isinstance(kind_of(x), Container) else x for k, x in enumerate(values._source)]
 
     def _drop(self, i: int) -> None:
-        """Forget the result of one place, by both of its numbers."""
+        """Drop the result of one index, under its positive and its negative number."""
         n = len(self._source)
         self._forget(i, i + n if i < 0 else i - n)
 
@@ -311,7 +311,7 @@ class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[
         self._forget()
 
     def insert(self, i: SupportsIndex, value: Any) -> None:
-        """Put a value before a place; see the class for what the source gets."""
+        """Insert a value before an index."""
         i = operator.index(i)
         end = i >= len(self._source)
         self._source.insert(i, self._inward(value))
@@ -319,13 +319,13 @@ class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[
             self._forget()
 
     def append(self, value: Any) -> None:
-        """Put a value at the end."""
+        """Append a value."""
         self._source.append(self._inward(value))
         if self._handler.elements == "fresh":
             self._forget()
 
     def extend(self, values: Iterable[Any]) -> None:
-        """Put values at the end."""
+        """Append values."""
         for value in self._given(values):
             self.append(value)
 
@@ -334,17 +334,17 @@ class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[
         return self
 
     def pop(self, i: int = -1) -> T:
-        """Take one element out, and return its result."""
+        """Remove one element, and return its result."""
         new = self[i]
         del self[i]
         return new
 
     def remove(self, value: Any) -> None:
-        """Take the first element out that is the value, compared as ``in`` does."""
+        """Remove the first element that is the value, compared as ``in`` does."""
         del self[self.index(value)]
 
     def clear(self) -> None:
-        """Take everything out."""
+        """Remove all elements."""
         if hasattr(type(self._source), "clear"):
             self._source.clear()
         else:
@@ -352,7 +352,7 @@ class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[
         self._forget()
 
     def reverse(self) -> None:
-        """Turn the source's order round."""
+        """Reverse the source in place."""
         self._source.reverse()
         self._forget()
 

@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Any) -> int:
-    """Run one command; what it cannot do is one line, whatever code of others it came upon."""
+    """Run one command; a failure is printed in one line, also where foreign code raised it."""
     try:
         from dlx._core.foreign import class_name, exception_text, message_of, safe_repr
         from dlx.cli.model import BadInput, one_line
@@ -108,7 +108,7 @@ def _ended(command: str, text: str, as_json: bool, kind: str) -> int:
 
 
 def _say(text: str, file: Any) -> None:
-    """Print a line to a stream that may be closed or full; there is nobody else to tell."""
+    """Print a line to a stream that may be closed or full; a failure to print is ignored."""
     from dlx.cli.render.stdout import silence
 
     if file is None:

@@ -1,4 +1,4 @@
-"""What a source turned out to hold: one entry per array, folded and summed up where they are many."""
+"""What a source holds: one entry per array, folded and summed up where there are many."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def extents(shape: tuple[int, ...] | None) -> str:
 
 
 def counted(number: int, display_name: str) -> str:
-    """Return a number with its noun, in the plural where there are several."""
+    """Return a number with the word that it counts, in the plural where there are several."""
     return f"{number:,} {display_name}" if number == 1 else f"{number:,} {display_name}s"
 
 

@@ -41,7 +41,7 @@ def ask(question: str, name: str = "") -> dict[str, Any]:
 
 
 def _framework(name: str) -> dict[str, Any]:
-    """Import a target, make an array of it, and look at what it gives out."""
+    """Import a target, make an array of it, and inspect what it exports."""
     import warnings
 
     warnings.simplefilter("ignore")

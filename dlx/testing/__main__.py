@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
     except OSError as error:
         with open(os.devnull, "w") as nothing:  # noqa: PTH123
-            os.dup2(nothing.fileno(), sys.stdout.fileno())  # what is left of the output goes nowhere
+            os.dup2(nothing.fileno(), sys.stdout.fileno())  # the rest of the output is discarded
         if isinstance(error, BrokenPipeError):  # `python -m dlx.testing numpy | head`: nobody reads the rest
             return 141
         place = f"{error.filename}: " if error.filename else ""

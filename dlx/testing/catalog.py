@@ -18,7 +18,7 @@ LIBRARIES: dict[str, Callable[[], Subject]] = {}
 
 
 def library(name: str) -> Callable[[Callable[[], Subject]], Callable[[], Subject]]:
-    """Enter a maker of a subject."""
+    """Register a function that makes a subject."""
 
     def enter(make: Callable[[], Subject]) -> Callable[[], Subject]:
         LIBRARIES[name] = make

@@ -63,7 +63,7 @@ class Check:
     see: str = ""
 
     def __call__(self, subject: Subject) -> Verdict:
-        """Hold a subject to the promise here and now, in this process."""
+        """Check the promise for a subject, in this process."""
         try:
             remark = self.function(subject) or ""
         except NotApplicable as error:
@@ -141,7 +141,7 @@ def check(
     shows: str = "",
     see: str = "",
 ) -> Callable[[Callable[[Subject], str | None]], Check]:
-    """Enter a function among the checks."""
+    """Register a function as a check."""
     assert kind in KINDS and severity in SEVERITIES and name not in CHECKS
 
     def enter(function: Callable[[Subject], str | None]) -> Check:
@@ -153,7 +153,7 @@ def check(
 
 @set_module("dlx.testing")
 def of_kinds(subject: Subject, kinds: tuple[str, ...] = KINDS, only: tuple[str, ...] = ()) -> list[Check]:
-    """Return the checks that a subject can be held to, in order."""
+    """Return the checks that apply to a subject, in order."""
     wanted = [CHECKS[name] for name in only] if only else list(CHECKS.values())
     return [each for each in wanted if each.kind in kinds and each.kind in subject.kinds]
 

@@ -1,4 +1,4 @@
-"""Running checks in processes that may die: a worker tells what it begins and what came of it; who dies has broken it.
+"""Run checks in processes that may die: a worker reports each start and result; a check whose worker dies is broken.
 
 Checks that are `alone` have a worker each, which must also end well. The others share one; when it dies, the check it
 was in is blamed, and a new one goes on with the rest.
@@ -55,7 +55,7 @@ def _worker(subject: Subject, checks: Sequence[Check]) -> dict[str, Verdict]:
     """Run checks in one process until it ends; return what is known then."""
     reader, writer = os.pipe()
     order = {"spec": subject.spec, "checks": [check.name for check in checks], "exceptions": dict(subject.exceptions)}
-    checked = ["-X", "dev"] if checks[0].alone else []  # the allocators then notice who has no GIL
+    checked = ["-X", "dev"] if checks[0].alone else []  # the allocators then detect calls without the GIL
     command = [sys.executable, *checked, "-m", "dlx.testing", "--work", json.dumps(order), str(writer)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with subprocess.Popen(
@@ -89,7 +89,7 @@ def _worker(subject: Subject, checks: Sequence[Check]) -> dict[str, Verdict]:
 
 
 def _listen(reader: int, process: subprocess.Popen[str]) -> tuple[list[str], bool]:
-    """Read what a worker tells until it ends, or says nothing for too long."""
+    """Read a worker's reports until it ends, or times out."""
     text = b""
     hangs = False
     output = process.stdout

@@ -101,7 +101,7 @@ class Subject:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What it can be held to."""
+        """The kinds of checks that apply to it."""
         has = {"producer": self.make, "consumer": self.from_dlpack, "adapter": self.adapter}
         return tuple(kind for kind, given in has.items() if given)
 

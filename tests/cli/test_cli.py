@@ -156,7 +156,7 @@ def test_screens_fit_a_terminal(tmp_path, width):
     ):
         console = rich.Console(record=True, width=width, force_terminal=True, file=io.StringIO())
         arguments = parser().parse_args(words)
-        module = importlib.import_module(f"dlx.cli.{arguments.module}")
+        module = importlib.import_module(f"dlx.cli.commands.{arguments.module}")
         assert module.run(arguments, Screen(arguments.command, console=console)) == 0
         lines = console.export_text().splitlines()
         if words == ["doctor"]:

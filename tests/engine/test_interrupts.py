@@ -324,7 +324,7 @@ def test_memory_that_runs_out_while_an_object_is_looked_at(no_memory, lazy, stri
     class Thing:
         pass
 
-    no_memory("dlx._registry.generic.buffer_stranger" if strict else "dlx._registry.generic.array_stranger")
+    no_memory("dlx._registry.generic.generic_buffer_adapter" if strict else "dlx._registry.generic.generic_array_adapter")
     with pytest.raises(MemoryError, match="now"):
         tree = dlx.convert([Thing()], to="dlx", lazy=lazy, strict=strict)
         tree[0]

@@ -143,8 +143,8 @@ def test_a_plugin_with_containers_only(site):
             containers = (
                 Container(
                     types=("lib.Bag",),
-                    open=lambda bag: (None, list(bag.items)),
-                    close=lambda bag, keys, children, blank: type(bag)(children),
+                    flatten=lambda bag: (None, list(bag.items)),
+                    unflatten=lambda bag, keys, children, blank: type(bag)(children),
                 ),
             )
         @dlx.hookimpl

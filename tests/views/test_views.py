@@ -1343,7 +1343,7 @@ def test_options_do_not_outlive_a_new_adapter(python):
         def plugin(number):  # two for one target, the second one preferred
             class Made(Adapter):
                 name, package, priority, types = "mine", "mine", number, ("mine.Foo",)
-                lane = ("mine.Foo",)
+                fast_path_types = ("mine.Foo",)
                 def accepts(self): return Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1)
                 def load(self, tensor):
                     made = Foo()

@@ -1,4 +1,4 @@
-"""`dlx dtypes`: every dtype with DLPack's numbers and each framework's word, or what becomes of it between two."""
+"""`dlx dtypes`: every dtype with DLPack's numbers and each framework's name for it, or the outcome of converting it."""
 
 from __future__ import annotations
 

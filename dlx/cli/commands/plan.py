@@ -85,7 +85,7 @@ _VALUES = {"copy=False": "--copy never", "copy=True": "--copy always", "detach=T
 
 
 def _in_options(found: Outcome) -> Outcome:
-    """Say what speaks of arguments of `dlx.convert` in options of this command."""
+    """Replace arguments of `dlx.convert` in a text by the options of this command."""
 
     def said(match: re.Match[str]) -> str:
         return _VALUES.get(match[0]) or f"--{match[1]} {match[2].strip(chr(39))}"
@@ -133,7 +133,7 @@ def _show_one(planned: Outcome, screen: Screen) -> None:
 
 
 def _folds(entries: Sequence[Entry], planned: Sequence[Outcome], everything: bool) -> list[Fold]:
-    """Return what is one row: what has the same kind of name and the same fate, in the order of the source."""
+    """Return one fold per row: entries with the same kind of name and the same outcome, in the order of the source."""
     apart: dict[tuple[str, str], list[Entry]] = {}
     for entry, fate in zip(entries, planned, strict=True):
         apart.setdefault((fate.outcome, _reason(fate)), []).append(entry)

@@ -187,7 +187,7 @@ class Screen:
 
     @contextlib.contextmanager
     def working(self, text: str) -> Iterator[None]:
-        """Show on the terminal's stderr that something takes its time."""
+        """Show a progress message on the terminal's stderr."""
         if not self._is_watched():
             yield
             return
@@ -209,7 +209,7 @@ class Screen:
         return not self.as_json and sys.stderr.isatty()
 
     def flush(self) -> None:
-        """Hand everything to whoever reads it, so that a closed pipe is noticed here."""
+        """Flush, so that a closed pipe is noticed here."""
         self._file.flush()
 
     def _print(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Whom stdout belongs to: the command alone. What imported code prints, or a program that it starts, goes to stderr."""
+"""Redirect stray output of imported code, and of programs that it starts, to stderr."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["own_stdout", "silence"]
 def own_stdout() -> Iterator[TextIO]:
     """Give the process's stdout as a file of its own, while ``sys.stdout`` and descriptor 1 are stderr.
 
-    A ``sys.stdout`` that somebody has replaced is given as it is.
+    A ``sys.stdout`` that was replaced is returned unchanged.
 
     Raises
     ------
@@ -48,7 +48,7 @@ def own_stdout() -> Iterator[TextIO]:
 
 
 def silence(descriptor: int) -> None:
-    """Let what is written to a descriptor go nowhere."""
+    """Discard what is written to a descriptor."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)

@@ -49,7 +49,7 @@ def arrays(
     *,
     everything: bool,
 ) -> None:
-    """Print a row for each fold; columns that nothing stands in are left out.
+    """Print a row for each fold; empty columns are left out.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def sums(entries: Iterable[Entry], screen: Screen) -> None:
 
 
 def outcomes(found: Sequence[Outcome], screen: Screen) -> None:
-    """Print what becomes of one array on the way to each target; a long reason is written once."""
+    """Print the outcome of one array for each target; a long reason is written once."""
     rows: list[list[Cell]] = []
     firsts: dict[str, str] = {}
     for each in found:
@@ -98,7 +98,7 @@ def outcomes(found: Sequence[Outcome], screen: Screen) -> None:
 
 
 def filled(columns: Sequence[str], rows: Sequence[Sequence[Cell]], screen: Screen) -> None:
-    """Print a table without the columns that nothing stands in, but for the first."""
+    """Print a table without its empty columns, but always with the first."""
     kept = [i for i in range(len(columns)) if i == 0 or any(_text(row[i]) for row in rows)]
     screen.table([columns[i] for i in kept], [[row[i] for i in kept] for row in rows])
 

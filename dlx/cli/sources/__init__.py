@@ -1,1 +1,1 @@
-"""What a word on the command line stands for: files and objects in memory."""
+"""The sources that a command reads: files and objects in memory."""

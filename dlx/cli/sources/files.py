@@ -1,4 +1,4 @@
-"""From a word on the command line to what it stands for: a file, told by its first bytes, an object, or a sketch."""
+"""Resolve a source on the command line: a file, recognized by its first bytes, an object, or an abstract tensor."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from dlx.errors import DlxError, DTypeError
 __all__ = ["open_source"]
 
 _OBJECT = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<path>[^\W\d]\w*(\.[^\W\d]\w*|\[[^\[\]]+\])*)")
-_SKETCH = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<shape>[\d,\s]*)\]")
+_ABSTRACT = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<shape>[\d,\s]*)\]")
 
 
 def open_source(name: str, screen: Screen) -> Source:
@@ -53,9 +53,9 @@ def open_source(name: str, screen: Screen) -> Source:
                 return _file(path)
         if re.search(r"\.py(:|$)", name):
             raise BadInput("an object is named by its module, without folders and .py, as in 'mod:x' or 'pkg.mod:x'")
-        sketched, named = _SKETCH.fullmatch(name), _OBJECT.fullmatch(name)
-        if sketched is not None:
-            return _sketch(name, sketched)
+        abstract, named = _ABSTRACT.fullmatch(name), _OBJECT.fullmatch(name)
+        if abstract is not None:
+            return _abstract(name, abstract)
         if named is not None:
             from dlx.cli.sources.objects import read_object
 
@@ -87,7 +87,7 @@ def _file(path: Path) -> Source:
 
 
 def _reader(path: Path, start: bytes) -> Callable[[Path], Source]:
-    """Return the reader for a file by its first bytes; what it is called decides only what they leave open."""
+    """Return the reader for a file by its first bytes; the name decides only where these are ambiguous."""
     if not start:
         raise BadInput("it is empty")
     if start.startswith(MAGIC_NPY):
@@ -116,7 +116,7 @@ def _reader(path: Path, start: bytes) -> Callable[[Path], Source]:
     raise BadInput("it is none of .npy, .npz, .safetensors, .pt, .arrow and .parquet, by its first bytes")
 
 
-def _sketch(name: str, match: re.Match[str]) -> Source:
+def _abstract(name: str, match: re.Match[str]) -> Source:
     try:
         dtype = DType(match["dtype"])
     except DTypeError as error:
@@ -178,7 +178,7 @@ def _read_torch(path: Path) -> Source:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch, to those who load
+            warnings.simplefilter("ignore")  # torch's warnings for users of `load`
             loaded = torch.load(path, map_location=keep, weights_only=True, mmap=True)
     except Exception as error:  # whatever a damaged or hostile file brings about
         raise BadInput(_why_not_loaded(error)) from error

@@ -24,7 +24,7 @@ from dlx.cli.model import BadInput, Entry, Source, aligned_to, amount, one_line
 __all__ = ["MAGIC_NPY", "MAX_BYTES", "MAX_NDIM", "SAFE", "opened_zip", "read_npy", "read_npz", "read_safetensors"]
 
 MAGIC_NPY = b"\x93NUMPY"
-MAX_NPY = 1 << 20  # bytes of a .npy header; numpy itself stops at 10 000 unless told otherwise
+MAX_NPY = 1 << 20  # bytes of a .npy header; numpy's own default limit is 10 000
 MAX_SAFETENSORS = 16 << 20  # bytes of a safetensors header; 100 000 tensors need some 12 MiB
 MAX_NDIM = 128
 MAX_BYTES = 1 << 63  # of an array, and what an extent stays below

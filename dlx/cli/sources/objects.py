@@ -99,12 +99,12 @@ def entries_of(root: Any) -> tuple[list[Entry], int]:
 
     A lazy view stands for its source; nothing is converted.
     """
-    row = container_of(type(root))
-    if row is None:
+    handler = container_of(type(root))
+    if handler is None:
         entry = _looked_at("", root)
         return ([], 1) if entry is None else ([entry], 0)
     failures = Failures("", collect=True)
-    tree = Tree(root, row, failures)
+    tree = Tree(root, handler, failures)
     parts = tree.containers()
     known = {id(each) for each in tree.arrays} | {id(part[0]) for part in parts}
     children = [id(child) for _, _, held, _ in parts for child in held]
@@ -120,7 +120,7 @@ def entries_of(root: Any) -> tuple[list[Entry], int]:
 
 
 def dotted(place: str) -> str:
-    """Return a place in a file, or in a state dict, without Python's brackets around names."""
+    """Return a path in a file, or in a state dict, without Python's brackets around names."""
     return re.sub(r"\['([^'\]]*)'\]", r".\1", place).removeprefix(".")
 
 

@@ -1,1 +1,1 @@
-"""The checks: what a producer, a consumer and an adapter are held to."""
+"""The checks of producers, consumers and adapters."""

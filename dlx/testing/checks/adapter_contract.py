@@ -1,4 +1,4 @@
-"""What an adapter of dlx is held to, through dlx alone: what it declares is so, and what dlx plans is what happens."""
+"""Checks of an adapter, through dlx alone: its declarations are true, and what dlx plans is what happens."""
 
 from __future__ import annotations
 
@@ -137,8 +137,8 @@ def adapter_contract(lib: Subject) -> None:
     if stated is not None and stated.dtypes is not None:
         strange = [name for name in stated.dtypes if attempt(DType, name)[1] is not None]
         must(not strange, f"dtypes that dlx does not know: {strange}")
-    home = adapter.device_from(adapter.device_to(Device("cpu")))
-    must(home == Device("cpu"), f"the host becomes {home}")
+    host = adapter.device_from(adapter.device_to(Device("cpu")))
+    must(host == Device("cpu"), f"the host becomes {host}")
 
 
 @check(
@@ -163,7 +163,7 @@ def adapter_round_trips(lib: Subject) -> None:
     kind="adapter", about="dtypes", severity="wrong",
 )  # fmt: skip
 def adapter_narrowing(lib: Subject) -> None:
-    """Convert every other dtype; what goes in must come back as it was."""
+    """Convert every other dtype; the round trip must be exact."""
     target = target_of(lib)
     for dtype in sorted(set(OTHERS) - set(dtypes_of(target))):
         source = Source(dtype, (24,) if target.capabilities.max_ndim < 2 else (4, 6))
@@ -199,7 +199,7 @@ def adapter_layouts(lib: Subject) -> None:
     kind="adapter", about="layouts", severity="fatal", alone=True,
 )  # fmt: skip
 def adapter_capabilities(lib: Subject) -> str:
-    """Hand over every layout that `check` lets pass, without any copy in between."""
+    """Load every layout that `check` accepts, without a copy."""
     target = target_of(lib)
     taken = []
     for name, source in sources(target):

@@ -1,4 +1,4 @@
-"""What an adapter of dlx is held to over time: owners, leaks, threads, the fast path, and the end of the process."""
+"""Checks of an adapter over time: owners, leaks, threads, the fast path, and the end of the process."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def adapter_lifetimes(lib: Subject) -> None:
     kind="adapter", about="leaks", severity="wrong",
 )  # fmt: skip
 def adapter_leaks(lib: Subject) -> None:
-    """Convert and refuse in a loop; the count of managed tensors comes back."""
+    """Convert and refuse in a loop; the count of managed tensors is as before."""
     target = target_of(lib)
     made = sources(target)
 
@@ -161,7 +161,7 @@ def adapter_fast_path(lib: Subject) -> None:
             tensor_of(Source(dtype, (4, 6) if target.capabilities.max_ndim > 1 else (24,))), to=lib.adapter
         )
         for to in ("dlx", lib.adapter):
-            pair = [attempt(road, array, to=to) for road in (dlx.convert, dlx.convert, slow)]
+            pair = [attempt(path, array, to=to) for path in (dlx.convert, dlx.convert, slow)]
             raised = {type(error) for _, error in pair}
             must(len(raised) == 1, f"{dtype} to {to}: {', '.join(told(error) for _, error in pair if error)}")
             if pair[0][1] is None:

@@ -1,4 +1,4 @@
-"""What a consumer is held to: what comes in is what was given, or it is refused."""
+"""Checks of a consumer: an array is imported exactly, or refused."""
 
 from __future__ import annotations
 

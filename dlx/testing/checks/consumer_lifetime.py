@@ -1,4 +1,4 @@
-"""What a consumer is held to once memory is its own: it is kept while it is used, and let go of once."""
+"""Checks of a consumer that owns memory: it is kept while it is used, and released once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a consumer is held to when it is given what nobody should take: an exception, never the end of the process.
+"""Checks of a consumer that is given invalid capsules: it raises, and never ends the process.
 
 A refused capsule is not consumed: it keeps its name, or its deleter is called once.
 """
@@ -12,7 +12,7 @@ from dlx.testing.outcome import NotApplicable, must, told
 from dlx.testing.subject import Subject
 from dlx.testing.support.producers import Source
 
-UNTOUCHED: list[Any] = []  # what should not have been made is kept: its end, or its repr, could be that of the process
+UNTOUCHED: list[Any] = []  # results of invalid imports are kept: their deletion, or repr, could end the process
 
 
 def _refused(lib: Subject, given: Any, source: Source, what: str) -> str:
@@ -175,7 +175,7 @@ def other_device(lib: Subject) -> str:
     kind="consumer", about="lifetimes", severity="wrong", see="DLPack, Python specification: capsule destructor",
 )  # fmt: skip
 def refusal_releases(lib: Subject) -> str:
-    """Give dtypes that nobody has and layouts that few have; look at the names and the count of deleters."""
+    """Give unknown dtypes and rare layouts; look at the names and the count of deleters."""
     refused = 0
     for options in (
         {"code": (99, 32, 1)}, {"code": (2, 32, 3)}, {"code": (2, 24, 1)}, {"code": (3, 64, 1)},

@@ -1,4 +1,4 @@
-"""What a consumer is held to when it asks: each producer of the standard's history is understood, and asked once."""
+"""Checks of a consumer's requests: producers of every DLPack version are understood, and called once."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ assert len(source.calls) == 1
 """,
 )  # fmt: skip
 def errors_shown(lib: Subject) -> None:
-    """Raise an error of a class that nobody else knows."""
+    """Raise an error of a class of its own."""
     source = lib.source(raises=Inside("of the producer's own"))
     _, error = lib.tried(source)
     must(error is not None, "the producer's exception is swallowed")

@@ -1,4 +1,4 @@
-"""What a producer is held to: its capsules carry what its arrays hold, and say so."""
+"""Checks of a producer: its capsules describe its arrays correctly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a producer is held to: memory lives as long as anybody uses it, is let go of once, and on any thread."""
+"""Checks of a producer: memory lives as long as it is used, and is released once, on any thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dlx.testing.support.capsules import Taken
 __all__ = ["grown", "together"]
 
 MIB = 1 << 20
-ROUNDS = 64  # arrays of one MiB each, per way of leaving
+ROUNDS = 64  # arrays of one MiB each, per way of ending an export
 LOST = 24  # MiB that may stay behind, of ROUNDS
 
 
@@ -41,7 +41,7 @@ def grown(once: Callable[[], Any]) -> float:
 
 
 def together(do: Callable[[int], Any], threads: int = 8) -> list[BaseException | None]:
-    """Call ``do(i)`` on several threads that start at the same moment; return what each raised."""
+    """Call ``do(i)`` on several threads that start at the same time; return what each raised."""
     gate = threading.Barrier(threads)
     raised: list[BaseException | None] = [None] * threads
 
@@ -86,7 +86,7 @@ assert sys.getrefcount(x) == before
 """,
 )  # fmt: skip
 def owner_unconsumed(lib: Subject) -> None:
-    """Drop capsules of both generations; the array's count of references comes back."""
+    """Drop capsules of both generations; the array's reference count is as before."""
     array = lib.array()[0]
     before = sys.getrefcount(array)
     for version in ((1, 0), None):
@@ -139,7 +139,7 @@ def owner_outlives(lib: Subject) -> None:
     kind="producer", about="threads", severity="fatal", alone=True, see="DLPack, Python specification: deleters",
 )  # fmt: skip
 def deleter_without_gil(lib: Subject) -> None:
-    """Call it from C code that let go of the GIL."""
+    """Call it from C code that released the GIL."""
     array, taken = _owned(lib)
     before = sys.getrefcount(array)
     taken.delete()

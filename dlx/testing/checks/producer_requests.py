@@ -1,4 +1,4 @@
-"""What a producer is held to: each keyword of ``__dlpack__`` means what the array API standard says."""
+"""Checks of a producer: each keyword of ``__dlpack__`` means what the array API standard says."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dlx.testing.outcome import Broken, NotApplicable, attempt, must, told
 from dlx.testing.subject import Subject
 from dlx.testing.support.capsules import Taken
 
-ELSEWHERE = (15, 0)  # WebGPU: nobody exports to it
+ELSEWHERE = (15, 0)  # WebGPU: no producer exports to it
 
 
 @check(
@@ -136,7 +136,7 @@ for version in (None, (1, 0)):
 """,
 )  # fmt: skip
 def other_device(lib: Subject) -> None:
-    """Ask for a device that nobody has."""
+    """Ask for a device that does not exist."""
     for version in (None, (1, 0)):
         capsule, error = attempt(lib.array()[0].__dlpack__, max_version=version, dl_device=ELSEWHERE)
         asked = f"max_version={version}, dl_device={ELSEWHERE}"

@@ -20,7 +20,7 @@ from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, DType
 __all__ = ["Export", "NotACapsule", "Taken", "elements", "foreign_thread", "swept"]
 
 LEGACY, VERSIONED = b"dltensor", b"dltensor_versioned"
-# A capsule keeps the pointer to its name, also beyond the interpreter: these live for ever.
+# A capsule keeps the pointer to its name, also beyond the interpreter: these are never freed.
 _NAMES: dict[bytes, Any] = {}
 
 # An own handle: the functions of ctypes.pythonapi, and their argument types, belong to everybody in the process.
@@ -93,14 +93,14 @@ def elements(
 
 
 def foreign_thread(function: Any, argument: Any) -> None:
-    """Call a C function with one pointer on a thread that Python has never seen, and wait for its end."""
+    """Call a C function with one pointer on a thread that Python did not create, and wait for its end."""
     libc = ctypes.CDLL(None)
     thread = ctypes.c_void_p()
     libc.pthread_create.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
     libc.pthread_join.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     if libc.pthread_create(ctypes.byref(thread), None, _address(function), _address(argument)):
         raise OSError("no thread can be started")
-    libc.pthread_join(thread, None)  # ctypes lets go of the GIL meanwhile
+    libc.pthread_join(thread, None)  # ctypes releases the GIL meanwhile
 
 
 def _address(cdata: Any) -> int:
@@ -150,7 +150,7 @@ class Taken:
 
     @property
     def readonly(self) -> bool:
-        """Whether it says that nobody may write."""
+        """Whether it is marked read-only."""
         return bool(self.flags & READ_ONLY)
 
     def elements(self) -> bytes:
@@ -158,11 +158,11 @@ class Taken:
         return elements(self.address, self.shape, self.strides, self.dtype, padded=bool(self.flags & SUBBYTE_PADDED))
 
     def consume(self) -> None:
-        """Become the owner, as a consumer does: the capsule is renamed, and its destructor has no say any more."""
+        """Become the owner, as a consumer does: the capsule is renamed, so that its destructor does nothing."""
         _set_name(self.capsule, _name(b"used_" + (LEGACY if self.legacy else VERSIONED)))
 
     def delete(self, *, gil: bool = False, thread: bool = False) -> None:
-        """Call the deleter: with the GIL, without it, or on a thread that Python has never seen."""
+        """Call the deleter: with the GIL, without it, or on a thread that Python did not create."""
         deleter = self.managed.deleter
         if deleter == ffi.NULL:
             return
@@ -171,7 +171,7 @@ class Taken:
         elif gil:
             ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_address(deleter))(_address(self.managed))
         else:
-            deleter(self.managed)  # cffi lets go of the GIL around it
+            deleter(self.managed)  # cffi releases the GIL around it
 
     def delete_at_exit(self) -> None:
         """Have the deleter called when the interpreter is gone and the process ends."""
@@ -182,7 +182,7 @@ class Taken:
 
 
 class Export:
-    """One capsule that the kit gives out, with a destructor that does nothing: the kit frees what nobody took.
+    """One capsule that the kit exports, with a destructor that does nothing: the kit frees what was not consumed.
 
     Attributes
     ----------
@@ -245,13 +245,13 @@ class Export:
         return bool(_get_name(self.capsule) != self.given or not _get_destructor(self.capsule))
 
     def scribble(self) -> None:
-        """Change the capsule's shape and strides, as nobody should while a consumer holds it."""
+        """Change the capsule's shape and strides while a consumer holds it, which a producer must not do."""
         for i in range(self.managed.dl_tensor.ndim):
             self._numbers[0][i] = 1
 
 
 def swept() -> int:
-    """Let go of what no consumer can reach any more; return how many exports are left."""
+    """Release what no consumer can reach any more; return how many exports are left."""
     Export._alive[:] = [
         export
         for export in Export._alive

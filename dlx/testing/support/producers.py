@@ -48,7 +48,7 @@ OTHERS = (
     "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float6_e2m3fn",
     "float6_e3m2fn", "float4_e2m1fn", "int4", "uint4", "float32x4",
 )  # fmt: skip
-"""Every dtype that DLPack names and somebody has."""
+"""Every dtype of DLPack that some library has."""
 
 
 def spread(data: bytes, dtype: str, count: int) -> bytes:
@@ -59,7 +59,7 @@ def spread(data: bytes, dtype: str, count: int) -> bytes:
 
 @set_module("dlx.testing")
 class Source:
-    """A producer over memory of its own, which does and logs exactly what it is told to.
+    """A producer over memory of its own, which does exactly what its parameters say, and logs it.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ class Source:
     calls
         Keywords of every call of ``__dlpack__``.
     exports
-        What was given out.
+        What was exported.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class Source:
         A capsule that was taken has its deleter called once. One that was not keeps its name, and its deleter is its
         producer's business.
         """
-        for wait in range(14):  # a cycle, or a framework with threads of its own, may let go a little later
+        for wait in range(14):  # a cycle, or a framework with threads of its own, may release it a little later
             if all(export.deleted or not export.taken for export in self.exports):
                 break
             gc.collect()

@@ -13,7 +13,7 @@ def batch(counts=COUNTS):
     """
     torch, cupy = peer("torch"), peer("cupy")
     if torch is None or cupy is None or not torch.cuda.is_available():
-        print("note: bulk conversion is left out: it needs torch, cupy and a CUDA device")
+        print("note: batch conversion is left out: it needs torch, cupy and a CUDA device")
         return {}
     import dlx
 
@@ -22,7 +22,7 @@ def batch(counts=COUNTS):
         for count in counts:
             for name, figure in _both_ways(torch, cupy, dlx.convert, count).items():
                 found[name] = figure
-                print(f"bulk {name} arrays: {figure['ours'] * 1e6:.1f} µs, ratio {ratio(figure)}")
+                print(f"batch {name} arrays: {figure['ours'] * 1e6:.1f} µs, ratio {ratio(figure)}")
             torch.cuda.synchronize()
             dlx.release_pending()
     return found
