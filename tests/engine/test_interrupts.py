@@ -195,7 +195,7 @@ CALLS = {
     "list": lambda obj: dlx.convert([obj, b"abc"], to="numpy"),
     "tree": lambda obj: dlx.convert({"a": (obj, b"abc")}, to="dlx"),
 }
-FILES = ("transfer.py", "generic producers.py", "phases.py", "failures.py")
+FILES = ("executor.py", "generic.py", "batch.py", "failures.py")
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -324,7 +324,8 @@ def test_memory_that_runs_out_while_an_object_is_looked_at(no_memory, lazy, stri
     class Thing:
         pass
 
-    no_memory("dlx._registry.generic.generic_buffer_adapter" if strict else "dlx._registry.generic.generic_array_adapter")
+    name = "generic_buffer_adapter" if strict else "generic_array_adapter"
+    no_memory(f"dlx._registry.generic.{name}")
     with pytest.raises(MemoryError, match="now"):
         tree = dlx.convert([Thing()], to="dlx", lazy=lazy, strict=strict)
         tree[0]

@@ -165,7 +165,7 @@ def test_rubbish_from_any_hook_is_told_by_dlx(tmp_path, python, np):
     print(json.dumps([every, native.live()]))
     """
     start, _, _ = CODE.partition("    for name in NAMES:\n")
-    start = textwrap.dedent(start).replace("found = {}", "import gc\nfrom dlx import native")
+    start = textwrap.dedent(start).replace("found = {}", "import gc\nfrom dlx._core import native")
     code = f"NAMES, RUBBISH = {names}, {RUBBISH}\n" + start + textwrap.dedent(in_a_loop)
     found, live = json.loads(site.run(code))
     assert not {key: said for key, said in found.items() if said.startswith("RAW")}

@@ -72,7 +72,8 @@ def drawn(command: str) -> str:
         highlight=False, markup=False, emoji=False,
     )  # fmt: skip
     arguments = parser().parse_args(command.split())
-    importlib.import_module(f"dlx.cli.commands.{arguments.module}").run(arguments, Screen(arguments.command, console=console))
+    command_module = importlib.import_module(f"dlx.cli.commands.{arguments.module}")
+    command_module.run(arguments, Screen(arguments.command, console=console))
     light, dark = (
         _bare(console.export_svg(title=f"dlx {command}", theme=theme, clear=False, unique_id="dlx"))
         for theme in (DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME)
