@@ -78,6 +78,7 @@ def test_an_array_that_cannot_be_read_is_named(np, torch):
         dlx.stack([np.ones(1)], to="nosuch")
 
 
+@pytest.mark.numpy("2.0")
 def test_what_the_target_cannot_hold_is_refused_before_memory_is_allocated(np):
     """A shape with one dimension too many, bytes that nobody has."""
     deep = np.ones((1,) * 64)

@@ -336,6 +336,7 @@ def test_at_the_root_it_is_no_array(case, np):
     assert str(plan)
 
 
+@pytest.mark.numpy("2.1")
 def test_containers_and_arrays_of_a_class_that_is_no_key(np):
     """A metaclass without a hash changes nothing else about a class."""
 

@@ -374,6 +374,7 @@ def test_a_table_that_reads_wrongly_is_not_used(np, facts, monkeypatch, wrong):
 # ---- what no machine of ours shows ----------------------------------------------------------------------------------
 
 
+@pytest.mark.numpy("2.0")
 @pytest.mark.parametrize("order", ["LITTLE", "BIG"])
 def test_the_other_byte_order_is_that_of_the_host(np, python, tmp_path, order):
     """Arrays in the other byte order than the host's are refused, on a big-endian host those marked little-endian."""

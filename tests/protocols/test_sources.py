@@ -962,6 +962,7 @@ class Lent:
 """
 
 
+@pytest.mark.numpy("2.1")
 @pytest.mark.parametrize("kind", [1, 3])
 def test_host_memory_whose_device_has_no_number(kind, np):
     """Paddle says ``(1, None)`` of the host and ``(3, None)`` of pinned memory; of a device None is refused."""
@@ -1026,6 +1027,7 @@ def test_elements_that_are_no_numbers_are_refused_before_the_producer_is_called(
     )
 
 
+@pytest.mark.numpy("2.1")
 def test_a_dtype_that_cannot_be_read_says_nothing(np):
     """The producer is asked then."""
 
