@@ -7,11 +7,11 @@ tensors.
 
 Lifetime: torch's own capsules hold the tensor, not its storage; `t.set_()`, `t.data = ...` or `module.half()` would
 free what a consumer reads. dlx holds the storage, copies shape and strides, and forbids the storage to be resized, as
-`t.numpy()` does. Cases that dlx cannot prevent are listed in docs/design.md, such as storages on devices, which torch
-cannot make unresizable.
+`t.numpy()` does. What cannot be closed from outside is in docs/design.md; among it the storages of devices, which torch
+has no way to make unresizable.
 
-Streams: torch has a current one per thread and device. Tensors on CUDA are exported without an event of their own;
-dlx synchronizes streams once per conversion; torch itself orders ROCm's.
+Streams: torch has a current one per thread and device. Tensors on CUDA leave without an event of their own, dlx orders
+once for all of them; torch itself orders ROCm's.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from dlx.adapter import (
     OWNER_BOUNDS,
     Adapter,
     ArrayInfo,
-    Blocker,
     Capabilities,
     Container,
     Defect,
     Device,
     Guard,
+    Hindrance,
     Layout,
     Stream,
     Tensor,
@@ -46,23 +46,21 @@ from dlx.adapter import (
 from dlx.errors import ConversionError, DeviceError, DTypeError, LayoutError
 
 HOST = Device("cpu")
-_DEVICES = {"mps": "metal", "xpu": "oneapi"}  # device names that differ: torch's -> dlx's
+_DEVICES = {"mps": "metal", "xpu": "oneapi"}  # torch's words that are not dlx's
 
 _SHELL = re.compile(r"u?int[1-7]")  # dtypes that torch has no kernel for, not even to copy
 
-_GRAD = Blocker(
+_GRAD = Hindrance(
     "it requires gradients, which do not cross frameworks",
     "Pass detach=True.",
     ConversionError,
     "detach",
     option="detach",
 )
-_CONJ = Blocker(
-    "its conj bit is set: conjugation is still pending", "Drop copy=False.", resolution="resolve_conj", copies=True
+_CONJ = Hindrance(
+    "its conj bit is set: conjugation is still pending", "Drop copy=False.", cure="resolve_conj", copies=True
 )
-_NEG = Blocker(
-    "its neg bit is set: negation is still pending", "Drop copy=False.", resolution="resolve_neg", copies=True
-)
+_NEG = Hindrance("its neg bit is set: negation is still pending", "Drop copy=False.", cure="resolve_neg", copies=True)
 
 
 def _fields(packed: Any) -> tuple[list[str], list[Any]]:
@@ -74,7 +72,7 @@ def _mapping_items(mapping: Any) -> tuple[list[Any], list[Any]]:
     return keys, [mapping[key] for key in keys]
 
 
-def _unflatten_parameters(old: Any, keys: list[str] | None, children: list[Any], new_empty: Any) -> Any:
+def _close_parameters(old: Any, keys: list[str] | None, children: list[Any], blank: Any) -> Any:
     """Make a ParameterList or ParameterDict anew; it would wrap plain tensors in parameters."""
     torch = sys.modules["torch"]
     if any(isinstance(child, torch.Tensor) and not isinstance(child, torch.nn.Parameter) for child in children):
@@ -83,7 +81,7 @@ def _unflatten_parameters(old: Any, keys: list[str] | None, children: list[Any],
     return new.train(old.training)
 
 
-def _unflatten_tensordict(old: Any, keys: list[Any] | None, children: list[Any], new_empty: Any) -> Any:
+def _close_tensordict(old: Any, keys: list[Any] | None, children: list[Any], blank: Any) -> Any:
     """Put the children into a copy that shares the rest: batch size, device, names of dimensions."""
     new = old.clone(recurse=False)
     is_other = sys.modules["tensordict"].is_non_tensor  # text, numbers, objects: told apart by `get` only
@@ -99,31 +97,31 @@ _CONTAINERS = (
     Container(
         types=("tensordict.TensorDictBase",),
         kind="mapping",
-        flatten=_mapping_items,
-        unflatten=_unflatten_tensordict,
+        open=_mapping_items,
+        close=_close_tensordict,
         holds="torch",
         falls_to=dict,
     ),
     Container(
         types=("torch.nn.utils.rnn.PackedSequence",),
         kind="record",
-        flatten=_fields,
-        unflatten=lambda old, keys, children, new_empty: tuple.__new__(type(old), children),
+        open=_fields,
+        close=lambda old, keys, children, blank: tuple.__new__(type(old), children),
         mutable=False,
         holds="torch",
         falls_to=dict,
     ),
     Container(
         types=("torch.nn.ParameterList",),
-        unflatten=_unflatten_parameters,
+        close=_close_parameters,
         holds="torch",
         falls_to=list,
     ),
     Container(
         types=("torch.nn.ParameterDict",),
         kind="mapping",
-        flatten=_mapping_items,
-        unflatten=_unflatten_parameters,
+        open=_mapping_items,
+        close=_close_parameters,
         holds="torch",
         falls_to=dict,
     ),
@@ -135,16 +133,16 @@ class TorchAdapter(Adapter):
     """torch.Tensor."""
 
     name = "torch"
-    display_name = "tensor"
+    noun = "tensor"
     package = "torch"
     install = "pip install torch"
     types = ("torch.Tensor",)
-    fast_path_types = ("torch.Tensor", "torch.nn.Parameter")
+    lane = ("torch.Tensor", "torch.nn.Parameter")
     guards = (
         Guard("requires_grad", _GRAD),
         Guard("is_conj", _CONJ, call=True, kinds=("complex",)),
         Guard("is_neg", _NEG, call=True),
-        Guard("resizable", call=True, of_owner=True, resolve="numpy"),  # see _freeze
+        Guard("resizable", call=True, of_owner=True, amend="numpy"),  # see _freeze
     )
     owner = "untyped_storage"
     owner_type = "torch.UntypedStorage"
@@ -231,7 +229,7 @@ class TorchAdapter(Adapter):
 
     @functools.cached_property
     def _kind(self) -> str:
-        """What this build's "cuda" is: CUDA or ROCm; empty where it has none."""
+        """What this build's "cuda" is in truth; empty where it has none."""
         version = self.module().version
         return "rocm" if version.hip else "cuda" if version.cuda else ""
 
@@ -299,14 +297,14 @@ class TorchAdapter(Adapter):
 
     # ---- as a producer ----------------------------------------------------------------------------------------------
 
-    def examine(self, obj: Any) -> Iterable[Blocker]:
+    def examine(self, obj: Any) -> Iterable[Hindrance]:
         refused = self._without_memory(obj) or self._without_dlpack(obj)
         if refused is not None:
             yield refused
             return
         yield from super().examine(obj)
 
-    def _without_memory(self, obj: Any) -> Blocker | None:
+    def _without_memory(self, obj: Any) -> Hindrance | None:
         """Return why there is no plain memory behind a tensor, or None. Asked before anything touches data."""
         torch = self.module()
         fake = look_up("torch._subclasses.fake_tensor.FakeTensor")
@@ -342,7 +340,7 @@ class TorchAdapter(Adapter):
             )
         return None
 
-    def _without_dlpack(self, obj: Any) -> Blocker | None:
+    def _without_dlpack(self, obj: Any) -> Hindrance | None:
         if obj.dtype is self.module().complex32 and obj.is_conj() and obj.is_neg():
             return _refuse(
                 "its conj and neg bits are both set, which torch itself cannot resolve for complex32",
@@ -394,7 +392,7 @@ class TorchAdapter(Adapter):
             protocols=("__dlpack__", "__dlpack_c_exchange_api__")
             if hasattr(kind, "__dlpack_c_exchange_api__")
             else ("__dlpack__",),
-            notes=tuple(guard.ask for guard in self.guards if guard.blocker is not None and guard.holds(obj)),
+            notes=tuple(guard.ask for guard in self.guards if guard.hindrance is not None and guard.holds(obj)),
         )
 
     def device_of(self, obj: Any) -> Device | None:
@@ -408,7 +406,7 @@ class TorchAdapter(Adapter):
     def sketch(self, obj: Any) -> Tensor | None:
         kind = type(obj)
         own = kind.__dlpack__ is self.module().Tensor.__dlpack__
-        return super().sketch(obj) if own else None  # a subclass may export something else
+        return super().sketch(obj) if own else None  # a subclass may have its own idea of what it gives
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         storage = _storage(obj)
@@ -468,8 +466,8 @@ class TorchAdapter(Adapter):
         return self.module().from_dlpack(tensor)
 
 
-def _refuse(because: str, fix: str, error: type[ConversionError] = LayoutError, *, no_copy: bool = False) -> Blocker:
-    return Blocker(because, fix, error, no_copy=no_copy)
+def _refuse(because: str, fix: str, error: type[ConversionError] = LayoutError, *, no_copy: bool = False) -> Hindrance:
+    return Hindrance(because, fix, error, no_copy=no_copy)
 
 
 def _tangent(torch: Any, obj: Any) -> Any:
@@ -496,7 +494,7 @@ def _storage(obj: Any) -> Any:
 def _freeze(torch: Any, storage: Any) -> None:
     """Forbid a storage to be resized, which would move its memory away under a consumer.
 
-    torch does so itself in `t.numpy()` and has no other interface for it.
+    torch does so itself in `t.numpy()` and has no other door to it.
     """
     if "numpy" not in sys.modules:
         return
@@ -506,7 +504,7 @@ def _freeze(torch: Any, storage: Any) -> None:
 
 @contextlib.contextmanager
 def _plainly(torch: Any) -> Iterator[None]:
-    """Suspend active tracing and transforms: this is about memory."""
+    """Set aside whatever traces or transforms at the moment: this is about memory."""
     with look_up("torch.utils._python_dispatch")._disable_current_modes(), torch._C._DisableFuncTorch():
         yield
 

@@ -1,1 +1,0 @@
-"""The subcommands: one module each, with `run(arguments, screen)`."""

@@ -1,1 +1,0 @@
-"""The sources that a command reads: files and objects in memory."""

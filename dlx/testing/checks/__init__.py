@@ -1,1 +1,0 @@
-"""The checks of producers, consumers and adapters."""

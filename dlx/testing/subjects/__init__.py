@@ -1,1 +1,0 @@
-"""The libraries that the kit can grade by name."""

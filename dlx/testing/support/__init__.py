@@ -1,1 +1,0 @@
-"""Capsules and producers that the kit controls, for its checks."""
