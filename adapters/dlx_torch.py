@@ -444,7 +444,7 @@ class TorchAdapter(Adapter):
     def clone(self, obj: Any) -> Any:
         torch = self.module()
         plain = obj.dtype is torch.complex128 and obj.device.type == "cpu" and not (obj.is_conj() or obj.is_neg())
-        if plain and obj.data_ptr() % 16:  # torch would die of it, and does not of float64
+        if plain and _address(torch, obj) % 16:  # torch would die of it, and does not of float64
             return torch.view_as_complex(torch.view_as_real(obj).clone())
         return obj.clone()
 

@@ -1,8 +1,8 @@
 """What dlx raises: one family, one message template, no C.
 
 Every error says what was asked, what was found, where, and one concrete fix, and is also the builtin that callers
-already catch. Nothing else leaves `dlx.convert` but `TypeError` and `ValueError` for a wrong call, `MemoryError`, and
-what is no `Exception`: interrupts and exits.
+already catch. Nothing else leaves `dlx.convert` but `TypeError` and `ValueError` for a wrong call, an ExceptionGroup of
+these where errors are collected, `MemoryError`, and what is no `Exception`: interrupts and exits.
 """
 
 from __future__ import annotations

@@ -19,8 +19,9 @@ __all__ = [
     "is_key",
     "message_of",
     "module_of",
+    "safe_repr",
+    "type_name",
 ]
-__all__ += ["safe_repr", "type_name"]
 
 MAX_MESSAGE = 1000
 """Characters of somebody's message that dlx repeats; the exception itself, the `__cause__`, has them all."""

@@ -428,3 +428,13 @@ def test_complex_numbers_at_an_odd_address_are_copied(python):
             assert dlx.convert(leaf, to="torch", copy=True).grad_fn is not None
     """
     assert python(code, args=()) == ""
+
+
+def test_complex_tensors_without_memory_are_copied_by_torch(torch):
+    """Whether the data is aligned is asked of data only: a fake tensor has none, and is copied all the same."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = torch.zeros(3, dtype=torch.complex128)
+        copy = dlx.convert(fake, to="torch", copy=True)
+        assert type(copy) is type(fake) and copy is not fake and copy.shape == (3,)
