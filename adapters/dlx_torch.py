@@ -370,9 +370,10 @@ class TorchAdapter(Adapter):
         is_lazy = getattr(torch._C, "_is_cow_tensor", None)
         if type(obj) not in (torch.Tensor, torch.nn.Parameter) or is_lazy is None or is_lazy(obj):
             return Description(info)  # an export materialises a copy-on-write tensor
-        device = HOST if obj.device.type == "cpu" else DEVICES.from_native(obj.device)
-        if dtype is None or device.name == "rocm":
+        if DEVICES.kind == "rocm" and not obj.is_cpu:
             return Description(info)
+        assert dtype is not None
+        device = HOST if obj.is_cpu else DEVICES.from_native(obj.device)
         return Description(info, (), over_memory(obj.data_ptr(), obj.shape, obj.stride(), dtype, device, owner=storage))
 
     def _without_memory(self, obj: Any) -> Blocker | None:
@@ -405,7 +406,7 @@ class TorchAdapter(Adapter):
                 "it carries a forward-mode tangent, which does not cross frameworks",
                 "Convert torch.autograd.forward_ad.unpack_dual(t).primal.",
             )
-        if obj.device.type not in ("cpu", "cuda"):
+        if not obj.is_cpu and obj.device.type != "cuda":
             return _refuse(
                 f"it is on {obj.device}, and dlx converts memory of the host, of CUDA and of ROCm", "Call .cpu() first."
             )
