@@ -60,6 +60,7 @@ __all__ = [
     "Tensor",
     "WriteTracking",
     "at_rest",
+    "consumed",
     "keeping",
     "look_up",
     "over_memory",
@@ -415,6 +416,12 @@ def over_memory(
     """
     flags = (READ_ONLY if readonly else 0) | (SUBBYTE_PADDED if padded else 0)
     return native.tensor_new(address, shape, strides, dtype, device, flags, owner)
+
+
+@set_module("dlx.adapter")
+def consumed(capsule: object) -> Tensor:
+    """Return the tensor of a capsule that the framework has just made, which is used up."""
+    return native.capsule_claim(capsule)
 
 
 @set_module("dlx.adapter")
