@@ -73,9 +73,6 @@ class Adapter:
         What users write: ``convert(x, to=name)``.
     package
         Importable name of the framework; imported only when it is a target.
-    priority
-        Which adapter is taken where several plugins have one for the same name or type: the highest. Equal ones are
-        refused, by both names.
     install
         What to tell a user who does not have it: ``pip install ...``.
     types
@@ -141,7 +138,6 @@ class Adapter:
     api: int = 1  # never changes: an adapter that does not say was written for version 1
     name: str
     package: str
-    priority: int = 0
     install: str = ""
     types: tuple[str, ...] = ()
     fast_path_types: tuple[str, ...] = ()
