@@ -20,8 +20,16 @@ from dlx._core.foreign import exception_text, message_of, safe_repr
 from dlx._core.types import DType
 from dlx._registry.answers import checked_adapter
 from dlx._version import __version__
-from dlx.adapter.base import API, OLDEST_API, Adapter
-from dlx.adapter.declarations import Container, Defect, Guard
+from dlx.adapter.base import API, OLDEST_API, Adapter, Devices, DTypes
+from dlx.adapter.declarations import (
+    Container,
+    FastPath,
+    Guard,
+    KnownIssue,
+    Ownership,
+    StreamSupport,
+    WriteTracking,
+)
 from dlx.errors import DTypeError, PluginError
 
 __all__ = ["BUILT_IN", "OURS", "Plugin", "allowed", "checked", "discover", "error_of", "normalized", "own", "strict"]
@@ -138,20 +146,20 @@ def normalized(name: str) -> str:
 
 # ---- what they give --------------------------------------------------------------------------------------------------
 
-_TUPLES: dict[str, type] = {
-    "types": str,
-    "fast_path_types": str,
-    "confirmed": str,
-    "depends_on": str,
-    "owner_bounds": str,
-    "switches": tuple,
-    "guards": Guard,
-    "containers": Container,
-    "defects": Defect,
-}
+_TUPLES: dict[str, type] = {"types": str, "switches": str, "containers": Container, "known_issues": KnownIssue}
 """Fact -> type of its elements."""
 
-_DTYPE_TABLES = ("dtypes", "extension_dtypes", "storage_dtypes")
+_PARTS: dict[str, tuple[type, bool]] = {
+    "dtypes": (DTypes, False),
+    "devices": (Devices, False),
+    "fast_path": (FastPath, True),
+    "streams": (StreamSupport, True),
+    "ownership": (Ownership, True),
+    "writes": (WriteTracking, True),
+}
+"""Fact -> its type, and whether it may be None."""
+
+_FAST_PATH: dict[str, type] = {"types": str, "confirmed": str, "owner_bounds": str, "switches": tuple, "guards": Guard}
 
 
 def checked(plugin: Plugin, answers: Iterable[Any]) -> tuple[Adapter, ...]:
@@ -204,24 +212,36 @@ def _check_facts(adapter: Adapter) -> None:
         value = inspect.getattr_static(adapter, fact, None)
         if not isinstance(value, str) or not value:
             raise PluginError(f"{shown} has no {fact}", fix=f'Set it: {fact} = "mylib".')
-    if adapter.is_own:
-        raise PluginError(f"{shown} says that its arrays are dlx.Tensor", fix="Leave is_own out.")
     if adapter.name == OURS:
         raise PluginError(f"{shown} is named 'dlx', which is dlx itself", fix="Give it another name.")
-    for fact in (*_TUPLES, *_DTYPE_TABLES):
-        value = inspect.getattr_static(adapter, fact)
-        if hasattr(value, "__get__"):
+    named = f"its adapter {adapter.name!r}"
+    for fact, kind in _TUPLES.items():
+        _check_tuple(inspect.getattr_static(adapter, fact), kind, f"the {fact} of {named}")
+    for fact, (kind, may_lack) in _PARTS.items():
+        part = inspect.getattr_static(adapter, fact)
+        if not (hasattr(part, "__get__") or isinstance(part, kind) or (may_lack and part is None)):
+            raise PluginError(f"the {fact} of {named} are {safe_repr(part)}", fix=f"Give {kind.__name__}(...).")
+    path = inspect.getattr_static(adapter, "fast_path")
+    if isinstance(path, FastPath):
+        for fact, kind in _FAST_PATH.items():
+            _check_tuple(getattr(path, fact), kind, f"the fast_path.{fact} of {named}")
+    dtypes = inspect.getattr_static(adapter, "dtypes")
+    for fact in ("names", "extension", "storage"):
+        table = inspect.getattr_static(dtypes, fact, {})
+        if hasattr(table, "__get__"):
             continue
-        shown = f"the {fact} of its adapter {adapter.name!r}"
-        kind = _TUPLES.get(fact)
-        if kind is None:
-            try:
-                for name in value:
-                    DType(name)
-            except (TypeError, DTypeError) as error:
-                raise PluginError(f"{shown} cannot be read: {message_of(error)}") from error
-        elif not isinstance(value, tuple) or not all(isinstance(each, kind) for each in value):
-            raise PluginError(f"{shown} are {safe_repr(value)}", fix=f"Give a tuple of {kind.__name__}.")
+        try:
+            for name in table:
+                DType(name)
+        except (TypeError, DTypeError) as error:
+            raise PluginError(f"the dtypes.{fact} of {named} cannot be read: {message_of(error)}") from error
+
+
+def _check_tuple(value: Any, kind: type, shown: str) -> None:
+    if hasattr(value, "__get__"):
+        return
+    if not isinstance(value, tuple) or not all(isinstance(each, kind) for each in value):
+        raise PluginError(f"{shown} are {safe_repr(value)}", fix=f"Give a tuple of {kind.__name__}.")
 
 
 # ---- what is wrong with one ------------------------------------------------------------------------------------------

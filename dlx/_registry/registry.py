@@ -54,7 +54,7 @@ class Registry:
         self.generation += 1
         self._producers: TypeCache[Adapter] = TypeCache()
         self._targets: dict[Any, _Found] = {}
-        self._by_switches: dict[Any, Target | None] = {}  # of adapters whose capabilities change at run time
+        self._ready: dict[Any, Target | None] = {}  # by adapter, array type and values of its switches
         native.routes_clear()
 
     def adapters(self) -> Iterator[Adapter]:
@@ -270,16 +270,14 @@ class Registry:
             If it fails to say what it takes.
         """
         try:
-            if not adapter.switches:
-                return target_of(adapter, kind)
             switches = switches_of(adapter)
             key = adapter, kind, switches
-            if key not in self._by_switches:
+            if key not in self._ready:
                 made = target_of(adapter, kind)
                 if switches_of(adapter) != switches:  # another thread has switched meanwhile
                     return made
-                self._by_switches[key] = made
-            return self._by_switches[key]
+                self._ready[key] = made
+            return self._ready[key]
         except (DlxError, MemoryError):
             raise
         except Exception as error:
