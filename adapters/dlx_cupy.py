@@ -188,7 +188,6 @@ class CupyAdapter(Adapter):
         elif not _whole_elements(obj):
             yield Blocker(
                 f"its byte strides {obj.strides} are not multiples of the item size {obj.dtype.itemsize}",
-                "Drop copy=False.",
                 resolution=self.clone,
                 copies=True,
             )

@@ -221,14 +221,12 @@ class JaxAdapter(Adapter):
         elif str(obj.dtype) in _UNNAMED:
             yield Blocker(
                 f"jax gives no {obj.dtype} out, so that dlx reads a copy of jax's own",
-                "Drop copy=False.",
                 resolution="copy",
                 copies=True,
             )
         elif str(obj.dtype) in _UNTAKEN and (_strides(obj) or ()) != _row_major(obj.shape):
             yield Blocker(
                 f"its {obj.dtype} elements are packed and not in row-major order",
-                "Drop copy=False.",
                 resolution="copy",
                 copies=True,
             )

@@ -30,7 +30,7 @@ from dlx.adapter import (
     over_memory,
     type_name,
 )
-from dlx.errors import CopyRequiredError, DTypeError, LayoutError
+from dlx.errors import DTypeError, LayoutError
 
 HOST = Device("cpu")
 _ML_DTYPES = {  # names in dlx and ml_dtypes -> storage dtype in numpy
@@ -316,14 +316,12 @@ class NumpyAdapter(_Numpy):
         elif not obj.dtype.isnative:
             yield Blocker(
                 f"its elements ({obj.dtype.str}) are in the other byte order",
-                "Drop copy=False.",
                 resolution=_native_order,
                 copies=True,
             )
         elif not _whole_elements(obj):
             yield Blocker(
                 f"its byte strides {obj.strides} are not multiples of the item size {obj.dtype.itemsize}",
-                "Drop copy=False.",
                 resolution=self.clone,
                 copies=True,
             )
@@ -392,9 +390,7 @@ class NumpyScalarAdapter(_Numpy):
         else:
             yield Blocker(
                 "a scalar is a value, not memory to share",
-                "Drop copy=False.",
-                CopyRequiredError,
-                self.module().array,
+                resolution=self.module().array,
                 copies=True,
             )
 

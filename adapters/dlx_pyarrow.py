@@ -124,13 +124,9 @@ class ArrowAdapter(_Arrow):
                 LayoutError,
             )
         elif pa.types.is_boolean(kind):
-            yield Blocker(
-                "its bools are packed eight to a byte", "Drop copy=False.", resolution=self._fresh, copies=True
-            )
+            yield Blocker("its bools are packed eight to a byte", resolution=self._fresh, copies=True)
         elif isinstance(obj, pa.ChunkedArray) and obj.num_chunks > 1:
-            yield Blocker(
-                f"it lies in {obj.num_chunks} chunks", "Drop copy=False.", resolution=self._fresh, copies=True
-            )
+            yield Blocker(f"it lies in {obj.num_chunks} chunks", resolution=self._fresh, copies=True)
 
     def _fresh(self, obj: Any) -> _Fresh:
         pa = self.module()

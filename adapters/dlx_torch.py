@@ -52,17 +52,12 @@ _SHELL = re.compile(r"u?int[1-7]")  # dtypes that torch has no kernel for, not e
 
 _GRAD = Blocker(
     "it requires gradients, which do not cross frameworks",
-    "Pass detach=True.",
-    ConversionError,
-    "detach",
+    error=ConversionError,
+    resolution="detach",
     option="detach",
 )
-_CONJ = Blocker(
-    "its conj bit is set: conjugation is still pending", "Drop copy=False.", resolution="resolve_conj", copies=True
-)
-_NEG = Blocker(
-    "its neg bit is set: negation is still pending", "Drop copy=False.", resolution="resolve_neg", copies=True
-)
+_CONJ = Blocker("its conj bit is set: conjugation is still pending", resolution="resolve_conj", copies=True)
+_NEG = Blocker("its neg bit is set: negation is still pending", resolution="resolve_neg", copies=True)
 
 
 def _fields(packed: Any) -> tuple[list[str], list[Any]]:

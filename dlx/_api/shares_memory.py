@@ -18,7 +18,10 @@ from dlx._engine.transfer import adapter_failed
 from dlx._registry.generic import TENSOR
 from dlx.errors import DlxError
 
-__all__ = ["collision", "shares_memory"]
+__all__ = ["CONVERTED", "collision", "shares_memory"]
+
+CONVERTED = "to dlx.convert(obj, to='dlx') and give what it returns"
+"""How errors of functions that lack an option say where it is (`DlxError.via`)."""
 
 POINTER = calcsize("P")
 MAX_STEPS = 20_000
@@ -139,11 +142,11 @@ def _extent(obj: Any) -> Extent | None:
     except DlxError:
         tensor = None  # it cannot be described: the export below raises the reason
     except Exception as error:
-        raise adapter_failed(source, error).complete(source=type_name(type(obj))) from error
+        raise adapter_failed(source, error, source=type_name(type(obj))) from error
     if tensor is None:
         leaf = begin(obj, source, request)
-        if leaf.plan is not None and leaf.plan.error is not None:
-            raise leaf.plan.error
+        if leaf.plan is not None and isinstance(leaf.plan.error, DlxError):
+            raise leaf.plan.error.complete(via=CONVERTED)
         if leaf.fresh:  # it is copied on each conversion
             return None
         tensor = export(leaf)

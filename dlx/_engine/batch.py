@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from dlx._containers.failures import Failures, together
+from dlx._containers.failures import Failures, Located, together
 from dlx._containers.lookup import container_of
 from dlx._containers.tree import Tree
 from dlx._core.cuda import is_cuda, readiness_of
@@ -25,10 +25,10 @@ from dlx._engine.transfer import Leaf
 from dlx._registry.generic import Described
 from dlx.adapter.base import Adapter, look_up
 from dlx.adapter.declarations import Container
-from dlx.errors import DlxError
+from dlx.errors import DlxError, path_text
 from dlx.typing import Outcome
 
-__all__ = ["Batch", "convert_tree", "place_of", "plan_tree"]
+__all__ = ["Batch", "convert_tree", "path_of", "plan_tree"]
 
 
 class Batch:
@@ -40,8 +40,8 @@ class Batch:
         The options of the call.
     objs, sources
         The arrays, each once, and their adapters.
-    place
-        ``place(i)`` is the path of the array number i, for errors.
+    path
+        ``path(i)`` is the path of the array number i, for errors.
     failures
         What to do about errors.
     fast_path, to
@@ -53,14 +53,14 @@ class Batch:
         request: Request,
         objs: list[Any],
         sources: list[Adapter],
-        place: Callable[[int], str],
+        path: Callable[[int], tuple[Any, ...]],
         failures: Failures,
         fast_path: FastPathFunction | None = None,
         to: Any = None,
     ) -> None:
         # Streams are ordered once a call, and a lazy view makes many calls with one request.
         self.request, self.objs, self.sources = replace(request), objs, sources
-        self.place, self.failures = place, failures
+        self.path, self.failures = path, failures
         self.fast_path, self.to = fast_path, to
         self.results: list[Any] = [None] * len(objs)
         self._borrowed: list[tuple[int, Any]] = []  # what the fast path has examined, exported and checked
@@ -150,7 +150,7 @@ class Batch:
                 step(leaf)
             except DlxError as error:
                 del self._leaves[i]
-                self.failures.add(error, self.place(i))
+                self.failures.add(error, self.path(i))
 
     def _examine(self, brief: bool) -> None:
         """Examine each array before any producer is called; arrays of the fast path are exported at once."""
@@ -173,13 +173,13 @@ class Batch:
                 result = self.fast_path._load(borrowed, self.objs[i], self.to)
                 self.results[i] = self.request.target.load(borrowed) if result is NotImplemented else result
             except DlxError as error:
-                self.failures.add(error, self.place(i))
+                self.failures.add(error, self.path(i))
         self._borrowed.clear()
         for i, leaf in self._leaves.items():
             try:
                 self.results[i] = load(leaf)
             except DlxError as error:
-                self.failures.add(error, self.place(i))
+                self.failures.add(error, self.path(i))
 
 
 def _refused(leaf: Leaf) -> None:
@@ -209,7 +209,7 @@ def plan_all(
     request: Request,
     objs: list[Any],
     sources: list[Adapter],
-    place: Callable[[int], str],
+    path: Callable[[int], tuple[Any, ...]],
     *,
     probe: bool,
 ) -> tuple[list[Plan], list[DlxError]]:
@@ -223,9 +223,9 @@ def plan_all(
         assert leaf.plan is not None
         error = leaf.plan.error
         if isinstance(error, DlxError):
-            error.complete(where=place(i))
+            error.complete(path=path(i))
             errors.append((0 if early else 2 if late else 1, error))
-        plans.append(replace(leaf.plan, path=place(i)))
+        plans.append(replace(leaf.plan, path=path_text(path(i))))
     errors.sort(key=lambda each: each[0])
     return plans, [error for _, error in errors]
 
@@ -242,6 +242,7 @@ def convert_tree(
     collect: bool,
     fast_path: FastPathFunction | None,
     to: Any,
+    located: Located | None = None,
 ) -> Any:
     """Convert every array in a container, and return the same containers around the results.
 
@@ -252,9 +253,9 @@ def convert_tree(
     ExceptionGroup
         All of them, if `collect`.
     """
-    failures = Failures(request.target.name, collect=collect)
+    failures = Failures(request.target.name, collect=collect, located=located)
     tree = Tree(root, handler, failures, strict=strict)
-    batch = Batch(request, tree.arrays, tree.sources, tree.place, failures, fast_path, to)
+    batch = Batch(request, tree.arrays, tree.sources, tree.path, failures, fast_path, to)
     new: Any = None
     try:
         new = tree.rebuild(batch.run(), request.target.name)
@@ -274,7 +275,7 @@ def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, 
     tree = Tree(root, handler, failures, strict=strict)
     for refused in failures.errors:
         forget_frames(refused)
-    leaves, late = plan_all(request, tree.arrays, tree.sources, tree.place, probe=probe)
+    leaves, late = plan_all(request, tree.arrays, tree.sources, tree.path, probe=probe)
     errors = failures.errors + late
     error = (together(errors) if collect else errors[0]) if errors else None
     outcome: Outcome = "tree" if error is None else "refused"
@@ -282,11 +283,11 @@ def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, 
     return Plan("", None, target, None, outcome, nbytes=nbytes, error=error, leaves=tuple(leaves))
 
 
-def place_of(array: Any, root: Any) -> str:
+def path_of(array: Any, root: Any) -> tuple[Any, ...]:
     """Return the path of an array in a container; empty where it is no longer there."""
     handler = container_of(type(root))
     tree = None if handler is None else Tree(root, handler, Failures("", collect=True))
     for i, other in enumerate(tree.arrays if tree is not None else ()):
         if tree is not None and other is array:
-            return tree.place(i)
-    return ""
+            return tree.path(i)
+    return ()

@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any, cast
 
 from dlx._core import cuda, native
-from dlx._core.foreign import exception_text
+from dlx._core.foreign import exception_text, foreign_error
 from dlx._core.tensor import Tensor
 from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, host_readable
 from dlx._engine.planner import is_settled, settle
 from dlx._engine.streams import physical
 from dlx._engine.transfer import Leaf, adapter_failed, refuse
 from dlx.adapter.base import Adapter
-from dlx.errors import ConversionError, DlxError
+from dlx.errors import DlxError
 
 __all__ = [
     "convert_leaf",
@@ -252,8 +252,8 @@ def load(leaf: Leaf) -> Any:
             raise
         if not taken:
             raise leaf.complete(adapter_failed(leaf.source, error)) from error
-        reason = f"{target.name} refused it: {exception_text(error)}"
-        raise _noted(leaf.complete(ConversionError(reason)), notes) from error
+        refused = foreign_error(f"{target.name} refused it:", error)
+        raise _noted(leaf.complete(refused), notes) from error
 
 
 def take_back(leaf: Leaf) -> tuple[str, ...]:

@@ -6,14 +6,14 @@ import sys
 from typing import Any
 
 from dlx._core import native
-from dlx._core.foreign import exception_text
+from dlx._core.foreign import exception_text, foreign_error
 from dlx._core.tensor import type_name
 from dlx._core.types import DType, codes_of
-from dlx._engine.batch import place_of
+from dlx._engine.batch import path_of
 from dlx._engine.request import _described
 from dlx._registry.registry import registry
 from dlx.adapter.base import OWNER_BOUNDS, Adapter, look_up
-from dlx.errors import ConversionError, DlxError
+from dlx.errors import DlxError
 
 __all__ = ["learn"]
 
@@ -106,12 +106,6 @@ def _confirmed(source: Adapter) -> dict[int, Any] | None:
 def _consumer_failed(obj: Any, to: Any, cause: Any, tree: Any = None) -> DlxError:
     """Return the error for a consumer that failed in the fast path, after its exchange table had taken the memory."""
     target = registry.target(to)
-    where = "" if tree is None else place_of(obj, tree)
-    if isinstance(cause, DlxError):
-        return cause.complete(source=str(_described(obj)), target=target.name, where=where)
-    reason = exception_text(cause) if cause is not None else "without saying why"
-    error = ConversionError(
-        f"{target.name} refused it: {reason}", source=str(_described(obj)), target=target.name, where=where
-    )
-    error.__cause__ = cause
-    return error
+    error = cause if isinstance(cause, DlxError) else foreign_error(f"{target.name} refused it:", cause)
+    path = () if tree is None else path_of(obj, tree)
+    return error.complete(source=str(_described(obj)), target=target.name, path=path)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from dlx._core.extension import lib
 from dlx._core.tensor import Tensor
@@ -23,13 +24,23 @@ Sentence = Callable[[Tensor, Adapter], str]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What one incompatibility means: a sentence, the class to raise, and whether a copy resolves it."""
+    """What one incompatibility means: a sentence, the class to raise, and whether a copy resolves it; else the fix.
+
+    `detail` is (what it is, text): the end of the sentence that differs from one array or framework to the next.
+    """
 
     bit: int
     error: type[ConversionError]
     sentence: Sentence
     copy_resolves: bool = False
-    fix: str = "Drop copy=False."
+    fix: str = ""
+    detail: tuple[str, Sentence] | None = None
+
+    def found(self, tensor: Tensor, target: Adapter) -> dict[str, Any]:
+        """Return reason and details of an error."""
+        text = self.detail[1](tensor, target) if self.detail is not None else ""
+        details = ((self.detail[0], text),) if self.detail is not None and text else ()
+        return {"reason": self.sentence(tensor, target), "details": details}
 
     def fix_for(self, tensor: Tensor, target: Adapter) -> str:
         """Return the fix, made more precise where the dtype allows it."""
@@ -52,7 +63,11 @@ def _strides(what: str) -> Sentence:
 
 def _no_dtype(tensor: Tensor, target: Adapter) -> str:
     known = target.why_untaken(tensor.dtype)
-    return known[0] if known else f"{target.name} has no dtype {tensor.dtype}; it has {target.dtype_names()}"
+    return known[0] if known else f"{target.name} has no dtype {tensor.dtype}"
+
+
+def _its_dtypes(tensor: Tensor, target: Adapter) -> str:
+    return "" if target.why_untaken(tensor.dtype) else f"; it has {target.dtype_names()}"
 
 
 def _no_device(tensor: Tensor, target: Adapter) -> str:
@@ -65,7 +80,7 @@ def _alignment(tensor: Tensor, target: Adapter) -> str:
     code, bits, lanes = tensor.dtype
     natural = lib.dlx_natural_alignment({"code": code, "bits": bits, "lanes": lanes})
     wanted = target.capabilities.min_alignment or natural
-    return f"{target.name} needs data aligned to {wanted} bytes, found address {tensor.data_ptr:#x}"
+    return f"{target.name} needs data aligned to {wanted} bytes"
 
 
 RULES: tuple[Rule, ...] = (
@@ -80,6 +95,7 @@ RULES: tuple[Rule, ...] = (
         DTypeError,
         _no_dtype,
         fix="Convert the values to one of these in its own framework first.",
+        detail=("dtypes", _its_dtypes),
     ),
     Rule(
         lib.DLX_INCOMPATIBLE_NDIM,
@@ -118,7 +134,13 @@ RULES: tuple[Rule, ...] = (
     Rule(lib.DLX_INCOMPATIBLE_ZERO, CopyRequiredError, _strides("have strides of 0"), copy_resolves=True),
     Rule(lib.DLX_INCOMPATIBLE_GAPS, CopyRequiredError, _strides("have gaps between elements"), copy_resolves=True),
     Rule(lib.DLX_INCOMPATIBLE_PERMUTED, CopyRequiredError, _strides("be other than row-major"), copy_resolves=True),
-    Rule(lib.DLX_INCOMPATIBLE_UNALIGNED, CopyRequiredError, _alignment, copy_resolves=True),
+    Rule(
+        lib.DLX_INCOMPATIBLE_UNALIGNED,
+        CopyRequiredError,
+        _alignment,
+        copy_resolves=True,
+        detail=("address", lambda tensor, target: f", found address {tensor.data_ptr:#x}"),
+    ),
 )
 """Every incompatibility bit but one, refusals first. DLX_INCOMPATIBLE_NULL needs no rule: a tensor without an address
 has no element, and gets an aligned address."""

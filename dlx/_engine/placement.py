@@ -66,15 +66,18 @@ def _move(leaf: Leaf, tensor: Tensor, wanted: Device) -> DlxError | None:
     accepted = target.capabilities.device_types if target.capabilities is not None else None
     if accepted is not None and wanted.type not in accepted:
         known = target.why_not_on(wanted)
-        reason, fix = known or (f"{target.name} {target.display_name}s cannot be on {wanted}", "Leave device out.")
-        return leaf.error(DeviceError, reason, fix)
+        if known is not None:
+            return leaf.error(DeviceError, *known)
+        reason = f"{target.name} {target.display_name}s cannot be on {wanted}"
+        return leaf.error(DeviceError, reason, option=(("device", None),))
     reachable = wanted == HOST or wanted.type == lib.kDLCUDA
     if not reachable or not (host_readable(device) or is_cuda(device)):
         reason = f"it is on {device}, and dlx cannot move it to {wanted}"
         return leaf.error(DeviceError, reason, "Leave device out, or move it in its own framework first.")
     if leaf.request.copy is False:
-        return leaf.error(CopyRequiredError, f"it is on {device}, and the result is on {wanted}", "Drop copy=False.")
-    error = note_copy(leaf, tensor, "")
+        reason = f"it is on {device}, and the result is on {wanted}"
+        return leaf.error(CopyRequiredError, reason, option=(("copy", None),))
+    error = note_copy(leaf, tensor, Step("copy", "", tensor.nbytes))
     if error is None:
         leaf.copy_device = wanted
         del leaf.steps[-1]
@@ -92,7 +95,7 @@ def _has_gaps(tensor: Tensor, *, permuted: bool) -> bool:
     return bool(layout & (odd | Layout.PERMUTED if permuted else odd))
 
 
-def note_copy(leaf: Leaf, tensor: Tensor, why: str) -> DlxError | None:
+def note_copy(leaf: Leaf, tensor: Tensor, step: Step) -> DlxError | None:
     """Note that dlx makes a copy, or return why it cannot."""
     if not (host_readable(tensor.device) or is_cuda(tensor.device)):
         reason = f"it is on {tensor.device}, and dlx copies memory of the host and of CUDA devices only"
@@ -106,7 +109,7 @@ def note_copy(leaf: Leaf, tensor: Tensor, why: str) -> DlxError | None:
         reason = (
             f"dlx packs and unpacks {tensor.dtype} on the host only, and it would go from {tensor.device} to {device}"
         )
-        return leaf.error(LayoutError, reason, "Pass device='cpu', and move the result, or convert to 'dlx'.")
+        return leaf.error(LayoutError, reason, option=(("device", "cpu"), ("to", "dlx")))
     if packed and not contiguous(tensor.shape, tensor.strides):
         reason = f"its {tensor.dtype} elements are packed below one byte and not contiguous"
         return leaf.error(LayoutError, reason, "Make it contiguous in its own framework first.")
@@ -114,5 +117,5 @@ def note_copy(leaf: Leaf, tensor: Tensor, why: str) -> DlxError | None:
     if leaf.copy_order is None:  # else it is moved, which copies it
         leaf.copy_device = HOST if host_readable(device) else Device(lib.kDLCUDA, device.id)
         leaf.copy_order = bool(capabilities and capabilities.layouts & Layout.PERMUTED)
-        leaf.steps.append(Step("copy", why, tensor.nbytes))
+        leaf.steps.append(step)
     return None

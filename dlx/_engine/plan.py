@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from dlx._core.array_info import ArrayInfo
 from dlx._core.module import set_module
 from dlx._core.types import Device
-from dlx.errors import DlxError
+from dlx.errors import DlxError, written
 from dlx.typing import Outcome
 
 __all__ = ["Plan", "Step"]
@@ -27,14 +29,25 @@ class Step:
         The reason, in words.
     nbytes
         Bytes moved by it.
+    option
+        The option of `convert` that asks for it, as (name, value); empty where none does.
+    details
+        As `dlx.errors.DlxError.details`, of `why`.
     """
 
     do: str
     why: str
     nbytes: int = 0
+    option: tuple[str, Any] | tuple[()] = ()
+    details: tuple[tuple[str, str], ...] = ()
+
+    def reason(self, write: Callable[[str, Any], str] = written, *, brief: bool = False) -> str:
+        """Return why it is done, its option written by ``write(name, value)``; `brief` leaves the details out."""
+        why = self.why + "".join(text for _, text in self.details if not brief)
+        return ": ".join(filter(None, (write(*self.option) if self.option else "", why)))
 
     def __str__(self) -> str:
-        return f"{self.do}: {self.why}" + (f" ({self.nbytes:,} bytes)" if self.nbytes else "")
+        return f"{self.do}: {self.reason()}" + (f" ({self.nbytes:,} bytes)" if self.nbytes else "")
 
 
 @set_module("dlx")

@@ -57,11 +57,13 @@ def begin(obj: Any, source: Adapter, request: Request) -> Leaf:
 def _accept(leaf: Leaf, blocker: Blocker) -> DlxError | None:
     """Note the resolution of a blocker, or return the error where there is none or it is not allowed."""
     request = leaf.request
-    if blocker.resolution is None or (blocker.option and not getattr(request, blocker.option)):
+    if blocker.resolution is None:
         return leaf.error(blocker.error, blocker.because, blocker.fix)
+    if blocker.option and not getattr(request, blocker.option):
+        return leaf.error(blocker.error, blocker.because, blocker.fix, option=((blocker.option, True),))
     empty = leaf.info is not None and leaf.info.shape is not None and 0 in leaf.info.shape
     if blocker.copies and request.copy is False and not empty:
-        return leaf.error(CopyRequiredError, blocker.because, "Drop copy=False.")
+        return leaf.error(CopyRequiredError, blocker.because, blocker.fix, option=(("copy", None),))
     nbytes = leaf.info.nbytes if blocker.copies and leaf.info else 0
     leaf.steps.append(Step(blocker.option or "resolve", blocker.because, nbytes))
     leaf.resolutions.append(blocker.resolve)
@@ -83,7 +85,7 @@ def _stays(leaf: Leaf) -> bool:
     nbytes = leaf.info.nbytes if leaf.info else 0
     if request.detach and source.detached(leaf.obj) is not leaf.obj:
         leaf.resolutions.append(source.detached)
-        leaf.steps.append(Step("detach", "detach=True gives a graph-free array"))
+        leaf.steps.append(Step("detach", "the result has no graph", option=("detach", True)))
     wanted = request.device
     if wanted is not None and not same_device(wanted, device):
         accepted = source.capabilities.device_types if source.capabilities is not None else None
@@ -94,7 +96,7 @@ def _stays(leaf: Leaf) -> bool:
             return False  # dlx moves it, or relabels it as host memory
         if type(source).moved is Adapter.moved or not may:
             reason = f"{source.name} {source.display_name}s cannot be moved to {wanted} here"
-            leaf.finish("refused", None, leaf.error(DeviceError, reason, "Leave device out."))
+            leaf.finish("refused", None, leaf.error(DeviceError, reason, option=(("device", None),)))
             return True
         for blocker in source.examine(leaf.obj):
             if blocker.resolution is None:  # without memory there is nothing to move
@@ -102,7 +104,7 @@ def _stays(leaf: Leaf) -> bool:
                 return True
         if request.copy is False:
             reason = f"it is on {device}, and {wanted} was asked for"
-            leaf.finish("refused", None, leaf.error(CopyRequiredError, reason, "Drop copy=False."))
+            leaf.finish("refused", None, leaf.error(CopyRequiredError, reason, option=(("copy", None),)))
             return True
         leaf.resolutions.append(lambda obj: source.moved(obj, wanted))
         leaf.steps.append(Step("move", f"from {device or 'an unknown device'} to {wanted}", nbytes))
@@ -114,7 +116,7 @@ def _stays(leaf: Leaf) -> bool:
             leaf.steps.clear()
             return False
         leaf.resolutions.append(source.clone)
-        leaf.steps.append(Step("copy", f"copy=True, made by {source.name}", nbytes))
+        leaf.steps.append(Step("copy", f"made by {source.name}", nbytes, ("copy", True)))
         leaf.finish("copied", device)
         return True
     leaf.finish("shared" if leaf.steps else "same", device)
@@ -169,7 +171,7 @@ def _settle(leaf: Leaf, tensor: Tensor) -> None:
         leaf.finish("refused", None, error)
         return
     if leaf.copy_order is None and leaf.request.copy and not leaf.fresh:
-        error = note_copy(leaf, tensor, "copy=True")
+        error = note_copy(leaf, tensor, Step("copy", "", tensor.nbytes, ("copy", True)))
         if error is not None:
             leaf.finish("refused", None, error)
             return
@@ -208,7 +210,7 @@ def _freshness(leaf: Leaf, tensor: Tensor) -> DlxError | None:
     if not tensor.flags & IS_COPIED:
         return None
     if leaf.request.copy is False:
-        return leaf.error(CopyRequiredError, "its producer made a copy", "Drop copy=False.")
+        return leaf.error(CopyRequiredError, "its producer made a copy", option=(("copy", None),))
     leaf.fresh = not tensor.readonly  # read-only memory does not satisfy copy=True
     leaf.steps.append(Step("copy", "made by its producer", tensor.nbytes))
     leaf.made_by_producer = True
@@ -235,7 +237,7 @@ def _incompatibilities(leaf: Leaf, tensor: Tensor) -> DlxError | None:
     rules = [rule for rule in RULES if found & rule.bit]
     for rule in rules:
         if not rule.copy_resolves:
-            return leaf.error(rule.error, rule.sentence(tensor, target), rule.fix_for(tensor, target))
+            return leaf.error(rule.error, fix=rule.fix_for(tensor, target), **rule.found(tensor, target))
     layout = [rule for rule in rules if rule.bit != lib.DLX_INCOMPATIBLE_READONLY]
     if len(layout) < len(rules):
         error, share = _read_only(leaf, tensor, copied_anyway=bool(layout or request.copy))
@@ -244,10 +246,13 @@ def _incompatibilities(leaf: Leaf, tensor: Tensor) -> DlxError | None:
         if share:
             return None
     if layout and request.copy is False and 0 not in tensor.shape:
-        return leaf.error(layout[0].error, layout[0].sentence(tensor, target), layout[0].fix)
+        return leaf.error(layout[0].error, option=(("copy", None),), **layout[0].found(tensor, target))
     if rules:
         leaf.repack = bool(found & REPACKED)
-        return note_copy(leaf, tensor, "; ".join(rule.sentence(tensor, target) for rule in rules))
+        said = [rule.found(tensor, target) for rule in rules]
+        details = tuple(detail for each in said for detail in each["details"])
+        why = "; ".join(each["reason"] for each in said)
+        return note_copy(leaf, tensor, Step("copy", why, tensor.nbytes, details=details))
     return None
 
 
@@ -256,13 +261,14 @@ def _read_only(leaf: Leaf, tensor: Tensor, *, copied_anyway: bool) -> tuple[DlxE
     request = leaf.request
     reason = READ_ONLY_RULE.sentence(tensor, request.target)
     if request.readonly == "error" and not request.copy:
-        return leaf.error(ReadOnlyError, reason, "Pass readonly='copy' or readonly='share'."), False
+        return leaf.error(ReadOnlyError, reason, option=(("readonly", "copy"), ("readonly", "share"))), False
     if copied_anyway:
         return None, False
     if request.readonly == "share":
         leaf.view_flags = tensor.flags & ~READ_ONLY
-        leaf.steps.append(Step("share", "readonly='share': read-only memory is given out writable; do not write to it"))
+        why = "read-only memory is given out writable; do not write to it"
+        leaf.steps.append(Step("share", why, option=("readonly", "share")))
         return None, True
     if request.copy is False:
-        return leaf.error(ReadOnlyError, reason, "Drop copy=False, or pass readonly='share'."), False
+        return leaf.error(ReadOnlyError, reason, option=(("copy", None), ("readonly", "share"))), False
     return None, False

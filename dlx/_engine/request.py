@@ -7,7 +7,7 @@ from typing import Any
 
 from dlx._containers.lookup import container_of
 from dlx._core.array_info import ArrayInfo
-from dlx._core.foreign import exception_text, module_of
+from dlx._core.foreign import foreign_error, module_of
 from dlx._core.module import set_module
 from dlx._core.tensor import type_name
 from dlx._core.types import Device
@@ -15,7 +15,7 @@ from dlx._engine.streams import StreamSync
 from dlx._registry.generic import is_proxy
 from dlx._registry.registry import registry
 from dlx.adapter.base import Adapter
-from dlx.errors import AdapterNotFoundError, ConversionError, DeviceError, DlxError
+from dlx.errors import AdapterNotFoundError, DeviceError, DlxError
 
 __all__ = ["describe", "HOST", "Request"]
 
@@ -68,8 +68,7 @@ def describe(obj: Any) -> ArrayInfo:
     except MemoryError:
         raise
     except Exception as error:
-        reason = f"{source.name} failed: {exception_text(error)}"
-        raise ConversionError(reason, source=type_name(type(obj))) from error
+        raise foreign_error(f"{source.name} failed:", error, source=type_name(type(obj))) from error
     return info if info is not None else ArrayInfo(source.name, type_name(type(obj)))
 
 
@@ -109,8 +108,8 @@ def _current_device(target: Adapter, device_type: int) -> int:
     except (DlxError, MemoryError):
         raise
     except Exception as error:
-        text = f"{target.name} failed to name its current device: {exception_text(error)}"
-        raise DeviceError(text, target=target.name) from error
+        what = f"{target.name} failed to name its current device:"
+        raise foreign_error(what, error, DeviceError, target=target.name) from error
 
 
 def _as(like: Any) -> tuple[Adapter, Device | None]:
@@ -128,11 +127,11 @@ def _as(like: Any) -> tuple[Adapter, Device | None]:
     return adapter, info.device
 
 
-def producer_of(obj: Any, request: Request, where: str = "") -> Adapter:
-    """Return the adapter of an array, or raise that it is none."""
+def producer_of(obj: Any, request: Request, **parts: Any) -> Adapter:
+    """Return the adapter of an array, or raise that it is none; `parts` complete the error."""
     source = _known(obj)
     if source is None:
-        raise not_an_array(obj).complete(target=request.target.name, where=where)
+        raise not_an_array(obj).complete(target=request.target.name, **parts)
     return source
 
 
@@ -142,9 +141,8 @@ def _known(obj: Any) -> Adapter | None:
     except (DlxError, MemoryError):
         raise
     except Exception as error:  # a type whose attributes raise
-        name = type_name(type(obj))
-        reason = f"its type cannot be looked at: {exception_text(error)}"
-        raise AdapterNotFoundError(reason, source=name, fix="Convert an array that it holds.") from error
+        parts = {"source": type_name(type(obj)), "fix": "Convert an array that it holds."}
+        raise foreign_error("its type cannot be looked at:", error, AdapterNotFoundError, **parts) from error
 
 
 def _described(obj: Any) -> ArrayInfo | None:

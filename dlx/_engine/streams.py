@@ -10,7 +10,7 @@ from typing import Any
 
 from dlx._core import cuda, native
 from dlx._core.extension import ffi, lib
-from dlx._core.foreign import exception_text
+from dlx._core.foreign import foreign_error
 from dlx._core.stream import PER_THREAD, UNORDERED, Stream, is_unordered, kept, meaning
 from dlx._core.tensor import Tensor
 from dlx._core.types import Device, host_readable
@@ -84,8 +84,8 @@ class StreamSync:
             except (DlxError, MemoryError):
                 raise
             except Exception as error:
-                text = f"{adapter.name} failed to name its stream on {device}: {exception_text(error)}"
-                raise DeviceError(text) from error
+                what = f"{adapter.name} failed to name its stream on {device}:"
+                raise foreign_error(what, error, DeviceError) from error
             # Frameworks say 0 for the legacy stream.
             value = LEGACY if isinstance(value, int) and value == 0 and cuda.is_cuda(device) else value
             self._streams[key] = None if value is None else kept(meaning(value, device))

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dlx._core.array_info import ArrayInfo
-from dlx._core.foreign import exception_text
+from dlx._core.foreign import foreign_error
 from dlx._core.tensor import Tensor, type_name
 from dlx._core.types import Device, DType
 from dlx._engine.plan import Plan, Step
 from dlx._engine.request import HOST, Request
 from dlx._engine.streams import Readiness
 from dlx.adapter.base import Adapter
-from dlx.errors import ConversionError, CopyRequiredError, DlxError, LayoutError, ProtocolError, ReadOnlyError
+from dlx.errors import CopyRequiredError, DlxError, LayoutError, ProtocolError, ReadOnlyError
 from dlx.typing import Outcome
 
 __all__ = ["Leaf", "adapter_failed", "refuse", "refuse_failure"]
@@ -68,9 +68,9 @@ class Leaf:
             self.info = ArrayInfo.of_tensor(held, self.source.name, type(self.obj), protocols)
         return self.info
 
-    def error(self, kind: type[DlxError], reason: str, fix: str) -> DlxError:
+    def error(self, kind: type[DlxError], reason: str, fix: str = "", **parts: Any) -> DlxError:
         """Return an error that names what was found and asked for."""
-        return self.complete(kind(reason, fix=fix))
+        return self.complete(kind(reason, fix=fix, **parts))
 
     def complete(self, error: DlxError, *, taken: bool = False) -> DlxError:
         """Add what was found and asked for to an error of an inner layer; `taken`: it is not the producer's error."""
@@ -94,10 +94,6 @@ def refuse_failure(leaf: Leaf, cause: Exception) -> None:
     refuse(leaf, adapter_failed(leaf.source, cause))
 
 
-def adapter_failed(adapter: Adapter, cause: Exception) -> ConversionError:
+def adapter_failed(adapter: Adapter, cause: Exception, **parts: Any) -> DlxError:
     """Return the error for an exception raised by an adapter; a MemoryError is raised again unchanged."""
-    if isinstance(cause, MemoryError):
-        raise cause
-    error = ConversionError(f"{adapter.name} failed: {exception_text(cause)}")
-    error.__cause__ = cause
-    return error
+    return foreign_error(f"{adapter.name} failed:", cause, **parts)

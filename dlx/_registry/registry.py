@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from dlx._core import native
-from dlx._core.foreign import derives, exception_text, module_of, type_name
+from dlx._core.foreign import derives, exception_text, foreign_error, module_of, type_name
 from dlx._core.module import set_module
 from dlx._core.stream import Stream, handle_of, kept
 from dlx._core.types import Device
@@ -194,11 +194,8 @@ class Registry(Loader):
             raise
         except Exception as error:
             owner = next((plugin.distribution for plugin in self._unique() if adapter in plugin.adapters), "its plugin")
-            raise PluginError(
-                f"the {adapter.name} adapter cannot state what it accepts: {exception_text(error)}",
-                target=adapter.name,
-                fix=f"Repair {owner}.",
-            ) from error
+            what = f"the {adapter.name} adapter cannot state what it accepts:"
+            raise foreign_error(what, error, PluginError, target=adapter.name, fix=f"Repair {owner}.") from error
 
     def _named(self, name: str, shown: str) -> Adapter:
         if name == generic.TENSOR.name:
@@ -270,12 +267,10 @@ def _import(adapter: Adapter) -> None:
         raise _failed(adapter, error) from error
 
 
-def _failed(adapter: Adapter, error: Exception) -> FrameworkNotInstalledError:
-    return FrameworkNotInstalledError(
-        f"{adapter.package} is installed but fails to import: {exception_text(error)}",
-        target=adapter.name,
-        fix="Repair its installation.",
-    )
+def _failed(adapter: Adapter, error: Exception) -> DlxError:
+    what = f"{adapter.package} is installed but fails to import:"
+    fix = "Repair its installation."
+    return foreign_error(what, error, FrameworkNotInstalledError, target=adapter.name, fix=fix)
 
 
 registry = Registry()

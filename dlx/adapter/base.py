@@ -437,7 +437,7 @@ class Adapter:
 
     def moved(self, obj: Any, device: Device) -> Any:
         """Return the array on another device of its framework."""
-        raise DeviceError(f"{self.name} cannot move an array to {device}", fix="Leave device out.")
+        raise DeviceError(f"{self.name} cannot move an array to {device}", option=(("device", None),))
 
     # ---- for functions that compute in the framework ----------------------------------------------------------------
 

@@ -9,7 +9,6 @@ import re
 import stat
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from dlx.cli.sources.formats import (
     read_npz,
     read_safetensors,
 )
-from dlx.errors import DlxError, DTypeError
+from dlx.errors import DlxError, DTypeError, sentences
 
 __all__ = ["open_source"]
 
@@ -182,15 +181,14 @@ def _read_torch(path: Path) -> Source:
             loaded = torch.load(path, map_location=keep, weights_only=True, mmap=True)
     except Exception as error:  # whatever a damaged or hostile file brings about
         raise BadInput(_why_not_loaded(error)) from error
-    entries, rest = entries_of(loaded)
+    entries, rest = entries_of(loaded, dotted)
     saved = sorted({place for place in places.values() if place != "cpu"})
     notes = ["read by torch, weights_only, memory-mapped"]
     notes += [f"saved on {', '.join(saved)}"] if saved else []
     notes += [f"{counted(rest, 'value')} of other kinds"] if rest else []
     if not entries:
         raise BadInput("there is no tensor in it")
-    named = tuple(replace(entry, path=dotted(entry.path)) for entry in entries)
-    return Source(str(path), ".pt", named, path.stat().st_size, tuple(notes))
+    return Source(str(path), ".pt", tuple(entries), path.stat().st_size, tuple(notes))
 
 
 def _why_not_loaded(error: Exception) -> str:
@@ -252,7 +250,7 @@ def _column(pa: Any, field: Any, rows: int | None, parts: int) -> Entry:
     shape: tuple[int, ...] | None = None if rows is None else (rows,)
     error = dlx.plan(sample, to="dlx").error
     if isinstance(error, DlxError):
-        refused = f"{error.reason}. {error.fix}".rstrip(". ")
+        refused = sentences(error.reason, error.fix)
         return Entry(field.name, None, str(field.type), shape, None, refused=refused, notes=notes, sample=sample)
     info = dlx.describe(one)
     assert info.dtype is not None and info.shape is not None
