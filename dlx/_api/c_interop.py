@@ -208,7 +208,7 @@ class borrow:  # noqa: N801
                 reason = "it is read-only, and it was not said that it will only be read"
                 tensor = _writable(obj, "DLTensor *", reason, "Pass readonly=True.", stream=stream, copy=False)
             except CopyRequiredError as error:
-                if error.option:  # `copy` is no option of this call
+                if ("copy", None) in error.option:  # `copy` is no option of this call
                     error.option = (("readonly", True),)
                     error.via = "to have a copy read, or give a copy of your own to be written to"
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
@@ -77,7 +78,8 @@ def _show_driver(driver: dict[str, Any], screen: Screen) -> None:
     screen.line("")
     cause = driver.get("missing") or driver.get("broken")
     if cause:
-        screen.line(("CUDA: ", "name"), one_line(cause))
+        for number, line in enumerate(textwrap.wrap(one_line(cause), 74)):
+            screen.line(("" if number else "CUDA: ", "name"), f"      {line}" if number else line)
         if driver.get("missing"):
             screen.line(("if there should be one: DLX_CUDA_DRIVER may name its libcuda.so.1", "quiet"))
         return
