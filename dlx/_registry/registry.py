@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, cast
 
 from dlx._core import native
-from dlx._core.foreign import TypeCache, derives, exception_text, is_key, module_of, type_name
+from dlx._core.foreign import TypeCache, derives, exception_text, foreign_error, is_key, module_of, type_name
 from dlx._core.module import set_module
 from dlx._core.stream import Stream, handle_of, kept
 from dlx._core.types import Device
@@ -282,11 +282,9 @@ class Registry:
             raise
         except Exception as error:
             plugin = self._loader.plugin_of(adapter)
-            raise PluginError(
-                f"the {adapter.name} adapter cannot state what it accepts: {exception_text(error)}",
-                target=adapter.name,
-                fix=f"Repair {plugin.distribution if plugin is not None else 'its plugin'}.",
-            ) from error
+            what = f"the {adapter.name} adapter cannot state what it accepts:"
+            owner = plugin.distribution if plugin is not None else "its plugin"
+            raise foreign_error(what, error, PluginError, target=adapter.name, fix=f"Repair {owner}.") from error
 
     def _name_of(self, adapter: Adapter) -> str:
         """Return what users write for an adapter's framework."""
@@ -334,12 +332,10 @@ def _import(adapter: Adapter) -> None:
         raise _failed(adapter, error) from error
 
 
-def _failed(adapter: Adapter, error: Exception) -> FrameworkNotInstalledError:
-    return FrameworkNotInstalledError(
-        f"{adapter.package} is installed but fails to import: {exception_text(error)}",
-        target=adapter.name,
-        fix="Repair its installation.",
-    )
+def _failed(adapter: Adapter, error: Exception) -> DlxError:
+    what = f"{adapter.package} is installed but fails to import:"
+    fix = "Repair its installation."
+    return foreign_error(what, error, FrameworkNotInstalledError, target=adapter.name, fix=fix)
 
 
 registry = Registry()
