@@ -221,11 +221,14 @@ class Description:
     tensor
         What `Adapter.export` would return, where that needs no call of the producer: the export is not made again. None
         where there are blockers, or the export calls the producer.
+    needs_export
+        Whether an export may give something else than `info` says, as that of a subclass with its own ``__dlpack__``.
     """
 
     info: Any = None
     blockers: tuple[Blocker, ...] = ()
     tensor: Tensor | None = None
+    needs_export: bool = False
 
 
 @set_module("dlx.adapter")
