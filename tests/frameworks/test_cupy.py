@@ -29,8 +29,8 @@ def cupy(monkeypatch, cuda, np):
 
     module = fakecupy.module(cuda)
     monkeypatch.setitem(sys.modules, "cupy", module)
-    plugin = Plugin("dlx_cupy", lambda: None, "dlx", adapters=(dlx_cupy.CupyAdapter(),), loaded=True)
-    monkeypatch.setitem(registry._plugins, "cupy", plugin)
+    plugin = Plugin("dlx_cupy", lambda: None, "dlx", adapters=(dlx_cupy.CupyAdapter(),))
+    monkeypatch.setitem(registry._loader.plugins, "cupy", plugin)
     module.adapter = plugin.adapters[0]
     return module
 

@@ -124,8 +124,8 @@ def build(monkeypatch, cuda):
     )
     monkeypatch.setitem(sys.modules, "jaxbuild", module)
     module.adapter = Build()
-    plugin = Plugin("dlx_jaxbuild", lambda: None, "dlx", adapters=(module.adapter,), loaded=True)
-    monkeypatch.setitem(registry._plugins, "jaxbuild", plugin)
+    plugin = Plugin("dlx_jaxbuild", lambda: None, "dlx", adapters=(module.adapter,))
+    monkeypatch.setitem(registry._loader.plugins, "jaxbuild", plugin)
     return module
 
 

@@ -75,8 +75,8 @@ def test_a_failing_method_is_told_by_dlx(tmp_path, python, np):
         name = f"lib_{method}"
         site.module(name)
         code = adapter(name).replace(
-            "    priority = 0\n",
-            f"    priority = 0\n    fast_path_types = ('{name}.Array',)\n    dtypes = {{'float32': 'Array'}}\n",
+            "    pass  # facts\n",
+            f"    fast_path_types = ('{name}.Array',)\n    dtypes = {{'float32': 'Array'}}\n",
         )
         raising = f"def boom(self, *a, **k): raise RuntimeError('BOOM in {method}')\nA.{method} = boom\n@dlx.hookimpl"
         site.plugin(f"dlx-{method}", name, code if method == "nothing" else code.replace("@dlx.hookimpl", raising))
@@ -141,8 +141,8 @@ def test_rubbish_from_any_hook_is_told_by_dlx(tmp_path, python, np):
         name = f"lib_{method}"
         site.module(name)
         code = adapter(name).replace(
-            "    priority = 0\n",
-            f"    priority = 0\n    fast_path_types = ('{name}.Array',)\n    dtypes = {{'float32': 'Array'}}\n",
+            "    pass  # facts\n",
+            f"    fast_path_types = ('{name}.Array',)\n    dtypes = {{'float32': 'Array'}}\n",
         )
         site.plugin(f"dlx-{method}", name, code.replace("@dlx.hookimpl", RUBBISH_CODE.format(method=method)))
     names = [f"lib_{method}" for method in methods]
