@@ -259,7 +259,7 @@ def test_working_on_a_stream(cuda, cupy, device, kept):
         "foreign": Stream(place, cuda.stream(device), "somebody's"),
         "legacy": Stream(place, 1),
     }[kept]
-    with cupy.adapter.on_stream(stream):
+    with cupy.adapter.streams.activate(stream):
         assert cupy.cuda.runtime.getDevice() == 0
         with cupy.cuda.Device(device):
             assert cupy.cuda.get_current_stream().ptr == stream.handle
@@ -291,7 +291,7 @@ def test_filters_of_warnings_are_left_alone(cuda, cupy, monkeypatch):
         warnings.simplefilter("always")
         with monkeypatch.context() as patch:
             patch.setattr(warnings, "simplefilter", lambda *args: pytest.fail("a filter was set"))
-            with cupy.adapter.on_stream(Stream(dlx.Device("cuda"), cuda.stream())):
+            with cupy.adapter.streams.activate(Stream(dlx.Device("cuda"), cuda.stream())):
                 assert heard == []
         cupy.cuda.ExternalStream(cuda.stream())
     assert [each.category for each in heard] == [DeprecationWarning]
@@ -300,7 +300,7 @@ def test_filters_of_warnings_are_left_alone(cuda, cupy, monkeypatch):
 def test_a_failure_restores_the_stream(cuda, cupy):
     """Also where the block raises."""
     before = cupy.cuda.get_current_stream()
-    with pytest.raises(ZeroDivisionError), cupy.adapter.on_stream(Stream(dlx.Device("cuda"), cuda.stream())):
+    with pytest.raises(ZeroDivisionError), cupy.adapter.streams.activate(Stream(dlx.Device("cuda"), cuda.stream())):
         1 / 0
     assert cupy.cuda.get_current_stream() is before
 

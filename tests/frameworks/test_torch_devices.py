@@ -215,9 +215,9 @@ def stream_of(cuda, torch, device=0):
 
 def test_what_a_build_can_hold(build):
     """Device types come from the build; whether there is a device is not asked."""
-    assert build().adapter.capabilities.device_types == {1, 2}
-    assert build(hip="6.2", cuda=None).adapter.capabilities.device_types == {1, 10}
-    assert build(cuda=None).adapter.capabilities.device_types == {1}
+    assert build().adapter.capabilities().device_types == {1, 2}
+    assert build(hip="6.2", cuda=None).adapter.capabilities().device_types == {1, 10}
+    assert build(cuda=None).adapter.capabilities().device_types == {1}
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -296,7 +296,7 @@ def test_working_on_a_stream(cuda, build, kept, device):
         "foreign": Stream(place, cuda.stream(device), 77),
         "legacy": Stream(place, 1),
     }[kept]
-    with torch.adapter.on_stream(stream):
+    with torch.adapter.streams.activate(stream):
         current = torch.cuda.current_stream(device)
         assert current.cuda_stream == (0 if kept == "legacy" else stream.handle)
         assert (torch.entered[-1] is own) is (kept == "own")
