@@ -11,6 +11,7 @@ import weakref
 import fakecupy
 import gpulib
 import pytest
+from renamed import adapter_module
 
 import dlx
 from dlx._core.stream import Stream
@@ -23,13 +24,11 @@ N = 64
 @pytest.fixture
 def cupy(monkeypatch, cuda, np):
     """The module, known to dlx as cupy for one test."""
-    import dlx_cupy
-
     from dlx._registry.registry import Plugin, registry
 
     module = fakecupy.module(cuda)
     monkeypatch.setitem(sys.modules, "cupy", module)
-    plugin = Plugin("dlx_cupy", lambda: None, "dlx", adapters=(dlx_cupy.CupyAdapter(),), loaded=True)
+    plugin = Plugin("dlx_cupy", lambda: None, "dlx", adapters=(adapter_module("cupy", "cupy").CupyAdapter(),), loaded=True)
     monkeypatch.setitem(registry._plugins, "cupy", plugin)
     module.adapter = plugin.adapters[0]
     return module

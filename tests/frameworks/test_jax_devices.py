@@ -13,6 +13,7 @@ import types
 
 import gpulib
 import pytest
+from renamed import adapter_module
 
 import dlx
 from dlx._core import native
@@ -114,17 +115,13 @@ def fake_jax(driver):
 @pytest.fixture
 def build(monkeypatch, cuda):
     """That jax, known to dlx for one test."""
-    import dlx_jax
-
     from dlx._registry.registry import Plugin
 
-    monkeypatch.setattr(dlx_jax, "_has_cuda_plugin", lambda: True)
-    module = fake_jax(cuda)
-    Build = type(
-        "Build", (dlx_jax.JaxAdapter,), {"types": ("jaxbuild.Array",), "name": "jaxbuild", "package": "jaxbuild"}
-    )
+    copied, module = adapter_module("jax", "jaxbuild"), fake_jax(cuda)
+    copied._has_cuda_plugin = lambda: True
+    Build = type("Build", (copied.JaxAdapter,), {"types": ("jaxbuild.Array",)})
     monkeypatch.setitem(sys.modules, "jaxbuild", module)
-    module.adapter = Build()
+    module.adapter, module.of_adapter = Build(), copied
     plugin = Plugin("dlx_jaxbuild", lambda: None, "dlx", adapters=(module.adapter,), loaded=True)
     monkeypatch.setitem(registry._plugins, "jaxbuild", plugin)
     return module
@@ -241,14 +238,12 @@ def test_other_platforms(build):
 
 def test_without_a_plugin_there_is_no_cuda(cuda, build, other, monkeypatch):
     """And where jax was told to do without; known before any backend is started."""
-    import dlx_jax
-
     assert registry.target("jaxbuild").capabilities.device_types == {1, 2}
     build.config.jax_platforms = "cpu"
     assert registry.target("jaxbuild").capabilities.device_types == {1}
     build.config.jax_platforms = "cuda"
     assert registry.target("jaxbuild").capabilities.device_types == {2}
-    monkeypatch.setattr(dlx_jax, "_has_cuda_plugin", lambda: False)  # which stays what it is in one process
+    monkeypatch.setattr(build.of_adapter, "_has_cuda_plugin", lambda: False)  # which stays what it is in one process
     build.adapter._variants.clear()
     build.config.jax_platforms = None
     with pytest.raises(DeviceError, match="cuda:0, which jaxbuild cannot hold"):

@@ -15,6 +15,7 @@ import weakref
 
 import gpulib
 import pytest
+from renamed import adapter_module
 
 import dlx
 from dlx._core import native
@@ -181,17 +182,12 @@ def fake_torch(driver, *, hip=None, cuda="12.8"):
 @pytest.fixture
 def build(monkeypatch, cuda, torch):
     """Install a build for one test, under the name that the adapter goes by."""
-    import dlx_torch
-
     from dlx._registry.registry import Plugin, registry
 
     def install(**facts):
         module = fake_torch(cuda, **facts)
-        Build = type(
-            "Build",
-            (dlx_torch.TorchAdapter,),
-            {"types": ("build.Tensor",), "name": "build", "package": "build", "containers": ()},
-        )
+        adapter = adapter_module("torch", "build").TorchAdapter
+        Build = type("Build", (adapter,), {"types": ("build.Tensor",), "containers": ()})
         monkeypatch.setitem(sys.modules, "build", module)
         adapter = Build()
         plugin = Plugin("dlx_build", lambda: None, "dlx", adapters=(adapter,), loaded=True)
