@@ -164,7 +164,7 @@ A.{hook}
 def test_adapters_that_raise_what_cannot_be_shown(tmp_path, python, np):
     """Every hook that `convert` calls: the error names the framework and the class of what was raised."""
     site = Site(tmp_path, python)
-    plain = ("capabilities", "load", "describe", "export", "copy", "classes")
+    plain = ("capabilities", "load", "describe", "export", "classes")
     hooks = {method: f"{method} = boom" for method in plain}
     hooks |= {"consume": "ownership = Ownership(boom)", "current": "devices = type('D', (Devices,), {'current': boom})()"}
     methods = tuple(hooks)
