@@ -14,11 +14,11 @@ from dlx._core.module import set_module
 from dlx._core.native import FastPathFunction
 from dlx._core.tensor import Tensor
 from dlx._core.types import SUBBYTE_PADDED
-from dlx._engine.batch import Batch
-from dlx._engine.planner import begin, settle
+from dlx._engine.batch import Batch, plan_one
 from dlx._engine.request import Request, producer_of, request_of
 from dlx._engine.streams import Readiness, StreamSync, physical
 from dlx._registry.generic import TENSOR
+from dlx._registry.registry import registry
 from dlx.adapter.base import Adapter
 from dlx.errors import DeviceError, DlxError, DTypeError, LayoutError
 
@@ -126,7 +126,7 @@ def _tensors(objs: list[Any], target: str) -> tuple[list[Tensor], list[tuple[Ada
         first.setdefault(id(obj), i)
     numbers = list(first.values())
     each = [objs[i] for i in numbers]
-    request = Request(TENSOR)
+    request = Request(registry.target("dlx"))
     try:
         sources = [producer_of(obj, request, where=f"arrays[{i}]") for i, obj in zip(numbers, each, strict=True)]
         batch = Batch(
@@ -146,17 +146,15 @@ def _tensors(objs: list[Any], target: str) -> tuple[list[Tensor], list[tuple[Ada
         raise
     number = {id(obj): n for n, obj in enumerate(each)}
     readinesses = [(source, batch.readiness(n)) for n, source in enumerate(sources)]
-    return [tensors[number[id(obj)]] for obj in objs], readinesses, batch.request.sync
+    return [tensors[number[id(obj)]] for obj in objs], readinesses, batch.sync()
 
 
 def _can_hold(request: Request, like: Tensor, shape: tuple[int, ...]) -> None:
     """Refuse what the target cannot hold before memory is allocated."""
     abstract = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, like.dtype, like.device, like.flags & ~1, None)
-    leaf = begin(abstract, TENSOR, request)
-    if leaf.plan is None:
-        settle(leaf, abstract)
-    if leaf.plan is not None and isinstance(leaf.plan.error, DlxError):
-        raise leaf.plan.error
+    plan, _ = plan_one(request, abstract, TENSOR, probe=False)
+    if plan.error is not None:
+        raise plan.error
 
 
 _ODD: dict[str, tuple[type[DlxError], str]] = {

@@ -11,16 +11,15 @@ from typing import Any
 
 from dlx._containers.failures import Failures
 from dlx._containers.lookup import what_is
-from dlx._core.foreign import exception_text, is_key
+from dlx._core.foreign import foreign_error, is_key
 from dlx._core.tensor import type_name
 from dlx._registry import generic
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import AdapterNotFoundError, ConversionError, DlxError
 
-__all__ = ["ROOT", "Tree"]
+__all__ = ["Tree"]
 
-ROOT = "obj"
 MAX_DEPTH = 1_000_000  # levels of nesting; a container that generates children without end stops here
 
 
@@ -177,19 +176,17 @@ class Tree:
 
     # ---- paths and errors -------------------------------------------------------------------------------------------
 
-    def place(self, i: int) -> str:
-        """Return the path where the array number `i` was met first, as in ``obj['a'][3].x``."""
+    def path(self, i: int) -> tuple[Any, ...]:
+        """Return the path where the array number `i` was met first, as in `DlxError.path`."""
         return self._path(*self._spots[i])
 
-    def _path(self, number: int, i: int) -> str:
-        steps: list[str] = []
+    def _path(self, number: int, i: int) -> tuple[Any, ...]:
+        steps: list[Any] = []
         while number >= 0:
             node = self._nodes[number]
-            steps.append(node.handler.place(node.keys, i))
+            steps += node.handler.path(node.keys, i)
             number, i = node.parent, node.at
-        if len(steps) > 64:
-            steps[32:-32] = [" ... "]
-        return ROOT + "".join(reversed(steps))
+        return tuple(reversed(steps))
 
     def _refuse(self, reason: str, number: int, i: int, obj: Any = None) -> None:
         source = "" if obj is None else type_name(type(obj))
@@ -199,21 +196,16 @@ class Tree:
         error = AdapterNotFoundError(
             "it is neither array, container nor plain data (strict=True)",
             source=type_name(type(obj)),
-            fix="Drop strict=True to let it pass through.",
+            option=(("strict", None),),
         )
         self.failures.add(error, self._path(number, i))
 
     def _failed(self, node: Node, cause: Exception, what: str) -> None:
         """Report a container that failed; its own errors are the cause."""
-        if isinstance(cause, MemoryError):
-            raise cause
         error = cause
-        if not isinstance(cause, DlxError):
-            reason = f"the container {what}: {exception_text(cause)}"
-            error = ConversionError(reason, source=type_name(type(node.obj)))
-            error.__cause__ = cause
-        assert isinstance(error, DlxError)
-        self.failures.add(error, self._path(node.parent, node.at) if node.parent >= 0 else ROOT)
+        if not isinstance(error, DlxError):
+            error = foreign_error(f"the container {what}:", cause, source=type_name(type(node.obj)))
+        self.failures.add(error, self._path(node.parent, node.at))
 
     # ---- unflatten --------------------------------------------------------------------------------------------------
 

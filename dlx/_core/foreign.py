@@ -10,6 +10,7 @@ import weakref
 from typing import Any, TypeVar
 
 from dlx._core.module import set_module
+from dlx.errors import ConversionError, DlxError, class_name, cut, safe_repr
 
 __all__ = [
     "MAX_MESSAGE",
@@ -18,6 +19,7 @@ __all__ = [
     "cut",
     "derives",
     "exception_text",
+    "foreign_error",
     "is_key",
     "message_of",
     "module_of",
@@ -31,20 +33,12 @@ MAX_MESSAGE = 1000
 Value = TypeVar("Value")
 
 # Those of `type` itself: a metaclass may answer anything, or raise.
-_name = type.__dict__["__name__"].__get__
 _qualname = type.__dict__["__qualname__"].__get__
 _mro = type.__dict__["__mro__"].__get__
 _module = type.__dict__["__module__"].__get__
 
 
 # ---- exceptions and values -------------------------------------------------------------------------------------------
-
-
-def cut(text: str, most: int) -> str:
-    """Return a text of at most `most` characters and, where it was longer, how much is missing."""
-    length = str.__len__(text)
-    kept: str = str.__getitem__(text, slice(0, most))  # of exactly this type, whatever the other one overrides
-    return kept if length <= most else f"{kept}... ({length - most:,} more characters)"
 
 
 def message_of(error: BaseException, most: int = MAX_MESSAGE) -> str:
@@ -63,22 +57,27 @@ def exception_text(error: BaseException, most: int = MAX_MESSAGE) -> str:
     return f"{name}: {message}" if message else name
 
 
-def safe_repr(value: object, most: int = 60) -> str:
-    """Return a value's repr, cut where it is long; one that has none is named by its class."""
-    try:
-        return cut(repr(value), most)
-    except MemoryError:
-        raise
-    except Exception:
-        return f"<{class_name(type(value))}>"
+def foreign_error(what: str, cause: Exception | None, kind: type[DlxError] = ConversionError, **parts: Any) -> DlxError:
+    """Return the error to raise for an exception of foreign code, which becomes its cause.
+
+    Parameters
+    ----------
+    what
+        What failed; the exception ends the sentence: ``"torch failed:"``.
+    cause
+        The exception; None where there was none, only a failure. A `MemoryError` is raised again unchanged.
+    kind, parts
+        Class and parts of the error.
+    """
+    if isinstance(cause, MemoryError):
+        raise cause
+    said = cause and f"{class_name(type(cause))}: {message_of(cause) or 'without a message'}"
+    error = kind(f"{what} {said or 'without saying why'}", **parts)
+    error.__cause__ = cause
+    return error
 
 
 # ---- classes ---------------------------------------------------------------------------------------------------------
-
-
-def class_name(kind: type) -> str:
-    """Return the name of a class, without its module."""
-    return str(_name(kind))
 
 
 def module_of(kind: type) -> str:

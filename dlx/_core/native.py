@@ -61,6 +61,8 @@ if TYPE_CHECKING:
         """The dtype as dlx.DType."""
         device: Device
         """Where the memory is, as dlx.Device."""
+        is_host: bool
+        """Whether it is plain host memory, pinned memory left out."""
         nbytes: int
         """Bytes of all elements, gaps not counted."""
         readonly: bool

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 import pluggy
 
@@ -17,6 +18,7 @@ from dlx._core.locks import lock_of
 from dlx._registry import generic
 from dlx._registry import plugin as plugins
 from dlx._registry.plugin import BUILT_IN, Plugin
+from dlx._registry.target import Target
 from dlx.adapter import hookspecs
 from dlx.adapter.base import Adapter
 from dlx.errors import PluginError
@@ -39,6 +41,7 @@ class Loader:
         self._scans_first = bool(plugins.allowed())
         self.generation = 0  # counts the plugins loaded: who caches answers by type looks here
         self._producers: TypeCache[Adapter] = TypeCache()
+        self._targets: dict[Any, Target] = {}  # by adapter, array type and values of its switches
 
     def scan(self) -> None:
         """Read the entry points, once. Loads nothing."""
@@ -121,6 +124,7 @@ class Loader:
         with lock_of(self):
             self.generation += 1
             self._producers.clear()
+            self._targets.clear()
             native.routes_clear()
 
     def _collect(self, plugin: Plugin, module: ModuleType) -> tuple[Adapter, ...]:

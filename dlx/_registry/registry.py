@@ -22,6 +22,7 @@ from dlx._registry import generic
 from dlx._registry import plugin as plugins
 from dlx._registry.loader import Loader
 from dlx._registry.plugin import BUILT_IN, Plugin
+from dlx._registry.target import Target, switches_of, target_of
 from dlx.adapter.base import Adapter, Container, look_up
 from dlx.errors import AdapterNotFoundError, DlxError, FrameworkNotInstalledError, PluginError
 
@@ -42,9 +43,10 @@ class Registry(Loader):
         if borrowed.keep is not None:
             return borrowed.keep
         for adapter in self.adapters():
-            if type(adapter).work_stream is not Adapter.work_stream and look_up(adapter.package) is not None:
+            asked = adapter.streams.current if adapter.streams is not None else None
+            if asked is not None and look_up(adapter.package) is not None:
                 try:
-                    current = adapter.work_stream(device)
+                    current = asked(device)
                     if current is not None and handle_of(current) == handle:
                         return current
                 except MemoryError:
@@ -138,8 +140,8 @@ class Registry(Loader):
 
     # ---- targets ----------------------------------------------------------------------------------------------------
 
-    def target(self, to: Any) -> Adapter:
-        """Return the adapter that a target names, its framework imported.
+    def target(self, to: Any) -> Target:
+        """Return the target of a name, its framework imported.
 
         Parameters
         ----------
@@ -164,7 +166,7 @@ class Registry(Loader):
         if isinstance(to, type):
             adapter = self._find(to)
             target = None if adapter is None else self.ready(adapter, to)
-            if target is not None and to in _classes(target):
+            if target is not None and to in _classes(target.adapter):
                 return target
             fix = f"Say to={self._name_of(adapter)!r}." if adapter is not None else self._known()
             raise AdapterNotFoundError(f"no adapter lists the type {type_name(to)}", fix=fix)
@@ -176,20 +178,22 @@ class Registry(Loader):
             name for name in (adapter.name, adapter.package, adapter.package.partition(".")[0]) if self._keys(name)
         )
 
-    def ready(self, adapter: Adapter, kind: type | None = None) -> Adapter | None:
-        """Return the adapter to ask in one conversion; None where its framework takes no arrays.
+    def ready(self, adapter: Adapter, kind: type | None = None) -> Target | None:
+        """Return an adapter as a target, for one array type or for all; None where its framework takes no arrays.
 
         Raises
         ------
         PluginError
-            If it fails to say.
+            If it fails to say what it takes.
         """
         try:
-            target = (adapter if kind is None else adapter.narrowed(kind)).current()
-            if target.capabilities is None:
-                return None
-            target.capabilities_address()
-            return target
+            key = (adapter, kind, switches_of(adapter) if adapter.switches else ())
+            if key not in self._targets:
+                made = target_of(adapter, kind)
+                if adapter.switches and key[2] != switches_of(adapter):  # another thread has switched meanwhile
+                    return made
+                self._targets[key] = made
+            return self._targets[key]
         except (DlxError, MemoryError):
             raise
         except Exception as error:
@@ -200,9 +204,11 @@ class Registry(Loader):
                 fix=f"Repair {owner}.",
             ) from error
 
-    def _named(self, name: str, shown: str) -> Adapter:
+    def _named(self, name: str, shown: str) -> Target:
         if name == generic.TENSOR.name:
-            return generic.TENSOR
+            target = self.ready(generic.TENSOR)
+            assert target is not None
+            return target
         if name not in self._plugins or self._scans_first:
             self.scan()
         if name not in self._plugins:

@@ -30,14 +30,27 @@ class Target:
         The array type that was asked for; None: any of the framework.
     """
 
-    __slots__ = ("adapter", "capabilities", "source", "kind", "name", "address", "_struct", "_varies", "_variants")
+    __slots__ = (
+        "_fast",
+        "_struct",
+        "_variants",
+        "adapter",
+        "address",
+        "capabilities",
+        "kind",
+        "name",
+        "source",
+        "storage",
+        "varies",
+    )
 
     def __init__(self, adapter: Adapter, capabilities: Capabilities, source: Adapter, kind: type | None) -> None:
         self.adapter, self.capabilities, self.source, self.kind = adapter, capabilities, source, kind
-        self.name = adapter.name
-        self._struct = as_struct(capabilities)
+        self.name, self.storage = adapter.name, adapter.dtypes.storage
+        self._struct, self._fast = as_struct(capabilities), None
         self.address = int(ffi.cast("uintptr_t", self._struct))
-        self._varies = kind is None and type(adapter).variant is not Adapter.variant
+        # Whether the tensor decides which array type is made: then there is no fast path.
+        self.varies = kind is None and type(adapter).variant is not Adapter.variant
         self._variants: dict[Adapter, Target] = {}
 
     def holds(self, obj: Any, source: Adapter) -> bool:
@@ -46,7 +59,7 @@ class Target:
 
     def over(self, tensor: Tensor) -> Target:
         """Return the target to load a tensor with: itself, or one of several array types of its framework."""
-        if not self._varies:
+        if not self.varies:
             return self
         adapter = self.adapter.variant(tensor)
         if adapter is self.adapter:
@@ -62,16 +75,22 @@ class Target:
         return native.tensor_check(tensor, self.address)
 
     @property
-    def varies(self) -> bool:
-        """Whether the tensor decides which array type is made, so that there is no fast path."""
-        return self._varies
+    def arrays(self) -> str:
+        """What to call several of its arrays, for messages: ``"torch tensors"``."""
+        return f"{self.name} {self.adapter.display_name}s"
 
-    def fast_path_capabilities(self) -> Any:
-        """Return the C struct of what the framework's own exchange table takes: its own dtypes, none re-viewed."""
-        stated, dtypes = self.capabilities, self.adapter.dtypes
-        if stated.dtypes is None:
-            return self._struct
-        return as_struct(replace(stated, dtypes=stated.dtypes & set(dtypes.names) - set(dtypes.storage)))
+    def dtypes(self) -> frozenset[str]:
+        """Return the names of the dtypes that it takes; of those that it has, where it takes any."""
+        taken = self.capabilities.dtypes
+        return self.adapter.dtypes.known() if taken is None else taken
+
+    def fast_path_address(self) -> int:
+        """Return the address of the C struct of what the framework's own exchange table takes: no dtype re-viewed."""
+        stated = self.capabilities
+        if self._fast is None:
+            names = None if stated.dtypes is None else stated.dtypes & set(self.adapter.dtypes.names) - set(self.storage)
+            self._fast = self._struct if names is None else as_struct(replace(stated, dtypes=names))
+        return int(ffi.cast("uintptr_t", self._fast))
 
 
 def target_of(adapter: Adapter, kind: type | None = None, source: Adapter | None = None) -> Target | None:

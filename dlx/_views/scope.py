@@ -22,8 +22,8 @@ from dlx._core.locks import lock_of
 from dlx._core.native import FastPathFunction
 from dlx._core.tensor import type_name
 from dlx._engine.batch import Batch, convert_tree
-from dlx._engine.request import Request
-from dlx._engine.transfer import adapter_failed
+from dlx._engine.request import Request, info_of
+from dlx._engine.executor import adapter_failed
 from dlx._registry import generic
 from dlx._registry.registry import registry
 from dlx.adapter.base import Adapter, look_up
@@ -173,11 +173,11 @@ class Scope:
         if type(kind) is type or is_key(kind):
             options.kinds[kind] = what
             fast_path = (
-                what.fast_path_types
+                what.fast_path
                 if what is not kind and isinstance(what, Adapter) and options.fast_path is not None
-                else ()
+                else None
             )
-            if any(look_up(name) is kind for name in fast_path):
+            if fast_path is not None and any(look_up(name) is kind for name in fast_path.types):
                 options.free.add(kind)
         return what
 
@@ -377,8 +377,9 @@ def inward(scope: Scope, value: Any, old: Any, children: Iterable[Any], path: Pa
     what = kind_of(value)
     if what is None:
         return value
-    target, device = _framework_of(old, children)
-    if target is None or target is what or registry.ready(target) is None:
+    adapter, device = _framework_of(old, children)
+    target = registry.ready(adapter) if adapter is not None and adapter is not what else None
+    if target is None:
         return value
     request = replace(scope.options.request, target=target, device=device, copy=None, stream=None)
     if isinstance(what, Container):
@@ -391,11 +392,12 @@ def _framework_of(old: Any, children: Iterable[Any]) -> tuple[Adapter | None, An
     what = None if old is None else kind_of(old)
     if isinstance(what, Adapter):
         try:
-            info = what.info(old)
+            found = what.describe(old)
+            info = info_of(found.info, what, old, found.tensor)
         except (DlxError, MemoryError):
             raise
         except Exception as error:
             raise adapter_failed(what, error) from error
-        return what, info.device if info is not None else None
+        return what, info.device
     adapters = {found for child in islice(children, SAMPLE) if isinstance(found := kind_of(child), Adapter)}
     return (adapters.pop() if len(adapters) == 1 else None), None

@@ -60,6 +60,7 @@ __all__ = [
     "Tensor",
     "WriteTracking",
     "at_rest",
+    "consumed",
     "keeping",
     "look_up",
     "over_memory",
@@ -220,11 +221,14 @@ class Description:
     tensor
         What `Adapter.export` would return, where that needs no call of the producer: the export is not made again. None
         where there are blockers, or the export calls the producer.
+    needs_export
+        Whether an export may give something else than `info` says, as that of a subclass with its own ``__dlpack__``.
     """
 
     info: Any = None
     blockers: tuple[Blocker, ...] = ()
     tensor: Tensor | None = None
+    needs_export: bool = False
 
 
 @set_module("dlx.adapter")
@@ -412,6 +416,12 @@ def over_memory(
     """
     flags = (READ_ONLY if readonly else 0) | (SUBBYTE_PADDED if padded else 0)
     return native.tensor_new(address, shape, strides, dtype, device, flags, owner)
+
+
+@set_module("dlx.adapter")
+def consumed(capsule: object) -> Tensor:
+    """Return the tensor of a capsule that the framework has just made, which is used up."""
+    return native.capsule_claim(capsule)
 
 
 @set_module("dlx.adapter")

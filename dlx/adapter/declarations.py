@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dlx._core.extension import lib
-from dlx._core.foreign import MAX_MESSAGE, safe_repr
 from dlx._core.module import set_module
 from dlx._core.stream import Stream
 from dlx._core.tensor import Tensor
 from dlx._core.types import Device
-from dlx.errors import ConversionError, CopyRequiredError
+from dlx.errors import Attribute, ConversionError, CopyRequiredError, Member
 
 __all__ = [
     "OWNER_BOUNDS",
@@ -377,25 +376,19 @@ class Container:
     falls_to: type | None = None
     live: Callable[[Any], Any] | None = None
 
-    def place(self, keys: list[Any] | None, i: int) -> str:
-        """Return where the child number `i` is, as Python would write it: ``"['a']"``, ``"[3]"``, ``".x"``."""
+    def path(self, keys: list[Any] | None, i: int) -> tuple[Any, ...]:
+        """Return where the child number `i` is, as a part of `DlxError.path`: its key; nothing for a wrapper's."""
         if self.kind == "wrapper":
-            return ""
+            return ()
         if self.kind == "set":
-            return f"{{{i}}}"
+            return (Member(i),)
         key = i if keys is None else keys[i]
-        return f".{key}" if self.kind == "record" else f"[{_shown(key)}]"
+        return (Attribute(key) if self.kind == "record" else key,)
 
     def plain(self, keys: list[Any] | None, children: list[Any]) -> Any:
         """Return the children in the built-in container that stands in where this one cannot hold them."""
         names = range(len(children)) if keys is None else keys
         return dict(zip(names, children, strict=True)) if self.falls_to is dict else children
-
-
-def _shown(key: Any) -> str:
-    """Return a key's repr, cut where it is long; an object whose repr fails is named by its type."""
-    text = safe_repr(key, MAX_MESSAGE)
-    return text if len(text) <= 80 else f"{text[:60]}...{text[-15:]}"
 
 
 @set_module("dlx.adapter")
