@@ -23,6 +23,8 @@ HOOKS = [
     *("writes.guarded", "writes.count", "fast_path.exchange", "fast_path.guard_function"),
 ]
 
+TOLD = ("describe", "export", "load", "capabilities", "variant", "copy", "ownership.consume", "devices.current")
+
 PARTS = """\
     fast_path = FastPath(types)
     dtypes, devices = DTypes(name, {'float32': 'Array'}), Devices()
@@ -111,7 +113,8 @@ CODE = """
 def test_a_failing_method_is_told_by_dlx(tmp_path, python, np):
     """Every public way in, for each method that an adapter may override: nothing but errors of dlx comes out."""
     site = Site(tmp_path, python)
-    site.module("rubbish", "def boom(hook):\n    def raising(*a, **k): raise RuntimeError(f'BOOM in {hook}')\n    return raising")
+    raising = "def raising(*a, **k): raise RuntimeError(f'BOOM in {hook}')"
+    site.module("rubbish", f"def boom(hook):\n    {raising}\n    return raising")
     hooks = {module_of(hook): hook for hook in ("nothing", *HOOKS)}
     for name, hook in hooks.items():
         site.module(name)
@@ -129,8 +132,7 @@ def test_a_failing_method_is_told_by_dlx(tmp_path, python, np):
     }
     looked_up = {key for key, text in said.items() if f"BOOM in {hooks[key[0]]}" not in text}
     assert {name for name, _ in looked_up} <= {"lib_classes"}  # types that cannot be looked up are none
-    told = ("describe", "export", "load", "capabilities", "variant", "copy", "ownership.consume", "devices.current")
-    for hook in told:
+    for hook in TOLD:
         assert any(name == module_of(hook) for name, _ in said), hook
 
 
@@ -203,7 +205,7 @@ def test_rubbish_from_any_hook_is_told_by_dlx(tmp_path, python, np):
     inside = ("AttributeError", "AssertionError", "KeyError", "IndexError")
     assert not {key: said for key, said in found.items() if any(word in said for word in inside)}
     assert live == 0
-    for hook in ("capabilities", "describe", "export", "load", "ownership.consume", "copy", "variant", "devices.current"):
+    for hook in TOLD:
         assert any(
             "PluginError: " in said and f"{hook} of the adapter '{module_of(hook)}' gave" in said
             for key, said in found.items()

@@ -127,7 +127,7 @@ def test_every_field_has_a_docstring(kind):
     if dataclasses.is_dataclass(kind):
         fields = {field.name for field in dataclasses.fields(kind)}
     else:
-        fields = set(kind.__dict__.get("__annotations__", ()))
+        fields = set(inspect.get_annotations(kind))
     assert fields <= listed
     for name, value in vars(kind).items():
         if not name.startswith("_") and callable(value) and name not in fields:
