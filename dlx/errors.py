@@ -310,7 +310,7 @@ class AdapterNotFoundError(DlxError, TypeError):
     """No adapter and no protocol for this type, or no framework of this name."""
 
 
-class FrameworkNotInstalledError(DlxError, ImportError):
+class FrameworkNotInstalledError(DlxError, ImportError):  # type: ignore[misc]  # whose `path` is another
     """The target framework is not installed, or its import fails."""
 
 

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from dlx._api.convert import convert
+from dlx._api.shares_memory import CONVERTED
 from dlx._containers.lookup import container_of
 from dlx._core import cuda, native
 from dlx._core.extension import ffi, lib
@@ -207,7 +208,9 @@ class borrow:  # noqa: N801
                 reason = "it is read-only, and it was not said that it will only be read"
                 tensor = _writable(obj, "DLTensor *", reason, "Pass readonly=True.", stream=stream, copy=False)
             except CopyRequiredError as error:
-                error.fix = "Pass readonly=True to have a copy read, or give a copy of your own to be written to."
+                if ("copy", None) in error.option:  # `copy` is no option of this call
+                    error.option = (("readonly", True),)
+                    error.via = "to have a copy read, or give a copy of your own to be written to"
                 raise
         if stream is None and cuda.is_cuda(tensor.device):
             _for_legacy(tensor)
@@ -239,8 +242,7 @@ def _tensor(obj: Any, **options: Any) -> Tensor:
     try:
         return convert(obj, to="dlx", **options)  # type: ignore[no-any-return]
     except DlxError as error:
-        if error.fix.startswith("Pass "):  # an option that these entry points do not have
-            error.fix = f"{error.fix.removesuffix('.')} to dlx.convert(obj, to='dlx') and give what it returns."
+        error.complete(via=CONVERTED)
         raise
 
 

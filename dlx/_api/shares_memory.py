@@ -17,7 +17,10 @@ from dlx._engine.request import Request, abstract, info_of, producer_of
 from dlx._registry.registry import registry
 from dlx.errors import DlxError
 
-__all__ = ["collision", "shares_memory"]
+__all__ = ["CONVERTED", "collision", "shares_memory"]
+
+CONVERTED = "to dlx.convert(obj, to='dlx') and give what it returns"
+"""How errors of functions that lack an option say where it is (`DlxError.via`)."""
 
 POINTER = calcsize("P")
 MAX_STEPS = 20_000
@@ -144,7 +147,11 @@ def _extent(obj: Any) -> Extent | None:
         raise adapter_failed(source, error, source=type_name(type(obj))) from error
     if tensor is None:
         batch = Batch(request, [obj], [source])
-        (tensor,) = batch.tensors()
+        try:
+            (tensor,) = batch.tensors()
+        except DlxError as error:
+            error.complete(via=CONVERTED)
+            raise
         if batch.copied(0):  # it is copied on each conversion
             return None
     bits = tensor.dtype.bits * tensor.dtype.lanes

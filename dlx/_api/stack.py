@@ -128,21 +128,14 @@ def _tensors(objs: list[Any], target: str) -> tuple[list[Tensor], list[tuple[Ada
     each = [objs[i] for i in numbers]
     request = Request(registry.target("dlx"))
     try:
-        sources = [producer_of(obj, request, where=f"arrays[{i}]") for i, obj in zip(numbers, each, strict=True)]
-        batch = Batch(
-            request,
-            each,
-            sources,
-            lambda i: f"arrays[{numbers[i]}]",
-            Failures(TENSOR.name),
-            cast("FastPathFunction", convert),
-            TENSOR.name,
-        )
+        sources = [producer_of(obj, request, root="arrays", path=(i,)) for i, obj in zip(numbers, each, strict=True)]
+        failures = Failures(TENSOR.name, located=lambda path: ("arrays", path))
+        fast_path = cast("FastPathFunction", convert)
+        batch = Batch(request, each, sources, lambda i: (numbers[i],), failures, fast_path, TENSOR.name)
         tensors = batch.tensors()
     except DlxError as error:
         error.target = target
-        if error.fix.startswith("Pass "):  # an option that `stack` does not have
-            error.fix = f"{error.fix.removesuffix('.')} to dlx.convert(array, to='dlx') and stack what it returns."
+        error.complete(via="to dlx.convert(array, to='dlx') and stack what it returns")
         raise
     number = {id(obj): n for n, obj in enumerate(each)}
     readinesses = [(source, batch.readiness(n)) for n, source in enumerate(sources)]
@@ -171,4 +164,4 @@ def _odd(tensors: list[Tensor], i: int) -> DlxError:
     word = next(word for word in _ODD if getattr(one, word) != getattr(other, word))
     kind, fix = _ODD[word]
     reason = f"its {word} is {getattr(other, word)}, that of arrays[0] is {getattr(one, word)}"
-    return kind(reason, where=f"arrays[{i}]", fix=fix)
+    return kind(reason, root="arrays", path=(i,), fix=fix)

@@ -53,7 +53,7 @@ def message_of(error: BaseException, most: int = MAX_MESSAGE) -> str:
 
 def exception_text(error: BaseException, most: int = MAX_MESSAGE) -> str:
     """Return an exception as a part of a sentence: its class, and what it says."""
-    name, message = class_name(type(error)), message_of(error, most).rstrip(".")
+    name, message = class_name(type(error)), message_of(error, most)
     return f"{name}: {message}" if message else name
 
 

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from dlx._core.foreign import is_key, safe_repr
 from dlx._core.native import Places
-from dlx._views.scope import MISSING, Path, Scope, inward, kind_of, name_of, path_text
+from dlx._views.scope import MISSING, Path, Scope, inward, keys_of, kind_of, name_of
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
-from dlx.errors import DlxError
+from dlx.errors import DlxError, path_text
 
 __all__ = ["PlacesView", "View", "is_view"]
 
@@ -96,7 +96,7 @@ class View:
                     element, options.to, slots, scope.known, scope.moved, key, (self._me, key)
                 )
             except DlxError as error:
-                error.complete(where=path_text((self._path, handler, key)))
+                error.complete(path=keys_of((self._path, handler, key)))
                 raise
             if new is not None:
                 if not len(slots) & 255:
@@ -207,7 +207,7 @@ class View:
         return type(self._source).__name__
 
     def __repr__(self) -> str:
-        done = [f"{self._handler.place([key], 0)}: {_shown(new)}" for key, new in self._done()]
+        done = [f"{path_text(self._handler.path([key], 0), '')}: {_shown(new)}" for key, new in self._done()]
         more = f", ... {len(done) - 6} more" if len(done) > 6 else ""
         found = f"{'; '.join(done[:6])}{more}" if done else "nothing yet"
         return (

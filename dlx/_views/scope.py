@@ -16,7 +16,6 @@ from weakref import ref
 
 from dlx._containers.failures import Failures
 from dlx._containers.lookup import VIEW, is_plain, stamp, what_is
-from dlx._containers.tree import ROOT
 from dlx._core.foreign import is_key
 from dlx._core.locks import lock_of
 from dlx._core.native import FastPathFunction
@@ -30,7 +29,7 @@ from dlx.adapter.base import Adapter, look_up
 from dlx.adapter.declarations import Container
 from dlx.errors import AdapterNotFoundError, DlxError
 
-__all__ = ["inward", "kind_of", "MISSING", "Options", "Path", "Scope", "name_of", "path_text"]
+__all__ = ["inward", "kind_of", "MISSING", "Options", "Path", "Scope", "keys_of", "name_of"]
 
 MISSING: Any = object()
 
@@ -38,15 +37,13 @@ Path = tuple[Any, Container, Any] | None
 """The first path of a view: the path of its parent view, the parent's handler, and the key; None at the root."""
 
 
-def path_text(path: Path) -> str:
-    """Return a path as Python would write it: ``obj['a'][3]``."""
-    steps: list[str] = []
+def keys_of(path: Path) -> tuple[Any, ...]:
+    """Return a path as errors have it (`DlxError.path`)."""
+    steps: list[Any] = []
     while path is not None:
         path, handler, key = path
-        steps.append(handler.place([key], 0))
-    if len(steps) > 64:
-        steps[32:-32] = [" ... "]
-    return ROOT + "".join(reversed(steps))
+        steps += handler.path([key], 0)
+    return tuple(reversed(steps))
 
 
 class Options:
@@ -167,7 +164,7 @@ class Scope:
             what = what_is(kind)
         except DlxError as error:
             raise error.complete(
-                source=type_name(kind), target=self.options.request.target.name, where=path_text((path, handler, key))
+                source=type_name(kind), target=self.options.request.target.name, path=keys_of((path, handler, key))
             ) from None
         options = self.options
         if type(kind) is type or is_key(kind):
@@ -195,8 +192,8 @@ class Scope:
             "it is neither array, container nor plain data (strict=True)",
             source=type_name(type(obj)),
             target=self.options.request.target.name,
-            where=path_text((path, handler, key)),
-            fix="Drop strict=True to let it pass through.",
+            path=keys_of((path, handler, key)),
+            option=(("strict", None),),
         )
 
     def _converted(self, obj: Any, source: Adapter, handler: Container, path: Path, key: Any) -> Any:
@@ -205,14 +202,13 @@ class Scope:
             try:
                 return options.fast_path(obj, options.to)
             except DlxError as error:
-                error.complete(where=path_text((path, handler, key)))
+                error.complete(path=keys_of((path, handler, key)))
                 raise
         return self.run(obj, source, options.request, (path, handler, key))
 
     def run(self, obj: Any, source: Adapter, request: Request, path: Path) -> Any:
         """Convert one array through all stages."""
-        failures = Failures(request.target.name)
-        return Batch(request, [obj], [source], lambda i: path_text(path), failures).run()[0]
+        return Batch(request, [obj], [source], lambda i: keys_of(path), Failures(request.target.name)).run()[0]
 
     def _entered(self, obj: Any, what: Container, handler: Container, path: Path, key: Any) -> Any:
         """Return a view of a container; sets and ``__dlx_tree__`` objects, which have no keys, are converted now."""
@@ -223,16 +219,21 @@ class Scope:
         if new is not None:
             self.leave(name_of(obj, handler), obj, new)
             return new
-        try:
-            return self.eager(obj, what)
-        except DlxError as error:
-            error.where = path_text((path, handler, key)) + error.where.removeprefix(ROOT)
-            raise
+        return self.eager(obj, what, (path, handler, key))
 
-    def eager(self, obj: Any, handler: Container) -> Any:
+    def eager(self, obj: Any, handler: Container, path: Path = None) -> Any:
         """Convert a whole container now."""
         o = self.options
-        return convert_tree(obj, handler, o.request, strict=o.strict, collect=o.collect, fast_path=o.fast_path, to=o.to)
+        return convert_tree(
+            obj,
+            handler,
+            o.request,
+            strict=o.strict,
+            collect=o.collect,
+            fast_path=o.fast_path,
+            to=o.to,
+            located=lambda inside: ("", keys_of(path) + inside),
+        )
 
     # ---- results of objects -----------------------------------------------------------------------------------------
 

@@ -237,7 +237,7 @@ def test_broken_metadata_of_others_breaks_nothing(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
     registry = Registry()
     assert registry.producer(object()) is None
-    assert any(isinstance(found.broken, TypeError) for found in registry.plugins().values())
+    assert any(isinstance(found.broken, TypeError) for found in registry.load_all().values())
 
 
 def test_threads_load_a_plugin_once(monkeypatch, mylib):

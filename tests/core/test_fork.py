@@ -101,7 +101,7 @@ def test_a_child_finds_the_registry_free(python):
     from dlx._registry.registry import registry
     discover = plugins.discover
     plugins.discover = lambda: slow(list(discover()))
-    print(forked(lambda: len(registry.plugins()) > 3, needs=registry.scan))
+    print(forked(lambda: len(registry.load_all()) > 3, needs=registry._loader.scan))
     """
     )
     assert out == "True\n"
@@ -122,15 +122,15 @@ def test_a_child_loads_a_plugin_that_a_thread_of_its_parent_was_loading(python):
 
     module = types.ModuleType("dlx_mine")
     module.dlx_adapters = dlx.hookimpl(lambda: [Mine()])
-    plugin = registry._plugins["mine"] = Plugin("dlx_mine", lambda: slow(module), "dlx-mine", names=("mine",))
+    plugin = registry._loader.plugins["mine"] = Plugin("dlx_mine", lambda: slow(module), "dlx-mine", names=("mine",))
 
     def child():
         numbers = {me[1] if isinstance(me, tuple) else me for me in plugin.loading}
         assert numbers, "nobody loads it"
         threading.get_ident = lambda: numbers.copy().pop()
-        return [adapter.name for adapter in registry.load("mine").adapters]
+        return [adapter.name for adapter in registry._loader.load("mine").adapters]
 
-    print(forked(child, needs=lambda: registry.load("mine")))
+    print(forked(child, needs=lambda: registry._loader.load("mine")))
     """
     )
     assert out == "['mine']\n"

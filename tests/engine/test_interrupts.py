@@ -374,7 +374,7 @@ def test_memory_that_runs_out_in_an_adapter(mylib, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(kind, "classes", fail)
         with pytest.raises(MemoryError, match="now"):
-            sys.modules["dlx._registry.registry"]._classes(mylib.adapter)
+            registry._classes(mylib.adapter)
     with monkeypatch.context() as patch:
         patch.setattr(mylib.adapter, "describe", Once(MemoryError, mylib.adapter.describe))
         with pytest.raises(MemoryError, match="now"):

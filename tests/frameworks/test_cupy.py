@@ -28,8 +28,8 @@ def cupy(monkeypatch, cuda, np):
 
     module = fakecupy.module(cuda)
     monkeypatch.setitem(sys.modules, "cupy", module)
-    plugin = Plugin("dlx_cupy", lambda: None, "dlx", adapters=(adapter_module("cupy", "cupy").CupyAdapter(),), loaded=True)
-    monkeypatch.setitem(registry._plugins, "cupy", plugin)
+    plugin = Plugin("dlx_cupy", lambda: None, "dlx", adapters=(adapter_module("cupy", "cupy").CupyAdapter(),))
+    monkeypatch.setitem(registry._loader.plugins, "cupy", plugin)
     module.adapter = plugin.adapters[0]
     return module
 

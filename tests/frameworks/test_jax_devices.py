@@ -122,8 +122,8 @@ def build(monkeypatch, cuda):
     Build = type("Build", (copied.JaxAdapter,), {"types": ("jaxbuild.Array",)})
     monkeypatch.setitem(sys.modules, "jaxbuild", module)
     module.adapter, module.of_adapter = Build(), copied
-    plugin = Plugin("dlx_jaxbuild", lambda: None, "dlx", adapters=(module.adapter,), loaded=True)
-    monkeypatch.setitem(registry._plugins, "jaxbuild", plugin)
+    plugin = Plugin("dlx_jaxbuild", lambda: None, "dlx", adapters=(module.adapter,))
+    monkeypatch.setitem(registry._loader.plugins, "jaxbuild", plugin)
     return module
 
 

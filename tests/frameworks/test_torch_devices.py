@@ -190,8 +190,8 @@ def build(monkeypatch, cuda, torch):
         Build = type("Build", (adapter,), {"types": ("build.Tensor",), "containers": ()})
         monkeypatch.setitem(sys.modules, "build", module)
         adapter = Build()
-        plugin = Plugin("dlx_build", lambda: None, "dlx", adapters=(adapter,), loaded=True)
-        monkeypatch.setitem(registry._plugins, "build", plugin)
+        plugin = Plugin("dlx_build", lambda: None, "dlx", adapters=(adapter,))
+        monkeypatch.setitem(registry._loader.plugins, "build", plugin)
         module.adapter = adapter
         return module
 

@@ -58,8 +58,8 @@ def ea(site, monkeypatch):
     """The framework, its plugin found by its entry point as if it had been installed before this process began."""
     monkeypatch.syspath_prepend(str(site))
     importlib.invalidate_caches()
-    monkeypatch.setattr(registry, "_plugins", dict(registry._plugins))
-    monkeypatch.setattr(registry, "_scanned", False)
+    monkeypatch.setattr(registry._loader, "plugins", dict(registry._loader.plugins))
+    monkeypatch.setattr(registry._loader, "_scanned", False)
     registry._forget()
     yield importlib.import_module("examplearray")
     registry._forget()

@@ -36,7 +36,7 @@ class A(Adapter):
     name = "{name}"
     package = "{package}"
     types = ("{package}.Array",)
-    priority = {priority}
+    pass  # facts
     def capabilities(self): return Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1, keeps_readonly=True)
     def describe(self, obj): return Description(ArrayInfo.of_tensor(obj.tensor, "{label}", type(obj), ()))
     def export(self, obj, *, stream=None): return obj.tensor
@@ -47,9 +47,9 @@ def dlx_adapters(): return [A()]
 """
 
 
-def adapter(name="lib", *, package=None, api=1, priority=0, label=None):
+def adapter(name="lib", *, package=None, api=1, label=None):
     """Return the source of a plugin with one adapter; `label` is what its arrays are described as."""
-    return ADAPTER.format(name=name, package=package or name, api=api, priority=priority, label=label or name)
+    return ADAPTER.format(name=name, package=package or name, api=api, label=label or name)
 
 
 class Site:
@@ -314,18 +314,17 @@ BROKEN = {  # a plugin's code -> what the sentence says
     "the class": (adapter().replace("[A()]", "[A]"), "gave the class A. Give an instance: A()."),
     "two of one name": (adapter().replace("[A()]", "[A(), A()]"), "it has two adapters named 'lib'"),
     "no name": (adapter().replace('name = "lib"', ""), "its adapter A has no name. Set it"),
-    "priority no number": (adapter(priority="'high'"), "the priority of its adapter A is 'high'. Give an int."),
     "named dlx": (adapter("dlx", package="lib"), "is named 'dlx', which is dlx itself"),
     "types no tuple": (
         adapter().replace('("lib.Array",)', '("lib.Array")'),
         "the types of its adapter 'lib' are 'lib.Array'. Give a tuple of str.",
     ),
     "guards no guards": (
-        adapter().replace("priority = 0", "fast_path = FastPath(('lib.Array',), guards=('x',))"),
+        adapter().replace("pass  # facts", "fast_path = FastPath(('lib.Array',), guards=('x',))"),
         "are ('x',). Give a tuple of Guard.",
     ),
     "unknown dtype": (
-        adapter().replace("priority = 0", "dtypes = DTypes('lib', {'float': 'single'})"),
+        adapter().replace("pass  # facts", "dtypes = DTypes('lib', {'float': 'single'})"),
         "the dtypes of its adapter 'lib' cannot be read: there is no dtype 'float'",
     ),
     "newer": (adapter(api=99), f"adapter 'lib' speaks API 99, this dlx speaks {API}. Update dlx."),
@@ -458,32 +457,38 @@ def test_metadata_that_cannot_be_read(site):
 
 
 def test_two_plugins_for_one_framework(site):
-    """Both are refused, naming both distributions, in whatever order they are found; a type of it says the same."""
+    """Neither is loaded; the error names both, whichever is found first, and a type of it says the same."""
     site.plugin("dlx-lib", "lib", adapter())
     site.plugin("lib-for-dlx", "lib", adapter())
     out = site.error()
-    assert "dlx-lib (dlx_lib)" in out and "lib-for-dlx (lib_for_dlx)" in out, out
-    assert "both have an adapter for the name 'lib', with the same priority. Uninstall one, give one a" in out
+    assert "dlx_lib (dlx-lib)" in out and "lib_for_dlx (lib-for-dlx)" in out, out
+    assert "both have an adapter for 'lib'. Uninstall " in out
+    assert out.endswith(", or set DLX_LOAD_PLUGINS to the distributions to use.")
     assert "both have an adapter" in site.error("import lib; dlx.convert(lib.Array(None), to='dlx')")
     found = site.doctor()
     assert (found["dlx_lib"]["status"], found["lib_for_dlx"]["status"]) == ("broken", "broken")
     assert "both have an adapter" in found["dlx_lib"]["cause"]
-
-
-@pytest.mark.parametrize(("first", "second", "wins"), [(0, 1, "second"), (5, 1, "first")])
-def test_the_higher_priority_is_taken(site, first, second, wins):
-    """The other one is set aside, which the listing and the doctor say."""
-    site.plugin("dlx-lib", "lib", adapter(priority=first, label="first"))
-    site.plugin("lib-for-dlx", "lib", adapter(priority=second, label="second"))
     out = site.run(
-        """
-        print(dlx.describe(dlx.convert(bytearray(3), to="lib")).framework)
-        print(*dlx.adapters().notes)
-        """
-    ).splitlines()
-    assert out[0] == wins
-    loser = "dlx_lib (dlx-lib)" if wins == "second" else "lib_for_dlx (lib-for-dlx)"
-    assert f"the adapter 'lib' of {loser} is set aside" in out[1] and "with priority" in out[1]
+        "print(*dlx.adapters().broken); print(*[name in sys.modules for name in ('dlx_lib', 'lib_for_dlx')])"
+    )
+    assert sorted(out.splitlines()[0].replace(") ", ")|").split("|")) == [
+        "dlx_lib (dlx-lib)",
+        "lib_for_dlx (lib-for-dlx)",
+    ]
+    assert out.splitlines()[1] == "False False"
+
+
+def test_two_plugins_for_one_of_several_packages(site):
+    """A plugin for two packages, one of which another one has too, is refused as a whole."""
+    site.module("other")
+    site.module("dlx_both", adapter() + "\nclass B(A): name = package = 'other'; types = ('other.Array',)\n")
+    site.distribution("dlx-both", {"lib": "dlx_both", "other": "dlx_both"})
+    site.plugin("dlx-other", "other", adapter("other"))
+    for name in ("lib", "other"):
+        out = site.error(f"dlx.convert(b'abc', to={name!r})")
+        assert "dlx_both (dlx-both)" in out and "dlx_other (dlx-other)" in out and "for 'other'" in out
+    code = "print(type(dlx.convert(bytearray(3), to='other')).__name__, *dlx.adapters().broken)"
+    assert site.run(code, DLX_LOAD_PLUGINS="dlx-other") == "Array"
 
 
 def test_the_user_chooses_one_by_name(site):
@@ -511,13 +516,11 @@ def test_two_plugins_for_one_type(site):
         ).splitlines()
         said = dict(zip(order, out, strict=False))
         assert said["lib"] == "None" and out[2] == "lib"
-        assert (
-            "dlx-other (dlx_other) and dlx-lib (dlx_lib) both have an adapter for the type lib.Array" in said["other"]
-        )
+        assert "dlx_lib (dlx-lib) and dlx_other (dlx-other) both have an adapter for 'lib.Array'" in said["other"]
 
 
 def test_two_plugins_for_one_type_of_a_third(site):
-    """Where it is nobody's own both are refused: no order of loading decides."""
+    """Where it is nobody's own, the one that is loaded first keeps it; the error of the other names both."""
     for name in ("one", "two"):
         site.module(name)
         code = adapter(name).replace(f'("{name}.Array",)', f'("{name}.Array", "lib.Array")')
@@ -525,20 +528,21 @@ def test_two_plugins_for_one_type_of_a_third(site):
     out = site.run(
         """
         import lib, one, two
-        dlx.adapters()
-        for name in ("one", "two"):
-            print(dlx.plan(b"abc", to=name).error)
+        for name in ("two", "one"):
+            print(dlx.plan(bytearray(3), to=name).error)
+        print(dlx.describe(lib.Array(dlx.empty((3,), "int8", "cpu"))).framework)
         """
     ).splitlines()
-    assert len(out) == 2 and all("dlx-one" in line and "dlx-two" in line and "lib.Array" in line for line in out)
+    assert out[::2] == ["None", "two"]
+    assert "dlx_two (dlx-two) and dlx_one (dlx-one) both have an adapter for 'lib.Array'. Uninstall dlx-one" in out[1]
 
 
 def test_containers_are_claimed_as_types_are(site):
     """Two rows for one container are a conflict as well."""
     row = 'containers = (Container(types=("lib.Bag",)),)'
-    site.plugin("dlx-lib", "lib", adapter().replace("priority = 0", row))
-    site.plugin("dlx-bags", "lib", adapter("bags", package="lib").replace('types = ("lib.Array",)', row))
-    assert "both have an adapter for the type lib.Bag" in site.error()
+    site.plugin("dlx-lib", "lib", adapter().replace("pass  # facts", row))
+    site.plugin("dlx-bags", "bags", adapter("bags", package="lib").replace('types = ("lib.Array",)', row))
+    assert "both have an adapter for 'lib.Bag'" in site.error("dlx.convert(b'abc', to='bags')")
 
 
 def test_a_plugin_beside_ours(site, np):
@@ -550,16 +554,16 @@ def test_a_plugin_beside_ours(site, np):
     assert site.run(code) == "float64 1"
     row = site.doctor()["dlx_numpy_extra"]
     assert row["status"] == "broken"
-    assert "dlx-numpy-extra offers an adapter for 'numpy', which dlx already has" in row["cause"]
+    assert "dlx_numpy (dlx) and dlx_numpy_extra (dlx-numpy-extra) both have an adapter for 'numpy'" in row["cause"]
+    assert "Uninstall dlx-numpy-extra, or set DLX_LOAD_PLUGINS" in row["cause"]
     assert site.run(code, DLX_LOAD_PLUGINS="dlx-numpy-extra") == "uint8 0"
 
 
-@pytest.mark.parametrize("priority", [0, 9])
-def test_a_plugin_that_takes_a_type_of_ours(site, np, priority):
-    """It is refused, not numpy, though it was loaded first, and whatever its priority."""
-    code = adapter(priority=priority).replace('("lib.Array",)', '("lib.Array", "numpy.ndarray")')
+def test_a_plugin_that_takes_a_type_of_ours(site, np):
+    """It is refused, not numpy, though it was loaded first."""
+    code = adapter().replace('("lib.Array",)', '("lib.Array", "numpy.ndarray")')
     site.plugin("dlx-lib", "lib", code)
-    assert "dlx-lib has an adapter for the type numpy.ndarray, which dlx has itself" in site.error()
+    assert "dlx_numpy (dlx) and dlx_lib (dlx-lib) both have an adapter for 'numpy.ndarray'" in site.error()
     out = site.run(
         """
         import numpy, lib
@@ -573,10 +577,10 @@ def test_a_plugin_that_takes_a_type_of_ours(site, np, priority):
 @pytest.mark.parametrize("name", ["numpy", "torch", "numpy scalar"])
 def test_a_plugin_that_takes_a_name_of_ours(site, name):
     """As for types: what users write stays what it is."""
-    site.plugin("dlx-lib", "lib", adapter(name, package="lib", priority=9))
+    site.plugin("dlx-lib", "lib", adapter(name, package="lib"))
     out = site.error("print(dlx.adapters()['numpy'].package); dlx.convert(b'abc', to='lib')")
     if name != "numpy scalar":  # whose plugin may not have been loaded
-        assert f"dlx-lib has an adapter for the name '{name}', which dlx has itself" in out
+        assert f"(dlx) and dlx_lib (dlx-lib) both have an adapter for '{name}'" in out
     found = site.run("found = dlx.adapters(); print(found['numpy'].package, found['torch'].package, *found.broken)")
     assert found == "numpy torch dlx_lib (dlx-lib)"
 
@@ -654,7 +658,7 @@ def test_strict_raises_at_once(site, np):
     for value in ("1", "yes"):
         assert "broken" in site.error(listing, DLX_STRICT_PLUGINS=value)
         assert "is broken: OSError: libx.so" in site.error(unknown, DLX_STRICT_PLUGINS=value)
-        assert "offers an adapter for 'numpy'" in site.error(beside, DLX_STRICT_PLUGINS=value)
+        assert "both have an adapter for 'numpy'" in site.error(beside, DLX_STRICT_PLUGINS=value)
     for value in ("", "0"):
         for code in (listing, unknown, beside):
             assert site.error(code, DLX_STRICT_PLUGINS=value) == "nothing raised"

@@ -208,7 +208,7 @@ def test_a_broken_plugin_breaks_nothing_else(monkeypatch, mylib, hook):
 def test_a_plugin_that_does_not_import_is_remembered(mylib, error):
     """Whatever its import raises is the cause of the PluginError."""
     registry = Registry({"mylib": "dlx_mylib"})
-    registry._plugins["mylib"].load = raising(error)
+    registry._loader.plugins["mylib"].load = raising(error)
     with pytest.raises(PluginError) as info:
         registry.target("mylib")
     assert info.value.__cause__ is error
@@ -248,7 +248,7 @@ def test_an_unmarked_hook_is_told(monkeypatch, mylib):
 def test_ours_are_loaded_as_theirs_are(np):
     """dlx_numpy comes through the same function and hook as a third party's module."""
     registry = Registry()
-    loaded = registry.load("numpy")
+    loaded = registry._loader.load("numpy")
     assert loaded.module == "dlx_numpy"
     assert [adapter.name for adapter in loaded.adapters] == ["numpy", "numpy scalar"]
 
@@ -337,7 +337,7 @@ def test_broken_third_parties_are_told_by_distribution(published):
 
 
 def test_two_adapters_for_one_name_are_both_named(monkeypatch, registry):
-    """The first stays; the second is remembered as broken, with both distributions in the text."""
+    """dlx's own stays; the other is remembered as broken, with both in the text."""
     import importlib.metadata
 
     class Entry:
@@ -349,8 +349,8 @@ def test_two_adapters_for_one_name_are_both_named(monkeypatch, registry):
 
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [Entry()])
     assert registry.target("mylib").name == "mylib"
-    clash = registry.plugins()["mylib (dlx-other)"]
-    assert "dlx-other offers an adapter for 'mylib', which dlx already has" in str(clash.broken)
+    clash = registry.load_all()["mylib (dlx-other)"]
+    assert "dlx_mylib (dlx) and dlx_other (dlx-other) both have an adapter for 'mylib'" in str(clash.broken)
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,6 @@ def install(monkeypatch, name, cuda, kind=GpuAdapter, **facts):
     framework = Framework(name, cuda)
     monkeypatch.setitem(sys.modules, name, framework)
     adapter = framework.adapter = kind(framework, **facts)
-    plugin = Plugin(f"dlx_{name}", lambda: None, "tests", adapters=(adapter,), loaded=True)
-    monkeypatch.setitem(registry._plugins, name, plugin)
+    plugin = Plugin(f"dlx_{name}", lambda: None, "tests", adapters=(adapter,))
+    monkeypatch.setitem(registry._loader.plugins, name, plugin)
     return framework

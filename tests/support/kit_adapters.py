@@ -228,5 +228,5 @@ def __getattr__(name):
     fault = name.removeprefix("subject_")
     if fault == name or fault not in SUBJECTS:
         raise AttributeError(name)
-    registry._plugins.update(PLUGINS)
+    registry._loader.plugins.update(PLUGINS)
     return named(fault)

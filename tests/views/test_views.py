@@ -1333,15 +1333,15 @@ def test_options_do_not_outlive_a_new_adapter(python):
         assert type(old[0]) is type(view()[0]) is Foo and type(old[2]) is Bar
         module = types.ModuleType("dlx_mine")
         module.dlx_adapters = dlx.hookimpl(lambda: [Mine()])
-        registry._plugins["mine"] = Plugin("dlx_mine", lambda: module, "dlx-mine", names=("mine",))
-        registry.load("mine")
+        registry._loader.plugins["mine"] = Plugin("dlx_mine", lambda: module, "dlx-mine", names=("mine",))
+        registry._loader.load("mine")
         assert type(view()[0]) is dlx.Tensor and type(old[1]) is dlx.Tensor and type(view()[2]) is Bar
         Sequence.register(Bar)
         assert type(view()[2][0]) is dlx.Tensor
 
-        def plugin(number):  # two for one target, the second one preferred
+        def plugin(number):  # another one for the same target
             class Made(Adapter):
-                name, package, priority, types = "mine", "mine", number, ("mine.Foo",)
+                name, package, types = "mine", "mine", ("mine.Foo",)
                 fast_path = FastPath(types)
                 def capabilities(self): return Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1)
                 def load(self, tensor):
@@ -1350,8 +1350,9 @@ def test_options_do_not_outlive_a_new_adapter(python):
                     return made
             module = types.ModuleType(f"dlx_mine{number}")
             module.dlx_adapters = dlx.hookimpl(lambda: [Made()])
-            registry._beside("mine", Plugin(module.__name__, lambda: module, f"dlx-mine{number}", names=("mine",)))
-            registry.load(f"mine (dlx-mine{number})")
+            made = Plugin(module.__name__, lambda: module, f"dlx-mine{number}", names=("mine",))
+            registry._loader.plugins["mine"] = made
+            registry._loader.load("mine")
 
         def made():
             view = dlx.convert([dlx.convert(bytearray(3), to="dlx")], to="mine", lazy=True)

@@ -129,7 +129,7 @@ def _outcomes(origin: str, dtype: str, goals: list[str]) -> dict[str, dict[str, 
         try:
             array = array_of(origin, dtype)
         except (DlxError, TypeError, ValueError, RuntimeError):
-            return {goal: {"outcome": "", "why": ""} for goal in goals}
+            return {goal: {"outcome": "", "why": "", "brief": ""} for goal in goals}
         return {goal: _cell(array, goal) for goal in goals}
 
 
@@ -137,9 +137,11 @@ def _cell(array: Any, goal: str) -> dict[str, str]:
     plan = dlx.plan(array, to=goal)
     error = targets.refusal(plan)
     if error is not None:
-        return {"outcome": "refused", "why": error.reason, "error": type(error).__name__}
+        return {"outcome": "refused", "why": error.reason, "brief": error.brief, "error": type(error).__name__}
     viewed = plan.outcome == "shared" and any(step.do == "view" for step in plan.steps)
-    return {"outcome": "viewed" if viewed else plan.outcome, "why": "; ".join(step.why for step in plan.steps)}
+    reasons = [step.reason() for step in plan.steps]
+    first = reasons[0] if reasons else ""
+    return {"outcome": "viewed" if viewed else plan.outcome, "why": "; ".join(reasons), "brief": first}
 
 
 def _show_pair(origin: str, goal: str, cells: dict[Any, dict[str, str]], screen: Screen) -> None:
@@ -150,8 +152,9 @@ def _show_pair(origin: str, goal: str, cells: dict[Any, dict[str, str]], screen:
     for name in names:
         cell = cells[origin, name, goal]
         if name not in absent:
-            reason = cell["why"].partition(";")[0]
-            rows.append([(name, "name"), _numbers(DType(name)), (cell["outcome"], OUTCOMES[cell["outcome"]]), reason])
+            rows.append(
+                [(name, "name"), _numbers(DType(name)), (cell["outcome"], OUTCOMES[cell["outcome"]]), cell["brief"]]
+            )
     screen.table(["dtype", "DLPack", "outcome", "why"], rows)
     if absent:
         screen.line("")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections import Counter
 from typing import Any
 
@@ -196,7 +195,7 @@ def _show_sums(columns: list[tuple[Outcome, ...]], screen: Screen) -> None:
             ]
         )
         for word in ("refused", "copied"):
-            why = Counter(targets.brief(each.why, many=True) for each in outcomes if each.outcome == word)
+            why = Counter(each.why(brief=True) for each in outcomes if each.outcome == word)
             more += max(len(why) - REASONS, 0)
             for text, _ in why.most_common(REASONS):
                 reasons.setdefault((word, text), []).append(target)
@@ -257,7 +256,7 @@ def _document(entry: Entry, *, deep: bool = False) -> dict[str, Any]:
 
 
 def _plain(outcomes: list[Outcome]) -> list[dict[str, Any]]:
-    return [dataclasses.asdict(each) for each in outcomes]
+    return [each.document() for each in outcomes]
 
 
 def _totals(entries: list[Entry]) -> list[dict[str, Any]]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +16,7 @@ from dlx.cli.targets import Outcome
 
 __all__ = ["run"]
 
-_COPY = {"auto": None, "never": False, "always": True}
+_COPY = {word: value for value, word in targets.COPY.items()}
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
@@ -48,12 +46,12 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
             screen.line("")
         if _is_one(source) and len(names) > 1:
             screen.heading(source.name, ", ".join(filter(None, (_what(source), given))))
-            tables.outcomes([_in_options(planned[0]) for planned in plans.values()], screen)
+            tables.outcomes([planned[0] for planned in plans.values()], screen)
         else:
             for place, (name, planned) in enumerate(plans.items()):
                 if place:
                     screen.line("")
-                _show(source, name, [_in_options(each) for each in planned], given, arguments.all, screen)
+                _show(source, name, planned, given, arguments.all, screen)
         if screen.as_json:
             documents += [_document(source, name, planned) for name, planned in plans.items()]
     screen.document({"options": {**options, "mapped": arguments.mapped}, "plans": documents})
@@ -80,19 +78,6 @@ def _given(arguments: argparse.Namespace) -> str:
     return " ".join([*words, "--detach"] if arguments.detach else words)
 
 
-_OPTION = re.compile(r"\b(copy|readonly|detach|device)=('\w+'|True|False)")
-_VALUES = {"copy=False": "--copy never", "copy=True": "--copy always", "detach=True": "--detach"}
-
-
-def _in_options(found: Outcome) -> Outcome:
-    """Replace arguments of `dlx.convert` in a text by the options of this command."""
-
-    def said(match: re.Match[str]) -> str:
-        return _VALUES.get(match[0]) or f"--{match[1]} {match[2].strip(chr(39))}"
-
-    return dataclasses.replace(found, why=_OPTION.sub(said, found.why), fix=_OPTION.sub(said, found.fix))
-
-
 def _show(
     source: Source, target: str, planned: Sequence[Outcome], given: str, everything: bool, screen: Screen
 ) -> None:
@@ -102,11 +87,11 @@ def _show(
         _show_one(planned[0], screen)
         return
     fates = {id(entry): each for entry, each in zip(source.entries, planned, strict=True)}
-    reasons = list(dict.fromkeys(reason for each in planned if (reason := _reason(each))))
+    reasons = list(dict.fromkeys(reason for each in planned if (reason := each.shown())))
 
     def cells(fold: Fold) -> list[Cell]:
         entry, fate = fold.entries[0], fates[id(fold.entries[0])]
-        mark = f" [{reasons.index(_reason(fate)) + 1}]" if _reason(fate) else ""
+        mark = f" [{reasons.index(fate.shown()) + 1}]" if fate.shown() else ""
         dtype = entry.dtype.name if entry.dtype is not None else entry.dtype_name
         return [dtype, extents(entry.shape), (f"{fate.outcome}{mark}", OUTCOMES[fate.outcome])]
 
@@ -121,14 +106,14 @@ def _show(
 
 def _show_one(planned: Outcome, screen: Screen) -> None:
     rows: list[tuple[str, Cell]] = [("outcome", (planned.outcome, OUTCOMES[planned.outcome]))]
-    if planned.why:
-        rows.append(("why", planned.why))
+    if planned.why():
+        rows.append(("why", planned.why(targets.on_the_command_line)))
     if planned.nbytes != 0:
         rows.append(("copied", amount(planned.nbytes)))
     if planned.error:
-        rows.append(("error", f"dlx.errors.{planned.error}"))
-    if planned.fix:
-        rows.append(("fix", planned.fix))
+        rows.append(("error", f"dlx.errors.{type(planned.error).__name__}"))
+    if planned.advice():
+        rows.append(("fix", planned.advice()))
     screen.facts(rows)
 
 
@@ -136,15 +121,11 @@ def _folds(entries: Sequence[Entry], planned: Sequence[Outcome], everything: boo
     """Return one fold per row: entries with the same kind of name and the same outcome, in the order of the source."""
     apart: dict[tuple[str, str], list[Entry]] = {}
     for entry, fate in zip(entries, planned, strict=True):
-        apart.setdefault((fate.outcome, _reason(fate)), []).append(entry)
+        apart.setdefault((fate.outcome, fate.shown()), []).append(entry)
     at = {id(entry): number for number, entry in enumerate(entries)}
     everything = everything or len(entries) <= tables.MANY
     found = [fold for group in apart.values() for fold in tables.folds(group, everything=everything, least=1)]
     return sorted(found, key=lambda fold: at[id(fold.entries[0])])
-
-
-def _reason(fate: Outcome) -> str:
-    return f"{targets.brief(fate.why, many=True)}. {fate.fix}".rstrip(". ")
 
 
 def _summary(planned: Sequence[Outcome]) -> str:
@@ -160,8 +141,7 @@ def _summary(planned: Sequence[Outcome]) -> str:
 
 def _document(source: Source, target: str, planned: Sequence[Outcome]) -> dict[str, Any]:
     arrays = [
-        {"path": entry.path, "dtype": entry.dtype.name if entry.dtype else None, "shape": entry.shape}
-        | dataclasses.asdict(each)
+        {"path": entry.path, "dtype": entry.dtype.name if entry.dtype else None, "shape": entry.shape} | each.document()
         for entry, each in zip(source.entries, planned, strict=True)
     ]
     return {"name": source.name, "kind": source.kind, "target": target, "arrays": arrays}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from dlx.cli.model import Entry, Fold, amount, fold, totals
 from dlx.cli.render.screen import OUTCOMES, SHORT, Cell, Screen
-from dlx.cli.targets import Outcome, brief
+from dlx.cli.targets import Outcome
 
 __all__ = ["MANY", "MAX_SHOWN", "arrays", "filled", "folds", "outcomes", "sums"]
 
@@ -89,7 +89,7 @@ def outcomes(found: Sequence[Outcome], screen: Screen) -> None:
     rows: list[list[Cell]] = []
     firsts: dict[str, str] = {}
     for each in found:
-        why = f"{brief(each.why)}. {each.fix}".rstrip(". ") if each.fix else brief(each.why)
+        why = each.shown()
         first = firsts.setdefault(why, each.target)
         again = first != each.target and len(why) > SHORT
         copied = amount(each.nbytes) if each.nbytes != 0 else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import importlib.util
@@ -9,12 +10,11 @@ import re
 import stat
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from dlx._core.foreign import class_name, exception_text, message_of
+from dlx._core.foreign import exception_text
 from dlx._core.types import DType
 from dlx.cli.model import BadInput, Entry, Source, counted, one_line
 from dlx.cli.render.screen import Screen
@@ -28,7 +28,7 @@ from dlx.cli.sources.formats import (
     read_npz,
     read_safetensors,
 )
-from dlx.errors import DlxError, DTypeError
+from dlx.errors import DlxError, DTypeError, sentences
 
 __all__ = ["open_source"]
 
@@ -62,7 +62,7 @@ def open_source(name: str, screen: Screen) -> Source:
             return read_object(name, named["module"], named["path"])
         raise BadInput("there is no such file, and it is neither pkg.mod:attr nor a sketch such as 'float32[3,4]'")
     except BadInput as error:
-        raise BadInput(f"{shown}: {error}".removeprefix(": ")) from error.__cause__
+        raise BadInput(": ".join(filter(None, (shown, str(error))))) from error.__cause__
     except OSError as error:
         raise BadInput(f"{shown}: {error.strerror or error}") from error
     except ValueError as error:  # a name with a null byte
@@ -181,25 +181,24 @@ def _read_torch(path: Path) -> Source:
             warnings.simplefilter("ignore")  # torch's warnings for users of `load`
             loaded = torch.load(path, map_location=keep, weights_only=True, mmap=True)
     except Exception as error:  # whatever a damaged or hostile file brings about
-        raise BadInput(_why_not_loaded(error)) from error
-    entries, rest = entries_of(loaded)
+        raise BadInput(_why_not_loaded(torch, path, error)) from error
+    entries, rest = entries_of(loaded, dotted)
     saved = sorted({place for place in places.values() if place != "cpu"})
     notes = ["read by torch, weights_only, memory-mapped"]
     notes += [f"saved on {', '.join(saved)}"] if saved else []
     notes += [f"{counted(rest, 'value')} of other kinds"] if rest else []
     if not entries:
         raise BadInput("there is no tensor in it")
-    named = tuple(replace(entry, path=dotted(entry.path)) for entry in entries)
-    return Source(str(path), ".pt", named, path.stat().st_size, tuple(notes))
+    return Source(str(path), ".pt", tuple(entries), path.stat().st_size, tuple(notes))
 
 
-def _why_not_loaded(error: Exception) -> str:
-    text = message_of(error)
-    code = re.search(r"GLOBAL ([\w.]+)", text) or re.search(r"Unsupported (?:global|class|operand)\S* ([\w.]+)", text)
-    if code is not None:
-        return f"it wants to run code ({code[1]}), which weights_only refuses; nothing was run"
-    first = text.strip().partition("\n")[0]
-    return f"torch cannot read it: {class_name(type(error))}: {one_line(first, 200)}"
+def _why_not_loaded(torch: Any, path: Path, error: Exception) -> str:
+    with contextlib.suppress(Exception):  # of a damaged file, again
+        code = torch.serialization.get_unsafe_globals_in_checkpoint(path)  # what its pickle names; nothing is run
+        if code:
+            named = one_line(", ".join(code), 120)
+            return f"it wants to run code ({named}), which weights_only refuses; nothing was run"
+    return f"torch cannot read it: {one_line(exception_text(error, 200), 260)}"
 
 
 # ---- arrow -----------------------------------------------------------------------------------------------------------
@@ -252,7 +251,7 @@ def _column(pa: Any, field: Any, rows: int | None, parts: int) -> Entry:
     shape: tuple[int, ...] | None = None if rows is None else (rows,)
     error = dlx.plan(sample, to="dlx").error
     if isinstance(error, DlxError):
-        refused = f"{error.reason}. {error.fix}".rstrip(". ")
+        refused = sentences(error.reason, error.fix)
         return Entry(field.name, None, str(field.type), shape, None, refused=refused, notes=notes, sample=sample)
     info = dlx.describe(one)
     assert info.dtype is not None and info.shape is not None

@@ -58,7 +58,7 @@ class ExampleAdapter(Adapter):
             "is_negated",
             Blocker(
                 "its values are the negatives of what is in memory (is_negated)",
-                "Drop copy=False, or call .resolve() first.",
+                "Or call .resolve() first.",
                 resolution="resolve",
                 copies=True,
             ),
