@@ -500,7 +500,7 @@ class TorchAdapter(Adapter):
         )
 
     def load(self, tensor: Tensor) -> Any:
-        return self.module().from_dlpack(tensor)
+        return sys.modules["torch"].from_dlpack(tensor)
 
     # ---- inside torch -----------------------------------------------------------------------------------------------
 

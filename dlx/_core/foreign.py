@@ -137,5 +137,3 @@ class TypeCache(dict["weakref.ref[type]", Value]):
                 answers.pop(dead, None)
 
         return drop
-
-

@@ -408,9 +408,7 @@ def _abstract_copy(info: ArrayInfo, source: Adapter) -> Tensor | None:
     stated = source.capabilities()
     padded = stated is not None and stated.subbyte == "padded" and info.dtype.bits < 8
     address = 16 if stated is None else stated.allocates_aligned  # it is never read
-    return native.tensor_new(
-        address, info.shape, None, info.dtype, info.device, SUBBYTE_PADDED if padded else 0, None
-    )
+    return native.tensor_new(address, info.shape, None, info.dtype, info.device, SUBBYTE_PADDED if padded else 0, None)
 
 
 def plan_one(request: Request, obj: Any, source: Adapter, *, probe: bool) -> tuple[Plan, int]:

@@ -16,7 +16,7 @@ from dlx._core.foreign import safe_repr
 from dlx._core.native import tensor_address, tensor_check
 from dlx._core.stream import is_unordered
 from dlx._core.tensor import Tensor
-from dlx._core.types import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, Device, DType, host_readable, same_device
+from dlx._core.types import IS_COPIED, SUBBYTE_PADDED, Device, DType, host_readable, same_device
 from dlx._engine.incompatibility import READ_ONLY_RULE, REPACKED, RULES
 from dlx._engine.plan import Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
 from dlx._engine.request import HOST, Request
@@ -42,16 +42,14 @@ class Decision(NamedTuple):
         As `Plan.outcome`; ``"unknown"`` where the array must be exported first.
     device
         Where the result will be; None: where the array is, or it is not known yet.
+    copies
+        Whether a step of `approach` makes new memory.
     """
 
     steps: tuple[Step, ...] = ()
     outcome: Outcome = "unknown"
     device: Device | None = None
-
-    @property
-    def copies(self) -> bool:
-        """Whether a step of `approach` makes new memory."""
-        return any(step.copies for step in self.steps if isinstance(step, Resolve))
+    copies: bool = False
 
 
 _NOTHING = Decision()
@@ -88,7 +86,8 @@ def approach(obj: Any, source: Adapter, blockers: tuple[Blocker, ...], info: Any
             return decided
     if not blockers:
         return _NOTHING
-    return Decision(tuple(_resolution(blocker, info, request) for blocker in blockers))
+    steps = tuple(_resolution(blocker, info, request) for blocker in blockers)
+    return Decision(steps, copies=any(step.copies for step in steps))
 
 
 def is_inside(obj: Any, source: Adapter, target: Target) -> bool:
@@ -96,7 +95,7 @@ def is_inside(obj: Any, source: Adapter, target: Target) -> bool:
     return source is target.source and (target.kind is None or isinstance(obj, target.kind))
 
 
-def _resolution(blocker: Blocker, info: Any, request: Request) -> Step:
+def _resolution(blocker: Blocker, info: Any, request: Request) -> Resolve:
     """Return the step that resolves a blocker, or raise where there is none or it is not allowed."""
     if blocker.resolution is None:
         raise _refusal(blocker)
@@ -109,9 +108,7 @@ def _resolution(blocker: Blocker, info: Any, request: Request) -> Step:
     if request.copy is False and not empty:
         raise CopyRequiredError(blocker.because, fix=blocker.fix, option=_COPY)
     counts = not (empty and request.copy is False)  # no element to copy
-    return Resolve(
-        blocker.option or "resolve", blocker.because, found.nbytes, run=blocker.resolve, copies=counts
-    )
+    return Resolve(blocker.option or "resolve", blocker.because, found.nbytes, run=blocker.resolve, copies=counts)
 
 
 def _refusal(blocker: Blocker) -> Exception:
@@ -180,9 +177,7 @@ def _dlx_reaches(wanted: Device, device: Device | None) -> bool:
 # ---- with a tensor ---------------------------------------------------------------------------------------------------
 
 
-def decide(
-    tensor: Tensor, before: Decision, source: Adapter, request: Request, sync: Synchronization
-) -> Decision:
+def decide(tensor: Tensor, before: Decision, source: Adapter, request: Request, sync: Synchronization) -> Decision:
     """Decide what is done with an exported array, after the steps of `approach`.
 
     Nearly always nothing: the consumer takes the memory as it is, and is asked for nothing else. Then `explain`, which
@@ -209,9 +204,7 @@ def decide(
     return explain(tensor, before, source, request, sync)
 
 
-def explain(
-    tensor: Tensor, before: Decision, source: Adapter, request: Request, sync: Synchronization
-) -> Decision:
+def explain(tensor: Tensor, before: Decision, source: Adapter, request: Request, sync: Synchronization) -> Decision:
     """Decide as `decide` does, with every step and the device of the result."""
     return _Decider(tensor, before, source, request, sync).decision()
 

@@ -17,7 +17,17 @@ from dlx._registry.target import Target
 from dlx.adapter.base import Adapter, over_memory
 from dlx.errors import AdapterNotFoundError, DeviceError, DlxError
 
-__all__ = ["HOST", "Request", "abstract", "describe", "described", "info_of", "not_an_array", "producer_of", "request_of"]
+__all__ = [
+    "HOST",
+    "Request",
+    "abstract",
+    "describe",
+    "described",
+    "info_of",
+    "not_an_array",
+    "producer_of",
+    "request_of",
+]
 
 HOST = Device("cpu")
 

@@ -93,7 +93,9 @@ class StreamSync:
             except DlxError:
                 raise
             except Exception as error:
-                raise foreign_error(f"{adapter.name} failed to name its stream on {device}:", error, DeviceError) from error
+                raise foreign_error(
+                    f"{adapter.name} failed to name its stream on {device}:", error, DeviceError
+                ) from error
             # Frameworks say 0 for the legacy stream.
             value = LEGACY if isinstance(value, int) and value == 0 and cuda.is_cuda(device) else value
             self._streams[key] = None if value is None else kept(meaning(value, device))
@@ -231,7 +233,11 @@ class StreamSync:
         consumer = self.consumer(device)
         if consumer is not None:
             self.wait(readiness, consumer)
-        if isinstance(readiness, Stream) and not readiness.is_unordered and (consumer is None or self._target.adapter is TENSOR):
+        if (
+            isinstance(readiness, Stream)
+            and not readiness.is_unordered
+            and (consumer is None or self._target.adapter is TENSOR)
+        ):
             self._point(readiness)
 
     def for_consumer(self, source: Adapter, tensor: Tensor, readiness: Readiness) -> Tensor:
@@ -249,9 +255,9 @@ class StreamSync:
         same = consumer == readiness and consumer == self.producer(source, device)
         if consumer is not None and not consumer.is_unordered and not same:
             tensor = native.tensor_behind(tensor, device.id, consumer.handle, consumer.keep)
-        elif consumer is not None and not self._target.adapter is TENSOR:
+        elif consumer is not None and self._target.adapter is not TENSOR:
             tensor = native.tensor_behind(tensor, device.id, UNORDERED, None)
-        if consumer is not None and (consumer.is_unordered or not self._target.adapter is TENSOR):
+        if consumer is not None and (consumer.is_unordered or self._target.adapter is not TENSOR):
             return tensor
         point = self._point(readiness) if isinstance(readiness, Stream) else readiness
         if point is None:

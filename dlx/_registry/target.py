@@ -84,7 +84,9 @@ class Target:
         """Return the address of the C struct of what the framework's own exchange table takes: no dtype re-viewed."""
         stated = self.capabilities
         if self._fast is None:
-            names = None if stated.dtypes is None else stated.dtypes & set(self.adapter.dtypes.names) - set(self.storage)
+            names = (
+                None if stated.dtypes is None else stated.dtypes & set(self.adapter.dtypes.names) - set(self.storage)
+            )
             self._fast = self._struct if names is None else as_struct(replace(stated, dtypes=names))
         return int(ffi.cast("uintptr_t", self._fast))
 

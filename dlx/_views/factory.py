@@ -143,7 +143,13 @@ def lazy_view(
     handler = container_of(type(obj))
     assert handler is not None
     options = Options(request, make, fast_path, to, strict, collect)
-    if fast_path is not None and not strict and not collect and not request.target.adapter.switches and isinstance(to, str | type):
+    if (
+        fast_path is not None
+        and not strict
+        and not collect
+        and not request.target.adapter.switches
+        and isinstance(to, str | type)
+    ):
         _plain[to] = (options.known_at, options)
     scope = Scope(options)
     for old, new in known:

@@ -21,8 +21,8 @@ from dlx._core.locks import lock_of
 from dlx._core.native import FastPathFunction
 from dlx._core.tensor import type_name
 from dlx._engine.batch import Batch, convert_tree
-from dlx._engine.request import Request, info_of
 from dlx._engine.executor import adapter_failed
+from dlx._engine.request import Request, info_of
 from dlx._registry import generic
 from dlx._registry.registry import registry
 from dlx.adapter.base import Adapter, look_up

@@ -337,7 +337,7 @@ def test_broken_third_parties_are_told_by_distribution(published):
 
 
 def test_two_adapters_for_one_name_are_both_named(monkeypatch, registry):
-    """dlx's own stays; the other is remembered as broken, with both in the text."""
+    """Dlx's own stays; the other is remembered as broken, with both in the text."""
     import importlib.metadata
 
     class Entry:
