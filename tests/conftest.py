@@ -16,7 +16,7 @@ import pytest
 from fake_cuda import FakeCuda
 
 from dlx._core import native
-from dlx.adapter import Defect
+from dlx.adapter import KnownIssue
 
 # A test that says nothing about CUDA sees no driver, also where there is one; see fake_cuda.py and the mark `gpu`.
 NO_DRIVER = "no-driver-in-this-test.so"
@@ -43,7 +43,7 @@ def np(request):
     """numpy, or a skip; ``@pytest.mark.numpy("2.1")`` skips where an older one is installed."""
     numpy = pytest.importorskip("numpy")
     mark = request.node.get_closest_marker("numpy")
-    if mark is not None and Defect("", "", before=mark.args[0]).affects(numpy.__version__):
+    if mark is not None and KnownIssue("", "", before=mark.args[0]).affects(numpy.__version__):
         pytest.skip(f"this is about numpy itself from {mark.args[0]} on, found {numpy.__version__}")
     return numpy
 
