@@ -14,9 +14,11 @@ from dlx._core.foreign import derives
 from dlx._core.native import FastPathFunction
 from dlx._core.types import Device
 from dlx._engine.batch import Batch
+from dlx._engine.planner import is_inside
 from dlx._engine.request import Request
 from dlx._registry.registry import registry
-from dlx._using.stream_context import Work
+from dlx._registry.target import Target
+from dlx._using.stream_context import Work, device_of
 from dlx._using.write_back import Place, Writes
 from dlx._views.factory import lazy_view
 from dlx._views.scope import kind_of
@@ -90,7 +92,7 @@ class Invocation:
         self.spec = spec
         self.request: Request = spec.request()
         self.kept = args[: spec.skipped]
-        self._caller: tuple[Adapter, Device | None] | None = None
+        self._caller: tuple[Target, Device | None] | None = None
         # Address of what was passed to the function -> (it, the caller's own object).
         self._own: dict[int, tuple[Any, Any]] = {id(each): (each, each) for each in self.kept}
         self._containers: dict[int, tuple[Any, Any, Any, list[Any]]] = {}  # as above, with keys and children
@@ -119,7 +121,11 @@ class Invocation:
             self._declared = self.spec.written(tree)
         results = list(tree.arrays)
         # Arrays of the target are passed unchanged, with their graph; `detach` applies to all others.
-        some = [i for i, source in enumerate(tree.sources) if source is not target or self.request.device is not None]
+        some = [
+            i
+            for i, (array, source) in enumerate(zip(tree.arrays, tree.sources, strict=True))
+            if self.request.device is not None or not target.holds(array, source)
+        ]
         arrays, sources = [tree.arrays[i] for i in some], [tree.sources[i] for i in some]
         quick = self.request.device is None and self.request.stream is None
         fast_path = cast("FastPathFunction", convert) if quick else None
@@ -153,24 +159,24 @@ class Invocation:
         root, first = (str(key), ()) if kind else self.spec.place(key + self.spec.skipped)
         return root, (*first, *inside)
 
-    def _answerer(self) -> tuple[Adapter, Device | None] | None:
+    def _answerer(self) -> tuple[Target, Device | None] | None:
         """Return the framework of the results, and its device; None: results are not converted."""
         if self.spec.answer is not None:
             return registry.target(self.spec.answer), None
-        target = self.request.target
-        others = {id(source): source for source, *_ in self._seen if source is not target}
+        inside = self.request.target.holds
+        others = {id(source): source for source, array, _ in self._seen if not inside(array, source)}
         if len(others) != 1:
             return None
         (adapter,) = others.values()
-        if registry.ready(adapter) is None:
+        target = registry.ready(adapter)
+        if target is None:
             return None
         devices = set()
         for source, array, on_host in self._seen:
             if source is adapter:
-                info = None if on_host else adapter.info(array)
-                devices.add(HOST if on_host else info.device if info is not None else None)
+                devices.add(HOST if on_host else device_of(adapter, array))
         devices.discard(None)
-        return adapter, devices.pop() if len(devices) == 1 else None
+        return target, devices.pop() if len(devices) == 1 else None
 
     # ---- out --------------------------------------------------------------------------------------------------------
 
@@ -222,7 +228,7 @@ class Invocation:
         target = request.target
         if (
             request.device not in (None, HOST)
-            or not target.fast_path_types
+            or target.adapter.fast_path is None
             or registry.target(target.name) is not target
         ):
             return None, None
@@ -242,7 +248,7 @@ class Invocation:
         if self.spec.answer is None or self._caller is None:
             return True
         what = kind_of(own)
-        return not isinstance(what, Adapter) or self._caller[0].holds(own, what)
+        return not isinstance(what, Adapter) or is_inside(own, what, self._caller[0])
 
     def _is_handed_back(self, container: Any, handler: Container) -> bool:
         """Return whether a container and all that it holds are the caller's own."""

@@ -7,10 +7,13 @@ from typing import Any
 
 from dlx._api.convert import convert
 from dlx._api.shares_memory import collision
-from dlx._engine.transfer import adapter_failed
+from dlx._engine.executor import adapter_failed
+from dlx._engine.request import describe
 from dlx._registry.registry import registry
+from dlx._registry.target import Target
 from dlx._views.scope import kind_of
 from dlx.adapter.base import Adapter
+from dlx.adapter.declarations import WriteTracking
 from dlx.errors import DlxError, ReadOnlyError, path_text
 
 __all__ = ["Place", "Writes"]
@@ -39,8 +42,9 @@ class Writes:
         The function's framework.
     """
 
-    def __init__(self, target: Adapter) -> None:
+    def __init__(self, target: Target) -> None:
         self.target = target
+        self._tracking = target.adapter.writes or WriteTracking()
         self._copies: list[PassedArray] = []
         self._others: list[PassedArray] = []
 
@@ -59,12 +63,13 @@ class Writes:
                 path=at[1],
                 fix="Pass an array that can be written to.",
             )
+        guarded = self._tracking.guarded
         try:
-            new = self.target.guarded(new, writable=declared)
+            new = new if guarded is None else guarded(new, declared)
         except (DlxError, MemoryError):
             raise
         except Exception as error:
-            raise adapter_failed(self.target, error, target=self.target.name, root=at[0], path=at[1]) from error
+            raise adapter_failed(self.target.adapter, error, target=self.target.name, root=at[0], path=at[1]) from error
         self._copies.append(PassedArray(old, new, self._count(new, at), at, declared))
         return new
 
@@ -76,11 +81,11 @@ class Writes:
     def _count(self, new: Any, at: Place) -> int | None:
         """Return the write counter of an array, or None."""
         try:
-            return self.target.writes_to(new)
+            return None if self._tracking.count is None else self._tracking.count(new)
         except (DlxError, MemoryError):
             raise
         except Exception as error:
-            raise adapter_failed(self.target, error, target=self.target.name, root=at[0], path=at[1]) from error
+            raise adapter_failed(self.target.adapter, error, target=self.target.name, root=at[0], path=at[1]) from error
 
     def back(self) -> None:
         """Write what the function wrote to copies into the caller's arrays.
@@ -140,8 +145,7 @@ def _writable(obj: Any) -> bool:
     source = kind_of(obj)
     if not isinstance(source, Adapter) or source.immutable or not hasattr(type(obj), "__setitem__"):
         return False
-    info = source.info(obj)
-    return registry.ready(source) is not None and not (info is not None and info.readonly)
+    return registry.ready(source) is not None and not describe(obj).readonly
 
 
 def _write(old: Any, new: Any) -> None:

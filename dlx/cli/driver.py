@@ -69,12 +69,11 @@ def framework_devices(name: str) -> dict[str, Any]:
     """Import a target and return the devices that it sees, by dlx's names, with its own words for them."""
     from dlx._registry.registry import registry  # adapters are read only where a framework is asked for
 
-    adapter = registry.target(name)
-    stated = adapter.capabilities
-    assert stated is not None
+    target = registry.target(name)
+    devices, types = target.adapter.devices, target.capabilities.device_types
     found = []
-    for native in itertools.islice(adapter.devices(), 256):
-        device = adapter.device_from(native)
-        taken = stated.device_types is None or device.type in stated.device_types
+    for native in itertools.islice(devices.available(), 256):
+        device = devices.from_native(native)
+        taken = types is None or device.type in types
         found.append({"device": str(device), "dlpack": list(device), "native": repr(native), "taken": taken})
     return {"devices": found}

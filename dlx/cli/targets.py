@@ -86,7 +86,7 @@ class Outcome:
 
 def can_be_target(adapter: Adapter) -> bool:
     """Return whether an adapter says what its framework takes; its framework is not asked."""
-    return type(adapter).accepts is not Adapter.accepts
+    return type(adapter).capabilities is not Adapter.capabilities
 
 
 def installed() -> list[str]:

@@ -258,7 +258,7 @@ def _version(name):
     """Return the version of a framework, None where it is not installed."""
     if name not in installed():
         return None
-    return registry.target(name).version()
+    return registry.target(name).adapter.version()
 
 
 def test_the_matrix_as_a_picture(tmp_path):
@@ -304,7 +304,6 @@ def strangers(monkeypatch):
     broken = types.ModuleType("dlx_gone")
     adapter = package.adapter.Adapter()
     adapter.name = adapter.package = "not_to_be_found_anywhere"
-    type(adapter).accepts
     broken.dlx_adapters = package.hookimpl(specname="dlx_adapters")(lambda: [adapter])
     monkeypatch.setitem(sys.modules, "dlx_gone", broken)
     registry = Registry({"broken": "dlx_that_is_not_there", "gone": "dlx_gone"})

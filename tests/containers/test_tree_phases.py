@@ -167,7 +167,7 @@ def test_nothing_is_imported_before_everything_is_exported(np, torch, monkeypatc
     """A producer that fails last leaves no import behind, and no consumer was called."""
     from dlx._registry.registry import registry
 
-    target = type(registry.target("torch"))
+    target = type(registry.target("torch").adapter)
     loaded = []
     load = target.load
     monkeypatch.setattr(target, "load", lambda self, tensor: loaded.append(1) or load(self, tensor))
@@ -201,7 +201,7 @@ class Failing:
     def __init__(self, monkeypatch, target, after):
         from dlx._registry.registry import registry
 
-        kind = type(registry.target(target))
+        kind = type(registry.target(target).adapter)
         load = kind.load
         self.loads = 0
 
@@ -269,7 +269,7 @@ def test_an_interrupt_undoes_everything(np, monkeypatch):
     from dlx._registry.registry import registry
 
     capsule = dlx.convert(np.ones(3), to="dlx").__dlpack__(max_version=(1, 0))
-    kind = type(registry.target("numpy"))
+    kind = type(registry.target("numpy").adapter)
     load, loads = kind.load, []
 
     def interrupted(adapter, tensor):

@@ -156,19 +156,22 @@ def test_a_value_that_has_no_repr_is_named_by_its_class():
 ADAPTERS = """
 class Bad(Exception):
     def __str__(self): raise ValueError('no words')
-def boom(self, *a, **k): raise Bad
-A.{method} = boom
+def boom(*a, **k): raise Bad
+A.{hook}
 @dlx.hookimpl"""
 
 
 def test_adapters_that_raise_what_cannot_be_shown(tmp_path, python, np):
     """Every hook that `convert` calls: the error names the framework and the class of what was raised."""
     site = Site(tmp_path, python)
-    methods = ("accepts", "load", "info", "export", "examine", "take", "classes", "current_device")
+    plain = ("capabilities", "load", "describe", "export", "classes")
+    hooks = {method: f"{method} = boom" for method in plain}
+    hooks |= {"consume": "ownership = Ownership(boom)", "current": "devices = type('D', (Devices,), {'current': boom})()"}
+    methods = tuple(hooks)
     for method in methods:
         name = f"lib_{method}"
         site.module(name)
-        raising = ADAPTERS.format(method=method)
+        raising = ADAPTERS.format(hook=hooks[method])
         site.plugin(f"dlx-{method}", name, adapter(name).replace("@dlx.hookimpl", raising))
     code = """
         import importlib, json

@@ -142,21 +142,22 @@ def test_a_child_asks_adapters_for_what_they_remember(python):
         FORKED
         + """
     import functools
-    from dlx.adapter import Adapter, Capabilities
+    from dlx.adapter import Adapter, KnownIssue
 
     class Slow(Adapter):
         name = package = "slow"
-        def accepts(self):
-            return slow(Capabilities(dtypes=None, device_types=None))
+        known_issues = (KnownIssue("it is slow", "", lowers={"speed": 0}),)
+        def version(self):
+            return slow("1.0")
         @functools.cached_property
         def mine(self):
             return slow(1)
 
     class Other(Slow):
-        def accepts(self):
-            return Capabilities(dtypes=None, device_types=None)
+        def version(self):
+            return "1.0"
 
-    print(forked(lambda: Other().capabilities == Slow().capabilities, needs=lambda: Slow().capabilities))
+    print(forked(lambda: Other().lowered == {"speed": 0}, needs=lambda: Slow().lowered))
     held.clear(), done.clear()
     print(forked(lambda: Other().mine, needs=lambda: Slow().mine))
     """

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import sys
 import types
+from dataclasses import replace
 
 import pytest
 from conftest import compiled
@@ -14,7 +15,7 @@ import dlx
 from dlx import errors
 from dlx._core import native
 from dlx._registry.registry import Registry
-from dlx.adapter import Adapter, Capabilities, Guard, Layout
+from dlx.adapter import Adapter, Capabilities, FastPath, Guard, Layout
 
 NAME, OLD_NAME = "__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"
 MODES = (
@@ -112,10 +113,11 @@ def mylib(monkeypatch):
 
     class MyLib(Adapter):
         name = package = "mylib"
-        types = fast_path_types = ("mylib.Array",)
+        types = ("mylib.Array",)
+        fast_path = FastPath(types)
         loads = 0
 
-        def accepts(self):
+        def capabilities(self):
             return Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1, keeps_readonly=True)
 
         def load(self, tensor):
@@ -137,6 +139,11 @@ def mylib(monkeypatch):
     native.routes_clear()
     yield package
     native.routes_clear()
+
+
+def guarded(mylib, *guards):
+    """Give its arrays guards."""
+    mylib.adapter.fast_path = replace(mylib.adapter.fast_path, guards=guards)
 
 
 def tensor(owner):
@@ -172,7 +179,7 @@ def test_pinned_memory_becomes_host_memory_where_it_is_asked_for(mylib, hostile,
     """A table takes the device that the tensor says: where another is asked for, the fast path is not the path."""
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     accepted = Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1, keeps_readonly=True, device_types=None)
-    mylib.adapter.accepts = lambda: accepted
+    mylib.adapter.capabilities = lambda: accepted
     hostile.set("takes")
     owner = Owner(64)
     address = native.buffer_address(memoryview(owner))
@@ -290,7 +297,7 @@ def test_a_consumer_without_a_table_takes_a_tensor(mylib):
 def test_a_tensor_that_had_to_be_copied_is_not_pinned(torch, mylib, hostile, tree):
     """A copy that the target needs, asked for by nobody, is no reason to forbid torch's storage to be resized."""
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
-    mylib.adapter.accepts = lambda: Capabilities(dtypes=None, min_alignment=1, keeps_readonly=True)
+    mylib.adapter.capabilities = lambda: Capabilities(dtypes=None, min_alignment=1, keeps_readonly=True)
     hostile.set("takes")
     tensor = torch.arange(8.0)[::2]
     source = [tensor] if tree else tensor
@@ -301,10 +308,13 @@ def test_a_tensor_that_had_to_be_copied_is_not_pinned(torch, mylib, hostile, tre
 
 
 def test_a_consumer_that_checks_by_itself_is_asked(mylib):
-    """What it refuses beyond its capabilities is not handed to it, however often it is tried."""
-    source = tensor(Owner(64))
-    strict = type(mylib.adapter)
-    strict.check = lambda self, tensor: Adapter.check(self, tensor) | native.lib.DLX_INCOMPATIBLE_NEGATIVE
+    """What it refuses of one tensor, by a variant, is not handed to it, however often it is tried."""
+    owner = Owner(64)
+    address = native.buffer_address(memoryview(owner))
+    source = native.tensor_new(address, (2, 3), (1, 2), FLOAT32, (1, 0), 0, owner)
+    strict = type(mylib.adapter)()
+    strict.capabilities = lambda: Capabilities(dtypes=None, min_alignment=1, keeps_readonly=True)
+    type(mylib.adapter).variant = lambda self, wanted: strict
     for _ in range(3):
         _, taken = dlx.convert(source, to="mylib")
         assert taken.data_ptr != source.data_ptr
@@ -497,8 +507,11 @@ def test_an_adapter_may_answer_its_guards_in_c(mylib, hostile, monkeypatch, earl
     make = ctypes.pythonapi.PyCapsule_New
     make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     capsule = make(ctypes.cast(function, ctypes.c_void_p), b"dlx_guard_function", None)
-    monkeypatch.setattr(type(mylib.adapter), "guard_function", lambda self: (capsule, frozenset({"is_odd"})))
-    monkeypatch.setattr(type(mylib.adapter), "guards", (Guard("is_odd"),))  # Array has no such attribute
+    guards = (Guard("is_odd"),)  # Array has no such attribute
+    found = replace(
+        mylib.adapter.fast_path, guards=guards, guard_function=lambda: (capsule, frozenset({"is_odd"}))
+    )
+    monkeypatch.setattr(mylib.adapter, "fast_path", found)
     mylib.Array.is_odd = False
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     source = mylib.Array()
@@ -667,8 +680,6 @@ def test_many_types_do_not_close_the_lane(monkeypatch, mylib, hostile):
 
 def test_a_route_that_changes_while_it_runs(np, mylib, hostile):
     """Routes may be cleared while a call is running on one of them."""
-    from dlx.adapter import Guard
-
     class Clears(mylib.Array):
         @property
         def nasty(self):
@@ -677,7 +688,7 @@ def test_a_route_that_changes_while_it_runs(np, mylib, hostile):
 
     Clears.__module__ = "mylib"
     mylib.Array = Clears
-    mylib.adapter.__class__.guards = (Guard("nasty"), Guard("nasty"), Guard("nasty"))
+    guarded(mylib, Guard("nasty"), Guard("nasty"), Guard("nasty"))
     Clears.__dlpack_c_exchange_api__ = hostile.capsule()
     for _ in range(3):
         assert dlx.convert(Clears(), to="dlx").shape == (2, 3)
@@ -688,9 +699,7 @@ def test_a_route_that_changes_while_it_runs(np, mylib, hostile):
 @pytest.mark.parametrize("answer", [True, 1, "yes", [0], None, 0, "", False])
 def test_guards(mylib, hostile, answer):
     """A guard lets pass what is false, and sends the rest to Python."""
-    from dlx.adapter import Guard
-
-    mylib.adapter.__class__.guards = (Guard("nasty"),)
+    guarded(mylib, Guard("nasty"))
     mylib.Array.nasty = answer
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     source = mylib.Array()
@@ -705,7 +714,7 @@ def test_a_guard_whose_answer_has_no_truth(mylib, hostile):
         def __bool__(self):
             raise ValueError("neither true nor false")
 
-    mylib.adapter.__class__.guards = (Guard("nasty"),)
+    guarded(mylib, Guard("nasty"))
     mylib.Array.nasty = Neither()
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     source = mylib.Array()
@@ -717,9 +726,7 @@ def test_a_guard_whose_answer_has_no_truth(mylib, hostile):
 
 def test_a_guard_that_raises(mylib, hostile):
     """A guard that cannot be asked sends the array to Python, which says why; nothing leaks."""
-    from dlx.adapter import Guard
-
-    mylib.adapter.__class__.guards = (Guard("nasty"),)
+    guarded(mylib, Guard("nasty"))
     mylib.Array.nasty = property(lambda self: 1 / 0)
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     source = mylib.Array()

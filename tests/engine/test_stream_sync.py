@@ -22,7 +22,7 @@ from dlx._engine.planner import begin
 from dlx._engine.request import Request
 from dlx._engine.streams import StreamSync
 from dlx._registry.registry import registry
-from dlx.adapter import Capabilities
+from dlx.adapter import Capabilities, StreamSupport
 from dlx.errors import CopyRequiredError, DeviceError, LayoutError, StreamError
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -330,7 +330,7 @@ def test_a_framework_takes_a_tensor_by_itself(cuda, lib_a, lib_b):
 def test_a_framework_that_cannot_say_its_stream_is_passed_over(cuda, lib_a, monkeypatch):
     """One that is imported and does not work, a build for another driver say, hides no other's stream."""
     broken, lib_b = (gpulib.install(monkeypatch, name, cuda) for name in ("broken", "libb"))
-    monkeypatch.setattr(broken.adapter, "work_stream", lambda device: 1 / 0)
+    monkeypatch.setattr(broken.adapter, "streams", StreamSupport(current=lambda device: 1 / 0))
     tensor = dlx.convert(lib_a.made(), to="dlx")
     with lib_b.on(cuda.stream()) as c:
         result = lib_b.adapter.load(tensor)
@@ -764,7 +764,7 @@ def test_managed_memory_is_waited_for_before_the_host_copies_it(cuda, np, lib_a,
 def test_packed_elements_are_not_unpacked_on_a_device(cuda, lib_b, device):
     """Dlx does that on the host only: said beforehand, with the way round it."""
     lib_b.adapter.facts |= {"subbyte": "padded"}
-    lib_b.adapter.accepts = lambda: Capabilities(dtypes=frozenset({"int4"}), **lib_b.adapter.facts)
+    lib_b.adapter.capabilities = lambda: Capabilities(dtypes=frozenset({"int4"}), **lib_b.adapter.facts)
     tensor = over(cuda, "cuda", "int4")
     plan = dlx.plan(tensor, "libb", device=device)
     with pytest.raises(LayoutError, match=r"on the host only.*Pass device='cpu'") as caught:
@@ -775,7 +775,7 @@ def test_packed_elements_are_not_unpacked_on_a_device(cuda, lib_b, device):
 def test_packed_elements_between_device_and_host(cuda, np, lib_b):
     """Unpacked after the way to the host, and before the way to a device; the plan has both bytes."""
     lib_b.adapter.facts |= {"subbyte": "padded"}
-    lib_b.adapter.accepts = lambda: Capabilities(dtypes=frozenset({"int4"}), **lib_b.adapter.facts)
+    lib_b.adapter.capabilities = lambda: Capabilities(dtypes=frozenset({"int4"}), **lib_b.adapter.facts)
     tensor = over(cuda, "cuda", "int4")
     cuda.poke(tensor.data_ptr, bytes([0x21, 0x43] * (N // 4)))
     plan = dlx.plan(tensor, "libb", device="cpu")

@@ -45,7 +45,7 @@ def table(np, tmp_path_factory):
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     from dlx._registry.registry import registry
 
-    held.api = pointer(registry.target("numpy").exchange(), b"dlpack_exchange_api")
+    held.api = pointer(registry.target("numpy").adapter.fast_path.exchange(), b"dlpack_exchange_api")
     return held
 
 
@@ -352,17 +352,17 @@ def test_a_table_that_reads_wrongly_is_not_used(np, facts, monkeypatch, wrong):
     import _dlx_numpy
 
     place = ["address", "shape", "strides", "dtype"].index(wrong)
-    adapter = registry.target("numpy")
+    exchange = registry.target("numpy").adapter.fast_path.exchange
 
     def spoilt(array):
         read = facts(array)
         return (*read[:place], read[place] + (1 if place == 0 else (1,)), *read[place + 1 :])
 
-    assert adapter.exchange() is not None
+    assert exchange() is not None
     monkeypatch.setattr(_dlx_numpy, "facts", spoilt)
     try:
         native.routes_clear()
-        assert adapter.exchange() is None
+        assert exchange() is None
         for array in (np.arange(6.0).reshape(2, 3).T, np.arange(3)[::-1]):
             for to in ("dlx", "numpy"):
                 assert np.array_equal(np.asarray(dlx.convert(dlx.convert(array, to="dlx"), to=to)), array)

@@ -30,17 +30,15 @@ class Bag:
 
 ADAPTER = """
 import dlx, sys
-from dlx.adapter import Adapter, Capabilities, Container, Layout
+from dlx.adapter import *
 class A(Adapter):
     api = {api}
     name = "{name}"
     package = "{package}"
     types = ("{package}.Array",)
     pass  # facts
-    def accepts(self): return Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1, keeps_readonly=True)
-    def info(self, obj):
-        from dlx.adapter import ArrayInfo, type_name
-        return ArrayInfo.of_tensor(obj.tensor, "{label}", type(obj), ())
+    def capabilities(self): return Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1, keeps_readonly=True)
+    def describe(self, obj): return Description(ArrayInfo.of_tensor(obj.tensor, "{label}", type(obj), ()))
     def export(self, obj, *, stream=None): return obj.tensor
     def load(self, tensor):
         return self.module().Array(tensor)
@@ -158,7 +156,7 @@ def test_a_plugin_with_containers_only(site):
         print(type(bag).__name__, [type(each).__name__ for each in bag.items])
         print(dlx.plan(b"ab", to="lib").error)
         view = dlx.convert(lib.Bag([dlx.empty((3,), "int8", "cpu")]), to="dlx", lazy=True)
-        print(dlx.adapters()["lib"].capabilities)
+        print(dlx.adapters()["lib"].capabilities())
         """
     )
     lines = out.splitlines()
@@ -316,15 +314,17 @@ BROKEN = {  # a plugin's code -> what the sentence says
     "the class": (adapter().replace("[A()]", "[A]"), "gave the class A. Give an instance: A()."),
     "two of one name": (adapter().replace("[A()]", "[A(), A()]"), "it has two adapters named 'lib'"),
     "no name": (adapter().replace('name = "lib"', ""), "its adapter A has no name. Set it"),
-    "says it is dlx": (adapter().replace("pass  # facts", "is_own = True"), "says that its arrays are dlx.Tensor"),
     "named dlx": (adapter("dlx", package="lib"), "is named 'dlx', which is dlx itself"),
     "types no tuple": (
         adapter().replace('("lib.Array",)', '("lib.Array")'),
         "the types of its adapter 'lib' are 'lib.Array'. Give a tuple of str.",
     ),
-    "guards no guards": (adapter().replace("pass  # facts", "guards = ('x',)"), "are ('x',). Give a tuple of Guard."),
+    "guards no guards": (
+        adapter().replace("pass  # facts", "fast_path = FastPath(('lib.Array',), guards=('x',))"),
+        "are ('x',). Give a tuple of Guard.",
+    ),
     "unknown dtype": (
-        adapter().replace("pass  # facts", "dtypes = {'float': 'single'}"),
+        adapter().replace("pass  # facts", "dtypes = DTypes('lib', {'float': 'single'})"),
         "the dtypes of its adapter 'lib' cannot be read: there is no dtype 'float'",
     ),
     "newer": (adapter(api=99), f"adapter 'lib' speaks API 99, this dlx speaks {API}. Update dlx."),
@@ -669,14 +669,15 @@ def test_strict_raises_at_once(site, np):
 
 OWNER = """
 import dlx, sys
+from dataclasses import replace
 from dlx_numpy import NumpyAdapter
 class Owner(NumpyAdapter):
     api = 1
     name = "lib"
     package = "lib"
-    types = fast_path_types = ("lib.Array",)
+    types = ("lib.Array",)
     containers = ()
-    fast_path_imports = False
+    fast_path = replace(NumpyAdapter.fast_path, types=types, imports=False)
     def module(self): return sys.modules["numpy"]
     def load(self, tensor): return super().load(tensor).view(sys.modules["lib"].Array)
 @dlx.hookimpl
@@ -744,7 +745,7 @@ def test_a_subclass_of_torchs_takes_the_lane(site, np, torch):
 def test_a_table_of_a_base_is_found_out(site, np):
     """A table that makes arrays of another type is an error that says so, never an array of the wrong type."""
     site.module("lib", SUBCLASS)
-    site.plugin("dlx-lib", "lib", OWNER.replace("    fast_path_imports = False\n", ""))
+    site.plugin("dlx-lib", "lib", OWNER.replace("imports=False", "imports=True"))
     out = site.run(
         textwrap.dedent(ROADS)
         + textwrap.dedent(
@@ -766,22 +767,19 @@ def test_a_table_of_a_base_is_found_out(site, np):
 @pytest.mark.parametrize(
     ("fact", "says"),
     [
-        ("guards = (Guard('no_such', kinds=('nothing',)),)", "DTypeError: no dtype's name begins with 'nothing'"),
-        ("guards = (Guard('x', of_owner=True),); owner = 'base'; owner_type = 'lib.Nothing'", "AttributeError"),
-        ("def guard_function(self): return 3", "TypeError"),
-        ("def exchange(self): raise OSError('libx.so')", "OSError: libx.so"),
-        ("switches = (('no.such.module', 'x', 1),)", "KeyError: 'no.such.module'"),
+        ("guards=(Guard('no_such', kinds=('nothing',)),)", "DTypeError: no dtype's name begins with 'nothing'"),
+        ("guards=(Guard('x', of_owner=True),), owner='base', owner_type='lib.Nothing'", "AttributeError"),
+        ("guard_function=lambda: 3", "TypeError"),
+        ("exchange=fails", "OSError: libx.so"),
+        ("switches=(('no.such.module', 'x', 1),)", "KeyError: 'no.such.module'"),
     ],
 )
 def test_a_lane_that_cannot_be_set_up_is_not_used(site, np, fact, says):
     """The array converts by the Python path, and the listing says what is wrong."""
     site.module("lib", SUBCLASS)
-    code = OWNER.replace("import dlx, sys", "import dlx, sys\nfrom dlx.adapter import Guard")
-    site.plugin(
-        "dlx-lib",
-        "lib",
-        code.replace("    fast_path_imports = False\n", f"    fast_path_imports = False\n    {fact}\n"),
-    )
+    code = OWNER.replace("imports=False", f"imports=False, {fact}")
+    head = "from dlx.adapter import Guard\ndef fails(): raise OSError('libx.so')\n"
+    site.plugin("dlx-lib", "lib", code.replace("class Owner", f"{head}class Owner"))
     out = site.run(
         textwrap.dedent(ROADS)
         + textwrap.dedent(

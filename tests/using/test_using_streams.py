@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+from dataclasses import replace
 
 import gpulib
 import pytest
@@ -405,7 +406,7 @@ def test_it_is_ordered_in_and_out(cuda, caller, unset):
 
 def test_one_that_names_its_stream_but_cannot_set_it(cuda, caller, callee):
     """Its callers wait for what it did to their memory."""
-    callee.adapter.on_stream = lambda stream: None
+    callee.adapter.streams = replace(callee.adapter.streams, activate=None)
 
     @dlx.using("libb")
     def work(x):
@@ -652,7 +653,7 @@ def test_a_call_inside_a_capture(cuda, caller, callee):
 def test_a_call_that_would_break_a_capture(cuda, caller, callee):
     """It is refused before the function is called, and the capture goes on."""
     called = []
-    callee.adapter.on_stream = lambda stream: None
+    callee.adapter.streams = replace(callee.adapter.streams, activate=None)
     with caller.on(slow(cuda)) as p, callee.on(slow(cuda)):
         x = caller.made()
         cuda.capture(p.ptr)

@@ -1309,7 +1309,7 @@ def test_options_do_not_outlive_a_new_adapter(python):
         import abc, sys, types
         from collections.abc import Sequence
         import dlx
-        from dlx.adapter import Adapter, Capabilities, Layout
+        from dlx.adapter import Adapter, Capabilities, FastPath, Layout
         from dlx._registry.plugin import Plugin
         from dlx._registry.registry import registry
 
@@ -1326,7 +1326,6 @@ def test_options_do_not_outlive_a_new_adapter(python):
         class Mine(Adapter):
             name = package = "mine"
             types = ("mine.Foo",)
-            def info(self, obj): return None
             def export(self, obj, *, stream=None): return obj.tensor
 
         view = lambda: dlx.convert([Foo(), Foo(), Bar()], to="dlx", lazy=True)
@@ -1343,8 +1342,8 @@ def test_options_do_not_outlive_a_new_adapter(python):
         def plugin(number):  # another one for the same target
             class Made(Adapter):
                 name, package, types = "mine", "mine", ("mine.Foo",)
-                fast_path_types = ("mine.Foo",)
-                def accepts(self): return Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1)
+                fast_path = FastPath(types)
+                def capabilities(self): return Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1)
                 def load(self, tensor):
                     made = Foo()
                     made.by = number

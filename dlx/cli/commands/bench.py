@@ -92,7 +92,7 @@ def _measured(origin: str, goal: str, rounds: int, singles: int) -> dict[str, An
 
 def _own(goal: str) -> Callable[[Any], Any] | None:
     """Return the consumer's own `from_dlpack`, where it has one in one of the usual places."""
-    module = registry.target(goal).module()
+    module = registry.target(goal).adapter.module()
     if goal == "dlx":
         return None
     for place in (module, getattr(module, "dlpack", None)):

@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     own: dict[str, list[str]] = {}
     for name in _known(adapters.values()):
         dtype = DType(name)
-        words = {framework: adapter.native_name(name) for framework, adapter in adapters.items()}
+        words = {framework: adapter.dtypes.native_name(name) for framework, adapter in adapters.items()}
         rows.append([(name, "name"), _numbers(dtype), *(_word(word, name) for word in words.values())])
         documents.append({"name": name, "dlpack_dtype": list(dtype), "itemsize": _itemsize(dtype), "words": words})
         for framework, word in words.items():
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
 
 def _known(adapters: Iterable[Adapter]) -> list[str]:
     """Return every dtype's name, those that only a plugin has last."""
-    return [*DTYPES, *sorted({name for adapter in adapters for name in adapter.dtypes} - {*DTYPES})]
+    return [*DTYPES, *sorted({name for adapter in adapters for name in adapter.dtypes.names} - {*DTYPES})]
 
 
 def _numbers(dtype: DType) -> str:

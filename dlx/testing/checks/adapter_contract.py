@@ -23,7 +23,7 @@ __all__ = ["adapter_of", "converted", "own_of", "same", "sources", "target_of", 
 def adapter_of(name: str) -> Adapter | None:
     """Return the adapter of a name or a package, its framework imported; it need not be a target."""
     try:
-        return registry.target(name).current()
+        return registry.target(name).adapter
     except AdapterNotFoundError:
         found = next((each for each in dlx.adapters().values() if name in (each.name, each.package)), None)
     if found is not None:
@@ -41,10 +41,9 @@ def own_of(lib: Subject) -> Adapter:
 
 def target_of(lib: Subject) -> Any:
     """Return the adapter as a target, or say that it is none."""
-    target = own_of(lib)
-    if target.capabilities is None:
+    if own_of(lib).capabilities() is None:
         raise NotApplicable(f"{lib.adapter} cannot be a target")
-    return target
+    return registry.target(lib.adapter)
 
 
 def tensor_of(source: Source, *, readonly: bool = False) -> Any:
@@ -57,7 +56,7 @@ def tensor_of(source: Source, *, readonly: bool = False) -> Any:
 def dtypes_of(target: Any) -> list[str]:
     """Return the dtypes that a target takes."""
     taken = target.capabilities.dtypes
-    return sorted((target.known_dtypes() or OTHERS) if taken is None else taken)
+    return sorted((target.adapter.dtypes.known() or OTHERS) if taken is None else taken)
 
 
 def sources(target: Any) -> list[tuple[str, Source]]:
@@ -124,20 +123,21 @@ def adapter_contract(lib: Subject) -> None:
     must(adapter.api == API, f"it speaks API {adapter.api}, dlx speaks {API}")
     must(adapter.name == lib.adapter or lib.adapter in (adapter.package,), f"it is called {adapter.name!r}")
     must(str(adapter.version()), "it does not know its framework's version")
-    for name in (*adapter.types, *adapter.fast_path_types):
+    for name in (*adapter.types, *(adapter.fast_path.types if adapter.fast_path is not None else ())):
         found = look_up(name)
         must(found is None or isinstance(found, type), f"{name} is {found!r}, not a type")
     must(not adapter.types or adapter.classes(), f"none of its types exists: {', '.join(adapter.types)}")
-    for name in (*adapter.dtypes, *adapter.extension_dtypes, *adapter.storage_dtypes):
+    dtypes, devices = adapter.dtypes, adapter.devices
+    for name in (*dtypes.names, *dtypes.extension, *dtypes.storage):
         must(DType(name).name == name, f"{name!r} is called {DType(name).name!r}")
-    for name in sorted(adapter.known_dtypes()):
-        again = adapter.dtype_from(adapter.dtype_to(DType(name)))
-        must(again == DType(name), f"{name} becomes {adapter.dtype_to(DType(name))!r}, and that {again}")
-    stated = adapter.capabilities
+    for name in sorted(dtypes.known()):
+        again = dtypes.from_native(dtypes.to_native(DType(name)))
+        must(again == DType(name), f"{name} becomes {dtypes.to_native(DType(name))!r}, and that {again}")
+    stated = adapter.capabilities()
     if stated is not None and stated.dtypes is not None:
         strange = [name for name in stated.dtypes if attempt(DType, name)[1] is not None]
         must(not strange, f"dtypes that dlx does not know: {strange}")
-    host = adapter.device_from(adapter.device_to(Device("cpu")))
+    host = devices.from_native(devices.to_native(Device("cpu")))
     must(host == Device("cpu"), f"the host becomes {host}")
 
 
@@ -206,7 +206,7 @@ def adapter_capabilities(lib: Subject) -> str:
         tensor = tensor_of(source)
         if target.check(tensor):
             continue
-        result, error = attempt(target.load, tensor)
+        result, error = attempt(target.over(tensor).adapter.load, tensor)
         must(error is None, f"{name}, which its capabilities allow: {told(error)}")
         same(dlx.convert(result, to="dlx"), source, name)
         address = dlx.describe(result).address

@@ -152,7 +152,7 @@ def adapter_threads(lib: Subject) -> None:
 def adapter_fast_path(lib: Subject) -> None:
     """Convert arrays of fast-path types by both paths: type, address, dtype, rights."""
     adapter = own_of(lib)
-    if not adapter.fast_path_types:
+    if adapter.fast_path is None or not adapter.fast_path.types:
         raise NotApplicable("it lists no fast-path types")
     slow = dlx.convert.__wrapped__
     target = target_of(lib)

@@ -43,7 +43,7 @@ def installed() -> list[str]:
 
 def versions() -> dict[str, str]:
     """Return the versions of what the cells depend on."""
-    return {name: registry.target(name).version() for name in installed() if name != "dlx"}
+    return {name: registry.target(name).adapter.version() for name in installed() if name != "dlx"}
 
 
 def elements(tensor: Any) -> list[int]:
