@@ -36,6 +36,7 @@ class Target:
         "_variants",
         "adapter",
         "address",
+        "arrays",
         "capabilities",
         "kind",
         "name",
@@ -47,6 +48,7 @@ class Target:
     def __init__(self, adapter: Adapter, capabilities: Capabilities, source: Adapter, kind: type | None) -> None:
         self.adapter, self.capabilities, self.source, self.kind = adapter, capabilities, source, kind
         self.name, self.storage = adapter.name, adapter.dtypes.storage
+        self.arrays = f"{self.name} {adapter.display_name}s"  # what to call several of its arrays
         self._struct, self._fast = as_struct(capabilities), None
         self.address = int(ffi.cast("uintptr_t", self._struct))
         # Whether the tensor decides which array type is made: then there is no fast path.
@@ -63,17 +65,13 @@ class Target:
         if adapter not in self._variants:
             made = target_of(adapter, source=self.source)
             assert made is not None
+            made.name, made.arrays = self.name, self.arrays  # what was asked for
             self._variants[adapter] = made
         return self._variants[adapter]
 
     def check(self, tensor: Tensor) -> int:
         """Return the incompatibility bits between a tensor and this consumer (0 = it may be handed over as it is)."""
         return native.tensor_check(tensor, self.address)
-
-    @property
-    def arrays(self) -> str:
-        """What to call several of its arrays, for messages: ``"torch tensors"``."""
-        return f"{self.name} {self.adapter.display_name}s"
 
     def dtypes(self) -> frozenset[str]:
         """Return the names of the dtypes that it takes; of those that it has, where it takes any."""
