@@ -114,7 +114,7 @@ def derives(kind: type, bases: type | tuple[type, ...]) -> bool:
 
 
 class TypeCache(dict["weakref.ref[type]", Value]):
-    """Answers by class, for as long as the class lives: ``cache.get(weakref.ref(kind))``, for a `kind` that `is_key`."""
+    """Answers by class, for as long as the class lives, by a weak reference to a class that `is_key`."""
 
     def keep(self, kind: type, value: Value) -> Value:
         """Note what is known of a class, and return it; of one that cannot be a key nothing is kept."""

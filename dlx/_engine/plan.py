@@ -15,6 +15,10 @@ from dlx.typing import Outcome
 __all__ = ["Address", "Copy", "Plan", "Relabel", "Repack", "Resolve", "Step", "Unmark", "ViewAs"]
 
 
+HOST = Device("cpu")
+BYTES = DType("uint8")
+
+
 @set_module("dlx")
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -70,7 +74,7 @@ class Resolve(Step):
 class Relabel(Step):
     """Present the memory as that of another device, which reads it as it is."""
 
-    device: Device = Device("cpu")
+    device: Device = HOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ class Unmark(Step):
 class Copy(Step):
     """Copy to memory that dlx makes, in row-major order or, `keep_order`, in that of the source."""
 
-    device: Device = Device("cpu")
+    device: Device = HOST
     keep_order: bool = False
 
 
@@ -100,7 +104,7 @@ class Address(Step):
 class ViewAs(Step):
     """Load the memory under another dtype of the same width, and view the result as the real one."""
 
-    dtype: DType = DType("uint8")
+    dtype: DType = BYTES
 
 
 @set_module("dlx")

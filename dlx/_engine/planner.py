@@ -405,9 +405,9 @@ class _Decider:
 
     def _driver(self, device: Device) -> None:
         """Raise if the CUDA driver is needed and cannot be used; a dlx tensor over shared memory needs none."""
-        if is_cuda(self.tensor.device) or is_cuda(device):
-            if self.copies or self.target.adapter is not TENSOR:
-                require()
+        on_device = is_cuda(self.tensor.device) or is_cuda(device)
+        if on_device and (self.copies or self.target.adapter is not TENSOR):
+            require()
 
 
 def _has_gaps(tensor: Tensor, *, permuted: bool) -> bool:

@@ -1,4 +1,4 @@
-"""`Target`, a framework as the consumer of a conversion: its adapter, and its capabilities with known issues applied."""
+"""`Target`, a framework as the consumer: its adapter, and its capabilities with known issues applied."""
 
 from __future__ import annotations
 

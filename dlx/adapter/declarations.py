@@ -274,8 +274,8 @@ class StreamSupport:
         where each array has its own. It is asked once per device of a call, never for host memory; as a producer and as
         a consumer.
     activate
-        ``activate(stream)`` gives a context in which the framework works on a `Stream` of another; what was before comes
-        back after it. None: its current stream cannot be set.
+        ``activate(stream)`` gives a context in which the framework works on a `Stream` of another; what was before
+        comes back after it. None: its current stream cannot be set.
     ready
         ``ready(obj, tensor)`` gives the `Stream` on which an array is ready, or None: it is ready. For a producer whose
         export takes no stream.
@@ -406,7 +406,8 @@ class KnownIssue:
         First version without the fault; None while no such version is known. Local and pre-release builds count as
         lower than the version they lead to.
     lowers
-        Facts that the fault changes: fields of `Capabilities`, or names that the adapter itself looks up in `Adapter.lowered`.
+        Facts that the fault changes: fields of `Capabilities`, or names that the adapter itself looks up in
+        `Adapter.lowered`.
     """
 
     does: str
