@@ -116,9 +116,10 @@ class ArrowAdapter(_Arrow):
             kind, dtype = type_name(type(obj)), DTYPES.from_native(obj.type)
             return Description(ArrayInfo(self.name, kind, dtype, str(obj.type)), (sparse,))
         blocker = self._blocker(obj)
-        tensor = self.export(obj) if blocker is None else None
-        info = functools.partial(self._info, obj, tensor)
-        return Description(info, () if blocker is None else (blocker,), tensor)
+        if blocker is not None:
+            return Description(functools.partial(self._info, obj, 0), (blocker,))
+        tensor = self.export(obj)
+        return Description(functools.partial(self._info, obj, tensor.data_ptr), (), tensor)
 
     def _blocker(self, obj: Any) -> Blocker | None:
         pa = self.module()
@@ -150,7 +151,7 @@ class ArrowAdapter(_Arrow):
         flat = _flat(pa, _one(pa, obj))
         return _Fresh(flat.cast(pa.uint8()) if pa.types.is_boolean(kind) else flat, (len(obj), *inner), strides, dtype)
 
-    def _info(self, obj: Any, tensor: Tensor | None) -> ArrayInfo:
+    def _info(self, obj: Any, address: int) -> ArrayInfo:
         pa = self.module()
         value_type, inner, strides = _unnested(pa, obj.type)
         dtype = DTYPES.from_native(value_type)
@@ -165,7 +166,7 @@ class ArrowAdapter(_Arrow):
             device=HOST,
             nbytes=math.prod(shape) * dtype.bits // 8 if dtype is not None else obj.nbytes,
             readonly=True,
-            address=tensor.data_ptr if tensor is not None else 0,
+            address=address,
             owner="pyarrow.lib.Buffer",
             protocols=("__dlpack__",) if isinstance(obj, pa.Array) else (),
         )

@@ -369,7 +369,8 @@ class TorchAdapter(Adapter):
             return Description(info, tuple(guard.blocker for guard in _GUARDS if guard.blocker and guard.holds(obj)))
         is_lazy = getattr(torch._C, "_is_cow_tensor", None)
         if type(obj) not in (torch.Tensor, torch.nn.Parameter) or is_lazy is None or is_lazy(obj):
-            return Description(info)  # an export materialises a copy-on-write tensor
+            own = type(obj).__dlpack__ is not torch.Tensor.__dlpack__  # a subclass may export something else
+            return Description(info, needs_export=own)  # an export materialises a copy-on-write tensor
         if DEVICES.kind == "rocm" and not obj.is_cpu:
             return Description(info)
         assert dtype is not None

@@ -87,6 +87,10 @@ def _legacy_stream(obj: Any, tensor: Tensor) -> Stream | None:
     return Stream(Device(lib.kDLCUDA, tensor.device.id), lib.DLX_STREAM_LEGACY)
 
 
+def _restore(capsule: Any, tensor: Tensor) -> None:
+    native.capsule_restore(capsule, tensor)
+
+
 class CapsuleAdapter(Described):
     """A raw capsule of either name. It is single-use, so it is only looked at until nothing else can fail."""
 
@@ -95,7 +99,7 @@ class CapsuleAdapter(Described):
     streams = StreamSupport(ready=_legacy_stream)
     ownership = Ownership(
         consume=lambda obj, tensor, shared: native.capsule_claim(obj, tensor),
-        restore=lambda obj, tensor: native.capsule_restore(obj, tensor) and None,
+        restore=_restore,
     )
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
