@@ -26,6 +26,7 @@ import numbers
 import types
 from collections import OrderedDict, UserString, defaultdict, deque
 from typing import Any
+from weakref import ref
 
 from dlx._containers.classes import abstract_handler, elements, items, record_handler, subclass_handler, unflatten_set
 from dlx._core.foreign import TypeCache, derives, is_key, module_of
@@ -183,6 +184,7 @@ VIEW = Container(
 _known: TypeCache[Container | None] = TypeCache()
 _arrays: TypeCache[Adapter] = TypeCache()
 _seen: tuple[int, Any] = (0, None)
+_UNKNOWN: Any = object()
 
 
 def stamp() -> tuple[int, Any]:
@@ -214,11 +216,10 @@ def container_of(kind: type) -> Container | None:
         _known.clear()
         _arrays.clear()
         _seen = now
-    try:
-        handler = _known[kind]
-    except KeyError:
+    handler = _known.get(ref(kind), _UNKNOWN) if type(kind) is type or is_key(kind) else _UNKNOWN
+    if handler is _UNKNOWN:
         try:
-            handler = _known[kind] = _look_up(kind)
+            handler = _known.keep(kind, _look_up(kind))
         except (DlxError, MemoryError):
             raise
         except Exception:  # a type that raises when it is looked at
@@ -253,9 +254,9 @@ def what_is(kind: type) -> Container | Adapter | type | None:
         handler = container_of(kind)
         if handler is not None:
             return handler
-        adapter = _arrays.get(kind) or registry.knows(kind)
+        adapter = _arrays.find(kind) or registry.knows(kind)
         if adapter is not None:
-            _arrays[kind] = adapter
+            _arrays.keep(kind, adapter)
             return None if adapter.root_only else adapter
         return None if is_plain(kind) else kind
     except (DlxError, MemoryError):

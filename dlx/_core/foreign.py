@@ -113,22 +113,29 @@ def derives(kind: type, bases: type | tuple[type, ...]) -> bool:
     return any(cls is base for cls in _mro(kind) for base in every)
 
 
-class TypeCache(weakref.WeakKeyDictionary[type, Value]):
-    """Answers by class, for as long as the class lives; one that cannot be a key is asked anew each time."""
+class TypeCache(dict["weakref.ref[type]", Value]):
+    """Answers by class, for as long as the class lives: ``cache.get(weakref.ref(kind))``, for a `kind` that `is_key`."""
 
-    data: dict[weakref.ref[type], Value]
-
-    def get(self, kind: type, default: Any = None) -> Any:  # Value, or the default
-        """Return what is known of a class."""
+    def keep(self, kind: type, value: Value) -> Value:
+        """Note what is known of a class, and return it; of one that cannot be a key nothing is kept."""
         if type(kind) is type or is_key(kind):
-            return self.data.get(weakref.ref(kind), default)
-        return default
+            self[weakref.ref(kind, self._drop)] = value
+        return value
 
-    def __getitem__(self, kind: type) -> Value:
-        if type(kind) is type or is_key(kind):
-            return self.data[weakref.ref(kind)]
-        raise KeyError
+    def find(self, kind: type) -> Value | None:
+        """Return what is known of a class, or None."""
+        return self.get(weakref.ref(kind)) if type(kind) is type or is_key(kind) else None
 
-    def __setitem__(self, kind: type, value: Value) -> None:
-        if type(kind) is type or is_key(kind):
-            super().__setitem__(kind, value)
+    @property
+    def _drop(self) -> Any:
+        """What a class does when it goes; it does not keep the cache alive."""
+        cache = weakref.ref(self)
+
+        def drop(dead: weakref.ref[type]) -> None:
+            answers = cache()
+            if answers is not None:
+                answers.pop(dead, None)
+
+        return drop
+
+

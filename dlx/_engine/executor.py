@@ -86,7 +86,7 @@ def execute(
     array
         An array of the target framework.
     """
-    dtype, adapter = None, target.over(tensor).adapter
+    dtype, adapter = None, (target.over(tensor) if target.varies else target).adapter
     writer: Adapter | None = source  # who may write to the memory that is read; None once it is a copy
     for step in steps:
         kind = type(step)

@@ -22,12 +22,13 @@ from dlx._engine.plan import Address, Copy, Relabel, Repack, Resolve, Step, Unma
 from dlx._engine.request import HOST, Request
 from dlx._engine.streams import Synchronization, takes_stream
 from dlx._registry.generic import TENSOR
+from dlx._registry.target import Target
 from dlx.adapter.base import Adapter, Blocker
 from dlx.adapter.declarations import Layout
 from dlx.errors import CopyRequiredError, DeviceError, LayoutError, ReadOnlyError, StreamError
 from dlx.typing import Outcome
 
-__all__ = ["Decision", "approach", "decide", "explain"]
+__all__ = ["Decision", "approach", "decide", "explain", "is_inside"]
 
 
 class Decision(NamedTuple):
@@ -81,14 +82,18 @@ def approach(obj: Any, source: Adapter, blockers: tuple[Blocker, ...], info: Any
     DlxError
         If a blocker cannot be resolved, or the options forbid it.
     """
-    inside = request.target.holds(obj, source)
-    if inside:
+    if is_inside(obj, source, request.target):
         decided = _inside(source, blockers, info, request)
         if decided is not None:
             return decided
     if not blockers:
         return _NOTHING
     return Decision(tuple(_resolution(blocker, info, request) for blocker in blockers))
+
+
+def is_inside(obj: Any, source: Adapter, target: Target) -> bool:
+    """Return whether an array, which `source` knows, is one of a target already."""
+    return source is target.source and (target.kind is None or isinstance(obj, target.kind))
 
 
 def _resolution(blocker: Blocker, info: Any, request: Request) -> Step:
@@ -218,7 +223,7 @@ class _Decider:
         self, tensor: Tensor, before: Decision, source: Adapter, request: Request, sync: Synchronization
     ) -> None:
         self.tensor, self.before, self.source, self.request, self.sync = tensor, before, source, request, sync
-        self.target = request.target.over(tensor)
+        self.target = request.target.over(tensor) if request.target.varies else request.target
         self.notes: list[Step] = []  # of what the producer has done
         self.relabel: Device | None = None
         self.copies: list[Step] = []  # copy or move; gathering before it

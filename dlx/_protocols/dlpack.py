@@ -107,9 +107,9 @@ def export(obj: Any, *, stream: int | None = None) -> Tensor:
 def _call(obj: Any, wanted: dict[str, Any]) -> Any:
     kind: Any = type(obj)
     function = _own_function(kind)
-    learnt = _keywords.get(kind)
+    learnt = _keywords.find(kind)
     if learnt is None or learnt[0] is not function:
-        learnt = _keywords[kind] = (function, _read_keywords(kind.__dlpack__))
+        learnt = _keywords.keep(kind, (function, _read_keywords(kind.__dlpack__)))
     accepted = learnt[1]
     if accepted is not None:
         return obj.__dlpack__(**{name: wanted.get(name) for name, must in accepted.items() if must or name in wanted})
@@ -118,9 +118,9 @@ def _call(obj: Any, wanted: dict[str, Any]) -> Any:
     except TypeError as error:
         if "keyword argument" not in message_of(error):  # also "takes no keyword arguments"
             raise
-        _keywords[kind] = (function, {"stream": False})
+        _keywords.keep(kind, (function, {"stream": False}))
         return obj.__dlpack__(**{name: value for name, value in wanted.items() if name == "stream"})
-    _keywords[kind] = (function, _ALL)
+    _keywords.keep(kind, (function, _ALL))
     return capsule
 
 

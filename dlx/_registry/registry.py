@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple, cast
+from weakref import ref
 
 from dlx._core import native
 from dlx._core.foreign import TypeCache, derives, exception_text, foreign_error, is_key, module_of, type_name
@@ -114,17 +115,17 @@ class Registry:
         """
         kind = type(obj)
         producers = self._producers
-        adapter: Adapter | None = producers.get(kind)
+        adapter = producers.get(ref(kind)) if type(kind) is type or is_key(kind) else None
         if adapter is None:
             adapter = self._find(kind)
             if adapter is None:
                 return generic.generic_adapter(obj)  # not kept: the type may learn a protocol later
-            producers[kind] = adapter
+            producers.keep(kind, adapter)
         return adapter
 
     def knows(self, kind: type) -> Adapter | None:
         """Return the adapter that lists a type or a base of it, generic producers' left out; None where none does."""
-        return self._producers.get(kind) or self._find(kind)
+        return self._producers.find(kind) or self._find(kind)
 
     def _find(self, kind: type) -> Adapter | None:
         loader = self._loader

@@ -53,10 +53,6 @@ class Target:
         self.varies = kind is None and type(adapter).variant is not Adapter.variant
         self._variants: dict[Adapter, Target] = {}
 
-    def holds(self, obj: Any, source: Adapter) -> bool:
-        """Return whether an array, which `source` knows, is one of this target already."""
-        return source is self.source and (self.kind is None or isinstance(obj, self.kind))
-
     def over(self, tensor: Tensor) -> Target:
         """Return the target to load a tensor with: itself, or one of several array types of its framework."""
         if not self.varies:

@@ -14,6 +14,7 @@ from dlx._core.foreign import derives
 from dlx._core.native import FastPathFunction
 from dlx._core.types import Device
 from dlx._engine.batch import Batch
+from dlx._engine.planner import is_inside
 from dlx._engine.request import Request
 from dlx._registry.registry import registry
 from dlx._registry.target import Target
@@ -247,7 +248,7 @@ class Invocation:
         if self.spec.answer is None or self._caller is None:
             return True
         what = kind_of(own)
-        return not isinstance(what, Adapter) or self._caller[0].holds(own, what)
+        return not isinstance(what, Adapter) or is_inside(own, what, self._caller[0])
 
     def _is_handed_back(self, container: Any, handler: Container) -> bool:
         """Return whether a container and all that it holds are the caller's own."""

@@ -10,6 +10,7 @@ from typing import Any
 from dlx._core import cuda
 from dlx._core.stream import Stream, is_unordered, lending
 from dlx._core.types import Device
+from dlx._engine.planner import is_inside
 from dlx._engine.streams import StreamSync, physical
 from dlx._registry.target import Target
 from dlx.adapter.base import Adapter
@@ -108,7 +109,7 @@ class Work:
                 continue
             device = physical(found)
             callers = self._callers.setdefault(device, set())
-            if self.target.holds(obj, source):
+            if is_inside(obj, source, self.target):
                 self._own.add(device)
                 continue
             current = syncs.producer(source, device)

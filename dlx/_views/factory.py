@@ -79,10 +79,7 @@ def make(obj: Any, handler: Container, scope: Scope, path: Path) -> Any:
         cls = SequenceView if isinstance(obj, SliceView) else kind
         return cls(obj._source, obj._handler, scope, path)
     if cls is None:
-        try:
-            cls = _classes[kind]
-        except KeyError:
-            cls = _classes[kind] = _class_of(kind, handler)
+        cls = _classes.find(kind) or _classes.keep(kind, _class_of(kind, handler))
         if cls is None:
             return None
     return cls(obj if handler.live is None else handler.live(obj), handler, scope, path)

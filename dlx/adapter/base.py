@@ -418,10 +418,8 @@ def over_memory(
     return native.tensor_new(address, shape, strides, dtype, device, flags, owner)
 
 
-@set_module("dlx.adapter")
-def consumed(capsule: object) -> Tensor:
-    """Return the tensor of a capsule that the framework has just made, which is used up."""
-    return native.capsule_claim(capsule)
+consumed = native.capsule_claim
+"""``consumed(capsule)`` returns the tensor of a capsule that the framework has just made, which is used up."""
 
 
 @set_module("dlx.adapter")
