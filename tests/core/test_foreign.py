@@ -166,7 +166,10 @@ def test_adapters_that_raise_what_cannot_be_shown(tmp_path, python, np):
     site = Site(tmp_path, python)
     plain = ("capabilities", "load", "describe", "export", "classes")
     hooks = {method: f"{method} = boom" for method in plain}
-    hooks |= {"consume": "ownership = Ownership(boom)", "current": "devices = type('D', (Devices,), {'current': boom})()"}
+    hooks |= {
+        "consume": "ownership = Ownership(boom)",
+        "current": "devices = type('D', (Devices,), {'current': boom})()",
+    }
     methods = tuple(hooks)
     for method in methods:
         name = f"lib_{method}"

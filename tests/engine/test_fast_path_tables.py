@@ -508,9 +508,7 @@ def test_an_adapter_may_answer_its_guards_in_c(mylib, hostile, monkeypatch, earl
     make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     capsule = make(ctypes.cast(function, ctypes.c_void_p), b"dlx_guard_function", None)
     guards = (Guard("is_odd"),)  # Array has no such attribute
-    found = replace(
-        mylib.adapter.fast_path, guards=guards, guard_function=lambda: (capsule, frozenset({"is_odd"}))
-    )
+    found = replace(mylib.adapter.fast_path, guards=guards, guard_function=lambda: (capsule, frozenset({"is_odd"})))
     monkeypatch.setattr(mylib.adapter, "fast_path", found)
     mylib.Array.is_odd = False
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
@@ -662,7 +660,7 @@ def test_loading_a_plugin_clears_the_routes(monkeypatch, mylib):
         lambda: [type("Other", (Adapter,), {"name": "other", "package": "other"})()]
     )
     monkeypatch.setitem(sys.modules, "dlx_other", plugin)
-    assert Registry({"other": "dlx_other"}).load("other").broken is None
+    assert Registry({"other": "dlx_other"})._loader.load("other").broken is None
     convert(b"abc", to="dlx")
     assert len(asked) == 2
 
@@ -680,6 +678,7 @@ def test_many_types_do_not_close_the_lane(monkeypatch, mylib, hostile):
 
 def test_a_route_that_changes_while_it_runs(np, mylib, hostile):
     """Routes may be cleared while a call is running on one of them."""
+
     class Clears(mylib.Array):
         @property
         def nasty(self):

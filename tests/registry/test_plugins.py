@@ -692,7 +692,7 @@ ROADS = """
     def counting(*args, **options):
         slow.append(args)
         return path(*args, **options)
-    lane = native.FastPathFunction(counting, learn, dlx._engine.fast_path._consumer_failed)
+    lane = native.FastPathFunction(counting, learn, dlx._engine.fast_path.consumer_failed)
     array = np.arange(6.0).view(lib.Array)
 """
 
