@@ -57,9 +57,9 @@ def floor_of(module, kind, target):
     for guard in facts.guards:
         if guard.ask in answered:
             continue
-        (_, _, descriptor, _), codes, of_owner, _ = routes._guard(source, kind, guard)
+        (_, _, descriptor, _), codes, of_owner, _ = routes._guard(facts, kind, guard)
         guards.append((descriptor, codes, of_owner, guard.resolve or None))
-    switches = tuple(routes._switches(source))
+    switches = tuple(routes._switches(facts))
     owner = routes._question(kind, facts.owner, call=True)[2] if facts.owner else None
     assert all(look_up(name) is not None for name in facts.types)
     return module.make(table(kind), take, tuple(guards), quick, switches, owner)

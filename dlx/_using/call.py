@@ -124,7 +124,7 @@ class Invocation:
         some = [
             i
             for i, (array, source) in enumerate(zip(tree.arrays, tree.sources, strict=True))
-            if self.request.device is not None or not target.holds(array, source)
+            if self.request.device is not None or not is_inside(array, source, target)
         ]
         arrays, sources = [tree.arrays[i] for i in some], [tree.sources[i] for i in some]
         quick = self.request.device is None and self.request.stream is None
@@ -163,8 +163,8 @@ class Invocation:
         """Return the framework of the results, and its device; None: results are not converted."""
         if self.spec.answer is not None:
             return registry.target(self.spec.answer), None
-        inside = self.request.target.holds
-        others = {id(source): source for source, array, _ in self._seen if not inside(array, source)}
+        inside = self.request.target
+        others = {id(source): source for source, array, _ in self._seen if not is_inside(array, source, inside)}
         if len(others) != 1:
             return None
         (adapter,) = others.values()

@@ -44,8 +44,9 @@ def working(adapter: Adapter, streams: Mapping[Device, Stream]) -> Iterator[None
     activate = adapter.streams.activate if adapter.streams is not None else None
     with contextlib.ExitStack() as stack:
         stack.enter_context(lending(streams.values()))
-        for stream in streams.values() if activate is not None else ():
-            stack.enter_context(activate(stream))
+        for stream in streams.values():
+            if activate is not None:
+                stack.enter_context(activate(stream))
         yield
 
 

@@ -300,7 +300,7 @@ def tell(*args, **keywords):
 lane = dlx.convert
 from dlx._core import native
 from dlx._engine import fast_path as routes
-fast = native.FastPathFunction(tell, routes.learn, dlx._engine.fast_path._consumer_failed)
+fast = native.FastPathFunction(tell, routes.learn, dlx._engine.fast_path.consumer_failed)
 real = dlx.convert
 dlx.convert = lambda x, to, **options: real(x, to=to, **options) if options else fast(x, to=to)
 """

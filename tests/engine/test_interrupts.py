@@ -416,7 +416,7 @@ def test_memory_that_runs_out_while_streams_are_named(cuda, monkeypatch):
             raise MemoryError("now")
 
     with pytest.raises(MemoryError, match="now"):
-        sys.modules["dlx._engine.streams"].StreamSync(Streams()).consumer(dlx.Device("cuda:0"))
+        sys.modules["dlx._engine.streams"].StreamSync(registry.target("dlx")).producer(Streams(), dlx.Device("cuda:0"))
     monkeypatch.setattr(registry, "adapters", lambda: [Streams()])
     with pytest.raises(MemoryError, match="now"):
         registry.stream_keeper(0, 0x5000)

@@ -257,7 +257,7 @@ def test_two_producers_two_devices(cuda, lib_a, lib_b, monkeypatch):
 
 def test_points_are_told_apart(cuda, lib_b):
     """One that is gone may have left its address to the next one of the same call."""
-    sync, place, memory = StreamSync(lib_b.adapter), dlx.Device("cuda"), cuda.alloc(N)
+    sync, place, memory = StreamSync(registry.target("libb")), dlx.Device("cuda"), cuda.alloc(N)
     c = sync.consumer(place)
     for _ in range(8):
         p = driver.Stream(place, cuda.stream())

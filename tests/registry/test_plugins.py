@@ -325,7 +325,7 @@ BROKEN = {  # a plugin's code -> what the sentence says
     ),
     "unknown dtype": (
         adapter().replace("pass  # facts", "dtypes = DTypes('lib', {'float': 'single'})"),
-        "the dtypes of its adapter 'lib' cannot be read: there is no dtype 'float'",
+        "the dtypes.names of its adapter 'lib' cannot be read: there is no dtype 'float'",
     ),
     "newer": (adapter(api=99), f"adapter 'lib' speaks API 99, this dlx speaks {API}. Update dlx."),
     "older": (adapter(api=0), f"adapter 'lib' speaks API 0, this dlx speaks {API}. Update dlx-lib."),
@@ -692,7 +692,7 @@ ROADS = """
     def counting(*args, **options):
         slow.append(args)
         return path(*args, **options)
-    lane = native.FastPathFunction(counting, learn, dlx._engine.fast_path._consumer_failed)
+    lane = native.FastPathFunction(counting, learn, dlx._engine.fast_path.consumer_failed)
     array = np.arange(6.0).view(lib.Array)
 """
 

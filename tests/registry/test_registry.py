@@ -121,7 +121,7 @@ def test_target_by_module_and_type(registry, mylib):
     """A module or a listed array type names its framework."""
     assert registry.target(mylib).name == "mylib"
     assert registry.target(Array).name == "mylib"
-    assert registry.target("dlx") is registry.target(dlx.Tensor) is strangers.TENSOR
+    assert registry.target("dlx").adapter is registry.target(dlx.Tensor).adapter is strangers.TENSOR
 
 
 def test_a_subclass_is_no_target(registry):
@@ -194,7 +194,7 @@ def test_a_broken_plugin_breaks_nothing_else(monkeypatch, mylib, hook):
     """It is raised, with its cause, by whoever needs it, and only then; other targets go on working."""
     plugin(monkeypatch, "dlx_mylib", hook)
     registry = Registry({"mylib": "dlx_mylib", "numpy": "dlx_numpy"})
-    assert registry.target("dlx") is strangers.TENSOR
+    assert registry.target("dlx").adapter is strangers.TENSOR
     assert registry.producer(b"abc") is strangers.BUFFER
     for _ in range(2):  # remembered, not forgotten
         with pytest.raises(PluginError, match=r"plugin dlx_mylib \(dlx\) is (broken|refused)") as info:
