@@ -7,11 +7,11 @@ needed.
 from __future__ import annotations
 
 import importlib
-import os
+import itertools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from dlx._core import native
 from dlx._core.foreign import TypeCache, derives, exception_text, is_key, module_of, type_name
@@ -27,13 +27,7 @@ from dlx.errors import AdapterNotFoundError, DlxError, FrameworkNotInstalledErro
 __all__ = ["Adapters", "Registry", "adapters", "registry"]
 
 
-class _Target(NamedTuple):
-    """What a target was resolved to, valid as long as its framework is the module that it was."""
-
-    adapter: Adapter
-    kind: type | None
-    ready: Adapter
-    module: ModuleType | None
+_PROTOCOLS = ("__dlpack__", "__array_interface__", "__array__")
 
 
 class Registry:
@@ -54,7 +48,7 @@ class Registry:
         """Drop what was cached. A look-up that is still running keeps its answer in what is dropped."""
         self.generation += 1
         self._producers: TypeCache[Adapter] = TypeCache()
-        self._targets: dict[Any, _Target] = {}
+        self._targets: dict[Any, tuple[Adapter, Adapter, ModuleType | None]] = {}
         native.routes_clear()
 
     def adapters(self) -> Iterator[Adapter]:
@@ -70,8 +64,7 @@ class Registry:
 
     def left_out(self) -> list[str]:
         """Return a sentence for each framework whose plugin ``DLX_LOAD_PLUGINS`` leaves out."""
-        found = self._loader.left_out.items()
-        return [f"DLX_LOAD_PLUGINS leaves {owner} out, which has {root!r}" for root, owner in found]
+        return list(self._loader.left_out.values())
 
     def remark(self, adapter: Adapter, sentence: str) -> None:
         """Record a problem of an adapter that can still be used; listings and `dlx doctor` show it."""
@@ -106,10 +99,7 @@ class Registry:
     def producer(self, obj: Any) -> Adapter | None:
         """Return the adapter that knows an object as an array, a generic producer's included; None where none does.
 
-        Raises
-        ------
-        PluginError
-            If the plugin that should know its type is broken.
+        Raises `PluginError` where the plugin that should know its type is broken.
         """
         kind = type(obj)
         producers = self._producers
@@ -126,25 +116,21 @@ class Registry:
         return self._producers.get(kind) or self._find(kind)
 
     def _find(self, kind: type) -> Adapter | None:
-        loader = self._loader
-        roots = {root for cls in kind.__mro__ for root in _packages(module_of(cls))} - {"", "builtins"}
-        top = module_of(kind).partition(".")[0]
+        loader, top = self._loader, module_of(kind).partition(".")[0]
         foreign = top not in sys.stdlib_module_names
-        if loader.scans_first or (top not in loader.plugins and foreign):
-            loader.scan()
-        needed = [loader.need(root) for root in sorted(roots & loader.plugins.keys())]
+        if foreign:
+            loader.has(top)
+        roots = {root for cls in kind.__mro__ for root in _packages(module_of(cls))} & loader.plugins.keys()
+        needed = [loader.need(root) for root in sorted(roots)]
         owner = self._owner(kind)
         if owner is None and foreign:
-            # A type may have been registered as an array of a package that is imported, whose plugin is not loaded yet.
-            there = list(loader.plugins.items())  # another thread may be scanning
-            late = [root for root, plugin in there if root in sys.modules and not plugin.loaded]
-            for root in late:
-                loader.need(root)
-            owner = self._owner(kind) if late else None
-        if owner is None and _looks_like_an_array(kind):
-            for plugin in needed:
-                if plugin.broken is not None:
-                    raise error_of(plugin)
+            # It may be registered as an array of a package that is imported, whose plugin is not loaded yet.
+            before = self.generation
+            loader.need_imported()
+            owner = self._owner(kind) if self.generation != before else None
+        broken = [plugin for plugin in needed if plugin.broken is not None]
+        if owner is None and broken and any(hasattr(kind, name) for name in _PROTOCOLS):
+            raise error_of(broken[0])
         return owner
 
     def broken_for(self, kind: type) -> PluginError | None:
@@ -176,9 +162,7 @@ class Registry:
     def container(self, kind: type) -> Container | None:
         """Return the handler that an adapter declares for a type or its nearest base; None where none does."""
         self.knows(kind)  # its package's adapters are loaded now
-        for root in list(self._loader.plugins):  # a package without arrays may hold another's: tensordict, h5py
-            if root in sys.modules:
-                self._loader.load(root)
+        self._loader.need_imported()  # a package without arrays may hold another's: tensordict, h5py
         handlers = [
             (look_up(name), handler)
             for adapter in self.adapters()
@@ -190,65 +174,47 @@ class Registry:
     # ---- targets ----------------------------------------------------------------------------------------------------
 
     def target(self, to: Any) -> Adapter:
-        """Return the adapter that a target names, its framework imported.
+        """Return the adapter that a target names, its framework imported: `to` as in `dlx.convert`.
 
-        Parameters
-        ----------
-        to
-            A name (``"torch"``), a module, or an array type that an adapter lists.
-
-        Raises
-        ------
-        AdapterNotFoundError
-            If there is no such target.
-        FrameworkNotInstalledError
-            If the framework is not there or fails to import.
-        PluginError
-            If the adapter's plugin is broken.
+        Raises `AdapterNotFoundError` where there is no such target, `FrameworkNotInstalledError` where its framework
+        is not there or fails to import, `PluginError` where its plugin is broken.
         """
-        targets = self._targets
-        key = type(to) in (str, ModuleType, type) or (isinstance(to, type) and is_key(to))
-        known = targets.get(to) if key else None
-        if known is not None and sys.modules.get(known.adapter.package) is known.module:
-            if known.ready.constant:
-                return known.ready
-            if ready := self.ready(known.adapter, known.kind):
-                return ready
-        found = self._resolve(to)
-        if key:
-            targets[to] = found
-        return found.ready
+        targets, kind = self._targets, to if isinstance(to, type) else None
+        cacheable = type(to) in (str, ModuleType) or (kind is not None and is_key(kind))
+        if cacheable and (known := targets.get(to)):
+            ready, adapter, module = known
+            if sys.modules.get(adapter.package) is module:  # else it is imported anew
+                current = ready if ready.constant else self.ready(adapter, kind)
+                if current is not None:
+                    return current
+        ready, adapter = self._by_name(to) if kind is None else self._by_type(kind)
+        if cacheable:
+            targets[to] = ready, adapter, sys.modules.get(adapter.package)
+        return ready
 
-    def _resolve(self, to: Any) -> _Target:
-        if isinstance(to, str):
-            return self._named(to, to)
-        plugins = self._loader.plugins
+    def _by_type(self, kind: type) -> tuple[Adapter, Adapter]:
+        """Return the adapter that makes arrays of a type, as `ready` gives it, and the one that `ready` was given."""
+        adapter = self._find(kind)
+        if adapter is not None:
+            ready = self.ready(adapter, kind)
+            if ready is not None and kind in self._classes(ready):
+                return ready, adapter
+        fix = self._known() if adapter is None else f"Say to={self._name_of(adapter)!r}."
+        raise AdapterNotFoundError(f"no adapter lists the type {type_name(kind)}", fix=fix)
+
+    def _by_name(self, to: Any) -> tuple[Adapter, Adapter]:
+        """Return the same for a name or a module."""
+        loader, name, shown = self._loader, to, to
         if isinstance(to, ModuleType):
-            names = list(_packages(to.__name__))
-            if names[0] not in plugins:
-                self._loader.scan()
-            return self._named(
-                next((name for name in names[::-1] if name in plugins), names[0]), f"module {to.__name__}"
-            )
-        if not isinstance(to, type):
+            names = [*_packages(to.__name__)]
+            shown = f"module {to.__name__}"
+            name = names[0] if loader.has(names[0]) else next(filter(loader.has, reversed(names)), names[0])
+        elif not isinstance(to, str):
             raise TypeError(f"to must be a name, a module or an array type, found {type(to).__name__}")
-        adapter = self._find(to)
-        ready = None if adapter is None else self.ready(adapter, to)
-        if adapter is None or ready is None or to not in self._classes(ready):
-            fix = self._known() if adapter is None else f"Say to={self._name_of(adapter)!r}."
-            raise AdapterNotFoundError(f"no adapter lists the type {type_name(to)}", fix=fix)
-        return _Target(adapter, to, ready, sys.modules.get(adapter.package))
-
-    def _named(self, name: str, shown: str) -> _Target:
-        loader = self._loader
         if name == generic.TENSOR.name:
-            return _Target(generic.TENSOR, None, generic.TENSOR, sys.modules[generic.TENSOR.package])
-        if name not in loader.plugins or loader.scans_first:
-            loader.scan()
-        if name not in loader.plugins:
-            fix = self._known()
-            if name in loader.left_out:
-                fix = f"DLX_LOAD_PLUGINS={os.environ['DLX_LOAD_PLUGINS']!r} leaves {loader.left_out[name]} out. {fix}"
+            return generic.TENSOR, generic.TENSOR
+        if not loader.has(name):
+            fix = f"{loader.left_out[name]}. {self._known()}" if name in loader.left_out else self._known()
             raise AdapterNotFoundError(f"there is no target {shown!r}", target=name, fix=fix)
         plugin = loader.need(name)
         if plugin.broken is not None:
@@ -257,17 +223,11 @@ class Registry:
             _import(adapter)
             ready = self.ready(adapter)
             if ready is not None:
-                return _Target(adapter, None, ready, sys.modules.get(adapter.package))
+                return ready, adapter
         raise AdapterNotFoundError(f"{name!r} can be read but is no target", target=name, fix=self._known())
 
     def ready(self, adapter: Adapter, kind: type | None = None) -> Adapter | None:
-        """Return the adapter to ask in one conversion; None where its framework takes no arrays.
-
-        Raises
-        ------
-        PluginError
-            If it fails to say.
-        """
+        """Return the adapter to ask in one conversion; None where its framework takes no arrays."""
         try:
             target = (adapter if kind is None else adapter.narrowed(kind)).current()
             if target.capabilities is None:
@@ -287,9 +247,7 @@ class Registry:
     def _name_of(self, adapter: Adapter) -> str:
         """Return what users write for an adapter's framework."""
         plugin = self._loader.plugin_of(adapter)
-        if plugin is None or adapter.name in self._loader.plugins:
-            return adapter.name
-        return plugin.names[0]
+        return adapter.name if plugin is None or adapter.name in self._loader.plugins else plugin.names[0]
 
     def _known(self) -> str:
         self._loader.scan()
@@ -297,45 +255,25 @@ class Registry:
         return f"Known targets: {', '.join(sorted(['dlx', *known]))}."
 
 
-def _packages(module: str) -> Iterator[str]:
+def _packages(module: str) -> Iterable[str]:
     """Give a module's root package, then the packages below it: a framework may live in a namespace package."""
-    end = module.find(".")
-    while end >= 0:
-        yield module[:end]
-        end = module.find(".", end + 1)
-    yield module
-
-
-def _looks_like_an_array(kind: type) -> bool:
-    return any(hasattr(kind, name) for name in ("__dlpack__", "__array_interface__", "__array__"))
+    return itertools.accumulate(module.split("."), "{}.{}".format)
 
 
 def _import(adapter: Adapter) -> None:
-    """Import an adapter's framework, which is a target."""
+    """Import the framework of a target."""
     found = look_up(adapter.package)
     if found is not None and not getattr(getattr(found, "__spec__", None), "_initializing", False):
         return  # else another thread is importing it, and is waited for
     try:
         importlib.import_module(adapter.package)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{adapter.package}.".startswith(f"{error.name}."):
-            raise _failed(adapter, error) from error
-        install = adapter.install or f"pip install {adapter.package}"
-        raise FrameworkNotInstalledError(
-            f"{adapter.package} is not installed", target=adapter.name, fix=f"Install it: {install}."
-        ) from error
     except MemoryError:
         raise
     except Exception as error:  # a half-installed framework raises OSError, RuntimeError, anything
-        raise _failed(adapter, error) from error
-
-
-def _failed(adapter: Adapter, error: Exception) -> FrameworkNotInstalledError:
-    return FrameworkNotInstalledError(
-        f"{adapter.package} is installed but fails to import: {exception_text(error)}",
-        target=adapter.name,
-        fix="Repair its installation.",
-    )
+        reason, fix = f"is installed but fails to import: {exception_text(error)}", "Repair its installation."
+        if isinstance(error, ModuleNotFoundError) and f"{adapter.package}.".startswith(f"{error.name}."):
+            reason, fix = "is not installed", f"Install it: {adapter.install or f'pip install {adapter.package}'}."
+        raise FrameworkNotInstalledError(f"{adapter.package} {reason}", target=adapter.name, fix=fix) from error
 
 
 registry = Registry()

@@ -137,6 +137,97 @@ def test_a_target_that_is_none_of_these_is_a_type_error(registry, to):
         registry.target(to)
 
 
+def called(function, *arguments):
+    """Return the names of the Python functions that a call runs."""
+    names = []
+    sys.setprofile(lambda frame, event, _: names.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        function(*arguments)
+    finally:
+        sys.setprofile(None)
+    return names
+
+
+def test_a_target_is_resolved_once(registry, mylib):
+    """From then on it is looked up, and nothing is called."""
+    for to in ("mylib", "my", mylib, "dlx"):
+        registry.target(to)
+        found = registry.target(to)  # the first one may have loaded a plugin, which forgets all answers
+        assert called(registry.target, to) == ["target"]
+        assert registry.target(to) is found
+    registry.target(Array)
+    assert called(registry.target, Array) == ["target", "is_key"]
+
+
+def test_what_a_target_names_is_forgotten_when_a_plugin_is_loaded(registry, mylib):
+    """Each plugin that is loaded may change the answer."""
+    assert registry.target("mylib") is registry.target("mylib")
+    other = MyLib()
+    plugin = registry._loader.plugins["mylib"]
+    plugin.adapters = ()
+    plugin.load = lambda: types.SimpleNamespace(dlx_adapters=dlx.hookimpl(specname="dlx_adapters")(lambda: [other]))
+    registry._loader.load("mylib")
+    assert registry.target("mylib") is registry.target(mylib) is registry.target(Array) is other
+
+
+def test_a_framework_that_is_imported_anew(monkeypatch, registry, mylib, tmp_path):
+    """A target is resolved again where its package is another module, or gone; a type of the old one is no target."""
+    assert [registry.target(to).name for to in ("mylib", mylib, Array) * 2] == ["mylib"] * 6
+    monkeypatch.delitem(sys.modules, "mylib")
+    with pytest.raises(FrameworkNotInstalledError, match="mylib is not installed"):
+        registry.target("mylib")
+    (tmp_path / "mylib.py").write_text("class Array: pass")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert registry.target("mylib").name == registry.target("mylib").name == "mylib"
+    assert "mylib" in sys.modules and sys.modules["mylib"] is not mylib
+    assert registry.target(sys.modules["mylib"].Array).name == "mylib"
+    with pytest.raises(AdapterNotFoundError, match="no adapter lists the type"):
+        registry.target(Array)
+
+
+def test_a_target_whose_capabilities_change_is_asked_each_time(monkeypatch, mylib):
+    """The look-up is remembered, the answer is not; also where it is no target at present."""
+
+    class Changing(MyLib):
+        constant = False
+        taken: frozenset[str] | None = frozenset({"float32"})
+
+        def accepts(self):
+            return None if self.taken is None else Capabilities(dtypes=self.taken)
+
+    adapter = Changing()
+    plugin(monkeypatch, "dlx_mylib", lambda: [adapter])
+    registry = Registry({"mylib": "dlx_mylib"})
+    for to in ("mylib", mylib, Array) * 2:
+        for taken in (frozenset({"float32"}), frozenset({"int8"})):
+            Changing.taken = taken
+            assert registry.target(to).capabilities.dtypes == taken
+        Changing.taken = None
+        with pytest.raises(AdapterNotFoundError):
+            registry.target(to)
+    Changing.taken = frozenset({"int8"})
+    registry.target("mylib")
+    assert "_by_name" not in called(registry.target, "mylib")
+
+
+def test_a_target_that_is_no_key(registry, mylib):
+    """What cannot be hashed, or hashes by code of its own, is answered as anything else."""
+
+    class Odd(type):
+        def __hash__(cls):
+            raise RuntimeError("no hash")
+
+    class Unhashable:
+        def __hash__(self):
+            raise RuntimeError("no hash")
+
+    for _ in range(2):
+        with pytest.raises(AdapterNotFoundError, match="no adapter lists the type"):
+            registry.target(Odd("Strange", (), {}))
+        with pytest.raises(TypeError, match="to must be a name"):
+            registry.target(Unhashable())
+
+
 def test_unknown_targets_name_the_known_ones(registry):
     """Whoever mistypes a name reads the list."""
     with pytest.raises(AdapterNotFoundError, match=r"no target 'nampy'. Known targets: .*dlx.*mylib"):
@@ -337,7 +428,7 @@ def test_broken_third_parties_are_told_by_distribution(published):
 
 
 def test_two_adapters_for_one_name_are_both_named(monkeypatch, registry):
-    """dlx's own stays; the other is remembered as broken, with both in the text."""
+    """What dlx has stays; the other is remembered as broken, with both in the text."""
     import importlib.metadata
 
     class Entry:
