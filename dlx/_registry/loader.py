@@ -24,7 +24,8 @@ __all__ = ["Loader"]
 class Loader:
     """Finds plugins, loads each when it is first needed, and remembers those that are broken.
 
-    `changed` is called, under a lock, whenever plugins were found or loaded.
+    `changed` is called, under a lock, whenever one was loaded. Finding more changes no answer: who asks about a package
+    that has no plugin, or another one by ``DLX_LOAD_PLUGINS``, has them found first.
     """
 
     def __init__(self, built_in: Mapping[str, str], changed: Callable[[], None]) -> None:
@@ -63,7 +64,6 @@ class Loader:
                 found[f"({name})"] = Plugin("none", object, name, broken=error)
             self.plugins.update(found)
             self._scanned = True
-            self._changed()
 
     def load(self, root: str) -> Plugin:
         """Load a plugin, once, and return it; what goes wrong is remembered in it."""

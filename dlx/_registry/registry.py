@@ -26,7 +26,6 @@ from dlx.errors import AdapterNotFoundError, DlxError, FrameworkNotInstalledErro
 
 __all__ = ["Adapters", "Registry", "adapters", "registry"]
 
-
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "__array__")
 
 
@@ -36,7 +35,7 @@ class Registry:
     Attributes
     ----------
     generation
-        Changes whenever plugins are found or loaded, and what was cached about types and targets is dropped.
+        Changes whenever a plugin is loaded, and what was cached about types and targets is dropped.
     """
 
     def __init__(self, built_in: Mapping[str, str] = BUILT_IN) -> None:

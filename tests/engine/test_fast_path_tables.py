@@ -649,7 +649,7 @@ def test_loading_a_plugin_clears_the_routes(monkeypatch, mylib):
         lambda: [type("Other", (Adapter,), {"name": "other", "package": "other"})()]
     )
     monkeypatch.setitem(sys.modules, "dlx_other", plugin)
-    assert Registry({"other": "dlx_other"}).load("other").broken is None
+    assert Registry({"other": "dlx_other"})._loader.load("other").broken is None
     convert(b"abc", to="dlx")
     assert len(asked) == 2
 
