@@ -24,30 +24,24 @@ __all__ = ["Loader"]
 class Loader:
     """Finds plugins, loads each when it is first needed, and remembers those that are broken.
 
-    Parameters
-    ----------
-    built_in
-        dlx's own plugins: root package -> module.
-    changed
-        Called under a lock whenever plugins were found or loaded, so that answers that depend on them can be dropped.
-
-    Attributes
-    ----------
-    plugins
-        By root package, or another name for it. One that is refused for another one's sake is ``"root (distribution)"``.
-    left_out
-        Root package -> distribution that ``DLX_LOAD_PLUGINS`` leaves out.
-    scans_first
-        Whether entry points are read before anything else, since they may replace what is built in.
+    `changed` is called, under a lock, whenever one was loaded. Finding more changes no answer: who asks about a package
+    that has no plugin, or another one by ``DLX_LOAD_PLUGINS``, has them found first.
     """
 
     def __init__(self, built_in: Mapping[str, str], changed: Callable[[], None]) -> None:
         self._lock: threading.RLock | None = None
         self._changed = changed
         self._scanned = False
-        self.plugins: dict[str, Plugin] = plugins.own(built_in)
-        self.left_out: dict[str, str] = {}
-        self.scans_first = bool(plugins.allowed())
+        self._scans_first = bool(plugins.allowed())  # those that are chosen may replace what is built in
+        # By root package or another name for it; ``"root (distribution)"`` where it is another one's.
+        self.plugins = {root: plugin for plugin in plugins.own(built_in) for root in plugin.names}
+        self.left_out: dict[str, str] = {}  # root package -> sentence about ``DLX_LOAD_PLUGINS``
+
+    def has(self, root: str) -> bool:
+        """Return whether there is a plugin for a root package; reads the entry points where that may depend on them."""
+        if self._scans_first or root not in self.plugins:
+            self.scan()
+        return root in self.plugins
 
     def scan(self) -> None:
         """Read the entry points, once. Loads nothing."""
@@ -63,13 +57,13 @@ class Loader:
                 if allowed is None or owner in allowed or plugin.broken is not None:
                     _enter(plugin, found, chosen=allowed is not None)
                 else:
-                    self.left_out |= dict.fromkeys(plugin.names, plugin.distribution)
+                    said = f"DLX_LOAD_PLUGINS={os.environ['DLX_LOAD_PLUGINS']!r} leaves {plugin.distribution} out"
+                    self.left_out |= {root: f"{said}, which has {root!r}" for root in plugin.names}
             for name in sorted(unknown):
                 error = PluginError(f"DLX_LOAD_PLUGINS names {name!r}, and no such distribution offers adapters")
                 found[f"({name})"] = Plugin("none", object, name, broken=error)
             self.plugins.update(found)
             self._scanned = True
-            self._changed()
 
     def load(self, root: str) -> Plugin:
         """Load a plugin, once, and return it; what goes wrong is remembered in it."""
@@ -99,19 +93,19 @@ class Loader:
         return plugin
 
     def need(self, root: str) -> Plugin:
-        """Load the plugin for a root package on behalf of a conversion.
-
-        Raises
-        ------
-        PluginError
-            If it, or another one for that package, is broken and ``DLX_STRICT_PLUGINS`` is set.
-        """
+        """Load the plugin for a root package; where plugins are strict, raise what is wrong with any for it."""
         plugin = self.load(root)
         if plugins.strict():
             for each in self.unique():
                 if each.broken is not None and root in each.names:
                     raise error_of(each)
         return plugin
+
+    def need_imported(self) -> None:
+        """Load the plugins of all packages that are imported."""
+        for root, plugin in list(self.plugins.items()):  # another thread may be scanning
+            if root in sys.modules and not plugin.loaded:
+                self.need(root)
 
     def unique(self) -> list[Plugin]:
         """Return every plugin that is known."""
@@ -147,13 +141,7 @@ class Loader:
         return adapters
 
     def _check_claims(self, plugin: Plugin, adapters: Iterable[Adapter]) -> None:
-        """Refuse a plugin that claims what another one has: the first one keeps it, and dlx's own in any case.
-
-        Raises
-        ------
-        PluginError
-            If it is this plugin that is refused.
-        """
+        """Refuse a plugin that claims what another one has: the first one keeps it, and dlx's own in any case."""
         taken = {claim: other for other in self.unique() for claim in _claims(other.adapters)}
         for claim in sorted(_claims(adapters) & taken.keys()):
             if plugin.distribution != OURS:
@@ -184,5 +172,9 @@ def _conflict(one: Plugin, refused: Plugin, what: str) -> PluginError:
 
 def _claims(adapters: Iterable[Adapter]) -> set[str]:
     """Return what only one adapter can have: names, types, the types of containers."""
-    types = {name for adapter in adapters for handler in (adapter, *adapter.containers) for name in handler.types}
-    return types | {adapter.name for adapter in adapters}
+    return {
+        claim
+        for adapter in adapters
+        for claims in ([adapter.name], adapter.types, *(container.types for container in adapter.containers))
+        for claim in claims
+    }

@@ -51,36 +51,16 @@ OURS = "dlx"
 
 @dataclass(eq=False)
 class Plugin:
-    """One module that brings adapters, installed by one distribution.
+    """One module that brings adapters, installed by one distribution."""
 
-    Attributes
-    ----------
-    module
-        The entry point's value, a module's name.
-    load
-        Imports it, and gives what the entry point names. Never called where it is broken.
-    distribution
-        Who installed it; ``"dlx"`` for ours.
-    names
-        The entries' names: root packages whose adapters are here.
-    adapters
-        What it gave; none before it is loaded.
-    broken
-        What is wrong with it, or None.
-    notes
-        Sentences for its author or user: problems that are no reason to refuse it.
-    loading
-        Threads that are currently loading it, as (process, thread).
-    """
-
-    module: str
-    load: Callable[[], Any]
+    module: str  # the entry point's value
+    load: Callable[[], Any]  # imports it, and gives what the entry point names
     distribution: str
-    names: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)  # of its entries: root packages whose adapters it has
     adapters: tuple[Adapter, ...] = ()
-    broken: BaseException | None = None
-    notes: list[str] = field(default_factory=list)
-    loading: set[tuple[int, int]] = field(default_factory=set)
+    broken: BaseException | None = None  # why it cannot be used
+    notes: list[str] = field(default_factory=list)  # problems that are no reason to refuse it
+    loading: set[tuple[int, int]] = field(default_factory=set)  # (process, thread) of those that are loading it
 
     def __str__(self) -> str:
         return f"{self.module} ({self.distribution})"
@@ -94,14 +74,13 @@ class Plugin:
 # ---- which ones there are --------------------------------------------------------------------------------------------
 
 
-def own(table: Mapping[str, str]) -> dict[str, Plugin]:
+def own(table: Mapping[str, str]) -> list[Plugin]:
     """Return the plugins of a table {root package: module}, all of dlx's own distribution."""
-    modules = {
-        module: Plugin(module, functools.partial(importlib.import_module, module), OURS) for module in table.values()
-    }
-    for root, module in table.items():
-        modules[module].names.append(root)
-    return {root: modules[module] for root, module in table.items()}
+    modules = {module: functools.partial(importlib.import_module, module) for module in table.values()}
+    return [
+        Plugin(module, load, OURS, [root for root in table if table[root] == module])
+        for module, load in modules.items()
+    ]
 
 
 def discover() -> list[Plugin]:
@@ -163,34 +142,24 @@ _FAST_PATH: dict[str, type] = {"types": str, "confirmed": str, "owner_bounds": s
 
 
 def checked(plugin: Plugin, answers: Iterable[Any]) -> tuple[Adapter, ...]:
-    """Return the adapters that a plugin's hooks gave.
-
-    Raises
-    ------
-    PluginError
-        If there is none, or one that cannot be used; the sentence says which, and what to do.
-    """
-    found: list[Adapter] = []
+    """Return the adapters that a plugin's hooks gave, or raise a `PluginError` that says what is wrong with them."""
+    found: list[Any] = []
     for answer in answers:
         if isinstance(answer, Adapter) or not isinstance(answer, Iterable):
             raise PluginError(f"its dlx_adapters gave {safe_repr(answer)}", fix="Give a list of adapters.")
         found += answer
     if not found:
         raise PluginError("its dlx_adapters gave no adapters", fix="Give a list of them.")
-    names: set[str] = set()
-    for adapter in found:
-        if isinstance(adapter, type) and issubclass(adapter, Adapter):
-            name = adapter.__name__
-            raise PluginError(f"its dlx_adapters gave the class {name}", fix=f"Give an instance: {name}().")
+    for i, adapter in enumerate(found):
         if not isinstance(adapter, Adapter):
-            raise PluginError(
-                f"its dlx_adapters gave {safe_repr(adapter)}", fix="Give instances of dlx.adapter.Adapter."
-            )
+            shown, fix = safe_repr(adapter), "Give instances of dlx.adapter.Adapter."
+            if isinstance(adapter, type):
+                shown, fix = f"the class {adapter.__name__}", f"Give an instance: {adapter.__name__}()."
+            raise PluginError(f"its dlx_adapters gave {shown}", fix=fix)
         _check_version(plugin, adapter)
         _check_facts(adapter)
-        if adapter.name in names:
+        if any(adapter.name == other.name for other in found[:i]):
             raise PluginError(f"it has two adapters named {adapter.name!r}", fix="Give each a name of its own.")
-        names.add(adapter.name)
     return tuple(found if plugin.distribution == OURS else map(checked_adapter, found))
 
 

@@ -7,11 +7,11 @@ needed.
 from __future__ import annotations
 
 import importlib
-import os
+import itertools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 from weakref import ref
 
 from dlx._core import native
@@ -28,12 +28,7 @@ from dlx.errors import AdapterNotFoundError, DlxError, FrameworkNotInstalledErro
 
 __all__ = ["Adapters", "Registry", "adapters", "registry"]
 
-
-class _Found(NamedTuple):
-    """What a target was resolved to, valid as long as its framework is the module that it was."""
-
-    target: Target
-    module: ModuleType | None
+_PROTOCOLS = ("__dlpack__", "__array_interface__", "__array__")
 
 
 class Registry:
@@ -42,7 +37,7 @@ class Registry:
     Attributes
     ----------
     generation
-        Changes whenever plugins are found or loaded, and what was cached about types and targets is dropped.
+        Changes whenever a plugin is loaded, and what was cached about types and targets is dropped.
     """
 
     def __init__(self, built_in: Mapping[str, str] = BUILT_IN) -> None:
@@ -54,7 +49,7 @@ class Registry:
         """Drop what was cached. A look-up that is still running keeps its answer in what is dropped."""
         self.generation += 1
         self._producers: TypeCache[Adapter] = TypeCache()
-        self._targets: dict[Any, _Found] = {}
+        self._targets: dict[Any, tuple[Target, ModuleType | None]] = {}
         self._ready: dict[Any, Target | None] = {}  # by adapter, array type and values of its switches
         native.routes_clear()
 
@@ -71,8 +66,7 @@ class Registry:
 
     def left_out(self) -> list[str]:
         """Return a sentence for each framework whose plugin ``DLX_LOAD_PLUGINS`` leaves out."""
-        found = self._loader.left_out.items()
-        return [f"DLX_LOAD_PLUGINS leaves {owner} out, which has {root!r}" for root, owner in found]
+        return list(self._loader.left_out.values())
 
     def remark(self, adapter: Adapter, sentence: str) -> None:
         """Record a problem of an adapter that can still be used; listings and `dlx doctor` show it."""
@@ -108,10 +102,7 @@ class Registry:
     def producer(self, obj: Any) -> Adapter | None:
         """Return the adapter that knows an object as an array, a generic producer's included; None where none does.
 
-        Raises
-        ------
-        PluginError
-            If the plugin that should know its type is broken.
+        Raises `PluginError` where the plugin that should know its type is broken.
         """
         kind = type(obj)
         producers = self._producers
@@ -128,25 +119,21 @@ class Registry:
         return self._producers.find(kind) or self._find(kind)
 
     def _find(self, kind: type) -> Adapter | None:
-        loader = self._loader
-        roots = {root for cls in kind.__mro__ for root in _packages(module_of(cls))} - {"", "builtins"}
-        top = module_of(kind).partition(".")[0]
+        loader, top = self._loader, module_of(kind).partition(".")[0]
         foreign = top not in sys.stdlib_module_names
-        if loader.scans_first or (top not in loader.plugins and foreign):
-            loader.scan()
-        needed = [loader.need(root) for root in sorted(roots & loader.plugins.keys())]
+        if foreign:
+            loader.has(top)
+        roots = {root for cls in kind.__mro__ for root in _packages(module_of(cls))} & loader.plugins.keys()
+        needed = [loader.need(root) for root in sorted(roots)]
         owner = self._owner(kind)
         if owner is None and foreign:
-            # A type may have been registered as an array of a package that is imported, whose plugin is not loaded yet.
-            there = list(loader.plugins.items())  # another thread may be scanning
-            late = [root for root, plugin in there if root in sys.modules and not plugin.loaded]
-            for root in late:
-                loader.need(root)
-            owner = self._owner(kind) if late else None
-        if owner is None and _looks_like_an_array(kind):
-            for plugin in needed:
-                if plugin.broken is not None:
-                    raise error_of(plugin)
+            # It may be registered as an array of a package that is imported, whose plugin is not loaded yet.
+            before = self.generation
+            loader.need_imported()
+            owner = self._owner(kind) if self.generation != before else None
+        broken = [plugin for plugin in needed if plugin.broken is not None]
+        if owner is None and broken and any(hasattr(kind, name) for name in _PROTOCOLS):
+            raise error_of(broken[0])
         return owner
 
     def broken_for(self, kind: type) -> PluginError | None:
@@ -178,9 +165,7 @@ class Registry:
     def container(self, kind: type) -> Container | None:
         """Return the handler that an adapter declares for a type or its nearest base; None where none does."""
         self.knows(kind)  # its package's adapters are loaded now
-        for root in list(self._loader.plugins):  # a package without arrays may hold another's: tensordict, h5py
-            if root in sys.modules:
-                self._loader.load(root)
+        self._loader.need_imported()  # a package without arrays may hold another's: tensordict, h5py
         handlers = [
             (look_up(name), handler)
             for adapter in self.adapters()
@@ -192,84 +177,61 @@ class Registry:
     # ---- targets ----------------------------------------------------------------------------------------------------
 
     def target(self, to: Any) -> Target:
-        """Return the target of a name, a module or a type, its framework imported.
+        """Return the target that a caller names, its framework imported: `to` as in `dlx.convert`.
 
-        Parameters
-        ----------
-        to
-            A name (``"torch"``), a module, or an array type that an adapter lists.
-
-        Raises
-        ------
-        AdapterNotFoundError
-            If there is no such target.
-        FrameworkNotInstalledError
-            If the framework is not there or fails to import.
-        PluginError
-            If the adapter's plugin is broken.
+        Raises `AdapterNotFoundError` where there is no such target, `FrameworkNotInstalledError` where its framework
+        is not there or fails to import, `PluginError` where its plugin is broken.
         """
-        targets = self._targets
-        key = type(to) in (str, ModuleType, type) or (isinstance(to, type) and is_key(to))
-        known = targets.get(to) if key else None
-        if known is not None and sys.modules.get(known.target.source.package) is known.module:
-            if not known.target.source.switches:
-                return known.target
-            if target := self.ready(known.target.source, known.target.kind):
+        targets, kind = self._targets, to if isinstance(to, type) else None
+        cacheable = type(to) in (str, ModuleType) or (kind is not None and is_key(kind))
+        if cacheable and (known := targets.get(to)):
+            target, module = known
+            source = target.source
+            if sys.modules.get(source.package) is module:  # else it is imported anew
+                current = self.ready(source, kind) if source.switches else target
+                if current is not None:
+                    return current
+        target = self._by_name(to) if kind is None else self._by_type(kind)
+        if cacheable:
+            targets[to] = target, sys.modules.get(target.source.package)
+        return target
+
+    def _by_type(self, kind: type) -> Target:
+        """Return the target that makes arrays of a type."""
+        adapter = self._find(kind)
+        if adapter is not None:
+            target = self.ready(adapter, kind)
+            if target is not None and kind in self._classes(target.adapter):
                 return target
-        found = self._resolve(to)
-        if key:
-            targets[to] = found
-        return found.target
+        fix = self._known() if adapter is None else f"Say to={self._name_of(adapter)!r}."
+        raise AdapterNotFoundError(f"no adapter lists the type {type_name(kind)}", fix=fix)
 
-    def _resolve(self, to: Any) -> _Found:
-        if isinstance(to, str):
-            return self._named(to, to)
-        plugins = self._loader.plugins
+    def _by_name(self, to: Any) -> Target:
+        """Return the target of a name or a module."""
+        loader, name, shown = self._loader, to, to
         if isinstance(to, ModuleType):
-            names = list(_packages(to.__name__))
-            if names[0] not in plugins:
-                self._loader.scan()
-            return self._named(
-                next((name for name in names[::-1] if name in plugins), names[0]), f"module {to.__name__}"
-            )
-        if not isinstance(to, type):
+            names = [*_packages(to.__name__)]
+            shown = f"module {to.__name__}"
+            name = names[0] if loader.has(names[0]) else next(filter(loader.has, reversed(names)), names[0])
+        elif not isinstance(to, str):
             raise TypeError(f"to must be a name, a module or an array type, found {type(to).__name__}")
-        adapter = self._find(to)
-        ready = None if adapter is None else self.ready(adapter, to)
-        if adapter is None or ready is None or to not in self._classes(ready.adapter):
-            fix = self._known() if adapter is None else f"Say to={self._name_of(adapter)!r}."
-            raise AdapterNotFoundError(f"no adapter lists the type {type_name(to)}", fix=fix)
-        return _Found(ready, sys.modules.get(adapter.package))
-
-    def _named(self, name: str, shown: str) -> _Found:
-        loader = self._loader
         if name == generic.TENSOR.name:
-            return _Found(cast("Target", self.ready(generic.TENSOR)), sys.modules[generic.TENSOR.package])
-        if name not in loader.plugins or loader.scans_first:
-            loader.scan()
-        if name not in loader.plugins:
-            fix = self._known()
-            if name in loader.left_out:
-                fix = f"DLX_LOAD_PLUGINS={os.environ['DLX_LOAD_PLUGINS']!r} leaves {loader.left_out[name]} out. {fix}"
+            return cast("Target", self.ready(generic.TENSOR))
+        if not loader.has(name):
+            fix = f"{loader.left_out[name]}. {self._known()}" if name in loader.left_out else self._known()
             raise AdapterNotFoundError(f"there is no target {shown!r}", target=name, fix=fix)
         plugin = loader.need(name)
         if plugin.broken is not None:
             raise error_of(plugin)
         for adapter in sorted(plugin.adapters, key=lambda adapter: adapter.name != name):
             _import(adapter)
-            ready = self.ready(adapter)
-            if ready is not None:
-                return _Found(ready, sys.modules.get(adapter.package))
+            target = self.ready(adapter)
+            if target is not None:
+                return target
         raise AdapterNotFoundError(f"{name!r} can be read but is no target", target=name, fix=self._known())
 
     def ready(self, adapter: Adapter, kind: type | None = None) -> Target | None:
-        """Return an adapter as a target, for one array type or for all; None where its framework takes no arrays.
-
-        Raises
-        ------
-        PluginError
-            If it fails to say what it takes.
-        """
+        """Return an adapter as a target, for one array type or for all; None where its framework takes no arrays."""
         try:
             switches = switches_of(adapter)
             key = adapter, kind, switches
@@ -290,9 +252,7 @@ class Registry:
     def _name_of(self, adapter: Adapter) -> str:
         """Return what users write for an adapter's framework."""
         plugin = self._loader.plugin_of(adapter)
-        if plugin is None or adapter.name in self._loader.plugins:
-            return adapter.name
-        return plugin.names[0]
+        return adapter.name if plugin is None or adapter.name in self._loader.plugins else plugin.names[0]
 
     def _known(self) -> str:
         self._loader.scan()
@@ -300,43 +260,27 @@ class Registry:
         return f"Known targets: {', '.join(sorted(['dlx', *known]))}."
 
 
-def _packages(module: str) -> Iterator[str]:
+def _packages(module: str) -> Iterable[str]:
     """Give a module's root package, then the packages below it: a framework may live in a namespace package."""
-    end = module.find(".")
-    while end >= 0:
-        yield module[:end]
-        end = module.find(".", end + 1)
-    yield module
-
-
-def _looks_like_an_array(kind: type) -> bool:
-    return any(hasattr(kind, name) for name in ("__dlpack__", "__array_interface__", "__array__"))
+    return itertools.accumulate(module.split("."), "{}.{}".format)
 
 
 def _import(adapter: Adapter) -> None:
-    """Import an adapter's framework, which is a target."""
+    """Import the framework of a target."""
     found = look_up(adapter.package)
     if found is not None and not getattr(getattr(found, "__spec__", None), "_initializing", False):
         return  # else another thread is importing it, and is waited for
     try:
         importlib.import_module(adapter.package)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{adapter.package}.".startswith(f"{error.name}."):
-            raise _failed(adapter, error) from error
-        install = adapter.install or f"pip install {adapter.package}"
-        raise FrameworkNotInstalledError(
-            f"{adapter.package} is not installed", target=adapter.name, fix=f"Install it: {install}."
-        ) from error
     except MemoryError:
         raise
     except Exception as error:  # a half-installed framework raises OSError, RuntimeError, anything
-        raise _failed(adapter, error) from error
-
-
-def _failed(adapter: Adapter, error: Exception) -> DlxError:
-    what = f"{adapter.package} is installed but fails to import:"
-    fix = "Repair its installation."
-    return foreign_error(what, error, FrameworkNotInstalledError, target=adapter.name, fix=fix)
+        package, name = adapter.package, adapter.name
+        if isinstance(error, ModuleNotFoundError) and f"{package}.".startswith(f"{error.name}."):
+            fix = f"Install it: {adapter.install or f'pip install {package}'}."
+            raise FrameworkNotInstalledError(f"{package} is not installed", target=name, fix=fix) from error
+        what, fix = f"{package} is installed but fails to import:", "Repair its installation."
+        raise foreign_error(what, error, FrameworkNotInstalledError, target=name, fix=fix) from error
 
 
 registry = Registry()

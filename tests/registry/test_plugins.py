@@ -639,7 +639,7 @@ def test_plugins_can_be_left_out(site):
     assert site.run(code, DLX_LOAD_PLUGINS="dlx-lib, dlx.other, dlx") == "True True True 0"
     assert site.run(code, DLX_LOAD_PLUGINS="dlx-lib,dlx-nothing") == "True False True 1"
     out = site.run("print(*dlx.adapters().notes)", DLX_LOAD_PLUGINS="dlx-lib")
-    assert out == "DLX_LOAD_PLUGINS leaves dlx-other out, which has 'other'"
+    assert out == "DLX_LOAD_PLUGINS='dlx-lib' leaves dlx-other out, which has 'other'"
     out = site.run("print(dlx.plan(b'a', to='other').error)", DLX_LOAD_PLUGINS="dlx-lib")
     assert "there is no target 'other'. DLX_LOAD_PLUGINS='dlx-lib' leaves dlx-other out" in out
     out = site.run("print(*dlx.adapters().broken.values())", DLX_LOAD_PLUGINS="dlx-nothing")
