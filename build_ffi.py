@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent
 C_SRC = ROOT / "c_src"
 HEADERS = runpy.run_path(str(ROOT / "dlx" / "_core" / "headers.py"))  # dlx itself cannot be imported before it is built
 
-# The one door from cffi to CPython: python/module.c adds its builtins to the module object at this address.
+# The one way from cffi to CPython: python/module.c adds its builtins to the module object at this address.
 _BIND = "int dlx_bind(uintptr_t module);\n"
 
 

@@ -333,9 +333,8 @@ int dlx_cuda_where(const void* address, DLDevice* device) {
   return DLX_OK;
 }
 
-void dlx_cuda_forget(void) {
+void cuda_forget_driver(void) {
   pthread_mutex_lock(&loading);
-  cuda_forget_order();
   for (int i = 0; i < DLX_MAX_DEVICES; i++) {
     atomic_store(&primaries[i], (cu_context)NULL);
     atomic_store(&pools[i], 0);

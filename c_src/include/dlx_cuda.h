@@ -41,11 +41,8 @@ int dlx_cuda_where(const void* address, DLDevice* device);
 int dlx_cuda_push(int32_t device_id);
 void dlx_cuda_pop(void);
 
-/* Forget the driver and all that is known of it, so that the next use looks for it again. For
- * tests: nothing that came from it may be in use. GIL: not needed. */
-void dlx_cuda_forget(void);
-
-/* ---- cuda/order.c: stream synchronization and readiness events ------------------------------- */
+/* ---- cuda/order.c: stream synchronization, readiness events, release behind a stream ----------
+ */
 
 /* Make a stream of one device wait for what is on a stream of another, or the same, device. Nothing
  * is called where both are one stream. GIL: not needed. Errors: as dlx_cuda_load; DLX_E_CAPTURE
@@ -90,8 +87,6 @@ int dlx_ready_follow(dlx_ready* ready, int32_t device_id, uint64_t stream);
 /* Wait for it on the host. GIL: not needed; callers release it. Errors: as dlx_cuda_order. */
 int dlx_ready_synchronize(dlx_ready* ready);
 
-/* ---- cuda/release.c: deferred release of device memory --------------------------------------- */
-
 /* Put an owner behind a stream: `out` is an owner whose release, dlx_use_release, releases the real
  * owner once the device is done with what is on the stream then. `keep` is what keeps the stream
  * alive; where it is NULL and the stream is none of the numbered ones, the stream may be gone by
@@ -108,6 +103,10 @@ void dlx_use_release(void* use);
 /* Release all owners whose device work is done; returns how many still wait. Loads nothing.
  * GIL: not needed. */
 int64_t dlx_cuda_release_pending(void);
+
+/* Forget the driver and all that is known of it, so that the next use looks for it again. For
+ * tests: nothing that came from it may be in use. GIL: not needed. */
+void dlx_cuda_forget(void);
 
 /* ---- cuda/memory.c: memory on devices, and copies to, from and between them ------------------ */
 

@@ -1,8 +1,8 @@
-#ifndef DLX_PY_DLX_H_
-#define DLX_PY_DLX_H_
+#ifndef DLX_PYTHON_H_
+#define DLX_PYTHON_H_
 
-/* What the py_ files share; cffi never reads this. Everything here wants the GIL unless it says so.
- */
+/* What the files of python/ share, the lowest first: none calls one that stands after it. cffi
+ * never reads this. Everything here wants the GIL unless it says so. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -10,19 +10,7 @@
 #include "cuda/device.h"
 #include "dlx_cuda.h"
 
-/* dlx.Tensor: one count on a managed tensor that dlx made. `managed` is NULL once the tensor was
- * handed back to the capsule it came from. */
-typedef struct {
-  PyObject_HEAD DLManagedTensorVersioned* managed;
-  PyObject* weakrefs;
-  dlx_ready* ready; /* device memory: when it may be read; NULL = now */
-  int is_ordered;   /* device memory for one consumer, whose stream was already synchronized */
-  int is_lent;      /* device memory that is worked on in dlx's own stream, see py_cuda_lend */
-} TensorObject;
-
-extern PyTypeObject* py_tensor_type;
-
-/* ---- python/module.c ------------------------------------------------------------------------- */
+/* ---- python/error.c -------------------------------------------------------------------------- */
 
 /* Raise the class that native.py registered for a status, with a PyErr_Format text; a NULL text
  * means the status's own sentence. Errors: always returns NULL with an exception set. */
@@ -37,7 +25,41 @@ int py_error_may_go(PyObject* type);
  * set; 0 = none is set now. */
 int py_error_forget(void);
 
+/* An exception that is set while foreign code may run is put aside and back again. */
+typedef struct {
+  PyObject *type, *value, *traceback;
+} py_pending;
+
+static inline py_pending py_pending_save(void) {
+  py_pending p;
+  PyErr_Fetch(&p.type, &p.value, &p.traceback);
+  return p;
+}
+
+static inline void py_pending_restore(py_pending p) {
+  if (PyErr_Occurred()) PyErr_WriteUnraisable(NULL);
+  PyErr_Restore(p.type, p.value, p.traceback);
+}
+
+extern PyMethodDef py_error_functions[];
+
 /* ---- python/tensor.c ------------------------------------------------------------------------- */
+
+/* dlx.Tensor: one count on a managed tensor that dlx made. `managed` is NULL once the tensor was
+ * handed back to the capsule it came from. */
+typedef struct {
+  PyObject_HEAD DLManagedTensorVersioned* managed;
+  PyObject* weakrefs;
+  dlx_ready* ready; /* device memory: when it may be read; NULL = now */
+  int is_ordered;   /* device memory for one consumer, whose stream was already synchronized */
+  int is_lent;      /* device memory that is worked on in dlx's own stream, see py_cuda_lend */
+} TensorObject;
+
+extern PyTypeObject* py_tensor_type;
+
+/* dlx_release for a Python object: takes the GIL from any thread, keeps a pending error, and leaks
+ * on purpose once the interpreter is gone. GIL: not needed. */
+void py_release_object(void* object);
 
 /* A dlx.Tensor object without a managed tensor, so that nothing can fail once memory has been
  * taken. Owns: new reference. */
@@ -53,8 +75,10 @@ PyObject* py_tensor_wrap(DLManagedTensorVersioned* made);
 /* Set the readiness event of a new view to that of its base tensor. */
 void py_tensor_follow(TensorObject* view, const TensorObject* tensor);
 
-/* Create the type and add it to the module. Errors: -1 with an exception. */
-int py_tensor_init(PyObject* module);
+/* The slots of the type that free it and show the collector what it holds. */
+int py_tensor_traverse(PyObject* tensor, visitproc visit, void* arg);
+int py_tensor_clear(PyObject* tensor);
+void py_tensor_dealloc(PyObject* tensor);
 
 /* ---- python/describe.c ----------------------------------------------------------------------- */
 
@@ -73,11 +97,13 @@ int py_buffer_get(PyObject* tensor, Py_buffer* view, int flags);
 /* Owns: gives up the view's count. */
 void py_buffer_release(PyObject* tensor, Py_buffer* view);
 
-/* ---- python/exchange_export.c ---------------------------------------------------------------- */
+/* ---- python/capsule.c ------------------------------------------------------------------------ */
 
-/* Publish dlx.Tensor's exchange table on the type. Owns: the type holds the capsule; the table is
- * static. Errors: -1 with an exception. */
-int py_table_publish(PyTypeObject* type);
+/* Wrap a managed tensor in a capsule, versioned or legacy. Owns: takes `made`, also on failure (it
+ * is released then). Errors: NULL with an exception. */
+PyObject* py_capsule_wrap(DLManagedTensorVersioned* made, int legacy);
+
+extern PyMethodDef py_capsule_functions[];
 
 /* ---- python/make.c --------------------------------------------------------------------------- */
 
@@ -90,27 +116,9 @@ DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, int ke
 
 extern PyMethodDef py_make_functions[];
 
-/* ---- python/exchange_import.c ---------------------------------------------------------------- */
+/* ---- python/adopt.c -------------------------------------------------------------------------- */
 
-/* The table behind a capsule (or, where it may be one, a number) whose major version is ours, newer
- * ones being walked back; NULL for anything else. Owns: borrowed, static. GIL: needed. Errors:
- * none. */
-const DLPackExchangeAPI* py_exchange_read(PyObject* attribute, int may_be_number);
-
-/* The table that an exact type carries, under the name of DLPack 1.3 or of 1.2, or NULL. Owns:
- * borrowed, static. GIL: needed. Errors: NULL with what py_error_forget leaves. */
-const DLPackExchangeAPI* py_exchange_find(PyTypeObject* type);
-
-/* ---- python/fast_path.c ---------------------------------------------------------------------- */
-
-/* Create the type `FastPathFunction` and add it to the module. Errors: -1 with an exception. */
-int py_fast_path_init(PyObject* module);
-
-/* ---- python/view.c --------------------------------------------------------------------------- */
-
-/* Add the type Places, the base of lazy views, to a module. GIL: needed. Errors: -1 with an
- * exception. */
-int py_view_init(PyObject* module);
+extern PyMethodDef py_adopt_functions[];
 
 /* ---- python/cuda.c --------------------------------------------------------------------------- */
 
@@ -135,36 +143,37 @@ int py_cuda_ready_here(TensorObject* tensor, int32_t device_id);
 
 extern PyMethodDef py_cuda_functions[];
 
-/* ---- python/capsule.c ------------------------------------------------------------------------ */
+/* ---- python/exchange_import.c ---------------------------------------------------------------- */
 
-/* Wrap a managed tensor in a capsule, versioned or legacy. Owns: takes `made`, also on failure (it
- * is released then). Errors: NULL with an exception. */
-PyObject* py_capsule_wrap(DLManagedTensorVersioned* made, int legacy);
+/* The table behind a capsule (or, where it may be one, a number) whose major version is ours, newer
+ * ones being walked back; NULL for anything else. Owns: borrowed, static. GIL: needed. Errors:
+ * none. */
+const DLPackExchangeAPI* py_exchange_read(PyObject* attribute, int may_be_number);
 
-/* dlx_release for a Python object: takes the GIL from any thread, keeps a pending error, and leaks
- * on purpose once the interpreter is gone. GIL: not needed. */
-void py_release_object(void* object);
+/* The table that an exact type carries, under the name of DLPack 1.3 or of 1.2, or NULL. Owns:
+ * borrowed, static. GIL: needed. Errors: NULL with what py_error_forget leaves. */
+const DLPackExchangeAPI* py_exchange_find(PyTypeObject* type);
 
-extern PyMethodDef py_capsule_functions[];
+/* ---- python/exchange_export.c ---------------------------------------------------------------- */
 
-/* ---- python/adopt.c -------------------------------------------------------------------------- */
+/* Publish dlx.Tensor's exchange table on the type. Owns: the type holds the capsule; the table is
+ * static. Errors: -1 with an exception. */
+int py_table_publish(PyTypeObject* type);
 
-extern PyMethodDef py_adopt_functions[];
+/* ---- python/tensor_type.c -------------------------------------------------------------------- */
 
-/* An exception that is set while foreign code may run is put aside and back again. */
-typedef struct {
-  PyObject *type, *value, *traceback;
-} py_pending;
+/* Create the type and add it to the module. Errors: -1 with an exception. */
+int py_tensor_init(PyObject* module);
 
-static inline py_pending py_pending_save(void) {
-  py_pending p;
-  PyErr_Fetch(&p.type, &p.value, &p.traceback);
-  return p;
-}
+/* ---- python/fast_path_type.c ----------------------------------------------------------------- */
 
-static inline void py_pending_restore(py_pending p) {
-  if (PyErr_Occurred()) PyErr_WriteUnraisable(NULL);
-  PyErr_Restore(p.type, p.value, p.traceback);
-}
+/* Create the type `FastPathFunction` and add it to the module. Errors: -1 with an exception. */
+int py_fast_path_init(PyObject* module);
+
+/* ---- python/view.c --------------------------------------------------------------------------- */
+
+/* Add the type Places, the base of lazy views, to a module. GIL: needed. Errors: -1 with an
+ * exception. */
+int py_view_init(PyObject* module);
 
 #endif

@@ -47,8 +47,7 @@ static unsigned assign_tag(PyTypeObject* type) {
 }
 
 DLX_HOT py_route* py_route_find(PyTypeObject* type, PyObject* key) {
-  for (size_t i = slot_of(type, key), n = 0; n < SLOTS && table[i];
-       i = (i + 1) & (SLOTS - 1), n++) {
+  for (size_t i = slot_of(type, key); table[i]; i = (i + 1) & (SLOTS - 1)) { /* never full */
     if (table[i]->type == type && table[i]->key == key)
       return is_current(table[i]) ? table[i] : NULL;
   }

@@ -1,7 +1,7 @@
 /* The base type of lazy views: a source, and a cache of converted elements by index or key. Only
  * the cache lookup is in C; everything else is in dlx/_views/base.py. */
 
-#include "route.h"
+#include "dlx_python.h"
 
 #include <stddef.h>
 #include <structmember.h>
