@@ -19,7 +19,6 @@ enum {
   CU_OK = 0,
   CU_INVALID_VALUE = 1,   /* also: an address that the driver does not know */
   CU_NOT_INITIALIZED = 3, /* also: initialised before a fork */
-  CU_DEINITIALIZED = 4,
   CU_NO_DEVICE = 100,
   CU_INVALID_CONTEXT = 201,
   CU_NOT_READY = 600,
@@ -85,10 +84,6 @@ typedef struct {
 
 /* The table; filled once dlx_cuda_load has said DLX_OK. */
 extern cu_table cu;
-
-/* 1 where the driver may be called: it was initialised, the process is no forked child and not
- * ending. Loads nothing. GIL: not needed. */
-int cuda_usable(void);
 
 /* 1 in a child of a process that had initialised the driver. GIL: not needed. */
 int cuda_is_child(void);

@@ -31,8 +31,8 @@ static void destroy_event(int32_t device, cu_event event) {
   dlx_cuda_pop();
 }
 
-static void give_event(int32_t device, cu_event event) {
-  if (event == NULL || !cuda_usable()) return;
+static void return_event(int32_t device, cu_event event) {
+  if (event == NULL || !dlx_cuda_loaded()) return;
   pthread_mutex_lock(&cuda_event_lock);
   int room = n_spare[device] < SPARE;
   if (room) spare[device][n_spare[device]++] = event;
@@ -41,7 +41,7 @@ static void give_event(int32_t device, cu_event event) {
 }
 
 static void reject_event(int32_t device, cu_event event) {
-  while (event != NULL && cuda_usable()) {
+  while (event != NULL && dlx_cuda_loaded()) {
     destroy_event(device, event);
     pthread_mutex_lock(&cuda_event_lock);
     event = n_spare[device] > 0 ? spare[device][--n_spare[device]] : NULL;
@@ -107,7 +107,7 @@ static int link_streams(int32_t from_device, uint64_t from, int32_t to_device, u
   if (status == DLX_E_DRIVER) {
     reject_event(from_device, event);
   } else {
-    give_event(from_device, event);
+    return_event(from_device, event);
   }
   return status;
 }
@@ -220,7 +220,7 @@ dlx_ready* dlx_ready_hold(dlx_ready* ready) {
 
 void dlx_ready_drop(dlx_ready* ready) {
   if (atomic_fetch_sub(&ready->holders, 1) != 1) return;
-  give_event(ready->device, ready->event);
+  return_event(ready->device, ready->event);
   if (ready->keep && !cuda_is_child()) ready->release_keep(ready->keep);
   free(ready);
 }
@@ -283,14 +283,14 @@ typedef struct use {
   struct use* next;
 } use;
 
-typedef struct line { /* the queue of one stream: the device finishes in this order */
+typedef struct queue { /* the queue of one stream: the device finishes in this order */
   int32_t device;
   uint64_t stream;
   use *first, *last;
-  struct line* next;
-} line;
+  struct queue* next;
+} queue;
 
-static line* lines; /* guarded by cuda_lock */
+static queue* queues; /* guarded by cuda_lock */
 static atomic_int_least64_t n_waiting;
 
 int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release release, void* keep,
@@ -315,7 +315,7 @@ int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release rel
 
 /* Release the owner. GIL: not needed; no lock may be held. */
 static void finish(use* self) {
-  give_event(self->device, self->event);
+  return_event(self->device, self->event);
   if (self->release) self->release(self->owner);
   if (self->keep) self->release_keep(self->keep);
   free(self);
@@ -352,13 +352,13 @@ static int is_done(use* self) {
 
 /* GIL: not needed; cuda_lock held. Errors: 0 = no memory. */
 static int append(use* self) {
-  line* at = lines;
+  queue* at = queues;
   while (at && (at->device != self->device || at->stream != self->stream)) at = at->next;
   if (at == NULL) {
     at = calloc(1, sizeof *at);
     if (at == NULL) return 0;
-    *at = (line){.device = self->device, .stream = self->stream, .next = lines};
-    lines = at;
+    *at = (queue){.device = self->device, .stream = self->stream, .next = queues};
+    queues = at;
   }
   self->next = NULL;
   if (at->last) {
@@ -378,7 +378,7 @@ void dlx_use_release(void* object) {
     return;
   }
   dlx_cuda_release_pending();
-  if (!cuda_usable() || dlx_cuda_push(self->device) != DLX_OK) {
+  if (!dlx_cuda_loaded() || dlx_cuda_push(self->device) != DLX_OK) {
     finish(self);
     return;
   }
@@ -397,8 +397,8 @@ void dlx_use_release(void* object) {
   if (done) finish(self);
 }
 
-/* Move what is done from a line to a list. GIL: not needed; cuda_lock held. */
-static void take_done(line* at, use** done) {
+/* Move what is done from a queue to a list. GIL: not needed; cuda_lock held. */
+static void take_done(queue* at, use** done) {
   if (dlx_cuda_push(at->device) != DLX_OK) return;
   while (at->first && is_done(at->first)) {
     use* self = at->first;
@@ -412,11 +412,11 @@ static void take_done(line* at, use** done) {
 }
 
 int64_t dlx_cuda_release_pending(void) {
-  if (atomic_load(&n_waiting) == 0 || !cuda_usable()) return atomic_load(&n_waiting);
+  if (atomic_load(&n_waiting) == 0 || !dlx_cuda_loaded()) return atomic_load(&n_waiting);
   use* done = NULL;
   pthread_mutex_lock(&cuda_lock);
-  for (line** at = &lines; *at;) {
-    line* here = *at;
+  for (queue** at = &queues; *at;) {
+    queue* here = *at;
     take_done(here, &done);
     if (here->first) {
       at = &here->next;

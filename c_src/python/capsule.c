@@ -96,7 +96,7 @@ static PyObject* refuse(int status, PyObject* capsule, int legacy) {
 PyDoc_STRVAR(capsule_claim_doc,
              "capsule_claim(capsule, tensor=None, /)\n--\n\n"
              "Take ownership of a capsule's managed tensor and mark the capsule used.\n\n"
-             "A dlx.Tensor that is given, such as one of capsule_peek, becomes the owner, and is "
+             "A dlx.Tensor argument, such as one of capsule_peek, becomes the owner, and is "
              "returned: whoever holds\nit can undo this at any time. A refused capsule keeps its "
              "name, and its own destructor frees it.");
 
@@ -125,7 +125,7 @@ static PyObject* capsule_claim(PyObject* module, PyObject* const* args, Py_ssize
       tensor->managed = claimed;
       if (tensor->ready) dlx_ready_drop(tensor->ready);
       tensor->ready = NULL;
-      tensor->is_ordered = tensor->is_lent = 0;
+      tensor->is_ordered = tensor->is_on_own_stream = 0;
       if (before) dlx_managed_release(before);
       return (PyObject*)tensor;
     }

@@ -50,9 +50,10 @@ extern PyMethodDef py_error_functions[];
 typedef struct {
   PyObject_HEAD DLManagedTensorVersioned* managed;
   PyObject* weakrefs;
-  dlx_ready* ready; /* device memory: when it may be read; NULL = now */
-  int is_ordered;   /* device memory for one consumer, whose stream was already synchronized */
-  int is_lent;      /* device memory that is worked on in dlx's own stream, see py_cuda_lend */
+  dlx_ready* ready;     /* device memory: when it may be read; NULL = now */
+  int is_ordered;       /* device memory for one consumer, whose stream was already synchronized */
+  int is_on_own_stream; /* device memory that is worked on in dlx's own stream, see
+                           py_cuda_to_own_stream */
 } TensorObject;
 
 extern PyTypeObject* py_tensor_type;
@@ -124,19 +125,19 @@ extern PyMethodDef py_adopt_functions[];
 
 /* Put a managed tensor that shares `tensor`'s device memory behind the consumer's stream, as
  * __dlpack__(stream=...) says: the stream waits for the memory, the memory's release for the
- * stream. Owns: takes `made` and gives it or its like back; on failure it is released. Errors: NULL
+ * stream. Owns: takes `made` and returns it or its like; on failure it is released. Errors: NULL
  * with an exception. */
-DLManagedTensorVersioned* py_cuda_give(TensorObject* tensor, DLManagedTensorVersioned* made,
-                                       PyObject* stream);
+DLManagedTensorVersioned* py_cuda_export(TensorObject* tensor, DLManagedTensorVersioned* made,
+                                         PyObject* stream);
 
 /* A copy of device memory on the host. Owns: the caller owns the result. Errors: NULL with an
  * exception. */
 DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor);
 
-/* Give a tensor's memory to dlx's own stream of its device, permanently: the stream waits for the
- * memory, and readers of the tensor wait for the stream from now on. Errors: -1 with an
- * exception. */
-int py_cuda_lend(TensorObject* tensor);
+/* Move the use of a tensor's memory to dlx's own stream of its device, permanently: the stream
+ * waits for the memory, and readers of the tensor wait for the stream from now on. Errors: -1 with
+ * an exception. */
+int py_cuda_to_own_stream(TensorObject* tensor);
 
 /* Set a new tensor's readiness event to dlx's own stream. Errors: -1 with an exception. */
 int py_cuda_ready_here(TensorObject* tensor, int32_t device_id);
@@ -172,7 +173,7 @@ int py_fast_path_init(PyObject* module);
 
 /* ---- python/view.c --------------------------------------------------------------------------- */
 
-/* Add the type Places, the base of lazy views, to a module. GIL: needed. Errors: -1 with an
+/* Add the type Slots, the base of lazy views, to a module. GIL: needed. Errors: -1 with an
  * exception. */
 int py_view_init(PyObject* module);
 

@@ -41,7 +41,7 @@ int py_error_forget(void) {
 
 PyDoc_STRVAR(set_errors_doc,
              "set_errors(classes, /)\n--\n\n"
-             "Tell the C side which class to raise for each status, as a dict {status: class}.");
+             "Register the class to raise for each status, as a dict {status: class}.");
 
 static PyObject* set_errors(PyObject* module, PyObject* mapping) {
   if (!PyDict_Check(mapping)) {

@@ -56,7 +56,7 @@ INLINE int early_clear(const py_route* r, PyObject* obj) {
 static int late_clear(const py_route* r, int of_owner, int code, PyObject* obj, PyObject* owner) {
   for (int i = r->n_early; i < r->n_guards; i++) {
     const py_guard* guard = &r->guards[i];
-    if (guard->of_owner != of_owner || !(guard->codes >> code & 1)) continue;
+    if (guard->of_owner != of_owner || (guard->codes && !(guard->codes >> code & 1))) continue;
     if (!is_clear(guard, obj, owner)) return 0;
   }
   return 1;
@@ -149,8 +149,8 @@ static int is_accepted(py_route* r, const DLTensor* t, uint64_t flags, unsigned 
 RARE DLManagedTensorVersioned* with_flags(const py_route* r, PyObject* obj) {
   if (r->owner.name || r->n_guards || r->quick || r->confirmed) return NULL;
   DLManagedTensorVersioned *foreign, *made = NULL;
-  if (r->give->managed_tensor_from_py_object_no_sync == NULL ||
-      r->give->managed_tensor_from_py_object_no_sync(obj, &foreign) != 0) {
+  if (r->exports->managed_tensor_from_py_object_no_sync == NULL ||
+      r->exports->managed_tensor_from_py_object_no_sync(obj, &foreign) != 0) {
     py_error_forget();
     return NULL;
   }
@@ -175,7 +175,7 @@ INLINE DLManagedTensorVersioned* borrow_own(py_route* r, const TensorObject* ten
   if (!(base->flags == 0 && is_plain(r, own)) &&
       !is_accepted(r, own, base->flags, options, resolvable))
     return NULL;
-  return dlx_managed_lend(base, own->device, base->flags, &made) == DLX_OK ? made : NULL;
+  return dlx_managed_export(base, own->device, base->flags, &made) == DLX_OK ? made : NULL;
 }
 
 INLINE DLManagedTensorVersioned* borrow(py_route* r, PyObject* obj, unsigned options,
@@ -185,7 +185,7 @@ INLINE DLManagedTensorVersioned* borrow(py_route* r, PyObject* obj, unsigned opt
   *resolvable = 0;
   if (r->type == py_tensor_type) return borrow_own(r, (TensorObject*)obj, options, resolvable);
   if (!switches_off(r) || !early_clear(r, obj)) return NULL;
-  if (r->give->dltensor_from_py_object_no_sync(obj, &t) != 0) {
+  if (r->exports->dltensor_from_py_object_no_sync(obj, &t) != 0) {
     if (py_error_forget() < 0) return NULL;
     made = with_flags(r, obj);
     if (made && made->dl_tensor.device.device_type == kDLCPU &&
@@ -276,26 +276,26 @@ static __attribute__((noinline)) PyObject* loaded(PyObject* callable, const py_r
  * Errors: NULL without memory, none set. */
 RARE DLManagedTensorVersioned* single_holder(DLManagedTensorVersioned* made) {
   DLManagedTensorVersioned* alone = NULL;
-  dlx_managed_lend(made, made->dl_tensor.device, made->flags, &alone);
+  dlx_managed_export(made, made->dl_tensor.device, made->flags, &alone);
   dlx_managed_release(made);
   return alone;
 }
 
 INLINE PyObject* hand_over(PyObject* callable, const py_route* r, DLManagedTensorVersioned* made,
                            PyObject* obj, PyObject* to, PyObject* tree) {
-  if (r->take == NULL)
+  if (r->imports == NULL)
     return r->load ? loaded(callable, r, made, obj, to, tree) : py_tensor_wrap(made);
   void* result = NULL;
   /* A consumer that fails may have released it or not, whatever the protocol says: torch's has
    * where it could not wrap the tensor that it had made. */
   if (!dlx_managed_hold(made) && ((made = single_holder(made)) == NULL || !dlx_managed_hold(made)))
     return PyErr_NoMemory();
-  if (r->take->managed_tensor_to_py_object_no_sync(made, &result) != 0 || result == NULL)
+  if (r->imports->managed_tensor_to_py_object_no_sync(made, &result) != 0 || result == NULL)
     return refused(callable, made, obj, to, tree);
   dlx_managed_release(made);
   PyTypeObject* found = Py_TYPE((PyObject*)result);
   /* The table of a base makes arrays of the base: see Adapter.fast_path_imports. */
-  if (found == r->take_type || !PyType_IsSubtype(r->take_type, found)) return result;
+  if (found == r->target || !PyType_IsSubtype(r->target, found)) return result;
   PyErr_Format(PyExc_TypeError, "its exchange table made a %s", found->tp_name);
   Py_DECREF((PyObject*)result);
   return refused(callable, NULL, obj, to, tree);

@@ -93,7 +93,8 @@ static int intern_words(void) {
 static PyObject* fast_path_new(PyTypeObject* type, PyObject* args, PyObject* keywords) {
   static char* names[] = {"wrapped", "learn", "failed", NULL};
   PyObject *wrapped, *learn, *failed;
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOO:Lane", names, &wrapped, &learn, &failed))
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOO:FastPathFunction", names, &wrapped, &learn,
+                                   &failed))
     return NULL;
   FastPathObject* self = (FastPathObject*)type->tp_alloc(type, 0);
   if (self == NULL) return NULL;
@@ -153,7 +154,7 @@ PyDoc_STRVAR(
 
 static PyObject* fast_path_borrow(PyObject* callable, PyObject* const* args, Py_ssize_t nargs) {
   if (nargs != 2 && nargs != 3) {
-    PyErr_SetString(PyExc_TypeError, "_lend takes an array and a target");
+    PyErr_SetString(PyExc_TypeError, "_borrow takes an array and a target");
     return NULL;
   }
   /* The Python path makes the copies. */
@@ -174,12 +175,12 @@ static PyObject* fast_path_borrow(PyObject* callable, PyObject* const* args, Py_
 PyDoc_STRVAR(
     fast_path_load_doc,
     "_load(tensor, obj, to, /)\n--\n\n"
-    "Hand over the tensor that _lend returned and consume it. NotImplemented where the route "
+    "Hand over the tensor that _borrow returned and consume it. NotImplemented where the route "
     "no longer exists; then it is not consumed.");
 
 static PyObject* fast_path_load(PyObject* callable, PyObject* const* args, Py_ssize_t nargs) {
   if (nargs != 3 || !Py_IS_TYPE(args[0], py_tensor_type)) {
-    PyErr_SetString(PyExc_TypeError, "_load takes what _lend gave, the array and the target");
+    PyErr_SetString(PyExc_TypeError, "_load takes what _borrow returned, the array and the target");
     return NULL;
   }
   if (py_tensor_managed(args[0]) == NULL) return NULL;
@@ -194,18 +195,20 @@ static PyObject* fast_path_load(PyObject* callable, PyObject* const* args, Py_ss
 }
 
 PyDoc_STRVAR(
-    fast_path_place_doc,
-    "_place(element, to, slots, known, moved, key, place, /)\n--\n\n"
+    fast_path_convert_slot_doc,
+    "_convert_slot(element, to, slots, known, moved, key, slot, /)\n--\n\n"
     "Convert an element of a lazy view and note it: slots[key] = (element, result), and under the "
-    "element's address\nknown[address] = place. Returns the result; None where Python must do it: "
+    "element's address\nknown[address] = slot. Returns the result; None where Python must do it: "
     "the address is noted already, the\nelement has no route, or another thread was here.");
 
 /* Owns: all borrowed; the result is new. GIL: needed; may run Python. Errors: NULL with an
  * exception; the result may be noted already, as what it is. */
-static PyObject* fast_path_place(PyObject* callable, PyObject* const* args, Py_ssize_t nargs) {
+static PyObject* fast_path_convert_slot(PyObject* callable, PyObject* const* args,
+                                        Py_ssize_t nargs) {
   if (nargs != 7 || !PyDict_CheckExact(args[2]) || !PyDict_CheckExact(args[3]) ||
       !PyDict_CheckExact(args[4])) {
-    PyErr_SetString(PyExc_TypeError, "_place takes an element, a target, three dicts, two keys");
+    PyErr_SetString(PyExc_TypeError,
+                    "_convert_slot takes an element, a target, three dicts, two keys");
     return NULL;
   }
   PyObject *element = args[0], *to = args[1], *slots = args[2], *known = args[3], *key = args[5];
@@ -229,7 +232,8 @@ static PyObject* fast_path_place(PyObject* callable, PyObject* const* args, Py_s
 }
 
 static PyMethodDef fast_path_methods[] = {
-    {"_place", (PyCFunction)(void (*)(void))fast_path_place, METH_FASTCALL, fast_path_place_doc},
+    {"_convert_slot", (PyCFunction)(void (*)(void))fast_path_convert_slot, METH_FASTCALL,
+     fast_path_convert_slot_doc},
     {"_borrow", (PyCFunction)(void (*)(void))fast_path_borrow, METH_FASTCALL, fast_path_borrow_doc},
     {"_load", (PyCFunction)(void (*)(void))fast_path_load, METH_FASTCALL, fast_path_load_doc},
     {"__reduce__", fast_path_reduce, METH_NOARGS, NULL},

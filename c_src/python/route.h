@@ -7,7 +7,6 @@
 #include "dlx_python.h"
 
 enum { DLX_MAX_QUESTIONS = 12 };
-#define DLX_EVERY_CODE UINT32_MAX
 
 /* An attribute or method without arguments of one type, with the C function behind it where there
  * is one. */
@@ -23,8 +22,8 @@ typedef struct {
 /* A question that must be answered false. */
 typedef struct {
   py_question ask;
-  uint32_t codes;      /* bit n = asked where the dtype code is n; all of them: before anything is
-                          borrowed, since borrowing may already change the array */
+  uint32_t codes;      /* bit n = asked where the dtype code is n; 0: whatever it is, and before
+                          anything is borrowed, since borrowing may already change the array */
   int of_owner;        /* asked of the owner, not of the array */
   py_question resolve; /* asked of the array when the answer was true, to make it false for good */
 } py_guard;
@@ -43,10 +42,10 @@ typedef struct {
   int is_same;      /* the object itself is the result */
   int users; /* calls that are running on it; a route that was replaced is freed after the last */
   int is_replaced;
-  PyTypeObject* take_type; /* of the target; strong; NULL = the target is dlx.Tensor */
-  unsigned take_tag;
-  const DLPackExchangeAPI* give;
-  const DLPackExchangeAPI* take;     /* NULL = none is used */
+  PyTypeObject* target; /* of its arrays; strong; NULL = dlx.Tensor */
+  unsigned target_tag;
+  const DLPackExchangeAPI* exports;
+  const DLPackExchangeAPI* imports;  /* NULL = none is used */
   PyObject* load;                    /* load(dlx.Tensor), where no table is used; strong, or NULL */
   int n_early, n_guards, n_switches; /* guards that need no dtype come first */
   py_guard guards[DLX_MAX_QUESTIONS];

@@ -29,11 +29,11 @@ enum { SPARE = 16 };
 static TensorObject* spare[SPARE];
 static int n_spare;
 
-static void blank(TensorObject* tensor) {
+static void reset(TensorObject* tensor) {
   tensor->managed = NULL;
   tensor->weakrefs = NULL;
   tensor->ready = NULL;
-  tensor->is_ordered = tensor->is_lent = 0;
+  tensor->is_ordered = tensor->is_on_own_stream = 0;
 }
 
 TensorObject* py_tensor_alloc(void) {
@@ -42,7 +42,7 @@ TensorObject* py_tensor_alloc(void) {
     return (TensorObject*)PyObject_Init((PyObject*)tensor, py_tensor_type);
   }
   TensorObject* tensor = PyObject_GC_New(TensorObject, py_tensor_type);
-  if (tensor) blank(tensor);
+  if (tensor) reset(tensor);
   return tensor;
 }
 
@@ -97,7 +97,7 @@ DLX_HOT void py_tensor_dealloc(PyObject* self) {
   }
   if (tensor->ready) dlx_ready_drop(tensor->ready);
   if (n_spare < SPARE) {
-    blank(tensor);
+    reset(tensor);
     spare[n_spare++] = tensor;
   } else {
     type->tp_free(self);
@@ -121,5 +121,5 @@ DLX_HOT PyObject* py_tensor_wrap(DLManagedTensorVersioned* made) {
 void py_tensor_follow(TensorObject* view, const TensorObject* tensor) {
   view->ready = tensor->ready ? dlx_ready_hold(tensor->ready) : NULL;
   view->is_ordered = tensor->is_ordered;
-  view->is_lent = tensor->is_lent;
+  view->is_on_own_stream = tensor->is_on_own_stream;
 }

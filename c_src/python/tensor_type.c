@@ -108,9 +108,9 @@ DLX_HOT static PyObject* tensor_dlpack(PyObject* self, PyObject* const* args, Py
     if (!versioned && (base->flags & DLPACK_FLAG_BITMASK_READ_ONLY))
       return py_raise(DLX_E_READONLY, "a legacy capsule cannot say that memory is read-only");
     uint64_t flags = base->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED;
-    int status = dlx_managed_lend(base, device, flags, &made);
+    int status = dlx_managed_export(base, device, flags, &made);
     if (status != DLX_OK) return py_raise(status, NULL);
-    if (is_ours) made = py_cuda_give((TensorObject*)self, made, value[STREAM]);
+    if (is_ours) made = py_cuda_export((TensorObject*)self, made, value[STREAM]);
     if (made == NULL) return NULL;
   }
   return py_capsule_wrap(made, !versioned);
