@@ -56,7 +56,7 @@ INLINE int early_clear(const py_route* r, PyObject* obj) {
 static int late_clear(const py_route* r, int of_owner, int code, PyObject* obj, PyObject* owner) {
   for (int i = r->n_early; i < r->n_guards; i++) {
     const py_guard* guard = &r->guards[i];
-    if (guard->of_owner != of_owner || (guard->codes && !(guard->codes >> code & 1))) continue;
+    if (guard->of_owner != of_owner || !(guard->codes >> code & 1)) continue;
     if (!is_clear(guard, obj, owner)) return 0;
   }
   return 1;

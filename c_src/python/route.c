@@ -150,6 +150,7 @@ static int read_guards(PyObject* guards, py_route* r) {
       slot = &r->guards[r->n_early++];
     }
     *slot = read;
+    if (read.codes == 0) slot->codes = UINT32_MAX;
     if (read_question(ask, &slot->ask) < 0 || read_question(resolve, &slot->resolve) < 0) return -1;
   }
   return 0;
