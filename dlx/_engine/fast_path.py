@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlx._core import native
 from dlx._core.foreign import exception_text, foreign_error
@@ -18,9 +19,72 @@ from dlx.adapter.base import OWNER_BOUNDS, Adapter, look_up
 from dlx.adapter.declarations import FastPath
 from dlx.errors import DlxError
 
-__all__ = ["consumer_failed", "learn"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-_EVERY_CODE = 0xFFFFFFFF
+__all__ = ["Guard", "Question", "Route", "Switch", "consumer_failed", "learn"]
+
+
+class Question(NamedTuple):
+    """An attribute, or a method without arguments, of a type."""
+
+    name: str
+    type: type
+    descriptor: object
+    """What the type has under the name: where it is a C function, that is called without a look-up."""
+    is_method: bool
+
+
+class Guard(NamedTuple):
+    """A question that must be answered false."""
+
+    ask: Question
+    codes: int
+    """Bit n: asked where the dtype code is n; 0: whatever it is, and before anything is borrowed."""
+    of_owner: bool
+    """Asked of the owner, not of the array."""
+    resolve: Question | None
+    """Asked of the array when the answer was true, to make it false for good."""
+
+
+class Switch(NamedTuple):
+    """A value in a dict that must be this very object: a switch of the framework that is off."""
+
+    dict: dict[str, Any]
+    name: str
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What the fast path needs to convert an exact type to a target; C reads the fields by name."""
+
+    is_same: bool = False
+    """The object itself is the result."""
+    exports: object = None
+    """The exchange table of the type, a capsule; None for the one that the type carries."""
+    target: type | None = None
+    """The type of the target's arrays; None for dlx.Tensor."""
+    imports: object = None
+    """The exchange table of the target, a capsule; None for the one that `target` carries, False for none."""
+    load: Callable[[Any], Any] | None = None
+    """Makes the target's array of a dlx.Tensor, where no table of the target is used."""
+    guards: tuple[Guard, ...] = ()
+    quick: object = None
+    """A capsule of the C function that answers further guards."""
+    switches: tuple[Switch, ...] = ()
+    owner: Question | None = None
+    """What keeps the memory alive; None for the array itself."""
+    start: Question | None = None
+    """Asked of the owner: where its memory begins."""
+    nbytes: Question | None = None
+    """Asked of the owner: the bytes that it really has; None where that need not be checked."""
+    dtype: Question | None = None
+    """The array's own dtype, asked where `confirmed` has the DLPack dtype."""
+    confirmed: dict[int, Any] | None = None
+    """{code | bits << 8: the dtype that the array must have}, where a framework has several for one of DLPack's."""
+    accepts: int = 0
+    """The address of the target's dlx_capabilities."""
 
 
 def learn(kind: type, to: Any) -> None:
@@ -34,78 +98,73 @@ def learn(kind: type, to: Any) -> None:
     source = registry.knows(kind)
     target = registry.target(to)
     try:
-        route = _route(kind, to, source, target)
+        route = _route(kind, source, target)
     except MemoryError:
         raise
     except Exception as error:  # an adapter's declarations are wrong: conversions take the Python path
         assert source is not None
         route = None
         registry.remark(source, f"the fast path from {type_name(kind)} to {to!r} is not used: {exception_text(error)}")
-    if route is None:
-        native.route_add(kind, to, False, (), None, (), None, (), None, (), None, (), None, None, 0)
-    else:
-        native.route_add(*route)
+    native.route_add(kind, to, route)
 
 
-def _route(kind: type, to: Any, source: Adapter | None, target: Target) -> tuple[Any, ...] | None:
+def _route(kind: type, source: Adapter | None, target: Target) -> Route | None:
     """Return what the fast path needs; None for the Python path."""
-    exports = source.fast_path if source is not None else None
-    if source is None or exports is None or not any(look_up(name) is kind for name in exports.types):
+    given = source.fast_path if source is not None else None
+    if source is None or given is None or not any(look_up(name) is kind for name in given.types):
         return None
     adapter = target.adapter
+    taken = adapter.fast_path
     if source.switches or adapter.switches or target.varies:
         return None
-    imports = adapter.fast_path
-    by_table = imports is not None and imports.imports
+    by_table = taken is not None and taken.imports
     # Without a list of dtypes, the fast path would pass what must be viewed as its real dtype after `load`.
     viewed = bool(target.storage) and target.capabilities.dtypes is None
     load = None if adapter is TENSOR or viewed else adapter.load
-    if not (exports.returns_same if source is target.source else by_table or load is not None):
+    is_same = source is target.source
+    if not (given.returns_same if is_same else by_table or load is not None):
         return None
-    quick, answered = (exports.guard_function() if exports.guard_function is not None else None) or (None, frozenset())
-    bounds = () if OWNER_BOUNDS in answered else exports.owner_bounds
-    return (
-        kind,
-        to,
-        source is target.source,
-        exports.exchange() if exports.exchange is not None else None,
-        None if adapter is TENSOR else adapter.classes()[0],
-        (imports.exchange() if imports is not None and imports.exchange is not None else None) if by_table else False,
-        load,
-        tuple(_guard(exports, kind, guard) for guard in exports.guards if guard.ask not in answered),
-        quick,
-        tuple(_switches(exports)),
-        _question(kind, exports.owner, call=True) if exports.owner else None,
-        tuple(_question(look_up(exports.owner_type), name, call=True) for name in bounds),
-        _question(kind, exports.dtype_attribute, call=False) if exports.confirmed else None,
-        _confirmed(source, exports),
-        target.fast_path_address(),
+    quick, answered = (given.guard_function() if given.guard_function is not None else None) or (None, frozenset())
+    bounds = () if OWNER_BOUNDS in answered else given.owner_bounds
+    start, nbytes = (
+        (_question(look_up(given.owner_type), name, call=True) for name in bounds) if bounds else (None, None)
+    )
+    return Route(
+        is_same=is_same,
+        exports=given.exchange() if given.exchange is not None else None,
+        target=None if adapter is TENSOR else adapter.classes()[0],
+        imports=(taken.exchange() if taken is not None and taken.exchange is not None else None) if by_table else False,
+        load=load,
+        guards=tuple(_guard(given, kind, guard) for guard in given.guards if guard.ask not in answered),
+        quick=quick,
+        switches=tuple(
+            Switch(sys.modules[module].__dict__, sys.intern(name), value) for module, name, value in given.switches
+        ),
+        owner=_question(kind, given.owner, call=True) if given.owner else None,
+        start=start,
+        nbytes=nbytes,
+        dtype=_question(kind, given.dtype_attribute, call=False) if given.confirmed else None,
+        confirmed=_confirmed(source, given),
+        accepts=target.fast_path_address(),
     )
 
 
-def _question(kind: type, name: str, *, call: bool) -> tuple[Any, ...]:
-    for cls in kind.__mro__:
-        if name in cls.__dict__:
-            return (sys.intern(name), kind, cls.__dict__[name], call)
-    return (sys.intern(name), kind, None, call)
+def _question(kind: type, name: str, *, call: bool) -> Question:
+    descriptor = next((cls.__dict__[name] for cls in kind.__mro__ if name in cls.__dict__), None)
+    return Question(sys.intern(name), kind, descriptor, call)
 
 
-def _guard(exports: FastPath, kind: type, guard: Any) -> tuple[Any, ...]:
-    asked = look_up(exports.owner_type) if guard.of_owner else kind
-    codes = sum(1 << code for code in codes_of(guard.kinds)) if guard.kinds else _EVERY_CODE
+def _guard(given: FastPath, kind: type, guard: Any) -> Guard:
+    asked = look_up(given.owner_type) if guard.of_owner else kind
+    codes = sum(1 << code for code in codes_of(guard.kinds))
     resolve = _question(kind, guard.resolve, call=True) if guard.resolve else None
-    return (_question(asked, guard.ask, call=guard.call), codes, guard.of_owner, resolve)
+    return Guard(_question(asked, guard.ask, call=guard.call), codes, guard.of_owner, resolve)
 
 
-def _switches(exports: FastPath) -> Any:
-    for module, name, value in exports.switches:
-        yield sys.modules[module].__dict__, sys.intern(name), value
-
-
-def _confirmed(source: Adapter, exports: FastPath) -> dict[int, Any] | None:
-    if not exports.confirmed:
+def _confirmed(source: Adapter, given: FastPath) -> dict[int, Any] | None:
+    if not given.confirmed:
         return None
-    dtypes = [DType(name) for name in exports.confirmed]
+    dtypes = [DType(name) for name in given.confirmed]
     return {dtype.code | dtype.bits << 8: source.dtypes.to_native(dtype) for dtype in dtypes}
 
 

@@ -17,13 +17,13 @@ import weakref
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from dlx._core.foreign import is_key, safe_repr
-from dlx._core.native import Places
+from dlx._core.native import Slots
 from dlx._views.scope import MISSING, Path, Scope, inward, keys_of, kind_of, name_of
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import DlxError, path_text
 
-__all__ = ["PlacesView", "View", "is_view"]
+__all__ = ["KeyedView", "View", "is_view"]
 
 
 class View:
@@ -92,7 +92,7 @@ class View:
         free = (type(kind) is type or is_key(kind)) and kind in options.free
         if free and handler.identity is None and scope.back is None:  # nearly always
             try:
-                new = options.fast_path._place(  # type: ignore[union-attr]
+                new = options.fast_path._convert_slot(  # type: ignore[union-attr]
                     element, options.to, slots, scope.known, scope.moved, key, (self._me, key)
                 )
             except DlxError as error:
@@ -234,8 +234,8 @@ class View:
         raise NotImplementedError
 
 
-class PlacesView(View, Places):
-    """A view whose elements are read by key: `Places` returns a cached result, else calls `_missed`."""
+class KeyedView(View, Slots):
+    """A view whose elements are read by key: `Slots` returns a cached result, else calls `_missed`."""
 
     __slots__ = ("__weakref__", "_handler", "_me", "_path", "_scope")
 

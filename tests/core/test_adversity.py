@@ -318,7 +318,7 @@ def test_a_key_that_takes_a_views_results_away(python):
     out = python(
         """
         from dlx._core import native
-        class View(native.Places):
+        class View(native.Slots):
             def _missed(self, key):
                 return "missed"
         class Key:

@@ -69,6 +69,36 @@ def test_c_files_include_downwards_only():
             assert ranks[places[name]] <= ranks[path.parent.name], f"{path.name} includes {name}"
 
 
+def test_c_files_call_downwards_only():
+    """No circle between C files by what they call, and none from core/ to cuda/, or from these to python/."""
+    calls = structure.c_graph()
+    assert structure.cycle(calls) == []
+    ranks = {"core": 0, "cuda": 1, "python": 2}
+    for file, others in calls.items():
+        for other in others:
+            assert ranks[other.split("/")[1]] <= ranks[file.split("/")[1]], f"{file} calls {other}"
+    assert "c_src/core/copy.c" in calls["c_src/python/make.c"]
+    assert "c_src/python/tensor.c" in calls["c_src/python/route.c"]  # py_tensor_type, a variable
+
+
+def test_circles_of_calls_in_c_are_found(tmp_path):
+    """Definitions count, whatever is static; names in comments, texts and prototypes do not."""
+    sources = {
+        "a.c": "/* b() */\nint a(void) {\n  return c[0];\n}\nstatic int b(void) {\n  return 1;\n}\n",
+        "b.c": '#include "a.h"\nint a(void);\nconst char* b(int n,\n              int m) {\n  return "c";\n}\n',
+        "c.c": "typedef struct {\n  int b;\n} a_type;\nint c[] = {1};\nstruct s {\n  int c;\n};\n",
+    }
+    (tmp_path / "c_src").mkdir()
+    for name, text in sources.items():
+        (tmp_path / "c_src" / name).write_text(text)
+    assert structure.c_graph(tmp_path) == {
+        "c_src/a.c": {"c_src/b.c", "c_src/c.c"},
+        "c_src/b.c": {"c_src/a.c"},
+        "c_src/c.c": {"c_src/b.c"},
+    }
+    assert structure.cycle(structure.c_graph(tmp_path))
+
+
 def test_c_imports_no_python_module_of_dlx_by_name():
     """What C needs of Python is registered with it."""
     for path in (ROOT / "c_src").rglob("*.c"):

@@ -20,6 +20,7 @@ OLD = {
     r"import_keeps|take_keeps": "nothing: it is gone",
     r"Leaf\.carried|reviewed": "storage dtype, viewed as",
     r"Bulk": "Batch",
+    r"\w+_lend|is_lent|Lane|_place_doc|Places(?:View|Object)?": "export, borrow; FastPathFunction; Slots",
 }
 FOLDERS = ("dlx", "adapters", "c_src", "docs", "examples", "benchmarks")
 MADE = {"docs/conformance.md", "docs/matrix.md"}  # by commands, in their own words

@@ -1286,9 +1286,9 @@ def test_a_structure_of_c_shows_its_names(np, torch):
 def test_a_view_that_has_lost_its_source_does_not_crash(python):
     """The collector takes it apart piece by piece, and anything may look at it meanwhile."""
     code = """
-        from dlx._core.native import Places
+        from dlx._core.native import Slots
 
-        class Part(Places):
+        class Part(Slots):
             def _missed(self, key):
                 return self._source[key]
 
