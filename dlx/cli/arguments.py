@@ -7,9 +7,9 @@ import sys
 import textwrap
 from typing import Any, NoReturn
 
-import dlx
+from dlx._version import __version__
 
-__all__ = ["SCHEMA", "WrongCall", "parser"]
+__all__ = ["SCHEMA", "WrongCall", "head", "parser"]
 
 SCHEMA = 1
 """Version of what ``--json`` prints; it changes where a program that reads it would break."""
@@ -20,7 +20,12 @@ a source is
                   .pt .pth: by torch with weights_only, memory-mapped
                   .arrow .arrows .feather .parquet: the schema, by pyarrow
   pkg.mod:attr    an object; this IMPORTS AND RUNS pkg.mod
-  'float32[3,4]'  a sketch: some array of that dtype and shape in host memory"""
+  'float32[3,4]'  an abstract tensor: host memory of that dtype and shape"""
+
+
+def head(command: str) -> dict[str, Any]:
+    """Return what every JSON document of a command begins with."""
+    return {"schema": SCHEMA, "command": command or None, "dlx": __version__}
 
 
 def _status(strict: str = "") -> str:
@@ -38,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
         description="What an array is, where it can go, and what this machine has.",
         epilog=_status("plan: something is refused; doctor: something is broken"),
     )
-    top.add_argument("--version", action="version", version=f"dlx {dlx.__version__}")
+    top.add_argument("--version", action="version", version=f"dlx {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _inspect(commands)
     _plan(commands)
@@ -118,7 +123,7 @@ def _inspect(commands: Any) -> None:
         "--to",
         metavar="NAMES",
         help="say which of these targets take it, as in torch,numpy; they are imported. 'all' means all that are "
-        "installed. Without --to: all for a sketch and for an object that is one array, else none",
+        "installed. Without --to: all for an abstract tensor and for an object that is one array, else none",
     )
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "fold",
     "nbytes_of",
     "one_line",
+    "sentence",
     "totals",
 ]
 
@@ -87,6 +88,11 @@ class Entry:
     info: ArrayInfo | None = None
     obj: Any = None
 
+    @property
+    def shown_dtype(self) -> str:
+        """Name of its dtype: DLPack's, else its own."""
+        return self.dtype_name if self.dtype is None else self.dtype.name
+
 
 @dataclass(frozen=True)
 class Source:
@@ -97,7 +103,7 @@ class Source:
     name
         As the user wrote it.
     kind
-        ``".npy"``, ``".safetensors"``, ``"object"``, ``"sketch"`` and so on.
+        ``".npy"``, ``".safetensors"``, ``"object"``, ``"abstract"`` and so on.
     entries
         Its arrays, in order.
     nbytes
@@ -115,11 +121,21 @@ class Source:
     notes: tuple[str, ...] = ()
     metadata: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def is_one(self) -> bool:
+        """Whether it is one array, not a collection."""
+        return len(self.entries) == 1 and not self.entries[0].path
+
 
 def one_line(text: str, most: int = 400) -> str:
     """Return text that stays on its line whatever it holds: control characters are written out, long ones cut."""
     shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text[: most + 1])
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+
+
+def sentence(reason: str, fix: str) -> str:
+    """Return why something is refused, and what to do about it if that is known; without a stop at the end."""
+    return f"{reason}. {fix}".rstrip(". ")
 
 
 def amount(nbytes: int | None) -> str:
@@ -200,7 +216,7 @@ def totals(entries: Iterable[Entry]) -> list[tuple[str, str, int, int | None]]:
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
         if entry.shape is not None or not entry.refused:
-            groups.setdefault((entry.dtype.name if entry.dtype else entry.dtype_name, entry.device), []).append(entry)
+            groups.setdefault((entry.shown_dtype, entry.device), []).append(entry)
     rows = [(*key, len(group), nbytes_of(group)) for key, group in groups.items()]
     return sorted(rows, key=lambda row: -(row[3] or 0))
 

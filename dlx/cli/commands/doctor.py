@@ -19,7 +19,6 @@ from dlx._registry.plugin import Plugin, error_of
 from dlx._registry.registry import registry
 from dlx.cli.model import BadInput, counted, one_line
 from dlx.cli.probe import ask
-from dlx.cli.render import tables
 from dlx.cli.render.screen import Cell, Screen
 from dlx.cli.targets import can_be_target
 
@@ -149,7 +148,7 @@ def _show(rows: list[Row], arguments: argparse.Namespace, screen: Screen) -> Non
             [*cells, f"{row.module}" + (f" ({row.distribution})" if row.distribution != "dlx" else ""), row.cause]
         )
     columns = ["name", "status", "version", *(["DLPack", "exchange API"] if arguments.load else []), "adapter", "note"]
-    tables.filled(columns, table, screen)
+    screen.table(columns, table)
     if arguments.verbose:
         for row in rows:
             if row.details:

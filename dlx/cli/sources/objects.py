@@ -25,7 +25,7 @@ from dlx._core.tensor import type_name
 from dlx._core.types import IS_COPIED, READ_ONLY, SUBBYTE_PADDED
 from dlx._protocols import dlpack
 from dlx._views.base import View
-from dlx.cli.model import BadInput, Entry, Source, counted, one_line
+from dlx.cli.model import BadInput, Entry, Source, counted, one_line, sentence
 from dlx.ctypes import DLManagedTensorVersioned
 from dlx.errors import AdapterNotFoundError, ConversionError, DlxError
 
@@ -119,9 +119,9 @@ def entries_of(root: Any) -> tuple[list[Entry], int]:
     return entries, sum(each not in known for each in children)
 
 
-def dotted(place: str) -> str:
+def dotted(path: str) -> str:
     """Return a path in a file, or in a state dict, without Python's brackets around names."""
-    return re.sub(r"\['([^'\]]*)'\]", r".\1", place).removeprefix(".")
+    return re.sub(r"\['([^'\]]*)'\]", r".\1", path).removeprefix(".")
 
 
 def _looked_at(path: str, obj: Any) -> Entry | None:
@@ -134,7 +134,7 @@ def _looked_at(path: str, obj: Any) -> Entry | None:
 
 
 def _refused(path: str, what: str, error: DlxError) -> Entry:
-    return Entry(path, None, what, None, None, "?", refused=one_line(f"{error.reason}. {error.fix}".rstrip(". ")))
+    return Entry(path, None, what, None, None, "?", refused=one_line(sentence(error.reason, error.fix)))
 
 
 def _entry(path: str, obj: Any, info: ArrayInfo) -> Entry:

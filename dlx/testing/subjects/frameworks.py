@@ -71,7 +71,7 @@ def _numpy() -> Subject:
         reshape=reshape,
         words={
             "imports": "import numpy as np", "take": "np.from_dlpack", "array": "np.arange(4, dtype='f4')",
-            "grid": "np.zeros((4, 6), 'f4')", "reshape": "x.shape = (24, 1)", "given": "source",
+            "grid": "np.zeros((4, 6), 'f4')", "reshape": "x.shape = (24, 1)", "argument": "source",
             "unfit": "x = np.ma.masked_array([1.0, 2.0], [False, True])",
             "readonly": "np.broadcast_to(np.float32(1), (4,))", "write": "result.fill(0)",
         },
@@ -140,7 +140,7 @@ def _torch() -> Subject:
         reshape=lambda tensor: tensor.t_(),
         words={
             "imports": "import torch", "take": "torch.from_dlpack", "array": "torch.arange(4.0)",
-            "grid": "torch.zeros(4, 6)", "reshape": "x.t_()", "given": "source.capsule()",
+            "grid": "torch.zeros(4, 6)", "reshape": "x.t_()", "argument": "source.capsule()",
             "unfit": "x = torch.zeros(3, dtype=torch.uint8).view(torch.int4)", "write": "result.zero_()",
             "pending": "torch.tensor([1 + 2j]).conj().imag", "pending_bytes": "struct.pack('f', -2.0)",
         },
@@ -176,7 +176,7 @@ def _jax() -> Subject:
         unfit={"random key": lambda: jax.random.key(0)},
         words={
             "imports": "import jax.numpy as jnp", "take": "jnp.from_dlpack", "array": "jnp.arange(4.0)",
-            "readonly": "jnp.arange(4.0)", "given": "source",
+            "readonly": "jnp.arange(4.0)", "argument": "source",
         },
     )  # fmt: skip
 
@@ -200,7 +200,7 @@ def _tvm_ffi() -> Subject:
         views={key: through_numpy(view) for key, view in (VIEWS_OF_ARRAYS | BACKWARDS).items()},
         words={
             "imports": "import numpy as np, tvm_ffi", "take": "tvm_ffi.from_dlpack",
-            "array": "tvm_ffi.from_dlpack(np.arange(4, dtype='f4'))", "given": "source.capsule()",
+            "array": "tvm_ffi.from_dlpack(np.arange(4, dtype='f4'))", "argument": "source.capsule()",
             "write": "np.from_dlpack(result)[...] = 0",
         },
     )  # fmt: skip
