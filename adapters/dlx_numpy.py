@@ -115,7 +115,7 @@ class _Numpy(Adapter):
         ),
         Defect(
             does="drops the mask of a masked array on export; dlx refuses it",
-            see="tests/test_defects.py",
+            see="tests/engine/test_defects.py",
         ),
     )
 

@@ -96,7 +96,7 @@ def test_the_kit_needs_neither_pytest_nor_a_framework(python):
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
-def test_adapters_use_the_public_door(adapter):
+def test_adapters_use_the_public_names(adapter):
     """Ours have no way in that a third party's adapter has not, and import no framework at module level."""
     path = ROOT / "adapters" / f"{adapter}.py"
     found = {name for name in imported(path) if name.partition(".")[0] == "dlx"}

@@ -79,7 +79,7 @@ def test_the_same_stream_does_not_wait(cuda):
     assert cuda.ordering == 0 and not cuda.read(p, got.data_ptr, N)
 
 
-def test_memory_of_raw_doors_is_taken_as_ready(cuda):
+def test_memory_of_raw_pointers_is_taken_as_ready(cuda):
     """A tensor that nobody has said anything about is ready; its release still waits for the consumer."""
     gone, c = [], cuda.stream(blocking=True)
     tensor = written(cuda, None, gone)
@@ -95,7 +95,7 @@ def test_memory_of_raw_doors_is_taken_as_ready(cuda):
     assert gone
 
 
-def test_memory_of_raw_doors_without_a_driver():
+def test_memory_of_raw_pointers_without_a_driver():
     """Where there is no driver nothing is ordered, and nothing is asked for."""
     tensor = native.tensor_new(4096, (2,), None, dlx.DType("uint8"), CUDA0, 0, None)
     assert taken(tensor, 5).device == CUDA0
@@ -283,7 +283,7 @@ def test_a_kernel_may_outlive_the_tensor(cuda, exchange, slot):  # noqa: F811
     assert gone
 
 
-def test_what_a_consumer_was_given_may_be_lent_on(cuda, exchange):  # noqa: F811
+def test_what_a_consumer_was_given_may_be_exported_again(cuda, exchange):  # noqa: F811
     """It ordered nothing more; from now on whoever takes it waits for dlx's stream."""
     c, d = cuda.stream(), cuda.stream()
     given = native.tensor_behind(written(cuda, c), 0, c, "kept")

@@ -173,7 +173,7 @@ TWISTS = {
 
 
 @pytest.mark.parametrize("target", (*TARGETS, LOADING))
-def test_lane_and_slow_road_agree_on_numpy(np, torch, target):
+def test_fast_path_and_python_path_agree_on_numpy(np, torch, target):
     """Any numpy array gives the same result, or the same error, by both paths, whatever the options."""
 
     @settings(max_examples=400, deadline=None)
@@ -185,7 +185,7 @@ def test_lane_and_slow_road_agree_on_numpy(np, torch, target):
 
 
 @pytest.mark.parametrize("target", (*TARGETS, LOADING))
-def test_lane_and_slow_road_agree_on_torch(np, torch, target):
+def test_fast_path_and_python_path_agree_on_torch(np, torch, target):
     """Any torch tensor gives the same result, or the same error, by both paths, whatever the options."""
 
     @settings(max_examples=400, deadline=None)
@@ -197,7 +197,7 @@ def test_lane_and_slow_road_agree_on_torch(np, torch, target):
 
 
 @pytest.mark.parametrize("target", (*TARGETS, LOADING))
-def test_lane_and_slow_road_agree_on_dlx_tensors(np, torch, target):
+def test_fast_path_and_python_path_agree_on_dlx_tensors(np, torch, target):
     """Any dlx.Tensor gives the same result, or the same error, by the fast path and by the slow path."""
 
     @settings(max_examples=200, deadline=None)
@@ -500,7 +500,7 @@ def test_compiled_functions(np, torch):
             assert compiled(x).tolist() == function(x).tolist() == (x * 3 + 1).tolist()
 
 
-def test_writes_through_the_lane_show(np, torch):
+def test_writes_through_the_fast_path_show(np, torch):
     """By the fast path memory is shared, both ways."""
     tensor = torch.zeros(3)
     dlx.convert(tensor, to="numpy")[0] = 5
@@ -543,7 +543,7 @@ def entered(call):
     [{"copy": True}, {"copy": False}, {"copy": None}, {"readonly": "error"}, {"detach": True}, {"device": "cpu"}],
     ids=str,
 )
-def test_plain_options_stay_on_the_lane(np, torch, options):
+def test_plain_options_stay_on_the_fast_path(np, torch, options):
     """copy=, readonly=, detach= and device="cpu" are understood in C."""
     array, tensor = np.ones(3), torch.ones(3)
     for source, to in ((array, "torch"), (tensor, "numpy"), (array, "dlx"), (tensor, "dlx")):
@@ -555,7 +555,7 @@ def test_plain_options_stay_on_the_lane(np, torch, options):
         assert entered(call) in ([], ["address"] * 2, ["address", "address"])
 
 
-def test_what_a_copy_cures_is_copied_on_the_lane(np, torch):
+def test_what_a_copy_resolves_is_copied_on_the_fast_path(np, torch):
     """Read-only, negative and unaligned arrays, and lists of them, are copied in C; other policies are Python's."""
     frozen = np.arange(3.0)
     frozen.flags.writeable = False

@@ -516,7 +516,7 @@ def test_an_attribute_on_the_instance_is_no_table(mylib, hostile):
     assert source.asked == 1 and hostile.borrows == 0
 
 
-def test_subclasses_take_the_slow_road(mylib, hostile):
+def test_subclasses_take_the_python_path(mylib, hostile):
     """A subclass inherits the table, and is not asked by it: only listed types are."""
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     source = type("Special", (mylib.Array,), {"__module__": "mylib"})()
@@ -654,7 +654,7 @@ def test_loading_a_plugin_clears_the_routes(monkeypatch, mylib):
     assert len(asked) == 2
 
 
-def test_many_types_do_not_close_the_lane(monkeypatch, mylib, hostile):
+def test_many_types_do_not_close_the_fast_path(monkeypatch, mylib, hostile):
     """Types that come and go, or targets spelled anew each time, leave the fast path open for new pairs."""
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     dlx.convert(b"abc", to="mylib")  # the plugin is loaded, and clears the routes, before they are many

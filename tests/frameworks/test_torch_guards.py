@@ -77,7 +77,7 @@ def test_a_wrong_answer_is_noticed(torch, guards, adapter, monkeypatch, wrong):
 
 @pytest.mark.parametrize("in_c", [True, False])
 @pytest.mark.parametrize("to", ["numpy", "dlx"])
-def test_with_and_without_them_the_lane_is_right(np, torch, adapter, monkeypatch, to, in_c):
+def test_with_and_without_them_the_fast_path_is_right(np, torch, adapter, monkeypatch, to, in_c):
     """Asked in C or through Python, the fast path gives what the slow path gives, and refuses what it refuses."""
     if not in_c:
         monkeypatch.setattr(adapter, "guard_function", lambda: None, raising=False)

@@ -200,7 +200,7 @@ def test_release_is_called_once_after_the_last_use():
 
 
 @pytest.mark.parametrize("thread", [False, True], ids=["here", "foreign-thread"])
-def test_release_runs_on_the_thread_that_lets_go(counting, thread):
+def test_release_runs_on_the_thread_that_releases(counting, thread):
     """A deleter called without the GIL, here or on a thread that has never seen Python, calls `release` there."""
     where = []
     tensor = dlx.from_pointer(0x10000, 4, "int8", release=lambda: where.append(threading.get_ident()))

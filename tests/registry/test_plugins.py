@@ -692,7 +692,7 @@ ROADS = """
 """
 
 
-def test_a_subclass_of_ours_takes_the_lane(site, np):
+def test_a_subclass_of_ours_takes_the_fast_path(site, np):
     """Out by numpy's own table, in by the adapter, as its own type; numpy's arrays are as before."""
     site.module("lib", SUBCLASS)
     site.plugin("dlx-lib", "lib", OWNER)
@@ -712,7 +712,7 @@ def test_a_subclass_of_ours_takes_the_lane(site, np):
     assert out.splitlines() == ["0 ndarray True True", "1 Array True lib", "Array ndarray", "{} []"]
 
 
-def test_a_subclass_of_torchs_takes_the_lane(site, np, torch):
+def test_a_subclass_of_torchs_takes_the_fast_path(site, np, torch):
     """The same by torch's adapter: its guards in C, its storage held, its refusals, with nothing but names changed."""
     site.module("lib", "import torch\n__version__ = '1'\nclass Array(torch.Tensor):\n    pass\n")
     code = OWNER.replace("dlx_numpy", "dlx_torch").replace("NumpyAdapter", "TorchAdapter").replace('"numpy"', '"torch"')
@@ -769,7 +769,7 @@ def test_a_table_of_a_base_is_found_out(site, np):
         ("switches = (('no.such.module', 'x', 1),)", "KeyError: 'no.such.module'"),
     ],
 )
-def test_a_lane_that_cannot_be_set_up_is_not_used(site, np, fact, says):
+def test_a_fast_path_that_cannot_be_set_up_is_not_used(site, np, fact, says):
     """The array converts by the Python path, and the listing says what is wrong."""
     site.module("lib", SUBCLASS)
     code = OWNER.replace("import dlx, sys", "import dlx, sys\nfrom dlx.adapter import Guard")

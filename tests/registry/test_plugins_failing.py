@@ -68,7 +68,7 @@ CODE = """
 """
 
 
-def test_a_failing_method_is_told_by_dlx(tmp_path, python, np):
+def test_a_failing_method_is_reported_by_dlx(tmp_path, python, np):
     """Every public way in, for each method that an adapter may override: nothing but errors of dlx comes out."""
     site = Site(tmp_path, python)
     for method in ("nothing", *METHODS):
@@ -132,7 +132,7 @@ class Odd:
 RUBBISH_CODE = "import rubbish\nA.{method} = lambda self, *a, **k: rubbish.value\n@dlx.hookimpl"
 
 
-def test_rubbish_from_any_hook_is_told_by_dlx(tmp_path, python, np):
+def test_rubbish_from_any_hook_is_reported_by_dlx(tmp_path, python, np):
     """Each hook, whatever it gives: an error of dlx that names the adapter, the hook and the answer, or no effect."""
     site = Site(tmp_path, python)
     site.module("rubbish", RUBBISH_MODULE)

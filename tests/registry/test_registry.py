@@ -214,7 +214,7 @@ def test_a_plugin_that_does_not_import_is_remembered(mylib, error):
     assert info.value.__cause__ is error
 
 
-def test_another_api_is_told_with_both_numbers(monkeypatch, mylib):
+def test_another_api_is_reported_with_both_numbers(monkeypatch, mylib):
     """The message says which versions of the contract met."""
     plugin(monkeypatch, "dlx_mylib", BROKEN["another API"])
     with pytest.raises(PluginError, match="speaks API 99, this dlx speaks 1"):
@@ -238,7 +238,7 @@ def test_a_dlx_that_speaks_several_versions_says_which(monkeypatch, mylib):
         assert str(info.value) == f"adapter 'mylib' speaks API {spoken}, this dlx speaks 2 to 3. {fix}."
 
 
-def test_an_unmarked_hook_is_told(monkeypatch, mylib):
+def test_an_unmarked_hook_is_reported(monkeypatch, mylib):
     """Forgetting @dlx.hookimpl has a message that says so."""
     plugin(monkeypatch, "dlx_mylib", lambda: [MyLib()], mark=False)
     with pytest.raises(PluginError, match="hookimpl"):
@@ -321,7 +321,7 @@ def test_entry_points_are_scanned_once_and_late(published):
     assert out.split() == ["0", "refused", "1", "1"]
 
 
-def test_broken_third_parties_are_told_by_distribution(published):
+def test_broken_third_parties_are_reported_by_distribution(published):
     """A plugin that fails to import, and a stale entry point, are each one PluginError that names its distribution."""
     out = published(
         """
