@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from command import dlx, document, here, refused
-from test_cli import npy, safetensors
+from files import npy, safetensors
 
 import dlx as package
 from dlx._registry.registry import BUILT_IN, Registry, registry

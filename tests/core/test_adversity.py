@@ -7,7 +7,7 @@ import threading
 import weakref
 
 import pytest
-from test_registry import MyLib, plugin
+from planted_adapter import MyLib, plugin
 
 import dlx
 from dlx import errors

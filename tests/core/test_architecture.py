@@ -1,4 +1,4 @@
-"""The house: imports go up the list of layers only; importing dlx costs nothing; adapters use the public door."""
+"""The layers: imports go down the layers only; importing dlx costs nothing; adapters use public names."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import inspect
 import pickle
 import re
 import sys
+import tomllib
 
 import pytest
 import structure
-from conftest import ROOT
+from project import ROOT
 
 import dlx
 import dlx.testing
@@ -186,6 +187,15 @@ def test_convert_and_plan_take_the_same_options():
     plan = dict(inspect.signature(dlx.plan).parameters)
     assert plan.pop("probe").default is True
     assert plan == convert
+
+
+def test_tests_share_helpers_in_support_only():
+    """No test imports another one, nor the fixtures' file; what several need is in tests/support."""
+    names = {path.stem for path in (ROOT / "tests").glob("*/test_*.py")} | {"conftest"}
+    for path in (ROOT / "tests").rglob("*.py"):
+        assert not names & set(imported(path)), path.name
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
+    assert settings["pythonpath"] == ["tests/support", "docs/tools"]
 
 
 def test_no_machine_path_or_registry_host_in_the_project():

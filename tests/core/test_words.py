@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from conftest import ROOT
+from project import ROOT
 
 # Old word -> what a reader of numpy, torch or tvm-ffi knows it as.
 OLD = {

@@ -13,7 +13,7 @@ import sys
 import weakref
 
 import pytest
-import test_storage
+import storage_actions
 
 import dlx
 from dlx._core import native
@@ -305,7 +305,9 @@ real = dlx.convert
 dlx.convert = lambda x, to, **options: real(x, to=to, **options) if options else fast(x, to=to)
 """
 ACTIONS = {
-    name: code for name, code in test_storage.ACTIONS.items() if name not in ("data = on a parameter", "subclass set_")
+    name: code
+    for name, code in storage_actions.ACTIONS.items()
+    if name not in ("data = on a parameter", "subclass set_")
 } | {
     "data = on a parameter": """
         t = torch.nn.Parameter(source(), requires_grad=False)
@@ -330,7 +332,7 @@ def outcomes():
     pytest.importorskip("numpy")
     pytest.importorskip("torch")
     actions = {name: textwrap.dedent(code) for name, code in ACTIONS.items()}
-    code = f"{test_storage.PRELUDE}\n{WARM}\nactions = {actions!r}\n{test_storage.FORKS}"
+    code = f"{storage_actions.PRELUDE}\n{WARM}\nactions = {actions!r}\n{storage_actions.FORKS}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250, check=False)
     return done.stdout + done.stderr
 

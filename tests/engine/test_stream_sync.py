@@ -9,9 +9,9 @@ import weakref
 
 import gpulib
 import pytest
-from conftest import ROOT
 from fake_cuda import LEGACY, MANAGED, PER_THREAD
 from gpulib import N
+from project import ROOT
 
 import dlx
 from dlx._core import cuda as driver

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 
 import pytest
-from test_fast_path import agree, emptied
+from agreement import agree, emptied
 
 import dlx
 from dlx import errors

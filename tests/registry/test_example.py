@@ -16,7 +16,7 @@ from pathlib import Path
 
 import command
 import pytest
-from conftest import ROOT
+from project import ROOT
 
 import dlx
 from dlx._core import native

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 
-from test_plugins import Site, adapter
+from distributions import Site, adapter
 
 from dlx.adapter import Adapter
 

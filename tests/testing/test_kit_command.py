@@ -10,7 +10,7 @@ import sys
 
 import kit_planted
 import pytest
-from conftest import ROOT
+from project import ROOT
 from rich.console import Console
 
 import dlx
