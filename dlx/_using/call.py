@@ -141,7 +141,7 @@ class Invocation:
                 self._own[id(new)] = (new, old)
                 self._seen.append((source, old, i in host))
                 if self.writes:
-                    self.writes.shared(old, new, self._place(tree.place(i)), declared=id(old) in self._declared)
+                    self.writes.shared(old, new, self._argument_path(tree.place(i)), declared=id(old) in self._declared)
             before = tree.containers()
             made = tree.rebuild(results, target.name)
             for (old, keys, children, _), (*_, new) in zip(before, tree.containers(), strict=True):
@@ -150,15 +150,15 @@ class Invocation:
                 self._containers[id(new)] = (new, own, keys, children)
         except DlxError as error:
             if arguments:
-                error.where = self._place(error.where)
+                error.where = self._argument_path(error.where)
             raise
         return made if isinstance(what, Container) else made[0]
 
-    def _copied(self, old: Any, new: Any, place: str) -> Any:
+    def _copied(self, old: Any, new: Any, path: str) -> Any:
         """Register an array that had to be copied; return what the function gets, so that no write to it is lost."""
-        return self.writes.copied(old, new, self._place(place), declared=id(old) in self._declared)
+        return self.writes.copied(old, new, self._argument_path(path), declared=id(old) in self._declared)
 
-    def _place(self, where: str) -> str:
+    def _argument_path(self, where: str) -> str:
         """Return a path in (args, options) as one that begins with the parameter's name."""
         first, _, rest = where.removeprefix(f"{ROOT}[").partition("]")
         if not rest.startswith("["):
@@ -223,9 +223,9 @@ class Invocation:
                 source if isinstance(source := kind_of(array), Adapter) else tree.sources[i]
                 for i, array in zip(rest, some, strict=True)
             ]
-            place = lambda n: name + tree.place(rest[n]).removeprefix(ROOT) if name else "result"  # noqa: E731
+            path = lambda n: name + tree.place(rest[n]).removeprefix(ROOT) if name else "result"  # noqa: E731
             for i, new in zip(
-                rest, Batch(request, some, sources, place, failures, *self._fast_path(request)).run(), strict=True
+                rest, Batch(request, some, sources, path, failures, *self._fast_path(request)).run(), strict=True
             ):
                 results[i] = new
         return tree.rebuild(results, target.name, self._stands)

@@ -91,7 +91,7 @@ def _measured(origin: str, goal: str, rounds: int, singles: int) -> dict[str, An
 
 
 def _own(goal: str) -> Callable[[Any], Any] | None:
-    """Return the consumer's own `from_dlpack`, where it has one in one of the usual places."""
+    """Return the consumer's own `from_dlpack`, where it has one by one of the usual names."""
     module = registry.target(goal).module()
     if goal == "dlx":
         return None
