@@ -26,30 +26,14 @@ _PLAIN = ("copy", "resolve", "share", "view")  # steps that the outcome names al
 
 @dataclass(frozen=True)
 class Outcome:
-    """What becomes of one entry on the way to one target.
-
-    Attributes
-    ----------
-    target
-        Its name.
-    outcome
-        ``"same"``, ``"shared"``, ``"copied"``, ``"refused"`` or ``"unknown"``.
-    why
-        The steps, or the reason of a refusal; empty where memory is simply shared.
-    nbytes
-        Bytes copied; None where their number is unknown.
-    error
-        Class of the refusal, or empty.
-    fix
-        What to do about a refusal, or empty.
-    """
+    """What becomes of one entry on the way to one target."""
 
     target: str
-    outcome: str
-    why: str = ""
-    nbytes: int | None = 0
-    error: str = ""
-    fix: str = ""
+    outcome: str  # "same", "shared", "copied", "refused" or "unknown"
+    why: str = ""  # the steps, or the reason of a refusal; empty where memory is simply shared
+    nbytes: int | None = 0  # copied; None where their number is unknown
+    error: str = ""  # class of the refusal
+    fix: str = ""  # what to do about it
 
 
 def brief(why: str, *, many: bool = False) -> str:

@@ -208,12 +208,6 @@ class Subject:
         if amiss:
             raise Broken(amiss)
 
-    def settled_now(self, source: Source) -> None:
-        """Raise `Broken` if something was released twice already."""
-        for export in source.exports:
-            if export.deleted > 1:
-                raise Broken(f"a deleter was called {export.deleted} times")
-
     def needs(self, what: Any, text: str) -> None:
         """Raise `NotApplicable` unless the subject has something."""
         if not what:

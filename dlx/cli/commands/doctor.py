@@ -30,36 +30,17 @@ _ORDER = list(_STYLES)
 
 @dataclass
 class Row:
-    """One adapter plugin with its framework.
+    """One adapter plugin with its framework."""
 
-    Attributes
-    ----------
-    name
-        The target's name, or the plugin's module where it is broken.
-    module, distribution
-        Where the adapter is.
-    status
-        ``"ready"``: imported, or tried with ``--load``; ``"installed"``; ``"missing"``;
-        ``"set aside"``, for another plugin of higher priority; ``"broken"``.
-    version
-        Of the framework.
-    cause
-        First line of what is broken, or how to install what is missing.
-    details
-        The whole traceback.
-    facts
-        What the probe found.
-    """
-
-    name: str
+    name: str  # the target's, or the plugin's package where it is broken
     module: str
     distribution: str
-    status: str
-    version: str = ""
-    cause: str = ""
-    details: str = ""
+    status: str  # "ready": imported, or tried with --load; "installed"; "missing"; "set aside" for another; "broken"
+    version: str = ""  # of the framework
+    cause: str = ""  # first line of what is broken, or how to install what is missing
+    details: str = ""  # the whole traceback
     api: int | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)  # what the probe found
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:

@@ -56,16 +56,12 @@ def _one(source: Source, names: list[str], arguments: argparse.Namespace, screen
     title = entry.info.type_name if entry.info is not None else source.kind
     screen.heading(source.name, title)
     screen.facts(_facts(source, entry))
-    outcomes = _outcomes(entry, names, arguments, screen)
+    with screen.working("planning"):
+        outcomes = [targets.outcome(entry, name, mapped=arguments.mapped) for name in names]
     if outcomes:
         screen.line("")
         tables.outcomes(outcomes, screen)
     return {**_head(source), "arrays": [{**_document(entry, deep=True), "targets": _plain(outcomes)}]}
-
-
-def _outcomes(entry: Entry, names: list[str], arguments: argparse.Namespace, screen: Screen) -> list[Outcome]:
-    with screen.working("planning"):
-        return [targets.outcome(entry, name, mapped=arguments.mapped) for name in names]
 
 
 def _facts(source: Source, entry: Entry) -> list[tuple[str, Cell]]:

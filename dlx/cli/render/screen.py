@@ -38,18 +38,9 @@ OUTCOMES = {"same": "good", "shared": "good", "viewed": "good", "copied": "warn"
 
 
 class Screen:
-    """One command's output.
+    """One command's output, on stdout if no file is named; under `as_json` only `document` prints.
 
-    Parameters
-    ----------
-    command
-        Its name, for JSON.
-    as_json
-        Whether only `document` prints.
-    file
-        Where to; stdout if left out.
-    console
-        A rich console to draw on, for pictures of the screen.
+    `console` is a rich console to draw on, for pictures of the screen.
     """
 
     def __init__(self, command: str, *, as_json: bool = False, file: TextIO | None = None, console: Any = None) -> None:

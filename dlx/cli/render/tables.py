@@ -49,21 +49,7 @@ def arrays(
     *,
     everything: bool,
 ) -> None:
-    """Print a row for each fold.
-
-    Parameters
-    ----------
-    found
-        The folds.
-    columns
-        Names of the columns after name and count.
-    cells, head
-        What stands in those columns for a fold, and on the line above several.
-    screen
-        Where to.
-    everything
-        Whether all rows are shown, however many they are.
-    """
+    """Print a row for each fold; `cells` gives its columns after name and count, `head` those above several."""
     rows = list(_rows(found))
     shown = rows if everything else rows[:MAX_SHOWN]
     table = [[row.name, row.count, *(cells(row.fold) if row.fold is not None else head(row.folds))] for row in shown]

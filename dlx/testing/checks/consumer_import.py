@@ -255,16 +255,12 @@ assert source.elements() == before, "written to"
 )  # fmt: skip
 def import_readonly(lib: Subject) -> str | None:
     """Give a versioned capsule with the flag, and try to write."""
-    source = lib.source(readonly=True, legacy=False)
-    result, error = lib.tried(lib.raw(source))
-    if error is None:
-        must(not _write(lib, result, source), "the read-only flag is dropped: the result may be written to")
-        return None
-    source = lib.source(readonly=True)
-    result, error = lib.tried(source)
-    if error is None:
-        must(not _write(lib, result, source), "the read-only flag is dropped: the result may be written to")
-        return None
+    for legacy in (False, None):
+        source = lib.source(readonly=True, legacy=legacy)
+        result, error = lib.tried(source if legacy is None else lib.raw(source))
+        if error is None:
+            must(not _write(lib, result, source), "the read-only flag is dropped: the result may be written to")
+            return None
     return f"refused: {error_line(error)}"
 
 

@@ -15,8 +15,8 @@ from dlx.testing.support.producers import Source
 UNTOUCHED: list[Any] = []  # results of invalid imports are kept: their deletion, or repr, could end the process
 
 
-def _refused(lib: Subject, given: Any, source: Source, what: str) -> str:
-    result, error = lib.tried(given)
+def _refused(lib: Subject, argument: Any, source: Source, what: str) -> str:
+    result, error = lib.tried(argument)
     if error is None:
         UNTOUCHED.append(result)
     must(error is not None, f"{what} was taken")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dlx._core.types import IS_COPIED
 from dlx.testing.check import check
 from dlx.testing.outcome import Broken, NotApplicable, attempt, error_line, must
@@ -11,44 +13,27 @@ from dlx.testing.support.capsules import Taken
 ELSEWHERE = (15, 0)  # WebGPU: no producer exports to it
 
 
-@check(
-    "keyword-max-version-none", "A consumer that says nothing of versions is given a legacy capsule.",
-    kind="producer", about="versions", severity="refuses", see="array API standard, __dlpack__: max_version",
-    shows="""
-{imports}
-x = {array}
-capsule = x.__dlpack__()
+def _legacy(name: str, who: str, call: str, keywords: dict[str, Any]) -> None:
+    def function(lib: Subject) -> str | None:
+        if lib.immutable and isinstance(attempt(lib.array()[0].__dlpack__, **keywords)[1], BufferError):
+            return "refused: it could not say read-only"
+        must(lib.export(lib.array()[0], **keywords).legacy, "a versioned capsule, though nobody asked for one")
+        return None
+
+    check(
+        f"keyword-max-version-{name}", f"A consumer that {who} is given a legacy capsule.",
+        kind="producer", about="versions", severity="refuses", see="array API standard, __dlpack__: max_version",
+        shows=f"""
+{{imports}}
+x = {{array}}
+capsule = x.__dlpack__({call})
 assert '"dltensor"' in repr(capsule), capsule
 """,
-)  # fmt: skip
-def max_version_none(lib: Subject) -> str | None:
-    """Call it bare."""
-    if lib.immutable:
-        _, error = attempt(lib.array()[0].__dlpack__)
-        if isinstance(error, BufferError):
-            return "refused: it could not say read-only"
-    must(lib.export(lib.array()[0]).legacy, "a versioned capsule, though nobody asked for one")
-    return None
+    )(function)  # fmt: skip
 
 
-@check(
-    "keyword-max-version-0", "A consumer that asks for DLPack 0.8 is given a legacy capsule.",
-    kind="producer", about="versions", severity="refuses", see="array API standard, __dlpack__: max_version",
-    shows="""
-{imports}
-x = {array}
-capsule = x.__dlpack__(max_version=(0, 8))
-assert '"dltensor"' in repr(capsule), capsule
-""",
-)  # fmt: skip
-def max_version_0(lib: Subject) -> str | None:
-    """Ask with a major version 0."""
-    if lib.immutable:
-        _, error = attempt(lib.array()[0].__dlpack__, max_version=(0, 8))
-        if isinstance(error, BufferError):
-            return "refused: it could not say read-only"
-    must(lib.export(lib.array()[0], max_version=(0, 8)).legacy, "a versioned capsule, which was not asked for")
-    return None
+_legacy("none", "says nothing of versions", "", {})
+_legacy("0", "asks for DLPack 0.8", "max_version=(0, 8)", {"max_version": (0, 8)})
 
 
 @check(

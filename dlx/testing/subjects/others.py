@@ -10,7 +10,7 @@ import dlx
 from dlx.testing.catalog import library
 from dlx.testing.checks.producer_export import VIEWS
 from dlx.testing.subject import Subject
-from dlx.testing.subjects.frameworks import BACKWARDS, PLAIN, VIEWS_OF_ARRAYS
+from dlx.testing.subjects.frameworks import BACKWARDS, PLAIN, VIEWS_OF_ARRAYS, through_numpy
 from dlx.testing.support.producers import OTHERS
 
 
@@ -34,7 +34,7 @@ def _pyarrow() -> Subject:
         make=make, from_dlpack=pa.Tensor.from_dlpack, takes_copy=True,
         readonly=lambda tensor: pa.Tensor.from_numpy(_frozen(tensor.to_numpy())),
         write=lambda tensor: tensor.to_numpy().fill(0),
-        views={key: _through_numpy(view) for key, view in (VIEWS_OF_ARRAYS | BACKWARDS).items()},
+        views=through_numpy(lambda tensor: tensor.to_numpy(), pa.Tensor.from_numpy),
         read=lambda tensor: tensor.to_numpy().tobytes(), describe=describe,
         words={
             "imports": "import numpy as np, pyarrow as pa", "take": "pa.Tensor.from_dlpack",
@@ -43,11 +43,6 @@ def _pyarrow() -> Subject:
             "write": "result.to_numpy().fill(0)",
         },
     )  # fmt: skip
-
-
-def _through_numpy(view: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    pa: Any = importlib.import_module("pyarrow")
-    return lambda tensor: pa.Tensor.from_numpy(view(tensor.to_numpy()))
 
 
 def _frozen(array: Any) -> Any:

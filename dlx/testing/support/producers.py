@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -131,12 +132,8 @@ class Source:
         **struct: Any,
     ) -> None:
         self.dtype, self.shape = DType(dtype), tuple(shape)
-        compact: list[int] = []
-        step = 1
-        for extent in reversed(self.shape):
-            compact.insert(0, step)
-            step *= max(extent, 1)
-        self.strides = tuple(compact) if strides is None else tuple(strides)
+        compact = [math.prod(max(extent, 1) for extent in self.shape[i + 1 :]) for i in range(len(self.shape))]
+        self.strides = tuple(compact if strides is None else strides)
         size = self.dtype.bits * self.dtype.lanes
         spans = [(extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True) if extent > 1]
         low, high = sum(span for span in spans if span < 0), sum(span for span in spans if span > 0)
