@@ -55,6 +55,16 @@ def test_no_import_goes_in_a_circle():
     assert structure.cycle(structure.graph()) == []
 
 
+@pytest.mark.parametrize("package", ["cli", "testing"])
+def test_the_command_and_the_kit_are_flat(package):
+    """At most three of their files import each other in a row before one imports dlx itself."""
+    edges = structure.graph()
+    chain, files = {"dlx"}, {module for module in edges if structure.layer(module) == package}
+    for _ in range(4):
+        chain = {module for module in files if edges[module] & chain}
+    assert not chain
+
+
 def test_only_one_module_knows_the_extension():
     """Everything compiled comes through `dlx._core.extension`; the doctor looks at its file."""
     users = {module for module, others in structure.graph().items() if "dlx._ffi" in others}
