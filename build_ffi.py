@@ -1,6 +1,6 @@
 """Build recipe of `dlx._ffi`: the pure-C headers become the cdef, every C file becomes the extension.
 
-cffi reads declarations only; `dlx/headers.py` says how a header becomes one.
+cffi reads declarations only; `dlx/_core/headers.py` says how a header becomes one.
 `setup.py` says how it is built with sanitizers.
 """
 

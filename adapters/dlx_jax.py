@@ -170,12 +170,12 @@ class JaxAdapter(Adapter):
         ),
         KnownIssue(
             does="gives float4 out and does not take it back: 'PjRt CPU buffers only support default layout'",
-            see="tests/test_defects.py",
+            see="tests/engine/test_defects.py",
             lowers={"refuses": _UNTAKEN},
         ),
         KnownIssue(
             does="gives no integers of less than a byte out, which DLPack can say; dlx reads a copy of jax's own",
-            see="tests/test_defects.py",
+            see="tests/engine/test_defects.py",
         ),
         KnownIssue(
             does="asks for legacy capsules only, which no producer may make of read-only memory",

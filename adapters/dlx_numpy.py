@@ -179,7 +179,7 @@ class _Numpy(Adapter):
         ),
         KnownIssue(
             does="drops the mask of a masked array on export; dlx refuses it",
-            see="tests/test_defects.py",
+            see="tests/engine/test_defects.py",
         ),
     )
 

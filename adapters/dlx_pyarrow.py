@@ -77,7 +77,7 @@ class _Arrow(Adapter):
     known_issues = (
         KnownIssue(
             does="FixedShapeTensorArray gives out numbers in place of the nulls inside its tensors",
-            see="tests/test_defects.py",
+            see="tests/engine/test_defects.py",
         ),
         KnownIssue(
             does="Tensor gives no capsules, or ones that lose read-only, and takes none: buffers and numpy serve",

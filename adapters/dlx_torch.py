@@ -315,41 +315,41 @@ class TorchAdapter(Adapter):
     known_issues = (
         KnownIssue(
             does="from_dlpack aborts the process on negative strides",
-            see="tests/test_defects.py",
+            see="tests/engine/test_defects.py",
             lowers={"layouts": Layout.ZERO | Layout.GAPS | Layout.PERMUTED},
         ),
         KnownIssue(
             does="from_dlpack ignores that memory is read-only, and gives a tensor that writes to it",
-            see="tests/test_defects.py",
+            see="tests/engine/test_defects.py",
             lowers={"keeps_readonly": False},
         ),
         KnownIssue(
             does="gives int1 to int7 and uint1 to uint7, shells around bytes, out as int8 or uint8; dlx refuses them",
-            see="tests/test_defects.py",
+            see="tests/engine/test_defects.py",
         ),
         KnownIssue(
             does="gives memory out without negating it where the neg bit is set; dlx resolves it first",
-            see="tests/test_defects.py",
+            see="tests/engine/test_defects.py",
         ),
         KnownIssue(
             does="crashes when it copies complex128 at an odd address; dlx has it copied as float64",
-            see="tests/test_defects.py",
+            see="tests/engine/test_defects.py",
         ),
         KnownIssue(
             does="crashes when it resolves a conj or neg bit over data that is not aligned; dlx refuses that",
-            see="tests/test_defects.py",
+            see="tests/engine/test_defects.py",
         ),
         KnownIssue(
             does="crashes when it copies a tensor whose storage was resized to nothing; dlx refuses that",
-            see="tests/test_defects.py",
+            see="tests/engine/test_defects.py",
         ),
         KnownIssue(
             does="its exchange table lends tensors that require gradients; dlx asks its guards first",
-            see="tests/test_defects.py",
+            see="tests/engine/test_defects.py",
         ),
         KnownIssue(
             does="from_dlpack asks a producer up to four times where it raises TypeError; dlx asks once",
-            see="tests/test_defects.py",
+            see="tests/engine/test_defects.py",
         ),
     )
 

@@ -167,25 +167,25 @@ class TvmFfiAdapter(Adapter):
     known_issues = (
         KnownIssue(
             does="forgets on import that memory is read-only, and exports it as writable",
-            see="tests/test_defects.py",
+            see="tests/engine/test_defects.py",
             lowers={"keeps_readonly": False},
         ),
         KnownIssue(
             does="has no word for complex dtypes: t.dtype and tvm_ffi.dtype('complex64') raise ValueError",
-            see="tests/test_defects.py",
+            see="tests/engine/test_defects.py",
             lowers={"names_complex": False},
         ),
         KnownIssue(
             does="__dlpack__(max_version=(0, 8)) raises AttributeError; dlx always asks for version 1",
-            see="tests/test_defects.py",
+            see="tests/engine/test_defects.py",
         ),
         KnownIssue(
             does="imports capsules of other major versions unchecked; dlx checks before it hands over",
-            see="tests/test_defects.py",
+            see="tests/engine/test_defects.py",
         ),
         KnownIssue(
             does="a tensor without a handle (moved away, or never made) kills the process when it is asked anything",
-            see="tests/test_defects.py",
+            see="tests/engine/test_defects.py",
         ),
     )
 

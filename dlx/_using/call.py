@@ -35,9 +35,9 @@ class FunctionSpec:
     """The options and the parameters of a decorated function."""
 
     def __init__(
-        self, function: Any, to: Any, request: Any, answer: Any, writes: frozenset[str], *, lazy: bool
+        self, function: Any, to: Any, request: Any, returns: Any, writes: frozenset[str], *, lazy: bool
     ) -> None:
-        self.to, self.request, self.answer, self.lazy = to, request, answer, lazy
+        self.to, self.request, self.returns, self.lazy = to, request, returns, lazy
         try:
             parameters = list(inspect.signature(function).parameters.values())
         except (TypeError, ValueError):
@@ -66,7 +66,7 @@ class FunctionSpec:
         return {id(tree.arrays[i]) for i in tree.below(chosen)}
 
 
-class Answer(Tree):
+class Returned(Tree):
     """A flattened result; arguments that were passed unchanged are not flattened."""
 
     def __init__(self, root: Any, handler: Container, failures: Failures, whole: tuple[Any, ...]) -> None:
@@ -101,7 +101,7 @@ class Invocation:
         self.work = Work(self.request.target, self.request.stream)
         self._declared: set[int] = set()  # addresses; also of those that appear elsewhere among the arguments
         inside = self.inward((args[spec.skipped :], options), arguments=True)
-        self._caller = self._answerer()
+        self._caller = self._results_in()
         self.work.stays = self._caller is None or spec.lazy  # a later conversion uses the stream that is current then
         self.args, self.options = (*self.kept, *inside[0]), inside[1]
 
@@ -159,10 +159,10 @@ class Invocation:
         root, first = (str(key), ()) if kind else self.spec.place(key + self.spec.skipped)
         return root, (*first, *inside)
 
-    def _answerer(self) -> tuple[Target, Device | None] | None:
+    def _results_in(self) -> tuple[Target, Device | None] | None:
         """Return the framework of the results, and its device; None: results are not converted."""
-        if self.spec.answer is not None:
-            return registry.target(self.spec.answer), None
+        if self.spec.returns is not None:
+            return registry.target(self.spec.returns), None
         inside = self.request.target
         others = {id(source): source for source, array, _ in self._seen if not is_inside(array, source, inside)}
         if len(others) != 1:
@@ -180,7 +180,7 @@ class Invocation:
 
     # ---- out --------------------------------------------------------------------------------------------------------
 
-    def answer(self, value: Any) -> Any:
+    def returned(self, value: Any) -> Any:
         """Convert a result for the caller."""
         what = kind_of(value)
         if what is None:
@@ -189,8 +189,8 @@ class Invocation:
         if self._caller is not None:
             target, device = self._caller
             request = Request(target, device, detach=self.request.detach, readonly=self.request.readonly)
-            if self.spec.lazy and isinstance(what, Container) and not self._is_handed_back(value, what):
-                known = [pair for pair in self._own.values() if self._may_answer(pair[1])]
+            if self.spec.lazy and isinstance(what, Container) and not self._is_unchanged(value, what):
+                known = [pair for pair in self._own.values() if self._may_return(pair[1])]
                 return lazy_view(value, request, None, None, strict=False, collect=False, known=known)
         if isinstance(what, Container):
             return self._outward(value, what, request)
@@ -203,7 +203,7 @@ class Invocation:
         """
         target = self.request.target if request is None else request.target
         failures = Failures(target.name, located=lambda path: ("result", path[1:] if wrapped else path))
-        tree = Answer(value, handler, failures, self.kept)
+        tree = Returned(value, handler, failures, self.kept)
         arrays = [self._mine(array) for array in tree.arrays]
         results = list(arrays)
         own = any(id(container) in self._containers for container, *_ in tree.containers())
@@ -211,7 +211,7 @@ class Invocation:
         if not own and (request is None or not results):
             return value  # it holds nothing of the caller's, and nothing to convert
         if request is not None:
-            rest = [i for i, old in enumerate(tree.arrays) if not (self._went_in(old) and self._may_answer(arrays[i]))]
+            rest = [i for i, old in enumerate(tree.arrays) if not (self._went_in(old) and self._may_return(arrays[i]))]
             some = [arrays[i] for i in rest]
             sources = [
                 source if isinstance(source := kind_of(array), Adapter) else tree.sources[i]
@@ -243,23 +243,23 @@ class Invocation:
         """Return the caller's own array for one that was passed in."""
         return self._own[id(array)][1] if self._went_in(array) else array
 
-    def _may_answer(self, own: Any) -> bool:
-        """Return whether the caller's own object may be the result: not if `answer` names another framework."""
-        if self.spec.answer is None or self._caller is None:
+    def _may_return(self, own: Any) -> bool:
+        """Return whether the caller's own object may be the result: not if `returns` names another framework."""
+        if self.spec.returns is None or self._caller is None:
             return True
         what = kind_of(own)
         return not isinstance(what, Adapter) or is_inside(own, what, self._caller[0])
 
-    def _is_handed_back(self, container: Any, handler: Container) -> bool:
+    def _is_unchanged(self, container: Any, handler: Container) -> bool:
         """Return whether a container and all that it holds are the caller's own."""
         if self._went_in(container):
             return True
         own = self._containers.get(id(container))
         if own is None or own[0] is not container:
             return False
-        tree = Answer(container, handler, Failures(""), self.kept)
+        tree = Returned(container, handler, Failures(""), self.kept)
         arrays = [self._mine(array) for array in tree.arrays]
-        if not all(self._went_in(old) and self._may_answer(new) for old, new in zip(tree.arrays, arrays, strict=True)):
+        if not all(self._went_in(old) and self._may_return(new) for old, new in zip(tree.arrays, arrays, strict=True)):
             return False
         return tree.rebuild(arrays, "", self._stands) is own[1]
 

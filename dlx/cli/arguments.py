@@ -7,9 +7,9 @@ import sys
 import textwrap
 from typing import Any, NoReturn
 
-import dlx
+from dlx._version import __version__
 
-__all__ = ["SCHEMA", "WrongCall", "parser"]
+__all__ = ["SCHEMA", "WrongCall", "head", "parser"]
 
 SCHEMA = 1
 """Version of what ``--json`` prints; it changes where a program that reads it would break."""
@@ -20,7 +20,12 @@ a source is
                   .pt .pth: by torch with weights_only, memory-mapped
                   .arrow .arrows .feather .parquet: the schema, by pyarrow
   pkg.mod:attr    an object; this IMPORTS AND RUNS pkg.mod
-  'float32[3,4]'  a sketch: some array of that dtype and shape in host memory"""
+  'float32[3,4]'  an abstract tensor: host memory of that dtype and shape"""
+
+
+def head(command: str) -> dict[str, Any]:
+    """Return what every JSON document of a command begins with."""
+    return {"schema": SCHEMA, "command": command or None, "dlx": __version__}
 
 
 def _status(strict: str = "") -> str:
@@ -38,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
         description="What an array is, where it can go, and what this machine has.",
         epilog=_status("plan: something is refused; doctor: something is broken"),
     )
-    top.add_argument("--version", action="version", version=f"dlx {dlx.__version__}")
+    top.add_argument("--version", action="version", version=f"dlx {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _inspect(commands)
     _plan(commands)
@@ -53,12 +58,7 @@ def parser() -> argparse.ArgumentParser:
 class WrongCall(Exception):
     """The words do not make a call: one line for the user, exit status 2.
 
-    Parameters
-    ----------
-    program
-        As in ``"dlx inspect"``: the part of the command line that is at fault.
-    message
-        What is wrong with it.
+    `program` is the part of the command line that is at fault, as in ``"dlx inspect"``.
     """
 
     def __init__(self, program: str, message: str) -> None:
@@ -86,13 +86,13 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _command(
-    commands: Any, name: str, module: str, summary: str, epilog: str = "", strict: str = ""
+    commands: Any, name: str, summary: str, epilog: str = "", *, strict: str = "", module: str = ""
 ) -> argparse.ArgumentParser:
     description = textwrap.fill(f"{summary[0].upper()}{summary[1:]}.", 78)
     made: argparse.ArgumentParser = commands.add_parser(
         name, help=summary, description=description, epilog="\n\n".join(filter(None, (epilog, _status(strict))))
     )
-    made.set_defaults(module=module)
+    made.set_defaults(module=module or name)
     made.add_argument("--json", action="store_true", help=f'print JSON with "schema": {SCHEMA}')
     return made
 
@@ -109,7 +109,6 @@ def _inspect(commands: Any) -> None:
     command = _command(
         commands,
         "inspect",
-        "inspect",
         "show what arrays are: dtype, shape, strides, device, flags, and which targets take them",
         _SOURCE,
     )
@@ -118,7 +117,7 @@ def _inspect(commands: Any) -> None:
         "--to",
         metavar="NAMES",
         help="say which of these targets take it, as in torch,numpy; they are imported. 'all' means all that are "
-        "installed. Without --to: all for a sketch and for an object that is one array, else none",
+        "installed. Without --to: all for an abstract tensor and for an object that is one array, else none",
     )
 
 
@@ -126,10 +125,9 @@ def _plan(commands: Any) -> None:
     command = _command(
         commands,
         "plan",
-        "plan",
         "say what dlx.convert would do: share, copy or refuse, and why; nothing is converted",
         _SOURCE,
-        "something is refused",
+        strict="something is refused",
     )
     _add_sources(command)
     command.add_argument("--to", required=True, metavar="NAMES", help="targets, as in torch,numpy, or 'all'")
@@ -149,7 +147,6 @@ def _dtypes(commands: Any) -> None:
     command = _command(
         commands,
         "dtypes",
-        "dtypes",
         "show every dtype: DLPack's numbers, and what each framework calls it",
         "Without options nothing is imported: words are those of the adapters' data.\n"
         "With --from or --to the frameworks are imported and a conversion of each\n"
@@ -163,10 +160,10 @@ def _matrix(commands: Any) -> None:
     command = _command(
         commands,
         "matrix",
-        "dtypes",
         "show what becomes of every dtype between the frameworks installed: shared, viewed, copied or refused",
         "The frameworks are imported, an array of each dtype is made in each of them,\n"
         "and its conversion to every other is planned; nothing is converted.",
+        module="dtypes",
     )
     _add_pair(command)
     command.add_argument("--svg", metavar="FILE", help="write it as a picture, for light and dark pages")
@@ -176,7 +173,6 @@ def _matrix(commands: Any) -> None:
 def _devices(commands: Any) -> None:
     command = _command(
         commands,
-        "devices",
         "devices",
         "show the devices that the CUDA driver and each framework see, and what each calls them",
         "The driver and the frameworks are asked in processes of their own, several at\n"
@@ -189,7 +185,6 @@ def _devices(commands: Any) -> None:
 def _doctor(commands: Any) -> None:
     command = _command(
         commands,
-        "doctor",
         "doctor",
         "show each adapter: ready, installed, missing or broken, with versions; ends with a block to paste",
         strict="something is broken; of what is named, also missing",
@@ -207,7 +202,6 @@ def _doctor(commands: Any) -> None:
 def _bench(commands: Any) -> None:
     command = _command(
         commands,
-        "bench",
         "bench",
         "measure conversions between the frameworks installed here",
         "Figures are of this machine as it is now.",

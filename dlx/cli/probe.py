@@ -48,8 +48,8 @@ def _framework(name: str) -> dict[str, Any]:
     import dlx
     from dlx._core.tensor import type_name
     from dlx._registry.registry import registry
-    from dlx.cli.commands.dtypes import array_of
     from dlx.cli.sources.objects import capsule_facts
+    from dlx.cli.sources.samples import array_of
 
     start = time.perf_counter()
     adapter = registry.target(name).adapter

@@ -11,7 +11,7 @@ from dlx.testing.outcome import Broken, NotApplicable
 from dlx.testing.subject import Subject
 from dlx.testing.support.capsules import NotACapsule
 
-__all__ = ["CHECKS", "KINDS", "Check", "Verdict", "check", "excepting", "of_kinds"]
+__all__ = ["CHECKS", "KINDS", "Check", "Verdict", "check", "declared", "excepting", "of_kinds"]
 
 KINDS = ("producer", "consumer", "adapter")
 SEVERITIES = ("fatal", "wrong", "refuses", "friction")
@@ -19,7 +19,7 @@ SEVERITIES = ("fatal", "wrong", "refuses", "friction")
 
 
 WORDS = (
-    "imports", "take", "array", "grid", "reshape", "unfit", "pending", "pending_bytes", "readonly", "given", "write",
+    "imports", "take", "array", "grid", "reshape", "unfit", "pending", "pending_bytes", "readonly", "argument", "write",
 )  # fmt: skip
 """What reproductions are made of; a subject's `words` say each in its own language."""
 
@@ -171,3 +171,8 @@ def excepting(subject: Subject, exceptions: Mapping[str, str]) -> Subject:
     if unknown:
         raise ValueError(f"there is no check {', '.join(sorted(unknown))}. `--list` shows all names.")
     return replace(subject, exceptions={**subject.exceptions, **exceptions})
+
+
+def declared(texts: list[str]) -> dict[str, str]:
+    """Return ``CHECK=reason`` texts as a mapping for `excepting`, which refuses one without a reason."""
+    return {name: reason for name, _, reason in (text.partition("=") for text in texts)}

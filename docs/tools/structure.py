@@ -2,7 +2,8 @@
 
 Run it from the root of a checkout: ``python docs/tools/structure.py``. Every import statement counts, those inside
 functions and those for type checkers as well; imports of a package count for its ``__init__``. In C a file depends on
-the files that define the functions and variables it names, whatever it includes.
+the files that define the functions and variables it names, whatever it includes. With ``map`` it prints the table of
+packages in CONTRIBUTING.md, made of their docstrings.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ast
 import functools
 import graphlib
 import re
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,8 +120,23 @@ def longest_chain(edges: dict[str, set[str]]) -> list[str]:
     return list(max(map(from_, edges), key=len))
 
 
+def package_map() -> str:
+    """Return a row for each package and each file beside them, lowest layer first: the head of its docstring."""
+    rows = []
+    for name in (name for names in LAYERS for name in names if not name.startswith("__") and name != "_ffi"):
+        path = ROOT / "dlx" / name / "__init__.py"
+        path = path if path.exists() else ROOT / "dlx" / f"{name}.py"
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        where = path.parent if path.name == "__init__.py" else path
+        rows.append(f"| `{where.relative_to(ROOT)}` | {' '.join(text.partition(chr(10) * 2)[0].split())} |")
+    return "\n".join(rows)
+
+
 def main() -> None:
     """Print the structure."""
+    if sys.argv[1:] == ["map"]:
+        print(package_map())
+        return
     edges = graph()
     known = modules()
     for names in LAYERS:

@@ -12,7 +12,7 @@ import typing
 import venv
 
 import pytest
-from conftest import ROOT
+from project import ROOT
 
 import dlx
 import dlx.typing

@@ -125,7 +125,7 @@ def test_bench(np):
     assert "no target 'nothing'" in refused("bench", "--pairs", "numpy:nothing")
 
 
-def test_bench_measures_the_fast_lane(np):
+def test_bench_measures_the_fast_path(np):
     """Targets that come from the command line are the same objects as those in a program."""
     (pair,) = bench._pairs(":".join(("numpy", "dlx")))
     assert pair[1] is sys.intern("dlx")

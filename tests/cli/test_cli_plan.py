@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 from command import dlx, document, here, refused
-from test_cli import npy, safetensors
+from files import npy, safetensors
 
 import dlx as package
 from dlx._registry.registry import BUILT_IN, Registry, registry
 from dlx.cli import probe
 from dlx.cli.commands import doctor
-from dlx.cli.commands.dtypes import DTYPES, array_of
+from dlx.cli.commands.dtypes import DTYPES
+from dlx.cli.sources.samples import array_of
 from dlx.cli.targets import installed
 
 
@@ -35,7 +36,7 @@ def file(tmp_path):
     return path
 
 
-def test_sketches():
+def test_abstract_tensors():
     """A dtype and a shape stand for an array that nobody has."""
     assert plans("float32[3,4]", "--to", "dlx") == [("", "shared", "")]
     assert plans("bfloat16[]", "--to", "dlx", "--copy", "always") == [("", "copied", "")]
@@ -134,7 +135,7 @@ def test_several_targets(file, np):
     _, out = here("plan", file, "--to", "dlx,numpy")
     assert [line.split() for line in out.splitlines()[2:]] == [["dlx", "shared"], ["numpy", "shared"]]
     _, out = here("plan", "float32[2,3]", "--to", "dlx,numpy")
-    assert out.splitlines()[0] == "float32[2,3]  a sketch"
+    assert out.splitlines()[0] == "float32[2,3]  an abstract tensor"
     assert [(each["target"], len(each["arrays"])) for each in document("plan", file, "--to", "dlx,numpy")["plans"]] == [
         ("dlx", 1),
         ("numpy", 1),

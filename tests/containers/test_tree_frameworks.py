@@ -95,7 +95,7 @@ def test_an_open_npz_file_becomes_a_dict(np):
         assert [leaf.path for leaf in dlx.plan(npz, to="dlx").leaves] == ["obj['a']", "obj['b']"]
 
 
-def test_an_npz_file_that_cannot_be_read_is_an_error_with_a_place(np):
+def test_an_npz_file_that_cannot_be_read_is_an_error_with_a_path(np):
     """An array of objects is refused by numpy; the place is that of the file."""
     file = io.BytesIO()
     np.savez(file, a=np.array([object], dtype=object))

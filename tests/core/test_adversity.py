@@ -7,7 +7,7 @@ import threading
 import weakref
 
 import pytest
-from test_registry import MyLib, plugin
+from planted_adapter import MyLib, plugin
 
 import dlx
 from dlx import errors
@@ -285,7 +285,7 @@ def test_odd_types_are_no_arrays(kind):
         dlx.convert(kind()(), to="dlx")
 
 
-def test_an_adapter_needs_no_description_for_a_copying_cure(monkeypatch, mylib):
+def test_an_adapter_needs_no_description_for_a_copying_resolution(monkeypatch, mylib):
     """Where only a conversion could tell, a plan says unknown and no more."""
     from dlx.adapter import Blocker
 

@@ -1,4 +1,4 @@
-"""The house: imports go up the list of layers only; importing dlx costs nothing; adapters use the public door."""
+"""The layers: imports go down the layers only; importing dlx costs nothing; adapters use public names."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import inspect
 import pickle
 import re
 import sys
+import tomllib
 
 import pytest
 import structure
-from conftest import ROOT
+from project import ROOT
 
 import dlx
 import dlx.testing
@@ -52,6 +53,16 @@ def test_no_import_goes_up_a_layer():
 def test_no_import_goes_in_a_circle():
     """Files of dlx never import each other in a circle, imports for type checkers included."""
     assert structure.cycle(structure.graph()) == []
+
+
+@pytest.mark.parametrize("package", ["cli", "testing"])
+def test_the_command_and_the_kit_are_flat(package):
+    """At most three of their files import each other in a row before one imports dlx itself."""
+    edges = structure.graph()
+    chain, files = {"dlx"}, {module for module in edges if structure.layer(module) == package}
+    for _ in range(4):
+        chain = {module for module in files if edges[module] & chain}
+    assert not chain
 
 
 def test_only_one_module_knows_the_extension():
@@ -126,7 +137,7 @@ def test_the_kit_needs_neither_pytest_nor_a_framework(python):
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
-def test_adapters_use_the_public_door(adapter):
+def test_adapters_use_the_public_names(adapter):
     """Ours have no way in that a third party's adapter has not, and import no framework at module level."""
     path = ROOT / "adapters" / f"{adapter}.py"
     found = {name for name in imported(path) if name.partition(".")[0] == "dlx"}
@@ -216,6 +227,15 @@ def test_convert_and_plan_take_the_same_options():
     plan = dict(inspect.signature(dlx.plan).parameters)
     assert plan.pop("probe").default is True
     assert plan == convert
+
+
+def test_tests_share_helpers_in_support_only():
+    """No test imports another one, nor the fixtures' file; what several need is in tests/support."""
+    names = {path.stem for path in (ROOT / "tests").glob("*/test_*.py")} | {"conftest"}
+    for path in (ROOT / "tests").rglob("*.py"):
+        assert not names & set(imported(path)), path.name
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
+    assert settings["pythonpath"] == ["tests/support", "docs/tools"]
 
 
 def test_no_machine_path_or_registry_host_in_the_project():

@@ -8,7 +8,7 @@ import textwrap
 from types import SimpleNamespace
 
 import pytest
-from test_plugins import Site, adapter
+from distributions import Site, adapter
 
 import dlx
 from dlx._core.foreign import MAX_MESSAGE, TypeCache, exception_text, is_key, safe_repr, type_name

@@ -1,5 +1,7 @@
 """Exchange tables of others in the fast path: hostile ones do no harm, and what a type has is looked at anew."""
 
+# ruff: noqa: F401, F811 -- fixtures of another file
+
 from __future__ import annotations
 
 import contextlib
@@ -9,7 +11,8 @@ import types
 from dataclasses import replace
 
 import pytest
-from conftest import compiled
+from hostile import FLOAT32, MODES, NAME, OLD_NAME, Owner, hostile, library, mylib, tensor
+from project import compiled
 
 import dlx
 from dlx import errors
@@ -17,139 +20,10 @@ from dlx._core import native
 from dlx._registry.registry import Registry
 from dlx.adapter import Adapter, Capabilities, FastPath, Guard, Layout
 
-NAME, OLD_NAME = "__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"
-MODES = (
-    *("takes", "fails before", "fails after", "fails later", "fails silently"),
-    *("silent after", "null result", "null after", "raises"),
-)
-FLOAT32 = (2, 32, 1)
-
-
-class Hostile:
-    """The tables of hostile.c."""
-
-    def __init__(self, path):
-        self.free, self.held = ctypes.CDLL(path), ctypes.PyDLL(path)
-        for name, arguments in {
-            "table": [ctypes.c_char_p],
-            "capsule": [ctypes.c_char_p, ctypes.c_int],
-            "set": [ctypes.c_int, ctypes.py_object],
-            "counts": [],
-        }.items():
-            function = getattr(self.held, f"hostile_{name}")
-            function.restype, function.argtypes = ctypes.py_object, arguments
-
-    def set(self, mode, error=ValueError):
-        """Choose what the consumer does; counts begin anew."""
-        self.held.hostile_set(MODES.index(mode), error)
-
-    def lend(
-        self, address, shape=(2, 3), strides=None, *, ndim=None, dtype=FLOAT32, device=1, offset=0, rc=0, error=False
-    ):
-        """Choose what the producer lends."""
-        numbers = [None if values is None else (ctypes.c_int64 * 64)(*values) for values in (shape, strides)]
-        counts = [-1 if values is None else len(values) for values in (shape, strides)]
-        self.free.hostile_lend(
-            ctypes.c_void_p(address), len(shape or ()) if ndim is None else ndim, counts[0], numbers[0], counts[1],
-            numbers[1], *dtype, device, ctypes.c_uint64(offset), rc, int(error),
-        )  # fmt: skip
-
-    def capsule(self, which="good", *, misnamed=False):
-        return self.held.hostile_capsule(which.encode(), misnamed)
-
-    def table(self, which="good"):
-        return self.held.hostile_table(which.encode())
-
-    @property
-    def imports(self):
-        return self.held.hostile_counts()[0]
-
-    @property
-    def borrows(self):
-        return self.held.hostile_counts()[1]
-
-
-class Owner(bytearray):
-    """Memory that can be watched."""
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    """The compiled hostile.c."""
-    return Hostile(compiled("hostile", tmp_path_factory.mktemp("hostile")))
-
-
-@pytest.fixture
-def hostile(library):
-    """The library, taking everything and lending six floats."""
-    library.set("takes")
-    library.memory = Owner(64)
-    library.lend(native.buffer_address(memoryview(library.memory)))
-    return library
-
-
-@pytest.fixture
-def mylib(monkeypatch):
-    """A framework `mylib` whose Array is in the fast path, and whose adapter counts what Python is asked."""
-
-    class Base:
-        pass
-
-    class Array(Base):
-        """Speaks the protocol, and counts how often it is asked."""
-
-        def __init__(self):
-            self.asked = 0
-            self.owner = Owner(64)
-
-        def __dlpack__(self, **keywords):
-            self.asked += 1
-            address = native.buffer_address(memoryview(self.owner))
-            tensor = native.tensor_new(address, (2, 3), None, FLOAT32, (1, 0), 0, self.owner)
-            return tensor.__dlpack__(**keywords)
-
-        def __dlpack_device__(self):
-            return (1, 0)
-
-    class MyLib(Adapter):
-        name = package = "mylib"
-        types = ("mylib.Array",)
-        fast_path = FastPath(types)
-        loads = 0
-
-        def capabilities(self):
-            return Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1, keeps_readonly=True)
-
-        def load(self, tensor):
-            self.loads += 1
-            return ("loaded", tensor)
-
-    package = types.ModuleType("mylib")
-    package.__version__ = "1.0"
-    package.Array, package.Base = Array, Base
-    Array.__module__ = Base.__module__ = "mylib"
-    package.adapter = MyLib()
-    plugin = types.ModuleType("dlx_mylib")
-    plugin.dlx_adapters = dlx.hookimpl(specname="dlx_adapters")(lambda: [package.adapter])
-    registry = Registry({"mylib": "dlx_mylib", "my": "dlx_mylib", "numpy": "dlx_numpy", "torch": "dlx_torch"})
-    monkeypatch.setitem(sys.modules, "mylib", package)
-    monkeypatch.setitem(sys.modules, "dlx_mylib", plugin)
-    monkeypatch.setattr("dlx._engine.request.registry", registry)
-    monkeypatch.setattr("dlx._engine.fast_path.registry", registry)
-    native.routes_clear()
-    yield package
-    native.routes_clear()
-
 
 def guarded(mylib, *guards):
     """Give its arrays guards."""
     mylib.adapter.fast_path = replace(mylib.adapter.fast_path, guards=guards)
-
-
-def tensor(owner):
-    """A dlx.Tensor over an owner's memory."""
-    address = native.buffer_address(memoryview(owner))
-    return native.tensor_new(address, (2, 3), None, FLOAT32, (1, 0), 0, owner)
 
 
 # ---- consumers that fail ---------------------------------------------------------------------------------------------
@@ -528,7 +402,7 @@ def test_an_attribute_on_the_instance_is_no_table(mylib, hostile):
     assert source.asked == 1 and hostile.borrows == 0
 
 
-def test_subclasses_take_the_slow_road(mylib, hostile):
+def test_subclasses_take_the_python_path(mylib, hostile):
     """A subclass inherits the table, and is not asked by it: only listed types are."""
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     source = type("Special", (mylib.Array,), {"__module__": "mylib"})()
@@ -666,7 +540,7 @@ def test_loading_a_plugin_clears_the_routes(monkeypatch, mylib):
     assert len(asked) == 2
 
 
-def test_many_types_do_not_close_the_lane(monkeypatch, mylib, hostile):
+def test_many_types_do_not_close_the_fast_path(monkeypatch, mylib, hostile):
     """Types that come and go, or targets spelled anew each time, leave the fast path open for new pairs."""
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     dlx.convert(b"abc", to="mylib")  # the plugin is loaded, and clears the routes, before they are many

@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from test_fast_path_tables import Owner, hostile, library, mylib, tensor
+from hostile import Owner, hostile, library, mylib, tensor
 
 import dlx
 from dlx._containers import lookup as containers

@@ -327,13 +327,13 @@ def test_a_plan_holds_no_memory(np, torch, kind):
 # ---- probe -----------------------------------------------------------------------------------------------------------
 
 
-def test_probing_asks_a_stranger_once():
+def test_probing_asks_a_generic_producer_once():
     """A plan for a generic producer asks for one capsule, which is dropped."""
     stranger = Stranger()
     assert dlx.plan(stranger, "dlx").outcome == "shared" and stranger.calls == 1
 
 
-def test_without_probe_a_stranger_is_not_asked():
+def test_without_probe_a_generic_producer_is_not_asked():
     """Without a probe the outcome is unknown instead of calling __dlpack__."""
     stranger = Stranger()
     plan = dlx.plan(stranger, "dlx", probe=False)
@@ -342,7 +342,7 @@ def test_without_probe_a_stranger_is_not_asked():
 
 
 @pytest.mark.parametrize("source", [name for name in SOURCES if "generic_adapter" not in name and name != "failing"])
-def test_probe_matters_to_strangers_only(np, torch, counting, source):
+def test_probe_matters_to_generic_producers_only(np, torch, counting, source):
     """What can be described is planned without a probe as with one."""
     obj = SOURCES[source](np, torch, counting)
     assert str(dlx.plan(obj, "torch", probe=False)) == str(dlx.plan(obj, "torch"))

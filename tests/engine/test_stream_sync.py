@@ -9,9 +9,9 @@ import weakref
 
 import gpulib
 import pytest
-from conftest import ROOT
 from fake_cuda import LEGACY, MANAGED, PER_THREAD
 from gpulib import N
+from project import ROOT
 
 import dlx
 from dlx._core import cuda as driver
@@ -125,7 +125,7 @@ def test_a_producer_with_a_current_stream_orders_nothing_itself(cuda, lib_a, lib
 
 
 @pytest.mark.parametrize(("consumer", "told"), [("own", "it"), ("legacy", "it"), ("per-thread", "ours")])
-def test_a_producer_without_a_current_stream_is_told_the_consumers(cuda, lib_e, lib_b, consumer, told):
+def test_a_producer_without_a_current_stream_gets_the_consumers(cuda, lib_e, lib_b, consumer, told):
     """It makes that stream wait itself; 2, which many refuse, is waited for by dlx's own stream."""
     p, c = cuda.stream(), pick(cuda, consumer)
     with lib_e.on(p), lib_b.on(c):
@@ -268,7 +268,7 @@ def test_points_are_told_apart(cuda, lib_b):
         assert not cuda.read(c.handle, memory, N)
 
 
-def test_producers_with_streams_of_their_own_are_told_every_time(cuda, lib_e, lib_b):
+def test_producers_with_streams_of_their_own_are_asked_with_it_every_time(cuda, lib_e, lib_b):
     """One stream for the first array of a framework would miss the second array's."""
     with lib_b.on(cuda.stream()) as c:
         arrays = []
@@ -354,7 +354,7 @@ def test_an_allocator_that_has_memory_too_early_is_seen(cuda, lib_a, lib_b):
         assert (lib_a.freed, lib_a.reused_too_early) == (1, 1)
 
 
-def test_a_later_conversion_lets_go(cuda, lib_a, lib_b):
+def test_a_later_conversion_releases(cuda, lib_a, lib_b):
     """Nobody has to call release_pending."""
     with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()) as c:
         result = dlx.convert(lib_a.made(), to="libb")

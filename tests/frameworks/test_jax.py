@@ -10,7 +10,7 @@ import threading
 import weakref
 
 import pytest
-from test_numpy_torch import fill, same
+from arrays import fill, same
 
 import dlx
 from dlx import errors

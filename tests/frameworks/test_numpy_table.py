@@ -10,9 +10,9 @@ import sys
 import sysconfig
 
 import pytest
-from conftest import ROOT
+from arrays import DTYPES, LAYOUTS
+from project import ROOT
 from reference import READ_ONLY
-from test_numpy_torch import DTYPES, LAYOUTS
 
 import dlx
 from dlx._core import native
@@ -34,7 +34,7 @@ def facts(np):
 @pytest.fixture
 def table(np, tmp_path_factory):
     """The table, called by exchange.c."""
-    from conftest import compiled
+    from project import compiled
 
     held = ctypes.PyDLL(str(compiled("exchange", tmp_path_factory.mktemp("exchange"))))
     held.exchange_import.restype, held.exchange_import.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_void_p]

@@ -6,7 +6,7 @@ import gc
 from dataclasses import replace
 
 import pytest
-from test_fast_path import agree, emptied
+from agreement import agree, emptied
 
 import dlx
 from dlx import errors
@@ -78,7 +78,7 @@ def test_a_wrong_answer_is_noticed(torch, guards, adapter, monkeypatch, wrong):
 
 @pytest.mark.parametrize("in_c", [True, False])
 @pytest.mark.parametrize("to", ["numpy", "dlx"])
-def test_with_and_without_them_the_lane_is_right(np, torch, adapter, monkeypatch, to, in_c):
+def test_with_and_without_them_the_fast_path_is_right(np, torch, adapter, monkeypatch, to, in_c):
     """Asked in C or through Python, the fast path gives what the slow path gives, and refuses what it refuses."""
     if not in_c:
         monkeypatch.setattr(adapter, "fast_path", replace(adapter.fast_path, guard_function=None))

@@ -744,7 +744,7 @@ def test_buffers_are_held_until_release(target):
 
 
 @pytest.mark.parametrize("options", [{"copy": True}, {"device": "cuda"}])
-def test_buffers_are_let_go_after_a_copy_or_a_refusal(options):
+def test_buffers_are_released_after_a_copy_or_a_refusal(options):
     """Nothing holds the buffer after a conversion that did not share it, nor after a plan or a description."""
     source = bytearray(8)
     dlx.plan(source, to="dlx")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import command
 import pytest
-from conftest import ROOT
+from project import ROOT
 
 import dlx
 from dlx._core import native
@@ -139,7 +139,7 @@ def test_nothing_of_it_is_loaded_before_it_is_needed(python, site):
 
 
 @pytest.mark.parametrize("to", ["numpy", "torch", "dlx", "examplearray"])
-def test_its_arrays_take_the_lane(ea, fast_path, to):
+def test_its_arrays_take_the_fast_path(ea, fast_path, to):
     """A plain array never enters Python on its way out; the values, the memory and the type are right."""
     if to not in ("dlx", "examplearray"):
         pytest.importorskip(to)
@@ -153,7 +153,7 @@ def test_its_arrays_take_the_lane(ea, fast_path, to):
 
 
 @pytest.mark.parametrize("origin", ["numpy", "torch", "dlx"])
-def test_others_reach_it_by_the_lane(ea, fast_path, origin):
+def test_others_reach_it_by_the_fast_path(ea, fast_path, origin):
     """A plain array of another framework never enters Python on its way in."""
     if origin != "dlx":
         pytest.importorskip(origin)
@@ -165,7 +165,7 @@ def test_others_reach_it_by_the_lane(ea, fast_path, origin):
 
 
 @pytest.mark.parametrize("options", [{"copy": True}, {"copy": False}, {"readonly": "error"}, {"device": "cpu"}])
-def test_options_take_the_lane_as_they_do_for_numpy(ea, fast_path, np, options):
+def test_options_take_the_fast_path_as_they_do_for_numpy(ea, fast_path, np, options):
     """What the fast path does with options it does for its arrays too, out and in."""
     convert, slow = fast_path
     array, theirs = ea.array([1, 2, 3]), np.arange(1, 4, dtype="f4")
@@ -176,7 +176,7 @@ def test_options_take_the_lane_as_they_do_for_numpy(ea, fast_path, np, options):
     assert not slow
 
 
-def test_its_own_dtypes_take_the_lane(ea, fast_path):
+def test_its_own_dtypes_take_the_fast_path(ea, fast_path):
     """bfloat16 by its own word, and a dtype that only its owners understand."""
     convert, slow = fast_path
     for dtype, values in ((ea.brain16, [1.5, -2.0]), (ea.posit16, [0x4000, 0xC000])):
@@ -219,7 +219,7 @@ def test_a_patched_type_is_looked_at_anew(ea, fast_path, monkeypatch):
     assert slow == [(array,)] or slow == [(array, "dlx")]
 
 
-def test_nothing_leaks_by_the_lane(ea, np):
+def test_nothing_leaks_by_the_fast_path(ea, np):
     """Arrays live exactly as long as what was made of them."""
     import weakref
 

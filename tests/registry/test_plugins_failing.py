@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 
-from test_plugins import Site, adapter
+from distributions import Site, adapter
 
 from dlx.adapter import Adapter, Devices, DTypes
 
@@ -110,7 +110,7 @@ CODE = """
 """
 
 
-def test_a_failing_method_is_told_by_dlx(tmp_path, python, np):
+def test_a_failing_method_is_reported_by_dlx(tmp_path, python, np):
     """Every public way in, for each method that an adapter may override: nothing but errors of dlx comes out."""
     site = Site(tmp_path, python)
     raising = "def raising(*a, **k): raise RuntimeError(f'BOOM in {hook}')"
@@ -169,7 +169,7 @@ class Odd:
 """
 
 
-def test_rubbish_from_any_hook_is_told_by_dlx(tmp_path, python, np):
+def test_rubbish_from_any_hook_is_reported_by_dlx(tmp_path, python, np):
     """Each hook, whatever it gives: an error of dlx that names the adapter, the hook and the answer, or no effect."""
     site = Site(tmp_path, python)
     site.module("rubbish", RUBBISH_MODULE)

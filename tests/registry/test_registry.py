@@ -7,46 +7,14 @@ import textwrap
 import types
 
 import pytest
+from planted_adapter import Array, MyLib, Special, plugin
 
 import dlx
 from dlx._core import native
 from dlx._registry import generic as strangers
 from dlx._registry.registry import Registry
-from dlx.adapter import Adapter, Capabilities, Defect, Layout
+from dlx.adapter import Capabilities, Defect, Layout
 from dlx.errors import AdapterNotFoundError, FrameworkNotInstalledError, PluginError
-
-
-class Array:
-    """An array of a framework that does not exist, which speaks the protocol through dlx."""
-
-    def __init__(self, tensor):
-        self.tensor = tensor
-        self.asked = 0
-
-    def __dlpack__(self, **keywords):
-        self.asked += 1
-        return self.tensor.__dlpack__(**keywords)
-
-    def __dlpack_device__(self):
-        return self.tensor.__dlpack_device__()
-
-
-class Special(Array):
-    """A subclass that another adapter may own."""
-
-
-class MyLib(Adapter):
-    """The adapter of that framework."""
-
-    name = package = "mylib"
-    install = "pip install mylib"
-    types = ("mylib.Array",)
-
-    def accepts(self):
-        return Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1, keeps_readonly=True)
-
-    def load(self, tensor):
-        return Array(tensor)
 
 
 @pytest.fixture
@@ -59,16 +27,6 @@ def mylib(monkeypatch):
     monkeypatch.setattr(Special, "__module__", "mylib")
     monkeypatch.setitem(sys.modules, "mylib", package)
     return package
-
-
-def plugin(monkeypatch, name, hook, mark=True):
-    """Make a module importable whose hook is the function given."""
-    module = types.ModuleType(name)
-    if mark:
-        hook = dlx.hookimpl(specname="dlx_adapters")(hook)
-    module.dlx_adapters = hook
-    monkeypatch.setitem(sys.modules, name, module)
-    return module
 
 
 @pytest.fixture
@@ -305,7 +263,7 @@ def test_a_plugin_that_does_not_import_is_remembered(mylib, error):
     assert info.value.__cause__ is error
 
 
-def test_another_api_is_told_with_both_numbers(monkeypatch, mylib):
+def test_another_api_is_reported_with_both_numbers(monkeypatch, mylib):
     """The message says which versions of the contract met."""
     plugin(monkeypatch, "dlx_mylib", BROKEN["another API"])
     with pytest.raises(PluginError, match="speaks API 99, this dlx speaks 1"):
@@ -329,7 +287,7 @@ def test_a_dlx_that_speaks_several_versions_says_which(monkeypatch, mylib):
         assert str(info.value) == f"adapter 'mylib' speaks API {spoken}, this dlx speaks 2 to 3. {fix}."
 
 
-def test_an_unmarked_hook_is_told(monkeypatch, mylib):
+def test_an_unmarked_hook_is_reported(monkeypatch, mylib):
     """Forgetting @dlx.hookimpl has a message that says so."""
     plugin(monkeypatch, "dlx_mylib", lambda: [MyLib()], mark=False)
     with pytest.raises(PluginError, match="hookimpl"):
@@ -412,7 +370,7 @@ def test_entry_points_are_scanned_once_and_late(published):
     assert out.split() == ["0", "refused", "1", "1"]
 
 
-def test_broken_third_parties_are_told_by_distribution(published):
+def test_broken_third_parties_are_reported_by_distribution(published):
     """A plugin that fails to import, and a stale entry point, are each one PluginError that names its distribution."""
     out = published(
         """

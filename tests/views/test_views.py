@@ -904,7 +904,7 @@ def test_options_hold_for_each_element(np, torch, arrays):
         lazy(arrays, to="nosuch")
 
 
-def test_an_error_names_its_place_and_is_raised_again(np):
+def test_an_error_names_its_path_and_is_raised_again(np):
     """The place is that of the element in the root; nothing is kept of a failure."""
     source = {"a": [1, np.ones(1), None, types.SimpleNamespace(x=np.array(["text"]))]}
     for options in ({}, {"copy": True}):
@@ -918,7 +918,7 @@ def test_an_error_names_its_place_and_is_raised_again(np):
         source["a"][3].x = np.array(["text"])
 
 
-def test_strangers_are_called_once(np):
+def test_generic_producers_are_called_once(np):
     """A producer that only speaks __dlpack__ is asked when it is touched, once."""
     calls = []
 
@@ -1217,7 +1217,7 @@ def test_memory_that_runs_out_while_an_element_is_converted(python):
     assert python(NO_MEMORY, args=()).split() == ["0", "True"]
 
 
-def test_a_container_that_holds_itself_may_lose_its_place(np):
+def test_a_container_that_holds_itself_may_lose_its_index(np):
     """What its view shows is noted once, and not for ever."""
     inner = [np.zeros(2)]
     inner.append(inner)
@@ -1242,7 +1242,7 @@ def test_a_view_assigned_to_itself_keeps_the_containers_of_its_source(np):
     assert source[-1] is inner
 
 
-def test_places_may_be_given_by_anything_that_is_an_index(np, torch):
+def test_anything_that_is_an_index_is_one(np, torch):
     """As a list takes them."""
     source = [np.zeros(2), np.zeros(2)]
     view = lazy(source)

@@ -12,9 +12,9 @@ from typing import Any
 import dlx
 from dlx._registry.registry import registry
 from dlx.cli import targets
-from dlx.cli.commands.dtypes import array_of
 from dlx.cli.model import BadInput, amount, one_line
 from dlx.cli.render.screen import OUTCOMES, Cell, Screen
+from dlx.cli.sources.samples import array_of
 
 __all__ = ["run"]
 
@@ -91,12 +91,12 @@ def _measured(origin: str, goal: str, rounds: int, singles: int) -> dict[str, An
 
 
 def _own(goal: str) -> Callable[[Any], Any] | None:
-    """Return the consumer's own `from_dlpack`, where it has one in one of the usual places."""
+    """Return the consumer's own `from_dlpack`, where it has one by one of the usual names."""
     module = registry.target(goal).adapter.module()
     if goal == "dlx":
         return None
-    for place in (module, getattr(module, "dlpack", None)):
-        function = getattr(place, "from_dlpack", None)
+    for holder in (module, getattr(module, "dlpack", None)):
+        function = getattr(holder, "from_dlpack", None)
         if callable(function):
             return function  # type: ignore[no-any-return]
     return None

@@ -19,7 +19,6 @@ from dlx._registry.plugin import error_of
 from dlx._registry.registry import registry
 from dlx.cli.model import BadInput, counted, one_line
 from dlx.cli.probe import ask
-from dlx.cli.render import tables
 from dlx.cli.render.screen import Cell, Screen
 from dlx.cli.targets import can_be_target
 
@@ -31,35 +30,17 @@ _ORDER = list(_STYLES)
 
 @dataclass
 class Row:
-    """One adapter plugin with its framework.
+    """One adapter plugin with its framework."""
 
-    Attributes
-    ----------
-    name
-        The target's name, or the plugin's root package where it is broken.
-    module, distribution
-        Where the adapter is.
-    status
-        ``"ready"``: imported, or tried with ``--load``; ``"installed"``; ``"missing"``; ``"broken"``.
-    version
-        Of the framework.
-    cause
-        First line of what is broken, or how to install what is missing.
-    details
-        The whole traceback.
-    facts
-        What the probe found.
-    """
-
-    name: str
+    name: str  # the target's, or the plugin's package where it is broken
     module: str
     distribution: str
-    status: str
-    version: str = ""
-    cause: str = ""
-    details: str = ""
+    status: str  # "ready": imported, or tried with --load; "installed"; "missing"; "broken"
+    version: str = ""  # of the framework
+    cause: str = ""  # first line of what is broken, or how to install what is missing
+    details: str = ""  # the whole traceback
     api: int | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)  # what the probe found
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
@@ -139,7 +120,7 @@ def _show(rows: list[Row], arguments: argparse.Namespace, screen: Screen) -> Non
             [*cells, f"{row.module}" + (f" ({row.distribution})" if row.distribution != "dlx" else ""), row.cause]
         )
     columns = ["name", "status", "version", *(["DLPack", "exchange API"] if arguments.load else []), "adapter", "note"]
-    tables.filled(columns, table, screen)
+    screen.table(columns, table)
     if arguments.verbose:
         for row in rows:
             if row.details:

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import dlx
-from dlx._core.extension import ffi
 from dlx._core.types import DType
 from dlx.adapter.base import Adapter
 from dlx.cli import targets
 from dlx.cli.model import BadInput
 from dlx.cli.render.screen import OUTCOMES, Cell, Screen
+from dlx.cli.sources.samples import array_of
 from dlx.errors import DlxError
 
-__all__ = ["DTYPES", "array_of", "run"]
+__all__ = ["DTYPES", "run"]
 
 DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32"),
@@ -96,7 +96,7 @@ def _live(arguments: argparse.Namespace, screen: Screen) -> int:
         for goal, outcome in _outcomes(origin, dtype, goals).items()
     }
     if arguments.svg:
-        from dlx.cli.render.svg import picture
+        from dlx.cli.render.matrix import picture
 
         try:
             Path(arguments.svg).write_text(picture({k: v["outcome"] for k, v in cells.items()}), encoding="utf-8")
@@ -110,16 +110,6 @@ def _live(arguments: argparse.Namespace, screen: Screen) -> int:
     documents = [{"from": origin, "dtype": dtype, "to": goal, **cell} for (origin, dtype, goal), cell in cells.items()]
     screen.document({"cells": documents})
     return 0
-
-
-def array_of(framework: str, dtype: str, shape: tuple[int, ...] = (6,)) -> Any:
-    """Return an array of a framework with a dtype, whose memory is aligned to 64 bytes, or raise what says no."""
-    aligned = dlx.empty(shape, dtype, device="cpu")
-    nbytes = max(aligned.nbytes, 1)
-    ffi.memmove(ffi.cast("void *", aligned.data_ptr), bytes(nbytes), nbytes)  # bools must be 0 or 1
-    if framework == "dlx":
-        return aligned
-    return dlx.convert(aligned, to=framework)
 
 
 def _outcomes(origin: str, dtype: str, goals: list[str]) -> dict[str, dict[str, str]]:

@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     }
     with screen.working("importing targets"):
         names = targets.chosen(arguments.to)
-    given = _given(arguments)
+    options_said = _said(arguments)
     documents: list[dict[str, Any]] = []
     refused = 0
     for number, source in enumerate(sources):
@@ -44,33 +44,27 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         refused += sum(each.outcome == "refused" for planned in plans.values() for each in planned)
         if number:
             screen.line("")
-        if _is_one(source) and len(names) > 1:
-            screen.heading(source.name, ", ".join(filter(None, (_what(source), given))))
+        if source.is_one and len(names) > 1:
+            screen.heading(source.name, ", ".join(filter(None, (_what(source), options_said))))
             tables.outcomes([planned[0] for planned in plans.values()], screen)
         else:
-            for place, (name, planned) in enumerate(plans.items()):
-                if place:
+            for i, (name, planned) in enumerate(plans.items()):
+                if i:
                     screen.line("")
-                _show(source, name, planned, given, arguments.all, screen)
+                _show(source, name, planned, options_said, arguments.all, screen)
         if screen.as_json:
             documents += [_document(source, name, planned) for name, planned in plans.items()]
     screen.document({"options": {**options, "mapped": arguments.mapped}, "plans": documents})
     return 1 if arguments.strict and refused else 0
 
 
-def _is_one(source: Source) -> bool:
-    return len(source.entries) == 1 and not source.entries[0].path
-
-
 def _what(source: Source) -> str:
     entry = source.entries[0]
-    if source.kind == "sketch":
-        return "a sketch"
-    return f"{entry.dtype.name if entry.dtype is not None else entry.dtype_name}{extents(entry.shape)}"
+    return "an abstract tensor" if source.kind == "abstract" else f"{entry.shown_dtype}{extents(entry.shape)}"
 
 
-def _given(arguments: argparse.Namespace) -> str:
-    """Return the options that were given, as they are written on the command line."""
+def _said(arguments: argparse.Namespace) -> str:
+    """Return the options that were set, as they are written on the command line."""
     words = ["--mapped"] if arguments.mapped else []
     words += [f"--device {arguments.device}"] if arguments.device else []
     words += [f"--copy {arguments.copy}"] if arguments.copy != "auto" else []
@@ -81,9 +75,9 @@ def _given(arguments: argparse.Namespace) -> str:
 def _show(
     source: Source, target: str, planned: Sequence[Outcome], given: str, everything: bool, screen: Screen
 ) -> None:
-    what = _what(source) if _is_one(source) else counted(len(planned), "array")
+    what = _what(source) if source.is_one else counted(len(planned), "array")
     screen.heading(f"{source.name} → {target}", ", ".join(filter(None, (what, given))))
-    if _is_one(source):
+    if source.is_one:
         _show_one(planned[0], screen)
         return
     fates = {id(entry): each for entry, each in zip(source.entries, planned, strict=True)}
@@ -92,8 +86,7 @@ def _show(
     def cells(fold: Fold) -> list[Cell]:
         entry, fate = fold.entries[0], fates[id(fold.entries[0])]
         mark = f" [{reasons.index(fate.shown()) + 1}]" if fate.shown() else ""
-        dtype = entry.dtype.name if entry.dtype is not None else entry.dtype_name
-        return [dtype, extents(entry.shape), (f"{fate.outcome}{mark}", OUTCOMES[fate.outcome])]
+        return [entry.shown_dtype, extents(entry.shape), (f"{fate.outcome}{mark}", OUTCOMES[fate.outcome])]
 
     folds = _folds(source.entries, planned, everything)
     tables.arrays(folds, ["dtype", "shape", "outcome"], cells, lambda _: ["", "", ""], screen, everything=everything)

@@ -60,7 +60,9 @@ def open_source(name: str, screen: Screen) -> Source:
             from dlx.cli.sources.objects import read_object
 
             return read_object(name, named["module"], named["path"])
-        raise BadInput("there is no such file, and it is neither pkg.mod:attr nor a sketch such as 'float32[3,4]'")
+        raise BadInput(
+            "there is no such file, and it is neither pkg.mod:attr nor a dtype with a shape such as 'float32[3,4]'"
+        )
     except BadInput as error:
         raise BadInput(": ".join(filter(None, (shown, str(error))))) from error.__cause__
     except OSError as error:
@@ -132,8 +134,8 @@ def _abstract(name: str, match: re.Match[str]) -> Source:
     nbytes = -(-prod(shape) * dtype.bits * dtype.lanes // 8)
     if max(nbytes, *shape, 0) >= MAX_BYTES:
         raise BadInput("it is larger than any memory: there are 2**63 bytes at most")
-    note = "a sketch: compact, aligned, writable host memory"
-    return Source(name, "sketch", (Entry("", dtype, dtype.name, shape, nbytes, "cpu", "C", notes=(note,)),))
+    note = "an abstract tensor: compact, aligned, writable host memory"
+    return Source(name, "abstract", (Entry("", dtype, dtype.name, shape, nbytes, "cpu", "C", notes=(note,)),))
 
 
 def _needed(package: str, kind: str) -> Any:
@@ -170,10 +172,10 @@ def _read_torch(path: Path) -> Source:
     torch = _needed("torch", ".pt")
     from dlx.cli.sources.objects import dotted, entries_of
 
-    places: dict[int, str] = {}
+    saved_on: dict[int, str] = {}
 
     def keep(storage: Any, location: str) -> Any:
-        places[storage.data_ptr()] = location
+        saved_on[storage.data_ptr()] = location
         return storage
 
     try:
@@ -183,7 +185,7 @@ def _read_torch(path: Path) -> Source:
     except Exception as error:  # whatever a damaged or hostile file brings about
         raise BadInput(_why_not_loaded(torch, path, error)) from error
     entries, rest = entries_of(loaded, dotted)
-    saved = sorted({place for place in places.values() if place != "cpu"})
+    saved = sorted({*saved_on.values()} - {"cpu"})
     notes = ["read by torch, weights_only, memory-mapped"]
     notes += [f"saved on {', '.join(saved)}"] if saved else []
     notes += [f"{counted(rest, 'value')} of other kinds"] if rest else []

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import dlx
 from dlx._core.types import SUBBYTE_PADDED, Device, DType
 from dlx._registry.registry import registry
 from dlx.adapter.base import API, Adapter, look_up
-from dlx.errors import AdapterNotFoundError, DlxError
+from dlx.errors import DlxError
+from dlx.testing.catalog import adapter_of
 from dlx.testing.check import check
-from dlx.testing.checks.consumer_import import LAYOUTS
-from dlx.testing.outcome import Broken, NotApplicable, attempt, must, told
+from dlx.testing.outcome import Broken, NotApplicable, attempt, error_line, must
 from dlx.testing.subject import Subject
 from dlx.testing.support.capsules import elements
-from dlx.testing.support.producers import OTHERS, Source
+from dlx.testing.support.producers import LAYOUTS, OTHERS, Source
 
-__all__ = ["adapter_of", "converted", "own_of", "same", "sources", "target_of", "tensor_of"]
-
-
-def adapter_of(name: str) -> Adapter | None:
-    """Return the adapter of a name or a package, its framework imported; it need not be a target."""
-    try:
-        return registry.target(name).adapter
-    except AdapterNotFoundError:
-        found = next((each for each in dlx.adapters().values() if name in (each.name, each.package)), None)
-    if found is not None:
-        importlib.import_module(found.package)
-    return found
+__all__ = ["converted", "own_of", "same", "sources", "target_of", "tensor_of"]
 
 
 def own_of(lib: Subject) -> Adapter:
@@ -97,7 +85,7 @@ def converted(source: Any, to: Any, **options: Any) -> tuple[Any, DlxError | Non
             must(shared == (plan.outcome == "shared"), f"planned: {plan}. It was {'shared' if shared else 'copied'}")
         return result, None
     if not isinstance(error, DlxError):
-        raise Broken(f"convert raised {told(error)}, which is no error of dlx") from error
+        raise Broken(f"convert raised {error_line(error)}, which is no error of dlx") from error
     must(plan.outcome == "refused", f"planned: {plan}. It was refused: {error}")
     must(type(plan.error) is type(error), f"planned {type(plan.error).__name__}, raised {type(error).__name__}")
     must(error.reason and error.fix, f"an error without reason or fix: {error!r}")
@@ -207,7 +195,7 @@ def adapter_capabilities(lib: Subject) -> str:
         if target.check(tensor):
             continue
         result, error = attempt(target.over(tensor).adapter.load, tensor)
-        must(error is None, f"{name}, which its capabilities allow: {told(error)}")
+        must(error is None, f"{name}, which its capabilities allow: {error_line(error)}")
         same(dlx.convert(result, to="dlx"), source, name)
         address = dlx.describe(result).address
         must(not address or address == source.address or not source.elements(), f"{name} was copied by the framework")
@@ -228,7 +216,7 @@ def adapter_readonly(lib: Subject) -> None:
         result, error = converted(tensor_of(source, readonly=True), lib.adapter, readonly=policy)
         if error is not None:
             must(policy == "error", f"readonly={policy!r}: {error}")
-            must(isinstance(error, dlx.errors.ReadOnlyError), f"refused with {told(error)}")
+            must(isinstance(error, dlx.errors.ReadOnlyError), f"refused with {error_line(error)}")
             continue
         info = dlx.describe(result)
         shared = info.address == source.address

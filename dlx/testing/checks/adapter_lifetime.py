@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import gc
-import os
 import subprocess
 import sys
 import weakref
@@ -17,7 +16,8 @@ from dlx.errors import DlxError
 from dlx.testing.check import check
 from dlx.testing.checks.adapter_contract import dtypes_of, own_of, same, sources, target_of, tensor_of
 from dlx.testing.checks.producer_lifetime import together
-from dlx.testing.outcome import Broken, NotApplicable, attempt, must, told
+from dlx.testing.outcome import Broken, NotApplicable, attempt, error_line, must
+from dlx.testing.runner import environment
 from dlx.testing.subject import Subject
 from dlx.testing.support.producers import Source
 
@@ -86,11 +86,11 @@ def adapter_lifetimes(lib: Subject) -> None:
     shared = dlx.describe(result).address == given.data_ptr
     del given
     gc.collect()
-    must(not shared or watch() is not None, "the owner was let go of while the result uses its memory")
+    must(not shared or watch() is not None, "the owner was released while the result uses its memory")
     same(dlx.convert(result, to="dlx"), source, "after its source was dropped")
     del result
     gc.collect()
-    must(watch() is None, "the owner outlives the result: it is never let go of")
+    must(watch() is None, "the owner outlives the result: it is never released")
     back = dlx.convert(array, to="dlx")
     del array
     gc.collect()
@@ -163,14 +163,14 @@ def adapter_fast_path(lib: Subject) -> None:
         for to in ("dlx", lib.adapter):
             pair = [attempt(path, array, to=to) for path in (dlx.convert, dlx.convert, slow)]
             raised = {type(error) for _, error in pair}
-            must(len(raised) == 1, f"{dtype} to {to}: {', '.join(told(error) for _, error in pair if error)}")
+            must(len(raised) == 1, f"{dtype} to {to}: {', '.join(error_line(error) for _, error in pair if error)}")
             if pair[0][1] is None:
                 said = {str(dlx.describe(result)) + hex(dlx.describe(result).address) for result, _ in pair}
                 must(len(said) == 1, f"{dtype} to {to}: the paths differ: {' and '.join(sorted(said))}")
 
 
 @check(
-    "adapter-containers", "Containers keep their type and places, and every array in them is converted.",
+    "adapter-containers", "Containers keep their type and paths, and every array in them is converted.",
     kind="adapter", about="contract", severity="wrong",
 )  # fmt: skip
 def adapter_containers(lib: Subject) -> None:
@@ -184,10 +184,10 @@ def adapter_containers(lib: Subject) -> None:
         try:
             result = dlx.convert(tree, to="dlx", copy=True)
         except DlxError as error:
-            raise Broken(f"{name}: {told(error)}") from error
+            raise Broken(f"{name}: {error_line(error)}") from error
         again = dlx.plan(result, to="dlx")
-        places = [leaf.path for leaf in plan.leaves], [leaf.path for leaf in again.leaves]
-        must(places[0] == places[1], f"{name}: places {places[0]} became {places[1]}")
+        before, after = ([leaf.path for leaf in each.leaves] for each in (plan, again))
+        must(before == after, f"{name}: paths {before} became {after}")
         must(type(result) is type(tree), f"{name} became {type_name(type(result))}")
 
 
@@ -206,8 +206,7 @@ module = importlib.import_module({type(adapter).__module__!r})
 getattr(module, "dlx_adapters", list)()
 print({adapter.package!r} in sys.modules)
 """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment())
     must(done.returncode == 0, f"loading it fails: {done.stderr.strip().splitlines()[-1:]}")
     must(done.stdout.strip() == "False", f"loading the adapter imports {adapter.package}")
 

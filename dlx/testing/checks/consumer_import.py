@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from dlx.testing.check import check
-from dlx.testing.outcome import Broken, NotApplicable, attempt, must, told
+from dlx.testing.outcome import Broken, NotApplicable, attempt, error_line, must
 from dlx.testing.subject import Subject
-from dlx.testing.support.producers import OTHERS, Source
+from dlx.testing.support.producers import LAYOUTS, OTHERS, Source
 
 __all__ = ["needs_legacy", "right_or_refused"]
 
@@ -15,7 +15,7 @@ __all__ = ["needs_legacy", "right_or_refused"]
 def right_or_refused(lib: Subject, source: Source) -> str | None:
     """Give a source; what comes in is right, or an exception says no. Nothing is leaked either way."""
     result, error = lib.tried(source)
-    refused = None if error is None else f"refused: {told(error)}"
+    refused = None if error is None else f"refused: {error_line(error)}"
     if error is None:
         lib.holds(result, source)
     del result, error
@@ -39,7 +39,7 @@ def import_dtypes(lib: Subject) -> None:
     for dtype in lib.dtypes:
         source = lib.source(dtype)
         result, error = lib.tried(source)
-        must(error is None, f"{dtype}: {told(error)}")
+        must(error is None, f"{dtype}: {error_line(error)}")
         lib.holds(result, source)
 
 
@@ -72,18 +72,6 @@ def import_narrowing(lib: Subject) -> None:
         except Broken as broken:
             changed.append(str(broken))
     must(not changed, "; ".join(changed))
-
-
-LAYOUTS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], str]] = {
-    "transposed": ("An array in column-major order", (6, 4), (1, 6), "wrong"),
-    "negative": ("An array with negative strides", (4,), (-1,), "fatal"),
-    "zero": ("An array whose rows are one and the same", (4, 6), (0, 1), "wrong"),
-    "gaps": ("An array with gaps between its elements", (4, 3), (12, 2), "wrong"),
-    "overlapping": ("An array whose rows overlap", (4, 3), (1, 1), "wrong"),
-    "size-1": ("An array with odd strides where an extent is 1", (1, 4, 1), (-7, 1, 400), "wrong"),
-    "empty": ("An array without elements", (0, 3), (3, 1), "refuses"),
-    "scalar": ("An array without dimensions", (), (), "refuses"),
-}
 
 
 def _layout(name: str, what: str, shape: tuple[int, ...], strides: tuple[int, ...], severity: str) -> None:
@@ -236,7 +224,7 @@ def import_copy_false(lib: Subject) -> str | None:
         if error is None:
             must(lib.seen(result)[0] == source.address, f"copy=False copied, {shift} bytes beyond a multiple of 256")
         else:
-            must(isinstance(error, BufferError | ValueError), f"copy=False raised {told(error)}")
+            must(isinstance(error, BufferError | ValueError), f"copy=False raised {error_line(error)}")
             remark = f"refused: {type(error).__name__}"
     return remark
 
@@ -260,24 +248,20 @@ from dlx.testing import Source
 source = Source(readonly=True, legacy=False)
 before = source.elements()
 with suppress(Exception):
-    result = {take}({given})
+    result = {take}({argument})
     {write}
 assert source.elements() == before, "written to"
 """,
 )  # fmt: skip
 def import_readonly(lib: Subject) -> str | None:
     """Give a versioned capsule with the flag, and try to write."""
-    source = lib.source(readonly=True, legacy=False)
-    result, error = lib.tried(lib.raw(source))
-    if error is None:
-        must(not _write(lib, result, source), "the read-only flag is dropped: the result may be written to")
-        return None
-    source = lib.source(readonly=True)
-    result, error = lib.tried(source)
-    if error is None:
-        must(not _write(lib, result, source), "the read-only flag is dropped: the result may be written to")
-        return None
-    return f"refused: {told(error)}"
+    for legacy in (False, None):
+        source = lib.source(readonly=True, legacy=legacy)
+        result, error = lib.tried(source if legacy is None else lib.raw(source))
+        if error is None:
+            must(not _write(lib, result, source), "the read-only flag is dropped: the result may be written to")
+            return None
+    return f"refused: {error_line(error)}"
 
 
 @check(

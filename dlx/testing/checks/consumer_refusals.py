@@ -8,19 +8,19 @@ from __future__ import annotations
 from typing import Any
 
 from dlx.testing.check import check
-from dlx.testing.outcome import NotApplicable, must, told
+from dlx.testing.outcome import NotApplicable, error_line, must
 from dlx.testing.subject import Subject
 from dlx.testing.support.producers import Source
 
 UNTOUCHED: list[Any] = []  # results of invalid imports are kept: their deletion, or repr, could end the process
 
 
-def _refused(lib: Subject, given: Any, source: Source, what: str) -> str:
-    result, error = lib.tried(given)
+def _refused(lib: Subject, argument: Any, source: Source, what: str) -> str:
+    result, error = lib.tried(argument)
     if error is None:
         UNTOUCHED.append(result)
     must(error is not None, f"{what} was taken")
-    text = told(error)
+    text = error_line(error)
     del error
     lib.settled(source)
     return f"refused: {text}"
@@ -34,7 +34,7 @@ def _refused(lib: Subject, given: Any, source: Source, what: str) -> str:
 from dlx.testing import Source
 source = Source(version=(2, 0), legacy=False)
 try:
-    result = {take}({given})
+    result = {take}({argument})
 except Exception:
     raise SystemExit(0)
 raise AssertionError("a capsule of DLPack 2.0 was taken")
@@ -75,7 +75,7 @@ def used_capsule(lib: Subject) -> str:
             continue
         second, error = lib.tried(given)
         must(error is not None, "the same capsule was taken twice")
-        remark = f"refused: {told(error)}"
+        remark = f"refused: {error_line(error)}"
         del first, second, error
         lib.settled(source)
     if not remark:
@@ -166,7 +166,7 @@ def other_device(lib: Subject) -> str:
             must(int(kind) == 15, f"WebGPU memory was taken for memory of device type {int(kind)}")
             remark = "kept as WebGPU memory"
         else:
-            remark = f"refused: {told(error)}"
+            remark = f"refused: {error_line(error)}"
     return remark
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlx.testing.check import check
-from dlx.testing.outcome import attempt, must, told
+from dlx.testing.outcome import attempt, error_line, must
 from dlx.testing.subject import Subject
 from dlx.testing.support.producers import OldSource, Source
 
@@ -132,7 +132,7 @@ def errors_shown(lib: Subject) -> None:
     while found is not None:
         chain.append(found)
         found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
-    must(any(isinstance(each, Inside) for each in chain), f"the producer's exception is lost: {told(error)}")
+    must(any(isinstance(each, Inside) for each in chain), f"the producer's exception is lost: {error_line(error)}")
     must(len(source.calls) == 1, f"it is asked {len(source.calls)} times")
 
 

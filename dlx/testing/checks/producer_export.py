@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dlx.testing.check import check
-from dlx.testing.outcome import Broken, NotApplicable, attempt, must, told
+from dlx.testing.outcome import Broken, NotApplicable, attempt, error_line, must
 from dlx.testing.subject import Subject
 from dlx.testing.support.capsules import Taken
 
@@ -38,11 +38,11 @@ def viewed(lib: Subject) -> Iterator[tuple[str, Any, tuple[int, ...], bytes]]:
         raise NotApplicable("no views of its arrays are known")
     for name, view in lib.views.items():
         array, data = lib.array()
-        shape, places = VIEWS[name]
+        shape, left = VIEWS[name]
         made, error = attempt(view, array)
         if error is not None:  # it has no such view: nothing to export
             continue
-        yield name, made, shape, b"".join(data[4 * i : 4 * i + 4] for i in places)
+        yield name, made, shape, b"".join(data[4 * i : 4 * i + 4] for i in left)
 
 
 def readonly_of(lib: Subject) -> Any:
@@ -105,7 +105,7 @@ def export_device(lib: Subject) -> None:
     """Compare both."""
     array = lib.array()[0]
     said, error = attempt(array.__dlpack_device__)
-    must(error is None, f"__dlpack_device__ raised {told(error)}")
+    must(error is None, f"__dlpack_device__ raised {error_line(error)}")
     taken = lib.versioned(array)
     kind, number = said
     must((int(kind), int(number)) == taken.device, f"__dlpack_device__ says {said}, the capsule {taken.device}")
@@ -208,7 +208,7 @@ def export_readonly(lib: Subject) -> str | None:
     capsule, error = attempt(readonly_of(lib).__dlpack__, max_version=(1, 0))
     if isinstance(error, BufferError):
         return "refused: BufferError"
-    must(error is None, f"a read-only array: {told(error)}")
+    must(error is None, f"a read-only array: {error_line(error)}")
     taken = Taken(capsule)
     must(not taken.legacy, "a legacy capsule, though a versioned one was asked for: read-only is lost")
     must(taken.readonly, f"flags {taken.flags} do not say read-only")
@@ -233,7 +233,7 @@ def export_readonly_legacy(lib: Subject) -> str | None:
     array = readonly_of(lib)
     capsule, error = attempt(array.__dlpack__)
     if error is not None:
-        return f"refused: {told(error)}"
+        return f"refused: {error_line(error)}"
     taken = Taken(capsule)
     try:
         own = lib.seen(array)[0]

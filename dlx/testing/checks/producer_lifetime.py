@@ -73,7 +73,7 @@ def _owned(lib: Subject) -> tuple[Any, Taken]:
 
 
 @check(
-    "owner-unconsumed", "A capsule that nobody takes lets go of the array.",
+    "owner-unconsumed", "A capsule that nobody takes releases the array.",
     kind="producer", about="lifetimes", severity="wrong", see="DLPack, Python specification: capsule destructor",
     shows="""
 {imports}
@@ -98,7 +98,7 @@ def owner_unconsumed(lib: Subject) -> None:
 
 
 @check(
-    "owner-released", "The deleter lets go of the array, and the capsule's destructor does not do it again.",
+    "owner-released", "The deleter releases the array, and the capsule's destructor does not do it again.",
     kind="producer", about="lifetimes", severity="fatal", see="DLPack, Python specification: used capsules",
 )  # fmt: skip
 def owner_released(lib: Subject) -> None:
@@ -109,7 +109,7 @@ def owner_released(lib: Subject) -> None:
         taken = lib.versioned(array)
         taken.consume()
         taken.capsule = None
-        must(sys.getrefcount(array) >= before, "a consumed capsule let go of the array when it was dropped")
+        must(sys.getrefcount(array) >= before, "a consumed capsule released the array when it was dropped")
         taken.delete(gil=True)
     gc.collect()
     after = sys.getrefcount(array)
@@ -175,13 +175,13 @@ def deleter_at_exit(lib: Subject) -> None:
 
 
 @check(
-    "export-leaks", "Memory is given back, whichever way an export ends.",
+    "export-leaks", "Memory is released, whichever way an export ends.",
     kind="producer", about="leaks", severity="wrong",
 )  # fmt: skip
 def export_leaks(lib: Subject) -> None:
     """Export arrays of one MiB over and over: dropped, consumed, copied, refused."""
     assert lib.make is not None
-    dtype = "float32" if not lib.dtypes or "float32" in lib.dtypes else lib.dtypes[0]
+    dtype = lib.dtype()
     data, shape = bytes(MIB), lib.shape(MIB * 8 // DType(dtype).bits // 64, 64)
     make = lib.make
 

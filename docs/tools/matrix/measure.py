@@ -50,16 +50,16 @@ def elements(tensor: Any) -> list[int]:
     """Return the bits of every element of a host tensor, in row-major order of their indices, as integers."""
     bits = tensor.dtype.bits * tensor.dtype.lanes
     steps = itertools.product(*map(range, tensor.shape))
-    places = [sum(i * stride for i, stride in zip(at, tensor.strides, strict=True)) for at in steps]
-    if not places:
+    offsets = [sum(i * stride for i, stride in zip(at, tensor.strides, strict=True)) for at in steps]
+    if not offsets:
         return []
     if bits % 8 and not tensor.flags & SUBBYTE_PADDED:
         whole = int.from_bytes(ffi.buffer(ffi.cast("char *", tensor.data_ptr), tensor.nbytes), "little")
-        return [whole >> place * bits & ((1 << bits) - 1) for place in places]
+        return [whole >> offset * bits & ((1 << bits) - 1) for offset in offsets]
     size = -(-bits // 8)
-    low = min(places) * size
-    span = ffi.buffer(ffi.cast("char *", tensor.data_ptr + low), max(places) * size + size - low)
-    values = (span[place * size - low : place * size - low + size] for place in places)
+    low = min(offsets) * size
+    span = ffi.buffer(ffi.cast("char *", tensor.data_ptr + low), max(offsets) * size + size - low)
+    values = (span[offset * size - low : offset * size - low + size] for offset in offsets)
     return [int.from_bytes(value, "little") & ((1 << bits) - 1) for value in values]
 
 
