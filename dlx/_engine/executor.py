@@ -89,27 +89,26 @@ def execute(
     dtype, adapter = None, (target.over(tensor) if target.varies else target).adapter
     writer: Adapter | None = source  # who may write to the memory that is read; None once it is a copy
     for step in steps:
-        kind = type(step)
-        if kind is Relabel:
+        if isinstance(step, Relabel):
             if is_read_in_place(steps):
                 sync().order(tensor, readiness, step.device)  # else `for_consumer` does it
             tensor = native.tensor_view(tensor, None, step.device, None, None)
-        elif kind is Copy:
+        elif isinstance(step, Copy):
             if host_readable(tensor.device) and host_readable(step.device):
                 tensor, readiness = native.tensor_copy(tensor, step.keep_order), None
             else:
                 tensor, readiness = sync().copied(writer, tensor, readiness, step.keep_order, step.device)
             writer = None
-        elif kind is Repack:
+        elif isinstance(step, Repack):
             tensor, writer = native.tensor_repack(tensor), None
-        elif kind is Unmark:
+        elif isinstance(step, Unmark):
             tensor = native.tensor_view(tensor, None, None, tensor.flags & ~READ_ONLY, None)
-        elif kind is Address:
+        elif isinstance(step, Address):
             nowhere = native.lib.DLX_ALIGNMENT  # aligned, and never read
             tensor = native.tensor_new(
                 nowhere, tensor.shape, tensor.strides, tensor.dtype, tensor.device, tensor.flags, tensor
             )
-        elif kind is ViewAs:
+        elif isinstance(step, ViewAs):
             dtype = tensor.dtype
             tensor = native.tensor_view(tensor, step.dtype, None, tensor.flags & ~SUBBYTE_PADDED, None)
     if tensor.is_host or not cuda.is_cuda(tensor.device):

@@ -21,8 +21,7 @@ from dlx._core.locks import lock_of
 from dlx._core.native import FastPathFunction
 from dlx._core.tensor import type_name
 from dlx._engine.batch import Batch, convert_tree
-from dlx._engine.executor import adapter_failed
-from dlx._engine.request import Request, info_of
+from dlx._engine.request import Request, describe
 from dlx._registry import generic
 from dlx._registry.registry import registry
 from dlx.adapter.base import Adapter, look_up
@@ -392,13 +391,6 @@ def _framework_of(old: Any, children: Iterable[Any]) -> tuple[Adapter | None, An
     """Return the framework and device of an array that is replaced; else the one framework of the first children."""
     what = None if old is None else kind_of(old)
     if isinstance(what, Adapter):
-        try:
-            found = what.describe(old)
-            info = info_of(found.info, what, old, found.tensor)
-        except (DlxError, MemoryError):
-            raise
-        except Exception as error:
-            raise adapter_failed(what, error) from error
-        return what, info.device
+        return what, describe(old).device
     adapters = {found for child in islice(children, SAMPLE) if isinstance(found := kind_of(child), Adapter)}
     return (adapters.pop() if len(adapters) == 1 else None), None
