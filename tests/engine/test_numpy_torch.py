@@ -68,7 +68,7 @@ def same(np, array, other):
 def test_the_list_of_dtypes_is_complete(np, torch):
     """The dtypes tested here are all that both frameworks know by themselves; test_dtypes.py has those of ml_dtypes."""
     numpy = registry.target("numpy")
-    assert numpy.known_dtypes() & registry.target("torch").known_dtypes() - set(numpy.dtypes) <= set(numpy.carried)
+    assert numpy.known_dtypes() & registry.target("torch").known_dtypes() - set(numpy.dtypes) <= set(numpy.storage_dtypes)
     assert set(numpy.dtypes) & registry.target("torch").known_dtypes() == set(DTYPES)
 
 

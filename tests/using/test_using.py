@@ -380,15 +380,15 @@ def test_a_failing_call_leaves_nothing_behind(np, torch):
 
 
 @pytest.mark.parametrize("path", ["data", "numpy", "view"])
-def test_a_declared_write_is_written_back_by_whatever_road_it_was_made(np, torch, road):
+def test_a_declared_write_is_written_back_by_whatever_path_it_was_made(np, torch, path):
     """No write through .data or .numpy() is counted by torch; a parameter in `writes` is written back all the same."""
 
     @dlx.using("torch", writes="x")
     def fill(x):
-        if road == "numpy":
+        if path == "numpy":
             x.numpy()[:] = 5
         else:
-            (x.data if road == "data" else x[:]).fill_(5)
+            (x.data if path == "data" else x[:]).fill_(5)
 
     base = np.zeros(3, "f4")
     fill(base[::-1])
