@@ -67,9 +67,9 @@ def same(np, array, other):
 
 def test_the_list_of_dtypes_is_complete(np, torch):
     """The dtypes tested here are all that both frameworks know by themselves; test_dtypes.py has those of ml_dtypes."""
-    numpy = registry.target("numpy")
-    assert numpy.known_dtypes() & registry.target("torch").known_dtypes() - set(numpy.dtypes) <= set(numpy.storage_dtypes)
-    assert set(numpy.dtypes) & registry.target("torch").known_dtypes() == set(DTYPES)
+    numpy, known = registry.target("numpy"), registry.target("torch").known_dtypes()
+    assert numpy.known_dtypes() & known - set(numpy.dtypes) <= set(numpy.storage_dtypes)
+    assert set(numpy.dtypes) & known == set(DTYPES)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
