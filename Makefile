@@ -30,7 +30,7 @@ SANITIZE := $(filter 1,$(DLX_SANITIZE))
 # leaks at exit are no finding, and a size that no memory has is an error of Python's, not of the process.
 RUN = $(if $(SANITIZE),env LD_PRELOAD="$(shell cc -print-file-name=libasan.so) $(shell cc -print-file-name=libstdc++.so)" \
     ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 )$(BIN)/python
-SOURCES := Makefile build_ffi.py setup.py pyproject.toml constraints.txt dlx/headers.py $(wildcard c_src/* adapters/*.c)
+SOURCES := Makefile build_ffi.py setup.py pyproject.toml constraints.txt dlx/_core/headers.py $(wildcard c_src/*/* adapters/*.c)
 # torch is installed exactly as asked, and left out, with a word, where that is not to be had.
 TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 
@@ -44,7 +44,7 @@ test: $(VENV)/.built $(TORCH_STAMP)
 
 # The property tests over many more examples (2 000 in `make test`).
 test-deep: $(VENV)/.built $(TORCH_STAMP)
-	DLX_EXAMPLES=$(or $(EXAMPLES),100000) $(RUN) -m pytest tests/test_round_trips.py $(ARGS)
+	DLX_EXAMPLES=$(or $(EXAMPLES),100000) $(RUN) -m pytest tests/engine/test_round_trips.py $(ARGS)
 
 # Everything that tests can be run with here, the interpreters first: one that does not run is told at once.
 test-all: test-pythons test-old-numpy test-bare test
@@ -74,7 +74,7 @@ bench: $(VENV)/.built $(TORCH_STAMP) $(VENV)/.peers
 
 # What becomes of each dtype and each odd source: docs/matrix.md and its picture.
 matrix: $(VENV)/.built $(TORCH_STAMP)
-	$(RUN) -m matrix --write docs
+	PYTHONPATH=docs/tools $(RUN) -m matrix --write docs
 
 # What DLPack libraries keep and break: docs/conformance.md and its picture. Status 1 says that one of them breaks
 # something, which is no failure here.
@@ -85,7 +85,7 @@ conformance: $(VENV)/.built $(TORCH_STAMP)
 
 # Screens of the command for the documentation.
 screens: $(VENV)/.built $(TORCH_STAMP)
-	$(RUN) -m screens docs/screens
+	PYTHONPATH=docs/tools $(RUN) -m screens docs/screens
 
 bench-count: $(VENV)/.built $(TORCH_STAMP) $(VENV)/.peers
 	$(RUN) -m benchmarks --count $(ARGS)
@@ -93,14 +93,14 @@ bench-count: $(VENV)/.built $(TORCH_STAMP) $(VENV)/.peers
 lint: $(VENV)/.built $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror c_src/*.c c_src/*.h adapters/*.c benchmarks/*.c tests/*.c examples/*/*.c examples/*/*.h examples/*/src/*/*.c
+	$(BIN)/clang-format --dry-run --Werror c_src/*/*.[ch] adapters/*.c benchmarks/*.c tests/c/*.c examples/*/*.c examples/*/*.h examples/*/src/*/*.c
 	$(BIN)/mypy
-	cc -std=c11 -fsyntax-only -Wall -Wextra -Wpedantic -Wconversion -Wno-sign-conversion c_src/[!p]*.c
+	cc -std=c11 -fsyntax-only -Wall -Wextra -Wpedantic -Wconversion -Wno-sign-conversion -Ic_src -Ic_src/include c_src/core/*.c c_src/cuda/*.c
 
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i c_src/*.c c_src/*.h adapters/*.c benchmarks/*.c tests/*.c examples/*/*.c examples/*/*.h examples/*/src/*/*.c
+	$(BIN)/clang-format -i c_src/*/*.[ch] adapters/*.c benchmarks/*.c tests/c/*.c examples/*/*.c examples/*/*.h examples/*/src/*/*.c
 
 # The documentation as a site, in site/. Warnings are errors.
 docs: .venv-docs/.made
@@ -119,7 +119,7 @@ dist: $(DIST)/.made
 	$(DIST)/bin/python -m venv $(DIST)/tried
 	$(DIST)/tried/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt $(DIST)/out/*.whl
 	mkdir -p $(DIST)/empty dist
-	cd $(DIST)/empty && env -i PATH="$(CURDIR)/$(DIST)/tried/bin" python -I ../../tests/smoke.py
+	cd $(DIST)/empty && env -i PATH="$(CURDIR)/$(DIST)/tried/bin" python -I ../../tests/support/smoke.py
 	mv $(DIST)/out/* dist/
 
 clean:

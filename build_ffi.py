@@ -13,9 +13,9 @@ from cffi import FFI
 
 ROOT = Path(__file__).resolve().parent
 C_SRC = ROOT / "c_src"
-HEADERS = runpy.run_path(str(ROOT / "dlx" / "headers.py"))  # dlx itself cannot be imported before it is built
+HEADERS = runpy.run_path(str(ROOT / "dlx" / "_core" / "headers.py"))  # dlx itself cannot be imported before it is built
 
-# The one door from cffi to CPython: py_module.c adds its builtins to the module object at this address.
+# The one door from cffi to CPython: python/module.c adds its builtins to the module object at this address.
 _BIND = "int dlx_bind(uintptr_t module);\n"
 
 
@@ -41,9 +41,9 @@ ffibuilder.set_source(
     "dlx._ffi",
     '#include "dlx_cuda.h"\n' + _BIND,
     # Relative to the project root: setuptools refuses absolute paths in an sdist.
-    sources=sorted(f"c_src/{path.name}" for path in C_SRC.glob("*.c")),
-    depends=sorted(f"c_src/{path.name}" for path in C_SRC.glob("*.h")),
-    include_dirs=["c_src"],
+    sources=sorted(str(path.relative_to(ROOT)) for path in C_SRC.rglob("*.c")),
+    depends=sorted(str(path.relative_to(ROOT)) for path in C_SRC.rglob("*.h")),
+    include_dirs=["c_src", "c_src/include"],
     extra_compile_args=compile_flags(),
     define_macros=[("DLX_COMPILE_FLAGS", f'"{told(compile_flags())}"')],
     libraries=["dl"],  # where dlopen lives before glibc 2.34; nothing of CUDA is linked

@@ -1,10 +1,10 @@
 /* An exchange table for numpy's arrays, which have none of their own (numpy 2.5). It belongs to the
  * adapter, not to dlx: the core finds tables on types or gets them from adapters, and a third
- * party's adapter may bring one just so.
+ * party's adapter may bring one in the same way.
  *
  * numpy's headers are not needed: its C interface is a table of functions in a capsule, whose
- * places are part of numpy's stable ABI, and so is the head of an array object. dlx_numpy.py checks
- * both on real arrays before it uses this. */
+ * indices are part of numpy's stable ABI, and so is the head of an array object. dlx_numpy.py
+ * checks both on real arrays before it uses this. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -13,14 +13,14 @@
 #include <string.h>
 
 #include "dlpack_abi.h"
-#include "py_gil.h"
+#include "python/gil.h"
 
 enum { MAX_NDIM = 64, WRITEABLE = 0x0400, BOOL_NUMBER = 0, HALF_NUMBER = 23, NUMBERS = 24 };
 enum {
   API_ARRAY_TYPE = 2,
   API_NEW = 93,
   API_SET_BASE = 282
-}; /* places in numpy's function table */
+}; /* indices into numpy's function table */
 
 /* How numpy marks the other byte order; the host's own is '=' or '|'. */
 enum { SWAPPED = __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ ? '<' : '>' };
@@ -96,9 +96,9 @@ static int describe(const array_head* a, int64_t* strides, DLTensor* out) {
   return 0;
 }
 
-/* Borrow. Strides in elements have no place in a numpy array: they stand in memory of this file
- * until the next call, under the GIL. A read-only array is refused, since a DLTensor cannot say so.
- * Owns: nothing. GIL: needed. Errors: -1 with BufferError. */
+/* Borrow. A numpy array does not store strides in elements: they are in memory of this file until
+ * the next call, under the GIL. A read-only array is refused, since a DLTensor cannot say so. Owns:
+ * nothing. GIL: needed. Errors: -1 with BufferError. */
 static int borrow(void* object, DLTensor* out) {
   static int64_t strides[MAX_NDIM];
   const array_head* a = object;
@@ -157,8 +157,7 @@ static int allocate(DLTensor* prototype, DLManagedTensorVersioned** out, void* c
   return -1;
 }
 
-/* Owns: gives back the array. GIL: taken; the array is leaked where there is no interpreter left.
- */
+/* Owns: releases the array. GIL: taken; the array is leaked where there is no interpreter left. */
 static void release_array(DLManagedTensorVersioned* m) {
   int held = py_holds_gil();
   if (!py_is_over(held)) {

@@ -1,5 +1,5 @@
-/* torch's guards for dlx's fast lane, asked in C. Through Python's bindings they cost more than the
- * rest of a conversion (is_neg() alone lets go of the GIL and takes it again).
+/* torch's guards for dlx's fast callable, asked in C. Through Python's bindings they cost more than
+ * the rest of a conversion (is_neg() alone releases the GIL and takes it again).
  *
  * torch's headers are not needed: the functions called here are declared in them, exported by its
  * libraries and found by name at run time. A tensor is handed to them by address, as C++ hands over
@@ -28,7 +28,7 @@ static struct {
 
 static const struct {
   const char *library, *name;
-  void** place;
+  void** function;
 } wanted[] = {
     {"libtorch_cpu.so", "_ZN2at6native6is_negERKNS_6TensorE", (void**)&torch.is_neg},
     {"libtorch_cpu.so", "_ZN2at6native7is_conjERKNS_6TensorE", (void**)&torch.is_conj},
@@ -37,25 +37,25 @@ static const struct {
     {"libtorch_cpu.so", "aoti_torch_get_storage_offset", (void**)&torch.storage_offset},
 };
 
-/* Whether a tensor lies inside its storage's bytes; strides are never negative in torch. `lent` has
- * been validated, so nothing overflows. */
-static int inside(void* handle, const DLTensor* lent) {
-  int64_t bytes, offset, item = lent->dtype.bits * lent->dtype.lanes / 8, last = 0;
-  if (lent->data == NULL) return 0;
+/* Whether a tensor lies inside its storage's bytes; strides are never negative in torch. `borrowed`
+ * has been validated, so nothing overflows. */
+static int inside(void* handle, const DLTensor* borrowed) {
+  int64_t bytes, offset, item = borrowed->dtype.bits * borrowed->dtype.lanes / 8, last = 0;
+  if (borrowed->data == NULL) return 0;
   if (torch.storage_size(handle, &bytes) != 0 || torch.storage_offset(handle, &offset) != 0)
     return 0;
-  for (int32_t i = 0; i < lent->ndim; i++) {
-    if (lent->shape[i] == 0) return 1;
-    last += (lent->shape[i] - 1) * lent->strides[i];
+  for (int32_t i = 0; i < borrowed->ndim; i++) {
+    if (borrowed->shape[i] == 0) return 1;
+    last += (borrowed->shape[i] - 1) * borrowed->strides[i];
   }
   return offset <= INT64_MAX / 32 && last <= INT64_MAX / 64 && (offset + last + 1) * item <= bytes;
 }
 
 /* A dlx_guard_function. GIL: held. Errors: none. */
-static int clear(void* array, const DLTensor* lent) {
+static int clear(void* array, const DLTensor* borrowed) {
   void** slot = &((tensor_head*)array)->tensor;
   if (*slot == NULL) return 0;
-  if (lent) return inside(slot, lent);
+  if (borrowed) return inside(slot, borrowed);
   return !torch.requires_grad(*slot) && !torch.is_neg(slot) && !torch.is_conj(slot);
 }
 
@@ -67,9 +67,9 @@ PyDoc_STRVAR(
 static PyObject* guard_function(PyObject* module, PyObject* unused) {
   for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
     void* library = dlopen(wanted[i].library, RTLD_LAZY | RTLD_NOLOAD);
-    *wanted[i].place = library ? dlsym(library, wanted[i].name) : NULL;
+    *wanted[i].function = library ? dlsym(library, wanted[i].name) : NULL;
     if (library) dlclose(library); /* torch stays loaded by itself */
-    if (*wanted[i].place == NULL) Py_RETURN_NONE;
+    if (*wanted[i].function == NULL) Py_RETURN_NONE;
   }
   return PyCapsule_New((void*)clear, "dlx_guard_function", NULL);
 }

@@ -6,8 +6,8 @@ code of an ordinary float, since it looks at numpy's `kind` only. Shared: every 
 cupy drops the flag; memory of the host, which goes to cupy's current device. Refused: byte strides that are no whole
 elements.
 
-Streams: cupy has a current one per thread and device. Arrays leave without an event of their own, dlx orders once for
-all of them.
+Streams: cupy has a current one per thread and device. Arrays are exported without an event of their own; dlx
+synchronizes streams once per conversion.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import dlx
 from dlx.adapter import (
     Adapter,
     ArrayInfo,
+    Blocker,
     Capabilities,
     Container,
     Device,
-    Hindrance,
     Layout,
     Stream,
     Tensor,
@@ -53,7 +53,7 @@ class NpzFile(Mapping[str, Any]):
         return len(self.npz.npz_file.files)
 
 
-def _open_file(npz: Any) -> tuple[list[str], list[Any]]:
+def _flatten_file(npz: Any) -> tuple[list[str], list[Any]]:
     file = NpzFile(npz)
     return list(file), list(file.values())
 
@@ -65,12 +65,12 @@ class CupyAdapter(Adapter):
     package = "cupy"
     install = "pip install cupy-cuda12x"
     types = ("cupy.ndarray",)
-    lane = types  # without a table there is none, but asking twice is harmless
+    fast_path_types = types  # without a table there is none, but asking twice is harmless
     containers = (
         Container(
             types=("cupy._io.npz.NpzFile",),
             kind="mapping",
-            open=_open_file,
+            flatten=_flatten_file,
             mutable=False,
             elements="fresh",
             falls_to=dict,
@@ -124,7 +124,7 @@ class CupyAdapter(Adapter):
     def current_device(self, device_type: int) -> int:
         try:
             return int(self.module().cuda.runtime.getDevice())
-        except RuntimeError:  # there is no driver: dlx says so when it comes to it
+        except RuntimeError:  # there is no driver: dlx raises when it needs it
             return 0
 
     def device_to(self, device: Device) -> Any:
@@ -178,18 +178,18 @@ class CupyAdapter(Adapter):
 
     # ---- as a producer ----------------------------------------------------------------------------------------------
 
-    def examine(self, obj: Any) -> Iterable[Hindrance]:
+    def examine(self, obj: Any) -> Iterable[Blocker]:
         if self.dtype_from(obj.dtype) is None:
-            yield Hindrance(
+            yield Blocker(
                 f"cupy's {obj.dtype} has no DLPack dtype that cupy exports truly",
                 "Call .view('uint8') or .view('uint16') if the bytes are what you need.",
                 DTypeError,
             )
         elif not _whole_elements(obj):
-            yield Hindrance(
+            yield Blocker(
                 f"its byte strides {obj.strides} are not multiples of the item size {obj.dtype.itemsize}",
                 "Drop copy=False.",
-                cure=self.clone,
+                resolution=self.clone,
                 copies=True,
             )
 

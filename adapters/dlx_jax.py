@@ -1,19 +1,18 @@
 """JAX for dlx: jax.Array.
 
 Versions: 0.10 and later (0.10.2 and 0.12.0 are tested). Devices: the host, and CUDA's where a plugin of jax for them
-is installed. Dtypes: bool,
-(u)int8 to 64, float16 to 64, bfloat16, the float8 kinds, complex64 and 128; 64-bit ones are taken with x64 on only;
-int2, int4, uint2, uint4 and float4 are given out, packed, and not taken.
+is installed. Dtypes: bool, (u)int8 to 64, float16 to 64, bfloat16, the float8 kinds, complex64 and 128; 64-bit ones are
+taken with x64 on only; int2, int4, uint2, uint4 and float4 are exported, packed, and not imported.
 Shared: compact data aligned to 64 bytes, in any order of dimensions; out of jax always read-only. Copied: whatever is
 strided otherwise or less aligned (into memory of dlx, which jax then shares), and sub-byte integers out of jax.
 Refused: what jax would narrow (x64 off), tracers, deleted and donated arrays, arrays on several devices, typed PRNG
 keys, sparse arrays, mutable references; everything, where jax was told to do without the host (JAX_PLATFORMS).
 
-Jax arrays are constant. Memory that jax shares is never written to by jax, also not when the array is donated; nobody
-else may write to it either while the jax array lives, since jax may read it at any time.
+Jax arrays are constant. Memory that jax shares is never written to by jax, also not when the array is donated; no other
+code may write to it while the jax array lives, since jax may read it at any time.
 
-Streams: jax has no current one. An array on a device makes the stream that its export is told wait for it; what jax
-takes waits for a stream of its own, which it names itself.
+Streams: jax has no current one. An exported device array makes the consumer's stream wait for it; an import waits on a
+stream of jax's own, which jax passes to the producer.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ import dlx
 from dlx.adapter import (
     Adapter,
     ArrayInfo,
+    Blocker,
     Capabilities,
     Defect,
     Device,
     DType,
-    Hindrance,
     Layout,
     Tensor,
     look_up,
@@ -213,28 +212,28 @@ class JaxAdapter(Adapter):
 
     # ---- as a producer ----------------------------------------------------------------------------------------------
 
-    def examine(self, obj: Any) -> Iterable[Hindrance]:
+    def examine(self, obj: Any) -> Iterable[Blocker]:
         refused = self._without_array(obj) or self._without_memory(obj)
         if refused is not None:
             yield refused
         elif self.dtype_from(obj.dtype) is None:
             yield _refuse(f"DLPack has no dtype {obj.dtype}", "Convert the values with .astype first.", DTypeError)
         elif str(obj.dtype) in _UNNAMED:
-            yield Hindrance(
+            yield Blocker(
                 f"jax gives no {obj.dtype} out, so that dlx reads a copy of jax's own",
                 "Drop copy=False.",
-                cure="copy",
+                resolution="copy",
                 copies=True,
             )
         elif str(obj.dtype) in _UNTAKEN and (_strides(obj) or ()) != _row_major(obj.shape):
-            yield Hindrance(
+            yield Blocker(
                 f"its {obj.dtype} elements are packed and not in row-major order",
                 "Drop copy=False.",
-                cure="copy",
+                resolution="copy",
                 copies=True,
             )
 
-    def _without_array(self, obj: Any) -> Hindrance | None:
+    def _without_array(self, obj: Any) -> Blocker | None:
         """Return why something of jax is no array with values, or None."""
         if _is_a(obj, "jax.core.Tracer"):
             return _refuse(
@@ -251,8 +250,8 @@ class JaxAdapter(Adapter):
             )
         return None
 
-    def _without_memory(self, obj: Any) -> Hindrance | None:
-        """Return why an array has no memory that could be given out, or None."""
+    def _without_memory(self, obj: Any) -> Blocker | None:
+        """Return why an array has no memory that could be exported, or None."""
         if obj.is_deleted():
             return _refuse("it was deleted or donated", "Convert it before that, or a copy of it.", no_copy=True)
         if not obj.is_fully_addressable:
@@ -313,7 +312,7 @@ class JaxAdapter(Adapter):
         if str(obj.dtype) not in _UNNAMED:
             # jax takes -1 for a handle. Without a stream it waits on the host.
             return super().export(obj, stream=None if stream == -1 else stream)
-        # A copy that `examine` has asked for: nobody else knows it, so nobody can delete or donate it.
+        # A copy that `examine` has asked for: it has no other references, so it cannot be deleted or donated.
         dtype = self.dtype_from(obj.dtype)
         assert dtype is not None
         obj.block_until_ready()
@@ -352,8 +351,8 @@ def _has_cuda_plugin() -> bool:
 _X64_ON = 'Switch 64-bit dtypes on first: jax.config.update("jax_enable_x64", True).'
 
 
-def _refuse(because: str, fix: str, error: type[ConversionError] = LayoutError, *, no_copy: bool = False) -> Hindrance:
-    return Hindrance(because, fix, error, no_copy=no_copy)
+def _refuse(because: str, fix: str, error: type[ConversionError] = LayoutError, *, no_copy: bool = False) -> Blocker:
+    return Blocker(because, fix, error, no_copy=no_copy)
 
 
 def _nbytes(obj: Any) -> int:

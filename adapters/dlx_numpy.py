@@ -19,12 +19,12 @@ import dlx
 from dlx.adapter import (
     Adapter,
     ArrayInfo,
+    Blocker,
     Capabilities,
     Container,
     Defect,
     Device,
     DType,
-    Hindrance,
     Layout,
     Tensor,
     over_memory,
@@ -33,7 +33,7 @@ from dlx.adapter import (
 from dlx.errors import CopyRequiredError, DTypeError, LayoutError
 
 HOST = Device("cpu")
-_ML_DTYPES = {  # names of dlx and of ml_dtypes alike -> what numpy takes in their place
+_ML_DTYPES = {  # names in dlx and ml_dtypes -> storage dtype in numpy
     "bfloat16": "uint16",
     "complex32": "uint32",
     "float4_e2m1fn": "uint8",
@@ -57,7 +57,7 @@ _ML_DTYPES = {  # names of dlx and of ml_dtypes alike -> what numpy takes in the
 
 
 class _Interface:
-    """Memory of a tensor in the words of the array interface; numpy keeps it alive as the result's base."""
+    """A tensor's memory as an `__array_interface__`; numpy keeps it alive as the result's base."""
 
     def __init__(self, tensor: Tensor, typestr: str) -> None:
         self.tensor = tensor
@@ -93,7 +93,7 @@ class _Numpy(Adapter):
         "complex64": "complex64",
         "complex128": "complex128",
     }
-    borrowed = {name: f"ml_dtypes.{name}" for name in _ML_DTYPES}
+    extension_dtypes = {name: f"ml_dtypes.{name}" for name in _ML_DTYPES}
     defects = (
         Defect(
             does="np.from_dlpack gives read-only arrays: before 2.1 (legacy capsules) always, up to 2.2.4 by mistake",
@@ -130,7 +130,7 @@ class _Numpy(Adapter):
         return frozenset(name for name in _ML_DTYPES if hasattr(_ml_dtypes(), name))
 
     @functools.cached_property
-    def carried(self) -> Mapping[str, str]:  # type: ignore[override]
+    def storage_dtypes(self) -> Mapping[str, str]:  # type: ignore[override]
         return {name: _ML_DTYPES[name] for name in self._extensions if not self._registered(name)}
 
     def _registered(self, name: str) -> bool:
@@ -141,7 +141,7 @@ class _Numpy(Adapter):
             return False
         try:
             register((code, bits), self.dtype_to(DType(name)))
-        except ValueError:  # somebody was first, with another one
+        except ValueError:  # already registered by other code, with another one
             return False
         return True
 
@@ -201,12 +201,12 @@ class _Numpy(Adapter):
 # ---- files that hold numpy's arrays ----------------------------------------------------------------------------------
 
 
-def _open_npz(npz: Any) -> tuple[list[str], list[Any]]:
+def _flatten_npz(npz: Any) -> tuple[list[str], list[Any]]:
     """Read every member, each once."""
     return list(npz.files), [npz[name] for name in npz.files]
 
 
-def _open_group(group: Any) -> tuple[list[str], list[Any]]:
+def _flatten_group(group: Any) -> tuple[list[str], list[Any]]:
     names = list(group)
     return names, [group[name] for name in names]
 
@@ -233,7 +233,7 @@ class SafeTensors(Mapping[str, Any]):
         return len(self.names)
 
 
-def _open_safe(file: Any) -> tuple[list[str], list[Any]]:
+def _flatten_safe(file: Any) -> tuple[list[str], list[Any]]:
     tensors = SafeTensors(file)
     return list(tensors), list(tensors.values())
 
@@ -243,7 +243,7 @@ _FILES = (
     Container(
         types=("numpy.lib.npyio.NpzFile", "numpy.lib._npyio_impl.NpzFile"),
         kind="mapping",
-        open=_open_npz,
+        flatten=_flatten_npz,
         mutable=False,
         elements="fresh",
         falls_to=dict,
@@ -251,7 +251,7 @@ _FILES = (
     Container(
         types=("h5py.Group",),  # h5py.File is one
         kind="mapping",
-        open=_open_group,
+        flatten=_flatten_group,
         elements="fresh",
         identity=lambda child: getattr(child, "id", None),  # the same for every name of one object in the file
         falls_to=dict,
@@ -259,13 +259,13 @@ _FILES = (
     Container(
         types=("h5py.Dataset",),
         kind="wrapper",
-        open=lambda dataset: (None, [dataset[()]]),
-        close=lambda dataset, keys, children, blank: children[0],
+        flatten=lambda dataset: (None, [dataset[()]]),
+        unflatten=lambda dataset, keys, children, new_empty: children[0],
     ),
     Container(
         types=("safetensors.safe_open",),
         kind="mapping",
-        open=_open_safe,
+        flatten=_flatten_safe,
         mutable=False,
         elements="fresh",
         falls_to=dict,
@@ -278,7 +278,7 @@ class NumpyAdapter(_Numpy):
     """numpy's ndarray."""
 
     types = ("numpy.ndarray",)
-    lane = ("numpy.ndarray",)
+    fast_path_types = ("numpy.ndarray",)
     identity = False  # arrays of objects are refused everywhere
     containers = _FILES
 
@@ -301,10 +301,10 @@ class NumpyAdapter(_Numpy):
             empty_extents="bytes",
         )
 
-    def examine(self, obj: Any) -> Iterable[Hindrance]:
+    def examine(self, obj: Any) -> Iterable[Blocker]:
         ma = sys.modules.get("numpy.ma")
         if ma is not None and isinstance(obj, ma.MaskedArray):
-            yield Hindrance(
+            yield Blocker(
                 "a masked array's mask cannot cross",
                 "Call .filled(value) first, or convert .data and .mask apart.",
                 LayoutError,
@@ -312,19 +312,19 @@ class NumpyAdapter(_Numpy):
         obj = self._plain(obj)
         refused = _why_refused(obj.dtype)
         if refused is not None:
-            yield Hindrance(*refused, DTypeError, always=obj.dtype.kind == "O")
+            yield Blocker(*refused, DTypeError, always=obj.dtype.kind == "O")
         elif not obj.dtype.isnative:
-            yield Hindrance(
+            yield Blocker(
                 f"its elements ({obj.dtype.str}) are in the other byte order",
                 "Drop copy=False.",
-                cure=_native_order,
+                resolution=_native_order,
                 copies=True,
             )
         elif not _whole_elements(obj):
-            yield Hindrance(
+            yield Blocker(
                 f"its byte strides {obj.strides} are not multiples of the item size {obj.dtype.itemsize}",
                 "Drop copy=False.",
-                cure=self.clone,
+                resolution=self.clone,
                 copies=True,
             )
 
@@ -385,12 +385,12 @@ class NumpyScalarAdapter(_Numpy):
     types = ("numpy.generic",)
     root_only = True
 
-    def examine(self, obj: Any) -> Iterable[Hindrance]:
+    def examine(self, obj: Any) -> Iterable[Blocker]:
         refused = _why_refused(obj.dtype)
         if refused is not None:
-            yield Hindrance(*refused, DTypeError)
+            yield Blocker(*refused, DTypeError)
         else:
-            yield Hindrance(
+            yield Blocker(
                 "a scalar is a value, not memory to share",
                 "Drop copy=False.",
                 CopyRequiredError,

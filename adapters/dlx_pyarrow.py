@@ -6,7 +6,7 @@ Out of pyarrow. Shared: primitive arrays and slices of them, one chunk, fixed-si
 (combined), bools (unpacked: pyarrow keeps eight in a byte). Refused: nulls, with their count; dates, times, decimals,
 text, dictionaries, lists of varying length, structures, unions and what else is not one number per value.
 Into pyarrow. One dimension becomes an Array, any other number a Tensor; `to=pyarrow.Array` or `to=pyarrow.Tensor` asks
-for one of them. Arrays are compact and never written to: sharing one is fine as long as nobody else writes either.
+for one of them. Arrays are compact and never written to: sharing one is safe as long as no other code writes to it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import dlx
 from dlx.adapter import (
     Adapter,
     ArrayInfo,
+    Blocker,
     Capabilities,
     Defect,
     Device,
     DType,
-    Hindrance,
     Layout,
     Tensor,
     over_memory,
@@ -101,12 +101,12 @@ class ArrowAdapter(_Arrow):
 
     # ---- as a producer ----------------------------------------------------------------------------------------------
 
-    def examine(self, obj: Any) -> Iterable[Hindrance]:
+    def examine(self, obj: Any) -> Iterable[Blocker]:
         pa = self.module()
         if isinstance(obj, pa.Tensor):
             return
         if not isinstance(obj, pa.Array | pa.ChunkedArray):
-            yield Hindrance("it is sparse", "Call .to_tensor() first.", LayoutError, no_copy=True)
+            yield Blocker("it is sparse", "Call .to_tensor() first.", LayoutError, no_copy=True)
             return
         if not getattr(obj, "is_cpu", True):
             yield _refuse("it is not in host memory", "Copy it to the host first: .copy_to(...).", DeviceError)
@@ -124,9 +124,13 @@ class ArrowAdapter(_Arrow):
                 LayoutError,
             )
         elif pa.types.is_boolean(kind):
-            yield Hindrance("its bools are packed eight to a byte", "Drop copy=False.", cure=self._fresh, copies=True)
+            yield Blocker(
+                "its bools are packed eight to a byte", "Drop copy=False.", resolution=self._fresh, copies=True
+            )
         elif isinstance(obj, pa.ChunkedArray) and obj.num_chunks > 1:
-            yield Hindrance(f"it lies in {obj.num_chunks} chunks", "Drop copy=False.", cure=self._fresh, copies=True)
+            yield Blocker(
+                f"it lies in {obj.num_chunks} chunks", "Drop copy=False.", resolution=self._fresh, copies=True
+            )
 
     def _fresh(self, obj: Any) -> _Fresh:
         pa = self.module()
@@ -172,7 +176,7 @@ class ArrowAdapter(_Arrow):
         return obj.copy_to(pa.default_cpu_memory_manager())
 
     def sketch(self, obj: Any) -> Tensor | None:
-        return self.export(obj)  # an address and numbers: as good as a description
+        return self.export(obj)  # the export only reads an address and numbers, so it serves as the description
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         pa = self.module()
@@ -248,7 +252,7 @@ class _TensorTarget(_Arrow):
     """pyarrow.Tensor: any dimensions, strides of 0 and more, read-only kept."""
 
     name = "pyarrow.Tensor"
-    noun = "tensor"
+    display_name = "tensor"
     types = ("pyarrow.Tensor",)
 
     def __init__(self, whole: Adapter) -> None:
@@ -259,7 +263,7 @@ class _TensorTarget(_Arrow):
 
     def load(self, tensor: Tensor) -> Any:
         pa = self.module()
-        if any(stride < 0 for stride in tensor.strides):  # of extents that are never stepped over; pyarrow minds
+        if any(stride < 0 for stride in tensor.strides):  # of extents below 2; pyarrow refuses them all the same
             strides = [max(stride, 0) for stride in tensor.strides]
             tensor = over_memory(
                 tensor.data_ptr,
@@ -282,8 +286,8 @@ _TENSORS = Capabilities(
 )
 
 
-def _refuse(because: str, fix: str, error: type[ConversionError]) -> Hindrance:
-    return Hindrance(because, fix, error)
+def _refuse(because: str, fix: str, error: type[ConversionError]) -> Blocker:
+    return Blocker(because, fix, error)
 
 
 def _unnested(pa: Any, kind: Any) -> tuple[Any, tuple[int, ...], tuple[int, ...] | None]:

@@ -7,11 +7,11 @@ tensors.
 
 Lifetime: torch's own capsules hold the tensor, not its storage; `t.set_()`, `t.data = ...` or `module.half()` would
 free what a consumer reads. dlx holds the storage, copies shape and strides, and forbids the storage to be resized, as
-`t.numpy()` does. What cannot be closed from outside is in docs/design.md; among it the storages of devices, which torch
-has no way to make unresizable.
+`t.numpy()` does. Cases that dlx cannot prevent are listed in docs/design.md, such as storages on devices, which torch
+cannot make unresizable.
 
-Streams: torch has a current one per thread and device. Tensors on CUDA leave without an event of their own, dlx orders
-once for all of them; torch itself orders ROCm's.
+Streams: torch has a current one per thread and device. Tensors on CUDA are exported without an event of their own;
+dlx synchronizes streams once per conversion; torch itself orders ROCm's.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from dlx.adapter import (
     OWNER_BOUNDS,
     Adapter,
     ArrayInfo,
+    Blocker,
     Capabilities,
     Container,
     Defect,
     Device,
     Guard,
-    Hindrance,
     Layout,
     Stream,
     Tensor,
@@ -46,21 +46,23 @@ from dlx.adapter import (
 from dlx.errors import ConversionError, DeviceError, DTypeError, LayoutError
 
 HOST = Device("cpu")
-_DEVICES = {"mps": "metal", "xpu": "oneapi"}  # torch's words that are not dlx's
+_DEVICES = {"mps": "metal", "xpu": "oneapi"}  # device names that differ: torch's -> dlx's
 
 _SHELL = re.compile(r"u?int[1-7]")  # dtypes that torch has no kernel for, not even to copy
 
-_GRAD = Hindrance(
+_GRAD = Blocker(
     "it requires gradients, which do not cross frameworks",
     "Pass detach=True.",
     ConversionError,
     "detach",
     option="detach",
 )
-_CONJ = Hindrance(
-    "its conj bit is set: conjugation is still pending", "Drop copy=False.", cure="resolve_conj", copies=True
+_CONJ = Blocker(
+    "its conj bit is set: conjugation is still pending", "Drop copy=False.", resolution="resolve_conj", copies=True
 )
-_NEG = Hindrance("its neg bit is set: negation is still pending", "Drop copy=False.", cure="resolve_neg", copies=True)
+_NEG = Blocker(
+    "its neg bit is set: negation is still pending", "Drop copy=False.", resolution="resolve_neg", copies=True
+)
 
 
 def _fields(packed: Any) -> tuple[list[str], list[Any]]:
@@ -72,7 +74,7 @@ def _mapping_items(mapping: Any) -> tuple[list[Any], list[Any]]:
     return keys, [mapping[key] for key in keys]
 
 
-def _close_parameters(old: Any, keys: list[str] | None, children: list[Any], blank: Any) -> Any:
+def _unflatten_parameters(old: Any, keys: list[str] | None, children: list[Any], new_empty: Any) -> Any:
     """Make a ParameterList or ParameterDict anew; it would wrap plain tensors in parameters."""
     torch = sys.modules["torch"]
     if any(isinstance(child, torch.Tensor) and not isinstance(child, torch.nn.Parameter) for child in children):
@@ -81,7 +83,7 @@ def _close_parameters(old: Any, keys: list[str] | None, children: list[Any], bla
     return new.train(old.training)
 
 
-def _close_tensordict(old: Any, keys: list[Any] | None, children: list[Any], blank: Any) -> Any:
+def _unflatten_tensordict(old: Any, keys: list[Any] | None, children: list[Any], new_empty: Any) -> Any:
     """Put the children into a copy that shares the rest: batch size, device, names of dimensions."""
     new = old.clone(recurse=False)
     is_other = sys.modules["tensordict"].is_non_tensor  # text, numbers, objects: told apart by `get` only
@@ -97,31 +99,31 @@ _CONTAINERS = (
     Container(
         types=("tensordict.TensorDictBase",),
         kind="mapping",
-        open=_mapping_items,
-        close=_close_tensordict,
+        flatten=_mapping_items,
+        unflatten=_unflatten_tensordict,
         holds="torch",
         falls_to=dict,
     ),
     Container(
         types=("torch.nn.utils.rnn.PackedSequence",),
         kind="record",
-        open=_fields,
-        close=lambda old, keys, children, blank: tuple.__new__(type(old), children),
+        flatten=_fields,
+        unflatten=lambda old, keys, children, new_empty: tuple.__new__(type(old), children),
         mutable=False,
         holds="torch",
         falls_to=dict,
     ),
     Container(
         types=("torch.nn.ParameterList",),
-        close=_close_parameters,
+        unflatten=_unflatten_parameters,
         holds="torch",
         falls_to=list,
     ),
     Container(
         types=("torch.nn.ParameterDict",),
         kind="mapping",
-        open=_mapping_items,
-        close=_close_parameters,
+        flatten=_mapping_items,
+        unflatten=_unflatten_parameters,
         holds="torch",
         falls_to=dict,
     ),
@@ -133,16 +135,16 @@ class TorchAdapter(Adapter):
     """torch.Tensor."""
 
     name = "torch"
-    noun = "tensor"
+    display_name = "tensor"
     package = "torch"
     install = "pip install torch"
     types = ("torch.Tensor",)
-    lane = ("torch.Tensor", "torch.nn.Parameter")
+    fast_path_types = ("torch.Tensor", "torch.nn.Parameter")
     guards = (
         Guard("requires_grad", _GRAD),
         Guard("is_conj", _CONJ, call=True, kinds=("complex",)),
         Guard("is_neg", _NEG, call=True),
-        Guard("resizable", call=True, of_owner=True, amend="numpy"),  # see _freeze
+        Guard("resizable", call=True, of_owner=True, resolve="numpy"),  # see _freeze
     )
     owner = "untyped_storage"
     owner_type = "torch.UntypedStorage"
@@ -229,7 +231,7 @@ class TorchAdapter(Adapter):
 
     @functools.cached_property
     def _kind(self) -> str:
-        """What this build's "cuda" is in truth; empty where it has none."""
+        """What this build's "cuda" is: CUDA or ROCm; empty where it has none."""
         version = self.module().version
         return "rocm" if version.hip else "cuda" if version.cuda else ""
 
@@ -297,14 +299,14 @@ class TorchAdapter(Adapter):
 
     # ---- as a producer ----------------------------------------------------------------------------------------------
 
-    def examine(self, obj: Any) -> Iterable[Hindrance]:
+    def examine(self, obj: Any) -> Iterable[Blocker]:
         refused = self._without_memory(obj) or self._without_dlpack(obj)
         if refused is not None:
             yield refused
             return
         yield from super().examine(obj)
 
-    def _without_memory(self, obj: Any) -> Hindrance | None:
+    def _without_memory(self, obj: Any) -> Blocker | None:
         """Return why there is no plain memory behind a tensor, or None. Asked before anything touches data."""
         torch = self.module()
         fake = look_up("torch._subclasses.fake_tensor.FakeTensor")
@@ -340,7 +342,7 @@ class TorchAdapter(Adapter):
             )
         return None
 
-    def _without_dlpack(self, obj: Any) -> Hindrance | None:
+    def _without_dlpack(self, obj: Any) -> Blocker | None:
         if obj.dtype is self.module().complex32 and obj.is_conj() and obj.is_neg():
             return _refuse(
                 "its conj and neg bits are both set, which torch itself cannot resolve for complex32",
@@ -392,7 +394,7 @@ class TorchAdapter(Adapter):
             protocols=("__dlpack__", "__dlpack_c_exchange_api__")
             if hasattr(kind, "__dlpack_c_exchange_api__")
             else ("__dlpack__",),
-            notes=tuple(guard.ask for guard in self.guards if guard.hindrance is not None and guard.holds(obj)),
+            notes=tuple(guard.ask for guard in self.guards if guard.blocker is not None and guard.holds(obj)),
         )
 
     def device_of(self, obj: Any) -> Device | None:
@@ -406,7 +408,7 @@ class TorchAdapter(Adapter):
     def sketch(self, obj: Any) -> Tensor | None:
         kind = type(obj)
         own = kind.__dlpack__ is self.module().Tensor.__dlpack__
-        return super().sketch(obj) if own else None  # a subclass may have its own idea of what it gives
+        return super().sketch(obj) if own else None  # a subclass may export something else
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         storage = _storage(obj)
@@ -466,8 +468,8 @@ class TorchAdapter(Adapter):
         return self.module().from_dlpack(tensor)
 
 
-def _refuse(because: str, fix: str, error: type[ConversionError] = LayoutError, *, no_copy: bool = False) -> Hindrance:
-    return Hindrance(because, fix, error, no_copy=no_copy)
+def _refuse(because: str, fix: str, error: type[ConversionError] = LayoutError, *, no_copy: bool = False) -> Blocker:
+    return Blocker(because, fix, error, no_copy=no_copy)
 
 
 def _tangent(torch: Any, obj: Any) -> Any:
@@ -494,7 +496,7 @@ def _storage(obj: Any) -> Any:
 def _freeze(torch: Any, storage: Any) -> None:
     """Forbid a storage to be resized, which would move its memory away under a consumer.
 
-    torch does so itself in `t.numpy()` and has no other door to it.
+    torch does so itself in `t.numpy()` and has no other interface for it.
     """
     if "numpy" not in sys.modules:
         return
@@ -504,7 +506,7 @@ def _freeze(torch: Any, storage: Any) -> None:
 
 @contextlib.contextmanager
 def _plainly(torch: Any) -> Iterator[None]:
-    """Set aside whatever traces or transforms at the moment: this is about memory."""
+    """Suspend active tracing and transforms: this is about memory."""
     with look_up("torch.utils._python_dispatch")._disable_current_modes(), torch._C._DisableFuncTorch():
         yield
 

@@ -1,15 +1,17 @@
 """tvm-ffi for dlx: tvm_ffi.Tensor.
 
 Versions: 0.1.15 and later. Devices: the host, CUDA. Dtypes: all that DLPack can say, lanes and packed
-sub-byte elements included; for complex ones tvm_ffi has no Python word (`t.dtype` raises ValueError), yet carries them.
-Shared: every layout, any alignment. Copied: read-only memory, since a tvm_ffi.Tensor cannot say so. Refused: elements
-that are padded to whole bytes, and tensors whose handle was moved away.
+sub-byte elements included; tvm_ffi also holds complex ones, for which it has no Python dtype (`t.dtype` raises
+ValueError). Shared: every layout, any alignment. Copied: read-only memory, since a tvm_ffi.Tensor cannot say so.
+Refused: elements that are padded to whole bytes, and tensors whose handle was moved away.
 
 Containers: Array, List, Map and Dict hold tensors of tvm_ffi only, and become lists and dicts for other targets. One
 that a function gave back may be tagged with a framework, and convert its elements itself (not its `values`); dlx reads
-the elements as they are, and gives what `to` says. Elements are wrapped anew on each access, and told by their handle.
+the elements as they are, and gives what `to` says. Elements are wrapped anew on each access, and compared by their
+handle.
 
-Streams: that of tvm_ffi's environment, one per thread and device (`tvm_ffi.use_raw_stream`); dlx orders once for all.
+Streams: that of tvm_ffi's environment, one per thread and device (`tvm_ffi.use_raw_stream`); dlx synchronizes streams
+once per conversion.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ import dlx
 from dlx.adapter import (
     Adapter,
     ArrayInfo,
+    Blocker,
     Capabilities,
     Container,
     Defect,
     Device,
     DType,
-    Hindrance,
     Layout,
     Stream,
     Tensor,
@@ -66,28 +68,28 @@ def _handle(obj: Any) -> int | None:
     return int(ask(obj)) if ask is not None else None
 
 
-def _close_sequence(old: Any, keys: Any, children: list[Any], blank: Any) -> Any:
-    if blank is None:
+def _unflatten_sequence(old: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
+    if new_empty is None:
         return type(old)(children)
-    blank.extend(children)
-    return blank
+    new_empty.extend(children)
+    return new_empty
 
 
-def _close_mapping(old: Any, keys: Any, children: list[Any], blank: Any) -> Any:
-    if blank is None:
+def _unflatten_mapping(old: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
+    if new_empty is None:
         return type(old)(dict(zip(keys, children, strict=True)))
-    blank.update(dict(zip(keys, children, strict=True)))
-    return blank
+    new_empty.update(dict(zip(keys, children, strict=True)))
+    return new_empty
 
 
-def _row(name: str, kind: str, *, mutable: bool) -> Container:
+def _handler(name: str, kind: str, *, mutable: bool) -> Container:
     sequence = kind == "sequence"
     return Container(
         types=(f"tvm_ffi.{name}",),
         kind=kind,
-        open=_elements if sequence else _items,
-        close=_close_sequence if sequence else _close_mapping,
-        blank=(lambda obj: type(obj)()) if mutable else None,
+        flatten=_elements if sequence else _items,
+        unflatten=_unflatten_sequence if sequence else _unflatten_mapping,
+        new_empty=(lambda obj: type(obj)()) if mutable else None,
         mutable=mutable,
         elements="same_as",
         identity=_handle,
@@ -101,17 +103,17 @@ class TvmFfiAdapter(Adapter):
     """tvm_ffi.Tensor."""
 
     name = "tvm_ffi"
-    noun = "tensor"
+    display_name = "tensor"
     package = "tvm_ffi"
     install = "pip install apache-tvm-ffi"
     types = ("tvm_ffi.Tensor",)
-    lane = ("tvm_ffi.Tensor",)
+    fast_path_types = ("tvm_ffi.Tensor",)
     describes_by_export = True
     containers = (
-        _row("Array", "sequence", mutable=False),
-        _row("List", "sequence", mutable=True),
-        _row("Map", "mapping", mutable=False),
-        _row("Dict", "mapping", mutable=True),
+        _handler("Array", "sequence", mutable=False),
+        _handler("List", "sequence", mutable=True),
+        _handler("Map", "mapping", mutable=False),
+        _handler("Dict", "mapping", mutable=True),
     )
     dtypes = {name: name for name in (*_NAMES, "float4_e2m1fnx2")}
     defects = (
@@ -187,9 +189,9 @@ class TvmFfiAdapter(Adapter):
 
     # ---- as a producer ----------------------------------------------------------------------------------------------
 
-    def examine(self, obj: Any) -> Iterable[Hindrance]:
+    def examine(self, obj: Any) -> Iterable[Blocker]:
         if not obj.__chandle__():
-            yield Hindrance(
+            yield Blocker(
                 "it holds no tensor: its handle was moved away, or never set",
                 "Convert the tensor that has it now.",
                 LayoutError,

@@ -10,7 +10,7 @@ import json
 import platform
 from pathlib import Path
 
-from benchmarks.bulk import bulk
+from benchmarks.batch import batch
 from benchmarks.conversions import conversions, fresh, scene
 from benchmarks.copies import copies
 from benchmarks.count import count
@@ -22,7 +22,7 @@ from benchmarks.views import views
 from benchmarks.where import where
 
 PEERS = ("numpy", "torch", "apache-tvm-ffi", "cuda-core", "arraybridge", "optree")
-PARTS = ("imports", "owned", "conversions", "fresh", "where", "copies", "trees", "views", "bulk")
+PARTS = ("imports", "owned", "conversions", "fresh", "where", "copies", "trees", "views", "batch")
 
 
 def versions():
@@ -59,8 +59,8 @@ def measure(parts, *, quick):
         found["trees"] = trees(names, quick=quick)
     if "views" in parts and "t" in names:
         found["views"] = views(names, quick=quick)
-    if "bulk" in parts:
-        found["bulk"] = bulk((1, 100) if quick else (1, 10, 100, 1000))
+    if "batch" in parts:
+        found["batch"] = batch((1, 100) if quick else (1, 10, 100, 1000))
     return found
 
 

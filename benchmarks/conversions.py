@@ -41,7 +41,7 @@ BRIDGE = {
     "numpy → torch": 'ab.convert_memory(a, "numpy", "torch", ab.HOST)',
     "torch → numpy": 'ab.convert_memory(t, "torch", "numpy", ab.HOST)',
 }
-OWN = {"np.from_dlpack(d)", "torch.from_dlpack(d)"}  # others' functions on our tensor: neither a peer nor the lane
+OWN = {"np.from_dlpack(d)", "torch.from_dlpack(d)"}  # others' functions on our tensor: neither a peer nor the fast path
 
 # (pair, what is measured, compared with, at most)
 GOALS = [

@@ -2,7 +2,7 @@
 
 import dlx
 from benchmarks.measure import compare, race, ratio, verdict
-from dlx import native
+from dlx._core import native
 
 SIZES = (1, 10, 100)  # megabytes
 CONTIGUOUS, STRIDED = 1.1, 1.3  # goals: at most this multiple of numpy's time

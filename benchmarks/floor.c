@@ -23,7 +23,7 @@ typedef struct {
   PyCFunction call;
   uint32_t codes; /* bit n = asked where the dtype code is n */
   int of_owner;
-  PyObject* amend; /* name of a method that makes the answer false for good, or NULL */
+  PyObject* resolve; /* name of a method that makes the answer false for good, or NULL */
 } guard;
 
 typedef struct {
@@ -39,7 +39,7 @@ typedef struct {
   DLManagedTensorVersioned managed;
   PyObject* owner;
   int64_t numbers[]; /* shape, then strides */
-} lent;
+} borrowed;
 
 typedef struct {
   PyObject_HEAD DLManagedTensorVersioned* managed;
@@ -50,7 +50,7 @@ static PyTypeObject* holder_type;
 /* Consumers may call this from any thread without the GIL. */
 static void release(DLManagedTensorVersioned* managed) {
   PyGILState_STATE state = PyGILState_Ensure();
-  Py_DECREF(((lent*)managed)->owner);
+  Py_DECREF(((borrowed*)managed)->owner);
   PyGILState_Release(state);
   free(managed);
 }
@@ -70,9 +70,9 @@ static int clear(const route* r, int of_owner, int code, PyObject* obj, PyObject
     PyObject* answer = g->get ? g->get(asked, g->closure) : g->call(asked, NULL);
     Py_XDECREF(answer);
     if (answer == Py_False) continue;
-    PyObject* amended = answer && g->amend ? PyObject_CallMethodNoArgs(obj, g->amend) : NULL;
-    if (amended == NULL) return 0;
-    Py_DECREF(amended);
+    PyObject* resolved = answer && g->resolve ? PyObject_CallMethodNoArgs(obj, g->resolve) : NULL;
+    if (resolved == NULL) return 0;
+    Py_DECREF(resolved);
   }
   return 1;
 }
@@ -86,7 +86,7 @@ static PyObject* run(PyObject* self, PyObject* obj) {
   if (r->quick && !r->quick(obj, NULL)) goto refused;
   if (r->give->dltensor_from_py_object_no_sync(obj, &t) != 0) return NULL;
   size_t rank = (size_t)t.ndim;
-  lent* made = malloc(sizeof *made + 2 * rank * sizeof(int64_t));
+  borrowed* made = malloc(sizeof *made + 2 * rank * sizeof(int64_t));
   if (made == NULL) return PyErr_NoMemory();
   made->managed = (DLManagedTensorVersioned){
       .version = {DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR}, .deleter = release, .dl_tensor = t};
@@ -153,12 +153,12 @@ static PyObject* make(PyObject* module, PyObject* args) {
   }
   if (owner != Py_None && (r.owner = function_of(owner)) == NULL) return NULL;
   for (; r.n_guards < PyTuple_GET_SIZE(guards); r.n_guards++) {
-    PyObject *descriptor, *amend;
+    PyObject *descriptor, *resolve;
     guard* g = &r.guards[r.n_guards];
     if (!PyArg_ParseTuple(PyTuple_GET_ITEM(guards, r.n_guards), "OIpO", &descriptor, &g->codes,
-                          &g->of_owner, &amend))
+                          &g->of_owner, &resolve))
       return NULL;
-    g->amend = amend == Py_None ? NULL : Py_NewRef(amend);
+    g->resolve = resolve == Py_None ? NULL : Py_NewRef(resolve);
     if (Py_IS_TYPE(descriptor, &PyGetSetDescr_Type)) {
       g->get = ((PyGetSetDescrObject*)descriptor)->d_getset->get;
       g->closure = ((PyGetSetDescrObject*)descriptor)->d_getset->closure;

@@ -7,9 +7,9 @@ import tempfile
 from pathlib import Path
 
 import dlx
-from dlx import routes
+from dlx._engine import fast_path as routes
+from dlx._registry.registry import registry
 from dlx.adapter import look_up
-from dlx.registry import registry
 
 HERE = Path(__file__).resolve().parent
 
@@ -26,7 +26,7 @@ def build():
             "-fno-semantic-interposition",
             "-shared",
             "-fPIC",
-            f"-I{HERE.parent / 'c_src'}",
+            f"-I{HERE.parent / 'c_src' / 'include'}",
         ]
         command += [f"-I{sysconfig.get_path('include')}", str(HERE / "floor.c"), "-o", str(target)]
         try:
@@ -47,7 +47,7 @@ def table(kind):
 
 
 def floor_of(module, kind, target):
-    """Return the floor of conversions from an exact type to another (dlx.Tensor: only wrapped, as the lane does)."""
+    """Return the floor of conversions from an exact type to another (dlx.Tensor: only wrapped)."""
     take = None if target is dlx.Tensor else table(target)
     if kind is dlx.Tensor:
         return module.make(table(kind), take, (), None, (), None)
@@ -58,8 +58,8 @@ def floor_of(module, kind, target):
         if guard.ask in answered:
             continue
         (_, _, descriptor, _), codes, of_owner, _ = routes._guard(source, kind, guard)
-        guards.append((descriptor, codes, of_owner, guard.amend or None))
+        guards.append((descriptor, codes, of_owner, guard.resolve or None))
     switches = tuple(routes._switches(source))
     owner = routes._question(kind, source.owner, call=True)[2] if source.owner else None
-    assert all(look_up(name) is not None for name in source.lane)
+    assert all(look_up(name) is not None for name in source.fast_path_types)
     return module.make(table(kind), take, tuple(guards), quick, switches, owner)

@@ -1,6 +1,6 @@
-"""The lane for a type that a plugin owns, beside numpy's own: a subclass of ndarray, found by an entry point.
+"""The fast path for a type that a plugin owns, beside numpy's own: a subclass of ndarray, found by an entry point.
 
-This module is both: the "framework" with the array type, and the plugin for it. Nothing of dlx is told about it but by
+This module is both: the "framework" with the array type, and the plugin for it. dlx finds it only by
 the metadata of a distribution that is written for the time of the measurement.
 """
 
@@ -21,13 +21,13 @@ def dlx_adapters():
     import dlx_numpy
 
     class Owner(dlx_numpy.NumpyAdapter):
-        """The subclass; its memory leaves by numpy's table, what comes in goes through `load`."""
+        """The subclass; it exports by numpy's exchange table, and imports by `load`."""
 
         api = 1
         name = package = _NAME
-        types = lane = (f"{_NAME}.Array",)
+        types = fast_path_types = (f"{_NAME}.Array",)
         containers = ()
-        lane_imports = False
+        fast_path_imports = False
 
         def module(self):
             return sys.modules["numpy"]

@@ -55,8 +55,8 @@ def draw(found):
         )
         parts += _bars(mine, y + HEAD)
         y += HEAD + ROW * len(mine)
-    told = ", ".join(f"{name} {text}" for name, text in found["versions"].items())
-    parts += [_text(20, y + 22, f"{ABOUT}", "quiet", size=11), f"<desc>{escape(told)}</desc>", "</svg>"]
+    versions = ", ".join(f"{name} {text}" for name, text in found["versions"].items())
+    parts += [_text(20, y + 22, f"{ABOUT}", "quiet", size=11), f"<desc>{escape(versions)}</desc>", "</svg>"]
     return "\n".join(parts) + "\n"
 
 

@@ -1,13 +1,13 @@
 """Where the time of a conversion out of torch goes: what it does is taken away, one thing at a time.
 
-This is for measuring only. A lane without its guards gives wrong values or dangling memory.
+This is for measuring only. A fast path without its guards gives wrong values or dangling memory.
 """
 
 import contextlib
 
 from benchmarks.measure import round_robin
-from dlx import native
-from dlx.registry import registry
+from dlx._core import native
+from dlx._registry.registry import registry
 
 ANSWERED = (registry.target("torch").guard_function() or (None, frozenset()))[1]
 CODES = ('dlx.convert(t, to="numpy")', 'dlx.convert(t, to="dlx")')
@@ -50,7 +50,7 @@ def _without(adapter, ask):
 
 @contextlib.contextmanager
 def _changed(adapter, change):
-    """Give the adapter other data, and let the lane learn it anew."""
+    """Give the adapter other data, and let the fast path learn it anew."""
     for name, value in change.items():
         setattr(adapter, name, value)
     native.routes_clear()

@@ -13,6 +13,8 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from dlx._version import __version__
+
 if not getattr(sys, "_is_gil_enabled", lambda: True)():
     raise ImportError(
         "dlx needs the GIL, and this free-threaded Python runs without it: run it with PYTHON_GIL=1 in its "
@@ -22,22 +24,22 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
 if TYPE_CHECKING:
     from dlx import adapter, ctypes, errors
     from dlx import typing as typing
-    from dlx.abi import Device, DType
-    from dlx.conversion import describe, plan
-    from dlx.cuda import devices, release_pending
-    from dlx.doors import borrow, empty, from_dlpack, from_managed, from_pointer, to_capsule
-    from dlx.functions import using
-    from dlx.headers import cffi_builder, get_include
-    from dlx.hookspecs import hookimpl
-    from dlx.leaf import Plan
-    from dlx.native import ffi
-    from dlx.overlap import shares_memory
-    from dlx.registry import adapters
-    from dlx.signatures import convert, stack
-    from dlx.tensor import ArrayInfo, Tensor
+    from dlx._api.c_interop import borrow, empty, from_dlpack, from_managed, from_pointer, to_capsule
+    from dlx._api.convert import plan
+    from dlx._api.shares_memory import shares_memory
+    from dlx._api.signatures import convert, stack
+    from dlx._core.array_info import ArrayInfo
+    from dlx._core.cuda import devices, release_pending
+    from dlx._core.headers import cffi_builder, get_include
+    from dlx._core.native import ffi
+    from dlx._core.tensor import Tensor
+    from dlx._core.types import Device, DType
+    from dlx._engine.plan import Plan
+    from dlx._engine.request import describe
+    from dlx._registry.registry import adapters
+    from dlx._using.decorator import using
+    from dlx.adapter.hookspecs import hookimpl
     from dlx.typing import SupportsDLPack
-
-__version__ = "0.1.0.dev0"
 
 __all__ = [
     "convert",
@@ -71,44 +73,44 @@ __all__ = [
     "__version__",
 ]
 
-# Where each public name lives; None: the name is a module.
-_HOMES = {
-    "convert": "conversion",
-    "plan": "conversion",
-    "describe": "conversion",
-    "stack": "stacking",
-    "shares_memory": "overlap",
-    "adapters": "registry",
-    "using": "functions",
-    "ArrayInfo": "tensor",
-    "Device": "abi",
-    "DType": "abi",
-    "Plan": "leaf",
+# The module of each public name; None: the name is a module itself.
+_MODULES = {
+    "convert": "_api.convert",
+    "plan": "_api.convert",
+    "describe": "_engine.request",
+    "stack": "_api.stack",
+    "shares_memory": "_api.shares_memory",
+    "adapters": "_registry.registry",
+    "using": "_using.decorator",
+    "ArrayInfo": "_core.array_info",
+    "Device": "_core.types",
+    "DType": "_core.types",
+    "Plan": "_engine.plan",
     "SupportsDLPack": "typing",
-    "Tensor": "tensor",
-    "from_dlpack": "doors",
-    "empty": "doors",
-    "to_capsule": "doors",
-    "from_pointer": "doors",
-    "from_managed": "doors",
-    "borrow": "doors",
-    "devices": "cuda",
-    "release_pending": "cuda",
-    "ffi": "native",
-    "cffi_builder": "headers",
-    "get_include": "headers",
+    "Tensor": "_core.tensor",
+    "from_dlpack": "_api.c_interop",
+    "empty": "_api.c_interop",
+    "to_capsule": "_api.c_interop",
+    "from_pointer": "_api.c_interop",
+    "from_managed": "_api.c_interop",
+    "borrow": "_api.c_interop",
+    "devices": "_core.cuda",
+    "release_pending": "_core.cuda",
+    "ffi": "_core.native",
+    "cffi_builder": "_core.headers",
+    "get_include": "_core.headers",
     "ctypes": None,
-    "hookimpl": "hookspecs",
+    "hookimpl": "adapter.hookspecs",
     "adapter": None,
     "errors": None,
     "typing": None,  # not in __all__: `from dlx import *` would hide Python's own
 }
 
 
-if not TYPE_CHECKING:  # to a checker every name would be there
+if not TYPE_CHECKING:  # a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
-        if name not in _HOMES:
+        if name not in _MODULES:
             raise AttributeError(f"module 'dlx' has no attribute {name!r}")
         value = globals()[name] = _load(name)
         if name == "convert":
@@ -117,18 +119,18 @@ if not TYPE_CHECKING:  # to a checker every name would be there
 
 
 def _load(name: str) -> Any:
-    home = _HOMES[name]
-    module = importlib.import_module(f"dlx.{home or name}")
-    return module if home is None else getattr(module, name)
+    where = _MODULES[name]
+    module = importlib.import_module(f"dlx.{where or name}")
+    return module if where is None else getattr(module, name)
 
 
 def _settle() -> None:
-    """Load what is left, and take __getattr__ away.
+    """Load all other names, and remove __getattr__.
 
     CPython does not specialise look-ups in a module that has one, which would cost every `dlx.convert` some 30 ns.
     """
     try:
-        for name in _HOMES.keys() - globals().keys():
+        for name in _MODULES.keys() - globals().keys():
             globals()[name] = _load(name)
     except ImportError:  # a Python without ctypes, say: the other names go on being looked up one by one
         return

@@ -1,6 +1,6 @@
-"""Real files crossing frameworks: a .npy opened read-only, a PNG, a saved torch module. Run by `make demo`.
+"""Real files from one framework to another: a .npy opened read-only, a PNG, a saved torch module. Run by `make demo`.
 
-For each crossing it prints what `dlx.plan` says, whether memory is shared, judged by the addresses, and the time of
+For each conversion it prints what `dlx.plan` says, whether memory is shared, judged by the addresses, and the time of
 `dlx.convert`, best of five. It needs none of numpy, pillow and torch, and says which of them it goes without.
 """
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from fake_cuda import FakeCuda
 
-from dlx import native
+from dlx._core import native
 from dlx.adapter import Defect
 
 # A test that says nothing about CUDA sees no driver, also where there is one; see fake_cuda.py and the mark `gpu`.
@@ -168,7 +168,8 @@ def compiled(name, folder):
     """Compile one C file of the tests as a library; return its path."""
     target = folder / f"{name}.so"
     command = ["cc", "-std=c11", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]
-    command += [f"-I{ROOT / 'c_src'}", f"-I{sysconfig.get_path('include')}", str(ROOT / "tests" / f"{name}.c")]
+    command += [f"-I{ROOT / 'c_src' / 'include'}", f"-I{sysconfig.get_path('include')}"]
+    command.append(str(ROOT / "tests" / "c" / f"{name}.c"))
     subprocess.run([*command, "-o", str(target), "-lpthread"], check=True)
     return target
 

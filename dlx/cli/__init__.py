@@ -53,20 +53,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Any) -> int:
-    """Run one command; what it cannot do is one line, whatever code of others it came upon."""
+    """Run one command; a failure is printed in one line, also where foreign code raised it."""
     try:
-        from dlx.cli.entries import BadInput, one_line
-        from dlx.cli.screen import Screen
+        from dlx._core.foreign import class_name, exception_text, message_of, safe_repr
+        from dlx.cli.model import BadInput, one_line
+        from dlx.cli.render.screen import Screen
         from dlx.errors import DlxError
-        from dlx.foreign import class_name, exception_text, message_of, safe_repr
     except ImportError as error:  # no compiled core for this Python
         return _ended(arguments.command, f"dlx itself is not whole: {error}", arguments.json, "ImportError")
-    from dlx.cli.output import own_stdout
+    from dlx.cli.render.stdout import own_stdout
 
     try:
         with own_stdout() as out:
             screen = Screen(arguments.command, as_json=arguments.json, file=out)
-            status = int(importlib.import_module(f"dlx.cli.{arguments.module}").run(arguments, screen))
+            status = int(importlib.import_module(f"dlx.cli.commands.{arguments.module}").run(arguments, screen))
             screen.flush()
             return status
     except (BadInput, DlxError) as error:
@@ -108,8 +108,8 @@ def _ended(command: str, text: str, as_json: bool, kind: str) -> int:
 
 
 def _say(text: str, file: Any) -> None:
-    """Print a line to a stream that may be closed or full; there is nobody else to tell."""
-    from dlx.cli.output import silence
+    """Print a line to a stream that may be closed or full; a failure to print is ignored."""
+    from dlx.cli.render.stdout import silence
 
     if file is None:
         return

@@ -109,7 +109,7 @@ def _inspect(commands: Any) -> None:
     command = _command(
         commands,
         "inspect",
-        "inspection",
+        "inspect",
         "show what arrays are: dtype, shape, strides, device, flags, and which targets take them",
         _SOURCE,
     )
@@ -126,7 +126,7 @@ def _plan(commands: Any) -> None:
     command = _command(
         commands,
         "plan",
-        "plans",
+        "plan",
         "say what dlx.convert would do: share, copy or refuse, and why; nothing is converted",
         _SOURCE,
         "something is refused",

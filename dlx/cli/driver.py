@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 import dlx
-from dlx import cuda
+from dlx._core import cuda
 from dlx.errors import DeviceError
 
 __all__ = ["driver", "framework_devices"]
@@ -67,7 +67,7 @@ def _device(library: ctypes.CDLL, device: dlx.Device, found: dict[dlx.Device, st
 
 def framework_devices(name: str) -> dict[str, Any]:
     """Import a target and return the devices that it sees, by dlx's names, with its own words for them."""
-    from dlx.registry import registry  # adapters are read only where a framework is asked for
+    from dlx._registry.registry import registry  # adapters are read only where a framework is asked for
 
     adapter = registry.target(name)
     stated = adapter.capabilities

@@ -41,15 +41,15 @@ def ask(question: str, name: str = "") -> dict[str, Any]:
 
 
 def _framework(name: str) -> dict[str, Any]:
-    """Import a target, make an array of it, and look at what it gives out."""
+    """Import a target, make an array of it, and inspect what it exports."""
     import warnings
 
     warnings.simplefilter("ignore")
     import dlx
-    from dlx.cli.dtypes import array_of
-    from dlx.cli.objects import capsule_facts
-    from dlx.registry import registry
-    from dlx.tensor import type_name
+    from dlx._core.tensor import type_name
+    from dlx._registry.registry import registry
+    from dlx.cli.commands.dtypes import array_of
+    from dlx.cli.sources.objects import capsule_facts
 
     start = time.perf_counter()
     adapter = registry.target(name)

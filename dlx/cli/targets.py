@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import dlx
+from dlx._engine.plan import Plan
 from dlx.adapter import Adapter, over_memory
-from dlx.cli.entries import BadInput, Entry, aligned_to
+from dlx.cli.model import BadInput, Entry, aligned_to
 from dlx.errors import ConversionError, DlxError
-from dlx.leaf import Plan
 
 __all__ = ["Outcome", "brief", "can_be_target", "chosen", "installed", "outcome", "refusal"]
 
-_ALIGNED = 1 << 20  # an address that is never read: a sketch begins behind it
+_ALIGNED = 1 << 20  # an address that is never read: abstract tensors start after it
 
 _ADDRESS = re.compile(r", found address 0x[0-9a-f]+")  # differs from array to array, and from run to run
 _KNOWN = re.compile(r"; it has \w+(, \w+){3,}")  # all the dtypes of a framework: `dlx dtypes` shows them
@@ -81,7 +81,7 @@ def chosen(words: str | None, default: str = "all", *, none: bool = False) -> li
         return installed()
     if words == "none" and none:
         return []
-    # The fast lane knows a target by the very object, as it stands in a program.
+    # The fast path knows a target by the very object, as it stands in a program.
     names = [sys.intern(word) for word in dict.fromkeys(map(str.strip, words.split(","))) if word]
     if not names:
         raise BadInput("no target is named: say for instance numpy,torch, or all")
@@ -119,7 +119,7 @@ def outcome(entry: Entry, target: str, *, mapped: bool = False, **options: Any) 
     if entry.swapped and never and entry.nbytes:
         return Outcome(target, "refused", _SWAPPED, 0, "CopyRequiredError", "Drop copy=False.")
     turned = entry.swapped and not never  # what goes on to the target is dlx's own memory
-    start = _sketch(replace(entry, alignment=64) if turned else entry, mapped and not turned)
+    start = _abstract(replace(entry, alignment=64) if turned else entry, mapped and not turned)
     found = _planned(start, target, options)
     found = replace(found, why=_without_address(found.why, entry, mapped))
     if turned and found.outcome != "refused":
@@ -141,14 +141,14 @@ def _planned(obj: Any, target: str, options: dict[str, Any]) -> Outcome:
 
 
 def _without_address(text: str, entry: Entry, mapped: bool) -> str:
-    """Say where what is still in a file would lie, instead of the address of the sketch that was planned for it."""
+    """Replace the address of an abstract tensor in a text by the offset of its data in the file."""
     if mapped and entry.offset is not None:
         return _ADDRESS.sub(f", and in the file it is aligned to {aligned_to(entry.offset)}", text)
     return _ADDRESS.sub(f", and loading it promises {entry.alignment} only", text)
 
 
-def _sketch(entry: Entry, mapped: bool) -> Any:
-    """Return a tensor that nobody may read, with the facts of what loading an entry gives."""
+def _abstract(entry: Entry, mapped: bool) -> Any:
+    """Return an abstract tensor, whose memory must not be read, with the facts of what loading an entry gives."""
     shape, dtype = entry.shape or (), entry.dtype
     assert dtype is not None
     strides: tuple[int, ...] | None = None

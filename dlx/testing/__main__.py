@@ -14,12 +14,12 @@ from pathlib import Path
 
 import dlx
 from dlx.testing import CHECKS, LIBRARIES, find, of_kinds, run
-from dlx.testing.check import KINDS
-from dlx.testing.picture import picture
-from dlx.testing.plugin import declared
-from dlx.testing.reporting import SCHEMA, Grades, as_json, as_page, as_text, ordered
-from dlx.testing.running import work
+from dlx.testing.check import KINDS, excepting
+from dlx.testing.pytest_plugin import declared
+from dlx.testing.report import SCHEMA, Grades, as_json, as_page, as_text, ordered
+from dlx.testing.runner import work
 from dlx.testing.subject import Subject
+from dlx.testing.svg import picture
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
     except OSError as error:
         with open(os.devnull, "w") as nothing:  # noqa: PTH123
-            os.dup2(nothing.fileno(), sys.stdout.fileno())  # what is left of the output goes nowhere
+            os.dup2(nothing.fileno(), sys.stdout.fileno())  # the rest of the output is discarded
         if isinstance(error, BrokenPipeError):  # `python -m dlx.testing numpy | head`: nobody reads the rest
             return 141
         place = f"{error.filename}: " if error.filename else ""
@@ -77,7 +77,7 @@ def _main(arguments: list[str] | None) -> int:
     grades, errors, status = [], [], 0
     for spec in options.subjects:
         try:
-            subject = find(spec).excepting(declared(options.excepted))
+            subject = excepting(find(spec), declared(options.excepted))
             found = _graded(subject, kinds, only)
         except (LookupError, ImportError, ValueError) as error:
             print(f"{spec}: {error}", file=sys.stderr)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import dlx
-from dlx.testing.adapting import adapter_of
+from dlx._core.module import set_module
+from dlx.testing.checks.adapter_contract import adapter_of
 from dlx.testing.subject import Subject
 
 __all__ = ["LIBRARIES", "find", "library"]
@@ -17,7 +18,7 @@ LIBRARIES: dict[str, Callable[[], Subject]] = {}
 
 
 def library(name: str) -> Callable[[Callable[[], Subject]], Callable[[], Subject]]:
-    """Enter a maker of a subject."""
+    """Register a function that makes a subject."""
 
     def enter(make: Callable[[], Subject]) -> Callable[[], Subject]:
         LIBRARIES[name] = make
@@ -26,6 +27,7 @@ def library(name: str) -> Callable[[Callable[[], Subject]], Callable[[], Subject
     return enter
 
 
+@set_module("dlx.testing")
 def find(spec: str) -> Subject:
     """Return a subject: a library known here, an adapter's name, or ``module:attribute``.
 

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
 
-from dlx.foreign import exception_text
-from dlx.testing.capsules import NotACapsule
+from dlx._core.module import set_module
+from dlx.testing.outcome import Broken, NotApplicable
+from dlx.testing.subject import Subject
+from dlx.testing.support.capsules import NotACapsule
 
-if TYPE_CHECKING:
-    from dlx.testing.subject import Subject
-
-__all__ = ["CHECKS", "KINDS", "Broken", "Check", "NotApplicable", "Verdict", "attempt", "check", "must", "of_kinds"]
+__all__ = ["CHECKS", "KINDS", "Check", "Verdict", "check", "excepting", "of_kinds"]
 
 KINDS = ("producer", "consumer", "adapter")
 SEVERITIES = ("fatal", "wrong", "refuses", "friction")
 """Process death or unsafe memory · wrong data or rights without a word · what should work is refused · the rest."""
-
-
-class Broken(AssertionError):
-    """A promise is broken; the text says what was seen."""
-
-
-class NotApplicable(Exception):
-    """A subject has nothing that the promise is about; the text says what is missing."""
 
 
 WORDS = (
@@ -34,27 +24,7 @@ WORDS = (
 """What reproductions are made of; a subject's `words` say each in its own language."""
 
 
-def must(kept: Any, seen: str) -> None:
-    """Raise `Broken` with what was seen, unless the promise is kept."""
-    if not kept:
-        raise Broken(seen)
-
-
-def attempt(do: Callable[..., Any], *args: Any, **keywords: Any) -> tuple[Any, BaseException | None]:
-    """Call a library; return (result, None), or (None, what it raised)."""
-    try:
-        return do(*args, **keywords), None
-    except (KeyboardInterrupt, SystemExit, NotApplicable, Broken):
-        raise
-    except BaseException as error:  # jax and pyo3 have errors of their own kind
-        return None, error.with_traceback(None)
-
-
-def told(error: BaseException | None) -> str:
-    """Return an exception in one line."""
-    return "nothing" if error is None else " ".join(exception_text(error, 160).split())
-
-
+@set_module("dlx.testing")
 @dataclass(frozen=True)
 class Check:
     """One promise, and how a subject is held to it.
@@ -93,7 +63,7 @@ class Check:
     see: str = ""
 
     def __call__(self, subject: Subject) -> Verdict:
-        """Hold a subject to the promise here and now, in this process."""
+        """Check the promise for a subject, in this process."""
         try:
             remark = self.function(subject) or ""
         except NotApplicable as error:
@@ -119,6 +89,7 @@ class Check:
         return text
 
 
+@set_module("dlx.testing")
 @dataclass(frozen=True)
 class Verdict:
     """What came of one check on one subject.
@@ -170,7 +141,7 @@ def check(
     shows: str = "",
     see: str = "",
 ) -> Callable[[Callable[[Subject], str | None]], Check]:
-    """Enter a function among the checks."""
+    """Register a function as a check."""
     assert kind in KINDS and severity in SEVERITIES and name not in CHECKS
 
     def enter(function: Callable[[Subject], str | None]) -> Check:
@@ -180,7 +151,23 @@ def check(
     return enter
 
 
+@set_module("dlx.testing")
 def of_kinds(subject: Subject, kinds: tuple[str, ...] = KINDS, only: tuple[str, ...] = ()) -> list[Check]:
-    """Return the checks that a subject can be held to, in order."""
+    """Return the checks that apply to a subject, in order."""
     wanted = [CHECKS[name] for name in only] if only else list(CHECKS.values())
     return [each for each in wanted if each.kind in kinds and each.kind in subject.kinds]
+
+
+@set_module("dlx.testing")
+def excepting(subject: Subject, exceptions: Mapping[str, str]) -> Subject:
+    """Return a subject with further declared exceptions, ``{name of the check: reason}``.
+
+    Raises
+    ------
+    ValueError
+        If there is no such check, or no reason.
+    """
+    unknown = exceptions.keys() - CHECKS.keys()
+    if unknown:
+        raise ValueError(f"there is no check {', '.join(sorted(unknown))}. `--list` shows all names.")
+    return replace(subject, exceptions={**subject.exceptions, **exceptions})

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from dlx.testing.capsules import Taken
-from dlx.testing.check import CHECKS, Broken, NotApplicable, attempt, told
-from dlx.testing.sources import Source, pattern, spread
+from dlx._core.module import set_module
+from dlx.testing.outcome import Broken, NotApplicable, attempt, told
+from dlx.testing.support.capsules import Taken
+from dlx.testing.support.producers import Source, pattern, spread
 
 __all__ = ["Subject"]
 
 
+@set_module("dlx.testing")
 @dataclass(frozen=True)
 class Subject:
     """A library as the kit meets it. Everything but the name may be left out; what is missing is not graded.
@@ -97,22 +99,9 @@ class Subject:
         if bare:
             raise ValueError(f"a declared exception needs a reason, {', '.join(bare)} has none. Write NAME=reason.")
 
-    def excepting(self, exceptions: Mapping[str, str]) -> Subject:
-        """Return the subject with further declared exceptions.
-
-        Raises
-        ------
-        ValueError
-            If there is no such check, or no reason.
-        """
-        unknown = exceptions.keys() - CHECKS.keys()
-        if unknown:
-            raise ValueError(f"there is no check {', '.join(sorted(unknown))}. `--list` shows all names.")
-        return replace(self, exceptions={**self.exceptions, **exceptions})
-
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What it can be held to."""
+        """The kinds of checks that apply to it."""
         has = {"producer": self.make, "consumer": self.from_dlpack, "adapter": self.adapter}
         return tuple(kind for kind, given in has.items() if given)
 

@@ -14,13 +14,13 @@ import dlx
 from dlx.adapter import (
     Adapter,
     ArrayInfo,
+    Blocker,
     Capabilities,
     Container,
     Defect,
     Device,
     DType,
     Guard,
-    Hindrance,
     Layout,
     Tensor,
     over_memory,
@@ -30,16 +30,16 @@ from dlx.adapter import (
 HOST = Device("cpu")
 
 
-def _open(bundle: Any) -> tuple[list[Any], list[Any]]:
+def _flatten(bundle: Any) -> tuple[list[Any], list[Any]]:
     return list(bundle), list(bundle.values())
 
 
-def _blank(bundle: Any) -> Any:
+def _new_empty(bundle: Any) -> Any:
     return type(bundle)(bundle.label)
 
 
-def _close(bundle: Any, keys: list[Any] | None, children: list[Any], blank: Any) -> Any:
-    made = _blank(bundle) if blank is None else blank  # there is a blank one where a bundle holds itself
+def _unflatten(bundle: Any, keys: list[Any] | None, children: list[Any], new_empty: Any) -> Any:
+    made = _new_empty(bundle) if new_empty is None else new_empty  # there is a blank one where a bundle holds itself
     for name, child in zip(keys or (), children, strict=True):
         made.put(name, child)
     return made
@@ -52,19 +52,23 @@ class ExampleAdapter(Adapter):
     name = package = "examplearray"
     install = "pip install dlx-example"
     types = ("examplearray.Array",)
-    lane = ("examplearray.Array",)  # asking an array twice for its memory is harmless
+    fast_path_types = ("examplearray.Array",)  # asking an array twice for its memory is harmless
     guards = (
         Guard(
             "is_negated",
-            Hindrance(
+            Blocker(
                 "its values are the negatives of what is in memory (is_negated)",
                 "Drop copy=False, or call .resolve() first.",
-                cure="resolve",
+                resolution="resolve",
                 copies=True,
             ),
         ),
     )
-    containers = (Container(types=("examplearray.Bundle",), kind="mapping", open=_open, close=_close, blank=_blank),)
+    containers = (
+        Container(
+            types=("examplearray.Bundle",), kind="mapping", flatten=_flatten, unflatten=_unflatten, new_empty=_new_empty
+        ),
+    )
     dtypes = {
         "bool": "truth8",
         "uint8": "uint8",
@@ -76,7 +80,7 @@ class ExampleAdapter(Adapter):
         "code3_16bit": "posit16",  # DLPack's code for what only its owners understand
         "float8_e5m2": "quarter8",
     }
-    carried = {"float8_e5m2": "uint8"}  # what its from_dlpack takes in place of quarter8
+    storage_dtypes = {"float8_e5m2": "uint8"}  # what its from_dlpack takes in place of quarter8
     fresh_alignment = 64  # bytes, of the memory that it allocates
     defects = (
         Defect(

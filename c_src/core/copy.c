@@ -1,0 +1,268 @@
+/* Strided copies on the host. Axes are sorted so that writing goes forward in memory, neighbours
+ * that form one run are merged, and what is left is a two-dimensional loop under an odometer: rows
+ * by memcpy where they are contiguous on both sides, tiles where the two sides disagree about the
+ * inner axis. */
+
+#include "copy.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+enum { TILE = 32 /* elements a side: both sides of a tile stay in the first-level cache */ };
+
+typedef struct {
+  uint64_t low, high;
+} sixteen;
+
+/* Fixed-size memcpy compiles to one load and one store and minds no alignment. Four elements are
+ * read before they are written, so that the processor need not wait for one to begin the next. */
+#define PLANE(name, T)                                                                         \
+  static void name(char* to, const char* from, const dlx_axis* outer, const dlx_axis* inner) { \
+    const int64_t item = sizeof(T), step = inner->from, there = inner->to;                     \
+    for (int64_t i = 0; i < outer->extent; i++) {                                              \
+      char* t = to + i * outer->to;                                                            \
+      const char* f = from + i * outer->from;                                                  \
+      int64_t j = 0;                                                                           \
+      for (; j + 4 <= inner->extent; j += 4, t += 4 * there, f += 4 * step) {                  \
+        T a, b, c, d;                                                                          \
+        memcpy(&a, f, item), memcpy(&b, f + step, item);                                       \
+        memcpy(&c, f + 2 * step, item), memcpy(&d, f + 3 * step, item);                        \
+        memcpy(t, &a, item), memcpy(t + there, &b, item);                                      \
+        memcpy(t + 2 * there, &c, item), memcpy(t + 3 * there, &d, item);                      \
+      }                                                                                        \
+      for (; j < inner->extent; j++, t += there, f += step) memcpy(t, f, item);                \
+    }                                                                                          \
+  }
+
+PLANE(plane_1, uint8_t)
+PLANE(plane_2, uint16_t)
+PLANE(plane_4, uint32_t)
+PLANE(plane_8, uint64_t)
+PLANE(plane_16, sixteen)
+
+static void plane_any(char* to, const char* from, const dlx_axis* outer, const dlx_axis* inner,
+                      int64_t item) {
+  for (int64_t i = 0; i < outer->extent; i++) {
+    for (int64_t j = 0; j < inner->extent; j++) {
+      memcpy(to + i * outer->to + j * inner->to, from + i * outer->from + j * inner->from,
+             (size_t)item);
+    }
+  }
+}
+
+static void plane(char* to, const char* from, const dlx_axis* outer, const dlx_axis* inner,
+                  int64_t item) {
+  switch (item) {
+    case 1:
+      plane_1(to, from, outer, inner);
+      return;
+    case 2:
+      plane_2(to, from, outer, inner);
+      return;
+    case 4:
+      plane_4(to, from, outer, inner);
+      return;
+    case 8:
+      plane_8(to, from, outer, inner);
+      return;
+    case 16:
+      plane_16(to, from, outer, inner);
+      return;
+    default:
+      plane_any(to, from, outer, inner, item);
+  }
+}
+
+static void rows(char* to, const char* from, const dlx_axis* outer, const dlx_axis* inner,
+                 int64_t item) {
+  size_t run = (size_t)(inner->extent * item);
+  for (int64_t i = 0; i < outer->extent; i++)
+    memcpy(to + i * outer->to, from + i * outer->from, run);
+}
+
+#ifdef __SSE2__
+
+/* Four elements of four rows of `from` become four columns of `to`. */
+static inline void turn_4(char* to, int64_t to_row, const char* from, int64_t from_row) {
+  __m128i a = _mm_loadu_si128((const void*)from);
+  __m128i b = _mm_loadu_si128((const void*)(from + from_row));
+  __m128i c = _mm_loadu_si128((const void*)(from + 2 * from_row));
+  __m128i d = _mm_loadu_si128((const void*)(from + 3 * from_row));
+  __m128i low_ab = _mm_unpacklo_epi32(a, b), low_cd = _mm_unpacklo_epi32(c, d);
+  __m128i high_ab = _mm_unpackhi_epi32(a, b), high_cd = _mm_unpackhi_epi32(c, d);
+  _mm_storeu_si128((void*)to, _mm_unpacklo_epi64(low_ab, low_cd));
+  _mm_storeu_si128((void*)(to + to_row), _mm_unpackhi_epi64(low_ab, low_cd));
+  _mm_storeu_si128((void*)(to + 2 * to_row), _mm_unpacklo_epi64(high_ab, high_cd));
+  _mm_storeu_si128((void*)(to + 3 * to_row), _mm_unpackhi_epi64(high_ab, high_cd));
+}
+
+/* Two of two, of twice the size. */
+static inline void turn_8(char* to, int64_t to_row, const char* from, int64_t from_row) {
+  __m128i a = _mm_loadu_si128((const void*)from);
+  __m128i b = _mm_loadu_si128((const void*)(from + from_row));
+  _mm_storeu_si128((void*)to, _mm_unpacklo_epi64(a, b));
+  _mm_storeu_si128((void*)(to + to_row), _mm_unpackhi_epi64(a, b));
+}
+
+/* A transpose, four rows of `to` at a time, so that writes alternate between few rows. Returns
+ * how many of these rows are done; the caller copies the rest. */
+static int64_t turned(char* to, const char* from, const dlx_axis* outer, const dlx_axis* inner,
+                      int64_t item) {
+  int is_turned = inner->to == item && outer->from == item && (item == 4 || item == 8);
+  int64_t a = 0, columns = inner->extent & ~(int64_t)3;
+  for (; is_turned && a + 4 <= outer->extent; a += 4) {
+    char* t = to + a * outer->to;
+    const char* f = from + a * item;
+    for (int64_t b = 0; b < columns; b += 4, t += 4 * item, f += 4 * inner->from) {
+      if (item == 4) {
+        turn_4(t, outer->to, f, inner->from);
+        continue;
+      }
+      for (int k = 0; k < 4; k++) { /* rows 0 and 1 of columns 0 and 1, and so on */
+        int64_t row = k & 2, column = 2 * (k & 1);
+        turn_8(t + row * outer->to + column * item, outer->to,
+               f + column * inner->from + row * item, inner->from);
+      }
+    }
+    dlx_axis four = {4, outer->from, outer->to};
+    dlx_axis last = {inner->extent - columns, inner->from, inner->to};
+    plane(t, f, &four, &last, item);
+  }
+  return a;
+}
+
+#else
+
+static int64_t turned(char* to, const char* from, const dlx_axis* outer, const dlx_axis* inner,
+                      int64_t item) {
+  return 0;
+}
+
+#endif
+
+static void tiles(char* to, const char* from, const dlx_axis* outer, const dlx_axis* inner,
+                  int64_t item) {
+  dlx_axis o = *outer, i = *inner;
+  for (int64_t a = turned(to, from, outer, inner, item); a < outer->extent; a += TILE) {
+    o.extent = outer->extent - a < TILE ? outer->extent - a : TILE;
+    for (int64_t b = 0; b < inner->extent; b += TILE) {
+      i.extent = inner->extent - b < TILE ? inner->extent - b : TILE;
+      plane(to + a * o.to + b * i.to, from + a * o.from + b * i.from, &o, &i, item);
+    }
+  }
+}
+
+/* Outermost first by where it writes, then by where it reads. */
+static int comes_before(const dlx_axis* a, const dlx_axis* b) {
+  if (llabs(a->to) != llabs(b->to)) return llabs(a->to) > llabs(b->to);
+  return llabs(a->from) > llabs(b->from);
+}
+
+int dlx_axes(const DLTensor* from, const DLTensor* to, int64_t item, dlx_axis* axes) {
+  int64_t from_step = item, to_step = item;
+  int n = 0;
+  for (int32_t d = from->ndim - 1; d >= 0; d--) {
+    if (from->shape[d] == 1) continue; /* its stride may be any number */
+    dlx_axis next = {from->shape[d], from->strides ? from->strides[d] * item : from_step,
+                     to->strides ? to->strides[d] * item : to_step};
+    from_step *= next.extent;
+    to_step *= next.extent;
+    int at = n++;
+    for (; at > 0 && !comes_before(&axes[at - 1], &next); at--) axes[at] = axes[at - 1];
+    axes[at] = next;
+  }
+  int merged = 0;
+  for (int i = 1; i < n;
+       i++) { /* an outer axis that only repeats the inner one is one run with it */
+    dlx_axis* outer = &axes[merged];
+    if (outer->from == axes[i].from * axes[i].extent && outer->to == axes[i].to * axes[i].extent) {
+      *outer = (dlx_axis){outer->extent * axes[i].extent, axes[i].from, axes[i].to};
+    } else {
+      axes[++merged] = axes[i];
+    }
+  }
+  return n ? merged + 1 : 0;
+}
+
+/* Move the axis along which reading is tightest next to the innermost one, if it is another. */
+static int pair_for_tiles(dlx_axis* axes, int n) {
+  int tightest = n - 1;
+  for (int i = n - 2; i >= 0; i--) {
+    if (axes[i].from != 0 && llabs(axes[i].from) < llabs(axes[tightest].from)) tightest = i;
+  }
+  if (tightest == n - 1) return 0;
+  dlx_axis moved = axes[tightest];
+  memmove(&axes[tightest], &axes[tightest + 1], (size_t)(n - 2 - tightest) * sizeof(dlx_axis));
+  axes[n - 2] = moved;
+  return 1;
+}
+
+static void run(char* to, const char* from, dlx_axis* axes, int n, int64_t item) {
+  static const dlx_axis once = {1, 0, 0};
+  int tiled = n > 1 && pair_for_tiles(axes, n);
+  const dlx_axis* inner = n > 0 ? &axes[n - 1] : &once;
+  const dlx_axis* outer = n > 1 ? &axes[n - 2] : &once;
+  int contiguous = inner->from == item && inner->to == item && inner->extent * item >= 64;
+  int64_t at[DLX_MAX_NDIM] = {0};
+  for (;;) {
+    if (contiguous) {
+      rows(to, from, outer, inner, item);
+    } else if (tiled) {
+      tiles(to, from, outer, inner, item);
+    } else {
+      plane(to, from, outer, inner, item);
+    }
+    int d = n - 3; /* odometer over what is left */
+    for (; d >= 0; d--) {
+      to += axes[d].to;
+      from += axes[d].from;
+      if (++at[d] < axes[d].extent) break;
+      to -= axes[d].to * axes[d].extent;
+      from -= axes[d].from * axes[d].extent;
+      at[d] = 0;
+    }
+    if (d < 0) return;
+  }
+}
+
+int dlx_same_elements(const DLTensor* a, const DLTensor* b) {
+  if (a->ndim != b->ndim || a->ndim > DLX_MAX_NDIM ||
+      memcmp(&a->dtype, &b->dtype, sizeof a->dtype) != 0)
+    return 0;
+  for (int32_t i = 0; i < a->ndim; i++) {
+    if (a->shape[i] != b->shape[i]) return 0;
+  }
+  return 1;
+}
+
+static const char* first(const DLTensor* t) {
+  return (const char*)t->data + t->byte_offset;
+}
+
+int dlx_alike(const DLTensor* from, const DLTensor* to) {
+  if (!dlx_host_readable(from->device.device_type) || !dlx_host_readable(to->device.device_type)) {
+    return DLX_E_DEVICE;
+  }
+  return dlx_same_elements(from, to) ? DLX_OK : DLX_E_MISMATCH;
+}
+
+int dlx_copy(const DLTensor* from, const DLTensor* to, uint64_t flags) {
+  int status = dlx_alike(from, to);
+  if (status != DLX_OK) return status;
+  if (dlx_size(from) == 0) return DLX_OK;
+
+  char* target = (char*)to->data + to->byte_offset;
+  int64_t item = dlx_itemsize(from->dtype, flags);
+  if (item == 0) {
+    if (dlx_layout(from) || dlx_layout(to)) return DLX_E_PACKED;
+    memcpy(target, first(from), (size_t)dlx_nbytes(from, flags));
+    return DLX_OK;
+  }
+  dlx_axis axes[DLX_MAX_NDIM];
+  run(target, first(from), axes, dlx_axes(from, to, item, axes), item);
+  return DLX_OK;
+}

@@ -1,0 +1,39 @@
+/* The only file that knows DLManagedTensor, the struct from before DLPack 1.0. An imported one is
+ * wrapped like any other foreign memory; an exported one is a thin shell around one of our managed
+ * tensors. */
+
+#include "dlx.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+
+static void release_foreign(void* managed) {
+  dlx_legacy_release(managed);
+}
+
+int dlx_legacy_adopt(DLManagedTensor* foreign, DLManagedTensorVersioned** out) {
+  return dlx_managed_new(&foreign->dl_tensor, 0, foreign, release_foreign, out);
+}
+
+static void drop_shell(DLManagedTensor* self) {
+  dlx_managed_release(self->manager_ctx);
+  free(self);
+}
+
+int dlx_legacy_export(DLManagedTensorVersioned* made, DLManagedTensor** out) {
+  DLManagedTensor* shell = malloc(sizeof *shell);
+  if (shell == NULL) return DLX_E_MEMORY;
+  shell->dl_tensor = made->dl_tensor; /* shape and strides live as long as `made` */
+  shell->manager_ctx = made;
+  shell->deleter = drop_shell;
+  *out = shell;
+  return DLX_OK;
+}
+
+void dlx_legacy_release(DLManagedTensor* managed) {
+  if (managed->deleter) managed->deleter(managed);
+}
+
+void dlx_count_legacy(DLManagedTensor* self) {
+  atomic_fetch_add((_Atomic uint64_t*)self->manager_ctx, 1);
+}

@@ -1,0 +1,303 @@
+/* Managed tensors that dlx makes: one allocation for the struct, shape and strides; a count of
+ * holders; an owner that is released exactly once, when the last holder is gone. Memory from
+ * elsewhere is always wrapped in one of these, so that live metadata of a producer is never read
+ * after the hand-over. */
+
+#define _DEFAULT_SOURCE /* madvise is beyond ISO C */
+
+#include "copy.h"
+#include "hot.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+typedef struct {
+  DLManagedTensorVersioned managed; /* first, so that a pointer to it is a pointer to us */
+  void* owner;                      /* keeps the memory alive */
+  dlx_release release;              /* how to release it; NULL = nothing to do */
+  atomic_int_least32_t holders;     /* who may still call the deleter or shares the memory */
+  DLManagedTensorVersioned* next;   /* waiting for its release, see drop */
+  int64_t numbers[];                /* shape, then strides */
+} made_tensor;
+
+enum { MAX_DEPTH = 50 }; /* releases inside releases, on one thread */
+/* The cheap kind of thread-local storage; under glibc a library that is loaded late has room for a
+ * few words of it, elsewhere (musl) it has none. */
+#ifdef __GLIBC__
+#define FEW_WORDS _Thread_local __attribute__((tls_model("initial-exec")))
+#else
+#define FEW_WORDS _Thread_local
+#endif
+static FEW_WORDS int depth;
+static FEW_WORDS DLManagedTensorVersioned* waiting;
+
+/* How many are live: a number for each thread that only this thread writes, so that counting takes
+ * no locked operation. A thread that ends leaves its number behind for the next one. */
+typedef struct counter {
+  atomic_int_least64_t count;
+  atomic_flag taken;
+  struct counter* next;
+} counter;
+
+static _Atomic(counter*) counters;
+static atomic_int_least64_t uncounted; /* by threads that got no number: no memory */
+static FEW_WORDS counter* mine;
+static pthread_key_t leaving;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void leave_counter(void* left) {
+  mine = NULL;
+  atomic_flag_clear(&((counter*)left)->taken);
+}
+
+static void make_key(void) {
+  if (pthread_key_create(&leaving, leave_counter) != 0) leaving = (pthread_key_t)-1;
+}
+
+/* NULL without memory. */
+static counter* take_counter(void) {
+  counter* found = atomic_load(&counters);
+  while (found && atomic_flag_test_and_set(&found->taken)) found = found->next;
+  if (found == NULL) {
+    found = calloc(1, sizeof *found);
+    if (found == NULL) return NULL;
+    atomic_flag_test_and_set(&found->taken);
+    found->next = atomic_load(&counters);
+    while (!atomic_compare_exchange_weak(&counters, &found->next, found)) continue;
+  }
+  pthread_once(&once, make_key);
+  pthread_setspecific(leaving, found); /* if it fails, the number is not used again: no harm */
+  return mine = found;
+}
+
+DLX_HOT static void count(int change) {
+  counter* own = mine ? mine : take_counter();
+  if (own == NULL) {
+    atomic_fetch_add(&uncounted, change);
+    return;
+  }
+  int64_t before = atomic_load_explicit(&own->count, memory_order_relaxed);
+  atomic_store_explicit(&own->count, before + change, memory_order_release);
+}
+
+int64_t dlx_live(void) {
+  int64_t sum = atomic_load(&uncounted);
+  for (counter* each = atomic_load(&counters); each; each = each->next)
+    sum += atomic_load_explicit(&each->count, memory_order_acquire);
+  return sum;
+}
+
+/* GIL: not needed; `release` takes it if it must. */
+DLX_HOT static void finish(made_tensor* self) {
+  if (self->release) self->release(self->owner);
+  free(self);
+  count(-1);
+}
+
+/* GIL: not needed. */
+DLX_HOT static void drop(DLManagedTensorVersioned* managed) {
+  made_tensor* self = (made_tensor*)managed;
+  /* Only a holder can add holders, so the last one needs no locked operation. */
+  if (atomic_load_explicit(&self->holders, memory_order_acquire) != 1 &&
+      atomic_fetch_sub(&self->holders, 1) != 1)
+    return;
+  /* An owner may itself be a view of memory of ours, and so on: a long chain must not eat the
+   * stack. */
+  if (depth >= MAX_DEPTH) {
+    self->next = waiting;
+    waiting = managed;
+    return;
+  }
+  depth++;
+  finish(self);
+  while (depth == 1 && waiting) {
+    self = (made_tensor*)waiting;
+    waiting = self->next;
+    finish(self);
+  }
+  depth--;
+}
+
+DLX_HOT static void drop_owner(void* made) {
+  drop(made);
+}
+
+DLX_HOT int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
+                            DLManagedTensorVersioned** out) {
+  int status = dlx_validate(like, flags);
+  if (status != DLX_OK) return status;
+  DLTensor tame = *like;
+  if (dlx_has_odd_strides(like)) tame.strides = NULL;
+  return dlx_managed_trust(&tame, flags, owner, release, out);
+}
+
+DLX_HOT int dlx_managed_trust(const DLTensor* like, uint64_t flags, void* owner,
+                              dlx_release release, DLManagedTensorVersioned** out) {
+  size_t rank = (size_t)like->ndim;
+  made_tensor* self = malloc(sizeof *self + 2 * rank * sizeof(int64_t));
+  if (self == NULL) return DLX_E_MEMORY;
+
+  *self = (made_tensor){
+      .managed = {.version = {DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR},
+                  .manager_ctx =
+                      self, /* unused here, but paddle calls no deleter where it is NULL */
+                  .deleter = drop,
+                  .flags = flags,
+                  .dl_tensor = *like},
+      .owner = owner,
+      .release = release,
+  };
+  atomic_init(&self->holders, 1);
+  DLTensor* t = &self->managed.dl_tensor;
+  t->shape = self->numbers;
+  t->strides = self->numbers + rank;
+  for (size_t i = 0; i < rank; i++) t->shape[i] = like->shape[i]; /* few: no call is worth it */
+  if (like->strides) {
+    for (size_t i = 0; i < rank; i++) t->strides[i] = like->strides[i];
+  } else {
+    dlx_compact_strides(like->ndim, t->shape, t->strides);
+  }
+  if (dlx_data_is_address(t->device.device_type)) {
+    if (t->data) t->data = (char*)t->data + t->byte_offset;
+    t->byte_offset = 0;
+  }
+  count(1);
+  *out = &self->managed;
+  return DLX_OK;
+}
+
+static void release_foreign(void* managed) {
+  dlx_managed_release(managed);
+}
+
+int dlx_managed_adopt(DLManagedTensorVersioned* foreign, DLManagedTensorVersioned** out) {
+  if (foreign->version.major != DLX_DLPACK_MAJOR) return DLX_E_VERSION;
+  return dlx_managed_new(&foreign->dl_tensor, foreign->flags, foreign, release_foreign, out);
+}
+
+int dlx_managed_share(DLManagedTensorVersioned* made, const DLTensor* like, uint64_t flags,
+                      DLManagedTensorVersioned** out) {
+  int status = dlx_managed_new(like, flags, made, drop_owner, out);
+  if (status == DLX_OK) atomic_fetch_add(&((made_tensor*)made)->holders, 1);
+  return status;
+}
+
+DLX_HOT int dlx_managed_lend(DLManagedTensorVersioned* made, DLDevice device, uint64_t flags,
+                             DLManagedTensorVersioned** out) {
+  DLTensor like = made->dl_tensor;
+  like.device = device;
+  int status = dlx_managed_trust(&like, flags, made, drop_owner, out);
+  if (status == DLX_OK) atomic_fetch_add(&((made_tensor*)made)->holders, 1);
+  return status;
+}
+
+/* Row-major strides over the dimensions taken in the order of `like`'s strides. */
+static void ordered_strides(const DLTensor* like, int64_t* strides) {
+  int32_t order[DLX_MAX_NDIM];
+  for (int32_t i = 0; i < like->ndim; i++) { /* outermost first, stable */
+    int32_t at = i;
+    for (; at > 0 && llabs(like->strides[order[at - 1]]) < llabs(like->strides[i]); at--) {
+      order[at] = order[at - 1];
+    }
+    order[at] = i;
+  }
+  int64_t step = 1;
+  for (int32_t i = like->ndim - 1; i >= 0; i--) {
+    strides[order[i]] = step;
+    step *= like->shape[order[i]];
+  }
+}
+
+void dlx_fresh_strides(const DLTensor* like, int keep_order, int64_t* strides) {
+  /* A broadcast dimension has no position in the order: fall back to row-major. */
+  if (keep_order && like->strides && dlx_size(like) > 0 && !(dlx_layout(like) & DLX_LAYOUT_ZERO)) {
+    ordered_strides(like, strides);
+  } else {
+    dlx_compact_strides(like->ndim, like->shape, strides);
+  }
+}
+
+int dlx_managed_empty(const DLTensor* like, uint64_t flags, int keep_order,
+                      DLManagedTensorVersioned** out) {
+  int64_t strides[DLX_MAX_NDIM];
+  DLTensor fresh = *like;
+  int status = dlx_validate(like, flags);
+  if (status != DLX_OK) return status;
+  int64_t size = dlx_size(like), nbytes = dlx_nbytes(like, flags);
+  dlx_fresh_strides(like, keep_order, strides);
+  fresh.strides = strides;
+  fresh.device = (DLDevice){kDLCPU, 0};
+  fresh.byte_offset = 0;
+  fresh.data = NULL;
+  if (size > 0) {
+    size_t whole = ((size_t)nbytes + DLX_ALIGNMENT - 1) / DLX_ALIGNMENT * DLX_ALIGNMENT;
+    fresh.data = aligned_alloc(DLX_ALIGNMENT, whole);
+    if (fresh.data == NULL) return DLX_E_MEMORY;
+#ifdef MADV_HUGEPAGE
+    /* Large fresh memory is dominated by page faults; ask for huge pages as numpy does. */
+    if (nbytes >= (1 << 22)) {
+      uintptr_t page = ((uintptr_t)fresh.data + 4095) & ~(uintptr_t)4095;
+      madvise((void*)page, (uintptr_t)fresh.data + whole - page, MADV_HUGEPAGE);
+    }
+#endif
+  }
+  status = dlx_managed_new(&fresh, flags, fresh.data, free, out);
+  if (status != DLX_OK) free(fresh.data);
+  return status;
+}
+
+DLX_HOT void dlx_managed_own(DLManagedTensorVersioned* made, void* owner, dlx_release release) {
+  ((made_tensor*)made)->owner = owner;
+  ((made_tensor*)made)->release = release;
+}
+
+int dlx_managed_disown(DLManagedTensorVersioned* made, const void* owner) {
+  made_tensor* self = (made_tensor*)made;
+  if (self->owner != owner || atomic_load(&self->holders) != 1) return 0;
+  self->release = NULL;
+  return 1;
+}
+
+void* dlx_managed_owner(DLManagedTensorVersioned* made, dlx_release release) {
+  made_tensor* self = (made_tensor*)made;
+  int is_sole = atomic_load_explicit(&self->holders, memory_order_acquire) == 1;
+  return is_sole && self->release == release ? self->owner : NULL;
+}
+
+DLX_HOT int dlx_managed_hold(DLManagedTensorVersioned* made) {
+  atomic_int_least32_t* holders = &((made_tensor*)made)->holders;
+  /* As in drop: a single holder needs no locked operation. */
+  if (atomic_load_explicit(holders, memory_order_acquire) != 1) return 0;
+  atomic_store_explicit(holders, 2, memory_order_relaxed);
+  return 1;
+}
+
+/* The release of an abandoned tensor: its owner is gone, and it is counted as released already. */
+static void uncount(void* unused) {
+  (void)unused;
+  count(1); /* finish takes it off again */
+}
+
+void dlx_managed_abandon(DLManagedTensorVersioned* made) {
+  made_tensor* self = (made_tensor*)made;
+  /* 1 = the consumer has released its count. Else it may do so now, on another thread, later or
+   * never: the last one finds no owner any more, and frees the struct. The count orders what is
+   * written here before what the last one reads. */
+  if (atomic_load(&self->holders) != 1) {
+    dlx_release release = self->release;
+    self->release = uncount;
+    if (release) release(self->owner);
+    count(-1);
+  }
+  drop(made);
+}
+
+DLX_HOT void dlx_managed_release(DLManagedTensorVersioned* managed) {
+  if (managed->deleter) managed->deleter(managed);
+}
+
+DLX_HOT void dlx_count_managed(DLManagedTensorVersioned* self) {
+  atomic_fetch_add((_Atomic uint64_t*)self->manager_ctx, 1);
+}

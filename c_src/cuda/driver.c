@@ -1,0 +1,346 @@
+/* The CUDA driver, found with dlopen when it is first needed: nothing is linked, no header of it is
+ * read, and without it everything else goes on. */
+
+#include "driver.h"
+
+#include <dlfcn.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+cu_table cu;
+pthread_mutex_t cuda_lock = PTHREAD_MUTEX_INITIALIZER;
+pthread_mutex_t cuda_event_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
+static atomic_int initialised; /* the table is filled and cuInit went well */
+static atomic_int forked;      /* this is a child of a process that had initialised */
+static atomic_int ending;      /* exit handlers run: the driver may be gone at any time */
+static _Atomic(cu_context) primaries[DLX_MAX_DEVICES];
+static atomic_int pools[DLX_MAX_DEVICES]; /* 0 = not asked yet, 1 = no, 2 = yes */
+
+/* ---- what failed last, a sentence for each thread -------------------------------------------- */
+
+/* Memory of its own, and freed with the thread: a library that is loaded late has no room for it in
+ * the static thread-local storage. */
+enum { MESSAGE = 400 };
+static pthread_key_t message;
+static pthread_once_t message_once = PTHREAD_ONCE_INIT;
+static int has_message; /* the key exists */
+
+static void make_message(void) {
+  has_message = pthread_key_create(&message, free) == 0;
+}
+
+/* This thread's memory, or NULL where it has none yet. */
+static char* find_message(void) {
+  pthread_once(&message_once, make_message);
+  return has_message ? pthread_getspecific(message) : NULL;
+}
+
+const char* dlx_cuda_message(void) {
+  const char* found = find_message();
+  return found ? found : "the CUDA driver failed, and there was no memory to say how";
+}
+
+/* GIL: not needed. Errors: without memory, the sentence above stands for it. */
+__attribute__((format(printf, 1, 2))) static void say(const char* format, ...) {
+  char* text = find_message();
+  if (text == NULL && has_message && (text = malloc(MESSAGE)) &&
+      pthread_setspecific(message, text) != 0) {
+    free(text);
+    text = NULL;
+  }
+  if (text == NULL) return;
+  va_list values;
+  va_start(values, format);
+  vsnprintf(text, MESSAGE, format, values);
+  va_end(values);
+}
+
+int cuda_failed(const char* operation, int code) {
+  const char *name = NULL, *text = NULL;
+  if (cu.GetErrorName && cu.GetErrorName(code, &name) != CU_OK) name = NULL;
+  if (cu.GetErrorString && cu.GetErrorString(code, &text) != CU_OK) text = NULL;
+  say("%s failed with %s (%d)%s%s", operation, name ? name : "an unknown error", code,
+      text ? ": " : "", text ? text : "");
+  return DLX_E_DRIVER;
+}
+
+static int no_driver(const char* why) {
+  say("there is no CUDA driver here: %s", why);
+  return DLX_E_NO_DRIVER;
+}
+
+static int in_child(void) {
+  say("CUDA was in use before this process was forked, and a forked child cannot use it: start "
+      "the worker with the 'spawn' method");
+  return DLX_E_FORKED;
+}
+
+int cuda_usable(void) {
+  return atomic_load(&initialised) && !atomic_load(&forked) && !atomic_load(&ending);
+}
+
+int cuda_is_child(void) {
+  return atomic_load(&forked);
+}
+
+int dlx_cuda_loaded(void) {
+  return cuda_usable();
+}
+
+/* ---- fork and exit --------------------------------------------------------------------------- */
+
+static void before_fork(void) {
+  pthread_mutex_lock(&loading);
+  pthread_mutex_lock(&cuda_lock);
+  pthread_mutex_lock(&cuda_event_lock);
+}
+
+static void in_parent(void) {
+  pthread_mutex_unlock(&cuda_event_lock);
+  pthread_mutex_unlock(&cuda_lock);
+  pthread_mutex_unlock(&loading);
+}
+
+static void after_fork(void) {
+  if (atomic_load(&initialised)) atomic_store(&forked, 1);
+  in_parent();
+}
+
+static void at_exit(void) {
+  atomic_store(&ending, 1);
+}
+
+/* ---- loading --------------------------------------------------------------------------------- */
+
+typedef struct {
+  const char* name;
+  size_t offset;
+  int optional;
+} entry;
+
+#define NEEDED(field, symbol) {symbol, offsetof(cu_table, field), 0}
+#define WANTED(field, symbol) {symbol, offsetof(cu_table, field), 1}
+
+static const entry entries[] = {
+    NEEDED(Init, "cuInit"),
+    NEEDED(GetErrorName, "cuGetErrorName"),
+    NEEDED(GetErrorString, "cuGetErrorString"),
+    NEEDED(DeviceGetCount, "cuDeviceGetCount"),
+    NEEDED(DeviceGet, "cuDeviceGet"),
+    NEEDED(DeviceGetName, "cuDeviceGetName"),
+    NEEDED(DeviceGetAttribute, "cuDeviceGetAttribute"),
+    NEEDED(DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain"),
+    NEEDED(CtxPushCurrent, "cuCtxPushCurrent_v2"),
+    NEEDED(CtxPopCurrent, "cuCtxPopCurrent_v2"),
+    NEEDED(PointerGetAttribute, "cuPointerGetAttribute"),
+    NEEDED(StreamCreate, "cuStreamCreate"),
+    NEEDED(StreamSynchronize, "cuStreamSynchronize"),
+    NEEDED(StreamQuery, "cuStreamQuery"),
+    NEEDED(StreamWaitEvent, "cuStreamWaitEvent"),
+    NEEDED(StreamIsCapturing, "cuStreamIsCapturing"),
+    NEEDED(EventCreate, "cuEventCreate"),
+    NEEDED(EventRecord, "cuEventRecord"),
+    NEEDED(EventQuery, "cuEventQuery"),
+    NEEDED(EventSynchronize, "cuEventSynchronize"),
+    NEEDED(EventDestroy, "cuEventDestroy_v2"),
+    NEEDED(MemAlloc, "cuMemAlloc_v2"),
+    NEEDED(MemFree, "cuMemFree_v2"),
+    NEEDED(MemcpyAsync, "cuMemcpyAsync"),
+    NEEDED(MemcpyPeerAsync, "cuMemcpyPeerAsync"),
+    NEEDED(Memcpy2DAsync, "cuMemcpy2DAsync_v2"),
+    NEEDED(ThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode"),
+    WANTED(MemAllocAsync, "cuMemAllocAsync"),
+    WANTED(MemFreeAsync, "cuMemFreeAsync"),
+    WANTED(StreamGetCaptureInfo, "cuStreamGetCaptureInfo_v2"),
+};
+
+/* GIL: not needed; `loading` held. Errors: DLX_E_NO_DRIVER; nothing half-filled is left. */
+static int fill_table(void) {
+  const char* asked = getenv("DLX_CUDA_DRIVER");
+  void* library = dlopen(asked && *asked ? asked : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (library == NULL) {
+    const char* why = dlerror();
+    return no_driver(why ? why : "it does not load");
+  }
+  cu_table found;
+  memset(&found, 0, sizeof found);
+  for (size_t i = 0; i < sizeof entries / sizeof *entries; i++) {
+    void* symbol = dlsym(library, entries[i].name);
+    if (symbol == NULL && !entries[i].optional) {
+      char why[120];
+      snprintf(why, sizeof why, "the one that was found is too old, it has no %s", entries[i].name);
+      dlclose(library);
+      return no_driver(why);
+    }
+    memcpy((char*)&found + entries[i].offset, &symbol, sizeof symbol);
+  }
+  if (found.MemFreeAsync == NULL) found.MemAllocAsync = NULL; /* both or neither */
+  cu = found;
+  return DLX_OK;
+}
+
+/* GIL: not needed; `loading` held. */
+static int initialise(void) {
+  static int watched;
+  if (cu.Init == NULL) {
+    int status = fill_table();
+    if (status != DLX_OK) return status;
+  }
+  int code = cu.Init(0);
+  if (code == CU_NOT_INITIALIZED)
+    return in_child(); /* initialised by other code, before the fork */
+  if (code == CU_NO_DEVICE) return no_driver("the driver sees no device");
+  if (code != CU_OK) return cuda_failed("cuInit", code);
+  if (!watched) { /* the driver's own exit handlers are older, so they run later than ours */
+    watched = 1;
+    atexit(at_exit);
+  }
+  atomic_store(&initialised, 1);
+  return DLX_OK;
+}
+
+static void watch_forks(void) {
+  pthread_atfork(before_fork, in_parent, after_fork);
+}
+
+int dlx_cuda_load(void) {
+  /* Before the first lock, so that no child inherits one that a thread of its parent held. */
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  if (atomic_load(&forked)) return in_child();
+  if (atomic_load(&ending)) return no_driver("the process is ending");
+  if (atomic_load(&initialised)) return DLX_OK;
+  pthread_once(&once, watch_forks);
+  pthread_mutex_lock(&loading);
+  int status = atomic_load(&initialised) ? DLX_OK : initialise();
+  pthread_mutex_unlock(&loading);
+  return status;
+}
+
+/* ---- devices and contexts -------------------------------------------------------------------- */
+
+int dlx_cuda_count(int32_t* count) {
+  int found = 0, status = dlx_cuda_load();
+  if (status != DLX_OK) return status;
+  int code = cu.DeviceGetCount(&found);
+  if (code != CU_OK) return cuda_failed("cuDeviceGetCount", code);
+  *count = found;
+  return DLX_OK;
+}
+
+/* The driver's own number of a device. GIL: not needed. */
+static int device_of(int32_t device_id, int* device) {
+  int32_t count = 0;
+  int status = dlx_cuda_count(&count);
+  if (status != DLX_OK) return status;
+  if (device_id < 0 || device_id >= count || device_id >= DLX_MAX_DEVICES) {
+    say("there is no device cuda:%d, the driver sees %d; dlx.devices() lists them", device_id,
+        count);
+    return DLX_E_DRIVER;
+  }
+  int code = cu.DeviceGet(device, device_id);
+  return code == CU_OK ? DLX_OK : cuda_failed("cuDeviceGet", code);
+}
+
+int dlx_cuda_name(int32_t device_id, char* name, int32_t room) {
+  int device, status = device_of(device_id, &device);
+  if (status != DLX_OK) return status;
+  int code = cu.DeviceGetName(name, room, device);
+  return code == CU_OK ? DLX_OK : cuda_failed("cuDeviceGetName", code);
+}
+
+int cuda_primary(int32_t device_id, cu_context* context) {
+  int status = dlx_cuda_load();
+  if (status != DLX_OK) return status;
+  if (device_id >= 0 && device_id < DLX_MAX_DEVICES) {
+    *context = atomic_load(&primaries[device_id]);
+    if (*context) return DLX_OK;
+  }
+  int device;
+  status = device_of(device_id, &device);
+  if (status != DLX_OK) return status;
+  int code = cu.DevicePrimaryCtxRetain(context, device);
+  if (code != CU_OK) return cuda_failed("cuDevicePrimaryCtxRetain", code);
+  /* Two threads at once retain twice, which does no harm: it is kept for good. */
+  atomic_store(&primaries[device_id], *context);
+  return DLX_OK;
+}
+
+int dlx_cuda_push(int32_t device_id) {
+  cu_context context;
+  int status = cuda_primary(device_id, &context);
+  if (status != DLX_OK) return status;
+  int code = cu.CtxPushCurrent(context);
+  return code == CU_OK ? DLX_OK : cuda_failed("cuCtxPushCurrent", code);
+}
+
+void dlx_cuda_pop(void) {
+  cu_context popped;
+  if (cuda_usable()) cu.CtxPopCurrent(&popped);
+}
+
+int cuda_has_pools(int32_t device_id) {
+  int answer = atomic_load(&pools[device_id]);
+  if (answer == 0) {
+    int device, yes = 0;
+    if (cu.MemAllocAsync == NULL || cu.DeviceGet(&device, device_id) != CU_OK ||
+        cu.DeviceGetAttribute(&yes, CU_DEVICE_HAS_POOLS, device) != CU_OK)
+      yes = 0;
+    atomic_store(&pools[device_id], answer = 1 + (yes != 0));
+  }
+  return answer == 2;
+}
+
+int cuda_relax(void) {
+  int mode = CU_CAPTURE_RELAXED;
+  return cu.ThreadExchangeStreamCaptureMode(&mode) == CU_OK ? mode : -1;
+}
+
+void cuda_unrelax(int before) {
+  if (before >= 0) cu.ThreadExchangeStreamCaptureMode(&before);
+}
+
+/* GIL: not needed. Errors: the driver's code. */
+static int look_at(cu_address address, int* type, int* managed, int* ordinal) {
+  int code = cu.PointerGetAttribute(type, CU_ATTRIBUTE_MEMORY_TYPE, address);
+  if (code == CU_OK) code = cu.PointerGetAttribute(managed, CU_ATTRIBUTE_MANAGED, address);
+  if (code == CU_OK) code = cu.PointerGetAttribute(ordinal, CU_ATTRIBUTE_ORDINAL, address);
+  return code;
+}
+
+int dlx_cuda_where(const void* address, DLDevice* device) {
+  int status = dlx_cuda_load(), type = 0, managed = 0, ordinal = 0;
+  if (status != DLX_OK) return status;
+  cu_address at = (cu_address)(uintptr_t)address;
+  int code = look_at(at, &type, &managed, &ordinal);
+  if (code == CU_INVALID_CONTEXT) { /* no device is current yet */
+    status = dlx_cuda_push(0);
+    if (status != DLX_OK) return status;
+    code = look_at(at, &type, &managed, &ordinal);
+    dlx_cuda_pop();
+  }
+  if (code == CU_INVALID_VALUE) { /* the driver does not know the address: plain host memory */
+    *device = (DLDevice){kDLCPU, 0};
+    return DLX_OK;
+  }
+  if (code != CU_OK) return cuda_failed("cuPointerGetAttribute", code);
+  int32_t kind = managed ? kDLCUDAManaged : type == CU_MEMORY_HOST ? kDLCUDAHost : kDLCUDA;
+  *device = (DLDevice){kind, ordinal < 0 ? 0 : ordinal};
+  return DLX_OK;
+}
+
+void dlx_cuda_forget(void) {
+  pthread_mutex_lock(&loading);
+  cuda_forget_order();
+  for (int i = 0; i < DLX_MAX_DEVICES; i++) {
+    atomic_store(&primaries[i], (cu_context)NULL);
+    atomic_store(&pools[i], 0);
+  }
+  memset(&cu, 0, sizeof cu);
+  atomic_store(&initialised, 0);
+  pthread_mutex_unlock(&loading);
+}

@@ -1,0 +1,146 @@
+#ifndef DLX_CUDA_DRIVER_H_
+#define DLX_CUDA_DRIVER_H_
+
+/* What the cuda_ files share; cffi never reads this. Our own declarations of the driver's
+ * interface, with the few entry points that are used. */
+
+#include "device.h"
+#include "dlx_cuda.h"
+
+#include <pthread.h>
+#include <stddef.h>
+
+typedef struct cu_context_s* cu_context;
+typedef struct cu_stream_s* cu_stream;
+typedef struct cu_event_s* cu_event;
+typedef unsigned long long cu_address;
+
+enum {
+  CU_OK = 0,
+  CU_INVALID_VALUE = 1,   /* also: an address that the driver does not know */
+  CU_NOT_INITIALIZED = 3, /* also: initialised before a fork */
+  CU_DEINITIALIZED = 4,
+  CU_NO_DEVICE = 100,
+  CU_INVALID_CONTEXT = 201,
+  CU_NOT_READY = 600,
+  CU_CAPTURE_IMPLICIT = 906 /* the legacy stream, while a stream that it waits for captures */
+};
+enum { CU_EVENT_DISABLE_TIMING = 2, CU_STREAM_NON_BLOCKING = 1 };
+enum { CU_CAPTURE_NONE = 0, CU_CAPTURE_ACTIVE = 1, CU_CAPTURE_RELAXED = 2 /* a mode */ };
+enum { CU_ATTRIBUTE_MEMORY_TYPE = 2, CU_ATTRIBUTE_MANAGED = 8, CU_ATTRIBUTE_ORDINAL = 9 };
+enum { CU_MEMORY_HOST = 1, CU_MEMORY_UNIFIED = 4 };
+enum { CU_DEVICE_HAS_POOLS = 115 };
+
+typedef struct { /* a box of `height` rows of `width` bytes, from anywhere to anywhere */
+  size_t from_x, from_y;
+  int from_type;
+  const void* from_host;
+  cu_address from_device;
+  void* from_array;
+  size_t from_pitch;
+  size_t to_x, to_y;
+  int to_type;
+  void* to_host;
+  cu_address to_device;
+  void* to_array;
+  size_t to_pitch;
+  size_t width, height;
+} cu_box;
+
+typedef struct {
+  int (*Init)(unsigned flags);
+  int (*GetErrorName)(int code, const char** name);
+  int (*GetErrorString)(int code, const char** text);
+  int (*DeviceGetCount)(int* count);
+  int (*DeviceGet)(int* device, int ordinal);
+  int (*DeviceGetName)(char* name, int room, int device);
+  int (*DeviceGetAttribute)(int* value, int attribute, int device);
+  int (*DevicePrimaryCtxRetain)(cu_context* context, int device);
+  int (*CtxPushCurrent)(cu_context context);
+  int (*CtxPopCurrent)(cu_context* context);
+  int (*PointerGetAttribute)(void* value, int attribute, cu_address address);
+  int (*StreamCreate)(cu_stream* stream, unsigned flags);
+  int (*StreamSynchronize)(cu_stream stream);
+  int (*StreamQuery)(cu_stream stream);
+  int (*StreamWaitEvent)(cu_stream stream, cu_event event, unsigned flags);
+  int (*StreamIsCapturing)(cu_stream stream, int* status);
+  int (*EventCreate)(cu_event* event, unsigned flags);
+  int (*EventRecord)(cu_event event, cu_stream stream);
+  int (*EventQuery)(cu_event event);
+  int (*EventSynchronize)(cu_event event);
+  int (*EventDestroy)(cu_event event);
+  int (*MemAlloc)(cu_address* address, size_t nbytes);
+  int (*MemFree)(cu_address address);
+  int (*MemcpyAsync)(cu_address to, cu_address from, size_t nbytes, cu_stream stream);
+  int (*MemcpyPeerAsync)(cu_address to, cu_context to_context, cu_address from,
+                         cu_context from_context, size_t nbytes, cu_stream stream);
+  int (*Memcpy2DAsync)(const cu_box* box, cu_stream stream);
+  int (*ThreadExchangeStreamCaptureMode)(int* mode); /* CUDA 10.1, the oldest that will do */
+  /* NULL in old drivers: CUDA 11.2, 11.3 */
+  int (*MemAllocAsync)(cu_address* address, size_t nbytes, cu_stream stream);
+  int (*MemFreeAsync)(cu_address address, cu_stream stream);
+  int (*StreamGetCaptureInfo)(cu_stream stream, int* status, uint64_t* id, void* graph,
+                              void* dependencies, void* n_dependencies);
+} cu_table;
+
+/* The table; filled once dlx_cuda_load has said DLX_OK. */
+extern cu_table cu;
+
+/* 1 where the driver may be called: it was initialised, the process is no forked child and not
+ * ending. Loads nothing. GIL: not needed. */
+int cuda_usable(void);
+
+/* 1 in a child of a process that had initialised the driver. GIL: not needed. */
+int cuda_is_child(void);
+
+/* Note a failed call for dlx_cuda_message; returns DLX_E_DRIVER. GIL: not needed. */
+int cuda_failed(const char* operation, int code);
+
+/* The primary context of a device, retained for good. GIL: not needed. Errors: as dlx_cuda_load. */
+int cuda_primary(int32_t device_id, cu_context* context);
+
+/* 1 where a device has a stream-ordered allocator. GIL: not needed. */
+int cuda_has_pools(int32_t device_id);
+
+/* Part of dlx_cuda_forget: events, streams. GIL: not needed. */
+void cuda_forget_order(void);
+
+/* Take part in captures of others as little as may be: while a thread captures in the strictest
+ * mode, others must not even ask for an event's state, unless they say so. Returns what to give to
+ * cuda_unrelax. GIL: not needed. */
+int cuda_relax(void);
+void cuda_unrelax(int before);
+
+static inline cu_stream cuda_stream(uint64_t handle) {
+  return (cu_stream)(uintptr_t)handle;
+}
+
+/* ---- cuda/order.c, for cuda/release.c -------------------------------------------------------- */
+
+/* An event of a device whose context is current. Owns: the caller returns it with cuda_give_event.
+ * GIL: not needed. Errors: DLX_E_DRIVER. */
+int cuda_take_event(int32_t device, cu_event* event);
+
+/* Owns: takes the event, or NULL. GIL: not needed; the device may still be on its way to it. */
+void cuda_give_event(int32_t device, cu_event event);
+
+/* The same where a call with it failed: its context may have been reset, and all of its events with
+ * it. None is used again. */
+void cuda_reject_event(int32_t device, cu_event event);
+
+/* `event` is the device's whose context is current. GIL: not needed. Errors: DLX_E_DRIVER. */
+int cuda_record(cu_event event, uint64_t stream);
+
+/* Whether a stream captures, or stands for others of which one does. Its device's context must be
+ * current. GIL: not needed. Errors: DLX_E_DRIVER. */
+int cuda_is_capturing(uint64_t stream, int* yes);
+
+/* 1 for the stream of dlx_cuda_work_stream. GIL: not needed. */
+int cuda_is_own(int32_t device_id, uint64_t stream);
+
+/* cuda_lock guards the queue of cuda/release.c and the streams of cuda/order.c, cuda_event_lock its
+ * events; the second may be taken under the first. Both are held over a fork, so that a child finds
+ * everything whole. Neither is held while an owner is released. */
+extern pthread_mutex_t cuda_lock, cuda_event_lock;
+
+#endif

@@ -1,0 +1,274 @@
+#ifndef DLX_DLX_H_
+#define DLX_DLX_H_
+
+#include "dlpack_abi.h"
+
+/* The pure core: no Python in here. Every function states:
+ *   Owns    who must release what, after success and after failure
+ *   GIL     whether the caller needs it
+ *   Errors  what the int returned means: DLX_OK, or one of the statuses below
+ * cffi reads this file too, so it holds declarations only. */
+
+enum {
+  DLX_OK = 0,
+  DLX_E_MEMORY = -1,    /* allocation failed */
+  DLX_E_VERSION = -2,   /* another major version of DLPack */
+  DLX_E_NDIM = -3,      /* below 0 or above DLX_MAX_NDIM */
+  DLX_E_SHAPE = -4,     /* missing, or a negative extent */
+  DLX_E_DTYPE = -5,     /* no bits or no lanes */
+  DLX_E_OVERFLOW = -6,  /* the bytes do not fit 63 bits, or the offset the address space */
+  DLX_E_FLAGS = -7,     /* unknown flags where they could change the layout */
+  DLX_E_NULL = -8,      /* no memory behind a tensor that has elements */
+  DLX_E_DEVICE = -9,    /* not memory that the host can read */
+  DLX_E_PACKED = -10,   /* packed sub-byte elements that are not contiguous */
+  DLX_E_MISMATCH = -11, /* shapes or dtypes of source and destination differ */
+  /* raised at the Python boundary only */
+  DLX_E_CAPSULE = -12,  /* not a DLPack capsule */
+  DLX_E_CONSUMED = -13, /* a capsule that was used before */
+  DLX_E_READONLY = -14, /* read-only memory through an interface that cannot say so */
+  DLX_E_STREAM = -15,   /* a stream where there is none */
+  DLX_E_COPY = -16,     /* asked for sharing, only a copy is possible */
+  /* of the CUDA driver; dlx_cuda_message says more */
+  DLX_E_NO_DRIVER = -17, /* not to be had, or no device behind it */
+  DLX_E_FORKED = -18,    /* initialised before a fork, unusable after it */
+  DLX_E_DRIVER = -19,    /* a call of it failed */
+  DLX_E_CAPTURE = -20,   /* would break a graph capture */
+  DLX_E_SCATTERED = -21  /* a strided copy that takes too many steps */
+};
+
+enum { DLX_MAX_NDIM = 128, DLX_ALIGNMENT = 256 /* bytes, of memory that dlx allocates */ };
+
+/* ---- layout.c: arithmetic on one tensor; nothing is allocated, no lock is needed ------------- */
+
+/* How elements lie in memory; dimensions of extent 0 or 1 are ignored. */
+enum {
+  DLX_LAYOUT_NEGATIVE = 1, /* a stride below 0 */
+  DLX_LAYOUT_ZERO = 2,     /* a stride of 0: broadcast */
+  DLX_LAYOUT_GAPS = 4,     /* unused elements in between, or overlap */
+  DLX_LAYOUT_PERMUTED = 8  /* dimensions not in row-major order */
+};
+
+/* Check what every later function relies on: rank, shape, dtype, flags, memory, overflow.
+ * GIL: not needed. Errors: DLX_E_NDIM _SHAPE _DTYPE _FLAGS _NULL _OVERFLOW. */
+int dlx_validate(const DLTensor* tensor, uint64_t flags);
+
+/* 1 where a quick check suffices: elements in row-major order in host memory, at a multiple of
+ * `alignment` (a power of two); dlx_validate and the layout part of dlx_check then find nothing,
+ * for any consumer. 0 = check fully. GIL: not needed. */
+int dlx_is_plain(const DLTensor* tensor, uint32_t alignment);
+
+/* 1 where strides of a tensor without elements are such that a program which calculates with them,
+ * though they mean nothing, may overflow: below 0, or too large for their extents. GIL: not needed.
+ */
+int dlx_has_odd_strides(const DLTensor* tensor);
+
+/* Elements in all. Wants a validated tensor. GIL: not needed. */
+int64_t dlx_size(const DLTensor* tensor);
+
+/* Bytes from one element to the next; 0 where elements are packed below a byte. GIL: not needed. */
+int64_t dlx_itemsize(DLDataType dtype, uint64_t flags);
+
+/* Bytes of all elements, gaps not counted. Wants a validated tensor. GIL: not needed. */
+int64_t dlx_nbytes(const DLTensor* tensor, uint64_t flags);
+
+/* Byte range [low, high) that elements occupy, counted from the first element (low <= 0).
+ * Wants a validated tensor. GIL: not needed. */
+void dlx_extent(const DLTensor* tensor, uint64_t flags, int64_t* low, int64_t* high);
+
+/* Write row-major strides (elements) for a shape. GIL: not needed. */
+void dlx_compact_strides(int32_t ndim, const int64_t* shape, int64_t* strides);
+
+/* DLX_LAYOUT_* features of a validated tensor; 0 = contiguous. GIL: not needed. */
+uint32_t dlx_layout(const DLTensor* tensor);
+
+/* 1 where `data` is an address that arithmetic may touch, 0 where it is an opaque handle.
+ * GIL: not needed. */
+int dlx_data_is_address(int32_t device_type);
+
+/* 1 where the host may read the memory without asking a device first. GIL: not needed. */
+int dlx_host_readable(int32_t device_type);
+
+/* ---- managed.c: tensors with an owner, released exactly once --------------------------------- */
+
+typedef void (*dlx_release)(void* owner);
+
+/* Make a managed tensor over memory that `owner` keeps alive. Shape and strides are copied, missing
+ * strides written out, and those of tensors without elements where consumers would fail on them,
+ * the byte offset folded into data where data is an address.
+ * Owns: on success the result calls release(owner) once, when it and all that share it are gone; on
+ * failure nothing is taken. GIL: not needed. Errors: as dlx_validate, DLX_E_MEMORY. */
+int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
+                    DLManagedTensorVersioned** out);
+
+/* The same for a tensor that dlx_validate or dlx_is_plain has found right.
+ * Owns, GIL: as dlx_managed_new. Errors: DLX_E_MEMORY. */
+int dlx_managed_trust(const DLTensor* like, uint64_t flags, void* owner, dlx_release release,
+                      DLManagedTensorVersioned** out);
+
+/* The same around a foreign managed tensor.
+ * Owns: on success the result owes `foreign` its deleter; on failure nothing was touched but the
+ * fields. GIL: not needed. Errors: as dlx_managed_new, DLX_E_VERSION. */
+int dlx_managed_adopt(DLManagedTensorVersioned* foreign, DLManagedTensorVersioned** out);
+
+/* A further managed tensor over memory that `made` (one of ours) owns, described by `like`.
+ * Owns: the result keeps `made` alive by a count. GIL: not needed. Errors: as dlx_managed_new. */
+int dlx_managed_share(DLManagedTensorVersioned* made, const DLTensor* like, uint64_t flags,
+                      DLManagedTensorVersioned** out);
+
+/* A further managed tensor of the same memory and layout as `made` (one of ours), with other flags
+ * and said to be on `device`. Owns, GIL: as dlx_managed_share. Errors: DLX_E_MEMORY. */
+int dlx_managed_lend(DLManagedTensorVersioned* made, DLDevice device, uint64_t flags,
+                     DLManagedTensorVersioned** out);
+
+/* Fresh host memory (DLX_ALIGNMENT) of the shape and dtype of `like`, uninitialised; row-major, or
+ * with the dimensions ordered as in `like` where keep_order is 1.
+ * Owns: the caller owns the result. GIL: not needed. Errors: as dlx_managed_new. */
+int dlx_managed_empty(const DLTensor* like, uint64_t flags, int keep_order,
+                      DLManagedTensorVersioned** out);
+
+/* Give an owner to a tensor that was made without one (owner and release NULL).
+ * Owns: from here on as dlx_managed_new says. GIL: not needed. */
+void dlx_managed_own(DLManagedTensorVersioned* made, void* owner, dlx_release release);
+
+/* Forget the owner without releasing it, if it is this one and nobody shares `made` (one of ours).
+ * Owns: on 1 the owner is the caller's again and `made` must not be read any more, only released.
+ * GIL: not needed. Errors: 0 = shared, or owned by another; nothing changed. */
+int dlx_managed_disown(DLManagedTensorVersioned* made, const void* owner);
+
+/* The owner of `made` (one of ours), if nobody shares it and `release` is what releases it; else
+ * NULL. Owns: nothing. GIL: not needed. */
+void* dlx_managed_owner(DLManagedTensorVersioned* made, dlx_release release);
+
+/* Take a second count on a tensor (one of ours) that has one holder, before a hand-over to a
+ * consumer that may fail after it has released, or later. Owns: on 1 the caller has two counts, one
+ * to give away and one to keep. GIL: not needed. Errors: 0 = there are other holders; nothing
+ * changed. */
+int dlx_managed_hold(DLManagedTensorVersioned* made);
+
+/* Give up on a tensor whose consumer failed, by the count of dlx_managed_hold: the owner is
+ * released now if the consumer has not done so; a deleter that it calls later frees the struct, and
+ * nothing else. Owns: gives up the held count; the struct stays behind until the consumer releases
+ * its own. GIL: not needed. */
+void dlx_managed_abandon(DLManagedTensorVersioned* made);
+
+/* Call the deleter, if there is one. Owns: gives up the caller's count. GIL: not needed. */
+void dlx_managed_release(DLManagedTensorVersioned* managed);
+
+/* A deleter for the conformance kit, which holds consumers to calling it once: adds 1 to the
+ * uint64_t at manager_ctx, from any thread, at any time. Owns: frees nothing. GIL: not needed. */
+void dlx_count_managed(DLManagedTensorVersioned* self);
+
+/* Managed tensors made or adopted here and not yet released. GIL: not needed. */
+int64_t dlx_live(void);
+
+/* ---- legacy.c: the only file that knows DLManagedTensor -------------------------------------- */
+
+/* As dlx_managed_adopt, from the legacy struct (flags 0). */
+int dlx_legacy_adopt(DLManagedTensor* foreign, DLManagedTensorVersioned** out);
+
+/* Wrap one of ours for a consumer that knows only the legacy struct. The caller sees to it that
+ * nothing is lost: there is no read-only flag in it.
+ * Owns: on success the result owns `made`; on failure the caller still does. GIL: not needed.
+ * Errors: DLX_E_MEMORY. */
+int dlx_legacy_export(DLManagedTensorVersioned* made, DLManagedTensor** out);
+
+/* Call the deleter, if there is one. Owns: gives up the struct. GIL: not needed. */
+void dlx_legacy_release(DLManagedTensor* managed);
+
+/* dlx_count_managed for the legacy struct. */
+void dlx_count_legacy(DLManagedTensor* self);
+
+/* ---- check.c: may this consumer take this tensor as it is? ----------------------------------- */
+
+/* What a consumer that multiplies the extents of a tensor without elements wants of them: that the
+ * product fits 64 bits, in bytes 63; 0 = nothing. */
+enum {
+  DLX_EXTENTS_ALL = 1,     /* of all but those that are 0 */
+  DLX_EXTENTS_LEADING = 2, /* of those before the first 0 */
+  DLX_EXTENTS_BYTES = 4    /* in bytes; else in elements */
+};
+
+/* What a consumer takes as it is. Filled by field name from adapter.Capabilities. */
+typedef struct {
+  uint32_t device_types;  /* bit n = DLPack device type n */
+  uint32_t layouts;       /* DLX_LAYOUT_* that it can hold */
+  uint32_t min_alignment; /* bytes; 0 = the natural alignment of the dtype, 1 = any */
+  int32_t min_ndim;
+  int32_t max_ndim;
+  int32_t keeps_readonly; /* 1: keeps the flag, or its arrays cannot be written */
+  int32_t takes_packed;   /* 1: elements of less than a byte, next to each other */
+  int32_t takes_padded;   /* 1: such elements, a byte each */
+  int32_t takes_null;     /* 1: a tensor without elements may have no address */
+  int32_t empty_extents;  /* DLX_EXTENTS_* */
+  int32_t n_dtypes;       /* -1 = any dtype */
+  uint32_t dtypes[64];    /* dlx_dtype_word */
+} dlx_capabilities;
+
+/* A dtype in one word: code | bits << 8 | lanes << 16. GIL: not needed. */
+uint32_t dlx_dtype_word(DLDataType dtype);
+
+enum {
+  DLX_INCOMPATIBLE_DEVICE = 1,
+  DLX_INCOMPATIBLE_DTYPE = 2,
+  DLX_INCOMPATIBLE_NDIM = 4,
+  DLX_INCOMPATIBLE_PADDED =
+      8, /* sub-byte elements in a byte each, for a consumer that packs them */
+  DLX_INCOMPATIBLE_READONLY = 16,
+  DLX_INCOMPATIBLE_NEGATIVE = 32,
+  DLX_INCOMPATIBLE_ZERO = 64,
+  DLX_INCOMPATIBLE_GAPS = 128,
+  DLX_INCOMPATIBLE_PERMUTED = 256,
+  DLX_INCOMPATIBLE_UNALIGNED = 512,
+  DLX_INCOMPATIBLE_PACKED = 1024,  /* packed sub-byte elements, for a consumer that pads them */
+  DLX_INCOMPATIBLE_NULL = 2048,    /* no element and no address, for a consumer that wants one */
+  DLX_INCOMPATIBLE_EXTENTS = 4096, /* no element, and extents that the consumer cannot multiply */
+  DLX_COPY_RESOLVES = 1008         /* by a plain copy: read-only, layout and alignment */
+};
+
+/* DLX_INCOMPATIBLE_* between a validated tensor and a consumer; 0 = it may be handed over as it is.
+ * No framework is known here by name. GIL: not needed. */
+uint32_t dlx_check(const DLTensor* tensor, uint64_t flags, const dlx_capabilities* consumer);
+
+/* Bytes that a consumer wants the address of the first element to be a multiple of. GIL: not
+ * needed.
+ */
+int64_t dlx_wanted_alignment(DLDataType dtype, const dlx_capabilities* consumer);
+
+/* Bytes that the address of the first element must be a multiple of. GIL: not needed. */
+int64_t dlx_natural_alignment(DLDataType dtype);
+
+/* ---- guards in C ----------------------------------------------------------------------------- */
+
+/* What an adapter may bring to answer several of its guards at once: first without a tensor, before
+ * anything is borrowed, then with the tensor borrowed through its exchange table, already
+ * validated. Returns 1 = all of them are false, 0 = ask Python. GIL: held. Errors: none, no
+ * exception is set. */
+typedef int (*dlx_guard_function)(void* array, const DLTensor* borrowed);
+
+/* ---- copy.c: strided copies on the host ------------------------------------------------------ */
+
+/* Whether both lie in host memory and have the same shape and dtype, as copying wants them.
+ * GIL: not needed. Errors: DLX_E_DEVICE _MISMATCH. */
+int dlx_alike(const DLTensor* from, const DLTensor* to);
+
+/* Copy every element of `from` to the same index of `to`: same shape, dtype and flags, no overlap.
+ * Owns: nothing. GIL: not needed; callers release it. Errors: DLX_E_DEVICE _MISMATCH _PACKED. */
+int dlx_copy(const DLTensor* from, const DLTensor* to, uint64_t flags);
+
+/* Copy between packed and padded elements of less than a byte (one callable, 1 to 7 bits), the
+ * first in the lowest bits; the flags say which side is which, and the packed side is row-major.
+ * Unused bits become 0. Owns: nothing. GIL: not needed. Errors: DLX_E_DEVICE _MISMATCH _PACKED. */
+int dlx_repack(const DLTensor* from, uint64_t from_flags, const DLTensor* to, uint64_t to_flags);
+
+/* ---- texts ----------------------------------------------------------------------------------- */
+
+/* One sentence for a status, for the reason of an error. GIL: not needed. */
+const char* dlx_status_text(int status);
+
+/* The compiler that built this binary, with its version. GIL: not needed. */
+const char* dlx_compiler(void);
+
+/* The flags that it was built with, warnings and paths left out. GIL: not needed. */
+const char* dlx_compile_flags(void);
+
+#endif

@@ -1,0 +1,135 @@
+#ifndef DLX_DLX_CUDA_H_
+#define DLX_DLX_CUDA_H_
+
+#include "dlx.h"
+
+/* CUDA without its headers: the driver is found with dlopen when it is first needed. cffi reads
+ * this file too, so it holds declarations only.
+ *
+ * A stream is a handle of the driver's: 1 is the legacy default stream, 2 the per-thread default
+ * stream of the calling thread, larger numbers are created streams. 0 is never passed. Every
+ * function that can fail leaves a sentence for dlx_cuda_message. */
+
+enum { DLX_STREAM_LEGACY = 1, DLX_STREAM_PER_THREAD = 2, DLX_MAX_DEVICES = 64 };
+
+/* ---- cuda/driver.c: finding the driver, contexts, errors ------------------------------------- */
+
+/* Load the driver and initialise it, once. GIL: not needed. Errors: DLX_E_NO_DRIVER, DLX_E_FORKED,
+ * DLX_E_DRIVER. */
+int dlx_cuda_load(void);
+
+/* 1 where the driver was loaded in this process and may still be called. Loads nothing.
+ * GIL: not needed. */
+int dlx_cuda_loaded(void);
+
+/* What went wrong in the last call of this thread that failed. Owns: static, until this thread's
+ * next failure. GIL: not needed. */
+const char* dlx_cuda_message(void);
+
+/* Devices that the driver sees. GIL: not needed. Errors: as dlx_cuda_load. */
+int dlx_cuda_count(int32_t* count);
+
+/* A device's name, cut to `room` bytes. GIL: not needed. Errors: as dlx_cuda_load. */
+int dlx_cuda_name(int32_t device_id, char* name, int32_t room);
+
+/* Where an address is: device, pinned or managed memory with the device's number, or plain host
+ * memory. GIL: not needed. Errors: as dlx_cuda_load. */
+int dlx_cuda_where(const void* address, DLDevice* device);
+
+/* Make a device current on this thread (its primary context is pushed), and undo that.
+ * GIL: not needed. Errors: as dlx_cuda_load; a push that failed wants no pop. */
+int dlx_cuda_push(int32_t device_id);
+void dlx_cuda_pop(void);
+
+/* Forget the driver and all that is known of it, so that the next use looks for it again. For
+ * tests: nothing that came from it may be in use. GIL: not needed. */
+void dlx_cuda_forget(void);
+
+/* ---- cuda/order.c: stream synchronization and readiness events ------------------------------- */
+
+/* Make a stream of one device wait for what is on a stream of another, or the same, device. Nothing
+ * is called where both are one stream. GIL: not needed. Errors: as dlx_cuda_load; DLX_E_CAPTURE
+ * where a graph capture would be broken, which goes on unharmed. */
+int dlx_cuda_order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to);
+
+/* Wait on the host for what is on a stream now. GIL: not needed; callers release it. Errors: as
+ * dlx_cuda_order. */
+int dlx_cuda_synchronize(int32_t device_id, uint64_t stream);
+
+/* A stream of dlx's own, one a device, which waits for no other by itself. Owns: the process.
+ * GIL: not needed. Errors: as dlx_cuda_load. */
+int dlx_cuda_work_stream(int32_t device_id, uint64_t* stream);
+
+/* A readiness event: the point on a stream at which memory is ready; reference-counted. */
+typedef struct dlx_ready dlx_ready;
+
+/* Make one for what is on a stream now. Where the stream captures, the stream itself is the event.
+ * `keep` keeps a stream that can die alive; without it the handle is only used in this call (or,
+ * while capturing, trusted).
+ * Owns: on success `out` is the caller's and releases `keep`; on failure nothing is taken.
+ * GIL: not needed. Errors: as dlx_cuda_load, DLX_E_MEMORY. */
+int dlx_ready_new(int32_t device_id, uint64_t stream, void* keep, dlx_release release_keep,
+                  dlx_ready** out);
+
+/* The same for whatever will be on dlx's own work stream when it is waited for. */
+int dlx_ready_later(int32_t device_id, dlx_ready** out);
+
+/* Take, and give up, one count. GIL: not needed. */
+dlx_ready* dlx_ready_hold(dlx_ready* ready);
+void dlx_ready_drop(dlx_ready* ready);
+
+/* Make a stream wait for it; nothing is called where the event is on that very stream.
+ * GIL: not needed. Errors: as dlx_cuda_order. */
+int dlx_ready_wait(dlx_ready* ready, int32_t device_id, uint64_t stream);
+
+/* Make the event's stream wait for what is on another stream now, after which work on it may write
+ * to the memory again. Where that stream may be gone, the host waits.
+ * GIL: not needed; callers release it. Errors: as dlx_cuda_order. */
+int dlx_ready_follow(dlx_ready* ready, int32_t device_id, uint64_t stream);
+
+/* Wait for it on the host. GIL: not needed; callers release it. Errors: as dlx_cuda_order. */
+int dlx_ready_synchronize(dlx_ready* ready);
+
+/* ---- cuda/release.c: deferred release of device memory --------------------------------------- */
+
+/* Put an owner behind a stream: `out` is an owner whose release, dlx_use_release, releases the real
+ * owner once the device is done with what is on the stream then. `keep` is what keeps the stream
+ * alive; where it is NULL and the stream is none of the numbered ones, the stream may be gone by
+ * then, so the legacy stream stands in for it.
+ * Owns: on success `out` owns both; on failure nothing is taken. GIL: not needed. Errors:
+ * DLX_E_MEMORY, as dlx_cuda_load. */
+int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release release, void* keep,
+                dlx_release release_keep, void** out);
+
+/* Owns: gives up a use. From any thread; never waits. In a forked child the owner is left alone.
+ * GIL: not needed. */
+void dlx_use_release(void* use);
+
+/* Release all owners whose device work is done; returns how many still wait. Loads nothing.
+ * GIL: not needed. */
+int64_t dlx_cuda_release_pending(void);
+
+/* ---- cuda/memory.c: memory on devices, and copies to, from and between them ------------------ */
+
+/* Fresh device memory, ready on dlx's work stream of that device; shapes and order as
+ * dlx_managed_empty. Owns: the caller owns the result. GIL: not needed. Errors: as
+ * dlx_managed_new, dlx_cuda_load. */
+int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t device_id,
+                   DLManagedTensorVersioned** out);
+
+/* Copy every element of `from` to the same index of `to`, on a stream of the device that is `to`'s,
+ * or `from`'s where `to` is on the host. Nothing is waited for but what the driver itself waits
+ * for: the memory must stay until the stream is done. Owns: nothing. GIL: not needed; callers
+ * release it. Errors: DLX_E_DEVICE _MISMATCH _PACKED, DLX_E_SCATTERED where it would take too many
+ * single copies, as dlx_cuda_load. */
+int dlx_cuda_copy(const DLTensor* from, const DLTensor* to, uint64_t flags, uint64_t stream);
+
+/* The same for any layout that has a host side: what is too scattered goes through host memory in
+ * one piece. With `wait`, or where that was so, the stream is waited for; without, the memory must
+ * stay until it is done, and host memory must not be written to.
+ * Owns: nothing. GIL: not needed; callers release it. Errors: as dlx_cuda_copy, dlx_managed_empty,
+ * DLX_E_CAPTURE; DLX_E_SCATTERED between devices only. */
+int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, uint64_t stream,
+                      int wait);
+
+#endif

@@ -1,0 +1,213 @@
+/* The four states of a DLPack capsule, the claim as one step, and what releases a Python owner.
+ *
+ * Names are compared as text and must outlive every capsule, so they are literals here and nowhere
+ * else. A capsule under an un-used name owns its managed tensor; renaming it passes that duty to
+ * the one who renamed it. */
+
+#include "dlx_python.h"
+#include "core/hot.h"
+#include "gil.h"
+
+static const char k_versioned[] = "dltensor_versioned";
+static const char k_legacy[] = "dltensor";
+static const char k_used_versioned[] = "used_dltensor_versioned";
+static const char k_used_legacy[] = "used_dltensor";
+
+DLX_HOT void py_release_object(void* object) {
+  int held = py_holds_gil(); /* the usual case, and much cheaper than asking for it again */
+  /* The object's memory is gone or going: leaking is the only safe answer. */
+  if (py_is_over(held)) return;
+  PyGILState_STATE state = held ? PyGILState_LOCKED : PyGILState_Ensure();
+  if (Py_REFCNT((PyObject*)object) > 1) { /* nothing is freed, so nothing runs */
+    Py_DECREF((PyObject*)object);
+  } else {
+    py_pending pending = py_pending_save();
+    Py_DECREF((PyObject*)object);
+    py_pending_restore(pending);
+  }
+  if (!held) PyGILState_Release(state);
+}
+
+/* Capsule destructors. Run by CPython with the GIL, perhaps with an exception pending: a consumer
+ * that rejects sets its error first and drops the capsule then. */
+static void destroy_versioned(PyObject* capsule) {
+  if (!PyCapsule_IsValid(capsule, k_versioned)) return;
+  py_pending pending = py_pending_save();
+  dlx_managed_release(PyCapsule_GetPointer(capsule, k_versioned));
+  py_pending_restore(pending);
+}
+
+static void destroy_legacy(PyObject* capsule) {
+  if (!PyCapsule_IsValid(capsule, k_legacy)) return;
+  py_pending pending = py_pending_save();
+  dlx_legacy_release(PyCapsule_GetPointer(capsule, k_legacy));
+  py_pending_restore(pending);
+}
+
+PyObject* py_capsule_wrap(DLManagedTensorVersioned* made, int legacy) {
+  PyObject* capsule;
+  if (!legacy) {
+    capsule = PyCapsule_New(made, k_versioned, destroy_versioned);
+    if (capsule == NULL) dlx_managed_release(made);
+    return capsule;
+  }
+  DLManagedTensor* shell;
+  int status = dlx_legacy_export(made, &shell);
+  if (status != DLX_OK) {
+    dlx_managed_release(made);
+    return py_raise(status, NULL);
+  }
+  capsule = PyCapsule_New(shell, k_legacy, destroy_legacy);
+  if (capsule == NULL) dlx_legacy_release(shell);
+  return capsule;
+}
+
+PyDoc_STRVAR(capsule_state_doc,
+             "capsule_state(obj, /)\n--\n\n"
+             "Return 'versioned', 'legacy', 'used', or None where obj is no DLPack capsule.");
+
+static PyObject* capsule_state(PyObject* module, PyObject* obj) {
+  const char* state = NULL;
+  if (PyCapsule_IsValid(obj, k_versioned)) {
+    state = "versioned";
+  } else if (PyCapsule_IsValid(obj, k_legacy)) {
+    state = "legacy";
+  } else if (PyCapsule_IsValid(obj, k_used_versioned) || PyCapsule_IsValid(obj, k_used_legacy)) {
+    state = "used";
+  }
+  if (state == NULL) Py_RETURN_NONE;
+  return PyUnicode_FromString(state);
+}
+
+/* GIL: needed. Errors: a raised exception that says what the object is instead. */
+static int is_fresh(PyObject* obj, int* legacy) {
+  *legacy = PyCapsule_IsValid(obj, k_legacy);
+  if (*legacy || PyCapsule_IsValid(obj, k_versioned)) return 1;
+  if (PyCapsule_IsValid(obj, k_used_versioned) || PyCapsule_IsValid(obj, k_used_legacy)) {
+    py_raise(DLX_E_CONSUMED, NULL);
+  } else if (PyCapsule_CheckExact(obj)) {
+    const char* name = PyCapsule_GetName(obj);
+    py_raise(DLX_E_CAPSULE, "a capsule named '%s' is not a DLPack capsule", name ? name : "NULL");
+  } else {
+    py_raise(DLX_E_CAPSULE, "%.200s is not a DLPack capsule", Py_TYPE(obj)->tp_name);
+  }
+  return 0;
+}
+
+/* Owns: on success `out` owes the capsule's managed tensor its deleter. Errors: a status; nothing
+ * taken. */
+static int adopt(PyObject* capsule, int legacy, DLManagedTensorVersioned** out) {
+  return legacy ? dlx_legacy_adopt(PyCapsule_GetPointer(capsule, k_legacy), out)
+                : dlx_managed_adopt(PyCapsule_GetPointer(capsule, k_versioned), out);
+}
+
+static PyObject* refuse(int status, PyObject* capsule, int legacy) {
+  if (status == DLX_E_VERSION && !legacy) {
+    const DLManagedTensorVersioned* m = PyCapsule_GetPointer(capsule, k_versioned);
+    return py_raise(status, "the capsule speaks DLPack %u.%u, dlx reads 1.x", m->version.major,
+                    m->version.minor);
+  }
+  return py_raise(status, NULL);
+}
+
+PyDoc_STRVAR(capsule_claim_doc,
+             "capsule_claim(capsule, tensor=None, /)\n--\n\n"
+             "Take ownership of a capsule's managed tensor and mark the capsule used.\n\n"
+             "A dlx.Tensor that is given, such as one of capsule_peek, becomes the owner, and is "
+             "returned: whoever holds\nit can undo this at any time. A refused capsule keeps its "
+             "name, and its own destructor frees it.");
+
+/* The claim: all that can fail, or run Python (an allocation may start the collector), comes first;
+ * between taking the pointer and the new name there is C only. */
+static PyObject* capsule_claim(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  if (nargs != 1 && nargs != 2) {
+    PyErr_SetString(PyExc_TypeError, "capsule_claim takes a capsule, and a tensor or nothing");
+    return NULL;
+  }
+  PyObject* capsule = args[0];
+  TensorObject* tensor;
+  if (nargs == 1) {
+    tensor = py_tensor_alloc();
+    if (tensor == NULL) return NULL;
+  } else {
+    if (py_tensor_managed(args[1]) == NULL) return NULL;
+    tensor = (TensorObject*)Py_NewRef(args[1]);
+  }
+  int legacy;
+  if (is_fresh(capsule, &legacy)) {
+    DLManagedTensorVersioned *before = tensor->managed, *claimed;
+    int status = adopt(capsule, legacy, &claimed);
+    if (status == DLX_OK) {
+      PyCapsule_SetName(capsule, legacy ? k_used_legacy : k_used_versioned);
+      tensor->managed = claimed;
+      if (tensor->ready) dlx_ready_drop(tensor->ready);
+      tensor->ready = NULL;
+      tensor->is_ordered = tensor->is_lent = 0;
+      if (before) dlx_managed_release(before);
+      return (PyObject*)tensor;
+    }
+    refuse(status, capsule, legacy);
+  }
+  Py_DECREF(tensor);
+  return NULL;
+}
+
+PyDoc_STRVAR(capsule_peek_doc,
+             "capsule_peek(capsule, /)\n--\n\n"
+             "Describe a capsule's tensor without consuming it; the capsule stays the owner.");
+
+static PyObject* capsule_peek(PyObject* module, PyObject* capsule) {
+  TensorObject* tensor = py_tensor_alloc();
+  if (tensor == NULL) return NULL;
+  int legacy;
+  if (is_fresh(capsule, &legacy)) {
+    int status = adopt(capsule, legacy, &tensor->managed);
+    if (status == DLX_OK) {
+      /* The same checks and the same copy of the metadata, but with the capsule as owner. */
+      DLManagedTensorVersioned *checked = tensor->managed, *borrowed = NULL;
+      dlx_managed_disown(checked, PyCapsule_GetPointer(capsule, legacy ? k_legacy : k_versioned));
+      status = dlx_managed_new(&checked->dl_tensor, checked->flags, capsule, py_release_object,
+                               &borrowed);
+      if (status == DLX_OK) Py_INCREF(capsule);
+      dlx_managed_release(checked);
+      tensor->managed = borrowed;
+      if (status == DLX_OK) return (PyObject*)tensor;
+    }
+    refuse(status, capsule, legacy);
+  }
+  Py_DECREF(tensor);
+  return NULL;
+}
+
+PyDoc_STRVAR(
+    capsule_restore_doc,
+    "capsule_restore(capsule, tensor, /)\n--\n\n"
+    "Undo capsule_claim, if nobody else holds the tensor's memory: the capsule gets its name and\n"
+    "its duty back, the tensor is dead. Return whether that was possible.");
+
+static PyObject* capsule_restore(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  if (nargs != 2) {
+    PyErr_SetString(PyExc_TypeError, "capsule_restore takes a capsule and its tensor");
+    return NULL;
+  }
+  int legacy = PyCapsule_IsValid(args[0], k_used_legacy);
+  DLManagedTensorVersioned* made = py_tensor_managed(args[1]);
+  if (made == NULL) return NULL;
+  if (!legacy && !PyCapsule_IsValid(args[0], k_used_versioned)) Py_RETURN_FALSE;
+  if (!dlx_managed_disown(made,
+                          PyCapsule_GetPointer(args[0], legacy ? k_used_legacy : k_used_versioned)))
+    Py_RETURN_FALSE;
+  PyCapsule_SetName(args[0], legacy ? k_legacy : k_versioned);
+  ((TensorObject*)args[1])->managed = NULL;
+  dlx_managed_release(made);
+  Py_RETURN_TRUE;
+}
+
+PyMethodDef py_capsule_functions[] = {
+    {"capsule_state", capsule_state, METH_O, capsule_state_doc},
+    {"capsule_claim", (PyCFunction)(void (*)(void))capsule_claim, METH_FASTCALL, capsule_claim_doc},
+    {"capsule_peek", capsule_peek, METH_O, capsule_peek_doc},
+    {"capsule_restore", (PyCFunction)(void (*)(void))capsule_restore, METH_FASTCALL,
+     capsule_restore_doc},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,368 @@
+/* dlx.Tensor over device memory: when it may be read, and until when it is used. */
+
+#include "dlx_python.h"
+
+#define UNORDERED UINT64_MAX
+
+static PyObject* keeper; /* keeper(device id, handle): an object that keeps the stream alive */
+
+/* What a consumer may say to __dlpack__ on a CUDA device; None is the legacy stream, as the array
+ * API standard says. Errors: -1 with an exception. */
+static int read_stream(PyObject* value, uint64_t* stream) {
+  *stream = DLX_STREAM_LEGACY;
+  if (value == Py_None) return 0;
+  int is_too_big = 0;
+  long long number = PyLong_Check(value) && !PyBool_Check(value)
+                         ? PyLong_AsLongLongAndOverflow(value, &is_too_big)
+                         : 0;
+  if (is_too_big) number = 0;
+  if (number < -1 || number == 0) {
+    py_raise(DLX_E_STREAM,
+             "stream must be None, -1, 1 (legacy), 2 (per-thread) or a handle, found %R", value);
+    return -1;
+  }
+  *stream = number == -1 ? UNORDERED : (uint64_t)number;
+  return 0;
+}
+
+/* Errors: -1 with an exception. */
+static int wait_ready(TensorObject* tensor, int32_t device_id, uint64_t stream) {
+  if (tensor->ready == NULL) return 0;
+  dlx_ready* ready = dlx_ready_hold(tensor->ready);
+  int status;
+  Py_BEGIN_ALLOW_THREADS
+    status = dlx_ready_wait(ready, device_id, stream);
+    dlx_ready_drop(ready);
+  Py_END_ALLOW_THREADS
+  if (status == DLX_OK) return 0;
+  py_raise(status, NULL);
+  return -1;
+}
+
+static void release_share(void* made) {
+  dlx_managed_release(made);
+}
+
+/* A managed tensor over the same memory that is released when the stream is done with it. Owns:
+ * takes `made` and `keep` (may be NULL); on failure both are released. Errors: NULL with an
+ * exception. */
+static DLManagedTensorVersioned* put_behind(DLManagedTensorVersioned* made, int32_t device_id,
+                                            uint64_t stream, PyObject* keep) {
+  DLManagedTensorVersioned* used;
+  void* use;
+  int status = dlx_use_new(device_id, stream, made, release_share, keep, py_release_object, &use);
+  if (status == DLX_OK) {
+    status = dlx_managed_new(&made->dl_tensor, made->flags, use, dlx_use_release, &used);
+    if (status == DLX_OK) return used;
+    dlx_use_release(use);
+  } else {
+    Py_XDECREF(keep);
+    dlx_managed_release(made);
+  }
+  return (DLManagedTensorVersioned*)py_raise(status, NULL);
+}
+
+/* The object that keeps a stream alive, or NULL. Owns: `out` is a new reference. Errors: -1 with
+ * what may not be forgotten. */
+static int find_keeper(int32_t device_id, uint64_t stream, PyObject** out) {
+  *out = NULL;
+  if (keeper == NULL || stream <= DLX_STREAM_PER_THREAD) return 0;
+  PyObject* keep = PyObject_CallFunction(keeper, "iK", device_id, (unsigned long long)stream);
+  if (keep == NULL) return py_error_forget();
+  if (keep == Py_None) {
+    Py_DECREF(keep);
+  } else {
+    *out = keep;
+  }
+  return 0;
+}
+
+DLManagedTensorVersioned* py_cuda_give(TensorObject* tensor, DLManagedTensorVersioned* made,
+                                       PyObject* value) {
+  uint64_t stream;
+  DLDevice device = made->dl_tensor.device;
+  if (read_stream(value, &stream) < 0) goto failed;
+  if (tensor->is_ordered || stream == UNORDERED || dlx_size(&made->dl_tensor) == 0) return made;
+  if (wait_ready(tensor, device.device_id, stream) < 0) goto failed;
+  if (value == Py_None && device.device_type == kDLCUDAManaged && tensor->ready) {
+    /* A consumer that names no stream may read the memory on the host next. */
+    dlx_ready* ready = dlx_ready_hold(tensor->ready);
+    int status;
+    Py_BEGIN_ALLOW_THREADS
+      status = dlx_ready_synchronize(ready);
+      dlx_ready_drop(ready);
+    Py_END_ALLOW_THREADS
+    if (status != DLX_OK) {
+      py_raise(status, NULL);
+      goto failed;
+    }
+  }
+  if (dlx_cuda_load() != DLX_OK)
+    return made; /* memory from a raw entry point, which dlx cannot order */
+  PyObject* keep;
+  if (find_keeper(device.device_id, stream, &keep) < 0) goto failed;
+  return put_behind(made, device.device_id, stream, keep);
+failed:
+  dlx_managed_release(made);
+  return NULL;
+}
+
+/* A copy on the host, made on dlx's own stream; no stream is synchronized here. Owns: the caller
+ * owns the result. Errors: NULL with an exception. */
+static DLManagedTensorVersioned* fetch(DLManagedTensorVersioned* from, uint64_t stream,
+                                       int keep_order) {
+  DLManagedTensorVersioned *held, *fresh = NULL;
+  const DLTensor* t = &from->dl_tensor;
+  uint64_t flags =
+      from->flags & ~(uint64_t)(DLPACK_FLAG_BITMASK_READ_ONLY | DLPACK_FLAG_BITMASK_IS_COPIED);
+  int status = dlx_managed_share(from, t, from->flags, &held);
+  if (status != DLX_OK) return (DLManagedTensorVersioned*)py_raise(status, NULL);
+  Py_BEGIN_ALLOW_THREADS
+    status = dlx_managed_empty(t, flags, keep_order, &fresh);
+    if (status == DLX_OK) status = dlx_cuda_transfer(t, &fresh->dl_tensor, flags, stream, 1);
+  Py_END_ALLOW_THREADS
+  if (status != DLX_OK && fresh) dlx_managed_release(fresh);
+  dlx_managed_release(held);
+  return status == DLX_OK ? fresh : (DLManagedTensorVersioned*)py_raise(status, NULL);
+}
+
+DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor) {
+  uint64_t stream;
+  int32_t device_id = tensor->managed->dl_tensor.device.device_id;
+  int status = dlx_cuda_work_stream(device_id, &stream);
+  if (status != DLX_OK) return (DLManagedTensorVersioned*)py_raise(status, NULL);
+  if (wait_ready(tensor, device_id, stream) < 0) return NULL;
+  return fetch(tensor->managed, stream, 1);
+}
+
+int py_cuda_lend(TensorObject* tensor) {
+  if (tensor->is_lent) return 0; /* what comes later on our stream is behind it anyway */
+  if (tensor->ready == NULL && dlx_cuda_load() != DLX_OK) return 0; /* dlx cannot order it */
+  uint64_t stream;
+  dlx_ready* later;
+  DLManagedTensorVersioned *before = tensor->managed, *share = NULL;
+  int32_t device_id = before->dl_tensor.device.device_id;
+  int status = dlx_cuda_work_stream(device_id, &stream);
+  if (status == DLX_OK)
+    status = dlx_managed_share(before, &before->dl_tensor, before->flags, &share);
+  if (status == DLX_OK) status = dlx_ready_later(device_id, &later);
+  if (status != DLX_OK) {
+    if (share) dlx_managed_release(share);
+    py_raise(status, NULL);
+    return -1;
+  }
+  /* Kernels on our stream may outlive the tensor: from now on its release waits for them. Earlier
+   * borrows point into the previous struct, which the new one keeps alive. */
+  DLManagedTensorVersioned* used = NULL;
+  if (wait_ready(tensor, device_id, stream) < 0) {
+    dlx_managed_release(share);
+  } else {
+    used = put_behind(share, device_id, stream, NULL);
+  }
+  if (used == NULL) {
+    dlx_ready_drop(later);
+    return -1;
+  }
+  dlx_ready* ready = tensor->ready;
+  tensor->managed = used;
+  tensor->ready = later;
+  tensor->is_ordered = 0;
+  tensor->is_lent = 1;
+  if (ready) dlx_ready_drop(ready);
+  dlx_managed_release(before);
+  return 0;
+}
+
+int py_cuda_ready_here(TensorObject* tensor, int32_t device_id) {
+  if (dlx_cuda_load() != DLX_OK) return 0; /* nor can anything be on our stream */
+  uint64_t stream;
+  dlx_ready* ready;
+  int status = dlx_cuda_work_stream(device_id, &stream);
+  if (status == DLX_OK) status = dlx_ready_new(device_id, stream, NULL, NULL, &ready);
+  if (status != DLX_OK) {
+    py_raise(status, NULL);
+    return -1;
+  }
+  if (tensor->ready) dlx_ready_drop(tensor->ready);
+  tensor->ready = ready;
+  return 0;
+}
+
+/* ---- builtins -------------------------------------------------------------------------------- */
+
+/* A further dlx.Tensor over the same memory. Errors: NULL with an exception. */
+static TensorObject* same_memory(PyObject* tensor) {
+  DLManagedTensorVersioned *base = py_tensor_managed(tensor), *made;
+  if (base == NULL) return NULL;
+  int status = dlx_managed_share(base, &base->dl_tensor, base->flags, &made);
+  if (status != DLX_OK) return (TensorObject*)py_raise(status, NULL);
+  return (TensorObject*)py_tensor_wrap(made);
+}
+
+PyDoc_STRVAR(set_stream_keeper_doc,
+             "set_stream_keeper(function, /)\n--\n\n"
+             "Tell who knows streams: function(device id, handle) gives an object that keeps the "
+             "stream alive,\n"
+             "or None.");
+
+static PyObject* set_stream_keeper(PyObject* module, PyObject* function) {
+  Py_XSETREF(keeper, Py_NewRef(function));
+  Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(ready_new_doc,
+             "ready_new(device_id, stream, keep)\n--\n\n"
+             "Return the address of a dlx_ready for what is on a stream now; the caller owes it "
+             "dlx_ready_drop.\n"
+             "`keep` keeps the stream alive, None where nothing does. The GIL is released.");
+
+static PyObject* ready_new(PyObject* module, PyObject* args) {
+  PyObject* keep;
+  int device_id, status;
+  unsigned long long stream;
+  dlx_ready* ready = NULL;
+  if (!PyArg_ParseTuple(args, "iKO:ready_new", &device_id, &stream, &keep)) return NULL;
+  PyObject* kept = keep == Py_None ? NULL : Py_NewRef(keep);
+  Py_BEGIN_ALLOW_THREADS
+    status = dlx_ready_new(device_id, stream, kept, py_release_object, &ready);
+  Py_END_ALLOW_THREADS
+  if (status == DLX_OK) return PyLong_FromVoidPtr(ready);
+  Py_XDECREF(kept);
+  return py_raise(status, NULL);
+}
+
+PyDoc_STRVAR(tensor_when_doc,
+             "tensor_when(tensor, ready, /)\n--\n\n"
+             "Make a further dlx.Tensor over the same device memory that may be read when the "
+             "dlx_ready at an\n"
+             "address says so; 0 = now.");
+
+static PyObject* tensor_when(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  if (nargs != 2) {
+    PyErr_SetString(PyExc_TypeError, "tensor_when takes a tensor and an address");
+    return NULL;
+  }
+  dlx_ready* ready = PyLong_AsVoidPtr(args[1]);
+  if (ready == NULL && PyErr_Occurred()) return NULL;
+  TensorObject* view = same_memory(args[0]);
+  if (view && ready) view->ready = dlx_ready_hold(ready);
+  return (PyObject*)view;
+}
+
+PyDoc_STRVAR(tensor_readiness_doc,
+             "tensor_readiness(tensor, /)\n--\n\n"
+             "Return the address of the dlx_ready of a tensor, 0 without one.");
+
+static PyObject* tensor_readiness(PyObject* module, PyObject* tensor) {
+  if (py_tensor_managed(tensor) == NULL) return NULL;
+  return PyLong_FromVoidPtr(((TensorObject*)tensor)->ready);
+}
+
+PyDoc_STRVAR(tensor_behind_doc,
+             "tensor_behind(tensor, device_id, stream, keep)\n--\n\n"
+             "Make a further dlx.Tensor over the same device memory for one consumer, whose stream "
+             "has been made\n"
+             "to wait: its __dlpack__ orders nothing more, and the memory is released when that "
+             "stream is done\n"
+             "with it. -1 is no stream. `keep` keeps the stream alive; None where nothing does.");
+
+static PyObject* tensor_behind(PyObject* module, PyObject* args) {
+  PyObject *tensor, *keep;
+  int device_id;
+  long long stream;
+  if (!PyArg_ParseTuple(args, "OiLO:tensor_behind", &tensor, &device_id, &stream, &keep))
+    return NULL;
+  TensorObject* view = same_memory(tensor);
+  if (view == NULL) return NULL;
+  view->is_ordered = 1;
+  if (stream > 0 && dlx_size(&view->managed->dl_tensor) > 0) {
+    PyObject* kept = keep == Py_None ? NULL : Py_NewRef(keep);
+    DLManagedTensorVersioned* used = put_behind(view->managed, device_id, (uint64_t)stream, kept);
+    view->managed = used; /* NULL where it failed: the count was given up */
+    if (used == NULL) Py_CLEAR(view);
+  }
+  return (PyObject*)view;
+}
+
+PyDoc_STRVAR(tensor_on_device_doc,
+             "tensor_on_device(like, keep_order, device_id)\n--\n\n"
+             "Make a dlx.Tensor over fresh memory of a CUDA device, with the shape and dtype of a "
+             "tensor; ready\n"
+             "on dlx's own stream.");
+
+static PyObject* tensor_on_device(PyObject* module, PyObject* args) {
+  PyObject* like;
+  int keep_order, device_id;
+  if (!PyArg_ParseTuple(args, "Opi:tensor_on_device", &like, &keep_order, &device_id)) return NULL;
+  DLManagedTensorVersioned *m = py_tensor_managed(like), *made;
+  if (m == NULL) return NULL;
+  uint64_t flags =
+      m->flags & ~(uint64_t)(DLPACK_FLAG_BITMASK_READ_ONLY | DLPACK_FLAG_BITMASK_IS_COPIED);
+  int status = dlx_cuda_empty(&m->dl_tensor, flags, keep_order, device_id, &made);
+  if (status != DLX_OK) return py_raise(status, NULL);
+  PyObject* tensor = py_tensor_wrap(made);
+  if (tensor && py_cuda_ready_here((TensorObject*)tensor, device_id) < 0) Py_CLEAR(tensor);
+  return tensor;
+}
+
+PyDoc_STRVAR(tensor_fetch_doc,
+             "tensor_fetch(tensor, keep_order)\n--\n\n"
+             "Make a dlx.Tensor over fresh host memory with the elements of one in device memory, "
+             "copied on dlx's\n"
+             "own stream, which must have been made to wait for them. The GIL is released.");
+
+static PyObject* tensor_fetch(PyObject* module, PyObject* args) {
+  PyObject* tensor;
+  uint64_t stream;
+  int keep_order;
+  if (!PyArg_ParseTuple(args, "Op:tensor_fetch", &tensor, &keep_order)) return NULL;
+  DLManagedTensorVersioned* from = py_tensor_managed(tensor);
+  if (from == NULL) return NULL;
+  int status = dlx_cuda_work_stream(from->dl_tensor.device.device_id, &stream);
+  if (status != DLX_OK) return py_raise(status, NULL);
+  DLManagedTensorVersioned* fresh = fetch(from, stream, keep_order);
+  return fresh ? py_tensor_wrap(fresh) : NULL;
+}
+
+PyDoc_STRVAR(tensor_transfer_doc,
+             "tensor_transfer(source, target, stream, wait)\n--\n\n"
+             "Copy every element on a stream of the target's device, or of the source's where the "
+             "target is on\n"
+             "the host. With `wait` the copy is done when this returns. The GIL is released.");
+
+static PyObject* tensor_transfer(PyObject* module, PyObject* args) {
+  PyObject *source, *target;
+  unsigned long long stream;
+  int wait, status;
+  if (!PyArg_ParseTuple(args, "OOKp:tensor_transfer", &source, &target, &stream, &wait))
+    return NULL;
+  DLManagedTensorVersioned *from = py_tensor_managed(source), *to, *held_from, *held_to;
+  to = from ? py_tensor_managed(target) : NULL;
+  if (to == NULL) return NULL;
+  /* Without the GIL another thread may drop the last reference to either: hold both meanwhile. */
+  status = dlx_managed_share(from, &from->dl_tensor, from->flags, &held_from);
+  if (status != DLX_OK) return py_raise(status, NULL);
+  status = dlx_managed_share(to, &to->dl_tensor, to->flags, &held_to);
+  if (status == DLX_OK) {
+    Py_BEGIN_ALLOW_THREADS
+      status = dlx_cuda_transfer(&held_from->dl_tensor, &held_to->dl_tensor, held_to->flags, stream,
+                                 wait);
+    Py_END_ALLOW_THREADS
+    dlx_managed_release(held_to);
+  }
+  dlx_managed_release(held_from);
+  if (status != DLX_OK) return py_raise(status, NULL);
+  Py_RETURN_NONE;
+}
+
+PyMethodDef py_cuda_functions[] = {
+    {"set_stream_keeper", set_stream_keeper, METH_O, set_stream_keeper_doc},
+    {"ready_new", ready_new, METH_VARARGS, ready_new_doc},
+    {"tensor_when", (PyCFunction)(void (*)(void))tensor_when, METH_FASTCALL, tensor_when_doc},
+    {"tensor_readiness", tensor_readiness, METH_O, tensor_readiness_doc},
+    {"tensor_behind", tensor_behind, METH_VARARGS, tensor_behind_doc},
+    {"tensor_on_device", tensor_on_device, METH_VARARGS, tensor_on_device_doc},
+    {"tensor_fetch", tensor_fetch, METH_VARARGS, tensor_fetch_doc},
+    {"tensor_transfer", tensor_transfer, METH_VARARGS, tensor_transfer_doc},
+    {NULL, NULL, 0, NULL},
+};

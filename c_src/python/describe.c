@@ -1,0 +1,139 @@
+/* What dlx.Tensor says about itself: its attributes and its repr. The classes and the text are made
+ * in Python, which registers them here. */
+
+#include "dlx_python.h"
+
+static PyObject *device_class,
+    *dtype_class;               /* Device and DType: tuples (type, id), (code, bits, lanes) */
+static PyObject* repr_function; /* tensor -> str; NULL until one is registered */
+
+/* ---- attributes ------------------------------------------------------------------------------ */
+
+static PyObject* tuple_of(const int64_t* numbers, int32_t n) {
+  PyObject* tuple = PyTuple_New(n);
+  for (int32_t i = 0; tuple && i < n; i++) {
+    PyObject* number = PyLong_FromLongLong(numbers[i]);
+    if (number == NULL)
+      Py_CLEAR(tuple);
+    else
+      PyTuple_SET_ITEM(tuple, i, number);
+  }
+  return tuple;
+}
+
+enum {
+  SHAPE,
+  STRIDES,
+  NDIM,
+  DTYPE,
+  DEVICE,
+  NBYTES,
+  IS_READONLY,
+  DATA_PTR,
+  BYTE_OFFSET,
+  FLAGS,
+  VERSION
+};
+
+/* Numbers of a tensor as one of the registered tuple classes, which need not look at them again.
+ * Owns: takes `numbers` (may be NULL). Errors: NULL with an exception. */
+static PyObject* of_class(PyObject* class, PyObject* numbers) {
+  PyObject* args = numbers ? PyTuple_Pack(1, numbers) : NULL;
+  PyObject* made = args ? PyTuple_Type.tp_new((PyTypeObject*)class, args, NULL) : NULL;
+  Py_XDECREF(args);
+  Py_XDECREF(numbers);
+  return made;
+}
+
+static PyObject* tensor_get(PyObject* self, void* which) {
+  const DLManagedTensorVersioned* m = py_tensor_managed(self);
+  if (m == NULL) return NULL;
+  const DLTensor* t = &m->dl_tensor;
+  switch ((intptr_t)which) {
+    case SHAPE:
+      return tuple_of(t->shape, t->ndim);
+    case STRIDES:
+      return tuple_of(t->strides, t->ndim);
+    case NDIM:
+      return PyLong_FromLong(t->ndim);
+    case NBYTES:
+      return PyLong_FromLongLong(dlx_nbytes(t, m->flags));
+    case IS_READONLY:
+      return PyBool_FromLong((m->flags & DLPACK_FLAG_BITMASK_READ_ONLY) != 0);
+    case DATA_PTR:
+      return PyLong_FromVoidPtr(t->data);
+    case BYTE_OFFSET:
+      return PyLong_FromUnsignedLongLong(t->byte_offset);
+    case FLAGS:
+      return PyLong_FromUnsignedLongLong(m->flags);
+    case VERSION:
+      return Py_BuildValue("II", m->version.major, m->version.minor);
+    case DEVICE:
+      return of_class(device_class,
+                      Py_BuildValue("(ii)", t->device.device_type, t->device.device_id));
+    default:
+      return of_class(dtype_class,
+                      Py_BuildValue("(iii)", t->dtype.code, t->dtype.bits, t->dtype.lanes));
+  }
+}
+
+#define ATTRIBUTE(name, which, doc) {name, tensor_get, NULL, doc, (void*)(intptr_t)(which)}
+
+PyGetSetDef py_describe_attributes[] = {
+    ATTRIBUTE("shape", SHAPE, "Extents, a tuple (ndim,)."),
+    ATTRIBUTE("strides", STRIDES, "Strides in elements, a tuple (ndim,)."),
+    ATTRIBUTE("ndim", NDIM, "Number of dimensions."),
+    ATTRIBUTE("dtype", DTYPE, "The dtype as dlx.DType."),
+    ATTRIBUTE("device", DEVICE, "Where the memory is, as dlx.Device."),
+    ATTRIBUTE("nbytes", NBYTES, "Bytes of all elements, gaps not counted."),
+    ATTRIBUTE("readonly", IS_READONLY, "Whether writing to the memory is forbidden."),
+    ATTRIBUTE("data_ptr", DATA_PTR, "Address of the first element; a handle on opaque devices."),
+    ATTRIBUTE("byte_offset", BYTE_OFFSET,
+              "Bytes from data_ptr to the first element; 0 where data_ptr is an address."),
+    ATTRIBUTE("flags", FLAGS, "The DLPack flags, as an int."),
+    ATTRIBUTE("version", VERSION, "The DLPack version this tensor is exported with."),
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+/* ---- repr ------------------------------------------------------------------------------------ */
+
+/* Owns: new reference. GIL: needed. Errors: NULL with an exception. */
+PyObject* py_describe_repr(PyObject* self) {
+  if (((TensorObject*)self)->managed == NULL)
+    return PyUnicode_FromString("dlx.Tensor(handed back to its capsule)");
+  if (repr_function == NULL) return PyUnicode_FromString("dlx.Tensor(...)");
+  return PyObject_CallOneArg(repr_function, self);
+}
+
+PyDoc_STRVAR(set_tensor_classes_doc,
+             "set_tensor_classes(device, dtype, /)\n--\n\n"
+             "Register the classes that dlx.Tensor.device and .dtype are made of.");
+
+static PyObject* set_tensor_classes(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  if (nargs != 2) {
+    PyErr_SetString(PyExc_TypeError, "set_tensor_classes takes two classes");
+    return NULL;
+  }
+  Py_INCREF(args[0]);
+  Py_XSETREF(device_class, args[0]);
+  Py_INCREF(args[1]);
+  Py_XSETREF(dtype_class, args[1]);
+  Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(set_tensor_repr_doc,
+             "set_tensor_repr(function, /)\n--\n\n"
+             "Register the function that makes the repr of a dlx.Tensor: tensor -> str.");
+
+static PyObject* set_tensor_repr(PyObject* module, PyObject* function) {
+  Py_INCREF(function);
+  Py_XSETREF(repr_function, function);
+  Py_RETURN_NONE;
+}
+
+PyMethodDef py_describe_functions[] = {
+    {"set_tensor_classes", (PyCFunction)(void (*)(void))set_tensor_classes, METH_FASTCALL,
+     set_tensor_classes_doc},
+    {"set_tensor_repr", set_tensor_repr, METH_O, set_tensor_repr_doc},
+    {NULL, NULL, 0, NULL},
+};

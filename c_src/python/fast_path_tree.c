@@ -1,0 +1,393 @@
+/* Trees in the fast path: lists, tuples and dicts of exactly these types, around arrays that have
+ * routes. The stages are those of dlx/_engine/batch.py: flatten everything, then borrow and check
+ * every array, and only then hand over. Anything unusual falls back to the Python path before
+ * anything is handed over, with nothing changed.
+ *
+ * Children are copied out of a container at once, so that code that runs meanwhile (a guard, the
+ * collector) may change it. There is no recursion, so any depth works. */
+
+#include "route.h"
+
+#include <string.h>
+
+typedef struct {
+  PyObject *value, *key; /* strong; key of a dict's child, else NULL */
+  Py_ssize_t link;       /* number of a node; ~number of a leaf; ITSELF = passes through */
+} item;
+
+typedef struct {
+  PyObject* obj;               /* strong */
+  PyObject* result;            /* strong; NULL until it is made */
+  Py_ssize_t first, end, next; /* children in `items`, and the one to be looked at */
+  int is_open;                 /* its children are being looked at */
+  int is_cyclic;               /* it was met inside itself */
+} node;
+
+typedef struct {
+  PyObject* obj; /* borrowed from an item */
+  py_route* route;
+  DLManagedTensorVersioned* made; /* borrowed, not yet handed over */
+  PyObject* result;               /* strong */
+  uint32_t resolvable;            /* incompatibilities that a copy resolves */
+} leaf;
+
+typedef struct {
+  PyObject* obj;
+  Py_ssize_t link;
+} meeting;
+
+enum { FEW = 32, ITSELF = PY_SSIZE_T_MAX };
+
+/* Growing arrays that begin on the stack. */
+typedef struct {
+  item* items;
+  node* nodes;
+  leaf* leaves;
+  Py_ssize_t* order; /* nodes, children before parents */
+  Py_ssize_t* stack; /* nodes that are open */
+  meeting* met;      /* hash table by address */
+  Py_ssize_t n_items, n_nodes, n_leaves, n_order, n_stack, n_met;
+  Py_ssize_t room_items, room_nodes, room_leaves, room_met;
+  item few_items[FEW];
+  node few_nodes[FEW];
+  leaf few_leaves[FEW];
+  Py_ssize_t few_order[FEW], few_stack[FEW];
+  meeting few_met[2 * FEW];
+} walk;
+
+typedef enum {
+  FAILED = -1,
+  LEAVE = 0,
+  DONE = 1
+} outcome; /* an exception is set; ask Python; well */
+
+/* Owns: what `array` owned moves from `few`, or the heap, to the heap. Errors: NULL with
+ * MemoryError, `array` as it was. */
+static void* widen(void* array, const void* few, size_t size, Py_ssize_t room, Py_ssize_t wanted) {
+  if ((size_t)wanted > PY_SSIZE_T_MAX / size) return PyErr_NoMemory();
+  void* wider = array == few ? PyMem_Malloc((size_t)wanted * size)
+                             : PyMem_Realloc(array, (size_t)wanted * size);
+  if (wider == NULL) return PyErr_NoMemory();
+  if (array == few) memcpy(wider, few, (size_t)room * size);
+  return wider;
+}
+
+static Py_ssize_t room_for(Py_ssize_t room, Py_ssize_t wanted) {
+  return wanted > 2 * room ? wanted : 2 * room;
+}
+
+/* Each of these makes room. Errors: -1 with MemoryError, the content as it was. */
+static int need_items(walk* w, Py_ssize_t more) {
+  if (w->n_items + more <= w->room_items) return 0;
+  Py_ssize_t room = room_for(w->room_items, w->n_items + more);
+  item* wider = widen(w->items, w->few_items, sizeof(item), w->room_items, room);
+  if (wider == NULL) return -1;
+  w->items = wider;
+  w->room_items = room;
+  return 0;
+}
+
+static int need_node(walk* w) {
+  if (w->n_nodes < w->room_nodes) return 0;
+  Py_ssize_t old = w->room_nodes, room = 2 * old;
+  node* nodes = widen(w->nodes, w->few_nodes, sizeof(node), old, room);
+  if (nodes == NULL) return -1;
+  w->nodes = nodes; /* kept, should one of the others fail */
+  Py_ssize_t* order = widen(w->order, w->few_order, sizeof(Py_ssize_t), old, room);
+  if (order == NULL) return -1;
+  w->order = order;
+  Py_ssize_t* stack = widen(w->stack, w->few_stack, sizeof(Py_ssize_t), old, room);
+  if (stack == NULL) return -1;
+  w->stack = stack;
+  w->room_nodes = room;
+  return 0;
+}
+
+static int need_leaf(walk* w) {
+  if (w->n_leaves < w->room_leaves) return 0;
+  Py_ssize_t room = 2 * w->room_leaves;
+  leaf* wider = widen(w->leaves, w->few_leaves, sizeof(leaf), w->room_leaves, room);
+  if (wider == NULL) return -1;
+  w->leaves = wider;
+  w->room_leaves = room;
+  return 0;
+}
+
+/* ---- visited objects ------------------------------------------------------------------------- */
+
+static meeting* find(const walk* w, PyObject* obj) {
+  size_t mask = (size_t)w->room_met - 1, i = ((uintptr_t)obj >> 4) * 0x9E3779B1u;
+  for (i ^= i >> 15;; i++) {
+    meeting* m = &w->met[i & mask];
+    if (m->obj == obj || m->obj == NULL) return m;
+  }
+}
+
+/* Errors: -1 with MemoryError. */
+static int remember(walk* w, meeting* free_place, PyObject* obj, Py_ssize_t link) {
+  *free_place = (meeting){obj, link};
+  if (++w->n_met * 2 < w->room_met) return 0;
+  Py_ssize_t old_room = w->room_met;
+  meeting *old = w->met, *wider = PyMem_Calloc((size_t)old_room * 4, sizeof(meeting));
+  if (wider == NULL) {
+    PyErr_NoMemory();
+    return -1;
+  }
+  w->met = wider;
+  w->room_met = old_room * 4;
+  for (Py_ssize_t i = 0; i < old_room; i++) {
+    if (old[i].obj) *find(w, old[i].obj) = old[i];
+  }
+  if (old != w->few_met) PyMem_Free(old);
+  return 0;
+}
+
+/* Python is asked, unless what has just failed ends the call, see py_fast_path_route. */
+static outcome leave(void) {
+  return PyErr_Occurred() ? FAILED : LEAVE;
+}
+
+/* ---- flatten --------------------------------------------------------------------------------- */
+
+/* Data that passes through and may stand anywhere. */
+static int is_plain_data(PyTypeObject* type) {
+  return type == &PyLong_Type || type == &PyUnicode_Type || type == &PyFloat_Type ||
+         type == &PyBool_Type || type == Py_TYPE(Py_None) || type == &PyBytes_Type ||
+         type == &PyComplex_Type;
+}
+
+/* Keys that can be put into another dict without running Python. */
+static int is_plain_key(PyObject* key) {
+  PyTypeObject* type = Py_TYPE(key);
+  return type == &PyUnicode_Type || type == &PyLong_Type || type == &PyBytes_Type ||
+         type == &PyBool_Type || key == Py_None;
+}
+
+static int is_tree(PyTypeObject* type) {
+  return type == &PyList_Type || type == &PyTuple_Type || type == &PyDict_Type;
+}
+
+int py_tree_takes(PyTypeObject* type) {
+  return is_tree(type);
+}
+
+/* Copy the children of a container out of it; no Python runs. */
+static outcome enter(walk* w, PyObject* obj) {
+  Py_ssize_t count = PyDict_CheckExact(obj) ? PyDict_GET_SIZE(obj) : Py_SIZE(obj);
+  if (need_node(w) < 0 || need_items(w, count) < 0) return FAILED;
+  item* at = &w->items[w->n_items];
+  if (PyDict_CheckExact(obj)) {
+    PyObject *key, *value;
+    Py_ssize_t position = 0;
+    for (; PyDict_Next(obj, &position, &key, &value); at++) {
+      if (!is_plain_key(key)) {
+        w->n_items = at - w->items;
+        return LEAVE;
+      }
+      *at = (item){Py_NewRef(value), Py_NewRef(key), ITSELF};
+    }
+  } else {
+    PyObject** children =
+        PyList_CheckExact(obj) ? ((PyListObject*)obj)->ob_item : ((PyTupleObject*)obj)->ob_item;
+    for (Py_ssize_t i = 0; i < count; i++) *at++ = (item){Py_NewRef(children[i]), NULL, ITSELF};
+  }
+  w->nodes[w->n_nodes] = (node){Py_NewRef(obj), NULL, w->n_items, at - w->items, w->n_items, 1, 0};
+  w->n_items = at - w->items;
+  w->stack[w->n_stack++] = w->n_nodes++;
+  return DONE;
+}
+
+/* Say what a child is, and note it if it is new. */
+static outcome look_at(walk* w, PyObject* callable, Py_ssize_t which, PyObject* to) {
+  PyObject* child = w->items[which].value;
+  PyTypeObject* type = Py_TYPE(child);
+  if (is_plain_data(type)) return DONE;
+  if (is_tree(type)) {
+    meeting* m = find(w, child);
+    if (m->obj) {
+      node* met = &w->nodes[m->link];
+      if (met->is_open && type == &PyTuple_Type)
+        return LEAVE; /* the Python path reports the path */
+      met->is_cyclic |= met->is_open;
+      w->items[which].link = m->link;
+      return DONE;
+    }
+    w->items[which].link = w->n_nodes;
+    return remember(w, m, child, w->n_nodes) < 0 ? FAILED : enter(w, child);
+  }
+  py_route* route = py_fast_path_route(callable, type, to); /* may run Python; `child` is held */
+  if (route == NULL || !route->is_fast_path) return leave();
+  meeting* m = find(w, child);
+  if (m->obj == NULL) {
+    if (need_leaf(w) < 0 || remember(w, m, child, ~w->n_leaves) < 0) return FAILED;
+    py_route_enter(route);
+    w->leaves[w->n_leaves] = (leaf){.obj = child, .route = route};
+    w->items[which].link = ~w->n_leaves++;
+  } else {
+    w->items[which].link = m->link;
+  }
+  return DONE;
+}
+
+static outcome take_apart(walk* w, PyObject* callable, PyObject* root, PyObject* to) {
+  if (remember(w, find(w, root), root, 0) < 0) return FAILED;
+  outcome result = enter(w, root);
+  while (result == DONE && w->n_stack) {
+    Py_ssize_t number = w->stack[w->n_stack - 1];
+    if (w->nodes[number].next < w->nodes[number].end) {
+      result = look_at(w, callable, w->nodes[number].next++, to);
+    } else {
+      w->nodes[number].is_open = 0;
+      w->order[w->n_order++] = number;
+      w->n_stack--;
+    }
+  }
+  if (result == DONE && w->n_leaves == 0) return LEAVE; /* `to` has not been checked yet */
+  return result;
+}
+
+/* ---- borrow and copy the arrays -------------------------------------------------------------- */
+
+static outcome borrow_all(walk* w) {
+  for (Py_ssize_t i = 0; i < w->n_leaves; i++) {
+    leaf* l = &w->leaves[i];
+    if (l->route->is_same) {
+      l->result = Py_NewRef(l->obj);
+    } else if ((l->made = py_fast_path_borrow(l->route, l->obj, 0, &l->resolvable)) == NULL) {
+      return leave();
+    }
+  }
+  return DONE;
+}
+
+/* Nothing is copied before every array was found right. */
+static outcome copy_all(walk* w) {
+  for (Py_ssize_t i = 0; i < w->n_leaves; i++) {
+    leaf* l = &w->leaves[i];
+    if (l->resolvable && (l->made = py_fast_path_copy(l->route, l->made)) == NULL) return leave();
+  }
+  return DONE;
+}
+
+static outcome hand_over_all(walk* w, PyObject* callable, PyObject* root, PyObject* to) {
+  for (Py_ssize_t i = 0; i < w->n_leaves; i++) {
+    leaf* l = &w->leaves[i];
+    if (l->made == NULL) continue;
+    DLManagedTensorVersioned* made = l->made;
+    l->made = NULL;
+    l->result = py_fast_path_hand_over(callable, l->route, made, l->obj, to, root);
+    if (l->result == NULL) return FAILED;
+  }
+  return DONE;
+}
+
+/* ---- unflatten ------------------------------------------------------------------------------- */
+
+/* Owns: borrowed. */
+static PyObject* result_of(const walk* w, const item* it) {
+  if (it->link == ITSELF) return it->value;
+  return it->link < 0 ? w->leaves[~it->link].result : w->nodes[it->link].result;
+}
+
+/* An empty container that exists before its children. Errors: NULL with an exception. */
+static PyObject* blank(const node* n) {
+  return PyList_CheckExact(n->obj) ? PyList_New(0) : PyDict_New();
+}
+
+static PyObject* make_list(const walk* w, const node* n) {
+  PyObject* made = PyList_New(n->end - n->first);
+  for (Py_ssize_t i = n->first; made && i < n->end; i++)
+    PyList_SET_ITEM(made, i - n->first, Py_NewRef(result_of(w, &w->items[i])));
+  return made;
+}
+
+/* A tuple none of whose children changed is itself. */
+static PyObject* make_tuple(const walk* w, const node* n) {
+  Py_ssize_t i = n->first;
+  while (i < n->end && result_of(w, &w->items[i]) == w->items[i].value) i++;
+  if (i == n->end) return Py_NewRef(n->obj);
+  PyObject* made = PyTuple_New(n->end - n->first);
+  for (i = n->first; made && i < n->end; i++)
+    PyTuple_SET_ITEM(made, i - n->first, Py_NewRef(result_of(w, &w->items[i])));
+  return made;
+}
+
+/* Fill a blank list or dict. Errors: -1 with an exception. */
+static int fill(const walk* w, const node* n, PyObject* made) {
+  for (Py_ssize_t i = n->first; i < n->end; i++) {
+    const item* it = &w->items[i];
+    int failed = it->key ? PyDict_SetItem(made, it->key, result_of(w, it))
+                         : PyList_Append(made, result_of(w, it));
+    if (failed < 0) return -1;
+  }
+  return 0;
+}
+
+static outcome put_together(walk* w) {
+  for (Py_ssize_t i = 0; i < w->n_nodes; i++) {
+    node* n = &w->nodes[i];
+    if (n->is_cyclic && (n->result = blank(n)) == NULL) return FAILED;
+  }
+  for (Py_ssize_t i = 0; i < w->n_order; i++) {
+    node* n = &w->nodes[w->order[i]];
+    if (PyTuple_CheckExact(n->obj)) {
+      n->result = make_tuple(w, n);
+    } else if (PyList_CheckExact(n->obj) && !n->is_cyclic) {
+      n->result = make_list(w, n);
+    } else {
+      if (n->result == NULL) n->result = PyDict_New();
+      if (n->result && fill(w, n, n->result) < 0) return FAILED;
+    }
+    if (n->result == NULL) return FAILED;
+  }
+  return DONE;
+}
+
+/* ---- the entry point ------------------------------------------------------------------------- */
+
+/* Release everything; a pending exception is kept. */
+static void clean_up(walk* w) {
+  py_pending pending = py_pending_save();
+  for (Py_ssize_t i = 0; i < w->n_leaves; i++) {
+    if (w->leaves[i].made) dlx_managed_release(w->leaves[i].made);
+    Py_XDECREF(w->leaves[i].result);
+    py_route_leave(w->leaves[i].route);
+  }
+  for (Py_ssize_t i = 0; i < w->n_nodes; i++) {
+    Py_XDECREF(w->nodes[i].result);
+    Py_DECREF(w->nodes[i].obj);
+  }
+  for (Py_ssize_t i = 0; i < w->n_items; i++) {
+    Py_DECREF(w->items[i].value);
+    Py_XDECREF(w->items[i].key);
+  }
+  if (w->items != w->few_items) PyMem_Free(w->items);
+  if (w->nodes != w->few_nodes) PyMem_Free(w->nodes);
+  if (w->order != w->few_order) PyMem_Free(w->order); /* see need_node */
+  if (w->stack != w->few_stack) PyMem_Free(w->stack);
+  if (w->leaves != w->few_leaves) PyMem_Free(w->leaves);
+  if (w->met != w->few_met) PyMem_Free(w->met);
+  py_pending_restore(pending);
+}
+
+PyObject* py_tree_run(PyObject* callable, PyObject* root, PyObject* to) {
+  walk w;
+  w.items = w.few_items;
+  w.nodes = w.few_nodes;
+  w.leaves = w.few_leaves;
+  w.order = w.few_order;
+  w.stack = w.few_stack;
+  w.met = w.few_met;
+  w.n_items = w.n_nodes = w.n_leaves = w.n_order = w.n_stack = w.n_met = 0;
+  w.room_items = w.room_nodes = w.room_leaves = FEW;
+  w.room_met = 2 * FEW;
+  memset(w.few_met, 0, sizeof w.few_met);
+
+  PyObject* result = NULL;
+  if (take_apart(&w, callable, root, to) == DONE && borrow_all(&w) == DONE &&
+      copy_all(&w) == DONE && hand_over_all(&w, callable, root, to) == DONE &&
+      put_together(&w) == DONE)
+    result = Py_NewRef(w.nodes[0].result);
+  clean_up(&w);
+  return result;
+}

@@ -1,0 +1,209 @@
+/* The type of the callable whose calls python/fast_path.c answers, and what else Python asks of it.
+ */
+
+#include "route.h"
+
+#include <structmember.h>
+
+/* ---- the type -------------------------------------------------------------------------------- */
+
+static PyObject* fast_path_new(PyTypeObject* type, PyObject* args, PyObject* keywords) {
+  static char* names[] = {"wrapped", "learn", "failed", NULL};
+  PyObject *wrapped, *learn, *failed;
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOO:Lane", names, &wrapped, &learn, &failed))
+    return NULL;
+  FastPathObject* self = (FastPathObject*)type->tp_alloc(type, 0);
+  if (self == NULL) return NULL;
+  self->vectorcall = py_fast_path_call;
+  self->wrapped = Py_NewRef(wrapped);
+  self->learn = Py_NewRef(learn);
+  self->failed = Py_NewRef(failed);
+  return (PyObject*)self;
+}
+
+static int fast_path_traverse(PyObject* object, visitproc visit, void* arg) {
+  FastPathObject* self = (FastPathObject*)object;
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(self->wrapped);
+  Py_VISIT(self->learn);
+  Py_VISIT(self->failed);
+  Py_VISIT(self->dict);
+  return 0;
+}
+
+static int fast_path_clear(PyObject* object) {
+  FastPathObject* self = (FastPathObject*)object;
+  Py_CLEAR(self->wrapped);
+  Py_CLEAR(self->learn);
+  Py_CLEAR(self->failed);
+  Py_CLEAR(self->dict);
+  return 0;
+}
+
+static void fast_path_dealloc(PyObject* object) {
+  PyTypeObject* type = Py_TYPE(object);
+  PyObject_GC_UnTrack(object);
+  if (((FastPathObject*)object)->weakrefs) PyObject_ClearWeakRefs(object);
+  fast_path_clear(object);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+static PyObject* fast_path_get(PyObject* self, PyObject* obj, PyObject* type) {
+  if (obj == NULL || obj == Py_None) return Py_NewRef(self);
+  return PyMethod_New(self, obj);
+}
+
+static PyObject* fast_path_reduce(PyObject* self, PyObject* unused) {
+  return PyObject_GetAttrString(self, "__qualname__"); /* pickled by name, as functions are */
+}
+
+static PyObject* fast_path_copy(PyObject* self, PyObject* unused) {
+  return Py_NewRef(self);
+}
+
+PyDoc_STRVAR(
+    fast_path_borrow_doc,
+    "_borrow(obj, to, /)\n--\n\n"
+    "Examine, export and check an array by its route: a dlx.Tensor for _load; `obj` itself "
+    "where that is the\nresult; None where Python must be asked.");
+
+static PyObject* fast_path_borrow(PyObject* callable, PyObject* const* args, Py_ssize_t nargs) {
+  if (nargs != 2 && nargs != 3) {
+    PyErr_SetString(PyExc_TypeError, "_lend takes an array and a target");
+    return NULL;
+  }
+  int brief = nargs == 3 && args[2] == Py_True;
+  py_route* r = py_fast_path_route(callable, Py_TYPE(args[0]), args[1]);
+  if (r == NULL && PyErr_Occurred()) return NULL;
+  if (r == NULL || !r->is_fast_path) Py_RETURN_NONE;
+  if (r->is_same) return Py_NewRef(args[0]);
+  py_route_enter(r);
+  DLManagedTensorVersioned* made = py_fast_path_borrow(r, args[0], brief, NULL);
+  py_route_leave(r);
+  if (made == NULL && PyErr_Occurred()) return NULL;
+  if (made == NULL) Py_RETURN_NONE;
+  return py_tensor_wrap(made);
+}
+
+PyDoc_STRVAR(
+    fast_path_load_doc,
+    "_load(tensor, obj, to, /)\n--\n\n"
+    "Hand over the tensor that _lend returned and consume it. NotImplemented where the route "
+    "no longer exists; then it is not consumed.");
+
+static PyObject* fast_path_load(PyObject* callable, PyObject* const* args, Py_ssize_t nargs) {
+  if (nargs != 3 || !Py_IS_TYPE(args[0], py_tensor_type)) {
+    PyErr_SetString(PyExc_TypeError, "_load takes what _lend gave, the array and the target");
+    return NULL;
+  }
+  if (py_tensor_managed(args[0]) == NULL) return NULL;
+  py_route* r = py_route_find(Py_TYPE(args[1]), args[2]);
+  if (r == NULL || !r->is_fast_path || r->is_same) Py_RETURN_NOTIMPLEMENTED;
+  DLManagedTensorVersioned* made = ((TensorObject*)args[0])->managed;
+  ((TensorObject*)args[0])->managed = NULL;
+  py_route_enter(r);
+  PyObject* result = py_fast_path_hand_over(callable, r, made, args[1], args[2], NULL);
+  py_route_leave(r);
+  return result;
+}
+
+PyDoc_STRVAR(
+    fast_path_place_doc,
+    "_place(element, to, slots, known, moved, key, place, /)\n--\n\n"
+    "Convert an element of a lazy view and note it: slots[key] = (element, result), and under the "
+    "element's address\nknown[address] = place. Returns the result; None where Python must do it: "
+    "the address is noted already, the\nelement has no route, or another thread was here.");
+
+/* Owns: all borrowed; the result is new. GIL: needed; may run Python. Errors: NULL with an
+ * exception; the result may be noted already, as what it is. */
+static PyObject* fast_path_place(PyObject* callable, PyObject* const* args, Py_ssize_t nargs) {
+  if (nargs != 7 || !PyDict_CheckExact(args[2]) || !PyDict_CheckExact(args[3]) ||
+      !PyDict_CheckExact(args[4])) {
+    PyErr_SetString(PyExc_TypeError, "_place takes an element, a target, three dicts, two keys");
+    return NULL;
+  }
+  PyObject *element = args[0], *to = args[1], *slots = args[2], *known = args[3], *key = args[5];
+  py_route* r = py_route_find(Py_TYPE(element), to);
+  if (r == NULL || !r->is_fast_path || r->is_same) Py_RETURN_NONE;
+  PyObject *name = PyLong_FromVoidPtr(element), *result = NULL, *slot = NULL;
+  if (name == NULL) return NULL;
+  int met = PyDict_Contains(known, name);
+  if (met == 0) met = PyDict_Contains(args[4], name);
+  if (met == 0 && (result = py_fast_path_run(callable, r, element, to)) == py_fast_path_pass)
+    met = 1;
+  if (met == 0 && result && (slot = PyTuple_Pack(2, element, result))) {
+    PyObject* there = PyDict_SetDefault(slots, key, slot);
+    if (there == NULL || (there == slot && PyDict_SetItem(known, name, args[6]) < 0)) {
+      met = -1;
+    } else if (there != slot) {
+      met = 1;
+    }
+  }
+  Py_DECREF(name);
+  if (met == 0 && slot) {
+    Py_DECREF(slot);
+    return result;
+  }
+  if (result != py_fast_path_pass) Py_XDECREF(result);
+  Py_XDECREF(slot);
+  if (met == 1) Py_RETURN_NONE;
+  return NULL;
+}
+
+static PyMethodDef fast_path_methods[] = {
+    {"_place", (PyCFunction)(void (*)(void))fast_path_place, METH_FASTCALL, fast_path_place_doc},
+    {"_borrow", (PyCFunction)(void (*)(void))fast_path_borrow, METH_FASTCALL, fast_path_borrow_doc},
+    {"_load", (PyCFunction)(void (*)(void))fast_path_load, METH_FASTCALL, fast_path_load_doc},
+    {"__reduce__", fast_path_reduce, METH_NOARGS, NULL},
+    {"__copy__", fast_path_copy, METH_NOARGS, NULL},
+    {"__deepcopy__", fast_path_copy, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef fast_path_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(FastPathObject, vectorcall), 1, NULL},
+    {"__dictoffset__", T_PYSSIZET, offsetof(FastPathObject, dict), 1, NULL},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(FastPathObject, weakrefs), 1, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyGetSetDef fast_path_attributes[] = {
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+PyDoc_STRVAR(fast_path_doc,
+             "FastPathFunction(wrapped, learn, failed)\n--\n\n"
+             "A function with a fast path in C; see dlx.convert.");
+
+static PyType_Slot fast_path_slots[] = {
+    {Py_tp_new, fast_path_new},
+    {Py_tp_dealloc, fast_path_dealloc},
+    {Py_tp_traverse, fast_path_traverse},
+    {Py_tp_clear, fast_path_clear},
+    {Py_tp_call, PyVectorcall_Call},
+    {Py_tp_descr_get, fast_path_get},
+    {Py_tp_methods, fast_path_methods},
+    {Py_tp_getset, fast_path_attributes},
+    {Py_tp_members, fast_path_members},
+    {Py_tp_doc, (void*)fast_path_doc},
+    {0, NULL},
+};
+
+static PyType_Spec fast_path_spec = {
+    .name = "dlx._core.native.FastPathFunction",
+    .basicsize = sizeof(FastPathObject),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
+             Py_TPFLAGS_METHOD_DESCRIPTOR,
+    .slots = fast_path_slots,
+};
+
+int py_fast_path_init(PyObject* module) {
+  if (py_fast_path_words() < 0) return -1;
+  PyObject* type = PyType_FromSpec(&fast_path_spec);
+  if (type == NULL) return -1;
+  int failed = PyModule_AddObjectRef(module, "FastPathFunction", type);
+  Py_DECREF(type);
+  return failed;
+}

@@ -1,0 +1,140 @@
+#ifndef DLX_PY_ROUTE_H_
+#define DLX_PY_ROUTE_H_
+
+/* How an exact type reaches a target without Python: what python/route.c fills in and
+ * python/fast_path.c runs.
+ */
+
+#include "dlx_python.h"
+
+enum { DLX_MAX_QUESTIONS = 12 };
+#define DLX_EVERY_CODE UINT32_MAX
+
+/* An attribute or method without arguments of one type, with the C function behind it where there
+ * is one. */
+typedef struct {
+  PyObject* name;     /* NULL = no question */
+  PyTypeObject* type; /* the C functions below are for this exact type only */
+  getter get;
+  void* closure;
+  PyCFunction call; /* METH_NOARGS */
+  int is_method;
+} py_question;
+
+/* A question that must be answered false. */
+typedef struct {
+  py_question ask;
+  uint32_t codes;      /* bit n = asked where the dtype code is n; all of them: before anything is
+                          borrowed, since borrowing may already change the array */
+  int of_owner;        /* asked of the owner, not of the array */
+  py_question resolve; /* asked of the array when the answer was true, to make it false for good */
+} py_guard;
+
+/* A value in a dict that must be this very object (a switch of the framework that is off). */
+typedef struct {
+  PyObject *dict, *name, *value;
+} py_switch;
+
+typedef struct {
+  PyTypeObject* type; /* exact; strong where holds_type */
+  int holds_type;
+  PyObject* key;    /* the `to` of the call; strong */
+  unsigned tag;     /* the type's version: a patched type misses */
+  int is_fast_path; /* 0 = known to need Python */
+  int is_same;      /* the object itself is the result */
+  int users; /* calls that are running on it; a route that was replaced is freed after the last */
+  int is_replaced;
+  PyTypeObject* take_type; /* of the target; strong; NULL = the target is dlx.Tensor */
+  unsigned take_tag;
+  const DLPackExchangeAPI* give;
+  const DLPackExchangeAPI* take;     /* NULL = none is used */
+  PyObject* load;                    /* load(dlx.Tensor), where no table is used; strong, or NULL */
+  int n_early, n_guards, n_switches; /* guards that need no dtype come first */
+  py_guard guards[DLX_MAX_QUESTIONS];
+  dlx_guard_function quick; /* answers further guards in C; NULL = there is none */
+  py_switch switches[DLX_MAX_QUESTIONS];
+  py_question owner; /* what keeps the memory alive; no question = the array itself */
+  py_question start,
+      nbytes;          /* of the owner: the bytes that it really has; no question = `quick` looks */
+  py_question dtype;   /* asked where the code and width are those of `confirmed` */
+  PyObject* confirmed; /* {code | bits << 8: dtype object that the answer must be}, or NULL */
+  dlx_capabilities accepts;
+  uint32_t plain_dtype;     /* word of a dtype that was accepted last; 0 = none yet */
+  uint32_t plain_alignment; /* what the consumer wants for it */
+} py_route;
+
+/* The route for an exact type and target, or NULL. Owns: borrowed; callers that run Python
+ * meanwhile hold it by py_route_enter and py_route_leave. GIL: needed. Errors: none. */
+py_route* py_route_find(PyTypeObject* type, PyObject* key);
+
+static inline void py_route_enter(py_route* route) {
+  route->users++;
+}
+
+/* GIL: needed; may run Python. A pending exception is kept. */
+void py_route_leave(py_route* route);
+
+/* Answer a question. Owns: new reference. GIL: needed. Errors: NULL with an exception. */
+PyObject* py_ask(const py_question* question, PyObject* obj);
+
+extern PyMethodDef py_route_functions[];
+
+/* ---- python/fast_path.c ---------------------------------------------------------------------- */
+
+/* A function with a fast path: its type is in python/fast_path_type.c. */
+typedef struct {
+  PyObject_HEAD vectorcallfunc vectorcall;
+  PyObject* wrapped; /* the Python function: complete on its own */
+  PyObject* learn;   /* learn(type, to): adds a route, if there is one */
+  PyObject* failed;  /* failed(obj, to, cause, tree=None): the error for a consumer that failed */
+  PyObject* dict;    /* __name__, __doc__, __wrapped__, ... */
+  PyObject* weakrefs;
+} FastPathObject;
+
+extern PyObject* py_fast_path_pass; /* a unique answer that means "ask Python" */
+
+/* The fast path's vectorcall. */
+PyObject* py_fast_path_call(PyObject* callable, PyObject* const* args, size_t nargsf,
+                            PyObject* names);
+
+/* Intern the words of options. Errors: -1 with an exception. */
+int py_fast_path_words(void);
+
+/* The route for an exact type and target, learnt now if it must be. Owns: borrowed, see
+ * py_route_find. GIL: needed; may run Python. Errors: NULL = ask Python, unless an exception is
+ * set, which then ends the call: an interrupt, an exit, or MemoryError. */
+py_route* py_fast_path_route(PyObject* callable, PyTypeObject* type, PyObject* to);
+
+/* Convert one array by its route, without options. Owns: the result is new, py_fast_path_pass
+ * borrowed. GIL: needed; may run Python. Errors: NULL with an exception, or py_fast_path_pass. */
+PyObject* py_fast_path_run(PyObject* callable, py_route* route, PyObject* obj, PyObject* to);
+
+/* A managed tensor over an array: examined, exported and checked. `brief`: the memory is only read
+ * during the call, and need not be protected from a later resize. `resolvable`: NULL, or where to
+ * write the incompatibilities that a copy resolves; the caller then makes that copy. Owns: the
+ * caller owns the result, which owns the array or its storage. GIL: needed; may run Python. Errors:
+ * NULL, as py_fast_path_route. */
+DLManagedTensorVersioned* py_fast_path_borrow(py_route* route, PyObject* obj, int brief,
+                                              uint32_t* resolvable);
+
+/* A copy of a borrowed tensor, in the order of dimensions that the consumer takes. Owns: takes
+ * `made`; the caller owns the result. GIL: needed, released meanwhile. Errors: NULL, as
+ * py_fast_path_route. */
+DLManagedTensorVersioned* py_fast_path_copy(const py_route* route, DLManagedTensorVersioned* made);
+
+/* Hand a managed tensor to the consumer. `tree` is what the array was found in, or NULL. Owns:
+ * takes `made`. GIL: needed. Errors: NULL with what `failed` gives. */
+PyObject* py_fast_path_hand_over(PyObject* callable, const py_route* route,
+                                 DLManagedTensorVersioned* made, PyObject* obj, PyObject* to,
+                                 PyObject* tree);
+
+/* ---- python/fast_path_tree.c ----------------------------------------------------------------- */
+
+/* Whether objects of an exact type are trees that py_tree_run knows. */
+int py_tree_takes(PyTypeObject* type);
+
+/* Convert a list, tuple or dict. GIL: needed; may run Python. Errors: NULL with an exception; NULL
+ * without one = ask Python, nothing was handed over. */
+PyObject* py_tree_run(PyObject* callable, PyObject* root, PyObject* to);
+
+#endif

@@ -1,0 +1,255 @@
+"""Functions for C, cffi and ctypes authors: `from_dlpack`, `empty`, `to_capsule`, `borrow`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import index
+from types import TracebackType
+from typing import Any
+
+from dlx._api.convert import convert
+from dlx._containers.lookup import container_of
+from dlx._core import cuda, native
+from dlx._core.extension import ffi, lib
+from dlx._core.module import set_module
+from dlx._core.stream import Stream
+from dlx._core.tensor import Tensor
+from dlx._core.types import Device, DType
+from dlx._engine.request import describe, not_an_array
+from dlx._protocols.pointer import dltensor, extents_of, from_managed, from_pointer
+from dlx.errors import CopyRequiredError, DeviceError, DlxError, ReadOnlyError
+
+__all__ = ["borrow", "empty", "from_dlpack", "from_managed", "from_pointer", "to_capsule"]
+
+
+@set_module("dlx")
+def from_dlpack(obj: Any) -> Tensor:
+    """Return any array as a `dlx.Tensor`; the same as ``dlx.convert(obj, to="dlx")`` without options.
+
+    Parameters
+    ----------
+    obj
+        Whatever `dlx.convert` takes: an array of a framework, anything with ``__dlpack__``, a buffer, a capsule.
+
+    Raises
+    ------
+    ConversionError
+        If it cannot be converted; the class says why.
+    AdapterNotFoundError
+        If it is no array.
+
+    Examples
+    --------
+    >>> import dlx
+    >>> dlx.from_dlpack(b"abc").readonly
+    True
+    """
+    return _tensor(obj)
+
+
+@set_module("dlx")
+def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu") -> Tensor:
+    """Return a writable, row-major tensor over new, uninitialized memory.
+
+    Parameters
+    ----------
+    shape
+        Extents, ``(ndim,)``; an int means one dimension.
+    dtype
+        A name such as ``"float32"``, a triple ``(code, bits, lanes)``, or a `dlx.DType`.
+    device
+        ``"cpu"``, or a CUDA device such as ``"cuda:1"``.
+
+    Returns
+    -------
+    Tensor
+        Its memory is aligned to 256 bytes; there is none where there is no element. Device memory comes from the
+        driver's stream-ordered allocator where the device has one; consumers wait for it by themselves.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the shape is none.
+    DTypeError, DeviceError, LayoutError
+        If there is no such dtype or device, or the size does not fit 63 bits, or the driver cannot give it.
+    MemoryError
+        If there is not enough memory.
+
+    Notes
+    -----
+    256 bytes is what ``dlpack.h`` asks of a producer, though no consumer may rely on it.
+
+    Examples
+    --------
+    >>> import dlx
+    >>> dlx.empty((2, 3), "bfloat16").nbytes
+    12
+    """
+    extents = extents_of(shape)
+    kind, where = DType(dtype), Device(device)
+    on_device = where.type == lib.kDLCUDA
+    if not on_device and where != Device("cpu"):
+        raise DeviceError(
+            f"dlx allocates on the host and on CUDA devices, asked for {where}", fix="Say 'cpu' or 'cuda:0'."
+        )
+    # tensor_new checks every number; the memory of this tensor is never read.
+    like = native.tensor_new(lib.DLX_ALIGNMENT, extents, None, kind, where, 0, None)
+    if on_device:
+        cuda.require()
+        return native.tensor_on_device(like, False, where.id)
+    return native.tensor_empty(native.tensor_address(like))
+
+
+@set_module("dlx")
+def to_capsule(obj: Any, *, max_version: tuple[int, int] | None = None) -> Any:
+    """Return any array as a raw DLPack capsule, for a consumer that wants one.
+
+    Parameters
+    ----------
+    obj
+        Whatever `dlx.convert` takes.
+    max_version
+        Highest DLPack version that the consumer reads. None, or major 0: a legacy capsule, named ``"dltensor"``;
+        ``(1, 0)`` and above: a versioned one, named ``"dltensor_versioned"``.
+
+    Returns
+    -------
+    PyCapsule
+        To be consumed once. A capsule that is never consumed releases the memory when it is destroyed.
+
+    Raises
+    ------
+    ReadOnlyError
+        If a legacy capsule was asked for of read-only memory: it could not say so.
+    ConversionError, AdapterNotFoundError
+        As `dlx.convert`.
+    TypeError
+        If `max_version` is no pair.
+
+    Notes
+    -----
+    Names and versions are those of the Python specification of DLPack; the meaning of `max_version` is that of the
+    array API standard's ``__dlpack__``.
+
+    Examples
+    --------
+    >>> import dlx
+    >>> "dltensor_versioned" in repr(dlx.to_capsule(b"abc", max_version=(1, 0)))
+    True
+    """
+    if max_version is not None and not (isinstance(max_version, tuple) and len(max_version) == 2):
+        raise TypeError(f"max_version must be None or a tuple (major, minor), found {max_version!r}")
+    if max_version is None or index(max_version[0]) < 1:
+        reason = "a legacy capsule cannot say that memory is read-only"
+        return _writable(obj, "capsule", reason, "Pass max_version=(1, 0), or give a copy.").__dlpack__()
+    return _tensor(obj).__dlpack__(max_version=(index(max_version[0]), index(max_version[1])))
+
+
+@set_module("dlx")
+class borrow:  # noqa: N801
+    """Borrow an array as a ``DLTensor *`` for C code: a context manager, for calls that keep no pointer.
+
+    Parameters
+    ----------
+    obj
+        Whatever `dlx.convert` takes. It is converted when the block is entered, and kept alive until it is left.
+    readonly
+        Promise that the C code only reads: read-only memory is borrowed too, and what can be borrowed only as a copy
+        (pending conj and neg bits) is copied. Without it memory is always shared.
+    stream
+        The stream that the C code works on, as in `dlx.convert`. None: the legacy stream of a CUDA device; host memory
+        has none.
+
+    Returns
+    -------
+    cdata
+        ``DLTensor *`` of `dlx.ffi`, with a shape and strides of its own. After the block it must not be used any more;
+        the cdata is emptied (NULL, no dimension), and a pointer that C kept dangles.
+
+    Raises
+    ------
+    ReadOnlyError
+        If the memory is read-only and `readonly` is False.
+    CopyRequiredError
+        If it cannot be shared and `readonly` is False.
+    ConversionError, AdapterNotFoundError
+        As `dlx.convert`.
+    RuntimeError
+        If the same object is entered twice.
+
+    Examples
+    --------
+    >>> import dlx
+    >>> with dlx.borrow(bytearray(b"abc")) as tensor:
+    ...     tensor.ndim, tensor.shape[0]
+    (1, 3)
+    """
+
+    # In lower case like contextlib.suppress: it is used as a function.
+    __slots__ = ("_entered", "_held", "_obj", "_options")
+
+    def __init__(self, obj: Any, *, readonly: bool = False, stream: Any = None) -> None:
+        self._obj = obj
+        self._options = bool(readonly), stream
+        self._entered = False
+        self._held: Any = None
+
+    def __enter__(self) -> Any:
+        if self._entered:
+            raise RuntimeError("this borrow was entered before. Call dlx.borrow again.")
+        self._entered = True
+        obj, self._obj = self._obj, None
+        readonly, stream = self._options
+        if readonly:
+            tensor = _tensor(obj, stream=stream)
+        else:
+            try:
+                reason = "it is read-only, and it was not said that it will only be read"
+                tensor = _writable(obj, "DLTensor *", reason, "Pass readonly=True.", stream=stream, copy=False)
+            except CopyRequiredError as error:
+                error.fix = "Pass readonly=True to have a copy read, or give a copy of your own to be written to."
+                raise
+        if stream is None and cuda.is_cuda(tensor.device):
+            _for_legacy(tensor)
+        borrowed = ffi.new("DLTensor *")
+        borrowed[0] = dltensor(tensor)[0]
+        numbers = ffi.new("int64_t[]", tensor.shape), ffi.new("int64_t[]", tensor.strides)
+        borrowed.shape, borrowed.strides = numbers
+        self._held = tensor, borrowed, numbers
+        return borrowed
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            ffi.buffer(held[1])[:] = bytes(ffi.sizeof("DLTensor"))
+
+
+def _for_legacy(tensor: Tensor) -> None:
+    """Make the legacy stream wait, which C code works on unless it names another."""
+    ready = cuda.readiness_of(tensor)
+    if ready is not None:
+        cuda.wait(ready, Stream(Device(lib.kDLCUDA, tensor.device.id), lib.DLX_STREAM_LEGACY))
+
+
+def _tensor(obj: Any, **options: Any) -> Tensor:
+    if container_of(type(obj)) is not None:
+        raise not_an_array(obj).complete(target="dlx")
+    try:
+        return convert(obj, to="dlx", **options)  # type: ignore[no-any-return]
+    except DlxError as error:
+        if error.fix.startswith("Pass "):  # an option that these entry points do not have
+            error.fix = f"{error.fix.removesuffix('.')} to dlx.convert(obj, to='dlx') and give what it returns."
+        raise
+
+
+def _writable(obj: Any, target: str, reason: str, fix: str, **options: Any) -> Tensor:
+    """Return a writable tensor. A capsule that is known to be read-only is refused before it is consumed."""
+    capsule = native.capsule_state(obj) in ("versioned", "legacy")
+    tensor = native.capsule_peek(obj) if capsule else None
+    if tensor is None or not tensor.readonly:
+        tensor = _tensor(obj, **options)
+    if tensor.readonly:
+        raise ReadOnlyError(reason, source=str(describe(obj)), target=target, fix=fix)
+    return tensor

@@ -1,0 +1,192 @@
+"""`convert` and `plan`."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, cast
+
+from dlx._containers.lookup import container_of
+from dlx._core.module import set_module
+from dlx._core.native import FastPathFunction
+from dlx._engine.batch import convert_tree, plan_tree
+from dlx._engine.executor import convert_leaf, forget_frames, plan_leaf
+from dlx._engine.fast_path import _consumer_failed, learn
+from dlx._engine.plan import Plan
+from dlx._engine.planner import begin
+from dlx._engine.request import _described, producer_of, request_of
+from dlx._views.factory import lazy_view, plain_view
+from dlx.errors import DlxError
+
+if TYPE_CHECKING:
+    from dlx.typing import DeviceLike, Errors, Readonly, Target
+
+__all__ = ["convert", "plan"]
+
+
+@set_module("dlx")
+def convert(
+    obj: Any,
+    to: Target | None = None,
+    *,
+    like: Any = None,
+    device: DeviceLike | None = None,
+    copy: bool | None = None,
+    readonly: Readonly = "copy",
+    detach: bool = False,
+    stream: Any = None,
+    lazy: bool = False,
+    strict: bool = False,
+    errors: Errors = "raise",
+) -> Any:
+    """Convert an array, or every array in a container, to another framework, sharing memory wherever that is safe.
+
+    Values, dtype and shape always survive exactly. `dlx.plan` with the same arguments says beforehand what happens.
+
+    Parameters
+    ----------
+    obj
+        An array of any framework that has an adapter; anything with ``__dlpack__``, ``__array_interface__`` or the
+        buffer protocol; a raw DLPack capsule, which is used up. Or a container of such: lists, tuples, dicts, their
+        subclasses, dataclasses, mappings, what adapters declare, and objects with ``__dlx_tree__``, in any nesting.
+    to
+        Target: a name (``"torch"``), a module, or an array type that an adapter lists. ``"dlx"`` gives a `dlx.Tensor`.
+    like
+        Instead of `to`: an array whose framework and device are the target.
+    device
+        Where the result shall be: ``"cpu"``, ``"cuda:1"``, ``(2, 1)``, `dlx.Device`. None: where it is, if the target
+        can hold it there, else the target's default device. Beats the device of `like`.
+    copy
+        None: share if possible, copy if needed. False: share or raise. True: fresh memory, always.
+    readonly
+        For a read-only source and a target whose arrays are always writable: ``"copy"``, ``"error"``, or ``"share"`` to
+        alias it all the same. Never makes a numpy result writable; does not act inside one framework.
+    detach
+        Whether an array that requires gradients may be converted without them. The result is always graph-free.
+    stream
+        The target's stream, for device memory.
+    strict
+        Of containers: refuse what is neither array, container nor plain data, instead of letting it pass through.
+    errors
+        Of containers: ``"raise"`` the first error, or ``"collect"`` all of them in an ExceptionGroup.
+    lazy
+        Of containers: return a view of the living container, which converts an element when it is first asked for, and
+        writes through. It has no effect on a single array.
+
+    Returns
+    -------
+    array or container
+        An array of the target framework, with the shape of `obj`. `obj` itself, if it is one already and nothing was
+        asked that changes it. Of a container: a new one of the same type around converted arrays (list or dict, where
+        that type cannot hold them); an array or container that stands in it twice does so in the result.
+
+    Raises
+    ------
+    CopyRequiredError, ReadOnlyError
+        If ``copy=False`` (or ``readonly="error"``) forbids the copy that is needed.
+    DTypeError, LayoutError, DeviceError, StreamError, ProtocolError, ConsumedError, ConversionError
+        If this data cannot be converted. The framework's own error, where there is one, is the cause.
+    AdapterNotFoundError, FrameworkNotInstalledError, PluginError
+        If nothing knows the object or the target, or the target is not installed.
+    TypeError, ValueError
+        If the call itself is wrong.
+    ExceptionGroup
+        With ``errors="collect"``: what was raised for each array of a container.
+
+    Notes
+    -----
+    The result keeps the source's memory alive; the source's own metadata is not read again. Nothing is raised for
+    writing later to shared memory from both sides: that is what sharing means.
+
+    A container is never written to. Attributes of a subclass of list, dict and the like stay as they are, except those
+    that are items as well. Inside a container, buffers and numbers (numpy's too) pass through, as does whatever is no
+    array. An error says where it arose, as in ``obj['a'][3].x``; after it nothing is used up and nothing was converted.
+
+    Examples
+    --------
+    >>> import dlx
+    >>> tensor = dlx.convert(bytearray(b"abc"), to="dlx")
+    >>> tensor.shape, str(tensor.dtype), tensor.readonly
+    ((3,), 'uint8', False)
+    >>> dlx.convert({"a": [tensor, "text"], "again": tensor}, to="dlx")["again"] is tensor
+    True
+    """
+    if lazy and not detach and not strict:
+        plain = like is device is copy is stream is None and readonly == "copy" and errors == "raise"
+        view = plain_view(obj, to) if plain else None  # of a target that was asked for before
+        if view is not None:
+            return view
+    request = request_of(to, like, device, copy, readonly, detach, stream, errors)
+    handler = container_of(type(obj))
+    if handler is None:
+        return convert_leaf(begin(obj, producer_of(obj, request), request))
+    # The fast path shares memory and takes no options: arrays of a tree use it where no option is set.
+    may = to is not None and device is None and stream is None and not copy and not detach
+    fast_path = cast("FastPathFunction", convert) if may else None
+    if lazy:
+        quick = fast_path if readonly == "copy" and copy is None else None
+        return lazy_view(obj, request, quick, to, strict=strict, collect=errors == "collect")
+    return convert_tree(obj, handler, request, strict=strict, collect=errors == "collect", fast_path=fast_path, to=to)
+
+
+@set_module("dlx")
+def plan(
+    obj: Any,
+    to: Target | None = None,
+    *,
+    like: Any = None,
+    device: DeviceLike | None = None,
+    copy: bool | None = None,
+    readonly: Readonly = "copy",
+    detach: bool = False,
+    stream: Any = None,
+    lazy: bool = False,
+    strict: bool = False,
+    errors: Errors = "raise",
+    probe: bool = True,
+) -> Plan:
+    """Say what `convert` with the same arguments will do, and why, without doing it.
+
+    Parameters
+    ----------
+    obj, to, like, device, copy, readonly, detach, stream, lazy, strict, errors
+        As in `convert`.
+    probe
+        Whether a producer may be asked for a capsule, which is dropped, where nothing else can tell what it holds.
+        An object that only has ``__dlpack__`` is of that kind; arrays with an adapter never are.
+
+    Returns
+    -------
+    Plan
+        Its `error` is what `convert` would raise; a refusal is never raised here.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the call itself is wrong.
+
+    Examples
+    --------
+    >>> import dlx
+    >>> dlx.plan(b"abc", to="dlx").outcome
+    'shared'
+    """
+    try:
+        request = request_of(to, like, device, copy, readonly, detach, stream, errors)
+        handler = container_of(type(obj))
+        if handler is not None:
+            return plan_tree(obj, handler, request, strict=strict, collect=errors == "collect", probe=probe)
+        leaf = begin(obj, producer_of(obj, request), request)
+    except DlxError as error:
+        forget_frames(error)
+        return Plan("", _described(obj), error.target or str(to), None, "refused", error=error)
+    plan_leaf(leaf, probe=probe)
+    assert leaf.plan is not None
+    return leaf.plan
+
+
+if not TYPE_CHECKING:
+    # From Python 3.14 on annotations are evaluated late and not copied by name; ours are plain strings.
+    _copied = dict.fromkeys([*functools.WRAPPER_ASSIGNMENTS, "__annotations__"])
+    convert = functools.update_wrapper(
+        FastPathFunction(convert, learn, _consumer_failed), convert, assigned=tuple(_copied)
+    )

@@ -1,0 +1,218 @@
+"""`shares_memory`: whether two arrays of any frameworks have a byte in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import gcd, prod
+from struct import calcsize
+from typing import Any, NamedTuple
+
+from dlx._core.extension import lib
+from dlx._core.module import set_module
+from dlx._core.tensor import type_name
+from dlx._core.types import Device
+from dlx._engine.executor import export
+from dlx._engine.planner import begin
+from dlx._engine.request import Request, producer_of
+from dlx._engine.transfer import adapter_failed
+from dlx._registry.generic import TENSOR
+from dlx.errors import DlxError
+
+__all__ = ["collision", "shares_memory"]
+
+POINTER = calcsize("P")
+MAX_STEPS = 20_000
+"""Combinations that are tried before an answer is given by the ranges of addresses alone."""
+
+
+class Extent(NamedTuple):
+    """The bytes of one array: runs of `width` bytes, at the lowest address plus 0 to `most` times each step."""
+
+    device: Device
+    start: int
+    end: int  # behind the highest byte
+    width: int
+    axes: tuple[tuple[int, int], ...]  # (step in bytes > 0, most > 0)
+
+
+@set_module("dlx")
+def shares_memory(a: Any, b: Any) -> bool:
+    """Say whether two arrays, of any frameworks, have at least one byte of memory in common.
+
+    Addresses are compared, not values; nothing is read, copied or used up. Strides count: ``x[::2]`` and ``x[1::2]``
+    have nothing in common, though their ranges overlap.
+
+    Parameters
+    ----------
+    a, b
+        Arrays, as `convert` takes them.
+
+    Returns
+    -------
+    bool
+        Exact for arrays without gaps, and for strided ones unless that is too hard a question (deciding it is
+        NP-complete): after 20,000 combinations the answer is whether the ranges of addresses overlap, so that True may
+        be wrong then, and False never is.
+
+    Raises
+    ------
+    AdapterNotFoundError
+        If one of them is no array.
+    ConversionError
+        If one has no plain memory: sparse and fake tensors, used capsules.
+
+    Notes
+    -----
+    Memory that the same pages map at two addresses (`mmap` of one file twice, CUDA's IPC) is not recognised. An object
+    that only has ``__dlpack__`` is asked for a capsule, which is dropped.
+
+    Examples
+    --------
+    >>> import dlx
+    >>> block = bytearray(8)
+    >>> tensor = dlx.convert(block, to="dlx")
+    >>> dlx.shares_memory(tensor, block), dlx.shares_memory(tensor, bytearray(8))
+    (True, False)
+    """
+    one, other = _extent(a), _extent(b)
+    if one is None or other is None or not _same_memory(one.device, other.device):
+        return False
+    if one.start >= other.end or other.start >= one.end:
+        return False
+    return _meet(one, other)
+
+
+def collision(some: Sequence[Any], others: Sequence[Any]) -> tuple[int, int] | None:
+    """Find an array that shares memory with another one.
+
+    Parameters
+    ----------
+    some, others
+        N and M arrays.
+
+    Returns
+    -------
+    tuple of int or None
+        Two numbers that count through ``(*some, *others)``, the first below N; None where no array of `some` shares
+        memory with another of either. Arrays without plain memory share none.
+
+    Notes
+    -----
+    In order of address, so that only neighbours are compared.
+    """
+    extents = []
+    for i, array in enumerate((*some, *others)):
+        try:
+            extent = _extent(array)
+        except DlxError:
+            continue
+        if extent is not None:
+            extents.append((extent, i))
+    extents.sort(key=lambda each: (each[0].start, each[1]))
+    near: tuple[list[tuple[Extent, int]], list[tuple[Extent, int]]] = ([], [])  # of some, of others
+    for extent, i in extents:
+        mine = i < len(some)
+        for group in near:
+            group[:] = [each for each in group if each[0].end > extent.start]
+        for other, j in (*near[0], *near[1]) if mine else near[0]:
+            if _same_memory(extent.device, other.device) and _meet(other, extent):
+                return (min(i, j), max(i, j))
+        near[not mine].append((extent, i))
+    return None
+
+
+def _same_memory(a: Device, b: Device) -> bool:
+    """Return whether two devices share one address space, as all kinds of host memory do."""
+    host = (lib.kDLCPU, lib.kDLCUDAHost, lib.kDLROCMHost, lib.kDLCUDAManaged)
+    return a == b or (a.type in host and b.type in host)
+
+
+def _extent(obj: Any) -> Extent | None:
+    """Return the bytes of an array; None where it has no element, or no memory of its own."""
+    request = Request(TENSOR)
+    source = producer_of(obj, request)
+    try:
+        info = source.info(obj)
+        if info is not None and (info.strides is None or info.dtype is None) and info.address:
+            return _of_interface(obj.__array_interface__, info.address)
+        tensor = source.sketch(obj)
+    except DlxError:
+        tensor = None  # it cannot be described: the export below raises the reason
+    except Exception as error:
+        raise adapter_failed(source, error).complete(source=type_name(type(obj))) from error
+    if tensor is None:
+        leaf = begin(obj, source, request)
+        if leaf.plan is not None and leaf.plan.error is not None:
+            raise leaf.plan.error
+        if leaf.fresh:  # it is copied on each conversion
+            return None
+        tensor = export(leaf)
+    bits = tensor.dtype.bits * tensor.dtype.lanes
+    if bits % 8 and tensor.nbytes * 8 < bits * prod(tensor.shape) + 8:  # packed below a byte, hence contiguous
+        return _runs(tensor.device, tensor.data_ptr, tensor.nbytes, [])
+    width = -(-bits // 8)
+    return _runs(
+        tensor.device,
+        tensor.data_ptr,
+        width,
+        [(step * width, extent) for step, extent in zip(tensor.strides, tensor.shape, strict=True)],
+    )
+
+
+def _of_interface(interface: dict[str, Any], address: int) -> Extent | None:
+    """Return the extent of arrays that only the array interface describes: odd strides, dtypes that DLPack lacks."""
+    width = int(interface["typestr"][2:].partition("[")[0] or POINTER)  # numpy gives Python objects no width
+    shape = interface["shape"]
+    steps = interface.get("strides")
+    if steps is None:
+        steps = [width * prod(shape[i + 1 :]) for i in range(len(shape))]
+    return _runs(Device("cpu"), address, width, list(zip(steps, shape, strict=True)))
+
+
+def _runs(device: Device, start: int, width: int, axes: list[tuple[int, int]]) -> Extent | None:
+    """Bring axes of (step in bytes, extent) into the form of `Extent`."""
+    if width == 0 or any(extent == 0 for _, extent in axes):
+        return None
+    start += sum(step * (extent - 1) for step, extent in axes if step < 0)
+    steps = sorted((abs(step), extent - 1) for step, extent in axes if step and extent > 1)
+    while steps and steps[0][0] <= width:  # runs that touch are one run
+        step, most = steps.pop(0)
+        width += step * most
+    end = start + width + sum(step * most for step, most in steps)
+    return Extent(device, start, end, width, tuple(steps))
+
+
+def _meet(one: Extent, other: Extent) -> bool:
+    """Return whether two sets of runs have a byte in common: whether some sum of steps lies in a short interval.
+
+    One run covers a byte of the other where the difference of their offsets is between -width and width. The offsets
+    of the second are counted from its end, so that all steps are positive. Steps are tried from the largest to the
+    smallest; what the smaller ones can still reach, and their greatest common divisor, cut most of the search away.
+    """
+    most: dict[int, int] = {}
+    for step, times in (*one.axes, *other.axes):
+        most[step] = most.get(step, 0) + times
+    steps = sorted(most, reverse=True)
+    reach, divisor = [0], [0]  # of the steps from number i on, read from the end
+    for step in reversed(steps):
+        reach.append(reach[-1] + step * most[step])
+        divisor.append(gcd(divisor[-1], step))
+    last = other.end - other.width  # where the highest run of the second begins
+    waiting = [(0, last - one.start - one.width + 1, last - one.start + other.width - 1)]
+    tried = 0
+    while waiting:
+        level, low, high = waiting.pop()
+        if low <= 0 <= high:
+            return True
+        if level == len(steps):
+            continue
+        step, left = steps[level], len(steps) - level - 1
+        first = max(0, -((reach[left] - low) // step))
+        for times in range(first, min(most[step], high // step) + 1):
+            tried += 1
+            if tried > MAX_STEPS:
+                return True
+            bottom, top = low - times * step, high - times * step
+            if divisor[left] == 0 or top // divisor[left] * divisor[left] >= bottom:
+                waiting.append((level + 1, bottom, top))
+    return False

@@ -1,0 +1,284 @@
+"""What type checkers see of `convert` and `stack`; their code is in `dlx._api.convert` and `dlx._api.stack`.
+
+One overload for each kind of source and of target. There are few on purpose: checkers print them all with an error.
+
+- They are callable objects, as `convert` is at run time. As functions, pyright in its strict mode would call them
+  partially unknown at each use, where only some of the frameworks are installed.
+- Elements of a container count as arrays if they can be exported by DLPack: buffers and scalars pass through.
+- mypy takes an argument with Any in it (``NDArray[Any]``) for ambiguous if it fits overloads which differ in both the
+  parameter's type and the result. That is why there is no overload for `object`, and why arrays are ``_Array`` in all.
+- Frameworks that are not installed are Any.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from types import SimpleNamespace
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
+
+import jax
+import torch
+import tvm_ffi
+from numpy.typing import NDArray
+from typing_extensions import Buffer, CapsuleType
+
+from dlx._core.tensor import Tensor
+from dlx._views.base import View
+from dlx._views.mapping import MutableMappingView
+from dlx._views.sequence import MutableSequenceView, SequenceView
+from dlx.typing import DeviceLike, Options, SupportsDLPack, Target
+
+_T = TypeVar("_T")
+_T_co = TypeVar("_T_co", covariant=True)
+_K = TypeVar("_K")
+
+# Modules, recognized by the array type that they define: numpy and cupy, torch and tvm_ffi, jax.
+class _HasNDArray(Protocol[_T_co]):
+    @property
+    def ndarray(self) -> type[_T_co]: ...
+
+class _HasTensor(Protocol[_T_co]):
+    @property
+    def Tensor(self) -> type[_T_co]: ...  # noqa: N802
+
+class _HasArray(Protocol[_T_co]):
+    @property
+    def Array(self) -> type[_T_co]: ...  # noqa: N802
+
+_Module: TypeAlias = _HasNDArray[_T] | _HasTensor[_T] | _HasArray[_T]
+
+# numpy's stub declares __dlpack__ for arrays of numbers only, so that arrays are recognized by other attributes.
+class _NumPyArray(Protocol):
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+    def __setitem__(self, key: Any, value: Any, /) -> None: ...
+
+class _SupportsArrayInterface(Protocol):
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+
+class _NamedTuple(Protocol):
+    @property
+    def _fields(self) -> tuple[str, ...]: ...
+    def _asdict(self) -> dict[str, Any]: ...
+
+# Any sequence but str, whose __contains__ takes str only.
+class _Sequence(Protocol[_T_co]):
+    def __contains__(self, value: object, /) -> bool: ...
+    def __getitem__(self, index: int, /) -> _T_co: ...
+    def __len__(self) -> int: ...
+    def count(self, value: Any, /) -> int: ...
+    def index(self, value: Any, /) -> int: ...
+
+class _Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+class _Attrs(Protocol):
+    __attrs_attrs__: ClassVar[Any]
+
+class _Tree(Protocol):
+    def __dlx_tree__(self) -> Any: ...
+
+# Their type names the type of their arrays, which the conversion changes: the result is Any.
+_Container: TypeAlias = (
+    _Dataclass | _Attrs | _Tree | SimpleNamespace | View | _Sequence[Any] | AbstractSet[Any] | Mapping[Any, Any]
+)
+_Eager: TypeAlias = Literal[False]
+_Lazy: TypeAlias = Literal[True]
+
+_DLX: TypeAlias = Literal["dlx"]
+_NumPy: TypeAlias = Literal["numpy"]
+_Torch: TypeAlias = Literal["torch", "pytorch"]
+_Jax: TypeAlias = Literal["jax", "jaxlib"]
+_TVM: TypeAlias = Literal["tvm_ffi"]
+
+class _Free(Options, total=False):
+    lazy: bool  # of no effect
+
+class _Place(TypedDict, total=False):
+    device: DeviceLike | None
+    stream: object
+
+_Array: TypeAlias = SupportsDLPack | _SupportsArrayInterface | Buffer | CapsuleType
+_Element = TypeVar("_Element", bound=SupportsDLPack | _NumPyArray)
+_Type = TypeVar("_Type", bound=SupportsDLPack | _NumPyArray)
+
+class Convert:
+    """The type of `dlx.convert`."""
+
+    __wrapped__: Callable[..., Any]
+    """The same in Python, without the fast path."""
+
+    # ---- first: mypy takes a class with __getattr__ to have every attribute, those of an array as well
+
+    @overload
+    def __call__(self, obj: _NamedTuple, to: Target | None = ..., *, like: Any = ..., **o: Unpack[_Free]) -> Any: ...
+
+    # ---- an array
+
+    @overload
+    def __call__(self, obj: _Array, to: _DLX, **o: Unpack[_Free]) -> Tensor: ...
+    @overload
+    def __call__(self, obj: _Array, to: _NumPy, **o: Unpack[_Free]) -> NDArray[Any]: ...
+    @overload
+    def __call__(self, obj: _Array, to: _Torch, **o: Unpack[_Free]) -> torch.Tensor: ...
+    @overload
+    def __call__(self, obj: _Array, to: _Jax, **o: Unpack[_Free]) -> jax.Array: ...
+    @overload
+    def __call__(self, obj: _Array, to: _TVM, **o: Unpack[_Free]) -> tvm_ffi.Tensor: ...
+    @overload
+    def __call__(self, obj: _Array, to: _Module[_T], **o: Unpack[_Free]) -> _T: ...
+    @overload
+    def __call__(self, obj: _Array, to: type[_Type], **o: Unpack[_Free]) -> _Type: ...
+    @overload
+    def __call__(self, obj: _Array, to: None = ..., *, like: Tensor, **o: Unpack[_Free]) -> Tensor: ...
+    @overload
+    def __call__(self, obj: _Array, to: None = ..., *, like: NDArray[Any], **o: Unpack[_Free]) -> NDArray[Any]: ...
+    @overload
+    def __call__(self, obj: _Array, to: None = ..., *, like: torch.Tensor, **o: Unpack[_Free]) -> torch.Tensor: ...
+    @overload
+    def __call__(self, obj: _Array, to: None = ..., *, like: jax.Array, **o: Unpack[_Free]) -> jax.Array: ...
+    @overload
+    def __call__(self, obj: _Array, to: Target, *, like: None = ..., **o: Unpack[_Free]) -> Any: ...
+    @overload
+    def __call__(self, obj: _Array, to: Target | None = ..., *, like: Any, **o: Unpack[_Free]) -> Any: ...
+
+    # ---- containers
+
+    @overload
+    def __call__(self, obj: list[_Element], to: _DLX, *, lazy: _Eager = ..., **o: Unpack[Options]) -> list[Tensor]: ...
+    @overload
+    def __call__(
+        self, obj: list[_Element], to: _NumPy, *, lazy: _Eager = ..., **o: Unpack[Options]
+    ) -> list[NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, obj: list[_Element], to: _Torch, *, lazy: _Eager = ..., **o: Unpack[Options]
+    ) -> list[torch.Tensor]: ...
+    @overload
+    def __call__(
+        self, obj: list[_Element], to: _Jax, *, lazy: _Eager = ..., **o: Unpack[Options]
+    ) -> list[jax.Array]: ...
+    @overload
+    def __call__(
+        self, obj: list[_Element], to: _Module[_T], *, lazy: _Eager = ..., **o: Unpack[Options]
+    ) -> list[_T]: ...
+    @overload
+    def __call__(
+        self, obj: list[_Element], to: type[_Type], *, lazy: _Eager = ..., **o: Unpack[Options]
+    ) -> list[_Type]: ...
+    @overload
+    def __call__(
+        self, obj: tuple[_Element, ...], to: _DLX, *, lazy: _Eager = ..., **o: Unpack[Options]
+    ) -> tuple[Tensor, ...]: ...
+    @overload
+    def __call__(
+        self, obj: tuple[_Element, ...], to: _NumPy, *, lazy: _Eager = ..., **o: Unpack[Options]
+    ) -> tuple[NDArray[Any], ...]: ...
+    @overload
+    def __call__(
+        self, obj: tuple[_Element, ...], to: _Torch, *, lazy: _Eager = ..., **o: Unpack[Options]
+    ) -> tuple[torch.Tensor, ...]: ...
+    @overload
+    def __call__(
+        self, obj: tuple[_Element, ...], to: _Jax, *, lazy: _Eager = ..., **o: Unpack[Options]
+    ) -> tuple[jax.Array, ...]: ...
+    @overload
+    def __call__(
+        self, obj: tuple[_Element, ...], to: _Module[_T], *, lazy: _Eager = ..., **o: Unpack[Options]
+    ) -> tuple[_T, ...]: ...
+    @overload
+    def __call__(
+        self, obj: tuple[_Element, ...], to: type[_Type], *, lazy: _Eager = ..., **o: Unpack[Options]
+    ) -> tuple[_Type, ...]: ...
+    @overload
+    def __call__(
+        self, obj: dict[_K, _Element], to: _DLX, *, lazy: _Eager = ..., **o: Unpack[Options]
+    ) -> dict[_K, Tensor]: ...
+    @overload
+    def __call__(
+        self, obj: dict[_K, _Element], to: _NumPy, *, lazy: _Eager = ..., **o: Unpack[Options]
+    ) -> dict[_K, NDArray[Any]]: ...
+    @overload
+    def __call__(
+        self, obj: dict[_K, _Element], to: _Torch, *, lazy: _Eager = ..., **o: Unpack[Options]
+    ) -> dict[_K, torch.Tensor]: ...
+    @overload
+    def __call__(
+        self, obj: dict[_K, _Element], to: _Jax, *, lazy: _Eager = ..., **o: Unpack[Options]
+    ) -> dict[_K, jax.Array]: ...
+    @overload
+    def __call__(
+        self, obj: dict[_K, _Element], to: _Module[_T], *, lazy: _Eager = ..., **o: Unpack[Options]
+    ) -> dict[_K, _T]: ...
+    @overload
+    def __call__(
+        self, obj: dict[_K, _Element], to: type[_Type], *, lazy: _Eager = ..., **o: Unpack[Options]
+    ) -> dict[_K, _Type]: ...
+    @overload
+    def __call__(
+        self, obj: list[Any], to: Target | None = ..., *, like: Any = ..., lazy: _Eager = ..., **o: Unpack[Options]
+    ) -> list[Any]: ...
+    @overload
+    def __call__(
+        self, obj: list[Any], to: Target | None = ..., *, like: Any = ..., lazy: _Lazy, **o: Unpack[Options]
+    ) -> MutableSequenceView[Any]: ...
+    @overload
+    def __call__(
+        self,
+        obj: tuple[Any, ...],
+        to: Target | None = ...,
+        *,
+        like: Any = ...,
+        lazy: _Eager = ...,
+        **o: Unpack[Options],
+    ) -> tuple[Any, ...]: ...
+    @overload
+    def __call__(
+        self, obj: tuple[Any, ...], to: Target | None = ..., *, like: Any = ..., lazy: _Lazy, **o: Unpack[Options]
+    ) -> SequenceView[Any]: ...
+    @overload
+    def __call__(
+        self, obj: dict[_K, Any], to: Target | None = ..., *, like: Any = ..., lazy: _Eager = ..., **o: Unpack[Options]
+    ) -> dict[_K, Any]: ...
+    @overload
+    def __call__(
+        self, obj: dict[_K, Any], to: Target | None = ..., *, like: Any = ..., lazy: _Lazy, **o: Unpack[Options]
+    ) -> MutableMappingView[_K, Any]: ...
+    @overload
+    def __call__(
+        self,
+        obj: list[Any] | tuple[Any, ...] | dict[Any, Any],
+        to: Target | None = ...,
+        *,
+        like: Any = ...,
+        lazy: bool,
+        **o: Unpack[Options],
+    ) -> Any: ...
+    @overload
+    def __call__(self, obj: _Container, to: Target | None = ..., *, like: Any = ..., **o: Unpack[_Free]) -> Any: ...
+
+convert: Convert
+"""Convert an array, or every array in a container, to another framework; see `help(dlx.convert)`."""
+
+class Stack:
+    """The type of `dlx.stack`."""
+
+    @overload
+    def __call__(self, arrays: Iterable[Any], to: _DLX, **o: Unpack[_Place]) -> Tensor: ...
+    @overload
+    def __call__(self, arrays: Iterable[Any], to: _NumPy, **o: Unpack[_Place]) -> NDArray[Any]: ...
+    @overload
+    def __call__(self, arrays: Iterable[Any], to: _Torch, **o: Unpack[_Place]) -> torch.Tensor: ...
+    @overload
+    def __call__(self, arrays: Iterable[Any], to: _Jax, **o: Unpack[_Place]) -> jax.Array: ...
+    @overload
+    def __call__(self, arrays: Iterable[Any], to: _TVM, **o: Unpack[_Place]) -> tvm_ffi.Tensor: ...
+    @overload
+    def __call__(self, arrays: Iterable[Any], to: _Module[_T], **o: Unpack[_Place]) -> _T: ...
+    @overload
+    def __call__(self, arrays: Iterable[Any], to: type[_Type], **o: Unpack[_Place]) -> _Type: ...
+    @overload
+    def __call__(self, arrays: Iterable[Any], to: Target, **o: Unpack[_Place]) -> Any: ...
+
+stack: Stack
+"""Copy arrays of one shape and dtype into one new array; see `help(dlx.stack)`."""

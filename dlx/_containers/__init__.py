@@ -1,0 +1,1 @@
+"""Containers of arrays: which types are containers, and how a tree of them is flattened and unflattened."""

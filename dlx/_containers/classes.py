@@ -1,0 +1,342 @@
+"""How to flatten and unflatten containers by their class: subclasses, named tuples, records, abstract mappings."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import inspect
+import types
+from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque
+from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
+from typing import Any
+
+from dlx._core.foreign import derives
+from dlx._core.tensor import type_name
+from dlx.adapter.declarations import Container
+from dlx.errors import ConversionError
+
+__all__ = ["abstract_handler", "unflatten_set", "elements", "items", "record_handler", "subclass_handler"]
+
+
+def elements(obj: Any) -> tuple[None, list[Any]]:
+    """Flatten a container whose children have positions and no keys."""
+    return None, list(obj)
+
+
+def items(obj: Any) -> tuple[list[Any], list[Any]]:
+    """Flatten a mapping by its own ``keys`` and ``__getitem__``."""
+    keys = list(obj.keys())
+    return keys, [obj[key] for key in keys]
+
+
+def unflatten_set(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
+    """Make a set of the same type, whose elements must be hashable; no code of a subclass runs."""
+    kind = type(obj)
+    new: Any = frozenset.__new__(kind, children) if issubclass(kind, frozenset) else set.__new__(kind)
+    if not issubclass(kind, frozenset):
+        set.update(new, children)
+    _copy_slots(obj, new)
+    _keep_attributes(obj, new)
+    return new
+
+
+# ---- subclasses of built-in containers -------------------------------------------------------------------------------
+
+
+def _keep_attributes(obj: Any, new: Any) -> None:
+    """Copy the attributes that the new container does not have yet."""
+    for name, value in getattr(obj, "__dict__", {}).items():
+        new.__dict__.setdefault(name, value)
+
+
+_BASES = (Counter, OrderedDict, defaultdict, dict, deque, list)
+_COPYING = (
+    "__copy__",
+    "__reduce__",
+    "__reduce_ex__",
+    "__getstate__",
+    "__setstate__",
+    "__getnewargs__",
+    "__getnewargs_ex__",
+)
+
+
+def _base(kind: type) -> Any:
+    """Return the built-in base of a container class; None where the class defines how it is copied."""
+    for cls in kind.__mro__:
+        if cls in _BASES:
+            return dict if cls is Counter else cls
+        if any(name in cls.__dict__ for name in _COPYING):
+            return None
+    return None
+
+
+def _copied(base: Any, obj: Any) -> Any:
+    """Return a shallow copy of a subclass of a mutable built-in, its storage its own, its attributes kept.
+
+    Its constructor is not called, since it may take anything: what it has made is copied.
+    """
+    kind = type(obj)
+    if base is None:
+        new = copy.copy(obj)
+    else:
+        new = base.__new__(kind)
+        if base is defaultdict:
+            base.__init__(new, obj.default_factory)
+        elif base is deque:
+            base.__init__(new, (), obj.maxlen)
+        if issubclass(base, dict):
+            for key in base.__iter__(obj):
+                base.__setitem__(new, key, base.__getitem__(obj, key))
+        else:
+            base.extend(new, base.__iter__(obj))
+    if new is obj or type(new) is not kind:
+        raise TypeError(f"copying gives {type(new).__name__}")
+    _copy_slots(obj, new)
+    if getattr(obj, "__dict__", None) is obj:  # the idiom `self.__dict__ = self`
+        new.__dict__ = new
+    else:
+        _keep_attributes(obj, new)
+        _part(obj, new)
+    return new
+
+
+def _part(obj: Any, new: Any) -> None:
+    """Copy the plain containers among the attributes of a copy, where item assignment may write to them."""
+    kind = type(obj)
+    if derives(kind, (UserDict, UserList)):
+        names = ["data"]
+    elif any("__setitem__" in cls.__dict__ for cls in kind.__mro__[: kind.__mro__.index(_builtin(kind))]):
+        names = list(getattr(new, "__dict__", ()))
+    else:
+        return
+    for name in names:
+        value = new.__dict__.get(name)
+        if type(value) in (dict, list, set, OrderedDict, defaultdict, deque) and value is obj.__dict__.get(name):
+            new.__dict__[name] = value.copy()
+
+
+def _builtin(kind: type) -> type:
+    return next(cls for cls in kind.__mro__ if cls in _BASES)
+
+
+def _copy_slots(obj: Any, new: Any) -> None:
+    for cls in type(obj).__mro__:
+        for name in _slots(cls):
+            if hasattr(obj, name) and not hasattr(new, name):
+                object.__setattr__(new, name, getattr(obj, name))
+
+
+def _unflatten_copied(base: Any, obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
+    """Put the children into a copy, through the class's own item assignment; attributes that name a child follow."""
+    new = _copied(base, obj) if new_empty is None else new_empty
+    keys = range(len(children)) if keys is None else keys
+    changed = {}
+    for key, child in zip(keys, children, strict=True):
+        old = new[key]
+        if old is not child:
+            changed[id(old)] = (old, child)
+            new[key] = child
+            if obj[key] is child:  # the copy shares the source's storage
+                obj[key] = old
+                raise TypeError("its copy shares its storage")
+    attributes = getattr(new, "__dict__", None)
+    if attributes and attributes is not new:
+        for name, value in list(attributes.items()):
+            if id(value) in changed and name != "data":  # UserDict's and UserList's storage
+                attributes[name] = changed[id(value)][1]
+    return new
+
+
+def _unflatten_tuple_subclass(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
+    """Skip the class's __new__, which may take anything: a named tuple's takes its fields."""
+    new = tuple.__new__(type(obj), children)
+    _keep_attributes(obj, new)
+    return new
+
+
+def _unflatten_structseq(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
+    _, (_, hidden) = obj.__reduce__()
+    return type(obj)(children, hidden)
+
+
+def _flatten_named(obj: Any) -> tuple[list[str], list[Any]]:
+    return list(obj._fields), list(obj)
+
+
+def _named(kind: type) -> bool:
+    fields = getattr(kind, "_fields", None)
+    return isinstance(fields, tuple) and all(isinstance(name, str) for name in fields)
+
+
+def subclass_handler(kind: type) -> Container | None:
+    """Return the handler of a subclass of a built-in container, None for any other type."""
+    if issubclass(kind, tuple):
+        if hasattr(kind, "n_sequence_fields"):
+            return Container(flatten=elements, unflatten=_unflatten_structseq, mutable=False, falls_to=list)
+        frozen = not _has_dict(kind)
+        if _named(kind):
+            return Container(
+                kind="record", flatten=_flatten_named, unflatten=_unflatten_tuple_subclass, mutable=not frozen
+            )
+        return Container(flatten=elements, unflatten=_unflatten_tuple_subclass, mutable=not frozen, falls_to=list)
+    if derives(kind, (dict, UserDict, list, deque, UserList)):
+        base = _base(kind)
+        unflatten, new_empty = functools.partial(_unflatten_copied, base), functools.partial(_copied, base)
+        if derives(kind, (dict, UserDict)):
+            return Container(kind="mapping", flatten=items, unflatten=unflatten, new_empty=new_empty, falls_to=dict)
+        return Container(flatten=elements, unflatten=unflatten, new_empty=new_empty, falls_to=list)
+    if issubclass(kind, set | frozenset):
+        return Container(kind="set", flatten=elements, unflatten=unflatten_set)
+    if issubclass(kind, types.SimpleNamespace):
+        return Container(kind="record", flatten=_flatten_namespace, unflatten=_unflatten_namespace, new_empty=bare)
+    return None
+
+
+def _has_dict(kind: type) -> bool:
+    return bool(kind.__dictoffset__)
+
+
+def _flatten_namespace(obj: Any) -> tuple[list[str], list[Any]]:
+    return list(obj.__dict__), list(obj.__dict__.values())
+
+
+def _unflatten_namespace(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
+    new = bare(obj) if new_empty is None else new_empty
+    new.__dict__.update(zip(keys, children, strict=True))
+    return new
+
+
+# ---- records ---------------------------------------------------------------------------------------------------------
+
+
+def record_handler(kind: type) -> Container | None:
+    """Return the handler of a dataclass or an attrs class, None for any other type."""
+    if dataclasses.is_dataclass(kind):
+        names = tuple(field.name for field in dataclasses.fields(kind))
+        frozen = kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    elif isinstance(fields := getattr(kind, "__attrs_attrs__", None), tuple):
+        names = tuple(field.name for field in fields)
+        frozen = kind.__setattr__.__name__ == "_frozen_setattrs"  # attrs has no public flag for it
+    else:
+        return None
+
+    def flatten_record(obj: Any) -> tuple[list[str], list[Any]]:
+        present = [name for name in names if hasattr(obj, name)]  # init=False: it may not be set yet
+        for name in present:
+            if not _is_own(obj, name):  # a tensorclass of tensordict
+                raise ConversionError(
+                    f"it does not keep its field {name!r} as an attribute, so it cannot be made anew",
+                    source=type_name(kind),
+                    fix="Convert its fields one by one, or give it a __dlx_tree__ method.",
+                )
+        return present, [getattr(obj, name) for name in present]
+
+    new_empty = None if frozen else bare
+    return Container(
+        kind="record", flatten=flatten_record, unflatten=_unflatten_record, new_empty=new_empty, mutable=not frozen
+    )
+
+
+def _is_own(obj: Any, name: str) -> bool:
+    """Return whether a field is kept in the object itself, so that setting it on another changes nothing here."""
+    if name in getattr(obj, "__dict__", ()):
+        return True
+    found = inspect.getattr_static(type(obj), name, obj)
+    if found is obj or inspect.ismemberdescriptor(found):  # slots
+        return found is not obj
+    return not hasattr(found, "__get__") and not hasattr(found, "__set__")  # a default that stands in the class
+
+
+def _unflatten_record(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
+    new = bare(obj) if new_empty is None else new_empty
+    for name, child in zip(keys, children, strict=True):
+        object.__setattr__(new, name, child)  # also where frozen; converters and validators have seen the source
+    return new
+
+
+def bare(obj: Any) -> Any:
+    """Return a new object of the same class with the same attributes; no code of the class runs.
+
+    Values that a `functools.cached_property` has kept are left out: they were computed from the old attributes.
+    """
+    kind: Any = type(obj)
+    try:
+        new = object.__new__(kind)
+    except TypeError:  # it inherits from a built-in type
+        new = kind.__new__(kind)
+    if hasattr(obj, "__dict__"):
+        new.__dict__.update(
+            (name, value)
+            for name, value in obj.__dict__.items()
+            if not isinstance(getattr(kind, name, None), functools.cached_property)
+        )
+    _copy_slots(obj, new)
+    if hasattr(new, "_attrs_cached_hash"):  # of fields that are about to change
+        object.__setattr__(new, "_attrs_cached_hash", None)
+    return new
+
+
+def _slots(cls: type) -> list[str]:
+    slots = cls.__dict__.get("__slots__", ())
+    names = [slots] if isinstance(slots, str) else list(slots)
+    mangled = (f"_{cls.__name__.lstrip('_')}{name}" if name[:2] == "__" != name[-2:] else name for name in names)
+    return [name for name in mangled if name not in ("__dict__", "__weakref__")]
+
+
+# ---- anything that is registered as a mapping or a sequence ----------------------------------------------------------
+
+
+class _Listing(list[Any]):
+    """Keys, with the children found under them; passed from `flatten` to `unflatten`."""
+
+    children: list[Any]
+
+
+def _flatten_mapping(obj: Any) -> tuple[list[Any], list[Any]]:
+    keys = _Listing(obj.keys())  # some iterate over something else (TensorDict: over its batches)
+    keys.children = [obj[key] for key in keys]
+    return keys, list(keys.children)
+
+
+def _flatten_sequence(obj: Any) -> tuple[list[Any], list[Any]]:
+    children = list(obj)
+    keys = _Listing(range(len(children)))
+    keys.children = children
+    return keys, list(children)
+
+
+def _unflatten_unknown(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
+    """Copy the whole object deeply, with every child replaced on the way; nothing is ever assigned to a copy.
+
+    A shallow copy may share its storage with the source (a class around a dict, a file), which must not be written to.
+    """
+    memo: dict[int, Any] = {id(key): key for key in keys}
+    memo |= {id(old): child for old, child in zip(keys.children, children, strict=True)}
+    new = copy.deepcopy(obj, memo)
+    found = list(new.keys()) if derives(type(obj), Mapping) else list(range(len(new)))
+    if type(new) is not type(obj) or found != keys:
+        raise TypeError("its copy has other elements")
+    if any(new[key] is not child for key, child in zip(keys, children, strict=True)):
+        raise TypeError("its copy does not hold what was put in")
+    return new
+
+
+def abstract_handler(kind: type) -> Container | None:
+    """Return the handler of a type that is registered as a `Mapping` or `Sequence`, None for any other type."""
+    if derives(kind, Mapping):
+        return Container(
+            kind="mapping",
+            flatten=_flatten_mapping,
+            unflatten=_unflatten_unknown,
+            mutable=derives(kind, MutableMapping),
+            elements="fresh",
+            falls_to=dict,
+        )
+    if derives(kind, Sequence):
+        mutable = derives(kind, MutableSequence)
+        return Container(
+            flatten=_flatten_sequence, unflatten=_unflatten_unknown, mutable=mutable, elements="fresh", falls_to=list
+        )
+    return None

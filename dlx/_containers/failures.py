@@ -1,0 +1,40 @@
+"""Errors of a tree: raised at the first one, or collected for an ExceptionGroup."""
+
+from __future__ import annotations
+
+from dlx.errors import DlxError
+
+__all__ = ["Failures", "together"]
+
+
+class Failures:
+    """Errors with their paths: raised one by one, or collected for an ExceptionGroup."""
+
+    def __init__(self, target: str, *, collect: bool = False) -> None:
+        self.target = target
+        self.collect = collect
+        self.errors: list[DlxError] = []
+
+    def add(self, error: DlxError, where: str) -> None:
+        """Note an error, or raise it where errors are not collected."""
+        error.complete(where=where, target=self.target)
+        if not self.collect:
+            try:
+                raise error
+            finally:
+                del error  # this frame is in its traceback, and would keep it, and all that it holds, alive
+        self.errors.append(error)
+
+    def check(self) -> None:
+        """Raise what was collected, if anything was."""
+        if self.errors:
+            errors, self.errors = self.errors, []
+            try:
+                raise together(errors)
+            finally:
+                del errors
+
+
+def together(errors: list[DlxError]) -> ExceptionGroup[DlxError]:
+    """Return one exception for all errors of a tree."""
+    return ExceptionGroup(f"{len(errors)} place{'s' * (len(errors) > 1)} in the tree cannot be converted", errors)

@@ -1,0 +1,337 @@
+"""A tree of containers: flattened into its arrays with their paths, and unflattened around the results.
+
+The walk has a stack of its own, so that any depth works. Each container and each array is met once, however often it
+stands in the tree; a container that holds itself does so in the result. The source is never written to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dlx._containers.failures import Failures
+from dlx._containers.lookup import what_is
+from dlx._core.foreign import exception_text, is_key
+from dlx._core.tensor import type_name
+from dlx._registry import generic
+from dlx.adapter.base import Adapter
+from dlx.adapter.declarations import Container
+from dlx.errors import AdapterNotFoundError, ConversionError, DlxError
+
+__all__ = ["ROOT", "Tree"]
+
+ROOT = "obj"
+MAX_DEPTH = 1_000_000  # levels of nesting; a container that generates children without end stops here
+
+
+class Node:
+    """One container of a tree."""
+
+    __slots__ = ("at", "cursor", "cyclic", "handler", "is_open", "keys", "links", "obj", "parent", "parts", "result")
+
+    def __init__(self, obj: Any, handler: Container, parent: int, at: int) -> None:
+        self.obj, self.handler = obj, handler
+        self.parent, self.at = parent, at  # number of the node that holds it, and its index there
+        self.keys: list[Any] | None = None
+        self.parts: list[Any] = []
+        self.links: list[tuple[int, int]] = []  # (index, number of a node, or ~number of an array)
+        self.cursor = 0
+        self.is_open = True  # its children are being looked at
+        self.cyclic = False  # it was met inside itself
+        self.result: Any = None
+
+
+class Tree:
+    """A flattened container.
+
+    Parameters
+    ----------
+    root
+        A container.
+    handler
+        What `container_of` returns for it.
+    failures
+        What to do about what cannot be entered.
+    strict
+        Whether objects that are neither arrays, containers nor plain data are refused.
+
+    Attributes
+    ----------
+    arrays, sources
+        The arrays, each once, in the order they are met, and their adapters.
+    """
+
+    def __init__(self, root: Any, handler: Container, failures: Failures, *, strict: bool = False) -> None:
+        self.failures, self.strict = failures, strict
+        self.arrays: list[Any] = []
+        self.sources: list[Adapter] = []
+        self._spots: list[tuple[int, int]] = []  # of each array: (node, index)
+        self._nodes: list[Node] = []
+        self._closed: list[Node] = []  # children before parents
+        self._met: dict[Any, int] = {}  # array or container -> its number, as in Node.links
+        self._kinds: dict[type, Any] = {}
+        self._walk(root, handler)
+
+    # ---- flatten ----------------------------------------------------------------------------------------------------
+
+    def _walk(self, root: Any, handler: Container) -> None:
+        stack = [self._enter(root, handler, _key(root, handler, None), -1, 0)]
+        while stack:
+            number = stack[-1]
+            node = self._nodes[number]
+            parts = node.parts
+            while node.cursor < len(parts):
+                i = node.cursor
+                node.cursor += 1
+                child = parts[i]
+                kind = type(child)
+                if type(kind) is not type and not is_key(kind):
+                    what = self._what(kind, number, i)
+                else:
+                    try:
+                        what = self._kinds[kind]
+                    except KeyError:
+                        what = self._kinds[kind] = self._what(kind, number, i)
+                if what is None:
+                    continue
+                if what is not kind and isinstance(what, Container):  # a class may not even say what it is
+                    key = _key(child, what, node.handler)
+                    link = self._met.get(key)
+                    if link is None:
+                        if len(stack) >= MAX_DEPTH:
+                            self._refuse(f"it is nested more than {MAX_DEPTH:,} levels deep", number, i)
+                            continue
+                        link = self._enter(child, what, key, number, i)
+                        node.links.append((i, link))
+                        stack.append(link)
+                        break
+                    if self._nodes[link].is_open and not self._closes(link, number, i):
+                        continue
+                else:
+                    link = self._leaf(child, what, node, number, i)
+                    if link is None:
+                        continue
+                node.links.append((i, link))
+            else:
+                node.is_open = False
+                self._closed.append(node)
+                stack.pop()
+
+    def _enter(self, obj: Any, handler: Container, key: Any, parent: int, at: int) -> int:
+        """Flatten one container; return its number."""
+        number = len(self._nodes)
+        node = Node(obj, handler, parent, at)
+        self._nodes.append(node)
+        self._met[key] = number
+        try:
+            node.keys, node.parts = handler.flatten(obj)
+        except Exception as error:
+            self._failed(node, error, "cannot be taken apart")
+        return number
+
+    def _what(self, kind: type, number: int, i: int) -> Any:
+        """Return a container's handler, an array's adapter, None for what passes through, or `kind`: ask each one."""
+        try:
+            return what_is(kind)
+        except DlxError as error:  # its plugin is broken
+            self.failures.add(error.complete(source=type_name(kind)), self._path(number, i))
+            return None
+
+    def _leaf(self, obj: Any, what: Any, node: Node, number: int, i: int) -> int | None:
+        """Note an array; return its number as a link, or None for what passes through."""
+        key = _key(obj, None, node.handler)
+        link = self._met.get(key)
+        if link is not None:
+            return link
+        source = self._generic(obj, number, i) if what is type(obj) else what
+        if source is None:
+            return None
+        link = self._met[key] = ~len(self.arrays)
+        self.arrays.append(obj)
+        self.sources.append(source)
+        self._spots.append((number, i))
+        return link
+
+    def _generic(self, obj: Any, number: int, i: int) -> Adapter | None:
+        """Return the generic adapter of an array of an unregistered type, None for anything else."""
+        try:
+            source = generic.generic_array_adapter(obj)
+            is_known = source is not None or not self.strict or generic.generic_buffer_adapter(obj) is not None
+        except (DlxError, MemoryError):
+            raise
+        except Exception:  # an object whose attributes raise is of no known kind
+            source, is_known = None, not self.strict
+        if not is_known:
+            self._not_plain(obj, number, i)
+        return source
+
+    def _closes(self, link: int, number: int, i: int) -> bool:
+        """Mark a container that contains itself; False where such a container cannot be made."""
+        node = self._nodes[link]
+        if node.handler.new_empty is None:
+            name = type(node.obj).__name__
+            self._refuse(f"it contains itself, and a {name} cannot exist before its elements", number, i, node.obj)
+            return False
+        node.cyclic = True
+        return True
+
+    # ---- paths and errors -------------------------------------------------------------------------------------------
+
+    def place(self, i: int) -> str:
+        """Return the path where the array number `i` was met first, as in ``obj['a'][3].x``."""
+        return self._path(*self._spots[i])
+
+    def _path(self, number: int, i: int) -> str:
+        steps: list[str] = []
+        while number >= 0:
+            node = self._nodes[number]
+            steps.append(node.handler.place(node.keys, i))
+            number, i = node.parent, node.at
+        if len(steps) > 64:
+            steps[32:-32] = [" ... "]
+        return ROOT + "".join(reversed(steps))
+
+    def _refuse(self, reason: str, number: int, i: int, obj: Any = None) -> None:
+        source = "" if obj is None else type_name(type(obj))
+        self.failures.add(ConversionError(reason, source=source), self._path(number, i))
+
+    def _not_plain(self, obj: Any, number: int, i: int) -> None:
+        error = AdapterNotFoundError(
+            "it is neither array, container nor plain data (strict=True)",
+            source=type_name(type(obj)),
+            fix="Drop strict=True to let it pass through.",
+        )
+        self.failures.add(error, self._path(number, i))
+
+    def _failed(self, node: Node, cause: Exception, what: str) -> None:
+        """Report a container that failed; its own errors are the cause."""
+        if isinstance(cause, MemoryError):
+            raise cause
+        error = cause
+        if not isinstance(cause, DlxError):
+            reason = f"the container {what}: {exception_text(cause)}"
+            error = ConversionError(reason, source=type_name(type(node.obj)))
+            error.__cause__ = cause
+        assert isinstance(error, DlxError)
+        self.failures.add(error, self._path(node.parent, node.at) if node.parent >= 0 else ROOT)
+
+    # ---- unflatten --------------------------------------------------------------------------------------------------
+
+    def containers(self) -> list[tuple[Any, list[Any] | None, list[Any], Any]]:
+        """Return (container, keys, children, what it became) of all, a copy of the children."""
+        return [(node.obj, node.keys, list(node.parts), node.result) for node in self._nodes]
+
+    def entries(self, number: int) -> list[tuple[Any, int]]:
+        """Return (key or index, link) of the arrays and containers in a container; the root is number 0."""
+        node = self._nodes[number]
+        return [(i if node.keys is None else node.keys[i], link) for i, link in node.links]
+
+    def below(self, links: list[int]) -> set[int]:
+        """Return the numbers of all arrays under some links."""
+        waiting, met = list(links), set(links)
+        for link in waiting:
+            more = {each for _, each in self._nodes[link].links} - met if link >= 0 else ()
+            met.update(more)
+            waiting += more
+        return {~link for link in met if link < 0}
+
+    def rebuild(
+        self, results: list[Any], target: str, stands: Callable[[Any, Any, list[Any]], Any] | None = None
+    ) -> Any:
+        """Return the same containers around the results.
+
+        Parameters
+        ----------
+        results
+            In the order of `arrays`.
+        target
+            Name of their framework.
+        stands
+            ``stands(container, keys, new children)`` may give an object that stands for a new container; else None.
+        """
+        for node in self._nodes:
+            if node.cyclic:
+                node.result = self._new_empty(node, target)
+        for node in self._closed:
+            parts, changed = node.parts, node.cyclic
+            for i, link in node.links:
+                new = results[~link] if link < 0 else self._nodes[link].result
+                if new is not parts[i]:
+                    parts[i] = new
+                    changed = True
+            if stands is not None and not node.cyclic and (own := stands(node.obj, node.keys, parts)) is not None:
+                node.result = own
+            elif changed or node.handler.mutable:
+                node.result = self._unflatten(node, target)
+            else:
+                node.result = node.obj
+        return self._nodes[0].result
+
+    def _new_empty(self, node: Node, target: str) -> Any:
+        assert node.handler.new_empty is not None
+        if not _holds(node.handler, target):
+            return {} if node.handler.falls_to is dict else []
+        try:
+            return node.handler.new_empty(node.obj)
+        except Exception as error:
+            self._failed(node, error, "cannot be made anew")
+            return None
+
+    def _unflatten(self, node: Node, target: str) -> Any:
+        handler, keys, parts = node.handler, node.keys, node.parts
+        if not _holds(handler, target):
+            return _plain(node)
+        assert handler.unflatten is not None
+        try:
+            new = handler.unflatten(node.obj, keys, list(parts), node.result)
+            if handler.falls_to is None or not self._lost(node, new):
+                return new
+            raise TypeError("it does not hold what was put in")
+        except Exception as error:
+            if handler.falls_to is None or node.cyclic or isinstance(error, MemoryError):
+                self._failed(node, error, "cannot hold the result")
+                return None
+        try:
+            return _plain(node)
+        except Exception as error:  # keys that raise when they are compared
+            self._failed(node, error, "cannot hold the result")
+            return None
+
+    def forget(self) -> None:
+        """Release everything that was unflattened so far."""
+        self._nodes.clear()
+        self._closed.clear()
+
+    def _lost(self, node: Node, new: Any) -> bool:
+        """Return whether a container replaced the arrays that were put into it by other objects."""
+        handler = node.handler
+        if handler.types or handler.elements != "stable" or handler.kind not in ("sequence", "mapping"):
+            return False  # who declares a handler is responsible for its `unflatten`
+        keys = node.keys
+        return any(new[i if keys is None else keys[i]] is not node.parts[i] for i, link in node.links if link < 0)
+
+
+def _key(obj: Any, handler: Container | None, inside: Container | None) -> Any:
+    """Return the identity of an object: its address, or what its container's handler says."""
+    for container in (handler, inside):
+        if container is not None and container.identity is not None:
+            key = container.identity(obj)
+            if key is not None:
+                return "same_as", key
+    return id(obj)
+
+
+def _holds(handler: Container, target: str) -> bool:
+    return handler.unflatten is not None and handler.holds in (None, target)
+
+
+def _plain(node: Node) -> Any:
+    """Return the built-in container that replaces one that cannot hold the result."""
+    new = node.handler.plain(node.keys, node.parts)
+    if not node.cyclic:
+        return new
+    if isinstance(new, dict):
+        node.result.update(new)
+    else:
+        node.result.extend(new)
+    return node.result

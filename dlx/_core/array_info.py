@@ -1,0 +1,113 @@
+"""`ArrayInfo`: what can be said about an array without reading its data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dlx._core.foreign import type_name
+from dlx._core.module import set_module
+from dlx._core.native import Tensor, lib
+from dlx._core.types import Device, DType
+
+__all__ = ["ArrayInfo", "contiguous"]
+
+
+def contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Return whether elements lie in row-major order without gaps, extents of 1 ignored."""
+    if 0 in shape:
+        return True
+    step = 1
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if extent != 1 and stride != step:
+            return False
+        step *= extent
+    return True
+
+
+@set_module("dlx")
+@dataclass(frozen=True, slots=True)
+class ArrayInfo:
+    """What an array says about itself; nothing was exported or synchronised to learn it.
+
+    Attributes
+    ----------
+    framework
+        Name of the adapter that knows the array: ``"numpy"``, ``"dlpack"`` for a generic producer.
+    type_name
+        The Python type.
+    dtype
+        The dtype of the values, or None where DLPack has none for it.
+    dtype_name
+        The framework's own name for it (``">f4"``).
+    shape
+        Extents, ``(ndim,)``; None where only an export could tell.
+    strides
+        In elements, ``(ndim,)``; None where there are none, or where they are not whole elements.
+    device
+        Where the memory is, or None where unknown.
+    nbytes
+        Bytes of all elements, gaps not counted.
+    readonly
+        Whether writing is forbidden.
+    address
+        Of the first element; 0 where there is none.
+    owner
+        Type of the object that keeps the memory alive.
+    protocols
+        Ways in which the object offers its memory.
+    notes
+        Anything else that decides whether it can be converted (``"requires_grad"``).
+    """
+
+    framework: str
+    type_name: str
+    dtype: DType | None = None
+    dtype_name: str = ""
+    shape: tuple[int, ...] | None = None
+    strides: tuple[int, ...] | None = None
+    device: Device | None = None
+    nbytes: int = 0
+    readonly: bool = False
+    address: int = 0
+    owner: str = ""
+    protocols: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def alignment(self) -> int:
+        """Largest power of two, up to 4096 bytes, that divides the address; 0 without an address."""
+        return min(self.address & -self.address, 4096)
+
+    @classmethod
+    def of_tensor(cls, tensor: Tensor, framework: str, kind: type, protocols: tuple[str, ...] = ()) -> ArrayInfo:
+        """Return the description of a tensor, with framework and type of the object that it came from."""
+        return cls(
+            framework=framework,
+            type_name=type_name(kind),
+            dtype=tensor.dtype,
+            dtype_name=tensor.dtype.name,
+            shape=tensor.shape,
+            strides=tensor.strides,
+            device=tensor.device,
+            nbytes=tensor.nbytes,
+            readonly=tensor.readonly,
+            address=tensor.data_ptr,
+            owner=type_name(kind),
+            protocols=protocols,
+        )
+
+    def contiguous(self) -> bool:
+        """Return whether the elements lie in row-major order without gaps, extents of 1 ignored."""
+        return self.shape is None or self.strides is None or contiguous(self.shape, self.strides)
+
+    def __str__(self) -> str:
+        if self.shape is None:
+            return self.type_name
+        parts = [f"{self.dtype_name}[{', '.join(map(str, self.shape))}]"]
+        if not self.contiguous():
+            parts.append(f"strides={self.strides}")
+        if self.device is not None and self.device[0] != lib.kDLCPU:
+            parts.append(str(self.device))
+        if self.readonly:
+            parts.append("read-only")
+        return f"{self.type_name} ({', '.join(parts)})"

@@ -1,0 +1,198 @@
+"""The CUDA driver as Python sees it: devices, events, waits, and memory that is still in use by a device.
+
+Nothing here is loaded before it is needed: `import dlx` and conversions on the host never touch the driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from dlx._core import native
+from dlx._core.extension import ffi, lib
+from dlx._core.module import set_module
+from dlx._core.stream import Stream
+from dlx._core.tensor import Tensor
+from dlx._core.types import Device
+from dlx.errors import ConversionError, DeviceError, StreamError
+
+__all__ = [
+    "Ready",
+    "at",
+    "devices",
+    "follow",
+    "is_cuda",
+    "is_loaded",
+    "order",
+    "ready",
+    "release_pending",
+    "require",
+    "synchronize",
+    "wait",
+    "when",
+    "where",
+    "work_stream",
+]
+
+Ready = Any
+"""cdata ``dlx_ready *``, a readiness event: the point on a stream at which memory is ready."""
+
+_FIX = {
+    lib.DLX_E_NO_DRIVER: "CUDA memory needs an NVIDIA driver; DLX_CUDA_DRIVER may name its libcuda.so.1.",
+    lib.DLX_E_FORKED: "Use the 'spawn' start method of multiprocessing.",
+    lib.DLX_E_CAPTURE: "Use one stream for both, or convert outside of the capture.",
+}
+
+
+def check(status: int) -> None:
+    """Raise what a status of the CUDA core means."""
+    if status == lib.DLX_OK:
+        return
+    if status == lib.DLX_E_MEMORY:
+        raise MemoryError
+    fix = _FIX.get(status, "")
+    if status in (lib.DLX_E_NO_DRIVER, lib.DLX_E_FORKED, lib.DLX_E_DRIVER):
+        raise DeviceError(ffi.string(lib.dlx_cuda_message()).decode(errors="replace"), fix=fix)
+    text = ffi.string(lib.dlx_status_text(status)).decode()
+    raise (StreamError if status == lib.DLX_E_CAPTURE else ConversionError)(text, fix=fix)
+
+
+def is_cuda(device: Device | None) -> bool:
+    """Return whether a device's memory is ordered by CUDA streams, which dlx knows how to order."""
+    return device is not None and device[0] in (lib.kDLCUDA, lib.kDLCUDAManaged)
+
+
+def is_loaded() -> bool:
+    """Return whether the driver has been loaded and may be called. Loads nothing."""
+    return bool(lib.dlx_cuda_loaded())
+
+
+def require() -> None:
+    """Load the driver.
+
+    Raises
+    ------
+    DeviceError
+        If there is none, or it cannot be used in this process.
+    """
+    check(lib.dlx_cuda_load())
+
+
+@set_module("dlx")
+def devices() -> dict[Device, str]:
+    """Return the devices that dlx can move memory to, with their names: the host, and what the CUDA driver sees.
+
+    The CUDA driver is initialised by this, where there is one.
+
+    Examples
+    --------
+    >>> import dlx
+    >>> dlx.devices()[dlx.Device("cpu")]
+    'host memory'
+    """
+    found = {Device("cpu"): "host memory"}
+    count = ffi.new("int32_t *")
+    if lib.dlx_cuda_count(count) == lib.DLX_OK:
+        name = ffi.new("char[]", 256)
+        for number in range(count[0]):
+            check(lib.dlx_cuda_name(number, name, 256))
+            found[Device(lib.kDLCUDA, number)] = ffi.string(name).decode(errors="replace")
+    return found
+
+
+def where(address: int) -> Device:
+    """Return where an address is: device, pinned or managed memory with the device's number, or plain host memory."""
+    device = ffi.new("DLDevice *")
+    check(lib.dlx_cuda_where(ffi.cast("void *", address), device))
+    return Device(device.device_type, device.device_id)
+
+
+@contextlib.contextmanager
+def at(device: Device) -> Iterator[None]:
+    """Make a CUDA device current on this thread for a while; other devices are left alone."""
+    if not is_cuda(device):
+        yield
+        return
+    check(lib.dlx_cuda_push(device.id))
+    try:
+        yield
+    finally:
+        lib.dlx_cuda_pop()
+
+
+# ---- stream synchronization ------------------------------------------------------------------------------------------
+
+
+def order(before: Stream, after: Stream) -> None:
+    """Make one stream wait for what is on another now; nothing is called where they are one, or one is none.
+
+    Raises
+    ------
+    StreamError
+        If that would break a graph capture, which goes on unharmed.
+    DeviceError
+        If the driver fails.
+    """
+    if not before.is_unordered and not after.is_unordered:
+        check(lib.dlx_cuda_order(before.device.id, before.handle, after.device.id, after.handle))
+
+
+def ready(stream: Stream) -> Ready:
+    """Return a readiness event for what is on a stream now."""
+    address = native.ready_new(stream.device.id, stream.handle, stream.keep)
+    return ffi.gc(ffi.cast("dlx_ready *", address), lib.dlx_ready_drop)
+
+
+def wait(point: Ready, stream: Stream) -> None:
+    """Make a stream wait for a readiness event."""
+    if not stream.is_unordered:
+        check(lib.dlx_ready_wait(point, stream.device.id, stream.handle))
+
+
+def follow(point: Ready, stream: Stream) -> None:
+    """Make a readiness event's stream wait for what is on another now; the host waits where that stream may be gone."""
+    check(lib.dlx_ready_follow(point, stream.device.id, stream.handle))
+
+
+def synchronize(what: Stream | Ready) -> None:
+    """Wait on the host for a stream, or for a readiness event."""
+    if isinstance(what, Stream):
+        if not what.is_unordered:
+            check(lib.dlx_cuda_synchronize(what.device.id, what.handle))
+    else:
+        check(lib.dlx_ready_synchronize(what))
+
+
+def readiness_of(tensor: Tensor) -> Ready | None:
+    """Return the readiness event of a `dlx.Tensor`, None where it is ready. It lives as long as the tensor."""
+    address = native.tensor_readiness(tensor)
+    return ffi.cast("dlx_ready *", address) if address else None
+
+
+def when(tensor: Tensor, point: Ready) -> Tensor:
+    """Return a further tensor over the same memory with another readiness event."""
+    return native.tensor_when(tensor, int(ffi.cast("uintptr_t", point)))  # `point` lives until this has returned
+
+
+def work_stream(device: Device) -> Stream:
+    """Return dlx's own stream on a device."""
+    handle = ffi.new("uint64_t *")
+    check(lib.dlx_cuda_work_stream(device.id, handle))
+    return Stream(device, handle[0])
+
+
+@set_module("dlx")
+def release_pending() -> int:
+    """Release memory whose last use on a device is done; return how many arrays are still in use.
+
+    A converted array that was used on another stream than its producer's is not released before the device is done with
+    it. dlx checks for such memory in every call that involves CUDA memory; this function checks now. It never waits.
+
+    Examples
+    --------
+    >>> import dlx
+    >>> dlx.release_pending()
+    0
+    """
+    return int(lib.dlx_cuda_release_pending())

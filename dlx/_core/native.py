@@ -1,0 +1,190 @@
+"""The builtins of the compiled extension, with type hints, and the map from C status codes to error classes.
+
+C functions that touch no Python object are called through `lib`. Those that do are builtins of this module: they hold
+the GIL and raise exceptions.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dlx import errors
+from dlx._core.extension import ffi, lib
+from dlx._core.types import Device, DType
+
+__all__ = ["FastPathFunction", "Places", "Tensor", "ffi", "lib", "live"]
+
+_CLASSES: dict[str, type[BaseException]] = {
+    "DLX_E_VERSION": errors.ProtocolError,
+    "DLX_E_NDIM": errors.LayoutError,
+    "DLX_E_SHAPE": errors.ProtocolError,
+    "DLX_E_DTYPE": errors.DTypeError,
+    "DLX_E_OVERFLOW": errors.LayoutError,
+    "DLX_E_FLAGS": errors.ProtocolError,
+    "DLX_E_NULL": errors.LayoutError,
+    "DLX_E_DEVICE": errors.DeviceError,
+    "DLX_E_PACKED": errors.LayoutError,
+    "DLX_E_MISMATCH": errors.LayoutError,
+    "DLX_E_CAPSULE": errors.ProtocolError,
+    "DLX_E_CONSUMED": errors.ConsumedError,
+    "DLX_E_READONLY": errors.ReadOnlyError,
+    "DLX_E_STREAM": errors.StreamError,
+    "DLX_E_COPY": errors.CopyRequiredError,
+    "DLX_E_NO_DRIVER": errors.DeviceError,
+    "DLX_E_FORKED": errors.DeviceError,
+    "DLX_E_DRIVER": errors.DeviceError,
+    "DLX_E_CAPTURE": errors.StreamError,
+    "DLX_E_SCATTERED": errors.LayoutError,
+}
+
+if lib.dlx_bind(id(sys.modules[__name__])) != 0:
+    raise ImportError("dlx._ffi could not bind its builtins; the cause is printed above")
+globals().pop("bind")(sys.modules[__name__])
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    class Tensor:
+        """A tensor in DLPack's sense, owned by dlx: memory, dtype, shape, strides, device, flags.
+
+        It comes from dlx.convert(obj, to='dlx'); any DLPack consumer takes it, and host memory is a buffer.
+        """
+
+        shape: tuple[int, ...]
+        """Extents, a tuple (ndim,)."""
+        strides: tuple[int, ...]
+        """Strides in elements, a tuple (ndim,)."""
+        ndim: int
+        """Number of dimensions."""
+        dtype: DType
+        """The dtype as dlx.DType."""
+        device: Device
+        """Where the memory is, as dlx.Device."""
+        nbytes: int
+        """Bytes of all elements, gaps not counted."""
+        readonly: bool
+        """Whether writing to the memory is forbidden."""
+        data_ptr: int
+        """Address of the first element; a handle on opaque devices."""
+        byte_offset: int
+        """Bytes from data_ptr to the first element; 0 where data_ptr is an address."""
+        flags: int
+        """The DLPack flags, as an int."""
+        version: tuple[int, int]
+        """The DLPack version this tensor is exported with."""
+        __dlpack_c_exchange_api__: ClassVar[object]
+
+        def __dlpack__(
+            self,
+            *,
+            stream: Any = None,
+            max_version: tuple[int, int] | None = None,
+            dl_device: tuple[int, int] | None = None,
+            copy: bool | None = None,
+        ) -> Any:
+            """Return a fresh capsule over this memory (a copy where copy=True), versioned where max_version is (1, 0).
+
+            A read-only tensor is not exported in a legacy capsule.
+            """
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            """Return (device type, device id) as DLPack numbers."""
+
+        def __buffer__(self, flags: int, /) -> memoryview: ...
+
+    def set_errors(classes: Mapping[int, type[BaseException]], /) -> None: ...
+    def set_tensor_classes(device: type, dtype: type, /) -> None: ...
+    def set_tensor_repr(function: Callable[[Tensor], str], /) -> None: ...
+    def capsule_state(obj: object, /) -> str | None: ...
+    def capsule_claim(capsule: object, tensor: Tensor = ..., /) -> Tensor: ...
+    def capsule_peek(capsule: object, /) -> Tensor: ...
+    def capsule_restore(capsule: object, tensor: Tensor, /) -> bool: ...
+    def tensor_new(
+        address: int,
+        shape: Sequence[int],
+        strides: Sequence[int] | None,
+        dtype: Sequence[int],
+        device: Sequence[int],
+        flags: int,
+        owner: object,
+    ) -> Tensor: ...
+    def tensor_view(
+        tensor: Tensor,
+        dtype: Sequence[int] | None,
+        device: Sequence[int] | None,
+        flags: int | None,
+        owner: object,
+    ) -> Tensor: ...
+    def tensor_copy(tensor: Tensor, keep_order: bool, /) -> Tensor: ...
+    def tensor_stack(tensors: list[Tensor], /) -> Tensor | int: ...
+    def tensor_repack(tensor: Tensor, /) -> Tensor: ...
+    def tensor_check(tensor: Tensor, capabilities: int, /) -> int: ...
+    def route_add(
+        type: type,
+        key: object,
+        same: bool,
+        give: object,
+        take_type: type | None,
+        take: object,
+        load: object,
+        guards: tuple[Any, ...],
+        quick: object,
+        switches: tuple[Any, ...],
+        owner: tuple[Any, ...] | None,
+        bounds: tuple[Any, ...],
+        dtype: tuple[Any, ...] | None,
+        confirmed: dict[int, Any] | None,
+        accepts: int,
+        /,
+    ) -> bool: ...
+    def routes_clear() -> None: ...
+
+    class FastPathFunction:
+        """A function with a fast path in C."""
+
+        def __init__(self, wrapped: Any, learn: Any, failed: Any) -> None: ...
+        def __call__(self, *args: Any, **keywords: Any) -> Any: ...
+        def _borrow(self, obj: Any, to: Any, brief: bool = False, /) -> Any: ...
+        def _load(self, tensor: Tensor, obj: Any, to: Any, /) -> Any: ...
+        def _place(
+            self,
+            element: Any,
+            to: Any,
+            slots: dict[Any, Any],
+            known: dict[Any, Any],
+            moved: dict[Any, Any],
+            key: Any,
+            place: Any,
+            /,
+        ) -> Any: ...
+
+    class Places:
+        """The base type of lazy views: a source and a cache of converted elements."""
+
+        _source: Any
+        _slots: dict[Any, Any]
+
+        def __getitem__(self, key: Any) -> Any: ...
+
+    def set_stream_keeper(function: Callable[[int, int], Any], /) -> None: ...
+    def ready_new(device_id: int, stream: int, keep: object) -> int: ...
+    def tensor_when(tensor: Tensor, ready: int, /) -> Tensor: ...
+    def tensor_readiness(tensor: Tensor, /) -> int: ...
+    def tensor_behind(tensor: Tensor, device_id: int, stream: int, keep: object) -> Tensor: ...
+    def tensor_on_device(like: Tensor, keep_order: bool, device_id: int) -> Tensor: ...
+    def tensor_fetch(tensor: Tensor, keep_order: bool) -> Tensor: ...
+    def tensor_transfer(source: Tensor, target: Tensor, stream: int, wait: bool) -> None: ...
+    def buffer_address(view: memoryview, /) -> int: ...
+    def managed_adopt(address: int, legacy: bool, borrow: bool, keep: object) -> Tensor: ...
+    def tensor_address(tensor: Tensor, /) -> int: ...
+    def tensor_empty(like: int, /) -> Tensor: ...
+
+
+set_tensor_classes(Device, DType)
+set_errors({getattr(lib, name): kind for name, kind in _CLASSES.items()})
+
+
+def live() -> int:
+    """Return how many managed tensors dlx made or consumed and has not released yet."""
+    return int(lib.dlx_live())

@@ -1,0 +1,273 @@
+"""`Device` and `DType`, and the flags of a managed tensor. Numbers come from the C header; names are written here."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from dlx._core.extension import lib
+from dlx._core.module import set_module
+from dlx.errors import DeviceError, DTypeError
+
+__all__ = ["Device", "DType", "READ_ONLY", "IS_COPIED", "SUBBYTE_PADDED", "codes_of", "host_readable", "same_device"]
+
+READ_ONLY: int = lib.DLPACK_FLAG_BITMASK_READ_ONLY
+IS_COPIED: int = lib.DLPACK_FLAG_BITMASK_IS_COPIED
+SUBBYTE_PADDED: int = lib.DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED
+
+_DEVICE_TYPES: dict[str, int] = {
+    "cpu": lib.kDLCPU,
+    "cuda": lib.kDLCUDA,
+    "cuda_host": lib.kDLCUDAHost,
+    "opencl": lib.kDLOpenCL,
+    "vulkan": lib.kDLVulkan,
+    "metal": lib.kDLMetal,
+    "vpi": lib.kDLVPI,
+    "rocm": lib.kDLROCM,
+    "rocm_host": lib.kDLROCMHost,
+    "ext_dev": lib.kDLExtDev,
+    "cuda_managed": lib.kDLCUDAManaged,
+    "oneapi": lib.kDLOneAPI,
+    "webgpu": lib.kDLWebGPU,
+    "hexagon": lib.kDLHexagon,
+    "maia": lib.kDLMAIA,
+    "trn": lib.kDLTrn,
+}
+_DEVICE_NAMES = {number: name for name, number in _DEVICE_TYPES.items()}
+
+
+@set_module("dlx")
+class Device(tuple[int, int]):
+    """A device as DLPack names it: (device type, device id).
+
+    Parameters
+    ----------
+    device
+        A name (``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"cuda_host"``), a pair ``(type, id)``, a `Device`, or a device
+        type number.
+    id
+        Device id; only beside a type number, or a name without one.
+
+    Raises
+    ------
+    DeviceError
+        If the name is unknown or the numbers are none.
+
+    Notes
+    -----
+    Device types are those of ``dlpack.h`` 1.3; a number that is not named there is kept as it is. Ids are counted by
+    each library on its own. A device without an id is number 0.
+
+    Examples
+    --------
+    >>> Device("cuda:1")
+    Device('cuda:1')
+    >>> Device("cuda:1") == (2, 1)
+    True
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, device: Any, id: int | None = None) -> Device:
+        if isinstance(device, str):
+            name, _, number = device.partition(":")
+            if id is not None and not number and isinstance(id, int) and id >= 0:
+                number = str(int(id))  # Device("cuda", 1)
+            elif id is not None:
+                raise DeviceError(f"{device!r} and {id!r} are not a device", fix="Say 'cuda:1', or 'cuda' and 1.")
+            if name not in _DEVICE_TYPES or (number and not number.isdecimal()):
+                raise DeviceError(
+                    f"there is no device {device!r}", fix=f"Known names: {', '.join(_DEVICE_TYPES)}; as in 'cuda:1'."
+                )
+            return tuple.__new__(cls, (_DEVICE_TYPES[name], int(number or 0)))
+        pair = (device, id or 0) if id is not None or isinstance(device, int) else device
+        try:
+            kind, ordinal = (operator.index(part) for part in pair)
+        except (TypeError, ValueError):
+            raise DeviceError(
+                f"{device!r} is not a device", fix="Give a name such as 'cpu' or 'cuda:1', or a pair (type, id)."
+            ) from None
+        return tuple.__new__(cls, (kind, ordinal))
+
+    @property
+    def type(self) -> int:
+        """The DLPack device type, a number."""
+        return self[0]
+
+    @property
+    def id(self) -> int:
+        """The device id."""
+        return self[1]
+
+    @property
+    def name(self) -> str:
+        """The device type's name, or its number in words where it has none."""
+        return _DEVICE_NAMES.get(self[0], f"device_type_{self[0]}")
+
+    def __str__(self) -> str:
+        return self.name if self[0] == lib.kDLCPU and self[1] == 0 else f"{self.name}:{self[1]}"
+
+    def __repr__(self) -> str:
+        return f"Device({str(self)!r})" if self[0] in _DEVICE_NAMES else f"Device({self[0]}, {self[1]})"
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return (tuple(self),)
+
+
+def same_device(a: Device, b: Device | None) -> bool:
+    """Return whether two devices are one; the host is, whatever its id."""
+    return b is not None and (a == b or a.type == b.type == lib.kDLCPU)
+
+
+def host_readable(device: Device) -> bool:
+    """Return whether the host may read the device's memory without asking the device first."""
+    return bool(lib.dlx_host_readable(device[0]))
+
+
+# Names whose code fixes everything but the lanes. Widths of the plain kinds are in the name itself.
+_EXACT: dict[str, tuple[int, int]] = {
+    "bool": (lib.kDLBool, 8),
+    "bfloat16": (lib.kDLBfloat, 16),
+    "float8_e3m4": (lib.kDLFloat8_e3m4, 8),
+    "float8_e4m3": (lib.kDLFloat8_e4m3, 8),
+    "float8_e4m3b11fnuz": (lib.kDLFloat8_e4m3b11fnuz, 8),
+    "float8_e4m3fn": (lib.kDLFloat8_e4m3fn, 8),
+    "float8_e4m3fnuz": (lib.kDLFloat8_e4m3fnuz, 8),
+    "float8_e5m2": (lib.kDLFloat8_e5m2, 8),
+    "float8_e5m2fnuz": (lib.kDLFloat8_e5m2fnuz, 8),
+    "float8_e8m0fnu": (lib.kDLFloat8_e8m0fnu, 8),
+    "float6_e2m3fn": (lib.kDLFloat6_e2m3fn, 6),
+    "float6_e3m2fn": (lib.kDLFloat6_e3m2fn, 6),
+    "float4_e2m1fn": (lib.kDLFloat4_e2m1fn, 4),
+}
+_EXACT_NAMES = {pair: name for name, pair in _EXACT.items()}
+_WIDE: dict[str, int] = {"int": lib.kDLInt, "uint": lib.kDLUInt, "float": lib.kDLFloat, "complex": lib.kDLComplex}
+_WIDE_NAMES = {code: name for name, code in _WIDE.items()}
+_SPELLING = re.compile(r"(?P<kind>int|uint|float|complex)(?P<bits>[1-9]\d{0,2})")
+_INTEGERS = {*range(1, 9), 16, 32, 64, 128}
+_WIDTHS = {"int": _INTEGERS, "uint": _INTEGERS, "float": {16, 32, 64, 128}, "complex": {32, 64, 128, 256}}
+_UNNAMED = re.compile(r"code(?P<code>\d{1,3})_(?P<bits>\d{1,3})bit")
+_LANES = re.compile(r"(?P<scalar>.+?)x(?P<lanes>\d+)")
+
+
+@set_module("dlx")
+class DType(tuple[int, int, int]):
+    """A dtype as DLPack spells it: (code, bits, lanes).
+
+    Parameters
+    ----------
+    dtype
+        A name (``"float32"``, ``"bfloat16"``, ``"float8_e4m3fn"``, ``"float32x4"`` for four lanes), a triple, a
+        `DType`, or a type code.
+    bits, lanes
+        Bits per lane and lanes; only beside a type code.
+
+    Raises
+    ------
+    DTypeError
+        If the name is unknown or the numbers are none.
+
+    Notes
+    -----
+    Type codes are those of ``dlpack.h`` 1.3; codes that are not named there are kept.
+
+    Examples
+    --------
+    >>> tuple(DType("float32"))
+    (2, 32, 1)
+    >>> DType(4, 16, 1).name
+    'bfloat16'
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, dtype: Any, bits: int | None = None, lanes: int = 1) -> DType:
+        if isinstance(dtype, str):
+            found = _parse(dtype)
+            if found is None or bits is not None:
+                fix = "Say for instance 'float32', 'bool' or 'bfloat16'; `dlx dtypes` shows all."
+                raise DTypeError(f"there is no dtype {dtype!r}", fix=fix)
+            return tuple.__new__(cls, found)
+        triple = dtype if bits is None else (dtype, bits, lanes)
+        try:
+            code, width, width_lanes = (operator.index(part) for part in triple)
+        except (TypeError, ValueError):
+            raise DTypeError(
+                f"{dtype!r} is not a dtype", fix="Give a name such as 'float32', or a triple (code, bits, lanes)."
+            ) from None
+        return tuple.__new__(cls, (code, width, width_lanes))
+
+    @property
+    def code(self) -> int:
+        """The DLPack type code."""
+        return self[0]
+
+    @property
+    def bits(self) -> int:
+        """Bits of one lane."""
+        return self[1]
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of one element; 1 for scalars."""
+        return self[2]
+
+    @property
+    def name(self) -> str:
+        """The name, which `DType` takes back."""
+        code, bits, lanes = self
+        scalar = _EXACT_NAMES.get((code, bits))
+        if scalar is None:
+            scalar = f"{_WIDE_NAMES[code]}{bits}" if _is_wide(code, bits) else f"code{code}_{bits}bit"
+        return scalar if lanes == 1 else f"{scalar}x{lanes}"
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        known = (self[0], self[1]) in _EXACT_NAMES or _is_wide(self[0], self[1])
+        return f"DType({self.name!r})" if known else f"DType({self[0]}, {self[1]}, {self[2]})"
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return (tuple(self),)
+
+
+def codes_of(kinds: Iterable[str]) -> frozenset[int]:
+    """Return the type codes of the dtypes whose names begin with one of some prefixes: ``("complex",)``.
+
+    Raises
+    ------
+    DTypeError
+        If no dtype's name begins so.
+    """
+    found: set[int] = set()
+    for kind in kinds:
+        codes = {code for name, code in _WIDE.items() if name.startswith(kind) or kind.startswith(name)}
+        codes |= {code for name, (code, _) in _EXACT.items() if name.startswith(kind)}
+        if not codes:
+            raise DTypeError(f"no dtype's name begins with {kind!r}")
+        found |= codes
+    return frozenset(found)
+
+
+def _is_wide(code: int, bits: int) -> bool:
+    """Return whether a plain kind exists in a width (there is no float33)."""
+    return code in _WIDE_NAMES and bits in _WIDTHS[_WIDE_NAMES[code]]
+
+
+def _parse(name: str) -> tuple[int, int, int] | None:
+    if name in _EXACT:
+        return (*_EXACT[name], 1)
+    match = _SPELLING.fullmatch(name)
+    if match and int(match["bits"]) in _WIDTHS[match["kind"]]:
+        return (_WIDE[match["kind"]], int(match["bits"]), 1)
+    match = _UNNAMED.fullmatch(name)
+    if match and int(match["code"]) < 256 and 0 < int(match["bits"]) < 256:
+        return (int(match["code"]), int(match["bits"]), 1)
+    match = _LANES.fullmatch(name)
+    scalar = _parse(match["scalar"]) if match else None
+    if match and scalar and scalar[2] == 1 and 0 < int(match["lanes"]) < 65536:
+        return (scalar[0], scalar[1], int(match["lanes"]))
+    return None

@@ -1,0 +1,129 @@
+"""What each incompatibility bit of the C core means to a user: one rule per bit, refusals first.
+
+A new one is a bit in `dlx.h`, a line in `check.c`, and a rule here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dlx._core.extension import lib
+from dlx._core.tensor import Tensor
+from dlx.adapter.base import Adapter
+from dlx.errors import ConversionError, CopyRequiredError, DeviceError, DTypeError, LayoutError, ReadOnlyError
+
+__all__ = ["READ_ONLY_RULE", "REPACKED", "RULES", "Rule"]
+
+_INSIDE_FLOAT32 = frozenset({lib.kDLBfloat, *range(lib.kDLFloat8_e3m4, lib.kDLFloat4_e2m1fn + 1)})
+"""Codes of dtypes all of whose values are float32 values."""
+
+Sentence = Callable[[Tensor, Adapter], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What one incompatibility means: a sentence, the class to raise, and whether a copy resolves it."""
+
+    bit: int
+    error: type[ConversionError]
+    sentence: Sentence
+    copy_resolves: bool = False
+    fix: str = "Drop copy=False."
+
+    def fix_for(self, tensor: Tensor, target: Adapter) -> str:
+        """Return the fix, made more precise where the dtype allows it."""
+        if self.bit == lib.DLX_INCOMPATIBLE_DTYPE and (known := target.why_untaken(tensor.dtype)) is not None:
+            return known[1]
+        if self.bit == lib.DLX_INCOMPATIBLE_DEVICE and (known := target.why_not_on(tensor.device)) is not None:
+            return known[1]
+        if self.bit == lib.DLX_INCOMPATIBLE_DTYPE and tensor.dtype.lanes == 1 and tensor.dtype.code in _INSIDE_FLOAT32:
+            accepted = target.capabilities.dtypes if target.capabilities is not None else None
+            if accepted is not None and "float32" in accepted:
+                return "Convert the values to float32 in its own framework first; that is exact."
+        return self.fix
+
+
+def _strides(what: str) -> Sentence:
+    return lambda tensor, target: (
+        f"{target.name} {target.display_name}s cannot {what}, found {tensor.strides} in elements"
+    )
+
+
+def _no_dtype(tensor: Tensor, target: Adapter) -> str:
+    known = target.why_untaken(tensor.dtype)
+    return known[0] if known else f"{target.name} has no dtype {tensor.dtype}; it has {target.dtype_names()}"
+
+
+def _no_device(tensor: Tensor, target: Adapter) -> str:
+    known = target.why_not_on(tensor.device)
+    return known[0] if known else f"its memory is on {tensor.device}, which {target.name} cannot hold"
+
+
+def _alignment(tensor: Tensor, target: Adapter) -> str:
+    assert target.capabilities is not None
+    code, bits, lanes = tensor.dtype
+    natural = lib.dlx_natural_alignment({"code": code, "bits": bits, "lanes": lanes})
+    wanted = target.capabilities.min_alignment or natural
+    return f"{target.name} needs data aligned to {wanted} bytes, found address {tensor.data_ptr:#x}"
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        lib.DLX_INCOMPATIBLE_DEVICE,
+        DeviceError,
+        _no_device,
+        fix="Move it to the host in its own framework first.",
+    ),
+    Rule(
+        lib.DLX_INCOMPATIBLE_DTYPE,
+        DTypeError,
+        _no_dtype,
+        fix="Convert the values to one of these in its own framework first.",
+    ),
+    Rule(
+        lib.DLX_INCOMPATIBLE_NDIM,
+        LayoutError,
+        lambda tensor, target: f"{target.name} cannot hold {tensor.ndim} dimensions",
+        fix="Reshape it first.",
+    ),
+    Rule(
+        lib.DLX_INCOMPATIBLE_EXTENTS,
+        LayoutError,
+        lambda tensor, target: (
+            f"{target.name} multiplies the extents of {target.display_name}s without elements, "
+            f"and those of {tensor.shape} do not fit"
+        ),
+        fix="Reshape it first.",
+    ),
+    Rule(
+        lib.DLX_INCOMPATIBLE_READONLY,
+        ReadOnlyError,
+        lambda tensor, target: f"it is read-only, and {target.name} {target.display_name}s are always writable",
+        copy_resolves=True,
+    ),
+    Rule(
+        lib.DLX_INCOMPATIBLE_PADDED,
+        CopyRequiredError,
+        lambda tensor, target: f"its {tensor.dtype} elements take a byte each, and {target.name} packs them",
+        copy_resolves=True,
+    ),
+    Rule(
+        lib.DLX_INCOMPATIBLE_PACKED,
+        CopyRequiredError,
+        lambda tensor, target: f"its {tensor.dtype} elements are packed, and {target.name} wants a byte each",
+        copy_resolves=True,
+    ),
+    Rule(lib.DLX_INCOMPATIBLE_NEGATIVE, CopyRequiredError, _strides("have negative strides"), copy_resolves=True),
+    Rule(lib.DLX_INCOMPATIBLE_ZERO, CopyRequiredError, _strides("have strides of 0"), copy_resolves=True),
+    Rule(lib.DLX_INCOMPATIBLE_GAPS, CopyRequiredError, _strides("have gaps between elements"), copy_resolves=True),
+    Rule(lib.DLX_INCOMPATIBLE_PERMUTED, CopyRequiredError, _strides("be other than row-major"), copy_resolves=True),
+    Rule(lib.DLX_INCOMPATIBLE_UNALIGNED, CopyRequiredError, _alignment, copy_resolves=True),
+)
+"""Every incompatibility bit but one, refusals first. DLX_INCOMPATIBLE_NULL needs no rule: a tensor without an address
+has no element, and gets an aligned address."""
+
+REPACKED = lib.DLX_INCOMPATIBLE_PADDED | lib.DLX_INCOMPATIBLE_PACKED
+"""Incompatibilities that are resolved by a copy that packs or unpacks the elements."""
+
+READ_ONLY_RULE = next(rule for rule in RULES if rule.bit == lib.DLX_INCOMPATIBLE_READONLY)

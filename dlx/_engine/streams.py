@@ -1,0 +1,315 @@
+"""Stream synchronization of one call: which stream memory is ready on, and which one must wait for it.
+
+A call, for one array or for a whole tree, has one `StreamSync`. A pair of streams is synchronized once for all arrays:
+everything is exported before anything is ordered, so that one event covers all of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlx._core import cuda, native
+from dlx._core.extension import ffi, lib
+from dlx._core.foreign import exception_text
+from dlx._core.stream import PER_THREAD, UNORDERED, Stream, is_unordered, kept, meaning
+from dlx._core.tensor import Tensor
+from dlx._core.types import Device, host_readable
+from dlx.adapter.base import Adapter
+from dlx.errors import DeviceError, DlxError, LayoutError
+
+__all__ = ["StreamSync", "Readiness", "physical"]
+
+Readiness = Stream | cuda.Ready | None
+"""When memory is ready: after the work on a stream so far, after a recorded event, or None: at once."""
+
+LEGACY = lib.DLX_STREAM_LEGACY
+
+
+class StreamSync:
+    """The streams of one call.
+
+    Parameters
+    ----------
+    target
+        The consumer's adapter.
+    stream
+        The consumer's stream as the caller passed it; None: the framework's current stream.
+    device
+        Requested device of the result; None: not requested.
+    """
+
+    def __init__(self, target: Adapter, stream: Any = None, device: Device | None = None) -> None:
+        self._target, self._asked, self._wanted = target, stream, device
+        self._streams: dict[tuple[int, Device], Stream | None] = {}
+        self._consumers: dict[Device, Stream | None] = {}
+        self._points: dict[Stream, cuda.Ready] = {}
+        self._ordered: set[tuple[Stream | int, Stream | None]] = set()
+        self._held: list[cuda.Ready] = []
+        self._words: dict[tuple[int, Device, Device], str] = {}
+
+    # ---- streams of consumer and producer ---------------------------------------------------------------------------
+
+    def consumer(self, device: Device) -> Stream | None:
+        """Return the stream that the consumer works on, None where it is known only when the consumer gets the memory.
+
+        Raises
+        ------
+        StreamError
+            If the caller passed something that is no stream.
+        """
+        try:
+            return self._consumers[device]
+        except KeyError:
+            owner = physical(device)
+            found = self._current(self._target, owner) if self._asked is None else meaning(self._asked, owner)
+            self._consumers[device] = found
+            return found
+
+    def _reader(self, device: Device) -> Stream | None:
+        """Return the consumer's stream if it reads memory where it is; elsewhere it reads a copy that dlx makes."""
+        if is_unordered(self._asked) or self._wanted is None or physical(self._wanted) == physical(device):
+            return self.consumer(device)
+        return None
+
+    def producer(self, source: Adapter, device: Device) -> Stream | None:
+        """Return the stream that a framework works on, None where each array has its own, or it is unknown."""
+        return self._current(source, physical(device))
+
+    def _current(self, adapter: Adapter, device: Device) -> Stream | None:
+        """Ask a framework once per device."""
+        key = id(adapter), device
+        if key not in self._streams:
+            try:
+                value = adapter.work_stream(device)
+            except (DlxError, MemoryError):
+                raise
+            except Exception as error:
+                text = f"{adapter.name} failed to name its stream on {device}: {exception_text(error)}"
+                raise DeviceError(text) from error
+            # Frameworks say 0 for the legacy stream.
+            value = LEGACY if isinstance(value, int) and value == 0 and cuda.is_cuda(device) else value
+            self._streams[key] = None if value is None else kept(meaning(value, device))
+        return self._streams[key]
+
+    def explained(self, source: Adapter, device: Device, place: Device) -> str:
+        """Describe the stream synchronization; empty where there is none. The driver is not called."""
+        if not cuda.is_cuda(device):
+            return ""
+        key = id(source), device, place
+        if key not in self._words:
+            self._words[key] = self._explained(source, device, place)
+        return self._words[key]
+
+    def _explained(self, source: Adapter, device: Device, place: Device) -> str:
+        if is_unordered(self._asked):
+            return "stream=-1: nobody waits for its producer"
+        own = self.producer(source, device)
+        if host_readable(place):
+            return f"{own or 'its producer'} is waited for"
+        consumer = self.consumer(place)
+        if consumer is not None and own == consumer:
+            return ""
+        return f"{consumer or 'the stream of whoever uses it'} waits for {own or 'its producer'}"
+
+    # ---- from the producer ------------------------------------------------------------------------------------------
+
+    def reach(self, source: Adapter, device: Device | None) -> None:
+        """Raise a DeviceError if work on the producer's device cannot be ordered, before the producer is called."""
+        if device is None or host_readable(device) or not source.takes_stream:
+            return
+        if cuda.is_cuda(device):
+            try:
+                cuda.require()
+            except DeviceError as error:
+                raise DeviceError(f"its memory is on {device}, and {error.reason}", fix=error.fix) from error
+        if self._reader(device) is None and not cuda.is_cuda(device):
+            raise _cannot_order(device)
+
+    def export(self, source: Adapter, obj: Any, device: Device | None) -> tuple[Tensor, Readiness]:
+        """Call a producer once, on its device and with the right stream; return the tensor and when it is ready.
+
+        A producer with a current stream is not asked to order anything: dlx does, once for all of its arrays. Others
+        get a stream with each export.
+
+        Raises
+        ------
+        DeviceError
+            If work on that device cannot be ordered.
+        """
+        if device is None or host_readable(device) or not source.takes_stream:
+            tensor = source.export(obj)
+            asked = None
+            if source.takes_stream and cuda.is_cuda(tensor.device):
+                asked = Stream(physical(tensor.device), LEGACY)  # what a call without a stream means
+        else:
+            self.reach(source, device)
+            own, asked = self.asked_of(source, device)
+            with source.on_device(device):
+                tensor = source.export(obj, stream=UNORDERED if own is not None else asked.wire)
+            asked = own or asked
+        if not cuda.is_cuda(tensor.device):
+            if source.takes_stream and device is None and not host_readable(tensor.device):
+                raise _cannot_order(tensor.device)
+            if tensor.device.type == lib.kDLCUDAHost and not is_unordered(self._asked):
+                self.wait(source.ready_on(obj, tensor, None), None)  # a device may still write to it
+            return tensor, None
+        if source.takes_stream:
+            cuda.require()
+        if asked is not None and asked.is_unordered:
+            return tensor, asked
+        return tensor, cuda.readiness_of(tensor) or source.ready_on(obj, tensor, asked)
+
+    def asked_of(self, source: Adapter, device: Device) -> tuple[Stream | None, Stream]:
+        """Return the producer's stream, if it has one, and the stream that it is asked to make wait otherwise."""
+        consumer = self._reader(device)
+        if cuda.is_cuda(device):
+            if consumer is not None and consumer.is_unordered:
+                return None, consumer
+            own = self.producer(source, device)
+            if own is None and (consumer is None or consumer.handle == PER_THREAD):  # many refuse 2
+                consumer = cuda.work_stream(physical(device))
+            return own, consumer or Stream(device, UNORDERED)
+        assert consumer is not None  # `reach` has checked it
+        return None, consumer
+
+    # ---- to the consumer --------------------------------------------------------------------------------------------
+
+    def order(self, tensor: Tensor, readiness: Readiness, place: Device | None) -> None:
+        """Make a consumer wait that reads the memory where it is, on a device or on the host.
+
+        Raises
+        ------
+        StreamError
+            If that would break a graph capture, which is left intact.
+        DeviceError
+            If the driver fails.
+        """
+        device = tensor.device
+        if not cuda.is_cuda(device):
+            return
+        if place is not None and host_readable(place):
+            self.wait(readiness, None)
+            return
+        consumer = self.consumer(device)
+        if consumer is not None:
+            self.wait(readiness, consumer)
+        if isinstance(readiness, Stream) and not readiness.is_unordered and (consumer is None or self._target.is_own):
+            self._point(readiness)
+
+    def given(self, source: Adapter, tensor: Tensor, readiness: Readiness) -> Tensor:
+        """Return the tensor to pass to the consumer, which has nothing left to order.
+
+        The memory is kept until the consumer's stream is done with it; for a producer that works on the same stream it
+        may be released at once.
+        """
+        device = tensor.device
+        if not cuda.is_cuda(device):
+            return tensor
+        self.order(tensor, readiness, None)
+        device = physical(device)
+        consumer = self.consumer(device)
+        same = consumer == readiness and consumer == self.producer(source, device)
+        if consumer is not None and not consumer.is_unordered and not same:
+            tensor = native.tensor_behind(tensor, device.id, consumer.handle, consumer.keep)
+        elif consumer is not None and not self._target.is_own:
+            tensor = native.tensor_behind(tensor, device.id, UNORDERED, None)
+        if consumer is not None and (consumer.is_unordered or not self._target.is_own):
+            return tensor
+        point = self._point(readiness) if isinstance(readiness, Stream) else readiness
+        if point is None:
+            return tensor
+        return cuda.when(tensor, point)
+
+    def copied(
+        self, source: Adapter | None, tensor: Tensor, readiness: Readiness, keep_order: bool, place: Device
+    ) -> tuple[Tensor, Readiness]:
+        """Copy to the host or to a CUDA device, on dlx's own stream; return the copy and when it is ready.
+
+        The memory may be written to as soon as this returns. `source` is None where the tensor is a copy already, which
+        nobody else writes to.
+
+        Raises
+        ------
+        ConversionError
+            If the driver fails, a capture would be broken, or the layout cannot be copied.
+        MemoryError
+            If there is not enough memory.
+        """
+        on_device = cuda.is_cuda(tensor.device)
+        if not on_device and host_readable(place):
+            return native.tensor_copy(tensor, keep_order), None
+        device = physical(tensor.device if host_readable(place) else place)
+        work = cuda.work_stream(device)
+        if on_device:
+            self.wait(readiness, work)
+        if host_readable(place):
+            return native.tensor_fetch(tensor, keep_order), None
+        fresh = native.tensor_on_device(tensor, keep_order, device.id)
+        # The source is kept until the copy is made.
+        held = native.tensor_behind(tensor, device.id, work.handle, None) if on_device else tensor
+        try:
+            native.tensor_transfer(held, fresh, work.handle, not on_device)
+        except LayoutError as error:
+            error.fix = "Make it contiguous in its own framework first."
+            raise
+        if not on_device:
+            return fresh, None
+        self._forget(work)
+        self.reused(source, readiness, work)
+        return fresh, work
+
+    def reused(self, source: Adapter | None, readiness: Readiness, work: Stream) -> None:
+        """Make the stream that may write to memory wait for a copy of it; the host, where that stream is unknown."""
+        if source is None or source.immutable or is_unordered(self._asked):
+            return
+        if isinstance(readiness, Stream) and readiness == self.producer(source, readiness.device):
+            cuda.order(work, readiness)
+        elif readiness is not None and not isinstance(readiness, Stream):
+            cuda.follow(readiness, work)
+        else:
+            cuda.synchronize(work)
+
+    # ---- each pair of streams once ----------------------------------------------------------------------------------
+
+    def wait(self, readiness: Readiness, waiting: Stream | None) -> None:
+        """Make a stream, or the host (None), wait for memory, unless it has done so in this call."""
+        if readiness is None or (isinstance(readiness, Stream) and (readiness.is_unordered or readiness == waiting)):
+            return
+        key = readiness if isinstance(readiness, Stream) else _number(readiness)
+        if (key, waiting) in self._ordered:
+            return
+        if waiting is None:
+            cuda.synchronize(readiness)
+        elif isinstance(readiness, Stream):
+            cuda.order(readiness, waiting)
+        else:
+            cuda.wait(readiness, waiting)
+        if not isinstance(readiness, Stream):  # its address must not be reused meanwhile
+            self._held.append(ffi.gc(lib.dlx_ready_hold(readiness), lib.dlx_ready_drop))
+        self._ordered.add((key, waiting))
+
+    def _point(self, readiness: Stream) -> cuda.Ready:
+        if readiness not in self._points:
+            self._points[readiness] = cuda.ready(readiness)
+        return self._points[readiness]
+
+    def _forget(self, stream: Stream) -> None:
+        """Note new work on a stream: who waited for it must wait again."""
+        self._ordered = {pair for pair in self._ordered if pair[0] != stream}
+        self._points.pop(stream, None)
+
+
+def _number(point: cuda.Ready) -> int:
+    return int(ffi.cast("uintptr_t", point))
+
+
+def physical(device: Device) -> Device:
+    """Return the device whose streams work on the memory; for managed memory, its CUDA device."""
+    return Device(lib.kDLCUDA, device.id) if device.type == lib.kDLCUDAManaged else device
+
+
+def _cannot_order(device: Device) -> DeviceError:
+    return DeviceError(
+        f"its memory is on {device}, whose work dlx cannot wait for",
+        fix="Move it to the host in its own framework first.",
+    )

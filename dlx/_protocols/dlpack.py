@@ -1,0 +1,147 @@
+"""The DLPack protocol as a consumer speaks it: call ``__dlpack__`` once, with the arguments that it takes."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+from dlx._core import native
+from dlx._core.extension import lib
+from dlx._core.foreign import TypeCache, class_name, cut, exception_text, message_of
+from dlx._core.tensor import Tensor
+from dlx._core.types import Device, host_readable
+from dlx.errors import ConversionError, DlxError, ProtocolError
+
+__all__ = ["device_of", "export"]
+
+__all__ += ["why_no_numbers"]
+
+MAX_VERSION: tuple[int, int] = (lib.DLX_DLPACK_MAJOR, lib.DLX_DLPACK_MINOR)
+HOST = Device("cpu")
+
+# A type's __dlpack__ and the keywords that it takes -> whether it insists on them; None where its signature cannot be
+# read. Weak: types may go. The function is compared, since a type may be given another one.
+_keywords: TypeCache[tuple[Any, dict[str, bool] | None]] = TypeCache()
+_ALL = dict.fromkeys(("stream", "max_version", "dl_device", "copy"), False)
+
+
+def device_of(obj: Any) -> Device | None:
+    """Return what ``__dlpack_device__`` says, as numbers; None where the object has none.
+
+    The answer may differ from the capsule's device (torch's pinned memory, arrays that numpy imported).
+    """
+    ask = getattr(type(obj), "__dlpack_device__", None)
+    if ask is None:
+        return None
+    try:
+        answer = ask(obj)
+        if isinstance(answer, tuple) and len(answer) == 2 and answer[1] is None:  # paddle, of its host memory
+            place = Device(answer[0], 0)
+            answer = place if host_readable(place) else answer
+        return Device(answer)
+    except DlxError as error:
+        raise ProtocolError(f"its __dlpack_device__ gives {error.reason}") from error
+    except Exception as error:
+        raise producer_failed("__dlpack_device__", error) from error
+
+
+# What a framework calls elements that are no numbers. Tensorflow's __dlpack__ ends the process where it has such.
+_NO_NUMBERS = re.compile(r"(<dtype: ')?(object|resource|variant|string|str\d*)(_ref)?('>)?", re.IGNORECASE)
+
+
+def why_no_numbers(obj: Any) -> str:
+    """Return why an object's elements are no numbers, by its ``dtype`` attribute; empty where that says nothing of it.
+
+    Asked of generic producers, before their ``__dlpack__`` is called.
+    """
+    try:
+        dtype = getattr(obj, "dtype", None)
+        name = getattr(dtype, "name", None)
+        said = name if isinstance(name, str) else class_name(dtype) if isinstance(dtype, type) else str(dtype)
+        is_known = _NO_NUMBERS.fullmatch(said) is not None
+    except MemoryError:
+        raise
+    except Exception:  # it is not known then, and `__dlpack__` will say
+        return ""
+    return f"its dtype is {cut(said, 60)}, and DLPack knows numbers only" if is_known else ""
+
+
+def export(obj: Any, *, stream: int | None = None) -> Tensor:
+    """Ask an object for its capsule, once, and take ownership of what is in it.
+
+    Parameters
+    ----------
+    obj
+        Anything whose type has ``__dlpack__``: with all keywords of the standard, with ``stream`` only, or with none.
+    stream
+        The consumer's stream; None on the host, where no keyword is sent (numpy refuses even -1).
+
+    Raises
+    ------
+    ConversionError
+        If the producer raises; its error is the cause.
+    ProtocolError
+        If what comes back is no fresh DLPack capsule of major version 1, or a broken one.
+
+    Notes
+    -----
+    Keywords are those of the array API standard's ``__dlpack__``. A signature is learnt once per type, so that a
+    `TypeError` raised inside a producer is never taken for an old signature; only where it cannot be read may the
+    very first call be repeated, and only on "unexpected keyword argument".
+    """
+    wanted: dict[str, Any] = {"max_version": MAX_VERSION}
+    if stream is not None:
+        wanted["stream"] = stream
+    try:
+        capsule = _call(obj, wanted)
+    except DlxError:
+        raise
+    except Exception as error:
+        raise producer_failed("__dlpack__", error) from error
+    if native.capsule_state(capsule) is None:
+        raise ProtocolError(f"its __dlpack__ gave {class_name(type(capsule))}, not a DLPack capsule")
+    return native.capsule_claim(capsule)
+
+
+def producer_failed(method: str, error: Exception) -> ConversionError:
+    """Return the error to raise for an exception that came out of a producer."""
+    if isinstance(error, MemoryError):
+        raise error
+    said = exception_text(error) if message_of(error) else f"{class_name(type(error))}: without a message"
+    return ConversionError(f"its {method} raised {said}")
+
+
+def _call(obj: Any, wanted: dict[str, Any]) -> Any:
+    kind: Any = type(obj)
+    function = _own_function(kind)
+    learnt = _keywords.get(kind)
+    if learnt is None or learnt[0] is not function:
+        learnt = _keywords[kind] = (function, _read_keywords(kind.__dlpack__))
+    accepted = learnt[1]
+    if accepted is not None:
+        return obj.__dlpack__(**{name: wanted.get(name) for name, must in accepted.items() if must or name in wanted})
+    try:
+        capsule = obj.__dlpack__(**wanted)
+    except TypeError as error:
+        if "keyword argument" not in message_of(error):  # also "takes no keyword arguments"
+            raise
+        _keywords[kind] = (function, {"stream": False})
+        return obj.__dlpack__(**{name: value for name, value in wanted.items() if name == "stream"})
+    _keywords[kind] = (function, _ALL)
+    return capsule
+
+
+def _own_function(kind: type) -> Any:
+    """Return what stands in the class, which stays the same object, and not what its descriptor makes of it."""
+    return next((cls.__dict__["__dlpack__"] for cls in kind.__mro__ if "__dlpack__" in cls.__dict__), None)
+
+
+def _read_keywords(function: Any) -> dict[str, bool] | None:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return _ALL
+    return {each.name: each.default is each.empty for each in parameters if each.name in _ALL}

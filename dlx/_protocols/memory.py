@@ -1,0 +1,187 @@
+"""The buffer protocol, ``__array_interface__`` and ``__cuda_array_interface__``: an object in, a `Tensor` out."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from dlx._core import cuda, native
+from dlx._core.extension import lib
+from dlx._core.foreign import exception_text, message_of, safe_repr
+from dlx._core.stream import Stream, meaning
+from dlx._core.tensor import Tensor
+from dlx._core.types import IS_COPIED, READ_ONLY, Device, DType
+from dlx._protocols.dlpack import HOST
+from dlx.errors import ConversionError, DTypeError, LayoutError, ProtocolError, StreamError
+
+__all__ = ["array_interface", "buffer", "cuda_array_interface", "cuda_interface_stream"]
+
+# Letters of PEP 3118 and `struct`: the kind, and the widths in bytes that it may have. A native 'l' may be marked '<'
+# (ctypes does) without being 4 bytes wide; a union calls itself 'B' without being bytes.
+_INTEGER_WIDTHS = ((1,), (2,), (4,), (4, 8), (8,), (8,))
+_LETTERS = {
+    "?": ("bool", (1,)),
+    **{letter: ("int", widths) for letter, widths in zip("bhilqn", _INTEGER_WIDTHS, strict=True)},
+    **{letter: ("uint", widths) for letter, widths in zip("BHILQN", _INTEGER_WIDTHS, strict=True)},
+    "c": ("uint", (1,)),
+    **{letter: ("float", (width,)) for letter, width in zip("efd", (2, 4, 8), strict=True)},
+    **{letter: ("complex", (width,)) for letter, width in (("Ze", 4), ("Zf", 8), ("Zd", 16), ("F", 8), ("D", 16))},
+}
+_FOREIGN_ORDER = ">!" if sys.byteorder == "little" else "<"
+
+
+def _dtype_of_letters(letters: str, order: str, itemsize: int, shown: str) -> DType:
+    if itemsize > 1 and order and order in _FOREIGN_ORDER:
+        raise DTypeError(f"its elements ({shown!r}) are in the other byte order", fix="Swap their bytes first.")
+    kind, widths = _LETTERS.get(letters, ("", ()))
+    if itemsize not in widths:
+        raise DTypeError(
+            f"its elements ({shown!r}) are no numbers that DLPack knows", fix="View them as numbers first."
+        )
+    return DType(kind if kind == "bool" else f"{kind}{8 * itemsize}")
+
+
+def buffer(obj: Any) -> Tensor:
+    """Return a tensor over anything with the buffer protocol; the buffer is held until the tensor is released.
+
+    Raises
+    ------
+    DTypeError
+        If the format is not one number per element, or in the other byte order.
+    LayoutError
+        If the buffer is indirect, or its strides are not whole elements.
+
+    Notes
+    -----
+    Formats are those of PEP 3118.
+    """
+    try:
+        view = memoryview(obj)
+    except (BufferError, ValueError) as error:
+        raise ConversionError(f"its buffer cannot be had: {message_of(error)}".rstrip(".")) from error
+    order = view.format[0] if view.format[:1] in ("@", "=", "<", ">", "!") else ""
+    dtype = _dtype_of_letters(view.format[len(order) :], order, view.itemsize, view.format)
+    if view.suboffsets:
+        raise LayoutError("its buffer is indirect (suboffsets)", fix="Copy it into one block first.")
+    address = native.buffer_address(view)
+    flags = READ_ONLY if view.readonly else 0
+    strides = _whole_elements(view.strides, view.shape, view.itemsize)
+    return native.tensor_new(address, view.shape or (), strides, dtype, HOST, flags, view)
+
+
+def _whole_elements(byte_strides: Any, shape: Any, itemsize: int) -> tuple[int, ...] | None:
+    if byte_strides is None:
+        return None
+    if any(stride % itemsize for stride, extent in zip(byte_strides, shape, strict=True) if extent > 1):
+        raise LayoutError(
+            f"its byte strides {tuple(byte_strides)} are not multiples of the item size {itemsize}",
+            fix="Copy it into contiguous memory first.",
+        )
+    return tuple(stride // itemsize for stride in byte_strides)
+
+
+# The same for the array interface's kinds: (kind, width in bytes) -> letter.
+_INTERFACE_LETTERS = {
+    ("b", 1): "?",
+    **{("i", 1 << n): letter for n, letter in enumerate("bhiq")},
+    **{("u", 1 << n): letter for n, letter in enumerate("BHIQ")},
+    **{("f", 2 << n): letter for n, letter in enumerate("efd")},
+    **{("c", 8 << n): letter for n, letter in enumerate("FD")},
+}
+
+
+def _interface_facts(interface: dict[str, Any], name: str) -> tuple[tuple[int, ...], DType, int]:
+    """Return shape, dtype and bytes of an element."""
+    try:
+        shape = tuple(int(extent) for extent in interface["shape"])
+        typestr = str(interface["typestr"])
+        order, letter, width = typestr[0], typestr[1], typestr[2:]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise ProtocolError(f"its {name} is incomplete ({exception_text(error)})") from error
+    if interface.get("mask") is not None:
+        raise LayoutError("it has a mask, which DLPack cannot carry", fix="Fill the masked elements first.")
+    itemsize = int(width) if width.isdecimal() else 0  # dates carry their unit: '<M8[s]'
+    dtype = _dtype_of_letters(_INTERFACE_LETTERS.get((letter, itemsize), typestr), order, itemsize, typestr)
+    return shape, dtype, itemsize
+
+
+def _interface_address(data: Any, name: str) -> tuple[int, bool]:
+    """Return address and read-only bit."""
+    try:
+        return int(data[0]), bool(data[1])
+    except (IndexError, TypeError, ValueError) as error:
+        raise ProtocolError(f"the data of its {name} is {safe_repr(data)}, not (address, readonly)") from error
+
+
+def array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
+    """Return a tensor over an object with ``__array_interface__`` (version 3), its read-only bit honoured.
+
+    Raises
+    ------
+    ProtocolError
+        If the description is incomplete.
+    DTypeError, LayoutError
+        If it describes what DLPack cannot: masks, other byte order, structures, strides that are not whole elements.
+    """
+    name = "__array_interface__"
+    shape, dtype, itemsize = _interface_facts(interface, name)
+    data, strides = interface.get("data"), interface.get("strides")
+    owner: Any = obj
+    if isinstance(data, tuple):
+        address, readonly = _interface_address(data, name)
+    else:  # a buffer, or the object itself as one; its length bounds what may be read
+        view = memoryview(obj if data is None else data)
+        start = int(interface.get("offset") or 0)
+        needed = itemsize
+        for extent in shape:
+            needed *= extent
+        if not view.c_contiguous or strides is not None or start + needed > view.nbytes or start < 0:
+            raise ProtocolError(f"its buffer of {view.nbytes} bytes does not hold {needed} bytes from {start} on")
+        address, readonly = native.buffer_address(view) + start, view.readonly
+        owner = (obj, view)
+    flags = READ_ONLY if readonly else 0
+    if type(data) is bytes:
+        flags |= IS_COPIED  # an object that returns bytes has just made a copy for this export (pillow does)
+    return native.tensor_new(address, shape, _whole_elements(strides, shape, itemsize), dtype, HOST, flags, owner)
+
+
+def cuda_array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
+    """Return a tensor over an object with ``__cuda_array_interface__`` (versions 2 and 3); the driver says where it is.
+
+    Raises
+    ------
+    ProtocolError
+        If the description is incomplete, or the address is none of CUDA's.
+    DTypeError, LayoutError
+        As `array_interface`.
+    DeviceError
+        If there is no driver to ask.
+    """
+    name = "__cuda_array_interface__"
+    shape, dtype, itemsize = _interface_facts(interface, name)
+    address, readonly = _interface_address(interface.get("data"), name)
+    device = cuda.where(address) if address else Device("cuda")  # without an element there is no address
+    if device == HOST:
+        raise ProtocolError(f"the address {address:#x} in its {name} is plain host memory")
+    strides = _whole_elements(interface.get("strides"), shape, itemsize)
+    return native.tensor_new(address, shape, strides, dtype, device, READ_ONLY if readonly else 0, obj)
+
+
+def cuda_interface_stream(interface: dict[str, Any], device: Device) -> Stream | None:
+    """Return the stream that ``__cuda_array_interface__`` asks consumers to wait for; None where it asks for none.
+
+    Notes
+    -----
+    Version 3 has the key ``stream``. Before it, work was understood to be on the legacy stream.
+    """
+    if int(interface.get("version", 0)) < 3:
+        return Stream(device, lib.DLX_STREAM_LEGACY)
+    said = interface.get("stream")
+    if said is None:
+        return None
+    try:
+        return meaning(said, device)
+    except StreamError as error:
+        raise ProtocolError(
+            f"the stream of its __cuda_array_interface__ is {safe_repr(said)}: {error.reason}"
+        ) from error

@@ -1,0 +1,224 @@
+"""Adapters for objects of no registered framework: raw capsules, `dlx.Tensor`, and whatever speaks a protocol."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+from dlx._core import cuda, native
+from dlx._core.array_info import ArrayInfo
+from dlx._core.extension import lib
+from dlx._core.foreign import class_name, module_of
+from dlx._core.stream import Stream
+from dlx._core.tensor import Tensor, type_name
+from dlx._core.types import Device
+from dlx._protocols import dlpack, memory
+from dlx.adapter.base import Adapter, Capabilities, Layout, at_rest
+from dlx.adapter.declarations import Blocker
+from dlx.errors import ConsumedError, DeviceError, DTypeError
+
+__all__ = [
+    "BUFFER",
+    "CAPSULE",
+    "CUDA_INTERFACE",
+    "DLPACK",
+    "INTERFACE",
+    "TENSOR",
+    "Described",
+    "generic_array_adapter",
+    "generic_buffer_adapter",
+    "is_proxy",
+    "generic_adapter",
+]
+
+
+class Described(Adapter):
+    """A source whose export is harmless, so that its description is an export."""
+
+    protocols: tuple[str, ...]
+    describes_by_export = True
+    takes_stream = False
+
+    def sketch(self, obj: Any) -> Tensor | None:
+        return self.export(obj)
+
+    def info(self, obj: Any) -> ArrayInfo | None:
+        tensor = self.sketch(obj)
+        return None if tensor is None else ArrayInfo.of_tensor(tensor, self.name, type(obj), self.protocols)
+
+
+class TensorAdapter(Described):
+    """`dlx.Tensor`, as a source and as the target "dlx": it can hold whatever DLPack can say."""
+
+    name = "dlx"
+    package = "dlx"
+    types = ("dlx.Tensor",)
+    fast_path_types = ("dlx.Tensor",)
+    is_own = True
+    protocols = ("__dlpack__",)
+
+    def accepts(self) -> Capabilities:
+        return Capabilities(
+            dtypes=None,
+            device_types=None,
+            layouts=Layout.ANY,
+            min_alignment=1,
+            max_ndim=128,
+            keeps_readonly=True,
+            subbyte="both",
+        )
+
+    def classes(self) -> tuple[type, ...]:
+        return (Tensor,)
+
+    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+        return obj  # type: ignore[no-any-return]
+
+    def load(self, tensor: Tensor) -> Any:
+        return at_rest(tensor)
+
+
+class CapsuleAdapter(Described):
+    """A raw capsule of either name. It is single-use, so it is only looked at until nothing else can fail."""
+
+    name = "capsule"
+    package = "builtins"
+    protocols = ("PyCapsule",)
+
+    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+        try:
+            return at_rest(native.capsule_peek(obj))
+        except ConsumedError as error:
+            error.complete(fix="Convert the object that it came from, not the capsule.")
+            raise
+
+    def ready_on(self, obj: Any, tensor: Tensor, asked: Stream | None) -> Stream | None:
+        """Return the legacy stream: a capsule does not say which stream it was made for, and most work is there."""
+        if not cuda.is_cuda(tensor.device):
+            return None
+        try:
+            cuda.require()
+        except DeviceError:  # then nothing can be on it
+            return None
+        return Stream(Device(lib.kDLCUDA, tensor.device.id), lib.DLX_STREAM_LEGACY)
+
+    def take(self, obj: Any, tensor: Tensor, *, shared: bool) -> Tensor:
+        return native.capsule_claim(obj, tensor)
+
+    def give_back(self, obj: Any, tensor: Tensor) -> None:
+        native.capsule_restore(obj, tensor)
+
+
+class DLPackAdapter(Adapter):
+    """Any object whose type has ``__dlpack__``. Only an export can describe it."""
+
+    name = "dlpack"
+    package = "builtins"
+    describes_by_export = True
+
+    def info(self, obj: Any) -> ArrayInfo | None:
+        return ArrayInfo(self.name, type_name(type(obj)), device=dlpack.device_of(obj), protocols=("__dlpack__",))
+
+    def examine(self, obj: Any) -> Iterable[Blocker]:
+        reason = dlpack.why_no_numbers(obj)
+        if reason:
+            yield Blocker(reason, "Convert its elements to numbers in its own framework first.", DTypeError)
+
+
+class InterfaceAdapter(Described):
+    """An object with ``__array_interface__``."""
+
+    name = "array_interface"
+    package = "builtins"
+    protocols = ("__array_interface__",)
+
+    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+        return memory.array_interface(obj, obj.__array_interface__)
+
+
+class CudaInterfaceAdapter(Described):
+    """An object with ``__cuda_array_interface__``. It names its own stream."""
+
+    name = "cuda_array_interface"
+    package = "builtins"
+    protocols = ("__cuda_array_interface__",)
+
+    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+        return memory.cuda_array_interface(obj, obj.__cuda_array_interface__)
+
+    def ready_on(self, obj: Any, tensor: Tensor, asked: Stream | None) -> Stream | None:
+        device = Device(lib.kDLCUDA, tensor.device.id)
+        return memory.cuda_interface_stream(obj.__cuda_array_interface__, device)
+
+
+class BufferAdapter(Described):
+    """An object with the buffer protocol: bytes, bytearray, memoryview, array.array, ctypes, mmap, ..."""
+
+    name = "buffer"
+    package = "builtins"
+    protocols = ("buffer",)
+    root_only = True
+
+    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+        return memory.buffer(obj)
+
+
+TENSOR = TensorAdapter()
+CAPSULE = CapsuleAdapter()
+DLPACK = DLPackAdapter()
+INTERFACE = InterfaceAdapter()
+CUDA_INTERFACE = CudaInterfaceAdapter()
+BUFFER = BufferAdapter()
+
+
+def is_proxy(kind: type) -> bool:
+    """Return whether a type is one of weak proxies, which forward to objects that they do not keep alive."""
+    return any(kind is proxy for proxy in weakref.ProxyTypes)
+
+
+def generic_adapter(obj: Any) -> Adapter | None:
+    """Return the adapter for an object that no framework claims, by the first protocol that it speaks.
+
+    The order is DLPack, CUDA array interface, array interface, buffer. ``__array__`` alone is never used: it may
+    copy or move without saying.
+    """
+    return generic_array_adapter(obj) or generic_buffer_adapter(obj)
+
+
+def generic_array_adapter(obj: Any) -> Adapter | None:
+    """Return the adapter for an object that speaks a protocol of arrays, plain buffers left out."""
+    kind = type(obj)
+    if is_proxy(kind):  # it forwards to an object that it does not keep alive
+        return None
+    if class_name(kind) == "PyCapsule" and module_of(kind) == "builtins":
+        return CAPSULE
+    if hasattr(kind, "__dlpack__"):
+        return DLPACK
+    if _offers(obj, "__cuda_array_interface__"):
+        return CUDA_INTERFACE
+    if _offers(obj, "__array_interface__"):
+        return INTERFACE
+    return None
+
+
+def generic_buffer_adapter(obj: Any) -> Adapter | None:
+    """Return the adapter for an object that has a buffer."""
+    if is_proxy(type(obj)):
+        return None
+    try:
+        memoryview(obj).release()
+    except TypeError:
+        return None
+    except MemoryError:
+        raise
+    except Exception:
+        pass  # it has a buffer that cannot be exported at present: the export says why
+    return BUFFER
+
+
+def _offers(obj: Any, name: str) -> bool:
+    """Return whether there is an array interface, without asking for it: some write their pixels out when asked."""
+    if isinstance(obj, type):  # a class that gives its objects one has none itself
+        return False
+    return any(name in cls.__dict__ for cls in type(obj).__mro__) or name in getattr(obj, "__dict__", ())

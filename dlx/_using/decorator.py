@@ -1,0 +1,194 @@
+"""`using`, the decorator."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+
+from dlx._core.module import set_module
+from dlx._engine.request import request_of
+from dlx._using.call import FunctionSpec, Invocation
+
+if TYPE_CHECKING:
+    from dlx.typing import DeviceLike, Readonly, Target
+
+__all__ = ["using"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@set_module("dlx")
+def using(
+    to: Target,
+    *,
+    lazy: bool = False,
+    answer: Target | None = None,
+    writes: str | Iterable[str] = (),
+    detach: bool = True,
+    device: DeviceLike | None = None,
+    readonly: Readonly = "copy",
+    stream: Any = None,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function to compute in one framework and return arrays of its caller's framework.
+
+    Arrays among the arguments, and in containers there, are converted to `to`; arrays in the result are converted to
+    the framework, and the device, of the caller's arrays.
+
+    Parameters
+    ----------
+    to
+        The framework of the function, as in `convert`.
+    lazy
+        Whether a container that the function made comes back as a lazy view. Containers of its caller's in there are
+        views then, too; arrays of its caller's are the caller's own all the same.
+    answer
+        The framework of the results, as in `convert`. None: the caller's, see Notes.
+    writes
+        Names of parameters whose arrays the function writes to in place.
+    detach, device, readonly
+        As in `convert`, for the way in.
+    stream
+        As in `convert`, for the way in; the function works on it, too. None: on its caller's, see Notes.
+
+    Returns
+    -------
+    decorator
+        For functions, coroutine functions, generators and asynchronous generators. Name, signature and documentation
+        stay.
+
+    Raises
+    ------
+    ReadOnlyError
+        By the function, after it has run: if it wrote to an array that had to be copied, and that cannot be written
+        back.
+    DlxError
+        By the function, as `convert`; places begin with the parameter's name.
+
+    Notes
+    -----
+    *Which framework answers* does not depend on the order of arguments. Arrays that are in `to` already do not count
+    where there are others. If the rest are of one framework, that answers, on their device if they have one in common.
+    If they are of several, or of none that can take arrays, results stay as the function made them.
+
+    *An argument that is handed back*, also inside a container, comes back as the caller's own object, unless `answer`
+    names another framework than its own.
+
+    *Writes in place* reach the caller's array where its memory is shared. An array that had to be copied is passed to
+    numpy read-only; of torch, the tensor's version is looked at afterwards, and the tensor is written back if it was
+    changed. Writes that torch does not count (through ``x.data`` or ``x.numpy()``), and those of every other framework,
+    are not seen: name the parameter in `writes`, which is always written back. Where two arguments share memory, one
+    of them was copied and both were written to, nothing is written back: ReadOnlyError says so. A copy is written back
+    whole: what its caller writes to the array meanwhile, while a generator or coroutine waits, is lost.
+
+    Containers are passed as new ones, so what is put into a list stays there. Defaults of the function are its own, and
+    a first parameter called ``self`` or ``cls`` is passed as it is, and comes back so.
+
+    *On CUDA devices* the function's framework works on the current stream of its caller's framework, device by device,
+    so that nothing has to be ordered; around each step of a coroutine or generator, never while that waits. It stays on
+    its own where it has arrays among the arguments itself, where callers work on several streams of a device, and where
+    it cannot be set (jax); then arrays are ordered in and out. Whatever else the function reads on a device, a global
+    array say, must be ready on the caller's stream.
+
+    Examples
+    --------
+    >>> import dlx
+    >>> @dlx.using("dlx")
+    ... def first(block):
+    ...     return type(block).__name__, block
+    >>> block = bytearray(2)
+    >>> first(dlx.convert(block, to="dlx"))[0]
+    'Tensor'
+    """
+    request = functools.partial(request_of, to, None, device, None, readonly, detach, stream)
+    names = frozenset((writes,) if isinstance(writes, str) else writes)
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        if isinstance(function, staticmethod | classmethod):
+            return cast("Callable[P, R]", type(function)(decorate(function.__func__)))
+        spec = FunctionSpec(function, to, request, answer, names, lazy=lazy)
+        return cast("Callable[P, R]", functools.wraps(function)(_wrapper(function, spec)))
+
+    return decorate
+
+
+def _wrapper(function: Any, spec: FunctionSpec) -> Any:
+    """Return a function of the same kind."""
+    if inspect.iscoroutinefunction(function):
+
+        async def awaiting(*args: Any, **options: Any) -> Any:
+            call = Invocation(spec, args, options)
+            with call:
+                result = await call.work.stepped(function(*call.args, **call.options))
+            with call.work.step():
+                return call.answer(result)
+
+        return awaiting
+    if inspect.isasyncgenfunction(function):
+
+        async def streaming(*args: Any, **options: Any) -> AsyncIterator[Any]:
+            call = Invocation(spec, args, options)
+            with call:
+                inner = function(*call.args, **call.options)
+                step: Any = functools.partial(inner.asend, None)
+                try:
+                    while True:
+                        try:
+                            result = await call.work.stepped(step())
+                        except StopAsyncIteration:
+                            return
+                        with call.work.step():
+                            call.write_back()
+                            answer = [call.answer(result)]
+                        try:
+                            sent = yield answer.pop()  # keep no reference to it
+                        except GeneratorExit:
+                            raise
+                        except BaseException as error:
+                            step = functools.partial(inner.athrow, error)
+                        else:
+                            step = functools.partial(inner.asend, call.inward(sent))
+                finally:
+                    await call.work.stepped(inner.aclose())
+
+        return streaming
+    if inspect.isgeneratorfunction(function):
+
+        def yielding(*args: Any, **options: Any) -> Any:
+            call = Invocation(spec, args, options)
+            with call:
+                inner = function(*call.args, **call.options)
+                step: Callable[[], Any] = lambda: next(inner)  # noqa: E731
+                try:
+                    while True:
+                        with call.work.step():
+                            try:
+                                result = step()
+                            except StopIteration as stop:
+                                return call.answer(stop.value)
+                            call.write_back()
+                            answer = [call.answer(result)]
+                        try:
+                            sent = yield answer.pop()  # keep no reference to it
+                        except GeneratorExit:
+                            raise
+                        except BaseException as error:
+                            step = functools.partial(inner.throw, error)
+                        else:
+                            step = functools.partial(inner.send, call.inward(sent))
+                finally:
+                    with call.work.step():
+                        inner.close()
+
+        return yielding
+
+    def calling(*args: Any, **options: Any) -> Any:
+        call = Invocation(spec, args, options)
+        with call.work.step():
+            with call:
+                result = function(*call.args, **call.options)
+            return call.answer(result)
+
+    return calling

@@ -1,0 +1,196 @@
+"""Run a framework on the caller's CUDA stream, and restore its own afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from dlx._core import cuda
+from dlx._core.stream import Stream, is_unordered, lending
+from dlx._core.types import Device
+from dlx._engine.streams import StreamSync, physical
+from dlx.adapter.base import Adapter
+from dlx.errors import DlxError
+
+__all__ = ["Work", "working"]
+
+
+@contextlib.contextmanager
+def working(adapter: Adapter, streams: Mapping[Device, Stream]) -> Iterator[None]:
+    """Set a framework's current streams, one for each device; restore the previous ones on exit.
+
+    A framework whose current stream cannot be set keeps its own: its arrays are ordered as any others.
+
+    Parameters
+    ----------
+    adapter
+        The framework's.
+    streams
+        Device -> stream.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(lending(streams.values()))
+        for stream in streams.values():
+            context = adapter.on_stream(stream)
+            if context is not None:
+                stack.enter_context(context)
+        yield
+
+
+class Work:
+    """The streams that one call of a function works on, and the streams that wait for it.
+
+    The function's framework is set to the stream that its callers work on, device by device, so that nothing has to be
+    ordered. It stays on its own where it has arrays among the arguments itself, where callers work on several streams,
+    and where it cannot be set; then its callers' streams wait for it, since it may have read or written their memory.
+
+    Parameters
+    ----------
+    target
+        The function's framework.
+    stream
+        The stream that the caller passed instead; for every device that an argument is on.
+
+    Attributes
+    ----------
+    streams
+        What its current stream is set to, for each device.
+    stays
+        Whether results stay arrays of the framework, on the stream that was current before.
+    """
+
+    def __init__(self, target: Adapter, stream: Any = None) -> None:
+        self.target, self._asked = target, stream
+        self.streams: dict[Device, Stream] = {}
+        self.stays = False
+        self._callers: dict[Device, set[Stream]] = {}
+        self._own: set[Device] = set()
+        self._seen: set[Device] = set()
+        self._inside = False
+
+    def look(self, arrays: Iterable[tuple[Adapter, Any]]) -> None:
+        """Record which framework's arrays are on which CUDA device; nothing is exported.
+
+        Parameters
+        ----------
+        arrays
+            Adapters and arrays of theirs, all arguments of a call. Their order does not matter.
+
+        Raises
+        ------
+        StreamError
+            If the caller passed something that is no stream.
+        """
+        if is_unordered(self._asked):
+            return
+        syncs: dict[int, StreamSync] = {}
+        for source, obj in arrays:
+            if self._asked is None and type(source).work_stream is Adapter.work_stream:
+                continue  # it has no current stream
+            try:
+                found = source.device_of(obj)
+            except MemoryError:
+                raise
+            except Exception:  # its conversion raises the error
+                continue
+            if found is None or not cuda.is_cuda(found):
+                continue
+            device = physical(found)
+            callers = self._callers.setdefault(device, set())
+            if self.target.holds(obj, source):
+                self._own.add(device)
+                continue
+            current = syncs.setdefault(id(source), StreamSync(source)).consumer(device)
+            if current is not None:
+                callers.add(current)
+        for device in self._callers.keys() - self._seen:
+            self._seen.add(device)
+            stream = self._stream(device)
+            if stream is not None:
+                self.streams[device] = stream
+
+    def _stream(self, device: Device) -> Stream | None:
+        if self._asked is not None:
+            return StreamSync(self.target, self._asked).consumer(device)
+        callers = self._callers[device]
+        return next(iter(callers)) if len(callers) == 1 and device not in self._own else None
+
+    def on_streams(self) -> AbstractContextManager[None]:
+        """Set the framework's streams while arguments are converted; no stream is made to wait."""
+        return working(self.target, self.streams) if self.streams else _NOTHING
+
+    def step(self) -> AbstractContextManager[None]:
+        """Set and order the streams for a whole call, or for the code between two awaits or yields.
+
+        Raises
+        ------
+        StreamError
+            If a graph capture would be broken by ordering the streams.
+        """
+        return _NOTHING if self._inside or not self._callers else self._step()
+
+    @contextlib.contextmanager
+    def _step(self) -> Iterator[None]:
+        mine = self._callers if self.stays else self._own
+        before = self._currents(mine)
+        self._inside = True
+        try:
+            with working(self.target, self.streams):
+                inside = self._currents(self._callers)
+                for device in before.keys() & self._own & inside.keys():
+                    cuda.order(before[device], inside[device])
+                try:
+                    yield
+                except BaseException:
+                    with contextlib.suppress(DlxError):
+                        self._wake(inside, before)
+                    raise
+                self._wake(inside, before)
+        finally:
+            self._inside = False
+
+    def _wake(self, inside: Mapping[Device, Stream], before: Mapping[Device, Stream]) -> None:
+        """Make the streams wait that use the memory again which the function may have read or written."""
+        for device, current in inside.items():
+            waiting = self._callers[device] | ({before[device]} if device in before else set())
+            for stream in waiting:
+                cuda.order(current, stream)
+
+    def _currents(self, devices: Iterable[Device]) -> dict[Device, Stream]:
+        sync = StreamSync(self.target)
+        found = ((device, sync.consumer(device)) for device in devices)
+        return {device: stream for device, stream in found if stream is not None}
+
+    def stepped(self, awaitable: Awaitable[Any]) -> Awaitable[Any]:
+        """Return an awaitable that runs inside `step`, and leaves it while it waits."""
+        return _Stepped(self, awaitable) if self._callers else awaitable
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+class _Stepped:
+    """An awaitable, each of whose steps runs inside `Work.step`."""
+
+    def __init__(self, work: Work, awaitable: Awaitable[Any]) -> None:
+        self._work, self._awaitable = work, awaitable
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        inner: Any = self._awaitable.__await__()
+        go, value = inner.send if hasattr(inner, "send") else (lambda _: next(inner)), None
+        while True:
+            with self._work.step():
+                try:
+                    waiting = go(value)
+                except StopIteration as stop:
+                    return stop.value
+            try:
+                go, value = inner.send, (yield waiting)
+            except GeneratorExit:
+                with self._work.step():
+                    inner.close()
+                raise
+            except BaseException as error:
+                go, value = inner.throw, error

@@ -1,0 +1,144 @@
+"""Detect what a decorated function writes to its arguments, and copy it back where an argument was a copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dlx._api.convert import convert
+from dlx._api.shares_memory import collision
+from dlx._engine.transfer import adapter_failed
+from dlx._registry.registry import registry
+from dlx._views.scope import kind_of
+from dlx.adapter.base import Adapter
+from dlx.errors import DlxError, ReadOnlyError
+
+__all__ = ["Writes"]
+
+
+@dataclass
+class PassedArray:
+    """An array that was passed to the function."""
+
+    old: Any  # the caller's
+    new: Any  # what the function got
+    version: int | None  # the write counter of `new`, where its framework has one
+    where: str
+    declared: bool  # to be written to
+
+
+class Writes:
+    """The arrays of one call whose writes may have to be written back.
+
+    Parameters
+    ----------
+    target
+        The function's framework.
+    """
+
+    def __init__(self, target: Adapter) -> None:
+        self.target = target
+        self._copies: list[PassedArray] = []
+        self._others: list[PassedArray] = []
+
+    def __bool__(self) -> bool:
+        """Return whether any array was copied."""
+        return bool(self._copies)
+
+    def copied(self, old: Any, new: Any, where: str, *, declared: bool) -> Any:
+        """Register an array that had to be copied; return what to pass to the function."""
+        if declared and not _writable(old):
+            raise ReadOnlyError(
+                "the function writes to it (writes=), and it is read-only",
+                source=type(old).__name__,
+                target=self.target.name,
+                where=where,
+                fix="Pass an array that can be written to.",
+            )
+        try:
+            new = self.target.guarded(new, writable=declared)
+        except (DlxError, MemoryError):
+            raise
+        except Exception as error:
+            raise adapter_failed(self.target, error).complete(target=self.target.name, where=where) from error
+        self._copies.append(PassedArray(old, new, self._count(new, where), where, declared))
+        return new
+
+    def shared(self, old: Any, new: Any, where: str, *, declared: bool) -> None:
+        """Register an array whose memory is shared with the function; call this after all `copied`."""
+        if self._copies and all(new is not each.new for each in self._copies):
+            self._others.append(PassedArray(old, new, self._count(new, where), where, declared))
+
+    def _count(self, new: Any, where: str) -> int | None:
+        """Return the write counter of an array, or None."""
+        try:
+            return self.target.writes_to(new)
+        except (DlxError, MemoryError):
+            raise
+        except Exception as error:
+            raise adapter_failed(self.target, error).complete(target=self.target.name, where=where) from error
+
+    def back(self) -> None:
+        """Write what the function wrote to copies into the caller's arrays.
+
+        Raises
+        ------
+        ReadOnlyError
+            If one of those cannot be written to, or one write would overwrite another.
+        """
+        failed = None
+        written = [each for each in self._copies if self._is_written(each)]
+        if written:
+            self._agree(written)
+        for each in written:
+            each.version = self._count(each.new, each.where)
+            try:
+                _write(each.old, each.new)
+            except Exception as cause:
+                failed = ReadOnlyError(
+                    "the function wrote to it, and that could not be written back",
+                    source=type(each.old).__name__,
+                    target=self.target.name,
+                    where=each.where,
+                    fix="Pass an array that can be written to, or let the function return a new one.",
+                )
+                failed.__cause__ = cause
+        if failed is not None:
+            raise failed
+
+    def _is_written(self, passed: PassedArray) -> bool:
+        """Return whether the function wrote to an array, or was declared to, since some writes are not counted."""
+        now = self._count(passed.new, passed.where)
+        return passed.declared or (now is not None and now != passed.version)
+
+    def _agree(self, written: list[PassedArray]) -> None:
+        """Refuse to write a copy over what the function wrote to another argument that has the same memory."""
+        others = [each for each in self._others if self._is_written(each)]
+        pair = collision([each.old for each in written], [each.old for each in others])
+        if pair is None:
+            return
+        copy, other = ((*written, *others)[i] for i in pair)
+        raise ReadOnlyError(
+            f"the function wrote to it and to {other.where}, which share memory, and one of them was copied, "
+            "so that its writes would overwrite the others",
+            source=type(copy.old).__name__,
+            target=self.target.name,
+            where=copy.where,
+            fix="Pass arrays that have no memory in common.",
+        )
+
+
+def _writable(obj: Any) -> bool:
+    """Return whether an array can be written to by its own item assignment."""
+    source = kind_of(obj)
+    if not isinstance(source, Adapter) or source.immutable or not hasattr(type(obj), "__setitem__"):
+        return False
+    info = source.info(obj)
+    return registry.ready(source) is not None and not (info is not None and info.readonly)
+
+
+def _write(old: Any, new: Any) -> None:
+    """Copy one array into another of any framework, in place."""
+    if not _writable(old):
+        raise TypeError(f"{type(old).__name__} cannot be written to")
+    old[...] = convert(new, like=old)

@@ -1,0 +1,1 @@
+"""Lazy views, `convert(tree, to=..., lazy=True)`: an element is converted when it is first read."""

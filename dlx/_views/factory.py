@@ -1,0 +1,155 @@
+"""The lazy view of each type; views of records; the entry points `lazy_view` and `plain_view`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, MutableMapping, MutableSequence, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from dlx._containers.lookup import VIEW, container_of, stamp
+from dlx._core.foreign import TypeCache, derives, is_key
+from dlx._core.native import FastPathFunction
+from dlx._engine.request import Request
+from dlx._views.base import View
+from dlx._views.mapping import MappingView, MutableMappingView
+from dlx._views.scope import Options, Path, Scope
+from dlx._views.sequence import MutableSequenceView, NamedView, SequenceView, SliceView
+from dlx.adapter.declarations import Container
+
+__all__ = ["RecordView", "lazy_view", "plain_view"]
+
+
+class RecordView(View):
+    """A lazy view of a dataclass, an attrs object or a namespace: its attributes are converted when they are read."""
+
+    __slots__ = ("__weakref__", "_handler", "_me", "_path", "_scope", "_slots", "_source")
+
+    def _count(self) -> int:
+        return len(self._names())
+
+    def _names(self) -> list[str]:
+        return [str(name) for name in self._handler.flatten(self._source)[0] or ()]
+
+    def _at(self, key: Any) -> Any:
+        return getattr(self._source, key)
+
+    def _children(self) -> Any:
+        return (getattr(self._source, name) for name in self._names())
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._touch(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN:
+            object.__setattr__(self, name, value)
+            return
+        setattr(self._source, name, self._inward(value, getattr(self._source, name, None)))
+        self._forget(name)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._source, name)
+        self._forget(name)
+
+    def __dir__(self) -> list[str]:
+        return [*object.__dir__(self), *self._names()]
+
+    def copy(self) -> Any:
+        """Return an object of the source's type with what the view shows."""
+        names = self._names()
+        assert self._handler.unflatten is not None
+        return self._handler.unflatten(self._source, names, [self._touch(name) for name in names], None)
+
+
+_OWN = frozenset(("_me", "_path", "_handler", "_scope", "_slots", "_source"))
+
+
+# ---- which view ------------------------------------------------------------------------------------------------------
+
+_EXACT: dict[type, Any] = {list: MutableSequenceView, tuple: SequenceView, dict: MutableMappingView}
+_classes: TypeCache[Any] = TypeCache()
+
+
+def make(obj: Any, handler: Container, scope: Scope, path: Path) -> Any:
+    """Return the view of a container; None where it has none."""
+    kind = type(obj)
+    cls: Any = _EXACT.get(kind) if type(kind) is type or is_key(kind) else None
+    if handler is VIEW:  # a view of the same source
+        cls = SequenceView if isinstance(obj, SliceView) else kind
+        return cls(obj._source, obj._handler, scope, path)
+    if cls is None:
+        try:
+            cls = _classes[kind]
+        except KeyError:
+            cls = _classes[kind] = _class_of(kind, handler)
+        if cls is None:
+            return None
+    return cls(obj if handler.live is None else handler.live(obj), handler, scope, path)
+
+
+def _class_of(kind: type, handler: Container) -> Any:
+    if any("__dlx_tree__" in cls.__dict__ for cls in kind.__mro__) or handler.kind == "set":
+        return None
+    if derives(kind, Mapping) or handler.kind == "mapping":
+        if kind is MappingProxyType or not (derives(kind, MutableMapping) or hasattr(kind, "__setitem__")):
+            return MappingView
+        return MutableMappingView
+    if derives(kind, tuple) and (handler.kind == "record" or hasattr(kind, "n_sequence_fields")):
+        return NamedView
+    if derives(kind, Sequence) or handler.kind == "sequence":
+        if hasattr(kind, "__getitem__") and hasattr(kind, "__len__"):
+            mutable = derives(kind, MutableSequence) or (handler.mutable and hasattr(kind, "insert"))
+            return MutableSequenceView if mutable else SequenceView
+        return None
+    return RecordView if handler.kind == "record" and handler.unflatten is not None else None
+
+
+_plain: dict[Any, tuple[Any, Options]] = {}  # target -> options of a call without any other option
+
+
+def plain_view(obj: Any, to: Any) -> Any:
+    """Return a view for a target that was used before without options; None where it was not."""
+    try:
+        known = _plain.get(to)
+    except TypeError:  # not a target: the check of the options raises the error
+        return None
+    if known is None or known[0] != stamp():
+        return None
+    handler = container_of(type(obj))
+    return None if handler is None else make(obj, handler, Scope(known[1]), None)
+
+
+def lazy_view(
+    obj: Any,
+    request: Request,
+    fast_path: FastPathFunction | None,
+    to: Any,
+    *,
+    strict: bool,
+    collect: bool,
+    known: Iterable[tuple[Any, Any]] = (),
+) -> Any:
+    """Return a lazy view of a container; what cannot be viewed is converted now.
+
+    Parameters
+    ----------
+    obj
+        A container.
+    request, strict, collect
+        The options.
+    fast_path, to
+        The fast path and the target as the caller passed it, where no other option is set.
+    known
+        Objects and their results, which may be the objects themselves; kept weakly.
+    """
+    handler = container_of(type(obj))
+    assert handler is not None
+    options = Options(request, make, fast_path, to, strict, collect)
+    if fast_path is not None and not strict and not collect and request.target.constant and isinstance(to, str | type):
+        _plain[to] = (options.known_at, options)
+    scope = Scope(options)
+    for old, new in known:
+        scope.know(id(old), old, new)
+    view = make(obj, handler, scope, None)
+    return scope.eager(obj, handler) if view is None else view

@@ -1,0 +1,382 @@
+"""Lazy views of sequences: of tuples, lists, deques and named tuples."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, MutableSequence, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
+
+from dlx._containers.lookup import LIST, TUPLE
+from dlx._core.foreign import derives
+from dlx._views.base import PlacesView, is_view
+from dlx._views.scope import MISSING, kind_of
+from dlx.adapter.declarations import Container
+from dlx.errors import DlxError
+
+__all__ = ["MutableSequenceView", "NamedView", "SequenceView", "SliceView"]
+
+T = TypeVar("T")
+
+
+class Window(Sequence[Any]):
+    """Some positions of a sequence: the source of a slice of a view."""
+
+    __slots__ = ("places", "source")
+
+    def __init__(self, source: Any, places: range) -> None:
+        self.source, self.places = source, places
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return Window(self.source, self.places[i])
+        return self.source[self.places[i]]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+
+class SequenceView(PlacesView, Sequence[T]):
+    """A lazy view of a sequence. A slice of it is a view of those positions, which are fixed when it is made."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __getitem__(self, i: SupportsIndex) -> T: ...
+        @overload
+        def __getitem__(self, i: slice) -> SequenceView[T]: ...
+        def __getitem__(self, i: Any) -> Any: ...
+
+    def _missed(self, key: Any) -> Any:
+        return self._part(key) if isinstance(key, slice) else self._touch(key)
+
+    def _part(self, places: slice) -> SequenceView[T]:
+        return SliceView(self, range(len(self._source))[places])
+
+    def _kind(self) -> str:
+        source = self._source
+        while isinstance(source, Window):
+            source = source.source
+        return type(source).__name__
+
+    def _is_tuple(self) -> bool:
+        return isinstance(self._source, tuple) or self._handler is TUPLE
+
+    def _plain(self, elements: Iterable[Any]) -> Any:
+        return tuple(elements) if self._is_tuple() else list(elements)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def _children(self) -> Any:
+        return () if self._handler.elements == "fresh" else self._source
+
+    # ---- iteration --------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[T]:
+        if self._handler.elements != "stable":
+            yield from self._counted()
+            return
+        self._begin()
+        slots, scope = self._slots, self._scope
+        known, moved, me, nested = scope.known, scope.moved, self._me, self._path is not None
+        fast_path, to = scope.options.fast_path, scope.options.to
+        get, place = slots.get, fast_path._place if fast_path is not None else None
+        for i, element in enumerate(self._source):
+            slot = get(i)
+            if slot is None:
+                if place is not None and i & 255 and scope.back is None:  # the fast path of _touch
+                    try:
+                        new = place(element, to, slots, known, moved, i, (me, i) if nested else i)
+                    except DlxError:  # _touch raises it with its path
+                        new = None
+                    if new is not None:
+                        yield new
+                        continue
+            elif slot[0] is element:
+                yield slot[1]
+                continue
+            yield self._touch(i, element)
+
+    def _counted(self) -> Iterator[Any]:
+        i = 0
+        while i < len(self._source):
+            yield self._touch(i)
+            i += 1
+
+    def __reversed__(self) -> Iterator[T]:
+        i = len(self._source)
+        while (i := i - 1) >= 0:
+            yield self[i]
+
+    def _elements(self) -> Iterator[tuple[int, Any]]:
+        """Yield (index, the source's element); of elements made anew, the cached results instead."""
+        if self._handler.elements == "fresh":
+            return ((i, self._slots[i]() if i in self._slots else self._at(i)) for i in range(len(self._source)))
+        return enumerate(self._source)
+
+    def __contains__(self, value: Any) -> bool:
+        return self._place(value) is not None
+
+    def _place(self, value: Any, start: int = 0, stop: int | None = None) -> int | None:
+        raw = value if self._handler.elements == "fresh" else self._raw(value)
+        for i, element in self._elements():
+            if stop is not None and i >= stop:
+                return None
+            if i >= start and self._is(element, raw):
+                return i
+        return None
+
+    def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
+        """Return the first index of a value, compared as ``in`` does: arrays by identity, data by equality."""
+        n = len(self._source)
+        start = max(start + n, 0) if start < 0 else start
+        stop = max(stop + n, 0) if stop is not None and stop < 0 else stop
+        place = self._place(value, start, stop)
+        if place is None:
+            raise ValueError("the value is not in the view")
+        return place
+
+    def count(self, value: Any) -> int:
+        """Return how often a value is in the view, compared as ``in`` does."""
+        raw = value if self._handler.elements == "fresh" else self._raw(value)
+        return sum(self._is(element, raw) for _, element in self._elements())
+
+    # ---- operators --------------------------------------------------------------------------------------------------
+
+    def copy(self) -> Any:
+        """Return a list, of a tuple a tuple, of what the view shows: arrays, and views of nested containers."""
+        return self._plain(self)
+
+    def __add__(self, other: Any) -> Any:
+        if not isinstance(other, list | tuple | SequenceView):
+            return NotImplemented
+        return self._plain([*self, *other])
+
+    def __radd__(self, other: Any) -> Any:
+        return type(other)([*other, *self]) if type(other) in (list, tuple) else NotImplemented
+
+    def __mul__(self, times: int) -> Any:
+        return self.copy() * times
+
+    __rmul__ = __mul__
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if isinstance(other, SequenceView):
+            if self._is_tuple() is not other._is_tuple():
+                return NotImplemented
+            raw: Any = [other._raw(x) for x in other._source]
+        elif isinstance(other, tuple if self._is_tuple() else list):
+            raw = [self._raw(x) for x in other]
+        else:
+            return NotImplemented
+        return len(self) == len(raw) and all(
+            self._is(x, y) or self._deep(i, y) for i, (x, y) in enumerate(zip(self._source, raw, strict=True))
+        )
+
+    def _deep(self, i: int, other: Any) -> bool:
+        """Return whether the container at an index equals another one."""
+        return derives(type(other), (list, tuple, dict)) and is_view(here := self[i]) and here.__eq__(other) is True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class SliceView(SequenceView[T]):
+    """A read-only lazy view of some positions of a sequence, which are fixed when it is made."""
+
+    __slots__ = ("_places", "_whole")
+
+    def __init__(self, whole: SequenceView[T], places: range) -> None:
+        handler = (
+            TUPLE
+            if whole._is_tuple()
+            else replace(LIST, elements=whole._handler.elements, identity=whole._handler.identity)
+        )
+        super().__init__(Window(whole._source, places), handler, whole._scope, whole._path)
+        self._whole, self._places = whole, places
+
+    def _touch(self, key: Any, element: Any = MISSING) -> Any:
+        return self._whole._touch(self._places[key], element)
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return SliceView(self._whole, self._places[i])
+        return self._whole[self._places[i]]
+
+    def __iter__(self) -> Iterator[T]:
+        return (self._whole[place] for place in self._places)
+
+    def _elements(self) -> Iterator[tuple[int, Any]]:
+        found = dict(self._whole._elements()) if self._handler.elements == "fresh" else self._source.source
+        return ((i, found[place]) for i, place in enumerate(self._places))
+
+    def _done(self) -> list[tuple[Any, Any]]:
+        done = dict(self._whole._done())
+        return [(i, done[place]) for i, place in enumerate(self._places) if place in done]
+
+    def materialize(self) -> Any:
+        """Convert everything now: a list, or a tuple of a tuple's part."""
+        return self._scope.eager(self._stored(), TUPLE if self._is_tuple() else LIST)
+
+    def refresh(self) -> None:
+        """Forget what was converted, in the whole sequence."""
+        self._whole.refresh()
+
+    def _stored(self) -> Any:
+        return self._plain(self._source)
+
+
+class NamedView(SequenceView[Any]):
+    """A lazy view of a named tuple, or a structure of C, whose names are attributes.
+
+    So are `_fields`, `_asdict`, `_replace`.
+    """
+
+    __slots__ = ()
+
+    @property
+    def _fields(self) -> tuple[str, ...]:
+        names: Any = self._handler.flatten(self._source)[0]
+        return tuple(names if names is not None else type(self._source).__match_args__)  # of a structure of C
+
+    def _asdict(self) -> dict[str, Any]:
+        return dict(zip(self._fields, self, strict=True))
+
+    def _replace(self, **values: Any) -> Any:
+        return self.copy()._replace(**values)
+
+    def copy(self) -> Any:
+        """Return a named tuple of the same type with what the view shows."""
+        assert self._handler.unflatten is not None
+        return self._handler.unflatten(self._source, list(self._fields), list(self), None)
+
+    def __mul__(self, times: int) -> Any:
+        return tuple(self) * times
+
+    __rmul__ = __mul__
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name not in self._fields:
+            raise AttributeError(f"a view of {type(self._source).__name__} has no attribute {name!r}")
+        return self[self._fields.index(name)]
+
+    # A field may have the name of a tuple's method, and takes precedence, as in the tuple itself.
+
+    @property
+    def index(self) -> Any:
+        """The field of that name, else the tuple's method."""
+        return self.__getattr__("index") if "index" in self._fields else super().index
+
+    @property
+    def count(self) -> Any:
+        """The field of that name, else the tuple's method."""
+        return self.__getattr__("count") if "count" in self._fields else super().count
+
+
+class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[misc]  # a slice is a view
+    """A lazy view of a sequence that can be changed through it: the source is changed."""
+
+    __slots__ = ()
+
+    def __setitem__(self, i: Any, value: Any) -> None:
+        if isinstance(i, slice):
+            places = range(len(self._source))[i]
+            values = self._given(value)
+            olds = [self._source[k] for k in places] if self._handler.elements != "fresh" else []
+            olds += [None] * (len(values) - len(olds))
+            self._source[i] = [self._inward(new, old) for new, old in zip(values, olds, strict=False)]
+            self._forget()
+            return
+        i = operator.index(i)
+        self._source[i] = self._inward(value, self._source[i])
+        self._drop(i)
+
+    def _given(self, values: Iterable[Any]) -> list[Any]:
+        """Return the values to store; of a view its arrays unconverted, its containers as views, as `append` does."""
+        if not isinstance(values, SequenceView) or values._handler.elements == "fresh":
+            return [*(values._source if isinstance(values, SequenceView) else values)]
+        return [values[k] if isinstance(kind_of(x), Container) else x for k, x in enumerate(values._source)]
+
+    def _drop(self, i: int) -> None:
+        """Drop the result of one index, under its positive and its negative number."""
+        n = len(self._source)
+        self._forget(i, i + n if i < 0 else i - n)
+
+    def __delitem__(self, i: Any) -> None:
+        del self._source[i]
+        self._forget()
+
+    def insert(self, i: SupportsIndex, value: Any) -> None:
+        """Insert a value before an index."""
+        i = operator.index(i)
+        end = i >= len(self._source)
+        self._source.insert(i, self._inward(value))
+        if not end or self._slots.keys() - range(len(self._source)):
+            self._forget()
+
+    def append(self, value: Any) -> None:
+        """Append a value."""
+        self._source.append(self._inward(value))
+        if self._handler.elements == "fresh":
+            self._forget()
+
+    def extend(self, values: Iterable[Any]) -> None:
+        """Append values."""
+        for value in self._given(values):
+            self.append(value)
+
+    def __iadd__(self, values: Iterable[Any]) -> Any:  # type: ignore[misc]
+        self.extend(values)
+        return self
+
+    def pop(self, i: int = -1) -> T:
+        """Remove one element, and return its result."""
+        new = self[i]
+        del self[i]
+        return new
+
+    def remove(self, value: Any) -> None:
+        """Remove the first element that is the value, compared as ``in`` does."""
+        del self[self.index(value)]
+
+    def clear(self) -> None:
+        """Remove all elements."""
+        if hasattr(type(self._source), "clear"):
+            self._source.clear()
+        else:
+            del self._source[:]
+        self._forget()
+
+    def reverse(self) -> None:
+        """Reverse the source in place."""
+        self._source.reverse()
+        self._forget()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("appendleft", "popleft", "extendleft", "rotate", "maxlen") and hasattr(type(self._source), name):
+            return _deque_method(self, name)
+        raise AttributeError(f"a view of {type(self._source).__name__} has no attribute {name!r}")
+
+
+def _deque_method(view: MutableSequenceView[Any], name: str) -> Any:
+    source = view._source
+    if name == "maxlen":
+        return source.maxlen
+
+    def rotate(n: int = 1) -> None:
+        source.rotate(n)
+        view._forget()
+
+    def appendleft(value: Any) -> None:
+        source.appendleft(view._inward(value))
+        view._forget()
+
+    def extendleft(values: Iterable[Any]) -> None:
+        for value in list(values):
+            appendleft(value)
+
+    return {"rotate": rotate, "appendleft": appendleft, "extendleft": extendleft, "popleft": lambda: view.pop(0)}[name]

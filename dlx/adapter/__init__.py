@@ -1,0 +1,9 @@
+"""What adapter authors import: `Adapter`, and the data types in which an adapter states facts.
+
+A third party's adapter, a module `dlx_mylib` with one hook, is built from this package in the same way as `dlx_numpy`
+and `dlx_torch` are. An adapter imports its framework inside functions only: types are named by importable strings and
+looked up when their package is there.
+"""
+
+from dlx.adapter.base import *  # noqa: F403
+from dlx.adapter.base import __all__  # noqa: F401

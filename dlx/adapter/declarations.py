@@ -1,0 +1,292 @@
+"""The data types in which an adapter states facts about its framework. Authors import them from `dlx.adapter`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dlx._core.extension import lib
+from dlx._core.foreign import MAX_MESSAGE, safe_repr
+from dlx._core.module import set_module
+from dlx.errors import ConversionError, CopyRequiredError
+
+__all__ = ["Capabilities", "Container", "Defect", "Guard", "Blocker", "Layout"]
+
+
+@set_module("dlx.adapter")
+class Layout:
+    """Features of a layout that a consumer can hold; extents of 0 and 1 are ignored.
+
+    Attributes
+    ----------
+    NEGATIVE
+        Strides below 0.
+    ZERO
+        Strides of 0 (broadcasting).
+    GAPS
+        Unused elements between used ones, or overlap.
+    PERMUTED
+        Dimensions in another than row-major order.
+    ANY
+        All of them.
+    """
+
+    NEGATIVE: int = lib.DLX_LAYOUT_NEGATIVE
+    ZERO: int = lib.DLX_LAYOUT_ZERO
+    GAPS: int = lib.DLX_LAYOUT_GAPS
+    PERMUTED: int = lib.DLX_LAYOUT_PERMUTED
+    ANY: int = NEGATIVE | ZERO | GAPS | PERMUTED
+
+
+EXTENTS = {
+    "any": 0,
+    "leading": lib.DLX_EXTENTS_LEADING,
+    "leading bytes": lib.DLX_EXTENTS_LEADING | lib.DLX_EXTENTS_BYTES,
+    "bytes": lib.DLX_EXTENTS_ALL | lib.DLX_EXTENTS_BYTES,
+}
+"""Values of `Capabilities.empty_extents`, with what C calls them."""
+
+
+@set_module("dlx.adapter")
+@dataclass(frozen=True)
+class Capabilities:
+    """What a consumer takes as it is; anything else is copied or refused before it gets there.
+
+    Attributes
+    ----------
+    dtypes
+        Names of dtypes (`DType.name`), or None for any.
+    device_types
+        DLPack device types, or None for any.
+    layouts
+        `Layout` bits that its arrays can hold.
+    min_alignment
+        Bytes that the address must be a multiple of; 0 for the dtype's natural alignment, 1 for any address.
+    min_ndim, max_ndim
+        Fewest and most dimensions.
+    keeps_readonly
+        Whether its arrays keep the read-only flag, or cannot be written at all.
+    subbyte
+        How it holds elements of less than a byte (int4, float6): ``"packed"`` next to each other, as DLPack does unless
+        a flag says otherwise, ``"padded"`` in a byte each, or ``"both"``.
+    null_data
+        Whether it takes address 0 where there is no element, which DLPack allows.
+    empty_extents
+        What the extents of an array without elements must keep to: ``"any"`` nothing; ``"leading"`` those before the
+        first 0 multiply to less than 2**64, or with ``"leading bytes"`` make less than 2**63 bytes; ``"bytes"`` all
+        that are not 0 make less than 2**63 bytes.
+    narrows
+        Dtypes that it would silently change to smaller ones; they are never in `dtypes`.
+    """
+
+    dtypes: frozenset[str] | None
+    device_types: frozenset[int] | None = frozenset({1})
+    layouts: int = 0
+    min_alignment: int = 0
+    min_ndim: int = 0
+    max_ndim: int = 64
+    keeps_readonly: bool = False
+    subbyte: str = "packed"
+    null_data: bool = True
+    empty_extents: str = "any"
+    narrows: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.subbyte not in ("packed", "padded", "both"):
+            raise ValueError(f"subbyte must be 'packed', 'padded' or 'both', found {self.subbyte!r}")
+        if self.empty_extents not in EXTENTS:
+            raise ValueError(f"empty_extents must be one of {sorted(EXTENTS)}, found {self.empty_extents!r}")
+        if self.narrows and (self.dtypes is None or self.narrows & self.dtypes):
+            both = sorted(self.narrows & self.dtypes) if self.dtypes is not None else "any dtype"
+            raise ValueError(f"what is narrowed is not taken, found {both} in both")
+
+
+@set_module("dlx.adapter")
+@dataclass(frozen=True)
+class Blocker:
+    """A property of an array, known before a tensor exists, that blocks its conversion.
+
+    Attributes
+    ----------
+    because
+        The reason, as the middle of an error message.
+    fix
+        One sentence that says what the user can do.
+    error
+        Class of `dlx.errors` to raise where it cannot be resolved.
+    resolution
+        How to resolve it: a method name of the array, a function of it, or None where it is refused.
+    copies
+        Whether the resolution makes new memory (then ``copy=False`` refuses).
+    option
+        Option of `convert` that must be set for the resolution: ``"detach"``, or None.
+    always
+        Whether it also blocks an array that is in the target framework already.
+    no_copy
+        Whether not even its own framework can copy such an array (its memory is gone).
+    """
+
+    because: str
+    fix: str
+    error: type[ConversionError] = CopyRequiredError
+    resolution: Callable[[Any], Any] | str | None = None
+    copies: bool = False
+    option: str | None = None
+    always: bool = False
+    no_copy: bool = False
+
+    def __post_init__(self) -> None:
+        if self.option not in (None, "detach"):
+            raise ValueError(f"option must be None or 'detach', found {self.option!r}")
+
+    def resolve(self, obj: Any) -> Any:
+        """Return the array without this blocker."""
+        assert self.resolution is not None
+        return getattr(obj, self.resolution)() if isinstance(self.resolution, str) else self.resolution(obj)
+
+
+@set_module("dlx.adapter")
+@dataclass(frozen=True)
+class Guard:
+    """A question that must be answered with a false value before memory may leave.
+
+    Attributes
+    ----------
+    ask
+        Attribute of the array.
+    blocker
+        What a true answer means; None where it only concerns the fast path.
+    call
+        Whether the attribute is a method without arguments.
+    of_owner
+        Whether the question is for the owner of the memory (`Adapter.owner`), not for the array.
+    resolve
+        Method of the array that makes the answer false for good, or None; with one, the guard blocks nothing.
+    kinds
+        Kinds of dtypes that the question makes sense for, as prefixes of names (``("complex",)``); empty for all. The
+        answer must be false for every other dtype.
+    """
+
+    ask: str
+    blocker: Blocker | None = None
+    call: bool = False
+    kinds: tuple[str, ...] = ()
+    of_owner: bool = False
+    resolve: str | None = None
+
+    def holds(self, obj: Any) -> bool:
+        """Return the answer for one array."""
+        answer = getattr(obj, self.ask)
+        return bool(answer() if self.call else answer)
+
+
+@set_module("dlx.adapter")
+@dataclass(frozen=True)
+class Container:
+    """A type that holds other objects: how to flatten and how to unflatten it.
+
+    Attributes
+    ----------
+    types
+        Importable names of its types; subclasses that have no handler of their own are included.
+    kind
+        How its children are addressed: ``"sequence"`` (``[3]``), ``"mapping"`` (``['a']``), ``"record"`` (``.x``) or
+        ``"set"`` (``{3}``). ``"wrapper"``: its only child stands for it. ``"leaf"``: it is never entered, whatever else
+        it looks like.
+    flatten
+        ``flatten(obj)`` gives ``(keys, children)``: a list of keys or names, None where children are counted, and the
+        list of children in the same order. Both lists are the caller's from then on.
+    unflatten
+        ``unflatten(obj, keys, children, new_empty)`` gives the new container: `new_empty`, filled, where there is one
+        (for a container that holds itself), else one of its own making. `children` is a list that may be kept. None:
+        there can be no new one, `falls_to` is used in every case.
+    new_empty
+        ``new_empty(obj)`` gives a container that exists before its children, so that it can hold itself. None: it
+        cannot, as a tuple; a cycle through it is refused.
+    mutable
+        Whether it can be changed in place. One that cannot comes back as it is where no child changed.
+    elements
+        What asking for the same child twice gives: ``"stable"``, the same object; ``"same_as"``, wrappers of the same
+        thing, which `identity` can tell; ``"fresh"``, objects that cannot be told apart from others.
+    identity
+        For ``"same_as"``: ``identity(child)`` is a hashable key, equal for wrappers of the same thing; None for a child
+        that is no such wrapper.
+    holds
+        Name of the one target whose arrays it can hold; None where it holds anything.
+    falls_to
+        ``list`` or ``dict``: what it becomes where it cannot hold the result. None: then it is refused.
+    live
+        ``live(obj)`` gives what a lazy view reads and writes in place of `obj`: the same storage, as a sequence or
+        mapping whose elements are the container's own. None: `obj` itself.
+    """
+
+    types: tuple[str, ...] = ()
+    kind: str = "sequence"
+    flatten: Callable[[Any], tuple[list[Any] | None, list[Any]]] = lambda obj: (None, list(obj))
+    unflatten: Callable[[Any, list[Any] | None, list[Any], Any], Any] | None = None
+    new_empty: Callable[[Any], Any] | None = None
+    mutable: bool = True
+    elements: str = "stable"
+    identity: Callable[[Any], Any] | None = None
+    holds: str | None = None
+    falls_to: type | None = None
+    live: Callable[[Any], Any] | None = None
+
+    def place(self, keys: list[Any] | None, i: int) -> str:
+        """Return where the child number `i` is, as Python would write it: ``"['a']"``, ``"[3]"``, ``".x"``."""
+        if self.kind == "wrapper":
+            return ""
+        if self.kind == "set":
+            return f"{{{i}}}"
+        key = i if keys is None else keys[i]
+        return f".{key}" if self.kind == "record" else f"[{_shown(key)}]"
+
+    def plain(self, keys: list[Any] | None, children: list[Any]) -> Any:
+        """Return the children in the built-in container that stands in where this one cannot hold them."""
+        names = range(len(children)) if keys is None else keys
+        return dict(zip(names, children, strict=True)) if self.falls_to is dict else children
+
+
+def _shown(key: Any) -> str:
+    """Return a key's repr, cut where it is long; an object whose repr fails is named by its type."""
+    text = safe_repr(key, MAX_MESSAGE)
+    return text if len(text) <= 80 else f"{text[:60]}...{text[-15:]}"
+
+
+@set_module("dlx.adapter")
+@dataclass(frozen=True)
+class Defect:
+    """A known fault of some versions of the framework.
+
+    Attributes
+    ----------
+    does
+        What it does wrong.
+    see
+        Where that is documented.
+    before
+        First version without the fault; None while no such version is known. Local and pre-release builds count as
+        lower than the version they lead to.
+    lowers
+        Facts that the fault changes: fields of `Capabilities`, or names that the adapter itself looks up in `lowered`.
+    """
+
+    does: str
+    see: str
+    before: str | None = None
+    lowers: Mapping[str, Any] = field(default_factory=dict)
+
+    def affects(self, version: str) -> bool:
+        """Return whether a version of the framework has the fault."""
+        return self.before is None or _version_key(version) < _version_key(self.before)
+
+
+def _version_key(version: str) -> tuple[tuple[int, ...], bool]:
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    release = tuple(int(part) for part in match[0].split(".")) if match else ()
+    rest = version[match.end() :] if match else version
+    while release and release[-1] == 0:  # 2.3 is 2.3.0
+        release = release[:-1]
+    return release, match is not None and (not rest or rest.startswith(".post"))

@@ -1,0 +1,104 @@
+"""`dlx devices`: what the CUDA driver and each framework see, and how a device is called on both sides."""
+
+from __future__ import annotations
+
+import argparse
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any
+
+import dlx
+from dlx.cli import targets
+from dlx.cli.model import BadInput, amount, one_line
+from dlx.cli.probe import ask
+from dlx.cli.render.screen import Cell, Screen
+
+__all__ = ["run"]
+
+_FEWER = {
+    "there is no CUDA driver here: ": "no driver here: ",
+    ": cannot open shared object file: No such file or directory": " is not found",
+}
+ABLE = ("managed_memory", "memory_pools", "host_memory_mapped")
+AT_ONCE = 4  # frameworks imported at the same time
+
+
+def run(arguments: argparse.Namespace, screen: Screen) -> int:
+    """Ask the driver and the frameworks, in processes of their own."""
+    names = [] if arguments.driver else _frameworks(arguments.names)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        asked = {pool.submit(ask, "driver"): ""} | {pool.submit(ask, "devices", name): name for name in names}
+        for _ in screen.progress(as_completed(asked), "asking the driver and the frameworks", len(asked)):
+            pass
+    answers = {name: {"devices": [], **future.result()} for future, name in asked.items()}
+    driver = answers.pop("")
+    _show_devices(driver, answers, screen)
+    _show_driver(driver, screen)
+    _show_failures(answers, screen)
+    screen.document({"driver": driver, "frameworks": answers})
+    return 0
+
+
+def _frameworks(names: list[str]) -> list[str]:
+    installed = [name for name in targets.installed() if name != "dlx"]
+    for name in names:
+        if name not in installed:
+            raise BadInput(f"{one_line(name)!r} is no framework installed here. Installed: {', '.join(installed)}")
+    return names or installed
+
+
+def _show_devices(driver: dict[str, Any], seen: dict[str, dict[str, Any]], screen: Screen) -> None:
+    what = {"cpu": "host memory"}
+    for each in driver["devices"]:
+        what[each["device"]] = ", ".join([each["name"], *([amount(each["bytes"])] if each["bytes"] else [])])
+    if driver["devices"]:
+        what["cuda_host"] = "pinned host memory"
+    if any(each["managed_memory"] for each in driver["devices"]):
+        what["cuda_managed"] = "CUDA managed memory"
+    for answer in seen.values():
+        for each in answer["devices"]:
+            what.setdefault(each["device"], "")
+    rows: list[list[Cell]] = []
+    for name, text in what.items():
+        device = dlx.Device(name)
+        rows.append([(name, "name"), f"({device.type}, {device.id})", text])
+    screen.table(["device", "DLPack", "what"], rows)
+    words: list[list[Cell]] = [
+        [
+            (each["device"], "name"),
+            name,
+            one_line(each["native"], 60),
+            "to and from" if each["taken"] else ("from only", "warn"),
+        ]
+        for name, answer in seen.items()
+        for each in answer["devices"]
+    ]
+    if words:
+        screen.line("")
+        screen.table(["device", "framework", "its own object", "dlx.convert"], words)
+
+
+def _show_driver(driver: dict[str, Any], screen: Screen) -> None:
+    screen.line("")
+    cause = driver.get("missing") or driver.get("broken")
+    if cause:
+        for words, fewer in _FEWER.items():
+            cause = cause.replace(words, fewer)
+        screen.line(("CUDA: ", "name"), one_line(cause))
+        if driver.get("missing"):
+            screen.line(("if there should be one: DLX_CUDA_DRIVER may name its libcuda.so.1", "quiet"))
+        return
+    screen.line(("CUDA: ", "name"), f"driver {driver['version'] or '?'}, devices: {len(driver['devices'])}")
+    for each in driver["devices"]:
+        able = [word.replace("_", " ") for word in ABLE if each[word]]
+        facts = [
+            f"compute capability {each['compute_capability'] or '?'}",
+            *able,
+            f"peer access to {', '.join(each['peers'])}" if each["peers"] else "no peer access",
+        ]
+        screen.facts([(each["device"], ", ".join(facts))])
+
+
+def _show_failures(seen: dict[str, dict[str, Any]], screen: Screen) -> None:
+    for name, answer in seen.items():
+        if "broken" in answer:
+            screen.line((f"{name}: {one_line(answer['broken'])}", "bad"))

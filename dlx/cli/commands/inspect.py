@@ -1,0 +1,267 @@
+"""`dlx inspect`: what arrays are, and which targets take them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections import Counter
+from typing import Any
+
+from dlx.cli import targets
+from dlx.cli.model import Entry, Fold, Source, aligned_to, amount, counted, extents, nbytes_of, totals
+from dlx.cli.render import tables
+from dlx.cli.render.screen import OUTCOMES, Cell, Screen
+from dlx.cli.sources.files import open_source
+from dlx.cli.sources.objects import capsule_facts, layout
+from dlx.cli.targets import Outcome
+
+__all__ = ["run"]
+
+REASONS = 3  # of a kind, for each target
+
+_LAYOUTS = {"C": "C-contiguous", "F": "F-contiguous", "strided": "not contiguous", "": "?"}
+
+
+def run(arguments: argparse.Namespace, screen: Screen) -> int:
+    """Show each source; several are summed up in the end."""
+    sources = [open_source(name, screen) for name in arguments.sources]
+    documents = []
+    for number, source in enumerate(sources):
+        if number:
+            screen.line("")
+        default = "all" if source.kind in ("object", "sketch") and len(source.entries) == 1 else "none"
+        with screen.working("importing targets"):
+            names = targets.chosen(arguments.to, default, none=True)
+        if len(source.entries) == 1 and not source.entries[0].path:
+            documents.append(_one(source, names, arguments, screen))
+        else:
+            documents.append(_tree(source, names, arguments, screen))
+        if not names and arguments.to is None:
+            screen.line("")
+            screen.line(("which targets take it: --to torch,numpy or --to all (imports them)", "quiet"))
+    everything = [entry for source in sources for entry in source.entries]
+    if len(sources) > 1:
+        screen.line("")
+        screen.heading("in all", counted(len(sources), "source"))
+        tables.sums(everything, screen)
+    screen.document({"sources": documents, "totals": _totals(everything)})
+    return 0
+
+
+# ---- one array -------------------------------------------------------------------------------------------------------
+
+
+def _one(source: Source, names: list[str], arguments: argparse.Namespace, screen: Screen) -> dict[str, Any]:
+    entry = source.entries[0]
+    title = entry.info.type_name if entry.info is not None else source.kind
+    screen.heading(source.name, title)
+    screen.facts(_facts(source, entry))
+    outcomes = _outcomes(entry, names, arguments, screen)
+    if outcomes:
+        screen.line("")
+        tables.outcomes(outcomes, screen)
+    return {**_head(source), "arrays": [{**_document(entry, deep=True), "targets": _plain(outcomes)}]}
+
+
+def _outcomes(entry: Entry, names: list[str], arguments: argparse.Namespace, screen: Screen) -> list[Outcome]:
+    with screen.working("planning"):
+        return [targets.outcome(entry, name, mapped=arguments.mapped) for name in names]
+
+
+def _facts(source: Source, entry: Entry) -> list[tuple[str, Cell]]:
+    rows: list[tuple[str, Cell]] = [("dtype", _dtype(entry)), ("shape", extents(entry.shape))]
+    info = entry.info
+    if info is None:
+        rows.append(("layout", _LAYOUTS.get(entry.order, "?")))
+    elif info.strides is not None:
+        rows.append(("strides", f"{extents(info.strides)} elements, {_LAYOUTS[entry.order]}"))
+    elif info.shape is not None:
+        rows.append(("strides", "not whole elements, or none"))
+    size = amount(entry.nbytes)
+    rows.append(("bytes", f"{size} ({entry.nbytes:,})" if entry.nbytes is not None and entry.nbytes > 1023 else size))
+    rows.append(("device", _device(entry)))
+    if info is not None:
+        rows.append(("read-only", "yes" if info.readonly else "no"))
+        aligned = f"{info.address:#x}, aligned to {info.alignment} bytes" if info.address else "none"
+        rows += [("address", aligned), ("owner", info.owner or "?"), ("protocols", ", ".join(info.protocols) or "none")]
+        rows.append(("capsule", _capsule(entry)))
+        if info.notes:
+            rows.append(("notes", ", ".join(info.notes)))
+    elif entry.offset is not None:
+        rows.append(("data", f"from byte {entry.offset} of the file, aligned to {aligned_to(entry.offset)} bytes"))
+    if entry.refused:
+        rows.append(("refused", (entry.refused, "bad")))
+    for note in (*source.notes, *(entry.notes if info is None else ())):
+        rows.append(("note", note))
+    return rows
+
+
+def _dtype(entry: Entry) -> Cell:
+    if entry.dtype is None:
+        return f"{entry.dtype_name}, for which DLPack has no dtype"
+    code, bits, lanes = entry.dtype
+    own = f", there called {entry.dtype_name!r}" if entry.dtype_name not in (entry.dtype.name, "?") else ""
+    return f"{entry.dtype.name}{own}  (DLPack code {code}, {bits} bits, {lanes} lane{'s' * (lanes != 1)})"
+
+
+def _device(entry: Entry) -> str:
+    device = entry.info.device if entry.info is not None else None
+    return entry.device if device is None else f"{device}  (DLPack type {device.type}, id {device.id})"
+
+
+def _capsule(entry: Entry) -> str:
+    facts = capsule_facts(entry.obj)
+    if not facts:
+        return "none: it has no __dlpack__"
+    if "refused" in facts:
+        return f"refused: {facts['refused']}"
+    if facts["version"] is None:
+        return f"{facts['name']} (legacy: no version, no flags)"
+    version = ".".join(map(str, facts["version"]))
+    return f"{facts['name']} {version}, flags {' '.join(facts['flags']) or 'none'}"
+
+
+# ---- many ------------------------------------------------------------------------------------------------------------
+
+
+def _tree(source: Source, names: list[str], arguments: argparse.Namespace, screen: Screen) -> dict[str, Any]:
+    entries = source.entries
+    size = f", file of {amount(source.nbytes)}" if source.nbytes is not None else ""
+    screen.heading(source.name, f"{source.kind}, {counted(len(entries), 'array')}{size}")
+    tables.arrays(
+        tables.folds(entries, everything=arguments.all),
+        ["dtype", "shape", ">bytes", "note"],
+        _cells,
+        lambda folds: ["", "", amount(nbytes_of(entry for fold in folds for entry in fold.entries)), ""],
+        screen,
+        everything=arguments.all,
+    )
+    screen.line("")
+    tables.sums(entries, screen)
+    _show_metadata(source, screen)
+    documents = [_document(entry) for entry in entries] if screen.as_json else []
+    if names:
+        planned = [
+            [targets.outcome(each, name, mapped=arguments.mapped) for name in names]
+            for each in screen.progress(entries, "planning", len(entries))
+        ]
+        for document, outcomes in zip(documents, planned, strict=screen.as_json):
+            document["targets"] = _plain(outcomes)
+        screen.line("")
+        _show_sums(list(zip(*planned, strict=True)), screen)
+    return {**_head(source), "arrays": documents}
+
+
+def _cells(fold: Fold) -> list[Cell]:
+    entry = fold.entries[0]
+    note: Cell = (entry.refused, "bad") if entry.refused else ", ".join([*_layout_note(entry), *entry.notes])
+    return [_word(entry), extents(entry.shape), amount(fold.nbytes), note]
+
+
+def _layout_note(entry: Entry) -> list[str]:
+    found = layout(entry.info) if entry.info is not None else entry.order
+    readonly = ["read-only"] if entry.info is not None and entry.info.readonly else []
+    return [*(["F-order"] if found == "F" else ["strided"] if found == "strided" else []), *readonly]
+
+
+def _word(entry: Entry) -> str:
+    return entry.dtype.name if entry.dtype is not None else entry.dtype_name
+
+
+def _show_metadata(source: Source, screen: Screen) -> None:
+    if source.notes or source.metadata:
+        screen.line("")
+    for note in source.notes:
+        screen.line((f"note: {note}", "quiet"))
+    if source.metadata:
+        screen.line(("metadata", "quiet"))
+        screen.facts([(key[:30], value[:200]) for key, value in source.metadata.items()])
+
+
+def _show_sums(columns: list[tuple[Outcome, ...]], screen: Screen) -> None:
+    rows: list[list[Cell]] = []
+    reasons: dict[tuple[str, str], list[str]] = {}
+    more = 0
+    for outcomes in columns:
+        target, counts = outcomes[0].target, Counter(each.outcome for each in outcomes)
+        copied = nbytes_of(outcomes)
+        refused = counts["refused"]
+        rows.append(
+            [
+                target,
+                str(counts["same"] + counts["shared"]),
+                (str(counts["copied"]), "warn" if counts["copied"] else ""),
+                amount(copied),
+                (str(refused), "bad" if refused else ""),
+            ]
+        )
+        for word in ("refused", "copied"):
+            why = Counter(targets.brief(each.why, many=True) for each in outcomes if each.outcome == word)
+            more += max(len(why) - REASONS, 0)
+            for text, _ in why.most_common(REASONS):
+                reasons.setdefault((word, text), []).append(target)
+    screen.table(["to", ">shared", ">copied", ">bytes copied", ">refused"], rows)
+    if reasons:
+        screen.line("")
+        screen.table(
+            ["outcome", "to", "why"],
+            [[(word, OUTCOMES[word]), ", ".join(names), text] for (word, text), names in reasons.items()],
+        )
+    if more:
+        screen.line(("these are the most frequent; dlx plan shows every reason", "quiet"))
+
+
+# ---- JSON ------------------------------------------------------------------------------------------------------------
+
+
+def _head(source: Source) -> dict[str, Any]:
+    return {
+        "name": source.name,
+        "kind": source.kind,
+        "bytes": source.nbytes,
+        "notes": list(source.notes),
+        "metadata": source.metadata,
+    }
+
+
+def _document(entry: Entry, *, deep: bool = False) -> dict[str, Any]:
+    info = entry.info
+    document: dict[str, Any] = {
+        "path": entry.path,
+        "dtype": entry.dtype.name if entry.dtype is not None else None,
+        "dtype_name": entry.dtype_name,
+        "dlpack_dtype": list(entry.dtype) if entry.dtype is not None else None,
+        "shape": entry.shape,
+        "nbytes": entry.nbytes,
+        "device": entry.device,
+        "layout": entry.order or None,
+        "offset": entry.offset,
+        "byte_order_swapped": entry.swapped,
+        "refused": entry.refused or None,
+        "notes": list(entry.notes),
+    }
+    if info is not None:
+        document |= {
+            "type": info.type_name,
+            "framework": info.framework,
+            "strides": info.strides,
+            "readonly": info.readonly,
+            "address": info.address,
+            "alignment": info.alignment,
+            "owner": info.owner,
+            "protocols": list(info.protocols),
+        }
+        if deep:
+            document["capsule"] = capsule_facts(entry.obj)
+    return document
+
+
+def _plain(outcomes: list[Outcome]) -> list[dict[str, Any]]:
+    return [dataclasses.asdict(each) for each in outcomes]
+
+
+def _totals(entries: list[Entry]) -> list[dict[str, Any]]:
+    return [
+        {"dtype": dtype, "device": device, "arrays": count, "bytes": size}
+        for dtype, device, count, size in totals(entries)
+    ]

@@ -1,0 +1,215 @@
+"""What a source holds: one entry per array, folded and summed up where there are many."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dlx._core.array_info import ArrayInfo
+from dlx._core.types import DType
+
+__all__ = [
+    "BadInput",
+    "Entry",
+    "Fold",
+    "Source",
+    "aligned_to",
+    "amount",
+    "counted",
+    "extents",
+    "fold",
+    "nbytes_of",
+    "one_line",
+    "totals",
+]
+
+
+class BadInput(Exception):
+    """The input cannot be read as what it is said to be: one line for the user, exit status 2."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One array of a source, known from a header or from the object itself.
+
+    Attributes
+    ----------
+    path
+        Its name inside the source; empty where the source is one array.
+    dtype
+        As DLPack says it; None where DLPack has none.
+    dtype_name
+        The word of the file or the framework.
+    shape
+        Extents, ``(ndim,)``; None where unknown.
+    nbytes
+        Bytes of all elements; None where unknown.
+    device
+        Where it is (``"cpu"``, ``"cuda:0"``), or ``"file"``.
+    order
+        ``"C"``, ``"F"``, or empty where neither or unknown.
+    offset
+        Of the data in the file, in bytes; None where it is not in a file as it is (compressed, or in memory).
+    swapped
+        Whether its bytes are in the other order.
+    loader
+        The framework that files of its kind are loaded by, where there is one that everybody uses.
+    alignment
+        Of its memory once it is loaded, in bytes.
+    refused
+        Why no framework takes it, or empty.
+    notes
+        Anything else worth a word.
+    sample
+        A few values that fare as the whole does, where a file's kind has arrays of its own; else None.
+    info
+        What the object says, where there is one.
+    obj
+        The object, where there is one.
+    """
+
+    path: str
+    dtype: DType | None
+    dtype_name: str
+    shape: tuple[int, ...] | None
+    nbytes: int | None
+    device: str = "file"
+    order: str = ""
+    offset: int | None = None
+    swapped: bool = False
+    loader: str = ""
+    alignment: int = 64
+    refused: str = ""
+    notes: tuple[str, ...] = ()
+    sample: Any = None
+    info: ArrayInfo | None = None
+    obj: Any = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """What one argument of the command line stands for.
+
+    Attributes
+    ----------
+    name
+        As the user wrote it.
+    kind
+        ``".npy"``, ``".safetensors"``, ``"object"``, ``"sketch"`` and so on.
+    entries
+        Its arrays, in order.
+    nbytes
+        Size of the file in bytes; None for objects.
+    notes
+        How it was read, and what else it holds.
+    metadata
+        Text that a file carries about itself.
+    """
+
+    name: str
+    kind: str
+    entries: tuple[Entry, ...]
+    nbytes: int | None = None
+    notes: tuple[str, ...] = ()
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+def one_line(text: str, most: int = 400) -> str:
+    """Return text that stays on its line whatever it holds: control characters are written out, long ones cut."""
+    shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text[: most + 1])
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+
+
+def amount(nbytes: int | None) -> str:
+    """Return a number of bytes in the unit that suits it."""
+    if nbytes is None:
+        return "?"
+    if nbytes < 1024:
+        return f"{nbytes} B"
+    if nbytes >= 1 << 80:
+        return "more than a million EiB"
+    size, units = float(nbytes), ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
+    while (size := size / 1024) >= 1023.95 and len(units) > 1:
+        units.pop(0)
+    return f"{size:,.1f} {units[0]}"
+
+
+def aligned_to(offset: int) -> int:
+    """Return the largest power of two, up to a page, that an offset is a multiple of."""
+    return min(offset & -offset, 4096) if offset else 4096
+
+
+def extents(shape: tuple[int, ...] | None) -> str:
+    """Return a shape as text."""
+    return "?" if shape is None else f"[{', '.join(map(str, shape))}]"
+
+
+def counted(number: int, display_name: str) -> str:
+    """Return a number with the word that it counts, in the plural where there are several."""
+    return f"{number:,} {display_name}" if number == 1 else f"{number:,} {display_name}s"
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Entries that differ in the numbers of their names only.
+
+    Attributes
+    ----------
+    path
+        The name, each number that differs as ``#``.
+    entries
+        Those that it stands for.
+    """
+
+    path: str
+    entries: tuple[Entry, ...]
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes of all of them; None where those of one are unknown."""
+        return nbytes_of(self.entries)
+
+
+_NUMBER = re.compile(r"(?<![^\W_])\d+(?![^\W_])")  # a number that stands alone: layers.12.weight, [3], block_4
+
+
+def fold(entries: Iterable[Entry]) -> list[Fold]:
+    """Put entries together that have the same dtype, shape and device, and names alike but for numbers."""
+    groups: dict[Any, list[Entry]] = {}
+    for entry in entries:
+        key = (_NUMBER.sub("#", entry.path), entry.dtype_name, entry.shape, entry.device, entry.order, entry.refused)
+        groups.setdefault(key, []).append(entry)
+    return [Fold(_common(key[0], group), tuple(group)) for key, group in groups.items()]
+
+
+def _common(pattern: str, group: list[Entry]) -> str:
+    """Return the pattern with those numbers written out that are the same in every name."""
+    numbers = zip(*(_NUMBER.findall(entry.path) for entry in group), strict=True)
+    same = [column[0] if len(set(column)) == 1 else "#" for column in numbers]
+    parts = _NUMBER.split(group[0].path)
+    return "".join(part + number for part, number in zip(parts, [*same, ""], strict=True))
+
+
+def totals(entries: Iterable[Entry]) -> list[tuple[str, str, int, int | None]]:
+    """Return (dtype, device, arrays, bytes) of each pair that occurs, most bytes first.
+
+    Bytes are None where those of an array are unknown; what is no array at all is not counted.
+    """
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries:
+        if entry.shape is not None or not entry.refused:
+            groups.setdefault((entry.dtype.name if entry.dtype else entry.dtype_name, entry.device), []).append(entry)
+    rows = [(*key, len(group), nbytes_of(group)) for key, group in groups.items()]
+    return sorted(rows, key=lambda row: -(row[3] or 0))
+
+
+def nbytes_of(entries: Iterable[Any]) -> int | None:
+    """Return the ``.nbytes`` of all; None where those of one are unknown."""
+    total = 0
+    for entry in entries:
+        if entry.nbytes is None:
+            return None
+        total += entry.nbytes
+    return total

@@ -1,0 +1,61 @@
+"""Redirect stray output of imported code, and of programs that it starts, to stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from typing import TextIO
+
+__all__ = ["own_stdout", "silence"]
+
+
+@contextlib.contextmanager
+def own_stdout() -> Iterator[TextIO]:
+    """Give the process's stdout as a file of its own, while ``sys.stdout`` and descriptor 1 are stderr.
+
+    A ``sys.stdout`` that was replaced is returned unchanged.
+
+    Raises
+    ------
+    OSError
+        If stdout is closed, or takes no more.
+    """
+    out = sys.stdout
+    if out is None:
+        raise OSError(errno.EBADF, "stdout is closed")
+    out.flush()
+    with contextlib.redirect_stdout(sys.stderr):
+        if _descriptor(out) != 1:
+            yield out
+            return
+        kept = os.dup(1)
+        try:
+            try:
+                os.dup2(2, 1)
+            except OSError:
+                silence(1)
+            # A terminal is written to line by line; a C locale cannot say everything.
+            buffering = 1 if os.isatty(kept) else -1
+            with os.fdopen(kept, "w", buffering, out.encoding, "backslashreplace", closefd=False) as file:
+                yield file
+                file.flush()
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+
+
+def silence(descriptor: int) -> None:
+    """Discard what is written to a descriptor."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
+def _descriptor(file: TextIO) -> int | None:
+    try:
+        return file.fileno()
+    except (AttributeError, OSError, ValueError):
+        return None

@@ -1,0 +1,1 @@
+"""The sources that a command reads: files and objects in memory."""

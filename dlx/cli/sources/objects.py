@@ -1,0 +1,194 @@
+"""Objects in memory: `pkg.mod:attr` from the command line, and the arrays inside containers."""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import difflib
+import importlib
+import importlib.util
+import re
+import sys
+from collections import Counter
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import dlx
+from dlx._containers.failures import Failures
+from dlx._containers.lookup import container_of
+from dlx._containers.tree import ROOT, Tree
+from dlx._core import native
+from dlx._core.array_info import ArrayInfo
+from dlx._core.foreign import exception_text
+from dlx._core.tensor import type_name
+from dlx._core.types import IS_COPIED, READ_ONLY, SUBBYTE_PADDED
+from dlx._protocols import dlpack
+from dlx._views.base import View
+from dlx.cli.model import BadInput, Entry, Source, counted, one_line
+from dlx.ctypes import DLManagedTensorVersioned
+from dlx.errors import AdapterNotFoundError, ConversionError, DlxError
+
+__all__ = ["capsule_facts", "dotted", "entries_of", "layout", "read_object"]
+
+_STEP = re.compile(r"\.?([^\W\d]\w*)|\[([^\[\]]+)\]")
+_FLAGS = {READ_ONLY: "READ_ONLY", IS_COPIED: "IS_COPIED", SUBBYTE_PADDED: "IS_SUBBYTE_TYPE_PADDED"}
+
+
+def read_object(name: str, module: str, path: str) -> Source:
+    """Import a module, which runs it, and describe what one of its attributes holds."""
+    sys.path.insert(0, "")  # as `python -m` does: the folder that the user is in
+    try:
+        if importlib.util.find_spec(module.partition(".")[0]) is not None:  # else nothing is run
+            print(f"dlx: importing {module}, which runs its code", file=sys.stderr)
+        obj: Any = importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+            here = "in this folder or where Python looks; run dlx where it is, or set PYTHONPATH"
+            raise BadInput(f"there is no module {error.name!r} {here}") from error
+        raise BadInput(f"importing {module} failed: {_said(error)}") from error
+    try:
+        for attribute, index in _STEP.findall(path):
+            obj = getattr(obj, attribute) if attribute else obj[ast.literal_eval(index)]
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ValueError | SyntaxError) and not attribute:
+            raise BadInput(f"[{index}] is no number and no text in quotes") from error
+        if isinstance(error, AttributeError | LookupError):
+            raise BadInput(f"{module} has no {path}: {_said(error)}{_instead(module, path, attribute)}") from error
+        raise BadInput(f"{module}.{path} fails when it is looked up: {_said(error)}") from error
+    found = type_name(type(obj))
+    notes = [f"imported {module}, which ran its code"]
+    try:
+        state = callable(getattr(type(obj), "state_dict", None)) and container_of(type(obj)) is None
+        if state:
+            obj, notes = obj.state_dict(), [*notes, "its state_dict()"]
+        elif isinstance(obj, View):
+            notes.append("a lazy view: these are the arrays of its source, and nothing was converted")
+        entries, others = entries_of(obj)
+    except (DlxError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:  # of the object's own code
+        raise BadInput(f"{found} cannot be looked at: {_said(error)}") from error
+    if not entries:
+        held = "whose state_dict() holds no array" if state else "which is no array and holds none"
+        raise BadInput(f"its type is {found}, {held}")
+    if state:
+        entries = [replace(entry, path=dotted(entry.path)) for entry in entries]
+    if others:
+        notes.append(f"{counted(others, 'value')} of other kinds")
+    return Source(name, "object", tuple(entries), notes=tuple(notes))
+
+
+def _said(error: BaseException) -> str:
+    """Return an error in one line: its class, and its text if it has one."""
+    return one_line(exception_text(error, 240), 300)
+
+
+def _instead(module: str, path: str, attribute: str) -> str:
+    """Say what a module holds, where it was asked for something of another name."""
+    if path != attribute:
+        return ""
+    names = {key: each for key, each in vars(sys.modules[module]).items() if key[:1] != "_"}
+    near = difflib.get_close_matches(attribute, names, 3)
+    found = near or [key for key, each in names.items() if not isinstance(each, ModuleType) and not callable(each)]
+    return f". It has {', '.join(found[:8])}" if found else ""
+
+
+def entries_of(root: Any) -> tuple[list[Entry], int]:
+    """Return (entries of an array, or of the arrays in a tree as `dlx.convert` walks it, how many values are none).
+
+    A lazy view stands for its source; nothing is converted.
+    """
+    handler = container_of(type(root))
+    if handler is None:
+        entry = _looked_at("", root)
+        return ([], 1) if entry is None else ([entry], 0)
+    failures = Failures("", collect=True)
+    tree = Tree(root, handler, failures)
+    parts = tree.containers()
+    known = {id(each) for each in tree.arrays} | {id(part[0]) for part in parts}
+    children = [id(child) for _, _, held, _ in parts for child in held]
+    stands = Counter(children)
+    entries = []
+    for i, array in enumerate(tree.arrays):
+        entry = _looked_at(tree.place(i).removeprefix(ROOT), array)
+        if entry is not None:
+            again = (f"in {stands[id(array)]} places",) if stands[id(array)] > 1 else ()
+            entries.append(replace(entry, notes=(*entry.notes, *again)))
+    entries += [_refused(error.where.removeprefix(ROOT), error.source, error) for error in failures.errors]
+    return entries, sum(each not in known for each in children)
+
+
+def dotted(place: str) -> str:
+    """Return a path in a file, or in a state dict, without Python's brackets around names."""
+    return re.sub(r"\['([^'\]]*)'\]", r".\1", place).removeprefix(".")
+
+
+def _looked_at(path: str, obj: Any) -> Entry | None:
+    try:
+        return _entry(path, obj, dlx.describe(obj))
+    except AdapterNotFoundError:
+        return None
+    except ConversionError as error:
+        return _refused(path, type_name(type(obj)), error)
+
+
+def _refused(path: str, what: str, error: DlxError) -> Entry:
+    return Entry(path, None, what, None, None, "?", refused=one_line(f"{error.reason}. {error.fix}".rstrip(". ")))
+
+
+def _entry(path: str, obj: Any, info: ArrayInfo) -> Entry:
+    device = str(info.device) if info.device is not None else "?"
+    nbytes = info.nbytes if info.shape is not None else None
+    return Entry(
+        path, info.dtype, info.dtype_name or "?", info.shape, nbytes, device, layout(info), info=info, obj=obj,
+        notes=info.notes,
+    )  # fmt: skip
+
+
+def layout(info: ArrayInfo) -> str:
+    """Return ``"C"``, ``"F"``, ``"strided"``, or nothing where it is not known."""
+    if info.shape is None or info.strides is None:
+        return ""
+    if info.contiguous():
+        return "C"
+    backwards = ArrayInfo("", "", shape=info.shape[::-1], strides=info.strides[::-1])
+    return "F" if backwards.contiguous() else "strided"
+
+
+def capsule_facts(obj: Any) -> dict[str, Any]:
+    """Ask an object for a capsule, look at it, and drop it: name, version, flags, or why there is none."""
+    state = native.capsule_state(obj)
+    if state is not None:
+        return _of_capsule(obj) if state != "used" else {"refused": "the capsule was used before"}
+    if not hasattr(type(obj), "__dlpack__"):
+        return {}
+    reason = dlpack.why_no_numbers(obj)
+    if reason:
+        return {"refused": reason}
+    try:
+        try:
+            capsule = obj.__dlpack__(max_version=(native.lib.DLX_DLPACK_MAJOR, native.lib.DLX_DLPACK_MINOR))
+        except TypeError:
+            capsule = obj.__dlpack__()
+        return _of_capsule(capsule)
+    except (Exception, SystemExit) as error:  # a producer says no in its own words
+        return {"refused": _said(error)}
+
+
+def _of_capsule(capsule: Any) -> dict[str, Any]:
+    if native.capsule_state(capsule) != "versioned":
+        return {"name": "dltensor", "version": None, "flags": []}
+    get = ctypes.PyDLL(None).PyCapsule_GetPointer  # ctypes.pythonapi belongs to everybody
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    struct = DLManagedTensorVersioned.from_address(get(capsule, b"dltensor_versioned"))
+    facts = {"name": "dltensor_versioned", "version": [struct.version.major, struct.version.minor]}
+    if struct.version.major != native.lib.DLX_DLPACK_MAJOR:  # what follows may lie elsewhere
+        return {**facts, "flags": []}
+    known = [word for bit, word in _FLAGS.items() if struct.flags & bit]
+    rest = struct.flags & ~sum(_FLAGS)
+    return {
+        **facts,
+        "flags": known + ([hex(rest)] if rest else []),
+        "byte_offset": struct.dl_tensor.byte_offset,
+    }

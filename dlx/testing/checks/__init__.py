@@ -1,0 +1,1 @@
+"""The checks of producers, consumers and adapters."""

@@ -1,0 +1,224 @@
+"""Checks of an adapter over time: owners, leaks, threads, the fast path, and the end of the process."""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import os
+import subprocess
+import sys
+import weakref
+from typing import Any
+
+import dlx
+from dlx._core import native
+from dlx._core.tensor import type_name
+from dlx.errors import DlxError
+from dlx.testing.check import check
+from dlx.testing.checks.adapter_contract import dtypes_of, own_of, same, sources, target_of, tensor_of
+from dlx.testing.checks.producer_lifetime import together
+from dlx.testing.outcome import Broken, NotApplicable, attempt, must, told
+from dlx.testing.subject import Subject
+from dlx.testing.support.producers import Source
+
+
+def _inside(lib: Subject) -> tuple[Any, Source]:
+    """Return (an array of the framework, what it was made of)."""
+    target = target_of(lib)
+    source = next(source for name, source in sources(target) if name in ("row-major", "scalar"))
+    return dlx.convert(tensor_of(source), to=lib.adapter), source
+
+
+def _own(lib: Subject) -> Any:
+    """Return an array of the framework, whose adapter need not be a target."""
+    if lib.make is not None:
+        return lib.array()[0]
+    return _inside(lib)[0]
+
+
+@check(
+    "adapter-describes", "`dlx.describe` says what an export gives.",
+    kind="adapter", about="contract", severity="wrong",
+)  # fmt: skip
+def adapter_describes(lib: Subject) -> None:
+    """Compare with the exported tensor."""
+    array = _own(lib)
+    info, tensor = dlx.describe(array), dlx.convert(array, to="dlx")
+    must(info.dtype == tensor.dtype and info.shape == tensor.shape, f"{info} is exported as {tensor!r}")
+    must(info.strides is None or info.contiguous() or info.strides == tensor.strides, f"strides {info.strides}")
+    must(info.address in (0, tensor.data_ptr), f"at {info.address:#x}, exported from {tensor.data_ptr:#x}")
+    must(info.readonly == tensor.readonly, f"readonly={info.readonly}, exported with {tensor.readonly}")
+    must(info.framework and info.dtype_name, f"no name: {info}")
+
+
+@check(
+    "adapter-identity", "An array that is in the framework already stays what it is; `copy=True` makes another.",
+    kind="adapter", about="copies", severity="wrong",
+)  # fmt: skip
+def adapter_identity(lib: Subject) -> None:
+    """Convert an array to its own framework."""
+    array, source = _inside(lib)
+    must(dlx.convert(array, to=lib.adapter) is array, "another object came back")
+    copied = dlx.convert(array, to=lib.adapter, copy=True)
+    must(dlx.describe(copied).address != source.address, "copy=True shares the memory")
+    must(type(copied) is type(array), f"a copy is {type_name(type(copied))}")
+    same(dlx.convert(copied, to="dlx"), source, "copy=True")
+
+
+@check(
+    "adapter-lifetimes", "Memory lives while an array uses it, and no longer.",
+    kind="adapter", about="lifetimes", severity="fatal",
+)  # fmt: skip
+def adapter_lifetimes(lib: Subject) -> None:
+    """Drop the source first, then the result; into the framework, and out of it."""
+
+    class Owner(bytearray):
+        """Memory that can be watched."""
+
+    target_of(lib)
+    array, source = _inside(lib)
+    owner = Owner(source.elements())
+    watch = weakref.ref(owner)
+    view = dlx.convert(memoryview(owner), to="dlx")
+    given = dlx.from_pointer(view.data_ptr, source.shape, source.dtype, owner=view)
+    del view, owner
+    result = dlx.convert(given, to=lib.adapter)
+    shared = dlx.describe(result).address == given.data_ptr
+    del given
+    gc.collect()
+    must(not shared or watch() is not None, "the owner was let go of while the result uses its memory")
+    same(dlx.convert(result, to="dlx"), source, "after its source was dropped")
+    del result
+    gc.collect()
+    must(watch() is None, "the owner outlives the result: it is never let go of")
+    back = dlx.convert(array, to="dlx")
+    del array
+    gc.collect()
+    same(back, source, "after its array was dropped")
+
+
+@check(
+    "adapter-leaks", "Nothing is left behind, also where a conversion is refused.",
+    kind="adapter", about="leaks", severity="wrong",
+)  # fmt: skip
+def adapter_leaks(lib: Subject) -> None:
+    """Convert and refuse in a loop; the count of managed tensors is as before."""
+    target = target_of(lib)
+    made = sources(target)
+
+    def once() -> None:
+        for _, source in made:
+            for options in ({}, {"copy": False}, {"copy": True}, {"readonly": "error"}, {"stream": 7}):
+                for readonly in (False, True):
+                    tensor = tensor_of(source, readonly=readonly)
+                    result, _ = attempt(dlx.convert, tensor, to=lib.adapter, **options)
+                    if result is not None:
+                        attempt(dlx.convert, result, to="dlx", **options)
+
+    once()
+    gc.collect()
+    before = native.live()
+    for _ in range(10):
+        once()
+    gc.collect()
+    left = native.live() - before
+    must(left == 0, f"{left} managed tensors stay behind after {10 * len(made) * 10} conversions")
+
+
+@check(
+    "adapter-threads", "Many threads may convert at once.",
+    kind="adapter", about="threads", severity="fatal",
+)  # fmt: skip
+def adapter_threads(lib: Subject) -> None:
+    """Eight threads, both ways, one source."""
+    array, source = _inside(lib)
+    before = native.live()
+
+    def work(_: int) -> None:
+        for _ in range(50):
+            same(dlx.convert(array, to="dlx"), source, "out of it")
+            same(dlx.convert(dlx.convert(tensor_of(source), to=lib.adapter), to="dlx"), source, "and into it")
+
+    raised = [error for error in together(work) if error is not None]
+    must(not raised, f"{len(raised)} of 8 threads failed: {raised[:1]}")
+    gc.collect()
+    must(native.live() == before, f"{native.live() - before:+} managed tensors stay behind")
+
+
+@check(
+    "adapter-fast-path", "Its fast-path types take the fast path to the same result as the Python path.",
+    kind="adapter", about="contract", severity="wrong",
+)  # fmt: skip
+def adapter_fast_path(lib: Subject) -> None:
+    """Convert arrays of fast-path types by both paths: type, address, dtype, rights."""
+    adapter = own_of(lib)
+    if not adapter.fast_path_types:
+        raise NotApplicable("it lists no fast-path types")
+    slow = dlx.convert.__wrapped__
+    target = target_of(lib)
+    for dtype in dtypes_of(target):
+        array = dlx.convert(
+            tensor_of(Source(dtype, (4, 6) if target.capabilities.max_ndim > 1 else (24,))), to=lib.adapter
+        )
+        for to in ("dlx", lib.adapter):
+            pair = [attempt(path, array, to=to) for path in (dlx.convert, dlx.convert, slow)]
+            raised = {type(error) for _, error in pair}
+            must(len(raised) == 1, f"{dtype} to {to}: {', '.join(told(error) for _, error in pair if error)}")
+            if pair[0][1] is None:
+                said = {str(dlx.describe(result)) + hex(dlx.describe(result).address) for result, _ in pair}
+                must(len(said) == 1, f"{dtype} to {to}: the paths differ: {' and '.join(sorted(said))}")
+
+
+@check(
+    "adapter-containers", "Containers keep their type and places, and every array in them is converted.",
+    kind="adapter", about="contract", severity="wrong",
+)  # fmt: skip
+def adapter_containers(lib: Subject) -> None:
+    """Convert each declared container, and back."""
+    lib.needs(lib.containers, "no containers are given")
+    for name, make in lib.containers.items():
+        array = dlx.convert(tensor_of(Source("float32", (4, 6))), to="dlx")
+        tree = make(array)
+        plan = dlx.plan(tree, to="dlx")
+        must(plan.outcome == "tree" and len(plan.leaves) >= 1, f"{name}: no array is found in it: {plan}")
+        try:
+            result = dlx.convert(tree, to="dlx", copy=True)
+        except DlxError as error:
+            raise Broken(f"{name}: {told(error)}") from error
+        again = dlx.plan(result, to="dlx")
+        places = [leaf.path for leaf in plan.leaves], [leaf.path for leaf in again.leaves]
+        must(places[0] == places[1], f"{name}: places {places[0]} became {places[1]}")
+        must(type(result) is type(tree), f"{name} became {type_name(type(result))}")
+
+
+@check(
+    "adapter-imports-nothing", "Finding and loading the adapter does not import its framework.",
+    kind="adapter", about="contract", severity="friction", alone=True,
+)  # fmt: skip
+def adapter_imports_nothing(lib: Subject) -> None:
+    """Load it in a fresh interpreter, and look at what is imported."""
+    adapter = own_of(lib)
+    if adapter.package == "dlx":
+        raise NotApplicable("it is dlx's own")
+    code = f"""
+import importlib, sys
+module = importlib.import_module({type(adapter).__module__!r})
+getattr(module, "dlx_adapters", list)()
+print({adapter.package!r} in sys.modules)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    must(done.returncode == 0, f"loading it fails: {done.stderr.strip().splitlines()[-1:]}")
+    must(done.stdout.strip() == "False", f"loading the adapter imports {adapter.package}")
+
+
+@check(
+    "adapter-end", "The process ends well while converted arrays are still held.",
+    kind="adapter", about="threads", severity="fatal", alone=True,
+)  # fmt: skip
+def adapter_end(lib: Subject) -> None:
+    """Hold arrays of both directions in a module and in a cycle."""
+    array, _ = _inside(lib)
+    cycle: list[Any] = [array, dlx.convert(array, to="dlx"), _inside(lib)[0]]
+    cycle.append(cycle)
+    builtins.held_by_the_kit = [_inside(lib)[0], dlx.convert(array, to="dlx")]  # type: ignore[attr-defined]

@@ -1,0 +1,197 @@
+"""Checks of a consumer that owns memory: it is kept while it is used, and released once."""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import threading
+from typing import Any
+
+from dlx.testing.check import check
+from dlx.testing.checks.producer_lifetime import LOST, MIB, ROUNDS, grown, together
+from dlx.testing.outcome import NotApplicable, attempt, must
+from dlx.testing.subject import Subject
+from dlx.testing.support.capsules import swept
+from dlx.testing.support.producers import Source
+
+
+@check(
+    "deleter-once", "The deleter is called once, when the last user is gone, and not before.",
+    kind="consumer", about="lifetimes", severity="fatal", see="dlpack.h, DLManagedTensor.deleter",
+)  # fmt: skip
+def deleter_once(lib: Subject) -> None:
+    """Import from both generations, drop the producer, read, drop the result."""
+    for legacy in (True, False, None):
+        source = lib.source(legacy=legacy)
+        result, error = lib.tried(lib.raw(source, legacy=bool(legacy)) if legacy is not None else source)
+        if error is not None and legacy is not None:
+            continue
+        must(error is None, "even a producer that gives what is asked is refused")
+        (export,) = source.exports[-1:]
+        must(export.taken, "a capsule was used and kept its name: its destructor frees what is in use")
+        shares = lib.seen(result)[0] == source.address
+        must(not (shares and export.deleted), "the deleter was called while the memory is in use")
+        gc.collect()
+        lib.holds(result, source)
+        must(not (shares and export.deleted), "the deleter was called while the memory is in use")
+        del result
+        lib.settled(source)
+
+
+@check(
+    "view-keeps", "A view of what came in keeps the memory.",
+    kind="consumer", about="lifetimes", severity="fatal",
+)  # fmt: skip
+def view_keeps(lib: Subject) -> None:
+    """Drop the array, keep its second row."""
+    view_of = lib.views.get("one row")
+    lib.needs(view_of is not None and lib.ndims[1] > 1, "no views of its arrays are known")
+    assert view_of is not None
+    source = lib.source()
+    result = lib.take(source)
+    view, error = attempt(view_of, result)
+    if error is not None:
+        raise NotApplicable("it has no such view")
+    inside = source.address <= lib.seen(view)[0] < source.address + 96
+    del result
+    gc.collect()
+    if not inside:
+        raise NotApplicable("its views are copies")
+    must(not source.exports[-1].deleted, "the deleter was called while a view uses the memory")
+    must(lib.seen(view)[3] == source.elements()[24:48], "the view shows other elements")
+    del view
+    lib.settled(source)
+
+
+@check(
+    "null-deleter", "A struct without a deleter is taken, and nothing is called.",
+    kind="consumer", about="lifetimes", severity="fatal", alone=True, see="dlpack.h: deleter may be NULL",
+    shows="""
+{imports}
+from dlx.testing import Source
+for legacy in (True, False):
+    try:
+        result = {take}(Source(legacy=legacy, deleter=False))
+    except Exception:
+        continue
+    del result  # must not end the process
+""",
+)  # fmt: skip
+def null_deleter(lib: Subject) -> str | None:
+    """Give one of each generation."""
+    remark = None
+    for legacy in (True, False):
+        source = lib.source(legacy=legacy, deleter=False)
+        result, error = lib.tried(lib.raw(source, legacy=legacy))
+        if error is not None:
+            remark = f"refused: {type(error).__name__}"
+            continue
+        del result
+        gc.collect()
+    return remark
+
+
+@check(
+    "import-leaks", "Memory is given back, whichever way an import ends.",
+    kind="consumer", about="leaks", severity="wrong",
+)  # fmt: skip
+def import_leaks(lib: Subject) -> None:
+    """Import over and over, with errors of every kind in between; then arrays of one MiB."""
+    sources = []
+    for i in range(300):
+        for options in ({}, {"raises": ValueError("no")}, {"device": (15, 0)}, {"answer": None}, {"legacy": True}):
+            source = lib.source("float32", (4, 6), **options)
+            lib.tried(source)
+            sources.append(source)
+        if i % 100 == 99:
+            for source in sources:
+                lib.settled_now(source)
+            for source in sources[-5:]:
+                lib.settled(source)
+            sources.clear()
+            swept()
+
+    big = Source("uint8" if "uint8" in lib.dtypes else lib.dtypes[0], lib.shape(MIB // 64, 64))
+
+    def once() -> None:
+        copied = {"copy": True} if lib.takes_copy else {}
+        for keywords in ({}, copied):
+            lib.tried(big, **keywords)
+            big.exports.clear()
+            swept()
+
+    left = grown(once)
+    must(left < LOST, f"{left:.0f} MiB stay behind after {ROUNDS} imports of 1 MiB")
+
+
+def _asks_legacy(lib: Subject) -> bool:
+    source = lib.source()
+    lib.take(source)
+    return bool(source.exports[-1].legacy)
+
+
+@check(
+    "race-for-one", "Of many threads that are given one capsule, one takes it.",
+    kind="consumer", about="threads", severity="fatal",
+)  # fmt: skip
+def race_for_one(lib: Subject) -> None:
+    """Offer it to eight at once, often."""
+    for _ in range(40):
+        source = lib.source()
+        capsule = source.capsule(legacy=_asks_legacy(lib))
+        given = capsule if lib.takes_capsules else lib.source(answer=capsule)
+        made: list[Any] = []
+
+        def take(_: int, given: Any = given, made: list[Any] = made) -> None:
+            made.append(lib.take(given))
+
+        together(take)
+        must(len(made) == 1, f"{len(made)} of 8 threads took the same capsule")
+        made.clear()
+        del capsule, given
+        lib.settled(source)
+
+
+@check(
+    "import-threads", "Many threads may import at once.",
+    kind="consumer", about="threads", severity="fatal",
+)  # fmt: skip
+def import_threads(lib: Subject) -> None:
+    """Eight threads import from one producer; every deleter is called once."""
+    source = lib.source()
+
+    def work(_: int) -> None:
+        for _ in range(50):
+            lib.holds(lib.take(source), source)
+
+    raised = [error for error in together(work) if error is not None]
+    must(not raised, f"{len(raised)} of 8 threads failed: {raised[:1]}")
+    lib.settled(source)
+
+
+@check(
+    "end-holding", "The process ends well while arrays that came in are still held.",
+    kind="consumer", about="threads", severity="fatal", alone=True,
+)  # fmt: skip
+def end_holding(lib: Subject) -> None:
+    """Hold results in a module, in a cycle and on a daemon thread, of a producer whose deleter is C."""
+    import dlx
+
+    def held() -> Any:
+        memory = bytearray(lib.source().elements())
+        dtype = lib.source().dtype.name
+        address = dlx.convert(memory, to="dlx").data_ptr
+        return lib.take(dlx.from_pointer(address, lib.shape(4, 6), dtype, owner=memory))
+
+    cycle: list[Any] = [held()]
+    cycle.append(cycle)
+    builtins.held_by_the_kit = held()  # type: ignore[attr-defined]
+    started = threading.Event()
+
+    def stay(array: Any) -> None:
+        started.set()
+        threading.Event().wait()
+        del array
+
+    threading.Thread(target=stay, args=(held(),), daemon=True).start()
+    started.wait()

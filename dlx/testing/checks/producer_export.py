@@ -1,0 +1,243 @@
+"""Checks of a producer: its capsules describe its arrays correctly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from dlx.testing.check import check
+from dlx.testing.outcome import Broken, NotApplicable, attempt, must, told
+from dlx.testing.subject import Subject
+from dlx.testing.support.capsules import Taken
+
+__all__ = ["VIEWS"]
+
+
+def _grid(rows: int, columns: int, down: int, right: int, start: int = 0) -> list[int]:
+    return [start + i * down + j * right for i in range(rows) for j in range(columns)]
+
+
+VIEWS: dict[str, tuple[tuple[int, ...], list[int]]] = {
+    "transposed": ((6, 4), _grid(6, 4, 1, 6)),
+    "every other column": ((4, 3), _grid(4, 3, 6, 2)),
+    "backwards": ((4, 6), _grid(4, 6, -6, 1, 18)),
+    "one row": ((6,), _grid(1, 6, 0, 1, 6)),
+    "one column": ((4,), _grid(4, 1, 6, 0, 2)),
+    "no row": ((0, 6), []),
+    "one element": ((1, 1), [9]),
+    "one row for all": ((4, 6), _grid(4, 6, 0, 1)),
+    "overlapping": ((4, 3), _grid(4, 3, 1, 1)),
+    "no dimension": ((), [8]),
+}
+"""What can be done to a 4 by 6 array: name -> (shape, which elements are left, in row-major order)."""
+
+
+def viewed(lib: Subject) -> Iterator[tuple[str, Any, tuple[int, ...], bytes]]:
+    """Give (name, view, its shape, its bytes) of each view that the subject can make."""
+    if not lib.views or lib.ndims[1] < 2:
+        raise NotApplicable("no views of its arrays are known")
+    for name, view in lib.views.items():
+        array, data = lib.array()
+        shape, places = VIEWS[name]
+        made, error = attempt(view, array)
+        if error is not None:  # it has no such view: nothing to export
+            continue
+        yield name, made, shape, b"".join(data[4 * i : 4 * i + 4] for i in places)
+
+
+def readonly_of(lib: Subject) -> Any:
+    """Return a read-only array of the subject's."""
+    if lib.immutable:
+        return lib.array()[0]
+    if lib.readonly is None:
+        raise NotApplicable("it has no read-only arrays")
+    return lib.readonly(lib.array()[0])
+
+
+@check(
+    "export-dtypes", "Every dtype leaves with its own name and every bit.",
+    kind="producer", about="dtypes", severity="wrong", see="dlpack.h, DLDataTypeCode",
+)  # fmt: skip
+def export_dtypes(lib: Subject) -> None:
+    """Make, export and read each declared dtype."""
+    for dtype in lib.dtypes:
+        array, data = lib.array(dtype)
+        taken = lib.versioned(array)
+        must(taken.dtype.name == dtype, f"{dtype} left as {taken.dtype.name}")
+        must(taken.elements() == data, f"the elements of {dtype} changed")
+
+
+@check(
+    "export-layouts", "A view leaves with its own shape, strides and elements.",
+    kind="producer", about="layouts", severity="wrong",
+)  # fmt: skip
+def export_layouts(lib: Subject) -> str:
+    """Export every view; one that cannot leave is refused."""
+    refused = []
+    for name, view, shape, data in viewed(lib):
+        capsule, error = attempt(view.__dlpack__, max_version=(1, 0))
+        if error is not None:
+            refused.append(f"{name} ({type(error).__name__})")
+            continue
+        taken = Taken(capsule)
+        must(taken.shape == shape, f"{name} left with shape {taken.shape}, not {shape}")
+        must(taken.elements() == data, f"{name} left with other elements")
+    return f"refused: {', '.join(refused)}" if refused else ""
+
+
+@check(
+    "export-strides", "A versioned capsule has strides, whatever the layout.",
+    kind="producer", about="layouts", severity="friction", see="dlpack.h 1.2: strides are never NULL for ndim > 0",
+)  # fmt: skip
+def export_strides(lib: Subject) -> None:
+    """Look whether the pointer is NULL."""
+    taken = lib.versioned(lib.array()[0])
+    if taken.legacy:
+        raise NotApplicable("it gives legacy capsules only")
+    must(taken.strides is not None, "the strides are NULL")
+
+
+@check(
+    "export-device", "`__dlpack_device__` names the device of the capsule, as two integers.",
+    kind="producer", about="keywords", severity="wrong",
+)  # fmt: skip
+def export_device(lib: Subject) -> None:
+    """Compare both."""
+    array = lib.array()[0]
+    said, error = attempt(array.__dlpack_device__)
+    must(error is None, f"__dlpack_device__ raised {told(error)}")
+    taken = lib.versioned(array)
+    kind, number = said
+    must((int(kind), int(number)) == taken.device, f"__dlpack_device__ says {said}, the capsule {taken.device}")
+
+
+@check(
+    "export-snapshot", "A capsule keeps its shape when the array's own is changed in place afterwards.",
+    kind="producer", about="layouts", severity="fatal",
+    shows="""
+{imports}
+from dlx.testing import Taken
+x = {grid}
+taken = Taken(x.__dlpack__(max_version=(1, 0)))
+before = taken.shape
+{reshape}
+taken.reread()
+assert taken.shape == before, taken.shape
+""",
+)  # fmt: skip
+def export_snapshot(lib: Subject) -> None:
+    """Reshape the array while a capsule is out."""
+    lib.needs(lib.reshape, "its arrays keep their shape")
+    assert lib.reshape is not None
+    array = lib.array()[0]
+    taken = lib.versioned(array)
+    before = taken.shape, taken.strides
+    lib.reshape(array)
+    taken.reread()
+    after = taken.shape, taken.strides
+    must(after == before, f"shape and strides of a capsule went from {before} to {after} while it was out")
+
+
+@check(
+    "export-unfit", "What DLPack cannot tell is refused, not passed on as something else.",
+    kind="producer", about="refusals", severity="wrong",
+    shows="""
+{imports}
+{unfit}
+try:
+    capsule = x.__dlpack__(max_version=(1, 0))
+except Exception:
+    raise SystemExit(0)
+raise AssertionError(capsule)
+""",
+)  # fmt: skip
+def export_unfit(lib: Subject) -> str:
+    """Export each array that no struct can describe."""
+    lib.needs(lib.unfit, "everything that it has can leave")
+    passed, refused = [], []
+    for name, make in lib.unfit.items():
+        array = make()
+        capsule, error = attempt(lambda array=array: array.__dlpack__(max_version=(1, 0)))
+        if error is None:
+            passed.append(f"{name} (as {Taken(capsule).dtype.name})")
+        elif not isinstance(error, BufferError):
+            refused.append(f"{name} with {type(error).__name__}")
+    must(not passed, f"exported in spite of it: {', '.join(passed)}")
+    return f"refused, though not with BufferError: {', '.join(refused)}" if refused else ""
+
+
+@check(
+    "export-pending", "An operation that is still pending is done, or refused, before the memory leaves.",
+    kind="producer", about="refusals", severity="wrong",
+    shows="""
+{imports}
+import struct
+from dlx.testing import Taken
+x = {pending}
+found = Taken(x.__dlpack__(max_version=(1, 0))).elements()
+assert found == {pending_bytes}
+""",
+)  # fmt: skip
+def export_pending(lib: Subject) -> str:
+    """Export arrays with a conj or neg bit."""
+    lib.needs(lib.pending, "it has no pending operations")
+    refused = []
+    for name, make in lib.pending.items():
+        array, data = make()
+        capsule, error = attempt(array.__dlpack__, max_version=(1, 0))
+        if error is not None:
+            refused.append(name)
+            continue
+        must(Taken(capsule).elements() == data, f"the {name} bit was lost: other values left, without an error")
+    return f"refused: {', '.join(refused)}" if refused else ""
+
+
+@check(
+    "export-readonly", "Read-only memory leaves with the read-only flag.",
+    kind="producer", about="read-only", severity="wrong", see="dlpack.h 1.0, DLPACK_FLAG_BITMASK_READ_ONLY",
+    shows="""
+{imports}
+from dlx.testing import Taken
+x = {readonly}
+taken = Taken(x.__dlpack__(max_version=(1, 0)))
+assert taken.readonly, taken.capsule
+""",
+)  # fmt: skip
+def export_readonly(lib: Subject) -> str | None:
+    """Export a read-only array to a consumer that knows the flag."""
+    capsule, error = attempt(readonly_of(lib).__dlpack__, max_version=(1, 0))
+    if isinstance(error, BufferError):
+        return "refused: BufferError"
+    must(error is None, f"a read-only array: {told(error)}")
+    taken = Taken(capsule)
+    must(not taken.legacy, "a legacy capsule, though a versioned one was asked for: read-only is lost")
+    must(taken.readonly, f"flags {taken.flags} do not say read-only")
+    return None
+
+
+@check(
+    "export-readonly-legacy", "Read-only memory does not leave in a legacy capsule, which could not say so.",
+    kind="producer", about="read-only", severity="wrong", see="array API standard, __dlpack__: BufferError",
+    shows="""
+{imports}
+x = {readonly}
+try:
+    capsule = x.__dlpack__()
+except Exception:
+    raise SystemExit(0)
+raise AssertionError(capsule)
+""",
+)  # fmt: skip
+def export_readonly_legacy(lib: Subject) -> str | None:
+    """Export a read-only array to a consumer from before the flag."""
+    array = readonly_of(lib)
+    capsule, error = attempt(array.__dlpack__)
+    if error is not None:
+        return f"refused: {told(error)}"
+    taken = Taken(capsule)
+    try:
+        own = lib.seen(array)[0]
+    except Broken:  # it has no versioned export to compare with
+        own = taken.address
+    must(taken.address != own, "a legacy capsule shares it, and says nothing of read-only")
+    return None

@@ -1,0 +1,119 @@
+"""``pytest -p dlx.testing --dlx-adapter=NAME``: one test for each promise. pytest is imported when it asks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dlx._core.module import set_module
+from dlx.testing.catalog import find
+from dlx.testing.check import CHECKS, KINDS, Verdict, excepting, of_kinds
+from dlx.testing.runner import run
+
+if TYPE_CHECKING:
+    from dlx.testing.subject import Subject
+
+__all__ = ["declared", "pytest_addoption", "pytest_collection_modifyitems", "pytest_configure"]
+
+
+def declared(texts: list[str]) -> dict[str, str]:
+    """Return ``CHECK=reason`` texts as a mapping.
+
+    Raises
+    ------
+    ValueError
+        If one has no reason.
+    """
+    pairs = [text.partition("=") for text in texts]
+    for name, _, reason in pairs:
+        if not reason.strip():
+            raise ValueError(f"an exception needs a reason: {name}=why")
+    return {name: reason for name, _, reason in pairs}
+
+
+@set_module("dlx.testing")
+def pytest_addoption(parser: Any) -> None:
+    """Add the kit's options."""
+    group = parser.getgroup("dlx", "conformance of an adapter, or of any DLPack library")
+    group.addoption(
+        "--dlx-adapter", action="append", default=[], metavar="NAME",
+        help="an adapter of dlx, a library that the kit knows, or module:attribute of a dlx.testing.Subject",
+    )  # fmt: skip
+    group.addoption(
+        "--dlx-except", action="append", default=[], metavar="CHECK=REASON", help="a promise known to be broken"
+    )
+    group.addoption("--dlx-kinds", default=",".join(KINDS), metavar="KINDS", help="of: producer, consumer, adapter")
+
+
+@set_module("dlx.testing")
+def pytest_configure(config: Any) -> None:
+    """Run the kit alone, unless tests of the caller's own are named too."""
+    if config.option.dlx_adapter and config.args_source is not config.ArgsSource.ARGS:
+        config.args = []
+
+
+@set_module("dlx.testing")
+def pytest_collection_modifyitems(session: Any, config: Any, items: list[Any]) -> None:
+    """Add one test for each promise of each subject."""
+    import pytest
+
+    class Failed(Exception):
+        """A verdict that fails a test."""
+
+    class Promise(pytest.Item):
+        """One promise of one subject."""
+
+        def __init__(self, *, verdicts: Verdicts, check: str, **given: Any) -> None:
+            super().__init__(**given)
+            self.verdicts, self.check = verdicts, check
+
+        def runtest(self) -> None:
+            verdict = self.verdicts[self.check]
+            if verdict.status == "n/a":
+                pytest.skip(verdict.seen)
+            if verdict.status == "excepted":
+                pytest.xfail(verdict.reason)
+            if verdict.status != "keeps":
+                raise Failed(self.verdicts.explain(verdict))
+
+        def repr_failure(self, excinfo: Any, style: Any = None) -> Any:
+            return str(excinfo.value) if isinstance(excinfo.value, Failed) else super().repr_failure(excinfo)
+
+        def reportinfo(self) -> tuple[Any, int | None, str]:
+            return self.path, None, self.name
+
+    kinds = tuple(config.option.dlx_kinds.split(","))
+    for spec in config.option.dlx_adapter:
+        try:
+            subject = excepting(find(spec), declared(config.option.dlx_except))
+        except (LookupError, ImportError, ValueError) as error:
+            raise pytest.UsageError(f"--dlx-adapter={spec}: {error}") from error
+        verdicts = Verdicts(subject, kinds)
+        items.extend(
+            Promise.from_parent(
+                session, name=f"{subject.name}::{check.name}", nodeid=f"{subject.name}::{check.name}",
+                verdicts=verdicts, check=check.name,
+            )
+            for check in of_kinds(subject, kinds)
+        )  # fmt: skip
+
+
+class Verdicts:
+    """The verdicts on one subject, asked for one by one; the checks that share a process run at the first."""
+
+    def __init__(self, subject: Subject, kinds: tuple[str, ...]) -> None:
+        self.subject, self.kinds = subject, kinds
+        self.known: dict[str, Verdict] = {}
+
+    def __getitem__(self, name: str) -> Verdict:
+        if name not in self.known:
+            check = CHECKS[name]
+            together = (
+                [check] if check.alone else [each for each in of_kinds(self.subject, self.kinds) if not each.alone]
+            )
+            self.known |= {verdict.check: verdict for verdict in run(self.subject, together)}
+        return self.known[name]
+
+    def explain(self, verdict: Verdict) -> str:
+        """Return what a developer needs: the promise, what was seen, and how to see it again."""
+        check = CHECKS[verdict.check]
+        return f"{check.promise}\n{verdict.seen}\n\n{check.reproduction(self.subject)}"

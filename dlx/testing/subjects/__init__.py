@@ -1,0 +1,1 @@
+"""The libraries that the kit can grade by name."""

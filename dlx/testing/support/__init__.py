@@ -1,0 +1,1 @@
+"""Capsules and producers that the kit controls, for its checks."""

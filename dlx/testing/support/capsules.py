@@ -1,0 +1,260 @@
+"""Capsules as the kit makes and reads them: raw structs through cffi, names and pointers through CPython itself.
+
+Nothing here trusts a library: a `Taken` reads a producer's capsule field by field, an `Export` is a capsule whose
+deleter counts in C, from any thread and without the GIL (`dlx_count_managed`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import sys
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from dlx._core.array_info import contiguous
+from dlx._core.extension import ffi, lib
+from dlx._core.module import set_module
+from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, DType
+
+__all__ = ["Export", "NotACapsule", "Taken", "elements", "foreign_thread", "swept"]
+
+LEGACY, VERSIONED = b"dltensor", b"dltensor_versioned"
+# A capsule keeps the pointer to its name, also beyond the interpreter: these are never freed.
+_NAMES: dict[bytes, Any] = {}
+
+# An own handle: the functions of ctypes.pythonapi, and their argument types, belong to everybody in the process.
+_api = ctypes.PyDLL(None)
+_new, _get_name = _api.PyCapsule_New, _api.PyCapsule_GetName
+_get_pointer, _set_name = _api.PyCapsule_GetPointer, _api.PyCapsule_SetName
+_new.restype, _new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_get_name.restype, _get_name.argtypes = ctypes.c_char_p, (ctypes.py_object,)
+_get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+_get_destructor = _api.PyCapsule_GetDestructor
+_get_destructor.restype, _get_destructor.argtypes = ctypes.c_void_p, (ctypes.py_object,)
+_set_name.restype, _set_name.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.c_void_p)
+# Does nothing, whatever it is given: a destructor to look at. Some consumers rename a capsule, others clear this.
+_NOTHING = ctypes.cast(_api.Py_IsInitialized, ctypes.c_void_p)
+_CAPSULE = type(_new(1, None, None))
+
+
+class NotACapsule(TypeError):
+    """What should be a DLPack capsule is none."""
+
+
+def _name(text: bytes) -> int:
+    if text not in _NAMES:
+        libc = ctypes.CDLL(None)
+        libc.strdup.restype, libc.strdup.argtypes = ctypes.c_void_p, (ctypes.c_char_p,)
+        _NAMES[text] = libc.strdup(text)
+    return int(_NAMES[text])
+
+
+def name_of(capsule: Any) -> bytes:
+    """Return a capsule's name, which decides what it holds."""
+    if type(capsule) is not _CAPSULE:
+        raise NotACapsule(f"a {type(capsule).__name__} instead of a capsule")
+    return _get_name(capsule) or b""
+
+
+def elements(
+    address: int, shape: Sequence[int], strides: Sequence[int] | None, dtype: DType, *, padded: bool = False
+) -> bytes:
+    """Return the elements of a host tensor, in row-major order of their indices, whole bytes each.
+
+    Parameters
+    ----------
+    address
+        Of the first element.
+    shape, strides
+        ``(ndim,)`` each; strides in elements, None for row-major.
+    dtype
+        Elements below 8 bits are taken as packed, unless `padded`; each is given back in a byte of its own.
+    """
+    if 0 in shape:
+        return b""
+    bits = dtype.bits * dtype.lanes
+    count = 1
+    for extent in shape:
+        count *= extent
+    if bits < 8 and not padded:
+        whole = int.from_bytes(ffi.buffer(ffi.cast("char *", address), -(-count * bits // 8)), "little")
+        return bytes(whole >> i * bits & (1 << bits) - 1 for i in range(count))
+    if bits < 8:  # only the lowest bits count
+        return bytes(value & (1 << bits) - 1 for value in elements(address, shape, strides, DType("uint8")))
+    size = -(-bits // 8)
+    if strides is None or contiguous(tuple(shape), tuple(strides)):
+        return bytes(ffi.buffer(ffi.cast("char *", address), count * size))
+    indices = itertools.product(*map(range, shape))
+    places = [size * sum(i * step for i, step in zip(at, strides, strict=True)) for at in indices]
+    low = min(places)
+    span = ffi.buffer(ffi.cast("char *", address + low), max(places) + size - low)
+    return b"".join(span[place - low : place - low + size] for place in places)
+
+
+def foreign_thread(function: Any, argument: Any) -> None:
+    """Call a C function with one pointer on a thread that Python did not create, and wait for its end."""
+    libc = ctypes.CDLL(None)
+    thread = ctypes.c_void_p()
+    libc.pthread_create.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    libc.pthread_join.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+    if libc.pthread_create(ctypes.byref(thread), None, _address(function), _address(argument)):
+        raise OSError("no thread can be started")
+    libc.pthread_join(thread, None)  # ctypes releases the GIL meanwhile
+
+
+def _address(cdata: Any) -> int:
+    return int(ffi.cast("uintptr_t", cdata))
+
+
+@set_module("dlx.testing")
+class Taken:
+    """One capsule of a producer, read field by field.
+
+    Attributes
+    ----------
+    legacy
+        Whether it holds a ``DLManagedTensor``.
+    version, flags
+        Of the struct; None and 0 for a legacy one.
+    shape, strides
+        ``(ndim,)`` each, copied; strides None where the pointer is NULL.
+    dtype, device
+        As the struct says.
+    address
+        Of the first element, byte offset included.
+    """
+
+    def __init__(self, capsule: Any) -> None:
+        name = name_of(capsule)
+        if name not in (LEGACY, VERSIONED):
+            raise NotACapsule(f"a capsule named {name.decode(errors='replace')!r}")
+        self.capsule = capsule
+        self.legacy = name == LEGACY
+        struct = "DLManagedTensor *" if self.legacy else "DLManagedTensorVersioned *"
+        self.managed = ffi.cast(struct, _get_pointer(capsule, name))
+        self.version = None if self.legacy else (self.managed.version.major, self.managed.version.minor)
+        self.flags = 0 if self.legacy else int(self.managed.flags)
+        self.reread()
+
+    def reread(self) -> None:
+        """Read the tensor again: what is in the struct now."""
+        tensor = self.managed.dl_tensor
+        ndim = tensor.ndim
+        self.shape = tuple(tensor.shape[i] for i in range(ndim)) if ndim else ()
+        missing = tensor.strides == ffi.NULL and ndim > 0
+        self.strides = None if missing else tuple(tensor.strides[i] for i in range(ndim))
+        self.dtype = DType((tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes))
+        self.device = (tensor.device.device_type, tensor.device.device_id)
+        self.address = _address(tensor.data) + tensor.byte_offset
+
+    @property
+    def readonly(self) -> bool:
+        """Whether it is marked read-only."""
+        return bool(self.flags & READ_ONLY)
+
+    def elements(self) -> bytes:
+        """Return the elements in row-major order, read from memory now."""
+        return elements(self.address, self.shape, self.strides, self.dtype, padded=bool(self.flags & SUBBYTE_PADDED))
+
+    def consume(self) -> None:
+        """Become the owner, as a consumer does: the capsule is renamed, so that its destructor does nothing."""
+        _set_name(self.capsule, _name(b"used_" + (LEGACY if self.legacy else VERSIONED)))
+
+    def delete(self, *, gil: bool = False, thread: bool = False) -> None:
+        """Call the deleter: with the GIL, without it, or on a thread that Python did not create."""
+        deleter = self.managed.deleter
+        if deleter == ffi.NULL:
+            return
+        if thread:
+            foreign_thread(deleter, self.managed)
+        elif gil:
+            ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_address(deleter))(_address(self.managed))
+        else:
+            deleter(self.managed)  # cffi releases the GIL around it
+
+    def delete_at_exit(self) -> None:
+        """Have the deleter called when the interpreter is gone and the process ends."""
+        libc = ctypes.CDLL(None)
+        at_exit = libc["__cxa_atexit"]  # atexit(3) itself is no symbol of glibc's library
+        at_exit.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+        at_exit(_address(self.managed.deleter), _address(self.managed), None)
+
+
+class Export:
+    """One capsule that the kit exports, with a destructor that does nothing: the kit frees what was not consumed.
+
+    Attributes
+    ----------
+    capsule
+        What a consumer gets.
+    managed
+        The struct behind it, as cdata.
+    """
+
+    _alive: ClassVar[list[Export]] = []  # structs that a consumer may still use
+
+    def __init__(
+        self,
+        data: int,
+        shape: Sequence[int],
+        strides: Sequence[int] | None,
+        dtype: Sequence[int],
+        *,
+        keep: Any,
+        legacy: bool,
+        device: tuple[int, int] = (1, 0),
+        version: tuple[int, int] = (1, 0),
+        flags: int = 0,
+        byte_offset: int = 0,
+        deleter: bool = True,
+        poisoned: bool = False,
+        name: bytes = b"",
+    ) -> None:
+        self.legacy, self.keep = legacy, keep
+        self.managed = ffi.new("DLManagedTensor *" if legacy else "DLManagedTensorVersioned *")
+        self._count = ffi.new("uint64_t *")
+        self._numbers = [ffi.new("int64_t[]", list(shape) or 1)]
+        self._numbers += [ffi.NULL if strides is None else ffi.new("int64_t[]", list(strides) or 1)]
+        tensor = self.managed.dl_tensor
+        if poisoned:  # every field after the flags is of another ABI: reading one of them is the fault
+            ffi.buffer(ffi.addressof(tensor))[:] = b"\xff" * ffi.sizeof("DLTensor")
+        else:
+            tensor.data, tensor.ndim, tensor.byte_offset = ffi.cast("void *", data), len(shape), byte_offset
+            tensor.shape, tensor.strides = self._numbers
+            tensor.device.device_type, tensor.device.device_id = device
+            tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes = dtype
+        self.managed.manager_ctx = self._count
+        if deleter:
+            self.managed.deleter = ffi.addressof(lib, "dlx_count_legacy" if legacy else "dlx_count_managed")
+        if not legacy:
+            self.managed.version.major, self.managed.version.minor = version
+            self.managed.flags = flags
+        self.given = name or (LEGACY if legacy else VERSIONED)
+        self.capsule = _new(_address(self.managed), _name(self.given), _NOTHING)
+        self._alive.append(self)
+
+    @property
+    def deleted(self) -> int:
+        """How often the deleter was called."""
+        return int(self._count[0])
+
+    @property
+    def taken(self) -> bool:
+        """Whether a consumer renamed the capsule, or cleared its destructor, and so owns what is behind it."""
+        return bool(_get_name(self.capsule) != self.given or not _get_destructor(self.capsule))
+
+    def scribble(self) -> None:
+        """Change the capsule's shape and strides while a consumer holds it, which a producer must not do."""
+        for i in range(self.managed.dl_tensor.ndim):
+            self._numbers[0][i] = 1
+
+
+def swept() -> int:
+    """Release what no consumer can reach any more; return how many exports are left."""
+    Export._alive[:] = [
+        export
+        for export in Export._alive
+        if not export.deleted and (export.taken or sys.getrefcount(export.capsule) > 2)
+    ]
+    return len(Export._alive)

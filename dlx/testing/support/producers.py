@@ -1,0 +1,225 @@
+"""Producers that the kit controls to the last bit, and the bit patterns that arrays are filled with."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from dlx._core.extension import ffi
+from dlx._core.module import set_module
+from dlx._core.types import IS_COPIED, READ_ONLY, DType
+from dlx.testing.support.capsules import Export, Taken, elements
+
+__all__ = ["OTHERS", "OldSource", "Source", "pattern", "spread"]
+
+# Exponent and mantissa bits of formats with NaN payloads: those that have several NaNs.
+_FORMATS = {"float16": (5, 10), "bfloat16": (8, 7), "float32": (8, 23), "float64": (11, 52)}
+
+
+@set_module("dlx.testing")
+def pattern(dtype: str, count: int) -> bytes:
+    """Return `count` elements of a dtype, packed: bits that no conversion may change.
+
+    The first floats are a NaN with every payload bit set, a signalling NaN with payload 1, -0.0, the smallest
+    subnormal number and infinity; bools are 0 and 1.
+    """
+    kind = DType(dtype)
+    bits = kind.bits * kind.lanes
+    nbytes = -(-count * bits // 8)
+    if dtype == "bool":
+        return (bytes((0, 1, 0)) * (count // 3 + 1))[:count]
+    raw = bytearray((bytes((i * 73 + 9) & 0xFF for i in range(256)) * (nbytes // 256 + 1))[:nbytes])
+    part = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
+    if part in _FORMATS:
+        exponent, mantissa = _FORMATS[part]
+        width = 1 + exponent + mantissa
+        top = ((1 << exponent) - 1) << mantissa
+        specials = [(1 << width) - 1, top | 1, 1 << (width - 1), 1, top]
+        for i, special in enumerate(specials[: nbytes * 8 // width]):
+            raw[i * width // 8 : (i + 1) * width // 8] = special.to_bytes(width // 8, "little")
+    return bytes(raw)
+
+
+OTHERS = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+    "bfloat16", "complex32", "complex64", "complex128", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz",
+    "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float6_e2m3fn",
+    "float6_e3m2fn", "float4_e2m1fn", "int4", "uint4", "float32x4",
+)  # fmt: skip
+"""Every dtype of DLPack that some library has."""
+
+
+def spread(data: bytes, dtype: str, count: int) -> bytes:
+    """Return packed elements as `elements` gives them: a byte each where they are smaller than one."""
+    memory = ffi.new("char[]", data or 1)
+    return elements(int(ffi.cast("uintptr_t", memory)), (count,), None, DType(dtype))
+
+
+@set_module("dlx.testing")
+class Source:
+    """A producer over memory of its own, which does exactly what its parameters say, and logs it.
+
+    Parameters
+    ----------
+    dtype
+        Name of a dtype of dlx.
+    shape, strides
+        ``(ndim,)`` each; strides in elements, None for row-major.
+    readonly
+        Whether the memory is read-only. A legacy capsule is refused then, since it could not say so.
+    legacy
+        True or False: what the capsules are, whatever is asked for. None: what is asked for.
+    null_strides
+        Whether the struct has no strides, as before DLPack 1.2.
+    shift
+        Bytes between the first element and the next lower multiple of 256.
+    byte_offset
+        Bytes that the struct's data pointer is too low.
+    device, says
+        Device in the struct, and what ``__dlpack_device__`` answers where that differs.
+    data
+        Address to give instead of that of the memory.
+    raises
+        What ``__dlpack__`` raises.
+    answer
+        What ``__dlpack__`` returns instead of a capsule.
+    claims, code
+        Shape and dtype to state in the struct instead of the true ones.
+    struct
+        Further options of `Export`.
+
+    Attributes
+    ----------
+    calls
+        Keywords of every call of ``__dlpack__``.
+    exports
+        What was exported.
+    """
+
+    def __init__(
+        self,
+        dtype: str = "float32",
+        shape: Sequence[int] = (4,),
+        strides: Sequence[int] | None = None,
+        *,
+        readonly: bool = False,
+        legacy: bool | None = None,
+        null_strides: bool = False,
+        shift: int = 0,
+        byte_offset: int = 0,
+        device: tuple[int, int] = (1, 0),
+        says: tuple[int, int] | None = None,
+        data: int | None = None,
+        raises: BaseException | None = None,
+        answer: Any = Ellipsis,
+        claims: Sequence[int] | None = None,
+        code: tuple[int, int, int] | None = None,
+        **struct: Any,
+    ) -> None:
+        self.dtype, self.shape = DType(dtype), tuple(shape)
+        compact: list[int] = []
+        step = 1
+        for extent in reversed(self.shape):
+            compact.insert(0, step)
+            step *= max(extent, 1)
+        self.strides = tuple(compact) if strides is None else tuple(strides)
+        size = self.dtype.bits * self.dtype.lanes
+        spans = [(extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True) if extent > 1]
+        low, high = sum(span for span in spans if span < 0), sum(span for span in spans if span > 0)
+        count = min(high - low + 1, 1 << 20)  # absurd shapes are promised, not filled
+        filling = pattern(dtype, count)
+        self.memory = ffi.new("char[]", len(filling) + 1024 + shift + byte_offset)
+        start = int(ffi.cast("uintptr_t", self.memory))
+        start += -start % 256 + 256 + shift
+        ffi.buffer(ffi.cast("char *", start), len(filling))[:] = filling
+        self.address = start - low * size // 8
+        self.readonly, self.legacy, self.raises, self.answer = readonly, legacy, raises, answer
+        self.null_strides, self.byte_offset, self.device, self.says = null_strides, byte_offset, device, says
+        self.data, self.struct, self.claims, self.code = data, struct, claims, code
+        self.calls: list[dict[str, Any]] = []
+        self.exports: list[Export] = []
+
+    def elements(self) -> bytes:
+        """Return the elements in row-major order, as they are in memory now."""
+        return elements(self.address, self.shape, self.strides, self.dtype)
+
+    def capsule(self, *, legacy: bool = False, flags: int = 0) -> Any:
+        """Return a fresh capsule."""
+        struct = {"flags": (READ_ONLY if self.readonly else 0) | flags, **self.struct}
+        data = self.address if self.data is None else self.data
+        export = Export(
+            data - self.byte_offset if data else 0,
+            self.shape if self.claims is None else self.claims,
+            None if self.null_strides else self.strides,
+            self.code or self.dtype,
+            keep=self.memory,
+            legacy=legacy,
+            device=self.device,
+            byte_offset=self.byte_offset,
+            **struct,
+        )
+        self.exports.append(export)
+        return export.capsule
+
+    def answered(self, keywords: dict[str, Any]) -> Any:
+        """Log a call of ``__dlpack__`` and answer it."""
+        self.calls.append(keywords)
+        if self.raises is not None:
+            raise self.raises
+        if self.answer is not Ellipsis:
+            return self.answer
+        version = keywords.get("max_version")
+        legacy = version is None or version[0] < 1 if self.legacy is None else self.legacy
+        if keywords.get("dl_device") not in (None, self.device):
+            raise BufferError(f"this producer is on {self.device}")
+        if keywords.get("copy"):
+            copied = Source(self.dtype.name, self.shape)
+            ffi.buffer(ffi.cast("char *", copied.address), len(self.elements()))[:] = self.elements()
+            capsule = copied.capsule(legacy=legacy, flags=IS_COPIED)
+            self.exports += copied.exports
+            return capsule
+        if self.readonly and legacy:
+            raise BufferError("this memory is read-only, and a legacy capsule cannot say so")
+        return self.capsule(legacy=legacy)
+
+    @staticmethod
+    def read(array: Any) -> bytes:
+        """Return the elements of any array in row-major order, by its own export."""
+        return Taken(array.__dlpack__(max_version=(1, 0))).elements()
+
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
+    ) -> Any:
+        given = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
+        return self.answered({key: value for key, value in given.items() if value is not None})
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device if self.says is None else self.says
+
+    def amiss(self) -> str:
+        """Return what is wrong with the bookkeeping once every result is gone; nothing where all is well.
+
+        A capsule that was taken has its deleter called once. One that was not keeps its name, and its deleter is its
+        producer's business.
+        """
+        for wait in range(14):  # a cycle, or a framework with threads of its own, may release it a little later
+            if all(export.deleted or not export.taken for export in self.exports):
+                break
+            gc.collect()
+            time.sleep(0.01 * wait)
+        for export in self.exports:
+            if export.taken and export.deleted != 1:
+                return f"a capsule was taken, and its deleter called {export.deleted} times"
+            if not export.taken and export.deleted:
+                return f"a deleter was called {export.deleted} times, and the capsule kept its name: freed twice"
+        return ""
+
+
+@set_module("dlx.testing")
+class OldSource(Source):
+    """A producer from before DLPack 1.0: it knows `stream` only."""
+
+    def __dlpack__(self, stream: Any = None) -> Any:  # type: ignore[override]
+        return self.answered({} if stream is None else {"stream": stream})

@@ -1,0 +1,82 @@
+"""Hooks of mkdocs: pages of the project that stand outside docs/, and links that lead there."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+# Pages of the site that are files of the project elsewhere.
+OUTSIDE = {
+    "changelog.md": "CHANGELOG.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "cffi-kernel.md": "examples/cffi_kernel/README.md",
+    "example-plugin.md": "examples/dlx-example/README.md",
+}
+# Public names that have a place in the reference, and its name there where that is another.
+NAMES = re.findall(r'^    "(\w+)": ', (ROOT / "dlx" / "__init__.py").read_text(encoding="utf-8"), flags=re.MULTILINE)
+PLACES = {"convert": "dlx._api.convert.convert", "stack": "dlx._api.stack.stack"}
+BARE = {"ffi", "hookimpl"}  # told in words
+FENCE = re.compile(r"^(```+).*?^\1$", re.MULTILINE | re.DOTALL)
+NAME = re.compile(r"(?<![\[`])`dlx\.(\w+)(\(\))?`(?!\])")
+LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s]+)(#[^)]*)?\)")
+
+
+def on_config(config: Any) -> Any:
+    """Leave out what the navigation names and is not written yet."""
+    config.nav = [
+        {name: [each for each in pages if _is_there(each)]} for part in config.nav for name, pages in part.items()
+    ]
+    return config
+
+
+def _is_there(entry: Any) -> bool:
+    path = entry if isinstance(entry, str) else next(iter(entry.values()))
+    return path in OUTSIDE or (ROOT / "docs" / path).exists()
+
+
+def on_files(files: Any, *, config: Any) -> Any:
+    """Add the pages from outside."""
+    for name, source in OUTSIDE.items():
+        files.append(File.generated(config, name, content=(ROOT / source).read_text(encoding="utf-8")))
+    return files
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """End a sentence before code with one colon: docstrings say ``::``, for Sphinx and for people."""
+    return re.sub(r"::</p>(?=\s*<(?:pre|div))", ":</p>", html)
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Turn links to other files of the project into links to their pages; where they have none, into plain text."""
+    markdown = re.sub(r"^```(python|console) gpu$", r"```\1", markdown, flags=re.MULTILINE)  # words of the tests only
+    uri = page.file.src_uri
+    here = ROOT / OUTSIDE[uri] if uri in OUTSIDE else ROOT / "docs" / uri
+
+    def moved(link: re.Match[str]) -> str:
+        text, target, anchor = link[1], link[2], link[3] or ""
+        if "://" in target or target.startswith("mailto:"):
+            return link[0]
+        path = (here.parent / target).resolve()
+        inside = next((name for name, source in OUTSIDE.items() if ROOT / source == path), None)
+        if inside is None and path.is_relative_to(ROOT / "docs"):
+            inside = str(path.relative_to(ROOT / "docs"))
+        if inside is None:
+            inside = "index.md" if path == ROOT / "README.md" else None
+        if inside is None:
+            return text
+        return f"[{text}]({'../' * uri.count('/')}{inside}{anchor})"
+
+    def named(found: re.Match[str]) -> str:
+        name = found[1]
+        return f"[{found[0]}][{PLACES.get(name, f'dlx.{name}')}]" if name in NAMES and name not in BARE else found[0]
+
+    parts, end = [], 0
+    for fence in [*FENCE.finditer(markdown), None]:
+        prose = LINK.sub(moved, markdown[end : fence.start() if fence else None])  # code may look like a link
+        parts += [re.sub(r"^(?!#).*$", lambda line: NAME.sub(named, line[0]), prose, flags=re.MULTILINE)]
+        if fence is not None:
+            parts, end = [*parts, fence[0]], fence.end()
+    return "".join(parts)

@@ -1,0 +1,253 @@
+"""One cell of the matrix: convert, compare with the plan and with the bits that went in, and say what became of it."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import dlx
+from dlx._core.native import ffi
+from dlx._core.types import SUBBYTE_PADDED
+from dlx._registry.registry import registry
+from matrix.sources import DTYPES, FRAMEWORKS, ODD, VALUES, memory, of_dtype
+
+WRITES = frozenset({"torch", "tvm_ffi"})  # their arrays are always writable
+
+
+def _pyarrow_type(name: str) -> Callable[[], Any]:
+    return lambda: getattr(__import__("pyarrow"), name)
+
+
+TARGETS: dict[str, Callable[[], Any]] = {name: (lambda n=name: n) for name in FRAMEWORKS}
+TARGETS |= {f"pyarrow.{name}": _pyarrow_type(name) for name in ("Array", "Tensor")}
+
+
+class Wrong(AssertionError):
+    """A cell that breaks the promise."""
+
+
+def installed() -> list[str]:
+    """Return the targets that are here."""
+    found = []
+    for name in FRAMEWORKS:
+        try:
+            registry.target(name)
+        except dlx.errors.FrameworkNotInstalledError:
+            continue
+        found.append(name)
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what the cells depend on."""
+    return {name: registry.target(name).version() for name in installed() if name != "dlx"}
+
+
+def elements(tensor: Any) -> list[int]:
+    """Return the bits of every element of a host tensor, in row-major order of their indices, as integers."""
+    bits = tensor.dtype.bits * tensor.dtype.lanes
+    steps = itertools.product(*map(range, tensor.shape))
+    places = [sum(i * stride for i, stride in zip(at, tensor.strides, strict=True)) for at in steps]
+    if not places:
+        return []
+    if bits % 8 and not tensor.flags & SUBBYTE_PADDED:
+        whole = int.from_bytes(ffi.buffer(ffi.cast("char *", tensor.data_ptr), tensor.nbytes), "little")
+        return [whole >> place * bits & ((1 << bits) - 1) for place in places]
+    size = -(-bits // 8)
+    low = min(places) * size
+    span = ffi.buffer(ffi.cast("char *", tensor.data_ptr + low), max(places) * size + size - low)
+    values = (span[place * size - low : place * size - low + size] for place in places)
+    return [int.from_bytes(value, "little") & ((1 << bits) - 1) for value in values]
+
+
+def converted(obj: Any, target: Any, copy: bool | None) -> tuple[Any, dlx.Plan]:
+    """Return (result, plan), or (error, plan) where it is refused; they must agree."""
+    plan = dlx.plan(obj, to=target, copy=copy)
+    try:
+        result = dlx.convert(obj, to=target, copy=copy)
+    except dlx.errors.DlxError as error:
+        if (plan.outcome, type(plan.error), str(plan.error)) != ("refused", type(error), str(error)):
+            raise Wrong(f"planned {plan}, found {type(error).__name__}: {error}") from error
+        return error, plan
+    if plan.outcome not in ("same", "shared", "copied", "tree"):
+        raise Wrong(f"planned {plan}, and it was converted")
+    return result, plan
+
+
+def cell(make: Callable[[], Any], target: str, values: Callable[[], list[int]] | None = None) -> str:
+    """Return what becomes of a source: same, shared, viewed, copied, tree, or the class of the error.
+
+    Raises
+    ------
+    Wrong
+        If values, dtype or shape changed, if plan and conversion disagree, if memory is shared where it was said to be
+        copied or the other way round, or if read-only memory came out writable.
+    """
+    outcomes = [_outcome(make(), target, copy, values) for copy in (None, False, True)]
+    return outcomes[0]
+
+
+def _outcome(obj: Any, target: str, copy: bool | None, values: Callable[[], list[int]] | None) -> str:
+    before = _described(obj)
+    known = before is not None and before.shape is not None and before.address
+    expected = values() if values is not None else own_values(obj)
+    result, plan = converted(obj, TARGETS[target](), copy)
+    if plan.outcome == "refused":
+        return type(result).__name__
+    if plan.outcome == "tree":
+        if plan.leaves or type(result) is not type(obj) or result != obj:
+            raise Wrong(f"a container without arrays became {result!r}")
+        return "tree"
+    if plan.outcome == "same":
+        if result is not obj:
+            raise Wrong("the same was planned, and is another object")
+        return "same"
+    after = dlx.describe(result)
+    inside = dlx.plan(obj, to="dlx").outcome == "refused"  # copied by its own framework, and leaves it no way
+    if not inside and type(obj).__name__ != "PyCapsule":
+        _compare(dlx.convert(result, to="dlx"), dlx.plan(obj, to="dlx").source, expected)
+    elif expected is not None and not inside:
+        _compare(dlx.convert(result, to="dlx"), plan.source, expected)
+    if known and (after.address == before.address) is not (plan.outcome == "shared"):
+        raise Wrong(f"{plan.outcome}, from {before.address:#x} to {after.address:#x}")
+    if known and before.readonly and plan.outcome == "shared" and (target in WRITES or not after.readonly):
+        raise Wrong("read-only memory came out writable")
+    if copy is False and plan.outcome == "copied":
+        raise Wrong("copied in spite of copy=False")
+    if copy and plan.outcome != "copied":
+        raise Wrong("shared in spite of copy=True")
+    return "viewed" if any(step.do == "view" for step in plan.steps) and plan.outcome == "shared" else plan.outcome
+
+
+def _compare(arrived: Any, source: Any, expected: list[int] | None) -> None:
+    """Raise Wrong where dtype, shape or the bits of an element are not what went in."""
+    if expected is None:
+        raise Wrong("nobody says what the values should be")
+    if (arrived.dtype, arrived.shape) != (source.dtype, source.shape):
+        raise Wrong(f"{source} became {arrived}")
+    if elements(arrived) != expected:
+        raise Wrong(f"expected {expected}, found {elements(arrived)}")
+
+
+def _described(obj: Any) -> Any:
+    try:
+        return dlx.describe(obj)
+    except dlx.errors.DlxError:
+        return None
+
+
+def own_values(obj: Any) -> list[int] | None:
+    """Return the bits of the elements as the source's own library gives them, without dlx; None where it does not."""
+    if isinstance(obj, dlx.Tensor):
+        return elements(obj)
+    library = {"ArrayImpl": "jax"}.get(type(obj).__name__)
+    for kind in type(obj).__mro__:
+        library = library or {"numpy": "numpy", "torch": "torch", "pyarrow": "pyarrow"}.get(
+            kind.__module__.split(".")[0]
+        )
+    try:
+        if library == "torch":
+            return _of_torch(obj)
+        if library == "jax":
+            return _of_numpy(__import__("numpy").asarray(obj))
+        if library == "numpy":
+            return _of_numpy(obj)
+        if library == "pyarrow":
+            return _of_arrow(obj)
+        with memoryview(obj) as view:
+            return _split(view.tobytes(), view.itemsize)
+    except (TypeError, ValueError, RuntimeError, NotImplementedError):
+        return None
+
+
+def _of_torch(obj: Any) -> list[int] | None:
+    import torch
+
+    if obj.layout is not torch.strided or obj.is_meta or obj.is_quantized or not obj.untyped_storage().data_ptr():
+        return None if obj.numel() else []
+    plain = obj.detach().resolve_conj().resolve_neg().contiguous().clone().flatten()
+    return _split(bytes(plain.view(torch.uint8).tolist()), obj.element_size())
+
+
+def _of_numpy(array: Any) -> list[int]:
+    import numpy as np
+
+    array = np.array(np.ndarray.view(array, np.ndarray) if isinstance(array, np.ndarray) else array)
+    dtype = array.dtype
+    if not dtype.isnative:
+        array = array.astype(dtype.newbyteorder("="))
+    mask = (1 << dlx.DType(dtype.name).bits) - 1 if dtype.type.__module__ == "ml_dtypes" else -1
+    return [value & mask for value in _split(array.tobytes(), dtype.itemsize)]
+
+
+def _of_arrow(obj: Any) -> list[int]:
+    import pyarrow as pa
+
+    if isinstance(obj, pa.Tensor):
+        return _of_numpy(obj.to_numpy())
+    if isinstance(obj, pa.ChunkedArray):
+        obj = pa.concat_arrays(obj.chunks)
+    while pa.types.is_fixed_size_list(obj.type):
+        obj = obj.flatten()
+    return _of_numpy(obj.to_numpy(zero_copy_only=False))
+
+
+def _split(raw: bytes, size: int) -> list[int]:
+    return [int.from_bytes(raw[i : i + size], "little") for i in range(0, len(raw), size)]
+
+
+def measured(progress: bool = False) -> Iterator[tuple[str, str, str, str]]:
+    """Yield (table, source, target, outcome) of every cell that can be tried here; "-" for no such source."""
+    here = installed()
+    for framework, dtype in itertools.product(here, DTYPES):
+        source = Source(f"dtypes out of {framework}", dtype, lambda f=framework, d=dtype: of_dtype(f, d))
+        bits = (lambda d=dtype: elements(memory(d))) if (framework, dtype) != ("pyarrow", "bool") else None
+        yield from _row(source, here, bits, progress)
+    if "jax" in here:
+        import jax
+
+        with jax.enable_x64(True):
+            for framework, dtype in itertools.product(here, ("int64", "uint64", "float64", "complex128")):
+                source = Source(
+                    "into jax with x64 on", f"{framework} {dtype}", lambda f=framework, d=dtype: of_dtype(f, d)
+                )
+                yield from _row(source, ["jax"], lambda d=dtype: elements(memory(d)), progress)
+    columns = [*here, *(name for name in TARGETS if name.partition(".")[0] in here and "." in name)]
+    for name, make in ODD.items():
+        yield from _row(Source("odd sources", name, make), columns, None, progress)
+
+
+class Source(NamedTuple):
+    """One row of a table."""
+
+    table: str
+    name: str
+    make: Callable[[], Any]
+
+
+def _row(
+    source: Source, targets: list[str], values: Callable[[], list[int]] | None, progress: bool
+) -> Iterator[tuple[str, str, str, str]]:
+    values = values or VALUES.get(source.name)
+    for target in targets:
+        if progress:  # the last line names the cell that killed the process
+            print(f"{source.table}: {source.name} -> {target}", file=sys.stderr, flush=True)
+        yield source.table, source.name, target, _tried(source.make, target, values)
+
+
+def _tried(make: Callable[[], Any], target: str, values: Callable[[], list[int]] | None) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of frameworks, about what they call experimental
+        try:
+            make()
+        except ImportError:
+            return "?"
+        except (dlx.errors.DlxError, TypeError, ValueError, RuntimeError, AttributeError):  # it has no such thing
+            return "-"
+        try:
+            return cell(make, target, values)
+        except Wrong as error:
+            return f"WRONG: {error}"

@@ -1,0 +1,119 @@
+"""Show the structure of dlx: files and lines of each package, upward imports, import cycles, the longest import chain.
+
+Run it from the root of a checkout: ``python docs/tools/structure.py``. Every import statement counts, those inside
+functions and those for type checkers as well; imports of a package count for its ``__init__``.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import graphlib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+LAYERS = [
+    ("errors", "typing", "ctypes", "_version", "_ffi"),
+    ("_core",),
+    ("_protocols",),
+    ("adapter",),
+    ("_registry",),
+    ("_containers",),
+    ("_engine",),
+    ("_views",),
+    ("_api",),
+    ("_using",),
+    ("__init__",),
+    ("cli", "testing", "__main__"),
+]
+"""Names in ``dlx/``, lowest layer first: a module imports from its own package and from lower layers only."""
+
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+
+
+def modules(root: Path = ROOT) -> dict[str, Path]:
+    """Return {module: file} of the package; a package stands for its ``__init__``."""
+    found = {}
+    for path in sorted([*(root / "dlx").rglob("*.py"), *(root / "dlx").rglob("*.pyi")]):
+        parts = path.relative_to(root).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(module: str, path: Path, known: dict[str, Path]) -> set[str]:
+    """Return the modules of dlx that a file imports, wherever in the file."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= inner & known.keys()
+            if inner - known.keys():
+                found.add(node.module)
+    return {name for name in found if name in known and name != module}
+
+
+@functools.cache
+def graph(root: Path = ROOT) -> dict[str, set[str]]:
+    """Return {module: modules that it imports}."""
+    known = modules(root)
+    return {module: imports(module, path, known) for module, path in known.items()}
+
+
+def layer(module: str) -> str:
+    """Return the name of the layer that a module is in."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def upward(edges: dict[str, set[str]]) -> list[tuple[str, str]]:
+    """Return each import of a higher layer, or of the package's own face from below."""
+    return sorted(
+        (module, other)
+        for module, others in edges.items()
+        for other in others
+        if RANK[layer(other)] > RANK[layer(module)]
+        or (RANK[layer(other)] == RANK[layer(module)] and layer(other) != layer(module) and layer(module) == "_version")
+    )
+
+
+def cycle(edges: dict[str, set[str]]) -> list[str]:
+    """Return the modules of one import cycle, or an empty list."""
+    try:
+        list(graphlib.TopologicalSorter(edges).static_order())
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def longest_chain(edges: dict[str, set[str]]) -> list[str]:
+    """Return the longest chain of imports between files, the importing one first; without cycles only."""
+
+    @functools.cache
+    def from_(module: str) -> tuple[str, ...]:
+        return (module, *max((from_(other) for other in edges[module]), key=len, default=()))
+
+    return list(max(map(from_, edges), key=len))
+
+
+def main() -> None:
+    """Print the structure."""
+    edges = graph()
+    known = modules()
+    for names in LAYERS:
+        for name in names:
+            files = [path for module, path in known.items() if layer(module) == name]
+            lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
+            print(f"{name:14} {len(files):3} files {lines:6} lines")
+    print("upward imports:", upward(edges) or "none")
+    found = cycle(edges)
+    print("import cycle:", " -> ".join(found) or "none")
+    if not found:
+        chain = longest_chain(edges)
+        print(f"longest chain of imports: {len(chain)} files: {' -> '.join(chain)}")
+
+
+if __name__ == "__main__":
+    main()

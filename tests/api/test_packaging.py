@@ -1,0 +1,239 @@
+"""What is shipped: an sdist is made of the sources, a wheel of the sdist, and the wheel works without either.
+
+Everything is built once, without network: the build tools and dlx's own dependencies are those of this environment.
+"""
+
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from pages import PAGES
+
+import dlx
+
+packaging = pytest.importorskip("packaging.requirements")
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
+LEFT = shutil.ignore_patterns(".*", "build", "dist", "site", "*.so", "*.o", "__pycache__", "*.egg-info")
+
+
+def run(command, folder, **changes):
+    """Run a command without the checkout on the path; give what it printed."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")} | changes
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def sdist(tmp_path_factory):
+    """The sdist of a clean copy of the checkout."""
+    folder = tmp_path_factory.mktemp("sdist")
+    shutil.copytree(ROOT, folder / "checkout", ignore=LEFT)
+    code = "from setuptools import build_meta; build_meta.build_sdist('..')"
+    run([sys.executable, "-W", "ignore", "-c", code], folder / "checkout")
+    (found,) = folder.glob("*.tar.gz")
+    return found
+
+
+@pytest.fixture(scope="session")
+def wheel(sdist, tmp_path_factory):
+    """The wheel, built of the unpacked sdist and nothing else."""
+    folder = tmp_path_factory.mktemp("wheel")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    (unpacked,) = folder.iterdir()
+    options = ["--no-build-isolation", "--no-deps", "--no-index", "--quiet", "--wheel-dir", str(folder)]
+    run([sys.executable, "-m", "pip", "wheel", *options, "."], unpacked)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="session")
+def installed(wheel, tmp_path_factory):
+    """A new environment with the wheel; what the wheel needs is linked to this environment's. Give its Python."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder, with_pip=False, symlinks=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    needed = [packaging.Requirement(each).name for each in PROJECT["dependencies"]]
+    for name in [*needed, "pycparser", "markdown-it-py", "mdurl", "pygments", "numpy", "setuptools"]:
+        link(name, packages)
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
+    run([*pip, "install", "--quiet", "--no-index", "--no-deps", str(wheel)], folder)
+    return folder / "bin" / "python"
+
+
+def link(name, packages):
+    """Link an installed distribution into another environment, if it is there."""
+    try:
+        files = importlib.metadata.distribution(name).files
+    except importlib.metadata.PackageNotFoundError:
+        return
+    for top in {file.parts[0] for file in files if file.parts[0] != ".."}:
+        source = Path(files[0].locate()).parents[len(files[0].parts) - 1] / top
+        if source.exists() and not (packages / top).exists():
+            (packages / top).symlink_to(source)
+
+
+def test_the_sdist_has_what_a_checkout_has(sdist):
+    """Sources, tests, pages and recipes; nothing that was built."""
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    folders = ("c_src", "dlx", "adapters", "tests", "docs", "examples", "benchmarks")
+    expected = {path.relative_to(ROOT) for path in ROOT.glob("*.*") if path.is_file() and path.name[0] != "."}
+    for folder in folders:
+        expected |= {path.relative_to(ROOT) for path in (ROOT / folder).rglob("*") if path.is_file()}
+    built = re.compile(r"\.so$|\.o$|\.pyc$|\.egg-info|^dlx/_ffi\.c$")
+    expected = {str(path) for path in expected if not built.search(str(path))}
+    assert expected - names == set()
+    assert not [name for name in names if re.search(r"\.so$|\.o$|\.pyc$|^dlx/_ffi\.c$|^build/|^dist/|^\.", name)]
+
+
+def test_the_wheel_has_what_users_need_and_nothing_else(wheel):
+    """Modules, stubs, headers, three extensions, the licence; no sources in C, no objects, tests or pages."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = {*archive.namelist()}
+        metadata = archive.read(next(name for name in names if name.endswith("/METADATA"))).decode()
+    info = {name for name in names if ".dist-info/" in name}
+    expected = {str(path.relative_to(ROOT)) for path in (ROOT / "dlx").rglob("*.py*") if path.suffix != ".pyc"}
+    expected |= {f"dlx/include/{name}" for name in ("dlpack_abi.h", "dlx.h", "dlx_cuda.h")}
+    expected |= {path.name for path in (ROOT / "adapters").glob("*.py")}
+    expected |= {f"dlx/_ffi{SUFFIX}", f"_dlx_numpy{SUFFIX}", f"_dlx_torch{SUFFIX}", "dlx/py.typed"}
+    assert names - info == expected
+    found = {name.partition("/")[2] for name in info}
+    assert found == {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt", "licenses/LICENSE"}
+    assert "Requires-Python: >=3.11" in metadata
+    assert "# dlx" in metadata  # the README
+
+
+def test_one_wheel_per_python_version(wheel):
+    """It is for this Python and platform only, not abi3 and not pure."""
+    version = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    assert re.fullmatch(rf"dlx-[^-]+-{version}-{version}-linux_\w+\.whl", wheel.name)
+
+
+def test_the_wheel_works_without_sources_and_compiler(installed, tmp_path):
+    """tests/smoke.py runs in an empty folder, with nothing but its own environment on the path."""
+    shutil.copy(ROOT / "tests" / "support" / "smoke.py", tmp_path)
+    printed = run([str(installed), "smoke.py"], tmp_path, PATH=str(installed.parent))
+    assert printed.startswith("dlx ")
+    assert "works as installed" in printed
+
+
+def test_c_authors_build_against_the_wheel(installed, tmp_path):
+    """The example project compiles and runs with the headers and the `cffi_builder` of the wheel."""
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    shutil.copytree(ROOT / "examples" / "cffi_kernel", tmp_path / "project", ignore=LEFT)
+    run([str(installed), "build_scale.py"], tmp_path / "project")
+    assert run([str(installed), "scaling.py"], tmp_path / "project") == "[10.0, 20.0, 30.0]\n"
+
+
+def test_type_checkers_read_the_installed_package(installed, tmp_path):
+    """A user's mypy sees the types of the wheel, and has nothing to say about the wheel itself."""
+    pytest.importorskip("mypy")
+    (tmp_path / "mine.py").write_text(
+        "import dlx\nreveal_type(dlx.convert(b'abc', to='dlx'))\ndlx.convert(b'abc', to='dlx', copy='yes')\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(installed), "mine.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
+    lines = [line for line in done.stdout.splitlines() if "note:  " not in line and "Possible overload" not in line]
+    assert lines[0] == 'mine.py:2: note: Revealed type is "dlx._core.native.Tensor"'
+    assert lines[1].startswith("mine.py:3: error: No overload variant")
+    assert lines[2:] == ["Found 1 error in 1 file (checked 1 source file)"]
+
+
+def test_type_checkers_follow_the_environment_of_a_checkout(tmp_path):
+    """Whoever tries dlx with the `.venv` that make has set up, in a folder of their own, has its types, too."""
+    pytest.importorskip("mypy")
+    found = importlib.metadata.distribution("dlx").read_text("direct_url.json") or "{}"
+    if json.loads(found).get("url") != ROOT.as_uri() or not Path(sys.prefix, ".built").exists():
+        pytest.skip("this is not the environment that make sets up in this checkout")
+    (tmp_path / "mine.py").write_text("import dlx\n\nreveal_type(dlx.convert(b'abc', to='dlx'))\n")
+    assert '"dlx._core.native.Tensor"' in run([sys.executable, "-m", "mypy", "--strict", "mine.py"], tmp_path)
+    assert '"Tensor"' in run([sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "mine.py"], tmp_path)
+
+
+def test_nobody_is_led_to_the_other_dlx():
+    """On PyPI that name is another project, with versions from 1.0 on: requirements are below, commands name files."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for before, after in re.findall(r"(.{0,20})pip3? install (?:-\S+ )*\"?dlx(?![\w./-])(.{0,20})", text):
+            assert before.endswith("do not `") or "brings Dancing" in after, f"{page}: {before}... dlx{after}"
+    found = [
+        each for page in PAGES for each in re.findall(r"[\"`](dlx(?:\[[\w,-]+\])?[<>=][^\"`]*)[\"`]", page.read_text())
+    ]
+    example = tomllib.loads((ROOT / "examples" / "dlx-example" / "pyproject.toml").read_text(encoding="utf-8"))
+    found += [
+        each for each in example["project"]["dependencies"] + example["build-system"]["requires"] if "dlx" in each
+    ]
+    assert len(found) >= 5
+    for each in map(packaging.Requirement, found):
+        assert each.specifier.contains(dlx.__version__, prereleases=True), each
+        assert not any(each.specifier.contains(other) for other in ("1.0.2", "1.0.4", "1.1")), each
+
+
+def pins():
+    """Give name -> version of constraints.txt."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    found = dict(line.split("==") for line in lines if line and line[0] != "#")
+    return {canonical(name): version for name, version in found.items()}
+
+
+def canonical(name):
+    """Give a distribution's name as indexes spell it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_every_extra_is_there():
+    """The names that the README gives; `all` is every framework but cupy, `dev` all that a developer needs."""
+    extras = PROJECT["optional-dependencies"]
+    assert {"numpy", "torch", "cupy", "jax", "tvm-ffi", "pyarrow", "all", "dev"} <= {*extras}
+    (everything,) = [packaging.Requirement(each) for each in extras["all"] if each.startswith("dlx")]
+    assert everything.extras == {"numpy", "torch", "jax", "tvm-ffi", "pyarrow"}
+    (developers,) = [packaging.Requirement(each) for each in extras["dev"] if each.startswith("dlx")]
+    assert developers.extras == {"test", "lint", "docs"}
+    for each in (everything, developers):
+        assert each.extras <= {*extras}
+
+
+def test_every_requirement_is_pinned_by_a_version_that_it_allows():
+    """constraints.txt names each package that an extra asks for; cupy is left out, since it is never installed here."""
+    pinned = pins()
+    asked = [*PROJECT["dependencies"], *(each for extra in PROJECT["optional-dependencies"].values() for each in extra)]
+    for each in map(packaging.Requirement, asked):
+        if each.name not in ("dlx", "cupy-cuda12x"):
+            assert each.specifier.contains(pinned[canonical(each.name)]), each
+
+
+def test_extras_ask_for_the_oldest_versions_that_adapters_serve():
+    """An extra's lower bound is a version, not a wish: each framework has one."""
+    for name in ("numpy", "torch", "cupy", "jax", "tvm-ffi", "pyarrow"):
+        (each,) = PROJECT["optional-dependencies"][name]
+        assert [bound.operator for bound in packaging.Requirement(each).specifier] == [">="]
+
+
+def test_the_page_on_installing_lists_the_extras_as_they_are():
+    """Each extra for users has a row in docs/install.md, with the version that it asks for; others have none."""
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `([\w-]+)` \| (.*) \|$", page, re.MULTILINE))
+    assert {*rows} == {"numpy", "torch", "cupy", "jax", "tvm-ffi", "pyarrow", "all", "dev"}
+    for name in {*rows} - {"all", "dev"}:
+        (each,) = PROJECT["optional-dependencies"][name]
+        (bound,) = packaging.Requirement(each).specifier
+        assert f" {bound.version} or later" in rows[name]

@@ -1,0 +1,133 @@
+"""`dlx.stack`: everything is compared first, then one allocation and one copy each."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+import dlx
+from dlx import errors
+from dlx._core import native
+
+
+def test_arrays_of_any_framework_become_one_new_array(np, torch):
+    """The result has the target's type, one dimension more, and shares memory with nothing."""
+    rows = [np.arange(6, dtype="f4").reshape(2, 3), torch.ones(2, 3), dlx.convert(np.zeros((2, 3), "f4"), to="dlx")]
+    for target, kind in (("torch", torch.Tensor), ("numpy", np.ndarray), ("dlx", dlx.Tensor)):
+        result = dlx.stack(rows, to=target)
+        assert type(result) is kind and tuple(result.shape) == (3, 2, 3)
+        array = np.asarray(dlx.convert(result, to="numpy"))
+        assert array.dtype == np.float32 and array.flags.c_contiguous and array.flags.writeable
+        assert (array == np.stack([np.asarray(row) for row in rows])).all()
+        assert not any(dlx.shares_memory(result, row) for row in rows)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3, 4)])
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "float32", "float64", "complex128"])
+def test_shapes_and_dtypes(np, shape, dtype):
+    """Scalars, empty arrays and every width, strided in every way."""
+    base = np.arange(np.prod((7, *shape), dtype=int)).reshape(7, *shape).astype(dtype)
+    rows = [base[i] if shape else np.array(base[i]) for i in range(7)]
+    assert (dlx.stack(rows, to="numpy") == np.stack(rows)).all()
+    assert dlx.stack(rows, to="numpy").shape == (7, *shape)
+    for view in (lambda x: x[..., ::-1], lambda x: x.T, lambda x: x[..., ::2]):
+        if shape:
+            odd = [view(row) for row in rows]
+            assert (dlx.stack(odd, to="numpy") == np.stack(odd)).all()
+            assert (dlx.stack([odd[0], np.ascontiguousarray(odd[1])], to="numpy") == np.stack(odd[:2])).all()
+
+
+def test_the_odd_one_is_named_before_anything_is_allocated(np, torch):
+    """Shape, dtype and device of each are compared with the first's; the error names the index and both values."""
+    good = [np.ones(3, "f4") for _ in range(5)]
+
+    for odd, kind, words in (
+        (np.ones(4, "f4"), errors.LayoutError, r"\(4,\).*\(3,\)"),
+        (np.ones((3, 1), "f4"), errors.LayoutError, r"\(3, 1\).*\(3,\)"),
+        (np.ones(3, "f8"), errors.DTypeError, "float64.*float32"),
+        (torch.ones(3, dtype=torch.float16), errors.DTypeError, "float16.*float32"),
+    ):
+        with pytest.raises(kind, match=rf"at arrays\[3\]: .*{words}") as caught:
+            dlx.stack([*good[:3], odd, *good[3:]], to="torch")
+        assert caught.value.where == "arrays[3]"
+
+
+def test_devices_are_told_apart_by_their_number():
+    """Type and id of the device are compared; memory that the host cannot read is refused, not read."""
+    one, other = (dlx.from_pointer(4096, (2,), "float32", device=f"cuda:{i}") for i in range(2))
+    for rows in ([one, one, other], [dlx.convert(bytearray(2), to="dlx"), dlx.convert(b"ab", to="dlx"), other]):
+        with pytest.raises(errors.DlxError) as caught:
+            dlx.stack(rows, to="dlx")
+        assert caught.value.where == "arrays[2]"
+    with pytest.raises(errors.DeviceError, match="cannot convert 2 arrays to 'dlx'"):
+        dlx.stack([one, one], to="dlx")
+
+
+def test_an_array_that_cannot_be_read_is_named(np, torch):
+    """A refusal of one array names it, and offers what can be done here."""
+    with pytest.raises(errors.ConversionError, match=r"at arrays\[1\]: .*grad.*to dlx.convert") as caught:
+        dlx.stack([torch.ones(2), torch.ones(2, requires_grad=True)], to="numpy")
+    assert caught.value.where == "arrays[1]" and caught.value.target == "numpy"
+    for bad in ("text", [1], None):
+        with pytest.raises(errors.AdapterNotFoundError, match=r"at arrays\[1\]"):
+            dlx.stack([np.ones(1), bad], to="numpy")
+    with pytest.raises(ValueError, match="at least one"):
+        dlx.stack([], to="numpy")
+    with pytest.raises(errors.AdapterNotFoundError, match="no target"):
+        dlx.stack([np.ones(1)], to="nosuch")
+
+
+@pytest.mark.numpy("2.0")
+def test_what_the_target_cannot_hold_is_refused_before_memory_is_allocated(np):
+    """A shape with one dimension too many, bytes that nobody has."""
+    deep = np.ones((1,) * 64)
+    with pytest.raises(errors.DlxError):
+        dlx.stack([deep, deep], to="numpy")
+    huge = np.broadcast_to(np.float32(1), (1 << 40,))
+    with pytest.raises((errors.DlxError, MemoryError)):
+        dlx.stack([huge] * 1000, to="numpy")
+
+
+def test_the_same_array_twice_is_two_rows_and_asked_once(np):
+    """A single-use producer may stand in the list twice."""
+    calls = []
+
+    class Once:
+        def __dlpack__(self, *, max_version=None):
+            calls.append(1)
+            return dlx.convert(np.ones(2), to="dlx").__dlpack__(max_version=max_version)
+
+    once = Once()
+    assert dlx.stack([once, np.zeros(2), once], to="numpy").tolist() == [[1, 1], [0, 0], [1, 1]]
+    assert calls == [1]
+
+
+def test_capsules_and_generators(np):
+    """Any iterable is taken; a capsule is only looked at, so it can still be used."""
+    capsule = dlx.convert(np.ones(2), to="dlx").__dlpack__()
+    assert dlx.stack((x for x in (capsule, np.zeros(2))), to="numpy").tolist() == [[1, 1], [0, 0]]
+    assert dlx.convert(capsule, to="numpy").tolist() == [1, 1]
+
+
+def test_read_only_and_bits_survive(np):
+    """A read-only source gives a writable result; NaN payloads and signed zeros are kept."""
+    bits = np.array([0x7FC00001, 0x80000000, 0xFFC12345], "u4").view("f4")
+    bits.flags.writeable = False
+    result = dlx.stack([bits, bits], to="numpy")
+    assert result.flags.writeable and (result.view("u4") == bits.view("u4")).all()
+
+
+def test_stack_leaks_nothing(np):
+    """Neither a success nor any failure leaves a managed tensor."""
+    gc.collect()
+    live = native.live()
+    rows = [np.ones(3), dlx.convert(np.ones(3), to="dlx")]
+    for _ in range(50):
+        dlx.stack(rows, to="numpy")
+        for bad in (np.ones(4), np.array(["x"]), "text"):
+            with pytest.raises(errors.DlxError):
+                dlx.stack([*rows, bad], to="numpy")
+    del rows
+    gc.collect()
+    assert native.live() == live

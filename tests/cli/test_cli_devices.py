@@ -1,0 +1,141 @@
+"""`dlx devices` and `dlx bench`: what the driver says, asked elsewhere; figures that mean what they are called."""
+
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from command import document, here, refused
+
+from dlx.cli import driver, probe
+from dlx.cli.commands import bench
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+# The recording driver, with what only `dlx devices` asks.
+MORE = """
+int cuDriverGetVersion(int* version) { *version = 12080; return 0; }
+int cuDeviceTotalMem_v2(size_t* bytes, int device) { (void)device; *bytes = (size_t)80 << 30; return 0; }
+int cuDeviceCanAccessPeer(int* can, int device, int peer) { *can = device != peer; return 0; }
+"""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The path of a recording driver that can say everything."""
+    folder = tmp_path_factory.mktemp("driver")
+    (folder / "whole.c").write_text(f'#include "{ROOT / "tests" / "c" / "fake_cuda.c"}"\n{MORE}')
+    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
+    command = [compiler, "-shared", "-fPIC", "-pthread", "-o", str(folder / "whole.so"), str(folder / "whole.c")]
+    subprocess.run(command, check=True)
+    return str(folder / "whole.so")
+
+
+def test_devices_without_a_driver(monkeypatch):
+    """The host, and one line on what is missing and what to do."""
+    monkeypatch.setenv("DLX_CUDA_DRIVER", "lib-that-is-not-there.so.1")
+    found = document("devices", "--driver")
+    assert found["driver"]["devices"] == [] and found["frameworks"] == {}
+    assert "there is no CUDA driver here: lib-that-is-not-there.so.1" in found["driver"]["missing"]
+    _, out = here("devices", "--driver")
+    assert "cpu     (1, 0)  host memory" in out
+    assert "\nCUDA: no driver here: lib-that-is-not-there.so.1 is not found\n" in out
+    assert "DLX_CUDA_DRIVER may name its libcuda.so.1" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_devices_of_a_driver(monkeypatch, whole):
+    """Those of `dlx.devices`, with sizes, what they can, and which reach each other; memory kinds by their names."""
+    monkeypatch.setenv("DLX_CUDA_DRIVER", whole)
+    found = document("devices", "--driver")["driver"]
+    assert found["version"] == "12.8"
+    first, second = found["devices"]
+    assert (first["device"], second["device"]) == ("cuda:0", "cuda:1")
+    assert (first["name"], first["bytes"]) == ("Fake device 0", 80 << 30)
+    assert (first["peers"], second["peers"]) == (["cuda:1"], ["cuda:0"])
+    _, out = here("devices", "--driver")
+    rows = [line.split() for line in out.splitlines()]
+    assert ["cuda:1", "(2,", "1)", "Fake", "device", "1,", "80.0", "GiB"] in rows
+    assert ["cuda_host", "(3,", "0)", "pinned", "host", "memory"] in rows
+    assert "peer access to cuda:0" in out
+    code = "import dlx; print([str(each) for each in dlx.devices()])"
+    listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert listed.strip() == str(["cpu", *(each["device"] for each in found["devices"])])
+
+
+def test_a_driver_that_says_less(monkeypatch, fake_driver):
+    """What it does not know is left open, and the rest is shown."""
+    monkeypatch.setenv("DLX_CUDA_DRIVER", str(fake_driver))
+    found = document("devices", "--driver")["driver"]
+    assert found["version"] is None
+    assert [(each["device"], each["bytes"], each["peers"]) for each in found["devices"]] == [
+        ("cuda:0", None, []),
+        ("cuda:1", None, []),
+    ]
+    assert "no peer access" in here("devices", "--driver")[1]
+
+
+def test_a_driver_that_lacks_functions(monkeypatch, tmp_path):
+    """It is no driver, which is said."""
+    (tmp_path / "x.c").write_text("int cuInit(unsigned flags) { return 0; }")
+    path = str(tmp_path / "x.so")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", path, str(tmp_path / "x.c")], check=True)
+    monkeypatch.setenv("DLX_CUDA_DRIVER", path)
+    assert "cuGetErrorName" in document("devices", "--driver")["driver"]["missing"]
+
+
+def test_devices_of_frameworks(np, monkeypatch):
+    """Each framework's own object, its name in dlx, and whether dlx brings arrays there."""
+    monkeypatch.setattr("dlx.cli.targets.installed", lambda: ["dlx", "numpy"])
+    (found,) = document("devices")["frameworks"]["numpy"]["devices"]
+    assert found == {"device": "cpu", "dlpack": [1, 0], "native": "'cpu'", "taken": True}
+    rows = [line.split() for line in here("devices", "numpy")[1].splitlines()]
+    assert ["cpu", "numpy", "'cpu'", "to", "and", "from"] in rows
+    assert "'nothing' is no framework installed here. Installed: " in refused("devices", "nothing")
+
+
+def test_torchs_devices(torch):
+    """The adapter names what torch sees."""
+    found = driver.framework_devices("torch")["devices"]
+    assert found[0] == {"device": "cpu", "dlpack": [1, 0], "native": "device(type='cpu')", "taken": True}
+    assert len(found) == 1 + (torch.accelerator.device_count() if torch.accelerator.is_available() else 0)
+
+
+def test_a_probe_that_fails(monkeypatch):
+    """Its last line is the cause, all of it the details; waiting ends."""
+    assert "AdapterNotFoundError" in probe.ask("devices", "nothing")["broken"]
+    monkeypatch.setattr(probe, "PATIENCE", 0.001)
+    assert probe.ask("driver")["broken"] == "no answer within 0.001 seconds"
+
+
+def test_bench(np):
+    """Figures of the pairs asked for, with the outcome; nothing leaks (no_leaks)."""
+    found = document("bench", "--quick", "--pairs", "numpy:dlx,dlx:numpy")["pairs"]
+    assert [(each["from"], each["to"], each["outcome"]) for each in found] == [
+        ("numpy", "dlx", "shared"),
+        ("dlx", "numpy", "shared"),
+    ]
+    assert all(each["convert_ns"] > 0 and each["copy_bytes_per_ns"] > 0 for each in found)
+    assert all(0 <= each["p50_ns"] <= each["p99_ns"] and each["first_ns"] > 0 for each in found)
+    assert found[0]["from_dlpack_ns"] is None and found[1]["from_dlpack_ns"] > 0
+    assert "numpy → dlx" in here("bench", "--quick", "--pairs", "numpy:dlx")[1]
+    assert "is no pair" in refused("bench", "--pairs", "numpy")
+    assert "a pair has two names" in refused("bench", "--pairs", "numpy:all")
+    assert "no target 'nothing'" in refused("bench", "--pairs", "numpy:nothing")
+
+
+def test_bench_measures_the_fast_lane(np):
+    """Targets that come from the command line are the same objects as those in a program."""
+    (pair,) = bench._pairs(":".join(("numpy", "dlx")))
+    assert pair[1] is sys.intern("dlx")
+
+
+def test_bench_leaves_out_what_is_refused(np, monkeypatch):
+    """There is nothing to measure then."""
+    numpy = bench.array_of("numpy", "float32")
+    monkeypatch.setattr(bench, "array_of", lambda *_: np.ma.masked_equal(numpy, 0))
+    (pair,) = document("bench", "--quick", "--pairs", "numpy:dlx")["pairs"]
+    assert pair["outcome"] == "refused"
+    assert [pair[key] for key in ("first_ns", "convert_ns", "p50_ns", "p99_ns", "copy_bytes_per_ns")] == [None] * 5
+    assert "refused" in here("bench", "--quick", "--pairs", "numpy:dlx")[1]

@@ -1,0 +1,85 @@
+"""docs/command-line.md says what the command does: its examples, keys, commands and statuses; the screens are drawn."""
+
+import re
+import runpy
+import tomllib
+import xml.etree.ElementTree
+from pathlib import Path
+
+import pytest
+from command import document, here
+from test_cli import COMMANDS
+
+from dlx.cli import main
+
+DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
+TEXT = (DOCS / "command-line.md").read_text(encoding="utf-8")
+SCREENS = runpy.run_path(str(DOCS / "tools" / "screens" / "__main__.py"), run_name="screens")
+
+
+@pytest.mark.parametrize("block", re.findall(r"```console\n\$ dlx (.*?)```", TEXT, re.DOTALL))
+def test_examples_print_what_is_written(block, tmp_path, monkeypatch):
+    """Each example, in a folder with the files of the screens."""
+    command, _, written = block.partition("\n")
+    monkeypatch.chdir(tmp_path)
+    SCREENS["images"](Path("images.npy"))
+    assert here(*command.split()) == (0, written)
+
+
+CALLS = {
+    "inspect": ["float32[2]", "--to", "none"],
+    "plan": ["float32[2]", "--to", "dlx"],
+    "dtypes": [],
+    "matrix": ["--from", "dlx", "--to", "dlx"],
+    "devices": ["--driver"],
+    "doctor": [],
+    "bench": ["--quick", "--pairs", "dlx:dlx"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_json_has_the_documented_keys(command):
+    """A schema version on every command, and the keys of the table, no more and no less at the top."""
+    (line,) = re.findall(rf"^\| `{command}` \| (.*) \|$", TEXT, re.MULTILINE)
+    found = document(command, *CALLS[command])
+    assert list(found)[:3] == ["schema", "command", "dlx"]
+    named = re.findall(r"`(\w+)`", line)
+    assert set(found) - {"schema", "command", "dlx"} <= set(named)
+    first = next((each for each in found.values() if isinstance(each, list) and each), None)
+    if command not in ("devices", "doctor") and first is not None:
+        assert set(named) & set(first[0]), (named, first[0])
+        missing = [key for key in named if key not in found and key not in first[0]]
+        assert set(missing) <= {"error", "matrix", "arrays", "target", "name", "kind", "bytes", "notes", "metadata"}
+
+
+def test_every_command_and_status_is_documented():
+    """The table of commands and that of exit statuses are those of --help."""
+    assert tuple(re.findall(r"^\| `dlx (\w+)", TEXT, re.MULTILINE)) == COMMANDS
+    from dlx.cli.arguments import parser
+
+    statuses = re.findall(r"^  ([\d, ]+?)  ", parser().format_help().partition("exit status\n")[2], re.MULTILINE)
+    table = TEXT.partition("## Exit status")[2].partition("##")[0]
+    assert [each.strip() for each in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE)] == statuses
+
+
+def test_the_command_is_installed_as_dlx():
+    """The script that a wheel brings is the function that these tests call."""
+    scripts = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+    assert scripts == {"dlx": f"{main.__module__}:{main.__name__}"}
+
+
+@pytest.mark.parametrize("name", sorted(SCREENS["SCREENS"]))
+def test_screens(name):
+    """Each is in the page, well-formed, fetches nothing, and follows light and dark."""
+    text = (DOCS / "screens" / f"{name}.svg").read_text(encoding="utf-8")
+    assert xml.etree.ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
+    assert f"(screens/{name}.svg)" in TEXT
+    assert "url(http" not in text and "prefers-color-scheme: dark" in text
+    assert f"dlx&#160;{SCREENS['SCREENS'][name].split()[0]}" in text
+
+
+def test_a_screen_is_drawn(tmp_path, monkeypatch):
+    """By the command itself, in 80 columns."""
+    text = SCREENS["drawn"]("plan float32[2] --to dlx")
+    xml.etree.ElementTree.fromstring(text)
+    assert "shared" in text and "@media (prefers-color-scheme: dark)" in text

@@ -1,0 +1,269 @@
+"""`dlx inspect`: what an object or a file is, folded and summed up where it is much."""
+
+import sys
+import textwrap
+
+import pytest
+from command import dlx, document, here, refused
+from test_cli import npy, safetensors
+
+import dlx as package
+from dlx.cli.model import Entry, amount, fold, one_line, totals
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Write a module `made_here` in the current folder; it is forgotten afterwards."""
+
+    def write(text):
+        (tmp_path / "made_here.py").write_text(textwrap.dedent(text))
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        monkeypatch.delitem(sys.modules, "made_here", raising=False)
+        return tmp_path
+
+    yield write
+    sys.modules.pop("made_here", None)
+
+
+def one(*words):
+    """Inspect a source that holds one array."""
+    (source,) = document("inspect", *words)["sources"]
+    (found,) = source["arrays"]
+    return found
+
+
+def test_an_array_of_numpy(module, np):
+    """Everything that describe says, the capsule's facts, and the plan for each target."""
+    module("import numpy; x = numpy.zeros((4, 6), 'f8')[::-1, ::2]; x.flags.writeable = False")
+    found = one("made_here:x", "--to", "dlx,numpy")
+    assert (found["type"], found["dtype"], found["dlpack_dtype"]) == ("numpy.ndarray", "float64", [2, 64, 1])
+    assert (found["shape"], found["strides"], found["nbytes"]) == ([4, 3], [-6, 2], 96)
+    assert (found["device"], found["readonly"], found["layout"]) == ("cpu", True, "strided")
+    assert found["address"] % found["alignment"] == 0
+    assert "__dlpack__" in found["protocols"]
+    assert [(each["target"], each["outcome"]) for each in found["targets"]] == [("dlx", "shared"), ("numpy", "same")]
+
+
+@pytest.mark.numpy("2.1")
+def test_the_capsule_of_an_array(module, np):
+    """Its name, version and flags; asking leaves nothing behind (the fixture no_leaks counts)."""
+    module("import numpy; x = numpy.zeros(3); x.flags.writeable = False; y = numpy.zeros(3); z = numpy.array(['a'])")
+    assert one("made_here:x", "--to", "none")["capsule"]["flags"] == ["READ_ONLY"]
+    found = one("made_here:y", "--to", "none")["capsule"]
+    assert (found["name"], found["version"][0], found["flags"]) == ("dltensor_versioned", 1, [])
+    assert "refused" in one("made_here:z", "--to", "none")["capsule"]
+
+
+def test_a_tensor_of_torch(module, torch):
+    """The bits that torch keeps beside the data, and what they mean for each target."""
+    module("import torch; x = torch.zeros(2, 3, requires_grad=True); z = torch.zeros(3, dtype=torch.complex64).conj()")
+    found = one("made_here:x", "--to", "dlx")
+    assert "requires_grad" in found["notes"]
+    assert "__dlpack_c_exchange_api__" in found["protocols"]
+    (target,) = found["targets"]
+    assert (target["outcome"], target["error"]) == ("refused", "ConversionError")
+    assert "detach=True" in target["fix"]
+    found = one("made_here:z", "--to", "dlx")
+    assert found["notes"] == ["is_conj"]
+    assert found["targets"][0]["outcome"] == "copied"
+
+
+def test_legacy_and_foreign_objects(module):
+    """A legacy capsule has no version and no flags; a used one, and a producer that says no, are told from it."""
+    module(
+        """
+        import dlx
+        tensor = dlx.from_dlpack(dlx.empty((2, 3), "float32"))
+        old, new = tensor.__dlpack__(), tensor.__dlpack__(max_version=(1, 0))
+        class Shy:
+            def __dlpack__(self, **keywords): raise BufferError("not\\nnow")
+            def __dlpack_device__(self): return (1, 0)
+        shy = Shy()
+        text = b"abc"
+        """
+    )
+    assert one("made_here:old", "--to", "none")["capsule"] == {"name": "dltensor", "version": None, "flags": []}
+    assert one("made_here:new", "--to", "none")["capsule"]["version"] == [1, 3]
+    assert one("made_here:shy", "--to", "none")["capsule"] == {"refused": "BufferError: not\\nnow"}
+    assert one("made_here:text", "--to", "none")["capsule"] == {}
+
+
+def test_importing_is_said(module):
+    """The second form runs code, and says so on stderr and in the output."""
+    folder = module("print('running'); x = b'abc'")
+    status, out, err = dlx("inspect", "made_here:x", "--to", "none", cwd=folder)
+    assert status == 0
+    assert err == "dlx: importing made_here, which runs its code\nrunning\n"
+    assert out.startswith("made_here:x  bytes\n") and "imported made_here, which ran its code" in out
+    assert document("inspect", "made_here:x")["sources"][0]["notes"] == ["imported made_here, which ran its code"]
+
+
+def test_an_interrupt_is_no_error(module):
+    """Ctrl-C, wherever the time goes: no traceback, the status that a shell expects."""
+    folder = module("raise KeyboardInterrupt")
+    status, out, err = dlx("inspect", "made_here:x", cwd=folder)
+    assert (status, out) == (130, "")
+    assert err == "dlx: importing made_here, which runs its code\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "words"),
+    [
+        ("raise RuntimeError('no\\nway')", "made_here:x", "importing made_here failed: RuntimeError: no\\nway"),
+        ("import sys; sys.exit(3)", "made_here:x", "importing made_here failed: SystemExit: 3"),
+        (
+            "x = 3",
+            "made_here:y",
+            "made_here has no y: AttributeError: module 'made_here' has no attribute 'y'. It has x",
+        ),
+        ("x = {}", "made_here:x[y]", "[y] is no number and no text in quotes"),
+        (
+            "import nothing_here",
+            "made_here:x",
+            "importing made_here failed: ModuleNotFoundError: No module named 'noth",
+        ),
+        ("x = {'a': [b'abc']}", "made_here:x['b']", "made_here has no x['b']: KeyError"),
+        ("x = 3", "made_here:x", "its type is int, which is no array and holds none"),
+        ("class X:\n    def state_dict(self): raise OSError('no\\nway')\nx = X()", "made_here:x", "OSError: no\\nway"),
+        ("class X:\n    def state_dict(self): return {}\nx = X()", "made_here:x", "whose state_dict() holds no array"),
+        ("x = ['a', {1: None}]", "made_here:x", "its type is list, which is no array and holds none"),
+        (
+            "class X:\n    def __getattr__(self, name): raise SystemExit(7)\nx = X()",
+            "made_here:x.y",
+            "made_here.x.y fails when it is looked up: SystemExit: 7",
+        ),
+        (
+            "class X:\n    __dlpack__ = None\n    def __dlpack_device__(self): raise SystemExit(7)\nx = X()",
+            "made_here:x",
+            "X cannot be looked at: SystemExit: 7",
+        ),
+        ("x = 3", "made_here_not:x", "there is no module 'made_here_not' in this folder"),
+    ],
+)
+def test_objects_that_cannot_be_had(module, text, name, words):
+    """One line, whatever the imported code does."""
+    folder = module(text)
+    status, out, err = dlx("inspect", name, cwd=folder)
+    assert (status, out) == (2, "")
+    assert words in err and err.count("\n") == 1 + ("_not" not in name) and "Traceback" not in err
+
+
+def test_trees(module, np):
+    """dicts, lists and tuples, cycles too; each array by its place, other values counted."""
+    module(
+        """
+        import numpy
+        tree = {"a": numpy.zeros(3), "list": [numpy.zeros(2, "f4"), {"odd key": numpy.zeros(1)}], "step": 3}
+        tree["raw"] = b"x"
+        tree["list"].append(tree)
+        """
+    )
+    found = document("inspect", "made_here:tree")
+    (source,) = found["sources"]
+    assert [each["path"] for each in source["arrays"]] == ["['a']", "['list'][0]", "['list'][1]['odd key']"]
+    assert "2 values of other kinds" in source["notes"]
+    assert one("made_here:tree['list'][0]", "--to", "none")["dtype"] == "float32"
+    assert {(each["dtype"], each["arrays"], each["bytes"]) for each in found["totals"]} == {
+        ("float64", 2, 32),
+        ("float32", 1, 8),
+    }
+
+
+def test_trees_as_convert_walks_them(module, np):
+    """Records, views and loops; each array once; what cannot be entered is refused in its place."""
+    module(
+        """
+        import collections, dataclasses, numpy, dlx
+        @dataclasses.dataclass
+        class Batch:
+            x: object
+        Pair = collections.namedtuple("Pair", "a b")
+        w = numpy.zeros(3)
+        tree = {"batch": Batch(w), "pair": Pair(w, [numpy.ones(2)])}
+        view = dlx.convert(tree, to="dlx", lazy=True)
+        loop = ([],)
+        loop[0].append(loop)
+        loop[0].append(w)
+        class Module:
+            def state_dict(self): return {"0.weight": w, "step": 1}
+        net = Module()
+        """
+    )
+    for name in ("tree", "view"):
+        (source,) = document("inspect", f"made_here:{name}", "--to", "dlx")["sources"]
+        found = [(each["path"], each["notes"]) for each in source["arrays"]]
+        assert found == [("['batch'].x", ["in 2 places"]), ("['pair'].b[0]", [])]
+        assert [each["targets"][0]["outcome"] for each in source["arrays"]] == ["shared", "shared"]
+        assert any("a lazy view" in note for note in source["notes"]) == (name == "view")
+    assert "converted: nothing yet" in repr(sys.modules["made_here"].view)
+    (source,) = document("inspect", "made_here:loop", "--to", "none")["sources"]
+    assert [(each["path"], bool(each["refused"])) for each in source["arrays"]] == [("[0][1]", False), ("[0][0]", True)]
+    (source,) = document("inspect", "made_here:net", "--to", "none")["sources"]
+    assert [each["path"] for each in source["arrays"]] == ["0.weight"]
+    assert "its state_dict()" in source["notes"]
+    plans = document("plan", "made_here:view", "--to", "dlx")["plans"]
+    assert [each["path"] for each in plans[0]["arrays"]] == ["['batch'].x", "['pair'].b[0]"]
+
+
+def test_large_trees_are_folded(tmp_path):
+    """Layer numbers become #; what does not differ stays; --all shows everything; JSON always does."""
+    tensors = {f"model.layers.{i}.w": ("BF16", (2, 2)) for i in range(40)} | {"model.0.embed": ("F32", (3,))}
+    path = safetensors(tmp_path / "x.safetensors", tensors)
+    _, out = here("inspect", path)
+    rows = [line.split() for line in out.splitlines()]
+    assert ["model.layers.#.w", "×40", "bfloat16", "[2,", "2]", "320", "B"] in rows
+    assert ["model.0.embed", "float32", "[3]", "12", "B"] in rows
+    assert ["total", "41", "332", "B"] in rows
+    _, out = here("inspect", path, "--all")
+    assert sum("model.layers." in line for line in out.splitlines()) == 40
+    assert len(document("inspect", path)["sources"][0]["arrays"]) == 41
+
+
+def test_long_lists_are_cut(tmp_path):
+    """Where folding does not help, most rows are left out, with a word; sums hold all of them."""
+    path = safetensors(tmp_path / "x.safetensors", {f"w{i}x": ("F32", (i,)) for i in range(100)})
+    _, out = here("inspect", path)
+    assert "… 40 more rows: --all shows them" in out
+    assert out.splitlines()[0].endswith(".safetensors, 100 arrays, file of " + amount(path.stat().st_size))
+
+
+def test_targets_of_files(tmp_path):
+    """None unless asked for; then as loaded, or with --mapped as memory that nobody may write to."""
+    path = tmp_path / "x.npy"
+    path.write_bytes(npy("<f4", (2, 3), bytes(24)))
+    assert one(path)["targets"] == []
+    assert [each["outcome"] for each in one(path, "--to", "dlx")["targets"]] == ["shared"]
+    assert "no target 'nothing'" in refused("inspect", path, "--to", "nothing")
+
+
+def test_several_sources_are_summed_up(tmp_path):
+    """Each for itself, then all."""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.npy").write_bytes(npy("<f4", (2, 3), bytes(24)))
+    _, out = here("inspect", tmp_path / "a.npy", tmp_path / "b.npy")
+    assert "in all  2 sources" in out
+    (total,) = document("inspect", tmp_path / "a.npy", tmp_path / "b.npy")["totals"]
+    assert (total["arrays"], total["bytes"]) == (2, 48)
+
+
+def test_folding():
+    """Only numbers that stand alone, and only what is alike in everything else."""
+
+    def entry(path, shape=(2,)):
+        return Entry(path, package.DType("float32"), "F32", shape, 8)
+
+    paths = ["a.0.conv1.w", "a.1.conv1.w", "a.1.conv2.w", "b[0]", "b[1]"]
+    folded = {each.path: len(each.entries) for each in fold([*map(entry, paths), entry("b[2]", (3,))])}
+    assert folded == {"a.#.conv1.w": 2, "a.1.conv2.w": 1, "b[#]": 2, "b[2]": 1}
+    assert totals(map(entry, paths)) == [("float32", "file", 5, 40)]
+
+
+def test_texts():
+    """Units that suit; text that stays on its line."""
+    assert [amount(n) for n in (0, 1023, 1024, 1 << 20, (1 << 20) - 1, 100 << 30, None)] == [
+        "0 B", "1023 B", "1.0 KiB", "1.0 MiB", "1.0 MiB", "100.0 GiB", "?",
+    ]  # fmt: skip
+    assert amount(10**30).endswith("EiB")
+    assert one_line("a\nb\x1b\u202e é") == "a\\nb\\x1b\\u202e é"
+    assert one_line("x" * 500, 10) == "xxxxxxxxx…"

@@ -1,0 +1,349 @@
+"""`dlx plan`, `dlx dtypes` and `dlx doctor`: what they say is what dlx does."""
+
+import runpy
+import sys
+import types
+import xml.etree.ElementTree
+from pathlib import Path
+
+import pytest
+from command import dlx, document, here, refused
+from test_cli import npy, safetensors
+
+import dlx as package
+from dlx._registry.registry import BUILT_IN, Registry, registry
+from dlx.cli import probe
+from dlx.cli.commands import doctor
+from dlx.cli.commands.dtypes import DTYPES, array_of
+from dlx.cli.targets import installed
+
+
+def plans(*words):
+    """Plan, and return (path, outcome, error) of each array."""
+    return [
+        (each["path"], each["outcome"], each["error"])
+        for one in document("plan", *words)["plans"]
+        for each in one["arrays"]
+    ]
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A .npy of float32."""
+    path = tmp_path / "x.npy"
+    path.write_bytes(npy("<f4", (2, 3), bytes(24)))
+    return path
+
+
+def test_sketches():
+    """A dtype and a shape stand for an array that nobody has."""
+    assert plans("float32[3,4]", "--to", "dlx") == [("", "shared", "")]
+    assert plans("bfloat16[]", "--to", "dlx", "--copy", "always") == [("", "copied", "")]
+    for name in ("float32[1,,2]", "float32[,]", "float32[ ,1]"):
+        assert "a shape is numbers with commas between them" in refused("plan", name, "--to", "dlx")
+    for shape in (f"{1 << 62},2", f"0,{10**20}", "1," * 129):
+        refused("plan", f"int8[{shape}]", "--to", "dlx")
+    assert plans(f"int8[{','.join('1' * 128)}]", "--to", "dlx") == [("", "shared", "")]  # longer than a file's name
+    assert "there is no dtype 'floaty'" in refused("plan", "floaty[2]", "--to", "dlx")
+    assert "larger than any memory" in refused("plan", f"float32[{10**30}]", "--to", "dlx")
+
+
+def test_plans_agree_with_dlx_plan(file, torch):
+    """The same outcome and error as for the array in memory; --mapped memory is read-only."""
+    assert plans(file, "--to", "torch") == [("", "shared", "")]
+    assert plans(file, "--to", "torch", "--mapped") == [("", "copied", "")]
+    assert plans(file, "--to", "torch", "--mapped", "--copy", "never") == [("", "refused", "ReadOnlyError")]
+    assert plans(file, "--to", "torch", "--mapped", "--readonly", "share") == [("", "shared", "")]
+    assert plans("float6_e2m3fn[4]", "--to", "torch") == [("", "refused", "DTypeError")]
+    assert package.plan(array_of("dlx", "float6_e2m3fn"), to="torch").outcome == "refused"
+
+
+def test_other_byte_order_is_a_copy(tmp_path):
+    """As numpy would load it, elements must be turned round."""
+    path = tmp_path / "x.npy"
+    path.write_bytes(npy(">f4", (2, 3), bytes(24)))
+    assert plans(path, "--to", "dlx") == [("", "copied", "")]
+    assert plans(path, "--to", "dlx", "--copy", "never") == [("", "refused", "CopyRequiredError")]
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("copy", ["auto", "never", "always"])
+def test_plans_of_files_are_those_of_what_numpy_loads(tmp_path, np, mapped, copy):
+    """For every target here; where numpy's memory is aligned by chance better than is promised, jax may share it."""
+    paths = []
+    for i, dtype in enumerate(("?", "<i8", ">i4", "<f2", ">f8", "<c8", "S3", "<U2", "<M8[s]", "<f4,<i4")):
+        for shape, order in (((3, 4), "C"), ((3, 4), "F"), ((0, 4), "C"), ((), "C")):
+            paths.append(tmp_path / f"{i}{order}{len(shape)}{0 in shape}.npy")
+            np.save(paths[-1], np.zeros(shape, dtype, order))
+    words = ["--mapped"] if mapped else []
+    found = document("plan", *paths, "--to", "all", "--copy", copy, *words)["plans"]
+    assert len(found) % len(paths) == 0
+    for each in found:
+        array = np.load(each["name"], mmap_mode="r" if mapped else None)
+        plan = package.plan(array, to=each["target"], copy={"auto": None, "never": False, "always": True}[copy])
+        (got,) = each["arrays"]
+        if "aligned" not in got["why"]:
+            expected = "shared" if plan.outcome == "same" else plan.outcome
+            error = type(plan.error).__name__ if plan.error else ""
+            assert (got["outcome"], got["error"]) == (expected, error), (each, plan)
+
+
+def test_where_a_file_is_loaded_to_is_no_address(tmp_path):
+    """There is none: what is promised of it is said, or where in the file it is mapped from."""
+    path = tmp_path / "x.npy"
+    path.write_bytes(npy("<f4", (2, 3), bytes(24)))
+    pytest.importorskip("jax")
+    (plan,) = document("plan", path, "--to", "jax")["plans"]
+    assert plan["arrays"][0]["outcome"] == "copied"
+    assert plan["arrays"][0]["why"].startswith("jax needs data aligned to 64 bytes, and loading it promises 16 only")
+    path = safetensors(tmp_path / "x.safetensors", {"a": ("F32", (4,))})
+    for words, why in (([], "loading it promises 8 only"), (["--mapped"], "in the file it is aligned to 8")):
+        (plan,) = document("plan", path, "--to", "jax", *words)["plans"]
+        assert why in plan["arrays"][0]["why"]
+
+
+def test_strict_turns_a_refusal_into_exit_status_1(file):
+    """0 without it: an explained refusal is an answer."""
+    words = ["plan", "float32[2]", "--to", "dlx", "--device", "cuda:0"]
+    status, out, err = dlx(*words)
+    assert (status, err) == (0, "")
+    assert "refused" in out and "DeviceError" in out
+    status, out, err = dlx(*words, "--strict")
+    assert (status, err) == (1, "")
+    assert dlx("plan", file, "--to", "dlx", "--strict")[0] == 0
+
+
+def test_wrong_options_are_one_line(file):
+    """Unknown devices and targets are wrong calls."""
+    assert "there is no device 'moon'" in refused("plan", file, "--to", "dlx", "--device", "moon")
+    assert "there is no target 'nothing'" in refused("plan", file, "--to", "nothing")
+    for none in (",", ""):
+        assert "no target is named" in refused("plan", file, "--to", none)
+        assert "no target is named" in refused("dtypes", "--to", none)
+    assert "there is no target 'none'" in refused("plan", file, "--to", "none")
+    assert "there is no target 'none'" in refused("matrix", "--to", "none")
+
+
+def test_several_targets(file, np):
+    """One array is a row for each target; many are a table for each."""
+    _, out = here("plan", file, "--to", "dlx,numpy", "--copy", "always")
+    rows = [line.split() for line in out.splitlines()]
+    assert rows[0] == [str(file), "float32[2,", "3],", "--copy", "always"]
+    for name in ("dlx", "numpy"):
+        assert [name, "copied", "24", "B", "--copy", "always"] in rows
+    _, out = here("plan", file, "--to", "dlx,numpy")
+    assert [line.split() for line in out.splitlines()[2:]] == [["dlx", "shared"], ["numpy", "shared"]]
+    _, out = here("plan", "float32[2,3]", "--to", "dlx,numpy")
+    assert out.splitlines()[0] == "float32[2,3]  a sketch"
+    assert [(each["target"], len(each["arrays"])) for each in document("plan", file, "--to", "dlx,numpy")["plans"]] == [
+        ("dlx", 1),
+        ("numpy", 1),
+    ]
+
+
+def test_fixes_are_options_of_the_command(file, torch):
+    """What speaks of arguments of `dlx.convert` on the screen; JSON has it as `dlx.plan` says it."""
+    words = ("plan", file, "--to", "torch", "--mapped", "--copy", "never")
+    _, out = here(*words)
+    assert "Drop --copy never, or pass --readonly share." in out and "copy=False" not in out
+    assert "copy=False" in document(*words)["plans"][0]["arrays"][0]["fix"]
+
+
+def test_a_long_reason_is_written_once(tmp_path):
+    """Other targets say whose it is."""
+    path = tmp_path / "x.npy"
+    path.write_bytes(npy(">f4", (2, 3), bytes(24)))
+    pytest.importorskip("torch")
+    rows = [line.split() for line in here("plan", path, "--to", "dlx,torch")[1].splitlines()]
+    assert ["dlx", "copied", "24", "B", *["its", "elements", "are", "in", "the", "other", "byte", "order"]] in rows
+    assert ["torch", "copied", "24", "B", "as", "for", "dlx"] in rows
+
+
+def test_reasons_are_brief_on_the_screen():
+    """The dtypes that a framework has, `dlx dtypes` shows; of one array JSON has them all the same."""
+    pytest.importorskip("pyarrow")
+    _, out = here("plan", "bfloat16[2]", "--to", "pyarrow,dlx")
+    assert "pyarrow has no dtype bfloat16. Convert" in out
+    (plan, _) = document("plan", "bfloat16[2]", "--to", "pyarrow,dlx")["plans"]
+    assert "it has float16, float32" in plan["arrays"][0]["why"]
+
+
+def test_plans_of_many_arrays_are_folded(tmp_path, torch):
+    """Alike arrays are one row, reasons stand below the table once."""
+    tensors = {f"layers.{i}.w": ("BF16", (2, 2)) for i in range(30)} | {"n": ("F4", (2, 2))}
+    path = safetensors(tmp_path / "x.safetensors", tensors)
+    _, out = here("plan", path, "--to", "torch")
+    rows = [line.split() for line in out.splitlines()]
+    assert ["layers.#.w", "×30", "bfloat16", "[2,", "2]", "shared"] in rows
+    assert any(row[:2] == ["n", "float4_e2m1fn"] and row[-2:] == ["refused", "[1]"] for row in rows)
+    assert "30 shared, 1 refused, nothing copied" in out
+
+
+# ---- dtypes ----------------------------------------------------------------------------------------------------------
+
+
+def test_dtypes_have_dlpacks_numbers():
+    """Every dtype by name, with code, bits and lanes as `DType` says, and the words of the adapters' data."""
+    found = {each["name"]: each for each in document("dtypes")["dtypes"]}
+    assert list(found) == list(DTYPES)
+    assert all(tuple(found[name]["dlpack_dtype"]) == tuple(package.DType(name)) for name in DTYPES)
+    assert found["bfloat16"]["words"]["numpy"] == "ml_dtypes.bfloat16"
+    assert found["float4_e2m1fnx2"]["words"]["torch"] == "float4_e2m1fn_x2"
+    assert found["int4"]["itemsize"] == 0.5
+
+
+def test_words_are_those_that_the_framework_has(np, torch):
+    """What the adapters' data say is what the frameworks call it."""
+    for each in document("dtypes")["dtypes"]:
+        for name, framework in (("numpy", np), ("torch", torch)):
+            word = each["words"][name]
+            if word.startswith("ml_dtypes."):
+                framework = pytest.importorskip("ml_dtypes")
+            word = word.removeprefix("ml_dtypes.")
+            assert not word or hasattr(framework, word) or not hasattr(np, "bool")
+
+
+def test_live_dtypes_agree_with_conversions(np, torch):
+    """Each cell is what convert does."""
+    cells = document("dtypes", "--from", "torch", "--to", "numpy,dlx")["cells"]
+    found = {(each["dtype"], each["to"]): each["outcome"] for each in cells}
+    assert found["float32", "numpy"] == "shared"
+    assert found["float6_e2m3fn", "numpy"] == ""  # torch has none
+    for (dtype, goal), outcome in found.items():
+        if not outcome:
+            continue
+        array = array_of("torch", dtype)
+        try:
+            result = package.convert(array, to=goal)
+        except package.errors.DlxError:
+            assert outcome == "refused", dtype
+        else:
+            shared = package.describe(result).address == package.describe(array).address
+            assert outcome in (("shared", "viewed") if shared else ("copied",)), dtype
+
+
+def test_dtypes_as_text():
+    """One row per dtype; pairs with reasons, all pairs with marks."""
+    _, out = here("dtypes")
+    assert [line.split()[0] for line in out.splitlines()[1 : len(DTYPES) + 1]] == list(DTYPES)
+    _, out = here("dtypes", "--from", "dlx", "--to", "dlx")
+    assert out.startswith("dlx → dlx\n") and "float32" in out
+    assert "no target 'nothing'" in refused("dtypes", "--from", "nothing")
+
+
+def test_the_matrix_is_what_dtypes_says(np):
+    """One implementation: the same cells, whichever command asks."""
+    asked = ["--from", "numpy", "--to", "dlx,numpy"]
+    cells = document("matrix", *asked)["cells"]
+    assert cells == document("dtypes", *asked)["cells"]
+    assert {(each["dtype"], each["to"]): each["outcome"] for each in cells}["float32", "dlx"] == "shared"
+    assert here("matrix", *asked)[1].startswith("from numpy  to …\n")
+
+
+def test_the_matrix_is_that_of_the_documentation(np):
+    """docs/matrix.md was made by converting and comparing bits; the plans of `dlx matrix` say the same."""
+    render = pytest.importorskip("matrix.render")
+    page, versions = render.read_page((Path(__file__).parent.parent.parent / "docs" / "matrix.md").read_text())
+    here_too = [each for each in ("numpy", "torch", "tvm_ffi") if _version(each) == versions.get(each)]
+    names = ",".join(["dlx", *here_too])
+    cells = document("matrix", "--from", names, "--to", names)["cells"]
+    assert len(cells) == len(DTYPES) * (1 + len(here_too)) ** 2
+    for each in cells:
+        written = page.get((f"dtypes out of {each['from']}", each["dtype"], each["to"]))
+        assert written in (each["outcome"] or "-", each.get("error"), None), each
+    assert any(("dtypes out of dlx", each["dtype"], each["to"]) in page for each in cells)
+
+
+def _version(name):
+    """Return the version of a framework, None where it is not installed."""
+    if name not in installed():
+        return None
+    return registry.target(name).version()
+
+
+def test_the_matrix_as_a_picture(tmp_path):
+    """A well-formed SVG without anything fetched from elsewhere, drawn as docs/matrix.svg is."""
+    path = tmp_path / "x.svg"
+    status, out = here("matrix", "--from", "dlx", "--to", "dlx", "--svg", path)
+    assert (status, out) == (0, f"wrote {path}\n")
+    text = path.read_text()
+    root = xml.etree.ElementTree.fromstring(text)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "float32" in text and "http" not in text.replace("http://www.w3.org/2000/svg", "")
+    docs = (Path(__file__).parent.parent.parent / "docs" / "matrix.svg").read_text()
+    assert text.partition("</style>")[0].split("<title>")[1] == docs.partition("</style>")[0].split("<title>")[1]
+    assert "x.svg: " in refused("matrix", "--from", "dlx", "--to", "dlx", "--svg", tmp_path / "no" / "x.svg")
+
+
+# ---- doctor ----------------------------------------------------------------------------------------------------------
+
+
+def test_doctor_lists_every_adapter():
+    """A line each, with the version that the framework itself says; nothing is imported to know it."""
+    found = {each["name"]: each for each in document("doctor")["adapters"]}
+    assert set(BUILT_IN.values()) <= {each["module"] for each in found.values()}
+    for name, each in found.items():
+        assert each["status"] in ("ready", "installed", "missing", "broken")
+        if each["status"] == "missing":
+            assert "pip install" in each["cause"]
+        elif name in ("numpy", "torch"):
+            assert each["version"] == __import__(name).__version__
+
+
+def test_doctor_tries_what_is_named(np):
+    """--load imports a framework in its own process, and looks at a capsule of it."""
+    (found,) = document("doctor", "numpy", "--load", "--strict")["adapters"]
+    assert (found["status"], found["version"], found["facts"]["type"]) == ("ready", np.__version__, "numpy.ndarray")
+    assert found["facts"]["in"] == found["facts"]["out"] == "shared"
+    assert "there is no adapter 'nothing'" in refused("doctor", "nothing")
+
+
+@pytest.fixture
+def strangers(monkeypatch):
+    """A registry with numpy's adapter, one that fails to import, and one whose framework is not there."""
+    broken = types.ModuleType("dlx_gone")
+    adapter = package.adapter.Adapter()
+    adapter.name = adapter.package = "not_to_be_found_anywhere"
+    type(adapter).accepts
+    broken.dlx_adapters = package.hookimpl(specname="dlx_adapters")(lambda: [adapter])
+    monkeypatch.setitem(sys.modules, "dlx_gone", broken)
+    registry = Registry({"broken": "dlx_that_is_not_there", "gone": "dlx_gone"})
+    monkeypatch.setattr(doctor, "registry", registry)
+
+
+def test_doctor_shows_what_is_broken(strangers):
+    """The first line of the cause; the whole traceback with --verbose; 1 with --strict only."""
+    found = {each["module"]: each for each in document("doctor")["adapters"]}
+    assert found["dlx_that_is_not_there"]["status"] == "broken"
+    assert "names the module dlx_that_is_not_there, and there is none" in found["dlx_that_is_not_there"]["cause"]
+    assert found["dlx_gone"]["status"] == "missing"
+    assert "Traceback" not in here("doctor")[1]
+    assert "Traceback" in here("doctor", "--verbose")[1]
+    assert here("doctor", "--strict")[0] == 1
+    assert here("doctor", "not_to_be_found_anywhere", "--strict")[0] == 1
+
+
+def test_a_framework_that_dies_on_import(strangers, monkeypatch):
+    """It ends a process of its own, and doctor says by what."""
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+    real = probe.subprocess.run
+    monkeypatch.setattr(probe.subprocess, "run", lambda command, **kw: real([sys.executable, "-c", code], **kw))
+    assert probe.ask("framework", "numpy")["broken"] == "it ended the process with SIGSEGV"
+
+
+def test_the_block_to_paste_names_no_folder():
+    """Versions and statuses, no path of this machine."""
+    _, out = here("doctor")
+    block = out[out.index("to paste into a report:") :]
+    assert f"dlx {package.__version__}" in block and "/" not in block
+    core = document("doctor")["core"]
+    assert core["compiler"].split()[0] in ("gcc", "clang") and f"built by {core['compiler']}: " in block
+    assert "-std=c11" in core["flags"].split() and not any(each.startswith("-W") for each in core["flags"].split())
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_flags_in_a_report_hold_no_path(monkeypatch):
+    """Nor warnings, nor what a shell would have to quote."""
+    monkeypatch.setenv("CFLAGS", '-O3 -I/usr/x -ffile-prefix-map=/a=b -Wall -march=native -DX="y z"')
+    told = runpy.run_path(str(Path(__file__).parent.parent.parent / "build_ffi.py"))["told"]
+    assert told(["-std=c11", "-Wextra"]) == "-O3 -march=native -std=c11"

@@ -1,0 +1,858 @@
+"""Eager trees: the same containers around converted arrays; identity, cycles, depth; what passes through."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import os
+import time
+import types
+import typing
+
+import pytest
+
+import dlx
+from dlx import errors
+
+
+class Point(typing.NamedTuple):
+    x: object
+    y: object = 7
+
+
+class Named(collections.namedtuple("Base", "x y")):
+    def __new__(cls, x):
+        raise AssertionError("a rebuilt tuple does not call __new__")
+
+
+class Triple(tuple):
+    pass
+
+
+class Bag(dict):
+    pass
+
+
+class Rows(list):
+    pass
+
+
+class Checked(dict):
+    """Mirrors its items in its attributes, as transformers' ModelOutput does."""
+
+    def __setitem__(self, key, value):
+        super().__setitem__(key, value)
+        self.__dict__[key] = value
+
+
+class SelfDict(dict):
+    def __init__(self, **items):
+        super().__init__(**items)
+        self.__dict__ = self
+
+
+class Ring(collections.deque):
+    pass
+
+
+class Encoding(collections.UserDict):
+    """Stands in for transformers' BatchEncoding: a UserDict with more than items."""
+
+    def __init__(self, data, encodings=None):
+        super().__init__(data)
+        self._encodings = encodings
+
+    def __getattr__(self, name):
+        try:
+            return self.__dict__["data"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+class Table(collections.UserList):
+    pass
+
+
+class Wrapper(collections.abc.MutableMapping):
+    """A mapping whose inside nobody knows; a shallow copy would share its storage."""
+
+    def __init__(self, items, note=None):
+        self._items = dict(items)
+        self.note = note
+
+    def __getitem__(self, key):
+        return self._items[key]
+
+    def __setitem__(self, key, value):
+        raise AssertionError("nothing is assigned to a copy of what is not known")
+
+    __delitem__ = __setitem__
+
+    def __iter__(self):
+        return iter(self._items)
+
+    def __len__(self):
+        return len(self._items)
+
+
+class Series(collections.abc.Sequence):
+    def __init__(self, *items):
+        self._items = items
+
+    def __getitem__(self, i):
+        return self._items[i]
+
+    def __len__(self):
+        return len(self._items)
+
+
+class Generated(collections.abc.Mapping):
+    """Makes its values anew on each access, so that a copy cannot hold others."""
+
+    def __getitem__(self, key):
+        if key != "a":
+            raise KeyError(key)
+        return [bytearray(2)]
+
+    def __iter__(self):
+        return iter("a")
+
+    def __len__(self):
+        return 1
+
+
+@dataclasses.dataclass
+class Record:
+    x: object
+    n: int = 3
+
+    def __post_init__(self):
+        self.calls = getattr(self, "calls", 0) + 1
+
+    @functools.cached_property
+    def derived(self):
+        return self.x
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    x: object
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    x: object
+    y: object = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FrozenSlotted:
+    x: object
+
+
+@dataclasses.dataclass(kw_only=True)
+class Keywords:
+    x: object
+    y: object = dataclasses.field(init=False, repr=False)
+
+
+@dataclasses.dataclass
+class WithInitVar:
+    x: object
+    scale: dataclasses.InitVar[int]
+
+    def __post_init__(self, scale):
+        self.scaled = scale * 2
+
+
+@dataclasses.dataclass
+class WithClassDefault:
+    x: object
+    size: int = dataclasses.field(default=4, init=False)
+
+
+@dataclasses.dataclass
+class Child(Record):
+    z: object = None
+
+
+class Own:
+    """An object with its own protocol."""
+
+    def __init__(self, left, right):
+        self.left, self.right = left, right
+
+    def __dlx_tree__(self):
+        return {"left": self.left, "right": self.right}, lambda children: Own(**children)
+
+
+def leaf():
+    """Return a tensor of 8 bytes."""
+    return dlx.convert(bytearray(8), to="dlx")
+
+
+def kept(obj, **options):
+    """Convert to dlx.Tensor with a copy, so that every array changes."""
+    return dlx.convert(obj, to="dlx", copy=True, **options)
+
+
+def with_attribute(obj):
+    """Return an object with an attribute more."""
+    obj.note = "kept"
+    return obj
+
+
+# name: (container around an array, how to get the array out, attributes that stay)
+CONTAINERS = {
+    "list": lambda a: [a, 1],
+    "tuple": lambda a: (a, 1),
+    "dict": lambda a: {"x": a, 2: 1},
+    "OrderedDict": lambda a: with_attribute(collections.OrderedDict([("z", 1), ("x", a)])),
+    "defaultdict": lambda a: collections.defaultdict(list, x=a),
+    "deque": lambda a: collections.deque([1, a], maxlen=5),
+    "Counter": lambda a: collections.Counter({"x": a}),
+    "ChainMap": lambda a: collections.ChainMap({"x": a}, {"y": 1}),
+    "mappingproxy": lambda a: types.MappingProxyType({"x": a}),
+    "namespace": lambda a: types.SimpleNamespace(x=a, y=1),
+    "namedtuple": lambda a: Point(a),
+    "namedtuple with __new__": lambda a: with_attribute(tuple.__new__(Named, (a, 1))),
+    "tuple subclass": lambda a: with_attribute(Triple((a, 1))),
+    "structseq": lambda a: time.struct_time((a, 2, 3, 4, 5, 6, 7, 8, 9, "zone", 11)),
+    "dict subclass": lambda a: with_attribute(Bag(x=a)),
+    "list subclass": lambda a: with_attribute(Rows([a])),
+    "deque subclass": lambda a: with_attribute(Ring([a], maxlen=3)),
+    "UserDict": lambda a: collections.UserDict(x=a),
+    "UserDict subclass": lambda a: Encoding({"x": a}, encodings=["e"]),
+    "UserList": lambda a: collections.UserList([a]),
+    "UserList subclass": lambda a: with_attribute(Table([a])),
+    "Mapping": lambda a: Wrapper({"x": a}, note="kept"),
+    "Sequence": lambda a: Series(a, 1),
+    "dataclass": lambda a: with_attribute(Record(a)),
+    "frozen dataclass": lambda a: Frozen(a),
+    "slotted dataclass": lambda a: Slotted(a),
+    "frozen slotted dataclass": lambda a: FrozenSlotted(a),
+    "keyword dataclass": lambda a: Keywords(x=a),
+    "dataclass with InitVar": lambda a: WithInitVar(a, 4),
+    "dataclass with a default in its class": lambda a: WithClassDefault(a),
+    "derived dataclass": lambda a: Child(a, z=[a]),
+    "own protocol": lambda a: Own(a, 1),
+}
+
+
+def arrays_in(obj):
+    """Return the arrays that stand directly in a container."""
+    if isinstance(obj, collections.ChainMap):
+        parts = [value for mapping in obj.maps for value in mapping.values()]
+    elif isinstance(obj, collections.abc.Mapping):
+        parts = list(obj.values())
+    elif isinstance(obj, collections.abc.Iterable):
+        parts = list(obj)
+    elif dataclasses.is_dataclass(obj):
+        parts = [getattr(obj, f.name) for f in dataclasses.fields(obj) if hasattr(obj, f.name)]
+    else:
+        parts = list(vars(obj).values())
+    return [part for part in parts if isinstance(part, dlx.Tensor)]
+
+
+def attributes(obj):
+    """Return the attributes that must stay."""
+    return {name: value for name, value in getattr(obj, "__dict__", {}).items() if name in ("note", "scaled", "calls")}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_the_exact_type_is_kept_and_the_input_is_not_touched(name):
+    """A container comes back as a new one of its type, its arrays converted, its attributes and order kept."""
+    array = leaf()
+    source = CONTAINERS[name](array)
+    before = (arrays_in(source), attributes(source), repr(source))
+    result = kept(source)
+    assert type(result) is type(source) and result is not source
+    assert (arrays_in(source), attributes(source), repr(source)) == before and arrays_in(source)[0] is array
+    (converted,) = arrays_in(result)
+    assert converted is not array and converted.nbytes == 8 and not dlx.shares_memory(converted, array)
+    assert attributes(result) == attributes(source)
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_lists_of_containers_share_what_they_shared(name):
+    """A sub-container, and an array, met twice gives one result twice; equal ones stay apart."""
+    array = leaf()
+    one, twin = CONTAINERS[name](array), CONTAINERS[name](array)
+    a, b, c, d = kept([one, one, twin, array])
+    assert a is b and a is not c
+    assert arrays_in(a)[0] is d and arrays_in(c)[0] is d
+
+
+def test_order_and_keys_are_kept():
+    """Keys are the same objects in the same order, whatever their type."""
+    keys = ["b", 2, ("t", 1), None, 1.5, b"a", frozenset({1})]
+    result = kept(dict.fromkeys(keys, leaf()))
+    assert all(one is other for one, other in zip(result, keys, strict=True))
+
+
+def test_a_default_factory_and_a_maxlen_go_on_working():
+    """A defaultdict still makes defaults, which reading it did not; a deque still forgets."""
+    source = collections.defaultdict(list, x=leaf())
+    result = kept(source)
+    assert result["missing"] == [] and "missing" not in source
+    result = kept(collections.deque([leaf(), 2], maxlen=2))
+    result.append(3)
+    assert list(result) == [2, 3] and result.maxlen == 2
+
+
+def test_a_proxy_keeps_the_type_behind_it():
+    """A mappingproxy over an OrderedDict is one over a new OrderedDict."""
+    source = types.MappingProxyType(collections.OrderedDict(x=leaf()))
+    assert "OrderedDict" in repr(kept(source))
+
+
+def test_a_structseq_keeps_its_hidden_fields():
+    """os.stat_result and struct_time have fields that are no elements."""
+    result = kept(CONTAINERS["structseq"](leaf()))
+    assert result.tm_zone == "zone" and result.tm_gmtoff == 11
+    stat = os.stat_result(range(10), {"st_atime": 5.0})
+    assert kept([stat])[0] is stat
+
+
+def test_hidden_fields_and_missing_ones_of_dataclasses():
+    """init=False fields that are not set stay unset; __post_init__ does not run again; cached values are dropped."""
+    source = Keywords(x=leaf())
+    assert not hasattr(kept(source), "y")
+    source.y = leaf()
+    assert kept(source).y is not source.y
+    record = Record(leaf())
+    assert record.derived is record.x
+    result = kept(record)
+    assert result.calls == 1 and result.derived is result.x
+
+
+def test_items_that_are_attributes_too_change_in_both_places():
+    """A dict that mirrors its items (ModelOutput, self.__dict__ = self) agrees with itself afterwards."""
+    for source in (Checked(), SelfDict(x=leaf())):
+        source["x"] = leaf()
+        result = kept(source)
+        assert result["x"] is result.x and result["x"] is not source["x"] and source.x is source["x"]
+
+
+def test_attrs_classes(np):
+    """Attrs classes of every kind are records: plain, frozen, slotted, with a cached hash."""
+    attrs = pytest.importorskip("attrs")
+
+    @attrs.define
+    class Slots:
+        x: object
+        _private: object = None
+
+    @attrs.frozen
+    class Fixed:
+        x: object
+
+    @attrs.define(slots=False)
+    class Open:
+        x: object = attrs.field(validator=attrs.validators.instance_of(np.ndarray))
+
+    @attrs.frozen(cache_hash=True, eq=True)
+    class Hashed:
+        x: object
+
+    array = np.ones(2)
+    for source in (Slots(array, array), Fixed(array), Open(array), Hashed(array)):
+        result = dlx.convert(source, to="dlx")
+        assert type(result) is type(source) and type(result.x) is dlx.Tensor and source.x is array
+    assert dlx.convert(Slots(array, array), to="dlx")._private is not array
+    source = Hashed((1, array.tobytes()))
+    hash(source)
+    assert hash(kept([Hashed(leaf())])[0]) is not None
+    assert dlx.convert(Fixed(1), to="dlx") == Fixed(1)
+
+
+@pytest.mark.parametrize("empty", [[], (), {}, set(), frozenset(), collections.deque(), collections.OrderedDict()])
+def test_empty_containers(empty):
+    """An empty container is an empty container; a mutable one is a new one."""
+    result = dlx.convert(empty, to="dlx")
+    assert type(result) is type(empty) and result == empty
+    assert (result is empty) is isinstance(empty, tuple | frozenset)
+
+
+def test_an_untouched_subtree_is_reused_only_where_it_is_immutable():
+    """Tuples and frozen records without arrays come back as they are; lists and dicts never do."""
+    fixed, frozen, point = (1, ("a", None)), Frozen(2), Point(1)
+    inner: list = [1]
+    source = [fixed, frozen, point, inner, (inner,), {"k": 1}]
+    for result in (kept(source), dlx.convert(source, to="dlx")):
+        assert result == source
+        assert [one is other for one, other in zip(result, source, strict=True)] == [True] * 3 + [False] * 3
+        assert result[4][0] is result[3]
+
+
+def subclass_that_needs(base, fill):
+    """Return an object of a subclass of `base` whose constructor takes something else, and which is filled."""
+
+    class Special(base):
+        __slots__ = ("mark",) if base.__dictoffset__ else ("mark", "__dict__")
+
+        def __init__(self, need, *, also):
+            super().__init__()
+            self.need, self.mark = need, also
+            fill(self)
+
+        def __setitem__(self, key, value):
+            self.writes = getattr(self, "writes", 0) + 1
+            super().__setitem__(key, value)
+
+    return Special("need", also="mark")
+
+
+@pytest.mark.parametrize(
+    "base",
+    [dict, collections.OrderedDict, collections.Counter, collections.UserDict, list, collections.deque,
+     collections.UserList, collections.defaultdict],
+)  # fmt: skip
+def test_a_subclass_whose_constructor_takes_other_arguments_keeps_everything(base):
+    """Attributes, slots, order, factory: the constructor is not called, and __setitem__ gets what changed only."""
+    array, other = leaf(), leaf()
+    many = base in (list, collections.deque, collections.UserList)
+
+    def fill(new):
+        if many:
+            new.extend([array, 1, other])
+        else:
+            for key, value in (("z", array), ("a", 1), ("y", other)):
+                base.__setitem__(new, key, value)
+        if base is collections.defaultdict:
+            new.default_factory = list
+
+    source = subclass_that_needs(base, fill)
+    result = kept(source)
+    assert type(result) is type(source) and result is not source
+    assert result.need == "need" and result.mark == "mark"
+    values = list(result) if many else [result[key] for key in ("z", "a", "y")]
+    assert many or list(result) == ["z", "a", "y"]
+    assert values[1] == 1 and all(type(v) is dlx.Tensor for v in (values[0], values[2]))
+    assert values[0] is not array and values[2] is not other
+    assert result.writes == 2 and not hasattr(source, "writes")
+    if base is collections.defaultdict:
+        assert result["new"] == [] and result.default_factory is list
+    inside = subclass_that_needs(base, fill)
+    inside.append(inside) if many else inside.__setitem__("self", inside)
+    again = kept(inside)
+    assert (again[3] if many else again["self"]) is again and again.need == "need"
+
+
+def test_subclasses_of_sets_and_of_bounded_deques():
+    """Their constructors are not called either."""
+
+    class Tags(set):
+        def __init__(self, need, *members):
+            super().__init__(members)
+            self.need = need
+
+    class Fixed(frozenset):
+        def __new__(cls, need, *members):
+            new = super().__new__(cls, members)
+            new.need = need
+            return new
+
+    class Last(collections.deque):
+        def __init__(self, need, size):
+            super().__init__(maxlen=size)
+            self.need = need
+
+    for made in (Tags("n", leaf(), 1), Fixed("n", leaf(), 1)):
+        result = kept(made)
+        assert type(result) is type(made) and result.need == "n" and 1 in result and len(result) == 2
+    last = Last("n", 2)
+    last.extend([leaf(), leaf(), leaf()])
+    result = kept(last)
+    assert type(result) is Last and result.maxlen == 2 and len(result) == 2 and result.need == "n"
+
+
+def test_a_class_that_says_how_it_is_copied_is_copied_so():
+    """__copy__, __reduce__ and their kin are obeyed."""
+
+    class Counted(dict):
+        copies = 0
+
+        def __copy__(self):
+            new = Counted(self)
+            new.copies = self.copies + 1
+            return new
+
+    result = kept(Counted(x=leaf()))
+    assert type(result) is Counted and result.copies == 1 and type(result["x"]) is dlx.Tensor
+
+
+def test_sets():
+    """A set of hashable arrays is converted; where the results cannot be in a set, that is said."""
+    array = leaf()
+    result = kept({array, 1})
+    assert type(result) is set and 1 in result and array not in result and len(result) == 2
+    assert type(kept(frozenset({array}))) is frozenset
+    np = pytest.importorskip("numpy")
+    with pytest.raises(
+        errors.ConversionError, match=r"at obj\['s'\]: the container cannot hold .*unhashable"
+    ) as caught:
+        dlx.convert({"s": {array}}, to=np)
+    assert isinstance(caught.value.__cause__, TypeError)
+
+
+# ---- what passes through ---------------------------------------------------------------------------------------------
+
+
+def test_whatever_is_no_array_passes_through(np):
+    """Data, buffers, scalars and unknown objects are the very same objects afterwards."""
+    import datetime
+    import enum
+
+    things = [1, 1.5, True, None, "text", b"bytes", bytearray(2), memoryview(b"ab"), range(3), 2j, object(), len, int]
+    things += [np.float32(1), np.dtype("f4"), datetime.date(2020, 1, 1), enum.Enum("Color", "RED").RED]
+    things += [iter([1]), (n for n in range(2)), slice(1), Ellipsis, collections.UserString("text"), {}.values()]
+    for result in (dlx.convert(things, to="dlx"), dlx.convert([Point(things)], to="dlx")[0].x):
+        assert all(one is other for one, other in zip(result, things, strict=True))
+
+
+def test_strict_refuses_what_it_does_not_know(np):
+    """strict=True lets plain data through and names the place of anything else."""
+    import datetime
+    import decimal
+    import enum
+    import pathlib
+
+    plain = [1, None, "t", b"b", bytearray(1), np.float64(1), decimal.Decimal(1), pathlib.PurePath("a")]
+    plain += [datetime.datetime(2020, 1, 1), range(2), enum.Enum("Color", "RED").RED, 1j, slice(2)]
+    assert dlx.convert(plain, to="dlx", strict=True) == plain
+    for odd in (object(), len, int, iter([])):
+        with pytest.raises(errors.AdapterNotFoundError, match=r"at obj\['a'\]\[0\]: .*strict=True") as caught:
+            dlx.convert({"a": (odd,)}, to="dlx", strict=True)
+        assert caught.value.where == "obj['a'][0]"
+
+
+def test_strict_is_asked_by_plan_too():
+    """A plan of a strict conversion holds the refusal."""
+    plan = dlx.plan([object()], to="dlx", strict=True)
+    assert plan.outcome == "refused" and isinstance(plan.error, errors.AdapterNotFoundError)
+
+
+def test_modules_of_torch_are_not_entered(torch):
+    """A module is changed in place by its owner: it passes through, also where it is a sequence."""
+    linear, several = torch.nn.Linear(2, 2), torch.nn.ModuleList([torch.nn.Linear(1, 1)])
+    result = dlx.convert([linear, several], to="numpy")
+    assert result[0] is linear and result[1] is several
+
+
+def test_at_the_root_whatever_can_be_a_source_is_one(np):
+    """Bytes and scalars convert at the root, and pass through inside a tree."""
+    assert type(dlx.convert(b"abc", to="numpy")) is np.ndarray
+    assert type(dlx.convert(np.float32(1), to="dlx")) is dlx.Tensor
+    assert dlx.convert([b"abc", np.float32(1)], to="numpy") == [b"abc", np.float32(1)]
+
+
+@pytest.mark.parametrize("root", [1, None, "text", object(), len])
+def test_a_root_that_is_neither_array_nor_container(root):
+    """It is AdapterNotFoundError, in `plan` as well."""
+    with pytest.raises(errors.AdapterNotFoundError):
+        dlx.convert(root, to="dlx")
+    assert isinstance(dlx.plan(root, to="dlx").error, errors.AdapterNotFoundError)
+
+
+# ---- identity, cycles, depth -----------------------------------------------------------------------------------------
+
+
+def test_the_same_array_at_three_places_is_one_result(np):
+    """Identity is kept; equal arrays that are not the same stay apart."""
+    array, other = np.ones(3), np.ones(3)
+    for wrap in (list, tuple, Rows, collections.deque):
+        a, b, inner, c = dlx.convert(wrap([array, array, {"x": array}, other]), to="dlx")
+        assert a is b and inner["x"] is a and c is not a
+
+
+def test_identity_does_not_outlive_the_call(np):
+    """Addresses that are used again mean nothing to a later call."""
+    for _ in range(50):
+        (result,) = dlx.convert([np.full(3, _)], to="dlx")
+        assert np.asarray(result)[0] == _
+
+
+class Fresh(collections.abc.Sequence):
+    """Gives a new array on each access, whose address is soon used again."""
+
+    def __init__(self, np, n):
+        self.np, self.n = np, n
+
+    def __getitem__(self, i):
+        if not 0 <= i < self.n:
+            raise IndexError(i)
+        return self.np.full(2, i)
+
+    def __len__(self):
+        return self.n
+
+
+def test_elements_made_on_access_are_not_mixed_up(np):
+    """An array that only lives as long as it is held is held; the container becomes a list."""
+    result = dlx.convert([Fresh(np, 100)], to="dlx")[0]
+    assert type(result) is list and [int(np.asarray(x)[0]) for x in result] == list(range(100))
+    assert type(dlx.convert(Generated(), to="dlx")) is dict
+
+
+CYCLIC = {
+    "list": (list, lambda c, x: c.append(x), lambda c: c[-1]),
+    "dict": (dict, lambda c, x: c.update(me=x), lambda c: c["me"]),
+    "deque": (lambda: collections.deque(maxlen=4), lambda c, x: c.append(x), lambda c: c[-1]),
+    "OrderedDict": (collections.OrderedDict, lambda c, x: c.update(me=x), lambda c: c["me"]),
+    "defaultdict": (lambda: collections.defaultdict(int), lambda c, x: c.update(me=x), lambda c: c["me"]),
+    "dict subclass": (Bag, lambda c, x: c.update(me=x), lambda c: c["me"]),
+    "list subclass": (Rows, lambda c, x: c.append(x), lambda c: c[-1]),
+    "UserDict": (collections.UserDict, lambda c, x: c.update(me=x), lambda c: c["me"]),
+    "namespace": (types.SimpleNamespace, lambda c, x: setattr(c, "me", x), lambda c: c.me),
+    "dataclass": (lambda: Slotted(None), lambda c, x: setattr(c, "x", x), lambda c: c.x),
+}
+
+
+@pytest.mark.parametrize("inside", [None, "list", "tuple"])
+@pytest.mark.parametrize("name", CYCLIC)
+def test_mutable_cycles_are_reproduced(name, inside):
+    """A container that holds itself, directly or in another one, gives a new one that holds itself."""
+    make, put, get = CYCLIC[name]
+    source = make()
+    put(source, {"list": [source], "tuple": (source, leaf()), None: source}[inside])
+    result = kept(source)
+    assert type(result) is type(source) and result is not source
+    me = get(result)
+    assert (me if inside is None else me[0]) is result
+
+
+def tuple_cycle():
+    """Return a tuple that holds itself."""
+    inner: list = []
+    outer = (inner,)
+    inner.append(outer)
+    return outer
+
+
+def frozen_cycle():
+    """Return a frozen record that holds itself."""
+    inner: dict = {}
+    outer = Frozen(inner)
+    inner["k"] = outer
+    return outer
+
+
+def own_cycle():
+    """Return an object with its own protocol that holds itself."""
+    inner: list = []
+    outer = Own(inner, 1)
+    inner.append(outer)
+    return outer
+
+
+@pytest.mark.parametrize(
+    ("make", "where"),
+    [
+        (tuple_cycle, "obj[0][0]"),
+        (lambda: [1, tuple_cycle()], "obj[1][0][0]"),
+        (frozen_cycle, "obj.x['k']"),
+        (own_cycle, "obj['left'][0]"),
+    ],
+    ids=["tuple", "tuple in a list", "frozen dataclass", "own protocol"],
+)
+def test_a_cycle_through_what_is_immutable_raises_with_its_place(make, where):
+    """A tuple cannot exist before its elements: the error says where it is met again."""
+    with pytest.raises(errors.ConversionError, match="contains itself") as caught:
+        dlx.convert(make(), to="dlx")
+    assert caught.value.where == where
+    assert dlx.plan(make(), to="dlx").error.where == where
+
+
+DEEP = """
+    import collections, dataclasses, sys, types
+    import dlx
+
+    @dataclasses.dataclass
+    class Node:
+        next: object
+
+    class Rows(list):
+        pass
+
+    Pair = collections.namedtuple("Pair", "a b")
+    array = dlx.convert(bytearray(4), to="dlx")
+    for wrap in (lambda x: [x], lambda x: (x,), lambda x: {"k": x}, lambda x: Rows([x]), Node,
+                 lambda x: Pair(x, 1), lambda x: collections.UserDict(k=x), lambda x: types.SimpleNamespace(x=x)):
+        deep = array
+        for _ in range(100_000):
+            deep = wrap(deep)
+        for options in ({}, {"copy": True}):
+            result = dlx.convert(deep, to="dlx", **options)
+            assert type(result) is type(deep)
+        plan = dlx.plan(deep, to="dlx")
+        assert len(plan.leaves) == 1 and " ... " in plan.leaves[0].path and len(plan.leaves[0].path) < 5000
+        del deep, result, plan
+    print("alive")
+"""
+
+
+def test_100_000_levels_convert_and_the_process_lives(python):
+    """Depth is no recursion: neither the walk, nor putting together, nor letting go."""
+    assert python(DEEP).strip() == "alive"
+
+
+def test_what_never_ends_raises(monkeypatch):
+    """A container that makes a new one inside itself for ever is refused at a depth that nobody needs."""
+    from dlx._containers import tree as trees
+
+    class Endless(collections.abc.Sequence):
+        def __getitem__(self, i):
+            if i:
+                raise IndexError(i)
+            return Endless()
+
+        def __len__(self):
+            return 1
+
+    monkeypatch.setattr(trees, "MAX_DEPTH", 500)
+    with pytest.raises(errors.ConversionError, match="more than 500 levels"):
+        dlx.convert(Endless(), to="dlx")
+
+
+# ---- options and targets ---------------------------------------------------------------------------------------------
+
+
+def test_mixed_frameworks_all_go_to_the_target(np, torch):
+    """Whatever an array is, and in whatever order they stand, all become the target's."""
+    arrays = [np.ones(2), torch.ones(2), dlx.convert(b"ab", to="dlx")]
+    for source in (arrays, arrays[::-1], Point(*arrays[:2])):
+        assert {type(x) for x in dlx.convert(source, to="torch")} == {torch.Tensor}
+        assert {type(x) for x in dlx.convert(source, like=arrays[0])} == {np.ndarray}
+
+
+def test_arrays_of_the_target_stay_what_they_are(torch):
+    """In a new container stand the same tensors, graph and all."""
+    source = [torch.ones(2, requires_grad=True), torch.nn.Parameter(torch.ones(1))]
+    result = dlx.convert(source, to="torch")
+    assert result is not source and result[0] is source[0] and result[1] is source[1]
+    detached = dlx.convert(source, to="torch", detach=True)
+    assert not any(x.requires_grad for x in detached)
+
+
+@pytest.mark.parametrize("options", [{"copy": True}, {"copy": False}, {"device": "cpu"}, {"detach": True}], ids=str)
+def test_options_hold_for_every_array(np, torch, options):
+    """Each array is treated as it would be alone."""
+    array = np.arange(4.0)
+    for source in ([array, {"a": array}], Point(array, [array])):
+        first = dlx.convert(source, to="torch", **options)[0]
+        assert dlx.shares_memory(first, array) is (options != {"copy": True})
+
+
+def test_a_broken_target_is_said_before_the_tree_is_looked_at():
+    """The call itself is checked first."""
+    with pytest.raises(errors.AdapterNotFoundError, match="no target"):
+        dlx.convert([object()], to="nosuch")
+    with pytest.raises(ValueError, match="errors must be"):
+        dlx.convert([], to="dlx", errors="ignore")
+
+
+def test_the_slow_road_and_the_lane_agree_on_a_mixed_tree(np, torch):
+    """What the walk in C leaves to Python has the same result as what it does itself."""
+    plain = {"a": [np.arange(3.0), (torch.ones(2), 1)], "b": None}
+    odd = {**plain, ("t",): collections.OrderedDict(x=np.arange(4.0)[::-1])}
+    for target in ("torch", "numpy", "dlx"):
+        one, other = dlx.convert(plain, to=target), dlx.convert(odd, to=target)
+        slow = dlx.convert.__wrapped__(plain, to=target)
+        for tree in (other, slow):
+            assert type(tree["a"][0]) is type(one["a"][0]) and type(tree["a"][1][0]) is type(one["a"][1][0])
+            assert dlx.shares_memory(tree["a"][0], one["a"][0]) and dlx.shares_memory(tree["a"][1][0], one["a"][1][0])
+
+
+class Shadow(dict):
+    """A dict that keeps its items in an attribute as well."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.store = dict(self)
+
+    def __setitem__(self, key, value):
+        self.store[key] = value
+        super().__setitem__(key, value)
+
+    def __getitem__(self, key):
+        return self.store[key]
+
+
+class Alias(collections.UserDict):
+    """A dict whose copies have the same storage."""
+
+    def __copy__(self):
+        new = type(self)()
+        new.data = self.data
+        return new
+
+
+class Deeper(dict):
+    """A dict that keeps its items in an attribute's attribute, which no copy of it parts with."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.store = types.SimpleNamespace(items=dict(self))
+
+    def __setitem__(self, key, value):
+        self.store.items[key] = value
+
+    def __getitem__(self, key):
+        return self.store.items[key]
+
+
+@pytest.mark.parametrize("kind", [Shadow, Alias, Deeper])
+def test_a_container_whose_copy_shares_its_storage_is_not_written_to(np, kind):
+    """Its item assignment writes where the source reads: the source holds what it held, and the result is right."""
+    array, other = np.zeros(2), np.ones(1)
+    source = kind({"a": array, "b": other})
+    new = dlx.convert(source, to="dlx")
+    assert source["a"] is array and source["b"] is other
+    assert type(new["a"]) is type(new["b"]) is dlx.Tensor
+    assert type(new) is (dict if kind is Deeper else kind)
+
+
+def test_a_mapping_behind_a_proxy_whose_copy_is_itself_is_not_written_to(np):
+    """The result is a dict then."""
+
+    class Same(dict):
+        def copy(self):
+            return self
+
+    array = np.zeros(2)
+    inside = Same(a=array)
+    new = dlx.convert(types.MappingProxyType(inside), to="dlx")
+    assert inside["a"] is array and type(new) is dict and type(new["a"]) is dlx.Tensor
+
+
+class Picky(dict):
+    """A dict that takes no new value."""
+
+    def __setitem__(self, key, value):
+        raise TypeError("only what it was made of")
+
+
+@pytest.mark.parametrize("kind", [dict, Picky])
+@pytest.mark.parametrize("collect", [False, True])
+def test_keys_that_raise_when_they_are_compared(np, collect, kind):
+    """The error has its place and its cause."""
+
+    class Key:
+        armed = False
+
+        def __hash__(self):
+            return 7
+
+        def __eq__(self, other):
+            if self.armed:
+                raise OSError("not to be compared")
+            return self is other
+
+    source = kind(zip((Key(), Key()), (np.zeros(1), np.zeros(1)), strict=True))
+    Key.armed = True
+    with pytest.raises(ExceptionGroup if collect else errors.ConversionError) as caught:
+        dlx.convert([source], to="dlx", errors="collect" if collect else "raise")
+    error = caught.value.exceptions[0] if collect else caught.value
+    assert error.where == "obj[0]" and isinstance(error.__cause__, OSError)

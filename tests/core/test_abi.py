@@ -1,0 +1,172 @@
+"""Our ABI header says what headers say that we did not write: sizes, offsets, enum values, flags, versions."""
+
+import importlib.util
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dlx import errors
+from dlx._core import types as abi
+from dlx._core.native import ffi, lib
+
+C_SRC = Path(__file__).resolve().parent.parent.parent / "c_src" / "include"
+FOREIGN = {"tvm_ffi": "include/dlpack/dlpack.h", "torch": "include/ATen/dlpack.h"}
+NAMES, TAGS, _ = ffi.list_types()
+STRUCTS = [name for name in NAMES if name.startswith("DL") and ffi.typeof(name).kind == "struct"]
+FIELDS = [(struct, field) for struct in STRUCTS for field, _ in ffi.typeof(struct).fields]
+CODES = sorted(name for name in dir(lib) if name.startswith("kDL"))
+FLAGS = sorted(name for name in dir(lib) if name.startswith("DLPACK_FLAG_"))
+
+
+def header(package):
+    """Return the package's dlpack.h without importing the package, or skip."""
+    spec = importlib.util.find_spec(package)
+    path = Path(spec.origin).parent / FOREIGN[package] if spec and spec.origin else None
+    if path is None or not path.exists():
+        pytest.skip(f"no {package} wheel with a dlpack.h")
+    return path
+
+
+def enums(text):
+    """Return {name: value} of every enumerator in C text."""
+    text = re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL)
+    bodies = re.findall(r"\benum\b[^{;]*\{([^}]*)\}", text)
+    return {name: int(value) for body in bodies for name, value in re.findall(r"(\w+)\s*=\s*(\d+)U?", body)}
+
+
+@pytest.fixture(scope="module", params=FOREIGN)
+def foreign(request, tmp_path_factory):
+    """What a C program that was compiled against a foreign header prints, as {expression: value}."""
+    path = header(request.param)
+    wanted = [f"sizeof({struct})" for struct in STRUCTS]
+    wanted += [f"offsetof({struct}, {field})" for struct, field in FIELDS]
+    wanted += [f"sizeof((({struct}*)0)->{field})" for struct, field in FIELDS]
+    wanted += [*CODES, *FLAGS, "DLPACK_MAJOR_VERSION", "DLPACK_MINOR_VERSION"]
+    lines = [f'  printf("%s=%lld\\n", "{text}", (long long)({text}));' for text in wanted]
+    folder = tmp_path_factory.mktemp("probe")
+    source = folder / "probe.c"
+    source.write_text(f'#include <stdio.h>\n#include "{path}"\nint main(void) {{\n' + "\n".join(lines) + "\n}\n")
+    subprocess.run(["cc", "-std=c11", str(source), "-o", str(folder / "probe")], check=True)
+    printed = subprocess.run([str(folder / "probe")], check=True, capture_output=True, text=True).stdout
+    return {key: int(value) for key, value in (line.rsplit("=", 1) for line in printed.splitlines())}
+
+
+@pytest.mark.parametrize("struct", STRUCTS)
+def test_struct_sizes_agree(foreign, struct):
+    """Every DLPack struct has the size that the foreign header gives it."""
+    assert ffi.sizeof(struct) == foreign[f"sizeof({struct})"]
+
+
+@pytest.mark.parametrize(("struct", "field"), FIELDS, ids=".".join)
+def test_fields_agree(foreign, struct, field):
+    """Every field starts where the foreign header puts it and is as wide."""
+    assert ffi.offsetof(struct, field) == foreign[f"offsetof({struct}, {field})"]
+    width = ffi.sizeof(dict(ffi.typeof(struct).fields)[field].type)
+    assert width == foreign[f"sizeof((({struct}*)0)->{field})"]
+
+
+@pytest.mark.parametrize("name", [*CODES, *FLAGS])
+def test_constants_agree(foreign, name):
+    """Every device code, dtype code and flag has the foreign header's value."""
+    assert getattr(lib, name) == foreign[name]
+
+
+def test_versions_agree(foreign):
+    """We stamp the version of the header that we describe."""
+    ours = lib.DLX_DLPACK_MAJOR, lib.DLX_DLPACK_MINOR
+    assert ours == (foreign["DLPACK_MAJOR_VERSION"], foreign["DLPACK_MINOR_VERSION"])
+
+
+@pytest.mark.parametrize("package", FOREIGN)
+def test_enumerators_are_the_same_set(package):
+    """Neither header names a device or dtype code that the other does not."""
+    theirs = enums(header(package).read_text())
+    assert theirs == {name: getattr(lib, name) for name in CODES}
+    assert len(theirs) > 30
+
+
+@pytest.mark.parametrize("package", FOREIGN)
+def test_flags_are_the_same_set(package):
+    """Neither header names a flag that the other does not."""
+    assert sorted(set(re.findall(r"#define (DLPACK_FLAG_\w+)", header(package).read_text()))) == FLAGS
+
+
+@pytest.mark.parametrize("package", FOREIGN)
+def test_structs_are_the_same_set(package):
+    """Neither header defines a struct that the other does not."""
+    text = re.sub(r"/\*.*?\*/|//[^\n]*", "", header(package).read_text(), flags=re.DOTALL)
+    assert sorted(re.findall(r"typedef struct\b[^{;]*\{[^}]*\}\s*(\w+);", text)) == sorted(STRUCTS)
+
+
+OPAQUE = {"dlx_ready"}  # only pointers to it are ever seen
+
+
+@pytest.mark.parametrize("name", [n for n in [*NAMES, *(f"struct {t}" for t in TAGS)] if n.split()[-1] not in OPAQUE])
+def test_every_type_is_complete(name):
+    """What cffi compiled agrees with the compiler about every type of the cdef, or touching it raises."""
+    if ffi.typeof(name).kind == "struct":
+        assert ffi.sizeof(name) > 0
+    else:
+        assert ffi.sizeof(name) == ffi.sizeof("void*")
+
+
+@pytest.mark.parametrize("name", ["dlpack_abi.h", "dlx.h", "dlx_cuda.h"])
+def test_headers_hold_declarations_only(name):
+    """The headers that cffi reads hold no directive but guard, include and endif."""
+    lines = (C_SRC / name).read_text().splitlines()
+    found = [line.strip() for line in lines if line.lstrip().startswith("#")]
+    guard = f"DLX_{name.removesuffix('.h').upper()}_H_"
+    assert found[:2] == [f"#ifndef {guard}", f"#define {guard}"]
+    assert found[-1] == "#endif"
+    assert all(line.startswith("#include ") for line in found[2:-1])
+
+
+def codes(text):
+    """Return the kDL names of the enum whose first name is `text`."""
+    body = next(b for b in re.findall(r"enum \{([^}]*)\}", (C_SRC / "dlpack_abi.h").read_text()) if text in b)
+    return re.findall(r"\b(kDL\w+)", body)
+
+
+@pytest.mark.parametrize("name", codes("kDLCPU"))
+def test_every_device_has_a_name(name):
+    """Every device code has a name of its own, which Device takes back."""
+    device = abi.Device(getattr(lib, name), 3)
+    assert not device.name.startswith("device_type_")
+    assert device.name == name.removeprefix("kDL").lower() or "_" in device.name
+    assert abi.Device(str(device)) == device == (getattr(lib, name), 3)
+
+
+@pytest.mark.parametrize("name", [c for c in codes("kDLInt") if c != "kDLOpaqueHandle"])
+def test_every_dtype_has_a_name(name):
+    """Every dtype code has a name, which DType takes back; a handle is no number and has none."""
+    bits = int((re.findall(r"Float(\d)", name) or [{"kDLBool": 8, "kDLBfloat": 16}.get(name, 32)])[0])
+    dtype = abi.DType(getattr(lib, name), bits, 1)
+    assert not dtype.name.startswith("code")
+    assert abi.DType(dtype.name) == dtype
+    assert abi.DType(f"{dtype.name}x4") == (dtype.code, bits, 4)
+
+
+def test_a_devices_name_and_number_may_be_apart():
+    """Device("cuda", 1) is cuda:1; two numbers, or none at all, are refused."""
+    assert abi.Device("cuda", 1) == abi.Device("cuda:1") == (2, 1)
+    for wrong in (("cuda:0", 1), ("cuda", -1), ("cuda", "1"), ("gpu", 1)):
+        with pytest.raises(errors.DeviceError):
+            abi.Device(*wrong)
+
+
+def test_unknown_numbers_are_kept():
+    """A peer's device or dtype that DLPack 1.3 does not name travels as it is."""
+    assert abi.Device(20, 1).type == 20
+    assert abi.DType(200, 8, 1).code == 200
+
+
+@pytest.mark.parametrize("name", ["float33", "float8", "float24", "complex16", "uint24", "int0", "int08", "float33x2"])
+def test_names_that_nobody_has_are_refused(name):
+    """A plain kind comes in some widths only; what a capsule says all the same has a name by its code."""
+    with pytest.raises(errors.DTypeError, match=f"there is no dtype '{name}'"):
+        abi.DType(name)
+    odd = abi.DType(abi.DType("float32").code, 33, 2)
+    assert odd.name == "code2_33bitx2" and abi.DType(odd.name) == odd
+    assert repr(odd) == "DType(2, 33, 2)"

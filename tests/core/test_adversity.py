@@ -1,0 +1,333 @@
+"""Objects, adapters and environments that misbehave: nothing crashes, nothing escapes, nothing is lost."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import threading
+import weakref
+
+import pytest
+from test_registry import MyLib, plugin
+
+import dlx
+from dlx import errors
+from dlx._core import native
+from dlx._registry.registry import Registry
+from dlx.adapter import Adapter, Capabilities, DType, over_memory
+
+pytest_plugins: list[str] = []
+
+
+@pytest.mark.parametrize("copy", [0, 1, "no", 2])
+def test_copy_is_a_bool_or_none(copy):
+    """Something that merely looks like False must not be taken for 'copy if needed'."""
+    with pytest.raises(ValueError, match="copy must be"):
+        dlx.convert(b"abc", to="dlx", copy=copy)
+
+
+def test_copy_true_copies_what_an_interface_shares(np):
+    """A buffer behind an array interface is shared memory, even if its wrapper is made anew at every access."""
+
+    class View:
+        buffer = bytearray(8)
+
+        @property
+        def __array_interface__(self):
+            return {"version": 3, "shape": (8,), "typestr": "|u1", "data": memoryview(self.buffer)}
+
+    view = View()
+    copied, shared = dlx.convert(view, "numpy", copy=True), dlx.convert(view, "numpy", copy=False)
+    view.buffer[0] = 7
+    assert (copied[0], shared[0]) == (0, 7)
+
+
+def test_pixels_are_written_out_once():
+    """An object that encodes its pixels at every access of its interface is asked once."""
+
+    class Image:
+        asked = 0
+
+        @property
+        def __array_interface__(self):
+            self.asked += 1
+            return {"version": 3, "shape": (3,), "typestr": "|u1", "data": bytes(3)}
+
+    image = Image()
+    assert dlx.convert(image, to="dlx").shape == (3,) and image.asked == 1
+    assert dlx.plan(image, to="dlx").outcome == "copied"
+
+
+def test_proxies_are_refused(np):
+    """A weak proxy speaks for memory that it does not keep alive."""
+    array = np.arange(3.0)
+    with pytest.raises(errors.AdapterNotFoundError, match="Convert the object itself"):
+        dlx.convert(weakref.proxy(array), to="dlx")
+
+
+def test_padded_elements_do_not_pass_a_legacy_capsule():
+    """Without the flag a padded tensor would be read as a packed one."""
+    padded = native.tensor_new(256, (4,), None, (0, 4, 1), (1, 0), dlx._core.types.SUBBYTE_PADDED, None)
+    for options in ({}, {"copy": True}):
+        with pytest.raises(errors.ProtocolError, match="padded"):
+            padded.__dlpack__(**options)
+    assert padded.__dlpack__(max_version=(1, 0)) is not None
+
+
+def test_numbers_that_run_python_while_read(python):
+    """A sequence that changes under its reader is read as it was."""
+    python("""
+        from dlx.adapter import DType, Device, over_memory
+        class Evil:
+            def __index__(self): shape.clear(); return 1
+        shape = [Evil(), Evil(), Evil()]
+        print(over_memory(1 << 20, shape, None, DType("uint8"), Device("cpu"), owner=b"").shape)
+    """)
+
+
+def test_long_chains_are_released(python, np):
+    """200 000 views over views are let go without eating the stack."""
+    python(
+        """
+        import numpy as np, dlx
+        x = dlx.convert(np.ones(3), "dlx")
+        for _ in range(200_000):
+            x = dlx._core.native.tensor_view(x, None, None, None, x)
+        del x
+        assert dlx._core.native.live() == 0
+        """
+    )
+
+
+def test_an_unknown_device_is_not_guessed(torch, np):
+    """A tensor on a device without memory is neither moved to the host nor an example to follow."""
+    meta = torch.empty(3, device="meta")
+    for call in (
+        lambda: dlx.convert(meta, to="torch", device="cpu"),
+        lambda: dlx.convert(np.ones(2), like=meta),
+    ):
+        with pytest.raises(errors.ConversionError, match=r"meta|device"):
+            call()
+    assert dlx.plan(meta, to="torch", device="cpu").outcome == "refused"
+    assert dlx.convert(meta, to="torch") is meta
+
+
+def test_the_host_is_one_device(np):
+    """Whatever id it is given."""
+    array = np.ones(2)
+    assert dlx.convert(array, to="numpy", device="cpu:1") is array
+    assert dlx.plan(array, to="dlx", device="cpu:1").outcome == "shared"
+
+
+def test_tracing_modes_do_not_hinder(torch):
+    """A plain tensor crosses while torch traces something else."""
+    fake = pytest.importorskip("torch._subclasses.fake_tensor")
+    plain = torch.arange(4.0)
+    with fake.FakeTensorMode():
+        assert dlx.convert(plain, to="dlx").shape == (4,)
+    seen = []
+    torch.func.grad(lambda x: (seen.append(dlx.convert(plain, to="dlx").shape), x.sum())[1])(torch.ones(2))
+    assert seen == [(4,)]
+
+
+def test_strides_that_are_never_taken_do_not_matter(np):
+    """A structure's field with at most one element is shared."""
+    field = np.zeros(3, [("a", "i1"), ("b", "f8")])["b"]
+    assert dlx.plan(field[:1], to="dlx", copy=False).outcome == "shared"
+    assert dlx.plan(field[:0], to="dlx", copy=False).outcome == "shared"
+    assert dlx.plan(field, to="dlx", copy=False).outcome == "refused"
+
+
+def test_a_type_that_learns_new_keywords_is_asked_anew(counting):
+    """A type whose __dlpack__ is replaced is not called as the old one was."""
+
+    class Producer:
+        def __dlpack__(self):
+            return counting.capsule((2,), legacy=True)
+
+    dlx.convert(Producer(), to="dlx")
+    seen = []
+    Producer.__dlpack__ = lambda self, *, max_version=None: seen.append(max_version) or counting.capsule((2,))
+    dlx.convert(Producer(), to="dlx")
+    assert seen == [(1, 3)]
+
+
+def test_device_memory_without_a_word_is_refused(counting):
+    """A producer that hides its device is found out by its capsule."""
+
+    class Hidden:
+        def __dlpack__(self, **keywords):
+            return counting.capsule((2,), device=(2, 0))
+
+    with pytest.raises(errors.DeviceError, match="no CUDA driver"):
+        dlx.convert(Hidden(), to="dlx")
+
+
+@pytest.mark.parametrize("numbers", [(1.9, 0.5), ("a", 0), (1,), (1, 2, 3)])
+def test_devices_are_whole_numbers(numbers):
+    """Nothing is rounded into a device."""
+    with pytest.raises(errors.DeviceError):
+        dlx.Device(numbers)
+
+
+# ---- adapters --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mylib(monkeypatch):
+    """A framework that a plugin can be made for."""
+    import sys
+    import types
+
+    package = types.ModuleType("mylib")
+    package.__version__ = "1.0"
+    package.Array = type("Array", (), {"__module__": "mylib"})
+    monkeypatch.setitem(sys.modules, "mylib", package)
+    return package
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        lambda: 1 / 0,
+        lambda: Capabilities(dtypes=frozenset(f"uint{n}" for n in range(1, 70))),
+        lambda: Capabilities(dtypes=None, device_types=frozenset({40})),
+    ],
+    ids=["raises", "too many dtypes", "no device type"],
+)
+def test_an_adapter_that_cannot_say_what_it_accepts(monkeypatch, mylib, stated):
+    """Is a PluginError that names it, not an exception from somewhere inside."""
+    adapter = MyLib()
+    adapter.accepts = stated
+    plugin(monkeypatch, "dlx_mylib", lambda: [adapter])
+    with pytest.raises(PluginErrorType, match="the mylib adapter cannot state what it accepts"):
+        Registry({"mylib": "dlx_mylib"}).target("mylib")
+
+
+PluginErrorType = errors.PluginError
+
+
+def test_one_module_may_answer_to_several_names(monkeypatch, mylib):
+    """Two entry points with one value are one plugin, and each of its adapters can be a target by its own name."""
+
+    class Second(MyLib):
+        name = "second"
+
+    plugin(monkeypatch, "dlx_mylib", lambda: [MyLib(), Second()])
+
+    class Entry:
+        value, dist = "dlx_mylib", None
+
+        def __init__(self, name):
+            self.name = name
+
+        def load(self):
+            return importlib.import_module(self.value)
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [Entry("mylib"), Entry("second")])
+    registry = Registry({})
+    assert (registry.target("mylib").name, registry.target("second").name) == ("mylib", "second")
+
+
+def test_broken_metadata_of_others_breaks_nothing(monkeypatch):
+    """Entry points that cannot be read are remembered; unknown types are still told as such."""
+
+    def entry_points(group):
+        raise TypeError("malformed")
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
+    registry = Registry()
+    assert registry.producer(object()) is None
+    assert any(isinstance(found.broken, TypeError) for found in registry.plugins().values())
+
+
+def test_threads_load_a_plugin_once(monkeypatch, mylib):
+    """Many first users at a time get the same adapter."""
+    for _ in range(50):
+        plugin(monkeypatch, "dlx_mylib", lambda: [MyLib()])
+        registry, found, barrier = Registry({"mylib": "dlx_mylib"}), [], threading.Barrier(4)
+
+        def use(registry=registry, found=found, barrier=barrier):
+            barrier.wait()
+            found.append(registry.target("mylib"))
+
+        threads = [threading.Thread(target=use) for _ in range(4)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        assert len(found) == 4 and len(set(map(id, found))) == 1
+
+
+def test_a_failed_hand_over_is_undone_by_the_adapter(monkeypatch, np):
+    """Whatever `take` did, `give_back` is told of it."""
+    from dlx._registry import generic as strangers
+
+    calls = []
+    monkeypatch.setattr(strangers.BufferAdapter, "give_back", lambda self, obj, tensor: calls.append(obj))
+    numpy_adapter = dlx._engine.request.registry.target("numpy")
+    monkeypatch.setattr(numpy_adapter, "load", lambda tensor: 1 / 0)
+    with pytest.raises(errors.ConversionError, match="numpy refused it: ZeroDivisionError"):
+        dlx.convert(b"abc", to="numpy")
+    assert calls == [b"abc"]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda: type("NoModule", (), {"__module__": None}),
+        lambda: type("Meta", (type,), {"__getattr__": lambda cls, name: 1 / 0})("Odd", (), {}),
+    ],
+    ids=["no module", "raising metaclass"],
+)
+def test_odd_types_are_no_arrays(kind):
+    """A type that cannot even be looked at is told as any other."""
+    with pytest.raises(errors.DlxError):
+        dlx.convert(kind()(), to="dlx")
+
+
+def test_an_adapter_needs_no_description_for_a_copying_cure(monkeypatch, mylib):
+    """Where only a conversion could tell, a plan says unknown and no more."""
+    from dlx.adapter import Blocker
+
+    class Opaque(MyLib):
+        def examine(self, obj):
+            yield Blocker("it is scrambled", "Drop copy=False.", resolution=lambda obj: obj, copies=True)
+
+        def export(self, obj, *, stream=None):
+            return over_memory(256, (0,), None, DType("uint8"), dlx.Device("cpu"), owner=obj)
+
+    plugin(monkeypatch, "dlx_mylib", lambda: [Opaque()])
+    registry = Registry({"mylib": "dlx_mylib"})
+    monkeypatch.setattr(dlx._engine.request, "registry", registry)
+    array = mylib.Array()
+    assert dlx.plan(array, to="dlx").outcome == "unknown"
+    assert dlx.convert.__wrapped__(array, to="dlx").shape == (0,)
+
+
+def test_base_adapter_refuses_by_default():
+    """An adapter that states nothing can do nothing by accident."""
+    assert Adapter().accepts() is None
+    assert Adapter().clone(object()) is NotImplemented
+
+
+def test_a_key_that_takes_a_views_results_away(python):
+    """A lazy view's place is looked up by the key's own __eq__, which may put another dict in the view's stead."""
+    out = python(
+        """
+        from dlx._core import native
+        class View(native.Places):
+            def _missed(self, key):
+                return "missed"
+        class Key:
+            def __hash__(self):
+                return 1
+            def __eq__(self, other):
+                view._slots = {}
+                return False
+        for _ in range(100):
+            view = View()
+            view._source = {}
+            view._slots = {Key(): (1, 2)}
+            assert view[Key()] == "missed"
+        print("well")
+        """
+    )
+    assert out == "well\n"

@@ -1,0 +1,197 @@
+"""The house: imports go up the list of layers only; importing dlx costs nothing; adapters use the public door."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import pickle
+import re
+import sys
+
+import pytest
+import structure
+from conftest import ROOT
+
+import dlx
+import dlx.testing
+
+PUBLIC = {"__init__", "__main__", "_ffi", "_version", "adapter", "cli", "ctypes", "errors", "testing", "typing"}
+PACKAGES = {"_api", "_containers", "_core", "_engine", "_protocols", "_registry", "_using", "_views", "adapter"}
+ADAPTERS = sorted(path.stem for path in (ROOT / "adapters").glob("*.py"))
+C_PURE = sorted(path for folder in ("core", "cuda") for path in (ROOT / "c_src" / folder).glob("*.[ch]"))
+
+
+def imported(path):
+    """Give every module that a file imports, wherever it stands; what only type checkers read is left out."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_every_module_has_a_layer():
+    """Public modules and private packages stand beside each other in dlx/, and nothing else does."""
+    here = {path.stem for path in (ROOT / "dlx").glob("*.py*")}
+    folders = {path.name for path in (ROOT / "dlx").iterdir() if (path / "__init__.py").exists()}
+    assert here | folders <= PUBLIC | PACKAGES
+    assert folders == PACKAGES | {"cli", "testing"}
+    assert {structure.layer(module) for module in structure.graph()} <= structure.RANK.keys()
+
+
+def test_no_import_goes_up_a_layer():
+    """A module imports from its own package and from lower layers, imports for type checkers included."""
+    assert structure.upward(structure.graph()) == []
+
+
+def test_no_import_goes_in_a_circle():
+    """Files of dlx never import each other in a circle, imports for type checkers included."""
+    assert structure.cycle(structure.graph()) == []
+
+
+def test_only_one_module_knows_the_extension():
+    """Everything compiled comes through `dlx._core.extension`; the doctor looks at its file."""
+    users = {module for module, others in structure.graph().items() if "dlx._ffi" in others}
+    assert users == {"dlx._core.extension", "dlx.cli.commands.doctor"}
+
+
+def test_c_files_include_downwards_only():
+    """python/ uses cuda/ and core/, cuda/ uses core/; all use include/."""
+    ranks = {"include": 0, "core": 1, "cuda": 2, "python": 3}
+    places = {path.name: path.parent.name for path in (ROOT / "c_src").rglob("*.h")}
+    for path in (ROOT / "c_src").rglob("*.[ch]"):
+        for name in re.findall(r'#include "(?:\w+/)?([\w.]+)"', path.read_text()):
+            assert ranks[places[name]] <= ranks[path.parent.name], f"{path.name} includes {name}"
+
+
+def test_c_imports_no_python_module_of_dlx_by_name():
+    """What C needs of Python is registered with it."""
+    for path in (ROOT / "c_src").rglob("*.c"):
+        assert not re.search(r'PyImport_\w+\("dlx', path.read_text()), path.name
+
+
+def test_public_names_say_their_public_module():
+    """Names, pickles and messages show `dlx.Device`, not where its code happens to be."""
+    for name in set(dlx.__all__) - {"__version__", "ffi", "hookimpl", "ctypes", "adapter", "errors"}:
+        assert getattr(dlx, name).__module__ in ("dlx", "dlx.typing"), name
+    for module in (dlx.adapter, dlx.errors, dlx.testing):
+        for name in module.__all__:
+            value = getattr(module, name)
+            if isinstance(value, type) or inspect.isfunction(value):
+                assert value.__module__ in ("dlx", module.__name__), name
+    device = pickle.loads(pickle.dumps(dlx.Device("cuda:1")))
+    assert device == dlx.Device("cuda:1") and type(device) is dlx.Device
+
+
+def test_the_kit_needs_neither_pytest_nor_a_framework(python):
+    """`import dlx.testing` loads no framework, and pytest only where pytest loads it."""
+    loaded = python("import dlx.testing, sys; print(*sys.modules)", args=()).split()
+    for name in ("numpy", "torch", "jax", "tvm_ffi", "pyarrow", "pytest", "rich"):
+        assert name not in loaded
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_adapters_use_the_public_door(adapter):
+    """Ours have no way in that a third party's adapter has not, and import no framework at module level."""
+    path = ROOT / "adapters" / f"{adapter}.py"
+    found = {name for name in imported(path) if name.partition(".")[0] == "dlx"}
+    assert all(name == "dlx" or name.startswith(("dlx.adapter", "dlx.errors")) for name in found), found
+    taken = {name.removeprefix("dlx.adapter.") for name in found if name.startswith("dlx.adapter.")}
+    assert taken <= set(dlx.adapter.__all__), "a name that no third party is promised"
+    top = {
+        name.partition(".")[0]
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+    }
+    assert top <= {"dlx", *sys.stdlib_module_names}
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", "cupy", "jax"])
+def test_the_core_names_no_framework_in_code(framework):
+    """C and the modules of dlx know frameworks from adapters' data only (comments and texts may name them)."""
+    for path in (ROOT / "c_src").rglob("*.[ch]"):
+        code = re.sub(r'/\*.*?\*/|"(?:\\.|[^"])*"', "", path.read_text(), flags=re.DOTALL)
+        assert framework not in code, path.name
+    for name, path in structure.modules().items():
+        if structure.layer(name) in ("cli", "testing") or path.suffix == ".pyi":
+            continue
+        if name == "dlx._registry.plugin":  # the table of our own adapters
+            continue
+        tree = ast.parse(path.read_text())
+        words = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        words |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        assert framework not in words, name
+
+
+def test_only_legacy_c_looks_inside_the_legacy_struct():
+    """Elsewhere a DLManagedTensor is a pointer that is passed on."""
+    for path in (ROOT / "c_src").rglob("*.c"):
+        code = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.DOTALL)
+        if path.name != "legacy.c":
+            assert not re.search(r"\bDLManagedTensor\s+\w", code), path.name
+
+
+@pytest.mark.parametrize("path", C_PURE, ids=lambda path: path.name)
+def test_the_pure_core_knows_no_python(path):
+    """Only files in c_src/python include Python.h."""
+    assert "Python.h" not in path.read_text()
+
+
+def test_importing_dlx_imports_no_framework_and_scans_nothing(python):
+    """Neither a framework, nor pluggy, nor importlib.metadata, nor the compiled core is loaded by `import dlx`."""
+    loaded = python("import dlx, sys; print(*sys.modules)").split()
+    frameworks = ("numpy", "torch", "jax", "jaxlib", "tvm_ffi", "pyarrow", "ml_dtypes")
+    for name in (*frameworks, "pluggy", "importlib.metadata", "dataclasses", "cffi", "rich"):
+        assert name not in loaded
+
+
+def test_host_only_work_imports_no_other_framework(python):
+    """Converting bytes to dlx, listing nothing and planning load no framework."""
+    code = """
+        import sys, dlx
+        dlx.convert(b"abc", to="dlx"); dlx.plan(bytearray(3), to="dlx"); dlx.describe(b"abc")
+        names = ("numpy", "torch", "jax", "tvm_ffi", "pyarrow", "cupy", "importlib.metadata")
+        print([name for name in names if name in sys.modules])
+    """
+    assert python(code).strip() == "[]"
+
+
+def test_a_source_does_not_load_other_frameworks(python, np):
+    """Converting a numpy array to dlx does not import torch."""
+    code = "import sys, numpy, dlx; dlx.convert(numpy.zeros(3), to='dlx'); print('torch' in sys.modules)"
+    assert python(code, args=()).strip() == "False"
+
+
+def test_public_names_are_all_there():
+    """Everything in __all__ can be had, has a docstring, and dir() lists it."""
+    for name in dlx.__all__:
+        value = getattr(dlx, name)
+        assert value is not None
+        if name not in ("__version__", "ffi"):
+            assert value.__doc__
+    assert set(dlx.__all__) <= set(dir(dlx))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = dlx.nothing
+
+
+def test_convert_and_plan_take_the_same_options():
+    """`plan` has every option of `convert`, with the same defaults, and `probe`."""
+    convert = inspect.signature(dlx.convert).parameters
+    plan = dict(inspect.signature(dlx.plan).parameters)
+    assert plan.pop("probe").default is True
+    assert plan == convert
+
+
+def test_no_machine_path_or_registry_host_in_the_project():
+    """Nothing that is committed names a machine's folders or a package registry's host."""
+    pattern = re.compile(r"/(?:work|farm|root|home/\w+)/|pypi\.org|files\.pythonhosted")
+    for folder in ("dlx", "adapters", "c_src", "tests", "docs", "examples", "benchmarks"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in {".py", ".c", ".h", ".md"} and path.name != "test_architecture.py":
+                assert not pattern.search(path.read_text(encoding="utf-8")), path

@@ -1,0 +1,170 @@
+"""Another cffi project includes dlx's: from the checkout, and from an installed wheel without a source tree."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import cffi
+import pytest
+from conftest import ROOT
+
+import dlx
+from dlx._core import headers
+from dlx._core.native import ffi
+
+EXAMPLE = ROOT / "examples" / "cffi_kernel"
+USE = """
+import sys
+from array import array
+import _scale, dlx, scaling
+assert _scale.ffi.typeof("DLTensor *") is dlx.ffi.typeof("DLTensor *")
+buffer = array("d", [1, 2, 3])
+scaling.scale(buffer, 2)
+assert list(buffer) == [2, 4, 6]
+if "numpy" in sys.argv:
+    import numpy as np
+    strided = np.arange(12, dtype=np.float32).reshape(3, 4)[::-1, ::2]
+    expected = strided * 0.5
+    scaling.scale(strided, 0.5)
+    assert (strided == expected).all()
+    strided.flags.writeable = False
+    try:
+        scaling.scale(strided, 2)
+    except dlx.errors.ReadOnlyError:
+        assert (strided == expected).all()
+    else:
+        raise SystemExit("read-only memory was written")
+    try:
+        scaling.scale(np.ones(3, np.int8), 2)
+    except TypeError as error:
+        assert "int8[3]" in str(error)
+    else:
+        raise SystemExit("int8 was scaled")
+if "torch" in sys.argv:
+    import torch
+    tensor = torch.ones(2, 3).T
+    scaling.scale(tensor, 3)
+    assert (tensor == 3).all()
+print("include:", dlx.get_include())
+"""
+
+
+def run(*command, cwd, env=None):
+    """Run a command that must succeed; return what it printed."""
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def built_and_run(python, folder, env, *frameworks):
+    """Copy the example, build it by its own script, run it as its README says, use it; return where headers were."""
+    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("_scale*", "__pycache__", "*.o"))
+    run(python, "build_scale.py", cwd=folder, env=env)
+    assert run(python, "scaling.py", cwd=folder, env=env) == "[10.0, 20.0, 30.0]\n"
+    return run(python, "-c", USE, *frameworks, cwd=folder, env=env).strip().removeprefix("include: ")
+
+
+def there(*names):
+    """Return those frameworks that are installed."""
+    from importlib.util import find_spec
+
+    return [name for name in names if find_spec(name)]
+
+
+def test_the_example_works_in_the_checkout(tmp_path):
+    """The example builds and scales arrays of numpy and torch in place, from the source tree."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "adapters")])}
+    include = built_and_run(sys.executable, tmp_path / "kernel", env, *there("numpy", "torch"))
+    assert Path(include) == ROOT / "c_src" / "include"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """A wheel, built from an sdist and not from the checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    ignored = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "*.so", "_ffi.c", "venv*")
+    shutil.copytree(ROOT, source, ignore=ignored)
+    run(sys.executable, "setup.py", "-q", "sdist", "-d", folder, cwd=source)
+    (sdist,) = folder.glob("*.tar.gz")
+    flags = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet")
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    run(sys.executable, "-m", "pip", "wheel", *flags, "-w", folder, sdist, cwd=folder, env=env)
+    (built,) = folder.glob("*.whl")
+    shutil.rmtree(source)
+    return built
+
+
+def test_the_wheel_holds_what_it_should(wheel):
+    """Headers for C authors, no C file, no object, no test, no build recipe."""
+    names = zipfile.ZipFile(wheel).namelist()
+    assert sorted(name for name in names if name.startswith("dlx/include/")) == [
+        "dlx/include/dlpack_abi.h",
+        "dlx/include/dlx.h",
+        "dlx/include/dlx_cuda.h",
+    ]
+    assert {"dlx/py.typed", "dlx/_api/c_interop.py", "dlx/ctypes.py"} <= set(names)
+    assert {"dlx_numpy.py", "dlx_torch.py", "dlx_cupy.py"} <= set(names)
+    assert not [
+        name for name in names if name.endswith((".c", ".o", "build_ffi.py")) or "tests" in name or "/test_" in name
+    ]
+
+
+def test_the_example_works_with_an_installed_wheel(wheel, tmp_path):
+    """In a fresh environment with the wheel, the headers come from the wheel, and the example builds and runs."""
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", cwd=tmp_path)
+    python = tmp_path / "venv" / "bin" / "python"
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
+    zipfile.ZipFile(wheel).extractall(site)
+    # Everything else is this environment's own; its .pth files, hence editable installs, are not read there.
+    (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n" + sysconfig.get_path("platlib") + "\n")
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    include = built_and_run(python, tmp_path / "kernel", env, *there("numpy", "torch"))
+    assert Path(include) == site / "dlx" / "include"
+
+
+def test_the_builder_gives_the_compiled_types():
+    """Sizes that cffi works out from the header are those of the compiler."""
+    builder = dlx.cffi_builder()
+    for name in ("DLTensor", "DLManagedTensor", "DLManagedTensorVersioned", "DLPackExchangeAPI"):
+        assert builder.sizeof(name) == ffi.sizeof(name)
+
+
+def test_the_builder_is_anew_each_time():
+    """What one project adds to its builder is not in the next one's."""
+    dlx.cffi_builder().cdef("typedef struct { int x; } mine;")
+    with pytest.raises(cffi.CDefError):
+        dlx.cffi_builder().typeof("mine")
+
+
+def test_the_builder_knows_no_function_of_the_core():
+    """Functions that a C author could not link against are not declared to him."""
+    assert "dlx_" not in headers.declarations(headers.ABI)
+    with pytest.raises(cffi.CDefError):
+        dlx.cffi_builder().typeof("dlx_capabilities")
+
+
+@pytest.mark.parametrize("name", [headers.ABI, headers.CORE])
+def test_declarations_have_no_directive(name):
+    """What cffi gets is the header without guard and includes, and nothing else is taken away."""
+    text = Path(dlx.get_include(), name).read_text(encoding="utf-8")
+    stripped = headers.declarations(name)
+    assert not [line for line in stripped.splitlines() if line.lstrip().startswith("#")]
+    kept = [line for line in text.splitlines() if not line.startswith("#")]
+    assert [line for line in stripped.splitlines() if line] == [line for line in kept if line]
+
+
+def test_the_header_compiles_alone(tmp_path):
+    """A C author includes dlpack_abi.h alone, in C and in C++."""
+    source = '#include "dlpack_abi.h"\nint rank(const DLTensor* t) { return t->ndim + kDLCPU; }\n'
+    (tmp_path / "alone.c").write_text(source)
+    flags = ("-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", f"-I{dlx.get_include()}", "alone.c")
+    run("cc", "-std=c99", *flags, cwd=tmp_path)
+    if shutil.which("c++"):
+        run("c++", "-x", "c++", "-std=c++11", *flags, cwd=tmp_path)

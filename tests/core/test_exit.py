@@ -1,0 +1,150 @@
+"""The end of the interpreter, with memory of ours still in other hands: exit status 0, and nothing on stderr."""
+
+from pathlib import Path
+
+import pytest
+
+TESTS = [str(Path(__file__).resolve().parent.parent / folder) for folder in ("", "support")]
+
+# Every script starts with a class whose objects own memory, and a tensor over such an object.
+PREAMBLE = """
+import sys
+from dlx._core import native
+class Owner:
+    def __init__(self):
+        self.memory = bytearray(1024)
+    def __del__(self):
+        self.memory = None
+def over(owner=None):
+    owner = owner or Owner()
+    at = native.buffer_address(memoryview(getattr(owner, "memory", owner)))
+    return native.tensor_new(at, (4,), None, (2, 32, 1), (1, 0), 0, owner)
+"""
+
+PEERS = {
+    "dlx": "results = [over(), over().__dlpack__(), over().__dlpack__(max_version=(1, 0))]\n"
+    "results += [native.capsule_claim(over().__dlpack__()), native.tensor_copy(over(), True)]\n"
+    "results += [native.tensor_view(results[0], None, None, None, Owner())]\n",
+    "numpy": "import numpy as np\n"
+    "results = [np.from_dlpack(over()), np.arange(4.0)]\n"
+    "results += [native.capsule_claim(a.__dlpack__(max_version=(1, 0))) for a in results]\n",
+    "torch": "import torch\n"
+    "results = [torch.from_dlpack(over()), torch.arange(4.0)]\n"
+    "results += [native.capsule_claim(t.__dlpack__()) for t in results]\n",
+    "numpy and torch": "import numpy as np, torch\n"
+    "results = [np.from_dlpack(torch.from_dlpack(over())), torch.from_dlpack(np.from_dlpack(over()))]\n"
+    "results += [native.capsule_claim(a.__dlpack__()) for a in results]\n",
+}
+
+HOLDERS = {
+    "globals": "held = results\n",
+    "cycle": "class Node: pass\nnode = Node(); node.self = node; node.results = results\ndel results, node\n",
+    "daemon": "import threading\n"
+    "started = threading.Event()\n"
+    "def hold(results):\n"
+    "    started.set()\n"
+    "    threading.Event().wait()\n"
+    "threading.Thread(target=hold, args=(results,), daemon=True).start()\n"
+    "started.wait()\n"
+    "del results\n",
+    "builtins": "import builtins\nbuiltins.held_to_the_end = results\nsys.held = results\n",
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+@pytest.mark.parametrize("peer", PEERS)
+@pytest.mark.numpy("2.2.5")
+def test_exit_with_results_alive(request, python, peer, holder):
+    """Whoever holds whose memory when the interpreter goes, it goes quietly."""
+    for name, fixture in (("numpy", "np"), ("torch", "torch")):
+        if name in peer:
+            request.getfixturevalue(fixture)
+    assert python(PREAMBLE + PEERS[peer] + HOLDERS[holder] + "print('done')") == "done\n"
+
+
+FOREIGN = """
+sys.path[:0] = {tests!r}
+from conftest import Counting
+counting = Counting({path!r})
+def consumed(tensor):
+    return counting.consume(tensor.__dlpack__(max_version=(1, 0)))
+"""
+
+
+@pytest.fixture
+def foreign_python(python, counting):
+    """Run code with the tensors of the preamble and with counting.c at hand."""
+    return lambda code: python(PREAMBLE + FOREIGN.format(tests=TESTS, path=counting.path) + code)
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+def test_deleters_after_the_interpreter(foreign_python, where):
+    """Deleters called from C atexit, on the main thread or a fresh one, leak a Python owner rather than crash."""
+    out = foreign_python(f"counting.delete_at_exit({where}=consumed(over()))")
+    assert out == "at exit: interpreter 0, deleted 0\n"
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+def test_foreign_memory_after_the_interpreter(foreign_python, where):
+    """Where no Python object owns the memory, a deleter after finalisation still runs the foreign one."""
+    out = foreign_python(f"""
+tensor = native.capsule_claim(counting.capsule())
+counting.delete_at_exit({where}=consumed(tensor))
+del tensor
+assert counting.deleted == 0
+""")
+    assert out == "at exit: interpreter 0, deleted 1\n"
+
+
+@pytest.mark.parametrize("thread", [False, True], ids=["here", "foreign-thread"])
+@pytest.mark.parametrize("holder", ["globals", "builtins", "cycle"])
+def test_deleters_during_finalisation(foreign_python, thread, holder):
+    """A deleter called while modules are torn down, even by a thread that is waited for, neither hangs nor crashes."""
+    hold = {
+        "globals": "late = Late()",
+        "builtins": "import builtins; builtins.late = Late()",
+        "cycle": "late = Late(); late.itself = late; del late",
+    }[holder]
+    # The owner is of no class of this script: it would keep the script's globals alive, out of the collector's sight.
+    code = f"""
+import os
+class Late:
+    def __init__(self):
+        self.address = consumed(over(bytearray(64)))
+    def __del__(self, delete=counting.delete, write=os.write):
+        delete(self.address, thread={thread})
+        write(1, b'deleted\\n')
+{hold}
+"""
+    assert foreign_python(code) == "deleted\n"
+
+
+def test_a_thread_that_deletes_on_and_on(foreign_python):
+    """A daemon thread in the midst of making and releasing tensors does not disturb the exit."""
+    code = """
+import threading
+started = threading.Event()
+def work():
+    while True:
+        counting.delete(consumed(over()), thread=True)
+        native.tensor_copy(over(), True)
+        started.set()
+for _ in range(2):
+    threading.Thread(target=work, daemon=True).start()
+started.wait()
+print('done')
+"""
+    assert foreign_python(code) == "done\n"
+
+
+def test_results_leave_before_the_interpreter(python):
+    """Owners in module globals are released, not leaked, where the interpreter is still whole: at Python's atexit."""
+    code = """
+import atexit
+class Told(Owner):
+    def __del__(self):
+        print('released')
+held = [over(Told())]
+atexit.register(held.clear)
+"""
+    assert python(PREAMBLE + code) == "released\n"

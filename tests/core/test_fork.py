@@ -1,0 +1,195 @@
+"""A forked child never waits for what a thread of its parent held."""
+
+from __future__ import annotations
+
+import pytest
+
+FORKED = """
+    import os, signal, threading, warnings
+    warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: a fork beside threads is what this is about
+    signal.alarm(60)
+    held, done = threading.Event(), threading.Event()
+
+    def forked(call, *, needs=None):
+        "Fork while a thread is inside `needs`; return what `call` gives in the child within ten seconds."
+        thread = threading.Thread(target=needs)
+        thread.start()
+        assert held.wait(10)
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(10)
+            done.set()
+            os.write(write, repr(call()).encode())
+            os._exit(0)
+        os.close(write)
+        _, status = os.waitpid(child, 0)
+        done.set()
+        thread.join()
+        assert status == 0, f"the child ended with status {status}"
+        return os.read(read, 1000).decode()
+
+    def slow(value):
+        "Return a value; in the first thread that asks, when it is told to."
+        if not held.is_set():
+            held.set()
+            assert done.wait(30)
+        return value
+
+    import dlx
+"""
+
+
+def test_a_child_converts_what_a_thread_of_its_parent_was_converting(python):
+    """A data loader's worker beside a prefetching thread; the source is no array of a known framework."""
+    out = python(
+        FORKED
+        + """
+    class Slow:
+        def __init__(self, n):
+            self.array = dlx.convert(bytearray([n]), to="dlx")
+        def __dlpack__(self, **options):
+            return slow(self.array).__dlpack__(**options)
+        def __dlpack_device__(self):
+            return 1, 0
+
+    view = dlx.convert([Slow(1), [Slow(2)]], to="dlx", lazy=True)
+    first = lambda x: bytes(memoryview(x))[0]
+    print(forked(lambda: [first(view[0]), first(view[1][0]), view[0] is view[0]], needs=lambda: view[0]))
+    print(first(view[0]), first(view[1][0]))
+    """
+    )
+    assert out.splitlines() == ["[1, 2, True]", "1 2"]
+
+
+def test_a_child_forked_inside_a_conversion_goes_on(python):
+    """The thread that forks keeps its own locks, and releases them in the child as well."""
+    out = python(
+        FORKED
+        + """
+    class Forks:
+        def __dlpack__(self, **options):
+            self.pid = os.fork()
+            return dlx.convert(bytearray(3), to="dlx").__dlpack__(**options)
+        def __dlpack_device__(self):
+            return 1, 0
+
+    source = Forks()
+    view = dlx.convert([source, [source]], to="dlx", lazy=True)
+    assert view[0].shape == (3,) and view[1][0] is view[0]
+    lock = view._scope.lock()
+    thread = threading.Thread(target=lambda: lock.acquire(timeout=5) and lock.release() or held.set())
+    thread.start()
+    thread.join()
+    assert held.is_set()
+    if source.pid:
+        assert os.waitpid(source.pid, 0)[1] == 0
+    else:
+        os._exit(0)
+    print("ok")
+    """
+    )
+    assert out == "ok\n"
+
+
+def test_a_child_finds_the_registry_free(python):
+    """Entry points are read by a thread of the parent; the child reads them itself."""
+    out = python(
+        FORKED
+        + """
+    from dlx._registry import plugin as plugins
+    from dlx._registry.registry import registry
+    discover = plugins.discover
+    plugins.discover = lambda: slow(list(discover()))
+    print(forked(lambda: len(registry.plugins()) > 3, needs=registry.scan))
+    """
+    )
+    assert out == "True\n"
+
+
+def test_a_child_loads_a_plugin_that_a_thread_of_its_parent_was_loading(python):
+    """Also in a thread of its own, which may have the same number."""
+    out = python(
+        FORKED
+        + """
+    import types
+    from dlx.adapter import Adapter
+    from dlx._registry.plugin import Plugin
+    from dlx._registry.registry import registry
+
+    class Mine(Adapter):
+        name = package = "mine"
+
+    module = types.ModuleType("dlx_mine")
+    module.dlx_adapters = dlx.hookimpl(lambda: [Mine()])
+    plugin = registry._plugins["mine"] = Plugin("dlx_mine", lambda: slow(module), "dlx-mine", names=("mine",))
+
+    def child():
+        numbers = {me[1] if isinstance(me, tuple) else me for me in plugin.loading}
+        assert numbers, "nobody loads it"
+        threading.get_ident = lambda: numbers.copy().pop()
+        return [adapter.name for adapter in registry.load("mine").adapters]
+
+    print(forked(child, needs=lambda: registry.load("mine")))
+    """
+    )
+    assert out == "['mine']\n"
+
+
+def test_a_child_asks_adapters_for_what_they_remember(python):
+    """What an adapter computes once is computed without a lock, also by a third party's."""
+    out = python(
+        FORKED
+        + """
+    import functools
+    from dlx.adapter import Adapter, Capabilities
+
+    class Slow(Adapter):
+        name = package = "slow"
+        def accepts(self):
+            return slow(Capabilities(dtypes=None, device_types=None))
+        @functools.cached_property
+        def mine(self):
+            return slow(1)
+
+    class Other(Slow):
+        def accepts(self):
+            return Capabilities(dtypes=None, device_types=None)
+
+    print(forked(lambda: Other().capabilities == Slow().capabilities, needs=lambda: Slow().capabilities))
+    held.clear(), done.clear()
+    print(forked(lambda: Other().mine, needs=lambda: Slow().mine))
+    """
+    )
+    assert out == "True\n1\n"
+
+
+def test_locks_are_not_kept_alive(np):
+    """What a lock belongs to goes as if nobody had looked for it."""
+    import gc
+    import weakref
+
+    import dlx
+    from dlx._core import locks
+
+    view = dlx.convert([(np.ones(1),)], to="dlx", lazy=True)
+    view[0]
+    scope = weakref.ref(view._scope)
+    assert scope() in locks._holders
+    del view
+    gc.collect()
+    assert scope() is None
+
+
+def test_every_lock_of_dlx_is_renewed():
+    """No module makes a lock but the one that knows about forks."""
+    from conftest import ROOT
+
+    for folder in ("dlx", "adapters"):
+        for path in (ROOT / folder).glob("*.py"):
+            text = path.read_text(encoding="utf-8")
+            if path.stem != "locks":
+                assert not any(f"{name}(" in text for name in ("Lock", "Condition", "Semaphore", "Event")), path
+
+
+pytestmark = pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="there is no fork here")

@@ -1,0 +1,152 @@
+"""Interpreters that dlx may meet: a second one in the process, one without the GIL; and what it asks of the loader."""
+
+import struct
+import sys
+
+import pytest
+
+from dlx import _ffi
+
+# A second interpreter, as any library may make one: from then on PyGILState_Check() answers 1 for every thread.
+PREAMBLE = """
+import ctypes, sys
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+from dlx._core import native
+class Owner:
+    gone = 0
+    def __init__(self):
+        self.memory = bytearray(1024)
+    def __del__(self):
+        Owner.gone += sum(n for n in range(3)) > 0
+def over():
+    owner = Owner()
+    at = native.buffer_address(memoryview(owner.memory))
+    return native.tensor_new(at, (4,), None, (2, 32, 1), (1, 0), 0, owner)
+"""
+
+FOREIGN = """
+free, held = ctypes.CDLL(sys.argv[1]), ctypes.PyDLL(sys.argv[1])
+held.counting_consume.restype, held.counting_consume.argtypes = ctypes.c_void_p, [ctypes.py_object]
+for function in free.counting_delete_on_thread, free.counting_delete, held.counting_delete:
+    function.argtypes = [ctypes.c_void_p, ctypes.c_int]
+"""
+
+
+@pytest.mark.parametrize("alive", [False, True], ids=["gone", "alive"])
+def test_foreign_threads_release_after_a_second_interpreter_was_made(python, counting, alive):
+    """Memory is released once, with the GIL taken, whoever releases it last: also once there were interpreters."""
+    made = "other = interpreters.create()\n" + ("" if alive else "interpreters.destroy(other)\n")
+    out = python(
+        PREAMBLE
+        + FOREIGN.replace("sys.argv[1]", repr(counting.path))
+        + made
+        + "for n in range(1, 20):\n"
+        + "    for delete in free.counting_delete_on_thread, free.counting_delete, held.counting_delete:\n"
+        + "        delete(held.counting_consume(over().__dlpack__(max_version=(1, 0))), 0)\n"
+        + "    assert Owner.gone == 3 * n, Owner.gone\n"
+        + ("interpreters.destroy(other)\n" if alive else "")
+        + "print(native.live())"
+    )
+    assert out.split() == ["0"]
+
+
+def test_releases_inside_another_interpreter(python, counting):
+    """A thread that runs another interpreter holds the GIL too, and must not wait for it."""
+    python(
+        PREAMBLE
+        + FOREIGN.replace("sys.argv[1]", repr(counting.path))
+        + """
+address = held.counting_consume(over().__dlpack__(max_version=(1, 0)))
+code = f'''
+import ctypes
+held = ctypes.PyDLL({sys.argv[1]!r})
+held.counting_delete.argtypes = [ctypes.c_void_p, ctypes.c_int]
+held.counting_delete({address}, 0)
+'''
+if hasattr(interpreters, "new_config"):
+    other = interpreters.create("legacy")
+else:
+    other = interpreters.create(isolated=False)
+failed = interpreters.run_string(other, code)
+assert not failed, failed
+interpreters.destroy(other)
+assert Owner.gone == 1 and native.live() == 0
+""".replace("{sys.argv[1]!r}", repr(counting.path))
+    )
+
+
+def test_a_second_interpreter_is_refused(python):
+    """Types and tables of dlx exist once a process: a second interpreter is told so, and the first goes on."""
+    out = python(
+        PREAMBLE
+        + """
+import dlx
+before = over()
+code = '''
+import dlx
+for name in ("convert", "Tensor", "ffi"):
+    try:
+        getattr(dlx, name)
+    except ImportError as error:
+        print(error)
+    else:
+        raise SystemExit(f"dlx.{name} was not refused")
+'''
+if hasattr(interpreters, "new_config"):
+    other = interpreters.create("legacy")
+else:
+    other = interpreters.create(isolated=False)
+failed = interpreters.run_string(other, code)
+assert not failed, failed
+interpreters.destroy(other)
+assert dlx.convert(over(), "dlx").shape == (4,)
+assert native.capsule_claim(before.__dlpack__()).shape == (4,)
+try:
+    native.capsule_claim(1)
+except dlx.errors.ProtocolError:
+    print("well")
+"""
+    )
+    *refusals, last = out.splitlines()
+    assert last == "well"
+    assert len(refusals) == 3
+    for text in refusals:
+        assert "interpreter 0" in text and "interpreter 1" in text and "multiprocessing" in text, text
+
+
+def test_without_the_gil_import_is_refused(python):
+    """The C core relies on the GIL: where it is off, `import dlx` says so and how to run, before anything is loaded."""
+    out = python(
+        """
+        import sys
+        sys._is_gil_enabled = lambda: False
+        try:
+            import dlx
+        except ImportError as error:
+            print(error)
+        print([name for name in sys.modules if name.startswith("dlx.") and name != "dlx._version"])
+        """
+    )
+    text, loaded = out.splitlines()
+    assert "free-threaded" in text and "PYTHON_GIL=1" in text and "-X gil=1" in text
+    assert loaded == "[]"
+
+
+def test_with_the_gil_on_a_free_threaded_build_imports(python):
+    """What counts is whether the GIL is on, not how Python was built."""
+    assert python("import sys; sys._is_gil_enabled = lambda: True; import dlx; print(dlx.convert(b'a', 'dlx').shape)")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads an ELF file")
+def test_static_tls_is_a_few_words():
+    """A library that is loaded late finds little static thread-local storage: dlx asks for three words at most."""
+    with open(_ffi.__file__, "rb") as file:
+        binary = file.read()
+    assert binary[:5] == b"\x7fELF\x02"
+    at, (size, count) = struct.unpack_from("<Q", binary, 32)[0], struct.unpack_from("<HH", binary, 54)
+    headers = [struct.unpack_from("<II6Q", binary, at + size * n) for n in range(count)]
+    used = [header[6] for header in headers if header[0] == 7]  # PT_TLS: bytes in memory
+    assert sum(used) <= 24

@@ -1,0 +1,278 @@
+"""The arithmetic on one tensor, against brute force over its indices and at the edges of 63 bits."""
+
+from math import prod
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import (
+    ADDRESS,
+    FLOAT32,
+    INT4,
+    INT8,
+    INT64_MAX,
+    INT64_MIN,
+    PADDED,
+    dltensor,
+    extent,
+    item_bits,
+    layout,
+    offsets,
+    row_major,
+)
+
+from dlx._core.native import ffi, lib
+
+SHAPES = st.lists(st.integers(0, 4), max_size=4)
+DTYPES = st.sampled_from([INT8, FLOAT32, (5, 128, 1), INT4, (17, 4, 2), (15, 6, 1), (1, 1, 3), (2, 32, 3)])
+quick = settings(deadline=None, max_examples=300)
+
+
+@st.composite
+def described(draw):
+    """Draw (shape, strides or None, dtype, flags) of a small tensor."""
+    shape = draw(SHAPES)
+    compact = row_major([max(e, 1) for e in shape])
+    stride = st.one_of(st.integers(-9, 9), st.sampled_from([*compact, *(-s for s in compact)] or [1]))
+    strides = draw(st.none() | st.lists(stride, min_size=len(shape), max_size=len(shape)))
+    return shape, strides, draw(DTYPES), draw(st.sampled_from([0, PADDED]))
+
+
+@quick
+@given(described())
+def test_small_tensors_are_valid(case):
+    """Nothing is refused because of strides, dtype or known flags while it is small."""
+    shape, strides, dtype, flags = case
+    assert lib.dlx_validate(dltensor(shape, strides, dtype), flags) == lib.DLX_OK
+
+
+PLACES = st.sampled_from([0, 1, 2, 64, ADDRESS, ADDRESS + 4, 2**63 - 65, 2**63 - 64, 2**63, 2**64 - 64])
+EXTENTS = st.sampled_from([-1, 0, 1, 1, 2, 3, 2**31, 2**61, 2**62, INT64_MAX])
+
+
+@st.composite
+def anything(draw):
+    """Draw a DLTensor, sensible or not, that is compact more often than chance would have it."""
+    shape = draw(st.lists(EXTENTS, max_size=3))
+    compact = [min(max(step, INT64_MIN), INT64_MAX) for step in row_major(shape)]
+    strange = st.lists(st.sampled_from([INT64_MIN, -1, 0, 1, 2, 6]), min_size=len(shape), max_size=len(shape))
+    strides = draw(st.just(compact) | strange | st.none())
+    extra = {"device": draw(st.sampled_from([(1, 0), (1, 0), (2, 0), (3, 0)]))}
+    extra |= {"byte_offset": draw(st.sampled_from([0, 0, 8])), "ndim": draw(st.sampled_from([None, None, -1, 129]))}
+    dtype = draw(DTYPES | st.sampled_from([(2, 0, 1), (2, 32, 0), (0, 255, 65535)]))
+    return dltensor(shape, strides, dtype, address=draw(PLACES), **extra)
+
+
+@settings(deadline=None, max_examples=2000)
+@given(anything(), st.sampled_from([1, 2, 8, 64]))
+def test_what_is_plain_is_valid_and_accepted(tensor, alignment):
+    """Where one look says plain, neither validation nor the pickiest consumer's check finds anything."""
+    if lib.dlx_is_plain(tensor, alignment):
+        picky = ffi.new("dlx_capabilities*", {"device_types": 2, "min_alignment": alignment, "max_ndim": 128})
+        picky.n_dtypes = -1
+        assert lib.dlx_validate(tensor, 0) == lib.DLX_OK
+        assert lib.dlx_check(tensor, 0, picky) == 0
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 3), (4, 1, 5), (1, 1)])
+def test_compact_tensors_are_plain(shape):
+    """The common case is plain; one step beside it is not."""
+    strides = row_major(shape)
+    assert lib.dlx_is_plain(dltensor(shape, strides), 64)
+    assert not lib.dlx_is_plain(dltensor(shape, strides, address=ADDRESS + 32), 64)
+    assert not lib.dlx_is_plain(dltensor(shape, strides, dtype=INT4), 1)
+    assert not lib.dlx_is_plain(dltensor((2, *shape), (0, *strides)), 1)
+    assert not lib.dlx_is_plain(dltensor((0, *shape), (1, *strides)), 1)
+
+
+@quick
+@given(described())
+def test_sizes_agree_with_counting(case):
+    """Elements, item size and bytes are what counting says."""
+    shape, strides, dtype, flags = case
+    tensor = dltensor(shape, strides, dtype)
+    count, bits = len(offsets(shape, strides)), item_bits(dtype, flags)
+    assert lib.dlx_size(tensor) == count
+    assert lib.dlx_itemsize(tensor.dtype, flags) == (0 if bits % 8 else bits // 8)
+    assert lib.dlx_nbytes(tensor, flags) == -(-count * bits // 8)
+
+
+@quick
+@given(described())
+def test_extent_is_what_the_elements_touch(case):
+    """No element lies outside the extent, and the extent ends where elements do."""
+    shape, strides, dtype, flags = case
+    low, high = ffi.new("int64_t*"), ffi.new("int64_t*")
+    lib.dlx_extent(dltensor(shape, strides, dtype), flags, low, high)
+    assert (low[0], high[0]) == extent(shape, strides, dtype, flags)
+
+
+@pytest.mark.parametrize("dtype", [INT4, (1, 1, 1), (15, 6, 1), (1, 1, 3), (0, 7, 1)])
+@pytest.mark.parametrize(("shape", "strides"), [((2,), (-1,)), ((4,), (-3,)), ((3, 2), (-2, 1)), ((9,), (1,))])
+def test_extent_of_packed_elements(shape, strides, dtype):
+    """A byte that a packed element only begins or ends in belongs to the extent, before the first element too."""
+    low, high = ffi.new("int64_t*"), ffi.new("int64_t*")
+    lib.dlx_extent(dltensor(shape, strides, dtype), 0, low, high)
+    assert (low[0], high[0]) == extent(shape, strides, dtype)
+
+
+@quick
+@given(described())
+def test_layout_features_agree_with_brute_force(case):
+    """Negative, zero, gaps and permuted are found exactly where the index sets say so."""
+    shape, strides, _, _ = case
+    assert lib.dlx_layout(dltensor(shape, strides)) == layout(shape, strides)
+
+
+@quick
+@given(st.lists(st.integers(1, 5), max_size=5))
+def test_compact_strides_are_row_major(shape):
+    """Compact strides visit memory in order, without a gap."""
+    strides = ffi.new("int64_t[]", max(len(shape), 1))
+    lib.dlx_compact_strides(len(shape), ffi.new("int64_t[]", shape), strides)
+    assert tuple(strides[i] for i in range(len(shape))) == row_major(shape)
+    assert lib.dlx_layout(dltensor(shape, row_major(shape))) == 0
+
+
+EXTENTS = st.sampled_from([0, 1, 2, 3, 2**20, 2**31, 2**32, 2**61, 2**62, INT64_MAX])
+STRIDES = st.sampled_from([0, 1, -1, 7, 2**31, -(2**31), 2**61, -(2**61), 2**62, INT64_MAX, -INT64_MAX])
+
+
+@quick
+@given(st.lists(st.tuples(EXTENTS, STRIDES), max_size=4), st.booleans(), DTYPES)
+def test_overflow_is_found_and_only_overflow(dims, strided, dtype):
+    """Whatever does not fit 63 bits is refused; whatever clearly does is not."""
+    shape = [e for e, _ in dims]
+    strides = [s for _, s in dims] if strided else row_major(shape)
+    bits, reach = item_bits(dtype), [(e - 1) * s for e, s in zip(shape, strides, strict=True)]
+    largest = max(prod(shape), -sum(r for r in reach if r < 0), sum(r for r in reach if r > 0) + 1) * bits
+    status = lib.dlx_validate(dltensor(shape, strides if strided else None, dtype, device=(8, 0)), 0)
+    if 0 in shape or largest < 2**62:
+        assert status == lib.DLX_OK
+    elif largest > INT64_MAX:
+        assert status == lib.DLX_E_OVERFLOW
+
+
+@pytest.mark.parametrize(
+    ("status", "parts"),
+    [
+        ("DLX_E_NDIM", {"ndim": -1}),
+        ("DLX_E_NDIM", {"shape": [1] * 129}),
+        ("DLX_OK", {"shape": [1] * 128}),
+        ("DLX_E_SHAPE", {"shape": None, "ndim": 1}),
+        ("DLX_OK", {"shape": None, "ndim": 0}),
+        ("DLX_E_SHAPE", {"shape": (2, -1)}),
+        ("DLX_E_SHAPE", {"shape": (0, -1)}),
+        ("DLX_E_DTYPE", {"dtype": (2, 0, 1)}),
+        ("DLX_E_DTYPE", {"dtype": (2, 32, 0)}),
+        ("DLX_OK", {"dtype": (200, 255, 65535)}),
+        ("DLX_E_NULL", {"shape": (2,), "address": 0}),
+        ("DLX_E_NULL", {"shape": (), "address": 0}),
+        ("DLX_E_NULL", {"shape": (2,), "address": 0, "device": (8, 0)}),
+        ("DLX_OK", {"shape": (0,), "address": 0}),
+        ("DLX_OK", {"shape": (0, 2**62, 2**62), "address": 0}),
+        ("DLX_OK", {"shape": (2**62, 2**62, 0), "strides": (INT64_MAX, INT64_MIN, 1)}),
+        ("DLX_OK", {"shape": (2**27,)}),
+        ("DLX_E_OVERFLOW", {"shape": (2**62,)}),
+        ("DLX_E_OVERFLOW", {"shape": (2**32, 2**32)}),
+        ("DLX_E_OVERFLOW", {"shape": (2**60, 2), "strides": (0, 1)}),
+        ("DLX_E_OVERFLOW", {"shape": (3,), "strides": (2**58,)}),
+        ("DLX_OK", {"shape": (2,), "strides": (2**57,)}),
+        ("DLX_E_OVERFLOW", {"shape": (2,), "strides": (INT64_MAX,)}),
+        ("DLX_E_OVERFLOW", {"shape": (2,), "strides": (INT64_MIN,)}),
+        ("DLX_E_OVERFLOW", {"shape": (2,), "strides": (INT64_MIN,), "dtype": (1, 1, 1), "device": (8, 0)}),
+        ("DLX_OK", {"shape": (2,), "strides": (-INT64_MAX,), "dtype": (1, 1, 1), "device": (8, 0)}),
+        ("DLX_E_OVERFLOW", {"shape": (2, 2), "strides": (2**62, 2**62)}),
+        ("DLX_OK", {"byte_offset": 2**40}),
+        ("DLX_OK", {"byte_offset": 2**56 - ADDRESS - 4}),
+        ("DLX_E_OVERFLOW", {"byte_offset": 2**56 - ADDRESS}),
+        ("DLX_E_OVERFLOW", {"byte_offset": 2**62}),
+        ("DLX_E_OVERFLOW", {"byte_offset": 2**62, "device": (2, 0)}),
+        ("DLX_OK", {"byte_offset": 64, "address": 2**60 + ADDRESS}),
+        ("DLX_OK", {"shape": (0,), "byte_offset": 2**40}),
+        ("DLX_OK", {"shape": (0,), "byte_offset": 8, "address": 0}),
+        ("DLX_E_OVERFLOW", {"shape": (0,), "byte_offset": 2**62}),
+        ("DLX_E_OVERFLOW", {"shape": (0,), "byte_offset": 2**64 - 1}),
+        ("DLX_E_OVERFLOW", {"shape": (3, 0), "byte_offset": 2**64 - 1, "address": 0}),
+        ("DLX_E_OVERFLOW", {"shape": (0,), "byte_offset": 2**63, "device": (8, 0)}),
+        ("DLX_OK", {"shape": (0,), "byte_offset": 2**62, "device": (8, 0)}),
+        ("DLX_E_OVERFLOW", {"byte_offset": 2**63}),
+        ("DLX_E_OVERFLOW", {"byte_offset": 2**64 - 4}),
+        ("DLX_E_OVERFLOW", {"byte_offset": 2**63 - 1}),
+        ("DLX_E_OVERFLOW", {"byte_offset": 2**63, "device": (8, 0)}),
+        ("DLX_OK", {"byte_offset": 2**62, "device": (8, 0)}),
+        ("DLX_E_OVERFLOW", {"address": 2**63}),
+        ("DLX_OK", {"address": 2**63, "device": (8, 0)}),
+        ("DLX_E_OVERFLOW", {"shape": (2,), "strides": (-ADDRESS,)}),
+        ("DLX_OK", {"shape": (2,), "strides": (-ADDRESS // 4,)}),
+    ],
+)
+def test_validate_at_the_edges(status, parts):
+    """What could not be handled safely is refused under its own status, its narrow neighbour is not."""
+    assert lib.dlx_validate(dltensor(**parts), 0) == getattr(lib, status)
+
+
+@pytest.mark.parametrize("flags", [8, 1 << 40, 1 << 63, 15])
+@pytest.mark.parametrize(
+    ("dtype", "status"),
+    [(INT4, "DLX_E_FLAGS"), ((15, 6, 3), "DLX_E_FLAGS"), (INT8, "DLX_OK"), ((17, 4, 2), "DLX_OK"), (FLOAT32, "DLX_OK")],
+)
+def test_unknown_flags_matter_below_a_byte_only(flags, dtype, status):
+    """A flag from the future may redefine packing, and nothing else that we rely on."""
+    assert lib.dlx_validate(dltensor((2,), None, dtype), flags) == getattr(lib, status)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "flags", "itemsize", "nbytes"),
+    [
+        (INT4, 0, 0, 3),
+        (INT4, PADDED, 1, 5),
+        ((17, 4, 2), 0, 1, 5),
+        ((15, 6, 1), 0, 0, 4),
+        ((15, 6, 1), PADDED, 1, 5),
+        ((1, 1, 1), 0, 0, 1),
+        ((15, 6, 3), PADDED, 3, 15),
+        ((2, 32, 4), 0, 16, 80),
+        (FLOAT32, PADDED, 4, 20),
+    ],
+)
+def test_sub_byte_sizes(dtype, flags, itemsize, nbytes):
+    """Five elements below a byte are packed, or one byte each where they are padded."""
+    tensor = dltensor((5,), None, dtype)
+    assert (lib.dlx_itemsize(tensor.dtype, flags), lib.dlx_nbytes(tensor, flags)) == (itemsize, nbytes)
+
+
+def test_size_of_an_empty_tensor_never_overflows():
+    """A zero extent wins over extents whose product does not fit."""
+    tensor = dltensor((2**62, 2**62, 0), (1, 1, 1))
+    assert (lib.dlx_size(tensor), lib.dlx_nbytes(tensor, 0), lib.dlx_layout(tensor)) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("shape", [(2**62, 0, 2**62, 2**62), (0, INT64_MAX, INT64_MAX)])
+def test_compact_strides_of_an_empty_tensor_are_harmless(shape):
+    """Strides beyond an empty dimension mean nothing, but are never negative or zero."""
+    strides = ffi.new("int64_t[]", len(shape))
+    lib.dlx_compact_strides(len(shape), ffi.new("int64_t[]", shape), strides)
+    assert min(strides[i] for i in range(len(shape))) > 0
+
+
+@pytest.mark.parametrize("kind", [0, 4, 7, 8, 9, 12, 14, 15, 16, 17, 18, 20, 32, -1, 1 << 30])
+def test_opaque_devices_are_not_addresses(kind):
+    """Arithmetic never touches a handle, nor the data of a device that is not known."""
+    assert not lib.dlx_data_is_address(kind)
+    assert not lib.dlx_host_readable(kind)
+
+
+@pytest.mark.parametrize(("kind", "readable"), [(1, 1), (3, 1), (11, 1), (2, 0), (10, 0), (13, 0)])
+def test_address_devices(kind, readable):
+    """Host memory may be read at once; device memory, managed or not, may not, but its data are addresses."""
+    assert lib.dlx_data_is_address(kind)
+    assert lib.dlx_host_readable(kind) == readable
+
+
+@pytest.mark.parametrize("name", sorted(n for n in dir(lib) if n.startswith("DLX_E_")))
+def test_every_status_has_a_text(name):
+    """Every status has a sentence of its own."""
+    text = ffi.string(lib.dlx_status_text(getattr(lib, name))).decode()
+    others = {ffi.string(lib.dlx_status_text(n)).decode() for n in range(-40, 1) if n != getattr(lib, name)}
+    assert text not in others

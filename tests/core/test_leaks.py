@@ -1,0 +1,386 @@
+"""Nothing is left behind: managed tensors, memory, references; also by failures, also from many threads."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import threading
+import time
+import weakref
+
+import pytest
+
+import dlx
+from dlx import errors
+from dlx._core import native
+
+# ---- 100 000 conversions ---------------------------------------------------------------------------------------------
+
+WITH_FRAMEWORKS = """
+import numpy as np
+import torch
+
+array, reverse, locked = np.arange(64.0), np.arange(64.0)[::-1], np.broadcast_to(np.arange(4.0), (16, 4))
+tensor, leaf, pairs = torch.arange(64.0), torch.ones(2, requires_grad=True), torch.ones(2, dtype=torch.uint8)
+pairs = pairs.view(torch.float4_e2m1fn_x2)
+conj, sparse = torch.ones(2, dtype=torch.complex64).conj(), torch.eye(2).to_sparse()
+jobs += [
+    (lambda: dlx.convert(array, to="torch")), (lambda: dlx.convert(tensor, to="numpy")),
+    (lambda: dlx.convert(reverse, to="torch")), (lambda: dlx.convert(locked, to="torch")),
+    (lambda: dlx.convert(dlx.convert(array, to="dlx"), to="torch")), (lambda: dlx.convert(array, to="numpy")),
+    (lambda: dlx.convert(leaf, to="numpy", detach=True)), (lambda: dlx.convert(conj, to="numpy")),
+    (lambda: dlx.convert(np.float32(1), to="torch")), (lambda: dlx.convert(array[:0], to="torch")),
+    (lambda: dlx.convert(tensor.__dlpack__(max_version=(1, 0)), to="numpy")),
+    (lambda: dlx.plan(reverse, to="torch")), (lambda: dlx.plan(leaf, to="numpy")), (lambda: dlx.describe(tensor)),
+]
+failing += [
+    (lambda: dlx.convert(reverse, to="torch", copy=False)), (lambda: dlx.convert(locked, to="torch", copy=False)),
+    (lambda: dlx.convert(leaf, to="numpy")), (lambda: dlx.convert(pairs, to="numpy")),
+    (lambda: dlx.convert(sparse, to="numpy")), (lambda: dlx.convert(array.astype("M8[s]"), to="torch")),
+]
+"""
+
+MANY = """
+import gc
+import os
+import sys
+import dlx
+from dlx._core import native
+
+
+class Stranger:
+    def __dlpack__(self, **options):
+        return dlx.convert(bytearray(64), to="dlx").__dlpack__(**options)
+
+
+class Raising:
+    def __dlpack__(self):
+        raise ValueError("no")
+
+
+def used():
+    capsule = Stranger().__dlpack__()
+    dlx.convert(capsule, to="dlx")
+    dlx.convert(capsule, to="dlx")
+
+
+block = bytearray(4096)
+jobs = [
+    (lambda: dlx.convert(block, to="dlx")), (lambda: dlx.convert(block, to="dlx", copy=True)),
+    (lambda: dlx.convert(memoryview(block)[::-2], to="dlx")), (lambda: dlx.convert(Stranger(), to="dlx")),
+    (lambda: dlx.convert(Stranger().__dlpack__(max_version=(1, 0)), to="dlx")), (lambda: Stranger().__dlpack__()),
+    (lambda: dlx.plan(Stranger(), to="dlx")), (lambda: dlx.plan(Raising(), to="dlx")),
+]
+failing = [
+    (lambda: dlx.convert(Raising(), to="dlx")), (lambda: dlx.convert([1, (Raising(),)], to="dlx")), used,
+    (lambda: dlx.convert(block, to="dlx", device="cuda")), (lambda: dlx.convert(block, to="nosuch")),
+    (lambda: dlx.convert(Stranger().__dlpack__(), to="dlx", stream=5)),
+]
+# FRAMEWORKS
+
+
+def rounds(n):
+    for _ in range(n // (len(jobs) + len(failing))):
+        for job in jobs:
+            job()
+        for job in failing:
+            try:
+                job()
+            except dlx.errors.DlxError:
+                pass
+            else:
+                raise AssertionError("did not fail")
+    gc.collect()
+
+
+def memory():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+rounds(10_000)
+live, before, blocks = native.live(), memory(), sys.getallocatedblocks()
+rounds(100_000)
+print(native.live() - live, live, memory() - before, sys.getallocatedblocks() - blocks)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/statm")
+@pytest.mark.parametrize("frameworks", ["none", "numpy and torch"])
+def test_100_000_conversions(python, frameworks):
+    """After 100 000 conversions, many of which fail, no managed tensor is alive and no memory was lost."""
+    code = MANY
+    if frameworks != "none":
+        pytest.importorskip("numpy")
+        pytest.importorskip("torch")
+        code = MANY.replace("# FRAMEWORKS", WITH_FRAMEWORKS)
+    more, live, grown, blocks = map(int, python(code, args=(), timeout=200).split())
+    assert (live, more) == (0, 0)
+    assert grown < 1 << 20, f"{grown} bytes more"
+    assert blocks < 1000, f"{blocks} Python objects more"
+
+
+IN_USE = """
+import ctypes
+import gc
+import os
+import threading
+import dlx
+from dlx._core import native
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/statm")
+@pytest.mark.parametrize("form", ["list", "dict", "nested"])
+def test_wide_trees(np, torch, python, form):
+    """A thousand conversions of a tree of 1,000 arrays leave no bytes behind, nor a managed tensor."""
+    out = python(
+        IN_USE
+        + f"""
+import numpy as np
+arrays = [np.zeros(2) for _ in range(1000)]
+tree = {{"list": arrays, "dict": dict(enumerate(arrays)), "nested": [[x, (x, {{1: x}})] for x in arrays]}}[{form!r}]
+
+def rounds(n):
+    for _ in range(n):
+        dlx.convert(tree, to="torch")
+    gc.collect()
+
+rounds(50)
+live, before = native.live(), resident()
+rounds(400 if {form!r} == "nested" else 1000)
+print(native.live() - live, resident() - before)
+""",
+        args=(),
+        timeout=200,
+    )
+    more, grown = map(int, out.split())
+    assert more == 0
+    assert grown < 8 << 20, f"{grown} bytes more"
+
+
+def test_threads_that_end_leave_no_counter(python):
+    """The counter of managed tensors of a thread that has ended is used by the next one: 4,000 leave none behind."""
+    out = python(
+        IN_USE
+        + """
+class Info(ctypes.Structure):  # glibc's mallinfo2
+    _fields_ = [(name, ctypes.c_size_t) for name in
+                "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()]
+
+library = ctypes.CDLL(None)
+if not hasattr(library, "mallinfo2"):
+    print("0")
+    raise SystemExit
+library.mallinfo2.restype = Info
+block = bytearray(8)
+
+def work():
+    dlx.convert(block, to="dlx")
+
+def rounds(n):
+    for _ in range(n):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    gc.collect()
+
+rounds(200)
+before = library.mallinfo2().uordblks
+rounds(4000)
+print(library.mallinfo2().uordblks - before)
+""",
+        args=(),
+    )
+    assert int(out) < 4000 * 16, f"{out.strip()} bytes more"
+
+
+# ---- references ------------------------------------------------------------------------------------------------------
+
+
+class Stranger:
+    def __dlpack__(self, *, max_version=None):
+        return dlx.convert(bytearray(8), to="dlx").__dlpack__(max_version=max_version)
+
+
+class Raising:
+    def __dlpack__(self):
+        raise ValueError("no")
+
+
+CASES = {  # make, options
+    "numpy": (lambda np, torch: np.zeros(4), {"to": "torch"}),
+    "copied": (lambda np, torch: np.zeros(4)[::-1], {"to": "torch"}),
+    "torch": (lambda np, torch: torch.zeros(4), {"to": "numpy"}),
+    "to dlx": (lambda np, torch: torch.zeros(4), {"to": "dlx"}),
+    "same": (lambda np, torch: np.zeros(4), {"to": "numpy"}),
+    "detached": (lambda np, torch: torch.zeros(4, requires_grad=True), {"to": "numpy", "detach": True}),
+    "subclass": (lambda np, torch: torch.zeros(4).as_subclass(type("Mine", (torch.Tensor,), {})), {"to": "numpy"}),
+    "buffer": (lambda np, torch: bytearray(4), {"to": "dlx"}),
+    "generic_adapter": (lambda np, torch: Stranger(), {"to": "dlx"}),
+    "blocker": (lambda np, torch: torch.zeros(4, requires_grad=True), {"to": "numpy"}),
+    "incompatibility": (lambda np, torch: np.zeros(4)[::-1], {"to": "torch", "copy": False}),
+    "dtype": (lambda np, torch: torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), {"to": "numpy"}),
+    "option": (lambda np, torch: np.zeros(4), {"to": "torch", "stream": 5}),
+    "raising": (lambda np, torch: Raising(), {"to": "dlx"}),
+    "no array": (lambda np, torch: type("Unknown", (), {})(), {"to": "dlx"}),
+}
+
+
+def attempt(verb, obj, options):
+    """Call, and let go of whatever comes of it."""
+    with contextlib.suppress(errors.DlxError):
+        verb(obj, **options)
+
+
+@pytest.fixture
+def without_collector():
+    """References must go by themselves: a cycle would keep memory until the collector comes by."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("verb", [dlx.convert, dlx.plan])
+@pytest.mark.parametrize("case", CASES)
+def test_sources_are_let_go(np, torch, without_collector, case, verb):
+    """A conversion or plan, also one that fails, takes no reference to its source, without help from the collector."""
+    make, options = CASES[case]
+    obj = make(np, torch)
+    before = sys.getrefcount(obj)
+    for _ in range(3):
+        attempt(verb, obj, options)
+    assert sys.getrefcount(obj) == before
+
+
+@pytest.mark.parametrize("case", ["numpy", "torch", "to dlx", "buffer", "generic_adapter", "detached", "subclass"])
+def test_results_are_let_go(np, torch, without_collector, case):
+    """A result that is dropped is gone at once, and so is its managed tensor."""
+    make, options = CASES[case]
+    live = native.live()
+    result = dlx.convert(make(np, torch), **options)
+    assert native.live() > live
+    alive = weakref.ref(result)
+    del result
+    assert alive() is None and native.live() == live
+
+
+def test_the_source_lives_as_long_as_the_result(np, torch):
+    """The result, or a view of it, keeps the source's memory, and nothing keeps it for longer."""
+    base = np.arange(1000.0)
+    alive = weakref.ref(base)
+    view = dlx.convert(base, to="torch")[5:].view(5, 199)
+    del base
+    gc.collect()
+    assert alive() is not None and view[0, 0] == 5
+    del view
+    assert alive() is None
+
+
+def test_chains_are_let_go(np, torch, without_collector):
+    """A hundred conversions in a row keep the memory, and let go of it together."""
+    live = native.live()
+    array = base = np.arange(10.0)
+    for _ in range(50):
+        array = dlx.convert(dlx.convert(array, to="torch"), to="numpy")
+    assert array.tolist() == base.tolist()
+    assert array.__array_interface__["data"] == base.__array_interface__["data"]
+    del array
+    assert native.live() == live
+
+
+def test_singletons_keep_their_references(without_collector):
+    """None, True and classes that every conversion touches keep their counts."""
+    source = bytearray(8)
+    dlx.convert(source, to="dlx")  # the first call leaves its route behind, which holds the types
+    watched = [dlx.Device, dlx.DType, dlx.Tensor, errors.DeviceError, type(source)]
+    before = [sys.getrefcount(each) for each in watched]
+    for _ in range(200):
+        tensor = dlx.convert(source, to="dlx")
+        (tensor.device, tensor.dtype, tensor.shape, tensor.__dlpack__(), tensor.__dlpack_device__())
+        attempt(dlx.convert, source, {"to": "dlx", "device": "cuda"})
+        del tensor
+    gc.collect()
+    after = [sys.getrefcount(each) for each in watched]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [0] * len(watched)
+
+
+# ---- threads ---------------------------------------------------------------------------------------------------------
+
+
+def together(work, seconds=10.0, threads=10):
+    """Run work(number) over and over in many threads; return how often each ran, raise what any raised."""
+    ends, counts, failures = time.monotonic() + seconds, [0] * threads, []
+
+    def loop(number):
+        try:
+            while time.monotonic() < ends and not failures:
+                work(number)
+                counts[number] += 1
+        except BaseException as error:  # told to the test below
+            failures.append(error)
+
+    running = [threading.Thread(target=loop, args=(number,)) for number in range(threads)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    if failures:
+        raise failures[0]
+    return counts
+
+
+def test_threads_with_shared_and_private_arrays(np, torch):
+    """Ten threads convert the same and their own arrays for ten seconds: right values, right errors, nothing left."""
+    live = native.live()
+    shared, shared_tensor = np.arange(1000.0), torch.arange(1000.0)
+    leaf = torch.ones(2, requires_grad=True)
+
+    def work(number):
+        private = np.full(300, number)
+        assert dlx.convert(shared, to="torch")[999] == 999
+        assert dlx.convert(shared_tensor, to="numpy")[999] == 999
+        assert dlx.convert(private, to="torch").sum() == 300 * number
+        assert dlx.convert(private[::-1], to="torch")[0] == number
+        assert dlx.convert(dlx.convert(private, to="dlx"), to="numpy")[0] == number
+        assert dlx.plan(shared, to="torch").outcome == "shared"
+        with pytest.raises(errors.ConversionError, match="gradients"):
+            dlx.convert(leaf, to="numpy")
+
+    assert min(together(work)) > 0
+    gc.collect()
+    assert native.live() == live
+
+
+def test_threads_with_one_capsule_each_use_it_once():
+    """When many threads convert the same capsule exactly one gets it; the others get ConsumedError."""
+    live, source = native.live(), dlx.convert(bytearray(8), to="dlx")
+    for _ in range(200):
+        capsule, got, barrier = source.__dlpack__(), [], threading.Barrier(4)
+
+        def use(capsule=capsule, got=got, barrier=barrier):
+            barrier.wait()
+            try:
+                got.append(dlx.convert(capsule, to="dlx").shape)
+            except errors.ConsumedError:
+                got.append(None)
+
+        running = [threading.Thread(target=use) for _ in range(4)]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+        assert sorted(got, key=str) == [(8,), None, None, None]
+    del source, capsule, use, running
+    gc.collect()
+    assert native.live() == live

@@ -1,0 +1,553 @@
+"""dlx.Tensor: what it says, what it hands out for which request, and who takes it."""
+
+import copy
+import ctypes
+import gc
+import inspect
+import pickle
+import weakref
+
+import pytest
+from reference import FLOAT32, INT4, INT8, IS_COPIED, PADDED, READ_ONLY
+
+import dlx
+from dlx import errors
+from dlx._core import native
+from dlx._core.native import ffi
+
+
+class Owner(bytearray):
+    """Memory that can be watched."""
+
+
+def over(shape=(2, 3), strides=None, dtype=FLOAT32, device=(1, 0), flags=0, *, owner=None, at=0):
+    """Return a dlx.Tensor over 64 bytes 0, 1, 2, ..."""
+    owner = Owner(range(64)) if owner is None else owner
+    address = native.buffer_address(memoryview(owner)) + at
+    return native.tensor_new(address, shape, strides, dtype, device, flags, owner)
+
+
+def claimed(tensor, **request):
+    """Return what a consumer finds in the capsule for a request."""
+    return native.capsule_claim(tensor.__dlpack__(**request))
+
+
+def read(tensor):
+    """Return the bytes of a contiguous tensor."""
+    return ctypes.string_at(tensor.data_ptr, tensor.nbytes)
+
+
+# ---- attributes
+
+
+def test_attributes():
+    """A tensor says everything that its struct says, as plain values."""
+    owner = Owner(range(64))
+    tensor = over((2, 3), (-1, 2), (2, 16, 1), (3, 7), READ_ONLY, owner=owner, at=32)
+    assert (tensor.shape, tensor.strides, tensor.ndim) == ((2, 3), (-1, 2), 2)
+    assert (tensor.nbytes, tensor.readonly, tensor.flags) == (12, True, READ_ONLY)
+    assert tensor.data_ptr == native.buffer_address(memoryview(owner)) + 32
+    assert tensor.version == (1, 3)
+    assert type(tensor.dtype) is dlx.DType
+    assert type(tensor.device) is dlx.Device
+    assert (tensor.dtype, tensor.device) == ((2, 16, 1), (3, 7))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("shape", "strides", "ndim", "dtype", "device", "nbytes", "readonly", "data_ptr", "byte_offset", "flags"),
+        "version",
+    ],
+)
+def test_attributes_are_documented_and_cannot_be_set(name):
+    """Attributes are read-only, and each has a docstring."""
+    assert getattr(dlx.Tensor, name).__doc__
+    with pytest.raises((AttributeError, TypeError)):
+        setattr(over(), name, 1)
+
+
+@pytest.mark.parametrize(("device", "folded"), [((1, 0), 1), ((2, 0), 1), ((4, 0), 0), ((8, 0), 0)])
+def test_byte_offset(counting, device, folded):
+    """Where data is an address, the offset is in it already; where it is a handle, both stay as they are."""
+    address = counting.managed((2,), device=device, byte_offset=16)
+    data = int(ffi.cast("uintptr_t", ffi.cast("DLManagedTensorVersioned*", address).dl_tensor.data))
+    tensor = native.capsule_claim(counting.held.counting_capsule(address))
+    assert (tensor.data_ptr, tensor.byte_offset) == ((data + 16, 0) if folded else (data, 16))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "flags", "nbytes"),
+    [
+        ((), FLOAT32, 0, 4),
+        ((0, 9), FLOAT32, 0, 0),
+        ((5,), INT4, 0, 3),
+        ((5,), INT4, PADDED, 5),
+        ((3,), (1, 8, 3), 0, 9),
+    ],
+)
+def test_nbytes(shape, dtype, flags, nbytes):
+    """Nbytes counts elements, packed where they are packed, and no gaps."""
+    assert over(shape, None, dtype, flags=flags).nbytes == nbytes
+    assert over(shape, [9] * len(shape), (0, 8, 1)).nbytes == over(shape, None, (0, 8, 1)).nbytes
+
+
+def test_not_instantiable():
+    """Tensors come from conversions only."""
+    with pytest.raises(TypeError):
+        dlx.Tensor()
+    with pytest.raises(TypeError):
+        dlx.Tensor.__new__(dlx.Tensor)
+
+
+@pytest.mark.parametrize("ask", [pickle.dumps, copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"])
+def test_pickling_says_what_to_do_instead(ask):
+    """DLPack works within one process; whoever sends a tensor to another, or copies it, is told how."""
+    tensor = dlx.convert(b"abc", to="dlx")
+    with pytest.raises(TypeError, match=r"memory of this process.*to='numpy'.*shared_memory.*copy=True"):
+        ask([tensor]) if ask is not copy.copy else ask(tensor)
+
+
+def test_type_is_fixed():
+    """The type cannot be changed or subclassed, and is named as users see it."""
+    assert (dlx.Tensor.__module__, dlx.Tensor.__qualname__) == ("dlx", "Tensor")
+    with pytest.raises(TypeError):
+        dlx.Tensor.extra = 1
+    with pytest.raises(TypeError):
+        type("Sub", (dlx.Tensor,), {})
+
+
+def test_weakref():
+    """A tensor can be watched, and goes at once when nobody holds it."""
+    tensor = over()
+    seen = []
+    watch = weakref.ref(tensor, seen.append)
+    assert watch() is tensor
+    del tensor
+    assert seen == [watch]
+
+
+def test_owner_lives_as_long_as_the_tensor():
+    """The owner is held by the tensor and by nothing else of dlx."""
+    owner = Owner(range(64))
+    gone = weakref.ref(owner)
+    tensor = over(owner=owner)
+    del owner
+    gc.collect()
+    assert gone() is not None
+    del tensor
+    assert gone() is None
+
+
+def test_native_alone_describes(python):
+    """Whoever imports only dlx._core.native can ask a tensor for its device and dtype."""
+    out = python("""
+        from dlx._core import native
+        tensor = native.tensor_new(0, (0,), None, (2, 32, 1), (1, 0), 0, None)
+        print(tuple(tensor.device), tuple(tensor.dtype))
+    """)
+    assert out == "(1, 0) (2, 32, 1)\n"
+
+
+# ---- __dlpack__
+
+
+def test_signature_is_the_standards():
+    """The four keywords of the array API standard, keyword-only, None by default."""
+    parameters = list(inspect.signature(dlx.Tensor.__dlpack__).parameters.values())[1:]
+    assert [p.name for p in parameters] == ["stream", "max_version", "dl_device", "copy"]
+    assert all(p.kind is p.KEYWORD_ONLY and p.default is None for p in parameters)
+
+
+@pytest.mark.parametrize(
+    ("version", "state"),
+    [
+        (None, "legacy"),
+        ((0, 8), "legacy"),
+        ((0, 99), "legacy"),
+        ((1, 0), "versioned"),
+        ((1, 3), "versioned"),
+        ((1, 99), "versioned"),
+        ((2, 0), "versioned"),
+    ],
+)
+@pytest.mark.parametrize("copy", [None, False, True])
+def test_max_version_picks_the_generation(version, state, copy):
+    """From (1, 0) on the capsule is versioned, and says 1.x even to those who would take 2."""
+    capsule = over().__dlpack__(max_version=version, copy=copy)
+    assert native.capsule_state(capsule) == state
+    assert native.capsule_claim(capsule).version == (1, 3)
+
+
+@pytest.mark.parametrize("version", [[1, 0], (1,), (), (1, 0, 0), 1, "1.0", ("1", 0), (None, 0), (1.0, 0)])
+def test_max_version_is_a_pair_of_int(version):
+    """Anything else is a TypeError, as numpy has it."""
+    with pytest.raises(TypeError):
+        over().__dlpack__(max_version=version)
+
+
+@pytest.mark.parametrize("call", [lambda t: t.__dlpack__(None), lambda t: t.__dlpack__(1, (1, 0))])
+def test_positional_arguments_are_refused(call):
+    """The keywords are keywords."""
+    with pytest.raises(TypeError):
+        call(over())
+
+
+@pytest.mark.parametrize("name", ["streams", "max_versio", "device", ""])
+def test_unknown_keywords_are_refused(name):
+    """A keyword of the future is a TypeError, which consumers know how to answer."""
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        over().__dlpack__(**{name: None})
+
+
+@pytest.mark.parametrize("kind", [1, 3, 11])
+@pytest.mark.parametrize("stream", [None, -1])
+def test_no_stream(kind, stream):
+    """Host memory has no stream: None and -1, 'do not synchronise', are no request for one."""
+    assert claimed(over(device=(kind, 0)), stream=stream).shape == (2, 3)
+
+
+@pytest.mark.parametrize("kind", [1, 3, 11])
+@pytest.mark.parametrize("stream", [1, 0, 2, -2, 12345, 2**63, 2**70, -(2**70), True, 1.5, "1", object()])
+def test_streams_are_refused(kind, stream):
+    """Any other stream is a StreamError."""
+    with pytest.raises(errors.StreamError):
+        over(device=(kind, 0)).__dlpack__(stream=stream)
+
+
+@pytest.mark.parametrize("request_", [{}, {"dl_device": None}, {"dl_device": (1, 0)}, {"dl_device": [1, 0]}])
+def test_host_memory_is_given_as_host_memory(request_):
+    """Its own device, asked for or not, is no change."""
+    tensor = over()
+    got = claimed(tensor, max_version=(1, 0), **request_)
+    assert (got.data_ptr, got.device) == (tensor.data_ptr, (1, 0))
+
+
+@pytest.mark.parametrize("kind", [3, 11])
+@pytest.mark.parametrize(("asked", "given"), [(None, None), ((1, 0), (1, 0)), ("own", None)])
+def test_pinned_memory_can_be_asked_as_host_memory(kind, asked, given):
+    """Pinned memory goes out under its own device, or as plain host memory where that is asked; always shared."""
+    tensor = over(device=(kind, 2))
+    got = claimed(tensor, dl_device=(kind, 2) if asked == "own" else asked)
+    assert (got.data_ptr, got.device) == (tensor.data_ptr, given or (kind, 2))
+
+
+@pytest.mark.parametrize("copy", [None, False, True])
+@pytest.mark.parametrize("asked", [(2, 0), (8, 0), (3, 0), (13, 0)])
+def test_other_devices_are_refused(asked, copy):
+    """Host memory is not given as another device's."""
+    with pytest.raises(errors.DeviceError):
+        over().__dlpack__(dl_device=asked, copy=copy)
+
+
+@pytest.mark.parametrize("asked", [(2, 1), (1, 0), (10, 0)])
+def test_device_memory_is_not_given_as_another(asked):
+    """A device tensor is given on its own device only."""
+    tensor = native.tensor_new(4096, (2,), None, FLOAT32, (2, 0), 0, None)
+    assert claimed(tensor, dl_device=(2, 0)).device == (2, 0)
+    with pytest.raises(errors.DeviceError):
+        tensor.__dlpack__(dl_device=asked)
+
+
+def test_a_copy_of_pinned_memory_is_not_called_pinned():
+    """A copy says where it is: a request for pinned memory that a copy cannot meet is refused."""
+    tensor = over(device=(3, 0))
+    assert claimed(tensor, copy=True, dl_device=(1, 0)).device == (1, 0)
+    with pytest.raises(errors.DeviceError):
+        tensor.__dlpack__(copy=True, dl_device=(3, 0))
+
+
+@pytest.mark.parametrize("asked", ["cpu", (1,), (1, 0, 0), (None, 0), 1, (1.5, 0), (2**40, 0)])
+def test_dl_device_is_a_pair_of_int(asked):
+    """Anything else is the caller's mistake."""
+    with pytest.raises((TypeError, ValueError, OverflowError)):
+        over().__dlpack__(dl_device=asked)
+
+
+@pytest.mark.parametrize("copy", [None, False])
+def test_sharing(copy):
+    """Without copy=True the capsule is over the same memory, not marked copied."""
+    tensor = over()
+    got = claimed(tensor, max_version=(1, 0), copy=copy)
+    assert (got.data_ptr, got.flags) == (tensor.data_ptr, 0)
+
+
+def test_copying():
+    """With copy=True the capsule is over other memory, writable and marked copied, the order of dimensions kept."""
+    tensor = over((2, 3), (1, 2), flags=READ_ONLY)
+    got = claimed(tensor, max_version=(1, 0), copy=True)
+    assert got.data_ptr != tensor.data_ptr
+    assert (got.flags, got.shape, got.strides) == (IS_COPIED, (2, 3), (1, 2))
+    assert read(got) == bytes(range(24))
+
+
+def test_the_copied_mark_is_on_that_capsule_only():
+    """IS_COPIED is said of one hand-over: neither the source's later capsules nor the copy's own say it again."""
+    tensor = over()
+    copy = claimed(tensor, max_version=(1, 0), copy=True)
+    assert tensor.flags == 0
+    assert claimed(tensor, max_version=(1, 0)).flags == 0
+    assert claimed(copy, max_version=(1, 0)).flags == 0
+
+
+@pytest.mark.parametrize("copy", [None, False])
+def test_read_only_stays_read_only(copy):
+    """Sharing passes the read-only flag on, again and again."""
+    tensor = over(flags=READ_ONLY)
+    for _ in range(3):
+        tensor = claimed(tensor, max_version=(1, 0), copy=copy)
+        assert tensor.flags == READ_ONLY
+
+
+@pytest.mark.parametrize("kind", [1, 2, 3, 8, 18, 77])
+def test_dlpack_device(kind):
+    """__dlpack_device__ is a pair of plain int."""
+    pair = native.tensor_new(4096, (2,), None, FLOAT32, (kind, 5), 0, None).__dlpack_device__()
+    assert pair == (kind, 5)
+    assert [type(part) for part in pair] == [int, int]
+
+
+def test_handles_keep_their_offset(counting):
+    """A tensor behind a handle goes out with the handle and its offset, as it came."""
+    capsule = counting.capsule((2,), device=(8, 0), byte_offset=16)
+    tensor = native.capsule_claim(capsule)
+    out = tensor.__dlpack__(max_version=(1, 0))
+    address = counting.consume(out)
+    struct = native.ffi.cast("DLManagedTensorVersioned*", address)
+    assert int(native.ffi.cast("intptr_t", struct.dl_tensor.data)) == tensor.data_ptr
+    assert struct.dl_tensor.byte_offset == 16
+    counting.delete(address)
+
+
+# ---- tensor_new
+
+
+GOOD = {
+    "address": 4096, "shape": (2, 3), "strides": None, "dtype": FLOAT32, "device": (1, 0), "flags": 0, "owner": None
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"address": "x"}, TypeError),
+        ({"address": None}, TypeError),
+        ({"address": 0}, errors.LayoutError),
+        ({"address": 2**64}, OverflowError),
+        ({"shape": 3}, TypeError),
+        ({"shape": None}, TypeError),
+        ({"shape": ("2",)}, TypeError),
+        ({"shape": (2.0,)}, TypeError),
+        ({"shape": (2**64,)}, OverflowError),
+        ({"shape": (-1,)}, errors.ProtocolError),
+        ({"shape": (1,) * 129}, errors.LayoutError),
+        ({"shape": (2**62,)}, errors.LayoutError),
+        ({"strides": (1,)}, ValueError),
+        ({"strides": (1, 2, 3)}, ValueError),
+        ({"strides": 1}, TypeError),
+        ({"strides": (-(2**63), 1)}, errors.LayoutError),
+        ({"dtype": (2, 32)}, ValueError),
+        ({"dtype": "float32"}, (TypeError, ValueError)),
+        ({"dtype": (2, 0, 1)}, errors.DTypeError),
+        ({"dtype": (2, 32, 0)}, errors.DTypeError),
+        ({"dtype": (256, 32, 1)}, errors.DTypeError),
+        ({"dtype": (2, 256, 1)}, errors.DTypeError),
+        ({"dtype": (2, 32, 65536)}, errors.DTypeError),
+        ({"dtype": (-1, 32, 1)}, errors.DTypeError),
+        ({"device": (1,)}, ValueError),
+        ({"device": (2**31, 0)}, OverflowError),
+        ({"device": 1}, TypeError),
+        ({"flags": "1"}, TypeError),
+        ({"flags": 8, "dtype": INT4}, errors.ProtocolError),
+    ],
+    ids=str,
+)
+def test_new_refuses(wrong, error):
+    """What is no tensor is an error, and the owner is not held for it."""
+    owner = Owner()
+    gone = weakref.ref(owner)
+    with pytest.raises(error):
+        native.tensor_new(*{**GOOD, "owner": owner, **wrong}.values())
+    del owner
+    assert gone() is None
+
+
+@pytest.mark.parametrize("arguments", [(), (1,) * 6, (1,) * 8])
+def test_new_wants_seven_arguments(arguments):
+    """A wrong number of arguments is a TypeError."""
+    with pytest.raises(TypeError):
+        native.tensor_new(*arguments)
+
+
+@pytest.mark.parametrize("shape", [[2, 3], (2, 3), range(2, 4)])
+def test_new_takes_any_sequence(shape):
+    """Shape and strides may be any sequence of int."""
+    assert native.tensor_new(4096, shape, [3, 1], list(FLOAT32), [1, 0], 0, None).shape == (2, 3)
+
+
+def test_128_dimensions():
+    """The most dimensions that are taken."""
+    assert over((1,) * 128).ndim == 128
+
+
+# ---- tensor_view
+
+
+def test_views_share_memory_and_owner():
+    """A view is over the same memory and holds it, whoever goes first."""
+    owner = Owner(range(64))
+    gone = weakref.ref(owner)
+    tensor = over(owner=owner)
+    view = native.tensor_view(tensor, None, None, None, None)
+    assert (view.data_ptr, view.shape, view.dtype, view.flags) == (tensor.data_ptr, (2, 3), FLOAT32, 0)
+    del owner, tensor
+    assert gone() is not None
+    del view
+    assert gone() is None
+
+
+def test_views_hold_a_second_owner():
+    """A view keeps a further owner alive beside the tensor's, and no longer than itself."""
+    first, second = Owner(range(64)), Owner()
+    gone = weakref.ref(first), weakref.ref(second)
+    view = native.tensor_view(over(owner=first), None, None, None, second)
+    references = gc.get_referrers(second)
+    del first, second, references
+    assert None not in (gone[0](), gone[1]())
+    del view
+    assert (gone[0](), gone[1]()) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "change", "wanted"),
+    [
+        ({}, {"dtype": (0, 32, 1)}, {"dtype": (0, 32, 1)}),
+        ({}, {"dtype": (2, 16, 2)}, {"dtype": (2, 16, 2)}),
+        ({"dtype": (1, 16, 1)}, {"dtype": (4, 16, 1)}, {"dtype": (4, 16, 1)}),
+        ({"dtype": INT4}, {"dtype": (17, 4, 1)}, {"dtype": (17, 4, 1)}),
+        ({"dtype": INT8}, {"dtype": (17, 4, 1), "flags": PADDED}, {"dtype": (17, 4, 1), "flags": PADDED}),
+        ({}, {"device": (3, 1)}, {"device": (3, 1)}),
+        ({}, {"flags": READ_ONLY}, {"flags": READ_ONLY, "readonly": True}),
+        ({"flags": READ_ONLY}, {"flags": 0}, {"flags": 0, "readonly": False}),
+        ({"flags": READ_ONLY}, {}, {"flags": READ_ONLY, "readonly": True}),
+    ],
+    ids=str,
+)
+def test_views_describe_anew(tensor, change, wanted):
+    """dtype, device and flags are replaced where given, and the tensor itself is not."""
+    tensor = over(**tensor)
+    before = tensor.dtype, tensor.device, tensor.flags
+    parts = {"dtype": None, "device": None, "flags": None, "owner": None, **change}
+    view = native.tensor_view(tensor, *parts.values())
+    assert {name: getattr(view, name) for name in wanted} == wanted
+    assert (tensor.dtype, tensor.device, tensor.flags) == before
+
+
+@pytest.mark.parametrize("owner", [None, "held"])
+@pytest.mark.parametrize(
+    ("tensor", "change"),
+    [
+        ({}, {"dtype": (2, 16, 1)}),
+        ({}, {"dtype": (2, 64, 1)}),
+        ({}, {"dtype": (2, 32, 2)}),
+        ({"dtype": INT4}, {"dtype": INT8}),
+        ({"dtype": INT4}, {"dtype": (1, 7, 1)}),
+        ({"dtype": INT4}, {"dtype": (1, 2, 1)}),
+        ({"dtype": INT4}, {"flags": PADDED}),
+        ({"dtype": INT4, "flags": PADDED}, {"flags": 0}),
+    ],
+    ids=str,
+)
+def test_views_keep_the_element_size(tensor, change, owner):
+    """A dtype of another size would reach beyond the memory: it is refused."""
+    parts = {"dtype": None, "device": None, "flags": None, **change}
+    with pytest.raises(errors.LayoutError):
+        native.tensor_view(over((5,), **tensor), *parts.values(), owner)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ((None, None, None, None, None), TypeError),
+        (("tensor",), TypeError),
+        (("tensor", "f4", None, None, None), (TypeError, ValueError)),
+        (("tensor", None, (1,), None, None), ValueError),
+        (("tensor", None, None, "1", None), TypeError),
+        (("tensor", None, None, -1, None), OverflowError),
+        (("tensor", (2, 0, 1), None, None, None), errors.ConversionError),
+    ],
+)
+def test_view_refuses(arguments, error):
+    """A wrong call is an error, and holds nothing."""
+    tensor = over()
+    with pytest.raises(error):
+        native.tensor_view(*(tensor if a == "tensor" else a for a in arguments))
+
+
+# ---- consumers
+
+
+SHAPES = [
+    ((), None),
+    ((6,), None),
+    ((2, 3), None),
+    ((3, 2), (1, 3)),
+    ((2, 2), (3, 1)),
+    ((2, 0), None),
+    ((3, 2), (0, 1)),
+]
+
+
+@pytest.mark.numpy("2.2.5")
+@pytest.mark.parametrize(("shape", "strides"), SHAPES)
+@pytest.mark.parametrize("flags", [0, READ_ONLY])
+def test_numpy_takes_it(np, shape, strides, flags):
+    """numpy.from_dlpack shares the memory and keeps the read-only bit."""
+    owner = Owner(range(64))
+    gone = weakref.ref(owner)
+    tensor = over(shape, strides, (0, 32, 1), flags=flags, owner=owner)
+    array = np.from_dlpack(tensor)
+    assert (array.shape, array.dtype.name, array.flags.writeable) == (shape, "int32", not flags)
+    assert array.size == 0 or array.__array_interface__["data"][0] == tensor.data_ptr
+    whole = np.frombuffer(owner, "i4")
+    wanted = np.lib.stride_tricks.as_strided(whole, shape, [4 * s for s in tensor.strides])
+    assert (array == wanted).all()
+    del owner, tensor, whole, wanted
+    assert gone() is not None
+    del array
+    assert gone() is None
+
+
+@pytest.mark.parametrize(("shape", "strides"), SHAPES)
+def test_torch_takes_it(torch, shape, strides):
+    """torch.from_dlpack shares the memory."""
+    owner = Owner(range(64))
+    gone = weakref.ref(owner)
+    tensor = over(shape, strides, (0, 32, 1), owner=owner)
+    got = torch.from_dlpack(tensor)
+    assert (tuple(got.shape), got.dtype) == (shape, torch.int32)
+    assert got.numel() == 0 or got.data_ptr() == tensor.data_ptr
+    wanted = torch.frombuffer(bytearray(owner), dtype=torch.int32).as_strided(shape, tensor.strides)
+    assert torch.equal(got, wanted)
+    del owner, tensor
+    assert gone() is not None
+    del got
+    assert gone() is None
+
+
+@pytest.mark.parametrize(("shape", "strides"), SHAPES)
+def test_tvm_ffi_takes_it(shape, strides):
+    """tvm_ffi, which asks with a bare __dlpack__(), shares the memory."""
+    tvm_ffi = pytest.importorskip("tvm_ffi")
+    owner = Owner(range(64))
+    gone = weakref.ref(owner)
+    tensor = over(shape, strides, owner=owner)
+    got = tvm_ffi.from_dlpack(tensor)
+    assert tuple(got.shape) == shape
+    back = claimed(got, max_version=(1, 0))
+    assert (back.shape, back.dtype, back.data_ptr) == (shape, FLOAT32, tensor.data_ptr)
+    del owner, tensor, back
+    assert gone() is not None
+    del got
+    gc.collect()
+    assert gone() is None

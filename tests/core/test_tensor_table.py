@@ -1,0 +1,393 @@
+"""dlx.Tensor's exchange table: what C programs get from each slot, who owns it, and how slots fail."""
+
+import ctypes
+import gc
+import weakref
+
+import pytest
+from conftest import compiled
+from reference import FLOAT32, INT4, IS_COPIED, READ_ONLY, dltensor, row_major
+
+import dlx
+from dlx import errors
+from dlx._core import native
+from dlx._core.native import ffi, lib
+
+DEVICES = [(2, 0), (3, 0), (4, 1), (8, 0), (10, 0), (13, 0), (99, 0)]
+
+
+class Owner(bytearray):
+    """Memory that can be watched."""
+
+
+def over(shape=(2, 3), strides=None, dtype=FLOAT32, device=(1, 0), flags=0, *, owner=None, at=0):
+    """Return a dlx.Tensor over 64 bytes 0, 1, 2, ..."""
+    owner = Owner(range(64)) if owner is None else owner
+    address = native.buffer_address(memoryview(owner)) + at
+    return native.tensor_new(address, shape, strides, dtype, device, flags, owner)
+
+
+class Allocation(ctypes.Structure):
+    """The struct `allocation` of exchange.c."""
+
+    _fields_ = (
+        ("api", ctypes.c_void_p),
+        ("prototype", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("rc", ctypes.c_int),
+        ("had_gil", ctypes.c_int),
+        ("reports", ctypes.c_int),
+        ("kind", ctypes.c_char * 64),
+        ("message", ctypes.c_char * 256),
+    )
+
+
+class Exchange:
+    """The foreign program of exchange.c at dlx.Tensor's table."""
+
+    def __init__(self, path):
+        self.free, self.held = ctypes.CDLL(path), ctypes.PyDLL(path)
+        self.free.exchange_allocate.argtypes = [ctypes.POINTER(Allocation), ctypes.c_int]
+        for name, arguments in {
+            "find": [ctypes.py_object],
+            "export": [ctypes.c_void_p, ctypes.py_object],
+            "import": [ctypes.c_void_p, ctypes.c_void_p],
+            "borrow": [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p],
+            "stream": [ctypes.c_void_p, ctypes.c_int, ctypes.c_int],
+        }.items():
+            function = getattr(self.held, f"exchange_{name}")
+            function.restype, function.argtypes = ctypes.py_object, arguments
+        self.address = self.held.exchange_find(dlx.Tensor)
+        self.api = ffi.cast("DLPackExchangeAPI*", self.address)
+
+    def export(self, obj):
+        """Return a managed tensor (cdata) that the caller owns."""
+        return ffi.cast("DLManagedTensorVersioned*", self.held.exchange_export(self.address, obj))
+
+    def take(self, managed):
+        """Return the object that a managed tensor (cdata or address) becomes."""
+        return self.held.exchange_import(self.address, int(ffi.cast("uintptr_t", managed)))
+
+    def borrow(self, obj):
+        """Return a DLTensor (cdata) that looks at an object."""
+        out = ffi.new("DLTensor*")
+        self.held.exchange_borrow(self.address, obj, int(ffi.cast("uintptr_t", out)))
+        return out
+
+    def stream(self, device):
+        """Return the address of the current stream."""
+        return self.held.exchange_stream(self.address, *device)
+
+    def allocate(self, prototype, *, thread=False):
+        """Call the allocator without the GIL; return the report."""
+        call = Allocation(api=self.address, prototype=int(ffi.cast("uintptr_t", prototype)))
+        assert self.free.exchange_allocate(ctypes.byref(call), thread) == 0
+        assert not call.had_gil
+        return call
+
+
+@pytest.fixture(scope="module")
+def exchange(tmp_path_factory):
+    """The compiled exchange.c."""
+    return Exchange(str(compiled("exchange", tmp_path_factory.mktemp("exchange"))))
+
+
+def numbers(pointer, n):
+    """Return n numbers at a pointer as a tuple."""
+    return tuple(pointer[i] for i in range(n))
+
+
+def described(t):
+    """Return what a DLTensor says, as plain values."""
+    dtype, device = (t.dtype.code, t.dtype.bits, t.dtype.lanes), (t.device.device_type, t.device.device_id)
+    return numbers(t.shape, t.ndim), numbers(t.strides, t.ndim), dtype, device, int(ffi.cast("uintptr_t", t.data))
+
+
+def says(tensor):
+    """Return the same of a dlx.Tensor."""
+    return tensor.shape, tensor.strides, tuple(tensor.dtype), tuple(tensor.device), tensor.data_ptr
+
+
+# ---- the table
+
+
+def test_the_type_publishes_a_capsule():
+    """The attribute is on the type, under the standard's name, as a capsule of the standard's name."""
+    capsule = vars(dlx.Tensor)["__dlpack_c_exchange_api__"]
+    assert type(capsule).__name__ == "PyCapsule" and '"dlpack_exchange_api"' in repr(capsule)
+    assert over().__dlpack_c_exchange_api__ is dlx.Tensor.__dlpack_c_exchange_api__ is capsule
+
+
+def test_the_table_cannot_be_replaced():
+    """The type is fixed, its table with it."""
+    with pytest.raises(TypeError):
+        dlx.Tensor.__dlpack_c_exchange_api__ = None
+    with pytest.raises((TypeError, AttributeError)):
+        over().__dlpack_c_exchange_api__ = None
+
+
+def test_header(exchange):
+    """The table is of version 1.3, and there is no older one."""
+    header = exchange.api.header
+    assert (header.version.major, header.version.minor, header.prev_api) == (1, 3, ffi.NULL)
+
+
+@pytest.mark.parametrize("slot", [name for name, _ in ffi.typeof("DLPackExchangeAPI").fields if name != "header"])
+def test_every_slot_is_real(exchange, slot):
+    """No slot is NULL."""
+    assert getattr(exchange.api, slot) != ffi.NULL
+
+
+# ---- the allocator
+
+
+@pytest.mark.parametrize("thread", [False, True])
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 3), (4, 1, 7), (1000, 257)])
+@pytest.mark.parametrize("dtype", [FLOAT32, (0, 8, 1), (5, 128, 1), (4, 16, 1), (2, 32, 4)])
+def test_allocate(exchange, shape, dtype, thread):
+    """Fresh writable CPU memory, aligned to 256 bytes, row-major, from any thread, without the GIL."""
+    call = exchange.allocate(dltensor(shape, None, dtype), thread=thread)
+    assert (call.rc, call.reports) == (0, 0)
+    tensor = exchange.take(call.out)
+    assert says(tensor)[:4] == (shape, row_major(shape), dtype, (1, 0))
+    assert tensor.data_ptr % 256 == 0 and tensor.data_ptr and not tensor.readonly
+    ctypes.memset(tensor.data_ptr, 0x5A, tensor.nbytes)
+
+
+def test_allocate_packs_small_elements(exchange):
+    """Five int4 take three bytes, as the ABI has it where no flag is set."""
+    tensor = exchange.take(exchange.allocate(dltensor((5,), None, INT4)).out)
+    assert (tensor.nbytes, tensor.flags) == (3, 0)
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 2**62)])
+def test_allocate_nothing(exchange, shape):
+    """A shape without elements needs no memory."""
+    tensor = exchange.take(exchange.allocate(dltensor(shape)).out)
+    assert (tensor.shape, tensor.nbytes, tensor.data_ptr) == (shape, 0, 0)
+
+
+def test_allocate_reads_only_what_the_protocol_names(exchange):
+    """Strides, data and byte offset of the prototype may be anything."""
+    prototype = dltensor((2, 3), (1, 2), address=0, byte_offset=2**64 - 1)
+    plain = exchange.take(exchange.allocate(prototype).out)
+    prototype.strides = ffi.cast("int64_t*", 1)
+    bad = exchange.take(exchange.allocate(prototype).out)
+    assert plain.strides == bad.strides == (3, 1)
+
+
+def test_allocated_memory_is_released_without_python(exchange, counting):
+    """The deleter of allocated memory runs on a thread that has never seen Python."""
+    before = native.live()
+    call = exchange.allocate(dltensor((9,)), thread=True)
+    assert native.live() == before + 1
+    counting.delete(call.out, thread=True)
+    assert native.live() == before
+
+
+@pytest.mark.parametrize("thread", [False, True])
+@pytest.mark.parametrize(
+    ("prototype", "kind", "message"),
+    [
+        (dltensor((2**40, 2**18), None, (0, 8, 1)), b"MemoryError", b"memory"),
+        (dltensor((2**62, 2)), b"ValueError", b""),
+        (dltensor((-1,)), b"ValueError", b""),
+        (dltensor(None, ndim=2), b"ValueError", b""),
+        (dltensor(None, ndim=-1), b"ValueError", b""),
+        (dltensor(None, ndim=129), b"ValueError", b""),
+        (dltensor((2,), None, (2, 0, 1)), b"ValueError", b""),
+        (dltensor((2,), None, (2, 32, 0)), b"ValueError", b""),
+        *((dltensor((2,), device=device), b"BufferError", b"(%d, %d)" % device) for device in DEVICES[1:]),
+        (dltensor((2,), device=DEVICES[0]), b"BufferError", b"no CUDA driver"),
+    ],
+)
+def test_allocate_reports_once(exchange, prototype, kind, message, thread):
+    """A failure is -1, NULL, and one report with the name of an exception and a sentence."""
+    call = exchange.allocate(prototype, thread=thread)
+    assert (call.rc, call.out, call.reports, call.kind) == (-1, None, 1, kind)
+    assert call.message and message in call.message
+
+
+# ---- managed_tensor_from_py_object
+
+
+@pytest.mark.parametrize("device", [(1, 0), (3, 1), (2, 0), (8, 0)])
+@pytest.mark.parametrize(
+    ("shape", "strides"), [((2, 3), None), ((3, 2), (1, 3)), ((4,), (-1,)), ((2,), (0,)), ((), ())]
+)
+def test_export(exchange, shape, strides, device):
+    """The managed tensor says what the dlx.Tensor says, wherever the memory is."""
+    tensor = over(shape, strides, device=device, at=24)
+    managed = exchange.export(tensor)
+    assert described(managed.dl_tensor) == says(tensor)
+    assert (managed.version.major, managed.version.minor, managed.flags) == (1, 3, 0)
+    lib.dlx_managed_release(managed)
+
+
+@pytest.mark.parametrize("flags", [0, READ_ONLY, IS_COPIED, READ_ONLY | IS_COPIED])
+def test_export_flags(exchange, flags):
+    """Read-only is said; copied is not, since this hand-over is none."""
+    managed = exchange.export(over(flags=flags))
+    assert managed.flags == flags & READ_ONLY
+    lib.dlx_managed_release(managed)
+
+
+def test_export_keeps_the_memory_alive(exchange):
+    """The managed tensor holds the owner by itself, its shape included, until its deleter runs."""
+    owner = Owner(range(64))
+    gone = weakref.ref(owner)
+    managed = exchange.export(over(owner=owner))
+    del owner
+    gc.collect()
+    assert gone() is not None and numbers(managed.dl_tensor.shape, 2) == (2, 3)
+    lib.dlx_managed_release(managed)
+    assert gone() is None
+
+
+@pytest.mark.parametrize("obj", [None, b"abc", 3, dlx.Tensor], ids=repr)
+@pytest.mark.parametrize("slot", ["export", "borrow"])
+def test_only_dlx_tensors(exchange, slot, obj):
+    """Anything but a dlx.Tensor is a TypeError, never a guess."""
+    with pytest.raises(TypeError, match=r"expected dlx\.Tensor"):
+        getattr(exchange, slot)(obj)
+
+
+@pytest.mark.parametrize("slot", ["export", "borrow"])
+def test_a_tensor_that_was_handed_back(exchange, counting, slot):
+    """A dlx.Tensor whose capsule took its memory back has nothing to give."""
+    capsule = counting.capsule()
+    tensor = native.capsule_claim(capsule)
+    assert native.capsule_restore(capsule, tensor)
+    with pytest.raises(errors.ConsumedError):
+        getattr(exchange, slot)(tensor)
+
+
+# ---- managed_tensor_to_py_object
+
+
+def test_import_takes_ownership(exchange, counting):
+    """The foreign deleter runs once, when the last dlx.Tensor is gone."""
+    before = counting.deleted
+    tensor = exchange.take(counting.managed((2, 3)))
+    assert type(tensor) is dlx.Tensor and says(tensor)[:4] == ((2, 3), (3, 1), FLOAT32, (1, 0))
+    view = native.tensor_view(tensor, None, None, None, None)
+    del tensor
+    assert counting.deleted == before
+    del view
+    assert counting.deleted == before + 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "kept"), [(0, 0), (READ_ONLY, READ_ONLY), (IS_COPIED, 0), (READ_ONLY | IS_COPIED, READ_ONLY)]
+)
+def test_import_flags(exchange, counting, flags, kept):
+    """Read-only is kept; copied is said of the hand-over, which is over."""
+    assert exchange.take(counting.managed(flags=flags)).flags == kept
+
+
+@pytest.mark.parametrize("arguments", [{"strides": None}, {"byte_offset": 16}, {"version": (1, 99)}])
+def test_import_of_what_others_write(exchange, counting, arguments):
+    """NULL strides, a byte offset and a later minor version are understood."""
+    tensor = exchange.take(counting.managed((2, 3), **arguments))
+    assert (tensor.strides, tensor.byte_offset) == ((3, 1), 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"version": (2, 0)}, errors.ProtocolError),
+        ({"version": (0, 8)}, errors.ProtocolError),
+        ({"null_data": True}, errors.LayoutError),
+        ({"shape": (2, -3)}, errors.ProtocolError),
+        ({"dtype": (2, 0, 1)}, errors.DTypeError),
+        ({"shape": (2**62, 8)}, errors.LayoutError),
+        ({"shape": (), "ndim": -1}, errors.LayoutError),
+        ({"shape": None, "ndim": 3}, errors.ProtocolError),
+    ],
+)
+def test_import_that_fails_takes_nothing(exchange, counting, arguments, error):
+    """A refused tensor is untouched and still the caller's, whose one call of the deleter frees it."""
+    before = counting.deleted
+    address = counting.managed(**arguments)
+    managed = ffi.cast("DLManagedTensorVersioned*", address)
+    content = bytes(ffi.buffer(managed))
+    with pytest.raises(error):
+        exchange.take(address)
+    assert counting.deleted == before and bytes(ffi.buffer(managed)) == content
+    counting.delete(address)
+    assert counting.deleted == before + 1
+
+
+def test_there_and_back(exchange):
+    """A dlx.Tensor that left through the table comes back over the same memory, read-only flag and all."""
+    tensor = over((3, 2), (1, 3), flags=READ_ONLY)
+    back = exchange.take(exchange.export(tensor))
+    assert says(back) == says(tensor) and back.readonly
+
+
+# ---- dltensor_from_py_object
+
+
+@pytest.mark.parametrize("device", [(1, 0), (2, 3), (8, 0)])
+def test_borrow(exchange, device):
+    """The borrowed struct says what the dlx.Tensor says."""
+    tensor = over((3, 2), (1, 3), device=device)
+    assert described(exchange.borrow(tensor)) == says(tensor)
+
+
+def test_borrow_holds_nothing(exchange):
+    """A borrow owns nothing: the memory goes with the dlx.Tensor."""
+    tensor = over()
+    before = native.live()
+    look = exchange.borrow(tensor)
+    assert native.live() == before
+    assert numbers(look.shape, 2) == (2, 3)
+    gc.collect()
+    assert numbers(look.shape, 2) == (2, 3)  # while the dlx.Tensor lives
+    del tensor
+    assert native.live() == before - 1
+
+
+def test_borrow_refuses_read_only(exchange):
+    """A DLTensor cannot say read-only, so none is given of read-only memory, and nothing is written."""
+    out = ffi.new("DLTensor*")
+    with pytest.raises(errors.ReadOnlyError, match="cannot say"):
+        exchange.held.exchange_borrow(exchange.address, over(flags=READ_ONLY), int(ffi.cast("uintptr_t", out)))
+    assert bytes(ffi.buffer(out)) == bytes(ffi.sizeof("DLTensor"))
+
+
+# ---- current_work_stream
+
+
+@pytest.mark.parametrize("device", [(1, 0), (1, 5), (3, 0), (11, 0)])
+def test_host_memory_has_no_stream(exchange, device):
+    """The stream of host memory is NULL."""
+    assert exchange.stream(device) == 0
+
+
+@pytest.mark.parametrize("device", [(2, 0), (2, 1), (10, 0), (13, 0), (8, 0), (99, 0)])
+def test_no_stream_elsewhere(exchange, device):
+    """A device whose stream dlx cannot know is a DeviceError, not a NULL that means the default stream."""
+    reason = "no CUDA driver" if device[0] in (2, 13) else rf"\({device[0]}, {device[1]}\)"
+    with pytest.raises(errors.DeviceError, match=reason):
+        exchange.stream(device)
+
+
+# ---- a real consumer
+
+
+def test_tvm_ffi_uses_the_table():
+    """tvm_ffi takes a dlx.Tensor by its table, shares the memory, and gives dlx.Tensor back from its functions."""
+    tvm_ffi = pytest.importorskip("tvm_ffi")
+    owner = Owner(range(64))
+    tensor = over(owner=owner)
+    taken = tvm_ffi.from_dlpack(tensor)
+    assert (taken.data_ptr(), tuple(taken.shape)) == (tensor.data_ptr, (2, 3))
+    # Only the table tells it what to make of its own tensors: without one it gives a tvm_ffi.Tensor back.
+    echoed = tvm_ffi.get_global_func("testing.echo")(tensor)
+    assert type(echoed) is dlx.Tensor and echoed.data_ptr == tensor.data_ptr
+    gone = weakref.ref(owner)
+    del owner, tensor, taken
+    assert gone() is not None
+    del echoed
+    assert gone() is None

@@ -1,0 +1,256 @@
+"""The CUDA driver comes and goes: found late or not at all, devices, forks, the end of the process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import textwrap
+
+import pytest
+from conftest import ROOT
+
+import dlx
+from dlx._core import cuda as driver
+from dlx._core.native import ffi
+from dlx.errors import DeviceError
+
+N = 1024
+CUDA0, CUDA1 = dlx.Device("cuda:0"), dlx.Device("cuda:1")
+
+
+@pytest.mark.parametrize("ask", [driver.require, lambda: dlx.empty(3, "int8", "cuda:0")])
+def test_no_driver(ask):
+    """One clear sentence, and what to do."""
+    with pytest.raises(DeviceError, match=r"no CUDA driver here: no-driver.*DLX_CUDA_DRIVER may name"):
+        ask()
+    assert driver.is_loaded() is False
+
+
+def test_a_driver_that_is_too_old(monkeypatch, tmp_path):
+    """What is missing in it is named."""
+    source, library = tmp_path / "old.c", tmp_path / "old.so"
+    source.write_text("int cuInit(unsigned f) { return (int)f; }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    monkeypatch.setenv("DLX_CUDA_DRIVER", str(library))
+    with pytest.raises(DeviceError, match="too old, it has no cuGetErrorName"):
+        driver.require()
+
+
+def test_a_driver_without_what_came_later(python, tmp_path):
+    """No stream-ordered allocator, no numbers of captures: memory of another kind, and a capture stays whole."""
+    library = tmp_path / "early.so"
+    later = "MemAllocAsync MemFreeAsync StreamGetCaptureInfo_v2"
+    missing = [f"-Dcu{name}=static_{name}" for name in later.split()]
+    source = ROOT / "tests" / "c" / "fake_cuda.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-pthread", *missing, str(source), "-o", str(library)], check=True)
+    code = """
+        tensor = dlx.empty(64, "uint8", device="cuda:1")
+        assert cuda.count("cuMemAlloc") == 1 and dlx.convert(tensor, to="dlx", device="cpu").shape == (64,)
+        moved = dlx.convert(tensor, to="dlx", device="cuda:0")
+        c = cuda.stream(); cuda.stall(c)
+        used_tensor, memory = used(c); cuda.read(c, memory, 64); del used_tensor
+        assert driver.release_pending() == 1
+        captured, other = cuda.stream(), cuda.stream()
+        cuda.capture(captured, 1)
+        driver.order(Stream(device, captured), Stream(device, captured))
+        for pair in ((captured, other), (other, captured)):
+            try:
+                driver.order(*(Stream(device, handle) for handle in pair))
+            except dlx.errors.StreamError as error:
+                print("refused")
+        assert cuda.end_capture(captured) == 0
+        cuda.resume(c)
+        assert driver.release_pending() == 0
+        del tensor, moved
+        gc.collect()
+        print(cuda.count("cuMemFree"), cuda.races, cuda.misuses, cuda.depth)
+    """
+    assert run(python, library, code)[:4] == ["refused", "refused", "gone", "2 0 0 0"]
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [(100, "sees no device"), (3, "'spawn'"), (999, r"cuInit failed with an unknown error \(999\)")],
+)
+def test_a_driver_that_does_not_start(cuda, monkeypatch, code, message):
+    """No device, a fork before us, anything else: said in words, and tried again next time."""
+    monkeypatch.setenv("FAKE_CUDA_INIT", str(code))
+    with pytest.raises(DeviceError, match=message):
+        driver.require()
+    monkeypatch.delenv("FAKE_CUDA_INIT")
+    driver.require()
+
+
+def test_devices(cuda):
+    """The host, and what the driver sees."""
+    assert driver.devices() == {dlx.Device("cpu"): "host memory", CUDA0: "Fake device 0", CUDA1: "Fake device 1"}
+
+
+def test_devices_without_a_driver():
+    """The host alone."""
+    assert driver.devices() == {dlx.Device("cpu"): "host memory"}
+
+
+@pytest.mark.parametrize(("kind", "name"), [(1, "cuda_host:1"), (2, "cuda:1"), (3, "cuda_managed:1")])
+def test_where_memory_is(cuda, kind, name):
+    """The driver knows which device an address belongs to."""
+    assert driver.where(cuda.alloc(N, 1, kind)) == dlx.Device(name)
+    buffer = ffi.new("char[]", 8)
+    assert driver.where(int(ffi.cast("uintptr_t", buffer))) == dlx.Device("cpu")
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_a_driver_that_cannot_say_where(cuda, after):
+    """A broken device is not taken for plain host memory."""
+    memory = cuda.alloc(N, 1)
+    with driver.at(CUDA1):
+        cuda.fail("cuPointerGetAttribute", 700, after)
+        with pytest.raises(DeviceError, match=r"cuPointerGetAttribute failed with CUDA_ERROR_ILLEGAL_ADDRESS \(700\)"):
+            driver.where(memory)
+        assert driver.where(memory) == CUDA1
+
+
+def test_current_device(cuda):
+    """A device is current inside the block only, also where the block raises."""
+    with driver.at(CUDA1):
+        assert cuda.current == 1
+        with driver.at(CUDA0):
+            assert cuda.current == 0
+        assert cuda.current == 1
+    with pytest.raises(KeyError), driver.at(CUDA1):
+        raise KeyError
+    assert cuda.depth == 0
+
+
+PRELUDE = """
+    import gc, os, sys
+    import dlx
+    from dlx._core import native, cuda as driver
+    from dlx._core.stream import Stream
+    from fake_cuda import FakeCuda
+    cuda = FakeCuda(os.environ["DLX_CUDA_DRIVER"])
+    device = dlx.Device("cuda:0")
+    class Owner:
+        def __del__(self):
+            print("gone", flush=True)
+    def used(c):
+        memory = cuda.alloc(64)
+        tensor = native.tensor_new(memory, (64,), None, dlx.DType("uint8"), device, 0, Owner())
+        return native.tensor_behind(tensor, 0, c, "kept"), memory
+"""
+
+
+def run(python, fake_driver, code, prelude=PRELUDE):
+    """Run code in a fresh process whose driver is the recording one; return the lines that it prints."""
+    path = os.pathsep.join([str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "DLX_CUDA_DRIVER": str(fake_driver), "PYTHONPATH": path}
+    return python(textwrap.dedent(prelude) + textwrap.dedent(code), env=env).split("\n")
+
+
+def test_a_forked_child_leaves_the_driver_alone(python, fake_driver):
+    """Deleters in the child skip it (it would complain on stderr), requests say what to do; the parent goes on."""
+    code = """
+        c = cuda.stream(); cuda.stall(c)
+        tensor, memory = used(c)
+        cuda.read(c, memory, 64)
+        pending, more = used(c)
+        cuda.read(c, more, 64); del pending
+        point, kept = driver.ready(Stream(device, c)), driver.ready(Stream(device, c, Owner()))
+        pid = os.fork()
+        if pid == 0:
+            del tensor, point, kept; gc.collect(); driver.release_pending()
+            try:
+                driver.order(Stream(device, 1), Stream(device, 2))
+            except dlx.errors.DeviceError as error:
+                print(error, flush=True)
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        print("parent", flush=True)
+        del tensor, point, kept
+        cuda.resume(c)
+        assert driver.release_pending() == 0
+    """
+    out = run(python, fake_driver, code)
+    assert "a forked child cannot use it" in out[0] and "'spawn'" in out[0]
+    assert out[1:5] == ["parent", "gone", "gone", "gone"]
+
+
+def test_a_child_may_start_the_driver_itself(python, fake_driver):
+    """A fork before the driver was used costs nothing."""
+    code = """
+        pid = os.fork()
+        if pid == 0:
+            driver.order(Stream(device, cuda.stream()), Stream(device, cuda.stream()))
+            os._exit(7)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    """
+    assert run(python, fake_driver, code)[0] == "7"
+
+
+def test_a_child_that_is_forked_while_the_driver_is_loaded(python, tmp_path):
+    """The fork waits for the thread that loads it, so that the child finds no lock that nobody can open."""
+    library, source = tmp_path / "slow.so", tmp_path / "slow.c"
+    source.write_text(
+        f"""
+        #define cuInit quick_init
+        #include "{ROOT / "tests" / "c" / "fake_cuda.c"}"
+        #undef cuInit
+        #include <unistd.h>
+        int cuInit(unsigned flags) {{ usleep(300000); return quick_init(flags); }}
+        """
+    )
+    subprocess.run(["cc", "-shared", "-fPIC", "-pthread", str(source), "-o", str(library)], check=True)
+    code = """
+        import threading, time
+        from dlx.errors import DeviceError
+        loading = threading.Thread(target=driver.require)
+        loading.start()
+        time.sleep(0.1)
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(20)
+            try:
+                driver.require()
+            except DeviceError as error:
+                print(error, flush=True)
+            os._exit(0)
+        loading.join()
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    """
+    out = run(python, library, code, "import os, signal\nfrom dlx._core import cuda as driver\n")
+    assert "a forked child cannot use it" in out[0] and out[1] == "0"
+
+
+def test_exit_with_memory_in_every_state(python, fake_driver):
+    """Tensors that live, wait or hold points when the process ends: no call comes after the driver is gone."""
+    code = """
+        import atexit, threading
+        c = cuda.stream(); cuda.stall(c)
+        alive, memory = used(c)
+        cuda.read(c, memory, 64)
+        pending, more = used(c)
+        cuda.read(c, more, 64); del pending
+        point = driver.ready(Stream(device, c))
+        sys.dlx_kept = [alive, point]
+        sys.dlx_kept.append(sys.dlx_kept)
+        del alive, point
+    """
+    run(python, fake_driver, code)
+
+
+def test_host_work_loads_no_driver(python, fake_driver):
+    """Neither import, nor plan, describe, listing or conversions of host memory load it; asking for CUDA does."""
+    code = """
+        import os, pathlib
+        import dlx
+
+        def is_loaded():
+            maps = pathlib.Path("/proc/self/maps").read_text()
+            return os.path.basename(os.environ["DLX_CUDA_DRIVER"]) in maps or "libcuda" in maps
+
+        tensor = dlx.convert(bytearray(8), to="dlx")
+        dlx.plan(b"abc", to="dlx"); dlx.describe(tensor); dlx.empty(3, "float32"); dlx.release_pending()
+        memoryview(tensor); tensor.__dlpack__(max_version=(1, 0)); repr(tensor); del tensor
+        print(is_loaded()); print(len(dlx.devices())); print(is_loaded())
+    """
+    assert run(python, fake_driver, code, prelude="")[:3] == ["False", "3", "True"]

@@ -1,0 +1,270 @@
+"""Device memory and copies, against the recording driver, whose copies are real and whose order is kept account of."""
+
+from __future__ import annotations
+
+import pytest
+from fake_cuda import DEVICE, MANAGED, PINNED
+
+import dlx
+from dlx._core import cuda as driver
+from dlx._core import native
+from dlx._core.stream import Stream
+from dlx.errors import DeviceError, LayoutError
+
+CUDA0, CUDA1 = dlx.Device("cuda:0"), dlx.Device("cuda:1")
+HOST = dlx.Device("cpu")
+
+
+def like(shape, dtype="int32", strides=None):
+    """Return a tensor that only says shape and dtype."""
+    return native.tensor_new(256, shape, strides, dlx.DType(dtype), HOST, 0, None)
+
+
+def on(device, shape, dtype="int32"):
+    """Return a fresh tensor of dlx on a device."""
+    return native.tensor_on_device(like(shape, dtype), False, device.id)
+
+
+def host(np, array):
+    """Return a host tensor over a numpy array."""
+    strides = tuple(stride // array.itemsize for stride in array.strides)
+    pointer = array.__array_interface__["data"][0]
+    return native.tensor_new(pointer, array.shape, strides, dlx.DType(array.dtype.name), HOST, 0, array)
+
+
+def view(tensor, shape, strides, offset=0):
+    """Return a view of a device tensor's memory."""
+    item = tensor.dtype.bits // 8
+    return native.tensor_new(tensor.data_ptr + offset * item, shape, strides, tensor.dtype, tensor.device, 0, tensor)
+
+
+def work(tensor):
+    """Return dlx's own stream of the tensor's device."""
+    return driver.work_stream(tensor.device).handle
+
+
+# ---- allocation ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", [CUDA0, CUDA1])
+def test_fresh_memory(cuda, device):
+    """It is aligned, row-major, on the device that was asked for, ordered on dlx's stream, and given back once."""
+    tensor = on(device, (3, 5))
+    assert (tensor.device, tensor.shape, tensor.strides) == (device, (3, 5), (5, 1))
+    assert tensor.data_ptr % 256 == 0 and driver.where(tensor.data_ptr) == device
+    assert cuda.count("cuMemAllocAsync") == 1 and cuda.blocks == 1
+    consumer = cuda.stream(device.id)
+    assert cuda.write(consumer, tensor.data_ptr, 60, device.id)  # the allocation itself is on a stream
+    cuda.clear_report()
+    driver.wait(driver.readiness_of(tensor), Stream(device, consumer))
+    assert not cuda.write(consumer, tensor.data_ptr, 60, device.id)
+    del tensor
+    assert cuda.count("cuMemFreeAsync") == 1 and cuda.blocks == 0
+
+
+def test_memory_without_a_pool(cuda):
+    """Where the device has no stream-ordered allocator the plain one is used, and its own way to give back."""
+    cuda.set_pools(False)
+    tensor = on(CUDA0, (4,))
+    assert cuda.count("cuMemAlloc") == 1 and cuda.blocks == 1
+    del tensor
+    assert cuda.count("cuMemFree") == 1 and cuda.count("cuMemFreeAsync", "cuMemAllocAsync") == 0
+
+
+def test_no_elements_no_memory(cuda):
+    """There is none where there is no element."""
+    tensor = on(CUDA0, (0, 3))
+    assert tensor.data_ptr == 0 and cuda.blocks == 0
+
+
+def test_too_much_memory(cuda):
+    """The error says how much was asked for, where, and what the driver answered; nothing is left."""
+    with pytest.raises(DeviceError, match=r"cuMemAllocAsync of \d+ bytes on cuda:1 failed with CUDA_ERROR_OUT_OF"):
+        on(CUDA1, (1 << 42,))
+    assert cuda.depth == 0 and native.live() == native.live()
+
+
+def test_memory_during_a_capture_elsewhere(cuda):
+    """Allocating and giving back do not disturb a capture in the strictest mode."""
+    other = cuda.stream()
+    cuda.set_pools(False)
+    cuda.capture(other)
+    tensor = on(CUDA0, (4,))
+    del tensor
+    assert cuda.end_capture(other) == 0
+
+
+@pytest.mark.parametrize("step", [1, 2], ids=["one run", "rows"])
+def test_copies_during_a_capture_elsewhere(cuda, np, step):
+    """Nor do copies of pageable memory, in either direction."""
+    array = np.arange(64, dtype="int32").reshape(8, 8)[:, ::step]
+    cuda.capture(other := cuda.stream())
+    tensor = dlx.convert(array, to="dlx", device="cuda")
+    back = dlx.convert(tensor, to="numpy")
+    assert (back == array).all() and cuda.end_capture(other) == 0
+
+
+def test_it_waits_for_its_last_user(cuda):
+    """A consumer's stream that still reads keeps the memory from being given back."""
+    tensor, c = on(CUDA0, (16,)), cuda.stream()
+    address = tensor.data_ptr
+    driver.wait(driver.readiness_of(tensor), Stream(CUDA0, c))
+    given = native.tensor_behind(tensor, 0, c, "kept")
+    cuda.stall(c)
+    cuda.read(c, address, 64)
+    del tensor, given
+    assert cuda.is_alive(address)
+    cuda.resume(c)
+    driver.release_pending()
+    assert not cuda.is_alive(address) and cuda.races == 0
+
+
+def test_ten_thousand_tensors_leak_nothing(cuda):
+    """Neither memory nor events."""
+    for _ in range(3000):
+        on(CUDA0, (4,))
+    assert cuda.blocks == 0 and cuda.events <= 2
+
+
+# ---- copies ----------------------------------------------------------------------------------------------------------
+
+VIEWS = {
+    "compact": lambda a: a,
+    "transposed": lambda a: a.transpose(2, 0, 1),
+    "every second": lambda a: a[:, ::2],
+    "rows": lambda a: a[1:3, 1:4],
+    "last axis": lambda a: a[..., ::3],
+    "backwards": lambda a: a[::-1, :, ::-1],
+    "broadcast": lambda a: a[:1].repeat(1, 0),
+    "one": lambda a: a[2:3, 3:4, 4:5].reshape(()),
+    "none": lambda a: a[:, :0],
+}
+
+
+@pytest.fixture
+def array(np):
+    """Different values in every place."""
+    return np.arange(4 * 5 * 6, dtype="int32").reshape(4, 5, 6)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_from_the_host_and_back(cuda, np, array, name):
+    """Every layout arrives with the right values, and comes back; the host may go on at once."""
+    source = VIEWS[name](array)
+    there = on(CUDA0, source.shape)
+    native.tensor_transfer(host(np, source), there, work(there), True)
+    if source.size:
+        assert not cuda.host_write(source.__array_interface__["data"][0], 4)
+    back = np.empty_like(source)
+    native.tensor_transfer(there, host(np, back), work(there), True)
+    assert np.array_equal(back, source) and cuda.races == 0
+    if source.size:
+        assert not cuda.host_read(back.__array_interface__["data"][0], back.nbytes)
+
+
+@pytest.mark.parametrize("name", [name for name in VIEWS if name not in ("broadcast", "none")])
+@pytest.mark.parametrize("target", [HOST, CUDA0, CUDA1], ids=str)
+def test_from_a_strided_view_on_a_device(cuda, np, array, name, target):
+    """Strided device memory is copied right to the host, within the device, and to another one."""
+    whole = on(CUDA0, array.shape)
+    native.tensor_transfer(host(np, array), whole, work(whole), True)
+    expected = VIEWS[name](array)
+    start = (expected.__array_interface__["data"][0] - array.__array_interface__["data"][0]) // 4
+    source = view(whole, expected.shape, tuple(stride // 4 for stride in expected.strides), start)
+    back = np.empty(expected.shape, "int32")
+    if target == HOST:
+        native.tensor_transfer(source, host(np, back), work(whole), True)
+    else:
+        there = on(target, expected.shape)
+        driver.order(driver.work_stream(CUDA0), driver.work_stream(target))
+        native.tensor_transfer(source, there, work(there), False)
+        native.tensor_transfer(there, host(np, back), work(there), True)
+    assert np.array_equal(back, expected) and cuda.races == 0, cuda.report
+
+
+def test_calls_for_common_copies(cuda, np, array):
+    """A compact array is one call, rows with gaps are one call, a box is one call for each outermost index."""
+    whole = on(CUDA0, array.shape)
+    cuda.forget()
+    native.tensor_transfer(host(np, array), whole, work(whole), True)
+    assert cuda.count("cuMemcpyAsync") == 1
+    native.tensor_transfer(host(np, array[:, 1]), on(CUDA0, (4, 6)), work(whole), True)
+    assert cuda.count("cuMemcpy2DAsync") == 1
+    native.tensor_transfer(host(np, array[:, 1:3, 1:3]), on(CUDA0, (4, 2, 2)), work(whole), True)
+    assert cuda.count("cuMemcpy2DAsync") == 5
+
+
+def test_scattered_elements_go_through_the_host_in_one_piece(cuda, np):
+    """What would take thousands of calls takes one."""
+    source = np.arange(40000, dtype="int32").reshape(200, 200)[::-1, ::-1]
+    there = on(CUDA0, source.shape)
+    cuda.forget()
+    native.tensor_transfer(host(np, source), there, work(there), False)
+    assert cuda.count("cuMemcpyAsync", "cuMemcpy2DAsync") == 1
+    assert cuda.syncs == 1  # what it was packed in is gone
+    mirrored = view(there, (200, 200), (-200, -1), 39999)
+    back = np.empty((200, 200), "int32")
+    native.tensor_transfer(mirrored, host(np, back), work(there), False)
+    assert cuda.count("cuMemcpyAsync", "cuMemcpy2DAsync") == 2 and cuda.syncs == 2
+    assert np.array_equal(back, source[::-1, ::-1])
+    with pytest.raises(LayoutError, match="too scattered"):
+        native.tensor_transfer(mirrored, on(CUDA0, (200, 200)), work(there), True)
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_waiting_for_a_copy(cuda, np, wait):
+    """With `wait` the host may use both sides at once; without, it would race."""
+    source = np.arange(8, dtype="int32")
+    there = on(CUDA0, (8,))
+    native.tensor_transfer(host(np, source), there, work(there), wait)
+    assert cuda.host_write(source.__array_interface__["data"][0], 32) is not wait
+    assert cuda.syncs == (1 if wait else 0)
+
+
+def test_a_copy_on_a_stream_is_ordered_there(cuda):
+    """A copy between devices runs on the stream that was named, and on no other."""
+    source, target, c = on(CUDA0, (8,)), on(CUDA1, (8,)), cuda.stream(1)
+    for tensor in (source, target):
+        driver.wait(driver.readiness_of(tensor), Stream(CUDA1, c))
+    native.tensor_transfer(source, target, c, False)
+    assert cuda.races == 0 and cuda.count("cuMemcpyPeerAsync") == 1
+    assert not cuda.read(c, target.data_ptr, 32, device=1)
+    assert cuda.read(cuda.stream(1), target.data_ptr, 32, device=1)
+
+
+@pytest.mark.parametrize("kind", [PINNED, DEVICE, MANAGED])
+def test_kinds_of_memory(cuda, np, kind):
+    """Pinned memory is a host side, managed memory a device side."""
+    address = cuda.alloc(32, 0, kind)
+    device = driver.where(address)
+    source = np.arange(8, dtype="int32")
+    there = native.tensor_new(address, (8,), None, dlx.DType("int32"), device, 0, None)
+    if kind == PINNED:
+        there, middle = on(CUDA0, (8,)), there
+        native.tensor_transfer(host(np, source), there, work(there), True)
+        native.tensor_transfer(there, middle, work(there), True)
+        native.tensor_transfer(middle, there, work(there), True)
+    else:
+        native.tensor_transfer(host(np, source), there, cuda.stream(), True)
+    back = np.zeros(8, "int32")
+    native.tensor_transfer(there, host(np, back), driver.work_stream(CUDA0).handle, True)
+    assert np.array_equal(back, source)
+
+
+@pytest.mark.parametrize("name", ["cuMemcpyAsync", "cuStreamSynchronize"])
+def test_a_failing_copy_is_named(cuda, np, name):
+    """The error says which call failed, and nothing stays pushed."""
+    there = on(CUDA0, (8,))
+    cuda.fail(name, 700)
+    with pytest.raises(DeviceError, match=rf"{name} failed with CUDA_ERROR_ILLEGAL_ADDRESS"):
+        native.tensor_transfer(host(np, np.zeros(8, "int32")), there, work(there), True)
+    assert cuda.depth == 0
+
+
+def test_shapes_must_agree(cuda, np):
+    """A copy between different shapes is refused."""
+    there = on(CUDA0, (8,))
+    with pytest.raises(LayoutError, match="differ in shape or dtype"):
+        native.tensor_transfer(host(np, np.zeros(7, "int32")), there, work(there), True)
+    with pytest.raises(DeviceError):
+        native.tensor_transfer(host(np, np.zeros(8)), host(np, np.zeros(8)), 1, True)

@@ -1,0 +1,382 @@
+"""dlx.Tensor over device memory: what __dlpack__, its table and its views do about streams."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+from fake_cuda import LEGACY, PER_THREAD, PINNED
+from test_tensor_table import exchange  # noqa: F401  (a fixture)
+
+import dlx
+from dlx._core import cuda as driver
+from dlx._core import native
+from dlx._core.native import ffi, lib
+from dlx._core.stream import Stream
+from dlx._registry.registry import registry
+from dlx.errors import CopyRequiredError, DeviceError, StreamError
+
+N = 64
+CUDA0, MANAGED0 = dlx.Device("cuda:0"), dlx.Device("cuda_managed:0")
+
+
+class Owner:
+    """Tells when it is let go of."""
+
+    def __init__(self, gone):
+        self._gone = gone
+
+    def __del__(self):
+        self._gone.append(1)
+
+
+def written(cuda, producer, gone=None, *, keep=None, device=CUDA0):
+    """Return a tensor that a kernel on a stream has written, and that says so."""
+    memory = cuda.alloc(N, device.id, 3 if device == MANAGED0 else 2)
+    owner = Owner(gone if gone is not None else [])
+    tensor = native.tensor_new(memory, (N,), None, dlx.DType("uint8"), device, 0, owner)
+    if producer is None:
+        return tensor
+    cuda.write(producer, memory, N)
+    point = driver.ready(Stream(CUDA0, producer, keep))
+    return native.tensor_when(tensor, int(ffi.cast("uintptr_t", point)))
+
+
+def taken(tensor, stream, **keywords):
+    """Consume a tensor's capsule as a consumer on a stream does; return dlx.Tensor over it."""
+    return native.capsule_claim(tensor.__dlpack__(stream=stream, max_version=(1, 0), **keywords))
+
+
+# ---- __dlpack__(stream=...) ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("consumer", [None, LEGACY, PER_THREAD, "own"])
+def test_the_consumer_waits(cuda, consumer):
+    """One wait on the consumer's stream, None being the legacy one; then its read does not race."""
+    p = cuda.stream()
+    tensor = written(cuda, p)
+    c = cuda.stream() if consumer == "own" else consumer
+    cuda.forget()
+    got = taken(tensor, c)
+    assert (cuda.count("cuEventRecord"), cuda.count("cuStreamWaitEvent")) == (0, 1)
+    assert not cuda.read(c or LEGACY, got.data_ptr, N)
+
+
+def test_no_wait_no_order(cuda):
+    """The instrument: with -1 the consumer races."""
+    tensor, c = written(cuda, cuda.stream()), cuda.stream()
+    got = taken(tensor, -1)
+    assert cuda.ordering == 1 and cuda.read(c, got.data_ptr, N)
+
+
+def test_the_same_stream_does_not_wait(cuda):
+    """A stream that is known to be the producer's calls nothing to order it."""
+    p = cuda.stream()
+    tensor = written(cuda, p, keep="kept")
+    cuda.forget()
+    got = taken(tensor, p)
+    assert cuda.ordering == 0 and not cuda.read(p, got.data_ptr, N)
+
+
+def test_memory_of_raw_doors_is_taken_as_ready(cuda):
+    """A tensor that nobody has said anything about is ready; its release still waits for the consumer."""
+    gone, c = [], cuda.stream(blocking=True)
+    tensor = written(cuda, None, gone)
+    got = taken(tensor, c)
+    assert cuda.ordering == 0
+    del tensor
+    cuda.stall(c)
+    cuda.read(c, got.data_ptr, N)
+    del got
+    assert not gone
+    cuda.resume(c)
+    driver.release_pending()
+    assert gone
+
+
+def test_memory_of_raw_doors_without_a_driver():
+    """Where there is no driver nothing is ordered, and nothing is asked for."""
+    tensor = native.tensor_new(4096, (2,), None, dlx.DType("uint8"), CUDA0, 0, None)
+    assert taken(tensor, 5).device == CUDA0
+
+
+@pytest.mark.parametrize("stream", [0, -2, True, "1", 1.5, 2**70, object()])
+def test_what_is_no_stream(cuda, stream):
+    """Refused before anything is waited for, and nothing leaks."""
+    with pytest.raises(StreamError, match="found"):
+        written(cuda, cuda.stream()).__dlpack__(stream=stream)
+    assert cuda.count("cuStreamWaitEvent") == 0
+
+
+def test_the_release_waits_for_the_consumer(cuda):
+    """The owner is not let go of while the consumer's stream still reads, whatever becomes of dlx.Tensor."""
+    gone, p, c = [], cuda.stream(), cuda.stream()
+    native.set_stream_keeper(lambda device, handle: "kept" if (device, handle) == (0, c) else None)
+    try:
+        tensor = written(cuda, p, gone)
+        got = taken(tensor, c)
+        cuda.stall(c)
+        cuda.read(c, got.data_ptr, N)
+        del tensor, got
+        assert not gone and driver.release_pending() == 1 and cuda.syncs == 0
+        cuda.resume(c)
+        assert driver.release_pending() == 0 and gone
+    finally:
+        native.set_stream_keeper(registry.stream_keeper)
+
+
+def test_the_keeper_may_fail(cuda):
+    """Who keeps streams is somebody else's code: what it raises is nobody's business here."""
+    native.set_stream_keeper(lambda device, handle: 1 / 0)
+    try:
+        gone = []
+        got = taken(written(cuda, cuda.stream(), gone), cuda.stream())
+        del got
+        assert gone
+    finally:
+        native.set_stream_keeper(registry.stream_keeper)
+
+
+def test_a_tensor_for_one_consumer_orders_nothing_more(cuda):
+    """What has been seen to before is not done again, whatever stream the consumer names."""
+    p, c = cuda.stream(), cuda.stream()
+    tensor = written(cuda, p)
+    driver.wait(driver.readiness_of(tensor), Stream(CUDA0, c))
+    given = native.tensor_behind(tensor, 0, c, "kept")
+    cuda.forget()
+    got = taken(given, cuda.stream())
+    assert cuda.count() == 0 and not cuda.read(c, got.data_ptr, N)
+
+
+def test_views_are_as_ready_as_their_tensor(cuda):
+    """A re-labelled or re-flagged view waits for the same point."""
+    for owner in (None, Owner([])):
+        tensor, c = written(cuda, cuda.stream()), cuda.stream()
+        view = native.tensor_view(tensor, dlx.DType("int8"), None, None, owner)
+        del tensor
+        assert not cuda.read(c, taken(view, c).data_ptr, N)
+
+
+@pytest.mark.parametrize("side", ["producer", "consumer"])
+def test_a_capture_is_not_broken(cuda, side):
+    """A consumer that would break a capture gets a StreamError, and the capture survives."""
+    p, c = cuda.stream(), cuda.stream()
+    cuda.stall(p)
+    if side == "producer":
+        cuda.capture(p)
+    tensor = written(cuda, p, keep="kept")
+    if side == "consumer":
+        cuda.capture(c)
+    with pytest.raises(StreamError, match="capturing a graph"):
+        tensor.__dlpack__(stream=c)
+    assert taken(tensor, p).shape == (N,) or side == "consumer"
+    assert cuda.end_capture(p if side == "producer" else c) == 0
+
+
+def test_a_failing_driver(cuda):
+    """The driver's error is raised, nothing is given out, nothing leaks."""
+    tensor = written(cuda, cuda.stream())
+    cuda.fail("cuStreamWaitEvent", 700)
+    with pytest.raises(DeviceError, match="cuStreamWaitEvent failed with"):
+        tensor.__dlpack__(stream=cuda.stream())
+    assert cuda.depth == 0
+
+
+def test_managed_memory_for_somebody_who_says_no_stream(cuda):
+    """Numpy takes managed memory and names no stream: it is waited for on the host, since it may be read there."""
+    tensor = written(cuda, cuda.stream(), device=MANAGED0)
+    got = taken(tensor, None)
+    assert got.device == MANAGED0 and not cuda.host_read(got.data_ptr, N)
+
+
+# ---- to the host -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("copy", [None, True])
+def test_the_host_asks_for_a_copy(cuda, np, copy):
+    """dl_device=(1, 0) is answered with a copy in host memory, made when the memory is ready, and said to be one."""
+    source = np.arange(N, dtype="uint8")
+    tensor = written(cuda, cuda.stream())
+    cuda.poke(tensor.data_ptr, source.tobytes())
+    got = np.from_dlpack(tensor, device="cpu", copy=copy)
+    assert np.array_equal(got, source)
+    assert cuda.races == 0 and not cuda.host_read(got.ctypes.data, N)
+    assert taken(tensor, None, dl_device=(1, 0), copy=copy).device == (1, 0)
+
+
+def test_the_host_asks_for_no_copy(cuda):
+    """copy=False and the host do not go together."""
+    with pytest.raises(CopyRequiredError, match="without a copy"):
+        written(cuda, cuda.stream()).__dlpack__(dl_device=(1, 0), copy=False)
+
+
+def test_no_buffer_and_no_values(cuda):
+    """Device memory is no buffer, and a repr does not read it."""
+    tensor = written(cuda, cuda.stream())
+    with pytest.raises((BufferError, DeviceError)):
+        memoryview(tensor)
+    assert repr(tensor) == "dlx.Tensor(uint8[64], cuda:0)"
+
+
+# ---- the exchange table ----------------------------------------------------------------------------------------------
+
+
+def work_stream():
+    """Return the handle of dlx's own stream."""
+    return driver.work_stream(CUDA0).handle
+
+
+def test_the_work_stream_is_one(cuda, exchange):  # noqa: F811
+    """There is one stream of dlx on each device, the same on every thread, which waits for no other by itself."""
+    first, found = exchange.stream((2, 0)), []
+    thread = threading.Thread(target=lambda: found.append(exchange.stream((2, 0))))
+    thread.start()
+    thread.join()
+    assert found == [first] == [work_stream()]
+    assert first > 2 and exchange.stream((2, 1)) not in (0, first)
+    assert exchange.stream((13, 0)) == first
+
+
+@pytest.mark.parametrize("slot", ["export", "borrow"])
+def test_what_is_given_is_ready_on_the_work_stream(cuda, exchange, slot):  # noqa: F811
+    """Whoever works on dlx's stream, as the table says, reads what the producer wrote."""
+    tensor = written(cuda, cuda.stream())
+    address, managed = tensor.data_ptr, None
+    if slot == "export":
+        managed = exchange.export(tensor)
+        assert int(ffi.cast("uintptr_t", managed.dl_tensor.data)) == address
+    else:
+        exchange.borrow(tensor)
+    assert not cuda.read(work_stream(), address, N)
+    if managed is not None:
+        lib.dlx_managed_release(managed)
+
+
+@pytest.mark.parametrize("slot", ["export", "borrow"])
+def test_what_is_written_on_the_work_stream_is_seen_by_others(cuda, exchange, slot):  # noqa: F811
+    """A kernel on dlx's stream may write the memory, and a later consumer waits for it."""
+    tensor, c = written(cuda, cuda.stream()), cuda.stream()
+    managed = exchange.export(tensor) if slot == "export" else exchange.borrow(tensor) and None
+    cuda.write(work_stream(), tensor.data_ptr, N)
+    assert not cuda.read(c, taken(tensor, c).data_ptr, N)
+    if managed is not None:
+        lib.dlx_managed_release(managed)
+
+
+@pytest.mark.parametrize("slot", ["export", "borrow"])
+def test_a_kernel_may_outlive_the_tensor(cuda, exchange, slot):  # noqa: F811
+    """The memory lent is let go of when dlx's stream is done, also if dlx.Tensor is gone long before."""
+    gone = []
+    tensor = written(cuda, cuda.stream(), gone)
+    managed = exchange.export(tensor) if slot == "export" else exchange.borrow(tensor) and None
+    w = work_stream()
+    cuda.stall(w)
+    cuda.read(w, tensor.data_ptr, N)
+    if managed is not None:
+        lib.dlx_managed_release(managed)
+    del tensor
+    gc.collect()
+    assert not gone
+    cuda.resume(w)
+    driver.release_pending()
+    assert gone
+
+
+def test_what_a_consumer_was_given_may_be_lent_on(cuda, exchange):  # noqa: F811
+    """It ordered nothing more; from now on whoever takes it waits for dlx's stream."""
+    c, d = cuda.stream(), cuda.stream()
+    given = native.tensor_behind(written(cuda, c), 0, c, "kept")
+    driver.order(driver.Stream(CUDA0, c), driver.Stream(CUDA0, work_stream()))
+    exchange.borrow(given)
+    cuda.stall(work_stream())
+    cuda.write(work_stream(), given.data_ptr, N)
+    assert not cuda.read(d, taken(given, d).data_ptr, N)
+
+
+def test_lending_again_costs_nothing(cuda, exchange):  # noqa: F811
+    """After the first time the driver is not called."""
+    tensor = written(cuda, cuda.stream())
+    exchange.borrow(tensor)
+    cuda.forget()
+    exchange.borrow(tensor)
+    assert cuda.count() == 0
+
+
+def test_what_was_borrowed_stays_where_it_is(cuda, exchange):  # noqa: F811
+    """Shape and strides that were lent before stay good while the tensor lives."""
+    tensor = written(cuda, cuda.stream())
+    address = native.tensor_address(tensor)
+    before = ffi.cast("DLTensor *", address)
+    exchange.borrow(tensor)
+    gc.collect()
+    assert (before.ndim, before.shape[0], before.strides[0]) == (1, N, 1)
+
+
+def test_what_comes_in_is_ready_when_the_work_stream_is(cuda, exchange):  # noqa: F811
+    """A result that a kernel on dlx's stream has written is waited for by consumers of the new dlx.Tensor."""
+    base = dlx.empty((N,), "uint8", device="cuda:0")
+    cuda.write(work_stream(), base.data_ptr, N)
+    tensor = exchange.take(exchange.export(base))
+    c = cuda.stream()
+    assert not cuda.read(c, taken(tensor, c).data_ptr, N)
+
+
+def test_the_allocator_allocates_on_the_device(cuda, exchange, counting):  # noqa: F811
+    """Memory from the table's allocator can be used on dlx's stream at once, and is given back by its deleter."""
+    from reference import dltensor
+
+    call = exchange.allocate(dltensor((N,), None, (1, 8, 1), device=(2, 1)))
+    assert call.rc == 0
+    made = ffi.cast("DLManagedTensorVersioned *", call.out)
+    address = int(ffi.cast("uintptr_t", made.dl_tensor.data))
+    assert (made.dl_tensor.device.device_type, made.dl_tensor.device.device_id) == (2, 1)
+    assert not cuda.write(driver.work_stream(dlx.Device("cuda:1")).handle, address, N, device=1)
+    counting.delete(call.out, thread=True)
+    assert cuda.blocks == 0
+
+
+@pytest.mark.parametrize("name", ["cuMemAllocAsync", "cuStreamCreate"])
+def test_the_allocator_reports_the_driver(cuda, exchange, name):  # noqa: F811
+    """A failing driver is reported by name."""
+    from reference import dltensor
+
+    cuda.fail(name, 2)
+    call = exchange.allocate(dltensor((N,), None, (1, 8, 1), device=(2, 0)))
+    assert (call.rc, call.out, call.reports, call.kind) == (-1, None, 1, b"BufferError")
+    assert name.encode() in call.message and b"CUDA_ERROR_OUT_OF_MEMORY (2)" in call.message
+
+
+# ---- dlx.empty -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:1", (2, 1)])
+def test_empty(cuda, device):
+    """Memory on a device; a consumer waits for the allocation."""
+    tensor = dlx.empty((2, 3), "float32", device=device)
+    place = dlx.Device(device)
+    assert (tensor.device, tensor.shape, tensor.strides, tensor.readonly) == (place, (2, 3), (3, 1), False)
+    c = cuda.stream(place.id)
+    assert not cuda.write(c, taken(tensor, c).data_ptr, 24, device=place.id)
+
+
+@pytest.mark.parametrize("device", ["cuda:2", "rocm", "metal", "cuda_managed"])
+def test_empty_elsewhere(cuda, device):
+    """What dlx cannot allocate is refused by name."""
+    with pytest.raises(DeviceError, match=r"cuda:2|rocm|metal|cuda_managed"):
+        dlx.empty(3, "float32", device=device)
+
+
+def test_empty_without_a_driver():
+    """One clear sentence."""
+    with pytest.raises(DeviceError, match="no CUDA driver"):
+        dlx.empty(3, "float32", device="cuda")
+
+
+def test_pinned_memory_is_host_memory(cuda):
+    """A tensor over pinned memory has no stream."""
+    memory = cuda.alloc(N, 0, PINNED)
+    tensor = native.tensor_new(memory, (N,), None, dlx.DType("uint8"), (3, 0), 0, None)
+    with pytest.raises(StreamError, match="host memory has no stream"):
+        tensor.__dlpack__(stream=1)
+    assert taken(tensor, None).device == (3, 0)

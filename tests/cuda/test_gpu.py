@@ -1,0 +1,255 @@
+"""On a real CUDA device: `pytest -m gpu`. Skipped where there is none. docs/gpu.md says what ran, and on what.
+
+Memory that is shared, kinds of memory, moves; test_gpu_order.py has streams, lifetime and capture.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+
+import pages
+import pytest
+from realgpu import N, cupy, gpu, jax, quiet, torch  # noqa: F401
+
+import dlx
+from dlx._core import cuda as driver
+from dlx._core import native
+from dlx.errors import CopyRequiredError, DeviceError, DTypeError
+
+pytestmark = pytest.mark.gpu
+
+
+# ---- the driver alone ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [1, 2, -3])
+def test_there_and_back_without_a_framework(np, step):
+    """Dlx's own memory, strided sources too; the plan says the bytes."""
+    source = np.arange(120, dtype="int32").reshape(10, 12)[:, ::step]
+    plan = dlx.plan(source, "dlx", device="cuda")
+    there = dlx.convert(source, to="dlx", device="cuda")
+    assert (plan.outcome, plan.nbytes, plan.device) == ("copied", source.nbytes, there.device)
+    assert there.device == (2, 0) and np.array_equal(dlx.convert(there, to="numpy"), source)
+    with pytest.raises(CopyRequiredError, match="cuda:0"):
+        dlx.convert(there, to="numpy", copy=False)
+
+
+def test_devices():
+    """They have names."""
+    found = dlx.devices()
+    assert found[dlx.Device("cuda")] and len(found) > 1
+
+
+def test_memory_of_its_own():
+    """dlx.empty on the device; a copy on it; an unknown device."""
+    tensor = dlx.empty((4, N // 4), "float32", device="cuda:0")
+    assert driver.where(tensor.data_ptr) == tensor.device == (2, 0)
+    assert dlx.convert(tensor, to="dlx", copy=True).data_ptr != tensor.data_ptr
+    with pytest.raises(DeviceError):
+        dlx.empty(4, "float32", device="cuda:63")
+
+
+def test_too_much_memory():
+    """The driver's own words; what was there is as good as before."""
+    with pytest.raises(DeviceError, match="bytes on cuda:0 failed with CUDA_ERROR"):
+        dlx.empty(1 << 46, "uint8", device="cuda")
+    assert dlx.empty(16, "uint8", device="cuda").device == (2, 0)
+
+
+def test_moves_leak_nothing(np):
+    """Memory of the device and of the process, over 2000 moves of a megabyte."""
+    source = np.zeros(1 << 18, dtype="float32")
+
+    def both(times):
+        for _ in range(times):
+            dlx.convert(dlx.convert(source, to="dlx", device="cuda"), to="numpy")
+        assert quiet() == 0
+
+    both(50)
+    live, before = native.live(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    both(2000)
+    assert native.live() == live
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 16 << 10  # KiB
+
+
+def test_exit_with_memory_in_every_state(python):
+    """The process ends in order: held, lent, waiting for the device."""
+    env = {name: value for name, value in os.environ.items() if name != "DLX_CUDA_DRIVER"}
+    python(
+        """
+        import dlx
+        held = dlx.empty(1 << 20, "float32", device="cuda")
+        capsule = held.__dlpack__(stream=1, max_version=(1, 0))
+        class Cycle: pass
+        cycle = Cycle(); cycle.own, cycle.held = cycle, dlx.convert(held, to="dlx", copy=True)
+        """,
+        env=env,
+    )
+
+
+def test_a_forked_child_leaves_the_driver_alone(python):
+    """It is told to be spawned; what it inherited is let go of without the driver."""
+    env = {name: value for name, value in os.environ.items() if name != "DLX_CUDA_DRIVER"}
+    out = python(
+        """
+        import os, warnings, dlx
+        warnings.simplefilter("ignore")  # the driver has threads, which fork does not like
+        held = dlx.empty(1 << 20, "float32", device="cuda")
+        if os.fork() == 0:
+            try:
+                dlx.empty(4, "float32", device="cuda")
+            except dlx.errors.DeviceError as error:
+                print("spawn" in str(error), flush=True)
+            del held
+            os._exit(0)
+        os.wait()
+        assert dlx.convert(held, to="dlx", copy=True).device == (2, 0)
+        """,
+        args=(),
+        env=env,
+    )
+    assert out.split() == ["True"]
+
+
+# ---- shared by address -----------------------------------------------------------------------------------------------
+
+
+def test_torch_and_cupy(torch, cupy):  # noqa: F811
+    """Both ways, views too."""
+    tensor = torch.arange(12, dtype=torch.float32, device="cuda").reshape(3, 4)
+    array = dlx.convert(tensor.T, to="cupy", copy=False)
+    assert array.data.ptr == tensor.data_ptr() and array.T.tolist() == tensor.tolist()
+    back = dlx.convert(array[::2], to="torch", copy=False)
+    assert back.data_ptr() == tensor.data_ptr() and back.tolist() == tensor.T[::2].tolist()
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "int64", "uint8", "bool", "complex64"])
+def test_torch_and_dlx(torch, name):  # noqa: F811
+    """Both ways, each dtype."""
+    tensor = torch.ones(5, dtype=getattr(torch, name), device="cuda")
+    middle = dlx.convert(tensor, to="dlx")
+    back = dlx.convert(middle, to="torch", copy=False)
+    assert middle.data_ptr == back.data_ptr() == tensor.data_ptr() and back.tolist() == tensor.tolist()
+
+
+def test_cupy_and_dlx(cupy):  # noqa: F811
+    """Both ways; reversed, which torch could not hold."""
+    array = cupy.arange(12, dtype="int16")[::-1]
+    middle = dlx.convert(array, to="dlx", copy=False)
+    back = dlx.convert(middle, to="cupy", copy=False)
+    assert middle.data_ptr == back.data.ptr == array.data.ptr and back.tolist() == array.tolist()
+
+
+def test_torch_and_jax(torch, jax):  # noqa: F811
+    """Into jax by address; out of it, memory that must not be written to, when it is said."""
+    tensor = torch.arange(N, dtype=torch.float32, device="cuda")
+    array = dlx.convert(tensor, to="jax", copy=False)
+    assert array.unsafe_buffer_pointer() == tensor.data_ptr() and float(array[N - 1]) == N - 1
+    array = jax.device_put(jax.numpy.arange(12.0).reshape(3, 4), jax.local_devices(backend="cuda")[0])
+    shared = dlx.convert(array, to="torch", readonly="share")
+    assert shared.data_ptr() == array.unsafe_buffer_pointer() and shared.tolist() == array.tolist()
+    copied = dlx.convert(array, to="torch")
+    assert copied.data_ptr() != shared.data_ptr() and copied.tolist() == array.tolist()
+    assert dlx.convert(array, to="dlx").data_ptr == array.unsafe_buffer_pointer()
+
+
+def test_cupy_and_jax(cupy, jax):  # noqa: F811
+    """Both ways, through dlx.Tensor too."""
+    source = cupy.arange(64, dtype="float32").reshape(8, 8)
+    array = dlx.convert(dlx.convert(source, to="dlx"), to="jax", copy=False)
+    assert array.unsafe_buffer_pointer() == source.data.ptr and array.tolist() == source.tolist()
+    assert dlx.convert(array, to="cupy", readonly="share").data.ptr == source.data.ptr
+
+
+def test_containers(torch, cupy):  # noqa: F811
+    """All arrays of a tree by address; a lazy view too."""
+    tensors = {"a": [torch.zeros(3, device="cuda"), (torch.ones(3, device="cuda"),)]}
+    for tree in (dlx.convert(tensors, to="cupy"), dlx.convert(tensors, to="cupy", lazy=True)):
+        assert tree["a"][0].data.ptr == tensors["a"][0].data_ptr()
+        assert tree["a"][1][0].tolist() == [1, 1, 1]
+
+
+def test_interface(torch):  # noqa: F811
+    """An object with nothing but __cuda_array_interface__ is a source."""
+    tensor = torch.arange(8, device="cuda")
+    plain = type("Plain", (), {"__cuda_array_interface__": tensor.__cuda_array_interface__, "keep": tensor})()
+    assert dlx.convert(plain, to="torch").data_ptr() == tensor.data_ptr()
+
+
+def test_dtypes_that_cupy_would_misname(torch, cupy):  # noqa: F811
+    """They are refused, not misread."""
+    with pytest.raises(DTypeError, match="bfloat16"):
+        dlx.convert(torch.ones(3, dtype=torch.bfloat16, device="cuda"), to="cupy")
+
+
+# ---- kinds of memory, moves ------------------------------------------------------------------------------------------
+
+
+def test_managed_memory(cupy, np):  # noqa: F811
+    """Under its true code; read by the host as it is, when the kernels are done."""
+    memory = cupy.cuda.malloc_managed(4 * N)
+    array = cupy.ndarray((N,), "float32", memory)
+    array.fill(2)
+    assert dlx.describe(array).device.name == driver.where(memory.ptr).name == "cuda_managed"
+    result = dlx.convert(array, to="numpy", copy=False)
+    assert result.ctypes.data == memory.ptr and (result == 2).all()
+
+
+def test_pinned_memory(torch, np):  # noqa: F811
+    """Pinned tensors of torch are host memory, and go to the device as a copy."""
+    tensor = torch.ones(N, pin_memory=True)
+    assert driver.where(tensor.data_ptr()).name == "cuda_host"
+    assert np.shares_memory(dlx.convert(tensor, to="numpy"), tensor.numpy())
+    assert dlx.convert(dlx.convert(tensor, to="numpy"), to="torch", device="cuda").sum().item() == N
+    pinned = dlx.from_pointer(tensor.data_ptr(), (N,), "float32", device="cuda_host", owner=tensor)
+    assert np.shares_memory(dlx.convert(pinned, to="numpy", copy=False), tensor.numpy())
+
+
+@pytest.mark.parametrize("to", ["torch", "cupy", "jax"])
+@pytest.mark.parametrize("step", [1, 2, -3])
+def test_numpy_to_the_device_and_back(np, request, to, step):
+    """Values survive, strided views too; the source may be written to at once."""
+    request.getfixturevalue(to)
+    source = np.arange(120, dtype="int32").reshape(10, 12)[:, ::step]
+    values = source.tolist()
+    assert dlx.plan(source, to, device="cuda").nbytes == source.nbytes
+    there = dlx.convert(source, to=to, device="cuda")
+    source[:] = -1
+    assert dlx.describe(there).device == (2, 0)
+    back = dlx.convert(there, to="numpy")
+    assert back.tolist() == values
+
+
+def test_two_devices(torch):  # noqa: F811
+    """From cuda:1 while cuda:0 is current."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one device only")
+    tensor = torch.arange(8, device="cuda:1")
+    middle = dlx.convert(tensor, to="dlx")
+    assert middle.device == (2, 1) and torch.cuda.current_device() == 0
+    assert dlx.convert(middle, to="torch").data_ptr() == tensor.data_ptr()
+    assert dlx.convert(middle, to="torch", device="cuda:0").tolist() == list(range(8))
+    assert torch.cuda.current_device() == 0
+
+
+def test_dlx_memory_in_torch(torch):  # noqa: F811
+    """Used at once; let go of on another thread, which has no context."""
+    tensor = dlx.convert(dlx.empty((4, N // 4), "float32", device="cuda"), to="torch")
+    assert tensor.fill_(3).sum().item() == 3.0 * N
+    held = [dlx.convert(dlx.empty(N, "float32", device="cuda"), to="torch")]
+    thread = threading.Thread(target=held.clear)
+    thread.start()
+    thread.join()
+    torch.cuda.synchronize()
+
+
+def test_the_how_to_on_streams_runs(torch, cupy):  # noqa: F811
+    """Its blocks, in the order of the page."""
+    namespace = {"__name__": "page"}
+    for kind, code, _ in pages.blocks((pages.ROOT / "docs" / "how-to" / "streams.md").read_text(encoding="utf-8")):
+        if kind == "python gpu":
+            exec(compile(code, "streams.md", "exec"), namespace)
+    assert type(namespace["result"]) is cupy.ndarray
+    assert namespace["weights"].sum().item() == 20

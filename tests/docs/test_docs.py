@@ -1,0 +1,284 @@
+"""The pages: each block of code runs and prints what is shown, each link leads somewhere, the site is whole."""
+
+import ast
+import doctest
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from pages import (
+    PAGES,
+    ROOT,
+    anchors,
+    blocks,
+    commands,
+    file_of,
+    fits,
+    links,
+    name_of,
+    navigation,
+    needed,
+    prose,
+    runnable,
+)
+
+READS = {page: page.read_text(encoding="utf-8") for page in PAGES}
+# What other tests run, because it needs more than an empty folder: the page's languages, and where.
+ELSEWHERE = {
+    "README.md": ({"python"}, "docs/test_readme.py"),
+    "docs/conformance.md": ({"python"}, "testing/test_kit_libraries.py"),  # what breaks a promise fails, by design
+    "docs/c-authors.md": ({"python"}, "docs/test_c_authors.py"),
+    "docs/command-line.md": ({"python", "console"}, "cli/test_cli_docs.py"),
+    "docs/write-an-adapter.md": ({"python"}, "registry/test_write_an_adapter.py"),
+}
+
+# Runs in the page's folder: blocks one after another, in one namespace; a mark tells what each has printed.
+RUNNER = """
+import json, sys
+blocks, mark = json.load(sys.stdin), sys.argv[1]
+namespace = {"__name__": "page"}
+for code in blocks:
+    exec(compile(code, "page", "exec"), namespace)
+    print(mark, flush=True)
+"""
+MARK = "==== end of block ===="
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory):
+    """An environment in which `python` and `dlx` are those of this checkout."""
+    folder = tmp_path_factory.mktemp("bin")
+    for name, call in (("python", ""), ("dlx", "-m dlx")):
+        (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {call} "$@"\n')
+        (folder / name).chmod(0o755)
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "adapters")])
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "COV"))}
+    path = os.pathsep.join([str(folder), os.environ["PATH"]])
+    return (
+        environment
+        | {"PATH": path, "PYTHONPATH": paths, "COLUMNS": "100", "NO_COLOR": "1", "LC_ALL": "C.UTF-8"}
+        | {"MYPY_CACHE_DIR": str(ROOT / ".mypy_cache" / "pages")}
+    )
+
+
+def run_python(codes, folder, environment):
+    """Run blocks in one interpreter; give what each printed."""
+    command = [sys.executable, "-c", RUNNER, MARK]
+    done = subprocess.run(
+        command, input=json.dumps(codes), cwd=folder, env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    return done.stdout.split(MARK + "\n")[:-1]
+
+
+def with_code():
+    """Give the pages that have blocks to run here."""
+    for page, text in READS.items():
+        if here(page, text):
+            yield page
+
+
+def here(page, text):
+    """Give the blocks of a page that are run here."""
+    left, _ = ELSEWHERE.get(name_of(page), (set(), ""))
+    return [each for each in runnable(text) if each[0] not in left]
+
+
+@pytest.mark.parametrize("page", [*with_code()], ids=name_of)
+def test_blocks_print_what_the_page_shows(page, shell, tmp_path):
+    """Python in order and in one namespace, then commands; in an empty folder."""
+    text = READS[page]
+    for name in needed(text):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed")
+    python = [each for each in here(page, text) if each[0] == "python" and not file_of(each[1])]
+    for kind, code, _ in here(page, text):
+        if kind == "python" and file_of(code):
+            (tmp_path / file_of(code)).write_text(code)
+    printed = run_python([code for _, code, _ in python], tmp_path, shell) if python else []
+    for (_, code, shown), found in zip(python, printed, strict=True):
+        assert found == (shown or ""), code
+    for kind, code, _ in here(page, text):
+        if kind == "console":
+            for command, shown in commands(code):
+                done = subprocess.run(
+                    ["sh", "-c", command], cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=200
+                )
+                assert fits(shown, done.stdout + done.stderr), f"$ {command}\n{done.stdout}{done.stderr}"
+
+
+MODULES = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for path in sorted((ROOT / "dlx").rglob("*.py"))
+    if path.stem != "__main__" and ">>> " in path.read_text(encoding="utf-8")
+]
+
+
+class DefinedHere(doctest.DocTestFinder):
+    """Finds classes that say their public module, by the `__all__` of the module whose code they are."""
+
+    def _from_module(self, module, object):
+        named = getattr(object, "__name__", "") in getattr(module, "__all__", ())
+        return named or super()._from_module(module, object)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_examples_in_docstrings_give_what_they_show(module, np):
+    """The reference is made of docstrings; functions that are wrapped in C are found by their docstring, too."""
+    loaded = importlib.import_module(module)
+    found = DefinedHere().find(loaded, module)
+    if module == "dlx._api.convert":
+        found += DefinedHere().find(loaded.convert.__wrapped__, "convert", module=loaded)
+    examples = [each for each in found if each.examples]
+    assert examples
+    runner = doctest.DocTestRunner(verbose=False)
+    for each in examples:
+        runner.run(each, clear_globs=True)
+    assert runner.failures == 0
+
+
+def for_devices():
+    """Give (page, code) for the blocks that need a GPU."""
+    return [(page, code) for page, text in READS.items() for kind, code, _ in blocks(text) if kind == "python gpu"]
+
+
+def test_blocks_for_a_device_could_run():
+    """Where there is no device, at least: what they call of dlx is there and takes these arguments."""
+    import dlx
+
+    calls = 0
+    for page, code in for_devices():
+        for node in ast.walk(ast.parse(code, name_of(page))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("dlx."):
+                keywords = {each.arg: None for each in node.keywords}
+                inspect.signature(getattr(dlx, node.func.attr)).bind(*node.args, **keywords)
+                calls += 1
+    assert calls >= 5
+
+
+def test_what_is_run_elsewhere_is_named_there():
+    """A page is left out above only while the other test is there, and names it."""
+    for page, (_, test) in ELSEWHERE.items():
+        if (ROOT / page).exists():
+            assert page.rpartition("/")[2] in (ROOT / "tests" / test).read_text(encoding="utf-8")
+
+
+def test_a_wrong_output_is_seen(shell, tmp_path):
+    """The test above would fail for a page that lies."""
+    page = "```python\nprint(1)\n```\n\n```text\n2\n```\n"
+    ((_, code, shown),) = runnable(page)
+    assert run_python([code], tmp_path, shell) == ["1\n"] != [shown]
+    assert fits("a\n...\nd\n", "a\nb\nc\nd\n")
+    assert fits("...\n", "")
+    assert not fits("a\n...\nd\n", "a\nb\nc\n")
+    assert not fits("a.c\n", "abc\n")
+    assert fits("a ...: b\n", "a 1.2: b\n")
+    assert not fits("a ...: b\n", "a 1.2: c\n")
+
+
+def test_every_fence_says_its_language():
+    """A block without one would neither be run nor coloured."""
+    allowed = {"python", "console", "text", "c", "sh", "toml", "yaml", "python gpu", "console gpu", "make"}
+    for page, text in READS.items():
+        fences = [line[3:].strip() for line in text.splitlines() if line.startswith("```")]
+        opening = fences[::2]
+        assert all(not each for each in fences[1::2]), name_of(page)
+        unknown = {each for each in opening if each not in allowed} - ({""} if name_of(page) in PLAIN else set())
+        assert not unknown, f"{name_of(page)}: {unknown}"
+
+
+PLAIN = {"docs/design.md"}  # drawings in plain text
+
+
+def test_no_code_is_without_a_fence():
+    """A block that is only indented would not be seen by these tests: nobody would run it."""
+    for page, text in READS.items():
+        after = [*re.finditer(r"\n\n {4}(?![-*:])\S.*", prose(text))]
+        assert not after, f"{name_of(page)}: {after[0][0].strip()}"
+
+
+def test_contributing_lists_the_targets_of_make():
+    """Each target that is meant to be called has a row, and each row is a target."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = {*re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[1].split()} - {"clean"}
+    rows = re.findall(r"^\| (`make.*?) \|", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {*re.findall(r"`make ([\w-]+)`", " ".join(rows))} == targets
+
+
+def test_shell_blocks_name_what_is_there():
+    """They take long, or install: they are not run, but targets of make, modules and files in them exist."""
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    seen = 0
+    for page, text in READS.items():
+        for line in "".join(code for kind, code, _ in blocks(text) if kind == "sh").splitlines():
+            command = line.partition("  #")[0]
+            for name in re.findall(r"\bmake ([\w-]+)", command):
+                assert name in targets, f"{name_of(page)}: {line}"
+            for module in re.findall(r"python -m ([\w.]+)", command):
+                assert importlib.util.find_spec(module), f"{name_of(page)}: {line}"
+            for file in re.findall(r"python (\w+\.py)", command):
+                assert (page.parent / file).exists() or (ROOT / file).exists(), f"{name_of(page)}: {line}"
+            seen += 1
+    assert seen > 10
+
+
+PATH = re.compile(r"(?<![\w/.-])(?:dlx|c_src|tests|adapters|docs|examples|benchmarks)/[\w./*-]*[\w/*](?![\w<])")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_paths_of_the_repository_are_there(page):
+    """A file or folder that a page names by its path exists, patterns included."""
+    for path in set(PATH.findall(READS[page])):
+        assert [*ROOT.glob(path)], f"{name_of(page)}: there is no {path}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page):
+    """Files are there, headings too. Addresses on the network are not asked."""
+    for link in links(READS[page]):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{name_of(page)}: there is no {link}"
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target.read_text(encoding="utf-8")), f"{name_of(page)}: there is no {link}"
+
+
+def test_every_page_is_in_the_navigation_once():
+    """A page that nobody can reach is no page."""
+    named = navigation()
+    assert len(named) == len({*named})
+    written = {str(page.relative_to(ROOT / "docs")) for page in PAGES if page.is_relative_to(ROOT / "docs")}
+    assert written - {*named} == set()
+
+
+def test_pages_name_public_names_that_exist():
+    """Whatever a page calls `dlx.something` is there."""
+    import dlx
+
+    modules = {"h", "include"} | {path.stem for path in (ROOT / "dlx").glob("*")}
+    for page, text in READS.items():
+        for name in {*re.findall(r"\bdlx\.([A-Za-z][A-Za-z_]*)\b", text)}:
+            assert hasattr(dlx, name) or name in modules, f"{name_of(page)}: there is no dlx.{name}"
+
+
+def test_the_stub_of_tensor_says_what_the_type_says():
+    """`dlx.Tensor` is made in C; checkers, editors and the site read its documentation in `dlx/_core/native.py`."""
+    import dlx
+
+    tree = ast.parse((ROOT / "dlx" / "_core" / "native.py").read_text(encoding="utf-8"))
+    (stub,) = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == "Tensor"]
+    words = lambda text: " ".join(textwrap.dedent(text).split())  # noqa: E731
+    assert words(ast.get_docstring(stub)) == words(dlx.Tensor.__doc__)
+    for here, after in zip(stub.body, stub.body[1:], strict=False):
+        if isinstance(here, ast.AnnAssign) and isinstance(after, ast.Expr) and not here.target.id.startswith("_"):
+            assert words(after.value.value) == words(getattr(dlx.Tensor, here.target.id).__doc__), here.target.id

@@ -1,0 +1,277 @@
+"""Known defects of frameworks: each row of an adapter is proven on the version installed, or shown to be mended there.
+
+A proof answers whether the fault is there. It must agree with the row's versions: when a framework mends a fault, the
+proof here fails, and the row wants its first good version.
+"""
+
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+import dlx
+from dlx import errors
+from dlx._core.native import ffi
+from dlx._registry.registry import registry
+
+FRAMEWORKS = ("numpy", "torch", "jax", "tvm_ffi", "pyarrow")
+
+
+def framework(name):
+    """Return the adapter of a framework that is installed here, or None."""
+    try:
+        return registry.target(name)
+    except errors.FrameworkNotInstalledError:
+        return None
+
+
+def dies(code):
+    """Return whether a process is killed by this code."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=120)
+    assert done.returncode <= 0, done.stderr.decode()
+    return done.returncode < 0
+
+
+def raises(kinds, function, *args, **keywords):
+    """Return whether a call raises one of these."""
+    try:
+        function(*args, **keywords)
+    except kinds:
+        return True
+    return False
+
+
+class Producer:
+    """Another producer's way to a tensor; remembers how it was asked."""
+
+    def __init__(self, tensor=None, error=None):
+        self.tensor, self.error, self.calls = tensor, error, []
+
+    def __dlpack__(self, **options):
+        self.calls.append(options)
+        if self.error is not None:
+            raise self.error
+        return self.tensor.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+
+def memory(dtype="float32", *, readonly=False, count=4):
+    """Return a tensor over 64-byte aligned memory."""
+    whole = ffi.new("char[]", 64 + 8 * count)
+    start = int(ffi.cast("intptr_t", whole))
+    return dlx.from_pointer(start + -start % 64, (count,), dtype, readonly=readonly, owner=whole)
+
+
+# ---- numpy -----------------------------------------------------------------------------------------------------------
+
+
+def numpy_readonly(np):
+    """Of writable memory."""
+    return not np.from_dlpack(memory()).flags.writeable
+
+
+def numpy_legacy(np):
+    """By the keyword that it does not know."""
+    return raises(TypeError, np.zeros(3).__dlpack__, max_version=(1, 0))
+
+
+def numpy_ndim(np):
+    """One more than it holds."""
+    return raises(ValueError, np.zeros, (1,) * 33)
+
+
+def numpy_masks(np):
+    """The masked value gets out."""
+    return np.from_dlpack(np.ma.masked_array([1, 2], [False, True])).tolist() == [1, 2]
+
+
+# ---- torch -----------------------------------------------------------------------------------------------------------
+
+
+def torch_negative(torch):
+    """In a process of its own."""
+    pytest.importorskip("numpy")
+    return dies("import numpy, torch; torch.from_dlpack(numpy.arange(3)[::-1])")
+
+
+def torch_readonly(torch):
+    """Writing reaches the array."""
+    np = pytest.importorskip("numpy")
+    array = np.zeros(3)
+    array.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.from_dlpack(array)[0] = 1
+    return array[0] == 1
+
+
+def torch_shells(torch):
+    """By what a capsule says."""
+    capsule = torch.empty(2, dtype=torch.uint8).view(torch.int4).__dlpack__()
+    return dlx.describe(capsule).dtype == dlx.DType("int8")
+
+
+def torch_neg(torch):
+    """The number in memory is the other one."""
+    negative = torch.tensor([1 + 2j]).conj().imag
+    given = dlx.convert(negative.__dlpack__(), to="dlx")
+    return negative.item() == -2 and memoryview(given)[0] == 2
+
+
+def torch_calls(torch):
+    """Counted by the producer."""
+    source = Producer(error=TypeError("no"))
+    assert raises(Exception, torch.from_dlpack, source)
+    return len(source.calls) > 1
+
+
+def torch_misaligned(torch):
+    """In a process of its own: two complex128 at an odd address."""
+    odd = "torch.frombuffer(bytearray(33), dtype=torch.complex128, count=2, offset=1)"
+    return dies(f"import torch; {odd}.conj().resolve_conj()")
+
+
+def torch_odd(torch):
+    """In a process of its own: one complex128 at an odd address."""
+    return dies(
+        "import torch; torch.frombuffer(bytearray(33), dtype=torch.complex128, count=1, offset=1).view(()).clone()"
+    )
+
+
+def torch_emptied(torch):
+    """In a process of its own."""
+    return dies("import torch; t = torch.zeros(1000); t.untyped_storage().resize_(0); t.clone()")
+
+
+def torch_table(torch):
+    """By a library that asks the table and nothing else."""
+    tvm_ffi = pytest.importorskip("tvm_ffi")
+    return not raises(Exception, tvm_ffi.from_dlpack, torch.ones(2, requires_grad=True))
+
+
+# ---- jax -------------------------------------------------------------------------------------------------------------
+
+
+def jax_narrows(jax):
+    """With x64 off, as it is unless a user says otherwise."""
+    return str(jax.dlpack.from_dlpack(memory("float64")).dtype) == "float32"
+
+
+def jax_float4(jax):
+    """Its own export."""
+    source = jax.numpy.zeros(4, "float4_e2m1fn")
+    return raises(Exception, jax.dlpack.from_dlpack, source)
+
+
+def jax_legacy(jax):
+    """By the keywords that it asks with."""
+    source = Producer(memory())
+    jax.dlpack.from_dlpack(source)
+    return "max_version" not in source.calls[0]
+
+
+def jax_int4(jax):
+    """Its own export."""
+    return raises(Exception, jax.numpy.zeros(4, "int4").__dlpack__)
+
+
+# ---- tvm_ffi, pyarrow ------------------------------------------------------------------------------------------------
+
+
+def tvm_readonly(tvm_ffi):
+    """By what its capsule says."""
+    return not dlx.convert(tvm_ffi.from_dlpack(memory(readonly=True)).__dlpack__(max_version=(1, 0)), to="dlx").readonly
+
+
+def tvm_complex(tvm_ffi):
+    """Asked for the dtype."""
+    return raises(ValueError, lambda: tvm_ffi.from_dlpack(memory("complex64")).dtype)
+
+
+def tvm_version(tvm_ffi):
+    """Asked for a version before 1."""
+    return raises(AttributeError, tvm_ffi.from_dlpack(memory()).__dlpack__, max_version=(0, 8))
+
+
+def tvm_handle(tvm_ffi):
+    """In a process of its own."""
+    return dies("import tvm_ffi; tvm_ffi.Tensor.__new__(tvm_ffi.Tensor).shape")
+
+
+def pyarrow_nulls(pa):
+    """A capsule is given."""
+    kind = pa.fixed_shape_tensor(pa.int64(), [2])
+    storage = pa.array([[1, None]], pa.list_(pa.int64(), 2))
+    array = pa.ExtensionArray.from_storage(kind, storage)
+    return not raises(Exception, lambda: dlx.convert(array.__dlpack__(max_version=(1, 0)), to="dlx"))
+
+
+def pyarrow_tensor(pa):
+    """There is no capsule, no way in, or no flag."""
+    np = pytest.importorskip("numpy")
+    array = np.zeros(3)
+    array.flags.writeable = False
+    tensor = pa.Tensor.from_numpy(array)
+    give = getattr(tensor, "__dlpack__", None)
+    return give is None or not hasattr(pa.Tensor, "from_dlpack") or not dlx.describe(give(max_version=(1, 0))).readonly
+
+
+PROOFS = {
+    ("torch", "over data that is not aligned"): torch_misaligned,
+    ("torch", "at an odd address"): torch_odd,
+    ("torch", "resized to nothing"): torch_emptied,
+    ("torch", "exchange table"): torch_table,
+    ("jax", "less than a byte"): jax_int4,
+    ("numpy", "gives read-only arrays"): numpy_readonly,
+    ("numpy", "legacy capsules only"): numpy_legacy,
+    ("numpy", "at most 32 dimensions"): numpy_ndim,
+    ("numpy", "drops the mask"): numpy_masks,
+    ("torch", "aborts the process"): torch_negative,
+    ("torch", "ignores that memory is read-only"): torch_readonly,
+    ("torch", "as int8 or uint8"): torch_shells,
+    ("torch", "without negating"): torch_neg,
+    ("torch", "up to four times"): torch_calls,
+    ("jax", "narrows"): jax_narrows,
+    ("jax", "float4"): jax_float4,
+    ("jax", "legacy capsules only"): jax_legacy,
+    ("tvm_ffi", "read-only"): tvm_readonly,
+    ("tvm_ffi", "complex"): tvm_complex,
+    ("tvm_ffi", "(0, 8)"): tvm_version,
+    ("tvm_ffi", "without a handle"): tvm_handle,
+    ("pyarrow", "nulls inside"): pyarrow_nulls,
+    ("pyarrow", "lose read-only"): pyarrow_tensor,
+}
+ROWS = [(name, defect) for name in FRAMEWORKS if (found := framework(name)) for defect in found.defects]
+
+
+def proofs_of(name, defect):
+    """Return the proofs that stand for a row."""
+    return [proof for (owner, words), proof in PROOFS.items() if owner == name and words in defect.does]
+
+
+@pytest.mark.parametrize(("name", "defect"), ROWS, ids=lambda part: getattr(part, "does", part))
+def test_the_row_is_true_of_the_version_installed(name, defect, counting):
+    """The fault is there in the versions that the row names, and only in those."""
+    adapter = framework(name)
+    if "other major versions" in defect.does:  # needs a capsule that no library makes
+        fault = not raises(Exception, adapter.module().from_dlpack, counting.capsule(version=(2, 0)))
+    else:
+        (proof,) = proofs_of(name, defect)
+        fault = bool(proof(adapter.module()))
+    assert fault is defect.affects(adapter.version()), f"{name} {adapter.version()}: {defect.does}"
+
+
+def test_every_row_says_where_to_read_on():
+    """A row names its source: a page, or the test that proves it."""
+    for name, defect in ROWS:
+        assert defect.see.startswith("https://") or defect.see.startswith("tests/"), (name, defect)
+
+
+def test_no_proof_without_a_row():
+    """A proof that stands for nothing has been forgotten."""
+    there = {name for name, _ in ROWS}
+    for owner, words in PROOFS:
+        assert owner not in there or any(words in defect.does for name, defect in ROWS if name == owner), words

@@ -1,0 +1,728 @@
+"""Exchange tables of others in the fast path: hostile ones do no harm, and what a type has is looked at anew."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+import types
+
+import pytest
+from conftest import compiled
+
+import dlx
+from dlx import errors
+from dlx._core import native
+from dlx._registry.registry import Registry
+from dlx.adapter import Adapter, Capabilities, Guard, Layout
+
+NAME, OLD_NAME = "__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"
+MODES = (
+    *("takes", "fails before", "fails after", "fails later", "fails silently"),
+    *("silent after", "null result", "null after", "raises"),
+)
+FLOAT32 = (2, 32, 1)
+
+
+class Hostile:
+    """The tables of hostile.c."""
+
+    def __init__(self, path):
+        self.free, self.held = ctypes.CDLL(path), ctypes.PyDLL(path)
+        for name, arguments in {
+            "table": [ctypes.c_char_p],
+            "capsule": [ctypes.c_char_p, ctypes.c_int],
+            "set": [ctypes.c_int, ctypes.py_object],
+            "counts": [],
+        }.items():
+            function = getattr(self.held, f"hostile_{name}")
+            function.restype, function.argtypes = ctypes.py_object, arguments
+
+    def set(self, mode, error=ValueError):
+        """Choose what the consumer does; counts begin anew."""
+        self.held.hostile_set(MODES.index(mode), error)
+
+    def lend(
+        self, address, shape=(2, 3), strides=None, *, ndim=None, dtype=FLOAT32, device=1, offset=0, rc=0, error=False
+    ):
+        """Choose what the producer lends."""
+        numbers = [None if values is None else (ctypes.c_int64 * 64)(*values) for values in (shape, strides)]
+        counts = [-1 if values is None else len(values) for values in (shape, strides)]
+        self.free.hostile_lend(
+            ctypes.c_void_p(address), len(shape or ()) if ndim is None else ndim, counts[0], numbers[0], counts[1],
+            numbers[1], *dtype, device, ctypes.c_uint64(offset), rc, int(error),
+        )  # fmt: skip
+
+    def capsule(self, which="good", *, misnamed=False):
+        return self.held.hostile_capsule(which.encode(), misnamed)
+
+    def table(self, which="good"):
+        return self.held.hostile_table(which.encode())
+
+    @property
+    def imports(self):
+        return self.held.hostile_counts()[0]
+
+    @property
+    def borrows(self):
+        return self.held.hostile_counts()[1]
+
+
+class Owner(bytearray):
+    """Memory that can be watched."""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """The compiled hostile.c."""
+    return Hostile(compiled("hostile", tmp_path_factory.mktemp("hostile")))
+
+
+@pytest.fixture
+def hostile(library):
+    """The library, taking everything and lending six floats."""
+    library.set("takes")
+    library.memory = Owner(64)
+    library.lend(native.buffer_address(memoryview(library.memory)))
+    return library
+
+
+@pytest.fixture
+def mylib(monkeypatch):
+    """A framework `mylib` whose Array is in the fast path, and whose adapter counts what Python is asked."""
+
+    class Base:
+        pass
+
+    class Array(Base):
+        """Speaks the protocol, and counts how often it is asked."""
+
+        def __init__(self):
+            self.asked = 0
+            self.owner = Owner(64)
+
+        def __dlpack__(self, **keywords):
+            self.asked += 1
+            address = native.buffer_address(memoryview(self.owner))
+            tensor = native.tensor_new(address, (2, 3), None, FLOAT32, (1, 0), 0, self.owner)
+            return tensor.__dlpack__(**keywords)
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+    class MyLib(Adapter):
+        name = package = "mylib"
+        types = fast_path_types = ("mylib.Array",)
+        loads = 0
+
+        def accepts(self):
+            return Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1, keeps_readonly=True)
+
+        def load(self, tensor):
+            self.loads += 1
+            return ("loaded", tensor)
+
+    package = types.ModuleType("mylib")
+    package.__version__ = "1.0"
+    package.Array, package.Base = Array, Base
+    Array.__module__ = Base.__module__ = "mylib"
+    package.adapter = MyLib()
+    plugin = types.ModuleType("dlx_mylib")
+    plugin.dlx_adapters = dlx.hookimpl(specname="dlx_adapters")(lambda: [package.adapter])
+    registry = Registry({"mylib": "dlx_mylib", "my": "dlx_mylib", "numpy": "dlx_numpy", "torch": "dlx_torch"})
+    monkeypatch.setitem(sys.modules, "mylib", package)
+    monkeypatch.setitem(sys.modules, "dlx_mylib", plugin)
+    monkeypatch.setattr("dlx._engine.request.registry", registry)
+    monkeypatch.setattr("dlx._engine.fast_path.registry", registry)
+    native.routes_clear()
+    yield package
+    native.routes_clear()
+
+
+def tensor(owner):
+    """A dlx.Tensor over an owner's memory."""
+    address = native.buffer_address(memoryview(owner))
+    return native.tensor_new(address, (2, 3), None, FLOAT32, (1, 0), 0, owner)
+
+
+# ---- consumers that fail ---------------------------------------------------------------------------------------------
+
+FAILING = MODES[1:-1]
+SILENT = ("fails silently", "silent after", "null result", "null after")
+
+
+def test_a_good_consumer_takes_by_its_table(mylib, hostile):
+    """Without a failure the table gives the result, Python is not asked, and the result keeps the memory."""
+    mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
+    owner = Owner(64)
+    dlx.convert(tensor(owner), to="mylib")
+    hostile.set("takes")
+    mylib.adapter.loads = 0
+    before, live = sys.getrefcount(owner), native.live()
+    for n in (1, 2):
+        result = dlx.convert(tensor(owner), to="mylib")
+        assert hostile.imports == n and mylib.adapter.loads == 0 and native.live() > live
+        assert sys.getrefcount(owner) > before
+        del result
+        assert native.live() == live and sys.getrefcount(owner) == before
+
+
+@pytest.mark.parametrize("copy", [None, False])
+def test_pinned_memory_becomes_host_memory_where_it_is_asked_for(mylib, hostile, copy):
+    """A table takes the device that the tensor says: where another is asked for, the fast path is not the path."""
+    mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
+    accepted = Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1, keeps_readonly=True, device_types=None)
+    mylib.adapter.accepts = lambda: accepted
+    hostile.set("takes")
+    owner = Owner(64)
+    address = native.buffer_address(memoryview(owner))
+    pinned = native.tensor_new(address, (2, 3), None, FLOAT32, (3, 0), 0, owner)
+    for _ in range(3):
+        dlx.convert(tensor(owner), to="mylib")
+    imports = hostile.imports
+    _, found = dlx.convert(pinned, to="mylib", copy=copy, device="cpu")
+    assert imports and (found.device.name, found.data_ptr, hostile.imports) == ("cpu", address, imports)
+
+
+@pytest.mark.parametrize("mode", FAILING)
+def test_a_failing_consumer_is_final(mylib, hostile, mode):
+    """Its failure is a ConversionError with the cause, where there is one; it is called once, and Python never."""
+    mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
+    dlx.convert(tensor(Owner(64)), to="mylib")
+    hostile.set(mode)
+    with pytest.raises(errors.ConversionError, match="mylib refused it") as caught:
+        dlx.convert(tensor(Owner(64)), to="mylib")
+    assert (hostile.imports, mylib.adapter.loads) == (1, 0)
+    assert type(caught.value.__cause__) is (type(None) if mode in SILENT else ValueError)
+    assert caught.value.target == "mylib" and "float32[2, 3]" in caught.value.source
+    if mode == "fails later":
+        hostile.free.hostile_delete_kept(0)
+
+
+@pytest.mark.parametrize("thread", [0, 1])
+@pytest.mark.parametrize("mode", FAILING)
+def test_a_failing_consumer_leaks_nothing_and_frees_nothing_twice(mylib, hostile, mode, thread):
+    """After its failure the owner has the references that it had, and has them still when a late deleter has run."""
+    mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
+    owner = Owner(64)
+    source = tensor(owner)
+    hostile.set(mode)
+    before, live = sys.getrefcount(owner), native.live()
+    for _ in range(5):
+        with pytest.raises(errors.ConversionError):
+            dlx.convert(source, to="mylib")
+        assert (sys.getrefcount(owner), native.live()) == (before, live)
+        if mode == "fails later":
+            assert hostile.free.hostile_delete_kept(thread) == 0
+            assert (sys.getrefcount(owner), native.live()) == (before, live)
+    assert source.shape == (2, 3)
+    del source
+    assert native.live() == live - 1 and sys.getrefcount(owner) == before - 1
+
+
+@pytest.mark.parametrize("mode", FAILING)
+@pytest.mark.parametrize("source", ["numpy", "torch"])
+def test_a_failing_consumer_of_other_frameworks(np, torch, mylib, hostile, mode, source):
+    """The same for arrays of numpy and torch: nothing of them is kept, or freed twice."""
+    mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
+    array = np.ones(1000) if source == "numpy" else torch.ones(1000)
+    owner = array if source == "numpy" else array.untyped_storage()
+    dlx.convert(array, to="mylib")
+    hostile.set(mode)
+    before, live = sys.getrefcount(owner), native.live()
+    for _ in range(5):
+        with pytest.raises(errors.ConversionError):
+            dlx.convert(array, to="mylib")
+        if mode == "fails later":
+            hostile.free.hostile_delete_kept(1)
+        assert hostile.imports and (sys.getrefcount(owner), native.live()) == (before, live)
+    assert array.sum() == 1000
+
+
+@pytest.mark.parametrize("mode", ["takes", *FAILING])
+def test_what_somebody_else_holds_is_handed_over_as_well(mylib, hostile, mode):
+    """A buffer of the very tensor that is handed over keeps its memory, whatever the consumer does."""
+    mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
+    owner = Owner(64)
+    source = tensor(owner)
+    dlx.convert(source, to="mylib")
+    hostile.set(mode)
+    before, live = sys.getrefcount(owner), native.live()
+    for _ in range(5):
+        borrowed, result = dlx.convert._borrow(source, "mylib"), None
+        buffer = memoryview(borrowed)
+        with contextlib.suppress(errors.ConversionError):
+            result = dlx.convert._load(borrowed, source, "mylib")
+        if mode == "fails later":
+            hostile.free.hostile_delete_kept(1)
+        del borrowed
+        assert hostile.imports and native.live() - live == 2 + (result is not None)  # the buffer has its own
+        assert bytes(buffer) == bytes(owner)[:24]
+        del result
+        assert bytes(buffer) == bytes(owner)[:24]
+        buffer.release()
+        assert (sys.getrefcount(owner), native.live()) == (before, live)
+
+
+def test_a_consumer_without_a_table_takes_a_tensor(mylib):
+    """Its adapter's `load` is all of Python that is entered, for arrays, in trees and with options."""
+    owner = Owner(64)
+    source = tensor(owner)
+    dlx.convert(source, to="mylib")
+    entered = []
+    before, live = sys.getrefcount(owner), native.live()
+    for _ in range(2):  # a route is learnt the first time
+        entered.clear()
+        sys.setprofile(lambda frame, event, _: event == "call" and entered.append(frame.f_code.co_name))
+        try:
+            alone, copied = dlx.convert(source, to="mylib"), dlx.convert(source, to="mylib", copy=True)
+            tree = dlx.convert({"a": [source]}, to="mylib")
+        finally:
+            sys.setprofile(None)
+    assert entered == ["load"] * 3
+    assert alone[1].data_ptr == tree["a"][0][1].data_ptr == source.data_ptr != copied[1].data_ptr
+    assert native.live() == live + 3
+    del alone, copied, tree
+    assert (sys.getrefcount(owner), native.live()) == (before, live)
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_a_tensor_that_had_to_be_copied_is_not_pinned(torch, mylib, hostile, tree):
+    """A copy that the target needs, asked for by nobody, is no reason to forbid torch's storage to be resized."""
+    mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
+    mylib.adapter.accepts = lambda: Capabilities(dtypes=None, min_alignment=1, keeps_readonly=True)
+    hostile.set("takes")
+    tensor = torch.arange(8.0)[::2]
+    source = [tensor] if tree else tensor
+    for _ in range(2):
+        dlx.convert(source, to="mylib")
+    assert hostile.imports and mylib.adapter.loads <= 1
+    tensor.untyped_storage().resize_(64)
+
+
+def test_a_consumer_that_checks_by_itself_is_asked(mylib):
+    """What it refuses beyond its capabilities is not handed to it, however often it is tried."""
+    source = tensor(Owner(64))
+    strict = type(mylib.adapter)
+    strict.check = lambda self, tensor: Adapter.check(self, tensor) | native.lib.DLX_INCOMPATIBLE_NEGATIVE
+    for _ in range(3):
+        _, taken = dlx.convert(source, to="mylib")
+        assert taken.data_ptr != source.data_ptr
+
+
+@pytest.mark.parametrize("error", [RuntimeError, errors.LayoutError, MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize("tree", [False, True])
+def test_a_consumer_without_a_table_may_fail(mylib, error, tree):
+    """The error is that of the slow path, and nothing is kept."""
+
+    def load(tensor):
+        raise error("hostile")
+
+    owner = Owner(64)
+    source = tensor(owner)
+    obj = [source, source] if tree else source
+    dlx.convert(obj, to="mylib")
+    dlx.convert(obj, to="mylib")
+    mylib.adapter.load = load
+    native.routes_clear()
+    before, live = sys.getrefcount(owner), native.live()
+    told = []
+    for convert in (dlx.convert.__wrapped__, dlx.convert, dlx.convert):
+        with pytest.raises(error if error is not RuntimeError else errors.ConversionError) as caught:
+            convert(obj, to="mylib")
+        told.append((type(caught.value), str(caught.value), type(caught.value.__cause__)))
+        del caught
+    assert told[0] == told[1] == told[2]
+    assert (sys.getrefcount(owner), native.live()) == (before, live)
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt, SystemExit])
+def test_what_is_no_refusal_goes_through(mylib, hostile, error):
+    """MemoryError, KeyboardInterrupt and SystemExit of a consumer stay what they are, as on the slow path."""
+    mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
+    hostile.set("raises", error)
+    owner = Owner(64)
+    source = tensor(owner)
+    before, live = sys.getrefcount(owner), native.live()
+    with pytest.raises(error):
+        dlx.convert(source, to="mylib")
+    assert hostile.imports == 1 and (sys.getrefcount(owner), native.live()) == (before, live)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, BufferError, TypeError, StopIteration, OSError])
+def test_any_refusal_has_its_cause(mylib, hostile, error):
+    """Whatever a consumer raises is the cause of the ConversionError."""
+    mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
+    hostile.set("raises", error)
+    with pytest.raises(errors.ConversionError, match=f"{error.__name__}: hostile") as caught:
+        dlx.convert(tensor(Owner(64)), to="mylib")
+    assert type(caught.value.__cause__) is error
+
+
+# ---- producers that fail or lie --------------------------------------------------------------------------------------
+
+BAD_LOANS = {
+    "fails": {"rc": -1, "error": True},
+    "fails silently": {"rc": -1},
+    "odd return value": {"rc": 7, "error": True},
+    "negative extent": {"shape": (2, -3)},
+    "huge extents": {"shape": (2**40, 2**40)},
+    "overflowing strides": {"shape": (2, 3), "strides": (2**62, 2**62)},
+    "null data": {"address": 0},
+    "null shape": {"shape": None, "ndim": 2},
+    "negative ndim": {"ndim": -1},
+    "huge ndim": {"ndim": 2**31 - 1},
+    "no bits": {"dtype": (2, 0, 1)},
+    "no lanes": {"dtype": (2, 32, 0)},
+    "code 200": {"dtype": (200, 32, 1)},
+    "code 32": {"dtype": (32, 32, 1)},
+    "handle": {"dtype": (3, 64, 1)},
+    "device 2": {"device": 2},
+    "device -5": {"device": -5},
+    "huge offset": {"offset": 2**64 - 1},
+}
+
+
+@pytest.mark.parametrize("target", ["numpy", "dlx"])
+@pytest.mark.parametrize("loan", BAD_LOANS)
+def test_a_bad_loan_falls_back_to_one_dlpack_call(np, mylib, hostile, loan, target):
+    """What a borrow slot refuses or garbles is exported by `__dlpack__`, asked once; nothing leaks."""
+    mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
+    hostile.lend(**{"address": native.buffer_address(memoryview(hostile.memory)), **BAD_LOANS[loan]})
+    source = mylib.Array()
+    before, live = sys.getrefcount(source), native.live()
+    for n in (1, 2):
+        result = dlx.convert(source, to=target)
+        if loan != "handle" or target == "numpy":
+            assert (source.asked, hostile.borrows) == (n, n)
+            assert result.shape == (2, 3) and native.live() > live
+        del result
+        assert (sys.getrefcount(source), native.live()) == (before, live)
+
+
+def test_a_good_loan_needs_no_python(np, mylib, hostile):
+    """What a borrow slot lends is converted without `__dlpack__`; the array is kept alive meanwhile."""
+    mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
+    source = mylib.Array()
+    before = sys.getrefcount(source)
+    result = dlx.convert(source, to="dlx")
+    assert (source.asked, hostile.borrows) == (0, 1) and sys.getrefcount(source) == before + 1
+    assert result.data_ptr == native.buffer_address(memoryview(hostile.memory)) and result.strides == (3, 1)
+    del result
+    assert sys.getrefcount(source) == before
+
+
+@pytest.mark.parametrize("zero", [(0,), (0, 3), (2, 0)])
+def test_a_loan_without_elements_needs_no_address(np, mylib, hostile, zero):
+    """NULL data is fine where there is no element."""
+    mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
+    hostile.lend(0, zero)
+    assert dlx.convert(mylib.Array(), to="dlx").shape == zero
+    assert dlx.convert(mylib.Array(), to="numpy").shape == zero
+
+
+# ---- what counts as a table ------------------------------------------------------------------------------------------
+
+TABLES = {
+    "capsule": (NAME, lambda hostile: hostile.capsule(), True),
+    "newer with ours behind": (NAME, lambda hostile: hostile.capsule("newer"), True),
+    "old name, int": (OLD_NAME, lambda hostile: hostile.table(), True),
+    "old name, capsule": (OLD_NAME, lambda hostile: hostile.capsule(), True),
+    "old name, newer": (OLD_NAME, lambda hostile: hostile.table("newer"), True),
+    "int under the new name": (NAME, lambda hostile: hostile.table(), False),
+    "other major version": (NAME, lambda hostile: hostile.capsule("foreign"), False),
+    "NULL slots": (NAME, lambda hostile: hostile.capsule("empty"), False),
+    "another capsule": (NAME, lambda hostile: hostile.capsule(misnamed=True), False),
+    "old name, another capsule": (OLD_NAME, lambda hostile: hostile.capsule(misnamed=True), False),
+    "old name, zero": (OLD_NAME, lambda hostile: 0, False),
+    "old name, too big": (OLD_NAME, lambda hostile: 2**70, False),
+    "None": (NAME, lambda hostile: None, False),
+    "text": (NAME, lambda hostile: "table", False),
+    "old name, text": (OLD_NAME, lambda hostile: "table", False),
+    "old name, float": (OLD_NAME, lambda hostile: 1.5, False),
+    "property": (NAME, lambda hostile: property(lambda self: 1 / 0), False),
+}
+
+
+@pytest.mark.parametrize("given", TABLES)
+def test_what_is_a_table(mylib, hostile, given):
+    """A capsule of that name with our major version is, an int under the old name too; anything else is ignored."""
+    name, make, good = TABLES[given]
+    setattr(mylib.Array, name, make(hostile))
+    source = mylib.Array()
+    for _ in range(2):
+        assert dlx.convert(source, to="dlx").shape == (2, 3)
+        dlx.convert(tensor(Owner(64)), to="mylib")
+    assert (source.asked, mylib.adapter.loads) == ((0, 0) if good else (2, 2))
+    assert (hostile.borrows, hostile.imports) == ((2, 2) if good else (0, 0))
+
+
+def test_a_broken_new_name_leaves_the_old_one(mylib, hostile):
+    """Where the new attribute is no table, the old one is looked at."""
+    mylib.Array.__dlpack_c_exchange_api__ = "no table"
+    mylib.Array.__c_dlpack_exchange_api__ = hostile.table()
+    source = mylib.Array()
+    dlx.convert(source, to="dlx")
+    assert hostile.borrows == 1
+
+
+@pytest.mark.parametrize("value", ["True", "False", "-1", "3"])
+def test_bool_and_tiny_numbers_are_no_addresses(python, value):
+    """A bool or a number that can be no address under the old name is ignored, not followed."""
+    out = python(
+        f"""
+        import dlx
+        from dlx._core import native
+        class Array: pass
+        Array.__c_dlpack_exchange_api__ = {value}
+        native.routes_clear()
+        native.route_add(Array, "dlx", False, None, None, None, None, (), None, (), None, (), None, None, 0)
+        print("alive")
+        """,
+        args=(),
+    )
+    assert out == "alive\n"
+
+
+@pytest.mark.parametrize(("early", "late"), [(1, 1), (0, 1), (1, 0)])
+def test_an_adapter_may_answer_its_guards_in_c(mylib, hostile, monkeypatch, early, late):
+    """Its function is asked without a tensor, then with the one that was lent; either 0 leaves the array to Python."""
+    asked = []
+
+    def answer(array, borrowed):
+        asked.append(bool(borrowed))
+        return late if borrowed else early
+
+    function = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(answer)
+    make = ctypes.pythonapi.PyCapsule_New
+    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    capsule = make(ctypes.cast(function, ctypes.c_void_p), b"dlx_guard_function", None)
+    monkeypatch.setattr(type(mylib.adapter), "guard_function", lambda self: (capsule, frozenset({"is_odd"})))
+    monkeypatch.setattr(type(mylib.adapter), "guards", (Guard("is_odd"),))  # Array has no such attribute
+    mylib.Array.is_odd = False
+    mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
+    source = mylib.Array()
+    result = dlx.convert(source, to="dlx")
+    assert asked == [False, True][: 1 + early]
+    assert (source.asked, hostile.borrows) == ((0, 1) if early and late else (1, early))
+    assert result.shape == (2, 3)
+
+
+def test_an_attribute_on_the_instance_is_no_table(mylib, hostile):
+    """Only the type's attribute counts."""
+    source = mylib.Array()
+    source.__dlpack_c_exchange_api__ = hostile.capsule()
+    dlx.convert(source, to="dlx")
+    assert source.asked == 1 and hostile.borrows == 0
+
+
+def test_subclasses_take_the_slow_road(mylib, hostile):
+    """A subclass inherits the table, and is not asked by it: only listed types are."""
+    mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
+    source = type("Special", (mylib.Array,), {"__module__": "mylib"})()
+    dlx.convert(source, to="dlx")
+    assert source.asked == 1 and hostile.borrows == 0
+
+
+# ---- routes follow the type ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on", ["Array", "Base"])
+def test_a_table_that_comes_later_is_seen(mylib, hostile, on):
+    """That a type had no table is not remembered once it has one, its own or a base's."""
+    source = mylib.Array()
+    dlx.convert(source, to="dlx")
+    dlx.convert(source, to="dlx")
+    assert (source.asked, hostile.borrows) == (2, 0)
+    setattr(getattr(mylib, on), NAME, hostile.capsule())
+    dlx.convert(source, to="dlx")
+    dlx.convert(source, to="dlx")
+    assert (source.asked, hostile.borrows) == (2, 2)
+
+
+@pytest.mark.parametrize("on", ["Array", "Base"])
+def test_a_table_that_goes_is_not_used(mylib, hostile, on):
+    """A table that was taken away is not called any more."""
+    cls, source = getattr(mylib, on), mylib.Array()
+    setattr(cls, NAME, hostile.capsule())
+    dlx.convert(source, to="dlx")
+    delattr(cls, NAME)
+    dlx.convert(source, to="dlx")
+    assert (source.asked, hostile.borrows) == (1, 1)
+
+
+@pytest.mark.parametrize("on", ["Array", "Base"])
+def test_a_table_of_the_target_that_comes_later_is_seen(mylib, hostile, on):
+    """That a target's type had no table is not remembered once it has one (torch is patched after import)."""
+    source = tensor(Owner(64))
+    dlx.convert(source, to="mylib")
+    dlx.convert(source, to="mylib")
+    assert (mylib.adapter.loads, hostile.imports) == (2, 0)
+    setattr(getattr(mylib, on), NAME, hostile.capsule())
+    dlx.convert(source, to="mylib")
+    assert (mylib.adapter.loads, hostile.imports) == (2, 1)
+
+
+def test_a_table_of_the_target_that_goes_is_not_used(mylib, hostile):
+    """A target's table that was taken away, or replaced by another, is not called any more."""
+    mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
+    source = tensor(Owner(64))
+    dlx.convert(source, to="mylib")
+    mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule("empty")
+    dlx.convert(source, to="mylib")
+    assert (mylib.adapter.loads, hostile.imports) == (1, 1)
+
+
+@pytest.mark.parametrize("spell", ["name", "alias", "module", "type", "equal string", "string subclass"])
+def test_every_spelling_of_a_target(mylib, hostile, spell):
+    """A target's name, alias, module and type give the same result; so does a string that is equal, not the same."""
+    mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
+    to = {
+        "name": "mylib",
+        "alias": "my",
+        "module": mylib,
+        "type": mylib.Array,
+        "equal string": "".join(["my", "lib"]),
+        "string subclass": type("Name", (str,), {})("mylib"),
+    }[spell]
+    for _ in range(3):
+        dlx.convert(tensor(Owner(64)), to=to)
+    assert hostile.imports + mylib.adapter.loads == 3
+    assert hostile.imports == (0 if spell == "equal string" else 3)
+
+
+def counted(monkeypatch, fast_path):
+    """A fast path whose `learn` is counted: a list of the pairs that it was asked for."""
+    from dlx._engine.fast_path import learn
+
+    asked = []
+
+    def counting(kind, to):
+        asked.append((kind, to))
+        learn(kind, to)
+
+    return asked, native.FastPathFunction(fast_path.__wrapped__, counting, None)
+
+
+def test_routes_are_remembered_by_type_and_target(monkeypatch, mylib, hostile):
+    """A pair of exact type and target is looked at once, whether the fast path can run it or not."""
+    asked, convert = counted(monkeypatch, dlx.convert)
+    for _ in range(3):
+        convert(mylib.Array(), to="dlx")
+        convert(tensor(Owner(64)), to="dlx")
+        convert(b"abc", to="dlx")
+    assert asked == [(mylib.Array, "dlx"), (dlx.Tensor, "dlx"), (bytes, "dlx")]
+    convert(tensor(Owner(64)), to="mylib")
+    convert(tensor(Owner(64)), to=mylib)
+    assert asked[3:] == [(dlx.Tensor, "mylib"), (dlx.Tensor, mylib)]
+
+
+def test_a_type_that_nobody_has_looked_at_has_a_route_at_once(python):
+    """The first call gives a route, also for a type that CPython has given no version yet."""
+    out = python(
+        """
+        import dlx
+        from dlx._core import native
+        from dlx._engine import fast_path as routes
+        asked = []
+        def learn(kind, to):
+            asked.append(kind)
+            routes.learn(kind, to)
+        convert = native.FastPathFunction(dlx.convert.__wrapped__, learn, None)
+        tensor = native.tensor_new(0, (0,), None, (2, 32, 1), (1, 0), 0, None)
+        for _ in range(3):
+            assert convert(tensor, to="dlx") is tensor
+        print(len(asked))
+        """
+    )
+    assert out == "1\n"
+
+
+def test_loading_a_plugin_clears_the_routes(monkeypatch, mylib):
+    """When a plugin is loaded every pair is looked at anew."""
+    asked, convert = counted(monkeypatch, dlx.convert)
+    convert(b"abc", to="dlx")
+    convert(b"abc", to="dlx")
+    assert len(asked) == 1
+    plugin = types.ModuleType("dlx_other")
+    plugin.dlx_adapters = dlx.hookimpl(specname="dlx_adapters")(
+        lambda: [type("Other", (Adapter,), {"name": "other", "package": "other"})()]
+    )
+    monkeypatch.setitem(sys.modules, "dlx_other", plugin)
+    assert Registry({"other": "dlx_other"}).load("other").broken is None
+    convert(b"abc", to="dlx")
+    assert len(asked) == 2
+
+
+def test_many_types_do_not_close_the_lane(monkeypatch, mylib, hostile):
+    """Types that come and go, or targets spelled anew each time, leave the fast path open for new pairs."""
+    mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
+    dlx.convert(b"abc", to="mylib")  # the plugin is loaded, and clears the routes, before they are many
+    for n in range(400):
+        dlx.convert(type(f"Bytes{n}", (bytes,), {})(b"abc"), to="dlx")
+    source = mylib.Array()
+    dlx.convert(source, to="dlx")
+    assert hostile.borrows == 1 and source.asked == 0
+
+
+def test_a_route_that_changes_while_it_runs(np, mylib, hostile):
+    """Routes may be cleared while a call is running on one of them."""
+    from dlx.adapter import Guard
+
+    class Clears(mylib.Array):
+        @property
+        def nasty(self):
+            native.routes_clear()
+            return False
+
+    Clears.__module__ = "mylib"
+    mylib.Array = Clears
+    mylib.adapter.__class__.guards = (Guard("nasty"), Guard("nasty"), Guard("nasty"))
+    Clears.__dlpack_c_exchange_api__ = hostile.capsule()
+    for _ in range(3):
+        assert dlx.convert(Clears(), to="dlx").shape == (2, 3)
+        assert dlx.convert(Clears(), to="numpy").shape == (2, 3)
+    assert hostile.borrows == 6
+
+
+@pytest.mark.parametrize("answer", [True, 1, "yes", [0], None, 0, "", False])
+def test_guards(mylib, hostile, answer):
+    """A guard lets pass what is false, and sends the rest to Python."""
+    from dlx.adapter import Guard
+
+    mylib.adapter.__class__.guards = (Guard("nasty"),)
+    mylib.Array.nasty = answer
+    mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
+    source = mylib.Array()
+    dlx.convert(source, to="dlx")
+    assert source.asked == (1 if answer else 0)
+
+
+def test_a_guard_whose_answer_has_no_truth(mylib, hostile):
+    """An answer whose `bool()` raises is not false: Python is asked, and no exception is left behind."""
+
+    class Neither:
+        def __bool__(self):
+            raise ValueError("neither true nor false")
+
+    mylib.adapter.__class__.guards = (Guard("nasty"),)
+    mylib.Array.nasty = Neither()
+    mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
+    source = mylib.Array()
+    before, live = sys.getrefcount(source), native.live()
+    assert dlx.convert.__wrapped__(source, to="dlx").shape == dlx.convert(source, to="dlx").shape == (2, 3)
+    assert (source.asked, hostile.borrows) == (2, 0)
+    assert (sys.getrefcount(source), native.live()) == (before, live)
+
+
+def test_a_guard_that_raises(mylib, hostile):
+    """A guard that cannot be asked sends the array to Python, which says why; nothing leaks."""
+    from dlx.adapter import Guard
+
+    mylib.adapter.__class__.guards = (Guard("nasty"),)
+    mylib.Array.nasty = property(lambda self: 1 / 0)
+    mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
+    source = mylib.Array()
+    before, live = sys.getrefcount(source), native.live()
+    dlx.convert(source, to="dlx")
+    assert source.asked == 1 and (sys.getrefcount(source), native.live()) == (before, live)

@@ -1,0 +1,820 @@
+"""Conversions between frameworks on devices: nothing races, is ordered twice, or is let go of too early."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import weakref
+
+import gpulib
+import pytest
+from conftest import ROOT
+from fake_cuda import LEGACY, MANAGED, PER_THREAD
+from gpulib import N
+
+import dlx
+from dlx._core import cuda as driver
+from dlx._core import native
+from dlx._core.native import ffi
+from dlx._engine.executor import convert_leaf
+from dlx._engine.planner import begin
+from dlx._engine.request import Request
+from dlx._engine.streams import StreamSync
+from dlx._registry.registry import registry
+from dlx.adapter import Capabilities
+from dlx.errors import CopyRequiredError, DeviceError, LayoutError, StreamError
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.fixture
+def lib_a(monkeypatch, cuda):
+    """A framework with current streams."""
+    return gpulib.install(monkeypatch, "liba", cuda)
+
+
+@pytest.fixture
+def lib_b(monkeypatch, cuda):
+    """Another one."""
+    return gpulib.install(monkeypatch, "libb", cuda)
+
+
+@pytest.fixture
+def lib_e(monkeypatch, cuda):
+    """A framework whose arrays have streams of their own."""
+    return gpulib.install(monkeypatch, "libe", cuda, gpulib.EventAdapter)
+
+
+def pick(cuda, which):
+    """A stream's handle by name."""
+    return {"own": None, "legacy": LEGACY, "per-thread": PER_THREAD}[which] or cuda.stream()
+
+
+STREAMS = ["own", "legacy", "per-thread"]
+
+
+# ---- who waits for whom ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("consumer", STREAMS)
+@pytest.mark.parametrize("producer", STREAMS)
+def test_the_consumers_stream_waits(cuda, lib_a, lib_b, producer, consumer):
+    """Whatever the two current streams are, the consumer's next kernel reads finished data, in the same memory."""
+    p, c = pick(cuda, producer), pick(cuda, consumer)
+    with lib_a.on(p), lib_b.on(c):
+        array = lib_a.made()
+        cuda.forget()
+        result = dlx.convert(array, to="libb")
+        assert cuda.ordering == (0 if p == c else 2)
+        assert result.ptr == array.ptr and type(result) is lib_b.Array
+        assert not lib_b.read(result)
+    assert cuda.syncs == 0
+
+
+def test_without_order_it_would_race(cuda, lib_a, lib_b):
+    """The instrument: stream=-1 orders nothing, calls nothing, and the consumer races."""
+    with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()):
+        array = lib_a.made()
+        assert "nobody waits" in str(dlx.plan(array, "libb", stream=-1))
+        cuda.forget()
+        result = dlx.convert(array, to="libb", stream=-1)
+        assert cuda.ordering == 0 and lib_b.read(result)
+
+
+def test_the_same_stream_calls_nothing(cuda, lib_a, lib_b):
+    """No event, no wait, no query: not one call but those that make the device current."""
+    with lib_a.on(cuda.stream()) as p, lib_b.on(p.ptr):
+        array = lib_a.made()
+        driver.require()
+        cuda.forget()
+        result = dlx.convert(array, to="libb")
+        looks = ("cuDevicePrimaryCtxRetain", "cuDeviceGet", "cuDeviceGetCount")  # the first time
+        assert cuda.count() == cuda.count("cuCtxPushCurrent", "cuCtxPopCurrent", *looks)
+        assert not lib_b.read(result)
+
+
+@pytest.mark.parametrize("as_object", [True, False])
+def test_a_stream_that_is_said(cuda, lib_a, lib_b, as_object):
+    """An explicit stream waits, not the framework's current one."""
+    p, c = cuda.stream(), cuda.stream()
+    with lib_a.on(p), lib_b.on(cuda.stream()):
+        array = lib_a.made()
+        result = dlx.convert(array, to="libb", stream=gpulib.Stream(c) if as_object else c)
+        assert not cuda.read(c, result.ptr, N)
+        assert cuda.ordering == 2 and lib_b.read(result)
+
+
+@pytest.mark.parametrize(
+    ("stream", "message"), [(0, "Say 1"), ("x", "is no stream"), (gpulib.Stream(5, 1), "device 1")]
+)
+def test_what_is_no_stream_is_refused_before_the_producer_is_asked(cuda, lib_a, lib_b, stream, message):
+    """And nothing is ordered."""
+    array = lib_a.made()
+    with pytest.raises(StreamError, match=message):
+        dlx.convert(array, to="libb", stream=stream)
+    assert lib_a.heard == [] and cuda.ordering == 0
+    assert isinstance(dlx.plan(array, "libb", stream=stream).error, StreamError)
+
+
+def test_a_producer_with_a_current_stream_orders_nothing_itself(cuda, lib_a, lib_b):
+    """It is told -1 in every case: many do not know 2, and dlx orders once for all."""
+    with lib_a.on(cuda.stream()), lib_b.on(PER_THREAD):
+        dlx.convert(lib_a.made(), to="libb")
+    assert lib_a.heard == [-1]
+
+
+@pytest.mark.parametrize(("consumer", "told"), [("own", "it"), ("legacy", "it"), ("per-thread", "ours")])
+def test_a_producer_without_a_current_stream_is_told_the_consumers(cuda, lib_e, lib_b, consumer, told):
+    """It makes that stream wait itself; 2, which many refuse, is waited for by dlx's own stream."""
+    p, c = cuda.stream(), pick(cuda, consumer)
+    with lib_e.on(p), lib_b.on(c):
+        result = dlx.convert(lib_e.made(), to="libb")
+        assert lib_e.heard == [c if told == "it" else driver.work_stream(dlx.Device("cuda")).handle]
+        assert not lib_b.read(result)
+
+
+def test_a_consumer_of_a_copy_elsewhere_is_not_bothered(cuda, lib_e, lib_b):
+    """Its stream on the source's device reads nothing: dlx's own waits, on which the copy is made."""
+    with lib_e.on(cuda.stream()), lib_b.on(cuda.stream()), lib_b.on(cuda.stream(1), 1):
+        result = dlx.convert(lib_e.made(), to="libb", device="cuda:1")
+        assert lib_e.heard == [driver.work_stream(dlx.Device("cuda")).handle]
+        assert not lib_b.read(result)
+
+
+class Silent:
+    """An object that says only with its capsule where it is; without a stream it makes the legacy stream wait."""
+
+    def __init__(self, cuda, tensor, on):
+        self.tensor, self.on = tensor, on
+
+    def __dlpack__(self, *, stream=None, max_version=None):
+        driver.order(self.on, driver.Stream(self.on.device, stream or LEGACY))
+        return self.tensor.__dlpack__(stream=-1, max_version=max_version)
+
+
+def test_a_producer_that_does_not_say_where_it_is(cuda, lib_a, lib_b):
+    """It is asked without a stream, which means the legacy one: the consumer waits for that."""
+    p = driver.Stream(dlx.Device("cuda"), cuda.stream())
+    with lib_a.on(p.handle), lib_b.on(cuda.stream()):
+        result = dlx.convert(Silent(cuda, lib_a.made().tensor, p), to="libb")
+        assert not lib_b.read(result)
+
+
+def test_a_consumer_without_a_current_stream_says_it_itself(cuda, lib_a, lib_e):
+    """It is handed a dlx.Tensor that waits for whatever stream is named."""
+    with lib_a.on(cuda.stream()), lib_e.on(cuda.stream()):
+        result = dlx.convert(lib_a.made(), to="libe")
+        assert not lib_e.read(result)
+
+
+def test_to_dlx_and_from_it(cuda, lib_a, lib_b):
+    """A dlx.Tensor remembers when it is ready; whoever reads it later, on any stream, waits."""
+    with lib_a.on(cuda.stream()):
+        tensor = dlx.convert(lib_a.made(), to="dlx")
+    with lib_b.on(cuda.stream()):
+        assert not lib_b.read(dlx.convert(tensor, to="libb"))
+    other = cuda.stream()
+    taken = native.capsule_claim(tensor.__dlpack__(stream=other, max_version=(1, 0)))
+    assert not cuda.read(other, taken.data_ptr, N)
+
+
+def test_to_dlx_for_a_stream(cuda, lib_a):
+    """A stream that is said waits at once, and the tensor still makes others wait."""
+    c, d = cuda.stream(), cuda.stream()
+    with lib_a.on(cuda.stream()):
+        tensor = dlx.convert(lib_a.made(), to="dlx", stream=c)
+    assert not cuda.read(c, tensor.data_ptr, N)
+    taken = native.capsule_claim(tensor.__dlpack__(stream=d, max_version=(1, 0)))
+    assert not cuda.read(d, taken.data_ptr, N)
+
+
+def test_a_capsule_is_ready_on_the_legacy_stream(cuda, lib_a, lib_b):
+    """Whoever made it did not say when it is; most work is there."""
+    with lib_b.on(cuda.stream()):
+        capsule = lib_a.made().tensor.__dlpack__(stream=-1, max_version=(1, 0))
+        result = dlx.convert(capsule, to="libb")
+        assert not lib_b.read(result)
+        through = dlx.convert(lib_a.made().tensor.__dlpack__(stream=-1, max_version=(1, 0)), to="dlx")
+        assert not lib_b.read(dlx.convert(through, to="libb"))
+
+
+def test_borrowed_for_a_stream(cuda, lib_a):
+    """What C code is lent is ready on the stream that was said, on the legacy stream otherwise."""
+    for stream in (cuda.stream(), None):
+        with lib_a.on(cuda.stream()), dlx.borrow(lib_a.made(), stream=stream) as borrowed:
+            address = int(native.ffi.cast("uintptr_t", borrowed.data))
+            assert not cuda.read(stream or LEGACY, address, N)
+
+
+# ---- many ------------------------------------------------------------------------------------------------------------
+
+
+def convert_together(arrays, to, **options):
+    """Convert arrays in one call, phase by phase, as trees are."""
+    request = Request(registry.target(to), **options)
+    leaves = [begin(array, registry.producer(array), request) for array in arrays]
+    return [convert_leaf(leaf) for leaf in leaves]
+
+
+@pytest.mark.parametrize("n", [1, 2, 100])
+def test_many_cost_as_much_as_one(cuda, lib_a, lib_b, n):
+    """One record and one wait, one question to each framework."""
+    with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()):
+        arrays = [lib_a.made() for _ in range(n)]
+        cuda.forget()
+        results = convert_together(arrays, "libb")
+        assert (cuda.count("cuEventRecord"), cuda.count("cuStreamWaitEvent")) == (1, 1)
+        assert (lib_a.asked, lib_b.asked) == (1, 1)
+        assert not any(lib_b.read(result) for result in results)
+
+
+@pytest.mark.parametrize("n", [1, 100])
+def test_many_to_dlx_have_one_event(cuda, lib_a, lib_b, n):
+    """One record; and going on to a framework together costs one wait."""
+    with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()):
+        arrays = [lib_a.made() for _ in range(n)]
+        cuda.forget()
+        tensors = convert_together(arrays, "dlx")
+        assert (cuda.count("cuEventRecord"), cuda.count("cuStreamWaitEvent")) == (1, 0)
+        results = convert_together(tensors, "libb")
+        assert (cuda.count("cuEventRecord"), cuda.count("cuStreamWaitEvent")) == (1, 1)
+        assert not any(lib_b.read(result) for result in results)
+
+
+def test_two_producers_two_devices(cuda, lib_a, lib_b, monkeypatch):
+    """Two calls for each pair of streams."""
+    lib_c = gpulib.install(monkeypatch, "libc_", cuda)
+    with lib_a.on(cuda.stream()), lib_a.on(cuda.stream(1), 1), lib_b.on(cuda.stream()), lib_b.on(cuda.stream(1), 1):
+        with lib_c.on(cuda.stream()):
+            arrays = [lib_a.made(), lib_a.made(1), lib_c.made(), lib_a.made(1), lib_a.made(), lib_c.made()]
+            cuda.forget()
+            results = convert_together(arrays, "libb")
+        assert cuda.ordering == 6
+        assert [result.device.id for result in results] == [0, 1, 0, 1, 0, 0]
+        assert not any(lib_b.read(result) for result in results)
+
+
+def test_points_are_told_apart(cuda, lib_b):
+    """One that is gone may have left its address to the next one of the same call."""
+    sync, place, memory = StreamSync(lib_b.adapter), dlx.Device("cuda"), cuda.alloc(N)
+    c = sync.consumer(place)
+    for _ in range(8):
+        p = driver.Stream(place, cuda.stream())
+        cuda.read(c.handle, memory, N)
+        driver.order(c, p)
+        cuda.write(p.handle, memory, N)
+        sync.wait(driver.ready(p), c)
+        assert not cuda.read(c.handle, memory, N)
+
+
+def test_producers_with_streams_of_their_own_are_told_every_time(cuda, lib_e, lib_b):
+    """One stream for the first array of a framework would miss the second array's."""
+    with lib_b.on(cuda.stream()) as c:
+        arrays = []
+        for _ in range(3):
+            with lib_e.on(cuda.stream()):
+                arrays.append(lib_e.made())
+        convert_together(arrays, "libb")
+    assert lib_e.heard == [c.ptr] * 3
+
+
+# ---- until when memory is used ---------------------------------------------------------------------------------------
+
+
+def test_memory_is_not_reused_while_the_consumer_works(cuda, lib_a, lib_b):
+    """The result is dropped while its stream is busy: the producer's allocator has the memory only afterwards."""
+    with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()) as c:
+        result = dlx.convert(lib_a.made(), to="libb")
+        cuda.stall(c.ptr)
+        lib_b.read(result)
+        del result
+        gc.collect()
+        assert lib_a.freed == 0 and driver.release_pending() == 1
+        cuda.resume(c.ptr)
+        assert driver.release_pending() == 0
+    assert (lib_a.freed, lib_a.reused_too_early, cuda.syncs) == (1, 0, 0)
+
+
+def test_memory_of_arrays_with_streams_of_their_own_is_not_reused_either(cuda, lib_e, lib_b):
+    """They made the consumer's stream wait, and reuse their memory on another."""
+    with lib_e.on(cuda.stream()), lib_b.on(cuda.stream()) as c:
+        result = dlx.convert(lib_e.made(), to="libb")
+        cuda.stall(c.ptr)
+        lib_b.read(result)
+        del result
+        assert dlx.release_pending() == 1 and lib_e.freed == 0
+        cuda.resume(c.ptr)
+        assert dlx.release_pending() == 0 and lib_e.freed == 1
+    assert cuda.races == 0
+
+
+def test_a_framework_takes_a_tensor_by_itself(cuda, lib_a, lib_b):
+    """A consumer's own from_dlpack names its current stream by number: dlx finds the object, and waits for it."""
+    with lib_a.on(cuda.stream()):
+        tensor = dlx.convert(lib_a.made(), to="dlx")
+    with lib_b.on(cuda.stream()) as c:
+        result = lib_b.adapter.load(tensor)
+        assert not lib_b.read(result)
+        cuda.stall(c.ptr)
+        lib_b.read(result)
+        gone = weakref.ref(c)
+    del tensor, result, c
+    gc.collect()
+    assert gone() is not None and lib_a.freed == 0
+    cuda.resume_all()
+    assert driver.release_pending() == 0 and gone() is None
+    assert (lib_a.freed, lib_a.reused_too_early) == (1, 0)
+
+
+def test_a_framework_that_cannot_say_its_stream_is_passed_over(cuda, lib_a, monkeypatch):
+    """One that is imported and does not work, a build for another driver say, hides no other's stream."""
+    broken, lib_b = (gpulib.install(monkeypatch, name, cuda) for name in ("broken", "libb"))
+    monkeypatch.setattr(broken.adapter, "work_stream", lambda device: 1 / 0)
+    tensor = dlx.convert(lib_a.made(), to="dlx")
+    with lib_b.on(cuda.stream()) as c:
+        result = lib_b.adapter.load(tensor)
+        cuda.stall(c.ptr)
+        lib_b.read(result)
+        del tensor, result
+        gc.collect()
+        assert lib_a.freed == 0
+    cuda.resume_all()
+    assert driver.release_pending() == 0 and (lib_a.freed, lib_a.reused_too_early) == (1, 0)
+
+
+def test_an_allocator_that_has_memory_too_early_is_seen(cuda, lib_a, lib_b):
+    """The instrument: with stream=-1 nobody waits at the end either."""
+    with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()) as c:
+        result = dlx.convert(lib_a.made(), to="libb", stream=-1)
+        cuda.stall(c.ptr)
+        lib_b.read(result)
+        del result
+        gc.collect()
+        assert (lib_a.freed, lib_a.reused_too_early) == (1, 1)
+
+
+def test_a_later_conversion_lets_go(cuda, lib_a, lib_b):
+    """Nobody has to call release_pending."""
+    with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()) as c:
+        result = dlx.convert(lib_a.made(), to="libb")
+        cuda.stall(c.ptr)
+        lib_b.read(result)
+        del result
+        cuda.resume(c.ptr)
+        dlx.convert(lib_a.made(), to="libb")
+    assert lib_a.freed >= 1 and lib_a.reused_too_early == 0
+
+
+def test_conversions_leak_neither_memory_nor_events(cuda, lib_a, lib_b):
+    """Two thousand of them, dropped while their stream is busy or not: a handful of events, no memory."""
+    with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()) as c:
+        array = lib_a.made()
+        for i in range(2000):
+            if i % 100 == 50:
+                cuda.stall(c.ptr)
+            elif i % 100 == 60:
+                cuda.resume(c.ptr)
+            dlx.convert(array, to="libb")
+        assert driver.release_pending() == 0 and cuda.events < 40 and cuda.blocks == 1
+
+
+def test_threads(cuda, lib_a, lib_b):
+    """Conversions, releases and queries from many threads at once: nothing races, nothing is lost."""
+    failed = []
+
+    def work(array):
+        for i in range(200):
+            result = dlx.convert(array, to="libb")
+            if lib_b.read(result):
+                failed.append(i)
+            del result
+            driver.release_pending()
+
+    with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()):
+        arrays = [lib_a.made() for _ in range(6)]
+        threads = [threading.Thread(target=work, args=(array,)) for array in arrays]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failed == [] and cuda.races == 0 and driver.release_pending() == 0
+        assert cuda.events < 40 and lib_a.freed == 0
+
+
+def test_after_a_fork(python, fake_driver):
+    """The child is told what to do instead, lets go of its arrays without a call, and converts host memory as ever."""
+    code = """
+        import gc, os
+        import dlx
+        from dlx._core import native
+        from fake_cuda import FakeCuda
+
+        cuda = FakeCuda(os.environ["DLX_CUDA_DRIVER"])
+        tensor = dlx.empty(64, "uint8", device="cuda")
+        pid = os.fork()
+        if pid == 0:
+            for target, device in (("dlx", "cpu"), ("dlx", "cuda:1")):
+                error = dlx.plan(tensor, target, device=device).error
+                assert isinstance(error, dlx.errors.DeviceError), error
+                print(error.fix, flush=True)
+            assert dlx.convert(bytearray(b"abc"), to="dlx").shape == (3,)
+            del tensor, error
+            gc.collect()
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        print(dlx.convert(tensor, to="dlx", device="cpu").device)
+    """
+    path = os.pathsep.join([str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "DLX_CUDA_DRIVER": str(fake_driver), "PYTHONPATH": path}
+    lines = python(code, env=env).splitlines()
+    assert len(lines) == 3 and lines[2] == "cpu" and all("spawn" in line for line in lines[:2])
+
+
+# ---- graph capture ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("side", ["producer", "consumer"])
+@pytest.mark.parametrize("to", ["libb", "libe", "numpy"])
+def test_a_capture_is_not_broken(cuda, lib_a, lib_b, lib_e, side, to, np):
+    """A conversion that would break a capture is refused, and the capture goes on."""
+    p, c = cuda.stream(), cuda.stream()
+    with lib_a.on(p), lib_b.on(c), lib_e.on(c):
+        array = lib_a.made()
+        if side == "consumer":
+            cuda.stall(p)
+            lib_a.write(array)
+        cuda.capture(p if side == "producer" else c)
+        if to == "numpy" and side == "consumer":
+            cuda.resume(p)
+            dlx.convert(array, to=to)  # it has nothing to do with that stream
+        else:
+            with pytest.raises(StreamError, match="capturing a graph"):
+                dlx.convert(array, to=to)
+        assert cuda.end_capture(p if side == "producer" else c) == 0
+    cuda.clear_report()
+
+
+def test_one_stream_in_a_capture(cuda, lib_a, lib_b):
+    """Conversions on the stream that captures work, and add nothing to the graph."""
+    p = cuda.stream()
+    with lib_a.on(p), lib_b.on(p):
+        array = lib_a.made()
+        cuda.capture(p)
+        cuda.forget()
+        result = dlx.convert(array, to="libb")
+        assert cuda.ordering == 0
+        lib_b.read(result)
+        assert cuda.end_capture(p) == 0
+
+
+# ---- copies and moves ------------------------------------------------------------------------------------------------
+
+
+def fill(array, values):
+    """Put values where the array is, behind the driver's back."""
+    array.framework.cuda.poke(array.ptr, bytes(values))
+
+
+def content(array):
+    """The bytes of an array, behind the driver's back."""
+    return array.framework.cuda.peek(array.ptr, N)
+
+
+def test_device_to_host(cuda, np, lib_a):
+    """Numpy gets a copy, made after the producer's kernels, said in the plan with its bytes."""
+    with lib_a.on(cuda.stream()):
+        array = lib_a.made()
+        fill(array, range(N))
+        plan = dlx.plan(array, "numpy")
+        assert (plan.outcome, plan.nbytes, plan.device) == ("copied", N, (1, 0))
+        assert f"move: from cuda:0 to cpu ({N} bytes)" in str(plan)
+        result = dlx.convert(array, to="numpy")
+    assert result.tolist() == list(range(N)) and not cuda.host_read(result.ctypes.data, N)
+    assert cuda.races == 0 and result.flags.writeable
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:1", (2, 1)])
+def test_host_to_device(cuda, np, lib_b, device):
+    """A numpy array goes to a device when it is asked for, and may be written to at once."""
+    lib_b.device = 1  # "cuda" is the framework's current one
+    place = dlx.Device("cuda:1" if device == "cuda" else device)
+    source = np.arange(N, dtype="uint8")
+    with lib_b.on(cuda.stream(place.id), place.id):
+        plan = dlx.plan(source, "libb", device=device)
+        assert (plan.outcome, plan.nbytes, plan.device) == ("copied", N, place)
+        result = dlx.convert(source, to="libb", device=device)
+        assert result.device == place
+        assert not cuda.host_write(source.ctypes.data, N)
+        source[:] = 0
+        assert not lib_b.read(result) and content(result) == bytes(range(N))
+    assert lib_b.device == 1
+
+
+def test_device_to_device(cuda, lib_a, lib_b):
+    """From cuda:1 to cuda:0: one copy, waited for by the consumer; the source stays until it is made."""
+    with lib_a.on(cuda.stream(1), 1), lib_b.on(cuda.stream()):
+        array = lib_a.made(1)
+        fill(array, range(N))
+        cuda.stall(driver.work_stream(dlx.Device("cuda:0")).handle)
+        result = dlx.convert(array, to="libb", device="cuda:0")
+        del array
+        gc.collect()
+        assert result.device == (2, 0) and content(result) == bytes(range(N))
+        assert lib_a.freed == 0
+        cuda.resume_all()
+        assert not lib_b.read(result)
+        driver.release_pending()
+        assert (lib_a.freed, lib_a.reused_too_early) == (1, 0)
+    assert cuda.count("cuMemcpyPeerAsync") == 1 and cuda.syncs == 0
+
+
+def test_dlx_tensors_move_and_are_copied(cuda, lib_a):
+    """From device to device, to the host, from it, and in place; ready for whoever reads them next."""
+    with lib_a.on(cuda.stream(1), 1):
+        array = lib_a.made(1)
+        fill(array, range(N))
+        there = dlx.convert(array, to="dlx")
+    c = cuda.stream(blocking=True)  # nobody keeps it, so that the legacy stream is asked when it is done
+    for tensor, place in (
+        (dlx.convert(there, to="dlx", device="cuda:0"), (2, 0)),
+        (dlx.convert(there, to="dlx", copy=True), (2, 1)),
+        (dlx.convert(dlx.convert(there, to="dlx", device="cpu"), to="dlx", device="cuda:1"), (2, 1)),
+    ):
+        assert tensor.device == place and tensor.data_ptr != there.data_ptr
+        d = c if place == (2, 0) else cuda.stream(1, blocking=True)
+        taken = native.capsule_claim(tensor.__dlpack__(stream=d, max_version=(1, 0)))
+        assert not cuda.read(d, taken.data_ptr, N, place[1])
+        host = dlx.convert(tensor, to="dlx", device="cpu")
+        assert host.device == (1, 0) and bytes(memoryview(host)) == bytes(range(N))
+    assert dlx.plan(there, "dlx", device="cpu").outcome == "copied"
+    assert dlx.convert(there, to="dlx", device="cuda:1") is there
+    with pytest.raises(CopyRequiredError):
+        dlx.convert(there, to="dlx", device="cpu", copy=False)
+    assert cuda.races == 0, cuda.report
+
+
+def test_gaps_are_closed_before_a_move(cuda, lib_b):
+    """Many rows of two bytes go over in one copy; the plan tells of both copies."""
+    n, c = 512, cuda.stream()
+    memory = cuda.alloc(4 * n, 1)
+    cuda.poke(memory, bytes(range(256)) * (n // 64))
+    tensor = native.tensor_new(memory, (n, 2), (4, 2), dlx.DType("uint8"), (2, 1), 0, None)
+    plan = dlx.plan(tensor, "libb", device="cuda:0")
+    assert plan.nbytes == 4 * n and [step.do for step in plan.steps[-2:]] == ["copy", "move"]
+    with lib_b.on(c):
+        cuda.forget()
+        result = dlx.convert(tensor, to="libb", device="cuda:0")
+        assert cuda.count("cuMemcpy2DAsync", "cuMemcpyAsync") < 10 and cuda.count("cuMemcpyPeerAsync") == 1
+        assert cuda.syncs == 1  # for the source, whose writers nobody knows; the compact copy has none
+    assert not cuda.read(c, result.ptr, 2 * n)
+    assert cuda.peek(result.ptr, 8) == bytes([0, 2, 4, 6, 8, 10, 12, 14])
+
+
+def test_what_is_too_scattered(cuda, lib_b):
+    """More single copies than are worth it are refused, with what to do."""
+    n = 1 << 17
+    memory = cuda.alloc(n)
+    tensor = native.tensor_new(memory + n - 1, (n // 2, 1), (-2, 1), dlx.DType("uint8"), (2, 0), 0, None)
+    with pytest.raises(dlx.errors.LayoutError, match="Make it contiguous in its own framework"):
+        dlx.convert(tensor, to="libb", copy=True)
+
+
+def test_like_an_array_of_a_device(cuda, np, lib_a, lib_b):
+    """The framework and the device of an example."""
+    with lib_b.on(cuda.stream(1), 1):
+        result = dlx.convert(np.zeros(N, "uint8"), like=lib_b.made(1))
+        assert type(result) is lib_b.Array and result.device == (2, 1) and not lib_b.read(result)
+
+
+def test_while_another_device_is_current(cuda, lib_a, lib_b):
+    """A source on cuda:1 while cuda:0 is current: producer and consumer are called with cuda:1 current."""
+    seen, load = [], lib_b.adapter.load
+    lib_a.adapter.export = lambda obj, stream=None: seen.append((lib_a.device, cuda.current)) or obj.tensor
+    lib_b.adapter.load = lambda tensor: seen.append((lib_b.device, cuda.current)) or load(tensor)
+    with lib_a.on(cuda.stream(1), 1), lib_b.on(cuda.stream(1), 1):
+        result = dlx.convert(lib_a.made(1), to="libb")
+        assert result.device == (2, 1) and not lib_b.read(result)
+    assert seen == [(1, 1), (1, 1)]
+    assert (lib_a.device, lib_b.device, cuda.depth) == (0, 0, 0)
+
+
+def test_a_copy_on_the_device(cuda, lib_a, lib_b):
+    """copy=True stays on the device; each stream waits where it must."""
+    with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()):
+        array = lib_a.made()
+        fill(array, range(N))
+        result = dlx.convert(array, to="libb", copy=True)
+        assert result.ptr != array.ptr and result.device == (2, 0) and content(result) == bytes(range(N))
+        assert not lib_b.read(result) and not lib_b.write(result)
+    assert cuda.races == 0 and cuda.syncs == 0
+
+
+@pytest.mark.parametrize("to", ["libb", "dlx"])
+def test_many_copies(cuda, lib_a, lib_b, to):
+    """A stream that has waited for the first copy waits for the second as well, and a point is one of each."""
+    with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()):
+        # Else the host learns that a copy is made when it lets go of the source.
+        cuda.stall(driver.work_stream(dlx.Device("cuda")).handle)
+        results = convert_together([lib_a.made() for _ in range(3)], to, copy=True)
+        if to == "dlx":
+            results = [lib_b.adapter.load(result) for result in results]
+        assert not any(lib_b.read(result) for result in results)
+
+
+def test_read_only_on_a_device(cuda, lib_a, lib_b):
+    """A consumer that cannot say read-only gets a copy, or an error."""
+    with lib_b.on(cuda.stream()):
+        array = lib_a.made(readonly=True)
+        result = dlx.convert(array, to="libb")
+        assert result.ptr != array.ptr and not lib_b.read(result)
+        with pytest.raises(dlx.errors.ReadOnlyError):
+            dlx.convert(array, to="libb", copy=False)
+        assert dlx.convert(array, to="libb", readonly="share").ptr == array.ptr
+
+
+@pytest.mark.parametrize("to", ["numpy", "libb"])
+def test_no_move_without_a_copy(cuda, np, lib_a, lib_b, to):
+    """copy=False refuses, naming both places."""
+    with pytest.raises(CopyRequiredError, match=r"cuda:1.*(cpu|cuda:0)"):
+        dlx.convert(lib_a.made(1), to=to, copy=False, device=None if to == "numpy" else "cuda:0")
+
+
+def test_a_target_that_cannot_be_there(cuda, np, lib_a):
+    """Numpy is on no device."""
+    with pytest.raises(DeviceError, match="numpy arrays cannot be on cuda:0"):
+        dlx.convert(lib_a.made(1), to="numpy", device="cuda:0")
+
+
+def test_managed_memory_is_read_by_the_host_as_it_is(cuda, np, lib_a):
+    """Zero-copy, after the host has waited for the producer."""
+    with lib_a.on(cuda.stream()):
+        array = lib_a.made(kind=MANAGED)
+        result = dlx.convert(array, to="numpy")
+    assert result.ctypes.data == array.ptr and not cuda.host_read(array.ptr, N)
+    assert cuda.syncs == 1
+    assert dlx.plan(array, "numpy").outcome == "shared"
+
+
+def test_managed_memory_for_a_consumer_of_device_memory(cuda, lib_a, lib_b):
+    """It is called what the consumer knows; dlx keeps its true name."""
+    with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()):
+        array = lib_a.made(1, kind=MANAGED)
+        with lib_a.on(cuda.stream(1), 1):
+            lib_a.write(array)
+            result = dlx.convert(array, to="libb")
+            assert (result.device, result.ptr) == ((2, 1), array.ptr) and not lib_b.read(result)
+            assert dlx.convert(array, to="dlx").device == (13, 1)
+
+
+# ---- without ---------------------------------------------------------------------------------------------------------
+
+
+def test_host_work_never_asks_for_the_driver(cuda, np, torch):
+    """Conversions and plans of host memory load nothing."""
+    dlx.plan(np.zeros(3), "torch")
+    dlx.convert(np.zeros(3), to="torch", copy=True)
+    dlx.describe(np.zeros(3))
+    assert not driver.is_loaded() and cuda.count() == 0
+
+
+def test_a_consumer_that_fails_costs_nothing(cuda, lib_a, lib_b):
+    """The array is let go of, the next conversion works."""
+    lib_b.adapter.load = lambda tensor: 1 / 0
+    array = lib_a.made()
+    with pytest.raises(dlx.errors.ConversionError, match="libb refused it"):
+        dlx.convert(array, to="libb")
+    del lib_b.adapter.load
+    assert not lib_b.read(dlx.convert(array, to="libb")) and cuda.depth == 0
+
+
+@pytest.mark.parametrize("call", ["cuEventRecord", "cuStreamWaitEvent", "cuEventCreate"])
+def test_a_failing_driver_is_named(cuda, lib_a, lib_b, call):
+    """Operation, name and code; nothing leaks."""
+    with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()):
+        array = lib_a.made()
+        cuda.fail(call, 700)
+        with pytest.raises(DeviceError, match=rf"{call} failed with CUDA_ERROR_ILLEGAL_ADDRESS \(700\)"):
+            dlx.convert(array, to="libb")
+
+
+# ---- what plans say --------------------------------------------------------------------------------------------------
+
+
+def over(cuda, kind, dtype="uint8"):
+    """Memory of the first device as a tensor."""
+    number = {"cuda": 2, "cuda_managed": 3, "cuda_host": 1}[kind]
+    return dlx.from_pointer(cuda.alloc(N, 0, number), (N,), dtype, device=kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "to", "copy", "outcome", "place"),
+    [
+        ("cuda", "libb", True, "copied", "cuda:0"),
+        ("cuda", "dlx", True, "copied", "cuda:0"),
+        ("cuda", "numpy", True, "copied", "cpu"),
+        ("cuda", "numpy", None, "copied", "cpu"),
+        ("cuda_host", "libb", None, "shared", "cpu"),
+        ("cuda_host", "numpy", False, "shared", "cpu"),
+        ("cuda_host", "numpy", True, "copied", "cpu"),
+        ("cuda_host", "dlx", None, "same", "cuda_host:0"),
+        ("cuda_host", "dlx", True, "copied", "cpu"),
+        ("cuda_managed", "libb", False, "shared", "cuda:0"),
+        ("cuda_managed", "libb", True, "copied", "cuda:0"),
+        ("cuda_managed", "numpy", False, "shared", "cpu"),
+        ("cuda_managed", "numpy", True, "copied", "cpu"),
+        ("cuda_managed", "dlx", None, "same", "cuda_managed:0"),
+        ("cuda_managed", "dlx", True, "copied", "cuda:0"),
+    ],
+)
+def test_a_plan_says_what_happens(cuda, np, lib_b, kind, to, copy, outcome, place):
+    """Where the result is, and whether it is a copy; bytes are those that are copied."""
+    tensor = over(cuda, kind)
+    plan = dlx.plan(tensor, to, copy=copy)
+    assert (plan.outcome, str(plan.device), plan.nbytes) == (outcome, place, N * (outcome == "copied"))
+    result = dlx.convert(tensor, to, copy=copy)
+    found = dlx.describe(result)
+    assert found.device == plan.device and (found.address == tensor.data_ptr) is (outcome != "copied")
+
+
+def test_pinned_memory_is_host_memory_where_it_is_asked_for(cuda):
+    """What the host reads anyway is not moved, whoever holds it."""
+    tensor = over(cuda, "cuda_host")
+    for copy in (None, False):
+        plan = dlx.plan(tensor, to="dlx", device="cpu", copy=copy)
+        result = dlx.convert(tensor, to="dlx", device="cpu", copy=copy)
+        assert (plan.outcome, plan.device.name, result.device.name) == ("shared", "cpu", "cpu")
+        assert result.data_ptr == tensor.data_ptr
+    assert dlx.convert(tensor, to="dlx", device="cpu", copy=True).data_ptr != tensor.data_ptr
+
+
+@pytest.mark.parametrize("copy", [None, True])
+def test_managed_memory_is_waited_for_before_the_host_copies_it(cuda, np, lib_a, copy):
+    """The host reads it, whether it is shared or copied."""
+    with lib_a.on(cuda.stream()):
+        array = lib_a.made(kind=MANAGED)
+        lib_a.write(array)
+        cuda.forget()
+        for result in (dlx.convert(array, to="numpy", copy=copy), dlx.convert([array], to="numpy", copy=copy)[0]):
+            assert (result.ctypes.data == array.ptr) is (copy is None)
+        assert cuda.count("cuStreamSynchronize") == 2 and not cuda.host_read(array.ptr, N)
+
+
+@pytest.mark.parametrize("device", [None, "cuda:1"])
+def test_packed_elements_are_not_unpacked_on_a_device(cuda, lib_b, device):
+    """Dlx does that on the host only: said beforehand, with the way round it."""
+    lib_b.adapter.facts |= {"subbyte": "padded"}
+    lib_b.adapter.accepts = lambda: Capabilities(dtypes=frozenset({"int4"}), **lib_b.adapter.facts)
+    tensor = over(cuda, "cuda", "int4")
+    plan = dlx.plan(tensor, "libb", device=device)
+    with pytest.raises(LayoutError, match=r"on the host only.*Pass device='cpu'") as caught:
+        dlx.convert(tensor, to="libb", device=device)
+    assert str(plan.error) == str(caught.value)
+
+
+def test_packed_elements_between_device_and_host(cuda, np, lib_b):
+    """Unpacked after the way to the host, and before the way to a device; the plan has both bytes."""
+    lib_b.adapter.facts |= {"subbyte": "padded"}
+    lib_b.adapter.accepts = lambda: Capabilities(dtypes=frozenset({"int4"}), **lib_b.adapter.facts)
+    tensor = over(cuda, "cuda", "int4")
+    cuda.poke(tensor.data_ptr, bytes([0x21, 0x43] * (N // 4)))
+    plan = dlx.plan(tensor, "libb", device="cpu")
+    assert (plan.outcome, str(plan.device), plan.steps[-1].do) == ("copied", "cpu", "move")
+    here = dlx.convert(tensor, to="libb", device="cpu").tensor
+    assert ffi.buffer(ffi.cast("char *", here.data_ptr), 4)[:] == bytes([1, 2, 3, 4])
+    held = bytearray(tensor.nbytes)
+    held[:2] = b"\x21\x43"
+    source = dlx.from_pointer(ffi.from_buffer(held), (N,), "int4", owner=held)
+    there = dlx.convert(source, to="libb", device="cuda:1")
+    assert there.device == (2, 1) and cuda.peek(there.ptr, 4) == bytes([1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("device", [None, "cuda:1"])
+def test_the_source_of_a_copy_may_be_written_to_at_once(cuda, lib_a, lib_b, device):
+    """The copy has the values of then: its producer's next kernel waits for the copy, not for the consumer."""
+    c = cuda.stream()
+    with lib_a.on(cuda.stream()), lib_b.on(c):
+        sources = [lib_a.made() for _ in range(3)]
+        cuda.stall(c)
+        results = dlx.convert(sources, to="libb", copy=True, device=device)
+        assert not any(lib_a.write(source) for source in sources)
+        assert not any(lib_b.read(result) for result in results)
+
+
+@pytest.mark.parametrize("device", [None, "cuda:1"])
+@pytest.mark.parametrize("copy", ["convert", "stack"])
+@pytest.mark.parametrize("source", ["through dlx", "with streams of their own"])
+def test_so_may_others(cuda, lib_a, lib_b, lib_e, source, copy, device):
+    """The stream that a dlx.Tensor is a point on waits, too; for who knows which stream, the host does."""
+    lib = lib_e if source == "with streams of their own" else lib_a
+    with lib.on(cuda.stream()), lib_b.on(cuda.stream()):
+        arrays = [lib.made() for _ in range(2)]
+        given = [dlx.convert(array, to="dlx") for array in arrays] if lib is lib_a else arrays
+        for number in (0, 1):  # else the host learns that the copy is made when it lets go of the source
+            cuda.stall(driver.work_stream(dlx.Device(2, number)).handle, number)
+        if copy == "stack":
+            result = [dlx.stack(given, to="libb")]
+        else:
+            result = dlx.convert(given, to="libb", copy=True, device=device)
+        assert not any(lib.write(array) for array in arrays)
+        assert not any(lib_b.read(each) for each in result)

@@ -1,0 +1,811 @@
+"""jax as source and as target: exact or refused by name; sharing decided beforehand; constant both ways."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import sys
+import threading
+import weakref
+
+import pytest
+from test_numpy_torch import fill, same
+
+import dlx
+from dlx import errors
+from dlx._core import native
+from dlx._registry.registry import registry
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+np = pytest.importorskip("numpy")
+
+WIDE = ("int64", "uint64", "float64", "complex128")
+NARROW = (
+    *("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32"),
+    *("float16", "float32", "complex64"),
+)
+EIGHTS = (
+    *("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"),
+    *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+)
+
+
+@pytest.fixture
+def x64():
+    """Run with 64-bit dtypes switched on."""
+    with jax.enable_x64(True):
+        yield
+
+
+def aligned(array, offset=0):
+    """Return a copy of an array that begins `offset` bytes behind a multiple of 256, its order of dimensions kept."""
+    block = np.zeros(array.nbytes + 512, np.uint8)
+    start = -block.ctypes.data % 256 + offset
+    order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
+    made = block[start : start + array.nbytes].view(array.dtype).reshape(array.shape, order=order)
+    made[...] = array
+    return made
+
+
+def tensor(dtype, shape=(4,), strides=None, offset=0, readonly=False):
+    """Return a dlx.Tensor of any dtype over counted-up bytes, 256-aligned but for the offset."""
+    block = dlx.convert(bytearray(range(256)) * 2, to="dlx", copy=True)
+    return native.tensor_new(
+        block.data_ptr + offset, shape, strides, dlx.DType(dtype), (1, 0), 1 if readonly else 0, block
+    )
+
+
+def raw(tensor):
+    """Return the bytes of a compact dlx.Tensor."""
+    return ctypes.string_at(tensor.data_ptr, tensor.nbytes)
+
+
+def bits(array):
+    """Return the bytes of a jax array, row-major."""
+    return np.asarray(array).tobytes()
+
+
+def address(array):
+    """Return where a jax or numpy array begins."""
+    return array.unsafe_buffer_pointer() if isinstance(array, jax.Array) else array.ctypes.data
+
+
+# ---- into jax: what is shared ----------------------------------------------------------------------------------------
+
+LAYOUTS = {  # name -> (array, whether jax holds it)
+    "0-d": (lambda dtype: fill(np, dtype, ()), True),
+    "1-d": (lambda dtype: fill(np, dtype, (7,)), True),
+    "3-d": (lambda dtype: fill(np, dtype, (2, 3, 4)), True),
+    "F-order": (lambda dtype: np.asfortranarray(fill(np, dtype, (3, 4))), True),
+    "size 1": (lambda dtype: fill(np, dtype, (3, 1, 2)), True),
+    "40-d": (lambda dtype: fill(np, dtype, (1,) * 38 + (2, 3)), True),
+}
+
+
+def shown(array, layout):
+    """Return an aligned array looked at in another way."""
+    return {
+        "transposed": lambda: aligned(array).transpose(1, 2, 0),
+        "every other": lambda: aligned(array)[..., ::2],
+        "backwards": lambda: aligned(array)[::-1],
+        "broadcast": lambda: np.broadcast_to(aligned(array)[:1], array.shape),
+        "overlapping": lambda: np.lib.stride_tricks.as_strided(aligned(array), (4, 3), (array.itemsize,) * 2),
+        "a part": lambda: aligned(array)[:, :2],
+    }[layout]()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", NARROW)
+def test_aligned_compact_memory_is_shared(dtype, layout):
+    """Compact memory that is aligned to 64 bytes reaches jax in place, any order of dimensions, exact."""
+    source = aligned(LAYOUTS[layout][0](dtype))
+    result = dlx.convert(source, to="jax", copy=False)
+    assert isinstance(result, jax.Array) and str(result.dtype) == dtype and result.shape == source.shape
+    assert address(result) == address(source) and bits(result) == source.tobytes()
+    assert dlx.plan(source, to="jax").outcome == "shared"
+
+
+@pytest.mark.parametrize("offset", [1, 2, 4, 8, 16, 32, 48, 63, 64, 65, 96, 128])
+def test_alignment_is_known_beforehand(offset):
+    """Jax shares what is aligned to 64 bytes and silently copies the rest; the plan and copy=False tell which."""
+    source = aligned(fill(np, "uint8", (64,)), offset)
+    shares = offset % 64 == 0
+    assert dlx.plan(source, to="jax").outcome == ("shared" if shares else "copied")
+    result = dlx.convert(source, to="jax")
+    assert (address(result) == address(source)) is shares and bits(result) == source.tobytes()
+    if shares:
+        assert address(dlx.convert(source, to="jax", copy=False)) == address(source)
+    else:
+        with pytest.raises(errors.CopyRequiredError, match="aligned to 64 bytes, found address") as caught:
+            dlx.convert(source, to="jax", copy=False)
+        assert hex(source.ctypes.data) in caught.value.reason
+    raw = jax.dlpack.from_dlpack(dlx.convert(source, to="dlx"))  # what jax does by itself
+    assert (address(raw) == address(source)) is shares
+
+
+@pytest.mark.parametrize("layout", ["transposed", "every other", "backwards", "broadcast", "overlapping", "a part"])
+def test_layouts_that_jax_cannot_hold_are_copied(layout):
+    """Jax raises for strides that are no permutation of a compact layout; dlx copies, or refuses with the strides."""
+    source = shown(fill(np, "float32", (2, 3, 4)), layout)
+    result = dlx.convert(source, to="jax")
+    assert bits(result) == source.tobytes() and result.shape == source.shape
+    if layout == "transposed":
+        assert address(result) == address(source) and dlx.plan(source, to="jax").outcome == "shared"
+        return
+    assert dlx.plan(source, to="jax").outcome == "copied"
+    with pytest.raises(errors.CopyRequiredError, match="jax arrays cannot have") as caught:
+        dlx.convert(source, to="jax", copy=False)
+    assert str(tuple(stride // 4 for stride in source.strides)) in caught.value.reason
+    with pytest.raises(jax.errors.JaxRuntimeError, match="compact"):  # what jax does by itself
+        jax.dlpack.from_dlpack(native.tensor_view(dlx.convert(source, to="dlx"), None, None, 0, None))
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 4)])
+@pytest.mark.parametrize("offset", [0, 4])
+def test_arrays_without_elements(shape, offset):
+    """No element, no alignment, no strides: never an error, and dtype and shape stay."""
+    source = aligned(np.empty(shape, "float32"), offset)[::-1]
+    result = dlx.convert(source, to="jax", copy=False)
+    assert result.shape == shape and str(result.dtype) == "float32"
+    back = dlx.convert(result, to="numpy", copy=False)
+    assert back.shape == shape and back.dtype == "float32"
+
+
+def test_odd_strides_of_extents_of_one():
+    """A stride that is never taken does not matter."""
+    source = tensor("float32", (1, 4, 1), (-7, 1, 999))
+    assert address(dlx.convert(source, to="jax", copy=False)) == source.data_ptr
+
+
+def test_copy_true_is_memory_of_its_own():
+    """copy=True: later writes to the source are not seen."""
+    source = aligned(fill(np, "float32", (8,)))
+    result, before = dlx.convert(source, to="jax", copy=True), source.tobytes()
+    source[:] = 0
+    assert address(result) != address(source) and bits(result) == before
+
+
+def test_the_plan_says_not_to_write():
+    """Sharing writable memory into jax is fine as long as nobody writes to it, which the plan says."""
+    source = aligned(fill(np, "float32", (8,)))
+    steps = dlx.plan(source, to="jax").steps
+    assert [step.do for step in steps] == ["share"] and "do not write to the source" in steps[0].why
+    assert dlx.plan(source, to="jax", copy=True).steps[0].do == "copy"
+    source.flags.writeable = False
+    assert dlx.plan(source, to="jax").steps == ()
+
+
+def test_read_only_memory_is_shared():
+    """Jax never writes, so that read-only memory is shared with it, and stays read-only on its way back."""
+    source = aligned(fill(np, "float32", (8,)))
+    source.flags.writeable = False
+    result = dlx.convert(source, to="jax", copy=False, readonly="error")
+    assert address(result) == address(source)
+    assert not dlx.convert(result, to="numpy", copy=False).flags.writeable
+    assert bits(dlx.convert(bytes(range(64)), to="jax")) == bytes(range(64))
+
+
+@pytest.mark.parametrize("size", [3, 1024, 100_000])
+def test_donated_memory_of_others_is_not_written_to(size):
+    """Donating an array that shares memory gives that memory up, and never has jax write into it."""
+    source = aligned(np.arange(size, dtype="float32"))
+    source.flags.writeable = False
+    result = dlx.convert(source, to="jax", copy=False)
+    for work in (lambda a: a * 2, lambda a: a.at[0].set(99)):
+        donated = dlx.convert(source, to="jax", copy=False)
+        made = jax.block_until_ready(jax.jit(work, donate_argnums=0)(donated))
+        assert donated.is_deleted() and address(made) != address(source)
+    assert source.tobytes() == np.arange(size, dtype="float32").tobytes() == bits(result)
+
+
+# ---- 64 bits ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", WIDE)
+def test_64_bits_are_refused_while_x64_is_off(dtype):
+    """Jax would make 32 bits of them without a word; dlx refuses and says what to switch on."""
+    source = aligned(fill(np, dtype, (4,)))
+    for copy in (None, False, True):
+        with pytest.raises(errors.DTypeError, match=f"would narrow {dtype} to .* x64 is off") as caught:
+            dlx.convert(source, to="jax", copy=copy)
+        assert 'jax.config.update("jax_enable_x64", True)' in caught.value.fix
+        plan = dlx.plan(source, to="jax", copy=copy)
+        assert (type(plan.error), str(plan.error)) == (errors.DTypeError, str(caught.value))
+    assert jax.dlpack.from_dlpack(dlx.convert(source, to="dlx")).dtype.itemsize == source.itemsize // 2  # by itself
+
+
+@pytest.mark.parametrize("dtype", WIDE)
+def test_64_bits_are_shared_while_x64_is_on(x64, dtype):
+    """What jax takes is asked in every call: with x64 on the very same arrays are shared."""
+    source = aligned(fill(np, dtype, (4,)))
+    result = dlx.convert(source, to="jax", copy=False)
+    assert address(result) == address(source) and str(result.dtype) == dtype and bits(result) == source.tobytes()
+    assert dlx.plan(source, to="jax").outcome == "shared"
+
+
+def test_x64_is_read_in_every_plan():
+    """Switching x64 on and off is noticed at once."""
+    source = np.arange(4.0)
+    for on in (False, True, False, True):
+        with jax.enable_x64(on):
+            assert (dlx.plan(source, to="jax").error is None) is on
+
+
+@pytest.mark.parametrize("dtype", WIDE)
+def test_64_bits_leave_jax_also_with_x64_off(dtype):
+    """An array that was made with x64 on stays what it is."""
+    with jax.enable_x64(True):
+        source = jnp.asarray(fill(np, dtype, (4,)))
+    result = dlx.convert(source, to="numpy", copy=False)
+    assert str(result.dtype) == dtype and result.tobytes() == bits(source)
+    assert dlx.convert(source, to="jax") is source
+
+
+def test_threads_that_disagree_on_x64():
+    """x64 may be on in one thread and off in another: nobody ever gets 32 bits in place of 64."""
+    source, wrong, done = aligned(np.arange(4.0)), [], threading.Event()
+
+    def work(on):
+        with jax.enable_x64(on):
+            while not done.is_set():
+                try:
+                    wrong.append(str(dlx.convert(source, to="jax").dtype))
+                except errors.DTypeError:
+                    continue
+
+    threads = [threading.Thread(target=work, args=(on,)) for on in (True, False, True, False)]
+    for thread in threads:
+        thread.start()
+    done.wait(1.0)
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert set(wrong) == {"float64"}
+
+
+# ---- out of jax ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [*NARROW, *WIDE])
+def test_jax_to_numpy_is_shared_and_read_only(x64, dtype):
+    """Jax arrays are constant: numpy reads their memory and cannot write to it."""
+    source = jnp.asarray(fill(np, dtype, (3, 4)))
+    result = dlx.convert(source, to="numpy", copy=False)
+    assert same(np, result, np.asarray(source)) and address(result) == address(source)
+    assert not result.flags.writeable
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        result.flags.writeable = True
+
+
+def test_jax_to_torch_is_copied(torch):
+    """Torch tensors are writable, so that they get a copy, unless asked otherwise."""
+    source = jnp.arange(6, dtype="int32").reshape(2, 3)
+    result = dlx.convert(source, to="torch")
+    result.fill_(9)
+    assert source.tolist() == [[0, 1, 2], [3, 4, 5]] and dlx.plan(source, to="torch").outcome == "copied"
+    with pytest.raises(errors.ReadOnlyError, match="read-only"):
+        dlx.convert(source, to="torch", copy=False)
+    assert dlx.convert(source, to="torch", readonly="share").data_ptr() == address(source)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", *EIGHTS])
+def test_small_floats_share_both_ways(dtype):
+    """bfloat16 and the float8 kinds cross in place, bit for bit."""
+    source = tensor(dtype, (2, 64))
+    result = dlx.convert(source, to="jax", copy=False)
+    assert str(result.dtype) == dtype and address(result) == source.data_ptr
+    assert result.shape == (2, 64) and np.asarray(result).tobytes() == raw(source)
+    back = dlx.convert(result, to="dlx", copy=False)
+    assert (back.data_ptr, back.dtype, back.readonly) == (source.data_ptr, source.dtype, True)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"]
+)
+def test_small_floats_between_torch_and_jax(torch, dtype):
+    """Torch and jax exchange them exactly, NaN payloads included."""
+    every = torch.arange(256, dtype=torch.uint8).repeat(2)
+    result = dlx.convert(every.view(getattr(torch, dtype)), to="jax")
+    assert str(result.dtype) == dtype and bits(result) == every.numpy().tobytes()
+    assert dlx.convert(result, to="torch").view(torch.uint8).equal(every)
+
+
+def test_strides_and_address_are_described(x64):
+    """`describe` says what an export would give, without one."""
+    base = aligned(fill(np, "float32", (2, 3, 4)))
+    for view in (base, base.T, base.transpose(1, 0, 2), base[:0], base[0, 0, 0]):
+        array = dlx.convert(view, to="jax")
+        info, given = dlx.describe(array), dlx.convert(array, to="dlx")
+        assert (info.shape, info.dtype, info.device) == (given.shape, given.dtype, given.device)
+        assert info.readonly and info.nbytes == given.nbytes
+        if given.nbytes:
+            assert (info.strides, info.address) == (given.strides, given.data_ptr)
+
+
+def test_describe_does_not_wait():
+    """Looking at an array whose computation still runs does not wait for it."""
+    slow = jax.jit(lambda a: jax.lax.fori_loop(0, 60, lambda i, x: (x @ x) * 0.001, a))
+    start = jnp.ones((700, 700))
+    slow(start).block_until_ready()
+    pending = slow(start + 1)
+    dlx.describe(pending)
+    dlx.plan(pending, to="numpy")
+    assert not pending.is_ready()
+    assert dlx.convert(pending, to="numpy").tobytes() == bits(slow(start + 1))
+
+
+@pytest.mark.parametrize("dtype", ["int4", "uint4", "int2", "uint2"])
+def test_sub_byte_integers_are_copied_packed(dtype):
+    """Jax has no DLPack word for them, so that dlx copies what lies in its memory: packed, first value lowest."""
+    low, high = (-(2 ** (int(dtype[-1]) - 1)), 2 ** (int(dtype[-1]) - 1) - 1) if dtype[0] == "i" else (0, 3)
+    values = [low, high, 0, 1, high, low, 1]
+    source = jnp.array(values, dtype)
+    assert dlx.plan(source, to="dlx").outcome == "copied"
+    result = dlx.convert(source, to="dlx")
+    width = result.dtype.bits
+    whole = int.from_bytes(raw(result), "little")
+    found = [whole >> (width * i) & (2**width - 1) for i in range(len(values))]
+    assert str(result.dtype) == dtype and found == [value & (2**width - 1) for value in values]
+    with pytest.raises(errors.CopyRequiredError, match=f"gives no {dtype} out"):
+        dlx.convert(source, to="dlx", copy=False)
+
+
+# ---- what has no data ------------------------------------------------------------------------------------------------
+
+
+def deleted():
+    """An array that was deleted."""
+    array = jnp.arange(3)
+    array.delete()
+    return array
+
+
+def donated():
+    """An array whose memory was given to a computation."""
+    array = jnp.arange(3.0)
+    jax.jit(lambda a: a * 2, donate_argnums=0)(array)
+    return array
+
+
+def sparse():
+    """A sparse matrix of jax."""
+    from jax.experimental.sparse import BCOO
+
+    return BCOO.fromdense(jnp.eye(3))
+
+
+WITHOUT = {
+    "deleted": (deleted, errors.LayoutError, "deleted or donated", "Convert it before"),
+    "donated": (donated, errors.LayoutError, "deleted or donated", "Convert it before"),
+    "key": (lambda: jax.random.key(0), errors.DTypeError, "key<", "jax.random.key_data"),
+    "keys": (lambda: jax.random.split(jax.random.key(0), 3), errors.DTypeError, "key<", "jax.random.key_data"),
+    "reference": (lambda: jax.new_ref(jnp.arange(3)), errors.LayoutError, "mutable reference", "ref[...]"),
+    "sparse": (sparse, errors.LayoutError, "sparse", ".todense()"),
+}
+
+
+@pytest.mark.parametrize("target", ["numpy", "torch", "dlx"])
+@pytest.mark.parametrize("kind", WITHOUT)
+def test_what_has_no_memory_is_refused(kind, target):
+    """Refused by name, with what to do; described all the same; planned as it is refused."""
+    pytest.importorskip(target)
+    make, error, reason, fix = WITHOUT[kind]
+    source = make()
+    with pytest.raises(error, match=reason) as caught:
+        dlx.convert(source, to=target)
+    assert type(caught.value) is error and fix in caught.value.fix
+    assert str(dlx.plan(source, to=target).error) == str(caught.value)
+    assert dlx.describe(source).framework == "jax"
+
+
+@pytest.mark.parametrize("transform", ["jit", "grad", "vmap", "scan"])
+def test_tracers_are_refused(transform):
+    """Inside a transformation there are no values; outside of it there are."""
+    seen = []
+
+    def look(x):
+        with pytest.raises(errors.LayoutError, match="inside a jax transformation") as caught:
+            dlx.convert(x, to="numpy")
+        assert "Convert outside of it" in caught.value.fix
+        assert str(dlx.plan(x, to="numpy").error) == str(caught.value)
+        assert dlx.describe(x).dtype == dlx.DType("float32")
+        assert dlx.convert(x, to="jax") is x and dlx.plan(x, to="jax").outcome == "same"
+        assert isinstance(dlx.convert(x, to="jax", copy=True), jax.core.Tracer)
+        seen.append(x.shape)
+        return x.sum()
+
+    values = jnp.ones((2, 3))
+    {
+        "jit": lambda: jax.jit(look)(values),
+        "grad": lambda: jax.grad(look)(values),
+        "vmap": lambda: jax.vmap(look)(values),
+        "scan": lambda: jax.lax.scan(lambda carry, x: (carry, look(x)), 0, values),
+    }[transform]()
+    assert seen
+    assert dlx.convert(values, to="numpy").sum() == 6
+
+
+def test_constants_inside_of_jit():
+    """Other arrays can be converted to jax inside of a transformation, where they are constants."""
+    source = aligned(np.arange(3, dtype="float32"))
+    assert jax.jit(lambda x: x + dlx.convert(source, to="jax", copy=False))(jnp.ones(3)).tolist() == [1, 2, 3]
+
+
+SEVERAL = """
+import jax, jax.numpy as jnp, numpy as np, dlx
+from dlx import errors
+from dlx._registry.registry import registry
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+first, second = jax.devices()
+mesh = Mesh([first, second], ("d",))
+x = jnp.arange(8, dtype="float32")
+for spec in (P("d"), P()):
+    spread = jax.device_put(x, NamedSharding(mesh, spec))
+    for target in ("numpy", "dlx"):
+        try:
+            dlx.convert(spread, to=target)
+        except errors.DeviceError as error:
+            assert "spread over 2 devices" in error.reason and "addressable_shards" in error.fix
+            assert str(dlx.plan(spread, to=target).error) == str(error)
+        else:
+            raise AssertionError(spec)
+    assert dlx.convert(spread, to="jax") is spread and dlx.describe(spread).device is None
+    parts = [dlx.convert(shard.data, to="numpy", copy=False) for shard in spread.addressable_shards]
+    assert all(part[-1] in (3, 7) for part in parts)
+
+one = jax.device_put(x, NamedSharding(Mesh([first], ("d",)), P("d")))
+assert dlx.convert(one, to="numpy", copy=False).tolist() == list(range(8))
+
+adapter = registry.target("jax")
+for number, device in enumerate((first, second)):
+    there = jax.device_put(x, device)
+    assert dlx.describe(there).device == (1, number) and adapter.device_from(device) == (1, number)
+    assert adapter.device_to(dlx.Device(1, number)) == device
+    tensor = dlx.convert(there, to="dlx", copy=False)
+    assert tensor.device == (1, number)
+    assert dlx.convert(tensor, to="jax", copy=False).devices() == {device}
+    assert dlx.convert(there, to="jax", device="cpu") is there
+
+block = dlx.convert(bytes(64), to="dlx", copy=True)
+far = dlx._core.native.tensor_new(block.data_ptr, (64,), None, (1, 8, 1), (1, 7), 0, block)  # a number that jax lacks
+assert dlx.convert(far, to="jax", copy=False).devices() == {first}
+pinned = jax.device_put(x, jax.sharding.SingleDeviceSharding(first, memory_kind="pinned_host"))
+assert dlx.convert(pinned, to="numpy", copy=False).tolist() == list(range(8))
+print("done")
+"""
+
+
+def test_several_devices(python):
+    """Arrays on several devices are refused by name; one device of several is kept."""
+    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    assert python(SEVERAL, args=(), env=env) == "done\n"
+
+
+def test_jax_without_the_host(python):
+    """Where jax was told to do without the host, it takes no host memory; that is known beforehand, with the fix."""
+    out = python(
+        """
+        import dlx, numpy as np
+        source = np.zeros(4, "f4")
+        try:
+            dlx.convert(source, to="jax")
+        except dlx.errors.DeviceError as error:
+            assert str(dlx.plan(source, to="jax").error) == str(error)
+            print(error.reason, "|", error.fix)
+        import jax
+        jax.config.update("jax_platforms", "cuda,cpu")
+        print(dlx.plan(source, to="jax").error)
+        """,
+        args=(),
+        env=os.environ | {"JAX_PLATFORMS": "cuda"},
+    )
+    told, free = out.splitlines()
+    assert "'cuda' only, without the host | Set JAX_PLATFORMS=cuda,cpu" in told and free == "None"
+
+
+def test_devices_both_ways():
+    """The host is jax's first host device, and back."""
+    adapter = registry.target("jax")
+    (device,) = jnp.zeros(1).devices()
+    assert adapter.device_from(device) == (1, 0) and adapter.device_to(dlx.Device("cpu")) == device
+    with pytest.raises(errors.DeviceError, match="no device cuda"):
+        adapter.device_to(dlx.Device("cuda"))
+
+
+def test_dtypes_both_ways():
+    """Every dtype that the adapter names is one of jax, both ways."""
+    adapter = registry.target("jax")
+    for name in adapter.dtypes:
+        native_dtype = adapter.dtype_to(dlx.DType(name))
+        assert native_dtype == jnp.dtype(getattr(jnp, adapter.dtypes[name]))
+        assert adapter.dtype_from(native_dtype) == dlx.DType(name)
+    assert adapter.dtype_from(jax.random.key(0).dtype) is None
+
+
+@pytest.mark.parametrize("dtype", ["complex32", "float6_e2m3fn", "int3", "float32x4", "float128", "float4_e2m1fnx2"])
+def test_dtypes_that_jax_lacks(dtype):
+    """Refused by name, before jax sees them."""
+    source = tensor(dtype, (2,))
+    with pytest.raises(errors.DTypeError, match=f"jax has no dtype {dtype}"):
+        dlx.convert(source, to="jax")
+
+
+# ---- inside jax ------------------------------------------------------------------------------------------------------
+
+
+def test_jax_stays_itself():
+    """An array of jax is the result; copy=True is jax's own copy, of its class."""
+    for source in (jnp.arange(3), jax.random.key(0), jnp.zeros(2, "int4"), jnp.float32(1)):
+        assert dlx.convert(source, to="jax") is source
+        assert dlx.convert(source, to="jax", copy=False, readonly="error", detach=True) is source
+        copied = dlx.convert(source, to="jax", copy=True)
+        assert copied is not source and copied.dtype == source.dtype
+    source = jnp.arange(3)
+    assert address(dlx.convert(source, to="jax", copy=True)) != address(source)
+
+
+def test_names_of_jax():
+    """The name, the package, its numpy, and the type mean the same."""
+    for to in ("jax", "jaxlib", jax, jnp, jax.Array):
+        assert isinstance(dlx.convert(np.zeros(2, "float32"), to=to), jax.Array)
+    assert isinstance(dlx.convert(np.zeros(2, "float32"), like=jnp.zeros(3)), jax.Array)
+
+
+# ---- lifetime --------------------------------------------------------------------------------------------------------
+
+
+def test_the_result_keeps_the_source():
+    """The source's memory lives as long as the jax array, or a computation on it, and no longer."""
+    live = native.live()
+    source = aligned(np.arange(1000, dtype="float32"))
+    alive = weakref.ref(source.base)
+    result = dlx.convert(source, to="jax", copy=False)
+    del source
+    gc.collect()
+    assert alive() is not None and float(result[999]) == 999 and native.live() > live
+    pending = jax.jit(lambda a: a * 2)(result)
+    del result
+    assert float(pending[999]) == 1998
+    del pending
+    gc.collect()
+    assert alive() is None and native.live() == live
+
+
+@pytest.mark.parametrize("end", ["del", "delete", "donate"])
+def test_memory_is_released_once(end):
+    """However a jax array over memory of dlx ends, the memory is released, once."""
+    live = native.live()
+    for _ in range(20):
+        result = dlx.convert(aligned(np.ones(64, "float32")), to="jax", copy=False)
+        if end == "delete":
+            result.delete()
+        elif end == "donate":
+            jax.block_until_ready(jax.jit(lambda a: a + 1, donate_argnums=0)(result))
+    del result
+    gc.collect()
+    assert native.live() == live
+
+
+def test_exports_survive_deletion():
+    """What left jax stays readable after the jax array was deleted or donated."""
+    for end in (lambda array: array.delete(), jax.jit(lambda a: a * 0 - 1, donate_argnums=0)):
+        source = jnp.arange(1000, dtype="float32")
+        result, packed = dlx.convert(source, to="numpy", copy=False), dlx.convert(jnp.ones(8, "int4"), to="dlx")
+        end(source)
+        del source
+        jnp.zeros(1000).block_until_ready()
+        assert result.tobytes() == np.arange(1000, dtype="float32").tobytes() and raw(packed) == b"\x11" * 4
+
+
+def test_no_leaks_over_many():
+    """Many conversions, failing ones included, leave nothing behind."""
+    live = native.live()
+    shared, strided, wide, gone = aligned(np.ones(64, "f4")), np.ones((8, 8), "f4")[:, ::2], np.ones(3), deleted()
+    for _ in range(200):
+        dlx.convert(dlx.convert(shared, to="jax"), to="numpy")
+        dlx.convert(strided, to="jax")
+        for source, target in ((wide, "jax"), (gone, "numpy"), (jax.random.key(0), "dlx")):
+            with pytest.raises(errors.ConversionError):
+                dlx.convert(source, to=target)
+    gc.collect()
+    assert native.live() == live
+
+
+def test_results_live_at_exit(python):
+    """Arrays that are alive when the interpreter ends do no harm, also while a computation runs."""
+    out = python(
+        """
+        import threading, numpy as np, jax, jax.numpy as jnp, dlx
+        block = np.zeros(4096, np.uint8)
+        start = -block.ctypes.data % 64
+        kept = dlx.convert(block[start : start + 1024].view(np.float32), to="jax", copy=False)
+        back = dlx.convert(jnp.arange(3), to="numpy")
+        loop = [kept]; loop.append(loop)
+        pending = jax.jit(lambda a: jax.lax.fori_loop(0, 30, lambda i, x: (x @ x) * 0.001, a))(jnp.ones((500, 500)))
+        print("done")
+        """,
+        args=(),
+    )
+    assert out == "done\n"
+
+
+# ---- defects ---------------------------------------------------------------------------------------------------------
+
+
+class Asked:
+    """A producer that remembers the keywords it was asked with."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __dlpack__(self, **options):
+        self.options = options
+        return self.tensor.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.tensor.__dlpack_device__()
+
+
+def test_defect_legacy_capsules():
+    """Before 0.12 jax asks for legacy capsules only, and so cannot be given read-only memory by its producer."""
+    source = Asked(tensor("float32", readonly=True))
+    if registry.target("jax").lowered.get("hears_readonly", True):
+        assert jax.dlpack.from_dlpack(source).shape == (4,) and source.options["max_version"] >= (1, 0)
+    else:
+        with pytest.raises(errors.ReadOnlyError, match="legacy"):
+            jax.dlpack.from_dlpack(source)
+        assert "max_version" not in source.options
+
+
+def test_defect_float4_is_given_and_not_taken():
+    """float4 leaves jax, packed, and is refused on its way back, by jax and so by dlx."""
+    source = jnp.array([0, 0.5, 1, 6, -1, -6], "float4_e2m1fn")
+    given = dlx.convert(source, to="dlx", copy=False)
+    assert given.dtype == dlx.DType("float4_e2m1fn") and raw(given) == b"\x10\x72\xfa"
+    with pytest.raises(jax.errors.JaxRuntimeError, match="layout"):
+        jax.dlpack.from_dlpack(native.tensor_view(given, None, None, 0, None))
+    with pytest.raises(errors.DTypeError, match="float4_e2m1fn"):
+        dlx.convert(given, to="jax")
+
+
+# ---- x64 differs from thread to thread, and from call to call -------------------------------------------------------
+
+
+def test_x64_is_read_in_every_thread(python):
+    """Each conversion goes by what its own thread has switched on; nothing is shared between them."""
+    out = python(
+        """
+        import sys, threading
+        import jax, dlx
+        sys.setswitchinterval(1e-6)
+        wide = dlx.convert(memoryview(bytearray(64)).cast("d"), to="dlx")
+        wrong = []
+
+        def work(on):
+            with jax.enable_x64(on):
+                for _ in range(400):
+                    plan = dlx.plan(wide, to="jax")
+                    try:
+                        result = str(dlx.convert(wide, to="jax").dtype)
+                    except dlx.errors.DTypeError as error:
+                        result = "x64 is off" if "since x64 is off" in str(error) else str(error)
+                    if result != ("float64" if on else "x64 is off") or (plan.error is None) is not on:
+                        wrong.append((on, result, str(plan)))
+
+        threads = [threading.Thread(target=work, args=(i % 2 == 0,)) for i in range(4)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        print(len(wrong), wrong[:1])
+        """,
+        args=(),
+    )
+    assert out == "0 []\n"
+
+
+def test_like_reads_x64_as_well():
+    """like= asks the switch as to= does."""
+    example, wide = jnp.zeros(3), tensor("float64")
+    assert type(dlx.plan(wide, like=example).error) is errors.DTypeError
+    with jax.enable_x64(True):
+        assert dlx.plan(wide, like=example).error is None
+        assert dlx.convert(wide, like=example).dtype == "float64"
+    assert type(dlx.plan(wide, like=example).error) is errors.DTypeError
+
+
+def test_types_that_are_no_targets():
+    """Only jax.Array is a target; tracers, references and sparse arrays are not, and do not count as being one."""
+    assert dlx.convert(tensor("float32"), to=jax.Array).shape == (4,)
+    result = jnp.ones(3)
+    assert dlx.convert(result, to=jax.Array) is result
+    with pytest.raises(errors.AdapterNotFoundError, match="Say to='jax'"):
+        dlx.convert(tensor("float32"), to=jax.core.Tracer)
+    from jax.experimental import sparse
+
+    with pytest.raises(errors.LayoutError, match="todense"):
+        dlx.convert(sparse.BCOO.fromdense(jnp.eye(2)), to=jax.Array)
+
+
+@pytest.mark.parametrize("dtype", ["int4", "uint2", "float4_e2m1fn"])
+def test_packed_elements_in_another_order(np, dtype):
+    """Jax may keep packed elements column-major; what comes out is in order."""
+    from jax.experimental.layout import Format, Layout
+
+    plain = jnp.asarray(np.arange(6).reshape(2, 3) % 4, dtype)
+    turned = jax.device_put(plain, Format(Layout((1, 0)), plain.sharding))
+    for target in ("numpy", "dlx"):
+        assert dlx.plan(turned, to=target).outcome == "copied"
+    assert (dlx.convert(turned, to="numpy") == np.asarray(plain)).all()
+    assert dlx.describe(turned).nbytes == dlx.convert(turned, to="dlx").nbytes
+
+
+def test_what_jax_takes_is_stated_once_for_each_value_of_its_switches(python):
+    """Toggled in the middle of a process, the switch is honoured at once; a fresh process builds its tables once."""
+    out = python(
+        """
+        import dlx
+        target = dlx.adapters()["jax"]
+        kind, counts = type(target), {"accepts": 0, "native_dtype": 0}
+        for name in counts:
+            def counted(self, *arguments, name=name, old=getattr(kind, name)):
+                counts[name] += 1
+                return old(self, *arguments)
+            setattr(kind, name, counted)
+        wide = dlx.convert(memoryview(bytearray(64)).cast("d"), to="dlx")
+        small = dlx.convert(memoryview(bytearray(64)).cast("f"), to="dlx")
+        import jax
+        def taken():
+            for to in ("jax", jax.Array):
+                assert dlx.convert(small, to=to).dtype == "float32"
+                error = dlx.plan(wide, to=to).error
+                try: assert error is None and dlx.convert(wide, to=to).dtype == "float64"
+                except (AssertionError, dlx.errors.DTypeError): assert "since x64 is off" in str(error), error
+            return error is None
+        found = []
+        for on in (False, True, False, True, True):
+            jax.config.update("jax_enable_x64", on)
+            found.append(taken())
+            with jax.enable_x64(not on):
+                found.append(taken())
+        print(found == [False, True, True, False, False, True, True, False, True, False])
+        names = len(target.dtypes)
+        print(counts["accepts"], counts["native_dtype"] <= 4 * names)  # for two values, and for jax.Array as well
+        assert target.current() is target.current() and target.narrowed(jax.Array) is target.narrowed(jax.Array)
+        """,
+        args=(),
+    )
+    assert out.split() == ["True", "4", "True"]
+
+
+def test_a_switch_that_is_thrown_meanwhile_is_not_remembered():
+    """Capabilities that were stated while a value changed are those of nobody else."""
+    import types
+
+    from dlx.adapter import Adapter, Capabilities
+
+    lib = types.ModuleType("lib_with_a_switch")
+    lib.switch = 0
+
+    class Switched(Adapter):
+        name = package = "lib_with_a_switch"
+        constant = False
+        depends_on = ("switch",)
+
+        def accepts(self):
+            dtypes = frozenset({f"int{8 << lib.switch}"})
+            if lib.thrown:
+                lib.switch, lib.thrown = 1, False
+            return Capabilities(dtypes=dtypes)
+
+    sys.modules["lib_with_a_switch"] = lib
+    try:
+        lib.thrown, adapter = True, Switched()
+        assert adapter.current().capabilities.dtypes == {"int8"}
+        assert adapter.current().capabilities.dtypes == {"int16"}
+        lib.switch = 0
+        assert adapter.current().capabilities.dtypes == {"int8"}
+        assert adapter.current() is adapter.current()
+    finally:
+        del sys.modules["lib_with_a_switch"]

@@ -1,0 +1,254 @@
+"""The jax adapter on devices, against a module that behaves like a CUDA build of jax over the recording driver.
+
+What matters of the original (jax 0.10, jaxlib/dlpack.cc): there is no current stream; an array is ready on the compute
+stream of its device; `__dlpack__(stream=s)` makes s wait, without one the host waits, and any number is taken for a
+handle; capsules are legacy ones; `from_dlpack` names a stream of its own, which the compute stream waits for.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+
+import gpulib
+import pytest
+
+import dlx
+from dlx._core import native
+from dlx._core.native import lib
+from dlx.errors import CopyRequiredError, DeviceError
+
+N = 64
+
+jax = pytest.importorskip("jax")
+
+
+class Device:
+    """A device of jax's."""
+
+    client = types.SimpleNamespace(platform_version="cuda 12090")
+
+    def __init__(self, build, platform, number):
+        self.build, self.platform, self.local_hardware_id = build, platform, number
+        self.streams = [build.driver.stream(number) for _ in range(2)] if platform == "gpu" else []
+
+    def __repr__(self):
+        return f"{self.platform}:{self.local_hardware_id}"
+
+    @property
+    def compute(self):
+        return self.streams[0]
+
+    @property
+    def external(self):
+        return self.streams[1]
+
+
+class Array:
+    """An array on one device, ready on its compute stream."""
+
+    ndim, is_fully_addressable = 1, True
+
+    def __init__(self, build, device, held, address, shape, kind="device"):
+        self.build, self.device, self.held, self.address, self.shape = build, device, held, address, shape
+        self.size, self.nbytes, self.dtype = shape[0], shape[0], build.numpy.dtype("uint8")
+        self.sharding = types.SimpleNamespace(device_set={device}, memory_kind=kind)
+        self.format = types.SimpleNamespace(layout=types.SimpleNamespace(major_to_minor=(0,)))
+
+    def is_deleted(self):
+        return False
+
+    def unsafe_buffer_pointer(self):
+        return self.address
+
+    def copy(self):
+        return self.build.computed(self.device)
+
+    def __dlpack_device__(self):
+        return (3 if self.sharding.memory_kind == "pinned_host" else 2, self.device.local_hardware_id)
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        self.build.heard.append(stream)
+        number = self.device.local_hardware_id
+        if stream is None:
+            assert lib.dlx_cuda_synchronize(number, self.device.compute) == 0
+        else:
+            assert stream > 0, "jax takes any number for a handle"
+            assert lib.dlx_cuda_order(number, self.device.compute, number, stream) == 0
+        place = self.__dlpack_device__()
+        return native.tensor_new(self.address, self.shape, None, (1, 8, 1), place, 0, self).__dlpack__(
+            stream=None if place[0] == 3 else -1
+        )
+
+
+def fake_jax(driver):
+    """A module that is a build of jax with a plugin for CUDA."""
+    self = types.ModuleType("jaxbuild")
+    self.__version__, self.driver, self.heard, self.numpy = "0.10.2", driver, [], jax.numpy
+    self.dtypes, self.config = jax.dtypes, types.SimpleNamespace(jax_enable_x64=False, jax_platforms=None)
+    self.Array = type("Array", (Array,), {"__module__": "jaxbuild"})
+    devices = [Device(self, "gpu", number) for number in range(2)]
+    self.local_devices = lambda backend=None: devices if backend in (None, "cuda") else [Device(self, "cpu", 0)]
+
+    def computed(device=devices[0], *, kind="device"):
+        number = device.local_hardware_id
+        address = driver.alloc(N, number, 1 if kind == "pinned_host" else 2)
+        driver.write(device.compute, address, N, number)
+        return self.Array(self, device, None, address, (N,), kind)
+
+    def from_dlpack(obj):
+        kind, number = obj.__dlpack_device__()
+        assert kind == 2, "of this test"
+        device = devices[number]
+        taken = native.capsule_claim(obj.__dlpack__(stream=device.external))
+        assert lib.dlx_cuda_order(number, device.external, number, device.compute) == 0
+        return self.Array(self, device, taken, taken.data_ptr, taken.shape)
+
+    self.computed, self.dlpack = computed, types.SimpleNamespace(from_dlpack=from_dlpack)
+    self.device_put = lambda obj, device: computed(device)
+    return self
+
+
+@pytest.fixture
+def build(monkeypatch, cuda):
+    """That jax, known to dlx for one test."""
+    import dlx_jax
+
+    from dlx._registry.registry import Plugin, registry
+
+    monkeypatch.setattr(dlx_jax, "_has_cuda_plugin", lambda: True)
+    module = fake_jax(cuda)
+    Build = type(
+        "Build", (dlx_jax.JaxAdapter,), {"types": ("jaxbuild.Array",), "name": "jaxbuild", "package": "jaxbuild"}
+    )
+    monkeypatch.setitem(sys.modules, "jaxbuild", module)
+    module.adapter = Build()
+    plugin = Plugin("dlx_jaxbuild", lambda: None, "dlx", adapters=(module.adapter,), loaded=True)
+    monkeypatch.setitem(registry._plugins, "jaxbuild", plugin)
+    return module
+
+
+@pytest.fixture
+def other(monkeypatch, cuda):
+    """Another framework on the same devices."""
+    return gpulib.install(monkeypatch, "other", cuda)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_out(cuda, build, other, number):
+    """Shared by address; the consumer's stream is told to jax, which makes it wait."""
+    with other.on(cuda.stream(number), number) as c:
+        source = build.computed(build.local_devices()[number])
+        assert dlx.describe(source).device == (2, number)
+        assert dlx.plan(source, to="other").outcome == "copied"  # jax's memory must not be written to
+        result = dlx.convert(source, to="other", readonly="share")
+        assert result.ptr == source.address and build.heard[-1] == c.ptr and not other.read(result)
+
+
+def test_out_without_order(cuda, build, other):
+    """-1 is no handle to jax: it waits on the host instead, which is more than was asked for."""
+    with other.on(cuda.stream()):
+        dlx.convert(build.computed(), to="other", stream=-1, readonly="share")
+    assert build.heard == [None]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("readonly", [False, True])
+def test_in(cuda, build, other, number, readonly):
+    """Shared by address; the stream that jax names waits, also for memory that must not be written to."""
+    with other.on(cuda.stream(number), number):
+        source = other.made(number, readonly=readonly)
+        result = dlx.convert(source, to="jaxbuild")
+        device = build.local_devices()[number]
+        assert type(result) is build.Array and result.address == source.ptr and result.device is device
+        assert not cuda.read(device.compute, result.address, N, number)
+        assert other.freed == 0
+
+
+def test_many(cuda, build, other):
+    """One event for all; the stream of jax's waits for each, since it asks for each by itself."""
+    with other.on(cuda.stream()):
+        sources = [other.made() for _ in range(10)]
+        cuda.forget()
+        results = dlx.convert(sources, to="jaxbuild")
+        compute = build.local_devices()[0].compute
+        assert not any(cuda.read(compute, result.address, N) for result in results)
+        assert cuda.count("cuEventRecord") == 1 + 10  # and jax's own
+
+
+def test_memory_is_let_go_of(cuda, build, other):
+    """When the jax array goes."""
+    with other.on(cuda.stream()):
+        result = dlx.convert(other.made(), to="jaxbuild")
+        del result
+        gc.collect()
+        dlx.release_pending()
+    assert other.freed == 1
+
+
+def test_to_the_host(cuda, build, np):
+    """A copy, once jax is done."""
+    source = build.computed()
+    assert type(dlx.convert(source, to="numpy")) is np.ndarray and cuda.races == 0
+    with pytest.raises(CopyRequiredError):
+        dlx.convert(source, to="numpy", copy=False)
+
+
+def test_pinned_memory_is_read_by_the_host(cuda, build, np):
+    """Under its true device; jax waits on the host."""
+    source = build.computed(kind="pinned_host")
+    assert dlx.describe(source).device == dlx.Device("cuda_host")
+    result = dlx.convert(source, to="numpy", copy=False)
+    assert result.ctypes.data == source.address and build.heard == [None] and cuda.races == 0
+
+
+def test_moves(cuda, build, np):
+    """From the host by dlx, inside jax by jax."""
+    made = dlx.convert(np.arange(N, dtype="uint8"), to="jaxbuild", device="cuda:1")
+    device = build.local_devices()[1]
+    assert made.device is device and not cuda.read(device.compute, made.address, N, 1)
+    assert dlx.convert(build.computed(), to="jaxbuild", device="cuda:1").device is device
+    with pytest.raises(DeviceError, match="cuda:2"):
+        dlx.convert(build.computed(), to="jaxbuild", device="cuda:2")
+
+
+def test_what_a_function_in_jax_gets_and_gives(cuda, build, other):
+    """Its stream cannot be set: in and out are ordered."""
+
+    @dlx.using("jaxbuild")
+    def work(x):
+        assert not cuda.read(x.device.compute, x.address, N)
+        return build.computed()
+
+    with other.on(cuda.stream()):
+        x = other.made()
+        result = work(x)
+        assert type(result) is other.Array and not other.read(result)
+
+
+def test_other_platforms(build):
+    """ROCm's devices, which jax calls by the same word, and those that DLPack does not know."""
+    device = build.local_devices()[0]
+    assert build.adapter.device_from(device) == (2, 0)
+    device.client = types.SimpleNamespace(platform_version="rocm 60200")
+    assert build.adapter.device_from(device) == (10, 0)
+    device.platform = "tpu"
+    with pytest.raises(DeviceError, match="no device for jax's 'tpu'"):
+        build.adapter.device_from(device)
+
+
+def test_without_a_plugin_there_is_no_cuda(cuda, build, other, monkeypatch):
+    """And where jax was told to do without; known before any backend is started."""
+    import dlx_jax
+
+    assert build.adapter.current().capabilities.device_types == {1, 2}
+    build.config.jax_platforms = "cpu"
+    assert build.adapter.current().capabilities.device_types == {1}
+    build.config.jax_platforms = "cuda"
+    assert build.adapter.current().capabilities.device_types == {2}
+    monkeypatch.setattr(dlx_jax, "_has_cuda_plugin", lambda: False)  # which stays what it is in one process
+    build.adapter._variants.clear()
+    build.config.jax_platforms = None
+    with pytest.raises(DeviceError, match="cuda:0, which jaxbuild cannot hold"):
+        dlx.convert(other.made(), to="jaxbuild", device="cuda:0")

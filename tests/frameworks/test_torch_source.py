@@ -1,0 +1,440 @@
+"""What a torch tensor can be besides plain memory: lifted where that is right, refused by name where not."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import dlx
+from dlx import errors
+
+TARGETS = ["numpy", "dlx"]
+
+
+def numbers(array):
+    """The values of a result in either target."""
+    return dlx.convert(array, to="numpy").tolist()
+
+
+# ---- gradients -------------------------------------------------------------------------------------------------------
+
+
+def graded(torch):
+    """Tensors that require gradients."""
+
+    class Mine(torch.Tensor):
+        pass
+
+    leaf = torch.ones(2, requires_grad=True)
+    return {
+        "leaf": leaf,
+        "non-leaf": leaf * 1,
+        "view": leaf[:],
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+        "weight": torch.nn.Linear(2, 1).weight,
+        "subclass": torch.ones(2).as_subclass(Mine).requires_grad_(),
+    }
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kind", ["leaf", "non-leaf", "view", "parameter", "weight", "subclass"])
+def test_gradients_need_detach(np, torch, kind, target):
+    """A tensor that requires gradients is refused, also under no_grad, unless detach=True; then memory is shared."""
+    tensor = graded(torch)[kind]
+    with torch.no_grad(), pytest.raises(errors.ConversionError, match="requires gradients") as caught:
+        dlx.convert(tensor, to=target)
+    assert caught.value.fix == "Pass detach=True."
+    result = dlx.convert(tensor, to=target, detach=True, copy=False)
+    assert numbers(result) == tensor.tolist()
+    assert dlx.describe(result).address == tensor.data_ptr()
+
+
+def test_detach_is_harmless_where_there_is_no_graph(np, torch):
+    """The detach option may be passed for any source."""
+    tensor = torch.ones(2)
+    assert dlx.describe(dlx.convert(tensor, to="numpy", detach=True)).address == tensor.data_ptr()
+    assert dlx.convert(np.ones(2), to="torch", detach=True).requires_grad is False
+
+
+# ---- conj and neg bits -----------------------------------------------------------------------------------------------
+
+LAZY = {
+    "conj": (lambda torch, z: z.conj(), "conj bit"),
+    "conj of a slice": (lambda torch, z: z[1:].conj(), "conj bit"),
+    "conj().imag": (lambda torch, z: z.conj().imag, "neg bit"),
+    "neg view": (lambda torch, z: torch._neg_view(z.real), "neg bit"),
+    "conj and neg": (lambda torch, z: torch._neg_view(z.conj()), "bit"),
+    "0-d": (lambda torch, z: z.conj()[0], "conj bit"),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kind", LAZY)
+def test_lazy_bits_give_right_values(np, torch, kind, target):
+    """Pending conjugations and negations are resolved by one copy; copy=False refuses and names the bit."""
+    make, bit = LAZY[kind]
+    tensor = make(torch, torch.tensor([1 + 2j, 3 - 4j, 5 + 6j]))
+    expected = tensor.resolve_conj().resolve_neg().tolist()
+    for copy in (None, True):
+        assert numbers(dlx.convert(tensor, to=target, copy=copy)) == expected
+        assert dlx.plan(tensor, to=target, copy=copy).outcome == "copied"
+    with pytest.raises(errors.CopyRequiredError, match=bit) as caught:
+        dlx.convert(tensor, to=target, copy=False)
+    assert caught.value.fix == "Drop copy=False."
+
+
+def test_lazy_bits_with_gradients(np, torch):
+    """The detach option goes together with resolving, and the graph's source is not written to."""
+    leaf = torch.tensor([1 + 2j], requires_grad=True)
+    array = dlx.convert(leaf.conj(), to="numpy", detach=True)
+    array[0] = 0
+    assert leaf.tolist() == [1 + 2j]
+
+
+def test_twice_conjugated_is_shared(np, torch):
+    """A conjugation that was undone costs nothing."""
+    tensor = torch.tensor([1 + 2j])
+    assert dlx.plan(tensor.conj().conj(), to="numpy", copy=False).outcome == "shared"
+
+
+# ---- no plain memory behind it ---------------------------------------------------------------------------------------
+
+
+def fake(torch):
+    """A tensor without data, of FakeTensorMode."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.empty(3)
+
+
+def two(torch):
+    """A wrapper subclass."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    return TwoTensor(torch.ones(3), torch.ones(3))
+
+
+def masked(torch):
+    """A MaskedTensor, which is a wrapper subclass."""
+    from torch.masked import masked_tensor
+
+    return masked_tensor(torch.ones(3), torch.tensor([True, False, True]))
+
+
+def emptied(torch):
+    """A tensor whose storage was let go."""
+    tensor = torch.ones(3)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+MATRIX = [[1.0, 0.0], [0.0, 2.0]]
+REFUSED = {  # make, error, the kind, the method to call
+    "coo": (lambda t: t.tensor(MATRIX).to_sparse(), "LayoutError", "sparse_coo", r"\.to_dense\(\)"),
+    "csr": (lambda t: t.tensor(MATRIX).to_sparse_csr(), "LayoutError", "sparse_csr", r"\.to_dense\(\)"),
+    "csc": (lambda t: t.tensor(MATRIX).to_sparse_csc(), "LayoutError", "sparse_csc", r"\.to_dense\(\)"),
+    "bsr": (lambda t: t.tensor(MATRIX).to_sparse_bsr((1, 1)), "LayoutError", "sparse_bsr", r"\.to_dense\(\)"),
+    "empty coo": (lambda t: t.zeros(0, 2).to_sparse(), "LayoutError", "sparse_coo", r"\.to_dense\(\)"),
+    "mkldnn": (lambda t: t.tensor(MATRIX).to_mkldnn(), "LayoutError", "mkldnn", r"\.to_dense\(\)"),
+    "quantized": (
+        lambda t: t.quantize_per_tensor(t.ones(3), 0.1, 0, t.qint8),
+        "DTypeError",
+        "quantized",
+        r"\.dequantize\(\)",
+    ),
+    "per channel": (
+        lambda t: t.quantize_per_channel(t.ones(2, 2), t.ones(2), t.zeros(2), 0, t.quint8),
+        "DTypeError",
+        "quantized",
+        r"\.int_repr\(\)",
+    ),
+    "nested strided": (
+        lambda t: t.nested.nested_tensor([t.ones(2), t.ones(3)]),
+        "LayoutError",
+        "nested",
+        r"\.to_padded_tensor\(",
+    ),
+    "nested jagged": (
+        lambda t: t.nested.nested_tensor([t.ones(2), t.ones(3)], layout=t.jagged),
+        "LayoutError",
+        "nested",
+        r"\.unbind\(\)",
+    ),
+    "meta": (lambda t: t.empty(3, device="meta"), "LayoutError", "meta", r"\.to_empty\("),
+    "empty meta": (lambda t: t.empty(0, device="meta"), "LayoutError", "meta", r"\.to_empty\("),
+    "fake": (fake, "LayoutError", "FakeTensor", "FakeTensorMode"),
+    "functional": (lambda t: t._to_functional_tensor(t.ones(3)), "LayoutError", "functionalize", "outside"),
+    "two tensor": (two, "LayoutError", "wrapper subclass", "inside|wraps"),
+    "masked tensor": (masked, "LayoutError", "wrapper subclass", "inside|wraps"),
+    "zero tensor": (lambda t: t._efficientzerotensor(3), "LayoutError", "zero tensor", r"\.clone\(\)"),
+    "emptied storage": (emptied, "LayoutError", r"storage was emptied \(resize_\(0\)\)", "before"),
+}
+only_warns = pytest.mark.filterwarnings("ignore")  # torch calls half of these experimental or deprecated
+
+
+@only_warns
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kind", REFUSED)
+def test_kinds_without_memory_are_refused(np, torch, kind, target):
+    """The error names the kind of tensor and the method to call, with every option alike; the plan foresees it."""
+    make, error, because, fix = REFUSED[kind]
+    tensor = make(torch)
+    for options in ({}, {"copy": True}, {"copy": False}, {"detach": True}):
+        with pytest.raises(getattr(errors, error), match=because) as caught:
+            dlx.convert(tensor, to=target, **options)
+        assert re.search(fix, caught.value.fix)
+        assert str(dlx.plan(tensor, to=target, **options).error) == str(caught.value)
+
+
+@only_warns
+@pytest.mark.parametrize("kind", REFUSED)
+def test_kinds_without_memory_can_be_described(np, torch, kind):
+    """A description says what can be said about them, without asking for memory that is not there."""
+    info = dlx.describe(REFUSED[kind][0](torch))
+    assert info.framework == "torch" and info.address == 0
+
+
+@only_warns
+@pytest.mark.parametrize("kind", ["coo", "csr", "mkldnn", "quantized", "zero tensor"])
+def test_the_method_that_the_error_names_helps(np, torch, kind):
+    """Doing what the fix says makes the tensor convertible."""
+    make, _, _, fix = REFUSED[kind]
+    method = fix.strip("\\.()").replace("\\", "").replace("(", "")
+    assert dlx.convert(getattr(make(torch), method)(), to="numpy").size
+
+
+@only_warns
+@pytest.mark.parametrize("transform", ["vmap", "grad", "jvp", "functionalize"])
+def test_values_inside_transforms_are_refused(np, torch, transform):
+    """Inside torch.func a value has no data of its own; the error says so and what to do."""
+    found = []
+
+    def function(x):
+        for target in TARGETS:
+            with pytest.raises(errors.LayoutError, match=r"inside functionalize|inside a torch\.func") as caught:
+                dlx.convert(x, to=target)
+            found.append((caught.value.fix, dlx.plan(x, to=target).outcome))
+        return (x * x).sum()
+
+    x = torch.ones(2, 3)
+    func = torch.func
+    calls = {
+        "vmap": lambda: func.vmap(function)(x),
+        "grad": lambda: func.grad(function)(x),
+        "jvp": lambda: func.jvp(function, (x,), (x,)),
+        "functionalize": lambda: func.functionalize(function)(x),
+    }
+    calls[transform]()
+    assert found == [("Convert outside it.", "refused")] * 2
+
+
+def test_tensors_from_outside_a_transform_convert_inside(np, torch):
+    """A transform in progress does not disturb tensors that it does not touch."""
+    outside, found = torch.ones(2), []
+    torch.func.vmap(lambda x: found.append(dlx.convert(outside, to="numpy").tolist()) or x)(torch.ones(2))
+    assert found == [[1.0, 1.0]]
+
+
+@only_warns
+@pytest.mark.parametrize("target", TARGETS)
+def test_forward_mode_duals_are_refused(np, torch, target):
+    """A tangent does not cross; the primal does, and so does everything else at that level."""
+    forward = torch.autograd.forward_ad
+    with forward.dual_level():
+        dual = forward.make_dual(torch.ones(2), torch.ones(2))
+        for options in ({}, {"detach": True}, {"copy": True}):
+            with pytest.raises(errors.ConversionError, match="forward-mode tangent") as caught:
+                dlx.convert(dual, to=target, **options)
+            assert "unpack_dual(t).primal" in caught.value.fix
+        assert numbers(dlx.convert(forward.unpack_dual(dual).primal, to=target)) == [1.0, 1.0]
+        assert numbers(dlx.convert(torch.zeros(1), to=target)) == [0.0]
+    assert numbers(dlx.convert(dual, to=target)) == [1.0, 1.0]
+
+
+def test_a_storage_too_small_for_its_tensor_is_refused(torch):
+    """A storage shrunk below its tensor would be read past its end."""
+    tensor = torch.ones(1000)
+    tensor.untyped_storage().resize_(16)
+    with pytest.raises(errors.LayoutError, match="storage"):
+        dlx.convert(tensor, to="dlx")
+
+
+def test_parameters_without_a_shape_are_refused(torch):
+    """An uninitialised parameter of a lazy module is refused with torch's own advice as the cause."""
+    with pytest.raises(errors.ConversionError) as caught:
+        dlx.convert(torch.nn.parameter.UninitializedParameter(), to="dlx", detach=True)
+    assert "nitialized" in str(caught.value) or "nitialised" in str(caught.value)
+
+
+# ---- subclasses ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_subclasses_export_through_torch_function(np, torch, target):
+    """A subclass sees its own export, once."""
+
+    class Watched(torch.Tensor):
+        calls = 0
+
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            cls.calls += function is torch.Tensor.__dlpack__
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    tensor = torch.ones(2).as_subclass(Watched)
+    assert numbers(dlx.convert(tensor, to=target, copy=False)) == [1.0, 1.0]
+    assert Watched.calls == 1
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_subclasses_export_through_their_own_method(np, torch, target):
+    """What a subclass gives out as its memory is what crosses."""
+
+    class Doubled(torch.Tensor):
+        def __dlpack__(self, *, max_version=None):
+            return (self.as_subclass(torch.Tensor) * 2).__dlpack__(max_version=max_version)
+
+    assert numbers(dlx.convert(torch.ones(2).as_subclass(Doubled), to=target)) == [2.0, 2.0]
+
+
+def test_subclasses_are_checked_like_tensors(np, torch):
+    """Gradients, lazy bits and missing memory of a subclass are seen as those of a tensor."""
+
+    class Mine(torch.Tensor):
+        pass
+
+    conjugated = torch.tensor([1 + 2j]).conj().as_subclass(Mine)
+    assert numbers(dlx.convert(conjugated, to="numpy")) == [1 - 2j]
+    with pytest.raises(errors.LayoutError, match="meta"):
+        dlx.convert(torch.empty(1, device="meta").as_subclass(Mine), to="numpy")
+
+
+# ---- dtypes ----------------------------------------------------------------------------------------------------------
+
+SHELLS = [f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)]
+BITS = ["bits8", "bits16", "bits1x8", "bits2x4", "bits4x2"]
+
+
+@only_warns
+@pytest.mark.parametrize("dtype", SHELLS + BITS)
+def test_shell_dtypes_are_refused(np, torch, dtype):
+    """A dtype that torch would export as plain bytes under another name is refused by its own name."""
+    tensor = torch.empty(2, dtype=getattr(torch, dtype))
+    for target in TARGETS:
+        with pytest.raises(errors.DTypeError, match=rf"torch\.{dtype} ") as caught:
+            dlx.convert(tensor, to=target)
+        assert ".view(torch.uint8)" in caught.value.fix
+
+
+ONLY_TORCH = {
+    "bfloat16": (4, 16, 1),
+    "complex32": (5, 32, 1),
+    "float8_e4m3fn": (10, 8, 1),
+    "float8_e4m3fnuz": (11, 8, 1),
+    "float8_e5m2": (12, 8, 1),
+    "float8_e5m2fnuz": (13, 8, 1),
+    "float8_e8m0fnu": (14, 8, 1),
+    "float4_e2m1fn_x2": (17, 4, 2),
+}
+
+
+@only_warns
+@pytest.mark.parametrize("dtype", ONLY_TORCH)
+def test_dtypes_of_torch_cross_to_dlx_and_back(torch, dtype):
+    """A dtype that numpy lacks reaches dlx.Tensor under its DLPack numbers and comes back bit for bit."""
+    tensor = torch.arange(248, 256, dtype=torch.uint8).view(getattr(torch, dtype))
+    middle = dlx.convert(tensor, to="dlx", copy=False)
+    assert middle.dtype == ONLY_TORCH[dtype] and middle.shape == tuple(tensor.shape)
+    for copy in (False, True):
+        back = dlx.convert(middle, to="torch", copy=copy)
+        assert back.dtype is tensor.dtype and (back.data_ptr() == tensor.data_ptr()) is (copy is False)
+        assert torch.equal(back.view(torch.uint8), tensor.view(torch.uint8))
+
+
+@only_warns
+def test_two_numbers_in_a_byte_are_refused_by_numpy(np, torch):
+    """A dtype that numpy lacks is refused, naming it and those that numpy has."""
+    with pytest.raises(errors.DTypeError, match=r"numpy has no dtype float4_e2m1fnx2; it has (bfloat16, )?bool, "):
+        dlx.convert(torch.zeros(2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), to="numpy")
+
+
+@only_warns
+def test_complex32_with_both_bits(torch):
+    """Torch cannot resolve conj and neg together; that is said beforehand, and the fix works."""
+    source = torch._neg_view(torch.tensor([1 + 2j], dtype=torch.complex32).conj())
+    for options in ({"to": "dlx"}, {"to": "torch", "copy": True}):
+        with pytest.raises(errors.LayoutError, match="both set"):
+            dlx.convert(source, **options)
+        assert type(dlx.plan(source, **options).error) is errors.LayoutError
+    assert dlx.convert(source.conj().resolve_neg(), to="dlx").shape == (1,)
+
+
+# ---- copy on write ---------------------------------------------------------------------------------------------------
+
+
+def lazy_clone(torch, tensor):
+    """Clone on write, by whichever name this version of torch has."""
+    if not hasattr(torch._C, "_is_cow_tensor"):
+        pytest.skip("this torch has no copy-on-write tensors")
+    return torch._lazy_clone(tensor)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_looking_does_not_materialise(np, torch, target):
+    """Both plan and describe leave a copy-on-write tensor as it is."""
+    tensor = torch.ones(4)
+    clone = lazy_clone(torch, tensor)
+    for each in (tensor, clone):
+        assert dlx.plan(each, to=target).outcome == "shared"
+        assert dlx.describe(each).address
+        assert torch._C._is_cow_tensor(each)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_converting_does_not_write_to_the_other_clone(np, torch, target):
+    """Writing to the result of one copy-on-write clone shows in that clone only."""
+    tensor = torch.ones(4)
+    clone = lazy_clone(torch, tensor)
+    result = dlx.convert(clone, to=target)
+    dlx.convert(result, to="numpy")[:] = 7
+    assert clone.tolist() == [7.0] * 4 and tensor.tolist() == [1.0] * 4
+    assert numbers(dlx.convert(tensor, to=target)) == [1.0] * 4
+
+
+def test_a_view_is_described_where_it_begins(torch):
+    """The address of a view is that of its first element, not of its storage."""
+    view = torch.ones(10)[3:]
+    assert dlx.describe(view).address == view.data_ptr()
+    assert dlx.plan(view, to="dlx").source.address == view.data_ptr()
+
+
+def test_complex_numbers_at_an_odd_address_are_copied(torch, python):
+    """There torch 2.13 dies of copying complex128; class, strides and gradients stay."""
+    code = """
+        import torch, dlx
+
+        class Mine(torch.Tensor):
+            pass
+
+        block = bytearray(range(200))
+        for shape, strides in (((), ()), ((3,), (2,)), ((2, 3), (1, 2)), ((2, 2), (0, 1)), ((0, 3), (3, 1))):
+            odd = torch.frombuffer(block, dtype=torch.complex128, count=8, offset=1).as_strided(shape, strides)
+            copy = dlx.convert(odd.as_subclass(Mine), to="torch", copy=True)
+            assert type(copy) is Mine and copy.shape == odd.shape and copy.tolist() == odd.tolist()
+            assert not copy.numel() or copy.data_ptr() % 16 == 0
+            leaf = odd.requires_grad_()
+            assert dlx.convert(leaf, to="torch", copy=True).grad_fn is not None
+    """
+    assert python(code, args=()) == ""
+
+
+def test_complex_tensors_without_memory_are_copied_by_torch(torch):
+    """Whether the data is aligned is asked of data only: a fake tensor has none, and is copied all the same."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = torch.zeros(3, dtype=torch.complex128)
+        copy = dlx.convert(fake, to="torch", copy=True)
+        assert type(copy) is type(fake) and copy is not fake and copy.shape == (3,)

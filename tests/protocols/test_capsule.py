@@ -1,0 +1,496 @@
+"""The four states of a capsule: claimed in one step, refused untouched, freed exactly once on every path."""
+
+import ctypes
+import gc
+import sys
+import weakref
+
+import pytest
+from reference import FLOAT32, INT4, INT8, READ_ONLY
+
+from dlx import errors
+from dlx._core import native
+
+NAMES = {False: "dltensor_versioned", True: "dltensor"}
+STATES = {False: "versioned", True: "legacy"}
+generations = pytest.mark.parametrize("legacy", [False, True], ids=["versioned", "legacy"])
+threads = pytest.mark.parametrize("thread", [False, True], ids=["here", "foreign-thread"])
+
+
+class Owner:
+    """A Python object that owns 64 bytes, and may fail when it goes."""
+
+    def __init__(self, *, fails=False):
+        self.memory = bytearray(range(64))
+        self.fails = fails
+
+    def __del__(self):
+        if self.fails:
+            raise RuntimeError("an owner that fails to go")
+
+    def tensor(self, shape=(2, 3), strides=None, dtype=FLOAT32, flags=0):
+        """Return a dlx.Tensor over the memory, owned by this object."""
+        address = native.buffer_address(memoryview(self.memory))
+        return native.tensor_new(address, shape, strides, dtype, (1, 0), flags, self)
+
+
+class Producer:
+    """An object whose __dlpack__ gives a capsule of a dlx.Tensor, whatever is asked."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __dlpack__(self, **_):
+        return self.tensor.__dlpack__(max_version=(1, 0))
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+
+def odd_capsule(name):
+    """Return a capsule that is none of DLPack's."""
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    return new(1, name, None)
+
+
+@pytest.fixture
+def unraisable(monkeypatch):
+    """The exceptions that nobody could be given."""
+    found = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: found.append(args.exc_type))
+    return found
+
+
+# ---- states
+
+
+@generations
+def test_a_claim_takes_the_tensor_and_the_name(counting, legacy):
+    """Claiming gives a tensor with the capsule's metadata, renames the capsule, and passes the duty to delete."""
+    capsule, before = counting.capsule((2, 3), (1, 2), legacy=legacy), counting.deleted
+    assert native.capsule_state(capsule) == STATES[legacy]
+    tensor = native.capsule_claim(capsule)
+    assert native.capsule_state(capsule) == "used"
+    assert counting.name(capsule) == f"used_{NAMES[legacy]}"
+    assert (tensor.shape, tensor.strides, tensor.dtype, tensor.device) == ((2, 3), (1, 2), FLOAT32, (1, 0))
+    del capsule
+    assert counting.deleted == before
+    del tensor
+    assert counting.deleted == before + 1
+
+
+@generations
+def test_the_used_capsule_may_outlive_the_tensor(counting, legacy):
+    """A used capsule that goes last deletes nothing a second time."""
+    capsule, before = counting.capsule(legacy=legacy), counting.deleted
+    native.capsule_claim(capsule)
+    assert counting.deleted == before + 1
+    del capsule
+    assert counting.deleted == before + 1
+
+
+@generations
+def test_a_capsule_is_used_once(counting, legacy):
+    """The second claim, or a look, is a ConsumedError, and changes nothing."""
+    capsule = counting.capsule(legacy=legacy)
+    tensor = native.capsule_claim(capsule)
+    for again in (native.capsule_claim, native.capsule_peek):
+        with pytest.raises(errors.ConsumedError):
+            again(capsule)
+    assert counting.name(capsule) == f"used_{NAMES[legacy]}"
+    assert tensor.shape == (2, 3)
+
+
+@generations
+def test_a_capsule_used_by_others_is_used(counting, legacy):
+    """A capsule that another consumer renamed is used for us too."""
+    capsule = counting.capsule(legacy=legacy)
+    address = counting.consume(capsule, legacy=legacy)
+    assert native.capsule_state(capsule) == "used"
+    with pytest.raises(errors.ConsumedError):
+        native.capsule_claim(capsule)
+    counting.delete(address, legacy=legacy)
+
+
+ODD = [b"arrow_array", b"dltensor_version", b"dltensor_versioned2", b"DLTENSOR", b"", b"used", None, b"\xff\xfe"]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_other_capsules_are_refused(name):
+    """A capsule whose name is not exactly one of DLPack's is a ProtocolError and no ConsumedError."""
+    capsule = odd_capsule(name)
+    assert native.capsule_state(capsule) is None
+    for read in (native.capsule_claim, native.capsule_peek):
+        with pytest.raises(errors.ProtocolError, match="not a DLPack capsule") as caught:
+            read(capsule)
+        assert type(caught.value) is errors.ProtocolError
+
+
+@pytest.mark.parametrize("thing", [None, 1, "dltensor", b"dltensor", object(), [], type])
+def test_what_is_no_capsule_is_refused(thing):
+    """Anything else is a ProtocolError that names its type."""
+    assert native.capsule_state(thing) is None
+    for read in (native.capsule_claim, native.capsule_peek):
+        with pytest.raises(errors.ProtocolError, match=type(thing).__name__):
+            read(thing)
+
+
+# ---- refusals
+
+BOTH = [
+    ("null data", {"null_data": True}, errors.LayoutError),
+    ("negative shape", {"shape": (2, -3)}, errors.ProtocolError),
+    ("negative shape beside zero", {"shape": (0, -3)}, errors.ProtocolError),
+    ("129 dims", {"ndim": 129}, errors.LayoutError),
+    ("negative ndim", {"ndim": -1}, errors.LayoutError),
+    ("no shape", {"shape": (), "ndim": 9}, errors.ProtocolError),
+    ("no bits", {"dtype": (2, 0, 1)}, errors.DTypeError),
+    ("no lanes", {"dtype": (2, 32, 0)}, errors.DTypeError),
+    ("overflow", {"shape": (2**62, 8)}, errors.LayoutError),
+    ("stride overflow", {"strides": (2**62, 2**62)}, errors.LayoutError),
+    ("offset overflow", {"byte_offset": 2**63}, errors.LayoutError),
+]
+VERSIONED = [
+    ("major 0", {"version": (0, 9)}, errors.ProtocolError),
+    ("major 2", {"version": (2, 0)}, errors.ProtocolError),
+    ("major 2 and garbage", {"version": (2, 0), "ndim": 1 << 30, "null_data": True}, errors.ProtocolError),
+    ("unknown flags", {"dtype": INT4, "flags": 1 << 7}, errors.ProtocolError),
+]
+REFUSED = [(legacy, *case) for legacy in (False, True) for case in BOTH] + [(False, *case) for case in VERSIONED]
+
+
+@pytest.mark.parametrize("read", [native.capsule_claim, native.capsule_peek], ids=["claim", "peek"])
+@pytest.mark.parametrize(
+    ("legacy", "kwargs", "error"), [(c[0], *c[2:]) for c in REFUSED], ids=[f"{STATES[c[0]]} {c[1]}" for c in REFUSED]
+)
+def test_a_refused_capsule_stays_the_owner(counting, legacy, kwargs, error, read):
+    """A refused capsule keeps its name, and its own destructor frees what it holds, once."""
+    capsule, before = counting.capsule(legacy=legacy, **kwargs), counting.deleted
+    with pytest.raises(error) as caught:
+        read(capsule)
+    assert type(caught.value) is error
+    del caught
+    assert counting.name(capsule) == NAMES[legacy]
+    assert counting.deleted == before
+    del capsule
+    assert counting.deleted == before + 1
+
+
+@pytest.mark.parametrize("version", [(2, 5), (0, 8)])
+def test_a_refused_version_is_named(counting, version):
+    """The message says which version was found."""
+    with pytest.raises(errors.ProtocolError, match="{}.{}".format(*version)):
+        native.capsule_claim(counting.capsule(version=version))
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"version": (1, 99)},
+        {"flags": 1 << 7},
+        {"flags": READ_ONLY},
+        {"shape": (0, 3), "null_data": True},
+        {"shape": (), "strides": None},
+        {"dtype": (99, 32, 1)},
+        {"device": (77, 5)},
+        {"dtype": INT4},
+    ],
+    ids=str,
+)
+def test_what_is_odd_but_clear_is_claimed(counting, kwargs):
+    """A newer minor version, unknown flags on whole bytes, unknown codes and empty tensors are claimed."""
+    before = counting.deleted
+    tensor = native.capsule_claim(counting.capsule(**kwargs))
+    assert tensor.shape == kwargs.get("shape", (2, 3))
+    assert tensor.flags == kwargs.get("flags", 0)
+    del tensor
+    assert counting.deleted == before + 1
+
+
+# ---- looking, and giving back
+
+
+@generations
+def test_a_look_does_not_consume(counting, legacy):
+    """Peeking tells the metadata and leaves the capsule fresh, to be claimed after."""
+    capsule, before = counting.capsule((4,), legacy=legacy, byte_offset=8), counting.deleted
+    seen = native.capsule_peek(capsule)
+    assert (seen.shape, native.capsule_state(capsule)) == ((4,), STATES[legacy])
+    claimed = native.capsule_claim(capsule)
+    assert claimed.data_ptr == seen.data_ptr
+    del seen, capsule
+    assert counting.deleted == before
+    del claimed
+    assert counting.deleted == before + 1
+
+
+@generations
+def test_a_look_keeps_the_capsule_alive(counting, legacy):
+    """What was peeked stays valid: the capsule is its owner."""
+    before = counting.deleted
+    seen = native.capsule_peek(counting.capsule(legacy=legacy))
+    gc.collect()
+    assert counting.deleted == before
+    del seen
+    assert counting.deleted == before + 1
+
+
+@generations
+def test_restore_gives_back_name_and_duty(counting, legacy):
+    """A restored capsule is as before the claim: fresh, claimable, and the one that deletes."""
+    capsule, before = counting.capsule(legacy=legacy), counting.deleted
+    tensor = native.capsule_claim(capsule)
+    assert native.capsule_restore(capsule, tensor) is True
+    assert counting.name(capsule) == NAMES[legacy]
+    del tensor
+    assert counting.deleted == before
+    again = native.capsule_claim(capsule)
+    del capsule
+    assert counting.deleted == before
+    del again
+    assert counting.deleted == before + 1
+
+
+@generations
+def test_a_restored_capsule_deletes_by_itself(counting, legacy):
+    """A restored capsule that nobody claims again frees its tensor once."""
+    capsule, before = counting.capsule(legacy=legacy), counting.deleted
+    native.capsule_restore(capsule, native.capsule_claim(capsule))
+    assert counting.deleted == before
+    del capsule
+    assert counting.deleted == before + 1
+
+
+@pytest.mark.parametrize("what", ["shape", "strides", "dtype", "device", "nbytes", "readonly", "data_ptr", "flags"])
+def test_a_tensor_handed_back_is_dead(counting, what):
+    """After a restore the tensor tells nothing any more."""
+    capsule = counting.capsule()
+    tensor = native.capsule_claim(capsule)
+    native.capsule_restore(capsule, tensor)
+    for use in (lambda: getattr(tensor, what), tensor.__dlpack__, tensor.__dlpack_device__):
+        with pytest.raises(errors.ConsumedError):
+            use()
+    with pytest.raises(errors.ConsumedError):
+        native.capsule_restore(capsule, tensor)
+
+
+@generations
+@pytest.mark.parametrize("share", ["view", "capsule"])
+def test_restore_refuses_while_something_shares(counting, legacy, share):
+    """While a view or a capsule shares the memory, nothing is given back and everything goes on."""
+    capsule, before = counting.capsule(legacy=legacy), counting.deleted
+    tensor = native.capsule_claim(capsule)
+    if share == "view":
+        sharer = native.tensor_view(tensor, None, None, None, None)
+    else:
+        sharer = tensor.__dlpack__(max_version=(1, 0))
+    assert native.capsule_restore(capsule, tensor) is False
+    assert native.capsule_state(capsule) == "used"
+    assert tensor.shape == (2, 3)
+    del sharer
+    assert native.capsule_restore(capsule, tensor) is True
+    del capsule, tensor
+    assert counting.deleted == before + 1
+
+
+@pytest.mark.parametrize("other", ["fresh", "odd", "none"])
+def test_restore_wants_the_used_capsule(counting, other):
+    """Into anything but a used capsule nothing is restored."""
+    tensor = native.capsule_claim(counting.capsule())
+    capsule = {"fresh": counting.capsule(), "odd": odd_capsule(b"x"), "none": None}[other]
+    assert native.capsule_restore(capsule, tensor) is False
+    assert tensor.shape == (2, 3)
+
+
+def test_restore_wants_the_tensor_of_that_capsule(python):
+    """A used capsule does not take the tensor of another one: two owners for one memory would free it twice."""
+    python("""
+        from dlx._core import native
+        memory = bytearray(64)
+        whole = native.tensor_new(native.buffer_address(memoryview(memory)), (4,), None, (2, 32, 1), (1, 0), 0, memory)
+        capsules = [whole.__dlpack__(max_version=(1, 0)) for _ in range(2)]
+        tensors = [native.capsule_claim(capsule) for capsule in capsules]
+        restored = native.capsule_restore(capsules[0], tensors[1])
+        state = native.capsule_state(capsules[0])
+        if restored:
+            import os
+            os._exit(3)
+        assert state == "used"
+    """)
+
+
+@pytest.mark.parametrize("arguments", [(), (1,), (1, 2, 3), (None, None), (None, "tensor")])
+def test_restore_wants_a_capsule_and_a_tensor(arguments):
+    """A wrong call is a TypeError."""
+    with pytest.raises(TypeError):
+        native.capsule_restore(*arguments)
+
+
+# ---- capsules that dlx makes
+
+
+def max_version(legacy):
+    """Return what to ask for a generation."""
+    return None if legacy else (1, 0)
+
+
+@generations
+def test_our_names_are_exact(counting, legacy):
+    """Our capsules carry exactly DLPack's names, and are fresh."""
+    capsule = Owner().tensor().__dlpack__(max_version=max_version(legacy))
+    assert counting.name(capsule) == NAMES[legacy]
+    assert native.capsule_state(capsule) == STATES[legacy]
+
+
+@generations
+def test_our_unconsumed_capsules_free_once(counting, legacy):
+    """A capsule that nobody consumed releases the memory when it goes, after the tensor or before."""
+    for capsule_first in (False, True):
+        before = counting.deleted
+        held = [native.capsule_claim(counting.capsule())]
+        held.append(held[0].__dlpack__(max_version=max_version(legacy)))
+        del held[capsule_first]
+        assert counting.deleted == before
+        held.clear()
+        assert counting.deleted == before + 1
+
+
+@generations
+@threads
+def test_our_consumed_capsules_are_freed_by_the_consumer(counting, legacy, thread):
+    """A consumed capsule frees nothing; its consumer's call of the deleter does, once, on any thread."""
+    before = counting.deleted
+    tensor = native.capsule_claim(counting.capsule())
+    capsule = tensor.__dlpack__(max_version=max_version(legacy))
+    address = counting.consume(capsule, legacy=legacy)
+    del capsule, tensor
+    gc.collect()
+    assert counting.deleted == before
+    counting.delete(address, legacy=legacy, thread=thread)
+    assert counting.deleted == before + 1
+
+
+@generations
+@threads
+def test_python_owners_are_released(counting, legacy, thread):
+    """A deleter called without the GIL, on any thread, releases a Python owner once."""
+    owner = Owner()
+    references, gone = sys.getrefcount(owner), weakref.ref(owner)
+    tensor = owner.tensor()
+    assert sys.getrefcount(owner) == references + 1
+    address = counting.consume(tensor.__dlpack__(max_version=max_version(legacy)), legacy=legacy)
+    del tensor
+    assert sys.getrefcount(owner) == references + 1
+    counting.delete(address, legacy=legacy, thread=thread)
+    assert sys.getrefcount(owner) == references
+    del owner
+    assert gone() is None
+
+
+@generations
+@threads
+def test_the_last_owner_goes_with_the_deleter(counting, legacy, thread):
+    """Where the tensor holds the only reference, the deleter runs the owner's finaliser."""
+    owner = Owner()
+    gone = weakref.ref(owner)
+    address = counting.consume(owner.tensor().__dlpack__(max_version=max_version(legacy)), legacy=legacy)
+    del owner
+    gc.collect()
+    assert gone() is not None
+    counting.delete(address, legacy=legacy, thread=thread)
+    assert gone() is None
+
+
+@generations
+def test_many_capsules_share_one_owner(legacy):
+    """The memory is released with the last of many capsules, claimed again and again."""
+    owner = Owner()
+    gone, held = weakref.ref(owner), [owner.tensor()]
+    del owner
+    for _ in range(20):
+        held.append(native.capsule_claim(held[-1].__dlpack__(max_version=max_version(legacy))))
+    while held:
+        assert gone() is not None
+        held.pop(len(held) // 2)
+    assert gone() is None
+
+
+# ---- a pending exception
+
+
+@generations
+@pytest.mark.parametrize("what", ["capsule", "tensor", "foreign capsule", "claimed"])
+def test_a_pending_exception_survives(counting, legacy, what):
+    """Whoever sets an error and then drops a capsule or tensor raises that error."""
+    before = counting.deleted
+    held = [counting.capsule(legacy=legacy)]
+    if what != "foreign capsule":
+        held = [native.capsule_claim(held[0])]
+    if what == "capsule":
+        held = [held[0].__dlpack__(max_version=max_version(legacy))]
+    with pytest.raises(KeyError, match="pending"):
+        counting.clear_with_error(held)
+    assert (held, counting.deleted) == ([], before + 1)
+
+
+@generations
+@pytest.mark.parametrize("what", ["capsule", "tensor"])
+def test_a_pending_exception_survives_an_owner_that_fails(counting, legacy, what, unraisable):
+    """The owner's own exception is reported to sys.unraisablehook and does not replace the pending one."""
+    held = [Owner(fails=True).tensor()]
+    if what == "capsule":
+        held = [held[0].__dlpack__(max_version=max_version(legacy))]
+    with pytest.raises(KeyError, match="pending"):
+        counting.clear_with_error(held)
+    assert unraisable == [RuntimeError]
+
+
+@generations
+@threads
+def test_an_owner_that_fails_does_not_escape_the_deleter(counting, legacy, thread, unraisable):
+    """Without a pending exception too, a failing owner is reported and nothing is raised."""
+    address = counting.consume(Owner(fails=True).tensor().__dlpack__(max_version=max_version(legacy)), legacy=legacy)
+    counting.delete(address, legacy=legacy, thread=thread)
+    assert unraisable == [RuntimeError]
+
+
+@pytest.mark.numpy("2.2.5")
+@pytest.mark.parametrize("fails", [False, True])
+def test_numpys_refusal_survives_our_destructor(np, unraisable, fails):
+    """Numpy sets its error and then drops our capsule: the error arrives, and the owner is released."""
+    owner = Owner(fails=fails)
+    gone = weakref.ref(owner)
+    producer = Producer(owner.tensor((4,), None, (4, 16, 1)))
+    del owner
+    with pytest.raises((RuntimeError, BufferError), match=r"(?i)dtype|data type"):
+        np.from_dlpack(producer)
+    assert gone() is not None
+    del producer
+    assert gone() is None
+    assert unraisable == [RuntimeError] * fails
+
+
+@pytest.mark.numpy("2.2.5")
+@pytest.mark.parametrize("fails", [False, True])
+def test_numpys_refusal_of_the_last_reference(np, unraisable, fails):
+    """The same where numpy's capsule holds the last reference to the memory."""
+    producer = Producer(Owner(fails=fails).tensor((4,), None, (4, 16, 1)))
+    whole, producer.tensor = producer.tensor, None
+    capsules = [whole.__dlpack__(max_version=(1, 0))]
+    del whole
+    producer.__class__ = type("Once", (Producer,), {"__dlpack__": lambda self, **_: capsules.pop()})
+    with pytest.raises((RuntimeError, BufferError), match=r"(?i)dtype|data type"):
+        np.from_dlpack(producer)
+    assert capsules == []
+    assert unraisable == [RuntimeError] * fails
+
+
+def test_bytes_are_where_the_tensor_says():
+    """A claimed tensor's address is that of the producer's bytes, its offset included."""
+    owner = Owner()
+    address = native.buffer_address(memoryview(owner.memory))
+    view = native.tensor_new(address + 8, (4,), (-2,), INT8, (1, 0), 0, owner)
+    claimed = native.capsule_claim(view.__dlpack__(max_version=(1, 0)))
+    assert (claimed.data_ptr, claimed.strides) == (address + 8, (-2,))
+    assert [ctypes.c_uint8.from_address(claimed.data_ptr - 2 * i).value for i in range(4)] == [8, 6, 4, 2]

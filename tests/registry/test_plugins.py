@@ -1,0 +1,792 @@
+"""The plugin contract, on real little distributions: found late, loaded late, refused with one sentence, kept apart.
+
+Each test writes frameworks and plugins with their metadata into a folder, and runs code in a fresh process that has
+this folder on its path: nothing of dlx is patched.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from conftest import ROOT
+
+import dlx
+from dlx.adapter import API, Adapter, hookspecs
+
+FRAMEWORK = """
+__version__ = "1.0"
+class Array:
+    def __init__(self, tensor): self.tensor = tensor
+class Sub(Array): pass
+class Bag:
+    def __init__(self, items): self.items = items
+"""
+
+ADAPTER = """
+import dlx, sys
+from dlx.adapter import Adapter, Capabilities, Container, Layout
+class A(Adapter):
+    api = {api}
+    name = "{name}"
+    package = "{package}"
+    types = ("{package}.Array",)
+    priority = {priority}
+    def accepts(self): return Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1, keeps_readonly=True)
+    def info(self, obj):
+        from dlx.adapter import ArrayInfo, type_name
+        return ArrayInfo.of_tensor(obj.tensor, "{label}", type(obj), ())
+    def export(self, obj, *, stream=None): return obj.tensor
+    def load(self, tensor):
+        return self.module().Array(tensor)
+@dlx.hookimpl
+def dlx_adapters(): return [A()]
+"""
+
+
+def adapter(name="lib", *, package=None, api=1, priority=0, label=None):
+    """Return the source of a plugin with one adapter; `label` is what its arrays are described as."""
+    return ADAPTER.format(name=name, package=package or name, api=api, priority=priority, label=label or name)
+
+
+class Site:
+    """A folder of installed distributions."""
+
+    def __init__(self, path, python):
+        self.path, self.python = path, python
+
+    def module(self, name, code=FRAMEWORK):
+        (self.path / f"{name}.py").write_text(textwrap.dedent(code))
+
+    def distribution(self, name, entries, *, version="1.0"):
+        """Write metadata only: entries are {entry's name: module}."""
+        info = self.path / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        lines = "".join(f"{entry} = {module}\n" for entry, module in entries.items())
+        (info / "entry_points.txt").write_text(f"[dlx]\n{lines}")
+
+    def plugin(self, name, entry, code):
+        """Write a plugin of one module, named as its distribution."""
+        module = name.replace("-", "_")
+        self.module(module, code)
+        self.distribution(name, {entry: module})
+
+    def run(self, code, **environment):
+        """Run code where everything here is installed; return the words or lines that it printed."""
+        start = f"import sys; sys.path.insert(0, {str(self.path)!r}); import dlx\n"
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "adapters")]), **environment}
+        return self.python(start + textwrap.dedent(code), args=(), env=env).strip()
+
+    def error(self, code="dlx.convert(b'abc', to='lib')", **environment):
+        """Run code that must raise a PluginError; return its message."""
+        return self.run(
+            f"""
+            try:
+                {code}
+            except dlx.errors.PluginError as error:
+                assert "\\n" not in str(error) and len(str(error)) < 400, str(error)
+                print(error)
+            else:
+                print("nothing raised")
+            """,
+            **environment,
+        )
+
+    def doctor(self, **environment):
+        """Return what `dlx doctor` says of each plugin, by module."""
+        out = self.run(
+            "from dlx.cli import main; main(['doctor', '--json', '--verbose'])",
+            **environment,
+        )
+        return {each["module"]: each for each in json.loads(out)["adapters"]}
+
+
+@pytest.fixture
+def site(tmp_path, python):
+    """A folder with the framework `lib`, and nothing that knows it yet."""
+    made = Site(tmp_path, python)
+    made.module("lib")
+    return made
+
+
+# ---- the contract ----------------------------------------------------------------------------------------------------
+
+
+def test_there_is_one_hook_and_it_takes_nothing():
+    """The hook is frozen: one function without parameters; what grows is the adapter."""
+    hooks = [name for name in vars(hookspecs) if name.startswith("dlx_")]
+    assert hooks == ["dlx_adapters"]
+    assert not inspect.signature(hookspecs.dlx_adapters).parameters
+
+
+def test_an_adapter_that_does_not_say_speaks_the_first_version():
+    """The default does not grow with dlx: else an old adapter would claim to speak what was invented after it."""
+    assert Adapter.api == 1 <= API
+
+
+def test_a_plugin_with_containers_only(site):
+    """An adapter may have containers and no arrays: it is no target, and what is in its containers converts."""
+    site.plugin(
+        "dlx-lib",
+        "lib",
+        """
+        import dlx
+        from dlx.adapter import Adapter, Container
+        class Bags(Adapter):
+            name = package = "lib"
+            containers = (
+                Container(
+                    types=("lib.Bag",),
+                    flatten=lambda bag: (None, list(bag.items)),
+                    unflatten=lambda bag, keys, children, blank: type(bag)(children),
+                ),
+            )
+        @dlx.hookimpl
+        def dlx_adapters(): return [Bags()]
+        """,
+    )
+    out = site.run(
+        """
+        import lib
+        bag = dlx.convert(lib.Bag([bytearray(b"ab"), dlx.empty((3,), "int8", "cpu")]), to="dlx")
+        print(type(bag).__name__, [type(each).__name__ for each in bag.items])
+        print(dlx.plan(b"ab", to="lib").error)
+        view = dlx.convert(lib.Bag([dlx.empty((3,), "int8", "cpu")]), to="dlx", lazy=True)
+        print(dlx.adapters()["lib"].capabilities)
+        """
+    )
+    lines = out.splitlines()
+    assert lines[0] == "Bag ['bytearray', 'Tensor']"
+    assert "'lib' can be read but is no target" in lines[1]
+    assert lines[2] == "None"
+
+
+# ---- found and loaded late -------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_loaded_until_its_package_is_needed(site):
+    """Neither by conversions of others, nor by unknown types; by a type of the package, a target, or a listing."""
+    for name in ("lib", "other"):
+        site.module(name)
+        site.plugin(f"dlx-{name}", name, adapter(name))
+    out = site.run(
+        """
+        def loaded(): return [name for name in ("dlx_lib", "dlx_other", "lib", "other") if name in sys.modules]
+        dlx.convert(bytearray(3), to="dlx"); dlx.plan(object(), to="dlx")
+        class Mine: pass
+        dlx.plan(Mine(), to="dlx"); dlx.plan(b"", to="nowhere")
+        print(loaded())
+        import lib
+        print(loaded())
+        tensor = dlx.empty((3,), "int8", "cpu")
+        dlx.convert(lib.Array(tensor), to="dlx"); print(loaded())
+        dlx.adapters(); print(loaded())
+        """
+    )
+    assert out.splitlines() == [
+        "[]",
+        "['lib']",
+        "['dlx_lib', 'lib']",
+        "['dlx_lib', 'dlx_other', 'lib']",
+    ]
+
+
+def test_a_type_registered_with_a_base_of_an_imported_package(site):
+    """A virtual subclass names no package of its base: plugins of imported packages are loaded for it, no others."""
+    site.module("lib", "import abc\nclass Array(abc.ABC):\n    pass\n")
+    site.module("other")
+    site.plugin("dlx-lib", "lib", adapter())
+    site.plugin("dlx-other", "other", adapter("other"))
+    out = site.run(
+        """
+        import lib
+        class Duck:
+            def __init__(self): self.tensor = dlx.empty((3,), "int8", "cpu")
+        lib.Array.register(Duck)
+        print(dlx.convert(Duck(), to="dlx").shape, "dlx_lib" in sys.modules, "dlx_other" in sys.modules)
+        """
+    )
+    assert out == "(3,) True False"
+
+
+def test_a_type_of_a_private_module(site):
+    """A type that says it is of another package than it is listed under is found while its framework is imported."""
+    site.module("lib", FRAMEWORK + "Array.__module__ = '_libcore'\nArray.__dlpack__ = lambda self, **keywords: 1 / 0\n")
+    site.plugin("dlx-lib", "lib", adapter())
+    out = site.run(
+        """
+        import lib
+        print(dlx.describe(lib.Array(dlx.empty((3,), "int8", "cpu"))).framework)
+        """
+    )
+    assert out == "lib"
+
+
+def test_a_framework_in_a_namespace_package(site):
+    """The entry's name may be a dotted package, so that two of one company do not meet."""
+    (site.path / "company").mkdir()
+    for name in ("arrays", "tensors"):
+        (site.path / "company" / f"{name}.py").write_text(FRAMEWORK)
+        site.plugin(f"dlx-{name}", f"company.{name}", adapter(f"company.{name}"))
+    out = site.run(
+        """
+        array = dlx.convert(bytearray(3), to="company.arrays")
+        print(type(array).__module__, dlx.describe(array).framework, "dlx_tensors" in sys.modules)
+        print(type(dlx.convert(array, to="company.tensors")).__module__, len(dlx.adapters().broken))
+        import company.tensors
+        print(type(dlx.convert(array, to=company.tensors)).__module__)
+        print(dlx.plan(array, to=type("Sub", (company.arrays.Array,), {})).error)
+        """
+    )
+    first, second, third, error = out.splitlines()
+    assert (first, second, third) == (
+        "company.arrays company.arrays False",
+        "company.tensors 0",
+        "company.tensors",
+    )
+    assert error.endswith("Say to='company.arrays'.")
+    out = site.run(
+        """
+        import os
+        os.remove(os.path.join(sys.path[0], "company", "arrays.py"))
+        print(dlx.plan(bytearray(3), to="company.arrays").error)
+        """
+    )
+    assert out.startswith("company.arrays is not installed. Install it: pip install company.arrays")
+
+
+def test_a_module_that_converts_while_it_is_loaded(site):
+    """A plugin whose import uses dlx, for its own package too, is not taken for empty."""
+    code = adapter() + "\ndlx.convert(bytearray(3), to='dlx')\ndlx.plan(b'a', to='lib')\ndlx.adapters()\n"
+    site.plugin("dlx-lib", "lib", code)
+    assert site.run("print(type(dlx.convert(bytearray(3), to='lib')).__name__, dlx.adapters().broken)") == "Array {}"
+
+
+def test_threads_that_need_a_plugin_at_a_time(site):
+    """All of them get the one adapter."""
+    site.plugin("dlx-lib", "lib", "import time; time.sleep(0.05)\n" + adapter())
+    out = site.run(
+        """
+        import threading
+        found, go = [], threading.Barrier(8)
+        def ask():
+            go.wait()
+            found.append(type(dlx.convert(bytearray(3), to="lib")).__name__)
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for each in threads: each.start()
+        for each in threads: each.join()
+        print(found == ["Array"] * 8)
+        """
+    )
+    assert out == "True"
+
+
+# ---- broken ----------------------------------------------------------------------------------------------------------
+
+BROKEN = {  # a plugin's code -> what the sentence says
+    "import error": ("import nothing_of_this_name", "is broken: ModuleNotFoundError: No module named 'nothing_of_this"),
+    "import raises": ("raise OSError('libx.so')", "is broken: OSError: libx.so. Repair or uninstall dlx-lib."),
+    "import exits": ("raise SystemExit(3)", "is broken: SystemExit: 3"),
+    "syntax": ("def (", "is broken: SyntaxError"),
+    "hook raises": (
+        "import dlx\n@dlx.hookimpl\ndef dlx_adapters(): return 1 / 0",
+        "is broken: ZeroDivisionError: division by zero",
+    ),
+    "hook exits": ("import dlx\n@dlx.hookimpl\ndef dlx_adapters(): exit(1)", "is broken: SystemExit"),
+    "hook takes something": ("import dlx\n@dlx.hookimpl\ndef dlx_adapters(config): return []", "PluginValidationError"),
+    "hook not marked": (
+        adapter().replace("@dlx.hookimpl", ""),
+        "is refused: it has no hook dlx_adapters. Mark the function dlx_adapters with @dlx.hookimpl.",
+    ),
+    "hook misspelt": (adapter().replace("def dlx_adapters", "def dlx_adaptors"), "it has no hook dlx_adapters"),
+    "hook gives None": (
+        "import dlx\n@dlx.hookimpl\ndef dlx_adapters(): pass",
+        "gave no adapters. Give a list of them.",
+    ),
+    "hook gives nothing": ("import dlx\n@dlx.hookimpl\ndef dlx_adapters(): return []", "gave no adapters"),
+    "hook gives 3": ("import dlx\n@dlx.hookimpl\ndef dlx_adapters(): return 3", "gave 3. Give a list of adapters."),
+    "hook gives objects": ("import dlx\n@dlx.hookimpl\ndef dlx_adapters(): return [3]", "gave 3. Give instances of"),
+    "one adapter, no list": (adapter().replace("[A()]", "A()"), "Give a list of adapters."),
+    "the class": (adapter().replace("[A()]", "[A]"), "gave the class A. Give an instance: A()."),
+    "two of one name": (adapter().replace("[A()]", "[A(), A()]"), "it has two adapters named 'lib'"),
+    "no name": (adapter().replace('name = "lib"', ""), "its adapter A has no name. Set it"),
+    "priority no number": (adapter(priority="'high'"), "the priority of its adapter A is 'high'. Give an int."),
+    "says it is dlx": (adapter().replace("priority = 0", "is_own = True"), "says that its arrays are dlx.Tensor"),
+    "named dlx": (adapter("dlx", package="lib"), "is named 'dlx', which is dlx itself"),
+    "types no tuple": (
+        adapter().replace('("lib.Array",)', '("lib.Array")'),
+        "the types of its adapter 'lib' are 'lib.Array'. Give a tuple of str.",
+    ),
+    "guards no guards": (adapter().replace("priority = 0", "guards = ('x',)"), "are ('x',). Give a tuple of Guard."),
+    "unknown dtype": (
+        adapter().replace("priority = 0", "dtypes = {'float': 'single'}"),
+        "the dtypes of its adapter 'lib' cannot be read: there is no dtype 'float'",
+    ),
+    "newer": (adapter(api=99), f"adapter 'lib' speaks API 99, this dlx speaks {API}. Update dlx."),
+    "older": (adapter(api=0), f"adapter 'lib' speaks API 0, this dlx speaks {API}. Update dlx-lib."),
+    "no number": (adapter(api="'1'"), f"adapter 'lib' speaks API 1, this dlx speaks {API}"),
+    "name of a newer dlx": (
+        "from dlx.adapter import Marvel",
+        f"was written for another dlx than this one ({dlx.__version__}, adapter API {API}): cannot import name 'Marv",
+    ),
+    "module of a newer dlx": ("import dlx.marvels", "was written for another dlx than this one"),
+    "attribute of a newer dlx": ("import dlx\ndlx.marvel()", "was written for another dlx than this one"),
+}
+
+
+@pytest.fixture(scope="module")
+def side_by_side(tmp_path_factory):
+    """What one process says of all of them, installed beside a sound one: {name: answers}, and the doctor's rows."""
+    path = tmp_path_factory.mktemp("broken")
+
+    def python(code, *, args, env):
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=240, check=False
+        )
+        assert done.returncode == 0 and not done.stderr, done.stderr
+        return done.stdout
+
+    site = Site(path, python)
+    names = {case: f"lib{n}" for n, case in enumerate(BROKEN)}
+    for case, (code, _) in BROKEN.items():
+        site.module(names[case])
+        code = code.replace('"lib"', f'"{names[case]}"').replace("lib.Array", f"{names[case]}.Array")
+        site.plugin(f"dlx-{names[case]}", names[case], code)
+    site.module("sound")
+    site.plugin("dlx-sound", "sound", adapter("sound"))
+    out = site.run(
+        f"NAMES = {[*names.values()]}\n"
+        + textwrap.dedent(
+            """
+            import importlib, json
+            def tell(call):
+                try:
+                    return repr(call())
+                except dlx.errors.PluginError as error:
+                    assert error.__cause__ is not None
+                    return str(error)
+            answers = {}
+            for name in NAMES:
+                array = importlib.import_module(name).Array(None)
+                answers[name] = {
+                    "target": tell(lambda: dlx.convert(b"abc", to=name)),
+                    "again": tell(lambda: dlx.convert(b"abc", to=name)),
+                    "source": tell(lambda: dlx.convert(array, to="dlx")),
+                    "in a tree": tell(lambda: dlx.convert([3, array, "a"], to="dlx")[::2]),
+                }
+            answers["sound"] = tell(lambda: type(dlx.convert(bytearray(3), to="sound")).__name__)
+            found = dlx.adapters()
+            answers["listed"] = sorted(found.keys() & {*NAMES, "sound"})
+            answers["broken"] = {name: str(error) for name, error in found.broken.items()}
+            print(json.dumps(answers))
+            from dlx.cli import main
+            main(["doctor", "--json"])
+            """
+        )
+    )
+    answers, _, doctor = out.partition("\n")
+    rows = {each["module"]: each for each in json.loads(doctor)["adapters"]}
+    return names, json.loads(answers), rows
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_plugin_is_one_clear_sentence(side_by_side, case):
+    """Raised by who needs it, remembered, with its cause; shown by listings and by the doctor."""
+    names, answers, rows = side_by_side
+    name, (_, says) = names[case], BROKEN[case]
+    says = says.replace("'lib'", f"'{name}'").replace("lib.Array", f"{name}.Array").replace("dlx-lib", f"dlx-{name}")
+    said = answers[name]["target"]
+    assert said.startswith(f"the adapter plugin dlx_{name} (dlx-{name}) ") and says in said
+    assert "\n" not in said and len(said) < 400
+    assert answers[name]["again"] == said
+    assert answers[name]["source"] == f"cannot convert {name}.Array to 'dlx': {said}"
+    assert answers[name]["in a tree"] == "[3, 'a']"
+    assert answers["broken"][f"dlx_{name} (dlx-{name})"] == said
+    row = rows[f"dlx_{name}"]
+    assert (row["status"], row["distribution"], row["cause"]) == ("broken", f"dlx-{name}", said)
+
+
+def test_a_broken_plugin_breaks_no_other(side_by_side):
+    """A sound one among them works, and is the only one that is listed."""
+    _, answers, rows = side_by_side
+    assert answers["sound"] == "'Array'" and answers["listed"] == ["sound"]
+    assert rows["dlx_sound"]["status"] == "ready"
+
+
+def test_a_stale_entry_point(site):
+    """Metadata that outlived its module: the sentence names both, and listings go on."""
+    site.distribution("dlx-gone", {"gone": "dlx_gone", "lost": "lib:nothing"})
+    out = site.error("dlx.convert(b'abc', to='gone')")
+    assert out == (
+        "the adapter plugin dlx_gone (dlx-gone) is gone: its entry point names the module dlx_gone, and there is none. "
+        "Uninstall or repair dlx-gone."
+    )
+    assert "lib:nothing (dlx-gone) is broken: AttributeError" in site.error("dlx.convert(b'abc', to='lost')")
+    assert site.doctor()["dlx_gone"]["status"] == "broken"
+
+
+def test_an_entry_point_that_names_the_hook(site):
+    """A common slip has its own fix."""
+    site.module("dlx_lib", adapter())
+    site.distribution("dlx-lib", {"lib": "dlx_lib:dlx_adapters"})
+    assert site.error().endswith('it has no hook dlx_adapters. Name the module in its entry point: lib = "dlx_lib".')
+
+
+def test_an_array_of_a_broken_plugin_in_a_tree(site):
+    """What speaks a protocol of arrays is not taken for anything else: the error has its place."""
+    site.module("lib", FRAMEWORK + "Array.__dlpack__ = lambda self, **keywords: 1 / 0\n")
+    site.plugin("dlx-lib", "lib", "raise OSError('libx.so')")
+    out = site.error("import lib; dlx.convert({'x': [lib.Array(None)]}, to='dlx')")
+    assert "the adapter plugin dlx_lib (dlx-lib) is broken: OSError: libx.so" in out and "obj['x'][0]" in out
+
+
+def test_metadata_that_cannot_be_read(site):
+    """A distribution whose entry points are no text breaks no conversion."""
+    site.plugin("dlx-lib", "lib", adapter())
+    (site.path / "bad-1.0.dist-info").mkdir()
+    (site.path / "bad-1.0.dist-info" / "entry_points.txt").write_bytes(b"\xff\xfe[dlx\n=\x00")
+    assert site.run("print(dlx.convert(bytearray(3), to='dlx').shape); dlx.adapters()") == "(3,)"
+
+
+# ---- two for one -----------------------------------------------------------------------------------------------------
+
+
+def test_two_plugins_for_one_framework(site):
+    """Both are refused, naming both distributions, in whatever order they are found; a type of it says the same."""
+    site.plugin("dlx-lib", "lib", adapter())
+    site.plugin("lib-for-dlx", "lib", adapter())
+    out = site.error()
+    assert "dlx-lib (dlx_lib)" in out and "lib-for-dlx (lib_for_dlx)" in out, out
+    assert "both have an adapter for the name 'lib', with the same priority. Uninstall one, give one a" in out
+    assert "both have an adapter" in site.error("import lib; dlx.convert(lib.Array(None), to='dlx')")
+    found = site.doctor()
+    assert (found["dlx_lib"]["status"], found["lib_for_dlx"]["status"]) == ("broken", "broken")
+    assert "both have an adapter" in found["dlx_lib"]["cause"]
+
+
+@pytest.mark.parametrize(("first", "second", "wins"), [(0, 1, "second"), (5, 1, "first")])
+def test_the_higher_priority_is_taken(site, first, second, wins):
+    """The other one is set aside, which the listing and the doctor say."""
+    site.plugin("dlx-lib", "lib", adapter(priority=first, label="first"))
+    site.plugin("lib-for-dlx", "lib", adapter(priority=second, label="second"))
+    out = site.run(
+        """
+        print(dlx.describe(dlx.convert(bytearray(3), to="lib")).framework)
+        print(*dlx.adapters().notes)
+        """
+    ).splitlines()
+    assert out[0] == wins
+    loser = "dlx_lib (dlx-lib)" if wins == "second" else "lib_for_dlx (lib-for-dlx)"
+    assert f"the adapter 'lib' of {loser} is set aside" in out[1] and "with priority" in out[1]
+
+
+def test_the_user_chooses_one_by_name(site):
+    """DLX_LOAD_PLUGINS names the distributions that may be loaded: no dispute is left."""
+    site.plugin("dlx-lib", "lib", adapter(label="first"))
+    site.plugin("Lib_for.dlx", "lib", adapter(label="second").replace("Lib_for.dlx", "x"))
+    code = "print(dlx.describe(dlx.convert(bytearray(3), to='lib')).framework, len(dlx.adapters().broken))"
+    assert site.run(code, DLX_LOAD_PLUGINS="dlx-lib") == "first 0"
+
+
+def test_two_plugins_for_one_type(site):
+    """The one whose framework it is keeps it; the other is refused, whichever is loaded first."""
+    site.module("other")
+    site.plugin("dlx-lib", "lib", adapter())
+    greedy = adapter("other").replace('("other.Array",)', '("other.Array", "lib.Array")')
+    site.plugin("dlx-other", "other", greedy)
+    for order in (("other", "lib"), ("lib", "other")):
+        out = site.run(
+            f"""
+            import lib, other
+            for name in {order}:
+                print(dlx.plan(bytearray(3), to=name).error)
+            print(dlx.describe(lib.Array(dlx.empty((3,), "int8", "cpu"))).framework)
+            """
+        ).splitlines()
+        said = dict(zip(order, out, strict=False))
+        assert said["lib"] == "None" and out[2] == "lib"
+        assert (
+            "dlx-other (dlx_other) and dlx-lib (dlx_lib) both have an adapter for the type lib.Array" in said["other"]
+        )
+
+
+def test_two_plugins_for_one_type_of_a_third(site):
+    """Where it is nobody's own both are refused: no order of loading decides."""
+    for name in ("one", "two"):
+        site.module(name)
+        code = adapter(name).replace(f'("{name}.Array",)', f'("{name}.Array", "lib.Array")')
+        site.plugin(f"dlx-{name}", name, code)
+    out = site.run(
+        """
+        import lib, one, two
+        dlx.adapters()
+        for name in ("one", "two"):
+            print(dlx.plan(b"abc", to=name).error)
+        """
+    ).splitlines()
+    assert len(out) == 2 and all("dlx-one" in line and "dlx-two" in line and "lib.Array" in line for line in out)
+
+
+def test_containers_are_claimed_as_types_are(site):
+    """Two rows for one container are a conflict as well."""
+    row = 'containers = (Container(types=("lib.Bag",)),)'
+    site.plugin("dlx-lib", "lib", adapter().replace("priority = 0", row))
+    site.plugin("dlx-bags", "lib", adapter("bags", package="lib").replace('types = ("lib.Array",)', row))
+    assert "both have an adapter for the type lib.Bag" in site.error()
+
+
+def test_a_plugin_beside_ours(site, np):
+    """Ours cannot be replaced by installing something: the offer is refused and shown; the user may choose it."""
+    fake = adapter("numpy").replace("numpy.Array", "numpy.ndarray")
+    fake = fake.replace("obj.tensor", "dlx.convert(obj.tobytes(), to='dlx')")
+    site.plugin("dlx-numpy-extra", "numpy", fake)
+    code = "import numpy; print(dlx.describe(numpy.zeros(3)).dtype, len(dlx.adapters().broken)); dlx.adapters()"
+    assert site.run(code) == "float64 1"
+    row = site.doctor()["dlx_numpy_extra"]
+    assert row["status"] == "broken"
+    assert "dlx-numpy-extra offers an adapter for 'numpy', which dlx already has" in row["cause"]
+    assert site.run(code, DLX_LOAD_PLUGINS="dlx-numpy-extra") == "uint8 0"
+
+
+@pytest.mark.parametrize("priority", [0, 9])
+def test_a_plugin_that_takes_a_type_of_ours(site, np, priority):
+    """It is refused, not numpy, though it was loaded first, and whatever its priority."""
+    code = adapter(priority=priority).replace('("lib.Array",)', '("lib.Array", "numpy.ndarray")')
+    site.plugin("dlx-lib", "lib", code)
+    assert "dlx-lib has an adapter for the type numpy.ndarray, which dlx has itself" in site.error()
+    out = site.run(
+        """
+        import numpy, lib
+        dlx.adapters()
+        print(dlx.describe(numpy.zeros(3)).framework, type(dlx.convert(b"a", to="numpy")).__name__)
+        """
+    )
+    assert out == "numpy ndarray"
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "numpy scalar"])
+def test_a_plugin_that_takes_a_name_of_ours(site, name):
+    """As for types: what users write stays what it is."""
+    site.plugin("dlx-lib", "lib", adapter(name, package="lib", priority=9))
+    out = site.error("print(dlx.adapters()['numpy'].package); dlx.convert(b'abc', to='lib')")
+    if name != "numpy scalar":  # whose plugin may not have been loaded
+        assert f"dlx-lib has an adapter for the name '{name}', which dlx has itself" in out
+    found = site.run("found = dlx.adapters(); print(found['numpy'].package, found['torch'].package, *found.broken)")
+    assert found == "numpy torch dlx_lib (dlx-lib)"
+
+
+def test_a_plugin_that_owns_a_subclass_of_ours(site, np):
+    """A type's nearest listed base decides: no conflict."""
+    site.module("lib", "import numpy\n__version__ = '1'\nclass Array(numpy.ndarray):\n    pass\n")
+    code = adapter().replace("obj.tensor", "dlx.convert(obj.view(__import__('numpy').ndarray), to='dlx')")
+    site.plugin("dlx-lib", "lib", code)
+    out = site.run(
+        """
+        import numpy, lib
+        a = numpy.zeros(3)
+        print(dlx.describe(a).framework, dlx.describe(a.view(lib.Array)).framework, dlx.adapters().broken)
+        """
+    )
+    assert out == "numpy lib {}"
+
+
+# ---- a framework imported too early ----------------------------------------------------------------------------------
+
+
+def test_a_plugin_that_imports_its_framework(site):
+    """It is measured and named: in the listing's notes and by the doctor; where strict, refused."""
+    site.module("lib", "import time; time.sleep(0.05)\n" + FRAMEWORK)
+    site.plugin("dlx-lib", "lib", "import lib\n" + adapter())
+    (note,) = site.run("print(*dlx.adapters().notes, sep='\\n')").splitlines()
+    start, rest = note.split(", which took ")
+    assert start == "loading dlx_lib (dlx-lib) imports lib"
+    milliseconds, rest = rest.split(" ms ")
+    assert int(milliseconds) >= 50
+    assert rest.endswith("import lib inside functions only, and keep the plugin out of its framework's package")
+    assert "imports lib, which took" in site.doctor()["dlx_lib"]["cause"]
+    assert "dlx_lib (dlx-lib) is refused: loading dlx_lib" in site.error(DLX_STRICT_PLUGINS="1")
+
+
+def test_a_plugin_that_imports_another_framework(site, np):
+    """That is somebody else's time, and named too; a framework that was there before is nobody's fault."""
+    site.plugin("dlx-lib", "lib", "import numpy\n" + adapter())
+    assert "imports numpy, which took" in site.run("print(*dlx.adapters().notes)")
+    assert site.run("import numpy, lib; print(*dlx.adapters().notes)") == ""
+
+
+# ---- the environment -------------------------------------------------------------------------------------------------
+
+
+def test_plugins_can_be_left_out(site):
+    """DLX_LOAD_PLUGINS: unset, all; empty, none but ours; else those named, however their names are written."""
+    site.module("other")
+    site.plugin("dlx-lib", "lib", adapter())
+    site.plugin("dlx-other", "other", adapter("other"))
+    code = "found = dlx.adapters(); print('lib' in found, 'other' in found, 'torch' in found, len(found.broken))"
+    assert site.run(code) == "True True True 0"
+    assert site.run(code, DLX_LOAD_PLUGINS="") == "False False True 0"
+    assert site.run(code, DLX_LOAD_PLUGINS="DLX_lib") == "True False True 0"
+    assert site.run(code, DLX_LOAD_PLUGINS="dlx-lib, dlx.other, dlx") == "True True True 0"
+    assert site.run(code, DLX_LOAD_PLUGINS="dlx-lib,dlx-nothing") == "True False True 1"
+    out = site.run("print(*dlx.adapters().notes)", DLX_LOAD_PLUGINS="dlx-lib")
+    assert out == "DLX_LOAD_PLUGINS leaves dlx-other out, which has 'other'"
+    out = site.run("print(dlx.plan(b'a', to='other').error)", DLX_LOAD_PLUGINS="dlx-lib")
+    assert "there is no target 'other'. DLX_LOAD_PLUGINS='dlx-lib' leaves dlx-other out" in out
+    out = site.run("print(*dlx.adapters().broken.values())", DLX_LOAD_PLUGINS="dlx-nothing")
+    assert "DLX_LOAD_PLUGINS names 'dlx-nothing', and no such distribution offers adapters" in out
+
+
+def test_strict_raises_at_once(site, np):
+    """DLX_STRICT_PLUGINS: whatever loads a broken plugin raises; "0" and nothing mean no."""
+    site.plugin("dlx-lib", "lib", "raise OSError('libx.so')")
+    site.plugin("dlx-numpy-extra", "numpy", adapter("numpy"))
+    listing = "dlx.adapters()"
+    unknown = "import lib; dlx.convert([lib.Array(None)], to='dlx')"
+    beside = (
+        "import numpy; dlx.adapters.__module__; dlx.plan(b'', to='nowhere'); dlx.convert([numpy.zeros(1)], to='dlx')"
+    )
+    for value in ("1", "yes"):
+        assert "broken" in site.error(listing, DLX_STRICT_PLUGINS=value)
+        assert "is broken: OSError: libx.so" in site.error(unknown, DLX_STRICT_PLUGINS=value)
+        assert "offers an adapter for 'numpy'" in site.error(beside, DLX_STRICT_PLUGINS=value)
+    for value in ("", "0"):
+        for code in (listing, unknown, beside):
+            assert site.error(code, DLX_STRICT_PLUGINS=value) == "nothing raised"
+    assert site.doctor(DLX_STRICT_PLUGINS="1")["dlx_lib"]["status"] == "broken"
+
+
+# ---- the fast path, for a subclass that a plugin owns ----------------------------------------------------------------
+
+OWNER = """
+import dlx, sys
+from dlx_numpy import NumpyAdapter
+class Owner(NumpyAdapter):
+    api = 1
+    name = "lib"
+    package = "lib"
+    types = fast_path_types = ("lib.Array",)
+    containers = ()
+    fast_path_imports = False
+    def module(self): return sys.modules["numpy"]
+    def load(self, tensor): return super().load(tensor).view(sys.modules["lib"].Array)
+@dlx.hookimpl
+def dlx_adapters(): return [Owner()]
+"""
+SUBCLASS = "import numpy\n__version__ = '1'\nclass Array(numpy.ndarray):\n    pass\n"
+ROADS = """
+    import lib, numpy as np
+    from dlx._core import native
+    from dlx._engine.fast_path import learn
+    slow, path = [], dlx.convert.__wrapped__
+    def counting(*args, **options):
+        slow.append(args)
+        return path(*args, **options)
+    lane = native.FastPathFunction(counting, learn, dlx._engine.fast_path._consumer_failed)
+    array = np.arange(6.0).view(lib.Array)
+"""
+
+
+def test_a_subclass_of_ours_takes_the_lane(site, np):
+    """Out by numpy's own table, in by the adapter, as its own type; numpy's arrays are as before."""
+    site.module("lib", SUBCLASS)
+    site.plugin("dlx-lib", "lib", OWNER)
+    out = site.run(
+        textwrap.dedent(ROADS)
+        + textwrap.dedent(
+            """
+            tensor = lane(array, to="dlx"); back = lane(array, to="numpy")
+            print(len(slow), type(back).__name__, back.ctypes.data == array.ctypes.data, lane(array, to="lib") is array)
+            inside = lane(np.arange(6.0), to="lib")
+            print(len(slow), type(inside).__name__, inside.tolist() == array.tolist(), dlx.describe(inside).framework)
+            print(type(lane(tensor, to="lib")).__name__, type(lane(np.arange(3), to="numpy")).__name__)
+            print(dlx.adapters().broken, dlx.adapters().notes)
+            """
+        )
+    )
+    assert out.splitlines() == ["0 ndarray True True", "1 Array True lib", "Array ndarray", "{} []"]
+
+
+def test_a_subclass_of_torchs_takes_the_lane(site, np, torch):
+    """The same by torch's adapter: its guards in C, its storage held, its refusals, with nothing but names changed."""
+    site.module("lib", "import torch\n__version__ = '1'\nclass Array(torch.Tensor):\n    pass\n")
+    code = OWNER.replace("dlx_numpy", "dlx_torch").replace("NumpyAdapter", "TorchAdapter").replace('"numpy"', '"torch"')
+    site.plugin("dlx-lib", "lib", code.replace(".view(", ".as_subclass("))
+    out = site.run(
+        textwrap.dedent(ROADS).replace("np.arange(6.0).view", "__import__('torch').arange(6.0).as_subclass")
+        + textwrap.dedent(
+            """
+            back = lane(array, to="numpy")
+            print(type(lane(array, to="dlx")).__name__, type(lane(array, to="torch")).__name__, len(slow))
+            print(back.ctypes.data == array.data_ptr(), lane(array, to="lib") is array, len(slow))
+            print(type(lane(np.arange(3.0), to="lib")).__name__, dlx.describe(array).framework)
+            print(dlx.plan(array.requires_grad_(), to="numpy").error.reason)
+            """
+        )
+    )
+    assert out.splitlines() == [
+        "Tensor Tensor 0",
+        "True True 0",
+        "Array lib",
+        "it requires gradients, which do not cross frameworks",
+    ]
+
+
+def test_a_table_of_a_base_is_found_out(site, np):
+    """A table that makes arrays of another type is an error that says so, never an array of the wrong type."""
+    site.module("lib", SUBCLASS)
+    site.plugin("dlx-lib", "lib", OWNER.replace("    fast_path_imports = False\n", ""))
+    out = site.run(
+        textwrap.dedent(ROADS)
+        + textwrap.dedent(
+            """
+            for _ in range(2):
+                try:
+                    lane(np.arange(6.0), to="lib")
+                except dlx.errors.ConversionError as error:
+                    print(error)
+            import gc; gc.collect()
+            print(native.live())
+            """
+        )
+    )
+    first, second, live = out.splitlines()
+    assert first == second and "its exchange table made a numpy.ndarray" in first and live == "0"
+
+
+@pytest.mark.parametrize(
+    ("fact", "says"),
+    [
+        ("guards = (Guard('no_such', kinds=('nothing',)),)", "DTypeError: no dtype's name begins with 'nothing'"),
+        ("guards = (Guard('x', of_owner=True),); owner = 'base'; owner_type = 'lib.Nothing'", "AttributeError"),
+        ("def guard_function(self): return 3", "TypeError"),
+        ("def exchange(self): raise OSError('libx.so')", "OSError: libx.so"),
+        ("switches = (('no.such.module', 'x', 1),)", "KeyError: 'no.such.module'"),
+    ],
+)
+def test_a_lane_that_cannot_be_set_up_is_not_used(site, np, fact, says):
+    """The array converts by the Python path, and the listing says what is wrong."""
+    site.module("lib", SUBCLASS)
+    code = OWNER.replace("import dlx, sys", "import dlx, sys\nfrom dlx.adapter import Guard")
+    site.plugin(
+        "dlx-lib",
+        "lib",
+        code.replace("    fast_path_imports = False\n", f"    fast_path_imports = False\n    {fact}\n"),
+    )
+    out = site.run(
+        textwrap.dedent(ROADS)
+        + textwrap.dedent(
+            """
+            print([lane(array, to="dlx").shape for _ in range(2)], len(slow))
+            print(*dlx.adapters().notes)
+            """
+        )
+    )
+    lines = out.splitlines()
+    assert lines[0] == "[(6,), (6,)] 2"
+    assert f"the fast path from lib.Array to 'dlx' is not used: {says}" in lines[1]

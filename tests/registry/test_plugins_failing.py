@@ -1,0 +1,215 @@
+"""An adapter whose method raises hurts its own framework only: an error of dlx that says it, or no effect at all."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+
+from test_plugins import Site, adapter
+
+from dlx.adapter import Adapter
+
+METHODS = sorted(name for name, value in vars(Adapter).items() if not name.startswith("_") and callable(value))
+
+CODE = """
+    import importlib, json, numpy as np
+    found = {}
+    def of(name):
+        lib = importlib.import_module(name)
+        tensor, halves = dlx.empty((3,), "float32", "cpu"), dlx.empty((3,), "bfloat16", "cpu")
+        array, theirs = lib.Array(tensor), np.zeros(3, "f4")
+        def lent():
+            with dlx.borrow(array): pass
+        def written():
+            frozen = np.zeros(3, "f4"); frozen.flags.writeable = False
+            return dlx.using(name)(lambda x: x)(frozen)
+        return {
+            "out": lambda: dlx.convert(array, to="dlx"),
+            "out to numpy": lambda: dlx.convert(array, to="numpy"),
+            "out copied": lambda: dlx.convert(array, to="dlx", copy=True),
+            "same": lambda: dlx.convert(array, to=name),
+            "same copied": lambda: dlx.convert(array, to=name, copy=True),
+            "same detached": lambda: dlx.convert(array, to=name, detach=True),
+            "in": lambda: dlx.convert(tensor, to=name),
+            "in from numpy": lambda: dlx.convert(theirs, to=name),
+            "in by type": lambda: dlx.convert(tensor, to=lib.Array),
+            "in like": lambda: dlx.convert(tensor, like=array),
+            "in of another dtype": lambda: dlx.convert(halves, to=name),
+            "in on a device": lambda: dlx.convert(tensor, to=name, device="cuda"),
+            "tree out": lambda: dlx.convert({"x": [array, tensor]}, to="dlx"),
+            "tree in": lambda: dlx.convert({"x": [array, tensor]}, to=name),
+            "tree lazily": lambda: dlx.convert({"x": [array, tensor]}, to=name, lazy=True)["x"][1],
+            "plan out": lambda: dlx.plan(array, to="dlx"),
+            "plan in": lambda: dlx.plan(tensor, to=name),
+            "plan tree": lambda: dlx.plan([tensor, array], to=name),
+            "describe": lambda: dlx.describe(array),
+            "shares": lambda: dlx.shares_memory(array, tensor),
+            "stack out": lambda: dlx.stack([array, array], to="dlx"),
+            "stack in": lambda: dlx.stack([tensor, tensor], to=name),
+            "capsule": lambda: dlx.to_capsule(array),
+            "borrow": lent,
+            "using": lambda: dlx.using(name)(lambda x: x)(tensor),
+            "using, copied": written,
+            "using numpy": lambda: dlx.using("numpy")(lambda x: x)(array),
+        }
+    def tell(call):
+        try:
+            result = call()
+            error = getattr(result, "error", None)
+            return "planned" if error is not None else "fine"
+        except dlx.errors.DlxError as error:
+            return f"{type(error).__name__}: {error}"
+        except BaseException as error:
+            return f"RAW {error!r}"
+    for name in NAMES:
+        found[name] = {what: tell(call) for what, call in of(name).items()}
+    dlx.adapters()
+    print(json.dumps(found))
+"""
+
+
+def test_a_failing_method_is_told_by_dlx(tmp_path, python, np):
+    """Every public way in, for each method that an adapter may override: nothing but errors of dlx comes out."""
+    site = Site(tmp_path, python)
+    for method in ("nothing", *METHODS):
+        name = f"lib_{method}"
+        site.module(name)
+        code = adapter(name).replace(
+            "    priority = 0\n",
+            f"    priority = 0\n    fast_path_types = ('{name}.Array',)\n    dtypes = {{'float32': 'Array'}}\n",
+        )
+        raising = f"def boom(self, *a, **k): raise RuntimeError('BOOM in {method}')\nA.{method} = boom\n@dlx.hookimpl"
+        site.plugin(f"dlx-{method}", name, code if method == "nothing" else code.replace("@dlx.hookimpl", raising))
+    names = [f"lib_{method}" for method in ("nothing", *METHODS)]
+    found = json.loads(site.run(f"NAMES = {names}\n" + textwrap.dedent(CODE)))
+    raw = {(name, what): said for name, ways in found.items() for what, said in ways.items() if said.startswith("RAW")}
+    assert not raw
+    sound = found.pop("lib_nothing")
+    assert {what for what, said in sound.items() if said != "fine"} == {"in on a device"}
+    said = {
+        (name, what): text
+        for name, ways in found.items()
+        for what, text in ways.items()
+        if text not in ("fine", "planned", sound[what].replace("lib_nothing", name))
+    }
+    looked_up = {key for key, text in said.items() if f"BOOM in {key[0].removeprefix('lib_')}" not in text}
+    assert {name for name, _ in looked_up} <= {"lib_classes"}  # types that cannot be looked up are none
+    for method in ("examine", "info", "export", "load", "accepts", "current", "take", "holds", "clone", "check"):
+        assert any(name == f"lib_{method}" for name, _ in said), method
+
+
+def test_the_cause_of_a_failing_consumer_keeps_its_traceback(tmp_path, python, np):
+    """By the fast path too, for arrays and in trees: it leads to the line that raised, and holds no memory for ever."""
+    site = Site(tmp_path, python)
+    site.module("lib")
+    raising = "def deep(): raise ValueError('deep')\nA.load = lambda self, tensor: deep()\n@dlx.hookimpl"
+    site.plugin("dlx-lib", "lib", adapter().replace("@dlx.hookimpl", raising))
+    code = """
+        import gc, lib, numpy as np, traceback
+        from dlx._core import native
+        array = np.arange(3.0)
+        for obj in (array, array, dlx.empty((3,), "int8"), [array, array], {"a": [array]}, memoryview(b"abc")):
+            try: dlx.convert(obj, to="lib")
+            except dlx.errors.ConversionError as error:
+                frames = traceback.extract_tb(error.__cause__.__traceback__)
+                print(type(obj).__name__, [frame.name for frame in frames][-1])
+        del obj
+        gc.collect()
+        print(native.live())
+    """
+    names = ["ndarray", "ndarray", "Tensor", "list", "dict", "memoryview"]
+    assert site.run(code).splitlines() == [*(f"{name} deep" for name in names), "0"]
+
+
+RUBBISH = ("42", "-1", "'text'", "object()", "[1, 2]", "(1, 2)", "int", "Odd()", "Odd", "None")
+
+RUBBISH_MODULE = """
+value = None
+class Odd:
+    def __getattribute__(self, name): raise RuntimeError('no ' + name)
+    __bool__ = __len__ = __iter__ = __repr__ = __eq__ = __hash__ = lambda self, *a: 1 / 0
+"""
+RUBBISH_CODE = "import rubbish\nA.{method} = lambda self, *a, **k: rubbish.value\n@dlx.hookimpl"
+
+
+def test_rubbish_from_any_hook_is_told_by_dlx(tmp_path, python, np):
+    """Each hook, whatever it gives: an error of dlx that names the adapter, the hook and the answer, or no effect."""
+    site = Site(tmp_path, python)
+    site.module("rubbish", RUBBISH_MODULE)
+    methods = [method for method in METHODS if method != "give_back"]
+    for method in methods:
+        name = f"lib_{method}"
+        site.module(name)
+        code = adapter(name).replace(
+            "    priority = 0\n",
+            f"    priority = 0\n    fast_path_types = ('{name}.Array',)\n    dtypes = {{'float32': 'Array'}}\n",
+        )
+        site.plugin(f"dlx-{method}", name, code.replace("@dlx.hookimpl", RUBBISH_CODE.format(method=method)))
+    names = [f"lib_{method}" for method in methods]
+    in_a_loop = """
+    import rubbish
+    def typed(name, what, call):
+        result = call()
+        lib = importlib.import_module(name)
+        if what in ("in", "in from numpy", "in by type", "in like", "same", "same copied", "same detached"):
+            assert isinstance(result, lib.Array), f"{what} gave {result!r}"
+        return result
+    every = {}
+    for text in RUBBISH:
+        rubbish.value = eval(text, vars(rubbish))
+        for name in NAMES:
+            for what, call in of(name).items():
+                every[f"{text} {name} {what}"] = tell(lambda: typed(name, what, call))
+    del call
+    gc.collect()
+    print(json.dumps([every, native.live()]))
+    """
+    start, _, _ = CODE.partition("    for name in NAMES:\n")
+    start = textwrap.dedent(start).replace("found = {}", "import gc\nfrom dlx._core import native")
+    code = f"NAMES, RUBBISH = {names}, {RUBBISH}\n" + start + textwrap.dedent(in_a_loop)
+    found, live = json.loads(site.run(code))
+    assert not {key: said for key, said in found.items() if said.startswith("RAW")}
+    inside = ("AttributeError", "AssertionError", "KeyError", "IndexError")
+    assert not {key: said for key, said in found.items() if any(word in said for word in inside)}
+    assert live == 0
+    for method in ("accepts", "info", "examine", "export", "load", "take", "holds", "clone", "narrowed", "check"):
+        assert any(
+            "PluginError: " in said and f"{method} of the adapter 'lib_{method}' gave" in said
+            for key, said in found.items()
+            if f"lib_{method} " in key
+        ), method
+
+
+def test_a_failing_give_back_replaces_nothing(tmp_path, python):
+    """The consumer's error is raised, with a note; every other array is given back, a capsule usable again."""
+    site = Site(tmp_path, python)
+    site.module("lib")
+    site.module("bad")
+    raising = """
+A.load = lambda self, tensor: 1 / 0
+@dlx.hookimpl"""
+    giving = """
+A.give_back = lambda self, obj, tensor: [].missing
+@dlx.hookimpl"""
+    site.plugin("dlx-lib", "lib", adapter().replace("@dlx.hookimpl", raising))
+    site.plugin("dlx-bad", "bad", adapter("bad").replace("@dlx.hookimpl", giving))
+    out = site.run(
+        """
+        import bad, gc, lib
+        from dlx._core import native
+        array = bad.Array(dlx.empty((3,), "int8"))
+        capsules = [dlx.to_capsule(b"abc", max_version=(1, 0)) for _ in range(2)]
+        for obj in (array, [capsules[0], array, capsules[1]], [array, array, capsules[0]], {"a": [capsules[1], array]}):
+            try: dlx.convert(obj, to="lib")
+            except dlx.errors.ConversionError as error:
+                assert "lib refused it: ZeroDivisionError" in str(error), error
+                print(getattr(error, "__notes__", None) if obj is array else "")
+        print([dlx.convert(capsule, to="dlx").shape for capsule in capsules])
+        del obj, array, capsules
+        gc.collect()
+        print(native.live())
+        """
+    )
+    lines = out.splitlines()
+    assert "bad failed to take it back: AttributeError" in lines[0]
+    assert lines[-2:] == ["[(3,), (3,)]", "0"]

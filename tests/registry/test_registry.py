@@ -1,0 +1,451 @@
+"""Plugins: found late, loaded late, broken alone; targets by name, module and type."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+import types
+
+import pytest
+
+import dlx
+from dlx._core import native
+from dlx._registry import generic as strangers
+from dlx._registry.registry import Registry
+from dlx.adapter import Adapter, Capabilities, Defect, Layout
+from dlx.errors import AdapterNotFoundError, FrameworkNotInstalledError, PluginError
+
+
+class Array:
+    """An array of a framework that does not exist, which speaks the protocol through dlx."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+        self.asked = 0
+
+    def __dlpack__(self, **keywords):
+        self.asked += 1
+        return self.tensor.__dlpack__(**keywords)
+
+    def __dlpack_device__(self):
+        return self.tensor.__dlpack_device__()
+
+
+class Special(Array):
+    """A subclass that another adapter may own."""
+
+
+class MyLib(Adapter):
+    """The adapter of that framework."""
+
+    name = package = "mylib"
+    install = "pip install mylib"
+    types = ("mylib.Array",)
+
+    def accepts(self):
+        return Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1, keeps_readonly=True)
+
+    def load(self, tensor):
+        return Array(tensor)
+
+
+@pytest.fixture
+def mylib(monkeypatch):
+    """A framework `mylib` and a plugin `dlx_mylib`, both importable."""
+    package = types.ModuleType("mylib")
+    package.__version__ = "1.0"
+    package.Array, package.Special = Array, Special
+    monkeypatch.setattr(Array, "__module__", "mylib")
+    monkeypatch.setattr(Special, "__module__", "mylib")
+    monkeypatch.setitem(sys.modules, "mylib", package)
+    return package
+
+
+def plugin(monkeypatch, name, hook, mark=True):
+    """Make a module importable whose hook is the function given."""
+    module = types.ModuleType(name)
+    if mark:
+        hook = dlx.hookimpl(specname="dlx_adapters")(hook)
+    module.dlx_adapters = hook
+    monkeypatch.setitem(sys.modules, name, module)
+    return module
+
+
+@pytest.fixture
+def registry(monkeypatch, mylib):
+    """A fresh registry that knows the plugin and nothing else."""
+    adapter = MyLib()
+    plugin(monkeypatch, "dlx_mylib", lambda: [adapter])
+    return Registry({"mylib": "dlx_mylib", "my": "dlx_mylib"})
+
+
+def test_producer_is_found_by_type(registry):
+    """The adapter that lists a type, or a base of it, knows its objects."""
+    assert registry.producer(Array(None)).name == "mylib"
+    assert registry.producer(Special(None)).name == "mylib"
+
+
+def test_the_nearest_listed_type_wins(monkeypatch, mylib):
+    """An adapter that owns a subclass is asked before the one that owns its base."""
+
+    class Other(MyLib):
+        name = "other"
+        types = ("mylib.Special",)
+
+    plugin(monkeypatch, "dlx_mylib", lambda: [MyLib(), Other()])
+    registry = Registry({"mylib": "dlx_mylib"})
+    assert registry.producer(Special(None)).name == "other"
+    assert registry.producer(Array(None)).name == "mylib"
+
+
+def test_virtual_subclasses_are_known(monkeypatch, mylib):
+    """A type that is a subclass by registration only counts (jax.Array is such a base)."""
+    import abc
+
+    base = abc.ABCMeta("Base", (), {"__module__": "mylib"})
+    mylib.Array = base
+    registry = Registry({"mylib": "dlx_mylib"})
+    plugin(monkeypatch, "dlx_mylib", lambda: [MyLib()])
+    real = type("Real", (), {"__module__": "mylib.real"})
+    base.register(real)
+    assert registry.producer(real()).name == "mylib"
+
+
+@pytest.mark.parametrize("to", ["mylib", "my"])
+def test_target_by_name_and_alias(registry, to):
+    """A target has its root package as name, and perhaps aliases."""
+    assert registry.target(to).name == "mylib"
+
+
+def test_target_by_module_and_type(registry, mylib):
+    """A module or a listed array type names its framework."""
+    assert registry.target(mylib).name == "mylib"
+    assert registry.target(Array).name == "mylib"
+    assert registry.target("dlx") is registry.target(dlx.Tensor) is strangers.TENSOR
+
+
+def test_a_subclass_is_no_target(registry):
+    """Only listed types are; the message says which name to use."""
+    with pytest.raises(AdapterNotFoundError, match="Say to='mylib'"):
+        registry.target(Special)
+
+
+@pytest.mark.parametrize("to", [3, 1.5, ["numpy"], object()])
+def test_a_target_that_is_none_of_these_is_a_type_error(registry, to):
+    """A wrong kind of argument is a plain TypeError."""
+    with pytest.raises(TypeError, match="must be a name, a module or an array type"):
+        registry.target(to)
+
+
+def test_unknown_targets_name_the_known_ones(registry):
+    """Whoever mistypes a name reads the list."""
+    with pytest.raises(AdapterNotFoundError, match=r"no target 'nampy'. Known targets: .*dlx.*mylib"):
+        registry.target("nampy")
+
+
+def test_a_missing_framework_is_said_with_its_remedy(monkeypatch, registry):
+    """FrameworkNotInstalledError, an ImportError, gives the command that installs it."""
+    monkeypatch.delitem(sys.modules, "mylib")
+    with pytest.raises(
+        FrameworkNotInstalledError, match=r"mylib is not installed\. Install it: pip install mylib"
+    ) as info:
+        registry.target("mylib")
+    assert isinstance(info.value, ImportError)
+    assert isinstance(info.value.__cause__, ModuleNotFoundError)
+
+
+@pytest.mark.parametrize("cause", [OSError("libx.so: cannot open"), RuntimeError("broken"), ImportError("half")])
+def test_a_half_installed_framework_is_said_so(monkeypatch, registry, cause):
+    """A framework whose import fails is one clear error with the cause, of a class that callers catch."""
+    monkeypatch.delitem(sys.modules, "mylib")
+
+    class Finder:
+        def find_spec(self, name, path=None, target=None):
+            if name == "mylib":
+                raise cause
+
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    with pytest.raises(FrameworkNotInstalledError, match="installed but fails to import") as info:
+        registry.target("mylib")
+    assert info.value.__cause__ is cause
+
+
+def raising(error):
+    """Return a function that raises."""
+
+    def hook():
+        raise error
+
+    return hook
+
+
+BROKEN = {
+    "hook raises": raising(ZeroDivisionError("1/0")),
+    "hook raises OSError": raising(OSError("no such library")),
+    "not an adapter": lambda: [object()],
+    "not iterable": lambda: 3,
+    "nothing": lambda: [],  # noqa: PIE807 (a type cannot be marked)
+    "another API": lambda: [type("Future", (MyLib,), {"api": 99})()],
+}
+
+
+@pytest.mark.parametrize("hook", BROKEN.values(), ids=BROKEN.keys())
+def test_a_broken_plugin_breaks_nothing_else(monkeypatch, mylib, hook):
+    """It is raised, with its cause, by whoever needs it, and only then; other targets go on working."""
+    plugin(monkeypatch, "dlx_mylib", hook)
+    registry = Registry({"mylib": "dlx_mylib", "numpy": "dlx_numpy"})
+    assert registry.target("dlx") is strangers.TENSOR
+    assert registry.producer(b"abc") is strangers.BUFFER
+    for _ in range(2):  # remembered, not forgotten
+        with pytest.raises(PluginError, match=r"plugin dlx_mylib \(dlx\) is (broken|refused)") as info:
+            registry.target("mylib")
+        assert info.value.__cause__ is not None
+        with pytest.raises(PluginError):
+            registry.producer(Array(None))
+
+
+@pytest.mark.parametrize("error", [ImportError("no"), OSError("no"), SyntaxError("no"), RuntimeError("no")])
+def test_a_plugin_that_does_not_import_is_remembered(mylib, error):
+    """Whatever its import raises is the cause of the PluginError."""
+    registry = Registry({"mylib": "dlx_mylib"})
+    registry._plugins["mylib"].load = raising(error)
+    with pytest.raises(PluginError) as info:
+        registry.target("mylib")
+    assert info.value.__cause__ is error
+
+
+def test_another_api_is_told_with_both_numbers(monkeypatch, mylib):
+    """The message says which versions of the contract met."""
+    plugin(monkeypatch, "dlx_mylib", BROKEN["another API"])
+    with pytest.raises(PluginError, match="speaks API 99, this dlx speaks 1"):
+        Registry({"mylib": "dlx_mylib"}).target("mylib")
+
+
+def test_a_dlx_that_speaks_several_versions_says_which(monkeypatch, mylib):
+    """Adapters of each of them are taken; both ends of the range are in the message, and who is to be updated."""
+    from dlx._registry import plugin as plugins
+
+    monkeypatch.setattr(plugins, "OLDEST_API", 2)
+    monkeypatch.setattr(plugins, "API", 3)
+    for spoken, fix in ((1, "Update dlx-mylib"), (4, "Update dlx"), (2, None), (3, None)):
+        future = type("Future", (MyLib,), {"api": spoken})()
+        given = plugins.Plugin("dlx_mylib", None, "dlx-mylib")
+        if fix is None:
+            assert plugins.checked(given, [[future]]) == (future,)
+            continue
+        with pytest.raises(PluginError) as info:
+            plugins.checked(given, [[future]])
+        assert str(info.value) == f"adapter 'mylib' speaks API {spoken}, this dlx speaks 2 to 3. {fix}."
+
+
+def test_an_unmarked_hook_is_told(monkeypatch, mylib):
+    """Forgetting @dlx.hookimpl has a message that says so."""
+    plugin(monkeypatch, "dlx_mylib", lambda: [MyLib()], mark=False)
+    with pytest.raises(PluginError, match="hookimpl"):
+        Registry({"mylib": "dlx_mylib"}).target("mylib")
+
+
+def test_ours_are_loaded_as_theirs_are(np):
+    """dlx_numpy comes through the same function and hook as a third party's module."""
+    registry = Registry()
+    loaded = registry.load("numpy")
+    assert loaded.module == "dlx_numpy"
+    assert [adapter.name for adapter in loaded.adapters] == ["numpy", "numpy scalar"]
+
+
+FRAMEWORK = """
+__version__ = "1.0"
+class Array:
+    def __init__(self, tensor): self.tensor = tensor
+    def __dlpack__(self, **keywords): return self.tensor.__dlpack__(**keywords)
+    def __dlpack_device__(self): return (1, 0)
+"""
+PLUGIN = """
+import dlx
+from dlx.adapter import Adapter, Capabilities, Layout
+class MyLib(Adapter):
+    name = package = "mylib"
+    types = ("mylib.Array",)
+    install = "pip install mylib"
+    def accepts(self): return Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1, keeps_readonly=True)
+    def load(self, tensor):
+        import mylib
+        return mylib.Array(tensor)
+@dlx.hookimpl
+def dlx_adapters(): return [MyLib()]
+"""
+
+
+@pytest.fixture
+def published(python, tmp_path):
+    """Run code where a framework and three plugins are installed: a good one, a broken one, a stale entry point."""
+    (tmp_path / "mylib.py").write_text(FRAMEWORK)
+    (tmp_path / "dlx_mylib.py").write_text(PLUGIN)
+    (tmp_path / "dlx_bad.py").write_text("raise OSError('bad library')")
+    for name in ("mylib", "bad", "gone"):
+        info = tmp_path / f"dlx_{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: dlx-{name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[dlx]\n{name} = dlx_{name}\n")
+    start = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import dlx, importlib.metadata\n"
+    return lambda code: python(start + textwrap.dedent(code), args=())
+
+
+def test_a_third_party_is_found_by_entry_point(published):
+    """A published plugin works as source and target, and is loaded only when it is asked for."""
+    out = published(
+        """
+    array = dlx.convert(bytearray(b"abc"), to="dlx")
+    print("dlx_mylib" in sys.modules)
+    array = dlx.convert(array, to="mylib")
+    print(type(array).__name__, dlx.plan(array, to="dlx").source.framework, dlx.convert(array, to="dlx").shape)
+    print("dlx_bad" in sys.modules)
+    """,
+    )
+    assert out.split() == ["False", "Array", "mylib", "(3,)", "False"]
+
+
+def test_entry_points_are_scanned_once_and_late(published):
+    """Known types and targets scan nothing; the first unknown type scans, and no other scans again."""
+    out = published(
+        """
+    calls = []
+    real = importlib.metadata.entry_points
+    importlib.metadata.entry_points = lambda **keywords: calls.append(keywords) or real(**keywords)
+    dlx.convert(b"abc", to="dlx"); dlx.plan(memoryview(b"abc"), to="dlx"); print(len(calls))
+    class Unknown: pass
+    print(dlx.plan(Unknown(), to="dlx").outcome, len(calls))
+    dlx.plan(Unknown(), to="nowhere"); dlx.plan(b"abc", to="mylib"); print(len(calls))
+    """,
+    )
+    assert out.split() == ["0", "refused", "1", "1"]
+
+
+def test_broken_third_parties_are_told_by_distribution(published):
+    """A plugin that fails to import, and a stale entry point, are each one PluginError that names its distribution."""
+    out = published(
+        """
+    for name in ("bad", "gone"):
+        print(dlx.plan(b"abc", to=name).error)
+    print(dlx.convert(bytearray(3), to="mylib").tensor.shape)
+    """,
+    )
+    bad, gone, shape = out.strip().splitlines()
+    assert "dlx_bad (dlx-bad) is broken: OSError: bad library" in bad
+    assert "dlx_gone (dlx-gone) is gone: its entry point names the module dlx_gone, and there is none" in gone
+    assert shape == "(3,)"
+
+
+def test_two_adapters_for_one_name_are_both_named(monkeypatch, registry):
+    """The first stays; the second is remembered as broken, with both distributions in the text."""
+    import importlib.metadata
+
+    class Entry:
+        name, value = "mylib", "dlx_other"
+        dist = types.SimpleNamespace(name="dlx-other")
+
+        def load(self):
+            raise AssertionError("must not be loaded")
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [Entry()])
+    assert registry.target("mylib").name == "mylib"
+    clash = registry.plugins()["mylib (dlx-other)"]
+    assert "dlx-other offers an adapter for 'mylib', which dlx already has" in str(clash.broken)
+
+
+@pytest.mark.parametrize(
+    ("version", "before", "affected"),
+    [
+        ("2.2.4", "2.2.5", True),
+        ("2.2.5", "2.2.5", False),
+        ("2.2.5+cpu", "2.2.5", True),
+        ("2.2.5rc1", "2.2.5", True),
+        ("2.2.5.dev0+git", "2.2.5", True),
+        ("2.10.0", "2.9", False),
+        ("2.9", "2.9.0", False),
+        ("3.0", "2.2.5", False),
+        ("1.26.4", "2.0", True),
+        ("2.13.0+cpu", None, True),
+        ("unknown", "1.0", True),
+    ],
+)
+def test_defects_are_open_until_the_fixed_version(version, before, affected):
+    """Local and pre-release builds count as lower; without a known fix every version has the fault."""
+    assert Defect("does", "see", before=before).affects(version) is affected
+
+
+def test_defects_lower_capabilities(monkeypatch, mylib):
+    """A row of an old version changes what the framework is trusted with."""
+
+    class Old(MyLib):
+        defects = (
+            Defect("drops the flag", "see", before="2.0", lowers={"keeps_readonly": False, "max_ndim": 4}),
+            Defect("fixed long ago", "see", before="0.5", lowers={"layouts": 0}),
+        )
+
+    capabilities = Old().capabilities
+    assert (capabilities.keeps_readonly, capabilities.max_ndim, capabilities.layouts) == (False, 4, Layout.ANY)
+
+
+def test_capabilities_that_change_are_asked_each_time(mylib):
+    """An adapter that says so is never remembered (jax's x64 switch)."""
+
+    class Changing(MyLib):
+        constant = False
+        allowed = frozenset({"float32"})
+
+        def accepts(self):
+            return Capabilities(dtypes=self.allowed)
+
+    adapter = Changing()
+    tensor = dlx.convert(memoryview(bytes(8)).cast("d"), to="dlx")
+    before = adapter.current()  # as every look-up of a target gives it
+    assert before.check(tensor) & native.lib.DLX_INCOMPATIBLE_DTYPE
+    address = before.capabilities_address()
+    Changing.allowed = frozenset({"float64"})
+    assert not adapter.current().check(tensor) & native.lib.DLX_INCOMPATIBLE_DTYPE
+    assert before.check(tensor) & native.lib.DLX_INCOMPATIBLE_DTYPE and before.capabilities_address() == address
+
+
+def test_adapters_are_listed_without_their_frameworks(python):
+    """dlx.adapters() gives them by name and imports no framework; asked about one that nobody imported, it says so."""
+    python("""
+        import sys, dlx
+        found = dlx.adapters()
+        assert list(found)[0] == "dlx" and {"numpy", "torch", "jax", "tvm_ffi", "pyarrow"} <= set(found)
+        assert not {"numpy", "torch", "jax", "tvm_ffi", "pyarrow"} & set(sys.modules)
+        try:
+            found["torch"].dtype_to(dlx.DType("bfloat16"))
+        except dlx.errors.FrameworkNotInstalledError as error:
+            assert "import torch" in str(error)
+        else:
+            raise SystemExit("no error")
+    """)
+
+
+def test_dtypes_map_both_ways(np):
+    """Each adapter's table gives the framework's dtype for dlx's, and back; what a version lacks is left out."""
+    adapter = Registry().target("numpy")
+    for name in adapter.known_dtypes():
+        dtype = dlx.DType(name)
+        assert adapter.dtype_from(adapter.dtype_to(dtype)) == dtype
+    with pytest.raises(dlx.errors.DTypeError, match="numpy has no dtype code2_24bit"):
+        adapter.dtype_to(dlx.DType(2, 24, 1))
+
+
+def test_torch_dtypes_map_both_ways(torch):
+    """As for numpy; shells without a dtype of their own are in neither direction."""
+    adapter = Registry().target("torch")
+    assert {"bfloat16", "float8_e4m3fn", "uint16", "complex32"} <= adapter.known_dtypes()
+    for name in adapter.known_dtypes():
+        assert adapter.dtype_from(adapter.dtype_to(dlx.DType(name))) == dlx.DType(name)
+    assert adapter.dtype_from(torch.uint4) is None
+
+
+def test_devices_map_both_ways(np, torch):
+    """A host device has a name in each framework; another is refused by name."""
+    for name in ("numpy", "torch"):
+        adapter = Registry().target(name)
+        assert adapter.device_from(adapter.device_to(dlx.Device("cpu"))) == (1, 0)
+        with pytest.raises(dlx.errors.DeviceError, match="cuda:1"):
+            adapter.device_to(dlx.Device("cuda:1"))

@@ -1,0 +1,182 @@
+"""Frameworks that compute on the recording driver's devices: one with current streams, as torch and cupy have them.
+
+Their kernels are reads and writes that the driver watches, and their allocator reuses memory at once, on the stream
+that it was allocated on, as those of torch and cupy do: memory that is given back too early is a race.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+
+import dlx
+from dlx._core import native
+from dlx._core.native import lib
+from dlx.adapter import Adapter, Capabilities, Layout
+
+N = 64
+
+
+class Stream:
+    """A stream object, kept by whoever uses its handle."""
+
+    def __init__(self, ptr, device_id=0):
+        self.ptr, self.device_id = ptr, device_id
+
+
+class Array:
+    """An array of N bytes on a device."""
+
+    framework = None
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    @property
+    def ptr(self):
+        return self.tensor.data_ptr
+
+    @property
+    def device(self):
+        return self.tensor.device
+
+
+class Block:
+    """Memory of the framework's allocator; the allocator reuses it at once when it comes back."""
+
+    def __init__(self, framework, nbytes, device, stream, kind):
+        self.framework, self.nbytes, self.device, self.stream = framework, nbytes, device, stream
+        self.address = framework.cuda.alloc(nbytes, device, kind)
+
+    def __del__(self):
+        framework = self.framework
+        framework.freed += 1
+        if framework.cuda.write(self.stream, self.address, self.nbytes, self.device):
+            framework.reused_too_early += 1
+
+
+class Framework(types.ModuleType):
+    """A framework with an adapter; streams are per device, the legacy one at first."""
+
+    __version__ = "1.0"
+
+    def __init__(self, name, cuda):
+        super().__init__(name)
+        self.cuda = cuda
+        self.freed = self.reused_too_early = self.asked = 0
+        self.device = 0
+        self._streams = {}
+        self.Array = type("Array", (Array,), {"framework": self, "__module__": name})
+        self.heard = []  # streams that exports were told
+
+    def current(self, device=None):
+        """The current stream object of a device."""
+        return self._streams.get(self.device if device is None else device) or Stream(0, -1)
+
+    @contextlib.contextmanager
+    def on(self, handle, device=0):
+        """Work on a stream for a while."""
+        before = self._streams.get(device)
+        self._streams[device] = Stream(handle, device)
+        try:
+            yield self._streams[device]
+        finally:
+            self._streams[device] = before
+
+    def handle(self, device):
+        return self.current(device).ptr or 1
+
+    def made(self, device=0, *, kind=2, shape=(N,), strides=None, readonly=False):
+        """A new array, written by a kernel on the current stream."""
+        block = Block(self, N, device, self.handle(device), kind)
+        place = (2 if kind == 2 else 13, device)
+        tensor = native.tensor_new(
+            block.address, shape, strides, dlx.DType("uint8"), place, 1 if readonly else 0, block
+        )
+        array = self.Array(tensor)
+        self.write(array)
+        return array
+
+    def write(self, array):
+        """Run a kernel that writes; return whether it races."""
+        return self.cuda.write(self.handle(array.device.id), array.ptr, N, array.device.id)
+
+    def read(self, array):
+        """Run a kernel that reads; return whether it races."""
+        return self.cuda.read(self.handle(array.device.id), array.ptr, N, array.device.id)
+
+
+class GpuAdapter(Adapter):
+    """The adapter of such a framework."""
+
+    install = "not to be had"
+
+    def __init__(self, framework, **facts):
+        self.framework = framework
+        self.name = self.package = framework.__name__
+        self.types = (f"{self.name}.Array",)
+        self.facts = {"device_types": frozenset({1, 2}), "layouts": Layout.ANY, "min_alignment": 1} | facts
+
+    def accepts(self):
+        return Capabilities(dtypes=frozenset({"uint8"}), **self.facts)
+
+    def info(self, obj):
+        from dlx.adapter import ArrayInfo
+
+        return ArrayInfo.of_tensor(obj.tensor, self.name, type(obj), ())
+
+    def export(self, obj, *, stream=None):
+        self.framework.heard.append(stream)
+        return obj.tensor
+
+    def work_stream(self, device):
+        self.framework.asked += 1
+        return self.framework.current(device.id)
+
+    def current_device(self, device_type):
+        return self.framework.device
+
+    @contextlib.contextmanager
+    def on_device(self, device):
+        before, self.framework.device = self.framework.device, device.id
+        try:
+            with super().on_device(device):
+                yield
+        finally:
+            self.framework.device = before
+
+    def on_stream(self, stream):
+        return self.framework.on(stream.handle, stream.device.id)
+
+    def load(self, tensor):
+        device = tensor.device
+        stream = self.framework.handle(device.id) if device.type in (2, 13) else None
+        return self.framework.Array(native.capsule_claim(tensor.__dlpack__(stream=stream, max_version=(1, 0))))
+
+
+class EventAdapter(GpuAdapter):
+    """One whose arrays each have a stream of their own, so that there is no current one; it speaks for itself."""
+
+    def work_stream(self, device):
+        return None
+
+    def export(self, obj, *, stream=None):
+        self.framework.heard.append(stream)
+        if stream not in (None, -1):
+            device = obj.device.id
+            assert lib.dlx_cuda_order(device, self.framework.handle(device), device, stream) == 0
+        return obj.tensor
+
+
+def install(monkeypatch, name, cuda, kind=GpuAdapter, **facts):
+    """Make a framework known to dlx for one test."""
+    import sys
+
+    from dlx._registry.registry import Plugin, registry
+
+    framework = Framework(name, cuda)
+    monkeypatch.setitem(sys.modules, name, framework)
+    adapter = framework.adapter = kind(framework, **facts)
+    plugin = Plugin(f"dlx_{name}", lambda: None, "tests", adapters=(adapter,), loaded=True)
+    monkeypatch.setitem(registry._plugins, name, plugin)
+    return framework

@@ -1,0 +1,126 @@
+"""The conformance kit can say yes and no: each check passes what keeps its promise, and finds what breaks it."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+
+import kit_adapters
+import kit_planted
+import pytest
+
+import dlx
+from dlx.testing import CHECKS, find, run
+
+STRANGERS = [name for name, check in CHECKS.items() if check.kind != "adapter"]
+
+
+@pytest.fixture(autouse=True)
+def no_leaks():
+    """Planted leaks are wanted; what they keep goes with the test."""
+    yield
+    kit_planted.KEPT.clear()
+    kit_planted.BUSY.clear()
+    kit_adapters.KEPT.clear()
+    kit_adapters.BUSY.clear()
+    gc.collect()
+
+
+def verdict(check, subject):
+    """Hold a subject to a check in a fresh process: what other tests did to this one's registry must not matter."""
+    (found,) = run(subject, [check])
+    return found
+
+
+def test_every_check_has_a_planted_fault():
+    """No check may be one that cannot fail."""
+    assert {fault.partition("/")[0] for fault in kit_planted.PLANTED} == set(STRANGERS)
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_a_library_that_keeps_its_promise_is_passed(name):
+    """The good one keeps it: it is neither blamed nor found inapplicable."""
+    found = verdict(CHECKS[name], kit_planted.subject_good)
+    assert found.status == "keeps", found.seen
+
+
+@pytest.mark.parametrize("fault", kit_planted.PLANTED)
+def test_a_broken_promise_is_found(fault):
+    """The bad one is found by the check that it is named after, with words that say what was seen."""
+    found = verdict(CHECKS[fault.partition("/")[0]], getattr(kit_planted, f"subject_{fault}"))
+    assert found.status == "breaks", (found.status, found.seen)
+    assert len(found.seen) > 10
+
+
+# ---- adapters --------------------------------------------------------------------------------------------------------
+
+ADAPTERS = [name for name, check in CHECKS.items() if check.kind == "adapter"]
+ELSEWHERE = {"adapter-fast-path", "adapter-imports-nothing"}  # shown below
+
+
+def test_every_check_of_an_adapter_has_a_planted_fault():
+    """No check may be one that cannot fail."""
+    planted = {fault.partition("/")[0] for fault in kit_adapters.SUBJECTS}
+    assert planted - {"good"} | ELSEWHERE == set(ADAPTERS)
+
+
+@pytest.mark.parametrize("name", sorted(set(ADAPTERS) - ELSEWHERE))
+def test_an_adapter_that_says_what_is_so_is_passed(name):
+    """The good one keeps every promise."""
+    found = verdict(CHECKS[name], kit_adapters.named("good"))
+    assert found.status == "keeps", found.seen
+
+
+@pytest.mark.parametrize("fault", [fault for fault in kit_adapters.SUBJECTS if fault != "good"])
+def test_an_adapter_that_breaks_its_word_is_found(fault):
+    """The bad one is found by the check that it is named after."""
+    found = verdict(CHECKS[fault.partition("/")[0]], kit_adapters.named(fault))
+    assert found.status == "breaks", (found.status, found.seen)
+
+
+def test_roads_that_differ_are_found(monkeypatch):
+    """The fast path and the Python path are compared, and a difference is told."""
+    check, subject = CHECKS["adapter-fast-path"], find("dlx")
+    assert check(subject).status == "keeps"
+
+    class Differs:
+        """A fast path beside a path that always copies."""
+
+        def __init__(self, convert):
+            self.convert = convert
+
+        def __call__(self, *args, **options):
+            return self.convert(*args, **options)
+
+        def __wrapped__(self, obj, to, **options):
+            return self.convert(obj, to=to, copy=True)
+
+    monkeypatch.setattr(dlx, "convert", Differs(dlx.convert))
+    assert check(subject).status == "breaks"
+
+
+@pytest.mark.parametrize(("line", "status"), [("import sys", "keeps"), ("import kit_framework", "breaks")])
+def test_an_adapter_that_imports_its_framework_is_found(line, status, tmp_path, monkeypatch):
+    """Loading a plugin in a fresh interpreter tells whether it imports what it is about."""
+    (tmp_path / "kit_framework.py").write_text("__version__ = '1'\n")
+    (tmp_path / "dlx_kit_framework.py").write_text(
+        f"{line}\nimport dlx\nfrom dlx.adapter import Adapter\n\n\nclass Own(Adapter):\n"
+        "    name = package = 'kit_framework'\n\n\n@dlx.hookimpl\ndef dlx_adapters():\n    return [Own()]\n"
+    )
+    info = tmp_path / "dlx_kit_framework-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dlx-kit-framework\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[dlx]\nkit_framework = dlx_kit_framework\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "dlx.testing", "kit_framework", "--json", "--only", "adapter-imports-nothing"],
+        capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )  # fmt: skip
+    assert done.returncode < 2, done.stderr
+    (subject,) = json.loads(done.stdout)["subjects"]
+    assert [found["status"] for found in subject["verdicts"]] == [status], done.stdout
+    assert done.returncode == (status == "breaks")

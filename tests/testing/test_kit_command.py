@@ -1,0 +1,327 @@
+"""The kit's command, its pytest plugin, declared exceptions, workers that die, and what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import kit_planted
+import pytest
+from conftest import ROOT
+
+import dlx
+from dlx.testing import CHECKS, Broken, Check, NotApplicable, Source, Subject, Taken, find, of_kinds, pattern, run
+from dlx.testing.check import excepting
+from dlx.testing.report import ABOUT, Grades, as_page, as_text
+from dlx.testing.svg import picture
+
+FAST = ("copy-true", "export-strides", "export-snapshot")
+
+
+def command(*args, folder=None, pytest_too=False):
+    """Run the kit's command, or pytest with the kit, in a fresh process."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(ROOT / "tests" / "support")]),
+    }
+    start = ["-m", "pytest", "-p", "dlx.testing", "-q"] if pytest_too else ["-m", "dlx.testing"]
+    return subprocess.run(
+        [sys.executable, *start, *args], capture_output=True, text=True, check=False, env=environment, cwd=folder
+    )
+
+
+def only(*names):
+    """Return the options that pick checks."""
+    return [word for name in names for word in ("--only", name)]
+
+
+def test_a_reader_that_goes_away_ends_it_quietly():
+    """`python -m dlx.testing --list | head` has nothing to say about the pipe."""
+    code = "import runpy, sys; sys.argv[1:] = ['--list']; runpy.run_module('dlx.testing', run_name='__main__')"
+    reading, writing = os.pipe()
+    os.close(reading)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*filter(None, sys.path)])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=writing, stderr=subprocess.PIPE, text=True, check=False, env=environment
+    )
+    os.close(writing)
+    assert (done.stderr, done.returncode) == ("", 141)
+
+
+def test_all_kept_is_status_0_and_plain_text_in_a_pipe():
+    """One line for each promise, no control characters."""
+    done = command("kit_planted:subject_good", *only(*FAST))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "planted: 3 keeps"
+    assert [line.split()[2] for line in lines[1:]] == ["export-strides", "export-snapshot", "copy-true"]
+    assert "\x1b" not in done.stdout
+
+
+def test_a_broken_promise_is_status_1_with_its_reproduction():
+    """What was seen, and how to see it again."""
+    done = command("kit_planted:subject_copy-true", *only("copy-true"))
+    assert done.returncode == 1
+    assert "breaks   producer copy-true" in done.stdout and "copy=True shares" in done.stdout
+    assert 'CHECKS["copy-true"](find("kit_planted:subject_copy-true"))' in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["no_such_library"], "no_such_library"),
+        (["kit_planted:nothing"], "not a dlx.testing.Subject"),
+        (["dlx", "--only", "no-such-check"], "there is no no-such-check"),
+        (["dlx", "--kinds", "cook"], "there is no cook"),
+        (["dlx", "--except", "copy-true"], "needs a reason"),
+        (["dlx", "--except", "copy-tru=why"], "there is no check copy-tru"),
+        ([], "name what to grade"),
+    ],
+)
+def test_what_cannot_be_graded_is_status_2(args, words):
+    """And one sentence says why."""
+    done = command(*args)
+    assert done.returncode == 2
+    assert words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_json_holds_everything():
+    """For programs: promise, kind, severity, status, what was seen, the reproduction."""
+    done = command("kit_planted:subject_copy-true", "--json", *only("copy-true", "copy-false"))
+    found = json.loads(done.stdout)
+    assert found["schema"] == 1
+    (subject,) = found["subjects"]
+    by_name = {row["check"]: row for row in subject["verdicts"]}
+    assert by_name["copy-true"]["status"] == "breaks" and by_name["copy-true"]["severity"] == "wrong"
+    assert "reproduction" in by_name["copy-true"] and "reproduction" not in by_name["copy-false"]
+    assert by_name["copy-false"]["status"] == "keeps"
+
+
+def test_an_exception_is_declared_with_a_reason():
+    """It is shown with its reason, and is no failure."""
+    done = command("kit_planted:subject_copy-true", *only("copy-true"), "--except", "copy-true=it never copies")
+    assert done.returncode == 0
+    assert "excepted" in done.stdout and "declared: it never copies" in done.stdout
+
+
+def test_an_exception_that_is_not_needed_any_more_breaks():
+    """Else it would hide the next fault."""
+    subject = excepting(kit_planted.subject_good, {"copy-true": "it never copies"})
+    found = CHECKS["copy-true"](subject)
+    assert found.status == "breaks" and "not needed any more" in found.seen
+
+
+def test_a_subject_states_its_exceptions_with_a_reason():
+    """Also as data."""
+    with pytest.raises(ValueError, match="copy-true has none"):
+        Subject("bare", exceptions={"copy-true": " "})
+
+
+def test_pytest_makes_a_test_of_each_promise(tmp_path):
+    """Named after subject and check; kept, broken, excepted and not applicable are what pytest calls them."""
+    chosen = "copy-true or copy-false or export-readonly or max-version-1 or import-scalar"
+    done = command(
+        "--dlx-adapter=kit_planted:subject_copy-true", "--dlx-except=keyword-max-version-1=it is not so",
+        "-k", chosen, "-vv", pytest_too=True, folder=tmp_path,
+    )  # fmt: skip
+    text = done.stdout
+    assert done.returncode == 1, text + done.stderr
+    for line in (
+        "planted::copy-false PASSED", "planted::copy-true FAILED", "planted::export-readonly PASSED",
+        "planted::keyword-max-version-1 FAILED",
+    ):  # fmt: skip
+        assert line in text, text
+    assert "`copy=True` never shares: it gives memory of its own" in text and "not needed any more" in text
+    assert "Traceback" not in text
+
+
+def test_pytest_skips_and_xfails(tmp_path):
+    """What is not applicable is skipped with the reason, what is excepted is an expected failure."""
+    (tmp_path / "test_own.py").write_text("def test_mine():\n    pass\n")
+    kit = [
+        "--dlx-adapter=kit_planted:subject_copy-true",
+        "--dlx-except=copy-true=never",
+        "-k",
+        "copy-true and not import and not served or mine",
+        "-rsx",
+    ]
+    alone = command(*kit, pytest_too=True, folder=tmp_path)
+    assert "1 skipped" in alone.stdout and "1 xfailed" in alone.stdout and "XFAIL" in alone.stdout, alone.stdout
+    assert "passed" not in alone.stdout
+    both = command(*kit, "test_own.py", pytest_too=True, folder=tmp_path)
+    assert "1 passed" in both.stdout and "1 xfailed" in both.stdout, both.stdout
+
+
+def test_pytest_says_what_it_cannot_find(tmp_path):
+    """As a usage error."""
+    done = command("--dlx-adapter=no_such_library", pytest_too=True, folder=tmp_path)
+    assert done.returncode == 4 and "no_such_library" in done.stderr + done.stdout
+
+
+# ---- workers ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_check_that_kills_its_process_is_blamed_and_the_rest_goes_on():
+    """The one that died has broken its promise; those before and after it are graded."""
+    names = ("asks-for-version", "newer-minor", "old-producer", "deleter-once")
+    found = list(run(kit_planted.subject_dies, [CHECKS[name] for name in names]))
+    assert [verdict.check for verdict in found] == list(names)
+    assert [verdict.status for verdict in found] == ["keeps", "breaks", "keeps", "keeps"]
+    assert "SIGABRT" in found[1].seen
+
+
+def test_a_check_that_never_ends_is_blamed(monkeypatch):
+    """Its process is ended."""
+    monkeypatch.setattr("dlx.testing.runner.PATIENCE", 5)
+    (found,) = run(kit_planted.subject_hangs, [CHECKS["newer-minor"]])
+    assert found.status == "breaks" and "hangs" in found.seen
+
+
+def test_a_fresh_process_must_be_able_to_find_the_subject():
+    """One that is only an object here cannot be graded there."""
+    with pytest.raises(ValueError, match="no spec"):
+        list(run(Subject("here"), [CHECKS["copy-true"]]))
+
+
+# ---- checks and their words ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=lambda check: check.name)
+def test_a_check_says_what_it_promises(check):
+    """One sentence, a known row, ten lines at most."""
+    assert check.promise.endswith(".") and check.promise.count(". ") == 0
+    assert check.about in ABOUT
+    assert len(check.shows.strip().splitlines()) <= 10
+    assert check.function.__doc__ or check.name.startswith("import-")
+
+
+def test_a_fault_of_the_kit_is_no_grade():
+    """Only Broken breaks, only NotApplicable does not apply; any other exception is the kit's own."""
+    subject = Subject("any")
+
+    def raising(error):
+        def function(lib):
+            raise error
+
+        return Check("own", "It does.", "producer", "dtypes", "wrong", function)(subject).status
+
+    assert raising(Broken("seen")) == "breaks"
+    assert raising(NotApplicable("none")) == "n/a"
+    assert raising(KeyError("kit")) == "error"
+    assert Grades(subject, "", (Check("copy-true", "", "producer", "", "", lambda lib: 1 / 0)(subject),)).status == 2
+
+
+def test_patterns_hold_what_conversions_lose():
+    """NaN payloads, a signalling NaN, -0.0, subnormals, infinity; bools that are 0 and 1."""
+    words = [int.from_bytes(pattern("float32", 6)[4 * i : 4 * i + 4], "little") for i in range(5)]
+    assert words == [0xFFFFFFFF, 0x7F800001, 0x80000000, 1, 0x7F800000]
+    assert set(pattern("bool", 24)) == {0, 1}
+    assert len(pattern("int4", 3)) == 2 and len(pattern("complex64", 3)) == 24
+
+
+def test_a_source_keeps_account():
+    """What was taken, and how often its deleter was called."""
+    source = Source("int32", (2, 3), (1, 2))
+    assert source.amiss() == ""
+    taken = Taken(source.__dlpack__(max_version=(1, 0)))
+    assert (taken.shape, taken.strides, taken.elements()) == ((2, 3), (1, 2), source.elements())
+    assert source.amiss() == ""
+    taken.consume()
+    assert "called 0 times" in source.amiss()
+    taken.delete(thread=True)
+    assert source.amiss() == ""
+    taken.delete()
+    assert "called 2 times" in source.amiss()
+
+
+def test_what_others_do_with_ctypes_does_not_matter():
+    """The argument types of ctypes.pythonapi belong to everybody; the kit has functions of its own."""
+    import ctypes
+
+    functions = [getattr(ctypes.pythonapi, f"PyCapsule_{name}") for name in ("SetName", "GetName", "GetPointer", "New")]
+    before = [(function.restype, function.argtypes) for function in functions]
+    try:
+        for function in functions:
+            function.restype, function.argtypes = ctypes.c_double, [ctypes.c_double]
+        test_a_source_keeps_account()
+    finally:
+        for function, (restype, argtypes) in zip(functions, before, strict=True):
+            function.restype, function.argtypes = restype, argtypes
+
+
+def test_a_page_tells_what_was_found():
+    """Versions, a table at a glance, what is broken with its code; and a picture of well-formed XML."""
+    from xml.etree import ElementTree
+
+    graded = [
+        Grades(subject, "1.5", tuple(CHECKS[name](subject) for name in ("copy-true", "export-snapshot")))
+        for subject in (kit_planted.subject_good, getattr(kit_planted, "subject_copy-true"))
+    ]
+    page = as_page(graded, "the command", "picture.svg")
+    assert "planted 1.5" in page and "![" in page
+    assert "| producer: copies | ✓ | **✗ 1** of 1 |" in page
+    assert page.count("```python") == 1
+    ElementTree.fromstring(picture(graded))
+
+
+def test_a_terminal_shows_the_same(capsys):
+    """Drawn by rich: marks, promises, what was seen, and the reproduction."""
+    names = ("copy-true", "copy-false", "export-snapshot")
+    subject = getattr(kit_planted, "subject_copy-true")
+    as_text(Grades(subject, "1.5", tuple(CHECKS[name](subject) for name in names)), rich=True)
+    shown = capsys.readouterr().out
+    assert "planted 1.5: 2 keeps, 1 breaks" in shown
+    assert re.search("✗ +copy-true", shown) and re.search("✓ +copy-false", shown)
+    assert 'CHECKS["copy-true"]' in shown
+
+
+def test_every_library_known_here_describes_itself():
+    """Those that are installed: they make what they declare."""
+    subject = find("dlx")
+    assert {check.kind for check in of_kinds(subject)} == {"producer", "consumer", "adapter"}
+    for dtype in subject.dtypes:
+        assert subject.array(dtype)[0].dtype == dlx.DType(dtype)
+
+
+def test_what_nobody_reads_is_no_error():
+    """`python -m dlx.testing numpy | head -1`, and a full disk: one line, or none, and no traceback."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    start = [sys.executable, "-m", "dlx.testing", "--list"]
+    done = subprocess.run(start, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+    if os.path.exists("/dev/full"):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(start, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        said = "python -m dlx.testing: writing failed: No space left on device\n"
+        assert (done.returncode, done.stderr) == (2, said)
+
+
+def test_a_report_that_cannot_be_written(tmp_path):
+    """Status 2, and where."""
+    done = command("kit_planted:subject_good", *only("copy-true"), "--report", str(tmp_path / "no" / "x.md"))
+    assert done.returncode == 2
+    assert done.stderr.endswith("x.md: No such file or directory\n") and done.stderr.count("\n") == 1
+
+
+def test_a_name_that_is_not_known_shows_those_that_are():
+    """Libraries of the kit, and further adapters; under --json as data, too."""
+    done = command("nosuch", "--json")
+    assert done.returncode == 2
+    for name in ("numpy", "mlx", "cupy", "module:attribute"):
+        assert name in done.stderr
+    found = json.loads(done.stdout)
+    assert (found["schema"], found["subjects"]) == (1, [])
+    (error,) = found["errors"]
+    assert error["subject"] == "nosuch" and error["message"] in done.stderr
+
+
+def test_the_list_of_checks_as_json():
+    """What --list prints, for programs."""
+    found = json.loads(command("--list", "--json").stdout)
+    assert found["schema"] == 1
+    assert {each["name"] for each in found["checks"]} == {*CHECKS}

@@ -1,0 +1,160 @@
+"""What the kit says of real libraries: it finds their known faults and blames nothing else, and its page runs again."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+from dlx.testing import CHECKS, find, of_kinds, run
+
+PAGE = ROOT / "docs" / "conformance.md"
+SECTION = re.compile(r"^### (\S+) (\S+)$", re.MULTILINE)
+PIECE = re.compile(r"^\*\*`([a-z0-9-]+)`\*\*:.*?\n```python\n(.*?)```", re.MULTILINE | re.DOTALL)
+
+# Known from the libraries' own issues and from trying by hand: library -> (version without it, check).
+KNOWN = {
+    "numpy": ["import-legacy-writable"],
+    "torch": ["import-negative", "export-pending", "import-readonly", "asked-once", "export-snapshot", "overflow"],
+    "jax": ["import-narrowing", "keyword-max-version-1", "asks-for-version", "export-readonly"],
+    "tvm_ffi": ["keyword-max-version-0", "import-readonly", "other-major", "negative-extent"],
+    "pyarrow.Array": ["export-readonly-legacy"],
+}
+# What they are known to do well: the same checks must not blame them.
+KEPT = {
+    "numpy": ["import-negative", "import-readonly", "asked-once", "other-major", "import-narrowing", "export-readonly"],
+    "torch": ["keyword-max-version-0", "other-major", "import-narrowing", "import-legacy-writable", "deleter-at-exit"],
+    "jax": ["import-negative", "asked-once", "import-readonly", "export-layouts", "keyword-max-version-0"],
+    "tvm_ffi": ["import-negative", "asked-once", "import-narrowing", "keyword-max-version-1", "import-legacy-writable"],
+    "pyarrow.Array": ["import-negative", "other-major", "import-readonly", "export-readonly", "asks-for-version"],
+}
+
+
+def page():
+    """Give (library, version, check, code) of every reproduction in docs/conformance.md."""
+    text = PAGE.read_text(encoding="utf-8")
+    parts = SECTION.split(text)[1:]
+    for name, version, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+        for check, code in PIECE.findall(body):
+            yield name, version, check, code
+
+
+def installed(name, version=None):
+    """Return a library as a subject, or skip: not here, or another version than the page is about."""
+    try:
+        subject = find(name)
+        here = subject.version()
+    except ImportError:
+        pytest.skip(f"{name} is not installed")
+    if version is not None and here != version:
+        pytest.skip(f"the page is about {name} {version}, found {here}")
+    return subject
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_faults_are_found_and_nothing_else_is_blamed(name):
+    """Those of the versions that the tests are pinned to; a version that is better is skipped."""
+    pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line)
+    root = name.partition(".")[0]
+    subject = installed(name)
+    wanted = pinned["apache-tvm-ffi" if root == "tvm_ffi" else root]
+    if subject.version().partition("+")[0] != wanted:
+        pytest.skip(f"this is about {name} {wanted}")
+    checks = [CHECKS[check] for check in (*KNOWN[name], *KEPT[name])]
+    found = {verdict.check: verdict for verdict in run(subject, checks)}
+    assert {check: found[check].status for check in KNOWN[name]} == dict.fromkeys(KNOWN[name], "breaks")
+    assert {check: found[check].status for check in KEPT[name]} == dict.fromkeys(KEPT[name], "keeps")
+
+
+def test_the_page_is_what_numpy_does():
+    """Every verdict on numpy is the page's: it was not written by hand, and is not out of date."""
+    version = importlib.import_module("numpy").__version__ if find_spec("numpy") else None
+    rows = [(check, code) for name, at, check, code in page() if name == "numpy" and at == version]
+    if not rows:
+        pytest.skip(f"the page is not about numpy {version}")
+    subject = installed("numpy")
+    found = list(run(subject, of_kinds(subject, ("producer", "consumer"))))
+    assert {verdict.check for verdict in found if verdict.status == "breaks"} == {check for check, _ in rows}
+    assert not [verdict for verdict in found if verdict.status == "error"]
+    for check, code in rows:
+        assert CHECKS[check].reproduction(subject).strip() == code.strip()
+
+
+def find_spec(name):
+    """Return whether a package can be imported, without importing it."""
+    return importlib.util.find_spec(name)
+
+
+RUNNER = """
+import json, sys, traceback
+for name, code in json.load(sys.stdin):
+    print("begin", name, flush=True)
+    try:
+        exec(compile(code, name, "exec"), {"__name__": "__main__"})
+    except SystemExit as end:
+        ended = "passes" if not end.code else "fails"
+    except (ImportError, NameError, SyntaxError):
+        ended = "is no reproduction: " + traceback.format_exc().replace(chr(10), " ")
+    except BaseException:
+        ended = "fails"
+    else:
+        ended = "passes"
+    print("end", ended, flush=True)
+"""
+
+
+def outcomes(pieces):
+    """Run (name, code) pieces one after the other; return {name: outcome}. One that ends its process fails."""
+    found, pieces = {}, list(pieces)
+    while pieces:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", RUNNER],
+            input=json.dumps(pieces), capture_output=True, text=True, check=False, timeout=240,
+        )  # fmt: skip
+        words = [line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("begin ", "end "))]
+        for (_, name), ended in zip(words[::2], [*words[1::2], ("end", "fails")], strict=False):
+            found[name] = ended[1]
+        assert words, done.stderr
+        pieces = [piece for piece in pieces if piece[0] not in found]
+    return found
+
+
+@functools.cache
+def shown(name):
+    """Return what became of the reproductions of one library."""
+    return outcomes((check, code) for library, _, check, code in page() if library == name)
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "check", "code"), [pytest.param(*row, id=f"{row[0]}-{row[2]}") for row in page()]
+)
+def test_a_reproduction_on_the_page_shows_the_fault(name, version, check, code):
+    """Ten lines at most, which fail here and now; not because something is not installed."""
+    assert len(code.strip().splitlines()) <= 10
+    installed(name, version)
+    assert shown(name)[check] == "fails"
+
+
+def test_a_reproduction_passes_where_the_promise_is_kept():
+    """On dlx itself: what fails on a page must not fail everywhere."""
+    subject = find("dlx")
+    nothing = {"export-snapshot", "export-unfit", "export-pending"}  # dlx.Tensor has nothing of the kind
+    checks = [check for check in CHECKS.values() if check.kind != "adapter" and check.name not in nothing]
+    found = outcomes((check.name, check.reproduction(subject)) for check in checks)
+    assert {name: ended for name, ended in found.items() if ended != "passes"} == {}
+
+
+def test_the_page_is_dated_versioned_and_complete():
+    """A reader sees when, with which versions, and every promise of generic producers."""
+    text = PAGE.read_text(encoding="utf-8")
+    assert re.search(r"Graded on \d{4}-\d\d-\d\d by `python -m dlx\.testing", text)
+    for name, check in CHECKS.items():
+        assert (f"| `{name}` |" in text) is (check.kind != "adapter"), name
+    assert (PAGE.with_suffix(".svg")).read_text(encoding="utf-8").startswith("<svg")

@@ -1,0 +1,248 @@
+"""`dlx.using`: whatever a function hands back of its arguments is its caller's own object, and nothing else is."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import itertools
+from collections.abc import Mapping
+
+import pytest
+
+import dlx
+from dlx._views.base import View
+from dlx._views.factory import RecordView
+from dlx._views.sequence import SequenceView
+
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+
+Pair = collections.namedtuple("Pair", "x y")
+
+
+@dataclasses.dataclass
+class Record:
+    x: object
+    y: object = 3
+
+
+FRAMEWORKS = {
+    "numpy": lambda: np.arange(4, dtype="f4"),
+    "numpy backwards": lambda: np.arange(4, dtype="f4")[::-1],
+    "numpy read-only": lambda: np.broadcast_to(np.float32(1), (4,)),
+    "torch": lambda: torch.arange(4, dtype=torch.float32),
+    "torch gradient": lambda: torch.ones(4, requires_grad=True),
+    "dlx": lambda: dlx.convert(np.arange(4, dtype="f4"), to="dlx"),
+}
+INTO = {  # how two arrays are passed
+    "bare": lambda a, b: (a, b),
+    "list": lambda a, b: ([a, b],),
+    "tuple": lambda a, b: ((a, b), b),
+    "dict": lambda a, b: ({"a": a, "n": 3, 2.5: [b]},),
+    "deque": lambda a, b: (collections.deque([a], 3), {"k": (b,)}),
+    "named": lambda a, b: (Pair(a, b), a),
+    "record": lambda a, b: (Record([a]), Record(a, b)),
+    "ordered": lambda a, b: (collections.OrderedDict(b=b, a=a), "text"),
+}
+OUT = {  # what is made of the arguments that a function got
+    "first": lambda args: args[0],
+    "last": lambda args: args[-1],
+    "all": lambda args: args,
+    "list": lambda args: list(args),
+    "dict": lambda args: {"k": args[-1], "n": [None, args[0]]},
+    "twice": lambda args: [args[0], (args[0], args[-1])],
+    "record": lambda args: Record(args[0], {"deep": [args[-1]]}),
+}
+
+
+def calling(body, to, **options):
+    """Decorate a plain function."""
+    return dlx.using(to, **options)(lambda *args: body(args))
+
+
+def method(body, to, **options):
+    """Decorate a method."""
+
+    class Model:
+        @dlx.using(to, **options)
+        def run(self, *args):
+            return body(args)
+
+    return Model().run
+
+
+def generating(body, to, **options):
+    """Decorate a generator, which is sent the first argument."""
+
+    @dlx.using(to, **options)
+    def steps(*args):
+        sent = yield None
+        yield body([sent])
+        return body(args)
+
+    def run(*args):
+        running = steps(*args)
+        next(running)
+        running.send(args[0])
+        try:
+            next(running)
+        except StopIteration as stop:
+            return stop.value
+
+    return run
+
+
+def awaiting(body, to, **options):
+    """Decorate a coroutine function."""
+
+    @dlx.using(to, **options)
+    async def later(*args):
+        return body(args)
+
+    return lambda *args: asyncio.run(later(*args))
+
+
+def parts(obj):
+    """Return keys and elements of a container of the tests, or of a view of one; None of anything else."""
+    if isinstance(obj, Record | RecordView):
+        return ["x", "y"], [obj.x, obj.y]
+    if isinstance(obj, Mapping):
+        return list(obj), list(obj.values())
+    return (None, list(obj)) if isinstance(obj, list | tuple | collections.deque | SequenceView) else None
+
+
+def below(args):
+    """Return all containers in arguments, these left out."""
+    found = [each for each in args if parts(each)]
+    for each in found:
+        found += [child for child in parts(each)[1] if parts(child)]
+    return found
+
+
+def check(result, wanted, callers, *, lazy):
+    """Check that a result is what the plain function makes of the caller's own objects."""
+    if parts(wanted) is None or any(wanted is each for each in callers):
+        if not lazy or not isinstance(result, View):
+            assert result is wanted
+            return
+    else:
+        assert type(result) is type(wanted) or (lazy and isinstance(result, View))
+    (keys, children), (wanted_keys, wanted_children) = parts(result), parts(wanted)
+    assert keys == wanted_keys
+    for pair in zip(children, wanted_children, strict=True):
+        check(*pair, callers, lazy=lazy)
+
+
+PAIRS = list(itertools.product(FRAMEWORKS, repeat=2))
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("to", ["numpy", "torch", "dlx"])
+@pytest.mark.parametrize("decorate", [calling, method, generating, awaiting])
+def test_an_argument_that_is_handed_back_is_the_callers_own_object(decorate, to, lazy):
+    """Whatever framework it is of, in whatever container, beside whatever other; lazily containers may be views."""
+    pairs = PAIRS[:: 1 + lazy] if decorate is calling else PAIRS[1::11]
+    for body, into, (one, other) in itertools.product(OUT.values(), INTO.values(), pairs):
+        a, b = FRAMEWORKS[one](), FRAMEWORKS[other]()
+        run = decorate(body, to, lazy=lazy)
+        args = into(a, a if one == other else b)
+        check(run(*args), body(args), below(args), lazy=lazy)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_the_out_idiom(lazy):
+    """A function that returns what it was told to write into."""
+    a, out = np.ones(3, "f4"), torch.zeros(3)
+    double = dlx.using("torch", lazy=lazy)(lambda x, *, out: torch.mul(x, 2, out=out))
+    assert double(a, out=out) is out and out.tolist() == [2, 2, 2]
+    halves = dlx.using("torch", lazy=lazy)(lambda x, *, out: {"out": [torch.mul(x, 0.5, out=out)], "new": x * 3})
+    result = halves(a, out=out)
+    assert result["out"][0] is out and type(result["new"]) is np.ndarray
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_view_of_an_argument_is_not_the_argument(lazy):
+    """It is a result like any other, in the caller's framework."""
+    a, t = np.ones(3, "f4"), torch.ones(3)
+    slices = dlx.using("torch", lazy=lazy)(lambda x, y: [x[:], y[:], y.view(3), x, y])
+    result = slices(a, t)
+    assert [type(each) for each in result] == [np.ndarray] * 4 + [torch.Tensor]
+    assert result[3] is a and result[4] is t and all(each is not a for each in result[:3])
+    assert dlx.shares_memory(result[0], a) and dlx.shares_memory(result[1], t)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_an_answer_of_another_framework_is_asked_for_of_arguments_too(lazy):
+    """And only of those of another one."""
+    a, t = np.ones(3, "f4"), torch.ones(3)
+    for answer, own, other in (("numpy", a, t), ("torch", t, a)):
+        same_ = dlx.using("torch", answer=answer, lazy=lazy)(lambda x: x)
+        both = same_([own, other, [own]])
+        assert both[0] is own and type(both[1]) is type(own) and both[2][0] is own
+        mine = [own, {"k": own}]
+        assert same_(own) is own and same_(mine) is mine and type(same_(other)) is type(own)
+
+
+def test_what_was_passed_as_it_is_comes_back_as_it_is():
+    """Methods that return `self`, in a container too; whatever stands in it is neither converted nor looked at."""
+
+    @dataclasses.dataclass
+    class Model:
+        weight: object
+        names: object
+
+        def fit(self, x):
+            return self
+
+        def both(self, x):
+            return [x, (self, x * 2), {"self": self}]
+
+    class Mine(torch.Tensor):
+        def fit(self, x):
+            return self
+
+    a = np.ones(2, "f4")
+    for options in ({}, {"lazy": True}, {"answer": "numpy"}, {"answer": "numpy", "lazy": True}):
+        using = dlx.using("torch", **options)
+        model = Model(torch.ones(2), np.array(["text"]))
+        assert using(Model.fit)(model, a) is model
+        result = using(Model.both)(model, a)
+        assert result[0] is a and result[1][0] is model and result[2]["self"] is model
+        assert type(result[1][1]) is np.ndarray and type(model.weight) is torch.Tensor
+        mine = torch.ones(2).as_subclass(Mine)
+        assert (using(Mine.fit)(mine, a) is mine) is ("answer" not in options)
+
+
+def test_what_a_function_changed_is_not_the_callers_container():
+    """Its arrays are, and the containers in it that were left alone."""
+
+    def change(tree):
+        tree["new"] = tree["x"] + 1
+        return tree
+
+    for lazy in (False, True):
+        tree = {"x": np.ones(1), "t": torch.ones(1), "in": [torch.ones(1), np.ones(1)]}
+        result = dlx.using("torch", lazy=lazy)(change)(tree)
+        assert result is not tree and "new" not in tree and type(result["new"]) is np.ndarray
+        assert result["x"] is tree["x"] and result["t"] is tree["t"]
+        assert result["in"][0] is tree["in"][0] and result["in"][1] is tree["in"][1]
+        assert lazy or result["in"] is tree["in"]
+
+
+def test_sets_and_keys_that_are_arrays():
+    """A set has no order to compare by, and an array that is a key is not asked what it equals."""
+    arrays = [dlx.convert(np.full(1, n), to="dlx") for n in range(9)]
+    every = set(arrays)
+    handed = dlx.using("torch")(lambda x: [x])
+    assert handed(every)[0] is every
+    first, second = torch.ones(2), torch.ones(2)
+    table = {first: np.ones(1), second: 2}
+    assert dlx.using("torch")(lambda x: x)(table) is table
+
+    def other(x):
+        x[torch.ones(2)] = x.pop(second)
+        return x
+
+    result = dlx.using("torch")(other)(table)
+    assert result is not table and result[first] is table[first] and len(result) == 2
