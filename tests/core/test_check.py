@@ -224,7 +224,7 @@ def test_check_wants_a_tensor_and_an_address(arguments, error):
 
 def test_what_a_plain_copy_resolves_is_what_the_table_says():
     """The fast path's set of incompatibilities that it copies for is the table's, less what is repacked."""
-    from dlx._engine.incompatibility import REPACKED, TABLE
+    from dlx._engine.incompatibility import REPACKED, RULES
 
-    cured = sum(row.bit for row in TABLE if row.copy_resolves)
+    cured = sum(rule.bit for rule in RULES if rule.copy_resolves)
     assert cured & ~REPACKED == lib.DLX_COPY_RESOLVES

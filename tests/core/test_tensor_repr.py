@@ -154,7 +154,7 @@ def test_devices_are_not_read(device):
 def test_memory_that_is_not_there(python):
     """A repr of a tensor whose address is wrong ends nothing: debuggers show locals without asking."""
     code = """
-        from dlx._core import native
+        from dlx._core import native, tensor
         print(native.tensor_new(256, (2,), None, (2, 32, 1), (1, 0), 0, None))
     """
     assert python(code) == "dlx.Tensor(float32[2], cpu)\n"

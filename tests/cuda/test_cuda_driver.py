@@ -217,7 +217,7 @@ def test_a_child_that_is_forked_while_the_driver_is_loaded(python, tmp_path):
         loading.join()
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     """
-    out = run(python, library, code, "import os, signal\nfrom dlx import cuda as driver\n")
+    out = run(python, library, code, "import os, signal\nfrom dlx._core import cuda as driver\n")
     assert "a forked child cannot use it" in out[0] and out[1] == "0"
 
 

@@ -56,7 +56,7 @@ def test_fresh_memory(cuda, device):
     consumer = cuda.stream(device.id)
     assert cuda.write(consumer, tensor.data_ptr, 60, device.id)  # the allocation itself is on a stream
     cuda.clear_report()
-    driver.wait(driver.readiness(tensor), Stream(device, consumer))
+    driver.wait(driver.readiness_of(tensor), Stream(device, consumer))
     assert not cuda.write(consumer, tensor.data_ptr, 60, device.id)
     del tensor
     assert cuda.count("cuMemFreeAsync") == 1 and cuda.blocks == 0
@@ -108,7 +108,7 @@ def test_it_waits_for_its_last_user(cuda):
     """A consumer's stream that still reads keeps the memory from being given back."""
     tensor, c = on(CUDA0, (16,)), cuda.stream()
     address = tensor.data_ptr
-    driver.wait(driver.readiness(tensor), Stream(CUDA0, c))
+    driver.wait(driver.readiness_of(tensor), Stream(CUDA0, c))
     given = native.tensor_behind(tensor, 0, c, "kept")
     cuda.stall(c)
     cuda.read(c, address, 64)
@@ -225,7 +225,7 @@ def test_a_copy_on_a_stream_is_ordered_there(cuda):
     """A copy between devices runs on the stream that was named, and on no other."""
     source, target, c = on(CUDA0, (8,)), on(CUDA1, (8,)), cuda.stream(1)
     for tensor in (source, target):
-        driver.wait(driver.readiness(tensor), Stream(CUDA1, c))
+        driver.wait(driver.readiness_of(tensor), Stream(CUDA1, c))
     native.tensor_transfer(source, target, c, False)
     assert cuda.races == 0 and cuda.count("cuMemcpyPeerAsync") == 1
     assert not cuda.read(c, target.data_ptr, 32, device=1)

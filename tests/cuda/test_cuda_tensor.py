@@ -141,7 +141,7 @@ def test_a_tensor_for_one_consumer_orders_nothing_more(cuda):
     """What has been seen to before is not done again, whatever stream the consumer names."""
     p, c = cuda.stream(), cuda.stream()
     tensor = written(cuda, p)
-    driver.wait(driver.readiness(tensor), Stream(CUDA0, c))
+    driver.wait(driver.readiness_of(tensor), Stream(CUDA0, c))
     given = native.tensor_behind(tensor, 0, c, "kept")
     cuda.forget()
     got = taken(given, cuda.stream())

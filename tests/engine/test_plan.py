@@ -341,7 +341,7 @@ def test_without_probe_a_generic_producer_is_not_asked():
     assert "unknown" in str(plan)
 
 
-@pytest.mark.parametrize("source", [name for name in SOURCES if "generic_adapter" not in name and name != "failing"])
+@pytest.mark.parametrize("source", [name for name in SOURCES if "generic" not in name and name != "failing"])
 def test_probe_matters_to_generic_producers_only(np, torch, counting, source):
     """What can be described is planned without a probe as with one."""
     obj = SOURCES[source](np, torch, counting)

@@ -410,7 +410,7 @@ def test_a_view_is_described_where_it_begins(torch):
     assert dlx.plan(view, to="dlx").source.address == view.data_ptr()
 
 
-def test_complex_numbers_at_an_odd_address_are_copied(python):
+def test_complex_numbers_at_an_odd_address_are_copied(torch, python):
     """There torch 2.13 dies of copying complex128; class, strides and gradients stay."""
     code = """
         import torch, dlx
