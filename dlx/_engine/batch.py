@@ -201,12 +201,24 @@ class Batch:
             transfer.said, transfer.tensor = described.info, described.tensor
             transfer.needs_export = described.needs_export
             transfer.before = approach(obj, source, described.blockers, transfer.info, self.request)
+            self._reach(transfer)
         except DlxError:
             raise
         except Exception as error:
             raise adapter_failed(source, error) from error
         if transfer.before.steps or transfer.before.outcome != "unknown":
             transfer.tensor = None
+
+    def _reach(self, transfer: _Transfer) -> None:
+        """Raise if work on the array's device cannot be ordered, before its producer is called."""
+        source, tensor = transfer.source, transfer.tensor
+        if transfer.before.outcome != "unknown" or (tensor is not None and tensor.is_host) or not takes_stream(source):
+            return
+        device = None if tensor is None else tensor.device
+        if tensor is None and transfer.said is not None:
+            device = transfer.info().device
+        if device is not None and not host_readable(device):
+            self.sync().reach(source, device)
 
     def _preview(self, transfer: _Transfer) -> None:
         """Decide about what is known without calling a producer; raise what is refused."""
@@ -308,9 +320,12 @@ class Batch:
             _completed(failed, transfer, self.request, consumed=consumed)
             for note in notes:
                 failed.add_note(note)
-            if failed is error:
-                raise
-            raise failed from error
+            try:
+                if failed is error:
+                    raise
+                raise failed from error
+            finally:
+                del failed  # as in `_fail`
 
     # ---- failures ---------------------------------------------------------------------------------------------------
 
@@ -318,11 +333,10 @@ class Batch:
         return self.failures is not None and self.failures.collect
 
     def _fail(self, error: DlxError, i: int) -> None:
-        if self.failures is not None:
-            self.failures.add(error, () if self.path is None else self.path(i))
-            return
         try:
-            raise error
+            if self.failures is None:
+                raise error
+            self.failures.add(error, () if self.path is None else self.path(i))
         finally:
             del error  # this frame is in its traceback, and would keep it, and all that it holds, alive
 

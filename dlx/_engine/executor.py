@@ -56,8 +56,12 @@ def marked(tensor: Tensor, source: Adapter) -> Tensor:
 
 def is_read_in_place(steps: tuple[Step, ...]) -> bool:
     """Return whether the consumer reads the producer's memory where it is, on its device or as host memory."""
-    as_host = any(isinstance(step, Relabel) and host_readable(step.device) for step in steps)
-    return as_host or not any(isinstance(step, Copy | Repack) for step in steps)
+    copied = False
+    for step in steps:
+        if isinstance(step, Relabel) and host_readable(step.device):
+            return True
+        copied = copied or isinstance(step, Copy | Repack)
+    return not copied
 
 
 def execute(

@@ -139,14 +139,13 @@ class StreamSync:
         """Call a producer once, on its device and with the right stream; return the tensor and when it is ready.
 
         A producer with a current stream is not asked to order anything: dlx does, once for all of its arrays. Others
-        get a stream with each export.
+        get a stream with each export. `reach` has been asked before.
 
         Raises
         ------
         DeviceError
             If work on that device cannot be ordered.
         """
-        self.reach(source, device)
         own, asked = self.asked_of(source, device)
         with source.devices.activate(device):
             tensor = source.export(obj, stream=UNORDERED if own is not None else asked.wire)
@@ -182,7 +181,6 @@ class StreamSync:
         """
         asked = None
         if takes_stream(source) and not host_readable(tensor.device):
-            self.reach(source, tensor.device)
             own, asked = self.asked_of(source, tensor.device)
             asked = own or asked
         return self._readiness(source, obj, tensor, asked)

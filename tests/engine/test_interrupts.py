@@ -18,7 +18,7 @@ from dlx._core import native, stream
 from dlx._registry import generic as strangers
 from dlx._registry.registry import registry
 from dlx.adapter import Adapter, Guard, StreamSupport
-from dlx.adapter import declarations as facts
+from dlx.errors import path_text
 
 GO_ON = pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
 
@@ -356,7 +356,7 @@ def test_memory_that_runs_out_in_somebody_elses_attribute():
     with pytest.raises(MemoryError, match="now"):
         stream.handle_of(Nasty())
     with pytest.raises(MemoryError, match="now"):
-        facts._shown(Nasty())
+        path_text((Nasty(),))
 
 
 def test_memory_that_runs_out_in_an_adapter(mylib, monkeypatch):
