@@ -9,6 +9,7 @@ import re
 import sys
 import tomllib
 
+import calls as calls_of
 import pytest
 import structure
 from project import ROOT
@@ -227,6 +228,13 @@ def test_convert_and_plan_take_the_same_options():
     plan = dict(inspect.signature(dlx.plan).parameters)
     assert plan.pop("probe").default is True
     assert plan == convert
+
+
+def test_one_conversion_by_the_python_path_is_short(np, torch):
+    """A numpy array on its way to torch, outside of the fast path."""
+    calls, files = calls_of.conversion()
+    assert len(calls) <= 42, calls
+    assert len(files) <= 9, files
 
 
 def test_tests_share_helpers_in_support_only():
