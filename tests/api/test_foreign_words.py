@@ -9,7 +9,7 @@ import pytest
 
 import dlx
 from dlx import errors
-from dlx.adapter import Blocker
+from dlx.adapter import Blocker, Description
 from dlx.cli import main
 
 SAYS = "Pass it through mylib.unseal() first."
@@ -63,7 +63,7 @@ def test_the_fix_of_a_blocker_arrives_unchanged(call, option, monkeypatch):
     """An adapter's own sentence stands beside what dlx says of its options."""
     blocker = Blocker("it is sealed", SAYS, option="detach" if option else None, resolution="x" if option else None)
     adapter = type(dlx._registry.generic.DLPACK)
-    monkeypatch.setattr(adapter, "examine", lambda self, obj: [blocker])
+    monkeypatch.setattr(adapter, "describe", lambda self, obj: Description(blockers=(blocker,)))
     called = dlx.using("dlx", detach=False)(lambda x: x) if call is CALLS["using"] else call
     with pytest.raises(errors.CopyRequiredError) as caught:
         called(Sealed(None))

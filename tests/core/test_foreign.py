@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import textwrap
 from types import SimpleNamespace
@@ -385,11 +386,22 @@ def test_what_is_remembered_of_a_class():
     """No code of a metaclass runs, and a class that is no key is not remembered."""
     known = TypeCache()
     for kind in (int, NoModule, Unhashable, Unreadable):
-        known[kind] = kind
-        assert known.get(kind) is (kind if is_key(kind) else None)
+        assert known.keep(kind, kind) is kind
+        assert known.find(kind) is (kind if is_key(kind) else None)
     assert not is_key(Unhashable)
     assert not is_key(Unreadable)
     assert type_name(Unreadable) == "test_foreign.Unreadable"
     assert type_name(NoModule) == "NoModule"
     assert type_name(SimpleNamespace) == "types.SimpleNamespace"
     assert issubclass(DlxError, Exception)
+
+
+def test_what_is_remembered_of_a_class_goes_with_it():
+    """The class is not kept alive, and its answer is dropped with it."""
+    known = TypeCache()
+    kind = type("Short", (), {})
+    known.keep(kind, 1)
+    assert (known.find(kind), len(known)) == (1, 1)
+    del kind
+    gc.collect()
+    assert len(known) == 0
