@@ -239,7 +239,7 @@ class Registry:
                 made = target_of(adapter, kind)
                 if switches_of(adapter) != switches:  # another thread has switched meanwhile
                     return made
-                self._ready[key] = made
+                return self._ready.setdefault(key, made)  # another thread may have made it meanwhile
             return self._ready[key]
         except (DlxError, MemoryError):
             raise

@@ -138,7 +138,8 @@ def test_the_outcomes_for_checkers_are_those_of_plans():
     assert words(Plan, "outcome") == [*typing.get_args(dlx.typing.Outcome)]
     done = set()
     for path in (ROOT / "dlx").rglob("*.py"):
-        done |= {*re.findall(r'\bStep\((?:blocker\.option or )?"(\w+)"', path.read_text())}
+        kinds = "Step|Resolve|Relabel|Unmark|Copy|Address|ViewAs"
+        done |= {*re.findall(rf'\b(?:{kinds})\(\s*(?:blocker\.option or )?"(\w+)"', path.read_text())}
     assert len(done) > 6
     assert done == {*words(Step, "do")}
 

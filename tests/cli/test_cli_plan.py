@@ -345,5 +345,5 @@ def test_the_block_to_paste_names_no_folder():
 def test_flags_in_a_report_hold_no_path(monkeypatch):
     """Nor warnings, nor what a shell would have to quote."""
     monkeypatch.setenv("CFLAGS", '-O3 -I/usr/x -ffile-prefix-map=/a=b -Wall -march=native -DX="y z"')
-    told = runpy.run_path(str(Path(__file__).parent.parent.parent / "build_ffi.py"))["told"]
-    assert told(["-std=c11", "-Wextra"]) == "-O3 -march=native -std=c11"
+    shown = runpy.run_path(str(Path(__file__).parent.parent.parent / "build_ffi.py"))["shown"]
+    assert shown(["-std=c11", "-Wextra"]) == "-O3 -march=native -std=c11"

@@ -248,7 +248,7 @@ def test_threads_load_a_plugin_once(monkeypatch, mylib):
 
         def use(registry=registry, found=found, barrier=barrier):
             barrier.wait()
-            found.append(registry.target("mylib"))
+            found.append(registry.target("mylib").adapter)
 
         threads = [threading.Thread(target=use) for _ in range(4)]
         [thread.start() for thread in threads]

@@ -244,7 +244,7 @@ def test_without_a_plugin_there_is_no_cuda(cuda, build, other, monkeypatch):
     build.config.jax_platforms = "cuda"
     assert registry.target("jaxbuild").capabilities.device_types == {2}
     monkeypatch.setattr(build.of_adapter, "_has_cuda_plugin", lambda: False)  # which stays what it is in one process
-    build.adapter._variants.clear()
+    registry._forget()
     build.config.jax_platforms = None
     with pytest.raises(DeviceError, match="cuda:0, which jaxbuild cannot hold"):
         dlx.convert(other.made(), to="jaxbuild", device="cuda:0")

@@ -52,6 +52,7 @@ class Tensor:
     def __init__(self, torch, storage, address, device, shape):
         self.torch, self.storage, self.address, self.device, self.shape = torch, storage, address, device, shape
         self.dtype, self.offset = torch.uint8, 0
+        self.is_cpu = device.type == "cpu"
 
     def stride(self):
         return (1,)

@@ -35,7 +35,7 @@ class MyLib(Adapter):
     install = "pip install mylib"
     types = ("mylib.Array",)
 
-    def accepts(self):
+    def capabilities(self):
         return Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1, keeps_readonly=True)
 
     def load(self, tensor):
