@@ -76,6 +76,13 @@ OLDEST_API = 1
 """The oldest version that this dlx speaks as well. An adapter that speaks any other is refused by name."""
 
 
+def not_imported(package: str, target: str = "") -> FrameworkNotInstalledError:
+    """Return the error for a framework that is asked before it is imported."""
+    return FrameworkNotInstalledError(
+        f"{package} is not imported", target=target, fix=f"Import it first: import {package}."
+    )
+
+
 @set_module("dlx.adapter")
 class DTypes:
     """The dtypes of a framework, both ways.
@@ -119,6 +126,8 @@ class DTypes:
 
     @functools.cached_property
     def _to_native(self) -> dict[DType, Any]:
+        if self.package not in sys.modules:
+            raise not_imported(self.package)
         pairs = ((DType(name), self.native(attribute)) for name, attribute in self.names.items())
         return {dtype: native_dtype for dtype, native_dtype in pairs if native_dtype is not None}
 
@@ -134,11 +143,11 @@ class DTypes:
         DTypeError
             If the framework has none.
         """
-        try:
-            return self._to_native[dtype]
-        except KeyError:
+        found = self._to_native.get(dtype)
+        if found is None:
             names = ", ".join(sorted(self.known()))
-            raise DTypeError(f"{self.package} has no dtype {dtype}", fix=f"It has {names}.") from None
+            raise DTypeError(f"{self.package} has no dtype {dtype}", fix=f"It has {names}.")
+        return found
 
     def from_native(self, native_dtype: Any) -> DType | None:
         """Return dlx's dtype for one of the framework, or None where DLPack has none."""
@@ -354,12 +363,10 @@ class Adapter:
         FrameworkNotInstalledError
             If it has not been imported yet.
         """
-        try:
-            return sys.modules[self.package]
-        except KeyError:
-            raise FrameworkNotInstalledError(
-                f"{self.package} is not imported", target=self.name, fix=f"Import it first: import {self.package}."
-            ) from None
+        found = sys.modules.get(self.package)
+        if found is None:
+            raise not_imported(self.package, self.name)
+        return found
 
     def version(self) -> str:
         """Return the framework's version."""

@@ -13,7 +13,7 @@ import dlx
 from dlx._core import native
 from dlx._registry import generic as strangers
 from dlx._registry.registry import Registry
-from dlx.adapter import Capabilities, Defect, Layout
+from dlx.adapter import Capabilities, KnownIssue, Layout
 from dlx.errors import AdapterNotFoundError, FrameworkNotInstalledError, PluginError
 
 
@@ -79,7 +79,7 @@ def test_target_by_module_and_type(registry, mylib):
     """A module or a listed array type names its framework."""
     assert registry.target(mylib).name == "mylib"
     assert registry.target(Array).name == "mylib"
-    assert registry.target("dlx") is registry.target(dlx.Tensor) is strangers.TENSOR
+    assert registry.target("dlx").adapter is registry.target(dlx.Tensor).adapter is strangers.TENSOR
 
 
 def test_a_subclass_is_no_target(registry):
@@ -125,7 +125,7 @@ def test_what_a_target_names_is_forgotten_when_a_plugin_is_loaded(registry, myli
     plugin.adapters = ()
     plugin.load = lambda: types.SimpleNamespace(dlx_adapters=dlx.hookimpl(specname="dlx_adapters")(lambda: [other]))
     registry._loader.load("mylib")
-    assert registry.target("mylib") is registry.target(mylib) is registry.target(Array) is other
+    assert {registry.target(to).adapter for to in ("mylib", mylib, Array)} == {other}
 
 
 def test_a_framework_that_is_imported_anew(monkeypatch, registry, mylib, tmp_path):
@@ -147,23 +147,22 @@ def test_a_target_whose_capabilities_change_is_asked_each_time(monkeypatch, myli
     """The look-up is remembered, the answer is not; also where it is no target at present."""
 
     class Changing(MyLib):
-        constant = False
-        taken: frozenset[str] | None = frozenset({"float32"})
+        switches = ("taken",)
 
-        def accepts(self):
-            return None if self.taken is None else Capabilities(dtypes=self.taken)
+        def capabilities(self):
+            return None if mylib.taken is None else Capabilities(dtypes=mylib.taken)
 
     adapter = Changing()
     plugin(monkeypatch, "dlx_mylib", lambda: [adapter])
     registry = Registry({"mylib": "dlx_mylib"})
     for to in ("mylib", mylib, Array) * 2:
         for taken in (frozenset({"float32"}), frozenset({"int8"})):
-            Changing.taken = taken
+            mylib.taken = taken
             assert registry.target(to).capabilities.dtypes == taken
-        Changing.taken = None
+        mylib.taken = None
         with pytest.raises(AdapterNotFoundError):
             registry.target(to)
-    Changing.taken = frozenset({"int8"})
+    mylib.taken = frozenset({"int8"})
     registry.target("mylib")
     assert "_by_name" not in called(registry.target, "mylib")
 
@@ -243,7 +242,7 @@ def test_a_broken_plugin_breaks_nothing_else(monkeypatch, mylib, hook):
     """It is raised, with its cause, by whoever needs it, and only then; other targets go on working."""
     plugin(monkeypatch, "dlx_mylib", hook)
     registry = Registry({"mylib": "dlx_mylib", "numpy": "dlx_numpy"})
-    assert registry.target("dlx") is strangers.TENSOR
+    assert registry.target("dlx").adapter is strangers.TENSOR
     assert registry.producer(b"abc") is strangers.BUFFER
     for _ in range(2):  # remembered, not forgotten
         with pytest.raises(PluginError, match=r"plugin dlx_mylib \(dlx\) is (broken|refused)") as info:
@@ -316,7 +315,7 @@ class MyLib(Adapter):
     name = package = "mylib"
     types = ("mylib.Array",)
     install = "pip install mylib"
-    def accepts(self): return Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1, keeps_readonly=True)
+    def capabilities(self): return Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1, keeps_readonly=True)
     def load(self, tensor):
         import mylib
         return mylib.Array(tensor)
@@ -418,42 +417,43 @@ def test_two_adapters_for_one_name_are_both_named(monkeypatch, registry):
         ("unknown", "1.0", True),
     ],
 )
-def test_defects_are_open_until_the_fixed_version(version, before, affected):
+def test_known_issues_are_open_until_the_fixed_version(version, before, affected):
     """Local and pre-release builds count as lower; without a known fix every version has the fault."""
-    assert Defect("does", "see", before=before).affects(version) is affected
+    assert KnownIssue("does", "see", before=before).affects(version) is affected
 
 
-def test_defects_lower_capabilities(monkeypatch, mylib):
-    """A row of an old version changes what the framework is trusted with."""
+def test_known_issues_lower_capabilities(monkeypatch, mylib):
+    """A fault of an old version changes what the framework is trusted with."""
 
     class Old(MyLib):
-        defects = (
-            Defect("drops the flag", "see", before="2.0", lowers={"keeps_readonly": False, "max_ndim": 4}),
-            Defect("fixed long ago", "see", before="0.5", lowers={"layouts": 0}),
+        known_issues = (
+            KnownIssue("drops the flag", "see", before="2.0", lowers={"keeps_readonly": False, "max_ndim": 4}),
+            KnownIssue("fixed long ago", "see", before="0.5", lowers={"layouts": 0}),
         )
 
-    capabilities = Old().capabilities
+    plugin(monkeypatch, "dlx_mylib", lambda: [Old()])
+    capabilities = Registry({"mylib": "dlx_mylib"}).target("mylib").capabilities
     assert (capabilities.keeps_readonly, capabilities.max_ndim, capabilities.layouts) == (False, 4, Layout.ANY)
 
 
-def test_capabilities_that_change_are_asked_each_time(mylib):
-    """An adapter that says so is never remembered (jax's x64 switch)."""
+def test_capabilities_that_change_are_asked_each_time(monkeypatch, mylib):
+    """An adapter that names its switches is remembered for each of their values only (jax's x64 switch)."""
 
     class Changing(MyLib):
-        constant = False
-        allowed = frozenset({"float32"})
+        switches = ("allowed",)
 
-        def accepts(self):
-            return Capabilities(dtypes=self.allowed)
+        def capabilities(self):
+            return Capabilities(dtypes=self.module().allowed)
 
-    adapter = Changing()
+    plugin(monkeypatch, "dlx_mylib", lambda: [Changing()])
+    registry, mylib.allowed = Registry({"mylib": "dlx_mylib"}), frozenset({"float32"})
     tensor = dlx.convert(memoryview(bytes(8)).cast("d"), to="dlx")
-    before = adapter.current()  # as every look-up of a target gives it
+    before = registry.target("mylib")
     assert before.check(tensor) & native.lib.DLX_INCOMPATIBLE_DTYPE
-    address = before.capabilities_address()
-    Changing.allowed = frozenset({"float64"})
-    assert not adapter.current().check(tensor) & native.lib.DLX_INCOMPATIBLE_DTYPE
-    assert before.check(tensor) & native.lib.DLX_INCOMPATIBLE_DTYPE and before.capabilities_address() == address
+    address = before.address
+    mylib.allowed = frozenset({"float64"})
+    assert not registry.target("mylib").check(tensor) & native.lib.DLX_INCOMPATIBLE_DTYPE
+    assert before.check(tensor) & native.lib.DLX_INCOMPATIBLE_DTYPE and before.address == address
 
 
 def test_adapters_are_listed_without_their_frameworks(python):
@@ -464,7 +464,7 @@ def test_adapters_are_listed_without_their_frameworks(python):
         assert list(found)[0] == "dlx" and {"numpy", "torch", "jax", "tvm_ffi", "pyarrow"} <= set(found)
         assert not {"numpy", "torch", "jax", "tvm_ffi", "pyarrow"} & set(sys.modules)
         try:
-            found["torch"].dtype_to(dlx.DType("bfloat16"))
+            found["torch"].dtypes.to_native(dlx.DType("bfloat16"))
         except dlx.errors.FrameworkNotInstalledError as error:
             assert "import torch" in str(error)
         else:
@@ -474,27 +474,27 @@ def test_adapters_are_listed_without_their_frameworks(python):
 
 def test_dtypes_map_both_ways(np):
     """Each adapter's table gives the framework's dtype for dlx's, and back; what a version lacks is left out."""
-    adapter = Registry().target("numpy")
-    for name in adapter.known_dtypes():
+    dtypes = Registry().target("numpy").adapter.dtypes
+    for name in dtypes.known():
         dtype = dlx.DType(name)
-        assert adapter.dtype_from(adapter.dtype_to(dtype)) == dtype
+        assert dtypes.from_native(dtypes.to_native(dtype)) == dtype
     with pytest.raises(dlx.errors.DTypeError, match="numpy has no dtype code2_24bit"):
-        adapter.dtype_to(dlx.DType(2, 24, 1))
+        dtypes.to_native(dlx.DType(2, 24, 1))
 
 
 def test_torch_dtypes_map_both_ways(torch):
     """As for numpy; shells without a dtype of their own are in neither direction."""
-    adapter = Registry().target("torch")
-    assert {"bfloat16", "float8_e4m3fn", "uint16", "complex32"} <= adapter.known_dtypes()
-    for name in adapter.known_dtypes():
-        assert adapter.dtype_from(adapter.dtype_to(dlx.DType(name))) == dlx.DType(name)
-    assert adapter.dtype_from(torch.uint4) is None
+    dtypes = Registry().target("torch").adapter.dtypes
+    assert {"bfloat16", "float8_e4m3fn", "uint16", "complex32"} <= dtypes.known()
+    for name in dtypes.known():
+        assert dtypes.from_native(dtypes.to_native(dlx.DType(name))) == dlx.DType(name)
+    assert dtypes.from_native(torch.uint4) is None
 
 
 def test_devices_map_both_ways(np, torch):
     """A host device has a name in each framework; another is refused by name."""
     for name in ("numpy", "torch"):
-        adapter = Registry().target(name)
-        assert adapter.device_from(adapter.device_to(dlx.Device("cpu"))) == (1, 0)
+        devices = Registry().target(name).adapter.devices
+        assert devices.from_native(devices.to_native(dlx.Device("cpu"))) == (1, 0)
         with pytest.raises(dlx.errors.DeviceError, match="cuda:1"):
-            adapter.device_to(dlx.Device("cuda:1"))
+            devices.to_native(dlx.Device("cuda:1"))
