@@ -13,8 +13,8 @@ from dlx._containers.lookup import container_of
 from dlx._core import cuda, native
 from dlx._core.extension import ffi, lib
 from dlx._core.module import set_module
+from dlx._core.native import Tensor
 from dlx._core.stream import Stream
-from dlx._core.tensor import Tensor
 from dlx._core.types import Device, DType
 from dlx._engine.request import describe, not_an_array
 from dlx._protocols.pointer import dltensor, extents_of, from_managed, from_pointer

@@ -6,7 +6,7 @@ from typing import Any
 
 from dlx._core import cuda, native
 from dlx._core.foreign import foreign_error
-from dlx._core.tensor import Tensor
+from dlx._core.native import Tensor
 from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, host_readable
 from dlx._engine.plan import Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
 from dlx._engine.streams import Readiness, Synchronization

@@ -14,8 +14,9 @@ from typing import Any
 
 from dlx._core import native
 from dlx._core.extension import ffi, lib
+from dlx._core.foreign import type_name
 from dlx._core.module import set_module
-from dlx._core.tensor import Tensor, type_name
+from dlx._core.native import Tensor
 from dlx._core.types import READ_ONLY, Device, DType
 from dlx.errors import DlxError, LayoutError, ProtocolError
 

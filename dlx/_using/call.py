@@ -14,8 +14,7 @@ from dlx._core.foreign import derives
 from dlx._core.native import FastPathFunction
 from dlx._core.types import Device
 from dlx._engine.batch import Batch
-from dlx._engine.planner import is_inside
-from dlx._engine.request import Request
+from dlx._engine.planner import Request, is_inside
 from dlx._registry.registry import registry
 from dlx._registry.target import Target
 from dlx._using.stream_context import Work, device_of

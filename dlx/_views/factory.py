@@ -9,7 +9,7 @@ from typing import Any
 from dlx._containers.lookup import VIEW, container_of, stamp
 from dlx._core.foreign import TypeCache, derives, is_key
 from dlx._core.native import FastPathFunction
-from dlx._engine.request import Request
+from dlx._engine.planner import Request
 from dlx._views.base import View
 from dlx._views.mapping import MappingView, MutableMappingView
 from dlx._views.scope import Options, Path, Scope

@@ -16,12 +16,12 @@ from weakref import ref
 
 from dlx._containers.failures import Failures
 from dlx._containers.lookup import VIEW, is_plain, stamp, what_is
-from dlx._core.foreign import is_key
+from dlx._core.foreign import is_key, type_name
 from dlx._core.locks import lock_of
 from dlx._core.native import FastPathFunction
-from dlx._core.tensor import type_name
 from dlx._engine.batch import Batch, convert_tree
-from dlx._engine.request import Request, describe
+from dlx._engine.planner import Request
+from dlx._engine.request import describe
 from dlx._registry import generic
 from dlx._registry.registry import registry
 from dlx.adapter.base import Adapter, look_up

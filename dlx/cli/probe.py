@@ -46,7 +46,7 @@ def _framework(name: str) -> dict[str, Any]:
 
     warnings.simplefilter("ignore")
     import dlx
-    from dlx._core.tensor import type_name
+    from dlx._core.foreign import type_name
     from dlx._registry.registry import registry
     from dlx.cli.sources.objects import capsule_facts
     from dlx.cli.sources.samples import array_of

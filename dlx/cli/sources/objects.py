@@ -21,8 +21,7 @@ from dlx._containers.lookup import container_of
 from dlx._containers.tree import Tree
 from dlx._core import native
 from dlx._core.array_info import ArrayInfo
-from dlx._core.foreign import exception_text
-from dlx._core.tensor import type_name
+from dlx._core.foreign import exception_text, type_name
 from dlx._core.types import IS_COPIED, READ_ONLY, SUBBYTE_PADDED
 from dlx._protocols import dlpack
 from dlx._views.base import View

@@ -11,7 +11,7 @@ from typing import Any
 
 import dlx
 from dlx._core import native
-from dlx._core.tensor import type_name
+from dlx._core.foreign import type_name
 from dlx.errors import DlxError
 from dlx.testing.check import check
 from dlx.testing.checks.adapter_contract import dtypes_of, own_of, same, sources, target_of, tensor_of
