@@ -7,11 +7,11 @@ from typing import Any
 
 from dlx._api.convert import convert
 from dlx._api.shares_memory import collision
+from dlx._containers.lookup import kind_of
 from dlx._engine.executor import adapter_failed
 from dlx._engine.request import describe
 from dlx._registry.registry import registry
 from dlx._registry.target import Target
-from dlx._views.scope import kind_of
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import WriteTracking
 from dlx.errors import DlxError, ReadOnlyError, path_text
