@@ -42,7 +42,8 @@ def device_of(source: Adapter, obj: Any) -> Device | None:
             return found.tensor.device
         info = found.info() if callable(found.info) else found.info
     except DlxError as error:
-        raise error.complete(source=type_name(type(obj)))
+        error.complete(source=type_name(type(obj)))
+        raise
     except Exception as error:
         raise adapter_failed(source, error, source=type_name(type(obj))) from error
     return None if info is None else info.device

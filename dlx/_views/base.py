@@ -5,9 +5,9 @@ What is written to a view is written to the source, in the source's own framewor
 
 Results are cached in two ways. Each view has `_slots`: key -> (the source's element, its result). An entry is valid
 only while the source still holds that same element there, so that the source may change at any time. Of a container
-that makes its elements anew on each access (``elements="fresh"``) the result is kept weakly, and the source is not asked
-again. The scope keeps, by weak references, the result of each object, so that an object that appears twice, or was
-moved, gives the same result.
+that makes its elements anew on each access (``elements="fresh"``) the result is kept weakly, and the source is not
+asked again. The scope keeps, by weak references, the result of each object, so that an object that appears twice, or
+was moved, gives the same result.
 """
 
 from __future__ import annotations
