@@ -11,11 +11,11 @@ from dlx._containers.failures import Failures
 from dlx._core import cuda, native
 from dlx._core.extension import lib
 from dlx._core.module import set_module
-from dlx._core.native import FastPathFunction
-from dlx._core.tensor import Tensor
+from dlx._core.native import FastPathFunction, Tensor
 from dlx._core.types import SUBBYTE_PADDED
 from dlx._engine.batch import Batch, plan_one
-from dlx._engine.request import Request, producer_of, request_of
+from dlx._engine.planner import Request
+from dlx._engine.request import producer_of, request_of
 from dlx._engine.streams import Readiness, StreamSync, physical
 from dlx._registry.generic import TENSOR
 from dlx._registry.registry import registry

@@ -30,12 +30,13 @@ from weakref import ref
 
 from dlx._containers.classes import abstract_handler, elements, items, record_handler, subclass_handler, unflatten_set
 from dlx._core.foreign import TypeCache, derives, is_key, module_of
+from dlx._registry import generic
 from dlx._registry.registry import registry
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import DlxError
 
-__all__ = ["LIST", "TUPLE", "VIEW", "container_of", "is_plain", "stamp", "what_is"]
+__all__ = ["LIST", "TUPLE", "VIEW", "container_of", "is_plain", "kind_of", "stamp", "what_is"]
 
 # ---- exact built-in types --------------------------------------------------------------------------------------------
 
@@ -263,6 +264,20 @@ def what_is(kind: type) -> Container | Adapter | type | None:
         raise
     except Exception:  # a type that raises when it is looked at
         return kind
+
+
+def kind_of(obj: Any) -> Container | Adapter | None:
+    """Return the handler of a container, the adapter of an array, or None."""
+    kind = type(obj)
+    what = what_is(kind)
+    if what is not kind:
+        return what  # type: ignore[return-value]  # it is no type then
+    try:
+        return generic.generic_array_adapter(obj)
+    except (DlxError, MemoryError):
+        raise
+    except Exception:  # an object whose attributes raise is of no known kind
+        return None
 
 
 def _look_up(kind: type) -> Container | None:

@@ -10,15 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 from dlx._containers.failures import Failures
-from dlx._containers.lookup import what_is
-from dlx._core.foreign import foreign_error, is_key
-from dlx._core.tensor import type_name
+from dlx._containers.lookup import container_of, what_is
+from dlx._core.foreign import foreign_error, is_key, type_name
 from dlx._registry import generic
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import AdapterNotFoundError, ConversionError, DlxError
 
-__all__ = ["Tree"]
+__all__ = ["Tree", "path_of"]
 
 MAX_DEPTH = 1_000_000  # levels of nesting; a container that generates children without end stops here
 
@@ -327,3 +326,13 @@ def _plain(node: Node) -> Any:
     else:
         node.result.extend(new)
     return node.result
+
+
+def path_of(array: Any, root: Any) -> tuple[Any, ...]:
+    """Return the path of an array in a container; empty where it is no longer there."""
+    handler = container_of(type(root))
+    tree = None if handler is None else Tree(root, handler, Failures("", collect=True))
+    for i, other in enumerate(tree.arrays if tree is not None else ()):
+        if tree is not None and other is array:
+            return tree.path(i)
+    return ()

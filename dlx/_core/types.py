@@ -1,4 +1,7 @@
-"""`Device` and `DType`, and the flags of a managed tensor. Numbers come from the C header; names are written here."""
+"""`Device` and `DType`, the flags of a managed tensor, and their row-major order.
+
+Numbers come from the C header; names are written here.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,17 @@ from dlx._core.extension import lib
 from dlx._core.module import set_module
 from dlx.errors import DeviceError, DTypeError
 
-__all__ = ["Device", "DType", "READ_ONLY", "IS_COPIED", "SUBBYTE_PADDED", "codes_of", "host_readable", "same_device"]
+__all__ = [
+    "Device",
+    "DType",
+    "READ_ONLY",
+    "IS_COPIED",
+    "SUBBYTE_PADDED",
+    "codes_of",
+    "contiguous",
+    "host_readable",
+    "same_device",
+]
 
 READ_ONLY: int = lib.DLPACK_FLAG_BITMASK_READ_ONLY
 IS_COPIED: int = lib.DLPACK_FLAG_BITMASK_IS_COPIED
@@ -124,6 +137,18 @@ def same_device(a: Device, b: Device | None) -> bool:
 def host_readable(device: Device) -> bool:
     """Return whether the host may read the device's memory without asking the device first."""
     return bool(lib.dlx_host_readable(device[0]))
+
+
+def contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Return whether elements lie in row-major order without gaps, extents of 1 ignored."""
+    if 0 in shape:
+        return True
+    step = 1
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if extent != 1 and stride != step:
+            return False
+        step *= extent
+    return True
 
 
 # Names whose code fixes everything but the lanes. Widths of the plain kinds are in the name itself.

@@ -11,26 +11,24 @@ from dataclasses import replace
 from typing import Any
 
 from dlx._containers.failures import Failures, Located, together
-from dlx._containers.lookup import container_of
 from dlx._containers.tree import Tree
 from dlx._core import native
 from dlx._core.array_info import ArrayInfo
 from dlx._core.cuda import is_cuda, readiness_of
-from dlx._core.foreign import exception_text, foreign_error
-from dlx._core.native import FastPathFunction
-from dlx._core.tensor import Tensor, type_name
+from dlx._core.foreign import exception_text, foreign_error, type_name
+from dlx._core.native import FastPathFunction, Tensor
 from dlx._core.types import SUBBYTE_PADDED, host_readable
 from dlx._engine.executor import adapter_failed, execute, forget_frames, is_read_in_place, marked, resolved
 from dlx._engine.plan import Plan, Relabel
-from dlx._engine.planner import Decision, approach, decide, explain
-from dlx._engine.request import Request, abstract, info_of
+from dlx._engine.planner import Decision, Request, approach, decide, explain
+from dlx._engine.request import abstract, info_of
 from dlx._engine.streams import Readiness, StreamSync, takes_stream
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import CopyRequiredError, DlxError, LayoutError, ProtocolError, ReadOnlyError, path_text
 from dlx.typing import Outcome
 
-__all__ = ["Batch", "convert_tree", "path_of", "plan_one", "plan_tree"]
+__all__ = ["Batch", "convert_tree", "plan_one", "plan_tree"]
 
 
 class _Transfer:
@@ -529,13 +527,3 @@ def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, 
     outcome: Outcome = "tree" if error is None else "refused"
     nbytes = sum(leaf.nbytes for leaf in leaves)
     return Plan("", None, target, None, outcome, nbytes=nbytes, error=error, leaves=tuple(leaves))
-
-
-def path_of(array: Any, root: Any) -> tuple[Any, ...]:
-    """Return the path of an array in a container; empty where it is no longer there."""
-    handler = container_of(type(root))
-    tree = None if handler is None else Tree(root, handler, Failures("", collect=True))
-    for i, other in enumerate(tree.arrays if tree is not None else ()):
-        if tree is not None and other is array:
-            return tree.path(i)
-    return ()

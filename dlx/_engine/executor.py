@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from dlx._core import cuda, native
-from dlx._core.foreign import foreign_error
-from dlx._core.tensor import Tensor
-from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, host_readable
+from dlx._core.foreign import foreign_error, type_name
+from dlx._core.native import Tensor
+from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, Device, host_readable
 from dlx._engine.plan import Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
 from dlx._engine.streams import Readiness, Synchronization
 from dlx._registry.target import Target
 from dlx.adapter.base import Adapter
 from dlx.errors import DlxError
 
-__all__ = ["adapter_failed", "execute", "forget_frames", "is_read_in_place", "marked", "resolved"]
+__all__ = ["adapter_failed", "device_of", "execute", "forget_frames", "is_read_in_place", "marked", "resolved"]
 
 
 def adapter_failed(adapter: Adapter, cause: Exception, **parts: Any) -> DlxError:
@@ -32,6 +32,21 @@ def forget_frames(error: BaseException | None) -> None:
             seen.add(id(error))
             error.__traceback__ = None
             waiting += [error.__cause__, error.__context__]
+
+
+def device_of(source: Adapter, obj: Any) -> Device | None:
+    """Return where an array is; None where only an export could tell."""
+    try:
+        found = source.describe(obj)
+        if found.tensor is not None:
+            return found.tensor.device
+        info = found.info() if callable(found.info) else found.info
+    except DlxError as error:
+        error.complete(source=type_name(type(obj)))
+        raise
+    except Exception as error:
+        raise adapter_failed(source, error, source=type_name(type(obj))) from error
+    return None if info is None else info.device
 
 
 def resolved(obj: Any, steps: tuple[Step, ...], source: Adapter) -> Any:

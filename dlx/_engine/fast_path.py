@@ -6,11 +6,10 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dlx._containers.tree import path_of
 from dlx._core import native
-from dlx._core.foreign import exception_text, foreign_error
-from dlx._core.tensor import type_name
+from dlx._core.foreign import exception_text, foreign_error, type_name
 from dlx._core.types import DType, codes_of
-from dlx._engine.batch import path_of
 from dlx._engine.request import described
 from dlx._registry.generic import TENSOR
 from dlx._registry.registry import registry

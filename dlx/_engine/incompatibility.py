@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlx._core.extension import lib
-from dlx._core.tensor import Tensor
+from dlx._core.native import Tensor
 from dlx._registry.target import Target
 from dlx.errors import ConversionError, CopyRequiredError, DeviceError, DTypeError, LayoutError, ReadOnlyError
 

@@ -7,19 +7,18 @@ with what the consumer takes. Both return frozen steps and raise what blocks the
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from dlx._core.array_info import ArrayInfo, contiguous
+from dlx._core.array_info import ArrayInfo
 from dlx._core.cuda import is_cuda, require
 from dlx._core.extension import ffi, lib
 from dlx._core.foreign import safe_repr
-from dlx._core.native import tensor_address, tensor_check
+from dlx._core.native import Tensor, tensor_address, tensor_check
 from dlx._core.stream import is_unordered
-from dlx._core.tensor import Tensor
-from dlx._core.types import IS_COPIED, SUBBYTE_PADDED, Device, DType, host_readable, same_device
+from dlx._core.types import IS_COPIED, SUBBYTE_PADDED, Device, DType, contiguous, host_readable, same_device
 from dlx._engine.incompatibility import READ_ONLY_RULE, REPACKED, RULES
-from dlx._engine.plan import Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
-from dlx._engine.request import HOST, Request
+from dlx._engine.plan import HOST, Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
 from dlx._engine.streams import Synchronization, takes_stream
 from dlx._registry.generic import TENSOR
 from dlx._registry.target import Target
@@ -28,7 +27,19 @@ from dlx.adapter.declarations import Layout
 from dlx.errors import CopyRequiredError, DeviceError, LayoutError, ReadOnlyError, StreamError
 from dlx.typing import Outcome
 
-__all__ = ["Decision", "approach", "decide", "explain", "is_inside"]
+__all__ = ["Decision", "Request", "approach", "decide", "explain", "is_inside"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The options of one call, checked."""
+
+    target: Target
+    device: Device | None = None
+    copy: bool | None = None
+    readonly: str = "copy"
+    detach: bool = False
+    stream: Any = None
 
 
 class Decision(NamedTuple):

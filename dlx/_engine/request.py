@@ -1,16 +1,16 @@
-"""`Request`, the checked options of one call; the adapters of its producer and consumer; descriptions of arrays."""
+"""Check the options of a call; find the adapters of its producer and consumer; describe arrays."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from dlx._containers.lookup import container_of
 from dlx._core.array_info import ArrayInfo
-from dlx._core.foreign import foreign_error, module_of
+from dlx._core.foreign import foreign_error, module_of, type_name
 from dlx._core.module import set_module
-from dlx._core.tensor import Tensor, type_name
+from dlx._core.native import Tensor
 from dlx._core.types import Device
+from dlx._engine.planner import Request
 from dlx._registry.generic import is_proxy
 from dlx._registry.registry import registry
 from dlx._registry.target import Target
@@ -18,8 +18,6 @@ from dlx.adapter.base import Adapter, over_memory
 from dlx.errors import AdapterNotFoundError, DeviceError, DlxError
 
 __all__ = [
-    "HOST",
-    "Request",
     "abstract",
     "describe",
     "described",
@@ -28,20 +26,6 @@ __all__ = [
     "producer_of",
     "request_of",
 ]
-
-HOST = Device("cpu")
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """The options of one call, checked."""
-
-    target: Target
-    device: Device | None = None
-    copy: bool | None = None
-    readonly: str = "copy"
-    detach: bool = False
-    stream: Any = None
 
 
 def info_of(said: Any, source: Adapter, obj: Any, tensor: Tensor | None) -> ArrayInfo:

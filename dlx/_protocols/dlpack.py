@@ -9,7 +9,7 @@ from typing import Any
 from dlx._core import native
 from dlx._core.extension import lib
 from dlx._core.foreign import TypeCache, class_name, cut, foreign_error, message_of
-from dlx._core.tensor import Tensor
+from dlx._core.native import Tensor
 from dlx._core.types import Device, host_readable
 from dlx.errors import DlxError, ProtocolError
 

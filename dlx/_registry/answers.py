@@ -15,8 +15,8 @@ from typing import Any
 
 from dlx._core.array_info import ArrayInfo
 from dlx._core.foreign import safe_repr
+from dlx._core.native import Tensor
 from dlx._core.stream import Stream
-from dlx._core.tensor import Tensor
 from dlx._core.types import Device, DType
 from dlx.adapter.base import Adapter, Description, Devices, DTypes
 from dlx.adapter.declarations import Blocker, Capabilities, Ownership, StreamSupport, WriteTracking

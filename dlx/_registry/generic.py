@@ -9,9 +9,9 @@ from typing import Any
 from dlx._core import cuda, native
 from dlx._core.array_info import ArrayInfo
 from dlx._core.extension import lib
-from dlx._core.foreign import class_name, module_of
+from dlx._core.foreign import class_name, module_of, type_name
+from dlx._core.native import Tensor
 from dlx._core.stream import Stream
-from dlx._core.tensor import Tensor, type_name
 from dlx._core.types import Device
 from dlx._protocols import dlpack, memory
 from dlx.adapter.base import Adapter, Description, at_rest

@@ -18,7 +18,6 @@ from typing import Any
 
 from dlx._core.foreign import exception_text, message_of, safe_repr
 from dlx._core.types import DType
-from dlx._registry.answers import checked_adapter
 from dlx._version import __version__
 from dlx.adapter.base import API, OLDEST_API, Adapter, Devices, DTypes
 from dlx.adapter.declarations import (
@@ -160,7 +159,7 @@ def checked(plugin: Plugin, answers: Iterable[Any]) -> tuple[Adapter, ...]:
         _check_facts(adapter)
         if any(adapter.name == other.name for other in found[:i]):
             raise PluginError(f"it has two adapters named {adapter.name!r}", fix="Give each a name of its own.")
-    return tuple(found if plugin.distribution == OURS else map(checked_adapter, found))
+    return tuple(found)
 
 
 def _check_version(plugin: Plugin, adapter: Adapter) -> None:

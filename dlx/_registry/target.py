@@ -7,7 +7,7 @@ from typing import Any
 
 from dlx._core import native
 from dlx._core.extension import ffi
-from dlx._core.tensor import Tensor
+from dlx._core.native import Tensor
 from dlx._core.types import DType
 from dlx.adapter.base import Adapter, look_up
 from dlx.adapter.declarations import EXTENTS, Capabilities

@@ -8,20 +8,19 @@ from typing import Any, cast
 
 from dlx._api.convert import convert
 from dlx._containers.failures import Failures
-from dlx._containers.lookup import TUPLE, is_plain
+from dlx._containers.lookup import TUPLE, is_plain, kind_of
 from dlx._containers.tree import Tree
 from dlx._core.foreign import derives
 from dlx._core.native import FastPathFunction
 from dlx._core.types import Device
 from dlx._engine.batch import Batch
-from dlx._engine.planner import is_inside
-from dlx._engine.request import Request
+from dlx._engine.executor import device_of
+from dlx._engine.planner import Request, is_inside
 from dlx._registry.registry import registry
 from dlx._registry.target import Target
-from dlx._using.stream_context import Work, device_of
+from dlx._using.stream_context import Work
 from dlx._using.write_back import Place, Writes
 from dlx._views.factory import lazy_view
-from dlx._views.scope import kind_of
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import DlxError

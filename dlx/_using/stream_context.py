@@ -10,22 +10,14 @@ from typing import Any
 from dlx._core import cuda
 from dlx._core.stream import Stream, is_unordered, lending
 from dlx._core.types import Device
+from dlx._engine.executor import device_of
 from dlx._engine.planner import is_inside
 from dlx._engine.streams import StreamSync, physical
 from dlx._registry.target import Target
 from dlx.adapter.base import Adapter
 from dlx.errors import DlxError
 
-__all__ = ["Work", "device_of", "working"]
-
-
-def device_of(source: Adapter, obj: Any) -> Device | None:
-    """Return where an array is; None where only an export could tell."""
-    found = source.describe(obj)
-    if found.tensor is not None:
-        return found.tensor.device
-    info = found.info() if callable(found.info) else found.info
-    return None if info is None else info.device
+__all__ = ["Work", "working"]
 
 
 @contextlib.contextmanager

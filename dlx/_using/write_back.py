@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dlx._api.convert import convert
 from dlx._api.shares_memory import collision
+from dlx._containers.lookup import kind_of
+from dlx._engine.batch import Batch
 from dlx._engine.executor import adapter_failed
-from dlx._engine.request import describe
+from dlx._engine.request import describe, producer_of, request_of
 from dlx._registry.registry import registry
 from dlx._registry.target import Target
-from dlx._views.scope import kind_of
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import WriteTracking
 from dlx.errors import DlxError, ReadOnlyError, path_text
@@ -152,4 +152,5 @@ def _write(old: Any, new: Any) -> None:
     """Copy one array into another of any framework, in place."""
     if not _writable(old):
         raise TypeError(f"{type(old).__name__} cannot be written to")
-    old[...] = convert(new, like=old)
+    request = request_of(None, like=old)
+    (old[...],) = Batch(request, [new], [producer_of(new, request)]).run()

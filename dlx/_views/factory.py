@@ -6,14 +6,16 @@ from collections.abc import Iterable, Mapping, MutableMapping, MutableSequence, 
 from types import MappingProxyType
 from typing import Any
 
+from dlx._containers.failures import Failures
 from dlx._containers.lookup import VIEW, container_of, stamp
 from dlx._core.foreign import TypeCache, derives, is_key
 from dlx._core.native import FastPathFunction
-from dlx._engine.request import Request
-from dlx._views.base import View
+from dlx._engine.batch import Batch, convert_tree
+from dlx._engine.planner import Request
+from dlx._views.base import Options, Path, Scope, View, keys_of
 from dlx._views.mapping import MappingView, MutableMappingView
-from dlx._views.scope import Options, Path, Scope
 from dlx._views.sequence import MutableSequenceView, NamedView, SequenceView, SliceView
+from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 
 __all__ = ["RecordView", "lazy_view", "plain_view"]
@@ -102,6 +104,23 @@ def _class_of(kind: type, handler: Container) -> Any:
     return RecordView if handler.kind == "record" and handler.unflatten is not None else None
 
 
+def _convert(obj: Any, what: Container | Adapter, options: Options, path: Path) -> Any:
+    """Convert an array, or a whole container, now: see `Options`."""
+    request = options.request
+    if isinstance(what, Adapter):
+        return Batch(request, [obj], [what], lambda i: keys_of(path), Failures(request.target.name)).run()[0]
+    return convert_tree(
+        obj,
+        what,
+        request,
+        strict=options.strict,
+        collect=options.collect,
+        fast_path=options.fast_path,
+        to=options.to,
+        located=lambda inside: ("", keys_of(path) + inside),
+    )
+
+
 _plain: dict[Any, tuple[Any, Options]] = {}  # target -> options of a call without any other option
 
 
@@ -142,7 +161,7 @@ def lazy_view(
     """
     handler = container_of(type(obj))
     assert handler is not None
-    options = Options(request, make, fast_path, to, strict, collect)
+    options = Options(request, make, _convert, fast_path, to, strict, collect)
     if (
         fast_path is not None
         and not strict

@@ -6,8 +6,7 @@ from collections.abc import ItemsView, Iterator, KeysView, Mapping, MutableMappi
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from dlx._core.foreign import derives
-from dlx._views.base import KeyedView, View, is_view
-from dlx._views.scope import MISSING
+from dlx._views.base import MISSING, KeyedView, View, is_view
 
 __all__ = ["MappingView", "MutableMappingView"]
 

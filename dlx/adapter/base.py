@@ -15,10 +15,11 @@ from typing import Any
 
 from dlx._core import cuda, native
 from dlx._core.array_info import ArrayInfo
+from dlx._core.foreign import type_name
 from dlx._core.locks import unlocked
 from dlx._core.module import set_module
 from dlx._core.stream import Stream
-from dlx._core.tensor import Tensor, type_name
+from dlx._core.tensor import Tensor
 from dlx._core.types import IS_COPIED, READ_ONLY, SUBBYTE_PADDED, Device, DType, host_readable
 from dlx._protocols import dlpack
 from dlx.adapter.declarations import (

@@ -10,8 +10,8 @@ from typing import Any
 
 from dlx._core.extension import lib
 from dlx._core.module import set_module
+from dlx._core.native import Tensor
 from dlx._core.stream import Stream
-from dlx._core.tensor import Tensor
 from dlx._core.types import Device
 from dlx.errors import Attribute, ConversionError, CopyRequiredError, Member
 

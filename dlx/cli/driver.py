@@ -10,8 +10,8 @@ import itertools
 import os
 from typing import Any
 
-import dlx
 from dlx._core import cuda
+from dlx._core.types import Device
 from dlx.errors import DeviceError
 
 __all__ = ["driver", "framework_devices"]
@@ -27,7 +27,7 @@ def driver() -> dict[str, Any]:
         cuda.require()
     except DeviceError as error:
         return {"missing": error.reason, "fix": error.fix, "devices": []}
-    found = {device: name for device, name in dlx.devices().items() if cuda.is_cuda(device)}
+    found = {device: name for device, name in cuda.devices().items() if cuda.is_cuda(device)}
     library = ctypes.CDLL(os.environ.get("DLX_CUDA_DRIVER") or "libcuda.so.1")  # the one that dlx has loaded
     version = _asked(library, "cuDriverGetVersion")
     return {
@@ -46,7 +46,7 @@ def _asked(library: ctypes.CDLL, function: str, *arguments: Any, kind: Any = cty
     return None if status else number.value
 
 
-def _device(library: ctypes.CDLL, device: dlx.Device, found: dict[dlx.Device, str]) -> dict[str, Any]:
+def _device(library: ctypes.CDLL, device: Device, found: dict[Device, str]) -> dict[str, Any]:
     def attribute(what: int) -> Any:
         return _asked(library, "cuDeviceGetAttribute", what, handle)
 

@@ -7,8 +7,10 @@ import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
-import dlx
+from dlx._api import convert as api
+from dlx._core.types import Device, DType
 from dlx._engine.plan import Plan, Step
+from dlx._registry.registry import adapters
 from dlx.adapter import Adapter, over_memory
 from dlx.cli.model import BadInput, Entry, aligned_to
 from dlx.errors import ConversionError, CopyRequiredError, DlxError, DTypeError, sentences, written
@@ -91,7 +93,7 @@ def can_be_target(adapter: Adapter) -> bool:
 
 def installed() -> list[str]:
     """Return the targets whose package is here; nothing is imported."""
-    return [name for name, adapter in dlx.adapters().items() if can_be_target(adapter) and _is_here(adapter.package)]
+    return [name for name, adapter in adapters().items() if can_be_target(adapter) and _is_here(adapter.package)]
 
 
 def _is_here(package: str) -> bool:
@@ -114,7 +116,7 @@ def chosen(words: str | None, default: str = "all", *, none: bool = False) -> li
         raise BadInput("no target is named: say for instance numpy,torch, or all")
     for name in names:
         # Unknown and missing ones are errors of the call, in the words of dlx itself.
-        error = refusal(dlx.plan(b"", to=name))
+        error = refusal(api.plan(b"", to=name))
         if error is not None and not isinstance(error, ConversionError):
             raise BadInput(sentences(error.reason, error.fix))
     return names
@@ -137,7 +139,7 @@ def outcome(entry: Entry, target: str, *, mapped: bool = False, **options: Any) 
     if entry.loader == target and (entry.swapped or (entry.refused and entry.dtype_name != "object")):
         # What loads it has it as it is; bytes stand for what DLPack has no dtype for.
         raw = (entry.nbytes or 0,)
-        entry = replace(entry, dtype=dlx.DType("uint8"), shape=raw, order="C", swapped=False, refused="")
+        entry = replace(entry, dtype=DType("uint8"), shape=raw, order="C", swapped=False, refused="")
     if entry.refused:
         return Outcome(target, "refused", error=DTypeError(entry.refused))
     if entry.shape is None or entry.dtype is None:
@@ -160,7 +162,7 @@ def outcome(entry: Entry, target: str, *, mapped: bool = False, **options: Any) 
 def _planned(obj: Any, target: str, options: dict[str, Any], promised: str = "") -> Outcome:
     """Plan one object; `promised` stands for the address of an abstract tensor, which means nothing."""
     try:
-        plan = dlx.plan(obj, to=target, **options)
+        plan = api.plan(obj, to=target, **options)
         error = refusal(plan)
     except DlxError as raised:  # of the options
         error = raised
@@ -192,4 +194,4 @@ def _abstract(entry: Entry, mapped: bool) -> Any:
             strides, step = (*strides, step), step * max(extent, 1)
     in_file = mapped and entry.offset is not None
     address = _ALIGNED + ((entry.offset or 0) if in_file else entry.alignment)
-    return over_memory(address, shape, strides, dtype, dlx.Device("cpu"), readonly=in_file, owner=None)
+    return over_memory(address, shape, strides, dtype, Device("cpu"), readonly=in_file, owner=None)

@@ -56,6 +56,12 @@ def test_no_import_goes_in_a_circle():
     assert structure.cycle(structure.graph()) == []
 
 
+def test_chains_of_imports_are_short():
+    """No file stands on more than 15 others in a row; the compiled extension is none of them."""
+    chain = structure.longest_chain(structure.graph())
+    assert len([module for module in chain if module != "dlx._ffi"]) <= 16, " -> ".join(chain)
+
+
 @pytest.mark.parametrize("package", ["cli", "testing"])
 def test_the_command_and_the_kit_are_flat(package):
     """At most three of their files import each other in a row before one imports dlx itself."""

@@ -98,7 +98,7 @@ def test_paths_that_differ_are_found(monkeypatch):
         def __wrapped__(self, obj, to, **options):
             return self.convert(obj, to=to, copy=True)
 
-    monkeypatch.setattr(dlx, "convert", Differs(dlx.convert))
+    monkeypatch.setattr("dlx._api.convert.convert", Differs(dlx.convert))
     assert check(subject).status == "breaks"
 
 

@@ -7,7 +7,7 @@ import textwrap
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
-import dlx
+from dlx._core.types import Device
 from dlx.cli import targets
 from dlx.cli.model import BadInput, amount, one_line
 from dlx.cli.probe import ask
@@ -56,7 +56,7 @@ def _show_devices(driver: dict[str, Any], seen: dict[str, dict[str, Any]], scree
             what.setdefault(each["device"], "")
     rows: list[list[Cell]] = []
     for name, text in what.items():
-        device = dlx.Device(name)
+        device = Device(name)
         rows.append([(name, "name"), f"({device.type}, {device.id})", text])
     screen.table(["device", "DLPack", "what"], rows)
     words: list[list[Cell]] = [

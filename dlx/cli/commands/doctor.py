@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import dlx
 from dlx._core.extension import ffi, lib
 from dlx._core.foreign import message_of
 from dlx._registry.plugin import error_of
 from dlx._registry.registry import registry
+from dlx._version import __version__
 from dlx.cli.model import BadInput, counted, one_line
 from dlx.cli.probe import ask
 from dlx.cli.render.screen import Cell, Screen
@@ -172,7 +172,7 @@ def _paste(rows: list[Row]) -> str:
     facts = _core()
     core = facts["core"]
     lines = [
-        f"dlx {dlx.__version__}: DLPack {core['dlpack'][0]}.{core['dlpack'][1]}, {core['file']}",
+        f"dlx {__version__}: DLPack {core['dlpack'][0]}.{core['dlpack'][1]}, {core['file']}",
         f"exchange tables of dlx: {', '.join(core['extensions']) or 'none'}",
         *textwrap.wrap(
             f"built by {core['compiler']}: {core['flags']}", 76, subsequent_indent="  ", break_on_hyphens=False

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import dlx
+from dlx._api import convert as api
 from dlx._core.types import DType
+from dlx._registry.registry import adapters
 from dlx.adapter.base import Adapter
 from dlx.cli import targets
 from dlx.cli.model import BadInput
@@ -37,19 +38,19 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Show words from the adapters' data, or plans made live."""
     if arguments.live or arguments.origin is not None or arguments.to is not None:
         return _live(arguments, screen)
-    adapters = {name: each for name, each in dlx.adapters().items() if targets.can_be_target(each) and name != "dlx"}
+    chosen = {name: each for name, each in adapters().items() if targets.can_be_target(each) and name != "dlx"}
     rows: list[list[Cell]] = []
     documents = []
     own: dict[str, list[str]] = {}
-    for name in _known(adapters.values()):
+    for name in _known(chosen.values()):
         dtype = DType(name)
-        words = {framework: adapter.dtypes.native_name(name) for framework, adapter in adapters.items()}
+        words = {framework: adapter.dtypes.native_name(name) for framework, adapter in chosen.items()}
         rows.append([(name, "name"), _numbers(dtype), *(_word(word, name) for word in words.values())])
         documents.append({"name": name, "dlpack_dtype": list(dtype), "itemsize": _itemsize(dtype), "words": words})
         for framework, word in words.items():
             if word not in ("", name, f"ml_dtypes.{name}"):
                 own.setdefault(framework, []).append(f"{name} is {word}")
-    screen.table(["dtype", "DLPack", *adapters], rows)
+    screen.table(["dtype", "DLPack", *chosen], rows)
     screen.line("")
     screen.facts([(f"* {framework}", ", ".join(words)) for framework, words in own.items()])
     screen.line("")
@@ -87,8 +88,8 @@ def _itemsize(dtype: DType) -> float:
 def _live(arguments: argparse.Namespace, screen: Screen) -> int:
     with screen.working("importing frameworks"):
         origins, goals = targets.chosen(arguments.origin), targets.chosen(arguments.to)
-    adapters = dlx.adapters()
-    names = _known(adapters[name] for name in {*origins, *goals})
+    found = adapters()
+    names = _known(found[name] for name in {*origins, *goals})
     both = [(origin, dtype) for origin in origins for dtype in names]
     cells = {
         (origin, dtype, goal): outcome
@@ -124,7 +125,7 @@ def _outcomes(origin: str, dtype: str, goals: list[str]) -> dict[str, dict[str, 
 
 
 def _cell(array: Any, goal: str) -> dict[str, str]:
-    plan = dlx.plan(array, to=goal)
+    plan = api.plan(array, to=goal)
     error = targets.refusal(plan)
     if error is not None:
         return {"outcome": "refused", "why": error.reason, "brief": error.brief, "error": type(error).__name__}

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-import dlx
+from dlx._core.types import Device
 from dlx.cli import targets
 from dlx.cli.model import Entry, Fold, Source, amount, counted, extents, nbytes_of
 from dlx.cli.render import tables
@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Show the plan of every source for every target."""
     sources = [open_source(name, screen) for name in arguments.sources]
     options = {
-        "device": None if arguments.device is None else dlx.Device(arguments.device),
+        "device": None if arguments.device is None else Device(arguments.device),
         "copy": _COPY[arguments.copy],
         "readonly": arguments.readonly,
         "detach": arguments.detach,

@@ -244,18 +244,19 @@ def _no_arrow(error: Exception) -> str:
 
 def _column(pa: Any, field: Any, rows: int | None, parts: int) -> Entry:
     """Return the entry of a column, which fares as a column of a few values does."""
-    import dlx
+    from dlx._api import convert as api
+    from dlx._engine.request import describe
 
     count = 1 if rows is None else min(rows, 1)
     one = _few(pa, field.type, count)
     sample = pa.chunked_array([one] * min(max(parts, 1), 2), field.type)
     notes = ("nulls are allowed",) if field.nullable else ()
     shape: tuple[int, ...] | None = None if rows is None else (rows,)
-    error = dlx.plan(sample, to="dlx").error
+    error = api.plan(sample, to="dlx").error
     if isinstance(error, DlxError):
         refused = sentences(error.reason, error.fix)
         return Entry(field.name, None, str(field.type), shape, None, refused=refused, notes=notes, sample=sample)
-    info = dlx.describe(one)
+    info = describe(one)
     assert info.dtype is not None and info.shape is not None
     shape = shape and (*shape, *info.shape[1:])
     nbytes = None if shape is None else -(-prod(shape) * info.dtype.bits // 8)

@@ -15,15 +15,14 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-import dlx
 from dlx._containers.failures import Failures
 from dlx._containers.lookup import container_of
 from dlx._containers.tree import Tree
 from dlx._core import native
 from dlx._core.array_info import ArrayInfo
-from dlx._core.foreign import exception_text
-from dlx._core.tensor import type_name
+from dlx._core.foreign import exception_text, type_name
 from dlx._core.types import IS_COPIED, READ_ONLY, SUBBYTE_PADDED
+from dlx._engine.request import describe
 from dlx._protocols import dlpack
 from dlx._views.base import View
 from dlx.cli.model import BadInput, Entry, Source, counted, one_line
@@ -131,7 +130,7 @@ def entries_of(root: Any, named: Callable[[tuple[Any, ...]], str]) -> tuple[list
 
 def _looked_at(path: str, obj: Any) -> Entry | None:
     try:
-        return _entry(path, obj, dlx.describe(obj))
+        return _entry(path, obj, describe(obj))
     except AdapterNotFoundError:
         return None
     except ConversionError as error:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import dlx
+from dlx._api import convert as api
 from dlx._core.types import SUBBYTE_PADDED, Device, DType
+from dlx._engine.request import describe
+from dlx._protocols.pointer import from_pointer
 from dlx._registry.registry import registry
 from dlx.adapter.base import API, Adapter, look_up
-from dlx.errors import DlxError
+from dlx.errors import DlxError, ReadOnlyError
 from dlx.testing.catalog import adapter_of
 from dlx.testing.check import check
 from dlx.testing.outcome import Broken, NotApplicable, attempt, error_line, must
@@ -36,7 +38,7 @@ def target_of(lib: Subject) -> Any:
 
 def tensor_of(source: Source, *, readonly: bool = False) -> Any:
     """Return a source's memory as a dlx.Tensor."""
-    return dlx.from_pointer(
+    return from_pointer(
         source.address, source.shape, source.dtype, strides=source.strides, readonly=readonly, owner=source.memory
     )
 
@@ -75,11 +77,11 @@ def converted(source: Any, to: Any, **options: Any) -> tuple[Any, DlxError | Non
     Broken
         If plan and conversion differ, or an error is none of dlx's, or says no reason or fix.
     """
-    plan = dlx.plan(source, to=to, **options)
-    result, error = attempt(dlx.convert, source, to=to, **options)
+    plan = api.plan(source, to=to, **options)
+    result, error = attempt(api.convert, source, to=to, **options)
     if error is None:
         must(plan.outcome in ("same", "shared", "copied"), f"planned: {plan}. It was converted")
-        before, after = dlx.describe(source), dlx.describe(result)
+        before, after = describe(source), describe(result)
         if plan.outcome != "same" and before.nbytes and before.address and after.address:
             shared = before.address == after.address
             must(shared == (plan.outcome == "shared"), f"planned: {plan}. It was {'shared' if shared else 'copied'}")
@@ -157,7 +159,7 @@ def adapter_narrowing(lib: Subject) -> None:
         source = Source(dtype, (24,) if target.capabilities.max_ndim < 2 else (4, 6))
         inside, error = converted(tensor_of(source), lib.adapter)
         if error is None:
-            same(dlx.convert(inside, to="dlx"), source, dtype)
+            same(api.convert(inside, to="dlx"), source, dtype)
 
 
 @check(
@@ -174,8 +176,8 @@ def adapter_layouts(lib: Subject) -> None:
             if error is not None:
                 must(copy is False, f"{name}: refused with copy={copy}: {error}")
                 continue
-            same(dlx.convert(result, to="dlx"), source, f"{name}, copy={copy}")
-            address = dlx.describe(result).address
+            same(api.convert(result, to="dlx"), source, f"{name}, copy={copy}")
+            address = describe(result).address
             if not source.elements() or not address:
                 continue
             must(copy is not True or address != source.address, f"{name}: shared in spite of copy=True")
@@ -196,8 +198,8 @@ def adapter_capabilities(lib: Subject) -> str:
             continue
         result, error = attempt(target.over(tensor).adapter.load, tensor)
         must(error is None, f"{name}, which its capabilities allow: {error_line(error)}")
-        same(dlx.convert(result, to="dlx"), source, name)
-        address = dlx.describe(result).address
+        same(api.convert(result, to="dlx"), source, name)
+        address = describe(result).address
         must(not address or address == source.address or not source.elements(), f"{name} was copied by the framework")
         taken.append(name)
     must(taken, "its capabilities allow no layout at all")
@@ -216,9 +218,9 @@ def adapter_readonly(lib: Subject) -> None:
         result, error = converted(tensor_of(source, readonly=True), lib.adapter, readonly=policy)
         if error is not None:
             must(policy == "error", f"readonly={policy!r}: {error}")
-            must(isinstance(error, dlx.errors.ReadOnlyError), f"refused with {error_line(error)}")
+            must(isinstance(error, ReadOnlyError), f"refused with {error_line(error)}")
             continue
-        info = dlx.describe(result)
+        info = describe(result)
         shared = info.address == source.address
         must(policy == "share" or not shared or info.readonly, f"readonly={policy!r}: shared, and says it is writable")
         if lib.write is not None and policy != "share":

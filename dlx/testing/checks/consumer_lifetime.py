@@ -7,7 +7,8 @@ import gc
 import threading
 from typing import Any
 
-import dlx
+from dlx._api import convert as api
+from dlx._protocols.pointer import from_pointer
 from dlx.testing.check import check
 from dlx.testing.checks.producer_lifetime import LOST, MIB, ROUNDS, grown, together
 from dlx.testing.outcome import NotApplicable, attempt, must
@@ -180,8 +181,8 @@ def end_holding(lib: Subject) -> None:
     def held() -> Any:
         memory = bytearray(lib.source().elements())
         dtype = lib.source().dtype.name
-        address = dlx.convert(memory, to="dlx").data_ptr
-        return lib.take(dlx.from_pointer(address, lib.shape(4, 6), dtype, owner=memory))
+        address = api.convert(memory, to="dlx").data_ptr
+        return lib.take(from_pointer(address, lib.shape(4, 6), dtype, owner=memory))
 
     cycle: list[Any] = [held()]
     cycle.append(cycle)

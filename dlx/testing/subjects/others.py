@@ -6,7 +6,9 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-import dlx
+from dlx._api import convert as api
+from dlx._core.extension import ffi
+from dlx._protocols.pointer import empty, from_pointer
 from dlx.testing.catalog import library
 from dlx.testing.checks.producer_export import VIEWS
 from dlx.testing.subject import Subject
@@ -148,9 +150,9 @@ def _dlx() -> Subject:
     """dlx.Tensor, which is held to the same."""
 
     def make(data: bytes, dtype: str, shape: tuple[int, ...]) -> Any:
-        tensor = dlx.empty(shape, dtype)
+        tensor = empty(shape, dtype)
         if data:
-            dlx.ffi.memmove(dlx.ffi.cast("char *", tensor.data_ptr), data, len(data))
+            ffi.memmove(ffi.cast("char *", tensor.data_ptr), data, len(data))
         return tensor
 
     def view(name: str) -> Callable[[Any], Any]:
@@ -161,13 +163,13 @@ def _dlx() -> Subject:
             "overlapping": (1, 1), "no dimension": (),
         }[name]  # fmt: skip
         start = 4 * left[0] if left else 0
-        return lambda t: dlx.from_pointer(t.data_ptr + start, shape, t.dtype, strides=strides, owner=t)
+        return lambda t: from_pointer(t.data_ptr + start, shape, t.dtype, strides=strides, owner=t)
 
     def readonly(t: Any) -> Any:
-        return dlx.from_pointer(t.data_ptr, t.shape, t.dtype, strides=t.strides, readonly=True, owner=t)
+        return from_pointer(t.data_ptr, t.shape, t.dtype, strides=t.strides, readonly=True, owner=t)
 
     def take(obj: Any, *, copy: bool | None = None) -> Any:
-        return dlx.convert(obj, to="dlx", copy=copy)
+        return api.convert(obj, to="dlx", copy=copy)
 
     return Subject(
         "dlx", package="dlx", adapter="dlx", dtypes=OTHERS, make=make, from_dlpack=take, takes_capsules=True,

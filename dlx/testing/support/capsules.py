@@ -13,10 +13,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from dlx._core.array_info import contiguous
 from dlx._core.extension import ffi, lib
 from dlx._core.module import set_module
-from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, DType
+from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, DType, contiguous
 
 __all__ = ["Export", "NotACapsule", "Taken", "elements", "foreign_thread", "swept"]
 
