@@ -372,10 +372,15 @@ class NumpyAdapter(_Numpy):
     def load(self, tensor: Tensor) -> Any:
         np = self.module()
         if "imports_by" not in self.lowered:
-            return np.from_dlpack(tensor)
+            array = np.from_dlpack(tensor)
+            if tensor.readonly and array.flags.writeable:  # without an address numpy makes memory of its own
+                array.flags.writeable = False
+            return array
         dtype = DTYPES.to_native(tensor.dtype)
         if tensor.data_ptr == 0:  # no element, no address: the interface cannot say so
-            return np.empty(tensor.shape, dtype)
+            array = np.empty(tensor.shape, dtype)
+            array.flags.writeable = not tensor.readonly
+            return array
         return np.asarray(_Interface(tensor, dtype.str))
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:

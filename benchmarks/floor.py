@@ -2,6 +2,7 @@
 
 import importlib.util
 import subprocess
+import sys
 import sysconfig
 import tempfile
 from pathlib import Path
@@ -58,8 +59,8 @@ def floor_of(module, kind, target):
         if guard.ask in answered:
             continue
         (_, _, descriptor, _), codes, of_owner, _ = routes._guard(facts, kind, guard)
-        guards.append((descriptor, codes, of_owner, guard.resolve or None))
-    switches = tuple(routes._switches(facts))
+        guards.append((descriptor, codes or 0xFFFFFFFF, of_owner, guard.resolve or None))
+    switches = tuple((sys.modules[module].__dict__, name, value) for module, name, value in facts.switches)
     owner = routes._question(kind, facts.owner, call=True)[2] if facts.owner else None
     assert all(look_up(name) is not None for name in facts.types)
     return module.make(table(kind), take, tuple(guards), quick, switches, owner)

@@ -203,7 +203,7 @@ def decide(tensor: Tensor, before: Decision, source: Adapter, request: Request, 
     if (
         not before.steps
         and (tensor.is_host or takes_stream(source))
-        and not tensor.flags
+        and not tensor.flags & IS_COPIED
         and request.device is None
         and not request.copy
         and request.stream is None

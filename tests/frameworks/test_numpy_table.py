@@ -413,3 +413,10 @@ def test_strides_that_mean_nothing_do_not_overflow(np, case):
     source, _ = tensor(shape, strides, "float64")
     steps = dlx.convert(source, to="numpy").strides
     assert len(steps) == len(shape) and all(0 < step <= 24 for step in steps)
+
+
+def test_read_only_without_an_address(np):
+    """An array without elements keeps the read-only flag on both paths, also where there is no address."""
+    tensor = native.tensor_new(0, (0, 3), None, (2, 32, 1), (1, 0), 1, None)
+    for convert in (dlx.convert, dlx.convert.__wrapped__):
+        assert not convert(tensor, to="numpy").flags.writeable
