@@ -60,40 +60,9 @@ class _DTypes(DTypes):
         return None if scalar is None else numpy.dtype(scalar)
 
 
+_LACKS = frozenset({"complex32", "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fnx2"})
 DTYPES = _DTypes(
-    "jax",
-    {
-        "bool": "bool_",
-        "int1": "int1",
-        "int2": "int2",
-        "int4": "int4",
-        "int8": "int8",
-        "int16": "int16",
-        "int32": "int32",
-        "int64": "int64",
-        "uint1": "uint1",
-        "uint2": "uint2",
-        "uint4": "uint4",
-        "uint8": "uint8",
-        "uint16": "uint16",
-        "uint32": "uint32",
-        "uint64": "uint64",
-        "float16": "float16",
-        "float32": "float32",
-        "float64": "float64",
-        "bfloat16": "bfloat16",
-        "complex64": "complex64",
-        "complex128": "complex128",
-        "float8_e3m4": "float8_e3m4",
-        "float8_e4m3": "float8_e4m3",
-        "float8_e4m3b11fnuz": "float8_e4m3b11fnuz",
-        "float8_e4m3fn": "float8_e4m3fn",
-        "float8_e4m3fnuz": "float8_e4m3fnuz",
-        "float8_e5m2": "float8_e5m2",
-        "float8_e5m2fnuz": "float8_e5m2fnuz",
-        "float8_e8m0fnu": "float8_e8m0fnu",
-        "float4_e2m1fn": "float4_e2m1fn",
-    },
+    "jax", {"bool": "bool_"} | {each.name: each.name for each in DType.all()[1:] if each.name not in _LACKS}
 )
 
 

@@ -150,32 +150,11 @@ _CONTAINERS = (
 )
 
 
+_LACKS = frozenset({"float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz"})
 DTYPES = DTypes(
     "torch",
-    {
-        "bool": "bool",
-        "int8": "int8",
-        "int16": "int16",
-        "int32": "int32",
-        "int64": "int64",
-        "uint8": "uint8",
-        "uint16": "uint16",
-        "uint32": "uint32",
-        "uint64": "uint64",
-        "float16": "float16",
-        "bfloat16": "bfloat16",
-        "float32": "float32",
-        "float64": "float64",
-        "complex32": "complex32",
-        "complex64": "complex64",
-        "complex128": "complex128",
-        "float8_e4m3fn": "float8_e4m3fn",
-        "float8_e4m3fnuz": "float8_e4m3fnuz",
-        "float8_e5m2": "float8_e5m2",
-        "float8_e5m2fnuz": "float8_e5m2fnuz",
-        "float8_e8m0fnu": "float8_e8m0fnu",
-        "float4_e2m1fnx2": "float4_e2m1fn_x2",
-    },
+    {each.name: each.name for each in DType.all() if each.bits >= 8 and each.name not in _LACKS}
+    | {"float4_e2m1fnx2": "float4_e2m1fn_x2"},
 )
 
 

@@ -44,14 +44,7 @@ from dlx.adapter import (
 )
 from dlx.errors import DTypeError, LayoutError
 
-_WIDTHS = {"int": (1, 2, 4, 8, 16, 32, 64), "uint": (1, 2, 4, 8, 16, 32, 64), "float": (16, 32, 64)}
-_EXACT = (
-    *("bool", "bfloat16", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"),
-    *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn"),
-)
-_NAMES = (*_EXACT, *(f"{kind}{bits}" for kind, widths in _WIDTHS.items() for bits in widths))
-
-
+COMPLEX = DType("complex64").code
 _DEVICE_TYPES = frozenset(Device(name).type for name in ("cpu", "cuda", "cuda_host", "rocm_host", "cuda_managed"))
 
 
@@ -154,7 +147,7 @@ class TvmFfiAdapter(Adapter):
     package = "tvm_ffi"
     install = "pip install apache-tvm-ffi"
     types = ("tvm_ffi.Tensor",)
-    dtypes = _DTypes("tvm_ffi", {name: name for name in (*_NAMES, "float4_e2m1fnx2")})
+    dtypes = _DTypes("tvm_ffi", {each.name: each.name for each in DType.all() if each.code != COMPLEX})
     devices = DEVICES
     fast_path = FastPath(types=types)
     streams = StreamSupport(current=_current_stream, activate=_on_stream)
