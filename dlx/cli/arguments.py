@@ -8,6 +8,7 @@ import textwrap
 from typing import Any, NoReturn
 
 from dlx._version import __version__
+from dlx.typing import READONLY
 
 __all__ = ["SCHEMA", "WrongCall", "head", "parser"]
 
@@ -133,7 +134,7 @@ def _plan(commands: Any) -> None:
     command.add_argument("--to", required=True, metavar="NAMES", help="targets, as in torch,numpy, or 'all'")
     command.add_argument("--device", help="where the result shall be: cpu, cuda:0")
     command.add_argument("--copy", choices=("auto", "never", "always"), default="auto", help="default: auto")
-    command.add_argument("--readonly", choices=("copy", "error", "share"), default="copy", help="default: copy")
+    command.add_argument("--readonly", choices=READONLY, default="copy", help="default: copy")
     command.add_argument("--detach", action="store_true", help="gradients may be left behind")
     command.add_argument("--strict", action="store_true", help="exit with 1 if anything is refused")
 
