@@ -168,8 +168,8 @@ class Scope:
         options = self.options
         if is_key(kind):
             options.kinds[kind] = what
-            known = what is not kind and isinstance(what, Adapter) and options.fast_path is not None
-            fast_path = what.fast_path if known else None
+            learns = options.fast_path is not None and what is not kind
+            fast_path = what.fast_path if learns and isinstance(what, Adapter) else None
             if fast_path is not None and any(look_up(name) is kind for name in fast_path.types):
                 options.free.add(kind)
         return what
