@@ -48,6 +48,7 @@ from dlx.errors import AdapterNotFoundError, ConversionError, DeviceError, DType
 HOST = Device("cpu")
 CUDA = Device("cuda").type
 _PLATFORMS = {"cpu": "cpu", "cuda": "cuda", "rocm": "rocm", "gpu": "cuda"}
+_proven = functools.partial(KnownIssue, see="tests/engine/test_defects.py")
 _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})  # narrowed by jax where x64 is off
 _UNNAMED = frozenset({"int1", "uint1", "int2", "int4", "uint2", "uint4"})  # jax has them, and no DLPack dtype for them
 _UNTAKEN = _UNNAMED | {"float4_e2m1fn"}
@@ -137,15 +138,11 @@ class JaxAdapter(Adapter):
             see="https://docs.jax.dev/en/latest/default_dtypes.html",
             lowers={"narrows_without_x64": _WIDE},
         ),
-        KnownIssue(
-            does="gives float4 out and does not take it back: 'PjRt CPU buffers only support default layout'",
-            see="tests/engine/test_defects.py",
+        _proven(
+            "gives float4 out and does not take it back: 'PjRt CPU buffers only support default layout'",
             lowers={"refuses": _UNTAKEN},
         ),
-        KnownIssue(
-            does="gives no integers of less than a byte out, which DLPack can say; dlx reads a copy of jax's own",
-            see="tests/engine/test_defects.py",
-        ),
+        _proven("gives no integers of less than a byte out, which DLPack can say; dlx reads a copy of jax's own"),
         KnownIssue(
             does="asks for legacy capsules only, which no producer may make of read-only memory",
             see="https://github.com/jax-ml/jax/issues/40789",

@@ -45,6 +45,7 @@ from dlx.adapter import (
 from dlx.errors import DTypeError, LayoutError
 
 COMPLEX = DType("complex64").code
+_proven = functools.partial(KnownIssue, see="tests/engine/test_defects.py")
 _DEVICE_TYPES = frozenset(Device(name).type for name in ("cpu", "cuda", "cuda_host", "rocm_host", "cuda_managed"))
 
 
@@ -158,28 +159,17 @@ class TvmFfiAdapter(Adapter):
         _handler("Dict", "mapping", mutable=True),
     )
     known_issues = (
-        KnownIssue(
-            does="forgets on import that memory is read-only, and exports it as writable",
-            see="tests/engine/test_defects.py",
+        _proven(
+            "forgets on import that memory is read-only, and exports it as writable",
             lowers={"keeps_readonly": False},
         ),
-        KnownIssue(
-            does="has no word for complex dtypes: t.dtype and tvm_ffi.dtype('complex64') raise ValueError",
-            see="tests/engine/test_defects.py",
+        _proven(
+            "has no word for complex dtypes: t.dtype and tvm_ffi.dtype('complex64') raise ValueError",
             lowers={"names_complex": False},
         ),
-        KnownIssue(
-            does="__dlpack__(max_version=(0, 8)) raises AttributeError; dlx always asks for version 1",
-            see="tests/engine/test_defects.py",
-        ),
-        KnownIssue(
-            does="imports capsules of other major versions unchecked; dlx checks before it hands over",
-            see="tests/engine/test_defects.py",
-        ),
-        KnownIssue(
-            does="a tensor without a handle (moved away, or never made) kills the process when it is asked anything",
-            see="tests/engine/test_defects.py",
-        ),
+        _proven("__dlpack__(max_version=(0, 8)) raises AttributeError; dlx always asks for version 1"),
+        _proven("imports capsules of other major versions unchecked; dlx checks before it hands over"),
+        _proven("a tensor without a handle (moved away, or never made) kills the process when it is asked anything"),
     )
 
     # ---- as a producer ----------------------------------------------------------------------------------------------
