@@ -70,25 +70,11 @@ class _DTypes(DTypes):
         return cupy.dtype(getattr(cupy, attribute))
 
 
-DTYPES = _DTypes(
-    "cupy",
-    {
-        "bool": "bool_",
-        "int8": "int8",
-        "int16": "int16",
-        "int32": "int32",
-        "int64": "int64",
-        "uint8": "uint8",
-        "uint16": "uint16",
-        "uint32": "uint32",
-        "uint64": "uint64",
-        "float16": "float16",
-        "float32": "float32",
-        "float64": "float64",
-        "complex64": "complex64",
-        "complex128": "complex128",
-    },
+_PLAIN = (
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
 )
+DTYPES = _DTypes("cupy", {"bool": "bool_", **{name: name for name in _PLAIN}})
 
 
 # ---- devices and streams ---------------------------------------------------------------------------------------------

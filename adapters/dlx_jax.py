@@ -48,6 +48,7 @@ from dlx.errors import AdapterNotFoundError, ConversionError, DeviceError, DType
 HOST = Device("cpu")
 CUDA = Device("cuda").type
 _PLATFORMS = {"cpu": "cpu", "cuda": "cuda", "rocm": "rocm", "gpu": "cuda"}
+_proven = functools.partial(KnownIssue, see="tests/engine/test_defects.py")
 _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})  # narrowed by jax where x64 is off
 _UNNAMED = frozenset({"int1", "uint1", "int2", "int4", "uint2", "uint4"})  # jax has them, and no DLPack dtype for them
 _UNTAKEN = _UNNAMED | {"float4_e2m1fn"}
@@ -60,40 +61,9 @@ class _DTypes(DTypes):
         return None if scalar is None else numpy.dtype(scalar)
 
 
+_LACKS = frozenset({"complex32", "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fnx2"})
 DTYPES = _DTypes(
-    "jax",
-    {
-        "bool": "bool_",
-        "int1": "int1",
-        "int2": "int2",
-        "int4": "int4",
-        "int8": "int8",
-        "int16": "int16",
-        "int32": "int32",
-        "int64": "int64",
-        "uint1": "uint1",
-        "uint2": "uint2",
-        "uint4": "uint4",
-        "uint8": "uint8",
-        "uint16": "uint16",
-        "uint32": "uint32",
-        "uint64": "uint64",
-        "float16": "float16",
-        "float32": "float32",
-        "float64": "float64",
-        "bfloat16": "bfloat16",
-        "complex64": "complex64",
-        "complex128": "complex128",
-        "float8_e3m4": "float8_e3m4",
-        "float8_e4m3": "float8_e4m3",
-        "float8_e4m3b11fnuz": "float8_e4m3b11fnuz",
-        "float8_e4m3fn": "float8_e4m3fn",
-        "float8_e4m3fnuz": "float8_e4m3fnuz",
-        "float8_e5m2": "float8_e5m2",
-        "float8_e5m2fnuz": "float8_e5m2fnuz",
-        "float8_e8m0fnu": "float8_e8m0fnu",
-        "float4_e2m1fn": "float4_e2m1fn",
-    },
+    "jax", {"bool": "bool_"} | {each.name: each.name for each in DType.all()[1:] if each.name not in _LACKS}
 )
 
 
@@ -168,15 +138,11 @@ class JaxAdapter(Adapter):
             see="https://docs.jax.dev/en/latest/default_dtypes.html",
             lowers={"narrows_without_x64": _WIDE},
         ),
-        KnownIssue(
-            does="gives float4 out and does not take it back: 'PjRt CPU buffers only support default layout'",
-            see="tests/engine/test_defects.py",
+        _proven(
+            "gives float4 out and does not take it back: 'PjRt CPU buffers only support default layout'",
             lowers={"refuses": _UNTAKEN},
         ),
-        KnownIssue(
-            does="gives no integers of less than a byte out, which DLPack can say; dlx reads a copy of jax's own",
-            see="tests/engine/test_defects.py",
-        ),
+        _proven("gives no integers of less than a byte out, which DLPack can say; dlx reads a copy of jax's own"),
         KnownIssue(
             does="asks for legacy capsules only, which no producer may make of read-only memory",
             see="https://github.com/jax-ml/jax/issues/40789",

@@ -38,26 +38,14 @@ from dlx.adapter import (
 from dlx.errors import DTypeError, LayoutError
 
 HOST = Device("cpu")
-_ML_DTYPES = {  # names in dlx and ml_dtypes -> storage dtype in numpy
-    "bfloat16": "uint16",
-    "complex32": "uint32",
-    "float4_e2m1fn": "uint8",
-    "float6_e2m3fn": "uint8",
-    "float6_e3m2fn": "uint8",
-    "float8_e3m4": "uint8",
-    "float8_e4m3": "uint8",
-    "float8_e4m3b11fnuz": "uint8",
-    "float8_e4m3fn": "uint8",
-    "float8_e4m3fnuz": "uint8",
-    "float8_e5m2": "uint8",
-    "float8_e5m2fnuz": "uint8",
-    "float8_e8m0fnu": "uint8",
-    "int1": "uint8",
-    "int2": "uint8",
-    "int4": "uint8",
-    "uint1": "uint8",
-    "uint2": "uint8",
-    "uint4": "uint8",
+_PLAIN = (
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+)
+_OWN = {"bool": "bool_", **{name: name for name in _PLAIN}}
+# Names in dlx and ml_dtypes -> storage dtype in numpy.
+_ML_DTYPES = {
+    each.name: f"uint{max(each.bits, 8)}" for each in DType.all() if each.name not in _OWN and each.lanes == 1
 }
 
 
@@ -129,26 +117,7 @@ class _DTypes(DTypes):
         return {name: (has.format(name), "Run: pip install -U ml_dtypes.") for name in missing}
 
 
-DTYPES = _DTypes(
-    "numpy",
-    {
-        "bool": "bool_",
-        "int8": "int8",
-        "int16": "int16",
-        "int32": "int32",
-        "int64": "int64",
-        "uint8": "uint8",
-        "uint16": "uint16",
-        "uint32": "uint32",
-        "uint64": "uint64",
-        "float16": "float16",
-        "float32": "float32",
-        "float64": "float64",
-        "complex64": "complex64",
-        "complex128": "complex128",
-    },
-    extension={name: f"ml_dtypes.{name}" for name in _ML_DTYPES},
-)
+DTYPES = _DTypes("numpy", _OWN, extension={name: f"ml_dtypes.{name}" for name in _ML_DTYPES})
 
 
 class _Numpy(Adapter):

@@ -57,6 +57,7 @@ from dlx.errors import ConversionError, DeviceError, DTypeError, LayoutError
 HOST = Device("cpu")
 _NAMES = {"mps": "metal", "xpu": "oneapi"}  # device names that differ: torch's -> dlx's
 
+_proven = functools.partial(KnownIssue, see="tests/engine/test_defects.py")
 _SHELL = re.compile(r"u?int[1-7]")  # dtypes that torch has no kernel for, not even to copy
 
 _GUARDS = (
@@ -150,32 +151,11 @@ _CONTAINERS = (
 )
 
 
+_LACKS = frozenset({"float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz"})
 DTYPES = DTypes(
     "torch",
-    {
-        "bool": "bool",
-        "int8": "int8",
-        "int16": "int16",
-        "int32": "int32",
-        "int64": "int64",
-        "uint8": "uint8",
-        "uint16": "uint16",
-        "uint32": "uint32",
-        "uint64": "uint64",
-        "float16": "float16",
-        "bfloat16": "bfloat16",
-        "float32": "float32",
-        "float64": "float64",
-        "complex32": "complex32",
-        "complex64": "complex64",
-        "complex128": "complex128",
-        "float8_e4m3fn": "float8_e4m3fn",
-        "float8_e4m3fnuz": "float8_e4m3fnuz",
-        "float8_e5m2": "float8_e5m2",
-        "float8_e5m2fnuz": "float8_e5m2fnuz",
-        "float8_e8m0fnu": "float8_e8m0fnu",
-        "float4_e2m1fnx2": "float4_e2m1fn_x2",
-    },
+    {each.name: each.name for each in DType.all() if each.bits >= 8 and each.name not in _LACKS}
+    | {"float4_e2m1fnx2": "float4_e2m1fn_x2"},
 )
 
 
@@ -313,44 +293,21 @@ class TorchAdapter(Adapter):
     ownership = Ownership(_consume)
     writes = WriteTracking(guarded=_guarded, count=lambda obj: None if obj.is_inference() else int(obj._version))
     known_issues = (
-        KnownIssue(
-            does="from_dlpack aborts the process on negative strides",
-            see="tests/engine/test_defects.py",
+        _proven(
+            "from_dlpack aborts the process on negative strides",
             lowers={"layouts": Layout.ZERO | Layout.GAPS | Layout.PERMUTED},
         ),
-        KnownIssue(
-            does="from_dlpack ignores that memory is read-only, and gives a tensor that writes to it",
-            see="tests/engine/test_defects.py",
+        _proven(
+            "from_dlpack ignores that memory is read-only, and gives a tensor that writes to it",
             lowers={"keeps_readonly": False},
         ),
-        KnownIssue(
-            does="gives int1 to int7 and uint1 to uint7, shells around bytes, out as int8 or uint8; dlx refuses them",
-            see="tests/engine/test_defects.py",
-        ),
-        KnownIssue(
-            does="gives memory out without negating it where the neg bit is set; dlx resolves it first",
-            see="tests/engine/test_defects.py",
-        ),
-        KnownIssue(
-            does="crashes when it copies complex128 at an odd address; dlx has it copied as float64",
-            see="tests/engine/test_defects.py",
-        ),
-        KnownIssue(
-            does="crashes when it resolves a conj or neg bit over data that is not aligned; dlx refuses that",
-            see="tests/engine/test_defects.py",
-        ),
-        KnownIssue(
-            does="crashes when it copies a tensor whose storage was resized to nothing; dlx refuses that",
-            see="tests/engine/test_defects.py",
-        ),
-        KnownIssue(
-            does="its exchange table lends tensors that require gradients; dlx asks its guards first",
-            see="tests/engine/test_defects.py",
-        ),
-        KnownIssue(
-            does="from_dlpack asks a producer up to four times where it raises TypeError; dlx asks once",
-            see="tests/engine/test_defects.py",
-        ),
+        _proven("gives int1 to int7 and uint1 to uint7, shells around bytes, out as int8 or uint8; dlx refuses them"),
+        _proven("gives memory out without negating it where the neg bit is set; dlx resolves it first"),
+        _proven("crashes when it copies complex128 at an odd address; dlx has it copied as float64"),
+        _proven("crashes when it resolves a conj or neg bit over data that is not aligned; dlx refuses that"),
+        _proven("crashes when it copies a tensor whose storage was resized to nothing; dlx refuses that"),
+        _proven("its exchange table lends tensors that require gradients; dlx asks its guards first"),
+        _proven("from_dlpack asks a producer up to four times where it raises TypeError; dlx asks once"),
     )
 
     # ---- as a producer ----------------------------------------------------------------------------------------------

@@ -44,14 +44,8 @@ from dlx.adapter import (
 )
 from dlx.errors import DTypeError, LayoutError
 
-_WIDTHS = {"int": (1, 2, 4, 8, 16, 32, 64), "uint": (1, 2, 4, 8, 16, 32, 64), "float": (16, 32, 64)}
-_EXACT = (
-    *("bool", "bfloat16", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"),
-    *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn"),
-)
-_NAMES = (*_EXACT, *(f"{kind}{bits}" for kind, widths in _WIDTHS.items() for bits in widths))
-
-
+COMPLEX = DType("complex64").code
+_proven = functools.partial(KnownIssue, see="tests/engine/test_defects.py")
 _DEVICE_TYPES = frozenset(Device(name).type for name in ("cpu", "cuda", "cuda_host", "rocm_host", "cuda_managed"))
 
 
@@ -154,7 +148,7 @@ class TvmFfiAdapter(Adapter):
     package = "tvm_ffi"
     install = "pip install apache-tvm-ffi"
     types = ("tvm_ffi.Tensor",)
-    dtypes = _DTypes("tvm_ffi", {name: name for name in (*_NAMES, "float4_e2m1fnx2")})
+    dtypes = _DTypes("tvm_ffi", {each.name: each.name for each in DType.all() if each.code != COMPLEX})
     devices = DEVICES
     fast_path = FastPath(types=types)
     streams = StreamSupport(current=_current_stream, activate=_on_stream)
@@ -165,28 +159,17 @@ class TvmFfiAdapter(Adapter):
         _handler("Dict", "mapping", mutable=True),
     )
     known_issues = (
-        KnownIssue(
-            does="forgets on import that memory is read-only, and exports it as writable",
-            see="tests/engine/test_defects.py",
+        _proven(
+            "forgets on import that memory is read-only, and exports it as writable",
             lowers={"keeps_readonly": False},
         ),
-        KnownIssue(
-            does="has no word for complex dtypes: t.dtype and tvm_ffi.dtype('complex64') raise ValueError",
-            see="tests/engine/test_defects.py",
+        _proven(
+            "has no word for complex dtypes: t.dtype and tvm_ffi.dtype('complex64') raise ValueError",
             lowers={"names_complex": False},
         ),
-        KnownIssue(
-            does="__dlpack__(max_version=(0, 8)) raises AttributeError; dlx always asks for version 1",
-            see="tests/engine/test_defects.py",
-        ),
-        KnownIssue(
-            does="imports capsules of other major versions unchecked; dlx checks before it hands over",
-            see="tests/engine/test_defects.py",
-        ),
-        KnownIssue(
-            does="a tensor without a handle (moved away, or never made) kills the process when it is asked anything",
-            see="tests/engine/test_defects.py",
-        ),
+        _proven("__dlpack__(max_version=(0, 8)) raises AttributeError; dlx always asks for version 1"),
+        _proven("imports capsules of other major versions unchecked; dlx checks before it hands over"),
+        _proven("a tensor without a handle (moved away, or never made) kills the process when it is asked anything"),
     )
 
     # ---- as a producer ----------------------------------------------------------------------------------------------

@@ -153,15 +153,10 @@ class Tree:
     def _generic(self, obj: Any, number: int, i: int) -> Adapter | None:
         """Return the generic adapter of an array of an unregistered type, None for anything else."""
         try:
-            source = generic.generic_array_adapter(obj)
-            is_known = source is not None or not self.strict or generic.generic_buffer_adapter(obj) is not None
-        except (DlxError, MemoryError):
-            raise
-        except Exception:  # an object whose attributes raise is of no known kind
-            source, is_known = None, not self.strict
-        if not is_known:
-            self._not_plain(obj, number, i)
-        return source
+            return generic.strict_array_adapter(obj, self.strict)
+        except AdapterNotFoundError as error:
+            self.failures.add(error, self._path(number, i))
+            return None
 
     def _closes(self, link: int, number: int, i: int) -> bool:
         """Mark a container that contains itself; False where such a container cannot be made."""
@@ -190,14 +185,6 @@ class Tree:
     def _refuse(self, reason: str, number: int, i: int, obj: Any = None) -> None:
         source = "" if obj is None else type_name(type(obj))
         self.failures.add(ConversionError(reason, source=source), self._path(number, i))
-
-    def _not_plain(self, obj: Any, number: int, i: int) -> None:
-        error = AdapterNotFoundError(
-            "it is neither array, container nor plain data (strict=True)",
-            source=type_name(type(obj)),
-            option=(("strict", None),),
-        )
-        self.failures.add(error, self._path(number, i))
 
     def _failed(self, node: Node, cause: Exception, what: str) -> None:
         """Report a container that failed; its own errors are the cause."""

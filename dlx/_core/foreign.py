@@ -107,7 +107,7 @@ def derives(kind: type, bases: type | tuple[type, ...]) -> bool:
 
     Of such a class only its true bases count.
     """
-    if type(kind) is type or is_key(kind):
+    if is_key(kind):
         return issubclass(kind, bases)
     every = bases if isinstance(bases, tuple) else (bases,)
     return any(cls is base for cls in _mro(kind) for base in every)
@@ -118,7 +118,7 @@ class TypeCache(dict["weakref.ref[type]", Value]):
 
     def keep(self, kind: type, value: Value) -> Value:
         """Note what is known of a class, and return it; of one that cannot be a key nothing is kept."""
-        if type(kind) is type or is_key(kind):
+        if is_key(kind):
             self[weakref.ref(kind, self._drop)] = value
         return value
 

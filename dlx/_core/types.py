@@ -173,6 +173,13 @@ _WIDE_NAMES = {code: name for name, code in _WIDE.items()}
 _SPELLING = re.compile(r"(?P<kind>int|uint|float|complex)(?P<bits>[1-9]\d{0,2})")
 _INTEGERS = {*range(1, 9), 16, 32, 64, 128}
 _WIDTHS = {"int": _INTEGERS, "uint": _INTEGERS, "float": {16, 32, 64, 128}, "complex": {32, 64, 128, 256}}
+# Every dtype that some framework has, as users are shown them; float4 comes in pairs of two lanes, too.
+_LISTED = (
+    *("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))),
+    *("float16", "float32", "float64", "bfloat16", "complex32", "complex64", "complex128"),
+    *(name for name in _EXACT if name.startswith("float")),
+    *("float4_e2m1fnx2", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (1, 2, 4))),
+)
 _UNNAMED = re.compile(r"code(?P<code>\d{1,3})_(?P<bits>\d{1,3})bit")
 _LANES = re.compile(r"(?P<scalar>.+?)x(?P<lanes>\d+)")
 
@@ -223,6 +230,11 @@ class DType(tuple[int, int, int]):
                 f"{dtype!r} is not a dtype", fix="Give a name such as 'float32', or a triple (code, bits, lanes)."
             ) from None
         return tuple.__new__(cls, (code, width, width_lanes))
+
+    @classmethod
+    def all(cls) -> tuple[DType, ...]:
+        """Return every dtype that some framework has, in the order of `dlx dtypes`."""
+        return tuple(map(cls, _LISTED))
 
     @property
     def code(self) -> int:

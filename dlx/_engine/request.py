@@ -16,6 +16,7 @@ from dlx._registry.registry import registry
 from dlx._registry.target import Target
 from dlx.adapter.base import Adapter, over_memory
 from dlx.errors import AdapterNotFoundError, DeviceError, DlxError
+from dlx.typing import ERRORS, READONLY
 
 __all__ = [
     "abstract",
@@ -90,10 +91,10 @@ def request_of(
         raise TypeError("give either to= (a name, a module, an array type) or like= (an array), not both or neither")
     if copy is not None and not isinstance(copy, bool):
         raise ValueError(f"copy must be None, True or False, found {copy!r}")
-    if readonly not in ("copy", "error", "share"):
-        raise ValueError(f"readonly must be 'copy', 'error' or 'share', found {readonly!r}")
-    if errors not in ("raise", "collect"):
-        raise ValueError(f"errors must be 'raise' or 'collect', found {errors!r}")
+    for name, found, choices in (("readonly", readonly, READONLY), ("errors", errors, ERRORS)):
+        if found not in choices:
+            *most, last = map(repr, choices)
+            raise ValueError(f"{name} must be {', '.join(most)} or {last}, found {found!r}")
     wanted = None if device is None else Device(device)
     if like is None:
         target = registry.target(to)

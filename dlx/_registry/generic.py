@@ -16,7 +16,7 @@ from dlx._core.types import Device
 from dlx._protocols import dlpack, memory
 from dlx.adapter.base import Adapter, Description, at_rest
 from dlx.adapter.declarations import Blocker, Capabilities, FastPath, Layout, Ownership, StreamSupport
-from dlx.errors import ConsumedError, DeviceError, DTypeError
+from dlx.errors import AdapterNotFoundError, ConsumedError, DeviceError, DlxError, DTypeError
 
 __all__ = [
     "BUFFER",
@@ -30,6 +30,7 @@ __all__ = [
     "generic_buffer_adapter",
     "is_proxy",
     "generic_adapter",
+    "strict_array_adapter",
 ]
 
 
@@ -213,6 +214,24 @@ def generic_buffer_adapter(obj: Any) -> Adapter | None:
     except Exception:
         pass  # it has a buffer that cannot be exported at present: the export says why
     return BUFFER
+
+
+def strict_array_adapter(obj: Any, strict: bool) -> Adapter | None:
+    """Return the generic adapter of an array; None for plain data, and for all else unless `strict` refuses it."""
+    try:
+        source = generic_array_adapter(obj)
+        if source is not None or not strict or generic_buffer_adapter(obj) is not None:
+            return source
+    except (DlxError, MemoryError):
+        raise
+    except Exception:  # an object whose attributes raise is of no known kind
+        if not strict:
+            return None
+    raise AdapterNotFoundError(
+        "it is neither array, container nor plain data (strict=True)",
+        source=type_name(type(obj)),
+        option=(("strict", None),),
+    )
 
 
 def _offers(obj: Any, name: str) -> bool:

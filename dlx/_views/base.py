@@ -176,34 +176,19 @@ class Scope:
                 source=type_name(kind), target=self.options.request.target.name, path=keys_of((path, handler, key))
             ) from None
         options = self.options
-        if type(kind) is type or is_key(kind):
+        if is_key(kind):
             options.kinds[kind] = what
-            fast_path = (
-                what.fast_path
-                if what is not kind and isinstance(what, Adapter) and options.fast_path is not None
-                else None
-            )
+            learns = options.fast_path is not None and what is not kind
+            fast_path = what.fast_path if learns and isinstance(what, Adapter) else None
             if fast_path is not None and any(look_up(name) is kind for name in fast_path.types):
                 options.free.add(kind)
         return what
 
     def _generic(self, obj: Any, handler: Container, path: Path, key: Any) -> Adapter | None:
         try:
-            source = generic.generic_array_adapter(obj)
-            plain = source is not None or not self.options.strict or generic.generic_buffer_adapter(obj) is not None
-        except (DlxError, MemoryError):
-            raise
-        except Exception:  # an object whose attributes raise is of no known kind
-            source, plain = None, not self.options.strict
-        if plain:
-            return source
-        raise AdapterNotFoundError(
-            "it is neither array, container nor plain data (strict=True)",
-            source=type_name(type(obj)),
-            target=self.options.request.target.name,
-            path=keys_of((path, handler, key)),
-            option=(("strict", None),),
-        )
+            return generic.strict_array_adapter(obj, self.options.strict)
+        except AdapterNotFoundError as error:
+            raise error.complete(target=self.options.request.target.name, path=keys_of((path, handler, key))) from None
 
     def _converted(self, obj: Any, source: Adapter, handler: Container, path: Path, key: Any) -> Any:
         options = self.options

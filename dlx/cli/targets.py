@@ -12,10 +12,11 @@ from dlx._core.types import Device, DType
 from dlx._engine.plan import Plan, Step
 from dlx._registry.registry import adapters
 from dlx.adapter import Adapter, over_memory
+from dlx.cli.arguments import COPY
 from dlx.cli.model import BadInput, Entry, aligned_to
 from dlx.errors import ConversionError, CopyRequiredError, DlxError, DTypeError, sentences, written
 
-__all__ = ["COPY", "Outcome", "can_be_target", "chosen", "installed", "on_the_command_line", "outcome", "refusal"]
+__all__ = ["Outcome", "can_be_target", "chosen", "installed", "on_the_command_line", "outcome", "refusal"]
 
 _ALIGNED = 1 << 20  # an address that is never read: abstract tensors start after it
 
@@ -23,10 +24,6 @@ _SWAPPED = "its elements are in the other byte order"
 Details = tuple[tuple[str, str], ...]
 
 _PLAIN = ("", "copy", "resolve", "share", "view")  # steps that the outcome names already
-
-
-COPY = {None: "auto", False: "never", True: "always"}
-"""Values of ``copy`` as the option ``--copy`` has them."""
 
 
 def on_the_command_line(name: str, value: Any) -> str:

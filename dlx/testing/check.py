@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from dlx.testing.outcome import Broken, NotApplicable
 from dlx.testing.subject import Subject
 from dlx.testing.support.capsules import NotACapsule
 
-__all__ = ["CHECKS", "KINDS", "Check", "Verdict", "check", "declared", "excepting", "of_kinds"]
+__all__ = ["CHECKS", "KINDS", "Check", "Verdict", "check", "declared", "excepting", "of_kinds", "unless_refused"]
 
 KINDS = ("producer", "consumer", "adapter")
 SEVERITIES = ("fatal", "wrong", "refuses", "friction")
@@ -141,14 +142,29 @@ def check(
     shows: str = "",
     see: str = "",
 ) -> Callable[[Callable[[Subject], str | None]], Check]:
-    """Register a function as a check."""
+    """Register a function as a check; the imports that its `shows` needs are added."""
     assert kind in KINDS and severity in SEVERITIES and name not in CHECKS
 
     def enter(function: Callable[[Subject], str | None]) -> Check:
-        made = CHECKS[name] = Check(name, promise, kind, about, severity, function, alone, shows, see)
+        code = _with_imports(shows) if shows else ""
+        made = CHECKS[name] = Check(name, promise, kind, about, severity, function, alone, code, see)
         return made
 
     return enter
+
+
+def unless_refused(step: str, then: str, *, first: str = "") -> str:
+    """Return code for `shows`: a line that may raise, which ends the code well, and a line for when it does not."""
+    return f"{first}\ntry:\n    {step}\nexcept Exception:\n    raise SystemExit(0)\n{then}"
+
+
+def _with_imports(code: str) -> str:
+    """Return code after the library's imports, its own, and those of the kit's classes that it names."""
+    lines = code.strip("\n").splitlines()
+    own = [line for line in lines if line.startswith(("import ", "from "))]
+    named = ", ".join(name for name in ("OldSource", "Source", "Taken") if re.search(rf"\b{name}\b", code))
+    kit = [f"from dlx.testing import {named}"] if named else []
+    return "\n".join(["{imports}", *own, *kit, *lines[len(own) :]])
 
 
 @set_module("dlx.testing")

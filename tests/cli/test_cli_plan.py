@@ -14,9 +14,10 @@ import dlx as package
 from dlx._registry.registry import BUILT_IN, Registry, registry
 from dlx.cli import probe
 from dlx.cli.commands import doctor
-from dlx.cli.commands.dtypes import DTYPES
 from dlx.cli.sources.samples import array_of
 from dlx.cli.targets import installed
+
+DTYPES = [dtype.name for dtype in package.DType.all()]
 
 
 def plans(*words):

@@ -18,15 +18,8 @@ from dlx.cli.render.screen import OUTCOMES, Cell, Screen
 from dlx.cli.sources.samples import array_of
 from dlx.errors import DlxError
 
-__all__ = ["DTYPES", "run"]
+__all__ = ["run"]
 
-DTYPES = (
-    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32"),
-    *("float64", "bfloat16", "complex32", "complex64", "complex128", "float8_e3m4", "float8_e4m3"),
-    *("float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
-    *("float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn", "float4_e2m1fnx2", "int1", "int2", "int4", "uint1", "uint2"),
-    *("uint4",),
-)
 _MARKS = {"same": "=", "shared": "✓", "viewed": "≈", "copied": "c", "refused": "✗", "": "·"}
 _MEANING = (
     "= the same object   ✓ shared   ≈ shared, viewed as another dtype of that width",
@@ -63,7 +56,8 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
 
 def _known(adapters: Iterable[Adapter]) -> list[str]:
     """Return every dtype's name, those that only a plugin has last."""
-    return [*DTYPES, *sorted({name for adapter in adapters for name in adapter.dtypes.names} - {*DTYPES})]
+    listed = [dtype.name for dtype in DType.all()]
+    return [*listed, *sorted({name for adapter in adapters for name in adapter.dtypes.names} - {*listed})]
 
 
 def _numbers(dtype: DType) -> str:

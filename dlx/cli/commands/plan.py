@@ -8,6 +8,7 @@ from typing import Any
 
 from dlx._core.types import Device
 from dlx.cli import targets
+from dlx.cli.arguments import COPY
 from dlx.cli.model import Entry, Fold, Source, amount, counted, extents, nbytes_of
 from dlx.cli.render import tables
 from dlx.cli.render.screen import OUTCOMES, Cell, Screen
@@ -16,7 +17,7 @@ from dlx.cli.targets import Outcome
 
 __all__ = ["run"]
 
-_COPY = {word: value for value, word in targets.COPY.items()}
+_COPY = {word: value for value, word in COPY.items()}
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:

@@ -17,6 +17,7 @@ from dlx.testing.outcome import Broken, NotApplicable, attempt, error_line, must
 from dlx.testing.subject import Subject
 from dlx.testing.support.capsules import elements
 from dlx.testing.support.producers import LAYOUTS, OTHERS, Source
+from dlx.typing import READONLY
 
 __all__ = ["converted", "own_of", "same", "sources", "target_of", "tensor_of"]
 
@@ -214,7 +215,7 @@ def adapter_readonly(lib: Subject) -> None:
     """Convert read-only memory under each policy."""
     target = target_of(lib)
     source = next(source for name, source in sources(target) if name in ("row-major", "scalar"))
-    for policy in ("copy", "error", "share"):
+    for policy in READONLY:
         result, error = converted(tensor_of(source, readonly=True), lib.adapter, readonly=policy)
         if error is not None:
             must(policy == "error", f"readonly={policy!r}: {error}")

@@ -69,8 +69,6 @@ def view_keeps(lib: Subject) -> None:
     "null-deleter", "A struct without a deleter is taken, and nothing is called.",
     kind="consumer", about="lifetimes", severity="fatal", alone=True, see="dlpack.h: deleter may be NULL",
     shows="""
-{imports}
-from dlx.testing import Source
 for legacy in (True, False):
     try:
         result = {take}(Source(legacy=legacy, deleter=False))

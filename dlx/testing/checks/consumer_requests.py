@@ -16,8 +16,6 @@ class Inside(Exception):
     "asks-for-version", "It asks for a versioned capsule, so that the producer can say what it must.",
     kind="consumer", about="versions", severity="friction", see="array API standard, from_dlpack",
     shows="""
-{imports}
-from dlx.testing import Source
 source = Source()
 {take}(source)
 assert "max_version" in source.calls[0], source.calls
@@ -48,11 +46,7 @@ def asks_without_stream(lib: Subject) -> None:
 @check(
     "old-producer", "A producer from before DLPack 1.0, which knows `stream` only, is understood.",
     kind="consumer", about="versions", severity="refuses", see="array API standard 2021.12, __dlpack__",
-    shows="""
-{imports}
-from dlx.testing import OldSource
-{take}(OldSource())
-""",
+    shows="{take}(OldSource())",
 )  # fmt: skip
 def old_producer(lib: Subject) -> None:
     """Give one."""
@@ -63,11 +57,7 @@ def old_producer(lib: Subject) -> None:
 @check(
     "legacy-producer", "A producer that answers with a legacy capsule whatever is asked is understood.",
     kind="consumer", about="versions", severity="refuses", see="array API standard: verify what was returned",
-    shows="""
-{imports}
-from dlx.testing import Source
-{take}(Source(legacy=True))
-""",
+    shows="{take}(Source(legacy=True))",
 )  # fmt: skip
 def legacy_producer(lib: Subject) -> None:
     """Give one."""
@@ -89,8 +79,6 @@ def newer_minor(lib: Subject) -> None:
     "asked-once", "A producer that fails with TypeError is asked at most once more, as the standard describes.",
     kind="consumer", about="errors", severity="friction", see="array API standard, from_dlpack: fall-back",
     shows="""
-{imports}
-from dlx.testing import Source
 source = Source(raises=TypeError("of the producer's own"))
 try:
     {take}(source)
@@ -111,8 +99,6 @@ def asked_once(lib: Subject) -> None:
     "errors-shown", "What a producer raises is shown, and it is not asked again.",
     kind="consumer", about="errors", severity="friction",
     shows="""
-{imports}
-from dlx.testing import Source
 source = Source(raises=ZeroDivisionError("of the producer's own"))
 try:
     {take}(source)

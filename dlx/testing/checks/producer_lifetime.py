@@ -76,7 +76,6 @@ def _owned(lib: Subject) -> tuple[Any, Taken]:
     "owner-unconsumed", "A capsule that nobody takes releases the array.",
     kind="producer", about="lifetimes", severity="wrong", see="DLPack, Python specification: capsule destructor",
     shows="""
-{imports}
 import sys
 x = {array}
 before = sys.getrefcount(x)

@@ -24,7 +24,6 @@ def _legacy(name: str, who: str, call: str, keywords: dict[str, Any]) -> None:
         f"keyword-max-version-{name}", f"A consumer that {who} is given a legacy capsule.",
         kind="producer", about="versions", severity="refuses", see="array API standard, __dlpack__: max_version",
         shows=f"""
-{{imports}}
 x = {{array}}
 capsule = x.__dlpack__({call})
 assert '"dltensor"' in repr(capsule), capsule
@@ -40,7 +39,6 @@ _legacy("0", "asks for DLPack 0.8", "max_version=(0, 8)", {"max_version": (0, 8)
     "keyword-max-version-1", "A consumer that asks for DLPack 1.0 is given a versioned capsule.",
     kind="producer", about="versions", severity="friction", see="array API standard, __dlpack__: max_version",
     shows="""
-{imports}
 x = {array}
 capsule = x.__dlpack__(max_version=(1, 0))
 assert '"dltensor_versioned"' in repr(capsule), capsule
@@ -57,7 +55,6 @@ def max_version_1(lib: Subject) -> None:
     "keyword-max-version-2", "A consumer from the future is given what the producer has.",
     kind="producer", about="versions", severity="refuses", see="array API standard: a lower version may be returned",
     shows="""
-{imports}
 x = {array}
 x.__dlpack__(max_version=(2, 0))
 """,
@@ -73,7 +70,6 @@ def max_version_2(lib: Subject) -> None:
     "keyword-none", "Every keyword may be given as None.",
     kind="producer", about="keywords", severity="refuses", see="array API standard, __dlpack__: all default to None",
     shows="""
-{imports}
 x = {array}
 x.__dlpack__(stream=None, max_version=(1, 0), dl_device=None, copy=None)
 x.__dlpack__(stream=None)
@@ -94,7 +90,6 @@ def keyword_none(lib: Subject) -> None:
     "keyword-own-device", "A consumer may name the device that the array is on.",
     kind="producer", about="keywords", severity="refuses", see="array API standard, __dlpack__: dl_device",
     shows="""
-{imports}
 x = {array}
 x.__dlpack__(max_version=(1, 0), dl_device=(1, 0))
 """,
@@ -110,7 +105,6 @@ def own_device(lib: Subject) -> None:
     "keyword-other-device", "A device that it cannot export to is refused with BufferError.",
     kind="producer", about="keywords", severity="wrong", see="array API standard, __dlpack__: dl_device",
     shows="""
-{imports}
 x = {array}
 for version in (None, (1, 0)):
     try:
@@ -134,7 +128,6 @@ def other_device(lib: Subject) -> None:
     "keyword-unknown", "A keyword that it does not know raises TypeError.",
     kind="producer", about="keywords", severity="wrong",
     shows="""
-{imports}
 x = {array}
 try:
     x.__dlpack__(max_version=(1, 0), not_a_keyword=1)
@@ -153,8 +146,6 @@ def unknown_keyword(lib: Subject) -> None:
     "copy-true", "`copy=True` never shares: it gives memory of its own, or raises BufferError.",
     kind="producer", about="copies", severity="wrong", see="array API standard, __dlpack__: copy",
     shows="""
-{imports}
-from dlx.testing import Taken
 x = {array}
 own = Taken(x.__dlpack__(max_version=(1, 0)))
 try:
@@ -182,7 +173,6 @@ def copy_true(lib: Subject) -> str | None:
     "copy-true-served", "`copy=True` is not refused.",
     kind="producer", about="copies", severity="refuses", see="array API standard, __dlpack__: it must always copy",
     shows="""
-{imports}
 x = {array}
 x.__dlpack__(max_version=(1, 0), copy=True)
 """,
@@ -196,8 +186,6 @@ def copy_true_served(lib: Subject) -> None:
     "copy-true-flag", "A copy made for the consumer says so.",
     kind="producer", about="copies", severity="friction", see="array API standard: the flag IS_COPIED must be set",
     shows="""
-{imports}
-from dlx.testing import Taken
 x = {array}
 taken = Taken(x.__dlpack__(max_version=(1, 0), copy=True))
 assert taken.flags & 2, taken.flags  # IS_COPIED
@@ -219,8 +207,6 @@ def copy_true_flag(lib: Subject) -> None:
     "copy-false", "`copy=False` shares the memory, or raises BufferError.",
     kind="producer", about="copies", severity="wrong", see="array API standard, __dlpack__: copy",
     shows="""
-{imports}
-from dlx.testing import Taken
 x = {array}
 own = Taken(x.__dlpack__(max_version=(1, 0)))
 shared = Taken(x.__dlpack__(max_version=(1, 0), copy=False))

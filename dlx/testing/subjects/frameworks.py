@@ -13,13 +13,13 @@ from typing import Any
 
 from dlx.testing.catalog import library
 from dlx.testing.subject import Subject
+from dlx.testing.support.producers import OTHERS
 
 __all__ = ["BACKWARDS", "PLAIN", "VIEWS_OF_ARRAYS", "through_numpy"]
 
 _INTS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 PLAIN = ("bool", *_INTS, "float16", "float32", "float64")
-_FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
-_MORE_FLOAT8 = ("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz")
+_FLOAT8 = tuple(name for name in OTHERS if name.startswith("float8"))
 
 # What can be done to a 4 by 6 array, where it is indexed as Python's are.
 VIEWS_OF_ARRAYS: dict[str, Callable[[Any], Any]] = {
@@ -93,7 +93,7 @@ def _torch() -> Subject:
     import torch
 
     def name(dtype: Any) -> str:
-        return str(dtype).removeprefix("torch.")
+        return str(dtype).removeprefix("torch.").replace("_x2", "x2")  # two lanes
 
     def make(data: bytes, dtype: str, shape: tuple[int, ...]) -> Any:
         kind = getattr(torch, dtype)
@@ -172,7 +172,7 @@ def _jax() -> Subject:
         return np.dtype(getattr(ml_dtypes, dtype))
 
     narrow = () if jax.config.jax_enable_x64 else ("int64", "uint64", "float64", "complex128")
-    kinds = (*PLAIN, "bfloat16", *_FLOAT8, *_MORE_FLOAT8, "complex64", "complex128")
+    kinds = (*PLAIN, "bfloat16", *_FLOAT8, "complex64", "complex128")
     return Subject(
         "jax", package="jax", adapter="jax",
         dtypes=tuple(each for each in kinds if each not in narrow),

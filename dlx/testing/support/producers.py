@@ -43,13 +43,8 @@ def pattern(dtype: str, count: int) -> bytes:
     return bytes(raw)
 
 
-OTHERS = (
-    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
-    "bfloat16", "complex32", "complex64", "complex128", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz",
-    "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float6_e2m3fn",
-    "float6_e3m2fn", "float4_e2m1fn", "int4", "uint4", "float32x4",
-)  # fmt: skip
-"""Every dtype of DLPack that some library has."""
+OTHERS = (*(dtype.name for dtype in DType.all()), "float32x4")
+"""Every dtype that some library has, and lanes."""
 
 LAYOUTS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], str]] = {
     "transposed": ("An array in column-major order", (6, 4), (1, 6), "wrong"),

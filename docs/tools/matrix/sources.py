@@ -15,10 +15,9 @@ from typing import Any
 
 import dlx
 from dlx._core.native import ffi
-from dlx.cli.commands.dtypes import DTYPES as NAMED
 
 FRAMEWORKS = ("dlx", "numpy", "torch", "jax", "tvm_ffi", "pyarrow")
-DTYPES = (*NAMED, "float32x4")
+DTYPES = (*(dtype.name for dtype in dlx.DType.all()), "float32x4")
 COUNT = 6
 
 
