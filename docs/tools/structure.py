@@ -111,11 +111,14 @@ def cycle(edges: dict[str, set[str]]) -> list[str]:
 
 
 def longest_chain(edges: dict[str, set[str]]) -> list[str]:
-    """Return the longest chain of imports between files, the importing one first; without cycles only."""
+    """Return the longest chain of imports between files, the importing one first; without cycles only.
+
+    The compiled extension at its end is no file of Python and does not count.
+    """
 
     @functools.cache
     def from_(module: str) -> tuple[str, ...]:
-        return (module, *max((from_(other) for other in edges[module]), key=len, default=()))
+        return (module, *max((from_(other) for other in edges[module] if other != "dlx._ffi"), key=len, default=()))
 
     return list(max(map(from_, edges), key=len))
 
