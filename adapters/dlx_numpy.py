@@ -286,7 +286,8 @@ class NumpyAdapter(_Numpy):
             except BufferError:
                 pass
         blockers = tuple(self._blockers(obj))
-        return Description(info, blockers, None if blockers or _has_own_export(obj) else self.export(obj))
+        own = _has_own_export(obj)
+        return Description(info, blockers, None if blockers or own else self.export(obj), needs_export=own)
 
     def _blockers(self, obj: Any) -> Iterator[Blocker]:
         ma = sys.modules.get("numpy.ma")

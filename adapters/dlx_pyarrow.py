@@ -117,9 +117,16 @@ class ArrowAdapter(_Arrow):
             return Description(ArrayInfo(self.name, kind, dtype, str(obj.type)), (sparse,))
         blocker = self._blocker(obj)
         if blocker is not None:
-            return Description(functools.partial(self._info, obj, 0), (blocker,))
+            return Description(functools.partial(self._info, obj, self._start(obj)), (blocker,))
         tensor = self.export(obj)
         return Description(functools.partial(self._info, obj, tensor.data_ptr), (), tensor)
+
+    def _start(self, obj: Any) -> int:
+        """Return the address of an array that cannot be exported; 0 where it is no single run in host memory."""
+        pa = self.module()
+        one = isinstance(obj, pa.Array) or obj.num_chunks == 1
+        known = one and getattr(obj, "is_cpu", True) and DTYPES.from_native(_unnested(pa, obj.type)[0]) is not None
+        return _address(_flat(pa, _one(pa, obj))) if known else 0
 
     def _blocker(self, obj: Any) -> Blocker | None:
         pa = self.module()

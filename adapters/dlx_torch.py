@@ -60,16 +60,14 @@ _NAMES = {"mps": "metal", "xpu": "oneapi"}  # device names that differ: torch's 
 _proven = functools.partial(KnownIssue, see="tests/engine/test_defects.py")
 _SHELL = re.compile(r"u?int[1-7]")  # dtypes that torch has no kernel for, not even to copy
 
+_GRAD = Blocker(
+    "it requires gradients, which do not cross frameworks",
+    error=ConversionError,
+    resolution="detach",
+    option="detach",
+)
 _GUARDS = (
-    Guard(
-        "requires_grad",
-        Blocker(
-            "it requires gradients, which do not cross frameworks",
-            error=ConversionError,
-            resolution="detach",
-            option="detach",
-        ),
-    ),
+    Guard("requires_grad", _GRAD),
     Guard(
         "is_conj",
         Blocker("its conj bit is set: conjugation is still pending", resolution="resolve_conj", copies=True),
@@ -317,16 +315,17 @@ class TorchAdapter(Adapter):
         info = functools.partial(self._info, obj)
         refused = self._without_memory(obj)
         if refused is not None:
-            return Description(info, (refused,))
+            return Description(info, (refused, *_graph(obj)))
         dtype, storage = DTYPES.from_native(obj.dtype), _storage(obj)
         refused = self._without_dlpack(obj, dtype, storage)
         if refused is not None:
-            return Description(info, (refused,))
+            return Description(info, (refused, *_graph(obj)))
+        own = type(obj).__dlpack__ is not torch.Tensor.__dlpack__  # a subclass may export something else
         if obj.requires_grad or obj.is_conj() or obj.is_neg():
-            return Description(info, tuple(guard.blocker for guard in _GUARDS if guard.blocker and guard.holds(obj)))
+            blockers = tuple(guard.blocker for guard in _GUARDS if guard.blocker and guard.holds(obj))
+            return Description(info, blockers, needs_export=own)
         is_lazy = getattr(torch._C, "_is_cow_tensor", None)
         if type(obj) not in (torch.Tensor, torch.nn.Parameter) or is_lazy is None or is_lazy(obj):
-            own = type(obj).__dlpack__ is not torch.Tensor.__dlpack__  # a subclass may export something else
             return Description(info, needs_export=own)  # an export materialises a copy-on-write tensor
         if DEVICES.kind == "rocm" and not obj.is_cpu:
             return Description(info)
@@ -469,6 +468,11 @@ class TorchAdapter(Adapter):
         if plain and _address(torch, obj) % 16:  # torch would die of it, and does not of float64
             return torch.view_as_complex(torch.view_as_real(obj).clone())
         return obj.clone()
+
+
+def _graph(obj: Any) -> tuple[Blocker, ...]:
+    """Return the blocker of a tensor with a graph, which torch itself can drop of one that cannot be exported."""
+    return (_GRAD,) if obj.requires_grad else ()
 
 
 def _refuse(because: str, fix: str, error: type[ConversionError] = LayoutError, *, no_copy: bool = False) -> Blocker:

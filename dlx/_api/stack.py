@@ -145,9 +145,12 @@ def _tensors(objs: list[Any], target: str) -> tuple[list[Tensor], list[tuple[Ada
 def _can_hold(request: Request, like: Tensor, shape: tuple[int, ...]) -> None:
     """Refuse what the target cannot hold before memory is allocated."""
     abstract = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, like.dtype, like.device, like.flags & ~1, None)
-    plan, _ = plan_one(request, abstract, TENSOR, probe=False)
-    if plan.error is not None:
-        raise plan.error
+    error = plan_one(request, abstract, TENSOR, probe=False)[0].error
+    try:
+        if error is not None:
+            raise error
+    finally:
+        del error  # this frame is in its traceback, and would keep it alive
 
 
 _ODD: dict[str, tuple[type[DlxError], str]] = {

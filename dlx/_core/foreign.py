@@ -70,7 +70,10 @@ def foreign_error(what: str, cause: Exception | None, kind: type[DlxError] = Con
         Class and parts of the error.
     """
     if isinstance(cause, MemoryError):
-        raise cause
+        try:
+            raise cause
+        finally:
+            del cause  # this frame is in its traceback, and would keep it, and all that it holds, alive
     said = cause and f"{class_name(type(cause))}: {message_of(cause) or 'without a message'}"
     error = kind(f"{what} {said or 'without saying why'}", **parts)
     error.__cause__ = cause

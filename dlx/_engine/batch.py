@@ -403,7 +403,7 @@ def _planned(transfer: _Transfer) -> Tensor | None:
     if transfer.tensor is not None:
         return marked(transfer.tensor, source)
     if before.copies:  # the resolution copies: it is not run, its result is known to be compact
-        return _abstract_copy(transfer.info(), source)
+        return None if transfer.needs_export else _abstract_copy(transfer.info(), source)
     said, needs_export, tensor = transfer.said, transfer.needs_export, None
     if before.steps:
         obj = resolved(obj, before.steps, source)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dlx._core.array_info import ArrayInfo
@@ -66,7 +66,7 @@ class Resolve(Step):
         Whether it is in memory of its own.
     """
 
-    run: Callable[[Any], Any] = lambda obj: obj
+    run: Callable[[Any], Any] = field(default=lambda obj: obj, compare=False, repr=False)
     copies: bool = False
 
 

@@ -7,6 +7,7 @@ with what the consumer takes. Both return frozen steps and raise what blocks the
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -175,7 +176,7 @@ def _moved_inside(
     if request.copy is False:
         raise CopyRequiredError(f"it is on {info.device}, and {wanted} was asked for", option=_COPY)
     why = f"from {info.device or 'an unknown device'} to {wanted}"
-    step = Resolve("move", why, info.nbytes, run=lambda obj: source.copy(obj, wanted), copies=True)
+    step = Resolve("move", why, info.nbytes, run=functools.partial(source.copy, device=wanted), copies=True)
     return Decision((*steps, step), "copied", wanted)
 
 
@@ -417,7 +418,7 @@ class _Decider:
     def _driver(self, device: Device) -> None:
         """Raise if the CUDA driver is needed and cannot be used; a dlx tensor over shared memory needs none."""
         on_device = is_cuda(self.tensor.device) or is_cuda(device)
-        if on_device and (self.copies or self.target.adapter is not TENSOR):
+        if on_device and (self.copies or self.relabel is not None or self.target.adapter is not TENSOR):
             require()
 
 

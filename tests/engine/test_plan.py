@@ -557,3 +557,28 @@ def test_describe_holds_nothing():
     source.append(1)
     mapped.close()
     assert [info.nbytes for info in infos] == [3, 8]
+
+
+def test_equal_plans_are_equal_and_pickle(np, torch):
+    """What a step runs is no part of its value."""
+    for obj, options in ((np.zeros(3, ">f8"), {}), (torch.zeros(3, requires_grad=True), {"detach": True})):
+        plan = dlx.plan(obj, to="dlx", **options)
+        assert plan.steps and plan == dlx.plan(obj, to="dlx", **options)
+
+
+def test_a_subclass_with_an_export_of_its_own_is_planned_as_it_is_converted(np, torch):
+    """Only its export can tell: the array numpy sees is not asked in its place."""
+
+    class Own(np.ndarray):
+        def __dlpack__(self, **keywords):
+            return (np.asarray(self) * 0 + 7).__dlpack__(**keywords)
+
+    def made():
+        array = np.zeros(3, "f4")
+        array.flags.writeable = False
+        return array.view(Own)
+
+    assert dlx.plan(made(), to="torch", copy=False).outcome == "shared"
+    assert dlx.plan(made(), to="torch", copy=False, probe=False).outcome == "unknown"
+    for tree in ([made()], [made(), made()]):
+        assert [tensor.tolist() for tensor in dlx.convert(tree, to="torch", copy=False)] == [[7, 7, 7]] * len(tree)

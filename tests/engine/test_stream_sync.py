@@ -17,9 +17,8 @@ import dlx
 from dlx._core import cuda as driver
 from dlx._core import native
 from dlx._core.native import ffi
-from dlx._engine.executor import convert_leaf
-from dlx._engine.planner import begin
-from dlx._engine.request import Request
+from dlx._engine.batch import Batch
+from dlx._engine.planner import Request
 from dlx._engine.streams import StreamSync
 from dlx._registry.registry import registry
 from dlx.adapter import Capabilities, StreamSupport
@@ -211,10 +210,9 @@ def test_borrowed_for_a_stream(cuda, lib_a):
 
 
 def convert_together(arrays, to, **options):
-    """Convert arrays in one call, phase by phase, as trees are."""
-    request = Request(registry.target(to), **options)
-    leaves = [begin(array, registry.producer(array), request) for array in arrays]
-    return [convert_leaf(leaf) for leaf in leaves]
+    """Convert arrays in one call, stage by stage, as trees are."""
+    sources = [registry.producer(array) for array in arrays]
+    return Batch(Request(registry.target(to), **options), list(arrays), sources).run()
 
 
 @pytest.mark.parametrize("n", [1, 2, 100])
@@ -779,7 +777,11 @@ def test_packed_elements_between_device_and_host(cuda, np, lib_b):
     tensor = over(cuda, "cuda", "int4")
     cuda.poke(tensor.data_ptr, bytes([0x21, 0x43] * (N // 4)))
     plan = dlx.plan(tensor, "libb", device="cpu")
-    assert (plan.outcome, str(plan.device), plan.steps[-1].do) == ("copied", "cpu", "move")
+    assert (plan.outcome, str(plan.device), [step.do for step in plan.steps[-2:]]) == (
+        "copied",
+        "cpu",
+        ["move", "copy"],
+    )
     here = dlx.convert(tensor, to="libb", device="cpu").tensor
     assert ffi.buffer(ffi.cast("char *", here.data_ptr), 4)[:] == bytes([1, 2, 3, 4])
     held = bytearray(tensor.nbytes)

@@ -559,3 +559,10 @@ def test_copies_inside_of_pyarrow_are_pyarrows_own(make):
     buffers = [chunk.buffers()[-1].address for chunk in getattr(source, "chunks", [source])]
     assert [chunk.buffers()[-1].address for chunk in getattr(result, "chunks", [result])] != buffers
     assert dlx.plan(source, to="pyarrow", copy=True).outcome == "copied"
+
+
+def test_memory_of_what_cannot_cross_is_compared(np):
+    """Bools and nulls are refused or copied elsewhere; whether they share memory is known all the same."""
+    bools, nulls = pa.array([True, False]), pa.array([1.0, None])
+    assert dlx.shares_memory(bools, bools) and dlx.shares_memory(nulls, nulls)
+    assert not dlx.shares_memory(nulls, np.zeros(4))
