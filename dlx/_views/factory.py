@@ -8,7 +8,7 @@ from typing import Any
 
 from dlx._containers.failures import Failures
 from dlx._containers.lookup import VIEW, container_of, stamp
-from dlx._core.foreign import TypeCache, derives, is_key
+from dlx._core.foreign import TypeCache, derives
 from dlx._core.native import FastPathFunction
 from dlx._engine.batch import Batch, convert_tree
 from dlx._engine.planner import Request
@@ -76,7 +76,7 @@ _classes: TypeCache[Any] = TypeCache()
 def make(obj: Any, handler: Container, scope: Scope, path: Path) -> Any:
     """Return the view of a container; None where it has none."""
     kind = type(obj)
-    cls: Any = _EXACT.get(kind) if type(kind) is type or is_key(kind) else None
+    cls: Any = _EXACT.get(kind) if type(kind) is type else None
     if handler is VIEW:  # a view of the same source
         cls = SequenceView if isinstance(obj, SliceView) else kind
         return cls(obj._source, obj._handler, scope, path)

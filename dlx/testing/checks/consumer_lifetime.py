@@ -10,7 +10,7 @@ from typing import Any
 from dlx._api import convert as api
 from dlx._protocols.pointer import from_pointer
 from dlx.testing.check import check
-from dlx.testing.checks.producer_lifetime import LOST, MIB, ROUNDS, grown, together
+from dlx.testing.checks.producer_lifetime import MIB, none_left, together, together_well
 from dlx.testing.outcome import NotApplicable, attempt, must
 from dlx.testing.subject import Subject
 from dlx.testing.support.capsules import swept
@@ -120,8 +120,7 @@ def import_leaks(lib: Subject) -> None:
             big.exports.clear()
             swept()
 
-    left = grown(once)
-    must(left < LOST, f"{left:.0f} MiB stay behind after {ROUNDS} imports of 1 MiB")
+    none_left(once, "imports of 1 MiB")
 
 
 def _asks_legacy(lib: Subject) -> bool:
@@ -164,8 +163,7 @@ def import_threads(lib: Subject) -> None:
         for _ in range(50):
             lib.holds(lib.take(source), source)
 
-    raised = [error for error in together(work) if error is not None]
-    must(not raised, f"{len(raised)} of 8 threads failed: {raised[:1]}")
+    together_well(work)
     lib.settled(source)
 
 

@@ -15,7 +15,7 @@ from dlx.testing.outcome import attempt, must
 from dlx.testing.subject import Subject
 from dlx.testing.support.capsules import Taken
 
-__all__ = ["grown", "together"]
+__all__ = ["none_left", "together", "together_well"]
 
 MIB = 1 << 20
 ROUNDS = 64  # arrays of one MiB each, per way of ending an export
@@ -28,8 +28,8 @@ def resident() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def grown(once: Callable[[], Any]) -> float:
-    """Return by how many MiB the process grows over `ROUNDS` calls, warmed up."""
+def none_left(once: Callable[[], Any], what: str) -> None:
+    """Raise `Broken` if the process grows over `ROUNDS` calls, warmed up, that each make an array of one MiB."""
     for _ in range(8):
         once()
     gc.collect()
@@ -37,7 +37,8 @@ def grown(once: Callable[[], Any]) -> float:
     for _ in range(ROUNDS):
         once()
     gc.collect()
-    return (resident() - before) / MIB
+    left = (resident() - before) / MIB
+    must(left < LOST, f"{left:.0f} MiB stay behind after {ROUNDS} {what}")
 
 
 def together(do: Callable[[int], Any], threads: int = 8) -> list[BaseException | None]:
@@ -63,6 +64,12 @@ def together(do: Callable[[int], Any], threads: int = 8) -> list[BaseException |
     finally:
         sys.setswitchinterval(interval)
     return raised
+
+
+def together_well(do: Callable[[int], Any]) -> None:
+    """Call ``do(i)`` on several threads; raise `Broken` if any of them raised."""
+    raised = [error for error in together(do) if error is not None]
+    must(not raised, f"{len(raised)} of 8 threads failed: {raised[:1]}")
 
 
 def _owned(lib: Subject) -> tuple[Any, Taken]:
@@ -198,8 +205,7 @@ def export_leaks(lib: Subject) -> None:
         "refused": asked(max_version=(1, 0), dl_device=(15, 0)), "called wrongly": asked(no_such_keyword=1),
     }  # fmt: skip
     for way, once in ways.items():
-        left = grown(once)
-        must(left < LOST, f"{left:.0f} MiB stay behind after {ROUNDS} arrays of 1 MiB: {way}")
+        none_left(once, f"arrays of 1 MiB: {way}")
 
 
 @check(
@@ -218,8 +224,7 @@ def export_threads(lib: Subject) -> None:
             taken.consume()
             taken.delete()
 
-    raised = [error for error in together(work) if error is not None]
+    together_well(work)
     gc.collect()
-    must(not raised, f"{len(raised)} of 8 threads failed: {raised[:1]}")
     after = sys.getrefcount(array)
     must(after == before, f"the array has {after - before:+} references")
