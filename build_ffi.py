@@ -1,6 +1,6 @@
 """Build recipe of `dlx._ffi`: the pure-C headers become the cdef, every C file becomes the extension.
 
-cffi reads declarations only; `dlx/headers.py` says how a header becomes one.
+cffi reads declarations only; `dlx/_core/headers.py` says how a header becomes one.
 `setup.py` says how it is built with sanitizers.
 """
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent
 C_SRC = ROOT / "c_src"
 HEADERS = runpy.run_path(str(ROOT / "dlx" / "_core" / "headers.py"))  # dlx itself cannot be imported before it is built
 
-# The one door from cffi to CPython: python/module.c adds its builtins to the module object at this address.
+# The one way from cffi to CPython: python/module.c adds its builtins to the module object at this address.
 _BIND = "int dlx_bind(uintptr_t module);\n"
 
 
@@ -27,7 +27,7 @@ def compile_flags() -> list[str]:
     return flags
 
 
-def told(flags: list[str]) -> str:
+def shown(flags: list[str]) -> str:
     """Return flags as a report shows them: those of the user first, no warnings, and nothing that may hold a path."""
     words = [*os.environ.get("CFLAGS", "").split(), *flags]
     return " ".join(word for word in words if re.fullmatch(r"-(?!W)[\w+=,.-]+", word))
@@ -45,7 +45,7 @@ ffibuilder.set_source(
     depends=sorted(str(path.relative_to(ROOT)) for path in C_SRC.rglob("*.h")),
     include_dirs=["c_src", "c_src/include"],
     extra_compile_args=compile_flags(),
-    define_macros=[("DLX_COMPILE_FLAGS", f'"{told(compile_flags())}"')],
+    define_macros=[("DLX_COMPILE_FLAGS", f'"{shown(compile_flags())}"')],
     libraries=["dl"],  # where dlopen lives before glibc 2.34; nothing of CUDA is linked
     py_limited_api=False,  # vectorcall types and fast calls are outside the limited API on 3.11
 )

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import dlx
@@ -24,9 +25,14 @@ from dlx.adapter import (
     Blocker,
     Capabilities,
     Container,
+    Description,
     Device,
+    Devices,
+    DTypes,
+    FastPath,
     Layout,
     Stream,
+    StreamSupport,
     Tensor,
     over_memory,
     type_name,
@@ -58,6 +64,96 @@ def _flatten_file(npz: Any) -> tuple[list[str], list[Any]]:
     return list(file), list(file.values())
 
 
+class _DTypes(DTypes):
+    def native(self, attribute: str) -> Any:
+        cupy = sys.modules["cupy"]
+        return cupy.dtype(getattr(cupy, attribute))
+
+
+_PLAIN = (
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+)
+DTYPES = _DTypes("cupy", {"bool": "bool_", **{name: name for name in _PLAIN}})
+
+
+# ---- devices and streams ---------------------------------------------------------------------------------------------
+
+
+class _Devices(Devices):
+    @functools.cached_property
+    def kind(self) -> str:
+        """What this build is for."""
+        return "rocm" if sys.modules["cupy"].cuda.runtime.is_hip else "cuda"
+
+    def to_native(self, device: Device) -> Any:
+        if device.name not in (self.kind, "cuda_managed"):
+            raise DeviceError(f"cupy has no device {device}", fix=f"Say '{self.kind}:0'.")
+        return sys.modules["cupy"].cuda.Device(device.id)
+
+    def from_native(self, native_device: Any) -> Device:
+        return Device(f"{self.kind}:{int(native_device)}")
+
+    def default(self) -> Device:
+        kind = Device(self.kind).type
+        return Device(kind, self.current(kind))
+
+    def current(self, device_type: int) -> int:
+        try:
+            return int(sys.modules["cupy"].cuda.runtime.getDevice())
+        except RuntimeError:  # there is no driver: dlx raises when it needs it
+            return 0
+
+    @contextlib.contextmanager
+    def activate(self, device: Device) -> Iterator[None]:
+        # cupy first: asked inside of the driver's context, it would take that device for the one to go back to.
+        with self.to_native(device), super().activate(device):
+            yield
+
+
+DEVICES = _Devices()
+
+
+def _current_stream(device: Device) -> Any:
+    with DEVICES.to_native(device):
+        return sys.modules["cupy"].cuda.get_current_stream()
+
+
+@contextlib.contextmanager
+def _on_stream(stream: Stream) -> Iterator[None]:
+    """Return a context in which cupy works on a stream of another."""
+    kept = stream.keep
+    # cupy's streams of its own are entered as they are. Others get a wrapper that never destroys the stream.
+    if not (isinstance(kept, sys.modules["cupy"].cuda.Stream) and kept.ptr in (stream.handle, 0)):
+        kept = _borrowed()(stream.handle, stream.device.id)
+    # A stream is entered while its device is current. The current device is per thread and not to be changed.
+    with DEVICES.to_native(stream.device):
+        kept.__enter__()
+    try:
+        yield
+    finally:
+        with DEVICES.to_native(stream.device):
+            kept.__exit__(None, None, None)
+
+
+@functools.cache
+def _borrowed() -> Any:
+    """Return cupy's wrapper around a stream of another, without its DeprecationWarning.
+
+    What cupy 14 says to use instead destroys the stream in the end. Filters of warnings belong to all threads.
+    """
+    plain = sys.modules["cupy"].cuda.ExternalStream
+
+    class Borrowed(plain):  # type: ignore[valid-type, misc]
+        def __init__(self, handle: int, device_id: int) -> None:
+            super(plain, self).__init__(handle, device_id)
+
+    return Borrowed
+
+
+# ---- the adapter -----------------------------------------------------------------------------------------------------
+
+
 class CupyAdapter(Adapter):
     """cupy.ndarray."""
 
@@ -65,7 +161,10 @@ class CupyAdapter(Adapter):
     package = "cupy"
     install = "pip install cupy-cuda12x"
     types = ("cupy.ndarray",)
-    fast_path_types = types  # without a table there is none, but asking twice is harmless
+    dtypes = DTYPES
+    devices = DEVICES
+    fast_path = FastPath(types=types)  # without a table there is none, but asking twice is harmless
+    streams = StreamSupport(current=_current_stream, activate=_on_stream)
     containers = (
         Container(
             types=("cupy._io.npz.NpzFile",),
@@ -77,129 +176,34 @@ class CupyAdapter(Adapter):
             live=NpzFile,
         ),
     )
-    dtypes = {
-        "bool": "bool_",
-        "int8": "int8",
-        "int16": "int16",
-        "int32": "int32",
-        "int64": "int64",
-        "uint8": "uint8",
-        "uint16": "uint16",
-        "uint32": "uint32",
-        "uint64": "uint64",
-        "float16": "float16",
-        "float32": "float32",
-        "float64": "float64",
-        "complex64": "complex64",
-        "complex128": "complex128",
-    }
-
-    def native_dtype(self, attribute: str) -> Any:
-        cupy = self.module()
-        return cupy.dtype(getattr(cupy, attribute))
-
-    @functools.cached_property
-    def _is_hip(self) -> bool:
-        return bool(self.module().cuda.runtime.is_hip)
-
-    @property
-    def _kind(self) -> str:
-        return "rocm" if self._is_hip else "cuda"
-
-    def accepts(self) -> Capabilities:
-        kinds = ("rocm",) if self._is_hip else ("cuda", "cuda_managed")
-        return Capabilities(
-            dtypes=self.known_dtypes(),
-            device_types=frozenset(Device(kind).type for kind in kinds),
-            layouts=Layout.ANY,
-            max_ndim=25,  # of its kernels
-        )
-
-    # ---- devices and streams ----------------------------------------------------------------------------------------
-
-    def home(self) -> Device:
-        kind = Device(self._kind).type
-        return Device(kind, self.current_device(kind))
-
-    def current_device(self, device_type: int) -> int:
-        try:
-            return int(self.module().cuda.runtime.getDevice())
-        except RuntimeError:  # there is no driver: dlx raises when it needs it
-            return 0
-
-    def device_to(self, device: Device) -> Any:
-        if device.name not in (self._kind, "cuda_managed"):
-            raise DeviceError(f"cupy has no device {device}", fix=f"Say '{self._kind}:0'.")
-        return self.module().cuda.Device(device.id)
-
-    def device_from(self, native_device: Any) -> Device:
-        return Device(f"{self._kind}:{int(native_device)}")
-
-    @contextlib.contextmanager
-    def on_device(self, device: Device) -> Iterator[None]:
-        # cupy first: asked inside of the driver's context, it would take that device for the one to go back to.
-        with self.device_to(device), super().on_device(device):
-            yield
-
-    def work_stream(self, device: Device) -> Any:
-        with self.device_to(device):
-            return self.module().cuda.get_current_stream()
-
-    @contextlib.contextmanager
-    def on_stream(self, stream: Stream) -> Iterator[None]:
-        """Return a context in which cupy works on a stream of another."""
-        cupy = self.module()
-        kept = stream.keep
-        # cupy's streams of its own are entered as they are. Others get a wrapper that never destroys the stream.
-        if not (isinstance(kept, cupy.cuda.Stream) and kept.ptr in (stream.handle, 0)):
-            kept = self._borrowed(stream.handle, stream.device.id)
-        # A stream is entered while its device is current. The current device is per thread and not to be changed.
-        with self.device_to(stream.device):
-            kept.__enter__()
-        try:
-            yield
-        finally:
-            with self.device_to(stream.device):
-                kept.__exit__(None, None, None)
-
-    @functools.cached_property
-    def _borrowed(self) -> Any:
-        """Return cupy's wrapper around a stream of another, without its DeprecationWarning.
-
-        What cupy 14 says to use instead destroys the stream in the end. Filters of warnings belong to all threads.
-        """
-        plain = self.module().cuda.ExternalStream
-
-        class Borrowed(plain):  # type: ignore[valid-type, misc]
-            def __init__(self, handle: int, device_id: int) -> None:
-                super(plain, self).__init__(handle, device_id)
-
-        return Borrowed
 
     # ---- as a producer ----------------------------------------------------------------------------------------------
 
-    def examine(self, obj: Any) -> Iterable[Blocker]:
-        if self.dtype_from(obj.dtype) is None:
-            yield Blocker(
+    def describe(self, obj: Any) -> Description:
+        info, blocker = functools.partial(self._info, obj), self._blocker(obj)
+        if blocker is not None:
+            return Description(info, (blocker,))
+        return Description(info, (), None if DEVICES.kind == "rocm" else self.export(obj))
+
+    def _blocker(self, obj: Any) -> Blocker | None:
+        if DTYPES.from_native(obj.dtype) is None:
+            return Blocker(
                 f"cupy's {obj.dtype} has no DLPack dtype that cupy exports truly",
                 "Call .view('uint8') or .view('uint16') if the bytes are what you need.",
                 DTypeError,
             )
-        elif not _whole_elements(obj):
-            yield Blocker(
-                f"its byte strides {obj.strides} are not multiples of the item size {obj.dtype.itemsize}",
-                "Drop copy=False.",
-                resolution=self.clone,
-                copies=True,
-            )
+        if not _whole_elements(obj):
+            because = f"its byte strides {obj.strides} are not multiples of the item size {obj.dtype.itemsize}"
+            return Blocker(because, resolution=self.copy, copies=True)
+        return None
 
-    def info(self, obj: Any) -> ArrayInfo:
+    def _info(self, obj: Any) -> ArrayInfo:
         itemsize = obj.dtype.itemsize
         whole = _whole_elements(obj)
         return ArrayInfo(
             framework=self.name,
             type_name=type_name(type(obj)),
-            dtype=self.dtype_from(obj.dtype),
+            dtype=DTYPES.from_native(obj.dtype),
             dtype_name=str(obj.dtype),
             shape=tuple(obj.shape),
             strides=tuple(step // itemsize for step in obj.strides) if whole else None,
@@ -211,29 +215,34 @@ class CupyAdapter(Adapter):
         )
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
-        if self._is_hip:  # whose streams cupy orders itself
+        if DEVICES.kind == "rocm":  # whose streams cupy orders itself
             return super().export(obj, stream=stream)
-        dtype = self.dtype_from(obj.dtype)
+        dtype = DTYPES.from_native(obj.dtype)
         assert dtype is not None
         strides = [step // obj.dtype.itemsize for step in obj.strides]
         # Its owner is the memory, not the array: whose shape and strides may be changed.
         address = int(obj.data.ptr) if obj.size else 0
         return over_memory(address, obj.shape, strides, dtype, Device(obj.__dlpack_device__()), owner=obj.data)
 
-    # ---- inside cupy ------------------------------------------------------------------------------------------------
-
-    def clone(self, obj: Any) -> Any:
-        with self.device_to(Device(self._kind + f":{obj.data.device_id}")):
-            return obj.copy()
-
-    def moved(self, obj: Any, device: Device) -> Any:
-        with self.device_to(device):
-            return obj.copy()  # to the current device, in an order that cupy sees to
-
     # ---- as a consumer ----------------------------------------------------------------------------------------------
+
+    def capabilities(self) -> Capabilities:
+        kinds = ("rocm",) if DEVICES.kind == "rocm" else ("cuda", "cuda_managed")
+        return Capabilities(
+            dtypes=DTYPES.known(),
+            device_types=frozenset(Device(kind).type for kind in kinds),
+            layouts=Layout.ANY,
+            max_ndim=25,  # of its kernels
+        )
 
     def load(self, tensor: Tensor) -> Any:
         return self.module().from_dlpack(tensor)
+
+    # ---- inside cupy ------------------------------------------------------------------------------------------------
+
+    def copy(self, obj: Any, device: Device | None = None) -> Any:
+        with DEVICES.to_native(device or Device(f"{DEVICES.kind}:{obj.data.device_id}")):
+            return obj.copy()  # to the current device, in an order that cupy sees to
 
 
 def _whole_elements(obj: Any) -> bool:

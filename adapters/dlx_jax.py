@@ -17,10 +17,10 @@ stream of jax's own, which jax passes to the producer.
 
 from __future__ import annotations
 
-import copy
 import functools
 import importlib.util
 import math
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -30,9 +30,12 @@ from dlx.adapter import (
     ArrayInfo,
     Blocker,
     Capabilities,
-    Defect,
+    Description,
     Device,
+    Devices,
     DType,
+    DTypes,
+    KnownIssue,
     Layout,
     Tensor,
     look_up,
@@ -45,9 +48,77 @@ from dlx.errors import AdapterNotFoundError, ConversionError, DeviceError, DType
 HOST = Device("cpu")
 CUDA = Device("cuda").type
 _PLATFORMS = {"cpu": "cpu", "cuda": "cuda", "rocm": "rocm", "gpu": "cuda"}
+_proven = functools.partial(KnownIssue, see="tests/engine/test_defects.py")
 _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})  # narrowed by jax where x64 is off
 _UNNAMED = frozenset({"int1", "uint1", "int2", "int4", "uint2", "uint4"})  # jax has them, and no DLPack dtype for them
 _UNTAKEN = _UNNAMED | {"float4_e2m1fn"}
+
+
+class _DTypes(DTypes):
+    def native(self, attribute: str) -> Any:
+        numpy = sys.modules["jax"].numpy
+        scalar = getattr(numpy, attribute, None)
+        return None if scalar is None else numpy.dtype(scalar)
+
+
+_LACKS = frozenset({"complex32", "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fnx2"})
+DTYPES = _DTypes(
+    "jax", {"bool": "bool_"} | {each.name: each.name for each in DType.all()[1:] if each.name not in _LACKS}
+)
+
+
+class _Devices(Devices):
+    """The host and CUDA, each where jax may use it."""
+
+    def has_host(self) -> bool:
+        """Say whether jax may use the host; asks no backend, since that would start them all."""
+        platforms = sys.modules["jax"].config.jax_platforms
+        return not platforms or "cpu" in platforms.split(",")
+
+    def has_cuda(self) -> bool:
+        """Say whether jax may use CUDA; likewise."""
+        platforms = sys.modules["jax"].config.jax_platforms
+        named = not platforms or not {"cuda", "gpu"}.isdisjoint(platforms.split(","))
+        return named and _has_cuda_plugin()
+
+    def to_native(self, device: Device) -> Any:
+        if device.type != CUDA or not self.has_cuda():
+            super().to_native(device)
+            return self.host(device.id)
+        devices = sys.modules["jax"].local_devices(backend="cuda")
+        for each in devices:
+            if each.local_hardware_id == device.id:
+                return each
+        raise DeviceError(f"jax sees no device {device}", fix=f"It has {len(devices)} of CUDA: cuda:0 and so on.")
+
+    def host(self, number: int) -> Any:
+        """Return the host device of a number; the first one where there is none of it."""
+        devices = sys.modules["jax"].local_devices(backend="cpu")
+        return next((each for each in devices if each.local_hardware_id == number), devices[0])
+
+    def from_native(self, native_device: Any) -> Device:
+        platform = native_device.platform
+        if platform == "gpu" and "rocm" in native_device.client.platform_version:
+            platform = "rocm"
+        if platform not in _PLATFORMS:
+            raise DeviceError(f"DLPack has no device for jax's {platform!r}", fix="Move the array to the host first.")
+        return Device(f"{_PLATFORMS[platform]}:{native_device.local_hardware_id or 0}")
+
+    def known(self, native_device: Any) -> Device | None:
+        """Return dlx's device, or None where DLPack has none."""
+        try:
+            return self.from_native(native_device)
+        except DeviceError:
+            return None
+
+    def available(self) -> Iterable[Any]:
+        jax = sys.modules["jax"]
+        yield from jax.local_devices()
+        if self.has_host() and jax.default_backend() != "cpu":
+            yield from jax.local_devices(backend="cpu")
+
+
+DEVICES = _Devices()
 
 
 class JaxAdapter(Adapter):
@@ -56,59 +127,23 @@ class JaxAdapter(Adapter):
     name = "jax"
     package = "jax"
     install = "pip install jax"
-    types: tuple[str, ...] = ("jax.Array", "jax.core.Tracer", "jax.Ref", "jax.experimental.sparse.JAXSparse")
+    types = ("jax.Array", "jax.core.Tracer", "jax.Ref", "jax.experimental.sparse.JAXSparse")
     immutable = True
-    fresh_alignment = 64
-    constant = False  # x64 is switched at run time
-    depends_on = ("config.jax_enable_x64", "config.jax_platforms")
-    dtypes = {
-        "bool": "bool_",
-        "int1": "int1",
-        "int2": "int2",
-        "int4": "int4",
-        "int8": "int8",
-        "int16": "int16",
-        "int32": "int32",
-        "int64": "int64",
-        "uint1": "uint1",
-        "uint2": "uint2",
-        "uint4": "uint4",
-        "uint8": "uint8",
-        "uint16": "uint16",
-        "uint32": "uint32",
-        "uint64": "uint64",
-        "float16": "float16",
-        "float32": "float32",
-        "float64": "float64",
-        "bfloat16": "bfloat16",
-        "complex64": "complex64",
-        "complex128": "complex128",
-        "float8_e3m4": "float8_e3m4",
-        "float8_e4m3": "float8_e4m3",
-        "float8_e4m3b11fnuz": "float8_e4m3b11fnuz",
-        "float8_e4m3fn": "float8_e4m3fn",
-        "float8_e4m3fnuz": "float8_e4m3fnuz",
-        "float8_e5m2": "float8_e5m2",
-        "float8_e5m2fnuz": "float8_e5m2fnuz",
-        "float8_e8m0fnu": "float8_e8m0fnu",
-        "float4_e2m1fn": "float4_e2m1fn",
-    }
-    defects = (
-        Defect(
+    dtypes = DTYPES
+    devices = DEVICES
+    switches = ("config.jax_enable_x64", "config.jax_platforms")
+    known_issues = (
+        KnownIssue(
             does="from_dlpack narrows 64-bit data to 32 bits without a word where x64 is off, copy=False included",
             see="https://docs.jax.dev/en/latest/default_dtypes.html",
             lowers={"narrows_without_x64": _WIDE},
         ),
-        Defect(
-            does="gives float4 out and does not take it back: 'PjRt CPU buffers only support default layout'",
-            see="tests/test_defects.py",
+        _proven(
+            "gives float4 out and does not take it back: 'PjRt CPU buffers only support default layout'",
             lowers={"refuses": _UNTAKEN},
         ),
-        Defect(
-            does="gives no integers of less than a byte out, which DLPack can say; dlx reads a copy of jax's own",
-            see="tests/test_defects.py",
-        ),
-        Defect(
+        _proven("gives no integers of less than a byte out, which DLPack can say; dlx reads a copy of jax's own"),
+        KnownIssue(
             does="asks for legacy capsules only, which no producer may make of read-only memory",
             see="https://github.com/jax-ml/jax/issues/40789",
             before="0.12",
@@ -116,122 +151,11 @@ class JaxAdapter(Adapter):
         ),
     )
 
-    # ---- dtypes and devices -----------------------------------------------------------------------------------------
-
-    def native_dtype(self, attribute: str) -> Any:
-        numpy = self.module().numpy
-        scalar = getattr(numpy, attribute, None)
-        return None if scalar is None else numpy.dtype(scalar)
-
-    def accepts(self) -> Capabilities:
-        lowered = self.lowered
-        narrows = (
-            frozenset() if self.module().config.jax_enable_x64 else lowered.get("narrows_without_x64", frozenset())
-        )
-        return Capabilities(
-            dtypes=self.known_dtypes() - narrows - lowered.get("refuses", frozenset()),
-            narrows=narrows,
-            device_types=frozenset(
-                kind for kind, there in ((HOST.type, self._has_host()), (CUDA, self._has_cuda())) if there
-            ),
-            layouts=Layout.PERMUTED,
-            min_alignment=64,
-            max_ndim=64,
-            keeps_readonly=True,  # jax never writes
-            empty_extents="leading bytes",
-        )
-
-    def why_untaken(self, dtype: DType) -> tuple[str, str] | None:
-        if self.capabilities is not None and dtype.name in self.capabilities.narrows:
-            return f"jax would narrow {dtype} to {dtype.bits // 2} bits, since x64 is off", _X64_ON
-        if dtype.name in _UNTAKEN:
-            return f"jax has {dtype} and takes none from others", "Convert wider values and call .astype there."
-        return None
-
-    def why_not_on(self, device: Device) -> tuple[str, str] | None:
-        if device.type == HOST.type and not self._has_host():
-            found = self.module().config.jax_platforms
-            return (
-                f"jax was told to use {found!r} only, without the host",
-                f'Set JAX_PLATFORMS={found},cpu, or say jax.config.update("jax_platforms", "{found},cpu") first.',
-            )
-        return None
-
-    def _has_host(self) -> bool:
-        """Say whether jax may use the host; asks no backend, since that would start them all."""
-        platforms = self.module().config.jax_platforms
-        return not platforms or "cpu" in platforms.split(",")
-
-    def _has_cuda(self) -> bool:
-        """Say whether jax may use CUDA; likewise."""
-        platforms = self.module().config.jax_platforms
-        named = not platforms or not {"cuda", "gpu"}.isdisjoint(platforms.split(","))
-        return named and _has_cuda_plugin()
-
-    def device_to(self, device: Device) -> Any:
-        if device.type != CUDA or not self._has_cuda():
-            super().device_to(device)
-            return self._local(device.id)
-        devices = self.module().local_devices(backend="cuda")
-        for each in devices:
-            if each.local_hardware_id == device.id:
-                return each
-        raise DeviceError(f"jax sees no device {device}", fix=f"It has {len(devices)} of CUDA: cuda:0 and so on.")
-
-    def device_from(self, native_device: Any) -> Device:
-        platform = native_device.platform
-        if platform == "gpu" and "rocm" in native_device.client.platform_version:
-            platform = "rocm"
-        if platform not in _PLATFORMS:
-            raise DeviceError(f"DLPack has no device for jax's {platform!r}", fix="Move the array to the host first.")
-        return Device(f"{_PLATFORMS[platform]}:{native_device.local_hardware_id or 0}")
-
-    def devices(self) -> Iterable[Any]:
-        jax = self.module()
-        yield from jax.local_devices()
-        if self._has_host() and jax.default_backend() != "cpu":
-            yield from jax.local_devices(backend="cpu")
-
-    def _local(self, number: int) -> Any:
-        """Return the host device of a number; the first one where there is none of it."""
-        devices = self.module().local_devices(backend="cpu")
-        return next((each for each in devices if each.local_hardware_id == number), devices[0])
-
-    def narrowed(self, kind: type) -> Adapter:
-        if kind is not self.module().Array:
-            raise AdapterNotFoundError(f"{type_name(kind)} cannot be a target", fix="Say to='jax'.")
-        return self._only_arrays
-
-    @functools.cached_property
-    def _only_arrays(self) -> Adapter:
-        arrays = copy.copy(self)
-        arrays.__dict__.pop("_variants", None)
-        arrays.types = self.types[:1]
-        arrays.part_of = self
-        return arrays
-
     # ---- as a producer ----------------------------------------------------------------------------------------------
 
-    def examine(self, obj: Any) -> Iterable[Blocker]:
-        refused = self._without_array(obj) or self._without_memory(obj)
-        if refused is not None:
-            yield refused
-        elif self.dtype_from(obj.dtype) is None:
-            yield _refuse(f"DLPack has no dtype {obj.dtype}", "Convert the values with .astype first.", DTypeError)
-        elif str(obj.dtype) in _UNNAMED:
-            yield Blocker(
-                f"jax gives no {obj.dtype} out, so that dlx reads a copy of jax's own",
-                "Drop copy=False.",
-                resolution="copy",
-                copies=True,
-            )
-        elif str(obj.dtype) in _UNTAKEN and (_strides(obj) or ()) != _row_major(obj.shape):
-            yield Blocker(
-                f"its {obj.dtype} elements are packed and not in row-major order",
-                "Drop copy=False.",
-                resolution="copy",
-                copies=True,
-            )
+    def describe(self, obj: Any) -> Description:
+        blocker = self._without_array(obj) or self._without_memory(obj) or self._without_dlpack(obj)
+        return Description(functools.partial(self._info, obj), () if blocker is None else (blocker,))
 
     def _without_array(self, obj: Any) -> Blocker | None:
         """Return why something of jax is no array with values, or None."""
@@ -265,7 +189,7 @@ class JaxAdapter(Adapter):
                 DeviceError,
             )
         (device,) = obj.sharding.device_set
-        if device.platform != "cpu" and self._device_of(device) != self._cuda(device):
+        if device.platform != "cpu" and DEVICES.known(device) != Device(CUDA, device.local_hardware_id or 0):
             return _refuse(
                 f"it is on {device}, and dlx converts memory of the host and of CUDA",
                 "Move it with jax.device_put(x, jax.devices('cpu')[0]) first.",
@@ -273,7 +197,19 @@ class JaxAdapter(Adapter):
             )
         return None
 
-    def info(self, obj: Any) -> ArrayInfo:
+    def _without_dlpack(self, obj: Any) -> Blocker | None:
+        """Return why jax cannot export an array of numbers, or None."""
+        if DTYPES.from_native(obj.dtype) is None:
+            return _refuse(f"DLPack has no dtype {obj.dtype}", "Convert the values with .astype first.", DTypeError)
+        if str(obj.dtype) in _UNNAMED:
+            because = f"jax gives no {obj.dtype} out, so that dlx reads a copy of jax's own"
+            return Blocker(because, resolution="copy", copies=True)
+        if str(obj.dtype) in _UNTAKEN and (_strides(obj) or ()) != _row_major(obj.shape):
+            because = f"its {obj.dtype} elements are packed and not in row-major order"
+            return Blocker(because, resolution="copy", copies=True)
+        return None
+
+    def _info(self, obj: Any) -> ArrayInfo:
         array = self._without_array(obj) is None
         there = array and self._without_memory(obj) is None
         devices = tuple(obj.sharding.device_set) if array else ()
@@ -281,11 +217,11 @@ class JaxAdapter(Adapter):
         return ArrayInfo(
             framework=self.name,
             type_name=type_name(type(obj)),
-            dtype=self.dtype_from(obj.dtype) if array else _named(name),
+            dtype=DTYPES.from_native(obj.dtype) if array else _named(name),
             dtype_name=name,
             shape=tuple(getattr(obj, "shape", ())),
             strides=_strides(obj) if there else None,
-            device=self._place_of(obj, devices[0]) if len(devices) == 1 else None,
+            device=_place_of(obj, devices[0]) if len(devices) == 1 else None,
             nbytes=_nbytes(obj) if array else 0,
             readonly=True,
             address=obj.unsafe_buffer_pointer() if there and obj.size else 0,
@@ -293,54 +229,58 @@ class JaxAdapter(Adapter):
             protocols=("__dlpack__",) if array else (),
         )
 
-    def _place_of(self, obj: Any, native_device: Any) -> Device | None:
-        device = self._device_of(native_device)
-        if device is not None and device.type == CUDA and obj.sharding.memory_kind == "pinned_host":
-            return Device(f"cuda_host:{device.id}")
-        return device
-
-    def _cuda(self, native_device: Any) -> Device:
-        return Device(CUDA, native_device.local_hardware_id or 0)
-
-    def _device_of(self, native_device: Any) -> Device | None:
-        try:
-            return self.device_from(native_device)
-        except DeviceError:
-            return None
-
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         if str(obj.dtype) not in _UNNAMED:
             # jax takes -1 for a handle. Without a stream it waits on the host.
             return super().export(obj, stream=None if stream == -1 else stream)
-        # A copy that `examine` has asked for: it has no other references, so it cannot be deleted or donated.
-        dtype = self.dtype_from(obj.dtype)
+        # A copy that `describe` has asked for: it has no other references, so it cannot be deleted or donated.
+        dtype = DTYPES.from_native(obj.dtype)
         assert dtype is not None
         obj.block_until_ready()
         address = obj.unsafe_buffer_pointer() if obj.size else 0
-        return over_memory(address, obj.shape, None, dtype, self.info(obj).device or HOST, owner=obj)
-
-    # ---- inside jax -------------------------------------------------------------------------------------------------
-
-    def clone(self, obj: Any) -> Any:
-        return obj.copy()
-
-    def moved(self, obj: Any, device: Device) -> Any:
-        return self.module().device_put(obj, self.device_to(device))
+        return over_memory(address, obj.shape, None, dtype, self._info(obj).device or HOST, owner=obj)
 
     # ---- as a consumer ----------------------------------------------------------------------------------------------
+
+    def capabilities(self) -> Capabilities:
+        config, lowered = self.module().config, self.lowered
+        narrows = frozenset() if config.jax_enable_x64 else lowered.get("narrows_without_x64", frozenset())
+        places = ((HOST.type, DEVICES.has_host()), (CUDA, DEVICES.has_cuda()))
+        return Capabilities(
+            dtypes=DTYPES.known() - narrows - lowered.get("refuses", frozenset()),
+            narrows=narrows,
+            device_types=frozenset(kind for kind, there in places if there),
+            layouts=Layout.PERMUTED,
+            min_alignment=64,
+            max_ndim=64,
+            keeps_readonly=True,  # jax never writes
+            empty_extents="leading bytes",
+            refusals=_refusals(narrows, "" if DEVICES.has_host() else config.jax_platforms),
+            allocates_aligned=64,
+        )
+
+    def variant(self, wanted: type | Tensor) -> Adapter:
+        if isinstance(wanted, type) and wanted is not self.module().Array:
+            raise AdapterNotFoundError(f"{type_name(wanted)} cannot be a target", fix="Say to='jax'.")
+        return self
 
     def load(self, tensor: Tensor) -> Any:
         if tensor.readonly and not self.lowered.get("hears_readonly", True):
             tensor = unmarked(tensor)
         if tensor.device.type == HOST.type:
-            number = self._local(tensor.device.id).local_hardware_id
+            number = DEVICES.host(tensor.device.id).local_hardware_id
             if tensor.device.id != number:
                 device = Device(HOST.type, number)
                 tensor = over_memory(tensor.data_ptr, tensor.shape, tensor.strides, tensor.dtype, device, owner=tensor)
         array = self.module().dlpack.from_dlpack(tensor)
-        if array.dtype != self.dtype_to(tensor.dtype):  # another thread may see x64 switched on
+        if array.dtype != DTYPES.to_native(tensor.dtype):  # another thread may see x64 switched on
             raise DTypeError(f"jax made {array.dtype} of {tensor.dtype}", fix=_X64_ON)
         return array
+
+    # ---- inside jax -------------------------------------------------------------------------------------------------
+
+    def copy(self, obj: Any, device: Device | None = None) -> Any:
+        return obj.copy() if device is None else self.module().device_put(obj, DEVICES.to_native(device))
 
 
 @functools.cache
@@ -351,8 +291,31 @@ def _has_cuda_plugin() -> bool:
 _X64_ON = 'Switch 64-bit dtypes on first: jax.config.update("jax_enable_x64", True).'
 
 
+def _refusals(narrows: frozenset[str], platforms: str) -> dict[str, tuple[str, str]]:
+    """Return (reason, fix) for what jax has and does not take; `platforms` are set where the host is not among them."""
+    found = {
+        name: (f"jax has {name} and takes none from others", "Convert wider values and call .astype there.")
+        for name in _UNTAKEN
+    }
+    for name in narrows:
+        found[name] = f"jax would narrow {name} to {DType(name).bits // 2} bits, since x64 is off", _X64_ON
+    if platforms:
+        found[HOST.name] = (
+            f"jax was told to use {platforms!r} only, without the host",
+            f'Set JAX_PLATFORMS={platforms},cpu, or say jax.config.update("jax_platforms", "{platforms},cpu") first.',
+        )
+    return found
+
+
 def _refuse(because: str, fix: str, error: type[ConversionError] = LayoutError, *, no_copy: bool = False) -> Blocker:
     return Blocker(because, fix, error, no_copy=no_copy)
+
+
+def _place_of(obj: Any, native_device: Any) -> Device | None:
+    device = DEVICES.known(native_device)
+    if device is not None and device.type == CUDA and obj.sharding.memory_kind == "pinned_host":
+        return Device(f"cuda_host:{device.id}")
+    return device
 
 
 def _nbytes(obj: Any) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import dlx
@@ -22,37 +22,30 @@ from dlx.adapter import (
     Blocker,
     Capabilities,
     Container,
-    Defect,
+    Description,
     Device,
     DType,
+    DTypes,
+    FastPath,
+    KnownIssue,
     Layout,
     Tensor,
+    WriteTracking,
+    consumed,
     over_memory,
     type_name,
 )
-from dlx.errors import CopyRequiredError, DTypeError, LayoutError
+from dlx.errors import DTypeError, LayoutError
 
 HOST = Device("cpu")
-_ML_DTYPES = {  # names in dlx and ml_dtypes -> storage dtype in numpy
-    "bfloat16": "uint16",
-    "complex32": "uint32",
-    "float4_e2m1fn": "uint8",
-    "float6_e2m3fn": "uint8",
-    "float6_e3m2fn": "uint8",
-    "float8_e3m4": "uint8",
-    "float8_e4m3": "uint8",
-    "float8_e4m3b11fnuz": "uint8",
-    "float8_e4m3fn": "uint8",
-    "float8_e4m3fnuz": "uint8",
-    "float8_e5m2": "uint8",
-    "float8_e5m2fnuz": "uint8",
-    "float8_e8m0fnu": "uint8",
-    "int1": "uint8",
-    "int2": "uint8",
-    "int4": "uint8",
-    "uint1": "uint8",
-    "uint2": "uint8",
-    "uint4": "uint8",
+_PLAIN = (
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+)
+_OWN = {"bool": "bool_", **{name: name for name in _PLAIN}}
+# Names in dlx and ml_dtypes -> storage dtype in numpy.
+_ML_DTYPES = {
+    each.name: f"uint{max(each.bits, 8)}" for each in DType.all() if each.name not in _OWN and each.lanes == 1
 }
 
 
@@ -71,58 +64,11 @@ class _Interface:
         }
 
 
-class _Numpy(Adapter):
-    """What arrays and scalars have in common."""
+class _DTypes(DTypes):
+    """numpy's own dtypes, and those of ml_dtypes, which is imported at first need."""
 
-    name = "numpy"
-    package = "numpy"
-    install = "pip install numpy"
-    dtypes = {
-        "bool": "bool_",
-        "int8": "int8",
-        "int16": "int16",
-        "int32": "int32",
-        "int64": "int64",
-        "uint8": "uint8",
-        "uint16": "uint16",
-        "uint32": "uint32",
-        "uint64": "uint64",
-        "float16": "float16",
-        "float32": "float32",
-        "float64": "float64",
-        "complex64": "complex64",
-        "complex128": "complex128",
-    }
-    extension_dtypes = {name: f"ml_dtypes.{name}" for name in _ML_DTYPES}
-    defects = (
-        Defect(
-            does="np.from_dlpack gives read-only arrays: before 2.1 (legacy capsules) always, up to 2.2.4 by mistake",
-            see="https://github.com/numpy/numpy/issues/28599",
-            before="2.2.5",
-            lowers={"imports_by": "array interface"},
-        ),
-        Defect(
-            does="exports legacy capsules only, and no read-only array at all",
-            see="https://numpy.org/doc/2.1/release/2.1.0-notes.html",
-            before="2.1",
-            lowers={"exports_by": "address"},
-        ),
-        Defect(
-            does="holds at most 32 dimensions",
-            see="https://numpy.org/doc/2.0/release/2.0.0-notes.html",
-            before="2.0",
-            lowers={"max_ndim": 32},
-        ),
-        Defect(
-            does="drops the mask of a masked array on export; dlx refuses it",
-            see="tests/test_defects.py",
-        ),
-    )
-
-    # ---- dtypes: numpy's own, and those of ml_dtypes, which is imported at first need ------------------------------
-
-    def native_dtype(self, attribute: str) -> Any:
-        np = self.module()
+    def native(self, attribute: str) -> Any:
+        np = sys.modules[self.package]
         return np.dtype(getattr(np, attribute))
 
     @functools.cached_property
@@ -130,72 +76,98 @@ class _Numpy(Adapter):
         return frozenset(name for name in _ML_DTYPES if hasattr(_ml_dtypes(), name))
 
     @functools.cached_property
-    def storage_dtypes(self) -> Mapping[str, str]:  # type: ignore[override]
+    def storage(self) -> Mapping[str, str]:  # type: ignore[override]
         return {name: _ML_DTYPES[name] for name in self._extensions if not self._registered(name)}
 
     def _registered(self, name: str) -> bool:
         """Make numpy 2.5 and later take a dtype as what it is; whole bytes only. False where that cannot be."""
-        register = getattr(self.module().dtypes, "register_dlpack_dtype", None)
+        register = getattr(sys.modules[self.package].dtypes, "register_dlpack_dtype", None)
         code, bits, _ = DType(name)
         if register is None or bits % 8:
             return False
         try:
-            register((code, bits), self.dtype_to(DType(name)))
+            register((code, bits), self.to_native(DType(name)))
         except ValueError:  # already registered by other code, with another one
             return False
         return True
 
-    def known_dtypes(self) -> frozenset[str]:
-        return super().known_dtypes() | self._extensions
+    def known(self) -> frozenset[str]:
+        return super().known() | self._extensions
 
-    def dtype_to(self, dtype: DType) -> Any:
-        if dtype.name not in self._extensions:
-            known = self.why_untaken(dtype)
-            if known is not None:
-                raise DTypeError(known[0], fix=known[1])
-            return super().dtype_to(dtype)
-        return self.module().dtype(getattr(_ml_dtypes(), dtype.name))
+    def to_native(self, dtype: DType) -> Any:
+        if dtype.name in self._extensions:
+            return sys.modules[self.package].dtype(getattr(_ml_dtypes(), dtype.name))
+        if dtype.name in _ML_DTYPES:
+            reason, fix = self.refusals()[dtype.name]
+            raise DTypeError(reason, fix=fix)
+        return super().to_native(dtype)
 
-    def dtype_from(self, native_dtype: Any) -> DType | None:
+    def from_native(self, native_dtype: Any) -> DType | None:
         if native_dtype.type.__module__ == "ml_dtypes" and native_dtype.name in self._extensions:
             return DType(native_dtype.name)
-        return super().dtype_from(native_dtype)
+        return super().from_native(native_dtype)
 
-    def why_untaken(self, dtype: DType) -> tuple[str, str] | None:
-        if dtype.name not in _ML_DTYPES:
-            return None
+    def refusals(self) -> dict[str, tuple[str, str]]:
+        """Return (reason, fix) for the dtypes that ml_dtypes would add."""
+        missing = _ML_DTYPES.keys() - self._extensions
         if _ml_dtypes() is None:
-            has = f"numpy has no {dtype} of its own, and ml_dtypes, which has one, is not installed"
-            return has, "Run: pip install ml_dtypes."
-        return f"neither numpy nor the installed ml_dtypes has {dtype}", "Run: pip install -U ml_dtypes."
+            has = "numpy has no {} of its own, and ml_dtypes, which has one, is not installed"
+            return {name: (has.format(name), "Run: pip install ml_dtypes.") for name in missing}
+        has = "neither numpy nor the installed ml_dtypes has {}"
+        return {name: (has.format(name), "Run: pip install -U ml_dtypes.") for name in missing}
 
-    # ---- what arrays and the arrays made of scalars have in common --------------------------------------------------
+
+DTYPES = _DTypes("numpy", _OWN, extension={name: f"ml_dtypes.{name}" for name in _ML_DTYPES})
+
+
+class _Numpy(Adapter):
+    """What arrays and scalars have in common: a scalar is exported as an array made of it."""
+
+    name = "numpy"
+    package = "numpy"
+    install = "pip install numpy"
+    dtypes = DTYPES
+    known_issues = (
+        KnownIssue(
+            does="np.from_dlpack gives read-only arrays: before 2.1 (legacy capsules) always, up to 2.2.4 by mistake",
+            see="https://github.com/numpy/numpy/issues/28599",
+            before="2.2.5",
+            lowers={"imports_by": "array interface"},
+        ),
+        KnownIssue(
+            does="exports legacy capsules only, and no read-only array at all",
+            see="https://numpy.org/doc/2.1/release/2.1.0-notes.html",
+            before="2.1",
+            lowers={"exports_by": "address"},
+        ),
+        KnownIssue(
+            does="holds at most 32 dimensions",
+            see="https://numpy.org/doc/2.0/release/2.0.0-notes.html",
+            before="2.0",
+            lowers={"max_ndim": 32},
+        ),
+        KnownIssue(
+            does="drops the mask of a masked array on export; dlx refuses it",
+            see="tests/engine/test_defects.py",
+        ),
+    )
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
-        if self.lowered.get("exports_by") == "address" or self._plain(obj).dtype.name in _ML_DTYPES:
-            return self._at_its_address(obj)
-        return super().export(obj, stream=stream)
-
-    def _at_its_address(self, obj: Any) -> Tensor:
-        """Return a tensor over an array of numbers in native order and whole elements, without numpy's capsule."""
-        array = self._plain(obj)
-        dtype = self.dtype_from(_native(array.dtype))
+        array = _plain(obj)
+        if _has_own_export(obj) and "exports_by" not in self.lowered and array.dtype.name not in _ML_DTYPES:
+            return super().export(obj, stream=stream)
+        dtype = DTYPES.from_native(array.dtype)
         assert dtype is not None
         return over_memory(
-            array.__array_interface__["data"][0] if array.size else 0,
+            _address(array),
             array.shape,
-            tuple(stride // array.itemsize for stride in array.strides) if _whole_elements(array) else None,
+            [stride // array.itemsize for stride in array.strides],
             dtype,
             HOST,
             readonly=not array.flags.writeable,
             padded=dtype.bits < 8,
             owner=obj,
         )
-
-    def _plain(self, obj: Any) -> Any:
-        """Return an array as numpy sees it: a subclass may say of itself what is not so."""
-        ndarray = self.module().ndarray
-        return obj if type(obj) is ndarray or not isinstance(obj, ndarray) else ndarray.view(obj, ndarray)
 
 
 # ---- files that hold numpy's arrays ----------------------------------------------------------------------------------
@@ -274,99 +246,17 @@ _FILES = (
 )
 
 
-class NumpyAdapter(_Numpy):
-    """numpy's ndarray."""
-
-    types = ("numpy.ndarray",)
-    fast_path_types = ("numpy.ndarray",)
-    identity = False  # arrays of objects are refused everywhere
-    containers = _FILES
-
-    def exchange(self) -> Any:
-        return _exchange(self.module())
-
-    def guarded(self, obj: Any, *, writable: bool) -> Any:
-        if not writable:
-            obj.flags.writeable = False
-        return obj
-
-    def accepts(self) -> Capabilities:
-        return Capabilities(
-            dtypes=self.known_dtypes(),
-            layouts=Layout.ANY,
-            min_alignment=1,
-            max_ndim=64,
-            keeps_readonly=True,
-            subbyte="padded",
-            empty_extents="bytes",
-        )
-
-    def examine(self, obj: Any) -> Iterable[Blocker]:
-        ma = sys.modules.get("numpy.ma")
-        if ma is not None and isinstance(obj, ma.MaskedArray):
-            yield Blocker(
-                "a masked array's mask cannot cross",
-                "Call .filled(value) first, or convert .data and .mask apart.",
-                LayoutError,
-            )
-        obj = self._plain(obj)
-        refused = _why_refused(obj.dtype)
-        if refused is not None:
-            yield Blocker(*refused, DTypeError, always=obj.dtype.kind == "O")
-        elif not obj.dtype.isnative:
-            yield Blocker(
-                f"its elements ({obj.dtype.str}) are in the other byte order",
-                "Drop copy=False.",
-                resolution=_native_order,
-                copies=True,
-            )
-        elif not _whole_elements(obj):
-            yield Blocker(
-                f"its byte strides {obj.strides} are not multiples of the item size {obj.dtype.itemsize}",
-                "Drop copy=False.",
-                resolution=self.clone,
-                copies=True,
-            )
-
-    def info(self, obj: Any) -> ArrayInfo:
-        kind, base, obj = type(obj), obj.base, self._plain(obj)
-        itemsize = obj.dtype.itemsize
-        whole = itemsize and _whole_elements(obj)
-        return ArrayInfo(
-            framework=self.name,
-            type_name=type_name(kind),
-            dtype=self.dtype_from(_native(obj.dtype)),
-            dtype_name=obj.dtype.name if obj.dtype.isnative else obj.dtype.str,
-            shape=obj.shape,
-            strides=tuple(stride // itemsize for stride in obj.strides) if whole else None,
-            device=HOST,
-            nbytes=obj.nbytes,
-            readonly=not obj.flags.writeable,
-            address=obj.__array_interface__["data"][0] if obj.size else 0,
-            owner=type_name(kind if base is None else type(base)),
-            protocols=("__dlpack__", "__array_interface__", "buffer"),
-        )
-
-    def sketch(self, obj: Any) -> Tensor | None:
-        return self._at_its_address(obj) if self.dtype_from(_native(self._plain(obj).dtype)) else None
-
-    def clone(self, obj: Any) -> Any:
-        return obj.copy(order="K")
-
-    def load(self, tensor: Tensor) -> Any:
-        np = self.module()
-        if self.lowered.get("imports_by") == "array interface":
-            dtype = self.dtype_to(tensor.dtype)
-            if tensor.data_ptr == 0:  # no element, no address: the interface cannot say so
-                return np.empty(tensor.shape, dtype)
-            return np.asarray(_Interface(tensor, dtype.str))
-        return np.from_dlpack(tensor)
+def _guarded(obj: Any, writable: bool) -> Any:
+    if not writable:
+        obj.flags.writeable = False
+    return obj
 
 
-def _exchange(np: Any) -> Any:
+def _exchange() -> Any:
     """Return the table of `_dlx_numpy`, if what it reads in real arrays is what numpy says of them."""
     import _dlx_numpy
 
+    np = sys.modules["numpy"]
     core = sys.modules.get("numpy._core._multiarray_umath") or sys.modules["numpy.core._multiarray_umath"]
     capsule = _dlx_numpy.exchange_api(core._ARRAY_API)
     for name in ("bool", "int8", "uint16", "int32", "uint64", "float16", "float32", "complex128"):
@@ -378,6 +268,95 @@ def _exchange(np: Any) -> Any:
     return capsule
 
 
+class NumpyAdapter(_Numpy):
+    """numpy's ndarray."""
+
+    types = ("numpy.ndarray",)
+    containers = _FILES
+    fast_path = FastPath(  # arrays of objects are refused everywhere
+        types=("numpy.ndarray",), exchange=_exchange, returns_same=False
+    )
+    writes = WriteTracking(guarded=_guarded)
+
+    def describe(self, obj: Any) -> Description:
+        info = functools.partial(self._info, obj)
+        if type(obj) is sys.modules["numpy"].ndarray and obj.dtype.isbuiltin == 1 and "exports_by" not in self.lowered:
+            try:  # numpy's own export is harmless, knows best, and is the fastest way
+                return Description(info, (), consumed(obj.__dlpack__(max_version=(1, 0))))
+            except BufferError:
+                pass
+        blockers = tuple(self._blockers(obj))
+        own = _has_own_export(obj)
+        return Description(info, blockers, None if blockers or own else self.export(obj), needs_export=own)
+
+    def _blockers(self, obj: Any) -> Iterator[Blocker]:
+        ma = sys.modules.get("numpy.ma")
+        if ma is not None and isinstance(obj, ma.MaskedArray):
+            yield Blocker(
+                "a masked array's mask cannot cross",
+                "Call .filled(value) first, or convert .data and .mask apart.",
+                LayoutError,
+            )
+        obj = _plain(obj)
+        refused = _why_refused(obj.dtype)
+        if refused is not None:
+            yield Blocker(*refused, DTypeError, always=obj.dtype.kind == "O")
+        elif not obj.dtype.isnative:
+            because = f"its elements ({obj.dtype.str}) are in the other byte order"
+            yield Blocker(because, resolution=_native_order, copies=True)
+        elif not _whole_elements(obj):
+            because = f"its byte strides {obj.strides} are not multiples of the item size {obj.dtype.itemsize}"
+            yield Blocker(because, resolution=self.copy, copies=True)
+
+    def _info(self, obj: Any) -> ArrayInfo:
+        kind, base, obj = type(obj), obj.base, _plain(obj)
+        itemsize = obj.dtype.itemsize
+        whole = itemsize and _whole_elements(obj)
+        return ArrayInfo(
+            framework=self.name,
+            type_name=type_name(kind),
+            dtype=DTYPES.from_native(_native(obj.dtype)),
+            dtype_name=obj.dtype.name if obj.dtype.isnative else obj.dtype.str,
+            shape=obj.shape,
+            strides=tuple(stride // itemsize for stride in obj.strides) if whole else None,
+            device=HOST,
+            nbytes=obj.nbytes,
+            readonly=not obj.flags.writeable,
+            address=_address(obj),
+            owner=type_name(kind if base is None else type(base)),
+            protocols=("__dlpack__", "__array_interface__", "buffer"),
+        )
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            dtypes=DTYPES.known(),
+            layouts=Layout.ANY,
+            min_alignment=1,
+            max_ndim=64,
+            keeps_readonly=True,
+            subbyte="padded",
+            empty_extents="bytes",
+            refusals=DTYPES.refusals(),
+        )
+
+    def load(self, tensor: Tensor) -> Any:
+        np = self.module()
+        if "imports_by" not in self.lowered:
+            array = np.from_dlpack(tensor)
+            if tensor.readonly and array.flags.writeable:  # without an address numpy makes memory of its own
+                array.flags.writeable = False
+            return array
+        dtype = DTYPES.to_native(tensor.dtype)
+        if tensor.data_ptr == 0:  # no element, no address: the interface cannot say so
+            array = np.empty(tensor.shape, dtype)
+            array.flags.writeable = not tensor.readonly
+            return array
+        return np.asarray(_Interface(tensor, dtype.str))
+
+    def copy(self, obj: Any, device: Device | None = None) -> Any:
+        return obj.copy(order="K")
+
+
 class NumpyScalarAdapter(_Numpy):
     """numpy's scalars: values, not memory, so each conversion makes a 0-d array of its own."""
 
@@ -385,24 +364,20 @@ class NumpyScalarAdapter(_Numpy):
     types = ("numpy.generic",)
     root_only = True
 
-    def examine(self, obj: Any) -> Iterable[Blocker]:
+    def describe(self, obj: Any) -> Description:
         refused = _why_refused(obj.dtype)
         if refused is not None:
-            yield Blocker(*refused, DTypeError)
+            blocker = Blocker(*refused, DTypeError)
         else:
-            yield Blocker(
-                "a scalar is a value, not memory to share",
-                "Drop copy=False.",
-                CopyRequiredError,
-                self.module().array,
-                copies=True,
-            )
+            because = "a scalar is a value, not memory to share"
+            blocker = Blocker(because, resolution=self.module().array, copies=True)
+        return Description(functools.partial(self._info, obj), (blocker,))
 
-    def info(self, obj: Any) -> ArrayInfo:
+    def _info(self, obj: Any) -> ArrayInfo:
         return ArrayInfo(
             framework=self.name,
             type_name=type_name(type(obj)),
-            dtype=self.dtype_from(_native(obj.dtype)),
+            dtype=DTYPES.from_native(_native(obj.dtype)),
             dtype_name=obj.dtype.name,
             shape=(),
             strides=(),
@@ -421,6 +396,21 @@ def _ml_dtypes() -> Any:
         return importlib.import_module("ml_dtypes")
     except ImportError:
         return None
+
+
+def _plain(obj: Any) -> Any:
+    """Return an array as numpy sees it: a subclass may say of itself what is not so."""
+    ndarray = sys.modules["numpy"].ndarray
+    return obj if type(obj) is ndarray or not isinstance(obj, ndarray) else ndarray.view(obj, ndarray)
+
+
+def _has_own_export(obj: Any) -> bool:
+    """Return whether a subclass may export something else than its memory."""
+    return type(obj).__dlpack__ is not sys.modules["numpy"].ndarray.__dlpack__
+
+
+def _address(array: Any) -> int:
+    return array.__array_interface__["data"][0] if array.size else 0
 
 
 def _whole_elements(obj: Any) -> bool:

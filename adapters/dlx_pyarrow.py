@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+import sys
 from typing import Any, NamedTuple
 
 import dlx
@@ -22,15 +22,17 @@ from dlx.adapter import (
     ArrayInfo,
     Blocker,
     Capabilities,
-    Defect,
+    Description,
     Device,
     DType,
+    DTypes,
+    KnownIssue,
     Layout,
     Tensor,
     over_memory,
     type_name,
 )
-from dlx.errors import AdapterNotFoundError, ConversionError, DeviceError, DTypeError, LayoutError
+from dlx.errors import AdapterNotFoundError, DeviceError, DTypeError, LayoutError
 
 HOST = Device("cpu")
 
@@ -44,46 +46,46 @@ class _Fresh(NamedTuple):
     dtype: DType
 
 
+class _DTypes(DTypes):
+    def native(self, attribute: str) -> Any:
+        return getattr(sys.modules["pyarrow"], attribute)()
+
+    def from_native(self, native_dtype: Any) -> DType | None:
+        try:
+            return super().from_native(native_dtype)
+        except TypeError:  # an extension type of a user's need not be hashable
+            return None
+
+
+DTYPES = _DTypes(
+    "pyarrow",
+    {
+        "bool": "bool_",
+        **{f"{sign}int{bits}": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+        **{f"float{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    },
+)
+
+
 class _Arrow(Adapter):
     """What its arrays and tensors have in common."""
 
     name = "pyarrow"
     package = "pyarrow"
     install = "pip install pyarrow"
-    dtypes = {
-        "bool": "bool_",
-        **{f"{sign}int{bits}": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
-        **{f"float{bits}": f"float{bits}" for bits in (16, 32, 64)},
-    }
-    defects = (
-        Defect(
+    dtypes = DTYPES
+    known_issues = (
+        KnownIssue(
             does="FixedShapeTensorArray gives out numbers in place of the nulls inside its tensors",
-            see="tests/test_defects.py",
+            see="tests/engine/test_defects.py",
         ),
-        Defect(
+        KnownIssue(
             does="Tensor gives no capsules, or ones that lose read-only, and takes none: buffers and numpy serve",
             see="https://arrow.apache.org/docs/python/dlpack.html",
             before="26",
             lowers={"tensors_by": "numpy"},
         ),
     )
-
-    def native_dtype(self, attribute: str) -> Any:
-        return getattr(self.module(), attribute)()
-
-    def dtype_from(self, native_dtype: Any) -> DType | None:
-        try:
-            return super().dtype_from(native_dtype)
-        except TypeError:  # an extension type of a user's need not be hashable
-            return None
-
-    def why_untaken(self, dtype: DType) -> tuple[str, str] | None:
-        if dtype.name == "bool":
-            return (
-                "pyarrow packs bools eight to a byte, and DLPack has a byte for each",
-                "View them as uint8 first, or have pyarrow.array(...) pack an array of numpy.",
-            )
-        return None
 
 
 class ArrowAdapter(_Arrow):
@@ -101,60 +103,69 @@ class ArrowAdapter(_Arrow):
 
     # ---- as a producer ----------------------------------------------------------------------------------------------
 
-    def examine(self, obj: Any) -> Iterable[Blocker]:
+    def describe(self, obj: Any) -> Description:
         pa = self.module()
         if isinstance(obj, pa.Tensor):
-            return
+            tensor = self.export(obj)
+            protocols = ("__dlpack__", "buffer")
+            return Description(
+                functools.partial(ArrayInfo.of_tensor, tensor, self.name, type(obj), protocols), (), tensor
+            )
         if not isinstance(obj, pa.Array | pa.ChunkedArray):
-            yield Blocker("it is sparse", "Call .to_tensor() first.", LayoutError, no_copy=True)
-            return
+            sparse = Blocker("it is sparse", "Call .to_tensor() first.", LayoutError, no_copy=True)
+            kind, dtype = type_name(type(obj)), DTYPES.from_native(obj.type)
+            return Description(ArrayInfo(self.name, kind, dtype, str(obj.type)), (sparse,))
+        blocker = self._blocker(obj)
+        if blocker is not None:
+            return Description(functools.partial(self._info, obj, self._start(obj)), (blocker,))
+        tensor = self.export(obj)
+        return Description(functools.partial(self._info, obj, tensor.data_ptr), (), tensor)
+
+    def _start(self, obj: Any) -> int:
+        """Return the address of an array that cannot be exported; 0 where it is no single run in host memory."""
+        pa = self.module()
+        one = isinstance(obj, pa.Array) or obj.num_chunks == 1
+        known = one and getattr(obj, "is_cpu", True) and DTYPES.from_native(_unnested(pa, obj.type)[0]) is not None
+        return _address(_flat(pa, _one(pa, obj))) if known else 0
+
+    def _blocker(self, obj: Any) -> Blocker | None:
+        pa = self.module()
         if not getattr(obj, "is_cpu", True):
-            yield _refuse("it is not in host memory", "Copy it to the host first: .copy_to(...).", DeviceError)
-            return
+            return Blocker("it is not in host memory", "Copy it to the host first: .copy_to(...).", DeviceError)
         kind, _, _ = _unnested(pa, obj.type)
+        if DTYPES.from_native(kind) is None:
+            return Blocker(*_why_refused(pa.types, kind), DTypeError)
         nulls = _nulls(pa, obj)
-        if self.dtype_from(kind) is None:
-            yield _refuse(*_why_refused(pa.types, kind), DTypeError)
-        elif nulls:
-            yield _refuse(
+        if nulls:
+            return Blocker(
                 f"it has {nulls} null{'s' * (nulls > 1)}, which DLPack cannot say",
                 "Call .fill_null(value) or .drop_null() first."
                 if obj.null_count == nulls
                 else "Some are inside of its lists: call .flatten().fill_null(value).",
                 LayoutError,
             )
-        elif pa.types.is_boolean(kind):
-            yield Blocker(
-                "its bools are packed eight to a byte", "Drop copy=False.", resolution=self._fresh, copies=True
-            )
-        elif isinstance(obj, pa.ChunkedArray) and obj.num_chunks > 1:
-            yield Blocker(
-                f"it lies in {obj.num_chunks} chunks", "Drop copy=False.", resolution=self._fresh, copies=True
-            )
+        if pa.types.is_boolean(kind):
+            return Blocker("its bools are packed eight to a byte", resolution=self._fresh, copies=True)
+        if isinstance(obj, pa.ChunkedArray) and obj.num_chunks > 1:
+            return Blocker(f"it lies in {obj.num_chunks} chunks", resolution=self._fresh, copies=True)
+        return None
 
     def _fresh(self, obj: Any) -> _Fresh:
         pa = self.module()
         kind, inner, strides = _unnested(pa, obj.type)
-        dtype = self.dtype_from(kind)
+        dtype = DTYPES.from_native(kind)
         assert dtype is not None
         flat = _flat(pa, _one(pa, obj))
         return _Fresh(flat.cast(pa.uint8()) if pa.types.is_boolean(kind) else flat, (len(obj), *inner), strides, dtype)
 
-    def info(self, obj: Any) -> ArrayInfo:
+    def _info(self, obj: Any, address: int) -> ArrayInfo:
         pa = self.module()
-        kind = type_name(type(obj))
-        if isinstance(obj, pa.Tensor):
-            return ArrayInfo.of_tensor(self.export(obj), self.name, type(obj), ("__dlpack__", "buffer"))
-        if not isinstance(obj, pa.Array | pa.ChunkedArray):
-            return ArrayInfo(self.name, kind, dtype=self.dtype_from(obj.type), dtype_name=str(obj.type))
         value_type, inner, strides = _unnested(pa, obj.type)
-        dtype = self.dtype_from(value_type)
+        dtype = DTYPES.from_native(value_type)
         shape = (len(obj), *inner)
-        one = isinstance(obj, pa.Array) or obj.num_chunks == 1
-        there = dtype is not None and one and math.prod(shape) and not next(iter(self.examine(obj)), None)
         return ArrayInfo(
             framework=self.name,
-            type_name=kind,
+            type_name=type_name(type(obj)),
             dtype=dtype,
             dtype_name=str(value_type if dtype is not None else obj.type),
             shape=shape,
@@ -162,21 +173,10 @@ class ArrowAdapter(_Arrow):
             device=HOST,
             nbytes=math.prod(shape) * dtype.bits // 8 if dtype is not None else obj.nbytes,
             readonly=True,
-            address=_address(_flat(pa, _one(pa, obj))) if there else 0,
+            address=address,
             owner="pyarrow.lib.Buffer",
             protocols=("__dlpack__",) if isinstance(obj, pa.Array) else (),
         )
-
-    def clone(self, obj: Any) -> Any:
-        pa = self.module()
-        if isinstance(obj, pa.ChunkedArray):
-            return pa.chunked_array([self.clone(chunk) for chunk in obj.chunks], obj.type)
-        if isinstance(obj, pa.Tensor):
-            return pa.Tensor.from_numpy(obj.to_numpy().copy(order="K"), obj.dim_names)
-        return obj.copy_to(pa.default_cpu_memory_manager())
-
-    def sketch(self, obj: Any) -> Tensor | None:
-        return self.export(obj)  # the export only reads an address and numbers, so it serves as the description
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         pa = self.module()
@@ -188,45 +188,36 @@ class ArrowAdapter(_Arrow):
             return super().export(obj)
         array = _one(pa, obj)
         value_type, inner, strides = _unnested(pa, array.type)
-        dtype = self.dtype_from(value_type)
+        dtype = DTYPES.from_native(value_type)
         assert dtype is not None
         flat = _flat(pa, array)
         return over_memory(_address(flat), (len(array), *inner), strides, dtype, HOST, readonly=True, owner=flat)
 
     # ---- as a consumer ----------------------------------------------------------------------------------------------
 
-    def accepts(self) -> Capabilities:
+    def capabilities(self) -> Capabilities:
         return _TENSORS
 
-    def narrowed(self, kind: type) -> Adapter:
+    def variant(self, wanted: type | Tensor) -> Adapter:
+        if isinstance(wanted, Tensor):
+            return _ARRAY_TARGET if wanted.ndim == 1 else _TENSOR_TARGET
         pa = self.module()
-        if kind is pa.Array:
-            return self._arrays
-        if kind is pa.Tensor:
-            return self._tensors
+        if wanted is pa.Array or wanted is pa.Tensor:
+            return _ARRAY_TARGET if wanted is pa.Array else _TENSOR_TARGET
         raise AdapterNotFoundError(
-            f"{type_name(kind)} cannot be a target", fix="Say to=pyarrow.Array, to=pyarrow.Tensor or to='pyarrow'."
+            f"{type_name(wanted)} cannot be a target", fix="Say to=pyarrow.Array, to=pyarrow.Tensor or to='pyarrow'."
         )
 
-    @functools.cached_property
-    def _arrays(self) -> Adapter:
-        return _ArrayTarget(self)
-
-    @functools.cached_property
-    def _tensors(self) -> Adapter:
-        return _TensorTarget(self)
-
-    def _for(self, tensor: Tensor) -> Adapter:
-        return self._arrays if tensor.ndim == 1 else self._tensors
-
-    def check(self, tensor: Tensor) -> int:
-        return self._for(tensor).check(tensor)
-
-    def constant_over(self, tensor: Tensor) -> bool:
-        return self._for(tensor).immutable
-
     def load(self, tensor: Tensor) -> Any:
-        return self._for(tensor).load(tensor)
+        return self.variant(tensor).load(tensor)
+
+    def copy(self, obj: Any, device: Device | None = None) -> Any:
+        pa = self.module()
+        if isinstance(obj, pa.ChunkedArray):
+            return pa.chunked_array([self.copy(chunk) for chunk in obj.chunks], obj.type)
+        if isinstance(obj, pa.Tensor):
+            return pa.Tensor.from_numpy(obj.to_numpy().copy(order="K"), obj.dim_names)
+        return obj.copy_to(pa.default_cpu_memory_manager())
 
 
 class _ArrayTarget(_Arrow):
@@ -236,16 +227,13 @@ class _ArrayTarget(_Arrow):
     types = ("pyarrow.Array",)
     immutable = True
 
-    def __init__(self, whole: Adapter) -> None:
-        self.part_of = whole
-
-    def accepts(self) -> Capabilities:
+    def capabilities(self) -> Capabilities:
         return _ARRAYS
 
     def load(self, tensor: Tensor) -> Any:
         pa = self.module()
         buffer = pa.foreign_buffer(tensor.data_ptr, tensor.nbytes, base=tensor)
-        return pa.Array.from_buffers(self.dtype_to(tensor.dtype), tensor.shape[0], [None, buffer], 0)
+        return pa.Array.from_buffers(DTYPES.to_native(tensor.dtype), tensor.shape[0], [None, buffer], 0)
 
 
 class _TensorTarget(_Arrow):
@@ -255,10 +243,7 @@ class _TensorTarget(_Arrow):
     display_name = "tensor"
     types = ("pyarrow.Tensor",)
 
-    def __init__(self, whole: Adapter) -> None:
-        self.part_of = whole
-
-    def accepts(self) -> Capabilities:
+    def capabilities(self) -> Capabilities:
         return _TENSORS
 
     def load(self, tensor: Tensor) -> Any:
@@ -279,15 +264,22 @@ class _TensorTarget(_Arrow):
         return pa.Tensor.from_dlpack(tensor)
 
 
-_NUMBERS = frozenset(_Arrow.dtypes) - {"bool"}
-_ARRAYS = Capabilities(dtypes=_NUMBERS, min_ndim=1, max_ndim=1, keeps_readonly=True)
+_NUMBERS = frozenset(DTYPES.names) - {"bool"}
+_REFUSALS = {
+    "bool": (
+        "pyarrow packs bools eight to a byte, and DLPack has a byte for each",
+        "View them as uint8 first, or have pyarrow.array(...) pack an array of numpy.",
+    )
+}
+_ARRAYS = Capabilities(dtypes=_NUMBERS, min_ndim=1, max_ndim=1, keeps_readonly=True, refusals=_REFUSALS)
 _TENSORS = Capabilities(
-    dtypes=_NUMBERS, layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED, max_ndim=64, keeps_readonly=True
+    dtypes=_NUMBERS,
+    layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED,
+    max_ndim=64,
+    keeps_readonly=True,
+    refusals=_REFUSALS,
 )
-
-
-def _refuse(because: str, fix: str, error: type[ConversionError]) -> Blocker:
-    return Blocker(because, fix, error)
+_ARRAY_TARGET, _TENSOR_TARGET = _ArrayTarget(), _TensorTarget()
 
 
 def _unnested(pa: Any, kind: Any) -> tuple[Any, tuple[int, ...], tuple[int, ...] | None]:

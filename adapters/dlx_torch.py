@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import re
 import sys
 from collections import OrderedDict
@@ -32,12 +33,20 @@ from dlx.adapter import (
     Blocker,
     Capabilities,
     Container,
-    Defect,
+    Description,
     Device,
+    Devices,
+    DType,
+    DTypes,
+    FastPath,
     Guard,
+    KnownIssue,
     Layout,
+    Ownership,
     Stream,
+    StreamSupport,
     Tensor,
+    WriteTracking,
     keeping,
     look_up,
     over_memory,
@@ -46,22 +55,31 @@ from dlx.adapter import (
 from dlx.errors import ConversionError, DeviceError, DTypeError, LayoutError
 
 HOST = Device("cpu")
-_DEVICES = {"mps": "metal", "xpu": "oneapi"}  # device names that differ: torch's -> dlx's
+_NAMES = {"mps": "metal", "xpu": "oneapi"}  # device names that differ: torch's -> dlx's
 
+_proven = functools.partial(KnownIssue, see="tests/engine/test_defects.py")
 _SHELL = re.compile(r"u?int[1-7]")  # dtypes that torch has no kernel for, not even to copy
 
 _GRAD = Blocker(
     "it requires gradients, which do not cross frameworks",
-    "Pass detach=True.",
-    ConversionError,
-    "detach",
+    error=ConversionError,
+    resolution="detach",
     option="detach",
 )
-_CONJ = Blocker(
-    "its conj bit is set: conjugation is still pending", "Drop copy=False.", resolution="resolve_conj", copies=True
-)
-_NEG = Blocker(
-    "its neg bit is set: negation is still pending", "Drop copy=False.", resolution="resolve_neg", copies=True
+_GUARDS = (
+    Guard("requires_grad", _GRAD),
+    Guard(
+        "is_conj",
+        Blocker("its conj bit is set: conjugation is still pending", resolution="resolve_conj", copies=True),
+        call=True,
+        kinds=("complex",),
+    ),
+    Guard(
+        "is_neg",
+        Blocker("its neg bit is set: negation is still pending", resolution="resolve_neg", copies=True),
+        call=True,
+    ),
+    Guard("resizable", call=True, of_owner=True, resolve="numpy"),  # see _freeze
 )
 
 
@@ -131,6 +149,123 @@ _CONTAINERS = (
 )
 
 
+_LACKS = frozenset({"float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz"})
+DTYPES = DTypes(
+    "torch",
+    {each.name: each.name for each in DType.all() if each.bits >= 8 and each.name not in _LACKS}
+    | {"float4_e2m1fnx2": "float4_e2m1fn_x2"},
+)
+
+
+# ---- devices and streams ---------------------------------------------------------------------------------------------
+
+
+class _Devices(Devices):
+    """The host, and what this build of torch calls "cuda"."""
+
+    @functools.cached_property
+    def kind(self) -> str:
+        """What this build's "cuda" is: CUDA or ROCm; empty where it has none."""
+        version = sys.modules["torch"].version
+        return "rocm" if version.hip else "cuda" if version.cuda else ""
+
+    def to_native(self, device: Device) -> Any:
+        torch = sys.modules["torch"]
+        if self.kind and device.name == self.kind:
+            return torch.device("cuda", device.id)
+        if device.type != HOST.type:
+            has = f"It has 'cpu' and '{self.kind}'." if self.kind else "It holds host memory only: device='cpu'."
+            raise DeviceError(f"this build of torch has no device {device}", fix=has)
+        return torch.device("cpu")
+
+    def from_native(self, native_device: Any) -> Device:
+        kind = native_device.type
+        if kind == "cuda":
+            kind = self.kind or kind
+        return Device(f"{_NAMES.get(kind, kind)}:{native_device.index or 0}")
+
+    def current(self, device_type: int) -> int:
+        if not self.kind or device_type != Device(self.kind).type:
+            return 0
+        try:
+            return int(sys.modules["torch"].cuda.current_device())
+        except (AssertionError, RuntimeError):  # there is no driver, or none after a fork: dlx says so itself
+            return 0
+
+    @contextlib.contextmanager
+    def activate(self, device: Device) -> Iterator[None]:
+        # torch first: asked inside of the driver's context, it would take that device for the one to go back to.
+        with sys.modules["torch"].cuda.device(device.id), super().activate(device):
+            yield
+
+    def available(self) -> Iterable[Any]:
+        torch = sys.modules["torch"]
+        yield torch.device("cpu")
+        if torch.accelerator.is_available():
+            kind = torch.accelerator.current_accelerator().type
+            yield from (torch.device(kind, number) for number in range(torch.accelerator.device_count()))
+
+
+DEVICES = _Devices()
+
+
+def _current_stream(device: Device) -> Any:
+    is_gpu = DEVICES.kind and device.name == DEVICES.kind
+    return sys.modules["torch"].cuda.current_stream(device.id) if is_gpu else None
+
+
+@contextlib.contextmanager
+def _on_stream(stream: Stream) -> Iterator[None]:
+    """Return a context in which torch works on a stream of another."""
+    cuda, number = sys.modules["torch"].cuda, stream.device.id
+    kept = stream.keep
+    if not isinstance(kept, cuda.Stream):
+        default = stream.handle <= 1  # CUDA's legacy stream, ROCm's default one
+        kept = cuda.default_stream(number) if default else cuda.ExternalStream(stream.handle, number)
+    # torch makes a stream's device current as well, which a function's other arrays would follow.
+    here = cuda.current_device()
+    with cuda.stream(kept), cuda.device(here):
+        yield
+
+
+# ---- the adapter -----------------------------------------------------------------------------------------------------
+
+
+def _consume(obj: Any, tensor: Tensor, shared: bool) -> Tensor:
+    storage = _storage(obj) if shared else None
+    if storage is not None and storage.device.type == "cpu" and storage.resizable():
+        _freeze(sys.modules["torch"], storage)
+    return tensor
+
+
+def _guarded(obj: Any, writable: bool) -> Any:
+    if not obj.is_inference():
+        return obj
+    with sys.modules["torch"].inference_mode(False):  # inference tensors do not count writes
+        return obj.clone()
+
+
+@functools.cache
+def _guard_function() -> tuple[Any, frozenset[str]] | None:
+    """Return the function of `_dlx_torch`, if what it answers about real tensors is what torch says of them."""
+    import _dlx_torch
+
+    torch, function = sys.modules["torch"], _dlx_torch.guard_function()
+    if function is None:
+        return None
+    with _plainly(torch):
+        real, grad = torch.zeros(4, 3, device="cpu"), torch.zeros(2, device="cpu", requires_grad=True)
+        conj = torch.zeros(3, dtype=torch.complex64, device="cpu").conj()
+        samples = [real, real[1:], real.T[1], torch.nn.Parameter(real), grad, grad.detach(), conj, conj.imag, conj.real]
+        for tensor in samples:
+            if _dlx_torch.handle(tensor) != tensor._cdata:
+                return None
+            said = (tensor.requires_grad, tensor.is_neg(), tensor.is_conj())
+            if _dlx_torch.answers(tensor) != (*said, tensor.untyped_storage().nbytes(), tensor.storage_offset()):
+                return None
+    return function, frozenset({"requires_grad", "is_neg", "is_conj", OWNER_BOUNDS})
+
+
 class TorchAdapter(Adapter):
     """torch.Tensor."""
 
@@ -139,178 +274,70 @@ class TorchAdapter(Adapter):
     package = "torch"
     install = "pip install torch"
     types = ("torch.Tensor",)
-    fast_path_types = ("torch.Tensor", "torch.nn.Parameter")
-    guards = (
-        Guard("requires_grad", _GRAD),
-        Guard("is_conj", _CONJ, call=True, kinds=("complex",)),
-        Guard("is_neg", _NEG, call=True),
-        Guard("resizable", call=True, of_owner=True, resolve="numpy"),  # see _freeze
-    )
-    owner = "untyped_storage"
-    owner_type = "torch.UntypedStorage"
-    owner_bounds = ("data_ptr", "nbytes")
-    switches = (("torch.autograd.forward_ad", "_current_level", -1),)  # no dual numbers about
-    confirmed = ("int8", "uint8")  # int4 and its kin call themselves these
-    fresh_alignment = 64
+    dtypes = DTYPES
+    devices = DEVICES
     containers = _CONTAINERS
-    dtypes = {
-        "bool": "bool",
-        "int8": "int8",
-        "int16": "int16",
-        "int32": "int32",
-        "int64": "int64",
-        "uint8": "uint8",
-        "uint16": "uint16",
-        "uint32": "uint32",
-        "uint64": "uint64",
-        "float16": "float16",
-        "bfloat16": "bfloat16",
-        "float32": "float32",
-        "float64": "float64",
-        "complex32": "complex32",
-        "complex64": "complex64",
-        "complex128": "complex128",
-        "float8_e4m3fn": "float8_e4m3fn",
-        "float8_e4m3fnuz": "float8_e4m3fnuz",
-        "float8_e5m2": "float8_e5m2",
-        "float8_e5m2fnuz": "float8_e5m2fnuz",
-        "float8_e8m0fnu": "float8_e8m0fnu",
-        "float4_e2m1fnx2": "float4_e2m1fn_x2",
-    }
-
-    defects = (
-        Defect(
-            does="from_dlpack aborts the process on negative strides",
-            see="tests/test_defects.py",
+    fast_path = FastPath(
+        types=("torch.Tensor", "torch.nn.Parameter"),
+        guards=_GUARDS,
+        guard_function=_guard_function,
+        owner="untyped_storage",
+        owner_type="torch.UntypedStorage",
+        owner_bounds=("data_ptr", "nbytes"),
+        switches=(("torch.autograd.forward_ad", "_current_level", -1),),  # no dual numbers about
+        confirmed=("int8", "uint8"),  # int4 and its kin call themselves these
+    )
+    streams = StreamSupport(current=_current_stream, activate=_on_stream)
+    ownership = Ownership(_consume)
+    writes = WriteTracking(guarded=_guarded, count=lambda obj: None if obj.is_inference() else int(obj._version))
+    known_issues = (
+        _proven(
+            "from_dlpack aborts the process on negative strides",
             lowers={"layouts": Layout.ZERO | Layout.GAPS | Layout.PERMUTED},
         ),
-        Defect(
-            does="from_dlpack ignores that memory is read-only, and gives a tensor that writes to it",
-            see="tests/test_defects.py",
+        _proven(
+            "from_dlpack ignores that memory is read-only, and gives a tensor that writes to it",
             lowers={"keeps_readonly": False},
         ),
-        Defect(
-            does="gives int1 to int7 and uint1 to uint7, shells around bytes, out as int8 or uint8; dlx refuses them",
-            see="tests/test_defects.py",
-        ),
-        Defect(
-            does="gives memory out without negating it where the neg bit is set; dlx resolves it first",
-            see="tests/test_defects.py",
-        ),
-        Defect(
-            does="crashes when it copies complex128 at an odd address; dlx has it copied as float64",
-            see="tests/test_defects.py",
-        ),
-        Defect(
-            does="crashes when it resolves a conj or neg bit over data that is not aligned; dlx refuses that",
-            see="tests/test_defects.py",
-        ),
-        Defect(
-            does="crashes when it copies a tensor whose storage was resized to nothing; dlx refuses that",
-            see="tests/test_defects.py",
-        ),
-        Defect(
-            does="its exchange table lends tensors that require gradients; dlx asks its guards first",
-            see="tests/test_defects.py",
-        ),
-        Defect(
-            does="from_dlpack asks a producer up to four times where it raises TypeError; dlx asks once",
-            see="tests/test_defects.py",
-        ),
+        _proven("gives int1 to int7 and uint1 to uint7, shells around bytes, out as int8 or uint8; dlx refuses them"),
+        _proven("gives memory out without negating it where the neg bit is set; dlx resolves it first"),
+        _proven("crashes when it copies complex128 at an odd address; dlx has it copied as float64"),
+        _proven("crashes when it resolves a conj or neg bit over data that is not aligned; dlx refuses that"),
+        _proven("crashes when it copies a tensor whose storage was resized to nothing; dlx refuses that"),
+        _proven("its exchange table lends tensors that require gradients; dlx asks its guards first"),
+        _proven("from_dlpack asks a producer up to four times where it raises TypeError; dlx asks once"),
     )
-
-    def accepts(self) -> Capabilities:
-        return Capabilities(
-            dtypes=self.known_dtypes(),
-            # Whether there is a device is not asked: that would initialise CUDA, which forked workers do not survive.
-            device_types=frozenset(Device(kind).type for kind in ("cpu", self._kind) if kind),
-            layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED,
-            max_ndim=64,
-            empty_extents="leading",
-        )
-
-    @functools.cached_property
-    def _kind(self) -> str:
-        """What this build's "cuda" is: CUDA or ROCm; empty where it has none."""
-        version = self.module().version
-        return "rocm" if version.hip else "cuda" if version.cuda else ""
-
-    # ---- devices and streams ----------------------------------------------------------------------------------------
-
-    def device_to(self, device: Device) -> Any:
-        if self._kind and device.name == self._kind:
-            return self.module().device("cuda", device.id)
-        if device.type != HOST.type:
-            has = f"It has 'cpu' and '{self._kind}'." if self._kind else "It holds host memory only: device='cpu'."
-            raise DeviceError(f"this build of torch has no device {device}", fix=has)
-        return self.module().device("cpu")
-
-    def device_from(self, native_device: Any) -> Device:
-        kind = native_device.type
-        if kind == "cuda":
-            kind = self._kind or kind
-        return Device(f"{_DEVICES.get(kind, kind)}:{native_device.index or 0}")
-
-    def why_not_on(self, device: Device) -> tuple[str, str] | None:
-        if device.name in ("cuda", "rocm") and not self._kind:
-            return (
-                f"this {self.name} ({self.version()}) is built for the host only",
-                "Install one for the device, or leave device out.",
-            )
-        return None
-
-    def current_device(self, device_type: int) -> int:
-        if not self._kind or device_type != Device(self._kind).type:
-            return 0
-        try:
-            return int(self.module().cuda.current_device())
-        except (AssertionError, RuntimeError):  # there is no driver, or none after a fork: dlx says so itself
-            return 0
-
-    @contextlib.contextmanager
-    def on_device(self, device: Device) -> Iterator[None]:
-        # torch first: asked inside of the driver's context, it would take that device for the one to go back to.
-        with self.module().cuda.device(device.id), super().on_device(device):
-            yield
-
-    def work_stream(self, device: Device) -> Any:
-        is_gpu = self._kind and device.name == self._kind
-        return self.module().cuda.current_stream(device.id) if is_gpu else None
-
-    @contextlib.contextmanager
-    def on_stream(self, stream: Stream) -> Iterator[None]:
-        """Return a context in which torch works on a stream of another."""
-        cuda, number = self.module().cuda, stream.device.id
-        kept = stream.keep
-        if not isinstance(kept, cuda.Stream):
-            default = stream.handle <= 1  # CUDA's legacy stream, ROCm's default one
-            kept = cuda.default_stream(number) if default else cuda.ExternalStream(stream.handle, number)
-        # torch makes a stream's device current as well, which a function's other arrays would follow.
-        here = cuda.current_device()
-        with cuda.stream(kept), cuda.device(here):
-            yield
-
-    def devices(self) -> Iterable[Any]:
-        torch = self.module()
-        yield torch.device("cpu")
-        if torch.accelerator.is_available():
-            kind = torch.accelerator.current_accelerator().type
-            yield from (torch.device(kind, number) for number in range(torch.accelerator.device_count()))
 
     # ---- as a producer ----------------------------------------------------------------------------------------------
 
-    def examine(self, obj: Any) -> Iterable[Blocker]:
-        refused = self._without_memory(obj) or self._without_dlpack(obj)
+    def describe(self, obj: Any) -> Description:
+        torch = sys.modules["torch"]
+        info = functools.partial(self._info, obj)
+        refused = self._without_memory(obj)
         if refused is not None:
-            yield refused
-            return
-        yield from super().examine(obj)
+            return Description(info, (refused, *_graph(obj)))
+        dtype, storage = DTYPES.from_native(obj.dtype), _storage(obj)
+        refused = self._without_dlpack(obj, dtype, storage)
+        if refused is not None:
+            return Description(info, (refused, *_graph(obj)))
+        own = type(obj).__dlpack__ is not torch.Tensor.__dlpack__  # a subclass may export something else
+        if obj.requires_grad or obj.is_conj() or obj.is_neg():
+            blockers = tuple(guard.blocker for guard in _GUARDS if guard.blocker and guard.holds(obj))
+            return Description(info, blockers, needs_export=own)
+        is_lazy = getattr(torch._C, "_is_cow_tensor", None)
+        if type(obj) not in (torch.Tensor, torch.nn.Parameter) or is_lazy is None or is_lazy(obj):
+            return Description(info, needs_export=own)  # an export materialises a copy-on-write tensor
+        if DEVICES.kind == "rocm" and not obj.is_cpu:
+            return Description(info)
+        assert dtype is not None
+        device = HOST if obj.is_cpu else DEVICES.from_native(obj.device)
+        return Description(info, (), over_memory(obj.data_ptr(), obj.shape, obj.stride(), dtype, device, owner=storage))
 
     def _without_memory(self, obj: Any) -> Blocker | None:
         """Return why there is no plain memory behind a tensor, or None. Asked before anything touches data."""
-        torch = self.module()
-        fake = look_up("torch._subclasses.fake_tensor.FakeTensor")
-        if fake is not None and isinstance(obj, fake):
+        torch = sys.modules["torch"]
+        exact = type(obj) is torch.Tensor or type(obj) is torch.nn.Parameter
+        if not exact and (fake := look_up("torch._subclasses.fake_tensor.FakeTensor")) and isinstance(obj, fake):
             return _refuse("a FakeTensor has no data", "Convert outside of FakeTensorMode.")
         if torch._C._functorch.is_functorch_wrapped_tensor(obj):
             return _refuse("inside a torch.func transform (vmap, grad, jvp) values have no data", "Convert outside it.")
@@ -336,20 +363,21 @@ class TorchAdapter(Adapter):
                 "it carries a forward-mode tangent, which does not cross frameworks",
                 "Convert torch.autograd.forward_ad.unpack_dual(t).primal.",
             )
-        if obj.device.type not in ("cpu", "cuda"):
+        if not obj.is_cpu and obj.device.type != "cuda":
             return _refuse(
                 f"it is on {obj.device}, and dlx converts memory of the host, of CUDA and of ROCm", "Call .cpu() first."
             )
         return None
 
-    def _without_dlpack(self, obj: Any) -> Blocker | None:
-        if obj.dtype is self.module().complex32 and obj.is_conj() and obj.is_neg():
+    def _without_dlpack(self, obj: Any, dtype: DType | None, storage: Any) -> Blocker | None:
+        torch = sys.modules["torch"]
+        if obj.dtype is torch.complex32 and obj.is_conj() and obj.is_neg():
             return _refuse(
                 "its conj and neg bits are both set, which torch itself cannot resolve for complex32",
                 "Call .conj().resolve_neg() first, and conjugate the result.",
                 no_copy=True,
             )
-        if self.dtype_from(obj.dtype) is None:
+        if dtype is None:
             name = str(obj.dtype).removeprefix("torch.")
             return _refuse(
                 f"torch.{name} has no DLPack dtype of its own (torch would export plain bytes)",
@@ -359,12 +387,13 @@ class TorchAdapter(Adapter):
             )
         if not obj.numel():
             return None
-        storage = _storage(obj)
-        if storage is None or (not _address(self.module(), obj) and storage.nbytes()):
+        address = _address(torch, obj)
+        if storage is None or (not address and storage.nbytes()):
             return _refuse("it is a wrapper subclass, with no memory of its own", "Convert the tensors that it wraps.")
-        reach = sum((extent - 1) * stride for extent, stride in zip(obj.shape, obj.stride(), strict=True))
+        strides = obj.stride()
+        reach = sum(map(operator.mul, obj.shape, strides)) - sum(strides)
         needed = (obj.storage_offset() + reach + 1) * obj.element_size()
-        if (obj.is_conj() or obj.is_neg()) and _address(self.module(), obj) % min(obj.element_size(), 16):
+        if (obj.is_conj() or obj.is_neg()) and address % min(obj.element_size(), 16):
             return _refuse(
                 "its conj or neg bit is set and its data is not aligned, which torch itself crashes on",
                 "Copy it into aligned memory before taking .conj() or .imag.",
@@ -375,7 +404,7 @@ class TorchAdapter(Adapter):
             return _refuse(because, "Convert it before that happens.", no_copy=True)  # torch would crash
         return None
 
-    def info(self, obj: Any) -> ArrayInfo:
+    def _info(self, obj: Any) -> ArrayInfo:
         torch = self.module()
         kind = type(obj)
         strided = obj.layout is torch.strided and not obj.is_nested
@@ -383,89 +412,67 @@ class TorchAdapter(Adapter):
         return ArrayInfo(
             framework=self.name,
             type_name=type_name(kind),
-            dtype=self.dtype_from(obj.dtype),
+            dtype=DTYPES.from_native(obj.dtype),
             dtype_name=str(obj.dtype).removeprefix("torch."),
             shape=tuple(obj.shape) if not obj.is_nested else None,
             strides=tuple(obj.stride()) if strided else None,
-            device=self.device_of(obj),
+            device=_device_of(obj),
             nbytes=obj.numel() * obj.element_size() if not obj.is_nested else 0,
             address=_address(torch, obj) if plain and obj.numel() else 0,
             owner="torch.UntypedStorage",
             protocols=("__dlpack__", "__dlpack_c_exchange_api__")
             if hasattr(kind, "__dlpack_c_exchange_api__")
             else ("__dlpack__",),
-            notes=tuple(guard.ask for guard in self.guards if guard.blocker is not None and guard.holds(obj)),
+            notes=tuple(guard.ask for guard in _GUARDS if guard.blocker and guard.holds(obj)),
         )
 
-    def device_of(self, obj: Any) -> Device | None:
-        if obj.device.type == "cpu":
-            return HOST
-        try:
-            return self.device_from(obj.device)
-        except DeviceError:
-            return None
-
-    def sketch(self, obj: Any) -> Tensor | None:
-        kind = type(obj)
-        own = kind.__dlpack__ is self.module().Tensor.__dlpack__
-        return super().sketch(obj) if own else None  # a subclass may export something else
-
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
-        storage = _storage(obj)
-        device = self.device_of(obj)
-        if type(obj) not in self._exact() or device is None or device.name == "rocm":
+        torch, storage, device = sys.modules["torch"], _storage(obj), _device_of(obj)
+        if type(obj) not in (torch.Tensor, torch.nn.Parameter) or device is None or device.name == "rocm":
             # A subclass may have its own __dlpack__; on ROCm torch orders the streams.
             tensor = super().export(obj, stream=stream)
             return tensor if storage is None else keeping(tensor, storage)
-        dtype = self.dtype_from(obj.dtype)
+        dtype = DTYPES.from_native(obj.dtype)
         assert dtype is not None
         return over_memory(obj.data_ptr(), obj.shape, obj.stride(), dtype, device, owner=storage)
 
-    def take(self, obj: Any, tensor: Tensor, *, shared: bool) -> Tensor:
-        storage = _storage(obj) if shared else None
-        if storage is not None and storage.device.type == "cpu" and storage.resizable():
-            _freeze(self.module(), storage)
-        return tensor
+    # ---- as a consumer ----------------------------------------------------------------------------------------------
 
-    def _exact(self) -> tuple[Any, ...]:
-        torch = self.module()
-        return (torch.Tensor, torch.nn.Parameter)
+    def capabilities(self) -> Capabilities:
+        kind = DEVICES.kind
+        why = (
+            f"this torch ({self.version()}) is built for the host only",
+            "Install one for the device, or leave device out.",
+        )
+        return Capabilities(
+            dtypes=DTYPES.known(),
+            # Whether there is a device is not asked: that would initialise CUDA, which forked workers do not survive.
+            device_types=frozenset(Device(name).type for name in ("cpu", kind) if name),
+            layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED,
+            max_ndim=64,
+            empty_extents="leading",
+            refusals={} if kind else dict.fromkeys(("cuda", "rocm"), why),
+            allocates_aligned=64,
+        )
 
-    def guard_function(self) -> tuple[Any, frozenset[str]] | None:
-        return None if self._quick is None else (self._quick, _ANSWERED)
-
-    @functools.cached_property
-    def _quick(self) -> Any:
-        return _guard_function(self.module())
+    def load(self, tensor: Tensor) -> Any:
+        return sys.modules["torch"].from_dlpack(tensor)
 
     # ---- inside torch -----------------------------------------------------------------------------------------------
 
-    def detached(self, obj: Any) -> Any:
-        return obj.detach() if obj.requires_grad else obj
-
-    def clone(self, obj: Any) -> Any:
+    def copy(self, obj: Any, device: Device | None = None) -> Any:
+        if device is not None:
+            return obj.to(DEVICES.to_native(device))
         torch = self.module()
         plain = obj.dtype is torch.complex128 and obj.device.type == "cpu" and not (obj.is_conj() or obj.is_neg())
         if plain and _address(torch, obj) % 16:  # torch would die of it, and does not of float64
             return torch.view_as_complex(torch.view_as_real(obj).clone())
         return obj.clone()
 
-    def guarded(self, obj: Any, *, writable: bool) -> Any:
-        if not obj.is_inference():
-            return obj
-        with self.module().inference_mode(False):  # inference tensors do not count writes
-            return obj.clone()
 
-    def writes_to(self, obj: Any) -> int | None:
-        return None if obj.is_inference() else int(obj._version)
-
-    def moved(self, obj: Any, device: Device) -> Any:
-        return obj.to(self.device_to(device))
-
-    # ---- as a consumer ----------------------------------------------------------------------------------------------
-
-    def load(self, tensor: Tensor) -> Any:
-        return self.module().from_dlpack(tensor)
+def _graph(obj: Any) -> tuple[Blocker, ...]:
+    """Return the blocker of a tensor with a graph, which torch itself can drop of one that cannot be exported."""
+    return (_GRAD,) if obj.requires_grad else ()
 
 
 def _refuse(because: str, fix: str, error: type[ConversionError] = LayoutError, *, no_copy: bool = False) -> Blocker:
@@ -483,6 +490,15 @@ def _address(torch: Any, obj: Any) -> int:
         return start + obj.storage_offset() * obj.element_size() if start else 0
     except (NotImplementedError, RuntimeError):
         return 0
+
+
+def _device_of(obj: Any) -> Device | None:
+    if obj.device.type == "cpu":
+        return HOST
+    try:
+        return DEVICES.from_native(obj.device)
+    except DeviceError:
+        return None
 
 
 def _storage(obj: Any) -> Any:
@@ -509,29 +525,6 @@ def _plainly(torch: Any) -> Iterator[None]:
     """Suspend active tracing and transforms: this is about memory."""
     with look_up("torch.utils._python_dispatch")._disable_current_modes(), torch._C._DisableFuncTorch():
         yield
-
-
-_ANSWERED = frozenset({"requires_grad", "is_neg", "is_conj", OWNER_BOUNDS})
-
-
-def _guard_function(torch: Any) -> Any:
-    """Return the function of `_dlx_torch`, if what it answers about real tensors is what torch says of them."""
-    import _dlx_torch
-
-    function = _dlx_torch.guard_function()
-    if function is None:
-        return None
-    with _plainly(torch):
-        real, grad = torch.zeros(4, 3, device="cpu"), torch.zeros(2, device="cpu", requires_grad=True)
-        conj = torch.zeros(3, dtype=torch.complex64, device="cpu").conj()
-        samples = [real, real[1:], real.T[1], torch.nn.Parameter(real), grad, grad.detach(), conj, conj.imag, conj.real]
-        for tensor in samples:
-            if _dlx_torch.handle(tensor) != tensor._cdata:
-                return None
-            said = (tensor.requires_grad, tensor.is_neg(), tensor.is_conj())
-            if _dlx_torch.answers(tensor) != (*said, tensor.untyped_storage().nbytes(), tensor.storage_offset()):
-                return None
-    return function
 
 
 @dlx.hookimpl

@@ -17,8 +17,9 @@ once per conversion.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import dlx
@@ -28,24 +29,23 @@ from dlx.adapter import (
     Blocker,
     Capabilities,
     Container,
-    Defect,
+    Description,
     Device,
+    Devices,
     DType,
+    DTypes,
+    FastPath,
+    KnownIssue,
     Layout,
     Stream,
+    StreamSupport,
     Tensor,
     type_name,
 )
 from dlx.errors import DTypeError, LayoutError
 
-_WIDTHS = {"int": (1, 2, 4, 8, 16, 32, 64), "uint": (1, 2, 4, 8, 16, 32, 64), "float": (16, 32, 64)}
-_EXACT = (
-    *("bool", "bfloat16", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"),
-    *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn"),
-)
-_NAMES = (*_EXACT, *(f"{kind}{bits}" for kind, widths in _WIDTHS.items() for bits in widths))
-
-
+COMPLEX = DType("complex64").code
+_proven = functools.partial(KnownIssue, see="tests/engine/test_defects.py")
 _DEVICE_TYPES = frozenset(Device(name).type for name in ("cpu", "cuda", "cuda_host", "rocm_host", "cuda_managed"))
 
 
@@ -99,6 +99,47 @@ def _handler(name: str, kind: str, *, mutable: bool) -> Container:
     )
 
 
+class _DTypes(DTypes):
+    def native(self, attribute: str) -> Any:
+        return sys.modules["tvm_ffi"].dtype(attribute)
+
+    def to_native(self, dtype: DType) -> Any:
+        try:
+            return sys.modules["tvm_ffi"].dtype.from_dlpack_data_type(tuple(dtype))
+        except ValueError:
+            raise DTypeError(
+                f"tvm_ffi has no word for {dtype}", fix="Its tensors carry it all the same: convert the array."
+            ) from None
+
+    def from_native(self, native_dtype: Any) -> DType | None:
+        return DType((native_dtype.type_code, native_dtype.bits, native_dtype.lanes))
+
+
+class _Devices(Devices):
+    def to_native(self, device: Device) -> Any:
+        if device.type not in _DEVICE_TYPES:
+            super().to_native(device)
+        return sys.modules["tvm_ffi"].device(device.type, device.id)
+
+    def from_native(self, native_device: Any) -> Device:
+        return Device((native_device.dlpack_device_type(), native_device.index))
+
+
+DEVICES = _Devices()
+
+
+def _current_stream(device: Device) -> Any:
+    """Return the stream of tvm_ffi's environment: its kernels run there, and its `__dlpack__` orders nothing."""
+    return sys.modules["tvm_ffi"].get_raw_stream(DEVICES.to_native(device)) if device.name == "cuda" else None
+
+
+@contextlib.contextmanager
+def _on_stream(stream: Stream) -> Iterator[None]:
+    """Return a context in which tvm_ffi works on a stream of another."""
+    with sys.modules["tvm_ffi"].use_raw_stream(DEVICES.to_native(stream.device), stream.handle):
+        yield
+
+
 class TvmFfiAdapter(Adapter):
     """tvm_ffi.Tensor."""
 
@@ -107,65 +148,44 @@ class TvmFfiAdapter(Adapter):
     package = "tvm_ffi"
     install = "pip install apache-tvm-ffi"
     types = ("tvm_ffi.Tensor",)
-    fast_path_types = ("tvm_ffi.Tensor",)
-    describes_by_export = True
+    dtypes = _DTypes("tvm_ffi", {each.name: each.name for each in DType.all() if each.code != COMPLEX})
+    devices = DEVICES
+    fast_path = FastPath(types=types)
+    streams = StreamSupport(current=_current_stream, activate=_on_stream)
     containers = (
         _handler("Array", "sequence", mutable=False),
         _handler("List", "sequence", mutable=True),
         _handler("Map", "mapping", mutable=False),
         _handler("Dict", "mapping", mutable=True),
     )
-    dtypes = {name: name for name in (*_NAMES, "float4_e2m1fnx2")}
-    defects = (
-        Defect(
-            does="forgets on import that memory is read-only, and exports it as writable",
-            see="tests/test_defects.py",
+    known_issues = (
+        _proven(
+            "forgets on import that memory is read-only, and exports it as writable",
             lowers={"keeps_readonly": False},
         ),
-        Defect(
-            does="has no word for complex dtypes: t.dtype and tvm_ffi.dtype('complex64') raise ValueError",
-            see="tests/test_defects.py",
+        _proven(
+            "has no word for complex dtypes: t.dtype and tvm_ffi.dtype('complex64') raise ValueError",
             lowers={"names_complex": False},
         ),
-        Defect(
-            does="__dlpack__(max_version=(0, 8)) raises AttributeError; dlx always asks for version 1",
-            see="tests/test_defects.py",
-        ),
-        Defect(
-            does="imports capsules of other major versions unchecked; dlx checks before it hands over",
-            see="tests/test_defects.py",
-        ),
-        Defect(
-            does="a tensor without a handle (moved away, or never made) kills the process when it is asked anything",
-            see="tests/test_defects.py",
-        ),
+        _proven("__dlpack__(max_version=(0, 8)) raises AttributeError; dlx always asks for version 1"),
+        _proven("imports capsules of other major versions unchecked; dlx checks before it hands over"),
+        _proven("a tensor without a handle (moved away, or never made) kills the process when it is asked anything"),
     )
 
-    # ---- dtypes and devices -----------------------------------------------------------------------------------------
+    # ---- as a producer ----------------------------------------------------------------------------------------------
 
-    def native_dtype(self, attribute: str) -> Any:
-        return self.module().dtype(attribute)
+    def describe(self, obj: Any) -> Description:
+        if not obj.__chandle__():
+            because = "it holds no tensor: its handle was moved away, or never set"
+            blocker = Blocker(because, "Convert the tensor that has it now.", LayoutError)
+            return Description(ArrayInfo(self.name, type_name(type(obj))), (blocker,))
+        tensor = self.export(obj)  # harmless, and the only one to say complex dtypes
+        info = functools.partial(ArrayInfo.of_tensor, tensor, self.name, type(obj), ("__dlpack__",))
+        return Description(info, (), tensor)
 
-    def dtype_to(self, dtype: DType) -> Any:
-        try:
-            return self.module().dtype.from_dlpack_data_type(tuple(dtype))
-        except ValueError:
-            raise DTypeError(
-                f"tvm_ffi has no word for {dtype}", fix="Its tensors carry it all the same: convert the array."
-            ) from None
+    # ---- as a consumer ----------------------------------------------------------------------------------------------
 
-    def dtype_from(self, native_dtype: Any) -> DType | None:
-        return DType((native_dtype.type_code, native_dtype.bits, native_dtype.lanes))
-
-    def device_to(self, device: Device) -> Any:
-        if device.type not in _DEVICE_TYPES:
-            super().device_to(device)
-        return self.module().device(device.type, device.id)
-
-    def device_from(self, native_device: Any) -> Device:
-        return Device((native_device.dlpack_device_type(), native_device.index))
-
-    def accepts(self) -> Capabilities:
+    def capabilities(self) -> Capabilities:
         return Capabilities(
             dtypes=None,
             device_types=_DEVICE_TYPES,
@@ -174,39 +194,6 @@ class TvmFfiAdapter(Adapter):
             max_ndim=64,
             keeps_readonly=True,
         )
-
-    # ---- streams ----------------------------------------------------------------------------------------------------
-
-    def work_stream(self, device: Device) -> Any:
-        """Return the stream of tvm_ffi's environment: its kernels run there, and its `__dlpack__` orders nothing."""
-        return self.module().get_raw_stream(self.device_to(device)) if device.name == "cuda" else None
-
-    @contextlib.contextmanager
-    def on_stream(self, stream: Stream) -> Iterator[None]:
-        """Return a context in which tvm_ffi works on a stream of another."""
-        with self.module().use_raw_stream(self.device_to(stream.device), stream.handle):
-            yield
-
-    # ---- as a producer ----------------------------------------------------------------------------------------------
-
-    def examine(self, obj: Any) -> Iterable[Blocker]:
-        if not obj.__chandle__():
-            yield Blocker(
-                "it holds no tensor: its handle was moved away, or never set",
-                "Convert the tensor that has it now.",
-                LayoutError,
-            )
-
-    def info(self, obj: Any) -> ArrayInfo:
-        tensor = self.sketch(obj) if obj.__chandle__() else None
-        if tensor is None:
-            return ArrayInfo(self.name, type_name(type(obj)))
-        return ArrayInfo.of_tensor(tensor, self.name, type(obj), ("__dlpack__",))
-
-    def sketch(self, obj: Any) -> Tensor | None:
-        return self.export(obj)  # harmless, and the only one to say complex dtypes
-
-    # ---- as a consumer ----------------------------------------------------------------------------------------------
 
     def load(self, tensor: Tensor) -> Any:
         return self.module().from_dlpack(tensor)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import subprocess
+import sys
 import sysconfig
 import tempfile
 from pathlib import Path
@@ -43,7 +44,7 @@ def build():
 def table(kind):
     """Return the exchange table of a type, in its capsule."""
     found = getattr(kind, "__dlpack_c_exchange_api__", None)
-    return found if found is not None else registry.knows(kind).exchange()
+    return found if found is not None else registry.knows(kind).fast_path.exchange()
 
 
 def floor_of(module, kind, target):
@@ -52,14 +53,14 @@ def floor_of(module, kind, target):
     if kind is dlx.Tensor:
         return module.make(table(kind), take, (), None, (), None)
     source = registry.knows(kind)
-    guards = []
-    quick, answered = source.guard_function() or (None, ())
-    for guard in source.guards:
+    facts, guards = source.fast_path, []
+    quick, answered = (facts.guard_function and facts.guard_function()) or (None, ())
+    for guard in facts.guards:
         if guard.ask in answered:
             continue
-        (_, _, descriptor, _), codes, of_owner, _ = routes._guard(source, kind, guard)
-        guards.append((descriptor, codes, of_owner, guard.resolve or None))
-    switches = tuple(routes._switches(source))
-    owner = routes._question(kind, source.owner, call=True)[2] if source.owner else None
-    assert all(look_up(name) is not None for name in source.fast_path_types)
+        (_, _, descriptor, _), codes, of_owner, _ = routes._guard(facts, kind, guard)
+        guards.append((descriptor, codes or 0xFFFFFFFF, of_owner, guard.resolve or None))
+    switches = tuple((sys.modules[module].__dict__, name, value) for module, name, value in facts.switches)
+    owner = routes._question(kind, facts.owner, call=True)[2] if facts.owner else None
+    assert all(look_up(name) is not None for name in facts.types)
     return module.make(table(kind), take, tuple(guards), quick, switches, owner)

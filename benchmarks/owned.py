@@ -6,6 +6,7 @@ the metadata of a distribution that is written for the time of the measurement.
 
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import dlx
@@ -25,9 +26,9 @@ def dlx_adapters():
 
         api = 1
         name = package = _NAME
-        types = fast_path_types = (f"{_NAME}.Array",)
+        types = (f"{_NAME}.Array",)
         containers = ()
-        fast_path_imports = False
+        fast_path = replace(dlx_numpy.NumpyAdapter.fast_path, types=types, imports=False)
 
         def module(self):
             return sys.modules["numpy"]

@@ -1,23 +1,19 @@
 """A bar chart of the conversions, as SVG text: one block for each pair; floor, dlx and every peer, in nanoseconds."""
 
-from xml.sax.saxutils import escape
+from dlx.cli.render.svg import box, legend, page, text
 
 LEFT, WIDTH, RIGHT = 320, 400, 110  # of names, of the longest bar, of its figure
 BAR, ROW, HEAD, GAP, TOP = 16, 24, 30, 14, 70
-# The card brings its own background, so that it can be read on any page.
 STYLE = """
-svg { font-family: system-ui, 'DejaVu Sans', Helvetica, Arial, sans-serif; font-size: 13px; }
-.card { fill: #ffffff; stroke: #d0d7de; } text { fill: #1f2328; } .quiet { fill: #59636e; }
-.title { font-size: 17px; font-weight: 600; } .pair { font-size: 14px; font-weight: 600; }
-.code { font-family: ui-monospace, 'DejaVu Sans Mono', Menlo, monospace; font-size: 12px; }
-.floor { fill: #8c959f; } .dlx { fill: #0969da; } .own { fill: #80b3f0; }
-.peer { fill: #d4a72c; } .axis { stroke: #d0d7de; }
-@media (prefers-color-scheme: dark) {
-  .card { fill: #0d1117; stroke: #3d444d; } text { fill: #f0f6fc; } .quiet { fill: #9198a1; }
-  .floor { fill: #656c76; } .dlx { fill: #4493f8; } .own { fill: #2b5c9e; }
-  .peer { fill: #bb8009; } .axis { stroke: #3d444d; }
+svg { font-size: 13px; } .title { font-size: 17px; font-weight: 600; } .pair { font-size: 14px; font-weight: 600; }
+.code { font-family: ui-monospace, 'DejaVu Sans Mono', Menlo, monospace; font-size: 12px; }"""
+FILLS = {
+    "floor": ("#8c959f", "#656c76"),
+    "dlx": ("#0969da", "#4493f8"),
+    "own": ("#80b3f0", "#2b5c9e"),
+    "peer": ("#d4a72c", "#bb8009"),
+    "axis": ("#d0d7de", "#3d444d"),
 }
-"""
 KINDS = {
     "floor": "floor: the same calls and guards in C",
     "dlx": "dlx.convert",
@@ -31,33 +27,19 @@ def draw(found):
     """Return the picture of what `conversions` found."""
     cases = [case for case in found["conversions"]["cases"] if case["kind"] != "bare"]
     pairs = list(dict.fromkeys(case["pair"] for case in cases))
-    height = TOP + sum(HEAD + GAP + ROW * sum(case["pair"] == pair for case in cases) for pair in pairs) + 34
-    width = LEFT + WIDTH + RIGHT
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" role="img" aria-label="Nanoseconds per conversion, dlx and its peers">',
-        f"<style>{STYLE}</style>",
-        f'<rect class="card" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="8"/>',
-        _text(20, 30, "Nanoseconds per conversion", "title"),
-    ]
-    x = 20.0
-    for kind, name in KINDS.items():
-        parts += [f'<rect class="{kind}" x="{x:.0f}" y="43" width="12" height="12" rx="2"/>']
-        parts += [_text(x + 18, 54, name, "quiet")]
-        x += 44 + 7.0 * len(name)
+    parts = [text(20, 30, "Nanoseconds per conversion", 'class="title"'), *legend(20, 43, KINDS)]
     y = TOP
     for pair in pairs:
         mine = [case for case in cases if case["pair"] == pair]
         y += GAP
-        parts.append(_text(20, y + 18, pair, "pair"))
-        parts.append(
-            f'<line class="axis" x1="{LEFT}" x2="{LEFT}" y1="{y + HEAD - 4}" y2="{y + HEAD + ROW * len(mine)}"/>'
-        )
+        parts.append(text(20, y + 18, pair, 'class="pair"'))
+        parts.append(box(LEFT, y + HEAD - 4, 1, ROW * len(mine) + 4, "axis"))
         parts += _bars(mine, y + HEAD)
         y += HEAD + ROW * len(mine)
-    versions = ", ".join(f"{name} {text}" for name, text in found["versions"].items())
-    parts += [_text(20, y + 22, f"{ABOUT}", "quiet", size=11), f"<desc>{escape(versions)}</desc>", "</svg>"]
-    return "\n".join(parts) + "\n"
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    parts.append(text(20, y + 22, ABOUT, 'class="quiet" style="font-size:11px"'))
+    title = f"Nanoseconds per conversion, dlx and its peers: {versions}"
+    return page((LEFT + WIDTH + RIGHT, y + 34), title, FILLS, parts, STYLE)
 
 
 def _bars(cases, y):
@@ -66,15 +48,14 @@ def _bars(cases, y):
     longest = min(max(case["ns"] for case in cases), 5 * ours)
     for case in cases:
         length = min(case["ns"] / longest, 1.0) * WIDTH
-        cut = case["ns"] > longest
-        label = "floor in C" if case["kind"] == "floor" else _short(case["code"])
-        yield _text(LEFT - 10, y + 13, label, "quiet" if case["kind"] == "floor" else "code", anchor="end")
-        yield f'<rect class="{case["kind"]}" x="{LEFT}" y="{y + 1}" width="{length:.1f}" height="{BAR}" rx="2"/>'
-        if cut:  # a break in the bar
-            at = LEFT + length - 30
-            yield f'<path class="card" style="stroke:none" d="M{at} {y - 1}h6l-8 {BAR + 4}h-6z"/>'
+        floor = case["kind"] == "floor"
+        label, kind = ("floor in C", "quiet") if floor else (_short(case["code"]), "code")
+        yield text(LEFT - 10, y + 13, label, f'class="{kind}" text-anchor="end"')
+        yield box(LEFT, y + 1, length, BAR, case["kind"])
+        if case["ns"] > longest:  # a break in the bar
+            yield f'<path class="ground" d="M{LEFT + length - 30} {y - 1}h6l-8 {BAR + 4}h-6z"/>'
         times = "" if case["kind"] == "dlx" else f" ({case['ns'] / ours:.1f} x)"
-        yield _text(LEFT + length + 8, y + 13, f"{case['ns']:.0f}{times}", "")
+        yield text(LEFT + length + 8, y + 13, f"{case['ns']:.0f}{times}")
         y += ROW
 
 
@@ -87,8 +68,3 @@ def _short(code):
         .replace("View.", "StridedMemoryView.")
         .replace("ab.", "arraybridge.")
     )
-
-
-def _text(x, y, text, kind, *, anchor="start", size=None):
-    style = f' style="font-size:{size}px"' if size else ""
-    return f'<text class="{kind}" x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}"{style}>{escape(text)}</text>'

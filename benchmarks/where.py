@@ -4,23 +4,24 @@ This is for measuring only. A fast path without its guards gives wrong values or
 """
 
 import contextlib
+from dataclasses import replace
 
 from benchmarks.measure import round_robin
 from dlx._core import native
 from dlx._registry.registry import registry
 
-ANSWERED = (registry.target("torch").guard_function() or (None, frozenset()))[1]
+TORCH = registry.target("torch").adapter
+ANSWERED = (TORCH.fast_path.guard_function() or (None, frozenset()))[1]
 CODES = ('dlx.convert(t, to="numpy")', 'dlx.convert(t, to="dlx")')
 
 
 def where(names, *, quick):
     """Measure both conversions with and without each thing, in turn, and print what each costs."""
-    torch = registry.target("torch")
     owner = {"owner": ""}
     variants = {
         "": {},
-        "resizable()": _without(torch, "resizable"),
-        "resizable() and the storage object": owner | _without(torch, "resizable"),
+        "resizable()": _without("resizable"),
+        "resizable() and the storage object": owner | _without("resizable"),
         "the look at forward-mode AD": {"switches": ()},
         "the guards in C": {"guard_function": lambda: (None, ANSWERED)},
         "the guards in C, asked through Python": {"guard_function": lambda: None},
@@ -30,7 +31,7 @@ def where(names, *, quick):
     times = {(name, code): [] for name in variants for code in CODES}
     for _ in range(rounds):
         for name, change in variants.items():
-            with _changed(torch, change):
+            with _changed(change):
                 for code, taken in round_robin(CODES, names, seconds=0.001, rounds=3).items():
                     times[name, code].append(min(taken))
     least = {name: {code: min(times[name, code]) for code in CODES} for name in variants}
@@ -44,19 +45,18 @@ def where(names, *, quick):
     return least
 
 
-def _without(adapter, ask):
-    return {"guards": tuple(guard for guard in adapter.guards if guard.ask != ask)}
+def _without(ask):
+    return {"guards": tuple(guard for guard in TORCH.fast_path.guards if guard.ask != ask)}
 
 
 @contextlib.contextmanager
-def _changed(adapter, change):
+def _changed(change):
     """Give the adapter other data, and let the fast path learn it anew."""
-    for name, value in change.items():
-        setattr(adapter, name, value)
+    before = TORCH.fast_path
+    TORCH.fast_path = replace(before, **change)
     native.routes_clear()
     try:
         yield
     finally:
-        for name in change:
-            delattr(adapter, name)  # the class's own data show again
+        TORCH.fast_path = before
         native.routes_clear()

@@ -3,10 +3,13 @@
 Every error says what was asked, what was found, where, and one concrete fix, and is also the builtin that callers
 already catch. Nothing else leaves `dlx.convert` but `TypeError` and `ValueError` for a wrong call, an ExceptionGroup of
 these where errors are collected, `MemoryError`, and what is no `Exception`: interrupts and exits.
+
+Errors hold data. Every sentence is made from it here, when it is read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 __all__ = [
@@ -23,7 +26,119 @@ __all__ = [
     "AdapterNotFoundError",
     "FrameworkNotInstalledError",
     "PluginError",
+    "Attribute",
+    "Member",
 ]
+
+# ---- text of foreign objects -----------------------------------------------------------------------------------------
+
+_name = type.__dict__["__name__"].__get__  # of `type` itself: a metaclass may answer anything, or raise
+
+
+def class_name(kind: type) -> str:
+    """Return the name of a class, without its module."""
+    return str(_name(kind))
+
+
+def cut(text: str, most: int) -> str:
+    """Return a text of at most `most` characters and, where it was longer, how much is missing."""
+    length = str.__len__(text)
+    kept: str = str.__getitem__(text, slice(0, most))  # of exactly this type, whatever the other one overrides
+    return kept if length <= most else f"{kept}... ({length - most:,} more characters)"
+
+
+def safe_repr(value: object, most: int = 60) -> str:
+    """Return a value's repr, cut where it is long; one that has none is named by its class."""
+    try:
+        return cut(repr(value), most)
+    except MemoryError:
+        raise
+    except Exception:
+        return f"<{class_name(type(value))}>"
+
+
+# ---- paths -----------------------------------------------------------------------------------------------------------
+
+
+class Attribute(str):
+    """A step of `DlxError.path`: the name of a record's attribute, ``.x``."""
+
+    def __repr__(self) -> str:
+        return f"Attribute({str.__repr__(self)})"
+
+
+class Member(int):
+    """A step of `DlxError.path`: the number of a set's member in the order of iteration, ``{3}``."""
+
+    def __repr__(self) -> str:
+        return f"Member({int.__repr__(self)})"
+
+
+class _KeyText(str):
+    """A step of `DlxError.path`: the repr of a key that is not kept itself."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+_KEPT = frozenset({str, bytes, int, float, bool, type(None), Attribute, Member, _KeyText})
+MAX_KEY = 1000  # characters of a key's repr, and bytes of one that is kept
+
+
+def _is_kept(key: Any, depth: int = 4) -> bool:
+    """Return whether a key is plain, small data, which pickles and keeps nothing else alive."""
+    kind = type(key)
+    if kind is tuple:
+        return depth > 0 and len(key) <= 16 and all(_is_kept(each, depth - 1) for each in key)
+    if kind in (int, Member):
+        return bool(key.bit_length() <= 2000)  # Python writes out as many digits, whatever its limit is set to
+    return kind in _KEPT and (kind not in (str, bytes, Attribute) or len(key) <= MAX_KEY)
+
+
+def _step_text(step: Any) -> str:
+    if type(step) is Attribute:
+        return f".{step}"
+    text = safe_repr(step, MAX_KEY)
+    text = text if len(text) <= 80 else f"{text[:60]}...{text[-15:]}"
+    return f"{{{int(step)}}}" if type(step) is Member else f"[{text}]"
+
+
+def path_text(path: Iterable[Any], root: str = "obj") -> str:
+    """Return a path as Python would write it, ``obj['a'][3].x``; one of more than 64 steps without its middle."""
+    steps = [_step_text(step) for step in path]
+    if len(steps) > 64:
+        steps[32:-32] = [" ... "]
+    return root + "".join(steps)
+
+
+# ---- options ---------------------------------------------------------------------------------------------------------
+
+_REFUSING = {"copy": False, "strict": True}  # values that refuse what goes through without the option
+
+
+def written(name: str, value: Any) -> str:
+    """Return an option as it is passed to `dlx.convert`; without a value its name."""
+    return name if value is None else f"{name}={value!r}"
+
+
+def option_text(option: tuple[tuple[str, Any], ...], write: Callable[[str, Any], str] = written, via: str = "") -> str:
+    """Return the sentence for `DlxError.option`: ``"Drop copy=False, or pass readonly='share'."``."""
+    drop = [write(name, _REFUSING[name]) for name, value in option if value is None and name in _REFUSING]
+    leave = [write(name, None) for name, value in option if value is None and name not in _REFUSING]
+    give = [write(name, value) for name, value in option if value is not None]
+    parts = [("drop", drop, ""), ("leave", leave, " out"), ("pass", give, via and f" {via}")]
+    said = [f"{verb} {' or '.join(words)}{end}" for verb, words, end in parts if words]
+    text = ", or ".join(said)
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+def sentences(*parts: str) -> str:
+    """Return the parts that are not empty as sentences one after the other; the last one ends as it is."""
+    *first, last = [part for part in parts if part] or [""]
+    return " ".join([*(part if part.endswith((".", "!", "?")) else f"{part}." for part in first), last])
+
+
+# ---- the family ------------------------------------------------------------------------------------------------------
 
 
 class DlxError(Exception):
@@ -37,17 +152,36 @@ class DlxError(Exception):
         What was found, as text: ``"numpy.ndarray (float32[4])"``.
     target
         What was asked for: ``"torch"``.
-    where
-        Place inside a container, ``"obj['a'][3]"``; empty at the root.
+    path
+        Where in a container it is: the keys from the root to the array, ``("a", 3, Attribute("x"))``; empty at the
+        root. Numbers and text are kept as they are; a key that is more than plain, small data is kept as its repr.
+    root
+        What the path begins at, such as a parameter's name; empty for the object that was passed.
     fix
         One sentence that says what to do.
+    option
+        Options of `dlx.convert` any one of which would let it through, as pairs (name, value): ``(("detach", True),)``.
+        A value of None means to leave the option out.
+    via
+        Where the call that was made has no such option: how the sentence about `option` ends.
+    details
+        Ends of the reason that differ from one array, or from one version of a framework, to the next, as pairs (what
+        it is, text): ``(("address", ", found address 0x10"),)``.
     sharing
         Whether sharing memory was demanded (``copy=False``).
 
     Attributes
     ----------
-    reason, source, target, where, fix, sharing
-        The parameters, to be read by programs. The message is made from them when it is shown.
+    source, target, path, root, option, via, details, sharing
+        The parameters, to be read by programs. Every sentence is made from them when it is read.
+    brief
+        The reason without its details.
+    reason
+        The reason with its details.
+    where
+        The path as text: ``"obj['a'][3].x"``.
+    fix
+        What to do: the sentence about `option`, then the one that was passed.
     """
 
     def __init__(
@@ -56,17 +190,57 @@ class DlxError(Exception):
         *,
         source: str = "",
         target: str = "",
-        where: str = "",
+        path: tuple[Any, ...] = (),
+        root: str = "",
         fix: str = "",
+        option: tuple[tuple[str, Any], ...] = (),
+        via: str = "",
+        details: tuple[tuple[str, str], ...] = (),
         sharing: bool = False,
     ) -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.brief = reason
         self.source = source
         self.target = target
-        self.where = where
+        self.path = path
+        self.root = root
         self.fix = fix
+        self.option = option
+        self.via = via
+        self.details = details
         self.sharing = sharing
+
+    @property
+    def reason(self) -> str:
+        """Why it cannot be done, without a full stop."""
+        return self.brief + "".join(text for _, text in self.details)
+
+    @property
+    def path(self) -> tuple[Any, ...]:
+        """Keys from the root to the array; an attribute is an `Attribute`, a member of a set is a `Member`."""
+        return self._path
+
+    @path.setter
+    def path(self, path: Iterable[Any]) -> None:
+        self._path = tuple(key if _is_kept(key) else _KeyText(safe_repr(key, MAX_KEY)) for key in path)
+
+    @property
+    def where(self) -> str:
+        """The path as text, ``"obj['a'][3].x"``; empty at the root."""
+        return path_text(self.path, self.root or "obj") if self.path or self.root else ""
+
+    @property
+    def fix(self) -> str:
+        """What to do, one sentence or two; empty where nothing is known."""
+        return self.advice()
+
+    @fix.setter
+    def fix(self, fix: str) -> None:
+        self._fix = fix
+
+    def advice(self, write: Callable[[str, Any], str] = written) -> str:
+        """Return `fix`, options written by ``write(name, value)``; without a value it gives the name of an option."""
+        return sentences(option_text(self.option, write, self.via), self._fix)
 
     def __str__(self) -> str:
         asked = ""
@@ -78,17 +252,18 @@ class DlxError(Exception):
                 asked += " without a copy"
         if self.where:
             asked += f" at {self.where}" if asked else f"at {self.where}"
-        sentence = f"{asked}: {self.reason}" if asked else self.reason
-        return f"{sentence}. {self.fix}" if self.fix else sentence
+        return sentences(f"{asked}: {self.reason}" if asked else self.reason, self.fix)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.reason,), self.__dict__  # notes included
+        return type(self), (self.brief,), self.__dict__  # notes included
 
-    def complete(self, **parts: Any) -> DlxError:
+    def complete(self, *, path: Iterable[Any] = (), root: str = "", **parts: Any) -> DlxError:
         """Fill in those parts that are still empty, and return the error.
 
-        Used by outer layers, which know the source and the target, for errors of inner ones, which do not.
+        Used by outer layers, which know the source, the target and the path, for errors of inner ones, which do not.
         """
+        if not (self.path or self.root):
+            self.path, self.root = path, root
         for name, value in parts.items():
             if not getattr(self, name):
                 setattr(self, name, value)
@@ -135,7 +310,7 @@ class AdapterNotFoundError(DlxError, TypeError):
     """No adapter and no protocol for this type, or no framework of this name."""
 
 
-class FrameworkNotInstalledError(DlxError, ImportError):
+class FrameworkNotInstalledError(DlxError, ImportError):  # type: ignore[misc]  # whose `path` is another
     """The target framework is not installed, or its import fails."""
 
 

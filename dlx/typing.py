@@ -10,7 +10,7 @@ Examples
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any, Literal, Protocol, TypeAlias, TypedDict, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, TypedDict, get_args, runtime_checkable
 
 __all__ = ["DeviceLike", "Errors", "Options", "Outcome", "Readonly", "SupportsDLPack", "Target"]
 
@@ -42,9 +42,12 @@ DeviceLike: TypeAlias = "str | int | tuple[int, int]"
 Readonly: TypeAlias = Literal["copy", "error", "share"]
 """What becomes of read-only memory where the target's arrays are always writable."""
 
+READONLY: tuple[str, ...] = get_args(Readonly)
+
 Errors: TypeAlias = Literal["raise", "collect"]
 """Raise the first error of a container, or all of them in an ExceptionGroup."""
 
+ERRORS: tuple[str, ...] = get_args(Errors)
 
 Outcome: TypeAlias = Literal["same", "shared", "copied", "refused", "tree", "unknown"]
 """What `dlx.plan` says will become of an array or container: see `dlx.Plan`."""

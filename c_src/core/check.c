@@ -17,13 +17,9 @@ int64_t dlx_wanted_alignment(DLDataType dtype, const dlx_capabilities* consumer)
   return consumer->min_alignment ? consumer->min_alignment : dlx_natural_alignment(dtype);
 }
 
-uint32_t dlx_dtype_word(DLDataType dtype) {
-  return dtype.code | (uint32_t)dtype.bits << 8 | (uint32_t)dtype.lanes << 16;
-}
-
 static int takes_dtype(DLDataType dtype, const dlx_capabilities* consumer) {
   if (consumer->n_dtypes < 0) return 1;
-  uint32_t wanted = dlx_dtype_word(dtype);
+  uint32_t wanted = dtype.code | (uint32_t)dtype.bits << 8 | (uint32_t)dtype.lanes << 16;
   for (int32_t i = 0; i < consumer->n_dtypes; i++) {
     if (consumer->dtypes[i] == wanted) return 1;
   }

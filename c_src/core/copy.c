@@ -201,7 +201,7 @@ static int pair_for_tiles(dlx_axis* axes, int n) {
   return 1;
 }
 
-static void run(char* to, const char* from, dlx_axis* axes, int n, int64_t item) {
+static void copy_planes(char* to, const char* from, dlx_axis* axes, int n, int64_t item) {
   static const dlx_axis once = {1, 0, 0};
   int tiled = n > 1 && pair_for_tiles(axes, n);
   const dlx_axis* inner = n > 0 ? &axes[n - 1] : &once;
@@ -263,6 +263,6 @@ int dlx_copy(const DLTensor* from, const DLTensor* to, uint64_t flags) {
     return DLX_OK;
   }
   dlx_axis axes[DLX_MAX_NDIM];
-  run(target, first(from), axes, dlx_axes(from, to, item, axes), item);
+  copy_planes(target, first(from), axes, dlx_axes(from, to, item, axes), item);
   return DLX_OK;
 }

@@ -184,8 +184,8 @@ int dlx_managed_share(DLManagedTensorVersioned* made, const DLTensor* like, uint
   return status;
 }
 
-DLX_HOT int dlx_managed_lend(DLManagedTensorVersioned* made, DLDevice device, uint64_t flags,
-                             DLManagedTensorVersioned** out) {
+DLX_HOT int dlx_managed_export(DLManagedTensorVersioned* made, DLDevice device, uint64_t flags,
+                               DLManagedTensorVersioned** out) {
   DLTensor like = made->dl_tensor;
   like.device = device;
   int status = dlx_managed_trust(&like, flags, made, drop_owner, out);

@@ -80,16 +80,12 @@ static int in_child(void) {
   return DLX_E_FORKED;
 }
 
-int cuda_usable(void) {
+int dlx_cuda_loaded(void) {
   return atomic_load(&initialised) && !atomic_load(&forked) && !atomic_load(&ending);
 }
 
 int cuda_is_child(void) {
   return atomic_load(&forked);
-}
-
-int dlx_cuda_loaded(void) {
-  return cuda_usable();
 }
 
 /* ---- fork and exit --------------------------------------------------------------------------- */
@@ -280,7 +276,7 @@ int dlx_cuda_push(int32_t device_id) {
 
 void dlx_cuda_pop(void) {
   cu_context popped;
-  if (cuda_usable()) cu.CtxPopCurrent(&popped);
+  if (dlx_cuda_loaded()) cu.CtxPopCurrent(&popped);
 }
 
 int cuda_has_pools(int32_t device_id) {
@@ -333,9 +329,8 @@ int dlx_cuda_where(const void* address, DLDevice* device) {
   return DLX_OK;
 }
 
-void dlx_cuda_forget(void) {
+void cuda_forget_driver(void) {
   pthread_mutex_lock(&loading);
-  cuda_forget_order();
   for (int i = 0; i < DLX_MAX_DEVICES; i++) {
     atomic_store(&primaries[i], (cu_context)NULL);
     atomic_store(&pools[i], 0);

@@ -19,7 +19,6 @@ enum {
   CU_OK = 0,
   CU_INVALID_VALUE = 1,   /* also: an address that the driver does not know */
   CU_NOT_INITIALIZED = 3, /* also: initialised before a fork */
-  CU_DEINITIALIZED = 4,
   CU_NO_DEVICE = 100,
   CU_INVALID_CONTEXT = 201,
   CU_NOT_READY = 600,
@@ -86,10 +85,6 @@ typedef struct {
 /* The table; filled once dlx_cuda_load has said DLX_OK. */
 extern cu_table cu;
 
-/* 1 where the driver may be called: it was initialised, the process is no forked child and not
- * ending. Loads nothing. GIL: not needed. */
-int cuda_usable(void);
-
 /* 1 in a child of a process that had initialised the driver. GIL: not needed. */
 int cuda_is_child(void);
 
@@ -102,8 +97,8 @@ int cuda_primary(int32_t device_id, cu_context* context);
 /* 1 where a device has a stream-ordered allocator. GIL: not needed. */
 int cuda_has_pools(int32_t device_id);
 
-/* Part of dlx_cuda_forget: events, streams. GIL: not needed. */
-void cuda_forget_order(void);
+/* Part of dlx_cuda_forget: the table, contexts. GIL: not needed. */
+void cuda_forget_driver(void);
 
 /* Take part in captures of others as little as may be: while a thread captures in the strictest
  * mode, others must not even ask for an event's state, unless they say so. Returns what to give to
@@ -115,32 +110,9 @@ static inline cu_stream cuda_stream(uint64_t handle) {
   return (cu_stream)(uintptr_t)handle;
 }
 
-/* ---- cuda/order.c, for cuda/release.c -------------------------------------------------------- */
-
-/* An event of a device whose context is current. Owns: the caller returns it with cuda_give_event.
- * GIL: not needed. Errors: DLX_E_DRIVER. */
-int cuda_take_event(int32_t device, cu_event* event);
-
-/* Owns: takes the event, or NULL. GIL: not needed; the device may still be on its way to it. */
-void cuda_give_event(int32_t device, cu_event event);
-
-/* The same where a call with it failed: its context may have been reset, and all of its events with
- * it. None is used again. */
-void cuda_reject_event(int32_t device, cu_event event);
-
-/* `event` is the device's whose context is current. GIL: not needed. Errors: DLX_E_DRIVER. */
-int cuda_record(cu_event event, uint64_t stream);
-
-/* Whether a stream captures, or stands for others of which one does. Its device's context must be
- * current. GIL: not needed. Errors: DLX_E_DRIVER. */
-int cuda_is_capturing(uint64_t stream, int* yes);
-
-/* 1 for the stream of dlx_cuda_work_stream. GIL: not needed. */
-int cuda_is_own(int32_t device_id, uint64_t stream);
-
-/* cuda_lock guards the queue of cuda/release.c and the streams of cuda/order.c, cuda_event_lock its
- * events; the second may be taken under the first. Both are held over a fork, so that a child finds
- * everything whole. Neither is held while an owner is released. */
+/* In cuda/order.c, cuda_lock guards the queue and the own streams, cuda_event_lock the events; the
+ * second may be taken under the first. Both are held over a fork, so that a child finds everything
+ * whole. Neither is held while an owner is released. */
 extern pthread_mutex_t cuda_lock, cuda_event_lock;
 
 #endif

@@ -18,7 +18,7 @@ typedef struct {
 /* GIL: not needed. Nothing is called in a forked child, nor while the process ends. */
 static void release_block(void* owner) {
   block* self = owner;
-  if (cuda_usable() && dlx_cuda_push(self->device) == DLX_OK) {
+  if (dlx_cuda_loaded() && dlx_cuda_push(self->device) == DLX_OK) {
     int mode = cuda_relax();
     if (self->stream) {
       cu.MemFreeAsync(self->address, cuda_stream(self->stream));
@@ -87,14 +87,14 @@ enum { MAX_CALLS = 1 << 14, MAX_PITCH = 1 << 30 /* bytes; any device takes more 
 typedef struct { /* source and destination device; -1 = the host */
   int32_t from_device, to_device;
   cu_stream stream;
-} way;
+} ends;
 
-static cu_address at(const char* place) {
-  return (cu_address)(uintptr_t)place;
+static cu_address at(const char* address) {
+  return (cu_address)(uintptr_t)address;
 }
 
 /* GIL: not needed. Errors: DLX_E_DRIVER. */
-static int copy_run(const way* w, char* to, const char* from, size_t nbytes) {
+static int copy_run(const ends* w, char* to, const char* from, size_t nbytes) {
   cu_context from_context, to_context;
   if (w->from_device < 0 || w->to_device < 0 || w->from_device == w->to_device) {
     int code = cu.MemcpyAsync(at(to), at(from), nbytes, w->stream);
@@ -108,7 +108,8 @@ static int copy_run(const way* w, char* to, const char* from, size_t nbytes) {
 }
 
 /* Rows of `width` bytes. GIL: not needed. Errors: DLX_E_DRIVER. */
-static int copy_rows(const way* w, char* to, const char* from, const dlx_axis* rows, size_t width) {
+static int copy_rows(const ends* w, char* to, const char* from, const dlx_axis* rows,
+                     size_t width) {
   cu_box box = {.from_type = CU_MEMORY_UNIFIED,
                 .from_device = at(from),
                 .from_pitch = (size_t)rows->from,
@@ -130,14 +131,14 @@ static int copy_rows(const way* w, char* to, const char* from, const dlx_axis* r
 }
 
 /* Whether one call can copy the rows: forward, apart from each other, on one device. */
-static int is_box(const way* w, const dlx_axis* rows, int64_t width) {
+static int is_box(const ends* w, const dlx_axis* rows, int64_t width) {
   return rows->from >= width && rows->to >= width && rows->from <= MAX_PITCH &&
          rows->to <= MAX_PITCH &&
          (w->from_device < 0 || w->to_device < 0 || w->from_device == w->to_device);
 }
 
 /* GIL: not needed. Errors: DLX_E_SCATTERED before anything is copied, DLX_E_DRIVER. */
-static int copy_axes(const way* w, char* to, const char* from, dlx_axis* axes, int n,
+static int copy_axes(const ends* w, char* to, const char* from, dlx_axis* axes, int n,
                      int64_t item) {
   int64_t width = item, calls = 1;
   if (n > 0 && axes[n - 1].from == item && axes[n - 1].to == item) width *= axes[--n].extent;
@@ -165,16 +166,18 @@ static int copy_axes(const way* w, char* to, const char* from, dlx_axis* axes, i
   }
 }
 
-int dlx_cuda_copy(const DLTensor* from, const DLTensor* to, uint64_t flags, uint64_t stream) {
+/* Nothing is waited for but what the driver itself waits for. GIL: not needed. Errors: as
+ * dlx_cuda_transfer; DLX_E_SCATTERED where it would take too many single copies. */
+static int copy(const DLTensor* from, const DLTensor* to, uint64_t flags, uint64_t stream) {
   if ((!dlx_is_cuda(from->device) && !dlx_host_readable(from->device.device_type)) ||
       (!dlx_is_cuda(to->device) && !dlx_host_readable(to->device.device_type)) ||
       (!dlx_is_cuda(from->device) && !dlx_is_cuda(to->device)))
     return DLX_E_DEVICE;
   if (!dlx_same_elements(from, to)) return DLX_E_MISMATCH;
   if (dlx_size(from) == 0) return DLX_OK;
-  way w = {.from_device = dlx_is_cuda(from->device) ? from->device.device_id : -1,
-           .to_device = dlx_is_cuda(to->device) ? to->device.device_id : -1,
-           .stream = cuda_stream(stream)};
+  ends w = {.from_device = dlx_is_cuda(from->device) ? from->device.device_id : -1,
+            .to_device = dlx_is_cuda(to->device) ? to->device.device_id : -1,
+            .stream = cuda_stream(stream)};
   int64_t item = dlx_itemsize(from->dtype, flags);
   if (item == 0 && (dlx_layout(from) || dlx_layout(to))) return DLX_E_PACKED;
   char* target = (char*)to->data + to->byte_offset;
@@ -201,7 +204,7 @@ static int send_packed(const DLTensor* from, const DLTensor* to, uint64_t flags,
   int status = dlx_managed_empty(&like, flags, 1, &packed);
   if (status != DLX_OK) return status;
   status = dlx_copy(from, &packed->dl_tensor, flags);
-  if (status == DLX_OK) status = dlx_cuda_copy(&packed->dl_tensor, to, flags, stream);
+  if (status == DLX_OK) status = copy(&packed->dl_tensor, to, flags, stream);
   if (status == DLX_OK) status = dlx_cuda_synchronize(to->device.device_id, stream);
   dlx_managed_release(packed);
   return status;
@@ -223,7 +226,7 @@ static int fetch_whole(const DLTensor* from, const DLTensor* to, uint64_t flags,
   DLTensor target = source;
   target.data = bytes;
   target.device = (DLDevice){kDLCPU, 0};
-  int status = dlx_cuda_copy(&source, &target, 0, stream);
+  int status = copy(&source, &target, 0, stream);
   if (status == DLX_OK) status = dlx_cuda_synchronize(from->device.device_id, stream);
   if (status == DLX_OK) {
     DLTensor here = *from;
@@ -238,7 +241,7 @@ static int fetch_whole(const DLTensor* from, const DLTensor* to, uint64_t flags,
 
 int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, uint64_t stream,
                       int wait) {
-  int status = dlx_cuda_copy(from, to, flags, stream);
+  int status = copy(from, to, flags, stream);
   if (status == DLX_E_SCATTERED && !dlx_is_cuda(from->device))
     return send_packed(from, to, flags, stream);
   if (status == DLX_E_SCATTERED && !dlx_is_cuda(to->device))

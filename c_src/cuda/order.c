@@ -1,4 +1,4 @@
-/* Stream synchronization and readiness events.
+/* Stream synchronization, readiness events, and memory released behind a stream.
  *
  * An event that is recorded on one stream and waited for on another is free at once: the wait keeps
  * the state that the event had then. So events are taken from a small pool and returned to it. */
@@ -14,7 +14,7 @@ enum { SPARE = 32 };
 static cu_event spare[DLX_MAX_DEVICES][SPARE]; /* guarded by cuda_event_lock */
 static int n_spare[DLX_MAX_DEVICES];
 
-int cuda_take_event(int32_t device, cu_event* event) {
+static int take_event(int32_t device, cu_event* event) {
   *event = NULL;
   pthread_mutex_lock(&cuda_event_lock);
   if (n_spare[device] > 0) *event = spare[device][--n_spare[device]];
@@ -31,8 +31,8 @@ static void destroy_event(int32_t device, cu_event event) {
   dlx_cuda_pop();
 }
 
-void cuda_give_event(int32_t device, cu_event event) {
-  if (event == NULL || !cuda_usable()) return;
+static void return_event(int32_t device, cu_event event) {
+  if (event == NULL || !dlx_cuda_loaded()) return;
   pthread_mutex_lock(&cuda_event_lock);
   int room = n_spare[device] < SPARE;
   if (room) spare[device][n_spare[device]++] = event;
@@ -40,8 +40,8 @@ void cuda_give_event(int32_t device, cu_event event) {
   if (!room) destroy_event(device, event);
 }
 
-void cuda_reject_event(int32_t device, cu_event event) {
-  while (event != NULL && cuda_usable()) {
+static void reject_event(int32_t device, cu_event event) {
+  while (event != NULL && dlx_cuda_loaded()) {
     destroy_event(device, event);
     pthread_mutex_lock(&cuda_event_lock);
     event = n_spare[device] > 0 ? spare[device][--n_spare[device]] : NULL;
@@ -51,7 +51,7 @@ void cuda_reject_event(int32_t device, cu_event event) {
 
 /* ---- graph capture --------------------------------------------------------------------------- */
 
-int cuda_is_capturing(uint64_t stream, int* yes) {
+static int is_capturing(uint64_t stream, int* yes) {
   int state = CU_CAPTURE_NONE, code = cu.StreamIsCapturing(cuda_stream(stream), &state);
   *yes = code == CU_CAPTURE_IMPLICIT || state != CU_CAPTURE_NONE;
   return code == CU_OK || *yes ? DLX_OK : cuda_failed("cuStreamIsCapturing", code);
@@ -70,7 +70,7 @@ static uint64_t capture_of(uint64_t stream) {
 
 /* ---- one stream waits for another ------------------------------------------------------------ */
 
-int cuda_record(cu_event event, uint64_t stream) {
+static int record(cu_event event, uint64_t stream) {
   int code = cu.EventRecord(event, cuda_stream(stream));
   return code == CU_OK ? DLX_OK : cuda_failed("cuEventRecord", code);
 }
@@ -83,31 +83,31 @@ static int wait_for(cu_event event, uint64_t stream) {
 
 /* Record on `from`, whose context is current, and make `to` wait. */
 static int link_streams(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to) {
-  int here = 0, there = 0, status = cuda_is_capturing(from, &here);
+  int here = 0, there = 0, status = is_capturing(from, &here);
   if (status != DLX_OK) return status;
   uint64_t capture = here ? capture_of(from) : 0;
   cu_event event;
-  status = cuda_take_event(from_device, &event);
+  status = take_event(from_device, &event);
   if (status != DLX_OK) return status;
   int hop = from_device != to_device;
   if (hop) status = dlx_cuda_push(to_device);
   if (status == DLX_OK) {
-    status = cuda_is_capturing(to, &there);
+    status = is_capturing(to, &there);
     /* Within one capture a dependency is a plain edge of the graph. */
     if (status == DLX_OK && (here || there) && (!here || capture == 0 || capture_of(to) != capture))
       status = DLX_E_CAPTURE;
     if (hop) dlx_cuda_pop();
   }
-  if (status == DLX_OK) status = cuda_record(event, from);
+  if (status == DLX_OK) status = record(event, from);
   if (status == DLX_OK && hop) status = dlx_cuda_push(to_device);
   if (status == DLX_OK) {
     status = wait_for(event, to);
     if (hop) dlx_cuda_pop();
   }
   if (status == DLX_E_DRIVER) {
-    cuda_reject_event(from_device, event);
+    reject_event(from_device, event);
   } else {
-    cuda_give_event(from_device, event);
+    return_event(from_device, event);
   }
   return status;
 }
@@ -125,7 +125,7 @@ int dlx_cuda_order(int32_t from_device, uint64_t from, int32_t to_device, uint64
 int dlx_cuda_synchronize(int32_t device_id, uint64_t stream) {
   int captures, status = dlx_cuda_push(device_id);
   if (status != DLX_OK) return status;
-  status = cuda_is_capturing(stream, &captures);
+  status = is_capturing(stream, &captures);
   if (status == DLX_OK && captures) status = DLX_E_CAPTURE;
   if (status == DLX_OK) {
     int mode = cuda_relax(), code = cu.StreamSynchronize(cuda_stream(stream));
@@ -155,7 +155,7 @@ int dlx_cuda_work_stream(int32_t device_id, uint64_t* stream) {
   return status;
 }
 
-int cuda_is_own(int32_t device_id, uint64_t stream) {
+static int is_own(int32_t device_id, uint64_t stream) {
   return device_id >= 0 && device_id < DLX_MAX_DEVICES &&
          atomic_load(&own_streams[device_id]) == stream;
 }
@@ -190,11 +190,11 @@ int dlx_ready_new(int32_t device_id, uint64_t stream, void* keep, dlx_release re
   if (status != DLX_OK) return status;
   status = make_ready(device_id, stream, &ready);
   if (status == DLX_OK) {
-    status = cuda_is_capturing(stream, &captures);
-    if (status == DLX_OK && !captures) status = cuda_take_event(device_id, &ready->event);
-    if (status == DLX_OK && !captures) status = cuda_record(ready->event, stream);
+    status = is_capturing(stream, &captures);
+    if (status == DLX_OK && !captures) status = take_event(device_id, &ready->event);
+    if (status == DLX_OK && !captures) status = record(ready->event, stream);
     if (status != DLX_OK) {
-      cuda_reject_event(device_id, ready->event);
+      reject_event(device_id, ready->event);
       ready->event = NULL;
       dlx_ready_drop(ready);
     }
@@ -220,7 +220,7 @@ dlx_ready* dlx_ready_hold(dlx_ready* ready) {
 
 void dlx_ready_drop(dlx_ready* ready) {
   if (atomic_fetch_sub(&ready->holders, 1) != 1) return;
-  cuda_give_event(ready->device, ready->event);
+  return_event(ready->device, ready->event);
   if (ready->keep && !cuda_is_child()) ready->release_keep(ready->keep);
   free(ready);
 }
@@ -229,8 +229,7 @@ void dlx_ready_drop(dlx_ready* ready) {
  * the same stream while `keep` keeps that alive. */
 static int is_living(const dlx_ready* ready) {
   if (ready->stream == DLX_STREAM_PER_THREAD) return 0;
-  return ready->keep || ready->stream == DLX_STREAM_LEGACY ||
-         cuda_is_own(ready->device, ready->stream);
+  return ready->keep || ready->stream == DLX_STREAM_LEGACY || is_own(ready->device, ready->stream);
 }
 
 static int is_same_stream(const dlx_ready* ready, int32_t device_id, uint64_t stream) {
@@ -242,7 +241,7 @@ int dlx_ready_wait(dlx_ready* ready, int32_t device_id, uint64_t stream) {
   if (ready->event == NULL) return dlx_cuda_order(ready->device, ready->stream, device_id, stream);
   int captures, status = dlx_cuda_push(device_id);
   if (status != DLX_OK) return status;
-  status = cuda_is_capturing(stream, &captures);
+  status = is_capturing(stream, &captures);
   if (status == DLX_OK && captures) { /* what is done already needs no edge in the graph */
     int mode = cuda_relax(), code = cu.EventQuery(ready->event);
     cuda_unrelax(mode);
@@ -269,7 +268,175 @@ int dlx_ready_synchronize(dlx_ready* ready) {
   return code == CU_OK ? DLX_OK : cuda_failed("cuEventSynchronize", code);
 }
 
-void cuda_forget_order(void) {
+/* ---- deferred release ------------------------------------------------------------------------ */
+
+/* Memory that was released while a stream may still use it is queued, one queue per stream, until
+ * an event recorded on that stream is done. Nothing here blocks. */
+
+typedef struct use {
+  void *owner, *keep;
+  dlx_release release, release_keep;
+  int32_t device;
+  uint64_t stream;
+  int stands_in;  /* `stream` is the legacy stream, which waits for the real one */
+  cu_event event; /* NULL: not recorded yet */
+  struct use* next;
+} use;
+
+typedef struct queue { /* the queue of one stream: the device finishes in this order */
+  int32_t device;
+  uint64_t stream;
+  use *first, *last;
+  struct queue* next;
+} queue;
+
+static queue* queues; /* guarded by cuda_lock */
+static atomic_int_least64_t n_waiting;
+
+int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release release, void* keep,
+                dlx_release release_keep, void** out) {
+  int status = dlx_cuda_load(); /* not at release, which cannot report an error */
+  if (status != DLX_OK) return status;
+  use* self = malloc(sizeof *self);
+  if (self == NULL) return DLX_E_MEMORY;
+  int may_die = keep == NULL && !is_own(device_id, stream);
+  /* 2 is another stream on the thread that releases; the legacy stream waits for them all. */
+  int stands_in = stream == DLX_STREAM_PER_THREAD || (may_die && stream != DLX_STREAM_LEGACY);
+  *self = (use){.owner = owner,
+                .keep = keep,
+                .release = release,
+                .release_keep = release_keep,
+                .device = device_id,
+                .stream = stands_in ? DLX_STREAM_LEGACY : stream,
+                .stands_in = stands_in};
+  *out = self;
+  return DLX_OK;
+}
+
+/* Release the owner. GIL: not needed; no lock may be held. */
+static void finish(use* self) {
+  return_event(self->device, self->event);
+  if (self->release) self->release(self->owner);
+  if (self->keep) self->release_keep(self->keep);
+  free(self);
+}
+
+/* 1 = the device is done, or can no longer be asked; 0 = not yet. An event is only recorded where
+ * the stream still works, and on a stand-in always: that waits for the others with what is put on
+ * it, and a query does not. The device's context must be current. GIL: not needed. */
+static int is_done(use* self) {
+  int mode, code;
+  if (self->event == NULL) {
+    int captures;
+    if (is_capturing(self->stream, &captures) != DLX_OK) return 1;
+    if (captures) return 0;
+    if (!self->stands_in) {
+      mode = cuda_relax();
+      code = cu.StreamQuery(cuda_stream(self->stream));
+      cuda_unrelax(mode);
+      if (code != CU_NOT_READY) return 1;
+    }
+    if (take_event(self->device, &self->event) != DLX_OK) return 0; /* perhaps the next time */
+    if (record(self->event, self->stream) != DLX_OK) {
+      reject_event(self->device, self->event);
+      self->event = NULL;
+      return 1;
+    }
+    if (!self->stands_in) return 0;
+  }
+  mode = cuda_relax();
+  code = cu.EventQuery(self->event);
+  cuda_unrelax(mode);
+  return code != CU_NOT_READY;
+}
+
+/* GIL: not needed; cuda_lock held. Errors: 0 = no memory. */
+static int append(use* self) {
+  queue* at = queues;
+  while (at && (at->device != self->device || at->stream != self->stream)) at = at->next;
+  if (at == NULL) {
+    at = calloc(1, sizeof *at);
+    if (at == NULL) return 0;
+    *at = (queue){.device = self->device, .stream = self->stream, .next = queues};
+    queues = at;
+  }
+  self->next = NULL;
+  if (at->last) {
+    at->last->next = self;
+  } else {
+    at->first = self;
+  }
+  at->last = self;
+  atomic_fetch_add(&n_waiting, 1);
+  return 1;
+}
+
+void dlx_use_release(void* object) {
+  use* self = object;
+  if (cuda_is_child()) { /* whatever it owns belongs to a driver that this process cannot call */
+    free(self);
+    return;
+  }
+  dlx_cuda_release_pending();
+  if (!dlx_cuda_loaded() || dlx_cuda_push(self->device) != DLX_OK) {
+    finish(self);
+    return;
+  }
+  int done = is_done(self);
+  dlx_cuda_pop();
+  if (!done) {
+    pthread_mutex_lock(&cuda_lock);
+    done = !append(self);
+    pthread_mutex_unlock(&cuda_lock);
+    if (done &&
+        dlx_cuda_push(self->device) == DLX_OK) { /* no memory for the queue: the last resort */
+      if (self->event) cu.EventSynchronize(self->event);
+      dlx_cuda_pop();
+    }
+  }
+  if (done) finish(self);
+}
+
+/* Move what is done from a queue to a list. GIL: not needed; cuda_lock held. */
+static void take_done(queue* at, use** done) {
+  if (dlx_cuda_push(at->device) != DLX_OK) return;
+  while (at->first && is_done(at->first)) {
+    use* self = at->first;
+    at->first = self->next;
+    if (at->first == NULL) at->last = NULL;
+    self->next = *done;
+    *done = self;
+    atomic_fetch_sub(&n_waiting, 1);
+  }
+  dlx_cuda_pop();
+}
+
+int64_t dlx_cuda_release_pending(void) {
+  if (atomic_load(&n_waiting) == 0 || !dlx_cuda_loaded()) return atomic_load(&n_waiting);
+  use* done = NULL;
+  pthread_mutex_lock(&cuda_lock);
+  for (queue** at = &queues; *at;) {
+    queue* here = *at;
+    take_done(here, &done);
+    if (here->first) {
+      at = &here->next;
+    } else {
+      *at = here->next;
+      free(here);
+    }
+  }
+  pthread_mutex_unlock(&cuda_lock);
+  while (done) { /* an owner may run anything, this function too */
+    use* self = done;
+    done = self->next;
+    finish(self);
+  }
+  return atomic_load(&n_waiting);
+}
+
+/* ---- tests ----------------------------------------------------------------------------------- */
+
+void dlx_cuda_forget(void) {
   pthread_mutex_lock(&cuda_lock);
   pthread_mutex_lock(&cuda_event_lock);
   for (int i = 0; i < DLX_MAX_DEVICES; i++) {
@@ -281,4 +448,5 @@ void cuda_forget_order(void) {
   }
   pthread_mutex_unlock(&cuda_event_lock);
   pthread_mutex_unlock(&cuda_lock);
+  cuda_forget_driver();
 }

@@ -4,8 +4,8 @@
 #include <stdint.h>
 
 /* Our own declarations of the DLPack 1.3 binary interface. cffi reads this file too, so it holds
- * declarations only. tests/test_abi.py compares every size, offset and value with headers that we
- * did not write. Device codes travel as int32_t: a peer may send one that is not named here. */
+ * declarations only. tests/core/test_abi.py compares every size, offset and value with headers that
+ * we did not write. Device codes travel as int32_t: a peer may send one that is not named here. */
 
 enum { DLX_DLPACK_MAJOR = 1, DLX_DLPACK_MINOR = 3 };
 

@@ -117,8 +117,8 @@ int dlx_managed_share(DLManagedTensorVersioned* made, const DLTensor* like, uint
 
 /* A further managed tensor of the same memory and layout as `made` (one of ours), with other flags
  * and said to be on `device`. Owns, GIL: as dlx_managed_share. Errors: DLX_E_MEMORY. */
-int dlx_managed_lend(DLManagedTensorVersioned* made, DLDevice device, uint64_t flags,
-                     DLManagedTensorVersioned** out);
+int dlx_managed_export(DLManagedTensorVersioned* made, DLDevice device, uint64_t flags,
+                       DLManagedTensorVersioned** out);
 
 /* Fresh host memory (DLX_ALIGNMENT) of the shape and dtype of `like`, uninitialised; row-major, or
  * with the dimensions ordered as in `like` where keep_order is 1.
@@ -141,7 +141,7 @@ void* dlx_managed_owner(DLManagedTensorVersioned* made, dlx_release release);
 
 /* Take a second count on a tensor (one of ours) that has one holder, before a hand-over to a
  * consumer that may fail after it has released, or later. Owns: on 1 the caller has two counts, one
- * to give away and one to keep. GIL: not needed. Errors: 0 = there are other holders; nothing
+ * to hand over and one to keep. GIL: not needed. Errors: 0 = there are other holders; nothing
  * changed. */
 int dlx_managed_hold(DLManagedTensorVersioned* made);
 
@@ -201,11 +201,8 @@ typedef struct {
   int32_t takes_null;     /* 1: a tensor without elements may have no address */
   int32_t empty_extents;  /* DLX_EXTENTS_* */
   int32_t n_dtypes;       /* -1 = any dtype */
-  uint32_t dtypes[64];    /* dlx_dtype_word */
+  uint32_t dtypes[64];    /* each code | bits << 8 | lanes << 16 */
 } dlx_capabilities;
-
-/* A dtype in one word: code | bits << 8 | lanes << 16. GIL: not needed. */
-uint32_t dlx_dtype_word(DLDataType dtype);
 
 enum {
   DLX_INCOMPATIBLE_DEVICE = 1,

@@ -18,8 +18,8 @@ enum { DLX_STREAM_LEGACY = 1, DLX_STREAM_PER_THREAD = 2, DLX_MAX_DEVICES = 64 };
  * DLX_E_DRIVER. */
 int dlx_cuda_load(void);
 
-/* 1 where the driver was loaded in this process and may still be called. Loads nothing.
- * GIL: not needed. */
+/* 1 where the driver was loaded in this process and may still be called: it is no forked child, and
+ * not ending. Loads nothing. GIL: not needed. */
 int dlx_cuda_loaded(void);
 
 /* What went wrong in the last call of this thread that failed. Owns: static, until this thread's
@@ -41,11 +41,8 @@ int dlx_cuda_where(const void* address, DLDevice* device);
 int dlx_cuda_push(int32_t device_id);
 void dlx_cuda_pop(void);
 
-/* Forget the driver and all that is known of it, so that the next use looks for it again. For
- * tests: nothing that came from it may be in use. GIL: not needed. */
-void dlx_cuda_forget(void);
-
-/* ---- cuda/order.c: stream synchronization and readiness events ------------------------------- */
+/* ---- cuda/order.c: stream synchronization, readiness events, release behind a stream ----------
+ */
 
 /* Make a stream of one device wait for what is on a stream of another, or the same, device. Nothing
  * is called where both are one stream. GIL: not needed. Errors: as dlx_cuda_load; DLX_E_CAPTURE
@@ -90,8 +87,6 @@ int dlx_ready_follow(dlx_ready* ready, int32_t device_id, uint64_t stream);
 /* Wait for it on the host. GIL: not needed; callers release it. Errors: as dlx_cuda_order. */
 int dlx_ready_synchronize(dlx_ready* ready);
 
-/* ---- cuda/release.c: deferred release of device memory --------------------------------------- */
-
 /* Put an owner behind a stream: `out` is an owner whose release, dlx_use_release, releases the real
  * owner once the device is done with what is on the stream then. `keep` is what keeps the stream
  * alive; where it is NULL and the stream is none of the numbered ones, the stream may be gone by
@@ -109,6 +104,10 @@ void dlx_use_release(void* use);
  * GIL: not needed. */
 int64_t dlx_cuda_release_pending(void);
 
+/* Forget the driver and all that is known of it, so that the next use looks for it again. For
+ * tests: nothing that came from it may be in use. GIL: not needed. */
+void dlx_cuda_forget(void);
+
 /* ---- cuda/memory.c: memory on devices, and copies to, from and between them ------------------ */
 
 /* Fresh device memory, ready on dlx's work stream of that device; shapes and order as
@@ -118,17 +117,11 @@ int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t
                    DLManagedTensorVersioned** out);
 
 /* Copy every element of `from` to the same index of `to`, on a stream of the device that is `to`'s,
- * or `from`'s where `to` is on the host. Nothing is waited for but what the driver itself waits
- * for: the memory must stay until the stream is done. Owns: nothing. GIL: not needed; callers
- * release it. Errors: DLX_E_DEVICE _MISMATCH _PACKED, DLX_E_SCATTERED where it would take too many
- * single copies, as dlx_cuda_load. */
-int dlx_cuda_copy(const DLTensor* from, const DLTensor* to, uint64_t flags, uint64_t stream);
-
-/* The same for any layout that has a host side: what is too scattered goes through host memory in
- * one piece. With `wait`, or where that was so, the stream is waited for; without, the memory must
- * stay until it is done, and host memory must not be written to.
- * Owns: nothing. GIL: not needed; callers release it. Errors: as dlx_cuda_copy, dlx_managed_empty,
- * DLX_E_CAPTURE; DLX_E_SCATTERED between devices only. */
+ * or `from`'s where `to` is on the host. What is too scattered for the driver's copies and has a
+ * host side goes through host memory in one piece. With `wait`, or where that was so, the stream is
+ * waited for; without, the memory must stay until it is done, and host memory must not be written
+ * to. Owns: nothing. GIL: not needed; callers release it. Errors: DLX_E_DEVICE _MISMATCH _PACKED,
+ * as dlx_cuda_load, dlx_managed_empty, DLX_E_CAPTURE; DLX_E_SCATTERED between devices only. */
 int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, uint64_t stream,
                       int wait);
 

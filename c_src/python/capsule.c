@@ -1,32 +1,15 @@
-/* The four states of a DLPack capsule, the claim as one step, and what releases a Python owner.
+/* The four states of a DLPack capsule, and the claim as one step.
  *
  * Names are compared as text and must outlive every capsule, so they are literals here and nowhere
  * else. A capsule under an un-used name owns its managed tensor; renaming it passes that duty to
  * the one who renamed it. */
 
 #include "dlx_python.h"
-#include "core/hot.h"
-#include "gil.h"
 
 static const char k_versioned[] = "dltensor_versioned";
 static const char k_legacy[] = "dltensor";
 static const char k_used_versioned[] = "used_dltensor_versioned";
 static const char k_used_legacy[] = "used_dltensor";
-
-DLX_HOT void py_release_object(void* object) {
-  int held = py_holds_gil(); /* the usual case, and much cheaper than asking for it again */
-  /* The object's memory is gone or going: leaking is the only safe answer. */
-  if (py_is_over(held)) return;
-  PyGILState_STATE state = held ? PyGILState_LOCKED : PyGILState_Ensure();
-  if (Py_REFCNT((PyObject*)object) > 1) { /* nothing is freed, so nothing runs */
-    Py_DECREF((PyObject*)object);
-  } else {
-    py_pending pending = py_pending_save();
-    Py_DECREF((PyObject*)object);
-    py_pending_restore(pending);
-  }
-  if (!held) PyGILState_Release(state);
-}
 
 /* Capsule destructors. Run by CPython with the GIL, perhaps with an exception pending: a consumer
  * that rejects sets its error first and drops the capsule then. */
@@ -113,7 +96,7 @@ static PyObject* refuse(int status, PyObject* capsule, int legacy) {
 PyDoc_STRVAR(capsule_claim_doc,
              "capsule_claim(capsule, tensor=None, /)\n--\n\n"
              "Take ownership of a capsule's managed tensor and mark the capsule used.\n\n"
-             "A dlx.Tensor that is given, such as one of capsule_peek, becomes the owner, and is "
+             "A dlx.Tensor argument, such as one of capsule_peek, becomes the owner, and is "
              "returned: whoever holds\nit can undo this at any time. A refused capsule keeps its "
              "name, and its own destructor frees it.");
 
@@ -142,7 +125,7 @@ static PyObject* capsule_claim(PyObject* module, PyObject* const* args, Py_ssize
       tensor->managed = claimed;
       if (tensor->ready) dlx_ready_drop(tensor->ready);
       tensor->ready = NULL;
-      tensor->is_ordered = tensor->is_lent = 0;
+      tensor->is_ordered = tensor->is_on_own_stream = 0;
       if (before) dlx_managed_release(before);
       return (PyObject*)tensor;
     }

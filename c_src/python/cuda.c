@@ -77,8 +77,8 @@ static int find_keeper(int32_t device_id, uint64_t stream, PyObject** out) {
   return 0;
 }
 
-DLManagedTensorVersioned* py_cuda_give(TensorObject* tensor, DLManagedTensorVersioned* made,
-                                       PyObject* value) {
+DLManagedTensorVersioned* py_cuda_export(TensorObject* tensor, DLManagedTensorVersioned* made,
+                                         PyObject* value) {
   uint64_t stream;
   DLDevice device = made->dl_tensor.device;
   if (read_stream(value, &stream) < 0) goto failed;
@@ -135,8 +135,8 @@ DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor) {
   return fetch(tensor->managed, stream, 1);
 }
 
-int py_cuda_lend(TensorObject* tensor) {
-  if (tensor->is_lent) return 0; /* what comes later on our stream is behind it anyway */
+int py_cuda_to_own_stream(TensorObject* tensor) {
+  if (tensor->is_on_own_stream) return 0; /* what comes later on our stream is behind it anyway */
   if (tensor->ready == NULL && dlx_cuda_load() != DLX_OK) return 0; /* dlx cannot order it */
   uint64_t stream;
   dlx_ready* later;
@@ -167,7 +167,7 @@ int py_cuda_lend(TensorObject* tensor) {
   tensor->managed = used;
   tensor->ready = later;
   tensor->is_ordered = 0;
-  tensor->is_lent = 1;
+  tensor->is_on_own_stream = 1;
   if (ready) dlx_ready_drop(ready);
   dlx_managed_release(before);
   return 0;
@@ -201,7 +201,8 @@ static TensorObject* same_memory(PyObject* tensor) {
 
 PyDoc_STRVAR(set_stream_keeper_doc,
              "set_stream_keeper(function, /)\n--\n\n"
-             "Tell who knows streams: function(device id, handle) gives an object that keeps the "
+             "Register what finds the owner of a stream: function(device id, handle) -> an object "
+             "that keeps the "
              "stream alive,\n"
              "or None.");
 

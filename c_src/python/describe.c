@@ -27,6 +27,7 @@ enum {
   NDIM,
   DTYPE,
   DEVICE,
+  IS_HOST,
   NBYTES,
   IS_READONLY,
   DATA_PTR,
@@ -60,6 +61,8 @@ static PyObject* tensor_get(PyObject* self, void* which) {
       return PyLong_FromLongLong(dlx_nbytes(t, m->flags));
     case IS_READONLY:
       return PyBool_FromLong((m->flags & DLPACK_FLAG_BITMASK_READ_ONLY) != 0);
+    case IS_HOST:
+      return PyBool_FromLong(t->device.device_type == kDLCPU);
     case DATA_PTR:
       return PyLong_FromVoidPtr(t->data);
     case BYTE_OFFSET:
@@ -85,6 +88,7 @@ PyGetSetDef py_describe_attributes[] = {
     ATTRIBUTE("ndim", NDIM, "Number of dimensions."),
     ATTRIBUTE("dtype", DTYPE, "The dtype as dlx.DType."),
     ATTRIBUTE("device", DEVICE, "Where the memory is, as dlx.Device."),
+    ATTRIBUTE("is_host", IS_HOST, "Whether it is plain host memory, pinned memory left out."),
     ATTRIBUTE("nbytes", NBYTES, "Bytes of all elements, gaps not counted."),
     ATTRIBUTE("readonly", IS_READONLY, "Whether writing to the memory is forbidden."),
     ATTRIBUTE("data_ptr", DATA_PTR, "Address of the first element; a handle on opaque devices."),

@@ -1,8 +1,8 @@
-#ifndef DLX_PY_DLX_H_
-#define DLX_PY_DLX_H_
+#ifndef DLX_PYTHON_H_
+#define DLX_PYTHON_H_
 
-/* What the py_ files share; cffi never reads this. Everything here wants the GIL unless it says so.
- */
+/* What the files of python/ share, the lowest first: none calls one that stands after it. cffi
+ * never reads this. Everything here wants the GIL unless it says so. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -10,19 +10,7 @@
 #include "cuda/device.h"
 #include "dlx_cuda.h"
 
-/* dlx.Tensor: one count on a managed tensor that dlx made. `managed` is NULL once the tensor was
- * handed back to the capsule it came from. */
-typedef struct {
-  PyObject_HEAD DLManagedTensorVersioned* managed;
-  PyObject* weakrefs;
-  dlx_ready* ready; /* device memory: when it may be read; NULL = now */
-  int is_ordered;   /* device memory for one consumer, whose stream was already synchronized */
-  int is_lent;      /* device memory that is worked on in dlx's own stream, see py_cuda_lend */
-} TensorObject;
-
-extern PyTypeObject* py_tensor_type;
-
-/* ---- python/module.c ------------------------------------------------------------------------- */
+/* ---- python/error.c -------------------------------------------------------------------------- */
 
 /* Raise the class that native.py registered for a status, with a PyErr_Format text; a NULL text
  * means the status's own sentence. Errors: always returns NULL with an exception set. */
@@ -37,7 +25,42 @@ int py_error_may_go(PyObject* type);
  * set; 0 = none is set now. */
 int py_error_forget(void);
 
+/* An exception that is set while foreign code may run is put aside and back again. */
+typedef struct {
+  PyObject *type, *value, *traceback;
+} py_pending;
+
+static inline py_pending py_pending_save(void) {
+  py_pending p;
+  PyErr_Fetch(&p.type, &p.value, &p.traceback);
+  return p;
+}
+
+static inline void py_pending_restore(py_pending p) {
+  if (PyErr_Occurred()) PyErr_WriteUnraisable(NULL);
+  PyErr_Restore(p.type, p.value, p.traceback);
+}
+
+extern PyMethodDef py_error_functions[];
+
 /* ---- python/tensor.c ------------------------------------------------------------------------- */
+
+/* dlx.Tensor: one count on a managed tensor that dlx made. `managed` is NULL once the tensor was
+ * handed back to the capsule it came from. */
+typedef struct {
+  PyObject_HEAD DLManagedTensorVersioned* managed;
+  PyObject* weakrefs;
+  dlx_ready* ready;     /* device memory: when it may be read; NULL = now */
+  int is_ordered;       /* device memory for one consumer, whose stream was already synchronized */
+  int is_on_own_stream; /* device memory that is worked on in dlx's own stream, see
+                           py_cuda_to_own_stream */
+} TensorObject;
+
+extern PyTypeObject* py_tensor_type;
+
+/* dlx_release for a Python object: takes the GIL from any thread, keeps a pending error, and leaks
+ * on purpose once the interpreter is gone. GIL: not needed. */
+void py_release_object(void* object);
 
 /* A dlx.Tensor object without a managed tensor, so that nothing can fail once memory has been
  * taken. Owns: new reference. */
@@ -53,8 +76,10 @@ PyObject* py_tensor_wrap(DLManagedTensorVersioned* made);
 /* Set the readiness event of a new view to that of its base tensor. */
 void py_tensor_follow(TensorObject* view, const TensorObject* tensor);
 
-/* Create the type and add it to the module. Errors: -1 with an exception. */
-int py_tensor_init(PyObject* module);
+/* The slots of the type that free it and show the collector what it holds. */
+int py_tensor_traverse(PyObject* tensor, visitproc visit, void* arg);
+int py_tensor_clear(PyObject* tensor);
+void py_tensor_dealloc(PyObject* tensor);
 
 /* ---- python/describe.c ----------------------------------------------------------------------- */
 
@@ -73,11 +98,13 @@ int py_buffer_get(PyObject* tensor, Py_buffer* view, int flags);
 /* Owns: gives up the view's count. */
 void py_buffer_release(PyObject* tensor, Py_buffer* view);
 
-/* ---- python/exchange_export.c ---------------------------------------------------------------- */
+/* ---- python/capsule.c ------------------------------------------------------------------------ */
 
-/* Publish dlx.Tensor's exchange table on the type. Owns: the type holds the capsule; the table is
- * static. Errors: -1 with an exception. */
-int py_table_publish(PyTypeObject* type);
+/* Wrap a managed tensor in a capsule, versioned or legacy. Owns: takes `made`, also on failure (it
+ * is released then). Errors: NULL with an exception. */
+PyObject* py_capsule_wrap(DLManagedTensorVersioned* made, int legacy);
+
+extern PyMethodDef py_capsule_functions[];
 
 /* ---- python/make.c --------------------------------------------------------------------------- */
 
@@ -90,6 +117,33 @@ DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, int ke
 
 extern PyMethodDef py_make_functions[];
 
+/* ---- python/adopt.c -------------------------------------------------------------------------- */
+
+extern PyMethodDef py_adopt_functions[];
+
+/* ---- python/cuda.c --------------------------------------------------------------------------- */
+
+/* Put a managed tensor that shares `tensor`'s device memory behind the consumer's stream, as
+ * __dlpack__(stream=...) says: the stream waits for the memory, the memory's release for the
+ * stream. Owns: takes `made` and returns it or its like; on failure it is released. Errors: NULL
+ * with an exception. */
+DLManagedTensorVersioned* py_cuda_export(TensorObject* tensor, DLManagedTensorVersioned* made,
+                                         PyObject* stream);
+
+/* A copy of device memory on the host. Owns: the caller owns the result. Errors: NULL with an
+ * exception. */
+DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor);
+
+/* Move the use of a tensor's memory to dlx's own stream of its device, permanently: the stream
+ * waits for the memory, and readers of the tensor wait for the stream from now on. Errors: -1 with
+ * an exception. */
+int py_cuda_to_own_stream(TensorObject* tensor);
+
+/* Set a new tensor's readiness event to dlx's own stream. Errors: -1 with an exception. */
+int py_cuda_ready_here(TensorObject* tensor, int32_t device_id);
+
+extern PyMethodDef py_cuda_functions[];
+
 /* ---- python/exchange_import.c ---------------------------------------------------------------- */
 
 /* The table behind a capsule (or, where it may be one, a number) whose major version is ours, newer
@@ -101,70 +155,26 @@ const DLPackExchangeAPI* py_exchange_read(PyObject* attribute, int may_be_number
  * borrowed, static. GIL: needed. Errors: NULL with what py_error_forget leaves. */
 const DLPackExchangeAPI* py_exchange_find(PyTypeObject* type);
 
-/* ---- python/fast_path.c ---------------------------------------------------------------------- */
+/* ---- python/exchange_export.c ---------------------------------------------------------------- */
+
+/* Publish dlx.Tensor's exchange table on the type. Owns: the type holds the capsule; the table is
+ * static. Errors: -1 with an exception. */
+int py_table_publish(PyTypeObject* type);
+
+/* ---- python/tensor_type.c -------------------------------------------------------------------- */
+
+/* Create the type and add it to the module. Errors: -1 with an exception. */
+int py_tensor_init(PyObject* module);
+
+/* ---- python/fast_path_type.c ----------------------------------------------------------------- */
 
 /* Create the type `FastPathFunction` and add it to the module. Errors: -1 with an exception. */
 int py_fast_path_init(PyObject* module);
 
 /* ---- python/view.c --------------------------------------------------------------------------- */
 
-/* Add the type Places, the base of lazy views, to a module. GIL: needed. Errors: -1 with an
+/* Add the type Slots, the base of lazy views, to a module. GIL: needed. Errors: -1 with an
  * exception. */
 int py_view_init(PyObject* module);
-
-/* ---- python/cuda.c --------------------------------------------------------------------------- */
-
-/* Put a managed tensor that shares `tensor`'s device memory behind the consumer's stream, as
- * __dlpack__(stream=...) says: the stream waits for the memory, the memory's release for the
- * stream. Owns: takes `made` and gives it or its like back; on failure it is released. Errors: NULL
- * with an exception. */
-DLManagedTensorVersioned* py_cuda_give(TensorObject* tensor, DLManagedTensorVersioned* made,
-                                       PyObject* stream);
-
-/* A copy of device memory on the host. Owns: the caller owns the result. Errors: NULL with an
- * exception. */
-DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor);
-
-/* Give a tensor's memory to dlx's own stream of its device, permanently: the stream waits for the
- * memory, and readers of the tensor wait for the stream from now on. Errors: -1 with an
- * exception. */
-int py_cuda_lend(TensorObject* tensor);
-
-/* Set a new tensor's readiness event to dlx's own stream. Errors: -1 with an exception. */
-int py_cuda_ready_here(TensorObject* tensor, int32_t device_id);
-
-extern PyMethodDef py_cuda_functions[];
-
-/* ---- python/capsule.c ------------------------------------------------------------------------ */
-
-/* Wrap a managed tensor in a capsule, versioned or legacy. Owns: takes `made`, also on failure (it
- * is released then). Errors: NULL with an exception. */
-PyObject* py_capsule_wrap(DLManagedTensorVersioned* made, int legacy);
-
-/* dlx_release for a Python object: takes the GIL from any thread, keeps a pending error, and leaks
- * on purpose once the interpreter is gone. GIL: not needed. */
-void py_release_object(void* object);
-
-extern PyMethodDef py_capsule_functions[];
-
-/* ---- python/adopt.c -------------------------------------------------------------------------- */
-
-extern PyMethodDef py_adopt_functions[];
-
-/* An exception that is set while foreign code may run is put aside and back again. */
-typedef struct {
-  PyObject *type, *value, *traceback;
-} py_pending;
-
-static inline py_pending py_pending_save(void) {
-  py_pending p;
-  PyErr_Fetch(&p.type, &p.value, &p.traceback);
-  return p;
-}
-
-static inline void py_pending_restore(py_pending p) {
-  if (PyErr_Occurred()) PyErr_WriteUnraisable(NULL);
-  PyErr_Restore(p.type, p.value, p.traceback);
-}
 
 #endif

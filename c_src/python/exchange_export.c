@@ -64,11 +64,11 @@ static int to_managed(void* tensor, DLManagedTensorVersioned** out) {
   *out = NULL;
   if (m == NULL) return -1;
   if (dlx_is_cuda(m->dl_tensor.device)) {
-    if (py_cuda_lend((TensorObject*)tensor) < 0) return -1;
+    if (py_cuda_to_own_stream((TensorObject*)tensor) < 0) return -1;
     m = ((TensorObject*)tensor)->managed;
   }
   uint64_t flags = m->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED;
-  int status = dlx_managed_lend(m, m->dl_tensor.device, flags, out);
+  int status = dlx_managed_export(m, m->dl_tensor.device, flags, out);
   if (status == DLX_OK) return 0;
   py_raise(status, NULL);
   return -1;
@@ -113,7 +113,7 @@ static int borrow(void* tensor, DLTensor* out) {
     return -1;
   }
   if (dlx_is_cuda(m->dl_tensor.device)) {
-    if (py_cuda_lend((TensorObject*)tensor) < 0) return -1;
+    if (py_cuda_to_own_stream((TensorObject*)tensor) < 0) return -1;
     m = ((TensorObject*)tensor)->managed;
   }
   *out = m->dl_tensor;

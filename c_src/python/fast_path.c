@@ -1,25 +1,12 @@
-/* The fast path: a callable around the Python function `convert`, in the manner of
- * functools.lru_cache's wrapper. A call for an object and a target on a known route, with every
- * guard answered false, no incompatibility but those that a copy resolves, and only simple options,
- * runs no Python code except the `load` of a target without a table. Any other call goes to the
- * Python function with the same arguments. The type of that callable is in
- * python/fast_path_type.c. */
+/* One array on a known route: examined, exported, checked, copied where that resolves what stands
+ * in the way, and handed over. With every guard answered false, and no incompatibility but those
+ * that a copy resolves, this runs no Python code except the `load` of a target without a table;
+ * anything else is left to the Python path. */
 
 #include "route.h"
 #include "core/hot.h"
 
-/* The options of a call that the fast path supports. */
-typedef struct {
-  int copies;    /* copy=True */
-  int shares;    /* copy=False */
-  int is_strict; /* readonly= is not "copy" */
-  int any;       /* detach=True, or a device: what is in the target already may not stay as it is */
-} options;
-
-PyObject* py_fast_path_pass;
-static PyObject *to_name, *copy_name, *readonly_name, *detach_name, *device_name, *cpu_name,
-    *error_name, *share_name; /* interned, as the words of a call are */
-static const options nothing;
+#include <string.h>
 
 /* Every call goes through these: a call of each, which saves and restores registers, would cost
  * about as much as what it does. */
@@ -58,7 +45,7 @@ DLX_HOT static int is_clear(const py_guard* guard, PyObject* obj, PyObject* owne
 
 /* The guards that hold for every dtype, before anything is borrowed. Returns 1 = every guard is
  * clear; 0 = ask Python. */
-DLX_HOT static int early_clear(const py_route* r, PyObject* obj) {
+INLINE int early_clear(const py_route* r, PyObject* obj) {
   for (int i = 0; i < r->n_early; i++) {
     if (!is_clear(&r->guards[i], obj, obj)) return 0;
   }
@@ -132,22 +119,25 @@ static int switches_off(const py_route* r) {
 /* Whether the consumer takes a tensor that was looked at before: row-major, of the dtype it took
  * last. */
 static int is_plain(const py_route* r, const DLTensor* t) {
-  return dlx_dtype_word(t->dtype) == r->plain_dtype && t->ndim <= r->accepts.max_ndim &&
-         dlx_is_plain(t, r->plain_alignment);
+  return memcmp(&t->dtype, &r->plain_dtype, sizeof t->dtype) == 0 &&
+         t->ndim <= r->accepts.max_ndim && dlx_is_plain(t, r->plain_alignment);
 }
 
-/* The whole check; what the consumer takes as it is is remembered. Where a copy may be made, what a
- * copy resolves is no incompatibility. */
-static int is_accepted(py_route* r, const DLTensor* t, uint64_t flags, uint32_t* resolvable) {
-  uint32_t found = dlx_check(t, flags, &r->accepts);
+/* The whole check; what the consumer takes as it is is remembered. What a copy resolves, where the
+ * options allow one, is no incompatibility: it is written to `resolvable`. */
+static int is_accepted(py_route* r, const DLTensor* t, uint64_t flags, unsigned options,
+                       uint32_t* resolvable) {
+  uint32_t found = dlx_check(t, flags, &r->accepts), allowed = DLX_COPY_RESOLVES;
   if (found) {
-    int is_resolved =
-        resolvable && !(found & ~(uint32_t)DLX_COPY_RESOLVES) && dlx_itemsize(t->dtype, 0);
-    if (is_resolved) *resolvable = found;
-    return is_resolved;
+    if (options & DLX_SHARES) return 0;
+    if ((options & (DLX_COPIES | DLX_KEEPS_READONLY)) == DLX_KEEPS_READONLY)
+      allowed &= ~(uint32_t)DLX_INCOMPATIBLE_READONLY;
+    if ((found & ~allowed) || dlx_itemsize(t->dtype, 0) == 0) return 0;
+    *resolvable = found;
+    return 1;
   }
   if (t->device.device_type == kDLCPU && flags == 0) {
-    r->plain_dtype = dlx_dtype_word(t->dtype);
+    r->plain_dtype = t->dtype;
     r->plain_alignment = (uint32_t)dlx_wanted_alignment(t->dtype, &r->accepts);
   }
   return 1;
@@ -159,8 +149,8 @@ static int is_accepted(py_route* r, const DLTensor* t, uint64_t flags, uint32_t*
 RARE DLManagedTensorVersioned* with_flags(const py_route* r, PyObject* obj) {
   if (r->owner.name || r->n_guards || r->quick || r->confirmed) return NULL;
   DLManagedTensorVersioned *foreign, *made = NULL;
-  if (r->give->managed_tensor_from_py_object_no_sync == NULL ||
-      r->give->managed_tensor_from_py_object_no_sync(obj, &foreign) != 0) {
+  if (r->exports->managed_tensor_from_py_object_no_sync == NULL ||
+      r->exports->managed_tensor_from_py_object_no_sync(obj, &foreign) != 0) {
     py_error_forget();
     return NULL;
   }
@@ -175,31 +165,32 @@ RARE DLManagedTensorVersioned* with_flags(const py_route* r, PyObject* obj) {
 
 /* Of a dlx.Tensor, whose flags are known: nothing is asked. Owns, GIL, Errors: as
  * py_fast_path_borrow. */
-static DLManagedTensorVersioned* borrow_own(py_route* r, const TensorObject* tensor,
-                                            uint32_t* resolvable) {
+INLINE DLManagedTensorVersioned* borrow_own(py_route* r, const TensorObject* tensor,
+                                            unsigned options, uint32_t* resolvable) {
   DLManagedTensorVersioned *base = tensor->managed, *made = NULL;
   if (base == NULL || base->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY) return NULL;
   const DLTensor* own = &base->dl_tensor;
   /* Streams, and pinned memory that becomes host memory, take the Python path. */
   if (own->device.device_type != kDLCPU) return NULL;
-  if (!(base->flags == 0 && is_plain(r, own)) && !is_accepted(r, own, base->flags, resolvable))
+  if (!(base->flags == 0 && is_plain(r, own)) &&
+      !is_accepted(r, own, base->flags, options, resolvable))
     return NULL;
-  return dlx_managed_lend(base, own->device, base->flags, &made) == DLX_OK ? made : NULL;
+  return dlx_managed_export(base, own->device, base->flags, &made) == DLX_OK ? made : NULL;
 }
 
-INLINE DLManagedTensorVersioned* borrow(py_route* r, PyObject* obj, int brief,
+INLINE DLManagedTensorVersioned* borrow(py_route* r, PyObject* obj, unsigned options,
                                         uint32_t* resolvable) {
   DLManagedTensorVersioned* made = NULL;
   DLTensor t;
-  if (resolvable) *resolvable = 0;
-  if (r->type == py_tensor_type) return borrow_own(r, (TensorObject*)obj, resolvable);
+  *resolvable = 0;
+  if (r->type == py_tensor_type) return borrow_own(r, (TensorObject*)obj, options, resolvable);
   if (!switches_off(r) || !early_clear(r, obj)) return NULL;
-  if (r->give->dltensor_from_py_object_no_sync(obj, &t) != 0) {
+  if (r->exports->dltensor_from_py_object_no_sync(obj, &t) != 0) {
     if (py_error_forget() < 0) return NULL;
     made = with_flags(r, obj);
     if (made && made->dl_tensor.device.device_type == kDLCPU &&
         !(made->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY) &&
-        is_accepted(r, &made->dl_tensor, made->flags, resolvable))
+        is_accepted(r, &made->dl_tensor, made->flags, options, resolvable))
       return made;
     if (made) dlx_managed_release(made);
     return NULL;
@@ -215,11 +206,11 @@ INLINE DLManagedTensorVersioned* borrow(py_route* r, PyObject* obj, int brief,
    * path. */
   int guarded = r->n_guards || r->quick;
   if (!plain && ((guarded && made->dl_tensor.data == NULL) ||
-                 !is_accepted(r, &made->dl_tensor, 0, resolvable))) {
+                 !is_accepted(r, &made->dl_tensor, 0, options, resolvable))) {
     dlx_managed_release(made);
     return NULL;
   }
-  if (resolvable && *resolvable) brief = 1; /* only read by the copy, and not kept */
+  int brief = options & DLX_COPIES || *resolvable; /* only read by the copy, and not kept */
   int code = t.dtype.code;
   if ((r->quick == NULL || r->quick(obj, &made->dl_tensor)) && late_clear(r, 0, code, obj, obj) &&
       dtype_confirmed(r, obj, t.dtype)) {
@@ -236,9 +227,9 @@ INLINE DLManagedTensorVersioned* borrow(py_route* r, PyObject* obj, int brief,
   return NULL;
 }
 
-DLManagedTensorVersioned* py_fast_path_borrow(py_route* r, PyObject* obj, int brief,
+DLManagedTensorVersioned* py_fast_path_borrow(py_route* r, PyObject* obj, unsigned options,
                                               uint32_t* resolvable) {
-  return borrow(r, obj, brief, resolvable);
+  return borrow(r, obj, options, resolvable);
 }
 
 /* ---- handed over ----------------------------------------------------------------------------- */
@@ -285,26 +276,26 @@ static __attribute__((noinline)) PyObject* loaded(PyObject* callable, const py_r
  * Errors: NULL without memory, none set. */
 RARE DLManagedTensorVersioned* single_holder(DLManagedTensorVersioned* made) {
   DLManagedTensorVersioned* alone = NULL;
-  dlx_managed_lend(made, made->dl_tensor.device, made->flags, &alone);
+  dlx_managed_export(made, made->dl_tensor.device, made->flags, &alone);
   dlx_managed_release(made);
   return alone;
 }
 
 INLINE PyObject* hand_over(PyObject* callable, const py_route* r, DLManagedTensorVersioned* made,
                            PyObject* obj, PyObject* to, PyObject* tree) {
-  if (r->take == NULL)
+  if (r->imports == NULL)
     return r->load ? loaded(callable, r, made, obj, to, tree) : py_tensor_wrap(made);
   void* result = NULL;
   /* A consumer that fails may have released it or not, whatever the protocol says: torch's has
    * where it could not wrap the tensor that it had made. */
   if (!dlx_managed_hold(made) && ((made = single_holder(made)) == NULL || !dlx_managed_hold(made)))
     return PyErr_NoMemory();
-  if (r->take->managed_tensor_to_py_object_no_sync(made, &result) != 0 || result == NULL)
+  if (r->imports->managed_tensor_to_py_object_no_sync(made, &result) != 0 || result == NULL)
     return refused(callable, made, obj, to, tree);
   dlx_managed_release(made);
   PyTypeObject* found = Py_TYPE((PyObject*)result);
   /* The table of a base makes arrays of the base: see Adapter.fast_path_imports. */
-  if (found == r->take_type || !PyType_IsSubtype(r->take_type, found)) return result;
+  if (found == r->target || !PyType_IsSubtype(r->target, found)) return result;
   PyErr_Format(PyExc_TypeError, "its exchange table made a %s", found->tp_name);
   Py_DECREF((PyObject*)result);
   return refused(callable, NULL, obj, to, tree);
@@ -324,21 +315,14 @@ DLManagedTensorVersioned* py_fast_path_copy(const py_route* r, DLManagedTensorVe
   return copy;
 }
 
-/* Run a route. Errors: NULL with an exception, or `pass` (borrowed). */
-INLINE PyObject* run(PyObject* callable, py_route* r, PyObject* obj, PyObject* to,
-                     const options* said) {
-  if (r->is_same) return said->copies || said->any ? py_fast_path_pass : Py_NewRef(obj);
-  uint32_t resolvable = 0;
+DLX_HOT PyObject* py_fast_path_run(PyObject* callable, py_route* r, PyObject* obj, PyObject* to,
+                                   unsigned options) {
+  if (r->is_same) return options & (DLX_COPIES | DLX_EXAMINES) ? NULL : Py_NewRef(obj);
+  uint32_t resolvable;
   py_route_enter(r);
-  DLManagedTensorVersioned* made = borrow(r, obj, said->copies, said->shares ? NULL : &resolvable);
-  if (made && (resolvable & DLX_INCOMPATIBLE_READONLY) && !said->copies && said->is_strict) {
-    dlx_managed_release(made);
-    made = NULL;
-  }
-  if (made && (resolvable || said->copies)) made = py_fast_path_copy(r, made);
-  PyObject* result = made               ? hand_over(callable, r, made, obj, to, NULL)
-                     : PyErr_Occurred() ? NULL
-                                        : py_fast_path_pass;
+  DLManagedTensorVersioned* made = borrow(r, obj, options, &resolvable);
+  if (made && (resolvable || options & DLX_COPIES)) made = py_fast_path_copy(r, made);
+  PyObject* result = made ? hand_over(callable, r, made, obj, to, NULL) : NULL;
   py_route_leave(r);
   return result;
 }
@@ -354,91 +338,4 @@ py_route* py_fast_path_route(PyObject* callable, PyTypeObject* type, PyObject* t
   if (done == NULL && py_error_forget() < 0) return NULL;
   Py_XDECREF(done);
   return py_route_find(type, to);
-}
-
-/* One option of a call. Returns 0 where only Python understands it. */
-static int take_option(options* said, PyObject* name, PyObject* value) {
-  if (name == copy_name) {
-    said->copies = value == Py_True;
-    said->shares = value == Py_False;
-    return said->copies || said->shares || value == Py_None;
-  }
-  if (name == readonly_name) { /* the Python path checks the value where it matters */
-    said->is_strict = value != copy_name;
-    return value == copy_name || value == error_name || value == share_name;
-  }
-  if (name == detach_name) { /* what would have to be detached takes the Python path */
-    said->any |= value == Py_True;
-    return value == Py_True || value == Py_False;
-  }
-  if (name == device_name) { /* the fast path knows host memory only */
-    said->any |= value == cpu_name;
-    return value == cpu_name || value == Py_None;
-  }
-  return 0;
-}
-
-INLINE PyObject* try_fast_path(PyObject* callable, PyObject* obj, PyObject* to,
-                               const options* said) {
-  py_route* r = py_route_find(Py_TYPE(obj), to);
-  if (r == NULL && py_tree_takes(Py_TYPE(obj))) {
-    if (said != &nothing) return py_fast_path_pass;
-    PyObject* result = py_tree_run(callable, obj, to);
-    return result || PyErr_Occurred() ? result : py_fast_path_pass;
-  }
-  if (r == NULL) r = py_fast_path_route(callable, Py_TYPE(obj), to);
-  if (r == NULL) return PyErr_Occurred() ? NULL : py_fast_path_pass;
-  return r->is_fast_path ? run(callable, r, obj, to, said) : py_fast_path_pass;
-}
-
-/* The target of a call with options; NULL where only Python understands them. */
-RARE PyObject* take_options(options* said, PyObject* const* args, Py_ssize_t n, PyObject* names) {
-  PyObject* to = n == 2 ? args[1] : NULL;
-  if (n != 1 && n != 2) return NULL;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); i++) {
-    PyObject* name = PyTuple_GET_ITEM(names, i);
-    if (name == to_name && n == 1) {
-      to = args[1 + i];
-    } else if (!take_option(said, name, args[n + i])) {
-      return NULL;
-    }
-  }
-  return to;
-}
-
-DLX_HOT PyObject* py_fast_path_call(PyObject* callable, PyObject* const* args, size_t nargsf,
-                                    PyObject* names) {
-  const FastPathObject* self = (FastPathObject*)callable;
-  Py_ssize_t n = PyVectorcall_NARGS(nargsf);
-  PyObject *to = NULL, *result = py_fast_path_pass;
-  if (names == NULL) {
-    if (n == 2) result = try_fast_path(callable, args[0], args[1], &nothing);
-  } else if (n == 1 && PyTuple_GET_SIZE(names) == 1) {
-    if (PyTuple_GET_ITEM(names, 0) == to_name)
-      result = try_fast_path(callable, args[0], args[1], &nothing);
-  } else {
-    options said = nothing;
-    if ((to = take_options(&said, args, n, names)) != NULL)
-      result = try_fast_path(callable, args[0], to, &said);
-  }
-  return result != py_fast_path_pass ? result
-                                     : PyObject_Vectorcall(self->wrapped, args, nargsf, names);
-}
-
-PyObject* py_fast_path_run(PyObject* callable, py_route* r, PyObject* obj, PyObject* to) {
-  return run(callable, r, obj, to, &nothing);
-}
-
-int py_fast_path_words(void) {
-  struct {
-    PyObject** where;
-    const char* word;
-  } words[] = {{&to_name, "to"},         {&copy_name, "copy"},     {&readonly_name, "readonly"},
-               {&detach_name, "detach"}, {&device_name, "device"}, {&cpu_name, "cpu"},
-               {&error_name, "error"},   {&share_name, "share"}};
-  for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
-    if ((*words[i].where = PyUnicode_InternFromString(words[i].word)) == NULL) return -1;
-  }
-  py_fast_path_pass = PyUnicode_FromString("pass");
-  return py_fast_path_pass ? 0 : -1;
 }

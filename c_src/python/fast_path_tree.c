@@ -34,7 +34,7 @@ typedef struct {
 typedef struct {
   PyObject* obj;
   Py_ssize_t link;
-} meeting;
+} visit;
 
 enum { FEW = 32, ITSELF = PY_SSIZE_T_MAX };
 
@@ -45,14 +45,14 @@ typedef struct {
   leaf* leaves;
   Py_ssize_t* order; /* nodes, children before parents */
   Py_ssize_t* stack; /* nodes that are open */
-  meeting* met;      /* hash table by address */
-  Py_ssize_t n_items, n_nodes, n_leaves, n_order, n_stack, n_met;
-  Py_ssize_t room_items, room_nodes, room_leaves, room_met;
+  visit* visits;     /* hash table by address */
+  Py_ssize_t n_items, n_nodes, n_leaves, n_order, n_stack, n_visits;
+  Py_ssize_t room_items, room_nodes, room_leaves, room_visits;
   item few_items[FEW];
   node few_nodes[FEW];
   leaf few_leaves[FEW];
   Py_ssize_t few_order[FEW], few_stack[FEW];
-  meeting few_met[2 * FEW];
+  visit few_visits[2 * FEW];
 } walk;
 
 typedef enum {
@@ -115,30 +115,30 @@ static int need_leaf(walk* w) {
 
 /* ---- visited objects ------------------------------------------------------------------------- */
 
-static meeting* find(const walk* w, PyObject* obj) {
-  size_t mask = (size_t)w->room_met - 1, i = ((uintptr_t)obj >> 4) * 0x9E3779B1u;
+static visit* find(const walk* w, PyObject* obj) {
+  size_t mask = (size_t)w->room_visits - 1, i = ((uintptr_t)obj >> 4) * 0x9E3779B1u;
   for (i ^= i >> 15;; i++) {
-    meeting* m = &w->met[i & mask];
-    if (m->obj == obj || m->obj == NULL) return m;
+    visit* v = &w->visits[i & mask];
+    if (v->obj == obj || v->obj == NULL) return v;
   }
 }
 
 /* Errors: -1 with MemoryError. */
-static int remember(walk* w, meeting* free_place, PyObject* obj, Py_ssize_t link) {
-  *free_place = (meeting){obj, link};
-  if (++w->n_met * 2 < w->room_met) return 0;
-  Py_ssize_t old_room = w->room_met;
-  meeting *old = w->met, *wider = PyMem_Calloc((size_t)old_room * 4, sizeof(meeting));
+static int remember(walk* w, visit* slot, PyObject* obj, Py_ssize_t link) {
+  *slot = (visit){obj, link};
+  if (++w->n_visits * 2 < w->room_visits) return 0;
+  Py_ssize_t old_room = w->room_visits;
+  visit *old = w->visits, *wider = PyMem_Calloc((size_t)old_room * 4, sizeof(visit));
   if (wider == NULL) {
     PyErr_NoMemory();
     return -1;
   }
-  w->met = wider;
-  w->room_met = old_room * 4;
+  w->visits = wider;
+  w->room_visits = old_room * 4;
   for (Py_ssize_t i = 0; i < old_room; i++) {
     if (old[i].obj) *find(w, old[i].obj) = old[i];
   }
-  if (old != w->few_met) PyMem_Free(old);
+  if (old != w->few_visits) PyMem_Free(old);
   return 0;
 }
 
@@ -203,33 +203,33 @@ static outcome look_at(walk* w, PyObject* callable, Py_ssize_t which, PyObject* 
   PyTypeObject* type = Py_TYPE(child);
   if (is_plain_data(type)) return DONE;
   if (is_tree(type)) {
-    meeting* m = find(w, child);
-    if (m->obj) {
-      node* met = &w->nodes[m->link];
-      if (met->is_open && type == &PyTuple_Type)
+    visit* v = find(w, child);
+    if (v->obj) {
+      node* known = &w->nodes[v->link];
+      if (known->is_open && type == &PyTuple_Type)
         return LEAVE; /* the Python path reports the path */
-      met->is_cyclic |= met->is_open;
-      w->items[which].link = m->link;
+      known->is_cyclic |= known->is_open;
+      w->items[which].link = v->link;
       return DONE;
     }
     w->items[which].link = w->n_nodes;
-    return remember(w, m, child, w->n_nodes) < 0 ? FAILED : enter(w, child);
+    return remember(w, v, child, w->n_nodes) < 0 ? FAILED : enter(w, child);
   }
   py_route* route = py_fast_path_route(callable, type, to); /* may run Python; `child` is held */
   if (route == NULL || !route->is_fast_path) return leave();
-  meeting* m = find(w, child);
-  if (m->obj == NULL) {
-    if (need_leaf(w) < 0 || remember(w, m, child, ~w->n_leaves) < 0) return FAILED;
+  visit* v = find(w, child);
+  if (v->obj == NULL) {
+    if (need_leaf(w) < 0 || remember(w, v, child, ~w->n_leaves) < 0) return FAILED;
     py_route_enter(route);
     w->leaves[w->n_leaves] = (leaf){.obj = child, .route = route};
     w->items[which].link = ~w->n_leaves++;
   } else {
-    w->items[which].link = m->link;
+    w->items[which].link = v->link;
   }
   return DONE;
 }
 
-static outcome take_apart(walk* w, PyObject* callable, PyObject* root, PyObject* to) {
+static outcome flatten(walk* w, PyObject* callable, PyObject* root, PyObject* to) {
   if (remember(w, find(w, root), root, 0) < 0) return FAILED;
   outcome result = enter(w, root);
   while (result == DONE && w->n_stack) {
@@ -290,7 +290,7 @@ static PyObject* result_of(const walk* w, const item* it) {
 }
 
 /* An empty container that exists before its children. Errors: NULL with an exception. */
-static PyObject* blank(const node* n) {
+static PyObject* new_empty(const node* n) {
   return PyList_CheckExact(n->obj) ? PyList_New(0) : PyDict_New();
 }
 
@@ -312,7 +312,7 @@ static PyObject* make_tuple(const walk* w, const node* n) {
   return made;
 }
 
-/* Fill a blank list or dict. Errors: -1 with an exception. */
+/* Fill an empty list or dict. Errors: -1 with an exception. */
 static int fill(const walk* w, const node* n, PyObject* made) {
   for (Py_ssize_t i = n->first; i < n->end; i++) {
     const item* it = &w->items[i];
@@ -323,10 +323,10 @@ static int fill(const walk* w, const node* n, PyObject* made) {
   return 0;
 }
 
-static outcome put_together(walk* w) {
+static outcome unflatten(walk* w) {
   for (Py_ssize_t i = 0; i < w->n_nodes; i++) {
     node* n = &w->nodes[i];
-    if (n->is_cyclic && (n->result = blank(n)) == NULL) return FAILED;
+    if (n->is_cyclic && (n->result = new_empty(n)) == NULL) return FAILED;
   }
   for (Py_ssize_t i = 0; i < w->n_order; i++) {
     node* n = &w->nodes[w->order[i]];
@@ -366,7 +366,7 @@ static void clean_up(walk* w) {
   if (w->order != w->few_order) PyMem_Free(w->order); /* see need_node */
   if (w->stack != w->few_stack) PyMem_Free(w->stack);
   if (w->leaves != w->few_leaves) PyMem_Free(w->leaves);
-  if (w->met != w->few_met) PyMem_Free(w->met);
+  if (w->visits != w->few_visits) PyMem_Free(w->visits);
   py_pending_restore(pending);
 }
 
@@ -377,16 +377,15 @@ PyObject* py_tree_run(PyObject* callable, PyObject* root, PyObject* to) {
   w.leaves = w.few_leaves;
   w.order = w.few_order;
   w.stack = w.few_stack;
-  w.met = w.few_met;
-  w.n_items = w.n_nodes = w.n_leaves = w.n_order = w.n_stack = w.n_met = 0;
+  w.visits = w.few_visits;
+  w.n_items = w.n_nodes = w.n_leaves = w.n_order = w.n_stack = w.n_visits = 0;
   w.room_items = w.room_nodes = w.room_leaves = FEW;
-  w.room_met = 2 * FEW;
-  memset(w.few_met, 0, sizeof w.few_met);
+  w.room_visits = 2 * FEW;
+  memset(w.few_visits, 0, sizeof w.few_visits);
 
   PyObject* result = NULL;
-  if (take_apart(&w, callable, root, to) == DONE && borrow_all(&w) == DONE &&
-      copy_all(&w) == DONE && hand_over_all(&w, callable, root, to) == DONE &&
-      put_together(&w) == DONE)
+  if (flatten(&w, callable, root, to) == DONE && borrow_all(&w) == DONE && copy_all(&w) == DONE &&
+      hand_over_all(&w, callable, root, to) == DONE && unflatten(&w) == DONE)
     result = Py_NewRef(w.nodes[0].result);
   clean_up(&w);
   return result;

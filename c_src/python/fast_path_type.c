@@ -1,20 +1,104 @@
-/* The type of the callable whose calls python/fast_path.c answers, and what else Python asks of it.
- */
+/* The fast path as Python sees it: a callable around the Python function `convert`, in the manner
+ * of functools.lru_cache's wrapper. A call for an object and a target on a known route, with simple
+ * options only, is answered in C; any other goes to the Python function with the same arguments. */
 
 #include "route.h"
+#include "core/hot.h"
 
 #include <structmember.h>
+
+/* ---- calls and their options ----------------------------------------------------------------- */
+
+static PyObject *to_name, *copy_name, *readonly_name, *detach_name, *device_name, *cpu_name,
+    *error_name, *share_name; /* interned, as the words of a call are */
+
+/* One option of a call. Returns 0 where only Python understands it. */
+static int read_option(unsigned* options, PyObject* name, PyObject* value) {
+  if (name == copy_name) {
+    *options |= value == Py_True ? DLX_COPIES : value == Py_False ? DLX_SHARES : 0;
+    return value == Py_True || value == Py_False || value == Py_None;
+  }
+  if (name == readonly_name) { /* the Python path checks the value where it matters */
+    if (value != copy_name) *options |= DLX_KEEPS_READONLY;
+    return value == copy_name || value == error_name || value == share_name;
+  }
+  if (name == detach_name) { /* what would have to be detached takes the Python path */
+    if (value == Py_True) *options |= DLX_EXAMINES;
+    return value == Py_True || value == Py_False;
+  }
+  if (name == device_name) { /* the fast path knows host memory only */
+    if (value == cpu_name) *options |= DLX_EXAMINES;
+    return value == cpu_name || value == Py_None;
+  }
+  return 0;
+}
+
+/* The target of a call with options; NULL where only Python understands them. */
+static __attribute__((noinline, cold)) PyObject* read_options(unsigned* options,
+                                                              PyObject* const* args, Py_ssize_t n,
+                                                              PyObject* names) {
+  PyObject* to = n == 2 ? args[1] : NULL;
+  if (n != 1 && n != 2) return NULL;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); i++) {
+    PyObject* name = PyTuple_GET_ITEM(names, i);
+    if (name == to_name && n == 1) {
+      to = args[1 + i];
+    } else if (!read_option(options, name, args[n + i])) {
+      return NULL;
+    }
+  }
+  return to;
+}
+
+DLX_HOT static PyObject* fast_path_call(PyObject* callable, PyObject* const* args, size_t nargsf,
+                                        PyObject* names) {
+  Py_ssize_t n = PyVectorcall_NARGS(nargsf);
+  unsigned options = 0;
+  PyObject *to = NULL, *result = NULL;
+  if (names == NULL) {
+    if (n == 2) to = args[1];
+  } else if (n == 1 && PyTuple_GET_SIZE(names) == 1 && PyTuple_GET_ITEM(names, 0) == to_name) {
+    to = args[1];
+  } else {
+    to = read_options(&options, args, n, names);
+  }
+  if (to) {
+    py_route* r = py_route_find(Py_TYPE(args[0]), to);
+    if (r == NULL && py_tree_takes(Py_TYPE(args[0]))) {
+      result = options ? NULL : py_tree_run(callable, args[0], to);
+    } else {
+      if (r == NULL) r = py_fast_path_route(callable, Py_TYPE(args[0]), to);
+      if (r && r->is_fast_path) result = py_fast_path_run(callable, r, args[0], to, options);
+    }
+    if (result || PyErr_Occurred()) return result;
+  }
+  return PyObject_Vectorcall(((FastPathObject*)callable)->wrapped, args, nargsf, names);
+}
+
+static int intern_words(void) {
+  struct {
+    PyObject** where;
+    const char* word;
+  } words[] = {{&to_name, "to"},         {&copy_name, "copy"},     {&readonly_name, "readonly"},
+               {&detach_name, "detach"}, {&device_name, "device"}, {&cpu_name, "cpu"},
+               {&error_name, "error"},   {&share_name, "share"}};
+  for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+    if ((*words[i].where = PyUnicode_InternFromString(words[i].word)) == NULL) return -1;
+  }
+  return 0;
+}
 
 /* ---- the type -------------------------------------------------------------------------------- */
 
 static PyObject* fast_path_new(PyTypeObject* type, PyObject* args, PyObject* keywords) {
   static char* names[] = {"wrapped", "learn", "failed", NULL};
   PyObject *wrapped, *learn, *failed;
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOO:Lane", names, &wrapped, &learn, &failed))
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOO:FastPathFunction", names, &wrapped, &learn,
+                                   &failed))
     return NULL;
   FastPathObject* self = (FastPathObject*)type->tp_alloc(type, 0);
   if (self == NULL) return NULL;
-  self->vectorcall = py_fast_path_call;
+  self->vectorcall = fast_path_call;
   self->wrapped = Py_NewRef(wrapped);
   self->learn = Py_NewRef(learn);
   self->failed = Py_NewRef(failed);
@@ -70,16 +154,18 @@ PyDoc_STRVAR(
 
 static PyObject* fast_path_borrow(PyObject* callable, PyObject* const* args, Py_ssize_t nargs) {
   if (nargs != 2 && nargs != 3) {
-    PyErr_SetString(PyExc_TypeError, "_lend takes an array and a target");
+    PyErr_SetString(PyExc_TypeError, "_borrow takes an array and a target");
     return NULL;
   }
-  int brief = nargs == 3 && args[2] == Py_True;
+  /* The Python path makes the copies. */
+  unsigned options = nargs == 3 && args[2] == Py_True ? DLX_COPIES | DLX_SHARES : DLX_SHARES;
+  uint32_t resolvable;
   py_route* r = py_fast_path_route(callable, Py_TYPE(args[0]), args[1]);
   if (r == NULL && PyErr_Occurred()) return NULL;
   if (r == NULL || !r->is_fast_path) Py_RETURN_NONE;
   if (r->is_same) return Py_NewRef(args[0]);
   py_route_enter(r);
-  DLManagedTensorVersioned* made = py_fast_path_borrow(r, args[0], brief, NULL);
+  DLManagedTensorVersioned* made = py_fast_path_borrow(r, args[0], options, &resolvable);
   py_route_leave(r);
   if (made == NULL && PyErr_Occurred()) return NULL;
   if (made == NULL) Py_RETURN_NONE;
@@ -89,12 +175,12 @@ static PyObject* fast_path_borrow(PyObject* callable, PyObject* const* args, Py_
 PyDoc_STRVAR(
     fast_path_load_doc,
     "_load(tensor, obj, to, /)\n--\n\n"
-    "Hand over the tensor that _lend returned and consume it. NotImplemented where the route "
+    "Hand over the tensor that _borrow returned and consume it. NotImplemented where the route "
     "no longer exists; then it is not consumed.");
 
 static PyObject* fast_path_load(PyObject* callable, PyObject* const* args, Py_ssize_t nargs) {
   if (nargs != 3 || !Py_IS_TYPE(args[0], py_tensor_type)) {
-    PyErr_SetString(PyExc_TypeError, "_load takes what _lend gave, the array and the target");
+    PyErr_SetString(PyExc_TypeError, "_load takes what _borrow returned, the array and the target");
     return NULL;
   }
   if (py_tensor_managed(args[0]) == NULL) return NULL;
@@ -109,50 +195,45 @@ static PyObject* fast_path_load(PyObject* callable, PyObject* const* args, Py_ss
 }
 
 PyDoc_STRVAR(
-    fast_path_place_doc,
-    "_place(element, to, slots, known, moved, key, place, /)\n--\n\n"
+    fast_path_convert_slot_doc,
+    "_convert_slot(element, to, slots, known, moved, key, slot, /)\n--\n\n"
     "Convert an element of a lazy view and note it: slots[key] = (element, result), and under the "
-    "element's address\nknown[address] = place. Returns the result; None where Python must do it: "
+    "element's address\nknown[address] = slot. Returns the result; None where Python must do it: "
     "the address is noted already, the\nelement has no route, or another thread was here.");
 
 /* Owns: all borrowed; the result is new. GIL: needed; may run Python. Errors: NULL with an
  * exception; the result may be noted already, as what it is. */
-static PyObject* fast_path_place(PyObject* callable, PyObject* const* args, Py_ssize_t nargs) {
+static PyObject* fast_path_convert_slot(PyObject* callable, PyObject* const* args,
+                                        Py_ssize_t nargs) {
   if (nargs != 7 || !PyDict_CheckExact(args[2]) || !PyDict_CheckExact(args[3]) ||
       !PyDict_CheckExact(args[4])) {
-    PyErr_SetString(PyExc_TypeError, "_place takes an element, a target, three dicts, two keys");
+    PyErr_SetString(PyExc_TypeError,
+                    "_convert_slot takes an element, a target, three dicts, two keys");
     return NULL;
   }
   PyObject *element = args[0], *to = args[1], *slots = args[2], *known = args[3], *key = args[5];
   py_route* r = py_route_find(Py_TYPE(element), to);
   if (r == NULL || !r->is_fast_path || r->is_same) Py_RETURN_NONE;
-  PyObject *name = PyLong_FromVoidPtr(element), *result = NULL, *slot = NULL;
-  if (name == NULL) return NULL;
-  int met = PyDict_Contains(known, name);
-  if (met == 0) met = PyDict_Contains(args[4], name);
-  if (met == 0 && (result = py_fast_path_run(callable, r, element, to)) == py_fast_path_pass)
-    met = 1;
-  if (met == 0 && result && (slot = PyTuple_Pack(2, element, result))) {
-    PyObject* there = PyDict_SetDefault(slots, key, slot);
-    if (there == NULL || (there == slot && PyDict_SetItem(known, name, args[6]) < 0)) {
-      met = -1;
-    } else if (there != slot) {
-      met = 1;
-    }
-  }
-  Py_DECREF(name);
-  if (met == 0 && slot) {
+  PyObject *address = PyLong_FromVoidPtr(element), *result = NULL, *slot = NULL;
+  if (address == NULL) return NULL;
+  int is_known = PyDict_Contains(known, address);
+  if (is_known == 0) is_known = PyDict_Contains(args[4], address);
+  if (is_known == 0) result = py_fast_path_run(callable, r, element, to, 0);
+  if (result && (slot = PyTuple_Pack(2, element, result))) {
+    PyObject* found = PyDict_SetDefault(slots, key, slot);
+    if (found != slot || PyDict_SetItem(known, address, args[6]) < 0) Py_CLEAR(result);
     Py_DECREF(slot);
-    return result;
+  } else {
+    Py_CLEAR(result);
   }
-  if (result != py_fast_path_pass) Py_XDECREF(result);
-  Py_XDECREF(slot);
-  if (met == 1) Py_RETURN_NONE;
-  return NULL;
+  Py_DECREF(address);
+  if (result || PyErr_Occurred()) return result;
+  Py_RETURN_NONE;
 }
 
 static PyMethodDef fast_path_methods[] = {
-    {"_place", (PyCFunction)(void (*)(void))fast_path_place, METH_FASTCALL, fast_path_place_doc},
+    {"_convert_slot", (PyCFunction)(void (*)(void))fast_path_convert_slot, METH_FASTCALL,
+     fast_path_convert_slot_doc},
     {"_borrow", (PyCFunction)(void (*)(void))fast_path_borrow, METH_FASTCALL, fast_path_borrow_doc},
     {"_load", (PyCFunction)(void (*)(void))fast_path_load, METH_FASTCALL, fast_path_load_doc},
     {"__reduce__", fast_path_reduce, METH_NOARGS, NULL},
@@ -200,7 +281,7 @@ static PyType_Spec fast_path_spec = {
 };
 
 int py_fast_path_init(PyObject* module) {
-  if (py_fast_path_words() < 0) return -1;
+  if (intern_words() < 0) return -1;
   PyObject* type = PyType_FromSpec(&fast_path_spec);
   if (type == NULL) return -1;
   int failed = PyModule_AddObjectRef(module, "FastPathFunction", type);

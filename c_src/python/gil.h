@@ -1,5 +1,5 @@
-#ifndef DLX_PY_GIL_H_
-#define DLX_PY_GIL_H_
+#ifndef DLX_GIL_H_
+#define DLX_GIL_H_
 
 /* Whether this thread may touch Python objects, asked by deleters, which run on any thread. Not
  * PyGILState_Check: once the process has made a second interpreter, that answers 1 everywhere. */

@@ -31,7 +31,7 @@ static unsigned tag_of(PyTypeObject* type) {
 /* Both types are what they were when the route was made. */
 static int is_current(const py_route* r) {
   return r->tag != 0 && r->tag == tag_of(r->type) &&
-         (r->take_type == NULL || (r->take_tag != 0 && r->take_tag == tag_of(r->take_type)));
+         (r->target == NULL || (r->target_tag != 0 && r->target_tag == tag_of(r->target)));
 }
 
 /* The type's version, given to it now if it has none. Errors: 0, perhaps with MemoryError. */
@@ -47,8 +47,7 @@ static unsigned assign_tag(PyTypeObject* type) {
 }
 
 DLX_HOT py_route* py_route_find(PyTypeObject* type, PyObject* key) {
-  for (size_t i = slot_of(type, key), n = 0; n < SLOTS && table[i];
-       i = (i + 1) & (SLOTS - 1), n++) {
+  for (size_t i = slot_of(type, key); table[i]; i = (i + 1) & (SLOTS - 1)) { /* never full */
     if (table[i]->type == type && table[i]->key == key)
       return is_current(table[i]) ? table[i] : NULL;
   }
@@ -90,7 +89,7 @@ static void route_free(py_route* r) {
   Py_CLEAR(r->confirmed);
   if (r->holds_type) Py_CLEAR(r->type);
   Py_CLEAR(r->key);
-  Py_CLEAR(r->take_type);
+  Py_CLEAR(r->target);
   Py_CLEAR(r->load);
   PyMem_Free(r);
 }
@@ -112,12 +111,12 @@ DLX_HOT void py_route_leave(py_route* r) {
   }
 }
 
-/* (name, type, descriptor, is_method), or None. Owns: references in `q`. Errors: -1 with an
+/* A Question of dlx/_engine/fast_path.py, or None. Owns: references in `q`. Errors: -1 with an
  * exception. */
-static int read_question(PyObject* given, py_question* q) {
+static int read_question(PyObject* asked, py_question* q) {
   PyObject *name, *type, *descriptor;
-  if (given == Py_None) return 0;
-  if (!PyArg_ParseTuple(given, "UO!Op:question", &name, &PyType_Type, &type, &descriptor,
+  if (asked == Py_None) return 0;
+  if (!PyArg_ParseTuple(asked, "UO!Op:Question", &name, &PyType_Type, &type, &descriptor,
                         &q->is_method))
     return -1;
   q->name = Py_NewRef(name);
@@ -134,15 +133,15 @@ static int read_question(PyObject* given, py_question* q) {
 }
 
 static int is_early(const py_guard* guard) {
-  return guard->codes == DLX_EVERY_CODE && !guard->of_owner;
+  return guard->codes == 0 && !guard->of_owner;
 }
 
-/* Each (ask, codes, of_owner, resolve). Errors: -1 with an exception. */
-static int read_guards(PyObject* given, py_route* r) {
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given); i++) {
+/* Errors: -1 with an exception. */
+static int read_guards(PyObject* guards, py_route* r) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(guards); i++) {
     PyObject *ask, *resolve;
     py_guard read = {.codes = 0};
-    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(given, i), "OIpO:guard", &ask, &read.codes,
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(guards, i), "OIpO:Guard", &ask, &read.codes,
                           &read.of_owner, &resolve))
       return -1;
     py_guard* slot = &r->guards[r->n_guards++];
@@ -151,16 +150,17 @@ static int read_guards(PyObject* given, py_route* r) {
       slot = &r->guards[r->n_early++];
     }
     *slot = read;
+    if (read.codes == 0) slot->codes = UINT32_MAX;
     if (read_question(ask, &slot->ask) < 0 || read_question(resolve, &slot->resolve) < 0) return -1;
   }
   return 0;
 }
 
-/* Each (dict, name, value). Errors: -1 with an exception. */
-static int read_switches(PyObject* given, py_route* r) {
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given); i++) {
+/* Errors: -1 with an exception. */
+static int read_switches(PyObject* switches, py_route* r) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(switches); i++) {
     PyObject *dict, *name, *value;
-    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(given, i), "O!UO:switch", &PyDict_Type, &dict, &name,
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(switches, i), "O!UO:Switch", &PyDict_Type, &dict, &name,
                           &value))
       return -1;
     r->switches[r->n_switches++] = (py_switch){Py_NewRef(dict), Py_NewRef(name), Py_NewRef(value)};
@@ -168,80 +168,112 @@ static int read_switches(PyObject* given, py_route* r) {
   return 0;
 }
 
-/* Errors: 0, perhaps with an exception, see py_exchange_find. */
-static int read_table(PyObject* given, PyTypeObject* type, const DLPackExchangeAPI** out) {
-  *out = given == Py_None ? py_exchange_find(type) : py_exchange_read(given, 0);
-  return *out != NULL;
+/* The table in a capsule, or that of the type where `table` is None. Errors: NULL, perhaps with an
+ * exception, see py_exchange_find. */
+static const DLPackExchangeAPI* read_table(PyObject* table, PyObject* type) {
+  return table == Py_None ? py_exchange_find((PyTypeObject*)type) : py_exchange_read(table, 0);
+}
+
+enum {
+  IS_SAME,
+  EXPORTS,
+  TARGET,
+  IMPORTS,
+  LOAD,
+  GUARDS,
+  QUICK,
+  SWITCHES,
+  OWNER,
+  START,
+  NBYTES,
+  DTYPE,
+  CONFIRMED,
+  ACCEPTS,
+  FIELDS
+};
+static const char* const names[FIELDS] = {"is_same", "exports", "target",    "imports", "load",
+                                          "guards",  "quick",   "switches",  "owner",   "start",
+                                          "nbytes",  "dtype",   "confirmed", "accepts"};
+
+/* From the fields of a Route of dlx/_engine/fast_path.py. Owns: references in `r`. Errors: -1 with
+ * an exception. */
+static int read_fields(PyObject* const* field, py_route* r) {
+  PyObject *guards = field[GUARDS], *switches = field[SWITCHES], *target = field[TARGET];
+  if (!PyTuple_Check(guards) || !PyTuple_Check(switches) ||
+      (target != Py_None && !PyType_Check(target))) {
+    PyErr_SetString(PyExc_TypeError, "a route has tuples of guards and switches, and a type");
+    return -1;
+  }
+  if (PyTuple_GET_SIZE(guards) > DLX_MAX_QUESTIONS ||
+      PyTuple_GET_SIZE(switches) > DLX_MAX_QUESTIONS) {
+    PyErr_SetString(PyExc_ValueError, "too many guards for the fast path");
+    return -1;
+  }
+  if (read_guards(guards, r) < 0 || read_switches(switches, r) < 0 ||
+      read_question(field[OWNER], &r->owner) < 0 || read_question(field[START], &r->start) < 0 ||
+      read_question(field[NBYTES], &r->nbytes) < 0 || read_question(field[DTYPE], &r->dtype) < 0)
+    return -1;
+  r->is_same = field[IS_SAME] == Py_True;
+  if (field[QUICK] != Py_None) {
+    r->quick = (dlx_guard_function)PyCapsule_GetPointer(field[QUICK], "dlx_guard_function");
+    if (r->quick == NULL) return -1;
+  }
+  if (field[CONFIRMED] != Py_None) r->confirmed = Py_NewRef(field[CONFIRMED]);
+  const dlx_capabilities* capabilities = PyLong_AsVoidPtr(field[ACCEPTS]);
+  if (capabilities) r->accepts = *capabilities;
+  if (PyErr_Occurred()) return -1;
+  int is_own = r->type == py_tensor_type;
+  if (!is_own) r->exports = read_table(field[EXPORTS], (PyObject*)r->type);
+  if (PyErr_Occurred()) return -1;
+  if (target != Py_None && field[IMPORTS] != Py_False)
+    r->imports = read_table(field[IMPORTS], target);
+  if (PyErr_Occurred()) return -1;
+  if (r->imports && r->imports->managed_tensor_to_py_object_no_sync == NULL) r->imports = NULL;
+  if (r->imports == NULL && field[LOAD] != Py_None) r->load = Py_NewRef(field[LOAD]);
+  if (target != Py_None) {
+    r->target = (PyTypeObject*)Py_NewRef(target);
+    r->target_tag = assign_tag(r->target);
+  }
+  int can_export = is_own || (r->exports && r->exports->dltensor_from_py_object_no_sync);
+  int can_import = target == Py_None || r->imports || r->load;
+  r->is_fast_path = r->is_same || (can_export && can_import);
+  return 0;
+}
+
+/* Errors: -1 with an exception. */
+static int read_route(PyObject* route, py_route* r) {
+  PyObject* field[FIELDS] = {NULL};
+  int n = 0, failed;
+  while (n < FIELDS && (field[n] = PyObject_GetAttrString(route, names[n])) != NULL) n++;
+  failed = n < FIELDS || read_fields(field, r) < 0;
+  while (n > 0) Py_DECREF(field[--n]);
+  return failed ? -1 : 0;
 }
 
 PyDoc_STRVAR(
     route_add_doc,
-    "route_add(type, key, same, give, take_type, take, load, guards, quick, switches, "
-    "owner, bounds, dtype, confirmed, accepts)\n"
-    "--\n\n"
-    "Add a route to the fast path. `give` and `take` are capsules, or None for the table of the "
-    "type; "
-    "take_type None means\nthat dlx.Tensor is the target. Without a table of the target, or where "
-    "`take` is False, load(tensor) makes its array;\nload may be None. Return whether the fast "
-    "path can "
-    "run it: without what it needs it cannot, and\n"
-    "that is remembered until the type changes or the routes are cleared.");
+    "route_add(type, key, route, /)\n--\n\n"
+    "Add a dlx._engine.fast_path.Route to the fast path; None: this pair takes the Python "
+    "path. Return\nwhether the fast path can run it. What it cannot run is remembered until "
+    "the type changes or the\nroutes are cleared.");
 
-static PyObject* route_add(PyObject* module, PyObject* args) {
-  PyObject *type, *key, *give, *take_type, *take, *load, *guards, *quick, *switches, *owner,
-      *bounds, *dtype, *confirmed, *accepts;
-  int same;
-  if (!PyArg_ParseTuple(args, "O!OpOOOOO!OO!OO!OOO:route_add", &PyType_Type, &type, &key, &same,
-                        &give, &take_type, &take, &load, &PyTuple_Type, &guards, &quick,
-                        &PyTuple_Type, &switches, &owner, &PyTuple_Type, &bounds, &dtype,
-                        &confirmed, &accepts))
-    return NULL;
-  if (PyTuple_GET_SIZE(guards) > DLX_MAX_QUESTIONS ||
-      PyTuple_GET_SIZE(switches) > DLX_MAX_QUESTIONS) {
-    PyErr_SetString(PyExc_ValueError, "too many guards for the fast path");
+static PyObject* route_add(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  if (nargs != 3 || !PyType_Check(args[0])) {
+    PyErr_SetString(PyExc_TypeError, "route_add takes a type, a target, and a Route or None");
     return NULL;
   }
   py_route* r = PyMem_Calloc(1, sizeof *r);
   if (r == NULL) return PyErr_NoMemory();
-  r->type = (PyTypeObject*)Py_NewRef(type);
+  r->type = (PyTypeObject*)Py_NewRef(args[0]);
   r->holds_type = 1;
-  r->key = Py_NewRef(key);
-  r->is_same = same;
-  if (read_guards(guards, r) < 0 || read_switches(switches, r) < 0 ||
-      read_question(owner, &r->owner) < 0 || read_question(dtype, &r->dtype) < 0)
-    goto failed;
-  if (PyTuple_GET_SIZE(bounds) == 2 && (read_question(PyTuple_GET_ITEM(bounds, 0), &r->start) < 0 ||
-                                        read_question(PyTuple_GET_ITEM(bounds, 1), &r->nbytes) < 0))
-    goto failed;
-  if (quick != Py_None) {
-    r->quick = (dlx_guard_function)PyCapsule_GetPointer(quick, "dlx_guard_function");
-    if (r->quick == NULL) goto failed;
-  }
-  if (confirmed != Py_None) r->confirmed = Py_NewRef(confirmed);
-  const dlx_capabilities* capabilities = PyLong_AsVoidPtr(accepts);
-  if (capabilities == NULL && PyErr_Occurred()) goto failed;
-  if (capabilities) r->accepts = *capabilities;
-  int gives = r->type == py_tensor_type ||
-              (read_table(give, r->type, &r->give) && r->give->dltensor_from_py_object_no_sync);
-  if (PyErr_Occurred()) goto failed;
-  int takes = take_type == Py_None || load != Py_None;
-  if (take_type != Py_None && take != Py_False &&
-      read_table(take, (PyTypeObject*)take_type, &r->take)) {
-    if (r->take->managed_tensor_to_py_object_no_sync == NULL) r->take = NULL;
-    takes = takes || r->take;
-  }
-  r->is_fast_path = same || (gives && takes);
-  if (r->take == NULL && load != Py_None) r->load = Py_NewRef(load);
-  if (take_type != Py_None) {
-    r->take_type = (PyTypeObject*)Py_NewRef(take_type);
-    r->take_tag = assign_tag(r->take_type);
-  }
+  r->key = Py_NewRef(args[1]);
+  if (args[2] != Py_None && read_route(args[2], r) < 0) goto failed;
   r->tag = assign_tag(r->type);
   if (PyErr_Occurred()) goto failed;
 
   if (in_use > SLOTS * 3 / 4) forget_all(); /* many short-lived types: clear the table */
-  size_t i = slot_of(type, key);
-  while (table[i] && !(table[i]->type == r->type && table[i]->key == key))
+  size_t i = slot_of(r->type, r->key);
+  while (table[i] && !(table[i]->type == r->type && table[i]->key == r->key))
     i = (i + 1) & (SLOTS - 1);
   py_route* old = table[i];
   table[i] = r;
@@ -250,7 +282,7 @@ static PyObject* route_add(PyObject* module, PyObject* args) {
   /* That a type has no route must not keep it alive. Should another type come to lie at its
    * address, its version differs; at worst Python is asked. */
   r->holds_type = is_fast_path;
-  if (!is_fast_path) Py_DECREF(type);
+  if (!is_fast_path) Py_DECREF(args[0]);
   route_free(old);
   return PyBool_FromLong(is_fast_path);
 
@@ -269,7 +301,7 @@ static PyObject* routes_clear(PyObject* module, PyObject* unused) {
 }
 
 PyMethodDef py_route_functions[] = {
-    {"route_add", route_add, METH_VARARGS, route_add_doc},
+    {"route_add", (PyCFunction)(void (*)(void))route_add, METH_FASTCALL, route_add_doc},
     {"routes_clear", routes_clear, METH_NOARGS, routes_clear_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -1,14 +1,12 @@
-#ifndef DLX_PY_ROUTE_H_
-#define DLX_PY_ROUTE_H_
+#ifndef DLX_ROUTE_H_
+#define DLX_ROUTE_H_
 
 /* How an exact type reaches a target without Python: what python/route.c fills in and
- * python/fast_path.c runs.
- */
+ * python/fast_path.c runs. */
 
 #include "dlx_python.h"
 
 enum { DLX_MAX_QUESTIONS = 12 };
-#define DLX_EVERY_CODE UINT32_MAX
 
 /* An attribute or method without arguments of one type, with the C function behind it where there
  * is one. */
@@ -24,8 +22,8 @@ typedef struct {
 /* A question that must be answered false. */
 typedef struct {
   py_question ask;
-  uint32_t codes;      /* bit n = asked where the dtype code is n; all of them: before anything is
-                          borrowed, since borrowing may already change the array */
+  uint32_t codes;      /* bit n = asked where the dtype code is n; 0: whatever it is, and before
+                          anything is borrowed, since borrowing may already change the array */
   int of_owner;        /* asked of the owner, not of the array */
   py_question resolve; /* asked of the array when the answer was true, to make it false for good */
 } py_guard;
@@ -44,10 +42,10 @@ typedef struct {
   int is_same;      /* the object itself is the result */
   int users; /* calls that are running on it; a route that was replaced is freed after the last */
   int is_replaced;
-  PyTypeObject* take_type; /* of the target; strong; NULL = the target is dlx.Tensor */
-  unsigned take_tag;
-  const DLPackExchangeAPI* give;
-  const DLPackExchangeAPI* take;     /* NULL = none is used */
+  PyTypeObject* target; /* of its arrays; strong; NULL = dlx.Tensor */
+  unsigned target_tag;
+  const DLPackExchangeAPI* exports;
+  const DLPackExchangeAPI* imports;  /* NULL = none is used */
   PyObject* load;                    /* load(dlx.Tensor), where no table is used; strong, or NULL */
   int n_early, n_guards, n_switches; /* guards that need no dtype come first */
   py_guard guards[DLX_MAX_QUESTIONS];
@@ -59,7 +57,7 @@ typedef struct {
   py_question dtype;   /* asked where the code and width are those of `confirmed` */
   PyObject* confirmed; /* {code | bits << 8: dtype object that the answer must be}, or NULL */
   dlx_capabilities accepts;
-  uint32_t plain_dtype;     /* word of a dtype that was accepted last; 0 = none yet */
+  DLDataType plain_dtype;   /* the one that was accepted last; without bits = none yet */
   uint32_t plain_alignment; /* what the consumer wants for it */
 } py_route;
 
@@ -91,30 +89,24 @@ typedef struct {
   PyObject* weakrefs;
 } FastPathObject;
 
-extern PyObject* py_fast_path_pass; /* a unique answer that means "ask Python" */
-
-/* The fast path's vectorcall. */
-PyObject* py_fast_path_call(PyObject* callable, PyObject* const* args, size_t nargsf,
-                            PyObject* names);
-
-/* Intern the words of options. Errors: -1 with an exception. */
-int py_fast_path_words(void);
+/* The options of a call that the fast path supports; 0 = none, or their defaults. */
+enum {
+  DLX_COPIES = 1,         /* copy=True: memory is only read here, nobody keeps it */
+  DLX_SHARES = 2,         /* copy=False: no copy resolves anything */
+  DLX_KEEPS_READONLY = 4, /* readonly= is not "copy" */
+  DLX_EXAMINES = 8 /* detach=True, or a device: what is in the target may not stay as it is */
+};
 
 /* The route for an exact type and target, learnt now if it must be. Owns: borrowed, see
  * py_route_find. GIL: needed; may run Python. Errors: NULL = ask Python, unless an exception is
  * set, which then ends the call: an interrupt, an exit, or MemoryError. */
 py_route* py_fast_path_route(PyObject* callable, PyTypeObject* type, PyObject* to);
 
-/* Convert one array by its route, without options. Owns: the result is new, py_fast_path_pass
- * borrowed. GIL: needed; may run Python. Errors: NULL with an exception, or py_fast_path_pass. */
-PyObject* py_fast_path_run(PyObject* callable, py_route* route, PyObject* obj, PyObject* to);
-
-/* A managed tensor over an array: examined, exported and checked. `brief`: the memory is only read
- * during the call, and need not be protected from a later resize. `resolvable`: NULL, or where to
- * write the incompatibilities that a copy resolves; the caller then makes that copy. Owns: the
- * caller owns the result, which owns the array or its storage. GIL: needed; may run Python. Errors:
- * NULL, as py_fast_path_route. */
-DLManagedTensorVersioned* py_fast_path_borrow(py_route* route, PyObject* obj, int brief,
+/* A managed tensor over an array: examined, exported and checked. With DLX_COPIES it need not be
+ * protected from a later resize. `resolvable`: the incompatibilities that a copy resolves; the
+ * caller makes that copy. Owns: the caller owns the result, which owns the array or its storage.
+ * GIL: needed; may run Python. Errors: NULL, as py_fast_path_route. */
+DLManagedTensorVersioned* py_fast_path_borrow(py_route* route, PyObject* obj, unsigned options,
                                               uint32_t* resolvable);
 
 /* A copy of a borrowed tensor, in the order of dimensions that the consumer takes. Owns: takes
@@ -127,6 +119,11 @@ DLManagedTensorVersioned* py_fast_path_copy(const py_route* route, DLManagedTens
 PyObject* py_fast_path_hand_over(PyObject* callable, const py_route* route,
                                  DLManagedTensorVersioned* made, PyObject* obj, PyObject* to,
                                  PyObject* tree);
+
+/* Convert one array by its route. Owns: the result is new. GIL: needed; may run Python. Errors:
+ * NULL, as py_fast_path_route. */
+PyObject* py_fast_path_run(PyObject* callable, py_route* route, PyObject* obj, PyObject* to,
+                           unsigned options);
 
 /* ---- python/fast_path_tree.c ----------------------------------------------------------------- */
 

@@ -4,10 +4,24 @@
 
 #include "dlx_python.h"
 #include "core/hot.h"
-
-#include <structmember.h>
+#include "gil.h"
 
 PyTypeObject* py_tensor_type;
+
+DLX_HOT void py_release_object(void* object) {
+  int held = py_holds_gil(); /* the usual case, and much cheaper than asking for it again */
+  /* The object's memory is gone or going: leaking is the only safe answer. */
+  if (py_is_over(held)) return;
+  PyGILState_STATE state = held ? PyGILState_LOCKED : PyGILState_Ensure();
+  if (Py_REFCNT((PyObject*)object) > 1) { /* nothing is freed, so nothing runs */
+    Py_DECREF((PyObject*)object);
+  } else {
+    py_pending pending = py_pending_save();
+    Py_DECREF((PyObject*)object);
+    py_pending_restore(pending);
+  }
+  if (!held) PyGILState_Release(state);
+}
 
 /* Shells that were used before, as CPython keeps them for its own small types; the collector does
  * not know them. GIL: held. */
@@ -15,11 +29,11 @@ enum { SPARE = 16 };
 static TensorObject* spare[SPARE];
 static int n_spare;
 
-static void blank(TensorObject* tensor) {
+static void reset(TensorObject* tensor) {
   tensor->managed = NULL;
   tensor->weakrefs = NULL;
   tensor->ready = NULL;
-  tensor->is_ordered = tensor->is_lent = 0;
+  tensor->is_ordered = tensor->is_on_own_stream = 0;
 }
 
 TensorObject* py_tensor_alloc(void) {
@@ -28,7 +42,7 @@ TensorObject* py_tensor_alloc(void) {
     return (TensorObject*)PyObject_Init((PyObject*)tensor, py_tensor_type);
   }
   TensorObject* tensor = PyObject_GC_New(TensorObject, py_tensor_type);
-  if (tensor) blank(tensor);
+  if (tensor) reset(tensor);
   return tensor;
 }
 
@@ -39,14 +53,14 @@ static inline PyObject* sole_owner(const TensorObject* tensor) {
 }
 
 /* GIL: held, so that no holder is added meanwhile; one that releases does no harm. */
-static int tensor_traverse(PyObject* self, visitproc visit, void* arg) {
+int py_tensor_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   Py_VISIT(sole_owner((TensorObject*)self));
   return 0;
 }
 
 /* Called for an unreachable cycle. Afterwards the object is like a tensor that was handed back. */
-static int tensor_clear(PyObject* self) {
+int py_tensor_clear(PyObject* self) {
   DLManagedTensorVersioned* made = ((TensorObject*)self)->managed;
   ((TensorObject*)self)->managed = NULL;
   if (made) dlx_managed_release(made);
@@ -63,7 +77,7 @@ DLManagedTensorVersioned* py_tensor_managed(PyObject* obj) {
   return made;
 }
 
-DLX_HOT static void tensor_dealloc(PyObject* self) {
+DLX_HOT void py_tensor_dealloc(PyObject* self) {
   TensorObject* tensor = (TensorObject*)self;
   PyTypeObject* type = Py_TYPE(self);
   PyObject_GC_UnTrack(self);
@@ -83,7 +97,7 @@ DLX_HOT static void tensor_dealloc(PyObject* self) {
   }
   if (tensor->ready) dlx_ready_drop(tensor->ready);
   if (n_spare < SPARE) {
-    blank(tensor);
+    reset(tensor);
     spare[n_spare++] = tensor;
   } else {
     type->tp_free(self);
@@ -107,192 +121,5 @@ DLX_HOT PyObject* py_tensor_wrap(DLManagedTensorVersioned* made) {
 void py_tensor_follow(TensorObject* view, const TensorObject* tensor) {
   view->ready = tensor->ready ? dlx_ready_hold(tensor->ready) : NULL;
   view->is_ordered = tensor->is_ordered;
-  view->is_lent = tensor->is_lent;
-}
-
-/* ---- the DLPack protocol --------------------------------------------------------------------- */
-
-/* GIL: needed. Errors: -1 with an exception; 0 = legacy wanted, 1 = versioned wanted. */
-static int wants_versioned(PyObject* max_version) {
-  if (max_version == Py_None) return 0;
-  if (!PyTuple_Check(max_version) || PyTuple_GET_SIZE(max_version) != 2) {
-    PyErr_SetString(PyExc_TypeError, "max_version must be None or a tuple (major, minor)");
-    return -1;
-  }
-  long major = PyLong_AsLong(PyTuple_GET_ITEM(max_version, 0));
-  if (major == -1 && PyErr_Occurred()) return -1;
-  return major >= 1;
-}
-
-/* Where the capsule will say the memory is: host memory of any kind may be asked for as plain CPU.
- * GIL: needed. Errors: -1 with an exception. */
-DLX_HOT static int answer_request(PyObject* stream, PyObject* dl_device, DLDevice* device) {
-  if (stream != Py_None && dlx_host_readable(device->device_type)) {
-    int is_too_big = 0;
-    long value = PyLong_Check(stream) ? PyLong_AsLongAndOverflow(stream, &is_too_big) : 0;
-    if (value != -1 || is_too_big) {
-      py_raise(DLX_E_STREAM, "host memory has no stream; found stream=%R", stream);
-      return -1;
-    }
-  }
-  if (dl_device == Py_None) return 0;
-  DLDevice wanted;
-  if (py_read_device(dl_device, &wanted) < 0) return -1;
-  int same = wanted.device_type == device->device_type && wanted.device_id == device->device_id;
-  int to_host = wanted.device_type == kDLCPU &&
-                (dlx_host_readable(device->device_type) || dlx_is_cuda(*device));
-  if (!same && !to_host) {
-    py_raise(DLX_E_DEVICE, "this dlx.Tensor is on device (%d, %d), asked for (%d, %d)",
-             device->device_type, device->device_id, wanted.device_type, wanted.device_id);
-    return -1;
-  }
-  *device = wanted;
-  return 0;
-}
-
-enum { STREAM, MAX_VERSION, DL_DEVICE, COPY, KEYWORDS };
-static PyObject* keywords[KEYWORDS]; /* interned */
-
-/* Which keyword a name is, or KEYWORDS. Names in calls are interned too, so the first loop finds
- * it. */
-static int keyword_of(PyObject* name) {
-  int k = 0;
-  while (k < KEYWORDS && name != keywords[k]) k++;
-  if (k < KEYWORDS) return k;
-  for (k = 0; k < KEYWORDS && PyUnicode_Compare(name, keywords[k]) != 0; k++) continue;
-  return k;
-}
-
-PyDoc_STRVAR(
-    dlpack_doc,
-    "__dlpack__($self, /, *, stream=None, max_version=None, dl_device=None, copy=None)\n--\n\n"
-    "Return a fresh capsule over this memory (a copy where copy=True), versioned where "
-    "max_version\n"
-    "is (1, 0) or more. A read-only tensor is not exported in a legacy capsule.");
-
-DLX_HOT static PyObject* tensor_dlpack(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
-                                       PyObject* names) {
-  PyObject* value[KEYWORDS] = {Py_None, Py_None, Py_None, Py_None};
-  if (nargs != 0) {
-    PyErr_SetString(PyExc_TypeError, "__dlpack__ takes keyword arguments only");
-    return NULL;
-  }
-  for (Py_ssize_t i = 0; names && i < PyTuple_GET_SIZE(names); i++) {
-    PyObject* name = PyTuple_GET_ITEM(names, i);
-    int k = keyword_of(name);
-    if (k == KEYWORDS) {
-      PyErr_Format(PyExc_TypeError, "__dlpack__() got an unexpected keyword argument '%U'", name);
-      return NULL;
-    }
-    value[k] = args[i];
-  }
-  DLManagedTensorVersioned *base = py_tensor_managed(self), *made;
-  if (base == NULL) return NULL;
-  DLDevice device = base->dl_tensor.device;
-  int versioned = wants_versioned(value[MAX_VERSION]);
-  if (versioned < 0 || answer_request(value[STREAM], value[DL_DEVICE], &device) < 0) return NULL;
-  if (!versioned && (base->flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) &&
-      dlx_itemsize(base->dl_tensor.dtype, 0) == 0)
-    return py_raise(DLX_E_FLAGS, "a legacy capsule cannot say that elements are padded to bytes");
-  int copied = value[COPY] == Py_None ? 0 : PyObject_IsTrue(value[COPY]);
-  if (copied < 0) return NULL;
-  int is_ours = dlx_is_cuda(base->dl_tensor.device);
-  if (is_ours && device.device_type == kDLCPU) { /* only a copy can be there */
-    if (value[COPY] != Py_None && !copied)
-      return py_raise(DLX_E_COPY, "device memory cannot be had on the host without a copy");
-    copied = 1;
-  } else if (copied && value[DL_DEVICE] != Py_None && device.device_type != kDLCPU) {
-    return py_raise(DLX_E_DEVICE, "dlx makes copies in host memory (1, 0), asked for (%d, %d)",
-                    device.device_type, device.device_id);
-  }
-  if (copied) {
-    made = is_ours ? py_cuda_fetch((TensorObject*)self) : py_managed_copy(base, 1);
-    if (made == NULL) return NULL;
-    made->flags |= DLPACK_FLAG_BITMASK_IS_COPIED;
-  } else {
-    if (!versioned && (base->flags & DLPACK_FLAG_BITMASK_READ_ONLY))
-      return py_raise(DLX_E_READONLY, "a legacy capsule cannot say that memory is read-only");
-    uint64_t flags = base->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED;
-    int status = dlx_managed_lend(base, device, flags, &made);
-    if (status != DLX_OK) return py_raise(status, NULL);
-    if (is_ours) made = py_cuda_give((TensorObject*)self, made, value[STREAM]);
-    if (made == NULL) return NULL;
-  }
-  return py_capsule_wrap(made, !versioned);
-}
-
-PyDoc_STRVAR(dlpack_device_doc,
-             "__dlpack_device__($self, /)\n--\n\n"
-             "Return (device type, device id) as DLPack numbers.");
-
-static PyObject* tensor_dlpack_device(PyObject* self, PyObject* unused) {
-  const DLManagedTensorVersioned* m = py_tensor_managed(self);
-  if (m == NULL) return NULL;
-  PyObject *pair = PyTuple_New(2), *type = PyLong_FromLong(m->dl_tensor.device.device_type),
-           *id = PyLong_FromLong(m->dl_tensor.device.device_id);
-  if (pair == NULL || type == NULL || id == NULL) {
-    Py_XDECREF(pair);
-    Py_XDECREF(type);
-    Py_XDECREF(id);
-    return NULL;
-  }
-  PyTuple_SET_ITEM(pair, 0, type);
-  PyTuple_SET_ITEM(pair, 1, id);
-  return pair;
-}
-
-static PyMethodDef tensor_methods[] = {
-    {"__dlpack__", (PyCFunction)(void (*)(void))tensor_dlpack, METH_FASTCALL | METH_KEYWORDS,
-     dlpack_doc},
-    {"__dlpack_device__", tensor_dlpack_device, METH_NOARGS, dlpack_device_doc},
-    {NULL, NULL, 0, NULL},
-};
-
-/* ---- the type -------------------------------------------------------------------------------- */
-
-static PyMemberDef tensor_members[] = {
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(TensorObject, weakrefs), 1 /* READONLY */, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
-PyDoc_STRVAR(
-    tensor_doc,
-    "A tensor in DLPack's sense, owned by dlx: memory, dtype, shape, strides, device, flags.\n\n"
-    "It comes from dlx.convert(obj, to='dlx'); any DLPack consumer takes it, and host memory is a\n"
-    "buffer.");
-
-static PyType_Slot tensor_slots[] = {
-    {Py_tp_dealloc, tensor_dealloc},
-    {Py_tp_traverse, tensor_traverse},
-    {Py_tp_clear, tensor_clear},
-    {Py_tp_methods, tensor_methods},
-    {Py_tp_getset, py_describe_attributes},
-    {Py_tp_members, tensor_members},
-    {Py_tp_repr, py_describe_repr},
-    {Py_tp_doc, (void*)tensor_doc},
-    {Py_bf_getbuffer, py_buffer_get},
-    {Py_bf_releasebuffer, py_buffer_release},
-    {0, NULL},
-};
-
-static PyType_Spec tensor_spec = {
-    .name = "dlx.Tensor",
-    .basicsize = sizeof(TensorObject),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION |
-             Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = tensor_slots,
-};
-
-int py_tensor_init(PyObject* module) {
-  static const char* const names[KEYWORDS] = {[STREAM] = "stream",
-                                              [MAX_VERSION] = "max_version",
-                                              [DL_DEVICE] = "dl_device",
-                                              [COPY] = "copy"};
-  for (int k = 0; k < KEYWORDS; k++) {
-    keywords[k] = PyUnicode_InternFromString(names[k]);
-    if (keywords[k] == NULL) return -1;
-  }
-  py_tensor_type = (PyTypeObject*)PyType_FromSpec(&tensor_spec);
-  if (py_tensor_type == NULL || py_table_publish(py_tensor_type) < 0) return -1;
-  return PyModule_AddObjectRef(module, "Tensor", (PyObject*)py_tensor_type);
+  view->is_on_own_stream = tensor->is_on_own_stream;
 }

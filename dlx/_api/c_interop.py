@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from operator import index
 from types import TracebackType
 from typing import Any
 
 from dlx._api.convert import convert
+from dlx._api.shares_memory import CONVERTED
 from dlx._containers.lookup import container_of
 from dlx._core import cuda, native
 from dlx._core.extension import ffi, lib
 from dlx._core.module import set_module
+from dlx._core.native import Tensor
 from dlx._core.stream import Stream
-from dlx._core.tensor import Tensor
-from dlx._core.types import Device, DType
+from dlx._core.types import Device
 from dlx._engine.request import describe, not_an_array
-from dlx._protocols.pointer import dltensor, extents_of, from_managed, from_pointer
-from dlx.errors import CopyRequiredError, DeviceError, DlxError, ReadOnlyError
+from dlx._protocols.pointer import dltensor, empty, from_managed, from_pointer
+from dlx.errors import CopyRequiredError, DlxError, ReadOnlyError
 
 __all__ = ["borrow", "empty", "from_dlpack", "from_managed", "from_pointer", "to_capsule"]
 
@@ -45,59 +45,6 @@ def from_dlpack(obj: Any) -> Tensor:
     True
     """
     return _tensor(obj)
-
-
-@set_module("dlx")
-def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu") -> Tensor:
-    """Return a writable, row-major tensor over new, uninitialized memory.
-
-    Parameters
-    ----------
-    shape
-        Extents, ``(ndim,)``; an int means one dimension.
-    dtype
-        A name such as ``"float32"``, a triple ``(code, bits, lanes)``, or a `dlx.DType`.
-    device
-        ``"cpu"``, or a CUDA device such as ``"cuda:1"``.
-
-    Returns
-    -------
-    Tensor
-        Its memory is aligned to 256 bytes; there is none where there is no element. Device memory comes from the
-        driver's stream-ordered allocator where the device has one; consumers wait for it by themselves.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If the shape is none.
-    DTypeError, DeviceError, LayoutError
-        If there is no such dtype or device, or the size does not fit 63 bits, or the driver cannot give it.
-    MemoryError
-        If there is not enough memory.
-
-    Notes
-    -----
-    256 bytes is what ``dlpack.h`` asks of a producer, though no consumer may rely on it.
-
-    Examples
-    --------
-    >>> import dlx
-    >>> dlx.empty((2, 3), "bfloat16").nbytes
-    12
-    """
-    extents = extents_of(shape)
-    kind, where = DType(dtype), Device(device)
-    on_device = where.type == lib.kDLCUDA
-    if not on_device and where != Device("cpu"):
-        raise DeviceError(
-            f"dlx allocates on the host and on CUDA devices, asked for {where}", fix="Say 'cpu' or 'cuda:0'."
-        )
-    # tensor_new checks every number; the memory of this tensor is never read.
-    like = native.tensor_new(lib.DLX_ALIGNMENT, extents, None, kind, where, 0, None)
-    if on_device:
-        cuda.require()
-        return native.tensor_on_device(like, False, where.id)
-    return native.tensor_empty(native.tensor_address(like))
 
 
 @set_module("dlx")
@@ -207,7 +154,9 @@ class borrow:  # noqa: N801
                 reason = "it is read-only, and it was not said that it will only be read"
                 tensor = _writable(obj, "DLTensor *", reason, "Pass readonly=True.", stream=stream, copy=False)
             except CopyRequiredError as error:
-                error.fix = "Pass readonly=True to have a copy read, or give a copy of your own to be written to."
+                if ("copy", None) in error.option:  # `copy` is no option of this call
+                    error.option = (("readonly", True),)
+                    error.via = "to have a copy read, or give a copy of your own to be written to"
                 raise
         if stream is None and cuda.is_cuda(tensor.device):
             _for_legacy(tensor)
@@ -239,8 +188,7 @@ def _tensor(obj: Any, **options: Any) -> Tensor:
     try:
         return convert(obj, to="dlx", **options)  # type: ignore[no-any-return]
     except DlxError as error:
-        if error.fix.startswith("Pass "):  # an option that these entry points do not have
-            error.fix = f"{error.fix.removesuffix('.')} to dlx.convert(obj, to='dlx') and give what it returns."
+        error.complete(via=CONVERTED)
         raise
 
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 from dlx._containers.lookup import container_of
 from dlx._core.module import set_module
 from dlx._core.native import FastPathFunction
-from dlx._engine.batch import convert_tree, plan_tree
-from dlx._engine.executor import convert_leaf, forget_frames, plan_leaf
-from dlx._engine.fast_path import _consumer_failed, learn
+from dlx._engine.batch import Batch, convert_tree, plan_one, plan_tree
+from dlx._engine.executor import forget_frames
+from dlx._engine.fast_path import consumer_failed, learn
 from dlx._engine.plan import Plan
-from dlx._engine.planner import begin
-from dlx._engine.request import _described, producer_of, request_of
+from dlx._engine.request import described, producer_of, request_of
 from dlx._views.factory import lazy_view, plain_view
 from dlx.errors import DlxError
 
@@ -118,7 +117,7 @@ def convert(
     request = request_of(to, like, device, copy, readonly, detach, stream, errors)
     handler = container_of(type(obj))
     if handler is None:
-        return convert_leaf(begin(obj, producer_of(obj, request), request))
+        return Batch(request, [obj], [producer_of(obj, request)]).run()[0]
     # The fast path shares memory and takes no options: arrays of a tree use it where no option is set.
     may = to is not None and device is None and stream is None and not copy and not detach
     fast_path = cast("FastPathFunction", convert) if may else None
@@ -175,18 +174,15 @@ def plan(
         handler = container_of(type(obj))
         if handler is not None:
             return plan_tree(obj, handler, request, strict=strict, collect=errors == "collect", probe=probe)
-        leaf = begin(obj, producer_of(obj, request), request)
+        return plan_one(request, obj, producer_of(obj, request), probe=probe)[0]
     except DlxError as error:
         forget_frames(error)
-        return Plan("", _described(obj), error.target or str(to), None, "refused", error=error)
-    plan_leaf(leaf, probe=probe)
-    assert leaf.plan is not None
-    return leaf.plan
+        return Plan("", described(obj), error.target or str(to), None, "refused", error=error)
 
 
 if not TYPE_CHECKING:
     # From Python 3.14 on annotations are evaluated late and not copied by name; ours are plain strings.
     _copied = dict.fromkeys([*functools.WRAPPER_ASSIGNMENTS, "__annotations__"])
     convert = functools.update_wrapper(
-        FastPathFunction(convert, learn, _consumer_failed), convert, assigned=tuple(_copied)
+        FastPathFunction(convert, learn, consumer_failed), convert, assigned=tuple(_copied)
     )

@@ -8,17 +8,20 @@ from struct import calcsize
 from typing import Any, NamedTuple
 
 from dlx._core.extension import lib
+from dlx._core.foreign import type_name
 from dlx._core.module import set_module
-from dlx._core.tensor import type_name
 from dlx._core.types import Device
-from dlx._engine.executor import export
-from dlx._engine.planner import begin
-from dlx._engine.request import Request, producer_of
-from dlx._engine.transfer import adapter_failed
-from dlx._registry.generic import TENSOR
+from dlx._engine.batch import Batch
+from dlx._engine.executor import adapter_failed
+from dlx._engine.planner import Request
+from dlx._engine.request import abstract, info_of, producer_of
+from dlx._registry.registry import registry
 from dlx.errors import DlxError
 
-__all__ = ["collision", "shares_memory"]
+__all__ = ["CONVERTED", "collision", "shares_memory"]
+
+CONVERTED = "to dlx.convert(obj, to='dlx') and give what it returns"
+"""How errors of functions that lack an option say where it is (`DlxError.via`)."""
 
 POINTER = calcsize("P")
 MAX_STEPS = 20_000
@@ -129,24 +132,29 @@ def _same_memory(a: Device, b: Device) -> bool:
 
 def _extent(obj: Any) -> Extent | None:
     """Return the bytes of an array; None where it has no element, or no memory of its own."""
-    request = Request(TENSOR)
+    request = Request(registry.target("dlx"))
     source = producer_of(obj, request)
     try:
-        info = source.info(obj)
-        if info is not None and (info.strides is None or info.dtype is None) and info.address:
+        found = source.describe(obj)
+        info = info_of(found.info, source, obj, found.tensor)
+        if (info.strides is None or info.dtype is None) and info.address:
             return _of_interface(obj.__array_interface__, info.address)
-        tensor = source.sketch(obj)
+        tensor = found.tensor
+        if tensor is None and not found.needs_export:
+            tensor = abstract(info, obj)
     except DlxError:
         tensor = None  # it cannot be described: the export below raises the reason
     except Exception as error:
-        raise adapter_failed(source, error).complete(source=type_name(type(obj))) from error
+        raise adapter_failed(source, error, source=type_name(type(obj))) from error
     if tensor is None:
-        leaf = begin(obj, source, request)
-        if leaf.plan is not None and leaf.plan.error is not None:
-            raise leaf.plan.error
-        if leaf.fresh:  # it is copied on each conversion
+        batch = Batch(request, [obj], [source])
+        try:
+            (tensor,) = batch.tensors()
+        except DlxError as error:
+            error.complete(via=CONVERTED)
+            raise
+        if batch.copied(0):  # it is copied on each conversion
             return None
-        tensor = export(leaf)
     bits = tensor.dtype.bits * tensor.dtype.lanes
     if bits % 8 and tensor.nbytes * 8 < bits * prod(tensor.shape) + 8:  # packed below a byte, hence contiguous
         return _runs(tensor.device, tensor.data_ptr, tensor.nbytes, [])

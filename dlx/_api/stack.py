@@ -11,14 +11,14 @@ from dlx._containers.failures import Failures
 from dlx._core import cuda, native
 from dlx._core.extension import lib
 from dlx._core.module import set_module
-from dlx._core.native import FastPathFunction
-from dlx._core.tensor import Tensor
+from dlx._core.native import FastPathFunction, Tensor
 from dlx._core.types import SUBBYTE_PADDED
-from dlx._engine.batch import Batch
-from dlx._engine.planner import begin, settle
-from dlx._engine.request import Request, producer_of, request_of
+from dlx._engine.batch import Batch, plan_one
+from dlx._engine.planner import Request
+from dlx._engine.request import producer_of, request_of
 from dlx._engine.streams import Readiness, StreamSync, physical
 from dlx._registry.generic import TENSOR
+from dlx._registry.registry import registry
 from dlx.adapter.base import Adapter
 from dlx.errors import DeviceError, DlxError, DTypeError, LayoutError
 
@@ -126,37 +126,31 @@ def _tensors(objs: list[Any], target: str) -> tuple[list[Tensor], list[tuple[Ada
         first.setdefault(id(obj), i)
     numbers = list(first.values())
     each = [objs[i] for i in numbers]
-    request = Request(TENSOR)
+    request = Request(registry.target("dlx"))
     try:
-        sources = [producer_of(obj, request, where=f"arrays[{i}]") for i, obj in zip(numbers, each, strict=True)]
-        batch = Batch(
-            request,
-            each,
-            sources,
-            lambda i: f"arrays[{numbers[i]}]",
-            Failures(TENSOR.name),
-            cast("FastPathFunction", convert),
-            TENSOR.name,
-        )
+        sources = [producer_of(obj, request, root="arrays", path=(i,)) for i, obj in zip(numbers, each, strict=True)]
+        failures = Failures(TENSOR.name, located=lambda path: ("arrays", path))
+        fast_path = cast("FastPathFunction", convert)
+        batch = Batch(request, each, sources, lambda i: (numbers[i],), failures, fast_path, TENSOR.name)
         tensors = batch.tensors()
     except DlxError as error:
         error.target = target
-        if error.fix.startswith("Pass "):  # an option that `stack` does not have
-            error.fix = f"{error.fix.removesuffix('.')} to dlx.convert(array, to='dlx') and stack what it returns."
+        error.complete(via="to dlx.convert(array, to='dlx') and stack what it returns")
         raise
     number = {id(obj): n for n, obj in enumerate(each)}
     readinesses = [(source, batch.readiness(n)) for n, source in enumerate(sources)]
-    return [tensors[number[id(obj)]] for obj in objs], readinesses, batch.request.sync
+    return [tensors[number[id(obj)]] for obj in objs], readinesses, batch.sync()
 
 
 def _can_hold(request: Request, like: Tensor, shape: tuple[int, ...]) -> None:
     """Refuse what the target cannot hold before memory is allocated."""
     abstract = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, like.dtype, like.device, like.flags & ~1, None)
-    leaf = begin(abstract, TENSOR, request)
-    if leaf.plan is None:
-        settle(leaf, abstract)
-    if leaf.plan is not None and isinstance(leaf.plan.error, DlxError):
-        raise leaf.plan.error
+    error = plan_one(request, abstract, TENSOR, probe=False)[0].error
+    try:
+        if error is not None:
+            raise error
+    finally:
+        del error  # this frame is in its traceback, and would keep it alive
 
 
 _ODD: dict[str, tuple[type[DlxError], str]] = {
@@ -173,4 +167,4 @@ def _odd(tensors: list[Tensor], i: int) -> DlxError:
     word = next(word for word in _ODD if getattr(one, word) != getattr(other, word))
     kind, fix = _ODD[word]
     reason = f"its {word} is {getattr(other, word)}, that of arrays[0] is {getattr(one, word)}"
-    return kind(reason, where=f"arrays[{i}]", fix=fix)
+    return kind(reason, root="arrays", path=(i,), fix=fix)

@@ -1,1 +1,4 @@
-"""Containers of arrays: which types are containers, and how a tree of them is flattened and unflattened."""
+"""Which types are containers; trees flattened into their arrays, and rebuilt around the results.
+
+What becomes of the arrays is decided and done in `_engine`.
+"""

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from dlx.errors import DlxError
 
-__all__ = ["Failures", "together"]
+__all__ = ["Failures", "Located", "together"]
+
+Located = Callable[[tuple[Any, ...]], tuple[str, tuple[Any, ...]]]
 
 
 class Failures:
-    """Errors with their paths: raised one by one, or collected for an ExceptionGroup."""
+    """Errors with their paths: raised one by one, or collected for an ExceptionGroup.
 
-    def __init__(self, target: str, *, collect: bool = False) -> None:
+    Parameters
+    ----------
+    target
+        Name of the target, for errors.
+    collect
+        Whether errors are collected.
+    located
+        ``located(path)`` gives (root, path) of an error, as its caller knows the place; None: the path begins at what
+        was passed.
+    """
+
+    def __init__(self, target: str, *, collect: bool = False, located: Located | None = None) -> None:
         self.target = target
         self.collect = collect
+        self.located = located
         self.errors: list[DlxError] = []
 
-    def add(self, error: DlxError, where: str) -> None:
+    def add(self, error: DlxError, path: tuple[Any, ...]) -> None:
         """Note an error, or raise it where errors are not collected."""
-        error.complete(where=where, target=self.target)
+        root, path = ("", path) if self.located is None else self.located(path)
+        error.complete(path=path, root=root, target=self.target)
         if not self.collect:
             try:
                 raise error

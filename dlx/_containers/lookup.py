@@ -26,15 +26,17 @@ import numbers
 import types
 from collections import OrderedDict, UserString, defaultdict, deque
 from typing import Any
+from weakref import ref
 
 from dlx._containers.classes import abstract_handler, elements, items, record_handler, subclass_handler, unflatten_set
 from dlx._core.foreign import TypeCache, derives, is_key, module_of
+from dlx._registry import generic
 from dlx._registry.registry import registry
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import DlxError
 
-__all__ = ["LIST", "TUPLE", "VIEW", "container_of", "is_plain", "stamp", "what_is"]
+__all__ = ["LIST", "TUPLE", "VIEW", "container_of", "is_plain", "kind_of", "stamp", "what_is"]
 
 # ---- exact built-in types --------------------------------------------------------------------------------------------
 
@@ -183,6 +185,7 @@ VIEW = Container(
 _known: TypeCache[Container | None] = TypeCache()
 _arrays: TypeCache[Adapter] = TypeCache()
 _seen: tuple[int, Any] = (0, None)
+_UNKNOWN: Any = object()
 
 
 def stamp() -> tuple[int, Any]:
@@ -214,11 +217,10 @@ def container_of(kind: type) -> Container | None:
         _known.clear()
         _arrays.clear()
         _seen = now
-    try:
-        handler = _known[kind]
-    except KeyError:
+    handler = _known.get(ref(kind), _UNKNOWN) if type(kind) is type or is_key(kind) else _UNKNOWN
+    if handler is _UNKNOWN:
         try:
-            handler = _known[kind] = _look_up(kind)
+            handler = _known.keep(kind, _look_up(kind))
         except (DlxError, MemoryError):
             raise
         except Exception:  # a type that raises when it is looked at
@@ -253,15 +255,29 @@ def what_is(kind: type) -> Container | Adapter | type | None:
         handler = container_of(kind)
         if handler is not None:
             return handler
-        adapter = _arrays.get(kind) or registry.knows(kind)
+        adapter = _arrays.find(kind) or registry.knows(kind)
         if adapter is not None:
-            _arrays[kind] = adapter
+            _arrays.keep(kind, adapter)
             return None if adapter.root_only else adapter
         return None if is_plain(kind) else kind
     except (DlxError, MemoryError):
         raise
     except Exception:  # a type that raises when it is looked at
         return kind
+
+
+def kind_of(obj: Any) -> Container | Adapter | None:
+    """Return the handler of a container, the adapter of an array, or None."""
+    kind = type(obj)
+    what = what_is(kind)
+    if what is not kind:
+        return what  # type: ignore[return-value]  # it is no type then
+    try:
+        return generic.generic_array_adapter(obj)
+    except (DlxError, MemoryError):
+        raise
+    except Exception:  # an object whose attributes raise is of no known kind
+        return None
 
 
 def _look_up(kind: type) -> Container | None:

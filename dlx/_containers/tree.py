@@ -10,17 +10,15 @@ from collections.abc import Callable
 from typing import Any
 
 from dlx._containers.failures import Failures
-from dlx._containers.lookup import what_is
-from dlx._core.foreign import exception_text, is_key
-from dlx._core.tensor import type_name
+from dlx._containers.lookup import container_of, what_is
+from dlx._core.foreign import foreign_error, is_key, type_name
 from dlx._registry import generic
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import AdapterNotFoundError, ConversionError, DlxError
 
-__all__ = ["ROOT", "Tree"]
+__all__ = ["Tree", "path_of"]
 
-ROOT = "obj"
 MAX_DEPTH = 1_000_000  # levels of nesting; a container that generates children without end stops here
 
 
@@ -155,15 +153,10 @@ class Tree:
     def _generic(self, obj: Any, number: int, i: int) -> Adapter | None:
         """Return the generic adapter of an array of an unregistered type, None for anything else."""
         try:
-            source = generic.generic_array_adapter(obj)
-            is_known = source is not None or not self.strict or generic.generic_buffer_adapter(obj) is not None
-        except (DlxError, MemoryError):
-            raise
-        except Exception:  # an object whose attributes raise is of no known kind
-            source, is_known = None, not self.strict
-        if not is_known:
-            self._not_plain(obj, number, i)
-        return source
+            return generic.strict_array_adapter(obj, self.strict)
+        except AdapterNotFoundError as error:
+            self.failures.add(error, self._path(number, i))
+            return None
 
     def _closes(self, link: int, number: int, i: int) -> bool:
         """Mark a container that contains itself; False where such a container cannot be made."""
@@ -177,43 +170,28 @@ class Tree:
 
     # ---- paths and errors -------------------------------------------------------------------------------------------
 
-    def place(self, i: int) -> str:
-        """Return the path where the array number `i` was met first, as in ``obj['a'][3].x``."""
+    def path(self, i: int) -> tuple[Any, ...]:
+        """Return the path where the array number `i` was met first, as in `DlxError.path`."""
         return self._path(*self._spots[i])
 
-    def _path(self, number: int, i: int) -> str:
-        steps: list[str] = []
+    def _path(self, number: int, i: int) -> tuple[Any, ...]:
+        steps: list[Any] = []
         while number >= 0:
             node = self._nodes[number]
-            steps.append(node.handler.place(node.keys, i))
+            steps += node.handler.path(node.keys, i)
             number, i = node.parent, node.at
-        if len(steps) > 64:
-            steps[32:-32] = [" ... "]
-        return ROOT + "".join(reversed(steps))
+        return tuple(reversed(steps))
 
     def _refuse(self, reason: str, number: int, i: int, obj: Any = None) -> None:
         source = "" if obj is None else type_name(type(obj))
         self.failures.add(ConversionError(reason, source=source), self._path(number, i))
 
-    def _not_plain(self, obj: Any, number: int, i: int) -> None:
-        error = AdapterNotFoundError(
-            "it is neither array, container nor plain data (strict=True)",
-            source=type_name(type(obj)),
-            fix="Drop strict=True to let it pass through.",
-        )
-        self.failures.add(error, self._path(number, i))
-
     def _failed(self, node: Node, cause: Exception, what: str) -> None:
         """Report a container that failed; its own errors are the cause."""
-        if isinstance(cause, MemoryError):
-            raise cause
         error = cause
-        if not isinstance(cause, DlxError):
-            reason = f"the container {what}: {exception_text(cause)}"
-            error = ConversionError(reason, source=type_name(type(node.obj)))
-            error.__cause__ = cause
-        assert isinstance(error, DlxError)
-        self.failures.add(error, self._path(node.parent, node.at) if node.parent >= 0 else ROOT)
+        if not isinstance(error, DlxError):
+            error = foreign_error(f"the container {what}:", cause, source=type_name(type(node.obj)))
+        self.failures.add(error, self._path(node.parent, node.at))
 
     # ---- unflatten --------------------------------------------------------------------------------------------------
 
@@ -335,3 +313,13 @@ def _plain(node: Node) -> Any:
     else:
         node.result.extend(new)
     return node.result
+
+
+def path_of(array: Any, root: Any) -> tuple[Any, ...]:
+    """Return the path of an array in a container; empty where it is no longer there."""
+    handler = container_of(type(root))
+    tree = None if handler is None else Tree(root, handler, Failures("", collect=True))
+    for i, other in enumerate(tree.arrays if tree is not None else ()):
+        if tree is not None and other is array:
+            return tree.path(i)
+    return ()

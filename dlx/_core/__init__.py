@@ -1,4 +1,4 @@
-"""The lowest layer: the compiled extension, devices, dtypes, tensors and CUDA as Python sees them.
+"""The compiled extension, and devices, dtypes, tensors, streams and CUDA as Python sees them.
 
 Nothing here knows a framework or an adapter.
 """

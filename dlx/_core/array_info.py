@@ -7,21 +7,9 @@ from dataclasses import dataclass, field
 from dlx._core.foreign import type_name
 from dlx._core.module import set_module
 from dlx._core.native import Tensor, lib
-from dlx._core.types import Device, DType
+from dlx._core.types import Device, DType, contiguous
 
-__all__ = ["ArrayInfo", "contiguous"]
-
-
-def contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Return whether elements lie in row-major order without gaps, extents of 1 ignored."""
-    if 0 in shape:
-        return True
-    step = 1
-    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if extent != 1 and stride != step:
-            return False
-        step *= extent
-    return True
+__all__ = ["ArrayInfo"]
 
 
 @set_module("dlx")

@@ -12,8 +12,8 @@ from typing import Any
 from dlx._core import native
 from dlx._core.extension import ffi, lib
 from dlx._core.module import set_module
+from dlx._core.native import Tensor
 from dlx._core.stream import Stream
-from dlx._core.tensor import Tensor
 from dlx._core.types import Device
 from dlx.errors import ConversionError, DeviceError, StreamError
 

@@ -10,6 +10,7 @@ import weakref
 from typing import Any, TypeVar
 
 from dlx._core.module import set_module
+from dlx.errors import ConversionError, DlxError, class_name, cut, safe_repr
 
 __all__ = [
     "MAX_MESSAGE",
@@ -18,6 +19,7 @@ __all__ = [
     "cut",
     "derives",
     "exception_text",
+    "foreign_error",
     "is_key",
     "message_of",
     "module_of",
@@ -31,20 +33,12 @@ MAX_MESSAGE = 1000
 Value = TypeVar("Value")
 
 # Those of `type` itself: a metaclass may answer anything, or raise.
-_name = type.__dict__["__name__"].__get__
 _qualname = type.__dict__["__qualname__"].__get__
 _mro = type.__dict__["__mro__"].__get__
 _module = type.__dict__["__module__"].__get__
 
 
 # ---- exceptions and values -------------------------------------------------------------------------------------------
-
-
-def cut(text: str, most: int) -> str:
-    """Return a text of at most `most` characters and, where it was longer, how much is missing."""
-    length = str.__len__(text)
-    kept: str = str.__getitem__(text, slice(0, most))  # of exactly this type, whatever the other one overrides
-    return kept if length <= most else f"{kept}... ({length - most:,} more characters)"
 
 
 def message_of(error: BaseException, most: int = MAX_MESSAGE) -> str:
@@ -59,26 +53,34 @@ def message_of(error: BaseException, most: int = MAX_MESSAGE) -> str:
 
 def exception_text(error: BaseException, most: int = MAX_MESSAGE) -> str:
     """Return an exception as a part of a sentence: its class, and what it says."""
-    name, message = class_name(type(error)), message_of(error, most).rstrip(".")
+    name, message = class_name(type(error)), message_of(error, most)
     return f"{name}: {message}" if message else name
 
 
-def safe_repr(value: object, most: int = 60) -> str:
-    """Return a value's repr, cut where it is long; one that has none is named by its class."""
-    try:
-        return cut(repr(value), most)
-    except MemoryError:
-        raise
-    except Exception:
-        return f"<{class_name(type(value))}>"
+def foreign_error(what: str, cause: Exception | None, kind: type[DlxError] = ConversionError, **parts: Any) -> DlxError:
+    """Return the error to raise for an exception of foreign code, which becomes its cause.
+
+    Parameters
+    ----------
+    what
+        What failed; the exception ends the sentence: ``"torch failed:"``.
+    cause
+        The exception; None where there was none, only a failure. A `MemoryError` is raised again unchanged.
+    kind, parts
+        Class and parts of the error.
+    """
+    if isinstance(cause, MemoryError):
+        try:
+            raise cause
+        finally:
+            del cause  # this frame is in its traceback, and would keep it, and all that it holds, alive
+    said = cause and f"{class_name(type(cause))}: {message_of(cause) or 'without a message'}"
+    error = kind(f"{what} {said or 'without saying why'}", **parts)
+    error.__cause__ = cause
+    return error
 
 
 # ---- classes ---------------------------------------------------------------------------------------------------------
-
-
-def class_name(kind: type) -> str:
-    """Return the name of a class, without its module."""
-    return str(_name(kind))
 
 
 def module_of(kind: type) -> str:
@@ -108,28 +110,33 @@ def derives(kind: type, bases: type | tuple[type, ...]) -> bool:
 
     Of such a class only its true bases count.
     """
-    if type(kind) is type or is_key(kind):
+    if is_key(kind):
         return issubclass(kind, bases)
     every = bases if isinstance(bases, tuple) else (bases,)
     return any(cls is base for cls in _mro(kind) for base in every)
 
 
-class TypeCache(weakref.WeakKeyDictionary[type, Value]):
-    """Answers by class, for as long as the class lives; one that cannot be a key is asked anew each time."""
+class TypeCache(dict["weakref.ref[type]", Value]):
+    """Answers by class, for as long as the class lives, by a weak reference to a class that `is_key`."""
 
-    data: dict[weakref.ref[type], Value]
+    def keep(self, kind: type, value: Value) -> Value:
+        """Note what is known of a class, and return it; of one that cannot be a key nothing is kept."""
+        if is_key(kind):
+            self[weakref.ref(kind, self._drop)] = value
+        return value
 
-    def get(self, kind: type, default: Any = None) -> Any:  # Value, or the default
-        """Return what is known of a class."""
-        if type(kind) is type or is_key(kind):
-            return self.data.get(weakref.ref(kind), default)
-        return default
+    def find(self, kind: type) -> Value | None:
+        """Return what is known of a class, or None."""
+        return self.get(weakref.ref(kind)) if type(kind) is type or is_key(kind) else None
 
-    def __getitem__(self, kind: type) -> Value:
-        if type(kind) is type or is_key(kind):
-            return self.data[weakref.ref(kind)]
-        raise KeyError
+    @property
+    def _drop(self) -> Any:
+        """What a class does when it goes; it does not keep the cache alive."""
+        cache = weakref.ref(self)
 
-    def __setitem__(self, kind: type, value: Value) -> None:
-        if type(kind) is type or is_key(kind):
-            super().__setitem__(kind, value)
+        def drop(dead: weakref.ref[type]) -> None:
+            answers = cache()
+            if answers is not None:
+                answers.pop(dead, None)
+
+        return drop

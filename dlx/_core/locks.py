@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import threading
 import weakref
 from typing import Protocol
 
-__all__ = ["Holder", "lock_of"]
+__all__ = ["Holder", "lock_of", "unlocked"]
 
 
 class Holder(Protocol):
@@ -28,6 +30,17 @@ def lock_of(holder: Holder) -> threading.RLock:
                 _holders.add(holder)  # first: once it can be taken, a fork must find it
                 holder._lock = threading.RLock()
     return holder._lock
+
+
+def unlocked(cls: type) -> None:
+    """Let the cached properties of a class be computed without a lock, as they are from Python 3.12 on.
+
+    Python 3.11 has one lock for all objects: a thread that imports a framework meanwhile blocks all others, and a child
+    that is forked meanwhile deadlocks.
+    """
+    for value in vars(cls).values():
+        if isinstance(value, functools.cached_property) and hasattr(value, "lock"):
+            value.lock = contextlib.nullcontext()
 
 
 def _renew() -> None:

@@ -13,7 +13,7 @@ from dlx import errors
 from dlx._core.extension import ffi, lib
 from dlx._core.types import Device, DType
 
-__all__ = ["FastPathFunction", "Places", "Tensor", "ffi", "lib", "live"]
+__all__ = ["FastPathFunction", "Slots", "Tensor", "ffi", "lib", "live"]
 
 _CLASSES: dict[str, type[BaseException]] = {
     "DLX_E_VERSION": errors.ProtocolError,
@@ -61,6 +61,8 @@ if TYPE_CHECKING:
         """The dtype as dlx.DType."""
         device: Device
         """Where the memory is, as dlx.Device."""
+        is_host: bool
+        """Whether it is plain host memory, pinned memory left out."""
         nbytes: int
         """Bytes of all elements, gaps not counted."""
         readonly: bool
@@ -120,24 +122,7 @@ if TYPE_CHECKING:
     def tensor_stack(tensors: list[Tensor], /) -> Tensor | int: ...
     def tensor_repack(tensor: Tensor, /) -> Tensor: ...
     def tensor_check(tensor: Tensor, capabilities: int, /) -> int: ...
-    def route_add(
-        type: type,
-        key: object,
-        same: bool,
-        give: object,
-        take_type: type | None,
-        take: object,
-        load: object,
-        guards: tuple[Any, ...],
-        quick: object,
-        switches: tuple[Any, ...],
-        owner: tuple[Any, ...] | None,
-        bounds: tuple[Any, ...],
-        dtype: tuple[Any, ...] | None,
-        confirmed: dict[int, Any] | None,
-        accepts: int,
-        /,
-    ) -> bool: ...
+    def route_add(type: type, key: object, route: Any, /) -> bool: ...
     def routes_clear() -> None: ...
 
     class FastPathFunction:
@@ -147,7 +132,7 @@ if TYPE_CHECKING:
         def __call__(self, *args: Any, **keywords: Any) -> Any: ...
         def _borrow(self, obj: Any, to: Any, brief: bool = False, /) -> Any: ...
         def _load(self, tensor: Tensor, obj: Any, to: Any, /) -> Any: ...
-        def _place(
+        def _convert_slot(
             self,
             element: Any,
             to: Any,
@@ -155,11 +140,11 @@ if TYPE_CHECKING:
             known: dict[Any, Any],
             moved: dict[Any, Any],
             key: Any,
-            place: Any,
+            slot: Any,
             /,
         ) -> Any: ...
 
-    class Places:
+    class Slots:
         """The base type of lazy views: a source and a cache of converted elements."""
 
         _source: Any

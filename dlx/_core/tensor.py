@@ -8,13 +8,11 @@ import struct
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from dlx._core.array_info import contiguous
 from dlx._core.extension import lib
-from dlx._core.foreign import type_name
 from dlx._core.native import Tensor, set_tensor_repr
-from dlx._core.types import host_readable
+from dlx._core.types import contiguous, host_readable
 
-__all__ = ["Tensor", "type_name"]
+__all__ = ["Tensor"]
 
 # ---- the repr of dlx.Tensor: one line, the values where they are few and can be read
 

@@ -1,4 +1,7 @@
-"""`Device` and `DType`, and the flags of a managed tensor. Numbers come from the C header; names are written here."""
+"""`Device` and `DType`, the flags of a managed tensor, and their row-major order.
+
+Numbers come from the C header; names are written here.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,17 @@ from dlx._core.extension import lib
 from dlx._core.module import set_module
 from dlx.errors import DeviceError, DTypeError
 
-__all__ = ["Device", "DType", "READ_ONLY", "IS_COPIED", "SUBBYTE_PADDED", "codes_of", "host_readable", "same_device"]
+__all__ = [
+    "Device",
+    "DType",
+    "READ_ONLY",
+    "IS_COPIED",
+    "SUBBYTE_PADDED",
+    "codes_of",
+    "contiguous",
+    "host_readable",
+    "same_device",
+]
 
 READ_ONLY: int = lib.DLPACK_FLAG_BITMASK_READ_ONLY
 IS_COPIED: int = lib.DLPACK_FLAG_BITMASK_IS_COPIED
@@ -126,6 +139,18 @@ def host_readable(device: Device) -> bool:
     return bool(lib.dlx_host_readable(device[0]))
 
 
+def contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Return whether elements lie in row-major order without gaps, extents of 1 ignored."""
+    if 0 in shape:
+        return True
+    step = 1
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if extent != 1 and stride != step:
+            return False
+        step *= extent
+    return True
+
+
 # Names whose code fixes everything but the lanes. Widths of the plain kinds are in the name itself.
 _EXACT: dict[str, tuple[int, int]] = {
     "bool": (lib.kDLBool, 8),
@@ -148,6 +173,13 @@ _WIDE_NAMES = {code: name for name, code in _WIDE.items()}
 _SPELLING = re.compile(r"(?P<kind>int|uint|float|complex)(?P<bits>[1-9]\d{0,2})")
 _INTEGERS = {*range(1, 9), 16, 32, 64, 128}
 _WIDTHS = {"int": _INTEGERS, "uint": _INTEGERS, "float": {16, 32, 64, 128}, "complex": {32, 64, 128, 256}}
+# Every dtype that some framework has, as users are shown them; float4 comes in pairs of two lanes, too.
+_LISTED = (
+    *("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))),
+    *("float16", "float32", "float64", "bfloat16", "complex32", "complex64", "complex128"),
+    *(name for name in _EXACT if name.startswith("float")),
+    *("float4_e2m1fnx2", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (1, 2, 4))),
+)
 _UNNAMED = re.compile(r"code(?P<code>\d{1,3})_(?P<bits>\d{1,3})bit")
 _LANES = re.compile(r"(?P<scalar>.+?)x(?P<lanes>\d+)")
 
@@ -198,6 +230,11 @@ class DType(tuple[int, int, int]):
                 f"{dtype!r} is not a dtype", fix="Give a name such as 'float32', or a triple (code, bits, lanes)."
             ) from None
         return tuple.__new__(cls, (code, width, width_lanes))
+
+    @classmethod
+    def all(cls) -> tuple[DType, ...]:
+        """Return every dtype that some framework has, in the order of `dlx dtypes`."""
+        return tuple(map(cls, _LISTED))
 
     @property
     def code(self) -> int:

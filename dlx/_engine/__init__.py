@@ -1,1 +1,4 @@
-"""Conversion of arrays: decide what must be done (`planner`), do it (`executor`), for one array or many (`batch`)."""
+"""Conversion of arrays: the request, the plan, its execution, the order of streams, the fast path's routes.
+
+One array is a batch of one. Containers are flattened below, lazy views and the public functions are above.
+"""

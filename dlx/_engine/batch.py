@@ -1,4 +1,4 @@
-"""Convert many arrays in stages: examine all, export all, check, order streams, load.
+"""Convert arrays in stages: describe all, decide, export all, order streams, load. One array is a batch of one.
 
 What can be refused without calling a producer is refused before any is called. After a failure results
 are released, and consumed capsules get their names back.
@@ -10,29 +10,66 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from dlx._containers.failures import Failures, together
-from dlx._containers.lookup import container_of
+from dlx._containers.failures import Failures, Located, together
 from dlx._containers.tree import Tree
+from dlx._core import native
+from dlx._core.array_info import ArrayInfo
 from dlx._core.cuda import is_cuda, readiness_of
-from dlx._core.native import FastPathFunction
-from dlx._core.tensor import Tensor
-from dlx._engine.executor import forget_frames, load, order, plan_leaf, prepare, preview, release, take_back
-from dlx._engine.plan import Plan
-from dlx._engine.planner import begin
-from dlx._engine.request import Request
-from dlx._engine.streams import Readiness
-from dlx._engine.transfer import Leaf
-from dlx._registry.generic import Described
-from dlx.adapter.base import Adapter, look_up
+from dlx._core.foreign import exception_text, foreign_error, type_name
+from dlx._core.native import FastPathFunction, Tensor
+from dlx._core.types import SUBBYTE_PADDED, host_readable
+from dlx._engine.executor import adapter_failed, execute, forget_frames, is_read_in_place, marked, resolved
+from dlx._engine.plan import Plan, Relabel
+from dlx._engine.planner import Decision, Request, approach, decide, explain
+from dlx._engine.request import abstract, info_of
+from dlx._engine.streams import Readiness, StreamSync, takes_stream
+from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
-from dlx.errors import DlxError
+from dlx.errors import CopyRequiredError, DlxError, LayoutError, ProtocolError, ReadOnlyError, path_text
 from dlx.typing import Outcome
 
-__all__ = ["Batch", "convert_tree", "place_of", "plan_tree"]
+__all__ = ["Batch", "convert_tree", "plan_one", "plan_tree"]
+
+
+class _Transfer:
+    """One array of a batch, and what is held of it from one stage to the next."""
+
+    __slots__ = (
+        "_info",
+        "before",
+        "decision",
+        "needs_export",
+        "obj",
+        "owned",
+        "readiness",
+        "said",
+        "source",
+        "tensor",
+    )
+
+    def __init__(self, obj: Any, source: Adapter) -> None:
+        self.obj, self.source = obj, source
+        self.said: Any = None  # `Description.info`
+        self.needs_export = False
+        self.before = self.decision = _UNDECIDED  # what is done before the export, and in all
+        self.tensor: Tensor | None = None  # described or exported, not yet passed to the consumer
+        self.readiness: Readiness = None  # when it is ready
+        self.owned: Tensor | None = None  # consumed from the producer
+        self._info: ArrayInfo | None = None
+
+    def info(self) -> ArrayInfo:
+        """Return what is known of the array: what its adapter said of it, or what was exported."""
+        held = self.tensor if self.tensor is not None else self.owned
+        if self._info is None or (self._info.shape is None and held is not None):
+            self._info = info_of(self.said, self.source, self.obj, held)
+        return self._info
+
+
+_UNDECIDED = Decision()
 
 
 class Batch:
-    """The conversion of several arrays to one target.
+    """The conversion of arrays to one target.
 
     Parameters
     ----------
@@ -40,10 +77,10 @@ class Batch:
         The options of the call.
     objs, sources
         The arrays, each once, and their adapters.
-    place
-        ``place(i)`` is the path of the array number i, for errors.
+    path
+        ``path(i)`` is the path of the array number i, for errors; None where there is one array, at the root.
     failures
-        What to do about errors.
+        What to do about errors; None: the first one is raised.
     fast_path, to
         The fast path, and the target as the caller named it; None where the fast path must not be used.
     """
@@ -53,18 +90,24 @@ class Batch:
         request: Request,
         objs: list[Any],
         sources: list[Adapter],
-        place: Callable[[int], str],
-        failures: Failures,
+        path: Callable[[int], tuple[Any, ...]] | None = None,
+        failures: Failures | None = None,
         fast_path: FastPathFunction | None = None,
         to: Any = None,
     ) -> None:
-        # Streams are ordered once a call, and a lazy view makes many calls with one request.
-        self.request, self.objs, self.sources = replace(request), objs, sources
-        self.place, self.failures = place, failures
+        self.request, self.objs, self.sources = request, objs, sources
+        self.path, self.failures = path, failures
         self.fast_path, self.to = fast_path, to
         self.results: list[Any] = [None] * len(objs)
-        self._borrowed: list[tuple[int, Any]] = []  # what the fast path has examined, exported and checked
-        self._leaves: dict[int, Leaf] = {}
+        self._borrowed: list[tuple[int, Any]] = []  # what the fast path has described, exported and checked
+        self._transfers: dict[int, _Transfer] = {}
+        self._sync: StreamSync | None = None
+
+    def sync(self) -> StreamSync:
+        """Return the stream synchronization of this call; each pair of streams is ordered once for all arrays."""
+        if self._sync is None:
+            self._sync = StreamSync(self.request.target, self.request.stream, self.request.device)
+        return self._sync
 
     def run(self) -> list[Any]:
         """Convert all arrays, or none; return the results in order.
@@ -77,22 +120,13 @@ class Batch:
             All failures, where they are collected.
         """
         try:
-            self._make_ready(brief=False)
+            self._prepare(brief=False)
             self._load()
-            self.failures.check()
+            self._check()
             return self.results
         except BaseException as error:
             self.undo(error)
             raise
-
-    def copied(self, i: int) -> bool:
-        """Return whether the array number `i` was copied."""
-        leaf = self._leaves.get(i)
-        return leaf is not None and leaf.plan is not None and leaf.plan.outcome == "copied"
-
-    def on_host(self, i: int) -> bool:
-        """Return whether the array number `i` took the fast path, which handles host memory only."""
-        return i not in self._leaves
 
     def tensors(self) -> list[Tensor]:
         """Return all arrays as tensors to be read at once: nothing is passed to a consumer, no capsule is consumed.
@@ -102,135 +136,339 @@ class Batch:
         DlxError, ExceptionGroup
             As `run`.
         """
-        self._make_ready(brief=True)
+        self._prepare(brief=True)
         for i, borrowed in self._borrowed:
             self.results[i] = borrowed
-        for i, leaf in self._leaves.items():
-            self.results[i] = load(leaf) if leaf.tensor is None else leaf.tensor
+        for i, transfer in self._transfers.items():
+            held = transfer.tensor
+            self.results[i] = resolved(transfer.obj, transfer.before.steps, transfer.source) if held is None else held
         return self.results
+
+    def copied(self, i: int) -> bool:
+        """Return whether the array number `i` was copied."""
+        transfer = self._transfers.get(i)
+        return transfer is not None and "copied" in (transfer.before.outcome, transfer.decision.outcome)
+
+    def on_host(self, i: int) -> bool:
+        """Return whether the array number `i` took the fast path, which handles host memory only."""
+        return i not in self._transfers
 
     def readiness(self, i: int) -> Readiness:
         """Return when the array number `i`, one of `tensors`, may be read."""
-        leaf, tensor = self._leaves.get(i), self.results[i]
-        if leaf is not None and leaf.readiness is not None:
-            return leaf.readiness
+        transfer, tensor = self._transfers.get(i), self.results[i]
+        if transfer is not None and transfer.readiness is not None:
+            return transfer.readiness
         return readiness_of(tensor) if is_cuda(tensor.device) else None
 
-    def _make_ready(self, *, brief: bool) -> None:
-        """Run all stages before `load`: what can fail afterwards is a consumer."""
-        self._examine(brief)
-        self._each(prepare)
-        self.failures.check()
-        self._each(order)
-        self.failures.check()
+    # ---- stages -----------------------------------------------------------------------------------------------------
 
-    def undo(self, error: BaseException) -> None:
-        """Release all results, and restore what was consumed; frames of the error's traceback may hold some of it."""
-        self.results.clear()
-        self._borrowed.clear()
-        taken = [leaf for leaf in self._leaves.values() if leaf.owned is not None]
-        if taken:
-            forget_frames(error)
-        failed: BaseException | None = None
-        for leaf in taken:
-            try:
-                for note in take_back(leaf):
-                    error.add_note(note)
-            except BaseException as failure:  # raised after the others are restored
-                failed = failed or failure
-        for leaf in self._leaves.values():
-            release(leaf)
-        if failed is not None:
-            raise failed
-
-    def _each(self, step: Callable[[Leaf], Any]) -> None:
-        """Run one stage for every array; an array that fails is dropped from later stages."""
-        for i, leaf in list(self._leaves.items()):
-            try:
-                step(leaf)
-            except DlxError as error:
-                del self._leaves[i]
-                self.failures.add(error, self.place(i))
-
-    def _examine(self, brief: bool) -> None:
-        """Examine each array before any producer is called; arrays of the fast path are exported at once."""
+    def _prepare(self, *, brief: bool) -> None:
+        """Run all stages before `_load`: what can fail afterwards is a consumer."""
         for i, obj in enumerate(self.objs):
             borrowed = self.fast_path._borrow(obj, self.to, brief) if self.fast_path is not None else None
             if borrowed is None:
-                self._leaves[i] = begin(obj, self.sources[i], self.request)
+                self._transfers[i] = _Transfer(obj, self.sources[i])
             elif borrowed is obj:
                 self.results[i] = obj
             else:
                 self._borrowed.append((i, borrowed))
-        self._each(_refused)
-        if self.failures.collect or any(_is_generic(leaf) for leaf in self._leaves.values()):
-            self._each(_described)
+        self._each(self._describe)
+        if len(self._transfers) > 1 or self._collects():
+            self._each(self._preview)
+        self._each(self._export)
+        self._check()
+        if self._sync is not None:
+            self._each(self._order)
+            self._check()
+
+    def _each(self, stage: Callable[[_Transfer], None]) -> None:
+        """Run one stage for every array; an array that fails is dropped from later stages."""
+        for i, transfer in list(self._transfers.items()):
+            try:
+                stage(transfer)
+            except DlxError as error:
+                del self._transfers[i]
+                self._fail(_completed(error, transfer, self.request), i)
+                del transfer
+
+    def _describe(self, transfer: _Transfer) -> None:
+        """Decide what can be decided before any producer is called."""
+        obj, source = transfer.obj, transfer.source
+        try:
+            described = source.describe(obj)
+            transfer.said, transfer.tensor = described.info, described.tensor
+            transfer.needs_export = described.needs_export
+            transfer.before = approach(obj, source, described.blockers, transfer.info, self.request)
+            self._reach(transfer)
+        except DlxError:
+            raise
+        except Exception as error:
+            raise adapter_failed(source, error) from error
+        if transfer.before.steps or transfer.before.outcome != "unknown":
+            transfer.tensor = None
+
+    def _reach(self, transfer: _Transfer) -> None:
+        """Raise if work on the array's device cannot be ordered, before its producer is called."""
+        source, tensor = transfer.source, transfer.tensor
+        if transfer.before.outcome != "unknown" or (tensor is not None and tensor.is_host) or not takes_stream(source):
+            return
+        device = None if tensor is None else tensor.device
+        if tensor is None and transfer.said is not None:
+            device = transfer.info().device
+        if device is not None and not host_readable(device):
+            self.sync().reach(source, device)
+
+    def _preview(self, transfer: _Transfer) -> None:
+        """Decide about what is known without calling a producer; raise what is refused."""
+        if transfer.tensor is not None:
+            self._export(transfer)
+        elif transfer.before.outcome == "unknown":
+            tensor = _planned(transfer)
+            if tensor is not None:
+                self._decide(transfer, tensor)
+
+    def _export(self, transfer: _Transfer) -> None:
+        """Export and decide. No capsule is consumed yet."""
+        before, source, tensor = transfer.before, transfer.source, transfer.tensor
+        if before.outcome != "unknown" or transfer.decision is not _UNDECIDED:
+            return
+        try:
+            if tensor is not None:
+                readiness = None if tensor.is_host else self.sync().described(source, transfer.obj, tensor)
+            else:
+                obj = resolved(transfer.obj, before.steps, source)
+                device = None if transfer.said is None else transfer.info().device
+                if device is None or host_readable(device) or not takes_stream(source):
+                    tensor = source.export(obj)
+                    readiness = None if tensor.is_host else self.sync().exported(source, obj, tensor, device)
+                else:
+                    tensor, readiness = self.sync().export(source, obj, device)
+        except DlxError:
+            raise
+        except Exception as error:
+            raise adapter_failed(source, error) from error
+        transfer.readiness = readiness
+        transfer.tensor = tensor if before.copies else marked(tensor, source)
+        transfer.decision = self._decide(transfer, transfer.tensor)
+
+    def _decide(self, transfer: _Transfer, tensor: Tensor) -> Decision:
+        try:
+            return decide(tensor, transfer.before, transfer.source, self.request, self.sync)
+        except DlxError:
+            raise
+        except Exception as error:  # from the consumer's adapter
+            raise adapter_failed(self.request.target.adapter, error) from error
+
+    def _order(self, transfer: _Transfer) -> None:
+        """Make the reader of an array wait for it, after all arrays were exported."""
+        tensor, steps = transfer.tensor, transfer.decision.steps
+        if tensor is not None and is_read_in_place(steps):
+            relabelled = next((step.device for step in steps if isinstance(step, Relabel)), None)
+            self.sync().order(tensor, transfer.readiness, relabelled)
 
     def _load(self) -> None:
         for i, borrowed in self._borrowed:
             assert self.fast_path is not None
             try:
                 result = self.fast_path._load(borrowed, self.objs[i], self.to)
-                self.results[i] = self.request.target.load(borrowed) if result is NotImplemented else result
+                self.results[i] = self.request.target.adapter.load(borrowed) if result is NotImplemented else result
             except DlxError as error:
-                self.failures.add(error, self.place(i))
+                self._fail(error, i)
         self._borrowed.clear()
-        for i, leaf in self._leaves.items():
+        for i, transfer in self._transfers.items():
             try:
-                self.results[i] = load(leaf)
+                self.results[i] = self._loaded(transfer)
             except DlxError as error:
-                self.failures.add(error, self.place(i))
+                self._fail(error, i)
 
-
-def _refused(leaf: Leaf) -> None:
-    if leaf.plan is not None and leaf.plan.error is not None:
-        prepare(leaf)  # raises it
-
-
-def _described(leaf: Leaf) -> None:
-    if isinstance(leaf.source, Described):  # it is described by exporting it
-        prepare(leaf)
-        return
-    error = preview(leaf) if leaf.plan is None else None
-    if error is not None:
+    def _loaded(self, transfer: _Transfer) -> Any:
+        """Consume one array and load it into the target; restore the producer's if the consumer fails."""
+        source, target = transfer.source, self.request.target
+        tensor, transfer.tensor = transfer.tensor, None
+        if tensor is None:  # source and target are one framework
+            try:
+                return resolved(transfer.obj, transfer.before.steps, source)
+            except DlxError as error:
+                raise _completed(error, transfer, self.request) from error.__cause__
+        ownership, consumed = source.ownership, False
+        transfer.owned = tensor  # an interrupt may come after `consume` is done and before its result is stored here
         try:
-            raise error
+            if ownership is not None:
+                shared = not transfer.before.copies and is_read_in_place(transfer.decision.steps)
+                tensor = transfer.owned = ownership.consume(transfer.obj, tensor, shared)
+            consumed = True
+            return execute(transfer.decision.steps, tensor, transfer.readiness, source, target, self.sync)
+        except BaseException as error:
+            # Everything that shares the memory is released first: our view of it, the result, frames of the consumer.
+            tensor = None
+            if not consumed and isinstance(error, Exception):
+                transfer.owned = None  # `consume` itself failed: there is nothing to undo
+            transfer.info()  # for the error: after `restore` nothing can be read from it
+            if transfer.owned is not None and ownership is not None and ownership.restore is not None:
+                forget_frames(error)
+            notes = _restore(transfer)
+            if isinstance(error, MemoryError) or not isinstance(error, Exception):
+                raise
+            failed = error
+            if not isinstance(error, DlxError):
+                failed = (
+                    foreign_error(f"{target.name} refused it:", error) if consumed else adapter_failed(source, error)
+                )
+            assert isinstance(failed, DlxError)
+            _completed(failed, transfer, self.request, consumed=consumed)
+            for note in notes:
+                failed.add_note(note)
+            try:
+                if failed is error:
+                    raise
+                raise failed from error
+            finally:
+                del failed  # as in `_fail`
+
+    # ---- failures ---------------------------------------------------------------------------------------------------
+
+    def _collects(self) -> bool:
+        return self.failures is not None and self.failures.collect
+
+    def _fail(self, error: DlxError, i: int) -> None:
+        try:
+            if self.failures is None:
+                raise error
+            self.failures.add(error, () if self.path is None else self.path(i))
         finally:
-            del error  # as in Failures.add
+            del error  # this frame is in its traceback, and would keep it, and all that it holds, alive
+
+    def _check(self) -> None:
+        if self.failures is not None:
+            self.failures.check()
+
+    def undo(self, error: BaseException) -> None:
+        """Release all results, and restore what was consumed; frames of the error's traceback may hold some of it."""
+        self.results.clear()
+        self._borrowed.clear()
+        consumed = [transfer for transfer in self._transfers.values() if transfer.owned is not None]
+        if consumed:
+            forget_frames(error)
+        failed: BaseException | None = None
+        for transfer in consumed:
+            try:
+                for note in _restore(transfer):
+                    error.add_note(note)
+            except BaseException as failure:  # raised after the others are restored
+                failed = failed or failure
+        for transfer in self._transfers.values():
+            transfer.tensor = transfer.owned = None  # a capsule that was only peeked at keeps its name
+        if failed is not None:
+            raise failed
 
 
-def _is_generic(leaf: Leaf) -> bool:
-    """Return whether calling the producer may have visible effects, so that it is called late, and once."""
-    kind, source = type(leaf.obj), leaf.source
-    return not isinstance(source, Described) and not any(look_up(name) is kind for name in source.fast_path_types)
+def _restore(transfer: _Transfer) -> tuple[str, ...]:
+    """Undo `Ownership.consume` for an array whose result is gone: a capsule gets its name back.
+
+    If the adapter fails to, its message is returned as a note, so that it does not replace the error being raised.
+    """
+    owned, transfer.owned = transfer.owned, None
+    ownership = transfer.source.ownership
+    if owned is not None and ownership is not None and ownership.restore is not None:
+        try:
+            ownership.restore(transfer.obj, owned)
+        except MemoryError:
+            raise
+        except Exception as failure:
+            return (f"{transfer.source.name} failed to take it back: {exception_text(failure)}",)
+    return ()
 
 
-def plan_all(
-    request: Request,
-    objs: list[Any],
-    sources: list[Adapter],
-    place: Callable[[int], str],
-    *,
-    probe: bool,
-) -> tuple[list[Plan], list[DlxError]]:
-    """Return the plan of each array, with its path, and the errors in the order of the stages; nothing is converted."""
-    plans, errors = [], []
-    for i, (obj, source) in enumerate(zip(objs, sources, strict=True)):
-        leaf = begin(obj, source, request)
-        early = leaf.plan is not None  # refused before anything is exported
-        late = _is_generic(leaf)
-        plan_leaf(leaf, probe=probe)
-        assert leaf.plan is not None
-        error = leaf.plan.error
-        if isinstance(error, DlxError):
-            error.complete(where=place(i))
-            errors.append((0 if early else 2 if late else 1, error))
-        plans.append(replace(leaf.plan, path=place(i)))
-    errors.sort(key=lambda each: each[0])
-    return plans, [error for _, error in errors]
+def _completed(error: DlxError, transfer: _Transfer, request: Request, *, consumed: bool = False) -> DlxError:
+    """Add what was found and asked for to an error of an inner layer; `consumed`: it is not the producer's error."""
+    fixless = not error.fix and error.__cause__ is None and not consumed
+    if fixless and isinstance(error, ProtocolError | LayoutError):
+        error.fix = "Its producer gave what DLPack does not allow: mend it there."
+    try:
+        source = str(transfer.info())
+    except MemoryError:
+        raise
+    except Exception:  # it is its description that fails
+        source = type_name(type(transfer.obj))
+    sharing = request.copy is False and isinstance(error, CopyRequiredError | ReadOnlyError)
+    return error.complete(source=source, target=request.target.name, sharing=sharing)
 
 
-# ---- conversion and planning of trees --------------------------------------------------------------------------------
+# ---- planning --------------------------------------------------------------------------------------------------------
+
+
+def _planned(transfer: _Transfer) -> Tensor | None:
+    """Return what would be exported, by description only; None where only an export could tell."""
+    obj, source, before = transfer.obj, transfer.source, transfer.before
+    if transfer.tensor is not None:
+        return marked(transfer.tensor, source)
+    if before.copies:  # the resolution copies: it is not run, its result is known to be compact
+        return None if transfer.needs_export else _abstract_copy(transfer.info(), source)
+    said, needs_export, tensor = transfer.said, transfer.needs_export, None
+    if before.steps:
+        obj = resolved(obj, before.steps, source)
+        again = source.describe(obj)
+        said, needs_export, tensor = again.info, again.needs_export, again.tensor
+    if tensor is None and not needs_export and said is not None:
+        tensor = abstract(info_of(said, source, obj, None), obj)
+    return None if tensor is None else marked(tensor, source)
+
+
+def _abstract_copy(info: ArrayInfo, source: Adapter) -> Tensor | None:
+    if info.shape is None or info.dtype is None or info.device is None:
+        return None  # only a conversion could tell
+    stated = source.capabilities()
+    padded = stated is not None and stated.subbyte == "padded" and info.dtype.bits < 8
+    address = 16 if stated is None else stated.allocates_aligned  # it is never read
+    return native.tensor_new(address, info.shape, None, info.dtype, info.device, SUBBYTE_PADDED if padded else 0, None)
+
+
+def plan_one(request: Request, obj: Any, source: Adapter, *, probe: bool) -> tuple[Plan, int]:
+    """Return the plan of one array, and the stage that refuses it: 0 describing, 1 deciding, 2 calling the producer."""
+    batch, transfer = Batch(request, [obj], [source]), _Transfer(obj, source)
+    stage = 0
+    try:
+        batch._describe(transfer)
+        decision = transfer.before
+        if decision.outcome == "unknown":
+            stage = 1 if transfer.tensor is not None else 2
+            decision = _decided(batch, transfer, probe)
+        info = None if decision.outcome == "unknown" and transfer.said is None else transfer.info()
+    except DlxError as error:
+        _completed(error, transfer, request)
+        forget_frames(error)
+        return Plan("", transfer._info, request.target.name, None, "refused", error=error), stage
+    nbytes = sum(step.nbytes for step in decision.steps)
+    device = decision.device
+    if device is None and info is not None and decision.outcome != "unknown":
+        device = info.device
+    return Plan("", info, request.target.name, device, decision.outcome, decision.steps, nbytes), stage
+
+
+def _decided(batch: Batch, transfer: _Transfer, probe: bool) -> Decision:
+    source, request, before = transfer.source, batch.request, transfer.before
+    try:
+        tensor = _planned(transfer)
+        if tensor is None and probe and not before.copies:
+            batch._export(transfer)
+            tensor = transfer.tensor
+    except DlxError:
+        raise
+    except Exception as error:
+        raise adapter_failed(source, error) from error
+    if tensor is None:
+        return before
+    if transfer.said is None or transfer.info().shape is None:
+        transfer.tensor = tensor  # it is described by what was exported
+    try:
+        return explain(tensor, before, source, request, batch.sync)
+    except DlxError:
+        raise
+    except Exception as error:  # from the consumer's adapter
+        raise adapter_failed(request.target.adapter, error) from error
+
+
+# ---- trees -----------------------------------------------------------------------------------------------------------
 
 
 def convert_tree(
@@ -242,6 +480,7 @@ def convert_tree(
     collect: bool,
     fast_path: FastPathFunction | None,
     to: Any,
+    located: Located | None = None,
 ) -> Any:
     """Convert every array in a container, and return the same containers around the results.
 
@@ -252,9 +491,9 @@ def convert_tree(
     ExceptionGroup
         All of them, if `collect`.
     """
-    failures = Failures(request.target.name, collect=collect)
+    failures = Failures(request.target.name, collect=collect, located=located)
     tree = Tree(root, handler, failures, strict=strict)
-    batch = Batch(request, tree.arrays, tree.sources, tree.place, failures, fast_path, to)
+    batch = Batch(request, tree.arrays, tree.sources, tree.path, failures, fast_path, to)
     new: Any = None
     try:
         new = tree.rebuild(batch.run(), request.target.name)
@@ -274,19 +513,17 @@ def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, 
     tree = Tree(root, handler, failures, strict=strict)
     for refused in failures.errors:
         forget_frames(refused)
-    leaves, late = plan_all(request, tree.arrays, tree.sources, tree.place, probe=probe)
-    errors = failures.errors + late
+    leaves: list[Plan] = []
+    late: list[tuple[int, DlxError]] = []
+    for i, (obj, source) in enumerate(zip(tree.arrays, tree.sources, strict=True)):
+        plan, stage = plan_one(request, obj, source, probe=probe)
+        if isinstance(plan.error, DlxError):
+            plan.error.complete(path=tree.path(i))
+            late.append((stage, plan.error))
+        leaves.append(replace(plan, path=path_text(tree.path(i))))
+    late.sort(key=lambda each: each[0])  # in the order of the stages
+    errors = [*failures.errors, *(error for _, error in late)]
     error = (together(errors) if collect else errors[0]) if errors else None
     outcome: Outcome = "tree" if error is None else "refused"
     nbytes = sum(leaf.nbytes for leaf in leaves)
     return Plan("", None, target, None, outcome, nbytes=nbytes, error=error, leaves=tuple(leaves))
-
-
-def place_of(array: Any, root: Any) -> str:
-    """Return the path of an array in a container; empty where it is no longer there."""
-    handler = container_of(type(root))
-    tree = None if handler is None else Tree(root, handler, Failures("", collect=True))
-    for i, other in enumerate(tree.arrays if tree is not None else ()):
-        if tree is not None and other is array:
-            return tree.place(i)
-    return ""

@@ -3,27 +3,93 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dlx._containers.tree import path_of
 from dlx._core import native
-from dlx._core.foreign import exception_text
-from dlx._core.tensor import type_name
+from dlx._core.foreign import exception_text, foreign_error, type_name
 from dlx._core.types import DType, codes_of
-from dlx._engine.batch import place_of
-from dlx._engine.request import _described
+from dlx._engine.request import described
+from dlx._registry.generic import TENSOR
 from dlx._registry.registry import registry
+from dlx._registry.target import Target
 from dlx.adapter.base import OWNER_BOUNDS, Adapter, look_up
-from dlx.errors import ConversionError, DlxError
+from dlx.adapter.declarations import FastPath
+from dlx.errors import DlxError
 
-__all__ = ["learn"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-_EVERY_CODE = 0xFFFFFFFF
+__all__ = ["Guard", "Question", "Route", "Switch", "consumer_failed", "learn"]
+
+
+class Question(NamedTuple):
+    """An attribute, or a method without arguments, of a type."""
+
+    name: str
+    type: type
+    descriptor: object
+    """What the type has under the name: where it is a C function, that is called without a look-up."""
+    is_method: bool
+
+
+class Guard(NamedTuple):
+    """A question that must be answered false."""
+
+    ask: Question
+    codes: int
+    """Bit n: asked where the dtype code is n; 0: whatever it is, and before anything is borrowed."""
+    of_owner: bool
+    """Asked of the owner, not of the array."""
+    resolve: Question | None
+    """Asked of the array when the answer was true, to make it false for good."""
+
+
+class Switch(NamedTuple):
+    """A value in a dict that must be this very object: a switch of the framework that is off."""
+
+    dict: dict[str, Any]
+    name: str
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What the fast path needs to convert an exact type to a target; C reads the fields by name."""
+
+    is_same: bool = False
+    """The object itself is the result."""
+    exports: object = None
+    """The exchange table of the type, a capsule; None for the one that the type carries."""
+    target: type | None = None
+    """The type of the target's arrays; None for dlx.Tensor."""
+    imports: object = None
+    """The exchange table of the target, a capsule; None for the one that `target` carries, False for none."""
+    load: Callable[[Any], Any] | None = None
+    """Makes the target's array of a dlx.Tensor, where no table of the target is used."""
+    guards: tuple[Guard, ...] = ()
+    quick: object = None
+    """A capsule of the C function that answers further guards."""
+    switches: tuple[Switch, ...] = ()
+    owner: Question | None = None
+    """What keeps the memory alive; None for the array itself."""
+    start: Question | None = None
+    """Asked of the owner: where its memory begins."""
+    nbytes: Question | None = None
+    """Asked of the owner: the bytes that it really has; None where that need not be checked."""
+    dtype: Question | None = None
+    """The array's own dtype, asked where `confirmed` has the DLPack dtype."""
+    confirmed: dict[int, Any] | None = None
+    """{code | bits << 8: the dtype that the array must have}, where a framework has several for one of DLPack's."""
+    accepts: int = 0
+    """The address of the target's dlx_capabilities."""
 
 
 def learn(kind: type, to: Any) -> None:
     """Find the route from an exact type to a target, and add it to the fast path.
 
-    Called by the fast path on its first call with this pair. Only types in `Adapter.fast_path_types` have routes;
+    Called by the fast path on its first call with this pair. Only types in `FastPath.types` have routes;
     for all others the fast path remembers to take the Python path, until the type changes.
     """
     if not isinstance(to, str | type(sys) | type):
@@ -31,87 +97,79 @@ def learn(kind: type, to: Any) -> None:
     source = registry.knows(kind)
     target = registry.target(to)
     try:
-        route = _route(kind, to, source, target)
+        route = _route(kind, source, target)
     except MemoryError:
         raise
     except Exception as error:  # an adapter's declarations are wrong: conversions take the Python path
         assert source is not None
         route = None
         registry.remark(source, f"the fast path from {type_name(kind)} to {to!r} is not used: {exception_text(error)}")
-    if route is None:
-        native.route_add(kind, to, False, (), None, (), None, (), None, (), None, (), None, None, 0)
-    else:
-        native.route_add(*route)
+    native.route_add(kind, to, route)
 
 
-def _route(kind: type, to: Any, source: Adapter | None, target: Adapter) -> tuple[Any, ...] | None:
+def _route(kind: type, source: Adapter | None, target: Target) -> Route | None:
     """Return what the fast path needs; None for the Python path."""
-    capabilities = target.capabilities
-    if source is None or capabilities is None or not any(look_up(name) is kind for name in source.fast_path_types):
+    given = source.fast_path if source is not None else None
+    if source is None or given is None or not any(look_up(name) is kind for name in given.types):
         return None
-    if not (source.constant and target.constant) or type(target).check is not Adapter.check:
+    adapter = target.adapter
+    taken = adapter.fast_path
+    if source.switches or adapter.switches or target.varies:
         return None
+    by_table = taken is not None and taken.imports
     # Without a list of dtypes, the fast path would pass what must be viewed as its real dtype after `load`.
-    viewed_as = bool(target.storage_dtypes) and capabilities.dtypes is None
-    load = None if target.is_own or viewed_as else target.load
-    if not (source.identity if source is target else target.fast_path_imports or load is not None):
+    viewed = bool(target.storage) and target.capabilities.dtypes is None
+    load = None if adapter is TENSOR or viewed else adapter.load
+    is_same = source is target.source
+    if not (given.returns_same if is_same else by_table or load is not None):
         return None
-    quick, answered = source.guard_function() or (None, frozenset())
-    bounds = () if OWNER_BOUNDS in answered else source.owner_bounds
-    return (
-        kind,
-        to,
-        source is target,
-        source.exchange(),
-        None if target.is_own else target.classes()[0],
-        target.exchange() if target.fast_path_imports else False,
-        load,
-        tuple(_guard(source, kind, guard) for guard in source.guards if guard.ask not in answered),
-        quick,
-        tuple(_switches(source)),
-        _question(kind, source.owner, call=True) if source.owner else None,
-        tuple(_question(look_up(source.owner_type), name, call=True) for name in bounds),
-        _question(kind, source.dtype_attribute, call=False) if source.confirmed else None,
-        _confirmed(source),
-        target.fast_path_capabilities_address(),
+    quick, answered = (given.guard_function() if given.guard_function is not None else None) or (None, frozenset())
+    bounds = () if OWNER_BOUNDS in answered else given.owner_bounds
+    start, nbytes = (
+        (_question(look_up(given.owner_type), name, call=True) for name in bounds) if bounds else (None, None)
+    )
+    return Route(
+        is_same=is_same,
+        exports=given.exchange() if given.exchange is not None else None,
+        target=None if adapter is TENSOR else adapter.classes()[0],
+        imports=(taken.exchange() if taken is not None and taken.exchange is not None else None) if by_table else False,
+        load=load,
+        guards=tuple(_guard(given, kind, guard) for guard in given.guards if guard.ask not in answered),
+        quick=quick,
+        switches=tuple(
+            Switch(sys.modules[module].__dict__, sys.intern(name), value) for module, name, value in given.switches
+        ),
+        owner=_question(kind, given.owner, call=True) if given.owner else None,
+        start=start,
+        nbytes=nbytes,
+        dtype=_question(kind, given.dtype_attribute, call=False) if given.confirmed else None,
+        confirmed=_confirmed(source, given),
+        accepts=target.fast_path_address(),
     )
 
 
-def _question(kind: type, name: str, *, call: bool) -> tuple[Any, ...]:
-    for cls in kind.__mro__:
-        if name in cls.__dict__:
-            return (sys.intern(name), kind, cls.__dict__[name], call)
-    return (sys.intern(name), kind, None, call)
+def _question(kind: type, name: str, *, call: bool) -> Question:
+    descriptor = next((cls.__dict__[name] for cls in kind.__mro__ if name in cls.__dict__), None)
+    return Question(sys.intern(name), kind, descriptor, call)
 
 
-def _guard(source: Adapter, kind: type, guard: Any) -> tuple[Any, ...]:
-    asked = look_up(source.owner_type) if guard.of_owner else kind
-    codes = sum(1 << code for code in codes_of(guard.kinds)) if guard.kinds else _EVERY_CODE
+def _guard(given: FastPath, kind: type, guard: Any) -> Guard:
+    asked = look_up(given.owner_type) if guard.of_owner else kind
+    codes = sum(1 << code for code in codes_of(guard.kinds))
     resolve = _question(kind, guard.resolve, call=True) if guard.resolve else None
-    return (_question(asked, guard.ask, call=guard.call), codes, guard.of_owner, resolve)
+    return Guard(_question(asked, guard.ask, call=guard.call), codes, guard.of_owner, resolve)
 
 
-def _switches(source: Adapter) -> Any:
-    for module, name, value in source.switches:
-        yield sys.modules[module].__dict__, sys.intern(name), value
-
-
-def _confirmed(source: Adapter) -> dict[int, Any] | None:
-    if not source.confirmed:
+def _confirmed(source: Adapter, given: FastPath) -> dict[int, Any] | None:
+    if not given.confirmed:
         return None
-    dtypes = [DType(name) for name in source.confirmed]
-    return {dtype.code | dtype.bits << 8: source.dtype_to(dtype) for dtype in dtypes}
+    dtypes = [DType(name) for name in given.confirmed]
+    return {dtype.code | dtype.bits << 8: source.dtypes.to_native(dtype) for dtype in dtypes}
 
 
-def _consumer_failed(obj: Any, to: Any, cause: Any, tree: Any = None) -> DlxError:
+def consumer_failed(obj: Any, to: Any, cause: Any, tree: Any = None) -> DlxError:
     """Return the error for a consumer that failed in the fast path, after its exchange table had taken the memory."""
     target = registry.target(to)
-    where = "" if tree is None else place_of(obj, tree)
-    if isinstance(cause, DlxError):
-        return cause.complete(source=str(_described(obj)), target=target.name, where=where)
-    reason = exception_text(cause) if cause is not None else "without saying why"
-    error = ConversionError(
-        f"{target.name} refused it: {reason}", source=str(_described(obj)), target=target.name, where=where
-    )
-    error.__cause__ = cause
-    return error
+    error = cause if isinstance(cause, DlxError) else foreign_error(f"{target.name} refused it:", cause)
+    path = () if tree is None else path_of(obj, tree)
+    return error.complete(source=str(described(obj)), target=target.name, path=path)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from dlx._core.extension import lib
-from dlx._core.tensor import Tensor
-from dlx.adapter.base import Adapter
+from dlx._core.native import Tensor
+from dlx._registry.target import Target
 from dlx.errors import ConversionError, CopyRequiredError, DeviceError, DTypeError, LayoutError, ReadOnlyError
 
 __all__ = ["READ_ONLY_RULE", "REPACKED", "RULES", "Rule"]
@@ -18,54 +19,68 @@ __all__ = ["READ_ONLY_RULE", "REPACKED", "RULES", "Rule"]
 _INSIDE_FLOAT32 = frozenset({lib.kDLBfloat, *range(lib.kDLFloat8_e3m4, lib.kDLFloat4_e2m1fn + 1)})
 """Codes of dtypes all of whose values are float32 values."""
 
-Sentence = Callable[[Tensor, Adapter], str]
+Sentence = Callable[[Tensor, Target], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What one incompatibility means: a sentence, the class to raise, and whether a copy resolves it."""
+    """What one incompatibility means: a sentence, the class to raise, and whether a copy resolves it; else the fix.
+
+    `detail` is (what it is, text): the end of the sentence that differs from one array or framework to the next.
+    """
 
     bit: int
     error: type[ConversionError]
     sentence: Sentence
     copy_resolves: bool = False
-    fix: str = "Drop copy=False."
+    fix: str = ""
+    detail: tuple[str, Sentence] | None = None
 
-    def fix_for(self, tensor: Tensor, target: Adapter) -> str:
+    def found(self, tensor: Tensor, target: Target) -> dict[str, Any]:
+        """Return reason and details of an error."""
+        text = self.detail[1](tensor, target) if self.detail is not None else ""
+        details = ((self.detail[0], text),) if self.detail is not None and text else ()
+        return {"reason": self.sentence(tensor, target), "details": details}
+
+    def fix_for(self, tensor: Tensor, target: Target) -> str:
         """Return the fix, made more precise where the dtype allows it."""
-        if self.bit == lib.DLX_INCOMPATIBLE_DTYPE and (known := target.why_untaken(tensor.dtype)) is not None:
-            return known[1]
-        if self.bit == lib.DLX_INCOMPATIBLE_DEVICE and (known := target.why_not_on(tensor.device)) is not None:
+        known = None
+        if self.bit == lib.DLX_INCOMPATIBLE_DTYPE:
+            known = target.capabilities.refusals.get(tensor.dtype.name)
+        elif self.bit == lib.DLX_INCOMPATIBLE_DEVICE:
+            known = target.capabilities.refusals.get(tensor.device.name)
+        if known is not None:
             return known[1]
         if self.bit == lib.DLX_INCOMPATIBLE_DTYPE and tensor.dtype.lanes == 1 and tensor.dtype.code in _INSIDE_FLOAT32:
-            accepted = target.capabilities.dtypes if target.capabilities is not None else None
+            accepted = target.capabilities.dtypes
             if accepted is not None and "float32" in accepted:
                 return "Convert the values to float32 in its own framework first; that is exact."
         return self.fix
 
 
 def _strides(what: str) -> Sentence:
-    return lambda tensor, target: (
-        f"{target.name} {target.display_name}s cannot {what}, found {tensor.strides} in elements"
-    )
+    return lambda tensor, target: f"{target.arrays} cannot {what}, found {tensor.strides} in elements"
 
 
-def _no_dtype(tensor: Tensor, target: Adapter) -> str:
-    known = target.why_untaken(tensor.dtype)
-    return known[0] if known else f"{target.name} has no dtype {tensor.dtype}; it has {target.dtype_names()}"
+def _no_dtype(tensor: Tensor, target: Target) -> str:
+    known = target.capabilities.refusals.get(tensor.dtype.name)
+    return known[0] if known else f"{target.name} has no dtype {tensor.dtype}"
 
 
-def _no_device(tensor: Tensor, target: Adapter) -> str:
-    known = target.why_not_on(tensor.device)
+def _its_dtypes(tensor: Tensor, target: Target) -> str:
+    known = tensor.dtype.name in target.capabilities.refusals
+    return "" if known else f"; it has {', '.join(sorted(target.dtypes()))}"
+
+
+def _no_device(tensor: Tensor, target: Target) -> str:
+    known = target.capabilities.refusals.get(tensor.device.name)
     return known[0] if known else f"its memory is on {tensor.device}, which {target.name} cannot hold"
 
 
-def _alignment(tensor: Tensor, target: Adapter) -> str:
-    assert target.capabilities is not None
+def _alignment(tensor: Tensor, target: Target) -> str:
     code, bits, lanes = tensor.dtype
     natural = lib.dlx_natural_alignment({"code": code, "bits": bits, "lanes": lanes})
-    wanted = target.capabilities.min_alignment or natural
-    return f"{target.name} needs data aligned to {wanted} bytes, found address {tensor.data_ptr:#x}"
+    return f"{target.name} needs data aligned to {target.capabilities.min_alignment or natural} bytes"
 
 
 RULES: tuple[Rule, ...] = (
@@ -79,6 +94,7 @@ RULES: tuple[Rule, ...] = (
         lib.DLX_INCOMPATIBLE_DTYPE,
         DTypeError,
         _no_dtype,
+        detail=("dtypes", _its_dtypes),
         fix="Convert the values to one of these in its own framework first.",
     ),
     Rule(
@@ -91,7 +107,7 @@ RULES: tuple[Rule, ...] = (
         lib.DLX_INCOMPATIBLE_EXTENTS,
         LayoutError,
         lambda tensor, target: (
-            f"{target.name} multiplies the extents of {target.display_name}s without elements, "
+            f"{target.name} multiplies the extents of {target.adapter.display_name}s without elements, "
             f"and those of {tensor.shape} do not fit"
         ),
         fix="Reshape it first.",
@@ -99,7 +115,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         lib.DLX_INCOMPATIBLE_READONLY,
         ReadOnlyError,
-        lambda tensor, target: f"it is read-only, and {target.name} {target.display_name}s are always writable",
+        lambda tensor, target: f"it is read-only, and {target.arrays} are always writable",
         copy_resolves=True,
     ),
     Rule(
@@ -118,7 +134,13 @@ RULES: tuple[Rule, ...] = (
     Rule(lib.DLX_INCOMPATIBLE_ZERO, CopyRequiredError, _strides("have strides of 0"), copy_resolves=True),
     Rule(lib.DLX_INCOMPATIBLE_GAPS, CopyRequiredError, _strides("have gaps between elements"), copy_resolves=True),
     Rule(lib.DLX_INCOMPATIBLE_PERMUTED, CopyRequiredError, _strides("be other than row-major"), copy_resolves=True),
-    Rule(lib.DLX_INCOMPATIBLE_UNALIGNED, CopyRequiredError, _alignment, copy_resolves=True),
+    Rule(
+        lib.DLX_INCOMPATIBLE_UNALIGNED,
+        CopyRequiredError,
+        _alignment,
+        copy_resolves=True,
+        detail=("address", lambda tensor, target: f", found address {tensor.data_ptr:#x}"),
+    ),
 )
 """Every incompatibility bit but one, refusals first. DLX_INCOMPATIBLE_NULL needs no rule: a tensor without an address
 has no element, and gets an aligned address."""

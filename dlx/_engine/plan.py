@@ -1,16 +1,22 @@
-"""`Plan` and `Step`: what a conversion does and why, as `dlx.plan` returns it."""
+"""`Plan` and its steps: what a conversion does and why. `dlx.plan` returns one, and `dlx.convert` runs one."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 from dlx._core.array_info import ArrayInfo
 from dlx._core.module import set_module
-from dlx._core.types import Device
-from dlx.errors import DlxError
+from dlx._core.types import Device, DType
+from dlx.errors import DlxError, written
 from dlx.typing import Outcome
 
-__all__ = ["Plan", "Step"]
+__all__ = ["Address", "Copy", "Plan", "Relabel", "Repack", "Resolve", "Step", "Unmark", "ViewAs"]
+
+
+HOST = Device("cpu")
+BYTES = DType("uint8")
 
 
 @set_module("dlx")
@@ -27,14 +33,78 @@ class Step:
         The reason, in words.
     nbytes
         Bytes moved by it.
+    option
+        The option of `convert` that asks for it, as (name, value); empty where none does.
+    details
+        As `dlx.errors.DlxError.details`, of `why`.
     """
 
     do: str
     why: str
     nbytes: int = 0
+    option: tuple[str, Any] | tuple[()] = ()
+    details: tuple[tuple[str, str], ...] = ()
+
+    def reason(self, write: Callable[[str, Any], str] = written, *, brief: bool = False) -> str:
+        """Return why it is done, its option written by ``write(name, value)``; `brief` leaves the details out."""
+        why = self.why + "".join(text for _, text in self.details if not brief)
+        return ": ".join(filter(None, (write(*self.option) if self.option else "", why)))
 
     def __str__(self) -> str:
-        return f"{self.do}: {self.why}" + (f" ({self.nbytes:,} bytes)" if self.nbytes else "")
+        return f"{self.do}: {self.reason()}" + (f" ({self.nbytes:,} bytes)" if self.nbytes else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Resolve(Step):
+    """Ask the array's own framework for another array, before it is exported.
+
+    Attributes
+    ----------
+    run
+        ``run(obj)`` gives it.
+    copies
+        Whether it is in memory of its own.
+    """
+
+    run: Callable[[Any], Any] = field(default=lambda obj: obj, compare=False, repr=False)
+    copies: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Relabel(Step):
+    """Present the memory as that of another device, which reads it as it is."""
+
+    device: Device = HOST
+
+
+@dataclass(frozen=True, slots=True)
+class Unmark(Step):
+    """Pass read-only memory on without the flag."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy(Step):
+    """Copy to memory that dlx makes, in row-major order or, `keep_order`, in that of the source."""
+
+    device: Device = HOST
+    keep_order: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Repack(Step):
+    """Pack or unpack elements of less than a byte, in host memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address(Step):
+    """Give a tensor without elements an address that is not null."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewAs(Step):
+    """Load the memory under another dtype of the same width, and view the result as the real one."""
+
+    dtype: DType = BYTES
 
 
 @set_module("dlx")

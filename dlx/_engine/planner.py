@@ -1,124 +1,183 @@
 """Decide what must be done for one array.
 
-`begin` asks the producer's adapter what it knows before there is a tensor; `settle` compares a tensor with what the
-consumer takes. `dlx.convert` runs what is decided here, and `dlx.plan` shows it.
+`approach` says what must be resolved before the array is exported, from its description; `decide` compares a tensor
+with what the consumer takes. Both return frozen steps and raise what blocks the conversion. `dlx.plan` shows the steps,
+`executor` runs them.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from dlx._core.array_info import ArrayInfo
 from dlx._core.cuda import is_cuda, require
-from dlx._core.extension import lib
-from dlx._core.tensor import Tensor
-from dlx._core.types import IS_COPIED, READ_ONLY, Device, DType, host_readable, same_device
+from dlx._core.extension import ffi, lib
+from dlx._core.foreign import safe_repr
+from dlx._core.native import Tensor, tensor_address, tensor_check
+from dlx._core.stream import is_unordered
+from dlx._core.types import IS_COPIED, SUBBYTE_PADDED, Device, DType, contiguous, host_readable, same_device
 from dlx._engine.incompatibility import READ_ONLY_RULE, REPACKED, RULES
-from dlx._engine.placement import decide_place, note_copy, result_device
-from dlx._engine.plan import Step
-from dlx._engine.request import HOST, Request
-from dlx._engine.transfer import Leaf, adapter_failed, refuse, refuse_failure
-from dlx._protocols.dlpack import device_of
+from dlx._engine.plan import HOST, Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
+from dlx._engine.streams import Synchronization, takes_stream
+from dlx._registry.generic import TENSOR
+from dlx._registry.target import Target
 from dlx.adapter.base import Adapter, Blocker
-from dlx.errors import CopyRequiredError, DeviceError, DlxError, ReadOnlyError
+from dlx.adapter.declarations import Layout
+from dlx.errors import CopyRequiredError, DeviceError, LayoutError, ReadOnlyError, StreamError
+from dlx.typing import Outcome
 
-__all__ = ["begin", "is_settled", "settle"]
-
-# ---- before a tensor exists ------------------------------------------------------------------------------------------
+__all__ = ["Decision", "Request", "approach", "decide", "explain", "is_inside"]
 
 
-def begin(obj: Any, source: Adapter, request: Request) -> Leaf:
-    """Begin one array: settle it if it is in the target already, or note what must be resolved before it is exported.
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The options of one call, checked."""
 
-    The leaf's plan is set if nothing is left to decide.
+    target: Target
+    device: Device | None = None
+    copy: bool | None = None
+    readonly: str = "copy"
+    detach: bool = False
+    stream: Any = None
+
+
+class Decision(NamedTuple):
+    """What is done for one array.
+
+    Attributes
+    ----------
+    steps
+        In order. Those of `approach` are run before the array is exported.
+    outcome
+        As `Plan.outcome`; ``"unknown"`` where the array must be exported first.
+    device
+        Where the result will be; None: where the array is, or it is not known yet.
+    copies
+        Whether a step of `approach` makes new memory.
     """
-    leaf = Leaf(obj, source, request, None)
-    try:
-        inside = request.target.holds(obj, source)
-        if inside or not source.describes_by_export:
-            leaf.info = source.info(obj)
-        if inside and _stays(leaf):
-            return leaf
-        for blocker in source.examine(obj):
-            error = _accept(leaf, blocker)
-            if error is not None:
-                leaf.finish("refused", None, error)
-                return leaf
-        if source.takes_stream:
-            leaf.device = leaf.info.device if leaf.info is not None else device_of(obj)
-            request.sync.reach(source, leaf.device)
-    except DlxError as error:
-        refuse(leaf, error)
-    except Exception as error:
-        refuse_failure(leaf, error)
-    return leaf
+
+    steps: tuple[Step, ...] = ()
+    outcome: Outcome = "unknown"
+    device: Device | None = None
+    copies: bool = False
 
 
-def _accept(leaf: Leaf, blocker: Blocker) -> DlxError | None:
-    """Note the resolution of a blocker, or return the error where there is none or it is not allowed."""
-    request = leaf.request
-    if blocker.resolution is None or (blocker.option and not getattr(request, blocker.option)):
-        return leaf.error(blocker.error, blocker.because, blocker.fix)
-    empty = leaf.info is not None and leaf.info.shape is not None and 0 in leaf.info.shape
-    if blocker.copies and request.copy is False and not empty:
-        return leaf.error(CopyRequiredError, blocker.because, "Drop copy=False.")
-    nbytes = leaf.info.nbytes if blocker.copies and leaf.info else 0
-    leaf.steps.append(Step(blocker.option or "resolve", blocker.because, nbytes))
-    leaf.resolutions.append(blocker.resolve)
-    leaf.fresh = leaf.fresh or (blocker.copies and not (empty and request.copy is False))
-    return None
+_NOTHING = Decision()
+_SHARED = Decision(outcome="shared")
+_COPY = (("copy", None),)  # options that let it through
+_DEVICE = (("device", None),)
 
 
-def _stays(leaf: Leaf) -> bool:
-    """Settle an array that is in the target framework already: it is returned unchanged, unless an option changes it.
+# ---- before the array is exported ------------------------------------------------------------------------------------
 
-    `readonly` has no effect here. False where dlx must move or copy it.
+
+def approach(obj: Any, source: Adapter, blockers: tuple[Blocker, ...], info: Any, request: Request) -> Decision:
+    """Decide what is done before an array is exported, or that it stays in its framework.
+
+    Parameters
+    ----------
+    obj, source
+        The array and its adapter.
+    blockers
+        What blocks its conversion.
+    info
+        ``info()`` gives its `ArrayInfo`.
+    request
+        The options of the call.
+
+    Raises
+    ------
+    DlxError
+        If a blocker cannot be resolved, or the options forbid it.
     """
-    source, request = leaf.source, leaf.request
-    for blocker in source.examine(leaf.obj):
+    if is_inside(obj, source, request.target):
+        decided = _inside(source, blockers, info, request)
+        if decided is not None:
+            return decided
+    if not blockers:
+        return _NOTHING
+    steps = tuple(_resolution(blocker, info, request) for blocker in blockers)
+    return Decision(steps, copies=any(step.copies for step in steps))
+
+
+def is_inside(obj: Any, source: Adapter, target: Target) -> bool:
+    """Return whether an array, which `source` knows, is one of a target already."""
+    return source is target.source and (target.kind is None or isinstance(obj, target.kind))
+
+
+def _resolution(blocker: Blocker, info: Any, request: Request) -> Resolve:
+    """Return the step that resolves a blocker, or raise where there is none or it is not allowed."""
+    if blocker.resolution is None:
+        raise _refusal(blocker)
+    if blocker.option and not getattr(request, blocker.option):
+        raise blocker.error(blocker.because, fix=blocker.fix, option=((blocker.option, True),))
+    if not blocker.copies:
+        return Resolve(blocker.option or "resolve", blocker.because, run=blocker.resolve)
+    found: ArrayInfo = info()
+    empty = found.shape is not None and 0 in found.shape
+    if request.copy is False and not empty:
+        raise CopyRequiredError(blocker.because, fix=blocker.fix, option=_COPY)
+    counts = not (empty and request.copy is False)  # no element to copy
+    return Resolve(blocker.option or "resolve", blocker.because, found.nbytes, run=blocker.resolve, copies=counts)
+
+
+def _refusal(blocker: Blocker) -> Exception:
+    return blocker.error(blocker.because, fix=blocker.fix)
+
+
+def _inside(source: Adapter, blockers: tuple[Blocker, ...], info: Any, request: Request) -> Decision | None:
+    """Decide about an array that is in the target framework already: it stays as it is, unless an option changes it.
+
+    `readonly` has no effect here. None where dlx must move or copy it.
+    """
+    for blocker in blockers:
         if blocker.always or (blocker.no_copy and request.copy):
-            leaf.finish("refused", None, leaf.error(blocker.error, blocker.because, blocker.fix))
-            return True
-    device = leaf.info.device if leaf.info else None
-    nbytes = leaf.info.nbytes if leaf.info else 0
-    if request.detach and source.detached(leaf.obj) is not leaf.obj:
-        leaf.resolutions.append(source.detached)
-        leaf.steps.append(Step("detach", "detach=True gives a graph-free array"))
+            raise _refusal(blocker)
+    steps: tuple[Step, ...] = ()
+    if request.detach:
+        why, option = "the result has no graph", ("detach", True)
+        steps = tuple(
+            Resolve("detach", why, option=option, run=blocker.resolve)
+            for blocker in blockers
+            if blocker.option == "detach"
+        )
+    own_copies = type(source).copy is not Adapter.copy
     wanted = request.device
-    if wanted is not None and not same_device(wanted, device):
-        accepted = source.capabilities.device_types if source.capabilities is not None else None
-        may = accepted is None or wanted.type in accepted
-        if may and type(source).moved is Adapter.moved and _dlx_reaches(wanted, device):
-            leaf.resolutions.clear()
-            leaf.steps.clear()
-            return False  # dlx moves it, or relabels it as host memory
-        if type(source).moved is Adapter.moved or not may:
-            reason = f"{source.name} {source.display_name}s cannot be moved to {wanted} here"
-            leaf.finish("refused", None, leaf.error(DeviceError, reason, "Leave device out."))
-            return True
-        for blocker in source.examine(leaf.obj):
-            if blocker.resolution is None:  # without memory there is nothing to move
-                leaf.finish("refused", None, leaf.error(blocker.error, blocker.because, blocker.fix))
-                return True
-        if request.copy is False:
-            reason = f"it is on {device}, and {wanted} was asked for"
-            leaf.finish("refused", None, leaf.error(CopyRequiredError, reason, "Drop copy=False."))
-            return True
-        leaf.resolutions.append(lambda obj: source.moved(obj, wanted))
-        leaf.steps.append(Step("move", f"from {device or 'an unknown device'} to {wanted}", nbytes))
-        leaf.finish("copied", wanted)
-        return True
+    if wanted is not None and not same_device(wanted, info().device):
+        return _moved_inside(source, blockers, info(), request, steps, own_copies)
     if request.copy:
-        if type(source).clone is Adapter.clone:
-            leaf.resolutions.clear()
-            leaf.steps.clear()
-            return False
-        leaf.resolutions.append(source.clone)
-        leaf.steps.append(Step("copy", f"copy=True, made by {source.name}", nbytes))
-        leaf.finish("copied", device)
-        return True
-    leaf.finish("shared" if leaf.steps else "same", device)
-    return True
+        if not own_copies:
+            return None
+        step = Resolve("copy", f"made by {source.name}", info().nbytes, ("copy", True), run=source.copy, copies=True)
+        return Decision((*steps, step), "copied")
+    return Decision(steps, "shared" if steps else "same")
+
+
+def _moved_inside(
+    source: Adapter,
+    blockers: tuple[Blocker, ...],
+    info: ArrayInfo,
+    request: Request,
+    steps: tuple[Step, ...],
+    own_copies: bool,
+) -> Decision | None:
+    wanted, accepted = request.device, request.target.capabilities.device_types
+    assert wanted is not None
+    may = accepted is None or wanted.type in accepted
+    if may and not own_copies and _dlx_reaches(wanted, info.device):
+        return None  # dlx moves it, or relabels it as host memory
+    if not own_copies or not may:
+        raise DeviceError(f"{request.target.arrays} cannot be moved to {wanted} here", option=_DEVICE)
+    for blocker in blockers:
+        if blocker.resolution is None:  # without memory there is nothing to move
+            raise _refusal(blocker)
+    if request.copy is False:
+        raise CopyRequiredError(f"it is on {info.device}, and {wanted} was asked for", option=_COPY)
+    why = f"from {info.device or 'an unknown device'} to {wanted}"
+    step = Resolve("move", why, info.nbytes, run=functools.partial(source.copy, device=wanted), copies=True)
+    return Decision((*steps, step), "copied", wanted)
 
 
 def _dlx_reaches(wanted: Device, device: Device | None) -> bool:
@@ -130,139 +189,241 @@ def _dlx_reaches(wanted: Device, device: Device | None) -> bool:
 # ---- with a tensor ---------------------------------------------------------------------------------------------------
 
 
-def is_settled(leaf: Leaf, tensor: Tensor) -> bool:
-    """Return whether nothing is left to decide: the consumer takes the memory as it is, and is asked for nothing else.
+def decide(tensor: Tensor, before: Decision, source: Adapter, request: Request, sync: Synchronization) -> Decision:
+    """Decide what is done with an exported array, after the steps of `approach`.
 
-    As nearly always. `settle` would write a plan without a step, which only `dlx.plan` shows.
+    Nearly always nothing: the consumer takes the memory as it is, and is asked for nothing else. Then `explain`, which
+    says so in full, is not needed.
+
+    Raises
+    ------
+    DlxError
+        If it cannot be converted, or the options forbid what is needed.
     """
-    target = leaf.request.target
-    if leaf.plan is not None or leaf.fresh or not leaf.request.is_plain or tensor.flags:
-        return False
-    if is_cuda(tensor.device) and not leaf.source.takes_stream:  # else the driver is known to be there
-        return False
-    try:
-        return not target.check(tensor) and (
-            not target.storage_dtypes or tensor.dtype.name not in target.storage_dtypes
+    target = request.target
+    if (
+        not before.steps
+        and (tensor.is_host or takes_stream(source))
+        and not tensor.flags & IS_COPIED
+        and request.device is None
+        and not request.copy
+        and request.stream is None
+        and not target.varies
+        and not tensor_check(tensor, target.address)
+        and (not target.storage or tensor.dtype.name not in target.storage)
+    ):
+        return _SHARED
+    return explain(tensor, before, source, request, sync)
+
+
+def explain(tensor: Tensor, before: Decision, source: Adapter, request: Request, sync: Synchronization) -> Decision:
+    """Decide as `decide` does, with every step and the device of the result."""
+    return _Decider(tensor, before, source, request, sync).decision()
+
+
+class _Decider:
+    """The decision about one tensor, while it is made."""
+
+    def __init__(
+        self, tensor: Tensor, before: Decision, source: Adapter, request: Request, sync: Synchronization
+    ) -> None:
+        self.tensor, self.before, self.source, self.request, self.sync = tensor, before, source, request, sync
+        self.target = request.target.over(tensor) if request.target.varies else request.target
+        self.notes: list[Step] = []  # of what the producer has done
+        self.relabel: Device | None = None
+        self.copies: list[Step] = []  # copy or move; gathering before it
+        self.copy_device = HOST
+        self.keep_order = bool(self.target.capabilities.layouts & Layout.PERMUTED)
+        self.repack = False
+
+    def decision(self) -> Decision:
+        tensor, request, target = self.tensor, self.request, self.target
+        fresh, made = self._freshness()
+        self._place()
+        unmark = self._incompatibilities()
+        if not self.copies and request.copy and not fresh:
+            self._copy(Step("copy", "", tensor.nbytes, ("copy", True)))
+        copied = fresh or made or bool(self.copies)
+        if 0 in tensor.shape and request.copy is False:
+            copied = False  # no element to copy
+        after = list(unmark)
+        if tensor_check(tensor, target.address) & lib.DLX_INCOMPATIBLE_NULL:
+            after.append(Address("view", f"{target.arrays} have an address, also without elements"))
+        after += self._storage()
+        if not copied and not tensor.readonly and target.adapter.immutable:
+            why = f"{target.arrays} are constant: do not write to the source while the result lives"
+            after.append(Step("share", why))
+        device = self.copy_device if self.copies else self.relabel or tensor.device
+        self._driver(device)
+        order = self.sync().explained(self.source, tensor.device, device) if is_cuda(tensor.device) else ""
+        steps = (
+            *([Step("order", order)] if order else []),
+            *self.before.steps,
+            *self.notes,
+            *self.copies,
+            *after,
         )
-    except MemoryError:
-        raise
-    except Exception:  # `settle` asks again, and reports it
-        return False
+        return Decision(steps, "copied" if copied else "shared", device)
 
+    def _freshness(self) -> tuple[bool, bool]:
+        """Return whether the memory is new, and whether the producer made a copy for this export (IS_COPIED)."""
+        if not self.tensor.flags & IS_COPIED:
+            return self.before.copies, False
+        if self.request.copy is False:
+            raise CopyRequiredError("its producer made a copy", option=_COPY)
+        self.notes.append(Step("copy", "made by its producer", self.tensor.nbytes))
+        return not self.tensor.readonly, True  # read-only memory does not satisfy copy=True
 
-def settle(leaf: Leaf, tensor: Tensor) -> None:
-    """Decide, from the facts of a tensor, and set the plan."""
-    try:
-        _settle(leaf, tensor)
-    except DlxError as error:
-        refuse(leaf, error)
-    except Exception as error:  # from the consumer's adapter
-        refuse(leaf, adapter_failed(leaf.request.target, error))
+    # ---- where the result will be -----------------------------------------------------------------------------------
 
+    def _place(self) -> None:
+        """Decide where the result will be. Pinned memory is host memory to a consumer that knows the host only."""
+        request, device = self.request, self.tensor.device
+        accepted = self.target.capabilities.device_types
+        wanted = request.device
+        if wanted is None and accepted is not None and device.type not in accepted:
+            wanted = self._nearest(device, accepted)
+        if wanted is not None and not same_device(wanted, device):
+            if wanted.type == HOST.type and (host_readable(device) or device.type == lib.kDLCUDAManaged):
+                self._relabel(HOST, f"{device} memory is read by the host as it is")
+            elif (device.type, *wanted) == (lib.kDLCUDAManaged, lib.kDLCUDA, device.id):
+                self._relabel(wanted, f"{device} memory is memory of {wanted}")
+            else:
+                self._move(wanted)
+        result = self.copy_device if self.copies else self.relabel or device
+        if not (request.stream is None or is_unordered(request.stream)) and host_readable(result):
+            reason = f"host memory has no stream, found stream={safe_repr(request.stream)}"
+            raise StreamError(reason, option=(("stream", None),))
 
-def _settle(leaf: Leaf, tensor: Tensor) -> None:
-    if leaf.info is None or leaf.info.shape is None:
-        protocols = leaf.info.protocols if leaf.info else ()
-        leaf.info = ArrayInfo.of_tensor(tensor, leaf.source.name, type(leaf.obj), protocols)
-    error = _freshness(leaf, tensor) or decide_place(leaf, tensor) or _incompatibilities(leaf, tensor)
-    if error is not None:
-        leaf.finish("refused", None, error)
-        return
-    if leaf.copy_order is None and leaf.request.copy and not leaf.fresh:
-        error = note_copy(leaf, tensor, "copy=True")
-        if error is not None:
-            leaf.finish("refused", None, error)
-            return
-    copied = leaf.fresh or leaf.made_by_producer or leaf.copy_order is not None
-    if 0 in tensor.shape and leaf.request.copy is False:
-        copied = False  # no element to copy
-    target = leaf.request.target
-    _choose_storage_dtype(leaf, tensor)
-    if not copied and not tensor.readonly and target.constant_over(tensor):
-        why = f"{target.name} {target.display_name}s are constant: do not write to the source while the result lives"
-        leaf.steps.append(Step("share", why))
-    device = leaf.copy_device if leaf.copy_order is not None else result_device(leaf, tensor)
-    error = _driver(leaf, tensor, device)
-    if error is not None:
-        leaf.finish("refused", None, error)
-        return
-    order = leaf.request.sync.explained(leaf.source, tensor.device, device)
-    if order:
-        leaf.steps.insert(0, Step("order", order))
-    leaf.finish("copied" if copied else "shared", device)
+    def _relabel(self, device: Device, why: str) -> None:
+        self.relabel = device
+        self.notes.append(Relabel("relabel", why, device=device))
 
-
-def _choose_storage_dtype(leaf: Leaf, tensor: Tensor) -> None:
-    """Note the storage dtype that the consumer takes instead of a dtype that its exchange does not know."""
-    target = leaf.request.target
-    name = target.storage_dtypes.get(tensor.dtype.name)
-    if name is not None:
-        leaf.storage_dtype = DType(name)
-        leaf.steps.append(
-            Step("view", f"{target.name} takes {tensor.dtype} as {name}, which is viewed as {tensor.dtype} again")
-        )
-
-
-def _freshness(leaf: Leaf, tensor: Tensor) -> DlxError | None:
-    """Check whether the producer made a copy for this export (the flag IS_COPIED)."""
-    if not tensor.flags & IS_COPIED:
-        return None
-    if leaf.request.copy is False:
-        return leaf.error(CopyRequiredError, "its producer made a copy", "Drop copy=False.")
-    leaf.fresh = not tensor.readonly  # read-only memory does not satisfy copy=True
-    leaf.steps.append(Step("copy", "made by its producer", tensor.nbytes))
-    leaf.made_by_producer = True
-    return None
-
-
-def _driver(leaf: Leaf, tensor: Tensor, device: Device) -> DlxError | None:
-    """Return the error if the CUDA driver is needed and cannot be used; a dlx tensor over shared memory needs none."""
-    if not (is_cuda(tensor.device) or is_cuda(device)) or (leaf.copy_order is None and leaf.request.target.is_own):
-        return None
-    try:
-        require()
-    except DeviceError as error:
-        return leaf.complete(error)
-    return None
-
-
-def _incompatibilities(leaf: Leaf, tensor: Tensor) -> DlxError | None:
-    request, target = leaf.request, leaf.request.target
-    found = target.check(tensor)
-    if leaf.view_device is not None or leaf.copy_order is not None:  # `decide_place` has decided it
-        found &= ~lib.DLX_INCOMPATIBLE_DEVICE
-    leaf.give_address = bool(found & lib.DLX_INCOMPATIBLE_NULL)
-    rules = [rule for rule in RULES if found & rule.bit]
-    for rule in rules:
-        if not rule.copy_resolves:
-            return leaf.error(rule.error, rule.sentence(tensor, target), rule.fix_for(tensor, target))
-    layout = [rule for rule in rules if rule.bit != lib.DLX_INCOMPATIBLE_READONLY]
-    if len(layout) < len(rules):
-        error, share = _read_only(leaf, tensor, copied_anyway=bool(layout or request.copy))
-        if error is not None:
-            return error
-        if share:
+    def _nearest(self, device: Device, accepted: frozenset[int]) -> Device | None:
+        """Return the device to move memory to that the consumer cannot hold on its own; None where there is none."""
+        if device.type == lib.kDLCUDAManaged and lib.kDLCUDA in accepted:
+            return Device(lib.kDLCUDA, device.id)
+        if not (host_readable(device) or is_cuda(device)):
             return None
-    if layout and request.copy is False and 0 not in tensor.shape:
-        return leaf.error(layout[0].error, layout[0].sentence(tensor, target), layout[0].fix)
-    if rules:
-        leaf.repack = bool(found & REPACKED)
-        return note_copy(leaf, tensor, "; ".join(rule.sentence(tensor, target) for rule in rules))
-    return None
+        default = self.target.adapter.devices.default()
+        return default if default.type in accepted else None
+
+    def _move(self, wanted: Device) -> None:
+        """Copy the array to another device."""
+        tensor, target = self.tensor, self.target
+        device, accepted = tensor.device, target.capabilities.device_types
+        if accepted is not None and wanted.type not in accepted:
+            known = target.capabilities.refusals.get(wanted.name)
+            if known is not None:
+                raise DeviceError(known[0], fix=known[1])
+            raise DeviceError(f"{target.arrays} cannot be on {wanted}", option=_DEVICE)
+        reachable = wanted == HOST or wanted.type == lib.kDLCUDA
+        if not reachable or not (host_readable(device) or is_cuda(device)):
+            reason = f"it is on {device}, and dlx cannot move it to {wanted}"
+            raise DeviceError(reason, fix="Leave device out, or move it in its own framework first.")
+        if self.request.copy is False:
+            raise CopyRequiredError(f"it is on {device}, and the result is on {wanted}", option=_COPY)
+        self._can_copy(wanted)
+        self.copy_device = wanted
+        if is_cuda(device) and is_cuda(wanted) and _has_gaps(tensor, permuted=not self.keep_order):
+            why, here = f"made compact on {device}, devices copy runs to each other", Device(lib.kDLCUDA, device.id)
+            self.copies.append(Copy("copy", why, tensor.nbytes, device=here, keep_order=self.keep_order))
+        why = f"from {device} to {wanted}"
+        self.copies.append(Copy("move", why, tensor.nbytes, device=wanted, keep_order=self.keep_order))
+
+    # ---- copies -----------------------------------------------------------------------------------------------------
+
+    def _can_copy(self, device: Device) -> None:
+        """Raise where dlx cannot copy the memory to a device."""
+        tensor = self.tensor
+        dtype = tensor.dtype
+        if not (host_readable(tensor.device) or is_cuda(tensor.device)):
+            reason = f"it is on {tensor.device}, and dlx copies memory of the host and of CUDA devices only"
+            raise DeviceError(reason, fix="Copy it in its own framework first.")
+        if self.repack and (dtype.bits >= 8 or dtype.lanes != 1):
+            raise LayoutError(f"dlx does not pack or unpack {dtype}", option=(("to", "dlx"),))
+        if self.repack and is_cuda(tensor.device) and is_cuda(device):
+            reason = f"dlx packs and unpacks {dtype} on the host only, and it would go from {tensor.device} to {device}"
+            raise LayoutError(reason, option=(("device", "cpu"), ("to", "dlx")))
+        packed = dtype.bits * dtype.lanes % 8 and not tensor.flags & SUBBYTE_PADDED
+        if packed and not contiguous(tensor.shape, tensor.strides):
+            reason = f"its {dtype} elements are packed below one byte and not contiguous"
+            raise LayoutError(reason, fix="Make it contiguous in its own framework first.")
+
+    def _copy(self, why: Step) -> None:
+        """Copy the array, unless it is moved; pack or unpack its elements on the way."""
+        here = self.relabel or self.tensor.device
+        self._can_copy(self.copy_device if self.copies else here)
+        if not self.copies:
+            self.copy_device = HOST if host_readable(here) else Device(lib.kDLCUDA, here.id)
+        said = (why.do, why.why, why.nbytes, why.option, why.details)
+        if self.repack and not is_cuda(here):
+            self.copies.insert(0, Repack(*said))
+            if not is_cuda(self.copy_device):
+                return  # what is packed is a copy
+        elif self.repack:
+            self.copies.append(Repack(*said))
+        elif not self.copies:
+            self.copies.append(Copy(*said, device=self.copy_device, keep_order=self.keep_order))
+
+    # ---- incompatibilities ------------------------------------------------------------------------------------------
+
+    def _incompatibilities(self) -> list[Step]:
+        """Copy for what a copy resolves, or raise; return the step that shares read-only memory all the same."""
+        request, target, tensor = self.request, self.target, self.tensor
+        found = target.check(tensor)
+        if self.relabel is not None or self.copies:  # `_place` has decided it
+            found &= ~lib.DLX_INCOMPATIBLE_DEVICE
+        rules = [rule for rule in RULES if found & rule.bit]
+        for rule in rules:
+            if not rule.copy_resolves:
+                raise rule.error(fix=rule.fix_for(tensor, target), **rule.found(tensor, target))
+        layout = [rule for rule in rules if rule.bit != lib.DLX_INCOMPATIBLE_READONLY]
+        if len(layout) < len(rules) and self._shares_readonly(copied_anyway=bool(layout or request.copy)):
+            why = "read-only memory is given out writable; do not write to it"
+            return [Unmark("share", why, option=("readonly", "share"))]
+        if layout and request.copy is False and 0 not in tensor.shape:
+            raise layout[0].error(option=_COPY, **layout[0].found(tensor, target))
+        if rules:
+            self.repack = bool(found & REPACKED)
+            parts = [rule.found(tensor, target) for rule in rules]
+            details = tuple(detail for part in parts for detail in part["details"])
+            why = "; ".join(part["reason"] for part in parts)
+            self._copy(Step("copy", why, tensor.nbytes, details=details))
+        return []
+
+    def _shares_readonly(self, *, copied_anyway: bool) -> bool:
+        """Apply the read-only policy: return whether to share all the same, or raise."""
+        request = self.request
+        found = READ_ONLY_RULE.found(self.tensor, self.target)
+        if request.readonly == "error" and not request.copy:
+            raise ReadOnlyError(option=(("readonly", "copy"), ("readonly", "share")), **found)
+        if copied_anyway:
+            return False
+        if request.readonly == "share":
+            return True
+        if request.copy is False:
+            raise ReadOnlyError(option=(("copy", None), ("readonly", "share")), **found)
+        return False
+
+    def _storage(self) -> list[Step]:
+        """Return the step for the storage dtype that the consumer takes instead of one that its exchange lacks."""
+        dtype = self.tensor.dtype
+        name = self.target.storage.get(dtype.name)
+        if name is None:
+            return []
+        why = f"{self.target.name} takes {dtype} as {name}, which is viewed as {dtype} again"
+        return [ViewAs("view", why, dtype=DType(name))]
+
+    def _driver(self, device: Device) -> None:
+        """Raise if the CUDA driver is needed and cannot be used; a dlx tensor over shared memory needs none."""
+        on_device = is_cuda(self.tensor.device) or is_cuda(device)
+        if on_device and (self.copies or self.relabel is not None or self.target.adapter is not TENSOR):
+            require()
 
 
-def _read_only(leaf: Leaf, tensor: Tensor, *, copied_anyway: bool) -> tuple[DlxError | None, bool]:
-    """Apply the read-only policy; returns an error, or whether to share all the same."""
-    request = leaf.request
-    reason = READ_ONLY_RULE.sentence(tensor, request.target)
-    if request.readonly == "error" and not request.copy:
-        return leaf.error(ReadOnlyError, reason, "Pass readonly='copy' or readonly='share'."), False
-    if copied_anyway:
-        return None, False
-    if request.readonly == "share":
-        leaf.view_flags = tensor.flags & ~READ_ONLY
-        leaf.steps.append(Step("share", "readonly='share': read-only memory is given out writable; do not write to it"))
-        return None, True
-    if request.copy is False:
-        return leaf.error(ReadOnlyError, reason, "Drop copy=False, or pass readonly='share'."), False
-    return None, False
+def _has_gaps(tensor: Tensor, *, permuted: bool) -> bool:
+    """Return whether the elements are not one run of memory, or not in row-major order if that counts as well."""
+    layout = lib.dlx_layout(ffi.cast("DLTensor *", tensor_address(tensor)))
+    odd = Layout.GAPS | Layout.ZERO | Layout.NEGATIVE
+    return bool(layout & (odd | Layout.PERMUTED if permuted else odd))

@@ -1,43 +1,49 @@
-"""`Request`, the checked options of one call, and the adapters of its producer and consumer."""
+"""Check the options of a call; find the adapters of its producer and consumer; describe arrays."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from dlx._containers.lookup import container_of
 from dlx._core.array_info import ArrayInfo
-from dlx._core.foreign import exception_text, module_of
+from dlx._core.foreign import foreign_error, module_of, type_name
 from dlx._core.module import set_module
-from dlx._core.tensor import type_name
+from dlx._core.native import Tensor
 from dlx._core.types import Device
-from dlx._engine.streams import StreamSync
+from dlx._engine.planner import Request
 from dlx._registry.generic import is_proxy
 from dlx._registry.registry import registry
-from dlx.adapter.base import Adapter
-from dlx.errors import AdapterNotFoundError, ConversionError, DeviceError, DlxError
+from dlx._registry.target import Target
+from dlx.adapter.base import Adapter, over_memory
+from dlx.errors import AdapterNotFoundError, DeviceError, DlxError
+from dlx.typing import ERRORS, READONLY
 
-__all__ = ["describe", "HOST", "Request"]
+__all__ = [
+    "abstract",
+    "describe",
+    "described",
+    "info_of",
+    "not_an_array",
+    "producer_of",
+    "request_of",
+]
 
-HOST = Device("cpu")
+
+def info_of(said: Any, source: Adapter, obj: Any, tensor: Tensor | None) -> ArrayInfo:
+    """Return what there is to say of an array: what its adapter said (`Description.info`), or what was exported."""
+    info = said if said is None or isinstance(said, ArrayInfo) else said()
+    if tensor is not None and (info is None or info.shape is None):
+        return ArrayInfo.of_tensor(tensor, source.name, type(obj), info.protocols if info is not None else ())
+    return info if info is not None else ArrayInfo(source.name, type_name(type(obj)))
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """The options of one call, checked."""
-
-    target: Adapter
-    device: Device | None = None
-    copy: bool | None = None
-    readonly: str = "copy"
-    detach: bool = False
-    stream: Any = None
-    sync: StreamSync = field(init=False, compare=False, repr=False)
-    is_plain: bool = field(init=False, compare=False, repr=False)  # no device, copy or stream is asked for
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "is_plain", self.device is None and not self.copy and self.stream is None)
-        object.__setattr__(self, "sync", StreamSync(self.target, self.stream, self.device))
+def abstract(info: ArrayInfo, owner: object) -> Tensor | None:
+    """Return a tensor of these facts for planning, never passed to a consumer; None where some are unknown."""
+    if info.shape is None or info.dtype is None or info.device is None:
+        return None
+    return over_memory(
+        info.address, info.shape, info.strides, info.dtype, info.device, readonly=info.readonly, owner=owner
+    )
 
 
 @set_module("dlx")
@@ -61,16 +67,13 @@ def describe(obj: Any) -> ArrayInfo:
     if source is None:
         raise not_an_array(obj)
     try:
-        info = source.info(obj)
+        found = source.describe(obj)
+        return info_of(found.info, source, obj, found.tensor)
     except DlxError as error:
         error.complete(source=type_name(type(obj)))
         raise
-    except MemoryError:
-        raise
     except Exception as error:
-        reason = f"{source.name} failed: {exception_text(error)}"
-        raise ConversionError(reason, source=type_name(type(obj))) from error
-    return info if info is not None else ArrayInfo(source.name, type_name(type(obj)))
+        raise foreign_error(f"{source.name} failed:", error, source=type_name(type(obj))) from error
 
 
 def request_of(
@@ -88,10 +91,10 @@ def request_of(
         raise TypeError("give either to= (a name, a module, an array type) or like= (an array), not both or neither")
     if copy is not None and not isinstance(copy, bool):
         raise ValueError(f"copy must be None, True or False, found {copy!r}")
-    if readonly not in ("copy", "error", "share"):
-        raise ValueError(f"readonly must be 'copy', 'error' or 'share', found {readonly!r}")
-    if errors not in ("raise", "collect"):
-        raise ValueError(f"errors must be 'raise' or 'collect', found {errors!r}")
+    for name, found, choices in (("readonly", readonly, READONLY), ("errors", errors, ERRORS)):
+        if found not in choices:
+            *most, last = map(repr, choices)
+            raise ValueError(f"{name} must be {', '.join(most)} or {last}, found {found!r}")
     wanted = None if device is None else Device(device)
     if like is None:
         target = registry.target(to)
@@ -103,21 +106,21 @@ def request_of(
     return Request(target, wanted, copy, readonly, bool(detach), stream)
 
 
-def _current_device(target: Adapter, device_type: int) -> int:
+def _current_device(target: Target, device_type: int) -> int:
     try:
-        return target.current_device(device_type)
-    except (DlxError, MemoryError):
+        return target.adapter.devices.current(device_type)
+    except DlxError:
         raise
     except Exception as error:
-        text = f"{target.name} failed to name its current device: {exception_text(error)}"
-        raise DeviceError(text, target=target.name) from error
+        what = f"{target.name} failed to name its current device:"
+        raise foreign_error(what, error, DeviceError, target=target.name) from error
 
 
-def _as(like: Any) -> tuple[Adapter, Device | None]:
+def _as(like: Any) -> tuple[Target, Device | None]:
     """Return the framework and the device of an example."""
     known = _known(like)
-    adapter = registry.ready(known) if known is not None else None
-    if adapter is None:
+    target = registry.ready(known) if known is not None else None
+    if target is None:
         raise AdapterNotFoundError(
             f"like= is {type_name(type(like))}, whose framework is no target",
             fix="Give an array of the target, or to=.",
@@ -125,29 +128,29 @@ def _as(like: Any) -> tuple[Adapter, Device | None]:
     info = describe(like)
     if info.device is None and info.shape is not None:
         raise DeviceError(f"like= is {info}, whose device dlx does not know", fix="Pass to= and device= instead.")
-    return adapter, info.device
+    return target, info.device
 
 
-def producer_of(obj: Any, request: Request, where: str = "") -> Adapter:
-    """Return the adapter of an array, or raise that it is none."""
+def producer_of(obj: Any, request: Request, **parts: Any) -> Adapter:
+    """Return the adapter of an array, or raise that it is none; `parts` complete the error."""
     source = _known(obj)
     if source is None:
-        raise not_an_array(obj).complete(target=request.target.name, where=where)
+        raise not_an_array(obj).complete(target=request.target.name, **parts)
     return source
 
 
 def _known(obj: Any) -> Adapter | None:
     try:
         return registry.producer(obj)
-    except (DlxError, MemoryError):
+    except DlxError:
         raise
     except Exception as error:  # a type whose attributes raise
-        name = type_name(type(obj))
-        reason = f"its type cannot be looked at: {exception_text(error)}"
-        raise AdapterNotFoundError(reason, source=name, fix="Convert an array that it holds.") from error
+        what, fix = "its type cannot be looked at:", "Convert an array that it holds."
+        raise foreign_error(what, error, AdapterNotFoundError, source=type_name(type(obj)), fix=fix) from error
 
 
-def _described(obj: Any) -> ArrayInfo | None:
+def described(obj: Any) -> ArrayInfo | None:
+    """Return the description of an array, or None where there is none."""
     try:
         return describe(obj)
     except DlxError:
@@ -155,6 +158,7 @@ def _described(obj: Any) -> ArrayInfo | None:
 
 
 def not_an_array(obj: Any) -> DlxError:
+    """Return the error for an object that is no array."""
     name = type_name(type(obj))
     broken = registry.broken_for(type(obj))
     if broken is not None:

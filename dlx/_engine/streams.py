@@ -6,23 +6,31 @@ everything is exported before anything is ordered, so that one event covers all 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from dlx._core import cuda, native
 from dlx._core.extension import ffi, lib
-from dlx._core.foreign import exception_text
+from dlx._core.foreign import foreign_error
+from dlx._core.native import Tensor
 from dlx._core.stream import PER_THREAD, UNORDERED, Stream, is_unordered, kept, meaning
-from dlx._core.tensor import Tensor
 from dlx._core.types import Device, host_readable
+from dlx._registry.generic import TENSOR
+from dlx._registry.target import Target
 from dlx.adapter.base import Adapter
 from dlx.errors import DeviceError, DlxError, LayoutError
 
-__all__ = ["StreamSync", "Readiness", "physical"]
+__all__ = ["Readiness", "StreamSync", "Synchronization", "physical", "takes_stream"]
 
 Readiness = Stream | cuda.Ready | None
 """When memory is ready: after the work on a stream so far, after a recorded event, or None: at once."""
 
 LEGACY = lib.DLX_STREAM_LEGACY
+
+
+def takes_stream(source: Adapter) -> bool:
+    """Return whether a producer's export is passed the consumer's stream for device memory."""
+    return source.streams is None or source.streams.ready is None
 
 
 class StreamSync:
@@ -31,14 +39,14 @@ class StreamSync:
     Parameters
     ----------
     target
-        The consumer's adapter.
+        The consumer.
     stream
         The consumer's stream as the caller passed it; None: the framework's current stream.
     device
         Requested device of the result; None: not requested.
     """
 
-    def __init__(self, target: Adapter, stream: Any = None, device: Device | None = None) -> None:
+    def __init__(self, target: Target, stream: Any = None, device: Device | None = None) -> None:
         self._target, self._asked, self._wanted = target, stream, device
         self._streams: dict[tuple[int, Device], Stream | None] = {}
         self._consumers: dict[Device, Stream | None] = {}
@@ -61,7 +69,7 @@ class StreamSync:
             return self._consumers[device]
         except KeyError:
             owner = physical(device)
-            found = self._current(self._target, owner) if self._asked is None else meaning(self._asked, owner)
+            found = self._current(self._target.adapter, owner) if self._asked is None else meaning(self._asked, owner)
             self._consumers[device] = found
             return found
 
@@ -80,12 +88,14 @@ class StreamSync:
         key = id(adapter), device
         if key not in self._streams:
             try:
-                value = adapter.work_stream(device)
-            except (DlxError, MemoryError):
+                current = adapter.streams.current if adapter.streams is not None else None
+                value = None if current is None else current(device)
+            except DlxError:
                 raise
             except Exception as error:
-                text = f"{adapter.name} failed to name its stream on {device}: {exception_text(error)}"
-                raise DeviceError(text) from error
+                raise foreign_error(
+                    f"{adapter.name} failed to name its stream on {device}:", error, DeviceError
+                ) from error
             # Frameworks say 0 for the legacy stream.
             value = LEGACY if isinstance(value, int) and value == 0 and cuda.is_cuda(device) else value
             self._streams[key] = None if value is None else kept(meaning(value, device))
@@ -115,7 +125,7 @@ class StreamSync:
 
     def reach(self, source: Adapter, device: Device | None) -> None:
         """Raise a DeviceError if work on the producer's device cannot be ordered, before the producer is called."""
-        if device is None or host_readable(device) or not source.takes_stream:
+        if device is None or host_readable(device) or not takes_stream(source):
             return
         if cuda.is_cuda(device):
             try:
@@ -125,39 +135,67 @@ class StreamSync:
         if self._reader(device) is None and not cuda.is_cuda(device):
             raise _cannot_order(device)
 
-    def export(self, source: Adapter, obj: Any, device: Device | None) -> tuple[Tensor, Readiness]:
+    def export(self, source: Adapter, obj: Any, device: Device) -> tuple[Tensor, Readiness]:
         """Call a producer once, on its device and with the right stream; return the tensor and when it is ready.
 
         A producer with a current stream is not asked to order anything: dlx does, once for all of its arrays. Others
-        get a stream with each export.
+        get a stream with each export. `reach` has been asked before.
 
         Raises
         ------
         DeviceError
             If work on that device cannot be ordered.
         """
-        if device is None or host_readable(device) or not source.takes_stream:
-            tensor = source.export(obj)
-            asked = None
-            if source.takes_stream and cuda.is_cuda(tensor.device):
-                asked = Stream(physical(tensor.device), LEGACY)  # what a call without a stream means
-        else:
-            self.reach(source, device)
-            own, asked = self.asked_of(source, device)
-            with source.on_device(device):
-                tensor = source.export(obj, stream=UNORDERED if own is not None else asked.wire)
+        own, asked = self.asked_of(source, device)
+        with source.devices.activate(device):
+            tensor = source.export(obj, stream=UNORDERED if own is not None else asked.wire)
+        return tensor, self._readiness(source, obj, tensor, own or asked)
+
+    def exported(self, source: Adapter, obj: Any, tensor: Tensor, device: Device | None) -> Readiness:
+        """Return when a tensor is ready whose producer was told no stream.
+
+        Parameters
+        ----------
+        device
+            Where the producer said that it is; None where it does not say.
+
+        Raises
+        ------
+        DeviceError
+            If work on its device cannot be ordered.
+        """
+        asked = None
+        if takes_stream(source) and cuda.is_cuda(tensor.device):
+            asked = Stream(physical(tensor.device), LEGACY)  # what a call without a stream means
+        elif takes_stream(source) and device is None and not host_readable(tensor.device):
+            raise _cannot_order(tensor.device)
+        return self._readiness(source, obj, tensor, asked)
+
+    def described(self, source: Adapter, obj: Any, tensor: Tensor) -> Readiness:
+        """Return when a tensor is ready that its adapter has described, without a call of the producer.
+
+        Raises
+        ------
+        DeviceError
+            If work on its device cannot be ordered.
+        """
+        asked = None
+        if takes_stream(source) and not host_readable(tensor.device):
+            own, asked = self.asked_of(source, tensor.device)
             asked = own or asked
+        return self._readiness(source, obj, tensor, asked)
+
+    def _readiness(self, source: Adapter, obj: Any, tensor: Tensor, asked: Stream | None) -> Readiness:
+        """Return when an exported tensor is ready; `asked` is the stream that its producer made wait for it."""
         if not cuda.is_cuda(tensor.device):
-            if source.takes_stream and device is None and not host_readable(tensor.device):
-                raise _cannot_order(tensor.device)
             if tensor.device.type == lib.kDLCUDAHost and not is_unordered(self._asked):
-                self.wait(source.ready_on(obj, tensor, None), None)  # a device may still write to it
-            return tensor, None
-        if source.takes_stream:
+                self.wait(_ready(source, obj, tensor, None), None)  # a device may still write to it
+            return None
+        if takes_stream(source):
             cuda.require()
         if asked is not None and asked.is_unordered:
-            return tensor, asked
-        return tensor, cuda.readiness_of(tensor) or source.ready_on(obj, tensor, asked)
+            return asked
+        return cuda.readiness_of(tensor) or _ready(source, obj, tensor, asked)
 
     def asked_of(self, source: Adapter, device: Device) -> tuple[Stream | None, Stream]:
         """Return the producer's stream, if it has one, and the stream that it is asked to make wait otherwise."""
@@ -193,10 +231,14 @@ class StreamSync:
         consumer = self.consumer(device)
         if consumer is not None:
             self.wait(readiness, consumer)
-        if isinstance(readiness, Stream) and not readiness.is_unordered and (consumer is None or self._target.is_own):
+        if (
+            isinstance(readiness, Stream)
+            and not readiness.is_unordered
+            and (consumer is None or self._target.adapter is TENSOR)
+        ):
             self._point(readiness)
 
-    def given(self, source: Adapter, tensor: Tensor, readiness: Readiness) -> Tensor:
+    def for_consumer(self, source: Adapter, tensor: Tensor, readiness: Readiness) -> Tensor:
         """Return the tensor to pass to the consumer, which has nothing left to order.
 
         The memory is kept until the consumer's stream is done with it; for a producer that works on the same stream it
@@ -211,9 +253,9 @@ class StreamSync:
         same = consumer == readiness and consumer == self.producer(source, device)
         if consumer is not None and not consumer.is_unordered and not same:
             tensor = native.tensor_behind(tensor, device.id, consumer.handle, consumer.keep)
-        elif consumer is not None and not self._target.is_own:
+        elif consumer is not None and self._target.adapter is not TENSOR:
             tensor = native.tensor_behind(tensor, device.id, UNORDERED, None)
-        if consumer is not None and (consumer.is_unordered or not self._target.is_own):
+        if consumer is not None and (consumer.is_unordered or self._target.adapter is not TENSOR):
             return tensor
         point = self._point(readiness) if isinstance(readiness, Stream) else readiness
         if point is None:
@@ -299,6 +341,12 @@ class StreamSync:
         self._points.pop(stream, None)
 
 
+def _ready(source: Adapter, obj: Any, tensor: Tensor, asked: Stream | None) -> Stream | None:
+    """Return the stream on which an exported array is ready: the one that its producer named, or made wait."""
+    ready = source.streams.ready if source.streams is not None else None
+    return asked if ready is None else ready(obj, tensor)
+
+
 def _number(point: cuda.Ready) -> int:
     return int(ffi.cast("uintptr_t", point))
 
@@ -313,3 +361,7 @@ def _cannot_order(device: Device) -> DeviceError:
         f"its memory is on {device}, whose work dlx cannot wait for",
         fix="Move it to the host in its own framework first.",
     )
+
+
+Synchronization = Callable[[], StreamSync]
+"""Gives the stream synchronization of a call, which is made when memory of a device is met for the first time."""

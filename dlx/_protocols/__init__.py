@@ -1,1 +1,4 @@
-"""Protocols between libraries: an object in, a `dlx.Tensor` out. No adapter is needed for any of them."""
+"""The protocols between libraries: DLPack, buffers, array interfaces, memory at an address.
+
+An object goes in, a `dlx.Tensor` comes out. What an adapter says of the object is not asked here.
+"""

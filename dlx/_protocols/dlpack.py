@@ -8,10 +8,10 @@ from typing import Any
 
 from dlx._core import native
 from dlx._core.extension import lib
-from dlx._core.foreign import TypeCache, class_name, cut, exception_text, message_of
-from dlx._core.tensor import Tensor
+from dlx._core.foreign import TypeCache, class_name, cut, foreign_error, message_of
+from dlx._core.native import Tensor
 from dlx._core.types import Device, host_readable
-from dlx.errors import ConversionError, DlxError, ProtocolError
+from dlx.errors import DlxError, ProtocolError
 
 __all__ = ["device_of", "export"]
 
@@ -43,7 +43,7 @@ def device_of(obj: Any) -> Device | None:
     except DlxError as error:
         raise ProtocolError(f"its __dlpack_device__ gives {error.reason}") from error
     except Exception as error:
-        raise producer_failed("__dlpack_device__", error) from error
+        raise foreign_error("its __dlpack_device__ raised", error) from error
 
 
 # What a framework calls elements that are no numbers. Tensorflow's __dlpack__ ends the process where it has such.
@@ -98,26 +98,18 @@ def export(obj: Any, *, stream: int | None = None) -> Tensor:
     except DlxError:
         raise
     except Exception as error:
-        raise producer_failed("__dlpack__", error) from error
+        raise foreign_error("its __dlpack__ raised", error) from error
     if native.capsule_state(capsule) is None:
         raise ProtocolError(f"its __dlpack__ gave {class_name(type(capsule))}, not a DLPack capsule")
     return native.capsule_claim(capsule)
 
 
-def producer_failed(method: str, error: Exception) -> ConversionError:
-    """Return the error to raise for an exception that came out of a producer."""
-    if isinstance(error, MemoryError):
-        raise error
-    said = exception_text(error) if message_of(error) else f"{class_name(type(error))}: without a message"
-    return ConversionError(f"its {method} raised {said}")
-
-
 def _call(obj: Any, wanted: dict[str, Any]) -> Any:
     kind: Any = type(obj)
     function = _own_function(kind)
-    learnt = _keywords.get(kind)
+    learnt = _keywords.find(kind)
     if learnt is None or learnt[0] is not function:
-        learnt = _keywords[kind] = (function, _read_keywords(kind.__dlpack__))
+        learnt = _keywords.keep(kind, (function, _read_keywords(kind.__dlpack__)))
     accepted = learnt[1]
     if accepted is not None:
         return obj.__dlpack__(**{name: wanted.get(name) for name, must in accepted.items() if must or name in wanted})
@@ -126,9 +118,9 @@ def _call(obj: Any, wanted: dict[str, Any]) -> Any:
     except TypeError as error:
         if "keyword argument" not in message_of(error):  # also "takes no keyword arguments"
             raise
-        _keywords[kind] = (function, {"stream": False})
+        _keywords.keep(kind, (function, {"stream": False}))
         return obj.__dlpack__(**{name: value for name, value in wanted.items() if name == "stream"})
-    _keywords[kind] = (function, _ALL)
+    _keywords.keep(kind, (function, _ALL))
     return capsule
 
 

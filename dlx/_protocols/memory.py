@@ -7,12 +7,12 @@ from typing import Any
 
 from dlx._core import cuda, native
 from dlx._core.extension import lib
-from dlx._core.foreign import exception_text, message_of, safe_repr
+from dlx._core.foreign import foreign_error, safe_repr
+from dlx._core.native import Tensor
 from dlx._core.stream import Stream, meaning
-from dlx._core.tensor import Tensor
 from dlx._core.types import IS_COPIED, READ_ONLY, Device, DType
 from dlx._protocols.dlpack import HOST
-from dlx.errors import ConversionError, DTypeError, LayoutError, ProtocolError, StreamError
+from dlx.errors import DTypeError, LayoutError, ProtocolError, StreamError
 
 __all__ = ["array_interface", "buffer", "cuda_array_interface", "cuda_interface_stream"]
 
@@ -58,7 +58,7 @@ def buffer(obj: Any) -> Tensor:
     try:
         view = memoryview(obj)
     except (BufferError, ValueError) as error:
-        raise ConversionError(f"its buffer cannot be had: {message_of(error)}".rstrip(".")) from error
+        raise foreign_error("its buffer cannot be had:", error) from error
     order = view.format[0] if view.format[:1] in ("@", "=", "<", ">", "!") else ""
     dtype = _dtype_of_letters(view.format[len(order) :], order, view.itemsize, view.format)
     if view.suboffsets:
@@ -97,7 +97,7 @@ def _interface_facts(interface: dict[str, Any], name: str) -> tuple[tuple[int, .
         typestr = str(interface["typestr"])
         order, letter, width = typestr[0], typestr[1], typestr[2:]
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise ProtocolError(f"its {name} is incomplete ({exception_text(error)})") from error
+        raise foreign_error(f"its {name} is incomplete:", error, ProtocolError) from error
     if interface.get("mask") is not None:
         raise LayoutError("it has a mask, which DLPack cannot carry", fix="Fill the masked elements first.")
     itemsize = int(width) if width.isdecimal() else 0  # dates carry their unit: '<M8[s]'

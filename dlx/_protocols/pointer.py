@@ -1,4 +1,4 @@
-"""`from_pointer` and `from_managed`: tensors over memory that C code gives as an address.
+"""`from_pointer` and `from_managed`: tensors over memory that C code gives as an address; `empty`: over new memory.
 
 A pointer may be an int, a cffi cdata of any FFI, or a ctypes pointer or array.
 """
@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any
 
-from dlx._core import native
+from dlx._core import cuda, native
 from dlx._core.extension import ffi, lib
+from dlx._core.foreign import type_name
 from dlx._core.module import set_module
-from dlx._core.tensor import Tensor, type_name
+from dlx._core.native import Tensor
 from dlx._core.types import READ_ONLY, Device, DType
-from dlx.errors import DlxError, LayoutError, ProtocolError
+from dlx.errors import DeviceError, DlxError, LayoutError, ProtocolError
 
-__all__ = ["MANAGED", "Pointer", "look_at", "dltensor", "extents_of", "from_managed", "from_pointer"]
+__all__ = ["MANAGED", "Pointer", "dltensor", "empty", "extents_of", "from_managed", "from_pointer", "look_at"]
 
 MANAGED = {"DLManagedTensor": True, "DLManagedTensorVersioned": False}
 """Names of managed tensors -> whether they are the legacy one."""
@@ -293,3 +294,56 @@ def _integers(numbers: Sequence[int], what: str) -> tuple[int, ...]:
     if any(not -(1 << 63) <= number < 1 << 63 for number in found):
         raise ValueError(f"{what} must hold numbers of 64 bits, found {found}")
     return found
+
+
+@set_module("dlx")
+def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu") -> Tensor:
+    """Return a writable, row-major tensor over new, uninitialized memory.
+
+    Parameters
+    ----------
+    shape
+        Extents, ``(ndim,)``; an int means one dimension.
+    dtype
+        A name such as ``"float32"``, a triple ``(code, bits, lanes)``, or a `dlx.DType`.
+    device
+        ``"cpu"``, or a CUDA device such as ``"cuda:1"``.
+
+    Returns
+    -------
+    Tensor
+        Its memory is aligned to 256 bytes; there is none where there is no element. Device memory comes from the
+        driver's stream-ordered allocator where the device has one; consumers wait for it by themselves.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the shape is none.
+    DTypeError, DeviceError, LayoutError
+        If there is no such dtype or device, or the size does not fit 63 bits, or the driver cannot give it.
+    MemoryError
+        If there is not enough memory.
+
+    Notes
+    -----
+    256 bytes is what ``dlpack.h`` asks of a producer, though no consumer may rely on it.
+
+    Examples
+    --------
+    >>> import dlx
+    >>> dlx.empty((2, 3), "bfloat16").nbytes
+    12
+    """
+    extents = extents_of(shape)
+    kind, where = DType(dtype), Device(device)
+    on_device = where.type == lib.kDLCUDA
+    if not on_device and where != Device("cpu"):
+        raise DeviceError(
+            f"dlx allocates on the host and on CUDA devices, asked for {where}", fix="Say 'cpu' or 'cuda:0'."
+        )
+    # tensor_new checks every number; the memory of this tensor is never read.
+    like = native.tensor_new(lib.DLX_ALIGNMENT, extents, None, kind, where, 0, None)
+    if on_device:
+        cuda.require()
+        return native.tensor_on_device(like, False, where.id)
+    return native.tensor_empty(native.tensor_address(like))

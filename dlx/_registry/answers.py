@@ -1,23 +1,25 @@
-"""Type checks for the return values of adapter hooks, for adapters that are not dlx's own.
+"""Type checks for what adapters that are not dlx's own return.
 
 dlx relies on these values. A plugin's adapter is therefore wrapped in a subclass whose methods call the plugin's own
 and check the result: a wrong one raises a `PluginError` that names the adapter, what it returned and what it should
-have returned.
+have returned. Its `dtypes` and `devices` are wrapped in the same way, and the functions in its other parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 from dlx._core.array_info import ArrayInfo
 from dlx._core.foreign import safe_repr
+from dlx._core.native import Tensor
 from dlx._core.stream import Stream
-from dlx._core.tensor import Tensor
 from dlx._core.types import Device, DType
-from dlx.adapter.base import Adapter
-from dlx.adapter.declarations import Blocker, Capabilities
+from dlx.adapter.base import Adapter, Description, Devices, DTypes
+from dlx.adapter.declarations import Blocker, Capabilities, Ownership, StreamSupport, WriteTracking
 from dlx.errors import PluginError
 
 __all__ = ["checked_adapter"]
@@ -34,9 +36,18 @@ def _integer(adapter: Adapter, answer: Any) -> bool:
     return isinstance(answer, int) and not isinstance(answer, bool)
 
 
-def _sentences(adapter: Adapter, answer: Any) -> bool:
-    pair = isinstance(answer, tuple) and len(answer) == 2 and all(isinstance(each, str) for each in answer)
-    return answer is None or pair
+def _names(adapter: Adapter, answer: Any) -> bool:
+    return isinstance(answer, frozenset) and all(isinstance(each, str) for each in answer)
+
+
+def _capabilities(adapter: Adapter, answer: Any) -> bool:
+    if not isinstance(answer, Capabilities):
+        return answer is None
+    said = answer.refusals
+    return isinstance(said, Mapping) and all(
+        isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(each, str) for each in (name, *pair))
+        for name, pair in said.items()
+    )
 
 
 def _context(adapter: Adapter, answer: Any) -> bool:
@@ -57,109 +68,150 @@ def _is_info(adapter: Adapter, answer: Any) -> bool:
     )
 
 
-def _is_blocker(each: Any) -> bool:
-    return isinstance(each, Blocker) and isinstance(each.because, str) and isinstance(each.fix, str)
+def _blockers(adapter: Adapter, answer: Any) -> bool:
+    return isinstance(answer, tuple) and all(
+        isinstance(each, Blocker) and isinstance(each.because, str) and isinstance(each.fix, str) for each in answer
+    )
 
 
 def _array(adapter: Adapter, answer: Any) -> bool:
-    while adapter.part_of is not None:
-        adapter = adapter.part_of
     kinds = adapter.classes()
     return answer is not None and (not kinds or isinstance(answer, kinds))
 
 
 _MAYBE = type(None)
 _TEXT = (_a(str), "a str")
-_BOOL = (_a(bool), "a bool")
 _ARRAY = (_array, "an array of one of its types")
-_ADAPTER = (_a(Adapter), "an Adapter")
 _DEVICE = (_a(Device), "a Device")
 _TENSOR = (_a(Tensor), "a dlx.Tensor")
-_REASON = (_sentences, "a pair of str (reason, fix), or None")
+_INT = (_integer, "an int")
+_CONTEXT = (_context, "a context manager")
+_DESCRIPTION = (_a(Description), "a Description")
+_ADAPTER = (_a(Adapter), "an Adapter")
 
-# Hook -> (check, its description). Hooks that are not listed return framework objects, or are checked by the caller.
-_ANSWERS: dict[str, tuple[Check, str]] = {
-    "module": (_a(ModuleType), "a module"),
-    "version": _TEXT,
-    "classes": (lambda _, all_: isinstance(all_, tuple) and all(isinstance(each, type) for each in all_), "types"),
-    "current": _ADAPTER,
-    "accepts": (_a(Capabilities, _MAYBE), "Capabilities, or None"),
-    "narrowed": _ADAPTER,
-    "holds": _BOOL,
-    "known_dtypes": (
-        lambda _, names: isinstance(names, frozenset) and all(isinstance(each, str) for each in names),
-        "a frozenset of str",
-    ),
-    "native_name": _TEXT,
-    "dtype_from": (_a(DType, _MAYBE), "a DType, or None"),
-    "dtype_names": _TEXT,
-    "why_untaken": _REASON,
-    "why_not_on": _REASON,
-    "device_from": _DEVICE,
-    "devices": (_a(Iterable), "an iterable of devices"),
-    "examine": (lambda _, all_: isinstance(all_, tuple) and all(map(_is_blocker, all_)), "an iterable of Blocker"),
-    "info": (_is_info, "an ArrayInfo with fields of their types, or None"),
-    "sketch": (_a(Tensor, _MAYBE), "a dlx.Tensor, or None"),
-    "export": _TENSOR,
-    "ready_on": (_a(Stream, _MAYBE), "a Stream, or None"),
-    "take": _TENSOR,
-    "device_of": (_a(Device, _MAYBE), "a Device, or None"),
-    "home": _DEVICE,
-    "current_device": (_integer, "an int"),
-    "on_device": (_context, "a context manager"),
-    "on_stream": (lambda self, given: given is None or _context(self, given), "a context manager, or None"),
-    "detached": _ARRAY,
-    "clone": (lambda self, made: made is NotImplemented or _array(self, made), f"{_ARRAY[1]}, or NotImplemented"),
-    "moved": _ARRAY,
-    "guarded": _ARRAY,
-    "writes_to": (lambda self, count: count is None or _integer(self, count), "an int, or None"),
-    "load": _ARRAY,
-    "capabilities_address": (
-        lambda self, address: address == Adapter.capabilities_address(self),
-        "what Adapter.capabilities_address gives",
-    ),
-    "fast_path_capabilities_address": (
-        lambda self, address: address == Adapter.fast_path_capabilities_address(self),
-        "what Adapter.fast_path_capabilities_address gives",
-    ),
-    "check": (_integer, "an int"),
-    "constant_over": _BOOL,
-    "viewed_as": _ARRAY,
+_Right = tuple[Check, str]
+_INFO: _Right = (_is_info, "an ArrayInfo with fields of their types, or None")
+_FIELDS: dict[str, _Right] = {  # of a Description
+    "blockers": (_blockers, "a tuple of Blocker"),
+    "tensor": (_a(Tensor, _MAYBE), "a dlx.Tensor, or None"),
+}
+
+# Method -> (check, its description). Those that are not listed return framework objects, or are checked by the caller.
+_METHODS: dict[type, dict[str, _Right]] = {
+    Adapter: {
+        "module": (_a(ModuleType), "a module"),
+        "version": _TEXT,
+        "classes": (lambda _, all_: isinstance(all_, tuple) and all(isinstance(each, type) for each in all_), "types"),
+        "describe": _DESCRIPTION,
+        "export": _TENSOR,
+        "capabilities": (_capabilities, "Capabilities whose refusals are pairs of str, or None"),
+        "variant": _ADAPTER,
+        "load": _ARRAY,
+        "copy": _ARRAY,
+    },
+    DTypes: {
+        "from_native": (_a(DType, _MAYBE), "a DType, or None"),
+        "known": (_names, "a frozenset of str"),
+        "native_name": _TEXT,
+        "viewed": _ARRAY,
+    },
+    Devices: {
+        "from_native": _DEVICE,
+        "default": _DEVICE,
+        "current": _INT,
+        "activate": _CONTEXT,
+        "available": (_a(Iterable), "an iterable of devices"),
+    },
+}
+
+# The same for functions in the frozen parts of an adapter.
+_FUNCTIONS: dict[type, dict[str, _Right]] = {
+    StreamSupport: {"activate": _CONTEXT, "ready": (_a(Stream, _MAYBE), "a Stream, or None")},
+    Ownership: {"consume": _TENSOR},
+    WriteTracking: {
+        "guarded": _ARRAY,
+        "count": (lambda self, count: count is None or _integer(self, count), "an int, or None"),
+    },
 }
 
 
 def checked_adapter(adapter: Adapter) -> Adapter:
     """Return a plugin's adapter with its return values checked from now on.
 
-    Only hooks that it overrides are; the others are dlx's own.
+    Only methods that it overrides are; the others are dlx's own.
     """
-    kind = type(adapter)
-    if "_answers_are_checked" not in kind.__dict__:
-        own = [name for name in _ANSWERS if getattr(kind, name, None) is not getattr(Adapter, name)]
-        made: list[type] = []
-        hooks = {name: _hook(made, name) for name in own}
-        shown = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-        # Its state, and what it inherits, stay what they are.
-        metaclass: Any = type(kind)
-        made.append(metaclass(kind.__name__, (kind,), {**shown, "_answers_are_checked": True, **hooks}))
-        adapter.__class__ = made[0]
+    if _is_checked(adapter):
+        return adapter
+    # What is computed is left alone: asking for it may need the framework.
+    parts = {name: inspect.getattr_static(adapter, name) for name in ("dtypes", "devices", *_PARTS)}
+    _check_methods(adapter, Adapter, adapter)
+    for name, part in parts.items():
+        for base in (DTypes, Devices):
+            if isinstance(part, base) and not _is_checked(part):
+                _check_methods(part, base, adapter, f"{name}.")
+        if type(part) in _FUNCTIONS:
+            given = {each: getattr(part, each) for each in _FUNCTIONS[type(part)]}
+            functions = {
+                each: _function(function, adapter, f"{name}.{each}", _FUNCTIONS[type(part)][each])
+                for each, function in given.items()
+                if function is not None
+            }
+            vars(adapter)[name] = replace(part, **functions)
     return adapter
 
 
-def _hook(made: list[type], name: str) -> Callable[..., Any]:
-    is_right, wanted = _ANSWERS[name]
+_PARTS = ("streams", "ownership", "writes")
 
-    def hook(self: Any, *arguments: Any, **options: Any) -> Any:
-        answer = getattr(super(made[0], self), name)(*arguments, **options)
-        if name == "examine" and isinstance(answer, Iterable):
-            answer = tuple(answer)
-        if not _holds(is_right, self, answer):
-            raise PluginError(
-                f"{name} of the adapter {self.name!r} gave {safe_repr(answer)}, not {wanted}", fix="Repair its plugin."
-            )
-        return checked_adapter(answer) if wanted is _ADAPTER[1] else answer
 
-    return hook
+def _is_checked(obj: Any) -> bool:
+    return "_answers_are_checked" in type(obj).__dict__
+
+
+def _check_methods(obj: Any, base: type, adapter: Adapter, path: str = "") -> None:
+    """Give an object a class whose methods check what those of its own class return; all else stays what it is."""
+    kind: Any = type(obj)
+    made: list[type] = []
+    hooks = {
+        name: _method(made, name, adapter, path + name, right)
+        for name, right in _METHODS[base].items()
+        if getattr(kind, name, None) is not getattr(base, name)
+    }
+    if hooks or base is Adapter:
+        shown = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+        metaclass: Any = type(kind)
+        made.append(metaclass(kind.__name__, (kind,), {**shown, "_answers_are_checked": True, **hooks}))
+        obj.__class__ = made[0]
+
+
+def _method(made: list[type], name: str, adapter: Adapter, shown: str, right: _Right) -> Callable[..., Any]:
+    def method(self: Any, *arguments: Any, **options: Any) -> Any:
+        return _verified(getattr(super(made[0], self), name)(*arguments, **options), adapter, shown, right)
+
+    return method
+
+
+def _function(function: Callable[..., Any], adapter: Adapter, shown: str, right: _Right) -> Callable[..., Any]:
+    return lambda *arguments: _verified(function(*arguments), adapter, shown, right)
+
+
+def _verified(answer: Any, adapter: Adapter, shown: str, right: _Right, field: str = "") -> Any:
+    is_right, wanted = right
+    if not _holds(is_right, adapter, answer):
+        found = f"{shown} of the adapter {adapter.name!r} gave {field}{safe_repr(answer)}"
+        raise PluginError(f"{found}, not {wanted}", fix="Repair its plugin.")
+    if right is _ADAPTER:
+        return checked_adapter(answer)
+    return _verified_fields(answer, adapter, shown) if right is _DESCRIPTION else answer
+
+
+def _verified_fields(found: Description, adapter: Adapter, shown: str) -> Description:
+    for name, right in _FIELDS.items():
+        _verified(getattr(found, name), adapter, shown, right, f"{name}=")
+    info = found.info
+    if callable(info):
+        return replace(found, info=lambda: _verified(info(), adapter, shown, _INFO, "info="))
+    _verified(info, adapter, shown, _INFO, "info=")
+    return found
 
 
 def _holds(is_right: Check, adapter: Adapter, answer: Any) -> bool:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Iterable
 from typing import Any
 
 from dlx._core import cuda, native
 from dlx._core.array_info import ArrayInfo
 from dlx._core.extension import lib
-from dlx._core.foreign import class_name, module_of
+from dlx._core.foreign import class_name, module_of, type_name
+from dlx._core.native import Tensor
 from dlx._core.stream import Stream
-from dlx._core.tensor import Tensor, type_name
 from dlx._core.types import Device
 from dlx._protocols import dlpack, memory
-from dlx.adapter.base import Adapter, Capabilities, Layout, at_rest
-from dlx.adapter.declarations import Blocker
-from dlx.errors import ConsumedError, DeviceError, DTypeError
+from dlx.adapter.base import Adapter, Description, at_rest
+from dlx.adapter.declarations import Blocker, Capabilities, FastPath, Layout, Ownership, StreamSupport
+from dlx.errors import AdapterNotFoundError, ConsumedError, DeviceError, DlxError, DTypeError
 
 __all__ = [
     "BUFFER",
@@ -30,22 +30,20 @@ __all__ = [
     "generic_buffer_adapter",
     "is_proxy",
     "generic_adapter",
+    "strict_array_adapter",
 ]
 
 
 class Described(Adapter):
     """A source whose export is harmless, so that its description is an export."""
 
+    package = "builtins"
     protocols: tuple[str, ...]
-    describes_by_export = True
-    takes_stream = False
 
-    def sketch(self, obj: Any) -> Tensor | None:
-        return self.export(obj)
-
-    def info(self, obj: Any) -> ArrayInfo | None:
-        tensor = self.sketch(obj)
-        return None if tensor is None else ArrayInfo.of_tensor(tensor, self.name, type(obj), self.protocols)
+    def describe(self, obj: Any) -> Description:
+        tensor = self.export(obj)
+        info = functools.partial(ArrayInfo.of_tensor, tensor, self.name, type(obj), self.protocols)
+        return Description(info, (), tensor)
 
 
 class TensorAdapter(Described):
@@ -54,11 +52,17 @@ class TensorAdapter(Described):
     name = "dlx"
     package = "dlx"
     types = ("dlx.Tensor",)
-    fast_path_types = ("dlx.Tensor",)
-    is_own = True
     protocols = ("__dlpack__",)
+    fast_path = FastPath(types=("dlx.Tensor",))
+    streams = StreamSupport(ready=lambda obj, tensor: None)
 
-    def accepts(self) -> Capabilities:
+    def classes(self) -> tuple[type, ...]:
+        return (Tensor,)
+
+    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+        return obj  # type: ignore[no-any-return]
+
+    def capabilities(self) -> Capabilities:
         return Capabilities(
             dtypes=None,
             device_types=None,
@@ -69,22 +73,35 @@ class TensorAdapter(Described):
             subbyte="both",
         )
 
-    def classes(self) -> tuple[type, ...]:
-        return (Tensor,)
-
-    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
-        return obj  # type: ignore[no-any-return]
-
     def load(self, tensor: Tensor) -> Any:
         return at_rest(tensor)
+
+
+def _legacy_stream(obj: Any, tensor: Tensor) -> Stream | None:
+    """Return the legacy stream: a capsule does not say which stream it was made for, and most work is there."""
+    if not cuda.is_cuda(tensor.device):
+        return None
+    try:
+        cuda.require()
+    except DeviceError:  # then nothing can be on it
+        return None
+    return Stream(Device(lib.kDLCUDA, tensor.device.id), lib.DLX_STREAM_LEGACY)
+
+
+def _restore(capsule: Any, tensor: Tensor) -> None:
+    native.capsule_restore(capsule, tensor)
 
 
 class CapsuleAdapter(Described):
     """A raw capsule of either name. It is single-use, so it is only looked at until nothing else can fail."""
 
     name = "capsule"
-    package = "builtins"
     protocols = ("PyCapsule",)
+    streams = StreamSupport(ready=_legacy_stream)
+    ownership = Ownership(
+        consume=lambda obj, tensor, shared: native.capsule_claim(obj, tensor),
+        restore=_restore,
+    )
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         try:
@@ -93,70 +110,52 @@ class CapsuleAdapter(Described):
             error.complete(fix="Convert the object that it came from, not the capsule.")
             raise
 
-    def ready_on(self, obj: Any, tensor: Tensor, asked: Stream | None) -> Stream | None:
-        """Return the legacy stream: a capsule does not say which stream it was made for, and most work is there."""
-        if not cuda.is_cuda(tensor.device):
-            return None
-        try:
-            cuda.require()
-        except DeviceError:  # then nothing can be on it
-            return None
-        return Stream(Device(lib.kDLCUDA, tensor.device.id), lib.DLX_STREAM_LEGACY)
-
-    def take(self, obj: Any, tensor: Tensor, *, shared: bool) -> Tensor:
-        return native.capsule_claim(obj, tensor)
-
-    def give_back(self, obj: Any, tensor: Tensor) -> None:
-        native.capsule_restore(obj, tensor)
-
 
 class DLPackAdapter(Adapter):
     """Any object whose type has ``__dlpack__``. Only an export can describe it."""
 
     name = "dlpack"
     package = "builtins"
-    describes_by_export = True
 
-    def info(self, obj: Any) -> ArrayInfo | None:
-        return ArrayInfo(self.name, type_name(type(obj)), device=dlpack.device_of(obj), protocols=("__dlpack__",))
-
-    def examine(self, obj: Any) -> Iterable[Blocker]:
+    def describe(self, obj: Any) -> Description:
         reason = dlpack.why_no_numbers(obj)
-        if reason:
-            yield Blocker(reason, "Convert its elements to numbers in its own framework first.", DTypeError)
+        fix = "Convert its elements to numbers in its own framework first."
+        return Description(lambda: self._info(obj), (Blocker(reason, fix, DTypeError),) if reason else ())
+
+    def _info(self, obj: Any) -> ArrayInfo:
+        return ArrayInfo(self.name, type_name(type(obj)), device=dlpack.device_of(obj), protocols=("__dlpack__",))
 
 
 class InterfaceAdapter(Described):
     """An object with ``__array_interface__``."""
 
     name = "array_interface"
-    package = "builtins"
     protocols = ("__array_interface__",)
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         return memory.array_interface(obj, obj.__array_interface__)
 
 
+def _named_stream(obj: Any, tensor: Tensor) -> Stream | None:
+    device = Device(lib.kDLCUDA, tensor.device.id)
+    return memory.cuda_interface_stream(obj.__cuda_array_interface__, device)
+
+
 class CudaInterfaceAdapter(Described):
     """An object with ``__cuda_array_interface__``. It names its own stream."""
 
     name = "cuda_array_interface"
-    package = "builtins"
     protocols = ("__cuda_array_interface__",)
+    streams = StreamSupport(ready=_named_stream)
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         return memory.cuda_array_interface(obj, obj.__cuda_array_interface__)
-
-    def ready_on(self, obj: Any, tensor: Tensor, asked: Stream | None) -> Stream | None:
-        device = Device(lib.kDLCUDA, tensor.device.id)
-        return memory.cuda_interface_stream(obj.__cuda_array_interface__, device)
 
 
 class BufferAdapter(Described):
     """An object with the buffer protocol: bytes, bytearray, memoryview, array.array, ctypes, mmap, ..."""
 
     name = "buffer"
-    package = "builtins"
     protocols = ("buffer",)
     root_only = True
 
@@ -215,6 +214,24 @@ def generic_buffer_adapter(obj: Any) -> Adapter | None:
     except Exception:
         pass  # it has a buffer that cannot be exported at present: the export says why
     return BUFFER
+
+
+def strict_array_adapter(obj: Any, strict: bool) -> Adapter | None:
+    """Return the generic adapter of an array; None for plain data, and for all else unless `strict` refuses it."""
+    try:
+        source = generic_array_adapter(obj)
+        if source is not None or not strict or generic_buffer_adapter(obj) is not None:
+            return source
+    except (DlxError, MemoryError):
+        raise
+    except Exception:  # an object whose attributes raise is of no known kind
+        if not strict:
+            return None
+    raise AdapterNotFoundError(
+        "it is neither array, container nor plain data (strict=True)",
+        source=type_name(type(obj)),
+        option=(("strict", None),),
+    )
 
 
 def _offers(obj: Any, name: str) -> bool:

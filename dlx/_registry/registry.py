@@ -7,29 +7,72 @@ needed.
 from __future__ import annotations
 
 import importlib
-import os
+import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
+from weakref import ref
 
 from dlx._core import native
-from dlx._core.foreign import derives, exception_text, module_of, type_name
+from dlx._core.foreign import TypeCache, derives, exception_text, foreign_error, is_key, module_of, type_name
 from dlx._core.module import set_module
 from dlx._core.stream import Stream, handle_of, kept
 from dlx._core.types import Device
 from dlx._registry import generic
-from dlx._registry import plugin as plugins
 from dlx._registry.loader import Loader
-from dlx._registry.plugin import BUILT_IN, Plugin
+from dlx._registry.plugin import BUILT_IN, OURS, Plugin, error_of, strict
+from dlx._registry.target import Target, switches_of, target_of
 from dlx.adapter.base import Adapter, Container, look_up
 from dlx.errors import AdapterNotFoundError, DlxError, FrameworkNotInstalledError, PluginError
 
-__all__ = ["BUILT_IN", "Adapters", "Plugin", "Registry", "adapters", "registry"]
+__all__ = ["Adapters", "Registry", "adapters", "registry"]
+
+_PROTOCOLS = ("__dlpack__", "__array_interface__", "__array__")
 
 
-class Registry(Loader):
-    """Finds adapters by type, name, module or array type; loads their plugins when first needed."""
+class Registry:
+    """Says which adapter knows a type, and which one a target names. Its `Loader` has the plugins.
+
+    Attributes
+    ----------
+    generation
+        Changes whenever a plugin is loaded, and what was cached about types and targets is dropped.
+    """
+
+    def __init__(self, built_in: Mapping[str, str] = BUILT_IN) -> None:
+        self.generation = 0
+        self._loader = Loader(built_in, self._forget)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop what was cached. A look-up that is still running keeps its answer in what is dropped."""
+        self.generation += 1
+        self._producers: TypeCache[Adapter] = TypeCache()
+        self._targets: dict[Any, tuple[Target, ModuleType | None]] = {}
+        self._ready: dict[Any, Target | None] = {}  # by adapter, array type and values of its switches
+        native.routes_clear()
+
+    def adapters(self) -> Iterator[Adapter]:
+        """Give the adapters that are loaded, `dlx.Tensor`'s first."""
+        yield generic.TENSOR
+        for plugin in self._loader.unique():
+            yield from plugin.adapters
+
+    def load_all(self) -> dict[str, Plugin]:
+        """Load every plugin; return them by root package, other names included."""
+        self._loader.scan()
+        return {root: self._loader.load(root) for root in list(self._loader.plugins)}
+
+    def left_out(self) -> list[str]:
+        """Return a sentence for each framework whose plugin ``DLX_LOAD_PLUGINS`` leaves out."""
+        return list(self._loader.left_out.values())
+
+    def remark(self, adapter: Adapter, sentence: str) -> None:
+        """Record a problem of an adapter that can still be used; listings and `dlx doctor` show it."""
+        plugin = self._loader.plugin_of(adapter)
+        if plugin is not None and sentence not in plugin.notes:
+            plugin.notes.append(sentence)
 
     def stream_keeper(self, device_id: int, handle: int) -> Any:
         """Return an object that keeps a CUDA stream alive: a framework's current stream; None for others.
@@ -42,9 +85,10 @@ class Registry(Loader):
         if borrowed.keep is not None:
             return borrowed.keep
         for adapter in self.adapters():
-            if type(adapter).work_stream is not Adapter.work_stream and look_up(adapter.package) is not None:
+            asked = adapter.streams.current if adapter.streams is not None else None
+            if asked is not None and look_up(adapter.package) is not None:
                 try:
-                    current = adapter.work_stream(device)
+                    current = asked(device)
                     if current is not None and handle_of(current) == handle:
                         return current
                 except MemoryError:
@@ -58,76 +102,70 @@ class Registry(Loader):
     def producer(self, obj: Any) -> Adapter | None:
         """Return the adapter that knows an object as an array, a generic producer's included; None where none does.
 
-        Raises
-        ------
-        PluginError
-            If the plugin that should know its type is broken.
+        Raises `PluginError` where the plugin that should know its type is broken.
         """
         kind = type(obj)
-        adapter: Adapter | None = self._producers.get(kind)
+        producers = self._producers
+        adapter = producers.get(ref(kind)) if type(kind) is type or is_key(kind) else None
         if adapter is None:
             adapter = self._find(kind)
             if adapter is None:
                 return generic.generic_adapter(obj)  # not kept: the type may learn a protocol later
-            self._producers[kind] = adapter
+            producers.keep(kind, adapter)
         return adapter
 
     def knows(self, kind: type) -> Adapter | None:
         """Return the adapter that lists a type or a base of it, generic producers' left out; None where none does."""
-        return self._producers.get(kind) or self._find(kind)
+        return self._producers.find(kind) or self._find(kind)
 
     def _find(self, kind: type) -> Adapter | None:
-        roots = {root for cls in kind.__mro__ for root in _packages(module_of(cls))} - {"", "builtins"}
-        top = module_of(kind).partition(".")[0]
+        loader, top = self._loader, module_of(kind).partition(".")[0]
         foreign = top not in sys.stdlib_module_names
-        if self._scans_first or (top not in self._plugins and foreign):
-            self.scan()
-        broken = [
-            plugin
-            for root in sorted(roots & self._plugins.keys())
-            for plugin in self._load_all(root)
-            if plugin.broken is not None
-        ]
+        if foreign:
+            loader.has(top)
+        roots = {root for cls in kind.__mro__ for root in _packages(module_of(cls))} & loader.plugins.keys()
+        needed = [loader.need(root) for root in sorted(roots)]
         owner = self._owner(kind)
         if owner is None and foreign:
-            # A type may have been registered as an array of a package that is imported, whose plugin is not loaded yet.
-            there = list(self._plugins.items())  # another thread may be scanning
-            late = [root for root, plugin in there if root in sys.modules and not plugin.loaded]
-            for root in late:
-                self._load_all(root)
-            owner = self._owner(kind) if late else None
-        if owner is None and broken and _looks_like_an_array(kind):
-            raise plugins.error_of(broken[0])
+            # It may be registered as an array of a package that is imported, whose plugin is not loaded yet.
+            before = self.generation
+            loader.need_imported()
+            owner = self._owner(kind) if self.generation != before else None
+        broken = [plugin for plugin in needed if plugin.broken is not None]
+        if owner is None and broken and any(hasattr(kind, name) for name in _PROTOCOLS):
+            raise error_of(broken[0])
         return owner
 
     def broken_for(self, kind: type) -> PluginError | None:
         """Return the error of a plugin for a type's package that is loaded and cannot be used; None where none is."""
-        for root in _packages(module_of(kind)):
-            for plugin in (self._plugins[key] for key in self._keys(root)):
-                if plugin.broken is not None and plugin.distribution != plugins.OURS:
-                    return plugins.error_of(plugin)
-        return None
+        found = (self._loader.plugins.get(root) for root in _packages(module_of(kind)))
+        broken = (plugin for plugin in found if plugin is not None and plugin.broken is not None)
+        return next((error_of(plugin) for plugin in broken if plugin.distribution != OURS), None)
 
     def _owner(self, kind: type) -> Adapter | None:
         """The adapter whose type comes first in the method resolution order; virtual subclasses last."""
-        listed = [(adapter, _classes(adapter)) for adapter in self.adapters()]
+        listed = [(adapter, self._classes(adapter)) for adapter in self.adapters()]
         for cls in kind.__mro__:
             for adapter, classes in listed:
                 if cls in classes:
                     return adapter
-        for adapter, classes in listed:
-            if derives(kind, classes):
-                return adapter
-        return None
+        return next((adapter for adapter, classes in listed if derives(kind, classes)), None)
+
+    def _classes(self, adapter: Adapter) -> tuple[type, ...]:
+        try:
+            return adapter.classes()
+        except MemoryError:
+            raise
+        except Exception as error:  # a package that fails to look one of its own names up has no such type
+            self.remark(adapter, f"the types of {adapter.name!r} cannot be looked up: {exception_text(error)}")
+            return ()
 
     # ---- containers -------------------------------------------------------------------------------------------------
 
     def container(self, kind: type) -> Container | None:
         """Return the handler that an adapter declares for a type or its nearest base; None where none does."""
         self.knows(kind)  # its package's adapters are loaded now
-        for root in list(self._plugins):  # a package without an adapter may hold another's arrays: tensordict, h5py
-            if root in sys.modules:
-                self.load(root)
+        self._loader.need_imported()  # a package without arrays may hold another's: tensordict, h5py
         handlers = [
             (look_up(name), handler)
             for adapter in self.adapters()
@@ -138,144 +176,111 @@ class Registry(Loader):
 
     # ---- targets ----------------------------------------------------------------------------------------------------
 
-    def target(self, to: Any) -> Adapter:
-        """Return the adapter that a target names, its framework imported.
+    def target(self, to: Any) -> Target:
+        """Return the target that a caller names, its framework imported: `to` as in `dlx.convert`.
 
-        Parameters
-        ----------
-        to
-            A name (``"torch"``), a module, or an array type that an adapter lists.
-
-        Raises
-        ------
-        AdapterNotFoundError
-            If there is no such target.
-        FrameworkNotInstalledError
-            If the framework is not there or fails to import.
-        PluginError
-            If the adapter's plugin is broken.
+        Raises `AdapterNotFoundError` where there is no such target, `FrameworkNotInstalledError` where its framework
+        is not there or fails to import, `PluginError` where its plugin is broken.
         """
-        if isinstance(to, str):
-            return self._named(to, to)
-        if isinstance(to, ModuleType):
-            names = list(_packages(to.__name__))
-            known = [name for name in names if name in self.plugins()] if names[0] not in self._plugins else names[:1]
-            return self._named(known[-1] if known else names[0], f"module {to.__name__}")
-        if isinstance(to, type):
-            adapter = self._find(to)
-            target = None if adapter is None else self.ready(adapter, to)
-            if target is not None and to in _classes(target):
+        targets, kind = self._targets, to if isinstance(to, type) else None
+        cacheable = type(to) in (str, ModuleType) or (kind is not None and is_key(kind))
+        if cacheable and (known := targets.get(to)):
+            target, module = known
+            source = target.source
+            if sys.modules.get(source.package) is module:  # else it is imported anew
+                current = self.ready(source, kind) if source.switches else target
+                if current is not None:
+                    return current
+        target = self._by_name(to) if kind is None else self._by_type(kind)
+        if cacheable:
+            targets[to] = target, sys.modules.get(target.source.package)
+        return target
+
+    def _by_type(self, kind: type) -> Target:
+        """Return the target that makes arrays of a type."""
+        adapter = self._find(kind)
+        if adapter is not None:
+            target = self.ready(adapter, kind)
+            if target is not None and kind in self._classes(target.adapter):
                 return target
-            fix = f"Say to={self._name_of(adapter)!r}." if adapter is not None else self._known()
-            raise AdapterNotFoundError(f"no adapter lists the type {type_name(to)}", fix=fix)
-        raise TypeError(f"to must be a name, a module or an array type, found {type(to).__name__}")
+        fix = self._known() if adapter is None else f"Say to={self._name_of(adapter)!r}."
+        raise AdapterNotFoundError(f"no adapter lists the type {type_name(kind)}", fix=fix)
 
-    def _name_of(self, adapter: Adapter) -> str:
-        """Return what users write for an adapter's framework."""
-        return next(
-            name for name in (adapter.name, adapter.package, adapter.package.partition(".")[0]) if self._keys(name)
-        )
-
-    def ready(self, adapter: Adapter, kind: type | None = None) -> Adapter | None:
-        """Return the adapter to ask in one conversion; None where its framework takes no arrays.
-
-        Raises
-        ------
-        PluginError
-            If it fails to say.
-        """
-        try:
-            target = (adapter if kind is None else adapter.narrowed(kind)).current()
-            if target.capabilities is None:
-                return None
-            target.capabilities_address()
-            return target
-        except (DlxError, MemoryError):
-            raise
-        except Exception as error:
-            owner = next((plugin.distribution for plugin in self._unique() if adapter in plugin.adapters), "its plugin")
-            raise PluginError(
-                f"the {adapter.name} adapter cannot state what it accepts: {exception_text(error)}",
-                target=adapter.name,
-                fix=f"Repair {owner}.",
-            ) from error
-
-    def _named(self, name: str, shown: str) -> Adapter:
+    def _by_name(self, to: Any) -> Target:
+        """Return the target of a name or a module."""
+        loader, name, shown = self._loader, to, to
+        if isinstance(to, ModuleType):
+            names = [*_packages(to.__name__)]
+            shown = f"module {to.__name__}"
+            name = names[0] if loader.has(names[0]) else next(filter(loader.has, reversed(names)), names[0])
+        elif not isinstance(to, str):
+            raise TypeError(f"to must be a name, a module or an array type, found {type(to).__name__}")
         if name == generic.TENSOR.name:
-            return generic.TENSOR
-        if name not in self._plugins or self._scans_first:
-            self.scan()
-        if name not in self._plugins:
-            fix = self._known()
-            if name in self._left_out:
-                fix = f"DLX_LOAD_PLUGINS={os.environ['DLX_LOAD_PLUGINS']!r} leaves {self._left_out[name]} out. {fix}"
+            return cast("Target", self.ready(generic.TENSOR))
+        if not loader.has(name):
+            fix = f"{loader.left_out[name]}. {self._known()}" if name in loader.left_out else self._known()
             raise AdapterNotFoundError(f"there is no target {shown!r}", target=name, fix=fix)
-        found = self._load_all(name)
-        offered = [adapter for plugin in found for adapter in plugin.adapters]
-        for adapter in sorted(offered, key=lambda adapter: adapter.name != name):
+        plugin = loader.need(name)
+        if plugin.broken is not None:
+            raise error_of(plugin)
+        for adapter in sorted(plugin.adapters, key=lambda adapter: adapter.name != name):
             _import(adapter)
             target = self.ready(adapter)
             if target is not None:
                 return target
-        for plugin in found:
-            if plugin.broken is not None:
-                raise plugins.error_of(plugin)
         raise AdapterNotFoundError(f"{name!r} can be read but is no target", target=name, fix=self._known())
 
+    def ready(self, adapter: Adapter, kind: type | None = None) -> Target | None:
+        """Return an adapter as a target, for one array type or for all; None where its framework takes no arrays."""
+        try:
+            switches = switches_of(adapter)
+            key = adapter, kind, switches
+            if key not in self._ready:
+                made = target_of(adapter, kind)
+                if switches_of(adapter) != switches:  # another thread has switched meanwhile
+                    return made
+                return self._ready.setdefault(key, made)  # another thread may have made it meanwhile
+            return self._ready[key]
+        except (DlxError, MemoryError):
+            raise
+        except Exception as error:
+            plugin = self._loader.plugin_of(adapter)
+            what = f"the {adapter.name} adapter cannot state what it accepts:"
+            owner = plugin.distribution if plugin is not None else "its plugin"
+            raise foreign_error(what, error, PluginError, target=adapter.name, fix=f"Repair {owner}.") from error
+
+    def _name_of(self, adapter: Adapter) -> str:
+        """Return what users write for an adapter's framework."""
+        plugin = self._loader.plugin_of(adapter)
+        return adapter.name if plugin is None or adapter.name in self._loader.plugins else plugin.names[0]
+
     def _known(self) -> str:
-        known = [name for name in self.plugins() if "(" not in name]
+        self._loader.scan()
+        known = [name for name in self._loader.plugins if "(" not in name]
         return f"Known targets: {', '.join(sorted(['dlx', *known]))}."
 
 
-def _packages(module: str) -> Iterator[str]:
+def _packages(module: str) -> Iterable[str]:
     """Give a module's root package, then the packages below it: a framework may live in a namespace package."""
-    end = module.find(".")
-    while end >= 0:
-        yield module[:end]
-        end = module.find(".", end + 1)
-    yield module
-
-
-def _classes(adapter: Adapter) -> tuple[type, ...]:
-    try:
-        return adapter.classes()
-    except MemoryError:
-        raise
-    except Exception as error:  # a package that fails to look one of its own names up has no such type
-        registry.remark(adapter, f"the types of {adapter.name!r} cannot be looked up: {exception_text(error)}")
-        return ()
-
-
-def _looks_like_an_array(kind: type) -> bool:
-    return any(hasattr(kind, name) for name in ("__dlpack__", "__array_interface__", "__array__"))
+    return itertools.accumulate(module.split("."), "{}.{}".format)
 
 
 def _import(adapter: Adapter) -> None:
-    """Import an adapter's framework, which is a target."""
+    """Import the framework of a target."""
     found = look_up(adapter.package)
     if found is not None and not getattr(getattr(found, "__spec__", None), "_initializing", False):
         return  # else another thread is importing it, and is waited for
     try:
         importlib.import_module(adapter.package)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{adapter.package}.".startswith(f"{error.name}."):
-            raise _failed(adapter, error) from error
-        install = adapter.install or f"pip install {adapter.package}"
-        raise FrameworkNotInstalledError(
-            f"{adapter.package} is not installed", target=adapter.name, fix=f"Install it: {install}."
-        ) from error
     except MemoryError:
         raise
     except Exception as error:  # a half-installed framework raises OSError, RuntimeError, anything
-        raise _failed(adapter, error) from error
-
-
-def _failed(adapter: Adapter, error: Exception) -> FrameworkNotInstalledError:
-    return FrameworkNotInstalledError(
-        f"{adapter.package} is installed but fails to import: {exception_text(error)}",
-        target=adapter.name,
-        fix="Repair its installation.",
-    )
+        package, name = adapter.package, adapter.name
+        if isinstance(error, ModuleNotFoundError) and f"{package}.".startswith(f"{error.name}."):
+            fix = f"Install it: {adapter.install or f'pip install {package}'}."
+            raise FrameworkNotInstalledError(f"{package} is not installed", target=name, fix=fix) from error
+        what, fix = f"{package} is installed but fails to import:", "Repair its installation."
+        raise foreign_error(what, error, FrameworkNotInstalledError, target=name, fix=fix) from error
 
 
 registry = Registry()
@@ -293,7 +298,7 @@ class Adapters(dict[str, Adapter]):
     broken
         ``{"module (distribution)": PluginError}``: plugins that were found and cannot be used.
     notes
-        Sentences about plugins that can be used and should be mended, were set aside for others, or were left out.
+        Sentences about plugins that can be used and should be mended, or were left out.
     """
 
     def __init__(self) -> None:
@@ -306,7 +311,7 @@ class Adapters(dict[str, Adapter]):
 def adapters() -> Adapters:
     """Return every adapter that is found, by name: dlx's own first, then those of plugins. No framework is imported.
 
-    What an adapter says of its framework (`Adapter.dtype_to`, `Adapter.dtype_from`, `Adapter.capabilities`,
+    What an adapter says of its framework (`Adapter.dtypes`, `Adapter.devices`, `Adapter.capabilities`,
     `Adapter.lowered`) needs the framework imported. A plugin that cannot be loaded is left out; it is in ``.broken`` of
     what comes back.
 
@@ -318,19 +323,17 @@ def adapters() -> Adapters:
     Examples
     --------
     >>> import dlx, numpy
-    >>> dlx.adapters()["numpy"].dtype_to(dlx.DType("float32"))
+    >>> dlx.adapters()["numpy"].dtypes.to_native(dlx.DType("float32"))
     dtype('float32')
     """
-    for key in registry.plugins():
-        registry.load(key)
+    plugins = dict.fromkeys(registry.load_all().values())
     found = Adapters()
-    for adapter in registry.adapters():
-        found.setdefault(adapter.name, adapter)
+    found.update({adapter.name: adapter for adapter in registry.adapters()})
     found.notes += registry.left_out()
-    for plugin in dict.fromkeys(registry.plugins().values()):
+    for plugin in plugins:
         found.notes += plugin.notes
         if plugin.broken is not None:
-            found.broken[str(plugin)] = plugins.error_of(plugin)
-            if plugins.strict():
+            found.broken[str(plugin)] = error_of(plugin)
+            if strict():
                 raise found.broken[str(plugin)]
     return found

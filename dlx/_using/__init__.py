@@ -1,1 +1,4 @@
-"""`using`: a decorator for a function that computes in one framework and returns arrays of its caller's framework."""
+"""The decorator `using`: a function computes in one framework for callers of any.
+
+Arguments and results are converted as by `convert`; what is here is one call, its writes and its streams.
+"""

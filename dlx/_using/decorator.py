@@ -25,6 +25,7 @@ def using(
     to: Target,
     *,
     lazy: bool = False,
+    returns: Target | None = None,
     answer: Target | None = None,
     writes: str | Iterable[str] = (),
     detach: bool = True,
@@ -44,8 +45,10 @@ def using(
     lazy
         Whether a container that the function made comes back as a lazy view. Containers of its caller's in there are
         views then, too; arrays of its caller's are the caller's own all the same.
-    answer
+    returns
         The framework of the results, as in `convert`. None: the caller's, see Notes.
+    answer
+        The same: another name of `returns`.
     writes
         Names of parameters whose arrays the function writes to in place.
     detach, device, readonly
@@ -61,19 +64,22 @@ def using(
 
     Raises
     ------
+    TypeError
+        If both `returns` and `answer` are given, or `writes` names no parameter.
     ReadOnlyError
         By the function, after it has run: if it wrote to an array that had to be copied, and that cannot be written
         back.
     DlxError
-        By the function, as `convert`; places begin with the parameter's name.
+        By the function, as `convert`; paths begin with the parameter's name.
 
     Notes
     -----
-    *Which framework answers* does not depend on the order of arguments. Arrays that are in `to` already do not count
-    where there are others. If the rest are of one framework, that answers, on their device if they have one in common.
+    *The framework of the results* does not depend on the order of arguments. Arrays that are in `to` already do not
+    count where there are others. If the rest are of one framework, it is that one, on their device if they have one in
+    common.
     If they are of several, or of none that can take arrays, results stay as the function made them.
 
-    *An argument that is handed back*, also inside a container, comes back as the caller's own object, unless `answer`
+    *An argument that is returned*, also inside a container, comes back as the caller's own object, unless `returns`
     names another framework than its own.
 
     *Writes in place* reach the caller's array where its memory is shared. An array that had to be copied is passed to
@@ -102,13 +108,15 @@ def using(
     >>> first(dlx.convert(block, to="dlx"))[0]
     'Tensor'
     """
+    if returns is not None and answer is not None:
+        raise TypeError("using: say returns= or answer=, which is another name of it, not both")
     request = functools.partial(request_of, to, None, device, None, readonly, detach, stream)
     names = frozenset((writes,) if isinstance(writes, str) else writes)
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         if isinstance(function, staticmethod | classmethod):
             return cast("Callable[P, R]", type(function)(decorate(function.__func__)))
-        spec = FunctionSpec(function, to, request, answer, names, lazy=lazy)
+        spec = FunctionSpec(function, to, request, returns if answer is None else answer, names, lazy=lazy)
         return cast("Callable[P, R]", functools.wraps(function)(_wrapper(function, spec)))
 
     return decorate
@@ -123,7 +131,7 @@ def _wrapper(function: Any, spec: FunctionSpec) -> Any:
             with call:
                 result = await call.work.stepped(function(*call.args, **call.options))
             with call.work.step():
-                return call.answer(result)
+                return call.returned(result)
 
         return awaiting
     if inspect.isasyncgenfunction(function):
@@ -141,9 +149,9 @@ def _wrapper(function: Any, spec: FunctionSpec) -> Any:
                             return
                         with call.work.step():
                             call.write_back()
-                            answer = [call.answer(result)]
+                            made = [call.returned(result)]
                         try:
-                            sent = yield answer.pop()  # keep no reference to it
+                            sent = yield made.pop()  # keep no reference to it
                         except GeneratorExit:
                             raise
                         except BaseException as error:
@@ -167,11 +175,11 @@ def _wrapper(function: Any, spec: FunctionSpec) -> Any:
                             try:
                                 result = step()
                             except StopIteration as stop:
-                                return call.answer(stop.value)
+                                return call.returned(stop.value)
                             call.write_back()
-                            answer = [call.answer(result)]
+                            made = [call.returned(result)]
                         try:
-                            sent = yield answer.pop()  # keep no reference to it
+                            sent = yield made.pop()  # keep no reference to it
                         except GeneratorExit:
                             raise
                         except BaseException as error:
@@ -189,6 +197,6 @@ def _wrapper(function: Any, spec: FunctionSpec) -> Any:
         with call.work.step():
             with call:
                 result = function(*call.args, **call.options)
-            return call.answer(result)
+            return call.returned(result)
 
     return calling

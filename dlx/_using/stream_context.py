@@ -10,7 +10,10 @@ from typing import Any
 from dlx._core import cuda
 from dlx._core.stream import Stream, is_unordered, lending
 from dlx._core.types import Device
+from dlx._engine.executor import device_of
+from dlx._engine.planner import is_inside
 from dlx._engine.streams import StreamSync, physical
+from dlx._registry.target import Target
 from dlx.adapter.base import Adapter
 from dlx.errors import DlxError
 
@@ -30,12 +33,12 @@ def working(adapter: Adapter, streams: Mapping[Device, Stream]) -> Iterator[None
     streams
         Device -> stream.
     """
+    activate = adapter.streams.activate if adapter.streams is not None else None
     with contextlib.ExitStack() as stack:
         stack.enter_context(lending(streams.values()))
         for stream in streams.values():
-            context = adapter.on_stream(stream)
-            if context is not None:
-                stack.enter_context(context)
+            if activate is not None:
+                stack.enter_context(activate(stream))
         yield
 
 
@@ -61,7 +64,7 @@ class Work:
         Whether results stay arrays of the framework, on the stream that was current before.
     """
 
-    def __init__(self, target: Adapter, stream: Any = None) -> None:
+    def __init__(self, target: Target, stream: Any = None) -> None:
         self.target, self._asked = target, stream
         self.streams: dict[Device, Stream] = {}
         self.stays = False
@@ -85,12 +88,12 @@ class Work:
         """
         if is_unordered(self._asked):
             return
-        syncs: dict[int, StreamSync] = {}
+        syncs = StreamSync(self.target)
         for source, obj in arrays:
-            if self._asked is None and type(source).work_stream is Adapter.work_stream:
+            if self._asked is None and (source.streams is None or source.streams.current is None):
                 continue  # it has no current stream
             try:
-                found = source.device_of(obj)
+                found = device_of(source, obj)
             except MemoryError:
                 raise
             except Exception:  # its conversion raises the error
@@ -99,10 +102,10 @@ class Work:
                 continue
             device = physical(found)
             callers = self._callers.setdefault(device, set())
-            if self.target.holds(obj, source):
+            if is_inside(obj, source, self.target):
                 self._own.add(device)
                 continue
-            current = syncs.setdefault(id(source), StreamSync(source)).consumer(device)
+            current = syncs.producer(source, device)
             if current is not None:
                 callers.add(current)
         for device in self._callers.keys() - self._seen:
@@ -119,7 +122,7 @@ class Work:
 
     def on_streams(self) -> AbstractContextManager[None]:
         """Set the framework's streams while arguments are converted; no stream is made to wait."""
-        return working(self.target, self.streams) if self.streams else _NOTHING
+        return working(self.target.adapter, self.streams) if self.streams else _NOTHING
 
     def step(self) -> AbstractContextManager[None]:
         """Set and order the streams for a whole call, or for the code between two awaits or yields.
@@ -137,7 +140,7 @@ class Work:
         before = self._currents(mine)
         self._inside = True
         try:
-            with working(self.target, self.streams):
+            with working(self.target.adapter, self.streams):
                 inside = self._currents(self._callers)
                 for device in before.keys() & self._own & inside.keys():
                     cuda.order(before[device], inside[device])

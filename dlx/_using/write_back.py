@@ -5,15 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dlx._api.convert import convert
 from dlx._api.shares_memory import collision
-from dlx._engine.transfer import adapter_failed
+from dlx._containers.lookup import kind_of
+from dlx._engine.batch import Batch
+from dlx._engine.executor import adapter_failed
+from dlx._engine.request import describe, producer_of, request_of
 from dlx._registry.registry import registry
-from dlx._views.scope import kind_of
+from dlx._registry.target import Target
 from dlx.adapter.base import Adapter
-from dlx.errors import DlxError, ReadOnlyError
+from dlx.adapter.declarations import WriteTracking
+from dlx.errors import DlxError, ReadOnlyError, path_text
 
-__all__ = ["Writes"]
+__all__ = ["Place", "Writes"]
+
+Place = tuple[str, tuple[Any, ...]]
+"""Where an array is: the name of a parameter, and the path from there; `root` and `path` of an error."""
 
 
 @dataclass
@@ -23,7 +29,7 @@ class PassedArray:
     old: Any  # the caller's
     new: Any  # what the function got
     version: int | None  # the write counter of `new`, where its framework has one
-    where: str
+    at: Place
     declared: bool  # to be written to
 
 
@@ -36,8 +42,9 @@ class Writes:
         The function's framework.
     """
 
-    def __init__(self, target: Adapter) -> None:
+    def __init__(self, target: Target) -> None:
         self.target = target
+        self._tracking = target.adapter.writes or WriteTracking()
         self._copies: list[PassedArray] = []
         self._others: list[PassedArray] = []
 
@@ -45,38 +52,40 @@ class Writes:
         """Return whether any array was copied."""
         return bool(self._copies)
 
-    def copied(self, old: Any, new: Any, where: str, *, declared: bool) -> Any:
+    def copied(self, old: Any, new: Any, at: Place, *, declared: bool) -> Any:
         """Register an array that had to be copied; return what to pass to the function."""
         if declared and not _writable(old):
             raise ReadOnlyError(
                 "the function writes to it (writes=), and it is read-only",
                 source=type(old).__name__,
                 target=self.target.name,
-                where=where,
+                root=at[0],
+                path=at[1],
                 fix="Pass an array that can be written to.",
             )
+        guarded = self._tracking.guarded
         try:
-            new = self.target.guarded(new, writable=declared)
+            new = new if guarded is None else guarded(new, declared)
         except (DlxError, MemoryError):
             raise
         except Exception as error:
-            raise adapter_failed(self.target, error).complete(target=self.target.name, where=where) from error
-        self._copies.append(PassedArray(old, new, self._count(new, where), where, declared))
+            raise adapter_failed(self.target.adapter, error, target=self.target.name, root=at[0], path=at[1]) from error
+        self._copies.append(PassedArray(old, new, self._count(new, at), at, declared))
         return new
 
-    def shared(self, old: Any, new: Any, where: str, *, declared: bool) -> None:
+    def shared(self, old: Any, new: Any, at: Place, *, declared: bool) -> None:
         """Register an array whose memory is shared with the function; call this after all `copied`."""
         if self._copies and all(new is not each.new for each in self._copies):
-            self._others.append(PassedArray(old, new, self._count(new, where), where, declared))
+            self._others.append(PassedArray(old, new, self._count(new, at), at, declared))
 
-    def _count(self, new: Any, where: str) -> int | None:
+    def _count(self, new: Any, at: Place) -> int | None:
         """Return the write counter of an array, or None."""
         try:
-            return self.target.writes_to(new)
+            return None if self._tracking.count is None else self._tracking.count(new)
         except (DlxError, MemoryError):
             raise
         except Exception as error:
-            raise adapter_failed(self.target, error).complete(target=self.target.name, where=where) from error
+            raise adapter_failed(self.target.adapter, error, target=self.target.name, root=at[0], path=at[1]) from error
 
     def back(self) -> None:
         """Write what the function wrote to copies into the caller's arrays.
@@ -91,7 +100,7 @@ class Writes:
         if written:
             self._agree(written)
         for each in written:
-            each.version = self._count(each.new, each.where)
+            each.version = self._count(each.new, each.at)
             try:
                 _write(each.old, each.new)
             except Exception as cause:
@@ -99,7 +108,8 @@ class Writes:
                     "the function wrote to it, and that could not be written back",
                     source=type(each.old).__name__,
                     target=self.target.name,
-                    where=each.where,
+                    root=each.at[0],
+                    path=each.at[1],
                     fix="Pass an array that can be written to, or let the function return a new one.",
                 )
                 failed.__cause__ = cause
@@ -108,7 +118,7 @@ class Writes:
 
     def _is_written(self, passed: PassedArray) -> bool:
         """Return whether the function wrote to an array, or was declared to, since some writes are not counted."""
-        now = self._count(passed.new, passed.where)
+        now = self._count(passed.new, passed.at)
         return passed.declared or (now is not None and now != passed.version)
 
     def _agree(self, written: list[PassedArray]) -> None:
@@ -118,12 +128,14 @@ class Writes:
         if pair is None:
             return
         copy, other = ((*written, *others)[i] for i in pair)
+        root, path = other.at
         raise ReadOnlyError(
-            f"the function wrote to it and to {other.where}, which share memory, and one of them was copied, "
+            f"the function wrote to it and to {path_text(path, root)}, which share memory, and one of them was copied, "
             "so that its writes would overwrite the others",
             source=type(copy.old).__name__,
             target=self.target.name,
-            where=copy.where,
+            root=copy.at[0],
+            path=copy.at[1],
             fix="Pass arrays that have no memory in common.",
         )
 
@@ -133,12 +145,12 @@ def _writable(obj: Any) -> bool:
     source = kind_of(obj)
     if not isinstance(source, Adapter) or source.immutable or not hasattr(type(obj), "__setitem__"):
         return False
-    info = source.info(obj)
-    return registry.ready(source) is not None and not (info is not None and info.readonly)
+    return registry.ready(source) is not None and not describe(obj).readonly
 
 
 def _write(old: Any, new: Any) -> None:
     """Copy one array into another of any framework, in place."""
     if not _writable(old):
         raise TypeError(f"{type(old).__name__} cannot be written to")
-    old[...] = convert(new, like=old)
+    request = request_of(None, like=old)
+    (old[...],) = Batch(request, [new], [producer_of(new, request)]).run()

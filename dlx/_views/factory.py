@@ -6,14 +6,16 @@ from collections.abc import Iterable, Mapping, MutableMapping, MutableSequence, 
 from types import MappingProxyType
 from typing import Any
 
+from dlx._containers.failures import Failures
 from dlx._containers.lookup import VIEW, container_of, stamp
-from dlx._core.foreign import TypeCache, derives, is_key
+from dlx._core.foreign import TypeCache, derives
 from dlx._core.native import FastPathFunction
-from dlx._engine.request import Request
-from dlx._views.base import View
+from dlx._engine.batch import Batch, convert_tree
+from dlx._engine.planner import Request
+from dlx._views.base import Options, Path, Scope, View, keys_of
 from dlx._views.mapping import MappingView, MutableMappingView
-from dlx._views.scope import Options, Path, Scope
 from dlx._views.sequence import MutableSequenceView, NamedView, SequenceView, SliceView
+from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 
 __all__ = ["RecordView", "lazy_view", "plain_view"]
@@ -74,15 +76,12 @@ _classes: TypeCache[Any] = TypeCache()
 def make(obj: Any, handler: Container, scope: Scope, path: Path) -> Any:
     """Return the view of a container; None where it has none."""
     kind = type(obj)
-    cls: Any = _EXACT.get(kind) if type(kind) is type or is_key(kind) else None
+    cls: Any = _EXACT.get(kind) if type(kind) is type else None
     if handler is VIEW:  # a view of the same source
         cls = SequenceView if isinstance(obj, SliceView) else kind
         return cls(obj._source, obj._handler, scope, path)
     if cls is None:
-        try:
-            cls = _classes[kind]
-        except KeyError:
-            cls = _classes[kind] = _class_of(kind, handler)
+        cls = _classes.find(kind) or _classes.keep(kind, _class_of(kind, handler))
         if cls is None:
             return None
     return cls(obj if handler.live is None else handler.live(obj), handler, scope, path)
@@ -103,6 +102,23 @@ def _class_of(kind: type, handler: Container) -> Any:
             return MutableSequenceView if mutable else SequenceView
         return None
     return RecordView if handler.kind == "record" and handler.unflatten is not None else None
+
+
+def _convert(obj: Any, what: Container | Adapter, options: Options, path: Path) -> Any:
+    """Convert an array, or a whole container, now: see `Options`."""
+    request = options.request
+    if isinstance(what, Adapter):
+        return Batch(request, [obj], [what], lambda i: keys_of(path), Failures(request.target.name)).run()[0]
+    return convert_tree(
+        obj,
+        what,
+        request,
+        strict=options.strict,
+        collect=options.collect,
+        fast_path=options.fast_path,
+        to=options.to,
+        located=lambda inside: ("", keys_of(path) + inside),
+    )
 
 
 _plain: dict[Any, tuple[Any, Options]] = {}  # target -> options of a call without any other option
@@ -145,8 +161,14 @@ def lazy_view(
     """
     handler = container_of(type(obj))
     assert handler is not None
-    options = Options(request, make, fast_path, to, strict, collect)
-    if fast_path is not None and not strict and not collect and request.target.constant and isinstance(to, str | type):
+    options = Options(request, make, _convert, fast_path, to, strict, collect)
+    if (
+        fast_path is not None
+        and not strict
+        and not collect
+        and not request.target.adapter.switches
+        and isinstance(to, str | type)
+    ):
         _plain[to] = (options.known_at, options)
     scope = Scope(options)
     for old, new in known:

@@ -6,8 +6,7 @@ from collections.abc import ItemsView, Iterator, KeysView, Mapping, MutableMappi
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from dlx._core.foreign import derives
-from dlx._views.base import PlacesView, View, is_view
-from dlx._views.scope import MISSING
+from dlx._views.base import MISSING, KeyedView, View, is_view
 
 __all__ = ["MappingView", "MutableMappingView"]
 
@@ -51,7 +50,7 @@ class Items(ItemsView[Any, Any]):
         return item[0] in self._mapping and self._mapping._holds(*item)
 
 
-class MappingView(PlacesView, Mapping[K, V]):
+class MappingView(KeyedView, Mapping[K, V]):
     """A lazy view of a mapping. Keys are the source's own."""
 
     __slots__ = ()

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 
-from dlx._containers.lookup import LIST, TUPLE
+from dlx._containers.lookup import LIST, TUPLE, kind_of
 from dlx._core.foreign import derives
-from dlx._views.base import PlacesView, is_view
-from dlx._views.scope import MISSING, kind_of
+from dlx._views.base import MISSING, KeyedView, is_view
 from dlx.adapter.declarations import Container
 from dlx.errors import DlxError
 
@@ -36,7 +35,7 @@ class Window(Sequence[Any]):
         return len(self.places)
 
 
-class SequenceView(PlacesView, Sequence[T]):
+class SequenceView(KeyedView, Sequence[T]):
     """A lazy view of a sequence. A slice of it is a view of those positions, which are fixed when it is made."""
 
     __slots__ = ()
@@ -83,7 +82,7 @@ class SequenceView(PlacesView, Sequence[T]):
         slots, scope = self._slots, self._scope
         known, moved, me, nested = scope.known, scope.moved, self._me, self._path is not None
         fast_path, to = scope.options.fast_path, scope.options.to
-        get, place = slots.get, fast_path._place if fast_path is not None else None
+        get, place = slots.get, fast_path._convert_slot if fast_path is not None else None
         for i, element in enumerate(self._source):
             slot = get(i)
             if slot is None:

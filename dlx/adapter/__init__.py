@@ -1,4 +1,4 @@
-"""What adapter authors import: `Adapter`, and the data types in which an adapter states facts.
+"""What authors of adapters import: `Adapter`, the data types in which it states facts, and the hook.
 
 A third party's adapter, a module `dlx_mylib` with one hook, is built from this package in the same way as `dlx_numpy`
 and `dlx_torch` are. An adapter imports its framework inside functions only: types are named by importable strings and

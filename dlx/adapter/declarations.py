@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 from dlx._core.extension import lib
-from dlx._core.foreign import MAX_MESSAGE, safe_repr
 from dlx._core.module import set_module
-from dlx.errors import ConversionError, CopyRequiredError
+from dlx._core.native import Tensor
+from dlx._core.stream import Stream
+from dlx._core.types import Device
+from dlx.errors import Attribute, ConversionError, CopyRequiredError, Member
 
-__all__ = ["Capabilities", "Container", "Defect", "Guard", "Blocker", "Layout"]
+__all__ = [
+    "OWNER_BOUNDS",
+    "Blocker",
+    "Capabilities",
+    "Container",
+    "FastPath",
+    "Guard",
+    "KnownIssue",
+    "Layout",
+    "Ownership",
+    "StreamSupport",
+    "WriteTracking",
+]
+
+OWNER_BOUNDS = "owner_bounds"
+"""What `FastPath.guard_function` says when it compares tensors with the bytes that their owner has."""
 
 
 @set_module("dlx.adapter")
@@ -79,6 +97,11 @@ class Capabilities:
         that are not 0 make less than 2**63 bytes.
     narrows
         Dtypes that it would silently change to smaller ones; they are never in `dtypes`.
+    refusals
+        (reason, fix) for dtypes and kinds of devices, by name, that it has and does not take, where more is to be said
+        than that: ``{"int64": ("it would narrow int64", "Switch x64 on.")}``.
+    allocates_aligned
+        Bytes that memory of its own making is at least aligned to, for plans of copies that it makes.
     """
 
     dtypes: frozenset[str] | None
@@ -92,6 +115,8 @@ class Capabilities:
     null_data: bool = True
     empty_extents: str = "any"
     narrows: frozenset[str] = frozenset()
+    refusals: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    allocates_aligned: int = 16
 
     def __post_init__(self) -> None:
         if self.subbyte not in ("packed", "padded", "both"):
@@ -106,14 +131,14 @@ class Capabilities:
 @set_module("dlx.adapter")
 @dataclass(frozen=True)
 class Blocker:
-    """A property of an array, known before a tensor exists, that blocks its conversion.
+    """A property of an array, known before it is exported, that blocks its conversion.
 
     Attributes
     ----------
     because
         The reason, as the middle of an error message.
     fix
-        One sentence that says what the user can do.
+        One sentence that says what the user can do; empty where an option of `convert` is all.
     error
         Class of `dlx.errors` to raise where it cannot be resolved.
     resolution
@@ -129,7 +154,7 @@ class Blocker:
     """
 
     because: str
-    fix: str
+    fix: str = ""
     error: type[ConversionError] = CopyRequiredError
     resolution: Callable[[Any], Any] | str | None = None
     copies: bool = False
@@ -161,7 +186,7 @@ class Guard:
     call
         Whether the attribute is a method without arguments.
     of_owner
-        Whether the question is for the owner of the memory (`Adapter.owner`), not for the array.
+        Whether the question is for the owner of the memory (`FastPath.owner`), not for the array.
     resolve
         Method of the array that makes the answer false for good, or None; with one, the guard blocks nothing.
     kinds
@@ -180,6 +205,123 @@ class Guard:
         """Return the answer for one array."""
         answer = getattr(obj, self.ask)
         return bool(answer() if self.call else answer)
+
+
+@set_module("dlx.adapter")
+@dataclass(frozen=True)
+class FastPath:
+    """What the C fast path may use of a framework.
+
+    Attributes
+    ----------
+    types
+        Importable names of exact types for which being asked twice is harmless; only these take the fast path.
+    exchange
+        ``exchange()`` gives an exchange table for types that carry none themselves (``__dlpack_c_exchange_api__``), in
+        a capsule called ``"dlpack_exchange_api"``: a ``DLPackExchangeAPI`` (``dlpack.h`` 1.3) that lives as long as the
+        process. What its borrow slot gives is copied before anything else is called. Or None.
+    imports
+        Whether the exchange table makes arrays of the first of `Adapter.types`. False where it is that of a base, which
+        makes arrays of the base: it is used for export only, and imports go through `Adapter.load`.
+    returns_same
+        Whether an array that is in the target framework already may come back without being described.
+    guards
+        Questions that must be answered false before memory may leave.
+    guard_function
+        ``guard_function()`` gives a C function that answers guards for arrays of `types`, and which ones; or None. The
+        function is in a capsule called ``"dlx_guard_function"``, an ``int (*)(void *array, const DLTensor *borrowed)``
+        (`dlx.h`): first asked without a tensor, before memory is borrowed, then with it; 1 = all of these guards are
+        false, 0 = let Python ask. Names are those of `guards` (`Guard.ask`), and `OWNER_BOUNDS` where the function
+        checks, for every tensor, that it lies inside the memory of its owner.
+    owner
+        Method of an array that gives the object which keeps its memory alive. Empty: the array does.
+    owner_type
+        Importable name of that object's type.
+    owner_bounds
+        Methods of that object that give its address and its bytes: where it could have been resized, memory beyond is
+        never read.
+    switches
+        ``(module, attribute, value)`` that must be that very value, or Python is asked.
+    confirmed
+        Dtypes for which the framework has several of its own; the array's must be the first one.
+    dtype_attribute
+        Attribute of an array that is its dtype.
+    """
+
+    types: tuple[str, ...]
+    exchange: Callable[[], Any] | None = None
+    imports: bool = True
+    returns_same: bool = True
+    guards: tuple[Guard, ...] = ()
+    guard_function: Callable[[], tuple[Any, frozenset[str]] | None] | None = None
+    owner: str = ""
+    owner_type: str = ""
+    owner_bounds: tuple[str, ...] = ()
+    switches: tuple[tuple[str, str, Any], ...] = ()
+    confirmed: tuple[str, ...] = ()
+    dtype_attribute: str = "dtype"
+
+
+@set_module("dlx.adapter")
+@dataclass(frozen=True)
+class StreamSupport:
+    """How work on a device is ordered. Without it, each array's export is told the consumer's stream and orders itself.
+
+    Attributes
+    ----------
+    current
+        ``current(device)`` gives the framework's current stream on a device: a handle, or an object that has one; None
+        where each array has its own. It is asked once per device of a call, never for host memory; as a producer and as
+        a consumer.
+    activate
+        ``activate(stream)`` gives a context in which the framework works on a `Stream` of another; what was before
+        comes back after it. None: its current stream cannot be set.
+    ready
+        ``ready(obj, tensor)`` gives the `Stream` on which an array is ready, or None: it is ready. For a producer whose
+        export takes no stream.
+    """
+
+    current: Callable[[Device], Any] | None = None
+    activate: Callable[[Stream], AbstractContextManager[Any]] | None = None
+    ready: Callable[[Any, Tensor], Stream | None] | None = None
+
+
+@set_module("dlx.adapter")
+@dataclass(frozen=True)
+class Ownership:
+    """What a hand-over does to an array.
+
+    Attributes
+    ----------
+    consume
+        ``consume(obj, tensor, shared)`` passes the point of no return and gives the tensor to hand over: from here on
+        `obj` may be used up. `shared` says whether the consumer will read the producer's memory, or a copy of it.
+    restore
+        ``restore(obj, tensor)`` undoes it after a consumer failed; `tensor` is what `consume` returned, or what it was
+        given, where an interrupt ended it at an unknown point. None: there is nothing to undo.
+    """
+
+    consume: Callable[[Any, Tensor, bool], Tensor]
+    restore: Callable[[Any, Tensor], None] | None = None
+
+
+@set_module("dlx.adapter")
+@dataclass(frozen=True)
+class WriteTracking:
+    """How writes to an array are noticed, for functions that compute in the framework (`dlx.using`).
+
+    Attributes
+    ----------
+    guarded
+        ``guarded(obj, writable)`` gives an array that is about to be passed to a function, such that writes to it are
+        refused, or counted. `obj` is a copy without other references; `writable` says whether the function is declared
+        to write to it.
+    count
+        ``count(obj)`` gives how often an array was written to in place, or None where it is not counted.
+    """
+
+    guarded: Callable[[Any, bool], Any] | None = None
+    count: Callable[[Any], int | None] | None = None
 
 
 @set_module("dlx.adapter")
@@ -234,14 +376,14 @@ class Container:
     falls_to: type | None = None
     live: Callable[[Any], Any] | None = None
 
-    def place(self, keys: list[Any] | None, i: int) -> str:
-        """Return where the child number `i` is, as Python would write it: ``"['a']"``, ``"[3]"``, ``".x"``."""
+    def path(self, keys: list[Any] | None, i: int) -> tuple[Any, ...]:
+        """Return where the child number `i` is, as a part of `DlxError.path`: its key; nothing for a wrapper's."""
         if self.kind == "wrapper":
-            return ""
+            return ()
         if self.kind == "set":
-            return f"{{{i}}}"
+            return (Member(i),)
         key = i if keys is None else keys[i]
-        return f".{key}" if self.kind == "record" else f"[{_shown(key)}]"
+        return (Attribute(key) if self.kind == "record" else key,)
 
     def plain(self, keys: list[Any] | None, children: list[Any]) -> Any:
         """Return the children in the built-in container that stands in where this one cannot hold them."""
@@ -249,15 +391,9 @@ class Container:
         return dict(zip(names, children, strict=True)) if self.falls_to is dict else children
 
 
-def _shown(key: Any) -> str:
-    """Return a key's repr, cut where it is long; an object whose repr fails is named by its type."""
-    text = safe_repr(key, MAX_MESSAGE)
-    return text if len(text) <= 80 else f"{text[:60]}...{text[-15:]}"
-
-
 @set_module("dlx.adapter")
 @dataclass(frozen=True)
-class Defect:
+class KnownIssue:
     """A known fault of some versions of the framework.
 
     Attributes
@@ -270,7 +406,8 @@ class Defect:
         First version without the fault; None while no such version is known. Local and pre-release builds count as
         lower than the version they lead to.
     lowers
-        Facts that the fault changes: fields of `Capabilities`, or names that the adapter itself looks up in `lowered`.
+        Facts that the fault changes: fields of `Capabilities`, or names that the adapter itself looks up in
+        `Adapter.lowered`.
     """
 
     does: str

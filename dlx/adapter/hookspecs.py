@@ -27,17 +27,17 @@ number says which contract an adapter speaks. The whole of it is in ``docs/write
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pluggy
-
-if TYPE_CHECKING:
-    from dlx.adapter.base import Adapter
 
 hookspec = pluggy.HookspecMarker("dlx")
 hookimpl = pluggy.HookimplMarker("dlx")
 
 
 @hookspec
-def dlx_adapters() -> Iterable[Adapter]:  # type: ignore[empty-body]
-    """Return the adapters of this plugin. Called when the plugin's package is first needed; one answer is kept."""
+def dlx_adapters() -> Iterable[Any]:  # type: ignore[empty-body]
+    """Return the adapters of this plugin, instances of `dlx.adapter.Adapter`.
+
+    Called when the plugin's package is first needed; one answer is kept.
+    """

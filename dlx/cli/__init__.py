@@ -94,16 +94,13 @@ def _unwritten(command: str, error: OSError) -> int:
 
 def _ended(command: str, text: str, as_json: bool, kind: str) -> int:
     """Say in one line what is wrong, under --json as JSON on stdout, too, and return the exit status."""
-    from dlx.cli.arguments import SCHEMA
-
     _say(f"dlx {command}: {text}" if command else f"dlx: {text}", sys.stderr)
     if as_json:
         import json
 
-        import dlx
+        from dlx.cli.arguments import head
 
-        head = {"schema": SCHEMA, "command": command or None, "dlx": dlx.__version__}
-        _say(json.dumps({**head, "error": {"kind": kind, "message": text}}, indent=2), sys.stdout)
+        _say(json.dumps({**head(command), "error": {"kind": kind, "message": text}}, indent=2), sys.stdout)
     return BAD
 
 

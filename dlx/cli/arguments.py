@@ -5,14 +5,18 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-import dlx
+from dlx._version import __version__
+from dlx.typing import READONLY
 
-__all__ = ["SCHEMA", "WrongCall", "parser"]
+__all__ = ["COPY", "SCHEMA", "WrongCall", "head", "parser"]
 
 SCHEMA = 1
 """Version of what ``--json`` prints; it changes where a program that reads it would break."""
+
+COPY = {None: "auto", False: "never", True: "always"}
+"""Values of ``copy`` as the option ``--copy`` has them."""
 
 _SOURCE = """\
 a source is
@@ -20,7 +24,12 @@ a source is
                   .pt .pth: by torch with weights_only, memory-mapped
                   .arrow .arrows .feather .parquet: the schema, by pyarrow
   pkg.mod:attr    an object; this IMPORTS AND RUNS pkg.mod
-  'float32[3,4]'  a sketch: some array of that dtype and shape in host memory"""
+  'float32[3,4]'  an abstract tensor: host memory of that dtype and shape"""
+
+
+def head(command: str) -> dict[str, Any]:
+    """Return what every JSON document of a command begins with."""
+    return {"schema": SCHEMA, "command": command or None, "dlx": __version__}
 
 
 def _status(strict: str = "") -> str:
@@ -38,27 +47,23 @@ def parser() -> argparse.ArgumentParser:
         description="What an array is, where it can go, and what this machine has.",
         epilog=_status("plan: something is refused; doctor: something is broken"),
     )
-    top.add_argument("--version", action="version", version=f"dlx {dlx.__version__}")
+    top.add_argument("--version", action="version", version=f"dlx {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _inspect(commands)
-    _plan(commands)
-    _dtypes(commands)
-    _matrix(commands)
-    _devices(commands)
-    _doctor(commands)
-    _bench(commands)
+    for name, each in _commands().items():
+        description = textwrap.fill(f"{each.summary[0].upper()}{each.summary[1:]}.", 78)
+        epilog = "\n\n".join(filter(None, (each.epilog, _status(each.strict))))
+        command = commands.add_parser(name, help=each.summary, description=description, epilog=epilog)
+        command.set_defaults(**{"module": name, **each.defaults})
+        command.add_argument("--json", action="store_true", help=f'print JSON with "schema": {SCHEMA}')
+        for words, keywords in each.options:
+            command.add_argument(*words, **keywords)
     return top
 
 
 class WrongCall(Exception):
     """The words do not make a call: one line for the user, exit status 2.
 
-    Parameters
-    ----------
-    program
-        As in ``"dlx inspect"``: the part of the command line that is at fault.
-    message
-        What is wrong with it.
+    `program` is the part of the command line that is at fault, as in ``"dlx inspect"``.
     """
 
     def __init__(self, program: str, message: str) -> None:
@@ -85,132 +90,99 @@ class _Parser(argparse.ArgumentParser):
             file.flush()
 
 
-def _command(
-    commands: Any, name: str, module: str, summary: str, epilog: str = "", strict: str = ""
-) -> argparse.ArgumentParser:
-    description = textwrap.fill(f"{summary[0].upper()}{summary[1:]}.", 78)
-    made: argparse.ArgumentParser = commands.add_parser(
-        name, help=summary, description=description, epilog="\n\n".join(filter(None, (epilog, _status(strict))))
+_Option = tuple[tuple[str, ...], dict[str, Any]]
+
+
+def _option(*words: str, **keywords: Any) -> _Option:
+    return words, keywords
+
+
+def _flag(word: str, text: str) -> _Option:
+    return _option(word, action="store_true", help=text)
+
+
+class _Command(NamedTuple):
+    summary: str
+    options: list[_Option]
+    epilog: str = ""
+    strict: str = ""  # when it fails under --strict
+    defaults: dict[str, Any] = {}  # noqa: RUF012
+
+
+def _commands() -> dict[str, _Command]:
+    sources = [
+        _option("sources", nargs="+", metavar="SOURCE", help="see below"),
+        _flag("--all", "show every array: fold nothing, cut nothing"),
+        _flag("--mapped", "plan for arrays of files as memory-mapped read-only, not as loaded"),
+    ]
+    pair = [
+        _option("--from", dest="origin", metavar="NAMES", help="frameworks, as in torch,jax; default: all"),
+        _option("--to", metavar="NAMES", help="targets, as in numpy,dlx; default: all that are installed"),
+    ]
+    takers = (
+        "say which of these targets take it, as in torch,numpy; they are imported. 'all' means all that are "
+        "installed. Without --to: all for an abstract tensor and for an object that is one array, else none"
     )
-    made.set_defaults(module=module)
-    made.add_argument("--json", action="store_true", help=f'print JSON with "schema": {SCHEMA}')
-    return made
-
-
-def _add_sources(command: argparse.ArgumentParser) -> None:
-    command.add_argument("sources", nargs="+", metavar="SOURCE", help="see below")
-    command.add_argument("--all", action="store_true", help="show every array: fold nothing, cut nothing")
-    command.add_argument(
-        "--mapped", action="store_true", help="plan for arrays of files as memory-mapped read-only, not as loaded"
-    )
-
-
-def _inspect(commands: Any) -> None:
-    command = _command(
-        commands,
-        "inspect",
-        "inspect",
-        "show what arrays are: dtype, shape, strides, device, flags, and which targets take them",
-        _SOURCE,
-    )
-    _add_sources(command)
-    command.add_argument(
-        "--to",
-        metavar="NAMES",
-        help="say which of these targets take it, as in torch,numpy; they are imported. 'all' means all that are "
-        "installed. Without --to: all for a sketch and for an object that is one array, else none",
-    )
-
-
-def _plan(commands: Any) -> None:
-    command = _command(
-        commands,
-        "plan",
-        "plan",
-        "say what dlx.convert would do: share, copy or refuse, and why; nothing is converted",
-        _SOURCE,
-        "something is refused",
-    )
-    _add_sources(command)
-    command.add_argument("--to", required=True, metavar="NAMES", help="targets, as in torch,numpy, or 'all'")
-    command.add_argument("--device", help="where the result shall be: cpu, cuda:0")
-    command.add_argument("--copy", choices=("auto", "never", "always"), default="auto", help="default: auto")
-    command.add_argument("--readonly", choices=("copy", "error", "share"), default="copy", help="default: copy")
-    command.add_argument("--detach", action="store_true", help="gradients may be left behind")
-    command.add_argument("--strict", action="store_true", help="exit with 1 if anything is refused")
-
-
-def _add_pair(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--from", dest="origin", metavar="NAMES", help="frameworks, as in torch,jax; default: all")
-    command.add_argument("--to", metavar="NAMES", help="targets, as in numpy,dlx; default: all that are installed")
-
-
-def _dtypes(commands: Any) -> None:
-    command = _command(
-        commands,
-        "dtypes",
-        "dtypes",
-        "show every dtype: DLPack's numbers, and what each framework calls it",
-        "Without options nothing is imported: words are those of the adapters' data.\n"
-        "With --from or --to the frameworks are imported and a conversion of each\n"
-        "dtype is planned, as `dlx matrix` does for all of them.",
-    )
-    _add_pair(command)
-    command.set_defaults(live=False, svg=None)
-
-
-def _matrix(commands: Any) -> None:
-    command = _command(
-        commands,
-        "matrix",
-        "dtypes",
-        "show what becomes of every dtype between the frameworks installed: shared, viewed, copied or refused",
-        "The frameworks are imported, an array of each dtype is made in each of them,\n"
-        "and its conversion to every other is planned; nothing is converted.",
-    )
-    _add_pair(command)
-    command.add_argument("--svg", metavar="FILE", help="write it as a picture, for light and dark pages")
-    command.set_defaults(live=True)
-
-
-def _devices(commands: Any) -> None:
-    command = _command(
-        commands,
-        "devices",
-        "devices",
-        "show the devices that the CUDA driver and each framework see, and what each calls them",
-        "The driver and the frameworks are asked in processes of their own, several at\n"
-        "once; importing a framework takes seconds.",
-    )
-    command.add_argument("names", nargs="*", metavar="NAME", help="frameworks to ask; default: all that are installed")
-    command.add_argument("--driver", action="store_true", help="ask the CUDA driver only: import no framework")
-
-
-def _doctor(commands: Any) -> None:
-    command = _command(
-        commands,
-        "doctor",
-        "doctor",
-        "show each adapter: ready, installed, missing or broken, with versions; ends with a block to paste",
-        strict="something is broken; of what is named, also missing",
-    )
-    command.add_argument("names", nargs="*", metavar="NAME", help="adapters to look at; default: all")
-    command.add_argument(
-        "--load", action="store_true", help="import each framework, in a process of its own, and try it"
-    )
-    command.add_argument("--verbose", action="store_true", help="whole tracebacks of what is broken")
-    command.add_argument(
-        "--strict", action="store_true", help="exit with 1 if any is broken; of those named, also if missing"
-    )
-
-
-def _bench(commands: Any) -> None:
-    command = _command(
-        commands,
-        "bench",
-        "bench",
-        "measure conversions between the frameworks installed here",
-        "Figures are of this machine as it is now.",
-    )
-    command.add_argument("--pairs", metavar="A:B", help="pairs, as in numpy:torch,torch:numpy; default: all")
-    command.add_argument("--quick", action="store_true", help="fewer rounds")
+    return {
+        "inspect": _Command(
+            "show what arrays are: dtype, shape, strides, device, flags, and which targets take them",
+            [*sources, _option("--to", metavar="NAMES", help=takers)],
+            _SOURCE,
+        ),
+        "plan": _Command(
+            "say what dlx.convert would do: share, copy or refuse, and why; nothing is converted",
+            [
+                *sources,
+                _option("--to", required=True, metavar="NAMES", help="targets, as in torch,numpy, or 'all'"),
+                _option("--device", help="where the result shall be: cpu, cuda:0"),
+                _option("--copy", choices=tuple(COPY.values()), default="auto", help="default: auto"),
+                _option("--readonly", choices=READONLY, default="copy", help="default: copy"),
+                _flag("--detach", "gradients may be left behind"),
+                _flag("--strict", "exit with 1 if anything is refused"),
+            ],
+            _SOURCE,
+            strict="something is refused",
+        ),
+        "dtypes": _Command(
+            "show every dtype: DLPack's numbers, and what each framework calls it",
+            pair,
+            "Without options nothing is imported: words are those of the adapters' data.\n"
+            "With --from or --to the frameworks are imported and a conversion of each\n"
+            "dtype is planned, as `dlx matrix` does for all of them.",
+            defaults={"live": False, "svg": None},
+        ),
+        "matrix": _Command(
+            "show what becomes of every dtype between the frameworks installed: shared, viewed, copied or refused",
+            [*pair, _option("--svg", metavar="FILE", help="write it as a picture, for light and dark pages")],
+            "The frameworks are imported, an array of each dtype is made in each of them,\n"
+            "and its conversion to every other is planned; nothing is converted.",
+            defaults={"live": True, "module": "dtypes"},
+        ),
+        "devices": _Command(
+            "show the devices that the CUDA driver and each framework see, and what each calls them",
+            [
+                _option("names", nargs="*", metavar="NAME", help="frameworks to ask; default: all that are installed"),
+                _flag("--driver", "ask the CUDA driver only: import no framework"),
+            ],
+            "The driver and the frameworks are asked in processes of their own, several at\n"
+            "once; importing a framework takes seconds.",
+        ),
+        "doctor": _Command(
+            "show each adapter: ready, installed, missing or broken, with versions; ends with a block to paste",
+            [
+                _option("names", nargs="*", metavar="NAME", help="adapters to look at; default: all"),
+                _flag("--load", "import each framework, in a process of its own, and try it"),
+                _flag("--verbose", "whole tracebacks of what is broken"),
+                _flag("--strict", "exit with 1 if any is broken; of those named, also if missing"),
+            ],
+            strict="something is broken; of what is named, also missing",
+        ),
+        "bench": _Command(
+            "measure conversions between the frameworks installed here",
+            [
+                _option("--pairs", metavar="A:B", help="pairs, as in numpy:torch,torch:numpy; default: all"),
+                _flag("--quick", "fewer rounds"),
+            ],
+            "Figures are of this machine as it is now.",
+        ),
+    }

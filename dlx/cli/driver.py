@@ -10,8 +10,8 @@ import itertools
 import os
 from typing import Any
 
-import dlx
 from dlx._core import cuda
+from dlx._core.types import Device
 from dlx.errors import DeviceError
 
 __all__ = ["driver", "framework_devices"]
@@ -27,7 +27,7 @@ def driver() -> dict[str, Any]:
         cuda.require()
     except DeviceError as error:
         return {"missing": error.reason, "fix": error.fix, "devices": []}
-    found = {device: name for device, name in dlx.devices().items() if cuda.is_cuda(device)}
+    found = {device: name for device, name in cuda.devices().items() if cuda.is_cuda(device)}
     library = ctypes.CDLL(os.environ.get("DLX_CUDA_DRIVER") or "libcuda.so.1")  # the one that dlx has loaded
     version = _asked(library, "cuDriverGetVersion")
     return {
@@ -46,7 +46,7 @@ def _asked(library: ctypes.CDLL, function: str, *arguments: Any, kind: Any = cty
     return None if status else number.value
 
 
-def _device(library: ctypes.CDLL, device: dlx.Device, found: dict[dlx.Device, str]) -> dict[str, Any]:
+def _device(library: ctypes.CDLL, device: Device, found: dict[Device, str]) -> dict[str, Any]:
     def attribute(what: int) -> Any:
         return _asked(library, "cuDeviceGetAttribute", what, handle)
 
@@ -69,12 +69,11 @@ def framework_devices(name: str) -> dict[str, Any]:
     """Import a target and return the devices that it sees, by dlx's names, with its own words for them."""
     from dlx._registry.registry import registry  # adapters are read only where a framework is asked for
 
-    adapter = registry.target(name)
-    stated = adapter.capabilities
-    assert stated is not None
+    target = registry.target(name)
+    devices, types = target.adapter.devices, target.capabilities.device_types
     found = []
-    for native in itertools.islice(adapter.devices(), 256):
-        device = adapter.device_from(native)
-        taken = stated.device_types is None or device.type in stated.device_types
+    for native in itertools.islice(devices.available(), 256):
+        device = devices.from_native(native)
+        taken = types is None or device.type in types
         found.append({"device": str(device), "dlpack": list(device), "native": repr(native), "taken": taken})
     return {"devices": found}

@@ -11,18 +11,8 @@ from dlx._core.array_info import ArrayInfo
 from dlx._core.types import DType
 
 __all__ = [
-    "BadInput",
-    "Entry",
-    "Fold",
-    "Source",
-    "aligned_to",
-    "amount",
-    "counted",
-    "extents",
-    "fold",
-    "nbytes_of",
-    "one_line",
-    "totals",
+    *("BadInput", "Entry", "Fold", "Source"),
+    *("aligned_to", "amount", "counted", "extents", "fold", "nbytes_of", "one_line", "totals"),
 ]
 
 
@@ -32,88 +22,46 @@ class BadInput(Exception):
 
 @dataclass(frozen=True)
 class Entry:
-    """One array of a source, known from a header or from the object itself.
+    """One array of a source, known from a header or from the object itself."""
 
-    Attributes
-    ----------
-    path
-        Its name inside the source; empty where the source is one array.
-    dtype
-        As DLPack says it; None where DLPack has none.
-    dtype_name
-        The word of the file or the framework.
-    shape
-        Extents, ``(ndim,)``; None where unknown.
-    nbytes
-        Bytes of all elements; None where unknown.
-    device
-        Where it is (``"cpu"``, ``"cuda:0"``), or ``"file"``.
-    order
-        ``"C"``, ``"F"``, or empty where neither or unknown.
-    offset
-        Of the data in the file, in bytes; None where it is not in a file as it is (compressed, or in memory).
-    swapped
-        Whether its bytes are in the other order.
-    loader
-        The framework that files of its kind are loaded by, where there is one that everybody uses.
-    alignment
-        Of its memory once it is loaded, in bytes.
-    refused
-        Why no framework takes it, or empty.
-    notes
-        Anything else worth a word.
-    sample
-        A few values that fare as the whole does, where a file's kind has arrays of its own; else None.
-    info
-        What the object says, where there is one.
-    obj
-        The object, where there is one.
-    """
-
-    path: str
-    dtype: DType | None
-    dtype_name: str
-    shape: tuple[int, ...] | None
-    nbytes: int | None
-    device: str = "file"
-    order: str = ""
-    offset: int | None = None
-    swapped: bool = False
-    loader: str = ""
-    alignment: int = 64
-    refused: str = ""
+    path: str  # its name inside the source; empty where the source is one array
+    dtype: DType | None  # as DLPack says it; None where DLPack has none
+    dtype_name: str  # the word of the file or the framework
+    shape: tuple[int, ...] | None  # None where unknown
+    nbytes: int | None  # of all elements; None where unknown
+    device: str = "file"  # where it is otherwise: "cpu", "cuda:0"
+    order: str = ""  # "C", "F", or empty where neither or unknown
+    offset: int | None = None  # of the data in the file, in bytes; None where it is not there as it is
+    swapped: bool = False  # whether its bytes are in the other order
+    loader: str = ""  # the framework that everybody loads files of its kind by
+    alignment: int = 64  # of its memory once it is loaded, in bytes
+    refused: str = ""  # why no framework takes it
     notes: tuple[str, ...] = ()
-    sample: Any = None
-    info: ArrayInfo | None = None
+    sample: Any = None  # a few values that fare as the whole does, where a file's kind has arrays of its own
+    info: ArrayInfo | None = None  # what the object says, where there is one
     obj: Any = None
+
+    @property
+    def shown_dtype(self) -> str:
+        """Name of its dtype: DLPack's, else its own."""
+        return self.dtype_name if self.dtype is None else self.dtype.name
 
 
 @dataclass(frozen=True)
 class Source:
-    """What one argument of the command line stands for.
+    """What one argument of the command line stands for."""
 
-    Attributes
-    ----------
-    name
-        As the user wrote it.
-    kind
-        ``".npy"``, ``".safetensors"``, ``"object"``, ``"sketch"`` and so on.
-    entries
-        Its arrays, in order.
-    nbytes
-        Size of the file in bytes; None for objects.
-    notes
-        How it was read, and what else it holds.
-    metadata
-        Text that a file carries about itself.
-    """
+    name: str  # as the user wrote it
+    kind: str  # ".npy", ".safetensors", "object", "abstract" and so on
+    entries: tuple[Entry, ...]  # its arrays, in order
+    nbytes: int | None = None  # of the file; None for objects
+    notes: tuple[str, ...] = ()  # how it was read, and what else it holds
+    metadata: dict[str, str] = field(default_factory=dict)  # text that a file carries about itself
 
-    name: str
-    kind: str
-    entries: tuple[Entry, ...]
-    nbytes: int | None = None
-    notes: tuple[str, ...] = ()
-    metadata: dict[str, str] = field(default_factory=dict)
+    @property
+    def is_one(self) -> bool:
+        """Whether it is one array, not a collection."""
+        return len(self.entries) == 1 and not self.entries[0].path
 
 
 def one_line(text: str, most: int = 400) -> str:
@@ -153,17 +101,9 @@ def counted(number: int, display_name: str) -> str:
 
 @dataclass(frozen=True)
 class Fold:
-    """Entries that differ in the numbers of their names only.
+    """Entries that differ in the numbers of their names only."""
 
-    Attributes
-    ----------
-    path
-        The name, each number that differs as ``#``.
-    entries
-        Those that it stands for.
-    """
-
-    path: str
+    path: str  # the name, each number that differs as ``#``
     entries: tuple[Entry, ...]
 
     @property
@@ -200,7 +140,7 @@ def totals(entries: Iterable[Entry]) -> list[tuple[str, str, int, int | None]]:
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
         if entry.shape is not None or not entry.refused:
-            groups.setdefault((entry.dtype.name if entry.dtype else entry.dtype_name, entry.device), []).append(entry)
+            groups.setdefault((entry.shown_dtype, entry.device), []).append(entry)
     rows = [(*key, len(group), nbytes_of(group)) for key, group in groups.items()]
     return sorted(rows, key=lambda row: -(row[3] or 0))
 

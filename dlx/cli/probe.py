@@ -45,23 +45,24 @@ def _framework(name: str) -> dict[str, Any]:
     import warnings
 
     warnings.simplefilter("ignore")
-    import dlx
-    from dlx._core.tensor import type_name
+    from dlx._api import convert as api
+    from dlx._core.foreign import type_name
     from dlx._registry.registry import registry
-    from dlx.cli.commands.dtypes import array_of
+    from dlx._version import __version__
     from dlx.cli.sources.objects import capsule_facts
+    from dlx.cli.sources.samples import array_of
 
     start = time.perf_counter()
-    adapter = registry.target(name)
+    adapter = registry.target(name).adapter
     answer: dict[str, Any] = {"seconds": round(time.perf_counter() - start, 2)}
-    answer["version"] = dlx.__version__ if name == "dlx" else adapter.version()
+    answer["version"] = __version__ if name == "dlx" else adapter.version()
     array = array_of(name, "float32")
     table = hasattr(type(array), "__dlpack_c_exchange_api__")
     answer |= {"type": type_name(type(array)), "exchange_api": table, "capsule": capsule_facts(array)}
-    answer["defects"] = [defect.does for defect in adapter.defects if defect.affects(answer["version"])]
+    answer["defects"] = [issue.does for issue in adapter.known_issues if issue.affects(answer["version"])]
     answer["out"], answer["in"] = (
-        dlx.plan(array, to="dlx").outcome,
-        dlx.plan(array_of("dlx", "float32"), to=name).outcome,
+        api.plan(array, to="dlx").outcome,
+        api.plan(array_of("dlx", "float32"), to=name).outcome,
     )
     return answer
 

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
-import dlx
-from dlx._engine.plan import Plan
+from dlx._api import convert as api
+from dlx._core.types import Device, DType
+from dlx._engine.plan import Plan, Step
+from dlx._registry.registry import adapters
 from dlx.adapter import Adapter, over_memory
+from dlx.cli.arguments import COPY
 from dlx.cli.model import BadInput, Entry, aligned_to
-from dlx.errors import ConversionError, DlxError
+from dlx.errors import ConversionError, CopyRequiredError, DlxError, DTypeError, sentences, written
 
-__all__ = ["Outcome", "brief", "can_be_target", "chosen", "installed", "outcome", "refusal"]
+__all__ = ["Outcome", "can_be_target", "chosen", "installed", "on_the_command_line", "outcome", "refusal"]
 
 _ALIGNED = 1 << 20  # an address that is never read: abstract tensors start after it
 
-_ADDRESS = re.compile(r", found address 0x[0-9a-f]+")  # differs from array to array, and from run to run
-_KNOWN = re.compile(r"; it has \w+(, \w+){3,}")  # all the dtypes of a framework: `dlx dtypes` shows them
 _SWAPPED = "its elements are in the other byte order"
-_PLAIN = ("copy", "resolve", "share", "view")  # steps that the outcome names already
+Details = tuple[tuple[str, str], ...]
+
+_PLAIN = ("", "copy", "resolve", "share", "view")  # steps that the outcome names already
+
+
+def on_the_command_line(name: str, value: Any) -> str:
+    """Return an option of `dlx.convert` as commands have it; without a value its name."""
+    if name == "copy" and value is not None:
+        value = COPY[value]
+    return f"--{name}" if value is None or value is True else f"--{name} {value}"
 
 
 @dataclass(frozen=True)
@@ -34,37 +43,54 @@ class Outcome:
         Its name.
     outcome
         ``"same"``, ``"shared"``, ``"copied"``, ``"refused"`` or ``"unknown"``.
-    why
-        The steps, or the reason of a refusal; empty where memory is simply shared.
     nbytes
         Bytes copied; None where their number is unknown.
+    steps
+        What is done, and why; none where memory is simply shared.
     error
-        Class of the refusal, or empty.
-    fix
-        What to do about a refusal, or empty.
+        The refusal, or None.
     """
 
     target: str
     outcome: str
-    why: str = ""
     nbytes: int | None = 0
-    error: str = ""
-    fix: str = ""
+    steps: tuple[Step, ...] = ()
+    error: DlxError | None = None
 
+    def why(self, write: Any = written, *, brief: bool = False) -> str:
+        """Return the steps, or the reason of a refusal, options written by ``write(name, value)``.
 
-def brief(why: str, *, many: bool = False) -> str:
-    """Return a reason as a table has room for it; of many arrays without what differs from one to the next."""
-    return _KNOWN.sub("", _ADDRESS.sub("", why) if many else why)
+        `brief` leaves out what differs from one array to the next, and the dtypes of a framework, which `dlx dtypes`
+        shows.
+        """
+        if self.error is not None:
+            return self.error.brief if brief else self.error.reason
+        said = ((step.do, step.reason(write, brief=brief)) for step in self.steps)
+        return "; ".join(text if do in _PLAIN else f"{do}: {text}" for do, text in said)
+
+    def shown(self) -> str:
+        """Return why, in brief, and what to do about it, with options of the command."""
+        return sentences(self.why(on_the_command_line, brief=True), self.advice())
+
+    def advice(self) -> str:
+        """Return what to do about a refusal, with options of the command."""
+        return "" if self.error is None else self.error.advice(on_the_command_line)
+
+    def document(self) -> dict[str, Any]:
+        """Return what JSON has of it, in words of `dlx.convert`."""
+        kind, fix = ("", "") if self.error is None else (type(self.error).__name__, self.error.fix)
+        head = {"target": self.target, "outcome": self.outcome, "why": self.why()}
+        return {**head, "nbytes": self.nbytes, "error": kind, "fix": fix}
 
 
 def can_be_target(adapter: Adapter) -> bool:
     """Return whether an adapter says what its framework takes; its framework is not asked."""
-    return type(adapter).accepts is not Adapter.accepts
+    return type(adapter).capabilities is not Adapter.capabilities
 
 
 def installed() -> list[str]:
     """Return the targets whose package is here; nothing is imported."""
-    return [name for name, adapter in dlx.adapters().items() if can_be_target(adapter) and _is_here(adapter.package)]
+    return [name for name, adapter in adapters().items() if can_be_target(adapter) and _is_here(adapter.package)]
 
 
 def _is_here(package: str) -> bool:
@@ -87,9 +113,9 @@ def chosen(words: str | None, default: str = "all", *, none: bool = False) -> li
         raise BadInput("no target is named: say for instance numpy,torch, or all")
     for name in names:
         # Unknown and missing ones are errors of the call, in the words of dlx itself.
-        error = refusal(dlx.plan(b"", to=name))
+        error = refusal(api.plan(b"", to=name))
         if error is not None and not isinstance(error, ConversionError):
-            raise BadInput(f"{error.reason}. {error.fix}")
+            raise BadInput(sentences(error.reason, error.fix))
     return names
 
 
@@ -110,41 +136,48 @@ def outcome(entry: Entry, target: str, *, mapped: bool = False, **options: Any) 
     if entry.loader == target and (entry.swapped or (entry.refused and entry.dtype_name != "object")):
         # What loads it has it as it is; bytes stand for what DLPack has no dtype for.
         raw = (entry.nbytes or 0,)
-        entry = replace(entry, dtype=dlx.DType("uint8"), shape=raw, order="C", swapped=False, refused="")
+        entry = replace(entry, dtype=DType("uint8"), shape=raw, order="C", swapped=False, refused="")
     if entry.refused:
-        return Outcome(target, "refused", entry.refused, error="DTypeError")
+        return Outcome(target, "refused", error=DTypeError(entry.refused))
     if entry.shape is None or entry.dtype is None:
-        return Outcome(target, "unknown", "its shape is not in the file's header")
+        return Outcome(target, "unknown", steps=(Step("", "its shape is not in the file's header"),))
     never = options.get("copy") is False
     if entry.swapped and never and entry.nbytes:
-        return Outcome(target, "refused", _SWAPPED, 0, "CopyRequiredError", "Drop copy=False.")
+        return Outcome(target, "refused", error=CopyRequiredError(_SWAPPED, option=(("copy", None),)))
     turned = entry.swapped and not never  # what goes on to the target is dlx's own memory
     start = _abstract(replace(entry, alignment=64) if turned else entry, mapped and not turned)
-    found = _planned(start, target, options)
-    found = replace(found, why=_without_address(found.why, entry, mapped))
+    promised = f", and loading it promises {entry.alignment} only"
+    if mapped and entry.offset is not None:
+        promised = f", and in the file it is aligned to {aligned_to(entry.offset)}"
+    found = _planned(start, target, options, promised)
     if turned and found.outcome != "refused":
-        why = "; ".join(filter(None, (_SWAPPED, found.why)))
-        return replace(found, outcome="copied", why=why, nbytes=found.nbytes or entry.nbytes or 0)
+        steps = (Step("copy", _SWAPPED), *found.steps)
+        return replace(found, outcome="copied", steps=steps, nbytes=found.nbytes or entry.nbytes or 0)
     return replace(found, outcome="shared") if found.outcome == "same" else found
 
 
-def _planned(obj: Any, target: str, options: dict[str, Any]) -> Outcome:
+def _planned(obj: Any, target: str, options: dict[str, Any], promised: str = "") -> Outcome:
+    """Plan one object; `promised` stands for the address of an abstract tensor, which means nothing."""
     try:
-        plan = dlx.plan(obj, to=target, **options)
+        plan = api.plan(obj, to=target, **options)
         error = refusal(plan)
     except DlxError as raised:  # of the options
         error = raised
     if error is not None:
-        return Outcome(target, "refused", error.reason, error=type(error).__name__, fix=error.fix)
-    why = "; ".join(step.why if step.do in _PLAIN else f"{step.do}: {step.why}" for step in plan.steps)
-    return Outcome(target, plan.outcome, why, plan.nbytes)
+        if promised:
+            error.brief, error.details = _promised(error.brief, error.details, promised)
+        return Outcome(target, "refused", error=error)
+    steps = plan.steps
+    if promised:
+        changed = [(step, *_promised(step.why, step.details, promised)) for step in steps]
+        steps = tuple(replace(step, why=why, details=details) for step, why, details in changed)
+    return Outcome(target, plan.outcome, plan.nbytes, steps)
 
 
-def _without_address(text: str, entry: Entry, mapped: bool) -> str:
-    """Replace the address of an abstract tensor in a text by the offset of its data in the file."""
-    if mapped and entry.offset is not None:
-        return _ADDRESS.sub(f", and in the file it is aligned to {aligned_to(entry.offset)}", text)
-    return _ADDRESS.sub(f", and loading it promises {entry.alignment} only", text)
+def _promised(why: str, details: Details, promised: str) -> tuple[str, Details]:
+    """Return a reason and its details with what is promised of the address in place of the address."""
+    rest = tuple(each for each in details if each[0] != "address")
+    return (why if rest == details else f"{why}{promised}"), rest
 
 
 def _abstract(entry: Entry, mapped: bool) -> Any:
@@ -158,4 +191,4 @@ def _abstract(entry: Entry, mapped: bool) -> Any:
             strides, step = (*strides, step), step * max(extent, 1)
     in_file = mapped and entry.offset is not None
     address = _ALIGNED + ((entry.offset or 0) if in_file else entry.alignment)
-    return over_memory(address, shape, strides, dtype, dlx.Device("cpu"), readonly=in_file, owner=None)
+    return over_memory(address, shape, strides, dtype, Device("cpu"), readonly=in_file, owner=None)

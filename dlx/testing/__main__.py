@@ -10,16 +10,18 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
-import dlx
-from dlx.testing import CHECKS, LIBRARIES, find, of_kinds, run
-from dlx.testing.check import KINDS, excepting
-from dlx.testing.pytest_plugin import declared
-from dlx.testing.report import SCHEMA, Grades, as_json, as_page, as_text, ordered
-from dlx.testing.runner import work
+from dlx._core.foreign import exception_text
+from dlx._version import __version__
+from dlx.cli.render.screen import Screen
+from dlx.cli.render.stdout import silence
+from dlx.testing.catalog import LIBRARIES, find
+from dlx.testing.check import CHECKS, KINDS, declared, excepting, of_kinds
+from dlx.testing.report import SCHEMA, Grades, as_json, as_page, as_picture, as_text, ordered
+from dlx.testing.runner import run
 from dlx.testing.subject import Subject
-from dlx.testing.svg import picture
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,12 +55,11 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except OSError as error:
-        with open(os.devnull, "w") as nothing:  # noqa: PTH123
-            os.dup2(nothing.fileno(), sys.stdout.fileno())  # the rest of the output is discarded
+        silence(sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):  # `python -m dlx.testing numpy | head`: nobody reads the rest
             return 141
-        place = f"{error.filename}: " if error.filename else ""
-        print(f"python -m dlx.testing: writing failed: {place}{error.strerror or error}", file=sys.stderr)
+        path = f"{error.filename}: " if error.filename else ""
+        print(f"python -m dlx.testing: writing failed: {path}{error.strerror or error}", file=sys.stderr)
         return 2
 
 
@@ -88,7 +89,7 @@ def _main(arguments: list[str] | None) -> int:
         grades.append(found)
         status = max(status, found.status)
         if not options.json and not options.report:
-            as_text(found, rich=sys.stdout.isatty())
+            as_text(found, Screen(parser.prog))
     if options.json:
         print(json.dumps({**as_json(grades), "errors": errors}, indent=1))
     if options.report and grades:
@@ -97,7 +98,7 @@ def _main(arguments: list[str] | None) -> int:
             f"python -m dlx.testing --report {options.report} --kinds {options.kinds} {' '.join(options.subjects)}"
         )
         options.report.write_text(as_page(grades, command, image.name), encoding="utf-8")
-        image.write_text(picture(grades), encoding="utf-8")
+        image.write_text(as_picture(grades), encoding="utf-8")
         print(f"{options.report} and {image.name}: {len(grades)} libraries, {len(ordered(grades))} promises")
     return status
 
@@ -107,7 +108,7 @@ def _list(*, as_plain_data: bool) -> None:
     if as_plain_data:
         facts = ("name", "kind", "about", "severity", "promise")
         rows = [{fact: getattr(check, fact) for fact in facts} for check in checks]
-        print(json.dumps({"schema": SCHEMA, "dlx": dlx.__version__, "checks": rows}, indent=1))
+        print(json.dumps({"schema": SCHEMA, "dlx": __version__, "checks": rows}, indent=1))
         return
     for check in checks:
         print(f"{check.kind:<9} {check.name:<24} {check.severity:<9} {check.promise}")
@@ -120,14 +121,22 @@ def _graded(subject: Subject, kinds: tuple[str, ...], only: tuple[str, ...]) -> 
     return Grades(subject, subject.version(), tuple(run(subject, checks)))
 
 
+def _work(order: str, pipe: int) -> None:
+    """Do what `runner` asks, in a process of its own: report on a pipe when a check begins and how it ends."""
+    wanted = json.loads(order)
+    with os.fdopen(pipe, "w", buffering=1) as report:
+        try:
+            subject = excepting(find(wanted["spec"]), wanted["exceptions"])
+        except Exception as error:
+            report.write(f"failed {json.dumps(exception_text(error))}\n")
+            return
+        for name in wanted["checks"]:
+            report.write(f"begin {name}\n")
+            report.write(f"end {json.dumps(asdict(CHECKS[name](subject)))}\n")
+
+
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--work"]:
-        work(sys.argv[2], int(sys.argv[3]))
+        _work(sys.argv[2], int(sys.argv[3]))
     else:
-        try:
-            status = main()
-            sys.stdout.flush()
-        except BrokenPipeError:  # `| head`: nobody reads the rest
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            status = 141
-        sys.exit(status)
+        sys.exit(main())

@@ -6,12 +6,13 @@ import importlib
 from collections.abc import Callable
 from dataclasses import replace
 
-import dlx
 from dlx._core.module import set_module
-from dlx.testing.checks.adapter_contract import adapter_of
+from dlx._registry.registry import adapters, registry
+from dlx.adapter.base import Adapter
+from dlx.errors import AdapterNotFoundError
 from dlx.testing.subject import Subject
 
-__all__ = ["LIBRARIES", "find", "library"]
+__all__ = ["LIBRARIES", "adapter_of", "find", "library"]
 
 LIBRARIES: dict[str, Callable[[], Subject]] = {}
 """Name -> function that imports the library and describes it."""
@@ -25,6 +26,17 @@ def library(name: str) -> Callable[[Callable[[], Subject]], Callable[[], Subject
         return make
 
     return enter
+
+
+def adapter_of(name: str) -> Adapter | None:
+    """Return the adapter of a name or a package, its framework imported; it need not be a target."""
+    try:
+        return registry.target(name).adapter
+    except AdapterNotFoundError:
+        found = next((each for each in adapters().values() if name in (each.name, each.package)), None)
+    if found is not None:
+        importlib.import_module(found.package)
+    return found
 
 
 @set_module("dlx.testing")
@@ -49,7 +61,7 @@ def find(spec: str) -> Subject:
         return replace(LIBRARIES[spec](), spec=spec)
     adapter = adapter_of(spec)
     if adapter is None:
-        others = ", ".join(name for name in dlx.adapters() if name not in LIBRARIES)
+        others = ", ".join(name for name in adapters() if name not in LIBRARIES)
         more = f"; further adapters of dlx: {others}" if others else ""
         raise LookupError(
             f"the kit knows no {spec!r}. It knows {', '.join(LIBRARIES)}{more}; or give module:attribute of a Subject."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from dlx.testing.outcome import Broken, NotApplicable
 from dlx.testing.subject import Subject
 from dlx.testing.support.capsules import NotACapsule
 
-__all__ = ["CHECKS", "KINDS", "Check", "Verdict", "check", "excepting", "of_kinds"]
+__all__ = ["CHECKS", "KINDS", "Check", "Verdict", "check", "declared", "excepting", "of_kinds", "unless_refused"]
 
 KINDS = ("producer", "consumer", "adapter")
 SEVERITIES = ("fatal", "wrong", "refuses", "friction")
@@ -19,7 +20,7 @@ SEVERITIES = ("fatal", "wrong", "refuses", "friction")
 
 
 WORDS = (
-    "imports", "take", "array", "grid", "reshape", "unfit", "pending", "pending_bytes", "readonly", "given", "write",
+    "imports", "take", "array", "grid", "reshape", "unfit", "pending", "pending_bytes", "readonly", "argument", "write",
 )  # fmt: skip
 """What reproductions are made of; a subject's `words` say each in its own language."""
 
@@ -141,14 +142,29 @@ def check(
     shows: str = "",
     see: str = "",
 ) -> Callable[[Callable[[Subject], str | None]], Check]:
-    """Register a function as a check."""
+    """Register a function as a check; the imports that its `shows` needs are added."""
     assert kind in KINDS and severity in SEVERITIES and name not in CHECKS
 
     def enter(function: Callable[[Subject], str | None]) -> Check:
-        made = CHECKS[name] = Check(name, promise, kind, about, severity, function, alone, shows, see)
+        code = _with_imports(shows) if shows else ""
+        made = CHECKS[name] = Check(name, promise, kind, about, severity, function, alone, code, see)
         return made
 
     return enter
+
+
+def unless_refused(step: str, then: str, *, first: str = "") -> str:
+    """Return code for `shows`: a line that may raise, which ends the code well, and a line for when it does not."""
+    return f"{first}\ntry:\n    {step}\nexcept Exception:\n    raise SystemExit(0)\n{then}"
+
+
+def _with_imports(code: str) -> str:
+    """Return code after the library's imports, its own, and those of the kit's classes that it names."""
+    lines = code.strip("\n").splitlines()
+    own = [line for line in lines if line.startswith(("import ", "from "))]
+    named = ", ".join(name for name in ("OldSource", "Source", "Taken") if re.search(rf"\b{name}\b", code))
+    kit = [f"from dlx.testing import {named}"] if named else []
+    return "\n".join(["{imports}", *own, *kit, *lines[len(own) :]])
 
 
 @set_module("dlx.testing")
@@ -171,3 +187,8 @@ def excepting(subject: Subject, exceptions: Mapping[str, str]) -> Subject:
     if unknown:
         raise ValueError(f"there is no check {', '.join(sorted(unknown))}. `--list` shows all names.")
     return replace(subject, exceptions={**subject.exceptions, **exceptions})
+
+
+def declared(texts: list[str]) -> dict[str, str]:
+    """Return ``CHECK=reason`` texts as a mapping for `excepting`, which refuses one without a reason."""
+    return {name: reason for name, _, reason in (text.partition("=") for text in texts)}

@@ -8,7 +8,7 @@ from typing import Any
 from dlx._core.foreign import exception_text
 from dlx._core.module import set_module
 
-__all__ = ["Broken", "NotApplicable", "attempt", "must", "told"]
+__all__ = ["Broken", "NotApplicable", "attempt", "must", "error_line"]
 
 
 @set_module("dlx.testing")
@@ -37,6 +37,6 @@ def attempt(do: Callable[..., Any], *args: Any, **keywords: Any) -> tuple[Any, B
         return None, error.with_traceback(None)
 
 
-def told(error: BaseException | None) -> str:
+def error_line(error: BaseException | None) -> str:
     """Return an exception in one line."""
     return "nothing" if error is None else " ".join(exception_text(error, 160).split())

@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dlx._core.module import set_module
 from dlx.testing.catalog import find
-from dlx.testing.check import CHECKS, KINDS, Verdict, excepting, of_kinds
+from dlx.testing.check import CHECKS, KINDS, Verdict, declared, excepting, of_kinds
 from dlx.testing.runner import run
+from dlx.testing.subject import Subject
 
-if TYPE_CHECKING:
-    from dlx.testing.subject import Subject
-
-__all__ = ["declared", "pytest_addoption", "pytest_collection_modifyitems", "pytest_configure"]
-
-
-def declared(texts: list[str]) -> dict[str, str]:
-    """Return ``CHECK=reason`` texts as a mapping.
-
-    Raises
-    ------
-    ValueError
-        If one has no reason.
-    """
-    pairs = [text.partition("=") for text in texts]
-    for name, _, reason in pairs:
-        if not reason.strip():
-            raise ValueError(f"an exception needs a reason: {name}=why")
-    return {name: reason for name, _, reason in pairs}
+__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_configure"]
 
 
 @set_module("dlx.testing")
@@ -62,8 +45,8 @@ def pytest_collection_modifyitems(session: Any, config: Any, items: list[Any]) -
     class Promise(pytest.Item):
         """One promise of one subject."""
 
-        def __init__(self, *, verdicts: Verdicts, check: str, **given: Any) -> None:
-            super().__init__(**given)
+        def __init__(self, *, verdicts: Verdicts, check: str, **options: Any) -> None:
+            super().__init__(**options)
             self.verdicts, self.check = verdicts, check
 
         def runtest(self) -> None:

@@ -1,19 +1,22 @@
-"""What was found, for people and programs: a table on a terminal, plain lines in a pipe, JSON, and a page."""
+"""What was found, for people and programs: a table on a terminal, plain lines in a pipe, JSON, a page and a picture."""
 
 from __future__ import annotations
 
 import platform
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-import dlx
-from dlx.testing.check import CHECKS, Check, Verdict
+from dlx._version import __version__
+from dlx.cli.render.screen import Cell, Screen
+from dlx.cli.render.svg import box, legend, page, text
+from dlx.testing.check import CHECKS, KINDS, Check, Verdict
 from dlx.testing.subject import Subject
 
-__all__ = ["ABOUT", "MARKS", "SCHEMA", "Grades", "as_json", "as_page", "as_text"]
+__all__ = ["ABOUT", "SCHEMA", "Grades", "as_json", "as_page", "as_picture", "as_text", "ordered"]
 
 SCHEMA = 1
 """Version of what ``--json`` prints."""
@@ -66,57 +69,45 @@ class Grades:
 def ordered(grades: Sequence[Grades]) -> list[Check]:
     """Return the checks that were run on any subject: by kind, then by what they are about."""
     run = {verdict.check for each in grades for verdict in each.verdicts}
-    kinds = ("producer", "consumer", "adapter")
     return sorted(
         (check for check in CHECKS.values() if check.name in run),
-        key=lambda check: (kinds.index(check.kind), ABOUT.index(check.about)),
+        key=lambda check: (KINDS.index(check.kind), ABOUT.index(check.about)),
     )
 
 
-def as_text(grades: Grades, *, rich: bool = False) -> None:
-    """Print one subject's table: drawn by rich where asked for, else a line for each promise."""
-    rows = [(check, grades.of(check.name)) for check in ordered([grades])]
-    head = f"{grades.title}: {grades.counted()}"
-    if rich:
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
+_STYLES = {"keeps": "good", "breaks": "bad", "excepted": "warn", "n/a": "quiet", "error": "bad"}
 
-        colours = {"keeps": "green", "breaks": "bold red", "excepted": "yellow", "n/a": "dim", "error": "bold magenta"}
-        table = Table(title=head, title_justify="left", box=None, pad_edge=False)
-        for column in ("", "promise", "seen"):
-            table.add_column(column)
-        for check, verdict in rows:
-            assert verdict is not None
-            style = colours[verdict.status]
-            quiet = "dim" if verdict.status in ("keeps", "n/a") else ""
-            table.add_row(
-                Text(MARKS[verdict.status], style), Text(f"{check.name}\n  {check.promise}", quiet),
-                Text(_seen(verdict), quiet),
-            )  # fmt: skip
-        Console().print(table)
+
+def as_text(grades: Grades, screen: Screen) -> None:
+    """Show a table on a terminal, else a line for each promise; then the code that shows what is broken."""
+    found = [(check, verdict) for check in ordered([grades]) if (verdict := grades.of(check.name)) is not None]
+    screen.heading(f"{grades.title}: {grades.counted()}")
+    if screen.plain:
+        for check, verdict in found:
+            screen.block(f"{verdict.status:<8} {check.kind:<8} {check.name:<24} {_seen(verdict)}".rstrip())
     else:
-        print(head)
-        for check, verdict in rows:
-            assert verdict is not None
-            print(f"{verdict.status:<8} {check.kind:<8} {check.name:<24} {_seen(verdict)}".rstrip())
-    for check, verdict in rows:
-        if verdict is not None and verdict.status == "breaks":
-            print(f"\n{check.name}: {check.promise}\n  {_seen(verdict)}\n")
-            print("\n".join(f"    {line}" for line in check.reproduction(grades.subject).splitlines()))
-        elif verdict is not None and verdict.status == "error":
-            print(f"\n{check.name}: the kit failed\n{verdict.seen}")
+        rows: list[list[Cell]] = [
+            [(MARKS[verdict.status], _STYLES[verdict.status]), f"{check.name}: {check.promise}", _seen(verdict)]
+            for check, verdict in found
+        ]
+        screen.table(["", "promise", "seen"], rows)
+    for check, verdict in found:
+        if verdict.status == "breaks":
+            code = textwrap.indent(check.reproduction(grades.subject), "    ")
+            screen.block(f"\n{check.name}: {check.promise}\n  {_seen(verdict)}\n\n{code}")
+        elif verdict.status == "error":
+            screen.block(f"\n{check.name}: the kit failed\n{verdict.seen}")
 
 
 def _seen(verdict: Verdict) -> str:
-    text = verdict.seen.splitlines()[-1] if verdict.status == "error" else verdict.seen
-    return f"{text} (declared: {verdict.reason})" if verdict.status == "excepted" else text
+    seen = verdict.seen.splitlines()[-1] if verdict.status == "error" else verdict.seen
+    return f"{seen} (declared: {verdict.reason})" if verdict.status == "excepted" else seen
 
 
 def as_json(grades: Sequence[Grades]) -> dict[str, Any]:
     """Return everything as plain data."""
     return {
-        "schema": SCHEMA, "dlx": dlx.__version__, "python": platform.python_version(), "platform": platform.platform(),
+        "schema": SCHEMA, "dlx": __version__, "python": platform.python_version(), "platform": platform.platform(),
         "date": datetime.now(UTC).date().isoformat(),
         "subjects": [
             {"name": each.subject.name, "version": each.version, "verdicts": [_row(each, v) for v in each.verdicts]}
@@ -139,9 +130,9 @@ def as_page(grades: Sequence[Grades], command: str, picture: str = "") -> str:
     """Return the report in Markdown."""
     today = datetime.now(UTC).date().isoformat()
     libraries = ", ".join(each.title for each in grades)
-    page = [
+    parts = [
         "# What DLPack libraries keep, and what they break",
-        f"Graded on {today} by `{command}` (dlx {dlx.__version__}, Python {platform.python_version()}, "
+        f"Graded on {today} by `{command}` (dlx {__version__}, Python {platform.python_version()}, "
         f"{platform.system()} {platform.machine()}, no GPU): {libraries}. "
         "Each library is a generic producer, met through `__dlpack__`, `__dlpack_device__` and its `from_dlpack`.",
         "A promise is one sentence of the DLPack specification, of the array API standard, or of plain safety. Each is "
@@ -149,15 +140,15 @@ def as_page(grades: Sequence[Grades], command: str, picture: str = "") -> str:
         "broken, `-` not applicable. Another version may do better: run it again.",
     ]
     if picture:
-        page.append(f"![Which library breaks which promise]({picture})")
-    page += ["## At a glance", _glance(grades)]
+        parts.append(f"![Which library breaks which promise]({picture})")
+    parts += ["## At a glance", _glance(grades)]
     for kind, title in (("producer", "What a producer promises"), ("consumer", "What a consumer promises")):
-        page += [f"## {title}", _promises(grades, kind)]
-    page.append("## What is broken, and how to see it")
-    page.append("Each piece of code fails with the versions above, and passes where the promise is kept.")
+        parts += [f"## {title}", _promises(grades, kind)]
+    parts.append("## What is broken, and how to see it")
+    parts.append("Each piece of code fails with the versions above, and passes where the promise is kept.")
     for each in grades:
-        page += _broken(each)
-    return "\n\n".join(page) + "\n"
+        parts += _broken(each)
+    return "\n\n".join(parts) + "\n"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -167,7 +158,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _glance(grades: Sequence[Grades]) -> str:
     rows = []
-    for kind in ("producer", "consumer", "adapter"):
+    for kind in KINDS:
         for about in ABOUT:
             names = [check.name for check in ordered(grades) if (check.kind, check.about) == (kind, about)]
             if not names:
@@ -200,14 +191,62 @@ def _mark(verdict: Verdict) -> str:
 
 
 def _broken(grades: Grades) -> list[str]:
-    page = [f"### {grades.title}"]
+    parts = [f"### {grades.title}"]
     for check in ordered([grades]):
         verdict = grades.of(check.name)
         if verdict is None or verdict.status not in ("breaks", "excepted"):
             continue
         source = f" ({check.see})" if check.see else ""
-        page.append(f"**`{check.name}`**: {check.promise}{source}\n\n{_seen(verdict)}")
-        page.append(f"```python\n{check.reproduction(grades.subject)}\n```")
-    if len(page) == 1:
-        page.append("Nothing.")
-    return page
+        parts.append(f"**`{check.name}`**: {check.promise}{source}\n\n{_seen(verdict)}")
+        parts.append(f"```python\n{check.reproduction(grades.subject)}\n```")
+    if len(parts) == 1:
+        parts.append("Nothing.")
+    return parts
+
+
+# ---- the picture ----------------------------------------------------------------------------------------------------
+
+_SIZE, _LEFT, _TOP, _WIDE = 17, 190, 136, 24
+_FILLS = {
+    "keeps": ("#aceebb", "#1f6f34"),
+    "fatal": ("#a40e26", "#ff4d43; stroke: #ffd8d3"),
+    "wrong": ("#e5534b", "#a8322c"),
+    "refuses": ("#d4a72c", "#d29922"),
+    "friction": ("#f2d98a", "#8a6d1d"),
+    "na": ("#eaeef2", "#21262d"),
+}
+
+
+def as_picture(grades: Sequence[Grades]) -> str:
+    """Return which library breaks which promise as one SVG; colours say what a broken one costs."""
+    checks = [check for check in ordered(grades) if check.kind != "adapter"]
+    columns = [[check for check in checks if check.kind == kind] for kind in ("producer", "consumer")]
+    columns = [column for column in columns if column]
+    block = _LEFT + _WIDE * len(grades) + 86  # the last name leans over
+    rows = max((len(column) + len({check.about for check in column}) for column in columns), default=0)
+    width, height = block * len(columns) + 10, _TOP + rows * _SIZE + 46
+    parts = []
+    for number, column in enumerate(columns):
+        left = number * block + _LEFT
+        parts.append(text(number * block + 12, 22, f"as a {column[0].kind}", 'font-weight="600"'))
+        for i, each in enumerate(grades):
+            at = f'transform="translate({left + i * _WIDE + 16},{_TOP - 8}) rotate(-55)"'
+            parts.append(text(0, 0, each.title[:22], at))
+        y, about = _TOP, ""
+        for check in column:
+            if check.about != about:
+                about = check.about
+                parts.append(text(number * block + 12, y + 12, about, 'class="quiet"'))
+                y += _SIZE
+            parts.append(text(left - 8, y + 12, check.name, 'text-anchor="end"'))
+            for i, each in enumerate(grades):
+                verdict = each.of(check.name)
+                if verdict is not None:
+                    kind = {"breaks": check.severity, "excepted": check.severity, "keeps": "keeps"}
+                    hint = f"{each.title}, {check.name}: {verdict.status}"
+                    mark = kind.get(verdict.status, "na")
+                    parts.append(box(left + i * _WIDE + 2, y + 1, _WIDE - 4, _SIZE - 3, mark, hint))
+            y += _SIZE
+    broken = {severity: f"broken: {severity}" for severity in _COST}
+    parts += legend(12, height - 26, {"keeps": "kept", **broken, "na": "not applicable"})
+    return page((width, height), "Which library breaks which promise", _FILLS, parts)

@@ -13,14 +13,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 
-from dlx._core.foreign import exception_text
 from dlx._core.module import set_module
-from dlx.testing.check import CHECKS, Check, Verdict, excepting
+from dlx.testing.check import CHECKS, Check, Verdict
 from dlx.testing.subject import Subject
 
-__all__ = ["run", "work"]
+__all__ = ["environment", "run"]
 
 PATIENCE = 120  # seconds that one check may take before it counts as hanging
 
@@ -51,16 +49,20 @@ def run(subject: Subject, checks: Sequence[Check]) -> Iterator[Verdict]:
         yield verdicts[check.name]
 
 
+def environment() -> dict[str, str]:
+    """Return the environment of a fresh process that imports what this one does."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
 def _worker(subject: Subject, checks: Sequence[Check]) -> dict[str, Verdict]:
     """Run checks in one process until it ends; return what is known then."""
     reader, writer = os.pipe()
     order = {"spec": subject.spec, "checks": [check.name for check in checks], "exceptions": dict(subject.exceptions)}
     checked = ["-X", "dev"] if checks[0].alone else []  # the allocators then detect calls without the GIL
     command = [sys.executable, *checked, "-m", "dlx.testing", "--work", json.dumps(order), str(writer)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with subprocess.Popen(
         command, pass_fds=[writer], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, errors="replace", env=environment,
+        text=True, errors="replace", env=environment(),
     ) as process:  # fmt: skip
         os.close(writer)
         lines, hangs = _listen(reader, process)
@@ -123,20 +125,3 @@ def _last(said: str) -> str:
     for start in ("what():", "terminate called", "Fatal Python error"):  # the most telling line first
         lines = [line for line in lines if line.startswith(start)] or lines
     return f": {lines[-1][:160]}" if lines else ""
-
-
-def work(order: str, pipe: int) -> None:
-    """Do what `_worker` asks, in a process of its own."""
-    from dlx.testing.catalog import find
-
-    wanted = json.loads(order)
-    with os.fdopen(pipe, "w", buffering=1) as tell:
-        try:
-            subject = excepting(find(wanted["spec"]), wanted["exceptions"])
-        except Exception as error:
-            tell.write(f"failed {json.dumps(exception_text(error))}\n")
-            return
-        for name in wanted["checks"]:
-            tell.write(f"begin {name}\n")
-            verdict = CHECKS[name](subject)
-            tell.write(f"end {json.dumps(asdict(verdict))}\n")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from dlx._core.module import set_module
-from dlx.testing.outcome import Broken, NotApplicable, attempt, told
+from dlx.testing.outcome import Broken, NotApplicable, attempt, error_line
 from dlx.testing.support.capsules import Taken
 from dlx.testing.support.producers import Source, pattern, spread
 
@@ -103,7 +104,7 @@ class Subject:
     def kinds(self) -> tuple[str, ...]:
         """The kinds of checks that apply to it."""
         has = {"producer": self.make, "consumer": self.from_dlpack, "adapter": self.adapter}
-        return tuple(kind for kind, given in has.items() if given)
+        return tuple(kind for kind, function in has.items() if function)
 
     def version(self) -> str:
         """Return the library's version, or nothing; ImportError where it is not installed."""
@@ -113,25 +114,23 @@ class Subject:
 
     # ---- arrays -----------------------------------------------------------------------------------------------------
 
+    def dtype(self, wanted: str = "float32") -> str:
+        """Return a dtype that it has: the one wanted if it can be."""
+        return self.dtypes[0] if self.dtypes and wanted not in self.dtypes else wanted
+
     def shape(self, *wanted: int) -> tuple[int, ...]:
         """Return a shape of that many elements in as many dimensions as it has."""
-        count = 1
-        for extent in wanted:
-            count *= extent
         low, high = self.ndims
         if len(wanted) > high:
-            return (count,)
+            return (math.prod(wanted),)
         return (1,) * (low - len(wanted)) + wanted
 
     def array(self, dtype: str = "float32", *shape: int) -> tuple[Any, bytes]:
         """Return (an array of its own, its bytes); 4 by 6 float32 where nothing is said."""
         assert self.make is not None
-        if self.dtypes and dtype not in self.dtypes:
-            dtype = self.dtypes[0]
+        dtype = self.dtype(dtype)
         wanted = self.shape(*(shape or (4, 6)))
-        count = 1
-        for extent in wanted:
-            count *= extent
+        count = math.prod(wanted)
         data = pattern(dtype, count)
         return self.make(data, dtype, wanted), spread(data, dtype, count)
 
@@ -139,23 +138,21 @@ class Subject:
         self, dtype: str = "float32", shape: tuple[int, ...] = (4, 6), kind: Any = Source, **options: Any
     ) -> Any:
         """Return a producer for its consumer: of a dtype and a rank that it takes."""
-        if self.dtypes and dtype not in self.dtypes:
-            dtype = self.dtypes[0]
-        return kind(dtype, self.shape(*shape) if options.get("strides") is None else shape, **options)
+        return kind(self.dtype(dtype), self.shape(*shape) if options.get("strides") is None else shape, **options)
 
     # ---- its producer -----------------------------------------------------------------------------------------------
 
-    def give(self, array: Any, **keywords: Any) -> Taken:
+    def export(self, array: Any, **keywords: Any) -> Taken:
         """Return what ``array.__dlpack__`` gives, read; an exception breaks the promise."""
         capsule, error = attempt(array.__dlpack__, **keywords)
         if error is not None:
             said = ", ".join(f"{key}={value!r}" for key, value in keywords.items())
-            raise Broken(f"__dlpack__({said}) raised {told(error)}") from error
+            raise Broken(f"__dlpack__({said}) raised {error_line(error)}") from error
         return Taken(capsule)
 
     def versioned(self, array: Any) -> Taken:
         """Return a versioned export, or a legacy one where it has no other."""
-        return self.give(array, max_version=(1, 0))
+        return self.export(array, max_version=(1, 0))
 
     # ---- its consumer -----------------------------------------------------------------------------------------------
 
@@ -163,7 +160,7 @@ class Subject:
         """Return what `from_dlpack` makes of a producer; an exception breaks the promise."""
         result, error = self.tried(source, **keywords)
         if error is not None:
-            raise Broken(f"from_dlpack raised {told(error)}") from error
+            raise Broken(f"from_dlpack raised {error_line(error)}") from error
         return result
 
     def tried(self, source: Any, **keywords: Any) -> tuple[Any, BaseException | None]:
@@ -210,12 +207,6 @@ class Subject:
         amiss = source.amiss()
         if amiss:
             raise Broken(amiss)
-
-    def settled_now(self, source: Source) -> None:
-        """Raise `Broken` if something was released twice already."""
-        for export in source.exports:
-            if export.deleted > 1:
-                raise Broken(f"a deleter was called {export.deleted} times")
 
     def needs(self, what: Any, text: str) -> None:
         """Raise `NotApplicable` unless the subject has something."""

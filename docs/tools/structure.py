@@ -1,7 +1,9 @@
 """Show the structure of dlx: files and lines of each package, upward imports, import cycles, the longest import chain.
 
 Run it from the root of a checkout: ``python docs/tools/structure.py``. Every import statement counts, those inside
-functions and those for type checkers as well; imports of a package count for its ``__init__``.
+functions and those for type checkers as well; imports of a package count for its ``__init__``. In C a file depends on
+the files that define the functions and variables it names, whatever it includes. With ``map`` it prints the table of
+packages in CONTRIBUTING.md, made of their docstrings.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from __future__ import annotations
 import ast
 import functools
 import graphlib
+import re
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,6 +66,24 @@ def graph(root: Path = ROOT) -> dict[str, set[str]]:
     return {module: imports(module, path, known) for module, path in known.items()}
 
 
+def c_names(text: str) -> set[str]:
+    """Return the functions and variables that C source defines for other files; it is formatted by clang-format."""
+    top = r"(?m)^(?!(?:DLX_HOT )?static|INLINE|RARE|extern|typedef|struct|enum|_Static_assert)(?:[\w*]+ )*[\w*]+[ *]"
+    functions = re.findall(top + r"(\w+)\([^;{}]*\) \{", text)
+    return {*functions, *re.findall(top + r"(\w+)(?:\[\w*\])*(?: =|;)", text)}
+
+
+def c_graph(root: Path = ROOT) -> dict[str, set[str]]:
+    """Return {C file: C files whose functions or variables it names}."""
+    no_code = re.compile(r'/\*.*?\*/|"(?:\\.|[^"\\\n])*"|^#.*?(?<!\\)$', re.DOTALL | re.MULTILINE)
+    paths = sorted((root / "c_src").rglob("*.c"))
+    texts = {str(path.relative_to(root)): no_code.sub(" ", path.read_text(encoding="utf-8")) for path in paths}
+    home = {name: file for file, text in texts.items() for name in c_names(text)}
+    return {
+        file: {home[word] for word in re.findall(r"\w+", text) if word in home} - {file} for file, text in texts.items()
+    }
+
+
 def layer(module: str) -> str:
     """Return the name of the layer that a module is in."""
     parts = module.split(".")
@@ -80,7 +102,7 @@ def upward(edges: dict[str, set[str]]) -> list[tuple[str, str]]:
 
 
 def cycle(edges: dict[str, set[str]]) -> list[str]:
-    """Return the modules of one import cycle, or an empty list."""
+    """Return the modules, or C files, of one cycle, or an empty list."""
     try:
         list(graphlib.TopologicalSorter(edges).static_order())
     except graphlib.CycleError as error:
@@ -89,17 +111,35 @@ def cycle(edges: dict[str, set[str]]) -> list[str]:
 
 
 def longest_chain(edges: dict[str, set[str]]) -> list[str]:
-    """Return the longest chain of imports between files, the importing one first; without cycles only."""
+    """Return the longest chain of imports between files, the importing one first; without cycles only.
+
+    The compiled extension at its end is no file of Python and does not count.
+    """
 
     @functools.cache
     def from_(module: str) -> tuple[str, ...]:
-        return (module, *max((from_(other) for other in edges[module]), key=len, default=()))
+        return (module, *max((from_(other) for other in edges[module] if other != "dlx._ffi"), key=len, default=()))
 
     return list(max(map(from_, edges), key=len))
 
 
+def package_map() -> str:
+    """Return a row for each package and each file beside them, lowest layer first: the head of its docstring."""
+    rows = []
+    for name in (name for names in LAYERS for name in names if not name.startswith("__") and name != "_ffi"):
+        path = ROOT / "dlx" / name / "__init__.py"
+        path = path if path.exists() else ROOT / "dlx" / f"{name}.py"
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        where = path.parent if path.name == "__init__.py" else path
+        rows.append(f"| `{where.relative_to(ROOT)}` | {' '.join(text.partition(chr(10) * 2)[0].split())} |")
+    return "\n".join(rows)
+
+
 def main() -> None:
     """Print the structure."""
+    if sys.argv[1:] == ["map"]:
+        print(package_map())
+        return
     edges = graph()
     known = modules()
     for names in LAYERS:
@@ -113,6 +153,10 @@ def main() -> None:
     if not found:
         chain = longest_chain(edges)
         print(f"longest chain of imports: {len(chain)} files: {' -> '.join(chain)}")
+    calls = c_graph()
+    print("cycle of calls in C:", " -> ".join(cycle(calls)) or "none")
+    for file in graphlib.TopologicalSorter(calls).static_order() if not cycle(calls) else ():
+        print(f"{file:34} {len((ROOT / file).read_text(encoding='utf-8').splitlines()):5} lines")
 
 
 if __name__ == "__main__":

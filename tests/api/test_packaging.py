@@ -18,8 +18,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 from pages import PAGES
+from project import ROOT
 
 import dlx
 
@@ -128,7 +128,7 @@ def test_one_wheel_per_python_version(wheel):
 
 
 def test_the_wheel_works_without_sources_and_compiler(installed, tmp_path):
-    """tests/smoke.py runs in an empty folder, with nothing but its own environment on the path."""
+    """tests/support/smoke.py runs in an empty folder, with nothing but its own environment on the path."""
     shutil.copy(ROOT / "tests" / "support" / "smoke.py", tmp_path)
     printed = run([str(installed), "smoke.py"], tmp_path, PATH=str(installed.parent))
     assert printed.startswith("dlx ")

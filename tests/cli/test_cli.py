@@ -12,12 +12,11 @@ import sys
 import zipfile
 
 import pytest
-from command import dlx, here, refused
+from command import COMMANDS, dlx, here, refused
+from files import npy, safetensors
 
 from dlx.cli.arguments import parser
 from dlx.cli.render.screen import Screen
-
-COMMANDS = ("inspect", "plan", "dtypes", "matrix", "devices", "doctor", "bench")
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)])
@@ -328,29 +327,3 @@ def test_a_fault_of_dlx_is_one_line(monkeypatch, capsys):
     monkeypatch.setenv("DLX_TRACEBACK", "1")
     with pytest.raises(KeyError):
         main(["doctor"])
-
-
-def npy(descr, shape, data, *, order=False, version=1):
-    """Return the bytes of a .npy file, made without numpy."""
-    header = f"{{'descr': {descr!r}, 'fortran_order': {order}, 'shape': {shape!r}, }}".encode()
-    width = 2 if version == 1 else 4
-    header += b" " * (-(len(header) + 9 + width) % 64) + b"\n"
-    return b"\x93NUMPY" + bytes([version, 0]) + len(header).to_bytes(width, "little") + header + data
-
-
-def safetensors(path, tensors, *, metadata=None, cut=0):
-    """Write a .safetensors file of zeros: {name: (dtype, shape)}."""
-    import json
-    import math
-
-    sizes = {"F32": 4, "BF16": 2, "F8_E4M3": 1, "I64": 8, "F4": 0.5}
-    header, at = {} if metadata is None else {"__metadata__": metadata}, 0
-    for name, (dtype, shape) in tensors.items():
-        end = at + int(math.prod(shape) * sizes[dtype])
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, end]}
-        at = end
-    raw = json.dumps(header).encode()
-    raw += b" " * (-len(raw) % 16 or 16)  # so that data begin at a multiple of 8, and of no more
-    whole = len(raw).to_bytes(8, "little") + raw + bytes(at)
-    path.write_bytes(whole[: len(whole) - cut])
-    return path

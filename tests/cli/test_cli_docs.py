@@ -7,8 +7,7 @@ import xml.etree.ElementTree
 from pathlib import Path
 
 import pytest
-from command import document, here
-from test_cli import COMMANDS
+from command import COMMANDS, document, here
 
 from dlx.cli import main
 

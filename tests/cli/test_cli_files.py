@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from command import dlx, document, here, refused
-from test_cli import npy, safetensors
+from files import npy, safetensors
 
 import dlx as package
 from dlx.cli import main

@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 from command import dlx, document, here, refused
-from test_cli import npy, safetensors
+from files import npy, safetensors
 
 import dlx as package
 from dlx.cli.model import Entry, amount, fold, one_line, totals

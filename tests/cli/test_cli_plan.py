@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 from command import dlx, document, here, refused
-from test_cli import npy, safetensors
+from files import npy, safetensors
 
 import dlx as package
 from dlx._registry.registry import BUILT_IN, Registry, registry
 from dlx.cli import probe
 from dlx.cli.commands import doctor
-from dlx.cli.commands.dtypes import DTYPES, array_of
+from dlx.cli.sources.samples import array_of
 from dlx.cli.targets import installed
+
+DTYPES = [dtype.name for dtype in package.DType.all()]
 
 
 def plans(*words):
@@ -35,7 +37,7 @@ def file(tmp_path):
     return path
 
 
-def test_sketches():
+def test_abstract_tensors():
     """A dtype and a shape stand for an array that nobody has."""
     assert plans("float32[3,4]", "--to", "dlx") == [("", "shared", "")]
     assert plans("bfloat16[]", "--to", "dlx", "--copy", "always") == [("", "copied", "")]
@@ -134,7 +136,7 @@ def test_several_targets(file, np):
     _, out = here("plan", file, "--to", "dlx,numpy")
     assert [line.split() for line in out.splitlines()[2:]] == [["dlx", "shared"], ["numpy", "shared"]]
     _, out = here("plan", "float32[2,3]", "--to", "dlx,numpy")
-    assert out.splitlines()[0] == "float32[2,3]  a sketch"
+    assert out.splitlines()[0] == "float32[2,3]  an abstract tensor"
     assert [(each["target"], len(each["arrays"])) for each in document("plan", file, "--to", "dlx,numpy")["plans"]] == [
         ("dlx", 1),
         ("numpy", 1),
@@ -258,7 +260,7 @@ def _version(name):
     """Return the version of a framework, None where it is not installed."""
     if name not in installed():
         return None
-    return registry.target(name).version()
+    return registry.target(name).adapter.version()
 
 
 def test_the_matrix_as_a_picture(tmp_path):
@@ -304,7 +306,6 @@ def strangers(monkeypatch):
     broken = types.ModuleType("dlx_gone")
     adapter = package.adapter.Adapter()
     adapter.name = adapter.package = "not_to_be_found_anywhere"
-    type(adapter).accepts
     broken.dlx_adapters = package.hookimpl(specname="dlx_adapters")(lambda: [adapter])
     monkeypatch.setitem(sys.modules, "dlx_gone", broken)
     registry = Registry({"broken": "dlx_that_is_not_there", "gone": "dlx_gone"})
@@ -345,5 +346,5 @@ def test_the_block_to_paste_names_no_folder():
 def test_flags_in_a_report_hold_no_path(monkeypatch):
     """Nor warnings, nor what a shell would have to quote."""
     monkeypatch.setenv("CFLAGS", '-O3 -I/usr/x -ffile-prefix-map=/a=b -Wall -march=native -DX="y z"')
-    told = runpy.run_path(str(Path(__file__).parent.parent.parent / "build_ffi.py"))["told"]
-    assert told(["-std=c11", "-Wextra"]) == "-O3 -march=native -std=c11"
+    shown = runpy.run_path(str(Path(__file__).parent.parent.parent / "build_ffi.py"))["shown"]
+    assert shown(["-std=c11", "-Wextra"]) == "-O3 -march=native -std=c11"

@@ -95,7 +95,7 @@ def test_an_open_npz_file_becomes_a_dict(np):
         assert [leaf.path for leaf in dlx.plan(npz, to="dlx").leaves] == ["obj['a']", "obj['b']"]
 
 
-def test_an_npz_file_that_cannot_be_read_is_an_error_with_a_place(np):
+def test_an_npz_file_that_cannot_be_read_is_an_error_with_a_path(np):
     """An array of objects is refused by numpy; the place is that of the file."""
     file = io.BytesIO()
     np.savez(file, a=np.array([object], dtype=object))
@@ -143,7 +143,7 @@ def test_an_adapter_may_declare_a_container(np, monkeypatch):
     class Wide(Grid, list):
         pass
 
-    adapter = registry.target("numpy")
+    adapter = registry.target("numpy").adapter
     assert dlx.convert([Grid(np.ones(1))], to="numpy", copy=True)[0].cells
     monkeypatch.setattr(type(adapter), "containers", (*adapter.containers, row))
     monkeypatch.setattr(registry, "generation", registry.generation + 1)
@@ -186,7 +186,7 @@ def test_wrappers_of_the_same_thing_are_told_by_their_container(np, monkeypatch)
         identity=lambda child: id(child.owner) if isinstance(child, Handle) else None,
         falls_to=list,
     )
-    adapter = registry.target("numpy")
+    adapter = registry.target("numpy").adapter
     monkeypatch.setattr(type(adapter), "containers", (*adapter.containers, row))
     monkeypatch.setattr(registry, "generation", registry.generation + 1)
     a, b = np.ones(2), np.ones(2)

@@ -77,7 +77,7 @@ BAD = {  # what torch refuses under copy=False, and words of the sentence
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_an_error_names_its_place_and_what_was_asked(np, torch, name):
+def test_an_error_names_its_path_and_what_was_asked(np, torch, name):
     """``cannot convert ... at obj['a'][3].x: ...`` for each kind of refusal, in convert and in plan, with a cause."""
     make, target, options, kind, words = BAD[name]
     bad = make(np, torch)
@@ -93,7 +93,7 @@ def test_an_error_names_its_place_and_what_was_asked(np, torch, name):
     assert type(alone.value) is type(caught.value) and alone.value.reason == caught.value.reason
 
 
-def test_the_place_of_a_long_or_broken_key_can_be_read(np):
+def test_the_path_of_a_long_or_broken_key_can_be_read(np):
     """A key is written as Python would write it, cut where it is long; one whose repr fails is named by its type."""
 
     class Mute:
@@ -114,7 +114,7 @@ def test_the_frameworks_error_is_the_cause(np):
     assert caught.value.__cause__ is own
 
 
-def test_a_container_that_raises_has_a_place():
+def test_a_container_that_raises_has_a_path():
     """What cannot be taken apart, or put together, is named; its error is the cause."""
 
     class Broken(collections.abc.Sequence):
@@ -154,7 +154,7 @@ def test_what_can_be_refused_early_stops_before_any_producer_is_called(np):
     assert calls == []
 
 
-def test_strangers_are_called_once_in_order_each():
+def test_generic_producers_are_called_once_in_order_each():
     """A producer met twice is called once."""
     calls = []
     a, b = Stranger(calls, "a"), Stranger(calls, "b")
@@ -167,7 +167,7 @@ def test_nothing_is_imported_before_everything_is_exported(np, torch, monkeypatc
     """A producer that fails last leaves no import behind, and no consumer was called."""
     from dlx._registry.registry import registry
 
-    target = type(registry.target("torch"))
+    target = type(registry.target("torch").adapter)
     loaded = []
     load = target.load
     monkeypatch.setattr(target, "load", lambda self, tensor: loaded.append(1) or load(self, tensor))
@@ -201,7 +201,7 @@ class Failing:
     def __init__(self, monkeypatch, target, after):
         from dlx._registry.registry import registry
 
-        kind = type(registry.target(target))
+        kind = type(registry.target(target).adapter)
         load = kind.load
         self.loads = 0
 
@@ -269,7 +269,7 @@ def test_an_interrupt_undoes_everything(np, monkeypatch):
     from dlx._registry.registry import registry
 
     capsule = dlx.convert(np.ones(3), to="dlx").__dlpack__(max_version=(1, 0))
-    kind = type(registry.target("numpy"))
+    kind = type(registry.target("numpy").adapter)
     load, loads = kind.load, []
 
     def interrupted(adapter, tensor):

@@ -98,7 +98,7 @@ def test_a_list_that_holds_itself_does_so_in_the_result(torch):
         source.pop()
 
 
-def test_an_error_has_its_place_and_nothing_is_left(np, made):
+def test_an_error_has_its_path_and_nothing_is_left(np, made):
     """It reports what tvm_ffi would leave unconverted without a word."""
     live = native.live()
     source = made("Map", {"a": [1, np.zeros((2, 4), "f4")]})

@@ -327,7 +327,7 @@ def test_hidden_fields_and_missing_ones_of_dataclasses():
     assert result.calls == 1 and result.derived is result.x
 
 
-def test_items_that_are_attributes_too_change_in_both_places():
+def test_items_that_are_attributes_too_change_in_both():
     """A dict that mirrors its items (ModelOutput, self.__dict__ = self) agrees with itself afterwards."""
     for source in (Checked(), SelfDict(x=leaf())):
         source["x"] = leaf()
@@ -559,7 +559,7 @@ def test_a_root_that_is_neither_array_nor_container(root):
 # ---- identity, cycles, depth -----------------------------------------------------------------------------------------
 
 
-def test_the_same_array_at_three_places_is_one_result(np):
+def test_the_same_array_at_three_paths_is_one_result(np):
     """Identity is kept; equal arrays that are not the same stay apart."""
     array, other = np.ones(3), np.ones(3)
     for wrap in (list, tuple, Rows, collections.deque):
@@ -657,7 +657,7 @@ def own_cycle():
     ],
     ids=["tuple", "tuple in a list", "frozen dataclass", "own protocol"],
 )
-def test_a_cycle_through_what_is_immutable_raises_with_its_place(make, where):
+def test_a_cycle_through_what_is_immutable_raises_with_its_path(make, where):
     """A tuple cannot exist before its elements: the error says where it is met again."""
     with pytest.raises(errors.ConversionError, match="contains itself") as caught:
         dlx.convert(make(), to="dlx")
@@ -753,7 +753,7 @@ def test_a_broken_target_is_said_before_the_tree_is_looked_at():
         dlx.convert([], to="dlx", errors="ignore")
 
 
-def test_the_slow_road_and_the_lane_agree_on_a_mixed_tree(np, torch):
+def test_the_python_path_and_the_fast_path_agree_on_a_mixed_tree(np, torch):
     """What the walk in C leaves to Python has the same result as what it does itself."""
     plain = {"a": [np.arange(3.0), (torch.ones(2), 1)], "b": None}
     odd = {**plain, ("t",): collections.OrderedDict(x=np.arange(4.0)[::-1])}

@@ -170,3 +170,12 @@ def test_names_that_nobody_has_are_refused(name):
     odd = abi.DType(abi.DType("float32").code, 33, 2)
     assert odd.name == "code2_33bitx2" and abi.DType(odd.name) == odd
     assert repr(odd) == "DType(2, 33, 2)"
+
+
+def test_every_dtype_is_listed_once():
+    """`DType.all` has each named kind of DLPack, and is the one list: names make dtypes again."""
+    listed = abi.DType.all()
+    assert len({*listed}) == len(listed) == 34 and all(type(each) is abi.DType for each in listed)
+    assert all(abi.DType(each.name) == each for each in listed)
+    assert {each.code for each in listed} == {0, 1, 2, *range(4, 18)}  # all but opaque handles
+    assert {each.name for each in listed if each.lanes != 1} == {"float4_e2m1fnx2"}

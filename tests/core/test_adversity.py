@@ -7,13 +7,13 @@ import threading
 import weakref
 
 import pytest
-from test_registry import MyLib, plugin
+from planted_adapter import MyLib, plugin
 
 import dlx
 from dlx import errors
 from dlx._core import native
 from dlx._registry.registry import Registry
-from dlx.adapter import Adapter, Capabilities, DType, over_memory
+from dlx.adapter import Adapter, Capabilities, Description, DType, over_memory
 
 pytest_plugins: list[str] = []
 
@@ -197,7 +197,7 @@ def mylib(monkeypatch):
 def test_an_adapter_that_cannot_say_what_it_accepts(monkeypatch, mylib, stated):
     """Is a PluginError that names it, not an exception from somewhere inside."""
     adapter = MyLib()
-    adapter.accepts = stated
+    adapter.capabilities = stated
     plugin(monkeypatch, "dlx_mylib", lambda: [adapter])
     with pytest.raises(PluginErrorType, match="the mylib adapter cannot state what it accepts"):
         Registry({"mylib": "dlx_mylib"}).target("mylib")
@@ -237,7 +237,7 @@ def test_broken_metadata_of_others_breaks_nothing(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
     registry = Registry()
     assert registry.producer(object()) is None
-    assert any(isinstance(found.broken, TypeError) for found in registry.plugins().values())
+    assert any(isinstance(found.broken, TypeError) for found in registry.load_all().values())
 
 
 def test_threads_load_a_plugin_once(monkeypatch, mylib):
@@ -248,7 +248,7 @@ def test_threads_load_a_plugin_once(monkeypatch, mylib):
 
         def use(registry=registry, found=found, barrier=barrier):
             barrier.wait()
-            found.append(registry.target("mylib"))
+            found.append(registry.target("mylib").adapter)
 
         threads = [threading.Thread(target=use) for _ in range(4)]
         [thread.start() for thread in threads]
@@ -257,12 +257,14 @@ def test_threads_load_a_plugin_once(monkeypatch, mylib):
 
 
 def test_a_failed_hand_over_is_undone_by_the_adapter(monkeypatch, np):
-    """Whatever `take` did, `give_back` is told of it."""
+    """Whatever `consume` did, `restore` is told of it."""
     from dlx._registry import generic as strangers
+    from dlx.adapter import Ownership
 
     calls = []
-    monkeypatch.setattr(strangers.BufferAdapter, "give_back", lambda self, obj, tensor: calls.append(obj))
-    numpy_adapter = dlx._engine.request.registry.target("numpy")
+    ownership = Ownership(lambda obj, tensor, shared: tensor, lambda obj, tensor: calls.append(obj))
+    monkeypatch.setattr(strangers.BUFFER, "ownership", ownership)
+    numpy_adapter = dlx._engine.request.registry.target("numpy").adapter
     monkeypatch.setattr(numpy_adapter, "load", lambda tensor: 1 / 0)
     with pytest.raises(errors.ConversionError, match="numpy refused it: ZeroDivisionError"):
         dlx.convert(b"abc", to="numpy")
@@ -283,13 +285,13 @@ def test_odd_types_are_no_arrays(kind):
         dlx.convert(kind()(), to="dlx")
 
 
-def test_an_adapter_needs_no_description_for_a_copying_cure(monkeypatch, mylib):
+def test_an_adapter_needs_no_description_for_a_copying_resolution(monkeypatch, mylib):
     """Where only a conversion could tell, a plan says unknown and no more."""
     from dlx.adapter import Blocker
 
     class Opaque(MyLib):
-        def examine(self, obj):
-            yield Blocker("it is scrambled", "Drop copy=False.", resolution=lambda obj: obj, copies=True)
+        def describe(self, obj):
+            return Description(blockers=(Blocker("it is scrambled", resolution=lambda obj: obj, copies=True),))
 
         def export(self, obj, *, stream=None):
             return over_memory(256, (0,), None, DType("uint8"), dlx.Device("cpu"), owner=obj)
@@ -304,8 +306,11 @@ def test_an_adapter_needs_no_description_for_a_copying_cure(monkeypatch, mylib):
 
 def test_base_adapter_refuses_by_default():
     """An adapter that states nothing can do nothing by accident."""
-    assert Adapter().accepts() is None
-    assert Adapter().clone(object()) is NotImplemented
+    assert Adapter().capabilities() is None
+    assert Adapter().describe(object()) == Description()
+    for call in (MyLib.__base__.copy, MyLib.__base__.load):
+        with pytest.raises(NotImplementedError):
+            call(MyLib(), object())
 
 
 def test_a_key_that_takes_a_views_results_away(python):
@@ -313,7 +318,7 @@ def test_a_key_that_takes_a_views_results_away(python):
     out = python(
         """
         from dlx._core import native
-        class View(native.Places):
+        class View(native.Slots):
             def _missed(self, key):
                 return "missed"
         class Key:

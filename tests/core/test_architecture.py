@@ -1,4 +1,4 @@
-"""The house: imports go up the list of layers only; importing dlx costs nothing; adapters use the public door."""
+"""The layers: imports go down the layers only; importing dlx costs nothing; adapters use public names."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import inspect
 import pickle
 import re
 import sys
+import tomllib
 
+import calls as calls_of
 import pytest
 import structure
-from conftest import ROOT
+from project import ROOT
 
 import dlx
 import dlx.testing
@@ -54,6 +56,22 @@ def test_no_import_goes_in_a_circle():
     assert structure.cycle(structure.graph()) == []
 
 
+def test_chains_of_imports_are_short():
+    """No file stands on more than 15 others in a row; the compiled extension is none of them."""
+    chain = structure.longest_chain(structure.graph())
+    assert len(chain) <= 16, " -> ".join(chain)
+
+
+@pytest.mark.parametrize("package", ["cli", "testing"])
+def test_the_command_and_the_kit_are_flat(package):
+    """At most three of their files import each other in a row before one imports dlx itself."""
+    edges = structure.graph()
+    chain, files = {"dlx"}, {module for module in edges if structure.layer(module) == package}
+    for _ in range(4):
+        chain = {module for module in files if edges[module] & chain}
+    assert not chain
+
+
 def test_only_one_module_knows_the_extension():
     """Everything compiled comes through `dlx._core.extension`; the doctor looks at its file."""
     users = {module for module, others in structure.graph().items() if "dlx._ffi" in others}
@@ -67,6 +85,36 @@ def test_c_files_include_downwards_only():
     for path in (ROOT / "c_src").rglob("*.[ch]"):
         for name in re.findall(r'#include "(?:\w+/)?([\w.]+)"', path.read_text()):
             assert ranks[places[name]] <= ranks[path.parent.name], f"{path.name} includes {name}"
+
+
+def test_c_files_call_downwards_only():
+    """No circle between C files by what they call, and none from core/ to cuda/, or from these to python/."""
+    calls = structure.c_graph()
+    assert structure.cycle(calls) == []
+    ranks = {"core": 0, "cuda": 1, "python": 2}
+    for file, others in calls.items():
+        for other in others:
+            assert ranks[other.split("/")[1]] <= ranks[file.split("/")[1]], f"{file} calls {other}"
+    assert "c_src/core/copy.c" in calls["c_src/python/make.c"]
+    assert "c_src/python/tensor.c" in calls["c_src/python/route.c"]  # py_tensor_type, a variable
+
+
+def test_circles_of_calls_in_c_are_found(tmp_path):
+    """Definitions count, whatever is static; names in comments, texts and prototypes do not."""
+    sources = {
+        "a.c": "/* b() */\nint a(void) {\n  return c[0];\n}\nstatic int b(void) {\n  return 1;\n}\n",
+        "b.c": '#include "a.h"\nint a(void);\nconst char* b(int n,\n              int m) {\n  return "c";\n}\n',
+        "c.c": "typedef struct {\n  int b;\n} a_type;\nint c[] = {1};\nstruct s {\n  int c;\n};\n",
+    }
+    (tmp_path / "c_src").mkdir()
+    for name, text in sources.items():
+        (tmp_path / "c_src" / name).write_text(text)
+    assert structure.c_graph(tmp_path) == {
+        "c_src/a.c": {"c_src/b.c", "c_src/c.c"},
+        "c_src/b.c": {"c_src/a.c"},
+        "c_src/c.c": {"c_src/b.c"},
+    }
+    assert structure.cycle(structure.c_graph(tmp_path))
 
 
 def test_c_imports_no_python_module_of_dlx_by_name():
@@ -96,7 +144,7 @@ def test_the_kit_needs_neither_pytest_nor_a_framework(python):
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
-def test_adapters_use_the_public_door(adapter):
+def test_adapters_use_the_public_names(adapter):
     """Ours have no way in that a third party's adapter has not, and import no framework at module level."""
     path = ROOT / "adapters" / f"{adapter}.py"
     found = {name for name in imported(path) if name.partition(".")[0] == "dlx"}
@@ -186,6 +234,22 @@ def test_convert_and_plan_take_the_same_options():
     plan = dict(inspect.signature(dlx.plan).parameters)
     assert plan.pop("probe").default is True
     assert plan == convert
+
+
+def test_one_conversion_by_the_python_path_is_short(np, torch):
+    """A numpy array on its way to torch, outside of the fast path."""
+    calls, files = calls_of.conversion()
+    assert len(calls) <= 42, calls
+    assert len(files) <= 9, files
+
+
+def test_tests_share_helpers_in_support_only():
+    """No test imports another one, nor the fixtures' file; what several need is in tests/support."""
+    names = {path.stem for path in (ROOT / "tests").glob("*/test_*.py")} | {"conftest"}
+    for path in (ROOT / "tests").rglob("*.py"):
+        assert not names & set(imported(path)), path.name
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
+    assert settings["pythonpath"] == ["tests/support", "docs/tools"]
 
 
 def test_no_machine_path_or_registry_host_in_the_project():

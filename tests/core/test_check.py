@@ -222,7 +222,7 @@ def test_check_wants_a_tensor_and_an_address(arguments, error):
         native.tensor_check(*arguments)
 
 
-def test_what_a_plain_copy_cures_is_what_the_table_says():
+def test_what_a_plain_copy_resolves_is_what_the_table_says():
     """The fast path's set of incompatibilities that it copies for is the table's, less what is repacked."""
     from dlx._engine.incompatibility import REPACKED, RULES
 

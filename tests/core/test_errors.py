@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import inspect
 import pickle
@@ -13,7 +14,9 @@ import pytest
 import dlx
 from dlx import errors
 from dlx._core import native
+from dlx.cli.targets import on_the_command_line
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 FAMILY = {  # class: direct base in the family, builtin that it also is
     "DlxError": (Exception, Exception),
     "ConversionError": (errors.DlxError, BufferError),
@@ -32,16 +35,20 @@ FAMILY = {  # class: direct base in the family, builtin that it also is
 PARTS = {
     "source": "numpy.ndarray (float32[4], strides=(-1,))",
     "target": "torch",
-    "where": "obj['a'][3]",
-    "fix": "Drop copy=False.",
+    "path": ("a", 3),
+    "root": "",
+    "option": (("copy", None),),
+    "via": "",
+    "details": (("address", ", found address 0x10"),),
     "sharing": True,
 }
+SAID = {"reason": "because, found address 0x10", "brief": "because", "where": "obj['a'][3]", "fix": "Drop copy=False."}
 every = pytest.mark.parametrize("name", FAMILY)
 
 
 def test_the_family_is_complete():
-    """Every public class of dlx.errors is listed here, and no other."""
-    assert sorted(errors.__all__) == sorted(FAMILY)
+    """Every public error of dlx.errors is listed here, and no other; the rest are kinds of steps in paths."""
+    assert sorted(errors.__all__) == sorted([*FAMILY, "Attribute", "Member"])
     defined = {name for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, Exception)}
     assert defined == set(FAMILY)
 
@@ -72,16 +79,21 @@ TEXTS = [
     ({"source": "bytes"}, "cannot convert bytes: because"),
     ({"source": "bytes", "target": "torch"}, "cannot convert bytes to 'torch': because"),
     ({"target": "torch"}, "because"),
-    ({"where": "obj[0]"}, "at obj[0]: because"),
-    ({"where": "obj[0]", "fix": "Do it."}, "at obj[0]: because. Do it."),
+    ({"path": (0,)}, "at obj[0]: because"),
+    ({"path": (0,), "fix": "Do it."}, "at obj[0]: because. Do it."),
+    ({"root": "x"}, "at x: because"),
+    ({"root": "x", "path": ("k",)}, "at x['k']: because"),
+    ({"details": (("dtypes", "; it has none"),), "fix": "Do it."}, "because; it has none. Do it."),
+    ({"option": (("detach", True),)}, "because. Pass detach=True."),
+    ({"option": (("detach", True),), "fix": "Do it."}, "because. Pass detach=True. Do it."),
     (
-        {"source": "bytes", "target": "torch", "where": "obj['a'][3]"},
+        {"source": "bytes", "target": "torch", "path": ("a", 3)},
         "cannot convert bytes to 'torch' at obj['a'][3]: because",
     ),
     (
         PARTS,
         "cannot convert numpy.ndarray (float32[4], strides=(-1,)) to 'torch' without a copy at obj['a'][3]: "
-        "because. Drop copy=False.",
+        "because, found address 0x10. Drop copy=False.",
     ),
 ]
 
@@ -103,7 +115,8 @@ def test_the_message_of_a_conversion(np, torch):
         str(caught.value),
     )
     found = {part: getattr(caught.value, part) for part in PARTS}
-    assert found == PARTS | {"where": ""}
+    assert found == PARTS | {"path": (), "details": ()} and caught.value.where == ""
+    assert caught.value.fix == "Drop copy=False."
     assert caught.value.reason == "torch tensors cannot have negative strides, found (-1,) in elements"
 
 
@@ -130,12 +143,15 @@ def test_every_refusal_says_what_and_how(np, source, options):
 
 @every
 def test_attributes(name):
-    """The parts of the message are attributes, empty where nothing is known."""
+    """The parts of the message are attributes, empty where nothing is known, and so is what is said of them."""
     kind = getattr(errors, name)
     error = kind("because", **PARTS)
-    assert error.reason == "because" and {part: getattr(error, part) for part in PARTS} == PARTS
-    assert [getattr(kind("because"), part) for part in PARTS] == ["", "", "", "", False]
+    assert {part: getattr(error, part) for part in PARTS} == PARTS
+    assert {part: getattr(error, part) for part in SAID} == SAID
+    assert not any(getattr(kind("because"), part) for part in PARTS) and kind("because").where == ""
     assert error.args == ("because",)
+    with pytest.raises(AttributeError):
+        error.where = "obj[1]"
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
@@ -165,8 +181,8 @@ def test_notes_survive_pickling():
 
 def test_subclasses_pickle():
     """An adapter's own subclass of ours pickles as itself."""
-    back = pickle.loads(pickle.dumps(Special("because", fix="Do it.")))
-    assert type(back) is Special and back.fix == "Do it."
+    back = pickle.loads(pickle.dumps(Special("because", fix="Do it.", path=(errors.Attribute("x"),))))
+    assert type(back) is Special and back.fix == "Do it." and back.where == "obj.x"
 
 
 class Special(errors.LayoutError):
@@ -180,6 +196,183 @@ def test_complete_fills_only_what_is_empty():
     assert (error.source, error.target) == ("inner", "torch")
 
 
+def test_a_path_and_its_root_are_completed_together():
+    """What names its place already, as an error of a conversion inside a producer does, is left as it is."""
+    error = errors.LayoutError("because", path=("k",))
+    assert error.complete(path=(1,), root="arrays").where == "obj['k']"
+    assert errors.LayoutError("because", root="x").complete(path=(1,)).where == "x"
+    assert errors.LayoutError("because").complete(path=(1,), root="arrays").where == "arrays[1]"
+
+
+# ---- paths -----------------------------------------------------------------------------------------------------------
+
+
+class Odd:
+    """A key that says nothing, and does not pickle."""
+
+    def __repr__(self):
+        raise ValueError
+
+    def __reduce__(self):
+        raise TypeError
+
+
+class Named(str):
+    """A key of a class of its own."""
+
+
+PATHS = [
+    (("a", 3, errors.Attribute("x"), errors.Member(2)), "obj['a'][3].x{2}"),
+    ((b"k", 1.5, True, None, ("t", (1,))), "obj[b'k'][1.5][True][None][('t', (1,))]"),
+    (("obj", "]", "'"), "obj['obj'][']'][\"'\"]"),
+    (("k" * 500,), f"obj['{'k' * 59}...{'k' * 14}']"),
+]
+
+
+@pytest.mark.parametrize(("path", "text"), PATHS, ids=["kinds", "data", "quotes", "long"])
+def test_a_path_is_data_and_reads_as_python(path, text):
+    """Keys are what they are in the container; the text is made of them, and long keys are cut in it alone."""
+    error = errors.LayoutError("because", path=path)
+    assert (error.path, error.where) == (path, text)
+    back = pickle.loads(pickle.dumps(error))
+    assert back.path == path and list(map(type, back.path)) == list(map(type, path))
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        (Odd(), "<Odd>"),
+        (Named("n"), "'n'"),
+        (errors.DlxError, "<class 'dlx.errors.DlxError'>"),
+        ("k" * 5000, f"'{'k' * 59}...0 more characters)".replace("0 more", "more")),
+        (10**5000, "<int>"),
+        ((Odd(),), "<tuple>"),
+    ],
+    ids=["no repr", "subclass", "object", "very long", "huge", "tuple"],
+)
+def test_a_key_that_is_more_than_plain_data_is_kept_as_its_text(key, text):
+    """So that an error always pickles, and keeps nothing alive."""
+    error = errors.LayoutError("because", path=("a", key))
+    back = pickle.loads(pickle.dumps(error))
+    assert error.path[1] is not key and isinstance(error.path[1], str) and len(error.path[1]) < 1100
+    assert back.where == error.where and back.path == error.path
+    if len(text) < 40:
+        assert error.where == f"obj['a'][{text}]"
+
+
+def test_a_long_path_is_read_without_its_middle():
+    """The data has all of it."""
+    error = errors.LayoutError("because", path=range(1000))
+    assert len(error.path) == 1000
+    assert error.where.count("[") == 64 and error.where.startswith("obj[0][1]") and "[31] ... [968]" in error.where
+
+
+# ---- options ---------------------------------------------------------------------------------------------------------
+
+OPTIONS = [
+    ((("copy", None),), "Drop copy=False.", "Drop --copy never."),
+    ((("detach", True),), "Pass detach=True.", "Pass --detach."),
+    (
+        (("copy", None), ("readonly", "share")),
+        "Drop copy=False, or pass readonly='share'.",
+        "Drop --copy never, or pass --readonly share.",
+    ),
+    (
+        (("readonly", "copy"), ("readonly", "share")),
+        "Pass readonly='copy' or readonly='share'.",
+        "Pass --readonly copy or --readonly share.",
+    ),
+    ((("strict", None),), "Drop strict=True.", "Drop --strict."),
+    ((("device", None),), "Leave device out.", "Leave --device out."),
+    (
+        (("device", "cpu"), ("to", "dlx")),
+        "Pass device='cpu' or to='dlx'.",
+        "Pass --device cpu or --to dlx.",
+    ),
+    ((), "", ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("option", "python", "command"), OPTIONS, ids=lambda value: value if value and isinstance(value, str) else ""
+)
+def test_options_are_said_as_who_speaks_has_them(option, python, command):
+    """One sentence for the alternatives, with the words of Python or of the command line."""
+    error = errors.ConversionError("because", option=option)
+    assert (error.fix, error.advice(on_the_command_line)) == (python, command)
+
+
+def test_a_call_without_the_option_says_which_call_has_it():
+    """Only what is to be passed somewhere needs to be told where."""
+    error = errors.ConversionError("because", option=(("detach", True),), via="to dlx.convert(obj)", fix="Or not.")
+    assert error.fix == "Pass detach=True to dlx.convert(obj). Or not."
+    assert (
+        errors.ConversionError("because", option=(("copy", None),), via="to dlx.convert(obj)").fix == "Drop copy=False."
+    )
+
+
+TEXTS_OF_ERRORS = {"fix", "where", "reason", "brief", "args"}
+EDITS = {"startswith", "removeprefix", "removesuffix", "replace", "partition", "rpartition", "split", "strip", "rstrip"}
+
+
+def is_said(node, names=()):
+    """Whether an expression is a text of an error: one of its attributes, its message, or a name for one of these."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        errs = {each.id for each in node.args if isinstance(each, ast.Name)}
+        said = node.func.id in ("message_of", "exception_text")
+        return said or (node.func.id in ("str", "repr") and bool({"error", "cause", "failure", "raised"} & errs))
+    if isinstance(node, ast.Name):
+        return node.id in names
+    return isinstance(node, ast.Attribute) and node.attr in TEXTS_OF_ERRORS
+
+
+def edits(function):
+    """Give what a function does to texts of errors."""
+    every = list(ast.walk(function))
+    names = {
+        target.id
+        for node in every
+        if isinstance(node, ast.Assign) and is_said(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in every:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            of, name = node.func.value, node.func.attr
+            lines = name == "split" and not node.args  # all on one line
+            if name in EDITS and is_said(of, names) and not lines:
+                yield ast.unparse(node)
+            pattern = isinstance(of, ast.Name) and (of.id == "re" or of.id.strip("_").isupper())
+            if pattern and any(is_said(each, names) for each in node.args):
+                yield ast.unparse(node)
+        if isinstance(node, ast.Subscript) and is_said(node.value, names):
+            yield ast.unparse(node)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "dlx").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_nobody_edits_the_text_of_an_error(path):
+    """No prefix, no slice, no regular expression: what is to be said otherwise is data."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef):
+            assert list(edits(node)) == [], f"{path.name}: {node.name}"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "error.fix.startswith('Pass ')",
+        "error.where.removeprefix('obj')",
+        "_OPTION.sub(said, found.fix)",
+        "re.search('x', str(error))",
+        "error.reason[3:]",
+        "text = message_of(error); text.partition('x')",
+    ],
+)
+def test_edits_of_error_texts_are_found(code):
+    """The test above sees what stood in dlx before."""
+    assert list(edits(ast.parse(f"def function(): {code}")))
+
+
 @pytest.mark.parametrize("name", ["DlxError", "ConversionError"])
 def test_catching_the_family(name):
     """One except clause catches every refusal of a conversion."""
@@ -189,7 +382,7 @@ def test_catching_the_family(name):
 
 # ---- statuses of the C core ------------------------------------------------------------------------------------------
 
-HEADER = Path(__file__).resolve().parent.parent.parent / "c_src" / "include" / "dlx.h"
+HEADER = ROOT / "c_src" / "include" / "dlx.h"
 STATUSES = dict(re.findall(r"\b(DLX_E_\w+) = (-\d+)", HEADER.read_text()))
 
 

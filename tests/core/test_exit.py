@@ -1,10 +1,7 @@
 """The end of the interpreter, with memory of ours still in other hands: exit status 0, and nothing on stderr."""
 
-from pathlib import Path
-
 import pytest
-
-TESTS = [str(Path(__file__).resolve().parent.parent / folder) for folder in ("", "support")]
+from project import SUPPORT
 
 # Every script starts with a class whose objects own memory, and a tensor over such an object.
 PREAMBLE = """
@@ -63,8 +60,8 @@ def test_exit_with_results_alive(request, python, peer, holder):
 
 
 FOREIGN = """
-sys.path[:0] = {tests!r}
-from conftest import Counting
+sys.path.insert(0, {support!r})
+from counting import Counting
 counting = Counting({path!r})
 def consumed(tensor):
     return counting.consume(tensor.__dlpack__(max_version=(1, 0)))
@@ -74,7 +71,7 @@ def consumed(tensor):
 @pytest.fixture
 def foreign_python(python, counting):
     """Run code with the tensors of the preamble and with counting.c at hand."""
-    return lambda code: python(PREAMBLE + FOREIGN.format(tests=TESTS, path=counting.path) + code)
+    return lambda code: python(PREAMBLE + FOREIGN.format(support=str(SUPPORT), path=counting.path) + code)
 
 
 @pytest.mark.parametrize("where", ["here", "elsewhere"])

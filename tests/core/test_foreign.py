@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import textwrap
 from types import SimpleNamespace
 
 import pytest
-from test_plugins import Site, adapter
+from distributions import Site, adapter
 
 import dlx
 from dlx._core.foreign import MAX_MESSAGE, TypeCache, exception_text, is_key, safe_repr, type_name
@@ -156,19 +157,25 @@ def test_a_value_that_has_no_repr_is_named_by_its_class():
 ADAPTERS = """
 class Bad(Exception):
     def __str__(self): raise ValueError('no words')
-def boom(self, *a, **k): raise Bad
-A.{method} = boom
+def boom(*a, **k): raise Bad
+A.{hook}
 @dlx.hookimpl"""
 
 
 def test_adapters_that_raise_what_cannot_be_shown(tmp_path, python, np):
     """Every hook that `convert` calls: the error names the framework and the class of what was raised."""
     site = Site(tmp_path, python)
-    methods = ("accepts", "load", "info", "export", "examine", "take", "classes", "current_device")
+    plain = ("capabilities", "load", "describe", "export", "classes")
+    hooks = {method: f"{method} = boom" for method in plain}
+    hooks |= {
+        "consume": "ownership = Ownership(boom)",
+        "current": "devices = type('D', (Devices,), {'current': boom})()",
+    }
+    methods = tuple(hooks)
     for method in methods:
         name = f"lib_{method}"
         site.module(name)
-        raising = ADAPTERS.format(method=method)
+        raising = ADAPTERS.format(hook=hooks[method])
         site.plugin(f"dlx-{method}", name, adapter(name).replace("@dlx.hookimpl", raising))
     code = """
         import importlib, json
@@ -379,11 +386,22 @@ def test_what_is_remembered_of_a_class():
     """No code of a metaclass runs, and a class that is no key is not remembered."""
     known = TypeCache()
     for kind in (int, NoModule, Unhashable, Unreadable):
-        known[kind] = kind
-        assert known.get(kind) is (kind if is_key(kind) else None)
+        assert known.keep(kind, kind) is kind
+        assert known.find(kind) is (kind if is_key(kind) else None)
     assert not is_key(Unhashable)
     assert not is_key(Unreadable)
     assert type_name(Unreadable) == "test_foreign.Unreadable"
     assert type_name(NoModule) == "NoModule"
     assert type_name(SimpleNamespace) == "types.SimpleNamespace"
     assert issubclass(DlxError, Exception)
+
+
+def test_what_is_remembered_of_a_class_goes_with_it():
+    """The class is not kept alive, and its answer is dropped with it."""
+    known = TypeCache()
+    kind = type("Short", (), {})
+    known.keep(kind, 1)
+    assert (known.find(kind), len(known)) == (1, 1)
+    del kind
+    gc.collect()
+    assert len(known) == 0

@@ -7,7 +7,7 @@ import subprocess
 import textwrap
 
 import pytest
-from conftest import ROOT
+from project import ROOT
 
 import dlx
 from dlx._core import cuda as driver

@@ -101,7 +101,7 @@ def test_the_grid_with_the_wait_left_out(cuda, lib_a, lib_b, monkeypatch, produc
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("producer", "consumer"), [pair for pair in PAIRS if "capturing" not in pair])
-def test_the_grid_of_what_is_let_go_of(cuda, lib_a, lib_b, producer, consumer, shape):
+def test_the_grid_of_what_is_released(cuda, lib_a, lib_b, producer, consumer, shape):
     """The producer's allocator reuses memory at once, and has it only when the consumer's stream is done."""
     p, c = handles(cuda, producer, consumer)
     with lib_a.on(p), lib_b.on(c):

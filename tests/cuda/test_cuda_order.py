@@ -294,7 +294,7 @@ def test_memory_whose_user_is_done_goes_at_once(cuda):
     assert cuda.count("cuEventRecord", "cuEventCreate") == 0
 
 
-def test_later_calls_let_go(cuda):
+def test_later_calls_release(cuda):
     """Any later ordering looks for what is done."""
     gone, c = [], cuda.stream()
     cuda.stall(c)
@@ -485,7 +485,7 @@ def test_no_memory_is_used_for_nothing(cuda):
 
 
 @pytest.mark.parametrize("call", ["ready", "order", "empty", "release"])
-def test_every_call_lets_go_of_what_is_done(cuda, call):
+def test_every_call_releases_what_is_done(cuda, call):
     """Whatever it is about, as long as it is about device memory."""
     gone, c, d = [], cuda.stream(), cuda.stream()
     other, _ = used(cuda, [], d)
@@ -531,7 +531,7 @@ MODES = [GLOBAL, THREAD_LOCAL, RELAXED]
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("side", ["producer", "consumer"])
-def test_a_crossing_is_refused_and_the_capture_survives(cuda, side, mode):
+def test_a_dependency_across_a_capture_is_refused_and_the_capture_survives(cuda, side, mode):
     """Different streams, one of which captures: refused before anything is recorded."""
     p, c = cuda.stream(), cuda.stream()
     captured = p if side == "producer" else c
@@ -542,7 +542,7 @@ def test_a_crossing_is_refused_and_the_capture_survives(cuda, side, mode):
     assert cuda.end_capture(captured) == 0
 
 
-def test_the_planted_crossing_breaks_the_capture(cuda):
+def test_the_planted_dependency_breaks_the_capture(cuda):
     """The instrument: without the refusal, the same calls end in a broken capture."""
     p, c = cuda.stream(), cuda.stream()
     cuda.capture(c)

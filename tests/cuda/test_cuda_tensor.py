@@ -7,7 +7,6 @@ import threading
 
 import pytest
 from fake_cuda import LEGACY, PER_THREAD, PINNED
-from test_tensor_table import exchange  # noqa: F401  (a fixture)
 
 import dlx
 from dlx._core import cuda as driver
@@ -79,7 +78,7 @@ def test_the_same_stream_does_not_wait(cuda):
     assert cuda.ordering == 0 and not cuda.read(p, got.data_ptr, N)
 
 
-def test_memory_of_raw_doors_is_taken_as_ready(cuda):
+def test_memory_of_raw_pointers_is_taken_as_ready(cuda):
     """A tensor that nobody has said anything about is ready; its release still waits for the consumer."""
     gone, c = [], cuda.stream(blocking=True)
     tensor = written(cuda, None, gone)
@@ -95,7 +94,7 @@ def test_memory_of_raw_doors_is_taken_as_ready(cuda):
     assert gone
 
 
-def test_memory_of_raw_doors_without_a_driver():
+def test_memory_of_raw_pointers_without_a_driver():
     """Where there is no driver nothing is ordered, and nothing is asked for."""
     tensor = native.tensor_new(4096, (2,), None, dlx.DType("uint8"), CUDA0, 0, None)
     assert taken(tensor, 5).device == CUDA0
@@ -227,7 +226,7 @@ def work_stream():
     return driver.work_stream(CUDA0).handle
 
 
-def test_the_work_stream_is_one(cuda, exchange):  # noqa: F811
+def test_the_work_stream_is_one(cuda, exchange):
     """There is one stream of dlx on each device, the same on every thread, which waits for no other by itself."""
     first, found = exchange.stream((2, 0)), []
     thread = threading.Thread(target=lambda: found.append(exchange.stream((2, 0))))
@@ -239,7 +238,7 @@ def test_the_work_stream_is_one(cuda, exchange):  # noqa: F811
 
 
 @pytest.mark.parametrize("slot", ["export", "borrow"])
-def test_what_is_given_is_ready_on_the_work_stream(cuda, exchange, slot):  # noqa: F811
+def test_what_is_given_is_ready_on_the_work_stream(cuda, exchange, slot):
     """Whoever works on dlx's stream, as the table says, reads what the producer wrote."""
     tensor = written(cuda, cuda.stream())
     address, managed = tensor.data_ptr, None
@@ -254,7 +253,7 @@ def test_what_is_given_is_ready_on_the_work_stream(cuda, exchange, slot):  # noq
 
 
 @pytest.mark.parametrize("slot", ["export", "borrow"])
-def test_what_is_written_on_the_work_stream_is_seen_by_others(cuda, exchange, slot):  # noqa: F811
+def test_what_is_written_on_the_work_stream_is_seen_by_others(cuda, exchange, slot):
     """A kernel on dlx's stream may write the memory, and a later consumer waits for it."""
     tensor, c = written(cuda, cuda.stream()), cuda.stream()
     managed = exchange.export(tensor) if slot == "export" else exchange.borrow(tensor) and None
@@ -265,7 +264,7 @@ def test_what_is_written_on_the_work_stream_is_seen_by_others(cuda, exchange, sl
 
 
 @pytest.mark.parametrize("slot", ["export", "borrow"])
-def test_a_kernel_may_outlive_the_tensor(cuda, exchange, slot):  # noqa: F811
+def test_a_kernel_may_outlive_the_tensor(cuda, exchange, slot):
     """The memory lent is let go of when dlx's stream is done, also if dlx.Tensor is gone long before."""
     gone = []
     tensor = written(cuda, cuda.stream(), gone)
@@ -283,7 +282,7 @@ def test_a_kernel_may_outlive_the_tensor(cuda, exchange, slot):  # noqa: F811
     assert gone
 
 
-def test_what_a_consumer_was_given_may_be_lent_on(cuda, exchange):  # noqa: F811
+def test_what_a_consumer_was_given_may_be_exported_again(cuda, exchange):
     """It ordered nothing more; from now on whoever takes it waits for dlx's stream."""
     c, d = cuda.stream(), cuda.stream()
     given = native.tensor_behind(written(cuda, c), 0, c, "kept")
@@ -294,7 +293,7 @@ def test_what_a_consumer_was_given_may_be_lent_on(cuda, exchange):  # noqa: F811
     assert not cuda.read(d, taken(given, d).data_ptr, N)
 
 
-def test_lending_again_costs_nothing(cuda, exchange):  # noqa: F811
+def test_lending_again_costs_nothing(cuda, exchange):
     """After the first time the driver is not called."""
     tensor = written(cuda, cuda.stream())
     exchange.borrow(tensor)
@@ -303,7 +302,7 @@ def test_lending_again_costs_nothing(cuda, exchange):  # noqa: F811
     assert cuda.count() == 0
 
 
-def test_what_was_borrowed_stays_where_it_is(cuda, exchange):  # noqa: F811
+def test_what_was_borrowed_stays_where_it_is(cuda, exchange):
     """Shape and strides that were lent before stay good while the tensor lives."""
     tensor = written(cuda, cuda.stream())
     address = native.tensor_address(tensor)
@@ -313,7 +312,7 @@ def test_what_was_borrowed_stays_where_it_is(cuda, exchange):  # noqa: F811
     assert (before.ndim, before.shape[0], before.strides[0]) == (1, N, 1)
 
 
-def test_what_comes_in_is_ready_when_the_work_stream_is(cuda, exchange):  # noqa: F811
+def test_what_comes_in_is_ready_when_the_work_stream_is(cuda, exchange):
     """A result that a kernel on dlx's stream has written is waited for by consumers of the new dlx.Tensor."""
     base = dlx.empty((N,), "uint8", device="cuda:0")
     cuda.write(work_stream(), base.data_ptr, N)
@@ -322,7 +321,7 @@ def test_what_comes_in_is_ready_when_the_work_stream_is(cuda, exchange):  # noqa
     assert not cuda.read(c, taken(tensor, c).data_ptr, N)
 
 
-def test_the_allocator_allocates_on_the_device(cuda, exchange, counting):  # noqa: F811
+def test_the_allocator_allocates_on_the_device(cuda, exchange, counting):
     """Memory from the table's allocator can be used on dlx's stream at once, and is given back by its deleter."""
     from reference import dltensor
 
@@ -337,7 +336,7 @@ def test_the_allocator_allocates_on_the_device(cuda, exchange, counting):  # noq
 
 
 @pytest.mark.parametrize("name", ["cuMemAllocAsync", "cuStreamCreate"])
-def test_the_allocator_reports_the_driver(cuda, exchange, name):  # noqa: F811
+def test_the_allocator_reports_the_driver(cuda, exchange, name):
     """A failing driver is reported by name."""
     from reference import dltensor
 

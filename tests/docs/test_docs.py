@@ -13,6 +13,7 @@ import sys
 import textwrap
 
 import pytest
+import structure
 from pages import (
     PAGES,
     ROOT,
@@ -213,6 +214,11 @@ def test_contributing_lists_the_targets_of_make():
     assert {*re.findall(r"`make ([\w-]+)`", " ".join(rows))} == targets
 
 
+def test_contributing_maps_the_packages_as_their_docstrings_do():
+    """The rows are printed by `python docs/tools/structure.py map`: nothing is said twice, and nothing drifts."""
+    assert structure.package_map() in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
 def test_shell_blocks_name_what_is_there():
     """They take long, or install: they are not run, but targets of make, modules and files in them exist."""
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -231,13 +237,28 @@ def test_shell_blocks_name_what_is_there():
 
 
 PATH = re.compile(r"(?<![\w/.-])(?:dlx|c_src|tests|adapters|docs|examples|benchmarks)/[\w./*-]*[\w/*](?![\w<])")
+FILE = re.compile(r"(?<![\w./*<-])(?:\w+/)*[a-z_]\w*\.(?:py|pyi|c|h)(?!\w)")
+FOLDERS = ("dlx", "c_src", "adapters", "benchmarks", "examples", "docs/tools", "tests/support")
+FILES = [path for folder in (*FOLDERS, "tests") for path in (ROOT / folder).rglob("*.*")] + [*ROOT.glob("*.*")]
+TEXTS = [
+    path
+    for path in sorted({*FILES, ROOT / "Makefile"})
+    if (path.suffix in (".py", ".pyi", ".c", ".h", ".toml", ".yml") or path.name == "Makefile")
+    and "test_" not in path.name
+]
+# Files of others, and those that a reader of a page writes.
+OTHERS = {"dlpack.h", "cuda.h", "math.h", "decoder.c", "program.py", "name.py", "mylib.py"}
+OTHERS |= {"dlx_mylib.py", "dlx_labelled.py"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", [*PAGES, *TEXTS], ids=name_of)
 def test_paths_of_the_repository_are_there(page):
-    """A file or folder that a page names by its path exists, patterns included."""
-    for path in set(PATH.findall(READS[page])):
+    """A file or folder that a page, a comment or a docstring names exists, patterns included."""
+    text = re.sub(r"^#include <.*>|\*\.egg-info", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    for path in set(PATH.findall(text)):
         assert [*ROOT.glob(path)], f"{name_of(page)}: there is no {path}"
+    for file in {*FILE.findall(text)} - OTHERS:
+        assert any(str(each).endswith(f"/{file}") for each in FILES), f"{name_of(page)}: there is no {file}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

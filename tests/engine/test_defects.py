@@ -21,7 +21,7 @@ FRAMEWORKS = ("numpy", "torch", "jax", "tvm_ffi", "pyarrow")
 def framework(name):
     """Return the adapter of a framework that is installed here, or None."""
     try:
-        return registry.target(name)
+        return registry.target(name).adapter
     except errors.FrameworkNotInstalledError:
         return None
 
@@ -244,7 +244,7 @@ PROOFS = {
     ("pyarrow", "nulls inside"): pyarrow_nulls,
     ("pyarrow", "lose read-only"): pyarrow_tensor,
 }
-ROWS = [(name, defect) for name in FRAMEWORKS if (found := framework(name)) for defect in found.defects]
+ROWS = [(name, defect) for name in FRAMEWORKS if (found := framework(name)) for defect in found.known_issues]
 
 
 def proofs_of(name, defect):

@@ -14,7 +14,7 @@ from dlx import errors
 from dlx._core import native
 from dlx._core.native import ffi
 from dlx._registry.registry import Registry, registry
-from dlx.adapter import Adapter, Capabilities, Layout
+from dlx.adapter import Adapter, Capabilities, DTypes, Layout
 
 # Of ml_dtypes, one element in a byte or more, and the frameworks beside numpy that know them.
 WIDE = {
@@ -258,7 +258,7 @@ def test_numpy_is_told_where_it_can_be(np, ml, monkeypatch):
     assert dlx.plan(tensor, to="numpy").steps == ()
     assert dlx.convert(tensor, to="numpy").dtype == ml.bfloat16
     assert np.from_dlpack(tensor).dtype == ml.bfloat16
-    assert "int4" in registry.target("numpy").carried  # a byte each, which numpy cannot be told
+    assert "int4" in registry.target("numpy").adapter.dtypes.storage  # a byte each, which numpy cannot be told
 
 
 def test_somebody_else_registered_first(python, np, ml):
@@ -289,11 +289,10 @@ class OnlyBytes(Adapter):
 
     name = package = "onlybytes"
     types = ("onlybytes.Words",)
-    dtypes = MappingProxyType({"uint8": "u8", "bool": "b1"})
-    storage_dtypes = MappingProxyType({"bool": "uint8"})
+    dtypes = DTypes("onlybytes", {"uint8": "u8", "bool": "b1"}, storage={"bool": "uint8"})
     fields = MappingProxyType({})
 
-    def accepts(self):
+    def capabilities(self):
         return Capabilities(
             dtypes=frozenset({"uint8", "bool"}), layouts=Layout.ANY, min_alignment=1, keeps_readonly=True, **self.fields
         )
@@ -347,14 +346,14 @@ def test_capabilities_are_checked():
 
 
 def test_every_adapter_maps_its_dtypes_both_ways():
-    """dtype_to and dtype_from are inverse on every dtype that an adapter knows."""
+    """to_native and from_native are inverse on every dtype that an adapter knows."""
     for name in ("numpy", "torch", "jax", "tvm_ffi", "pyarrow"):
         try:
-            adapter = registry.target(name)
+            dtypes = registry.target(name).adapter.dtypes
         except errors.FrameworkNotInstalledError:
             continue
-        for known in adapter.known_dtypes():
-            assert adapter.dtype_from(adapter.dtype_to(dlx.DType(known))) == dlx.DType(known), (name, known)
+        for known in dtypes.known():
+            assert dtypes.from_native(dtypes.to_native(dlx.DType(known))) == dlx.DType(known), (name, known)
 
 
 def test_the_core_needs_no_ml_dtypes():
@@ -407,13 +406,13 @@ def test_what_load_raises_leaves_the_capsule_whole(onlybytes, monkeypatch, error
 
 
 def test_a_dtype_that_only_ml_dtypes_has(python, np):
-    """dtype_to names what is missing, as a conversion does."""
+    """to_native names what is missing, as a conversion does."""
     python("""
         import sys
         sys.modules["ml_dtypes"] = None
         import dlx, numpy
         try:
-            dlx.adapters()["numpy"].dtype_to(dlx.DType("bfloat16"))
+            dlx.adapters()["numpy"].dtypes.to_native(dlx.DType("bfloat16"))
         except dlx.errors.DTypeError as error:
             assert "pip install ml_dtypes" in str(error)
         else:

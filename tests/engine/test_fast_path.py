@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import sys
 import warnings
 
 import pytest
+from agreement import address, agree, emptied, outcome, slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,53 +20,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
 ]
 
-slow = dlx.convert.__wrapped__
 TARGETS = ["numpy", "torch", "dlx"]
 LOADING = "tvm_ffi"  # has no exchange table: its adapter is given a dlx.Tensor
-
-
-def bits(array):
-    """The bytes of an array's elements, row-major."""
-    try:
-        tensor = native.tensor_copy(slow(array, to="dlx", detach=True), False)
-    except errors.DlxError:  # it may stay where it is, and goes nowhere else
-        return type(array)
-    return ctypes.string_at(tensor.data_ptr, tensor.nbytes) if tensor.nbytes else b""
-
-
-def address(array):
-    """Where an array of numpy, torch or dlx begins."""
-    if hasattr(array, "__array_interface__"):
-        return array.__array_interface__["data"][0]
-    return array.data_ptr() if callable(array.data_ptr) else array.data_ptr
-
-
-def facts(result, source):
-    """What can be told of a result; its address counts where it is the source's."""
-    if result is source:
-        return "same"
-    info = dlx.describe(result)
-    flags = result.flags if isinstance(result, dlx.Tensor) else getattr(result, "requires_grad", None)
-    shared = info.nbytes > 0 and address(result) == address(source)
-    strides = info.strides if math.prod(info.shape) else None
-    strides = strides and tuple(step for step, extent in zip(strides, info.shape, strict=True) if extent > 1)
-    return (type(result), info.dtype, info.shape, strides, info.readonly, shared, flags, bits(result))
-
-
-def outcome(convert, source, to, options):
-    """What a conversion gives, or the class and the reason of its error."""
-    try:
-        result = convert(source, to=to, **options)
-    except Exception as error:
-        return type(error), getattr(error, "reason", None)
-    return facts(result, source)
-
-
-def agree(make, to, **options):
-    """Compare both paths on fresh sources; the fast path is called twice, so that it has a route. Returns it."""
-    fast_path, warm, other = (outcome(convert, make(), to, options) for convert in (dlx.convert, dlx.convert, slow))
-    assert fast_path == other and warm == other
-    return other
 
 
 # ---- generated sources -----------------------------------------------------------------------------------------------
@@ -173,7 +128,7 @@ TWISTS = {
 
 
 @pytest.mark.parametrize("target", (*TARGETS, LOADING))
-def test_lane_and_slow_road_agree_on_numpy(np, torch, target):
+def test_fast_path_and_python_path_agree_on_numpy(np, torch, target):
     """Any numpy array gives the same result, or the same error, by both paths, whatever the options."""
 
     @settings(max_examples=400, deadline=None)
@@ -185,7 +140,7 @@ def test_lane_and_slow_road_agree_on_numpy(np, torch, target):
 
 
 @pytest.mark.parametrize("target", (*TARGETS, LOADING))
-def test_lane_and_slow_road_agree_on_torch(np, torch, target):
+def test_fast_path_and_python_path_agree_on_torch(np, torch, target):
     """Any torch tensor gives the same result, or the same error, by both paths, whatever the options."""
 
     @settings(max_examples=400, deadline=None)
@@ -197,7 +152,7 @@ def test_lane_and_slow_road_agree_on_torch(np, torch, target):
 
 
 @pytest.mark.parametrize("target", (*TARGETS, LOADING))
-def test_lane_and_slow_road_agree_on_dlx_tensors(np, torch, target):
+def test_fast_path_and_python_path_agree_on_dlx_tensors(np, torch, target):
     """Any dlx.Tensor gives the same result, or the same error, by the fast path and by the slow path."""
 
     @settings(max_examples=200, deadline=None)
@@ -323,15 +278,6 @@ def test_zero_tensor(np, torch, shape):
     """A zero tensor of autograd has no data; both paths refuse it."""
     warm(torch)
     refused(lambda: torch._efficientzerotensor(shape))
-
-
-def emptied(torch, nbytes, frozen):
-    """A tensor whose storage was cut, and perhaps forbidden to be resized afterwards, as any `.numpy()` does."""
-    tensor = torch.ones(100_000)
-    tensor.untyped_storage().resize_(nbytes)
-    if frozen:
-        torch.empty(0).set_(tensor.untyped_storage()).numpy()
-    return tensor
 
 
 @pytest.mark.parametrize(
@@ -500,7 +446,7 @@ def test_compiled_functions(np, torch):
             assert compiled(x).tolist() == function(x).tolist() == (x * 3 + 1).tolist()
 
 
-def test_writes_through_the_lane_show(np, torch):
+def test_writes_through_the_fast_path_show(np, torch):
     """By the fast path memory is shared, both ways."""
     tensor = torch.zeros(3)
     dlx.convert(tensor, to="numpy")[0] = 5
@@ -543,7 +489,7 @@ def entered(call):
     [{"copy": True}, {"copy": False}, {"copy": None}, {"readonly": "error"}, {"detach": True}, {"device": "cpu"}],
     ids=str,
 )
-def test_plain_options_stay_on_the_lane(np, torch, options):
+def test_plain_options_stay_on_the_fast_path(np, torch, options):
     """copy=, readonly=, detach= and device="cpu" are understood in C."""
     array, tensor = np.ones(3), torch.ones(3)
     for source, to in ((array, "torch"), (tensor, "numpy"), (array, "dlx"), (tensor, "dlx")):
@@ -555,7 +501,7 @@ def test_plain_options_stay_on_the_lane(np, torch, options):
         assert entered(call) in ([], ["address"] * 2, ["address", "address"])
 
 
-def test_what_a_copy_cures_is_copied_on_the_lane(np, torch):
+def test_what_a_copy_resolves_is_copied_on_the_fast_path(np, torch):
     """Read-only, negative and unaligned arrays, and lists of them, are copied in C; other policies are Python's."""
     frozen = np.arange(3.0)
     frozen.flags.writeable = False

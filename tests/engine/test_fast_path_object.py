@@ -13,7 +13,7 @@ import sys
 import weakref
 
 import pytest
-import test_storage
+import storage_actions
 
 import dlx
 from dlx._core import native
@@ -93,14 +93,14 @@ def test_odd_targets_have_pythons_error(to):
     assert texts[0] == texts[1] == texts[2]
 
 
-def test_by_place_and_by_keyword(np):
+def test_by_position_and_by_keyword(np):
     """The fast path takes its target by place as well as by keyword."""
     array = np.arange(3)
     for _ in range(2):
         assert dlx.convert(array, "dlx").data_ptr == dlx.convert(array, to="dlx").data_ptr == array.ctypes.data
 
 
-def test_like_and_options_after_a_warm_lane(np, torch):
+def test_like_and_options_after_a_warm_fast_path(np, torch):
     """Options are honoured where the pair has a route: like=, copy=, readonly=, detach=."""
     array = np.arange(3.0)
     for _ in range(2):
@@ -163,7 +163,7 @@ def test_as_a_class_attribute_it_binds_as_a_function():
     assert holder.static(1) == ((1,), {})
 
 
-def test_a_bound_lane_takes_the_lane():
+def test_a_bound_fast_path_is_taken():
     """Bound, it converts the instance itself."""
 
     class Holder(bytes):
@@ -216,7 +216,7 @@ def test_parts_are_released():
 
 
 @pytest.mark.parametrize("arguments", [(), (1,), (1, 2), (1, 2, 3, 4)])
-def test_a_lane_needs_its_parts(arguments):
+def test_a_fast_path_needs_its_parts(arguments):
     """Without its three parts there is no fast path."""
     with pytest.raises(TypeError):
         native.FastPathFunction(*arguments)
@@ -300,12 +300,14 @@ def tell(*args, **keywords):
 lane = dlx.convert
 from dlx._core import native
 from dlx._engine import fast_path as routes
-fast = native.FastPathFunction(tell, routes.learn, dlx._engine.fast_path._consumer_failed)
+fast = native.FastPathFunction(tell, routes.learn, dlx._engine.fast_path.consumer_failed)
 real = dlx.convert
 dlx.convert = lambda x, to, **options: real(x, to=to, **options) if options else fast(x, to=to)
 """
 ACTIONS = {
-    name: code for name, code in test_storage.ACTIONS.items() if name not in ("data = on a parameter", "subclass set_")
+    name: code
+    for name, code in storage_actions.ACTIONS.items()
+    if name not in ("data = on a parameter", "subclass set_")
 } | {
     "data = on a parameter": """
         t = torch.nn.Parameter(source(), requires_grad=False)
@@ -330,13 +332,13 @@ def outcomes():
     pytest.importorskip("numpy")
     pytest.importorskip("torch")
     actions = {name: textwrap.dedent(code) for name, code in ACTIONS.items()}
-    code = f"{test_storage.PRELUDE}\n{WARM}\nactions = {actions!r}\n{test_storage.FORKS}"
+    code = f"{storage_actions.PRELUDE}\n{WARM}\nactions = {actions!r}\n{storage_actions.FORKS}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250, check=False)
     return done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_results_of_the_lane_survive(outcomes, action):
+def test_results_of_the_fast_path_survive(outcomes, action):
     """After the action on its source a result of the fast path has its values, shape and strides."""
     assert f"== {action}: 0\n" in outcomes, outcomes
 

@@ -1,148 +1,29 @@
 """Exchange tables of others in the fast path: hostile ones do no harm, and what a type has is looked at anew."""
 
+# ruff: noqa: F401, F811 -- fixtures of another file
+
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import sys
 import types
+from dataclasses import replace
 
 import pytest
-from conftest import compiled
+from hostile import FLOAT32, MODES, NAME, OLD_NAME, Owner, hostile, library, mylib, tensor
+from project import compiled
 
 import dlx
 from dlx import errors
 from dlx._core import native
 from dlx._registry.registry import Registry
-from dlx.adapter import Adapter, Capabilities, Guard, Layout
-
-NAME, OLD_NAME = "__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"
-MODES = (
-    *("takes", "fails before", "fails after", "fails later", "fails silently"),
-    *("silent after", "null result", "null after", "raises"),
-)
-FLOAT32 = (2, 32, 1)
+from dlx.adapter import Adapter, Capabilities, FastPath, Guard, Layout
 
 
-class Hostile:
-    """The tables of hostile.c."""
-
-    def __init__(self, path):
-        self.free, self.held = ctypes.CDLL(path), ctypes.PyDLL(path)
-        for name, arguments in {
-            "table": [ctypes.c_char_p],
-            "capsule": [ctypes.c_char_p, ctypes.c_int],
-            "set": [ctypes.c_int, ctypes.py_object],
-            "counts": [],
-        }.items():
-            function = getattr(self.held, f"hostile_{name}")
-            function.restype, function.argtypes = ctypes.py_object, arguments
-
-    def set(self, mode, error=ValueError):
-        """Choose what the consumer does; counts begin anew."""
-        self.held.hostile_set(MODES.index(mode), error)
-
-    def lend(
-        self, address, shape=(2, 3), strides=None, *, ndim=None, dtype=FLOAT32, device=1, offset=0, rc=0, error=False
-    ):
-        """Choose what the producer lends."""
-        numbers = [None if values is None else (ctypes.c_int64 * 64)(*values) for values in (shape, strides)]
-        counts = [-1 if values is None else len(values) for values in (shape, strides)]
-        self.free.hostile_lend(
-            ctypes.c_void_p(address), len(shape or ()) if ndim is None else ndim, counts[0], numbers[0], counts[1],
-            numbers[1], *dtype, device, ctypes.c_uint64(offset), rc, int(error),
-        )  # fmt: skip
-
-    def capsule(self, which="good", *, misnamed=False):
-        return self.held.hostile_capsule(which.encode(), misnamed)
-
-    def table(self, which="good"):
-        return self.held.hostile_table(which.encode())
-
-    @property
-    def imports(self):
-        return self.held.hostile_counts()[0]
-
-    @property
-    def borrows(self):
-        return self.held.hostile_counts()[1]
-
-
-class Owner(bytearray):
-    """Memory that can be watched."""
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    """The compiled hostile.c."""
-    return Hostile(compiled("hostile", tmp_path_factory.mktemp("hostile")))
-
-
-@pytest.fixture
-def hostile(library):
-    """The library, taking everything and lending six floats."""
-    library.set("takes")
-    library.memory = Owner(64)
-    library.lend(native.buffer_address(memoryview(library.memory)))
-    return library
-
-
-@pytest.fixture
-def mylib(monkeypatch):
-    """A framework `mylib` whose Array is in the fast path, and whose adapter counts what Python is asked."""
-
-    class Base:
-        pass
-
-    class Array(Base):
-        """Speaks the protocol, and counts how often it is asked."""
-
-        def __init__(self):
-            self.asked = 0
-            self.owner = Owner(64)
-
-        def __dlpack__(self, **keywords):
-            self.asked += 1
-            address = native.buffer_address(memoryview(self.owner))
-            tensor = native.tensor_new(address, (2, 3), None, FLOAT32, (1, 0), 0, self.owner)
-            return tensor.__dlpack__(**keywords)
-
-        def __dlpack_device__(self):
-            return (1, 0)
-
-    class MyLib(Adapter):
-        name = package = "mylib"
-        types = fast_path_types = ("mylib.Array",)
-        loads = 0
-
-        def accepts(self):
-            return Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1, keeps_readonly=True)
-
-        def load(self, tensor):
-            self.loads += 1
-            return ("loaded", tensor)
-
-    package = types.ModuleType("mylib")
-    package.__version__ = "1.0"
-    package.Array, package.Base = Array, Base
-    Array.__module__ = Base.__module__ = "mylib"
-    package.adapter = MyLib()
-    plugin = types.ModuleType("dlx_mylib")
-    plugin.dlx_adapters = dlx.hookimpl(specname="dlx_adapters")(lambda: [package.adapter])
-    registry = Registry({"mylib": "dlx_mylib", "my": "dlx_mylib", "numpy": "dlx_numpy", "torch": "dlx_torch"})
-    monkeypatch.setitem(sys.modules, "mylib", package)
-    monkeypatch.setitem(sys.modules, "dlx_mylib", plugin)
-    monkeypatch.setattr("dlx._engine.request.registry", registry)
-    monkeypatch.setattr("dlx._engine.fast_path.registry", registry)
-    native.routes_clear()
-    yield package
-    native.routes_clear()
-
-
-def tensor(owner):
-    """A dlx.Tensor over an owner's memory."""
-    address = native.buffer_address(memoryview(owner))
-    return native.tensor_new(address, (2, 3), None, FLOAT32, (1, 0), 0, owner)
+def guarded(mylib, *guards):
+    """Give its arrays guards."""
+    mylib.adapter.fast_path = replace(mylib.adapter.fast_path, guards=guards)
 
 
 # ---- consumers that fail ---------------------------------------------------------------------------------------------
@@ -172,7 +53,7 @@ def test_pinned_memory_becomes_host_memory_where_it_is_asked_for(mylib, hostile,
     """A table takes the device that the tensor says: where another is asked for, the fast path is not the path."""
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     accepted = Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1, keeps_readonly=True, device_types=None)
-    mylib.adapter.accepts = lambda: accepted
+    mylib.adapter.capabilities = lambda: accepted
     hostile.set("takes")
     owner = Owner(64)
     address = native.buffer_address(memoryview(owner))
@@ -290,7 +171,7 @@ def test_a_consumer_without_a_table_takes_a_tensor(mylib):
 def test_a_tensor_that_had_to_be_copied_is_not_pinned(torch, mylib, hostile, tree):
     """A copy that the target needs, asked for by nobody, is no reason to forbid torch's storage to be resized."""
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
-    mylib.adapter.accepts = lambda: Capabilities(dtypes=None, min_alignment=1, keeps_readonly=True)
+    mylib.adapter.capabilities = lambda: Capabilities(dtypes=None, min_alignment=1, keeps_readonly=True)
     hostile.set("takes")
     tensor = torch.arange(8.0)[::2]
     source = [tensor] if tree else tensor
@@ -301,10 +182,13 @@ def test_a_tensor_that_had_to_be_copied_is_not_pinned(torch, mylib, hostile, tre
 
 
 def test_a_consumer_that_checks_by_itself_is_asked(mylib):
-    """What it refuses beyond its capabilities is not handed to it, however often it is tried."""
-    source = tensor(Owner(64))
-    strict = type(mylib.adapter)
-    strict.check = lambda self, tensor: Adapter.check(self, tensor) | native.lib.DLX_INCOMPATIBLE_NEGATIVE
+    """What it refuses of one tensor, by a variant, is not handed to it, however often it is tried."""
+    owner = Owner(64)
+    address = native.buffer_address(memoryview(owner))
+    source = native.tensor_new(address, (2, 3), (1, 2), FLOAT32, (1, 0), 0, owner)
+    strict = type(mylib.adapter)()
+    strict.capabilities = lambda: Capabilities(dtypes=None, min_alignment=1, keeps_readonly=True)
+    type(mylib.adapter).variant = lambda self, wanted: strict
     for _ in range(3):
         _, taken = dlx.convert(source, to="mylib")
         assert taken.data_ptr != source.data_ptr
@@ -473,10 +357,11 @@ def test_bool_and_tiny_numbers_are_no_addresses(python, value):
         f"""
         import dlx
         from dlx._core import native
+        from dlx._engine.fast_path import Route
         class Array: pass
         Array.__c_dlpack_exchange_api__ = {value}
         native.routes_clear()
-        native.route_add(Array, "dlx", False, None, None, None, None, (), None, (), None, (), None, None, 0)
+        native.route_add(Array, "dlx", Route())
         print("alive")
         """,
         args=(),
@@ -497,8 +382,9 @@ def test_an_adapter_may_answer_its_guards_in_c(mylib, hostile, monkeypatch, earl
     make = ctypes.pythonapi.PyCapsule_New
     make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     capsule = make(ctypes.cast(function, ctypes.c_void_p), b"dlx_guard_function", None)
-    monkeypatch.setattr(type(mylib.adapter), "guard_function", lambda self: (capsule, frozenset({"is_odd"})))
-    monkeypatch.setattr(type(mylib.adapter), "guards", (Guard("is_odd"),))  # Array has no such attribute
+    guards = (Guard("is_odd"),)  # Array has no such attribute
+    found = replace(mylib.adapter.fast_path, guards=guards, guard_function=lambda: (capsule, frozenset({"is_odd"})))
+    monkeypatch.setattr(mylib.adapter, "fast_path", found)
     mylib.Array.is_odd = False
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     source = mylib.Array()
@@ -516,7 +402,7 @@ def test_an_attribute_on_the_instance_is_no_table(mylib, hostile):
     assert source.asked == 1 and hostile.borrows == 0
 
 
-def test_subclasses_take_the_slow_road(mylib, hostile):
+def test_subclasses_take_the_python_path(mylib, hostile):
     """A subclass inherits the table, and is not asked by it: only listed types are."""
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     source = type("Special", (mylib.Array,), {"__module__": "mylib"})()
@@ -649,12 +535,12 @@ def test_loading_a_plugin_clears_the_routes(monkeypatch, mylib):
         lambda: [type("Other", (Adapter,), {"name": "other", "package": "other"})()]
     )
     monkeypatch.setitem(sys.modules, "dlx_other", plugin)
-    assert Registry({"other": "dlx_other"}).load("other").broken is None
+    assert Registry({"other": "dlx_other"})._loader.load("other").broken is None
     convert(b"abc", to="dlx")
     assert len(asked) == 2
 
 
-def test_many_types_do_not_close_the_lane(monkeypatch, mylib, hostile):
+def test_many_types_do_not_close_the_fast_path(monkeypatch, mylib, hostile):
     """Types that come and go, or targets spelled anew each time, leave the fast path open for new pairs."""
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     dlx.convert(b"abc", to="mylib")  # the plugin is loaded, and clears the routes, before they are many
@@ -667,7 +553,6 @@ def test_many_types_do_not_close_the_lane(monkeypatch, mylib, hostile):
 
 def test_a_route_that_changes_while_it_runs(np, mylib, hostile):
     """Routes may be cleared while a call is running on one of them."""
-    from dlx.adapter import Guard
 
     class Clears(mylib.Array):
         @property
@@ -677,7 +562,7 @@ def test_a_route_that_changes_while_it_runs(np, mylib, hostile):
 
     Clears.__module__ = "mylib"
     mylib.Array = Clears
-    mylib.adapter.__class__.guards = (Guard("nasty"), Guard("nasty"), Guard("nasty"))
+    guarded(mylib, Guard("nasty"), Guard("nasty"), Guard("nasty"))
     Clears.__dlpack_c_exchange_api__ = hostile.capsule()
     for _ in range(3):
         assert dlx.convert(Clears(), to="dlx").shape == (2, 3)
@@ -688,9 +573,7 @@ def test_a_route_that_changes_while_it_runs(np, mylib, hostile):
 @pytest.mark.parametrize("answer", [True, 1, "yes", [0], None, 0, "", False])
 def test_guards(mylib, hostile, answer):
     """A guard lets pass what is false, and sends the rest to Python."""
-    from dlx.adapter import Guard
-
-    mylib.adapter.__class__.guards = (Guard("nasty"),)
+    guarded(mylib, Guard("nasty"))
     mylib.Array.nasty = answer
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     source = mylib.Array()
@@ -705,7 +588,7 @@ def test_a_guard_whose_answer_has_no_truth(mylib, hostile):
         def __bool__(self):
             raise ValueError("neither true nor false")
 
-    mylib.adapter.__class__.guards = (Guard("nasty"),)
+    guarded(mylib, Guard("nasty"))
     mylib.Array.nasty = Neither()
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     source = mylib.Array()
@@ -717,9 +600,7 @@ def test_a_guard_whose_answer_has_no_truth(mylib, hostile):
 
 def test_a_guard_that_raises(mylib, hostile):
     """A guard that cannot be asked sends the array to Python, which says why; nothing leaks."""
-    from dlx.adapter import Guard
-
-    mylib.adapter.__class__.guards = (Guard("nasty"),)
+    guarded(mylib, Guard("nasty"))
     mylib.Array.nasty = property(lambda self: 1 / 0)
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
     source = mylib.Array()

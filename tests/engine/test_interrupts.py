@@ -7,20 +7,18 @@ from __future__ import annotations
 import dis
 import gc
 import sys
+from dataclasses import replace
 
 import pytest
-from test_fast_path_tables import Owner, hostile, library, mylib, tensor
+from hostile import Owner, hostile, library, mylib, tensor
 
 import dlx
 from dlx._containers import lookup as containers
 from dlx._core import native, stream
-from dlx._engine import executor as transfer
-from dlx._engine import planner as planning
-from dlx._engine.request import Request
 from dlx._registry import generic as strangers
 from dlx._registry.registry import registry
-from dlx.adapter import Adapter, Guard
-from dlx.adapter import declarations as facts
+from dlx.adapter import Adapter, Guard, StreamSupport
+from dlx.errors import path_text
 
 GO_ON = pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
 
@@ -109,33 +107,37 @@ class Doubtful:
         return self.asked()
 
 
+def _facts(monkeypatch, adapter, **facts):
+    monkeypatch.setattr(adapter, "fast_path", replace(adapter.fast_path, **facts))
+
+
 def _ask(kind, asked, monkeypatch, adapter):
-    monkeypatch.setattr(adapter, "guards", (Guard("nasty"),))
+    _facts(monkeypatch, adapter, guards=(Guard("nasty"),))
     kind.nasty = property(lambda self: asked())
 
 
 def _truth(kind, asked, monkeypatch, adapter):
-    monkeypatch.setattr(adapter, "guards", (Guard("nasty"),))
+    _facts(monkeypatch, adapter, guards=(Guard("nasty"),))
     kind.nasty = Doubtful(asked)
 
 
 def _truth_with_amend(kind, asked, monkeypatch, adapter):
-    monkeypatch.setattr(adapter, "guards", (Guard("nasty", resolve="mend"),))
+    _facts(monkeypatch, adapter, guards=(Guard("nasty", resolve="mend"),))
     kind.nasty, kind.mend = Doubtful(asked), lambda self: None
 
 
 def _amend(kind, asked, monkeypatch, adapter):
-    monkeypatch.setattr(adapter, "guards", (Guard("nasty", resolve="mend"),))
+    _facts(monkeypatch, adapter, guards=(Guard("nasty", resolve="mend"),))
     kind.nasty, kind.mend = True, lambda self: asked()
 
 
 def _owner(kind, asked, monkeypatch, adapter):
-    monkeypatch.setattr(adapter, "owner", "whose")
+    _facts(monkeypatch, adapter, owner="whose")
     kind.whose = lambda self: (asked(), self.owner)[1]
 
 
 def _quick_guard(kind, asked, monkeypatch, adapter):
-    monkeypatch.setattr(adapter, "guards", (Guard("nasty", kinds=("float",)),))
+    _facts(monkeypatch, adapter, guards=(Guard("nasty", kinds=("float",)),))
     kind.nasty = property(lambda self: asked())
 
 
@@ -354,7 +356,7 @@ def test_memory_that_runs_out_in_somebody_elses_attribute():
     with pytest.raises(MemoryError, match="now"):
         stream.handle_of(Nasty())
     with pytest.raises(MemoryError, match="now"):
-        facts._shown(Nasty())
+        path_text((Nasty(),))
 
 
 def test_memory_that_runs_out_in_an_adapter(mylib, monkeypatch):
@@ -365,18 +367,18 @@ def test_memory_that_runs_out_in_an_adapter(mylib, monkeypatch):
 
     kind = type(mylib.adapter)
     with monkeypatch.context() as patch:
-        once = Once(MemoryError, kind.check)
-        patch.setattr(kind, "check", lambda *args: once(*args))
+        once = Once(MemoryError, kind.variant)
+        patch.setattr(kind, "variant", lambda *args: once(*args))
         with pytest.raises(MemoryError, match="now"):
             dlx.convert(tensor(Owner(64)), to="mylib")
     with monkeypatch.context() as patch:
         patch.setattr(kind, "classes", fail)
         with pytest.raises(MemoryError, match="now"):
-            sys.modules["dlx._registry.registry"]._classes(mylib.adapter)
+            registry._classes(mylib.adapter)
     with monkeypatch.context() as patch:
-        patch.setattr(mylib.adapter, "sketch", Once(MemoryError, lambda obj: None))
+        patch.setattr(mylib.adapter, "describe", Once(MemoryError, mylib.adapter.describe))
         with pytest.raises(MemoryError, match="now"):
-            transfer.preview(planning.begin(mylib.Array(), mylib.adapter, Request(registry.target("dlx"))))
+            dlx.plan(mylib.Array(), to="dlx")
 
 
 @pytest.mark.parametrize("what", ["entry points", "framework", "plugin"])
@@ -407,11 +409,14 @@ def test_memory_that_runs_out_while_streams_are_named(cuda, monkeypatch):
     class Streams(Adapter):
         name = package = "sys"
 
-        def work_stream(self, device):
+        def __init__(self):
+            self.streams = StreamSupport(current=self.current)
+
+        def current(self, device):
             raise MemoryError("now")
 
     with pytest.raises(MemoryError, match="now"):
-        sys.modules["dlx._engine.streams"].StreamSync(Streams()).consumer(dlx.Device("cuda:0"))
+        sys.modules["dlx._engine.streams"].StreamSync(registry.target("dlx")).producer(Streams(), dlx.Device("cuda:0"))
     monkeypatch.setattr(registry, "adapters", lambda: [Streams()])
     with pytest.raises(MemoryError, match="now"):
         registry.stream_keeper(0, 0x5000)

@@ -3,73 +3,21 @@
 from __future__ import annotations
 
 import pytest
+from arrays import DTYPES, LAYOUTS, address, fill, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dlx
 from dlx._registry.registry import registry
 
-DTYPES = (
-    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float16", "float32", "float64", "complex64", "complex128"),
-)
-"""Every dtype that numpy and torch both know."""
-
-
-def fill(np, dtype, shape):
-    """A row-major array of any bits, NaN payloads included."""
-    dtype = np.dtype(dtype)
-    size = int(np.prod(shape, dtype=int))
-    raw = np.random.default_rng(7).integers(0, 256, size * dtype.itemsize, dtype=np.uint8)
-    if dtype.kind == "b":
-        raw &= 1
-    return raw.view(dtype).reshape(shape)
-
-
-def strided(np, dtype, shape, strides):
-    """A writable array over fresh memory with these strides (in elements)."""
-    block = fill(np, dtype, (4096,))
-    return np.lib.stride_tricks.as_strided(block, shape, [step * block.itemsize for step in strides])
-
-
-LAYOUTS = {
-    "0-d": lambda np, dtype: fill(np, dtype, ()),
-    "1-d": lambda np, dtype: fill(np, dtype, (7,)),
-    "3-d": lambda np, dtype: fill(np, dtype, (2, 3, 4)),
-    "F-order": lambda np, dtype: np.asfortranarray(fill(np, dtype, (3, 4))),
-    "transposed": lambda np, dtype: fill(np, dtype, (2, 3, 4)).transpose(2, 0, 1),
-    "sliced": lambda np, dtype: fill(np, dtype, (6, 7))[1::2, 2:6:3],
-    "offset": lambda np, dtype: fill(np, dtype, (9,))[5:],
-    "diagonal": lambda np, dtype: strided(np, dtype, (4,), (5,)),
-    "broadcast": lambda np, dtype: strided(np, dtype, (3, 4), (0, 1)),
-    "broadcast to the last": lambda np, dtype: strided(np, dtype, (3, 4), (1, 0)),
-    "overlapping": lambda np, dtype: strided(np, dtype, (4, 3), (1, 1)),
-    "size 1, odd stride": lambda np, dtype: strided(np, dtype, (1, 4, 1), (999, 1, 77)),
-    "one element, odd strides": lambda np, dtype: strided(np, dtype, (1, 1), (-5, 123)),
-    "size 1, negative stride": lambda np, dtype: strided(np, dtype, (1, 4), (-7, 1)),
-    "size 1, zero stride": lambda np, dtype: strided(np, dtype, (1, 4), (0, 1)),
-    "20-d": lambda np, dtype: fill(np, dtype, (1, 2) * 3 + (1,) * 14),
-}
 EMPTY = [(0,), (0, 3), (3, 0), (2, 0, 4), (0, 0), (1, 0, 1)]
-
-
-def address(array):
-    """Where an array of numpy, torch or dlx begins."""
-    if hasattr(array, "__array_interface__"):
-        return array.__array_interface__["data"][0]
-    return array.data_ptr() if callable(array.data_ptr) else array.data_ptr
-
-
-def same(np, array, other):
-    """Whether two numpy arrays have the same dtype, shape and bits."""
-    return (array.dtype, array.shape, array.tobytes()) == (other.dtype, other.shape, other.tobytes())
 
 
 def test_the_list_of_dtypes_is_complete(np, torch):
     """The dtypes tested here are all that both frameworks know by themselves; test_dtypes.py has those of ml_dtypes."""
-    numpy, known = registry.target("numpy"), registry.target("torch").known_dtypes()
-    assert numpy.known_dtypes() & known - set(numpy.dtypes) <= set(numpy.storage_dtypes)
-    assert set(numpy.dtypes) & known == set(DTYPES)
+    own, others = (registry.target(name).adapter.dtypes for name in ("numpy", "torch"))
+    assert own.known() & others.known() - set(own.names) <= set(own.storage)
+    assert set(own.names) & others.known() == set(DTYPES)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

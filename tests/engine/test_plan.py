@@ -327,13 +327,13 @@ def test_a_plan_holds_no_memory(np, torch, kind):
 # ---- probe -----------------------------------------------------------------------------------------------------------
 
 
-def test_probing_asks_a_stranger_once():
+def test_probing_asks_a_generic_producer_once():
     """A plan for a generic producer asks for one capsule, which is dropped."""
     stranger = Stranger()
     assert dlx.plan(stranger, "dlx").outcome == "shared" and stranger.calls == 1
 
 
-def test_without_probe_a_stranger_is_not_asked():
+def test_without_probe_a_generic_producer_is_not_asked():
     """Without a probe the outcome is unknown instead of calling __dlpack__."""
     stranger = Stranger()
     plan = dlx.plan(stranger, "dlx", probe=False)
@@ -557,3 +557,28 @@ def test_describe_holds_nothing():
     source.append(1)
     mapped.close()
     assert [info.nbytes for info in infos] == [3, 8]
+
+
+def test_equal_plans_are_equal_and_pickle(np, torch):
+    """What a step runs is no part of its value."""
+    for obj, options in ((np.zeros(3, ">f8"), {}), (torch.zeros(3, requires_grad=True), {"detach": True})):
+        plan = dlx.plan(obj, to="dlx", **options)
+        assert plan.steps and plan == dlx.plan(obj, to="dlx", **options)
+
+
+def test_a_subclass_with_an_export_of_its_own_is_planned_as_it_is_converted(np, torch):
+    """Only its export can tell: the array numpy sees is not asked in its place."""
+
+    class Own(np.ndarray):
+        def __dlpack__(self, **keywords):
+            return (np.asarray(self) * 0 + 7).__dlpack__(**keywords)
+
+    def made():
+        array = np.zeros(3, "f4")
+        array.flags.writeable = False
+        return array.view(Own)
+
+    assert dlx.plan(made(), to="torch", copy=False).outcome == "shared"
+    assert dlx.plan(made(), to="torch", copy=False, probe=False).outcome == "unknown"
+    for tree in ([made()], [made(), made()]):
+        assert [tensor.tolist() for tensor in dlx.convert(tree, to="torch", copy=False)] == [[7, 7, 7]] * len(tree)

@@ -9,20 +9,19 @@ import weakref
 
 import gpulib
 import pytest
-from conftest import ROOT
 from fake_cuda import LEGACY, MANAGED, PER_THREAD
 from gpulib import N
+from project import ROOT
 
 import dlx
 from dlx._core import cuda as driver
 from dlx._core import native
 from dlx._core.native import ffi
-from dlx._engine.executor import convert_leaf
-from dlx._engine.planner import begin
-from dlx._engine.request import Request
+from dlx._engine.batch import Batch
+from dlx._engine.planner import Request
 from dlx._engine.streams import StreamSync
 from dlx._registry.registry import registry
-from dlx.adapter import Capabilities
+from dlx.adapter import Capabilities, StreamSupport
 from dlx.errors import CopyRequiredError, DeviceError, LayoutError, StreamError
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -125,7 +124,7 @@ def test_a_producer_with_a_current_stream_orders_nothing_itself(cuda, lib_a, lib
 
 
 @pytest.mark.parametrize(("consumer", "told"), [("own", "it"), ("legacy", "it"), ("per-thread", "ours")])
-def test_a_producer_without_a_current_stream_is_told_the_consumers(cuda, lib_e, lib_b, consumer, told):
+def test_a_producer_without_a_current_stream_gets_the_consumers(cuda, lib_e, lib_b, consumer, told):
     """It makes that stream wait itself; 2, which many refuse, is waited for by dlx's own stream."""
     p, c = cuda.stream(), pick(cuda, consumer)
     with lib_e.on(p), lib_b.on(c):
@@ -211,10 +210,9 @@ def test_borrowed_for_a_stream(cuda, lib_a):
 
 
 def convert_together(arrays, to, **options):
-    """Convert arrays in one call, phase by phase, as trees are."""
-    request = Request(registry.target(to), **options)
-    leaves = [begin(array, registry.producer(array), request) for array in arrays]
-    return [convert_leaf(leaf) for leaf in leaves]
+    """Convert arrays in one call, stage by stage, as trees are."""
+    sources = [registry.producer(array) for array in arrays]
+    return Batch(Request(registry.target(to), **options), list(arrays), sources).run()
 
 
 @pytest.mark.parametrize("n", [1, 2, 100])
@@ -257,7 +255,7 @@ def test_two_producers_two_devices(cuda, lib_a, lib_b, monkeypatch):
 
 def test_points_are_told_apart(cuda, lib_b):
     """One that is gone may have left its address to the next one of the same call."""
-    sync, place, memory = StreamSync(lib_b.adapter), dlx.Device("cuda"), cuda.alloc(N)
+    sync, place, memory = StreamSync(registry.target("libb")), dlx.Device("cuda"), cuda.alloc(N)
     c = sync.consumer(place)
     for _ in range(8):
         p = driver.Stream(place, cuda.stream())
@@ -268,7 +266,7 @@ def test_points_are_told_apart(cuda, lib_b):
         assert not cuda.read(c.handle, memory, N)
 
 
-def test_producers_with_streams_of_their_own_are_told_every_time(cuda, lib_e, lib_b):
+def test_producers_with_streams_of_their_own_are_asked_with_it_every_time(cuda, lib_e, lib_b):
     """One stream for the first array of a framework would miss the second array's."""
     with lib_b.on(cuda.stream()) as c:
         arrays = []
@@ -330,7 +328,7 @@ def test_a_framework_takes_a_tensor_by_itself(cuda, lib_a, lib_b):
 def test_a_framework_that_cannot_say_its_stream_is_passed_over(cuda, lib_a, monkeypatch):
     """One that is imported and does not work, a build for another driver say, hides no other's stream."""
     broken, lib_b = (gpulib.install(monkeypatch, name, cuda) for name in ("broken", "libb"))
-    monkeypatch.setattr(broken.adapter, "work_stream", lambda device: 1 / 0)
+    monkeypatch.setattr(broken.adapter, "streams", StreamSupport(current=lambda device: 1 / 0))
     tensor = dlx.convert(lib_a.made(), to="dlx")
     with lib_b.on(cuda.stream()) as c:
         result = lib_b.adapter.load(tensor)
@@ -354,7 +352,7 @@ def test_an_allocator_that_has_memory_too_early_is_seen(cuda, lib_a, lib_b):
         assert (lib_a.freed, lib_a.reused_too_early) == (1, 1)
 
 
-def test_a_later_conversion_lets_go(cuda, lib_a, lib_b):
+def test_a_later_conversion_releases(cuda, lib_a, lib_b):
     """Nobody has to call release_pending."""
     with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()) as c:
         result = dlx.convert(lib_a.made(), to="libb")
@@ -764,7 +762,7 @@ def test_managed_memory_is_waited_for_before_the_host_copies_it(cuda, np, lib_a,
 def test_packed_elements_are_not_unpacked_on_a_device(cuda, lib_b, device):
     """Dlx does that on the host only: said beforehand, with the way round it."""
     lib_b.adapter.facts |= {"subbyte": "padded"}
-    lib_b.adapter.accepts = lambda: Capabilities(dtypes=frozenset({"int4"}), **lib_b.adapter.facts)
+    lib_b.adapter.capabilities = lambda: Capabilities(dtypes=frozenset({"int4"}), **lib_b.adapter.facts)
     tensor = over(cuda, "cuda", "int4")
     plan = dlx.plan(tensor, "libb", device=device)
     with pytest.raises(LayoutError, match=r"on the host only.*Pass device='cpu'") as caught:
@@ -775,11 +773,15 @@ def test_packed_elements_are_not_unpacked_on_a_device(cuda, lib_b, device):
 def test_packed_elements_between_device_and_host(cuda, np, lib_b):
     """Unpacked after the way to the host, and before the way to a device; the plan has both bytes."""
     lib_b.adapter.facts |= {"subbyte": "padded"}
-    lib_b.adapter.accepts = lambda: Capabilities(dtypes=frozenset({"int4"}), **lib_b.adapter.facts)
+    lib_b.adapter.capabilities = lambda: Capabilities(dtypes=frozenset({"int4"}), **lib_b.adapter.facts)
     tensor = over(cuda, "cuda", "int4")
     cuda.poke(tensor.data_ptr, bytes([0x21, 0x43] * (N // 4)))
     plan = dlx.plan(tensor, "libb", device="cpu")
-    assert (plan.outcome, str(plan.device), plan.steps[-1].do) == ("copied", "cpu", "move")
+    assert (plan.outcome, str(plan.device), [step.do for step in plan.steps[-2:]]) == (
+        "copied",
+        "cpu",
+        ["move", "copy"],
+    )
     here = dlx.convert(tensor, to="libb", device="cpu").tensor
     assert ffi.buffer(ffi.cast("char *", here.data_ptr), 4)[:] == bytes([1, 2, 3, 4])
     held = bytearray(tensor.nbytes)

@@ -250,7 +250,7 @@ def test_a_lazy_look_does_not_break_a_capture(cuda, lib_a, lib_b, side):
 @pytest.mark.parametrize("source", ["dlx", "tvm_ffi"])
 @pytest.mark.parametrize("to", ["numpy", "torch", "tvm_ffi", "dlx", "libb"])
 @pytest.mark.parametrize("shape", ["one", "nested", "lazy"])
-def test_the_lane_leaves_devices_alone(cuda, np, torch, lib_b, source, to, kind, shape):
+def test_the_fast_path_leaves_devices_alone(cuda, np, torch, lib_b, source, to, kind, shape):
     """Types of the fast path, on a device: never touched by the host unordered; the bytes arrive from a busy stream."""
     pytest.importorskip("tvm_ffi")
     p = cuda.stream()

@@ -11,6 +11,7 @@ import weakref
 import fakecupy
 import gpulib
 import pytest
+from renamed import adapter_module
 
 import dlx
 from dlx._core.stream import Stream
@@ -23,14 +24,12 @@ N = 64
 @pytest.fixture
 def cupy(monkeypatch, cuda, np):
     """The module, known to dlx as cupy for one test."""
-    import dlx_cupy
-
     from dlx._registry.registry import Plugin, registry
 
     module = fakecupy.module(cuda)
     monkeypatch.setitem(sys.modules, "cupy", module)
-    plugin = Plugin("dlx_cupy", lambda: None, "dlx", adapters=(dlx_cupy.CupyAdapter(),), loaded=True)
-    monkeypatch.setitem(registry._plugins, "cupy", plugin)
+    plugin = Plugin("dlx_cupy", lambda: None, "dlx", adapters=(adapter_module("cupy", "cupy").CupyAdapter(),))
+    monkeypatch.setitem(registry._loader.plugins, "cupy", plugin)
     module.adapter = plugin.adapters[0]
     return module
 
@@ -259,7 +258,7 @@ def test_working_on_a_stream(cuda, cupy, device, kept):
         "foreign": Stream(place, cuda.stream(device), "somebody's"),
         "legacy": Stream(place, 1),
     }[kept]
-    with cupy.adapter.on_stream(stream):
+    with cupy.adapter.streams.activate(stream):
         assert cupy.cuda.runtime.getDevice() == 0
         with cupy.cuda.Device(device):
             assert cupy.cuda.get_current_stream().ptr == stream.handle
@@ -291,7 +290,7 @@ def test_filters_of_warnings_are_left_alone(cuda, cupy, monkeypatch):
         warnings.simplefilter("always")
         with monkeypatch.context() as patch:
             patch.setattr(warnings, "simplefilter", lambda *args: pytest.fail("a filter was set"))
-            with cupy.adapter.on_stream(Stream(dlx.Device("cuda"), cuda.stream())):
+            with cupy.adapter.streams.activate(Stream(dlx.Device("cuda"), cuda.stream())):
                 assert heard == []
         cupy.cuda.ExternalStream(cuda.stream())
     assert [each.category for each in heard] == [DeprecationWarning]
@@ -300,7 +299,7 @@ def test_filters_of_warnings_are_left_alone(cuda, cupy, monkeypatch):
 def test_a_failure_restores_the_stream(cuda, cupy):
     """Also where the block raises."""
     before = cupy.cuda.get_current_stream()
-    with pytest.raises(ZeroDivisionError), cupy.adapter.on_stream(Stream(dlx.Device("cuda"), cuda.stream())):
+    with pytest.raises(ZeroDivisionError), cupy.adapter.streams.activate(Stream(dlx.Device("cuda"), cuda.stream())):
         1 / 0
     assert cupy.cuda.get_current_stream() is before
 

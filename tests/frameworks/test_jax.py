@@ -10,7 +10,7 @@ import threading
 import weakref
 
 import pytest
-from test_numpy_torch import fill, same
+from arrays import fill, same
 
 import dlx
 from dlx import errors
@@ -459,11 +459,11 @@ for spec in (P("d"), P()):
 one = jax.device_put(x, NamedSharding(Mesh([first], ("d",)), P("d")))
 assert dlx.convert(one, to="numpy", copy=False).tolist() == list(range(8))
 
-adapter = registry.target("jax")
+devices = registry.target("jax").adapter.devices
 for number, device in enumerate((first, second)):
     there = jax.device_put(x, device)
-    assert dlx.describe(there).device == (1, number) and adapter.device_from(device) == (1, number)
-    assert adapter.device_to(dlx.Device(1, number)) == device
+    assert dlx.describe(there).device == (1, number) and devices.from_native(device) == (1, number)
+    assert devices.to_native(dlx.Device(1, number)) == device
     tensor = dlx.convert(there, to="dlx", copy=False)
     assert tensor.device == (1, number)
     assert dlx.convert(tensor, to="jax", copy=False).devices() == {device}
@@ -508,21 +508,21 @@ def test_jax_without_the_host(python):
 
 def test_devices_both_ways():
     """The host is jax's first host device, and back."""
-    adapter = registry.target("jax")
+    devices = registry.target("jax").adapter.devices
     (device,) = jnp.zeros(1).devices()
-    assert adapter.device_from(device) == (1, 0) and adapter.device_to(dlx.Device("cpu")) == device
+    assert devices.from_native(device) == (1, 0) and devices.to_native(dlx.Device("cpu")) == device
     with pytest.raises(errors.DeviceError, match="no device cuda"):
-        adapter.device_to(dlx.Device("cuda"))
+        devices.to_native(dlx.Device("cuda"))
 
 
 def test_dtypes_both_ways():
     """Every dtype that the adapter names is one of jax, both ways."""
-    adapter = registry.target("jax")
-    for name in adapter.dtypes:
-        native_dtype = adapter.dtype_to(dlx.DType(name))
-        assert native_dtype == jnp.dtype(getattr(jnp, adapter.dtypes[name]))
-        assert adapter.dtype_from(native_dtype) == dlx.DType(name)
-    assert adapter.dtype_from(jax.random.key(0).dtype) is None
+    dtypes = registry.target("jax").adapter.dtypes
+    for name in dtypes.names:
+        native_dtype = dtypes.to_native(dlx.DType(name))
+        assert native_dtype == jnp.dtype(getattr(jnp, dtypes.names[name]))
+        assert dtypes.from_native(native_dtype) == dlx.DType(name)
+    assert dtypes.from_native(jax.random.key(0).dtype) is None
 
 
 @pytest.mark.parametrize("dtype", ["complex32", "float6_e2m3fn", "int3", "float32x4", "float128", "float4_e2m1fnx2"])
@@ -652,7 +652,7 @@ class Asked:
 def test_defect_legacy_capsules():
     """Before 0.12 jax asks for legacy capsules only, and so cannot be given read-only memory by its producer."""
     source = Asked(tensor("float32", readonly=True))
-    if registry.target("jax").lowered.get("hears_readonly", True):
+    if registry.target("jax").adapter.lowered.get("hears_readonly", True):
         assert jax.dlpack.from_dlpack(source).shape == (4,) and source.options["max_version"] >= (1, 0)
     else:
         with pytest.raises(errors.ReadOnlyError, match="legacy"):
@@ -746,9 +746,10 @@ def test_what_jax_takes_is_stated_once_for_each_value_of_its_switches(python):
     out = python(
         """
         import dlx
-        target = dlx.adapters()["jax"]
-        kind, counts = type(target), {"accepts": 0, "native_dtype": 0}
-        for name in counts:
+        from dlx._registry.registry import registry
+        adapter = dlx.adapters()["jax"]
+        counts = {"capabilities": 0, "native": 0}
+        for kind, name in zip((type(adapter), type(adapter.dtypes)), counts):
             def counted(self, *arguments, name=name, old=getattr(kind, name)):
                 counts[name] += 1
                 return old(self, *arguments)
@@ -770,19 +771,20 @@ def test_what_jax_takes_is_stated_once_for_each_value_of_its_switches(python):
             with jax.enable_x64(not on):
                 found.append(taken())
         print(found == [False, True, True, False, False, True, True, False, True, False])
-        names = len(target.dtypes)
-        print(counts["accepts"], counts["native_dtype"] <= 4 * names)  # for two values, and for jax.Array as well
-        assert target.current() is target.current() and target.narrowed(jax.Array) is target.narrowed(jax.Array)
+        names = len(adapter.dtypes.names)
+        print(counts["capabilities"], counts["native"] <= 4 * names)  # for two values, and for jax.Array as well
+        assert all(registry.target(to) is registry.target(to) for to in ("jax", jax.Array))
         """,
         args=(),
     )
     assert out.split() == ["True", "4", "True"]
 
 
-def test_a_switch_that_is_thrown_meanwhile_is_not_remembered():
+def test_a_switch_that_is_thrown_meanwhile_is_not_remembered(monkeypatch):
     """Capabilities that were stated while a value changed are those of nobody else."""
     import types
 
+    from dlx._registry.registry import Registry
     from dlx.adapter import Adapter, Capabilities
 
     lib = types.ModuleType("lib_with_a_switch")
@@ -790,22 +792,21 @@ def test_a_switch_that_is_thrown_meanwhile_is_not_remembered():
 
     class Switched(Adapter):
         name = package = "lib_with_a_switch"
-        constant = False
-        depends_on = ("switch",)
+        switches = ("switch",)
 
-        def accepts(self):
+        def capabilities(self):
             dtypes = frozenset({f"int{8 << lib.switch}"})
             if lib.thrown:
                 lib.switch, lib.thrown = 1, False
             return Capabilities(dtypes=dtypes)
 
-    sys.modules["lib_with_a_switch"] = lib
-    try:
-        lib.thrown, adapter = True, Switched()
-        assert adapter.current().capabilities.dtypes == {"int8"}
-        assert adapter.current().capabilities.dtypes == {"int16"}
-        lib.switch = 0
-        assert adapter.current().capabilities.dtypes == {"int8"}
-        assert adapter.current() is adapter.current()
-    finally:
-        del sys.modules["lib_with_a_switch"]
+    plugin = types.ModuleType("dlx_lib_with_a_switch")
+    plugin.dlx_adapters = dlx.hookimpl(specname="dlx_adapters")(lambda: [Switched()])
+    monkeypatch.setitem(sys.modules, lib.__name__, lib)
+    monkeypatch.setitem(sys.modules, plugin.__name__, plugin)
+    registry, name, lib.thrown = Registry({lib.__name__: plugin.__name__}), lib.__name__, True
+    assert registry.target(name).capabilities.dtypes == {"int8"}
+    assert registry.target(name).capabilities.dtypes == {"int16"}
+    lib.switch = 0
+    assert registry.target(name).capabilities.dtypes == {"int8"}
+    assert registry.target(name) is registry.target(name)

@@ -13,10 +13,12 @@ import types
 
 import gpulib
 import pytest
+from renamed import adapter_module
 
 import dlx
 from dlx._core import native
 from dlx._core.native import lib
+from dlx._registry.registry import registry
 from dlx.errors import CopyRequiredError, DeviceError
 
 N = 64
@@ -113,19 +115,15 @@ def fake_jax(driver):
 @pytest.fixture
 def build(monkeypatch, cuda):
     """That jax, known to dlx for one test."""
-    import dlx_jax
+    from dlx._registry.registry import Plugin
 
-    from dlx._registry.registry import Plugin, registry
-
-    monkeypatch.setattr(dlx_jax, "_has_cuda_plugin", lambda: True)
-    module = fake_jax(cuda)
-    Build = type(
-        "Build", (dlx_jax.JaxAdapter,), {"types": ("jaxbuild.Array",), "name": "jaxbuild", "package": "jaxbuild"}
-    )
+    copied, module = adapter_module("jax", "jaxbuild"), fake_jax(cuda)
+    copied._has_cuda_plugin = lambda: True
+    Build = type("Build", (copied.JaxAdapter,), {"types": ("jaxbuild.Array",)})
     monkeypatch.setitem(sys.modules, "jaxbuild", module)
-    module.adapter = Build()
-    plugin = Plugin("dlx_jaxbuild", lambda: None, "dlx", adapters=(module.adapter,), loaded=True)
-    monkeypatch.setitem(registry._plugins, "jaxbuild", plugin)
+    module.adapter, module.of_adapter = Build(), copied
+    plugin = Plugin("dlx_jaxbuild", lambda: None, "dlx", adapters=(module.adapter,))
+    monkeypatch.setitem(registry._loader.plugins, "jaxbuild", plugin)
     return module
 
 
@@ -230,25 +228,23 @@ def test_what_a_function_in_jax_gets_and_gives(cuda, build, other):
 def test_other_platforms(build):
     """ROCm's devices, which jax calls by the same word, and those that DLPack does not know."""
     device = build.local_devices()[0]
-    assert build.adapter.device_from(device) == (2, 0)
+    assert build.adapter.devices.from_native(device) == (2, 0)
     device.client = types.SimpleNamespace(platform_version="rocm 60200")
-    assert build.adapter.device_from(device) == (10, 0)
+    assert build.adapter.devices.from_native(device) == (10, 0)
     device.platform = "tpu"
     with pytest.raises(DeviceError, match="no device for jax's 'tpu'"):
-        build.adapter.device_from(device)
+        build.adapter.devices.from_native(device)
 
 
 def test_without_a_plugin_there_is_no_cuda(cuda, build, other, monkeypatch):
     """And where jax was told to do without; known before any backend is started."""
-    import dlx_jax
-
-    assert build.adapter.current().capabilities.device_types == {1, 2}
+    assert registry.target("jaxbuild").capabilities.device_types == {1, 2}
     build.config.jax_platforms = "cpu"
-    assert build.adapter.current().capabilities.device_types == {1}
+    assert registry.target("jaxbuild").capabilities.device_types == {1}
     build.config.jax_platforms = "cuda"
-    assert build.adapter.current().capabilities.device_types == {2}
-    monkeypatch.setattr(dlx_jax, "_has_cuda_plugin", lambda: False)  # which stays what it is in one process
-    build.adapter._variants.clear()
+    assert registry.target("jaxbuild").capabilities.device_types == {2}
+    monkeypatch.setattr(build.of_adapter, "_has_cuda_plugin", lambda: False)  # which stays what it is in one process
+    registry._forget()
     build.config.jax_platforms = None
     with pytest.raises(DeviceError, match="cuda:0, which jaxbuild cannot hold"):
         dlx.convert(other.made(), to="jaxbuild", device="cuda:0")

@@ -10,9 +10,9 @@ import sys
 import sysconfig
 
 import pytest
-from conftest import ROOT
+from arrays import DTYPES, LAYOUTS
+from project import ROOT
 from reference import READ_ONLY
-from test_numpy_torch import DTYPES, LAYOUTS
 
 import dlx
 from dlx._core import native
@@ -34,7 +34,7 @@ def facts(np):
 @pytest.fixture
 def table(np, tmp_path_factory):
     """The table, called by exchange.c."""
-    from conftest import compiled
+    from project import compiled
 
     held = ctypes.PyDLL(str(compiled("exchange", tmp_path_factory.mktemp("exchange"))))
     held.exchange_import.restype, held.exchange_import.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_void_p]
@@ -45,7 +45,7 @@ def table(np, tmp_path_factory):
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     from dlx._registry.registry import registry
 
-    held.api = pointer(registry.target("numpy").exchange(), b"dlpack_exchange_api")
+    held.api = pointer(registry.target("numpy").adapter.fast_path.exchange(), b"dlpack_exchange_api")
     return held
 
 
@@ -352,17 +352,17 @@ def test_a_table_that_reads_wrongly_is_not_used(np, facts, monkeypatch, wrong):
     import _dlx_numpy
 
     place = ["address", "shape", "strides", "dtype"].index(wrong)
-    adapter = registry.target("numpy")
+    exchange = registry.target("numpy").adapter.fast_path.exchange
 
     def spoilt(array):
         read = facts(array)
         return (*read[:place], read[place] + (1 if place == 0 else (1,)), *read[place + 1 :])
 
-    assert adapter.exchange() is not None
+    assert exchange() is not None
     monkeypatch.setattr(_dlx_numpy, "facts", spoilt)
     try:
         native.routes_clear()
-        assert adapter.exchange() is None
+        assert exchange() is None
         for array in (np.arange(6.0).reshape(2, 3).T, np.arange(3)[::-1]):
             for to in ("dlx", "numpy"):
                 assert np.array_equal(np.asarray(dlx.convert(dlx.convert(array, to="dlx"), to=to)), array)
@@ -413,3 +413,10 @@ def test_strides_that_mean_nothing_do_not_overflow(np, case):
     source, _ = tensor(shape, strides, "float64")
     steps = dlx.convert(source, to="numpy").strides
     assert len(steps) == len(shape) and all(0 < step <= 24 for step in steps)
+
+
+def test_read_only_without_an_address(np):
+    """An array without elements keeps the read-only flag on both paths, also where there is no address."""
+    tensor = native.tensor_new(0, (0, 3), None, (2, 32, 1), (1, 0), 1, None)
+    for convert in (dlx.convert, dlx.convert.__wrapped__):
+        assert not convert(tensor, to="numpy").flags.writeable

@@ -427,14 +427,15 @@ def test_names_of_pyarrow(np):
 
 def test_dtypes_and_devices_both_ways():
     """Every dtype of the adapter is one of pyarrow, both ways; only the host is a device."""
-    adapter = registry.target("pyarrow")
-    for name in adapter.dtypes:
-        kind = adapter.dtype_to(dlx.DType(name))
-        assert kind == getattr(pa, adapter.dtypes[name])() and adapter.dtype_from(kind) == dlx.DType(name)
-    assert adapter.dtype_from(pa.string()) is None
-    assert adapter.device_from(adapter.device_to(dlx.Device("cpu"))) == (1, 0)
+    adapter = registry.target("pyarrow").adapter
+    dtypes, devices = adapter.dtypes, adapter.devices
+    for name in dtypes.names:
+        kind = dtypes.to_native(dlx.DType(name))
+        assert kind == getattr(pa, dtypes.names[name])() and dtypes.from_native(kind) == dlx.DType(name)
+    assert dtypes.from_native(pa.string()) is None
+    assert devices.from_native(devices.to_native(dlx.Device("cpu"))) == (1, 0)
     with pytest.raises(errors.DeviceError, match="no device cuda"):
-        adapter.device_to(dlx.Device("cuda"))
+        devices.to_native(dlx.Device("cuda"))
 
 
 def test_memory_lives_as_long_as_it_is_used(np):
@@ -479,7 +480,7 @@ def test_results_live_at_exit(python):
 
 def test_pyarrow_without_numpy(python):
     """Nothing of this needs numpy, where pyarrow itself does without."""
-    if registry.target("pyarrow").lowered.get("tensors_by"):
+    if registry.target("pyarrow").adapter.lowered.get("tensors_by"):
         pytest.skip("this pyarrow needs numpy")
     out = python(
         """
@@ -558,3 +559,10 @@ def test_copies_inside_of_pyarrow_are_pyarrows_own(make):
     buffers = [chunk.buffers()[-1].address for chunk in getattr(source, "chunks", [source])]
     assert [chunk.buffers()[-1].address for chunk in getattr(result, "chunks", [result])] != buffers
     assert dlx.plan(source, to="pyarrow", copy=True).outcome == "copied"
+
+
+def test_memory_of_what_cannot_cross_is_compared(np):
+    """Bools and nulls are refused or copied elsewhere; whether they share memory is known all the same."""
+    bools, nulls = pa.array([True, False]), pa.array([1.0, None])
+    assert dlx.shares_memory(bools, bools) and dlx.shares_memory(nulls, nulls)
+    assert not dlx.shares_memory(nulls, np.zeros(4))

@@ -15,6 +15,7 @@ import weakref
 
 import gpulib
 import pytest
+from renamed import adapter_module
 
 import dlx
 from dlx._core import native
@@ -51,6 +52,7 @@ class Tensor:
     def __init__(self, torch, storage, address, device, shape):
         self.torch, self.storage, self.address, self.device, self.shape = torch, storage, address, device, shape
         self.dtype, self.offset = torch.uint8, 0
+        self.is_cpu = device.type == "cpu"
 
     def stride(self):
         return (1,)
@@ -181,21 +183,16 @@ def fake_torch(driver, *, hip=None, cuda="12.8"):
 @pytest.fixture
 def build(monkeypatch, cuda, torch):
     """Install a build for one test, under the name that the adapter goes by."""
-    import dlx_torch
-
     from dlx._registry.registry import Plugin, registry
 
     def install(**facts):
         module = fake_torch(cuda, **facts)
-        Build = type(
-            "Build",
-            (dlx_torch.TorchAdapter,),
-            {"types": ("build.Tensor",), "name": "build", "package": "build", "containers": ()},
-        )
+        adapter = adapter_module("torch", "build").TorchAdapter
+        Build = type("Build", (adapter,), {"types": ("build.Tensor",), "containers": ()})
         monkeypatch.setitem(sys.modules, "build", module)
         adapter = Build()
-        plugin = Plugin("dlx_build", lambda: None, "dlx", adapters=(adapter,), loaded=True)
-        monkeypatch.setitem(registry._plugins, "build", plugin)
+        plugin = Plugin("dlx_build", lambda: None, "dlx", adapters=(adapter,))
+        monkeypatch.setitem(registry._loader.plugins, "build", plugin)
         module.adapter = adapter
         return module
 
@@ -215,9 +212,9 @@ def stream_of(cuda, torch, device=0):
 
 def test_what_a_build_can_hold(build):
     """Device types come from the build; whether there is a device is not asked."""
-    assert build().adapter.capabilities.device_types == {1, 2}
-    assert build(hip="6.2", cuda=None).adapter.capabilities.device_types == {1, 10}
-    assert build(cuda=None).adapter.capabilities.device_types == {1}
+    assert build().adapter.capabilities().device_types == {1, 2}
+    assert build(hip="6.2", cuda=None).adapter.capabilities().device_types == {1, 10}
+    assert build(cuda=None).adapter.capabilities().device_types == {1}
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -296,7 +293,7 @@ def test_working_on_a_stream(cuda, build, kept, device):
         "foreign": Stream(place, cuda.stream(device), 77),
         "legacy": Stream(place, 1),
     }[kept]
-    with torch.adapter.on_stream(stream):
+    with torch.adapter.streams.activate(stream):
         current = torch.cuda.current_stream(device)
         assert current.cuda_stream == (0 if kept == "legacy" else stream.handle)
         assert (torch.entered[-1] is own) is (kept == "own")

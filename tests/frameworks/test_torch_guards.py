@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import pytest
-from test_fast_path import agree, emptied
+from agreement import agree, emptied
 
 import dlx
 from dlx import errors
@@ -27,10 +28,10 @@ def guards(torch):
 @pytest.fixture
 def adapter(torch):
     """Torch's adapter; what it remembers of its guards, and every route, is forgotten before and after."""
-    found = registry.target("torch")
+    found = registry.target("torch").adapter
 
     def forget():
-        found.__dict__.pop("_quick", None)
+        found.fast_path.guard_function.cache_clear()
         native.routes_clear()
 
     forget()
@@ -58,7 +59,7 @@ def test_answers_are_those_of_torch(torch, guards):
 
 def test_they_are_used(torch, guards, adapter):
     """What answers rightly is used: torch's own methods are left to Python."""
-    function, answered = adapter.guard_function()
+    function, answered = adapter.fast_path.guard_function()
     assert "dlx_guard_function" in repr(function)
     assert answered == {"requires_grad", "is_neg", "is_conj", dlx.adapter.OWNER_BOUNDS}
 
@@ -72,15 +73,15 @@ def test_a_wrong_answer_is_noticed(torch, guards, adapter, monkeypatch, wrong):
         "answers": lambda tensor: (*real(tensor)[:1], not real(tensor)[1], *real(tensor)[2:]),
     }
     monkeypatch.setattr(guards, wrong, spoilt[wrong])
-    assert adapter.guard_function() is None
+    assert adapter.fast_path.guard_function() is None
 
 
 @pytest.mark.parametrize("in_c", [True, False])
 @pytest.mark.parametrize("to", ["numpy", "dlx"])
-def test_with_and_without_them_the_lane_is_right(np, torch, adapter, monkeypatch, to, in_c):
+def test_with_and_without_them_the_fast_path_is_right(np, torch, adapter, monkeypatch, to, in_c):
     """Asked in C or through Python, the fast path gives what the slow path gives, and refuses what it refuses."""
     if not in_c:
-        monkeypatch.setattr(adapter, "guard_function", lambda: None, raising=False)
+        monkeypatch.setattr(adapter, "fast_path", replace(adapter.fast_path, guard_function=None))
     for i in range(len(tensors(torch))):
         agree(lambda i=i: tensors(torch)[i], to)
     for nbytes, frozen in [(0, False), (8, False), (0, True), (8, True)]:
@@ -91,7 +92,8 @@ def test_first_learnt_inside_a_transform(np, torch, guards, adapter):
     """A route that is learnt while something transforms has its guards in C all the same."""
     outside = torch.ones(3)
     torch.func.vmap(lambda t: (dlx.convert(outside, to="numpy"), t)[1])(torch.ones(2, 3))
-    assert adapter._quick is not None
+    learnt = adapter.fast_path.guard_function
+    assert learnt.cache_info().currsize == 1 and learnt() is not None
 
 
 def test_nothing_leaks_where_they_refuse(np, torch, guards, adapter):

@@ -438,3 +438,17 @@ def test_complex_tensors_without_memory_are_copied_by_torch(torch):
         fake = torch.zeros(3, dtype=torch.complex128)
         copy = dlx.convert(fake, to="torch", copy=True)
         assert type(copy) is type(fake) and copy is not fake and copy.shape == (3,)
+
+
+def test_a_graph_is_dropped_inside_torch_of_what_has_no_memory(torch):
+    """`detach=True` needs no export: of meta, sparse and emptied tensors the result has no graph either."""
+    emptied = torch.zeros(3, requires_grad=True)
+    emptied.untyped_storage().resize_(0)
+    for tensor in (
+        torch.zeros(3, device="meta", requires_grad=True),
+        torch.zeros(3, 3).to_sparse().requires_grad_(),
+        emptied,
+    ):
+        assert dlx.convert(tensor, to="torch") is tensor
+        assert not dlx.convert(tensor, to="torch", detach=True).requires_grad
+        assert dlx.plan(tensor, to="torch", detach=True).steps[0].do == "detach"

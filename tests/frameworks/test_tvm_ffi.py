@@ -144,7 +144,7 @@ def test_defect_complex_has_no_word(dtype):
     with pytest.raises(ValueError, match="type_code"):
         result.dtype
     with pytest.raises(errors.DTypeError, match=f"no word for {dtype}"):
-        registry.target("tvm_ffi").dtype_to(dlx.DType(dtype))
+        registry.target("tvm_ffi").adapter.dtypes.to_native(dlx.DType(dtype))
     assert dlx.describe(result).dtype == dlx.DType(dtype)
 
 
@@ -245,16 +245,16 @@ def test_names_of_tvm_ffi():
 
 def test_dtypes_and_devices_both_ways():
     """Every dtype of the adapter, and the host, are known to tvm_ffi, both ways."""
-    adapter = registry.target("tvm_ffi")
-    assert {name for name in DTYPES if dlx.DType(name).lanes == 1} - {"int128"} <= set(adapter.dtypes)
-    for name in (*adapter.dtypes, "float32x4", "int128"):
-        word = adapter.dtype_to(dlx.DType(name))
-        assert word == name and adapter.dtype_from(word) == dlx.DType(name)
-    device = adapter.device_to(dlx.Device("cpu"))
-    assert device == tvm_ffi.device("cpu") and adapter.device_from(device) == (1, 0)
-    assert adapter.device_from(tvm_ffi.device("cuda", 1)) == (2, 1)
+    adapter = registry.target("tvm_ffi").adapter
+    assert {name for name in DTYPES if dlx.DType(name).lanes == 1} - {"int128"} <= set(adapter.dtypes.names)
+    for name in (*adapter.dtypes.names, "float32x4", "int128"):
+        word = adapter.dtypes.to_native(dlx.DType(name))
+        assert word == name and adapter.dtypes.from_native(word) == dlx.DType(name)
+    device = adapter.devices.to_native(dlx.Device("cpu"))
+    assert device == tvm_ffi.device("cpu") and adapter.devices.from_native(device) == (1, 0)
+    assert adapter.devices.from_native(tvm_ffi.device("cuda", 1)) == (2, 1)
     with pytest.raises(errors.DeviceError):
-        adapter.device_to(dlx.Device("rocm"))
+        adapter.devices.to_native(dlx.Device("rocm"))
 
 
 def test_the_result_keeps_the_source():

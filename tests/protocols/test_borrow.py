@@ -61,7 +61,7 @@ def test_borrow_keeps_the_source_until_the_block_is_left():
     assert gone() is None
 
 
-def test_borrow_lets_go_after_an_exception():
+def test_borrow_releases_after_an_exception():
     """An exception inside the block goes on, and the array is free."""
     source = Owner(3)
     gone = weakref.ref(source)

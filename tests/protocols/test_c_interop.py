@@ -155,7 +155,7 @@ def test_a_capsule_keeps_the_source_until_it_goes(max_version):
 
 @pytest.mark.parametrize("thread", [False, True], ids=["here", "foreign-thread"])
 @pytest.mark.parametrize("legacy", [True, False])
-def test_a_consumer_lets_go_of_the_source(counting, legacy, thread):
+def test_a_consumer_releases_the_source(counting, legacy, thread):
     """A consumer calls the deleter once, without the GIL and from any thread; then the source is free."""
     source = Owner(4)
     gone = weakref.ref(source)

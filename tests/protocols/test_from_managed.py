@@ -65,7 +65,7 @@ def test_a_borrowed_managed_tensor_stays_the_callers(counting, legacy):
 
 
 @pytest.mark.parametrize("thread", [False, True], ids=["here", "foreign-thread"])
-def test_the_deleter_runs_where_the_consumer_lets_go(counting, thread):
+def test_the_deleter_runs_where_the_consumer_releases(counting, thread):
     """A consumer's deleter, without the GIL and on any thread, runs the foreign one once."""
     before = counting.deleted
     address = counting.consume(dlx.to_capsule(dlx.from_managed(counting.managed()), max_version=(1, 0)))

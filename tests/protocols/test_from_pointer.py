@@ -8,7 +8,7 @@ import weakref
 
 import cffi
 import pytest
-from test_exit import TESTS
+from project import SUPPORT
 
 import dlx
 from dlx._core.native import ffi, live
@@ -200,7 +200,7 @@ def test_release_is_called_once_after_the_last_use():
 
 
 @pytest.mark.parametrize("thread", [False, True], ids=["here", "foreign-thread"])
-def test_release_runs_on_the_thread_that_lets_go(counting, thread):
+def test_release_runs_on_the_thread_that_releases(counting, thread):
     """A deleter called without the GIL, here or on a thread that has never seen Python, calls `release` there."""
     where = []
     tensor = dlx.from_pointer(0x10000, 4, "int8", release=lambda: where.append(threading.get_ident()))
@@ -259,8 +259,8 @@ def test_release_is_not_called_after_the_end(python, counting):
     """A deleter called from C atexit, on a fresh thread, does not call `release` and does not crash."""
     code = f"""
 import sys, dlx
-sys.path[:0] = {TESTS!r}
-from conftest import Counting
+sys.path.insert(0, {str(SUPPORT)!r})
+from counting import Counting
 counting = Counting({counting.path!r})
 tensor = dlx.from_pointer(65536, 4, 'int8', release=lambda: print('released', flush=True))
 counting.delete_at_exit(elsewhere=counting.consume(dlx.to_capsule(tensor, max_version=(1, 0))))

@@ -447,7 +447,7 @@ def failing(monkeypatch):
     """Make a target fail in a given way."""
 
     def fail(name, how):
-        monkeypatch.setattr(registry.target(name), "load", how)
+        monkeypatch.setattr(registry.target(name).adapter, "load", how)
 
     yield fail
     stash.clear()
@@ -528,7 +528,7 @@ def test_a_capsule_is_given_back_where_it_cannot_even_be_described(counting, fai
 def test_a_capsule_given_back_can_be_used_again(counting, failing, monkeypatch, legacy):
     """After the consumer's failure the same capsule converts."""
     with monkeypatch.context() as patch:
-        patch.setattr(registry.target("dlx"), "load", take_and_free)
+        patch.setattr(registry.target("dlx").adapter, "load", take_and_free)
         capsule = counting.capsule((3,), legacy=legacy)
         with pytest.raises(errors.ConversionError):
             dlx.convert(capsule, to="dlx")
@@ -556,7 +556,7 @@ def test_a_consumer_that_runs_out_of_memory(counting, monkeypatch):
     def load(tensor):
         raise MemoryError
 
-    monkeypatch.setattr(registry.target("dlx"), "load", load)
+    monkeypatch.setattr(registry.target("dlx").adapter, "load", load)
     capsule = counting.capsule()
     with pytest.raises(MemoryError):
         dlx.convert(capsule, to="dlx")
@@ -569,7 +569,7 @@ def test_an_interrupted_consumer_leaks_nothing(counting, monkeypatch):
     def load(tensor):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(registry.target("dlx"), "load", load)
+    monkeypatch.setattr(registry.target("dlx").adapter, "load", load)
     before = counting.deleted
     capsule = counting.capsule()
     with pytest.raises(KeyboardInterrupt):
@@ -744,7 +744,7 @@ def test_buffers_are_held_until_release(target):
 
 
 @pytest.mark.parametrize("options", [{"copy": True}, {"device": "cuda"}])
-def test_buffers_are_let_go_after_a_copy_or_a_refusal(options):
+def test_buffers_are_released_after_a_copy_or_a_refusal(options):
     """Nothing holds the buffer after a conversion that did not share it, nor after a plan or a description."""
     source = bytearray(8)
     dlx.plan(source, to="dlx")

@@ -8,103 +8,15 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import subprocess
 import sys
 import textwrap
 
 import pytest
-from conftest import ROOT
+from distributions import FRAMEWORK, Site, adapter
 
 import dlx
 from dlx.adapter import API, Adapter, hookspecs
-
-FRAMEWORK = """
-__version__ = "1.0"
-class Array:
-    def __init__(self, tensor): self.tensor = tensor
-class Sub(Array): pass
-class Bag:
-    def __init__(self, items): self.items = items
-"""
-
-ADAPTER = """
-import dlx, sys
-from dlx.adapter import Adapter, Capabilities, Container, Layout
-class A(Adapter):
-    api = {api}
-    name = "{name}"
-    package = "{package}"
-    types = ("{package}.Array",)
-    priority = {priority}
-    def accepts(self): return Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1, keeps_readonly=True)
-    def info(self, obj):
-        from dlx.adapter import ArrayInfo, type_name
-        return ArrayInfo.of_tensor(obj.tensor, "{label}", type(obj), ())
-    def export(self, obj, *, stream=None): return obj.tensor
-    def load(self, tensor):
-        return self.module().Array(tensor)
-@dlx.hookimpl
-def dlx_adapters(): return [A()]
-"""
-
-
-def adapter(name="lib", *, package=None, api=1, priority=0, label=None):
-    """Return the source of a plugin with one adapter; `label` is what its arrays are described as."""
-    return ADAPTER.format(name=name, package=package or name, api=api, priority=priority, label=label or name)
-
-
-class Site:
-    """A folder of installed distributions."""
-
-    def __init__(self, path, python):
-        self.path, self.python = path, python
-
-    def module(self, name, code=FRAMEWORK):
-        (self.path / f"{name}.py").write_text(textwrap.dedent(code))
-
-    def distribution(self, name, entries, *, version="1.0"):
-        """Write metadata only: entries are {entry's name: module}."""
-        info = self.path / f"{name.replace('-', '_')}-{version}.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        lines = "".join(f"{entry} = {module}\n" for entry, module in entries.items())
-        (info / "entry_points.txt").write_text(f"[dlx]\n{lines}")
-
-    def plugin(self, name, entry, code):
-        """Write a plugin of one module, named as its distribution."""
-        module = name.replace("-", "_")
-        self.module(module, code)
-        self.distribution(name, {entry: module})
-
-    def run(self, code, **environment):
-        """Run code where everything here is installed; return the words or lines that it printed."""
-        start = f"import sys; sys.path.insert(0, {str(self.path)!r}); import dlx\n"
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "adapters")]), **environment}
-        return self.python(start + textwrap.dedent(code), args=(), env=env).strip()
-
-    def error(self, code="dlx.convert(b'abc', to='lib')", **environment):
-        """Run code that must raise a PluginError; return its message."""
-        return self.run(
-            f"""
-            try:
-                {code}
-            except dlx.errors.PluginError as error:
-                assert "\\n" not in str(error) and len(str(error)) < 400, str(error)
-                print(error)
-            else:
-                print("nothing raised")
-            """,
-            **environment,
-        )
-
-    def doctor(self, **environment):
-        """Return what `dlx doctor` says of each plugin, by module."""
-        out = self.run(
-            "from dlx.cli import main; main(['doctor', '--json', '--verbose'])",
-            **environment,
-        )
-        return {each["module"]: each for each in json.loads(out)["adapters"]}
 
 
 @pytest.fixture
@@ -158,7 +70,7 @@ def test_a_plugin_with_containers_only(site):
         print(type(bag).__name__, [type(each).__name__ for each in bag.items])
         print(dlx.plan(b"ab", to="lib").error)
         view = dlx.convert(lib.Bag([dlx.empty((3,), "int8", "cpu")]), to="dlx", lazy=True)
-        print(dlx.adapters()["lib"].capabilities)
+        print(dlx.adapters()["lib"].capabilities())
         """
     )
     lines = out.splitlines()
@@ -316,17 +228,18 @@ BROKEN = {  # a plugin's code -> what the sentence says
     "the class": (adapter().replace("[A()]", "[A]"), "gave the class A. Give an instance: A()."),
     "two of one name": (adapter().replace("[A()]", "[A(), A()]"), "it has two adapters named 'lib'"),
     "no name": (adapter().replace('name = "lib"', ""), "its adapter A has no name. Set it"),
-    "priority no number": (adapter(priority="'high'"), "the priority of its adapter A is 'high'. Give an int."),
-    "says it is dlx": (adapter().replace("priority = 0", "is_own = True"), "says that its arrays are dlx.Tensor"),
     "named dlx": (adapter("dlx", package="lib"), "is named 'dlx', which is dlx itself"),
     "types no tuple": (
         adapter().replace('("lib.Array",)', '("lib.Array")'),
         "the types of its adapter 'lib' are 'lib.Array'. Give a tuple of str.",
     ),
-    "guards no guards": (adapter().replace("priority = 0", "guards = ('x',)"), "are ('x',). Give a tuple of Guard."),
+    "guards no guards": (
+        adapter().replace("pass  # facts", "fast_path = FastPath(('lib.Array',), guards=('x',))"),
+        "are ('x',). Give a tuple of Guard.",
+    ),
     "unknown dtype": (
-        adapter().replace("priority = 0", "dtypes = {'float': 'single'}"),
-        "the dtypes of its adapter 'lib' cannot be read: there is no dtype 'float'",
+        adapter().replace("pass  # facts", "dtypes = DTypes('lib', {'float': 'single'})"),
+        "the dtypes.names of its adapter 'lib' cannot be read: there is no dtype 'float'",
     ),
     "newer": (adapter(api=99), f"adapter 'lib' speaks API 99, this dlx speaks {API}. Update dlx."),
     "older": (adapter(api=0), f"adapter 'lib' speaks API 0, this dlx speaks {API}. Update dlx-lib."),
@@ -458,32 +371,38 @@ def test_metadata_that_cannot_be_read(site):
 
 
 def test_two_plugins_for_one_framework(site):
-    """Both are refused, naming both distributions, in whatever order they are found; a type of it says the same."""
+    """Neither is loaded; the error names both, whichever is found first, and a type of it says the same."""
     site.plugin("dlx-lib", "lib", adapter())
     site.plugin("lib-for-dlx", "lib", adapter())
     out = site.error()
-    assert "dlx-lib (dlx_lib)" in out and "lib-for-dlx (lib_for_dlx)" in out, out
-    assert "both have an adapter for the name 'lib', with the same priority. Uninstall one, give one a" in out
+    assert "dlx_lib (dlx-lib)" in out and "lib_for_dlx (lib-for-dlx)" in out, out
+    assert "both have an adapter for 'lib'. Uninstall " in out
+    assert out.endswith(", or set DLX_LOAD_PLUGINS to the distributions to use.")
     assert "both have an adapter" in site.error("import lib; dlx.convert(lib.Array(None), to='dlx')")
     found = site.doctor()
     assert (found["dlx_lib"]["status"], found["lib_for_dlx"]["status"]) == ("broken", "broken")
     assert "both have an adapter" in found["dlx_lib"]["cause"]
-
-
-@pytest.mark.parametrize(("first", "second", "wins"), [(0, 1, "second"), (5, 1, "first")])
-def test_the_higher_priority_is_taken(site, first, second, wins):
-    """The other one is set aside, which the listing and the doctor say."""
-    site.plugin("dlx-lib", "lib", adapter(priority=first, label="first"))
-    site.plugin("lib-for-dlx", "lib", adapter(priority=second, label="second"))
     out = site.run(
-        """
-        print(dlx.describe(dlx.convert(bytearray(3), to="lib")).framework)
-        print(*dlx.adapters().notes)
-        """
-    ).splitlines()
-    assert out[0] == wins
-    loser = "dlx_lib (dlx-lib)" if wins == "second" else "lib_for_dlx (lib-for-dlx)"
-    assert f"the adapter 'lib' of {loser} is set aside" in out[1] and "with priority" in out[1]
+        "print(*dlx.adapters().broken); print(*[name in sys.modules for name in ('dlx_lib', 'lib_for_dlx')])"
+    )
+    assert sorted(out.splitlines()[0].replace(") ", ")|").split("|")) == [
+        "dlx_lib (dlx-lib)",
+        "lib_for_dlx (lib-for-dlx)",
+    ]
+    assert out.splitlines()[1] == "False False"
+
+
+def test_two_plugins_for_one_of_several_packages(site):
+    """A plugin for two packages, one of which another one has too, is refused as a whole."""
+    site.module("other")
+    site.module("dlx_both", adapter() + "\nclass B(A): name = package = 'other'; types = ('other.Array',)\n")
+    site.distribution("dlx-both", {"lib": "dlx_both", "other": "dlx_both"})
+    site.plugin("dlx-other", "other", adapter("other"))
+    for name in ("lib", "other"):
+        out = site.error(f"dlx.convert(b'abc', to={name!r})")
+        assert "dlx_both (dlx-both)" in out and "dlx_other (dlx-other)" in out and "for 'other'" in out
+    code = "print(type(dlx.convert(bytearray(3), to='other')).__name__, *dlx.adapters().broken)"
+    assert site.run(code, DLX_LOAD_PLUGINS="dlx-other") == "Array"
 
 
 def test_the_user_chooses_one_by_name(site):
@@ -511,13 +430,11 @@ def test_two_plugins_for_one_type(site):
         ).splitlines()
         said = dict(zip(order, out, strict=False))
         assert said["lib"] == "None" and out[2] == "lib"
-        assert (
-            "dlx-other (dlx_other) and dlx-lib (dlx_lib) both have an adapter for the type lib.Array" in said["other"]
-        )
+        assert "dlx_lib (dlx-lib) and dlx_other (dlx-other) both have an adapter for 'lib.Array'" in said["other"]
 
 
 def test_two_plugins_for_one_type_of_a_third(site):
-    """Where it is nobody's own both are refused: no order of loading decides."""
+    """Where it is nobody's own, the one that is loaded first keeps it; the error of the other names both."""
     for name in ("one", "two"):
         site.module(name)
         code = adapter(name).replace(f'("{name}.Array",)', f'("{name}.Array", "lib.Array")')
@@ -525,20 +442,21 @@ def test_two_plugins_for_one_type_of_a_third(site):
     out = site.run(
         """
         import lib, one, two
-        dlx.adapters()
-        for name in ("one", "two"):
-            print(dlx.plan(b"abc", to=name).error)
+        for name in ("two", "one"):
+            print(dlx.plan(bytearray(3), to=name).error)
+        print(dlx.describe(lib.Array(dlx.empty((3,), "int8", "cpu"))).framework)
         """
     ).splitlines()
-    assert len(out) == 2 and all("dlx-one" in line and "dlx-two" in line and "lib.Array" in line for line in out)
+    assert out[::2] == ["None", "two"]
+    assert "dlx_two (dlx-two) and dlx_one (dlx-one) both have an adapter for 'lib.Array'. Uninstall dlx-one" in out[1]
 
 
 def test_containers_are_claimed_as_types_are(site):
     """Two rows for one container are a conflict as well."""
     row = 'containers = (Container(types=("lib.Bag",)),)'
-    site.plugin("dlx-lib", "lib", adapter().replace("priority = 0", row))
-    site.plugin("dlx-bags", "lib", adapter("bags", package="lib").replace('types = ("lib.Array",)', row))
-    assert "both have an adapter for the type lib.Bag" in site.error()
+    site.plugin("dlx-lib", "lib", adapter().replace("pass  # facts", row))
+    site.plugin("dlx-bags", "bags", adapter("bags", package="lib").replace('types = ("lib.Array",)', row))
+    assert "both have an adapter for 'lib.Bag'" in site.error("dlx.convert(b'abc', to='bags')")
 
 
 def test_a_plugin_beside_ours(site, np):
@@ -550,16 +468,16 @@ def test_a_plugin_beside_ours(site, np):
     assert site.run(code) == "float64 1"
     row = site.doctor()["dlx_numpy_extra"]
     assert row["status"] == "broken"
-    assert "dlx-numpy-extra offers an adapter for 'numpy', which dlx already has" in row["cause"]
+    assert "dlx_numpy (dlx) and dlx_numpy_extra (dlx-numpy-extra) both have an adapter for 'numpy'" in row["cause"]
+    assert "Uninstall dlx-numpy-extra, or set DLX_LOAD_PLUGINS" in row["cause"]
     assert site.run(code, DLX_LOAD_PLUGINS="dlx-numpy-extra") == "uint8 0"
 
 
-@pytest.mark.parametrize("priority", [0, 9])
-def test_a_plugin_that_takes_a_type_of_ours(site, np, priority):
-    """It is refused, not numpy, though it was loaded first, and whatever its priority."""
-    code = adapter(priority=priority).replace('("lib.Array",)', '("lib.Array", "numpy.ndarray")')
+def test_a_plugin_that_takes_a_type_of_ours(site, np):
+    """It is refused, not numpy, though it was loaded first."""
+    code = adapter().replace('("lib.Array",)', '("lib.Array", "numpy.ndarray")')
     site.plugin("dlx-lib", "lib", code)
-    assert "dlx-lib has an adapter for the type numpy.ndarray, which dlx has itself" in site.error()
+    assert "dlx_numpy (dlx) and dlx_lib (dlx-lib) both have an adapter for 'numpy.ndarray'" in site.error()
     out = site.run(
         """
         import numpy, lib
@@ -573,10 +491,10 @@ def test_a_plugin_that_takes_a_type_of_ours(site, np, priority):
 @pytest.mark.parametrize("name", ["numpy", "torch", "numpy scalar"])
 def test_a_plugin_that_takes_a_name_of_ours(site, name):
     """As for types: what users write stays what it is."""
-    site.plugin("dlx-lib", "lib", adapter(name, package="lib", priority=9))
+    site.plugin("dlx-lib", "lib", adapter(name, package="lib"))
     out = site.error("print(dlx.adapters()['numpy'].package); dlx.convert(b'abc', to='lib')")
     if name != "numpy scalar":  # whose plugin may not have been loaded
-        assert f"dlx-lib has an adapter for the name '{name}', which dlx has itself" in out
+        assert f"(dlx) and dlx_lib (dlx-lib) both have an adapter for '{name}'" in out
     found = site.run("found = dlx.adapters(); print(found['numpy'].package, found['torch'].package, *found.broken)")
     assert found == "numpy torch dlx_lib (dlx-lib)"
 
@@ -635,7 +553,7 @@ def test_plugins_can_be_left_out(site):
     assert site.run(code, DLX_LOAD_PLUGINS="dlx-lib, dlx.other, dlx") == "True True True 0"
     assert site.run(code, DLX_LOAD_PLUGINS="dlx-lib,dlx-nothing") == "True False True 1"
     out = site.run("print(*dlx.adapters().notes)", DLX_LOAD_PLUGINS="dlx-lib")
-    assert out == "DLX_LOAD_PLUGINS leaves dlx-other out, which has 'other'"
+    assert out == "DLX_LOAD_PLUGINS='dlx-lib' leaves dlx-other out, which has 'other'"
     out = site.run("print(dlx.plan(b'a', to='other').error)", DLX_LOAD_PLUGINS="dlx-lib")
     assert "there is no target 'other'. DLX_LOAD_PLUGINS='dlx-lib' leaves dlx-other out" in out
     out = site.run("print(*dlx.adapters().broken.values())", DLX_LOAD_PLUGINS="dlx-nothing")
@@ -654,7 +572,7 @@ def test_strict_raises_at_once(site, np):
     for value in ("1", "yes"):
         assert "broken" in site.error(listing, DLX_STRICT_PLUGINS=value)
         assert "is broken: OSError: libx.so" in site.error(unknown, DLX_STRICT_PLUGINS=value)
-        assert "offers an adapter for 'numpy'" in site.error(beside, DLX_STRICT_PLUGINS=value)
+        assert "both have an adapter for 'numpy'" in site.error(beside, DLX_STRICT_PLUGINS=value)
     for value in ("", "0"):
         for code in (listing, unknown, beside):
             assert site.error(code, DLX_STRICT_PLUGINS=value) == "nothing raised"
@@ -665,14 +583,15 @@ def test_strict_raises_at_once(site, np):
 
 OWNER = """
 import dlx, sys
+from dataclasses import replace
 from dlx_numpy import NumpyAdapter
 class Owner(NumpyAdapter):
     api = 1
     name = "lib"
     package = "lib"
-    types = fast_path_types = ("lib.Array",)
+    types = ("lib.Array",)
     containers = ()
-    fast_path_imports = False
+    fast_path = replace(NumpyAdapter.fast_path, types=types, imports=False)
     def module(self): return sys.modules["numpy"]
     def load(self, tensor): return super().load(tensor).view(sys.modules["lib"].Array)
 @dlx.hookimpl
@@ -687,12 +606,12 @@ ROADS = """
     def counting(*args, **options):
         slow.append(args)
         return path(*args, **options)
-    lane = native.FastPathFunction(counting, learn, dlx._engine.fast_path._consumer_failed)
+    lane = native.FastPathFunction(counting, learn, dlx._engine.fast_path.consumer_failed)
     array = np.arange(6.0).view(lib.Array)
 """
 
 
-def test_a_subclass_of_ours_takes_the_lane(site, np):
+def test_a_subclass_of_ours_takes_the_fast_path(site, np):
     """Out by numpy's own table, in by the adapter, as its own type; numpy's arrays are as before."""
     site.module("lib", SUBCLASS)
     site.plugin("dlx-lib", "lib", OWNER)
@@ -712,7 +631,7 @@ def test_a_subclass_of_ours_takes_the_lane(site, np):
     assert out.splitlines() == ["0 ndarray True True", "1 Array True lib", "Array ndarray", "{} []"]
 
 
-def test_a_subclass_of_torchs_takes_the_lane(site, np, torch):
+def test_a_subclass_of_torchs_takes_the_fast_path(site, np, torch):
     """The same by torch's adapter: its guards in C, its storage held, its refusals, with nothing but names changed."""
     site.module("lib", "import torch\n__version__ = '1'\nclass Array(torch.Tensor):\n    pass\n")
     code = OWNER.replace("dlx_numpy", "dlx_torch").replace("NumpyAdapter", "TorchAdapter").replace('"numpy"', '"torch"')
@@ -740,7 +659,7 @@ def test_a_subclass_of_torchs_takes_the_lane(site, np, torch):
 def test_a_table_of_a_base_is_found_out(site, np):
     """A table that makes arrays of another type is an error that says so, never an array of the wrong type."""
     site.module("lib", SUBCLASS)
-    site.plugin("dlx-lib", "lib", OWNER.replace("    fast_path_imports = False\n", ""))
+    site.plugin("dlx-lib", "lib", OWNER.replace("imports=False", "imports=True"))
     out = site.run(
         textwrap.dedent(ROADS)
         + textwrap.dedent(
@@ -762,22 +681,19 @@ def test_a_table_of_a_base_is_found_out(site, np):
 @pytest.mark.parametrize(
     ("fact", "says"),
     [
-        ("guards = (Guard('no_such', kinds=('nothing',)),)", "DTypeError: no dtype's name begins with 'nothing'"),
-        ("guards = (Guard('x', of_owner=True),); owner = 'base'; owner_type = 'lib.Nothing'", "AttributeError"),
-        ("def guard_function(self): return 3", "TypeError"),
-        ("def exchange(self): raise OSError('libx.so')", "OSError: libx.so"),
-        ("switches = (('no.such.module', 'x', 1),)", "KeyError: 'no.such.module'"),
+        ("guards=(Guard('no_such', kinds=('nothing',)),)", "DTypeError: no dtype's name begins with 'nothing'"),
+        ("guards=(Guard('x', of_owner=True),), owner='base', owner_type='lib.Nothing'", "AttributeError"),
+        ("guard_function=lambda: 3", "TypeError"),
+        ("exchange=fails", "OSError: libx.so"),
+        ("switches=(('no.such.module', 'x', 1),)", "KeyError: 'no.such.module'"),
     ],
 )
-def test_a_lane_that_cannot_be_set_up_is_not_used(site, np, fact, says):
+def test_a_fast_path_that_cannot_be_set_up_is_not_used(site, np, fact, says):
     """The array converts by the Python path, and the listing says what is wrong."""
     site.module("lib", SUBCLASS)
-    code = OWNER.replace("import dlx, sys", "import dlx, sys\nfrom dlx.adapter import Guard")
-    site.plugin(
-        "dlx-lib",
-        "lib",
-        code.replace("    fast_path_imports = False\n", f"    fast_path_imports = False\n    {fact}\n"),
-    )
+    code = OWNER.replace("imports=False", f"imports=False, {fact}")
+    head = "from dlx.adapter import Guard\ndef fails(): raise OSError('libx.so')\n"
+    site.plugin("dlx-lib", "lib", code.replace("class Owner", f"{head}class Owner"))
     out = site.run(
         textwrap.dedent(ROADS)
         + textwrap.dedent(

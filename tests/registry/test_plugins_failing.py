@@ -5,11 +5,53 @@ from __future__ import annotations
 import json
 import textwrap
 
-from test_plugins import Site, adapter
+from distributions import Site, adapter
 
-from dlx.adapter import Adapter
+from dlx.adapter import Adapter, Devices, DTypes
 
-METHODS = sorted(name for name, value in vars(Adapter).items() if not name.startswith("_") and callable(value))
+
+def methods(kind):
+    """The public methods of a class."""
+    return sorted(name for name, value in vars(kind).items() if not name.startswith("_") and callable(value))
+
+
+HOOKS = [
+    *methods(Adapter),
+    *(f"dtypes.{name}" for name in methods(DTypes)),
+    *(f"devices.{name}" for name in methods(Devices)),
+    *("streams.current", "streams.activate", "streams.ready", "ownership.consume", "ownership.restore"),
+    *("writes.guarded", "writes.count", "fast_path.exchange", "fast_path.guard_function"),
+]
+
+TOLD = ("describe", "export", "load", "capabilities", "variant", "copy", "ownership.consume", "devices.current")
+
+PARTS = """\
+    fast_path = FastPath(types)
+    dtypes, devices = DTypes(name, {'float32': 'Array'}), Devices()
+    streams, writes = StreamSupport(), WriteTracking()
+    ownership = Ownership(lambda obj, tensor, shared: tensor)
+    def capabilities"""
+
+
+def module_of(hook):
+    """The framework whose adapter has that hook."""
+    return f"lib_{hook.replace('.', '_')}"
+
+
+def with_hook(hook, function):
+    """Return the source of a plugin whose adapter has every part, and one method or function replaced."""
+    part, _, name = hook.rpartition(".")
+    if hook == "nothing":
+        line = ""
+    elif not part:
+        line = f"A.{name} = {function}"
+    elif part in ("dtypes", "devices"):
+        line = f"A.{part}.__class__ = type('Part', (type(A.{part}),), {{{name!r}: {function}}})"
+    else:
+        line = f"A.{part} = dataclasses.replace(A.{part}, {name}={function})"
+    code = adapter(module_of(hook)).replace("    def capabilities", PARTS)
+    return code.replace("@dlx.hookimpl", f"import dataclasses, rubbish\n{line}\n@dlx.hookimpl")
+
 
 CODE = """
     import importlib, json, numpy as np
@@ -68,20 +110,16 @@ CODE = """
 """
 
 
-def test_a_failing_method_is_told_by_dlx(tmp_path, python, np):
+def test_a_failing_method_is_reported_by_dlx(tmp_path, python, np):
     """Every public way in, for each method that an adapter may override: nothing but errors of dlx comes out."""
     site = Site(tmp_path, python)
-    for method in ("nothing", *METHODS):
-        name = f"lib_{method}"
+    raising = "def raising(*a, **k): raise RuntimeError(f'BOOM in {hook}')"
+    site.module("rubbish", f"def boom(hook):\n    {raising}\n    return raising")
+    hooks = {module_of(hook): hook for hook in ("nothing", *HOOKS)}
+    for name, hook in hooks.items():
         site.module(name)
-        code = adapter(name).replace(
-            "    priority = 0\n",
-            f"    priority = 0\n    fast_path_types = ('{name}.Array',)\n    dtypes = {{'float32': 'Array'}}\n",
-        )
-        raising = f"def boom(self, *a, **k): raise RuntimeError('BOOM in {method}')\nA.{method} = boom\n@dlx.hookimpl"
-        site.plugin(f"dlx-{method}", name, code if method == "nothing" else code.replace("@dlx.hookimpl", raising))
-    names = [f"lib_{method}" for method in ("nothing", *METHODS)]
-    found = json.loads(site.run(f"NAMES = {names}\n" + textwrap.dedent(CODE)))
+        site.plugin(f"dlx-{name}", name, with_hook(hook, f"rubbish.boom({hook!r})"))
+    found = json.loads(site.run(f"NAMES = {list(hooks)}\n" + textwrap.dedent(CODE)))
     raw = {(name, what): said for name, ways in found.items() for what, said in ways.items() if said.startswith("RAW")}
     assert not raw
     sound = found.pop("lib_nothing")
@@ -92,10 +130,10 @@ def test_a_failing_method_is_told_by_dlx(tmp_path, python, np):
         for what, text in ways.items()
         if text not in ("fine", "planned", sound[what].replace("lib_nothing", name))
     }
-    looked_up = {key for key, text in said.items() if f"BOOM in {key[0].removeprefix('lib_')}" not in text}
+    looked_up = {key for key, text in said.items() if f"BOOM in {hooks[key[0]]}" not in text}
     assert {name for name, _ in looked_up} <= {"lib_classes"}  # types that cannot be looked up are none
-    for method in ("examine", "info", "export", "load", "accepts", "current", "take", "holds", "clone", "check"):
-        assert any(name == f"lib_{method}" for name, _ in said), method
+    for hook in TOLD:
+        assert any(name == module_of(hook) for name, _ in said), hook
 
 
 def test_the_cause_of_a_failing_consumer_keeps_its_traceback(tmp_path, python, np):
@@ -129,23 +167,18 @@ class Odd:
     def __getattribute__(self, name): raise RuntimeError('no ' + name)
     __bool__ = __len__ = __iter__ = __repr__ = __eq__ = __hash__ = lambda self, *a: 1 / 0
 """
-RUBBISH_CODE = "import rubbish\nA.{method} = lambda self, *a, **k: rubbish.value\n@dlx.hookimpl"
 
 
-def test_rubbish_from_any_hook_is_told_by_dlx(tmp_path, python, np):
+def test_rubbish_from_any_hook_is_reported_by_dlx(tmp_path, python, np):
     """Each hook, whatever it gives: an error of dlx that names the adapter, the hook and the answer, or no effect."""
     site = Site(tmp_path, python)
     site.module("rubbish", RUBBISH_MODULE)
-    methods = [method for method in METHODS if method != "give_back"]
-    for method in methods:
-        name = f"lib_{method}"
+    hooks = [hook for hook in HOOKS if hook != "ownership.restore"]
+    for hook in hooks:
+        name = module_of(hook)
         site.module(name)
-        code = adapter(name).replace(
-            "    priority = 0\n",
-            f"    priority = 0\n    fast_path_types = ('{name}.Array',)\n    dtypes = {{'float32': 'Array'}}\n",
-        )
-        site.plugin(f"dlx-{method}", name, code.replace("@dlx.hookimpl", RUBBISH_CODE.format(method=method)))
-    names = [f"lib_{method}" for method in methods]
+        site.plugin(f"dlx-{name}", name, with_hook(hook, "lambda *a, **k: rubbish.value"))
+    names = [module_of(hook) for hook in hooks]
     in_a_loop = """
     import rubbish
     def typed(name, what, call):
@@ -172,15 +205,15 @@ def test_rubbish_from_any_hook_is_told_by_dlx(tmp_path, python, np):
     inside = ("AttributeError", "AssertionError", "KeyError", "IndexError")
     assert not {key: said for key, said in found.items() if any(word in said for word in inside)}
     assert live == 0
-    for method in ("accepts", "info", "examine", "export", "load", "take", "holds", "clone", "narrowed", "check"):
+    for hook in TOLD:
         assert any(
-            "PluginError: " in said and f"{method} of the adapter 'lib_{method}' gave" in said
+            "PluginError: " in said and f"{hook} of the adapter '{module_of(hook)}' gave" in said
             for key, said in found.items()
-            if f"lib_{method} " in key
-        ), method
+            if f"{module_of(hook)} " in key
+        ), hook
 
 
-def test_a_failing_give_back_replaces_nothing(tmp_path, python):
+def test_a_failing_restore_replaces_nothing(tmp_path, python):
     """The consumer's error is raised, with a note; every other array is given back, a capsule usable again."""
     site = Site(tmp_path, python)
     site.module("lib")
@@ -189,7 +222,7 @@ def test_a_failing_give_back_replaces_nothing(tmp_path, python):
 A.load = lambda self, tensor: 1 / 0
 @dlx.hookimpl"""
     giving = """
-A.give_back = lambda self, obj, tensor: [].missing
+A.ownership = Ownership(lambda obj, tensor, shared: tensor, lambda obj, tensor: [].missing)
 @dlx.hookimpl"""
     site.plugin("dlx-lib", "lib", adapter().replace("@dlx.hookimpl", raising))
     site.plugin("dlx-bad", "bad", adapter("bad").replace("@dlx.hookimpl", giving))

@@ -7,46 +7,14 @@ import textwrap
 import types
 
 import pytest
+from planted_adapter import Array, MyLib, Special, plugin
 
 import dlx
 from dlx._core import native
 from dlx._registry import generic as strangers
 from dlx._registry.registry import Registry
-from dlx.adapter import Adapter, Capabilities, Defect, Layout
+from dlx.adapter import Capabilities, KnownIssue, Layout
 from dlx.errors import AdapterNotFoundError, FrameworkNotInstalledError, PluginError
-
-
-class Array:
-    """An array of a framework that does not exist, which speaks the protocol through dlx."""
-
-    def __init__(self, tensor):
-        self.tensor = tensor
-        self.asked = 0
-
-    def __dlpack__(self, **keywords):
-        self.asked += 1
-        return self.tensor.__dlpack__(**keywords)
-
-    def __dlpack_device__(self):
-        return self.tensor.__dlpack_device__()
-
-
-class Special(Array):
-    """A subclass that another adapter may own."""
-
-
-class MyLib(Adapter):
-    """The adapter of that framework."""
-
-    name = package = "mylib"
-    install = "pip install mylib"
-    types = ("mylib.Array",)
-
-    def accepts(self):
-        return Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1, keeps_readonly=True)
-
-    def load(self, tensor):
-        return Array(tensor)
 
 
 @pytest.fixture
@@ -59,16 +27,6 @@ def mylib(monkeypatch):
     monkeypatch.setattr(Special, "__module__", "mylib")
     monkeypatch.setitem(sys.modules, "mylib", package)
     return package
-
-
-def plugin(monkeypatch, name, hook, mark=True):
-    """Make a module importable whose hook is the function given."""
-    module = types.ModuleType(name)
-    if mark:
-        hook = dlx.hookimpl(specname="dlx_adapters")(hook)
-    module.dlx_adapters = hook
-    monkeypatch.setitem(sys.modules, name, module)
-    return module
 
 
 @pytest.fixture
@@ -121,7 +79,7 @@ def test_target_by_module_and_type(registry, mylib):
     """A module or a listed array type names its framework."""
     assert registry.target(mylib).name == "mylib"
     assert registry.target(Array).name == "mylib"
-    assert registry.target("dlx") is registry.target(dlx.Tensor) is strangers.TENSOR
+    assert registry.target("dlx").adapter is registry.target(dlx.Tensor).adapter is strangers.TENSOR
 
 
 def test_a_subclass_is_no_target(registry):
@@ -135,6 +93,96 @@ def test_a_target_that_is_none_of_these_is_a_type_error(registry, to):
     """A wrong kind of argument is a plain TypeError."""
     with pytest.raises(TypeError, match="must be a name, a module or an array type"):
         registry.target(to)
+
+
+def called(function, *arguments):
+    """Return the names of the Python functions that a call runs."""
+    names = []
+    sys.setprofile(lambda frame, event, _: names.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        function(*arguments)
+    finally:
+        sys.setprofile(None)
+    return names
+
+
+def test_a_target_is_resolved_once(registry, mylib):
+    """From then on it is looked up, and nothing is called."""
+    for to in ("mylib", "my", mylib, "dlx"):
+        registry.target(to)
+        found = registry.target(to)  # the first one may have loaded a plugin, which forgets all answers
+        assert called(registry.target, to) == ["target"]
+        assert registry.target(to) is found
+    registry.target(Array)
+    assert called(registry.target, Array) == ["target", "is_key"]
+
+
+def test_what_a_target_names_is_forgotten_when_a_plugin_is_loaded(registry, mylib):
+    """Each plugin that is loaded may change the answer."""
+    assert registry.target("mylib") is registry.target("mylib")
+    other = MyLib()
+    plugin = registry._loader.plugins["mylib"]
+    plugin.adapters = ()
+    plugin.load = lambda: types.SimpleNamespace(dlx_adapters=dlx.hookimpl(specname="dlx_adapters")(lambda: [other]))
+    registry._loader.load("mylib")
+    assert {registry.target(to).adapter for to in ("mylib", mylib, Array)} == {other}
+
+
+def test_a_framework_that_is_imported_anew(monkeypatch, registry, mylib, tmp_path):
+    """A target is resolved again where its package is another module, or gone; a type of the old one is no target."""
+    assert [registry.target(to).name for to in ("mylib", mylib, Array) * 2] == ["mylib"] * 6
+    monkeypatch.delitem(sys.modules, "mylib")
+    with pytest.raises(FrameworkNotInstalledError, match="mylib is not installed"):
+        registry.target("mylib")
+    (tmp_path / "mylib.py").write_text("class Array: pass")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert registry.target("mylib").name == registry.target("mylib").name == "mylib"
+    assert "mylib" in sys.modules and sys.modules["mylib"] is not mylib
+    assert registry.target(sys.modules["mylib"].Array).name == "mylib"
+    with pytest.raises(AdapterNotFoundError, match="no adapter lists the type"):
+        registry.target(Array)
+
+
+def test_a_target_whose_capabilities_change_is_asked_each_time(monkeypatch, mylib):
+    """The look-up is remembered, the answer is not; also where it is no target at present."""
+
+    class Changing(MyLib):
+        switches = ("taken",)
+
+        def capabilities(self):
+            return None if mylib.taken is None else Capabilities(dtypes=mylib.taken)
+
+    adapter = Changing()
+    plugin(monkeypatch, "dlx_mylib", lambda: [adapter])
+    registry = Registry({"mylib": "dlx_mylib"})
+    for to in ("mylib", mylib, Array) * 2:
+        for taken in (frozenset({"float32"}), frozenset({"int8"})):
+            mylib.taken = taken
+            assert registry.target(to).capabilities.dtypes == taken
+        mylib.taken = None
+        with pytest.raises(AdapterNotFoundError):
+            registry.target(to)
+    mylib.taken = frozenset({"int8"})
+    registry.target("mylib")
+    assert "_by_name" not in called(registry.target, "mylib")
+
+
+def test_a_target_that_is_no_key(registry, mylib):
+    """What cannot be hashed, or hashes by code of its own, is answered as anything else."""
+
+    class Odd(type):
+        def __hash__(cls):
+            raise RuntimeError("no hash")
+
+    class Unhashable:
+        def __hash__(self):
+            raise RuntimeError("no hash")
+
+    for _ in range(2):
+        with pytest.raises(AdapterNotFoundError, match="no adapter lists the type"):
+            registry.target(Odd("Strange", (), {}))
+        with pytest.raises(TypeError, match="to must be a name"):
+            registry.target(Unhashable())
 
 
 def test_unknown_targets_name_the_known_ones(registry):
@@ -194,7 +242,7 @@ def test_a_broken_plugin_breaks_nothing_else(monkeypatch, mylib, hook):
     """It is raised, with its cause, by whoever needs it, and only then; other targets go on working."""
     plugin(monkeypatch, "dlx_mylib", hook)
     registry = Registry({"mylib": "dlx_mylib", "numpy": "dlx_numpy"})
-    assert registry.target("dlx") is strangers.TENSOR
+    assert registry.target("dlx").adapter is strangers.TENSOR
     assert registry.producer(b"abc") is strangers.BUFFER
     for _ in range(2):  # remembered, not forgotten
         with pytest.raises(PluginError, match=r"plugin dlx_mylib \(dlx\) is (broken|refused)") as info:
@@ -208,13 +256,13 @@ def test_a_broken_plugin_breaks_nothing_else(monkeypatch, mylib, hook):
 def test_a_plugin_that_does_not_import_is_remembered(mylib, error):
     """Whatever its import raises is the cause of the PluginError."""
     registry = Registry({"mylib": "dlx_mylib"})
-    registry._plugins["mylib"].load = raising(error)
+    registry._loader.plugins["mylib"].load = raising(error)
     with pytest.raises(PluginError) as info:
         registry.target("mylib")
     assert info.value.__cause__ is error
 
 
-def test_another_api_is_told_with_both_numbers(monkeypatch, mylib):
+def test_another_api_is_reported_with_both_numbers(monkeypatch, mylib):
     """The message says which versions of the contract met."""
     plugin(monkeypatch, "dlx_mylib", BROKEN["another API"])
     with pytest.raises(PluginError, match="speaks API 99, this dlx speaks 1"):
@@ -238,7 +286,7 @@ def test_a_dlx_that_speaks_several_versions_says_which(monkeypatch, mylib):
         assert str(info.value) == f"adapter 'mylib' speaks API {spoken}, this dlx speaks 2 to 3. {fix}."
 
 
-def test_an_unmarked_hook_is_told(monkeypatch, mylib):
+def test_an_unmarked_hook_is_reported(monkeypatch, mylib):
     """Forgetting @dlx.hookimpl has a message that says so."""
     plugin(monkeypatch, "dlx_mylib", lambda: [MyLib()], mark=False)
     with pytest.raises(PluginError, match="hookimpl"):
@@ -248,7 +296,7 @@ def test_an_unmarked_hook_is_told(monkeypatch, mylib):
 def test_ours_are_loaded_as_theirs_are(np):
     """dlx_numpy comes through the same function and hook as a third party's module."""
     registry = Registry()
-    loaded = registry.load("numpy")
+    loaded = registry._loader.load("numpy")
     assert loaded.module == "dlx_numpy"
     assert [adapter.name for adapter in loaded.adapters] == ["numpy", "numpy scalar"]
 
@@ -267,7 +315,7 @@ class MyLib(Adapter):
     name = package = "mylib"
     types = ("mylib.Array",)
     install = "pip install mylib"
-    def accepts(self): return Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1, keeps_readonly=True)
+    def capabilities(self): return Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1, keeps_readonly=True)
     def load(self, tensor):
         import mylib
         return mylib.Array(tensor)
@@ -321,7 +369,7 @@ def test_entry_points_are_scanned_once_and_late(published):
     assert out.split() == ["0", "refused", "1", "1"]
 
 
-def test_broken_third_parties_are_told_by_distribution(published):
+def test_broken_third_parties_are_reported_by_distribution(published):
     """A plugin that fails to import, and a stale entry point, are each one PluginError that names its distribution."""
     out = published(
         """
@@ -337,7 +385,7 @@ def test_broken_third_parties_are_told_by_distribution(published):
 
 
 def test_two_adapters_for_one_name_are_both_named(monkeypatch, registry):
-    """The first stays; the second is remembered as broken, with both distributions in the text."""
+    """What dlx has stays; the other is remembered as broken, with both in the text."""
     import importlib.metadata
 
     class Entry:
@@ -349,8 +397,8 @@ def test_two_adapters_for_one_name_are_both_named(monkeypatch, registry):
 
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [Entry()])
     assert registry.target("mylib").name == "mylib"
-    clash = registry.plugins()["mylib (dlx-other)"]
-    assert "dlx-other offers an adapter for 'mylib', which dlx already has" in str(clash.broken)
+    clash = registry.load_all()["mylib (dlx-other)"]
+    assert "dlx_mylib (dlx) and dlx_other (dlx-other) both have an adapter for 'mylib'" in str(clash.broken)
 
 
 @pytest.mark.parametrize(
@@ -369,42 +417,43 @@ def test_two_adapters_for_one_name_are_both_named(monkeypatch, registry):
         ("unknown", "1.0", True),
     ],
 )
-def test_defects_are_open_until_the_fixed_version(version, before, affected):
+def test_known_issues_are_open_until_the_fixed_version(version, before, affected):
     """Local and pre-release builds count as lower; without a known fix every version has the fault."""
-    assert Defect("does", "see", before=before).affects(version) is affected
+    assert KnownIssue("does", "see", before=before).affects(version) is affected
 
 
-def test_defects_lower_capabilities(monkeypatch, mylib):
-    """A row of an old version changes what the framework is trusted with."""
+def test_known_issues_lower_capabilities(monkeypatch, mylib):
+    """A fault of an old version changes what the framework is trusted with."""
 
     class Old(MyLib):
-        defects = (
-            Defect("drops the flag", "see", before="2.0", lowers={"keeps_readonly": False, "max_ndim": 4}),
-            Defect("fixed long ago", "see", before="0.5", lowers={"layouts": 0}),
+        known_issues = (
+            KnownIssue("drops the flag", "see", before="2.0", lowers={"keeps_readonly": False, "max_ndim": 4}),
+            KnownIssue("fixed long ago", "see", before="0.5", lowers={"layouts": 0}),
         )
 
-    capabilities = Old().capabilities
+    plugin(monkeypatch, "dlx_mylib", lambda: [Old()])
+    capabilities = Registry({"mylib": "dlx_mylib"}).target("mylib").capabilities
     assert (capabilities.keeps_readonly, capabilities.max_ndim, capabilities.layouts) == (False, 4, Layout.ANY)
 
 
-def test_capabilities_that_change_are_asked_each_time(mylib):
-    """An adapter that says so is never remembered (jax's x64 switch)."""
+def test_capabilities_that_change_are_asked_each_time(monkeypatch, mylib):
+    """An adapter that names its switches is remembered for each of their values only (jax's x64 switch)."""
 
     class Changing(MyLib):
-        constant = False
-        allowed = frozenset({"float32"})
+        switches = ("allowed",)
 
-        def accepts(self):
-            return Capabilities(dtypes=self.allowed)
+        def capabilities(self):
+            return Capabilities(dtypes=self.module().allowed)
 
-    adapter = Changing()
+    plugin(monkeypatch, "dlx_mylib", lambda: [Changing()])
+    registry, mylib.allowed = Registry({"mylib": "dlx_mylib"}), frozenset({"float32"})
     tensor = dlx.convert(memoryview(bytes(8)).cast("d"), to="dlx")
-    before = adapter.current()  # as every look-up of a target gives it
+    before = registry.target("mylib")
     assert before.check(tensor) & native.lib.DLX_INCOMPATIBLE_DTYPE
-    address = before.capabilities_address()
-    Changing.allowed = frozenset({"float64"})
-    assert not adapter.current().check(tensor) & native.lib.DLX_INCOMPATIBLE_DTYPE
-    assert before.check(tensor) & native.lib.DLX_INCOMPATIBLE_DTYPE and before.capabilities_address() == address
+    address = before.address
+    mylib.allowed = frozenset({"float64"})
+    assert not registry.target("mylib").check(tensor) & native.lib.DLX_INCOMPATIBLE_DTYPE
+    assert before.check(tensor) & native.lib.DLX_INCOMPATIBLE_DTYPE and before.address == address
 
 
 def test_adapters_are_listed_without_their_frameworks(python):
@@ -415,7 +464,7 @@ def test_adapters_are_listed_without_their_frameworks(python):
         assert list(found)[0] == "dlx" and {"numpy", "torch", "jax", "tvm_ffi", "pyarrow"} <= set(found)
         assert not {"numpy", "torch", "jax", "tvm_ffi", "pyarrow"} & set(sys.modules)
         try:
-            found["torch"].dtype_to(dlx.DType("bfloat16"))
+            found["torch"].dtypes.to_native(dlx.DType("bfloat16"))
         except dlx.errors.FrameworkNotInstalledError as error:
             assert "import torch" in str(error)
         else:
@@ -425,27 +474,27 @@ def test_adapters_are_listed_without_their_frameworks(python):
 
 def test_dtypes_map_both_ways(np):
     """Each adapter's table gives the framework's dtype for dlx's, and back; what a version lacks is left out."""
-    adapter = Registry().target("numpy")
-    for name in adapter.known_dtypes():
+    dtypes = Registry().target("numpy").adapter.dtypes
+    for name in dtypes.known():
         dtype = dlx.DType(name)
-        assert adapter.dtype_from(adapter.dtype_to(dtype)) == dtype
+        assert dtypes.from_native(dtypes.to_native(dtype)) == dtype
     with pytest.raises(dlx.errors.DTypeError, match="numpy has no dtype code2_24bit"):
-        adapter.dtype_to(dlx.DType(2, 24, 1))
+        dtypes.to_native(dlx.DType(2, 24, 1))
 
 
 def test_torch_dtypes_map_both_ways(torch):
     """As for numpy; shells without a dtype of their own are in neither direction."""
-    adapter = Registry().target("torch")
-    assert {"bfloat16", "float8_e4m3fn", "uint16", "complex32"} <= adapter.known_dtypes()
-    for name in adapter.known_dtypes():
-        assert adapter.dtype_from(adapter.dtype_to(dlx.DType(name))) == dlx.DType(name)
-    assert adapter.dtype_from(torch.uint4) is None
+    dtypes = Registry().target("torch").adapter.dtypes
+    assert {"bfloat16", "float8_e4m3fn", "uint16", "complex32"} <= dtypes.known()
+    for name in dtypes.known():
+        assert dtypes.from_native(dtypes.to_native(dlx.DType(name))) == dlx.DType(name)
+    assert dtypes.from_native(torch.uint4) is None
 
 
 def test_devices_map_both_ways(np, torch):
     """A host device has a name in each framework; another is refused by name."""
     for name in ("numpy", "torch"):
-        adapter = Registry().target(name)
-        assert adapter.device_from(adapter.device_to(dlx.Device("cpu"))) == (1, 0)
+        devices = Registry().target(name).adapter.devices
+        assert devices.from_native(devices.to_native(dlx.Device("cpu"))) == (1, 0)
         with pytest.raises(dlx.errors.DeviceError, match="cuda:1"):
-            adapter.device_to(dlx.Device("cuda:1"))
+            devices.to_native(dlx.Device("cuda:1"))

@@ -10,10 +10,25 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from project import ROOT
 
 import dlx.adapter
-from dlx.adapter import Adapter, Blocker, Capabilities, Container, Defect, Guard, Layout
+from dlx.adapter import (
+    Adapter,
+    Blocker,
+    Capabilities,
+    Container,
+    Description,
+    Devices,
+    DTypes,
+    FastPath,
+    Guard,
+    KnownIssue,
+    Layout,
+    Ownership,
+    StreamSupport,
+    WriteTracking,
+)
 
 PAGE = (ROOT / "docs" / "write-an-adapter.md").read_text(encoding="utf-8")
 BLOCKS = [(found[1], found[2]) for found in re.finditer(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)]
@@ -54,42 +69,57 @@ def test_the_page_runs(tmp_path, np):
         assert shown == expected, code
 
 
-def rows(title):
-    """The names in the first column of a table of the page."""
+def cells(title):
+    """The cells of a table of the page, line by line."""
     part = PAGE.split(f"\n### {title}\n", 1)[1].split("\n### ", 1)[0]
-    cells = [line.split("|")[1] for line in part.splitlines() if line.startswith("|")][2:]
-    return [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    return [line.strip("|").split("|") for line in part.splitlines() if line.startswith("|")][2:]
+
+
+def names_in(*texts):
+    """The names in cells, in their order."""
+    return [name for text in texts for name in re.findall(r"`(\w+)`", text)]
 
 
 def public(kind):
-    """What a class offers, by name."""
-    return {name for name in vars(kind) if not name.startswith("_")}
+    """What a class offers, by name; for DTypes also its parameters."""
+    parameters = inspect.signature(kind).parameters if kind is DTypes else ()
+    fields = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else parameters
+    return {name for name in (*vars(kind), *fields) if not name.startswith("_")}
 
 
-METHODS = {name for name in public(Adapter) if name not in Adapter.__annotations__}
+PARTS = [
+    *(DTypes, Devices, Description, Blocker, FastPath, Guard, StreamSupport, Ownership, WriteTracking, Container),
+    *(KnownIssue, Layout),
+]
 
 
 @pytest.mark.parametrize(
     ("title", "names"),
     [
         ("Adapter: facts", set(Adapter.__annotations__)),
-        ("Adapter: methods", METHODS),
-        *((kind.__name__, public(kind)) for kind in (Layout,)),
-        *(
-            (kind.__name__, {field.name for field in dataclasses.fields(kind)} | public(kind))
-            for kind in (Capabilities, Blocker, Guard, Container, Defect)
-        ),
-        ("Beside these, in `dlx.adapter`", set(dlx.adapter.__all__)),
+        ("Adapter: methods", public(Adapter) - set(Adapter.__annotations__)),
+        ("Capabilities", public(Capabilities)),
+        ("Beside these, in `dlx.adapter`", set(dlx.adapter.__all__) - {kind.__name__ for kind in PARTS}),
     ],
 )
 def test_everything_is_in_the_tables(title, names):
     """Each name once, none that is not there."""
-    found = rows(title)
+    found = names_in(*(row[0] for row in cells(title)))
     assert len(found) == len(set(found))
     assert set(found) == names
 
 
-@pytest.mark.parametrize("kind", [Adapter, Capabilities, Blocker, Guard, Container, Defect, Layout])
+def test_every_part_is_in_the_tables():
+    """Each class of which an adapter consists, with each field and method once."""
+    found = {name: names_in(members) for row in cells("Parts") for name, members in [(*names_in(row[0]), row[2])]}
+    assert list(found) == [kind.__name__ for kind in PARTS]
+    for kind in PARTS:
+        members = found[kind.__name__]
+        assert len(members) == len(set(members))
+        assert set(members) == public(kind), kind
+
+
+@pytest.mark.parametrize("kind", [Adapter, Capabilities, *PARTS])
 def test_every_field_has_a_docstring(kind):
     """The class says what each of its fields means; every method has a docstring."""
     named = re.findall(r"^(\w+(?:, \w+)*)$", inspect.cleandoc(kind.__doc__), re.MULTILINE)
@@ -97,7 +127,7 @@ def test_every_field_has_a_docstring(kind):
     if dataclasses.is_dataclass(kind):
         fields = {field.name for field in dataclasses.fields(kind)}
     else:
-        fields = set(kind.__annotations__)
+        fields = set(inspect.get_annotations(kind))
     assert fields <= listed
     for name, value in vars(kind).items():
         if not name.startswith("_") and callable(value) and name not in fields:
@@ -106,10 +136,9 @@ def test_every_field_has_a_docstring(kind):
 
 def test_defaults_are_those_of_the_code():
     """The column of defaults says what is so, where it is a plain value."""
-    for title, kind in (("Adapter: facts", Adapter), ("Capabilities", Capabilities), ("Guard", Guard)):
-        part = PAGE.split(f"\n### {title}\n", 1)[1].split("\n### ", 1)[0]
-        for line in part.splitlines():
-            cells = [cell.strip() for cell in line.strip("|").split("|")]
-            name = cells[0].strip("`")
-            if hasattr(kind, name) and cells[1] in ("True", "False", "None", "0", "1", "16", "64", "()", "{}"):
-                assert repr(getattr(kind, name)).replace("frozenset()", "{}") == cells[1], name
+    for title, kind in (("Adapter: facts", Adapter), ("Capabilities", Capabilities)):
+        for row in cells(title):
+            for name in names_in(row[0]):
+                default = row[1].strip()
+                if hasattr(kind, name) and default in ("True", "False", "None", "0", "1", "16", "64", "()", "{}"):
+                    assert repr(getattr(kind, name)).replace("frozenset()", "{}") == default, name

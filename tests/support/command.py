@@ -10,6 +10,7 @@ import sys
 
 from dlx.cli import main
 
+COMMANDS = ("inspect", "plan", "dtypes", "matrix", "devices", "doctor", "bench")
 MEMORY = 768 << 20  # bytes of address space: enough for Python and the core, not for what a header may claim
 
 

@@ -12,7 +12,7 @@ import types
 import dlx
 from dlx._core import native
 from dlx._core.native import lib
-from dlx.adapter import Adapter, Capabilities, Layout
+from dlx.adapter import Adapter, ArrayInfo, Capabilities, Description, Devices, Layout, StreamSupport
 
 N = 64
 
@@ -106,6 +106,25 @@ class Framework(types.ModuleType):
         return self.cuda.read(self.handle(array.device.id), array.ptr, N, array.device.id)
 
 
+class GpuDevices(Devices):
+    """The devices of such a framework."""
+
+    def __init__(self, framework):
+        self.framework = framework
+
+    def current(self, device_type):
+        return self.framework.device
+
+    @contextlib.contextmanager
+    def activate(self, device):
+        before, self.framework.device = self.framework.device, device.id
+        try:
+            with super().activate(device):
+                yield
+        finally:
+            self.framework.device = before
+
+
 class GpuAdapter(Adapter):
     """The adapter of such a framework."""
 
@@ -115,38 +134,29 @@ class GpuAdapter(Adapter):
         self.framework = framework
         self.name = self.package = framework.__name__
         self.types = (f"{self.name}.Array",)
+        self.devices = GpuDevices(framework)
+        self.streams = self.stream_support()
         self.facts = {"device_types": frozenset({1, 2}), "layouts": Layout.ANY, "min_alignment": 1} | facts
 
-    def accepts(self):
+    def stream_support(self):
+        return StreamSupport(
+            current=self.current_stream,
+            activate=lambda stream: self.framework.on(stream.handle, stream.device.id),
+        )
+
+    def capabilities(self):
         return Capabilities(dtypes=frozenset({"uint8"}), **self.facts)
 
-    def info(self, obj):
-        from dlx.adapter import ArrayInfo
-
-        return ArrayInfo.of_tensor(obj.tensor, self.name, type(obj), ())
+    def describe(self, obj):
+        return Description(ArrayInfo.of_tensor(obj.tensor, self.name, type(obj), ()))
 
     def export(self, obj, *, stream=None):
         self.framework.heard.append(stream)
         return obj.tensor
 
-    def work_stream(self, device):
+    def current_stream(self, device):
         self.framework.asked += 1
         return self.framework.current(device.id)
-
-    def current_device(self, device_type):
-        return self.framework.device
-
-    @contextlib.contextmanager
-    def on_device(self, device):
-        before, self.framework.device = self.framework.device, device.id
-        try:
-            with super().on_device(device):
-                yield
-        finally:
-            self.framework.device = before
-
-    def on_stream(self, stream):
-        return self.framework.on(stream.handle, stream.device.id)
 
     def load(self, tensor):
         device = tensor.device
@@ -157,8 +167,8 @@ class GpuAdapter(Adapter):
 class EventAdapter(GpuAdapter):
     """One whose arrays each have a stream of their own, so that there is no current one; it speaks for itself."""
 
-    def work_stream(self, device):
-        return None
+    def stream_support(self):
+        return StreamSupport(activate=super().stream_support().activate)
 
     def export(self, obj, *, stream=None):
         self.framework.heard.append(stream)
@@ -177,6 +187,6 @@ def install(monkeypatch, name, cuda, kind=GpuAdapter, **facts):
     framework = Framework(name, cuda)
     monkeypatch.setitem(sys.modules, name, framework)
     adapter = framework.adapter = kind(framework, **facts)
-    plugin = Plugin(f"dlx_{name}", lambda: None, "tests", adapters=(adapter,), loaded=True)
-    monkeypatch.setitem(registry._plugins, name, plugin)
+    plugin = Plugin(f"dlx_{name}", lambda: None, "tests", adapters=(adapter,))
+    monkeypatch.setitem(registry._loader.plugins, name, plugin)
     return framework

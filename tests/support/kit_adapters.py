@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-import traceback
 import types
 from dataclasses import replace
 
 import dlx
 from dlx._core.native import tensor_view
 from dlx._registry.registry import Plugin, registry
-from dlx.adapter import Adapter, ArrayInfo, Capabilities, Layout
+from dlx.adapter import Adapter, ArrayInfo, Capabilities, Description, DTypes, Layout
 from dlx.testing import Subject
 
 __version__ = "1.0"
@@ -32,12 +31,26 @@ class Grid:
         self.tensor = tensor
 
 
+class Names(DTypes):
+    """Dtypes whose own objects are texts."""
+
+    def native(self, attribute):
+        return f"<{attribute}>"
+
+
+class Misnames(Names):
+    """Dtypes that do not translate back."""
+
+    def from_native(self, native_dtype):
+        return super().from_native("<float32>")
+
+
 class Good(Adapter):
     """Declares what is so."""
 
     package = "kit_adapters"
     install = "it is part of the tests"
-    dtypes = {name: name for name in NAMES}  # noqa: RUF012
+    dtypes = Names(__name__, {name: name for name in NAMES})
     layouts = Layout.ANY
 
     def __init__(self, fault):
@@ -46,16 +59,13 @@ class Good(Adapter):
         setattr(sys.modules[__name__], self.kind.__name__, self.kind)
         self.types = (f"{__name__}.{self.kind.__name__}",)
 
-    def native_dtype(self, attribute):
-        return f"<{attribute}>"
-
-    def accepts(self):
+    def capabilities(self):
         return Capabilities(
             dtypes=frozenset(NAMES), layouts=self.layouts, min_alignment=1, keeps_readonly=True, null_data=True
         )
 
-    def info(self, obj):
-        return ArrayInfo.of_tensor(obj.tensor, self.name, type(obj))
+    def describe(self, obj):
+        return Description(ArrayInfo.of_tensor(obj.tensor, self.name, type(obj)))
 
     def export(self, obj, *, stream=None):
         return obj.tensor
@@ -63,15 +73,14 @@ class Good(Adapter):
     def load(self, tensor):
         return self.kind(tensor)
 
-    def clone(self, obj):
+    def copy(self, obj, device=None):
         return self.kind(dlx.convert(obj.tensor, to="dlx", copy=True))
 
 
 class Contract(Good):
     """Its dtypes do not translate back."""
 
-    def dtype_from(self, native_dtype):
-        return super().dtype_from("<float32>")
+    dtypes = Misnames(__name__, {name: name for name in NAMES})
 
 
 class RoundTrips(Good):
@@ -86,14 +95,12 @@ class RoundTrips(Good):
 
 
 class Narrowing(Good):
-    """Takes more than it says, and changes it."""
+    """Takes more than it has, and changes it."""
 
-    constant = False
+    dtypes = Names(__name__, {name: name for name in NAMES if name != "int64"})
 
-    def accepts(self):
-        asked = any(frame.name == "target_of" for frame in traceback.extract_stack())
-        names = ("float32", "float64", "int32", "uint8") if asked else NAMES
-        return Capabilities(dtypes=frozenset(names), layouts=Layout.ANY, min_alignment=1, keeps_readonly=True)
+    def capabilities(self):
+        return Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1, keeps_readonly=True, subbyte="both")
 
     def load(self, tensor):
         return self.kind(tensor_view(tensor, (1, 64, 1), None, None, None) if tensor.dtype.name == "int64" else tensor)
@@ -123,14 +130,14 @@ class DropsFlag(Good):
 class Misdescribes(Good):
     """Says that its arrays are read-only."""
 
-    def info(self, obj):
-        return ArrayInfo.of_tensor(tensor_view(obj.tensor, None, None, 1, None), self.name, type(obj))
+    def describe(self, obj):
+        return Description(ArrayInfo.of_tensor(tensor_view(obj.tensor, None, None, 1, None), self.name, type(obj)))
 
 
 class Shares(Good):
     """Takes itself for its own copy."""
 
-    def clone(self, obj):
+    def copy(self, obj, device=None):
         return self.kind(obj.tensor)
 
 
@@ -221,5 +228,5 @@ def __getattr__(name):
     fault = name.removeprefix("subject_")
     if fault == name or fault not in SUBJECTS:
         raise AttributeError(name)
-    registry._plugins.update(PLUGINS)
+    registry._loader.plugins.update(PLUGINS)
     return named(fault)

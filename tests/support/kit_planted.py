@@ -86,7 +86,7 @@ class Unfit(Array):
     """Cannot leave, and says so."""
 
     def __dlpack__(self, **keywords):
-        raise BufferError("this cannot be told")
+        raise BufferError("this cannot be said")
 
 
 class Turned(Array):

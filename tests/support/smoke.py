@@ -1,6 +1,6 @@
 """Tries an installed dlx as a user has it: no checkout, no compiler. Run it by the environment's own Python.
 
-`make dist` and tests/test_packaging.py do so. It prints one line and exits with 0, or raises.
+`make dist` and tests/api/test_packaging.py do so. It prints one line and exits with 0, or raises.
 """
 
 import ctypes

@@ -10,13 +10,14 @@ import sys
 
 import kit_planted
 import pytest
-from conftest import ROOT
+from project import ROOT
+from rich.console import Console
 
 import dlx
+from dlx.cli.render.screen import Screen
 from dlx.testing import CHECKS, Broken, Check, NotApplicable, Source, Subject, Taken, find, of_kinds, pattern, run
 from dlx.testing.check import excepting
-from dlx.testing.report import ABOUT, Grades, as_page, as_text
-from dlx.testing.svg import picture
+from dlx.testing.report import ABOUT, Grades, as_page, as_picture, as_text
 
 FAST = ("copy-true", "export-strides", "export-snapshot")
 
@@ -195,7 +196,7 @@ def test_a_check_says_what_it_promises(check):
     assert check.promise.endswith(".") and check.promise.count(". ") == 0
     assert check.about in ABOUT
     assert len(check.shows.strip().splitlines()) <= 10
-    assert check.function.__doc__ or check.name.startswith("import-")
+    assert check.function.__doc__ or check.name.startswith(("import-", "keyword-max-version-"))
 
 
 def test_a_fault_of_the_kit_is_no_grade():
@@ -264,14 +265,16 @@ def test_a_page_tells_what_was_found():
     assert "planted 1.5" in page and "![" in page
     assert "| producer: copies | ✓ | **✗ 1** of 1 |" in page
     assert page.count("```python") == 1
-    ElementTree.fromstring(picture(graded))
+    ElementTree.fromstring(as_picture(graded))
 
 
 def test_a_terminal_shows_the_same(capsys):
     """Drawn by rich: marks, promises, what was seen, and the reproduction."""
     names = ("copy-true", "copy-false", "export-snapshot")
     subject = getattr(kit_planted, "subject_copy-true")
-    as_text(Grades(subject, "1.5", tuple(CHECKS[name](subject) for name in names)), rich=True)
+    as_text(
+        Grades(subject, "1.5", tuple(CHECKS[name](subject) for name in names)), Screen("", console=Console(width=120))
+    )
     shown = capsys.readouterr().out
     assert "planted 1.5: 2 keeps, 1 breaks" in shown
     assert re.search("✗ +copy-true", shown) and re.search("✓ +copy-false", shown)

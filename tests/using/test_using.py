@@ -1,4 +1,4 @@
-"""`dlx.using`: a function computes in one framework and answers in its caller's."""
+"""`dlx.using`: a function computes in one framework and returns arrays of its caller's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def double(torch):
     return double
 
 
-# ---- which framework answers -----------------------------------------------------------------------------------------
+# ---- the framework of the results ------------------------------------------------------------------------------------
 
 
 def test_results_come_back_in_the_callers_framework(np, torch, double):
@@ -54,15 +54,23 @@ def test_mixed_callers_are_resolved_without_looking_at_the_order(np, torch, doub
     assert type(double(a, d)) is type(double(d, a)) is type(double(t, a, d)) is torch.Tensor
 
 
-def test_answer_says_it(np, torch):
+def test_returns_names_the_framework(np, torch):
     """A name, a module or a type beats the rule, also where there is no array."""
-    for answer, kind in (("numpy", np.ndarray), (torch, torch.Tensor), (dlx.Tensor, dlx.Tensor)):
-        make = dlx.using("torch", answer=answer)(lambda *args: torch.ones(1))
+    for name, kind in (("numpy", np.ndarray), (torch, torch.Tensor), (dlx.Tensor, dlx.Tensor)):
+        make = dlx.using("torch", returns=name)(lambda *args: torch.ones(1))
         assert type(make()) is kind and type(make(np.ones(1), torch.ones(1))) is kind
 
 
-def test_strangers_and_callers_without_arrays_get_what_the_function_made(np, torch, double):
-    """What cannot take arrays cannot answer."""
+def test_an_option_that_is_called_answer_too(np, torch):
+    """`answer=` is another name of `returns=`; both at once are a mistake."""
+    made = dlx.using("torch", answer="numpy")(lambda *args: torch.ones(1))
+    assert type(made()) is type(made(torch.ones(1))) is np.ndarray
+    with pytest.raises(TypeError, match="returns= or answer="):
+        dlx.using("torch", returns="numpy", answer="numpy")
+
+
+def test_generic_producers_and_callers_without_arrays_get_what_the_function_made(np, torch, double):
+    """What cannot take arrays is no framework for results."""
 
     class Stranger:
         def __dlpack__(self, *, max_version=None):
@@ -380,7 +388,7 @@ def test_a_failing_call_leaves_nothing_behind(np, torch):
 
 
 @pytest.mark.parametrize("path", ["data", "numpy", "view"])
-def test_a_declared_write_is_written_back_by_whatever_path_it_was_made(np, torch, path):
+def test_a_declared_write_is_written_back_however_it_was_made(np, torch, path):
     """No write through .data or .numpy() is counted by torch; a parameter in `writes` is written back all the same."""
 
     @dlx.using("torch", writes="x")
@@ -444,16 +452,16 @@ def test_inference_mode_counts_nothing_and_loses_nothing(np, torch):
     assert base.tolist() == [1, 1, 1] and other.tolist() == [2, 2, 2]
 
 
-def test_an_answer_that_was_asked_for_holds_for_arguments_handed_back(np, torch):
-    """answer= beats "the caller's own object", also for the caller's own containers."""
+def test_the_framework_that_was_asked_for_holds_for_unchanged_arguments(np, torch):
+    """returns= beats "the caller's own object", also for the caller's own containers."""
     a, t = np.ones(2), torch.ones(2)
-    for answer, kind, own in (("numpy", np.ndarray, a), ("torch", torch.Tensor, t)):
-        same = dlx.using("torch", answer=answer)(lambda *args: list(args))
+    for name, kind, own in (("numpy", np.ndarray, a), ("torch", torch.Tensor, t)):
+        same = dlx.using("torch", returns=name)(lambda *args: list(args))
         result = same(a, t)
         assert [type(each) for each in result] == [kind, kind] and any(each is own for each in result)
         assert dlx.shares_memory(result[0], a) and dlx.shares_memory(result[1], t)
-        assert type(dlx.using("torch", answer=answer)(lambda x: x)([a, t])[0]) is kind
-        view = dlx.using("torch", answer=answer, lazy=True)(lambda *args: list(args))(a, t)
+        assert type(dlx.using("torch", returns=name)(lambda x: x)([a, t])[0]) is kind
+        view = dlx.using("torch", returns=name, lazy=True)(lambda *args: list(args))(a, t)
         assert [type(each) for each in view] == [kind, kind] and any(each is own for each in view)
 
 

@@ -173,11 +173,11 @@ def test_a_view_of_an_argument_is_not_the_argument(lazy):
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_an_answer_of_another_framework_is_asked_for_of_arguments_too(lazy):
+def test_another_framework_of_results_is_asked_for_of_arguments_too(lazy):
     """And only of those of another one."""
     a, t = np.ones(3, "f4"), torch.ones(3)
-    for answer, own, other in (("numpy", a, t), ("torch", t, a)):
-        same_ = dlx.using("torch", answer=answer, lazy=lazy)(lambda x: x)
+    for name, own, other in (("numpy", a, t), ("torch", t, a)):
+        same_ = dlx.using("torch", returns=name, lazy=lazy)(lambda x: x)
         both = same_([own, other, [own]])
         assert both[0] is own and type(both[1]) is type(own) and both[2][0] is own
         mine = [own, {"k": own}]
@@ -203,7 +203,7 @@ def test_what_was_passed_as_it_is_comes_back_as_it_is():
             return self
 
     a = np.ones(2, "f4")
-    for options in ({}, {"lazy": True}, {"answer": "numpy"}, {"answer": "numpy", "lazy": True}):
+    for options in ({}, {"lazy": True}, {"returns": "numpy"}, {"returns": "numpy", "lazy": True}):
         using = dlx.using("torch", **options)
         model = Model(torch.ones(2), np.array(["text"]))
         assert using(Model.fit)(model, a) is model
@@ -211,7 +211,7 @@ def test_what_was_passed_as_it_is_comes_back_as_it_is():
         assert result[0] is a and result[1][0] is model and result[2]["self"] is model
         assert type(result[1][1]) is np.ndarray and type(model.weight) is torch.Tensor
         mine = torch.ones(2).as_subclass(Mine)
-        assert (using(Mine.fit)(mine, a) is mine) is ("answer" not in options)
+        assert (using(Mine.fit)(mine, a) is mine) is ("returns" not in options)
 
 
 def test_what_a_function_changed_is_not_the_callers_container():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+from dataclasses import replace
 
 import gpulib
 import pytest
@@ -115,7 +116,7 @@ def test_numbered_streams_are_streams(cuda, caller, callee, handle):
 def test_the_host_first_and_the_device_last(cuda, np, caller, callee):
     """An array of the host says nothing; the last argument may be the one that does."""
 
-    @dlx.using("libb", answer="libb")
+    @dlx.using("libb", returns="libb")
     def work(a, b, *, c):
         return callee.handle(0)
 
@@ -126,7 +127,7 @@ def test_the_host_first_and_the_device_last(cuda, np, caller, callee):
 def test_two_devices(cuda, caller, callee):
     """Each has its stream, whichever comes first; managed memory has that of its device."""
 
-    @dlx.using("libb", answer="libb")
+    @dlx.using("libb", returns="libb")
     def work(*x):
         assert not any(callee.write(array) for array in x)
         return callee.handle(0), callee.handle(1)
@@ -378,11 +379,11 @@ def test_writes_come_back_to_a_caller_who_is_on_another_stream_by_then(cuda, cal
 
 
 def test_results_in_another_framework(cuda, np, caller, callee, third):
-    """`answer` gets them in order: on its own current stream, or on the host."""
+    """`returns` gets them in order: on its own current stream, or on the host."""
     with caller.on(slow(cuda)), third.on(slow(cuda)):
-        assert not third.read(dlx.using("libb", answer="libc")(lambda x: callee.made())(caller.made()))
+        assert not third.read(dlx.using("libb", returns="libc")(lambda x: callee.made())(caller.made()))
         cuda.forget()
-        made = dlx.using("libb", answer="numpy")(lambda x: callee.made())(caller.made())
+        made = dlx.using("libb", returns="numpy")(lambda x: callee.made())(caller.made())
         assert type(made) is np.ndarray and cuda.count("cuStreamSynchronize") > 0 and cuda.races == 0
 
 
@@ -405,7 +406,7 @@ def test_it_is_ordered_in_and_out(cuda, caller, unset):
 
 def test_one_that_names_its_stream_but_cannot_set_it(cuda, caller, callee):
     """Its callers wait for what it did to their memory."""
-    callee.adapter.on_stream = lambda stream: None
+    callee.adapter.streams = replace(callee.adapter.streams, activate=None)
 
     @dlx.using("libb")
     def work(x):
@@ -421,7 +422,7 @@ def test_one_that_names_its_stream_but_cannot_set_it(cuda, caller, callee):
 def test_jax_like_callers(cuda, unset, callee):
     """Arrays with streams of their own are told the function's stream."""
     with callee.on(slow(cuda)) as own, unset.on(slow(cuda)):
-        assert not dlx.using("libb", answer="libb")(callee.read)(unset.made())
+        assert not dlx.using("libb", returns="libb")(callee.read)(unset.made())
         assert unset.heard == [own.ptr]
 
 
@@ -480,7 +481,7 @@ def test_coroutines_in_turns(cuda, caller, callee):
     """A step of one does not see the stream of another."""
     seen = []
 
-    @dlx.using("libb", answer="libb")
+    @dlx.using("libb", returns="libb")
     async def work(x, handle):
         for _ in range(3):
             seen.append(callee.handle(0) == handle)
@@ -652,7 +653,7 @@ def test_a_call_inside_a_capture(cuda, caller, callee):
 def test_a_call_that_would_break_a_capture(cuda, caller, callee):
     """It is refused before the function is called, and the capture goes on."""
     called = []
-    callee.adapter.on_stream = lambda stream: None
+    callee.adapter.streams = replace(callee.adapter.streams, activate=None)
     with caller.on(slow(cuda)) as p, callee.on(slow(cuda)):
         x = caller.made()
         cuda.capture(p.ptr)

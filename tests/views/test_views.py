@@ -904,7 +904,7 @@ def test_options_hold_for_each_element(np, torch, arrays):
         lazy(arrays, to="nosuch")
 
 
-def test_an_error_names_its_place_and_is_raised_again(np):
+def test_an_error_names_its_path_and_is_raised_again(np):
     """The place is that of the element in the root; nothing is kept of a failure."""
     source = {"a": [1, np.ones(1), None, types.SimpleNamespace(x=np.array(["text"]))]}
     for options in ({}, {"copy": True}):
@@ -918,7 +918,7 @@ def test_an_error_names_its_place_and_is_raised_again(np):
         source["a"][3].x = np.array(["text"])
 
 
-def test_strangers_are_called_once(np):
+def test_generic_producers_are_called_once(np):
     """A producer that only speaks __dlpack__ is asked when it is touched, once."""
     calls = []
 
@@ -1217,7 +1217,7 @@ def test_memory_that_runs_out_while_an_element_is_converted(python):
     assert python(NO_MEMORY, args=()).split() == ["0", "True"]
 
 
-def test_a_container_that_holds_itself_may_lose_its_place(np):
+def test_a_container_that_holds_itself_may_lose_its_index(np):
     """What its view shows is noted once, and not for ever."""
     inner = [np.zeros(2)]
     inner.append(inner)
@@ -1242,7 +1242,7 @@ def test_a_view_assigned_to_itself_keeps_the_containers_of_its_source(np):
     assert source[-1] is inner
 
 
-def test_places_may_be_given_by_anything_that_is_an_index(np, torch):
+def test_anything_that_is_an_index_is_one(np, torch):
     """As a list takes them."""
     source = [np.zeros(2), np.zeros(2)]
     view = lazy(source)
@@ -1286,9 +1286,9 @@ def test_a_structure_of_c_shows_its_names(np, torch):
 def test_a_view_that_has_lost_its_source_does_not_crash(python):
     """The collector takes it apart piece by piece, and anything may look at it meanwhile."""
     code = """
-        from dlx._core.native import Places
+        from dlx._core.native import Slots
 
-        class Part(Places):
+        class Part(Slots):
             def _missed(self, key):
                 return self._source[key]
 
@@ -1309,7 +1309,7 @@ def test_options_do_not_outlive_a_new_adapter(python):
         import abc, sys, types
         from collections.abc import Sequence
         import dlx
-        from dlx.adapter import Adapter, Capabilities, Layout
+        from dlx.adapter import Adapter, Capabilities, FastPath, Layout
         from dlx._registry.plugin import Plugin
         from dlx._registry.registry import registry
 
@@ -1326,7 +1326,6 @@ def test_options_do_not_outlive_a_new_adapter(python):
         class Mine(Adapter):
             name = package = "mine"
             types = ("mine.Foo",)
-            def info(self, obj): return None
             def export(self, obj, *, stream=None): return obj.tensor
 
         view = lambda: dlx.convert([Foo(), Foo(), Bar()], to="dlx", lazy=True)
@@ -1334,25 +1333,26 @@ def test_options_do_not_outlive_a_new_adapter(python):
         assert type(old[0]) is type(view()[0]) is Foo and type(old[2]) is Bar
         module = types.ModuleType("dlx_mine")
         module.dlx_adapters = dlx.hookimpl(lambda: [Mine()])
-        registry._plugins["mine"] = Plugin("dlx_mine", lambda: module, "dlx-mine", names=("mine",))
-        registry.load("mine")
+        registry._loader.plugins["mine"] = Plugin("dlx_mine", lambda: module, "dlx-mine", names=("mine",))
+        registry._loader.load("mine")
         assert type(view()[0]) is dlx.Tensor and type(old[1]) is dlx.Tensor and type(view()[2]) is Bar
         Sequence.register(Bar)
         assert type(view()[2][0]) is dlx.Tensor
 
-        def plugin(number):  # two for one target, the second one preferred
+        def plugin(number):  # another one for the same target
             class Made(Adapter):
-                name, package, priority, types = "mine", "mine", number, ("mine.Foo",)
-                fast_path_types = ("mine.Foo",)
-                def accepts(self): return Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1)
+                name, package, types = "mine", "mine", ("mine.Foo",)
+                fast_path = FastPath(types)
+                def capabilities(self): return Capabilities(dtypes=None, layouts=Layout.ANY, min_alignment=1)
                 def load(self, tensor):
                     made = Foo()
                     made.by = number
                     return made
             module = types.ModuleType(f"dlx_mine{number}")
             module.dlx_adapters = dlx.hookimpl(lambda: [Made()])
-            registry._beside("mine", Plugin(module.__name__, lambda: module, f"dlx-mine{number}", names=("mine",)))
-            registry.load(f"mine (dlx-mine{number})")
+            made = Plugin(module.__name__, lambda: module, f"dlx-mine{number}", names=("mine",))
+            registry._loader.plugins["mine"] = made
+            registry._loader.load("mine")
 
         def made():
             view = dlx.convert([dlx.convert(bytearray(3), to="dlx")], to="mine", lazy=True)

@@ -9,12 +9,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import dlx
+from dlx._api import convert as api
 from dlx._registry.registry import registry
 from dlx.cli import targets
-from dlx.cli.commands.dtypes import array_of
 from dlx.cli.model import BadInput, amount, one_line
 from dlx.cli.render.screen import OUTCOMES, Cell, Screen
+from dlx.cli.sources.samples import array_of
+from dlx.errors import DlxError
 
 __all__ = ["run"]
 
@@ -73,16 +74,16 @@ def _measured(origin: str, goal: str, rounds: int, singles: int) -> dict[str, An
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         array = array_of(origin, "float32", SMALL)
-        first = next(_singly(lambda: dlx.convert(array, to=goal), 1), None)
-        outcome = dlx.plan(array, to=goal).outcome
-        times = sorted(_singly(lambda: dlx.convert(array, to=goal), singles))
+        first = next(_singly(lambda: api.convert(array, to=goal), 1), None)
+        outcome = api.plan(array, to=goal).outcome
+        times = sorted(_singly(lambda: api.convert(array, to=goal), singles))
         own = _own(goal)
         return {
             "from": origin,
             "to": goal,
             "outcome": outcome,
             "first_ns": first,
-            "convert_ns": _best(lambda: dlx.convert(array, to=goal), rounds) if outcome != "refused" else None,
+            "convert_ns": _best(lambda: api.convert(array, to=goal), rounds) if outcome != "refused" else None,
             "p50_ns": times[len(times) // 2] if times else None,
             "p99_ns": times[len(times) * 99 // 100] if times else None,
             "from_dlpack_ns": _best(lambda: own(array), rounds) if own is not None else None,
@@ -91,12 +92,12 @@ def _measured(origin: str, goal: str, rounds: int, singles: int) -> dict[str, An
 
 
 def _own(goal: str) -> Callable[[Any], Any] | None:
-    """Return the consumer's own `from_dlpack`, where it has one in one of the usual places."""
-    module = registry.target(goal).module()
+    """Return the consumer's own `from_dlpack`, where it has one by one of the usual names."""
+    module = registry.target(goal).adapter.module()
     if goal == "dlx":
         return None
-    for place in (module, getattr(module, "dlpack", None)):
-        function = getattr(place, "from_dlpack", None)
+    for holder in (module, getattr(module, "dlpack", None)):
+        function = getattr(holder, "from_dlpack", None)
         if callable(function):
             return function  # type: ignore[no-any-return]
     return None
@@ -125,14 +126,14 @@ def _singly(call: Callable[[], Any], count: int) -> Iterator[int]:
         start = clock()
         try:
             call()
-        except dlx.errors.DlxError:
+        except DlxError:
             return
         yield max(clock() - start - cost, 0)
 
 
 def _copies(origin: str, goal: str, rounds: int) -> float | None:
     array = array_of(origin, "float32", LARGE)
-    best = _best(lambda: dlx.convert(array, to=goal, copy=True), max(rounds // 3, 2))
+    best = _best(lambda: api.convert(array, to=goal, copy=True), max(rounds // 3, 2))
     return None if best is None else 4 * LARGE[0] / best
 
 

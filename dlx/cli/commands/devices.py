@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
-import dlx
+from dlx._core.types import Device
 from dlx.cli import targets
 from dlx.cli.model import BadInput, amount, one_line
 from dlx.cli.probe import ask
@@ -14,10 +15,6 @@ from dlx.cli.render.screen import Cell, Screen
 
 __all__ = ["run"]
 
-_FEWER = {
-    "there is no CUDA driver here: ": "no driver here: ",
-    ": cannot open shared object file: No such file or directory": " is not found",
-}
 ABLE = ("managed_memory", "memory_pools", "host_memory_mapped")
 AT_ONCE = 4  # frameworks imported at the same time
 
@@ -59,7 +56,7 @@ def _show_devices(driver: dict[str, Any], seen: dict[str, dict[str, Any]], scree
             what.setdefault(each["device"], "")
     rows: list[list[Cell]] = []
     for name, text in what.items():
-        device = dlx.Device(name)
+        device = Device(name)
         rows.append([(name, "name"), f"({device.type}, {device.id})", text])
     screen.table(["device", "DLPack", "what"], rows)
     words: list[list[Cell]] = [
@@ -81,9 +78,8 @@ def _show_driver(driver: dict[str, Any], screen: Screen) -> None:
     screen.line("")
     cause = driver.get("missing") or driver.get("broken")
     if cause:
-        for words, fewer in _FEWER.items():
-            cause = cause.replace(words, fewer)
-        screen.line(("CUDA: ", "name"), one_line(cause))
+        for number, line in enumerate(textwrap.wrap(one_line(cause), 74)):
+            screen.line(("" if number else "CUDA: ", "name"), f"      {line}" if number else line)
         if driver.get("missing"):
             screen.line(("if there should be one: DLX_CUDA_DRIVER may name its libcuda.so.1", "quiet"))
         return

@@ -12,55 +12,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import dlx
 from dlx._core.extension import ffi, lib
 from dlx._core.foreign import message_of
-from dlx._registry.plugin import Plugin, error_of
+from dlx._registry.plugin import error_of
 from dlx._registry.registry import registry
+from dlx._version import __version__
 from dlx.cli.model import BadInput, counted, one_line
 from dlx.cli.probe import ask
-from dlx.cli.render import tables
 from dlx.cli.render.screen import Cell, Screen
 from dlx.cli.targets import can_be_target
 
 __all__ = ["run"]
 
-_STYLES = {"ready": "good", "installed": "good", "missing": "quiet", "set aside": "quiet", "broken": "bad"}
+_STYLES = {"ready": "good", "installed": "good", "missing": "quiet", "broken": "bad"}
 _ORDER = list(_STYLES)
 
 
 @dataclass
 class Row:
-    """One adapter plugin with its framework.
+    """One adapter plugin with its framework."""
 
-    Attributes
-    ----------
-    name
-        The target's name, or the plugin's module where it is broken.
-    module, distribution
-        Where the adapter is.
-    status
-        ``"ready"``: imported, or tried with ``--load``; ``"installed"``; ``"missing"``;
-        ``"set aside"``, for another plugin of higher priority; ``"broken"``.
-    version
-        Of the framework.
-    cause
-        First line of what is broken, or how to install what is missing.
-    details
-        The whole traceback.
-    facts
-        What the probe found.
-    """
-
-    name: str
+    name: str  # the target's, or the plugin's package where it is broken
     module: str
     distribution: str
-    status: str
-    version: str = ""
-    cause: str = ""
-    details: str = ""
+    status: str  # "ready": imported, or tried with --load; "installed"; "missing"; "broken"
+    version: str = ""  # of the framework
+    cause: str = ""  # first line of what is broken, or how to install what is missing
+    details: str = ""  # the whole traceback
     api: int | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)  # what the probe found
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
@@ -79,29 +59,20 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     _show(rows, arguments, screen)
     core = _core()
     screen.document({"adapters": [_document(row, arguments.verbose) for row in rows], **core})
-    wanted = ("ready", "installed") if arguments.names else ("ready", "installed", "missing", "set aside")
+    wanted = ("ready", "installed") if arguments.names else ("ready", "installed", "missing")
     return 1 if arguments.strict and any(row.status not in wanted for row in rows) else 0
 
 
 def _rows() -> list[Row]:
     """Return a row for each plugin, by what can be known without importing a framework."""
     rows: list[Row] = []
-    for root in registry.plugins():
-        registry.load(root)  # all of them first: one may be refused because of a later one
-    seen: list[tuple[str, Plugin]] = []
-    for root, plugin in registry.plugins().items():
-        if any(plugin is other for _, other in seen):
-            continue
-        seen.append((root, plugin))
-    for root, plugin in seen:
+    names = {plugin: root for root, plugin in reversed(registry.load_all().items())}  # the first of a plugin's names
+    for plugin, root in names.items():
         row = Row(root, plugin.module, plugin.distribution, "broken")
         rows.append(row)
         if plugin.broken is not None:
             row.cause = one_line(str(error_of(plugin)), 400)
             row.details = "".join(traceback.format_exception(plugin.broken))
-            continue
-        if not plugin.adapters:  # others are preferred
-            row.status, row.cause = "set aside", one_line("; ".join(plugin.notes), 400)
             continue
         adapter = next((each for each in plugin.adapters if can_be_target(each)), plugin.adapters[0])
         row.name, row.api = adapter.name, adapter.api
@@ -149,7 +120,7 @@ def _show(rows: list[Row], arguments: argparse.Namespace, screen: Screen) -> Non
             [*cells, f"{row.module}" + (f" ({row.distribution})" if row.distribution != "dlx" else ""), row.cause]
         )
     columns = ["name", "status", "version", *(["DLPack", "exchange API"] if arguments.load else []), "adapter", "note"]
-    tables.filled(columns, table, screen)
+    screen.table(columns, table)
     if arguments.verbose:
         for row in rows:
             if row.details:
@@ -201,7 +172,7 @@ def _paste(rows: list[Row]) -> str:
     facts = _core()
     core = facts["core"]
     lines = [
-        f"dlx {dlx.__version__}: DLPack {core['dlpack'][0]}.{core['dlpack'][1]}, {core['file']}",
+        f"dlx {__version__}: DLPack {core['dlpack'][0]}.{core['dlpack'][1]}, {core['file']}",
         f"exchange tables of dlx: {', '.join(core['extensions']) or 'none'}",
         *textwrap.wrap(
             f"built by {core['compiler']}: {core['flags']}", 76, subsequent_indent="  ", break_on_hyphens=False

@@ -8,24 +8,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import dlx
-from dlx._core.extension import ffi
+from dlx._api import convert as api
 from dlx._core.types import DType
+from dlx._registry.registry import adapters
 from dlx.adapter.base import Adapter
 from dlx.cli import targets
 from dlx.cli.model import BadInput
 from dlx.cli.render.screen import OUTCOMES, Cell, Screen
+from dlx.cli.sources.samples import array_of
 from dlx.errors import DlxError
 
-__all__ = ["DTYPES", "array_of", "run"]
+__all__ = ["run"]
 
-DTYPES = (
-    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32"),
-    *("float64", "bfloat16", "complex32", "complex64", "complex128", "float8_e3m4", "float8_e4m3"),
-    *("float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
-    *("float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn", "float4_e2m1fnx2", "int1", "int2", "int4", "uint1", "uint2"),
-    *("uint4",),
-)
 _MARKS = {"same": "=", "shared": "✓", "viewed": "≈", "copied": "c", "refused": "✗", "": "·"}
 _MEANING = (
     "= the same object   ✓ shared   ≈ shared, viewed as another dtype of that width",
@@ -37,19 +31,19 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Show words from the adapters' data, or plans made live."""
     if arguments.live or arguments.origin is not None or arguments.to is not None:
         return _live(arguments, screen)
-    adapters = {name: each for name, each in dlx.adapters().items() if targets.can_be_target(each) and name != "dlx"}
+    chosen = {name: each for name, each in adapters().items() if targets.can_be_target(each) and name != "dlx"}
     rows: list[list[Cell]] = []
     documents = []
     own: dict[str, list[str]] = {}
-    for name in _known(adapters.values()):
+    for name in _known(chosen.values()):
         dtype = DType(name)
-        words = {framework: adapter.native_name(name) for framework, adapter in adapters.items()}
+        words = {framework: adapter.dtypes.native_name(name) for framework, adapter in chosen.items()}
         rows.append([(name, "name"), _numbers(dtype), *(_word(word, name) for word in words.values())])
         documents.append({"name": name, "dlpack_dtype": list(dtype), "itemsize": _itemsize(dtype), "words": words})
         for framework, word in words.items():
             if word not in ("", name, f"ml_dtypes.{name}"):
                 own.setdefault(framework, []).append(f"{name} is {word}")
-    screen.table(["dtype", "DLPack", *adapters], rows)
+    screen.table(["dtype", "DLPack", *chosen], rows)
     screen.line("")
     screen.facts([(f"* {framework}", ", ".join(words)) for framework, words in own.items()])
     screen.line("")
@@ -62,7 +56,8 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
 
 def _known(adapters: Iterable[Adapter]) -> list[str]:
     """Return every dtype's name, those that only a plugin has last."""
-    return [*DTYPES, *sorted({name for adapter in adapters for name in adapter.dtypes} - {*DTYPES})]
+    listed = [dtype.name for dtype in DType.all()]
+    return [*listed, *sorted({name for adapter in adapters for name in adapter.dtypes.names} - {*listed})]
 
 
 def _numbers(dtype: DType) -> str:
@@ -87,8 +82,8 @@ def _itemsize(dtype: DType) -> float:
 def _live(arguments: argparse.Namespace, screen: Screen) -> int:
     with screen.working("importing frameworks"):
         origins, goals = targets.chosen(arguments.origin), targets.chosen(arguments.to)
-    adapters = dlx.adapters()
-    names = _known(adapters[name] for name in {*origins, *goals})
+    found = adapters()
+    names = _known(found[name] for name in {*origins, *goals})
     both = [(origin, dtype) for origin in origins for dtype in names]
     cells = {
         (origin, dtype, goal): outcome
@@ -96,7 +91,7 @@ def _live(arguments: argparse.Namespace, screen: Screen) -> int:
         for goal, outcome in _outcomes(origin, dtype, goals).items()
     }
     if arguments.svg:
-        from dlx.cli.render.svg import picture
+        from dlx.cli.render.matrix import picture
 
         try:
             Path(arguments.svg).write_text(picture({k: v["outcome"] for k, v in cells.items()}), encoding="utf-8")
@@ -112,16 +107,6 @@ def _live(arguments: argparse.Namespace, screen: Screen) -> int:
     return 0
 
 
-def array_of(framework: str, dtype: str, shape: tuple[int, ...] = (6,)) -> Any:
-    """Return an array of a framework with a dtype, whose memory is aligned to 64 bytes, or raise what says no."""
-    aligned = dlx.empty(shape, dtype, device="cpu")
-    nbytes = max(aligned.nbytes, 1)
-    ffi.memmove(ffi.cast("void *", aligned.data_ptr), bytes(nbytes), nbytes)  # bools must be 0 or 1
-    if framework == "dlx":
-        return aligned
-    return dlx.convert(aligned, to=framework)
-
-
 def _outcomes(origin: str, dtype: str, goals: list[str]) -> dict[str, dict[str, str]]:
     """Plan an array of one dtype for each goal; nothing where its framework has no such dtype."""
     with warnings.catch_warnings():
@@ -129,17 +114,19 @@ def _outcomes(origin: str, dtype: str, goals: list[str]) -> dict[str, dict[str, 
         try:
             array = array_of(origin, dtype)
         except (DlxError, TypeError, ValueError, RuntimeError):
-            return {goal: {"outcome": "", "why": ""} for goal in goals}
+            return {goal: {"outcome": "", "why": "", "brief": ""} for goal in goals}
         return {goal: _cell(array, goal) for goal in goals}
 
 
 def _cell(array: Any, goal: str) -> dict[str, str]:
-    plan = dlx.plan(array, to=goal)
+    plan = api.plan(array, to=goal)
     error = targets.refusal(plan)
     if error is not None:
-        return {"outcome": "refused", "why": error.reason, "error": type(error).__name__}
+        return {"outcome": "refused", "why": error.reason, "brief": error.brief, "error": type(error).__name__}
     viewed = plan.outcome == "shared" and any(step.do == "view" for step in plan.steps)
-    return {"outcome": "viewed" if viewed else plan.outcome, "why": "; ".join(step.why for step in plan.steps)}
+    reasons = [step.reason() for step in plan.steps]
+    first = reasons[0] if reasons else ""
+    return {"outcome": "viewed" if viewed else plan.outcome, "why": "; ".join(reasons), "brief": first}
 
 
 def _show_pair(origin: str, goal: str, cells: dict[Any, dict[str, str]], screen: Screen) -> None:
@@ -150,8 +137,9 @@ def _show_pair(origin: str, goal: str, cells: dict[Any, dict[str, str]], screen:
     for name in names:
         cell = cells[origin, name, goal]
         if name not in absent:
-            reason = cell["why"].partition(";")[0]
-            rows.append([(name, "name"), _numbers(DType(name)), (cell["outcome"], OUTCOMES[cell["outcome"]]), reason])
+            rows.append(
+                [(name, "name"), _numbers(DType(name)), (cell["outcome"], OUTCOMES[cell["outcome"]]), cell["brief"]]
+            )
     screen.table(["dtype", "DLPack", "outcome", "why"], rows)
     if absent:
         screen.line("")

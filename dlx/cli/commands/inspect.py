@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections import Counter
 from typing import Any
 
@@ -29,10 +28,10 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     for number, source in enumerate(sources):
         if number:
             screen.line("")
-        default = "all" if source.kind in ("object", "sketch") and len(source.entries) == 1 else "none"
+        default = "all" if source.kind in ("object", "abstract") and len(source.entries) == 1 else "none"
         with screen.working("importing targets"):
             names = targets.chosen(arguments.to, default, none=True)
-        if len(source.entries) == 1 and not source.entries[0].path:
+        if source.is_one:
             documents.append(_one(source, names, arguments, screen))
         else:
             documents.append(_tree(source, names, arguments, screen))
@@ -56,16 +55,12 @@ def _one(source: Source, names: list[str], arguments: argparse.Namespace, screen
     title = entry.info.type_name if entry.info is not None else source.kind
     screen.heading(source.name, title)
     screen.facts(_facts(source, entry))
-    outcomes = _outcomes(entry, names, arguments, screen)
+    with screen.working("planning"):
+        outcomes = [targets.outcome(entry, name, mapped=arguments.mapped) for name in names]
     if outcomes:
         screen.line("")
         tables.outcomes(outcomes, screen)
     return {**_head(source), "arrays": [{**_document(entry, deep=True), "targets": _plain(outcomes)}]}
-
-
-def _outcomes(entry: Entry, names: list[str], arguments: argparse.Namespace, screen: Screen) -> list[Outcome]:
-    with screen.working("planning"):
-        return [targets.outcome(entry, name, mapped=arguments.mapped) for name in names]
 
 
 def _facts(source: Source, entry: Entry) -> list[tuple[str, Cell]]:
@@ -155,17 +150,13 @@ def _tree(source: Source, names: list[str], arguments: argparse.Namespace, scree
 def _cells(fold: Fold) -> list[Cell]:
     entry = fold.entries[0]
     note: Cell = (entry.refused, "bad") if entry.refused else ", ".join([*_layout_note(entry), *entry.notes])
-    return [_word(entry), extents(entry.shape), amount(fold.nbytes), note]
+    return [entry.shown_dtype, extents(entry.shape), amount(fold.nbytes), note]
 
 
 def _layout_note(entry: Entry) -> list[str]:
     found = layout(entry.info) if entry.info is not None else entry.order
     readonly = ["read-only"] if entry.info is not None and entry.info.readonly else []
     return [*(["F-order"] if found == "F" else ["strided"] if found == "strided" else []), *readonly]
-
-
-def _word(entry: Entry) -> str:
-    return entry.dtype.name if entry.dtype is not None else entry.dtype_name
 
 
 def _show_metadata(source: Source, screen: Screen) -> None:
@@ -196,7 +187,7 @@ def _show_sums(columns: list[tuple[Outcome, ...]], screen: Screen) -> None:
             ]
         )
         for word in ("refused", "copied"):
-            why = Counter(targets.brief(each.why, many=True) for each in outcomes if each.outcome == word)
+            why = Counter(each.why(brief=True) for each in outcomes if each.outcome == word)
             more += max(len(why) - REASONS, 0)
             for text, _ in why.most_common(REASONS):
                 reasons.setdefault((word, text), []).append(target)
@@ -257,7 +248,7 @@ def _document(entry: Entry, *, deep: bool = False) -> dict[str, Any]:
 
 
 def _plain(outcomes: list[Outcome]) -> list[dict[str, Any]]:
-    return [dataclasses.asdict(each) for each in outcomes]
+    return [each.document() for each in outcomes]
 
 
 def _totals(entries: list[Entry]) -> list[dict[str, Any]]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import re
 from collections.abc import Sequence
 from typing import Any
 
-import dlx
+from dlx._core.types import Device
 from dlx.cli import targets
+from dlx.cli.arguments import COPY
 from dlx.cli.model import Entry, Fold, Source, amount, counted, extents, nbytes_of
 from dlx.cli.render import tables
 from dlx.cli.render.screen import OUTCOMES, Cell, Screen
@@ -18,21 +17,21 @@ from dlx.cli.targets import Outcome
 
 __all__ = ["run"]
 
-_COPY = {"auto": None, "never": False, "always": True}
+_COPY = {word: value for value, word in COPY.items()}
 
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Show the plan of every source for every target."""
     sources = [open_source(name, screen) for name in arguments.sources]
     options = {
-        "device": None if arguments.device is None else dlx.Device(arguments.device),
+        "device": None if arguments.device is None else Device(arguments.device),
         "copy": _COPY[arguments.copy],
         "readonly": arguments.readonly,
         "detach": arguments.detach,
     }
     with screen.working("importing targets"):
         names = targets.chosen(arguments.to)
-    given = _given(arguments)
+    options_said = _said(arguments)
     documents: list[dict[str, Any]] = []
     refused = 0
     for number, source in enumerate(sources):
@@ -46,33 +45,27 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         refused += sum(each.outcome == "refused" for planned in plans.values() for each in planned)
         if number:
             screen.line("")
-        if _is_one(source) and len(names) > 1:
-            screen.heading(source.name, ", ".join(filter(None, (_what(source), given))))
-            tables.outcomes([_in_options(planned[0]) for planned in plans.values()], screen)
+        if source.is_one and len(names) > 1:
+            screen.heading(source.name, ", ".join(filter(None, (_what(source), options_said))))
+            tables.outcomes([planned[0] for planned in plans.values()], screen)
         else:
-            for place, (name, planned) in enumerate(plans.items()):
-                if place:
+            for i, (name, planned) in enumerate(plans.items()):
+                if i:
                     screen.line("")
-                _show(source, name, [_in_options(each) for each in planned], given, arguments.all, screen)
+                _show(source, name, planned, options_said, arguments.all, screen)
         if screen.as_json:
             documents += [_document(source, name, planned) for name, planned in plans.items()]
     screen.document({"options": {**options, "mapped": arguments.mapped}, "plans": documents})
     return 1 if arguments.strict and refused else 0
 
 
-def _is_one(source: Source) -> bool:
-    return len(source.entries) == 1 and not source.entries[0].path
-
-
 def _what(source: Source) -> str:
     entry = source.entries[0]
-    if source.kind == "sketch":
-        return "a sketch"
-    return f"{entry.dtype.name if entry.dtype is not None else entry.dtype_name}{extents(entry.shape)}"
+    return "an abstract tensor" if source.kind == "abstract" else f"{entry.shown_dtype}{extents(entry.shape)}"
 
 
-def _given(arguments: argparse.Namespace) -> str:
-    """Return the options that were given, as they are written on the command line."""
+def _said(arguments: argparse.Namespace) -> str:
+    """Return the options that were set, as they are written on the command line."""
     words = ["--mapped"] if arguments.mapped else []
     words += [f"--device {arguments.device}"] if arguments.device else []
     words += [f"--copy {arguments.copy}"] if arguments.copy != "auto" else []
@@ -80,35 +73,21 @@ def _given(arguments: argparse.Namespace) -> str:
     return " ".join([*words, "--detach"] if arguments.detach else words)
 
 
-_OPTION = re.compile(r"\b(copy|readonly|detach|device)=('\w+'|True|False)")
-_VALUES = {"copy=False": "--copy never", "copy=True": "--copy always", "detach=True": "--detach"}
-
-
-def _in_options(found: Outcome) -> Outcome:
-    """Replace arguments of `dlx.convert` in a text by the options of this command."""
-
-    def said(match: re.Match[str]) -> str:
-        return _VALUES.get(match[0]) or f"--{match[1]} {match[2].strip(chr(39))}"
-
-    return dataclasses.replace(found, why=_OPTION.sub(said, found.why), fix=_OPTION.sub(said, found.fix))
-
-
 def _show(
     source: Source, target: str, planned: Sequence[Outcome], given: str, everything: bool, screen: Screen
 ) -> None:
-    what = _what(source) if _is_one(source) else counted(len(planned), "array")
+    what = _what(source) if source.is_one else counted(len(planned), "array")
     screen.heading(f"{source.name} → {target}", ", ".join(filter(None, (what, given))))
-    if _is_one(source):
+    if source.is_one:
         _show_one(planned[0], screen)
         return
     fates = {id(entry): each for entry, each in zip(source.entries, planned, strict=True)}
-    reasons = list(dict.fromkeys(reason for each in planned if (reason := _reason(each))))
+    reasons = list(dict.fromkeys(reason for each in planned if (reason := each.shown())))
 
     def cells(fold: Fold) -> list[Cell]:
         entry, fate = fold.entries[0], fates[id(fold.entries[0])]
-        mark = f" [{reasons.index(_reason(fate)) + 1}]" if _reason(fate) else ""
-        dtype = entry.dtype.name if entry.dtype is not None else entry.dtype_name
-        return [dtype, extents(entry.shape), (f"{fate.outcome}{mark}", OUTCOMES[fate.outcome])]
+        mark = f" [{reasons.index(fate.shown()) + 1}]" if fate.shown() else ""
+        return [entry.shown_dtype, extents(entry.shape), (f"{fate.outcome}{mark}", OUTCOMES[fate.outcome])]
 
     folds = _folds(source.entries, planned, everything)
     tables.arrays(folds, ["dtype", "shape", "outcome"], cells, lambda _: ["", "", ""], screen, everything=everything)
@@ -121,14 +100,14 @@ def _show(
 
 def _show_one(planned: Outcome, screen: Screen) -> None:
     rows: list[tuple[str, Cell]] = [("outcome", (planned.outcome, OUTCOMES[planned.outcome]))]
-    if planned.why:
-        rows.append(("why", planned.why))
+    if planned.why():
+        rows.append(("why", planned.why(targets.on_the_command_line)))
     if planned.nbytes != 0:
         rows.append(("copied", amount(planned.nbytes)))
     if planned.error:
-        rows.append(("error", f"dlx.errors.{planned.error}"))
-    if planned.fix:
-        rows.append(("fix", planned.fix))
+        rows.append(("error", f"dlx.errors.{type(planned.error).__name__}"))
+    if planned.advice():
+        rows.append(("fix", planned.advice()))
     screen.facts(rows)
 
 
@@ -136,15 +115,11 @@ def _folds(entries: Sequence[Entry], planned: Sequence[Outcome], everything: boo
     """Return one fold per row: entries with the same kind of name and the same outcome, in the order of the source."""
     apart: dict[tuple[str, str], list[Entry]] = {}
     for entry, fate in zip(entries, planned, strict=True):
-        apart.setdefault((fate.outcome, _reason(fate)), []).append(entry)
+        apart.setdefault((fate.outcome, fate.shown()), []).append(entry)
     at = {id(entry): number for number, entry in enumerate(entries)}
     everything = everything or len(entries) <= tables.MANY
     found = [fold for group in apart.values() for fold in tables.folds(group, everything=everything, least=1)]
     return sorted(found, key=lambda fold: at[id(fold.entries[0])])
-
-
-def _reason(fate: Outcome) -> str:
-    return f"{targets.brief(fate.why, many=True)}. {fate.fix}".rstrip(". ")
 
 
 def _summary(planned: Sequence[Outcome]) -> str:
@@ -160,8 +135,7 @@ def _summary(planned: Sequence[Outcome]) -> str:
 
 def _document(source: Source, target: str, planned: Sequence[Outcome]) -> dict[str, Any]:
     arrays = [
-        {"path": entry.path, "dtype": entry.dtype.name if entry.dtype else None, "shape": entry.shape}
-        | dataclasses.asdict(each)
+        {"path": entry.path, "dtype": entry.dtype.name if entry.dtype else None, "shape": entry.shape} | each.document()
         for entry, each in zip(source.entries, planned, strict=True)
     ]
     return {"name": source.name, "kind": source.kind, "target": target, "arrays": arrays}

@@ -1,1 +1,1 @@
-"""What the command prints: tables, text, JSON, SVG."""
+"""What the command prints: tables, plain text and JSON on a screen, and pictures as SVG."""

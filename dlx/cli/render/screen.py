@@ -14,8 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TextIO, TypeVar
 from unicodedata import combining, east_asian_width
 
-import dlx
-from dlx.cli.arguments import SCHEMA
+from dlx.cli.arguments import head
 from dlx.cli.model import one_line
 
 __all__ = ["OUTCOMES", "SHORT", "Cell", "Screen"]
@@ -39,18 +38,9 @@ OUTCOMES = {"same": "good", "shared": "good", "viewed": "good", "copied": "warn"
 
 
 class Screen:
-    """One command's output.
+    """One command's output, on stdout if no file is named; under `as_json` only `document` prints.
 
-    Parameters
-    ----------
-    command
-        Its name, for JSON.
-    as_json
-        Whether only `document` prints.
-    file
-        Where to; stdout if left out.
-    console
-        A rich console to draw on, for pictures of the screen.
+    `console` is a rich console to draw on, for pictures of the screen.
     """
 
     def __init__(self, command: str, *, as_json: bool = False, file: TextIO | None = None, console: Any = None) -> None:
@@ -87,8 +77,7 @@ class Screen:
     def document(self, data: dict[str, Any]) -> None:
         """Print the command's result as JSON, if that was asked for."""
         if self.as_json:
-            head = {"schema": SCHEMA, "command": self.command, "dlx": dlx.__version__}
-            print(json.dumps({**head, **data}, indent=2, default=str), file=self._file)
+            print(json.dumps({**head(self.command), **data}, indent=2, default=str), file=self._file)
 
     def line(self, *cells: Cell) -> None:
         """Print one line of text."""
@@ -113,9 +102,7 @@ class Screen:
         if self.as_json or not rows:
             return
         if self._console is None:
-            width = max(_width(_text(name)) for name, _ in rows)
-            for name, value in rows:
-                self._print(f"  {_padded(_text(name), width)}  {_text(value)}")
+            self._plain_table(["", ""], [[f"  {_text(name)}", value] for name, value in rows])
             return
         from rich.table import Table
 
@@ -127,13 +114,15 @@ class Screen:
         self._console.print(table)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-        """Print a table.
+        """Print a table without its empty columns, but always with the first.
 
         A column whose name begins with ``>`` is aligned to the right; one whose name begins with ``/`` holds names with
         dots or brackets, and is broken there.
         """
         if self.as_json or not rows:
             return
+        kept = [i for i in range(len(columns)) if i == 0 or any(_text(row[i]) for row in rows)]
+        columns, rows = [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]
         if self._console is None:
             self._plain_table(columns, rows)
             return
@@ -178,7 +167,8 @@ class Screen:
             self._console.print(Padding(_rich(cells), (0, 0, 0, 2)))
 
     def _plain_table(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-        lines = [[*map(_bare, columns)], *([_text(cell) for cell in row] for row in rows)]
+        names = [[*map(_bare, columns)]] if any(columns) else []
+        lines = [*names, *([_text(cell) for cell in row] for row in rows)]
         widths = _widths(columns, rows)
         for line in lines:
             pairs = zip(line, widths, columns, strict=True)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from dlx.cli.model import Entry, Fold, amount, fold, totals
 from dlx.cli.render.screen import OUTCOMES, SHORT, Cell, Screen
-from dlx.cli.targets import Outcome, brief
+from dlx.cli.targets import Outcome
 
-__all__ = ["MANY", "MAX_SHOWN", "arrays", "filled", "folds", "outcomes", "sums"]
+__all__ = ["MANY", "MAX_SHOWN", "arrays", "folds", "outcomes", "sums"]
 
 MANY = 24  # entries from which on names are folded
 MAX_SHOWN = 60  # rows
@@ -49,25 +49,11 @@ def arrays(
     *,
     everything: bool,
 ) -> None:
-    """Print a row for each fold; empty columns are left out.
-
-    Parameters
-    ----------
-    found
-        The folds.
-    columns
-        Names of the columns after name and count.
-    cells, head
-        What stands in those columns for a fold, and on the line above several.
-    screen
-        Where to.
-    everything
-        Whether all rows are shown, however many they are.
-    """
+    """Print a row for each fold; `cells` gives its columns after name and count, `head` those above several."""
     rows = list(_rows(found))
     shown = rows if everything else rows[:MAX_SHOWN]
     table = [[row.name, row.count, *(cells(row.fold) if row.fold is not None else head(row.folds))] for row in shown]
-    filled(["/name", ">count", *columns], table, screen)
+    screen.table(["/name", ">count", *columns], table)
     hidden = sum(len(row.folds) for row in rows[len(shown) :] if row.fold is not None)
     if hidden:
         screen.line((f"… {hidden:,} more rows: --all shows them", "quiet"))
@@ -89,18 +75,12 @@ def outcomes(found: Sequence[Outcome], screen: Screen) -> None:
     rows: list[list[Cell]] = []
     firsts: dict[str, str] = {}
     for each in found:
-        why = f"{brief(each.why)}. {each.fix}".rstrip(". ") if each.fix else brief(each.why)
+        why = each.shown()
         first = firsts.setdefault(why, each.target)
         again = first != each.target and len(why) > SHORT
         copied = amount(each.nbytes) if each.nbytes != 0 else ""
         rows.append([each.target, (each.outcome, OUTCOMES[each.outcome]), copied, f"as for {first}" if again else why])
-    filled(["to", "outcome", ">bytes copied", "why"], rows, screen)
-
-
-def filled(columns: Sequence[str], rows: Sequence[Sequence[Cell]], screen: Screen) -> None:
-    """Print a table without its empty columns, but always with the first."""
-    kept = [i for i in range(len(columns)) if i == 0 or any(_text(row[i]) for row in rows)]
-    screen.table([columns[i] for i in kept], [[row[i] for i in kept] for row in rows])
+    screen.table(["to", "outcome", ">bytes copied", "why"], rows)
 
 
 def _rows(found: Iterable[Fold]) -> Iterable[Row]:
@@ -123,7 +103,3 @@ def _part(each: Fold) -> tuple[str, int]:
 
 def _times(each: Fold) -> str:
     return f"×{len(each.entries):,}" if len(each.entries) > 1 else ""
-
-
-def _text(cell: Cell) -> str:
-    return cell if isinstance(cell, str) else cell[0]

@@ -1,1 +1,1 @@
-"""The sources that a command reads: files and objects in memory."""
+"""What a command reads: headers of files, objects in memory, and arrays made to be tried."""

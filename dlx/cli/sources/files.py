@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import importlib.util
@@ -9,12 +10,11 @@ import re
 import stat
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from dlx._core.foreign import class_name, exception_text, message_of
+from dlx._core.foreign import exception_text
 from dlx._core.types import DType
 from dlx.cli.model import BadInput, Entry, Source, counted, one_line
 from dlx.cli.render.screen import Screen
@@ -28,7 +28,7 @@ from dlx.cli.sources.formats import (
     read_npz,
     read_safetensors,
 )
-from dlx.errors import DlxError, DTypeError
+from dlx.errors import DlxError, DTypeError, sentences
 
 __all__ = ["open_source"]
 
@@ -60,9 +60,11 @@ def open_source(name: str, screen: Screen) -> Source:
             from dlx.cli.sources.objects import read_object
 
             return read_object(name, named["module"], named["path"])
-        raise BadInput("there is no such file, and it is neither pkg.mod:attr nor a sketch such as 'float32[3,4]'")
+        raise BadInput(
+            "there is no such file, and it is neither pkg.mod:attr nor a dtype with a shape such as 'float32[3,4]'"
+        )
     except BadInput as error:
-        raise BadInput(f"{shown}: {error}".removeprefix(": ")) from error.__cause__
+        raise BadInput(": ".join(filter(None, (shown, str(error))))) from error.__cause__
     except OSError as error:
         raise BadInput(f"{shown}: {error.strerror or error}") from error
     except ValueError as error:  # a name with a null byte
@@ -132,8 +134,8 @@ def _abstract(name: str, match: re.Match[str]) -> Source:
     nbytes = -(-prod(shape) * dtype.bits * dtype.lanes // 8)
     if max(nbytes, *shape, 0) >= MAX_BYTES:
         raise BadInput("it is larger than any memory: there are 2**63 bytes at most")
-    note = "a sketch: compact, aligned, writable host memory"
-    return Source(name, "sketch", (Entry("", dtype, dtype.name, shape, nbytes, "cpu", "C", notes=(note,)),))
+    note = "an abstract tensor: compact, aligned, writable host memory"
+    return Source(name, "abstract", (Entry("", dtype, dtype.name, shape, nbytes, "cpu", "C", notes=(note,)),))
 
 
 def _needed(package: str, kind: str) -> Any:
@@ -170,10 +172,10 @@ def _read_torch(path: Path) -> Source:
     torch = _needed("torch", ".pt")
     from dlx.cli.sources.objects import dotted, entries_of
 
-    places: dict[int, str] = {}
+    saved_on: dict[int, str] = {}
 
     def keep(storage: Any, location: str) -> Any:
-        places[storage.data_ptr()] = location
+        saved_on[storage.data_ptr()] = location
         return storage
 
     try:
@@ -181,25 +183,24 @@ def _read_torch(path: Path) -> Source:
             warnings.simplefilter("ignore")  # torch's warnings for users of `load`
             loaded = torch.load(path, map_location=keep, weights_only=True, mmap=True)
     except Exception as error:  # whatever a damaged or hostile file brings about
-        raise BadInput(_why_not_loaded(error)) from error
-    entries, rest = entries_of(loaded)
-    saved = sorted({place for place in places.values() if place != "cpu"})
+        raise BadInput(_why_not_loaded(torch, path, error)) from error
+    entries, rest = entries_of(loaded, dotted)
+    saved = sorted({*saved_on.values()} - {"cpu"})
     notes = ["read by torch, weights_only, memory-mapped"]
     notes += [f"saved on {', '.join(saved)}"] if saved else []
     notes += [f"{counted(rest, 'value')} of other kinds"] if rest else []
     if not entries:
         raise BadInput("there is no tensor in it")
-    named = tuple(replace(entry, path=dotted(entry.path)) for entry in entries)
-    return Source(str(path), ".pt", named, path.stat().st_size, tuple(notes))
+    return Source(str(path), ".pt", tuple(entries), path.stat().st_size, tuple(notes))
 
 
-def _why_not_loaded(error: Exception) -> str:
-    text = message_of(error)
-    code = re.search(r"GLOBAL ([\w.]+)", text) or re.search(r"Unsupported (?:global|class|operand)\S* ([\w.]+)", text)
-    if code is not None:
-        return f"it wants to run code ({code[1]}), which weights_only refuses; nothing was run"
-    first = text.strip().partition("\n")[0]
-    return f"torch cannot read it: {class_name(type(error))}: {one_line(first, 200)}"
+def _why_not_loaded(torch: Any, path: Path, error: Exception) -> str:
+    with contextlib.suppress(Exception):  # of a damaged file, again
+        code = torch.serialization.get_unsafe_globals_in_checkpoint(path)  # what its pickle names; nothing is run
+        if code:
+            named = one_line(", ".join(code), 120)
+            return f"it wants to run code ({named}), which weights_only refuses; nothing was run"
+    return f"torch cannot read it: {one_line(exception_text(error, 200), 260)}"
 
 
 # ---- arrow -----------------------------------------------------------------------------------------------------------
@@ -243,18 +244,19 @@ def _no_arrow(error: Exception) -> str:
 
 def _column(pa: Any, field: Any, rows: int | None, parts: int) -> Entry:
     """Return the entry of a column, which fares as a column of a few values does."""
-    import dlx
+    from dlx._api import convert as api
+    from dlx._engine.request import describe
 
     count = 1 if rows is None else min(rows, 1)
     one = _few(pa, field.type, count)
     sample = pa.chunked_array([one] * min(max(parts, 1), 2), field.type)
     notes = ("nulls are allowed",) if field.nullable else ()
     shape: tuple[int, ...] | None = None if rows is None else (rows,)
-    error = dlx.plan(sample, to="dlx").error
+    error = api.plan(sample, to="dlx").error
     if isinstance(error, DlxError):
-        refused = f"{error.reason}. {error.fix}".rstrip(". ")
+        refused = sentences(error.reason, error.fix)
         return Entry(field.name, None, str(field.type), shape, None, refused=refused, notes=notes, sample=sample)
-    info = dlx.describe(one)
+    info = describe(one)
     assert info.dtype is not None and info.shape is not None
     shape = shape and (*shape, *info.shape[1:])
     nbytes = None if shape is None else -(-prod(shape) * info.dtype.bits // 8)

@@ -237,8 +237,8 @@ def read_safetensors(path: Path) -> Source:
         header = json.loads(raw, object_pairs_hook=_unique)
     except RecursionError:
         raise BadInput("its header is nested too deep for a description of tensors") from None
-    except ValueError as error:  # of a number with thousands of digits, too, with advice for programmers
-        raise BadInput(f"its header is no JSON: {str(error).partition('; use sys.')[0]}") from None
+    except ValueError as error:  # of a number with thousands of digits, too
+        raise BadInput(f"its header is no JSON: {error}") from None
     if not isinstance(header, dict):
         raise BadInput("its header is JSON, and no description of tensors")
     metadata = header.pop("__metadata__", {})

@@ -10,24 +10,24 @@ import importlib.util
 import re
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-import dlx
 from dlx._containers.failures import Failures
 from dlx._containers.lookup import container_of
-from dlx._containers.tree import ROOT, Tree
+from dlx._containers.tree import Tree
 from dlx._core import native
 from dlx._core.array_info import ArrayInfo
-from dlx._core.foreign import exception_text
-from dlx._core.tensor import type_name
+from dlx._core.foreign import exception_text, type_name
 from dlx._core.types import IS_COPIED, READ_ONLY, SUBBYTE_PADDED
+from dlx._engine.request import describe
 from dlx._protocols import dlpack
 from dlx._views.base import View
 from dlx.cli.model import BadInput, Entry, Source, counted, one_line
 from dlx.ctypes import DLManagedTensorVersioned
-from dlx.errors import AdapterNotFoundError, ConversionError, DlxError
+from dlx.errors import AdapterNotFoundError, Attribute, ConversionError, DlxError, path_text, sentences
 
 __all__ = ["capsule_facts", "dotted", "entries_of", "layout", "read_object"]
 
@@ -64,7 +64,7 @@ def read_object(name: str, module: str, path: str) -> Source:
             obj, notes = obj.state_dict(), [*notes, "its state_dict()"]
         elif isinstance(obj, View):
             notes.append("a lazy view: these are the arrays of its source, and nothing was converted")
-        entries, others = entries_of(obj)
+        entries, others = entries_of(obj, dotted if state else in_python)
     except (DlxError, MemoryError):
         raise
     except (Exception, SystemExit) as error:  # of the object's own code
@@ -72,8 +72,6 @@ def read_object(name: str, module: str, path: str) -> Source:
     if not entries:
         held = "whose state_dict() holds no array" if state else "which is no array and holds none"
         raise BadInput(f"its type is {found}, {held}")
-    if state:
-        entries = [replace(entry, path=dotted(entry.path)) for entry in entries]
     if others:
         notes.append(f"{counted(others, 'value')} of other kinds")
     return Source(name, "object", tuple(entries), notes=tuple(notes))
@@ -94,10 +92,21 @@ def _instead(module: str, path: str, attribute: str) -> str:
     return f". It has {', '.join(found[:8])}" if found else ""
 
 
-def entries_of(root: Any) -> tuple[list[Entry], int]:
+def in_python(path: tuple[Any, ...]) -> str:
+    """Return a path in an object as Python would write it, without the object's name."""
+    return path_text(path, "")
+
+
+def dotted(path: tuple[Any, ...]) -> str:
+    """Return a path in a file, or in a state dict, without Python's brackets around names."""
+    steps = [f".{one_line(key)}" if type(key) in (str, Attribute) else path_text((key,), "") for key in path]
+    return "".join(steps).removeprefix(".")
+
+
+def entries_of(root: Any, named: Callable[[tuple[Any, ...]], str]) -> tuple[list[Entry], int]:
     """Return (entries of an array, or of the arrays in a tree as `dlx.convert` walks it, how many values are none).
 
-    A lazy view stands for its source; nothing is converted.
+    A lazy view stands for its source; nothing is converted. ``named(path)`` is the name of an entry.
     """
     handler = container_of(type(root))
     if handler is None:
@@ -111,22 +120,17 @@ def entries_of(root: Any) -> tuple[list[Entry], int]:
     stands = Counter(children)
     entries = []
     for i, array in enumerate(tree.arrays):
-        entry = _looked_at(tree.place(i).removeprefix(ROOT), array)
+        entry = _looked_at(named(tree.path(i)), array)
         if entry is not None:
             again = (f"in {stands[id(array)]} places",) if stands[id(array)] > 1 else ()
             entries.append(replace(entry, notes=(*entry.notes, *again)))
-    entries += [_refused(error.where.removeprefix(ROOT), error.source, error) for error in failures.errors]
+    entries += [_refused(named(error.path), error.source, error) for error in failures.errors]
     return entries, sum(each not in known for each in children)
-
-
-def dotted(place: str) -> str:
-    """Return a path in a file, or in a state dict, without Python's brackets around names."""
-    return re.sub(r"\['([^'\]]*)'\]", r".\1", place).removeprefix(".")
 
 
 def _looked_at(path: str, obj: Any) -> Entry | None:
     try:
-        return _entry(path, obj, dlx.describe(obj))
+        return _entry(path, obj, describe(obj))
     except AdapterNotFoundError:
         return None
     except ConversionError as error:
@@ -134,7 +138,7 @@ def _looked_at(path: str, obj: Any) -> Entry | None:
 
 
 def _refused(path: str, what: str, error: DlxError) -> Entry:
-    return Entry(path, None, what, None, None, "?", refused=one_line(f"{error.reason}. {error.fix}".rstrip(". ")))
+    return Entry(path, None, what, None, None, "?", refused=one_line(sentences(error.reason, error.fix)))
 
 
 def _entry(path: str, obj: Any, info: ArrayInfo) -> Entry:

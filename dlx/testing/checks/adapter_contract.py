@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
-import dlx
+from dlx._api import convert as api
 from dlx._core.types import SUBBYTE_PADDED, Device, DType
+from dlx._engine.request import describe
+from dlx._protocols.pointer import from_pointer
 from dlx._registry.registry import registry
 from dlx.adapter.base import API, Adapter, look_up
-from dlx.errors import AdapterNotFoundError, DlxError
+from dlx.errors import DlxError, ReadOnlyError
+from dlx.testing.catalog import adapter_of
 from dlx.testing.check import check
-from dlx.testing.checks.consumer_import import LAYOUTS
-from dlx.testing.outcome import Broken, NotApplicable, attempt, must, told
+from dlx.testing.outcome import Broken, NotApplicable, attempt, error_line, must
 from dlx.testing.subject import Subject
 from dlx.testing.support.capsules import elements
-from dlx.testing.support.producers import OTHERS, Source
+from dlx.testing.support.producers import LAYOUTS, OTHERS, Source
+from dlx.typing import READONLY
 
-__all__ = ["adapter_of", "converted", "own_of", "same", "sources", "target_of", "tensor_of"]
-
-
-def adapter_of(name: str) -> Adapter | None:
-    """Return the adapter of a name or a package, its framework imported; it need not be a target."""
-    try:
-        return registry.target(name).current()
-    except AdapterNotFoundError:
-        found = next((each for each in dlx.adapters().values() if name in (each.name, each.package)), None)
-    if found is not None:
-        importlib.import_module(found.package)
-    return found
+__all__ = ["converted", "own_of", "same", "sources", "target_of", "tensor_of"]
 
 
 def own_of(lib: Subject) -> Adapter:
@@ -41,15 +32,14 @@ def own_of(lib: Subject) -> Adapter:
 
 def target_of(lib: Subject) -> Any:
     """Return the adapter as a target, or say that it is none."""
-    target = own_of(lib)
-    if target.capabilities is None:
+    if own_of(lib).capabilities() is None:
         raise NotApplicable(f"{lib.adapter} cannot be a target")
-    return target
+    return registry.target(lib.adapter)
 
 
 def tensor_of(source: Source, *, readonly: bool = False) -> Any:
     """Return a source's memory as a dlx.Tensor."""
-    return dlx.from_pointer(
+    return from_pointer(
         source.address, source.shape, source.dtype, strides=source.strides, readonly=readonly, owner=source.memory
     )
 
@@ -57,7 +47,7 @@ def tensor_of(source: Source, *, readonly: bool = False) -> Any:
 def dtypes_of(target: Any) -> list[str]:
     """Return the dtypes that a target takes."""
     taken = target.capabilities.dtypes
-    return sorted((target.known_dtypes() or OTHERS) if taken is None else taken)
+    return sorted((target.adapter.dtypes.known() or OTHERS) if taken is None else taken)
 
 
 def sources(target: Any) -> list[tuple[str, Source]]:
@@ -88,17 +78,17 @@ def converted(source: Any, to: Any, **options: Any) -> tuple[Any, DlxError | Non
     Broken
         If plan and conversion differ, or an error is none of dlx's, or says no reason or fix.
     """
-    plan = dlx.plan(source, to=to, **options)
-    result, error = attempt(dlx.convert, source, to=to, **options)
+    plan = api.plan(source, to=to, **options)
+    result, error = attempt(api.convert, source, to=to, **options)
     if error is None:
         must(plan.outcome in ("same", "shared", "copied"), f"planned: {plan}. It was converted")
-        before, after = dlx.describe(source), dlx.describe(result)
+        before, after = describe(source), describe(result)
         if plan.outcome != "same" and before.nbytes and before.address and after.address:
             shared = before.address == after.address
             must(shared == (plan.outcome == "shared"), f"planned: {plan}. It was {'shared' if shared else 'copied'}")
         return result, None
     if not isinstance(error, DlxError):
-        raise Broken(f"convert raised {told(error)}, which is no error of dlx") from error
+        raise Broken(f"convert raised {error_line(error)}, which is no error of dlx") from error
     must(plan.outcome == "refused", f"planned: {plan}. It was refused: {error}")
     must(type(plan.error) is type(error), f"planned {type(plan.error).__name__}, raised {type(error).__name__}")
     must(error.reason and error.fix, f"an error without reason or fix: {error!r}")
@@ -124,20 +114,21 @@ def adapter_contract(lib: Subject) -> None:
     must(adapter.api == API, f"it speaks API {adapter.api}, dlx speaks {API}")
     must(adapter.name == lib.adapter or lib.adapter in (adapter.package,), f"it is called {adapter.name!r}")
     must(str(adapter.version()), "it does not know its framework's version")
-    for name in (*adapter.types, *adapter.fast_path_types):
+    for name in (*adapter.types, *(adapter.fast_path.types if adapter.fast_path is not None else ())):
         found = look_up(name)
         must(found is None or isinstance(found, type), f"{name} is {found!r}, not a type")
     must(not adapter.types or adapter.classes(), f"none of its types exists: {', '.join(adapter.types)}")
-    for name in (*adapter.dtypes, *adapter.extension_dtypes, *adapter.storage_dtypes):
+    dtypes, devices = adapter.dtypes, adapter.devices
+    for name in (*dtypes.names, *dtypes.extension, *dtypes.storage):
         must(DType(name).name == name, f"{name!r} is called {DType(name).name!r}")
-    for name in sorted(adapter.known_dtypes()):
-        again = adapter.dtype_from(adapter.dtype_to(DType(name)))
-        must(again == DType(name), f"{name} becomes {adapter.dtype_to(DType(name))!r}, and that {again}")
-    stated = adapter.capabilities
+    for name in sorted(dtypes.known()):
+        again = dtypes.from_native(dtypes.to_native(DType(name)))
+        must(again == DType(name), f"{name} becomes {dtypes.to_native(DType(name))!r}, and that {again}")
+    stated = adapter.capabilities()
     if stated is not None and stated.dtypes is not None:
         strange = [name for name in stated.dtypes if attempt(DType, name)[1] is not None]
         must(not strange, f"dtypes that dlx does not know: {strange}")
-    host = adapter.device_from(adapter.device_to(Device("cpu")))
+    host = devices.from_native(devices.to_native(Device("cpu")))
     must(host == Device("cpu"), f"the host becomes {host}")
 
 
@@ -169,7 +160,7 @@ def adapter_narrowing(lib: Subject) -> None:
         source = Source(dtype, (24,) if target.capabilities.max_ndim < 2 else (4, 6))
         inside, error = converted(tensor_of(source), lib.adapter)
         if error is None:
-            same(dlx.convert(inside, to="dlx"), source, dtype)
+            same(api.convert(inside, to="dlx"), source, dtype)
 
 
 @check(
@@ -186,8 +177,8 @@ def adapter_layouts(lib: Subject) -> None:
             if error is not None:
                 must(copy is False, f"{name}: refused with copy={copy}: {error}")
                 continue
-            same(dlx.convert(result, to="dlx"), source, f"{name}, copy={copy}")
-            address = dlx.describe(result).address
+            same(api.convert(result, to="dlx"), source, f"{name}, copy={copy}")
+            address = describe(result).address
             if not source.elements() or not address:
                 continue
             must(copy is not True or address != source.address, f"{name}: shared in spite of copy=True")
@@ -206,10 +197,10 @@ def adapter_capabilities(lib: Subject) -> str:
         tensor = tensor_of(source)
         if target.check(tensor):
             continue
-        result, error = attempt(target.load, tensor)
-        must(error is None, f"{name}, which its capabilities allow: {told(error)}")
-        same(dlx.convert(result, to="dlx"), source, name)
-        address = dlx.describe(result).address
+        result, error = attempt(target.over(tensor).adapter.load, tensor)
+        must(error is None, f"{name}, which its capabilities allow: {error_line(error)}")
+        same(api.convert(result, to="dlx"), source, name)
+        address = describe(result).address
         must(not address or address == source.address or not source.elements(), f"{name} was copied by the framework")
         taken.append(name)
     must(taken, "its capabilities allow no layout at all")
@@ -224,13 +215,13 @@ def adapter_readonly(lib: Subject) -> None:
     """Convert read-only memory under each policy."""
     target = target_of(lib)
     source = next(source for name, source in sources(target) if name in ("row-major", "scalar"))
-    for policy in ("copy", "error", "share"):
+    for policy in READONLY:
         result, error = converted(tensor_of(source, readonly=True), lib.adapter, readonly=policy)
         if error is not None:
             must(policy == "error", f"readonly={policy!r}: {error}")
-            must(isinstance(error, dlx.errors.ReadOnlyError), f"refused with {told(error)}")
+            must(isinstance(error, ReadOnlyError), f"refused with {error_line(error)}")
             continue
-        info = dlx.describe(result)
+        info = describe(result)
         shared = info.address == source.address
         must(policy == "share" or not shared or info.readonly, f"readonly={policy!r}: shared, and says it is writable")
         if lib.write is not None and policy != "share":

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import builtins
 import gc
-import os
+import inspect
 import subprocess
 import sys
 import weakref
 from typing import Any
 
-import dlx
+from dlx._api import convert as api
 from dlx._core import native
-from dlx._core.tensor import type_name
+from dlx._core.foreign import type_name
+from dlx._engine.request import describe
+from dlx._protocols.pointer import from_pointer
 from dlx.errors import DlxError
 from dlx.testing.check import check
 from dlx.testing.checks.adapter_contract import dtypes_of, own_of, same, sources, target_of, tensor_of
-from dlx.testing.checks.producer_lifetime import together
-from dlx.testing.outcome import Broken, NotApplicable, attempt, must, told
+from dlx.testing.checks.producer_lifetime import together_well
+from dlx.testing.outcome import Broken, NotApplicable, attempt, error_line, must
+from dlx.testing.runner import environment
 from dlx.testing.subject import Subject
 from dlx.testing.support.producers import Source
 
@@ -26,7 +29,7 @@ def _inside(lib: Subject) -> tuple[Any, Source]:
     """Return (an array of the framework, what it was made of)."""
     target = target_of(lib)
     source = next(source for name, source in sources(target) if name in ("row-major", "scalar"))
-    return dlx.convert(tensor_of(source), to=lib.adapter), source
+    return api.convert(tensor_of(source), to=lib.adapter), source
 
 
 def _own(lib: Subject) -> Any:
@@ -43,7 +46,7 @@ def _own(lib: Subject) -> Any:
 def adapter_describes(lib: Subject) -> None:
     """Compare with the exported tensor."""
     array = _own(lib)
-    info, tensor = dlx.describe(array), dlx.convert(array, to="dlx")
+    info, tensor = describe(array), api.convert(array, to="dlx")
     must(info.dtype == tensor.dtype and info.shape == tensor.shape, f"{info} is exported as {tensor!r}")
     must(info.strides is None or info.contiguous() or info.strides == tensor.strides, f"strides {info.strides}")
     must(info.address in (0, tensor.data_ptr), f"at {info.address:#x}, exported from {tensor.data_ptr:#x}")
@@ -58,11 +61,11 @@ def adapter_describes(lib: Subject) -> None:
 def adapter_identity(lib: Subject) -> None:
     """Convert an array to its own framework."""
     array, source = _inside(lib)
-    must(dlx.convert(array, to=lib.adapter) is array, "another object came back")
-    copied = dlx.convert(array, to=lib.adapter, copy=True)
-    must(dlx.describe(copied).address != source.address, "copy=True shares the memory")
+    must(api.convert(array, to=lib.adapter) is array, "another object came back")
+    copied = api.convert(array, to=lib.adapter, copy=True)
+    must(describe(copied).address != source.address, "copy=True shares the memory")
     must(type(copied) is type(array), f"a copy is {type_name(type(copied))}")
-    same(dlx.convert(copied, to="dlx"), source, "copy=True")
+    same(api.convert(copied, to="dlx"), source, "copy=True")
 
 
 @check(
@@ -79,19 +82,19 @@ def adapter_lifetimes(lib: Subject) -> None:
     array, source = _inside(lib)
     owner = Owner(source.elements())
     watch = weakref.ref(owner)
-    view = dlx.convert(memoryview(owner), to="dlx")
-    given = dlx.from_pointer(view.data_ptr, source.shape, source.dtype, owner=view)
+    view = api.convert(memoryview(owner), to="dlx")
+    given = from_pointer(view.data_ptr, source.shape, source.dtype, owner=view)
     del view, owner
-    result = dlx.convert(given, to=lib.adapter)
-    shared = dlx.describe(result).address == given.data_ptr
+    result = api.convert(given, to=lib.adapter)
+    shared = describe(result).address == given.data_ptr
     del given
     gc.collect()
-    must(not shared or watch() is not None, "the owner was let go of while the result uses its memory")
-    same(dlx.convert(result, to="dlx"), source, "after its source was dropped")
+    must(not shared or watch() is not None, "the owner was released while the result uses its memory")
+    same(api.convert(result, to="dlx"), source, "after its source was dropped")
     del result
     gc.collect()
-    must(watch() is None, "the owner outlives the result: it is never let go of")
-    back = dlx.convert(array, to="dlx")
+    must(watch() is None, "the owner outlives the result: it is never released")
+    back = api.convert(array, to="dlx")
     del array
     gc.collect()
     same(back, source, "after its array was dropped")
@@ -111,9 +114,9 @@ def adapter_leaks(lib: Subject) -> None:
             for options in ({}, {"copy": False}, {"copy": True}, {"readonly": "error"}, {"stream": 7}):
                 for readonly in (False, True):
                     tensor = tensor_of(source, readonly=readonly)
-                    result, _ = attempt(dlx.convert, tensor, to=lib.adapter, **options)
+                    result, _ = attempt(api.convert, tensor, to=lib.adapter, **options)
                     if result is not None:
-                        attempt(dlx.convert, result, to="dlx", **options)
+                        attempt(api.convert, result, to="dlx", **options)
 
     once()
     gc.collect()
@@ -136,11 +139,10 @@ def adapter_threads(lib: Subject) -> None:
 
     def work(_: int) -> None:
         for _ in range(50):
-            same(dlx.convert(array, to="dlx"), source, "out of it")
-            same(dlx.convert(dlx.convert(tensor_of(source), to=lib.adapter), to="dlx"), source, "and into it")
+            same(api.convert(array, to="dlx"), source, "out of it")
+            same(api.convert(api.convert(tensor_of(source), to=lib.adapter), to="dlx"), source, "and into it")
 
-    raised = [error for error in together(work) if error is not None]
-    must(not raised, f"{len(raised)} of 8 threads failed: {raised[:1]}")
+    together_well(work)
     gc.collect()
     must(native.live() == before, f"{native.live() - before:+} managed tensors stay behind")
 
@@ -152,42 +154,42 @@ def adapter_threads(lib: Subject) -> None:
 def adapter_fast_path(lib: Subject) -> None:
     """Convert arrays of fast-path types by both paths: type, address, dtype, rights."""
     adapter = own_of(lib)
-    if not adapter.fast_path_types:
+    if adapter.fast_path is None or not adapter.fast_path.types:
         raise NotApplicable("it lists no fast-path types")
-    slow = dlx.convert.__wrapped__
+    slow = inspect.unwrap(api.convert)
     target = target_of(lib)
     for dtype in dtypes_of(target):
-        array = dlx.convert(
+        array = api.convert(
             tensor_of(Source(dtype, (4, 6) if target.capabilities.max_ndim > 1 else (24,))), to=lib.adapter
         )
         for to in ("dlx", lib.adapter):
-            pair = [attempt(path, array, to=to) for path in (dlx.convert, dlx.convert, slow)]
+            pair = [attempt(path, array, to=to) for path in (api.convert, api.convert, slow)]
             raised = {type(error) for _, error in pair}
-            must(len(raised) == 1, f"{dtype} to {to}: {', '.join(told(error) for _, error in pair if error)}")
+            must(len(raised) == 1, f"{dtype} to {to}: {', '.join(error_line(error) for _, error in pair if error)}")
             if pair[0][1] is None:
-                said = {str(dlx.describe(result)) + hex(dlx.describe(result).address) for result, _ in pair}
+                said = {str(describe(result)) + hex(describe(result).address) for result, _ in pair}
                 must(len(said) == 1, f"{dtype} to {to}: the paths differ: {' and '.join(sorted(said))}")
 
 
 @check(
-    "adapter-containers", "Containers keep their type and places, and every array in them is converted.",
+    "adapter-containers", "Containers keep their type and paths, and every array in them is converted.",
     kind="adapter", about="contract", severity="wrong",
 )  # fmt: skip
 def adapter_containers(lib: Subject) -> None:
     """Convert each declared container, and back."""
     lib.needs(lib.containers, "no containers are given")
     for name, make in lib.containers.items():
-        array = dlx.convert(tensor_of(Source("float32", (4, 6))), to="dlx")
+        array = api.convert(tensor_of(Source("float32", (4, 6))), to="dlx")
         tree = make(array)
-        plan = dlx.plan(tree, to="dlx")
+        plan = api.plan(tree, to="dlx")
         must(plan.outcome == "tree" and len(plan.leaves) >= 1, f"{name}: no array is found in it: {plan}")
         try:
-            result = dlx.convert(tree, to="dlx", copy=True)
+            result = api.convert(tree, to="dlx", copy=True)
         except DlxError as error:
-            raise Broken(f"{name}: {told(error)}") from error
-        again = dlx.plan(result, to="dlx")
-        places = [leaf.path for leaf in plan.leaves], [leaf.path for leaf in again.leaves]
-        must(places[0] == places[1], f"{name}: places {places[0]} became {places[1]}")
+            raise Broken(f"{name}: {error_line(error)}") from error
+        again = api.plan(result, to="dlx")
+        before, after = ([leaf.path for leaf in each.leaves] for each in (plan, again))
+        must(before == after, f"{name}: paths {before} became {after}")
         must(type(result) is type(tree), f"{name} became {type_name(type(result))}")
 
 
@@ -206,8 +208,7 @@ module = importlib.import_module({type(adapter).__module__!r})
 getattr(module, "dlx_adapters", list)()
 print({adapter.package!r} in sys.modules)
 """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment())
     must(done.returncode == 0, f"loading it fails: {done.stderr.strip().splitlines()[-1:]}")
     must(done.stdout.strip() == "False", f"loading the adapter imports {adapter.package}")
 
@@ -219,6 +220,6 @@ print({adapter.package!r} in sys.modules)
 def adapter_end(lib: Subject) -> None:
     """Hold arrays of both directions in a module and in a cycle."""
     array, _ = _inside(lib)
-    cycle: list[Any] = [array, dlx.convert(array, to="dlx"), _inside(lib)[0]]
+    cycle: list[Any] = [array, api.convert(array, to="dlx"), _inside(lib)[0]]
     cycle.append(cycle)
-    builtins.held_by_the_kit = [_inside(lib)[0], dlx.convert(array, to="dlx")]  # type: ignore[attr-defined]
+    builtins.held_by_the_kit = [_inside(lib)[0], api.convert(array, to="dlx")]  # type: ignore[attr-defined]

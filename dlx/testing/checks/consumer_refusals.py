@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlx.testing.check import check
-from dlx.testing.outcome import NotApplicable, must, told
+from dlx.testing.check import check, unless_refused
+from dlx.testing.outcome import NotApplicable, error_line, must
 from dlx.testing.subject import Subject
 from dlx.testing.support.producers import Source
 
 UNTOUCHED: list[Any] = []  # results of invalid imports are kept: their deletion, or repr, could end the process
 
 
-def _refused(lib: Subject, given: Any, source: Source, what: str) -> str:
-    result, error = lib.tried(given)
+def _refused(lib: Subject, argument: Any, source: Source, what: str) -> str:
+    result, error = lib.tried(argument)
     if error is None:
         UNTOUCHED.append(result)
     must(error is not None, f"{what} was taken")
-    text = told(error)
+    text = error_line(error)
     del error
     lib.settled(source)
     return f"refused: {text}"
@@ -29,16 +29,10 @@ def _refused(lib: Subject, given: Any, source: Source, what: str) -> str:
 @check(
     "other-major", "A capsule of another major version is refused, and nothing beyond its flags is read.",
     kind="consumer", about="versions", severity="fatal", alone=True, see="dlpack.h, DLPackVersion",
-    shows="""
-{imports}
-from dlx.testing import Source
-source = Source(version=(2, 0), legacy=False)
-try:
-    result = {take}({given})
-except Exception:
-    raise SystemExit(0)
-raise AssertionError("a capsule of DLPack 2.0 was taken")
-""",
+    shows=unless_refused(
+        "result = {take}({argument})", 'raise AssertionError("a capsule of DLPack 2.0 was taken")',
+        first="source = Source(version=(2, 0), legacy=False)",
+    ),
 )  # fmt: skip
 def other_major(lib: Subject) -> str:
     """Give 2.0, whole, and then with every other field filled with ones."""
@@ -75,7 +69,7 @@ def used_capsule(lib: Subject) -> str:
             continue
         second, error = lib.tried(given)
         must(error is not None, "the same capsule was taken twice")
-        remark = f"refused: {told(error)}"
+        remark = f"refused: {error_line(error)}"
         del first, second, error
         lib.settled(source)
     if not remark:
@@ -86,15 +80,7 @@ def used_capsule(lib: Subject) -> str:
 @check(
     "null-data", "A null pointer where there are elements is refused.",
     kind="consumer", about="refusals", severity="wrong", alone=True, see="plain safety: what is read is made up",
-    shows="""
-{imports}
-from dlx.testing import Source
-try:
-    result = {take}(Source(data=0))
-except Exception:
-    raise SystemExit(0)
-raise AssertionError("an array over no memory was made")
-""",
+    shows=unless_refused("result = {take}(Source(data=0))", 'raise AssertionError("an array over no memory was made")'),
 )  # fmt: skip
 def null_data(lib: Subject) -> str:
     """Give what a fake or an emptied tensor exports."""
@@ -105,15 +91,9 @@ def null_data(lib: Subject) -> str:
 @check(
     "negative-extent", "A negative extent is refused.",
     kind="consumer", about="refusals", severity="fatal", alone=True,
-    shows="""
-{imports}
-from dlx.testing import Source
-try:
-    result = {take}(Source(claims=(-4,)))
-except Exception:
-    raise SystemExit(0)
-raise AssertionError("an array of -4 elements was made")
-""",
+    shows=unless_refused(
+        "result = {take}(Source(claims=(-4,)))", 'raise AssertionError("an array of -4 elements was made")',
+    ),
 )  # fmt: skip
 def negative_extent(lib: Subject) -> str:
     """Give shape (-4,)."""
@@ -124,15 +104,9 @@ def negative_extent(lib: Subject) -> str:
 @check(
     "overflow", "A size that does not fit 63 bits is refused.",
     kind="consumer", about="refusals", severity="fatal", alone=True,
-    shows="""
-{imports}
-from dlx.testing import Source
-try:
-    result = {take}(Source(claims=(2**62,)))
-except Exception:
-    raise SystemExit(0)
-raise AssertionError("an array of 2**62 elements was made")
-""",
+    shows=unless_refused(
+        "result = {take}(Source(claims=(2**62,)))", 'raise AssertionError("an array of 2**62 elements was made")',
+    ),
 )  # fmt: skip
 def overflow(lib: Subject) -> str:
     """Give 2**62 rows of 16."""
@@ -144,16 +118,11 @@ def overflow(lib: Subject) -> str:
 @check(
     "other-device", "Memory of a device that it does not have is refused, or kept as what it is; it is not read.",
     kind="consumer", about="refusals", severity="fatal", alone=True, see="plain safety: a device address is no pointer",
-    shows="""
-{imports}
-from dlx.testing import Source
-source = Source(device=(15, 0), says=(1, 0), data=4096)  # WebGPU memory, of a producer that says it is the host's
-try:
-    result = {take}(source)
-except Exception:
-    raise SystemExit(0)
-assert result.__dlpack_device__()[0] == 15, "taken for host memory"
-""",
+    shows=unless_refused(
+        "result = {take}(source)", 'assert result.__dlpack_device__()[0] == 15, "taken for host memory"',
+        first="source = Source(device=(15, 0), says=(1, 0), data=4096)"
+        "  # WebGPU memory, of a producer that says it is the host's",
+    ),
 )  # fmt: skip
 def other_device(lib: Subject) -> str:
     """Give an address that is none on the host, on a WebGPU device; then a producer that lies about it."""
@@ -166,7 +135,7 @@ def other_device(lib: Subject) -> str:
             must(int(kind) == 15, f"WebGPU memory was taken for memory of device type {int(kind)}")
             remark = "kept as WebGPU memory"
         else:
-            remark = f"refused: {told(error)}"
+            remark = f"refused: {error_line(error)}"
     return remark
 
 

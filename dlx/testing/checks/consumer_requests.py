@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlx.testing.check import check
-from dlx.testing.outcome import attempt, must, told
+from dlx.testing.outcome import attempt, error_line, must
 from dlx.testing.subject import Subject
 from dlx.testing.support.producers import OldSource, Source
 
@@ -16,8 +16,6 @@ class Inside(Exception):
     "asks-for-version", "It asks for a versioned capsule, so that the producer can say what it must.",
     kind="consumer", about="versions", severity="friction", see="array API standard, from_dlpack",
     shows="""
-{imports}
-from dlx.testing import Source
 source = Source()
 {take}(source)
 assert "max_version" in source.calls[0], source.calls
@@ -48,11 +46,7 @@ def asks_without_stream(lib: Subject) -> None:
 @check(
     "old-producer", "A producer from before DLPack 1.0, which knows `stream` only, is understood.",
     kind="consumer", about="versions", severity="refuses", see="array API standard 2021.12, __dlpack__",
-    shows="""
-{imports}
-from dlx.testing import OldSource
-{take}(OldSource())
-""",
+    shows="{take}(OldSource())",
 )  # fmt: skip
 def old_producer(lib: Subject) -> None:
     """Give one."""
@@ -63,11 +57,7 @@ def old_producer(lib: Subject) -> None:
 @check(
     "legacy-producer", "A producer that answers with a legacy capsule whatever is asked is understood.",
     kind="consumer", about="versions", severity="refuses", see="array API standard: verify what was returned",
-    shows="""
-{imports}
-from dlx.testing import Source
-{take}(Source(legacy=True))
-""",
+    shows="{take}(Source(legacy=True))",
 )  # fmt: skip
 def legacy_producer(lib: Subject) -> None:
     """Give one."""
@@ -89,8 +79,6 @@ def newer_minor(lib: Subject) -> None:
     "asked-once", "A producer that fails with TypeError is asked at most once more, as the standard describes.",
     kind="consumer", about="errors", severity="friction", see="array API standard, from_dlpack: fall-back",
     shows="""
-{imports}
-from dlx.testing import Source
 source = Source(raises=TypeError("of the producer's own"))
 try:
     {take}(source)
@@ -111,8 +99,6 @@ def asked_once(lib: Subject) -> None:
     "errors-shown", "What a producer raises is shown, and it is not asked again.",
     kind="consumer", about="errors", severity="friction",
     shows="""
-{imports}
-from dlx.testing import Source
 source = Source(raises=ZeroDivisionError("of the producer's own"))
 try:
     {take}(source)
@@ -132,7 +118,7 @@ def errors_shown(lib: Subject) -> None:
     while found is not None:
         chain.append(found)
         found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
-    must(any(isinstance(each, Inside) for each in chain), f"the producer's exception is lost: {told(error)}")
+    must(any(isinstance(each, Inside) for each in chain), f"the producer's exception is lost: {error_line(error)}")
     must(len(source.calls) == 1, f"it is asked {len(source.calls)} times")
 
 

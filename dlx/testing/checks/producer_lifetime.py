@@ -15,7 +15,7 @@ from dlx.testing.outcome import attempt, must
 from dlx.testing.subject import Subject
 from dlx.testing.support.capsules import Taken
 
-__all__ = ["grown", "together"]
+__all__ = ["none_left", "together", "together_well"]
 
 MIB = 1 << 20
 ROUNDS = 64  # arrays of one MiB each, per way of ending an export
@@ -28,8 +28,8 @@ def resident() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def grown(once: Callable[[], Any]) -> float:
-    """Return by how many MiB the process grows over `ROUNDS` calls, warmed up."""
+def none_left(once: Callable[[], Any], what: str) -> None:
+    """Raise `Broken` if the process grows over `ROUNDS` calls, warmed up, that each make an array of one MiB."""
     for _ in range(8):
         once()
     gc.collect()
@@ -37,7 +37,8 @@ def grown(once: Callable[[], Any]) -> float:
     for _ in range(ROUNDS):
         once()
     gc.collect()
-    return (resident() - before) / MIB
+    left = (resident() - before) / MIB
+    must(left < LOST, f"{left:.0f} MiB stay behind after {ROUNDS} {what}")
 
 
 def together(do: Callable[[int], Any], threads: int = 8) -> list[BaseException | None]:
@@ -65,6 +66,12 @@ def together(do: Callable[[int], Any], threads: int = 8) -> list[BaseException |
     return raised
 
 
+def together_well(do: Callable[[int], Any]) -> None:
+    """Call ``do(i)`` on several threads; raise `Broken` if any of them raised."""
+    raised = [error for error in together(do) if error is not None]
+    must(not raised, f"{len(raised)} of 8 threads failed: {raised[:1]}")
+
+
 def _owned(lib: Subject) -> tuple[Any, Taken]:
     array = lib.array()[0]
     taken = lib.versioned(array)
@@ -73,10 +80,9 @@ def _owned(lib: Subject) -> tuple[Any, Taken]:
 
 
 @check(
-    "owner-unconsumed", "A capsule that nobody takes lets go of the array.",
+    "owner-unconsumed", "A capsule that nobody takes releases the array.",
     kind="producer", about="lifetimes", severity="wrong", see="DLPack, Python specification: capsule destructor",
     shows="""
-{imports}
 import sys
 x = {array}
 before = sys.getrefcount(x)
@@ -98,7 +104,7 @@ def owner_unconsumed(lib: Subject) -> None:
 
 
 @check(
-    "owner-released", "The deleter lets go of the array, and the capsule's destructor does not do it again.",
+    "owner-released", "The deleter releases the array, and the capsule's destructor does not do it again.",
     kind="producer", about="lifetimes", severity="fatal", see="DLPack, Python specification: used capsules",
 )  # fmt: skip
 def owner_released(lib: Subject) -> None:
@@ -109,7 +115,7 @@ def owner_released(lib: Subject) -> None:
         taken = lib.versioned(array)
         taken.consume()
         taken.capsule = None
-        must(sys.getrefcount(array) >= before, "a consumed capsule let go of the array when it was dropped")
+        must(sys.getrefcount(array) >= before, "a consumed capsule released the array when it was dropped")
         taken.delete(gil=True)
     gc.collect()
     after = sys.getrefcount(array)
@@ -175,13 +181,13 @@ def deleter_at_exit(lib: Subject) -> None:
 
 
 @check(
-    "export-leaks", "Memory is given back, whichever way an export ends.",
+    "export-leaks", "Memory is released, whichever way an export ends.",
     kind="producer", about="leaks", severity="wrong",
 )  # fmt: skip
 def export_leaks(lib: Subject) -> None:
     """Export arrays of one MiB over and over: dropped, consumed, copied, refused."""
     assert lib.make is not None
-    dtype = "float32" if not lib.dtypes or "float32" in lib.dtypes else lib.dtypes[0]
+    dtype = lib.dtype()
     data, shape = bytes(MIB), lib.shape(MIB * 8 // DType(dtype).bits // 64, 64)
     make = lib.make
 
@@ -199,8 +205,7 @@ def export_leaks(lib: Subject) -> None:
         "refused": asked(max_version=(1, 0), dl_device=(15, 0)), "called wrongly": asked(no_such_keyword=1),
     }  # fmt: skip
     for way, once in ways.items():
-        left = grown(once)
-        must(left < LOST, f"{left:.0f} MiB stay behind after {ROUNDS} arrays of 1 MiB: {way}")
+        none_left(once, f"arrays of 1 MiB: {way}")
 
 
 @check(
@@ -219,8 +224,7 @@ def export_threads(lib: Subject) -> None:
             taken.consume()
             taken.delete()
 
-    raised = [error for error in together(work) if error is not None]
+    together_well(work)
     gc.collect()
-    must(not raised, f"{len(raised)} of 8 threads failed: {raised[:1]}")
     after = sys.getrefcount(array)
     must(after == before, f"the array has {after - before:+} references")

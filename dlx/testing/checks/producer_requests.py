@@ -2,60 +2,43 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dlx._core.types import IS_COPIED
 from dlx.testing.check import check
-from dlx.testing.outcome import Broken, NotApplicable, attempt, must, told
+from dlx.testing.outcome import Broken, NotApplicable, attempt, error_line, must
 from dlx.testing.subject import Subject
 from dlx.testing.support.capsules import Taken
 
 ELSEWHERE = (15, 0)  # WebGPU: no producer exports to it
 
 
-@check(
-    "keyword-max-version-none", "A consumer that says nothing of versions is given a legacy capsule.",
-    kind="producer", about="versions", severity="refuses", see="array API standard, __dlpack__: max_version",
-    shows="""
-{imports}
-x = {array}
-capsule = x.__dlpack__()
+def _legacy(name: str, who: str, call: str, keywords: dict[str, Any]) -> None:
+    def function(lib: Subject) -> str | None:
+        if lib.immutable and isinstance(attempt(lib.array()[0].__dlpack__, **keywords)[1], BufferError):
+            return "refused: it could not say read-only"
+        must(lib.export(lib.array()[0], **keywords).legacy, "a versioned capsule, though nobody asked for one")
+        return None
+
+    check(
+        f"keyword-max-version-{name}", f"A consumer that {who} is given a legacy capsule.",
+        kind="producer", about="versions", severity="refuses", see="array API standard, __dlpack__: max_version",
+        shows=f"""
+x = {{array}}
+capsule = x.__dlpack__({call})
 assert '"dltensor"' in repr(capsule), capsule
 """,
-)  # fmt: skip
-def max_version_none(lib: Subject) -> str | None:
-    """Call it bare."""
-    if lib.immutable:
-        _, error = attempt(lib.array()[0].__dlpack__)
-        if isinstance(error, BufferError):
-            return "refused: it could not say read-only"
-    must(lib.give(lib.array()[0]).legacy, "a versioned capsule, though nobody asked for one")
-    return None
+    )(function)  # fmt: skip
 
 
-@check(
-    "keyword-max-version-0", "A consumer that asks for DLPack 0.8 is given a legacy capsule.",
-    kind="producer", about="versions", severity="refuses", see="array API standard, __dlpack__: max_version",
-    shows="""
-{imports}
-x = {array}
-capsule = x.__dlpack__(max_version=(0, 8))
-assert '"dltensor"' in repr(capsule), capsule
-""",
-)  # fmt: skip
-def max_version_0(lib: Subject) -> str | None:
-    """Ask with a major version 0."""
-    if lib.immutable:
-        _, error = attempt(lib.array()[0].__dlpack__, max_version=(0, 8))
-        if isinstance(error, BufferError):
-            return "refused: it could not say read-only"
-    must(lib.give(lib.array()[0], max_version=(0, 8)).legacy, "a versioned capsule, which was not asked for")
-    return None
+_legacy("none", "says nothing of versions", "", {})
+_legacy("0", "asks for DLPack 0.8", "max_version=(0, 8)", {"max_version": (0, 8)})
 
 
 @check(
     "keyword-max-version-1", "A consumer that asks for DLPack 1.0 is given a versioned capsule.",
     kind="producer", about="versions", severity="friction", see="array API standard, __dlpack__: max_version",
     shows="""
-{imports}
 x = {array}
 capsule = x.__dlpack__(max_version=(1, 0))
 assert '"dltensor_versioned"' in repr(capsule), capsule
@@ -63,8 +46,8 @@ assert '"dltensor_versioned"' in repr(capsule), capsule
 )  # fmt: skip
 def max_version_1(lib: Subject) -> None:
     """Ask for 1.0."""
-    taken = lib.give(lib.array()[0], max_version=(1, 0))
-    must(not taken.legacy, "a legacy capsule, though 1.0 was asked for: flags cannot be told")
+    taken = lib.export(lib.array()[0], max_version=(1, 0))
+    must(not taken.legacy, "a legacy capsule, though 1.0 was asked for: flags are lost")
     must(taken.version is not None and taken.version[0] == 1, f"version {taken.version}")
 
 
@@ -72,7 +55,6 @@ def max_version_1(lib: Subject) -> None:
     "keyword-max-version-2", "A consumer from the future is given what the producer has.",
     kind="producer", about="versions", severity="refuses", see="array API standard: a lower version may be returned",
     shows="""
-{imports}
 x = {array}
 x.__dlpack__(max_version=(2, 0))
 """,
@@ -80,7 +62,7 @@ x.__dlpack__(max_version=(2, 0))
 def max_version_2(lib: Subject) -> None:
     """Ask for 2.0."""
     array, data = lib.array()
-    taken = lib.give(array, max_version=(2, 0))
+    taken = lib.export(array, max_version=(2, 0))
     must(taken.elements() == data, "other elements")
 
 
@@ -88,7 +70,6 @@ def max_version_2(lib: Subject) -> None:
     "keyword-none", "Every keyword may be given as None.",
     kind="producer", about="keywords", severity="refuses", see="array API standard, __dlpack__: all default to None",
     shows="""
-{imports}
 x = {array}
 x.__dlpack__(stream=None, max_version=(1, 0), dl_device=None, copy=None)
 x.__dlpack__(stream=None)
@@ -101,15 +82,14 @@ def keyword_none(lib: Subject) -> None:
         {"stream": None}, {"dl_device": None}, {"copy": None},
         {"stream": None, "max_version": (1, 0), "dl_device": None, "copy": None},
     ):  # fmt: skip
-        given = {"max_version": (1, 0)} | keywords
-        must(lib.give(array, **given).elements() == data, f"other elements with {given}")
+        asked = {"max_version": (1, 0)} | keywords
+        must(lib.export(array, **asked).elements() == data, f"other elements with {asked}")
 
 
 @check(
     "keyword-own-device", "A consumer may name the device that the array is on.",
     kind="producer", about="keywords", severity="refuses", see="array API standard, __dlpack__: dl_device",
     shows="""
-{imports}
 x = {array}
 x.__dlpack__(max_version=(1, 0), dl_device=(1, 0))
 """,
@@ -117,7 +97,7 @@ x.__dlpack__(max_version=(1, 0), dl_device=(1, 0))
 def own_device(lib: Subject) -> None:
     """Ask for the host."""
     array, data = lib.array()
-    taken = lib.give(array, max_version=(1, 0), dl_device=(1, 0))
+    taken = lib.export(array, max_version=(1, 0), dl_device=(1, 0))
     must(taken.device[0] == 1 and taken.elements() == data, f"on {taken.device}, or with other elements")
 
 
@@ -125,7 +105,6 @@ def own_device(lib: Subject) -> None:
     "keyword-other-device", "A device that it cannot export to is refused with BufferError.",
     kind="producer", about="keywords", severity="wrong", see="array API standard, __dlpack__: dl_device",
     shows="""
-{imports}
 x = {array}
 for version in (None, (1, 0)):
     try:
@@ -142,14 +121,13 @@ def other_device(lib: Subject) -> None:
         asked = f"max_version={version}, dl_device={ELSEWHERE}"
         if error is None:
             raise Broken(f"{asked} gave memory of device {Taken(capsule).device}")
-        must(isinstance(error, BufferError), f"{asked} raised {told(error)}")
+        must(isinstance(error, BufferError), f"{asked} raised {error_line(error)}")
 
 
 @check(
     "keyword-unknown", "A keyword that it does not know raises TypeError.",
     kind="producer", about="keywords", severity="wrong",
     shows="""
-{imports}
 x = {array}
 try:
     x.__dlpack__(max_version=(1, 0), not_a_keyword=1)
@@ -161,15 +139,13 @@ raise AssertionError("taken in silence")
 def unknown_keyword(lib: Subject) -> None:
     """Consumers try newer keywords first, and must learn that they are not known."""
     _, error = attempt(lib.array()[0].__dlpack__, max_version=(1, 0), not_a_keyword=1)
-    must(isinstance(error, TypeError), f"an unknown keyword: {'no error' if error is None else told(error)}")
+    must(isinstance(error, TypeError), f"an unknown keyword: {'no error' if error is None else error_line(error)}")
 
 
 @check(
     "copy-true", "`copy=True` never shares: it gives memory of its own, or raises BufferError.",
     kind="producer", about="copies", severity="wrong", see="array API standard, __dlpack__: copy",
     shows="""
-{imports}
-from dlx.testing import Taken
 x = {array}
 own = Taken(x.__dlpack__(max_version=(1, 0)))
 try:
@@ -185,8 +161,8 @@ def copy_true(lib: Subject) -> str | None:
     shared = lib.versioned(array)
     capsule, error = attempt(array.__dlpack__, max_version=(1, 0), copy=True)
     if isinstance(error, BufferError):
-        return f"refused: {told(error)}"
-    must(error is None, f"copy=True raised {told(error)}")
+        return f"refused: {error_line(error)}"
+    must(error is None, f"copy=True raised {error_line(error)}")
     copied = Taken(capsule)
     must(copied.address != shared.address, "copy=True shares the array's memory")
     must(copied.elements() == data, "the copy has other elements")
@@ -197,22 +173,19 @@ def copy_true(lib: Subject) -> str | None:
     "copy-true-served", "`copy=True` is not refused.",
     kind="producer", about="copies", severity="refuses", see="array API standard, __dlpack__: it must always copy",
     shows="""
-{imports}
 x = {array}
 x.__dlpack__(max_version=(1, 0), copy=True)
 """,
 )  # fmt: skip
 def copy_true_served(lib: Subject) -> None:
     """Ask for a copy of a plain array."""
-    lib.give(lib.array()[0], max_version=(1, 0), copy=True)
+    lib.export(lib.array()[0], max_version=(1, 0), copy=True)
 
 
 @check(
     "copy-true-flag", "A copy made for the consumer says so.",
     kind="producer", about="copies", severity="friction", see="array API standard: the flag IS_COPIED must be set",
     shows="""
-{imports}
-from dlx.testing import Taken
 x = {array}
 taken = Taken(x.__dlpack__(max_version=(1, 0), copy=True))
 assert taken.flags & 2, taken.flags  # IS_COPIED
@@ -234,8 +207,6 @@ def copy_true_flag(lib: Subject) -> None:
     "copy-false", "`copy=False` shares the memory, or raises BufferError.",
     kind="producer", about="copies", severity="wrong", see="array API standard, __dlpack__: copy",
     shows="""
-{imports}
-from dlx.testing import Taken
 x = {array}
 own = Taken(x.__dlpack__(max_version=(1, 0)))
 shared = Taken(x.__dlpack__(max_version=(1, 0), copy=False))
@@ -249,6 +220,6 @@ def copy_false(lib: Subject) -> str | None:
     capsule, error = attempt(array.__dlpack__, max_version=(1, 0), copy=False)
     if isinstance(error, BufferError):
         return "refused: BufferError"
-    must(error is None, f"copy=False raised {told(error)}")
+    must(error is None, f"copy=False raised {error_line(error)}")
     must(Taken(capsule).address == own, "copy=False gave other memory than the array's")
     return None

@@ -1,1 +1,1 @@
-"""The libraries that the kit can grade by name."""
+"""The libraries that the kit grades by name, described as data."""

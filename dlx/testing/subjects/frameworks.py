@@ -13,13 +13,13 @@ from typing import Any
 
 from dlx.testing.catalog import library
 from dlx.testing.subject import Subject
+from dlx.testing.support.producers import OTHERS
 
-__all__ = ["BACKWARDS", "PLAIN", "VIEWS_OF_ARRAYS"]
+__all__ = ["BACKWARDS", "PLAIN", "VIEWS_OF_ARRAYS", "through_numpy"]
 
 _INTS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 PLAIN = ("bool", *_INTS, "float16", "float32", "float64")
-_FLOAT8 = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
-_MORE_FLOAT8 = ("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz")
+_FLOAT8 = tuple(name for name in OTHERS if name.startswith("float8"))
 
 # What can be done to a 4 by 6 array, where it is indexed as Python's are.
 VIEWS_OF_ARRAYS: dict[str, Callable[[Any], Any]] = {
@@ -31,6 +31,15 @@ VIEWS_OF_ARRAYS: dict[str, Callable[[Any], Any]] = {
     "one element": lambda a: a[1:2, 3:4],
 }
 BACKWARDS: dict[str, Callable[[Any], Any]] = {"backwards": lambda a: a[::-1]}
+
+
+def through_numpy(out: Callable[[Any], Any], back: Callable[[Any], Any]) -> dict[str, Callable[[Any], Any]]:
+    """Return the views of a library that has none of its own: numpy's, of its arrays."""
+
+    def through(view: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda array: back(view(out(array)))
+
+    return {key: through(view) for key, view in (VIEWS_OF_ARRAYS | BACKWARDS).items()}
 
 
 @library("numpy")
@@ -71,7 +80,7 @@ def _numpy() -> Subject:
         reshape=reshape,
         words={
             "imports": "import numpy as np", "take": "np.from_dlpack", "array": "np.arange(4, dtype='f4')",
-            "grid": "np.zeros((4, 6), 'f4')", "reshape": "x.shape = (24, 1)", "given": "source",
+            "grid": "np.zeros((4, 6), 'f4')", "reshape": "x.shape = (24, 1)", "argument": "source",
             "unfit": "x = np.ma.masked_array([1.0, 2.0], [False, True])",
             "readonly": "np.broadcast_to(np.float32(1), (4,))", "write": "result.fill(0)",
         },
@@ -84,7 +93,7 @@ def _torch() -> Subject:
     import torch
 
     def name(dtype: Any) -> str:
-        return str(dtype).removeprefix("torch.")
+        return str(dtype).removeprefix("torch.").replace("_x2", "x2")  # two lanes
 
     def make(data: bytes, dtype: str, shape: tuple[int, ...]) -> Any:
         kind = getattr(torch, dtype)
@@ -140,7 +149,7 @@ def _torch() -> Subject:
         reshape=lambda tensor: tensor.t_(),
         words={
             "imports": "import torch", "take": "torch.from_dlpack", "array": "torch.arange(4.0)",
-            "grid": "torch.zeros(4, 6)", "reshape": "x.t_()", "given": "source.capsule()",
+            "grid": "torch.zeros(4, 6)", "reshape": "x.t_()", "argument": "source.capsule()",
             "unfit": "x = torch.zeros(3, dtype=torch.uint8).view(torch.int4)", "write": "result.zero_()",
             "pending": "torch.tensor([1 + 2j]).conj().imag", "pending_bytes": "struct.pack('f', -2.0)",
         },
@@ -163,7 +172,7 @@ def _jax() -> Subject:
         return np.dtype(getattr(ml_dtypes, dtype))
 
     narrow = () if jax.config.jax_enable_x64 else ("int64", "uint64", "float64", "complex128")
-    kinds = (*PLAIN, "bfloat16", *_FLOAT8, *_MORE_FLOAT8, "complex64", "complex128")
+    kinds = (*PLAIN, "bfloat16", *_FLOAT8, "complex64", "complex128")
     return Subject(
         "jax", package="jax", adapter="jax",
         dtypes=tuple(each for each in kinds if each not in narrow),
@@ -176,7 +185,7 @@ def _jax() -> Subject:
         unfit={"random key": lambda: jax.random.key(0)},
         words={
             "imports": "import jax.numpy as jnp", "take": "jnp.from_dlpack", "array": "jnp.arange(4.0)",
-            "readonly": "jnp.arange(4.0)", "given": "source",
+            "readonly": "jnp.arange(4.0)", "argument": "source",
         },
     )  # fmt: skip
 
@@ -188,19 +197,16 @@ def _tvm_ffi() -> Subject:
 
     tvm_ffi: Any = importlib.import_module("tvm_ffi")
 
-    def through_numpy(view: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        return lambda tensor: tvm_ffi.from_dlpack(view(np.from_dlpack(tensor)))
-
     def make(data: bytes, dtype: str, shape: tuple[int, ...]) -> Any:
         return tvm_ffi.from_dlpack(np.frombuffer(bytearray(data), dtype).reshape(shape))
 
     return Subject(
         "tvm_ffi", package="tvm_ffi", adapter="tvm_ffi",
         dtypes=PLAIN, make=make, from_dlpack=tvm_ffi.from_dlpack, takes_capsules=True,
-        views={key: through_numpy(view) for key, view in (VIEWS_OF_ARRAYS | BACKWARDS).items()},
+        views=through_numpy(np.from_dlpack, tvm_ffi.from_dlpack),
         words={
             "imports": "import numpy as np, tvm_ffi", "take": "tvm_ffi.from_dlpack",
-            "array": "tvm_ffi.from_dlpack(np.arange(4, dtype='f4'))", "given": "source.capsule()",
+            "array": "tvm_ffi.from_dlpack(np.arange(4, dtype='f4'))", "argument": "source.capsule()",
             "write": "np.from_dlpack(result)[...] = 0",
         },
     )  # fmt: skip

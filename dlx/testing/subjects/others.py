@@ -1,4 +1,4 @@
-"""More libraries that the kit knows: those that are rarer, and dlx itself. See `libraries`."""
+"""More libraries that the kit knows: those that are rarer, and dlx itself."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-import dlx
+from dlx._api import convert as api
+from dlx._core.extension import ffi
+from dlx._protocols.pointer import empty, from_pointer
 from dlx.testing.catalog import library
 from dlx.testing.checks.producer_export import VIEWS
 from dlx.testing.subject import Subject
-from dlx.testing.subjects.frameworks import BACKWARDS, PLAIN, VIEWS_OF_ARRAYS
+from dlx.testing.subjects.frameworks import BACKWARDS, PLAIN, VIEWS_OF_ARRAYS, through_numpy
 from dlx.testing.support.producers import OTHERS
 
 
@@ -34,20 +36,15 @@ def _pyarrow() -> Subject:
         make=make, from_dlpack=pa.Tensor.from_dlpack, takes_copy=True,
         readonly=lambda tensor: pa.Tensor.from_numpy(_frozen(tensor.to_numpy())),
         write=lambda tensor: tensor.to_numpy().fill(0),
-        views={key: _through_numpy(view) for key, view in (VIEWS_OF_ARRAYS | BACKWARDS).items()},
+        views=through_numpy(lambda tensor: tensor.to_numpy(), pa.Tensor.from_numpy),
         read=lambda tensor: tensor.to_numpy().tobytes(), describe=describe,
         words={
             "imports": "import numpy as np, pyarrow as pa", "take": "pa.Tensor.from_dlpack",
-            "array": "pa.Tensor.from_numpy(np.arange(4, dtype='f4'))", "given": "source",
+            "array": "pa.Tensor.from_numpy(np.arange(4, dtype='f4'))", "argument": "source",
             "readonly": "pa.Tensor.from_numpy(np.broadcast_to(np.float32(1), (4,)))",
             "write": "result.to_numpy().fill(0)",
         },
     )  # fmt: skip
-
-
-def _through_numpy(view: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    pa: Any = importlib.import_module("pyarrow")
-    return lambda tensor: pa.Tensor.from_numpy(view(tensor.to_numpy()))
 
 
 def _frozen(array: Any) -> Any:
@@ -90,7 +87,7 @@ def _pyarrow_array() -> Subject:
         },
         words={
             "imports": "import pyarrow as pa", "take": "pa.Array.from_dlpack",
-            "array": "pa.array([0, 1, 2, 3], pa.float32())", "given": "source",
+            "array": "pa.array([0, 1, 2, 3], pa.float32())", "argument": "source",
             "readonly": "pa.array([0, 1, 2, 3], pa.float32())",
         },
     )  # fmt: skip
@@ -119,7 +116,7 @@ def _mlx() -> Subject:
         views=VIEWS_OF_ARRAYS,
         words={
             "imports": "import mlx.core as mx", "take": "mx.from_dlpack", "array": "mx.arange(4.0)",
-            "given": "source.capsule()",
+            "argument": "source.capsule()",
         },
     )  # fmt: skip
 
@@ -143,7 +140,7 @@ def _array_api_strict() -> Subject:
         describe=lambda array: (array._array.ctypes.data, array.shape, array._array.dtype.name),
         words={
             "imports": "import array_api_strict as xp", "take": "xp.from_dlpack", "array": "xp.arange(4.0)",
-            "given": "source", "write": "result[...] = 0.0",
+            "argument": "source", "write": "result[...] = 0.0",
         },
     )  # fmt: skip
 
@@ -152,38 +149,34 @@ def _array_api_strict() -> Subject:
 def _dlx() -> Subject:
     """dlx.Tensor, which is held to the same."""
 
-    def make(
-        data: bytes,
-        dtype: str,
-        shape: tuple[int, ...],
-    ) -> Any:
-        tensor = dlx.empty(shape, dtype)
+    def make(data: bytes, dtype: str, shape: tuple[int, ...]) -> Any:
+        tensor = empty(shape, dtype)
         if data:
-            dlx.ffi.memmove(dlx.ffi.cast("char *", tensor.data_ptr), data, len(data))
+            ffi.memmove(ffi.cast("char *", tensor.data_ptr), data, len(data))
         return tensor
 
     def view(name: str) -> Callable[[Any], Any]:
-        shape, places = VIEWS[name]
+        shape, left = VIEWS[name]
         strides = {
             "transposed": (1, 6), "every other column": (6, 2), "backwards": (-6, 1), "one row": (1,),
             "one column": (6,), "no row": (6, 1), "one element": (6, 1), "one row for all": (0, 1),
             "overlapping": (1, 1), "no dimension": (),
         }[name]  # fmt: skip
-        start = 4 * places[0] if places else 0
-        return lambda t: dlx.from_pointer(t.data_ptr + start, shape, t.dtype, strides=strides, owner=t)
+        start = 4 * left[0] if left else 0
+        return lambda t: from_pointer(t.data_ptr + start, shape, t.dtype, strides=strides, owner=t)
 
     def readonly(t: Any) -> Any:
-        return dlx.from_pointer(t.data_ptr, t.shape, t.dtype, strides=t.strides, readonly=True, owner=t)
+        return from_pointer(t.data_ptr, t.shape, t.dtype, strides=t.strides, readonly=True, owner=t)
 
     def take(obj: Any, *, copy: bool | None = None) -> Any:
-        return dlx.convert(obj, to="dlx", copy=copy)
+        return api.convert(obj, to="dlx", copy=copy)
 
     return Subject(
         "dlx", package="dlx", adapter="dlx", dtypes=OTHERS, make=make, from_dlpack=take, takes_capsules=True,
         takes_copy=True, views={name: view(name) for name in VIEWS}, readonly=readonly,
         words={
             "imports": "import dlx, functools", "take": "functools.partial(dlx.convert, to='dlx')",
-            "array": "dlx.empty((4,), 'float32')", "given": "source.capsule()",
+            "array": "dlx.empty((4,), 'float32')", "argument": "source.capsule()",
             "readonly": "dlx.from_dlpack(bytes(16))", "write": "memoryview(result).cast('B')[0] ^= 1",
         },
     )  # fmt: skip

@@ -1,1 +1,1 @@
-"""Capsules and producers that the kit controls, for its checks."""
+"""Capsules and producers that the checks control to the last bit. No library is trusted or imported here."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from dlx._core.array_info import contiguous
 from dlx._core.extension import ffi, lib
 from dlx._core.module import set_module
-from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, DType
+from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, DType, contiguous
 
 __all__ = ["Export", "NotACapsule", "Taken", "elements", "foreign_thread", "swept"]
 
@@ -69,14 +69,12 @@ def elements(
     shape, strides
         ``(ndim,)`` each; strides in elements, None for row-major.
     dtype
-        Elements below 8 bits are taken as packed, unless `padded`; each is given back in a byte of its own.
+        Elements below 8 bits are taken as packed, unless `padded`; each is returned in a byte of its own.
     """
     if 0 in shape:
         return b""
     bits = dtype.bits * dtype.lanes
-    count = 1
-    for extent in shape:
-        count *= extent
+    count = math.prod(shape)
     if bits < 8 and not padded:
         whole = int.from_bytes(ffi.buffer(ffi.cast("char *", address), -(-count * bits // 8)), "little")
         return bytes(whole >> i * bits & (1 << bits) - 1 for i in range(count))
@@ -86,10 +84,10 @@ def elements(
     if strides is None or contiguous(tuple(shape), tuple(strides)):
         return bytes(ffi.buffer(ffi.cast("char *", address), count * size))
     indices = itertools.product(*map(range, shape))
-    places = [size * sum(i * step for i, step in zip(at, strides, strict=True)) for at in indices]
-    low = min(places)
-    span = ffi.buffer(ffi.cast("char *", address + low), max(places) + size - low)
-    return b"".join(span[place - low : place - low + size] for place in places)
+    offsets = [size * sum(i * step for i, step in zip(at, strides, strict=True)) for at in indices]
+    low = min(offsets)
+    span = ffi.buffer(ffi.cast("char *", address + low), max(offsets) + size - low)
+    return b"".join(span[offset - low : offset - low + size] for offset in offsets)
 
 
 def foreign_thread(function: Any, argument: Any) -> None:
@@ -230,8 +228,8 @@ class Export:
         if not legacy:
             self.managed.version.major, self.managed.version.minor = version
             self.managed.flags = flags
-        self.given = name or (LEGACY if legacy else VERSIONED)
-        self.capsule = _new(_address(self.managed), _name(self.given), _NOTHING)
+        self.name = name or (LEGACY if legacy else VERSIONED)
+        self.capsule = _new(_address(self.managed), _name(self.name), _NOTHING)
         self._alive.append(self)
 
     @property
@@ -240,9 +238,9 @@ class Export:
         return int(self._count[0])
 
     @property
-    def taken(self) -> bool:
+    def consumed(self) -> bool:
         """Whether a consumer renamed the capsule, or cleared its destructor, and so owns what is behind it."""
-        return bool(_get_name(self.capsule) != self.given or not _get_destructor(self.capsule))
+        return bool(_get_name(self.capsule) != self.name or not _get_destructor(self.capsule))
 
     def scribble(self) -> None:
         """Change the capsule's shape and strides while a consumer holds it, which a producer must not do."""
@@ -255,6 +253,6 @@ def swept() -> int:
     Export._alive[:] = [
         export
         for export in Export._alive
-        if not export.deleted and (export.taken or sys.getrefcount(export.capsule) > 2)
+        if not export.deleted and (export.consumed or sys.getrefcount(export.capsule) > 2)
     ]
     return len(Export._alive)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from dlx._core.module import set_module
 from dlx._core.types import IS_COPIED, READ_ONLY, DType
 from dlx.testing.support.capsules import Export, Taken, elements
 
-__all__ = ["OTHERS", "OldSource", "Source", "pattern", "spread"]
+__all__ = ["LAYOUTS", "OTHERS", "OldSource", "Source", "pattern", "spread"]
 
 # Exponent and mantissa bits of formats with NaN payloads: those that have several NaNs.
 _FORMATS = {"float16": (5, 10), "bfloat16": (8, 7), "float32": (8, 23), "float64": (11, 52)}
@@ -42,13 +43,20 @@ def pattern(dtype: str, count: int) -> bytes:
     return bytes(raw)
 
 
-OTHERS = (
-    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
-    "bfloat16", "complex32", "complex64", "complex128", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz",
-    "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float6_e2m3fn",
-    "float6_e3m2fn", "float4_e2m1fn", "int4", "uint4", "float32x4",
-)  # fmt: skip
-"""Every dtype of DLPack that some library has."""
+OTHERS = (*(dtype.name for dtype in DType.all()), "float32x4")
+"""Every dtype that some library has, and lanes."""
+
+LAYOUTS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], str]] = {
+    "transposed": ("An array in column-major order", (6, 4), (1, 6), "wrong"),
+    "negative": ("An array with negative strides", (4,), (-1,), "fatal"),
+    "zero": ("An array whose rows are one and the same", (4, 6), (0, 1), "wrong"),
+    "gaps": ("An array with gaps between its elements", (4, 3), (12, 2), "wrong"),
+    "overlapping": ("An array whose rows overlap", (4, 3), (1, 1), "wrong"),
+    "size-1": ("An array with odd strides where an extent is 1", (1, 4, 1), (-7, 1, 400), "wrong"),
+    "empty": ("An array without elements", (0, 3), (3, 1), "refuses"),
+    "scalar": ("An array without dimensions", (), (), "refuses"),
+}
+"""Name -> (what it is, shape, strides, what it costs where it comes in wrong)."""
 
 
 def spread(data: bytes, dtype: str, count: int) -> bytes:
@@ -119,12 +127,8 @@ class Source:
         **struct: Any,
     ) -> None:
         self.dtype, self.shape = DType(dtype), tuple(shape)
-        compact: list[int] = []
-        step = 1
-        for extent in reversed(self.shape):
-            compact.insert(0, step)
-            step *= max(extent, 1)
-        self.strides = tuple(compact) if strides is None else tuple(strides)
+        compact = [math.prod(max(extent, 1) for extent in self.shape[i + 1 :]) for i in range(len(self.shape))]
+        self.strides = tuple(compact if strides is None else strides)
         size = self.dtype.bits * self.dtype.lanes
         spans = [(extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True) if extent > 1]
         low, high = sum(span for span in spans if span < 0), sum(span for span in spans if span > 0)
@@ -205,14 +209,14 @@ class Source:
         producer's business.
         """
         for wait in range(14):  # a cycle, or a framework with threads of its own, may release it a little later
-            if all(export.deleted or not export.taken for export in self.exports):
+            if all(export.deleted or not export.consumed for export in self.exports):
                 break
             gc.collect()
             time.sleep(0.01 * wait)
         for export in self.exports:
-            if export.taken and export.deleted != 1:
+            if export.consumed and export.deleted != 1:
                 return f"a capsule was taken, and its deleter called {export.deleted} times"
-            if not export.taken and export.deleted:
+            if not export.consumed and export.deleted:
                 return f"a deleter was called {export.deleted} times, and the capsule kept its name: freed twice"
         return ""
 

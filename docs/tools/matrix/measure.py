@@ -43,23 +43,23 @@ def installed() -> list[str]:
 
 def versions() -> dict[str, str]:
     """Return the versions of what the cells depend on."""
-    return {name: registry.target(name).version() for name in installed() if name != "dlx"}
+    return {name: registry.target(name).adapter.version() for name in installed() if name != "dlx"}
 
 
 def elements(tensor: Any) -> list[int]:
     """Return the bits of every element of a host tensor, in row-major order of their indices, as integers."""
     bits = tensor.dtype.bits * tensor.dtype.lanes
     steps = itertools.product(*map(range, tensor.shape))
-    places = [sum(i * stride for i, stride in zip(at, tensor.strides, strict=True)) for at in steps]
-    if not places:
+    offsets = [sum(i * stride for i, stride in zip(at, tensor.strides, strict=True)) for at in steps]
+    if not offsets:
         return []
     if bits % 8 and not tensor.flags & SUBBYTE_PADDED:
         whole = int.from_bytes(ffi.buffer(ffi.cast("char *", tensor.data_ptr), tensor.nbytes), "little")
-        return [whole >> place * bits & ((1 << bits) - 1) for place in places]
+        return [whole >> offset * bits & ((1 << bits) - 1) for offset in offsets]
     size = -(-bits // 8)
-    low = min(places) * size
-    span = ffi.buffer(ffi.cast("char *", tensor.data_ptr + low), max(places) * size + size - low)
-    values = (span[place * size - low : place * size - low + size] for place in places)
+    low = min(offsets) * size
+    span = ffi.buffer(ffi.cast("char *", tensor.data_ptr + low), max(offsets) * size + size - low)
+    values = (span[offset * size - low : offset * size - low + size] for offset in offsets)
     return [int.from_bytes(value, "little") & ((1 << bits) - 1) for value in values]
 
 

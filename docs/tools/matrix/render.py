@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlx.cli.render.svg import picture as drawn
+from dlx.cli.render.matrix import picture as drawn
 
 Cells = dict[tuple[str, str, str], str]  # (table, source, target) -> outcome
 

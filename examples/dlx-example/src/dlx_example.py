@@ -17,10 +17,12 @@ from dlx.adapter import (
     Blocker,
     Capabilities,
     Container,
-    Defect,
+    Description,
     Device,
-    DType,
+    DTypes,
+    FastPath,
     Guard,
+    KnownIssue,
     Layout,
     Tensor,
     over_memory,
@@ -45,6 +47,9 @@ def _unflatten(bundle: Any, keys: list[Any] | None, children: list[Any], new_emp
     return made
 
 
+NEGATED = Blocker("its values are the negatives of what is in memory (is_negated)", resolution="resolve", copies=True)
+
+
 class ExampleAdapter(Adapter):
     """examplearray's arrays and bundles."""
 
@@ -52,38 +57,31 @@ class ExampleAdapter(Adapter):
     name = package = "examplearray"
     install = "pip install dlx-example"
     types = ("examplearray.Array",)
-    fast_path_types = ("examplearray.Array",)  # asking an array twice for its memory is harmless
-    guards = (
-        Guard(
-            "is_negated",
-            Blocker(
-                "its values are the negatives of what is in memory (is_negated)",
-                "Drop copy=False, or call .resolve() first.",
-                resolution="resolve",
-                copies=True,
-            ),
-        ),
+    dtypes = DTypes(
+        "examplearray",
+        {
+            "bool": "truth8",
+            "uint8": "uint8",
+            "int32": "int32",
+            "int64": "int64",
+            "float32": "float32",
+            "float64": "float64",
+            "bfloat16": "brain16",
+            "code3_16bit": "posit16",  # DLPack's code for what only its owners understand
+            "float8_e5m2": "quarter8",
+        },
+        storage={"float8_e5m2": "uint8"},  # what its from_dlpack takes in place of quarter8
     )
     containers = (
         Container(
             types=("examplearray.Bundle",), kind="mapping", flatten=_flatten, unflatten=_unflatten, new_empty=_new_empty
         ),
     )
-    dtypes = {
-        "bool": "truth8",
-        "uint8": "uint8",
-        "int32": "int32",
-        "int64": "int64",
-        "float32": "float32",
-        "float64": "float64",
-        "bfloat16": "brain16",
-        "code3_16bit": "posit16",  # DLPack's code for what only its owners understand
-        "float8_e5m2": "quarter8",
-    }
-    storage_dtypes = {"float8_e5m2": "uint8"}  # what its from_dlpack takes in place of quarter8
-    fresh_alignment = 64  # bytes, of the memory that it allocates
-    defects = (
-        Defect(
+    fast_path = FastPath(  # asking an array twice for its memory is harmless
+        types=("examplearray.Array",), guards=(Guard("is_negated", NEGATED),)
+    )
+    known_issues = (
+        KnownIssue(
             does="from_dlpack forgets that memory is read-only",
             see="the changes of examplearray 0.3",
             before="0.3",
@@ -93,11 +91,11 @@ class ExampleAdapter(Adapter):
 
     # ---- as a producer ----------------------------------------------------------------------------------------------
 
-    def info(self, obj: Any) -> ArrayInfo:
-        return ArrayInfo(
+    def describe(self, obj: Any) -> Description:
+        info = ArrayInfo(
             framework=self.name,
             type_name=type_name(type(obj)),
-            dtype=self.dtype_from(obj.dtype),
+            dtype=self.dtypes.from_native(obj.dtype),
             dtype_name=obj.dtype.name,
             shape=obj.shape,
             strides=obj.strides,
@@ -109,33 +107,35 @@ class ExampleAdapter(Adapter):
             protocols=("__dlpack__", "__dlpack_c_exchange_api__"),
             notes=("is_negated",) if obj.is_negated else (),
         )
+        return Description(info, (NEGATED,) if obj.is_negated else ())
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         if obj.dtype.travels:
             return super().export(obj)
-        dtype: DType | None = self.dtype_from(obj.dtype)
+        dtype = self.dtypes.from_native(obj.dtype)
         assert dtype is not None
         address = obj.address if obj.size else 0
         return over_memory(address, obj.shape, obj.strides, dtype, HOST, readonly=obj.readonly, owner=obj)
 
-    # ---- inside the framework ---------------------------------------------------------------------------------------
-
-    def clone(self, obj: Any) -> Any:
-        return obj.copy()
-
     # ---- as a consumer ----------------------------------------------------------------------------------------------
 
-    def accepts(self) -> Capabilities:
+    def capabilities(self) -> Capabilities:
         return Capabilities(
-            dtypes=self.known_dtypes(),
+            dtypes=self.dtypes.known(),
             layouts=Layout.ANY,
             min_alignment=1,
             max_ndim=8,
             keeps_readonly=True,
+            allocates_aligned=64,
         )
 
     def load(self, tensor: Tensor) -> Any:
         return self.module().from_dlpack(tensor)
+
+    # ---- inside the framework ---------------------------------------------------------------------------------------
+
+    def copy(self, obj: Any, device: Device | None = None) -> Any:
+        return obj.copy()
 
 
 @dlx.hookimpl

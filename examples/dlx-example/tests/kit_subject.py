@@ -1,4 +1,4 @@
-"""What dlx's conformance kit is told about examplearray: how to make its arrays without DLPack, and how to read them.
+"""What dlx's conformance kit knows about examplearray: how to make its arrays without DLPack, and how to read them.
 
 Run it with::
 

@@ -1,0 +1,59 @@
+/* How C raises the errors of dlx and forgets those that the Python path raises again. */
+
+#include "dlx_python.h"
+
+static PyObject* classes; /* {status: exception class}, from native.py; never freed */
+
+PyObject* py_raise(int status, const char* format, ...) {
+  if (status == DLX_E_MEMORY) return PyErr_NoMemory();
+  PyObject* code = PyLong_FromLong(status);
+  if (code == NULL) return NULL;
+  PyObject* class = classes ? PyDict_GetItemWithError(classes, code) : NULL;
+  Py_DECREF(code);
+  if (class == NULL) {
+    if (!PyErr_Occurred())
+      PyErr_Format(PyExc_SystemError, "dlx has no error for status %d", status);
+    return NULL;
+  }
+  if (format == NULL) {
+    int of_driver = status <= DLX_E_NO_DRIVER && status >= DLX_E_DRIVER;
+    PyErr_SetString(class, of_driver ? dlx_cuda_message() : dlx_status_text(status));
+    return NULL;
+  }
+  va_list values;
+  va_start(values, format);
+  PyErr_FormatV(class, format, values);
+  va_end(values);
+  return NULL;
+}
+
+int py_error_may_go(PyObject* type) {
+  return PyErr_GivenExceptionMatches(type, PyExc_Exception) &&
+         !PyErr_GivenExceptionMatches(type, PyExc_MemoryError);
+}
+
+int py_error_forget(void) {
+  PyObject* type = PyErr_Occurred();
+  if (type && !py_error_may_go(type)) return -1;
+  PyErr_Clear();
+  return 0;
+}
+
+PyDoc_STRVAR(set_errors_doc,
+             "set_errors(classes, /)\n--\n\n"
+             "Register the class to raise for each status, as a dict {status: class}.");
+
+static PyObject* set_errors(PyObject* module, PyObject* mapping) {
+  if (!PyDict_Check(mapping)) {
+    PyErr_SetString(PyExc_TypeError, "set_errors takes a dict");
+    return NULL;
+  }
+  Py_INCREF(mapping);
+  Py_XSETREF(classes, mapping);
+  Py_RETURN_NONE;
+}
+
+PyMethodDef py_error_functions[] = {
+    {"set_errors", set_errors, METH_O, set_errors_doc},
+    {NULL, NULL, 0, NULL},
+};

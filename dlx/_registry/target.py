@@ -1,0 +1,134 @@
+"""`Target`, a framework as the consumer: its adapter, and its capabilities with known issues applied."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from dlx._core import native
+from dlx._core.extension import ffi
+from dlx._core.native import Tensor
+from dlx._core.types import DType
+from dlx.adapter.base import Adapter, look_up
+from dlx.adapter.declarations import EXTENTS, Capabilities
+
+__all__ = ["Target", "target_of"]
+
+
+class Target:
+    """A consumer. Made once for each name, module or array type that users write, and kept.
+
+    Parameters
+    ----------
+    adapter
+        The adapter that loads.
+    capabilities
+        What it takes, known issues applied.
+    source
+        The adapter that knows its arrays as sources: `adapter` itself, or that of which it is a variant.
+    kind
+        The array type that was asked for; None: any of the framework.
+    """
+
+    __slots__ = (
+        "_fast",
+        "_struct",
+        "_variants",
+        "adapter",
+        "address",
+        "arrays",
+        "capabilities",
+        "kind",
+        "name",
+        "source",
+        "storage",
+        "varies",
+    )
+
+    def __init__(self, adapter: Adapter, capabilities: Capabilities, source: Adapter, kind: type | None) -> None:
+        self.adapter, self.capabilities, self.source, self.kind = adapter, capabilities, source, kind
+        self.name, self.storage = adapter.name, adapter.dtypes.storage
+        self.arrays = f"{self.name} {adapter.display_name}s"  # what to call several of its arrays
+        self._struct, self._fast = as_struct(capabilities), None
+        self.address = int(ffi.cast("uintptr_t", self._struct))
+        # Whether the tensor decides which array type is made: then there is no fast path.
+        self.varies = kind is None and type(adapter).variant is not Adapter.variant
+        self._variants: dict[Adapter, Target] = {}
+
+    def over(self, tensor: Tensor) -> Target:
+        """Return the target to load a tensor with: itself, or one of several array types of its framework."""
+        if not self.varies:
+            return self
+        adapter = self.adapter.variant(tensor)
+        if adapter is self.adapter:
+            return self
+        if adapter not in self._variants:
+            made = target_of(adapter, source=self.source)
+            assert made is not None
+            made.name, made.arrays = self.name, self.arrays  # what was asked for
+            self._variants[adapter] = made
+        return self._variants[adapter]
+
+    def check(self, tensor: Tensor) -> int:
+        """Return the incompatibility bits between a tensor and this consumer (0 = it may be handed over as it is)."""
+        return native.tensor_check(tensor, self.address)
+
+    def dtypes(self) -> frozenset[str]:
+        """Return the names of the dtypes that it takes; of those that it has, where it takes any."""
+        taken = self.capabilities.dtypes
+        return self.adapter.dtypes.known() if taken is None else taken
+
+    def fast_path_address(self) -> int:
+        """Return the address of the C struct of what the framework's own exchange table takes: no dtype re-viewed."""
+        stated = self.capabilities
+        if self._fast is None:
+            names = (
+                None if stated.dtypes is None else stated.dtypes & set(self.adapter.dtypes.names) - set(self.storage)
+            )
+            self._fast = self._struct if names is None else as_struct(replace(stated, dtypes=names))
+        return int(ffi.cast("uintptr_t", self._fast))
+
+
+def target_of(adapter: Adapter, kind: type | None = None, source: Adapter | None = None) -> Target | None:
+    """Return an adapter as a target, for one of its types or for all; None where its framework takes no arrays."""
+    made = adapter if kind is None else adapter.variant(kind)
+    stated = made.capabilities()
+    if stated is None:
+        return None
+    lowered = {name: value for name, value in made.lowered.items() if name in Capabilities.__dataclass_fields__}
+    return Target(made, replace(stated, **lowered), source or adapter, kind)
+
+
+def switches_of(adapter: Adapter) -> tuple[Any, ...]:
+    """Return the current values, in this thread, of everything that the capabilities of an adapter depend on."""
+    values = []
+    for name in adapter.switches:
+        owner, _, attribute = f"{adapter.package}.{name}".rpartition(".")
+        values.append(getattr(look_up(owner), attribute, None))
+    return tuple(values)
+
+
+def as_struct(stated: Capabilities) -> Any:
+    """Fill the C struct by field name."""
+    struct = ffi.new("dlx_capabilities *")
+    if stated.dtypes is not None and len(stated.dtypes) > len(struct.dtypes):
+        raise ValueError(f"at most {len(struct.dtypes)} dtypes can be told apart, found {len(stated.dtypes)}")
+    if stated.device_types is not None and not all(0 <= number < 32 for number in stated.device_types):
+        raise ValueError(f"device types are numbers from 0 to 31, found {sorted(stated.device_types)}")
+    struct.device_types = (
+        0xFFFFFFFF if stated.device_types is None else sum(1 << number for number in stated.device_types)
+    )
+    struct.layouts = stated.layouts
+    struct.min_alignment = stated.min_alignment
+    struct.min_ndim, struct.max_ndim = stated.min_ndim, stated.max_ndim
+    struct.keeps_readonly = stated.keeps_readonly
+    struct.takes_packed, struct.takes_padded = stated.subbyte != "padded", stated.subbyte != "packed"
+    struct.takes_null = stated.null_data
+    struct.empty_extents = EXTENTS[stated.empty_extents]
+    struct.n_dtypes = -1
+    if stated.dtypes is not None:
+        struct.n_dtypes = len(stated.dtypes)
+        for i, name in enumerate(sorted(stated.dtypes)):
+            code, bits, lanes = DType(name)
+            struct.dtypes[i] = code | bits << 8 | lanes << 16
+    return struct

@@ -1,0 +1,58 @@
+"""Count the Python calls that one conversion makes outside of the fast path, and the files of dlx that they are in.
+
+Run it from the root of a checkout: ``python docs/tools/calls.py``. What `sys.setprofile` reports as a call counts, a
+framework's own Python functions included; files are those of dlx and its adapters.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def counted(function: Callable[[], Any]) -> tuple[list[str], list[str]]:
+    """Return the calls of a function, as ``"file:name"``, and the files of dlx among them, in the order of calls."""
+    calls: list[str] = []
+    files: list[str] = []
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code is not function.__code__:
+            path = Path(frame.f_code.co_filename)
+            calls.append(f"{path.name}:{frame.f_code.co_name}")
+            if path.is_relative_to(ROOT / "dlx") or path.is_relative_to(ROOT / "adapters"):
+                files.append(str(path.relative_to(ROOT)))
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return calls, list(dict.fromkeys(files))
+
+
+def conversion() -> tuple[list[str], list[str]]:
+    """Return the calls and files of a numpy array on its way to torch."""
+    import numpy as np
+    import torch  # noqa: F401
+
+    import dlx
+
+    array, convert = np.ones(3), dlx.convert.__wrapped__
+    for _ in range(2):  # plugins are loaded by the first; what is looked up once is known after the second
+        convert(array, to="torch")
+    return counted(lambda: convert(array, to="torch"))
+
+
+def main() -> None:
+    """Print the calls, and how many they are."""
+    calls, files = conversion()
+    print(*calls, sep="\n")
+    print(f"{len(calls)} Python calls in {len(files)} files of dlx: {', '.join(files)}")
+
+
+if __name__ == "__main__":
+    main()
