@@ -9,8 +9,10 @@
 
 /* ---- calls and their options ----------------------------------------------------------------- */
 
-static PyObject *to_name, *copy_name, *readonly_name, *detach_name, *device_name, *cpu_name,
-    *error_name, *share_name; /* interned, as the words of a call are */
+static PyObject *to_name, *copy_name, *readonly_name, *detach_name, *device_name,
+    *cpu_name; /* interned, as the words of a call are */
+static PyObject*
+    readonly_words; /* values of `readonly`, the default first; NULL until registered */
 
 /* One option of a call. Returns 0 where only Python understands it. */
 static int read_option(unsigned* options, PyObject* name, PyObject* value) {
@@ -19,8 +21,12 @@ static int read_option(unsigned* options, PyObject* name, PyObject* value) {
     return value == Py_True || value == Py_False || value == Py_None;
   }
   if (name == readonly_name) { /* the Python path checks the value where it matters */
-    if (value != copy_name) *options |= DLX_KEEPS_READONLY;
-    return value == copy_name || value == error_name || value == share_name;
+    for (Py_ssize_t i = 0; readonly_words && i < PyTuple_GET_SIZE(readonly_words); i++) {
+      if (value != PyTuple_GET_ITEM(readonly_words, i)) continue;
+      if (i) *options |= DLX_KEEPS_READONLY;
+      return 1;
+    }
+    return 0;
   }
   if (name == detach_name) { /* what would have to be detached takes the Python path */
     if (value == Py_True) *options |= DLX_EXAMINES;
@@ -80,8 +86,7 @@ static int intern_words(void) {
     PyObject** where;
     const char* word;
   } words[] = {{&to_name, "to"},         {&copy_name, "copy"},     {&readonly_name, "readonly"},
-               {&detach_name, "detach"}, {&device_name, "device"}, {&cpu_name, "cpu"},
-               {&error_name, "error"},   {&share_name, "share"}};
+               {&detach_name, "detach"}, {&device_name, "device"}, {&cpu_name, "cpu"}};
   for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
     if ((*words[i].where = PyUnicode_InternFromString(words[i].word)) == NULL) return -1;
   }
@@ -280,8 +285,28 @@ static PyType_Spec fast_path_spec = {
     .slots = fast_path_slots,
 };
 
+PyDoc_STRVAR(set_readonly_words_doc,
+             "set_readonly_words(words, /)\n--\n\n"
+             "Register the values of the option `readonly`, interned strings, the default first.");
+
+/* Owns: borrows `words`. GIL: needed. Errors: NULL with TypeError. */
+static PyObject* set_readonly_words(PyObject* module, PyObject* words) {
+  if (!PyTuple_CheckExact(words)) {
+    PyErr_SetString(PyExc_TypeError, "set_readonly_words takes a tuple");
+    return NULL;
+  }
+  Py_INCREF(words);
+  Py_XSETREF(readonly_words, words);
+  Py_RETURN_NONE;
+}
+
+static PyMethodDef fast_path_functions[] = {
+    {"set_readonly_words", set_readonly_words, METH_O, set_readonly_words_doc},
+    {NULL, NULL, 0, NULL},
+};
+
 int py_fast_path_init(PyObject* module) {
-  if (intern_words() < 0) return -1;
+  if (intern_words() < 0 || PyModule_AddFunctions(module, fast_path_functions) < 0) return -1;
   PyObject* type = PyType_FromSpec(&fast_path_spec);
   if (type == NULL) return -1;
   int failed = PyModule_AddObjectRef(module, "FastPathFunction", type);

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dlx import errors
 from dlx._core.extension import ffi, lib
 from dlx._core.types import Device, DType
+from dlx.typing import READONLY
 
 __all__ = ["FastPathFunction", "Slots", "Tensor", "ffi", "lib", "live"]
 
@@ -97,6 +98,7 @@ if TYPE_CHECKING:
 
     def set_errors(classes: Mapping[int, type[BaseException]], /) -> None: ...
     def set_tensor_classes(device: type, dtype: type, /) -> None: ...
+    def set_readonly_words(words: tuple[str, ...], /) -> None: ...
     def set_tensor_repr(function: Callable[[Tensor], str], /) -> None: ...
     def capsule_state(obj: object, /) -> str | None: ...
     def capsule_claim(capsule: object, tensor: Tensor = ..., /) -> Tensor: ...
@@ -167,6 +169,7 @@ if TYPE_CHECKING:
 
 
 set_tensor_classes(Device, DType)
+set_readonly_words(tuple(map(sys.intern, READONLY)))
 set_errors({getattr(lib, name): kind for name, kind in _CLASSES.items()})
 
 

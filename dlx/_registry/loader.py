@@ -75,8 +75,8 @@ class Loader:
         plugin.loading.add(me)
         try:
             adapters = self._ask(plugin)  # outside of our lock: importing takes locks of its own
-            for home in {claim.partition(".")[0] for claim in _claims(adapters)} & self.plugins.keys():
-                self.load(home)  # a package's own plugin comes before others that claim its types
+            for root in {claim.partition(".")[0] for claim in _claims(adapters)} & self.plugins.keys():
+                self.load(root)  # a package's own plugin comes before others that claim its types
             with lock_of(self):
                 if not plugin.loaded:
                     self._check_claims(plugin, adapters)
