@@ -289,7 +289,7 @@ PyDoc_STRVAR(set_readonly_words_doc,
              "set_readonly_words(words, /)\n--\n\n"
              "Register the values of the option `readonly`, interned strings, the default first.");
 
-/* Owns: borrows `words`. GIL: needed. Errors: NULL with TypeError. */
+/* Owns: keeps a reference to `words`. GIL: needed. Errors: NULL with TypeError. */
 static PyObject* set_readonly_words(PyObject* module, PyObject* words) {
   if (!PyTuple_CheckExact(words)) {
     PyErr_SetString(PyExc_TypeError, "set_readonly_words takes a tuple");

@@ -12,9 +12,9 @@ from dlx._core.foreign import type_name
 from dlx._core.module import set_module
 from dlx._core.types import Device
 from dlx._engine.batch import Batch
-from dlx._engine.executor import adapter_failed
+from dlx._engine.executor import adapter_failed, info_of
 from dlx._engine.planner import Request
-from dlx._engine.request import abstract, info_of, producer_of
+from dlx._engine.request import abstract, producer_of
 from dlx._registry.registry import registry
 from dlx.errors import DlxError
 

@@ -18,10 +18,10 @@ from dlx._core.cuda import is_cuda, readiness_of
 from dlx._core.foreign import exception_text, foreign_error, type_name
 from dlx._core.native import FastPathFunction, Tensor
 from dlx._core.types import SUBBYTE_PADDED, host_readable
-from dlx._engine.executor import adapter_failed, execute, forget_frames, is_read_in_place, marked, resolved
+from dlx._engine.executor import adapter_failed, execute, forget_frames, info_of, is_read_in_place, marked, resolved
 from dlx._engine.plan import Plan, Relabel
 from dlx._engine.planner import Decision, Request, approach, decide, explain
-from dlx._engine.request import abstract, info_of
+from dlx._engine.request import abstract
 from dlx._engine.streams import Readiness, StreamSync, takes_stream
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
@@ -61,8 +61,20 @@ class _Transfer:
         """Return what is known of the array: what its adapter said of it, or what was exported."""
         held = self.tensor if self.tensor is not None else self.owned
         if self._info is None or (self._info.shape is None and held is not None):
-            self._info = info_of(self.said, self.source, self.obj, held)
+            try:
+                self._info = info_of(self.said, self.source, self.obj, held)
+            except DlxError:
+                raise
+            except Exception as error:
+                raise adapter_failed(self.source, error) from error
         return self._info
+
+    def text(self) -> str:
+        """Return the same as text, for an error: the type alone where it cannot be described."""
+        try:
+            return str(self.info())
+        except DlxError:
+            return type_name(type(self.obj))
 
 
 _UNDECIDED = Decision()
@@ -251,9 +263,10 @@ class Batch:
         transfer.tensor = tensor if before.copies else marked(tensor, source)
         transfer.decision = self._decide(transfer, transfer.tensor)
 
-    def _decide(self, transfer: _Transfer, tensor: Tensor) -> Decision:
+    def _decide(self, transfer: _Transfer, tensor: Tensor, by: Callable[..., Decision] = decide) -> Decision:
+        """Decide by `planner.decide`, or by `planner.explain`, with every step."""
         try:
-            return decide(tensor, transfer.before, transfer.source, self.request, self.sync)
+            return by(tensor, transfer.before, transfer.source, self.request, self.sync)
         except DlxError:
             raise
         except Exception as error:  # from the consumer's adapter
@@ -303,7 +316,7 @@ class Batch:
             tensor = None
             if not consumed and isinstance(error, Exception):
                 transfer.owned = None  # `consume` itself failed: there is nothing to undo
-            transfer.info()  # for the error: after `restore` nothing can be read from it
+            transfer.text()  # for the error: after `restore` nothing can be read from it
             if transfer.owned is not None and ownership is not None and ownership.restore is not None:
                 forget_frames(error)
             notes = _restore(transfer)
@@ -384,14 +397,8 @@ def _completed(error: DlxError, transfer: _Transfer, request: Request, *, consum
     fixless = not error.fix and error.__cause__ is None and not consumed
     if fixless and isinstance(error, ProtocolError | LayoutError):
         error.fix = "Its producer gave what DLPack does not allow: mend it there."
-    try:
-        source = str(transfer.info())
-    except MemoryError:
-        raise
-    except Exception:  # it is its description that fails
-        source = type_name(type(transfer.obj))
     sharing = request.copy is False and isinstance(error, CopyRequiredError | ReadOnlyError)
-    return error.complete(source=source, target=request.target.name, sharing=sharing)
+    return error.complete(source=transfer.text(), target=request.target.name, sharing=sharing)
 
 
 # ---- planning --------------------------------------------------------------------------------------------------------
@@ -405,19 +412,29 @@ def _planned(transfer: _Transfer) -> Tensor | None:
     if before.copies:  # the resolution copies: it is not run, its result is known to be compact
         return None if transfer.needs_export else _abstract_copy(transfer.info(), source)
     said, needs_export, tensor = transfer.said, transfer.needs_export, None
-    if before.steps:
-        obj = resolved(obj, before.steps, source)
-        again = source.describe(obj)
-        said, needs_export, tensor = again.info, again.needs_export, again.tensor
-    if tensor is None and not needs_export and said is not None:
-        tensor = abstract(info_of(said, source, obj, None), obj)
+    try:
+        if before.steps:
+            obj = resolved(obj, before.steps, source)
+            again = source.describe(obj)
+            said, needs_export, tensor = again.info, again.needs_export, again.tensor
+        if tensor is None and not needs_export and said is not None:
+            tensor = abstract(info_of(said, source, obj, None), obj)
+    except DlxError:
+        raise
+    except Exception as error:
+        raise adapter_failed(source, error) from error
     return None if tensor is None else marked(tensor, source)
 
 
 def _abstract_copy(info: ArrayInfo, source: Adapter) -> Tensor | None:
     if info.shape is None or info.dtype is None or info.device is None:
         return None  # only a conversion could tell
-    stated = source.capabilities()
+    try:
+        stated = source.capabilities()
+    except DlxError:
+        raise
+    except Exception as error:
+        raise adapter_failed(source, error) from error
     padded = stated is not None and stated.subbyte == "padded" and info.dtype.bits < 8
     address = 16 if stated is None else stated.allocates_aligned  # it is never read
     return native.tensor_new(address, info.shape, None, info.dtype, info.device, SUBBYTE_PADDED if padded else 0, None)
@@ -446,26 +463,16 @@ def plan_one(request: Request, obj: Any, source: Adapter, *, probe: bool) -> tup
 
 
 def _decided(batch: Batch, transfer: _Transfer, probe: bool) -> Decision:
-    source, request, before = transfer.source, batch.request, transfer.before
-    try:
-        tensor = _planned(transfer)
-        if tensor is None and probe and not before.copies:
-            batch._export(transfer)
-            tensor = transfer.tensor
-    except DlxError:
-        raise
-    except Exception as error:
-        raise adapter_failed(source, error) from error
+    before = transfer.before
+    tensor = _planned(transfer)
+    if tensor is None and probe and not before.copies:
+        batch._export(transfer)
+        tensor = transfer.tensor
     if tensor is None:
         return before
     if transfer.said is None or transfer.info().shape is None:
         transfer.tensor = tensor  # it is described by what was exported
-    try:
-        return explain(tensor, before, source, request, batch.sync)
-    except DlxError:
-        raise
-    except Exception as error:  # from the consumer's adapter
-        raise adapter_failed(request.target.adapter, error) from error
+    return batch._decide(transfer, tensor, explain)
 
 
 # ---- trees -----------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dlx._core import cuda, native
+from dlx._core.array_info import ArrayInfo
 from dlx._core.foreign import foreign_error, type_name
 from dlx._core.native import Tensor
 from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, Device, host_readable
@@ -14,12 +15,24 @@ from dlx._registry.target import Target
 from dlx.adapter.base import Adapter
 from dlx.errors import DlxError
 
-__all__ = ["adapter_failed", "device_of", "execute", "forget_frames", "is_read_in_place", "marked", "resolved"]
+__all__ = [
+    "adapter_failed",
+    "device_of",
+    "execute",
+    "forget_frames",
+    "info_of",
+    "is_read_in_place",
+    "marked",
+    "resolved",
+]
 
 
 def adapter_failed(adapter: Adapter, cause: Exception, **parts: Any) -> DlxError:
     """Return the error for an exception raised by an adapter; a MemoryError is raised again unchanged."""
-    return foreign_error(f"{adapter.name} failed:", cause, **parts)
+    try:
+        return foreign_error(f"{adapter.name} failed:", cause, **parts)
+    finally:
+        del cause  # as there: this frame is in the traceback of a MemoryError
 
 
 def forget_frames(error: BaseException | None) -> None:
@@ -34,19 +47,26 @@ def forget_frames(error: BaseException | None) -> None:
             waiting += [error.__cause__, error.__context__]
 
 
+def info_of(said: Any, source: Adapter, obj: Any, tensor: Tensor | None) -> ArrayInfo:
+    """Return what there is to say of an array: what its adapter said (`Description.info`), or what was exported."""
+    info = said if said is None or isinstance(said, ArrayInfo) else said()
+    if tensor is not None and (info is None or info.shape is None):
+        return ArrayInfo.of_tensor(tensor, source.name, type(obj), info.protocols if info is not None else ())
+    return info if info is not None else ArrayInfo(source.name, type_name(type(obj)))
+
+
 def device_of(source: Adapter, obj: Any) -> Device | None:
     """Return where an array is; None where only an export could tell."""
     try:
         found = source.describe(obj)
         if found.tensor is not None:
             return found.tensor.device
-        info = found.info() if callable(found.info) else found.info
+        return info_of(found.info, source, obj, None).device
     except DlxError as error:
         error.complete(source=type_name(type(obj)))
         raise
     except Exception as error:
         raise adapter_failed(source, error, source=type_name(type(obj))) from error
-    return None if info is None else info.device
 
 
 def resolved(obj: Any, steps: tuple[Step, ...], source: Adapter) -> Any:

@@ -229,6 +229,7 @@ class _Decider:
     ) -> None:
         self.tensor, self.before, self.source, self.request, self.sync = tensor, before, source, request, sync
         self.target = request.target.over(tensor) if request.target.varies else request.target
+        self.found = self.target.check(tensor)  # incompatibility bits
         self.notes: list[Step] = []  # of what the producer has done
         self.relabel: Device | None = None
         self.copies: list[Step] = []  # copy or move; gathering before it
@@ -247,7 +248,7 @@ class _Decider:
         if 0 in tensor.shape and request.copy is False:
             copied = False  # no element to copy
         after = list(unmark)
-        if tensor_check(tensor, target.address) & lib.DLX_INCOMPATIBLE_NULL:
+        if self.found & lib.DLX_INCOMPATIBLE_NULL:
             after.append(Address("view", f"{target.arrays} have an address, also without elements"))
         after += self._storage()
         if not copied and not tensor.readonly and target.adapter.immutable:
@@ -371,7 +372,7 @@ class _Decider:
     def _incompatibilities(self) -> list[Step]:
         """Copy for what a copy resolves, or raise; return the step that shares read-only memory all the same."""
         request, target, tensor = self.request, self.target, self.tensor
-        found = target.check(tensor)
+        found = self.found
         if self.relabel is not None or self.copies:  # `_place` has decided it
             found &= ~lib.DLX_INCOMPATIBLE_DEVICE
         rules = [rule for rule in RULES if found & rule.bit]

@@ -10,6 +10,7 @@ from dlx._core.foreign import foreign_error, module_of, type_name
 from dlx._core.module import set_module
 from dlx._core.native import Tensor
 from dlx._core.types import Device
+from dlx._engine.executor import info_of
 from dlx._engine.planner import Request
 from dlx._registry.generic import is_proxy
 from dlx._registry.registry import registry
@@ -22,19 +23,10 @@ __all__ = [
     "abstract",
     "describe",
     "described",
-    "info_of",
     "not_an_array",
     "producer_of",
     "request_of",
 ]
-
-
-def info_of(said: Any, source: Adapter, obj: Any, tensor: Tensor | None) -> ArrayInfo:
-    """Return what there is to say of an array: what its adapter said (`Description.info`), or what was exported."""
-    info = said if said is None or isinstance(said, ArrayInfo) else said()
-    if tensor is not None and (info is None or info.shape is None):
-        return ArrayInfo.of_tensor(tensor, source.name, type(obj), info.protocols if info is not None else ())
-    return info if info is not None else ArrayInfo(source.name, type_name(type(obj)))
 
 
 def abstract(info: ArrayInfo, owner: object) -> Tensor | None:

@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import json
 import textwrap
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -405,3 +406,36 @@ def test_what_is_remembered_of_a_class_goes_with_it():
     del kind
     gc.collect()
     assert len(known) == 0
+
+
+def test_an_error_keeps_no_array_alive(np):
+    """A MemoryError of a producer, and a refusal of `stack`, hold no frame in a circle: no collector is needed."""
+
+    class Failing:
+        def __dlpack__(self, **keywords):
+            raise MemoryError("now")
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+    class Watched(np.ndarray):
+        pass
+
+    def fail(obj, function, kind):
+        try:
+            function(obj)
+        except kind:
+            return weakref.ref(obj)
+        raise AssertionError("nothing was raised")
+
+    gc.collect()
+    gc.disable()
+    try:
+        ref = fail(Failing(), lambda obj: dlx.convert(obj, to="dlx"), MemoryError)
+        assert ref() is None
+        stacked = np.zeros(3, "c8").view(Watched)
+        ref = fail(stacked, lambda obj: dlx.stack([obj] * 2, to="pyarrow"), DlxError)
+        del stacked
+        assert ref() is None
+    finally:
+        gc.enable()

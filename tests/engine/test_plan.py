@@ -582,3 +582,30 @@ def test_a_subclass_with_an_export_of_its_own_is_planned_as_it_is_converted(np, 
     assert dlx.plan(made(), to="torch", copy=False, probe=False).outcome == "unknown"
     for tree in ([made()], [made(), made()]):
         assert [tensor.tolist() for tensor in dlx.convert(tree, to="torch", copy=False)] == [[7, 7, 7]] * len(tree)
+
+
+def test_a_copy_of_a_subclass_with_an_export_of_its_own_is_not_foretold(torch):
+    """What its resolution gives is exported by its own `__dlpack__`, which nobody knows beforehand."""
+
+    class Own(torch.Tensor):
+        def __dlpack__(self, *args, **keywords):
+            return torch.full((3,), 7.0).__dlpack__(*args, **keywords)
+
+    def made():
+        return torch.zeros(3, dtype=torch.complex64).as_subclass(Own).conj()
+
+    assert dlx.plan(made(), to="numpy").outcome == "unknown"
+    for tree in ([made()], [made(), made()]):
+        assert [array.tolist() for array in dlx.convert(tree, to="numpy")] == [[7, 7, 7]] * len(tree)
+
+
+def test_managed_memory_as_that_of_a_device_needs_the_driver():
+    """The plan says what the conversion raises where there is no driver."""
+    memory = dlx.from_dlpack(bytearray(64))
+    managed = dlx.from_pointer(memory.data_ptr, (8,), "float32", device="cuda_managed", owner=memory)
+    plan = dlx.plan(managed, to="dlx", device="cuda")
+    if plan.error is None:
+        pytest.skip("there is a driver")
+    with pytest.raises(errors.DeviceError) as caught:
+        dlx.convert(managed, to="dlx", device="cuda")
+    assert str(caught.value) == str(plan.error)

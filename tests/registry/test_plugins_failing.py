@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 import textwrap
+import types
 
+import pytest
 from distributions import Site, adapter
 
+import dlx
+from dlx import errors
 from dlx.adapter import Adapter, Devices, DTypes
 
 
@@ -246,3 +251,41 @@ A.ownership = Ownership(lambda obj, tensor, shared: tensor, lambda obj, tensor: 
     lines = out.splitlines()
     assert "bad failed to take it back: AttributeError" in lines[0]
     assert lines[-2:] == ["[(3,), (3,)]", "0"]
+
+
+def test_a_description_that_raises_when_it_is_read_is_an_error_of_dlx(monkeypatch):
+    """`Description.info` may be a function: what it raises never escapes, nor hides why a consumer refused."""
+    from planted_adapter import Array, MyLib, plugin
+
+    from dlx._registry.registry import Registry
+    from dlx.adapter import Capabilities, Description
+
+    def info():
+        raise ZeroDivisionError("info")
+
+    class Faulty(MyLib):
+        def describe(self, obj):
+            return Description(info, (), obj.tensor)
+
+        def capabilities(self):
+            return Capabilities(dtypes=None)
+
+        def load(self, tensor):
+            raise ZeroDivisionError("load")
+
+    package = types.ModuleType("mylib")
+    package.Array, package.__version__ = Array, "1.0"
+    monkeypatch.setitem(sys.modules, "mylib", package)
+    monkeypatch.setattr(Array, "__module__", "mylib")
+    plugin(monkeypatch, "dlx_mylib", lambda: [Faulty()])
+    registry = Registry({"mylib": "dlx_mylib"})
+    monkeypatch.setattr("dlx._engine.request.registry", registry)
+    array = Array(dlx.from_dlpack(bytearray(8)))
+    error = dlx.plan(array, to="dlx").error
+    assert type(error) is errors.ConversionError and "mylib failed: ZeroDivisionError: info" in str(error)
+    with pytest.raises(errors.ConversionError, match="mylib refused it: ZeroDivisionError: load") as caught:
+        dlx.convert.__wrapped__(bytearray(8), to="mylib")
+    assert caught.value.source == "bytearray (uint8[8])"
+    with pytest.raises(errors.ConversionError, match="mylib refused it: ZeroDivisionError: load") as caught:
+        dlx.convert.__wrapped__(array, to="mylib", copy=True)
+    assert caught.value.source == "mylib.Array"
