@@ -7,6 +7,7 @@ import ctypes
 import functools
 import gc
 import mmap
+import pickle
 import sys
 import weakref
 
@@ -563,7 +564,7 @@ def test_equal_plans_are_equal_and_pickle(np, torch):
     """What a step runs is no part of its value."""
     for obj, options in ((np.zeros(3, ">f8"), {}), (torch.zeros(3, requires_grad=True), {"detach": True})):
         plan = dlx.plan(obj, to="dlx", **options)
-        assert plan.steps and plan == dlx.plan(obj, to="dlx", **options)
+        assert plan.steps and plan == dlx.plan(obj, to="dlx", **options) == pickle.loads(pickle.dumps(plan))
 
 
 def test_a_subclass_with_an_export_of_its_own_is_planned_as_it_is_converted(np, torch):
