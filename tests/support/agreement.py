@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import re
 
 from arrays import address
 
@@ -36,11 +37,11 @@ def facts(result, source):
 
 
 def outcome(convert, source, to, options):
-    """What a conversion gives, or the class and the reason of its error."""
+    """What a conversion gives, or the class and the reason of its error, without the address of a fresh source."""
     try:
         result = convert(source, to=to, **options)
     except Exception as error:
-        return type(error), getattr(error, "reason", None)
+        return type(error), re.sub("0x[0-9a-f]+", "ADDRESS", getattr(error, "reason", None) or "")
     return facts(result, source)
 
 
