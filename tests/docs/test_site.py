@@ -52,7 +52,8 @@ def test_the_site_is_whole_and_needs_no_network(site):
 
 def test_the_site_shows_code_as_it_stands(site):
     """Each block of each page, to the letter: nothing in it is taken for a link or a name."""
-    outside = re.findall(r'"([\w-]+\.md)": "([\w./-]+\.md)"', (ROOT / "docs" / "tools" / "hooks.py").read_text(encoding="utf-8"))
+    hooks = (ROOT / "docs" / "tools" / "hooks.py").read_text(encoding="utf-8")
+    outside = re.findall(r'"([\w-]+\.md)": "([\w./-]+\.md)"', hooks)
     source = {name: ROOT / path for name, path in outside}
     seen = 0
     for name in navigation():
