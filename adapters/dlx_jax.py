@@ -35,9 +35,12 @@ from dlx.adapter import (
     Devices,
     DType,
     DTypes,
+    FastPath,
     KnownIssue,
     Layout,
     Tensor,
+    buffer_exchange,
+    consumed,
     look_up,
     over_memory,
     type_name,
@@ -52,6 +55,10 @@ _proven = functools.partial(KnownIssue, see="tests/engine/test_defects.py")
 _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})  # narrowed by jax where x64 is off
 _UNNAMED = frozenset({"int1", "uint1", "int2", "int4", "uint2", "uint4"})  # jax has them, and no DLPack dtype for them
 _UNTAKEN = _UNNAMED | {"float4_e2m1fn"}
+
+
+# Dtypes that jax exports, and no buffer can say.
+_WITHOUT_LETTERS = frozenset({"bfloat16", *(each.name for each in DType.all() if each.name.startswith("float8"))})
 
 
 class _DTypes(DTypes):
@@ -121,6 +128,11 @@ class _Devices(Devices):
 DEVICES = _Devices()
 
 
+def _export(obj: Any) -> Tensor | None:
+    """Return the tensor of an array of the host whose dtype no buffer can say."""
+    return consumed(obj.__dlpack__(max_version=(1, 0))) if obj.dtype.name in _WITHOUT_LETTERS else None
+
+
 class JaxAdapter(Adapter):
     """jax.Array."""
 
@@ -131,6 +143,9 @@ class JaxAdapter(Adapter):
     immutable = True
     dtypes = DTYPES
     devices = DEVICES
+    fast_path = FastPath(
+        types=("jaxlib._jax.ArrayImpl", "jaxlib.xla_extension.ArrayImpl"), exchange=buffer_exchange, export=_export, imports=False
+    )
     switches = ("config.jax_enable_x64", "config.jax_platforms")
     known_issues = (
         KnownIssue(

@@ -34,6 +34,7 @@ from dlx.adapter import (
     consumed,
     over_memory,
     type_name,
+    viewed,
 )
 from dlx.errors import DTypeError, LayoutError
 
@@ -268,13 +269,32 @@ def _exchange() -> Any:
     return capsule
 
 
+def _keeps_export(kind: type) -> bool:
+    """Return whether a subclass exports its memory as numpy does, and has no mask."""
+    np = sys.modules["numpy"]
+    return kind.__dlpack__ is np.ndarray.__dlpack__ and not hasattr(kind, "mask")
+
+
+def _export_extension(obj: Any) -> Tensor | None:
+    """Return the tensor of an array whose dtype is one of ml_dtypes of whole bytes."""
+    dtype = obj.dtype
+    if dtype.type.__module__ != "ml_dtypes" or dtype.name not in DTYPES.storage or not obj.size:
+        return None
+    stored = dlx.convert(_plain(obj).view(DTYPES.storage[dtype.name]), to="dlx")
+    return viewed(stored, DType(dtype.name)) if stored.dtype.bits == DType(dtype.name).bits else None
+
+
 class NumpyAdapter(_Numpy):
     """numpy's ndarray."""
 
     types = ("numpy.ndarray",)
     containers = _FILES
     fast_path = FastPath(  # arrays of objects are refused everywhere
-        types=("numpy.ndarray",), exchange=_exchange, returns_same=False
+        types=("numpy.ndarray",),
+        subclasses=_keeps_export,
+        exchange=_exchange,
+        export=_export_extension,
+        returns_same=False,
     )
     writes = WriteTracking(guarded=_guarded)
 

@@ -26,6 +26,7 @@ from dlx.adapter import (
     Device,
     DType,
     DTypes,
+    FastPath,
     KnownIssue,
     Layout,
     Tensor,
@@ -67,6 +68,38 @@ DTYPES = _DTypes(
 )
 
 
+_NUMBERS = frozenset(DTYPES.names) - {"bool"}
+_REFUSALS = {
+    "bool": (
+        "pyarrow packs bools eight to a byte, and DLPack has a byte for each",
+        "View them as uint8 first, or have pyarrow.array(...) pack an array of numpy.",
+    )
+}
+_ARRAYS = Capabilities(dtypes=_NUMBERS, min_ndim=1, max_ndim=1, keeps_readonly=True, refusals=_REFUSALS)
+_TENSORS = Capabilities(
+    dtypes=_NUMBERS,
+    layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED,
+    max_ndim=64,
+    keeps_readonly=True,
+    refusals=_REFUSALS,
+)
+_COMPACT = Capabilities(dtypes=_NUMBERS, min_ndim=1, max_ndim=64, keeps_readonly=True)  # taken by both
+
+# Classes of arrays whose values are numbers, and the dtypes.
+_PRIMITIVE = {
+    **{f"pyarrow.{sign}Int{bits}Array": f"{sign.lower()}int{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)},
+    **{f"pyarrow.{name}Array": dtype for name, dtype in (("HalfFloat", "float16"), ("Float", "float32"), ("Double", "float64"))},
+}
+
+
+def _export(obj: Any) -> Tensor | None:
+    """Return the tensor of an array of numbers in host memory without nulls, known by its class."""
+    if obj.null_count or not getattr(obj, "is_cpu", True):
+        return None
+    dtype = DType(_PRIMITIVE[f"pyarrow.{type(obj).__name__}"])
+    return over_memory(_address(obj), (len(obj),), None, dtype, HOST, readonly=True, owner=obj)
+
+
 class _Arrow(Adapter):
     """What its arrays and tensors have in common."""
 
@@ -100,6 +133,8 @@ class ArrowAdapter(_Arrow):
         "pyarrow.SparseCSCMatrix",
         "pyarrow.SparseCSFTensor",
     )
+
+    fast_path = FastPath(types=tuple(_PRIMITIVE), export=_export, imports=False, takes=_COMPACT)
 
     # ---- as a producer ----------------------------------------------------------------------------------------------
 
@@ -264,21 +299,6 @@ class _TensorTarget(_Arrow):
         return pa.Tensor.from_dlpack(tensor)
 
 
-_NUMBERS = frozenset(DTYPES.names) - {"bool"}
-_REFUSALS = {
-    "bool": (
-        "pyarrow packs bools eight to a byte, and DLPack has a byte for each",
-        "View them as uint8 first, or have pyarrow.array(...) pack an array of numpy.",
-    )
-}
-_ARRAYS = Capabilities(dtypes=_NUMBERS, min_ndim=1, max_ndim=1, keeps_readonly=True, refusals=_REFUSALS)
-_TENSORS = Capabilities(
-    dtypes=_NUMBERS,
-    layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED,
-    max_ndim=64,
-    keeps_readonly=True,
-    refusals=_REFUSALS,
-)
 _ARRAY_TARGET, _TENSOR_TARGET = _ArrayTarget(), _TensorTarget()
 
 

@@ -281,6 +281,7 @@ class TorchAdapter(Adapter):
         types=("torch.Tensor", "torch.nn.Parameter"),
         guards=_GUARDS,
         guard_function=_guard_function,
+        detach="detach",
         owner="untyped_storage",
         owner_type="torch.UntypedStorage",
         owner_bounds=("data_ptr", "nbytes"),

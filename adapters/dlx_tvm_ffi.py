@@ -17,6 +17,7 @@ once per conversion.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import sys
 from collections.abc import Iterator
@@ -140,6 +141,15 @@ def _on_stream(stream: Stream) -> Iterator[None]:
         yield
 
 
+def _exchange() -> Any:
+    """Return the table of `_dlx_tvm_ffi`, by the function of tvm-ffi's C interface."""
+    import _dlx_tvm_ffi
+
+    tvm_ffi = sys.modules["tvm_ffi"]
+    address = ctypes.cast(tvm_ffi.LIB.TVMFFITensorToDLPackVersioned, ctypes.c_void_p).value
+    return _dlx_tvm_ffi.exchange_api(tvm_ffi.Tensor.__chandle__, address)
+
+
 class TvmFfiAdapter(Adapter):
     """tvm_ffi.Tensor."""
 
@@ -150,7 +160,7 @@ class TvmFfiAdapter(Adapter):
     types = ("tvm_ffi.Tensor",)
     dtypes = _DTypes("tvm_ffi", {each.name: each.name for each in DType.all() if each.code != COMPLEX})
     devices = DEVICES
-    fast_path = FastPath(types=types)
+    fast_path = FastPath(types=types, exchange=_exchange, imports=False)
     streams = StreamSupport(current=_current_stream, activate=_on_stream)
     containers = (
         _handler("Array", "sequence", mutable=False),

@@ -1,42 +1,57 @@
-/* The buffer protocol of dlx.Tensor: host memory, in the letters that numpy and struct use.
+/* The buffer protocol both ways, in the letters that numpy and struct use: dlx.Tensor's own buffer,
+ * and a managed tensor over any object's.
  *
- * A view has a managed tensor of its own, which shares the memory. So the memory, the shape and the
- * strides stay as they are while the view lives, whatever becomes of the dlx.Tensor. */
+ * A view of a dlx.Tensor has a managed tensor of its own, which shares the memory. So the memory,
+ * the shape and the strides stay as they are while the view lives, whatever becomes of the
+ * dlx.Tensor. */
 
 #include "dlx_python.h"
+
+#include <string.h>
 
 _Static_assert(sizeof(Py_ssize_t) == sizeof(int64_t), "extents are handed on as they are");
 
 static char nothing[16]; /* the address of what has no elements, for those who want one */
 
+/* Letters of PEP 3118 and `struct`, with the widths in bytes that they may have. A native 'l' may
+ * be marked '<' (ctypes does) without being 4 bytes wide; a union calls itself 'B' without being
+ * bytes. For each dtype the letters that are written come first. */
 static const struct {
-  DLDataType dtype;
   const char* letters;
+  uint8_t code, width, wider, is_written;
 } formats[] = {
-    {{kDLBool, 8, 1}, "?"},
-    {{kDLInt, 8, 1}, "b"},
-    {{kDLInt, 16, 1}, "h"},
-    {{kDLInt, 32, 1}, "i"},
-    {{kDLInt, 64, 1}, sizeof(long) == 8 ? "l" : "q"},
-    {{kDLUInt, 8, 1}, "B"},
-    {{kDLUInt, 16, 1}, "H"},
-    {{kDLUInt, 32, 1}, "I"},
-    {{kDLUInt, 64, 1}, sizeof(long) == 8 ? "L" : "Q"},
-    {{kDLFloat, 16, 1}, "e"},
-    {{kDLFloat, 32, 1}, "f"},
-    {{kDLFloat, 64, 1}, "d"},
-    {{kDLComplex, 64, 1}, "Zf"},
-    {{kDLComplex, 128, 1}, "Zd"},
+    {"?", kDLBool, 1, 1, 1},       {"b", kDLInt, 1, 1, 1},      {"h", kDLInt, 2, 2, 1},
+    {"i", kDLInt, 4, 4, 1},        {"l", kDLInt, 4, 8, 1},      {"q", kDLInt, 8, 8, 1},
+    {"n", kDLInt, 8, 8, 0},        {"B", kDLUInt, 1, 1, 1},     {"H", kDLUInt, 2, 2, 1},
+    {"I", kDLUInt, 4, 4, 1},       {"L", kDLUInt, 4, 8, 1},     {"Q", kDLUInt, 8, 8, 1},
+    {"N", kDLUInt, 8, 8, 0},       {"c", kDLUInt, 1, 1, 0},     {"e", kDLFloat, 2, 2, 1},
+    {"f", kDLFloat, 4, 4, 1},      {"d", kDLFloat, 8, 8, 1},    {"Zf", kDLComplex, 8, 8, 1},
+    {"Zd", kDLComplex, 16, 16, 1}, {"Ze", kDLComplex, 4, 4, 0}, {"F", kDLComplex, 8, 8, 0},
+    {"D", kDLComplex, 16, 16, 0},
 };
+
+enum { FORMATS = sizeof formats / sizeof *formats };
 
 /* GIL: not needed. Errors: NULL where buffers have no letters for the dtype. */
 static const char* format_of(DLDataType dtype) {
-  for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
-    if (formats[i].dtype.code == dtype.code && formats[i].dtype.bits == dtype.bits &&
-        formats[i].dtype.lanes == dtype.lanes)
+  for (size_t i = 0; i < FORMATS; i++) {
+    if (formats[i].is_written && formats[i].code == dtype.code && dtype.lanes == 1 &&
+        (formats[i].width * 8 == dtype.bits || formats[i].wider * 8 == dtype.bits))
       return formats[i].letters;
   }
   return NULL;
+}
+
+/* GIL: not needed. Errors: -1 where the letters are no number of this many bytes. */
+static int dtype_of(const char* letters, Py_ssize_t itemsize, DLDataType* out) {
+  for (size_t i = 0; i < FORMATS; i++) {
+    if ((formats[i].width == itemsize || formats[i].wider == itemsize) &&
+        strcmp(formats[i].letters, letters) == 0) {
+      *out = (DLDataType){formats[i].code, (uint8_t)(8 * itemsize), 1};
+      return 0;
+    }
+  }
+  return -1;
 }
 
 /* Turn strides in elements to bytes, in place. Strides that no element depends on may be any
@@ -134,3 +149,91 @@ void py_buffer_release(PyObject* self, Py_buffer* view) {
   dlx_managed_release(view->internal);
   py_pending_restore(pending);
 }
+
+/* ---- of any object --------------------------------------------------------------------------- */
+
+/* How a format marks the other byte order. */
+enum { SWAPPED = __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ ? '<' : '>' };
+
+/* What a buffer is; strides in elements go to `strides`. Errors: -1, none set: it is not one number
+ * per element, at whole strides. */
+static int describe(const Py_buffer* b, int64_t* strides, DLTensor* out) {
+  const char* letters = b->format ? b->format : "B";
+  if (*letters == '@' || *letters == '=' || *letters == '<' || *letters == '>' || *letters == '!') {
+    int is_swapped = *letters == SWAPPED || (*letters == '!' && SWAPPED == '>');
+    if (is_swapped && b->itemsize > 1) return -1;
+    letters++;
+  }
+  DLDataType dtype;
+  if (b->suboffsets || b->ndim > PyBUF_MAX_NDIM || dtype_of(letters, b->itemsize, &dtype) < 0)
+    return -1;
+  for (int i = 0; i < b->ndim; i++) {
+    strides[i] = b->strides[i] / b->itemsize;
+    if (strides[i] * b->itemsize != b->strides[i] && b->shape[i] > 1) return -1;
+  }
+  *out = (DLTensor){.data = b->buf,
+                    .device = {kDLCPU, 0},
+                    .ndim = b->ndim,
+                    .dtype = dtype,
+                    .shape = (int64_t*)b->shape,
+                    .strides = strides};
+  return 0;
+}
+
+/* Export any object's buffer, which is held until the tensor is released. Owns: the caller owns
+ * *out. GIL: needed; may run Python. Errors: -1 with an exception. */
+static int export(void* object, DLManagedTensorVersioned** out) {
+  int64_t strides[PyBUF_MAX_NDIM];
+  DLTensor t;
+  PyObject* view = PyMemoryView_FromObject(object);
+  if (view == NULL) return -1;
+  const Py_buffer* b = PyMemoryView_GET_BUFFER(view);
+  if (describe(b, strides, &t) < 0) {
+    py_raise(DLX_E_DTYPE, "its buffer is not one number per element");
+  } else {
+    int status = dlx_managed_new(&t, b->readonly ? DLPACK_FLAG_BITMASK_READ_ONLY : 0, view,
+                                 py_release_object, out);
+    if (status == DLX_OK) return 0;
+    py_raise(status, NULL);
+  }
+  Py_DECREF(view);
+  return -1;
+}
+
+static const DLPackExchangeAPI table = {
+    .header = {.version = {DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR}},
+    .managed_tensor_from_py_object_no_sync = export,
+};
+
+PyDoc_STRVAR(buffer_exchange_doc,
+             "buffer_exchange()\n--\n\n"
+             "Return an exchange table that exports the buffer of any object, and does nothing "
+             "else.");
+
+static PyObject* buffer_exchange(PyObject* module, PyObject* unused) {
+  return PyCapsule_New((void*)&table, "dlpack_exchange_api", NULL);
+}
+
+PyDoc_STRVAR(letters_dtype_doc,
+             "letters_dtype(letters, itemsize, /)\n--\n\n"
+             "Return (code, bits, lanes) for the letters of a buffer's format, without byte order; "
+             "None where they are\nno number of that many bytes.");
+
+static PyObject* letters_dtype(PyObject* module, PyObject* args) {
+  PyObject* text;
+  Py_ssize_t itemsize, length;
+  DLDataType dtype;
+  if (!PyArg_ParseTuple(args, "Un:letters_dtype", &text, &itemsize)) return NULL;
+  const char* letters = PyUnicode_AsUTF8AndSize(text, &length);
+  if (letters == NULL && py_error_forget() < 0) return NULL;
+  if (letters == NULL || strlen(letters) != (size_t)length ||
+      dtype_of(letters, itemsize, &dtype) < 0)
+    Py_RETURN_NONE;
+  return Py_BuildValue("(iii)", dtype.code, dtype.bits, dtype.lanes);
+}
+
+PyMethodDef py_buffer_functions[] = {
+    {"buffer_exchange", buffer_exchange, METH_NOARGS, buffer_exchange_doc},
+    {"letters_dtype", letters_dtype, METH_VARARGS, letters_dtype_doc},
+    {NULL, NULL, 0, NULL},
+};

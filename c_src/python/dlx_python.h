@@ -98,6 +98,8 @@ int py_buffer_get(PyObject* tensor, Py_buffer* view, int flags);
 /* Owns: gives up the view's count. */
 void py_buffer_release(PyObject* tensor, Py_buffer* view);
 
+extern PyMethodDef py_buffer_functions[];
+
 /* ---- python/capsule.c ------------------------------------------------------------------------ */
 
 /* Wrap a managed tensor in a capsule, versioned or legacy. Owns: takes `made`, also on failure (it
@@ -154,6 +156,8 @@ const DLPackExchangeAPI* py_exchange_read(PyObject* attribute, int may_be_number
 /* The table that an exact type carries, under the name of DLPack 1.3 or of 1.2, or NULL. Owns:
  * borrowed, static. GIL: needed. Errors: NULL with what py_error_forget leaves. */
 const DLPackExchangeAPI* py_exchange_find(PyTypeObject* type);
+
+extern PyMethodDef py_exchange_functions[];
 
 /* ---- python/exchange_export.c ---------------------------------------------------------------- */
 

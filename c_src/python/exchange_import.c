@@ -38,3 +38,63 @@ const DLPackExchangeAPI* py_exchange_find(PyTypeObject* type) {
   }
   return NULL;
 }
+
+/* The table of an object's own type. Errors: NULL with an exception. */
+static const DLPackExchangeAPI* table_of(PyObject* obj) {
+  const DLPackExchangeAPI* table = py_exchange_find(Py_TYPE(obj));
+  if (table == NULL && !PyErr_Occurred())
+    py_raise(DLX_E_VERSION, "%.200s has no exchange table of DLPack 1.x", Py_TYPE(obj)->tp_name);
+  return table;
+}
+
+/* Errors: -1 with an exception: that of the slot, or one that says that it set none. */
+static int checked(int status, PyObject* obj, const char* slot) {
+  if (status == 0) return 0;
+  if (!PyErr_Occurred())
+    PyErr_Format(PyExc_SystemError, "%s of %.200s failed without saying why", slot,
+                 Py_TYPE(obj)->tp_name);
+  return -1;
+}
+
+PyDoc_STRVAR(exchange_export_doc,
+             "exchange_export(obj, /)\n--\n\n"
+             "Export an array by the managed slot of its type's exchange table.");
+
+static PyObject* exchange_export(PyObject* module, PyObject* obj) {
+  DLManagedTensorVersioned *foreign, *made;
+  const DLPackExchangeAPI* table = table_of(obj);
+  if (table == NULL) return NULL;
+  if (table->managed_tensor_from_py_object_no_sync == NULL)
+    return py_raise(DLX_E_VERSION, "the exchange table of %.200s does not export",
+                    Py_TYPE(obj)->tp_name);
+  if (checked(table->managed_tensor_from_py_object_no_sync(obj, &foreign), obj, "the export") < 0)
+    return NULL;
+  int status = dlx_managed_adopt(foreign, &made);
+  if (status == DLX_OK) return py_tensor_wrap(made);
+  dlx_managed_release(foreign);
+  return py_raise(status, NULL);
+}
+
+PyDoc_STRVAR(exchange_stream_doc,
+             "exchange_stream(obj, device_type, device_id, /)\n--\n\n"
+             "Return the handle of the stream that an exchange table names as that of its current "
+             "work; 0 where it names none.");
+
+static PyObject* exchange_stream(PyObject* module, PyObject* args) {
+  PyObject* obj;
+  int type, id;
+  void* stream = NULL;
+  if (!PyArg_ParseTuple(args, "Oii:exchange_stream", &obj, &type, &id)) return NULL;
+  const DLPackExchangeAPI* table = table_of(obj);
+  if (table == NULL) return NULL;
+  if (table->current_work_stream &&
+      checked(table->current_work_stream(type, id, &stream), obj, "the stream") < 0)
+    return NULL;
+  return PyLong_FromVoidPtr(stream);
+}
+
+PyMethodDef py_exchange_functions[] = {
+    {"exchange_export", exchange_export, METH_O, exchange_export_doc},
+    {"exchange_stream", exchange_stream, METH_VARARGS, exchange_stream_doc},
+    {NULL, NULL, 0, NULL},
+};

@@ -108,10 +108,25 @@ static int dtype_confirmed(const py_route* r, PyObject* obj, DLDataType dtype) {
 static int switches_off(const py_route* r) {
   for (int i = 0; i < r->n_switches; i++) {
     const py_switch* s = &r->switches[i];
-    if (PyDict_GetItemWithError(s->dict, s->name) != s->value) {
+    if (PyDict_GetItemWithError(s->owner, s->name) != s->value) {
       py_error_forget();
       return 0;
     }
+  }
+  return 1;
+}
+
+/* Whether the target takes what it took when the route was found; else the next call finds it anew.
+ * GIL: needed; may run Python. Errors: 0 = ask Python. */
+static int states_hold(py_route* r) {
+  for (int i = 0; i < r->n_states; i++) {
+    PyObject* found = PyObject_GetAttr(r->states[i].owner, r->states[i].name);
+    int same = found ? PyObject_RichCompareBool(found, r->states[i].value, Py_EQ) : -1;
+    Py_XDECREF(found);
+    if (same == 1) continue;
+    if (same == 0) r->tag = 0;
+    py_error_forget();
+    return 0;
   }
   return 1;
 }
@@ -143,26 +158,6 @@ static int is_accepted(py_route* r, const DLTensor* t, uint64_t flags, unsigned 
   return 1;
 }
 
-/* The tensor of an array that a DLTensor cannot describe: a read-only one. Only of arrays that hold
- * their memory themselves and have nothing to be asked. Owns: the caller owns the result. GIL:
- * needed. Errors: NULL = ask Python. */
-RARE DLManagedTensorVersioned* with_flags(const py_route* r, PyObject* obj) {
-  if (r->owner.name || r->n_guards || r->quick || r->confirmed) return NULL;
-  DLManagedTensorVersioned *foreign, *made = NULL;
-  if (r->exports->managed_tensor_from_py_object_no_sync == NULL ||
-      r->exports->managed_tensor_from_py_object_no_sync(obj, &foreign) != 0) {
-    py_error_forget();
-    return NULL;
-  }
-  PyObject* owner = Py_NewRef(obj);
-  if (foreign->version.major != DLX_DLPACK_MAJOR ||
-      dlx_managed_new(&foreign->dl_tensor, foreign->flags, owner, py_release_object, &made) !=
-          DLX_OK)
-    Py_DECREF(owner);
-  if (foreign->deleter) foreign->deleter(foreign);
-  return made;
-}
-
 /* Of a dlx.Tensor, whose flags are known: nothing is asked. Owns, GIL, Errors: as
  * py_fast_path_borrow. */
 INLINE DLManagedTensorVersioned* borrow_own(py_route* r, const TensorObject* tensor,
@@ -178,22 +173,57 @@ INLINE DLManagedTensorVersioned* borrow_own(py_route* r, const TensorObject* ten
   return dlx_managed_export(base, own->device, base->flags, &made) == DLX_OK ? made : NULL;
 }
 
-INLINE DLManagedTensorVersioned* borrow(py_route* r, PyObject* obj, unsigned options,
-                                        uint32_t* resolvable) {
+/* An array that a DLTensor cannot describe (a read-only one), as its table's managed slot or its
+ * adapter's function exports it. Only of arrays that have nothing to be asked afterwards. Owns: the
+ * caller owns the result. GIL: needed; may run Python. Errors: NULL = ask Python. */
+static DLManagedTensorVersioned* exported(const py_route* r, PyObject* obj) {
+  DLManagedTensorVersioned *foreign, *made = NULL;
+  if (r->exports && r->exports->managed_tensor_from_py_object_no_sync) {
+    if (r->exports->managed_tensor_from_py_object_no_sync(obj, &foreign) == 0) {
+      if (dlx_managed_adopt(foreign, &made) != DLX_OK) dlx_managed_release(foreign);
+      return made;
+    }
+    if (py_error_forget() < 0) return NULL;
+  }
+  PyObject* tensor = r->export ? PyObject_CallOneArg(r->export, obj) : NULL;
+  if (tensor == NULL) {
+    py_error_forget();
+    return NULL;
+  }
+  if (Py_IS_TYPE(tensor, py_tensor_type) && ((TensorObject*)tensor)->managed) {
+    DLManagedTensorVersioned* m = ((TensorObject*)tensor)->managed;
+    if (dlx_managed_export(m, m->dl_tensor.device, m->flags, &made) != DLX_OK) made = NULL;
+  }
+  Py_DECREF(tensor);
+  return made;
+}
+
+/* Of an array that cannot be borrowed. Owns, GIL, Errors: as py_fast_path_borrow. */
+static __attribute__((noinline)) DLManagedTensorVersioned* borrow_exported(py_route* r,
+                                                                           PyObject* obj,
+                                                                           unsigned options,
+                                                                           uint32_t* resolvable) {
+  DLManagedTensorVersioned* made = exported(r, obj);
+  if (made == NULL) return NULL;
+  if (r->is_immutable) made->flags |= DLPACK_FLAG_BITMASK_READ_ONLY;
+  if (made->dl_tensor.device.device_type == kDLCPU &&
+      !(made->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY) &&
+      ((made->flags == 0 && is_plain(r, &made->dl_tensor)) ||
+       is_accepted(r, &made->dl_tensor, made->flags, options, resolvable)))
+    return made;
+  dlx_managed_release(made);
+  return NULL;
+}
+
+/* Of an array whose early guards are clear. Owns, GIL, Errors: as py_fast_path_borrow. */
+INLINE DLManagedTensorVersioned* borrow_clear(py_route* r, PyObject* obj, unsigned options,
+                                              uint32_t* resolvable) {
   DLManagedTensorVersioned* made = NULL;
   DLTensor t;
-  *resolvable = 0;
-  if (r->type == py_tensor_type) return borrow_own(r, (TensorObject*)obj, options, resolvable);
-  if (!switches_off(r) || !early_clear(r, obj)) return NULL;
   if (r->exports->dltensor_from_py_object_no_sync(obj, &t) != 0) {
     if (py_error_forget() < 0) return NULL;
-    made = with_flags(r, obj);
-    if (made && made->dl_tensor.device.device_type == kDLCPU &&
-        !(made->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY) &&
-        is_accepted(r, &made->dl_tensor, made->flags, options, resolvable))
-      return made;
-    if (made) dlx_managed_release(made);
-    return NULL;
+    int may_export = !(r->owner.name || r->n_guards || r->quick || r->confirmed);
+    return may_export ? borrow_exported(r, obj, options, resolvable) : NULL;
   }
   if (t.device.device_type != kDLCPU || t.dtype.code > 31) return NULL;
   /* Copied before any guard runs: the borrowed shape and strides may be overwritten by the table's
@@ -225,6 +255,33 @@ INLINE DLManagedTensorVersioned* borrow(py_route* r, PyObject* obj, unsigned opt
   }
   dlx_managed_release(made);
   return NULL;
+}
+
+/* Of an array of which a guard holds: without its graph, where the call allows that. Owns, GIL,
+ * Errors: as py_fast_path_borrow. */
+RARE DLManagedTensorVersioned* borrow_detached(py_route* r, PyObject* obj, unsigned options,
+                                               uint32_t* resolvable) {
+  if (PyErr_Occurred() || !(options & DLX_DETACHES) || r->detach.name == NULL) return NULL;
+  PyObject* plain = py_ask(&r->detach, obj);
+  if (plain == NULL) {
+    py_error_forget();
+    return NULL;
+  }
+  DLManagedTensorVersioned* made =
+      early_clear(r, plain) ? borrow_clear(r, plain, options, resolvable) : NULL;
+  Py_DECREF(plain);
+  return made;
+}
+
+INLINE DLManagedTensorVersioned* borrow(py_route* r, PyObject* obj, unsigned options,
+                                        uint32_t* resolvable) {
+  *resolvable = 0;
+  if (r->n_states && !states_hold(r)) return NULL;
+  if (r->type == py_tensor_type) return borrow_own(r, (TensorObject*)obj, options, resolvable);
+  if (!switches_off(r)) return NULL;
+  if (!early_clear(r, obj)) return borrow_detached(r, obj, options, resolvable);
+  if (r->is_managed) return borrow_exported(r, obj, options, resolvable);
+  return borrow_clear(r, obj, options, resolvable);
 }
 
 DLManagedTensorVersioned* py_fast_path_borrow(py_route* r, PyObject* obj, unsigned options,
@@ -281,8 +338,25 @@ RARE DLManagedTensorVersioned* single_holder(DLManagedTensorVersioned* made) {
   return alone;
 }
 
-INLINE PyObject* hand_over(PyObject* callable, const py_route* r, DLManagedTensorVersioned* made,
-                           PyObject* obj, PyObject* to, PyObject* tree) {
+/* What makes the target's array one of the real dtype, where the tensor is imported under a storage
+ * dtype, which it gets here. Owns: borrowed. Errors: NULL = it is imported as it is, unless an
+ * exception is set. */
+static __attribute__((noinline)) PyObject* stored(py_route* r, DLTensor* t) {
+  PyObject* key = PyLong_FromLong(t->dtype.code | t->dtype.bits << 8);
+  PyObject* found = key ? PyDict_GetItemWithError(r->storage, key) : NULL;
+  Py_XDECREF(key);
+  if (found == NULL) {
+    if (!PyErr_Occurred()) r->direct = t->dtype;
+    return NULL;
+  }
+  long code = PyLong_AsLong(PyTuple_GET_ITEM(found, 0));
+  t->dtype = (DLDataType){(uint8_t)code, (uint8_t)(code >> 8), 1};
+  return PyTuple_GET_ITEM(found, 1);
+}
+
+/* Owns: takes `made`; the result is new. Errors: NULL with what `failed` gives. */
+INLINE PyObject* imported(PyObject* callable, const py_route* r, DLManagedTensorVersioned* made,
+                          PyObject* obj, PyObject* to, PyObject* tree) {
   if (r->imports == NULL)
     return r->load ? loaded(callable, r, made, obj, to, tree) : py_tensor_wrap(made);
   void* result = NULL;
@@ -301,9 +375,27 @@ INLINE PyObject* hand_over(PyObject* callable, const py_route* r, DLManagedTenso
   return refused(callable, NULL, obj, to, tree);
 }
 
-PyObject* py_fast_path_hand_over(PyObject* callable, const py_route* r,
-                                 DLManagedTensorVersioned* made, PyObject* obj, PyObject* to,
-                                 PyObject* tree) {
+/* As a storage dtype, and viewed. Owns, Errors: as `imported`. */
+RARE PyObject* imported_as_storage(PyObject* callable, py_route* r, DLManagedTensorVersioned* made,
+                                   PyObject* obj, PyObject* to, PyObject* tree) {
+  PyObject* view = stored(r, &made->dl_tensor);
+  if (view == NULL && PyErr_Occurred()) return refused(callable, made, obj, to, tree);
+  PyObject* result = imported(callable, r, made, obj, to, tree);
+  if (view == NULL || result == NULL) return result;
+  PyObject* real = PyObject_CallOneArg(view, result);
+  Py_DECREF(result);
+  return real ? real : refused(callable, NULL, obj, to, tree);
+}
+
+INLINE PyObject* hand_over(PyObject* callable, py_route* r, DLManagedTensorVersioned* made,
+                           PyObject* obj, PyObject* to, PyObject* tree) {
+  if (r->storage && memcmp(&made->dl_tensor.dtype, &r->direct, sizeof r->direct) != 0)
+    return imported_as_storage(callable, r, made, obj, to, tree);
+  return imported(callable, r, made, obj, to, tree);
+}
+
+PyObject* py_fast_path_hand_over(PyObject* callable, py_route* r, DLManagedTensorVersioned* made,
+                                 PyObject* obj, PyObject* to, PyObject* tree) {
   return hand_over(callable, r, made, obj, to, tree);
 }
 

@@ -216,7 +216,7 @@ static outcome look_at(walk* w, PyObject* callable, Py_ssize_t which, PyObject* 
     return remember(w, v, child, w->n_nodes) < 0 ? FAILED : enter(w, child);
   }
   py_route* route = py_fast_path_route(callable, type, to); /* may run Python; `child` is held */
-  if (route == NULL || !route->is_fast_path) return leave();
+  if (route == NULL || !route->is_fast_path || route->is_root_only) return leave();
   visit* v = find(w, child);
   if (v->obj == NULL) {
     if (need_leaf(w) < 0 || remember(w, v, child, ~w->n_leaves) < 0) return FAILED;

@@ -29,7 +29,7 @@ static int read_option(unsigned* options, PyObject* name, PyObject* value) {
     return 0;
   }
   if (name == detach_name) { /* what would have to be detached takes the Python path */
-    if (value == Py_True) *options |= DLX_EXAMINES;
+    if (value == Py_True) *options |= DLX_EXAMINES | DLX_DETACHES;
     return value == Py_True || value == Py_False;
   }
   if (name == device_name) { /* the fast path knows host memory only */
@@ -218,7 +218,7 @@ static PyObject* fast_path_convert_slot(PyObject* callable, PyObject* const* arg
   }
   PyObject *element = args[0], *to = args[1], *slots = args[2], *known = args[3], *key = args[5];
   py_route* r = py_route_find(Py_TYPE(element), to);
-  if (r == NULL || !r->is_fast_path || r->is_same) Py_RETURN_NONE;
+  if (r == NULL || !r->is_fast_path || r->is_same || r->is_root_only) Py_RETURN_NONE;
   PyObject *address = PyLong_FromVoidPtr(element), *result = NULL, *slot = NULL;
   if (address == NULL) return NULL;
   int is_known = PyDict_Contains(known, address);

@@ -26,9 +26,11 @@ static PyObject* bind(PyObject* self, PyObject* module) {
   first = here;
   if (PyModule_AddFunctions(module, py_error_functions) < 0 ||
       PyModule_AddFunctions(module, py_capsule_functions) < 0 ||
+      PyModule_AddFunctions(module, py_buffer_functions) < 0 ||
       PyModule_AddFunctions(module, py_make_functions) < 0 ||
       PyModule_AddFunctions(module, py_adopt_functions) < 0 ||
       PyModule_AddFunctions(module, py_cuda_functions) < 0 ||
+      PyModule_AddFunctions(module, py_exchange_functions) < 0 ||
       PyModule_AddFunctions(module, py_describe_functions) < 0 ||
       PyModule_AddFunctions(module, py_route_functions) < 0 || py_tensor_init(module) < 0 ||
       py_fast_path_init(module) < 0 || py_view_init(module) < 0)

@@ -67,6 +67,12 @@ static void forget_question(py_question* q) {
   Py_CLEAR(q->type);
 }
 
+static void forget_switch(py_switch* s) {
+  Py_CLEAR(s->owner);
+  Py_CLEAR(s->name);
+  Py_CLEAR(s->value);
+}
+
 static void route_free(py_route* r) {
   if (r == NULL) return;
   if (r->users) {
@@ -77,20 +83,20 @@ static void route_free(py_route* r) {
     forget_question(&r->guards[i].ask);
     forget_question(&r->guards[i].resolve);
   }
-  for (int i = 0; i < r->n_switches; i++) {
-    Py_CLEAR(r->switches[i].dict);
-    Py_CLEAR(r->switches[i].name);
-    Py_CLEAR(r->switches[i].value);
-  }
+  for (int i = 0; i < r->n_switches; i++) forget_switch(&r->switches[i]);
+  for (int i = 0; i < r->n_states; i++) forget_switch(&r->states[i]);
+  forget_question(&r->detach);
   forget_question(&r->owner);
   forget_question(&r->start);
   forget_question(&r->nbytes);
   forget_question(&r->dtype);
   Py_CLEAR(r->confirmed);
+  Py_CLEAR(r->storage);
   if (r->holds_type) Py_CLEAR(r->type);
   Py_CLEAR(r->key);
   Py_CLEAR(r->target);
   Py_CLEAR(r->load);
+  Py_CLEAR(r->export);
   PyMem_Free(r);
 }
 
@@ -157,13 +163,12 @@ static int read_guards(PyObject* guards, py_route* r) {
 }
 
 /* Errors: -1 with an exception. */
-static int read_switches(PyObject* switches, py_route* r) {
+static int read_switches(PyObject* switches, py_switch* out, int* n) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(switches); i++) {
-    PyObject *dict, *name, *value;
-    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(switches, i), "O!UO:Switch", &PyDict_Type, &dict, &name,
-                          &value))
+    PyObject *owner, *name, *value;
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(switches, i), "OUO:Switch", &owner, &name, &value))
       return -1;
-    r->switches[r->n_switches++] = (py_switch){Py_NewRef(dict), Py_NewRef(name), Py_NewRef(value)};
+    out[(*n)++] = (py_switch){Py_NewRef(owner), Py_NewRef(name), Py_NewRef(value)};
   }
   return 0;
 }
@@ -176,49 +181,66 @@ static const DLPackExchangeAPI* read_table(PyObject* table, PyObject* type) {
 
 enum {
   IS_SAME,
+  IS_ROOT_ONLY,
+  IS_IMMUTABLE,
   EXPORTS,
+  IS_MANAGED,
+  EXPORT,
   TARGET,
   IMPORTS,
   LOAD,
   GUARDS,
   QUICK,
   SWITCHES,
+  STATES,
+  DETACH,
   OWNER,
   START,
   NBYTES,
   DTYPE,
   CONFIRMED,
+  STORAGE,
   ACCEPTS,
   FIELDS
 };
-static const char* const names[FIELDS] = {"is_same", "exports", "target",    "imports", "load",
-                                          "guards",  "quick",   "switches",  "owner",   "start",
-                                          "nbytes",  "dtype",   "confirmed", "accepts"};
+static const char* const names[FIELDS] = {
+    "is_same", "is_root_only", "is_immutable", "exports", "is_managed", "export",  "target",
+    "imports", "load",         "guards",       "quick",   "switches",   "states",  "detach",
+    "owner",   "start",        "nbytes",       "dtype",   "confirmed",  "storage", "accepts"};
 
 /* From the fields of a Route of dlx/_engine/fast_path.py. Owns: references in `r`. Errors: -1 with
  * an exception. */
 static int read_fields(PyObject* const* field, py_route* r) {
-  PyObject *guards = field[GUARDS], *switches = field[SWITCHES], *target = field[TARGET];
-  if (!PyTuple_Check(guards) || !PyTuple_Check(switches) ||
+  PyObject *guards = field[GUARDS], *switches = field[SWITCHES], *states = field[STATES],
+           *target = field[TARGET];
+  if (!PyTuple_Check(guards) || !PyTuple_Check(switches) || !PyTuple_Check(states) ||
       (target != Py_None && !PyType_Check(target))) {
     PyErr_SetString(PyExc_TypeError, "a route has tuples of guards and switches, and a type");
     return -1;
   }
   if (PyTuple_GET_SIZE(guards) > DLX_MAX_QUESTIONS ||
-      PyTuple_GET_SIZE(switches) > DLX_MAX_QUESTIONS) {
+      PyTuple_GET_SIZE(switches) > DLX_MAX_QUESTIONS ||
+      PyTuple_GET_SIZE(states) > DLX_MAX_QUESTIONS) {
     PyErr_SetString(PyExc_ValueError, "too many guards for the fast path");
     return -1;
   }
-  if (read_guards(guards, r) < 0 || read_switches(switches, r) < 0 ||
-      read_question(field[OWNER], &r->owner) < 0 || read_question(field[START], &r->start) < 0 ||
-      read_question(field[NBYTES], &r->nbytes) < 0 || read_question(field[DTYPE], &r->dtype) < 0)
+  if (read_guards(guards, r) < 0 || read_switches(switches, r->switches, &r->n_switches) < 0 ||
+      read_switches(states, r->states, &r->n_states) < 0 ||
+      read_question(field[DETACH], &r->detach) < 0 || read_question(field[OWNER], &r->owner) < 0 ||
+      read_question(field[START], &r->start) < 0 || read_question(field[NBYTES], &r->nbytes) < 0 ||
+      read_question(field[DTYPE], &r->dtype) < 0)
     return -1;
   r->is_same = field[IS_SAME] == Py_True;
+  r->is_root_only = field[IS_ROOT_ONLY] == Py_True;
+  r->is_managed = field[IS_MANAGED] == Py_True;
+  r->is_immutable = field[IS_IMMUTABLE] == Py_True;
+  if (field[EXPORT] != Py_None) r->export = Py_NewRef(field[EXPORT]);
   if (field[QUICK] != Py_None) {
     r->quick = (dlx_guard_function)PyCapsule_GetPointer(field[QUICK], "dlx_guard_function");
     if (r->quick == NULL) return -1;
   }
   if (field[CONFIRMED] != Py_None) r->confirmed = Py_NewRef(field[CONFIRMED]);
+  if (field[STORAGE] != Py_None) r->storage = Py_NewRef(field[STORAGE]);
   const dlx_capabilities* capabilities = PyLong_AsVoidPtr(field[ACCEPTS]);
   if (capabilities) r->accepts = *capabilities;
   if (PyErr_Occurred()) return -1;
@@ -234,7 +256,10 @@ static int read_fields(PyObject* const* field, py_route* r) {
     r->target = (PyTypeObject*)Py_NewRef(target);
     r->target_tag = assign_tag(r->target);
   }
-  int can_export = is_own || (r->exports && r->exports->dltensor_from_py_object_no_sync);
+  int by_table = r->exports && (r->exports->dltensor_from_py_object_no_sync ||
+                                r->exports->managed_tensor_from_py_object_no_sync);
+  if (!is_own && !(r->exports && r->exports->dltensor_from_py_object_no_sync)) r->is_managed = 1;
+  int can_export = is_own || by_table || r->export;
   int can_import = target == Py_None || r->imports || r->load;
   r->is_fast_path = r->is_same || (can_export && can_import);
   return 0;

@@ -28,9 +28,10 @@ typedef struct {
   py_question resolve; /* asked of the array when the answer was true, to make it false for good */
 } py_guard;
 
-/* A value in a dict that must be this very object (a switch of the framework that is off). */
+/* A value in a dict that must be this very object (a switch of the framework that is off), or an
+ * attribute of another object that must equal it (what the target takes depends on it). */
 typedef struct {
-  PyObject *dict, *name, *value;
+  PyObject *owner, *name, *value;
 } py_switch;
 
 typedef struct {
@@ -40,22 +41,32 @@ typedef struct {
   unsigned tag;     /* the type's version: a patched type misses */
   int is_fast_path; /* 0 = known to need Python */
   int is_same;      /* the object itself is the result */
+  int is_root_only; /* objects of the type pass through inside a container */
+  int is_immutable; /* arrays of the type are read-only, whatever their export says */
   int users; /* calls that are running on it; a route that was replaced is freed after the last */
   int is_replaced;
   PyTypeObject* target; /* of its arrays; strong; NULL = dlx.Tensor */
   unsigned target_tag;
-  const DLPackExchangeAPI* exports;
-  const DLPackExchangeAPI* imports;  /* NULL = none is used */
-  PyObject* load;                    /* load(dlx.Tensor), where no table is used; strong, or NULL */
-  int n_early, n_guards, n_switches; /* guards that need no dtype come first */
+  const DLPackExchangeAPI* exports; /* its borrow slot is used, or its managed slot where it has
+                                       none, or `export` where that fails */
+  int is_managed;                   /* the managed slot is used, though there is a borrow slot */
+  PyObject* export;                 /* export(array): a dlx.Tensor, or None; strong, or NULL */
+  const DLPackExchangeAPI* imports; /* NULL = none is used */
+  PyObject* load;                   /* load(dlx.Tensor), where no table is used; strong, or NULL */
+  int n_early, n_guards, n_switches, n_states; /* guards that need no dtype come first */
   py_guard guards[DLX_MAX_QUESTIONS];
   dlx_guard_function quick; /* answers further guards in C; NULL = there is none */
   py_switch switches[DLX_MAX_QUESTIONS];
+  py_switch states[DLX_MAX_QUESTIONS]; /* where one has changed, the route is found anew */
+  py_question detach;                  /* of the array: one without a graph, where a guard holds */
   py_question owner; /* what keeps the memory alive; no question = the array itself */
   py_question start,
       nbytes;          /* of the owner: the bytes that it really has; no question = `quick` looks */
   py_question dtype;   /* asked where the code and width are those of `confirmed` */
   PyObject* confirmed; /* {code | bits << 8: dtype object that the answer must be}, or NULL */
+  PyObject* storage;   /* {code | bits << 8: (the same of the dtype to import it as, what makes the
+                          array one of the real dtype)}, or NULL */
+  DLDataType direct; /* the one that was last found to be imported as it is; without bits = none */
   dlx_capabilities accepts;
   DLDataType plain_dtype;   /* the one that was accepted last; without bits = none yet */
   uint32_t plain_alignment; /* what the consumer wants for it */
@@ -94,7 +105,8 @@ enum {
   DLX_COPIES = 1,         /* copy=True: memory is only read here, nobody keeps it */
   DLX_SHARES = 2,         /* copy=False: no copy resolves anything */
   DLX_KEEPS_READONLY = 4, /* readonly= is not "copy" */
-  DLX_EXAMINES = 8 /* detach=True, or a device: what is in the target may not stay as it is */
+  DLX_EXAMINES = 8, /* detach=True, or a device: what is in the target may not stay as it is */
+  DLX_DETACHES = 16
 };
 
 /* The route for an exact type and target, learnt now if it must be. Owns: borrowed, see
@@ -116,7 +128,7 @@ DLManagedTensorVersioned* py_fast_path_copy(const py_route* route, DLManagedTens
 
 /* Hand a managed tensor to the consumer. `tree` is what the array was found in, or NULL. Owns:
  * takes `made`. GIL: needed. Errors: NULL with what `failed` gives. */
-PyObject* py_fast_path_hand_over(PyObject* callable, const py_route* route,
+PyObject* py_fast_path_hand_over(PyObject* callable, py_route* route,
                                  DLManagedTensorVersioned* made, PyObject* obj, PyObject* to,
                                  PyObject* tree);
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,15 +12,17 @@ from dlx._core import native
 from dlx._core.foreign import exception_text, foreign_error, type_name
 from dlx._core.types import DType, codes_of
 from dlx._engine.request import described
-from dlx._registry.generic import TENSOR
+from dlx._registry.generic import EXCHANGE, TENSOR, fast_generic_adapter
 from dlx._registry.registry import registry
-from dlx._registry.target import Target
+from dlx._registry.target import Target, switches_of
 from dlx.adapter.base import OWNER_BOUNDS, Adapter, look_up
 from dlx.adapter.declarations import FastPath
 from dlx.errors import DlxError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from dlx._core.native import Tensor
 
 __all__ = ["Guard", "Question", "Route", "Switch", "consumer_failed", "learn"]
 
@@ -47,9 +50,9 @@ class Guard(NamedTuple):
 
 
 class Switch(NamedTuple):
-    """A value in a dict that must be this very object: a switch of the framework that is off."""
+    """A value in a dict that must be this very object, or an attribute of another object that must equal it."""
 
-    dict: dict[str, Any]
+    owner: Any
     name: str
     value: object
 
@@ -60,8 +63,16 @@ class Route:
 
     is_same: bool = False
     """The object itself is the result."""
+    is_root_only: bool = False
+    """Objects of the type pass through inside a container."""
+    is_immutable: bool = False
+    """Arrays of the type are read-only, whatever their export says."""
     exports: object = None
     """The exchange table of the type, a capsule; None for the one that the type carries."""
+    is_managed: bool = False
+    """The table's managed slot is used, though it has a borrow slot."""
+    export: Callable[[Any], Tensor | None] | None = None
+    """Exports an array, where there is no table or its managed slot fails; None: the Python path does."""
     target: type | None = None
     """The type of the target's arrays; None for dlx.Tensor."""
     imports: object = None
@@ -72,6 +83,11 @@ class Route:
     quick: object = None
     """A capsule of the C function that answers further guards."""
     switches: tuple[Switch, ...] = ()
+    """In dicts: switches of the source's framework that are off."""
+    states: tuple[Switch, ...] = ()
+    """Of objects: what the target's capabilities depend on; where one has changed, the route is found anew."""
+    detach: Question | None = None
+    """Asked of the array for one without a graph, where a guard holds and the call says ``detach=True``."""
     owner: Question | None = None
     """What keeps the memory alive; None for the array itself."""
     start: Question | None = None
@@ -82,6 +98,8 @@ class Route:
     """The array's own dtype, asked where `confirmed` has the DLPack dtype."""
     confirmed: dict[int, Any] | None = None
     """{code | bits << 8: the dtype that the array must have}, where a framework has several for one of DLPack's."""
+    storage: dict[int, Any] | None = None
+    """{code | bits << 8: (the same of the storage dtype, array -> array of the real dtype)} of the target."""
     accepts: int = 0
     """The address of the target's dlx_capabilities."""
 
@@ -94,7 +112,7 @@ def learn(kind: type, to: Any) -> None:
     """
     if not isinstance(to, str | type(sys) | type):
         return
-    source = registry.knows(kind)
+    source = registry.knows(kind) or fast_generic_adapter(kind)
     target = registry.target(to)
     try:
         route = _route(kind, source, target)
@@ -110,17 +128,17 @@ def learn(kind: type, to: Any) -> None:
 def _route(kind: type, source: Adapter | None, target: Target) -> Route | None:
     """Return what the fast path needs; None for the Python path."""
     given = source.fast_path if source is not None else None
-    if source is None or given is None or not any(look_up(name) is kind for name in given.types):
+    is_own_table = source is EXCHANGE
+    if source is None or given is None or not (is_own_table or _takes(given, kind)):
         return None
     adapter = target.adapter
     taken = adapter.fast_path
-    if source.switches or adapter.switches or target.varies:
+    accepts = target.fast_path_address()
+    if not accepts:
         return None
     by_table = taken is not None and taken.imports
-    # Without a list of dtypes, the fast path would pass what must be viewed as its real dtype after `load`.
-    viewed = bool(target.storage) and target.capabilities.dtypes is None
-    load = None if adapter is TENSOR or viewed else adapter.load
-    is_same = source is target.source
+    load = None if adapter is TENSOR else adapter.load
+    is_same = source is target.source and (target.kind is None or issubclass(kind, target.kind))
     if not (given.returns_same if is_same else by_table or load is not None):
         return None
     quick, answered = (given.guard_function() if given.guard_function is not None else None) or (None, frozenset())
@@ -130,6 +148,10 @@ def _route(kind: type, source: Adapter | None, target: Target) -> Route | None:
     )
     return Route(
         is_same=is_same,
+        is_root_only=source.root_only,
+        is_immutable=source.immutable,
+        is_managed=is_own_table,
+        export=given.export,
         exports=given.exchange() if given.exchange is not None else None,
         target=None if adapter is TENSOR else adapter.classes()[0],
         imports=(taken.exchange() if taken is not None and taken.exchange is not None else None) if by_table else False,
@@ -139,13 +161,43 @@ def _route(kind: type, source: Adapter | None, target: Target) -> Route | None:
         switches=tuple(
             Switch(sys.modules[module].__dict__, sys.intern(name), value) for module, name, value in given.switches
         ),
+        states=tuple(_states(target.source)),
+        detach=_question(kind, given.detach, call=True) if given.detach else None,
         owner=_question(kind, given.owner, call=True) if given.owner else None,
         start=start,
         nbytes=nbytes,
         dtype=_question(kind, given.dtype_attribute, call=False) if given.confirmed else None,
         confirmed=_confirmed(source, given),
-        accepts=target.fast_path_address(),
+        storage=_storage(target),
+        accepts=accepts,
     )
+
+
+def _takes(given: FastPath, kind: type) -> bool:
+    """Return whether arrays of an exact type take the fast path."""
+    listed = [look_up(name) for name in given.types]
+    if kind in listed:
+        return True
+    bases = tuple(base for base in listed if isinstance(base, type))
+    return given.subclasses is not None and issubclass(kind, bases) and given.subclasses(kind)
+
+
+def _storage(target: Target) -> dict[int, Any] | None:
+    """Return how dtypes are imported that the target takes under the name of a storage dtype of the same width."""
+    view = target.adapter.dtypes.viewed
+    pairs = [(DType(name), DType(storage)) for name, storage in target.storage_as_wide().items()]
+    return {_key(dtype): (_key(stored), functools.partial(view, dtype=dtype)) for dtype, stored in pairs} or None
+
+
+def _key(dtype: DType) -> int:
+    return dtype.code | dtype.bits << 8
+
+
+def _states(adapter: Adapter) -> Iterator[Switch]:
+    """Give what the capabilities of a target depend on, with its present values."""
+    for name, value in zip(adapter.switches, switches_of(adapter), strict=True):
+        owner, _, attribute = f"{adapter.package}.{name}".rpartition(".")
+        yield Switch(look_up(owner), sys.intern(attribute), value)
 
 
 def _question(kind: type, name: str, *, call: bool) -> Question:
@@ -164,7 +216,7 @@ def _confirmed(source: Adapter, given: FastPath) -> dict[int, Any] | None:
     if not given.confirmed:
         return None
     dtypes = [DType(name) for name in given.confirmed]
-    return {dtype.code | dtype.bits << 8: source.dtypes.to_native(dtype) for dtype in dtypes}
+    return {_key(dtype): source.dtypes.to_native(dtype) for dtype in dtypes}
 
 
 def consumer_failed(obj: Any, to: Any, cause: Any, tree: Any = None) -> DlxError:

@@ -16,29 +16,18 @@ from dlx.errors import DTypeError, LayoutError, ProtocolError, StreamError
 
 __all__ = ["array_interface", "buffer", "cuda_array_interface", "cuda_interface_stream"]
 
-# Letters of PEP 3118 and `struct`: the kind, and the widths in bytes that it may have. A native 'l' may be marked '<'
-# (ctypes does) without being 4 bytes wide; a union calls itself 'B' without being bytes.
-_INTEGER_WIDTHS = ((1,), (2,), (4,), (4, 8), (8,), (8,))
-_LETTERS = {
-    "?": ("bool", (1,)),
-    **{letter: ("int", widths) for letter, widths in zip("bhilqn", _INTEGER_WIDTHS, strict=True)},
-    **{letter: ("uint", widths) for letter, widths in zip("BHILQN", _INTEGER_WIDTHS, strict=True)},
-    "c": ("uint", (1,)),
-    **{letter: ("float", (width,)) for letter, width in zip("efd", (2, 4, 8), strict=True)},
-    **{letter: ("complex", (width,)) for letter, width in (("Ze", 4), ("Zf", 8), ("Zd", 16), ("F", 8), ("D", 16))},
-}
 _FOREIGN_ORDER = ">!" if sys.byteorder == "little" else "<"
 
 
 def _dtype_of_letters(letters: str, order: str, itemsize: int, shown: str) -> DType:
     if itemsize > 1 and order and order in _FOREIGN_ORDER:
         raise DTypeError(f"its elements ({shown!r}) are in the other byte order", fix="Swap their bytes first.")
-    kind, widths = _LETTERS.get(letters, ("", ()))
-    if itemsize not in widths:
+    found = native.letters_dtype(letters, itemsize)
+    if found is None:
         raise DTypeError(
             f"its elements ({shown!r}) are no numbers that DLPack knows", fix="View them as numbers first."
         )
-    return DType(kind if kind == "bool" else f"{kind}{8 * itemsize}")
+    return DType(found)
 
 
 def buffer(obj: Any) -> Tensor:

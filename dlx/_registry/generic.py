@@ -11,10 +11,10 @@ from dlx._core.array_info import ArrayInfo
 from dlx._core.extension import lib
 from dlx._core.foreign import class_name, module_of, type_name
 from dlx._core.native import Tensor
-from dlx._core.stream import Stream
+from dlx._core.stream import Stream, meaning
 from dlx._core.types import Device
 from dlx._protocols import dlpack, memory
-from dlx.adapter.base import Adapter, Description, at_rest
+from dlx.adapter.base import Adapter, Description, at_rest, look_up
 from dlx.adapter.declarations import Blocker, Capabilities, FastPath, Layout, Ownership, StreamSupport
 from dlx.errors import AdapterNotFoundError, ConsumedError, DeviceError, DlxError, DTypeError
 
@@ -23,10 +23,12 @@ __all__ = [
     "CAPSULE",
     "CUDA_INTERFACE",
     "DLPACK",
+    "EXCHANGE",
     "INTERFACE",
     "TENSOR",
     "Described",
     "generic_array_adapter",
+    "fast_generic_adapter",
     "generic_buffer_adapter",
     "is_proxy",
     "generic_adapter",
@@ -141,6 +143,14 @@ def _named_stream(obj: Any, tensor: Tensor) -> Stream | None:
     return memory.cuda_interface_stream(obj.__cuda_array_interface__, device)
 
 
+def _work_stream(obj: Any, tensor: Tensor) -> Stream | None:
+    """Return the stream that the table of an object's type says its work is on."""
+    if not cuda.is_cuda(tensor.device):
+        return None
+    device = Device(lib.kDLCUDA, tensor.device.id)
+    return meaning(native.exchange_stream(obj, *device) or lib.DLX_STREAM_LEGACY, device)
+
+
 class CudaInterfaceAdapter(Described):
     """An object with ``__cuda_array_interface__``. It names its own stream."""
 
@@ -152,12 +162,31 @@ class CudaInterfaceAdapter(Described):
         return memory.cuda_array_interface(obj, obj.__cuda_array_interface__)
 
 
+class ExchangeAdapter(Adapter):
+    """An object whose type carries an exchange table (``__dlpack_c_exchange_api__``) and no ``__dlpack__``."""
+
+    name = "exchange"
+    package = "builtins"
+    fast_path = FastPath(types=())
+    streams = StreamSupport(ready=_work_stream)
+
+    def describe(self, obj: Any) -> Description:
+        return Description(ArrayInfo(self.name, type_name(type(obj)), protocols=("__dlpack_c_exchange_api__",)))
+
+    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+        return native.exchange_export(obj)
+
+
 class BufferAdapter(Described):
     """An object with the buffer protocol: bytes, bytearray, memoryview, array.array, ctypes, mmap, ..."""
 
     name = "buffer"
     protocols = ("buffer",)
     root_only = True
+    fast_path = FastPath(
+        types=("builtins.bytes", "builtins.bytearray", "builtins.memoryview", "array.array", "mmap.mmap"),
+        exchange=native.buffer_exchange,
+    )
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         return memory.buffer(obj)
@@ -168,6 +197,7 @@ CAPSULE = CapsuleAdapter()
 DLPACK = DLPackAdapter()
 INTERFACE = InterfaceAdapter()
 CUDA_INTERFACE = CudaInterfaceAdapter()
+EXCHANGE = ExchangeAdapter()
 BUFFER = BufferAdapter()
 
 
@@ -179,7 +209,7 @@ def is_proxy(kind: type) -> bool:
 def generic_adapter(obj: Any) -> Adapter | None:
     """Return the adapter for an object that no framework claims, by the first protocol that it speaks.
 
-    The order is DLPack, CUDA array interface, array interface, buffer. ``__array__`` alone is never used: it may
+    The order is DLPack, exchange table, CUDA array interface, array interface, buffer. ``__array__`` alone is never used: it may
     copy or move without saying.
     """
     return generic_array_adapter(obj) or generic_buffer_adapter(obj)
@@ -194,6 +224,8 @@ def generic_array_adapter(obj: Any) -> Adapter | None:
         return CAPSULE
     if hasattr(kind, "__dlpack__"):
         return DLPACK
+    if _has_table(kind):
+        return EXCHANGE
     if _offers(obj, "__cuda_array_interface__"):
         return CUDA_INTERFACE
     if _offers(obj, "__array_interface__"):
@@ -214,6 +246,23 @@ def generic_buffer_adapter(obj: Any) -> Adapter | None:
     except Exception:
         pass  # it has a buffer that cannot be exported at present: the export says why
     return BUFFER
+
+
+def fast_generic_adapter(kind: type) -> Adapter | None:
+    """Return the generic adapter whose arrays of an exact type take the fast path, or None.
+
+    Those are some buffers, and types that carry an exchange table themselves: that of a base makes no promise for what
+    a subclass adds.
+    """
+    if _has_table(kind):
+        return EXCHANGE
+    given = BUFFER.fast_path
+    assert given is not None
+    return BUFFER if any(look_up(name) is kind for name in given.types) else None
+
+
+def _has_table(kind: type) -> bool:
+    return "__dlpack_c_exchange_api__" in kind.__dict__
 
 
 def strict_array_adapter(obj: Any, strict: bool) -> Adapter | None:

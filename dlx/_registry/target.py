@@ -78,13 +78,20 @@ class Target:
         taken = self.capabilities.dtypes
         return self.adapter.dtypes.known() if taken is None else taken
 
+    def storage_as_wide(self) -> dict[str, str]:
+        """Return the storage dtypes that are as wide as what they stand for."""
+        return {name: stored for name, stored in self.storage.items() if DType(name).bits == DType(stored).bits}
+
     def fast_path_address(self) -> int:
-        """Return the address of the C struct of what the framework's own exchange table takes: no dtype re-viewed."""
-        stated = self.capabilities
+        """Return the address of the C struct of what the fast path may hand over; 0 where there is nothing."""
+        stated: Capabilities | None = self.capabilities
+        if self.varies:
+            stated = self.adapter.fast_path.takes if self.adapter.fast_path is not None else None
+        if stated is None:
+            return 0
         if self._fast is None:
-            names = (
-                None if stated.dtypes is None else stated.dtypes & set(self.adapter.dtypes.names) - set(self.storage)
-            )
+            known = self.adapter.dtypes.names.keys() - self.storage.keys() | self.storage_as_wide().keys()
+            names = None if stated.dtypes is None else stated.dtypes & known
             self._fast = self._struct if names is None else as_struct(replace(stated, dtypes=names))
         return int(ffi.cast("uintptr_t", self._fast))
 

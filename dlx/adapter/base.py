@@ -61,12 +61,14 @@ __all__ = [
     "Tensor",
     "WriteTracking",
     "at_rest",
+    "buffer_exchange",
     "consumed",
     "keeping",
     "look_up",
     "over_memory",
     "type_name",
     "unmarked",
+    "viewed",
 ]
 
 API = 1
@@ -430,6 +432,10 @@ consumed = native.capsule_claim
 """``consumed(capsule)`` returns the tensor of a capsule that the framework has just made, which is used up."""
 
 
+buffer_exchange = native.buffer_exchange
+"""``buffer_exchange()`` returns an exchange table for `FastPath` that exports the buffer of any object."""
+
+
 @set_module("dlx.adapter")
 def keeping(tensor: Tensor, owner: object) -> Tensor:
     """Return the same tensor with a further object that it keeps alive."""
@@ -440,6 +446,12 @@ def keeping(tensor: Tensor, owner: object) -> Tensor:
 def unmarked(tensor: Tensor) -> Tensor:
     """Return the same tensor without the read-only flag, for a consumer that never writes and cannot take the flag."""
     return native.tensor_view(tensor, None, None, tensor.flags & ~READ_ONLY, None)
+
+
+@set_module("dlx.adapter")
+def viewed(tensor: Tensor, dtype: DType) -> Tensor:
+    """Return the same tensor under another dtype of the same width."""
+    return native.tensor_view(tensor, dtype, None, None, None)
 
 
 @set_module("dlx.adapter")

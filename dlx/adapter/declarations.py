@@ -216,13 +216,21 @@ class FastPath:
     ----------
     types
         Importable names of exact types for which being asked twice is harmless; only these take the fast path.
+    subclasses
+        ``subclasses(type)`` says whether arrays of a subclass take it as well. None: none do.
     exchange
         ``exchange()`` gives an exchange table for types that carry none themselves (``__dlpack_c_exchange_api__``), in
         a capsule called ``"dlpack_exchange_api"``: a ``DLPackExchangeAPI`` (``dlpack.h`` 1.3) that lives as long as the
         process. What its borrow slot gives is copied before anything else is called. Or None.
+    export
+        ``export(array)`` gives a `Tensor` over an array on the host as `Adapter.export` does, or None to leave it to
+        that: for types without a table, and arrays that the table refuses.
     imports
         Whether the exchange table makes arrays of the first of `Adapter.types`. False where it is that of a base, which
         makes arrays of the base: it is used for export only, and imports go through `Adapter.load`.
+    takes
+        What every array type of a framework takes that has several (`Adapter.variant`); what goes beyond takes the
+        Python path, as everything does where this is None.
     returns_same
         Whether an array that is in the target framework already may come back without being described.
     guards
@@ -233,6 +241,8 @@ class FastPath:
         (`dlx.h`): first asked without a tensor, before memory is borrowed, then with it; 1 = all of these guards are
         false, 0 = let Python ask. Names are those of `guards` (`Guard.ask`), and `OWNER_BOUNDS` where the function
         checks, for every tensor, that it lies inside the memory of its owner.
+    detach
+        Method of an array that gives the same memory without a graph, called where ``detach=True`` and a guard holds.
     owner
         Method of an array that gives the object which keeps its memory alive. Empty: the array does.
     owner_type
@@ -249,11 +259,15 @@ class FastPath:
     """
 
     types: tuple[str, ...]
+    subclasses: Callable[[type], bool] | None = None
     exchange: Callable[[], Any] | None = None
+    export: Callable[[Any], Tensor | None] | None = None
     imports: bool = True
+    takes: Capabilities | None = None
     returns_same: bool = True
     guards: tuple[Guard, ...] = ()
     guard_function: Callable[[], tuple[Any, frozenset[str]] | None] | None = None
+    detach: str = ""
     owner: str = ""
     owner_type: str = ""
     owner_bounds: tuple[str, ...] = ()
