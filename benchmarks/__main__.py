@@ -16,13 +16,14 @@ from benchmarks.copies import copies
 from benchmarks.count import count
 from benchmarks.imports import imports
 from benchmarks.owned import owned
+from benchmarks.pairs import pairs
 from benchmarks.picture import draw
 from benchmarks.trees import trees
 from benchmarks.views import views
 from benchmarks.where import where
 
 PEERS = ("numpy", "torch", "apache-tvm-ffi", "cuda-core", "arraybridge", "optree")
-PARTS = ("imports", "owned", "conversions", "fresh", "where", "copies", "trees", "views", "batch")
+PARTS = ("imports", "owned", "conversions", "fresh", "where", "pairs", "copies", "trees", "views", "batch")
 
 
 def versions():
@@ -53,6 +54,8 @@ def measure(parts, *, quick):
         found["fresh"] = fresh(names, quick=quick)
     if "where" in parts and "t" in names:
         found["where"] = where(names, quick=quick)
+    if "pairs" in parts:
+        found["pairs"] = pairs(quick=quick)
     if "copies" in parts:
         found["copies"] = copies(names["np"], (1,) if quick else (1, 10, 100))
     if "trees" in parts and "t" in names:

@@ -144,7 +144,7 @@ static int is_accepted(py_route* r, const DLTensor* t, uint64_t flags, unsigned 
                        uint32_t* resolvable) {
   uint32_t found = dlx_check(t, flags, &r->accepts), allowed = DLX_COPY_RESOLVES;
   if (found) {
-    if (options & DLX_SHARES) return 0;
+    if ((options & DLX_SHARES) || r->is_narrow) return 0;
     if ((options & (DLX_COPIES | DLX_KEEPS_READONLY)) == DLX_KEEPS_READONLY)
       allowed &= ~(uint32_t)DLX_INCOMPATIBLE_READONLY;
     if ((found & ~allowed) || dlx_itemsize(t->dtype, 0) == 0) return 0;
@@ -276,6 +276,7 @@ RARE DLManagedTensorVersioned* borrow_detached(py_route* r, PyObject* obj, unsig
 INLINE DLManagedTensorVersioned* borrow(py_route* r, PyObject* obj, unsigned options,
                                         uint32_t* resolvable) {
   *resolvable = 0;
+  if (r->is_narrow && (options & DLX_COPIES)) return NULL;
   if (r->n_states && !states_hold(r)) return NULL;
   if (r->type == py_tensor_type) return borrow_own(r, (TensorObject*)obj, options, resolvable);
   if (!switches_off(r)) return NULL;
@@ -430,4 +431,34 @@ py_route* py_fast_path_route(PyObject* callable, PyTypeObject* type, PyObject* t
   if (done == NULL && py_error_forget() < 0) return NULL;
   Py_XDECREF(done);
   return py_route_find(type, to);
+}
+
+/* Whether an array is on the host, as its table says. Errors: 0 = ask Python. */
+static int is_on_host(py_route* r, PyObject* obj) {
+  DLTensor t = {.device = {kDLCPU, 0}};
+  DLManagedTensorVersioned* foreign;
+  if (r->is_host_only) return 1;
+  if (r->type == py_tensor_type) {
+    if (((TensorObject*)obj)->managed == NULL) return 0;
+    t = ((TensorObject*)obj)->managed->dl_tensor;
+  } else if (r->exports && r->exports->dltensor_from_py_object_no_sync) {
+    if (r->exports->dltensor_from_py_object_no_sync(obj, &t) != 0) return py_error_forget(), 0;
+  } else if (r->exports && r->exports->managed_tensor_from_py_object_no_sync) {
+    if (r->exports->managed_tensor_from_py_object_no_sync(obj, &foreign) != 0)
+      return py_error_forget(), 0;
+    t.device = foreign->dl_tensor.device;
+    dlx_managed_release(foreign);
+  } else {
+    return 0;
+  }
+  return t.device.device_type == kDLCPU && t.device.device_id == 0;
+}
+
+PyObject* py_fast_path_like(PyObject* callable, PyObject* like) {
+  py_route* r = py_fast_path_route(callable, Py_TYPE(like), Py_NotImplemented);
+  if (r == NULL || r->like == NULL) return NULL;
+  py_route_enter(r);
+  PyObject* to = is_on_host(r, like) ? Py_NewRef(r->like) : NULL;
+  py_route_leave(r);
+  return to;
 }

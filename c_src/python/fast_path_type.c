@@ -9,7 +9,7 @@
 
 /* ---- calls and their options ----------------------------------------------------------------- */
 
-static PyObject *to_name, *copy_name, *readonly_name, *detach_name, *device_name,
+static PyObject *to_name, *copy_name, *readonly_name, *detach_name, *device_name, *like_name,
     *cpu_name; /* interned, as the words of a call are */
 static PyObject*
     readonly_words; /* values of `readonly`, the default first; NULL until registered */
@@ -56,21 +56,43 @@ static __attribute__((noinline, cold)) PyObject* read_options(unsigned* options,
   return to;
 }
 
+/* convert(obj, like=...): the target of an array on the host, which the result shall be on as well.
+ */
+static __attribute__((noinline)) PyObject* call_like(PyObject* callable, PyObject* const* args,
+                                                     size_t nargsf, PyObject* names) {
+  PyObject* to = py_fast_path_like(callable, args[1]);
+  py_route* r = to ? py_fast_path_route(callable, Py_TYPE(args[0]), to) : NULL;
+  PyObject* result = NULL;
+  if (r && r->is_fast_path && !r->is_same) {
+    result = py_fast_path_run(callable, r, args[0], to, DLX_EXAMINES);
+  } else if (r && r->is_same) {
+    PyObject* own = py_fast_path_like(callable, args[0]);
+    if (own == to) result = Py_NewRef(args[0]); /* it is on the host, too */
+    Py_XDECREF(own);
+  }
+  Py_XDECREF(to);
+  if (result || PyErr_Occurred()) return result;
+  return PyObject_Vectorcall(((FastPathObject*)callable)->wrapped, args, nargsf, names);
+}
+
 DLX_HOT static PyObject* fast_path_call(PyObject* callable, PyObject* const* args, size_t nargsf,
                                         PyObject* names) {
   Py_ssize_t n = PyVectorcall_NARGS(nargsf);
   unsigned options = 0;
   PyObject *to = NULL, *result = NULL;
   if (names == NULL) {
-    if (n == 2) to = args[1];
+    to = n == 2 ? args[1] : n == 1 ? ((FastPathObject*)callable)->to : NULL;
   } else if (n == 1 && PyTuple_GET_SIZE(names) == 1 && PyTuple_GET_ITEM(names, 0) == to_name) {
     to = args[1];
   } else {
     to = read_options(&options, args, n, names);
   }
+  if (to == NULL && n == 1 && PyTuple_GET_SIZE(names) == 1 &&
+      PyTuple_GET_ITEM(names, 0) == like_name)
+    return call_like(callable, args, nargsf, names);
   if (to) {
     py_route* r = py_route_find(Py_TYPE(args[0]), to);
-    if (r == NULL && py_tree_takes(Py_TYPE(args[0]))) {
+    if (r == NULL && py_tree_takes(Py_TYPE(args[0])) && ((FastPathObject*)callable)->to == NULL) {
       result = options ? NULL : py_tree_run(callable, args[0], to);
     } else {
       if (r == NULL) r = py_fast_path_route(callable, Py_TYPE(args[0]), to);
@@ -85,8 +107,9 @@ static int intern_words(void) {
   struct {
     PyObject** where;
     const char* word;
-  } words[] = {{&to_name, "to"},         {&copy_name, "copy"},     {&readonly_name, "readonly"},
-               {&detach_name, "detach"}, {&device_name, "device"}, {&cpu_name, "cpu"}};
+  } words[] = {{&to_name, "to"},         {&copy_name, "copy"}, {&readonly_name, "readonly"},
+               {&detach_name, "detach"}, {&like_name, "like"}, {&device_name, "device"},
+               {&cpu_name, "cpu"}};
   for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
     if ((*words[i].where = PyUnicode_InternFromString(words[i].word)) == NULL) return -1;
   }
@@ -96,10 +119,10 @@ static int intern_words(void) {
 /* ---- the type -------------------------------------------------------------------------------- */
 
 static PyObject* fast_path_new(PyTypeObject* type, PyObject* args, PyObject* keywords) {
-  static char* names[] = {"wrapped", "learn", "failed", NULL};
-  PyObject *wrapped, *learn, *failed;
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOO:FastPathFunction", names, &wrapped, &learn,
-                                   &failed))
+  static char* names[] = {"wrapped", "learn", "failed", "to", NULL};
+  PyObject *wrapped, *learn, *failed, *to = NULL;
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "OOO|U:FastPathFunction", names, &wrapped,
+                                   &learn, &failed, &to))
     return NULL;
   FastPathObject* self = (FastPathObject*)type->tp_alloc(type, 0);
   if (self == NULL) return NULL;
@@ -107,6 +130,7 @@ static PyObject* fast_path_new(PyTypeObject* type, PyObject* args, PyObject* key
   self->wrapped = Py_NewRef(wrapped);
   self->learn = Py_NewRef(learn);
   self->failed = Py_NewRef(failed);
+  self->to = Py_XNewRef(to);
   return (PyObject*)self;
 }
 
@@ -116,6 +140,7 @@ static int fast_path_traverse(PyObject* object, visitproc visit, void* arg) {
   Py_VISIT(self->wrapped);
   Py_VISIT(self->learn);
   Py_VISIT(self->failed);
+  Py_VISIT(self->to);
   Py_VISIT(self->dict);
   return 0;
 }
@@ -125,6 +150,7 @@ static int fast_path_clear(PyObject* object) {
   Py_CLEAR(self->wrapped);
   Py_CLEAR(self->learn);
   Py_CLEAR(self->failed);
+  Py_CLEAR(self->to);
   Py_CLEAR(self->dict);
   return 0;
 }
@@ -199,6 +225,58 @@ static PyObject* fast_path_load(PyObject* callable, PyObject* const* args, Py_ss
   return result;
 }
 
+PyDoc_STRVAR(fast_path_overlap_doc,
+             "_overlap(a, b, /)\n--\n\n"
+             "Say whether two arrays of host memory, whose elements leave no gaps, have a byte in "
+             "common; None where\nPython must be asked.");
+
+/* 1 = the bytes of an array are known, without gaps where `is_run`; 0 = ask Python. */
+static int extent_of(PyObject* callable, PyObject* obj, int64_t* low, int64_t* high, int* is_run) {
+  static PyObject* own; /* the target "dlx" */
+  if (own == NULL && (own = PyUnicode_InternFromString("dlx")) == NULL) return 0;
+  py_route* r = py_fast_path_route(callable, Py_TYPE(obj), own);
+  if (r == NULL || !r->is_fast_path) return 0;
+  DLManagedTensorVersioned* made = NULL;
+  uint32_t resolvable;
+  py_route_enter(r);
+  if (r->is_same && r->type == py_tensor_type) {
+    DLManagedTensorVersioned* m = ((TensorObject*)obj)->managed;
+    if (m) dlx_managed_export(m, m->dl_tensor.device, m->flags, &made);
+  } else if (!r->is_same) {
+    made = py_fast_path_borrow(r, obj, DLX_COPIES | DLX_SHARES | DLX_DETACHES, &resolvable);
+  }
+  py_route_leave(r);
+  if (made == NULL) return 0;
+  const DLTensor* t = &made->dl_tensor;
+  int is_known = t->device.device_type == kDLCPU && t->dtype.bits * t->dtype.lanes % 8 == 0;
+  if (is_known) {
+    dlx_extent(t, made->flags, low, high);
+    *low += (int64_t)(uintptr_t)t->data;
+    *high += (int64_t)(uintptr_t)t->data;
+    *is_run = (dlx_layout(t) & ~(uint32_t)DLX_LAYOUT_PERMUTED) == 0;
+  }
+  dlx_managed_release(made);
+  return is_known;
+}
+
+static PyObject* fast_path_overlap(PyObject* callable, PyObject* const* args, Py_ssize_t nargs) {
+  int64_t low[2], high[2];
+  int is_run[2];
+  if (nargs != 2) {
+    PyErr_SetString(PyExc_TypeError, "_overlap takes two arrays");
+    return NULL;
+  }
+  for (int i = 0; i < 2; i++) {
+    if (extent_of(callable, args[i], &low[i], &high[i], &is_run[i])) continue;
+    if (PyErr_Occurred()) return NULL;
+    Py_RETURN_NONE;
+  }
+  int is_empty = low[0] == high[0] || low[1] == high[1];
+  int apart = is_empty || low[0] >= high[1] || low[1] >= high[0];
+  if (!apart && !(is_run[0] && is_run[1])) Py_RETURN_NONE;
+  return PyBool_FromLong(!apart);
+}
+
 PyDoc_STRVAR(
     fast_path_convert_slot_doc,
     "_convert_slot(element, to, slots, known, moved, key, slot, /)\n--\n\n"
@@ -239,6 +317,8 @@ static PyObject* fast_path_convert_slot(PyObject* callable, PyObject* const* arg
 static PyMethodDef fast_path_methods[] = {
     {"_convert_slot", (PyCFunction)(void (*)(void))fast_path_convert_slot, METH_FASTCALL,
      fast_path_convert_slot_doc},
+    {"_overlap", (PyCFunction)(void (*)(void))fast_path_overlap, METH_FASTCALL,
+     fast_path_overlap_doc},
     {"_borrow", (PyCFunction)(void (*)(void))fast_path_borrow, METH_FASTCALL, fast_path_borrow_doc},
     {"_load", (PyCFunction)(void (*)(void))fast_path_load, METH_FASTCALL, fast_path_load_doc},
     {"__reduce__", fast_path_reduce, METH_NOARGS, NULL},
@@ -260,8 +340,9 @@ static PyGetSetDef fast_path_attributes[] = {
 };
 
 PyDoc_STRVAR(fast_path_doc,
-             "FastPathFunction(wrapped, learn, failed)\n--\n\n"
-             "A function with a fast path in C; see dlx.convert.");
+             "FastPathFunction(wrapped, learn, failed, to=None)\n--\n\n"
+             "A function with a fast path in C; see dlx.convert. `to`: the target of a function of "
+             "one array.");
 
 static PyType_Slot fast_path_slots[] = {
     {Py_tp_new, fast_path_new},

@@ -94,6 +94,7 @@ static void route_free(py_route* r) {
   Py_CLEAR(r->storage);
   if (r->holds_type) Py_CLEAR(r->type);
   Py_CLEAR(r->key);
+  Py_CLEAR(r->like);
   Py_CLEAR(r->target);
   Py_CLEAR(r->load);
   Py_CLEAR(r->export);
@@ -180,6 +181,8 @@ static const DLPackExchangeAPI* read_table(PyObject* table, PyObject* type) {
 }
 
 enum {
+  LIKE,
+  IS_HOST_ONLY,
   IS_SAME,
   IS_ROOT_ONLY,
   IS_IMMUTABLE,
@@ -200,13 +203,15 @@ enum {
   DTYPE,
   CONFIRMED,
   STORAGE,
+  IS_NARROW,
   ACCEPTS,
   FIELDS
 };
 static const char* const names[FIELDS] = {
-    "is_same", "is_root_only", "is_immutable", "exports", "is_managed", "export",  "target",
-    "imports", "load",         "guards",       "quick",   "switches",   "states",  "detach",
-    "owner",   "start",        "nbytes",       "dtype",   "confirmed",  "storage", "accepts"};
+    "like",       "is_host_only", "is_same",   "is_root_only", "is_immutable", "exports",
+    "is_managed", "export",       "target",    "imports",      "load",         "guards",
+    "quick",      "switches",     "states",    "detach",       "owner",        "start",
+    "nbytes",     "dtype",        "confirmed", "storage",      "is_narrow",    "accepts"};
 
 /* From the fields of a Route of dlx/_engine/fast_path.py. Owns: references in `r`. Errors: -1 with
  * an exception. */
@@ -230,8 +235,11 @@ static int read_fields(PyObject* const* field, py_route* r) {
       read_question(field[START], &r->start) < 0 || read_question(field[NBYTES], &r->nbytes) < 0 ||
       read_question(field[DTYPE], &r->dtype) < 0)
     return -1;
+  if (field[LIKE] != Py_None) r->like = Py_NewRef(field[LIKE]);
+  r->is_host_only = field[IS_HOST_ONLY] == Py_True;
   r->is_same = field[IS_SAME] == Py_True;
   r->is_root_only = field[IS_ROOT_ONLY] == Py_True;
+  r->is_narrow = field[IS_NARROW] == Py_True;
   r->is_managed = field[IS_MANAGED] == Py_True;
   r->is_immutable = field[IS_IMMUTABLE] == Py_True;
   if (field[EXPORT] != Py_None) r->export = Py_NewRef(field[EXPORT]);
@@ -261,7 +269,7 @@ static int read_fields(PyObject* const* field, py_route* r) {
   if (!is_own && !(r->exports && r->exports->dltensor_from_py_object_no_sync)) r->is_managed = 1;
   int can_export = is_own || by_table || r->export;
   int can_import = target == Py_None || r->imports || r->load;
-  r->is_fast_path = r->is_same || (can_export && can_import);
+  r->is_fast_path = r->like == NULL && (r->is_same || (can_export && can_import));
   return 0;
 }
 

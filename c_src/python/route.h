@@ -37,7 +37,9 @@ typedef struct {
 typedef struct {
   PyTypeObject* type; /* exact; strong where holds_type */
   int holds_type;
-  PyObject* key;    /* the `to` of the call; strong */
+  PyObject* key;    /* the `to` of the call; strong. NotImplemented: what `like` is looked up by */
+  PyObject* like;   /* the target that an array of the type stands for as `like`; strong, or NULL */
+  int is_host_only; /* arrays of the type are always on the host */
   unsigned tag;     /* the type's version: a patched type misses */
   int is_fast_path; /* 0 = known to need Python */
   int is_same;      /* the object itself is the result */
@@ -67,6 +69,8 @@ typedef struct {
   PyObject* storage;   /* {code | bits << 8: (the same of the dtype to import it as, what makes the
                           array one of the real dtype)}, or NULL */
   DLDataType direct; /* the one that was last found to be imported as it is; without bits = none */
+  int is_narrow;     /* the target takes more than `accepts`: what is not accepted, and copies,
+                        are left to Python */
   dlx_capabilities accepts;
   DLDataType plain_dtype;   /* the one that was accepted last; without bits = none yet */
   uint32_t plain_alignment; /* what the consumer wants for it */
@@ -96,6 +100,7 @@ typedef struct {
   PyObject* wrapped; /* the Python function: complete on its own */
   PyObject* learn;   /* learn(type, to): adds a route, if there is one */
   PyObject* failed;  /* failed(obj, to, cause, tree=None): the error for a consumer that failed */
+  PyObject* to;      /* the target where calls name none, and trees are none; NULL = they name it */
   PyObject* dict;    /* __name__, __doc__, __wrapped__, ... */
   PyObject* weakrefs;
 } FastPathObject;
@@ -131,6 +136,10 @@ DLManagedTensorVersioned* py_fast_path_copy(const py_route* route, DLManagedTens
 PyObject* py_fast_path_hand_over(PyObject* callable, py_route* route,
                                  DLManagedTensorVersioned* made, PyObject* obj, PyObject* to,
                                  PyObject* tree);
+
+/* The target that an array stands for as `like`, where it is on the host. Owns: new reference.
+ * GIL: needed; may run Python. Errors: NULL, as py_fast_path_route. */
+PyObject* py_fast_path_like(PyObject* callable, PyObject* like);
 
 /* Convert one array by its route. Owns: the result is new. GIL: needed; may run Python. Errors:
  * NULL, as py_fast_path_route. */

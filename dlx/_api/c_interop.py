@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from operator import index
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dlx._api.convert import convert
+from dlx._api.convert import convert, in_c
 from dlx._api.shares_memory import CONVERTED
 from dlx._containers.lookup import container_of
 from dlx._core import cuda, native
@@ -45,6 +45,10 @@ def from_dlpack(obj: Any) -> Tensor:
     True
     """
     return _tensor(obj)
+
+
+if not TYPE_CHECKING:
+    from_dlpack = in_c(from_dlpack, to="dlx")
 
 
 @set_module("dlx")

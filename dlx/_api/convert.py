@@ -19,7 +19,7 @@ from dlx.errors import DlxError
 if TYPE_CHECKING:
     from dlx.typing import DeviceLike, Errors, Readonly, Target
 
-__all__ = ["convert", "plan"]
+__all__ = ["convert", "in_c", "plan"]
 
 
 @set_module("dlx")
@@ -180,9 +180,13 @@ def plan(
         return Plan("", described(obj), error.target or str(to), None, "refused", error=error)
 
 
-if not TYPE_CHECKING:
+def in_c(function: Any, **options: Any) -> Any:
+    """Return a function around `function` that answers in C what has a route; `options`: of `FastPathFunction`."""
     # From Python 3.14 on annotations are evaluated late and not copied by name; ours are plain strings.
-    _copied = dict.fromkeys([*functools.WRAPPER_ASSIGNMENTS, "__annotations__"])
-    convert = functools.update_wrapper(
-        FastPathFunction(convert, learn, consumer_failed), convert, assigned=tuple(_copied)
-    )
+    copied = dict.fromkeys([*functools.WRAPPER_ASSIGNMENTS, "__annotations__"])
+    fast = FastPathFunction(function, learn, consumer_failed, **options)
+    return functools.update_wrapper(fast, function, assigned=tuple(copied))
+
+
+if not TYPE_CHECKING:
+    convert = in_c(convert)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import gcd, prod
 from struct import calcsize
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+from dlx._api.convert import convert
 from dlx._core.extension import lib
 from dlx._core.foreign import type_name
 from dlx._core.module import set_module
+from dlx._core.native import FastPathFunction
 from dlx._core.types import Device
 from dlx._engine.batch import Batch
 from dlx._engine.executor import adapter_failed, info_of
@@ -77,6 +79,9 @@ def shares_memory(a: Any, b: Any) -> bool:
     >>> dlx.shares_memory(tensor, block), dlx.shares_memory(tensor, bytearray(8))
     (True, False)
     """
+    answer: bool | None = cast("FastPathFunction", convert)._overlap(a, b)
+    if answer is not None:
+        return answer
     one, other = _extent(a), _extent(b)
     if one is None or other is None or not _same_memory(one.device, other.device):
         return False

@@ -15,7 +15,7 @@ from dlx._engine.request import described
 from dlx._registry.generic import EXCHANGE, TENSOR, fast_generic_adapter
 from dlx._registry.registry import registry
 from dlx._registry.target import Target, switches_of
-from dlx.adapter.base import OWNER_BOUNDS, Adapter, look_up
+from dlx.adapter.base import OWNER_BOUNDS, Adapter, Devices, look_up
 from dlx.adapter.declarations import FastPath
 from dlx.errors import DlxError
 
@@ -61,6 +61,10 @@ class Switch(NamedTuple):
 class Route:
     """What the fast path needs to convert an exact type to a target; C reads the fields by name."""
 
+    like: str | None = None
+    """In a route by which `like` is looked up: the target that an array of the type stands for."""
+    is_host_only: bool = False
+    """Arrays of the type are always on the host."""
     is_same: bool = False
     """The object itself is the result."""
     is_root_only: bool = False
@@ -100,6 +104,8 @@ class Route:
     """{code | bits << 8: the dtype that the array must have}, where a framework has several for one of DLPack's."""
     storage: dict[int, Any] | None = None
     """{code | bits << 8: (the same of the storage dtype, array -> array of the real dtype)} of the target."""
+    is_narrow: bool = False
+    """The target takes more than `accepts`; what is not accepted, and copies, are left to Python."""
     accepts: int = 0
     """The address of the target's dlx_capabilities."""
 
@@ -110,12 +116,12 @@ def learn(kind: type, to: Any) -> None:
     Called by the fast path on its first call with this pair. Only types in `FastPath.types` have routes;
     for all others the fast path remembers to take the Python path, until the type changes.
     """
-    if not isinstance(to, str | type(sys) | type):
+    if to is not NotImplemented and not isinstance(to, str | type(sys) | type):
         return
     source = registry.knows(kind) or fast_generic_adapter(kind)
-    target = registry.target(to)
+    target = None if to is NotImplemented else registry.target(to)
     try:
-        route = _route(kind, source, target)
+        route = _route(kind, source, target) if target is not None else _like(kind, source)
     except MemoryError:
         raise
     except Exception as error:  # an adapter's declarations are wrong: conversions take the Python path
@@ -169,7 +175,22 @@ def _route(kind: type, source: Adapter | None, target: Target) -> Route | None:
         dtype=_question(kind, given.dtype_attribute, call=False) if given.confirmed else None,
         confirmed=_confirmed(source, given),
         storage=_storage(target),
+        is_narrow=target.varies,
         accepts=accepts,
+    )
+
+
+def _like(kind: type, source: Adapter | None) -> Route | None:
+    """Return the route by which ``like=`` an array of an exact type is looked up; None for the Python path."""
+    given = source.fast_path if source is not None else None
+    if source is None or given is None or not _takes(given, kind) or registry.ready(source) is None:
+        return None
+    if registry.ready(source) is not registry.target(source.name):
+        return None
+    return Route(
+        like=sys.intern(source.name),
+        is_host_only=type(source.devices) is Devices,
+        exports=given.exchange() if given.exchange is not None else None,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import sys
+from abc import get_cache_token
 from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, cast
@@ -49,6 +50,7 @@ class Registry:
         """Drop what was cached. A look-up that is still running keeps its answer in what is dropped."""
         self.generation += 1
         self._producers: TypeCache[Adapter] = TypeCache()
+        self._unclaimed: TypeCache[tuple[int, object]] = TypeCache()
         self._targets: dict[Any, tuple[Target, ModuleType | None]] = {}
         self._ready: dict[Any, Target | None] = {}  # by adapter, array type and values of its switches
         native.routes_clear()
@@ -108,8 +110,11 @@ class Registry:
         producers = self._producers
         adapter = producers.get(ref(kind)) if type(kind) is type or is_key(kind) else None
         if adapter is None:
-            adapter = self._find(kind)
+            # A framework may claim the type once more is imported, or registered with an abstract base class.
+            now, unclaimed = (len(sys.modules), get_cache_token()), self._unclaimed
+            adapter = self._find(kind) if unclaimed.find(kind) != now else None
             if adapter is None:
+                unclaimed.keep(kind, now)
                 return generic.generic_adapter(obj)  # not kept: the type may learn a protocol later
             producers.keep(kind, adapter)
         return adapter

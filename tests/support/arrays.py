@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dlx
+
 DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
@@ -46,9 +48,11 @@ LAYOUTS = {
 
 
 def address(array):
-    """Where an array of numpy, torch or dlx begins."""
+    """Where an array begins, as numpy, torch or dlx say it, or as dlx describes it."""
     if hasattr(array, "__array_interface__"):
         return array.__array_interface__["data"][0]
+    if not hasattr(array, "data_ptr"):
+        return dlx.describe(array).address
     return array.data_ptr() if callable(array.data_ptr) else array.data_ptr
 
 

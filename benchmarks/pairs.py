@@ -1,0 +1,167 @@
+"""Every pair of frameworks on the host, for several kinds of arrays: dlx beside the best way by hand.
+
+By hand is the fastest of the expressions below that give the same class, dtype, shape and values; whether it shares
+memory or keeps read-only is not asked, so that some of what dlx is compared with is unsafe. An expression that fails
+for a kind is left out; a pair for which none is left is not compared.
+"""
+
+import gc
+import math
+import statistics
+
+import dlx
+from benchmarks.measure import compare, peer, round_robin
+
+SOURCES = ("numpy", "torch", "jax", "tvm_ffi", "pyarrow", "buffer", "dlx")
+TARGETS = ("numpy", "torch", "jax", "tvm_ffi", "pyarrow", "dlx")
+KINDS = ("float32", "bfloat16", "read-only", "transposed", "0-d")
+MEAN, WORST = 1.0, 2.0
+
+# What users write; x is the source. np, torch, jnp, tvm_ffi, pa, bf16 (ml_dtypes.bfloat16) are what they seem.
+_BY_HAND = {
+    "numpy": (
+        "x.numpy()",
+        "np.asarray(x)",
+        "np.from_dlpack(x)",
+        "x.to_numpy()",
+        "np.frombuffer(x, dtype='f4')",
+        "x.view(torch.uint16).numpy().view(bf16)",
+        "torch.from_dlpack(x).view(torch.uint16).numpy().view(bf16)",
+    ),
+    "torch": (
+        "torch.from_numpy(x)",
+        "torch.from_dlpack(x)",
+        "torch.frombuffer(x, dtype=torch.float32)",
+        "torch.from_numpy(x.to_numpy())",
+        "torch.from_numpy(x.view('u2')).view(torch.bfloat16)",
+        "torch.tensor(x)",
+        "torch.from_numpy(x.copy())",
+        "torch.from_numpy(x.to_numpy().copy())",
+    ),
+    "jax": ("jnp.asarray(x)", "jnp.from_dlpack(x)", "jnp.asarray(np.frombuffer(x, dtype='f4'))", "jnp.asarray(x.numpy())"),
+    "tvm_ffi": (
+        "tvm_ffi.from_dlpack(x)",
+        "tvm_ffi.from_dlpack(x.to_numpy().copy())",
+        "tvm_ffi.from_dlpack(np.frombuffer(x, dtype='f4'))",
+        "tvm_ffi.from_dlpack(x.copy())",
+        "tvm_ffi.from_dlpack(torch.from_numpy(x.view('u2')).view(torch.bfloat16))",
+    ),
+    "pyarrow": (
+        "pa.array(x)",
+        "pa.array(x.numpy())",
+        "pa.array(np.from_dlpack(x))",
+        "pa.array(np.frombuffer(x, dtype='f4'))",
+        "pa.Tensor.from_numpy(x)",
+        "pa.Tensor.from_numpy(x.numpy())",
+        "pa.Tensor.from_numpy(np.asarray(x))",
+        "pa.Tensor.from_numpy(np.from_dlpack(x))",
+        "pa.Tensor.from_dlpack(x)",
+    ),
+    "dlx": ("dlx.from_dlpack(x)", "tvm_ffi.from_dlpack(x)", "torch.from_dlpack(x)", "np.from_dlpack(x)"),
+}
+
+
+def _arrays(np, names):
+    """Return {(source, kind): array}, each 6 numbers or 1."""
+    torch, jnp, tvm_ffi, pa, bf16 = (names.get(name) for name in ("torch", "jnp", "tvm_ffi", "pa", "bf16"))
+    base = np.frombuffer(dlx.empty((6,), "float32"), "f4").reshape(2, 3)  # aligned as every framework wants it
+    base[:] = np.arange(6).reshape(2, 3)
+    locked = base.view()
+    locked.flags.writeable = False
+    made = {
+        ("numpy", "float32"): base,
+        ("numpy", "read-only"): locked,
+        ("numpy", "transposed"): base.T,
+        ("numpy", "0-d"): base[0, 0:1].reshape(()),
+        ("buffer", "float32"): bytearray(base.tobytes()),
+        ("buffer", "read-only"): base.tobytes(),
+    }
+    if bf16 is not None:
+        made["numpy", "bfloat16"] = base.astype(bf16)
+    if torch is not None:
+        made |= {("torch", kind): torch.from_numpy(made["numpy", kind]) for kind in ("float32", "transposed", "0-d")}
+        made["torch", "bfloat16"] = made["torch", "float32"].to(torch.bfloat16)
+    if jnp is not None:
+        made["jax", "read-only"] = jnp.array(base)
+        made["jax", "bfloat16"] = jnp.array(base, "bfloat16")
+        made["jax", "0-d"] = jnp.float32(1)
+    if tvm_ffi is not None:
+        made |= {("tvm_ffi", kind): tvm_ffi.from_dlpack(made["torch", kind]) for _, kind in list(made) if _ == "torch"}
+    if pa is not None:
+        made["pyarrow", "read-only"] = pa.array(base.ravel())
+    made |= {("dlx", kind): dlx.convert(made["numpy", kind], to="dlx") for _, kind in list(made) if _ == "numpy"}
+    return made
+
+
+def pairs(*, quick):
+    """Measure all pairs, print a table, and say which goals are met."""
+    np = peer("numpy")
+    names = {"dlx": dlx, "np": np, "torch": peer("torch"), "tvm_ffi": peer("tvm_ffi"), "pa": peer("pyarrow")}
+    names["jnp"] = peer("jax.numpy")
+    ml_dtypes = peer("ml_dtypes")
+    names["bf16"] = ml_dtypes and ml_dtypes.bfloat16
+    names = {name: value for name, value in names.items() if value is not None}
+    found = []
+    for (source, kind), array in _arrays(np, names).items():
+        for to in TARGETS:
+            if to == source or (to not in ("numpy", "dlx") and _module(to) not in names):
+                continue
+            figure = _pair(names | {"x": array}, to, quick=quick)
+            if figure is not None:
+                found.append({"source": source, "kind": kind, "to": to, **figure})
+    _print(found)
+    return found
+
+
+def _module(to):
+    return {"jax": "jnp", "pyarrow": "pa"}.get(to, to)
+
+
+def _pair(scene, to, *, quick):
+    """Measure one conversion beside the fastest way by hand; None where one of the two does not exist."""
+    call = f"dlx.convert(x, to={to!r})"
+    try:
+        expected = eval(call, scene)
+    except dlx.errors.DlxError:
+        return None
+    codes = [code for code in _BY_HAND[to] if _same(code, scene, expected)]
+    if not codes:
+        return None
+    seconds, rounds = (0.0005, 7) if quick else (0.002, 25)
+    gc.collect()
+    times = round_robin([call, *codes], scene, seconds=seconds, rounds=rounds)
+    best = min(codes, key=lambda code: min(times[code]))
+    return {"by_hand": best, **compare(times[call], times[best])}
+
+
+def _same(code, scene, expected):
+    """Return whether an expression works and gives what dlx gives; a `dlx.Tensor` stands for any array."""
+    try:
+        made = eval(code, scene)
+        if not isinstance(expected, dlx.Tensor) and type(made) is not type(expected):
+            return False
+        if code.startswith("dlx."):
+            return False
+        one, other = (dlx.convert(each, to="dlx", copy=True) for each in (made, expected))
+        return (one.shape, one.dtype) == (other.shape, other.dtype) and _bytes(one) == _bytes(other)
+    except Exception:
+        return False
+
+
+def _bytes(tensor):
+    return bytes(dlx.ffi.buffer(dlx.ffi.cast("char *", tensor.data_ptr), tensor.nbytes))
+
+
+def _print(found):
+    ratios = [each["ratio"] for each in found]
+    print(f"\nEvery pair on the host, ratio to the best way by hand ({len(found)} pairs and kinds)")
+    print(f"{'':22}" + "".join(f"{to:>10}" for to in TARGETS))
+    for source in SOURCES:
+        for kind in KINDS:
+            row = {each["to"]: each["ratio"] for each in found if (each["source"], each["kind"]) == (source, kind)}
+            if row:
+                cells = "".join(f"{row[to]:10.2f}" if to in row else f"{'':>10}" for to in TARGETS)
+                print(f"{source + ', ' + kind:22}{cells}")
+    mean, worst = math.exp(statistics.fmean(map(math.log, ratios))), max(found, key=lambda each: each["ratio"])
+    print(f"geometric mean {mean:.2f} (goal {MEAN}), worst {worst['ratio']:.2f} (goal {WORST}): ", end="")
+    print(f"{worst['source']} -> {worst['to']}, {worst['kind']}, beside {worst['by_hand']}")
