@@ -144,7 +144,11 @@ class JaxAdapter(Adapter):
     dtypes = DTYPES
     devices = DEVICES
     fast_path = FastPath(
-        types=("jaxlib._jax.ArrayImpl", "jaxlib.xla_extension.ArrayImpl"), exchange=buffer_exchange, export=_export, imports=False
+        types=("jaxlib._jax.ArrayImpl", "jaxlib.xla_extension.ArrayImpl"),
+        exchange=buffer_exchange,
+        export=_export,
+        imports=False,
+        one_type=True,
     )
     switches = ("config.jax_enable_x64", "config.jax_platforms")
     known_issues = (
@@ -282,7 +286,7 @@ class JaxAdapter(Adapter):
     def load(self, tensor: Tensor) -> Any:
         if tensor.readonly and not self.lowered.get("hears_readonly", True):
             tensor = unmarked(tensor)
-        if tensor.device.type == HOST.type:
+        if tensor.device.id and tensor.device.type == HOST.type:
             number = DEVICES.host(tensor.device.id).local_hardware_id
             if tensor.device.id != number:
                 device = Device(HOST.type, number)

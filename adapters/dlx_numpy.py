@@ -277,11 +277,18 @@ def _keeps_export(kind: type) -> bool:
 
 def _export_extension(obj: Any) -> Tensor | None:
     """Return the tensor of an array whose dtype is one of ml_dtypes of whole bytes."""
-    dtype = obj.dtype
-    if dtype.type.__module__ != "ml_dtypes" or dtype.name not in DTYPES.storage or not obj.size:
+    dtype = _extension_of(obj.dtype)
+    if dtype is None or not obj.size:
         return None
-    stored = dlx.convert(_plain(obj).view(DTYPES.storage[dtype.name]), to="dlx")
-    return viewed(stored, DType(dtype.name)) if stored.dtype.bits == DType(dtype.name).bits else None
+    return viewed(dlx.convert(_plain(obj).view(f"u{obj.itemsize}"), to="dlx"), dtype)
+
+
+@functools.cache
+def _extension_of(native_dtype: Any) -> DType | None:
+    """Return the dtype of dlx for one of ml_dtypes that takes whole bytes, or None."""
+    known = native_dtype.type.__module__ == "ml_dtypes" and native_dtype.isnative
+    dtype = DTYPES.from_native(native_dtype) if known else None
+    return dtype if dtype is not None and dtype.bits == 8 * native_dtype.itemsize else None
 
 
 class NumpyAdapter(_Numpy):

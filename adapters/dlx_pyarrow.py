@@ -94,10 +94,19 @@ _PRIMITIVE = {
 
 def _export(obj: Any) -> Tensor | None:
     """Return the tensor of an array of numbers in host memory without nulls, known by its class."""
-    if obj.null_count or not getattr(obj, "is_cpu", True):
+    buffer = obj.buffers()[1]
+    if obj.null_count or buffer is None or not buffer.is_cpu:
         return None
-    dtype = DType(_PRIMITIVE[f"pyarrow.{type(obj).__name__}"])
-    return over_memory(_address(obj), (len(obj),), None, dtype, HOST, readonly=True, owner=obj)
+    dtype, itemsize = _dtype_of(type(obj))
+    length = len(obj)
+    address = buffer.address + obj.offset * itemsize if length else 0
+    return over_memory(address, (length,), None, dtype, HOST, readonly=True, owner=obj)
+
+
+@functools.cache
+def _dtype_of(kind: type) -> tuple[DType, int]:
+    dtype = DType(_PRIMITIVE[f"pyarrow.{kind.__name__}"])
+    return dtype, dtype.bits // 8
 
 
 class _Arrow(Adapter):

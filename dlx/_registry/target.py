@@ -53,6 +53,8 @@ class Target:
         self.address = int(ffi.cast("uintptr_t", self._struct))
         # Whether the tensor decides which array type is made: then there is no fast path.
         self.varies = kind is None and type(adapter).variant is not Adapter.variant
+        if adapter.fast_path is not None and adapter.fast_path.one_type:
+            self.varies = False
         self._variants: dict[Adapter, Target] = {}
 
     def over(self, tensor: Tensor) -> Target:

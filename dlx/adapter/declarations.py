@@ -228,6 +228,8 @@ class FastPath:
     imports
         Whether the exchange table makes arrays of the first of `Adapter.types`. False where it is that of a base, which
         makes arrays of the base: it is used for export only, and imports go through `Adapter.load`.
+    one_type
+        Whether `Adapter.variant` gives the adapter itself for every tensor, though it is overridden.
     takes
         What every array type of a framework takes that has several (`Adapter.variant`); what goes beyond takes the
         Python path, as everything does where this is None.
@@ -263,6 +265,7 @@ class FastPath:
     exchange: Callable[[], Any] | None = None
     export: Callable[[Any], Tensor | None] | None = None
     imports: bool = True
+    one_type: bool = False
     takes: Capabilities | None = None
     returns_same: bool = True
     guards: tuple[Guard, ...] = ()
