@@ -56,6 +56,22 @@ static __attribute__((noinline, cold)) PyObject* read_options(unsigned* options,
   return to;
 }
 
+/* A container of another framework that becomes a list or dict. */
+static __attribute__((noinline)) PyObject* call_children(PyObject* callable, py_route* r,
+                                                         PyObject* obj, PyObject* to) {
+  py_route_enter(r);
+  PyObject* plain = PyObject_CallOneArg(r->children, obj);
+  py_route_leave(r);
+  if (plain == NULL) {
+    py_error_forget();
+    return NULL;
+  }
+  PyObject* result =
+      py_tree_takes(Py_TYPE(plain)) ? py_tree_run(callable, plain, to) : NULL; /* by Python */
+  Py_DECREF(plain);
+  return result;
+}
+
 /* convert(obj, like=...): the target of an array on the host, which the result shall be on as well.
  */
 static __attribute__((noinline)) PyObject* call_like(PyObject* callable, PyObject* const* args,
@@ -96,7 +112,11 @@ DLX_HOT static PyObject* fast_path_call(PyObject* callable, PyObject* const* arg
       result = options ? NULL : py_tree_run(callable, args[0], to);
     } else {
       if (r == NULL) r = py_fast_path_route(callable, Py_TYPE(args[0]), to);
-      if (r && r->is_fast_path) result = py_fast_path_run(callable, r, args[0], to, options);
+      if (r && r->is_fast_path) {
+        result = py_fast_path_run(callable, r, args[0], to, options);
+      } else if (r && r->children && options == 0) {
+        result = call_children(callable, r, args[0], to);
+      }
     }
     if (result || PyErr_Occurred()) return result;
   }

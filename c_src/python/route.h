@@ -42,9 +42,11 @@ typedef struct {
   int is_host_only; /* arrays of the type are always on the host */
   unsigned tag;     /* the type's version: a patched type misses */
   int is_fast_path; /* 0 = known to need Python */
-  int is_same;      /* the object itself is the result */
-  int is_root_only; /* objects of the type pass through inside a container */
-  int is_immutable; /* arrays of the type are read-only, whatever their export says */
+  PyObject* children; /* of a container that becomes a list or dict: children(obj) gives that;
+                         strong, or NULL */
+  int is_same;        /* the object itself is the result */
+  int is_root_only;   /* objects of the type pass through inside a container */
+  int is_immutable;   /* arrays of the type are read-only, whatever their export says */
   int users; /* calls that are running on it; a route that was replaced is freed after the last */
   int is_replaced;
   PyTypeObject* target; /* of its arrays; strong; NULL = dlx.Tensor */

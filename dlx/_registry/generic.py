@@ -209,8 +209,8 @@ def is_proxy(kind: type) -> bool:
 def generic_adapter(obj: Any) -> Adapter | None:
     """Return the adapter for an object that no framework claims, by the first protocol that it speaks.
 
-    The order is DLPack, exchange table, CUDA array interface, array interface, buffer. ``__array__`` alone is never used: it may
-    copy or move without saying.
+    The order is DLPack, exchange table, CUDA array interface, array interface, buffer. ``__array__`` alone is never
+    used: it may copy or move without saying.
     """
     return generic_array_adapter(obj) or generic_buffer_adapter(obj)
 

@@ -113,7 +113,13 @@ def test_the_wheel_has_what_users_need_and_nothing_else(wheel):
     expected = {str(path.relative_to(ROOT)) for path in (ROOT / "dlx").rglob("*.py*") if path.suffix != ".pyc"}
     expected |= {f"dlx/include/{name}" for name in ("dlpack_abi.h", "dlx.h", "dlx_cuda.h")}
     expected |= {path.name for path in (ROOT / "adapters").glob("*.py")}
-    expected |= {f"dlx/_ffi{SUFFIX}", f"_dlx_numpy{SUFFIX}", f"_dlx_torch{SUFFIX}", f"_dlx_tvm_ffi{SUFFIX}", "dlx/py.typed"}
+    expected |= {
+        f"dlx/_ffi{SUFFIX}",
+        f"_dlx_numpy{SUFFIX}",
+        f"_dlx_torch{SUFFIX}",
+        f"_dlx_tvm_ffi{SUFFIX}",
+        "dlx/py.typed",
+    }
     assert names - info == expected
     found = {name.partition("/")[2] for name in info}
     assert found == {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt", "licenses/LICENSE"}
