@@ -157,6 +157,9 @@ const DLPackExchangeAPI* py_exchange_find(PyTypeObject* type);
 
 /* ---- python/exchange_export.c ---------------------------------------------------------------- */
 
+/* dlx.Tensor's exchange table. */
+extern const DLPackExchangeAPI py_tensor_table;
+
 /* Publish dlx.Tensor's exchange table on the type. Owns: the type holds the capsule; the table is
  * static. Errors: -1 with an exception. */
 int py_table_publish(PyTypeObject* type);
