@@ -243,6 +243,7 @@ INLINE int has_questions(const py_route* r, DLDataType dtype) {
 
 DLX_HOT int py_fast_path_look(py_route* r, PyObject* obj, DLTensor* out) {
   uint32_t resolvable;
+  if (r->exports == NULL || r->exports->dltensor_from_py_object_no_sync == NULL) return 0;
   if (!switches_off(r) || !early_clear(r, obj)) return 0;
   for (int asked = 0;; asked = 1) {
     if (r->exports->dltensor_from_py_object_no_sync(obj, out) != 0) {
