@@ -93,14 +93,14 @@ bench-count: $(VENV)/.built $(TORCH_STAMP) $(VENV)/.peers
 lint: $(VENV)/.built $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror c_src/*/*.[ch] adapters/*.c benchmarks/*.c tests/c/*.c examples/*/*.c examples/*/*.h examples/*/src/*/*.c
+	$(BIN)/clang-format --dry-run --Werror c_src/*/*.[ch] adapters/*.c benchmarks/*.c tests/c/*.c examples/*/*.c examples/*/*.cpp examples/*/*.h examples/*/src/*/*.c
 	$(BIN)/mypy
 	cc -std=c11 -fsyntax-only -Wall -Wextra -Wpedantic -Wconversion -Wno-sign-conversion -Ic_src -Ic_src/include c_src/core/*.c c_src/cuda/*.c
 
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i c_src/*/*.[ch] adapters/*.c benchmarks/*.c tests/c/*.c examples/*/*.c examples/*/*.h examples/*/src/*/*.c
+	$(BIN)/clang-format -i c_src/*/*.[ch] adapters/*.c benchmarks/*.c tests/c/*.c examples/*/*.c examples/*/*.cpp examples/*/*.h examples/*/src/*/*.c
 
 # The documentation as a site, in site/. Warnings are errors.
 docs: .venv-docs/.made

@@ -3,11 +3,15 @@
 
 #include "dlpack_abi.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* The pure core: no Python in here. Every function states:
  *   Owns    who must release what, after success and after failure
  *   GIL     whether the caller needs it
  *   Errors  what the int returned means: DLX_OK, or one of the statuses below
- * cffi reads this file too, so it holds declarations only. */
+ * cffi reads this file too: see dlpack_abi.h. */
 
 enum {
   DLX_OK = 0,
@@ -267,5 +271,9 @@ const char* dlx_compiler(void);
 
 /* The flags that it was built with, warnings and paths left out. GIL: not needed. */
 const char* dlx_compile_flags(void);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

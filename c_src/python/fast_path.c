@@ -290,6 +290,38 @@ DLManagedTensorVersioned* py_fast_path_borrow(py_route* r, PyObject* obj, unsign
   return borrow(r, obj, options, resolvable);
 }
 
+/* Whether guards or a dtype are asked after borrowing; then Python may run. */
+INLINE int has_questions(const py_route* r, DLDataType dtype) {
+  if (r->confirmed && dtype.bits == 8) return 1;
+  for (int i = r->n_early; i < r->n_guards; i++) {
+    if (!r->guards[i].of_owner && r->guards[i].codes >> dtype.code & 1) return 1;
+  }
+  return 0;
+}
+
+DLX_HOT int py_fast_path_look(py_route* r, PyObject* obj, DLTensor* out) {
+  uint32_t resolvable;
+  if (r->exports == NULL || r->exports->dltensor_from_py_object_no_sync == NULL || r->is_managed ||
+      r->is_immutable || (r->n_states && !states_hold(r)))
+    return 0;
+  if (!switches_off(r) || !early_clear(r, obj)) return 0;
+  for (int asked = 0;; asked = 1) {
+    if (r->exports->dltensor_from_py_object_no_sync(obj, out) != 0) {
+      py_error_forget();
+      return 0;
+    }
+    DLDataType dtype = out->dtype;
+    if (out->device.device_type != kDLCPU || dtype.code > 31) return 0;
+    if (asked || !has_questions(r, dtype)) break; /* nothing has run since it was borrowed */
+    if (!late_clear(r, 0, dtype.code, obj, obj) || !dtype_confirmed(r, obj, dtype)) return 0;
+  }
+  if (out->strides == NULL && out->ndim) return 0;
+  if (!is_plain(r, out) && (dlx_validate(out, 0) != DLX_OK || out->data == NULL ||
+                            !is_accepted(r, out, 0, DLX_SHARES, &resolvable)))
+    return 0;
+  return r->quick == NULL || r->quick(obj, out);
+}
+
 /* ---- handed over ----------------------------------------------------------------------------- */
 
 /* Takes the count that was held on `made`; NULL = the consumer has it, or never saw it. Errors:

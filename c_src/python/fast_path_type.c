@@ -297,6 +297,18 @@ static PyObject* fast_path_overlap(PyObject* callable, PyObject* const* args, Py
   return PyBool_FromLong(!apart);
 }
 
+PyDoc_STRVAR(fast_path_exchange_api_doc,
+             "_exchange_api(to, python_path, /)\n--\n\n"
+             "Return the exchange table for any array in a capsule; python_path(obj) makes a "
+             "dlx.Tensor where there is no\nroute.");
+
+static PyObject* fast_path_exchange_api(PyObject* callable, PyObject* const* args,
+                                        Py_ssize_t nargs) {
+  if (nargs == 2) return py_exchange_any(callable, args[0], args[1]);
+  PyErr_SetString(PyExc_TypeError, "_exchange_api takes a target and a function");
+  return NULL;
+}
+
 PyDoc_STRVAR(
     fast_path_convert_slot_doc,
     "_convert_slot(element, to, slots, known, moved, key, slot, /)\n--\n\n"
@@ -341,6 +353,8 @@ static PyMethodDef fast_path_methods[] = {
      fast_path_overlap_doc},
     {"_borrow", (PyCFunction)(void (*)(void))fast_path_borrow, METH_FASTCALL, fast_path_borrow_doc},
     {"_load", (PyCFunction)(void (*)(void))fast_path_load, METH_FASTCALL, fast_path_load_doc},
+    {"_exchange_api", (PyCFunction)(void (*)(void))fast_path_exchange_api, METH_FASTCALL,
+     fast_path_exchange_api_doc},
     {"__reduce__", fast_path_reduce, METH_NOARGS, NULL},
     {"__copy__", fast_path_copy, METH_NOARGS, NULL},
     {"__deepcopy__", fast_path_copy, METH_O, NULL},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from operator import index
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from dlx._api.convert import convert, in_c
 from dlx._api.shares_memory import CONVERTED
@@ -12,14 +12,14 @@ from dlx._containers.lookup import container_of
 from dlx._core import cuda, native
 from dlx._core.extension import ffi, lib
 from dlx._core.module import set_module
-from dlx._core.native import Tensor
+from dlx._core.native import FastPathFunction, Tensor
 from dlx._core.stream import Stream
 from dlx._core.types import Device
 from dlx._engine.request import describe, not_an_array
 from dlx._protocols.pointer import dltensor, empty, from_managed, from_pointer
 from dlx.errors import CopyRequiredError, DlxError, ReadOnlyError
 
-__all__ = ["borrow", "empty", "from_dlpack", "from_managed", "from_pointer", "to_capsule"]
+__all__ = ["borrow", "empty", "exchange_api", "from_dlpack", "from_managed", "from_pointer", "to_capsule"]
 
 
 @set_module("dlx")
@@ -49,6 +49,9 @@ def from_dlpack(obj: Any) -> Tensor:
 
 if not TYPE_CHECKING:
     from_dlpack = in_c(from_dlpack, to="dlx")
+
+exchange_api: Final = cast("FastPathFunction", convert)._exchange_api("dlx", from_dlpack)
+"""DLPack's C exchange table for any array, in a capsule: see the reference of the same name."""
 
 
 @set_module("dlx")
