@@ -161,9 +161,10 @@ void dlx_extent(const DLTensor* t, uint64_t flags, int64_t* low, int64_t* high) 
 void dlx_compact_strides(int32_t ndim, const int64_t* shape, int64_t* strides) {
   int64_t step = 1;
   for (int32_t i = ndim - 1; i >= 0; i--) {
-    strides[i] = step;
+    int64_t below = step;
     /* Beyond an empty dimension strides mean nothing; never let them overflow. */
-    if (shape[i] > 1 && __builtin_mul_overflow(step, shape[i], &step)) step = 1;
+    if (shape[i] > 1 && __builtin_mul_overflow(below, shape[i], &step)) below = step = 1;
+    strides[i] = below;
   }
 }
 
