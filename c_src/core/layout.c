@@ -23,10 +23,15 @@ static int64_t item_bits(DLDataType dtype) {
   return (int64_t)dtype.bits * dtype.lanes;
 }
 
+/* Rounded up, without a sum that could overflow. */
+static int64_t whole_bytes(int64_t bits) {
+  return bits / 8 + (bits % 8 != 0);
+}
+
 int64_t dlx_itemsize(DLDataType dtype, uint64_t flags) {
   int64_t bits = item_bits(dtype);
   if (bits % 8 == 0) return bits / 8;
-  return (flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) ? (bits + 7) / 8 : 0;
+  return (flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) ? whole_bytes(bits) : 0;
 }
 
 int dlx_data_is_address(int32_t device_type) {
@@ -141,7 +146,7 @@ int64_t dlx_size(const DLTensor* t) {
 
 int64_t dlx_nbytes(const DLTensor* t, uint64_t flags) {
   int64_t item = dlx_itemsize(t->dtype, flags);
-  return item ? dlx_size(t) * item : (dlx_size(t) * item_bits(t->dtype) + 7) / 8;
+  return item ? dlx_size(t) * item : whole_bytes(dlx_size(t) * item_bits(t->dtype));
 }
 
 void dlx_extent(const DLTensor* t, uint64_t flags, int64_t* low, int64_t* high) {
@@ -153,8 +158,8 @@ void dlx_extent(const DLTensor* t, uint64_t flags, int64_t* low, int64_t* high) 
     *low *= item;
     *high = (*high + 1) * item;
   } else {
-    *low = -((-*low * item_bits(t->dtype) + 7) / 8); /* rounded away from the first element */
-    *high = ((*high + 1) * item_bits(t->dtype) + 7) / 8;
+    *low = -whole_bytes(-*low * item_bits(t->dtype)); /* rounded away from the first element */
+    *high = whole_bytes((*high + 1) * item_bits(t->dtype));
   }
 }
 
