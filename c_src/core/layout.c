@@ -103,7 +103,7 @@ int dlx_validate(const DLTensor* t, uint64_t flags) {
     int64_t first, end;
     if ((uintptr_t)t->data > INT64_MAX ||
         __builtin_add_overflow((int64_t)(uintptr_t)t->data, (int64_t)t->byte_offset, &first) ||
-        __builtin_add_overflow(first, high / 8 + 1, &end) || first + low / 8 < 0) {
+        __builtin_add_overflow(first, high / 8 + 1, &end) || first < whole_bytes(-low)) {
       return DLX_E_OVERFLOW;
     }
   }
