@@ -1,15 +1,18 @@
 """The targets of `make fuzz`, for a few seconds and with any compiler: the corpus, and seeded mutations of it."""
 
+import os
 import re
 import subprocess
+import sys
 
 import pytest
 from fuzz_core import CORE, CORPUS, SANITIZE, TARGETS, compile_into, link
+from project import SUPPORT
 
 import dlx
 from dlx.errors import LayoutError
 
-MUTATIONS, SEED = 100_000, 17
+MUTATIONS, SEED = 50_000, 17
 NAMES = {"layout", "make", "empty", "owners", "check", "copy", "repack"}
 
 # A line of the core, and how it would be wrong.
@@ -32,7 +35,8 @@ PLANTED = {
 def run(program):
     """Run the corpus and its mutations."""
     command = [str(program), str(CORPUS), str(MUTATIONS), str(SEED)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}  # of DLX_SANITIZE=1
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +71,13 @@ def test_a_planted_fault_is_found(objects, tmp_path, fault):
     others = [path for path in objects.glob("*.o") if path.stem != name.removesuffix(".c")]
     done = run(link(tmp_path / "fuzz_core", [*others, *tmp_path.glob("*.o")]))
     assert done.returncode != 0 and re.search(r"^the input: \w+$", done.stderr, re.MULTILINE), done.stderr
+
+
+def test_without_clang_fuzzing_says_so():
+    """It says what is missing, and how it is had."""
+    command = [sys.executable, str(SUPPORT / "fuzz_core.py")]
+    done = subprocess.run(command, env={"PATH": ""}, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "there is no clang here (Debian: apt install clang)" in done.stderr, done.stderr
 
 
 def test_the_bytes_of_almost_2_to_the_63_bits():

@@ -8,6 +8,7 @@ found and kept since it reaches code that nothing else does.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -43,7 +44,7 @@ def write_inputs(folder):
         (folder / str(number)).write_bytes(bytes.fromhex(line.split()[0]))
 
 
-def fuzz(executions, seed, update, folder):
+def fuzz(executions, seed, target, update, folder):
     """Build with libFuzzer, run from the corpus on; return the exit status."""
     found, kept = folder / "found", folder / "kept"
     # The references are compiled without sanitizers: they take most of the time, and the core is what is looked at.
@@ -53,7 +54,8 @@ def fuzz(executions, seed, update, folder):
     write_inputs(found)
     limits = [f"-max_len={LONGEST}", "-timeout=10", f"-artifact_prefix={folder}/"]
     command = [program, *limits, f"-runs={executions}", f"-seed={seed}", "-print_final_stats=1", found]
-    status = subprocess.run([*map(str, command)], check=False).returncode
+    environment = os.environ | ({"FUZZ_TARGET": target} if target else {})
+    status = subprocess.run([*map(str, command)], env=environment, check=False).returncode
     for crash in [*folder.glob("crash-*"), *folder.glob("leak-*"), *folder.glob("timeout-*")]:
         print(
             f"failed: {crash.name}; a line of {CORPUS.relative_to(ROOT)} is run every time: {crash.read_bytes().hex()}"
@@ -74,12 +76,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--executions", type=int, default=5_000_000)
     parser.add_argument("--seed", type=int, default=0, help="0 = a random one, which is printed")
+    parser.add_argument("--target", help="only this one: layout, make, empty, owners, check, copy or repack")
     parser.add_argument("--update", action="store_true", help="write the corpus anew")
     options = parser.parse_args()
     if shutil.which("clang") is None:
         sys.exit("fuzzing needs clang with libFuzzer, and there is no clang here (Debian: apt install clang)")
     with tempfile.TemporaryDirectory() as folder:
-        return fuzz(options.executions, options.seed, options.update, Path(folder))
+        return fuzz(options.executions, options.seed, options.target, options.update, Path(folder))
 
 
 if __name__ == "__main__":
