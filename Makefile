@@ -34,7 +34,7 @@ SOURCES := Makefile build_ffi.py setup.py pyproject.toml constraints.txt dlx/_co
 # torch is installed exactly as asked, and left out, with a word, where that is not to be had.
 TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 
-.PHONY: demo test test-deep test-all test-pythons test-old-numpy test-bare bench bench-count conformance matrix screens docs dist lint format clean
+.PHONY: demo test test-deep fuzz test-all test-pythons test-old-numpy test-bare bench bench-count conformance matrix screens docs dist lint format clean
 
 demo: $(VENV)/.built $(TORCH_STAMP)
 	$(RUN) examples/quickstart.py
@@ -45,6 +45,10 @@ test: $(VENV)/.built $(TORCH_STAMP)
 # The property tests over many more examples (2 000 in `make test`).
 test-deep: $(VENV)/.built $(TORCH_STAMP)
 	DLX_EXAMPLES=$(or $(EXAMPLES),100000) $(RUN) -m pytest tests/engine/test_round_trips.py $(ARGS)
+
+# libFuzzer on the pure C core; it wants clang. EXECUTIONS=20000000 runs longer, ARGS="--seed 7 --update" passes arguments.
+fuzz:
+	$(PYTHON) tests/support/fuzz_core.py $(if $(EXECUTIONS),--executions $(EXECUTIONS)) $(ARGS)
 
 # Everything that tests can be run with here, the interpreters first: one that does not run is told at once.
 test-all: test-pythons test-old-numpy test-bare test
