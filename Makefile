@@ -34,7 +34,7 @@ SOURCES := Makefile build_ffi.py setup.py pyproject.toml constraints.txt dlx/_co
 # torch is installed exactly as asked, and left out, with a word, where that is not to be had.
 TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 
-.PHONY: demo test test-deep test-all test-pythons test-old-numpy test-bare bench bench-count conformance matrix screens docs dist lint format clean
+.PHONY: demo test test-deep soak test-exits test-interrupts test-all test-pythons test-old-numpy test-bare bench bench-count conformance matrix screens docs dist lint format clean
 
 demo: $(VENV)/.built $(TORCH_STAMP)
 	$(RUN) examples/quickstart.py
@@ -45,6 +45,19 @@ test: $(VENV)/.built $(TORCH_STAMP)
 # The property tests over many more examples (2 000 in `make test`).
 test-deep: $(VENV)/.built $(TORCH_STAMP)
 	DLX_EXAMPLES=$(or $(EXAMPLES),100000) $(RUN) -m pytest tests/engine/test_round_trips.py $(ARGS)
+
+# Ten million calls of every kind, some of which fail: nothing is left behind, and nothing gets slower.
+soak: $(VENV)/.built $(TORCH_STAMP)
+	$(RUN) tests/support/soak.py $(ARGS)
+
+# Two hundred ends of a process with results alive, in globals, cycles, threads, children and more.
+test-exits: $(VENV)/.built $(TORCH_STAMP)
+	$(RUN) tests/support/exits.py $(ARGS)
+
+# An interrupt wherever Python looks for signals in dlx's code; first calls too, at some of their lines.
+test-interrupts: $(VENV)/.built $(TORCH_STAMP)
+	$(RUN) tests/support/interrupts.py $(ARGS)
+	$(RUN) tests/support/interrupts.py cold --sample 1000 $(ARGS)
 
 # Everything that tests can be run with here, the interpreters first: one that does not run is told at once.
 test-all: test-pythons test-old-numpy test-bare test
