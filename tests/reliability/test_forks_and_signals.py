@@ -144,7 +144,7 @@ print("well", native.live())
 
 
 def test_forks_while_memory_waits_for_a_device(python, fake_driver):
-    """The child leaves the queue alone, the parent releases each owner once, also those queued by a thread meanwhile."""
+    """The child leaves the queue alone, the parent releases each owner once, also what threads queue meanwhile."""
     code = f"""
 sys.path.insert(0, {str(SUPPORT)!r})
 from fake_cuda import FakeCuda

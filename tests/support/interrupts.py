@@ -10,6 +10,7 @@ a forked child: imports, plugins, routes. With `--sample` some of the places are
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dis
 import gc
 import os
@@ -32,7 +33,7 @@ COMPLETE = {("convert.py", "convert"), ("call.py", "__init__")}
 
 
 class Interrupt:
-    """Raises KeyboardInterrupt at the place number `at` of dlx's own code, and counts places: calls and loops, or lines."""
+    """Raises KeyboardInterrupt at the place number `at` of dlx's code, and counts places: calls and loops, or lines."""
 
     def __init__(self, at=0, *, lines=False):
         self.at, self.lines = at, lines
@@ -187,20 +188,20 @@ def cases(frameworks):
             obj = maker()
 
             @dlx.using("dlx")
-            def function(first, *rest, more=None):
+            def passed(first, *rest, more=None):
                 return [first, more], rest
 
-            return Case(lambda: function(obj, 1, {"a": block}, more=[obj]), obj)
+            return Case(lambda: passed(obj, 1, {"a": block}, more=[obj]), obj)
 
         def generator(maker=maker):
             obj = maker()
 
             @dlx.using("dlx")
-            def function(first):
+            def values(first):
                 for _ in range(2):
                     first = (yield first) or first
 
-            return Case(lambda: list(function(obj)), obj)
+            return Case(lambda: list(values(obj)), obj)
 
         for function in (view, new_view, materialized, using, generator):
             made[f"{function.__name__.replace('_', ' ')}, {kind}"] = function
@@ -221,7 +222,7 @@ def cases(frameworks):
 
     @add
     def from_pointer():
-        memory, released = bytearray(6), []
+        memory = bytearray(6)
         return Case(lambda: dlx.from_pointer(block.data_ptr, 6, "uint8", owner=memory), memory)
 
     if "numpy" in frameworks and "torch" in frameworks:
@@ -241,7 +242,7 @@ def cases(frameworks):
     return made
 
 
-# ---- warm: before each instruction ------------------------------------------------------------------------------------
+# ---- warm: at each place -----------------------------------------------------------------------------------------------
 
 
 class Elsewhere:
@@ -363,10 +364,8 @@ def story(frameworks):
 
         assert dlx.convert(np.arange(3.0)[::-1], to="torch").tolist() == [2, 1, 0]
         assert dlx.convert(torch.ones(2), to="numpy").tolist() == [1, 1]
-    try:
+    with contextlib.suppress(dlx.errors.AdapterNotFoundError):
         dlx.convert(Unknown(), to="dlx")
-    except dlx.errors.AdapterNotFoundError:
-        pass
     assert dlx.stack([b"abc", b"def"], to="dlx").shape == (2, 3)
     assert dlx.plan(b"abc", to="dlx").outcome == "shared"
     with dlx.borrow(bytearray(3)) as tensor:
