@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 
-SETS = ("", "numpy", "numpy torch", "numpy tvm_ffi jax", "numpy torch tvm_ffi jax pyarrow")
+SETS = ("", "numpy", "numpy pyarrow", "numpy torch", "numpy tvm_ffi jax", "numpy torch tvm_ffi jax pyarrow")
 
 # Makes results of every kind: arrays of each framework from each other one, trees, views partly read, capsules.
 PREAMBLE = """
