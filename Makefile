@@ -34,7 +34,7 @@ SOURCES := Makefile build_ffi.py setup.py pyproject.toml constraints.txt dlx/_co
 # torch is installed exactly as asked, and left out, with a word, where that is not to be had.
 TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 
-.PHONY: demo test test-deep fuzz test-all test-pythons test-old-numpy test-bare bench bench-count conformance matrix screens docs dist lint format clean
+.PHONY: demo test test-deep fuzz soak test-exits test-interrupts test-all test-pythons test-old-numpy test-bare bench bench-count conformance matrix screens docs dist lint format clean
 
 demo: $(VENV)/.built $(TORCH_STAMP)
 	$(RUN) examples/quickstart.py
@@ -49,6 +49,19 @@ test-deep: $(VENV)/.built $(TORCH_STAMP)
 # libFuzzer on the pure C core; it wants clang. EXECUTIONS=20000000 runs longer, ARGS="--seed 7 --update" passes arguments.
 fuzz:
 	$(PYTHON) tests/support/fuzz_core.py $(if $(EXECUTIONS),--executions $(EXECUTIONS)) $(ARGS)
+
+# Ten million calls of every kind, some of which fail: nothing is left behind, and nothing gets slower.
+soak: $(VENV)/.built $(TORCH_STAMP)
+	$(RUN) tests/support/soak.py $(ARGS)
+
+# Two hundred ends of a process with results alive, in globals, cycles, threads, children and more.
+test-exits: $(VENV)/.built $(TORCH_STAMP)
+	$(RUN) tests/support/exits.py $(ARGS)
+
+# An interrupt wherever Python looks for signals in dlx's code; first calls too, at some of their lines.
+test-interrupts: $(VENV)/.built $(TORCH_STAMP)
+	$(RUN) tests/support/interrupts.py $(ARGS)
+	$(RUN) tests/support/interrupts.py cold --sample 1000 $(ARGS)
 
 # Everything that tests can be run with here, the interpreters first: one that does not run is told at once.
 test-all: test-pythons test-old-numpy test-bare test

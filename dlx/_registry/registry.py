@@ -281,6 +281,9 @@ def _import(adapter: Adapter) -> None:
         raise
     except Exception as error:  # a half-installed framework raises OSError, RuntimeError, anything
         package, name = adapter.package, adapter.name
+        if sys.is_finalizing():
+            said = f"{package} is gone, and cannot be imported while Python ends"
+            raise FrameworkNotInstalledError(said, target=name, fix="Convert it earlier.") from error
         if isinstance(error, ModuleNotFoundError) and f"{package}.".startswith(f"{error.name}."):
             fix = f"Install it: {adapter.install or f'pip install {package}'}."
             raise FrameworkNotInstalledError(f"{package} is not installed", target=name, fix=fix) from error
