@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 OUTSIDE = {
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
+    "security.md": "SECURITY.md",
     "cffi-kernel.md": "examples/cffi_kernel/README.md",
     "cpp-dot.md": "examples/cpp_dot/README.md",
     "example-plugin.md": "examples/dlx-example/README.md",
