@@ -185,7 +185,8 @@ INLINE DLManagedTensorVersioned* borrow(py_route* r, PyObject* obj, unsigned opt
   *resolvable = 0;
   if (r->type == py_tensor_type) return borrow_own(r, (TensorObject*)obj, options, resolvable);
   if (!switches_off(r) || !early_clear(r, obj)) return NULL;
-  if (r->exports->dltensor_from_py_object_no_sync(obj, &t) != 0) {
+  /* A table that reports success and leaves an error behind has failed as well. */
+  if (r->exports->dltensor_from_py_object_no_sync(obj, &t) != 0 || PyErr_Occurred()) {
     if (py_error_forget() < 0) return NULL;
     made = with_flags(r, obj);
     if (made && made->dl_tensor.device.device_type == kDLCPU &&
