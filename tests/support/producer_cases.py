@@ -442,7 +442,10 @@ class InterfaceTrap(Trap):
     @property
     def __array_interface__(self):
         own = object.__getattribute__(self, "__dict__")
-        return interface_dict(own["case"])
+        case = own["case"]
+        found = interface_dict(case)
+        case.expected, case.must_pass = None, False
+        return found
 
 
 def hostile(case):
