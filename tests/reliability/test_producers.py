@@ -119,6 +119,19 @@ def test_a_capsule_that_cannot_become_a_legacy_one_stays_whole(counting, version
     assert counting.name(capsule) == "dltensor_versioned"
 
 
+@pytest.mark.parametrize("flags", [4, 5], ids=["padded", "padded, read-only"])
+def test_whole_bytes_are_not_padded(counting, flags):
+    """The flag says nothing of them, and hinders nothing: neither a legacy capsule nor a consumer without the flag."""
+    pytest.importorskip("tvm_ffi")
+    capsule = counting.capsule((0,), dtype=(0, 16, 1), flags=flags)
+    assert dlx.describe(capsule).dtype == dlx.DType("int16")
+    assert dlx.plan(capsule, to="tvm_ffi").outcome == "shared"
+    assert tuple(dlx.convert(capsule, to="tvm_ffi").shape) == (0,)
+    assert dlx.convert(counting.capsule((2,), dtype=(0, 16, 1), flags=flags), to="dlx").flags == flags & 1
+    if flags == 4:
+        assert "dltensor" in repr(dlx.to_capsule(counting.capsule((2,), flags=flags)))
+
+
 @pytest.mark.parametrize("version", [(1, "0"), ("1", 0), (1.0, 0)], ids=str)
 def test_a_version_that_is_none_leaves_a_capsule_whole(counting, version):
     """The call is wrong, and nothing was done."""

@@ -326,6 +326,8 @@ class Attempt:
             return  # a view acts as its source does
         if self.verb == "lazy" and isinstance(error, KeyError) and "more" in error.args:
             return  # a mapping that lists a key that it does not have
+        if self.verb == "lazy" and not self.case.is_steady and "changed size during iteration" in str(error):
+            return  # a source that was written to while it was walked
         if isinstance(error, ExceptionGroup) and not isinstance(error, errors.DlxError):
             check(self.options.get("errors") == "collect", "a group that nobody asked for", repr(error))
             every = error.exceptions
