@@ -80,8 +80,8 @@ FAULTS = {
         """
         import os, signal
         from dlx._registry import generic
-        def die(obj): os.kill(os.getpid(), signal.SIGSEGV)
-        generic.memory.buffer = die
+        def die(*arguments): os.kill(os.getpid(), signal.SIGSEGV)
+        generic.memory.array_interface = die
         """,
         "alone: status -11",
     ),
