@@ -65,7 +65,9 @@ class World:
 
         import dlx
         from dlx._core import native
+        from dlx._core.foreign import module_of
 
+        self.module_of = module_of
         self.dlx, self.native, self.tensors, self.tree = dlx, native, producer_tensors, producer_objects.tree
         self.here = [name for name in frameworks if name in sys.modules]
         self.targets = ["dlx", "dlx", "numpy", "numpy", "torch", "jax", "tvm_ffi", "pyarrow"]
@@ -130,6 +132,7 @@ def weighted(**weights):
 
 
 VERBS = weighted(convert=60, plan=8, describe=4, shares=3, stack=5, using=5, from_dlpack=4, capsule=5, borrow=5)
+ARRAYS = ("numpy", "torch", "jaxlib", "tvm_ffi", "dlx", "pyarrow")  # packages that results are of
 LAZY = VERBS + weighted(lazy=60)
 
 
@@ -424,14 +427,7 @@ class Attempt:
             met.add(id(each))
             if type(each) in kinds:
                 waiting += list(each.values() if type(each) is dict else each)
-            elif str(type(each).__module__).partition(".")[0] in (
-                "numpy",
-                "torch",
-                "jaxlib",
-                "tvm_ffi",
-                "dlx",
-                "pyarrow",
-            ):
+            elif self.world.module_of(type(each)).partition(".")[0] in ARRAYS:
                 return each
         return None
 
