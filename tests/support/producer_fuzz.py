@@ -583,7 +583,7 @@ def spread(options):
                 print(alone.communicate()[0])
                 print(f"alone: status {alone.returncode}")
                 rest = first + count - number - 1
-                if rest:
+                if rest and faults < options.most:
                     waiting.appendleft((number + 1, rest))
                 done += number - first + 1
             else:
