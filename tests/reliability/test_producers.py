@@ -133,6 +133,26 @@ def test_whole_bytes_are_not_padded(counting, flags):
         assert "dltensor" in repr(dlx.to_capsule(counting.capsule((2,), flags=flags)))
 
 
+@pytest.mark.parametrize("collect", [{}, {"errors": "collect"}], ids=["raised", "collected"])
+def test_a_container_that_cannot_be_rebuilt_leaves_a_capsule_whole(counting, collect):
+    """Also where errors are collected: the frames of each of them let go of the results."""
+
+    class Own:
+        def __init__(self, held):
+            self.held = held
+
+        def __dlx_tree__(self):
+            def rebuild(children):
+                raise ValueError("no")
+
+            return [self.held], rebuild
+
+    capsule = counting.capsule((3,))
+    with pytest.raises((errors.ConversionError, ExceptionGroup)):
+        dlx.convert([Own(capsule)], to="dlx", **collect)
+    assert counting.name(capsule) == "dltensor_versioned"
+
+
 @pytest.mark.parametrize("version", [(1, "0"), ("1", 0), (1.0, 0)], ids=str)
 def test_a_version_that_is_none_leaves_a_capsule_whole(counting, version):
     """The call is wrong, and nothing was done."""
