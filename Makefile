@@ -34,7 +34,7 @@ SOURCES := Makefile build_ffi.py setup.py pyproject.toml constraints.txt dlx/_co
 # torch is installed exactly as asked, and left out, with a word, where that is not to be had.
 TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 
-.PHONY: demo test test-deep fuzz soak test-exits test-interrupts test-all test-pythons test-old-numpy test-bare bench bench-count conformance matrix screens docs dist lint format clean
+.PHONY: demo test test-deep fuzz fuzz-producers soak test-exits test-interrupts test-all test-pythons test-old-numpy test-bare bench bench-count conformance matrix screens docs dist lint format clean
 
 demo: $(VENV)/.built $(TORCH_STAMP)
 	$(RUN) examples/quickstart.py
@@ -44,7 +44,11 @@ test: $(VENV)/.built $(TORCH_STAMP)
 
 # The property tests over many more examples (2 000 in `make test`).
 test-deep: $(VENV)/.built $(TORCH_STAMP)
-	DLX_EXAMPLES=$(or $(EXAMPLES),100000) $(RUN) -m pytest tests/engine/test_round_trips.py $(ARGS)
+	DLX_EXAMPLES=$(or $(EXAMPLES),100000) $(RUN) -m pytest tests/engine/test_round_trips.py tests/reliability/test_rules.py $(ARGS)
+
+# Producers that lie, COUNT= of them in subprocesses; SEED= repeats a run, ARGS="--only N" one case of it (2 500 in `make test`).
+fuzz-producers: $(VENV)/.built $(TORCH_STAMP)
+	PYTHONPATH=tests/support $(RUN) tests/support/producer_fuzz.py --count $(or $(COUNT),1000000) --seed $(or $(SEED),1) $(ARGS)
 
 # libFuzzer on the pure C core; it wants clang. EXECUTIONS=20000000 runs longer, ARGS="--seed 7 --update" passes arguments.
 fuzz:

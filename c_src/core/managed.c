@@ -174,7 +174,11 @@ static void release_foreign(void* managed) {
 
 int dlx_managed_adopt(DLManagedTensorVersioned* foreign, DLManagedTensorVersioned** out) {
   if (foreign->version.major != DLX_DLPACK_MAJOR) return DLX_E_VERSION;
-  return dlx_managed_new(&foreign->dl_tensor, foreign->flags, foreign, release_foreign, out);
+  uint64_t flags = foreign->flags;
+  /* Of whole bytes it says nothing, and what hands the tensor on would have to say it again. */
+  if (dlx_itemsize(foreign->dl_tensor.dtype, 0))
+    flags &= ~(uint64_t)DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
+  return dlx_managed_new(&foreign->dl_tensor, flags, foreign, release_foreign, out);
 }
 
 int dlx_managed_share(DLManagedTensorVersioned* made, const DLTensor* like, uint64_t flags,

@@ -179,7 +179,8 @@ INLINE DLManagedTensorVersioned* borrow_own(py_route* r, const TensorObject* ten
 static DLManagedTensorVersioned* exported(const py_route* r, PyObject* obj) {
   DLManagedTensorVersioned *foreign, *made = NULL;
   if (r->exports && r->exports->managed_tensor_from_py_object_no_sync) {
-    if (r->exports->managed_tensor_from_py_object_no_sync(obj, &foreign) == 0) {
+    if (r->exports->managed_tensor_from_py_object_no_sync(obj, &foreign) == 0 &&
+        !PyErr_Occurred()) {
       if (dlx_managed_adopt(foreign, &made) != DLX_OK) dlx_managed_release(foreign);
       return made;
     }
@@ -220,7 +221,8 @@ INLINE DLManagedTensorVersioned* borrow_clear(py_route* r, PyObject* obj, unsign
                                               uint32_t* resolvable) {
   DLManagedTensorVersioned* made = NULL;
   DLTensor t;
-  if (r->exports->dltensor_from_py_object_no_sync(obj, &t) != 0) {
+  /* A table that reports success and leaves an error behind has failed as well. */
+  if (r->exports->dltensor_from_py_object_no_sync(obj, &t) != 0 || PyErr_Occurred()) {
     if (py_error_forget() < 0) return NULL;
     int may_export = !(r->owner.name || r->n_guards || r->quick || r->confirmed);
     return may_export ? borrow_exported(r, obj, options, resolvable) : NULL;
@@ -306,7 +308,7 @@ DLX_HOT int py_fast_path_look(py_route* r, PyObject* obj, DLTensor* out) {
     return 0;
   if (!switches_off(r) || !early_clear(r, obj)) return 0;
   for (int asked = 0;; asked = 1) {
-    if (r->exports->dltensor_from_py_object_no_sync(obj, out) != 0) {
+    if (r->exports->dltensor_from_py_object_no_sync(obj, out) != 0 || PyErr_Occurred()) {
       py_error_forget();
       return 0;
     }
@@ -474,9 +476,10 @@ static int is_on_host(py_route* r, PyObject* obj) {
     if (((TensorObject*)obj)->managed == NULL) return 0;
     t = ((TensorObject*)obj)->managed->dl_tensor;
   } else if (r->exports && r->exports->dltensor_from_py_object_no_sync) {
-    if (r->exports->dltensor_from_py_object_no_sync(obj, &t) != 0) return py_error_forget(), 0;
+    if (r->exports->dltensor_from_py_object_no_sync(obj, &t) != 0 || PyErr_Occurred())
+      return py_error_forget(), 0;
   } else if (r->exports && r->exports->managed_tensor_from_py_object_no_sync) {
-    if (r->exports->managed_tensor_from_py_object_no_sync(obj, &foreign) != 0)
+    if (r->exports->managed_tensor_from_py_object_no_sync(obj, &foreign) != 0 || PyErr_Occurred())
       return py_error_forget(), 0;
     t.device = foreign->dl_tensor.device;
     dlx_managed_release(foreign);

@@ -93,10 +93,14 @@ def to_capsule(obj: Any, *, max_version: tuple[int, int] | None = None) -> Any:
     """
     if max_version is not None and not (isinstance(max_version, tuple) and len(max_version) == 2):
         raise TypeError(f"max_version must be None or a tuple (major, minor), found {max_version!r}")
-    if max_version is None or index(max_version[0]) < 1:
-        reason = "a legacy capsule cannot say that memory is read-only"
-        return _writable(obj, "capsule", reason, "Pass max_version=(1, 0), or give a copy.").__dlpack__()
-    return _tensor(obj).__dlpack__(max_version=(index(max_version[0]), index(max_version[1])))
+    version = (0, 0) if max_version is None else (index(max_version[0]), index(max_version[1]))
+    if version[0] >= 1:
+        return _tensor(obj).__dlpack__(max_version=version)
+    peeked = _peeked(obj)
+    if peeked is not None and not peeked.readonly:
+        peeked.__dlpack__()  # what a legacy capsule cannot say is refused before a capsule is consumed
+    reason = "a legacy capsule cannot say that memory is read-only"
+    return _writable(obj, "capsule", reason, "Pass max_version=(1, 0), or give a copy.").__dlpack__()
 
 
 @set_module("dlx")
@@ -199,10 +203,14 @@ def _tensor(obj: Any, **options: Any) -> Tensor:
         raise
 
 
+def _peeked(obj: Any) -> Tensor | None:
+    """Return what is in a capsule, which stays as it is; None for anything else."""
+    return native.capsule_peek(obj) if native.capsule_state(obj) in ("versioned", "legacy") else None
+
+
 def _writable(obj: Any, target: str, reason: str, fix: str, **options: Any) -> Tensor:
     """Return a writable tensor. A capsule that is known to be read-only is refused before it is consumed."""
-    capsule = native.capsule_state(obj) in ("versioned", "legacy")
-    tensor = native.capsule_peek(obj) if capsule else None
+    tensor = _peeked(obj)
     if tensor is None or not tensor.readonly:
         tensor = _tensor(obj, **options)
     if tensor.readonly:

@@ -98,6 +98,8 @@ class Device(tuple[int, int]):
         pair = (device, id or 0) if id is not None or isinstance(device, int) else device
         try:
             kind, ordinal = (operator.index(part) for part in pair)
+            if any(not -(1 << 31) <= part < 1 << 31 for part in (kind, ordinal)):
+                raise ValueError  # DLPack's have 32 bits
         except (TypeError, ValueError):
             raise DeviceError(
                 f"{device!r} is not a device", fix="Give a name such as 'cpu' or 'cuda:1', or a pair (type, id)."

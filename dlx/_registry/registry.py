@@ -152,7 +152,7 @@ class Registry:
         listed = [(adapter, self._classes(adapter)) for adapter in self.adapters()]
         for cls in kind.__mro__:
             for adapter, classes in listed:
-                if cls in classes:
+                if any(cls is each for each in classes):  # a metaclass may call its classes equal to anything
                     return adapter
         return next((adapter for adapter, classes in listed if derives(kind, classes)), None)
 
