@@ -86,10 +86,18 @@ def to_capsule(obj: Any, *, max_version: tuple[int, int] | None = None) -> Any:
     """
     if max_version is not None and not (isinstance(max_version, tuple) and len(max_version) == 2):
         raise TypeError(f"max_version must be None or a tuple (major, minor), found {max_version!r}")
+    options: dict[str, Any] = {}
     if max_version is None or index(max_version[0]) < 1:
         reason = "a legacy capsule cannot say that memory is read-only"
-        return _writable(obj, "capsule", reason, "Pass max_version=(1, 0), or give a copy.").__dlpack__()
-    return _tensor(obj).__dlpack__(max_version=(index(max_version[0]), index(max_version[1])))
+        tensor = _writable(obj, "capsule", reason, "Pass max_version=(1, 0), or give a copy.")
+    else:
+        options["max_version"] = index(max_version[0]), index(max_version[1])
+        tensor = _tensor(obj)
+    try:
+        return tensor.__dlpack__(**options)
+    except BaseException:
+        native.capsule_restore(obj, tensor)  # if it was a capsule that was consumed
+        raise
 
 
 @set_module("dlx")
@@ -158,13 +166,17 @@ class borrow:  # noqa: N801
                     error.option = (("readonly", True),)
                     error.via = "to have a copy read, or give a copy of your own to be written to"
                 raise
-        if stream is None and cuda.is_cuda(tensor.device):
-            _for_legacy(tensor)
-        borrowed = ffi.new("DLTensor *")
-        borrowed[0] = dltensor(tensor)[0]
-        numbers = ffi.new("int64_t[]", tensor.shape), ffi.new("int64_t[]", tensor.strides)
-        borrowed.shape, borrowed.strides = numbers
-        self._held = tensor, borrowed, numbers
+        try:
+            if stream is None and cuda.is_cuda(tensor.device):
+                _for_legacy(tensor)
+            borrowed = ffi.new("DLTensor *")
+            borrowed[0] = dltensor(tensor)[0]
+            numbers = ffi.new("int64_t[]", tensor.shape), ffi.new("int64_t[]", tensor.strides)
+            borrowed.shape, borrowed.strides = numbers
+            self._held = tensor, borrowed, numbers
+        except BaseException:
+            native.capsule_restore(obj, tensor)  # if it was a capsule that was consumed
+            raise
         return borrowed
 
     def __exit__(
