@@ -100,6 +100,9 @@ def to_capsule(obj: Any, *, max_version: tuple[int, int] | None = None) -> Any:
         raise
 
 
+_EMPTY = bytes(ffi.sizeof("DLTensor"))  # made before: leaving a block takes no memory
+
+
 @set_module("dlx")
 class borrow:  # noqa: N801
     """Borrow an array as a ``DLTensor *`` for C code: a context manager, for calls that keep no pointer.
@@ -184,7 +187,7 @@ class borrow:  # noqa: N801
     ) -> None:
         held, self._held = self._held, None
         if held is not None:
-            ffi.buffer(held[1])[:] = bytes(ffi.sizeof("DLTensor"))
+            ffi.memmove(held[1], _EMPTY, len(_EMPTY))
 
 
 def _for_legacy(tensor: Tensor) -> None:
