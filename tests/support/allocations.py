@@ -1,6 +1,6 @@
 """A program that lets every allocation of a call fail once, and says what did not come out right.
 
-``python allocations.py GROUP=PART ...`` runs the cases of a group whose names contain the part. For each and for each way
+``python allocations.py GROUP=PART ...`` runs the cases of a group whose names contain the part. For each case and way
 to fail, allocation number 1 fails, then number 2, and so on, until the call goes through without a failure.
 After each: a MemoryError, or a right result; the sources keep their references and are not consumed; no managed tensor
 is left; the same call works. Free lists are emptied before each call, so that what they hold is allocated, too.
