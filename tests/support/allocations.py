@@ -242,18 +242,12 @@ def views():
     """What a lazy view is asked for."""
     makers = sources()
 
-    def stored(view):
-        view[0] = view[1]
-        view.append(view[0])
-        return list(view)
-
     acts = {
         "list": {
             "[i]": lambda v: (v[1], v[1], v[-1]),
             "slice": lambda v: list(v[:2]),
             "all": list,
             "reversed": lambda v: list(reversed(v)),
-            "stored": stored,
             "popped": lambda v: v.pop(),
         },
         "tuple": {"[i]": lambda v: v[1], "all": list},
@@ -264,7 +258,6 @@ def views():
             "items": lambda v: list(v.items()),
             "get": lambda v: (v.get("x"), v.get("z")),
             "popped": lambda v: v.pop("x"),
-            "stored": lambda v: (v.update(z=v["x"]), dict(v))[1],
         },
         "default": {"[k]": lambda v: v["x"], "missing": lambda v: v["z"]},
         "nested": {"deep": lambda v: v["a"][1][1]["b"][0], "all": lambda v: list(v["a"][1])},
