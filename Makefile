@@ -26,15 +26,16 @@ JOBS ?= auto
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SANITIZE := $(filter 1,$(DLX_SANITIZE))
-# libasan must be the first library of the process; it looks for C++'s throw while it loads, and torch throws. Python's own
-# leaks at exit are no finding, and a size that no memory has is an error of Python's, not of the process.
+# libasan must be the first library of the process; it looks for C++'s throw while it loads, and torch throws. It sees the
+# objects of Python where malloc makes them. Python's own leaks at exit are no finding, and a size that no memory has is an
+# error of Python's, not of the process.
 RUN = $(if $(SANITIZE),env LD_PRELOAD="$(shell cc -print-file-name=libasan.so) $(shell cc -print-file-name=libstdc++.so)" \
-    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 )$(BIN)/python
+    PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 )$(BIN)/python
 SOURCES := Makefile build_ffi.py setup.py pyproject.toml constraints.txt dlx/_core/headers.py $(wildcard c_src/*/* adapters/*.c)
 # torch is installed exactly as asked, and left out, with a word, where that is not to be had.
 TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 
-.PHONY: demo test test-deep fuzz fuzz-producers soak test-exits test-interrupts test-all test-pythons test-old-numpy test-bare bench bench-count conformance matrix screens docs dist lint format clean
+.PHONY: demo test test-deep test-sanitize test-allocations fuzz fuzz-producers soak test-exits test-interrupts test-all test-pythons test-old-numpy test-bare bench bench-count conformance matrix screens docs dist lint format clean
 
 demo: $(VENV)/.built $(TORCH_STAMP)
 	$(RUN) examples/quickstart.py
@@ -66,6 +67,15 @@ test-exits: $(VENV)/.built $(TORCH_STAMP)
 test-interrupts: $(VENV)/.built $(TORCH_STAMP)
 	$(RUN) tests/support/interrupts.py $(ARGS)
 	$(RUN) tests/support/interrupts.py cold --sample 1000 $(ARGS)
+
+# The tests under the address and undefined-behaviour sanitizers, ARGS for a part.
+# What measures memory is skipped (the mark `unsanitized`). Leaks are not looked for: Python itself has some at exit.
+test-sanitize:
+	@$(MAKE) --no-print-directory DLX_SANITIZE=1 test
+
+# Every allocation of a call fails once: all calls (a few in `make test`).
+test-allocations: $(VENV)/.built $(TORCH_STAMP)
+	DLX_ALLOCATIONS=all $(RUN) -m pytest tests/reliability/test_allocations.py $(ARGS)
 
 # Everything that tests can be run with here, the interpreters first: one that does not run is told at once.
 test-all: test-pythons test-old-numpy test-bare test

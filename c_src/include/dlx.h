@@ -182,6 +182,12 @@ void dlx_legacy_release(DLManagedTensor* managed);
 /* dlx_count_managed for the legacy struct. */
 void dlx_count_legacy(DLManagedTensor* self);
 
+/* ---- allocate.c: for tests ------------------------------------------------------------------- */
+
+/* Let one allocation of dlx's own C fail: number 1 is the next one, on any thread; 0 = none.
+ * Returns what was left of the number before: 0 = that allocation has failed. GIL: not needed. */
+int64_t dlx_fail_allocation(int64_t number);
+
 /* ---- check.c: may this consumer take this tensor as it is? ----------------------------------- */
 
 /* What a consumer that multiplies the extents of a tensor without elements wants of them: that the

@@ -94,13 +94,24 @@ def to_capsule(obj: Any, *, max_version: tuple[int, int] | None = None) -> Any:
     if max_version is not None and not (isinstance(max_version, tuple) and len(max_version) == 2):
         raise TypeError(f"max_version must be None or a tuple (major, minor), found {max_version!r}")
     version = (0, 0) if max_version is None else (index(max_version[0]), index(max_version[1]))
+    options: dict[str, Any] = {}
     if version[0] >= 1:
-        return _tensor(obj).__dlpack__(max_version=version)
-    peeked = _peeked(obj)
-    if peeked is not None and not peeked.readonly:
-        peeked.__dlpack__()  # what a legacy capsule cannot say is refused before a capsule is consumed
-    reason = "a legacy capsule cannot say that memory is read-only"
-    return _writable(obj, "capsule", reason, "Pass max_version=(1, 0), or give a copy.").__dlpack__()
+        options["max_version"] = version
+        tensor = _tensor(obj)
+    else:
+        peeked = _peeked(obj)
+        if peeked is not None and not peeked.readonly:
+            peeked.__dlpack__()  # what a legacy capsule cannot say is refused before a capsule is consumed
+        reason = "a legacy capsule cannot say that memory is read-only"
+        tensor = _writable(obj, "capsule", reason, "Pass max_version=(1, 0), or give a copy.")
+    try:
+        return tensor.__dlpack__(**options)
+    except BaseException:
+        native.capsule_restore(obj, tensor)  # if it was a capsule that was consumed
+        raise
+
+
+_EMPTY = bytes(ffi.sizeof("DLTensor"))  # made before: leaving a block takes no memory
 
 
 @set_module("dlx")
@@ -169,13 +180,17 @@ class borrow:  # noqa: N801
                     error.option = (("readonly", True),)
                     error.via = "to have a copy read, or give a copy of your own to be written to"
                 raise
-        if stream is None and cuda.is_cuda(tensor.device):
-            _for_legacy(tensor)
-        borrowed = ffi.new("DLTensor *")
-        borrowed[0] = dltensor(tensor)[0]
-        numbers = ffi.new("int64_t[]", tensor.shape), ffi.new("int64_t[]", tensor.strides)
-        borrowed.shape, borrowed.strides = numbers
-        self._held = tensor, borrowed, numbers
+        try:
+            if stream is None and cuda.is_cuda(tensor.device):
+                _for_legacy(tensor)
+            borrowed = ffi.new("DLTensor *")
+            borrowed[0] = dltensor(tensor)[0]
+            numbers = ffi.new("int64_t[]", tensor.shape), ffi.new("int64_t[]", tensor.strides)
+            borrowed.shape, borrowed.strides = numbers
+            self._held = tensor, borrowed, numbers
+        except BaseException:
+            native.capsule_restore(obj, tensor)  # if it was a capsule that was consumed
+            raise
         return borrowed
 
     def __exit__(
@@ -183,7 +198,7 @@ class borrow:  # noqa: N801
     ) -> None:
         held, self._held = self._held, None
         if held is not None:
-            ffi.buffer(held[1])[:] = bytes(ffi.sizeof("DLTensor"))
+            ffi.memmove(held[1], _EMPTY, len(_EMPTY))
 
 
 def _for_legacy(tensor: Tensor) -> None:
