@@ -1,4 +1,4 @@
-"""The versions of frameworks that tests are run with: one table, and what the documentation and the extras say of it."""
+"""The versions of frameworks that tests are run with: one table, and what documentation and extras say of it."""
 
 import os
 import re
@@ -67,12 +67,12 @@ def test_a_run_can_be_shown_and_left_out():
     assert told.splitlines()[-1] == "numpy==1.26.4: left out, python3.11 does not run here"
 
 
-# ---- Pythons of Debian's unstable suite --------------------------------------------------------------------------------
+# ---- Pythons of Debian's unstable suite ------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def debian(tmp_path):
-    """Run tests/support/debian.sh with programs that a test writes in place of the machine's; return what it printed."""
+    """Run tests/support/debian.sh with a test's programs in place of the machine's; return what it printed."""
     (tmp_path / "bin").mkdir()
 
     def run(*pythons, **programs):

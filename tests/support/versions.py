@@ -2,8 +2,8 @@
 
     python tests/support/versions.py --pythons PYTHON... [--only NAME...] [--args "..."]
 
-tests/versions.toml says which. dlx is built once for each Python, in ``.venv-versions-3.11``; a run has an environment of
-its own on top of that, ``.venv-versions``, made anew each time, so that no run finds what another one installed.
+tests/versions.toml says which. dlx is built once for each Python, in ``.venv-versions-3.11``; a run has an environment
+of its own on top of that, ``.venv-versions``, made anew each time, so that no run finds what another one installed.
 """
 
 from __future__ import annotations
