@@ -24,6 +24,7 @@ if [ -z "${DLX_OWN_MOUNTS:-}" ]; then
     unshare --mount true 2>/dev/null || leave_out "$* of Debian's unstable suite: nothing can be mounted here"
     DLX_OWN_MOUNTS=1 exec unshare --mount tests/support/debian.sh "$folder" "$@"
 fi
+unset DLX_OWN_MOUNTS
 
 if [ ! -e "$folder" ]; then
     mkdir -p "$(dirname "$folder")"
