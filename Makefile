@@ -11,14 +11,17 @@ pyenv = $(wildcard $(PYENV_ROOT)/versions/$(patsubst python%,%,$(notdir $(1)))*/
 running = $(shell for python in $(foreach name,$(1),$(name) $(call pyenv,$(name))); do \
     $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$python; exit; }; done)
 
-PYTHON ?= python3.11 python3.12 python3.13 python3
+PYTHON ?= python3.11 python3.12 python3.13 python3.14 python3.15 python3
 override PYTHON := $(or $(call running,$(PYTHON)),no-python-3.11-or-later-found)
 TORCH ?= torch==2.13.0
 VENV ?= .venv
 DIST = .venv-dist-$(notdir $(PYTHON))
-PYTHONS ?= python3.12 python3.13
+PYTHONS ?= python3.12 python3.13 python3.14 python3.15
+# Where `make test-debian` keeps a Debian with Pythons that do not run here.
+DEBIAN ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dlx/debian
+DEBIAN_PYTHONS ?= $(foreach name,$(PYTHONS),$(if $(call running,$(name)),,$(name)))
 # The oldest numpy that is served, legacy capsules only, and the last ml_dtypes for it: `make test-old-numpy`.
-OLD_NUMPY ?= numpy==1.26.4 ml_dtypes==0.5.4
+OLD_NUMPY ?= $(shell $(PYTHON) tests/support/versions.py --print --only numpy==1.26)
 
 # Processes that run tests side by side, a file in one of them; 0 for none.
 JOBS ?= auto
@@ -35,7 +38,7 @@ SOURCES := Makefile build_ffi.py setup.py pyproject.toml constraints.txt dlx/_co
 # torch is installed exactly as asked, and left out, with a word, where that is not to be had.
 TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 
-.PHONY: demo test test-deep test-sanitize test-allocations fuzz fuzz-producers soak test-exits test-interrupts test-all test-pythons test-old-numpy test-bare bench bench-count conformance matrix screens docs dist lint format clean
+.PHONY: demo test test-deep test-sanitize test-allocations fuzz fuzz-producers soak test-exits test-interrupts test-all test-pythons test-debian test-old-numpy test-bare test-versions bench bench-count conformance matrix screens docs dist lint format clean
 
 demo: $(VENV)/.built $(TORCH_STAMP)
 	$(RUN) examples/quickstart.py
@@ -78,7 +81,7 @@ test-allocations: $(VENV)/.built $(TORCH_STAMP)
 	DLX_ALLOCATIONS=all $(RUN) -m pytest tests/reliability/test_allocations.py $(ARGS)
 
 # Everything that tests can be run with here, the interpreters first: one that does not run is told at once.
-test-all: test-pythons test-old-numpy test-bare test
+test-all: test-pythons test-debian test-old-numpy test-bare test
 
 # The same tests under other interpreters, without torch, each in an environment of its own.
 test-pythons:
@@ -89,11 +92,22 @@ test-pythons:
 	    $(MAKE) --no-print-directory test PYTHON=$$python VENV=.venv-$$name TORCH=; \
 	done
 
+# The same with those of PYTHONS that do not run here, from Debian's unstable suite, in a chroot. What that takes and this
+# machine lacks (root, debootstrap, network) is said in a sentence.
+test-debian:
+	@ARGS="$(ARGS)" JOBS=$(JOBS) tests/support/debian.sh $(DEBIAN) $(DEBIAN_PYTHONS)
+
 test-old-numpy:
 	@echo "== $(OLD_NUMPY), without torch"
 	@$(MAKE) --no-print-directory .venv-old-numpy/.built VENV=.venv-old-numpy TORCH= EXTRA=test-bare
 	@.venv-old-numpy/bin/python -m pip --disable-pip-version-check install --quiet $(OLD_NUMPY)
 	@$(MAKE) --no-print-directory test VENV=.venv-old-numpy TORCH= EXTRA=test-bare
+
+# Versions of frameworks in turn, with the tests that they can change, as tests/versions.toml says; VERSIONS="numpy torch==2.9"
+# picks some of them.
+test-versions:
+	@$(PYTHON) tests/support/versions.py --pythons $(foreach name,python3.11 $(PYTHONS),$(call running,$(name))) \
+	    --only $(VERSIONS) --args "-n $(JOBS) --dist loadfile $(ARGS)"
 
 test-bare:
 	@echo "== $(PYTHON), without any framework"

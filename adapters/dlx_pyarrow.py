@@ -264,6 +264,9 @@ class ArrowAdapter(_Arrow):
             return pa.chunked_array([self.copy(chunk) for chunk in obj.chunks], obj.type)
         if isinstance(obj, pa.Tensor):
             return pa.Tensor.from_numpy(obj.to_numpy().copy(order="K"), obj.dim_names)
+        if not hasattr(obj, "copy_to"):  # before 18: through a message, which holds its own memory
+            batch = pa.record_batch([obj], ["copied"])
+            return pa.ipc.read_record_batch(batch.serialize(), batch.schema).column(0)
         return obj.copy_to(pa.default_cpu_memory_manager())
 
 
