@@ -103,7 +103,7 @@ DLX_HOT static PyObject* fast_path_call(PyObject* callable, PyObject* const* arg
   } else {
     to = read_options(&options, args, n, names);
   }
-  if (to == NULL && n == 1 && PyTuple_GET_SIZE(names) == 1 &&
+  if (to == NULL && names && n == 1 && PyTuple_GET_SIZE(names) == 1 &&
       PyTuple_GET_ITEM(names, 0) == like_name)
     return call_like(callable, args, nargsf, names);
   if (to) {
