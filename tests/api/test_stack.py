@@ -182,7 +182,9 @@ def test_the_way_in_c_gives_what_the_python_path_gives(np, torch, monkeypatch):
     in_c, taken = module._in_c, []
     for name, arrays in lists.items():
         for to in ("numpy", "torch", "dlx"):
-            monkeypatch.setattr(module, "_in_c", lambda *args: taken.append((name, in_c(*args))) or taken[-1][1])
+            monkeypatch.setattr(
+                module, "_in_c", lambda *args, name=name: taken.append((name, in_c(*args))) or taken[-1][1]
+            )
             quick = outcome(arrays, to)
             monkeypatch.setattr(module, "_in_c", lambda *args: None)
             assert quick == outcome(arrays, to), (name, to)
