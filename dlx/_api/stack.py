@@ -100,10 +100,10 @@ def _in_c(objs: list[Any], to: str) -> Tensor | None:
     """Stack arrays of host memory that all have a fast path; None where there is more to do, or something to say."""
     target, borrow = registry.target(to), cast("FastPathFunction", convert)._borrow
     tensors = [borrow(obj, TENSOR.name, True) for obj in objs]
-    if None in tensors or target.varies or not tensors[0].is_host:
+    if None in tensors or target.varies:
         return None
     try:
-        whole = native.tensor_stack(tensors, target.address)
+        whole = native.tensor_stack(tensors, target.address) if tensors[0].is_host else None
     except DlxError:  # said in full by the Python path
         return None
     return whole if isinstance(whole, Tensor) else None
@@ -162,7 +162,8 @@ def _tensors(objs: list[Any], target: str) -> tuple[list[Tensor], list[tuple[Ada
 def _can_hold(request: Request, like: Tensor, shape: tuple[int, ...]) -> None:
     """Refuse what the target cannot hold before memory is allocated."""
     abstract = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, like.dtype, like.device, like.flags & ~1, None)
-    if not (request.device or request.stream or request.target.varies or request.target.check(abstract)):
+    plain = request.device is request.stream is None and not request.target.varies
+    if plain and not request.target.check(abstract):
         return
     error = plan_one(request, abstract, TENSOR, probe=False)[0].error
     try:
