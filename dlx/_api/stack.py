@@ -162,7 +162,7 @@ def _tensors(objs: list[Any], target: str) -> tuple[list[Tensor], list[tuple[Ada
 def _can_hold(request: Request, like: Tensor, shape: tuple[int, ...]) -> None:
     """Refuse what the target cannot hold before memory is allocated."""
     abstract = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, like.dtype, like.device, like.flags & ~1, None)
-    plain = request.device is request.stream is None and not request.target.varies
+    plain = request.device is request.stream is None and not request.target.varies and like.is_host
     if plain and not request.target.check(abstract):
         return
     error = plan_one(request, abstract, TENSOR, probe=False)[0].error
