@@ -82,7 +82,7 @@ _INTERFACE_LETTERS = {
 def _interface_facts(interface: dict[str, Any], name: str) -> tuple[tuple[int, ...], DType, int]:
     """Return shape, dtype and bytes of an element."""
     try:
-        shape = tuple(int(extent) for extent in interface["shape"])
+        shape = tuple(map(int, interface["shape"]))
         typestr = str(interface["typestr"])
         order, letter, width = typestr[0], typestr[1], typestr[2:]
     except (KeyError, IndexError, TypeError, ValueError) as error:
