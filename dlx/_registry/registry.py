@@ -112,9 +112,11 @@ class Registry:
         if adapter is None:
             # A framework may claim the type once more is imported, or registered with an abstract base class.
             now, unclaimed = (len(sys.modules), get_cache_token()), self._unclaimed
-            adapter = self._find(kind) if unclaimed.find(kind) != now else None
+            if unclaimed.find(kind) != now:
+                adapter = self._find(kind)
+                if adapter is None:
+                    unclaimed.keep(kind, now)
             if adapter is None:
-                unclaimed.keep(kind, now)
                 return generic.generic_adapter(obj)  # not kept: the type may learn a protocol later
             producers.keep(kind, adapter)
         return adapter

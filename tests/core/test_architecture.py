@@ -239,7 +239,7 @@ def test_convert_and_plan_take_the_same_options():
 def test_one_conversion_by_the_python_path_is_short(np, torch):
     """A numpy array on its way to torch, outside of the fast path."""
     calls, files = calls_of.conversion()
-    assert len(calls) <= 42, calls
+    assert len(calls) <= 30, calls
     assert len(files) <= 9, files
 
 
