@@ -208,31 +208,31 @@ def _wrapper(function: Any, spec: FunctionSpec) -> Any:
         else:
             key = tuple(map(id, map(type, args)))
         simple = known.get(key)
-        if simple is not None and simple.generation != registry.generation:
-            simple = None
-        passed = None if simple is None else simple.inward(values, options)
-        if simple is None or passed is None:
+        if simple is not None and simple.generation == registry.generation:
+            if simple.is_idle:
+                return function(*args, **options) if options else function(*args)
+            passed = simple.inward(values, options)
+            if passed is not None:
+                if options:
+                    n = len(args)
+                    result = function(*passed[:n], **dict(zip(options, passed[n:], strict=True)))
+                else:
+                    result = function(*passed)
+                answer = simple.outward(result, values, passed)
+                if answer is NotImplemented:
+                    return Invocation(spec, args, options, simple.shared(values, passed)).returned(result)
+                return answer
             call = Invocation(spec, args, options)
-            if simple is None and (made := specialized(call, values)) is not None:
+        else:
+            call = Invocation(spec, args, options)
+            made = specialized(call, values)
+            if made is not None:
                 if len(known) >= MAX_KNOWN:
                     known.clear()
                 known[key] = made
-            with call.work.step():
-                with call:
-                    result = function(*call.args, **call.options)
-                return call.returned(result)
-        if passed is values:
-            result = function(*args, **options)
-            if not simple.converts:
-                return result
-        elif not options:
-            result = function(*passed)
-        else:
-            n = len(args)
-            result = function(*passed[:n], **dict(zip(options, passed[n:], strict=True)))
-        answer = simple.outward(result, values, passed)
-        if answer is NotImplemented:
-            return Invocation(spec, args, options, simple.shared(values, passed)).returned(result)
-        return answer
+        with call.work.step():
+            with call:
+                result = function(*call.args, **call.options)
+            return call.returned(result)
 
     return calling

@@ -40,16 +40,16 @@ class Specialization:
 
     Attributes
     ----------
-    converts
-        Whether results are converted.
+    is_idle
+        Whether nothing is converted, in or out.
     generation
         That of the registry; in another one nothing of this holds.
     """
 
-    __slots__ = ("_call_types", "_last", "_looked", "_options", "_others", "_spec", "_to", "converts", "generation")
+    __slots__ = ("_call_types", "_last", "_looked", "_options", "_others", "_spec", "_to", "generation", "is_idle")
 
     def __init__(self, call: Invocation, types: list[type], others: list[int], looked: list[int], to: Any) -> None:
-        self.generation, self.converts = registry.generation, to is not None
+        self.generation, self.is_idle = registry.generation, not others and not looked and to is None
         self._spec, self._call_types, self._others, self._looked, self._to = call.spec, types, others, looked, to
         device = "cpu" if call.spec.returns is None else None  # where the caller's arrays are
         self._options: tuple[Any, Any, Any] = device, call.request.readonly, call.request.detach
@@ -57,7 +57,7 @@ class Specialization:
         self._last: tuple[type | None, bool] = None, False
 
     def inward(self, values: tuple[Any, ...], options: Iterable[str]) -> Any:
-        """Return what to pass to the function: `values` itself where nothing is converted; None for `Invocation`.
+        """Return what to pass to the function, or None for `Invocation`.
 
         Parameters
         ----------
@@ -74,16 +74,15 @@ class Specialization:
         for i in self._looked:
             if kind_of(values[i]) is not None:
                 return None
-        others = self._others
+        others, to, i = self._others, self._spec.to, 0
         if not others:
             return values
-        passed, to, i = list(values), self._spec.to, 0
+        passed = [*values]
         try:
             for i in others:
-                tensor = _borrow(values[i], to)
+                tensor = passed[i] = _borrow(passed[i], to)
                 if tensor is None:
                     return None
-                passed[i] = tensor
             if len(others) > 1 and len({id(values[i]) for i in others}) < len(others):
                 return None  # an array that is passed twice is converted once
             for i in others:
@@ -92,6 +91,7 @@ class Specialization:
                     return None
             return passed
         except BaseException as error:
+            tensor = new = None  # this frame is in the traceback
             passed.clear()
             if isinstance(error, DlxError):
                 names = list(options)
@@ -120,7 +120,7 @@ class Specialization:
                 return result if kind_of(result) is None else NotImplemented
             if what is not None and not isinstance(what, Adapter):
                 return NotImplemented
-            stays = what is None or not self.converts or _borrow(result, self._to) is result
+            stays = what is None or self._to is None or _borrow(result, self._to) is result
             self._last = kind, stays
         if stays:
             return result
