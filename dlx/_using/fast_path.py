@@ -17,7 +17,6 @@ from dlx.errors import DlxError
 
 if TYPE_CHECKING:
     from dlx._core.native import FastPathFunction
-    from dlx._using.call import Invocation
 
 __all__ = ["Specialization", "specialized"]
 
@@ -30,7 +29,7 @@ class Specialization:
     Parameters
     ----------
     call
-        One of them.
+        The `Invocation` of one of them.
     types
         Of all arguments, positional ones first. They are kept, since their addresses are keys.
     others, looked
@@ -46,11 +45,11 @@ class Specialization:
         That of the registry; in another one nothing of this holds.
     """
 
-    __slots__ = ("_call_types", "_last", "_looked", "_options", "_others", "_spec", "_to", "generation", "is_idle")
+    __slots__ = ("_last", "_looked", "_options", "_others", "_spec", "_to", "_types", "generation", "is_idle")
 
-    def __init__(self, call: Invocation, types: list[type], others: list[int], looked: list[int], to: Any) -> None:
+    def __init__(self, call: Any, types: list[type], others: list[int], looked: list[int], to: Any) -> None:
         self.generation, self.is_idle = registry.generation, not others and not looked and to is None
-        self._spec, self._call_types, self._others, self._looked, self._to = call.spec, types, others, looked, to
+        self._spec, self._types, self._others, self._looked, self._to = call.spec, types, others, looked, to
         device = "cpu" if call.spec.returns is None else None  # where the caller's arrays are
         self._options: tuple[Any, Any, Any] = device, call.request.readonly, call.request.detach
         # The type of the last result, and whether results of that type are returned as they are.
@@ -136,8 +135,8 @@ class Specialization:
         return {id(values[i]): passed[i] for i in self._others}
 
 
-def specialized(call: Invocation, values: tuple[Any, ...]) -> Specialization | None:
-    """Return what is known of calls like one whose arguments were converted; None where each may need more."""
+def specialized(call: Any, values: tuple[Any, ...]) -> Specialization | None:
+    """Return what is known of calls like an `Invocation`, its arguments converted; None where each may need more."""
     request = call.request
     if request.device is not None or request.stream is not None:
         return None
