@@ -6,7 +6,8 @@ Whatever needs more, such as a container, a copy of an argument or a device, is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from operator import is_
 from typing import TYPE_CHECKING, Any, cast
 
 from dlx._api.convert import convert
@@ -73,30 +74,16 @@ class Specialization:
         for i in self._looked:
             if kind_of(values[i]) is not None:
                 return None
-        others, to, i = self._others, self._spec.to, 0
-        if not others:
+        if not self._others:
             return values
         passed = [*values]
         try:
-            for i in others:
-                tensor = passed[i] = _borrow(passed[i], to)
-                if tensor is None:
-                    return None
-            if len(others) > 1 and len({id(values[i]) for i in others}) < len(others):
-                return None  # an array that is passed twice is converted once
-            for i in others:
-                new = passed[i] = _load(passed[i], values[i], to)
-                if new is NotImplemented:  # the adapters have changed since
-                    return None
-            return passed
-        except BaseException as error:
-            tensor = new = None  # this frame is in the traceback
-            passed.clear()
-            if isinstance(error, DlxError):
-                names = list(options)
-                n = len(values) - len(names)
-                root, path = self._spec.place(i) if i < n else (names[i - n], ())
-                error.complete(root=root, path=path)
+            return passed if _share(passed, values, self._others, self._spec.to) else None
+        except DlxError as error:
+            names, (i,) = [*options], passed
+            first = len(values) - len(names)
+            root, path = self._spec.place(i) if i < first else (names[i - first], ())
+            error.complete(root=root, path=path)
             raise
 
     def outward(self, result: Any, values: tuple[Any, ...], passed: Any) -> Any:
@@ -114,6 +101,8 @@ class Specialization:
         kind, stays = self._last
         if kind is not type(result):
             kind = type(result)
+            if kind is tuple or kind is list or kind is dict:
+                return self._parts_outward(result, values, passed)
             what = what_is(kind)
             if what is kind:
                 return result if kind_of(result) is None else NotImplemented
@@ -130,9 +119,60 @@ class Specialization:
             error.complete(root="result")
             raise
 
+    def _parts_outward(self, result: Any, values: tuple[Any, ...], passed: Any) -> Any:
+        """Convert the arrays in a flat container, all or none; NotImplemented for `Invocation`."""
+        is_dict, others, found = type(result) is dict, [], False
+        keys, before = ([*result], [*result.values()]) if is_dict else ([*range(len(result))], [*result])
+        parts, own = [*before], {id(new): old for old, new in zip(values, passed, strict=True)}
+        if self._spec.lazy or (self._spec.returns is not None and any(id(part) in own for part in before)):
+            return NotImplemented
+        for i, part in enumerate(before):
+            what = what_is(type(part))
+            if what is type(part) or not (what is None or isinstance(what, Adapter)):
+                return NotImplemented
+            found = found or what is not None
+            if id(part) in own:
+                parts[i] = own[id(part)]
+            elif what is not None and self._to is not None:
+                others.append(i)
+        try:
+            if not _share(parts, before, others, self._to):
+                return NotImplemented
+        except DlxError as error:
+            error.complete(root="result", path=(keys[parts[0]],))
+            raise
+        is_new = found and ((self._to is not None and type(result) is not tuple) or not all(map(is_, parts, before)))
+        if not is_new:
+            return result
+        return dict(zip(keys, parts, strict=True)) if is_dict else type(result)(parts)
+
     def shared(self, values: tuple[Any, ...], passed: Any) -> dict[int, Any]:
         """Return address of an array of the caller's -> what was passed instead."""
         return {id(values[i]): passed[i] for i in self._others}
+
+
+def _share(arrays: list[Any], before: Sequence[Any], which: Sequence[int], to: Any) -> bool:
+    """Replace some arrays by those of a target that share their memory, all or none; False where that cannot be.
+
+    After an error `arrays` holds the number of the one that it is about.
+    """
+    i = 0
+    try:
+        for i in which:
+            new = arrays[i] = _borrow(before[i], to)
+            if new is None:
+                return False
+        if len(which) > 1 and len({id(before[i]) for i in which}) < len(which):
+            return False  # an array that stands there twice is converted once
+        for i in which:
+            if arrays[i] is not before[i]:
+                new = arrays[i] = _load(arrays[i], before[i], to)
+                if new is NotImplemented:  # the adapters have changed since
+                    return False
+        return True
+    except BaseException:
+        new, arrays[:] = None, [i]  # this frame is in the traceback
+        raise
 
 
 def specialized(call: Any, values: tuple[Any, ...]) -> Specialization | None:
