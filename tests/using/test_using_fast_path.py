@@ -234,7 +234,16 @@ def test_every_argument_and_every_body():
                 compare(to, body, [make])
 
 
-@settings(deadline=None)
+@pytest.mark.parametrize("returns", ["numpy", "torch"])
+@pytest.mark.parametrize("to", ["numpy", "torch"])
+def test_another_framework_of_results(to, returns):
+    """Also of arguments that are returned, and of parts of a container."""
+    for body in ("first", "plus", "pair", "write and return", "grad part"):
+        for make in MADE.values():
+            compare(to, body, [make], returns=returns)
+
+
+@settings(deadline=None, max_examples=200)
 @given(data=st.data())
 def test_generated_signatures(data):
     """Several arguments, by position and by name, with options, as functions and methods."""
