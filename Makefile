@@ -11,14 +11,17 @@ pyenv = $(wildcard $(PYENV_ROOT)/versions/$(patsubst python%,%,$(notdir $(1)))*/
 running = $(shell for python in $(foreach name,$(1),$(name) $(call pyenv,$(name))); do \
     $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$python; exit; }; done)
 
-PYTHON ?= python3.11 python3.12 python3.13 python3
+PYTHON ?= python3.11 python3.12 python3.13 python3.14 python3.15 python3
 override PYTHON := $(or $(call running,$(PYTHON)),no-python-3.11-or-later-found)
 TORCH ?= torch==2.13.0
 VENV ?= .venv
 DIST = .venv-dist-$(notdir $(PYTHON))
-PYTHONS ?= python3.12 python3.13
+PYTHONS ?= python3.12 python3.13 python3.14 python3.15
+# Where `make test-debian` keeps a Debian with Pythons that do not run here.
+DEBIAN ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dlx/debian
+DEBIAN_PYTHONS ?= $(foreach name,$(PYTHONS),$(if $(call running,$(name)),,$(name)))
 # The oldest numpy that is served, legacy capsules only, and the last ml_dtypes for it: `make test-old-numpy`.
-OLD_NUMPY ?= numpy==1.26.4 ml_dtypes==0.5.4
+OLD_NUMPY ?= $(shell $(PYTHON) tests/support/versions.py --print --only numpy==1.26)
 
 # Processes that run tests side by side, a file in one of them; 0 for none.
 JOBS ?= auto
@@ -26,15 +29,16 @@ JOBS ?= auto
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SANITIZE := $(filter 1,$(DLX_SANITIZE))
-# libasan must be the first library of the process; it looks for C++'s throw while it loads, and torch throws. Python's own
-# leaks at exit are no finding, and a size that no memory has is an error of Python's, not of the process.
+# libasan must be the first library of the process; it looks for C++'s throw while it loads, and torch throws. It sees the
+# objects of Python where malloc makes them. Python's own leaks at exit are no finding, and a size that no memory has is an
+# error of Python's, not of the process.
 RUN = $(if $(SANITIZE),env LD_PRELOAD="$(shell cc -print-file-name=libasan.so) $(shell cc -print-file-name=libstdc++.so)" \
-    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 )$(BIN)/python
+    PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 )$(BIN)/python
 SOURCES := Makefile build_ffi.py setup.py pyproject.toml constraints.txt dlx/_core/headers.py $(wildcard c_src/*/* adapters/*.c)
 # torch is installed exactly as asked, and left out, with a word, where that is not to be had.
 TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 
-.PHONY: demo test test-deep test-all test-pythons test-old-numpy test-bare bench bench-count conformance matrix screens docs dist lint format clean
+.PHONY: demo test test-deep test-sanitize test-allocations fuzz fuzz-producers soak test-exits test-interrupts test-all test-pythons test-debian test-old-numpy test-bare test-versions bench bench-count conformance matrix screens docs dist lint format clean
 
 demo: $(VENV)/.built $(TORCH_STAMP)
 	$(RUN) examples/quickstart.py
@@ -44,10 +48,40 @@ test: $(VENV)/.built $(TORCH_STAMP)
 
 # The property tests over many more examples (2 000 in `make test`).
 test-deep: $(VENV)/.built $(TORCH_STAMP)
-	DLX_EXAMPLES=$(or $(EXAMPLES),100000) $(RUN) -m pytest tests/engine/test_round_trips.py $(ARGS)
+	DLX_EXAMPLES=$(or $(EXAMPLES),100000) $(RUN) -m pytest tests/engine/test_round_trips.py tests/reliability/test_rules.py $(ARGS)
+
+# Producers that lie, COUNT= of them in subprocesses; SEED= repeats a run, ARGS="--only N" one case of it (2 500 in `make test`).
+fuzz-producers: $(VENV)/.built $(TORCH_STAMP)
+	PYTHONPATH=tests/support $(RUN) tests/support/producer_fuzz.py --count $(or $(COUNT),1000000) --seed $(or $(SEED),1) $(ARGS)
+
+# libFuzzer on the pure C core; it wants clang. EXECUTIONS=20000000 runs longer, ARGS="--seed 7 --update" passes arguments.
+fuzz:
+	$(PYTHON) tests/support/fuzz_core.py $(if $(EXECUTIONS),--executions $(EXECUTIONS)) $(ARGS)
+
+# Ten million calls of every kind, some of which fail: nothing is left behind, and nothing gets slower.
+soak: $(VENV)/.built $(TORCH_STAMP)
+	$(RUN) tests/support/soak.py $(ARGS)
+
+# Two hundred ends of a process with results alive, in globals, cycles, threads, children and more.
+test-exits: $(VENV)/.built $(TORCH_STAMP)
+	$(RUN) tests/support/exits.py $(ARGS)
+
+# An interrupt wherever Python looks for signals in dlx's code; first calls too, at some of their lines.
+test-interrupts: $(VENV)/.built $(TORCH_STAMP)
+	$(RUN) tests/support/interrupts.py $(ARGS)
+	$(RUN) tests/support/interrupts.py cold --sample 1000 $(ARGS)
+
+# The tests under the address and undefined-behaviour sanitizers, ARGS for a part.
+# What measures memory is skipped (the mark `unsanitized`). Leaks are not looked for: Python itself has some at exit.
+test-sanitize:
+	@$(MAKE) --no-print-directory DLX_SANITIZE=1 test
+
+# Every allocation of a call fails once: all calls (a few in `make test`).
+test-allocations: $(VENV)/.built $(TORCH_STAMP)
+	DLX_ALLOCATIONS=all $(RUN) -m pytest tests/reliability/test_allocations.py $(ARGS)
 
 # Everything that tests can be run with here, the interpreters first: one that does not run is told at once.
-test-all: test-pythons test-old-numpy test-bare test
+test-all: test-pythons test-debian test-old-numpy test-bare test
 
 # The same tests under other interpreters, without torch, each in an environment of its own.
 test-pythons:
@@ -58,11 +92,22 @@ test-pythons:
 	    $(MAKE) --no-print-directory test PYTHON=$$python VENV=.venv-$$name TORCH=; \
 	done
 
+# The same with those of PYTHONS that do not run here, from Debian's unstable suite, in a chroot. What that takes and this
+# machine lacks (root, debootstrap, network) is said in a sentence.
+test-debian:
+	@ARGS="$(ARGS)" JOBS=$(JOBS) tests/support/debian.sh $(DEBIAN) $(DEBIAN_PYTHONS)
+
 test-old-numpy:
 	@echo "== $(OLD_NUMPY), without torch"
 	@$(MAKE) --no-print-directory .venv-old-numpy/.built VENV=.venv-old-numpy TORCH= EXTRA=test-bare
 	@.venv-old-numpy/bin/python -m pip --disable-pip-version-check install --quiet $(OLD_NUMPY)
 	@$(MAKE) --no-print-directory test VENV=.venv-old-numpy TORCH= EXTRA=test-bare
+
+# Versions of frameworks in turn, with the tests that they can change, as tests/versions.toml says; VERSIONS="numpy torch==2.9"
+# picks some of them.
+test-versions:
+	@$(PYTHON) tests/support/versions.py --pythons $(foreach name,python3.11 $(PYTHONS),$(call running,$(name))) \
+	    --only $(VERSIONS) --args "-n $(JOBS) --dist loadfile $(ARGS)"
 
 test-bare:
 	@echo "== $(PYTHON), without any framework"
@@ -93,14 +138,14 @@ bench-count: $(VENV)/.built $(TORCH_STAMP) $(VENV)/.peers
 lint: $(VENV)/.built $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror c_src/*/*.[ch] adapters/*.c benchmarks/*.c tests/c/*.c examples/*/*.c examples/*/*.h examples/*/src/*/*.c
+	$(BIN)/clang-format --dry-run --Werror c_src/*/*.[ch] adapters/*.c benchmarks/*.c tests/c/*.c examples/*/*.c examples/*/*.cpp examples/*/*.h examples/*/src/*/*.c
 	$(BIN)/mypy
 	cc -std=c11 -fsyntax-only -Wall -Wextra -Wpedantic -Wconversion -Wno-sign-conversion -Ic_src -Ic_src/include c_src/core/*.c c_src/cuda/*.c
 
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i c_src/*/*.[ch] adapters/*.c benchmarks/*.c tests/c/*.c examples/*/*.c examples/*/*.h examples/*/src/*/*.c
+	$(BIN)/clang-format -i c_src/*/*.[ch] adapters/*.c benchmarks/*.c tests/c/*.c examples/*/*.c examples/*/*.cpp examples/*/*.h examples/*/src/*/*.c
 
 # The documentation as a site, in site/. Warnings are errors.
 docs: .venv-docs/.made

@@ -9,9 +9,9 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include <stdlib.h>
 #include <string.h>
 
+#include "core/allocate.h"
 #include "dlpack_abi.h"
 #include "python/gil.h"
 
@@ -179,7 +179,7 @@ static int managed(void* object, DLManagedTensorVersioned** out) {
   DLTensor t;
   if (describe(a, strides, &t) < 0) return -1;
   size_t dims = (size_t)a->ndim * sizeof(int64_t);
-  DLManagedTensorVersioned* m = malloc(sizeof *m + 2 * dims);
+  DLManagedTensorVersioned* m = dlx_allocate(sizeof *m + 2 * dims);
   if (m == NULL) {
     PyErr_NoMemory();
     return -1;

@@ -269,7 +269,7 @@ def _exchange() -> Any:
     return capsule
 
 
-def _keeps_export(kind: type) -> bool:
+def _keeps_export(kind: Any) -> bool:
     """Return whether a subclass exports its memory as numpy does, and has no mask."""
     np = sys.modules["numpy"]
     return kind.__dlpack__ is np.ndarray.__dlpack__ and not hasattr(kind, "mask")

@@ -88,7 +88,10 @@ _COMPACT = Capabilities(dtypes=_NUMBERS, min_ndim=1, max_ndim=64, keeps_readonly
 # Classes of arrays whose values are numbers, and the dtypes.
 _PRIMITIVE = {
     **{f"pyarrow.{sign}Int{bits}Array": f"{sign.lower()}int{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)},
-    **{f"pyarrow.{name}Array": dtype for name, dtype in (("HalfFloat", "float16"), ("Float", "float32"), ("Double", "float64"))},
+    **{
+        f"pyarrow.{name}Array": dtype
+        for name, dtype in (("HalfFloat", "float16"), ("Float", "float32"), ("Double", "float64"))
+    },
 }
 
 
@@ -97,15 +100,15 @@ def _export(obj: Any) -> Tensor | None:
     buffer = obj.buffers()[1]
     if obj.null_count or buffer is None or not buffer.is_cpu:
         return None
-    dtype, itemsize = _dtype_of(type(obj))
+    dtype, itemsize = _dtype_of(type(obj).__name__)
     length = len(obj)
     address = buffer.address + obj.offset * itemsize if length else 0
     return over_memory(address, (length,), None, dtype, HOST, readonly=True, owner=obj)
 
 
 @functools.cache
-def _dtype_of(kind: type) -> tuple[DType, int]:
-    dtype = DType(_PRIMITIVE[f"pyarrow.{kind.__name__}"])
+def _dtype_of(name: str) -> tuple[DType, int]:
+    dtype = DType(_PRIMITIVE[f"pyarrow.{name}"])
     return dtype, dtype.bits // 8
 
 
@@ -261,6 +264,9 @@ class ArrowAdapter(_Arrow):
             return pa.chunked_array([self.copy(chunk) for chunk in obj.chunks], obj.type)
         if isinstance(obj, pa.Tensor):
             return pa.Tensor.from_numpy(obj.to_numpy().copy(order="K"), obj.dim_names)
+        if not hasattr(obj, "copy_to"):  # before 18: through a message, which holds its own memory
+            batch = pa.record_batch([obj], ["copied"])
+            return pa.ipc.read_record_batch(batch.serialize(), batch.schema).column(0)
         return obj.copy_to(pa.default_cpu_memory_manager())
 
 

@@ -506,7 +506,9 @@ def _storage(obj: Any) -> Any:
     """Return the storage behind a tensor, or None where there is none (wrapper subclasses)."""
     try:
         return obj.untyped_storage()
-    except (NotImplementedError, RuntimeError):
+    except RuntimeError as error:  # and NotImplementedError
+        if "Failed to allocate" in str(error):
+            raise MemoryError from error
         return None
 
 

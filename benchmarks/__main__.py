@@ -20,11 +20,25 @@ from benchmarks.pairs import pairs
 from benchmarks.picture import draw
 from benchmarks.trees import trees
 from benchmarks.using import using
+from benchmarks.verbs import verbs
 from benchmarks.views import views
 from benchmarks.where import where
 
 PEERS = ("numpy", "torch", "apache-tvm-ffi", "cuda-core", "arraybridge", "optree")
-PARTS = ("imports", "owned", "conversions", "fresh", "where", "pairs", "copies", "trees", "views", "using", "batch")
+PARTS = (
+    "imports",
+    "owned",
+    "conversions",
+    "fresh",
+    "where",
+    "pairs",
+    "copies",
+    "trees",
+    "verbs",
+    "views",
+    "using",
+    "batch",
+)
 
 
 def versions():
@@ -61,6 +75,8 @@ def measure(parts, *, quick):
         found["copies"] = copies(names["np"], (1,) if quick else (1, 10, 100))
     if "trees" in parts and "t" in names:
         found["trees"] = trees(names, quick=quick)
+    if "verbs" in parts and "t" in names:
+        found["verbs"] = verbs(names, quick=quick)
     if "views" in parts and "t" in names:
         found["views"] = views(names, quick=quick)
     if "using" in parts and "t" in names:

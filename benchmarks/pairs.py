@@ -38,7 +38,12 @@ _BY_HAND = {
         "torch.from_numpy(x.copy())",
         "torch.from_numpy(x.to_numpy().copy())",
     ),
-    "jax": ("jnp.asarray(x)", "jnp.from_dlpack(x)", "jnp.asarray(np.frombuffer(x, dtype='f4'))", "jnp.asarray(x.numpy())"),
+    "jax": (
+        "jnp.asarray(x)",
+        "jnp.from_dlpack(x)",
+        "jnp.asarray(np.frombuffer(x, dtype='f4'))",
+        "jnp.asarray(x.numpy())",
+    ),
     "tvm_ffi": (
         "tvm_ffi.from_dlpack(x)",
         "tvm_ffi.from_dlpack(x.to_numpy().copy())",

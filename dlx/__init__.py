@@ -24,7 +24,7 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
 if TYPE_CHECKING:
     from dlx import adapter, ctypes, errors
     from dlx import typing as typing
-    from dlx._api.c_interop import borrow, empty, from_dlpack, from_managed, from_pointer, to_capsule
+    from dlx._api.c_interop import borrow, empty, exchange_api, from_dlpack, from_managed, from_pointer, to_capsule
     from dlx._api.convert import plan
     from dlx._api.shares_memory import shares_memory
     from dlx._api.signatures import convert, stack
@@ -61,6 +61,7 @@ __all__ = [
     "from_pointer",
     "from_managed",
     "borrow",
+    "exchange_api",
     "devices",
     "release_pending",
     "ffi",
@@ -94,6 +95,7 @@ _MODULES = {
     "from_pointer": "_api.c_interop",
     "from_managed": "_api.c_interop",
     "borrow": "_api.c_interop",
+    "exchange_api": "_api.c_interop",
     "devices": "_core.cuda",
     "release_pending": "_core.cuda",
     "ffi": "_core.native",

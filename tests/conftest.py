@@ -21,6 +21,15 @@ from dlx.adapter import KnownIssue
 NO_DRIVER = "no-driver-in-this-test.so"
 os.environ["DLX_CUDA_DRIVER"] = NO_DRIVER
 
+SANITIZED = b"-fsanitize=address" in native.ffi.string(native.lib.dlx_compile_flags())
+
+
+def pytest_runtest_setup(item):
+    """Skip what means nothing where the extensions are built with the sanitizers; the mark says why."""
+    mark = item.get_closest_marker("unsanitized")
+    if mark is not None and SANITIZED:
+        pytest.skip(f"with the sanitizers {mark.args[0]}")
+
 
 @pytest.fixture(autouse=True)
 def no_leaks():

@@ -10,7 +10,7 @@ enum { ANY_LAYOUT = DLX_LAYOUT_NEGATIVE | DLX_LAYOUT_ZERO | DLX_LAYOUT_GAPS | DL
 int64_t dlx_natural_alignment(DLDataType dtype) {
   int64_t bits = dtype.code == kDLComplex ? dtype.bits / 2 : dtype.bits;
   if (bits < 16 || bits % 8 != 0 || (bits & (bits - 1)) != 0) return 1;
-  return bits > 128 ? 16 : bits / 8;
+  return bits / 8;
 }
 
 int64_t dlx_wanted_alignment(DLDataType dtype, const dlx_capabilities* consumer) {

@@ -23,10 +23,15 @@ static int64_t item_bits(DLDataType dtype) {
   return (int64_t)dtype.bits * dtype.lanes;
 }
 
+/* Rounded up, without a sum that could overflow. */
+static int64_t whole_bytes(int64_t bits) {
+  return bits / 8 + (bits % 8 != 0);
+}
+
 int64_t dlx_itemsize(DLDataType dtype, uint64_t flags) {
   int64_t bits = item_bits(dtype);
   if (bits % 8 == 0) return bits / 8;
-  return (flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) ? (bits + 7) / 8 : 0;
+  return (flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) ? whole_bytes(bits) : 0;
 }
 
 int dlx_data_is_address(int32_t device_type) {
@@ -98,7 +103,7 @@ int dlx_validate(const DLTensor* t, uint64_t flags) {
     int64_t first, end;
     if ((uintptr_t)t->data > INT64_MAX ||
         __builtin_add_overflow((int64_t)(uintptr_t)t->data, (int64_t)t->byte_offset, &first) ||
-        __builtin_add_overflow(first, high / 8 + 1, &end) || first + low / 8 < 0) {
+        __builtin_add_overflow(first, high / 8 + 1, &end) || first < whole_bytes(-low)) {
       return DLX_E_OVERFLOW;
     }
   }
@@ -141,7 +146,7 @@ int64_t dlx_size(const DLTensor* t) {
 
 int64_t dlx_nbytes(const DLTensor* t, uint64_t flags) {
   int64_t item = dlx_itemsize(t->dtype, flags);
-  return item ? dlx_size(t) * item : (dlx_size(t) * item_bits(t->dtype) + 7) / 8;
+  return item ? dlx_size(t) * item : whole_bytes(dlx_size(t) * item_bits(t->dtype));
 }
 
 void dlx_extent(const DLTensor* t, uint64_t flags, int64_t* low, int64_t* high) {
@@ -153,17 +158,18 @@ void dlx_extent(const DLTensor* t, uint64_t flags, int64_t* low, int64_t* high) 
     *low *= item;
     *high = (*high + 1) * item;
   } else {
-    *low = -((-*low * item_bits(t->dtype) + 7) / 8); /* rounded away from the first element */
-    *high = ((*high + 1) * item_bits(t->dtype) + 7) / 8;
+    *low = -whole_bytes(-*low * item_bits(t->dtype)); /* rounded away from the first element */
+    *high = whole_bytes((*high + 1) * item_bits(t->dtype));
   }
 }
 
 void dlx_compact_strides(int32_t ndim, const int64_t* shape, int64_t* strides) {
   int64_t step = 1;
   for (int32_t i = ndim - 1; i >= 0; i--) {
-    strides[i] = step;
+    int64_t below = step;
     /* Beyond an empty dimension strides mean nothing; never let them overflow. */
-    if (shape[i] > 1 && __builtin_mul_overflow(step, shape[i], &step)) step = 1;
+    if (shape[i] > 1 && __builtin_mul_overflow(below, shape[i], &step)) below = step = 1;
+    strides[i] = below;
   }
 }
 

@@ -2,10 +2,7 @@
  * wrapped like any other foreign memory; an exported one is a thin shell around one of our managed
  * tensors. */
 
-#include "dlx.h"
-
-#include <stdatomic.h>
-#include <stdlib.h>
+#include "allocate.h"
 
 static void release_foreign(void* managed) {
   dlx_legacy_release(managed);
@@ -21,7 +18,7 @@ static void drop_shell(DLManagedTensor* self) {
 }
 
 int dlx_legacy_export(DLManagedTensorVersioned* made, DLManagedTensor** out) {
-  DLManagedTensor* shell = malloc(sizeof *shell);
+  DLManagedTensor* shell = dlx_allocate(sizeof *shell);
   if (shell == NULL) return DLX_E_MEMORY;
   shell->dl_tensor = made->dl_tensor; /* shape and strides live as long as `made` */
   shell->manager_ctx = made;

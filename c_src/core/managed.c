@@ -5,12 +5,11 @@
 
 #define _DEFAULT_SOURCE /* madvise is beyond ISO C */
 
+#include "allocate.h"
 #include "copy.h"
 #include "hot.h"
 
 #include <pthread.h>
-#include <stdatomic.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 
 typedef struct {
@@ -61,8 +60,9 @@ static counter* take_counter(void) {
   counter* found = atomic_load(&counters);
   while (found && atomic_flag_test_and_set(&found->taken)) found = found->next;
   if (found == NULL) {
-    found = calloc(1, sizeof *found);
+    found = dlx_allocate(sizeof *found);
     if (found == NULL) return NULL;
+    *found = (counter){.taken = ATOMIC_FLAG_INIT};
     atomic_flag_test_and_set(&found->taken);
     found->next = atomic_load(&counters);
     while (!atomic_compare_exchange_weak(&counters, &found->next, found)) continue;
@@ -136,7 +136,7 @@ DLX_HOT int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, d
 DLX_HOT int dlx_managed_trust(const DLTensor* like, uint64_t flags, void* owner,
                               dlx_release release, DLManagedTensorVersioned** out) {
   size_t rank = (size_t)like->ndim;
-  made_tensor* self = malloc(sizeof *self + 2 * rank * sizeof(int64_t));
+  made_tensor* self = dlx_allocate(sizeof *self + 2 * rank * sizeof(int64_t));
   if (self == NULL) return DLX_E_MEMORY;
 
   *self = (made_tensor){
@@ -174,7 +174,11 @@ static void release_foreign(void* managed) {
 
 int dlx_managed_adopt(DLManagedTensorVersioned* foreign, DLManagedTensorVersioned** out) {
   if (foreign->version.major != DLX_DLPACK_MAJOR) return DLX_E_VERSION;
-  return dlx_managed_new(&foreign->dl_tensor, foreign->flags, foreign, release_foreign, out);
+  uint64_t flags = foreign->flags;
+  /* Of whole bytes it says nothing, and what hands the tensor on would have to say it again. */
+  if (dlx_itemsize(foreign->dl_tensor.dtype, 0))
+    flags &= ~(uint64_t)DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
+  return dlx_managed_new(&foreign->dl_tensor, flags, foreign, release_foreign, out);
 }
 
 int dlx_managed_share(DLManagedTensorVersioned* made, const DLTensor* like, uint64_t flags,
@@ -233,7 +237,7 @@ int dlx_managed_empty(const DLTensor* like, uint64_t flags, int keep_order,
   fresh.data = NULL;
   if (size > 0) {
     size_t whole = ((size_t)nbytes + DLX_ALIGNMENT - 1) / DLX_ALIGNMENT * DLX_ALIGNMENT;
-    fresh.data = aligned_alloc(DLX_ALIGNMENT, whole);
+    fresh.data = dlx_allocate_aligned(whole);
     if (fresh.data == NULL) return DLX_E_MEMORY;
 #ifdef MADV_HUGEPAGE
     /* Large fresh memory is dominated by page faults; ask for huge pages as numpy does. */

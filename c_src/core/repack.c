@@ -46,9 +46,11 @@ static void each(packed dense, const DLTensor* loose, int packs) {
     int64_t below = 1; /* elements of the dimensions further in */
     for (int32_t d = loose->ndim - 1; d >= 0; d--) {
       int64_t stride = loose->strides ? loose->strides[d] : below;
-      at += stride;
-      if (++index[d] < loose->shape[d]) break;
-      at -= stride * loose->shape[d];
+      if (++index[d] < loose->shape[d]) {
+        at += stride;
+        break;
+      }
+      at -= stride * (loose->shape[d] - 1); /* of an extent of 1 the stride may be any number */
       index[d] = 0;
       below *= loose->shape[d];
     }

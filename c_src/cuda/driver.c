@@ -2,12 +2,11 @@
  * read, and without it everything else goes on. */
 
 #include "driver.h"
+#include "core/allocate.h"
 
 #include <dlfcn.h>
 #include <stdarg.h>
-#include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 cu_table cu;
@@ -48,7 +47,7 @@ const char* dlx_cuda_message(void) {
 /* GIL: not needed. Errors: without memory, the sentence above stands for it. */
 __attribute__((format(printf, 1, 2))) static void say(const char* format, ...) {
   char* text = find_message();
-  if (text == NULL && has_message && (text = malloc(MESSAGE)) &&
+  if (text == NULL && has_message && (text = dlx_allocate(MESSAGE)) &&
       pthread_setspecific(message, text) != 0) {
     free(text);
     text = NULL;

@@ -2,10 +2,10 @@
  * rows and boxes; any other layout takes several calls, up to a limit. */
 
 #include "driver.h"
+#include "core/allocate.h"
 #include "core/copy.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
 /* ---- allocation ------------------------------------------------------------------------------ */
 
@@ -62,9 +62,9 @@ int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t
   fresh.byte_offset = 0;
   fresh.data = NULL;
   if (dlx_size(like) == 0) return dlx_managed_new(&fresh, flags, NULL, NULL, out);
-  block* self = calloc(1, sizeof *self);
+  block* self = dlx_allocate(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
-  self->device = device_id;
+  *self = (block){.device = device_id};
   status = dlx_cuda_push(device_id);
   if (status == DLX_OK) {
     status = allocate(self, (size_t)dlx_nbytes(like, flags), stream);
@@ -215,7 +215,7 @@ static int send_packed(const DLTensor* from, const DLTensor* to, uint64_t flags,
 static int fetch_whole(const DLTensor* from, const DLTensor* to, uint64_t flags, uint64_t stream) {
   int64_t low, high;
   dlx_extent(from, flags, &low, &high);
-  char* bytes = malloc((size_t)(high - low));
+  char* bytes = dlx_allocate((size_t)(high - low));
   if (bytes == NULL) return DLX_E_MEMORY;
   int64_t extent = high - low;
   DLTensor source = {.data = (char*)from->data + from->byte_offset + low,

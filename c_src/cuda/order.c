@@ -4,9 +4,7 @@
  * the state that the event had then. So events are taken from a small pool and returned to it. */
 
 #include "driver.h"
-
-#include <stdatomic.h>
-#include <stdlib.h>
+#include "core/allocate.h"
 
 /* ---- events, by the device whose context they belong to -------------------------------------- */
 
@@ -173,11 +171,9 @@ struct dlx_ready {
 
 /* GIL: not needed. Errors: DLX_E_MEMORY. */
 static int make_ready(int32_t device_id, uint64_t stream, dlx_ready** out) {
-  *out = calloc(1, sizeof **out);
+  *out = dlx_allocate(sizeof **out);
   if (*out == NULL) return DLX_E_MEMORY;
-  atomic_init(&(*out)->holders, 1);
-  (*out)->device = device_id;
-  (*out)->stream = stream;
+  **out = (dlx_ready){.holders = 1, .device = device_id, .stream = stream};
   return DLX_OK;
 }
 
@@ -297,7 +293,7 @@ int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release rel
                 dlx_release release_keep, void** out) {
   int status = dlx_cuda_load(); /* not at release, which cannot report an error */
   if (status != DLX_OK) return status;
-  use* self = malloc(sizeof *self);
+  use* self = dlx_allocate(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
   int may_die = keep == NULL && !is_own(device_id, stream);
   /* 2 is another stream on the thread that releases; the legacy stream waits for them all. */
@@ -355,7 +351,7 @@ static int append(use* self) {
   queue* at = queues;
   while (at && (at->device != self->device || at->stream != self->stream)) at = at->next;
   if (at == NULL) {
-    at = calloc(1, sizeof *at);
+    at = dlx_allocate(sizeof *at);
     if (at == NULL) return 0;
     *at = (queue){.device = self->device, .stream = self->stream, .next = queues};
     queues = at;

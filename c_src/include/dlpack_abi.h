@@ -1,17 +1,73 @@
 #ifndef DLX_DLPACK_ABI_H_
 #define DLX_DLPACK_ABI_H_
 
+#include <stddef.h>
 #include <stdint.h>
 
-/* Our own declarations of the DLPack 1.3 binary interface. cffi reads this file too, so it holds
- * declarations only. tests/core/test_abi.py compares every size, offset and value with headers that
- * we did not write. Device codes travel as int32_t: a peer may send one that is not named here. */
+/* Our own declarations of the DLPack 1.3 binary interface, under the names of the upstream's
+ * dlpack.h. tests/core/test_abi.py compares every size, offset and value with headers that we did
+ * not write.
+ *
+ * One file may include this and any dlpack.h (the upstream's, torch's, tvm-ffi's ...), in any
+ * order: the first declares, the others see its guard. An older one that comes first is completed
+ * here, by what its version surely lacks: not by kDLMAIA and kDLTrn, which some of 1.0 and 1.1
+ * have. Include this header first where you need them.
+ *
+ * cffi reads this file too, with every #ifdef false and every #if and #ifndef true; it takes
+ * integer macros as constants. */
 
 enum { DLX_DLPACK_MAJOR = 1, DLX_DLPACK_MINOR = 3 };
 
+/* The version whose declarations are there already; 0 = none. Before 1.0 they are alike. */
+#ifndef DLPACK_DLPACK_H_
+#define DLPACK_DLPACK_H_
+#define DLX_DLPACK_BEFORE 0
+#elif defined(DLPACK_MAJOR_VERSION)
+#define DLX_DLPACK_BEFORE (DLPACK_MAJOR_VERSION * 100 + DLPACK_MINOR_VERSION)
+#else
+#define DLX_DLPACK_BEFORE 99
+#endif
+
+#if DLX_DLPACK_BEFORE >= 200
+#error "dlx describes DLPack 1, and the dlpack.h that was included is of another major version"
+#elif DLX_DLPACK_BEFORE == 99 && DLPACK_VERSION < 050
+#error "the dlpack.h that was included is older than 0.5: include dlpack_abi.h first"
+#elif DLX_DLPACK_BEFORE && DLX_DLPACK_BEFORE < 101
+#define DLX_DLPACK_NO_FLOAT8
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if !DLX_DLPACK_BEFORE
+
+#ifdef __cplusplus
+#define DLPACK_EXTERN_C extern "C"
+#else
+#define DLPACK_EXTERN_C
+#endif
+
+#ifndef _WIN32
+#define DLPACK_DLL
+#elif defined(DLPACK_EXPORTS)
+#define DLPACK_DLL __declspec(dllexport)
+#else
+#define DLPACK_DLL __declspec(dllimport)
+#endif
+
+#define DLPACK_MAJOR_VERSION 1
+#define DLPACK_MINOR_VERSION 3
+
 /* Where the data lives. CPU, CUDA_HOST (pinned) and ROCM_HOST can be read by the host as they are;
- * CUDA_MANAGED can after the device is done. CUDA and ROCM are never alike. */
+ * CUDA_MANAGED can after the device is done. CUDA and ROCM are never alike.
+ * In C a device type is an int32_t: a peer may send one that is not named here. */
+#ifdef __cplusplus
+enum DLDeviceType : int32_t {
+#else
+typedef int32_t DLDeviceType;
 enum {
+#endif
   kDLCPU = 1,
   kDLCUDA = 2,
   kDLCUDAHost = 3,
@@ -31,7 +87,7 @@ enum {
 };
 
 /* What an element is; `bits` says how wide. */
-enum {
+typedef enum {
   kDLInt = 0,
   kDLUInt = 1,
   kDLFloat = 2,
@@ -50,29 +106,16 @@ enum {
   kDLFloat6_e2m3fn = 15,
   kDLFloat6_e3m2fn = 16,
   kDLFloat4_e2m1fn = 17
-};
-
-/* Bits of DLManagedTensorVersioned.flags. */
-enum {
-  DLPACK_FLAG_BITMASK_READ_ONLY = 1, /* writing is undefined behaviour */
-  DLPACK_FLAG_BITMASK_IS_COPIED = 2, /* the producer made this memory for the request */
-  DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED =
-      4 /* each element below 8 bits has a byte of its own */
-};
+} DLDataTypeCode;
 
 typedef struct {
-  uint32_t major; /* differs: only version, manager_ctx, deleter and flags may be touched */
-  uint32_t minor; /* differs: readable, but enum values may be unknown */
-} DLPackVersion;
-
-typedef struct {
-  int32_t device_type; /* kDL..., by number */
+  DLDeviceType device_type;
   int32_t device_id;
 } DLDevice;
 
 typedef struct {
   uint8_t code;   /* kDL..., by number */
-  uint8_t bits;   /* of one fast path */
+  uint8_t bits;   /* of one lane */
   uint16_t lanes; /* 1 = scalar */
 } DLDataType;
 
@@ -93,14 +136,55 @@ typedef struct DLManagedTensor {
   void (*deleter)(struct DLManagedTensor* self); /* may be NULL; any thread, no lock held */
 } DLManagedTensor;
 
-typedef struct DLManagedTensorVersioned {
+#endif /* !DLX_DLPACK_BEFORE */
+
+/* Before 1.1. */
+#ifdef DLX_DLPACK_NO_FLOAT8
+enum {
+  kDLFloat8_e3m4 = 7,
+  kDLFloat8_e4m3 = 8,
+  kDLFloat8_e4m3b11fnuz = 9,
+  kDLFloat8_e4m3fn = 10,
+  kDLFloat8_e4m3fnuz = 11,
+  kDLFloat8_e5m2 = 12,
+  kDLFloat8_e5m2fnuz = 13,
+  kDLFloat8_e8m0fnu = 14,
+  kDLFloat6_e2m3fn = 15,
+  kDLFloat6_e3m2fn = 16,
+  kDLFloat4_e2m1fn = 17
+};
+#endif
+
+/* Bits of DLManagedTensorVersioned.flags. */
+#ifndef DLPACK_FLAG_BITMASK_READ_ONLY /* writing is undefined behaviour */
+#define DLPACK_FLAG_BITMASK_READ_ONLY 1UL
+#endif
+#ifndef DLPACK_FLAG_BITMASK_IS_COPIED /* the producer made this memory for the request */
+#define DLPACK_FLAG_BITMASK_IS_COPIED 2UL
+#endif
+#ifndef DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED
+/* Each element below 8 bits has a byte of its own. */
+#define DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED 4UL
+#endif
+
+#if DLX_DLPACK_BEFORE < 100
+typedef struct {
+  uint32_t major; /* differs: only version, manager_ctx, deleter and flags may be touched */
+  uint32_t minor; /* differs: readable, but enum values may be unknown */
+} DLPackVersion;
+
+struct DLManagedTensorVersioned {
   DLPackVersion version;
   void* manager_ctx; /* the producer's own */
   void (*deleter)(
       struct DLManagedTensorVersioned* self); /* may be NULL; any thread, no lock held */
   uint64_t flags;                             /* DLPACK_FLAG_BITMASK_... */
   DLTensor dl_tensor;
-} DLManagedTensorVersioned;
+};
+#endif
+
+#if DLX_DLPACK_BEFORE < 102
+typedef struct DLManagedTensorVersioned DLManagedTensorVersioned;
 
 /* The exchange API: a table that a type may carry as `__dlpack_c_exchange_api__`. Slots return 0,
  * or -1 with a Python exception set (the allocator tells through SetError instead). */
@@ -113,7 +197,7 @@ typedef int (*DLPackManagedTensorFromPyObjectNoSync)(void* py_object,
 typedef int (*DLPackManagedTensorToPyObjectNoSync)(DLManagedTensorVersioned* tensor,
                                                    void** out_py_object);
 typedef int (*DLPackDLTensorFromPyObjectNoSync)(void* py_object, DLTensor* out);
-typedef int (*DLPackCurrentWorkStream)(int32_t device_type, int32_t device_id,
+typedef int (*DLPackCurrentWorkStream)(DLDeviceType device_type, int32_t device_id,
                                        void** out_current_stream);
 
 typedef struct DLPackExchangeAPIHeader {
@@ -129,5 +213,10 @@ typedef struct DLPackExchangeAPI {
   DLPackDLTensorFromPyObjectNoSync dltensor_from_py_object_no_sync;
   DLPackCurrentWorkStream current_work_stream;
 } DLPackExchangeAPI;
+#endif
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

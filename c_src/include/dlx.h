@@ -3,11 +3,15 @@
 
 #include "dlpack_abi.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* The pure core: no Python in here. Every function states:
  *   Owns    who must release what, after success and after failure
  *   GIL     whether the caller needs it
  *   Errors  what the int returned means: DLX_OK, or one of the statuses below
- * cffi reads this file too, so it holds declarations only. */
+ * cffi reads this file too: see dlpack_abi.h. */
 
 enum {
   DLX_OK = 0,
@@ -178,6 +182,12 @@ void dlx_legacy_release(DLManagedTensor* managed);
 /* dlx_count_managed for the legacy struct. */
 void dlx_count_legacy(DLManagedTensor* self);
 
+/* ---- allocate.c: for tests ------------------------------------------------------------------- */
+
+/* Let one allocation of dlx's own C fail: number 1 is the next one, on any thread; 0 = none.
+ * Returns what was left of the number before: 0 = that allocation has failed. GIL: not needed. */
+int64_t dlx_fail_allocation(int64_t number);
+
 /* ---- check.c: may this consumer take this tensor as it is? ----------------------------------- */
 
 /* What a consumer that multiplies the extents of a tensor without elements wants of them: that the
@@ -267,5 +277,9 @@ const char* dlx_compiler(void);
 
 /* The flags that it was built with, warnings and paths left out. GIL: not needed. */
 const char* dlx_compile_flags(void);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -3,6 +3,10 @@
 
 #include "dlx.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* CUDA without its headers: the driver is found with dlopen when it is first needed. cffi reads
  * this file too, so it holds declarations only.
  *
@@ -124,5 +128,9 @@ int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t
  * as dlx_cuda_load, dlx_managed_empty, DLX_E_CAPTURE; DLX_E_SCATTERED between devices only. */
 int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, uint64_t stream,
                       int wait);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

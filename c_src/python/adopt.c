@@ -3,7 +3,7 @@
 
 #include "dlx_python.h"
 
-#include <stdlib.h>
+#include "core/allocate.h"
 
 /* The owner of an adopted tensor: the foreign struct, and the Python object that may hold the
  * memory of that struct itself. */
@@ -24,7 +24,7 @@ static void release_adopted(void* owner) {
  * nothing is taken and the struct was only read. Errors: a status. */
 static int adopt(void* foreign, int legacy, int borrow, PyObject* keep,
                  DLManagedTensorVersioned** out) {
-  adopted* self = malloc(sizeof *self);
+  adopted* self = dlx_allocate(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
   *self = (adopted){.keep = keep};
   int status = legacy ? dlx_legacy_adopt(foreign, &self->wrapper)

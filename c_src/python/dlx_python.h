@@ -161,6 +161,9 @@ extern PyMethodDef py_exchange_functions[];
 
 /* ---- python/exchange_export.c ---------------------------------------------------------------- */
 
+/* dlx.Tensor's exchange table. */
+extern const DLPackExchangeAPI py_tensor_table;
+
 /* Publish dlx.Tensor's exchange table on the type. Owns: the type holds the capsule; the table is
  * static. Errors: -1 with an exception. */
 int py_table_publish(PyTypeObject* type);

@@ -139,7 +139,7 @@ static int work_stream(int32_t device_type, int32_t device_id, void** out) {
   return -1;
 }
 
-static DLPackExchangeAPI table = {
+const DLPackExchangeAPI py_tensor_table = {
     .header = {.version = {DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR}, .prev_api = NULL},
     .managed_tensor_allocator = allocate,
     .managed_tensor_from_py_object_no_sync = to_managed,
@@ -149,7 +149,7 @@ static DLPackExchangeAPI table = {
 };
 
 int py_table_publish(PyTypeObject* type) {
-  PyObject* capsule = PyCapsule_New(&table, "dlpack_exchange_api", NULL);
+  PyObject* capsule = PyCapsule_New((void*)&py_tensor_table, "dlpack_exchange_api", NULL);
   if (capsule == NULL) return -1;
   /* Into the dict: the type is immutable from its birth. */
   int failed = PyDict_SetItemString(type->tp_dict, "__dlpack_c_exchange_api__", capsule);

@@ -49,7 +49,7 @@ static const DLPackExchangeAPI* table_of(PyObject* obj) {
 
 /* Errors: -1 with an exception: that of the slot, or one that says that it set none. */
 static int checked(int status, PyObject* obj, const char* slot) {
-  if (status == 0) return 0;
+  if (status == 0 && !PyErr_Occurred()) return 0;
   if (!PyErr_Occurred())
     PyErr_Format(PyExc_SystemError, "%s of %.200s failed without saying why", slot,
                  Py_TYPE(obj)->tp_name);

@@ -179,7 +179,8 @@ INLINE DLManagedTensorVersioned* borrow_own(py_route* r, const TensorObject* ten
 static DLManagedTensorVersioned* exported(const py_route* r, PyObject* obj) {
   DLManagedTensorVersioned *foreign, *made = NULL;
   if (r->exports && r->exports->managed_tensor_from_py_object_no_sync) {
-    if (r->exports->managed_tensor_from_py_object_no_sync(obj, &foreign) == 0) {
+    if (r->exports->managed_tensor_from_py_object_no_sync(obj, &foreign) == 0 &&
+        !PyErr_Occurred()) {
       if (dlx_managed_adopt(foreign, &made) != DLX_OK) dlx_managed_release(foreign);
       return made;
     }
@@ -220,7 +221,8 @@ INLINE DLManagedTensorVersioned* borrow_clear(py_route* r, PyObject* obj, unsign
                                               uint32_t* resolvable) {
   DLManagedTensorVersioned* made = NULL;
   DLTensor t;
-  if (r->exports->dltensor_from_py_object_no_sync(obj, &t) != 0) {
+  /* A table that reports success and leaves an error behind has failed as well. */
+  if (r->exports->dltensor_from_py_object_no_sync(obj, &t) != 0 || PyErr_Occurred()) {
     if (py_error_forget() < 0) return NULL;
     int may_export = !(r->owner.name || r->n_guards || r->quick || r->confirmed);
     return may_export ? borrow_exported(r, obj, options, resolvable) : NULL;
@@ -288,6 +290,38 @@ INLINE DLManagedTensorVersioned* borrow(py_route* r, PyObject* obj, unsigned opt
 DLManagedTensorVersioned* py_fast_path_borrow(py_route* r, PyObject* obj, unsigned options,
                                               uint32_t* resolvable) {
   return borrow(r, obj, options, resolvable);
+}
+
+/* Whether guards or a dtype are asked after borrowing; then Python may run. */
+INLINE int has_questions(const py_route* r, DLDataType dtype) {
+  if (r->confirmed && dtype.bits == 8) return 1;
+  for (int i = r->n_early; i < r->n_guards; i++) {
+    if (!r->guards[i].of_owner && r->guards[i].codes >> dtype.code & 1) return 1;
+  }
+  return 0;
+}
+
+DLX_HOT int py_fast_path_look(py_route* r, PyObject* obj, DLTensor* out) {
+  uint32_t resolvable;
+  if (r->exports == NULL || r->exports->dltensor_from_py_object_no_sync == NULL || r->is_managed ||
+      r->is_immutable || (r->n_states && !states_hold(r)))
+    return 0;
+  if (!switches_off(r) || !early_clear(r, obj)) return 0;
+  for (int asked = 0;; asked = 1) {
+    if (r->exports->dltensor_from_py_object_no_sync(obj, out) != 0 || PyErr_Occurred()) {
+      py_error_forget();
+      return 0;
+    }
+    DLDataType dtype = out->dtype;
+    if (out->device.device_type != kDLCPU || dtype.code > 31) return 0;
+    if (asked || !has_questions(r, dtype)) break; /* nothing has run since it was borrowed */
+    if (!late_clear(r, 0, dtype.code, obj, obj) || !dtype_confirmed(r, obj, dtype)) return 0;
+  }
+  if (out->strides == NULL && out->ndim) return 0;
+  if (!is_plain(r, out) && (dlx_validate(out, 0) != DLX_OK || out->data == NULL ||
+                            !is_accepted(r, out, 0, DLX_SHARES, &resolvable)))
+    return 0;
+  return r->quick == NULL || r->quick(obj, out);
 }
 
 /* ---- handed over ----------------------------------------------------------------------------- */
@@ -442,9 +476,10 @@ static int is_on_host(py_route* r, PyObject* obj) {
     if (((TensorObject*)obj)->managed == NULL) return 0;
     t = ((TensorObject*)obj)->managed->dl_tensor;
   } else if (r->exports && r->exports->dltensor_from_py_object_no_sync) {
-    if (r->exports->dltensor_from_py_object_no_sync(obj, &t) != 0) return py_error_forget(), 0;
+    if (r->exports->dltensor_from_py_object_no_sync(obj, &t) != 0 || PyErr_Occurred())
+      return py_error_forget(), 0;
   } else if (r->exports && r->exports->managed_tensor_from_py_object_no_sync) {
-    if (r->exports->managed_tensor_from_py_object_no_sync(obj, &foreign) != 0)
+    if (r->exports->managed_tensor_from_py_object_no_sync(obj, &foreign) != 0 || PyErr_Occurred())
       return py_error_forget(), 0;
     t.device = foreign->dl_tensor.device;
     dlx_managed_release(foreign);

@@ -56,6 +56,22 @@ static __attribute__((noinline, cold)) PyObject* read_options(unsigned* options,
   return to;
 }
 
+/* A container of another framework that becomes a list or dict. */
+static __attribute__((noinline)) PyObject* call_children(PyObject* callable, py_route* r,
+                                                         PyObject* obj, PyObject* to) {
+  py_route_enter(r);
+  PyObject* plain = PyObject_CallOneArg(r->children, obj);
+  py_route_leave(r);
+  if (plain == NULL) {
+    py_error_forget();
+    return NULL;
+  }
+  PyObject* result =
+      py_tree_takes(Py_TYPE(plain)) ? py_tree_run(callable, plain, to) : NULL; /* by Python */
+  Py_DECREF(plain);
+  return result;
+}
+
 /* convert(obj, like=...): the target of an array on the host, which the result shall be on as well.
  */
 static __attribute__((noinline)) PyObject* call_like(PyObject* callable, PyObject* const* args,
@@ -87,7 +103,7 @@ DLX_HOT static PyObject* fast_path_call(PyObject* callable, PyObject* const* arg
   } else {
     to = read_options(&options, args, n, names);
   }
-  if (to == NULL && n == 1 && PyTuple_GET_SIZE(names) == 1 &&
+  if (to == NULL && names && n == 1 && PyTuple_GET_SIZE(names) == 1 &&
       PyTuple_GET_ITEM(names, 0) == like_name)
     return call_like(callable, args, nargsf, names);
   if (to) {
@@ -96,7 +112,11 @@ DLX_HOT static PyObject* fast_path_call(PyObject* callable, PyObject* const* arg
       result = options ? NULL : py_tree_run(callable, args[0], to);
     } else {
       if (r == NULL) r = py_fast_path_route(callable, Py_TYPE(args[0]), to);
-      if (r && r->is_fast_path) result = py_fast_path_run(callable, r, args[0], to, options);
+      if (r && r->is_fast_path) {
+        result = py_fast_path_run(callable, r, args[0], to, options);
+      } else if (r && r->children && options == 0) {
+        result = call_children(callable, r, args[0], to);
+      }
     }
     if (result || PyErr_Occurred()) return result;
   }
@@ -277,6 +297,18 @@ static PyObject* fast_path_overlap(PyObject* callable, PyObject* const* args, Py
   return PyBool_FromLong(!apart);
 }
 
+PyDoc_STRVAR(fast_path_exchange_api_doc,
+             "_exchange_api(to, python_path, /)\n--\n\n"
+             "Return the exchange table for any array in a capsule; python_path(obj) makes a "
+             "dlx.Tensor where there is no\nroute.");
+
+static PyObject* fast_path_exchange_api(PyObject* callable, PyObject* const* args,
+                                        Py_ssize_t nargs) {
+  if (nargs == 2) return py_exchange_any(callable, args[0], args[1]);
+  PyErr_SetString(PyExc_TypeError, "_exchange_api takes a target and a function");
+  return NULL;
+}
+
 PyDoc_STRVAR(
     fast_path_convert_slot_doc,
     "_convert_slot(element, to, slots, known, moved, key, slot, /)\n--\n\n"
@@ -321,6 +353,8 @@ static PyMethodDef fast_path_methods[] = {
      fast_path_overlap_doc},
     {"_borrow", (PyCFunction)(void (*)(void))fast_path_borrow, METH_FASTCALL, fast_path_borrow_doc},
     {"_load", (PyCFunction)(void (*)(void))fast_path_load, METH_FASTCALL, fast_path_load_doc},
+    {"_exchange_api", (PyCFunction)(void (*)(void))fast_path_exchange_api, METH_FASTCALL,
+     fast_path_exchange_api_doc},
     {"__reduce__", fast_path_reduce, METH_NOARGS, NULL},
     {"__copy__", fast_path_copy, METH_NOARGS, NULL},
     {"__deepcopy__", fast_path_copy, METH_O, NULL},

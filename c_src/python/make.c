@@ -180,9 +180,10 @@ static int same_kind(const DLManagedTensorVersioned* a, const DLManagedTensorVer
          (s->ndim == 0 || memcmp(s->shape, t->shape, (size_t)s->ndim * sizeof *s->shape) == 0);
 }
 
-/* Fresh memory for n tensors like `row`, one after another. Errors: a status. */
+/* Fresh memory for n tensors like `row`, one after another; none where a consumer (NULL = none is
+ * asked) does not take it. Errors: a status. */
 static int empty_rows(const DLManagedTensorVersioned* row, Py_ssize_t n,
-                      DLManagedTensorVersioned** out) {
+                      const dlx_capabilities* consumer, DLManagedTensorVersioned** out) {
   int64_t shape[DLX_MAX_NDIM + 1] = {n};
   DLTensor like = row->dl_tensor;
   uint64_t flags = row->flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
@@ -193,6 +194,10 @@ static int empty_rows(const DLManagedTensorVersioned* row, Py_ssize_t n,
   like.shape = shape;
   like.strides = NULL;
   like.ndim++;
+  like.data = (void*)(uintptr_t)DLX_ALIGNMENT; /* as aligned as the memory will be; not read */
+  like.byte_offset = 0;
+  int status = dlx_validate(&like, flags);
+  if (status != DLX_OK || (consumer && dlx_check(&like, flags, consumer))) return status;
   return dlx_managed_empty(&like, flags, 0, out);
 }
 
@@ -214,18 +219,22 @@ static int copy_rows(DLManagedTensorVersioned* const* rows, Py_ssize_t n,
 
 PyDoc_STRVAR(
     tensor_stack_doc,
-    "tensor_stack(tensors, /)\n--\n\n"
+    "tensor_stack(tensors, capabilities=0, /)\n--\n\n"
     "Copy a list of tensors into one new tensor, along a new first dimension. Return the number of "
     "the first one\n"
-    "whose shape, dtype or device differs from the first's, if there is one. The GIL is released "
-    "while bytes move;\n"
+    "whose shape, dtype or device differs from the first's, if there is one; None where a consumer "
+    "does not take the\n"
+    "result, whose dlx_capabilities are at an address. The GIL is released while bytes move;\n"
     "nobody else may know the list.");
 
-static PyObject* tensor_stack(PyObject* module, PyObject* tensors) {
-  if (!PyList_CheckExact(tensors) || PyList_GET_SIZE(tensors) == 0) {
+static PyObject* tensor_stack(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  PyObject* tensors = nargs == 1 || nargs == 2 ? args[0] : NULL;
+  if (tensors == NULL || !PyList_CheckExact(tensors) || PyList_GET_SIZE(tensors) == 0) {
     PyErr_SetString(PyExc_TypeError, "tensor_stack takes a list with tensors in it");
     return NULL;
   }
+  const dlx_capabilities* consumer = nargs == 2 ? PyLong_AsVoidPtr(args[1]) : NULL;
+  if (consumer == NULL && PyErr_Occurred()) return NULL;
   Py_ssize_t n = PyList_GET_SIZE(tensors);
   DLManagedTensorVersioned *whole = NULL, **rows = managed_of(tensors, n);
   if (rows == NULL) return NULL;
@@ -237,12 +246,13 @@ static PyObject* tensor_stack(PyObject* module, PyObject* tensors) {
   }
   int status;
   Py_BEGIN_ALLOW_THREADS
-    status = empty_rows(rows[0], n, &whole);
-    if (status == DLX_OK) status = copy_rows(rows, n, whole);
+    status = empty_rows(rows[0], n, consumer, &whole);
+    if (status == DLX_OK && whole) status = copy_rows(rows, n, whole);
   Py_END_ALLOW_THREADS
   PyMem_Free(rows);
-  if (status == DLX_OK) return py_tensor_wrap(whole);
+  if (status == DLX_OK && whole) return py_tensor_wrap(whole);
   if (whole) dlx_managed_release(whole);
+  if (status == DLX_OK) Py_RETURN_NONE;
   return py_raise(status, NULL);
 }
 
@@ -306,7 +316,7 @@ PyMethodDef py_make_functions[] = {
     {"tensor_new", tensor_new, METH_VARARGS, tensor_new_doc},
     {"tensor_view", tensor_view, METH_VARARGS, tensor_view_doc},
     {"tensor_copy", (PyCFunction)(void (*)(void))tensor_copy, METH_FASTCALL, tensor_copy_doc},
-    {"tensor_stack", tensor_stack, METH_O, tensor_stack_doc},
+    {"tensor_stack", (PyCFunction)(void (*)(void))tensor_stack, METH_FASTCALL, tensor_stack_doc},
     {"tensor_repack", tensor_repack, METH_O, tensor_repack_doc},
     {"tensor_check", (PyCFunction)(void (*)(void))tensor_check, METH_FASTCALL, tensor_check_doc},
     {"buffer_address", buffer_address, METH_O, buffer_address_doc},

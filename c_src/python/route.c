@@ -95,6 +95,7 @@ static void route_free(py_route* r) {
   if (r->holds_type) Py_CLEAR(r->type);
   Py_CLEAR(r->key);
   Py_CLEAR(r->like);
+  Py_CLEAR(r->children);
   Py_CLEAR(r->target);
   Py_CLEAR(r->load);
   Py_CLEAR(r->export);
@@ -183,6 +184,7 @@ static const DLPackExchangeAPI* read_table(PyObject* table, PyObject* type) {
 enum {
   LIKE,
   IS_HOST_ONLY,
+  CHILDREN,
   IS_SAME,
   IS_ROOT_ONLY,
   IS_IMMUTABLE,
@@ -208,10 +210,10 @@ enum {
   FIELDS
 };
 static const char* const names[FIELDS] = {
-    "like",       "is_host_only", "is_same",   "is_root_only", "is_immutable", "exports",
-    "is_managed", "export",       "target",    "imports",      "load",         "guards",
-    "quick",      "switches",     "states",    "detach",       "owner",        "start",
-    "nbytes",     "dtype",        "confirmed", "storage",      "is_narrow",    "accepts"};
+    "like",       "is_host_only", "children",  "is_same", "is_root_only", "is_immutable", "exports",
+    "is_managed", "export",       "target",    "imports", "load",         "guards",       "quick",
+    "switches",   "states",       "detach",    "owner",   "start",        "nbytes",       "dtype",
+    "confirmed",  "storage",      "is_narrow", "accepts"};
 
 /* From the fields of a Route of dlx/_engine/fast_path.py. Owns: references in `r`. Errors: -1 with
  * an exception. */
@@ -236,6 +238,7 @@ static int read_fields(PyObject* const* field, py_route* r) {
       read_question(field[DTYPE], &r->dtype) < 0)
     return -1;
   if (field[LIKE] != Py_None) r->like = Py_NewRef(field[LIKE]);
+  if (field[CHILDREN] != Py_None) r->children = Py_NewRef(field[CHILDREN]);
   r->is_host_only = field[IS_HOST_ONLY] == Py_True;
   r->is_same = field[IS_SAME] == Py_True;
   r->is_root_only = field[IS_ROOT_ONLY] == Py_True;
@@ -269,7 +272,8 @@ static int read_fields(PyObject* const* field, py_route* r) {
   if (!is_own && !(r->exports && r->exports->dltensor_from_py_object_no_sync)) r->is_managed = 1;
   int can_export = is_own || by_table || r->export;
   int can_import = target == Py_None || r->imports || r->load;
-  r->is_fast_path = r->like == NULL && (r->is_same || (can_export && can_import));
+  r->is_fast_path =
+      r->like == NULL && r->children == NULL && (r->is_same || (can_export && can_import));
   return 0;
 }
 

@@ -42,9 +42,11 @@ typedef struct {
   int is_host_only; /* arrays of the type are always on the host */
   unsigned tag;     /* the type's version: a patched type misses */
   int is_fast_path; /* 0 = known to need Python */
-  int is_same;      /* the object itself is the result */
-  int is_root_only; /* objects of the type pass through inside a container */
-  int is_immutable; /* arrays of the type are read-only, whatever their export says */
+  PyObject* children; /* of a container that becomes a list or dict: children(obj) gives that;
+                         strong, or NULL */
+  int is_same;        /* the object itself is the result */
+  int is_root_only;   /* objects of the type pass through inside a container */
+  int is_immutable;   /* arrays of the type are read-only, whatever their export says */
   int users; /* calls that are running on it; a route that was replaced is freed after the last */
   int is_replaced;
   PyTypeObject* target; /* of its arrays; strong; NULL = dlx.Tensor */
@@ -126,6 +128,12 @@ py_route* py_fast_path_route(PyObject* callable, PyTypeObject* type, PyObject* t
 DLManagedTensorVersioned* py_fast_path_borrow(py_route* route, PyObject* obj, unsigned options,
                                               uint32_t* resolvable);
 
+/* Borrow an array for the length of a call: examined and checked as by py_fast_path_borrow with
+ * DLX_COPIES | DLX_SHARES, and nothing is allocated. Owns: nothing; *out is good until Python code
+ * runs or something else is borrowed. GIL: needed; may run Python. Errors: 0 = ask Python, unless
+ * an exception is set. */
+int py_fast_path_look(py_route* route, PyObject* obj, DLTensor* out);
+
 /* A copy of a borrowed tensor, in the order of dimensions that the consumer takes. Owns: takes
  * `made`; the caller owns the result. GIL: needed, released meanwhile. Errors: NULL, as
  * py_fast_path_route. */
@@ -145,6 +153,13 @@ PyObject* py_fast_path_like(PyObject* callable, PyObject* like);
  * NULL, as py_fast_path_route. */
 PyObject* py_fast_path_run(PyObject* callable, py_route* route, PyObject* obj, PyObject* to,
                            unsigned options);
+
+/* ---- python/exchange_any.c ------------------------------------------------------------------- */
+
+/* The exchange table for any array, in a capsule: `callable` is the fast path, `python_path` what
+ * makes a dlx.Tensor of other objects. Owns: new reference; keeps what it is given. GIL: needed.
+ * Errors: NULL with an exception. */
+PyObject* py_exchange_any(PyObject* callable, PyObject* to, PyObject* python_path);
 
 /* ---- python/fast_path_tree.c ----------------------------------------------------------------- */
 

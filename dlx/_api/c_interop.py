@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from operator import index
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from dlx._api.convert import convert, in_c
 from dlx._api.shares_memory import CONVERTED
@@ -12,14 +12,14 @@ from dlx._containers.lookup import container_of
 from dlx._core import cuda, native
 from dlx._core.extension import ffi, lib
 from dlx._core.module import set_module
-from dlx._core.native import Tensor
+from dlx._core.native import FastPathFunction, Tensor
 from dlx._core.stream import Stream
 from dlx._core.types import Device
 from dlx._engine.request import describe, not_an_array
 from dlx._protocols.pointer import dltensor, empty, from_managed, from_pointer
 from dlx.errors import CopyRequiredError, DlxError, ReadOnlyError
 
-__all__ = ["borrow", "empty", "from_dlpack", "from_managed", "from_pointer", "to_capsule"]
+__all__ = ["borrow", "empty", "exchange_api", "from_dlpack", "from_managed", "from_pointer", "to_capsule"]
 
 
 @set_module("dlx")
@@ -49,6 +49,9 @@ def from_dlpack(obj: Any) -> Tensor:
 
 if not TYPE_CHECKING:
     from_dlpack = in_c(from_dlpack, to="dlx")
+
+exchange_api: Final = cast("FastPathFunction", convert)._exchange_api("dlx", from_dlpack)
+"""DLPack's C exchange table for any array, in a capsule: see the reference of the same name."""
 
 
 @set_module("dlx")
@@ -90,10 +93,25 @@ def to_capsule(obj: Any, *, max_version: tuple[int, int] | None = None) -> Any:
     """
     if max_version is not None and not (isinstance(max_version, tuple) and len(max_version) == 2):
         raise TypeError(f"max_version must be None or a tuple (major, minor), found {max_version!r}")
-    if max_version is None or index(max_version[0]) < 1:
+    version = (0, 0) if max_version is None else (index(max_version[0]), index(max_version[1]))
+    options: dict[str, Any] = {}
+    if version[0] >= 1:
+        options["max_version"] = version
+        tensor = _tensor(obj)
+    else:
+        peeked = _peeked(obj)
+        if peeked is not None and not peeked.readonly:
+            peeked.__dlpack__()  # what a legacy capsule cannot say is refused before a capsule is consumed
         reason = "a legacy capsule cannot say that memory is read-only"
-        return _writable(obj, "capsule", reason, "Pass max_version=(1, 0), or give a copy.").__dlpack__()
-    return _tensor(obj).__dlpack__(max_version=(index(max_version[0]), index(max_version[1])))
+        tensor = _writable(obj, "capsule", reason, "Pass max_version=(1, 0), or give a copy.")
+    try:
+        return tensor.__dlpack__(**options)
+    except BaseException:
+        native.capsule_restore(obj, tensor)  # if it was a capsule that was consumed
+        raise
+
+
+_EMPTY = bytes(ffi.sizeof("DLTensor"))  # made before: leaving a block takes no memory
 
 
 @set_module("dlx")
@@ -162,13 +180,17 @@ class borrow:  # noqa: N801
                     error.option = (("readonly", True),)
                     error.via = "to have a copy read, or give a copy of your own to be written to"
                 raise
-        if stream is None and cuda.is_cuda(tensor.device):
-            _for_legacy(tensor)
-        borrowed = ffi.new("DLTensor *")
-        borrowed[0] = dltensor(tensor)[0]
-        numbers = ffi.new("int64_t[]", tensor.shape), ffi.new("int64_t[]", tensor.strides)
-        borrowed.shape, borrowed.strides = numbers
-        self._held = tensor, borrowed, numbers
+        try:
+            if stream is None and cuda.is_cuda(tensor.device):
+                _for_legacy(tensor)
+            borrowed = ffi.new("DLTensor *")
+            borrowed[0] = dltensor(tensor)[0]
+            numbers = ffi.new("int64_t[]", tensor.shape), ffi.new("int64_t[]", tensor.strides)
+            borrowed.shape, borrowed.strides = numbers
+            self._held = tensor, borrowed, numbers
+        except BaseException:
+            native.capsule_restore(obj, tensor)  # if it was a capsule that was consumed
+            raise
         return borrowed
 
     def __exit__(
@@ -176,7 +198,7 @@ class borrow:  # noqa: N801
     ) -> None:
         held, self._held = self._held, None
         if held is not None:
-            ffi.buffer(held[1])[:] = bytes(ffi.sizeof("DLTensor"))
+            ffi.memmove(held[1], _EMPTY, len(_EMPTY))
 
 
 def _for_legacy(tensor: Tensor) -> None:
@@ -196,10 +218,14 @@ def _tensor(obj: Any, **options: Any) -> Tensor:
         raise
 
 
+def _peeked(obj: Any) -> Tensor | None:
+    """Return what is in a capsule, which stays as it is; None for anything else."""
+    return native.capsule_peek(obj) if native.capsule_state(obj) in ("versioned", "legacy") else None
+
+
 def _writable(obj: Any, target: str, reason: str, fix: str, **options: Any) -> Tensor:
     """Return a writable tensor. A capsule that is known to be read-only is refused before it is consumed."""
-    capsule = native.capsule_state(obj) in ("versioned", "legacy")
-    tensor = native.capsule_peek(obj) if capsule else None
+    tensor = _peeked(obj)
     if tensor is None or not tensor.readonly:
         tensor = _tensor(obj, **options)
     if tensor.readonly:

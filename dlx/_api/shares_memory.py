@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import gcd, prod
 from struct import calcsize
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from dlx._api.convert import convert
 from dlx._core.extension import lib
 from dlx._core.foreign import type_name
 from dlx._core.module import set_module
@@ -15,6 +14,7 @@ from dlx._core.native import FastPathFunction
 from dlx._core.types import Device
 from dlx._engine.batch import Batch
 from dlx._engine.executor import adapter_failed, info_of
+from dlx._engine.fast_path import consumer_failed, learn
 from dlx._engine.planner import Request
 from dlx._engine.request import abstract, producer_of
 from dlx._registry.registry import registry
@@ -28,6 +28,9 @@ CONVERTED = "to dlx.convert(obj, to='dlx') and give what it returns"
 POINTER = calcsize("P")
 MAX_STEPS = 20_000
 """Combinations that are tried before an answer is given by the ranges of addresses alone."""
+
+
+_overlap = FastPathFunction(None, learn, consumer_failed)._overlap  # answers in C what has routes, and has no gaps
 
 
 class Extent(NamedTuple):
@@ -79,7 +82,7 @@ def shares_memory(a: Any, b: Any) -> bool:
     >>> dlx.shares_memory(tensor, block), dlx.shares_memory(tensor, bytearray(8))
     (True, False)
     """
-    answer: bool | None = cast("FastPathFunction", convert)._overlap(a, b)
+    answer = _overlap(a, b)
     if answer is not None:
         return answer
     one, other = _extent(a), _extent(b)

@@ -72,8 +72,12 @@ def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None
     >>> dlx.stack([b"abc", bytearray(b"def")], to="dlx")
     dlx.Tensor(uint8[2, 3], cpu, [[97, 98, 99], [100, 101, 102]])
     """
-    request = request_of(to, device=device, stream=stream)
     objs = list(arrays)
+    if type(to) is str and objs and device is None and stream is None:
+        stacked = _in_c(objs, to)
+        if stacked is not None:
+            return convert(stacked, to)
+    request = request_of(to, device=device, stream=stream)
     if not objs:
         raise ValueError("stack needs at least one array")
     tensors, readinesses, sync = _tensors(objs, request.target.name)
@@ -81,7 +85,7 @@ def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None
     _can_hold(request, tensors[0], shape)
     try:
         if cuda.is_cuda(tensors[0].device):
-            whole: Tensor | int = _on_device(tensors, readinesses, shape, sync)
+            whole: Tensor | int | None = _on_device(tensors, readinesses, shape, sync)
         else:
             whole = native.tensor_stack(tensors)
     except DlxError as error:
@@ -90,6 +94,19 @@ def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None
     if isinstance(whole, int):
         raise _odd(tensors, whole).complete(source=f"{len(objs)} arrays", target=request.target.name)
     return convert(whole, to, device=device, stream=stream)
+
+
+def _in_c(objs: list[Any], to: str) -> Tensor | None:
+    """Stack arrays of host memory that all have a fast path; None where there is more to do, or something to say."""
+    target, borrow = registry.target(to), cast("FastPathFunction", convert)._borrow
+    tensors = [borrow(obj, TENSOR.name, True) for obj in objs]
+    if None in tensors or target.varies:
+        return None
+    try:
+        whole = native.tensor_stack(tensors, target.address) if tensors[0].is_host else None
+    except DlxError:  # said in full by the Python path
+        return None
+    return whole if isinstance(whole, Tensor) else None
 
 
 def _on_device(
@@ -145,6 +162,9 @@ def _tensors(objs: list[Any], target: str) -> tuple[list[Tensor], list[tuple[Ada
 def _can_hold(request: Request, like: Tensor, shape: tuple[int, ...]) -> None:
     """Refuse what the target cannot hold before memory is allocated."""
     abstract = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, like.dtype, like.device, like.flags & ~1, None)
+    plain = request.device is request.stream is None and not request.target.varies and like.is_host
+    if plain and not request.target.check(abstract):
+        return
     error = plan_one(request, abstract, TENSOR, probe=False)[0].error
     try:
         if error is not None:

@@ -64,7 +64,7 @@ _COPYING = (
 def _base(kind: type) -> Any:
     """Return the built-in base of a container class; None where the class defines how it is copied."""
     for cls in kind.__mro__:
-        if cls in _BASES:
+        if any(cls is base for base in _BASES):
             return dict if cls is Counter else cls
         if any(name in cls.__dict__ for name in _COPYING):
             return None
@@ -117,7 +117,7 @@ def _part(obj: Any, new: Any) -> None:
 
 
 def _builtin(kind: type) -> type:
-    return next(cls for cls in kind.__mro__ if cls in _BASES)
+    return next(base for cls in kind.__mro__ for base in _BASES if cls is base)
 
 
 def _copy_slots(obj: Any, new: Any) -> None:

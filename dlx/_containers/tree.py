@@ -77,7 +77,7 @@ class Tree:
         while stack:
             number = stack[-1]
             node = self._nodes[number]
-            parts = node.parts
+            parts, inside = node.parts, node.handler if node.handler.identity is not None else None
             while node.cursor < len(parts):
                 i = node.cursor
                 node.cursor += 1
@@ -106,9 +106,16 @@ class Tree:
                     if self._nodes[link].is_open and not self._closes(link, number, i):
                         continue
                 else:
-                    link = self._leaf(child, what, node, number, i)
+                    key = id(child) if inside is None else _key(child, None, inside)
+                    link = self._met.get(key)
                     if link is None:
-                        continue
+                        source: Any = self._generic(child, number, i) if what is kind else what
+                        if source is None:  # it passes through
+                            continue
+                        link = self._met[key] = ~len(self.arrays)
+                        self.arrays.append(child)
+                        self.sources.append(source)
+                        self._spots.append((number, i))
                 node.links.append((i, link))
             else:
                 node.is_open = False
@@ -134,21 +141,6 @@ class Tree:
         except DlxError as error:  # its plugin is broken
             self.failures.add(error.complete(source=type_name(kind)), self._path(number, i))
             return None
-
-    def _leaf(self, obj: Any, what: Any, node: Node, number: int, i: int) -> int | None:
-        """Note an array; return its number as a link, or None for what passes through."""
-        key = _key(obj, None, node.handler)
-        link = self._met.get(key)
-        if link is not None:
-            return link
-        source = self._generic(obj, number, i) if what is type(obj) else what
-        if source is None:
-            return None
-        link = self._met[key] = ~len(self.arrays)
-        self.arrays.append(obj)
-        self.sources.append(source)
-        self._spots.append((number, i))
-        return link
 
     def _generic(self, obj: Any, number: int, i: int) -> Adapter | None:
         """Return the generic adapter of an array of an unregistered type, None for anything else."""

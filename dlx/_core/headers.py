@@ -1,7 +1,7 @@
 """The C headers: where they are, and what cffi reads of them.
 
-Nothing compiled is needed here: `build_ffi.py` runs this file, too. The headers hold declarations only, so that the
-text that a compiler includes is the text that cffi parses.
+Nothing compiled is needed here: `build_ffi.py` runs this file, too. The text that cffi parses is what a C compiler sees
+that has included nothing before.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ CORE = "dlx.h"
 CUDA = "dlx_cuda.h"
 """The same for what goes through the CUDA driver."""
 
-_DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(?:ifndef|define \w+_H_|include|endif)\b.*$", re.MULTILINE)
+# What is for C++, or for a file that has included an older dlpack.h; never nested.
+_OTHERS = re.compile(r"^#ifdef\b.*?^#(?:else|endif)\b", re.MULTILINE | re.DOTALL)
+_DIRECTIVE = re.compile(r"^#(?!define DLPACK_\w+ \d).*$", re.MULTILINE)
 
 
 def get_include() -> str:
     """Return the folder of dlx's C headers, for a compiler's ``-I``.
 
-    ``#include "dlpack_abi.h"`` gives the structs of DLPack 1.3, `DLTensor` and its kin. The functions in ``dlx.h`` are
-    the core's own: there is nothing to link them against.
+    ``#include "dlpack_abi.h"`` gives the structs of DLPack 1.3, `DLTensor` and its kin, before or after any other
+    ``dlpack.h``. The functions in ``dlx.h`` are the core's own: there is nothing to link them against.
 
     Examples
     --------
@@ -42,11 +44,12 @@ def get_include() -> str:
 
 
 def declarations(header: str) -> str:
-    """Return the text of a header without its guard and include lines, as cffi's ``cdef`` takes it.
+    """Return the text of a header as cffi's ``cdef`` takes it: every ``#ifdef`` is false, every other condition true.
 
-    Anything cleverer in a header fails the build by itself.
+    The only directives left are macros that are integers, which become constants.
     """
-    return _DIRECTIVE.sub("", (Path(get_include()) / header).read_text(encoding="utf-8"))
+    text = (Path(get_include()) / header).read_text(encoding="utf-8")
+    return _DIRECTIVE.sub("", _OTHERS.sub("#endif", text))
 
 
 def cffi_builder() -> Any:

@@ -97,7 +97,9 @@ class Device(tuple[int, int]):
             return tuple.__new__(cls, (_DEVICE_TYPES[name], int(number or 0)))
         pair = (device, id or 0) if id is not None or isinstance(device, int) else device
         try:
-            kind, ordinal = (operator.index(part) for part in pair)
+            kind, ordinal = map(operator.index, pair)
+            if not (-(1 << 31) <= kind < 1 << 31 and -(1 << 31) <= ordinal < 1 << 31):
+                raise ValueError  # DLPack's have 32 bits
         except (TypeError, ValueError):
             raise DeviceError(
                 f"{device!r} is not a device", fix="Give a name such as 'cpu' or 'cuda:1', or a pair (type, id)."
@@ -224,7 +226,7 @@ class DType(tuple[int, int, int]):
             return tuple.__new__(cls, found)
         triple = dtype if bits is None else (dtype, bits, lanes)
         try:
-            code, width, width_lanes = (operator.index(part) for part in triple)
+            code, width, width_lanes = map(operator.index, triple)
         except (TypeError, ValueError):
             raise DTypeError(
                 f"{dtype!r} is not a dtype", fix="Give a name such as 'float32', or a triple (code, bits, lanes)."

@@ -17,9 +17,9 @@ from dlx._core.array_info import ArrayInfo
 from dlx._core.cuda import is_cuda, readiness_of
 from dlx._core.foreign import exception_text, foreign_error, type_name
 from dlx._core.native import FastPathFunction, Tensor
-from dlx._core.types import SUBBYTE_PADDED, host_readable
+from dlx._core.types import SUBBYTE_PADDED, Device, host_readable
 from dlx._engine.executor import adapter_failed, execute, forget_frames, info_of, is_read_in_place, marked, resolved
-from dlx._engine.plan import Plan, Relabel
+from dlx._engine.plan import HOST, Plan, Relabel
 from dlx._engine.planner import Decision, Request, approach, decide, explain
 from dlx._engine.request import abstract
 from dlx._engine.streams import Readiness, StreamSync, takes_stream
@@ -38,6 +38,7 @@ class _Transfer:
         "_info",
         "before",
         "decision",
+        "device",
         "needs_export",
         "obj",
         "owned",
@@ -51,6 +52,7 @@ class _Transfer:
         self.obj, self.source = obj, source
         self.said: Any = None  # `Description.info`
         self.needs_export = False
+        self.device: Device | None = None  # of device memory, whose export is passed a stream
         self.before = self.decision = _UNDECIDED  # what is done before the export, and in all
         self.tensor: Tensor | None = None  # described or exported, not yet passed to the consumer
         self.readiness: Readiness = None  # when it is ready
@@ -134,7 +136,8 @@ class Batch:
         try:
             self._prepare(brief=False)
             self._load()
-            self._check()
+            if self.failures is not None:
+                self.failures.check()
             return self.results
         except BaseException as error:
             self.undo(error)
@@ -176,8 +179,9 @@ class Batch:
 
     def _prepare(self, *, brief: bool) -> None:
         """Run all stages before `_load`: what can fail afterwards is a consumer."""
+        borrow = None if self.fast_path is None else self.fast_path._borrow
         for i, obj in enumerate(self.objs):
-            borrowed = self.fast_path._borrow(obj, self.to, brief) if self.fast_path is not None else None
+            borrowed = None if borrow is None else borrow(obj, self.to, brief)
             if borrowed is None:
                 self._transfers[i] = _Transfer(obj, self.sources[i])
             elif borrowed is obj:
@@ -185,13 +189,16 @@ class Batch:
             else:
                 self._borrowed.append((i, borrowed))
         self._each(self._describe)
-        if len(self._transfers) > 1 or self._collects():
+        failures = self.failures
+        if len(self._transfers) > 1 or (failures is not None and failures.collect):
             self._each(self._preview)
         self._each(self._export)
-        self._check()
+        if failures is not None:
+            failures.check()
         if self._sync is not None:
             self._each(self._order)
-            self._check()
+            if failures is not None:
+                failures.check()
 
     def _each(self, stage: Callable[[_Transfer], None]) -> None:
         """Run one stage for every array; an array that fails is dropped from later stages."""
@@ -207,11 +214,11 @@ class Batch:
         """Decide what can be decided before any producer is called."""
         obj, source = transfer.obj, transfer.source
         try:
-            described = source.describe(obj)
-            transfer.said, transfer.tensor = described.info, described.tensor
-            transfer.needs_export = described.needs_export
-            transfer.before = approach(obj, source, described.blockers, transfer.info, self.request)
-            self._reach(transfer)
+            transfer.said, blockers, transfer.tensor, transfer.needs_export = source.describe(obj)
+            if blockers or source is self.request.target.source:
+                transfer.before = approach(obj, source, blockers, transfer.info, self.request)
+            if transfer.before.outcome == "unknown" and (transfer.tensor is None or not transfer.tensor.is_host):
+                self._reach(transfer)
         except DlxError:
             raise
         except Exception as error:
@@ -222,45 +229,47 @@ class Batch:
     def _reach(self, transfer: _Transfer) -> None:
         """Raise if work on the array's device cannot be ordered, before its producer is called."""
         source, tensor = transfer.source, transfer.tensor
-        if transfer.before.outcome != "unknown" or (tensor is not None and tensor.is_host) or not takes_stream(source):
+        if not takes_stream(source):
             return
-        device = None if tensor is None else tensor.device
-        if tensor is None and transfer.said is not None:
-            device = transfer.info().device
-        if device is not None and not host_readable(device):
+        device = tensor.device if tensor is not None else None if transfer.said is None else transfer.info().device
+        if device is not None and device != HOST and not host_readable(device):
+            transfer.device = device
             self.sync().reach(source, device)
 
     def _preview(self, transfer: _Transfer) -> None:
         """Decide about what is known without calling a producer; raise what is refused."""
+        before, info = transfer.before, transfer._info
         if transfer.tensor is not None:
             self._export(transfer)
-        elif transfer.before.outcome == "unknown":
+        elif before.outcome == "unknown" and (before.steps or info is None or info.shape is not None):
             tensor = _planned(transfer)
             if tensor is not None:
                 self._decide(transfer, tensor)
 
     def _export(self, transfer: _Transfer) -> None:
         """Export and decide. No capsule is consumed yet."""
-        before, source, tensor = transfer.before, transfer.source, transfer.tensor
+        before, source, tensor, readiness = transfer.before, transfer.source, transfer.tensor, None
         if before.outcome != "unknown" or transfer.decision is not _UNDECIDED:
             return
         try:
             if tensor is not None:
-                readiness = None if tensor.is_host else self.sync().described(source, transfer.obj, tensor)
+                if not tensor.is_host:
+                    readiness = self.sync().described(source, transfer.obj, tensor)
             else:
-                obj = resolved(transfer.obj, before.steps, source)
-                device = None if transfer.said is None else transfer.info().device
-                if device is None or host_readable(device) or not takes_stream(source):
-                    tensor = source.export(obj)
-                    readiness = None if tensor.is_host else self.sync().exported(source, obj, tensor, device)
+                obj = resolved(transfer.obj, before.steps, source) if before.steps else transfer.obj
+                if transfer.device is not None:
+                    tensor, readiness = self.sync().export(source, obj, transfer.device)
                 else:
-                    tensor, readiness = self.sync().export(source, obj, device)
+                    tensor = source.export(obj)
+                    if not tensor.is_host:
+                        device = None if transfer.said is None else transfer.info().device
+                        readiness = self.sync().exported(source, obj, tensor, device)
         except DlxError:
             raise
         except Exception as error:
             raise adapter_failed(source, error) from error
         transfer.readiness = readiness
-        transfer.tensor = tensor if before.copies else marked(tensor, source)
+        transfer.tensor = marked(tensor, source) if source.immutable and not before.copies else tensor
         transfer.decision = self._decide(transfer, transfer.tensor)
 
     def _decide(self, transfer: _Transfer, tensor: Tensor, by: Callable[..., Decision] = decide) -> Decision:
@@ -280,11 +289,12 @@ class Batch:
             self.sync().order(tensor, transfer.readiness, relabelled)
 
     def _load(self) -> None:
+        load, objs, results, to = self.fast_path and self.fast_path._load, self.objs, self.results, self.to
         for i, borrowed in self._borrowed:
-            assert self.fast_path is not None
+            assert load is not None
             try:
-                result = self.fast_path._load(borrowed, self.objs[i], self.to)
-                self.results[i] = self.request.target.adapter.load(borrowed) if result is NotImplemented else result
+                result = load(borrowed, objs[i], to)
+                results[i] = self.request.target.adapter.load(borrowed) if result is NotImplemented else result
             except DlxError as error:
                 self._fail(error, i)
         self._borrowed.clear()
@@ -340,9 +350,6 @@ class Batch:
 
     # ---- failures ---------------------------------------------------------------------------------------------------
 
-    def _collects(self) -> bool:
-        return self.failures is not None and self.failures.collect
-
     def _fail(self, error: DlxError, i: int) -> None:
         try:
             if self.failures is None:
@@ -350,10 +357,6 @@ class Batch:
             self.failures.add(error, () if self.path is None else self.path(i))
         finally:
             del error  # this frame is in its traceback, and would keep it, and all that it holds, alive
-
-    def _check(self) -> None:
-        if self.failures is not None:
-            self.failures.check()
 
     def undo(self, error: BaseException) -> None:
         """Release all results, and restore what was consumed; frames of the error's traceback may hold some of it."""
@@ -407,18 +410,19 @@ def _completed(error: DlxError, transfer: _Transfer, request: Request, *, consum
 def _planned(transfer: _Transfer) -> Tensor | None:
     """Return what would be exported, by description only; None where only an export could tell."""
     obj, source, before = transfer.obj, transfer.source, transfer.before
-    if transfer.tensor is not None:
-        return marked(transfer.tensor, source)
+    tensor = transfer.tensor
+    if tensor is not None:
+        return marked(tensor, source) if source.immutable else tensor
     if before.copies:  # the resolution copies: it is not run, its result is known to be compact
         return None if transfer.needs_export else _abstract_copy(transfer.info(), source)
-    said, needs_export, tensor = transfer.said, transfer.needs_export, None
+    said, needs_export = transfer.said, transfer.needs_export
     try:
         if before.steps:
             obj = resolved(obj, before.steps, source)
             again = source.describe(obj)
             said, needs_export, tensor = again.info, again.needs_export, again.tensor
         if tensor is None and not needs_export and said is not None:
-            tensor = abstract(info_of(said, source, obj, None), obj)
+            tensor = abstract(info_of(said, source, obj, None) if before.steps else transfer.info(), obj)
     except DlxError:
         raise
     except Exception as error:
@@ -455,7 +459,7 @@ def plan_one(request: Request, obj: Any, source: Adapter, *, probe: bool) -> tup
         _completed(error, transfer, request)
         forget_frames(error)
         return Plan("", transfer._info, request.target.name, None, "refused", error=error), stage
-    nbytes = sum(step.nbytes for step in decision.steps)
+    nbytes = sum(step.nbytes for step in decision.steps) if decision.steps else 0
     device = decision.device
     if device is None and info is not None and decision.outcome != "unknown":
         device = info.device

@@ -45,6 +45,8 @@ def forget_frames(error: BaseException | None) -> None:
             seen.add(id(error))
             error.__traceback__ = None
             waiting += [error.__cause__, error.__context__]
+            if isinstance(error, BaseExceptionGroup):
+                waiting += error.exceptions
 
 
 def info_of(said: Any, source: Adapter, obj: Any, tensor: Tensor | None) -> ArrayInfo:

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dlx._containers.lookup import container_of
 from dlx._containers.tree import path_of
 from dlx._core import native
 from dlx._core.foreign import exception_text, foreign_error, type_name
@@ -16,7 +17,7 @@ from dlx._registry.generic import EXCHANGE, TENSOR, fast_generic_adapter
 from dlx._registry.registry import registry
 from dlx._registry.target import Target, switches_of
 from dlx.adapter.base import OWNER_BOUNDS, Adapter, Devices, look_up
-from dlx.adapter.declarations import FastPath
+from dlx.adapter.declarations import Container, FastPath
 from dlx.errors import DlxError
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ class Route:
     """In a route by which `like` is looked up: the target that an array of the type stands for."""
     is_host_only: bool = False
     """Arrays of the type are always on the host."""
+    children: Callable[[Any], list[Any] | dict[Any, Any]] | None = None
+    """Of a container that becomes a list or dict: gives that, around what it holds."""
     is_same: bool = False
     """The object itself is the result."""
     is_root_only: bool = False
@@ -125,17 +128,22 @@ def learn(kind: type, to: Any) -> None:
     except MemoryError:
         raise
     except Exception as error:  # an adapter's declarations are wrong: conversions take the Python path
-        assert source is not None
         route = None
-        registry.remark(source, f"the fast path from {type_name(kind)} to {to!r} is not used: {exception_text(error)}")
+        if source is not None:
+            registry.remark(
+                source, f"the fast path from {type_name(kind)} to {to!r} is not used: {exception_text(error)}"
+            )
     native.route_add(kind, to, route)
 
 
 def _route(kind: type, source: Adapter | None, target: Target) -> Route | None:
     """Return what the fast path needs; None for the Python path."""
-    given = source.fast_path if source is not None else None
+    if source is None:
+        handler = container_of(kind)
+        return None if handler is None else _container(handler, target)
+    given = source.fast_path
     is_own_table = source is EXCHANGE
-    if source is None or given is None or not (is_own_table or _takes(given, kind)):
+    if given is None or not (is_own_table or _takes(given, kind)):
         return None
     adapter = target.adapter
     taken = adapter.fast_path
@@ -192,6 +200,24 @@ def _like(kind: type, source: Adapter | None) -> Route | None:
         is_host_only=type(source.devices) is Devices,
         exports=given.exchange() if given.exchange is not None else None,
     )
+
+
+def _container(handler: Container, target: Target) -> Route | None:
+    """Return the route of a container that cannot hold the target's arrays; None for the Python path."""
+    falls_to = {"sequence": list, "mapping": dict}.get(handler.kind)
+    if handler.holds in (None, target.name) or falls_to is None or handler.falls_to is not falls_to:
+        return None
+    return Route(children=functools.partial(_children, handler.flatten, handler.identity))
+
+
+def _children(flatten: Any, identity: Callable[[Any], Any] | None, obj: Any) -> list[Any] | dict[Any, Any]:
+    """Return what a container holds, wrappers of one thing as one object."""
+    keys, children = flatten(obj)
+    if identity is not None:
+        first: dict[Any, Any] = {}
+        names = [(identity(child), child) for child in children]
+        children = [child if name is None else first.setdefault(name, child) for name, child in names]
+    return children if keys is None else dict(zip(keys, children, strict=True))
 
 
 def _takes(given: FastPath, kind: type) -> bool:

@@ -8,7 +8,6 @@ with what the consumer takes. Both return frozen steps and raise what blocks the
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dlx._core.array_info import ArrayInfo
@@ -31,8 +30,7 @@ from dlx.typing import Outcome
 __all__ = ["Decision", "Request", "approach", "decide", "explain", "is_inside"]
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """The options of one call, checked."""
 
     target: Target
@@ -65,7 +63,7 @@ class Decision(NamedTuple):
 
 
 _NOTHING = Decision()
-_SHARED = Decision(outcome="shared")
+_SHARED, _COPIED = Decision(outcome="shared"), Decision(outcome="copied")
 _COPY = (("copy", None),)  # options that let it through
 _DEVICE = (("device", None),)
 
@@ -192,8 +190,8 @@ def _dlx_reaches(wanted: Device, device: Device | None) -> bool:
 def decide(tensor: Tensor, before: Decision, source: Adapter, request: Request, sync: Synchronization) -> Decision:
     """Decide what is done with an exported array, after the steps of `approach`.
 
-    Nearly always nothing: the consumer takes the memory as it is, and is asked for nothing else. Then `explain`, which
-    says so in full, is not needed.
+    Nearly always nothing: the consumer takes the memory as it is, and is asked for nothing else. Then no more is said
+    than that; `explain` says it in full.
 
     Raises
     ------
@@ -204,7 +202,7 @@ def decide(tensor: Tensor, before: Decision, source: Adapter, request: Request, 
     if (
         not before.steps
         and (tensor.is_host or takes_stream(source))
-        and not tensor.flags & IS_COPIED
+        and (request.copy is None or not tensor.flags & IS_COPIED)
         and request.device is None
         and not request.copy
         and request.stream is None
@@ -212,12 +210,15 @@ def decide(tensor: Tensor, before: Decision, source: Adapter, request: Request, 
         and not tensor_check(tensor, target.address)
         and (not target.storage or tensor.dtype.name not in target.storage)
     ):
-        return _SHARED
-    return explain(tensor, before, source, request, sync)
+        return _COPIED if tensor.flags & IS_COPIED else _SHARED
+    return _Decider(tensor, before, source, request, sync).decision()
 
 
 def explain(tensor: Tensor, before: Decision, source: Adapter, request: Request, sync: Synchronization) -> Decision:
     """Decide as `decide` does, with every step and the device of the result."""
+    if tensor.is_host and not (request.target.adapter.immutable or tensor.flags & IS_COPIED):
+        decision = decide(tensor, before, source, request, sync)
+        return Decision((), "shared", tensor.device) if decision is _SHARED else decision
     return _Decider(tensor, before, source, request, sync).decision()
 
 

@@ -126,7 +126,10 @@ def _call(obj: Any, wanted: dict[str, Any]) -> Any:
 
 def _own_function(kind: type) -> Any:
     """Return what stands in the class, which stays the same object, and not what its descriptor makes of it."""
-    return next((cls.__dict__["__dlpack__"] for cls in kind.__mro__ if "__dlpack__" in cls.__dict__), None)
+    for cls in kind.__mro__:
+        if "__dlpack__" in cls.__dict__:
+            return cls.__dict__["__dlpack__"]
+    return None
 
 
 def _read_keywords(function: Any) -> dict[str, bool] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from operator import index
 from typing import Any
 
 from dlx._core import cuda, native
@@ -79,27 +80,47 @@ _INTERFACE_LETTERS = {
 }
 
 
-def _interface_facts(interface: dict[str, Any], name: str) -> tuple[tuple[int, ...], DType, int]:
-    """Return shape, dtype and bytes of an element."""
+def _integers(numbers: Any, bits: int = 63) -> tuple[int, ...]:
+    """Return integers of so many bits: neither fractions nor text, which `int` would take."""
+    found = tuple(index(number) for number in numbers)
+    if any(number.bit_length() > bits for number in found):
+        raise OverflowError("a number of more than 64 bits")
+    return found
+
+
+def _entries(interface: Any, name: str) -> tuple[dict[str, Any], tuple[int, ...], tuple[int, ...] | None, DType, int]:
+    """Return what an interface says: all entries; shape, byte strides, dtype and bytes of an element, checked."""
     try:
-        shape = tuple(int(extent) for extent in interface["shape"])
-        typestr = str(interface["typestr"])
+        entries = dict(interface)
+    except Exception as error:
+        raise foreign_error(f"its {name} is no dict:", error, ProtocolError) from error
+    try:
+        shape, strides = _integers(entries["shape"]), entries.get("strides")
+        steps = None if strides is None else _integers(strides)
+        typestr = str(entries["typestr"])
         order, letter, width = typestr[0], typestr[1], typestr[2:]
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+        if steps is not None and len(steps) != len(shape):
+            raise ValueError(f"{len(shape)} extents and {len(steps)} strides")
+    except Exception as error:
         raise foreign_error(f"its {name} is incomplete:", error, ProtocolError) from error
-    if interface.get("mask") is not None:
+    if entries.get("mask") is not None:
         raise LayoutError("it has a mask, which DLPack cannot carry", fix="Fill the masked elements first.")
-    itemsize = int(width) if width.isdecimal() else 0  # dates carry their unit: '<M8[s]'
+    itemsize = int(width) if width.isdecimal() and len(width) < 10 else 0  # dates carry their unit: '<M8[s]'
     dtype = _dtype_of_letters(_INTERFACE_LETTERS.get((letter, itemsize), typestr), order, itemsize, typestr)
-    return shape, dtype, itemsize
+    return entries, shape, steps, dtype, itemsize
 
 
 def _interface_address(data: Any, name: str) -> tuple[int, bool]:
     """Return address and read-only bit."""
     try:
-        return int(data[0]), bool(data[1])
-    except (IndexError, TypeError, ValueError) as error:
-        raise ProtocolError(f"the data of its {name} is {safe_repr(data)}, not (address, readonly)") from error
+        (address,), readonly = _integers(data[:1], 64), bool(data[1])
+        if address >= 0:
+            return address, readonly
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise foreign_error(f"the data of its {name} is {safe_repr(data)}:", error, ProtocolError) from error
+    raise ProtocolError(f"the data of its {name} is {safe_repr(data)}, not (address, readonly)")
 
 
 def array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
@@ -108,19 +129,21 @@ def array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
     Raises
     ------
     ProtocolError
-        If the description is incomplete.
+        If the description is incomplete, or its numbers are none.
     DTypeError, LayoutError
         If it describes what DLPack cannot: masks, other byte order, structures, strides that are not whole elements.
     """
     name = "__array_interface__"
-    shape, dtype, itemsize = _interface_facts(interface, name)
-    data, strides = interface.get("data"), interface.get("strides")
+    entries, shape, strides, dtype, itemsize = _entries(interface, name)
+    data = entries.get("data")
     owner: Any = obj
     if isinstance(data, tuple):
         address, readonly = _interface_address(data, name)
     else:  # a buffer, or the object itself as one; its length bounds what may be read
-        view = memoryview(obj if data is None else data)
-        start = int(interface.get("offset") or 0)
+        try:
+            view, start = memoryview(obj if data is None else data), index(entries.get("offset") or 0)
+        except Exception as error:
+            raise foreign_error(f"the data of its {name} cannot be had:", error, ProtocolError) from error
         needed = itemsize
         for extent in shape:
             needed *= extent
@@ -147,13 +170,13 @@ def cuda_array_interface(obj: Any, interface: dict[str, Any]) -> Tensor:
         If there is no driver to ask.
     """
     name = "__cuda_array_interface__"
-    shape, dtype, itemsize = _interface_facts(interface, name)
-    address, readonly = _interface_address(interface.get("data"), name)
+    entries, shape, strides, dtype, itemsize = _entries(interface, name)
+    address, readonly = _interface_address(entries.get("data"), name)
     device = cuda.where(address) if address else Device("cuda")  # without an element there is no address
     if device == HOST:
         raise ProtocolError(f"the address {address:#x} in its {name} is plain host memory")
-    strides = _whole_elements(interface.get("strides"), shape, itemsize)
-    return native.tensor_new(address, shape, strides, dtype, device, READ_ONLY if readonly else 0, obj)
+    flags = READ_ONLY if readonly else 0
+    return native.tensor_new(address, shape, _whole_elements(strides, shape, itemsize), dtype, device, flags, obj)
 
 
 def cuda_interface_stream(interface: dict[str, Any], device: Device) -> Stream | None:

@@ -205,8 +205,9 @@ class _Kept:
         self.release: Callable[[], object] | None = None
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if self.release is not None and not finalizing():
-            self.release()
+        release = getattr(self, "release", None)  # it was not made whole where memory ran out
+        if release is not None and not finalizing():
+            release()
 
 
 def _fits(tensor: Tensor, room: int) -> None:

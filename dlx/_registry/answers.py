@@ -209,7 +209,7 @@ def _verified_fields(found: Description, adapter: Adapter, shown: str) -> Descri
         _verified(getattr(found, name), adapter, shown, right, f"{name}=")
     info = found.info
     if callable(info):
-        return replace(found, info=lambda: _verified(info(), adapter, shown, _INFO, "info="))
+        return found._replace(info=lambda: _verified(info(), adapter, shown, _INFO, "info="))
     _verified(info, adapter, shown, _INFO, "info=")
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from dlx._core import cuda, native
@@ -14,7 +15,7 @@ from dlx._core.native import Tensor
 from dlx._core.stream import Stream, meaning
 from dlx._core.types import Device
 from dlx._protocols import dlpack, memory
-from dlx.adapter.base import Adapter, Description, at_rest, look_up
+from dlx.adapter.base import Adapter, Description, Devices, at_rest, look_up
 from dlx.adapter.declarations import Blocker, Capabilities, FastPath, Layout, Ownership, StreamSupport
 from dlx.errors import AdapterNotFoundError, ConsumedError, DeviceError, DlxError, DTypeError
 
@@ -48,6 +49,13 @@ class Described(Adapter):
         return Description(info, (), tensor)
 
 
+class _NoDevice(Devices):
+    """A `dlx.Tensor` is made around memory of any device without the device's driver."""
+
+    def activate(self, device: Device) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+
 class TensorAdapter(Described):
     """`dlx.Tensor`, as a source and as the target "dlx": it can hold whatever DLPack can say."""
 
@@ -55,6 +63,7 @@ class TensorAdapter(Described):
     package = "dlx"
     types = ("dlx.Tensor",)
     protocols = ("__dlpack__",)
+    devices = _NoDevice()
     fast_path = FastPath(types=("dlx.Tensor",))
     streams = StreamSupport(ready=lambda obj, tensor: None)
 
@@ -209,8 +218,8 @@ def is_proxy(kind: type) -> bool:
 def generic_adapter(obj: Any) -> Adapter | None:
     """Return the adapter for an object that no framework claims, by the first protocol that it speaks.
 
-    The order is DLPack, exchange table, CUDA array interface, array interface, buffer. ``__array__`` alone is never used: it may
-    copy or move without saying.
+    The order is DLPack, exchange table, CUDA array interface, array interface, buffer. ``__array__`` alone is never
+    used: it may copy or move without saying.
     """
     return generic_array_adapter(obj) or generic_buffer_adapter(obj)
 

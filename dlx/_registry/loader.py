@@ -72,8 +72,8 @@ class Loader:
         me = os.getpid(), threading.get_ident()  # a thread of a forked child may have the number of one of its parent
         if plugin.loaded or me in plugin.loading:  # a plugin that converts something while it is loaded
             return plugin
-        plugin.loading.add(me)
         try:
+            plugin.loading.add(me)  # inside: an interrupt may come after it
             adapters = self._ask(plugin)  # outside of our lock: importing takes locks of its own
             for root in {claim.partition(".")[0] for claim in _claims(adapters)} & self.plugins.keys():
                 self.load(root)  # a package's own plugin comes before others that claim its types

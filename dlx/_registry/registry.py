@@ -112,9 +112,11 @@ class Registry:
         if adapter is None:
             # A framework may claim the type once more is imported, or registered with an abstract base class.
             now, unclaimed = (len(sys.modules), get_cache_token()), self._unclaimed
-            adapter = self._find(kind) if unclaimed.find(kind) != now else None
+            if unclaimed.find(kind) != now:
+                adapter = self._find(kind)
+                if adapter is None:
+                    unclaimed.keep(kind, now)
             if adapter is None:
-                unclaimed.keep(kind, now)
                 return generic.generic_adapter(obj)  # not kept: the type may learn a protocol later
             producers.keep(kind, adapter)
         return adapter
@@ -152,7 +154,7 @@ class Registry:
         listed = [(adapter, self._classes(adapter)) for adapter in self.adapters()]
         for cls in kind.__mro__:
             for adapter, classes in listed:
-                if cls in classes:
+                if any(cls is each for each in classes):  # a metaclass may call its classes equal to anything
                     return adapter
         return next((adapter for adapter, classes in listed if derives(kind, classes)), None)
 
@@ -281,6 +283,9 @@ def _import(adapter: Adapter) -> None:
         raise
     except Exception as error:  # a half-installed framework raises OSError, RuntimeError, anything
         package, name = adapter.package, adapter.name
+        if sys.is_finalizing():
+            said = f"{package} is gone, and cannot be imported while Python ends"
+            raise FrameworkNotInstalledError(said, target=name, fix="Convert it earlier.") from error
         if isinstance(error, ModuleNotFoundError) and f"{package}.".startswith(f"{error.name}."):
             fix = f"Install it: {adapter.install or f'pip install {package}'}."
             raise FrameworkNotInstalledError(f"{package} is not installed", target=name, fix=fix) from error

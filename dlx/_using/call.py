@@ -113,10 +113,23 @@ class Invocation:
         self._seen: list[tuple[Adapter, Any, bool]] = []  # (adapter, array, whether it is on the host for certain)
         self.work = Work(self.request.target, self.request.stream)
         self._declared: set[int] = set()  # addresses; also of those that appear elsewhere among the arguments
-        inside = self.inward((args[spec.skipped :], options), arguments=True)
-        self._caller = self._results_in()
-        self.work.stays = self._caller is None or spec.lazy  # a later conversion uses the stream that is current then
-        self.args, self.options = (*self.kept, *inside[0]), inside[1]
+        self._last: tuple[Tree, Batch] | None = None  # the arguments, to be undone
+        inside: Any = None
+        try:
+            inside = self.inward((args[spec.skipped :], options), arguments=True)
+            self._caller = self._results_in()
+            self.work.stays = (
+                self._caller is None or spec.lazy
+            )  # a later conversion uses the stream that is current then
+            self.args, self.options = (*self.kept, *inside[0]), inside[1]
+        except BaseException as error:
+            inside, last = None, self._last
+            vars(self).clear()  # nobody has this object, and it may hold results
+            if last is not None:
+                last[0].forget()
+                last[1].undo(error)
+            raise
+        self._last = None
 
     # ---- in ---------------------------------------------------------------------------------------------------------
 
@@ -145,6 +158,8 @@ class Invocation:
         quick = self.request.device is None and self.request.stream is None
         fast_path = cast("FastPathFunction", convert) if quick else None
         batch = Batch(self.request, arrays, sources, lambda n: tree.path(some[n]), failures, fast_path, self.spec.to)
+        if arguments:
+            self._last = tree, batch
         self.work.look(zip(tree.sources, tree.arrays, strict=True))
         with self.work.on_streams():
             converted = batch.run()

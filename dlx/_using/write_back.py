@@ -103,6 +103,8 @@ class Writes:
             each.version = self._count(each.new, each.at)
             try:
                 _write(each.old, each.new)
+            except MemoryError:
+                raise
             except Exception as cause:
                 failed = ReadOnlyError(
                     "the function wrote to it, and that could not be written back",

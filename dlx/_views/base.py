@@ -17,7 +17,6 @@ import copy
 import operator
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeGuard
 from weakref import ref
@@ -349,7 +348,7 @@ def inward(scope: Scope, value: Any, old: Any, children: Iterable[Any], path: Pa
     if target is None:
         return value
     options = scope.options
-    request = replace(options.request, target=target, device=device, copy=None, stream=None)
+    request = options.request._replace(target=target, device=device, copy=None, stream=None)
     return options.convert(value, what, Options(request, options.make, options.convert), path)
 
 

@@ -184,7 +184,8 @@ class MutableMappingView(MappingView[K, V], MutableMapping[K, V]):
                 raise KeyError(key)
             return default
         new = self[key]
-        del self[key]
+        self._forget(key)  # before it is gone: if memory runs out, nothing is lost
+        del self._source[key]
         return new
 
     def popitem(self, *last: Any, **options: Any) -> tuple[Any, Any]:

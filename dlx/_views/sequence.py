@@ -335,7 +335,8 @@ class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[
     def pop(self, i: int = -1) -> T:
         """Remove one element, and return its result."""
         new = self[i]
-        del self[i]
+        self._forget()  # before it is gone: if memory runs out, nothing is lost
+        del self._source[i]
         return new
 
     def remove(self, value: Any) -> None:

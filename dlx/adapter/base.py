@@ -9,9 +9,8 @@ import functools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from dlx._core import cuda, native
 from dlx._core.array_info import ArrayInfo
@@ -219,8 +218,7 @@ class Devices:
 
 
 @set_module("dlx.adapter")
-@dataclass(frozen=True, slots=True)
-class Description:
+class Description(NamedTuple):
     """What an adapter knows of one array before it is exported. No data is touched, nothing is synchronised.
 
     Attributes

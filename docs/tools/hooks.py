@@ -12,13 +12,15 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 OUTSIDE = {
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
+    "security.md": "SECURITY.md",
     "cffi-kernel.md": "examples/cffi_kernel/README.md",
+    "cpp-dot.md": "examples/cpp_dot/README.md",
     "example-plugin.md": "examples/dlx-example/README.md",
 }
 # Public names that are in the reference, and their name there where that is another.
 NAMES = re.findall(r'^    "(\w+)": ', (ROOT / "dlx" / "__init__.py").read_text(encoding="utf-8"), flags=re.MULTILINE)
 PLACES = {"convert": "dlx._api.convert.convert", "stack": "dlx._api.stack.stack"}
-BARE = {"ffi", "hookimpl"}  # described in words
+BARE = {"ffi", "exchange_api", "hookimpl"}  # described in words
 FENCE = re.compile(r"^(```+).*?^\1$", re.MULTILINE | re.DOTALL)
 NAME = re.compile(r"(?<![\[`])`dlx\.(\w+)(\(\))?`(?!\])")
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s]+)(#[^)]*)?\)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 
 import pytest
 
@@ -131,3 +132,61 @@ def test_stack_leaks_nothing(np):
     del rows
     gc.collect()
     assert native.live() == live
+
+
+def test_the_way_in_c_gives_what_the_python_path_gives(np, torch, monkeypatch):
+    """Rows of any layout and kind, results and errors alike; other arrays take the Python path."""
+    module = importlib.import_module("dlx._api.stack")
+    grid = np.arange(24, dtype="f4").reshape(4, 6)
+    read_only = grid[0].copy()
+    read_only.flags.writeable = False
+    pinned = dlx.from_pointer(4096, (2,), "float32", device="cuda:0")
+
+    class Own:
+        """An array that only has `__dlpack__`."""
+
+        def __dlpack__(self, **options):
+            return grid[0].__dlpack__(**options)
+
+    lists = {
+        "rows": [*grid],
+        "strided": [grid[0, ::-1], grid[1], read_only],
+        "columns": [*grid.T],
+        "mixed": [grid[0], torch.ones(6), dlx.convert(grid[1], to="dlx"), torch.ones(6)],
+        "buffers": [b"abc", bytearray(b"def"), memoryview(b"ghi")],
+        "scalars": [np.float32(1), np.array(1, "f4")],
+        "own": [grid[0], Own()],
+        "twice": [grid[0], grid[0]],
+        "empty": [np.ones((0, 3)), np.ones((0, 3))],
+        "shapes": [grid[0], grid[1, :3]],
+        "dtypes": [grid[0], grid[0].astype("f8")],
+        "gradient": [torch.ones(2), torch.ones(2, requires_grad=True)],
+        "device": [pinned, pinned],
+        "odd device": [grid[0, :2], pinned],
+        "no array": [grid[0], "text"],
+        "deep": [np.ones((1,) * 64)] * 2,
+        "packed": [dlx.from_pointer(grid.ctypes.data, (3,), "int4", owner=grid)] * 2,
+        "huge": [np.broadcast_to(np.float32(1), (1 << 60,))] * 64,
+    }
+
+    def outcome(arrays, to):
+        try:
+            result = dlx.stack(arrays, to=to)
+        except Exception as error:
+            return type(error), str(error), getattr(error, "path", None), getattr(error, "fix", None)
+        tensor = dlx.convert(result, to="dlx")
+        memory = dlx.ffi.buffer(dlx.ffi.cast("char *", tensor.data_ptr), tensor.nbytes)[:]
+        strides = tensor.strides if memory else None  # of no element they mean nothing
+        return type(result), tensor.dtype, tensor.shape, strides, tensor.flags, memory
+
+    in_c, taken = module._in_c, []
+    for name, arrays in lists.items():
+        for to in ("numpy", "torch", "dlx"):
+            monkeypatch.setattr(
+                module, "_in_c", lambda *args, name=name: taken.append((name, in_c(*args))) or taken[-1][1]
+            )
+            quick = outcome(arrays, to)
+            monkeypatch.setattr(module, "_in_c", lambda *args: None)
+            assert quick == outcome(arrays, to), (name, to)
+    answered = {name for name, result in taken if result is not None}
+    assert answered == {"rows", "strided", "columns", "mixed", "buffers", "twice", "empty", "deep"}

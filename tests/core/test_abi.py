@@ -106,21 +106,9 @@ OPAQUE = {"dlx_ready"}  # only pointers to it are ever seen
 @pytest.mark.parametrize("name", [n for n in [*NAMES, *(f"struct {t}" for t in TAGS)] if n.split()[-1] not in OPAQUE])
 def test_every_type_is_complete(name):
     """What cffi compiled agrees with the compiler about every type of the cdef, or touching it raises."""
-    if ffi.typeof(name).kind == "struct":
-        assert ffi.sizeof(name) > 0
-    else:
-        assert ffi.sizeof(name) == ffi.sizeof("void*")
-
-
-@pytest.mark.parametrize("name", ["dlpack_abi.h", "dlx.h", "dlx_cuda.h"])
-def test_headers_hold_declarations_only(name):
-    """The headers that cffi reads hold no directive but guard, include and endif."""
-    lines = (C_SRC / name).read_text().splitlines()
-    found = [line.strip() for line in lines if line.lstrip().startswith("#")]
-    guard = f"DLX_{name.removesuffix('.h').upper()}_H_"
-    assert found[:2] == [f"#ifndef {guard}", f"#define {guard}"]
-    assert found[-1] == "#endif"
-    assert all(line.startswith("#include ") for line in found[2:-1])
+    sizes = {"enum": 4, "primitive": 4, "pointer": ffi.sizeof("void*"), "function": ffi.sizeof("void*")}
+    kind = ffi.typeof(name).kind
+    assert ffi.sizeof(name) > 0 if kind == "struct" else ffi.sizeof(name) == sizes[kind]
 
 
 def codes(text):

@@ -150,16 +150,6 @@ def test_the_builder_knows_no_function_of_the_core():
         dlx.cffi_builder().typeof("dlx_capabilities")
 
 
-@pytest.mark.parametrize("name", [headers.ABI, headers.CORE])
-def test_declarations_have_no_directive(name):
-    """What cffi gets is the header without guard and includes, and nothing else is taken away."""
-    text = Path(dlx.get_include(), name).read_text(encoding="utf-8")
-    stripped = headers.declarations(name)
-    assert not [line for line in stripped.splitlines() if line.lstrip().startswith("#")]
-    kept = [line for line in text.splitlines() if not line.startswith("#")]
-    assert [line for line in stripped.splitlines() if line] == [line for line in kept if line]
-
-
 def test_the_header_compiles_alone(tmp_path):
     """A C author includes dlpack_abi.h alone, in C and in C++."""
     source = '#include "dlpack_abi.h"\nint rank(const DLTensor* t) { return t->ndim + kDLCPU; }\n'

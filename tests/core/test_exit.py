@@ -145,3 +145,19 @@ held = [over(Told())]
 atexit.register(held.clear)
 """
     assert python(PREAMBLE + code) == "released\n"
+
+
+def test_an_error_at_the_end_says_so(python, np):
+    """A framework that Python has let go of already is not said to be missing."""
+    code = """
+import builtins, dlx, numpy
+class Late:
+    def __del__(self, convert=dlx.convert, source=bytearray(3), print=print, Exception=Exception):
+        try:
+            convert(source, to="numpy")
+        except Exception as error:
+            print(error)
+builtins.late = Late()
+dlx.convert(bytearray(3), to="numpy")
+"""
+    assert "not installed" not in (said := python(code)) and "while Python ends" in said

@@ -106,6 +106,7 @@ print(native.live() - live, live, memory() - before, sys.getallocatedblocks() - 
 """
 
 
+@pytest.mark.unsanitized("freed memory is kept for a while, so that resident memory grows")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/statm")
 @pytest.mark.parametrize("frameworks", ["none", "numpy and torch"])
 def test_100_000_conversions(python, frameworks):
@@ -135,6 +136,7 @@ def resident():
 """
 
 
+@pytest.mark.unsanitized("freed memory is kept for a while, so that resident memory grows")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/statm")
 @pytest.mark.parametrize("form", ["list", "dict", "nested"])
 def test_wide_trees(np, torch, python, form):

@@ -37,6 +37,14 @@ def test_every_python_block_shows_its_output():
     assert len(PYTHON) == sum(kind == "python" for kind, _ in BLOCKS) == 4
 
 
+def test_its_cpp_is_that_of_the_example():
+    """The page shows lines of the C++ example, which tests/core/test_cpp_example.py builds and runs."""
+    (code,) = [code for kind, code in BLOCKS if kind == "cpp"]
+    whole = [line.strip() for line in (ROOT / "examples" / "cpp_dot" / "dot.cpp").read_text("utf-8").splitlines()]
+    lines = [line.strip() for line in code.splitlines()]
+    assert lines == whole[(start := whole.index(lines[0])) : start + len(lines)]
+
+
 @pytest.mark.parametrize("block", range(len(PYTHON)), ids=["ctypes", "cffi", "plain", "lending"])
 def test_the_pages_examples_print_what_it_shows(built, block):
     """Each block runs by itself in a fresh interpreter, prints what the page shows, and is quiet on stderr."""

@@ -187,7 +187,7 @@ def test_a_wrong_output_is_seen(shell, tmp_path):
 
 def test_every_fence_says_its_language():
     """A block without one would neither be run nor coloured."""
-    allowed = {"python", "console", "text", "c", "sh", "toml", "yaml", "python gpu", "console gpu", "make"}
+    allowed = {"python", "console", "text", "c", "cpp", "sh", "toml", "yaml", "python gpu", "console gpu", "make"}
     for page, text in READS.items():
         fences = [line[3:].strip() for line in text.splitlines() if line.startswith("```")]
         opening = fences[::2]

@@ -12,6 +12,8 @@ import pytest
 from project import ROOT
 
 BROKEN = "#!/bin/sh\necho 'pyenv: command not found' >&2\nexit 127\n"
+# What `make` tells the programs that it runs, these tests among them: the variables that it was given.
+PASSED_ON = ("MAKEFLAGS", "DLX_SANITIZE", "ARGS", "EXTRA", "JOBS", "PYTHON", "PYTHONS", "TORCH", "VENV")
 WORKING = f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'
 
 
@@ -32,7 +34,7 @@ def made(tmp_path):
     def run(*arguments, dry=True):
         changes = {"PATH": f"{tmp_path / 'shims'}:{os.environ['PATH']}", "PYENV_ROOT": str(tmp_path / "pyenv")}
         command = ["make", *(["-n"] if dry else []), f"PYTHON={sys.executable}", *arguments]
-        environment = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "DLX_SANITIZE")}
+        environment = {key: value for key, value in os.environ.items() if key not in PASSED_ON}
         done = subprocess.run(
             command, cwd=tmp_path / "checkout", env=environment | changes, capture_output=True, text=True, check=False
         )

@@ -6,7 +6,7 @@ import array
 import mmap
 
 import pytest
-from agreement import agree, outcome, slow
+from agreement import agree, bits, outcome, slow
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -111,7 +111,7 @@ JAX = ("float32", "bfloat16", "float8_e4m3fn", "int8", "bool", "complex64", "uin
 @pytest.mark.parametrize("dtype", JAX)
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0, 2)])
 def test_jax_arrays(to, dtype, shape):
-    """jax's arrays fare alike on both paths, whether buffers can say their dtype or not."""
+    """Arrays of jax fare alike on both paths, whether buffers can say their dtype or not."""
     jnp = pytest.importorskip("jax.numpy")
     there(to)
     make = lambda: jnp.ones(shape, dtype)  # noqa: E731
@@ -157,7 +157,9 @@ def test_arrow_arrays(to):
     """Arrow's arrays fare alike on both paths: sliced, with nulls, empty, of bools."""
     pa = pytest.importorskip("pyarrow")
     there(to)
-    numbers = [pa.array([1, 2, 3, 4], kind) for kind in (pa.int8(), pa.uint64(), pa.float32(), pa.float64(), pa.int32())]
+    numbers = [
+        pa.array([1, 2, 3, 4], kind) for kind in (pa.int8(), pa.uint64(), pa.float32(), pa.float64(), pa.int32())
+    ]
     odd = [pa.array([1, None, 3]), pa.array([True, False]), pa.array([], pa.float32()), pa.array(["a"]), pa.nulls(2)]
     for source in [*numbers, *(each[1:3] for each in numbers), *odd]:
         for options in ({}, {"copy": True}, {"copy": False}, {"readonly": "error"}):
@@ -425,3 +427,39 @@ def test_a_type_that_nobody_claims_is_looked_up_once(np, monkeypatch):
             dlx.convert(Later(), to="numpy")
     Later.__dlpack__ = lambda self, **options: np.ones(2).__dlpack__(**options)
     assert dlx.convert(Later(), to="numpy").tolist() == [1, 1]
+
+
+def test_containers_of_others(np, torch):
+    """What tvm_ffi's containers hold comes out in lists and dicts, one result for one tensor, on both paths."""
+    tvm_ffi = pytest.importorskip("tvm_ffi")
+    one, other = (tvm_ffi.from_dlpack(np.arange(float(n))) for n in (3, 4))
+    sources = [
+        tvm_ffi.convert([one, other, one]),
+        tvm_ffi.convert([]),
+        tvm_ffi.convert([1, "a"]),
+        tvm_ffi.convert([one, 1, "a"]),
+        tvm_ffi.convert([[one], other]),
+        tvm_ffi.Map({"a": one, "b": other, "c": one}),
+        tvm_ffi.Map({1: one}),
+    ]
+    for source in sources:
+        for to in ("torch", "numpy", "dlx", "tvm_ffi"):
+            made, expected = (convert(source, to=to) for convert in (dlx.convert, slow))
+            assert type(made) is type(expected) and len(made) == len(expected)
+            pairs = zip(_leaves(made), _leaves(expected), strict=True)
+            assert all(type(x) is type(y) and bits_of(x) == bits_of(y) for x, y in pairs)
+    for to in ("torch", "numpy", "dlx"):
+        first, second, third = dlx.convert(sources[0], to=to)
+        assert first is third and first is not second
+    with pytest.raises(dlx.errors.DlxError, match=r"obj\[1\]"):
+        dlx.convert(tvm_ffi.convert([one, tvm_ffi.from_dlpack(np.ones(2, "c16")), one]), to="pyarrow")
+
+
+def _leaves(tree):
+    for child in tree.values() if hasattr(tree, "keys") else tree:
+        yield from _leaves(child) if isinstance(child, list) or hasattr(child, "keys") else [child]
+
+
+def bits_of(leaf):
+    """The bytes of an array; other objects as text."""
+    return bits(leaf) if hasattr(leaf, "__dlpack__") else str(leaf)

@@ -403,6 +403,30 @@ def test_memory_that_runs_out_while_something_is_imported(mylib, monkeypatch, no
         assert found.target("mylib").name == "mylib"
 
 
+def test_an_interrupt_before_a_plugin_is_loaded(mylib):
+    """It is loaded by the next call; else the thread would take itself for the one that is loading it."""
+
+    class Loading(set):
+        def add(self, each):
+            super().add(each)
+            once()
+
+    found = sys.modules["dlx._engine.fast_path"].registry
+    plugin, once = found._loader.plugins["mylib"], Once(KeyboardInterrupt)
+    plugin.loading = Loading()
+    with pytest.raises(KeyboardInterrupt, match="now"):
+        found.target("mylib")
+    assert found.target("mylib").name == "mylib"
+
+
+def test_memory_that_runs_out_while_an_argument_is_written_back(np, torch, monkeypatch):
+    """It is no word about the argument."""
+    function = dlx.using("torch", writes="x")(lambda x: x.add_(1))
+    monkeypatch.setattr("dlx._using.write_back._write", Once(MemoryError))
+    with pytest.raises(MemoryError, match="now"):
+        function(np.arange(4.0)[::-1])
+
+
 def test_memory_that_runs_out_while_streams_are_named(cuda, monkeypatch):
     """A framework asked for its stream, and one that might keep a consumer's stream."""
 

@@ -276,7 +276,7 @@ def test_pinned_memory_stays_pinned_in_dlx(counting):
     assert dlx.convert(make, to="dlx", device="cpu", copy=False).device == (1, 0)
 
 
-@pytest.mark.parametrize("answer", [None, (1,), (1, 0, 0), ("cpu", 0), "warp"], ids=repr)
+@pytest.mark.parametrize("answer", [None, (1,), (1, 0, 0), ("cpu", 0), "warp", (1 << 40, 0), (1, 1 << 31)], ids=repr)
 def test_broken_device_answers(answer):
     """A __dlpack_device__ that is no pair of numbers is a ProtocolError."""
     with pytest.raises(errors.ProtocolError, match="__dlpack_device__"):
@@ -861,18 +861,29 @@ BROKEN = {
     "odd strides": ({"shape": (2,), "strides": (3,)}, errors.LayoutError),
     "null": ({"data": (0, False)}, errors.LayoutError),
     "overflow": ({"shape": (2**62, 4)}, errors.LayoutError),
-    "beyond 64 bits": ({"shape": (2**70,)}, errors.ConversionError),
+    "beyond 64 bits": ({"shape": (2**70,)}, errors.ProtocolError),
     "negative": ({"shape": (-1,)}, errors.ProtocolError),
     "no shape": ({"shape": Interface}, errors.ProtocolError),
     "no type": ({"typestr": Interface}, errors.ProtocolError),
     "short type": ({"typestr": "f"}, errors.ProtocolError),
     "shape of text": ({"shape": ("a",)}, errors.ProtocolError),
     "data of one": ({"data": (5,)}, errors.ProtocolError),
-    "too many strides": ({"strides": (2, 2)}, errors.ConversionError),
+    "too many strides": ({"strides": (2, 2)}, errors.ProtocolError),
     "buffer too short": ({"shape": (4,), "data": b"1234567"}, errors.ProtocolError),
     "offset too far": ({"shape": (4,), "data": b"12345678", "offset": 1}, errors.ProtocolError),
     "offset before": ({"shape": (1,), "data": b"12345678", "offset": -2}, errors.ProtocolError),
-    "no buffer": ({"data": 5}, errors.ConversionError),
+    "no buffer": ({"data": 5}, errors.ProtocolError),
+    "no buffer either": ({"data": None}, errors.ProtocolError),
+    "a fraction as address": ({"data": (1.5, False)}, errors.ProtocolError),
+    "an address of text": ({"data": ("16", False)}, errors.ProtocolError),
+    "an address below 0": ({"data": (-8, False)}, errors.ProtocolError),
+    "an address beyond 64 bits": ({"data": (1 << 64, False)}, errors.ProtocolError),
+    "a fraction as extent": ({"shape": (1.5,)}, errors.ProtocolError),
+    "a number as shape": ({"shape": 1}, errors.ProtocolError),
+    "strides of text": ({"shape": (2,), "strides": "a"}, errors.ProtocolError),
+    "a number as strides": ({"shape": (2,), "strides": 2}, errors.ProtocolError),
+    "strides beyond 64 bits": ({"shape": (2,), "strides": (1 << 70,)}, errors.ProtocolError),
+    "an offset of text": ({"data": b"12", "offset": "0"}, errors.ProtocolError),
 }
 
 
@@ -880,8 +891,19 @@ BROKEN = {
 def test_broken_array_interfaces(why):
     """An interface that is wrong, or says what DLPack cannot, is refused before its memory is touched."""
     entries, error = BROKEN[why]
-    with pytest.raises(error):
+    with pytest.raises(error, match="its __array_interface__|it |its byte|" if error is errors.LayoutError else "its "):
         dlx.convert(Interface(**entries), to="dlx")
+
+
+@pytest.mark.parametrize("interface", [None, 5, [], [1, 0], "text", b"12", object()], ids=range(7))
+def test_array_interfaces_that_are_no_dicts(interface):
+    """A ProtocolError that says so, whatever it is."""
+
+    class Producer:
+        __array_interface__ = interface
+
+    with pytest.raises(errors.ProtocolError, match="its __array_interface__ is"):
+        dlx.convert(Producer(), to="dlx")
 
 
 # ---- what is no array ------------------------------------------------------------------------------------------------

@@ -27,9 +27,9 @@ class Allocation(ctypes.Structure):
 
 
 class Exchange:
-    """The foreign program of exchange.c at dlx.Tensor's table."""
+    """The foreign program of exchange.c at a table: dlx.Tensor's, or that of another holder."""
 
-    def __init__(self, path):
+    def __init__(self, path, holder=dlx.Tensor):
         self.free, self.held = ctypes.CDLL(path), ctypes.PyDLL(path)
         self.free.exchange_allocate.argtypes = [ctypes.POINTER(Allocation), ctypes.c_int]
         for name, arguments in {
@@ -41,7 +41,7 @@ class Exchange:
         }.items():
             function = getattr(self.held, f"exchange_{name}")
             function.restype, function.argtypes = ctypes.py_object, arguments
-        self.address = self.held.exchange_find(dlx.Tensor)
+        self.address = self.held.exchange_find(holder)
         self.api = ffi.cast("DLPackExchangeAPI*", self.address)
 
     def export(self, obj):

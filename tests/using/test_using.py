@@ -384,6 +384,23 @@ def test_a_failing_call_leaves_nothing_behind(np, torch):
     assert native.live() == live
 
 
+def test_a_call_that_is_refused_gives_capsules_back(np, torch):
+    """Also where that is found out after the arguments were converted: nobody has had them."""
+    tensor, locked = dlx.from_dlpack(bytearray(4)), np.arange(4.0)
+    locked.flags.writeable = False
+    called = []
+    for options, arguments in (
+        ({"writes": "x"}, (locked,)),
+        ({"writes": "x"}, (locked, [1, {"a": 2}])),
+        ({"returns": "nosuch"}, (1,)),
+    ):
+        take = dlx.using("torch", **options)(lambda x, *rest: called.append(1))
+        capsule = tensor.__dlpack__(max_version=(1, 0))
+        with pytest.raises(errors.DlxError):
+            take(*arguments, capsule, {"b": [capsule]})
+        assert not called and torch.from_dlpack(capsule).shape == (4,)
+
+
 # ---- writes, once more -----------------------------------------------------------------------------------------------
 
 

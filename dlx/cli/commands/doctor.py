@@ -163,7 +163,9 @@ def _core() -> dict[str, Any]:
             "compiler_of_python": platform.python_compiler(),
             "dlpack": [lib.DLX_DLPACK_MAJOR, lib.DLX_DLPACK_MINOR],
             "byte_order": sys.byteorder,
-            "extensions": [name for name in ("_dlx_numpy", "_dlx_torch", "_dlx_tvm_ffi") if importlib.util.find_spec(name)],
+            "extensions": [
+                name for name in ("_dlx_numpy", "_dlx_torch", "_dlx_tvm_ffi") if importlib.util.find_spec(name)
+            ],
         },
     }
 

@@ -1,0 +1,125 @@
+"""`stack` and `plan`, producers that only have ``__dlpack__``, and records of arrays: dlx beside the same by hand."""
+
+import collections
+import dataclasses
+import timeit
+
+from benchmarks.measure import compare, peer, ratio, verdict
+
+N = 100
+NAMES = [f"x{i}" for i in range(N)]
+# (what, ours, theirs, at most)
+GOALS = [
+    ("stack of 2", 'dlx.stack(two, to="numpy")', "np.stack(two)", 1.0),
+    ("stack of 1000", 'dlx.stack(many, to="numpy")', "np.stack(many)", 1.0),
+    ("stack, jax", 'dlx.stack(in_jax, to="torch")', "torch.from_numpy(np.stack([np.asarray(x) for x in in_jax]))", 1.2),
+    (
+        "stack, pyarrow",
+        'dlx.stack(arrow, to="torch")',
+        "torch.from_numpy(np.stack([x.to_numpy() for x in arrow]))",
+        1.2,
+    ),
+    ("stack, PIL", 'dlx.stack(images, to="torch")', "torch.from_numpy(np.stack([np.asarray(x) for x in images]))", 1.2),
+    ("stack, mixed", 'dlx.stack(mixed, to="torch")', "torch.from_numpy(np.stack([np.asarray(x) for x in mixed]))", 1.1),
+    ("__dlpack__ only", 'dlx.convert(own[0], to="torch")', "torch.from_dlpack(own[0])", 1.5),
+    (f"list of {N} such", 'dlx.convert(own, to="torch")', "[torch.from_dlpack(x) for x in own]", 1.5),
+    ("namedtuple", 'dlx.convert(named, to="torch")', "type(named)(*[torch.from_numpy(x) for x in named])", 1.5),
+    (
+        "OrderedDict",
+        'dlx.convert(ordered, to="torch")',
+        "type(ordered)((k, torch.from_numpy(x)) for k, x in ordered.items())",
+        1.5,
+    ),
+    (
+        "dataclass",
+        'dlx.convert(record, to="torch")',
+        "type(record)(*[torch.from_numpy(getattr(record, k)) for k in names])",
+        1.5,
+    ),
+    (
+        "attrs",
+        'dlx.convert(attrs, to="torch")',
+        "type(attrs)(*[torch.from_numpy(getattr(attrs, k)) for k in names])",
+        1.5,
+    ),
+]
+MICROSECONDS = [("plan", 'dlx.plan(two[0], to="torch")', 8.0), ("describe", "dlx.describe(two[0])", 5.0)]
+
+
+class Own:
+    """An array of some framework that has no adapter."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def verbs(names, *, quick):
+    """Measure the goals above, print them, and say which are met; what a missing framework makes is left out."""
+    scene = _scene(names)
+    wanted = [goal for goal in GOALS if all(_works(code, scene) for code in goal[1:3])]
+    codes = [code for goal in wanted for code in goal[1:3]] + [code for _, code, _ in MICROSECONDS]
+    rounds = 15 if quick else 150
+    times = _short(codes, scene, rounds)
+    print(
+        f"\nOther verbs, other arrays: µs, minimum of {rounds} rounds; ratio of minimums, in brackets its middle half"
+    )
+    found = []
+    for what, ours, theirs, limit in wanted:
+        figure = compare(times[ours], times[theirs])
+        met = figure["ratio"] <= limit
+        micros = f"{figure['ours'] / 1e3:8.1f} / {figure['theirs'] / 1e3:<8.1f}"
+        print(f"{what:<18}{micros}{ratio(figure):<20}<= {limit:<6}{verdict(met):<8}{theirs}")
+        found.append({"what": what, "of": ours, "over": theirs, "limit": limit, "met": met} | figure)
+    for what, code, limit in MICROSECONDS:
+        micros = min(times[code]) / 1e3
+        print(f"{what:<18}{micros:8.1f} µs  <= {limit:<6}{verdict(micros <= limit)}")
+        found.append({"what": what, "of": code, "µs": micros, "limit": limit, "met": micros <= limit})
+    return found
+
+
+def _scene(names):
+    np, torch = names["np"], names["torch"]
+    many = [np.ones(3, "f4") for _ in range(1000)]
+    arrays, rows = many[:N], [np.ones(64, "f4") for _ in range(16)]
+    scene = {"dlx": names["dlx"], "np": np, "torch": torch, "names": NAMES, "two": many[:2], "many": many}
+    scene["own"] = [Own(array) for array in arrays]
+    scene["named"] = collections.namedtuple("Named", NAMES)(*arrays)
+    scene["ordered"] = collections.OrderedDict(zip(NAMES, arrays, strict=True))
+    scene["record"] = dataclasses.make_dataclass("Record", NAMES)(*arrays)
+    if attr := peer("attr"):
+        scene["attrs"] = attr.make_class("Attrs", NAMES)(*arrays)
+    if jnp := peer("jax.numpy"):
+        scene["in_jax"] = [jnp.asarray(row) for row in rows]
+    if pyarrow := peer("pyarrow"):
+        scene["arrow"] = [pyarrow.array(row) for row in rows]
+    if image := peer("PIL.Image"):
+        scene["images"] = [image.fromarray(np.ones((16, 16), "u1")) for _ in rows]
+    if "in_jax" in scene and "arrow" in scene:
+        samples = zip(rows, scene["in_jax"], scene["arrow"], strict=True)
+        scene["mixed"] = [row for sample in samples for row in sample][:15]
+    return scene
+
+
+def _works(code, scene):
+    try:
+        eval(code, scene)
+    except NameError:
+        return False
+    return True
+
+
+def _short(codes, scene, rounds):
+    """Return the nanoseconds of each code in every round: at most 0.4 ms of one, which are seldom cut in two."""
+    timers = {code: timeit.Timer(code, globals=scene) for code in codes}
+    numbers = {code: max(1, int(4e-4 / min(timer.repeat(20, 1)))) for code, timer in timers.items()}
+    times = {code: [] for code in timers}
+    for _ in range(rounds):
+        for code, timer in timers.items():
+            times[code].append(timer.timeit(numbers[code]) / numbers[code] * 1e9)
+    return times

@@ -1,0 +1,64 @@
+"""GitHub's workflows, which no machine of ours runs: they can be read, and what they name is there."""
+
+import re
+import tomllib
+
+import pytest
+from project import ROOT
+
+yaml = pytest.importorskip("yaml")
+
+FILES = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+MAKE = (ROOT / "Makefile").read_text(encoding="utf-8")
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PYTHONS = [
+    each.rpartition(" ")[2] for each in SETTINGS["project"]["classifiers"] if re.search(r"Python :: 3\.\d+$", each)
+]
+
+if not FILES:
+    pytest.skip("an sdist has no workflows", allow_module_level=True)
+
+
+def steps(path):
+    """Give the steps of all jobs of a workflow."""
+    jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"]
+    assert all("runs-on" in job for job in jobs.values())
+    return [step for job in jobs.values() for step in job["steps"]]
+
+
+def test_there_is_a_workflow_for_each_purpose():
+    """Tests, wheels, the site and sanitizers, under their file's name, started by something."""
+    assert [path.stem for path in FILES] == ["docs", "sanitizers", "tests", "wheels"]
+    for path in FILES:
+        workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
+        assert workflow["name"] == path.stem
+        assert workflow[True]  # YAML 1.1 reads the key `on` as a truth value
+        assert workflow["permissions"] == {"contents": "read"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_steps_name_make_targets_that_exist(path):
+    """Each runs a make target, so that a developer can run the same."""
+    targets = [word for step in steps(path) for word in re.findall(r"make (\S+)", step.get("run", ""))]
+    assert targets or path.stem == "wheels"
+    for target in targets:
+        assert re.search(rf"^{target}:", MAKE, re.MULTILINE), target
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_actions_are_pinned(path):
+    """An action is named by a commit, which nobody can move, and by the version that it is."""
+    used = re.findall(r"uses: (.*)", path.read_text(encoding="utf-8"))
+    assert len(used) == sum("uses" in step for step in steps(path)) > 0
+    for each in used:
+        assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", each), each
+
+
+def test_the_same_pythons_everywhere():
+    """The classifiers, the tests, the wheels and the Makefile agree on the Pythons that are supported."""
+    tests = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8"))
+    assert PYTHONS == tests["jobs"]["tests"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13", "3.14", "3.15"]
+    wheels = [f"cp{each.replace('.', '')}-*" for each in PYTHONS]
+    assert SETTINGS["tool"]["cibuildwheel"]["build"] == wheels
+    assert f"PYTHON ?= {' '.join('python' + each for each in PYTHONS)} python3\n" in MAKE
+    assert f"PYTHONS ?= {' '.join('python' + each for each in PYTHONS[1:])}\n" in MAKE

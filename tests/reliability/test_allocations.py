@@ -1,0 +1,36 @@
+"""Every allocation of a call fails once: a MemoryError or a right result, and nothing lost, kept or used up."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from project import SUPPORT, compiled
+
+pytest.importorskip("numpy")
+pytest.importorskip("torch")
+pytest.importorskip("jax")
+pytest.importorskip("tvm_ffi")
+pytest.importorskip("pyarrow")
+
+GROUPS = ["pairs", "sorts", "trees", "collected", "copied", "views", "foreign", "interop", "devices"]
+SHORT = [["pairs=numpy to torch", "trees=nested, numpy to torch", "interop=from_pointer", "devices=to the host"]]
+IS_WHOLE = os.environ.get("DLX_ALLOCATIONS") == "all"
+
+
+@pytest.fixture(scope="session")
+def failing(tmp_path_factory):
+    """The compiled failing.c."""
+    return compiled("failing", tmp_path_factory.mktemp("failing"))
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("wanted", [[group] for group in GROUPS] if IS_WHOLE else SHORT, ids=" ".join)
+def test_every_allocation_fails_once(failing, fake_driver, wanted):
+    """Python's allocations, those of the core, those of numpy's table: until the call goes through."""
+    environment = os.environ | {"DLX_FAILING": str(failing), "DLX_CUDA_DRIVER": str(fake_driver)}
+    command = [sys.executable, str(SUPPORT / "allocations.py"), *wanted]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,22 @@
+"""Ends of a process while results are alive, some of those of `make test-exits`; see also tests/core/test_exit.py."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import exits
+import pytest
+
+SOME = (
+    *("daemon threads that convert", "modules", "a task that waits", "a child of a process with threads"),
+    *("sys.exit in a view", "an exception that nobody handles", "an interrupt in a conversion", "a pool of threads"),
+)
+
+
+@pytest.mark.parametrize("ending", SOME)
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_an_ending(ending):
+    """The status is as without dlx, and so is what is on stderr."""
+    wrong = exits.trial(ending, "numpy" if importlib.util.find_spec("numpy") else "")
+    assert not wrong, wrong

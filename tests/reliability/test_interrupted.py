@@ -1,0 +1,21 @@
+"""Interrupts wherever Python looks for signals in dlx's code, some of those of `make test-interrupts`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+from project import SUPPORT
+
+
+@pytest.mark.parametrize(("what", "sample"), [("warm", 400), ("cold", 10)])
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_interrupts_anywhere(what, sample):
+    """Nothing is used up, nothing is left, and the next call works. The seed is in the output."""
+    frameworks = ",".join(name for name in ("numpy",) if importlib.util.find_spec(name))
+    command = [sys.executable, SUPPORT / "interrupts.py", what, "--sample", str(sample), "--frameworks", frameworks]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0 and ", 0 faults;" in done.stdout, done.stdout + done.stderr

@@ -1,0 +1,202 @@
+"""Producers that lie, generated and one by one: what can be seen is refused, and nothing is lost or dies of it."""
+
+# ruff: noqa: F401, F811 -- fixtures of another file
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from hostile import hostile, library, mylib
+from project import SUPPORT
+
+import dlx
+from dlx import errors
+
+# ---- generated -------------------------------------------------------------------------------------------------------
+
+
+def fuzz(*arguments, path=None):
+    """Run the program; return (exit status, what it printed)."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), *([str(path)] if path else [])])}
+    command = [sys.executable, str(SUPPORT / "producer_fuzz.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=250, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_generated_producers():
+    """The short form of `make fuzz-producers`: a seed of its own each day would find more, and fail at random."""
+    status, out = fuzz("--count", "2500", "--seed", "17", "--frameworks", "numpy")
+    assert status == 0, out
+    assert "2500 cases, 0 faults" in out
+
+
+FAULTS = {
+    "calls twice": (
+        """
+        from dlx._protocols import dlpack
+        once = dlpack._call
+        dlpack._call = lambda obj, wanted: (once(obj, wanted), once(obj, wanted))[1]
+        """,
+        "the producer was called 2 times",
+    ),
+    "swallows": (
+        """
+        from dlx._protocols import dlpack
+        from dlx.errors import ConversionError
+        real = dlpack._call
+        def call(obj, wanted):
+            try:
+                return real(obj, wanted)
+            except BaseException:
+                raise ConversionError("something went wrong") from None
+        dlpack._call = call
+        """,
+        "replaced:",
+    ),
+    "leaks": (
+        """
+        from dlx._registry import generic
+        kept, real = [], generic.memory.buffer
+        generic.memory.buffer = lambda obj: (kept.append(real(obj)), kept[-1])[1]
+        """,
+        "managed tensors are left",
+    ),
+    "other values": (
+        """
+        from dlx._protocols import memory
+        real = memory._interface_address
+        def wrong(data, name):
+            address, readonly = real(data, name)
+            return address and address ^ 256, readonly
+        memory._interface_address = wrong
+        """,
+        "other values:",
+    ),
+    "dies": (
+        """
+        import os, signal
+        from dlx._registry import generic
+        def die(*arguments): os.kill(os.getpid(), signal.SIGSEGV)
+        generic.memory.array_interface = die
+        """,
+        "alone: status -11",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_found(tmp_path, name):
+    """A dlx with a mistake in it fails, with the seed and the number of the case."""
+    code, told = FAULTS[name]
+    (tmp_path / "planted_fault.py").write_text(textwrap.dedent(code))
+    arguments = ("--count", "400", "--seed", "17", "--frameworks", "numpy", "--plant", "planted_fault")
+    arguments += ("--most", "1" if name == "dies" else "60")
+    status, out = fuzz(*arguments, path=tmp_path)
+    assert status == 1 and told in out and "seed 17 case" in out, out
+
+
+# ---- found by them ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["versioned", "legacy"])
+@pytest.mark.parametrize("device", [(2, 0), (13, 0)], ids=str)
+def test_a_capsule_of_device_memory_is_shared_without_a_driver(counting, device, legacy):
+    """A dlx.Tensor is made around it, as the plan says; whoever reads it needs the driver."""
+    capsule = counting.capsule((3,), device=device, legacy=legacy)
+    assert dlx.plan(capsule, to="dlx").outcome == "shared"
+    assert dlx.convert(capsule, to="dlx").device == device
+
+
+@pytest.mark.parametrize("version", [None, (0, 8)], ids=str)
+def test_a_capsule_that_cannot_become_a_legacy_one_stays_whole(counting, version):
+    """Padded elements are refused before the capsule is consumed."""
+    capsule = counting.capsule((3,), dtype=(0, 4, 1), flags=4)
+    with pytest.raises(errors.ProtocolError, match="padded"):
+        dlx.to_capsule(capsule, max_version=version)
+    assert counting.name(capsule) == "dltensor_versioned"
+
+
+@pytest.mark.parametrize("flags", [4, 5], ids=["padded", "padded, read-only"])
+def test_whole_bytes_are_not_padded(counting, flags):
+    """The flag says nothing of them, and hinders nothing: neither a legacy capsule nor a consumer without the flag."""
+    pytest.importorskip("tvm_ffi")
+    capsule = counting.capsule((0,), dtype=(0, 16, 1), flags=flags)
+    assert dlx.describe(capsule).dtype == dlx.DType("int16")
+    assert dlx.plan(capsule, to="tvm_ffi").outcome == "shared"
+    assert tuple(dlx.convert(capsule, to="tvm_ffi").shape) == (0,)
+    assert dlx.convert(counting.capsule((2,), dtype=(0, 16, 1), flags=flags), to="dlx").flags == flags & 1
+    if flags == 4:
+        assert "dltensor" in repr(dlx.to_capsule(counting.capsule((2,), flags=flags)))
+
+
+@pytest.mark.parametrize("collect", [{}, {"errors": "collect"}], ids=["raised", "collected"])
+def test_a_container_that_cannot_be_rebuilt_leaves_a_capsule_whole(counting, collect):
+    """Also where errors are collected: the frames of each of them let go of the results."""
+
+    class Own:
+        def __init__(self, held):
+            self.held = held
+
+        def __dlx_tree__(self):
+            def rebuild(children):
+                raise ValueError("no")
+
+            return [self.held], rebuild
+
+    capsule = counting.capsule((3,))
+    with pytest.raises((errors.ConversionError, ExceptionGroup)):
+        dlx.convert([Own(capsule)], to="dlx", **collect)
+    assert counting.name(capsule) == "dltensor_versioned"
+
+
+@pytest.mark.parametrize("version", [(1, "0"), ("1", 0), (1.0, 0)], ids=str)
+def test_a_version_that_is_none_leaves_a_capsule_whole(counting, version):
+    """The call is wrong, and nothing was done."""
+    capsule = counting.capsule((3,))
+    with pytest.raises(TypeError):
+        dlx.to_capsule(capsule, max_version=version)
+    assert counting.name(capsule) == "dltensor_versioned"
+
+
+class Agreeable(type):
+    """A metaclass whose classes are equal to whatever they are compared with."""
+
+    def __eq__(cls, other):
+        return True
+
+    def __hash__(cls):
+        return 1
+
+
+def test_a_class_that_is_equal_to_everything_is_no_array():
+    """Neither a dlx.Tensor nor a builtin container: an object of no known kind, and a list of its own class."""
+
+    class Thing(metaclass=Agreeable):
+        pass
+
+    class Items(list, metaclass=Agreeable):
+        pass
+
+    thing = Thing()
+    with pytest.raises(errors.AdapterNotFoundError, match="it is no array"):
+        dlx.describe(thing)
+    assert dlx.convert([thing], to="dlx") == [thing]
+    converted = dlx.convert(Items([dlx.empty(3, "int8")]), to="dlx")
+    assert type(converted) is Items and converted[0].shape == (3,)
+
+
+@pytest.mark.parametrize("options", [{}, {"copy": True}])
+def test_a_table_that_succeeds_with_an_error_has_failed(np, mylib, hostile, options):
+    """Nothing of the error is left: the object's own ``__dlpack__`` is asked once, as where the table says that."""
+    mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
+    assert dlx.convert(mylib.Array(), to="numpy").shape == (2, 3)
+    address = dlx.convert(hostile.memory, to="dlx").data_ptr
+    hostile.lend(address, rc=0, error=True)
+    for wrap in (lambda array: array, lambda array: [array]):
+        array = mylib.Array()
+        result = dlx.convert(wrap(array), to="numpy", **options)
+        assert (result[0] if type(result) is list else result).shape == (2, 3) and array.asked == 1

@@ -1,0 +1,591 @@
+"""Random lifetimes by rules: capsules, results, views, buffers, deleters, threads, against a model of who holds what.
+
+After every step the live counter is the model's, each memory has its value wherever it is shared, an owner is gone if
+nothing holds it any more, and only then. `make test-deep` sets DLX_EXAMPLES; a twentieth of it, 40 steps each.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import threading
+import weakref
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
+
+import dlx
+from dlx import errors
+from dlx._core import native
+
+EXAMPLES = int(os.environ.get("DLX_EXAMPLES", "800"))
+NBYTES = 24
+FLOAT32 = (2, 32, 1)
+SHAPE = (2, 3)
+
+
+class Group:
+    """Managed tensors that one step made, and the memory behind them.
+
+    It lives while something holds it, or while a group that was made of it lives.
+    """
+
+    def __init__(self, size, memory, parent=None):
+        self.size, self.memory, self.parent = size, memory, parent
+        self.holders = self.living = 0  # things, and groups made of it that live
+        if parent is not None:
+            parent.living += 1
+
+    @property
+    def is_alive(self):
+        return self.holders > 0 or self.living > 0
+
+    def hold(self):
+        self.holders += 1
+
+    def release(self):
+        self.holders -= 1
+        group = self
+        while not group.is_alive and group.parent is not None:  # the last one lets go of what it was made of
+            group.parent.living -= 1
+            group = group.parent
+
+
+class Memory:
+    """Bytes with a value, and how one knows that their owner is gone."""
+
+    def __init__(self, value, gone=None, readonly=False):
+        self.value, self.gone, self.readonly = value, gone, readonly
+
+
+class Thing:
+    """Something that a user holds: an array, a tensor, a capsule, a buffer, a view or a bare struct."""
+
+    def __init__(self, kind, obj, groups, *, legacy=False, readonly=False):
+        self.kind, self.obj, self.groups = kind, obj, list(groups)
+        self.legacy, self.readonly = legacy, readonly
+        self.is_fresh = True  # of capsules
+        for group in self.groups:
+            group.hold()
+
+    @property
+    def memory(self):
+        return self.groups[0].memory
+
+    def drop(self):
+        self.obj = None
+        groups, self.groups = self.groups, []
+        for group in groups:
+            group.release()
+
+
+class Owner(bytearray):
+    """Memory that can be watched."""
+
+
+def pattern(seed):
+    """Return the bytes of six floats."""
+    return bytes((seed * 37 + i * 11) % 100 for i in range(NBYTES))
+
+
+def held_bytes(address):
+    """Return the bytes of six floats at an address."""
+    return ctypes.string_at(address, NBYTES)
+
+
+def in_thread(action):
+    """Run an action on a thread that ends, and return or raise what it does."""
+    done = []
+
+    def run():
+        try:
+            done.append((action(), None))
+        except BaseException as error:
+            done.append((None, error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    result, error = done.pop()
+    if error is not None:
+        error.__traceback__ = None
+        raise error
+    return result
+
+
+TARGETS = ["dlx", "numpy", "torch"]
+targets = st.sampled_from(TARGETS)
+threads = st.booleans()
+
+
+class Lifetimes(RuleBasedStateMachine):
+    """The rules."""
+
+    things = Bundle("things")
+    capsules = Bundle("capsules")
+    structs = Bundle("structs")
+    views = Bundle("views")
+
+    counting = None  # set by the test
+    here = ("dlx",)
+
+    def __init__(self):
+        super().__init__()
+        gc.collect()
+        self.start, self.groups, self.alive_things = native.live(), [], []
+        self.deleted, self.wanted_deletes = self.counting.deleted, 0
+        self.seed = 0
+
+    # ---- the model --------------------------------------------------------------------------------------------------
+
+    def new_group(self, size, memory, parent=None):
+        group = Group(size, memory, parent)
+        self.groups.append(group)
+        return group
+
+    def new_thing(self, kind, obj, groups, **facts):
+        thing = Thing(kind, obj, groups, **facts)
+        self.alive_things.append(thing)
+        return thing
+
+    def live(self):
+        return native.live() - self.start
+
+    def total(self):
+        return sum(group.size for group in self.groups if group.is_alive)
+
+    def run(self, action, thread):
+        return in_thread(action) if thread else action()
+
+    def forget(self, thing):
+        """Drop a thing, here or on a thread."""
+        if thing in self.alive_things:
+            self.alive_things.remove(thing)
+            thing.drop()
+
+    def derived(self, kind, make, source, thread, *, copied=False, **facts):
+        """Note what a step makes of a thing: new managed tensors over the same memory, or a copy."""
+        before = self.live()
+        obj = self.run(make, thread)
+        size = self.live() - before
+        assert 0 <= size <= 2, f"{kind} made {size} managed tensors"
+        if copied:
+            memory = Memory(source.memory.value)
+            return self.new_thing(kind, obj, [self.new_group(size, memory)], **facts)
+        if size == 0:
+            return self.new_thing(kind, obj, source.groups, **facts)
+        return self.new_thing(kind, obj, [self.new_group(size, source.memory, source.groups[0])], **facts)
+
+    # ---- sources ----------------------------------------------------------------------------------------------------
+
+    def next_value(self):
+        self.seed += 1
+        return pattern(self.seed)
+
+    @initialize(target=things)
+    def first(self):
+        return self.make_tensor(False)
+
+    def make_tensor(self, readonly):
+        owner = Owner(self.next_value())
+        released = []
+        gone = weakref.ref(owner)
+        address = native.buffer_address(memoryview(owner))
+        tensor = dlx.from_pointer(
+            address, SHAPE, "float32", owner=owner, readonly=readonly, release=lambda: released.append(1)
+        )
+        memory = Memory(bytes(owner), lambda: (gone() is None, len(released)) == (True, 1), readonly)
+        memory.kept = lambda: (gone() is not None, len(released)) == (True, 0)
+        return self.new_thing("dlx", tensor, [self.new_group(1, memory)], readonly=readonly)
+
+    @rule(target=things, readonly=st.booleans())
+    def tensor(self, readonly):
+        """A dlx.Tensor over memory with an owner and a function that releases it."""
+        return self.make_tensor(readonly)
+
+    @rule(target=things)
+    def array(self):
+        """An array of numpy."""
+        if "numpy" not in self.here:
+            return multiple()
+        import numpy as np
+
+        array = np.frombuffer(bytearray(self.next_value()), "f4").reshape(SHAPE)
+        gone = weakref.ref(array)
+        memory = Memory(array.tobytes(), lambda: gone() is None)
+        return self.new_thing("numpy", array, [self.new_group(0, memory)])
+
+    @rule(target=things)
+    def torch_tensor(self):
+        """A tensor of torch."""
+        if "torch" not in self.here:
+            return multiple()
+        import torch
+
+        tensor = torch.frombuffer(bytearray(self.next_value()), dtype=torch.float32).reshape(SHAPE)
+        return self.new_thing("torch", tensor, [self.new_group(0, Memory(held_bytes(tensor.data_ptr())))])
+
+    @rule(target=capsules, legacy=st.booleans(), readonly=st.booleans())
+    def foreign_capsule(self, legacy, readonly):
+        """A capsule of a foreign producer, whose deleter counts."""
+        readonly = readonly and not legacy
+        capsule = self.counting.capsule(SHAPE, legacy=legacy, flags=int(readonly))
+        address = native.capsule_peek(capsule).data_ptr
+        memory = Memory(self.next_value(), readonly=readonly)
+        ctypes.memmove(address, memory.value, NBYTES)
+        memory.is_foreign = True
+        return self.new_thing("capsule", capsule, [self.new_group(0, memory)], legacy=legacy, readonly=readonly)
+
+    # ---- conversions ------------------------------------------------------------------------------------------------
+
+    @rule(target=things, source=things, to=targets, thread=threads, copy=st.sampled_from([None, None, False, True]))
+    def convert(self, source, to, thread, copy):
+        """Shared or copied, as the plan says; on a thread that ends, or here."""
+        if source not in self.alive_things or to not in self.here:
+            return multiple()
+        plan = dlx.plan(source.obj, to=to, copy=copy)
+        if plan.outcome == "refused":
+            with pytest.raises(type(plan.error)):
+                self.run(lambda: dlx.convert(source.obj, to=to, copy=copy), thread)
+            assert source.readonly and to == "torch" and copy is False
+            return multiple()
+        copied = plan.outcome == "copied"
+        assert copied == (copy is True or (source.readonly and to == "torch"))
+        readonly = source.readonly and not copied
+        make = lambda: dlx.convert(source.obj, to=to, copy=copy)  # noqa: E731
+        return self.derived(to, make, source, thread, copied=copied, readonly=readonly)
+
+    @rule(target=things, sources=st.lists(things, min_size=1, max_size=3), to=targets)
+    def tree(self, sources, to):
+        """Containers: the same array twice is one result, and buffers pass through."""
+        if to not in self.here or any(each not in self.alive_things for each in sources):
+            return multiple()
+        if any(each.readonly for each in sources) and to == "torch":
+            return multiple()  # copies are tried one by one
+        sizes = {id(each.obj): each.kind != "buffer" and self.size_of(each.obj, to) for each in sources}
+        before = self.live()
+        results = dlx.convert({"a": [each.obj for each in sources], "b": (sources[0].obj,)}, to=to)
+        assert self.live() - before == sum(sizes.values()), (sizes, [(each.kind, each.readonly) for each in sources])
+        assert results["b"][0] is results["a"][0]
+        found = []
+        unique = {}
+        for each, result in zip(sources, results["a"], strict=True):
+            if id(each.obj) in unique:
+                assert unique[id(each.obj)] is result
+                continue
+            unique[id(each.obj)] = result
+            size = sizes[id(each.obj)]
+            assert (size == 0) is (result is each.obj)
+            group = self.new_group(size, each.memory, each.groups[0]) if size else each.groups[0]
+            found.append(self.new_thing(to if size else each.kind, result, [group], readonly=each.readonly))
+        return multiple(*found)
+
+    def size_of(self, obj, to):
+        """Return how many managed tensors a conversion makes; they go at once."""
+        before = self.live()
+        result = dlx.convert(obj, to=to)
+        made = self.live() - before
+        del result
+        assert self.live() == before
+        return made
+
+    @rule(sources=st.lists(things, min_size=1, max_size=3), capsule=capsules, to=targets)
+    def tree_that_fails(self, sources, capsule, to):
+        """A tree with a capsule and something that is refused: nothing is made, and the capsule is not used up."""
+        if to not in self.here or capsule not in self.alive_things:
+            return
+        before, name = self.live(), self.counting.name(capsule.obj)
+        objs = [each.obj for each in sources if each in self.alive_things]
+        with pytest.raises(errors.DlxError):
+            dlx.convert([*objs, capsule.obj, object()], to=to, strict=True)
+        assert (self.live(), self.counting.name(capsule.obj)) == (before, name)
+
+    @rule(target=things, source=things)
+    def buffer(self, source):
+        """A buffer of a dlx.Tensor, and a slice of it."""
+        if source not in self.alive_things or source.kind != "dlx":
+            return multiple()
+        return self.derived("buffer", lambda: memoryview(source.obj), source, False, readonly=source.readonly)
+
+    @rule(target=things, source=things)
+    def part(self, source):
+        """A view that its framework makes keeps what the array keeps."""
+        if source not in self.alive_things or source.kind not in ("numpy", "torch", "buffer"):
+            return multiple()
+        part = source.obj[:] if source.kind != "numpy" else source.obj[...]
+        if source.memory.gone is not None and not hasattr(source.memory, "kept"):
+            return multiple()  # the array itself is watched; its views keep the memory, and not the array
+        return self.new_thing(source.kind, part, source.groups, readonly=source.readonly)
+
+    # ---- capsules ---------------------------------------------------------------------------------------------------
+
+    @rule(target=capsules, source=things, legacy=st.booleans(), copy=st.sampled_from([None, True]))
+    def export(self, source, legacy, copy):
+        """A capsule of a dlx.Tensor; a legacy one is not made of read-only memory."""
+        if source not in self.alive_things or source.kind != "dlx":
+            return multiple()
+        options = {} if legacy else {"max_version": (1, 3)}
+        make = lambda: source.obj.__dlpack__(copy=copy, **options)  # noqa: E731
+        if legacy and source.readonly and copy is None:
+            with pytest.raises(errors.ReadOnlyError):
+                make()
+            return multiple()
+        readonly = source.readonly and copy is None
+        copied = copy is True
+        return self.derived("capsule", make, source, False, copied=copied, legacy=legacy, readonly=readonly)
+
+    @rule(target=things, capsule=capsules, to=targets, thread=threads, copy=st.sampled_from([None, None, True]))
+    def consume(self, capsule, to, thread, copy):
+        """A capsule is used up by its conversion; a used one is a ConsumedError, and keeps nothing."""
+        if capsule not in self.alive_things or to not in self.here:
+            return multiple()
+        make = lambda: dlx.convert(capsule.obj, to=to, copy=copy)  # noqa: E731
+        if not capsule.is_fresh:
+            before = self.live()
+            with pytest.raises(errors.ConsumedError):
+                self.run(make, thread)
+            with pytest.raises(errors.ConsumedError):
+                dlx.describe(capsule.obj)
+            assert isinstance(dlx.plan(capsule.obj, to=to).error, errors.ConsumedError)
+            assert self.live() == before
+            return multiple()
+        copied = dlx.plan(capsule.obj, to=to, copy=copy).outcome == "copied"
+        readonly = capsule.readonly and not copied
+        thing = self.taken(to, make, capsule, thread, copied=copied, readonly=readonly)
+        assert self.counting.name(capsule.obj).startswith("used_")
+        return thing
+
+    def taken(self, kind, make, capsule, thread, *, copied, **facts):
+        """Note that what a capsule held is another thing's now; a copy releases it."""
+        group = capsule.groups[0]
+        before = self.live()
+        obj = self.run(make, thread)
+        capsule.is_fresh = False
+        capsule.groups = []
+        if copied:
+            group.release()
+            size, parent, memory = self.live() - self.total(), None, Memory(group.memory.value)
+        else:
+            size, parent, memory = self.live() - before, group, group.memory
+        assert size in (1, 2)
+        made = self.new_group(size, memory, parent)
+        if not copied:
+            group.release()
+        return self.new_thing(kind, obj, [made], **facts)
+
+    @rule(capsule=capsules, to=targets)
+    def refuse(self, capsule, to):
+        """A refused capsule keeps its name, and what it holds."""
+        if capsule not in self.alive_things or not capsule.is_fresh or to not in self.here:
+            return
+        before, name = self.live(), self.counting.name(capsule.obj)
+        with pytest.raises(errors.DlxError):
+            dlx.convert(capsule.obj, to=to, device="cuda")
+        if capsule.readonly and to == "torch":
+            with pytest.raises(errors.ReadOnlyError):
+                dlx.convert(capsule.obj, to=to, readonly="error")
+        assert (self.live(), self.counting.name(capsule.obj)) == (before, name)
+
+    @rule(capsule=capsules, to=targets)
+    def look(self, capsule, to):
+        """Descriptions, plans, stacks and comparisons use nothing up."""
+        if capsule not in self.alive_things or not capsule.is_fresh or to not in self.here:
+            return
+        before, name = self.live(), self.counting.name(capsule.obj)
+        assert dlx.describe(capsule.obj).shape == SHAPE
+        assert dlx.shares_memory(capsule.obj, capsule.obj)
+        whole = dlx.stack([capsule.obj, capsule.obj], to=to)
+        assert tuple(whole.shape) == (2, *SHAPE)
+        del whole
+        assert (self.live(), self.counting.name(capsule.obj)) == (before, name)
+
+    @rule(target=structs, capsule=capsules)
+    def take_by_hand(self, capsule):
+        """A foreign consumer takes the pointer and renames."""
+        if capsule not in self.alive_things or not capsule.is_fresh:
+            return multiple()
+        address = self.counting.consume(capsule.obj, legacy=capsule.legacy)
+        group = capsule.groups[0]
+        thing = self.new_thing("struct", address, [group], legacy=capsule.legacy)
+        capsule.is_fresh, capsule.groups = False, []
+        group.release()
+        return thing
+
+    @rule(struct=consumes(structs), thread=threads)
+    def delete_by_hand(self, struct, thread):
+        """Its deleter is called here, or on a thread that Python has never seen, without the GIL."""
+        if struct not in self.alive_things:
+            return
+        self.counting.delete(struct.obj, legacy=struct.legacy, thread=thread)
+        self.forget(struct)
+
+    @rule(target=things, struct=consumes(structs))
+    def adopt(self, struct):
+        """A struct becomes a dlx.Tensor again."""
+        if struct not in self.alive_things:
+            return multiple()
+        group, before = struct.groups[0], self.live()
+        tensor = dlx.from_managed(struct.obj, legacy=struct.legacy)
+        size = self.live() - before
+        assert size == 2  # the tensor, and the wrapper that owes the foreign deleter
+        made = self.new_group(size, group.memory, group)
+        readonly = tensor.readonly
+        self.forget(struct)
+        return self.new_thing("dlx", tensor, [made], readonly=readonly)
+
+    # ---- views ------------------------------------------------------------------------------------------------------
+
+    @rule(target=views, sources=st.lists(things, min_size=1, max_size=3), to=targets)
+    def view(self, sources, to):
+        """A lazy view converts nothing until it is read."""
+        if to not in self.here or any(each not in self.alive_things for each in sources):
+            return multiple()
+        before = self.live()
+        objs = [each.obj for each in sources]
+        view = dlx.convert(objs, to=to, lazy=True)
+        assert self.live() == before
+        thing = self.new_thing("view", view, [group for each in sources for group in each.groups])
+        thing.sources, thing.results, thing.to = [(each.memory, each.groups[0]) for each in sources], {}, to
+        thing.readonlies = [each.readonly for each in sources]
+        return thing
+
+    @rule(target=things, view=views, at=st.integers(0, 2), thread=threads)
+    def read(self, view, at, thread):
+        """An element is converted when it is read first, and is the same object ever after."""
+        if view not in self.alive_things or at >= len(view.sources):
+            return multiple()
+        memory, group = view.sources[at]
+        before = self.live()
+        result = self.run(lambda: view.obj[at], thread)
+        assert view.obj[at] is result
+        size = self.live() - before
+        if at in view.results:
+            assert size == 0
+            return multiple()
+        if size == 0:  # it is in the framework, or another place of the view had it converted
+            made = next((each for other, each in view.results.items() if view.obj[other] is result), group)
+            copied = False
+        else:
+            assert size in (1, 2)
+            copied = view.readonlies[at] and view.to == "torch"
+            made = self.new_group(size, Memory(memory.value) if copied else memory, None if copied else group)
+            made.hold()  # the view does
+            view.groups.append(made)
+        view.results[at] = made
+        kind = "buffer" if isinstance(result, memoryview) else view.to
+        return self.new_thing(kind, result, [made], readonly=view.readonlies[at] and not copied)
+
+    # ---- using and dropping -----------------------------------------------------------------------------------------
+
+    @rule(source=things)
+    def write(self, source):
+        """What is written through one is seen by all that share it."""
+        if source not in self.alive_things or source.readonly or source.memory.readonly:
+            return
+        value = self.next_value()
+        ctypes.memmove(self.address(source), value, NBYTES)
+        source.memory.value = value
+
+    @rule(source=things, thread=threads)
+    def drop(self, source, thread):
+        """Let go, here or on a thread that ends."""
+        if source in self.alive_things:
+            self.run(lambda: self.forget(source), thread)
+
+    @rule(source=capsules, thread=threads)
+    def drop_capsule(self, source, thread):
+        """A capsule that was not consumed releases what it holds."""
+        if source in self.alive_things:
+            self.run(lambda: self.forget(source), thread)
+
+    @rule(source=consumes(views))
+    def drop_view(self, source):
+        """A view releases its results."""
+        self.forget(source)
+
+    @rule()
+    def collect(self):
+        """The collector finds nothing that is held."""
+        gc.collect()
+
+    # ---- what holds after every step --------------------------------------------------------------------------------
+
+    def address(self, thing):
+        if thing.kind == "numpy":
+            return thing.obj.ctypes.data
+        if thing.kind == "torch":
+            return thing.obj.data_ptr()
+        if thing.kind == "buffer":
+            return native.buffer_address(thing.obj)
+        return thing.obj.data_ptr
+
+    @invariant()
+    def every_value_is_there(self):
+        for thing in self.alive_things:
+            if thing.kind in ("dlx", "numpy", "torch", "buffer"):
+                assert held_bytes(self.address(thing)) == thing.memory.value, thing.kind
+
+    @invariant()
+    def the_count_is_the_models(self):
+        assert self.live() == self.total()
+
+    @invariant()
+    def owners_live_as_long_as_they_are_held(self):
+        held = {id(group.memory) for group in self.groups if group.is_alive}
+        dead = [group for group in self.groups if id(group.memory) not in held]
+        for group in self.groups:
+            memory = group.memory
+            if id(memory) not in held:
+                assert memory.gone is None or memory.gone(), "nothing holds it, and its owner lives"
+            elif hasattr(memory, "kept"):
+                assert memory.kept(), "it is held, and its owner is gone"
+        gone = {id(each.memory) for each in dead if hasattr(each.memory, "is_foreign")}
+        self.wanted_deletes += len(gone)
+        self.groups = [group for group in self.groups if group not in dead]
+        assert self.counting.deleted - self.deleted == self.wanted_deletes
+
+    def teardown(self):
+        for thing in list(self.alive_things):
+            if thing.kind == "struct":
+                self.counting.delete(thing.obj, legacy=thing.legacy)
+            self.forget(thing)
+        gc.collect()
+        assert self.live() == 0
+
+
+@pytest.mark.timeout(max(300, EXAMPLES // 10))
+def test_lifetimes(counting, monkeypatch):
+    """Whatever order things are made, converted, consumed, refused, written to and dropped in."""
+    here = ["dlx"]
+    for name in ("numpy", "torch"):
+        try:
+            __import__(name)
+        except ImportError:
+            continue
+        here.append(name)
+    monkeypatch.setattr(Lifetimes, "counting", counting)
+    monkeypatch.setattr(Lifetimes, "here", tuple(here))
+    chosen = settings(
+        max_examples=max(1, EXAMPLES // 20),
+        stateful_step_count=40,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+    )
+    gc.collect()
+    gc.freeze()  # what was imported need not be looked at in each collection
+    try:
+        run_state_machine_as_test(Lifetimes, settings=chosen)
+    finally:
+        gc.unfreeze()

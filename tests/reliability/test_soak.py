@@ -1,0 +1,21 @@
+"""Many calls of every kind, a few of what `make soak` makes: each gives what it gave first, and nothing is left."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+from project import SUPPORT
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/statm")
+def test_a_short_soak():
+    """No managed tensor, no memory; times are left to `make soak`. The seed is in the output."""
+    frameworks = ",".join(name for name in ("numpy", "torch") if importlib.util.find_spec(name))
+    command = [sys.executable, SUPPORT / "soak.py", "--count", "20000", "--untimed", "--frameworks", frameworks]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0 and done.stdout.endswith("0 managed tensors alive at the end.\nAll bounds hold.\n"), (
+        done.stdout + done.stderr
+    )
