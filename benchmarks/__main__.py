@@ -19,12 +19,26 @@ from benchmarks.owned import owned
 from benchmarks.pairs import pairs
 from benchmarks.picture import draw
 from benchmarks.trees import trees
+from benchmarks.using import using
 from benchmarks.verbs import verbs
 from benchmarks.views import views
 from benchmarks.where import where
 
 PEERS = ("numpy", "torch", "apache-tvm-ffi", "cuda-core", "arraybridge", "optree")
-PARTS = ("imports", "owned", "conversions", "fresh", "where", "pairs", "copies", "trees", "verbs", "views", "batch")
+PARTS = (
+    "imports",
+    "owned",
+    "conversions",
+    "fresh",
+    "where",
+    "pairs",
+    "copies",
+    "trees",
+    "verbs",
+    "views",
+    "using",
+    "batch",
+)
 
 
 def versions():
@@ -65,6 +79,8 @@ def measure(parts, *, quick):
         found["verbs"] = verbs(names, quick=quick)
     if "views" in parts and "t" in names:
         found["views"] = views(names, quick=quick)
+    if "using" in parts and "t" in names:
+        found["using"] = using(names, quick=quick)
     if "batch" in parts:
         found["batch"] = batch((1, 100) if quick else (1, 10, 100, 1000))
     return found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Set
+import sys
+from collections.abc import Mapping, Set
 from typing import Any, cast
 
 from dlx._api.convert import convert
@@ -28,6 +29,7 @@ from dlx.errors import DlxError
 __all__ = ["Invocation", "FunctionSpec"]
 
 HOST = Device("cpu")
+_NO_ARRAYS: Mapping[int, Any] = {}
 
 
 class FunctionSpec:
@@ -36,7 +38,8 @@ class FunctionSpec:
     def __init__(
         self, function: Any, to: Any, request: Any, returns: Any, writes: frozenset[str], *, lazy: bool
     ) -> None:
-        self.to, self.request, self.returns, self.lazy = to, request, returns, lazy
+        self.to = sys.intern(to) if type(to) is str else to  # as the fast path wants it
+        self.request, self.returns, self.lazy = request, returns, lazy
         try:
             parameters = list(inspect.signature(function).parameters.values())
         except (TypeError, ValueError):
@@ -85,10 +88,21 @@ def _is_key(one: Any, other: Any) -> bool:
 
 
 class Invocation:
-    """One call: converts the arguments, converts the results, and writes copies back."""
+    """One call: converts the arguments, converts the results, and writes copies back.
 
-    def __init__(self, spec: FunctionSpec, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        self.spec = spec
+    Parameters
+    ----------
+    spec, args, options
+        The function, and what it is called with.
+    shared
+        Of a call that has been made: address of an array among the arguments -> the array that shares its memory on
+        the host, and was passed instead.
+    """
+
+    def __init__(
+        self, spec: FunctionSpec, args: tuple[Any, ...], options: dict[str, Any], shared: Mapping[int, Any] = _NO_ARRAYS
+    ) -> None:
+        self.spec, self._shared = spec, shared
         self.request: Request = spec.request()
         self.kept = args[: spec.skipped]
         self._caller: tuple[Target, Device | None] | None = None
@@ -131,12 +145,14 @@ class Invocation:
         tree = Tree(root, handler, failures)
         if arguments:
             self._declared = self.spec.written(tree)
-        results = list(tree.arrays)
+        results = [self._shared.get(id(array), array) for array in tree.arrays]
+        host = {i for i, array in enumerate(tree.arrays) if id(array) in self._shared}
         # Arrays of the target are passed unchanged, with their graph; `detach` applies to all others.
         some = [
             i
             for i, (array, source) in enumerate(zip(tree.arrays, tree.sources, strict=True))
-            if self.request.device is not None or not is_inside(array, source, target)
+            if (self.request.device is not None or not is_inside(array, source, target))
+            and id(array) not in self._shared
         ]
         arrays, sources = [tree.arrays[i] for i in some], [tree.sources[i] for i in some]
         quick = self.request.device is None and self.request.stream is None
@@ -144,7 +160,6 @@ class Invocation:
         batch = Batch(self.request, arrays, sources, lambda n: tree.path(some[n]), failures, fast_path, self.spec.to)
         if arguments:
             self._last = tree, batch
-        host = set()
         self.work.look(zip(tree.sources, tree.arrays, strict=True))
         with self.work.on_streams():
             converted = batch.run()
@@ -161,7 +176,10 @@ class Invocation:
                 self.writes.shared(old, new, located(tree.path(i)), declared=id(old) in self._declared)
         before = tree.containers()
         made = tree.rebuild(results, target.name)
+        ours = (root, *root) if arguments else () if root is value else (root,)
         for (old, keys, children, _), (*_, new) in zip(before, tree.containers(), strict=True):
+            if any(old is each for each in ours):
+                continue
             known = self._containers.get(id(new))
             own = known[1] if known is not None and known[0] is new else old  # a view represents its source
             self._containers[id(new)] = (new, own, keys, children)
@@ -197,7 +215,7 @@ class Invocation:
     def returned(self, value: Any) -> Any:
         """Convert a result for the caller."""
         what = kind_of(value)
-        if what is None:
+        if what is None or (self._caller is None and self._passes()):
             return value
         request = None
         if self._caller is not None:
@@ -209,6 +227,10 @@ class Invocation:
         if isinstance(what, Container):
             return self._outward(value, what, request)
         return self._outward((value,), TUPLE, request, wrapped=True)[0]
+
+    def _passes(self) -> bool:
+        """Return whether the function got the caller's own arguments, no containers among them."""
+        return not self._containers and all(new is own for new, own in self._own.values())
 
     def _outward(self, value: Any, handler: Container, request: Request | None, *, wrapped: bool = False) -> Any:
         """Convert a container, or an array wrapped in one.
@@ -232,21 +254,23 @@ class Invocation:
                 for i, array in zip(rest, some, strict=True)
             ]
             path = lambda n: tree.path(rest[n])  # noqa: E731
-            batch = Batch(request, some, sources, path, failures, *self._fast_path(request))
+            batch = Batch(request, some, sources, path, failures, *self._fast_path(request.target, request.device))
             for i, new in zip(rest, batch.run(), strict=True):
                 results[i] = new
         return tree.rebuild(results, target.name, self._stands)
 
-    def _fast_path(self, request: Request) -> tuple[FastPathFunction | None, Any]:
+    def _fast_path(self, target: Target, device: Device | None) -> tuple[FastPathFunction | None, Any]:
         """Return the fast path, where results are host arrays of the adapter registered under the target's name."""
-        target = request.target
-        if (
-            request.device not in (None, HOST)
-            or target.adapter.fast_path is None
-            or registry.target(target.name) is not target
-        ):
+        if device not in (None, HOST) or target.adapter.fast_path is None or registry.target(target.name) is not target:
             return None, None
         return cast("FastPathFunction", convert), target.name
+
+    def results_to(self) -> Any:
+        """Return the name of the framework of results; None: they stay as they are; NotImplemented: it has none."""
+        if self._caller is None:
+            return None
+        fast_path, name = self._fast_path(self._caller[0], None)
+        return NotImplemented if fast_path is None else name
 
     def _went_in(self, obj: Any) -> bool:
         """Return whether an object was passed to the function."""

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from dlx._core.module import set_module
 from dlx._engine.request import request_of
+from dlx._registry.registry import registry
 from dlx._using.call import FunctionSpec, Invocation
+from dlx._using.fast_path import Specialization, specialized
 
 if TYPE_CHECKING:
     from dlx.typing import DeviceLike, Readonly, Target
 
 __all__ = ["using"]
 
+MAX_KNOWN = 64  # combinations of types that are known of one function
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -192,8 +195,41 @@ def _wrapper(function: Any, spec: FunctionSpec) -> Any:
 
         return yielding
 
+    known: dict[Any, Specialization] = {}
+
     def calling(*args: Any, **options: Any) -> Any:
-        call = Invocation(spec, args, options)
+        values: tuple[Any, ...] = args
+        key: Any
+        if options:
+            values = (*args, *options.values())
+            key = (len(args), *map(id, map(type, values)))
+        elif len(args) == 1:
+            key = id(type(args[0]))
+        else:
+            key = tuple(map(id, map(type, args)))
+        simple = known.get(key)
+        if simple is not None and simple.generation == registry.generation:
+            if simple.is_idle:
+                return function(*args, **options) if options else function(*args)
+            passed = simple.inward(values, options)
+            if passed is not None:
+                if options:
+                    n = len(args)
+                    result = function(*passed[:n], **dict(zip(options, passed[n:], strict=True)))
+                else:
+                    result = function(*passed)
+                answer = simple.outward(result, values, passed)
+                if answer is NotImplemented:
+                    return Invocation(spec, args, options, simple.shared(values, passed)).returned(result)
+                return answer
+            call = Invocation(spec, args, options)
+        else:
+            call = Invocation(spec, args, options)
+            made = specialized(call, values)
+            if made is not None:
+                if len(known) >= MAX_KNOWN:
+                    known.clear()
+                known[key] = made
         with call.work.step():
             with call:
                 result = function(*call.args, **call.options)

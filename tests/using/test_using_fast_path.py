@@ -1,0 +1,470 @@
+"""`dlx.using`: a call with arguments of known types gives what the complete way gives, and takes a short one."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import re
+import threading
+import weakref
+
+import pytest
+from agreement import bits
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dlx
+from dlx import errors
+from dlx._core import native
+from dlx._registry.registry import registry
+from dlx._using import decorator, fast_path
+
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture
+def invocations(monkeypatch):
+    """How many calls took the complete way."""
+    made = []
+    complete = decorator.Invocation
+    monkeypatch.setattr(decorator, "Invocation", lambda *args: made.append(1) or complete(*args))
+    return made
+
+
+# ---- both ways agree -------------------------------------------------------------------------------------------------
+
+
+class Unknown:
+    """No array, no container."""
+
+
+class Producer:
+    """An array of no framework."""
+
+    def __init__(self):
+        self.tensor = dlx.convert(np.arange(4, dtype="f4"), to="dlx")
+
+    def __dlpack__(self, *, max_version=None):
+        return self.tensor.__dlpack__(max_version=max_version)
+
+
+class Turned(Unknown):
+    """What is an array from the second of its objects on."""
+
+    made = 0
+
+    def __init__(self):
+        Turned.made += 1
+        if Turned.made % 2 == 0:
+            self.__array_interface__ = np.arange(4, dtype="f4").__array_interface__
+
+
+def locked():
+    """An array that must not be written to."""
+    array = np.arange(4, dtype="f4")
+    array.flags.writeable = False
+    return array
+
+
+MADE = {
+    "numpy": lambda: np.arange(4, dtype="f4"),
+    "numpy backwards": lambda: np.arange(4, dtype="f4")[::-1],
+    "numpy read-only": locked,
+    "numpy text": lambda: np.array(["text"]),
+    "numpy scalar": lambda: np.float32(3),
+    "numpy subclass": lambda: np.arange(4, dtype="f4").view(type("Mine", (np.ndarray,), {})),
+    "numpy 0-d": lambda: np.array(2.0),
+    "torch": lambda: torch.arange(4, dtype=torch.float32),
+    "torch gradient": lambda: torch.ones(4, requires_grad=True),
+    "torch parameter": lambda: torch.nn.Parameter(torch.ones(4), requires_grad=False),
+    "torch conj": lambda: torch.ones(4, dtype=torch.complex64).conj(),
+    "torch bfloat16": lambda: torch.ones(4, dtype=torch.bfloat16),
+    "torch sparse": lambda: torch.ones(4).to_sparse(),
+    "dlx": lambda: dlx.convert(np.arange(4, dtype="f4"), to="dlx"),
+    "dlx read-only": lambda: dlx.convert(locked(), to="dlx"),
+    "producer": Producer,
+    "capsule": lambda: dlx.convert(np.arange(4, dtype="f4"), to="dlx").__dlpack__(max_version=(1, 0)),
+    "bytes": lambda: bytearray(b"abcd"),
+    "number": lambda: 2,
+    "None": lambda: None,
+    "unknown": Unknown,
+    "turned": Turned,
+    "list": lambda: [np.arange(4, dtype="f4"), 2],
+    "tuple": lambda: (torch.ones(4), [np.ones(1, "f4")]),
+    "type": lambda: np.ndarray,
+}
+FOREIGN = {
+    "jax": lambda: pytest.importorskip("jax.numpy").arange(4, dtype="float32"),
+    "tvm_ffi": lambda: pytest.importorskip("tvm_ffi").from_dlpack(torch.arange(4, dtype=torch.float32)),
+}
+for _name, _make in FOREIGN.items():
+    try:
+        _make()
+    except pytest.skip.Exception:
+        continue
+    MADE[_name] = _make
+TARGETS = ["numpy", "torch", "dlx", *(name for name in FOREIGN if name in MADE)]
+
+
+def plus(arg):
+    """What a function computes: the same in numpy, torch and jax; else the argument itself."""
+    return arg + 1 if type(arg) in (np.ndarray, torch.Tensor) and arg.dtype not in ("U4", torch.bfloat16) else arg
+
+
+def fill(arg):
+    """Write to an argument."""
+    if isinstance(arg, np.ndarray) and arg.dtype.kind == "f":
+        arg[...] = 7
+    elif isinstance(arg, torch.Tensor) and arg.is_floating_point() and not arg.requires_grad:
+        arg.fill_(7)
+    elif type(arg) is list:
+        arg.append(9)
+
+
+BODIES = {
+    "first": lambda args: args[0],
+    "last": lambda args: args[-1],
+    "all": lambda args: args,
+    "list": lambda args: [args[0], {"k": args[-1]}],
+    "none": lambda args: None,
+    "number": lambda args: 1.5,
+    "plus": lambda args: plus(args[0]),
+    "plus and all": lambda args: {"new": [plus(args[0]), plus(args[0])], "old": args},
+    "pair": lambda args: (plus(args[0]), args[-1], None, 2),
+    "parts": lambda args: {"a": plus(args[0]), 3: plus(args[-1]), "old": args[0]},
+    "plain list": lambda args: [1, None, "text"],
+    "same twice": lambda args: [plus(args[0])] * 2,
+    "bad part": lambda args: (plus(args[0]), np.array(["text"])),
+    "grad part": lambda args: [plus(args[0]), torch.ones(2, requires_grad=True) * 2],
+    "part": lambda args: args[0][1:] if type(args[0]) in (np.ndarray, torch.Tensor) and args[0].ndim else None,
+    "grad": lambda args: torch.ones(2, requires_grad=True) * 2,
+    "backwards": lambda args: np.arange(3.0)[::-1],
+    "text": lambda args: np.array(["text"]),
+    "scalar": lambda args: np.float64(1),
+    "dlx": lambda args: dlx.convert(np.ones(2), to="dlx"),
+    "producer": lambda args: Producer(),
+    "unknown": lambda args: Unknown(),
+    "not implemented": lambda args: NotImplemented,
+    "types": lambda args: [type(arg).__name__ for arg in args],
+    "write": lambda args: [fill(arg) for arg in args] and None,
+    "write and return": lambda args: fill(args[0]) or args[0],
+    "write and raise": lambda args: fill(args[0]) or 1 / 0,
+}
+
+
+def seen(value, args):
+    """What can be told of a value: which argument it is, else its type, its elements, and the memory that it shares."""
+    for i, arg in enumerate(args):
+        if value is arg:
+            return f"argument {i}"
+    if isinstance(value, list | tuple | dict):
+        parts = value.values() if isinstance(value, dict) else value
+        return type(value), list(value) if isinstance(value, dict) else None, [seen(part, args) for part in parts]
+    if not isinstance(value, np.ndarray | torch.Tensor | dlx.Tensor):
+        return type(value), value if isinstance(value, int | float | str) else None
+    if getattr(value, "dtype", None) is not None and str(value.dtype).startswith("<U"):
+        return type(value), value.tolist()
+    info = dlx.describe(value)
+    shared = [hasattr(arg, "dtype") and arg.dtype != "U4" and overlap(value, arg) for arg in args]
+    graph = getattr(value, "requires_grad", None)
+    return type(value), info.dtype, info.shape, info.strides, info.readonly, graph, bits(value), shared
+
+
+def overlap(a, b):
+    """Whether two arrays share memory; None where one of them cannot tell."""
+    try:
+        return dlx.shares_memory(a, b)
+    except errors.DlxError:
+        return None
+
+
+def contents(arg):
+    """What an argument holds."""
+    if isinstance(arg, np.ndarray | torch.Tensor):
+        return arg.tolist() if not getattr(arg, "is_sparse", False) else None
+    if isinstance(arg, dlx.Tensor):
+        return np.from_dlpack(arg).tolist()
+    return [contents(part) for part in arg] if isinstance(arg, list | tuple) else None
+
+
+def outcome(function, made, names):
+    """Everything that a caller sees of a call: the result or the error, and the arguments afterwards."""
+    values = [make() for make in made]
+    n = len(values) - len(names)
+    args, options = values[:n], dict(zip(names, values[n:], strict=True))
+    try:
+        result = function(*args, **options)
+    except Exception as error:
+        text = re.sub("0x[0-9a-f]+", "ADDRESS", str(error))
+        found = type(error), getattr(error, "where", None), text, type(error.__cause__)
+    else:
+        found = seen(result, values)
+    return found, [contents(arg) for arg in values]
+
+
+def compare(to, body, made, names=(), method=False, **options):
+    """Call both ways, the short one often enough to be learnt; fresh arguments each time."""
+
+    def plain(*args, **more):
+        return BODIES[body]((*args, *more.values()))
+
+    def bound(self, *args, **more):
+        return plain(*args, **more)
+
+    def decorated():
+        function = dlx.using(to, **options)(bound if method else plain)
+        return function.__get__(Unknown()) if method else function
+
+    short, complete = decorated(), decorated()
+    Turned.made = 0
+    found = [outcome(short, made, names) for _ in range(3)]
+    Turned.made = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decorator, "specialized", lambda call, values: None)
+        wanted = [outcome(complete, made, names) for _ in range(3 if Turned in made else 1)]
+    assert found == (wanted if Turned in made else wanted * 3)
+
+
+def test_every_argument_and_every_body():
+    """One argument, for each framework of the function."""
+    for to in TARGETS:
+        for body in BODIES:
+            for make in MADE.values():
+                compare(to, body, [make])
+
+
+@pytest.mark.parametrize("returns", ["numpy", "torch"])
+@pytest.mark.parametrize("to", ["numpy", "torch"])
+def test_another_framework_of_results(to, returns):
+    """Also of arguments that are returned, and of parts of a container."""
+    for body in ("first", "plus", "pair", "write and return", "grad part"):
+        for make in MADE.values():
+            compare(to, body, [make], returns=returns)
+
+
+@settings(deadline=None, max_examples=200)
+@given(data=st.data())
+def test_generated_signatures(data):
+    """Several arguments, by position and by name, with options, as functions and methods."""
+    made = [MADE[name] for name in data.draw(st.lists(st.sampled_from(list(MADE)), max_size=4))]
+    if len(made) > 1 and data.draw(st.booleans()):  # one object twice, and memory in common
+        one = data.draw(st.sampled_from([np.arange(4, dtype="f4"), torch.ones(4), MADE["dlx"]()]))
+        twin = one[::-1] if type(one) is np.ndarray and data.draw(st.booleans()) else one
+        made[0], made[-1] = (lambda: one), (lambda: twin)
+        body = data.draw(st.sampled_from(["first", "last", "all", "list", "plus", "plus and all", "types"]))
+    else:
+        body = data.draw(st.sampled_from(list(BODIES)))
+    if not made and body not in ("all", "none", "number", "grad", "backwards", "text", "scalar", "dlx", "types"):
+        body = "none"
+    names = ["p", "q", "r"][: data.draw(st.integers(0, len(made)))] if len(made) < 4 else []
+    options = data.draw(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "returns": st.sampled_from(["numpy", "torch", "dlx", np.ndarray, torch]),
+                "detach": st.booleans(),
+                "readonly": st.sampled_from(["copy", "error", "share"]),
+                "device": st.sampled_from(["cpu"]),
+                "stream": st.sampled_from([-1]),
+                "writes": st.sampled_from([(), ("p",), ("p", "q")]),
+            },
+        )
+    )
+    to = data.draw(st.sampled_from([*TARGETS, "".join(["nu", "mpy"]), np, torch.Tensor, "nosuch"]))
+    compare(to, body, made, names, data.draw(st.booleans()), **options)
+
+
+# ---- the short way is taken, and left -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("to", "args", "body", "options"),
+    [
+        ("torch", ["torch"], "plus", {}),
+        ("torch", ["torch"], "plus and all", {}),
+        ("torch", ["torch gradient", "number", "None"], "plus", {}),
+        ("torch", ["numpy"], "plus", {}),
+        ("torch", ["numpy"], "first", {}),
+        ("torch", ["numpy", "numpy"], "pair", {}),
+        ("torch", ["numpy"], "parts", {}),
+        ("numpy", ["torch"], "plain list", {}),
+        ("torch", ["numpy"], "grad", {}),
+        ("torch", ["numpy", "torch", "number", "unknown"], "number", {}),
+        ("torch", ["numpy", "dlx"], "plus", {}),
+        ("torch", ["numpy"], "plus", {"returns": "dlx"}),
+        ("torch", ["torch"], "plus", {"returns": "numpy"}),
+        ("torch", ["numpy"], "write and return", {"writes": "args", "lazy": True}),
+        ("numpy", ["numpy"], "plus", {}),
+        ("numpy", ["torch"], "plus", {"detach": False, "readonly": "error"}),
+        ("numpy", ["torch", "torch"], "scalar", {}),
+        ("numpy", ["dlx read-only"], "plus", {}),
+        (np, ["torch"], "unknown", {}),
+        (torch.Tensor, ["torch"], "plus", {}),
+    ],
+)
+def test_what_is_simple_is_not_flattened(invocations, to, args, body, options):
+    """From the second call on; by name too."""
+    run = dlx.using(to, **options)(lambda *args, **more: BODIES[body]((*args, *more.values())))
+    for call in (run, lambda *args: run(**{f"k{i}": arg for i, arg in enumerate(args)})):
+        invocations.clear()
+        for _ in range(5):
+            call(*(MADE[name]() for name in args))
+        assert len(invocations) == 1
+
+
+@pytest.mark.parametrize(
+    ("to", "args"),
+    [
+        ("torch", ["list"]),
+        ("torch", ["numpy backwards"]),
+        ("torch", ["numpy read-only"]),
+        ("numpy", ["torch gradient"]),
+        ("torch", ["producer"]),
+        ("torch", ["capsule"]),
+    ],
+)
+def test_what_is_not_simple_takes_the_complete_way(invocations, to, args):
+    """Each time, and nothing was converted before."""
+    run = dlx.using(to)(lambda *args: None)
+    for n in range(1, 4):
+        run(*(MADE[name]() for name in args))
+        assert len(invocations) == n
+
+
+def test_one_argument_that_is_not_simple_leaves_the_others_alone(invocations):
+    """The function gets each array once; the copy of the second is written back."""
+    run = dlx.using("torch")(lambda x, y: [x.add_(1), y.add_(1)])
+    for n in range(3):
+        a, b = np.zeros(3), np.zeros(3)[:: -1 if n == 2 else 1]
+        run(a, b)
+        assert a.tolist() == b.tolist() == [1] * 3
+    assert len(invocations) == 2
+
+
+def test_adapters_that_are_loaded_later_are_asked(invocations, monkeypatch):
+    """What was known of the types is learnt anew."""
+    run = dlx.using("torch")(lambda x: x + 1)
+    for _ in range(3):
+        run(np.ones(2))
+    monkeypatch.setattr(registry, "generation", registry.generation + 1)
+    for _ in range(3):
+        assert type(run(np.ones(2))) is np.ndarray
+    assert len(invocations) == 2
+
+
+def test_types_that_cannot_be_keys_and_types_that_go(invocations):
+    """A metaclass is not asked, and what is known of types does not keep more than some of them."""
+
+    class Odd(type):
+        def __hash__(cls):
+            raise RuntimeError("planted")
+
+        __eq__ = __hash__
+
+    run = dlx.using("torch")(lambda x, y: x + 1)
+    for _ in range(3):
+        assert run(np.ones(1), Odd("A", (), {})()).tolist() == [2]
+    kinds = []
+    for n in range(3 * decorator.MAX_KNOWN):
+        kind = type(f"Kind{n}", (), {})
+        kinds.append(weakref.ref(kind))
+        assert run(np.ones(1), kind()).tolist() == [2]
+        del kind
+    gc.collect()
+    assert sum(kind() is not None for kind in kinds) <= decorator.MAX_KNOWN
+
+
+@pytest.mark.parametrize("error", [errors.ConversionError, KeyboardInterrupt, MemoryError])
+def test_a_consumer_that_fails_is_final(monkeypatch, error):
+    """The error names the parameter, the function is not called, and nothing is kept."""
+    called = []
+    run = dlx.using("torch")(lambda x, *more, y=None: called.append(1))
+    load = fast_path._load
+    for names, where in (((), "more[0]"), (("y",), "y")):
+        for _ in range(2):
+            run(np.ones(2), *() if names else (np.ones(2),), **dict.fromkeys(names, np.ones(2)))
+        failing = np.ones(2)
+
+        def fail(tensor, array, to, failing=failing):
+            if array is failing:
+                del tensor
+                raise error("planted")
+            return load(tensor, array, to)
+
+        monkeypatch.setattr(fast_path, "_load", fail)
+        called.clear()
+        live = native.live()
+        with pytest.raises(error) as caught:
+            run(np.ones(2), *() if names else (failing,), **dict.fromkeys(names, failing))
+        monkeypatch.setattr(fast_path, "_load", load)
+        assert not called and native.live() == live
+        assert error is not errors.ConversionError or caught.value.where == where
+
+
+def test_a_result_that_cannot_be_converted_names_itself():
+    """As in the complete way."""
+    run = dlx.using("torch", detach=False)(lambda x: x * torch.ones(2, requires_grad=True))
+    for _ in range(3):
+        with pytest.raises(errors.ConversionError, match="grad") as caught:
+            run(np.ones(2, "f4"))
+        assert caught.value.where == "result"
+
+
+def test_nothing_is_kept():
+    """Neither arguments nor results, also where the function raises."""
+    run = dlx.using("torch")(lambda x, y=None: x + 1 if y is None else 1 / 0)
+    live = native.live()
+    gc.disable()
+    try:
+        for n in range(10):
+            a = np.ones(3)
+            gone = weakref.ref(a)
+            if n % 2:
+                with pytest.raises(ZeroDivisionError):
+                    run(a, 2)
+            else:
+                run(a)
+            del a
+            assert gone() is None and native.live() == live
+    finally:
+        gc.enable()
+
+
+def test_nested_and_threads(invocations):
+    """Each function knows its own callers; several threads may learn at once."""
+    inner = dlx.using("numpy")(lambda x: x * 2)
+    outer = dlx.using("torch")(lambda x: inner(x) + 1)
+    made = {"numpy": np.ones(2), "torch": torch.ones(2), "dlx": dlx.convert(np.ones(2), to="dlx")}
+    failed = []
+
+    def work():
+        for _ in range(50):
+            for name, array in made.items():
+                result = outer(array)
+                if type(result) is not type(array) or dlx.convert(result, to="numpy").tolist() != [3, 3]:
+                    failed.append(name)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed and len(invocations) <= 40
+
+
+def test_coroutines_and_generators_take_the_complete_way(invocations):
+    """They wait, and write back when they go on."""
+
+    @dlx.using("torch")
+    async def later(x):
+        return x + 1
+
+    @dlx.using("torch")
+    def steps(x):
+        yield x + 1
+
+    for _ in range(3):
+        assert asyncio.run(later(np.ones(1))).tolist() == [2]
+        assert [type(x) for x in steps(np.ones(1))] == [np.ndarray]
+    assert len(invocations) == 6
