@@ -151,8 +151,10 @@ def test_an_error_at_the_end_says_so(python, np):
     """A framework that Python has let go of already is not said to be missing."""
     code = """
 import builtins, dlx, numpy
+class Bytes(bytearray):  # not on the fast path
+    pass
 class Late:
-    def __del__(self, convert=dlx.convert, source=bytearray(3), print=print, Exception=Exception):
+    def __del__(self, convert=dlx.convert, source=Bytes(3), print=print, Exception=Exception):
         try:
             convert(source, to="numpy")
         except Exception as error:

@@ -29,7 +29,7 @@ FOLDERS = tuple(f"{ROOT / name}{os.sep}" for name in ("dlx", "adapters"))
 CHECKED = {code for name, code in dis.opmap.items() if name.startswith(("CALL", "RESUME", "JUMP_BACKWARD"))}
 DEAF = {dis.opmap.get(name) for name in ("RETURN_VALUE", "RETURN_CONST", "RETURN_GENERATOR", "NOT_TAKEN")}
 CALLBACKS = ("remove", "drop")  # of weak references: Python prints what they raise, and goes on
-COMPLETE = {("convert.py", "convert"), ("call.py", "__init__")}
+COMPLETE = {("convert.py", "convert"), ("batch.py", "run"), ("call.py", "__init__")}
 
 
 class Interrupt:
