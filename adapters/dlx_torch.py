@@ -22,7 +22,7 @@ import operator
 import re
 import sys
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import dlx
@@ -150,7 +150,21 @@ _CONTAINERS = (
 
 
 _LACKS = frozenset({"float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz"})
-DTYPES = DTypes(
+_TO_2_9 = _proven(
+    "from_dlpack refuses float8 and float4; dlx hands them over as uint8",
+    before="2.9.2",  # which there is not; 2.10.0+cu128, as a wheel calls itself, would count as older than 2.10
+)
+
+
+class _DTypes(DTypes):
+    @functools.cached_property
+    def storage(self) -> Mapping[str, str]:  # type: ignore[override]
+        if not _TO_2_9.affects(sys.modules["torch"].__version__):
+            return {}
+        return {name: "uint8" for name in self.names if name.startswith(("float8", "float4"))}
+
+
+DTYPES = _DTypes(
     "torch",
     {each.name: each.name for each in DType.all() if each.bits >= 8 and each.name not in _LACKS}
     | {"float4_e2m1fnx2": "float4_e2m1fn_x2"},
@@ -292,6 +306,7 @@ class TorchAdapter(Adapter):
     ownership = Ownership(_consume)
     writes = WriteTracking(guarded=_guarded, count=lambda obj: None if obj.is_inference() else int(obj._version))
     known_issues = (
+        _TO_2_9,
         _proven(
             "from_dlpack aborts the process on negative strides",
             lowers={"layouts": Layout.ZERO | Layout.GAPS | Layout.PERMUTED},
@@ -462,9 +477,11 @@ class TorchAdapter(Adapter):
     # ---- inside torch -----------------------------------------------------------------------------------------------
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:
+        torch = self.module()
+        if obj.dtype is getattr(torch, "float4_e2m1fn_x2", ()):  # torch 2.9 has no kernel to copy it
+            return self.copy(obj.view(torch.uint8), device).view(obj.dtype)
         if device is not None:
             return obj.to(DEVICES.to_native(device))
-        torch = self.module()
         plain = obj.dtype is torch.complex128 and obj.device.type == "cpu" and not (obj.is_conj() or obj.is_neg())
         if plain and _address(torch, obj) % 16:  # torch would die of it, and does not of float64
             return torch.view_as_complex(torch.view_as_real(obj).clone())

@@ -46,17 +46,22 @@ def no_leaks():
 @pytest.fixture
 def np(request):
     """numpy, or a skip; ``@pytest.mark.numpy("2.1")`` skips where an older one is installed."""
-    numpy = pytest.importorskip("numpy")
-    mark = request.node.get_closest_marker("numpy")
-    if mark is not None and KnownIssue("", "", before=mark.args[0]).affects(numpy.__version__):
-        pytest.skip(f"this is about numpy itself from {mark.args[0]} on, found {numpy.__version__}")
-    return numpy
+    return _installed(request, "numpy")
 
 
 @pytest.fixture
-def torch():
-    """torch, or a skip."""
-    return pytest.importorskip("torch")
+def torch(request):
+    """torch, or a skip; ``@pytest.mark.torch("2.10")`` skips where an older one is installed."""
+    return _installed(request, "torch")
+
+
+def _installed(request, name):
+    """Return a framework that is as new as the mark of its name says, or skip."""
+    found, mark = pytest.importorskip(name), request.node.get_closest_marker(name)
+    version = found.__version__.partition("+")[0]  # torch's wheels call themselves 2.13.0+cpu
+    if mark is not None and KnownIssue("", "", before=mark.args[0]).affects(version):
+        pytest.skip(f"this is about {name} itself from {mark.args[0]} on, found {version}")
+    return found
 
 
 @pytest.fixture

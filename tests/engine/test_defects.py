@@ -146,6 +146,14 @@ def torch_emptied(torch):
     return dies("import torch; t = torch.zeros(1000); t.untyped_storage().resize_(0); t.clone()")
 
 
+def torch_narrow(torch):
+    """The same of every float8, and of float4."""
+    names = [name for name in dir(torch) if name.startswith(("float8", "float4"))]
+    arrays = [dlx.convert(torch.zeros(4, dtype=torch.uint8).view(getattr(torch, name)), to="dlx") for name in names]
+    (fault,) = {raises(BufferError, torch.from_dlpack, array) for array in arrays}
+    return fault
+
+
 def torch_table(torch):
     """By a library that asks the table and nothing else."""
     tvm_ffi = pytest.importorskip("tvm_ffi")
@@ -223,6 +231,7 @@ PROOFS = {
     ("torch", "over data that is not aligned"): torch_misaligned,
     ("torch", "at an odd address"): torch_odd,
     ("torch", "resized to nothing"): torch_emptied,
+    ("torch", "refuses float8"): torch_narrow,
     ("torch", "exchange table"): torch_table,
     ("jax", "less than a byte"): jax_int4,
     ("numpy", "gives read-only arrays"): numpy_readonly,

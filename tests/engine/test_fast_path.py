@@ -484,6 +484,7 @@ def entered(call):
     return [name for name in seen if name != "call"]
 
 
+@pytest.mark.torch("2.10")  # older ones have no exchange table
 @pytest.mark.parametrize(
     "options",
     [{"copy": True}, {"copy": False}, {"copy": None}, {"readonly": "error"}, {"detach": True}, {"device": "cpu"}],
@@ -501,6 +502,7 @@ def test_plain_options_stay_on_the_fast_path(np, torch, options):
         assert entered(call) in ([], ["address"] * 2, ["address", "address"])
 
 
+@pytest.mark.torch("2.10")  # older ones have no exchange table
 def test_what_a_copy_resolves_is_copied_on_the_fast_path(np, torch):
     """Read-only, negative and unaligned arrays, and lists of them, are copied in C; other policies are Python's."""
     frozen = np.arange(3.0)

@@ -28,6 +28,7 @@ def guarded(mylib, *guards):
 
 # ---- consumers that fail ---------------------------------------------------------------------------------------------
 
+TABLE = pytest.mark.torch("2.10")  # tensors of older ones have no table, and take the Python path
 FAILING = MODES[1:-1]
 SILENT = ("fails silently", "silent after", "null result", "null after")
 
@@ -102,7 +103,7 @@ def test_a_failing_consumer_leaks_nothing_and_frees_nothing_twice(mylib, hostile
 
 
 @pytest.mark.parametrize("mode", FAILING)
-@pytest.mark.parametrize("source", ["numpy", "torch"])
+@pytest.mark.parametrize("source", ["numpy", pytest.param("torch", marks=TABLE)])
 def test_a_failing_consumer_of_other_frameworks(np, torch, mylib, hostile, mode, source):
     """The same for arrays of numpy and torch: nothing of them is kept, or freed twice."""
     mylib.Array.__dlpack_c_exchange_api__ = hostile.capsule()
@@ -177,7 +178,8 @@ def test_a_tensor_that_had_to_be_copied_is_not_pinned(torch, mylib, hostile, tre
     source = [tensor] if tree else tensor
     for _ in range(2):
         dlx.convert(source, to="mylib")
-    assert hostile.imports and mylib.adapter.loads <= 1
+    if hasattr(torch.Tensor, NAME):  # not before 2.10
+        assert hostile.imports and mylib.adapter.loads <= 1
     tensor.untyped_storage().resize_(64)
 
 

@@ -351,6 +351,9 @@ def test_dtypes_of_torch_cross_to_dlx_and_back(torch, dtype):
         back = dlx.convert(middle, to="torch", copy=copy)
         assert back.dtype is tensor.dtype and (back.data_ptr() == tensor.data_ptr()) is (copy is False)
         assert torch.equal(back.view(torch.uint8), tensor.view(torch.uint8))
+    copy = dlx.convert(tensor, to="torch", copy=True)
+    assert copy.dtype is tensor.dtype and copy.data_ptr() != tensor.data_ptr()
+    assert torch.equal(copy.view(torch.uint8), tensor.view(torch.uint8))
 
 
 @only_warns
