@@ -128,6 +128,12 @@ class _Devices(Devices):
 DEVICES = _Devices()
 
 
+def _exchange() -> Any:
+    """Return a table that exports buffers, where there is one host device: a buffer does not say on which it is."""
+    there = DEVICES.has_host() and len(sys.modules["jax"].local_devices(backend="cpu")) == 1
+    return buffer_exchange() if there else None
+
+
 def _export(obj: Any) -> Tensor | None:
     """Return the tensor of an array of the host whose dtype no buffer can say."""
     return consumed(obj.__dlpack__(max_version=(1, 0))) if obj.dtype.name in _WITHOUT_LETTERS else None
@@ -145,7 +151,7 @@ class JaxAdapter(Adapter):
     devices = DEVICES
     fast_path = FastPath(
         types=("jaxlib._jax.ArrayImpl", "jaxlib.xla_extension.ArrayImpl"),
-        exchange=buffer_exchange,
+        exchange=_exchange,
         export=_export,
         imports=False,
         one_type=True,

@@ -63,7 +63,7 @@ def test_the_site_shows_code_as_it_stands(site):
         for _, code, _ in blocks(page.read_text(encoding="utf-8")):
             assert code.strip() in shown, f"{name}: {code}"
             seen += 1
-    assert len(outside) == 4 and seen > 100
+    assert len(outside) == 6 and seen > 100
 
 
 def test_the_reference_has_every_public_name(site):
