@@ -683,7 +683,7 @@ DEEP = """
         deep = array
         for _ in range(100_000):
             deep = wrap(deep)
-        for options in ({}, {"copy": True}):
+        for options in ({}, {"copy": True}) if type(deep) in (list, tuple, dict) else ({},):  # in C, in Python
             result = dlx.convert(deep, to="dlx", **options)
             assert type(result) is type(deep)
         plan = dlx.plan(deep, to="dlx")
@@ -695,7 +695,7 @@ DEEP = """
 
 def test_100_000_levels_convert_and_the_process_lives(python):
     """Depth is no recursion: neither the walk, nor putting together, nor letting go."""
-    assert python(DEEP).strip() == "alive"
+    assert python(DEEP, args=()).strip() == "alive"
 
 
 def test_what_never_ends_raises(monkeypatch):
