@@ -150,7 +150,7 @@ class JaxAdapter(Adapter):
     dtypes = DTYPES
     devices = DEVICES
     fast_path = FastPath(
-        types=("jaxlib._jax.ArrayImpl", "jaxlib.xla_extension.ArrayImpl"),
+        types=("jaxlib._jax.ArrayImpl",),
         exchange=_exchange,
         export=_export,
         imports=False,

@@ -283,7 +283,7 @@ def _export_extension(obj: Any) -> Tensor | None:
     return viewed(dlx.convert(_plain(obj).view(f"u{obj.itemsize}"), to="dlx"), dtype)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=64)  # of structures and strings there is no end
 def _extension_of(native_dtype: Any) -> DType | None:
     """Return the dtype of dlx for one of ml_dtypes that takes whole bytes, or None."""
     known = native_dtype.type.__module__ == "ml_dtypes" and native_dtype.isnative

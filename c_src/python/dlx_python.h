@@ -157,6 +157,11 @@ const DLPackExchangeAPI* py_exchange_read(PyObject* attribute, int may_be_number
  * borrowed, static. GIL: needed. Errors: NULL with what py_error_forget leaves. */
 const DLPackExchangeAPI* py_exchange_find(PyTypeObject* type);
 
+/* Export an array by the managed slot of a table that has one. Owns: the caller owns *out, which
+ * owes the foreign deleter. GIL: needed; may run Python. Errors: -1 with an exception. */
+int py_exchange_managed(const DLPackExchangeAPI* table, PyObject* obj,
+                        DLManagedTensorVersioned** out);
+
 extern PyMethodDef py_exchange_functions[];
 
 /* ---- python/exchange_export.c ---------------------------------------------------------------- */

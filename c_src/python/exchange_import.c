@@ -47,7 +47,9 @@ static const DLPackExchangeAPI* table_of(PyObject* obj) {
   return table;
 }
 
-/* Errors: -1 with an exception: that of the slot, or one that says that it set none. */
+/* A slot that reports success and leaves an exception behind has failed as well: what it wrote is
+ * not touched. Errors: -1 with an exception: that of the slot, or one that says that it set none.
+ */
 static int checked(int status, PyObject* obj, const char* slot) {
   if (status == 0 && !PyErr_Occurred()) return 0;
   if (!PyErr_Occurred())
@@ -56,23 +58,30 @@ static int checked(int status, PyObject* obj, const char* slot) {
   return -1;
 }
 
+int py_exchange_managed(const DLPackExchangeAPI* table, PyObject* obj,
+                        DLManagedTensorVersioned** out) {
+  DLManagedTensorVersioned* foreign = NULL;
+  if (checked(table->managed_tensor_from_py_object_no_sync(obj, &foreign), obj, "the export") < 0)
+    return -1;
+  int status = dlx_managed_adopt(foreign, out);
+  if (status == DLX_OK) return 0;
+  dlx_managed_release(foreign);
+  py_raise(status, NULL);
+  return -1;
+}
+
 PyDoc_STRVAR(exchange_export_doc,
              "exchange_export(obj, /)\n--\n\n"
              "Export an array by the managed slot of its type's exchange table.");
 
 static PyObject* exchange_export(PyObject* module, PyObject* obj) {
-  DLManagedTensorVersioned *foreign, *made;
+  DLManagedTensorVersioned* made;
   const DLPackExchangeAPI* table = table_of(obj);
   if (table == NULL) return NULL;
   if (table->managed_tensor_from_py_object_no_sync == NULL)
     return py_raise(DLX_E_VERSION, "the exchange table of %.200s does not export",
                     Py_TYPE(obj)->tp_name);
-  if (checked(table->managed_tensor_from_py_object_no_sync(obj, &foreign), obj, "the export") < 0)
-    return NULL;
-  int status = dlx_managed_adopt(foreign, &made);
-  if (status == DLX_OK) return py_tensor_wrap(made);
-  dlx_managed_release(foreign);
-  return py_raise(status, NULL);
+  return py_exchange_managed(table, obj, &made) == 0 ? py_tensor_wrap(made) : NULL;
 }
 
 PyDoc_STRVAR(exchange_stream_doc,

@@ -177,13 +177,9 @@ INLINE DLManagedTensorVersioned* borrow_own(py_route* r, const TensorObject* ten
  * adapter's function exports it. Only of arrays that have nothing to be asked afterwards. Owns: the
  * caller owns the result. GIL: needed; may run Python. Errors: NULL = ask Python. */
 static DLManagedTensorVersioned* exported(const py_route* r, PyObject* obj) {
-  DLManagedTensorVersioned *foreign, *made = NULL;
+  DLManagedTensorVersioned* made = NULL;
   if (r->exports && r->exports->managed_tensor_from_py_object_no_sync) {
-    if (r->exports->managed_tensor_from_py_object_no_sync(obj, &foreign) == 0 &&
-        !PyErr_Occurred()) {
-      if (dlx_managed_adopt(foreign, &made) != DLX_OK) dlx_managed_release(foreign);
-      return made;
-    }
+    if (py_exchange_managed(r->exports, obj, &made) == 0) return made;
     if (py_error_forget() < 0) return NULL;
   }
   PyObject* tensor = r->export ? PyObject_CallOneArg(r->export, obj) : NULL;
@@ -414,7 +410,12 @@ INLINE PyObject* imported(PyObject* callable, const py_route* r, DLManagedTensor
 RARE PyObject* imported_as_storage(PyObject* callable, py_route* r, DLManagedTensorVersioned* made,
                                    PyObject* obj, PyObject* to, PyObject* tree) {
   PyObject* view = stored(r, &made->dl_tensor);
-  if (view == NULL && PyErr_Occurred()) return refused(callable, made, obj, to, tree);
+  if (view == NULL && PyErr_Occurred()) { /* no consumer has seen it: a release, no abandonment */
+    py_pending pending = py_pending_save();
+    dlx_managed_release(made);
+    py_pending_restore(pending);
+    return refused(callable, NULL, obj, to, tree);
+  }
   PyObject* result = imported(callable, r, made, obj, to, tree);
   if (view == NULL || result == NULL) return result;
   PyObject* real = PyObject_CallOneArg(view, result);
@@ -469,8 +470,8 @@ py_route* py_fast_path_route(PyObject* callable, PyTypeObject* type, PyObject* t
 
 /* Whether an array is on the host, as its table says. Errors: 0 = ask Python. */
 static int is_on_host(py_route* r, PyObject* obj) {
-  DLTensor t = {.device = {kDLCPU, 0}};
-  DLManagedTensorVersioned* foreign;
+  DLTensor t;
+  DLManagedTensorVersioned* made;
   if (r->is_host_only) return 1;
   if (r->type == py_tensor_type) {
     if (((TensorObject*)obj)->managed == NULL) return 0;
@@ -479,10 +480,9 @@ static int is_on_host(py_route* r, PyObject* obj) {
     if (r->exports->dltensor_from_py_object_no_sync(obj, &t) != 0 || PyErr_Occurred())
       return py_error_forget(), 0;
   } else if (r->exports && r->exports->managed_tensor_from_py_object_no_sync) {
-    if (r->exports->managed_tensor_from_py_object_no_sync(obj, &foreign) != 0 || PyErr_Occurred())
-      return py_error_forget(), 0;
-    t.device = foreign->dl_tensor.device;
-    dlx_managed_release(foreign);
+    if (py_exchange_managed(r->exports, obj, &made) < 0) return py_error_forget(), 0;
+    t = made->dl_tensor;
+    dlx_managed_release(made);
   } else {
     return 0;
   }

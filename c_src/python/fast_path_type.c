@@ -28,7 +28,7 @@ static int read_option(unsigned* options, PyObject* name, PyObject* value) {
     }
     return 0;
   }
-  if (name == detach_name) { /* what would have to be detached takes the Python path */
+  if (name == detach_name) {
     if (value == Py_True) *options |= DLX_EXAMINES | DLX_DETACHES;
     return value == Py_True || value == Py_False;
   }

@@ -267,10 +267,10 @@ static int read_fields(PyObject* const* field, py_route* r) {
     r->target = (PyTypeObject*)Py_NewRef(target);
     r->target_tag = assign_tag(r->target);
   }
-  int by_table = r->exports && (r->exports->dltensor_from_py_object_no_sync ||
-                                r->exports->managed_tensor_from_py_object_no_sync);
-  if (!is_own && !(r->exports && r->exports->dltensor_from_py_object_no_sync)) r->is_managed = 1;
-  int can_export = is_own || by_table || r->export;
+  int borrows = r->exports && r->exports->dltensor_from_py_object_no_sync;
+  int manages = r->exports && r->exports->managed_tensor_from_py_object_no_sync;
+  if (!borrows) r->is_managed = 1;
+  int can_export = is_own || borrows || manages || r->export;
   int can_import = target == Py_None || r->imports || r->load;
   r->is_fast_path =
       r->like == NULL && r->children == NULL && (r->is_same || (can_export && can_import));

@@ -113,7 +113,7 @@ enum {
   DLX_SHARES = 2,         /* copy=False: no copy resolves anything */
   DLX_KEEPS_READONLY = 4, /* readonly= is not "copy" */
   DLX_EXAMINES = 8, /* detach=True, or a device: what is in the target may not stay as it is */
-  DLX_DETACHES = 16
+  DLX_DETACHES = 16 /* detach=True: an array that requires gradients is exported without them */
 };
 
 /* The route for an exact type and target, learnt now if it must be. Owns: borrowed, see

@@ -99,9 +99,14 @@ def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None
 def _in_c(objs: list[Any], to: str) -> Tensor | None:
     """Stack arrays of host memory that all have a fast path; None where there is more to do, or something to say."""
     target, borrow = registry.target(to), cast("FastPathFunction", convert)._borrow
-    tensors = [borrow(obj, TENSOR.name, True) for obj in objs]
-    if None in tensors or target.varies:
+    if target.varies:
         return None
+    tensors = []
+    for obj in objs:
+        tensor = borrow(obj, TENSOR.name, True)
+        if tensor is None:
+            return None
+        tensors.append(tensor)
     try:
         whole = native.tensor_stack(tensors, target.address) if tensors[0].is_host else None
     except DlxError:  # said in full by the Python path

@@ -15,7 +15,7 @@ from dlx._core.types import DType, codes_of
 from dlx._engine.request import described
 from dlx._registry.generic import EXCHANGE, TENSOR, fast_generic_adapter
 from dlx._registry.registry import registry
-from dlx._registry.target import Target, switches_of
+from dlx._registry.target import Target, switch_places
 from dlx.adapter.base import OWNER_BOUNDS, Adapter, Devices, look_up
 from dlx.adapter.declarations import Container, FastPath
 from dlx.errors import DlxError
@@ -191,9 +191,10 @@ def _route(kind: type, source: Adapter | None, target: Target) -> Route | None:
 def _like(kind: type, source: Adapter | None) -> Route | None:
     """Return the route by which ``like=`` an array of an exact type is looked up; None for the Python path."""
     given = source.fast_path if source is not None else None
-    if source is None or given is None or not _takes(given, kind) or registry.ready(source) is None:
+    if source is None or given is None or not _takes(given, kind):
         return None
-    if registry.ready(source) is not registry.target(source.name):
+    target = registry.ready(source)
+    if target is None or target is not registry.target(source.name):
         return None
     return Route(
         like=sys.intern(source.name),
@@ -242,9 +243,8 @@ def _key(dtype: DType) -> int:
 
 def _states(adapter: Adapter) -> Iterator[Switch]:
     """Give what the capabilities of a target depend on, with its present values."""
-    for name, value in zip(adapter.switches, switches_of(adapter), strict=True):
-        owner, _, attribute = f"{adapter.package}.{name}".rpartition(".")
-        yield Switch(look_up(owner), sys.intern(attribute), value)
+    for owner, attribute in switch_places(adapter):
+        yield Switch(owner, sys.intern(attribute), getattr(owner, attribute, None))
 
 
 def _question(kind: type, name: str, *, call: bool) -> Question:

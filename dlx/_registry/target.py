@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -51,10 +52,9 @@ class Target:
         self.arrays = f"{self.name} {adapter.display_name}s"  # what to call several of its arrays
         self._struct, self._fast = as_struct(capabilities), None
         self.address = int(ffi.cast("uintptr_t", self._struct))
-        # Whether the tensor decides which array type is made: then there is no fast path.
-        self.varies = kind is None and type(adapter).variant is not Adapter.variant
-        if adapter.fast_path is not None and adapter.fast_path.one_type:
-            self.varies = False
+        # Whether the tensor decides which array type is made: then the fast path serves `FastPath.takes` only.
+        one_type = adapter.fast_path is not None and adapter.fast_path.one_type
+        self.varies = kind is None and not one_type and type(adapter).variant is not Adapter.variant
         self._variants: dict[Adapter, Target] = {}
 
     def over(self, tensor: Tensor) -> Target:
@@ -108,13 +108,16 @@ def target_of(adapter: Adapter, kind: type | None = None, source: Adapter | None
     return Target(made, replace(stated, **lowered), source or adapter, kind)
 
 
-def switches_of(adapter: Adapter) -> tuple[Any, ...]:
-    """Return the current values, in this thread, of everything that the capabilities of an adapter depend on."""
-    values = []
+def switch_places(adapter: Adapter) -> Iterator[tuple[Any, str]]:
+    """Give (object, attribute) for everything that the capabilities of an adapter depend on."""
     for name in adapter.switches:
         owner, _, attribute = f"{adapter.package}.{name}".rpartition(".")
-        values.append(getattr(look_up(owner), attribute, None))
-    return tuple(values)
+        yield look_up(owner), attribute
+
+
+def switches_of(adapter: Adapter) -> tuple[Any, ...]:
+    """Return the current values, in this thread, of everything that the capabilities of an adapter depend on."""
+    return tuple(getattr(owner, attribute, None) for owner, attribute in switch_places(adapter))
 
 
 def as_struct(stated: Capabilities) -> Any:

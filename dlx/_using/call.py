@@ -118,9 +118,8 @@ class Invocation:
         try:
             inside = self.inward((args[spec.skipped :], options), arguments=True)
             self._caller = self._results_in()
-            self.work.stays = (
-                self._caller is None or spec.lazy
-            )  # a later conversion uses the stream that is current then
+            # A later conversion uses the stream that is current then.
+            self.work.stays = self._caller is None or spec.lazy
             self.args, self.options = (*self.kept, *inside[0]), inside[1]
         except BaseException as error:
             inside, last = None, self._last

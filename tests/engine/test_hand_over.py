@@ -189,3 +189,44 @@ def test_what_extents_must_keep_to_is_checked():
     """A word that nobody knows is an error of the adapter's author, at once."""
     with pytest.raises(ValueError, match="found 'some'"):
         dlx.adapter.Capabilities(dtypes=None, empty_extents="some")
+
+
+def test_no_memory_for_a_storage_dtype(np, python):
+    """Memory runs out before any consumer has seen the tensor: who else holds it keeps what it reads."""
+    pytest.importorskip("ml_dtypes")
+    out = python(
+        """
+        import gc, sys, weakref
+        import _testcapi
+        import numpy
+        import dlx
+        from dlx._core import native
+
+        class Owner(bytearray):
+            pass
+
+        for n in range(4):
+            owner = Owner(b"\\x80\\x3f" * 4)
+            gone = weakref.ref(owner)
+            address = native.buffer_address(memoryview(owner))
+            source = dlx.from_pointer(address, (4,), "bfloat16", owner=owner)
+            dlx.convert(source, to="numpy")
+            tensor = dlx.convert._borrow(source, "numpy")
+            capsule = tensor.__dlpack__(max_version=(1, 0))
+            _testcapi.set_nomemory(n, n + 1)
+            try:
+                dlx.convert._load(tensor, source, "numpy")
+            except (MemoryError, dlx.errors.ConversionError):
+                pass
+            finally:
+                _testcapi.remove_mem_hooks()
+            del owner, source, tensor
+            gc.collect()
+            assert gone() is not None, n
+            assert dlx.convert(capsule, to="numpy").astype("f4").tolist() == [1, 1, 1, 1]
+            del capsule
+            gc.collect()
+        print("alive")
+        """
+    )
+    assert out == "alive\n"

@@ -9,6 +9,7 @@
 set -eu
 cd "$(dirname "$0")/../.."
 folder=$1
+home=/srv # inside of it
 shift
 
 leave_out() {
@@ -37,7 +38,7 @@ fi
 # Copy what a machine may need to reach its package indexes: names of hosts, certificates, pip's settings.
 for path in /etc/resolv.conf /etc/hosts /etc/ssl/certs /etc/pip.conf /etc/xdg/pip "$HOME/.config/pip" "$HOME/.pip"; do
     [ -e "$path" ] || continue
-    copy=$folder$(echo "$path" | sed "s,^$HOME/,/root/,")
+    copy=$folder$(echo "$path" | sed "s,^$HOME/,$home/,")
     rm -rf "$copy"
     mkdir -p "$(dirname "$copy")"
     cp -rL "$path" "$copy"
@@ -46,11 +47,11 @@ for path in /proc /dev; do
     mount --rbind "$path" "$folder$path"
 done
 inside() {
-    HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive chroot "$folder" "$@"
+    HOME=$home PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive chroot "$folder" "$@"
 }
 
 # A clean copy; environments of an earlier run stay.
-checkout=$folder/root/dlx
+checkout=$folder$home/dlx
 mkdir -p "$checkout"
 find "$checkout" -mindepth 1 -maxdepth 1 ! -name '.venv*' -exec rm -rf {} +
 { git ls-files --cached --others --exclude-standard -z 2>/dev/null || find . -type f ! -path './.venv*' -print0; } |
@@ -67,6 +68,6 @@ for python in "$@"; do
         }
     fi
     echo "== $(inside "$python" --version) of Debian's unstable suite, without torch"
-    inside make -C /root/dlx test "PYTHON=$python" "VENV=.venv-${python#python}" TORCH= "ARGS=${ARGS:-}" || status=1
+    inside make -C "$home/dlx" test "PYTHON=$python" "VENV=.venv-${python#python}" TORCH= "ARGS=${ARGS:-}" || status=1
 done
 exit $status
