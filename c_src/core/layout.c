@@ -110,6 +110,11 @@ int dlx_validate(const DLTensor* t, uint64_t flags) {
   return DLX_OK;
 }
 
+/* Whether a stride overflows in bits: where there are elements, only one that means nothing does. */
+static int is_huge(int64_t step, int64_t bits) {
+  return __builtin_mul_overflow(step, bits, &step);
+}
+
 DLX_HOT int dlx_is_plain(const DLTensor* t, uint32_t alignment) {
   int64_t size = 1, bits = item_bits(t->dtype), first = (int64_t)(uintptr_t)t->data;
   if (first <= 0 || (first & (alignment - 1)) || t->device.device_type != kDLCPU ||
@@ -118,7 +123,7 @@ DLX_HOT int dlx_is_plain(const DLTensor* t, uint32_t alignment) {
     return 0;
   for (int32_t i = t->ndim - 1; i >= 0; i--) {
     int64_t extent = t->shape[i], step = t->strides[i];
-    if (extent <= 0 || (step != size && (extent != 1 || step < 0)) ||
+    if (extent <= 0 || (step != size && (extent != 1 || step < 0 || is_huge(step, bits))) ||
         __builtin_mul_overflow(size, extent, &size))
       return 0;
   }
@@ -129,12 +134,27 @@ DLX_HOT int dlx_is_plain(const DLTensor* t, uint32_t alignment) {
 }
 
 int dlx_has_odd_strides(const DLTensor* t) {
-  int64_t reach;
-  if (t->strides == NULL || has_elements(t)) return 0;
+  int64_t reach, bits = item_bits(t->dtype);
+  if (t->strides == NULL) return 0;
+  int is_empty = !has_elements(t);
   for (int32_t i = 0; i < t->ndim; i++) {
-    if (t->strides[i] < 0 || __builtin_mul_overflow(t->strides[i], t->shape[i], &reach)) return 1;
+    if (is_empty ? t->strides[i] < 0 || __builtin_mul_overflow(t->strides[i], t->shape[i], &reach)
+                 : t->shape[i] == 1 && is_huge(t->strides[i], bits))
+      return 1;
   }
   return 0;
+}
+
+void dlx_tame_strides(const DLTensor* t, int64_t* out) {
+  if (!has_elements(t)) {
+    dlx_compact_strides(t->ndim, t->shape, out);
+    return;
+  }
+  int64_t bits = item_bits(t->dtype), step = 1; /* of the next dimension */
+  for (int32_t i = t->ndim - 1; i >= 0; i--) {
+    out[i] = t->shape[i] == 1 && is_huge(t->strides[i], bits) ? step : t->strides[i];
+    if (__builtin_mul_overflow(out[i], t->shape[i], &step) || is_huge(step, bits)) step = 1;
+  }
 }
 
 int64_t dlx_size(const DLTensor* t) {

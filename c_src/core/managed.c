@@ -128,8 +128,11 @@ DLX_HOT int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, d
                             DLManagedTensorVersioned** out) {
   int status = dlx_validate(like, flags);
   if (status != DLX_OK) return status;
+  if (!dlx_has_odd_strides(like)) return dlx_managed_trust(like, flags, owner, release, out);
+  int64_t strides[DLX_MAX_NDIM];
   DLTensor tame = *like;
-  if (dlx_has_odd_strides(like)) tame.strides = NULL;
+  tame.strides = strides;
+  dlx_tame_strides(like, strides);
   return dlx_managed_trust(&tame, flags, owner, release, out);
 }
 

@@ -61,10 +61,14 @@ int dlx_validate(const DLTensor* tensor, uint64_t flags);
  * for any consumer. 0 = check fully. GIL: not needed. */
 int dlx_is_plain(const DLTensor* tensor, uint32_t alignment);
 
-/* 1 where strides of a tensor without elements are such that a program which calculates with them,
- * though they mean nothing, may overflow: below 0, or too large for their extents. GIL: not needed.
- */
+/* 1 where strides that mean nothing may make a program overflow which calculates with them: of a
+ * tensor without elements below 0 or too large for its extents, of one element too large in bits.
+ * GIL: not needed. */
 int dlx_has_odd_strides(const DLTensor* tensor);
+
+/* Write the strides of such a tensor with small numbers in the place of those that mean nothing.
+ * GIL: not needed. */
+void dlx_tame_strides(const DLTensor* tensor, int64_t* out);
 
 /* Elements in all. Wants a validated tensor. GIL: not needed. */
 int64_t dlx_size(const DLTensor* tensor);
@@ -97,7 +101,7 @@ int dlx_host_readable(int32_t device_type);
 typedef void (*dlx_release)(void* owner);
 
 /* Make a managed tensor over memory that `owner` keeps alive. Shape and strides are copied, missing
- * strides written out, and those of tensors without elements where consumers would fail on them,
+ * strides written out, those that mean nothing tamed (dlx_has_odd_strides),
  * the byte offset folded into data where data is an address.
  * Owns: on success the result calls release(owner) once, when it and all that share it are gone; on
  * failure nothing is taken. GIL: not needed. Errors: as dlx_validate, DLX_E_MEMORY. */

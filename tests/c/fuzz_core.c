@@ -276,6 +276,8 @@ static void target_layout(void) {
   int has_odd = 0;
   for (int32_t i = 0; t.strides && f.size == 0 && i < t.ndim; i++)
     has_odd |= t.strides[i] < 0 || (wide)t.strides[i] * t.shape[i] > INT64_MAX;
+  for (int32_t i = 0; t.strides && f.size > 0 && i < t.ndim; i++)
+    has_odd |= (wide)magnitude(t.strides[i]) * bits > INT64_MAX;
   HOLDS(dlx_has_odd_strides(&t) == has_odd);
 
   t.strides = fresh((size_t)t.ndim * sizeof *t.strides);
@@ -314,8 +316,15 @@ static DLTensor snapshot(const DLTensor* like) {
   size_t bytes = (size_t)t.ndim * sizeof *t.shape;
   t.shape = bytes ? memcpy(fresh(bytes), like->shape, bytes) : fresh(0);
   t.strides = fresh(bytes);
-  if (like->strides && !dlx_has_odd_strides(like)) {
-    if (bytes) memcpy(t.strides, like->strides, bytes);
+  if (like->strides && (dlx_size(like) > 0 || !dlx_has_odd_strides(like))) {
+    wide bits_each = t.dtype.bits * t.dtype.lanes, next = 1;
+    for (int32_t i = t.ndim - 1; i >= 0; i--) {
+      t.strides[i] = like->strides[i];
+      if (t.shape[i] == 1 && (wide)magnitude(t.strides[i]) * bits_each > INT64_MAX)
+        t.strides[i] = (int64_t)next;
+      next = (wide)t.strides[i] * t.shape[i];
+      if ((next < 0 ? -next : next) * bits_each > INT64_MAX) next = 1;
+    }
   } else {
     dlx_compact_strides(t.ndim, t.shape, t.strides);
   }

@@ -497,10 +497,14 @@ def test_bytes_go_where_a_consumer_looks_at_manager_ctx(counting, legacy):
         ((2, 0, 3), (7, 5, 2), (7, 5, 2)),
         ((0, 3), (0, 2**60), (0, 2**60)),
         ((3, 2), (-2, -1), (-2, -1)),
+        ((1, 3, 2), (2**62, 4, 2), (12, 4, 2)),
+        ((1, 1), (-(2**63) + 1, 2**63 - 1), (1, 1)),
+        ((3, 1, 1), (5, 2**59, 7), (5, 7, 7)),
+        ((3, 1, 1), (5, 2**57, -7), (5, 2**57, -7)),
     ],
 )
 def test_strides_of_nothing_are_tame(shape, strides, written):
-    """Strides without elements mean nothing, and consumers calculate with them: odd ones are written out row-major."""
+    """Strides that mean nothing are written as small numbers where a consumer would overflow that calculates with them."""
     made = make(lib.dlx_managed_new, dltensor(shape, strides), 0, ffi.NULL, ffi.NULL)
     assert numbers(made.dl_tensor.strides, len(shape)) == written
     lib.dlx_managed_release(made)

@@ -22,7 +22,8 @@ SETS = ("", "numpy", "numpy pyarrow", "numpy torch", "numpy tvm_ffi jax", "numpy
 PREAMBLE = """
 import atexit, builtins, contextlib, contextvars, functools, gc, os, signal, sys
 import threading, time, types, warnings, weakref
-warnings.simplefilter("ignore", DeprecationWarning)  # forks beside threads are what this is about
+for category in DeprecationWarning, RuntimeWarning:  # forks beside threads are what this is about
+    warnings.filterwarnings("ignore", ".*fork", category)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # processes in the background ignore it
 EARLY = []
 atexit.register(lambda: [call() for call in EARLY])  # runs after what frameworks have registered
@@ -40,22 +41,24 @@ arrays = {{"dlx": dlx.from_dlpack(bytearray(8))}}
 for name in {frameworks!r}.split():
     arrays[name] = dlx.convert(arrays["dlx"], to=name)
 
-def make(but=""):
+ABORT_IN_DAEMONS = ("jax", "torch")  # in daemon threads at exit, also without dlx: they wait for the GIL in destructors
+
+def make(but=()):
     "Results of every kind."
     found = []
-    for to in arrays.keys() - {{but}}:
-        tree = [Producer(), {{"a": (*arrays.values(), Producer())}}]
+    for to in arrays.keys() - {{*but}}:
+        tree = [Producer(), {{"a": (*(arrays[name] for name in arrays.keys() - {{*but}}), Producer())}}]
         view = dlx.convert(tree, to=to, lazy=True)
         found += [view, view[0], view[1]["a"][0], dlx.convert(tree, to=to), dlx.convert(Producer(), to=to, copy=True)]
-    found += [dlx.to_capsule(x, max_version=(1, 0)) for x in arrays.values()]
+    found += [dlx.to_capsule(arrays[name], max_version=(1, 0)) for name in arrays.keys() - {{*but}}]
     return found
 
 def spare(count=1):
-    "Daemon threads that convert until the process is gone; jax aborts in such, also without dlx."
+    "Daemon threads that convert until the process is gone."
     started = threading.Event()
     def work():
         while True:
-            make(but="jax")
+            make(but=ABORT_IN_DAEMONS)
             started.set()
     for _ in range(count):
         threading.Thread(target=work, daemon=True).start()
@@ -67,7 +70,7 @@ class Late:
         self.held, self.make = make(), make
     def __del__(self, suppress=contextlib.suppress(Exception)):
         with suppress:  # where modules are gone already it may be refused
-            self.held.append(self.make(but="jax"))
+            self.held.append(self.make(but=("jax",)))
 """
 
 # Name -> code; what is said of the end stands in `expected`.
@@ -100,7 +103,7 @@ class Slow(Producer):
         return super().__dlpack__(**options)
 def work(view=dlx.convert([Slow() for _ in range(10000)], to="dlx", lazy=True)):
     for each in view:
-        make(but="jax")
+        make(but=ABORT_IN_DAEMONS)
 threading.Thread(target=work, daemon=True).start()
 started.wait()
 """,
@@ -159,7 +162,7 @@ sys.settrace(lambda *arguments, held=make(): None)
     "a hook of gc": """
 def hook(phase, info, make=make, suppress=contextlib.suppress(Exception)):
     with suppress:  # as above; jax waits for ever for a thread then
-        make(but="jax")
+        make(but=("jax",))
 gc.callbacks.append(hook)
 held = make()
 """,
