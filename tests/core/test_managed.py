@@ -504,7 +504,7 @@ def test_bytes_go_where_a_consumer_looks_at_manager_ctx(counting, legacy):
     ],
 )
 def test_strides_of_nothing_are_tame(shape, strides, written):
-    """Strides that mean nothing are written as small numbers where a consumer would overflow that calculates with them."""
+    """Strides that mean nothing are small numbers where a consumer that calculates with them would overflow."""
     made = make(lib.dlx_managed_new, dltensor(shape, strides), 0, ffi.NULL, ffi.NULL)
     assert numbers(made.dl_tensor.strides, len(shape)) == written
     lib.dlx_managed_release(made)
