@@ -277,18 +277,19 @@ def _keeps_export(kind: Any) -> bool:
 
 def _export_extension(obj: Any) -> Tensor | None:
     """Return the tensor of an array whose dtype is one of ml_dtypes of whole bytes."""
-    dtype = _extension_of(obj.dtype)
-    if dtype is None or not obj.size:
+    native_dtype = obj.dtype
+    dtype = _extension_of(native_dtype.type) if native_dtype.isnative and obj.size else None
+    if dtype is None:
         return None
     return viewed(dlx.convert(_plain(obj).view(f"u{obj.itemsize}"), to="dlx"), dtype)
 
 
-@functools.lru_cache(maxsize=64)  # of structures and strings there is no end
-def _extension_of(native_dtype: Any) -> DType | None:
+@functools.cache  # by the scalar's type: numpy dies of the hash of a dtype where memory is lacking
+def _extension_of(scalar: type) -> DType | None:
     """Return the dtype of dlx for one of ml_dtypes that takes whole bytes, or None."""
-    known = native_dtype.type.__module__ == "ml_dtypes" and native_dtype.isnative
-    dtype = DTYPES.from_native(native_dtype) if known else None
-    return dtype if dtype is not None and dtype.bits == 8 * native_dtype.itemsize else None
+    known = scalar.__module__ == "ml_dtypes"
+    dtype = DTYPES.from_native(sys.modules["numpy"].dtype(scalar)) if known else None
+    return dtype if dtype is not None and dtype.bits % 8 == 0 else None
 
 
 class NumpyAdapter(_Numpy):

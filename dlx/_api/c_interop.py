@@ -111,7 +111,8 @@ def to_capsule(obj: Any, *, max_version: tuple[int, int] | None = None) -> Any:
         raise
 
 
-_EMPTY = bytes(ffi.sizeof("DLTensor"))  # made before: leaving a block takes no memory
+_EMPTY = ffi.new("DLTensor *")  # made before: leaving a block takes no memory
+_EMPTY_STRUCT = _EMPTY[0]
 
 
 @set_module("dlx")
@@ -198,7 +199,7 @@ class borrow:  # noqa: N801
     ) -> None:
         held, self._held = self._held, None
         if held is not None:
-            ffi.memmove(held[1], _EMPTY, len(_EMPTY))
+            held[1][0] = _EMPTY_STRUCT
 
 
 def _for_legacy(tensor: Tensor) -> None:

@@ -47,12 +47,13 @@ class RecordView(View):
         if name in _OWN:
             object.__setattr__(self, name, value)
             return
-        setattr(self._source, name, self._inward(value, getattr(self._source, name, None)))
+        new = self._inward(value, getattr(self._source, name, None))
         self._forget(name)
+        setattr(self._source, name, new)
 
     def __delattr__(self, name: str) -> None:
-        delattr(self._source, name)
         self._forget(name)
+        delattr(self._source, name)
 
     def __dir__(self) -> list[str]:
         return [*object.__dir__(self), *self._names()]

@@ -170,12 +170,13 @@ class MutableMappingView(MappingView[K, V], MutableMapping[K, V]):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         old = self._source[key] if key in self else None
-        self._source[key] = self._inward(value, old)
-        self._forget(key)
+        new = self._inward(value, old)
+        self._forget(key)  # before it changes, here and below: if memory runs out, nothing has changed
+        self._source[key] = new
 
     def __delitem__(self, key: Any) -> None:
-        del self._source[key]
         self._forget(key)
+        del self._source[key]
 
     def pop(self, key: Any, default: Any = MISSING) -> Any:
         """Remove a key and return its result; the default, unconverted, where there is none."""
@@ -184,8 +185,7 @@ class MutableMappingView(MappingView[K, V], MutableMapping[K, V]):
                 raise KeyError(key)
             return default
         new = self[key]
-        self._forget(key)  # before it is gone: if memory runs out, nothing is lost
-        del self._source[key]
+        del self[key]
         return new
 
     def popitem(self, *last: Any, **options: Any) -> tuple[Any, Any]:
@@ -203,8 +203,8 @@ class MutableMappingView(MappingView[K, V], MutableMapping[K, V]):
 
     def clear(self) -> None:
         """Remove all keys."""
-        self._source.clear()
         self._forget()
+        self._source.clear()
 
     def __ior__(self, other: Any) -> Any:
         self.update(other)

@@ -287,12 +287,14 @@ class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[
             values = self._given(value)
             olds = [self._source[k] for k in places] if self._handler.elements != "fresh" else []
             olds += [None] * (len(values) - len(olds))
-            self._source[i] = [self._inward(new, old) for new, old in zip(values, olds, strict=False)]
-            self._forget()
+            news = [self._inward(new, old) for new, old in zip(values, olds, strict=False)]
+            self._forget()  # before it changes, here and below: if memory runs out, nothing has changed
+            self._source[i] = news
             return
         i = operator.index(i)
-        self._source[i] = self._inward(value, self._source[i])
+        new = self._inward(value, self._source[i])
         self._drop(i)
+        self._source[i] = new
 
     def _given(self, values: Iterable[Any]) -> list[Any]:
         """Return the values to store; of a view its arrays unconverted, its containers as views, as `append` does."""
@@ -306,22 +308,23 @@ class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[
         self._forget(i, i + n if i < 0 else i - n)
 
     def __delitem__(self, i: Any) -> None:
-        del self._source[i]
         self._forget()
+        del self._source[i]
 
     def insert(self, i: SupportsIndex, value: Any) -> None:
         """Insert a value before an index."""
         i = operator.index(i)
-        end = i >= len(self._source)
-        self._source.insert(i, self._inward(value))
-        if not end or self._slots.keys() - range(len(self._source)):
+        new = self._inward(value)
+        if i < len(self._source) or self._slots.keys() - range(len(self._source)):
             self._forget()
+        self._source.insert(i, new)
 
     def append(self, value: Any) -> None:
         """Append a value."""
-        self._source.append(self._inward(value))
+        new = self._inward(value)
         if self._handler.elements == "fresh":
             self._forget()
+        self._source.append(new)
 
     def extend(self, values: Iterable[Any]) -> None:
         """Append values."""
@@ -335,8 +338,7 @@ class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[
     def pop(self, i: int = -1) -> T:
         """Remove one element, and return its result."""
         new = self[i]
-        self._forget()  # before it is gone: if memory runs out, nothing is lost
-        del self._source[i]
+        del self[i]
         return new
 
     def remove(self, value: Any) -> None:
@@ -345,16 +347,16 @@ class MutableSequenceView(SequenceView[T], MutableSequence[T]):  # type: ignore[
 
     def clear(self) -> None:
         """Remove all elements."""
+        self._forget()
         if hasattr(type(self._source), "clear"):
             self._source.clear()
         else:
             del self._source[:]
-        self._forget()
 
     def reverse(self) -> None:
         """Reverse the source in place."""
-        self._source.reverse()
         self._forget()
+        self._source.reverse()
 
     def __getattr__(self, name: str) -> Any:
         if name in ("appendleft", "popleft", "extendleft", "rotate", "maxlen") and hasattr(type(self._source), name):
@@ -368,12 +370,13 @@ def _deque_method(view: MutableSequenceView[Any], name: str) -> Any:
         return source.maxlen
 
     def rotate(n: int = 1) -> None:
-        source.rotate(n)
         view._forget()
+        source.rotate(n)
 
     def appendleft(value: Any) -> None:
-        source.appendleft(view._inward(value))
+        new = view._inward(value)
         view._forget()
+        source.appendleft(new)
 
     def extendleft(values: Iterable[Any]) -> None:
         for value in list(values):
