@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dis
+import faulthandler
 import gc
 import os
 import queue
@@ -262,6 +263,7 @@ class Elsewhere:
         try:
             return self.errors.get(timeout=60)
         except queue.Empty:
+            faulthandler.dump_traceback()
             raise SystemExit("a lock is held: the same call in another thread waits for ever") from None
 
 
