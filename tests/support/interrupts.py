@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import dis
 import faulthandler
+import functools
 import gc
 import os
 import queue
@@ -26,11 +27,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDERS = tuple(f"{ROOT / name}{os.sep}" for name in ("dlx", "adapters"))
-# After these Python looks for signals, but not before those. NOT_TAKEN, from 3.14 on, is in no `try`.
+# After these Python looks for signals, but not before those. NOT_TAKEN, from 3.14 on, is in no `try`; PUSH_EXC_INFO
+# begins what handles the error of a call, after which Python does not look.
+_DEAF = ("RETURN_VALUE", "RETURN_CONST", "RETURN_GENERATOR", "NOT_TAKEN", "PUSH_EXC_INFO")
 CHECKED = {code for name, code in dis.opmap.items() if name.startswith(("CALL", "RESUME", "JUMP_BACKWARD"))}
-DEAF = {dis.opmap.get(name) for name in ("RETURN_VALUE", "RETURN_CONST", "RETURN_GENERATOR", "NOT_TAKEN")}
+DEAF = {dis.opmap.get(name) for name in _DEAF}
 CALLBACKS = ("remove", "drop")  # of weak references: Python prints what they raise, and goes on
 COMPLETE = {("convert.py", "convert"), ("batch.py", "run"), ("call.py", "__init__")}
+
+
+@functools.cache
+def _handlers(code):
+    return dis._parse_exception_table(code)
+
+
+def handler_of(code, offset):
+    """Return the offset of what handles the errors of an instruction, or None."""
+    return next((each.target for each in _handlers(code) if each.start <= offset < each.end), None)
 
 
 class Interrupt:
@@ -40,7 +53,7 @@ class Interrupt:
         self.at, self.lines = at, lines
         self.count = 0
         self.completed = False  # a conversion has returned: who called it has the result, and the interrupt
-        self._last = {}  # id of a frame -> its last instruction
+        self._last = {}  # id of a frame -> the offset of its last instruction
         self.where = ""
 
     def __call__(self, frame, event, arg):
@@ -53,9 +66,10 @@ class Interrupt:
             here = event == "line"
         else:
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
-            here, operation = self._last.get(id(frame)) in CHECKED, code.co_code[frame.f_lasti]
-            self._last[id(frame)] = operation if event == "opcode" else None
-            here = here and event == "opcode" and operation not in DEAF
+            last, at = self._last.get(id(frame), -1), frame.f_lasti
+            self._last[id(frame)] = at if event == "opcode" else -1
+            here = last >= 0 and event == "opcode" and code.co_code[last] in CHECKED and code.co_code[at] not in DEAF
+            here = here and handler_of(code, last) == handler_of(code, at)  # a signal is raised by the last one
         if here:
             self.count += 1
             if self.count == self.at:
@@ -257,14 +271,14 @@ class Elsewhere:
         while True:
             self.errors.put(_error_of(self.calls.get()))
 
-    def error_of(self, call):
+    def error_of(self, call, after):
         """Return what a call raised in the thread: class and text; NoneType if nothing."""
         self.calls.put(call)
         try:
             return self.errors.get(timeout=60)
         except queue.Empty:
             faulthandler.dump_traceback()
-            raise SystemExit("a lock is held: the same call in another thread waits for ever") from None
+            raise SystemExit(f"after {after}: the same call in another thread waits for ever for a lock") from None
 
 
 def _error_of(call):
@@ -300,7 +314,7 @@ def trial(make, at, elsewhere, expected):
             wrong.append(f"{native.live() - live} managed tensors are alive")
         if (found := [sys.getrefcount(obj) for obj in case.held]) != references:
             wrong.append(f"references {references} became {found}")
-    kind, text = elsewhere.error_of(case.call)
+    kind, text = elsewhere.error_of(case.call, interrupt.where)
     if kind is not expected and not (used and kind is dlx.errors.ConsumedError):
         wrong.append(f"the next call gave {kind.__name__} {text}")
     return interrupt.where, wrong
