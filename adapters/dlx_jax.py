@@ -67,6 +67,11 @@ class _DTypes(DTypes):
         scalar = getattr(numpy, attribute, None)
         return None if scalar is None else numpy.dtype(scalar)
 
+    def from_native(self, native_dtype: Any) -> DType | None:
+        if isinstance(native_dtype, type):  # a scalar type: jax.numpy.float32
+            native_dtype = sys.modules["jax"].numpy.dtype(native_dtype)
+        return super().from_native(native_dtype)
+
 
 _LACKS = frozenset({"complex32", "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fnx2"})
 DTYPES = _DTypes(

@@ -104,6 +104,8 @@ class _DTypes(DTypes):
         return super().to_native(dtype)
 
     def from_native(self, native_dtype: Any) -> DType | None:
+        if isinstance(native_dtype, type):  # a scalar type: numpy.float32, ml_dtypes.bfloat16
+            native_dtype = sys.modules[self.package].dtype(native_dtype)
         if native_dtype.type.__module__ == "ml_dtypes" and native_dtype.name in self._extensions:
             return DType(native_dtype.name)
         return super().from_native(native_dtype)

@@ -20,6 +20,7 @@ __all__ = [
     "LayoutError",
     "DTypeError",
     "DeviceError",
+    "DeviceNameError",
     "StreamError",
     "ProtocolError",
     "ConsumedError",
@@ -55,6 +56,14 @@ def safe_repr(value: object, most: int = 60) -> str:
         raise
     except Exception:
         return f"<{class_name(type(value))}>"
+
+
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """Return ``"Did you mean 'torch'?"`` for the name that is most like a word, or nothing; capitals do not matter."""
+    from difflib import get_close_matches
+
+    found = get_close_matches(cut(word, 40).lower(), list(names), 1)
+    return f"Did you mean {found[0]!r}?" if found else ""
 
 
 # ---- paths -----------------------------------------------------------------------------------------------------------
@@ -292,6 +301,10 @@ class DTypeError(ConversionError, TypeError):
 
 class DeviceError(ConversionError, RuntimeError):
     """The device is unknown, absent, or out of the consumer's reach."""
+
+
+class DeviceNameError(DeviceError, ValueError):
+    """A name that no device has."""
 
 
 class StreamError(ConversionError, ValueError):

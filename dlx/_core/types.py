@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from dlx._core.extension import lib
 from dlx._core.module import set_module
-from dlx.errors import DeviceError, DTypeError
+from dlx.errors import DeviceError, DeviceNameError, DTypeError, did_you_mean
 
 __all__ = [
     "Device",
@@ -49,6 +50,25 @@ _DEVICE_TYPES: dict[str, int] = {
     "trn": lib.kDLTrn,
 }
 _DEVICE_NAMES = {number: name for name, number in _DEVICE_TYPES.items()}
+_ALIASES = {
+    "gpu": "Say 'cuda' (NVIDIA) or 'rocm' (AMD).",
+    "mps": "Metal's memory is 'metal' in DLPack.",
+    "xpu": "Intel's devices are 'oneapi' in DLPack.",
+    "hip": "AMD's devices are 'rocm' in DLPack.",
+    "host": "Say 'cpu'.",
+    "meta": "It has no memory.",
+    "tpu": "DLPack has no number for TPUs: move the array to the host first.",
+}
+
+
+def _from_native(part: str, obj: Any) -> Any:
+    return None
+
+
+def set_from_native(asked: Callable[[str, Any], Any]) -> None:
+    """Set the function that knows the dtypes and devices of frameworks: (``"dtypes"`` or ``"devices"``, an object)."""
+    global _from_native
+    _from_native = asked
 
 
 @set_module("dlx")
@@ -58,15 +78,15 @@ class Device(tuple[int, int]):
     Parameters
     ----------
     device
-        A name (``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"cuda_host"``), a pair ``(type, id)``, a `Device`, or a device
-        type number.
+        A name (``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"cuda_host"``), a pair ``(type, id)``, a `Device`, a device type
+        number, or the device object of a framework that has an adapter (``torch.device``) or of cuda.core.
     id
         Device id; only beside a type number, or a name without one.
 
     Raises
     ------
     DeviceError
-        If the name is unknown or the numbers are none.
+        If the name is unknown (a ValueError as well) or the numbers are none.
 
     Notes
     -----
@@ -91,9 +111,9 @@ class Device(tuple[int, int]):
             elif id is not None:
                 raise DeviceError(f"{device!r} and {id!r} are not a device", fix="Say 'cuda:1', or 'cuda' and 1.")
             if name not in _DEVICE_TYPES or (number and not number.isdecimal()):
-                raise DeviceError(
-                    f"there is no device {device!r}", fix=f"Known names: {', '.join(_DEVICE_TYPES)}; as in 'cuda:1'."
-                )
+                known = f"Known names: {', '.join(_DEVICE_TYPES)}; as in 'cuda:1'."
+                fix = _ALIASES.get(name.lower()) or did_you_mean(name, _DEVICE_TYPES) or known
+                raise DeviceNameError(f"there is no device {device!r}", fix=fix)
             return tuple.__new__(cls, (_DEVICE_TYPES[name], int(number or 0)))
         pair = (device, id or 0) if id is not None or isinstance(device, int) else device
         try:
@@ -101,9 +121,12 @@ class Device(tuple[int, int]):
             if not (-(1 << 31) <= kind < 1 << 31 and -(1 << 31) <= ordinal < 1 << 31):
                 raise ValueError  # DLPack's have 32 bits
         except (TypeError, ValueError):
-            raise DeviceError(
-                f"{device!r} is not a device", fix="Give a name such as 'cpu' or 'cuda:1', or a pair (type, id)."
-            ) from None
+            native = _from_native("devices", device) if id is None else None
+            if native is None:
+                raise DeviceError(
+                    f"{device!r} is not a device", fix="Give a name such as 'cpu' or 'cuda:1', or a pair (type, id)."
+                ) from None
+            kind, ordinal = native
         return tuple.__new__(cls, (kind, ordinal))
 
     @property
@@ -183,6 +206,10 @@ _LISTED = (
     *("float4_e2m1fnx2", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (1, 2, 4))),
 )
 _UNNAMED = re.compile(r"code(?P<code>\d{1,3})_(?P<bits>\d{1,3})bit")
+_CODE = re.compile(r"[<>=|]?(?P<kind>[biufc])(?P<bytes>[1-9]\d?)")  # as numpy writes dtypes
+_KINDS = {"i": "int", "u": "uint", "f": "float", "c": "complex"}
+_OTHER_ORDER = ">" if sys.byteorder == "little" else "<"
+_PYTHON: dict[type, str] = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
 _LANES = re.compile(r"(?P<scalar>.+?)x(?P<lanes>\d+)")
 
 
@@ -193,8 +220,9 @@ class DType(tuple[int, int, int]):
     Parameters
     ----------
     dtype
-        A name (``"float32"``, ``"bfloat16"``, ``"float8_e4m3fn"``, ``"float32x4"`` for four lanes), a triple, a
-        `DType`, or a type code.
+        A name (``"float32"``, ``"bfloat16"``, ``"float8_e4m3fn"``, ``"float32x4"`` for four lanes), numpy's code
+        (``"f4"``, ``"<i8"``), a triple, a `DType`, a type code, or the dtype object or scalar type of a framework that
+        has an adapter (``torch.float32``, ``numpy.float32``, ``ml_dtypes.bfloat16``, Python's ``float``).
     bits, lanes
         Bits per lane and lanes; only beside a type code.
 
@@ -221,16 +249,25 @@ class DType(tuple[int, int, int]):
         if isinstance(dtype, str):
             found = _parse(dtype)
             if found is None or bits is not None:
-                fix = "Say for instance 'float32', 'bool' or 'bfloat16'; `dlx dtypes` shows all."
+                known = "Say for instance 'float32', 'bool' or 'bfloat16'; `dlx dtypes` shows all."
+                swapped = (
+                    "Bytes in another order are none of DLPack's dtypes: swap them first, as numpy's byteswap() does."
+                )
+                fix = swapped if dtype[:1] == _OTHER_ORDER else did_you_mean(dtype, _LISTED) or known
                 raise DTypeError(f"there is no dtype {dtype!r}", fix=fix)
             return tuple.__new__(cls, found)
         triple = dtype if bits is None else (dtype, bits, lanes)
         try:
             code, width, width_lanes = map(operator.index, triple)
         except (TypeError, ValueError):
-            raise DTypeError(
-                f"{dtype!r} is not a dtype", fix="Give a name such as 'float32', or a triple (code, bits, lanes)."
-            ) from None
+            name = _PYTHON.get(dtype) if isinstance(dtype, type) else None
+            native = DType(name) if name else _from_native("dtypes", dtype) if bits is None else None
+            if native is None:
+                raise DTypeError(
+                    f"{dtype!r} is not a dtype of DLPack",
+                    fix="Give a name such as 'float32', or a triple (code, bits, lanes).",
+                ) from None
+            code, width, width_lanes = native
         return tuple.__new__(cls, (code, width, width_lanes))
 
     @classmethod
@@ -305,6 +342,9 @@ def _parse(name: str) -> tuple[int, int, int] | None:
     match = _UNNAMED.fullmatch(name)
     if match and int(match["code"]) < 256 and 0 < int(match["bits"]) < 256:
         return (int(match["code"]), int(match["bits"]), 1)
+    match = _CODE.fullmatch(name)
+    if match and (name[0] != _OTHER_ORDER or match["bytes"] == "1"):
+        return _parse("bool" if match["kind"] == "b" else f"{_KINDS[match['kind']]}{8 * int(match['bytes'])}")
     match = _LANES.fullmatch(name)
     scalar = _parse(match["scalar"]) if match else None
     if match and scalar and scalar[2] == 1 and 0 < int(match["lanes"]) < 65536:

@@ -87,6 +87,8 @@ def request_of(
         if found not in choices:
             *most, last = map(repr, choices)
             raise ValueError(f"{name} must be {', '.join(most)} or {last}, found {found!r}")
+    if type(device) is int:  # as torch and cupy count their devices
+        device = Device("cuda", device)
     wanted = None if device is None else Device(device)
     if like is None:
         target = registry.target(to)

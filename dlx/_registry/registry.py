@@ -10,7 +10,7 @@ import importlib
 import itertools
 import sys
 from abc import get_cache_token
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any, cast
 from weakref import ref
@@ -25,10 +25,11 @@ from dlx._registry.loader import Loader
 from dlx._registry.plugin import BUILT_IN, OURS, Plugin, error_of, strict
 from dlx._registry.target import Target, switches_of, target_of
 from dlx.adapter.base import Adapter, Container, look_up
-from dlx.errors import AdapterNotFoundError, DlxError, FrameworkNotInstalledError, PluginError
+from dlx.errors import AdapterNotFoundError, DlxError, FrameworkNotInstalledError, PluginError, did_you_mean
 
 __all__ = ["Adapters", "Registry", "adapters", "registry"]
 
+_SHORT = {"np": "numpy", "jnp": "jax", "cp": "cupy", "pa": "pyarrow", "tf": "tensorflow", "mx": "mlx", "wp": "warp"}
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "__array__")
 
 
@@ -60,6 +61,17 @@ class Registry:
         yield generic.TENSOR
         for plugin in self._loader.unique():
             yield from plugin.adapters
+
+    def of_package(self, module: str) -> Iterator[Adapter]:
+        """Give the adapters of a module's package, and those whose dtypes come from there (numpy's of ml_dtypes)."""
+        loader = self._loader
+        for root in packages(module):
+            if loader.has(root):
+                yield from loader.need(root).adapters
+        root = next(packages(module))
+        for adapter in self.adapters():
+            if any(name.startswith(f"{root}.") for name in adapter.dtypes.extension.values()):
+                yield adapter
 
     def load_all(self) -> dict[str, Plugin]:
         """Load every plugin; return them by root package, other names included."""
@@ -130,7 +142,7 @@ class Registry:
         foreign = top not in sys.stdlib_module_names
         if foreign:
             loader.has(top)
-        roots = {root for cls in kind.__mro__ for root in _packages(module_of(cls))} & loader.plugins.keys()
+        roots = {root for cls in kind.__mro__ for root in packages(module_of(cls))} & loader.plugins.keys()
         needed = [loader.need(root) for root in sorted(roots)]
         owner = self._owner(kind)
         if owner is None and foreign:
@@ -145,7 +157,7 @@ class Registry:
 
     def broken_for(self, kind: type) -> PluginError | None:
         """Return the error of a plugin for a type's package that is loaded and cannot be used; None where none is."""
-        found = (self._loader.plugins.get(root) for root in _packages(module_of(kind)))
+        found = (self._loader.plugins.get(root) for root in packages(module_of(kind)))
         broken = (plugin for plugin in found if plugin is not None and plugin.broken is not None)
         return next((error_of(plugin) for plugin in broken if plugin.distribution != OURS), None)
 
@@ -217,7 +229,7 @@ class Registry:
         """Return the target of a name or a module."""
         loader, name, shown = self._loader, to, to
         if isinstance(to, ModuleType):
-            names = [*_packages(to.__name__)]
+            names = [*packages(to.__name__)]
             shown = f"module {to.__name__}"
             name = names[0] if loader.has(names[0]) else next(filter(loader.has, reversed(names)), names[0])
         elif not isinstance(to, str):
@@ -225,7 +237,9 @@ class Registry:
         if name == generic.TENSOR.name:
             return cast("Target", self.ready(generic.TENSOR))
         if not loader.has(name):
-            fix = f"{loader.left_out[name]}. {self._known()}" if name in loader.left_out else self._known()
+            known = self._known()
+            hint = f"{loader.left_out[name]}." if name in loader.left_out else self._guess(name)
+            fix = f"{hint} {known}".strip()
             raise AdapterNotFoundError(f"there is no target {shown!r}", target=name, fix=fix)
         plugin = loader.need(name)
         if plugin.broken is not None:
@@ -261,13 +275,21 @@ class Registry:
         plugin = self._loader.plugin_of(adapter)
         return adapter.name if plugin is None or adapter.name in self._loader.plugins else plugin.names[0]
 
+    def _guess(self, name: str) -> str:
+        """Return a sentence on the target that an unknown name may mean, or nothing."""
+        names, word = ["dlx", *self._loader.plugins], name.lower().replace("-", "_")
+        long = _SHORT.get(word, word)
+        if long in names:
+            return f"Did you mean {long!r}?"
+        return f"{long} has no adapter here." if word in _SHORT else did_you_mean(word, names)
+
     def _known(self) -> str:
         self._loader.scan()
         known = [name for name in self._loader.plugins if "(" not in name]
         return f"Known targets: {', '.join(sorted(['dlx', *known]))}."
 
 
-def _packages(module: str) -> Iterable[str]:
+def packages(module: str) -> Iterator[str]:
     """Give a module's root package, then the packages below it: a framework may live in a namespace package."""
     return itertools.accumulate(module.split("."), "{}.{}".format)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import textwrap
 from typing import Any, NamedTuple, NoReturn
 
 from dlx._version import __version__
+from dlx.errors import did_you_mean
 from dlx.typing import READONLY
 
 __all__ = ["COPY", "SCHEMA", "WrongCall", "head", "parser"]
@@ -80,6 +82,12 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise what ends with one line, as any other bad input does."""
+        wrong = re.search(r"COMMAND: invalid choice: '([\w-]+)'|unrecognized arguments: (--[\w-]+)", message)
+        if wrong is not None:
+            commands = _commands()
+            words = {word for each in commands.values() for option in each.options for word in option[0]}
+            guess = did_you_mean(wrong[1] or wrong[2], commands if wrong[1] else sorted(words))
+            message = f"{message.partition(' (choose')[0]} ({guess[:1].lower()}{guess[1:]})" if guess else message
         raise WrongCall(self.prog, message)
 
     def _print_message(self, message: str, file: Any = None) -> None:

@@ -1,0 +1,160 @@
+"""Names and native objects of dtypes, devices and targets; what is misspelt is answered with what was meant."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import dlx
+from dlx.errors import AdapterNotFoundError, DeviceError, DeviceNameError, DTypeError
+
+np = pytest.importorskip("numpy")
+
+
+@pytest.mark.parametrize(
+    ("native", "name"),
+    [
+        *((text, name) for text, name in (("f4", "float32"), ("<i8", "int64"), ("|b1", "bool"), ("=c8", "complex64"))),
+        *((kind, name) for kind, name in ((float, "float64"), (int, "int64"), (bool, "bool"), (complex, "complex128"))),
+        *(
+            (np.dtype("u2"), "uint16"),
+            (np.float16, "float16"),
+            (np.bool_, "bool"),
+            (np.longlong, "int64"),
+            (">u1", "uint8"),
+        ),
+    ],
+    ids=repr,
+)
+def test_dtypes_of_python_and_numpy(native, name):
+    """By name, by code, by scalar type."""
+    assert dlx.DType(native) == dlx.DType(name)
+    assert dlx.empty(2, native).dtype.name == name
+
+
+@pytest.mark.parametrize(
+    ("module", "attribute", "name"),
+    [
+        ("torch", "bfloat16", "bfloat16"),
+        ("torch", "float8_e4m3fn", "float8_e4m3fn"),
+        ("ml_dtypes", "bfloat16", "bfloat16"),
+        ("ml_dtypes", "int4", "int4"),
+        ("jax.numpy", "float32", "float32"),
+        ("jax.numpy", "bfloat16", "bfloat16"),
+    ],
+)
+def test_dtypes_of_frameworks(module, attribute, name):
+    """By the adapter of the object's package."""
+    pytest.importorskip(module.partition(".")[0])
+    found = __import__(module, fromlist=["x"])
+    assert dlx.DType(getattr(found, attribute)).name == name
+
+
+def test_a_dtype_asked_for_first():
+    """The registry need not have been used before."""
+    code = "import dlx, numpy; print(dlx.DType(numpy.float32), dlx.empty(2, numpy.dtype('i2')).dtype)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "float32 int16\n"
+
+
+@pytest.mark.parametrize("wrong", [str, object, np.str_, np.dtype("S3"), np.dtype(">f4"), object(), 1.5], ids=repr)
+def test_what_is_no_dtype(wrong):
+    """An error with a fix."""
+    with pytest.raises(DTypeError, match=r"is not a dtype of DLPack.*Give a name"):
+        dlx.DType(wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("floa32", "Did you mean 'float32'"),
+        ("BFloat16", "Did you mean 'bfloat16'"),
+        ("bf16", "Did you mean 'bfloat16'"),
+        (">f4", "Bytes in another order"),
+        ("f3", "Say for instance"),
+        ("f99", "Say for instance"),
+    ],
+)
+def test_a_dtype_that_is_misspelt(name, said):
+    """The nearest name, or why there is none."""
+    with pytest.raises(DTypeError, match=said):
+        dlx.DType(name)
+
+
+def test_devices_of_frameworks():
+    """Wherever a device is asked for."""
+    torch = pytest.importorskip("torch")
+    jax = pytest.importorskip("jax")
+    array = np.ones(3)
+    assert dlx.Device(torch.device("cpu")) == dlx.Device("cpu") == dlx.Device(jax.local_devices(backend="cpu")[0])
+    assert dlx.Device(torch.device("cuda", 1)) == dlx.Device("cuda:1")
+    assert dlx.convert(array, to="torch", device=torch.device("cpu")).data_ptr() == array.ctypes.data
+    assert dlx.plan(array, to="numpy", device=jax.local_devices(backend="cpu")[0]).outcome == "same"
+    assert dlx.empty(2, "int8", device=torch.device("cpu")).device == dlx.Device("cpu")
+
+
+def test_a_device_of_cuda_core():
+    """It has `device_id`; the real class needs a driver."""
+    kind = type("Device", (), {"__module__": "cuda.core._device", "device_id": 3})
+    assert dlx.Device(kind()) == dlx.Device("cuda:3")
+
+
+def test_numbers_are_devices_of_cuda():
+    """As torch and cupy count; `dlx.Device` takes a device type as DLPack numbers it."""
+    with pytest.raises(DeviceError, match=r"'cuda:1'|cuda:1|host only"):
+        dlx.convert(np.ones(3), to="numpy", device=1)
+    assert dlx.Device(1) == dlx.Device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gpu", "Say 'cuda'"),
+        ("mps", "'metal'"),
+        ("meta:0", "no memory"),
+        ("CPU", "Did you mean 'cpu'"),
+        ("cdua:1", "Did you mean 'cuda'"),
+        ("zzz", "Known names: cpu"),
+    ],
+)
+def test_a_name_that_is_no_device(name, said):
+    """It is a ValueError too, as the array API's own tests ask."""
+    for call in (lambda: dlx.Device(name), lambda: dlx.convert(np.ones(3), to="torch", device=name)):
+        with pytest.raises(DeviceNameError, match=said) as caught:
+            call()
+        assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("np", "Did you mean 'numpy'"),
+        ("jnp", "Did you mean 'jax'"),
+        ("tvm-ffi", "Did you mean 'tvm_ffi'"),
+        ("Torch", "Did you mean 'torch'"),
+        ("nunpy", "Did you mean 'numpy'"),
+        ("tf", "tensorflow"),
+        ("zzz", "Known targets"),
+    ],
+)
+def test_a_target_that_is_misspelt(name, said):
+    """The nearest name, and all that there are."""
+    with pytest.raises(AdapterNotFoundError, match=f"no target {name!r}.*{said}"):
+        dlx.convert(np.ones(3), to=name)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["inspct", "x"], "(did you mean 'inspect'?)"),
+        (["inspect", "--mpaped", "x"], "(did you mean '--mapped'?)"),
+        (["zzz"], "(choose from"),
+    ],
+)
+def test_a_word_of_the_command_that_is_misspelt(words, said):
+    """In one line."""
+    done = subprocess.run([sys.executable, "-m", "dlx", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
