@@ -41,7 +41,8 @@ arrays = {{"dlx": dlx.from_dlpack(bytearray(8))}}
 for name in {frameworks!r}.split():
     arrays[name] = dlx.convert(arrays["dlx"], to=name)
 
-ABORT_IN_DAEMONS = ("jax", "torch")  # in daemon threads at exit, also without dlx: they wait for the GIL in destructors
+# What ends the process from daemon threads at exit, also without dlx: it has released the GIL, and waits for it.
+DIE_IN_DAEMONS = ("jax", "torch", "pyarrow")
 
 def make(but=()):
     "Results of every kind."
@@ -58,7 +59,7 @@ def spare(count=1):
     started = threading.Event()
     def work():
         while True:
-            make(but=ABORT_IN_DAEMONS)
+            make(but=DIE_IN_DAEMONS)
             started.set()
     for _ in range(count):
         threading.Thread(target=work, daemon=True).start()
@@ -103,7 +104,7 @@ class Slow(Producer):
         return super().__dlpack__(**options)
 def work(view=dlx.convert([Slow() for _ in range(10000)], to="dlx", lazy=True)):
     for each in view:
-        make(but=ABORT_IN_DAEMONS)
+        make(but=DIE_IN_DAEMONS)
 threading.Thread(target=work, daemon=True).start()
 started.wait()
 """,
@@ -343,10 +344,11 @@ count = [0]
 def handler(*arguments):
     count[0] += 1
     make()
+    signal.setitimer(signal.ITIMER_REAL, 0.02)  # again, once it is done
 signal.signal(signal.SIGALRM, handler)
 atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)  # Python itself gives the signal its default, which kills
 held = make()
-signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+signal.setitimer(signal.ITIMER_REAL, 0.02)
 while count[0] < 3:
     make()
 """,
