@@ -23,6 +23,7 @@ __all__ = [
     "StreamError",
     "ProtocolError",
     "ConsumedError",
+    "FileError",
     "AdapterNotFoundError",
     "FrameworkNotInstalledError",
     "PluginError",
@@ -304,6 +305,13 @@ class ProtocolError(ConversionError, ValueError):
 
 class ConsumedError(ProtocolError):
     """A capsule, or a tensor made from one, that was used before."""
+
+
+class FileError(DlxError, ValueError):
+    """A file is of no kind that dlx reads, is damaged or cut off, or describes what cannot be."""
+
+    def __str__(self) -> str:
+        return sentences(f"{self.source}: {self.reason}" if self.source else self.reason, self.fix)
 
 
 class AdapterNotFoundError(DlxError, TypeError):

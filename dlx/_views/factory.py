@@ -145,6 +145,7 @@ def lazy_view(
     strict: bool,
     collect: bool,
     known: Iterable[tuple[Any, Any]] = (),
+    view: Any = None,
 ) -> Any:
     """Return a lazy view of a container; what cannot be viewed is converted now.
 
@@ -158,6 +159,8 @@ def lazy_view(
         The fast path and the target as the caller passed it, where no other option is set.
     known
         Objects and their results, which may be the objects themselves; kept weakly.
+    view
+        Class of the view; None: that of the container's type.
     """
     handler = container_of(type(obj))
     assert handler is not None
@@ -173,5 +176,5 @@ def lazy_view(
     scope = Scope(options)
     for old, new in known:
         scope.know(id(old), old, new)
-    view = make(obj, handler, scope, None)
-    return scope.eager(obj, handler) if view is None else view
+    found = make(obj, handler, scope, None) if view is None else view(obj, handler, scope, None)
+    return scope.eager(obj, handler) if found is None else found
