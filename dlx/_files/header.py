@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from dlx._core.extension import ffi
 from dlx._core.foreign import exception_text
 from dlx._core.native import Tensor
 from dlx._core.text import one_line
@@ -145,7 +144,7 @@ def fresh(stored: Stored) -> tuple[Tensor, memoryview]:
     assert stored.nbytes is not None and stored.shape is not None and stored.dtype is not None
     block = empty(stored.nbytes, "uint8")
     tensor = over_memory(block.data_ptr, stored.shape, stored.strides(), stored.dtype, HOST, owner=block)
-    return tensor, memoryview(ffi.buffer(ffi.cast("char *", block.data_ptr), stored.nbytes) if stored.nbytes else b"")
+    return tensor, memoryview(block)
 
 
 def needed(package: str, kind: str) -> Any:

@@ -175,5 +175,5 @@ class FileView(MappingView[str, V]):
     def _kind(self) -> str:
         return f"{self._source.path.name}{' (closed)' if self._source.closed else ''}"
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        return self._source.__reduce_ex__(protocol)  # type: ignore[no-any-return]
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._source.__reduce_ex__(protocol)

@@ -11,6 +11,7 @@ import functools
 import io
 import itertools
 import math
+import os
 import re
 import struct
 import zipfile
@@ -203,8 +204,10 @@ def read_npz(file: File) -> Contents:
 
 def _start(file: File, member: zipfile.ZipInfo) -> int:
     """Return where the data of a member start: after its own header, whose name and extra field vary in length."""
-    file.handle.seek(member.header_offset)
-    name, extra = struct.unpack_from("<HH", exactly(file.handle, 30), 26)
+    head = os.pread(file.handle.fileno(), 30, member.header_offset)  # the archive has a position of its own
+    if len(head) < 30:
+        raise FileError("it is cut off: it ends in the middle of its header", fix=AGAIN)
+    name, extra = struct.unpack_from("<HH", head, 26)
     return member.header_offset + 30 + int(name) + int(extra)
 
 
