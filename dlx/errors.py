@@ -308,7 +308,7 @@ class ConsumedError(ProtocolError):
 
 
 class FileError(DlxError, ValueError):
-    """A file is of no kind that dlx reads, is damaged or cut off, or describes what cannot be."""
+    """A file is of no kind that dlx reads, is damaged or cut off, describes what cannot be, or was closed."""
 
     def __str__(self) -> str:
         return sentences(f"{self.source}: {self.reason}" if self.source else self.reason, self.fix)

@@ -65,7 +65,7 @@ def open(
 
     Notes
     -----
-    An array that was taken keeps its memory when the file is closed; reading another one raises `ValueError`. A file
+    An array that was taken keeps its memory when the file is closed; reading another one raises `FileError`. A file
     that another program cuts off while it is mapped ends the process (SIGBUS) where the missing part is read.
 
     Examples

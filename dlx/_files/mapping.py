@@ -84,7 +84,9 @@ class Archive(Mapping[Any, Any]):
     def __getitem__(self, key: Any) -> Any:
         item = self._items[key]
         if self.closed:
-            raise ValueError(f"{self.path} was closed, and {key!r} is not read any more. Open it again.")
+            raise FileError(
+                f"it was closed, and {key!r} is not read any more", source=str(self.path), fix="Open it again."
+            )
         return item.array(self.path.name) if type(item) is Located else item
 
     def __iter__(self) -> Any:
