@@ -10,7 +10,7 @@ from dlx._api.convert import convert
 from dlx._core.module import set_module
 from dlx._core.native import FastPathFunction
 from dlx._engine.request import request_of
-from dlx._views.factory import lazy_view
+from dlx._views.factory import lazy_view, plain_view
 
 if TYPE_CHECKING:
     from dlx._files.mapping import FileView
@@ -83,4 +83,9 @@ def open(
     request = request_of(to, device=device, readonly=readonly)
     archive = mapped(Path(path), private=readonly == "share")
     quick = cast("FastPathFunction", convert) if device is None and readonly == "copy" else None
-    return lazy_view(archive, request, quick, to, strict=False, collect=False, view=FileView)  # type: ignore[no-any-return]
+    view: FileView[Any] | None = None if quick is None else plain_view(archive, to, FileView)
+    if view is not None:  # a target that was asked for before
+        return view
+    view = lazy_view(archive, request, quick, to, strict=False, collect=False, view=FileView)
+    assert view is not None
+    return view

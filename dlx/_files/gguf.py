@@ -1,6 +1,6 @@
 """Headers of .gguf files, read by hand.
 
-The format is that of ggml's ``docs/gguf.md``, versions 2 and 3. Quantized tensors are blocks with scales of their own,
+The format is ggml's, versions 2 and 3. Quantized tensors are blocks with scales of their own,
 for which DLPack has no dtype.
 """
 

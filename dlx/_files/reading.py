@@ -56,12 +56,7 @@ def kind_of(file: File) -> str:
     name = file.path.name
     if start.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return ".pt" if _is_torch(file) else ".npz"
-    for magic, kind in (
-        (b"ARROW1", ".arrow"),
-        (b"PAR1", ".parquet"),
-        (b"GGUF", ".gguf"),
-        (b"\x89HDF\r\n\x1a\n", "HDF5"),
-    ):
+    for magic, kind in _MAGIC.items():
         if start.startswith(magic):
             return kind
     if name.endswith(INDEX):
