@@ -311,7 +311,8 @@ class FileError(DlxError, ValueError):
     """A file is of no kind that dlx reads, is damaged or cut off, describes what cannot be, or was closed."""
 
     def __str__(self) -> str:
-        return sentences(f"{self.source}: {self.reason}" if self.source else self.reason, self.fix)
+        what = " at ".join(filter(None, (self.source, self.where)))
+        return sentences(f"{what}: {self.reason}" if what else self.reason, self.fix)
 
 
 class AdapterNotFoundError(DlxError, TypeError):

@@ -19,6 +19,7 @@ from dlx.errors import FileError
 __all__ = ["read_gguf"]
 
 MAX_HEADER = 64 << 20  # bytes; vocabularies of 256 000 words take some 10 MiB
+MAX_TENSORS = 250_000
 MAX_DEPTH = 4  # of arrays in arrays; nobody writes 2
 MAX_DIMS = 4  # what ggml has
 
@@ -99,6 +100,8 @@ def _read(file: File, reader: _Reader) -> Contents:
         found = "it is in the other byte order" if swapped else f"it is of version {version} of the format"
         raise FileError(f"{found}, and dlx reads versions 2 and 3 in little-endian order")
     tensors, values = reader.number("Q"), reader.number("Q")
+    if tensors > MAX_TENSORS:
+        raise FileError(f"its header claims {tensors:,} tensors, and dlx reads at most {MAX_TENSORS:,}")
     metadata: dict[str, Any] = {}
     for _ in range(values):
         key = reader.text()

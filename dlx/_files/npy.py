@@ -29,6 +29,7 @@ __all__ = ["of_descr", "opened_zip", "read_npy", "read_npz"]
 
 MAX_NPY = 1 << 20  # bytes of a .npy header; numpy's own default limit is 10 000
 MAX_MEMBERS = 100_000  # files in a zip
+MAX_RATIO = 1100  # of inflated bytes to deflated ones; zlib's documentation says 1032
 MAX_DIRECTORY = 16 << 20  # bytes of a zip's list of files
 
 _KINDS = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
@@ -220,6 +221,8 @@ def _member(file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> St
             raise FileError(f"it is compressed by method {member.compress_type}, which numpy does not read either")
         if stored and member.file_size != member.compress_size:
             raise FileError(f"it is not compressed, and claims {member.file_size:,} and {member.compress_size:,} bytes")
+        if member.file_size > MAX_RATIO * member.compress_size:
+            raise FileError(f"it claims {amount(member.file_size)}, more than {member.compress_size:,} bytes can hold")
         with archive.open(member) as content:
             entry = _npy(content, member.file_size, name)
     except FileError as error:

@@ -236,6 +236,7 @@ def test_gguf(tmp_path):
         (gguf({}, version=1), "of version 1"),
         (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "other byte order"),
         (gguf({"a": (0, (2,), bytes(8))})[:-1], "it is cut off: its tensors need"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0), "tensors, and dlx reads at most"),
         (gguf({"a": (0, (1 << 62, 4), b"")}), "'a' is no tensor"),
         (gguf({"a": (2, (33,), b"")}), "Q4_0 has blocks of 32"),
         (gguf({"a": (0, (1,) * 9, b"")}), "9 dimensions"),

@@ -204,6 +204,7 @@ def test_a_forked_child_reads_on(python, checkpoint):
     assert python(code, args=()).strip() == "done"
 
 
+@pytest.mark.unsanitized("the signal is caught and reported")
 def test_a_file_that_is_cut_off_later(checkpoint):
     """The kernel ends the process where missing pages are read (SIGBUS), as the documentation says."""
     import signal
@@ -237,13 +238,15 @@ def test_a_file_that_is_replaced(tmp_path):
 def test_importing_dlx_loads_no_reader(python, checkpoint):
     """Nor does `dlx.convert`; a .safetensors file needs neither numpy nor zipfile, and no entry point is read."""
     code = f"""
-        import sys, dlx
+        import sys
+        before = set(sys.modules)
+        import dlx
         dlx.convert(b"abc", to="dlx")
-        assert "dlx._files.mapping" not in sys.modules and "json" not in sys.modules
+        assert "dlx._files.mapping" not in sys.modules and "json" not in sys.modules.keys() - before
         dlx.open({str(checkpoint)!r})["a"]
-        print([name for name in ("numpy", "zipfile", "h5py", "torch", "importlib.metadata") if name in sys.modules])
+        print({{"numpy", "zipfile", "h5py", "torch", "importlib.metadata"}} & sys.modules.keys() - before)
     """
-    assert python(code, args=("-I",) if sys.prefix == sys.base_prefix else ()).strip() == "[]"
+    assert python(code, args=()).strip() == "set()"
 
 
 # ---- calls that are wrong --------------------------------------------------------------------------------------------
@@ -328,18 +331,15 @@ def read(path):
     return found
 
 
-def pickled(_):
-    """A pickle that leaves a file behind."""
-    return b"\x80\x04cposix\nsystem\n(S'touch PWNED'\ntR."
+EVIL = b"\x80\x04cposix\nsystem\n(S'touch PWNED'\ntR."  # a pickle that leaves a file behind
 
 
 @pytest.mark.parametrize("name", ["x.npy", "x.pkl", "x.pt", "x.bin", "o.npy", "o.npz"])
 def test_no_pickle_is_read(tmp_path, name, monkeypatch):
     """Objects and pickles are refused by name, and nothing is run."""
     monkeypatch.chdir(tmp_path)
-    evil = pickled(None)
-    objects = npy("|O", (1,), evil)
-    (tmp_path / name).write_bytes({"o.npy": objects, "o.npz": deflated("o", o=objects)}.get(name, evil))
+    objects = npy("|O", (1,), EVIL)
+    (tmp_path / name).write_bytes({"o.npy": objects, "o.npz": deflated("o", o=objects)}.get(name, EVIL))
     with pytest.raises(DlxError, match=r"pickle|does not begin like"):
         dlx.open(tmp_path / name)["o"]
     assert os.listdir(tmp_path) == [name]
@@ -367,7 +367,8 @@ def test_headers_that_lie(tmp_path):
     at = whole.rindex(b"PK\1\2")
     for place, value, words in (
         (at + 42, struct.pack("<I", 0), "overlap|damaged|differ"),  # the offset of the first member
-        (at + 24, struct.pack("<I", 1 << 30), "claims|checksum"),  # the inflated length
+        (at + 24, struct.pack("<I", 1 << 30), r"claims 1\.0 GiB, more than"),  # the inflated length
+        (at + 24, struct.pack("<I", 200), "length and checksum"),
         (at + 16, b"\0\0\0\0", "checksum|CRC"),
     ):
         lying = bytearray(whole)
@@ -423,7 +424,10 @@ def test_opening_is_quick(tmp_path):
     raw = json.dumps(header).encode()
     path = tmp_path / "x.safetensors"
     path.write_bytes(len(raw).to_bytes(8, "little") + raw)
-    os.truncate(path, 8 + len(raw) + at)
+    try:
+        os.truncate(path, 8 + len(raw) + at)
+    except OSError:
+        pytest.skip("no sparse files here")
     best = 9.0
     for _ in range(10):
         start = time.perf_counter()
