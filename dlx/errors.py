@@ -310,10 +310,6 @@ class ConsumedError(ProtocolError):
 class FileError(DlxError, ValueError):
     """A file is of no kind that dlx reads, is damaged or cut off, describes what cannot be, or was closed."""
 
-    def __str__(self) -> str:
-        what = " at ".join(filter(None, (self.source, self.where)))
-        return sentences(f"{what}: {self.reason}" if what else self.reason, self.fix)
-
 
 class AdapterNotFoundError(DlxError, TypeError):
     """No adapter and no protocol for this type, or no framework of this name."""

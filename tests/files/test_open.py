@@ -1,6 +1,7 @@
 """`dlx.open`: life and death of a mapping, and files that are not what they say."""
 
 import gc
+import io
 import json
 import os
 import pickle
@@ -35,8 +36,6 @@ def checkpoint(tmp_path):
 
 def deflated(*names, **raw):
     """The bytes of an .npz file with a stored and a deflated member."""
-    import io
-
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for name, data in raw.items():
@@ -295,7 +294,7 @@ def test_a_file_that_is_cut_off_anywhere(tmp_path, name):
         path.write_bytes(whole[:end])
         with pytest.raises(FileError) as caught:
             dlx.open(path)
-        assert str(caught.value).startswith(f"{path}: ")
+        assert str(caught.value).startswith(f"cannot convert {path}: ")
     (tmp_path / "x").write_bytes(whole)  # told by its first bytes, not by its name
     assert len(read(tmp_path / "x")) > 0
 
