@@ -14,6 +14,7 @@ from benchmarks.batch import batch
 from benchmarks.conversions import conversions, fresh, scene
 from benchmarks.copies import copies
 from benchmarks.count import count
+from benchmarks.files import files
 from benchmarks.imports import imports
 from benchmarks.owned import owned
 from benchmarks.pairs import pairs
@@ -24,7 +25,7 @@ from benchmarks.verbs import verbs
 from benchmarks.views import views
 from benchmarks.where import where
 
-PEERS = ("numpy", "torch", "apache-tvm-ffi", "cuda-core", "arraybridge", "optree")
+PEERS = ("numpy", "torch", "apache-tvm-ffi", "cuda-core", "arraybridge", "optree", "safetensors")
 PARTS = (
     "imports",
     "owned",
@@ -38,6 +39,7 @@ PARTS = (
     "views",
     "using",
     "batch",
+    "files",
 )
 
 
@@ -60,6 +62,8 @@ def measure(parts, *, quick):
         found["imports"] = imports(rounds=3 if quick else 11)
     if "owned" in parts:  # before anything makes dlx read the entry points, once
         found["owned"] = owned(quick=quick)
+    if "files" in parts:
+        found["files"] = files(quick=quick)
     names, cases = scene()
     if "a" not in names:
         return found

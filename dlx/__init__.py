@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dlx._api.c_interop import borrow, empty, exchange_api, from_dlpack, from_managed, from_pointer, to_capsule
     from dlx._api.convert import plan
     from dlx._api.shares_memory import shares_memory
-    from dlx._api.signatures import convert, stack
+    from dlx._api.signatures import convert, open, stack
     from dlx._core.array_info import ArrayInfo
     from dlx._core.cuda import devices, release_pending
     from dlx._core.headers import cffi_builder, get_include
@@ -47,6 +47,7 @@ __all__ = [
     "describe",
     "stack",
     "shares_memory",
+    "open",
     "adapters",
     "using",
     "ArrayInfo",
@@ -81,6 +82,7 @@ _MODULES = {
     "describe": "_engine.request",
     "stack": "_api.stack",
     "shares_memory": "_api.shares_memory",
+    "open": "_api.open",
     "adapters": "_registry.registry",
     "using": "_using.decorator",
     "ArrayInfo": "_core.array_info",

@@ -24,6 +24,7 @@ __all__ = [
     "StreamError",
     "ProtocolError",
     "ConsumedError",
+    "FileError",
     "AdapterNotFoundError",
     "FrameworkNotInstalledError",
     "PluginError",
@@ -317,6 +318,10 @@ class ProtocolError(ConversionError, ValueError):
 
 class ConsumedError(ProtocolError):
     """A capsule, or a tensor made from one, that was used before."""
+
+
+class FileError(DlxError, ValueError):
+    """A file is of no kind that dlx reads, is damaged or cut off, describes what cannot be, or was closed."""
 
 
 class AdapterNotFoundError(DlxError, TypeError):

@@ -1,4 +1,4 @@
-"""What type checkers see of `convert` and `stack`; their code is in `dlx._api.convert` and `dlx._api.stack`.
+"""What type checkers see of `convert`, `stack` and `open`; the code of each is in the module of its name beside this.
 
 One overload for each kind of source and of target. There are few on purpose: checkers print them all with an error.
 
@@ -12,6 +12,7 @@ One overload for each kind of source and of target. There are few on purpose: ch
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
+from os import PathLike
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
@@ -22,10 +23,11 @@ from numpy.typing import NDArray
 from typing_extensions import Buffer, CapsuleType
 
 from dlx._core.tensor import Tensor
+from dlx._files.mapping import FileView
 from dlx._views.base import View
 from dlx._views.mapping import MutableMappingView
 from dlx._views.sequence import MutableSequenceView, SequenceView
-from dlx.typing import DeviceLike, Options, SupportsDLPack, Target
+from dlx.typing import DeviceLike, Options, Readonly, SupportsDLPack, Target
 
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
@@ -98,6 +100,11 @@ class _Place(TypedDict, total=False):
     device: DeviceLike | None
     stream: object
 
+class _Mapped(TypedDict, total=False):
+    device: DeviceLike | None
+    readonly: Readonly
+
+_Path: TypeAlias = str | PathLike[str]
 _Array: TypeAlias = SupportsDLPack | _SupportsArrayInterface | Buffer | CapsuleType
 _Element = TypeVar("_Element", bound=SupportsDLPack | _NumPyArray)
 _Type = TypeVar("_Type", bound=SupportsDLPack | _NumPyArray)
@@ -282,3 +289,26 @@ class Stack:
 
 stack: Stack
 """Copy arrays of one shape and dtype into one new array; see `help(dlx.stack)`."""
+
+class Open:
+    """The type of `dlx.open`."""
+
+    @overload
+    def __call__(self, path: _Path, to: _DLX = ..., **o: Unpack[_Mapped]) -> FileView[Tensor]: ...
+    @overload
+    def __call__(self, path: _Path, to: _NumPy, **o: Unpack[_Mapped]) -> FileView[NDArray[Any]]: ...
+    @overload
+    def __call__(self, path: _Path, to: _Torch, **o: Unpack[_Mapped]) -> FileView[torch.Tensor]: ...
+    @overload
+    def __call__(self, path: _Path, to: _Jax, **o: Unpack[_Mapped]) -> FileView[jax.Array]: ...
+    @overload
+    def __call__(self, path: _Path, to: _TVM, **o: Unpack[_Mapped]) -> FileView[tvm_ffi.Tensor]: ...
+    @overload
+    def __call__(self, path: _Path, to: _Module[_T], **o: Unpack[_Mapped]) -> FileView[_T]: ...
+    @overload
+    def __call__(self, path: _Path, to: type[_Type], **o: Unpack[_Mapped]) -> FileView[_Type]: ...
+    @overload
+    def __call__(self, path: _Path, to: Target, **o: Unpack[_Mapped]) -> FileView[Any]: ...
+
+open: Open
+"""Map a saved file into memory: a lazy read-only mapping from names to arrays; see `help(dlx.open)`."""

@@ -27,6 +27,7 @@ __all__ = [
     "EXCHANGE",
     "INTERFACE",
     "TENSOR",
+    "Deferred",
     "Described",
     "generic_array_adapter",
     "fast_generic_adapter",
@@ -201,7 +202,30 @@ class BufferAdapter(Described):
         return memory.buffer(obj)
 
 
+class Deferred:
+    """An array that has yet to be read: what is known of it, and the blocker that reads it, or refuses to."""
+
+    __slots__ = ("__weakref__", "blocker", "info")
+
+    def __init__(self, info: ArrayInfo, blocker: Blocker) -> None:
+        self.info, self.blocker = info, blocker
+
+
+class DeferredAdapter(Adapter):
+    """`Deferred`. Its blocker's resolution gives the tensor."""
+
+    name = "file"
+    package = "builtins"
+
+    def describe(self, obj: Any) -> Description:
+        return Description(obj.info, (obj.blocker,))
+
+    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+        return obj  # type: ignore[no-any-return]
+
+
 TENSOR = TensorAdapter()
+DEFERRED = DeferredAdapter()
 CAPSULE = CapsuleAdapter()
 DLPACK = DLPackAdapter()
 INTERFACE = InterfaceAdapter()
@@ -231,6 +255,8 @@ def generic_array_adapter(obj: Any) -> Adapter | None:
         return None
     if class_name(kind) == "PyCapsule" and module_of(kind) == "builtins":
         return CAPSULE
+    if kind is Deferred:
+        return DEFERRED
     if hasattr(kind, "__dlpack__"):
         return DLPACK
     if _has_table(kind):

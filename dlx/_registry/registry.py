@@ -139,7 +139,7 @@ class Registry:
 
     def _find(self, kind: type) -> Adapter | None:
         loader, top = self._loader, module_of(kind).partition(".")[0]
-        foreign = top not in sys.stdlib_module_names
+        foreign = top != "dlx" and top not in sys.stdlib_module_names  # ours have no plugin to be looked for
         if foreign:
             loader.has(top)
         roots = {root for cls in kind.__mro__ for root in packages(module_of(cls))} & loader.plugins.keys()

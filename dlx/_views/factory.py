@@ -125,8 +125,8 @@ def _convert(obj: Any, what: Container | Adapter, options: Options, path: Path) 
 _plain: dict[Any, tuple[Any, Options]] = {}  # target -> options of a call without any other option
 
 
-def plain_view(obj: Any, to: Any) -> Any:
-    """Return a view for a target that was used before without options; None where it was not."""
+def plain_view(obj: Any, to: Any, view: Any = None) -> Any:
+    """Return a view, of a class if one is given, for a target that was used before without options; else None."""
     try:
         known = _plain.get(to)
     except TypeError:  # not a target: the check of the options raises the error
@@ -134,7 +134,7 @@ def plain_view(obj: Any, to: Any) -> Any:
     if known is None or known[0] != stamp():
         return None
     handler = container_of(type(obj))
-    return None if handler is None else make(obj, handler, Scope(known[1]), None)
+    return None if handler is None else (view or make)(obj, handler, Scope(known[1]), None)
 
 
 def lazy_view(
@@ -146,6 +146,7 @@ def lazy_view(
     strict: bool,
     collect: bool,
     known: Iterable[tuple[Any, Any]] = (),
+    view: Any = None,
 ) -> Any:
     """Return a lazy view of a container; what cannot be viewed is converted now.
 
@@ -159,6 +160,8 @@ def lazy_view(
         The fast path and the target as the caller passed it, where no other option is set.
     known
         Objects and their results, which may be the objects themselves; kept weakly.
+    view
+        Class of the view; None: that of the container's type.
     """
     handler = container_of(type(obj))
     assert handler is not None
@@ -174,5 +177,5 @@ def lazy_view(
     scope = Scope(options)
     for old, new in known:
         scope.know(id(old), old, new)
-    view = make(obj, handler, scope, None)
-    return scope.eager(obj, handler) if view is None else view
+    found = (view or make)(obj, handler, scope, None)
+    return scope.eager(obj, handler) if found is None else found

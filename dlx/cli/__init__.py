@@ -56,7 +56,8 @@ def _run(arguments: Any) -> int:
     """Run one command; a failure is printed in one line, also where foreign code raised it."""
     try:
         from dlx._core.foreign import class_name, exception_text, message_of, safe_repr
-        from dlx.cli.model import BadInput, one_line
+        from dlx._core.text import one_line
+        from dlx.cli.model import BadInput
         from dlx.cli.render.screen import Screen
         from dlx.errors import DlxError
     except ImportError as error:  # no compiled core for this Python

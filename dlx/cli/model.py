@@ -12,7 +12,7 @@ from dlx._core.types import DType
 
 __all__ = [
     *("BadInput", "Entry", "Fold", "Source"),
-    *("aligned_to", "amount", "counted", "extents", "fold", "nbytes_of", "one_line", "totals"),
+    *("aligned_to", "counted", "extents", "fold", "nbytes_of", "totals"),
 ]
 
 
@@ -62,26 +62,6 @@ class Source:
     def is_one(self) -> bool:
         """Whether it is one array, not a collection."""
         return len(self.entries) == 1 and not self.entries[0].path
-
-
-def one_line(text: str, most: int = 400) -> str:
-    """Return text that stays on its line whatever it holds: control characters are written out, long ones cut."""
-    shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text[: most + 1])
-    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
-
-
-def amount(nbytes: int | None) -> str:
-    """Return a number of bytes in the unit that suits it."""
-    if nbytes is None:
-        return "?"
-    if nbytes < 1024:
-        return f"{nbytes} B"
-    if nbytes >= 1 << 80:
-        return "more than a million EiB"
-    size, units = float(nbytes), ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
-    while (size := size / 1024) >= 1023.95 and len(units) > 1:
-        units.pop(0)
-    return f"{size:,.1f} {units[0]}"
 
 
 def aligned_to(offset: int) -> int:

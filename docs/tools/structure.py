@@ -26,6 +26,7 @@ LAYERS = [
     ("_containers",),
     ("_engine",),
     ("_views",),
+    ("_files",),
     ("_api",),
     ("_using",),
     ("__init__",),

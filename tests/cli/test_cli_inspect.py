@@ -8,7 +8,8 @@ from command import dlx, document, here, refused
 from files import npy, safetensors
 
 import dlx as package
-from dlx.cli.model import Entry, amount, fold, one_line, totals
+from dlx._core.text import amount, one_line
+from dlx.cli.model import Entry, fold, totals
 
 
 @pytest.fixture

@@ -18,7 +18,18 @@ import dlx
 import dlx.testing
 
 PUBLIC = {"__init__", "__main__", "_ffi", "_version", "adapter", "cli", "ctypes", "errors", "testing", "typing"}
-PACKAGES = {"_api", "_containers", "_core", "_engine", "_protocols", "_registry", "_using", "_views", "adapter"}
+PACKAGES = {
+    "_api",
+    "_containers",
+    "_core",
+    "_engine",
+    "_files",
+    "_protocols",
+    "_registry",
+    "_using",
+    "_views",
+    "adapter",
+}
 ADAPTERS = sorted(path.stem for path in (ROOT / "adapters").glob("*.py"))
 C_PURE = sorted(path for folder in ("core", "cuda") for path in (ROOT / "c_src" / folder).glob("*.[ch]"))
 

@@ -28,6 +28,7 @@ FAMILY = {  # class: direct base in the family, builtin that it also is
     "StreamError": (errors.ConversionError, ValueError),
     "ProtocolError": (errors.ConversionError, ValueError),
     "ConsumedError": (errors.ProtocolError, ValueError),
+    "FileError": (errors.DlxError, ValueError),
     "AdapterNotFoundError": (errors.DlxError, TypeError),
     "FrameworkNotInstalledError": (errors.DlxError, ImportError),
     "PluginError": (errors.DlxError, RuntimeError),

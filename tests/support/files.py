@@ -1,9 +1,10 @@
-"""Files as others write them: .npy and .safetensors, made without numpy."""
+"""Files as others write them: .npy, .safetensors and .gguf, made without numpy."""
 
 from __future__ import annotations
 
 import json
 import math
+import struct
 
 
 def npy(descr, shape, data, *, order=False, version=1):
@@ -27,3 +28,31 @@ def safetensors(path, tensors, *, metadata=None, cut=0):
     whole = len(raw).to_bytes(8, "little") + raw + bytes(at)
     path.write_bytes(whole[: len(whole) - cut])
     return path
+
+
+def gguf(tensors, *, values=(), version=3, alignment=32):
+    """Return the bytes of a .gguf file: {name: (type number, extents in its own order, data)}; values are packed."""
+    infos, data = b"", b""
+    for name, (kind, extents, raw) in tensors.items():
+        data += bytes(-len(data) % alignment)
+        head = struct.pack(f"<Q{len(name)}sI{len(extents)}Q", len(name), name.encode(), len(extents), *extents)
+        infos += head + struct.pack("<IQ", kind, len(data))
+        data += raw
+    head = struct.pack("<4sIQQ", b"GGUF", version, len(tensors), len(values)) + b"".join(values) + infos
+    return head + bytes(-len(head) % alignment) + data
+
+
+def said(key, kind, packed):
+    """Return one packed value of a .gguf file's metadata."""
+    return struct.pack(f"<Q{len(key)}sI", len(key), key.encode(), kind) + packed
+
+
+def shards(folder, tensors):
+    """Write a checkpoint with one .safetensors file for each tensor: {name: (dtype, shape)}; return its index."""
+    places = {}
+    for number, (name, described) in enumerate(tensors.items(), 1):
+        places[name] = f"model-{number:05}-of-{len(tensors):05}.safetensors"
+        safetensors(folder / places[name], {name: described})
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": places}))
+    return index

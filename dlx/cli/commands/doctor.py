@@ -14,10 +14,11 @@ from typing import Any
 
 from dlx._core.extension import ffi, lib
 from dlx._core.foreign import message_of
+from dlx._core.text import one_line
 from dlx._registry.plugin import error_of
 from dlx._registry.registry import registry
 from dlx._version import __version__
-from dlx.cli.model import BadInput, counted, one_line
+from dlx.cli.model import BadInput, counted
 from dlx.cli.probe import ask
 from dlx.cli.render.screen import Cell, Screen
 from dlx.cli.targets import can_be_target

@@ -6,8 +6,9 @@ import argparse
 from collections import Counter
 from typing import Any
 
+from dlx._core.text import amount
 from dlx.cli import targets
-from dlx.cli.model import Entry, Fold, Source, aligned_to, amount, counted, extents, nbytes_of, totals
+from dlx.cli.model import Entry, Fold, Source, aligned_to, counted, extents, nbytes_of, totals
 from dlx.cli.render import tables
 from dlx.cli.render.screen import OUTCOMES, Cell, Screen
 from dlx.cli.sources.files import open_source

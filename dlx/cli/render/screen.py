@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TextIO, TypeVar
 from unicodedata import combining, east_asian_width
 
+from dlx._core.text import one_line
 from dlx.cli.arguments import head
-from dlx.cli.model import one_line
 
 __all__ = ["OUTCOMES", "SHORT", "Cell", "Screen"]
 

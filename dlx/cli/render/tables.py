@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from dlx.cli.model import Entry, Fold, amount, fold, totals
+from dlx._core.text import amount
+from dlx.cli.model import Entry, Fold, fold, totals
 from dlx.cli.render.screen import OUTCOMES, SHORT, Cell, Screen
 from dlx.cli.targets import Outcome
 

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import importlib
-import importlib.util
 import re
-import stat
-import warnings
-from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from dlx._core.foreign import exception_text
+from dlx._core.text import one_line
 from dlx._core.types import DType
-from dlx.cli.model import BadInput, Entry, Source, counted, one_line
+from dlx._files.header import MAX_BYTES, MAX_NDIM, File, Stored, needed
+from dlx._files.objects import load_checkpoint, opened_arrow, unreadable
+from dlx._files.reading import OBJECTS, kind_of, opened, read
+from dlx.cli.model import BadInput, Entry, Source, aligned_to, counted
 from dlx.cli.render.screen import Screen
-from dlx.cli.sources.formats import (
-    MAGIC_NPY,
-    MAX_BYTES,
-    MAX_NDIM,
-    SAFE,
-    opened_zip,
-    read_npy,
-    read_npz,
-    read_safetensors,
-)
-from dlx.errors import DlxError, DTypeError, sentences
+from dlx.errors import DlxError, DTypeError, FileError, FrameworkNotInstalledError, sentences
 
 __all__ = ["open_source"]
 
@@ -65,6 +53,8 @@ def open_source(name: str, screen: Screen) -> Source:
         )
     except BadInput as error:
         raise BadInput(": ".join(filter(None, (shown, str(error))))) from error.__cause__
+    except (FileError, FrameworkNotInstalledError) as error:
+        raise BadInput(f"{shown}: {sentences(error.reason, error.fix)}") from error.__cause__
     except OSError as error:
         raise BadInput(f"{shown}: {error.strerror or error}") from error
     except ValueError as error:  # a name with a null byte
@@ -81,41 +71,32 @@ def _exists(path: Path) -> bool:
 
 
 def _file(path: Path) -> Source:
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise BadInput("it is a folder: name files in it" if path.is_dir() else "it is no regular file")
-    with path.open("rb") as file:
-        start = file.read(16)
-    return _reader(path, start)(path)
+    with opened(path) as file:
+        kind = kind_of(file)
+        if kind in OBJECTS:
+            return {".pt": _read_torch, ".arrow": _read_arrow, ".parquet": _read_parquet}[kind](file)
+        with read(file, kind) as parts:
+            entries = [_entry(each, contents.kind) for _, contents in parts for each in contents.entries]
+            for _, contents in parts:
+                if contents.close is not None:
+                    contents.close()
+            metadata = {key: str(value) for key, value in parts[0][1].metadata.items()}
+            size, notes = sum(each.size for each, _ in parts), tuple(note for _, each in parts for note in each.notes)
+            return Source(str(path), kind.removesuffix(".index.json"), tuple(entries), size, notes, metadata)
 
 
-def _reader(path: Path, start: bytes) -> Callable[[Path], Source]:
-    """Return the reader for a file by its first bytes; the name decides only where these are ambiguous."""
-    if not start:
-        raise BadInput("it is empty")
-    if start.startswith(MAGIC_NPY):
-        return read_npy
-    if start.startswith((b"PK\x03\x04", b"PK\x05\x06")):
-        return _read_torch if _is_torch(path) else read_npz
-    if start.startswith(b"ARROW1"):
-        return _read_arrow
-    if start.startswith(b"PAR1"):
-        return _read_parquet
-    if path.suffix == ".safetensors" or (start[8:9] == b"{" and len(start) > 8):
-        return read_safetensors
-    if (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05") or path.suffix in (".pkl", ".pickle"):
-        old = path.suffix in (".pt", ".pth", ".ckpt", ".bin")
-        fix = "dlx does not. Save it anew: torch.save(torch.load(..., weights_only=True), ...)" if old else SAFE
-        raise BadInput(f"it is a pickle, and reading one runs whatever code is in it; {fix}")
-    known = {
-        ".npy": read_npy,
-        ".npz": read_npz,
-        ".parquet": _read_parquet,
-        ".arrow": _read_arrow,
-        ".arrows": _read_arrow,
-    }
-    if path.suffix in known:  # let its reader say what is wrong
-        return known[path.suffix]
-    raise BadInput("it is none of .npy, .npz, .safetensors, .pt, .arrow and .parquet, by its first bytes")
+NUMPY_ALIGNMENT = 16  # bytes: what malloc promises, and numpy asks for no more
+
+
+def _entry(stored: Stored, kind: str) -> Entry:
+    """Return the entry of an array in a file, as loading the file would give it."""
+    loader, offset = {".npy": "numpy", ".npz": "numpy"}.get(kind, ""), stored.offset
+    # Some libraries read a file into memory of their own, others map it.
+    alignment = NUMPY_ALIGNMENT if loader or offset is None else min(aligned_to(offset), NUMPY_ALIGNMENT)
+    return Entry(
+        stored.name, stored.dtype, stored.dtype_name, stored.shape, stored.nbytes, "file", stored.order, offset,
+        stored.swapped, loader, alignment, stored.refused, stored.notes,
+    )  # fmt: skip
 
 
 def _abstract(name: str, match: re.Match[str]) -> Source:
@@ -138,108 +119,42 @@ def _abstract(name: str, match: re.Match[str]) -> Source:
     return Source(name, "abstract", (Entry("", dtype, dtype.name, shape, nbytes, "cpu", "C", notes=(note,)),))
 
 
-def _needed(package: str, kind: str) -> Any:
-    """Import what reads a kind of file, or say how to get it."""
-    if importlib.util.find_spec(package) is None:
-        raise BadInput(f"{kind} files are read by {package}, which is not installed: pip install {package}")
-    try:
-        return importlib.import_module(package)
-    except Exception as error:
-        raise BadInput(f"{package}, which reads {kind} files, fails to import: {exception_text(error, 240)}") from error
+# ---- read by another library -----------------------------------------------------------------------------------------
 
 
-# ---- torch -----------------------------------------------------------------------------------------------------------
-
-MAX_PICKLE = 64 << 20  # bytes of the pickle that lists a checkpoint's tensors, and of each other part but data
-
-
-def _is_torch(path: Path) -> bool:
-    try:
-        with opened_zip(path) as archive:
-            return any(each.endswith("data.pkl") for each in archive.namelist()[:4])
-    except BadInput:
-        return path.suffix in (".pt", ".pth", ".ckpt", ".bin")
-
-
-def _read_torch(path: Path) -> Source:
-    """Read a checkpoint of torch: tensors and plain data only, memory-mapped."""
-    with opened_zip(path) as archive:  # torch reads whole what is not a tensor's data
-        others = [each.file_size for each in archive.infolist() if not re.search(r"/data/\d+$", each.filename)]
-        if any(each.endswith("/constants.pkl") for each in archive.namelist()):
-            raise BadInput("it is a TorchScript archive, a program with its tensors, and dlx runs none")
-    if max(others, default=0) > MAX_PICKLE:
-        raise BadInput(f"its list of tensors claims {max(others):,} bytes, and dlx reads at most {MAX_PICKLE:,}")
-    torch = _needed("torch", ".pt")
+def _read_torch(file: File) -> Source:
+    """List a checkpoint of torch."""
     from dlx.cli.sources.objects import dotted, entries_of
 
-    saved_on: dict[int, str] = {}
-
-    def keep(storage: Any, location: str) -> Any:
-        saved_on[storage.data_ptr()] = location
-        return storage
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's warnings for users of `load`
-            loaded = torch.load(path, map_location=keep, weights_only=True, mmap=True)
-    except Exception as error:  # whatever a damaged or hostile file brings about
-        raise BadInput(_why_not_loaded(torch, path, error)) from error
+    loaded, saved = load_checkpoint(file)
     entries, rest = entries_of(loaded, dotted)
-    saved = sorted({*saved_on.values()} - {"cpu"})
     notes = ["read by torch, weights_only, memory-mapped"]
     notes += [f"saved on {', '.join(saved)}"] if saved else []
     notes += [f"{counted(rest, 'value')} of other kinds"] if rest else []
     if not entries:
-        raise BadInput("there is no tensor in it")
-    return Source(str(path), ".pt", tuple(entries), path.stat().st_size, tuple(notes))
+        raise FileError("there is no tensor in it")
+    return Source(str(file.path), ".pt", tuple(entries), file.size, tuple(notes))
 
 
-def _why_not_loaded(torch: Any, path: Path, error: Exception) -> str:
-    with contextlib.suppress(Exception):  # of a damaged file, again
-        code = torch.serialization.get_unsafe_globals_in_checkpoint(path)  # what its pickle names; nothing is run
-        if code:
-            named = one_line(", ".join(code), 120)
-            return f"it wants to run code ({named}), which weights_only refuses; nothing was run"
-    return f"torch cannot read it: {one_line(exception_text(error, 200), 260)}"
-
-
-# ---- arrow -----------------------------------------------------------------------------------------------------------
-
-
-def _read_arrow(path: Path) -> Source:
+def _read_arrow(file: File) -> Source:
     """Read the schema of an Arrow IPC file, or of a stream in a file."""
-    pa = _needed("pyarrow", ".arrow")
-    try:
-        ipc = importlib.import_module("pyarrow.ipc")
-        with pa.memory_map(str(path)) as file:
-            if file.read(6) == b"ARROW1":
-                reader = ipc.open_file(file)
-                batches = reader.num_record_batches
-                note = f"record batches: {batches:,}"
-            else:
-                file.seek(0)
-                reader, batches, note = ipc.open_stream(file), 1, "a stream: its record batches are not counted"
-            entries = tuple(_column(pa, field, None, batches) for field in reader.schema)
-    except Exception as error:
-        raise BadInput(_no_arrow(error)) from error
-    return Source(str(path), ".arrow", entries, path.stat().st_size, ("the schema only", note))
+    with opened_arrow(file) as (reader, batches, note):
+        pa = needed("pyarrow", ".arrow")
+        entries = tuple(_column(pa, field, None, batches) for field in reader.schema)
+    return Source(str(file.path), ".arrow", entries, file.size, ("the schema only", note))
 
 
-def _read_parquet(path: Path) -> Source:
+def _read_parquet(file: File) -> Source:
     """Read the schema and the number of rows of a Parquet file."""
-    pa = _needed("pyarrow", ".parquet")
+    pa = needed("pyarrow", ".parquet")
     try:
-        with importlib.import_module("pyarrow.parquet").ParquetFile(path) as file:
-            rows, groups = file.metadata.num_rows, file.metadata.num_row_groups
-            entries = tuple(_column(pa, field, rows, groups) for field in file.schema_arrow)
+        with importlib.import_module("pyarrow.parquet").ParquetFile(file.path) as found:
+            rows, groups = found.metadata.num_rows, found.metadata.num_row_groups
+            entries = tuple(_column(pa, field, rows, groups) for field in found.schema_arrow)
     except Exception as error:
-        raise BadInput(_no_arrow(error)) from error
+        raise unreadable("pyarrow", error) from error
     notes = ("the schema only", f"row groups: {groups:,}")
-    return Source(str(path), ".parquet", entries, path.stat().st_size, notes)
-
-
-def _no_arrow(error: Exception) -> str:
-    return f"pyarrow cannot read it: {one_line(exception_text(error, 200), 260)}"
+    return Source(str(file.path), ".parquet", entries, file.size, notes)
 
 
 def _column(pa: Any, field: Any, rows: int | None, parts: int) -> Entry:

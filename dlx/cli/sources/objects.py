@@ -21,11 +21,12 @@ from dlx._containers.tree import Tree
 from dlx._core import native
 from dlx._core.array_info import ArrayInfo
 from dlx._core.foreign import exception_text, type_name
+from dlx._core.text import one_line
 from dlx._core.types import IS_COPIED, READ_ONLY, SUBBYTE_PADDED
 from dlx._engine.request import describe
 from dlx._protocols import dlpack
 from dlx._views.base import View
-from dlx.cli.model import BadInput, Entry, Source, counted, one_line
+from dlx.cli.model import BadInput, Entry, Source, counted
 from dlx.ctypes import DLManagedTensorVersioned
 from dlx.errors import AdapterNotFoundError, Attribute, ConversionError, DlxError, path_text, sentences
 

@@ -22,6 +22,8 @@ dlx.convert(samples, to="torch", contiguous=True)  # error: no such option
 dlx.convert([samples], to="torch", contiguous=True)  # error: no such option
 dlx.plan(samples, "torch", readonly="never")  # error: no such word
 dlx.plan(samples, "torch", prob=False)  # error: no such option
+dlx.open(3)  # error: no path
+dlx.open("x.npy", copy=True)  # error: no such option
 dlx.stack([samples])  # error: no target
 dlx.stack(3, to="torch")  # error: nothing to stack
 dlx.stack([samples], to="torch", copy=True)  # error: no such option

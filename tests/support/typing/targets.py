@@ -1,5 +1,6 @@
 """What type checkers say of `dlx.convert` with every kind of target."""
 
+import pathlib
 from types import ModuleType
 from typing import Any, Unpack, assert_type
 
@@ -115,6 +116,14 @@ tensor_of(samples, copy=True, readonly="share", stream=7)
 # what can be handed over by DLPack
 producers: list[dlx.SupportsDLPack] = [samples, tensor, jnp.ones(3), dlx.empty(3, "int8"), Producer()]
 wrapper(samples)
+
+# open
+assert_type(dlx.open("x.npy")[""], dlx.Tensor)
+assert_type(dlx.open(pathlib.Path("x.npy"), "torch", readonly="share")[""], torch.Tensor)
+array = dlx.open("x.npy", to=np)[""]
+with dlx.open("model.safetensors", "jax", device="cpu") as opened:
+    assert_type(opened["w"], jax.Array)
+    assert_type(list(opened), list[str])
 
 # stack
 assert_type(dlx.stack([samples, samples], "torch"), torch.Tensor)

@@ -1,0 +1,85 @@
+"""Saved files: opening one of 2 GiB, its first array, and what that brings into memory, beside safetensors."""
+
+import gc
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import dlx
+from benchmarks.measure import compare, peer, race, ratio, verdict
+
+TENSORS, EACH = 300, 7 << 20  # 2.05 GiB of bfloat16, as many tensors as a model of that size has
+OPEN_MS, FIRST_US, GROWTH = 5.0, 50.0, 1 << 20
+
+
+def checkpoint(path):
+    """Write a sparse .safetensors file; return the bytes of its header."""
+    header = {}
+    for i in range(TENSORS):
+        offsets = [i * EACH, (i + 1) * EACH]
+        header[f"model.layers.{i}.weight"] = {"dtype": "BF16", "shape": [EACH // 2048, 1024], "data_offsets": offsets}
+    raw = json.dumps(header).encode()
+    raw += b" " * (-len(raw) % 8)
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw)
+    os.truncate(path, 8 + len(raw) + TENSORS * EACH)
+    return raw
+
+
+def resident():
+    """Return the bytes of files that are in this process's memory."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("RssFile", "RssAnon")))
+
+
+def files(*, quick):
+    """Measure opening and first access; print them, and say which goals are met."""
+    rounds = 7 if quick else 40
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        raw, name = checkpoint(path), "model.layers.7.weight"
+        opened, parsed = race(lambda: dlx.open(path), lambda: json.loads(raw), rounds=rounds)
+        over, first = (min(opened) - min(parsed)) * 1e3, min(_first(path, name) for _ in range(rounds)) * 1e6
+        gc.collect()
+        before = resident()
+        file = dlx.open(path)
+        tensor = file[name]
+        growth = resident() - before
+        print(f"\nA .safetensors file of {TENSORS} tensors, {TENSORS * EACH / (1 << 30):.2f} GiB")
+        print(f"open: {min(opened) * 1e3:.2f} ms, json alone {min(parsed) * 1e3:.2f}, over it {over:.2f} ms"
+              f"  {verdict(over <= OPEN_MS)}")  # fmt: skip
+        print(f"first array: {first:.1f} us  {verdict(first <= FIRST_US)}")
+        print(f"memory that both take: {growth >> 10} KiB  {verdict(growth <= GROWTH)}")
+        found = [{"open_ms": min(opened) * 1e3, "json_ms": min(parsed) * 1e3, "first_us": first, "growth": growth}]
+        del tensor, file
+        return [*found, *_beside_safetensors(path, name, rounds)]
+
+
+def _first(path, name):
+    """Return the seconds of the first access to a file that has just been opened."""
+    file = dlx.open(path)
+    start = time.perf_counter()
+    file[name]
+    return time.perf_counter() - start
+
+
+def _beside_safetensors(path, name, rounds):
+    """Compare opening and one tensor of torch with what safetensors takes."""
+    safetensors = peer("safetensors")
+    if safetensors is None or peer("torch") is None:
+        return []
+
+    def theirs():
+        with safetensors.safe_open(path, "pt") as file:
+            return file.get_tensor(name)
+
+    def ours():
+        with dlx.open(path, "torch", readonly="share") as file:
+            return file[name]
+
+    mine, other = race(ours, theirs, rounds=rounds)
+    figure = compare(mine, other)
+    beside = f"{min(mine) * 1e3:.2f} ms, safe_open {min(other) * 1e3:.2f} ms; {ratio(figure)}"
+    print(f"open, one tensor for torch, close: {beside}")
+    return [{"what": "safe_open", **figure}]

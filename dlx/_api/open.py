@@ -1,0 +1,91 @@
+"""`open`: a saved file as a lazy read-only mapping."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from dlx._api.convert import convert
+from dlx._core.module import set_module
+from dlx._core.native import FastPathFunction
+from dlx._engine.request import request_of
+from dlx._views.factory import lazy_view, plain_view
+
+if TYPE_CHECKING:
+    from dlx._files.mapping import FileView
+    from dlx.typing import DeviceLike, Readonly, Target
+
+__all__ = ["open"]
+
+
+@set_module("dlx")
+def open(
+    path: str | os.PathLike[str],
+    to: Target = "dlx",
+    *,
+    device: DeviceLike | None = None,
+    readonly: Readonly = "copy",
+) -> FileView[Any]:
+    r"""Map a saved file into memory: a lazy read-only mapping from names to arrays.
+
+    The header is read and checked against the file's size; an array is converted when it is asked for, as by
+    ``dlx.convert(..., lazy=True)``, over the file's own memory wherever it lies there as it is. No code in a file is
+    ever run.
+
+    Parameters
+    ----------
+    path
+        A file: .safetensors, .npy, .npz, .gguf, and by another library, where it is installed, .pt (torch), Arrow IPC
+        (pyarrow) and HDF5 (h5py). Or the folder of a checkpoint in several .safetensors files, or its index.
+    to
+        Target, as in `convert`.
+    device
+        Where the arrays shall be, as in `convert`.
+    readonly
+        As in `convert`: the file's memory is read-only. With ``"share"`` a target whose arrays are always writable
+        shares pages that are private to this process: what is written to them never reaches the file.
+
+    Returns
+    -------
+    FileView
+        A mapping, and a context manager that closes the file. The key is the array's name in the file; the only array
+        of a .npy file has the empty name. ``metadata`` holds what the file says about itself.
+
+    Raises
+    ------
+    FileError
+        If the file is of no such kind, is damaged or cut off, or describes what cannot be. Then nothing is mapped.
+    FrameworkNotInstalledError
+        If the target, or the library that reads the file, is not installed.
+    OSError
+        If the file cannot be opened.
+    AdapterNotFoundError, DeviceError, TypeError, ValueError
+        If the call itself is wrong.
+
+    Notes
+    -----
+    An array that was taken keeps its memory when the file is closed; reading another one raises `FileError`. A file
+    that another program cuts off while it is mapped ends the process (SIGBUS) where the missing part is read.
+
+    Examples
+    --------
+    >>> import dlx, tempfile, pathlib
+    >>> file = pathlib.Path(tempfile.mkdtemp()) / "x.npy"
+    >>> header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (3,)}"
+    >>> _ = file.write_bytes(b"\x93NUMPY\x01\x00" + bytes([len(header), 0]) + header + b"abc")
+    >>> with dlx.open(file) as arrays:
+    ...     arrays[""]
+    dlx.Tensor(uint8[3], cpu, read-only, [97, 98, 99])
+    """
+    from dlx._files.mapping import FileView, mapped  # the readers of files, which few programs need
+
+    request = request_of(to, device=device, readonly=readonly)
+    archive = mapped(Path(path), private=readonly == "share")
+    quick = cast("FastPathFunction", convert) if device is None and readonly == "copy" else None
+    view: FileView[Any] | None = None if quick is None else plain_view(archive, to, FileView)
+    if view is not None:  # a target that was asked for before
+        return view
+    view = lazy_view(archive, request, quick, to, strict=False, collect=False, view=FileView)
+    assert view is not None
+    return view

@@ -1,0 +1,25 @@
+"""Text for people: foreign text kept to its line, numbers of bytes."""
+
+from __future__ import annotations
+
+__all__ = ["amount", "one_line"]
+
+
+def one_line(text: str, most: int = 400) -> str:
+    """Return text that stays on its line whatever it holds: control characters are written out, long ones cut."""
+    shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text[: most + 1])
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+
+
+def amount(nbytes: int | None) -> str:
+    """Return a number of bytes in the unit that suits it."""
+    if nbytes is None:
+        return "?"
+    if nbytes < 1024:
+        return f"{nbytes} B"
+    if nbytes >= 1 << 80:
+        return "more than a million EiB"
+    size, units = float(nbytes), ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
+    while (size := size / 1024) >= 1023.95 and len(units) > 1:
+        units.pop(0)
+    return f"{size:,.1f} {units[0]}"

@@ -1,0 +1,5 @@
+"""Saved files: their headers, read by hand, and lazy read-only mappings over their memory-mapped data.
+
+One module a format; `read` finds the right one. Headers are checked against the size of the file before anything is
+given out, and no code in a file is ever run. What `dlx.open` maps, `dlx inspect` lists by the same modules.
+"""

@@ -1,0 +1,146 @@
+"""Headers of .gguf files, read by hand.
+
+The format is ggml's, versions 2 and 3. Quantized tensors are blocks with scales of their own,
+for which DLPack has no dtype.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from typing import Any
+
+from dlx._core.text import amount, one_line
+from dlx._core.types import DType
+from dlx._files.header import AGAIN, MAX_BYTES, Contents, File, Stored, check_order
+from dlx.errors import FileError
+
+__all__ = ["read_gguf"]
+
+MAX_HEADER = 64 << 20  # bytes; vocabularies of 256 000 words take some 10 MiB
+MAX_TENSORS = 250_000
+MAX_DEPTH = 4  # of arrays in arrays; nobody writes 2
+MAX_DIMS = 4  # what ggml has
+
+_DTYPES = {
+    0: "float32", 1: "float16", 24: "int8", 25: "int16", 26: "int32", 27: "int64", 28: "float64", 30: "bfloat16",
+}  # fmt: skip
+
+# Quantized types: name, elements of a block, bytes of a block.
+_BLOCKS = {
+    2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34),
+    9: ("Q8_1", 32, 36), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292), 16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 29: ("IQ1_M", 256, 56),
+    34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36),
+}  # fmt: skip
+
+# Values of metadata: how struct reads them. 8 is text, 9 an array.
+_VALUES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_TEXT, _ARRAY = 8, 9
+
+
+class _Reader:
+    """The header, read field by field."""
+
+    def __init__(self, data: mmap.mmap, whole: bool) -> None:
+        self.data, self.whole, self.at = data, whole, 0
+
+    def skip(self, count: int) -> int:
+        """Go on by some bytes; return where they begin."""
+        start = self.at
+        if count > len(self.data) - start:
+            if self.whole:
+                raise FileError("it is cut off: it ends in the middle of its header", fix=AGAIN)
+            raise FileError(f"its header claims more than {amount(MAX_HEADER)}, where dlx stops")
+        self.at += count
+        return start
+
+    def number(self, letter: str) -> Any:
+        return struct.unpack_from(f"<{letter}", self.data, self.skip(struct.calcsize(f"<{letter}")))[0]
+
+    def text(self) -> str:
+        length = self.number("Q")
+        start = self.skip(length)
+        return self.data[start : start + length].decode("utf-8", "replace")
+
+    def value(self, kind: int, depth: int = 0) -> Any:
+        """Return a value; of an array what it holds, in words: a vocabulary is no metadata that anybody reads."""
+        if kind in _VALUES:
+            return self.number(_VALUES[kind])
+        if kind == _TEXT:
+            return self.text()
+        if kind != _ARRAY or depth == MAX_DEPTH:
+            raise FileError(f"its metadata hold a value of the unknown kind {kind}, or arrays in arrays in arrays")
+        inner, count = self.number("I"), self.number("Q")
+        if inner in _VALUES:
+            self.skip(count * struct.calcsize(f"<{_VALUES[inner]}"))
+        else:
+            for _ in range(count):
+                self.value(inner, depth + 1)
+        return f"an array of {count:,}"
+
+
+def read_gguf(file: File) -> Contents:
+    """Read the header of a .gguf file and hold its offsets against the file's size."""
+    length = min(file.size, MAX_HEADER)
+    with mmap.mmap(file.handle.fileno(), length, access=mmap.ACCESS_READ) as data:
+        return _read(file, _Reader(data, file.size == length))
+
+
+def _read(file: File, reader: _Reader) -> Contents:
+    if reader.data[:4] != b"GGUF":
+        raise FileError("it does not begin like a .gguf file")
+    reader.skip(4)
+    version = reader.number("I")
+    if version not in (2, 3):
+        swapped = version and version & 0xFFFF == 0
+        found = "it is in the other byte order" if swapped else f"it is of version {version} of the format"
+        raise FileError(f"{found}, and dlx reads versions 2 and 3 in little-endian order")
+    tensors, values = reader.number("Q"), reader.number("Q")
+    if tensors > MAX_TENSORS:
+        raise FileError(f"its header claims {tensors:,} tensors, and dlx reads at most {MAX_TENSORS:,}")
+    metadata: dict[str, Any] = {}
+    for _ in range(values):
+        key = reader.text()
+        if key in metadata:
+            raise FileError(f"its metadata say {one_line(key, 80)!r} twice")
+        metadata[key] = reader.value(reader.number("I"))
+    alignment = metadata.get("general.alignment", 32)
+    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+        raise FileError(f"its alignment is {one_line(str(alignment), 40)}, which is no power of two")
+    described = [_described(reader) for _ in range(tensors)]
+    start = -(-reader.at // alignment) * alignment
+    entries = [_stored(*each, start, alignment) for each in described]
+    if len({each.name for each in entries}) != len(entries):
+        raise FileError("a name stands there twice")
+    end = check_order(entries, start, gaps=True)  # each begins at a multiple of the alignment
+    if end > file.size:
+        raise FileError(f"it is cut off: its tensors need {end:,} bytes, and the file holds {file.size:,}", fix=AGAIN)
+    return Contents(".gguf", entries, metadata)
+
+
+def _described(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
+    """Return name, shape, kind and offset of a tensor."""
+    name, ndim = reader.text(), reader.number("I")
+    if ndim > MAX_DIMS:
+        raise FileError(f"it gives {one_line(name, 80)!r} {ndim:,} dimensions, and there are at most {MAX_DIMS}")
+    extents = [reader.number("Q") for _ in range(ndim)]
+    return name, tuple(reversed(extents)), reader.number("I"), reader.number("Q")
+
+
+def _stored(name: str, shape: tuple[int, ...], kind: int, offset: int, start: int, alignment: int) -> Stored:
+    at, count = start + offset, math.prod(shape)
+    if offset % alignment or max(at, *shape, count * 8) >= MAX_BYTES:
+        raise FileError(f"what its header says of {one_line(name, 80)!r} is no tensor")
+    if kind in _DTYPES:
+        dtype = DType(_DTYPES[kind])
+        return Stored(name, dtype, dtype.name, shape, count * dtype.bits // 8, offset=at)
+    word, elements, size = _BLOCKS.get(kind, (f"type {kind}", 1, 0))
+    if (shape[-1] if shape else 1) % elements:
+        raise FileError(f"it gives {one_line(name, 80)!r} rows of {shape[-1]:,}, and {word} has blocks of {elements}")
+    refused = f"it is quantized ({word}), and DLPack has no dtype for blocks with scales" if size else ""
+    refused = refused or f"dlx does not know the dtype of {word}"
+    return Stored(name, None, word, shape, count // elements * size if size else None, offset=at, refused=refused)

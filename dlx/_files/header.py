@@ -1,0 +1,168 @@
+"""What the reader of a format returns: the arrays that a file holds, known from its header."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import stat
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from dlx._core.foreign import exception_text
+from dlx._core.native import Tensor
+from dlx._core.text import one_line
+from dlx._core.types import DType
+from dlx._protocols.dlpack import HOST
+from dlx._protocols.pointer import empty
+from dlx.adapter.base import over_memory
+from dlx.errors import FileError, FrameworkNotInstalledError
+
+__all__ = [
+    "AGAIN",
+    "MAX_BYTES",
+    "MAX_NDIM",
+    "SAFE",
+    "Contents",
+    "File",
+    "Stored",
+    "check_order",
+    "exactly",
+    "fresh",
+    "needed",
+]
+
+MAX_NDIM = 128
+MAX_BYTES = 1 << 63  # of an array, and what an extent stays below
+AGAIN = "Write it or fetch it again."
+SAFE = "dlx does not. Save the arrays as .npz or .safetensors."
+
+
+class File:
+    """A regular file that is opened once: what is parsed is what is mapped.
+
+    Raises
+    ------
+    FileError
+        If it is no regular file, or empty.
+    OSError
+        If it cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not stat.S_ISREG(path.stat().st_mode):  # before it is opened: opening a pipe waits for its writer
+            raise FileError("it is no regular file", source=str(path))
+        self.path = path
+        self.handle: BinaryIO = path.open("rb")
+        self.size = os.fstat(self.handle.fileno()).st_size
+        if self.size == 0:
+            self.handle.close()
+            raise FileError("it is empty", source=str(path))
+
+    def __enter__(self) -> File:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.handle.close()
+
+
+class Stored(NamedTuple):
+    """One array in a file."""
+
+    name: str  # empty where the file is one array
+    dtype: DType | None  # as DLPack says it; None where DLPack has none
+    dtype_name: str  # the word of the file
+    shape: tuple[int, ...] | None
+    nbytes: int | None  # of all elements; None where unknown
+    order: str = "C"  # "C" or "F"
+    offset: int | None = None  # of the elements in the file, in bytes; None where they are not there as they are
+    swapped: bool = False  # whether its bytes are in the other order
+    refused: str = ""  # why it is no array of DLPack
+    notes: tuple[str, ...] = ()  # after "it is": why it can only be read with a copy
+    load: Callable[[Stored, memoryview], Tensor] | None = None  # reads it from the bytes of the file, with a copy
+
+    def strides(self) -> tuple[int, ...] | None:
+        """Return the strides in elements; None where they are row-major."""
+        if self.order != "F" or self.shape is None:
+            return None
+        strides, step = [], 1
+        for extent in self.shape:
+            strides.append(step)
+            step *= max(extent, 1)
+        return tuple(strides)
+
+
+class Contents(NamedTuple):
+    """What a file holds."""
+
+    kind: str  # ".npy", ".safetensors" and so on
+    entries: Sequence[Stored]
+    metadata: Mapping[str, Any] = {}  # what the file says about itself
+    notes: tuple[str, ...] = ()  # what else it holds
+    close: Callable[[], object] | None = None  # closes what reads it
+
+
+def exactly(file: BinaryIO | Any, count: int) -> bytes:
+    """Return the next `count` bytes of a file's header.
+
+    Raises
+    ------
+    FileError
+        If the file ends before.
+    """
+    parts: list[bytes] = []
+    missing = count
+    while missing and (part := file.read(missing)):
+        parts.append(part)
+        missing -= len(part)
+    if missing:
+        raise FileError("it is cut off: it ends in the middle of its header", fix=AGAIN)
+    return b"".join(parts)
+
+
+def check_order(entries: Iterable[Stored], start: int, *, gaps: bool) -> int:
+    """Return where the last array ends; the first one begins at `start`, or after it where there may be gaps.
+
+    Raises
+    ------
+    FileError
+        If two overlap, or leave a gap where `gaps` is false.
+    """
+    at = start
+    for entry in sorted(entries, key=lambda each: (each.offset or 0, each.nbytes or 0)):
+        begin = entry.offset or 0
+        if begin < at or (begin > at and not gaps):
+            what = "overlap" if gaps else "overlap, or leave a gap,"
+            raise FileError(f"its tensors {what} before {one_line(entry.name, 80)!r}")
+        at = begin + (entry.nbytes or 0)
+    return at
+
+
+def fresh(stored: Stored) -> tuple[Tensor, memoryview]:
+    """Return a writable tensor for an array over new memory, and the bytes of it, to be filled."""
+    assert stored.nbytes is not None and stored.shape is not None and stored.dtype is not None
+    block = empty(stored.nbytes, "uint8")
+    tensor = over_memory(block.data_ptr, stored.shape, stored.strides(), stored.dtype, HOST, owner=block)
+    return tensor, memoryview(block)
+
+
+def needed(package: str, kind: str) -> Any:
+    """Import what reads a kind of file.
+
+    Raises
+    ------
+    FrameworkNotInstalledError
+        If it is not installed, or fails to import.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise FrameworkNotInstalledError(
+            f"{kind} files are read by {package}, which is not installed", fix=f"Install it: pip install {package}."
+        )
+    try:
+        return importlib.import_module(package)
+    except MemoryError:
+        raise
+    except Exception as error:
+        said = exception_text(error, 240)
+        raise FrameworkNotInstalledError(f"{package}, which reads {kind} files, fails to import: {said}") from error

@@ -1,0 +1,181 @@
+"""The lazy mapping over a saved file: `Archive`, its source, and `FileView`, what `dlx.open` returns."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, TypeVar
+
+from dlx._core import native
+from dlx._core.array_info import ArrayInfo
+from dlx._core.text import one_line
+from dlx._core.types import READ_ONLY
+from dlx._files.header import File, Stored
+from dlx._files.reading import kind_of, opened, read
+from dlx._protocols.dlpack import HOST
+from dlx._registry.generic import Deferred
+from dlx._views.mapping import MappingView
+from dlx.adapter.declarations import Blocker
+from dlx.errors import DTypeError, FileError
+
+__all__ = ["Archive", "FileView", "mapped"]
+
+
+V = TypeVar("V")
+
+
+class Memory:
+    """The bytes of a file, mapped. They stay mapped as long as a tensor over them lives; the file may be closed."""
+
+    __slots__ = ("address", "bytes")
+
+    def __init__(self, file: File, *, private: bool) -> None:
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if private else 0)
+        whole = mmap.mmap(file.handle.fileno(), file.size, flags=mmap.MAP_PRIVATE, prot=protection)
+        self.bytes = memoryview(whole)
+        self.address = native.buffer_address(self.bytes)
+
+
+class Located:
+    """One array, and the memory of the file that it is in."""
+
+    __slots__ = ("memory", "stored")
+
+    def __init__(self, stored: Stored, memory: Memory) -> None:
+        self.stored, self.memory = stored, memory
+
+    def array(self, file: str) -> Any:
+        """Return a read-only tensor over the file's memory, or what says how it is read, or why it is not."""
+        stored, memory = self.stored, self.memory
+        if stored.refused:
+            fix = "dlx inspect lists what is in the file."
+            return Deferred(self._info(file), Blocker(stored.refused, fix, DTypeError))
+        load = stored.load
+        if load is not None:
+            blocker = Blocker(
+                f"it is {', '.join(stored.notes)}", resolution=lambda _: load(stored, memory.bytes), copies=True
+            )
+            return Deferred(self._info(file), blocker)
+        assert stored.dtype is not None and stored.shape is not None and stored.offset is not None
+        return native.tensor_new(
+            memory.address + stored.offset, stored.shape, stored.strides(), stored.dtype, HOST, READ_ONLY, memory.bytes
+        )
+
+    def _info(self, file: str) -> ArrayInfo:
+        stored = self.stored
+        return ArrayInfo(
+            "file", file, stored.dtype, stored.dtype_name, stored.shape, device=HOST, nbytes=stored.nbytes or 0
+        )
+
+
+class Archive(Mapping[Any, Any]):
+    """What a file holds, by name. A tensor is made anew each time it is asked for."""
+
+    def __init__(
+        self, path: Path, items: Mapping[Any, Any], metadata: Mapping[str, Any], closing: list[Callable[[], object]]
+    ) -> None:
+        self.path, self.metadata = path, metadata
+        self._items: dict[Any, Any] = dict(items)
+        self._closing = closing
+        self.closed = False
+
+    def __getitem__(self, key: Any) -> Any:
+        item = self._items[key]
+        if self.closed:
+            raise FileError(
+                f"it was closed, and {key!r} is not read any more", source=str(self.path), fix="Open it again."
+            )
+        return item.array(self.path.name) if type(item) is Located else item
+
+    def __iter__(self) -> Any:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def keys(self) -> Any:
+        """Return the names, in the order of the file."""
+        return self._items.keys()
+
+    def close(self) -> None:
+        """Give nothing out any more; what was given out keeps its memory."""
+        self.closed = True
+        self._items = dict.fromkeys(self._items)
+        while self._closing:
+            self._closing.pop()()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            f"cannot pickle or copy {self.path}, an open file: it stands for memory of this process. Open it again in "
+            "the other process, or pickle arrays that hold their values: dlx.open(path, to='numpy').materialize()."
+        )
+
+
+def mapped(path: Path, *, private: bool = False) -> Archive:
+    """Return the mapping over a saved file; `private`: over pages that may be written to, and are then copied.
+
+    Raises
+    ------
+    FileError
+        If the file is none that dlx maps, is damaged, or says what cannot be.
+    FrameworkNotInstalledError
+        If the library that reads its kind is not installed.
+    OSError
+        If it cannot be opened.
+    """
+    with opened(path) as file:
+        kind = kind_of(file)
+        if kind == ".parquet":
+            fix = "Read it: dlx.convert(pyarrow.parquet.read_table(path).column(name), to=...)."
+            raise FileError("it is a Parquet file, whose columns are encoded and cannot be mapped", fix=fix)
+        if kind == ".arrow":
+            from dlx._files.objects import arrow_columns
+
+            return Archive(path, arrow_columns(file), {}, [])
+        if kind == ".pt":
+            from dlx._files.objects import load_checkpoint
+
+            loaded, _ = load_checkpoint(file)
+            return Archive(path, loaded if isinstance(loaded, Mapping) else {"": loaded}, {}, [])
+        with read(file, kind) as parts:
+            items: dict[Any, Any] = {}
+            for each, contents in parts:
+                memory = Memory(each, private=private) if contents.entries else None
+                for stored in contents.entries:
+                    if stored.name in items:
+                        raise FileError(f"the name {one_line(stored.name, 80)!r} stands there twice")
+                    items[stored.name] = Located(stored, memory)  # type: ignore[arg-type]  # there are entries
+            closing = [contents.close for _, contents in parts if contents.close is not None]
+            return Archive(path, items, parts[0][1].metadata, closing)
+
+
+class FileView(MappingView[str, V]):
+    """A lazy read-only mapping over a saved file: `dlx.open`. It is a context manager."""
+
+    __slots__ = ()
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What the file says about itself, by name: of .safetensors and .gguf files; empty for others."""
+        return self._source.metadata  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Close the file: arrays that were taken keep their memory, and no other can be read any more."""
+        self._source.close()
+        self.refresh()
+
+    def __enter__(self) -> FileView[V]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _kind(self) -> str:
+        return f"{self._source.path.name}{' (closed)' if self._source.closed else ''}"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._source.__reduce_ex__(protocol)

@@ -1,0 +1,260 @@
+"""Headers of .npy and .npz files, read by hand: no data is touched, nothing is unpickled, memory is bounded.
+
+Formats: ``numpy.lib.format`` (versions 1 to 3), and zip as `numpy.savez` writes it.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import io
+import itertools
+import math
+import os
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from dlx._core.native import Tensor
+from dlx._core.text import amount, one_line
+from dlx._core.types import DType
+from dlx._files.header import AGAIN, MAX_BYTES, MAX_NDIM, SAFE, Contents, File, Stored, exactly, fresh
+from dlx.errors import FileError
+
+__all__ = ["of_descr", "opened_zip", "read_npy", "read_npz"]
+
+MAX_NPY = 1 << 20  # bytes of a .npy header; numpy's own default limit is 10 000
+MAX_MEMBERS = 100_000  # files in a zip
+MAX_RATIO = 1100  # of inflated bytes to deflated ones; zlib's documentation says 1032
+MAX_DIRECTORY = 16 << 20  # bytes of a zip's list of files
+
+_KINDS = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
+_DESCR = re.compile(r"([<>|=])([biufcSUVOmM])(\d*)(\[.*\])?")
+_REFUSED = {
+    "S": "DLPack has no text",
+    "U": "DLPack has no text",
+    "V": "raw bytes: load it, then .view the dtype that it was saved from (ml_dtypes leave no name behind)",
+    "O": "it holds pickled Python objects",
+    "m": "DLPack has no durations: .view('int64') after loading",
+    "M": "DLPack has no dates: .view('int64') after loading",
+}
+
+
+def read_npy(file: File) -> Contents:
+    """Read the header of a .npy file."""
+    entry = _npy(file.handle, file.size, "")
+    if entry.dtype_name == "object":
+        raise FileError("it holds pickled Python objects, and reading them runs whatever code is in them", fix=SAFE)
+    extra = file.size - (entry.offset or 0) - (entry.nbytes or 0) if entry.nbytes is not None else 0
+    return Contents(".npy", [_told(entry)], notes=(f"{extra:,} bytes follow the array",) if extra else ())
+
+
+def _npy(file: BinaryIO | Any, size: int, name: str) -> Stored:
+    """Read one header; `size` is the number of bytes that the file says to have."""
+    start = exactly(file, 8)
+    if start[:6] != b"\x93NUMPY":
+        raise FileError("it does not begin like a .npy file")
+    major = start[6]
+    if major not in (1, 2, 3):
+        raise FileError(f"it is of version {major} of the .npy format, and dlx reads 1 to 3")
+    width = 2 if major == 1 else 4
+    length = int.from_bytes(exactly(file, width), "little")
+    if length > MAX_NPY:
+        raise FileError(f"its header claims {amount(length)}, and dlx reads at most {amount(MAX_NPY)}")
+    raw = exactly(file, length)
+    try:
+        header = ast.literal_eval(raw.decode("utf-8" if major == 3 else "latin-1").strip())
+        descr, fortran, shape = header["descr"], header["fortran_order"], header["shape"]
+        usable = isinstance(shape, tuple) and len(shape) <= MAX_NDIM
+        usable = usable and all(type(extent) is int and 0 <= extent < MAX_BYTES for extent in shape)
+    except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):  # of the parser's stack
+        usable = False
+    if not usable or not isinstance(fortran, bool) or not isinstance(descr, str | list | tuple):
+        raise FileError("its header is no description of an array")
+    offset = 8 + width + length
+    entry = of_descr(name, descr, shape, "F" if fortran and len(shape) > 1 else "C", offset)
+    held = size - offset
+    if entry.nbytes is not None and entry.nbytes > held:
+        claims = f"its header claims {amount(entry.nbytes)} of data, and {amount(max(held, 0))} are there"
+        raise FileError(f"it is cut off: {claims}", fix=AGAIN)
+    return entry
+
+
+def of_descr(name: str, descr: Any, shape: tuple[int, ...], order: str, offset: int | None) -> Stored:
+    """Return an array whose dtype is said as ``numpy.dtype.descr`` or ``.str`` say it."""
+    if not isinstance(descr, str):
+        fields = ", ".join(str(each[0]) for each in descr if isinstance(each, tuple) and each)
+        refused = f"DLPack has no structures: convert its fields one by one ({one_line(fields, 60)})"
+        return Stored(name, None, "structure", shape, None, order, offset, refused=refused)
+    match = _DESCR.fullmatch(descr)
+    if match is None or (match[2] != "O" and not match[3]):
+        raise FileError(f"its header gives {one_line(descr, 40)!r} as dtype")
+    letter, width = match[2], int(match[3] or 0)
+    itemsize = 4 * width if letter == "U" else width
+    nbytes = None if letter == "O" else math.prod(shape) * itemsize
+    dtype = _dtype(letter, width)
+    refused = "" if dtype else _REFUSED.get(letter, f"DLPack has no dtype for {descr!r}")
+    swapped = match[1] == ">" and itemsize > 1 and dtype is not None
+    word = "object" if letter == "O" else dtype.name if dtype is not None and not swapped else descr
+    return Stored(name, dtype, word, shape, nbytes, order, offset, swapped, refused)
+
+
+def _dtype(letter: str, width: int) -> DType | None:
+    allowed = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16)}
+    if width not in allowed.get(letter, ()):
+        return None
+    return DType("bool" if letter == "b" else f"{_KINDS[letter]}{8 * width}")
+
+
+# ---- read with a copy ------------------------------------------------------------------------------------------------
+
+
+def _told(entry: Stored, *notes: str, **changes: Any) -> Stored:
+    """Return an entry with all that its reading takes."""
+    if entry.swapped:
+        notes = (*notes, "in the other byte order")
+        changes.setdefault("load", _load)
+    return entry._replace(notes=notes, **changes)
+
+
+def _load(entry: Stored, data: memoryview) -> Tensor:
+    """Read an array whose bytes stand in the file."""
+    tensor, target = fresh(entry)
+    assert entry.offset is not None
+    target[:] = data[entry.offset : entry.offset + target.nbytes]
+    _swap(entry, target)
+    return tensor
+
+
+def _swap(entry: Stored, target: memoryview) -> None:
+    """Swap the bytes of each number in place, if they are in the other order."""
+    if entry.swapped and entry.dtype is not None:
+        width = entry.dtype.bits // (16 if entry.dtype.name.startswith("complex") else 8)
+        for low in range(width // 2):
+            high = width - 1 - low
+            kept = bytes(target[low::width])
+            target[low::width] = target[high::width]
+            target[high::width] = kept
+
+
+# ---- .npz ------------------------------------------------------------------------------------------------------------
+
+
+class _Bounded(io.BufferedReader):
+    """A file that is never read in one large piece, whatever its own fields claim."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        everything = size is None or size < 0
+        data = super().read(MAX_DIRECTORY + 1 if everything else min(size or 0, MAX_DIRECTORY + 1))
+        if len(data) > MAX_DIRECTORY:
+            raise FileError(f"its list of files claims more than {amount(MAX_DIRECTORY)}, where dlx stops")
+        return data
+
+
+@contextlib.contextmanager
+def opened_zip(file: File) -> Iterator[zipfile.ZipFile]:
+    """Open a zip file.
+
+    Raises
+    ------
+    FileError
+        If it is damaged, or claims more than dlx reads.
+    """
+    try:
+        raw = io.FileIO(file.handle.fileno(), closefd=False)
+        with _Bounded(raw) as bounded, zipfile.ZipFile(bounded) as archive:
+            if len(archive.infolist()) > MAX_MEMBERS:
+                raise FileError(f"it has {len(archive.infolist()):,} members, and dlx reads at most {MAX_MEMBERS:,}")
+            yield archive
+    except FileError:
+        raise
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+        NotImplementedError,
+        RuntimeError,
+        ValueError,
+        struct.error,
+        OSError,
+    ) as error:
+        raise FileError(f"it is a damaged zip file: {error}", fix=AGAIN) from error
+
+
+def read_npz(file: File) -> Contents:
+    """Read the headers of the arrays in an .npz file; of compressed ones only as much as the header needs."""
+    with opened_zip(file) as archive:
+        members = archive.infolist()
+        arrays = [each for each in members if each.filename.endswith(".npy")]
+        ends = [(each.header_offset, _start(file, each) + each.compress_size) for each in members]
+        entries = [_member(file, archive, each) for each in arrays]
+    if len({each.name for each in entries}) != len(entries):
+        raise FileError("a name stands there twice")
+    ends.sort()
+    if any(end > start for (_, end), (start, _) in itertools.pairwise([*ends, (file.size, 0)])):
+        raise FileError("its members overlap, or leave the file")
+    others = len(members) - len(arrays)
+    if not entries:
+        raise FileError("it is a zip file without arrays in it")
+    return Contents(".npz", entries, notes=(f"{others} members that are no .npy",) if others else ())
+
+
+def _start(file: File, member: zipfile.ZipInfo) -> int:
+    """Return where the data of a member start: after its own header, whose name and extra field vary in length."""
+    head = os.pread(file.handle.fileno(), 30, member.header_offset)  # the archive has a position of its own
+    if len(head) < 30:
+        raise FileError("it is cut off: it ends in the middle of its header", fix=AGAIN)
+    name, extra = struct.unpack_from("<HH", head, 26)
+    return member.header_offset + 30 + int(name) + int(extra)
+
+
+def _member(file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Stored:
+    name, stored = member.filename.removesuffix(".npy"), member.compress_type == zipfile.ZIP_STORED
+    try:
+        if member.flag_bits & 1:
+            raise FileError("it is encrypted")
+        if not stored and member.compress_type != zipfile.ZIP_DEFLATED:
+            raise FileError(f"it is compressed by method {member.compress_type}, which numpy does not read either")
+        if stored and member.file_size != member.compress_size:
+            raise FileError(f"it is not compressed, and claims {member.file_size:,} and {member.compress_size:,} bytes")
+        if member.file_size > MAX_RATIO * member.compress_size:
+            raise FileError(f"it claims {amount(member.file_size)}, more than {member.compress_size:,} bytes can hold")
+        with archive.open(member) as content:
+            entry = _npy(content, member.file_size, name)
+    except FileError as error:
+        reason = f"member {one_line(member.filename, 80)!r}: {error.reason}"
+        raise FileError(reason, fix=error.fix) from None
+    start = _start(file, member)
+    assert entry.offset is not None
+    if stored:
+        return _told(entry, offset=start + entry.offset)
+    load = functools.partial(_inflate, start, member, entry.offset)
+    return _told(entry, "compressed", offset=None, load=load)
+
+
+_PIECE = 1 << 20  # bytes that are inflated at a time
+
+
+def _inflate(start: int, member: zipfile.ZipInfo, skip: int, entry: Stored, data: memoryview) -> Tensor:
+    """Read a compressed array: the member's bytes from `start` on, inflated, hold it after `skip` bytes."""
+    tensor, target = fresh(entry)
+    inflater, check, at, end = zlib.decompressobj(-zlib.MAX_WBITS), 0, -skip, start + member.compress_size
+    try:
+        for begin in range(start, end, _PIECE):
+            rest: Any = data[begin : min(begin + _PIECE, end)]
+            while (piece := inflater.decompress(rest, _PIECE)) and at <= member.file_size:
+                rest, check = inflater.unconsumed_tail, zlib.crc32(piece, check)
+                first, last = max(at, 0), min(at + len(piece), target.nbytes)
+                if first < last:
+                    target[first:last] = memoryview(piece)[first - at : last - at]
+                at += len(piece)
+    except zlib.error as error:
+        raise FileError(f"its compressed data are damaged: {error}", fix=AGAIN) from error
+    if at + skip != member.file_size or check != member.CRC:
+        raise FileError("its compressed data do not match their length and checksum", fix=AGAIN)
+    _swap(entry, target)
+    return tensor

@@ -1,0 +1,108 @@
+"""Files that another library reads, into memory-mapped objects of its own: Arrow IPC by pyarrow, .pt by torch."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from dlx._core.foreign import exception_text
+from dlx._core.text import one_line
+from dlx._files.header import File, needed
+from dlx._files.npy import opened_zip
+from dlx.errors import FileError
+
+__all__ = ["arrow_columns", "load_checkpoint", "opened_arrow", "unreadable"]
+
+MAX_PICKLE = 64 << 20  # bytes of the pickle that lists a checkpoint's tensors, and of each other part but data
+
+
+@contextlib.contextmanager
+def opened_arrow(file: File) -> Iterator[tuple[Any, int, str]]:
+    """Open an Arrow IPC file, or a stream in a file: give its reader, how many record batches it has, and a remark.
+
+    Raises
+    ------
+    FrameworkNotInstalledError
+        If pyarrow is not installed.
+    FileError
+        If pyarrow cannot read it.
+    """
+    pa = needed("pyarrow", ".arrow")
+    try:
+        ipc = importlib.import_module("pyarrow.ipc")
+        with pa.memory_map(str(file.path)) as mapped:
+            if mapped.read(6) == b"ARROW1":
+                reader = ipc.open_file(mapped)
+                batches = reader.num_record_batches
+                yield reader, batches, f"record batches: {batches:,}"
+            else:
+                mapped.seek(0)
+                yield ipc.open_stream(mapped), 1, "a stream: its record batches are not counted"
+    except (FileError, MemoryError):
+        raise
+    except Exception as error:
+        raise unreadable("pyarrow", error) from error
+
+
+def unreadable(package: str, error: Exception) -> FileError:
+    """Return the error for a file that a library refuses."""
+    return FileError(f"{package} cannot read it: {one_line(exception_text(error, 200), 260)}")
+
+
+def arrow_columns(file: File) -> dict[str, Any]:
+    """Return the columns of an Arrow IPC file, over its mapped memory where they are not compressed."""
+    with opened_arrow(file) as (reader, _, _):
+        table = reader.read_all()
+        table.validate()
+        names = table.column_names
+        if len(set(names)) != len(names):
+            raise FileError("a name stands there twice")
+        columns = {name: table.column(i) for i, name in enumerate(names)}
+    return {name: each.chunk(0) if each.num_chunks == 1 else each for name, each in columns.items()}
+
+
+def load_checkpoint(file: File) -> tuple[Any, list[str]]:
+    """Load a checkpoint of torch, tensors and plain data only, memory-mapped; return it, and where it was saved.
+
+    Raises
+    ------
+    FrameworkNotInstalledError
+        If torch is not installed.
+    FileError
+        If it is a program, wants to run code, or torch cannot read it.
+    """
+    with opened_zip(file) as archive:  # torch reads whole what is not a tensor's data
+        others = [each.file_size for each in archive.infolist() if not re.search(r"/data/\d+$", each.filename)]
+        if any(each.endswith("/constants.pkl") for each in archive.namelist()):
+            raise FileError("it is a TorchScript archive, a program with its tensors, and dlx runs none")
+    if max(others, default=0) > MAX_PICKLE:
+        raise FileError(f"its list of tensors claims {max(others):,} bytes, and dlx reads at most {MAX_PICKLE:,}")
+    package = needed("torch", ".pt")
+    saved_on: dict[int, str] = {}
+
+    def keep(storage: Any, location: str) -> Any:
+        saved_on[storage.data_ptr()] = location
+        return storage
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's warnings for users of `load`
+            loaded = package.load(str(file.path), map_location=keep, weights_only=True, mmap=True)
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever a damaged or hostile file brings about
+        raise _why_not_loaded(package, file, error) from error
+    return loaded, sorted({*saved_on.values()} - {"cpu"})
+
+
+def _why_not_loaded(package: Any, file: File, error: Exception) -> FileError:
+    with contextlib.suppress(Exception):  # of a damaged file, again
+        code = package.serialization.get_unsafe_globals_in_checkpoint(file.path)  # what its pickle names; none is run
+        if code:
+            named = one_line(", ".join(code), 120)
+            return FileError(f"it wants to run code ({named}), which weights_only refuses; nothing was run")
+    return unreadable("torch", error)

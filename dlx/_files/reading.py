@@ -1,0 +1,147 @@
+"""Find the reader of a file by its first bytes, and read its header."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dlx._core.text import one_line
+from dlx._files.header import SAFE, Contents, File
+from dlx._files.safetensors import INDEX, index_in, read_index, read_safetensors
+from dlx.errors import DlxError, FileError
+
+__all__ = ["OBJECTS", "kind_of", "opened", "read"]
+
+OBJECTS = (".pt", ".arrow", ".parquet")
+"""Kinds of files that another library reads."""
+
+_MAGIC = {
+    b"\x93NUMPY": ".npy",
+    b"ARROW1": ".arrow",
+    b"PAR1": ".parquet",
+    b"GGUF": ".gguf",
+    b"\x89HDF\r\n\x1a\n": "HDF5",
+}
+_TORCH = (".pt", ".pth", ".ckpt", ".bin")
+_BY_NAME = {
+    ".npy": ".npy", ".npz": ".npz", ".safetensors": ".safetensors", ".gguf": ".gguf", ".h5": "HDF5", ".hdf5": "HDF5",
+    ".arrow": ".arrow", ".arrows": ".arrow", ".feather": ".arrow", ".parquet": ".parquet",
+}  # fmt: skip
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[File]:
+    """Open a file, or the index of the checkpoint in a folder; errors about it name it.
+
+    Raises
+    ------
+    FileError
+        If it is none that dlx reads.
+    OSError
+        If it cannot be opened.
+    """
+    try:
+        with File(index_in(path) if path.is_dir() else path) as file:
+            yield file
+    except DlxError as error:
+        error.complete(source=str(path))
+        raise
+
+
+def kind_of(file: File) -> str:
+    """Return the kind of a file by its first bytes; its name decides only where these are ambiguous."""
+    start = file.handle.read(16)
+    file.handle.seek(0)
+    name = file.path.name
+    if start.startswith((b"PK\x03\x04", b"PK\x05\x06")):
+        return ".pt" if _is_torch(file) else ".npz"
+    for magic, kind in _MAGIC.items():
+        if start.startswith(magic):
+            return kind
+    if name.endswith(INDEX):
+        return INDEX
+    if name.endswith(".safetensors") or (start[8:9] == b"{" and len(start) > 8):
+        return ".safetensors"
+    if (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05") or file.path.suffix in (".pkl", ".pickle"):
+        old = file.path.suffix in _TORCH
+        fix = "dlx does not. Save it anew: torch.save(torch.load(..., weights_only=True), ...)." if old else SAFE
+        raise FileError("it is a pickle, and reading one runs whatever code is in it", fix=fix)
+    if file.path.suffix in _BY_NAME:  # let its reader say what is wrong
+        return _BY_NAME[file.path.suffix]
+    raise FileError("it is none of .npy, .npz, .safetensors, .gguf, .pt, .arrow, .parquet and HDF5, by its first bytes")
+
+
+def _is_torch(file: File) -> bool:
+    from dlx._files.npy import opened_zip
+
+    try:
+        with opened_zip(file) as archive:
+            return any(each.endswith("data.pkl") for each in archive.namelist()[:4])
+    except FileError:
+        return file.path.suffix in _TORCH
+
+
+def _reader(kind: str) -> Callable[[File], Contents]:
+    """Return the reader of a kind; modules are loaded when a file of their kind is met."""
+    if kind == ".safetensors":
+        return read_safetensors
+    if kind == ".gguf":
+        from dlx._files.gguf import read_gguf
+
+        return read_gguf
+    if kind == "HDF5":
+        from dlx._files.hdf5 import read_hdf5
+
+        return read_hdf5
+    from dlx._files.npy import read_npy, read_npz
+
+    return read_npy if kind == ".npy" else read_npz
+
+
+@contextmanager
+def read(file: File, kind: str) -> Iterator[list[tuple[File, Contents]]]:
+    """Read the header of a file, and of those that an index names.
+
+    Parameters
+    ----------
+    file, kind
+        As `opened` and `kind_of` give them; a kind that is not in `OBJECTS`.
+
+    Returns
+    -------
+    list of (File, Contents)
+        The file itself first. The files are closed when the context is left; what is mapped stays mapped.
+    """
+    if kind != INDEX:
+        yield [(file, _reader(kind)(file))]
+        return
+    contents, shards = read_index(file)
+    parts = [(file, contents)]
+    try:
+        for place, names in shards.items():
+            with _named(place):
+                shard = File(file.path.parent / place)
+                parts.append((shard, Contents(".safetensors", ())))
+                found = read_safetensors(shard)
+                wanted = set(names)
+                entries = [each for each in found.entries if each.name in wanted]
+                if len(entries) < len(wanted):
+                    missing = next(iter(wanted - {each.name for each in entries}))
+                    raise FileError(f"it has no tensor {one_line(missing, 80)!r}, which the index says it has")
+                parts[-1] = shard, found._replace(entries=entries)
+        yield parts
+    finally:
+        for shard, _ in parts[1:]:
+            shard.handle.close()
+
+
+@contextmanager
+def _named(place: str) -> Iterator[None]:
+    """Name the file of an index in errors about it."""
+    try:
+        yield
+    except FileError as error:
+        raise FileError(f"{one_line(place, 80)}: {error.reason}", fix=error.fix) from None
+    except OSError as error:
+        raise FileError(f"{one_line(place, 80)}, which it names, cannot be opened: {error.strerror}") from error

@@ -1,0 +1,146 @@
+"""Headers of .safetensors files, and indices of checkpoints in several of them.
+
+The format is that of the safetensors README; an index is the JSON file that transformers and diffusers write.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dlx._core.text import amount, one_line
+from dlx._core.types import DType
+from dlx._files.header import AGAIN, MAX_BYTES, MAX_NDIM, Contents, File, Stored, check_order, exactly
+from dlx.errors import FileError
+
+__all__ = ["INDEX", "index_in", "read_index", "read_safetensors"]
+
+INDEX = ".safetensors.index.json"
+MAX_HEADER = 16 << 20  # bytes of a header or an index; 100 000 tensors need some 12 MiB
+
+_DTYPES = {
+    word: (DType(name), DType(name).bits)
+    for word, name in {
+        "BOOL": "bool",
+        **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+        **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
+        "F16": "float16",
+        "BF16": "bfloat16",
+        "F32": "float32",
+        "F64": "float64",
+        "C64": "complex64",
+        "F8_E4M3": "float8_e4m3fn",
+        "F8_E5M2": "float8_e5m2",
+        "F8_E8M0": "float8_e8m0fnu",
+        "F8_E4M3FNUZ": "float8_e4m3fnuz",
+        "F8_E5M2FNUZ": "float8_e5m2fnuz",
+        "F6_E2M3": "float6_e2m3fn",
+        "F6_E3M2": "float6_e3m2fn",
+        "F4": "float4_e2m1fn",
+    }.items()
+}
+
+
+def read_safetensors(file: File) -> Contents:
+    """Read the header of a .safetensors file and hold its offsets against the file's size."""
+    size = file.size
+    length = int.from_bytes(exactly(file.handle, 8), "little")
+    if length > size - 8:
+        claims = f"its header claims {amount(length)}, and the file holds {amount(size)}"
+        raise FileError(f"it is cut off, or no .safetensors file: {claims}")
+    if length > MAX_HEADER:
+        raise FileError(f"its header claims {amount(length)}, and dlx reads at most {amount(MAX_HEADER)}")
+    header = _parsed(exactly(file.handle, length), "header")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict):
+        raise FileError("the metadata in its header is no table")
+    start = 8 + length
+    entries = [_stored(name, stated, start) for name, stated in header.items()]
+    end = check_order(entries, start, gaps=False)
+    if end > size:
+        raise FileError(f"it is cut off: its tensors need {end:,} bytes, and the file holds {size:,}", fix=AGAIN)
+    if end < size:
+        raise FileError(f"{size - end:,} bytes follow its last tensor, which the format forbids")
+    return Contents(".safetensors", entries, {key: str(value) for key, value in metadata.items()})
+
+
+def _parsed(raw: bytes, what: str) -> dict[str, Any]:
+    try:
+        found = json.loads(raw, object_pairs_hook=_unique)
+    except RecursionError:
+        raise FileError(f"its {what} is nested too deep for a description of tensors") from None
+    except ValueError as error:  # of a number with thousands of digits, too
+        raise FileError(f"its {what} is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise FileError(f"its {what} is JSON, and no description of tensors")
+    return found
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands there twice")
+    return found
+
+
+def _stored(name: str, stated: Any, start: int) -> Stored:
+    try:
+        word, shape, (begin, end) = stated["dtype"], tuple(stated["shape"]), stated["data_offsets"]
+        numbers = (*shape, begin, end)
+        if {*map(type, numbers)} != {int} or min(numbers) < 0 or max(numbers) >= MAX_BYTES or end < begin:
+            raise ValueError
+        if not isinstance(word, str) or len(shape) > MAX_NDIM:
+            raise ValueError
+    except (TypeError, ValueError, KeyError):
+        raise FileError(f"what its header says of {one_line(name, 80)!r} is no tensor") from None
+    known = _DTYPES.get(word)
+    if known is None:
+        refused = f"dlx does not know the dtype {one_line(word, 20)!r}"
+        return Stored(name, None, word, shape, end - begin, offset=start + begin, refused=refused)
+    dtype, bits = known
+    nbytes = -(-math.prod(shape) * bits // 8)
+    if nbytes != end - begin:
+        by_shape = f"{nbytes:,} bytes" if nbytes < MAX_BYTES else "more bytes than there are"
+        found = f"{by_shape} by its shape and {end - begin:,} by its offsets"
+        raise FileError(f"its header gives {one_line(name, 80)!r} {found}")
+    return Stored(name, dtype, word, shape, nbytes, offset=start + begin)
+
+
+# ---- several files ---------------------------------------------------------------------------------------------------
+
+
+def index_in(folder: Path) -> Path:
+    """Return the index of the checkpoint in a folder, or its only .safetensors file.
+
+    Raises
+    ------
+    FileError
+        If there is no such file, or more than one.
+    """
+    names = sorted(each.name for each in folder.iterdir())
+    found = [name for name in names if name.endswith(INDEX)] or [n for n in names if n.endswith(".safetensors")]
+    if len(found) != 1:
+        held = f"{len(found)} of them: {one_line(', '.join(found), 120)}" if found else "none"
+        raise FileError(f"it is a folder: name files in it, or keep one *{INDEX} there; found {held}")
+    return folder / found[0]
+
+
+def read_index(file: File) -> tuple[Contents, dict[str, list[str]]]:
+    """Return what an index says of the whole, and the names of the tensors in each file, which is beside the index."""
+    if file.size > MAX_HEADER:
+        raise FileError(f"it holds {amount(file.size)}, and dlx reads at most {amount(MAX_HEADER)}")
+    index = _parsed(exactly(file.handle, file.size), "text")
+    places, metadata = index.get("weight_map"), index.get("metadata")
+    if not isinstance(places, dict) or not all(isinstance(each, str) for each in places.values()):
+        raise FileError("it has no 'weight_map' that names a file for each tensor")
+    shards: dict[str, list[str]] = {}
+    for name, place in places.items():
+        shards.setdefault(place, []).append(name)
+    for place in shards:
+        if place in ("", ".", "..") or "/" in place or "\0" in place or not place.endswith(".safetensors"):
+            raise FileError(f"it names {one_line(place, 80)!r}, which is no .safetensors file beside it")
+    said = {key: str(value) for key, value in metadata.items()} if isinstance(metadata, Mapping) else {}
+    return Contents(INDEX, (), said, (f"in {len(shards)} files",)), shards
