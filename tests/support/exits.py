@@ -340,15 +340,18 @@ sys.stdout.flush()
 dlx.convert([make(), Interrupted()], to="dlx")
 """,
     "signals that come to the end": """
-count = [0]
+count, after = [0], [0.02]
 def handler(*arguments):
     count[0] += 1
     make()
-    signal.setitimer(signal.ITIMER_REAL, 0.02)  # again, once it is done
+    signal.setitimer(signal.ITIMER_REAL, *after)  # again, once it is done
+def stop():  # Python itself gives the signal its default, which kills
+    after[0] = 0
+    signal.setitimer(signal.ITIMER_REAL, 0)
 signal.signal(signal.SIGALRM, handler)
-atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)  # Python itself gives the signal its default, which kills
+atexit.register(stop)
 held = make()
-signal.setitimer(signal.ITIMER_REAL, 0.02)
+signal.setitimer(signal.ITIMER_REAL, *after)
 while count[0] < 3:
     make()
 """,
