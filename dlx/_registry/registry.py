@@ -222,8 +222,9 @@ class Registry:
             name = names[0] if loader.has(names[0]) else next(filter(loader.has, reversed(names)), names[0])
         elif not isinstance(to, str):
             raise TypeError(f"to must be a name, a module or an array type, found {type(to).__name__}")
-        if name == generic.TENSOR.name:
-            return cast("Target", self.ready(generic.TENSOR))
+        for adapter in (generic.TENSOR, generic.ARROW_TARGET):
+            if name == adapter.name:
+                return cast("Target", self.ready(adapter))
         if not loader.has(name):
             fix = f"{loader.left_out[name]}. {self._known()}" if name in loader.left_out else self._known()
             raise AdapterNotFoundError(f"there is no target {shown!r}", target=name, fix=fix)
@@ -264,7 +265,7 @@ class Registry:
     def _known(self) -> str:
         self._loader.scan()
         known = [name for name in self._loader.plugins if "(" not in name]
-        return f"Known targets: {', '.join(sorted(['dlx', *known]))}."
+        return f"Known targets: {', '.join(sorted(['arrow', 'dlx', *known]))}."
 
 
 def _packages(module: str) -> Iterable[str]:
