@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from dlx._core import native
+from dlx._core import cuda, native
 from dlx._core.foreign import foreign_error, module_of, type_name
 from dlx._core.native import Tensor
 from dlx._core.types import READ_ONLY, Device, DType
@@ -183,7 +183,9 @@ class Column:
         if not self._permuted:
             return tensor
         flags = tensor.flags & READ_ONLY
-        return native.tensor_new(tensor.data_ptr, self.shape, self.strides, tensor.dtype, tensor.device, flags, tensor)
+        made = native.tensor_new(tensor.data_ptr, self.shape, self.strides, tensor.dtype, tensor.device, flags, tensor)
+        ready = cuda.readiness_of(tensor)
+        return made if ready is None else cuda.when(made, ready)
 
 
 class Table(dict[str, Column]):
