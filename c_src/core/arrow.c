@@ -233,8 +233,7 @@ static int enter(span* at, const struct ArrowSchema* schema, const struct ArrowA
   at->count = count;
   const uint8_t* valid = array->buffers[0];
   if (array->null_count > 0 && valid == NULL)
-    return wrong(fault, "it has no bitmap, and says how many nulls it has",
-                 array->null_count);
+    return wrong(fault, "it has no bitmap, and says how many nulls it has", array->null_count);
   if (array->null_count == 0 || valid == NULL || count == 0) return DLX_OK;
   if (!on_host && array->null_count < 0)
     return wrong(fault, "its nulls are not counted, and the host cannot read its bitmap", 0);
@@ -327,8 +326,7 @@ static DLTensor described(const dlx_arrow_column* column) {
 int dlx_arrow_share(dlx_arrow* data, const dlx_arrow_column* column,
                     DLManagedTensorVersioned** out) {
   DLTensor like = described(column);
-  int status =
-      dlx_managed_new(&like, DLPACK_FLAG_BITMASK_READ_ONLY, data, dlx_arrow_drop, out);
+  int status = dlx_managed_new(&like, DLPACK_FLAG_BITMASK_READ_ONLY, data, dlx_arrow_drop, out);
   if (status == DLX_OK) atomic_fetch_add(&data->holders, 1);
   return status;
 }
@@ -389,7 +387,12 @@ static int give_type(int32_t ndim, const int64_t* shape, char letter, struct Arr
   out->release = NULL;
   if (level == NULL) return DLX_E_MEMORY;
   *out = (struct ArrowSchema){
-      .format = level->format, .name = "", .release = release_schema, .private_data = level};
+      .format = level->format,
+      .name = "",
+      .flags =
+          ARROW_FLAG_NULLABLE, /* as types of Arrow's libraries are unless they say otherwise */
+      .release = release_schema,
+      .private_data = level};
   level->child.release = NULL;
   level->children[0] = &level->child;
   if (ndim == 1) {

@@ -11,6 +11,10 @@
 #ifndef ARROW_C_DATA_INTERFACE
 #define ARROW_C_DATA_INTERFACE
 
+#define ARROW_FLAG_DICTIONARY_ORDERED 1
+#define ARROW_FLAG_NULLABLE 2
+#define ARROW_FLAG_MAP_KEYS_SORTED 4
+
 /* A type. Whoever holds it calls release(itself) once; release == NULL: it was released, or moved
  * to another place. Children are released by their parent only. */
 struct ArrowSchema {
@@ -85,12 +89,12 @@ typedef struct {
   int is_numbers; /* else nothing below is set but `values` */
   int is_packed;  /* bools, eight to a byte */
   DLDataType dtype;
-  int32_t ndim;                    /* 1, and one for each level of fixed-size lists */
-  int64_t shape[DLX_MAX_NDIM];     /* of all batches together */
-  DLDevice device;                 /* of all batches */
-  int64_t n_nulls;                 /* at the outermost level that has any */
-  int64_t n_chunks;                /* batches with elements */
-  void* data;                      /* of the first chunk: the byte in which its elements begin */
+  int32_t ndim;                     /* 1, and one for each level of fixed-size lists */
+  int64_t shape[DLX_MAX_NDIM];      /* of all batches together */
+  DLDevice device;                  /* of all batches */
+  int64_t n_nulls;                  /* at the outermost level that has any */
+  int64_t n_chunks;                 /* batches with elements */
+  void* data;                       /* of the first chunk: the byte in which its elements begin */
   const struct ArrowSchema* values; /* the innermost type */
 } dlx_arrow_column;
 

@@ -179,14 +179,12 @@ static PyObject* type_of(const struct ArrowSchema* schema, int levels) {
   if (children) {
     Py_SETREF(children, PyList_AsTuple(children));
     if (children)
-      found = Py_BuildValue("(NNOOO)", PyUnicode_DecodeUTF8(schema->format,
-                                                            (Py_ssize_t)strlen(schema->format),
-                                                            "replace"),
-                            PyUnicode_DecodeUTF8(schema->name ? schema->name : "",
-                                                 schema->name ? (Py_ssize_t)strlen(schema->name)
-                                                              : 0,
-                                                 "replace"),
-                            metadata, schema->dictionary ? Py_True : Py_False, children);
+      found = Py_BuildValue(
+          "(NNOOO)",
+          PyUnicode_DecodeUTF8(schema->format, (Py_ssize_t)strlen(schema->format), "replace"),
+          PyUnicode_DecodeUTF8(schema->name ? schema->name : "",
+                               schema->name ? (Py_ssize_t)strlen(schema->name) : 0, "replace"),
+          metadata, schema->dictionary ? Py_True : Py_False, children);
   }
   Py_XDECREF(children);
   Py_XDECREF(metadata);
@@ -208,10 +206,9 @@ static PyObject* arrow_schema(PyObject* module, PyObject* capsule) {
 }
 
 static PyObject* contradiction(int status, const dlx_arrow_fault* fault) {
-  return status == DLX_E_ARROW
-             ? py_raise(status, "its Arrow data contradicts itself: %s %lld", fault->what,
-                        (long long)fault->found)
-             : py_raise(status, NULL);
+  return status == DLX_E_ARROW ? py_raise(status, "its Arrow data contradicts itself: %s %lld",
+                                          fault->what, (long long)fault->found)
+                               : py_raise(status, NULL);
 }
 
 /* The column that arguments (data, number) name. Errors: -1 with an exception. */
@@ -232,11 +229,12 @@ static int look(PyObject* const* args, Py_ssize_t nargs, dlx_arrow** data, int64
   return status == DLX_OK ? 0 : (contradiction(status, &fault), -1);
 }
 
-PyDoc_STRVAR(arrow_column_doc,
-             "arrow_column(data, number, /)\n--\n\n"
-             "Return (dtype or None, shape, device, nulls, chunks, whether bools are packed, address) "
-             "of a column, or\n"
-             "of the whole (-1). Where it has no dtype only the first extent is known.");
+PyDoc_STRVAR(
+    arrow_column_doc,
+    "arrow_column(data, number, /)\n--\n\n"
+    "Return (dtype or None, shape, device, nulls, chunks, whether bools are packed, address) "
+    "of a column, or\n"
+    "of the whole (-1). Where it has no dtype only the first extent is known.");
 
 static PyObject* arrow_column(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   dlx_arrow* data;
@@ -256,11 +254,10 @@ static PyObject* arrow_column(PyObject* module, PyObject* const* args, Py_ssize_
   PyObject* dtype = !column.is_numbers ? Py_NewRef(Py_None)
                                        : Py_BuildValue("(iii)", column.dtype.code,
                                                        column.dtype.bits, column.dtype.lanes);
-  return Py_BuildValue("(NN(ii)LLON)", dtype, shape, (int)column.device.device_type,
-                       (int)column.device.device_id, (long long)column.n_nulls,
-                       (long long)column.n_chunks,
-                       column.is_numbers && column.is_packed ? Py_True : Py_False,
-                       PyLong_FromVoidPtr(column.data));
+  return Py_BuildValue(
+      "(NN(ii)LLON)", dtype, shape, (int)column.device.device_type, (int)column.device.device_id,
+      (long long)column.n_nulls, (long long)column.n_chunks,
+      column.is_numbers && column.is_packed ? Py_True : Py_False, PyLong_FromVoidPtr(column.data));
 }
 
 /* Make readers wait for the event that device memory came with. Errors: -1 with an exception. */
@@ -298,10 +295,11 @@ static PyObject* arrow_share(PyObject* module, PyObject* const* args, Py_ssize_t
   return tensor;
 }
 
-PyDoc_STRVAR(arrow_gather_doc,
-             "arrow_gather(data, number, /)\n--\n\n"
-             "Copy a column of the host without nulls into a new dlx.Tensor: chunks joined, bools a "
-             "byte each.");
+PyDoc_STRVAR(
+    arrow_gather_doc,
+    "arrow_gather(data, number, /)\n--\n\n"
+    "Copy a column of the host without nulls into a new dlx.Tensor: chunks joined, bools a "
+    "byte each.");
 
 static PyObject* arrow_gather(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   dlx_arrow* data;
@@ -317,12 +315,13 @@ static PyObject* arrow_gather(PyObject* module, PyObject* const* args, Py_ssize_
   return status == DLX_OK ? py_tensor_wrap(made) : py_raise(status, NULL);
 }
 
-/* Export what __arrow_c_array__ gives, or else __arrow_c_stream__, where that is numbers of the host
- * that can be shared as they are. Owns: the caller owns *out. GIL: needed; runs Python. Errors: -1
- * with an exception. */
+/* Export what __arrow_c_array__ gives, or else __arrow_c_stream__, where that is numbers of the
+ * host that can be shared as they are. Owns: the caller owns *out. GIL: needed; runs Python.
+ * Errors: -1 with an exception. */
 DLX_HOT static int export(void* obj, DLManagedTensorVersioned** out) {
   int has_array = _PyType_Lookup(Py_TYPE((PyObject*)obj), array_method) != NULL;
-  dlx_arrow* data = has_array ? take(obj, array_method, k_array) : take(obj, stream_method, k_stream);
+  dlx_arrow* data =
+      has_array ? take(obj, array_method, k_array) : take(obj, stream_method, k_stream);
   if (data == NULL) return -1;
   dlx_arrow_column column;
   dlx_arrow_fault fault;
@@ -375,7 +374,8 @@ static void destroy_array(PyObject* capsule) {
 static PyObject* cannot_give(int status, const DLManagedTensorVersioned* made) {
   const DLTensor* tensor = &made->dl_tensor;
   if (status == DLX_E_DTYPE)
-    return py_raise(status, "Arrow has no numbers of DLPack type code %d with %d bits and %d lanes "
+    return py_raise(status,
+                    "Arrow has no numbers of DLPack type code %d with %d bits and %d lanes "
                     "that lie as these do",
                     tensor->dtype.code, tensor->dtype.bits, tensor->dtype.lanes);
   if (status == DLX_E_NDIM)
@@ -422,9 +422,8 @@ static PyObject* array_capsule(DLManagedTensorVersioned* made) {
 PyObject* py_arrow_array(PyObject* tensor, PyObject* const* args, Py_ssize_t nargs,
                          PyObject* names) {
   Py_ssize_t given = names ? PyTuple_GET_SIZE(names) : 0;
-  if (nargs + given > 1 ||
-      (given && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0),
-                                                 "requested_schema") != 0)) {
+  if (nargs + given > 1 || (given && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0),
+                                                                      "requested_schema") != 0)) {
     PyErr_SetString(PyExc_TypeError, "__arrow_c_array__ takes requested_schema and nothing else");
     return NULL;
   }

@@ -136,13 +136,14 @@ static PyObject* tensor_dlpack_device(PyObject* self, PyObject* unused) {
   return pair;
 }
 
-PyDoc_STRVAR(arrow_array_doc,
-             "__arrow_c_array__($self, /, requested_schema=None)\n--\n\n"
-             "Return (type, data) in the capsules of Arrow's PyCapsule interface, over this memory: "
-             "row-major\n"
-             "host memory of numbers, of one dimension or more. Every further dimension is a level of "
-             "fixed-size\n"
-             "lists. A schema that is requested is not regarded.");
+PyDoc_STRVAR(
+    arrow_array_doc,
+    "__arrow_c_array__($self, /, requested_schema=None)\n--\n\n"
+    "Return (type, data) in the capsules of Arrow's PyCapsule interface, over this memory: "
+    "row-major\n"
+    "host memory of numbers, of one dimension or more. Every further dimension is a level of "
+    "fixed-size\n"
+    "lists. A schema that is requested is not regarded.");
 
 PyDoc_STRVAR(arrow_schema_doc,
              "__arrow_c_schema__($self, /)\n--\n\n"

@@ -222,9 +222,9 @@ class Registry:
             name = names[0] if loader.has(names[0]) else next(filter(loader.has, reversed(names)), names[0])
         elif not isinstance(to, str):
             raise TypeError(f"to must be a name, a module or an array type, found {type(to).__name__}")
-        for adapter in (generic.TENSOR, generic.ARROW_TARGET):
-            if name == adapter.name:
-                return cast("Target", self.ready(adapter))
+        own: dict[str, Adapter] = {each.name: each for each in (generic.TENSOR, generic.ARROW_TARGET)}
+        if name in own:
+            return cast("Target", self.ready(own[name]))
         if not loader.has(name):
             fix = f"{loader.left_out[name]}. {self._known()}" if name in loader.left_out else self._known()
             raise AdapterNotFoundError(f"there is no target {shown!r}", target=name, fix=fix)
