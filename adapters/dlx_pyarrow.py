@@ -12,14 +12,14 @@ for one of them. Arrays are compact and never written to: sharing one is safe as
 from __future__ import annotations
 
 import functools
-import math
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import dlx
 from dlx.adapter import (
     Adapter,
     ArrayInfo,
+    ArrowSource,
     Blocker,
     Capabilities,
     Description,
@@ -30,21 +30,11 @@ from dlx.adapter import (
     KnownIssue,
     Layout,
     Tensor,
+    arrow_exchange,
     over_memory,
     type_name,
 )
-from dlx.errors import AdapterNotFoundError, DeviceError, DTypeError, LayoutError
-
-HOST = Device("cpu")
-
-
-class _Fresh(NamedTuple):
-    """Numbers in memory of their own: bools unpacked to bytes, or chunks combined."""
-
-    flat: Any
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None
-    dtype: DType
+from dlx.errors import AdapterNotFoundError, LayoutError
 
 
 class _DTypes(DTypes):
@@ -85,31 +75,10 @@ _TENSORS = Capabilities(
 )
 _COMPACT = Capabilities(dtypes=_NUMBERS, min_ndim=1, max_ndim=64, keeps_readonly=True)  # taken by both
 
-# Classes of arrays whose values are numbers, and the dtypes.
-_PRIMITIVE = {
-    **{f"pyarrow.{sign}Int{bits}Array": f"{sign.lower()}int{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)},
-    **{
-        f"pyarrow.{name}Array": dtype
-        for name, dtype in (("HalfFloat", "float16"), ("Float", "float32"), ("Double", "float64"))
-    },
-}
-
-
-def _export(obj: Any) -> Tensor | None:
-    """Return the tensor of an array of numbers in host memory without nulls, known by its class."""
-    buffer = obj.buffers()[1]
-    if obj.null_count or buffer is None or not buffer.is_cpu:
-        return None
-    dtype, itemsize = _dtype_of(type(obj).__name__)
-    length = len(obj)
-    address = buffer.address + obj.offset * itemsize if length else 0
-    return over_memory(address, (length,), None, dtype, HOST, readonly=True, owner=obj)
-
-
-@functools.cache
-def _dtype_of(name: str) -> tuple[DType, int]:
-    dtype = DType(_PRIMITIVE[f"pyarrow.{name}"])
-    return dtype, dtype.bits // 8
+_PRIMITIVE = (
+    *(f"pyarrow.{sign}Int{bits}Array" for sign in ("", "U") for bits in (8, 16, 32, 64)),
+    *(f"pyarrow.{name}Array" for name in ("HalfFloat", "Float", "Double")),
+)
 
 
 class _Arrow(Adapter):
@@ -133,7 +102,7 @@ class _Arrow(Adapter):
     )
 
 
-class ArrowAdapter(_Arrow):
+class ArrowAdapter(_Arrow, ArrowSource):
     """pyarrow as a whole: all its arrays as sources; as a target, Array or Tensor by the number of dimensions."""
 
     types = (
@@ -146,9 +115,14 @@ class ArrowAdapter(_Arrow):
         "pyarrow.SparseCSFTensor",
     )
 
-    fast_path = FastPath(types=tuple(_PRIMITIVE), export=_export, imports=False, takes=_COMPACT)
+    fast_path = FastPath(
+        types=(*_PRIMITIVE, "pyarrow.ChunkedArray"), exchange=arrow_exchange, imports=False, takes=_COMPACT
+    )
 
     # ---- as a producer ----------------------------------------------------------------------------------------------
+
+    def shown(self, obj: Any) -> str:
+        return str(obj.type)
 
     def describe(self, obj: Any) -> Description:
         pa = self.module()
@@ -162,83 +136,14 @@ class ArrowAdapter(_Arrow):
             sparse = Blocker("it is sparse", "Call .to_tensor() first.", LayoutError, no_copy=True)
             kind, dtype = type_name(type(obj)), DTYPES.from_native(obj.type)
             return Description(ArrayInfo(self.name, kind, dtype, str(obj.type)), (sparse,))
-        blocker = self._blocker(obj)
-        if blocker is not None:
-            return Description(functools.partial(self._info, obj, self._start(obj)), (blocker,))
-        tensor = self.export(obj)
-        return Description(functools.partial(self._info, obj, tensor.data_ptr), (), tensor)
-
-    def _start(self, obj: Any) -> int:
-        """Return the address of an array that cannot be exported; 0 where it is no single run in host memory."""
-        pa = self.module()
-        one = isinstance(obj, pa.Array) or obj.num_chunks == 1
-        known = one and getattr(obj, "is_cpu", True) and DTYPES.from_native(_unnested(pa, obj.type)[0]) is not None
-        return _address(_flat(pa, _one(pa, obj))) if known else 0
-
-    def _blocker(self, obj: Any) -> Blocker | None:
-        pa = self.module()
-        if not getattr(obj, "is_cpu", True):
-            return Blocker("it is not in host memory", "Copy it to the host first: .copy_to(...).", DeviceError)
-        kind, _, _ = _unnested(pa, obj.type)
-        if DTYPES.from_native(kind) is None:
-            return Blocker(*_why_refused(pa.types, kind), DTypeError)
-        nulls = _nulls(pa, obj)
-        if nulls:
-            return Blocker(
-                f"it has {nulls} null{'s' * (nulls > 1)}, which DLPack cannot say",
-                "Call .fill_null(value) or .drop_null() first."
-                if obj.null_count == nulls
-                else "Some are inside of its lists: call .flatten().fill_null(value).",
-                LayoutError,
-            )
-        if pa.types.is_boolean(kind):
-            return Blocker("its bools are packed eight to a byte", resolution=self._fresh, copies=True)
-        if isinstance(obj, pa.ChunkedArray) and obj.num_chunks > 1:
-            return Blocker(f"it lies in {obj.num_chunks} chunks", resolution=self._fresh, copies=True)
-        return None
-
-    def _fresh(self, obj: Any) -> _Fresh:
-        pa = self.module()
-        kind, inner, strides = _unnested(pa, obj.type)
-        dtype = DTYPES.from_native(kind)
-        assert dtype is not None
-        flat = _flat(pa, _one(pa, obj))
-        return _Fresh(flat.cast(pa.uint8()) if pa.types.is_boolean(kind) else flat, (len(obj), *inner), strides, dtype)
-
-    def _info(self, obj: Any, address: int) -> ArrayInfo:
-        pa = self.module()
-        value_type, inner, strides = _unnested(pa, obj.type)
-        dtype = DTYPES.from_native(value_type)
-        shape = (len(obj), *inner)
-        return ArrayInfo(
-            framework=self.name,
-            type_name=type_name(type(obj)),
-            dtype=dtype,
-            dtype_name=str(value_type if dtype is not None else obj.type),
-            shape=shape,
-            strides=strides or _row_major(shape),
-            device=HOST,
-            nbytes=math.prod(shape) * dtype.bits // 8 if dtype is not None else obj.nbytes,
-            readonly=True,
-            address=address,
-            owner="pyarrow.lib.Buffer",
-            protocols=("__dlpack__",) if isinstance(obj, pa.Array) else (),
-        )
+        return super().describe(obj)
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
-        pa = self.module()
-        if isinstance(obj, _Fresh):
-            return over_memory(_address(obj.flat), obj.shape, obj.strides, obj.dtype, HOST, owner=obj.flat)
-        if isinstance(obj, pa.Tensor):
-            if self.lowered.get("tensors_by"):
-                return dlx.convert(memoryview(obj), to="dlx")
+        if type(obj).__name__ != "Tensor" or isinstance(obj, Tensor):
             return super().export(obj)
-        array = _one(pa, obj)
-        value_type, inner, strides = _unnested(pa, array.type)
-        dtype = DTYPES.from_native(value_type)
-        assert dtype is not None
-        flat = _flat(pa, array)
-        return over_memory(_address(flat), (len(array), *inner), strides, dtype, HOST, readonly=True, owner=flat)
+        if self.lowered.get("tensors_by"):
+            return dlx.convert(memoryview(obj), to="dlx")
+        return Adapter.export(self, obj)
 
     # ---- as a consumer ----------------------------------------------------------------------------------------------
 
@@ -315,85 +220,6 @@ class _TensorTarget(_Arrow):
 
 
 _ARRAY_TARGET, _TENSOR_TARGET = _ArrayTarget(), _TensorTarget()
-
-
-def _unnested(pa: Any, kind: Any) -> tuple[Any, tuple[int, ...], tuple[int, ...] | None]:
-    """Return the type of one number, the dimensions that each value of an array has, and all strides or None."""
-    if isinstance(kind, pa.FixedShapeTensorType):
-        shape = tuple(kind.shape)
-        order = kind.permutation or range(len(shape))
-        strides = (math.prod(shape), *_row_major(shape))
-        return kind.value_type, tuple(shape[i] for i in order), (strides[0], *(strides[1 + i] for i in order))
-    inner: tuple[int, ...] = ()
-    while pa.types.is_fixed_size_list(kind):
-        inner = (*inner, kind.list_size)
-        kind = kind.value_type
-    return kind, inner, None
-
-
-def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-
-
-def _nulls(pa: Any, obj: Any) -> int:
-    """Return how many nulls there are, those inside of fixed-size lists and tensors included."""
-    if isinstance(obj, pa.ChunkedArray):
-        return sum(_nulls(pa, chunk) for chunk in obj.chunks)
-    inside = _inside(pa, obj)
-    return int(obj.null_count) + (_nulls(pa, inside) if inside is not obj else 0)
-
-
-def _inside(pa: Any, array: Any) -> Any:
-    """Return what is one level further down in an array of fixed-size lists or tensors; the array itself of numbers."""
-    if isinstance(array, pa.FixedShapeTensorArray):
-        return array.storage.flatten()
-    return array.flatten() if pa.types.is_fixed_size_list(array.type) else array
-
-
-def _flat(pa: Any, array: Any) -> Any:
-    inside = _inside(pa, array)
-    return array if inside is array else _flat(pa, inside)
-
-
-def _one(pa: Any, obj: Any) -> Any:
-    """Return an array as one Array: copied only where it lies in several chunks."""
-    if isinstance(obj, pa.Array):
-        return obj
-    return obj.chunk(0) if obj.num_chunks == 1 else obj.combine_chunks()
-
-
-def _address(array: Any) -> int:
-    """Return where the first number of an Array of numbers is; 0 where there is none."""
-    buffer = array.buffers()[1]
-    return int(buffer.address) + array.offset * array.type.bit_width // 8 if len(array) and buffer is not None else 0
-
-
-_REFUSED = (  # question of pyarrow.types, reason, fix
-    (
-        "is_temporal",
-        "DLPack has no dates, times or durations",
-        "Call .view({integer!r}) first, and keep the unit yourself.",
-    ),
-    ("is_decimal", "DLPack has no decimals", "Call .cast('float64') first, if that is exact enough."),
-    ("is_dictionary", "it is a dictionary array", "Call .dictionary_decode() first, or convert its .indices."),
-    ("is_run_end_encoded", "it is run-end encoded", "Call pyarrow.compute.run_end_decode(x) first."),
-    ("is_union", "DLPack has no unions", "Convert its fields one by one: .field(0)."),
-    ("is_struct", "DLPack has no structures", "Convert its fields one by one: .field(0)."),
-    ("is_nested", "its values vary in length", "Convert its .flatten() and its .offsets apart."),
-    ("is_null", "it holds nulls only, without a type", "Call .cast with a type and .fill_null(value) first."),
-)
-
-
-def _why_refused(types: Any, kind: Any) -> tuple[str, str]:
-    """Return (reason, fix) for a type that is not one number per value."""
-    for question, reason, fix in _REFUSED:
-        if getattr(types, question)(kind):
-            if "{integer" in fix:
-                fix = fix.format(integer=f"int{kind.bit_width}") if kind.bit_width <= 64 else "Convert its parts apart."
-            return f"{reason} ({kind})", fix
-    if getattr(kind, "storage_type", None) is not None:
-        return f"DLPack has no counterpart of {kind}", "Convert its .storage."
-    return f"DLPack has no text or raw bytes ({kind})", "Convert its .buffers() if the bytes are what you need."
 
 
 @dlx.hookimpl

@@ -275,6 +275,8 @@ const char* dlx_status_text(int status) {
              "break the capture";
     case DLX_E_SCATTERED:
       return "its elements are too scattered for the copies of the CUDA driver";
+    case DLX_E_ARROW:
+      return "its Arrow data contradicts itself";
     default:
       return "unknown status";
   }

@@ -153,6 +153,16 @@ int dlx_cuda_work_stream(int32_t device_id, uint64_t* stream) {
   return status;
 }
 
+int dlx_cuda_wait_event(int32_t device_id, void* event) {
+  uint64_t stream;
+  int status = dlx_cuda_work_stream(device_id, &stream);
+  if (status == DLX_OK) status = dlx_cuda_push(device_id);
+  if (status != DLX_OK) return status;
+  status = wait_for(event, stream);
+  dlx_cuda_pop();
+  return status;
+}
+
 static int is_own(int32_t device_id, uint64_t stream) {
   return device_id >= 0 && device_id < DLX_MAX_DEVICES &&
          atomic_load(&own_streams[device_id]) == stream;

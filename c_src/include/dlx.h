@@ -37,7 +37,8 @@ enum {
   DLX_E_FORKED = -18,    /* initialised before a fork, unusable after it */
   DLX_E_DRIVER = -19,    /* a call of it failed */
   DLX_E_CAPTURE = -20,   /* would break a graph capture */
-  DLX_E_SCATTERED = -21  /* a strided copy that takes too many steps */
+  DLX_E_SCATTERED = -21, /* a strided copy that takes too many steps */
+  DLX_E_ARROW = -22      /* Arrow data that contradicts itself */
 };
 
 enum { DLX_MAX_NDIM = 128, DLX_ALIGNMENT = 256 /* bytes, of memory that dlx allocates */ };

@@ -61,6 +61,10 @@ int dlx_cuda_synchronize(int32_t device_id, uint64_t stream);
  * GIL: not needed. Errors: as dlx_cuda_load. */
 int dlx_cuda_work_stream(int32_t device_id, uint64_t* stream);
 
+/* Make dlx's own stream wait for an event of somebody else's (a cudaEvent_t), recorded before.
+ * GIL: not needed. Errors: as dlx_cuda_load. */
+int dlx_cuda_wait_event(int32_t device_id, void* event);
+
 /* A readiness event: the point on a stream at which memory is ready; reference-counted. */
 typedef struct dlx_ready dlx_ready;
 

@@ -146,6 +146,19 @@ int py_cuda_ready_here(TensorObject* tensor, int32_t device_id);
 
 extern PyMethodDef py_cuda_functions[];
 
+/* ---- python/arrow.c -------------------------------------------------------------------------- */
+
+/* Methods __arrow_c_array__ and __arrow_c_schema__ of dlx.Tensor: fresh capsules over its memory.
+ * Owns: new reference. Errors: NULL with an exception. */
+PyObject* py_arrow_array(PyObject* tensor, PyObject* const* args, Py_ssize_t nargs,
+                         PyObject* names);
+PyObject* py_arrow_schema(PyObject* tensor, PyObject* unused);
+
+/* Names that are used in every call. Errors: -1 with an exception. */
+int py_arrow_init(void);
+
+extern PyMethodDef py_arrow_functions[];
+
 /* ---- python/exchange_import.c ---------------------------------------------------------------- */
 
 /* The table behind a capsule (or, where it may be one, a number) whose major version is ours, newer

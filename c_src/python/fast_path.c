@@ -151,7 +151,7 @@ static int is_accepted(py_route* r, const DLTensor* t, uint64_t flags, unsigned 
     *resolvable = found;
     return 1;
   }
-  if (t->device.device_type == kDLCPU && flags == 0) {
+  if (t->device.device_type == kDLCPU && flags == 0 && r->accepts.min_ndim == 0) {
     r->plain_dtype = t->dtype;
     r->plain_alignment = (uint32_t)dlx_wanted_alignment(t->dtype, &r->accepts);
   }

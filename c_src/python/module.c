@@ -30,6 +30,7 @@ static PyObject* bind(PyObject* self, PyObject* module) {
       PyModule_AddFunctions(module, py_make_functions) < 0 ||
       PyModule_AddFunctions(module, py_adopt_functions) < 0 ||
       PyModule_AddFunctions(module, py_cuda_functions) < 0 ||
+      PyModule_AddFunctions(module, py_arrow_functions) < 0 || py_arrow_init() < 0 ||
       PyModule_AddFunctions(module, py_exchange_functions) < 0 ||
       PyModule_AddFunctions(module, py_describe_functions) < 0 ||
       PyModule_AddFunctions(module, py_route_functions) < 0 || py_tensor_init(module) < 0 ||

@@ -136,7 +136,23 @@ static PyObject* tensor_dlpack_device(PyObject* self, PyObject* unused) {
   return pair;
 }
 
+PyDoc_STRVAR(
+    arrow_array_doc,
+    "__arrow_c_array__($self, /, requested_schema=None)\n--\n\n"
+    "Return (type, data) in the capsules of Arrow's PyCapsule interface, over this memory: "
+    "row-major\n"
+    "host memory of numbers, of one dimension or more. Every further dimension is a level of "
+    "fixed-size\n"
+    "lists. A schema that is requested is not regarded.");
+
+PyDoc_STRVAR(arrow_schema_doc,
+             "__arrow_c_schema__($self, /)\n--\n\n"
+             "Return the type of what __arrow_c_array__ gives, in a capsule.");
+
 static PyMethodDef tensor_methods[] = {
+    {"__arrow_c_array__", (PyCFunction)(void (*)(void))py_arrow_array,
+     METH_FASTCALL | METH_KEYWORDS, arrow_array_doc},
+    {"__arrow_c_schema__", py_arrow_schema, METH_NOARGS, arrow_schema_doc},
     {"__dlpack__", (PyCFunction)(void (*)(void))tensor_dlpack, METH_FASTCALL | METH_KEYWORDS,
      dlpack_doc},
     {"__dlpack_device__", tensor_dlpack_device, METH_NOARGS, dlpack_device_doc},

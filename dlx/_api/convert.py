@@ -44,11 +44,14 @@ def convert(
     Parameters
     ----------
     obj
-        An array of any framework that has an adapter; anything with ``__dlpack__``, ``__array_interface__`` or the
-        buffer protocol; a raw DLPack capsule, which is used up. Or a container of such: lists, tuples, dicts, their
-        subclasses, dataclasses, mappings, what adapters declare, and objects with ``__dlx_tree__``, in any nesting.
+        An array of any framework that has an adapter; anything with ``__dlpack__``, ``__array_interface__``, Arrow's
+        PyCapsule interface or the buffer protocol; a raw DLPack capsule, which is used up. Or a container of
+        such: lists, tuples, dicts, their subclasses, dataclasses, mappings, tables and data frames that Arrow's
+        interface gives out (they become dicts of their columns), what adapters declare, and objects with
+        ``__dlx_tree__``, in any nesting.
     to
-        Target: a name (``"torch"``), a module, or an array type that an adapter lists. ``"dlx"`` gives a `dlx.Tensor`.
+        Target: a name (``"torch"``), a module, or an array type that an adapter lists. ``"dlx"`` gives a `dlx.Tensor`,
+        ``"arrow"`` one that every library takes which speaks Arrow's interface.
     like
         Instead of `to`: an array whose framework and device are the target.
     device

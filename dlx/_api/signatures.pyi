@@ -87,7 +87,7 @@ _Container: TypeAlias = (
 _Eager: TypeAlias = Literal[False]
 _Lazy: TypeAlias = Literal[True]
 
-_DLX: TypeAlias = Literal["dlx"]
+_DLX: TypeAlias = Literal["arrow", "dlx"]
 _NumPy: TypeAlias = Literal["numpy"]
 _Torch: TypeAlias = Literal["torch", "pytorch"]
 _Jax: TypeAlias = Literal["jax", "jaxlib"]

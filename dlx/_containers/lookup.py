@@ -30,13 +30,14 @@ from weakref import ref
 
 from dlx._containers.classes import abstract_handler, elements, items, record_handler, subclass_handler, unflatten_set
 from dlx._core.foreign import TypeCache, derives, is_key, module_of
+from dlx._protocols import arrow
 from dlx._registry import generic
 from dlx._registry.registry import registry
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import DlxError
 
-__all__ = ["LIST", "TUPLE", "VIEW", "container_of", "is_plain", "kind_of", "stamp", "what_is"]
+__all__ = ["ARROW", "LIST", "TUPLE", "VIEW", "container_of", "is_plain", "kind_of", "stamp", "what_is"]
 
 # ---- exact built-in types --------------------------------------------------------------------------------------------
 
@@ -135,6 +136,7 @@ _EXACT: dict[type, Container | None] = {
     set: SET,
     frozenset: FROZENSET,
     types.MappingProxyType: Container(kind="mapping", flatten=items, unflatten=_unflatten_proxy, falls_to=dict),
+    arrow.Table: Container(kind="mapping", flatten=_exact_items, unflatten=_unflatten_dict),
     collections.ChainMap: Container(kind="record", flatten=_flatten_chain, unflatten=_unflatten_chain),
     **dict.fromkeys((type(None), bool, int, float, complex, str, bytes, bytearray, memoryview, range)),
 }
@@ -178,6 +180,13 @@ VIEW = Container(
     kind="wrapper",
     flatten=lambda view: (None, [view._stored()]),
     unflatten=lambda view, keys, children, new_empty: children[0],
+)
+
+# What gives out Arrow data: only that shows whether it is a table, whose columns become a dict, or a column.
+ARROW = Container(
+    kind="wrapper",
+    flatten=lambda obj: (None, [arrow.opened(obj)]),
+    unflatten=lambda obj, keys, children, new_empty: children[0],
 )
 
 # ---- look-up ---------------------------------------------------------------------------------------------------------
@@ -290,6 +299,8 @@ def _look_up(kind: type) -> Container | None:
         return None if handler.kind == "leaf" else handler
     if registry.knows(kind) is not None or _speaks(kind) or derives(kind, _LEAVES):
         return None
+    if arrow.speaks(kind):
+        return ARROW
     return subclass_handler(kind) or record_handler(kind) or abstract_handler(kind)
 
 

@@ -531,6 +531,8 @@ def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, 
         if isinstance(plan.error, DlxError):
             plan.error.complete(path=tree.path(i))
             late.append((stage, plan.error))
+        if not tree.path(i):  # the root stands for one array
+            return plan
         leaves.append(replace(plan, path=path_text(tree.path(i))))
     late.sort(key=lambda each: each[0])  # in the order of the stages
     errors = [*failures.errors, *(error for _, error in late)]

@@ -1,4 +1,4 @@
-"""The protocols between libraries: DLPack, buffers, array interfaces, memory at an address.
+"""The protocols between libraries: DLPack, buffers, array interfaces, Arrow, memory at an address.
 
 An object goes in, a `dlx.Tensor` comes out. What an adapter says of the object is not asked here.
 """

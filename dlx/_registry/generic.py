@@ -13,13 +13,16 @@ from dlx._core.extension import lib
 from dlx._core.foreign import class_name, module_of, type_name
 from dlx._core.native import Tensor
 from dlx._core.stream import Stream, meaning
-from dlx._core.types import Device
-from dlx._protocols import dlpack, memory
-from dlx.adapter.base import Adapter, Description, Devices, at_rest, look_up
+from dlx._core.types import READ_ONLY, Device
+from dlx._protocols import arrow, dlpack, memory
+from dlx.adapter.arrow import ArrowSource
+from dlx.adapter.base import Adapter, Description, Devices, DTypes, at_rest, look_up
 from dlx.adapter.declarations import Blocker, Capabilities, FastPath, Layout, Ownership, StreamSupport
 from dlx.errors import AdapterNotFoundError, ConsumedError, DeviceError, DlxError, DTypeError
 
 __all__ = [
+    "ARROW",
+    "ARROW_TARGET",
     "BUFFER",
     "CAPSULE",
     "CUDA_INTERFACE",
@@ -224,6 +227,46 @@ class DeferredAdapter(Adapter):
         return obj  # type: ignore[no-any-return]
 
 
+class ArrowAdapter(ArrowSource):
+    """An object with a method of Arrow's PyCapsule interface, or a column of a table that has one."""
+
+    name = "arrow"
+    package = "builtins"
+    fast_path = FastPath(types=("pandas.Series", "polars.Series"), exchange=native.arrow_exchange)
+    streams = StreamSupport(ready=lambda obj, tensor: None)
+
+
+class ArrowTarget(Adapter):
+    """The target "arrow": a `dlx.Tensor` that every consumer of Arrow's PyCapsule interface takes."""
+
+    name = "arrow"
+    package = "dlx"
+    display_name = "array"
+    immutable = True
+    dtypes = DTypes("dlx", {name: name for name in arrow.NUMBERS})
+
+    def classes(self) -> tuple[type, ...]:
+        return (Tensor,)
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            dtypes=frozenset(arrow.NUMBERS),
+            min_ndim=1,
+            keeps_readonly=True,
+            refusals={
+                "bool": (
+                    "Arrow packs bools eight to a byte, and DLPack has a byte for each",
+                    "View them as uint8 first.",
+                )
+            },
+        )
+
+    def load(self, tensor: Tensor) -> Any:
+        return native.tensor_view(at_rest(tensor), None, None, READ_ONLY, None)
+
+
+ARROW = ArrowAdapter()
+ARROW_TARGET = ArrowTarget()
 TENSOR = TensorAdapter()
 DEFERRED = DeferredAdapter()
 CAPSULE = CapsuleAdapter()
@@ -242,8 +285,8 @@ def is_proxy(kind: type) -> bool:
 def generic_adapter(obj: Any) -> Adapter | None:
     """Return the adapter for an object that no framework claims, by the first protocol that it speaks.
 
-    The order is DLPack, exchange table, CUDA array interface, array interface, buffer. ``__array__`` alone is never
-    used: it may copy or move without saying.
+    The order is DLPack, exchange table, CUDA array interface, array interface, Arrow, buffer. ``__array__`` alone is
+    never used: it may copy or move without saying.
     """
     return generic_array_adapter(obj) or generic_buffer_adapter(obj)
 
@@ -265,7 +308,7 @@ def generic_array_adapter(obj: Any) -> Adapter | None:
         return CUDA_INTERFACE
     if _offers(obj, "__array_interface__"):
         return INTERFACE
-    return None
+    return ARROW if kind is arrow.Column or arrow.speaks(kind) else None
 
 
 def generic_buffer_adapter(obj: Any) -> Adapter | None:
@@ -291,9 +334,11 @@ def fast_generic_adapter(kind: type) -> Adapter | None:
     """
     if _has_table(kind):
         return EXCHANGE
-    given = BUFFER.fast_path
-    assert given is not None
-    return BUFFER if any(look_up(name) is kind for name in given.types) else None
+    for adapter in (BUFFER, ARROW):
+        given = adapter.fast_path
+        if given is not None and any(look_up(name) is kind for name in given.types):
+            return adapter
+    return None
 
 
 def _has_table(kind: type) -> bool:

@@ -234,8 +234,9 @@ class Registry:
             name = names[0] if loader.has(names[0]) else next(filter(loader.has, reversed(names)), names[0])
         elif not isinstance(to, str):
             raise TypeError(f"to must be a name, a module or an array type, found {type(to).__name__}")
-        if name == generic.TENSOR.name:
-            return cast("Target", self.ready(generic.TENSOR))
+        own: dict[str, Adapter] = {each.name: each for each in (generic.TENSOR, generic.ARROW_TARGET)}
+        if name in own:
+            return cast("Target", self.ready(own[name]))
         if not loader.has(name):
             known = self._known()
             hint = f"{loader.left_out[name]}." if name in loader.left_out else self._guess(name)
@@ -286,7 +287,7 @@ class Registry:
     def _known(self) -> str:
         self._loader.scan()
         known = [name for name in self._loader.plugins if "(" not in name]
-        return f"Known targets: {', '.join(sorted(['dlx', *known]))}."
+        return f"Known targets: {', '.join(sorted(['arrow', 'dlx', *known]))}."
 
 
 def packages(module: str) -> Iterator[str]:

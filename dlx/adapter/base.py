@@ -59,6 +59,7 @@ __all__ = [
     "StreamSupport",
     "Tensor",
     "WriteTracking",
+    "arrow_exchange",
     "at_rest",
     "buffer_exchange",
     "consumed",
@@ -432,6 +433,11 @@ consumed = native.capsule_claim
 
 buffer_exchange = native.buffer_exchange
 """``buffer_exchange()`` returns an exchange table for `FastPath` that exports the buffer of any object."""
+
+
+arrow_exchange = native.arrow_exchange
+"""``arrow_exchange()`` returns an exchange table for `FastPath` that exports the numbers of any object with
+``__arrow_c_array__`` or ``__arrow_c_stream__``."""
 
 
 @set_module("dlx.adapter")

@@ -1,0 +1,472 @@
+/* Arrow's structs: taken over, checked, and made. A struct that was moved here is released exactly
+ * once, by the last who holds it. */
+
+#include "arrow.h"
+
+#include "allocate.h"
+
+#include <stdio.h>
+#include <string.h>
+
+struct dlx_arrow {
+  atomic_int_least32_t holders;
+  int64_t n_batches, room;
+  struct ArrowSchema schema;
+  struct ArrowDeviceArray* batches; /* `first`, or memory of its own */
+  struct ArrowDeviceArray first;
+};
+
+/* ---- taken over ------------------------------------------------------------------------------ */
+
+dlx_arrow* dlx_arrow_new(void) {
+  dlx_arrow* data = dlx_allocate(sizeof *data);
+  if (data == NULL) return NULL;
+  atomic_init(&data->holders, 1);
+  data->n_batches = 0;
+  data->room = 1;
+  data->schema = (struct ArrowSchema){0};
+  data->batches = &data->first;
+  return data;
+}
+
+void dlx_arrow_drop(void* held) {
+  dlx_arrow* data = held;
+  if (atomic_fetch_sub(&data->holders, 1) != 1) return;
+  for (int64_t i = 0; i < data->n_batches; i++) {
+    struct ArrowArray* array = &data->batches[i].array;
+    if (array->release) array->release(array);
+  }
+  if (data->schema.release) data->schema.release(&data->schema);
+  if (data->batches != &data->first) free(data->batches);
+  free(data);
+}
+
+int dlx_arrow_move_schema(dlx_arrow* data, struct ArrowSchema* schema) {
+  if (schema->release == NULL) return DLX_E_CONSUMED;
+  data->schema = *schema;
+  schema->release = NULL;
+  return DLX_OK;
+}
+
+/* Room for one batch more. Errors: NULL = no memory. */
+static struct ArrowDeviceArray* next_batch(dlx_arrow* data) {
+  if (data->n_batches == data->room) {
+    size_t bytes = (size_t)data->room * sizeof *data->batches;
+    struct ArrowDeviceArray* larger = dlx_allocate(2 * bytes);
+    if (larger == NULL) return NULL;
+    memcpy(larger, data->batches, bytes);
+    if (data->batches != &data->first) free(data->batches);
+    data->batches = larger;
+    data->room *= 2;
+  }
+  return &data->batches[data->n_batches];
+}
+
+static void place_on_host(struct ArrowDeviceArray* batch) {
+  batch->device_type = kDLCPU;
+  batch->device_id = 0;
+  batch->sync_event = NULL;
+}
+
+int dlx_arrow_move_array(dlx_arrow* data, struct ArrowArray* array) {
+  if (array->release == NULL) return DLX_E_CONSUMED;
+  struct ArrowDeviceArray* batch = next_batch(data);
+  if (batch == NULL) return DLX_E_MEMORY;
+  batch->array = *array;
+  place_on_host(batch);
+  array->release = NULL;
+  data->n_batches++;
+  return DLX_OK;
+}
+
+int dlx_arrow_move_device_array(dlx_arrow* data, struct ArrowDeviceArray* array) {
+  if (array->array.release == NULL) return DLX_E_CONSUMED;
+  struct ArrowDeviceArray* batch = next_batch(data);
+  if (batch == NULL) return DLX_E_MEMORY;
+  *batch = *array;
+  if (batch->device_type == kDLCPU) place_on_host(batch); /* its number is -1 there */
+  array->array.release = NULL;
+  data->n_batches++;
+  return DLX_OK;
+}
+
+int dlx_arrow_read(dlx_arrow* data, struct ArrowArrayStream* stream) {
+  if (stream->release == NULL) return DLX_E_CONSUMED;
+  if (stream->get_schema == NULL || stream->get_next == NULL) return DLX_E_ARROW;
+  if (stream->get_schema(stream, &data->schema) != 0) {
+    data->schema.release = NULL;
+    return DLX_E_ARROW;
+  }
+  for (;;) {
+    struct ArrowDeviceArray* batch = next_batch(data);
+    if (batch == NULL) return DLX_E_MEMORY;
+    batch->array.release = NULL;
+    if (stream->get_next(stream, &batch->array) != 0) return DLX_E_ARROW;
+    if (batch->array.release == NULL) return DLX_OK;
+    place_on_host(batch);
+    data->n_batches++;
+  }
+}
+
+const struct ArrowSchema* dlx_arrow_schema(const dlx_arrow* data) {
+  return &data->schema;
+}
+
+void* dlx_arrow_event(const dlx_arrow* data) {
+  return data->n_batches == 1 ? data->first.sync_event : NULL;
+}
+
+int dlx_arrow_is_table(const dlx_arrow* data) {
+  const struct ArrowSchema* schema = &data->schema;
+  return schema->format && strcmp(schema->format, "+s") == 0 && schema->dictionary == NULL;
+}
+
+/* ---- checked --------------------------------------------------------------------------------- */
+
+static int wrong(dlx_arrow_fault* fault, const char* what, int64_t found) {
+  *fault = (dlx_arrow_fault){what, found};
+  return DLX_E_ARROW;
+}
+
+/* The dtype of a format of one letter; bits 0 for any other. */
+static DLDataType dtype_of(const char* format) {
+  static const struct {
+    char letter;
+    uint8_t code, bits;
+  } formats[] = {
+      {'g', kDLFloat, 64}, {'f', kDLFloat, 32}, {'l', kDLInt, 64},  {'i', kDLInt, 32},
+      {'e', kDLFloat, 16}, {'L', kDLUInt, 64},  {'I', kDLUInt, 32}, {'s', kDLInt, 16},
+      {'S', kDLUInt, 16},  {'c', kDLInt, 8},    {'C', kDLUInt, 8},  {'b', kDLBool, 8},
+  };
+  for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
+    if (format[0] == formats[i].letter && format[1] == '\0')
+      return (DLDataType){formats[i].code, formats[i].bits, 1};
+  }
+  return (DLDataType){0, 0, 1};
+}
+
+/* The n of "+w:n", or -1. */
+static int64_t list_size(const char* format) {
+  int64_t size = 0;
+  if (strncmp(format, "+w:", 3) != 0 || format[3] == '\0') return -1;
+  for (const char* digit = format + 3; *digit; digit++) {
+    if (*digit < '0' || *digit > '9' || __builtin_mul_overflow(size, 10, &size) ||
+        __builtin_add_overflow(size, *digit - '0', &size))
+      return -1;
+  }
+  return size;
+}
+
+/* Write the type into a column. */
+static int read_type(const struct ArrowSchema* schema, dlx_arrow_column* out,
+                     dlx_arrow_fault* fault) {
+  out->ndim = 1;
+  out->is_numbers = 0;
+  for (;; schema = schema->children[0]) {
+    if (schema->format == NULL) return wrong(fault, "a type has no format string", 0);
+    out->values = schema;
+    if (schema->n_children < 0 || (schema->n_children > 0 && schema->children == NULL))
+      return wrong(fault, "a type has no children, and says how many", schema->n_children);
+    if (schema->dictionary) return DLX_OK;
+    int64_t size = list_size(schema->format);
+    if (size < 0) break;
+    if (schema->n_children != 1 || schema->children[0] == NULL)
+      return wrong(fault, "a fixed-size list has one child, found", schema->n_children);
+    if (out->ndim == DLX_MAX_NDIM) return wrong(fault, "its lists are too deep, levels", out->ndim);
+    out->shape[out->ndim++] = size;
+  }
+  if (strncmp(schema->format, "+w", 2) == 0)
+    return wrong(fault, "the size of a fixed-size list is no number", 0);
+  out->dtype = dtype_of(schema->format);
+  out->is_numbers = out->dtype.bits != 0;
+  out->is_packed = out->dtype.code == kDLBool;
+  return DLX_OK;
+}
+
+/* Zeros among `count` bits of a bitmap, from number `start` on. */
+static int64_t zeros(const uint8_t* bits, int64_t start, int64_t count) {
+  int64_t ones = 0, i = start, end = start + count;
+  for (; i < end && i % 8; i++) ones += bits[i / 8] >> i % 8 & 1;
+  for (; end - i >= 64; i += 64) {
+    uint64_t word;
+    memcpy(&word, bits + i / 8, sizeof word);
+    ones += __builtin_popcountll(word);
+  }
+  for (; i < end; i++) ones += bits[i / 8] >> i % 8 & 1;
+  return count - ones;
+}
+
+/* Values of one array, and of its children in turn: `count` of them from number `start` of the
+ * buffers on. */
+typedef struct {
+  const struct ArrowArray* array;
+  int64_t start, count, n_nulls;
+} span;
+
+/* Go to the next array: `count` values from number `from` of it on. */
+static int enter(span* at, const struct ArrowSchema* schema, const struct ArrowArray* array,
+                 int64_t from, int64_t count, int64_t n_buffers, int on_host,
+                 dlx_arrow_fault* fault) {
+  int64_t end;
+  if (array == NULL) return wrong(fault, "a child is missing", 0);
+  if (array->length < 0) return wrong(fault, "its length is below 0, found", array->length);
+  if (array->offset < 0) return wrong(fault, "its offset is below 0, found", array->offset);
+  if (__builtin_add_overflow(array->offset, array->length, &end))
+    return wrong(fault, "its offset and length do not fit 63 bits, offset", array->offset);
+  if (array->null_count < -1 || array->null_count > array->length)
+    return wrong(fault, "its null count is more than its length, or below -1, found",
+                 array->null_count);
+  if (__builtin_add_overflow(from, count, &end) || end > array->length)
+    return wrong(fault, "a child has fewer values than its parent says, found", array->length);
+  if (array->n_children != schema->n_children)
+    return wrong(fault, "type and data have different numbers of children, the data",
+                 array->n_children);
+  if (array->n_children && array->children == NULL)
+    return wrong(fault, "it says how many children it has, and has none", array->n_children);
+  if (array->dictionary) return wrong(fault, "it has a dictionary, and its type has none", 0);
+  if (array->n_buffers != n_buffers)
+    return wrong(fault, "it has not the number of buffers of its type, found", array->n_buffers);
+  if (array->buffers == NULL)
+    return wrong(fault, "it says how many buffers it has, and has none", array->n_buffers);
+  at->array = array;
+  at->start = array->offset + from;
+  at->count = count;
+  const uint8_t* valid = array->buffers[0];
+  if (array->null_count > 0 && valid == NULL)
+    return wrong(fault, "it has no bitmap, and says how many nulls it has", array->null_count);
+  if (array->null_count == 0 || valid == NULL || count == 0) return DLX_OK;
+  if (!on_host && array->null_count < 0)
+    return wrong(fault, "its nulls are not counted, and the host cannot read its bitmap", 0);
+  if (at->n_nulls == 0) /* below a null there is nothing to count */
+    at->n_nulls = on_host ? zeros(valid, at->start, count) : array->null_count;
+  return DLX_OK;
+}
+
+/* The values of one column in one batch. `type` has been read from the column's own schema. */
+static int find(const dlx_arrow* data, const struct ArrowDeviceArray* batch, int64_t column,
+                const dlx_arrow_column* type, span* at, dlx_arrow_fault* fault) {
+  const struct ArrowSchema* schema = &data->schema;
+  const struct ArrowArray* array = &batch->array;
+  int on_host = dlx_host_readable(batch->device_type);
+  int64_t from = 0, count = array->length;
+  int status = DLX_OK;
+  at->n_nulls = 0;
+  if (column != DLX_ARROW_WHOLE) {
+    status = enter(at, schema, array, 0, count, 1, on_host, fault);
+    if (status != DLX_OK) return status;
+    schema = schema->children[column];
+    from = at->start;
+    array = array->children[column];
+  }
+  for (int32_t i = 1; i < type->ndim; i++) {
+    status = enter(at, schema, array, from, count, 1, on_host, fault);
+    if (status != DLX_OK) return status;
+    if (__builtin_mul_overflow(at->start, type->shape[i], &from) ||
+        __builtin_mul_overflow(at->count, type->shape[i], &count))
+      return wrong(fault, "its lists have more values than fit 63 bits, lists", at->count);
+    schema = schema->children[0];
+    array = array->children[0];
+  }
+  status = enter(at, schema, array, from, count, 2, on_host, fault);
+  if (status != DLX_OK) return status;
+  int64_t last;
+  if (__builtin_add_overflow(at->start, at->count, &last) ||
+      __builtin_mul_overflow(last, type->dtype.bits / 8, &last))
+    return wrong(fault, "its bytes do not fit 63 bits, values", at->count);
+  if (at->count && at->array->buffers[1] == NULL)
+    return wrong(fault, "it has values and no memory, values", at->count);
+  return DLX_OK;
+}
+
+int dlx_arrow_look(const dlx_arrow* data, int64_t column, dlx_arrow_column* out,
+                   dlx_arrow_fault* fault) {
+  const struct ArrowSchema* schema = &data->schema;
+  if (column != DLX_ARROW_WHOLE) {
+    if (column < 0 || column >= schema->n_children || schema->children == NULL ||
+        schema->children[column] == NULL)
+      return wrong(fault, "there is no column", column);
+    schema = schema->children[column];
+  }
+  int status = read_type(schema, out, fault);
+  if (status != DLX_OK) return status;
+  out->shape[0] = out->n_nulls = out->n_chunks = 0;
+  out->device = (DLDevice){kDLCPU, 0};
+  out->data = NULL;
+  for (int64_t i = 0; i < data->n_batches; i++) {
+    const struct ArrowDeviceArray* batch = &data->batches[i];
+    span at;
+    if (batch->device_id < INT32_MIN || batch->device_id > INT32_MAX)
+      return wrong(fault, "there is no device", batch->device_id);
+    out->device = (DLDevice){batch->device_type, (int32_t)batch->device_id};
+    int64_t rows = batch->array.length;
+    if (out->is_numbers) {
+      status = find(data, batch, column, out, &at, fault);
+      if (status != DLX_OK) return status;
+      out->n_nulls += at.n_nulls;
+    }
+    if (rows < 0 || __builtin_add_overflow(out->shape[0], rows, &out->shape[0]))
+      return wrong(fault, "its length is below 0, or all do not fit 63 bits, found", rows);
+    if (!out->is_numbers || at.count == 0) continue;
+    if (out->n_chunks++ == 0) {
+      int64_t skipped = out->is_packed ? at.start / 8 : at.start * (out->dtype.bits / 8);
+      out->data = (char*)at.array->buffers[1] + skipped;
+    }
+  }
+  return DLX_OK;
+}
+
+static DLTensor described(const dlx_arrow_column* column) {
+  return (DLTensor){.data = column->data,
+                    .device = column->device,
+                    .ndim = column->ndim,
+                    .dtype = column->dtype,
+                    .shape = (int64_t*)column->shape};
+}
+
+int dlx_arrow_share(dlx_arrow* data, const dlx_arrow_column* column,
+                    DLManagedTensorVersioned** out) {
+  DLTensor like = described(column);
+  int status = dlx_managed_new(&like, DLPACK_FLAG_BITMASK_READ_ONLY, data, dlx_arrow_drop, out);
+  if (status == DLX_OK) atomic_fetch_add(&data->holders, 1);
+  return status;
+}
+
+int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_column* column,
+                     DLManagedTensorVersioned** out) {
+  DLTensor like = described(column);
+  if (!dlx_host_readable(column->device.device_type)) return DLX_E_DEVICE;
+  like.data = &like; /* any memory: it is only asked whether there is some */
+  int status = dlx_managed_empty(&like, 0, 0, out);
+  uint8_t* to = status == DLX_OK ? (*out)->dl_tensor.data : NULL;
+  for (int64_t i = 0; i < data->n_batches && status == DLX_OK; i++) {
+    span at;
+    dlx_arrow_fault fault;
+    status = find(data, &data->batches[i], number, column, &at, &fault);
+    if (status != DLX_OK || at.count == 0) continue;
+    const uint8_t* from = at.array->buffers[1];
+    if (column->is_packed) {
+      for (int64_t k = at.start; k < at.start + at.count; k++) *to++ = from[k / 8] >> k % 8 & 1;
+    } else {
+      int64_t item = column->dtype.bits / 8;
+      memcpy(to, from + at.start * item, (size_t)(at.count * item));
+      to += at.count * item;
+    }
+  }
+  if (status != DLX_OK && to) dlx_managed_release(*out);
+  return status;
+}
+
+/* ---- given out ------------------------------------------------------------------------------- */
+
+/* The letter of a dtype; 0 where Arrow has none of a whole number of bytes. */
+static char letter_of(DLDataType dtype) {
+  static const char letters[] = "gflieLIsScC";
+  for (const char* letter = letters; *letter; letter++) {
+    DLDataType known = dtype_of((const char[]){*letter, '\0'});
+    if (memcmp(&known, &dtype, sizeof known) == 0) return *letter;
+  }
+  return '\0';
+}
+
+/* One level of what is given out; it has its only child beside it. */
+typedef struct {
+  char format[24];
+  struct ArrowSchema* children[1];
+  struct ArrowSchema child;
+} schema_level;
+
+static void release_schema(struct ArrowSchema* schema) {
+  schema_level* level = schema->private_data;
+  if (schema->n_children && level->child.release) level->child.release(&level->child);
+  free(level);
+  schema->release = NULL;
+}
+
+static int give_type(int32_t ndim, const int64_t* shape, char letter, struct ArrowSchema* out) {
+  schema_level* level = dlx_allocate(sizeof *level);
+  out->release = NULL;
+  if (level == NULL) return DLX_E_MEMORY;
+  *out = (struct ArrowSchema){
+      .format = level->format,
+      .name = "",
+      .flags =
+          ARROW_FLAG_NULLABLE, /* as types of Arrow's libraries are unless they say otherwise */
+      .release = release_schema,
+      .private_data = level};
+  level->child.release = NULL;
+  level->children[0] = &level->child;
+  if (ndim == 1) {
+    level->format[0] = letter;
+    level->format[1] = '\0';
+    return DLX_OK;
+  }
+  snprintf(level->format, sizeof level->format, "+w:%lld", (long long)shape[1]);
+  out->n_children = 1;
+  out->children = level->children;
+  int status = give_type(ndim - 1, shape + 1, letter, &level->child);
+  if (status == DLX_OK) level->child.name = "item";
+  if (status != DLX_OK) release_schema(out);
+  return status;
+}
+
+int dlx_arrow_give_schema(const DLTensor* tensor, struct ArrowSchema* out) {
+  char letter = letter_of(tensor->dtype);
+  if (letter == '\0') return DLX_E_DTYPE;
+  if (tensor->ndim < 1) return DLX_E_NDIM;
+  return give_type(tensor->ndim, tensor->shape, letter, out);
+}
+
+typedef struct {
+  const void* buffers[2];
+  DLManagedTensorVersioned* memory; /* of the innermost level; else NULL */
+  struct ArrowArray* children[1];
+  struct ArrowArray child;
+} array_level;
+
+static void release_array(struct ArrowArray* array) {
+  array_level* level = array->private_data;
+  if (array->n_children && level->child.release) level->child.release(&level->child);
+  if (level->memory) dlx_managed_release(level->memory);
+  free(level);
+  array->release = NULL;
+}
+
+/* Owns: takes `memory`, also on failure. */
+static int give_values(int32_t ndim, const int64_t* shape, int64_t length,
+                       DLManagedTensorVersioned* memory, struct ArrowArray* out) {
+  array_level* level = dlx_allocate(sizeof *level);
+  out->release = NULL;
+  if (level == NULL) {
+    dlx_managed_release(memory);
+    return DLX_E_MEMORY;
+  }
+  *out = (struct ArrowArray){.length = length,
+                             .n_buffers = ndim == 1 ? 2 : 1,
+                             .buffers = level->buffers,
+                             .release = release_array,
+                             .private_data = level};
+  level->buffers[0] = NULL;
+  level->buffers[1] = memory->dl_tensor.data;
+  level->memory = ndim == 1 ? memory : NULL;
+  level->child.release = NULL;
+  level->children[0] = &level->child;
+  if (ndim == 1) return DLX_OK;
+  out->n_children = 1;
+  out->children = level->children;
+  int status = give_values(ndim - 1, shape + 1, length * shape[1], memory, &level->child);
+  if (status != DLX_OK) release_array(out);
+  return status;
+}
+
+int dlx_arrow_give_array(DLManagedTensorVersioned* made, struct ArrowArray* out) {
+  const DLTensor* tensor = &made->dl_tensor;
+  DLManagedTensorVersioned* memory;
+  if (!dlx_host_readable(tensor->device.device_type)) return DLX_E_DEVICE;
+  if (letter_of(tensor->dtype) == '\0') return DLX_E_DTYPE;
+  if (tensor->ndim < 1) return DLX_E_NDIM;
+  if (dlx_layout(tensor) != 0) return DLX_E_COPY;
+  int status = dlx_managed_export(made, tensor->device, made->flags, &memory);
+  if (status != DLX_OK) return status;
+  return give_values(tensor->ndim, memory->dl_tensor.shape, memory->dl_tensor.shape[0], memory,
+                     out);
+}

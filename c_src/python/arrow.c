@@ -1,0 +1,453 @@
+/* Arrow's PyCapsule interface. What an object gives out is moved out of its capsules at once, which
+ * marks them as used; from then on the counts of core/arrow.c decide when it is released. Python
+ * holds it in a capsule of dlx's own. */
+
+#include "dlx_python.h"
+
+#include "core/allocate.h"
+#include "core/arrow.h"
+#include "core/hot.h"
+
+#include <string.h>
+
+static const char k_schema[] = "arrow_schema";
+static const char k_array[] = "arrow_array";
+static const char k_device_array[] = "arrow_device_array";
+static const char k_stream[] = "arrow_array_stream";
+static const char k_data[] = "dlx_arrow"; /* a dlx_arrow; never leaves dlx */
+
+/* ---- taken ----------------------------------------------------------------------------------- */
+
+/* A producer's release may run Python. GIL: needed; a pending error is kept. */
+static void drop(dlx_arrow* data) {
+  py_pending pending = py_pending_save();
+  dlx_arrow_drop(data);
+  py_pending_restore(pending);
+}
+
+/* The pointer in a capsule of a name. Errors: NULL with an exception that says what it is. */
+static void* opened(PyObject* capsule, const char* name) {
+  if (PyCapsule_IsValid(capsule, name)) return PyCapsule_GetPointer(capsule, name);
+  const char* found = PyCapsule_CheckExact(capsule) ? PyCapsule_GetName(capsule) : NULL;
+  if (PyCapsule_CheckExact(capsule))
+    return py_raise(DLX_E_ARROW, "expected a capsule named '%s', found one named '%s'", name,
+                    found ? found : "NULL");
+  return py_raise(DLX_E_ARROW, "expected a capsule named '%s', found %.200s", name,
+                  Py_TYPE(capsule)->tp_name);
+}
+
+static PyObject* refuse(int status) {
+  if (status == DLX_E_CONSUMED) return py_raise(status, "this Arrow capsule was used before");
+  return py_raise(status, NULL);
+}
+
+/* Move a pair of capsules. Errors: -1 with an exception. */
+static int take_pair(dlx_arrow* data, PyObject* pair, const char* name) {
+  if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2) {
+    py_raise(DLX_E_ARROW, "expected a pair of Arrow capsules, found %.200s",
+             Py_TYPE(pair)->tp_name);
+    return -1;
+  }
+  struct ArrowSchema* schema = opened(PyTuple_GET_ITEM(pair, 0), k_schema);
+  void* array = schema ? opened(PyTuple_GET_ITEM(pair, 1), name) : NULL;
+  if (array == NULL) return -1;
+  int status = dlx_arrow_move_schema(data, schema);
+  if (status == DLX_OK)
+    status = name == k_array ? dlx_arrow_move_array(data, array)
+                             : dlx_arrow_move_device_array(data, array);
+  return status == DLX_OK ? 0 : (refuse(status), -1);
+}
+
+/* Read a stream to its end, and release it. Errors: -1 with an exception. */
+static int take_stream(dlx_arrow* data, PyObject* capsule) {
+  struct ArrowArrayStream *held = opened(capsule, k_stream), stream;
+  if (held == NULL) return -1;
+  stream = *held; /* moved */
+  held->release = NULL;
+  char why[512] = "";
+  int status;
+  Py_BEGIN_ALLOW_THREADS
+    status = dlx_arrow_read(data, &stream);
+    int may_say = status == DLX_E_ARROW && stream.get_last_error;
+    const char* said = may_say ? stream.get_last_error(&stream) : NULL;
+    if (said) snprintf(why, sizeof why, "%s", said);
+    if (status != DLX_E_CONSUMED) stream.release(&stream);
+  Py_END_ALLOW_THREADS
+  if (status == DLX_OK) return 0;
+  if (status == DLX_E_ARROW)
+    py_raise(status, "its Arrow stream failed: %s", why[0] ? why : "it does not say why");
+  else
+    refuse(status);
+  return -1;
+}
+
+static PyObject *array_method, *stream_method; /* interned, by py_arrow_init */
+
+/* Take all that one method of an object gives. Owns: the caller has the only count. GIL: needed;
+ * runs Python. Errors: NULL with an exception. */
+static dlx_arrow* take(PyObject* obj, PyObject* method, const char* name) {
+  PyObject* given = PyObject_CallMethodNoArgs(obj, method);
+  if (given == NULL) return NULL;
+  dlx_arrow* data = dlx_arrow_new();
+  int failed = -1;
+  if (data == NULL) {
+    PyErr_NoMemory();
+  } else {
+    failed = name == k_stream ? take_stream(data, given) : take_pair(data, given, name);
+  }
+  if (failed && data) {
+    drop(data);
+    data = NULL;
+  }
+  py_pending pending = py_pending_save(); /* capsules' destructors may run Python */
+  Py_DECREF(given);
+  py_pending_restore(pending);
+  return data;
+}
+
+static void destroy_data(PyObject* capsule) {
+  drop(PyCapsule_GetPointer(capsule, k_data));
+}
+
+PyDoc_STRVAR(arrow_open_doc,
+             "arrow_open(obj, method, /)\n--\n\n"
+             "Call one of the methods __arrow_c_array__, __arrow_c_device_array__ and "
+             "__arrow_c_stream__ of an\n"
+             "object, and return what it gives, all batches of it, for the functions below.");
+
+static PyObject* arrow_open(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  if (nargs != 2 || !PyUnicode_Check(args[1])) {
+    PyErr_SetString(PyExc_TypeError, "arrow_open takes an object and the name of a method");
+    return NULL;
+  }
+  const char* name = PyUnicode_CompareWithASCIIString(args[1], "__arrow_c_array__") == 0 ? k_array
+                     : PyUnicode_CompareWithASCIIString(args[1], "__arrow_c_stream__") == 0
+                         ? k_stream
+                         : k_device_array;
+  dlx_arrow* data = take(args[0], args[1], name);
+  if (data == NULL) return NULL;
+  PyObject* capsule = PyCapsule_New(data, k_data, destroy_data);
+  if (capsule == NULL) drop(data);
+  return capsule;
+}
+
+enum { MAX_LEVELS = 256 }; /* of nested types */
+
+/* Owns: new reference. Errors: NULL with an exception. */
+static PyObject* metadata_of(const char* text) {
+  PyObject* found = PyDict_New();
+  int32_t n = 0, sizes[2];
+  if (found == NULL) return NULL;
+  if (text) memcpy(&n, text, sizeof n);
+  for (text += sizeof n; n > 0; n--) {
+    PyObject* pair[2] = {NULL, NULL};
+    int ok = 1;
+    for (int i = 0; i < 2 && ok; i++) {
+      memcpy(&sizes[i], text, sizeof sizes[i]);
+      ok = sizes[i] >= 0;
+      if (!ok) py_raise(DLX_E_ARROW, "the metadata of a type has a length of %d", (int)sizes[i]);
+      pair[i] = ok ? PyBytes_FromStringAndSize(text + sizeof sizes[i], sizes[i]) : NULL;
+      ok = pair[i] != NULL;
+      if (ok) text += sizeof sizes[i] + (size_t)sizes[i];
+    }
+    ok = ok && PyDict_SetItem(found, pair[0], pair[1]) == 0;
+    Py_XDECREF(pair[0]);
+    Py_XDECREF(pair[1]);
+    if (!ok) {
+      Py_DECREF(found);
+      return NULL;
+    }
+  }
+  return found;
+}
+
+/* Owns: new reference. Errors: NULL with an exception. */
+static PyObject* type_of(const struct ArrowSchema* schema, int levels) {
+  if (schema == NULL || schema->format == NULL || schema->n_children < 0 ||
+      (schema->n_children > 0 && schema->children == NULL))
+    return py_raise(DLX_E_ARROW, "an Arrow type has no format string, or not its children");
+  if (levels == MAX_LEVELS)
+    return py_raise(DLX_E_ARROW, "an Arrow type is nested more than %d levels deep", MAX_LEVELS);
+  PyObject* metadata = metadata_of(schema->metadata);
+  PyObject* children = metadata ? PyList_New(0) : NULL;
+  for (int64_t i = 0; children && i < schema->n_children; i++) {
+    PyObject* child = type_of(schema->children[i], levels + 1);
+    if (child == NULL || PyList_Append(children, child) < 0) Py_CLEAR(children);
+    Py_XDECREF(child);
+  }
+  PyObject* found = NULL;
+  if (children) {
+    Py_SETREF(children, PyList_AsTuple(children));
+    if (children)
+      found = Py_BuildValue(
+          "(NNOOO)",
+          PyUnicode_DecodeUTF8(schema->format, (Py_ssize_t)strlen(schema->format), "replace"),
+          PyUnicode_DecodeUTF8(schema->name ? schema->name : "",
+                               schema->name ? (Py_ssize_t)strlen(schema->name) : 0, "replace"),
+          metadata, schema->dictionary ? Py_True : Py_False, children);
+  }
+  Py_XDECREF(children);
+  Py_XDECREF(metadata);
+  return found;
+}
+
+static dlx_arrow* data_of(PyObject* capsule) {
+  return PyCapsule_GetPointer(capsule, k_data);
+}
+
+PyDoc_STRVAR(arrow_schema_doc,
+             "arrow_schema(data, /)\n--\n\n"
+             "Return the type as (format, name, {key: value} of bytes, has a dictionary, types of "
+             "the children).");
+
+static PyObject* arrow_schema(PyObject* module, PyObject* capsule) {
+  dlx_arrow* data = data_of(capsule);
+  return data ? type_of(dlx_arrow_schema(data), 0) : NULL;
+}
+
+static PyObject* contradiction(int status, const dlx_arrow_fault* fault) {
+  return status == DLX_E_ARROW ? py_raise(status, "its Arrow data contradicts itself: %s %lld",
+                                          fault->what, (long long)fault->found)
+                               : py_raise(status, NULL);
+}
+
+/* The column that arguments (data, number) name. Errors: -1 with an exception. */
+static int look(PyObject* const* args, Py_ssize_t nargs, dlx_arrow** data, int64_t* number,
+                dlx_arrow_column* column) {
+  dlx_arrow_fault fault;
+  *data = nargs == 2 ? data_of(args[0]) : NULL;
+  if (*data == NULL) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "Arrow data and a number are wanted");
+    return -1;
+  }
+  *number = PyLong_AsLongLong(args[1]);
+  if (*number == -1 && PyErr_Occurred()) return -1;
+  int status;
+  Py_BEGIN_ALLOW_THREADS /* it reads all bitmaps */
+    status = dlx_arrow_look(*data, *number, column, &fault);
+  Py_END_ALLOW_THREADS
+  return status == DLX_OK ? 0 : (contradiction(status, &fault), -1);
+}
+
+PyDoc_STRVAR(
+    arrow_column_doc,
+    "arrow_column(data, number, /)\n--\n\n"
+    "Return (dtype or None, shape, device, nulls, chunks, whether bools are packed, address) "
+    "of a column, or\n"
+    "of the whole (-1). Where it has no dtype only the first extent is known.");
+
+static PyObject* arrow_column(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  dlx_arrow* data;
+  dlx_arrow_column column;
+  int64_t number;
+  if (look(args, nargs, &data, &number, &column) < 0) return NULL;
+  int32_t ndim = column.is_numbers ? column.ndim : 1;
+  PyObject* shape = PyTuple_New(ndim);
+  for (int32_t i = 0; shape && i < ndim; i++) {
+    PyObject* extent = PyLong_FromLongLong(column.shape[i]);
+    if (extent == NULL) {
+      Py_CLEAR(shape);
+    } else {
+      PyTuple_SET_ITEM(shape, i, extent);
+    }
+  }
+  PyObject* dtype = !column.is_numbers ? Py_NewRef(Py_None)
+                                       : Py_BuildValue("(iii)", column.dtype.code,
+                                                       column.dtype.bits, column.dtype.lanes);
+  return Py_BuildValue(
+      "(NN(ii)LLON)", dtype, shape, (int)column.device.device_type, (int)column.device.device_id,
+      (long long)column.n_nulls, (long long)column.n_chunks,
+      column.is_numbers && column.is_packed ? Py_True : Py_False, PyLong_FromVoidPtr(column.data));
+}
+
+/* Make readers wait for the event that device memory came with. Errors: -1 with an exception. */
+static int follow_event(dlx_arrow* data, TensorObject* tensor) {
+  void* event = dlx_arrow_event(data);
+  if (event == NULL) return 0;
+  DLDevice device = tensor->managed->dl_tensor.device;
+  if (device.device_type != kDLCUDA) {
+    py_raise(DLX_E_STREAM, "it is ready at an event of device (%d, %d), for which dlx cannot wait",
+             device.device_type, device.device_id);
+    return -1;
+  }
+  int status = dlx_cuda_wait_event(device.device_id, *(void**)event);
+  if (status == DLX_OK) return py_cuda_ready_here(tensor, device.device_id);
+  py_raise(status, NULL);
+  return -1;
+}
+
+PyDoc_STRVAR(arrow_share_doc,
+             "arrow_share(data, number, /)\n--\n\n"
+             "Make a dlx.Tensor, read-only, over a column of numbers in one chunk, without nulls.");
+
+static PyObject* arrow_share(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  dlx_arrow* data;
+  dlx_arrow_column column;
+  int64_t number;
+  if (look(args, nargs, &data, &number, &column) < 0) return NULL;
+  if (!column.is_numbers || column.n_nulls || column.is_packed || column.n_chunks > 1)
+    return py_raise(DLX_E_COPY, NULL);
+  DLManagedTensorVersioned* made;
+  int status = dlx_arrow_share(data, &column, &made);
+  if (status != DLX_OK) return py_raise(status, NULL);
+  PyObject* tensor = py_tensor_wrap(made);
+  if (tensor && follow_event(data, (TensorObject*)tensor) < 0) Py_CLEAR(tensor);
+  return tensor;
+}
+
+PyDoc_STRVAR(
+    arrow_gather_doc,
+    "arrow_gather(data, number, /)\n--\n\n"
+    "Copy a column of the host without nulls into a new dlx.Tensor: chunks joined, bools a "
+    "byte each.");
+
+static PyObject* arrow_gather(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  dlx_arrow* data;
+  dlx_arrow_column column;
+  int64_t number;
+  if (look(args, nargs, &data, &number, &column) < 0) return NULL;
+  if (!column.is_numbers || column.n_nulls) return py_raise(DLX_E_DTYPE, NULL);
+  DLManagedTensorVersioned* made;
+  int status;
+  Py_BEGIN_ALLOW_THREADS
+    status = dlx_arrow_gather(data, number, &column, &made);
+  Py_END_ALLOW_THREADS
+  return status == DLX_OK ? py_tensor_wrap(made) : py_raise(status, NULL);
+}
+
+/* Export what __arrow_c_array__ gives, or else __arrow_c_stream__, where that is numbers of the
+ * host that can be shared as they are. Owns: the caller owns *out. GIL: needed; runs Python.
+ * Errors: -1 with an exception. */
+DLX_HOT static int export(void* obj, DLManagedTensorVersioned** out) {
+  int has_array = _PyType_Lookup(Py_TYPE((PyObject*)obj), array_method) != NULL;
+  dlx_arrow* data =
+      has_array ? take(obj, array_method, k_array) : take(obj, stream_method, k_stream);
+  if (data == NULL) return -1;
+  dlx_arrow_column column;
+  dlx_arrow_fault fault;
+  int status = dlx_arrow_look(data, DLX_ARROW_WHOLE, &column, &fault);
+  if (status == DLX_OK) {
+    /* What has metadata may be of an extension type, whose values mean something else. */
+    int is_plain = column.is_numbers && !column.n_nulls && !column.is_packed &&
+                   column.n_chunks < 2 && column.values == dlx_arrow_schema(data) &&
+                   column.values->metadata == NULL;
+    status = is_plain ? dlx_arrow_share(data, &column, out) : DLX_E_COPY;
+  }
+  drop(data);
+  if (status == DLX_OK) return 0;
+  contradiction(status, &fault);
+  return -1;
+}
+
+static const DLPackExchangeAPI table = {
+    .header = {.version = {DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR}},
+    .managed_tensor_from_py_object_no_sync = export,
+};
+
+PyDoc_STRVAR(arrow_exchange_doc,
+             "arrow_exchange()\n--\n\n"
+             "Return an exchange table that exports numbers of the host from any object with "
+             "__arrow_c_array__ or\n"
+             "__arrow_c_stream__, and does nothing else.");
+
+static PyObject* arrow_exchange(PyObject* module, PyObject* unused) {
+  return PyCapsule_New((void*)&table, "dlpack_exchange_api", NULL);
+}
+
+/* ---- given ----------------------------------------------------------------------------------- */
+
+static void destroy_schema(PyObject* capsule) {
+  struct ArrowSchema* schema = PyCapsule_GetPointer(capsule, k_schema);
+  if (schema->release) schema->release(schema);
+  free(schema);
+}
+
+static void destroy_array(PyObject* capsule) {
+  struct ArrowArray* array = PyCapsule_GetPointer(capsule, k_array);
+  py_pending pending = py_pending_save(); /* a foreign deleter may run */
+  if (array->release) array->release(array);
+  py_pending_restore(pending);
+  free(array);
+}
+
+/* Errors: always returns NULL with an exception. */
+static PyObject* cannot_give(int status, const DLManagedTensorVersioned* made) {
+  const DLTensor* tensor = &made->dl_tensor;
+  if (status == DLX_E_DTYPE)
+    return py_raise(status,
+                    "Arrow has no numbers of DLPack type code %d with %d bits and %d lanes "
+                    "that lie as these do",
+                    tensor->dtype.code, tensor->dtype.bits, tensor->dtype.lanes);
+  if (status == DLX_E_NDIM)
+    return py_raise(status, "an Arrow array has one dimension or more, found %d", tensor->ndim);
+  if (status == DLX_E_COPY)
+    return py_raise(status, "Arrow's arrays are row-major, and this dlx.Tensor is not");
+  return py_raise(status, NULL);
+}
+
+PyObject* py_arrow_schema(PyObject* tensor, PyObject* unused) {
+  DLManagedTensorVersioned* made = py_tensor_managed(tensor);
+  if (made == NULL) return NULL;
+  struct ArrowSchema* schema = dlx_allocate(sizeof *schema);
+  if (schema == NULL) return PyErr_NoMemory();
+  int status = dlx_arrow_give_schema(&made->dl_tensor, schema);
+  if (status != DLX_OK) {
+    free(schema);
+    return cannot_give(status, made);
+  }
+  PyObject* capsule = PyCapsule_New(schema, k_schema, destroy_schema);
+  if (capsule == NULL) {
+    schema->release(schema);
+    free(schema);
+  }
+  return capsule;
+}
+
+static PyObject* array_capsule(DLManagedTensorVersioned* made) {
+  struct ArrowArray* array = dlx_allocate(sizeof *array);
+  if (array == NULL) return PyErr_NoMemory();
+  int status = dlx_arrow_give_array(made, array);
+  if (status != DLX_OK) {
+    free(array);
+    return cannot_give(status, made);
+  }
+  PyObject* capsule = PyCapsule_New(array, k_array, destroy_array);
+  if (capsule == NULL) {
+    array->release(array);
+    free(array);
+  }
+  return capsule;
+}
+
+PyObject* py_arrow_array(PyObject* tensor, PyObject* const* args, Py_ssize_t nargs,
+                         PyObject* names) {
+  Py_ssize_t given = names ? PyTuple_GET_SIZE(names) : 0;
+  if (nargs + given > 1 || (given && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0),
+                                                                      "requested_schema") != 0)) {
+    PyErr_SetString(PyExc_TypeError, "__arrow_c_array__ takes requested_schema and nothing else");
+    return NULL;
+  }
+  DLManagedTensorVersioned* made = py_tensor_managed(tensor);
+  PyObject* array = made ? array_capsule(made) : NULL;
+  PyObject* schema = array ? py_arrow_schema(tensor, NULL) : NULL;
+  PyObject* pair = schema ? PyTuple_Pack(2, schema, array) : NULL;
+  Py_XDECREF(schema);
+  Py_XDECREF(array);
+  return pair;
+}
+
+int py_arrow_init(void) {
+  array_method = PyUnicode_InternFromString("__arrow_c_array__");
+  stream_method = PyUnicode_InternFromString("__arrow_c_stream__");
+  return array_method && stream_method ? 0 : -1;
+}
+
+PyMethodDef py_arrow_functions[] = {
+    {"arrow_open", (PyCFunction)(void (*)(void))arrow_open, METH_FASTCALL, arrow_open_doc},
+    {"arrow_schema", arrow_schema, METH_O, arrow_schema_doc},
+    {"arrow_column", (PyCFunction)(void (*)(void))arrow_column, METH_FASTCALL, arrow_column_doc},
+    {"arrow_share", (PyCFunction)(void (*)(void))arrow_share, METH_FASTCALL, arrow_share_doc},
+    {"arrow_gather", (PyCFunction)(void (*)(void))arrow_gather, METH_FASTCALL, arrow_gather_doc},
+    {"arrow_exchange", arrow_exchange, METH_NOARGS, arrow_exchange_doc},
+    {NULL, NULL, 0, NULL},
+};

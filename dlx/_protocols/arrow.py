@@ -1,0 +1,352 @@
+"""Arrow's PyCapsule interface: an object in, its columns out. No Arrow library is needed.
+
+What an object gives out is asked for once. It is kept as a whole, by every tensor over one of its columns: columns of a
+table share their batches' memory and its release.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from dlx._core import cuda, native
+from dlx._core.foreign import foreign_error, module_of, type_name
+from dlx._core.native import Tensor
+from dlx._core.types import READ_ONLY, Device, DType
+from dlx.errors import DlxError, LayoutError, ProtocolError
+
+__all__ = ["METHODS", "NUMBERS", "Column", "Table", "column", "opened", "speaks"]
+
+METHODS = ("__arrow_c_device_array__", "__arrow_c_stream__", "__arrow_c_array__")
+"""In the order in which they are used: the first never moves data between devices, the second takes any chunks."""
+
+
+NUMBERS = (
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    *(f"float{bits}" for bits in (16, 32, 64)),
+)
+"""The dtypes whose values lie in Arrow's arrays as in DLPack's."""
+
+
+class Type(NamedTuple):
+    """An Arrow type, as the C data interface says it."""
+
+    format: str
+    name: str
+    metadata: dict[bytes, bytes]
+    has_dictionary: bool
+    children: tuple[Any, ...]
+
+    @property
+    def extension(self) -> str:
+        """The name of the extension type; empty for none."""
+        return self.metadata.get(b"ARROW:extension:name", b"").decode(errors="replace")
+
+    def child(self, i: int = 0) -> Type:
+        """Return the type of a child."""
+        return Type(*self.children[i])
+
+    @property
+    def values(self) -> Type:
+        """The innermost type: of the elements of fixed-size lists, however deep."""
+        plain = not self.has_dictionary and (not self.extension or self.extension == FIXED_SHAPE)
+        return self.child().values if plain and self.format.startswith("+w:") and self.children else self
+
+    def __str__(self) -> str:
+        if self.has_dictionary:
+            return f"dictionary<indices={_name(self.format)}>"
+        return self.extension or _name(self.format)
+
+
+FIXED_SHAPE = "arrow.fixed_shape_tensor"
+
+_NAMES = {
+    "n": "null",
+    "b": "bool",
+    "e": "halffloat",
+    "f": "float",
+    "g": "double",
+    "c": "int8",
+    "s": "int16",
+    "i": "int32",
+    "l": "int64",
+    "C": "uint8",
+    "S": "uint16",
+    "I": "uint32",
+    "L": "uint64",
+    "z": "binary",
+    "Z": "large_binary",
+    "vz": "binary_view",
+    "u": "string",
+    "U": "large_string",
+    "vu": "string_view",
+    "tdD": "date32[day]",
+    "tdm": "date64[ms]",
+    "tiM": "interval[month]",
+    "tiD": "interval[day, time]",
+    "+l": "list",
+    "+L": "large_list",
+    "+vl": "list_view",
+    "+vL": "large_list_view",
+    "+s": "struct",
+    "+m": "map",
+    "+r": "run_end_encoded",
+    "tin": "month_day_nano_interval",
+}
+_UNITS = {"s": "s", "m": "ms", "u": "us", "n": "ns"}
+
+
+def _name(text: str) -> str:
+    """Return what Arrow calls the type of a format string."""
+    head, _, rest = text.partition(":")
+    if text in _NAMES:
+        return _NAMES[text]
+    if head[:2] in ("tt", "ts", "tD") and head[2:] in _UNITS:
+        name = {"tt": "time32" if head[2:] in "sm" else "time64", "ts": "timestamp", "tD": "duration"}[head[:2]]
+        return f"{name}[{_UNITS[head[2:]]}{f', tz={rest}' if rest else ''}]"
+    names = {
+        "d": "decimal({})",
+        "w": "fixed_size_binary[{}]",
+        "+w": "fixed_size_list[{}]",
+        "+ud": "union",
+        "+us": "union",
+    }
+    return names.get(head, f"of format {text!r}").format(rest)
+
+
+class Column:
+    """A column of a table, or what a whole array, series or column gives out.
+
+    Attributes
+    ----------
+    kind
+        The type of the object that it comes from.
+    type
+        Its Arrow type.
+    dtype
+        Of its values; None where they are no numbers.
+    shape, strides
+        As they will be; without a dtype, that of the length only.
+    address
+        Where its first chunk begins; 0 where it has no element, or no dtype.
+    device
+        Where it is.
+    n_nulls, n_chunks
+        How many nulls there are, at the outermost level that has any; how many batches have elements.
+    is_packed
+        Whether it has bools, eight to a byte.
+    """
+
+    __slots__ = (
+        "_data",
+        "_number",
+        "_permuted",
+        "address",
+        "device",
+        "dtype",
+        "is_packed",
+        "kind",
+        "n_chunks",
+        "n_nulls",
+        "shape",
+        "strides",
+        "type",
+    )
+
+    def __init__(self, data: object, number: int, kind: type, described: Type) -> None:
+        self._data, self._number, self.kind, self.type = data, number, kind, described
+        dtype, shape, device, self.n_nulls, self.n_chunks, self.is_packed, address = native.arrow_column(data, number)
+        known = dtype is not None and not any(each.extension for each in _levels(described))
+        self.dtype = DType(dtype) if known else None
+        self.shape: tuple[int, ...] = shape if known else shape[:1]
+        self.strides = _row_major(self.shape)
+        self.address: int = address if known else 0
+        self.device = Device(*device)
+        self._permuted = described.extension == FIXED_SHAPE and known
+        if self._permuted:
+            self.shape, self.strides = _fixed_shape(described, shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its values, a byte for each bool; 0 where they are no numbers."""
+        return math.prod(self.shape) * self.dtype.bits // 8 if self.dtype is not None else 0
+
+    def shared(self) -> Tensor:
+        """Return a read-only tensor over its memory."""
+        return self._shaped(native.arrow_share(self._data, self._number))
+
+    def gathered(self) -> Tensor:
+        """Return a tensor of its own memory: chunks joined, bools in a byte each."""
+        return self._shaped(native.arrow_gather(self._data, self._number))
+
+    def _shaped(self, tensor: Tensor) -> Tensor:
+        if not self._permuted:
+            return tensor
+        flags = tensor.flags & READ_ONLY
+        made = native.tensor_new(tensor.data_ptr, self.shape, self.strides, tensor.dtype, tensor.device, flags, tensor)
+        ready = cuda.readiness_of(tensor)
+        return made if ready is None else cuda.when(made, ready)
+
+
+class Table(dict[str, Column]):
+    """The columns of a table or data frame, by name."""
+
+
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def _levels(described: Type) -> list[Type]:
+    """Return a type and those below it down to its values, a fixed-shape tensor as the outermost one left out."""
+    levels, inner = [], described
+    if described.extension == FIXED_SHAPE and described.children:
+        inner = described.child()
+    while True:
+        levels.append(inner)
+        if not inner.format.startswith("+w:") or not inner.children:
+            return levels
+        inner = inner.child()
+
+
+def _fixed_shape(described: Type, stored: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return shape and strides of an array of tensors, from what its metadata say."""
+    import json
+
+    try:
+        said = json.loads(described.metadata[b"ARROW:extension:metadata"])
+        inner = tuple(int(extent) for extent in said["shape"])
+        order = [int(i) for i in said.get("permutation") or range(len(inner))]
+        if (
+            min(inner, default=0) < 0
+            or math.prod(inner) != math.prod(stored[1:])
+            or sorted(order) != [*range(len(inner))]
+        ):
+            raise ValueError(f"shape {inner} and permutation {order} for {math.prod(stored[1:])} values")
+    except Exception as error:
+        raise foreign_error(f"the metadata of {FIXED_SHAPE} are wrong:", error, ProtocolError) from error
+    steps = _row_major(inner)
+    return (stored[0], *(inner[i] for i in order)), (math.prod(inner), *(steps[i] for i in order))
+
+
+def speaks(kind: type) -> bool:
+    """Return whether objects of a type have a method of Arrow's."""
+    return any(hasattr(kind, name) for name in METHODS)
+
+
+def _open(obj: Any) -> tuple[object, Type]:
+    """Ask an object for what it has; return it with its type."""
+    kind = type(obj)
+    if hasattr(kind, "__next__") or hasattr(kind, "read_all"):
+        raise LayoutError(
+            "it is a stream of batches, which can be read only once",
+            source=type_name(kind),
+            fix="Read it first, by its .read_all() or pyarrow.table(it), and convert what that gives.",
+        )
+    method = next(name for name in METHODS if hasattr(kind, name))
+    try:
+        data = native.arrow_open(obj, method)
+        return data, Type(*native.arrow_schema(data))
+    except (DlxError, MemoryError):
+        raise
+    except Exception as error:
+        raise foreign_error(f"{method}() failed:", error) from error
+
+
+def column(obj: Any) -> Column:
+    """Return all that an object gives out as one column; structs are refused later."""
+    if type(obj) is Column:
+        return obj
+    data, described = _open(obj)
+    return Column(data, -1, type(obj), described)
+
+
+def opened(obj: Any) -> Column | Table:
+    """Return the columns of a table, by name, or the only one of anything else.
+
+    Raises
+    ------
+    LayoutError
+        If two columns have one name, or the object is a stream.
+    ProtocolError
+        If what it gives out contradicts itself.
+    """
+    data, described = _open(obj)
+    if described.format != "+s" or described.has_dictionary or described.extension:
+        return Column(data, -1, type(obj), described)
+    table = Table()
+    for i in range(len(described.children)):
+        child = described.child(i)
+        if child.name in table:
+            raise LayoutError(f"it has two columns named {child.name!r}", fix="Rename one of them.")
+        table[child.name] = Column(data, i, type(obj), child)
+    return table
+
+
+# ---- what is no number -----------------------------------------------------------------------------------------------
+
+_CALLS = {  # how a package's users do it: nulls filled, dates as integers, categories as integers
+    "pyarrow": (
+        ".fill_null(value) or .drop_null()",
+        ".view({!r})",
+        ".dictionary_decode() first, or convert its .indices",
+    ),
+    "polars": (".fill_null(value) or .drop_nulls()", ".to_physical()", ".to_physical() first"),
+    "pandas": (
+        ".fillna(value) or .dropna(), or convert its .to_numpy() (pandas gives NaN out as null)",
+        ".astype({!r})",
+        ".cat.codes first",
+    ),
+}
+_INTEGERS = {"tdD": 32, "tiM": 32, "tts": 32, "ttm": 32, "tiD": 0, "tin": 0}
+
+
+def null_fix(column: Column) -> str:
+    """Return a sentence that says how users of an object's package are rid of nulls."""
+    calls = _calls(column.kind)[0]
+    return f"Call {calls}." if len(column.shape) == 1 else f"They may be inside its lists: call .flatten(){calls}."
+
+
+def _calls(kind: type) -> tuple[str, str, str]:
+    return _CALLS.get(module_of(kind).partition(".")[0], (".fill_null(value)", ".cast({!r})", "its decoding"))
+
+
+def why_refused(kind: type, described: Type, shown: str = "") -> tuple[str, str]:
+    """Return (reason, fix) for a type that is not one number per value.
+
+    Parameters
+    ----------
+    kind
+        The type of the object.
+    described
+        Its Arrow type.
+    shown
+        What the object's package calls that.
+    """
+    inner = next((each for each in _levels(described) if each.extension or each.has_dictionary), described.values)
+    text, name = inner.format, shown or str(inner)
+    _, integers, decode = _calls(kind)
+    if inner.has_dictionary:
+        return f"it is a dictionary array ({name})", f"Call {decode}."
+    if inner.extension:
+        return f"DLPack has no counterpart of {name}", "Convert its .storage."
+    if text.startswith("t"):
+        bits = _INTEGERS.get(text, 64)
+        fix = f"Call {integers.format(f'int{bits}')} first, and keep the unit yourself." if bits else _APART
+        return f"DLPack has no dates, times or durations ({name})", fix
+    for start, reason, fix in _REFUSED:
+        if text.startswith(start):
+            return f"{reason} ({name})", fix
+    return f"DLPack has no values of this type ({name})", "Convert its buffers if the bytes are what you need."
+
+
+_APART = "Convert its parts apart."
+_TEXT = ("DLPack has no text or raw bytes", "Convert its .buffers() if the bytes are what you need.")
+_REFUSED = (  # beginning of the format, reason, fix
+    ("d:", "DLPack has no decimals", "Call .cast('float64') first, if that is exact enough."),
+    ("+r", "it is run-end encoded", "Call pyarrow.compute.run_end_decode(x) first."),
+    ("+u", "DLPack has no unions", "Convert its fields one by one: .field(0)."),
+    ("+s", "DLPack has no structures", "Convert its fields or columns one by one: .field(0)."),
+    ("+", "its values vary in length", "Convert its .flatten() and its .offsets apart."),
+    ("n", "it holds nulls only, without a type", "Call .cast with a type and .fill_null(value) first."),
+    *((start, *_TEXT) for start in ("u", "U", "z", "Z", "v", "w:")),
+)

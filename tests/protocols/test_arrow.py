@@ -1,0 +1,608 @@
+"""Arrow's PyCapsule interface without any Arrow library: structs made by ctypes, right ones and lying ones."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import gc
+import json
+
+import madearrow as made
+import pytest
+from madearrow import Gives, GivesDevice, Streams, arrow_array, column, on_device, schema, stream
+
+import dlx
+from dlx import errors
+from dlx._core import cuda as driver
+from dlx._core import native
+from dlx._core.stream import Stream
+
+NUMBERS = {
+    "c": "int8",
+    "C": "uint8",
+    "s": "int16",
+    "S": "uint16",
+    "i": "int32",
+    "I": "uint32",
+    "l": "int64",
+    "L": "uint64",
+    "e": "float16",
+    "f": "float32",
+    "g": "float64",
+}
+
+
+@pytest.fixture(autouse=True)
+def released():
+    """All that is taken is released exactly once; a test that leaves something says so itself."""
+    made.alive.clear()
+    made.released.clear()
+    yield made.released
+    if made.alive:
+        gc.collect()
+    assert made.released["twice"] == 0
+    assert not made.alive, "not released"
+
+
+def values(tensor):
+    """Return the values of a tensor of the host."""
+    return memoryview(tensor).tolist()
+
+
+def memory(text):
+    """Return 4 numbers of 8 bytes at most, and their size."""
+    return array.array("q", range(4)), dlx.DType(NUMBERS[text]).bits // 8
+
+
+# ---- columns ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", NUMBERS)
+def test_numbers_are_shared_and_read_only(text, released):
+    """Every type of numbers leaves in place, from its offset on; the release waits for the last tensor."""
+    block, size = memory(text)
+    obj = Gives(schema(text), arrow_array(2, None, block, offset=1))
+    tensor = dlx.convert(obj, to="dlx", copy=False)
+    assert (tensor.dtype.name, tensor.shape, tensor.readonly) == (NUMBERS[text], (2,), True)
+    assert tensor.data_ptr == block.buffer_info()[0] + size and obj.asked == 1
+    again = dlx.convert(tensor, to="dlx", copy=True)
+    assert not released
+    del tensor
+    assert released == {"array": 1, "schema": 1} and bytes(again) == bytes(block)[size : 3 * size]
+
+
+def test_a_column_is_planned_and_described_as_an_array(np):
+    """A plan is that of one array, not of a tree; a description says its type."""
+    plan = dlx.plan(column(1, 2), to="numpy")
+    assert (plan.outcome, plan.leaves) == ("shared", ()) and plan.source.shape == (2,)
+    info = dlx.describe(column(1, 2))
+    assert (info.dtype.name, info.shape, info.strides, info.readonly) == ("int32", (2,), (1,), True)
+    assert info.protocols == ("__arrow_c_array__",) and info.type_name == "madearrow.Gives"
+
+
+def test_empty_columns_need_no_memory(np):
+    """Without an element a buffer may be NULL, and a stream may have no batch."""
+    assert dlx.convert(Gives(schema("g"), arrow_array(0, None, None)), to="numpy", copy=False).shape == (0,)
+    result = dlx.convert(Streams(stream(schema("f"), [])), to="numpy", copy=False)
+    assert result.shape == (0,) and result.dtype == "float32"
+
+
+@pytest.mark.parametrize("offset", [0, 3, 8, 13])
+def test_bools_are_unpacked(np, offset):
+    """Eight bools of a byte become a byte each by a copy, which the plan says and copy=False refuses."""
+    bits = bytearray([0b10110010, 0b01001101, 0b11100001])
+
+    def obj():
+        return Gives(schema("b"), arrow_array(9, None, bits, offset=offset))
+
+    expected = [bool(bits[i // 8] >> i % 8 & 1) for i in range(offset, offset + 9)]
+    result = dlx.convert(obj(), to="numpy")
+    assert result.dtype == bool and result.tolist() == expected and result.flags.writeable
+    plan = dlx.plan(obj(), to="numpy")
+    assert (plan.outcome, plan.nbytes) == ("copied", 9) and "packed eight to a byte" in plan.steps[0].why
+    with pytest.raises(errors.CopyRequiredError, match="packed eight to a byte"):
+        dlx.convert(obj(), to="numpy", copy=False)
+
+
+def test_chunks_are_joined(np, released):
+    """Several batches are one array by a copy; empty ones do not count."""
+    block = array.array("i", range(6))
+
+    def obj():
+        batches = [arrow_array(n, None, block, offset=at) for n, at in ((2, 0), (0, 0), (3, 3))]
+        return Streams(stream(schema("i"), batches))
+
+    result = dlx.convert(obj(), to="numpy")
+    assert result.tolist() == [0, 1, 3, 4, 5] and result.flags.writeable
+    assert released == {"array": 3, "schema": 1, "stream": 1}
+    plan = dlx.plan(obj(), to="numpy")
+    assert (plan.outcome, plan.nbytes) == ("copied", 20) and "it lies in 2 chunks" in plan.steps[0].why
+    with pytest.raises(errors.CopyRequiredError, match="it lies in 2 chunks"):
+        dlx.convert(obj(), to="numpy", copy=False)
+    one = Streams(stream(schema("i"), [arrow_array(0, None, None), arrow_array(2, None, block, offset=4)]))
+    assert dlx.convert(one, to="numpy", copy=False).tolist() == [4, 5]
+
+
+def lists(size, inner, values_, *, length, offset=0, inner_offset=0, metadata=None):
+    """Return an object with fixed-size lists of lists of numbers."""
+    count = length + offset
+    child = arrow_array((count * size + inner_offset) * inner, None, values_)
+    lower = arrow_array(count * size, None, children=[child], offset=inner_offset)
+    upper = arrow_array(length, None, children=[lower], offset=offset)
+    return Gives(schema(f"+w:{size}", schema(f"+w:{inner}", schema("i")), metadata=metadata), upper)
+
+
+def test_fixed_size_lists_are_dimensions(np):
+    """Offsets of all levels count; the memory is shared."""
+    block = array.array("i", range(100))
+    result = dlx.convert(lists(3, 2, block, length=2, offset=1, inner_offset=4), to="numpy", copy=False)
+    first = (1 * 3 + 4) * 2
+    assert result.tolist() == np.arange(first, first + 12).reshape(2, 3, 2).tolist()
+    assert result.ctypes.data == block.buffer_info()[0] + 4 * first and not result.flags.writeable
+
+
+def fixed_shape(block, length, size, **said):
+    """Return an object with tensors of a fixed shape."""
+    metadata = {
+        b"ARROW:extension:name": b"arrow.fixed_shape_tensor",
+        b"ARROW:extension:metadata": json.dumps(said).encode(),
+    }
+    child = arrow_array(length * size, None, block)
+    return Gives(schema(f"+w:{size}", schema("i"), metadata=metadata), arrow_array(length, None, children=[child]))
+
+
+def test_fixed_shape_tensors_are_dimensions(np):
+    """Their own shape and order of dimensions."""
+    block = array.array("i", range(12))
+    plain = dlx.convert(fixed_shape(block, 2, 6, shape=[2, 3]), to="numpy", copy=False)
+    assert plain.tolist() == np.arange(12).reshape(2, 2, 3).tolist()
+    turned = dlx.convert(fixed_shape(block, 2, 6, shape=[2, 3], permutation=[1, 0]), to="numpy", copy=False)
+    assert turned.tolist() == np.arange(12).reshape(2, 2, 3).transpose(0, 2, 1).tolist()
+    assert turned.ctypes.data == block.buffer_info()[0]
+    for wrong in ({"shape": [2, 2]}, {"shape": [2, 3], "permutation": [0, 0]}, {"shape": "ab"}, {}):
+        with pytest.raises(errors.ProtocolError, match="fixed_shape_tensor are wrong"):
+            dlx.convert(fixed_shape(block, 2, 6, **wrong), to="numpy")
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+
+def table(**columns):
+    """Return an object with a struct of columns, (schema, array) each."""
+    length = min(each[1].length for each in columns.values()) if columns else 0
+    for name, (kind, _) in columns.items():
+        kind.name = name.encode()
+    kinds, arrays = [each[0] for each in columns.values()], [each[1] for each in columns.values()]
+    return Gives(schema("+s", *kinds), arrow_array(length, None, children=arrays))
+
+
+def test_a_table_is_a_dict_of_columns(np, released):
+    """Columns share the table's memory, which goes with the last of them."""
+    block = array.array("i", range(4))
+    obj = table(a=(schema("i"), arrow_array(3, None, block)), b=(schema("b"), arrow_array(3, None, bytearray([5]))))
+    result = dlx.convert([obj], to="numpy")[0]
+    assert type(result) is dict and list(result) == ["a", "b"] and obj.asked == 1
+    assert result["a"].ctypes.data == block.buffer_info()[0] and result["b"].tolist() == [True, False, True]
+    del result["b"]
+    assert not released
+    result.clear()
+    assert released == {"array": 3, "schema": 3}  # the parents release their children
+
+
+def test_the_offset_of_a_table_is_that_of_its_columns(np):
+    """A slice of a table slices its columns."""
+    block = array.array("i", range(9))
+    child = arrow_array(8, None, block, offset=1)
+    obj = Gives(schema("+s", schema("i", name="x")), arrow_array(3, None, children=[child], offset=2))
+    assert dlx.convert(obj, to="numpy", copy=False)["x"].tolist() == [3, 4, 5]
+
+
+def test_errors_in_a_table_say_the_column(np):
+    """The place is the column's name; the rest of the table is not converted."""
+    obj = table(a=(schema("i"), arrow_array(1, None, bytearray(4))), t=(schema("u"), arrow_array(1, None, None, None)))
+    with pytest.raises(errors.DTypeError, match=r"at obj\['t'\]: DLPack has no text or raw bytes \(string\)"):
+        dlx.convert(obj, to="numpy")
+    assert dlx.convert(table(), to="numpy") == {}
+    arrays = [arrow_array(0, None, None), arrow_array(0, None, None)]
+    twice = Gives(schema("+s", schema("i", name="x"), schema("i", name="x")), arrow_array(0, None, children=arrays))
+    with pytest.raises(errors.LayoutError, match="two columns named 'x'"):
+        dlx.convert(twice, to="numpy")
+
+
+# ---- refused ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    {
+        "n": "nulls only",
+        "u": "no text or raw bytes (string)",
+        "vu": "(string_view)",
+        "Z": "(large_binary)",
+        "w:7": "(fixed_size_binary[7])",
+        "d:5,2": "no decimals (decimal(5,2))",
+        "tdD": "no dates, times or durations (date32[day])",
+        "tsn:UTC": "(timestamp[ns, tz=UTC])",
+        "tts": "(time32[s])",
+        "ttu": "(time64[us])",
+        "tDm": "(duration[ms])",
+        "tin": "(month_day_nano_interval)",
+        "+l": "vary in length (list)",
+        "+m": "vary in length (map)",
+        "+ud:0,1": "no unions (union)",
+        "+r": "run-end encoded",
+        "?": "no values of this type (of format '?')",
+    }.items(),
+)
+def test_other_types_are_refused_by_name(text, words):
+    """The type is said as Arrow's libraries say it; dates name the integers that they are."""
+    with pytest.raises(errors.DTypeError) as caught:
+        dlx.convert(Gives(schema(text), arrow_array(0, None, None)), to="dlx")
+    assert words in str(caught.value)
+    if text.startswith("t") and text != "tin":
+        assert f"int{32 if text in ('tdD', 'tts') else 64}" in caught.value.fix
+
+
+def test_dictionaries_and_extensions_are_refused(np):
+    """Their numbers mean something else."""
+    inner = schema("u")
+    coded = Gives(schema("i", dictionary=ctypes.pointer(inner)), arrow_array(0, None, None))
+    with pytest.raises(errors.DTypeError, match=r"a dictionary array \(dictionary<indices=int32>\)"):
+        dlx.convert(coded, to="numpy")
+    made.alive.clear()
+    meant = schema("c", metadata={b"ARROW:extension:name": b"arrow.bool8"})
+    with pytest.raises(errors.DTypeError, match=r"no counterpart of arrow\.bool8"):
+        dlx.convert(Gives(meant, arrow_array(0, None, None)), to="numpy")
+    other = schema("i", metadata={b"pandas": b"{}"})
+    assert dlx.convert(Gives(other, arrow_array(0, None, None)), to="numpy").shape == (0,)
+
+
+@pytest.mark.parametrize("null_count", [2, -1])
+def test_nulls_are_refused_with_their_count(np, null_count):
+    """They are counted where that is not done yet; those outside of a slice do not matter."""
+    bits, block = bytearray([0b11101011]), array.array("i", range(8))
+
+    def obj(length, offset=0):
+        return Gives(schema("i"), arrow_array(length, bits, block, offset=offset, null_count=null_count))
+
+    with pytest.raises(errors.LayoutError, match="it has 2 nulls, which DLPack cannot say") as caught:
+        dlx.convert(obj(8), to="numpy")
+    assert ".fill_null(value)" in caught.value.fix
+    assert dlx.convert(obj(3, 5), to="numpy", copy=False).tolist() == [5, 6, 7]
+
+
+def test_streams_that_can_be_read_once_are_refused(released):
+    """They would be used up by a plan; what to call is said, and nothing is asked."""
+
+    class Reader(Streams):
+        def read_all(self):
+            pass
+
+    reader = Reader(None)
+    with pytest.raises(errors.LayoutError, match="read only once") as caught:
+        dlx.convert(reader, to="dlx")
+    assert ".read_all()" in caught.value.fix and reader.asked == 0
+
+
+# ---- hostile ---------------------------------------------------------------------------------------------------------
+
+
+HUGE = (1 << 63) - 1
+HOSTILE = {
+    "a length below 0": (lambda: column(1, 2, length=-1), "length is below 0"),
+    "an offset below 0": (lambda: column(1, 2, offset=-1), "offset is below 0"),
+    "offset and length": (lambda: column(1, 2, offset=HUGE), "do not fit 63 bits"),
+    "bytes": (lambda: column(1, 2, length=HUGE // 2), "do not fit 63 bits"),
+    "nulls below -1": (lambda: column(1, 2, null_count=-2), "null count"),
+    "more nulls than values": (lambda: column(1, 2, null_count=3), "null count"),
+    "nulls without a bitmap": (lambda: column(1, 2, null_count=1), "no bitmap"),
+    "no memory": (lambda: Gives(schema("i"), arrow_array(2, None, None)), "values and no memory"),
+    "one buffer": (lambda: Gives(schema("i"), arrow_array(2, None)), "number of buffers"),
+    "no buffers": (lambda: column(1, 2, buffers=None), "it says how many buffers"),
+    "children of numbers": (lambda: column(1, 2, n_children=1), "different numbers of children"),
+    "no format": (lambda: Gives(schema("i", format=None), arrow_array(0, None, None)), "no format string"),
+    "children below 0": (lambda: Gives(schema("+s", n_children=-1), arrow_array(0, None)), "or not its children"),
+    "a missing child": (lambda: Gives(schema("+w:2", None), arrow_array(0, None)), "or not its children"),
+    "a list without a size": (lambda: Gives(schema("+w:", schema("i")), arrow_array(0, None)), "is no number"),
+    "a list of a huge size": (
+        lambda: Gives(schema(f"+w:{HUGE}0", schema("i")), arrow_array(0, None)),
+        "is no number",
+    ),
+    "a list of two": (lambda: Gives(schema("+w:2", schema("i"), schema("i")), arrow_array(0, None)), "has one child"),
+    "data without the child": (lambda: Gives(schema("+w:2", schema("i")), arrow_array(2, None)), "numbers of children"),
+    "a NULL child": (
+        lambda: Gives(schema("+w:2", schema("i")), arrow_array(2, None, children=[None])),
+        "a child is missing",
+    ),
+    "a short child": (
+        lambda: Gives(
+            schema("+w:2", schema("i")), arrow_array(2, None, children=[arrow_array(3, None, bytearray(12))])
+        ),
+        "fewer values than its parent",
+    ),
+    "lists that overflow": (
+        lambda: Gives(
+            schema(f"+w:{HUGE}", schema("i")), arrow_array(2, None, children=[arrow_array(3, None, bytearray(12))])
+        ),
+        "more values than fit",
+    ),
+    "a table without its columns": (
+        lambda: Gives(schema("+s", schema("i", name="x")), arrow_array(2, None)),
+        "numbers of children",
+    ),
+    "a short column": (
+        lambda: table(x=(schema("i"), arrow_array(1, None, bytearray(4))), y=(schema("i"), arrow_array(0, None, None))),
+        None,
+    ),
+    "a dictionary that the type lacks": (
+        lambda: column(1, 2, dictionary=ctypes.pointer(arrow_array(0, None))),
+        "has a dictionary",
+    ),
+    "an array that was released": (
+        lambda: Gives(schema("i"), arrow_array(0, None, None, release=made.NO_RELEASE)),
+        "used before",
+    ),
+    "a type that was released": (
+        lambda: Gives(schema("i", release=made.NO_RELEASE), arrow_array(0, None, None)),
+        "used before",
+    ),
+    "a capsule of another name": (
+        lambda: Gives(schema("i"), arrow_array(0, None, None), names=(b"arrow_schema", b"arrow_schema")),
+        "expected a capsule named 'arrow_array', found one named 'arrow_schema'",
+    ),
+    "capsules the wrong way round": (
+        lambda: Gives(schema("i"), arrow_array(0, None, None), names=(b"arrow_array", b"arrow_schema")),
+        "expected a capsule named 'arrow_schema'",
+    ),
+    "a stream that fails": (
+        lambda: Streams(stream(schema("i"), [arrow_array(1, None, bytearray(4))], fails="no more disk")),
+        "its Arrow stream failed: no more disk",
+    ),
+    "a stream without functions": (
+        lambda: Streams(stream(schema("i"), [], get_next=made._GET(0))),
+        "does not say why|its Arrow stream failed",
+    ),
+    "a released stream": (lambda: Streams(stream(schema("i"), [], release=made.NO_RELEASE)), "used before"),
+    "batches that differ": (
+        lambda: Streams(
+            stream(schema("i"), [arrow_array(1, None, bytearray(4)), arrow_array(1, None, None)]),
+        ),
+        "values and no memory",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_what_contradicts_itself_is_refused(kind):
+    """What can be seen is checked before anything is read, and what was taken is released once."""
+    make, words = HOSTILE[kind]
+    obj = make()
+    if words is None:
+        dlx.convert(obj, to="dlx")
+    else:
+        with pytest.raises((errors.ProtocolError, errors.ConsumedError), match=words):
+            dlx.convert(obj, to="dlx")
+    del obj
+    gc.collect()
+    made.alive.clear()  # what was never taken
+
+
+@pytest.mark.parametrize("answer", [None, (), (1, 2), [], "ab"])
+def test_answers_that_are_no_capsules(answer):
+    """Refused by what they are."""
+
+    class Wrong:
+        def __arrow_c_array__(self, requested_schema=None):
+            return answer
+
+    with pytest.raises(errors.ProtocolError, match="expected a"):
+        dlx.convert(Wrong(), to="dlx")
+
+
+def test_a_failing_producer_is_the_cause():
+    """What it raises is passed on, and it is asked once."""
+    asked = []
+
+    class Fails:
+        def __arrow_c_stream__(self, requested_schema=None):
+            asked.append(1)
+            raise OSError("no such table")
+
+    with pytest.raises(errors.ConversionError, match="no such table") as caught:
+        dlx.convert(Fails(), to="dlx")
+    assert isinstance(caught.value.__cause__, OSError) and len(asked) == 1
+
+
+def test_capsules_are_used_once(released):
+    """A second conversion of an object that gives the same structs is refused, and releases nothing twice."""
+    obj = column(1, 2)
+    first = dlx.convert(obj, to="dlx")
+    with pytest.raises(errors.ConsumedError, match="used before"):
+        dlx.convert(obj, to="dlx")
+    assert values(first) == [1, 2]
+    del first
+    assert released == {"array": 1, "schema": 1}
+
+
+@pytest.mark.unsanitized("freed memory is not given back at once")
+def test_nothing_leaks(python):
+    """Columns, refusals, capsules, again and again: all are released, and memory stays."""
+    python(
+        """
+        import gc, resource, sys
+        sys.path.insert(0, "tests/support")
+        import madearrow as made
+        from madearrow import Gives, arrow_array, column, schema
+        import dlx
+        from dlx._core import native
+
+        def once():
+            dlx.convert(column(1, 2, 3), to="dlx")
+            for wrong in (lambda: column(1, offset=-1), lambda: Gives(schema("u"), arrow_array(0, None, None))):
+                try:
+                    dlx.convert(wrong(), to="dlx")
+                except dlx.errors.DlxError:
+                    pass
+            tensor = dlx.convert(bytearray(64), to="arrow")
+            native.arrow_open(tensor, "__arrow_c_array__")
+            tensor.__arrow_c_array__()
+
+        for _ in range(100):
+            once()
+        gc.collect()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for _ in range(500):
+            once()
+        gc.collect()
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2048, "memory grew"
+        assert not made.alive and native.live() == 0 and made.released["twice"] == 0
+        """
+    )
+
+
+# ---- devices ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", [(1, -1), (1, 0), (3, 0)])
+def test_host_memory_by_the_device_method(np, device):
+    """Plain and pinned host memory is read by the host."""
+    text, block = made.numbers(1, 2)
+    obj = GivesDevice(schema(text), on_device(arrow_array(2, None, block), *device))
+    result = dlx.convert(obj, to="numpy", copy=False)
+    assert result.tolist() == [1, 2] and result.ctypes.data == block.buffer_info()[0]
+
+
+def test_the_device_method_comes_first():
+    """Where there are several methods, the one is asked that never moves data between devices."""
+
+    class Both(GivesDevice, Gives):
+        pass
+
+    obj = Both(schema("g"), on_device(arrow_array(2, None, 4096), 2, 1))
+    tensor = dlx.convert(obj, to="dlx")
+    assert tensor.device == dlx.Device("cuda:1") and tensor.readonly and tensor.data_ptr == 4096
+
+
+def test_device_memory_is_not_read_by_the_host():
+    """Nulls are believed, or refused where they are not counted; bools and other events too."""
+    bools = GivesDevice(schema("b"), on_device(arrow_array(2, None, 4096), 2))
+    with pytest.raises(errors.DeviceError, match="packed, in device memory"):
+        dlx.convert(bools, to="dlx")
+    uncounted = GivesDevice(schema("g"), on_device(arrow_array(2, 4096, 4096, null_count=-1), 2))
+    with pytest.raises(errors.ProtocolError, match="not counted"):
+        dlx.convert(uncounted, to="dlx")
+    counted = GivesDevice(schema("g"), on_device(arrow_array(2, 4096, 4096, null_count=1), 2))
+    with pytest.raises(errors.LayoutError, match="it has 1 null"):
+        dlx.convert(counted, to="dlx")
+    for device, event in ((10, 4096), (3, 4096)):
+        other = GivesDevice(schema("g"), on_device(arrow_array(2, None, 4096), device, 0, event))
+        with pytest.raises(errors.StreamError, match="for which dlx cannot wait"):
+            dlx.convert(other, to="dlx")
+
+
+def test_an_event_is_waited_for(cuda):
+    """Device memory is ready at the event that came with it: readers wait for that, on the device."""
+    event = ctypes.c_void_p()
+    producer, consumer, address = cuda.stream(), cuda.stream(), cuda.alloc(1024)
+    device = dlx.Device("cuda:0")
+    cuda.write(producer, address, 1024)
+    library = cuda._lib
+    with driver.at(device):
+        assert library.cuEventCreate(ctypes.byref(event), 2) == 0
+        assert library.cuEventRecord(event, ctypes.c_void_p(producer)) == 0
+    obj = GivesDevice(schema("g"), on_device(arrow_array(128, None, address), 2, 0, ctypes.addressof(event)))
+    tensor = dlx.convert(obj, to="dlx")
+    assert cuda.read(consumer, address, 1024)  # nothing has waited yet
+    cuda.clear_report()
+    driver.wait(driver.readiness_of(tensor), Stream(device, consumer, None))
+    assert not cuda.read(consumer, address, 1024)
+    del tensor, obj
+    with driver.at(device):
+        library.cuEventDestroy_v2(event)
+
+
+# ---- given out -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", NUMBERS.values())
+def test_tensors_give_their_memory(dtype):
+    """`dlx.Tensor` is a source of the interface: what is read from it is its own memory."""
+    block = bytearray(64)
+    tensor = native.tensor_new(
+        ctypes.addressof(ctypes.c_char.from_buffer(block)), (3,), None, dlx.DType(dtype), (1, 0), 0, block
+    )
+    kind, data = tensor.__arrow_c_array__()
+    again = dlx.convert(Pair((kind, data)), to="dlx")
+    assert (again.dtype, again.shape, again.data_ptr) == (tensor.dtype, (3,), tensor.data_ptr)
+    assert again.readonly and "arrow_schema" in repr(tensor.__arrow_c_schema__())
+
+
+class Pair:
+    """An object that gives capsules which exist."""
+
+    def __init__(self, pair):
+        self._pair = pair
+
+    def __arrow_c_array__(self, requested_schema=None):
+        return self._pair
+
+
+def test_dimensions_are_fixed_size_lists(np):
+    """Any further dimension is a level of lists, if it is row-major."""
+    source = np.arange(24, dtype="int16").reshape(2, 3, 4)
+    target = dlx.convert(source, to="arrow", copy=False)
+    assert type(target) is dlx.Tensor and target.readonly and target.data_ptr == source.ctypes.data
+    again = dlx.convert(Pair(target.__arrow_c_array__(requested_schema=None)), to="numpy", copy=False)
+    assert again.tolist() == source.tolist() and again.ctypes.data == source.ctypes.data
+    assert dlx.plan(source, to="arrow").outcome == "shared"
+    turned = dlx.convert(source.transpose(), to="arrow")
+    assert dlx.plan(source.transpose(), to="arrow").outcome == "copied" and turned.shape == (4, 3, 2)
+    for shape in ((0,), (0, 3), (3, 0), (2, 0, 3)):
+        empty = dlx.convert(np.empty(shape), to="arrow")
+        assert dlx.convert(Pair(empty.__arrow_c_array__()), to="numpy").shape == shape
+
+
+def test_what_arrow_cannot_hold_is_refused(np):
+    """By the target, and by the method of a tensor that was not made for it."""
+    with pytest.raises(errors.DTypeError, match="packs bools"):
+        dlx.convert(np.array([True]), to="arrow")
+    with pytest.raises(errors.LayoutError, match="0 dimensions"):
+        dlx.convert(np.array(1.0), to="arrow")
+    with pytest.raises(errors.DTypeError, match="arrow has no dtype complex64"):
+        dlx.convert(np.zeros(2, "complex64"), to="arrow")
+    for source, error, words in (
+        (np.arange(6)[::2], errors.CopyRequiredError, "row-major"),
+        (np.array(1.0), errors.LayoutError, "found 0"),
+        (np.array([True]), errors.DTypeError, "no numbers of DLPack type code 6"),
+    ):
+        tensor = dlx.convert(source, to="dlx", copy=False)
+        with pytest.raises(error, match=words):
+            tensor.__arrow_c_array__()
+    tensor = native.tensor_new(4096, (2,), None, dlx.DType("int8"), (2, 0), 0, None)
+    with pytest.raises(errors.DeviceError):
+        tensor.__arrow_c_array__()
+    tensor = dlx.convert(b"ab", to="dlx")
+    for wrong in ({"args": (1, 2)}, {"args": (), "schema": 1}):
+        with pytest.raises(TypeError, match="requested_schema"):
+            tensor.__arrow_c_array__(*wrong.pop("args"), **wrong)
+
+
+def test_capsules_that_nobody_uses_release_the_memory(np):
+    """And those that were used release nothing."""
+    tensor = dlx.convert(np.arange(3), to="arrow")
+    live = native.live()
+    pair = tensor.__arrow_c_array__()
+    assert native.live() == live + 1
+    del pair
+    assert native.live() == live
+    pair = tensor.__arrow_c_array__()
+    result = dlx.convert(Pair(pair), to="dlx")
+    del pair
+    assert values(result) == [0, 1, 2]
+
+
+def test_the_target_is_known(np):
+    """Its name is listed where there is none of another; what it makes is in it already."""
+    with pytest.raises(errors.AdapterNotFoundError, match="Known targets: arrow"):
+        dlx.convert(np.arange(2), to="arow")
+    assert dlx.convert({"a": np.arange(2)}, to="arrow")["a"].readonly
