@@ -201,8 +201,9 @@ def test_a_child_that_is_forked_while_the_driver_is_loaded(python, tmp_path):
     )
     subprocess.run(["cc", "-shared", "-fPIC", "-pthread", str(source), "-o", str(library)], check=True)
     code = """
-        import threading, time
+        import threading, time, warnings
         from dlx.errors import DeviceError
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: a fork beside threads is what this is about
         loading = threading.Thread(target=driver.require)
         loading.start()
         time.sleep(0.1)
