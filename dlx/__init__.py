@@ -47,7 +47,6 @@ __all__ = [
     "describe",
     "stack",
     "shares_memory",
-    "open",
     "adapters",
     "using",
     "ArrayInfo",
@@ -82,7 +81,7 @@ _MODULES = {
     "describe": "_engine.request",
     "stack": "_api.stack",
     "shares_memory": "_api.shares_memory",
-    "open": "_api.open",
+    "open": "_api.open",  # this and typing are not in __all__: `from dlx import *` would hide Python's own
     "adapters": "_registry.registry",
     "using": "_using.decorator",
     "ArrayInfo": "_core.array_info",
@@ -107,7 +106,7 @@ _MODULES = {
     "hookimpl": "adapter.hookspecs",
     "adapter": None,
     "errors": None,
-    "typing": None,  # not in __all__: `from dlx import *` would hide Python's own
+    "typing": None,
 }
 
 
@@ -142,4 +141,4 @@ def _settle() -> None:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted({*__all__, *_MODULES})
