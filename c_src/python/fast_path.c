@@ -131,6 +131,10 @@ static int states_hold(py_route* r) {
   return 1;
 }
 
+int py_fast_path_holds(py_route* r) {
+  return states_hold(r);
+}
+
 /* Whether the consumer takes a tensor that was looked at before: row-major, of the dtype it took
  * last. */
 static int is_plain(const py_route* r, const DLTensor* t) {
@@ -195,6 +199,14 @@ static DLManagedTensorVersioned* exported(const py_route* r, PyObject* obj) {
   return made;
 }
 
+int py_fast_path_takes(py_route* r, const DLManagedTensorVersioned* made, unsigned options,
+                       uint32_t* resolvable) {
+  return made->dl_tensor.device.device_type == kDLCPU &&
+         !(made->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY) &&
+         ((made->flags == 0 && is_plain(r, &made->dl_tensor)) ||
+          is_accepted(r, &made->dl_tensor, made->flags, options, resolvable));
+}
+
 /* Of an array that cannot be borrowed. Owns, GIL, Errors: as py_fast_path_borrow. */
 static __attribute__((noinline)) DLManagedTensorVersioned* borrow_exported(py_route* r,
                                                                            PyObject* obj,
@@ -203,11 +215,7 @@ static __attribute__((noinline)) DLManagedTensorVersioned* borrow_exported(py_ro
   DLManagedTensorVersioned* made = exported(r, obj);
   if (made == NULL) return NULL;
   if (r->is_immutable) made->flags |= DLPACK_FLAG_BITMASK_READ_ONLY;
-  if (made->dl_tensor.device.device_type == kDLCPU &&
-      !(made->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY) &&
-      ((made->flags == 0 && is_plain(r, &made->dl_tensor)) ||
-       is_accepted(r, &made->dl_tensor, made->flags, options, resolvable)))
-    return made;
+  if (py_fast_path_takes(r, made, options, resolvable)) return made;
   dlx_managed_release(made);
   return NULL;
 }
@@ -443,12 +451,25 @@ DLManagedTensorVersioned* py_fast_path_copy(const py_route* r, DLManagedTensorVe
   return copy;
 }
 
+/* Of an array at the root of a call, whose type has no adapter. Owns, GIL, Errors: as
+ * py_producer_borrow. */
+static __attribute__((noinline)) DLManagedTensorVersioned* produced(py_route* r, PyObject* obj,
+                                                                    unsigned options,
+                                                                    uint32_t* resolvable) {
+  PyObject* capsule;
+  if (PyErr_Occurred() || (r->is_narrow && (options & DLX_COPIES))) return NULL;
+  DLManagedTensorVersioned* made = py_producer_borrow(r, obj, options, resolvable, &capsule);
+  Py_XDECREF(capsule);
+  return made;
+}
+
 DLX_HOT PyObject* py_fast_path_run(PyObject* callable, py_route* r, PyObject* obj, PyObject* to,
                                    unsigned options) {
   if (r->is_same) return options & (DLX_COPIES | DLX_EXAMINES) ? NULL : Py_NewRef(obj);
   uint32_t resolvable;
   py_route_enter(r);
   DLManagedTensorVersioned* made = borrow(r, obj, options, &resolvable);
+  if (made == NULL && r->producer.names) made = produced(r, obj, options, &resolvable);
   if (made && (resolvable || options & DLX_COPIES)) made = py_fast_path_copy(r, made);
   PyObject* result = made ? hand_over(callable, r, made, obj, to, NULL) : NULL;
   py_route_leave(r);

@@ -88,7 +88,7 @@ static __attribute__((noinline)) PyObject* call_like(PyObject* callable, PyObjec
   }
   Py_XDECREF(to);
   if (result || PyErr_Occurred()) return result;
-  return PyObject_Vectorcall(((FastPathObject*)callable)->wrapped, args, nargsf, names);
+  return py_producer_python(((FastPathObject*)callable)->wrapped, args, nargsf, names);
 }
 
 DLX_HOT static PyObject* fast_path_call(PyObject* callable, PyObject* const* args, size_t nargsf,
@@ -120,7 +120,7 @@ DLX_HOT static PyObject* fast_path_call(PyObject* callable, PyObject* const* arg
     }
     if (result || PyErr_Occurred()) return result;
   }
-  return PyObject_Vectorcall(((FastPathObject*)callable)->wrapped, args, nargsf, names);
+  return py_producer_python(((FastPathObject*)callable)->wrapped, args, nargsf, names);
 }
 
 static int intern_words(void) {
@@ -328,7 +328,8 @@ static PyObject* fast_path_convert_slot(PyObject* callable, PyObject* const* arg
   }
   PyObject *element = args[0], *to = args[1], *slots = args[2], *known = args[3], *key = args[5];
   py_route* r = py_route_find(Py_TYPE(element), to);
-  if (r == NULL || !r->is_fast_path || r->is_same || r->is_root_only) Py_RETURN_NONE;
+  if (r == NULL || !r->is_fast_path || r->is_same || r->is_root_only || r->producer.names)
+    Py_RETURN_NONE;
   PyObject *address = PyLong_FromVoidPtr(element), *result = NULL, *slot = NULL;
   if (address == NULL) return NULL;
   int is_known = PyDict_Contains(known, address);
