@@ -83,7 +83,7 @@ _TENSORS = Capabilities(
     keeps_readonly=True,
     refusals=_REFUSALS,
 )
-_COMMON = Capabilities(dtypes=_NUMBERS, layouts=Layout.PERMUTED, max_ndim=64, keeps_readonly=True)  # taken as it is
+_COMPACT = Capabilities(dtypes=_NUMBERS, layouts=Layout.PERMUTED, max_ndim=64, keeps_readonly=True)  # taken by both
 
 # Classes of arrays whose values are numbers, and the dtypes.
 _PRIMITIVE = {
@@ -146,7 +146,7 @@ class ArrowAdapter(_Arrow):
         "pyarrow.SparseCSFTensor",
     )
 
-    fast_path = FastPath(types=tuple(_PRIMITIVE), export=_export, imports=False, takes=_COMMON)
+    fast_path = FastPath(types=tuple(_PRIMITIVE), export=_export, imports=False, takes=_COMPACT)
 
     # ---- as a producer ----------------------------------------------------------------------------------------------
 
