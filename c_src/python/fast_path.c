@@ -451,25 +451,12 @@ DLManagedTensorVersioned* py_fast_path_copy(const py_route* r, DLManagedTensorVe
   return copy;
 }
 
-/* Of an array at the root of a call, whose type has no adapter. Owns, GIL, Errors: as
- * py_producer_borrow. */
-static __attribute__((noinline)) DLManagedTensorVersioned* produced(py_route* r, PyObject* obj,
-                                                                    unsigned options,
-                                                                    uint32_t* resolvable) {
-  PyObject* capsule;
-  if (PyErr_Occurred() || (r->is_narrow && (options & DLX_COPIES))) return NULL;
-  DLManagedTensorVersioned* made = py_producer_borrow(r, obj, options, resolvable, &capsule);
-  Py_XDECREF(capsule);
-  return made;
-}
-
 DLX_HOT PyObject* py_fast_path_run(PyObject* callable, py_route* r, PyObject* obj, PyObject* to,
                                    unsigned options) {
   if (r->is_same) return options & (DLX_COPIES | DLX_EXAMINES) ? NULL : Py_NewRef(obj);
   uint32_t resolvable;
   py_route_enter(r);
   DLManagedTensorVersioned* made = borrow(r, obj, options, &resolvable);
-  if (made == NULL && r->producer.names) made = produced(r, obj, options, &resolvable);
   if (made && (resolvable || options & DLX_COPIES)) made = py_fast_path_copy(r, made);
   PyObject* result = made ? hand_over(callable, r, made, obj, to, NULL) : NULL;
   py_route_leave(r);

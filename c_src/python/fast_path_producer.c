@@ -1,13 +1,13 @@
-/* Generic producers in the fast path: objects of types that no adapter lists, with `__dlpack__`. What
- * the Python path asks is asked here, in the same order: the dtype by name, the device, the capsule.
- * A producer is called once: where the capsule is not taken, or the producer raised, what it answered
- * is kept for the Python path of the same call (producer_answer), which then goes on as after a call
- * of its own. */
+/* Generic producers in the fast path: objects of types that no adapter lists, with `__dlpack__`.
+ * What the Python path asks is asked here, in the same order: the dtype by name, the device, the
+ * capsule. A producer is called once: where the capsule is not taken, or the producer raised, what
+ * it answered is kept for the Python path of the same call (producer_answer), which then goes on as
+ * after a call of its own. */
 
 #include "route.h"
 
-/* {address: (object, what __dlpack__ gave or None, what it raised or None)}: what the fast path leaves
- * to the Python path, and what the conversion that runs now was left. */
+/* {address: (object, what __dlpack__ gave or None, what it raised or None)}: what the fast path
+ * leaves to the Python path, and what the conversion that runs now was left. */
 static _Thread_local PyObject *left, *present;
 
 /* 1 = no framework was imported, and no class registered, since no adapter listed the type. Errors:
@@ -16,9 +16,10 @@ static int is_unclaimed(py_route* r) {
   const py_producer* p = &r->producer;
   int same = PyDict_GET_SIZE(PyImport_GetModuleDict()) == p->n_modules;
   PyObject* token = same ? PyObject_CallNoArgs(p->token_of) : NULL;
-  same = token ? PyObject_RichCompareBool(token, p->token, Py_EQ) : 0;
+  same = token == NULL ? 0
+                       : token == p->token || PyObject_RichCompareBool(token, p->token, Py_EQ) == 1;
   Py_XDECREF(token);
-  if (same == 1) return 1;
+  if (same) return 1;
   r->tag = 0; /* the next call finds the route anew */
   py_error_forget();
   return 0;
@@ -33,8 +34,8 @@ static int optional(PyObject* obj, PyObject* name, PyObject** out) {
 #endif
 }
 
-/* Whether its elements may be numbers, by its dtype; one that was found so is remembered. GIL: needed;
- * runs Python. Errors: 0 = ask Python. */
+/* Whether its elements may be numbers, by its dtype; one that was found so is remembered. GIL:
+ * needed; runs Python. Errors: 0 = ask Python. */
 static int may_be_numbers(py_producer* p, PyObject* obj) {
   static PyObject* name;
   PyObject* dtype;
@@ -60,9 +61,14 @@ static int is_number(PyObject* obj, long wanted) {
  * Python. */
 static int may_be_on_host(PyObject* obj) {
   static PyObject* name;
-  PyObject* ask;
+  PyTypeObject* type = Py_TYPE(obj);
   if (name == NULL && (name = PyUnicode_InternFromString("__dlpack_device__")) == NULL) return 0;
-  if (optional((PyObject*)Py_TYPE(obj), name, &ask) < 0) return py_error_forget(), 0;
+  PyObject* ask = Py_IS_TYPE((PyObject*)type, &PyType_Type) ? _PyType_Lookup(type, name) : NULL;
+  if (ask && PyFunction_Check(ask)) { /* no descriptor makes anything else of it */
+    Py_INCREF(ask);
+  } else if (optional((PyObject*)type, name, &ask) < 0) {
+    return py_error_forget(), 0;
+  }
   if (ask == NULL) return 1;
   PyObject* answer = PyObject_CallOneArg(ask, obj);
   Py_DECREF(ask);
@@ -93,7 +99,8 @@ static void call(const py_producer* p, PyObject* obj, PyObject** given, PyObject
   Py_XDECREF(error.traceback);
 }
 
-/* Whether the Python path that runs now was left an answer of an object. Errors: 1 with an exception. */
+/* Whether the Python path that runs now was left an answer of an object. Errors: 1 with an
+ * exception. */
 static int is_answered(PyObject* obj) {
   PyObject* address = PyLong_FromVoidPtr(obj);
   int found = address ? PyDict_Contains(present, address) : -1;
@@ -104,9 +111,8 @@ static int is_answered(PyObject* obj) {
 void py_producer_leave(PyObject* obj, PyObject* given, PyObject* raised) {
   if (left == NULL) left = PyDict_New();
   PyObject* address = left ? PyLong_FromVoidPtr(obj) : NULL;
-  PyObject* answer = address ? PyTuple_Pack(3, obj, given ? given : Py_None,
-                                            raised ? raised : Py_None)
-                             : NULL;
+  PyObject* answer =
+      address ? PyTuple_Pack(3, obj, given ? given : Py_None, raised ? raised : Py_None) : NULL;
   if (answer == NULL || PyDict_SetItem(left, address, answer) < 0) Py_CLEAR(left);
   Py_XDECREF(answer);
   Py_XDECREF(address);
@@ -132,6 +138,20 @@ DLManagedTensorVersioned* py_producer_borrow(py_route* r, PyObject* obj, unsigne
   return NULL;
 }
 
+PyObject* py_producer_run(PyObject* callable, py_route* r, PyObject* obj, PyObject* to,
+                          unsigned options) {
+  if (r->is_narrow && (options & DLX_COPIES)) return NULL;
+  uint32_t resolvable = 0;
+  PyObject* capsule;
+  py_route_enter(r);
+  DLManagedTensorVersioned* made = py_producer_borrow(r, obj, options, &resolvable, &capsule);
+  if (made && (resolvable || options & DLX_COPIES)) made = py_fast_path_copy(r, made);
+  PyObject* result = made ? py_fast_path_hand_over(callable, r, made, obj, to, NULL) : NULL;
+  Py_XDECREF(capsule);
+  py_route_leave(r);
+  return result;
+}
+
 PyObject* py_producer_python(PyObject* function, PyObject* const* args, size_t nargsf,
                              PyObject* names) {
   if (left == NULL) return PyObject_Vectorcall(function, args, nargsf, names);
@@ -146,10 +166,11 @@ PyObject* py_producer_python(PyObject* function, PyObject* const* args, size_t n
   return result;
 }
 
-PyDoc_STRVAR(producer_answer_doc,
-             "producer_answer(obj, /)\n--\n\n"
-             "Return (obj, what its `__dlpack__` gave, what it raised) where the fast path called it "
-             "for the conversion\nthat runs now; else None. It is given once.");
+PyDoc_STRVAR(
+    producer_answer_doc,
+    "producer_answer(obj, /)\n--\n\n"
+    "Return (obj, what its `__dlpack__` gave, what it raised) where the fast path called it "
+    "for the conversion\nthat runs now; else None. It is given once.");
 
 static PyObject* producer_answer(PyObject* module, PyObject* obj) {
   if (present == NULL) Py_RETURN_NONE;

@@ -79,7 +79,9 @@ static __attribute__((noinline)) PyObject* call_like(PyObject* callable, PyObjec
   PyObject* to = py_fast_path_like(callable, args[1]);
   py_route* r = to ? py_fast_path_route(callable, Py_TYPE(args[0]), to) : NULL;
   PyObject* result = NULL;
-  if (r && r->is_fast_path && !r->is_same) {
+  if (r && r->is_fast_path == 2) {
+    result = py_producer_run(callable, r, args[0], to, DLX_EXAMINES);
+  } else if (r && r->is_fast_path && !r->is_same) {
     result = py_fast_path_run(callable, r, args[0], to, DLX_EXAMINES);
   } else if (r && r->is_same) {
     PyObject* own = py_fast_path_like(callable, args[0]);
@@ -112,8 +114,10 @@ DLX_HOT static PyObject* fast_path_call(PyObject* callable, PyObject* const* arg
       result = options ? NULL : py_tree_run(callable, args[0], to);
     } else {
       if (r == NULL) r = py_fast_path_route(callable, Py_TYPE(args[0]), to);
-      if (r && r->is_fast_path) {
+      if (r && r->is_fast_path == 1) {
         result = py_fast_path_run(callable, r, args[0], to, options);
+      } else if (r && r->is_fast_path) {
+        result = py_producer_run(callable, r, args[0], to, options);
       } else if (r && r->children && options == 0) {
         result = call_children(callable, r, args[0], to);
       }
@@ -328,8 +332,7 @@ static PyObject* fast_path_convert_slot(PyObject* callable, PyObject* const* arg
   }
   PyObject *element = args[0], *to = args[1], *slots = args[2], *known = args[3], *key = args[5];
   py_route* r = py_route_find(Py_TYPE(element), to);
-  if (r == NULL || !r->is_fast_path || r->is_same || r->is_root_only || r->producer.names)
-    Py_RETURN_NONE;
+  if (r == NULL || !r->is_fast_path || r->is_same || r->is_root_only) Py_RETURN_NONE;
   PyObject *address = PyLong_FromVoidPtr(element), *result = NULL, *slot = NULL;
   if (address == NULL) return NULL;
   int is_known = PyDict_Contains(known, address);

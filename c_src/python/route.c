@@ -238,10 +238,11 @@ enum {
   FIELDS
 };
 static const char* const names[FIELDS] = {
-    "like",       "is_host_only", "children",  "is_same", "is_root_only", "is_immutable", "exports",
-    "is_managed", "export",       "producer",  "target",    "imports", "load",         "guards",       "quick",
-    "switches",   "states",       "detach",    "owner",   "start",        "nbytes",       "dtype",
-    "confirmed",  "storage",      "is_narrow", "accepts"};
+    "like",      "is_host_only", "children", "is_same",  "is_root_only", "is_immutable",
+    "exports",   "is_managed",   "export",   "producer", "target",       "imports",
+    "load",      "guards",       "quick",    "switches", "states",       "detach",
+    "owner",     "start",        "nbytes",   "dtype",    "confirmed",    "storage",
+    "is_narrow", "accepts"};
 
 /* From the fields of a Route of dlx/_engine/fast_path.py. Owns: references in `r`. Errors: -1 with
  * an exception. */
@@ -303,6 +304,7 @@ static int read_fields(PyObject* const* field, py_route* r) {
   int can_import = target == Py_None || r->imports || r->load;
   r->is_fast_path =
       r->like == NULL && r->children == NULL && (r->is_same || (can_export && can_import));
+  if (r->is_fast_path && r->producer.names) r->is_fast_path = 2;
   return 0;
 }
 

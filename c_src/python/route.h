@@ -36,10 +36,10 @@ typedef struct {
 
 /* How a type that no adapter lists is asked for a capsule; all strong. */
 typedef struct {
-  PyObject *names, *values; /* tuples: keywords of its __dlpack__; NULL = it is no such type */
-  PyObject* no_numbers;     /* no_numbers(dtype): why elements are no numbers, or "" */
-  PyObject* dtype;          /* the last one of which they are; or NULL */
-  Py_ssize_t n_modules;     /* in sys.modules, when no adapter listed the type */
+  PyObject *names, *values;   /* tuples: keywords of its __dlpack__; NULL = it is no such type */
+  PyObject* no_numbers;       /* no_numbers(dtype): why elements are no numbers, or "" */
+  PyObject* dtype;            /* the last one of which they are; or NULL */
+  Py_ssize_t n_modules;       /* in sys.modules, when no adapter listed the type */
   PyObject *token_of, *token; /* abc.get_cache_token, and what it gave then */
 } py_producer;
 
@@ -50,7 +50,7 @@ typedef struct {
   PyObject* like;   /* the target that an array of the type stands for as `like`; strong, or NULL */
   int is_host_only; /* arrays of the type are always on the host */
   unsigned tag;     /* the type's version: a patched type misses */
-  int is_fast_path; /* 0 = known to need Python */
+  int is_fast_path; /* 0 = known to need Python; 2 = by py_producer_run */
   PyObject* children; /* of a container that becomes a list or dict: children(obj) gives that;
                          strong, or NULL */
   int is_same;        /* the object itself is the result */
@@ -138,8 +138,8 @@ py_route* py_fast_path_route(PyObject* callable, PyTypeObject* type, PyObject* t
 DLManagedTensorVersioned* py_fast_path_borrow(py_route* route, PyObject* obj, unsigned options,
                                               uint32_t* resolvable);
 
-/* Whether the target takes what it took when the route was found. GIL: needed; may run Python. Errors:
- * 0 = ask Python, unless an exception is set. */
+/* Whether the target takes what it took when the route was found. GIL: needed; may run Python.
+ * Errors: 0 = ask Python, unless an exception is set. */
 int py_fast_path_holds(py_route* route);
 
 /* Whether the consumer takes an exported tensor of the host, as py_fast_path_borrow says of its
@@ -182,11 +182,15 @@ PyObject* py_exchange_any(PyObject* callable, PyObject* to, PyObject* python_pat
 
 /* ---- python/fast_path_producer.c ------------------------------------------------------------- */
 
-/* The same as py_fast_path_borrow for a type without an adapter: its __dlpack__ is called, once. Owns:
- * the caller owns the result and *capsule, from which it was taken. GIL: needed; runs Python. Errors:
- * NULL, as py_fast_path_route; what __dlpack__ answered is left to the Python path. */
+/* The same as py_fast_path_borrow for a type without an adapter: its __dlpack__ is called, once.
+ * Owns: the caller owns the result and *capsule, from which it was taken. GIL: needed; runs Python.
+ * Errors: NULL, as py_fast_path_route; what __dlpack__ answered is left to the Python path. */
 DLManagedTensorVersioned* py_producer_borrow(py_route* route, PyObject* obj, unsigned options,
                                              uint32_t* resolvable, PyObject** capsule);
+
+/* py_fast_path_run for such a type. Owns, GIL, Errors: as there. */
+PyObject* py_producer_run(PyObject* callable, py_route* route, PyObject* obj, PyObject* to,
+                          unsigned options);
 
 /* Leave to py_producer_python what an object's __dlpack__ gave, or raised; one of them is NULL.
  * Errors: an exception is set, and nothing is left. */
