@@ -178,9 +178,7 @@ def rows(measured):
     """Give (name of a row, {target: what was measured of the pair})."""
     for source in SOURCES:
         for kind in KINDS:
-            row = {
-                each["to"]: each for each in measured["pairs"] if (each["source"], each["kind"]) == (source, kind)
-            }
+            row = {each["to"]: each for each in measured["pairs"] if (each["source"], each["kind"]) == (source, kind)}
             if row:
                 yield f"{source}, {kind}", row
 
@@ -216,8 +214,8 @@ def page(text, measured):
     if not mark:
         raise ValueError(f"the page has no {BEGIN} and {END}")
     lines = [
-        f"{words[0].upper()}{words[1:]}. Geometric mean **{mean:.2f}** (goal {MEAN}); worst **{worst['ratio']:.2f}** (goal",
-        f"{WORST}): {worst['source']} → {worst['to']}, {worst['kind']}, beside `{worst['by_hand']}`.",
+        f"{words[0].upper()}{words[1:]}. Geometric mean **{mean:.2f}** (goal {MEAN}); worst **{worst['ratio']:.2f}**",
+        f"(goal {WORST}): {worst['source']} → {worst['to']}, {worst['kind']}, beside `{worst['by_hand']}`.",
         "",
         f"| from | {' | '.join(TARGETS)} |",
         "|---|" + "---|" * len(TARGETS),

@@ -53,8 +53,6 @@ class Producer:
         return self.array.dtype
 
 
-
-
 def arrays(np):
     """Arrays of every kind that numpy exports."""
     base = np.arange(24, dtype="f4").reshape(4, 6)
@@ -99,8 +97,9 @@ ANSWERS = {
     "None": lambda producer, capsule: None,
     "an exception": lambda producer, capsule: ValueError("given, not raised"),
     "a used capsule": lambda producer, capsule: (native.capsule_claim(capsule), capsule)[1],
-    "another capsule": lambda producer, capsule: type(sys.modules["datetime"].datetime_CAPI)
-    and sys.modules["datetime"].datetime_CAPI,
+    "another capsule": lambda producer, capsule: (
+        type(sys.modules["datetime"].datetime_CAPI) and sys.modules["datetime"].datetime_CAPI
+    ),
 }
 
 
