@@ -113,7 +113,11 @@ void py_producer_leave(PyObject* obj, PyObject* given, PyObject* raised) {
   PyObject* address = left ? PyLong_FromVoidPtr(obj) : NULL;
   PyObject* answer =
       address ? PyTuple_Pack(3, obj, given ? given : Py_None, raised ? raised : Py_None) : NULL;
-  if (answer == NULL || PyDict_SetItem(left, address, answer) < 0) Py_CLEAR(left);
+  if (answer == NULL || PyDict_SetItem(left, address, answer) < 0) {
+    py_pending pending = py_pending_save(); /* capsules may be freed */
+    Py_CLEAR(left);
+    py_pending_restore(pending);
+  }
   Py_XDECREF(answer);
   Py_XDECREF(address);
 }
