@@ -137,7 +137,7 @@ int py_fast_path_holds(py_route* r) {
 
 /* Whether the consumer takes a tensor that was looked at before: row-major, of the dtype it took
  * last. */
-static int is_plain(const py_route* r, const DLTensor* t) {
+INLINE int is_plain(const py_route* r, const DLTensor* t) {
   return memcmp(&t->dtype, &r->plain_dtype, sizeof t->dtype) == 0 &&
          t->ndim <= r->accepts.max_ndim && dlx_is_plain(t, r->plain_alignment);
 }
