@@ -294,6 +294,33 @@ def _extension_of(scalar: type) -> DType | None:
     return dtype if dtype is not None and dtype.bits % 8 == 0 else None
 
 
+_PROTOCOLS = ("__dlpack__", "__array_interface__", "buffer")
+
+
+def _exported_info(obj: Any, tensor: Tensor) -> ArrayInfo:
+    """Return the description of an ndarray of which numpy has given a tensor: less is asked of it."""
+    base = obj.base
+    return ArrayInfo(
+        "numpy",
+        "numpy.ndarray",
+        tensor.dtype,
+        _name_of(obj.dtype),
+        tensor.shape,
+        tensor.strides if obj.size else tuple(stride // obj.itemsize for stride in obj.strides),
+        HOST,
+        tensor.nbytes,
+        tensor.readonly,
+        tensor.data_ptr if obj.size else 0,
+        "numpy.ndarray" if base is None else type_name(type(base)),
+        _PROTOCOLS,
+    )
+
+
+@functools.lru_cache(maxsize=64)  # numpy writes a name anew each time; of structures there is no end
+def _name_of(native_dtype: Any) -> str:
+    return str(native_dtype.name if native_dtype.isnative else native_dtype.str)
+
+
 class NumpyAdapter(_Numpy):
     """numpy's ndarray."""
 
@@ -309,12 +336,13 @@ class NumpyAdapter(_Numpy):
     writes = WriteTracking(guarded=_guarded)
 
     def describe(self, obj: Any) -> Description:
-        info = functools.partial(self._info, obj)
         if type(obj) is sys.modules["numpy"].ndarray and obj.dtype.isbuiltin == 1 and "exports_by" not in self.lowered:
             try:  # numpy's own export is harmless, knows best, and is the fastest way
-                return Description(info, (), consumed(obj.__dlpack__(max_version=(1, 0))))
+                tensor = consumed(obj.__dlpack__(max_version=(1, 0)))
+                return Description(functools.partial(_exported_info, obj, tensor), (), tensor)
             except BufferError:
                 pass
+        info = functools.partial(self._info, obj)
         blockers = tuple(self._blockers(obj))
         own = _has_own_export(obj)
         return Description(info, blockers, None if blockers or own else self.export(obj), needs_export=own)
@@ -346,7 +374,7 @@ class NumpyAdapter(_Numpy):
             framework=self.name,
             type_name=type_name(kind),
             dtype=DTYPES.from_native(_native(obj.dtype)),
-            dtype_name=obj.dtype.name if obj.dtype.isnative else obj.dtype.str,
+            dtype_name=_name_of(obj.dtype),
             shape=obj.shape,
             strides=tuple(stride // itemsize for stride in obj.strides) if whole else None,
             device=HOST,
@@ -354,7 +382,7 @@ class NumpyAdapter(_Numpy):
             readonly=not obj.flags.writeable,
             address=_address(obj),
             owner=type_name(kind if base is None else type(base)),
-            protocols=("__dlpack__", "__array_interface__", "buffer"),
+            protocols=_PROTOCOLS,
         )
 
     def capabilities(self) -> Capabilities:

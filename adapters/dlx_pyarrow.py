@@ -73,7 +73,7 @@ _TENSORS = Capabilities(
     keeps_readonly=True,
     refusals=_REFUSALS,
 )
-_COMPACT = Capabilities(dtypes=_NUMBERS, min_ndim=1, max_ndim=64, keeps_readonly=True)  # taken by both
+_COMPACT = Capabilities(dtypes=_NUMBERS, layouts=Layout.PERMUTED, max_ndim=64, keeps_readonly=True)  # taken by both
 
 _PRIMITIVE = (
     *(f"pyarrow.{sign}Int{bits}Array" for sign in ("", "U") for bits in (8, 16, 32, 64)),
@@ -161,7 +161,7 @@ class ArrowAdapter(_Arrow, ArrowSource):
         )
 
     def load(self, tensor: Tensor) -> Any:
-        return self.variant(tensor).load(tensor)
+        return (_ARRAY_TARGET if tensor.ndim == 1 else _TENSOR_TARGET).load(tensor)
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:
         pa = self.module()
@@ -203,7 +203,7 @@ class _TensorTarget(_Arrow):
 
     def load(self, tensor: Tensor) -> Any:
         pa = self.module()
-        if any(stride < 0 for stride in tensor.strides):  # of extents below 2; pyarrow refuses them all the same
+        if tensor.ndim and min(tensor.strides) < 0:  # of extents below 2; pyarrow refuses them all the same
             strides = [max(stride, 0) for stride in tensor.strides]
             tensor = over_memory(
                 tensor.data_ptr,

@@ -347,7 +347,8 @@ class TorchAdapter(Adapter):
             return Description(info)
         assert dtype is not None
         device = HOST if obj.is_cpu else DEVICES.from_native(obj.device)
-        return Description(info, (), over_memory(obj.data_ptr(), obj.shape, obj.stride(), dtype, device, owner=storage))
+        tensor = over_memory(obj.data_ptr(), obj.shape, obj.stride(), dtype, device, owner=storage)
+        return Description(functools.partial(_exported_info, obj, tensor), (), tensor)
 
     def _without_memory(self, obj: Any) -> Blocker | None:
         """Return why there is no plain memory behind a tensor, or None. Asked before anything touches data."""
@@ -436,9 +437,7 @@ class TorchAdapter(Adapter):
             nbytes=obj.numel() * obj.element_size() if not obj.is_nested else 0,
             address=_address(torch, obj) if plain and obj.numel() else 0,
             owner="torch.UntypedStorage",
-            protocols=("__dlpack__", "__dlpack_c_exchange_api__")
-            if hasattr(kind, "__dlpack_c_exchange_api__")
-            else ("__dlpack__",),
+            protocols=_protocols(kind),
             notes=tuple(guard.ask for guard in _GUARDS if guard.blocker and guard.holds(obj)),
         )
 
@@ -517,6 +516,29 @@ def _device_of(obj: Any) -> Device | None:
         return DEVICES.from_native(obj.device)
     except DeviceError:
         return None
+
+
+def _protocols(kind: type) -> tuple[str, ...]:
+    table = "__dlpack_c_exchange_api__"
+    return ("__dlpack__", table) if hasattr(kind, table) else ("__dlpack__",)
+
+
+def _exported_info(obj: Any, tensor: Tensor) -> ArrayInfo:
+    """Return the description of a tensor without blockers, of which there is one of dlx: less is asked of it."""
+    kind, nbytes = type(obj), tensor.nbytes
+    return ArrayInfo(
+        framework="torch",
+        type_name=type_name(kind),
+        dtype=tensor.dtype,
+        dtype_name=str(obj.dtype).removeprefix("torch."),
+        shape=tensor.shape,
+        strides=tensor.strides if nbytes else tuple(obj.stride()),
+        device=tensor.device,
+        nbytes=nbytes,
+        address=tensor.data_ptr if nbytes else 0,
+        owner="torch.UntypedStorage",
+        protocols=_protocols(kind),
+    )
 
 
 def _storage(obj: Any) -> Any:

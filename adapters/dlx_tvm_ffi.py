@@ -142,12 +142,14 @@ def _on_stream(stream: Stream) -> Iterator[None]:
 
 
 def _exchange() -> Any:
-    """Return the table of `_dlx_tvm_ffi`, by the function of tvm-ffi's C interface."""
+    """Return the table of `_dlx_tvm_ffi`: tvm-ffi's C interface exports, a table of its own makes tensors."""
     import _dlx_tvm_ffi
 
     tvm_ffi = sys.modules["tvm_ffi"]
     address = ctypes.cast(tvm_ffi.LIB.TVMFFITensorToDLPackVersioned, ctypes.c_void_p).value
-    return _dlx_tvm_ffi.exchange_api(tvm_ffi.Tensor.__chandle__, address)
+    wrapper = getattr(tvm_ffi.core, "DLTensorTestWrapper", None)  # the only type that has one, in 0.1.15
+    maker = getattr(wrapper, "__dlpack_c_exchange_api__", None)
+    return _dlx_tvm_ffi.exchange_api(tvm_ffi.Tensor.__chandle__, address, maker)
 
 
 class TvmFfiAdapter(Adapter):
@@ -160,7 +162,7 @@ class TvmFfiAdapter(Adapter):
     types = ("tvm_ffi.Tensor",)
     dtypes = _DTypes("tvm_ffi", {each.name: each.name for each in DType.all() if each.code != COMPLEX})
     devices = DEVICES
-    fast_path = FastPath(types=types, exchange=_exchange, imports=False)
+    fast_path = FastPath(types=types, exchange=_exchange)
     streams = StreamSupport(current=_current_stream, activate=_on_stream)
     containers = (
         _handler("Array", "sequence", mutable=False),

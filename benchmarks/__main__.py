@@ -17,8 +17,8 @@ from benchmarks.count import count
 from benchmarks.files import files
 from benchmarks.imports import imports
 from benchmarks.owned import owned
-from benchmarks.pairs import pairs
-from benchmarks.picture import draw
+from benchmarks.pairs import page, pairs
+from benchmarks.picture import draw, heat_map
 from benchmarks.trees import trees
 from benchmarks.using import using
 from benchmarks.verbs import verbs
@@ -94,7 +94,8 @@ def main():
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything that was measured")
-    parser.add_argument("--svg", metavar="FILE", type=Path, help="draw the conversions")
+    parser.add_argument("--svg", metavar="FILE", type=Path, help="draw the conversions; without them the pairs")
+    parser.add_argument("--markdown", metavar="FILE", type=Path, help="write the table of pairs into a page")
     parser.add_argument(
         "--from", metavar="FILE", type=Path, dest="given", help="draw what --json wrote; measure nothing"
     )
@@ -108,11 +109,17 @@ def main():
         found = {"versions": versions(), "count": count()}
     else:
         found = measure(options.only, quick=options.quick)
-    if options.svg and "conversions" not in found:
-        parser.error("--svg draws the conversions, and none were measured")
-    for path, text in ((options.json, json.dumps(found, indent=1) + "\n"), (options.svg, None)):
+    if options.svg and not found.keys() & {"conversions", "pairs"}:
+        parser.error("--svg draws the conversions or the pairs, and none were measured")
+    if options.markdown and "pairs" not in found:
+        parser.error("--markdown writes the table of pairs, and none were measured")
+    for path, write in (
+        (options.json, lambda: json.dumps(found, indent=1) + "\n"),
+        (options.svg, lambda: draw(found) if "conversions" in found else heat_map(found)),
+        (options.markdown, lambda: page(options.markdown.read_text(encoding="utf-8"), found["pairs"])),
+    ):
         if path:
-            path.write_text(draw(found) if text is None else text, encoding="utf-8")
+            path.write_text(write(), encoding="utf-8")
             print(f"\nwritten to {path}")
 
 

@@ -7,15 +7,17 @@ for a kind is left out; a pair for which none is left is not compared.
 
 import gc
 import math
+import os
 import statistics
 
 import dlx
 from benchmarks.measure import compare, peer, round_robin
 
-SOURCES = ("numpy", "torch", "jax", "tvm_ffi", "pyarrow", "buffer", "dlx")
+SOURCES = ("numpy", "torch", "jax", "tvm_ffi", "pyarrow", "buffer", "producer", "dlx")
 TARGETS = ("numpy", "torch", "jax", "tvm_ffi", "pyarrow", "dlx")
 KINDS = ("float32", "bfloat16", "read-only", "transposed", "0-d")
 MEAN, WORST = 1.0, 2.0
+_ROUNDS = {True: 7, False: 60}
 
 # What users write; x is the source. np, torch, jnp, tvm_ffi, pa, bf16 (ml_dtypes.bfloat16) are what they seem.
 _BY_HAND = {
@@ -66,6 +68,19 @@ _BY_HAND = {
 }
 
 
+class Producer:
+    """An object that has ``__dlpack__`` and ``__dlpack_device__``, and nothing else."""
+
+    def __init__(self, array):
+        self._array = array
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        return self._array.__dlpack__(max_version=max_version)
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+
 def _arrays(np, names):
     """Return {(source, kind): array}, each 6 numbers or 1."""
     torch, jnp, tvm_ffi, pa, bf16 = (names.get(name) for name in ("torch", "jnp", "tvm_ffi", "pa", "bf16"))
@@ -94,6 +109,7 @@ def _arrays(np, names):
         made |= {("tvm_ffi", kind): tvm_ffi.from_dlpack(made["torch", kind]) for _, kind in list(made) if _ == "torch"}
     if pa is not None:
         made["pyarrow", "read-only"] = pa.array(base.ravel())
+    made |= {("producer", kind): Producer(made["numpy", kind]) for kind in ("float32", "transposed", "0-d")}
     made |= {("dlx", kind): dlx.convert(made["numpy", kind], to="dlx") for _, kind in list(made) if _ == "numpy"}
     return made
 
@@ -106,7 +122,7 @@ def pairs(*, quick):
     ml_dtypes = peer("ml_dtypes")
     names["bf16"] = ml_dtypes and ml_dtypes.bfloat16
     names = {name: value for name, value in names.items() if value is not None}
-    found = []
+    found, load = [], [os.getloadavg()[0]]
     for (source, kind), array in _arrays(np, names).items():
         for to in TARGETS:
             if to == source or (to not in ("numpy", "dlx") and _module(to) not in names):
@@ -114,8 +130,10 @@ def pairs(*, quick):
             figure = _pair(names | {"x": array}, to, quick=quick)
             if figure is not None:
                 found.append({"source": source, "kind": kind, "to": to, **figure})
-    _print(found)
-    return found
+    load.append(os.getloadavg()[0])
+    measured = {"pairs": found, "rounds": _ROUNDS[quick], "load": load, "cores": os.cpu_count()}
+    _print(measured)
+    return measured
 
 
 def _module(to):
@@ -132,9 +150,8 @@ def _pair(scene, to, *, quick):
     codes = [code for code in _BY_HAND[to] if _same(code, scene, expected)]
     if not codes:
         return None
-    seconds, rounds = (0.0005, 7) if quick else (0.002, 25)
     gc.collect()
-    times = round_robin([call, *codes], scene, seconds=seconds, rounds=rounds)
+    times = round_robin([call, *codes], scene, seconds=0.0005, rounds=_ROUNDS[quick])
     best = min(codes, key=lambda code: min(times[code]))
     return {"by_hand": best, **compare(times[call], times[best])}
 
@@ -157,16 +174,53 @@ def _bytes(tensor):
     return bytes(dlx.ffi.buffer(dlx.ffi.cast("char *", tensor.data_ptr), tensor.nbytes))
 
 
-def _print(found):
-    ratios = [each["ratio"] for each in found]
-    print(f"\nEvery pair on the host, ratio to the best way by hand ({len(found)} pairs and kinds)")
-    print(f"{'':22}" + "".join(f"{to:>10}" for to in TARGETS))
+def rows(measured):
+    """Give (name of a row, {target: what was measured of the pair})."""
     for source in SOURCES:
         for kind in KINDS:
-            row = {each["to"]: each["ratio"] for each in found if (each["source"], each["kind"]) == (source, kind)}
+            row = {each["to"]: each for each in measured["pairs"] if (each["source"], each["kind"]) == (source, kind)}
             if row:
-                cells = "".join(f"{row[to]:10.2f}" if to in row else f"{'':>10}" for to in TARGETS)
-                print(f"{source + ', ' + kind:22}{cells}")
-    mean, worst = math.exp(statistics.fmean(map(math.log, ratios))), max(found, key=lambda each: each["ratio"])
+                yield f"{source}, {kind}", row
+
+
+def summary(measured):
+    """Return the geometric mean, the worst pair, and in words on what machine they were found."""
+    found = measured["pairs"]
+    mean = math.exp(statistics.fmean(math.log(each["ratio"]) for each in found))
+    load = " to ".join(f"{each:.1f}" for each in sorted(measured["load"]))
+    words = f"{len(found)} pairs and kinds, minimum of {measured['rounds']} rounds, "
+    return mean, max(found, key=lambda each: each["ratio"]), words + f"{measured['cores']} cores at a load of {load}"
+
+
+def _print(measured):
+    mean, worst, words = summary(measured)
+    print(f"\nEvery pair on the host, ratio to the best way by hand ({words})")
+    print(f"{'':22}" + "".join(f"{to:>10}" for to in TARGETS))
+    for name, row in rows(measured):
+        cells = "".join(f"{row[to]['ratio']:10.2f}" if to in row else f"{'':>10}" for to in TARGETS)
+        print(f"{name:22}{cells}")
     print(f"geometric mean {mean:.2f} (goal {MEAN}), worst {worst['ratio']:.2f} (goal {WORST}): ", end="")
     print(f"{worst['source']} -> {worst['to']}, {worst['kind']}, beside {worst['by_hand']}")
+
+
+BEGIN, END = "<!-- pairs: begin -->", "<!-- pairs: end -->"
+
+
+def page(text, measured):
+    """Return a page of Markdown with the table of pairs between its two marks, made anew."""
+    mean, worst, words = summary(measured)
+    before, _, rest = text.partition(BEGIN)
+    _, mark, after = rest.partition(END)
+    if not mark:
+        raise ValueError(f"the page has no {BEGIN} and {END}")
+    lines = [
+        f"{words[0].upper()}{words[1:]}. Geometric mean **{mean:.2f}** (goal {MEAN}); worst **{worst['ratio']:.2f}**",
+        f"(goal {WORST}): {worst['source']} → {worst['to']}, {worst['kind']}, beside `{worst['by_hand']}`.",
+        "",
+        f"| from | {' | '.join(TARGETS)} |",
+        "|---|" + "---|" * len(TARGETS),
+    ]
+    for name, row in rows(measured):
+        cells = [f"{row[to]['ratio']:.2f}" if to in row else "" for to in TARGETS]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join([before + BEGIN, "", *lines, "", END + after])

@@ -1,5 +1,10 @@
-"""A bar chart of the conversions, as SVG text: one block for each pair; floor, dlx and every peer, in nanoseconds."""
+"""Pictures of what was measured, as SVG text.
 
+A bar chart of the conversions: one block for each pair; floor, dlx and every peer, in nanoseconds. A heat map of every
+pair on the host: the ratio to the best way by hand.
+"""
+
+from benchmarks.pairs import TARGETS, rows, summary
 from dlx.cli.render.svg import box, legend, page, text
 
 LEFT, WIDTH, RIGHT = 320, 400, 110  # of names, of the longest bar, of its figure
@@ -68,3 +73,42 @@ def _short(code):
         .replace("View.", "StridedMemoryView.")
         .replace("ab.", "arraybridge.")
     )
+
+
+CELL, LINE = 84, 24  # width and height of a cell
+HEAT = {  # ratio up to which a class is meant; its fills, its meaning
+    "half": (0.5, ("#1a7f37", "#238636"), "at most 0.5"),
+    "even": (1.0, ("#4ac26b", "#2ea043"), "at most 1.0: as fast as by hand, or faster"),
+    "near": (1.5, ("#eac54f", "#9e6a03"), "at most 1.5"),
+    "slow": (2.0, ("#fb8f44", "#bd561d"), "at most 2.0"),
+    "worse": (float("inf"), ("#fa4549", "#da3633"), "more"),
+}
+
+
+def heat_map(found):
+    """Return the heat map of what `pairs` found."""
+    mean, worst, words = summary(found["pairs"])
+    parts = [
+        text(20, 30, "Every pair on the host: time of dlx over the best way by hand", 'class="title"'),
+        *legend(20, 43, {kind: meaning for kind, (_, _, meaning) in HEAT.items()}),
+    ]
+    left, y = 160, TOP + LINE
+    parts += [text(left + CELL * (i + 0.5), y - 8, to, 'text-anchor="middle"') for i, to in enumerate(TARGETS)]
+    for name, row in rows(found["pairs"]):
+        parts.append(text(left - 10, y + 16, name, 'text-anchor="end"'))
+        for i, to in enumerate(TARGETS):
+            if to in row:
+                parts += _cell(left + CELL * i, y, row[to])
+        y += LINE
+    said = f"Geometric mean {mean:.2f}, worst {worst['ratio']:.2f}. {words}."
+    parts.append(text(20, y + 22, said, 'class="quiet" style="font-size:11px"'))
+    fills = {kind: both for kind, (_, both, _) in HEAT.items()}
+    title = "Every pair of frameworks on the host: time of dlx over the best way by hand"
+    return page((max(left + CELL * len(TARGETS) + 20, 860), y + 36), title, fills, parts, STYLE)
+
+
+def _cell(x, y, pair):
+    kind = next(kind for kind, (most, _, _) in HEAT.items() if pair["ratio"] <= most)
+    hint = f"{pair['ours']:.0f} ns beside {pair['theirs']:.0f} ns of {pair['by_hand']}"
+    yield box(x + 1, y + 1, CELL - 2, LINE - 2, kind, hint)
+    yield text(x + CELL / 2, y + 16, f"{pair['ratio']:.2f}", 'text-anchor="middle"')

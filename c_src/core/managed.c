@@ -181,7 +181,10 @@ int dlx_managed_adopt(DLManagedTensorVersioned* foreign, DLManagedTensorVersione
   /* Of whole bytes it says nothing, and what hands the tensor on would have to say it again. */
   if (dlx_itemsize(foreign->dl_tensor.dtype, 0))
     flags &= ~(uint64_t)DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED;
-  return dlx_managed_new(&foreign->dl_tensor, flags, foreign, release_foreign, out);
+  const DLTensor* t = &foreign->dl_tensor;
+  return flags == 0 && dlx_is_plain(t, 1)
+             ? dlx_managed_trust(t, flags, foreign, release_foreign, out)
+             : dlx_managed_new(t, flags, foreign, release_foreign, out);
 }
 
 int dlx_managed_share(DLManagedTensorVersioned* made, const DLTensor* like, uint64_t flags,
@@ -250,7 +253,8 @@ int dlx_managed_empty(const DLTensor* like, uint64_t flags, int keep_order,
     }
 #endif
   }
-  status = dlx_managed_new(&fresh, flags, fresh.data, free, out);
+  status = size > 0 ? dlx_managed_trust(&fresh, flags, fresh.data, free, out)
+                    : dlx_managed_new(&fresh, flags, NULL, free, out);
   if (status != DLX_OK) free(fresh.data);
   return status;
 }

@@ -135,6 +135,25 @@ static PyObject* capsule_claim(PyObject* module, PyObject* const* args, Py_ssize
   return NULL;
 }
 
+DLManagedTensorVersioned* py_capsule_take(PyObject* capsule) {
+  DLManagedTensorVersioned* made;
+  int legacy = PyCapsule_IsValid(capsule, k_legacy);
+  if (!legacy && !PyCapsule_IsValid(capsule, k_versioned)) return NULL;
+  if (adopt(capsule, legacy, &made) != DLX_OK) return NULL;
+  PyCapsule_SetName(capsule, legacy ? k_used_legacy : k_used_versioned);
+  return made;
+}
+
+int py_capsule_give_back(PyObject* capsule, DLManagedTensorVersioned* made) {
+  int legacy = PyCapsule_IsValid(capsule, k_used_legacy);
+  if (!legacy && !PyCapsule_IsValid(capsule, k_used_versioned)) return 0;
+  void* foreign = PyCapsule_GetPointer(capsule, legacy ? k_used_legacy : k_used_versioned);
+  if (!dlx_managed_disown(made, foreign)) return 0;
+  PyCapsule_SetName(capsule, legacy ? k_legacy : k_versioned);
+  dlx_managed_release(made);
+  return 1;
+}
+
 PyDoc_STRVAR(capsule_peek_doc,
              "capsule_peek(capsule, /)\n--\n\n"
              "Describe a capsule's tensor without consuming it; the capsule stays the owner.");
@@ -173,16 +192,10 @@ static PyObject* capsule_restore(PyObject* module, PyObject* const* args, Py_ssi
     PyErr_SetString(PyExc_TypeError, "capsule_restore takes a capsule and its tensor");
     return NULL;
   }
-  int legacy = PyCapsule_IsValid(args[0], k_used_legacy);
   DLManagedTensorVersioned* made = py_tensor_managed(args[1]);
   if (made == NULL) return NULL;
-  if (!legacy && !PyCapsule_IsValid(args[0], k_used_versioned)) Py_RETURN_FALSE;
-  if (!dlx_managed_disown(made,
-                          PyCapsule_GetPointer(args[0], legacy ? k_used_legacy : k_used_versioned)))
-    Py_RETURN_FALSE;
-  PyCapsule_SetName(args[0], legacy ? k_legacy : k_versioned);
+  if (!py_capsule_give_back(args[0], made)) Py_RETURN_FALSE;
   ((TensorObject*)args[1])->managed = NULL;
-  dlx_managed_release(made);
   Py_RETURN_TRUE;
 }
 

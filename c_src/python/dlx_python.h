@@ -106,6 +106,15 @@ extern PyMethodDef py_buffer_functions[];
  * is released then). Errors: NULL with an exception. */
 PyObject* py_capsule_wrap(DLManagedTensorVersioned* made, int legacy);
 
+/* Take ownership of a fresh capsule's tensor and mark the capsule used; nothing runs between. Owns:
+ * the caller owns the result, which owes the foreign deleter. Errors: NULL without an exception: it
+ * is no fresh capsule, or a refused one, and nothing has changed. */
+DLManagedTensorVersioned* py_capsule_take(PyObject* capsule);
+
+/* Undo that, if nobody else holds the tensor's memory. Owns: on 1 takes `made`, and the capsule
+ * owns its tensor again. Errors: 0 = nothing has changed. */
+int py_capsule_give_back(PyObject* capsule, DLManagedTensorVersioned* made);
+
 extern PyMethodDef py_capsule_functions[];
 
 /* ---- python/make.c --------------------------------------------------------------------------- */

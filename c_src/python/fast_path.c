@@ -131,9 +131,13 @@ static int states_hold(py_route* r) {
   return 1;
 }
 
+int py_fast_path_holds(py_route* r) {
+  return states_hold(r);
+}
+
 /* Whether the consumer takes a tensor that was looked at before: row-major, of the dtype it took
  * last. */
-static int is_plain(const py_route* r, const DLTensor* t) {
+INLINE int is_plain(const py_route* r, const DLTensor* t) {
   return memcmp(&t->dtype, &r->plain_dtype, sizeof t->dtype) == 0 &&
          t->ndim <= r->accepts.max_ndim && dlx_is_plain(t, r->plain_alignment);
 }
@@ -195,6 +199,14 @@ static DLManagedTensorVersioned* exported(const py_route* r, PyObject* obj) {
   return made;
 }
 
+int py_fast_path_takes(py_route* r, const DLManagedTensorVersioned* made, unsigned options,
+                       uint32_t* resolvable) {
+  return made->dl_tensor.device.device_type == kDLCPU &&
+         !(made->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY) &&
+         ((made->flags == 0 && is_plain(r, &made->dl_tensor)) ||
+          is_accepted(r, &made->dl_tensor, made->flags, options, resolvable));
+}
+
 /* Of an array that cannot be borrowed. Owns, GIL, Errors: as py_fast_path_borrow. */
 static __attribute__((noinline)) DLManagedTensorVersioned* borrow_exported(py_route* r,
                                                                            PyObject* obj,
@@ -203,11 +215,7 @@ static __attribute__((noinline)) DLManagedTensorVersioned* borrow_exported(py_ro
   DLManagedTensorVersioned* made = exported(r, obj);
   if (made == NULL) return NULL;
   if (r->is_immutable) made->flags |= DLPACK_FLAG_BITMASK_READ_ONLY;
-  if (made->dl_tensor.device.device_type == kDLCPU &&
-      !(made->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY) &&
-      ((made->flags == 0 && is_plain(r, &made->dl_tensor)) ||
-       is_accepted(r, &made->dl_tensor, made->flags, options, resolvable)))
-    return made;
+  if (py_fast_path_takes(r, made, options, resolvable)) return made;
   dlx_managed_release(made);
   return NULL;
 }

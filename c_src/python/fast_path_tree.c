@@ -27,6 +27,7 @@ typedef struct {
   PyObject* obj; /* borrowed from an item */
   py_route* route;
   DLManagedTensorVersioned* made; /* borrowed, not yet handed over */
+  PyObject* capsule;              /* that of a producer, of which it was taken; strong, or NULL */
   PyObject* result;               /* strong */
   uint32_t resolvable;            /* incompatibilities that a copy resolves */
 } leaf;
@@ -248,16 +249,34 @@ static outcome flatten(walk* w, PyObject* callable, PyObject* root, PyObject* to
 
 /* ---- borrow and copy the arrays -------------------------------------------------------------- */
 
+/* Producers are called last: not where something else is refused. */
 static outcome borrow_all(walk* w) {
   for (Py_ssize_t i = 0; i < w->n_leaves; i++) {
     leaf* l = &w->leaves[i];
     if (l->route->is_same) {
       l->result = Py_NewRef(l->obj);
-    } else if ((l->made = py_fast_path_borrow(l->route, l->obj, 0, &l->resolvable)) == NULL) {
+    } else if (l->route->producer.names == NULL &&
+               (l->made = py_fast_path_borrow(l->route, l->obj, 0, &l->resolvable)) == NULL) {
       return leave();
     }
   }
+  for (Py_ssize_t i = 0; i < w->n_leaves; i++) {
+    leaf* l = &w->leaves[i];
+    if (l->made || l->result) continue;
+    l->made = py_producer_borrow(l->route, l->obj, 0, &l->resolvable, &l->capsule);
+    if (l->made == NULL) return leave();
+  }
   return DONE;
+}
+
+/* What producers gave goes to the Python path, which does not call them again. */
+static void leave_capsules(walk* w) {
+  for (Py_ssize_t i = 0; i < w->n_leaves && !PyErr_Occurred(); i++) {
+    leaf* l = &w->leaves[i];
+    if (l->capsule == NULL || l->made == NULL) continue;
+    if (py_capsule_give_back(l->capsule, l->made)) l->made = NULL;
+    py_producer_leave(l->obj, l->capsule, NULL);
+  }
 }
 
 /* Nothing is copied before every array was found right. */
@@ -350,6 +369,7 @@ static void clean_up(walk* w) {
   py_pending pending = py_pending_save();
   for (Py_ssize_t i = 0; i < w->n_leaves; i++) {
     if (w->leaves[i].made) dlx_managed_release(w->leaves[i].made);
+    Py_XDECREF(w->leaves[i].capsule);
     Py_XDECREF(w->leaves[i].result);
     py_route_leave(w->leaves[i].route);
   }
@@ -387,6 +407,8 @@ PyObject* py_tree_run(PyObject* callable, PyObject* root, PyObject* to) {
   if (flatten(&w, callable, root, to) == DONE && borrow_all(&w) == DONE && copy_all(&w) == DONE &&
       hand_over_all(&w, callable, root, to) == DONE && unflatten(&w) == DONE)
     result = Py_NewRef(w.nodes[0].result);
+  else if (!PyErr_Occurred())
+    leave_capsules(&w);
   clean_up(&w);
   return result;
 }

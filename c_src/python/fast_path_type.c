@@ -79,7 +79,9 @@ static __attribute__((noinline)) PyObject* call_like(PyObject* callable, PyObjec
   PyObject* to = py_fast_path_like(callable, args[1]);
   py_route* r = to ? py_fast_path_route(callable, Py_TYPE(args[0]), to) : NULL;
   PyObject* result = NULL;
-  if (r && r->is_fast_path && !r->is_same) {
+  if (r && r->is_fast_path == 2) {
+    result = py_producer_run(callable, r, args[0], to, DLX_EXAMINES);
+  } else if (r && r->is_fast_path && !r->is_same) {
     result = py_fast_path_run(callable, r, args[0], to, DLX_EXAMINES);
   } else if (r && r->is_same) {
     PyObject* own = py_fast_path_like(callable, args[0]);
@@ -88,7 +90,7 @@ static __attribute__((noinline)) PyObject* call_like(PyObject* callable, PyObjec
   }
   Py_XDECREF(to);
   if (result || PyErr_Occurred()) return result;
-  return PyObject_Vectorcall(((FastPathObject*)callable)->wrapped, args, nargsf, names);
+  return py_producer_python(((FastPathObject*)callable)->wrapped, args, nargsf, names);
 }
 
 DLX_HOT static PyObject* fast_path_call(PyObject* callable, PyObject* const* args, size_t nargsf,
@@ -112,15 +114,17 @@ DLX_HOT static PyObject* fast_path_call(PyObject* callable, PyObject* const* arg
       result = options ? NULL : py_tree_run(callable, args[0], to);
     } else {
       if (r == NULL) r = py_fast_path_route(callable, Py_TYPE(args[0]), to);
-      if (r && r->is_fast_path) {
+      if (r && r->is_fast_path == 1) {
         result = py_fast_path_run(callable, r, args[0], to, options);
+      } else if (r && r->is_fast_path) {
+        result = py_producer_run(callable, r, args[0], to, options);
       } else if (r && r->children && options == 0) {
         result = call_children(callable, r, args[0], to);
       }
     }
     if (result || PyErr_Occurred()) return result;
   }
-  return PyObject_Vectorcall(((FastPathObject*)callable)->wrapped, args, nargsf, names);
+  return py_producer_python(((FastPathObject*)callable)->wrapped, args, nargsf, names);
 }
 
 static int intern_words(void) {

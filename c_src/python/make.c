@@ -120,22 +120,38 @@ static PyObject* tensor_view(PyObject* module, PyObject* args) {
   return view;
 }
 
+/* Errors: a status; then *out is NULL. GIL: not needed. */
+static int copied(const DLTensor* from, uint64_t flags, int keep_order,
+                  DLManagedTensorVersioned** out) {
+  *out = NULL;
+  int status = dlx_managed_empty(from, flags, keep_order, out);
+  if (status == DLX_OK && (status = dlx_copy(from, &(*out)->dl_tensor, flags)) != DLX_OK) {
+    dlx_managed_release(*out);
+    *out = NULL;
+  }
+  return status;
+}
+
 DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, int keep_order) {
+  enum { FEW = 1 << 14 /* bytes that move in less time than the GIL takes to change hands */ };
   const DLTensor* t = &from->dl_tensor;
   /* The copied flag describes a hand-over, not the memory: the code that hands over sets it. */
   uint64_t flags =
       from->flags & ~(uint64_t)(DLPACK_FLAG_BITMASK_READ_ONLY | DLPACK_FLAG_BITMASK_IS_COPIED);
   DLManagedTensorVersioned *held, *fresh = NULL;
   int status = dlx_host_readable(t->device.device_type) ? DLX_OK : DLX_E_DEVICE;
-  /* Without the GIL another thread may drop the last reference to the tensor: hold it meanwhile. */
-  if (status == DLX_OK) status = dlx_managed_share(from, t, from->flags, &held);
-  if (status != DLX_OK) return (DLManagedTensorVersioned*)py_raise(status, NULL);
-  Py_BEGIN_ALLOW_THREADS
-    status = dlx_managed_empty(t, flags, keep_order, &fresh);
-    if (status == DLX_OK) status = dlx_copy(t, &fresh->dl_tensor, flags);
-  Py_END_ALLOW_THREADS
-  if (status != DLX_OK && fresh) dlx_managed_release(fresh);
-  dlx_managed_release(held);
+  if (status == DLX_OK && dlx_nbytes(t, flags) <= FEW) {
+    status = copied(t, flags, keep_order, &fresh);
+  } else if (status == DLX_OK) {
+    /* Without the GIL another thread may drop the last reference to the tensor: hold it meanwhile.
+     */
+    if ((status = dlx_managed_share(from, t, from->flags, &held)) == DLX_OK) {
+      Py_BEGIN_ALLOW_THREADS
+        status = copied(t, flags, keep_order, &fresh);
+      Py_END_ALLOW_THREADS
+      dlx_managed_release(held);
+    }
+  }
   return status == DLX_OK ? fresh : (DLManagedTensorVersioned*)py_raise(status, NULL);
 }
 

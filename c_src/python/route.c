@@ -99,6 +99,12 @@ static void route_free(py_route* r) {
   Py_CLEAR(r->target);
   Py_CLEAR(r->load);
   Py_CLEAR(r->export);
+  Py_CLEAR(r->producer.names);
+  Py_CLEAR(r->producer.values);
+  Py_CLEAR(r->producer.no_numbers);
+  Py_CLEAR(r->producer.dtype);
+  Py_CLEAR(r->producer.token_of);
+  Py_CLEAR(r->producer.token);
   PyMem_Free(r);
 }
 
@@ -175,6 +181,27 @@ static int read_switches(PyObject* switches, py_switch* out, int* n) {
   return 0;
 }
 
+/* A Producer of dlx/_engine/fast_path.py, or None. Owns: references in `p`. Errors: -1 with an
+ * exception. */
+static int read_producer(PyObject* producer, py_producer* p) {
+  PyObject *names, *values, *no_numbers, *token_of, *token;
+  if (producer == Py_None) return 0;
+  if (!PyArg_ParseTuple(producer, "O!O!OnOO:Producer", &PyTuple_Type, &names, &PyTuple_Type,
+                        &values, &no_numbers, &p->n_modules, &token_of, &token))
+    return -1;
+  if (PyTuple_GET_SIZE(names) > DLX_MAX_KEYWORDS ||
+      PyTuple_GET_SIZE(names) != PyTuple_GET_SIZE(values)) {
+    PyErr_SetString(PyExc_ValueError, "a producer has a value for each keyword, and few of them");
+    return -1;
+  }
+  p->names = Py_NewRef(names);
+  p->values = Py_NewRef(values);
+  p->no_numbers = Py_NewRef(no_numbers);
+  p->token_of = Py_NewRef(token_of);
+  p->token = Py_NewRef(token);
+  return 0;
+}
+
 /* The table in a capsule, or that of the type where `table` is None. Errors: NULL, perhaps with an
  * exception, see py_exchange_find. */
 static const DLPackExchangeAPI* read_table(PyObject* table, PyObject* type) {
@@ -191,6 +218,7 @@ enum {
   EXPORTS,
   IS_MANAGED,
   EXPORT,
+  PRODUCER,
   TARGET,
   IMPORTS,
   LOAD,
@@ -210,10 +238,11 @@ enum {
   FIELDS
 };
 static const char* const names[FIELDS] = {
-    "like",       "is_host_only", "children",  "is_same", "is_root_only", "is_immutable", "exports",
-    "is_managed", "export",       "target",    "imports", "load",         "guards",       "quick",
-    "switches",   "states",       "detach",    "owner",   "start",        "nbytes",       "dtype",
-    "confirmed",  "storage",      "is_narrow", "accepts"};
+    "like",      "is_host_only", "children", "is_same",  "is_root_only", "is_immutable",
+    "exports",   "is_managed",   "export",   "producer", "target",       "imports",
+    "load",      "guards",       "quick",    "switches", "states",       "detach",
+    "owner",     "start",        "nbytes",   "dtype",    "confirmed",    "storage",
+    "is_narrow", "accepts"};
 
 /* From the fields of a Route of dlx/_engine/fast_path.py. Owns: references in `r`. Errors: -1 with
  * an exception. */
@@ -235,7 +264,8 @@ static int read_fields(PyObject* const* field, py_route* r) {
       read_switches(states, r->states, &r->n_states) < 0 ||
       read_question(field[DETACH], &r->detach) < 0 || read_question(field[OWNER], &r->owner) < 0 ||
       read_question(field[START], &r->start) < 0 || read_question(field[NBYTES], &r->nbytes) < 0 ||
-      read_question(field[DTYPE], &r->dtype) < 0)
+      read_question(field[DTYPE], &r->dtype) < 0 ||
+      read_producer(field[PRODUCER], &r->producer) < 0)
     return -1;
   if (field[LIKE] != Py_None) r->like = Py_NewRef(field[LIKE]);
   if (field[CHILDREN] != Py_None) r->children = Py_NewRef(field[CHILDREN]);
@@ -270,10 +300,11 @@ static int read_fields(PyObject* const* field, py_route* r) {
   int borrows = r->exports && r->exports->dltensor_from_py_object_no_sync;
   int manages = r->exports && r->exports->managed_tensor_from_py_object_no_sync;
   if (!borrows) r->is_managed = 1;
-  int can_export = is_own || borrows || manages || r->export;
+  int can_export = is_own || borrows || manages || r->export || r->producer.names;
   int can_import = target == Py_None || r->imports || r->load;
   r->is_fast_path =
       r->like == NULL && r->children == NULL && (r->is_same || (can_export && can_import));
+  if (r->is_fast_path && r->producer.names) r->is_fast_path = 2;
   return 0;
 }
 
@@ -316,10 +347,10 @@ static PyObject* route_add(PyObject* module, PyObject* const* args, Py_ssize_t n
   table[i] = r;
   if (old == NULL) in_use++;
   int is_fast_path = r->is_fast_path;
-  /* That a type has no route must not keep it alive. Should another type come to lie at its
-   * address, its version differs; at worst Python is asked. */
-  r->holds_type = is_fast_path;
-  if (!is_fast_path) Py_DECREF(args[0]);
+  /* That a type has no route, or is a producer of a program's own, must not keep it alive. Should
+   * another type come to lie at its address, its version differs; at worst Python is asked. */
+  r->holds_type = is_fast_path && r->producer.names == NULL;
+  if (!r->holds_type) Py_DECREF(args[0]);
   route_free(old);
   return PyBool_FromLong(is_fast_path);
 

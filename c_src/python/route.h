@@ -6,7 +6,7 @@
 
 #include "dlx_python.h"
 
-enum { DLX_MAX_QUESTIONS = 12 };
+enum { DLX_MAX_QUESTIONS = 12, DLX_MAX_KEYWORDS = 4 /* of __dlpack__ */ };
 
 /* An attribute or method without arguments of one type, with the C function behind it where there
  * is one. */
@@ -34,6 +34,15 @@ typedef struct {
   PyObject *owner, *name, *value;
 } py_switch;
 
+/* How a type that no adapter lists is asked for a capsule; all strong. */
+typedef struct {
+  PyObject *names, *values;   /* tuples: keywords of its __dlpack__; NULL = it is no such type */
+  PyObject* no_numbers;       /* no_numbers(dtype): why elements are no numbers, or "" */
+  PyObject* dtype;            /* the last one of which they are; or NULL */
+  Py_ssize_t n_modules;       /* in sys.modules, when no adapter listed the type */
+  PyObject *token_of, *token; /* abc.get_cache_token, and what it gave then */
+} py_producer;
+
 typedef struct {
   PyTypeObject* type; /* exact; strong where holds_type */
   int holds_type;
@@ -41,7 +50,7 @@ typedef struct {
   PyObject* like;   /* the target that an array of the type stands for as `like`; strong, or NULL */
   int is_host_only; /* arrays of the type are always on the host */
   unsigned tag;     /* the type's version: a patched type misses */
-  int is_fast_path; /* 0 = known to need Python */
+  int is_fast_path; /* 0 = known to need Python; 2 = by py_producer_run */
   PyObject* children; /* of a container that becomes a list or dict: children(obj) gives that;
                          strong, or NULL */
   int is_same;        /* the object itself is the result */
@@ -55,6 +64,7 @@ typedef struct {
                                        none, or `export` where that fails */
   int is_managed;                   /* the managed slot is used, though there is a borrow slot */
   PyObject* export;                 /* export(array): a dlx.Tensor, or None; strong, or NULL */
+  py_producer producer;
   const DLPackExchangeAPI* imports; /* NULL = none is used */
   PyObject* load;                   /* load(dlx.Tensor), where no table is used; strong, or NULL */
   int n_early, n_guards, n_switches, n_states; /* guards that need no dtype come first */
@@ -128,6 +138,15 @@ py_route* py_fast_path_route(PyObject* callable, PyTypeObject* type, PyObject* t
 DLManagedTensorVersioned* py_fast_path_borrow(py_route* route, PyObject* obj, unsigned options,
                                               uint32_t* resolvable);
 
+/* Whether the target takes what it took when the route was found. GIL: needed; may run Python.
+ * Errors: 0 = ask Python, unless an exception is set. */
+int py_fast_path_holds(py_route* route);
+
+/* Whether the consumer takes an exported tensor of the host, as py_fast_path_borrow says of its
+ * options. */
+int py_fast_path_takes(py_route* route, const DLManagedTensorVersioned* made, unsigned options,
+                       uint32_t* resolvable);
+
 /* Borrow an array for the length of a call: examined and checked as by py_fast_path_borrow with
  * DLX_COPIES | DLX_SHARES, and nothing is allocated. Owns: nothing; *out is good until Python code
  * runs or something else is borrowed. GIL: needed; may run Python. Errors: 0 = ask Python, unless
@@ -160,6 +179,29 @@ PyObject* py_fast_path_run(PyObject* callable, py_route* route, PyObject* obj, P
  * makes a dlx.Tensor of other objects. Owns: new reference; keeps what it is given. GIL: needed.
  * Errors: NULL with an exception. */
 PyObject* py_exchange_any(PyObject* callable, PyObject* to, PyObject* python_path);
+
+/* ---- python/fast_path_producer.c ------------------------------------------------------------- */
+
+/* The same as py_fast_path_borrow for a type without an adapter: its __dlpack__ is called, once.
+ * Owns: the caller owns the result and *capsule, from which it was taken. GIL: needed; runs Python.
+ * Errors: NULL, as py_fast_path_route; what __dlpack__ answered is left to the Python path. */
+DLManagedTensorVersioned* py_producer_borrow(py_route* route, PyObject* obj, unsigned options,
+                                             uint32_t* resolvable, PyObject** capsule);
+
+/* py_fast_path_run for such a type. Owns, GIL, Errors: as there. */
+PyObject* py_producer_run(PyObject* callable, py_route* route, PyObject* obj, PyObject* to,
+                          unsigned options);
+
+/* Leave to py_producer_python what an object's __dlpack__ gave, or raised; one of them is NULL.
+ * Errors: an exception is set, and nothing is left. */
+void py_producer_leave(PyObject* obj, PyObject* given, PyObject* raised);
+
+/* Call the Python path: it gets what was left to it by producer_answer. Owns: the result is new.
+ * Errors: those of the function. */
+PyObject* py_producer_python(PyObject* function, PyObject* const* args, size_t nargsf,
+                             PyObject* names);
+
+extern PyMethodDef py_producer_functions[];
 
 /* ---- python/fast_path_tree.c ----------------------------------------------------------------- */
 

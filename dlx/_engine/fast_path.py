@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 import sys
+from abc import get_cache_token
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlx._containers.lookup import container_of
+from dlx._containers.lookup import container_of, is_plain
 from dlx._containers.tree import path_of
 from dlx._core import native
 from dlx._core.foreign import exception_text, foreign_error, type_name
 from dlx._core.types import DType, codes_of
 from dlx._engine.request import described
-from dlx._registry.generic import EXCHANGE, TENSOR, fast_generic_adapter
+from dlx._protocols import dlpack
+from dlx._registry.generic import DLPACK, EXCHANGE, TENSOR, fast_generic_adapter
 from dlx._registry.registry import registry
 from dlx._registry.target import Target, switch_places
 from dlx.adapter.base import OWNER_BOUNDS, Adapter, Devices, look_up
@@ -58,6 +60,21 @@ class Switch(NamedTuple):
     value: object
 
 
+class Producer(NamedTuple):
+    """How a type that no adapter lists is asked for a capsule."""
+
+    names: tuple[str, ...]
+    """Keywords that its ``__dlpack__`` is called with."""
+    values: tuple[Any, ...]
+    no_numbers: Callable[[Any], str]
+    """Says of a dtype why its elements are no numbers; empty where they are."""
+    modules: int
+    """How many modules there were when no adapter listed the type."""
+    token_of: Callable[[], object]
+    token: object
+    """What `token_of` gave then."""
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """What the fast path needs to convert an exact type to a target; C reads the fields by name."""
@@ -75,11 +92,13 @@ class Route:
     is_immutable: bool = False
     """Arrays of the type are read-only, whatever their export says."""
     exports: object = None
-    """The exchange table of the type, a capsule; None for the one that the type carries."""
+    """The exchange table of the type, a capsule; None for the one that the type carries, False for none."""
     is_managed: bool = False
     """The table's managed slot is used, though it has a borrow slot."""
     export: Callable[[Any], Tensor | None] | None = None
     """Exports an array, where there is no table or its managed slot fails; None: the Python path does."""
+    producer: Producer | None = None
+    """Of a type with ``__dlpack__`` and no adapter."""
     target: type | None = None
     """The type of the target's arrays; None for dlx.Tensor."""
     imports: object = None
@@ -116,15 +135,25 @@ class Route:
 def learn(kind: type, to: Any) -> None:
     """Find the route from an exact type to a target, and add it to the fast path.
 
-    Called by the fast path on its first call with this pair. Only types in `FastPath.types` have routes;
-    for all others the fast path remembers to take the Python path, until the type changes.
+    Called by the fast path on its first call with this pair. Only types in `FastPath.types`, and such as have a
+    protocol that C speaks, have routes; for all others the fast path remembers to take the Python path, until the type
+    changes.
     """
     if to is not NotImplemented and not isinstance(to, str | type(sys) | type):
         return
-    source = registry.knows(kind) or fast_generic_adapter(kind)
+    stamp = len(sys.modules), get_cache_token()
+    source, producer = registry.knows(kind) or fast_generic_adapter(kind), None
+    if source is DLPACK and container_of(kind) is not None:
+        source = None
+    if source is DLPACK:
+        keywords = dlpack.keywords_of(kind)
+        if keywords is None:  # its first call shows them
+            return
+        names = tuple(map(sys.intern, keywords))
+        producer = Producer(names, tuple(keywords.values()), dlpack.no_numbers, stamp[0], get_cache_token, stamp[1])
     target = None if to is NotImplemented else registry.target(to)
     try:
-        route = _route(kind, source, target) if target is not None else _like(kind, source)
+        route = _route(kind, source, target, producer) if target is not None else _like(kind, source)
     except MemoryError:
         raise
     except Exception as error:  # an adapter's declarations are wrong: conversions take the Python path
@@ -136,14 +165,14 @@ def learn(kind: type, to: Any) -> None:
     native.route_add(kind, to, route)
 
 
-def _route(kind: type, source: Adapter | None, target: Target) -> Route | None:
+def _route(kind: type, source: Adapter | None, target: Target, producer: Producer | None) -> Route | None:
     """Return what the fast path needs; None for the Python path."""
     if source is None:
         handler = container_of(kind)
         return None if handler is None else _container(handler, target)
     given = source.fast_path
     is_own_table = source is EXCHANGE
-    if given is None or not (is_own_table or _takes(given, kind)):
+    if given is None or not (is_own_table or producer is not None or _takes(given, kind)):
         return None
     adapter = target.adapter
     taken = adapter.fast_path
@@ -162,11 +191,12 @@ def _route(kind: type, source: Adapter | None, target: Target) -> Route | None:
     )
     return Route(
         is_same=is_same,
-        is_root_only=source.root_only,
+        is_root_only=source.root_only if producer is None else is_plain(kind),
         is_immutable=source.immutable,
         is_managed=is_own_table,
         export=given.export,
-        exports=given.exchange() if given.exchange is not None else None,
+        producer=producer,
+        exports=False if producer is not None else given.exchange() if given.exchange is not None else None,
         target=None if adapter is TENSOR else adapter.classes()[0],
         imports=(taken.exchange() if taken is not None and taken.exchange is not None else None) if by_table else False,
         load=load,

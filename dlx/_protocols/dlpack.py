@@ -13,9 +13,7 @@ from dlx._core.native import Tensor
 from dlx._core.types import Device, host_readable
 from dlx.errors import DlxError, ProtocolError
 
-__all__ = ["device_of", "export"]
-
-__all__ += ["why_no_numbers"]
+__all__ = ["device_of", "export", "keywords_of", "no_numbers", "why_no_numbers"]
 
 MAX_VERSION: tuple[int, int] = (lib.DLX_DLPACK_MAJOR, lib.DLX_DLPACK_MINOR)
 HOST = Device("cpu")
@@ -57,12 +55,22 @@ def why_no_numbers(obj: Any) -> str:
     """
     try:
         dtype = getattr(obj, "dtype", None)
+    except MemoryError:
+        raise
+    except Exception:  # it is not known then, and `__dlpack__` will say
+        return ""
+    return no_numbers(dtype)
+
+
+def no_numbers(dtype: Any) -> str:
+    """Return the same of a dtype."""
+    try:
         name = getattr(dtype, "name", None)
         said = name if isinstance(name, str) else class_name(dtype) if isinstance(dtype, type) else str(dtype)
         is_known = _NO_NUMBERS.fullmatch(said) is not None
     except MemoryError:
         raise
-    except Exception:  # it is not known then, and `__dlpack__` will say
+    except Exception:  # as above
         return ""
     return f"its dtype is {cut(said, 60)}, and DLPack knows numbers only" if is_known else ""
 
@@ -105,14 +113,14 @@ def export(obj: Any, *, stream: int | None = None) -> Tensor:
 
 
 def _call(obj: Any, wanted: dict[str, Any]) -> Any:
+    answer = native.producer_answer(obj)
+    if answer is not None and "stream" not in wanted:  # it was called without one
+        return _answered(*answer)
     kind: Any = type(obj)
-    function = _own_function(kind)
-    learnt = _keywords.find(kind)
-    if learnt is None or learnt[0] is not function:
-        learnt = _keywords.keep(kind, (function, _read_keywords(kind.__dlpack__)))
-    accepted = learnt[1]
+    accepted = _learnt(kind)
     if accepted is not None:
-        return obj.__dlpack__(**{name: wanted.get(name) for name, must in accepted.items() if must or name in wanted})
+        return obj.__dlpack__(**_sent(accepted, wanted))
+    function = _own_function(kind)
     try:
         capsule = obj.__dlpack__(**wanted)
     except TypeError as error:
@@ -122,6 +130,35 @@ def _call(obj: Any, wanted: dict[str, Any]) -> Any:
         return obj.__dlpack__(**{name: value for name, value in wanted.items() if name == "stream"})
     _keywords.keep(kind, (function, _ALL))
     return capsule
+
+
+def _answered(obj: Any, given: Any, raised: Exception | None) -> Any:
+    """Return what ``__dlpack__`` gave the fast path, or raise what it raised."""
+    try:
+        if raised is not None:
+            raise raised
+        return given
+    finally:
+        del raised  # this frame is in its traceback, and would keep it, and all that it holds, alive
+
+
+def keywords_of(kind: Any) -> dict[str, Any] | None:
+    """Return what ``__dlpack__`` of a type is called with on the host; None where only a call can tell."""
+    accepted = None if _own_function(kind) is None else _learnt(kind)
+    return None if accepted is None else _sent(accepted, {"max_version": MAX_VERSION})
+
+
+def _learnt(kind: Any) -> dict[str, bool] | None:
+    """Return the keywords that ``__dlpack__`` of a type takes; None where its signature cannot be read."""
+    function = _own_function(kind)
+    learnt = _keywords.find(kind)
+    if learnt is None or learnt[0] is not function:
+        learnt = _keywords.keep(kind, (function, _read_keywords(kind.__dlpack__)))
+    return learnt[1]
+
+
+def _sent(accepted: dict[str, bool], wanted: dict[str, Any]) -> dict[str, Any]:
+    return {name: wanted.get(name) for name, must in accepted.items() if must or name in wanted}
 
 
 def _own_function(kind: type) -> Any:

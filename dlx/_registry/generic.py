@@ -10,7 +10,7 @@ from typing import Any
 from dlx._core import cuda, native
 from dlx._core.array_info import ArrayInfo
 from dlx._core.extension import lib
-from dlx._core.foreign import class_name, module_of, type_name
+from dlx._core.foreign import class_name, is_key, module_of, type_name
 from dlx._core.native import Tensor
 from dlx._core.stream import Stream, meaning
 from dlx._core.types import READ_ONLY, Device
@@ -131,6 +131,7 @@ class DLPackAdapter(Adapter):
 
     name = "dlpack"
     package = "builtins"
+    fast_path = FastPath(types=())
 
     def describe(self, obj: Any) -> Description:
         reason = dlpack.why_no_numbers(obj)
@@ -329,11 +330,13 @@ def generic_buffer_adapter(obj: Any) -> Adapter | None:
 def fast_generic_adapter(kind: type) -> Adapter | None:
     """Return the generic adapter whose arrays of an exact type take the fast path, or None.
 
-    Those are some buffers, and types that carry an exchange table themselves: that of a base makes no promise for what
-    a subclass adds.
+    Those are types with ``__dlpack__``, some buffers, and types that carry an exchange table themselves: that of a base
+    makes no promise for what a subclass adds.
     """
     if _has_table(kind):
         return EXCHANGE
+    if is_key(kind) and not is_proxy(kind) and hasattr(kind, "__dlpack__"):
+        return DLPACK
     for adapter in (BUFFER, ARROW):
         given = adapter.fast_path
         if given is not None and any(look_up(name) is kind for name in given.types):

@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 TARGETS = ["numpy", "torch", "dlx"]
-LOADING = "tvm_ffi"  # has no exchange table: its adapter is given a dlx.Tensor
+OTHERS = ("tvm_ffi", "pyarrow")  # pyarrow has no exchange table: its adapter is given a dlx.Tensor
 
 
 # ---- generated sources -----------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ TWISTS = {
 }
 
 
-@pytest.mark.parametrize("target", (*TARGETS, LOADING))
+@pytest.mark.parametrize("target", (*TARGETS, *OTHERS))
 def test_fast_path_and_python_path_agree_on_numpy(np, torch, target):
     """Any numpy array gives the same result, or the same error, by both paths, whatever the options."""
 
@@ -139,7 +139,7 @@ def test_fast_path_and_python_path_agree_on_numpy(np, torch, target):
     check()
 
 
-@pytest.mark.parametrize("target", (*TARGETS, LOADING))
+@pytest.mark.parametrize("target", (*TARGETS, *OTHERS))
 def test_fast_path_and_python_path_agree_on_torch(np, torch, target):
     """Any torch tensor gives the same result, or the same error, by both paths, whatever the options."""
 
@@ -151,7 +151,7 @@ def test_fast_path_and_python_path_agree_on_torch(np, torch, target):
     check()
 
 
-@pytest.mark.parametrize("target", (*TARGETS, LOADING))
+@pytest.mark.parametrize("target", (*TARGETS, *OTHERS))
 def test_fast_path_and_python_path_agree_on_dlx_tensors(np, torch, target):
     """Any dlx.Tensor gives the same result, or the same error, by the fast path and by the slow path."""
 
@@ -168,7 +168,7 @@ def test_fast_path_and_python_path_agree_on_dlx_tensors(np, torch, target):
 
 
 @pytest.mark.parametrize("flags", range(8))
-@pytest.mark.parametrize("target", (*TARGETS, LOADING))
+@pytest.mark.parametrize("target", (*TARGETS, *OTHERS))
 def test_flags_of_a_tensor(np, torch, target, flags):
     """Read-only, copied and padded tensors fare alike on both paths."""
     owner = bytearray(64)
@@ -178,7 +178,7 @@ def test_flags_of_a_tensor(np, torch, target, flags):
 
 
 @pytest.mark.parametrize("device", [(2, 0), (3, 0), (1, 1), (11, 0), (13, 0)])
-@pytest.mark.parametrize("target", (*TARGETS, LOADING))
+@pytest.mark.parametrize("target", (*TARGETS, *OTHERS))
 def test_devices_of_a_tensor(np, torch, target, device):
     """Tensors that are not plain host memory fare alike on both paths."""
     owner = bytearray(64)

@@ -16,6 +16,7 @@ import pytest
 import dlx
 from dlx import errors
 from dlx._core import native
+from dlx._registry.registry import registry
 
 
 class Stranger:
@@ -610,3 +611,20 @@ def test_managed_memory_as_that_of_a_device_needs_the_driver():
     with pytest.raises(errors.DeviceError) as caught:
         dlx.convert(managed, to="dlx", device="cuda")
     assert str(caught.value) == str(plan.error)
+
+
+def test_what_an_export_says_is_what_the_array_says(np, torch):
+    """The description of an array that was exported already is the one that the array itself would give."""
+    base = np.arange(24, dtype="f4").reshape(4, 6)
+    locked = base.view()
+    locked.flags.writeable = False
+    arrays = [base, locked, base.T, base[::-1, ::2], base[:0], base[:0, ::2], base[0, :1].reshape(()), np.ones(3, "?")]
+    arrays += [np.ones((2, 3), name) for name in ("i8", "u2", "f2", "c16", "q", "l")]
+    tensors = [torch.from_numpy(base), torch.from_numpy(base).T, torch.ones(4, 6)[::2, ::3], torch.ones(0, 3).T]
+    tensors += [torch.ones((), dtype=getattr(torch, name)) for name in ("bfloat16", "bool", "complex64", "int64")]
+    tensors += [torch.nn.Parameter(torch.ones(2), requires_grad=False), torch.ones(3).expand(2, 3)]
+    for obj in (*arrays, *tensors):
+        adapter = registry.producer(obj)
+        found = adapter.describe(obj)
+        assert found.tensor is not None
+        assert found.info() == adapter._info(obj)
