@@ -225,9 +225,9 @@ def container_of(kind: type) -> Container | None:
             raise
         except Exception:  # a type that raises when it is looked at
             return None
-    return (
-        None if handler is not None and handler is not OWN and _speaks(kind) else handler
-    )  # the attribute may have been added since
+    if handler is None or handler is OWN or handler.types:
+        return handler
+    return None if _speaks(kind) else handler  # the attribute may have been added since
 
 
 def what_is(kind: type) -> Container | Adapter | type | None:

@@ -44,7 +44,7 @@ if lib.dlx_bind(id(sys.modules[__name__])) != 0:
 globals().pop("bind")(sys.modules[__name__])
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     class Tensor:
         """A tensor in DLPack's sense, owned by dlx: memory, dtype, shape, strides, device, flags.
@@ -157,9 +157,15 @@ if TYPE_CHECKING:
 
         _source: Any
         _slots: dict[Any, Any]
+        _fast: tuple[Any, ...] | None
+        _fixed: type | None
+        _getter: Callable[[Any], Any] | None
+        _unchanged: Callable[[Any, Any], bool] | None
 
         def __getitem__(self, key: Any) -> Any: ...
+        def _results(self) -> Iterator[Any]: ...
 
+    def convert_slot(slots: dict[Any, Any], fast: tuple[Any, ...], key: Any, element: Any, /) -> Any: ...
     def set_stream_keeper(function: Callable[[int, int], Any], /) -> None: ...
     def ready_new(device_id: int, stream: int, keep: object) -> int: ...
     def tensor_when(tensor: Tensor, ready: int, /) -> Tensor: ...
