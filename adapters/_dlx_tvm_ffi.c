@@ -136,15 +136,15 @@ static void* child_at(void* get, void* container, PyObject* key) {
   return result.value.object;
 }
 
-/* (container, function, key, child) */
+/* `self` is (container, its address, getter, its address): a container keeps its handle here. Owns:
+ * new. GIL: needed. Errors: NULL with an exception. */
 static PyObject* has_still(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
   if (nargs != 2) {
     PyErr_SetString(PyExc_TypeError, "unchanged takes a key and a child");
     return NULL;
   }
-  void* container = wrapped(PyTuple_GET_ITEM(self, 0));
-  void* get = container ? PyLong_AsVoidPtr(PyTuple_GET_ITEM(self, 2)) : NULL;
-  void* child = get ? wrapped(args[1]) : NULL;
+  void* container = PyLong_AsVoidPtr(PyTuple_GET_ITEM(self, 1));
+  void *get = PyLong_AsVoidPtr(PyTuple_GET_ITEM(self, 3)), *child = wrapped(args[1]);
   int is_same = child && child_at(get, container, args[0]) == child;
   return PyErr_Occurred() ? NULL : PyBool_FromLong(is_same);
 }
@@ -155,8 +155,8 @@ static PyMethodDef has_still_method = {
 
 PyDoc_STRVAR(unchanged_doc,
              "unchanged(container, getter, /)\n--\n\n"
-             "Return a function of a key and a child: whether the container still has that child "
-             "there. `getter`: tvm_ffi's\nfunction of a container and a key.");
+             "Return a function of a key and a child: whether the container, whose handle must stay, "
+             "still has that child there.\n`getter`: tvm_ffi's function of a container and a key.");
 
 static PyObject* unchanged(PyObject* module, PyObject* args) {
   PyObject *container, *getter;
@@ -165,10 +165,9 @@ static PyObject* unchanged(PyObject* module, PyObject* args) {
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "tvm_ffi has no such objects");
     return NULL;
   }
-  PyObject* number = handle(NULL, getter);
-  PyObject* self = number ? PyTuple_Pack(3, container, getter, number) : NULL;
+  PyObject* self = Py_BuildValue("ONON", container, handle(NULL, container), getter,
+                                 handle(NULL, getter));
   PyObject* made = self ? PyCFunction_New(&has_still_method, self) : NULL;
-  Py_XDECREF(number);
   Py_XDECREF(self);
   return made;
 }

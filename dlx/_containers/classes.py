@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import operator
 import types
 from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
@@ -221,7 +222,15 @@ def record_handler(kind: type) -> Container | None:
     else:
         return None
 
+    plain = len(names) > 1 and _are_plain(kind, names)
+    read, fields = operator.itemgetter(*names) if plain else None, frozenset(names)
+
     def flatten_record(obj: Any) -> tuple[list[str], list[Any]]:
+        if read is not None:
+            try:
+                return list(names), list(read(obj.__dict__))
+            except KeyError:  # one is not set yet, or its default stands in the class
+                pass
         present = [name for name in names if hasattr(obj, name)]  # init=False: it may not be set yet
         for name in present:
             if not _is_own(obj, name):  # a tensorclass of tensordict
@@ -232,10 +241,26 @@ def record_handler(kind: type) -> Container | None:
                 )
         return present, [getattr(obj, name) for name in present]
 
+    def unflatten_record(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
+        if plain and new_empty is None and obj.__dict__.keys() <= fields:
+            new = object.__new__(type(obj))
+            new.__dict__.update(obj.__dict__)  # for the order
+            new.__dict__.update(zip(keys, children, strict=True))
+            return new
+        return _unflatten_record(obj, keys, children, new_empty)
+
     new_empty = None if frozen else bare
     return Container(
-        kind="record", flatten=flatten_record, unflatten=_unflatten_record, new_empty=new_empty, mutable=not frozen
+        kind="record", flatten=flatten_record, unflatten=unflatten_record, new_empty=new_empty, mutable=not frozen
     )
+
+
+def _are_plain(kind: type, names: tuple[str, ...]) -> bool:
+    """Return whether fields are found in an object's dict and nowhere else, and a dict is all that an object has."""
+    builtin = any(cls.__module__ == "builtins" and cls is not object for cls in kind.__mro__)
+    if builtin or kind.__getattribute__ is not object.__getattribute__ or any(map(_slots, kind.__mro__)):
+        return False
+    return not any(hasattr(type(inspect.getattr_static(kind, name, None)), "__set__") for name in names)
 
 
 def _is_own(obj: Any, name: str) -> bool:
