@@ -14,6 +14,7 @@ from benchmarks.batch import batch
 from benchmarks.conversions import conversions, fresh, scene
 from benchmarks.copies import copies
 from benchmarks.count import count
+from benchmarks.growth import growth
 from benchmarks.imports import imports
 from benchmarks.owned import owned
 from benchmarks.pairs import pairs
@@ -38,6 +39,7 @@ PARTS = (
     "views",
     "using",
     "batch",
+    "growth",
 )
 
 
@@ -81,6 +83,8 @@ def measure(parts, *, quick):
         found["views"] = views(names, quick=quick)
     if "using" in parts and "t" in names:
         found["using"] = using(names, quick=quick)
+    if "growth" in parts:
+        found["growth"] = growth(names, quick=quick)
     if "batch" in parts:
         found["batch"] = batch((1, 100) if quick else (1, 10, 100, 1000))
     return found
