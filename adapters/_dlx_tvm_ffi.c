@@ -153,10 +153,11 @@ static PyMethodDef has_still_method = {
     "unchanged", (PyCFunction)(void (*)(void))has_still, METH_FASTCALL,
     "unchanged(key, child, /)\n--\n\nReturn whether the container has this very child there."};
 
-PyDoc_STRVAR(unchanged_doc,
-             "unchanged(container, getter, /)\n--\n\n"
-             "Return a function of a key and a child: whether the container, whose handle must stay, "
-             "still has that child there.\n`getter`: tvm_ffi's function of a container and a key.");
+PyDoc_STRVAR(
+    unchanged_doc,
+    "unchanged(container, getter, /)\n--\n\n"
+    "Return a function of a key and a child: whether the container, whose handle must stay, "
+    "still has that child there.\n`getter`: tvm_ffi's function of a container and a key.");
 
 static PyObject* unchanged(PyObject* module, PyObject* args) {
   PyObject *container, *getter;
@@ -165,8 +166,8 @@ static PyObject* unchanged(PyObject* module, PyObject* args) {
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "tvm_ffi has no such objects");
     return NULL;
   }
-  PyObject* self = Py_BuildValue("ONON", container, handle(NULL, container), getter,
-                                 handle(NULL, getter));
+  PyObject* self =
+      Py_BuildValue("ONON", container, handle(NULL, container), getter, handle(NULL, getter));
   PyObject* made = self ? PyCFunction_New(&has_still_method, self) : NULL;
   Py_XDECREF(self);
   return made;

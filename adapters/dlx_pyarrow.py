@@ -100,14 +100,15 @@ def _export(obj: Any) -> Tensor | None:
     buffer = obj.buffers()[1]
     if obj.null_count or buffer is None or not buffer.is_cpu:
         return None
-    dtype, itemsize = _dtype_of(type(obj))
+    kind: Any = type(obj)
+    dtype, itemsize = _dtype_of(kind)
     length = len(obj)
     address = buffer.address + obj.offset * itemsize if length else 0
     return over_memory(address, (length,), None, dtype, HOST, readonly=True, owner=obj)
 
 
 @functools.cache
-def _dtype_of(kind: type) -> tuple[DType, int]:
+def _dtype_of(kind: Any) -> tuple[DType, int]:
     dtype = DType(_PRIMITIVE[f"pyarrow.{kind.__name__}"])
     return dtype, dtype.bits // 8
 

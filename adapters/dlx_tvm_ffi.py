@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import _dlx_tvm_ffi
+
 import dlx
 from dlx.adapter import (
     Adapter,

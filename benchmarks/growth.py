@@ -88,7 +88,9 @@ def _copies(np, megabytes):
         gc.collect()
         array = np.ones(size * 250_000, "f4")
         rounds = {1: 25, 10: 11, 100: 5}.get(size, 3)
-        ours, theirs = race(lambda a=array: dlx.convert(a, to="dlx", copy=True), lambda a=array: np.copy(a), rounds=rounds)
+        ours, theirs = race(
+            lambda a=array: dlx.convert(a, to="dlx", copy=True), lambda a=array: np.copy(a), rounds=rounds
+        )
         figure = compare(ours, theirs)
         met = figure["ratio"] <= COPY
         speed = [size / 1e3 / min(times) for times in (ours, theirs)]

@@ -1,7 +1,8 @@
-/* Trees in the fast path: lists, tuples and dicts of exactly these types, and containers that have a
- * rule (records, OrderedDict), around arrays that have routes. The stages are those of dlx/_engine/batch.py: flatten everything, then borrow and check
- * every array, and only then hand over. Anything unusual falls back to the Python path before
- * anything is handed over, with nothing changed.
+/* Trees in the fast path: lists, tuples and dicts of exactly these types, and containers that have
+ * a rule (records, OrderedDict), around arrays that have routes. The stages are those of
+ * dlx/_engine/batch.py: flatten everything, then borrow and check every array, and only then hand
+ * over. Anything unusual falls back to the Python path before anything is handed over, with nothing
+ * changed.
  *
  * Children are copied out of a container at once, so that code that runs meanwhile (a guard, the
  * collector) may change it. There is no recursion, so any depth works. */
@@ -152,8 +153,8 @@ static void fetch(const void* object) {
   __builtin_prefetch((const char*)object + 64);
 }
 
-/* Make room for more objects, in one step where their number is known: fresh memory is what trees of
- * many arrays cost most. Errors: -1 with MemoryError. */
+/* Make room for more objects, in one step where their number is known: fresh memory is what trees
+ * of many arrays cost most. Errors: -1 with MemoryError. */
 static int need_visits(walk* w, Py_ssize_t more) {
   Py_ssize_t old_room = w->room_visits, room = old_room;
   while ((w->n_visits + more) * 2 >= room) room *= 2;
@@ -242,7 +243,8 @@ static outcome enter(walk* w, PyObject* obj) {
   return DONE;
 }
 
-/* rule(type) -> (flatten, unflatten, whether it is mutable), as in dlx.adapter.Container, or None. */
+/* rule(type) -> (flatten, unflatten, whether it is mutable), as in dlx.adapter.Container, or None.
+ */
 static PyObject* rule_of;
 
 /* Errors: LEAVE, with `rule` NULL, for a type without one. */
@@ -514,10 +516,11 @@ PyObject* py_tree_run(PyObject* callable, PyObject* root, PyObject* to) {
   return result;
 }
 
-PyDoc_STRVAR(set_tree_rule_doc,
-             "set_tree_rule(function, /)\n--\n\n"
-             "Register function(type) -> (flatten, unflatten, mutable), or None, of containers that "
-             "are no list, tuple or dict.");
+PyDoc_STRVAR(
+    set_tree_rule_doc,
+    "set_tree_rule(function, /)\n--\n\n"
+    "Register function(type) -> (flatten, unflatten, mutable), or None, of containers that "
+    "are no list, tuple or dict.");
 
 /* Owns: keeps a reference. GIL: needed. Errors: none. */
 static PyObject* set_tree_rule(PyObject* module, PyObject* function) {

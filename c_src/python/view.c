@@ -206,11 +206,13 @@ static PyTypeObject* results_type;
 
 /* The result of an element of the source's iterator. Owns: new. Errors: NULL with an exception. */
 static PyObject* result_of(SlotsObject* view, PyObject* key, PyObject* element) {
-  PyObject* slot = PyDict_CheckExact(view->slots) ? PyDict_GetItemWithError(view->slots, key) : NULL;
+  PyObject* slot =
+      PyDict_CheckExact(view->slots) ? PyDict_GetItemWithError(view->slots, key) : NULL;
   if (slot && PyTuple_CheckExact(slot) && PyTuple_GET_SIZE(slot) == 2 &&
       PyTuple_GET_ITEM(slot, 0) == element)
     return Py_NewRef(PyTuple_GET_ITEM(slot, 1));
-  PyObject* result = slot || PyErr_Occurred() ? NULL : convert_new(view->slots, view->fast, key, element);
+  PyObject* result =
+      slot || PyErr_Occurred() ? NULL : convert_new(view->slots, view->fast, key, element);
   if (result) return result;
   if (py_error_forget() < 0) return NULL; /* raised again, with its path, by: */
   return PyObject_CallMethodObjArgs((PyObject*)view, touch_name, key, element, NULL);
@@ -348,10 +350,14 @@ PyDoc_STRVAR(slots_doc,
              "A source, and what was converted of it by key; see dlx._views.base.View.");
 
 static PyType_Slot slots_slots[] = {
-    {Py_tp_dealloc, slots_dealloc}, {Py_tp_traverse, slots_traverse},
-    {Py_tp_clear, slots_clear},     {Py_mp_subscript, slots_get},
-    {Py_sq_item, slots_item},       {Py_tp_members, slots_members},
-    {Py_tp_methods, slots_methods}, {Py_tp_doc, (void*)slots_doc},
+    {Py_tp_dealloc, slots_dealloc},
+    {Py_tp_traverse, slots_traverse},
+    {Py_tp_clear, slots_clear},
+    {Py_mp_subscript, slots_get},
+    {Py_sq_item, slots_item},
+    {Py_tp_members, slots_members},
+    {Py_tp_methods, slots_methods},
+    {Py_tp_doc, (void*)slots_doc},
     {0, NULL},
 };
 
@@ -371,8 +377,10 @@ int py_view_init(PyObject* module) {
   PyObject* type = PyType_FromSpec(&slots_spec);
   if (!missed_name || !touch_name || !back_name || !same_as_name || !results_type || !type)
     return -1;
-  int failed =
-      PyModule_AddFunctions(module, view_functions) < 0 || PyModule_AddObjectRef(module, "Slots", type) < 0 ? -1 : 0;
+  int failed = PyModule_AddFunctions(module, view_functions) < 0 ||
+                       PyModule_AddObjectRef(module, "Slots", type) < 0
+                   ? -1
+                   : 0;
   Py_DECREF(type);
   return failed;
 }

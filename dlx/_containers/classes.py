@@ -242,12 +242,12 @@ def record_handler(kind: type) -> Container | None:
         return present, [getattr(obj, name) for name in present]
 
     def unflatten_record(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
-        if plain and new_empty is None and obj.__dict__.keys() <= fields:
-            new = object.__new__(type(obj))
-            new.__dict__.update(obj.__dict__)  # for the order
-            new.__dict__.update(zip(keys, children, strict=True))
-            return new
-        return _unflatten_record(obj, keys, children, new_empty)
+        if not plain or new_empty is not None or not obj.__dict__.keys() <= fields:
+            return _unflatten_record(obj, keys, children, new_empty)
+        new = _without_init(type(obj))
+        new.__dict__.update(obj.__dict__)  # for the order
+        new.__dict__.update(zip(keys, children, strict=True))
+        return new
 
     new_empty = None if frozen else bare
     return Container(
@@ -257,8 +257,8 @@ def record_handler(kind: type) -> Container | None:
 
 def _are_plain(kind: type, names: tuple[str, ...]) -> bool:
     """Return whether fields are found in an object's dict and nowhere else, and a dict is all that an object has."""
-    builtin = any(cls.__module__ == "builtins" and cls is not object for cls in kind.__mro__)
-    if builtin or kind.__getattribute__ is not object.__getattribute__ or any(map(_slots, kind.__mro__)):
+    reads = inspect.getattr_static(kind, "__getattribute__")
+    if reads is not object.__getattribute__ or not _has_dict(kind) or any(map(_slots, kind.__mro__)):
         return False
     return not any(hasattr(type(inspect.getattr_static(kind, name, None)), "__set__") for name in names)
 
@@ -280,16 +280,20 @@ def _unflatten_record(obj: Any, keys: Any, children: list[Any], new_empty: Any) 
     return new
 
 
+def _without_init(kind: Any) -> Any:
+    try:
+        return object.__new__(kind)
+    except TypeError:  # it inherits from a built-in type
+        return kind.__new__(kind)
+
+
 def bare(obj: Any) -> Any:
     """Return a new object of the same class with the same attributes; no code of the class runs.
 
     Values that a `functools.cached_property` has kept are left out: they were computed from the old attributes.
     """
     kind: Any = type(obj)
-    try:
-        new = object.__new__(kind)
-    except TypeError:  # it inherits from a built-in type
-        new = kind.__new__(kind)
+    new = _without_init(kind)
     if hasattr(obj, "__dict__"):
         new.__dict__.update(
             (name, value)

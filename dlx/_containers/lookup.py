@@ -218,7 +218,7 @@ def container_of(kind: type) -> Container | None:
         _known.clear()
         _arrays.clear()
         _seen = now
-    handler = _known.get(ref(kind), _UNKNOWN) if type(kind) is type or is_key(kind) else _UNKNOWN
+    handler: Container | None = _known.get(ref(kind), _UNKNOWN) if type(kind) is type or is_key(kind) else _UNKNOWN
     if handler is _UNKNOWN:
         try:
             handler = _known.keep(kind, _look_up(kind))
@@ -226,9 +226,8 @@ def container_of(kind: type) -> Container | None:
             raise
         except Exception:  # a type that raises when it is looked at
             return None
-    if handler is None or handler is OWN or handler.types:
-        return handler
-    return None if _speaks(kind) else handler  # the attribute may have been added since
+    late = handler is not None and handler is not OWN and not handler.types
+    return None if late and _speaks(kind) else handler  # the attribute may have been added since
 
 
 def _rule_of(kind: type) -> tuple[Any, Any, bool] | None:

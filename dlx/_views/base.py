@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from weakref import ref
 
 from dlx._containers.lookup import VIEW, is_plain, kind_of, stamp, what_is
+from dlx._core import native
 from dlx._core.foreign import is_key, safe_repr, type_name
 from dlx._core.locks import lock_of
-from dlx._core import native
 from dlx._core.native import FastPathFunction, Slots
 from dlx._engine.executor import device_of
 from dlx._engine.planner import Request

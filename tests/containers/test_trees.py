@@ -871,7 +871,11 @@ def _ruled(array):
     one.more = array
     makes = [Named, Record, Frozen, Slotted, types.SimpleNamespace]
     made = [make(a=array, b=[array, (array, 1)]) for make in makes]
-    made += [collections.OrderedDict(a=array, b=made[0]), collections.defaultdict(list, a=array, b=made[1]), collections.deque([array, made[2]], maxlen=5)]
+    made += [
+        collections.OrderedDict(a=array, b=made[0]),
+        collections.defaultdict(list, a=array, b=made[1]),
+        collections.deque([array, made[2]], maxlen=5),
+    ]
     return [*made, one, collections.ChainMap({"a": array}, {"b": [array]})]
 
 
@@ -905,7 +909,9 @@ def _shape_of(obj):
             return f"{kind}{[text(each) for each in obj]}"
         if hasattr(obj, "__slots__"):
             return f"{kind}{[(name, text(getattr(obj, name))) for name in obj.__slots__]}"
-        return f"{kind}{[(name, text(value)) for name, value in vars(obj).items()]}" if hasattr(obj, "__dict__") else obj
+        return (
+            f"{kind}{[(name, text(value)) for name, value in vars(obj).items()]}" if hasattr(obj, "__dict__") else obj
+        )
 
     return text(obj)
 
