@@ -142,6 +142,9 @@ def plain_view(obj: Any, to: Any) -> Any:
         return None
     _, options, listed = known
     kind = type(obj)
+    cls = _EXACT.get(kind) if type(kind) is type else None
+    if cls is not None:
+        return cls(obj, container_of(kind), Scope(options), None)
     found = listed.get(kind) if is_key(kind) else None
     if found is not None:
         return _made(found[1], obj, found[0], Scope(options), None)
