@@ -1,13 +1,16 @@
-/* An exchange table for tvm_ffi.Tensor, which has none of its own (tvm-ffi 0.1.15). It belongs to
- * the adapter, not to dlx, as that of numpy does.
+/* An exchange table for tvm_ffi.Tensor, which has none of its own (tvm-ffi 0.1.15), and a look into
+ * tvm-ffi's containers. They belong to the adapter, not to dlx, as that of numpy does.
  *
- * tvm-ffi's headers are not needed: what an object holds is told by its `__chandle__`, and exported
- * by one function of tvm-ffi's public C interface, which dlx_tvm_ffi.py finds in the library that
- * is loaded. The export owns a count of tvm-ffi's own, so the handle may be moved away later. What
- * makes a tvm_ffi.Tensor is a slot of the one table that tvm-ffi publishes, that of a wrapper. */
+ * tvm-ffi's headers are not needed: what an object holds is told by its `__chandle__`; exports and
+ * look-ups are functions of tvm-ffi's public C interface (`tvm/ffi/c_api.h`), which dlx_tvm_ffi.py
+ * finds in the library that is loaded. An export owns a count of tvm-ffi's own, so the handle may
+ * be moved away later. What makes a tvm_ffi.Tensor is a slot of the one table that tvm-ffi
+ * publishes, that of a wrapper. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+
+#include <string.h>
 
 #include "dlpack_abi.h"
 
@@ -57,19 +60,145 @@ static PyObject* exchange_api(PyObject* module, PyObject* args) {
   return PyCapsule_New(&table, name, NULL);
 }
 
+/* ---- containers ------------------------------------------------------------------------------ */
+
+/* As in c_api.h: TVMFFIObject, TVMFFIAny, and some of TVMFFITypeIndex. */
+typedef struct {
+  uint64_t counts;
+  int32_t type_index;
+} object;
+
+typedef struct {
+  int32_t type_index;
+  uint32_t zero_padding;
+  union {
+    int64_t number;
+    const char* text;
+    void* object;
+  } value;
+} any;
+
+enum { TVM_INT = 1, TVM_RAW_STRING = 8, TVM_OBJECT = 64 };
+
+static int (*call)(void* function, any* args, int32_t n, any* result);
+static int (*release)(void* object);
+static void (*take_error)(void** error);
+static PyObject* chandle_name; /* interned */
+
+PyDoc_STRVAR(bind_doc,
+             "bind(call, release, take_error, /)\n--\n\n"
+             "Give the addresses of tvm-ffi's TVMFFIFunctionCall, TVMFFIObjectDecRef and "
+             "TVMFFIErrorMoveFromRaised.");
+
+static PyObject* bind(PyObject* module, PyObject* args) {
+  unsigned long long given[3];
+  if (!PyArg_ParseTuple(args, "KKK:bind", &given[0], &given[1], &given[2])) return NULL;
+  call = (int (*)(void*, any*, int32_t, any*))(uintptr_t)given[0];
+  release = (int (*)(void*))(uintptr_t)given[1];
+  take_error = (void (*)(void**))(uintptr_t)given[2];
+  Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(handle_doc,
+             "handle(obj, /)\n--\n\n"
+             "Return what an object of tvm_ffi wraps, as a number; None of any other object.");
+
+/* Owns: new. GIL: needed. Errors: NULL with an exception. */
+static PyObject* handle(PyObject* module, PyObject* obj) {
+  PyObject* number = PyObject_CallMethodNoArgs(obj, chandle_name);
+  if (number || !PyErr_ExceptionMatches(PyExc_AttributeError)) return number;
+  PyErr_Clear();
+  Py_RETURN_NONE;
+}
+
+/* What an object wraps. Errors: NULL; an exception may be set. */
+static void* wrapped(PyObject* obj) {
+  PyObject* number = handle(NULL, obj);
+  void* found = number && PyLong_CheckExact(number) ? PyLong_AsVoidPtr(number) : NULL;
+  Py_XDECREF(number);
+  return found;
+}
+
+/* The object that a container has at a key: an address to compare, of what the container holds.
+ * GIL: needed, no Python runs. Errors: NULL, none set: it is no object, or there is none. */
+static void* child_at(void* get, void* container, PyObject* key) {
+  any result = {0}, args[2] = {{.type_index = ((object*)container)->type_index}};
+  args[0].value.object = container;
+  if (PyLong_CheckExact(key)) {
+    args[1] = (any){.type_index = TVM_INT, .value.number = PyLong_AsLongLong(key)};
+  } else {
+    Py_ssize_t length;
+    const char* text = PyUnicode_CheckExact(key) ? PyUnicode_AsUTF8AndSize(key, &length) : NULL;
+    if (text == NULL || (size_t)length != strlen(text)) return PyErr_Clear(), NULL;
+    args[1] = (any){.type_index = TVM_RAW_STRING, .value.text = text};
+  }
+  if (PyErr_Occurred()) return PyErr_Clear(), NULL; /* a number without end */
+  if (call(get, args, 2, &result) != 0) {
+    void* error = NULL;
+    if (PyErr_Occurred()) PyErr_Clear();
+    take_error(&error);
+    if (error) release(error);
+    return NULL;
+  }
+  if (result.type_index < TVM_OBJECT) return NULL;
+  release(result.value.object); /* the container has it still */
+  return result.value.object;
+}
+
+/* `self` is (container, its address, getter, its address): a container keeps its handle here. Owns:
+ * new. GIL: needed. Errors: NULL with an exception. */
+static PyObject* has_still(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
+  if (nargs != 2) {
+    PyErr_SetString(PyExc_TypeError, "unchanged takes a key and a child");
+    return NULL;
+  }
+  void* container = PyLong_AsVoidPtr(PyTuple_GET_ITEM(self, 1));
+  void *get = PyLong_AsVoidPtr(PyTuple_GET_ITEM(self, 3)), *child = wrapped(args[1]);
+  int is_same = child && child_at(get, container, args[0]) == child;
+  return PyErr_Occurred() ? NULL : PyBool_FromLong(is_same);
+}
+
+static PyMethodDef has_still_method = {
+    "unchanged", (PyCFunction)(void (*)(void))has_still, METH_FASTCALL,
+    "unchanged(key, child, /)\n--\n\nReturn whether the container has this very child there."};
+
+PyDoc_STRVAR(
+    unchanged_doc,
+    "unchanged(container, getter, /)\n--\n\n"
+    "Return a function of a key and a child: whether the container, whose handle must stay, "
+    "still has that child there.\n`getter`: tvm_ffi's function of a container and a key.");
+
+static PyObject* unchanged(PyObject* module, PyObject* args) {
+  PyObject *container, *getter;
+  if (!PyArg_ParseTuple(args, "OO:unchanged", &container, &getter)) return NULL;
+  if (call == NULL || wrapped(container) == NULL || wrapped(getter) == NULL) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "tvm_ffi has no such objects");
+    return NULL;
+  }
+  PyObject* self =
+      Py_BuildValue("ONON", container, handle(NULL, container), getter, handle(NULL, getter));
+  PyObject* made = self ? PyCFunction_New(&has_still_method, self) : NULL;
+  Py_XDECREF(self);
+  return made;
+}
+
 static PyMethodDef functions[] = {
     {"exchange_api", exchange_api, METH_VARARGS, exchange_api_doc},
+    {"bind", bind, METH_VARARGS, bind_doc},
+    {"handle", handle, METH_O, handle_doc},
+    {"unchanged", unchanged, METH_VARARGS, unchanged_doc},
     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef definition = {
     .m_base = PyModuleDef_HEAD_INIT,
     .m_name = "_dlx_tvm_ffi",
-    .m_doc = "An exchange table for tvm_ffi.Tensor.",
+    .m_doc = "An exchange table for tvm_ffi.Tensor, and a look into its containers.",
     .m_size = -1,
     .m_methods = functions,
 };
 
 PyMODINIT_FUNC PyInit__dlx_tvm_ffi(void) {
-  return PyModule_Create(&definition);
+  chandle_name = PyUnicode_InternFromString("__chandle__");
+  return chandle_name ? PyModule_Create(&definition) : NULL;
 }

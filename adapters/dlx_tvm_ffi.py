@@ -23,6 +23,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import _dlx_tvm_ffi
+
 import dlx
 from dlx.adapter import (
     Adapter,
@@ -52,7 +54,16 @@ _DEVICE_TYPES = frozenset(Device(name).type for name in ("cpu", "cuda", "cuda_ho
 
 def _untagged(obj: Any) -> Any:
     """Return the same container by a wrapper without a tag; only calls write tags."""
-    return sys.modules["tvm_ffi"].Array((obj,))[0]
+    array, make, get = _functions()
+    holder = array.__new__(array)
+    holder.__init_handle_by_constructor__(make, obj)  # all that Array((obj,)) does
+    return get(holder, 0)
+
+
+@functools.cache
+def _functions() -> tuple[Any, Any, Any]:
+    tvm_ffi = sys.modules["tvm_ffi"]
+    return tvm_ffi.Array, tvm_ffi._ffi_api.Array, _look_up("Array")
 
 
 def _elements(obj: Any) -> tuple[None, list[Any]]:
@@ -64,9 +75,22 @@ def _items(obj: Any) -> tuple[list[Any], list[Any]]:
     return [key for key, _ in pairs], [value for _, value in pairs]
 
 
-def _handle(obj: Any) -> int | None:
-    ask = getattr(type(obj), "__chandle__", None)
-    return int(ask(obj)) if ask is not None else None
+@functools.cache
+def _look_up(name: str) -> Any:
+    """Return tvm_ffi's function that gives the child of a container at an index or key."""
+    return getattr(sys.modules["tvm_ffi"]._ffi_api, f"{name}GetItem")
+
+
+@functools.cache
+def _bound() -> Any:
+    """Return `_dlx_tvm_ffi`, which calls functions of tvm-ffi's C interface."""
+    names = ("TVMFFIFunctionCall", "TVMFFIObjectDecRef", "TVMFFIErrorMoveFromRaised")
+    _dlx_tvm_ffi.bind(*(_address(name) for name in names))
+    return _dlx_tvm_ffi
+
+
+def _address(name: str) -> int | None:
+    return ctypes.cast(getattr(sys.modules["tvm_ffi"].LIB, name), ctypes.c_void_p).value
 
 
 def _unflatten_sequence(old: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
@@ -93,10 +117,12 @@ def _handler(name: str, kind: str, *, mutable: bool) -> Container:
         new_empty=(lambda obj: type(obj)()) if mutable else None,
         mutable=mutable,
         elements="same_as",
-        identity=_handle,
+        identity=_dlx_tvm_ffi.handle,
         holds="tvm_ffi",
         falls_to=list if sequence else dict,
         live=_untagged,
+        getter=lambda obj: functools.partial(_look_up(name), obj),
+        unchanged=(lambda obj: _bound().unchanged(obj, _look_up(name))) if mutable else None,
     )
 
 
@@ -143,13 +169,10 @@ def _on_stream(stream: Stream) -> Iterator[None]:
 
 def _exchange() -> Any:
     """Return the table of `_dlx_tvm_ffi`: tvm-ffi's C interface exports, a table of its own makes tensors."""
-    import _dlx_tvm_ffi
-
     tvm_ffi = sys.modules["tvm_ffi"]
-    address = ctypes.cast(tvm_ffi.LIB.TVMFFITensorToDLPackVersioned, ctypes.c_void_p).value
     wrapper = getattr(tvm_ffi.core, "DLTensorTestWrapper", None)  # the only type that has one, in 0.1.15
     maker = getattr(wrapper, "__dlpack_c_exchange_api__", None)
-    return _dlx_tvm_ffi.exchange_api(tvm_ffi.Tensor.__chandle__, address, maker)
+    return _dlx_tvm_ffi.exchange_api(tvm_ffi.Tensor.__chandle__, _address("TVMFFITensorToDLPackVersioned"), maker)
 
 
 class TvmFfiAdapter(Adapter):

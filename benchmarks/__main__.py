@@ -15,6 +15,7 @@ from benchmarks.conversions import conversions, fresh, scene
 from benchmarks.copies import copies
 from benchmarks.count import count
 from benchmarks.files import files
+from benchmarks.growth import growth
 from benchmarks.imports import imports
 from benchmarks.owned import owned
 from benchmarks.pairs import page, pairs
@@ -40,6 +41,7 @@ PARTS = (
     "using",
     "batch",
     "files",
+    "growth",
 )
 
 
@@ -85,6 +87,8 @@ def measure(parts, *, quick):
         found["views"] = views(names, quick=quick)
     if "using" in parts and "t" in names:
         found["using"] = using(names, quick=quick)
+    if "growth" in parts:
+        found["growth"] = growth(names, quick=quick)
     if "batch" in parts:
         found["batch"] = batch((1, 100) if quick else (1, 10, 100, 1000))
     return found

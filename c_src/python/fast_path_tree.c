@@ -1,7 +1,8 @@
-/* Trees in the fast path: lists, tuples and dicts of exactly these types, around arrays that have
- * routes. The stages are those of dlx/_engine/batch.py: flatten everything, then borrow and check
- * every array, and only then hand over. Anything unusual falls back to the Python path before
- * anything is handed over, with nothing changed.
+/* Trees in the fast path: lists, tuples and dicts of exactly these types, and containers that have
+ * a rule (records, OrderedDict), around arrays that have routes. The stages are those of
+ * dlx/_engine/batch.py: flatten everything, then borrow and check every array, and only then hand
+ * over. Anything unusual falls back to the Python path before anything is handed over, with nothing
+ * changed.
  *
  * Children are copied out of a container at once, so that code that runs meanwhile (a guard, the
  * collector) may change it. There is no recursion, so any depth works. */
@@ -18,6 +19,8 @@ typedef struct {
 typedef struct {
   PyObject* obj;               /* strong */
   PyObject* result;            /* strong; NULL until it is made */
+  PyObject* rule;              /* strong; NULL of a list, tuple or dict */
+  PyObject* keys;              /* strong; what the rule's `flatten` gave, or NULL */
   Py_ssize_t first, end, next; /* children in `items`, and the one to be looked at */
   int is_open;                 /* its children are being looked at */
   int is_cyclic;               /* it was met inside itself */
@@ -49,6 +52,8 @@ typedef struct {
   visit* visits;     /* hash table by address */
   Py_ssize_t n_items, n_nodes, n_leaves, n_order, n_stack, n_visits;
   Py_ssize_t room_items, room_nodes, room_leaves, room_visits;
+  PyTypeObject* ruled; /* the type that was asked about last; borrowed, a node holds an object */
+  PyObject* rule;      /* its rule; strong, or NULL */
   item few_items[FEW];
   node few_nodes[FEW];
   leaf few_leaves[FEW];
@@ -116,31 +121,64 @@ static int need_leaf(walk* w) {
 
 /* ---- visited objects ------------------------------------------------------------------------- */
 
+/* Objects of one stretch of memory are remembered side by side, since they are mostly visited in
+ * turn; where the stretch is remembered is as good as random. */
+static size_t place_of(PyObject* obj) {
+  size_t number = (uintptr_t)obj >> 6, stretch = (number >> 5) * 0x9E3779B1u;
+  return (stretch ^ stretch >> 15) << 5 | (number & 31);
+}
+
 static visit* find(const walk* w, PyObject* obj) {
-  size_t mask = (size_t)w->room_visits - 1, i = ((uintptr_t)obj >> 4) * 0x9E3779B1u;
-  for (i ^= i >> 15;; i++) {
+  size_t mask = (size_t)w->room_visits - 1;
+  for (size_t i = place_of(obj);; i++) {
     visit* v = &w->visits[i & mask];
     if (v->obj == obj || v->obj == NULL) return v;
   }
 }
 
-/* Errors: -1 with MemoryError. */
-static int remember(walk* w, visit* slot, PyObject* obj, Py_ssize_t link) {
-  *slot = (visit){obj, link};
-  if (++w->n_visits * 2 < w->room_visits) return 0;
-  Py_ssize_t old_room = w->room_visits;
-  visit *old = w->visits, *wider = PyMem_Calloc((size_t)old_room * 4, sizeof(visit));
+/* What is about to be looked at is fetched ahead of time: of many arrays none is in a cache. */
+enum { AHEAD = 8 };
+
+/* The children of an open node that come after the next one: objects first, then where they are
+ * remembered. */
+static void fetch_children(const walk* w, const node* n) {
+  Py_ssize_t near = n->next + AHEAD, far = near + AHEAD;
+  if (far < n->end) __builtin_prefetch(w->items[far].value);
+  if (near < n->end)
+    __builtin_prefetch(&w->visits[place_of(w->items[near].value) & ((size_t)w->room_visits - 1)]);
+}
+
+/* Both ends of an array object and of a managed tensor. */
+static void fetch(const void* object) {
+  __builtin_prefetch(object);
+  __builtin_prefetch((const char*)object + 64);
+}
+
+/* Make room for more objects, in one step where their number is known: fresh memory is what trees
+ * of many arrays cost most. Errors: -1 with MemoryError. */
+static int need_visits(walk* w, Py_ssize_t more) {
+  Py_ssize_t old_room = w->room_visits, room = old_room;
+  while ((w->n_visits + more) * 2 >= room) room *= 2;
+  if (room == old_room) return 0;
+  visit *old = w->visits, *wider = PyMem_Calloc((size_t)room, sizeof(visit));
   if (wider == NULL) {
     PyErr_NoMemory();
     return -1;
   }
   w->visits = wider;
-  w->room_visits = old_room * 4;
+  w->room_visits = room;
   for (Py_ssize_t i = 0; i < old_room; i++) {
     if (old[i].obj) *find(w, old[i].obj) = old[i];
   }
   if (old != w->few_visits) PyMem_Free(old);
   return 0;
+}
+
+/* Errors: -1 with MemoryError. */
+static int remember(walk* w, visit* slot, PyObject* obj, Py_ssize_t link) {
+  *slot = (visit){obj, link};
+  w->n_visits++;
+  return need_visits(w, 1);
 }
 
 /* Python is asked, unless what has just failed ends the call, see py_fast_path_route. */
@@ -172,10 +210,20 @@ int py_tree_takes(PyTypeObject* type) {
   return is_tree(type);
 }
 
-/* Copy the children of a container out of it; no Python runs. */
+/* Open a node whose children lie before `at`. */
+static node* entered(walk* w, PyObject* obj, const item* at) {
+  Py_ssize_t first = w->n_items, end = at - w->items;
+  node* n = &w->nodes[w->n_nodes];
+  *n = (node){.obj = Py_NewRef(obj), .first = first, .end = end, .next = first, .is_open = 1};
+  w->n_items = end;
+  w->stack[w->n_stack++] = w->n_nodes++;
+  return n;
+}
+
+/* Copy the children of a list, tuple or dict out of it; no Python runs. */
 static outcome enter(walk* w, PyObject* obj) {
   Py_ssize_t count = PyDict_CheckExact(obj) ? PyDict_GET_SIZE(obj) : Py_SIZE(obj);
-  if (need_node(w) < 0 || need_items(w, count) < 0) return FAILED;
+  if (need_node(w) < 0 || need_items(w, count) < 0 || need_visits(w, count) < 0) return FAILED;
   item* at = &w->items[w->n_items];
   if (PyDict_CheckExact(obj)) {
     PyObject *key, *value;
@@ -192,10 +240,65 @@ static outcome enter(walk* w, PyObject* obj) {
         PyList_CheckExact(obj) ? ((PyListObject*)obj)->ob_item : ((PyTupleObject*)obj)->ob_item;
     for (Py_ssize_t i = 0; i < count; i++) *at++ = (item){Py_NewRef(children[i]), NULL, ITSELF};
   }
-  w->nodes[w->n_nodes] = (node){Py_NewRef(obj), NULL, w->n_items, at - w->items, w->n_items, 1, 0};
-  w->n_items = at - w->items;
-  w->stack[w->n_stack++] = w->n_nodes++;
+  entered(w, obj, at);
   return DONE;
+}
+
+/* rule(type) -> (flatten, unflatten, whether it is mutable), as in dlx.adapter.Container, or None.
+ */
+static PyObject* rule_of;
+
+/* Errors: LEAVE, with `rule` NULL, for a type without one. */
+static outcome find_rule(walk* w, PyTypeObject* type) {
+  if (w->rule && w->ruled == type) return DONE;
+  PyObject* rule = rule_of ? PyObject_CallOneArg(rule_of, (PyObject*)type) : NULL;
+  if (rule && !(PyTuple_CheckExact(rule) && PyTuple_GET_SIZE(rule) == 3)) Py_CLEAR(rule);
+  w->ruled = type;
+  Py_XSETREF(w->rule, rule);
+  if (rule == NULL && py_error_forget() < 0) return FAILED;
+  return rule ? DONE : LEAVE;
+}
+
+/* Copy the children of a container out of it, by w->rule. */
+static outcome enter_by_rule(walk* w, PyObject* obj) {
+  PyObject* rule = Py_NewRef(w->rule);
+  PyObject* parts = PyObject_CallOneArg(PyTuple_GET_ITEM(rule, 0), obj);
+  outcome result = parts == NULL && py_error_forget() < 0 ? FAILED : LEAVE;
+  if (parts && PyTuple_CheckExact(parts) && PyTuple_GET_SIZE(parts) == 2 &&
+      PyList_CheckExact(PyTuple_GET_ITEM(parts, 1))) {
+    PyObject* children = PyTuple_GET_ITEM(parts, 1);
+    if (need_node(w) < 0 || need_items(w, PyList_GET_SIZE(children)) < 0) {
+      result = FAILED;
+    } else {
+      item* at = &w->items[w->n_items];
+      for (Py_ssize_t i = 0; i < PyList_GET_SIZE(children); i++)
+        *at++ = (item){Py_NewRef(PyList_GET_ITEM(children, i)), NULL, ITSELF};
+      node* n = entered(w, obj, at);
+      n->rule = Py_NewRef(rule);
+      n->keys = Py_NewRef(PyTuple_GET_ITEM(parts, 0));
+      result = DONE;
+    }
+  }
+  Py_XDECREF(parts);
+  Py_DECREF(rule);
+  return result;
+}
+
+/* A child that is a container. */
+static outcome look_into(walk* w, Py_ssize_t which, int has_rule) {
+  PyObject* child = w->items[which].value;
+  visit* v = find(w, child);
+  if (v->obj) {
+    node* known = &w->nodes[v->link];
+    if (known->is_open && (has_rule || PyTuple_CheckExact(child)))
+      return LEAVE; /* the Python path reports the path, or makes a record that holds itself */
+    known->is_cyclic |= known->is_open;
+    w->items[which].link = v->link;
+    return DONE;
+  }
+  w->items[which].link = w->n_nodes;
+  if (remember(w, v, child, w->n_nodes) < 0) return FAILED;
+  return has_rule ? enter_by_rule(w, child) : enter(w, child);
 }
 
 /* Say what a child is, and note it if it is new. */
@@ -203,21 +306,15 @@ static outcome look_at(walk* w, PyObject* callable, Py_ssize_t which, PyObject* 
   PyObject* child = w->items[which].value;
   PyTypeObject* type = Py_TYPE(child);
   if (is_plain_data(type)) return DONE;
-  if (is_tree(type)) {
-    visit* v = find(w, child);
-    if (v->obj) {
-      node* known = &w->nodes[v->link];
-      if (known->is_open && type == &PyTuple_Type)
-        return LEAVE; /* the Python path reports the path */
-      known->is_cyclic |= known->is_open;
-      w->items[which].link = v->link;
-      return DONE;
-    }
-    w->items[which].link = w->n_nodes;
-    return remember(w, v, child, w->n_nodes) < 0 ? FAILED : enter(w, child);
-  }
+  if (is_tree(type)) return look_into(w, which, 0);
+  if (w->rule && w->ruled == type) return look_into(w, which, 1);
   py_route* route = py_fast_path_route(callable, type, to); /* may run Python; `child` is held */
-  if (route == NULL || !route->is_fast_path || route->is_root_only) return leave();
+  if (route == NULL && PyErr_Occurred()) return FAILED;
+  if (route == NULL || !route->is_fast_path) {
+    outcome found = route && route->children ? LEAVE : find_rule(w, type);
+    return found == DONE ? look_into(w, which, 1) : found;
+  }
+  if (route->is_root_only) return LEAVE;
   visit* v = find(w, child);
   if (v->obj == NULL) {
     if (need_leaf(w) < 0 || remember(w, v, child, ~w->n_leaves) < 0) return FAILED;
@@ -232,10 +329,12 @@ static outcome look_at(walk* w, PyObject* callable, Py_ssize_t which, PyObject* 
 
 static outcome flatten(walk* w, PyObject* callable, PyObject* root, PyObject* to) {
   if (remember(w, find(w, root), root, 0) < 0) return FAILED;
-  outcome result = enter(w, root);
+  outcome result = is_tree(Py_TYPE(root)) ? DONE : find_rule(w, Py_TYPE(root));
+  if (result == DONE) result = is_tree(Py_TYPE(root)) ? enter(w, root) : enter_by_rule(w, root);
   while (result == DONE && w->n_stack) {
     Py_ssize_t number = w->stack[w->n_stack - 1];
     if (w->nodes[number].next < w->nodes[number].end) {
+      fetch_children(w, &w->nodes[number]);
       result = look_at(w, callable, w->nodes[number].next++, to);
     } else {
       w->nodes[number].is_open = 0;
@@ -249,10 +348,18 @@ static outcome flatten(walk* w, PyObject* callable, PyObject* root, PyObject* to
 
 /* ---- borrow and copy the arrays -------------------------------------------------------------- */
 
-/* Producers are called last: not where something else is refused. */
+/* Whether a container's own Python makes it anew, which may fail after the hand-over. */
+static int has_rules(const walk* w) {
+  Py_ssize_t i = 0;
+  while (i < w->n_nodes && w->nodes[i].rule == NULL) i++;
+  return i < w->n_nodes;
+}
+
+/* Producers are called last: not where something else is refused, or may be refused later. */
 static outcome borrow_all(walk* w) {
   for (Py_ssize_t i = 0; i < w->n_leaves; i++) {
     leaf* l = &w->leaves[i];
+    if (i + AHEAD < w->n_leaves) fetch(w->leaves[i + AHEAD].obj);
     if (l->route->is_same) {
       l->result = Py_NewRef(l->obj);
     } else if (l->route->producer.names == NULL &&
@@ -263,6 +370,7 @@ static outcome borrow_all(walk* w) {
   for (Py_ssize_t i = 0; i < w->n_leaves; i++) {
     leaf* l = &w->leaves[i];
     if (l->made || l->result) continue;
+    if (has_rules(w)) return LEAVE;
     l->made = py_producer_borrow(l->route, l->obj, 0, &l->resolvable, &l->capsule);
     if (l->made == NULL) return leave();
   }
@@ -291,6 +399,7 @@ static outcome copy_all(walk* w) {
 static outcome hand_over_all(walk* w, PyObject* callable, PyObject* root, PyObject* to) {
   for (Py_ssize_t i = 0; i < w->n_leaves; i++) {
     leaf* l = &w->leaves[i];
+    if (i + AHEAD < w->n_leaves) fetch(w->leaves[i + AHEAD].made);
     if (l->made == NULL) continue;
     DLManagedTensorVersioned* made = l->made;
     l->made = NULL;
@@ -320,14 +429,31 @@ static PyObject* make_list(const walk* w, const node* n) {
   return made;
 }
 
-/* A tuple none of whose children changed is itself. */
-static PyObject* make_tuple(const walk* w, const node* n) {
+static int is_changed(const walk* w, const node* n) {
   Py_ssize_t i = n->first;
   while (i < n->end && result_of(w, &w->items[i]) == w->items[i].value) i++;
-  if (i == n->end) return Py_NewRef(n->obj);
+  return i < n->end;
+}
+
+/* A tuple none of whose children changed is itself. */
+static PyObject* make_tuple(const walk* w, const node* n) {
+  if (!is_changed(w, n)) return Py_NewRef(n->obj);
   PyObject* made = PyTuple_New(n->end - n->first);
-  for (i = n->first; made && i < n->end; i++)
+  for (Py_ssize_t i = n->first; made && i < n->end; i++)
     PyTuple_SET_ITEM(made, i - n->first, Py_NewRef(result_of(w, &w->items[i])));
+  return made;
+}
+
+/* The same of what cannot be changed. Errors: NULL: Python says it again, unless an exception is
+ * set. */
+static PyObject* make_by_rule(const walk* w, const node* n) {
+  if (PyTuple_GET_ITEM(n->rule, 2) != Py_True && !is_changed(w, n)) return Py_NewRef(n->obj);
+  PyObject *children = make_list(w, n), *made = NULL;
+  if (children)
+    made = PyObject_CallFunctionObjArgs(PyTuple_GET_ITEM(n->rule, 1), n->obj, n->keys, children,
+                                        Py_None, NULL);
+  Py_XDECREF(children);
+  if (made == NULL) py_error_forget();
   return made;
 }
 
@@ -349,7 +475,9 @@ static outcome unflatten(walk* w) {
   }
   for (Py_ssize_t i = 0; i < w->n_order; i++) {
     node* n = &w->nodes[w->order[i]];
-    if (PyTuple_CheckExact(n->obj)) {
+    if (n->rule) {
+      if ((n->result = make_by_rule(w, n)) == NULL) return leave();
+    } else if (PyTuple_CheckExact(n->obj)) {
       n->result = make_tuple(w, n);
     } else if (PyList_CheckExact(n->obj) && !n->is_cyclic) {
       n->result = make_list(w, n);
@@ -376,11 +504,14 @@ static void clean_up(walk* w) {
   for (Py_ssize_t i = 0; i < w->n_nodes; i++) {
     Py_XDECREF(w->nodes[i].result);
     Py_DECREF(w->nodes[i].obj);
+    Py_XDECREF(w->nodes[i].rule);
+    Py_XDECREF(w->nodes[i].keys);
   }
   for (Py_ssize_t i = 0; i < w->n_items; i++) {
     Py_DECREF(w->items[i].value);
     Py_XDECREF(w->items[i].key);
   }
+  Py_XDECREF(w->rule);
   if (w->items != w->few_items) PyMem_Free(w->items);
   if (w->nodes != w->few_nodes) PyMem_Free(w->nodes);
   if (w->order != w->few_order) PyMem_Free(w->order); /* see need_node */
@@ -401,6 +532,8 @@ PyObject* py_tree_run(PyObject* callable, PyObject* root, PyObject* to) {
   w.n_items = w.n_nodes = w.n_leaves = w.n_order = w.n_stack = w.n_visits = 0;
   w.room_items = w.room_nodes = w.room_leaves = FEW;
   w.room_visits = 2 * FEW;
+  w.ruled = NULL;
+  w.rule = NULL;
   memset(w.few_visits, 0, sizeof w.few_visits);
 
   PyObject* result = NULL;
@@ -412,3 +545,37 @@ PyObject* py_tree_run(PyObject* callable, PyObject* root, PyObject* to) {
   clean_up(&w);
   return result;
 }
+
+PyDoc_STRVAR(
+    set_tree_rule_doc,
+    "set_tree_rule(function, /)\n--\n\n"
+    "Register function(type) -> (flatten, unflatten, mutable), or None, of containers that "
+    "are no list, tuple or dict.");
+
+/* Owns: keeps a reference. GIL: needed. Errors: none. */
+static PyObject* set_tree_rule(PyObject* module, PyObject* function) {
+  Py_INCREF(function);
+  Py_XSETREF(rule_of, function);
+  Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(convert_tree_doc,
+             "convert_tree(fast_path, root, to, /)\n--\n\n"
+             "Convert a container by the fast path; NotImplemented where Python must do it.");
+
+/* Owns: the result is new. GIL: needed; may run Python. Errors: NULL with an exception. */
+static PyObject* convert_tree(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  if (nargs != 3) {
+    PyErr_SetString(PyExc_TypeError, "convert_tree takes the fast path, a container and a target");
+    return NULL;
+  }
+  PyObject* result = py_tree_run(args[0], args[1], args[2]);
+  if (result || PyErr_Occurred()) return result;
+  Py_RETURN_NOTIMPLEMENTED;
+}
+
+PyMethodDef py_tree_functions[] = {
+    {"set_tree_rule", set_tree_rule, METH_O, set_tree_rule_doc},
+    {"convert_tree", (PyCFunction)(void (*)(void))convert_tree, METH_FASTCALL, convert_tree_doc},
+    {NULL, NULL, 0, NULL},
+};

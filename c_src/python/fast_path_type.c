@@ -313,46 +313,7 @@ static PyObject* fast_path_exchange_api(PyObject* callable, PyObject* const* arg
   return NULL;
 }
 
-PyDoc_STRVAR(
-    fast_path_convert_slot_doc,
-    "_convert_slot(element, to, slots, known, moved, key, slot, /)\n--\n\n"
-    "Convert an element of a lazy view and note it: slots[key] = (element, result), and under the "
-    "element's address\nknown[address] = slot. Returns the result; None where Python must do it: "
-    "the address is noted already, the\nelement has no route, or another thread was here.");
-
-/* Owns: all borrowed; the result is new. GIL: needed; may run Python. Errors: NULL with an
- * exception; the result may be noted already, as what it is. */
-static PyObject* fast_path_convert_slot(PyObject* callable, PyObject* const* args,
-                                        Py_ssize_t nargs) {
-  if (nargs != 7 || !PyDict_CheckExact(args[2]) || !PyDict_CheckExact(args[3]) ||
-      !PyDict_CheckExact(args[4])) {
-    PyErr_SetString(PyExc_TypeError,
-                    "_convert_slot takes an element, a target, three dicts, two keys");
-    return NULL;
-  }
-  PyObject *element = args[0], *to = args[1], *slots = args[2], *known = args[3], *key = args[5];
-  py_route* r = py_route_find(Py_TYPE(element), to);
-  if (r == NULL || !r->is_fast_path || r->is_same || r->is_root_only) Py_RETURN_NONE;
-  PyObject *address = PyLong_FromVoidPtr(element), *result = NULL, *slot = NULL;
-  if (address == NULL) return NULL;
-  int is_known = PyDict_Contains(known, address);
-  if (is_known == 0) is_known = PyDict_Contains(args[4], address);
-  if (is_known == 0) result = py_fast_path_run(callable, r, element, to, 0);
-  if (result && (slot = PyTuple_Pack(2, element, result))) {
-    PyObject* found = PyDict_SetDefault(slots, key, slot);
-    if (found != slot || PyDict_SetItem(known, address, args[6]) < 0) Py_CLEAR(result);
-    Py_DECREF(slot);
-  } else {
-    Py_CLEAR(result);
-  }
-  Py_DECREF(address);
-  if (result || PyErr_Occurred()) return result;
-  Py_RETURN_NONE;
-}
-
 static PyMethodDef fast_path_methods[] = {
-    {"_convert_slot", (PyCFunction)(void (*)(void))fast_path_convert_slot, METH_FASTCALL,
-     fast_path_convert_slot_doc},
     {"_overlap", (PyCFunction)(void (*)(void))fast_path_overlap, METH_FASTCALL,
      fast_path_overlap_doc},
     {"_borrow", (PyCFunction)(void (*)(void))fast_path_borrow, METH_FASTCALL, fast_path_borrow_doc},

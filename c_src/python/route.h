@@ -208,8 +208,10 @@ extern PyMethodDef py_producer_functions[];
 /* Whether objects of an exact type are trees that py_tree_run knows. */
 int py_tree_takes(PyTypeObject* type);
 
-/* Convert a list, tuple or dict. GIL: needed; may run Python. Errors: NULL with an exception; NULL
- * without one = ask Python, nothing was handed over. */
+/* Convert a list, tuple or dict, or a container that has a rule. GIL: needed; may run Python.
+ * Errors: NULL with an exception; NULL without one = ask Python, nothing was handed over. */
 PyObject* py_tree_run(PyObject* callable, PyObject* root, PyObject* to);
+
+extern PyMethodDef py_tree_functions[];
 
 #endif

@@ -1,7 +1,7 @@
-/* The base type of lazy views: a source, and a cache of converted elements by index or key. Only
- * the cache lookup is in C; everything else is in dlx/_views/base.py. */
+/* The base type of lazy views: a source, and a cache of converted elements by index or key. The
+ * cache, and elements that have a route, are in C; everything else is in dlx/_views/base.py. */
 
-#include "dlx_python.h"
+#include "route.h"
 
 #include <stddef.h>
 #include <structmember.h>
@@ -9,9 +9,24 @@
 typedef struct {
   PyObject_HEAD PyObject* source; /* the container being viewed */
   PyObject* slots;                /* {index or key: (the source's element, its result)} */
+  PyObject* fast;                 /* View._fast, or NULL */
+  /* Of a container that an adapter declares, else NULL: */
+  PyObject* fixed;     /* exact type of the keys whose elements never change; NULL = none */
+  PyObject* getter;    /* getter(key): the element, sooner than source[key]; or NULL */
+  PyObject* unchanged; /* unchanged(key, element): the source still has it there; or NULL */
 } SlotsObject;
 
-static PyObject* missed_name;
+/* View._fast: (fast path, target, scope, its `known`, its `moved`, the container's `identity` or
+ * None, a weak reference to the view, whether it is inside another). */
+enum { N_FAST = 8 };
+
+static PyObject *missed_name, *touch_name, *back_name, *same_as_name; /* interned */
+
+/* Whether a key is what `getter` and `unchanged` are asked for. */
+static int is_plain_key(PyObject* key) {
+  return PyUnicode_CheckExact(key) ||
+         (PyLong_CheckExact(key) && Py_SIZE(key) >= 0); /* not counted from the end */
+}
 
 /* The source's element at an index or key. Owns: new. Errors: NULL with an exception. */
 static PyObject* element_at(PyObject* source, PyObject* key) {
@@ -27,30 +42,140 @@ static PyObject* element_at(PyObject* source, PyObject* key) {
   return PyObject_GetItem(source, key);
 }
 
-/* self[key]: what was converted before, if the source still has the same element there; else
- * self._missed(key). GIL: needed; may run Python. Errors: NULL with an exception. */
+/* The result in a slot, if the source still has the slot's element there. `slot` and the members of
+ * the view are held meanwhile. Owns: new. GIL: needed; may run Python. Errors: NULL = Python looks;
+ * an exception may be set. */
+static PyObject* result_in(SlotsObject* view, PyObject* slot, PyObject* key) {
+  PyObject *old = PyTuple_GET_ITEM(slot, 0), *result = PyTuple_GET_ITEM(slot, 1);
+  if (view->fixed == (PyObject*)Py_TYPE(key)) return Py_NewRef(result);
+  int is_same;
+  if (view->unchanged) {
+    if (!is_plain_key(key)) return NULL;
+    PyObject *unchanged = Py_NewRef(view->unchanged), *args[] = {key, old};
+    PyObject* answer = PyObject_Vectorcall(unchanged, args, 2, NULL);
+    Py_DECREF(unchanged);
+    Py_XDECREF(answer);
+    is_same = answer == Py_True;
+  } else {
+    PyObject *source = Py_NewRef(view->source), *element = element_at(source, key);
+    Py_DECREF(source);
+    Py_XDECREF(element);
+    is_same = element == old; /* which the slot holds */
+  }
+  return is_same ? Py_NewRef(result) : NULL;
+}
+
+/* What an element is known by in its scope: its address, or what its container says. Owns: new.
+ * GIL: needed; may run Python. Errors: NULL with an exception. */
+static PyObject* name_of(PyObject* element, PyObject* identity) {
+  if (identity == Py_None) return PyLong_FromVoidPtr(element);
+  PyObject *told = PyObject_CallOneArg(identity, element), *name;
+  if (told == NULL) return NULL;
+  name = told == Py_None ? PyLong_FromVoidPtr(element) : PyTuple_Pack(2, same_as_name, told);
+  Py_DECREF(told);
+  return name;
+}
+
+/* Note a result in its slot, and the slot under the element's name. Owns: nothing. Errors: 0 = an
+ * exception is set, or another thread was here. */
+static int note(PyObject* slots, PyObject* fast, PyObject* name, PyObject* key, PyObject* element,
+                PyObject* result) {
+  PyObject *slot = PyTuple_Pack(2, element, result), *where = NULL;
+  int is_noted = slot && PyDict_SetDefault(slots, key, slot) == slot;
+  if (is_noted) {
+    int is_root_index = PyTuple_GET_ITEM(fast, 7) == Py_False && PyLong_CheckExact(key);
+    where = is_root_index ? Py_NewRef(key) : PyTuple_Pack(2, PyTuple_GET_ITEM(fast, 6), key);
+    is_noted = where && PyDict_SetItem(PyTuple_GET_ITEM(fast, 3), name, where) == 0;
+  }
+  Py_XDECREF(slot);
+  Py_XDECREF(where);
+  return is_noted;
+}
+
+/* Convert an element without a slot by its route, and note it. Owns: new. GIL: needed; may run
+ * Python. Errors: NULL = Python must do it: the element is known already, has no route, fails, or
+ * another thread was here; an exception may be set. */
+static PyObject* convert_new(PyObject* slots, PyObject* fast, PyObject* key, PyObject* element) {
+  if (fast == NULL || !PyTuple_CheckExact(fast) || PyTuple_GET_SIZE(fast) != N_FAST) return NULL;
+  if (!((PyDict_GET_SIZE(slots) + 1) & 255)) return NULL; /* time to tidy up */
+  PyObject *callable = PyTuple_GET_ITEM(fast, 0), *to = PyTuple_GET_ITEM(fast, 1);
+  py_route* r = py_route_find(Py_TYPE(element), to);
+  if (r == NULL || r->is_fast_path != 1 || r->is_same || r->is_root_only) return NULL;
+  PyObject* back = PyObject_GetAttr(PyTuple_GET_ITEM(fast, 2), back_name);
+  Py_XDECREF(back);
+  if (back != Py_None) return NULL;
+  Py_INCREF(slots); /* what runs may change the view */
+  Py_INCREF(fast);
+  PyObject *name = name_of(element, PyTuple_GET_ITEM(fast, 5)), *result = NULL;
+  int is_known = name ? PyDict_Contains(PyTuple_GET_ITEM(fast, 3), name) : -1;
+  if (is_known == 0) is_known = PyDict_Contains(PyTuple_GET_ITEM(fast, 4), name);
+  r = is_known == 0 ? py_route_find(Py_TYPE(element), to) : NULL; /* `identity` may run Python */
+  if (r && r->is_fast_path == 1) result = py_fast_path_run(callable, r, element, to, 0);
+  if (result && !note(slots, fast, name, key, element, result)) Py_CLEAR(result);
+  Py_XDECREF(name);
+  Py_DECREF(fast);
+  Py_DECREF(slots);
+  return result;
+}
+
+PyDoc_STRVAR(convert_slot_doc,
+             "convert_slot(slots, fast, key, element, /)\n--\n\n"
+             "Convert an element of a lazy view and note it: slots[key] = (element, result). None "
+             "where Python must do it. `fast`: View._fast.");
+
+/* Owns: the result is new. GIL: needed; may run Python. Errors: NULL with an exception. */
+static PyObject* convert_slot(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  if (nargs != 4 || !PyDict_CheckExact(args[0])) {
+    PyErr_SetString(PyExc_TypeError, "convert_slot takes a dict, View._fast, a key, an element");
+    return NULL;
+  }
+  PyObject* result = convert_new(args[0], args[1], args[2], args[3]);
+  if (result || PyErr_Occurred()) return result;
+  Py_RETURN_NONE;
+}
+
+static PyMethodDef view_functions[] = {
+    {"convert_slot", (PyCFunction)(void (*)(void))convert_slot, METH_FASTCALL, convert_slot_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+/* Convert the source's element at a key that has no slot. Owns, GIL, Errors: as convert_new. */
+static PyObject* convert_at(SlotsObject* view, PyObject* key) {
+  if (view->fast == NULL || view->fast == Py_None || !is_plain_key(key)) return NULL;
+  PyObject* element;
+  if (view->getter) {
+    PyObject* getter = Py_NewRef(view->getter);
+    element = PyObject_CallOneArg(getter, key);
+    Py_DECREF(getter);
+  } else if (PyList_CheckExact(view->source) || PyDict_CheckExact(view->source)) {
+    element = element_at(view->source, key);
+  } else {
+    return NULL; /* asking twice might not be harmless */
+  }
+  PyObject* result = element ? convert_new(view->slots, view->fast, key, element) : NULL;
+  Py_XDECREF(element);
+  return result;
+}
+
+/* self[key]: what was converted before, if the source still has the same element there; else it is
+ * converted now, here or by self._missed(key). GIL: needed; may run Python. Errors: NULL with an
+ * exception. */
 static PyObject* slots_get(PyObject* self, PyObject* key) {
   SlotsObject* view = (SlotsObject*)self;
   if (!PySlice_Check(key) && view->source && view->slots && PyDict_CheckExact(view->slots)) {
     PyObject* slots = Py_NewRef(view->slots); /* a key's hash may run any Python code */
-    PyObject* slot = PyDict_GetItemWithError(slots, key);
+    PyObject *slot = PyDict_GetItemWithError(slots, key), *result = NULL;
     if (slot && PyTuple_CheckExact(slot) && PyTuple_GET_SIZE(slot) == 2) {
       Py_INCREF(slot); /* the source may run Python as well */
-      PyObject* source = Py_NewRef(view->source);
-      PyObject *element = element_at(source, key), *result = NULL;
-      if (element == PyTuple_GET_ITEM(slot, 0)) result = Py_NewRef(PyTuple_GET_ITEM(slot, 1));
-      Py_DECREF(source);
+      result = result_in(view, slot, key);
       Py_DECREF(slot);
-      if (element) {
-        Py_DECREF(element);
-        if (result) {
-          Py_DECREF(slots);
-          return result;
-        }
-      }
+    } else if (slot == NULL && !PyErr_Occurred()) {
+      result = convert_at(view, key);
+      if (result == NULL && py_error_forget() < 0) return Py_DECREF(slots), NULL;
     }
     Py_DECREF(slots);
-    if (PyErr_Occurred()) {
+    if (result) return result;
+    if (PyErr_Occurred()) { /* of the source, or of the key */
       if (!PyErr_ExceptionMatches(PyExc_LookupError) && !PyErr_ExceptionMatches(PyExc_TypeError))
         return NULL;
       PyErr_Clear(); /* handled or raised again below */
@@ -67,11 +192,122 @@ static PyObject* slots_item(PyObject* self, Py_ssize_t i) {
   return result;
 }
 
+/* ---- iteration ------------------------------------------------------------------------------- */
+
+/* The results of a view of a sequence, in order. Elements are read by index where the source is a
+ * list or has a `getter`, since they may be cached already; else they come from its iterator. */
+typedef struct {
+  PyObject_HEAD SlotsObject* view; /* strong; NULL at the end */
+  PyObject* elements;              /* the source's iterator; strong, or NULL */
+  Py_ssize_t next, size;           /* `size` of a source that never changes, else -1 */
+} ResultsObject;
+
+static PyTypeObject* results_type;
+
+/* The result of an element of the source's iterator. Owns: new. Errors: NULL with an exception. */
+static PyObject* result_of(SlotsObject* view, PyObject* key, PyObject* element) {
+  PyObject* slot =
+      PyDict_CheckExact(view->slots) ? PyDict_GetItemWithError(view->slots, key) : NULL;
+  if (slot && PyTuple_CheckExact(slot) && PyTuple_GET_SIZE(slot) == 2 &&
+      PyTuple_GET_ITEM(slot, 0) == element)
+    return Py_NewRef(PyTuple_GET_ITEM(slot, 1));
+  PyObject* result =
+      slot || PyErr_Occurred() ? NULL : convert_new(view->slots, view->fast, key, element);
+  if (result) return result;
+  if (py_error_forget() < 0) return NULL; /* raised again, with its path, by: */
+  return PyObject_CallMethodObjArgs((PyObject*)view, touch_name, key, element, NULL);
+}
+
+static PyObject* results_next(PyObject* object) {
+  ResultsObject* self = (ResultsObject*)object;
+  if (self->view == NULL || self->view->source == NULL || self->view->slots == NULL) return NULL;
+  PyObject *view = Py_NewRef((PyObject*)self->view), *element = NULL, *key = NULL, *result = NULL;
+  int is_more;
+  if (self->elements) {
+    is_more = (element = PyIter_Next(self->elements)) != NULL;
+  } else {
+    Py_ssize_t size = self->size < 0 ? PyObject_Size(self->view->source) : self->size;
+    is_more = self->next < size;
+  }
+  if (is_more && (key = PyLong_FromSsize_t(self->next++)))
+    result = element ? result_of((SlotsObject*)view, key, element) : slots_get(view, key);
+  if (!is_more && !PyErr_Occurred()) Py_CLEAR(self->view);
+  Py_XDECREF(key);
+  Py_XDECREF(element);
+  Py_DECREF(view);
+  return result;
+}
+
+static int results_traverse(PyObject* object, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(object));
+  Py_VISIT(((ResultsObject*)object)->view);
+  Py_VISIT(((ResultsObject*)object)->elements);
+  return 0;
+}
+
+static void results_dealloc(PyObject* object) {
+  PyTypeObject* type = Py_TYPE(object);
+  PyObject_GC_UnTrack(object);
+  Py_XDECREF(((ResultsObject*)object)->view);
+  Py_XDECREF(((ResultsObject*)object)->elements);
+  type->tp_free(object);
+  Py_DECREF(type);
+}
+
+static PyType_Slot results_slots[] = {
+    {Py_tp_dealloc, results_dealloc},
+    {Py_tp_traverse, results_traverse},
+    {Py_tp_iter, PyObject_SelfIter},
+    {Py_tp_iternext, results_next},
+    {0, NULL},
+};
+
+static PyType_Spec results_spec = {
+    .name = "dlx._core.native.Results",
+    .basicsize = sizeof(ResultsObject),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = results_slots,
+};
+
+PyDoc_STRVAR(slots_results_doc,
+             "_results()\n--\n\n"
+             "Return an iterator over the results of a sequence, converted as they are reached.");
+
+static PyObject* slots_results(PyObject* object, PyObject* unused) {
+  SlotsObject* view = (SlotsObject*)object;
+  if (view->source == NULL) {
+    PyErr_SetString(PyExc_ValueError, "the view has no source");
+    return NULL;
+  }
+  PyObject* elements = NULL;
+  Py_ssize_t size = -1;
+  if (view->getter == NULL && !PyList_CheckExact(view->source)) {
+    if ((elements = PyObject_GetIter(view->source)) == NULL) return NULL;
+  } else if (view->fixed && (size = PyObject_Size(view->source)) < 0) {
+    return NULL;
+  }
+  ResultsObject* self = (ResultsObject*)results_type->tp_alloc(results_type, 0);
+  if (self == NULL) {
+    Py_XDECREF(elements);
+    return NULL;
+  }
+  self->view = (SlotsObject*)Py_NewRef(object);
+  self->elements = elements;
+  self->size = size;
+  return (PyObject*)self;
+}
+
+/* ---- the type -------------------------------------------------------------------------------- */
+
 static int slots_traverse(PyObject* object, visitproc visit, void* arg) {
   SlotsObject* self = (SlotsObject*)object;
   Py_VISIT(Py_TYPE(object));
   Py_VISIT(self->source);
   Py_VISIT(self->slots);
+  Py_VISIT(self->fast);
+  Py_VISIT(self->fixed);
+  Py_VISIT(self->getter);
+  Py_VISIT(self->unchanged);
   return 0;
 }
 
@@ -79,6 +315,10 @@ static int slots_clear(PyObject* object) {
   SlotsObject* self = (SlotsObject*)object;
   Py_CLEAR(self->source);
   Py_CLEAR(self->slots);
+  Py_CLEAR(self->fast);
+  Py_CLEAR(self->fixed);
+  Py_CLEAR(self->getter);
+  Py_CLEAR(self->unchanged);
   return 0;
 }
 
@@ -93,7 +333,16 @@ static void slots_dealloc(PyObject* object) {
 static PyMemberDef slots_members[] = {
     {"_source", T_OBJECT_EX, offsetof(SlotsObject, source), 0, NULL},
     {"_slots", T_OBJECT_EX, offsetof(SlotsObject, slots), 0, NULL},
+    {"_fast", T_OBJECT, offsetof(SlotsObject, fast), 0, NULL},
+    {"_fixed", T_OBJECT, offsetof(SlotsObject, fixed), 0, NULL},
+    {"_getter", T_OBJECT, offsetof(SlotsObject, getter), 0, NULL},
+    {"_unchanged", T_OBJECT, offsetof(SlotsObject, unchanged), 0, NULL},
     {NULL, 0, 0, 0, NULL},
+};
+
+static PyMethodDef slots_methods[] = {
+    {"_results", slots_results, METH_NOARGS, slots_results_doc},
+    {NULL, NULL, 0, NULL},
 };
 
 PyDoc_STRVAR(slots_doc,
@@ -101,10 +350,15 @@ PyDoc_STRVAR(slots_doc,
              "A source, and what was converted of it by key; see dlx._views.base.View.");
 
 static PyType_Slot slots_slots[] = {
-    {Py_tp_dealloc, slots_dealloc}, {Py_tp_traverse, slots_traverse},
-    {Py_tp_clear, slots_clear},     {Py_mp_subscript, slots_get},
-    {Py_sq_item, slots_item},       {Py_tp_members, slots_members},
-    {Py_tp_doc, (void*)slots_doc},  {0, NULL},
+    {Py_tp_dealloc, slots_dealloc},
+    {Py_tp_traverse, slots_traverse},
+    {Py_tp_clear, slots_clear},
+    {Py_mp_subscript, slots_get},
+    {Py_sq_item, slots_item},
+    {Py_tp_members, slots_members},
+    {Py_tp_methods, slots_methods},
+    {Py_tp_doc, (void*)slots_doc},
+    {0, NULL},
 };
 
 static PyType_Spec slots_spec = {
@@ -116,9 +370,17 @@ static PyType_Spec slots_spec = {
 
 int py_view_init(PyObject* module) {
   missed_name = PyUnicode_InternFromString("_missed");
+  touch_name = PyUnicode_InternFromString("_touch");
+  back_name = PyUnicode_InternFromString("back");
+  same_as_name = PyUnicode_InternFromString("same_as");
+  results_type = (PyTypeObject*)PyType_FromSpec(&results_spec);
   PyObject* type = PyType_FromSpec(&slots_spec);
-  if (missed_name == NULL || type == NULL) return -1;
-  int failed = PyModule_AddObjectRef(module, "Slots", type);
+  if (!missed_name || !touch_name || !back_name || !same_as_name || !results_type || !type)
+    return -1;
+  int failed = PyModule_AddFunctions(module, view_functions) < 0 ||
+                       PyModule_AddObjectRef(module, "Slots", type) < 0
+                   ? -1
+                   : 0;
   Py_DECREF(type);
   return failed;
 }

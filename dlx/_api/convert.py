@@ -6,6 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any, cast
 
 from dlx._containers.lookup import container_of
+from dlx._core import native
 from dlx._core.module import set_module
 from dlx._core.native import FastPathFunction
 from dlx._engine.batch import Batch, convert_tree, plan_one, plan_tree
@@ -124,9 +125,13 @@ def convert(
     # The fast path shares memory and takes no options: arrays of a tree use it where no option is set.
     may = to is not None and device is None and stream is None and not copy and not detach
     fast_path = cast("FastPathFunction", convert) if may else None
+    quick = fast_path if readonly == "copy" and copy is None else None
     if lazy:
-        quick = fast_path if readonly == "copy" and copy is None else None
         return lazy_view(obj, request, quick, to, strict=strict, collect=errors == "collect")
+    if quick is not None and not strict and errors == "raise" and type(obj) not in (list, tuple, dict):
+        result = native.convert_tree(quick, obj, to)
+        if result is not NotImplemented:
+            return result
     return convert_tree(obj, handler, request, strict=strict, collect=errors == "collect", fast_path=fast_path, to=to)
 
 

@@ -10,6 +10,7 @@ from dlx._api.convert import convert
 from dlx._containers.failures import Failures
 from dlx._core import cuda, native
 from dlx._core.extension import lib
+from dlx._core.foreign import TypeCache
 from dlx._core.module import set_module
 from dlx._core.native import FastPathFunction, Tensor
 from dlx._core.types import SUBBYTE_PADDED
@@ -17,9 +18,10 @@ from dlx._engine.batch import Batch, plan_one
 from dlx._engine.planner import Request
 from dlx._engine.request import producer_of, request_of
 from dlx._engine.streams import Readiness, StreamSync, physical
-from dlx._registry.generic import TENSOR
+from dlx._protocols import memory
+from dlx._registry.generic import INTERFACE, TENSOR
 from dlx._registry.registry import registry
-from dlx.adapter.base import Adapter
+from dlx.adapter.base import Adapter, look_up
 from dlx.errors import DeviceError, DlxError, DTypeError, LayoutError
 
 if TYPE_CHECKING:
@@ -97,21 +99,85 @@ def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None
 
 
 def _in_c(objs: list[Any], to: str) -> Tensor | None:
-    """Stack arrays of host memory that all have a fast path; None where there is more to do, or something to say."""
+    """Stack arrays of host memory that are exported at once; None where there is more to do, or something to say."""
     target, borrow = registry.target(to), cast("FastPathFunction", convert)._borrow
     if target.varies:
         return None
-    tensors = []
-    for obj in objs:
-        tensor = borrow(obj, TENSOR.name, True)
-        if tensor is None:
-            return None
-        tensors.append(tensor)
+    tensors: list[Tensor] | None = []
+    exports: dict[int, Any] = {}  # by the address of a type: it may be no key
+    kind = export = None
     try:
-        whole = native.tensor_stack(tensors, target.address) if tensors[0].is_host else None
-    except DlxError:  # said in full by the Python path
+        for obj in objs:
+            if type(obj) is not kind:
+                kind = type(obj)
+                if id(kind) not in exports:
+                    exports[id(kind)] = _export_of(kind)
+                export = exports[id(kind)]
+            tensor = borrow(obj, TENSOR.name, True) if export is None else export(obj)
+            if tensor is None:
+                tensors = None if tensors else _interfaces(objs)
+                break
+            tensors.append(tensor)  # type: ignore[union-attr]
+        if tensors is None or not tensors[0].is_host:
+            return None
+        if len(tensors) == 1 < len(objs):  # they are stacked already
+            return None if target.check(tensors[0]) else tensors[0]
+        whole = native.tensor_stack(tensors, target.address)
+    except MemoryError:
+        raise
+    except Exception:  # said in full by the Python path
         return None
     return whole if isinstance(whole, Tensor) else None
+
+
+_exports: TypeCache[tuple[int, Any]] = TypeCache()  # type -> (generation of the registry, what `_find_export` gave)
+
+
+def _export_of(kind: type) -> Any:
+    """Return the function that exports arrays of an exact type, where its adapter has no other way and asks nothing."""
+    known = _exports.find(kind)
+    if known is None or known[0] != registry.generation:
+        known = _exports.keep(kind, (registry.generation, _find_export(kind)))
+    return known[1]
+
+
+def _find_export(kind: type) -> Any:
+    adapter = registry.knows(kind)
+    given = adapter.fast_path if adapter is not None else None
+    if given is None or given.export is None or given.exchange is not None or given.guards or given.guard_function:
+        return None
+    return given.export if any(look_up(name) is kind for name in given.types) else None
+
+
+def _interfaces(objs: list[Any]) -> list[Tensor] | None:
+    """Return the tensors of objects of one type with an array interface, or the one that they make together.
+
+    Each is asked once, since some write their elements out then, as pillow's images do: where all say the same of as
+    many bytes, these are what is stacked.
+    """
+    kind = type(objs[0])
+    if any(type(obj) is not kind for obj in objs) or registry.producer(objs[0]) is not INTERFACE:
+        return None
+    said = [obj.__array_interface__ for obj in objs]
+    one, first = memory.array_interface(objs[0], said[0]), said[0]
+    if type(first) is dict and first.keys() == _WRITTEN and one.nbytes and one.dtype.bits >= 8:
+        data = [_bytes_as(each, first, one.nbytes) for each in said]
+        if None not in data:
+            borrow = cast("FastPathFunction", convert)._borrow
+            flat: Any = native.tensor_stack([borrow(each, TENSOR.name, True) for each in data])
+            shape = (len(objs), *one.shape)
+            return [native.tensor_new(flat.data_ptr, shape, None, one.dtype, one.device, 0, flat)]
+    return [one, *(memory.array_interface(obj, each) for obj, each in zip(objs[1:], said[1:], strict=True))]
+
+
+_WRITTEN = {"shape", "typestr", "version", "data"}
+
+
+def _bytes_as(interface: Any, first: dict[str, Any], nbytes: int) -> bytes | None:
+    """Return the data of an interface that is bytes, and says the same as the first one."""
+    same = interface["shape"] == first["shape"] and interface["typestr"] == first["typestr"] and len(interface) == 4
+    data = interface["data"]
+    return data if same and type(data) is bytes and len(data) == nbytes else None
 
 
 def _on_device(

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import operator
 import types
 from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
@@ -221,7 +222,15 @@ def record_handler(kind: type) -> Container | None:
     else:
         return None
 
+    plain = len(names) > 1 and _are_plain(kind, names)
+    read, fields = operator.itemgetter(*names) if plain else None, frozenset(names)
+
     def flatten_record(obj: Any) -> tuple[list[str], list[Any]]:
+        if read is not None:
+            try:
+                return list(names), list(read(obj.__dict__))
+            except KeyError:  # one is not set yet, or its default stands in the class
+                pass
         present = [name for name in names if hasattr(obj, name)]  # init=False: it may not be set yet
         for name in present:
             if not _is_own(obj, name):  # a tensorclass of tensordict
@@ -232,10 +241,26 @@ def record_handler(kind: type) -> Container | None:
                 )
         return present, [getattr(obj, name) for name in present]
 
+    def unflatten_record(obj: Any, keys: Any, children: list[Any], new_empty: Any) -> Any:
+        if not plain or new_empty is not None or not obj.__dict__.keys() <= fields:
+            return _unflatten_record(obj, keys, children, new_empty)
+        new = _without_init(type(obj))
+        new.__dict__.update(obj.__dict__)  # for the order
+        new.__dict__.update(zip(keys, children, strict=True))
+        return new
+
     new_empty = None if frozen else bare
     return Container(
-        kind="record", flatten=flatten_record, unflatten=_unflatten_record, new_empty=new_empty, mutable=not frozen
+        kind="record", flatten=flatten_record, unflatten=unflatten_record, new_empty=new_empty, mutable=not frozen
     )
+
+
+def _are_plain(kind: type, names: tuple[str, ...]) -> bool:
+    """Return whether fields are found in an object's dict and nowhere else, and a dict is all that an object has."""
+    reads = inspect.getattr_static(kind, "__getattribute__")
+    if reads is not object.__getattribute__ or not _has_dict(kind) or any(map(_slots, kind.__mro__)):
+        return False
+    return not any(hasattr(type(inspect.getattr_static(kind, name, None)), "__set__") for name in names)
 
 
 def _is_own(obj: Any, name: str) -> bool:
@@ -255,16 +280,20 @@ def _unflatten_record(obj: Any, keys: Any, children: list[Any], new_empty: Any) 
     return new
 
 
+def _without_init(kind: Any) -> Any:
+    try:
+        return object.__new__(kind)
+    except TypeError:  # it inherits from a built-in type
+        return kind.__new__(kind)
+
+
 def bare(obj: Any) -> Any:
     """Return a new object of the same class with the same attributes; no code of the class runs.
 
     Values that a `functools.cached_property` has kept are left out: they were computed from the old attributes.
     """
     kind: Any = type(obj)
-    try:
-        new = object.__new__(kind)
-    except TypeError:  # it inherits from a built-in type
-        new = kind.__new__(kind)
+    new = _without_init(kind)
     if hasattr(obj, "__dict__"):
         new.__dict__.update(
             (name, value)

@@ -45,7 +45,7 @@ if lib.dlx_bind(id(sys.modules[__name__])) != 0:
 globals().pop("bind")(sys.modules[__name__])
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     class Tensor:
         """A tensor in DLPack's sense, owned by dlx: memory, dtype, shape, strides, device, flags.
@@ -148,26 +148,23 @@ if TYPE_CHECKING:
         def _borrow(self, obj: Any, to: Any, brief: bool = False, /) -> Any: ...
         def _load(self, tensor: Tensor, obj: Any, to: Any, /) -> Any: ...
         def _exchange_api(self, to: str, python_path: Callable[[Any], Tensor], /) -> object: ...
-        def _convert_slot(
-            self,
-            element: Any,
-            to: Any,
-            slots: dict[Any, Any],
-            known: dict[Any, Any],
-            moved: dict[Any, Any],
-            key: Any,
-            slot: Any,
-            /,
-        ) -> Any: ...
 
     class Slots:
         """The base type of lazy views: a source and a cache of converted elements."""
 
         _source: Any
         _slots: dict[Any, Any]
+        _fast: tuple[Any, ...] | None
+        _fixed: type | None
+        _getter: Callable[[Any], Any] | None
+        _unchanged: Callable[[Any, Any], bool] | None
 
         def __getitem__(self, key: Any) -> Any: ...
+        def _results(self) -> Iterator[Any]: ...
 
+    def set_tree_rule(function: Callable[[type], tuple[Any, Any, bool] | None], /) -> None: ...
+    def convert_tree(fast_path: FastPathFunction, root: Any, to: Any, /) -> Any: ...
+    def convert_slot(slots: dict[Any, Any], fast: tuple[Any, ...], key: Any, element: Any, /) -> Any: ...
     def set_stream_keeper(function: Callable[[int, int], Any], /) -> None: ...
     def ready_new(device_id: int, stream: int, keep: object) -> int: ...
     def tensor_when(tensor: Tensor, ready: int, /) -> Tensor: ...

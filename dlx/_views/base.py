@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from weakref import ref
 
 from dlx._containers.lookup import VIEW, is_plain, kind_of, stamp, what_is
+from dlx._core import native
 from dlx._core.foreign import is_key, safe_repr, type_name
 from dlx._core.locks import lock_of
 from dlx._core.native import FastPathFunction, Slots
@@ -29,7 +30,7 @@ from dlx._engine.executor import device_of
 from dlx._engine.planner import Request
 from dlx._registry import generic
 from dlx._registry.registry import registry
-from dlx.adapter.base import Adapter, look_up
+from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import AdapterNotFoundError, DlxError, path_text
 
@@ -70,7 +71,7 @@ class Options:
         The stamp under which types were looked up; when it changes they are looked up again.
     """
 
-    __slots__ = ("collect", "convert", "fast_path", "free", "kinds", "known_at", "make", "request", "strict", "to")
+    __slots__ = ("collect", "convert", "fast_path", "kinds", "known_at", "make", "request", "strict", "to")
 
     def __init__(
         self,
@@ -87,13 +88,12 @@ class Options:
         self.strict, self.collect = strict, collect
         self.known_at = stamp()
         self.kinds: dict[type, Any] = {}
-        self.free: set[type] = set()  # types whose arrays the fast path may convert twice
 
     def known(self, kind: type) -> Any:
         """Return the cached answer of `what_is` for a type; MISSING where there is none, or it is stale."""
         now = stamp()
         if now != self.known_at:
-            self.kinds, self.free, self.known_at = {}, set(), now
+            self.kinds, self.known_at = {}, now
         return self.kinds.get(kind, MISSING) if type(kind) is type or is_key(kind) else MISSING
 
 
@@ -174,13 +174,8 @@ class Scope:
             raise error.complete(
                 source=type_name(kind), target=self.options.request.target.name, path=keys_of((path, handler, key))
             ) from None
-        options = self.options
         if is_key(kind):
-            options.kinds[kind] = what
-            learns = options.fast_path is not None and what is not kind
-            fast_path = what.fast_path if learns and isinstance(what, Adapter) else None
-            if fast_path is not None and any(look_up(name) is kind for name in fast_path.types):
-                options.free.add(kind)
+            self.options.kinds[kind] = what
         return what
 
     def _generic(self, obj: Any, handler: Container, path: Path, key: Any) -> Adapter | None:
@@ -376,11 +371,12 @@ class View:
     _scope: Scope
     _path: Path
     _me: Any  # a weak reference to itself
+    _fast: Any  # what `native.convert_slot` needs; None before an element is read, and where there is no fast path
 
     def __init__(self, source: Any, handler: Container, scope: Scope, path: Path) -> None:
         self._source, self._handler, self._scope, self._path = source, handler, scope, path
         self._slots = {}
-        self._me = None
+        self._me = self._fast = None
 
     def materialize(self) -> Any:
         """Convert everything now.
@@ -410,8 +406,12 @@ class View:
         """Register the view with its scope, when its first element is read."""
         if self._me is None:
             self._me = ref(self)
+            scope, options = self._scope, self._scope.options
             if self._path is None:
-                self._scope.root = self._me
+                scope.root = self._me
+            if (fast_path := options.fast_path) is not None and self._handler.elements != "fresh":
+                also = scope.known, scope.moved, self._handler.identity, self._me, self._path is not None
+                self._fast = (fast_path, options.to, scope, *also)
 
     def _touch(self, key: Any, element: Any = MISSING) -> Any:
         """Return the result at a key, converted now if it is not cached."""
@@ -422,23 +422,18 @@ class View:
             return self._fresh(key, element)
         if element is MISSING:
             element = self._at(key)
-        options, old, kind = scope.options, slots.get(key), type(element)
+        old = slots.get(key)
         if old is not None:
             if old[0] is element or (handler.identity is not None and self._same(old[0], element)):
                 return old[1]
             self._forget(key)
-        free = (type(kind) is type or is_key(kind)) and kind in options.free
-        if free and handler.identity is None and scope.back is None:  # nearly always
+        if self._fast is not None:  # nearly always
             try:
-                new = options.fast_path._convert_slot(  # type: ignore[union-attr]
-                    element, options.to, slots, scope.known, scope.moved, key, (self._me, key)
-                )
+                new = native.convert_slot(slots, self._fast, key, element)
             except DlxError as error:
                 error.complete(path=keys_of((self._path, handler, key)))
                 raise
             if new is not None:
-                if not len(slots) & 255:
-                    self._tidy()
                 return new
         new = scope.result(element, handler, self._path, key)
         slot = slots.setdefault(key, (element, new))
@@ -576,6 +571,16 @@ class KeyedView(View, Slots):
     """A view whose elements are read by key: `Slots` returns a cached result, else calls `_missed`."""
 
     __slots__ = ("__weakref__", "_handler", "_me", "_path", "_scope")
+
+    def _declared(self) -> None:
+        """Take from the handler how elements of a declared container are read, and which never change."""
+        handler, source = self._handler, self._source
+        if not handler.mutable:
+            self._fixed = str if handler.kind == "mapping" else int
+        if handler.getter is not None:
+            self._getter = handler.getter(source)
+        if handler.unchanged is not None and handler.mutable:
+            self._unchanged = handler.unchanged(source)
 
     def _missed(self, key: Any) -> Any:
         """Return `self[key]` where it is not cached."""

@@ -8,14 +8,14 @@ from typing import Any
 
 from dlx._containers.failures import Failures
 from dlx._containers.lookup import VIEW, container_of, stamp
-from dlx._core.foreign import TypeCache, derives
+from dlx._core.foreign import TypeCache, derives, is_key
 from dlx._core.native import FastPathFunction
 from dlx._engine.batch import Batch, convert_tree
 from dlx._engine.planner import Request
 from dlx._views.base import Options, Path, Scope, View, keys_of
 from dlx._views.mapping import MappingView, MutableMappingView
 from dlx._views.sequence import MutableSequenceView, NamedView, SequenceView, SliceView
-from dlx.adapter.base import Adapter
+from dlx.adapter.base import Adapter, look_up
 from dlx.adapter.declarations import Container
 
 __all__ = ["RecordView", "lazy_view", "plain_view"]
@@ -24,7 +24,7 @@ __all__ = ["RecordView", "lazy_view", "plain_view"]
 class RecordView(View):
     """A lazy view of a dataclass, an attrs object or a namespace: its attributes are converted when they are read."""
 
-    __slots__ = ("__weakref__", "_handler", "_me", "_path", "_scope", "_slots", "_source")
+    __slots__ = ("__weakref__", "_fast", "_handler", "_me", "_path", "_scope", "_slots", "_source")
 
     def _count(self) -> int:
         return len(self._names())
@@ -65,7 +65,7 @@ class RecordView(View):
         return self._handler.unflatten(self._source, names, [self._touch(name) for name in names], None)
 
 
-_OWN = frozenset(("_me", "_path", "_handler", "_scope", "_slots", "_source"))
+_OWN = frozenset(("_fast", "_me", "_path", "_handler", "_scope", "_slots", "_source"))
 
 
 # ---- which view ------------------------------------------------------------------------------------------------------
@@ -85,7 +85,14 @@ def make(obj: Any, handler: Container, scope: Scope, path: Path) -> Any:
         cls = _classes.find(kind) or _classes.keep(kind, _class_of(kind, handler))
         if cls is None:
             return None
-    return cls(obj if handler.live is None else handler.live(obj), handler, scope, path)
+    return _made(cls, obj, handler, scope, path)
+
+
+def _made(cls: Any, obj: Any, handler: Container, scope: Scope, path: Path) -> Any:
+    view = cls(obj if handler.live is None else handler.live(obj), handler, scope, path)
+    if handler.types and handler.elements != "fresh" and cls is not RecordView:  # an adapter declares it
+        view._declared()
+    return view
 
 
 def _class_of(kind: type, handler: Container) -> Any:
@@ -122,7 +129,8 @@ def _convert(obj: Any, what: Container | Adapter, options: Options, path: Path) 
     )
 
 
-_plain: dict[Any, tuple[Any, Options]] = {}  # target -> options of a call without any other option
+# Target -> (stamp, options of a call without any other option, {type that an adapter lists: its handler and view}).
+_plain: dict[Any, tuple[Any, Options, dict[type, tuple[Container, Any]]]] = {}
 
 
 def plain_view(obj: Any, to: Any, view: Any = None) -> Any:
@@ -133,8 +141,22 @@ def plain_view(obj: Any, to: Any, view: Any = None) -> Any:
         return None
     if known is None or known[0] != stamp():
         return None
-    handler = container_of(type(obj))
-    return None if handler is None else (view or make)(obj, handler, Scope(known[1]), None)
+    _, options, listed = known
+    kind = type(obj)
+    if view is not None:
+        handler = container_of(kind)
+        return None if handler is None else view(obj, handler, Scope(options), None)
+    cls = _EXACT.get(kind) if type(kind) is type else None
+    if cls is not None:
+        return cls(obj, container_of(kind), Scope(options), None)
+    found = listed.get(kind) if is_key(kind) else None
+    if found is not None:
+        return _made(found[1], obj, found[0], Scope(options), None)
+    handler = container_of(kind)
+    new = None if handler is None else make(obj, handler, Scope(options), None)
+    if handler is not None and new is not None and any(look_up(name) is kind for name in handler.types):
+        listed[kind] = handler, type(new)
+    return new
 
 
 def lazy_view(
@@ -173,7 +195,7 @@ def lazy_view(
         and not request.target.adapter.switches
         and isinstance(to, str | type)
     ):
-        _plain[to] = (options.known_at, options)
+        _plain[to] = (options.known_at, options, {})
     scope = Scope(options)
     for old, new in known:
         scope.know(id(old), old, new)

@@ -11,7 +11,6 @@ from dlx._containers.lookup import LIST, TUPLE, kind_of
 from dlx._core.foreign import derives
 from dlx._views.base import MISSING, KeyedView, is_view
 from dlx.adapter.declarations import Container
-from dlx.errors import DlxError
 
 __all__ = ["MutableSequenceView", "NamedView", "SequenceView", "SliceView"]
 
@@ -75,29 +74,11 @@ class SequenceView(KeyedView, Sequence[T]):
     # ---- iteration --------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[T]:
-        if self._handler.elements != "stable":
-            yield from self._counted()
-            return
+        elements = self._handler.elements
+        if elements == "fresh" or (elements == "same_as" and self._getter is None):
+            return self._counted()
         self._begin()
-        slots, scope = self._slots, self._scope
-        known, moved, me, nested = scope.known, scope.moved, self._me, self._path is not None
-        fast_path, to = scope.options.fast_path, scope.options.to
-        get, place = slots.get, fast_path._convert_slot if fast_path is not None else None
-        for i, element in enumerate(self._source):
-            slot = get(i)
-            if slot is None:
-                if place is not None and i & 255 and scope.back is None:  # the fast path of _touch
-                    try:
-                        new = place(element, to, slots, known, moved, i, (me, i) if nested else i)
-                    except DlxError:  # _touch raises it with its path
-                        new = None
-                    if new is not None:
-                        yield new
-                        continue
-            elif slot[0] is element:
-                yield slot[1]
-                continue
-            yield self._touch(i, element)
+        return self._results()
 
     def _counted(self) -> Iterator[Any]:
         i = 0

@@ -379,6 +379,13 @@ class Container:
     live
         ``live(obj)`` gives what a lazy view reads and writes in place of `obj`: the same storage, as a sequence or
         mapping whose elements are the container's own. None: `obj` itself.
+    getter
+        ``getter(live)`` gives a function of an index from 0 on, or of a string, that gives ``live[key]`` sooner than
+        that, or raises. None: ``live[key]`` is all there is.
+    unchanged
+        ``unchanged(live)`` gives a function of such a key and a child: whether `live` still holds that very child
+        there, found out without a wrapper of it. False also where it cannot be told. For containers that can change;
+        the child that a lazy view has read of another one is not looked at again.
     """
 
     types: tuple[str, ...] = ()
@@ -392,6 +399,8 @@ class Container:
     holds: str | None = None
     falls_to: type | None = None
     live: Callable[[Any], Any] | None = None
+    getter: Callable[[Any], Callable[[Any], Any]] | None = None
+    unchanged: Callable[[Any], Callable[[Any, Any], bool]] | None = None
 
     def path(self, keys: list[Any] | None, i: int) -> tuple[Any, ...]:
         """Return where the child number `i` is, as a part of `DlxError.path`: its key; nothing for a wrapper's."""

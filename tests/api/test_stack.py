@@ -190,3 +190,50 @@ def test_the_way_in_c_gives_what_the_python_path_gives(np, torch, monkeypatch):
             assert quick == outcome(arrays, to), (name, to)
     answered = {name for name, result in taken if result is not None}
     assert answered == {"rows", "strided", "columns", "mixed", "buffers", "twice", "empty", "deep"}
+
+
+class Written:
+    """An object that writes its elements out when its array interface is asked for, as pillow's images do."""
+
+    def __init__(self, array, **more):
+        self.array, self.more, self.asked = array, more, 0
+
+    @property
+    def __array_interface__(self):
+        self.asked += 1
+        interface = {"shape": self.array.shape, "typestr": self.array.dtype.str, "version": 3}
+        return interface | {"data": self.array.tobytes()} | self.more
+
+
+def test_what_writes_its_elements_out_is_asked_once(np, torch):
+    """Also where one says more than the others, or something else."""
+    arrays = [np.arange(6, dtype="u2").reshape(2, 3) * i for i in range(4)]
+    for more in ({}, {"strides": None}):
+        for target in ("torch", "numpy", "dlx"):
+            rows = [Written(array, **more) for array in arrays]
+            result = dlx.stack(rows, to=target)
+            assert (np.asarray(dlx.convert(result, to="numpy")) == np.stack(arrays)).all()
+            assert [row.asked for row in rows] == [1] * 4
+    assert dlx.stack([Written(np.zeros((0, 2), "f4"))] * 2, to="numpy").shape == (2, 0, 2)
+    mixed = [Written(arrays[0]), Written(arrays[1], strides=(6, 2), data=(arrays[1].ctypes.data, False))]
+    assert (dlx.stack(mixed, to="numpy") == np.stack(arrays[:2])).all()
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        ({"shape": (3, 2)}, r"at arrays\[1\]: .*\(3, 2\).*\(2, 3\)"),
+        ({"typestr": "<i2"}, r"at arrays\[1\]: .*int16.*uint16"),
+        ({"data": b"short"}, r"at arrays\[1\]: .*5 bytes does not hold 12"),
+        ({"mask": b"1"}, r"at arrays\[1\]: .*mask"),
+        ({"shape": 5}, r"at arrays\[1\]: .*incomplete"),
+    ],
+)
+def test_what_is_written_out_otherwise_is_refused_with_its_place(np, odd, words):
+    """As by the way of one array; and nothing is left."""
+    live = native.live()
+    array = np.ones((2, 3), "u2")
+    with pytest.raises(errors.DlxError, match=words):
+        dlx.stack([Written(array), Written(array, **odd)], to="numpy")
+    gc.collect()
+    assert native.live() == live

@@ -856,3 +856,79 @@ def test_keys_that_raise_when_they_are_compared(np, collect, kind):
         dlx.convert([source], to="dlx", errors="collect" if collect else "raise")
     error = caught.value.exceptions[0] if collect else caught.value
     assert error.where == "obj[0]" and isinstance(error.__cause__, OSError)
+
+
+# ---- containers by a rule, in C --------------------------------------------------------------------------------------
+
+
+def _ruled(array):
+    """Return records, named tuples and other containers that the fast path walks, around an array."""
+    Named = collections.namedtuple("Named", "a b")
+    Record = dataclasses.make_dataclass("Record", ["a", "b"])
+    Frozen = dataclasses.make_dataclass("Frozen", ["a", "b"], frozen=True)
+    Slotted = dataclasses.make_dataclass("Slotted", ["a", "b"], slots=True)
+    one = Record(array, [array, "text"])
+    one.more = array
+    makes = [Named, Record, Frozen, Slotted, types.SimpleNamespace]
+    made = [make(a=array, b=[array, (array, 1)]) for make in makes]
+    made += [
+        collections.OrderedDict(a=array, b=made[0]),
+        collections.defaultdict(list, a=array, b=made[1]),
+        collections.deque([array, made[2]], maxlen=5),
+    ]
+    return [*made, one, collections.ChainMap({"a": array}, {"b": [array]})]
+
+
+@pytest.mark.parametrize("i", range(10))
+def test_what_has_a_rule_is_converted_in_c_as_by_python(np, torch, monkeypatch, i):
+    """The same types, attributes, order and identity, at the root and inside."""
+    array = np.ones(2, "f4")
+    source = _ruled(array)[i]
+    for root in (source, [source, {"again": source}, array]):
+        expected = dlx.convert(root, to="torch", errors="collect")  # the Python path
+        with monkeypatch.context() as patch:
+            patch.setattr("dlx._api.convert.convert_tree", None)
+            found = dlx.convert(root, to="torch")
+        assert type(found) is type(root) and _shape_of(found) == _shape_of(expected) and "T0" in _shape_of(found)
+    assert found[0] is found[1]["again"] and array.tolist() == [1, 1]
+
+
+def _shape_of(obj):
+    """Return a tree as text: types, keys in order, and which arrays are the same one."""
+    numbers = {}
+
+    def text(obj):
+        kind = type(obj).__name__
+        if hasattr(obj, "__dlpack__"):
+            return f"{kind[0]}{numbers.setdefault(id(obj), len(numbers))}"
+        if isinstance(obj, dict):
+            return f"{kind}{[(key, text(value)) for key, value in obj.items()]}"
+        if isinstance(obj, collections.ChainMap):
+            return f"{kind}{[text(each) for each in obj.maps]}"
+        if isinstance(obj, list | tuple | collections.deque):
+            return f"{kind}{[text(each) for each in obj]}"
+        if hasattr(obj, "__slots__"):
+            return f"{kind}{[(name, text(getattr(obj, name))) for name in obj.__slots__]}"
+        return (
+            f"{kind}{[(name, text(value)) for name, value in vars(obj).items()]}" if hasattr(obj, "__dict__") else obj
+        )
+
+    return text(obj)
+
+
+def test_a_rule_that_fails_is_said_by_the_python_path(np, torch):
+    """With the path; so are cycles through records, which come out as in Python."""
+
+    class Refusing(collections.namedtuple("Refusing", "a b")):
+        def __iter__(self):
+            raise RuntimeError("not to be read")
+
+    with pytest.raises(errors.ConversionError, match=r"at obj\[1\]: .*cannot be taken apart: RuntimeError: not to be"):
+        dlx.convert([np.ones(1), tuple.__new__(Refusing, (np.ones(1), 2))], to="torch")
+    Record = dataclasses.make_dataclass("Record", ["a", "b"])
+    record = Record(np.ones(1), [])
+    record.b.append(record)
+    result = dlx.convert([record], to="torch")[0]
+    assert result.b[0] is result and type(result.a) is torch.Tensor
+    with pytest.raises(errors.DlxError, match=r"at obj\[0\]\.b\['k'\]"):
+        dlx.convert([Record(np.ones(1), {"k": np.array(["x"])})], to="torch")
