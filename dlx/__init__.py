@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from dlx._api.c_interop import borrow, empty, exchange_api, from_dlpack, from_managed, from_pointer, to_capsule
     from dlx._api.convert import plan
     from dlx._api.shares_memory import shares_memory
-    from dlx._api.signatures import convert, open, stack
+    from dlx._api.signatures import convert, stack
+    from dlx._api.signatures import open as open
     from dlx._core.array_info import ArrayInfo
     from dlx._core.cuda import devices, release_pending
     from dlx._core.headers import cffi_builder, get_include

@@ -203,7 +203,7 @@ def test_a_child_that_is_forked_while_the_driver_is_loaded(python, tmp_path):
     code = """
         import threading, time, warnings
         from dlx.errors import DeviceError
-        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: a fork beside threads is what this is about
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: a fork beside threads
         loading = threading.Thread(target=driver.require)
         loading.start()
         time.sleep(0.1)
