@@ -110,7 +110,7 @@ int dlx_validate(const DLTensor* t, uint64_t flags) {
   return DLX_OK;
 }
 
-/* Whether a stride overflows in bits: where there are elements, only one that means nothing does. */
+/* Whether a stride overflows in bits, as none does that means something. */
 static int is_huge(int64_t step, int64_t bits) {
   return __builtin_mul_overflow(step, bits, &step);
 }
