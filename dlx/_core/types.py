@@ -61,8 +61,11 @@ _ALIASES = {
 }
 
 
-def _from_native(part: str, obj: Any) -> Any:
+def _unknown(part: str, obj: Any) -> Any:
     return None
+
+
+_from_native: Callable[[str, Any], Any] = _unknown
 
 
 def set_from_native(asked: Callable[[str, Any], Any]) -> None:
