@@ -58,7 +58,7 @@ def test_a_dtype_asked_for_first():
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "float32 int16\n"
 
 
-@pytest.mark.parametrize("wrong", [str, object, np.str_, np.dtype("S3"), np.dtype(">f4"), object(), 1.5], ids=repr)
+@pytest.mark.parametrize("wrong", [str, object, np.str_, np.dtype("S3"), np.dtype(">f4"), None, 1.5], ids=repr)
 def test_what_is_no_dtype(wrong):
     """An error with a fix."""
     with pytest.raises(DTypeError, match=r"is not a dtype of DLPack.*Give a name"):
