@@ -154,7 +154,7 @@ static PyObject* has_still(PyObject* self, PyObject* const* args, Py_ssize_t nar
   }
   void* container = PyLong_AsVoidPtr(PyTuple_GET_ITEM(self, 1));
   void *get = PyLong_AsVoidPtr(PyTuple_GET_ITEM(self, 3)), *child = wrapped(args[1]);
-  int is_same = child && child_at(get, container, args[0]) == child;
+  int is_same = container && get && child && child_at(get, container, args[0]) == child;
   return PyErr_Occurred() ? NULL : PyBool_FromLong(is_same);
 }
 

@@ -453,7 +453,12 @@ static int give_values(int32_t ndim, const int64_t* shape, int64_t length,
   if (ndim == 1) return DLX_OK;
   out->n_children = 1;
   out->children = level->children;
-  int status = give_values(ndim - 1, shape + 1, length * shape[1], memory, &level->child);
+  int64_t inner;
+  int status = DLX_E_OVERFLOW; /* Arrow's fixed sizes have 32 bits */
+  if (shape[1] > INT32_MAX || __builtin_mul_overflow(length, shape[1], &inner))
+    dlx_managed_release(memory);
+  else
+    status = give_values(ndim - 1, shape + 1, inner, memory, &level->child);
   if (status != DLX_OK) release_array(out);
   return status;
 }

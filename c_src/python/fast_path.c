@@ -322,8 +322,9 @@ DLX_HOT int py_fast_path_look(py_route* r, PyObject* obj, DLTensor* out) {
     if (!late_clear(r, 0, dtype.code, obj, obj) || !dtype_confirmed(r, obj, dtype)) return 0;
   }
   if (out->strides == NULL && out->ndim) return 0;
-  if (!is_plain(r, out) && (dlx_validate(out, 0) != DLX_OK || out->data == NULL ||
-                            !is_accepted(r, out, 0, DLX_SHARES, &resolvable)))
+  if (!is_plain(r, out) &&
+      (dlx_validate(out, 0) != DLX_OK || out->data == NULL || dlx_has_odd_strides(out) ||
+       !is_accepted(r, out, 0, DLX_SHARES, &resolvable)))
     return 0;
   return r->quick == NULL || r->quick(obj, out);
 }

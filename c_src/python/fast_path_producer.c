@@ -108,18 +108,30 @@ static int is_answered(PyObject* obj) {
   return found != 0;
 }
 
+PyObject* py_producer_aside(void) {
+  PyObject* answers = left;
+  left = NULL;
+  return answers;
+}
+
+void py_producer_back(PyObject* answers) {
+  Py_XSETREF(left, answers);
+}
+
 void py_producer_leave(PyObject* obj, PyObject* given, PyObject* raised) {
-  if (left == NULL) left = PyDict_New();
-  PyObject* address = left ? PyLong_FromVoidPtr(obj) : NULL;
+  PyObject* answers = py_producer_aside(); /* the collector may run */
+  if (answers == NULL) answers = PyDict_New();
+  PyObject* address = answers ? PyLong_FromVoidPtr(obj) : NULL;
   PyObject* answer =
       address ? PyTuple_Pack(3, obj, given ? given : Py_None, raised ? raised : Py_None) : NULL;
-  if (answer == NULL || PyDict_SetItem(left, address, answer) < 0) {
+  if (answer == NULL || PyDict_SetItem(answers, address, answer) < 0) {
     py_pending pending = py_pending_save(); /* capsules may be freed */
-    Py_CLEAR(left);
+    Py_CLEAR(answers);
     py_pending_restore(pending);
   }
   Py_XDECREF(answer);
   Py_XDECREF(address);
+  py_producer_back(answers);
 }
 
 DLManagedTensorVersioned* py_producer_borrow(py_route* r, PyObject* obj, unsigned options,
@@ -151,8 +163,12 @@ PyObject* py_producer_run(PyObject* callable, py_route* r, PyObject* obj, PyObje
   DLManagedTensorVersioned* made = py_producer_borrow(r, obj, options, &resolvable, &capsule);
   if (made && (resolvable || options & DLX_COPIES)) made = py_fast_path_copy(r, made);
   PyObject* result = made ? py_fast_path_hand_over(callable, r, made, obj, to, NULL) : NULL;
+  PyObject* answers = py_producer_aside();
+  py_pending pending = py_pending_save(); /* the capsule's destructor may run Python */
   Py_XDECREF(capsule);
   py_route_leave(r);
+  py_pending_restore(pending);
+  py_producer_back(answers);
   return result;
 }
 
@@ -160,12 +176,12 @@ PyObject* py_producer_python(PyObject* function, PyObject* const* args, size_t n
                              PyObject* names) {
   if (left == NULL) return PyObject_Vectorcall(function, args, nargsf, names);
   PyObject* before = present;
-  present = left;
-  left = NULL;
+  present = py_producer_aside();
   PyObject* result = PyObject_Vectorcall(function, args, nargsf, names);
   py_pending pending = py_pending_save();
-  Py_DECREF(present);
-  present = before;
+  PyObject* answers = present;
+  present = before; /* first: what is released may run Python, which converts */
+  Py_DECREF(answers);
   py_pending_restore(pending);
   return result;
 }

@@ -542,7 +542,9 @@ PyObject* py_tree_run(PyObject* callable, PyObject* root, PyObject* to) {
     result = Py_NewRef(w.nodes[0].result);
   else if (!PyErr_Occurred())
     leave_capsules(&w);
+  PyObject* answers = py_producer_aside();
   clean_up(&w);
+  py_producer_back(answers);
   return result;
 }
 

@@ -68,7 +68,9 @@ static __attribute__((noinline)) PyObject* call_children(PyObject* callable, py_
   }
   PyObject* result =
       py_tree_takes(Py_TYPE(plain)) ? py_tree_run(callable, plain, to) : NULL; /* by Python */
+  PyObject* answers = py_producer_aside();
   Py_DECREF(plain);
+  py_producer_back(answers);
   return result;
 }
 

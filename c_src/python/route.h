@@ -196,6 +196,11 @@ PyObject* py_producer_run(PyObject* callable, py_route* route, PyObject* obj, Py
  * Errors: an exception is set, and nothing is left. */
 void py_producer_leave(PyObject* obj, PyObject* given, PyObject* raised);
 
+/* Set aside what was left, while something is released that may run Python and convert, and put it
+ * back. Owns: the caller owns it in between. GIL: needed. */
+PyObject* py_producer_aside(void);
+void py_producer_back(PyObject* answers);
+
 /* Call the Python path: it gets what was left to it by producer_answer. Owns: the result is new.
  * Errors: those of the function. */
 PyObject* py_producer_python(PyObject* function, PyObject* const* args, size_t nargsf,

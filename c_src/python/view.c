@@ -24,8 +24,9 @@ static PyObject *missed_name, *touch_name, *back_name, *same_as_name; /* interne
 
 /* Whether a key is what `getter` and `unchanged` are asked for. */
 static int is_plain_key(PyObject* key) {
-  return PyUnicode_CheckExact(key) ||
-         (PyLong_CheckExact(key) && Py_SIZE(key) >= 0); /* not counted from the end */
+  if (!PyLong_CheckExact(key)) return PyUnicode_CheckExact(key);
+  int overflow;
+  return PyLong_AsLongLongAndOverflow(key, &overflow) >= 0; /* not counted from the end */
 }
 
 /* The source's element at an index or key. Owns: new. Errors: NULL with an exception. */

@@ -26,6 +26,7 @@ def open(
     *,
     device: DeviceLike | None = None,
     readonly: Readonly = "copy",
+    detach: bool = False,
 ) -> FileView[Any]:
     r"""Map a saved file into memory: a lazy read-only mapping from names to arrays.
 
@@ -45,6 +46,8 @@ def open(
     readonly
         As in `convert`: the file's memory is read-only. With ``"share"`` a target whose arrays are always writable
         shares pages that are private to this process: what is written to them never reaches the file.
+    detach
+        As in `convert`, for parameters of a .pt file.
 
     Returns
     -------
@@ -80,9 +83,9 @@ def open(
     """
     from dlx._files.mapping import FileView, mapped  # the readers of files, which few programs need
 
-    request = request_of(to, device=device, readonly=readonly)
+    request = request_of(to, device=device, readonly=readonly, detach=detach)
     archive = mapped(Path(path), private=readonly == "share")
-    quick = cast("FastPathFunction", convert) if device is None and readonly == "copy" else None
+    quick = cast("FastPathFunction", convert) if device is None and readonly == "copy" and not detach else None
     view: FileView[Any] | None = None if quick is None else plain_view(archive, to, FileView)
     if view is not None:  # a target that was asked for before
         return view

@@ -103,6 +103,7 @@ class _Place(TypedDict, total=False):
 class _Mapped(TypedDict, total=False):
     device: DeviceLike | None
     readonly: Readonly
+    detach: bool
 
 _Path: TypeAlias = str | PathLike[str]
 _Array: TypeAlias = SupportsDLPack | _SupportsArrayInterface | Buffer | CapsuleType

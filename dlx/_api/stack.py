@@ -160,7 +160,7 @@ def _interfaces(objs: list[Any]) -> list[Tensor] | None:
         return None
     said = [obj.__array_interface__ for obj in objs]
     one, first = memory.array_interface(objs[0], said[0]), said[0]
-    if type(first) is dict and first.keys() == _WRITTEN and one.nbytes and one.dtype.bits >= 8:
+    if len(objs) > 1 and type(first) is dict and first.keys() == _WRITTEN and one.nbytes and one.dtype.bits >= 8:
         data = [_bytes_as(each, first, one.nbytes) for each in said]
         if None not in data:
             borrow = cast("FastPathFunction", convert)._borrow

@@ -113,7 +113,7 @@ class Device(tuple[int, int]):
                 number = str(int(id))  # Device("cuda", 1)
             elif id is not None:
                 raise DeviceError(f"{device!r} and {id!r} are not a device", fix="Say 'cuda:1', or 'cuda' and 1.")
-            if name not in _DEVICE_TYPES or (number and not number.isdecimal()):
+            if name not in _DEVICE_TYPES or (number and not _is_id(number)):
                 known = f"Known names: {', '.join(_DEVICE_TYPES)}; as in 'cuda:1'."
                 fix = _ALIASES.get(name.lower()) or did_you_mean(name, _DEVICE_TYPES) or known
                 raise DeviceNameError(f"there is no device {device!r}", fix=fix)
@@ -155,6 +155,10 @@ class Device(tuple[int, int]):
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         return (tuple(self),)
+
+
+def _is_id(number: str) -> bool:
+    return number.isdecimal() and len(number) <= 10 and int(number) < 1 << 31
 
 
 def same_device(a: Device, b: Device | None) -> bool:

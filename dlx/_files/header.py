@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import mmap
 import os
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from dlx._core import native
 from dlx._core.foreign import exception_text
 from dlx._core.native import Tensor
 from dlx._core.text import one_line
@@ -26,6 +28,7 @@ __all__ = [
     "SAFE",
     "Contents",
     "File",
+    "Memory",
     "Stored",
     "check_order",
     "exactly",
@@ -65,6 +68,18 @@ class File:
 
     def __exit__(self, *_: object) -> None:
         self.handle.close()
+
+
+class Memory:
+    """The bytes of a file, mapped. They stay mapped as long as a tensor over them lives; the file may be closed."""
+
+    __slots__ = ("address", "bytes")
+
+    def __init__(self, file: File, *, private: bool) -> None:
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if private else 0)
+        whole = mmap.mmap(file.handle.fileno(), file.size, flags=mmap.MAP_PRIVATE, prot=protection)
+        self.bytes = memoryview(whole)
+        self.address = native.buffer_address(self.bytes)
 
 
 class Stored(NamedTuple):

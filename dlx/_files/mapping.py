@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +11,7 @@ from dlx._core import native
 from dlx._core.array_info import ArrayInfo
 from dlx._core.text import one_line
 from dlx._core.types import READ_ONLY
-from dlx._files.header import File, Stored
+from dlx._files.header import Memory, Stored
 from dlx._files.reading import kind_of, opened, read
 from dlx._protocols.dlpack import HOST
 from dlx._registry.generic import Deferred
@@ -24,18 +23,6 @@ __all__ = ["Archive", "FileView", "mapped"]
 
 
 V = TypeVar("V")
-
-
-class Memory:
-    """The bytes of a file, mapped. They stay mapped as long as a tensor over them lives; the file may be closed."""
-
-    __slots__ = ("address", "bytes")
-
-    def __init__(self, file: File, *, private: bool) -> None:
-        protection = mmap.PROT_READ | (mmap.PROT_WRITE if private else 0)
-        whole = mmap.mmap(file.handle.fileno(), file.size, flags=mmap.MAP_PRIVATE, prot=protection)
-        self.bytes = memoryview(whole)
-        self.address = native.buffer_address(self.bytes)
 
 
 class Located:
@@ -133,7 +120,7 @@ def mapped(path: Path, *, private: bool = False) -> Archive:
         if kind == ".arrow":
             from dlx._files.objects import arrow_columns
 
-            return Archive(path, arrow_columns(file), {}, [])
+            return Archive(path, arrow_columns(file, private=private), {}, [])
         if kind == ".pt":
             from dlx._files.objects import load_checkpoint
 

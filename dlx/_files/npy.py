@@ -25,7 +25,7 @@ from dlx._core.types import DType
 from dlx._files.header import AGAIN, MAX_BYTES, MAX_NDIM, SAFE, Contents, File, Stored, exactly, fresh
 from dlx.errors import FileError
 
-__all__ = ["of_descr", "opened_zip", "read_npy", "read_npz"]
+__all__ = ["of_descr", "opened_zip", "read_npy", "read_npz", "start_of"]
 
 MAX_NPY = 1 << 20  # bytes of a .npy header; numpy's own default limit is 10 000
 MAX_MEMBERS = 100_000  # files in a zip
@@ -33,7 +33,7 @@ MAX_RATIO = 1100  # of inflated bytes to deflated ones; zlib's documentation say
 MAX_DIRECTORY = 16 << 20  # bytes of a zip's list of files
 
 _KINDS = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
-_DESCR = re.compile(r"([<>|=])([biufcSUVOmM])(\d*)(\[.*\])?")
+_DESCR = re.compile(r"([<>|=])([biufcSUVOmM])(\d{0,18})(\[.*\])?")
 _REFUSED = {
     "S": "DLPack has no text",
     "U": "DLPack has no text",
@@ -190,7 +190,7 @@ def read_npz(file: File) -> Contents:
     with opened_zip(file) as archive:
         members = archive.infolist()
         arrays = [each for each in members if each.filename.endswith(".npy")]
-        ends = [(each.header_offset, _start(file, each) + each.compress_size) for each in members]
+        ends = [(each.header_offset, start_of(file, each) + each.compress_size) for each in members]
         entries = [_member(file, archive, each) for each in arrays]
     if len({each.name for each in entries}) != len(entries):
         raise FileError("a name stands there twice")
@@ -203,7 +203,7 @@ def read_npz(file: File) -> Contents:
     return Contents(".npz", entries, notes=(f"{others} members that are no .npy",) if others else ())
 
 
-def _start(file: File, member: zipfile.ZipInfo) -> int:
+def start_of(file: File, member: zipfile.ZipInfo) -> int:
     """Return where the data of a member start: after its own header, whose name and extra field vary in length."""
     head = os.pread(file.handle.fileno(), 30, member.header_offset)  # the archive has a position of its own
     if len(head) < 30:
@@ -228,7 +228,7 @@ def _member(file: File, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> St
     except FileError as error:
         reason = f"member {one_line(member.filename, 80)!r}: {error.reason}"
         raise FileError(reason, fix=error.fix) from None
-    start = _start(file, member)
+    start = start_of(file, member)
     assert entry.offset is not None
     if stored:
         return _told(entry, offset=start + entry.offset)

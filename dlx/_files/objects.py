@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import mmap
 import re
 import warnings
 from collections.abc import Iterator
@@ -11,8 +12,8 @@ from typing import Any
 
 from dlx._core.foreign import exception_text
 from dlx._core.text import one_line
-from dlx._files.header import File, needed
-from dlx._files.npy import opened_zip
+from dlx._files.header import AGAIN, File, Memory, needed
+from dlx._files.npy import opened_zip, start_of
 from dlx.errors import FileError
 
 __all__ = ["arrow_columns", "load_checkpoint", "opened_arrow", "unreadable"]
@@ -21,8 +22,10 @@ MAX_PICKLE = 64 << 20  # bytes of the pickle that lists a checkpoint's tensors, 
 
 
 @contextlib.contextmanager
-def opened_arrow(file: File) -> Iterator[tuple[Any, int, str]]:
+def opened_arrow(file: File, *, private: bool = False) -> Iterator[tuple[Any, int, str]]:
     """Open an Arrow IPC file, or a stream in a file: give its reader, how many record batches it has, and a remark.
+
+    With `private` its pages may be written to, and are copied then.
 
     Raises
     ------
@@ -34,7 +37,7 @@ def opened_arrow(file: File) -> Iterator[tuple[Any, int, str]]:
     pa = needed("pyarrow", ".arrow")
     try:
         ipc = importlib.import_module("pyarrow.ipc")
-        with pa.memory_map(str(file.path)) as mapped:
+        with pa.BufferReader(pa.py_buffer(Memory(file, private=private).bytes)) as mapped:
             if mapped.read(6) == b"ARROW1":
                 reader = ipc.open_file(mapped)
                 batches = reader.num_record_batches
@@ -53,9 +56,9 @@ def unreadable(package: str, error: Exception) -> FileError:
     return FileError(f"{package} cannot read it: {one_line(exception_text(error, 200), 260)}")
 
 
-def arrow_columns(file: File) -> dict[str, Any]:
+def arrow_columns(file: File, *, private: bool = False) -> dict[str, Any]:
     """Return the columns of an Arrow IPC file, over its mapped memory where they are not compressed."""
-    with opened_arrow(file) as (reader, _, _):
+    with opened_arrow(file, private=private) as (reader, _, _):
         table = reader.read_all()
         table.validate()
         names = table.column_names
@@ -79,23 +82,35 @@ def load_checkpoint(file: File) -> tuple[Any, list[str]]:
         others = [each.file_size for each in archive.infolist() if not re.search(r"/data/\d+$", each.filename)]
         if any(each.endswith("/constants.pkl") for each in archive.namelist()):
             raise FileError("it is a TorchScript archive, a program with its tensors, and dlx runs none")
+        data = [each for each in archive.infolist() if re.search(r"/data/\d+$", each.filename)]
+        if any(each.compress_type for each in data):
+            raise FileError("its tensors are compressed, and cannot be mapped", fix="Save it anew by torch.save.")
+        records = {start_of(file, each): each.file_size for each in data}
     if max(others, default=0) > MAX_PICKLE:
         raise FileError(f"its list of tensors claims {max(others):,} bytes, and dlx reads at most {MAX_PICKLE:,}")
     package = needed("torch", ".pt")
     saved_on: dict[int, str] = {}
+    sizes: dict[int, int] = {}  # address of a storage -> its bytes, as the list of tensors has them
 
     def keep(storage: Any, location: str) -> Any:
         saved_on[storage.data_ptr()] = location
+        if storage.nbytes():
+            sizes[storage.data_ptr()] = storage.nbytes()
         return storage
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's warnings for users of `load`
-            loaded = package.load(str(file.path), map_location=keep, weights_only=True, mmap=True)
+            with package.serialization.set_default_mmap_options(mmap.MAP_PRIVATE):  # whatever the program has set
+                loaded = package.load(str(file.path), map_location=keep, weights_only=True, mmap=True)
     except MemoryError:
         raise
     except Exception as error:  # whatever a damaged or hostile file brings about
         raise _why_not_loaded(package, file, error) from error
+    # torch believes the list: each storage must be one of the file's records, all at one distance from their addresses.
+    first = min(sizes, default=0)
+    if sizes and not any(all(records.get(at - first + s) == n for at, n in sizes.items()) for s in records):
+        raise FileError("its list of tensors does not match the data that it holds", fix=AGAIN)
     return loaded, sorted({*saved_on.values()} - {"cpu"})
 
 

@@ -307,7 +307,10 @@ def null_fix(column: Column) -> str:
 
 
 def _calls(kind: type) -> tuple[str, str, str]:
-    return _CALLS.get(module_of(kind).partition(".")[0], (".fill_null(value)", ".cast({!r})", "its decoding"))
+    return _CALLS.get(
+        module_of(kind).partition(".")[0],
+        (".fill_null(value)", ".cast({!r})", ".dictionary_decode(), or what decodes it there"),
+    )
 
 
 def why_refused(kind: type, described: Type, shown: str = "") -> tuple[str, str]:

@@ -116,7 +116,10 @@ def test_numbers_are_devices_of_cuda():
         ("CPU", "Did you mean 'cpu'"),
         ("cdua:1", "Did you mean 'cuda'"),
         ("zzz", "Known names: cpu"),
+        ("cuda:99999999999", "Did you mean 'cuda'"),
+        ("cuda:" + "1" * 5000, "Did you mean 'cuda'"),
     ],
+    ids=lambda text: text[:20],
 )
 def test_a_name_that_is_no_device(name, said):
     """It is a ValueError too, as the array API's own tests ask."""

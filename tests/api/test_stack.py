@@ -237,3 +237,8 @@ def test_what_is_written_out_otherwise_is_refused_with_its_place(np, odd, words)
         dlx.stack([Written(array), Written(array, **odd)], to="numpy")
     gc.collect()
     assert native.live() == live
+
+
+def test_one_array_that_is_written_out(np):
+    """It is stacked once."""
+    assert dlx.stack([Written(np.ones((2, 3), "u2"))], to="numpy").shape == (1, 2, 3)

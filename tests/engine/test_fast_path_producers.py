@@ -356,3 +356,82 @@ def test_nothing_is_lost(np, counting):
             dlx.convert([Counted({}), Counted({}), Producer(None)], to="numpy")
     gc.collect()
     assert (native.live(), counting.deleted - before) == (live, 15)
+
+
+def test_answers_that_convert_while_they_are_released(python):
+    """What a producer raised is released where nobody took it: that may run Python, which converts the same object."""
+    python("""
+        import numpy as np
+        import dlx
+
+        class Converts:
+            def __del__(self):
+                global mode
+                mode = "ok"
+                inner.append(dlx.convert(producer, to="numpy"))
+
+        class Producer:
+            array = np.arange(4.0)
+
+            def __dlpack_device__(self):
+                if mode == "interrupted":
+                    raise KeyboardInterrupt
+                return (1, 0)
+
+            def __dlpack__(self, *, max_version=None, stream=None, dl_device=None, copy=None):
+                global mode
+                if mode == "raises":
+                    mode = "interrupted"
+                    raise ValueError("no", Converts())
+                return self.array.__dlpack__(max_version=(1, 0))
+
+        mode, inner, producer = "ok", [], Producer()
+        for _ in range(3):
+            dlx.convert(producer, to="numpy")
+        for _ in range(50):
+            mode = "raises"
+            try:
+                dlx.convert(producer, to="numpy")
+            except KeyboardInterrupt:
+                pass
+        assert len(inner) == 50, len(inner)
+    """)
+
+
+def test_a_release_that_converts_takes_no_answer_of_another_call():
+    """Memory that is released between the fast path and the Python path of a tree may run Python, which converts."""
+    np = pytest.importorskip("numpy")
+    calls, tree, armed = [], [], []
+
+    class Owner:
+        def __init__(self):
+            self.array = np.arange(3.0)
+            self.__array_interface__ = self.array.__array_interface__
+
+        def __del__(self):
+            dlx.convert(other, to="dlx", strict=True)
+
+    class Named:
+        def __init__(self, name):
+            self.name, self.array = name, np.arange(4.0)
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+        def __dlpack__(self, *, max_version=None):
+            calls.append(self.name)
+            if armed and len(tree) == 2:
+                tree.pop()
+                raise ValueError("no")
+            return self.array.__dlpack__(max_version=(1, 0))
+
+    one, other = Named("one"), Named("other")
+    for _ in range(3):
+        dlx.convert(one, to="dlx")
+        dlx.convert([one, np.arange(2.0)], to="dlx")
+    armed.append(1)
+    calls.clear()
+    tree += [one, np.asarray(Owner())]
+    with pytest.raises(errors.DlxError):
+        dlx.convert(tree, to="dlx")
+    assert calls.count("one") == 1, calls

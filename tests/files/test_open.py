@@ -445,3 +445,60 @@ def test_a_folder_of_shards_is_mapped_as_one(tmp_path):
     gc.collect()
     assert Path("/proc/self/maps").read_text().count(str(tmp_path)) == 1
     assert not any(memoryview(kept))
+
+
+# ---- checkpoints of torch, files of pyarrow --------------------------------------------------------------------------
+
+
+def test_a_checkpoint_whose_data_are_not_what_its_list_says(tmp_path, torch):
+    """torch maps what the list names, compressed or not, as long as it claims."""
+    good, packed, cut = (tmp_path / f"{name}.pt" for name in ("good", "packed", "cut"))
+    torch.save({"a": torch.arange(1000.0), "b": torch.ones(20000)}, good)
+    with zipfile.ZipFile(good) as archive, zipfile.ZipFile(packed, "w") as out, zipfile.ZipFile(cut, "w") as short:
+        for each in archive.infolist():
+            data, first = archive.read(each), each.filename.endswith("data/0")
+            out.writestr(each.filename, data, compress_type=zipfile.ZIP_DEFLATED if first else zipfile.ZIP_STORED)
+            short.writestr(each.filename, data[: len(data) // 2] if first else data)
+    assert dlx.open(good, to="torch")["a"].equal(torch.arange(1000.0))
+    with pytest.raises(FileError, match="compressed"):
+        dlx.open(packed)
+    with pytest.raises(FileError, match="does not match"):
+        dlx.open(cut)
+
+
+def test_a_checkpoint_is_not_changed_whatever_torch_is_told(tmp_path, torch):
+    """Its default for mapped files may be shared pages."""
+    import mmap
+
+    torch.save({"a": torch.zeros(1000)}, tmp_path / "x.pt")
+    before = (tmp_path / "x.pt").read_bytes()
+    with torch.serialization.set_default_mmap_options(mmap.MAP_SHARED):
+        dlx.open(tmp_path / "x.pt", to="torch")["a"][0] = 9
+    assert (tmp_path / "x.pt").read_bytes() == before
+
+
+def test_parameters_of_a_checkpoint(tmp_path, torch, np):
+    """The error's fix can be followed."""
+    torch.save({"p": torch.nn.Parameter(torch.ones(3))}, tmp_path / "x.pt")
+    with pytest.raises(DlxError, match="detach=True"):
+        dlx.open(tmp_path / "x.pt", to="numpy")["p"]
+    assert dlx.open(tmp_path / "x.pt", to="numpy", detach=True)["p"].tolist() == [1, 1, 1]
+
+
+def test_columns_of_a_file_that_are_written_to(tmp_path, torch):
+    """With readonly="share" the pages are private, and the file stays as it is."""
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table({"x": pa.array([1.5, 2.5])})
+    with pa.OSFile(str(tmp_path / "x.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    before = (tmp_path / "x.arrow").read_bytes()
+    column = dlx.open(tmp_path / "x.arrow", to="torch", readonly="share")["x"]
+    column[0] = 7
+    assert column.tolist() == [7, 2.5] and (tmp_path / "x.arrow").read_bytes() == before
+
+
+def test_a_dtype_of_five_thousand_digits(tmp_path):
+    """Python refuses to read such a number; the file is what is wrong."""
+    (tmp_path / "x.npy").write_bytes(npy("<f" + "9" * 5000, (2,), bytes(8)))
+    with pytest.raises(FileError, match=r"x\.npy"):
+        dlx.open(tmp_path / "x.npy")
