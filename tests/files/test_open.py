@@ -451,7 +451,7 @@ def test_a_folder_of_shards_is_mapped_as_one(tmp_path):
 
 
 def test_a_checkpoint_whose_data_are_not_what_its_list_says(tmp_path, torch):
-    """torch maps what the list names, compressed or not, as long as it claims."""
+    """What the list names is mapped by torch, compressed or not, as long as it claims."""
     good, packed, cut = (tmp_path / f"{name}.pt" for name in ("good", "packed", "cut"))
     torch.save({"a": torch.arange(1000.0), "b": torch.ones(20000)}, good)
     with zipfile.ZipFile(good) as archive, zipfile.ZipFile(packed, "w") as out, zipfile.ZipFile(cut, "w") as short:
