@@ -115,7 +115,10 @@ def export(obj: Any, *, stream: int | None = None) -> Tensor:
 def _call(obj: Any, wanted: dict[str, Any]) -> Any:
     answer = native.producer_answer(obj)
     if answer is not None and "stream" not in wanted:  # it was called without one
-        return _answered(*answer)
+        try:
+            return _answered(*answer)
+        finally:
+            answer = None  # else what is raised keeps itself, by the frame in its traceback
     kind: Any = type(obj)
     accepted = _learnt(kind)
     if accepted is not None:

@@ -295,7 +295,7 @@ def test_what_imported_code_prints_is_no_part_of_the_output(tmp_path):
     [
         (["inspect", "nosuch"], "inspect", "BadInput"),
         (["plan", "float32[2]", "--to", "nosuch"], "plan", "BadInput"),
-        (["plan", "float32[2]", "--to", "dlx", "--device", "nonsense"], "plan", "DeviceError"),
+        (["plan", "float32[2]", "--to", "dlx", "--device", "nonsense"], "plan", "DeviceNameError"),
         (["inspect"], "inspect", "WrongCall"),
         (["nothing"], None, "WrongCall"),
         (["bench", "--pairs", "x"], "bench", "BadInput"),

@@ -173,10 +173,11 @@ def test_nothing_is_imported_before_everything_is_exported(np, torch, monkeypatc
     monkeypatch.setattr(target, "load", lambda self, tensor: loaded.append(1) or load(self, tensor))
     calls = []
     tree = [Stranger(calls, "a"), np.arange(3.0)[::-1], Stranger(calls, "b", ValueError("no"))]
+    python_path = dlx.convert.__wrapped__  # the fast path makes torch's tensors without the adapter
     with pytest.raises(errors.ConversionError):
-        dlx.convert(tree, to="torch")
+        python_path(tree, to="torch")
     assert calls == ["a", "b"] and loaded == []
-    dlx.convert(tree[:2], to="torch")
+    python_path(tree[:2], to="torch")
     assert loaded == [1, 1]
 
 

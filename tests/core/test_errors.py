@@ -25,6 +25,7 @@ FAMILY = {  # class: direct base in the family, builtin that it also is
     "LayoutError": (errors.ConversionError, ValueError),
     "DTypeError": (errors.ConversionError, TypeError),
     "DeviceError": (errors.ConversionError, RuntimeError),
+    "DeviceNameError": (errors.DeviceError, ValueError),
     "StreamError": (errors.ConversionError, ValueError),
     "ProtocolError": (errors.ConversionError, ValueError),
     "ConsumedError": (errors.ProtocolError, ValueError),

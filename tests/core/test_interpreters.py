@@ -142,11 +142,11 @@ def test_with_the_gil_on_a_free_threaded_build_imports(python):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads an ELF file")
 def test_static_tls_is_a_few_words():
-    """A library that is loaded late finds little static thread-local storage: dlx asks for three words at most."""
+    """A library that is loaded late finds little static thread-local storage: dlx asks for five words at most."""
     with open(_ffi.__file__, "rb") as file:
         binary = file.read()
     assert binary[:5] == b"\x7fELF\x02"
     at, (size, count) = struct.unpack_from("<Q", binary, 32)[0], struct.unpack_from("<HH", binary, 54)
     headers = [struct.unpack_from("<II6Q", binary, at + size * n) for n in range(count)]
     used = [header[6] for header in headers if header[0] == 7]  # PT_TLS: bytes in memory
-    assert sum(used) <= 24
+    assert sum(used) <= 40

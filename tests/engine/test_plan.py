@@ -135,7 +135,7 @@ CASES = [  # source, target, options, outcome or the error
     ("array", "torch", {"copy": True}, "copied"),
     ("array", "torch", {"device": "cpu"}, "shared"),
     ("array", "torch", {"device": "cuda"}, "DeviceError"),
-    ("array", "torch", {"device": "warp"}, "DeviceError"),
+    ("array", "torch", {"device": "warp"}, "DeviceNameError"),
     ("array", "torch", {"stream": 5}, "StreamError"),
     ("array", "torch", {"stream": -1}, "shared"),
     ("array", "numpy", {}, "same"),

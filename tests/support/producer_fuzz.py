@@ -201,7 +201,6 @@ class Attempt:
             check(calls <= 1, f"the producer was called {calls} times")
             if not any(error for error in raised):
                 check(case.calls["interface"] <= 2, f"an interface was asked for {case.calls['interface']} times")
-        check(not case.calls["arrow"], "an interface of Arrow was asked for, which dlx does not read")
         if (self.error is not None and self.verb not in ("lazy", "using")) or self.verb in (
             "plan",
             "describe",

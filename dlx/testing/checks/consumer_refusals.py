@@ -18,7 +18,7 @@ UNTOUCHED: list[Any] = []  # results of invalid imports are kept: their deletion
 def _refused(lib: Subject, argument: Any, source: Source, what: str) -> str:
     result, error = lib.tried(argument)
     if error is None:
-        UNTOUCHED.append(result)
+        UNTOUCHED.append((argument, result))
     must(error is not None, f"{what} was taken")
     text = error_line(error)
     del error
@@ -130,7 +130,7 @@ def other_device(lib: Subject) -> str:
         source = lib.source(device=(15, 0), says=says, data=0x1000)
         result, error = lib.tried(source)
         if error is None:
-            UNTOUCHED.append(result)
+            UNTOUCHED.append((source, result))  # the result goes first
             kind, _ = result.__dlpack_device__()
             must(int(kind) == 15, f"WebGPU memory was taken for memory of device type {int(kind)}")
             remark = "kept as WebGPU memory"
@@ -155,7 +155,7 @@ def refusal_releases(lib: Subject) -> str:
             result, error = lib.tried(lib.raw(source, legacy=legacy))
             refused += error is not None
             if error is None:
-                UNTOUCHED.append(result)
+                UNTOUCHED.append((source, result))
                 continue
             del result, error
             lib.settled(source)
