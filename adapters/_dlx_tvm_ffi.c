@@ -2,7 +2,7 @@
  * tvm-ffi's containers. They belong to the adapter, not to dlx, as that of numpy does.
  *
  * tvm-ffi's headers are not needed: what an object holds is told by its `__chandle__`; exports and
- * look-ups are functions of tvm-ffi's public C interface (c_api.h), which dlx_tvm_ffi.py
+ * look-ups are functions of tvm-ffi's public C interface, which dlx_tvm_ffi.py
  * finds in the library that is loaded. An export owns a count of tvm-ffi's own, so the handle may
  * be moved away later. What makes a tvm_ffi.Tensor is a slot of the one table that tvm-ffi
  * publishes, that of a wrapper. */
@@ -62,7 +62,7 @@ static PyObject* exchange_api(PyObject* module, PyObject* args) {
 
 /* ---- containers ------------------------------------------------------------------------------ */
 
-/* As in c_api.h: TVMFFIObject, TVMFFIAny, and some of TVMFFITypeIndex. */
+/* As in that interface: TVMFFIObject, TVMFFIAny, and some of TVMFFITypeIndex. */
 typedef struct {
   uint64_t counts;
   int32_t type_index;
