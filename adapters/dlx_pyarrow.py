@@ -139,7 +139,7 @@ class ArrowAdapter(_Arrow, ArrowSource):
         return super().describe(obj)
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
-        if type(obj).__name__ != "Tensor" or isinstance(obj, Tensor):
+        if not isinstance(obj, self.module().Tensor):
             return super().export(obj)
         if self.lowered.get("tensors_by"):
             return dlx.convert(memoryview(obj), to="dlx")

@@ -145,7 +145,7 @@ int dlx_has_odd_strides(const DLTensor* t) {
   return 0;
 }
 
-void dlx_tame_strides(const DLTensor* t, int64_t* out) {
+void dlx_normalize_strides(const DLTensor* t, int64_t* out) {
   if (!has_elements(t)) {
     dlx_compact_strides(t->ndim, t->shape, out);
     return;

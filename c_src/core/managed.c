@@ -130,10 +130,10 @@ DLX_HOT int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, d
   if (status != DLX_OK) return status;
   if (!dlx_has_odd_strides(like)) return dlx_managed_trust(like, flags, owner, release, out);
   int64_t strides[DLX_MAX_NDIM];
-  DLTensor tame = *like;
-  tame.strides = strides;
-  dlx_tame_strides(like, strides);
-  return dlx_managed_trust(&tame, flags, owner, release, out);
+  DLTensor normal = *like;
+  normal.strides = strides;
+  dlx_normalize_strides(like, strides);
+  return dlx_managed_trust(&normal, flags, owner, release, out);
 }
 
 DLX_HOT int dlx_managed_trust(const DLTensor* like, uint64_t flags, void* owner,

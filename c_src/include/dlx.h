@@ -69,7 +69,7 @@ int dlx_has_odd_strides(const DLTensor* tensor);
 
 /* Write the strides of such a tensor with small numbers in the place of those that mean nothing.
  * GIL: not needed. */
-void dlx_tame_strides(const DLTensor* tensor, int64_t* out);
+void dlx_normalize_strides(const DLTensor* tensor, int64_t* out);
 
 /* Elements in all. Wants a validated tensor. GIL: not needed. */
 int64_t dlx_size(const DLTensor* tensor);
@@ -102,7 +102,7 @@ int dlx_host_readable(int32_t device_type);
 typedef void (*dlx_release)(void* owner);
 
 /* Make a managed tensor over memory that `owner` keeps alive. Shape and strides are copied, missing
- * strides written out, those that mean nothing tamed (dlx_has_odd_strides),
+ * strides written out, those that mean nothing normalized (dlx_has_odd_strides),
  * the byte offset folded into data where data is an address.
  * Owns: on success the result calls release(owner) once, when it and all that share it are gone; on
  * failure nothing is taken. GIL: not needed. Errors: as dlx_validate, DLX_E_MEMORY. */

@@ -137,8 +137,8 @@ enum { MAX_LEVELS = 256 }; /* of nested types */
 static PyObject* metadata_of(const char* text) {
   PyObject* found = PyDict_New();
   int32_t n = 0, sizes[2];
-  if (found == NULL) return NULL;
-  if (text) memcpy(&n, text, sizeof n);
+  if (found == NULL || text == NULL) return found;
+  memcpy(&n, text, sizeof n);
   for (text += sizeof n; n > 0; n--) {
     PyObject* pair[2] = {NULL, NULL};
     int ok = 1;

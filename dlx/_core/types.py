@@ -213,7 +213,7 @@ _LISTED = (
     *("float4_e2m1fnx2", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (1, 2, 4))),
 )
 _UNNAMED = re.compile(r"code(?P<code>\d{1,3})_(?P<bits>\d{1,3})bit")
-_CODE = re.compile(r"[<>=|]?(?P<kind>[biufc])(?P<bytes>[1-9]\d?)")  # as numpy writes dtypes
+_CODE = re.compile(r"[<>=|]?(?:b1|(?P<kind>[iufc])(?P<bytes>[1-9]\d?))")  # as numpy writes dtypes
 _KINDS = {"i": "int", "u": "uint", "f": "float", "c": "complex"}
 _OTHER_ORDER = ">" if sys.byteorder == "little" else "<"
 _PYTHON: dict[type, str] = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
@@ -350,8 +350,8 @@ def _parse(name: str) -> tuple[int, int, int] | None:
     if match and int(match["code"]) < 256 and 0 < int(match["bits"]) < 256:
         return (int(match["code"]), int(match["bits"]), 1)
     match = _CODE.fullmatch(name)
-    if match and (name[0] != _OTHER_ORDER or match["bytes"] == "1"):
-        return _parse("bool" if match["kind"] == "b" else f"{_KINDS[match['kind']]}{8 * int(match['bytes'])}")
+    if match and (name[0] != _OTHER_ORDER or match["bytes"] in (None, "1")):
+        return _parse(f"{_KINDS[match['kind']]}{8 * int(match['bytes'])}" if match["kind"] else "bool")
     match = _LANES.fullmatch(name)
     scalar = _parse(match["scalar"]) if match else None
     if match and scalar and scalar[2] == 1 and 0 < int(match["lanes"]) < 65536:

@@ -79,15 +79,18 @@ def load_checkpoint(file: File) -> tuple[Any, list[str]]:
         If it is a program, wants to run code, or torch cannot read it.
     """
     with opened_zip(file) as archive:  # torch reads whole what is not a tensor's data
-        others = [each.file_size for each in archive.infolist() if not re.search(r"/data/\d+$", each.filename)]
+        data: list[Any] = []
+        others: list[Any] = []
+        for each in archive.infolist():
+            (data if re.search(r"/data/\d+$", each.filename) else others).append(each)
         if any(each.endswith("/constants.pkl") for each in archive.namelist()):
             raise FileError("it is a TorchScript archive, a program with its tensors, and dlx runs none")
-        data = [each for each in archive.infolist() if re.search(r"/data/\d+$", each.filename)]
         if any(each.compress_type for each in data):
             raise FileError("its tensors are compressed, and cannot be mapped", fix="Save it anew by torch.save.")
         records = {start_of(file, each): each.file_size for each in data}
-    if max(others, default=0) > MAX_PICKLE:
-        raise FileError(f"its list of tensors claims {max(others):,} bytes, and dlx reads at most {MAX_PICKLE:,}")
+    largest = max((each.file_size for each in others), default=0)
+    if largest > MAX_PICKLE:
+        raise FileError(f"its list of tensors claims {largest:,} bytes, and dlx reads at most {MAX_PICKLE:,}")
     package = needed("torch", ".pt")
     saved_on: dict[int, str] = {}
     sizes: dict[int, int] = {}  # address of a storage -> its bytes, as the list of tensors has them

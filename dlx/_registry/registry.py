@@ -31,6 +31,9 @@ __all__ = ["Adapters", "Registry", "adapters", "registry"]
 
 _SHORT = {"np": "numpy", "jnp": "jax", "cp": "cupy", "pa": "pyarrow", "tf": "tensorflow", "mx": "mlx", "wp": "warp"}
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "__array__")
+_OWN: dict[str, Adapter] = {
+    each.name: each for each in (generic.TENSOR, generic.ARROW_TARGET)
+}  # targets without a plugin
 
 
 class Registry:
@@ -234,9 +237,8 @@ class Registry:
             name = names[0] if loader.has(names[0]) else next(filter(loader.has, reversed(names)), names[0])
         elif not isinstance(to, str):
             raise TypeError(f"to must be a name, a module or an array type, found {type(to).__name__}")
-        own: dict[str, Adapter] = {each.name: each for each in (generic.TENSOR, generic.ARROW_TARGET)}
-        if name in own:
-            return cast("Target", self.ready(own[name]))
+        if name in _OWN:
+            return cast("Target", self.ready(_OWN[name]))
         if not loader.has(name):
             known = self._known()
             hint = f"{loader.left_out[name]}." if name in loader.left_out else self._guess(name)
@@ -278,16 +280,18 @@ class Registry:
 
     def _guess(self, name: str) -> str:
         """Return a sentence on the target that an unknown name may mean, or nothing."""
-        names, word = ["dlx", *self._loader.plugins], name.lower().replace("-", "_")
+        names, word = self._names(), name.lower().replace("-", "_")
         long = _SHORT.get(word, word)
         if long in names:
             return f"Did you mean {long!r}?"
         return f"{long} has no adapter here." if word in _SHORT else did_you_mean(word, names)
 
     def _known(self) -> str:
+        return f"Known targets: {', '.join(self._names())}."
+
+    def _names(self) -> list[str]:
         self._loader.scan()
-        known = [name for name in self._loader.plugins if "(" not in name]
-        return f"Known targets: {', '.join(sorted(['arrow', 'dlx', *known]))}."
+        return sorted([*_OWN, *(name for name in self._loader.plugins if "(" not in name)])
 
 
 def packages(module: str) -> Iterator[str]:

@@ -73,6 +73,7 @@ def test_what_is_no_dtype(wrong):
         ("bf16", "Did you mean 'bfloat16'"),
         (">f4", "Bytes in another order"),
         ("f3", "Say for instance"),
+        ("b8", "Say for instance|Did you mean"),
         ("f99", "Say for instance"),
     ],
 )
@@ -137,6 +138,7 @@ def test_a_name_that_is_no_device(name, said):
         ("tvm-ffi", "Did you mean 'tvm_ffi'"),
         ("Torch", "Did you mean 'torch'"),
         ("nunpy", "Did you mean 'numpy'"),
+        ("arow", "Did you mean 'arrow'"),
         ("tf", "tensorflow"),
         ("zzz", "Known targets"),
     ],
