@@ -32,7 +32,7 @@ FOLDERS = tuple(f"{ROOT / name}{os.sep}" for name in ("dlx", "adapters"))
 _DEAF = ("RETURN_VALUE", "RETURN_CONST", "RETURN_GENERATOR", "NOT_TAKEN", "PUSH_EXC_INFO")
 CHECKED = {code for name, code in dis.opmap.items() if name.startswith(("CALL", "RESUME", "JUMP_BACKWARD"))}
 DEAF = {dis.opmap.get(name) for name in _DEAF}
-CALLBACKS = ("remove", "drop")  # of weak references: Python prints what they raise, and goes on
+CALLBACKS = ("remove", "drop", "__del__")  # Python prints what they raise, and goes on
 COMPLETE = {("convert.py", "convert"), ("batch.py", "run"), ("call.py", "__init__")}
 
 
