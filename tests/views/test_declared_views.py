@@ -126,7 +126,7 @@ def test_iteration_follows_a_container_that_grows_and_shrinks(np, kind):
 
 
 @pytest.mark.parametrize("kind", [Box, Frozen])
-def test_a_refusal_has_its_place_and_is_raised_again(np, kind):
+def test_a_refusal_has_its_place_and_is_raised_again(np, torch, kind):
     """By index and by iteration; what comes after it is converted all the same."""
     view = dlx.convert({"in": kind(np.ones(1), np.array(["x"]), np.ones(2))}, to="torch", lazy=True)["in"]
     for _ in range(2):
@@ -162,7 +162,7 @@ def test_what_getter_and_unchanged_raise_is_left_to_the_container(np, monkeypatc
 
 
 @pytest.mark.parametrize("kind", [list, Box, Frozen, Whole])
-def test_threads_that_read_one_view_get_one_result(np, kind):
+def test_threads_that_read_one_view_get_one_result(np, torch, kind):
     """Whoever comes first makes it; the others get the same, by index or by iteration."""
     arrays = [np.full(1, i) for i in range(200)]
     view = dlx.convert(kind(arrays) if kind is list else kind(*arrays), to="torch", lazy=True)
