@@ -13,6 +13,7 @@ from counting import Counting
 from exchange import exchange  # noqa: F401  (a fixture)
 from fake_cuda import FakeCuda
 from project import compiled
+from sanitized import SANITIZED
 
 from dlx._core import native
 from dlx.adapter import KnownIssue
@@ -20,8 +21,6 @@ from dlx.adapter import KnownIssue
 # A test that says nothing about CUDA sees no driver, also where there is one; see fake_cuda.py and the mark `gpu`.
 NO_DRIVER = "no-driver-in-this-test.so"
 os.environ["DLX_CUDA_DRIVER"] = NO_DRIVER
-
-SANITIZED = b"-fsanitize=address" in native.ffi.string(native.lib.dlx_compile_flags())
 
 
 def pytest_runtest_setup(item):
