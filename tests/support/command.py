@@ -18,13 +18,10 @@ MEMORY = 768 << 20  # bytes of address space: enough for Python and the core, no
 
 def dlx(*words, cwd=None, memory=MEMORY, env=None, code=None):
     """Run the command; return (exit status, stdout, stderr)."""
-    # The process bounds itself: what runs between fork and exec makes jax warn, once it was imported here. Sanitizers want
-    # more addresses than there is memory.
-    limit = (
-        ""
-        if memory is None or SANITIZED
-        else f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({memory}, {memory}))\n"
-    )
+    # The process bounds itself: what runs between fork and exec makes jax warn, once it was imported here. Sanitizers
+    # want more addresses than there is memory.
+    bound = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({memory}, {memory}))\n"
+    limit = "" if memory is None or SANITIZED else bound
     run = code or "import runpy; runpy.run_module('dlx', run_name='__main__', alter_sys=True)"
     command = [sys.executable, "-c", limit + run, *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, env=env, check=False)
