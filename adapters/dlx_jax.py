@@ -158,9 +158,10 @@ def _is_differentiable(array: Any) -> bool:
     return bool(numpy.issubdtype(array.dtype, numpy.inexact))
 
 
-def _evaluated(operands: Iterable[Any]) -> list[Any]:
+def _arrays(objs: Iterable[Any]) -> list[Any]:
     """Return arrays for what jax passes on to a function: Python's numbers may be among it."""
-    return [sys.modules["jax"].numpy.asarray(each) for each in operands]
+    jax = sys.modules["jax"]
+    return [each if isinstance(each, jax.Array) else jax.numpy.asarray(each) for each in objs]
 
 
 def _conjugates(arrays: Iterable[Any]) -> list[Any]:
@@ -173,9 +174,11 @@ def _vjp(function: Any, arrays: Sequence[Any]) -> tuple[Any, Any]:
     which: list[bool] = []
 
     def parted(*operands: Any) -> Any:
-        results = [jax.numpy.asarray(each) for each in function(*operands)]
+        results = _arrays(function(*operands))
         which[:] = map(_is_differentiable, results)
-        return tuple([each for each, is_one in zip(results, which, strict=True) if is_one is wanted] for wanted in _BOTH)
+        return tuple(
+            [each for each, is_one in zip(results, which, strict=True) if is_one is wanted] for wanted in _BOTH
+        )
 
     differentiable, pull, others = jax.vjp(parted, *arrays, has_aux=True)
     parts = iter(differentiable), iter(others)
@@ -200,7 +203,7 @@ def _record(operation: Operation, arrays: Sequence[Any]) -> Any:
 
     def run(*operands: Any) -> Any:
         if not any(map(_is_tracked, operands)):
-            return operation(_evaluated(operands))
+            return operation(_arrays(operands))
         like = [
             jax.ShapeDtypeStruct(shape, DTYPES.to_native(dtype)) for shape, dtype in operation.results_like(operands)
         ]
@@ -210,7 +213,7 @@ def _record(operation: Operation, arrays: Sequence[Any]) -> Any:
     def forward(*operands: Any) -> Any:
         if any(map(_is_tracked, operands)):
             return recorded(*operands), (operands, None)  # an outer derivative may follow it
-        results, pullback = operation.vjp(_evaluated(operands))
+        results, pullback = operation.vjp(_arrays(operands))
         return results, (operands, jax.tree_util.Partial(pullback))
 
     def backward(saved: Any, gradients: Any) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from dlx._api.convert import convert
-from dlx._api.shares_memory import collision
+from dlx._api.shares_memory import collision, shares_memory
 from dlx._containers.failures import Failures
 from dlx._containers.lookup import TUPLE
 from dlx._containers.tree import Tree
@@ -21,7 +21,7 @@ from dlx._core.types import Device, DType
 from dlx._engine.planner import Request, is_inside
 from dlx._using.call import FunctionSpec, tracked
 from dlx._using.write_back import Place
-from dlx.adapter.base import Adapter
+from dlx.adapter.base import Adapter, unmarked
 from dlx.adapter.declarations import GradSupport
 from dlx.errors import ConversionError, DlxError, DTypeError
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["differentiated"]
 
 HOST = Device("cpu")
+FEW = 100  # pairs of arrays that are compared one by one; more are sorted by their addresses
 Specs = list[tuple[tuple[int, ...], DType]]
 Like = Callable[[Sequence[Any]], Specs]
 
@@ -51,9 +52,7 @@ def differentiated(spec: FunctionSpec, function: Any, args: tuple[Any, ...], opt
     kept, values = args[: spec.skipped], (args[spec.skipped :], options)
     tree = Tree(values, TUPLE, failures)
     outside = [i for i, array in enumerate(tree.arrays) if not is_inside(array, tree.sources[i], target)]
-    callers = {
-        tree.sources[i].name: tree.sources[i] for i in outside if tracked(tree.sources[i], tree.arrays[i])
-    }
+    callers = {tree.sources[i].name: tree.sources[i] for i in outside if tracked(tree.sources[i], tree.arrays[i])}
     if not callers:
         return NotImplemented
     if len(callers) > 1:
@@ -186,7 +185,10 @@ class DifferentiableFunction:
         results, pull = _vjp(self._function, self._inner, inside, chosen)
 
         def pullback(gradients: Sequence[Any]) -> list[Any]:
-            given = [None if each is None else _moved(each, self._request, ("gradient", ()), "share") for each in gradients]
+            given = [
+                None if each is None else _moved(each, self._request, ("gradient", ()), share=True)
+                for each in gradients
+            ]
             found: list[Any] = [None] * len(arrays)
             for i, new in zip(chosen, self._outside(pull(given), given, self._caller.name), strict=True):
                 found[i] = new
@@ -242,9 +244,8 @@ class DifferentiableFunction:
 
         `share`: it cannot write to those that have gradients, so that constant memory may be shared.
         """
-        policy = self._request.readonly
         return [
-            _moved(array, self._request, where, "share" if share and self._is_differentiable(array) else policy)
+            _moved(array, self._request, where, share=share and self._is_differentiable(array))
             for array, where in zip(arrays, self._located, strict=True)
         ]
 
@@ -255,12 +256,31 @@ class DifferentiableFunction:
         shares memory with an argument or another result is copied, since the caller may write to one of them.
         """
         try:
-            made = [convert(each, to, detach=True, readonly="share") for each in results]
-            if not self._caller.immutable and collision(made, [each for each in inside if each is not None]) is not None:
+            made = [_shared(each, to) for each in results]
+            if not self._caller.immutable and _meet(made, inside):
                 made = [convert(each, to, detach=True, copy=True) for each in results]
             return made
         except DlxError as error:
             raise error.complete(root="result") from None
+
+
+def _meet(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Return whether an array of `some` shares memory with another one."""
+    others = [each for each in others if each is not None]
+    if len(some) * (len(some) + len(others)) > FEW:
+        return collision(some, others) is not None
+    return any(shares_memory(each, other) for i, each in enumerate(some) for other in (*some[:i], *others))
+
+
+def _shared(array: Any, to: Any) -> Any:
+    """Convert an array, without its gradients, to one that may be written to, whether or not its own memory may."""
+    try:
+        tensor = convert(array, "dlx", detach=True)
+        if tensor.device == HOST:
+            return convert(unmarked(tensor), to)
+    except DlxError:  # as below, where the error names both
+        pass
+    return convert(array, to, detach=True, readonly="share")
 
 
 def _vjp(function: Callable[..., list[Any]], inner: GradSupport, arrays: Sequence[Any], chosen: list[int]) -> Any:
@@ -276,16 +296,13 @@ def _vjp(function: Callable[..., list[Any]], inner: GradSupport, arrays: Sequenc
     return inner.vjp(over, [arrays[i] for i in chosen])
 
 
-def _moved(array: Any, request: Request, at: Place, readonly: Any = None) -> Any:
+def _moved(array: Any, request: Request, at: Place, *, share: bool = False) -> Any:
     """Convert one array for the function."""
+    to, device = cast("Target", request.target.adapter.name), request.device
     try:
-        return convert(
-            array,
-            cast("Target", request.target.adapter.name),
-            device=request.device,
-            detach=True,
-            readonly=readonly or request.readonly,
-        )
+        if share and device is None:
+            return _shared(array, to)
+        return convert(array, to, device=device, detach=True, readonly="share" if share else request.readonly)
     except DlxError as error:
         root, path = at
         raise error.complete(root=root, path=path) from None

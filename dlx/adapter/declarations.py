@@ -366,7 +366,8 @@ class GradSupport:
     )
     record: Callable[[Operation, Sequence[Any]], Sequence[Any]] | None = None
     trial: (
-        Callable[[Callable[..., Any], Sequence[tuple[tuple[int, ...], DType]]], list[tuple[tuple[int, ...], DType]]] | None
+        Callable[[Callable[..., Any], Sequence[tuple[tuple[int, ...], DType]]], list[tuple[tuple[int, ...], DType]]]
+        | None
     ) = None
 
 

@@ -1,10 +1,13 @@
 """Gradients across frameworks: `dlx.using` with ``grad=True``, and what it refuses without."""
 
 import gc
+import subprocess
+import sys
 import threading
 import warnings
 
 import pytest
+from project import ROOT
 
 import dlx
 from dlx._core import native
@@ -528,3 +531,15 @@ def test_no_warnings():
         x = torch.ones(3, requires_grad=True)
         dlx.using("jax", grad=True)(jnp.sin)(x).sum().backward()
         jax.grad(lambda x: dlx.using("torch", grad=True)(torch.sin)(x).sum())(jnp.ones(3))
+
+
+@pytest.mark.parametrize("name", ["torch_with_jax", "jax_with_torch"])
+def test_the_examples_agree_with_their_twins(name):
+    pytest.importorskip("sklearn")
+    if name == "jax_with_torch":
+        pytest.importorskip("optax")
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "train_across" / f"{name}.py"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "from the twin" in done.stdout
