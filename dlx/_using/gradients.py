@@ -1,7 +1,7 @@
 """Calls of a function that another framework differentiates: `dlx.using` with ``grad=True``.
 
-The function becomes an `Operation` of its caller's framework: flat, with arrays of the caller's in and out. The caller's
-framework records it (`GradSupport.record`), and asks it for gradients, which the function's framework computes
+The function becomes an `Operation` of its caller's framework: flat, with arrays of the caller's in and out. That
+framework records it (`GradSupport.record`), and asks it for gradients, which the function's own framework computes
 (`GradSupport.vjp`). A derivative is an operation again, so that it can be differentiated as well.
 """
 
@@ -26,7 +26,7 @@ from dlx.adapter.declarations import GradSupport
 from dlx.errors import ConversionError, DlxError, DTypeError
 
 if TYPE_CHECKING:
-    from dlx.typing import Target
+    from dlx.typing import Readonly, Target
 
 __all__ = ["differentiated"]
 
@@ -42,7 +42,7 @@ def differentiated(spec: FunctionSpec, function: Any, args: tuple[Any, ...], opt
     Raises
     ------
     ConversionError
-        If several frameworks record what becomes of their arguments, or one of the two offers no gradients to the other.
+        If several frameworks record what becomes of their arguments, or one has no gradients for others.
     DlxError
         If an argument or a result cannot be converted.
     """
@@ -302,7 +302,8 @@ def _moved(array: Any, request: Request, at: Place, *, share: bool = False) -> A
     try:
         if share and device is None:
             return _shared(array, to)
-        return convert(array, to, device=device, detach=True, readonly="share" if share else request.readonly)
+        policy = cast("Readonly", "share" if share else request.readonly)
+        return convert(array, to, device=device, detach=True, readonly=policy)
     except DlxError as error:
         root, path = at
         raise error.complete(root=root, path=path) from None

@@ -336,8 +336,8 @@ class Operation(Protocol):
 class GradSupport:
     """How a framework differentiates, for functions under `dlx.using` with ``grad=True``.
 
-    Gradients of complex arrays follow torch's convention: for a holomorphic function with the Jacobian J, a gradient g of
-    the results becomes ``J.conj().T @ g`` of the arguments. jax's are the conjugates of these.
+    Gradients of complex arrays follow torch's convention: for a holomorphic function with the Jacobian J, a gradient g
+    of the results becomes ``J.conj().T @ g`` of the arguments. jax's are the conjugates of these.
 
     Attributes
     ----------

@@ -112,6 +112,7 @@ def _leaves(found):
 
 
 def test_gradients_are_not_cut_without_a_word():
+    """An argument that torch records is refused by its place, with both ways out; what it does not record passes."""
     same, x = dlx.using("jax")(lambda x: x), torch.ones(2, requires_grad=True)
     with pytest.raises(dlx.errors.ConversionError, match=r"at x: .*grad=True.*detach=True"):
         same(x)
@@ -124,6 +125,7 @@ def test_gradients_are_not_cut_without_a_word():
 
 
 def test_detach_means_what_it_says():
+    """Given, it cuts, or refuses as `dlx.convert` does."""
     x = torch.ones(2, requires_grad=True)
     found = dlx.using("jax", detach=True)(lambda x: x + 1)(x)
     assert found.tolist() == [2, 2]
@@ -133,6 +135,7 @@ def test_detach_means_what_it_says():
 
 
 def test_numpy_has_no_gradients():
+    """As a function's framework it is refused by name; its callers get plain results."""
     x = torch.ones(2, requires_grad=True)
     with pytest.raises(dlx.errors.ConversionError, match="numpy computes no gradients"):
         dlx.using("numpy", grad=True)(lambda x: x)(x)
@@ -143,11 +146,13 @@ def test_numpy_has_no_gradients():
 
 @pytest.mark.parametrize("wrong", [{"lazy": True}, {"returns": "torch"}, {"answer": "torch"}, {"writes": "x"}])
 def test_what_does_not_go_with_gradients(wrong):
+    """The error names the option."""
     with pytest.raises(TypeError, match=f"does not go with {'returns' if 'answer' in wrong else next(iter(wrong))}="):
         dlx.using("jax", grad=True, **wrong)
 
 
 def test_detach_does_not_go_with_gradients():
+    """Nor is a declared result of use without them."""
     with pytest.raises(TypeError, match="detach="):
         dlx.using("jax", grad=True, detach=True)
     with pytest.raises(TypeError, match="grad=True"):
@@ -155,6 +160,8 @@ def test_detach_does_not_go_with_gradients():
 
 
 def test_functions_that_return_once_only():
+    """Others are refused when they are decorated."""
+
     async def coroutine(x):
         return x
 
@@ -171,6 +178,7 @@ def test_functions_that_return_once_only():
 
 @pytest.mark.parametrize("name", TO_JAX)
 def test_torch_differentiates_jax(name):
+    """Numerical and computed gradients agree, the second derivatives of some too."""
     function, *shapes = TO_JAX[name]
     decorated = dlx.using("jax", grad=True)(function)
     tensors = _tensors(shapes)
@@ -182,6 +190,7 @@ def test_torch_differentiates_jax(name):
 
 @pytest.mark.parametrize("name", COMPLEX)
 def test_torch_differentiates_complex_functions_of_jax(name):
+    """In torch's convention, which is not jax's."""
     decorated = dlx.using("jax", grad=True)(COMPLEX[name])
     tensors = _tensors([(3,), (3,)], np.complex128)
     assert torch.autograd.gradcheck(lambda *tensors: _leaves(decorated(*tensors)), tensors, fast_mode=True)
@@ -189,6 +198,7 @@ def test_torch_differentiates_complex_functions_of_jax(name):
 
 
 def test_containers_keywords_constants_and_what_is_no_array():
+    """Each gets to its place, and only what is differentiable has a gradient."""
     seen = {}
 
     @dlx.using("jax", grad=True)
@@ -212,6 +222,7 @@ def test_containers_keywords_constants_and_what_is_no_array():
 
 
 def test_arrays_without_elements():
+    """They have gradients without elements."""
     x = torch.ones((0, 3), requires_grad=True)
     y = dlx.using("jax", grad=True)(lambda x: (x * 2, x.sum()))(x)
     sum(each.sum() for each in y).backward()
@@ -221,6 +232,8 @@ def test_arrays_without_elements():
 
 
 def test_methods_keep_their_object():
+    """`self` is no argument."""
+
     class Model:
         @dlx.using("jax", grad=True)
         def forward(self, x):
@@ -233,6 +246,7 @@ def test_methods_keep_their_object():
 
 
 def test_a_result_used_twice_and_backward_run_twice():
+    """As with functions of torch: sums, and an error once the graph is gone."""
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     y = dlx.using("jax", grad=True)(lambda x: x * x)(x)
     (y + 3 * y).sum().backward(retain_graph=True)
@@ -244,6 +258,7 @@ def test_a_result_used_twice_and_backward_run_twice():
 
 
 def test_memory_crosses_without_a_copy():
+    """Arguments, results and gradients of both ways are the same memory."""
     seen = []
 
     @dlx.using("jax", grad=True)
@@ -265,7 +280,7 @@ def test_memory_crosses_without_a_copy():
         x = torch.ones(1024, requires_grad=True)
         function(Watched.apply(x)).backward(torch.ones(1024))
     assert plans
-    assert {outcome for outcome in plans} == {"shared"}
+    assert set(plans) == {"shared"}
     assert x.grad.tolist() == [2] * 1024
 
 
@@ -290,6 +305,7 @@ class dlx_conversions:
 
 
 def test_results_and_gradients_can_be_written_to_by_themselves():
+    """Where jax gives one memory twice, or an argument's, the caller gets copies."""
     a, b = torch.ones(64, requires_grad=True), torch.ones(64, requires_grad=True)
     x, y, z = dlx.using("jax", grad=True)(lambda a, b: (a, b, a))(a, b)
     assert x is z  # as in every tree
@@ -302,6 +318,7 @@ def test_results_and_gradients_can_be_written_to_by_themselves():
 
 
 def test_what_was_written_to_meanwhile_is_noticed():
+    """By torch, as for its own functions."""
     x = torch.ones(4, requires_grad=True)
     shifted = x + 1
     y = dlx.using("jax", grad=True)(jnp.exp)(shifted)
@@ -315,6 +332,7 @@ def test_what_was_written_to_meanwhile_is_noticed():
 
 
 def test_only_some_arguments_require_gradients():
+    """The others get none."""
     x, y = torch.ones(3, requires_grad=True), torch.ones(3)
     dlx.using("jax", grad=True)(lambda x, y: x * y)(x, y).sum().backward()
     assert x.grad.tolist() == [1, 1, 1]
@@ -323,6 +341,7 @@ def test_only_some_arguments_require_gradients():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_narrow_dtypes(dtype):
+    """Gradients have the dtypes of their arguments."""
     x = torch.ones(3, dtype=dtype, requires_grad=True)
     y = dlx.using("jax", grad=True)(lambda x: x.astype("float32") * 3)(x)
     assert y.dtype is torch.float32
@@ -332,6 +351,7 @@ def test_narrow_dtypes(dtype):
 
 
 def test_under_autocast_and_checkpoint():
+    """The layer is one of torch's to both."""
     from torch.utils.checkpoint import checkpoint
 
     calls = []
@@ -357,6 +377,7 @@ def test_under_autocast_and_checkpoint():
 
 
 def test_in_threads():
+    """Calls do not meet."""
     function, errors = dlx.using("jax", grad=True)(lambda x, n: jnp.sin(x) * n), []
 
     def work(n):
@@ -377,10 +398,12 @@ def test_in_threads():
 
 
 class Planned(Exception):
-    pass
+    """Raised by the functions below."""
 
 
 def test_exceptions_arrive_as_they_are():
+    """From the way forward and the way back."""
+
     def raises(x):
         raise Planned("forward")
 
@@ -401,6 +424,7 @@ def test_exceptions_arrive_as_they_are():
 
 
 def test_what_cannot_cross_is_refused_by_its_place():
+    """And for its reason."""
     with pytest.raises(dlx.errors.ConversionError, match=r"at x\[1\]"):
         sparse = torch.eye(2).to_sparse().requires_grad_()
         dlx.using("jax", grad=True)(lambda x: x)([torch.ones(1), sparse])
@@ -414,6 +438,7 @@ def test_what_cannot_cross_is_refused_by_its_place():
 
 @pytest.mark.parametrize("name", TO_TORCH)
 def test_jax_differentiates_torch(name):
+    """Numerical and computed gradients agree, the second derivatives of some too."""
     function, *shapes = TO_TORCH[name]
     decorated = dlx.using("torch", grad=True)(function)
     arrays = [jnp.asarray(each) for each in _values(shapes)]
@@ -426,6 +451,7 @@ def test_jax_differentiates_torch(name):
     ids=["times", "conjugate", "exp"],
 )
 def test_jax_differentiates_complex_functions_of_torch(function):
+    """In jax's convention, which is not torch's."""
     arrays = [jnp.asarray(each) for each in _values([(3,), (3,)], np.complex128)]
     check_grads(dlx.using("torch", grad=True)(function), arrays, 1, modes=["rev"], rtol=1e-5, atol=1e-5)
 
@@ -439,6 +465,7 @@ def _twin(x, w):
 
 
 def test_under_jit_grad_and_vmap():
+    """In any order, and twice: the same as a twin in jax."""
     layer = dlx.using("torch", grad=True)(_layer)
     x, w = (jnp.asarray(each) for each in _values([(4, 3), (3, 2)]))
     loss = lambda function: lambda x, w: (function(x, w) ** 2).mean()  # noqa: E731
@@ -457,6 +484,8 @@ def test_under_jit_grad_and_vmap():
 
 
 def test_trees_integers_and_keywords_from_jax():
+    """Compiled or not."""
+
     @dlx.using("torch", grad=True)
     def function(tree, *, n, kind):
         return {"y": tree["x"] * n, "n": n + 1, "kind": kind}
@@ -471,6 +500,8 @@ def test_trees_integers_and_keywords_from_jax():
 
 
 def test_a_function_that_cannot_be_tried_without_data():
+    """It works outside of `jit`, and inside where its results are declared."""
+
     def picked(x):
         return x[: int(x.sum().item())]
 
@@ -485,6 +516,8 @@ def test_a_function_that_cannot_be_tried_without_data():
 
 
 def test_exceptions_of_torch_arrive_in_jax():
+    """As they are."""
+
     def raises(x):
         raise Planned("inside")
 
@@ -493,12 +526,14 @@ def test_exceptions_of_torch_arrive_in_jax():
 
 
 def test_two_that_record_are_refused():
+    """Nobody could differentiate both."""
     x = torch.ones(2, requires_grad=True)
     with pytest.raises(dlx.errors.ConversionError, match="jax and torch both"):
         jax.grad(lambda y: dlx.using("numpy", grad=True)(lambda x, y: y)(x, y).sum())(jnp.ones(2))
 
 
 def test_parameters_of_a_module_are_its_own():
+    """Those that are passed have gradients, in their framework; the module's own have none."""
     module = torch.nn.Linear(3, 2).double()
 
     @dlx.using("torch", grad=True)
@@ -515,6 +550,7 @@ def test_parameters_of_a_module_are_its_own():
 
 
 def test_nothing_is_left_behind():
+    """Neither by calls with a way back, nor by those without."""
     function, live = dlx.using("jax", grad=True)(lambda x: jnp.sin(x)), native.live()
     for _ in range(20):
         x = torch.ones(100, requires_grad=True)
@@ -526,6 +562,7 @@ def test_nothing_is_left_behind():
 
 
 def test_no_warnings():
+    """Neither framework has one for it."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         x = torch.ones(3, requires_grad=True)
@@ -535,6 +572,7 @@ def test_no_warnings():
 
 @pytest.mark.parametrize("name", ["torch_with_jax", "jax_with_torch"])
 def test_the_examples_agree_with_their_twins(name):
+    """Losses of 200 steps agree to 1e-5."""
     pytest.importorskip("sklearn")
     if name == "jax_with_torch":
         pytest.importorskip("optax")
