@@ -21,7 +21,7 @@ import functools
 import importlib.util
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import dlx
@@ -36,8 +36,10 @@ from dlx.adapter import (
     DType,
     DTypes,
     FastPath,
+    GradSupport,
     KnownIssue,
     Layout,
+    Operation,
     Tensor,
     buffer_exchange,
     consumed,
@@ -144,6 +146,90 @@ def _export(obj: Any) -> Tensor | None:
     return consumed(obj.__dlpack__(max_version=(1, 0))) if obj.dtype.name in _WITHOUT_LETTERS else None
 
 
+# ---- gradients -------------------------------------------------------------------------------------------------------
+
+
+def _is_tracked(array: Any) -> bool:
+    return _is_a(array, "jax.core.Tracer")
+
+
+def _is_differentiable(array: Any) -> bool:
+    numpy = sys.modules["jax"].numpy
+    return bool(numpy.issubdtype(array.dtype, numpy.inexact))
+
+
+def _arrays(objs: Iterable[Any]) -> list[Any]:
+    """Return arrays for what jax passes on to a function: Python's numbers may be among it."""
+    jax = sys.modules["jax"]
+    return [each if isinstance(each, jax.Array) else jax.numpy.asarray(each) for each in objs]
+
+
+def _conjugates(arrays: Iterable[Any]) -> list[Any]:
+    """Return gradients in the convention of `GradSupport` for those in jax's, or the other way round."""
+    return [each.conj() if each is not None and each.dtype.kind == "c" else each for each in arrays]
+
+
+def _vjp(function: Any, arrays: Sequence[Any]) -> tuple[Any, Any]:
+    jax = sys.modules["jax"]
+    which: list[bool] = []
+
+    def parted(*operands: Any) -> Any:
+        results = _arrays(function(*operands))
+        which[:] = map(_is_differentiable, results)
+        return tuple(
+            [each for each, is_one in zip(results, which, strict=True) if is_one is wanted] for wanted in _BOTH
+        )
+
+    differentiable, pull, others = jax.vjp(parted, *arrays, has_aux=True)
+    parts = iter(differentiable), iter(others)
+    results = [next(parts[not is_one]) for is_one in which]
+
+    def pullback(gradients: Sequence[Any]) -> list[Any]:
+        given = [
+            jax.numpy.zeros_like(result) if gradient is None else gradient
+            for result, gradient, is_one in zip(results, gradients, which, strict=True)
+            if is_one
+        ]
+        return _conjugates(pull(_conjugates(given)))
+
+    return results, pullback
+
+
+_BOTH = (True, False)
+
+
+def _record(operation: Operation, arrays: Sequence[Any]) -> Any:
+    jax = sys.modules["jax"]
+
+    def run(*operands: Any) -> Any:
+        if not any(map(_is_tracked, operands)):
+            return operation(_arrays(operands))
+        like = [
+            jax.ShapeDtypeStruct(shape, DTYPES.to_native(dtype)) for shape, dtype in operation.results_like(operands)
+        ]
+        # numpy arrays are what the callback's thread may make: jax's own could wait for it.
+        return jax.pure_callback(lambda *now: operation(now, "numpy"), like, *operands, vmap_method="sequential")
+
+    def forward(*operands: Any) -> Any:
+        if any(map(_is_tracked, operands)):
+            return recorded(*operands), (operands, None)  # an outer derivative may follow it
+        results, pullback = operation.vjp(_arrays(operands))
+        return results, (operands, jax.tree_util.Partial(pullback))
+
+    def backward(saved: Any, gradients: Any) -> Any:
+        operands, pullback = saved
+        own = [each if _is_differentiable(each) else None for each in _conjugates(gradients)]
+        if pullback is not None and not any(map(_is_tracked, own)):
+            return tuple(_conjugates(pullback(own)))
+        derived, given = operation.derivative(own)
+        found = iter(_conjugates(_record(derived, (*operands, *given))))
+        return tuple(next(found) if _is_differentiable(each) else None for each in operands)
+
+    recorded = jax.custom_vjp(run)
+    recorded.defvjp(forward, backward)
+    return recorded(*arrays)
+
+
 class JaxAdapter(Adapter):
     """jax.Array."""
 
@@ -161,6 +247,7 @@ class JaxAdapter(Adapter):
         imports=False,
         one_type=True,
     )
+    gradients = GradSupport(_is_tracked, _is_differentiable, _vjp, _record)
     switches = ("config.jax_enable_x64", "config.jax_platforms")
     known_issues = (
         KnownIssue(

@@ -22,7 +22,7 @@ import operator
 import re
 import sys
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import dlx
@@ -39,9 +39,11 @@ from dlx.adapter import (
     DType,
     DTypes,
     FastPath,
+    GradSupport,
     Guard,
     KnownIssue,
     Layout,
+    Operation,
     Ownership,
     Stream,
     StreamSupport,
@@ -280,6 +282,86 @@ def _guard_function() -> tuple[Any, frozenset[str]] | None:
     return function, frozenset({"requires_grad", "is_neg", "is_conj", OWNER_BOUNDS})
 
 
+# ---- gradients -------------------------------------------------------------------------------------------------------
+
+
+def _is_tracked(tensor: Any) -> bool:
+    return bool(tensor.requires_grad and sys.modules["torch"].is_grad_enabled())
+
+
+def _is_differentiable(tensor: Any) -> bool:
+    return bool(tensor.is_floating_point() or tensor.is_complex())
+
+
+def _vjp(function: Any, tensors: Sequence[Any]) -> tuple[Any, Any]:
+    torch = sys.modules["torch"]
+    with torch.enable_grad():
+        # Leaves, unless an outer derivative follows them.
+        operands = [each if each.requires_grad else each.detach().requires_grad_() for each in tensors]
+        results = function(*operands)
+
+    def pullback(gradients: Sequence[Any]) -> list[Any]:
+        pairs = [
+            (result, gradient)
+            for result, gradient in zip(results, gradients, strict=True)
+            if gradient is not None and result.requires_grad
+        ]
+        if not (pairs and operands):
+            return [torch.zeros_like(each) for each in operands]
+        found = torch.autograd.grad(
+            [result for result, _ in pairs],
+            operands,
+            [gradient for _, gradient in pairs],
+            create_graph=torch.is_grad_enabled(),
+            retain_graph=True,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        return list(found)
+
+    return results, pullback
+
+
+@functools.cache
+def _node() -> Any:
+    """Return the class of the nodes that functions of other frameworks have in torch's graph."""
+    torch = sys.modules["torch"]
+
+    class Using(torch.autograd.Function):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def forward(ctx: Any, operation: Operation, *tensors: Any) -> Any:
+            results, ctx.pullback = operation.vjp(tensors)
+            ctx.operation, ctx.count = operation, len(tensors)
+            ctx.save_for_backward(*tensors, *results)  # torch notices writes to them, whose memory others may keep
+            ctx.mark_non_differentiable(*(each for each in results if not _is_differentiable(each)))
+            ctx.set_materialize_grads(False)
+            return tuple(results)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            tensors = ctx.saved_tensors[: ctx.count]
+            if all(each is None for each in gradients):
+                return (None,) * (1 + len(tensors))
+            if not torch.is_grad_enabled():
+                return None, *ctx.pullback(gradients)
+            operation, given = ctx.operation.derivative(gradients)
+            found = iter(_record(operation, (*tensors, *given)))
+            return None, *(next(found) if _is_differentiable(each) else None for each in tensors)
+
+    return Using
+
+
+def _record(operation: Operation, tensors: Sequence[Any]) -> Any:
+    return _node().apply(operation, *tensors)
+
+
+def _trial(function: Any, specs: Any) -> Any:
+    torch = sys.modules["torch"]
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+        results = function(*(torch.empty(shape, dtype=DTYPES.to_native(dtype)) for shape, dtype in specs))
+    return [(tuple(each.shape), DTYPES.from_native(each.dtype)) for each in results]
+
+
 class TorchAdapter(Adapter):
     """torch.Tensor."""
 
@@ -305,6 +387,7 @@ class TorchAdapter(Adapter):
     streams = StreamSupport(current=_current_stream, activate=_on_stream)
     ownership = Ownership(_consume)
     writes = WriteTracking(guarded=_guarded, count=lambda obj: None if obj.is_inference() else int(obj._version))
+    gradients = GradSupport(_is_tracked, _is_differentiable, _vjp, _record, _trial)
     known_issues = (
         _TO_2_9,
         _proven(

@@ -15,6 +15,7 @@ from benchmarks.conversions import conversions, fresh, scene
 from benchmarks.copies import copies
 from benchmarks.count import count
 from benchmarks.files import files
+from benchmarks.gradients import gradients
 from benchmarks.growth import growth
 from benchmarks.imports import imports
 from benchmarks.owned import owned
@@ -39,6 +40,7 @@ PARTS = (
     "verbs",
     "views",
     "using",
+    "gradients",
     "batch",
     "files",
     "growth",
@@ -87,6 +89,8 @@ def measure(parts, *, quick):
         found["views"] = views(names, quick=quick)
     if "using" in parts and "t" in names:
         found["using"] = using(names, quick=quick)
+    if "gradients" in parts and "t" in names:
+        found["gradients"] = gradients(quick=quick)
     if "growth" in parts:
         found["growth"] = growth(names, quick=quick)
     if "batch" in parts:

@@ -23,6 +23,7 @@ from dlx.adapter.base import API, OLDEST_API, Adapter, Devices, DTypes
 from dlx.adapter.declarations import (
     Container,
     FastPath,
+    GradSupport,
     Guard,
     KnownIssue,
     Ownership,
@@ -134,6 +135,7 @@ _PARTS: dict[str, tuple[type, bool]] = {
     "streams": (StreamSupport, True),
     "ownership": (Ownership, True),
     "writes": (WriteTracking, True),
+    "gradients": (GradSupport, True),
 }
 """Fact -> its type, and whether it may be None."""
 

@@ -11,7 +11,7 @@ from dlx._api.convert import convert
 from dlx._containers.failures import Failures
 from dlx._containers.lookup import TUPLE, is_plain, kind_of
 from dlx._containers.tree import Tree
-from dlx._core.foreign import derives
+from dlx._core.foreign import derives, type_name
 from dlx._core.native import FastPathFunction
 from dlx._core.types import Device
 from dlx._engine.batch import Batch
@@ -24,9 +24,9 @@ from dlx._using.write_back import Place, Writes
 from dlx._views.factory import lazy_view
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
-from dlx.errors import DlxError
+from dlx.errors import ConversionError, DlxError
 
-__all__ = ["Invocation", "FunctionSpec"]
+__all__ = ["FunctionSpec", "Invocation", "tracked"]
 
 HOST = Device("cpu")
 _NO_ARRAYS: Mapping[int, Any] = {}
@@ -36,10 +36,20 @@ class FunctionSpec:
     """The options and the parameters of a decorated function."""
 
     def __init__(
-        self, function: Any, to: Any, request: Any, returns: Any, writes: frozenset[str], *, lazy: bool
+        self,
+        function: Any,
+        to: Any,
+        request: Any,
+        returns: Any,
+        writes: frozenset[str],
+        *,
+        lazy: bool,
+        detach: bool | None = None,
+        result_like: Any = None,
     ) -> None:
         self.to = sys.intern(to) if type(to) is str else to  # as the fast path wants it
         self.request, self.returns, self.lazy = request, returns, lazy
+        self.detach, self.result_like = detach, result_like
         try:
             parameters = list(inspect.signature(function).parameters.values())
         except (TypeError, ValueError):
@@ -57,6 +67,12 @@ class FunctionSpec:
     def place(self, i: int) -> Place:
         """Return the name of a positional argument's parameter, and where the argument is in there."""
         return (self.names[i], ()) if i < len(self.names) else (self.rest, (i - len(self.names),))
+
+    def parameter(self, path: tuple[Any, ...]) -> Place:
+        """Return a path in (args, options) as one that begins at a parameter."""
+        kind, key, *inside = path
+        root, first = (str(key), ()) if kind else self.place(key + self.skipped)
+        return root, (*first, *inside)
 
     def written(self, tree: Tree) -> set[int]:
         """Return the addresses of all arrays of (args, options) in parameters that are declared to be written to."""
@@ -82,6 +98,20 @@ class Returned(Tree):
 WHOLE = Container(flatten=lambda obj: (None, []), mutable=False)
 
 
+def tracked(source: Adapter, array: Any) -> bool:
+    """Return whether what is computed from an array now is recorded by its framework, to be differentiated."""
+    return source.gradients is not None and source.gradients.is_tracked(array)
+
+
+def _untold(source: Adapter, array: Any) -> ConversionError:
+    """Return the error for an array that is tracked, where nobody said what becomes of its gradients."""
+    return ConversionError(
+        f"{source.name} records what becomes of it, and its gradients would be lost",
+        source=type_name(type(array)),
+        fix="Say dlx.using(..., grad=True) to have them computed, or dlx.using(..., detach=True) to do without.",
+    )
+
+
 def _is_key(one: Any, other: Any) -> bool:
     """Return whether two keys are the same object, or equal data. Arrays are not compared by value."""
     return one is other or (type(one) is type(other) and is_plain(type(one)) and bool(one == other))
@@ -104,6 +134,8 @@ class Invocation:
     ) -> None:
         self.spec, self._shared = spec, shared
         self.request: Request = spec.request()
+        if spec.detach is None:  # what `inward` lets pass has no gradients that somebody waits for
+            self.request = self.request._replace(detach=True)
         self.kept = args[: spec.skipped]
         self._caller: tuple[Target, Device | None] | None = None
         # Address of what was passed to the function -> (it, the caller's own object).
@@ -139,7 +171,7 @@ class Invocation:
             return value
         target = self.request.target
         root, handler = (value, what) if isinstance(what, Container) else ((value,), TUPLE)
-        located = self._parameter if arguments else lambda path: ("", path if root is value else path[1:])
+        located = self.spec.parameter if arguments else lambda path: ("", path if root is value else path[1:])
         failures = Failures(target.name, located=located)
         tree = Tree(root, handler, failures)
         if arguments:
@@ -154,6 +186,10 @@ class Invocation:
             and id(array) not in self._shared
         ]
         arrays, sources = [tree.arrays[i] for i in some], [tree.sources[i] for i in some]
+        if self.spec.detach is None:
+            for i, array, source in zip(some, arrays, sources, strict=True):
+                if tracked(source, array):
+                    failures.add(_untold(source, array), tree.path(i))
         quick = self.request.device is None and self.request.stream is None
         fast_path = cast("FastPathFunction", convert) if quick else None
         batch = Batch(self.request, arrays, sources, lambda n: tree.path(some[n]), failures, fast_path, self.spec.to)
@@ -183,12 +219,6 @@ class Invocation:
             own = known[1] if known is not None and known[0] is new else old  # a view represents its source
             self._containers[id(new)] = (new, own, keys, children)
         return made if isinstance(what, Container) else made[0]
-
-    def _parameter(self, path: tuple[Any, ...]) -> Place:
-        """Return a path in (args, options) as one that begins at a parameter."""
-        kind, key, *inside = path
-        root, first = (str(key), ()) if kind else self.spec.place(key + self.spec.skipped)
-        return root, (*first, *inside)
 
     def _results_in(self) -> tuple[Target, Device | None] | None:
         """Return the framework of the results, and its device; None: results are not converted."""

@@ -12,6 +12,7 @@ from dlx._engine.request import request_of
 from dlx._registry.registry import registry
 from dlx._using.call import FunctionSpec, Invocation
 from dlx._using.fast_path import Specialization, specialized
+from dlx._using.gradients import differentiated
 
 if TYPE_CHECKING:
     from dlx.typing import DeviceLike, Readonly, Target
@@ -31,10 +32,12 @@ def using(
     returns: Target | None = None,
     answer: Target | None = None,
     writes: str | Iterable[str] = (),
-    detach: bool = True,
+    detach: bool | None = None,
     device: DeviceLike | None = None,
     readonly: Readonly = "copy",
     stream: Any = None,
+    grad: bool = False,
+    result_like: Any = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function to compute in one framework and return arrays of its caller's framework.
 
@@ -54,10 +57,20 @@ def using(
         The same: another name of `returns`.
     writes
         Names of parameters whose arrays the function writes to in place.
-    detach, device, readonly
+    detach
+        Whether the function may lose the gradients of its arguments. None: an argument whose framework records what
+        becomes of it is refused; where it does not (under ``torch.no_grad()``) nothing is lost.
+    device, readonly
         As in `convert`, for the way in.
     stream
         As in `convert`, for the way in; the function works on it, too. None: on its caller's, see Notes.
+    grad
+        Whether gradients cross: the caller's framework differentiates the function, by derivatives that the function's
+        framework computes. See Notes.
+    result_like
+        With `grad`, for callers that compile (``jax.jit``) and functions that cannot be tried without data: a tree with
+        the shapes and dtypes of the results, of arrays or ``jax.ShapeDtypeStruct``, or a function of the arguments
+        that gives one.
 
     Returns
     -------
@@ -68,7 +81,10 @@ def using(
     Raises
     ------
     TypeError
-        If both `returns` and `answer` are given, or `writes` names no parameter.
+        If both `returns` and `answer` are given, `writes` names no parameter, or `grad` is combined with what it
+        excludes: `lazy`, `returns`, `writes`, ``detach=True``, coroutines and generators.
+    ConversionError
+        By the function, if its framework, or its caller's, has no gradients for others.
     ReadOnlyError
         By the function, after it has run: if it wrote to an array that had to be copied, and that cannot be written
         back.
@@ -113,16 +129,46 @@ def using(
     """
     if returns is not None and answer is not None:
         raise TypeError("using: say returns= or answer=, which is another name of it, not both")
-    request = functools.partial(request_of, to, None, device, None, readonly, detach, stream)
+    request = functools.partial(request_of, to, None, device, None, readonly, bool(detach), stream)
     names = frozenset((writes,) if isinstance(writes, str) else writes)
+    if result_like is not None and not grad:
+        raise TypeError("using: result_like= is for grad=True")
+    if grad:
+        excluded = {"lazy": lazy, "returns": returns or answer, "writes": names, "detach": detach}
+        if said := [name for name, value in excluded.items() if value]:
+            raise TypeError(f"using: grad=True does not go with {said[0]}=, found {said[0]}={locals()[said[0]]!r}")
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         if isinstance(function, staticmethod | classmethod):
             return cast("Callable[P, R]", type(function)(decorate(function.__func__)))
-        spec = FunctionSpec(function, to, request, returns if answer is None else answer, names, lazy=lazy)
-        return cast("Callable[P, R]", functools.wraps(function)(_wrapper(function, spec)))
+        spec = FunctionSpec(
+            function,
+            to,
+            request,
+            returns if answer is None else answer,
+            names,
+            lazy=lazy,
+            detach=detach,
+            result_like=result_like,
+        )
+        wrapper = _differentiable(function, spec) if grad else _wrapper(function, spec)
+        return cast("Callable[P, R]", functools.wraps(function)(wrapper))
 
     return decorate
+
+
+def _differentiable(function: Any, spec: FunctionSpec) -> Any:
+    """Return a function whose gradients cross, where its caller wants any."""
+    several = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+    if any(is_one(function) for is_one in several):
+        raise TypeError("using: grad=True is for functions that return once, not for coroutines and generators")
+    plain = _wrapper(function, spec)
+
+    def calling(*args: Any, **options: Any) -> Any:
+        result = differentiated(spec, function, args, options)
+        return plain(*args, **options) if result is NotImplemented else result
+
+    return calling
 
 
 def _wrapper(function: Any, spec: FunctionSpec) -> Any:

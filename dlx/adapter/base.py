@@ -27,9 +27,11 @@ from dlx.adapter.declarations import (
     Capabilities,
     Container,
     FastPath,
+    GradSupport,
     Guard,
     KnownIssue,
     Layout,
+    Operation,
     Ownership,
     StreamSupport,
     WriteTracking,
@@ -51,9 +53,11 @@ __all__ = [
     "Device",
     "Devices",
     "FastPath",
+    "GradSupport",
     "Guard",
     "KnownIssue",
     "Layout",
+    "Operation",
     "Ownership",
     "Stream",
     "StreamSupport",
@@ -274,9 +278,9 @@ class Adapter:
         Containers of the framework.
     known_issues
         Known faults of versions.
-    fast_path, streams, ownership, writes
-        Optional parts: what the C fast path may use, how streams are ordered, what a hand-over does to an array, and
-        how writes are noticed. None: there is nothing to say.
+    fast_path, streams, ownership, writes, gradients
+        Optional parts: what the C fast path may use, how streams are ordered, what a hand-over does to an array, how
+        writes are noticed, and how gradients are computed. None: there is nothing to say.
     """
 
     api: int = 1  # never changes: an adapter that does not say was written for version 1
@@ -296,6 +300,7 @@ class Adapter:
     streams: StreamSupport | None = None
     ownership: Ownership | None = None
     writes: WriteTracking | None = None
+    gradients: GradSupport | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

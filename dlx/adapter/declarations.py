@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from dlx._core.extension import lib
 from dlx._core.module import set_module
 from dlx._core.native import Tensor
 from dlx._core.stream import Stream
-from dlx._core.types import Device
+from dlx._core.types import Device, DType
 from dlx.errors import Attribute, ConversionError, CopyRequiredError, Member
 
 __all__ = [
@@ -22,8 +22,10 @@ __all__ = [
     "Container",
     "FastPath",
     "Guard",
+    "GradSupport",
     "KnownIssue",
     "Layout",
+    "Operation",
     "Ownership",
     "StreamSupport",
     "WriteTracking",
@@ -301,6 +303,72 @@ class StreamSupport:
     current: Callable[[Device], Any] | None = None
     activate: Callable[[Stream], AbstractContextManager[Any]] | None = None
     ready: Callable[[Any, Tensor], Stream | None] | None = None
+
+
+@set_module("dlx.adapter")
+class Operation(Protocol):
+    """A function of another framework, as `GradSupport.record` gets it: arrays in, arrays out, without containers.
+
+    All arrays are those of the framework that records. Gradients follow the convention of `GradSupport`.
+    """
+
+    def __call__(self, arrays: Sequence[Any], to: str | None = None) -> list[Any]:
+        """Return the results, as arrays of another framework if `to` names one."""
+
+    def vjp(self, arrays: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
+        """Return the results and a pullback, from gradients of the results to those of `arrays`; None for no gradient.
+
+        The pullback's answer cannot be differentiated; that of `derivative` can.
+        """
+
+    def derivative(self, gradients: Sequence[Any]) -> tuple[Operation, list[Any]]:
+        """Return an operation for the pullback, and which of `gradients` follow the arrays as its arguments.
+
+        Its results are the gradients of those arrays that `is_differentiable` is true of, zeros where there are none.
+        """
+
+    def results_like(self, arrays: Sequence[Any]) -> list[tuple[tuple[int, ...], DType]]:
+        """Return shape and dtype of each result, where `arrays` are known by theirs only."""
+
+
+@set_module("dlx.adapter")
+@dataclass(frozen=True)
+class GradSupport:
+    """How a framework differentiates, for functions under `dlx.using` with ``grad=True``.
+
+    Gradients of complex arrays follow torch's convention: for a holomorphic function with the Jacobian J, a gradient g
+    of the results becomes ``J.conj().T @ g`` of the arguments. jax's are the conjugates of these.
+
+    Attributes
+    ----------
+    is_tracked
+        ``is_tracked(array)`` says whether what is computed from an array now is recorded, to be differentiated.
+        `dlx.using` refuses such an argument, unless it is told what becomes of the gradients.
+    is_differentiable
+        ``is_differentiable(array)`` says whether arrays of its dtype have gradients: floating-point and complex ones.
+    vjp
+        ``vjp(function, arrays)`` calls ``function(*arrays)``, which returns a list of arrays, and gives ``(results,
+        pullback)``. ``pullback(gradients)`` takes one for each result, None where there is none, and gives one for each
+        of `arrays`, None for those that have no part in the results. Both are called inside of functions that are
+        differentiated themselves. None: functions of the framework are not differentiated for others.
+    record
+        ``record(operation, arrays)`` gives the results of an `Operation` as arrays that the framework differentiates.
+        None: it takes no functions of others.
+    trial
+        ``trial(function, specs)`` gives ``(shape, dtype)`` of each result of ``function(*arrays)`` without data, each
+        array known by such a pair; for callers that compile. None: it cannot, and users declare the results.
+    """
+
+    is_tracked: Callable[[Any], bool]
+    is_differentiable: Callable[[Any], bool]
+    vjp: Callable[[Callable[..., Any], Sequence[Any]], tuple[Sequence[Any], Callable[[Sequence[Any]], Any]]] | None = (
+        None
+    )
+    record: Callable[[Operation, Sequence[Any]], Sequence[Any]] | None = None
+    trial: (
+        Callable[[Callable[..., Any], Sequence[tuple[tuple[int, ...], DType]]], list[tuple[tuple[int, ...], DType]]]
+        | None
+    ) = None
 
 
 @set_module("dlx.adapter")

@@ -326,7 +326,7 @@ def test_what_is_simple_is_not_flattened(invocations, to, args, body, options):
 )
 def test_what_is_not_simple_takes_the_complete_way(invocations, to, args):
     """Each time, and nothing was converted before."""
-    run = dlx.using(to)(lambda *args: None)
+    run = dlx.using(to, detach=True)(lambda *args: None)
     for n in range(1, 4):
         run(*(MADE[name]() for name in args))
         assert len(invocations) == n

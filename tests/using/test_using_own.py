@@ -58,14 +58,14 @@ OUT = {  # what is made of the arguments that a function got
 
 def calling(body, to, **options):
     """Decorate a plain function."""
-    return dlx.using(to, **options)(lambda *args: body(args))
+    return dlx.using(to, detach=True, **options)(lambda *args: body(args))
 
 
 def method(body, to, **options):
     """Decorate a method."""
 
     class Model:
-        @dlx.using(to, **options)
+        @dlx.using(to, detach=True, **options)
         def run(self, *args):
             return body(args)
 
@@ -75,7 +75,7 @@ def method(body, to, **options):
 def generating(body, to, **options):
     """Decorate a generator, which is sent the first argument."""
 
-    @dlx.using(to, **options)
+    @dlx.using(to, detach=True, **options)
     def steps(*args):
         sent = yield None
         yield body([sent])
@@ -96,7 +96,7 @@ def generating(body, to, **options):
 def awaiting(body, to, **options):
     """Decorate a coroutine function."""
 
-    @dlx.using(to, **options)
+    @dlx.using(to, detach=True, **options)
     async def later(*args):
         return body(args)
 

@@ -1,0 +1,309 @@
+"""Calls of a function that another framework differentiates: `dlx.using` with ``grad=True``.
+
+The function becomes an `Operation` of its caller's framework: flat, with arrays of the caller's in and out. That
+framework records it (`GradSupport.record`), and asks it for gradients, which the function's own framework computes
+(`GradSupport.vjp`). A derivative is an operation again, so that it can be differentiated as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from dlx._api.convert import convert
+from dlx._api.shares_memory import collision, shares_memory
+from dlx._containers.failures import Failures
+from dlx._containers.lookup import TUPLE
+from dlx._containers.tree import Tree
+from dlx._core import native
+from dlx._core.foreign import foreign_error
+from dlx._core.types import Device, DType
+from dlx._engine.planner import Request, is_inside
+from dlx._using.call import FunctionSpec, tracked
+from dlx._using.write_back import Place
+from dlx.adapter.base import Adapter, unmarked
+from dlx.adapter.declarations import GradSupport
+from dlx.errors import ConversionError, DlxError, DTypeError
+
+if TYPE_CHECKING:
+    from dlx.typing import Readonly, Target
+
+__all__ = ["differentiated"]
+
+HOST = Device("cpu")
+FEW = 100  # pairs of arrays that are compared one by one; more are sorted by their addresses
+Specs = list[tuple[tuple[int, ...], DType]]
+Like = Callable[[Sequence[Any]], Specs]
+
+
+def differentiated(spec: FunctionSpec, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Call a function as a step of what its caller's framework differentiates; NotImplemented where that does not.
+
+    Raises
+    ------
+    ConversionError
+        If several frameworks record what becomes of their arguments, or one has no gradients for others.
+    DlxError
+        If an argument or a result cannot be converted.
+    """
+    request = spec.request()
+    target = request.target
+    failures = Failures(target.name, located=spec.parameter)
+    kept, values = args[: spec.skipped], (args[spec.skipped :], options)
+    tree = Tree(values, TUPLE, failures)
+    outside = [i for i, array in enumerate(tree.arrays) if not is_inside(array, tree.sources[i], target)]
+    callers = {tree.sources[i].name: tree.sources[i] for i in outside if tracked(tree.sources[i], tree.arrays[i])}
+    if not callers:
+        return NotImplemented
+    if len(callers) > 1:
+        raise ConversionError(
+            f"{' and '.join(sorted(callers))} both record what becomes of their arguments",
+            target=target.name,
+            fix="Pass arrays of one of them, and detach the others.",
+        )
+    ((name, caller),) = callers.items()
+    inner = target.adapter.gradients
+    outer = caller.gradients
+    if outer is None or outer.record is None:
+        raise _lacking(f"{name} takes no gradients from functions of other frameworks", target.name)
+    if inner is None or inner.vjp is None:
+        raise _lacking(f"{target.name} computes no gradients for other frameworks", target.name)
+    operands = [i for i in outside if tree.sources[i] is caller]
+    constants = [i for i in outside if tree.sources[i] is not caller]
+    passed = list(tree.arrays)
+    for i in constants:
+        passed[i] = _moved(tree.arrays[i], request, spec.parameter(tree.path(i)))
+    first, result = [tree], _Result()
+
+    def flat(*arrays: Any) -> list[Any]:
+        parts = [*passed]
+        for i, array in zip(operands, arrays, strict=True):
+            parts[i] = array
+        try:
+            mine = first.pop()
+        except IndexError:
+            mine = Tree(values, TUPLE, failures)
+        positional, named = mine.rebuild(parts, target.name)
+        return result.taken(function(*kept, *positional, **named), target.name)
+
+    located = [spec.parameter(tree.path(i)) for i in operands]
+    operation = DifferentiableFunction(flat, request, inner, caller, located, _declared(spec, result, args, options))
+    return result.rebuilt(outer.record(operation, [tree.arrays[i] for i in operands]), name)
+
+
+def _lacking(reason: str, target: str) -> ConversionError:
+    return ConversionError(reason, target=target, fix="Say dlx.using(..., detach=True) to do without them.")
+
+
+def _declared(spec: FunctionSpec, result: _Result, args: tuple[Any, ...], options: dict[str, Any]) -> Like | None:
+    """Return what gives shape and dtype of results as the user declared them, or None."""
+    if spec.result_like is None:
+        return None
+
+    def like(arrays: Sequence[Any]) -> Specs:
+        shown = spec.result_like(*args, **options) if callable(spec.result_like) else spec.result_like
+        return [(each.shape, each.dtype) for each in result.taken(_abstract(shown), "dlx")]
+
+    return like
+
+
+def _abstract(value: Any) -> Any:
+    """Return a tree with a tensor that has no memory in place of all that has a shape and a dtype."""
+    if isinstance(value, dict):
+        return {key: _abstract(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        parts = [_abstract(each) for each in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        return value
+    return native.tensor_new(16, tuple(value.shape), None, DType(value.dtype), HOST, 0, None)  # it is never read
+
+
+class _Result:
+    """The containers of a function's result, without its arrays."""
+
+    def __init__(self) -> None:
+        self._tree: Tree | None = None
+        self._is_done = False
+
+    def taken(self, value: Any, target: str) -> list[Any]:
+        """Return the arrays of a result; the containers of the first one are kept."""
+        tree = Tree((value,), TUPLE, Failures(target, located=lambda path: ("result", path[1:])))
+        if self._tree is None and not self._is_done:
+            self._tree = tree
+        return tree.arrays
+
+    def rebuilt(self, arrays: Sequence[Any], target: str) -> Any:
+        """Return the result, with these arrays in it."""
+        assert self._tree is not None
+        tree, self._tree, self._is_done = self._tree, None, True
+        return tree.rebuild(list(arrays), target)[0]
+
+
+class DifferentiableFunction:
+    """An `Operation` of a caller's framework over a function of another one.
+
+    Parameters
+    ----------
+    function
+        Takes arrays of its framework, and returns a list of arrays.
+    request
+        The options of `dlx.using`, for the way in.
+    inner
+        How the function's framework differentiates.
+    caller
+        The adapter of the caller's framework.
+    located
+        Root and path of each argument, for errors.
+    like
+        ``like(arrays)`` gives shape and dtype of each result, where they are known beforehand.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., list[Any]],
+        request: Request,
+        inner: GradSupport,
+        caller: Adapter,
+        located: list[Place],
+        like: Like | None = None,
+    ) -> None:
+        self._function, self._request, self._inner, self._caller = function, request, inner, caller
+        self._located, self._like = located, like
+        assert caller.gradients is not None
+        self._is_differentiable = caller.gradients.is_differentiable
+
+    def __call__(self, arrays: Sequence[Any], to: str | None = None) -> list[Any]:
+        """Return the results, without what gradients need."""
+        inside = self._inside(arrays, share=False)
+        return self._outside(self._function(*inside), inside, to or self._caller.name)
+
+    def vjp(self, arrays: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
+        """Return the results, and what takes their gradients to those of the arguments."""
+        inside = self._inside(arrays, share=True)
+        chosen = [i for i, array in enumerate(arrays) if self._is_differentiable(array)]
+        results, pull = _vjp(self._function, self._inner, inside, chosen)
+
+        def pullback(gradients: Sequence[Any]) -> list[Any]:
+            given = [
+                None if each is None else _moved(each, self._request, ("gradient", ()), share=True)
+                for each in gradients
+            ]
+            found: list[Any] = [None] * len(arrays)
+            for i, new in zip(chosen, self._outside(pull(given), given, self._caller.name), strict=True):
+                found[i] = new
+            return found
+
+        return self._outside(results, inside, self._caller.name), pullback
+
+    def derivative(self, gradients: Sequence[Any]) -> tuple[DifferentiableFunction, list[Any]]:
+        """Return the operation (arguments, gradients of results) -> gradients of arguments, and those gradients."""
+        there = [i for i, each in enumerate(gradients) if each is not None]
+        function, inner, n = self._function, self._inner, len(gradients)
+
+        def flat(*arrays: Any) -> list[Any]:
+            inside, given = arrays[: len(arrays) - len(there)], arrays[len(arrays) - len(there) :]
+            chosen = [i for i, array in enumerate(inside) if inner.is_differentiable(array)]
+            _, pull = _vjp(function, inner, inside, chosen)
+            every: list[Any] = [None] * n
+            for i, each in zip(there, given, strict=True):
+                every[i] = each
+            return list(pull(every))
+
+        def like(arrays: Sequence[Any]) -> Specs:
+            operands = arrays[: len(arrays) - len(there)]
+            return [self._spec_of(each) for each in operands if self._is_differentiable(each)]
+
+        located = [*self._located, *[("gradient", ())] * len(there)]
+        made = DifferentiableFunction(flat, self._request, inner, self._caller, located, like)
+        return made, [gradients[i] for i in there]
+
+    def results_like(self, arrays: Sequence[Any]) -> Specs:
+        """Return shape and dtype of each result, where `arrays` are known by theirs only."""
+        if self._like is not None:
+            return self._like(arrays)
+        if self._inner.trial is None:
+            reason = f"{self._request.target.name} cannot say what the function returns before it is called"
+            raise ConversionError(reason, fix="Say result_like=, arrays of the shapes and dtypes of its results.")
+        try:
+            return self._inner.trial(self._function, [self._spec_of(each) for each in arrays])
+        except DlxError:
+            raise
+        except Exception as error:
+            fix = "Say result_like=, arrays of the shapes and dtypes of its results."
+            raise foreign_error("the function cannot be tried without data:", error, fix=fix) from error
+
+    def _spec_of(self, array: Any) -> tuple[tuple[int, ...], DType]:
+        dtype = self._caller.dtypes.from_native(array.dtype)
+        if dtype is None:
+            raise DTypeError(f"DLPack has no dtype {array.dtype}", source=self._caller.name)
+        return tuple(array.shape), dtype
+
+    def _inside(self, arrays: Sequence[Any], *, share: bool) -> list[Any]:
+        """Return arguments as arrays of the function's framework.
+
+        `share`: it cannot write to those that have gradients, so that constant memory may be shared.
+        """
+        return [
+            _moved(array, self._request, where, share=share and self._is_differentiable(array))
+            for array, where in zip(arrays, self._located, strict=True)
+        ]
+
+    def _outside(self, results: Sequence[Any], inside: Sequence[Any], to: str) -> list[Any]:
+        """Return results as arrays of another framework; `inside` is what the function got.
+
+        Nobody else has what a function made: such memory is shared, also where its framework calls it constant. What
+        shares memory with an argument or another result is copied, since the caller may write to one of them.
+        """
+        try:
+            made = [_shared(each, to) for each in results]
+            if not self._caller.immutable and _meet(made, inside):
+                made = [convert(each, to, detach=True, copy=True) for each in results]
+            return made
+        except DlxError as error:
+            raise error.complete(root="result") from None
+
+
+def _meet(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Return whether an array of `some` shares memory with another one."""
+    others = [each for each in others if each is not None]
+    if len(some) * (len(some) + len(others)) > FEW:
+        return collision(some, others) is not None
+    return any(shares_memory(each, other) for i, each in enumerate(some) for other in (*some[:i], *others))
+
+
+def _shared(array: Any, to: Any) -> Any:
+    """Convert an array, without its gradients, to one that may be written to, whether or not its own memory may."""
+    try:
+        tensor = convert(array, "dlx", detach=True)
+        if tensor.device == HOST:
+            return convert(unmarked(tensor), to)
+    except DlxError:  # as below, where the error names both
+        pass
+    return convert(array, to, detach=True, readonly="share")
+
+
+def _vjp(function: Callable[..., list[Any]], inner: GradSupport, arrays: Sequence[Any], chosen: list[int]) -> Any:
+    """Differentiate a function by some of its arguments."""
+    assert inner.vjp is not None
+
+    def over(*some: Any) -> list[Any]:
+        every = [*arrays]
+        for i, each in zip(chosen, some, strict=True):
+            every[i] = each
+        return function(*every)
+
+    return inner.vjp(over, [arrays[i] for i in chosen])
+
+
+def _moved(array: Any, request: Request, at: Place, *, share: bool = False) -> Any:
+    """Convert one array for the function."""
+    to, device = cast("Target", request.target.adapter.name), request.device
+    try:
+        if share and device is None:
+            return _shared(array, to)
+        policy = cast("Readonly", "share" if share else request.readonly)
+        return convert(array, to, device=device, detach=True, readonly=policy)
+    except DlxError as error:
+        root, path = at
+        raise error.complete(root=root, path=path) from None

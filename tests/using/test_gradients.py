@@ -1,0 +1,583 @@
+"""Gradients across frameworks: `dlx.using` with ``grad=True``, and what it refuses without."""
+
+import gc
+import subprocess
+import sys
+import threading
+import warnings
+
+import pytest
+from project import ROOT
+
+import dlx
+from dlx._core import native
+
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+check_grads = pytest.importorskip("jax.test_util").check_grads
+
+# (name, function of jax, numbers of elements of its arguments, or shapes)
+TO_JAX = {
+    "sin": (lambda x: jnp.sin(x), (5,)),
+    "tanh times exp": (lambda x: jnp.tanh(x) * jnp.exp(x), (2, 3)),
+    "power": (lambda x: (x * x + 1) ** 1.5, (4,)),
+    "where": (lambda x: jnp.where(x > 0, x, 0.5 * x), (6,)),
+    "matmul": (lambda x, y: x @ y, (3, 4), (4, 2)),
+    "batched matmul": (lambda x, y: jnp.einsum("bij,bjk->bik", x, y), (2, 3, 4), (2, 4, 2)),
+    "sum": (lambda x: x.sum(), (3, 4)),
+    "mean of an axis": (lambda x: x.mean(axis=1), (3, 4)),
+    "logsumexp": (lambda x: jax.nn.logsumexp(x, axis=0), (4, 2)),
+    "max": (lambda x: x.max(axis=0), (4, 3)),
+    "product": (lambda x: jnp.prod(x), (4,)),
+    "broadcasting": (lambda x, y: x * y + y, (3, 1), (1, 4)),
+    "scalar": (lambda x, y: x * y, (), (3,)),
+    "transposed": (lambda x: x.T, (3, 2)),
+    "indexed": (lambda x: x[::2, 1], (4, 3)),
+    "in place": (lambda x: jnp.zeros(6).at[1:5].set(x).cumsum(), (4,)),
+    "solve": (lambda x, y: jnp.linalg.solve(x + 5 * jnp.eye(3), y), (3, 3), (3,)),
+    "softmax": (lambda x: jax.nn.softmax(x), (2, 5)),
+    "several results": (lambda x, y: (x * y, x + y), (3,), (3,)),
+    "a tree": (lambda x, y: {"a": [x * y], "b": (x, {"c": y})}, (3,), (3,)),
+    "ignores one": (lambda x, y: 2 * x, (3,), (2,)),
+    "its argument": (lambda x: x, (3,)),
+    "the same twice": (lambda x: (x, x), (3,)),
+    "compiled": (jax.jit(lambda x, y: jnp.sin(x) @ y), (3,), (3,)),
+    "scan": (lambda x: jax.lax.scan(lambda c, v: (c * 0.5 + v, c), 0.0, x)[1], (5,)),
+}
+COMPLEX = {
+    "times": lambda z, w: z * w,
+    "conjugate": lambda z, w: z.conj() * w + z,
+    "absolute": lambda z, w: jnp.abs(z) ** 2 + jnp.real(w),
+    "exp": lambda z, w: jnp.exp(z) + w**2,
+    "parts": lambda z, w: (z.real * w.imag, z.imag + w.real),
+}
+TO_TORCH = {
+    "sin": (lambda x: torch.sin(x), (5,)),
+    "tanh times exp": (lambda x: torch.tanh(x) * torch.exp(x), (2, 3)),
+    "power": (lambda x: (x * x + 1) ** 1.5, (4,)),
+    "where": (lambda x: torch.where(x > 0, x, 0.5 * x), (6,)),
+    "matmul": (lambda x, y: x @ y, (3, 4), (4, 2)),
+    "batched matmul": (lambda x, y: torch.einsum("bij,bjk->bik", x, y), (2, 3, 4), (2, 4, 2)),
+    "sum": (lambda x: x.sum(), (3, 4)),
+    "mean of an axis": (lambda x: x.mean(dim=1), (3, 4)),
+    "logsumexp": (lambda x: torch.logsumexp(x, 0), (4, 2)),
+    "max": (lambda x: x.amax(0), (4, 3)),
+    "product": (lambda x: x.prod(), (4,)),
+    "broadcasting": (lambda x, y: x * y + y, (3, 1), (1, 4)),
+    "scalar": (lambda x, y: x * y, (), (3,)),
+    "transposed": (lambda x: x.T, (3, 2)),
+    "indexed": (lambda x: x[::2, 1], (4, 3)),
+    "in place": (lambda x: torch.zeros(6, dtype=x.dtype).index_copy_(0, torch.arange(4), x).cumsum(0), (4,)),
+    "solve": (lambda x, y: torch.linalg.solve(x + 5 * torch.eye(3, dtype=x.dtype), y), (3, 3), (3,)),
+    "softmax": (lambda x: torch.softmax(x, -1), (2, 5)),
+    "several results": (lambda x, y: (x * y, x + y), (3,), (3,)),
+    "a tree": (lambda x, y: {"a": [x * y], "b": (x, {"c": y})}, (3,), (3,)),
+    "ignores one": (lambda x, y: 2 * x, (3,), (2,)),
+    "its argument": (lambda x: x, (3,)),
+    "layer": (torch.nn.functional.gelu, (2, 3)),
+}
+SECOND = ("tanh times exp", "matmul", "softmax", "broadcasting", "solve", "several results")
+
+
+@pytest.fixture(autouse=True)
+def _wide():
+    """Switch 64-bit dtypes of jax on, and its compiler's optimizations off, which take most of the time here."""
+    before = {name: jax.config.values[name] for name in ("jax_enable_x64", "jax_disable_most_optimizations")}
+    for name in before:
+        jax.config.update(name, True)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def _values(shapes, dtype=np.float64):
+    random = np.random.default_rng(7)
+    made = [random.normal(size=shape) for shape in shapes]
+    if dtype is np.complex128:
+        made = [real + 1j * random.normal(size=real.shape) for real in made]
+    return [np.asarray(each, dtype) for each in made]
+
+
+def _tensors(shapes, dtype=np.float64):
+    return [torch.tensor(each, requires_grad=True) for each in _values(shapes, dtype)]
+
+
+def _leaves(found):
+    return tuple(jax.tree_util.tree_leaves(found))
+
+
+# ---- without a word nothing is cut -----------------------------------------------------------------------------------
+
+
+def test_gradients_are_not_cut_without_a_word():
+    """An argument that torch records is refused by its place, with both ways out; what it does not record passes."""
+    same, x = dlx.using("jax")(lambda x: x), torch.ones(2, requires_grad=True)
+    with pytest.raises(dlx.errors.ConversionError, match=r"at x: .*grad=True.*detach=True"):
+        same(x)
+    with pytest.raises(dlx.errors.ConversionError, match=r"at x\['a'\]\[1\]"):
+        same({"a": [torch.ones(2), x]})
+    with torch.no_grad():
+        assert not (dlx.using("jax")(lambda x: x + 1)(x)).requires_grad
+    assert same(torch.ones(2)).tolist() == [1, 1]
+    assert dlx.using("torch")(lambda x: x * 2)(x).requires_grad  # nothing is converted
+
+
+def test_detach_means_what_it_says():
+    """Given, it cuts, or refuses as `dlx.convert` does."""
+    x = torch.ones(2, requires_grad=True)
+    found = dlx.using("jax", detach=True)(lambda x: x + 1)(x)
+    assert found.tolist() == [2, 2]
+    assert not found.requires_grad
+    with pytest.raises(dlx.errors.ConversionError):
+        dlx.using("jax", detach=False)(lambda x: x + 1)(x)
+
+
+def test_numpy_has_no_gradients():
+    """As a function's framework it is refused by name; its callers get plain results."""
+    x = torch.ones(2, requires_grad=True)
+    with pytest.raises(dlx.errors.ConversionError, match="numpy computes no gradients"):
+        dlx.using("numpy", grad=True)(lambda x: x)(x)
+    # numpy callers get plain results
+    assert isinstance(dlx.using("jax", grad=True)(lambda x: x * 2)(np.ones(2)), np.ndarray)
+    assert isinstance(dlx.using("torch", grad=True)(lambda x: x * 2)(np.ones(2)), np.ndarray)
+
+
+@pytest.mark.parametrize("wrong", [{"lazy": True}, {"returns": "torch"}, {"answer": "torch"}, {"writes": "x"}])
+def test_what_does_not_go_with_gradients(wrong):
+    """The error names the option."""
+    with pytest.raises(TypeError, match=f"does not go with {'returns' if 'answer' in wrong else next(iter(wrong))}="):
+        dlx.using("jax", grad=True, **wrong)
+
+
+def test_detach_does_not_go_with_gradients():
+    """Nor is a declared result of use without them."""
+    with pytest.raises(TypeError, match="detach="):
+        dlx.using("jax", grad=True, detach=True)
+    with pytest.raises(TypeError, match="grad=True"):
+        dlx.using("jax", result_like=np.ones(2))
+
+
+def test_functions_that_return_once_only():
+    """Others are refused when they are decorated."""
+
+    async def coroutine(x):
+        return x
+
+    def generator(x):
+        yield x
+
+    for function in (coroutine, generator):
+        with pytest.raises(TypeError, match="coroutines and generators"):
+            dlx.using("jax", grad=True)(function)
+
+
+# ---- torch calls jax -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TO_JAX)
+def test_torch_differentiates_jax(name):
+    """Numerical and computed gradients agree, the second derivatives of some too."""
+    function, *shapes = TO_JAX[name]
+    decorated = dlx.using("jax", grad=True)(function)
+    tensors = _tensors(shapes)
+    flat = lambda *tensors: _leaves(decorated(*tensors))  # noqa: E731
+    assert torch.autograd.gradcheck(flat, tensors, fast_mode=True)
+    if name in SECOND:
+        assert torch.autograd.gradgradcheck(flat, tensors, fast_mode=True)
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_torch_differentiates_complex_functions_of_jax(name):
+    """In torch's convention, which is not jax's."""
+    decorated = dlx.using("jax", grad=True)(COMPLEX[name])
+    tensors = _tensors([(3,), (3,)], np.complex128)
+    assert torch.autograd.gradcheck(lambda *tensors: _leaves(decorated(*tensors)), tensors, fast_mode=True)
+    assert torch.autograd.gradgradcheck(lambda *tensors: _leaves(decorated(*tensors)), tensors, fast_mode=True)
+
+
+def test_containers_keywords_constants_and_what_is_no_array():
+    """Each gets to its place, and only what is differentiable has a gradient."""
+    seen = {}
+
+    @dlx.using("jax", grad=True)
+    def function(tree, n, *rest, scale, mode):
+        seen.update(tree=tree, mode=mode)
+        assert mode == "wide"
+        return {"y": tree["x"] * n * scale + rest[0], "n": tree["i"] + 1, "mode": mode, "none": None}
+
+    x, i = torch.ones(3, requires_grad=True), torch.arange(3)
+    constant, scale = np.arange(3, dtype="f4"), torch.tensor(2.0, requires_grad=True)
+    found = function({"x": x, "i": i}, 3, constant, scale=scale, mode="wide")
+    assert all(isinstance(each, jax.Array) for each in (seen["tree"]["x"], seen["tree"]["i"]))
+    assert found["y"].tolist() == [6, 7, 8]
+    assert found["n"].tolist() == [1, 2, 3]
+    assert not found["n"].requires_grad
+    assert (found["mode"], found["none"]) == ("wide", None)
+    found["y"].sum().backward()
+    assert x.grad.tolist() == [6, 6, 6]
+    assert scale.grad.item() == 9
+    assert x.grad.dtype is torch.float32
+
+
+def test_arrays_without_elements():
+    """They have gradients without elements."""
+    x = torch.ones((0, 3), requires_grad=True)
+    y = dlx.using("jax", grad=True)(lambda x: (x * 2, x.sum()))(x)
+    sum(each.sum() for each in y).backward()
+    assert x.grad.shape == (0, 3)
+    found = jax.grad(lambda x: dlx.using("torch", grad=True)(lambda x: x * 2)(x).sum())(jnp.ones((0, 3)))
+    assert found.shape == (0, 3)
+
+
+def test_methods_keep_their_object():
+    """`self` is no argument."""
+
+    class Model:
+        @dlx.using("jax", grad=True)
+        def forward(self, x):
+            assert isinstance(self, Model)
+            return x * 3
+
+    x = torch.ones(2, requires_grad=True)
+    Model().forward(x).sum().backward()
+    assert x.grad.tolist() == [3, 3]
+
+
+def test_a_result_used_twice_and_backward_run_twice():
+    """As with functions of torch: sums, and an error once the graph is gone."""
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    y = dlx.using("jax", grad=True)(lambda x: x * x)(x)
+    (y + 3 * y).sum().backward(retain_graph=True)
+    assert x.grad.tolist() == [8, 16]
+    y.sum().backward()
+    assert x.grad.tolist() == [10, 20]
+    with pytest.raises(RuntimeError, match="second time"):
+        y.sum().backward()
+
+
+def test_memory_crosses_without_a_copy():
+    """Arguments, results and gradients of both ways are the same memory."""
+    seen = []
+
+    @dlx.using("jax", grad=True)
+    def function(x):
+        seen.append(x if isinstance(x, jax.core.Tracer) else x.unsafe_buffer_pointer())
+        return x * 2
+
+    class Watched(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            seen.append(gradient.data_ptr())
+            return gradient
+
+    with dlx_conversions() as plans:
+        x = torch.ones(1024, requires_grad=True)
+        function(Watched.apply(x)).backward(torch.ones(1024))
+    assert plans
+    assert set(plans) == {"shared"}
+    assert x.grad.tolist() == [2] * 1024
+
+
+class dlx_conversions:
+    """Notes what became of each array that `dlx.convert` was given by gradients: "shared", or "copied"."""
+
+    def __enter__(self):
+        from dlx._using import gradients
+
+        self._module, self._convert, found = gradients, gradients.convert, []
+
+        def convert(array, to, **options):
+            result = self._convert(array, to, **options)
+            found.append("shared" if dlx.shares_memory(array, result) else "copied")
+            return result
+
+        self._module.convert = convert
+        return found
+
+    def __exit__(self, *error):
+        self._module.convert = self._convert
+
+
+def test_results_and_gradients_can_be_written_to_by_themselves():
+    """Where jax gives one memory twice, or an argument's, the caller gets copies."""
+    a, b = torch.ones(64, requires_grad=True), torch.ones(64, requires_grad=True)
+    x, y, z = dlx.using("jax", grad=True)(lambda a, b: (a, b, a))(a, b)
+    assert x is z  # as in every tree
+    with torch.no_grad():
+        x += 1
+    assert a.tolist() == b.tolist() == y.tolist() == [1] * 64
+    dlx.using("jax", grad=True)(lambda a, b: a + b)(a, b).sum().backward()
+    a.grad.zero_()
+    assert b.grad.tolist() == [1] * 64
+
+
+def test_what_was_written_to_meanwhile_is_noticed():
+    """By torch, as for its own functions."""
+    x = torch.ones(4, requires_grad=True)
+    shifted = x + 1
+    y = dlx.using("jax", grad=True)(jnp.exp)(shifted)
+    shifted.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    y = dlx.using("jax", grad=True)(jnp.exp)(x)
+    y += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_only_some_arguments_require_gradients():
+    """The others get none."""
+    x, y = torch.ones(3, requires_grad=True), torch.ones(3)
+    dlx.using("jax", grad=True)(lambda x, y: x * y)(x, y).sum().backward()
+    assert x.grad.tolist() == [1, 1, 1]
+    assert y.grad is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_narrow_dtypes(dtype):
+    """Gradients have the dtypes of their arguments."""
+    x = torch.ones(3, dtype=dtype, requires_grad=True)
+    y = dlx.using("jax", grad=True)(lambda x: x.astype("float32") * 3)(x)
+    assert y.dtype is torch.float32
+    y.sum().backward()
+    assert x.grad.dtype is dtype
+    assert x.grad.tolist() == [3, 3, 3]
+
+
+def test_under_autocast_and_checkpoint():
+    """The layer is one of torch's to both."""
+    from torch.utils.checkpoint import checkpoint
+
+    calls = []
+
+    @dlx.using("jax", grad=True)
+    def function(x):
+        calls.append(1)
+        return jnp.sin(x)
+
+    layer = torch.nn.Linear(3, 3)
+    x = torch.ones(2, 3, requires_grad=True)
+    function(layer(x)).sum().backward()
+    expected, x.grad = x.grad, None
+    for reentrant in (True, False):
+        checkpoint(lambda x: function(layer(x)).sum(), x, use_reentrant=reentrant).backward()
+        assert torch.allclose(x.grad, expected)
+        x.grad = None
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = function(layer(x))
+        assert found.dtype is torch.bfloat16
+        found.sum().backward()
+    assert x.grad.dtype is torch.float32
+
+
+def test_in_threads():
+    """Calls do not meet."""
+    function, errors = dlx.using("jax", grad=True)(lambda x, n: jnp.sin(x) * n), []
+
+    def work(n):
+        try:
+            x = torch.full((16,), float(n), requires_grad=True)
+            for _ in range(5):
+                function(x, n).sum().backward()
+            assert torch.allclose(x.grad, 5 * n * torch.cos(x.detach()))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+class Planned(Exception):
+    """Raised by the functions below."""
+
+
+def test_exceptions_arrive_as_they_are():
+    """From the way forward and the way back."""
+
+    def raises(x):
+        raise Planned("forward")
+
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(Planned, match="forward"):
+        dlx.using("jax", grad=True)(raises)(x)
+
+    @jax.custom_vjp
+    def bad(x):
+        return x * 2
+
+    def backward(saved, gradient):
+        raise Planned("backward")
+
+    bad.defvjp(lambda x: (bad(x), None), backward)
+    with pytest.raises(Planned, match="backward"):
+        dlx.using("jax", grad=True)(bad)(x).sum().backward()
+
+
+def test_what_cannot_cross_is_refused_by_its_place():
+    """And for its reason."""
+    with pytest.raises(dlx.errors.ConversionError, match=r"at x\[1\]"):
+        sparse = torch.eye(2).to_sparse().requires_grad_()
+        dlx.using("jax", grad=True)(lambda x: x)([torch.ones(1), sparse])
+    jax.config.update("jax_enable_x64", False)
+    with pytest.raises(dlx.errors.DTypeError, match="jax_enable_x64"):
+        dlx.using("jax", grad=True)(lambda x: x)(torch.ones(2, dtype=torch.float64, requires_grad=True))
+
+
+# ---- jax calls torch -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TO_TORCH)
+def test_jax_differentiates_torch(name):
+    """Numerical and computed gradients agree, the second derivatives of some too."""
+    function, *shapes = TO_TORCH[name]
+    decorated = dlx.using("torch", grad=True)(function)
+    arrays = [jnp.asarray(each) for each in _values(shapes)]
+    check_grads(decorated, arrays, 2 if name in SECOND else 1, modes=["rev"], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda z, w: z * w, lambda z, w: z.conj() * w + z, lambda z, w: torch.exp(z) + w**2],
+    ids=["times", "conjugate", "exp"],
+)
+def test_jax_differentiates_complex_functions_of_torch(function):
+    """In jax's convention, which is not torch's."""
+    arrays = [jnp.asarray(each) for each in _values([(3,), (3,)], np.complex128)]
+    check_grads(dlx.using("torch", grad=True)(function), arrays, 1, modes=["rev"], rtol=1e-5, atol=1e-5)
+
+
+def _layer(x, w):
+    return torch.tanh(x @ w).sum(-1)
+
+
+def _twin(x, w):
+    return jnp.tanh(x @ w).sum(-1)
+
+
+def test_under_jit_grad_and_vmap():
+    """In any order, and twice: the same as a twin in jax."""
+    layer = dlx.using("torch", grad=True)(_layer)
+    x, w = (jnp.asarray(each) for each in _values([(4, 3), (3, 2)]))
+    loss = lambda function: lambda x, w: (function(x, w) ** 2).mean()  # noqa: E731
+    expected = jax.grad(loss(_twin), (0, 1))(x, w)
+    for found in (
+        jax.grad(loss(layer), (0, 1))(x, w),
+        jax.jit(jax.grad(loss(layer), (0, 1)))(x, w),
+        jax.grad(jax.jit(loss(layer)), (0, 1))(x, w),
+    ):
+        assert all(map(np.allclose, found, expected))
+    assert np.allclose(jax.jit(layer)(x, w), _twin(x, w))
+    assert np.allclose(jax.vmap(layer, (0, None))(x, w), _twin(x, w))
+    assert np.allclose(layer(x, w), _twin(x, w))
+    hessian = jax.jit(jax.jacrev(jax.jacrev(lambda x: loss(layer)(x, w))))
+    assert np.allclose(hessian(x), jax.jacrev(jax.jacrev(lambda x: loss(_twin)(x, w)))(x))
+
+
+def test_trees_integers_and_keywords_from_jax():
+    """Compiled or not."""
+
+    @dlx.using("torch", grad=True)
+    def function(tree, *, n, kind):
+        return {"y": tree["x"] * n, "n": n + 1, "kind": kind}
+
+    def loss(x):
+        found = function({"x": x}, n=jnp.arange(3), kind="k")
+        assert found["kind"] == "k"
+        return found["y"].sum() + found["n"].sum()
+
+    for each in (jax.grad(loss), jax.jit(jax.grad(loss))):
+        assert each(jnp.ones(3)).tolist() == [0, 1, 2]
+
+
+def test_a_function_that_cannot_be_tried_without_data():
+    """It works outside of `jit`, and inside where its results are declared."""
+
+    def picked(x):
+        return x[: int(x.sum().item())]
+
+    x = jnp.ones(3)
+    assert jax.grad(lambda x: dlx.using("torch", grad=True)(picked)(x).sum())(x).tolist() == [1, 1, 1]
+    with pytest.raises(Exception, match=r"(?s)result_like="):
+        jax.jit(dlx.using("torch", grad=True)(picked))(x)
+    for like in (jax.ShapeDtypeStruct((3,), "float64"), np.ones(3), lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)):
+        declared = dlx.using("torch", grad=True, result_like=like)(picked)
+        assert jax.jit(declared)(x).tolist() == [1, 1, 1]
+        assert jax.jit(jax.grad(lambda x, f=declared: f(x).sum()))(x).tolist() == [1, 1, 1]
+
+
+def test_exceptions_of_torch_arrive_in_jax():
+    """As they are."""
+
+    def raises(x):
+        raise Planned("inside")
+
+    with pytest.raises(Planned, match="inside"):
+        jax.grad(dlx.using("torch", grad=True)(raises))(1.0)
+
+
+def test_two_that_record_are_refused():
+    """Nobody could differentiate both."""
+    x = torch.ones(2, requires_grad=True)
+    with pytest.raises(dlx.errors.ConversionError, match="jax and torch both"):
+        jax.grad(lambda y: dlx.using("numpy", grad=True)(lambda x, y: y)(x, y).sum())(jnp.ones(2))
+
+
+def test_parameters_of_a_module_are_its_own():
+    """Those that are passed have gradients, in their framework; the module's own have none."""
+    module = torch.nn.Linear(3, 2).double()
+
+    @dlx.using("torch", grad=True)
+    def called(parameters, x):
+        return torch.func.functional_call(module, parameters, (x,))
+
+    parameters = {name: jnp.asarray(each.detach().numpy()) for name, each in module.named_parameters()}
+    x = jnp.ones((4, 3))
+    found = jax.grad(lambda parameters: called(parameters, x).sum())(parameters)
+    assert found["bias"].tolist() == [4, 4]
+    assert np.allclose(found["weight"], 4)
+    assert all(each.grad is None for each in module.parameters())
+    assert np.allclose(dlx.using("torch", grad=True)(module)(x), module(torch.ones(4, 3).double()).detach())
+
+
+def test_nothing_is_left_behind():
+    """Neither by calls with a way back, nor by those without."""
+    function, live = dlx.using("jax", grad=True)(lambda x: jnp.sin(x)), native.live()
+    for _ in range(20):
+        x = torch.ones(100, requires_grad=True)
+        function(x).sum().backward()
+        function(x)
+        del x
+    gc.collect()
+    assert native.live() <= live
+
+
+def test_no_warnings():
+    """Neither framework has one for it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        x = torch.ones(3, requires_grad=True)
+        dlx.using("jax", grad=True)(jnp.sin)(x).sum().backward()
+        jax.grad(lambda x: dlx.using("torch", grad=True)(torch.sin)(x).sum())(jnp.ones(3))
+
+
+@pytest.mark.parametrize("name", ["torch_with_jax", "jax_with_torch"])
+def test_the_examples_agree_with_their_twins(name):
+    """Losses of 200 steps agree to 1e-5."""
+    pytest.importorskip("sklearn")
+    if name == "jax_with_torch":
+        pytest.importorskip("optax")
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "train_across" / f"{name}.py"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "from the twin" in done.stdout
