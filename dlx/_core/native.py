@@ -77,7 +77,18 @@ if TYPE_CHECKING:
         """The DLPack flags, as an int."""
         version: tuple[int, int]
         """The DLPack version this tensor is exported with."""
+        __array_interface__: dict[str, Any]
+        """The memory as numpy's array interface says it, where it can: numbers in host memory."""
         __dlpack_c_exchange_api__: ClassVar[object]
+
+        def __array__(self, dtype: Any = None, /, *, copy: bool | None = None) -> Any:
+            """Return a numpy array over this memory, read-only where it is; of another dtype a copy.
+
+            Device memory is refused.
+            """
+
+        def tobytes(self) -> bytes:
+            """Return the elements as bytes, in row-major order."""
 
         def __arrow_c_array__(self, requested_schema: object = None) -> tuple[Any, Any]:
             """Return (type, data) in the capsules of Arrow's PyCapsule interface, over this memory."""
@@ -106,6 +117,7 @@ if TYPE_CHECKING:
     def set_errors(classes: Mapping[int, type[BaseException]], /) -> None: ...
     def set_tensor_classes(device: type, dtype: type, /) -> None: ...
     def set_readonly_words(words: tuple[str, ...], /) -> None: ...
+    def set_tensor_numpy(array: Callable[..., Any], interface: Callable[[Tensor], Any], /) -> None: ...
     def set_tensor_repr(function: Callable[[Tensor], str], /) -> None: ...
     def buffer_exchange() -> object: ...
     def letters_dtype(letters: str, itemsize: int, /) -> tuple[int, int, int] | None: ...
