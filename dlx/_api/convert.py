@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dlx._containers.lookup import container_of
 from dlx._core import native
-from dlx._core.module import set_module
+from dlx._core.module import set_module, suggests
 from dlx._core.native import FastPathFunction
 from dlx._engine.batch import Batch, convert_tree, plan_one, plan_tree
 from dlx._engine.executor import forget_frames
@@ -136,6 +136,7 @@ def convert(
 
 
 @set_module("dlx")
+@suggests
 def plan(
     obj: Any,
     to: Target | None = None,

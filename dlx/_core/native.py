@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dlx import errors
 from dlx._core.extension import ffi, lib
+from dlx._core.module import check_names
 from dlx._core.types import Device, DType
 from dlx.typing import READONLY
 
@@ -45,7 +46,7 @@ if lib.dlx_bind(id(sys.modules[__name__])) != 0:
 globals().pop("bind")(sys.modules[__name__])
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     class Tensor:
         """A tensor in DLPack's sense, owned by dlx: memory, dtype, shape, strides, device, flags.
@@ -174,6 +175,7 @@ if TYPE_CHECKING:
         def __getitem__(self, key: Any) -> Any: ...
         def _results(self) -> Iterator[Any]: ...
 
+    def set_misnamed(function: Callable[[Any, Iterable[str]], None], /) -> None: ...
     def set_tree_rule(function: Callable[[type], tuple[Any, Any, bool] | None], /) -> None: ...
     def convert_tree(fast_path: FastPathFunction, root: Any, to: Any, /) -> Any: ...
     def convert_slot(slots: dict[Any, Any], fast: tuple[Any, ...], key: Any, element: Any, /) -> Any: ...
@@ -198,6 +200,7 @@ if TYPE_CHECKING:
 
 
 set_tensor_classes(Device, DType)
+set_misnamed(check_names)
 set_readonly_words(tuple(map(sys.intern, READONLY)))
 set_errors({getattr(lib, name): kind for name, kind in _CLASSES.items()})
 

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from dlx._core.module import set_module
+from dlx._core.module import set_module, suggests
 from dlx._engine.request import request_of
 from dlx._registry.registry import registry
 from dlx._using.call import FunctionSpec, Invocation
@@ -24,6 +24,7 @@ R = TypeVar("R")
 
 
 @set_module("dlx")
+@suggests
 def using(
     to: Target,
     *,

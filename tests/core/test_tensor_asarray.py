@@ -84,7 +84,9 @@ def test_strides_are_said(np):
 def test_array_of_another_dtype(np):
     """The meaning of dtype= and copy= is numpy's own."""
     source, tensor = made(np, "int32")
-    assert tensor.__array__("int32").ctypes.data == tensor.__array__(np.int32, copy=False).ctypes.data == tensor.data_ptr
+    assert (
+        tensor.__array__("int32").ctypes.data == tensor.__array__(np.int32, copy=False).ctypes.data == tensor.data_ptr
+    )
     for result in (tensor.__array__("float64"), tensor.__array__(np.int32, copy=True), tensor.__array__(copy=True)):
         assert result.tolist() == source.tolist() and result.ctypes.data != tensor.data_ptr and result.flags.writeable
     with pytest.raises(ValueError, match="its dtype is int32, and float64 was asked for") as caught:

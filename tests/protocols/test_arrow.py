@@ -205,7 +205,9 @@ def test_errors_in_a_table_say_the_column(np):
     assert dlx.convert(table(), to="numpy") == {}
     arrays = [arrow_array(0, None, None), arrow_array(0, None, None)]
     twice = Gives(schema("+s", schema("i", name="x"), schema("i", name="x")), arrow_array(0, None, children=arrays))
-    with pytest.raises(errors.LayoutError, match=r"Gives.* at obj\['k'\]: it has two columns named 'x', numbers 0 and 1"):
+    with pytest.raises(
+        errors.LayoutError, match=r"Gives.* at obj\['k'\]: it has two columns named 'x', numbers 0 and 1"
+    ):
         dlx.convert({"k": twice}, to="numpy")
 
 
@@ -677,7 +679,9 @@ def test_extents_that_arrow_cannot_hold(shape):
 
 def test_lies_do_not_end_the_process(python):
     """Every number, pointer and text of the structs wrong in turn, and two at once: refused, or right; never worse."""
-    assert "released twice: 0" in python("import sys; sys.path[:0] = ['tests/support']; import lyingarrow; lyingarrow.run()")
+    assert "released twice: 0" in python(
+        "import sys; sys.path[:0] = ['tests/support']; import lyingarrow; lyingarrow.run()"
+    )
 
 
 def test_the_target_is_known(np):

@@ -75,7 +75,9 @@ def run(count=4000, seed=19):
         if give == 0:
             obj = Streams(stream(schemas[0], arrays[:1]))
         elif give == 1:
-            obj = GivesDevice(schemas[0], on_device(arrays[0], choose.choice((1, 2, 3, 99)), choose.choice((0, -1, HUGE))))
+            obj = GivesDevice(
+                schemas[0], on_device(arrays[0], choose.choice((1, 2, 3, 99)), choose.choice((0, -1, HUGE)))
+            )
         else:
             obj = Gives(schemas[0], arrays[0])
         try:
