@@ -70,21 +70,21 @@ static int stream_failed(int status, const char* why) {
 
 /* Read a stream of the capsule's struct to its end by a function, and release it: the same for two
  * structs, which have no field in common. */
-#define TAKE_STREAM(function, structure, read)                                  \
-  /* Errors: -1 with an exception. */                                           \
-  static int function(dlx_arrow* data, structure* held) {                       \
-    structure stream = *held; /* moved */                                       \
-    held->release = NULL;                                                       \
-    char why[512] = "";                                                         \
-    int status;                                                                 \
-    Py_BEGIN_ALLOW_THREADS                                                      \
-      status = read(data, &stream);                                             \
-      int may_say = status == DLX_E_ARROW && stream.get_last_error;             \
-      const char* said = may_say ? stream.get_last_error(&stream) : NULL;       \
-      if (said) snprintf(why, sizeof why, "%s", said);                          \
-      if (status != DLX_E_CONSUMED) stream.release(&stream);                    \
-    Py_END_ALLOW_THREADS                                                        \
-    return status == DLX_OK ? 0 : stream_failed(status, why);                   \
+#define TAKE_STREAM(function, structure, read)                            \
+  /* Errors: -1 with an exception. */                                     \
+  static int function(dlx_arrow* data, structure* held) {                 \
+    structure stream = *held; /* moved */                                 \
+    held->release = NULL;                                                 \
+    char why[512] = "";                                                   \
+    int status;                                                           \
+    Py_BEGIN_ALLOW_THREADS                                                \
+      status = read(data, &stream);                                       \
+      int may_say = status == DLX_E_ARROW && stream.get_last_error;       \
+      const char* said = may_say ? stream.get_last_error(&stream) : NULL; \
+      if (said) snprintf(why, sizeof why, "%s", said);                    \
+      if (status != DLX_E_CONSUMED) stream.release(&stream);              \
+    Py_END_ALLOW_THREADS                                                  \
+    return status == DLX_OK ? 0 : stream_failed(status, why);             \
   }
 
 TAKE_STREAM(take_host_stream, struct ArrowArrayStream, dlx_arrow_read)
@@ -130,7 +130,8 @@ PyDoc_STRVAR(arrow_open_doc,
              "arrow_open(obj, method, /)\n--\n\n"
              "Call one of the methods __arrow_c_array__, __arrow_c_stream__, "
              "__arrow_c_device_array__ and\n"
-             "__arrow_c_device_stream__ of an object, and return what it gives, all batches of it, for the functions below.");
+             "__arrow_c_device_stream__ of an object, and return what it gives, all batches of it, "
+             "for the functions below.");
 
 static PyObject* arrow_open(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   if (nargs != 2 || !PyUnicode_Check(args[1])) {

@@ -76,8 +76,8 @@ static __attribute__((noinline)) PyObject* call_children(PyObject* callable, py_
 
 static PyObject* misnamed; /* (function, names) -> None, or raises; NULL until it is registered */
 
-/* The Python function, with the same arguments. Where it raises TypeError for a keyword that it does
- * not have, the error says the one that was meant. */
+/* The Python function, with the same arguments. Where it raises TypeError for a keyword that it
+ * does not have, the error says the one that was meant. */
 static PyObject* call_python(PyObject* callable, PyObject* const* args, size_t nargsf,
                              PyObject* names) {
   PyObject* wrapped = ((FastPathObject*)callable)->wrapped;

@@ -149,10 +149,11 @@ PyDoc_STRVAR(arrow_schema_doc,
              "__arrow_c_schema__($self, /)\n--\n\n"
              "Return the type of what __arrow_c_array__ gives, in a capsule.");
 
-PyDoc_STRVAR(array_doc,
-             "__array__($self, dtype=None, /, *, copy=None)\n--\n\n"
-             "Return a numpy array over this memory, read-only where it is; of another dtype a copy. "
-             "Device\nmemory is refused.");
+PyDoc_STRVAR(
+    array_doc,
+    "__array__($self, dtype=None, /, *, copy=None)\n--\n\n"
+    "Return a numpy array over this memory, read-only where it is; of another dtype a copy. "
+    "Device\nmemory is refused.");
 
 PyDoc_STRVAR(tobytes_doc,
              "tobytes($self, /)\n--\n\n"

@@ -1,4 +1,4 @@
-"""Lazy views as nodes of pytrees of torch, jax and optree: their leaves are the results, converted when they are asked for.
+"""Lazy views as nodes of pytrees of torch, jax and optree: the leaves are results, converted when asked for.
 
 A function over a tree gives plain containers back. Each of the three has a registry of its own, so views must be
 registered with it, and none is imported for that: with what is imported already it is done when the first view class
@@ -86,7 +86,7 @@ def _with_optree(module: Any, cls: type) -> None:
         elements, structure = structure_of(view)
         return elements, structure, structure.keys
 
-    everywhere = getattr(module.registry, "__GLOBAL_NAMESPACE")  # noqa: B009 - a class would mangle the name
+    everywhere = getattr(module.registry, "__GLOBAL_NAMESPACE")
     entry = module.GetAttrEntry if "_names" in vars(cls) else module.AutoEntry
     module.register_pytree_node(cls, flatten, _built, path_entry_type=entry, namespace=everywhere)
 
@@ -112,7 +112,7 @@ def _try(name: str, module: Any, cls: type) -> None:
         _REGISTRIES[name](module, cls)
     except MemoryError:
         raise
-    except Exception:  # noqa: S110 - a stand-in of a test, say: importing that must not fail for the sake of views
+    except Exception:
         pass
 
 

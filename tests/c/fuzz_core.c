@@ -854,7 +854,8 @@ static void target_repack(void) {
   is_as_before(&target);
 }
 
-/* ---- Arrow's structs: right ones over memory of the exact size, then one lie -------------------- */
+/* ---- Arrow's structs: right ones over memory of the exact size, then one lie --------------------
+ */
 
 enum { MOST_LEVELS = 4, MOST_BATCHES = 3, MOST_ARRAYS = 64 };
 
@@ -911,8 +912,8 @@ static int bit_is_set(const uint8_t* bits, int64_t i) {
 typedef struct {
   int32_t n_lists, is_bits;
   int64_t sizes[MOST_LEVELS], item, rows, n_nulls, n_chunks;
-  const uint8_t* first;       /* where the first chunk's elements begin */
-  uint8_t values[4096];       /* all elements, a byte for each bool */
+  const uint8_t* first; /* where the first chunk's elements begin */
+  uint8_t values[4096]; /* all elements, a byte for each bool */
   size_t n_bytes;
 } arrow_facts;
 
@@ -978,14 +979,30 @@ static struct ArrowArray* new_batch(arrow_facts* facts, struct ArrowArray* paren
 /* Change one number or pointer of a node; whether what is left can be right is not known. */
 static void lie_about(struct ArrowArray* node) {
   switch (byte() % 8) {
-    case 0: node->length = number(); break;
-    case 1: node->offset = number(); break;
-    case 2: node->null_count = number(); break;
-    case 3: node->n_buffers = number(); break;
-    case 4: node->n_children = number(); break;
-    case 5: node->buffers = NULL; break;
-    case 6: node->children = NULL; break;
-    default: node->dictionary = node; break;
+    case 0:
+      node->length = number();
+      break;
+    case 1:
+      node->offset = number();
+      break;
+    case 2:
+      node->null_count = number();
+      break;
+    case 3:
+      node->n_buffers = number();
+      break;
+    case 4:
+      node->n_children = number();
+      break;
+    case 5:
+      node->buffers = NULL;
+      break;
+    case 6:
+      node->children = NULL;
+      break;
+    default:
+      node->dictionary = node;
+      break;
   }
 }
 
@@ -1020,13 +1037,15 @@ static void script_release(struct ArrowArrayStream* stream) {
 }
 
 static void target_arrow(void) {
-  static const char letters[][2] = {"c", "C", "s", "S", "i", "I", "l", "L", "e", "f", "g", "b", "u"};
+  static const char letters[][2] = {"c", "C", "s", "S", "i", "I", "l",
+                                    "L", "e", "f", "g", "b", "u"};
   static const int8_t items[] = {1, 1, 2, 2, 4, 4, 8, 8, 2, 4, 8, 1, 0};
   static arrow_facts facts;
   static char formats[MOST_LEVELS][32];
   facts = (arrow_facts){0};
   n_types = n_arrays = n_owed = n_released = 0;
-  unsigned kind = byte(), how = byte(), letter = byte() % 13, batch_count = byte() % (MOST_BATCHES + 1);
+  unsigned kind = byte(), how = byte(), letter = byte() % 13,
+           batch_count = byte() % (MOST_BATCHES + 1);
   int is_table = kind & 1, lies = how >= 200, fails = how >= 180 && !lies;
   facts.n_lists = (int32_t)(kind >> 1) % MOST_LEVELS;
   facts.item = items[letter];
@@ -1092,7 +1111,8 @@ static void target_arrow(void) {
           HOLDS(dlx_arrow_share(data, &column, &made) == DLX_OK);
           dlx_arrow_drop(data);
           HOLDS(n_released == 0 && made->flags == DLPACK_FLAG_BITMASK_READ_ONLY);
-          HOLDS(facts.n_bytes == 0 || memcmp(made->dl_tensor.data, facts.values, facts.n_bytes) == 0);
+          HOLDS(facts.n_bytes == 0 ||
+                memcmp(made->dl_tensor.data, facts.values, facts.n_bytes) == 0);
           dlx_managed_release(made);
           data = NULL;
         }

@@ -1,4 +1,4 @@
-"""What array libraries' `asarray` makes of a `dlx.Tensor`: its values, dtype and shape, or an error; never other values."""
+"""What array libraries' `asarray` makes of a `dlx.Tensor`: its values, dtype and shape, or an error."""
 
 import ctypes
 import importlib
@@ -108,7 +108,7 @@ def test_dtypes_that_a_buffer_cannot_say(np):
 
 
 def test_device_memory_is_not_moved(np):
-    """numpy would move it unseen: it is refused, with what to call."""
+    """Numpy would move it unseen: it is refused, with what to call."""
     tensor = native.tensor_new(4096, (2,), None, (2, 32, 1), (2, 0), 0, None)
     with pytest.raises(errors.DeviceError, match=r"dlx\.convert\(tensor, to='numpy'\)"):
         np.asarray(tensor)

@@ -667,7 +667,7 @@ def test_capsules_that_nobody_uses_release_the_memory(np):
 
 @pytest.mark.parametrize("shape", [(1, 2**31), (0, 2**31), (2, 1, 2**40)])
 def test_extents_that_arrow_cannot_hold(shape):
-    """Fixed-size lists have 32 bits: a plan says so, before anything is made. The first extent is a length of 64 bits."""
+    """Fixed-size lists have 32 bits: a plan says so before anything is made. The first extent has 64."""
     tensor = native.tensor_new(4096, shape, None, dlx.DType("int8"), (1, 0), 0, None)
     plan = dlx.plan(tensor, to="arrow")
     assert plan.outcome == "refused" and f"found an extent of {max(shape)}" in str(plan.error)

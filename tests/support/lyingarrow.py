@@ -17,8 +17,8 @@ from dlx._core import native
 
 HUGE = (1 << 63) - 1
 NUMBERS = (-HUGE - 1, -2, -1, 0, 1, 2, 3, 1 << 61, 1 << 62, HUGE)
-TEXTS = (None, b"", b"+", b"+w", b"+w:", b"+w:-1", b"+w:0", b"+w:3", b"+w:99999999999999999999", b"+s", b"+l", b"+r", b"u",
-         b"b", b"i", b"ii", b"\xff\xfe", b"w:7", b"d:", b"ts", b"tsn:", b"+ud:0,1", b"x" * 1000)  # fmt: skip
+TEXTS = (None, b"", b"+", b"+w", b"+w:", b"+w:-1", b"+w:0", b"+w:3", b"+w:99999999999999999999", b"+s", b"+l", b"+r",
+         b"u", b"b", b"i", b"ii", b"\xff\xfe", b"w:7", b"d:", b"ts", b"tsn:", b"+ud:0,1", b"x" * 1000)  # fmt: skip
 NUMERIC = ("length", "offset", "null_count", "n_buffers", "n_children")
 POINTERS = ("buffers", "children", "dictionary", "release")
 BLOCK = ctypes.create_string_buffer(4096)
@@ -91,7 +91,7 @@ def run(count=4000, seed=19):
             right += 1
         except errors.DlxError:
             refused += 1
-        result = obj = each = None  # noqa: F841 - released here
+        result = obj = each = None
     gc.collect()
     assert refused > count // 3 and right > count // 20, (refused, right)
     assert native.live() == 0

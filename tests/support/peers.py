@@ -1,9 +1,9 @@
 """Other libraries' own tests of DLPack, run with their `from_dlpack` answered by `dlx.convert`: `make test-peers`.
 
-Nothing of theirs is kept here: numpy's tests are in its wheel, the others' are fetched for the version that is installed
-(`--from FOLDER` takes them from there). What is not to be had is left out with a sentence. tests/support/peers.toml lists
-the tests that fail on purpose, each with its reason; a test that fails and is not listed ends the run with status 1, and
-so does one that is listed and passes.
+Nothing of theirs is kept here: numpy's tests are in its wheel, the others' are fetched for the version that is
+installed (`--from FOLDER` takes them from there). What is not to be had is left out with a sentence.
+tests/support/peers.toml lists the tests that fail on purpose, each with its reason; a test that fails and is not listed
+ends the run with status 1, and so does one that is listed and passes.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def found(name, suite, given, folder):
     if not path.exists() and suite.url and not given:
         url = suite.url.format(version)
         try:
-            with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310 - of the table above
+            with urllib.request.urlopen(url, timeout=30) as answer:
                 path.write_bytes(answer.read())
         except OSError as error:
             return f"{url} cannot be had ({error}); --from takes a folder with {suite.file}"
@@ -96,7 +96,7 @@ def results(name, path, folder):
     if not report.exists():
         sys.exit(f"the tests of {name} did not run:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     outcomes = {}
-    for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314 - written by our own pytest
+    for case in ElementTree.parse(report).iter("testcase"):
         kinds = {child.tag for child in case}
         outcome = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
         outcomes[f"{case.get('classname', '').rpartition('.')[2]}.{case.get('name')}"] = outcome

@@ -74,7 +74,7 @@ def test_two_views_have_one_structure(np, library):
     one, two = (dlx.convert(tree(np), to="numpy", lazy=True) for _ in range(2))
     both = over(lambda a, b: np.add(a, b) if isinstance(a, np.ndarray) else a, one, two)
     assert both["tuple"][0].tolist() == [2, 4, 6]
-    with pytest.raises((ValueError, AttributeError)):  # noqa: PT011 - three texts; jax 0.10 fails while it writes its own
+    with pytest.raises((ValueError, AttributeError)):
         over(lambda a, b: a, one, dlx.convert({**tree(np), "list": [1]}, to="numpy", lazy=True))
 
 
@@ -101,7 +101,7 @@ def test_slices_files_and_empty_views(np, library, tmp_path):
 @pytest.mark.parametrize("module", ["torch.utils._pytree", "jax.tree_util", "optree"])
 @pytest.mark.parametrize("first", [False, True], ids=["imported later", "imported first"])
 def test_when_the_library_is_imported_does_not_matter(np, python, module, first):
-    """A view made before the library was imported is a node too; dlx imports none, and its finder finds nothing else."""
+    """A view made before the library was imported is a node too; dlx imports none, and finds nothing else."""
     pytest.importorskip(module.partition(".")[0])
     importlib.import_module(module)
     name = "tree_leaves"
