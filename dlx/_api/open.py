@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from dlx._api.convert import convert
-from dlx._core.module import set_module, suggests
+from dlx._core.keywords import suggests
+from dlx._core.module import set_module
 from dlx._core.native import FastPathFunction
 from dlx._engine.request import request_of
 from dlx._views.factory import lazy_view, plain_view

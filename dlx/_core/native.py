@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dlx import errors
 from dlx._core.extension import ffi, lib
-from dlx._core.module import check_names
+from dlx._core.keywords import check_names
 from dlx._core.types import Device, DType
 from dlx.typing import READONLY
 

@@ -7,7 +7,8 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from dlx._core.module import set_module, suggests
+from dlx._core.keywords import suggests
+from dlx._core.module import set_module
 from dlx._engine.request import request_of
 from dlx._registry.registry import registry
 from dlx._using.call import FunctionSpec, Invocation

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
+import importlib.util
 import os
 import subprocess
 import sys
@@ -34,6 +35,8 @@ class Suite(NamedTuple):
     """Where it is for a version; empty: in the package."""
     functions: tuple[str, ...]
     """What `dlx.convert` stands in for."""
+    needs: str = ""
+    """A further module that the tests import."""
 
 
 SUITES = {
@@ -47,6 +50,7 @@ SUITES = {
         "array_interoperability_test.py",
         "https://raw.githubusercontent.com/jax-ml/jax/jax-v{}/tests/array_interoperability_test.py",
         ("jax.dlpack.from_dlpack", "jax.numpy.from_dlpack"),
+        needs="absl",
     ),
 }
 
@@ -72,6 +76,8 @@ def found(name, suite, given, folder):
         package = Path(importlib.import_module(name).__file__).parent
     except ImportError:
         return f"{name} is not installed here"
+    if suite.needs and importlib.util.find_spec(suite.needs) is None:
+        return f"{suite.needs} is not installed here, which its tests import"
     path = package / suite.file if not suite.url else Path(given or folder) / suite.file
     if not path.exists() and suite.url and not given:
         url = suite.url.format(version)
