@@ -144,13 +144,13 @@ static PyObject* set_tensor_repr(PyObject* module, PyObject* function) {
   Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(set_tensor_numpy_doc,
-             "set_tensor_numpy(array, interface, /)\n--\n\n"
+PyDoc_STRVAR(set_tensor_array_doc,
+             "set_tensor_array(array, interface, /)\n--\n\n"
              "Register what __array__ and __array_interface__ of a dlx.Tensor call.");
 
-static PyObject* set_tensor_numpy(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+static PyObject* set_tensor_array(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   if (nargs != 2) {
-    PyErr_SetString(PyExc_TypeError, "set_tensor_numpy takes two functions");
+    PyErr_SetString(PyExc_TypeError, "set_tensor_array takes two functions");
     return NULL;
   }
   Py_INCREF(args[0]);
@@ -160,7 +160,8 @@ static PyObject* set_tensor_numpy(PyObject* module, PyObject* const* args, Py_ss
   Py_RETURN_NONE;
 }
 
-/* ---- for numpy ------------------------------------------------------------------------------- */
+/* ---- as an array -------------------------------------------------------------------------------
+ */
 
 PyObject* py_describe_array(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
                             PyObject* names) {
@@ -178,7 +179,7 @@ PyMethodDef py_describe_functions[] = {
     {"set_tensor_classes", (PyCFunction)(void (*)(void))set_tensor_classes, METH_FASTCALL,
      set_tensor_classes_doc},
     {"set_tensor_repr", set_tensor_repr, METH_O, set_tensor_repr_doc},
-    {"set_tensor_numpy", (PyCFunction)(void (*)(void))set_tensor_numpy, METH_FASTCALL,
-     set_tensor_numpy_doc},
+    {"set_tensor_array", (PyCFunction)(void (*)(void))set_tensor_array, METH_FASTCALL,
+     set_tensor_array_doc},
     {NULL, NULL, 0, NULL},
 };

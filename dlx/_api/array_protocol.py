@@ -58,4 +58,4 @@ def as_interface(tensor: Tensor) -> dict[str, Any]:
     }
 
 
-native.set_tensor_numpy(as_array, as_interface)
+native.set_tensor_array(as_array, as_interface)
