@@ -38,7 +38,7 @@ SOURCES := Makefile build_ffi.py setup.py pyproject.toml constraints.txt dlx/_co
 # torch is installed exactly as asked, and left out, with a word, where that is not to be had.
 TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 
-.PHONY: demo test test-deep test-sanitize test-allocations fuzz fuzz-producers soak test-exits test-interrupts test-all test-pythons test-debian test-old-numpy test-bare test-versions bench bench-count conformance matrix screens docs dist lint format clean
+.PHONY: demo test test-deep test-sanitize test-allocations fuzz fuzz-producers soak test-exits test-interrupts test-peers test-all test-pythons test-debian test-old-numpy test-bare test-versions bench bench-count conformance matrix screens docs dist lint format clean
 
 demo: $(VENV)/.built $(TORCH_STAMP)
 	$(RUN) examples/quickstart.py
@@ -57,6 +57,10 @@ fuzz-producers: $(VENV)/.built $(TORCH_STAMP)
 # libFuzzer on the pure C core; it wants clang. EXECUTIONS=20000000 runs longer, ARGS="--seed 7 --update" passes arguments.
 fuzz:
 	$(PYTHON) tests/support/fuzz_core.py $(if $(EXECUTIONS),--executions $(EXECUTIONS)) $(ARGS)
+
+# Other libraries' tests with dlx.convert in the place of their from_dlpack; they are fetched, or ARGS="--from FOLDER".
+test-peers: $(VENV)/.built $(TORCH_STAMP)
+	$(RUN) tests/support/peers.py $(ARGS)
 
 # Ten million calls of every kind, some of which fail: nothing is left behind, and nothing gets slower.
 soak: $(VENV)/.built $(TORCH_STAMP)

@@ -108,12 +108,34 @@ int dlx_arrow_read(dlx_arrow* data, struct ArrowArrayStream* stream) {
   }
 }
 
+int dlx_arrow_read_device(dlx_arrow* data, struct ArrowDeviceArrayStream* stream) {
+  if (stream->release == NULL) return DLX_E_CONSUMED;
+  if (stream->get_schema == NULL || stream->get_next == NULL) return DLX_E_ARROW;
+  if (stream->get_schema(stream, &data->schema) != 0) {
+    data->schema.release = NULL;
+    return DLX_E_ARROW;
+  }
+  for (;;) {
+    struct ArrowDeviceArray* batch = next_batch(data);
+    if (batch == NULL) return DLX_E_MEMORY;
+    *batch = (struct ArrowDeviceArray){.device_type = stream->device_type};
+    if (stream->get_next(stream, batch) != 0) return DLX_E_ARROW;
+    if (batch->array.release == NULL) return DLX_OK;
+    if (batch->device_type == kDLCPU) place_on_host(batch);
+    data->n_batches++;
+  }
+}
+
 const struct ArrowSchema* dlx_arrow_schema(const dlx_arrow* data) {
   return &data->schema;
 }
 
 void* dlx_arrow_event(const dlx_arrow* data) {
-  return data->n_batches == 1 ? data->first.sync_event : NULL;
+  void* event = NULL;
+  for (int64_t i = 0, n = 0; i < data->n_batches && n < 2; i++) {
+    if (data->batches[i].array.length) event = n++ ? NULL : data->batches[i].sync_event;
+  }
+  return event;
 }
 
 int dlx_arrow_is_table(const dlx_arrow* data) {
@@ -297,7 +319,11 @@ int dlx_arrow_look(const dlx_arrow* data, int64_t column, dlx_arrow_column* out,
     span at;
     if (batch->device_id < INT32_MIN || batch->device_id > INT32_MAX)
       return wrong(fault, "there is no device", batch->device_id);
-    out->device = (DLDevice){batch->device_type, (int32_t)batch->device_id};
+    DLDevice device = {batch->device_type, (int32_t)batch->device_id};
+    if (i && (device.device_type != out->device.device_type ||
+              device.device_id != out->device.device_id))
+      return wrong(fault, "its batches are on several devices, one of type", device.device_type);
+    out->device = device;
     int64_t rows = batch->array.length;
     if (out->is_numbers) {
       status = find(data, batch, column, out, &at, fault);

@@ -73,6 +73,21 @@ struct ArrowArrayStream {
 
 #endif
 
+#ifndef ARROW_C_DEVICE_STREAM_INTERFACE
+#define ARROW_C_DEVICE_STREAM_INTERFACE
+
+/* The same of arrays on devices of one type. */
+struct ArrowDeviceArrayStream {
+  int32_t device_type;
+  int (*get_schema)(struct ArrowDeviceArrayStream*, struct ArrowSchema* out);
+  int (*get_next)(struct ArrowDeviceArrayStream*, struct ArrowDeviceArray* out);
+  const char* (*get_last_error)(struct ArrowDeviceArrayStream*);
+  void (*release)(struct ArrowDeviceArrayStream*);
+  void* private_data;
+};
+
+#endif
+
 /* ---- what an object gave out ----------------------------------------------------------------- */
 
 /* A type and all batches of data that came with it; reference-counted. */
@@ -119,11 +134,13 @@ int dlx_arrow_move_device_array(dlx_arrow* data, struct ArrowDeviceArray* array)
  * not needed, and not to be held: a producer may wait for threads that want it. Errors:
  * DLX_E_CONSUMED, DLX_E_MEMORY; DLX_E_ARROW = the stream failed, and get_last_error says why. */
 int dlx_arrow_read(dlx_arrow* data, struct ArrowArrayStream* stream);
+int dlx_arrow_read_device(dlx_arrow* data, struct ArrowDeviceArrayStream* stream);
 
 /* The type. Owns: borrowed. GIL: not needed. */
 const struct ArrowSchema* dlx_arrow_schema(const dlx_arrow* data);
 
-/* The event to wait for, as the only batch says; NULL where there is none. GIL: not needed. */
+/* The event to wait for, as the only batch with elements says; NULL where there is none. GIL: not
+ * needed. */
 void* dlx_arrow_event(const dlx_arrow* data);
 
 /* Whether it is a struct, the columns of which are asked for by their numbers. GIL: not needed. */

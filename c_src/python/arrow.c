@@ -14,6 +14,7 @@ static const char k_schema[] = "arrow_schema";
 static const char k_array[] = "arrow_array";
 static const char k_device_array[] = "arrow_device_array";
 static const char k_stream[] = "arrow_array_stream";
+static const char k_device_stream[] = "arrow_device_array_stream";
 static const char k_data[] = "dlx_arrow"; /* a dlx_arrow; never leaves dlx */
 
 /* ---- taken ----------------------------------------------------------------------------------- */
@@ -58,27 +59,42 @@ static int take_pair(dlx_arrow* data, PyObject* pair, const char* name) {
   return status == DLX_OK ? 0 : (refuse(status), -1);
 }
 
-/* Read a stream to its end, and release it. Errors: -1 with an exception. */
-static int take_stream(dlx_arrow* data, PyObject* capsule) {
-  struct ArrowArrayStream *held = opened(capsule, k_stream), stream;
-  if (held == NULL) return -1;
-  stream = *held; /* moved */
-  held->release = NULL;
-  char why[512] = "";
-  int status;
-  Py_BEGIN_ALLOW_THREADS
-    status = dlx_arrow_read(data, &stream);
-    int may_say = status == DLX_E_ARROW && stream.get_last_error;
-    const char* said = may_say ? stream.get_last_error(&stream) : NULL;
-    if (said) snprintf(why, sizeof why, "%s", said);
-    if (status != DLX_E_CONSUMED) stream.release(&stream);
-  Py_END_ALLOW_THREADS
-  if (status == DLX_OK) return 0;
+/* Why reading a stream failed. Errors: always returns -1 with an exception. */
+static int stream_failed(int status, const char* why) {
   if (status == DLX_E_ARROW)
     py_raise(status, "its Arrow stream failed: %s", why[0] ? why : "it does not say why");
   else
     refuse(status);
   return -1;
+}
+
+/* Read a stream of the capsule's struct to its end by a function, and release it: the same for two
+ * structs, which have no field in common. */
+#define TAKE_STREAM(function, structure, read)                            \
+  /* Errors: -1 with an exception. */                                     \
+  static int function(dlx_arrow* data, structure* held) {                 \
+    structure stream = *held; /* moved */                                 \
+    held->release = NULL;                                                 \
+    char why[512] = "";                                                   \
+    int status;                                                           \
+    Py_BEGIN_ALLOW_THREADS                                                \
+      status = read(data, &stream);                                       \
+      int may_say = status == DLX_E_ARROW && stream.get_last_error;       \
+      const char* said = may_say ? stream.get_last_error(&stream) : NULL; \
+      if (said) snprintf(why, sizeof why, "%s", said);                    \
+      if (status != DLX_E_CONSUMED) stream.release(&stream);              \
+    Py_END_ALLOW_THREADS                                                  \
+    return status == DLX_OK ? 0 : stream_failed(status, why);             \
+  }
+
+TAKE_STREAM(take_host_stream, struct ArrowArrayStream, dlx_arrow_read)
+TAKE_STREAM(take_device_stream, struct ArrowDeviceArrayStream, dlx_arrow_read_device)
+
+/* Errors: -1 with an exception. */
+static int take_stream(dlx_arrow* data, PyObject* capsule, const char* name) {
+  void* held = opened(capsule, name);
+  if (held == NULL) return -1;
+  return name == k_stream ? take_host_stream(data, held) : take_device_stream(data, held);
 }
 
 static PyObject *array_method, *stream_method; /* interned, by py_arrow_init */
@@ -93,7 +109,8 @@ static dlx_arrow* take(PyObject* obj, PyObject* method, const char* name) {
   if (data == NULL) {
     PyErr_NoMemory();
   } else {
-    failed = name == k_stream ? take_stream(data, given) : take_pair(data, given, name);
+    int is_stream = name == k_stream || name == k_device_stream;
+    failed = is_stream ? take_stream(data, given, name) : take_pair(data, given, name);
   }
   if (failed && data) {
     drop(data);
@@ -111,19 +128,25 @@ static void destroy_data(PyObject* capsule) {
 
 PyDoc_STRVAR(arrow_open_doc,
              "arrow_open(obj, method, /)\n--\n\n"
-             "Call one of the methods __arrow_c_array__, __arrow_c_device_array__ and "
-             "__arrow_c_stream__ of an\n"
-             "object, and return what it gives, all batches of it, for the functions below.");
+             "Call one of the methods __arrow_c_array__, __arrow_c_stream__, "
+             "__arrow_c_device_array__ and\n"
+             "__arrow_c_device_stream__ of an object, and return what it gives, all batches of it, "
+             "for the functions below.");
 
 static PyObject* arrow_open(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   if (nargs != 2 || !PyUnicode_Check(args[1])) {
     PyErr_SetString(PyExc_TypeError, "arrow_open takes an object and the name of a method");
     return NULL;
   }
-  const char* name = PyUnicode_CompareWithASCIIString(args[1], "__arrow_c_array__") == 0 ? k_array
-                     : PyUnicode_CompareWithASCIIString(args[1], "__arrow_c_stream__") == 0
-                         ? k_stream
-                         : k_device_array;
+  static const struct {
+    const char *method, *name;
+  } capsules[] = {{"__arrow_c_array__", k_array},
+                  {"__arrow_c_stream__", k_stream},
+                  {"__arrow_c_device_stream__", k_device_stream},
+                  {"__arrow_c_device_array__", k_device_array}};
+  size_t i = 0;
+  while (i < 3 && PyUnicode_CompareWithASCIIString(args[1], capsules[i].method) != 0) i++;
+  const char* name = capsules[i].name;
   dlx_arrow* data = take(args[0], args[1], name);
   if (data == NULL) return NULL;
   PyObject* capsule = PyCapsule_New(data, k_data, destroy_data);

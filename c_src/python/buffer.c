@@ -81,8 +81,10 @@ static int may_view(PyObject* self, const DLManagedTensorVersioned* m, int flags
              t->ndim);
   } else if ((flags & PyBUF_WRITABLE) && (m->flags & DLPACK_FLAG_BITMASK_READ_ONLY)) {
     py_raise(DLX_E_READONLY, "a writable buffer was asked for, and this dlx.Tensor is read-only");
-  } else if ((flags & PyBUF_FORMAT) && !(flags & PyBUF_ND)) {
-    PyErr_SetString(PyExc_BufferError, "plain bytes were asked for, and a format for them");
+  } else if (!(flags & PyBUF_ND)) { /* torch.asarray(x) takes plain bytes for float32 */
+    PyErr_SetString(PyExc_BufferError,
+                    "plain bytes were asked for, and this dlx.Tensor is given with its dtype and "
+                    "shape only: pass memoryview(tensor)");
   } else {
     return 0;
   }
@@ -135,10 +137,6 @@ int py_buffer_get(PyObject* self, Py_buffer* view, int flags) {
   }
   if (!(flags & PyBUF_FORMAT)) view->format = NULL;
   if ((flags & PyBUF_STRIDES) != PyBUF_STRIDES) view->strides = NULL;
-  if (!(flags & PyBUF_ND)) { /* plain bytes: one dimension that needs no description */
-    view->shape = NULL;
-    view->ndim = 1;
-  }
   Py_INCREF(self);
   view->obj = self;
   return 0;

@@ -6,6 +6,7 @@
 static PyObject *device_class,
     *dtype_class;               /* Device and DType: tuples (type, id), (code, bits, lanes) */
 static PyObject* repr_function; /* tensor -> str; NULL until one is registered */
+static PyObject *array_function, *interface_function; /* (tensor, dtype, copy), tensor; as above */
 
 /* ---- attributes ------------------------------------------------------------------------------ */
 
@@ -80,6 +81,12 @@ static PyObject* tensor_get(PyObject* self, void* which) {
   }
 }
 
+static PyObject* interface_get(PyObject* self, void* unused) {
+  if (interface_function) return PyObject_CallOneArg(interface_function, self);
+  PyErr_SetString(PyExc_AttributeError, "__array_interface__");
+  return NULL;
+}
+
 #define ATTRIBUTE(name, which, doc) {name, tensor_get, NULL, doc, (void*)(intptr_t)(which)}
 
 PyGetSetDef py_describe_attributes[] = {
@@ -96,6 +103,8 @@ PyGetSetDef py_describe_attributes[] = {
               "Bytes from data_ptr to the first element; 0 where data_ptr is an address."),
     ATTRIBUTE("flags", FLAGS, "The DLPack flags, as an int."),
     ATTRIBUTE("version", VERSION, "The DLPack version this tensor is exported with."),
+    {"__array_interface__", interface_get, NULL,
+     "The memory as numpy's array interface says it, where it can: numbers in host memory.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -135,9 +144,42 @@ static PyObject* set_tensor_repr(PyObject* module, PyObject* function) {
   Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(set_tensor_array_doc,
+             "set_tensor_array(array, interface, /)\n--\n\n"
+             "Register what __array__ and __array_interface__ of a dlx.Tensor call.");
+
+static PyObject* set_tensor_array(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
+  if (nargs != 2) {
+    PyErr_SetString(PyExc_TypeError, "set_tensor_array takes two functions");
+    return NULL;
+  }
+  Py_INCREF(args[0]);
+  Py_XSETREF(array_function, args[0]);
+  Py_INCREF(args[1]);
+  Py_XSETREF(interface_function, args[1]);
+  Py_RETURN_NONE;
+}
+
+/* ---- as an array -------------------------------------------------------------------------------
+ */
+
+PyObject* py_describe_array(PyObject* self, PyObject* const* args, Py_ssize_t nargs,
+                            PyObject* names) {
+  PyObject* all[3] = {self};
+  Py_ssize_t given = nargs + (names ? PyTuple_GET_SIZE(names) : 0);
+  if (given > 2 || array_function == NULL) {
+    PyErr_SetString(PyExc_TypeError, "__array__ takes dtype and copy, and nothing else");
+    return NULL;
+  }
+  for (Py_ssize_t i = 0; i < given; i++) all[i + 1] = args[i];
+  return PyObject_Vectorcall(array_function, all, (size_t)nargs + 1, names);
+}
+
 PyMethodDef py_describe_functions[] = {
     {"set_tensor_classes", (PyCFunction)(void (*)(void))set_tensor_classes, METH_FASTCALL,
      set_tensor_classes_doc},
     {"set_tensor_repr", set_tensor_repr, METH_O, set_tensor_repr_doc},
+    {"set_tensor_array", (PyCFunction)(void (*)(void))set_tensor_array, METH_FASTCALL,
+     set_tensor_array_doc},
     {NULL, NULL, 0, NULL},
 };

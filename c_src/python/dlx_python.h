@@ -86,6 +86,11 @@ void py_tensor_dealloc(PyObject* tensor);
 /* One line about the tensor. Owns: new reference. Errors: NULL with an exception. */
 PyObject* py_describe_repr(PyObject* tensor);
 
+/* __array__ of dlx.Tensor. Owns: new reference. GIL: needed; runs Python. Errors: NULL with an
+ * exception. */
+PyObject* py_describe_array(PyObject* tensor, PyObject* const* args, Py_ssize_t nargs,
+                            PyObject* names);
+
 extern PyGetSetDef py_describe_attributes[];
 extern PyMethodDef py_describe_functions[];
 

@@ -74,6 +74,29 @@ static __attribute__((noinline)) PyObject* call_children(PyObject* callable, py_
   return result;
 }
 
+static PyObject* misnamed; /* (function, names) -> None, or raises; NULL until it is registered */
+
+/* The Python function, with the same arguments. Where it raises TypeError for a keyword that it
+ * does not have, the error says the one that was meant. */
+static PyObject* call_python(PyObject* callable, PyObject* const* args, size_t nargsf,
+                             PyObject* names) {
+  PyObject* wrapped = ((FastPathObject*)callable)->wrapped;
+  PyObject* result = py_producer_python(wrapped, args, nargsf, names);
+  if (result || names == NULL || misnamed == NULL || !PyErr_ExceptionMatches(PyExc_TypeError))
+    return result;
+  py_pending pending = py_pending_save();
+  PyObject* better = PyObject_CallFunctionObjArgs(misnamed, wrapped, names, NULL);
+  if (better == NULL) { /* what it raised is said instead */
+    Py_XDECREF(pending.type);
+    Py_XDECREF(pending.value);
+    Py_XDECREF(pending.traceback);
+    return NULL;
+  }
+  Py_DECREF(better);
+  py_pending_restore(pending);
+  return NULL;
+}
+
 /* convert(obj, like=...): the target of an array on the host, which the result shall be on as well.
  */
 static __attribute__((noinline)) PyObject* call_like(PyObject* callable, PyObject* const* args,
@@ -92,7 +115,7 @@ static __attribute__((noinline)) PyObject* call_like(PyObject* callable, PyObjec
   }
   Py_XDECREF(to);
   if (result || PyErr_Occurred()) return result;
-  return py_producer_python(((FastPathObject*)callable)->wrapped, args, nargsf, names);
+  return call_python(callable, args, nargsf, names);
 }
 
 DLX_HOT static PyObject* fast_path_call(PyObject* callable, PyObject* const* args, size_t nargsf,
@@ -126,7 +149,7 @@ DLX_HOT static PyObject* fast_path_call(PyObject* callable, PyObject* const* arg
     }
     if (result || PyErr_Occurred()) return result;
   }
-  return py_producer_python(((FastPathObject*)callable)->wrapped, args, nargsf, names);
+  return call_python(callable, args, nargsf, names);
 }
 
 static int intern_words(void) {
@@ -382,7 +405,19 @@ static PyObject* set_readonly_words(PyObject* module, PyObject* words) {
   Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(set_misnamed_doc,
+             "set_misnamed(function, /)\n--\n\n"
+             "Register what is called with a function and the names of keywords when it has raised "
+             "TypeError.");
+
+static PyObject* set_misnamed(PyObject* module, PyObject* function) {
+  Py_INCREF(function);
+  Py_XSETREF(misnamed, function);
+  Py_RETURN_NONE;
+}
+
 static PyMethodDef fast_path_functions[] = {
+    {"set_misnamed", set_misnamed, METH_O, set_misnamed_doc},
     {"set_readonly_words", set_readonly_words, METH_O, set_readonly_words_doc},
     {NULL, NULL, 0, NULL},
 };

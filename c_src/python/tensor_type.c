@@ -149,7 +149,24 @@ PyDoc_STRVAR(arrow_schema_doc,
              "__arrow_c_schema__($self, /)\n--\n\n"
              "Return the type of what __arrow_c_array__ gives, in a capsule.");
 
+PyDoc_STRVAR(
+    array_doc,
+    "__array__($self, dtype=None, /, *, copy=None)\n--\n\n"
+    "Return a numpy array over this memory, read-only where it is; of another dtype a copy. "
+    "Device\nmemory is refused.");
+
+PyDoc_STRVAR(tobytes_doc,
+             "tobytes($self, /)\n--\n\n"
+             "Return the elements as bytes, in row-major order.");
+
+static PyObject* tensor_tobytes(PyObject* self, PyObject* unused) {
+  return PyBytes_FromObject(self);
+}
+
 static PyMethodDef tensor_methods[] = {
+    {"__array__", (PyCFunction)(void (*)(void))py_describe_array, METH_FASTCALL | METH_KEYWORDS,
+     array_doc},
+    {"tobytes", tensor_tobytes, METH_NOARGS, tobytes_doc},
     {"__arrow_c_array__", (PyCFunction)(void (*)(void))py_arrow_array,
      METH_FASTCALL | METH_KEYWORDS, arrow_array_doc},
     {"__arrow_c_schema__", py_arrow_schema, METH_NOARGS, arrow_schema_doc},

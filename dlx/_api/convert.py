@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dlx._containers.lookup import container_of
 from dlx._core import native
+from dlx._core.keywords import suggests
 from dlx._core.module import set_module
 from dlx._core.native import FastPathFunction
 from dlx._engine.batch import Batch, convert_tree, plan_one, plan_tree
@@ -136,6 +137,7 @@ def convert(
 
 
 @set_module("dlx")
+@suggests
 def plan(
     obj: Any,
     to: Target | None = None,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dlx import errors
 from dlx._core.extension import ffi, lib
+from dlx._core.keywords import check_names
 from dlx._core.types import Device, DType
 from dlx.typing import READONLY
 
@@ -45,7 +46,7 @@ if lib.dlx_bind(id(sys.modules[__name__])) != 0:
 globals().pop("bind")(sys.modules[__name__])
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     class Tensor:
         """A tensor in DLPack's sense, owned by dlx: memory, dtype, shape, strides, device, flags.
@@ -77,7 +78,18 @@ if TYPE_CHECKING:
         """The DLPack flags, as an int."""
         version: tuple[int, int]
         """The DLPack version this tensor is exported with."""
+        __array_interface__: dict[str, Any]
+        """The memory as numpy's array interface says it, where it can: numbers in host memory."""
         __dlpack_c_exchange_api__: ClassVar[object]
+
+        def __array__(self, dtype: Any = None, /, *, copy: bool | None = None) -> Any:
+            """Return a numpy array over this memory, read-only where it is; of another dtype a copy.
+
+            Device memory is refused.
+            """
+
+        def tobytes(self) -> bytes:
+            """Return the elements as bytes, in row-major order."""
 
         def __arrow_c_array__(self, requested_schema: object = None) -> tuple[Any, Any]:
             """Return (type, data) in the capsules of Arrow's PyCapsule interface, over this memory."""
@@ -106,6 +118,7 @@ if TYPE_CHECKING:
     def set_errors(classes: Mapping[int, type[BaseException]], /) -> None: ...
     def set_tensor_classes(device: type, dtype: type, /) -> None: ...
     def set_readonly_words(words: tuple[str, ...], /) -> None: ...
+    def set_tensor_array(array: Callable[..., Any], interface: Callable[[Tensor], Any], /) -> None: ...
     def set_tensor_repr(function: Callable[[Tensor], str], /) -> None: ...
     def buffer_exchange() -> object: ...
     def letters_dtype(letters: str, itemsize: int, /) -> tuple[int, int, int] | None: ...
@@ -162,6 +175,7 @@ if TYPE_CHECKING:
         def __getitem__(self, key: Any) -> Any: ...
         def _results(self) -> Iterator[Any]: ...
 
+    def set_misnamed(function: Callable[[Any, Iterable[str]], None], /) -> None: ...
     def set_tree_rule(function: Callable[[type], tuple[Any, Any, bool] | None], /) -> None: ...
     def convert_tree(fast_path: FastPathFunction, root: Any, to: Any, /) -> Any: ...
     def convert_slot(slots: dict[Any, Any], fast: tuple[Any, ...], key: Any, element: Any, /) -> Any: ...
@@ -186,6 +200,7 @@ if TYPE_CHECKING:
 
 
 set_tensor_classes(Device, DType)
+set_misnamed(check_names)
 set_readonly_words(tuple(map(sys.intern, READONLY)))
 set_errors({getattr(lib, name): kind for name, kind in _CLASSES.items()})
 

@@ -15,10 +15,10 @@ from dlx._core.native import Tensor
 from dlx._core.types import READ_ONLY, Device, DType
 from dlx.errors import DlxError, LayoutError, ProtocolError
 
-__all__ = ["METHODS", "NUMBERS", "Column", "Table", "column", "opened", "speaks"]
+__all__ = ["MAX_LIST", "METHODS", "NUMBERS", "Column", "Table", "column", "opened", "speaks"]
 
-METHODS = ("__arrow_c_device_array__", "__arrow_c_stream__", "__arrow_c_array__")
-"""In the order in which they are used: the first never moves data between devices, the second takes any chunks."""
+METHODS = ("__arrow_c_device_array__", "__arrow_c_device_stream__", "__arrow_c_stream__", "__arrow_c_array__")
+"""In the order in which they are used: the first two never move data between devices, streams take any chunks."""
 
 
 NUMBERS = (
@@ -26,6 +26,9 @@ NUMBERS = (
     *(f"float{bits}" for bits in (16, 32, 64)),
 )
 """The dtypes whose values lie in Arrow's arrays as in DLPack's."""
+
+MAX_LIST = 2**31 - 1
+"""The greatest size of a fixed-size list."""
 
 
 class Type(NamedTuple):
@@ -277,7 +280,11 @@ def opened(obj: Any) -> Column | Table:
     for i in range(len(described.children)):
         child = described.child(i)
         if child.name in table:
-            raise LayoutError(f"it has two columns named {child.name!r}", fix="Rename one of them.")
+            raise LayoutError(
+                f"it has two columns named {child.name!r}, numbers {list(table).index(child.name)} and {i}",
+                source=type_name(type(obj)),
+                fix="Rename one of them, or convert them one by one.",
+            )
         table[child.name] = Column(data, i, type(obj), child)
     return table
 
@@ -304,6 +311,13 @@ def null_fix(column: Column) -> str:
     """Return a sentence that says how users of an object's package are rid of nulls."""
     calls = _calls(column.kind)[0]
     return f"Call {calls}." if len(column.shape) == 1 else f"They may be inside its lists: call .flatten(){calls}."
+
+
+def why_not_gathered(column: Column) -> tuple[str, str]:
+    """Return (reason, fix) for device memory that would have to be copied into one array of numbers."""
+    if column.is_packed:
+        return "its bools are packed, in device memory", "Cast them to uint8 first."
+    return f"it lies in {column.n_chunks} chunks of device memory", "Join them first."
 
 
 def _calls(kind: type) -> tuple[str, str, str]:

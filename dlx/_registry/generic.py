@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from dlx._core import cuda, native
@@ -18,7 +19,7 @@ from dlx._protocols import arrow, dlpack, memory
 from dlx.adapter.arrow import ArrowSource
 from dlx.adapter.base import Adapter, Description, Devices, DTypes, at_rest, look_up
 from dlx.adapter.declarations import Blocker, Capabilities, FastPath, Layout, Ownership, StreamSupport
-from dlx.errors import AdapterNotFoundError, ConsumedError, DeviceError, DlxError, DTypeError
+from dlx.errors import AdapterNotFoundError, ConsumedError, DeviceError, DlxError, DTypeError, LayoutError
 
 __all__ = [
     "ARROW",
@@ -245,22 +246,32 @@ class ArrowTarget(Adapter):
     display_name = "array"
     immutable = True
     dtypes = DTypes("dlx", {name: name for name in arrow.NUMBERS})
+    taken = Capabilities(
+        dtypes=frozenset(arrow.NUMBERS),
+        min_ndim=1,
+        keeps_readonly=True,
+        refusals={
+            "bool": (
+                "Arrow packs bools eight to a byte, and DLPack has a byte for each",
+                "View them as uint8 first.",
+            )
+        },
+    )
+    fast_path = FastPath(types=(), imports=False, takes=replace(taken, max_ndim=1))
 
     def classes(self) -> tuple[type, ...]:
         return (Tensor,)
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            dtypes=frozenset(arrow.NUMBERS),
-            min_ndim=1,
-            keeps_readonly=True,
-            refusals={
-                "bool": (
-                    "Arrow packs bools eight to a byte, and DLPack has a byte for each",
-                    "View them as uint8 first.",
-                )
-            },
-        )
+        return self.taken
+
+    def variant(self, wanted: type | Tensor) -> Adapter:
+        if isinstance(wanted, Tensor):
+            for extent in wanted.shape[1:]:
+                if extent > arrow.MAX_LIST:
+                    why = f"Arrow's fixed-size lists have up to {arrow.MAX_LIST} values, found an extent of {extent}"
+                    raise LayoutError(why, fix="Reshape it to one dimension, or to smaller extents but for the first.")
+        return self
 
     def load(self, tensor: Tensor) -> Any:
         return native.tensor_view(at_rest(tensor), None, None, READ_ONLY, None)

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
+from dlx._core.keywords import suggests
 from dlx._core.module import set_module
 from dlx._engine.request import request_of
 from dlx._registry.registry import registry
@@ -25,6 +26,7 @@ R = TypeVar("R")
 
 
 @set_module("dlx")
+@suggests
 def using(
     to: Target,
     *,

@@ -23,13 +23,14 @@ from weakref import ref
 
 from dlx._containers.lookup import VIEW, is_plain, kind_of, stamp, what_is
 from dlx._core import native
-from dlx._core.foreign import is_key, safe_repr, type_name
+from dlx._core.foreign import is_key, module_of, safe_repr, type_name
 from dlx._core.locks import lock_of
 from dlx._core.native import FastPathFunction, Slots
 from dlx._engine.executor import device_of
 from dlx._engine.planner import Request
 from dlx._registry import generic
 from dlx._registry.registry import registry
+from dlx._views import pytree
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import AdapterNotFoundError, DlxError, path_text
@@ -377,6 +378,18 @@ class View:
         self._source, self._handler, self._scope, self._path = source, handler, scope, path
         self._slots = {}
         self._me = self._fast = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        pytree.register(cls)
+
+    def _names(self) -> tuple[str, ...] | None:
+        """Return the names of the elements of a record; None of other containers."""
+        return None
+
+    def __tvm_ffi_value__(self) -> Any:
+        """Return what a function of tvm-ffi gets: its own container, if this is a view of one; else the results."""
+        return self._source if module_of(type(self._source)).partition(".")[0] == "tvm_ffi" else self.copy()
 
     def materialize(self) -> Any:
         """Convert everything now.

@@ -29,8 +29,8 @@ class RecordView(View):
     def _count(self) -> int:
         return len(self._names())
 
-    def _names(self) -> list[str]:
-        return [str(name) for name in self._handler.flatten(self._source)[0] or ()]
+    def _names(self) -> tuple[str, ...]:
+        return tuple(str(name) for name in self._handler.flatten(self._source)[0] or ())
 
     def _at(self, key: Any) -> Any:
         return getattr(self._source, key)
@@ -60,7 +60,7 @@ class RecordView(View):
 
     def copy(self) -> Any:
         """Return an object of the source's type with what the view shows."""
-        names = self._names()
+        names = list(self._names())
         assert self._handler.unflatten is not None
         return self._handler.unflatten(self._source, names, [self._touch(name) for name in names], None)
 

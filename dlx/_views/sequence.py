@@ -223,6 +223,9 @@ class NamedView(SequenceView[Any]):
         names: Any = self._handler.flatten(self._source)[0]
         return tuple(names if names is not None else type(self._source).__match_args__)  # of a structure of C
 
+    def _names(self) -> tuple[str, ...]:
+        return self._fields
+
     def _asdict(self) -> dict[str, Any]:
         return dict(zip(self._fields, self, strict=True))
 

@@ -20,7 +20,7 @@ __all__ = ["ArrowSource"]
 
 @set_module("dlx.adapter")
 class ArrowSource(Adapter):
-    """An adapter for objects with ``__arrow_c_array__``, ``__arrow_c_stream__`` or ``__arrow_c_device_array__``.
+    """An adapter for objects with ``__arrow_c_array__``, ``__arrow_c_stream__``, or what these are called for devices.
 
     Numbers in one chunk are shared, read-only; fixed-size lists and fixed-shape tensors of them are dimensions. Chunks
     are joined and bools unpacked by a copy that a plan shows. Nulls and other types are refused by name.
@@ -54,7 +54,7 @@ class ArrowSource(Adapter):
         if not column.is_packed and column.n_chunks < 2:
             return None
         if not host_readable(column.device):
-            return Blocker("its bools are packed, in device memory", "Cast them to uint8 first.", DeviceError)
+            return Blocker(*arrow.why_not_gathered(column), DeviceError)
         why = "its bools are packed eight to a byte" if column.is_packed else f"it lies in {column.n_chunks} chunks"
         return Blocker(why, resolution=self._gathered, copies=True)
 

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/arrow.h"
 #include "core/copy.h"
 
 __extension__ typedef __int128 wide; /* every product of two numbers of 64 bits fits */
@@ -853,6 +854,309 @@ static void target_repack(void) {
   is_as_before(&target);
 }
 
+/* ---- Arrow's structs: right ones over memory of the exact size, then one lie --------------------
+ */
+
+enum { MOST_LEVELS = 4, MOST_BATCHES = 3, MOST_ARRAYS = 64 };
+
+static struct ArrowSchema types[MOST_ARRAYS];
+static struct ArrowArray arrays[MOST_ARRAYS];
+static int n_types, n_arrays, n_owed, n_released;
+
+static void release_type(struct ArrowSchema* type) {
+  HOLDS(type->release == release_type); /* once */
+  type->release = NULL;
+  n_released++;
+}
+
+static void release_array(struct ArrowArray* node) {
+  HOLDS(node->release == release_array);
+  node->release = NULL;
+  n_released++;
+}
+
+static struct ArrowSchema* new_type(const char* format, struct ArrowSchema* child) {
+  HOLDS(n_types < MOST_ARRAYS);
+  struct ArrowSchema* type = &types[n_types++];
+  *type = (struct ArrowSchema){.format = format, .name = ""};
+  if (child == NULL) return type;
+  type->n_children = 1;
+  type->children = fresh(sizeof *type->children);
+  type->children[0] = child;
+  return type;
+}
+
+static struct ArrowArray* new_array(int64_t length, int64_t offset, int64_t n_buffers) {
+  HOLDS(n_arrays < MOST_ARRAYS);
+  struct ArrowArray* node = &arrays[n_arrays++];
+  *node = (struct ArrowArray){.length = length, .offset = offset, .n_buffers = n_buffers};
+  node->buffers = fresh((size_t)n_buffers * sizeof *node->buffers);
+  for (int64_t i = 0; i < n_buffers; i++) node->buffers[i] = NULL;
+  return node;
+}
+
+/* Bytes that are exactly as many as bits need; any values. */
+static uint8_t* bitmap(int64_t bits) {
+  size_t bytes = (size_t)((bits + 7) / 8);
+  uint8_t* block = fresh(bytes ? bytes : 1);
+  unsigned kind = byte(), value = byte();
+  for (size_t i = 0; i < bytes; i++) block[i] = (uint8_t)(kind < 128 ? 0xff : value * (i + 1));
+  return block;
+}
+
+static int bit_is_set(const uint8_t* bits, int64_t i) {
+  return bits[i / 8] >> i % 8 & 1;
+}
+
+/* What a column is, computed element by element. */
+typedef struct {
+  int32_t n_lists, is_bits;
+  int64_t sizes[MOST_LEVELS], item, rows, n_nulls, n_chunks;
+  const uint8_t* first; /* where the first chunk's elements begin */
+  uint8_t values[4096]; /* all elements, a byte for each bool */
+  size_t n_bytes;
+} arrow_facts;
+
+/* Make the arrays of one batch from the outermost on; note what they mean. Too large: NULL. */
+static struct ArrowArray* new_batch(arrow_facts* facts, struct ArrowArray* parents) {
+  struct ArrowArray* outermost = NULL;
+  int64_t rows = byte() % 5, from = 0, count = rows, nulls = 0;
+  if (parents) {
+    *parents = (struct ArrowArray){.length = rows, .offset = byte() % 3, .n_buffers = 1};
+    parents->buffers = fresh(sizeof *parents->buffers);
+    parents->buffers[0] = NULL;
+    from = parents->offset;
+  }
+  struct ArrowArray** slot = &outermost;
+  for (int32_t level = 0; level <= facts->n_lists; level++) {
+    int is_values = level == facts->n_lists;
+    int64_t offset = byte() % 10;
+    int64_t more = level == 0 && !parents ? 0 : byte() % 2; /* values that the parent leaves out */
+    struct ArrowArray* node = new_array(from + count + more, offset, is_values ? 2 : 1);
+    int64_t start = offset + from;
+    unsigned valid = byte();
+    if (valid >= 160) {
+      const uint8_t* bits = node->buffers[0] = bitmap(offset + node->length);
+      int64_t here = 0, all = 0;
+      for (int64_t i = 0; i < count; i++) here += !bit_is_set(bits, start + i);
+      for (int64_t i = 0; i < node->length; i++) all += !bit_is_set(bits, offset + i);
+      node->null_count = valid & 1 ? all : -1;
+      if (nulls == 0) nulls = here;
+    }
+    if (is_values) {
+      int64_t end_of = start + (node->length - from), bytes = end_of * facts->item;
+      if (facts->is_bits) bytes = (end_of + 7) / 8;
+      if (bytes > 4000) return NULL;
+      uint8_t* block = fresh(bytes ? (size_t)bytes : 1);
+      for (int64_t i = 0; i < bytes; i++) block[i] = (uint8_t)(i * 37 + 11);
+      if (bytes) node->buffers[1] = block;
+      if (count && facts->n_chunks++ == 0)
+        facts->first = block + (facts->is_bits ? start / 8 : start * facts->item);
+      for (int64_t i = start; i < start + count; i++) {
+        if (facts->n_bytes + 8 > sizeof facts->values) return NULL;
+        if (facts->is_bits) {
+          facts->values[facts->n_bytes++] = (uint8_t)bit_is_set(block, i);
+        } else {
+          memcpy(facts->values + facts->n_bytes, block + i * facts->item, (size_t)facts->item);
+          facts->n_bytes += (size_t)facts->item;
+        }
+      }
+    } else {
+      node->n_children = 1;
+      node->children = fresh(sizeof *node->children);
+      from = start * facts->sizes[level];
+      count *= facts->sizes[level];
+      if (from + count > 2000) return NULL;
+    }
+    *slot = node;
+    if (!is_values) slot = &node->children[0];
+  }
+  facts->rows += rows;
+  facts->n_nulls += nulls;
+  return outermost;
+}
+
+/* Change one number or pointer of a node; whether what is left can be right is not known. */
+static void lie_about(struct ArrowArray* node) {
+  switch (byte() % 8) {
+    case 0:
+      node->length = number();
+      break;
+    case 1:
+      node->offset = number();
+      break;
+    case 2:
+      node->null_count = number();
+      break;
+    case 3:
+      node->n_buffers = number();
+      break;
+    case 4:
+      node->n_children = number();
+      break;
+    case 5:
+      node->buffers = NULL;
+      break;
+    case 6:
+      node->children = NULL;
+      break;
+    default:
+      node->dictionary = node;
+      break;
+  }
+}
+
+typedef struct {
+  struct ArrowArrayStream stream;
+  int n, next, fails_at;
+} script;
+
+static int script_schema(struct ArrowArrayStream* stream, struct ArrowSchema* out) {
+  script* self = stream->private_data;
+  if (self->fails_at == 0) return 5;
+  *out = types[n_types - 1];
+  types[n_types - 1].release = NULL;
+  n_owed++;
+  return 0;
+}
+
+static struct ArrowArray batches[MOST_BATCHES];
+
+static int script_next(struct ArrowArrayStream* stream, struct ArrowArray* out) {
+  script* self = stream->private_data;
+  if (self->next + 1 == self->fails_at) return 5;
+  out->release = NULL;
+  if (self->next == self->n) return 0;
+  *out = batches[self->next++];
+  n_owed++;
+  return 0;
+}
+
+static void script_release(struct ArrowArrayStream* stream) {
+  stream->release = NULL;
+}
+
+static void target_arrow(void) {
+  static const char letters[][2] = {"c", "C", "s", "S", "i", "I", "l",
+                                    "L", "e", "f", "g", "b", "u"};
+  static const int8_t items[] = {1, 1, 2, 2, 4, 4, 8, 8, 2, 4, 8, 1, 0};
+  static arrow_facts facts;
+  static char formats[MOST_LEVELS][32];
+  facts = (arrow_facts){0};
+  n_types = n_arrays = n_owed = n_released = 0;
+  unsigned kind = byte(), how = byte(), letter = byte() % 13,
+           batch_count = byte() % (MOST_BATCHES + 1);
+  int is_table = kind & 1, lies = how >= 200, fails = how >= 180 && !lies;
+  facts.n_lists = (int32_t)(kind >> 1) % MOST_LEVELS;
+  facts.item = items[letter];
+  facts.is_bits = letters[letter][0] == 'b';
+  struct ArrowSchema* type = new_type(letters[letter], NULL);
+  for (int32_t i = facts.n_lists; i-- > 0;) {
+    facts.sizes[i] = byte() % 4;
+    snprintf(formats[i], sizeof formats[i], "+w:%d", (int)facts.sizes[i]);
+    type = new_type(formats[i], type);
+  }
+  if (is_table) type = new_type("+s", type);
+  for (unsigned i = 0; i < batch_count; i++) {
+    struct ArrowArray parent, *column = new_batch(&facts, is_table ? &parent : NULL);
+    if (column == NULL) return;
+    batches[i] = is_table ? parent : *column;
+    if (is_table) {
+      batches[i].n_children = 1;
+      batches[i].children = fresh(sizeof column);
+      batches[i].children[0] = column;
+    }
+    batches[i].release = release_array;
+  }
+  if (facts.item == 0) facts.n_chunks = facts.n_nulls = 0;
+  if (lies && n_arrays && byte() % 2) lie_about(&arrays[byte() % (unsigned)n_arrays]);
+  if (lies && batch_count) lie_about(&batches[byte() % batch_count]);
+  if (lies && byte() % 8 == 0) types[byte() % (unsigned)n_types].n_children = number() % 2;
+  /* No bitmap is as long as a lie says, so none may be read. */
+  for (int i = 0; lies && i < n_arrays; i++) {
+    if (arrays[i].buffers) arrays[i].buffers[0] = NULL;
+  }
+  for (unsigned i = 0; lies && i < batch_count; i++) {
+    if (batches[i].buffers) batches[i].buffers[0] = NULL;
+  }
+
+  types[n_types - 1].release = release_type;
+  script self = {.n = (int)batch_count, .fails_at = fails ? (int)(how % 5) : -1};
+  self.stream = (struct ArrowArrayStream){script_schema, script_next, NULL, script_release, &self};
+  dlx_arrow* data = dlx_arrow_new();
+  int status = dlx_arrow_read(data, &self.stream);
+  int must_fail = self.fails_at >= 0 && self.fails_at <= (int)batch_count + 1;
+  HOLDS(status == (must_fail ? DLX_E_ARROW : DLX_OK));
+  dlx_arrow_column column;
+  dlx_arrow_fault fault;
+  if (status == DLX_OK) {
+    HOLDS(dlx_arrow_is_table(data) == is_table);
+    int64_t number_of = is_table ? 0 : DLX_ARROW_WHOLE;
+    status = dlx_arrow_look(data, number_of, &column, &fault);
+    HOLDS(lies ? status == DLX_OK || status == DLX_E_ARROW : status == DLX_OK);
+    if (is_table) HOLDS(dlx_arrow_look(data, byte() + 1, &column, &fault) == DLX_E_ARROW);
+    if (!lies) {
+      HOLDS(dlx_arrow_look(data, number_of, &column, &fault) == DLX_OK);
+      HOLDS(column.is_numbers == (facts.item != 0) && column.shape[0] == facts.rows);
+      if (column.is_numbers) {
+        HOLDS(column.ndim == facts.n_lists + 1 && column.is_packed == facts.is_bits);
+        for (int32_t i = 0; i < facts.n_lists; i++) HOLDS(column.shape[i + 1] == facts.sizes[i]);
+        HOLDS(column.n_nulls == facts.n_nulls && column.n_chunks == facts.n_chunks);
+        HOLDS(facts.n_chunks == 0 || column.data == facts.first);
+        DLManagedTensorVersioned* made;
+        HOLDS(dlx_arrow_gather(data, number_of, &column, &made) == DLX_OK);
+        HOLDS(facts.n_bytes == 0 || memcmp(made->dl_tensor.data, facts.values, facts.n_bytes) == 0);
+        dlx_managed_release(made);
+        if (facts.n_chunks < 2 && !facts.is_bits) {
+          HOLDS(dlx_arrow_share(data, &column, &made) == DLX_OK);
+          dlx_arrow_drop(data);
+          HOLDS(n_released == 0 && made->flags == DLPACK_FLAG_BITMASK_READ_ONLY);
+          HOLDS(facts.n_bytes == 0 ||
+                memcmp(made->dl_tensor.data, facts.values, facts.n_bytes) == 0);
+          dlx_managed_release(made);
+          data = NULL;
+        }
+      }
+    }
+  }
+  if (data) dlx_arrow_drop(data);
+  HOLDS(n_released == n_owed);
+}
+
+/* A tensor given out as Arrow's structs, and read again. */
+static void target_arrow_out(void) {
+  DLTensor like;
+  DLManagedTensorVersioned *made, *again;
+  int64_t size = small_tensor(&like);
+  if (size < 0 || size == 0 || byte() % 16 == 0) return;
+  like.strides = NULL;
+  like.data = &like;
+  int status = dlx_managed_empty(&like, 0, 0, &made);
+  if (status != DLX_OK) return;
+  memset(made->dl_tensor.data, 7, (size_t)((size * like.dtype.bits * like.dtype.lanes + 7) / 8));
+  struct ArrowSchema type;
+  struct ArrowArray array;
+  int wanted = dlx_arrow_give_schema(&made->dl_tensor, &type);
+  HOLDS(dlx_arrow_give_array(made, &array) == wanted);
+  dlx_managed_release(made);
+  if (wanted != DLX_OK) return;
+  dlx_arrow* data = dlx_arrow_new();
+  HOLDS(dlx_arrow_move_schema(data, &type) == DLX_OK);
+  HOLDS(dlx_arrow_move_schema(data, &type) == DLX_E_CONSUMED);
+  HOLDS(dlx_arrow_move_array(data, &array) == DLX_OK);
+  HOLDS(dlx_arrow_move_array(data, &array) == DLX_E_CONSUMED);
+  dlx_arrow_column column;
+  dlx_arrow_fault fault;
+  HOLDS(dlx_arrow_look(data, DLX_ARROW_WHOLE, &column, &fault) == DLX_OK);
+  HOLDS(column.ndim == like.ndim && column.dtype.bits == like.dtype.bits);
+  HOLDS(column.n_nulls == 0 && column.n_chunks == 1);
+  for (int32_t i = 0; i < like.ndim; i++) HOLDS(column.shape[i] == like.shape[i]);
+  HOLDS(dlx_arrow_share(data, &column, &again) == DLX_OK);
+  dlx_arrow_drop(data);
+  HOLDS(*(uint8_t*)again->dl_tensor.data == 7);
+  dlx_managed_release(again);
+}
+
 /* ---- running --------------------------------------------------------------------------------- */
 
 static const struct {
@@ -860,7 +1164,7 @@ static const struct {
   void (*run)(void);
 } targets[] = {{"layout", target_layout}, {"make", target_make},   {"empty", target_empty},
                {"owners", target_owners}, {"check", target_check}, {"copy", target_copy},
-               {"repack", target_repack}};
+               {"repack", target_repack}, {"arrow", target_arrow}, {"arrow_out", target_arrow_out}};
 
 enum { TARGETS = sizeof targets / sizeof *targets };
 
@@ -868,7 +1172,7 @@ static unsigned long long runs[TARGETS];
 static const char* only; /* the target of FUZZ_TARGET; the others are left out */
 
 static void tell_runs(void) {
-  for (int i = 0; i < TARGETS; i++) fprintf(stderr, "%-8s %12llu runs\n", targets[i].name, runs[i]);
+  for (int i = 0; i < TARGETS; i++) fprintf(stderr, "%-9s %12llu runs\n", targets[i].name, runs[i]);
 }
 
 int LLVMFuzzerInitialize(int* argc, char*** argv);

@@ -9,7 +9,7 @@ import json
 
 import madearrow as made
 import pytest
-from madearrow import Gives, GivesDevice, Streams, arrow_array, column, on_device, schema, stream
+from madearrow import Gives, GivesDevice, GivesDeviceStream, Streams, arrow_array, column, on_device, schema, stream
 
 import dlx
 from dlx import errors
@@ -205,8 +205,10 @@ def test_errors_in_a_table_say_the_column(np):
     assert dlx.convert(table(), to="numpy") == {}
     arrays = [arrow_array(0, None, None), arrow_array(0, None, None)]
     twice = Gives(schema("+s", schema("i", name="x"), schema("i", name="x")), arrow_array(0, None, children=arrays))
-    with pytest.raises(errors.LayoutError, match="two columns named 'x'"):
-        dlx.convert(twice, to="numpy")
+    with pytest.raises(
+        errors.LayoutError, match=r"Gives.* at obj\['k'\]: it has two columns named 'x', numbers 0 and 1"
+    ):
+        dlx.convert({"k": twice}, to="numpy")
 
 
 # ---- refused ---------------------------------------------------------------------------------------------------------
@@ -500,6 +502,68 @@ def test_device_memory_is_not_read_by_the_host():
             dlx.convert(other, to="dlx")
 
 
+@pytest.mark.parametrize("device", [(1, -1), (1, 0), (3, 0)])
+def test_device_streams_of_the_host(np, device, released):
+    """Their batches are read as those of other streams: one is shared, several are joined, all are released."""
+    block = array.array("i", range(6))
+
+    def obj(*parts):
+        batches = [on_device(arrow_array(n, None, block, offset=at), *device) for n, at in parts]
+        return GivesDeviceStream(stream(schema("i"), batches, device=device[0]))
+
+    assert dlx.convert(obj((2, 0), (3, 3)), to="numpy").tolist() == [0, 1, 3, 4, 5]
+    shared = dlx.convert(obj((0, 0), (2, 4)), to="numpy", copy=False)
+    assert shared.tolist() == [4, 5] and shared.ctypes.data == block.buffer_info()[0] + 16
+    assert dlx.convert(obj(), to="numpy", copy=False).shape == (0,)
+    del shared
+    assert released == {"array": 4, "schema": 3, "devicestream": 3}
+
+
+def test_device_streams_of_device_memory():
+    """One chunk is shared where it is; several are refused, as are those on different devices, and a failing one."""
+
+    def obj(*batches, **fields):
+        return GivesDeviceStream(stream(schema("g"), batches, device=2, **fields))
+
+    def batch(n, device_id=1):
+        return on_device(arrow_array(n, None, 4096 if n else None), 2, device_id)
+
+    tensor = dlx.convert(obj(batch(0), batch(2)), to="dlx")
+    assert (tensor.device, tensor.data_ptr, tensor.shape) == (dlx.Device("cuda:1"), 4096, (2,))
+    with pytest.raises(errors.DeviceError, match="2 chunks of device memory"):
+        dlx.convert(obj(batch(1), batch(2)), to="dlx")
+    with pytest.raises(errors.ProtocolError, match="its batches are on several devices"):
+        dlx.convert(obj(batch(1), batch(2, 0)), to="dlx")
+    with pytest.raises(errors.ProtocolError, match="failed: lost the device"):
+        dlx.convert(obj(batch(1), fails="lost the device"), to="dlx")
+    with pytest.raises(errors.StreamError, match="for which dlx cannot wait"):
+        ready = on_device(arrow_array(2, None, 4096), 10, 1, 4096)
+        dlx.convert(GivesDeviceStream(stream(schema("g"), [ready], device=10)), to="dlx")
+
+
+def test_made_like_cudf(cuda):
+    """A table on a device, as cudf gives it: columns are shared there, and wait for its event."""
+    event = ctypes.c_void_p()
+    producer, address = cuda.stream(), cuda.alloc(1024)
+    device = dlx.Device("cuda:0")
+    library = cuda._lib
+    with driver.at(device):
+        assert library.cuEventCreate(ctypes.byref(event), 2) == 0
+        assert library.cuEventRecord(event, ctypes.c_void_p(producer)) == 0
+    columns = [arrow_array(64, None, address), arrow_array(64, None, address + 512)]
+    kind = schema("+s", schema("g", name="x"), schema("l", name="y"))
+    whole = on_device(arrow_array(64, None, children=columns), 2, 0, ctypes.addressof(event))
+    result = dlx.convert(GivesDevice(kind, whole), to="dlx")
+    assert {name: (each.data_ptr - address, each.device, each.readonly) for name, each in result.items()} == {
+        "x": (0, device, True),
+        "y": (512, device, True),
+    }
+    assert all(driver.readiness_of(each) is not None for each in result.values())
+    result.clear()
+    with driver.at(device):
+        library.cuEventDestroy_v2(event)
+
+
 def test_an_event_is_waited_for(cuda):
     """Device memory is ready at the event that came with it: readers wait for that, on the device."""
     event = ctypes.c_void_p()
@@ -599,6 +663,25 @@ def test_capsules_that_nobody_uses_release_the_memory(np):
     result = dlx.convert(Pair(pair), to="dlx")
     del pair
     assert values(result) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("shape", [(1, 2**31), (0, 2**31), (2, 1, 2**40)])
+def test_extents_that_arrow_cannot_hold(shape):
+    """Fixed-size lists have 32 bits: a plan says so before anything is made. The first extent has 64."""
+    tensor = native.tensor_new(4096, shape, None, dlx.DType("int8"), (1, 0), 0, None)
+    plan = dlx.plan(tensor, to="arrow")
+    assert plan.outcome == "refused" and f"found an extent of {max(shape)}" in str(plan.error)
+    with pytest.raises(errors.LayoutError, match="up to 2147483647 values"):
+        dlx.convert(tensor, to="arrow")
+    long = native.tensor_new(4096, (2**40, 3), None, dlx.DType("int8"), (1, 0), 0, None)
+    assert dlx.convert(long, to="arrow").shape == (2**40, 3)
+
+
+def test_lies_do_not_end_the_process(python):
+    """Every number, pointer and text of the structs wrong in turn, and two at once: refused, or right; never worse."""
+    assert "released twice: 0" in python(
+        "import sys; sys.path[:0] = ['tests/support']; import lyingarrow; lyingarrow.run()"
+    )
 
 
 def test_the_target_is_known(np):

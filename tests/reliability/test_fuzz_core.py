@@ -13,7 +13,7 @@ import dlx
 from dlx.errors import LayoutError
 
 MUTATIONS, SEED = 50_000, 17
-NAMES = {"layout", "make", "empty", "owners", "check", "copy", "repack"}
+NAMES = {"layout", "make", "empty", "owners", "check", "copy", "repack", "arrow", "arrow_out"}
 
 # A line of the core, and how it would be wrong.
 PLANTED = {
@@ -29,6 +29,11 @@ PLANTED = {
     "an element is left out": ("copy.c", "j < inner->extent; j++, t +=", "j + 1 < inner->extent; j++, t +="),
     "columns are confused": ("copy.c", "_mm_unpackhi_epi64(low_ab, low_cd)", "_mm_unpackhi_epi64(low_cd, low_ab)"),
     "a bit is lost": ("repack.c", "if (shift + to.bits > 8)", "if (shift + to.bits > 9)"),
+    "a child's offset is forgotten": ("arrow.c", "at->start = array->offset + from;", "at->start = from;"),
+    "nulls are not counted": ("arrow.c", "return count - ones;", "return ones - ones;"),
+    "bits of a byte are reversed": ("arrow.c", "from[k / 8] >> k % 8 & 1", "from[k / 8] >> (7 - k % 8) & 1"),
+    "batches are not held": ("arrow.c", "if (status == DLX_OK) atomic_fetch_add(&data->holders, 1);", ";"),
+    "a batch is kept by both": ("arrow.c", "array->release = NULL;\n  data->n_batches++;", "data->n_batches++;"),
 }  # fmt: skip
 
 

@@ -76,7 +76,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--executions", type=int, default=5_000_000)
     parser.add_argument("--seed", type=int, default=0, help="0 = a random one, which is printed")
-    parser.add_argument("--target", help="only this one: layout, make, empty, owners, check, copy or repack")
+    parser.add_argument(
+        "--target", help="only this one: layout, make, empty, owners, check, copy, repack, arrow or arrow_out"
+    )
     parser.add_argument("--update", action="store_true", help="write the corpus anew")
     options = parser.parse_args()
     if shutil.which("clang") is None:

@@ -28,6 +28,10 @@ class Stream(ctypes.Structure):
     """ArrowArrayStream."""
 
 
+class DeviceStream(ctypes.Structure):
+    """ArrowDeviceArrayStream."""
+
+
 Schema._fields_ = [
     ("format", ctypes.c_char_p),
     ("name", ctypes.c_char_p),
@@ -56,6 +60,14 @@ DeviceArray._fields_ = [
 ]
 _GET = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 _SAY = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+DeviceStream._fields_ = [
+    ("device_type", ctypes.c_int32),
+    ("get_schema", _GET),
+    ("get_next", _GET),
+    ("get_last_error", _SAY),
+    ("release", ctypes.c_void_p),
+    ("private_data", ctypes.c_void_p),
+]
 Stream._fields_ = [
     ("get_schema", _GET),
     ("get_next", _GET),
@@ -86,7 +98,7 @@ def _released(kind, structure):
     return _RELEASE(release)
 
 
-_RELEASES = {each: _released(each.__name__.lower(), each) for each in (Schema, Array, Stream)}
+_RELEASES = {each: _released(each.__name__.lower(), each) for each in (Schema, Array, Stream, DeviceStream)}
 NO_RELEASE = object()
 
 
@@ -144,8 +156,12 @@ def on_device(made, device_type, device_id=0, event=None):
     return DeviceArray(array=made, device_id=device_id, device_type=device_type, sync_event=event)
 
 
-def stream(kind, batches, *, fails=None, **fields):
-    """Return an ArrowArrayStream; `fails` is what it says instead of the batch after the last."""
+def stream(kind, batches, *, fails=None, device=None, **fields):
+    """Return an ArrowArrayStream; `fails` is what it says instead of the batch after the last.
+
+    With a type of devices it is an ArrowDeviceArrayStream, of batches that are ArrowDeviceArrays.
+    """
+    empty = Array if device is None else DeviceArray
     left, said = list(batches), ctypes.create_string_buffer((fails or "").encode())
 
     def get_schema(_, out):
@@ -155,12 +171,13 @@ def stream(kind, batches, *, fails=None, **fields):
     def get_next(_, out):
         if not left and fails is not None:
             return 5
-        found = left.pop(0) if left else Array()
+        found = left.pop(0) if left else empty()
         ctypes.memmove(out, ctypes.byref(found), ctypes.sizeof(found))
         return 0
 
     callbacks = _GET(get_schema), _GET(get_next), _SAY(lambda _: ctypes.addressof(said))
-    return _finish(Stream(*callbacks), (callbacks, said, kind, batches), fields)
+    made = Stream(*callbacks) if device is None else DeviceStream(device, *callbacks)
+    return _finish(made, (callbacks, said, kind, batches), fields)
 
 
 def capsule(made, name):
@@ -211,3 +228,13 @@ def column(*values, code="i", **fields):
     """Return an object with a column of numbers."""
     text, memory = numbers(*values, code=code)
     return Gives(schema(text), arrow_array(len(values), None, memory, **fields))
+
+
+class GivesDeviceStream:
+    """The same of ``__arrow_c_device_stream__``."""
+
+    def __init__(self, made):
+        self.made = made
+
+    def __arrow_c_device_stream__(self, requested_schema=None, **kwargs):
+        return capsule(self.made, b"arrow_device_array_stream")

@@ -1,0 +1,46 @@
+"""Keywords that a function does not have: the error says which one was meant."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec, TypeVar
+
+from dlx.errors import did_you_mean
+
+__all__ = ["check_names", "suggests"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def check_names(function: Any, names: Iterable[str]) -> None:
+    """Raise the TypeError for a keyword that a function does not have, with the one that was meant.
+
+    Python 3.13 says that itself, of functions in Python.
+
+    Raises
+    ------
+    TypeError
+        If there is such a keyword, and one that is like it.
+    """
+    code = function.__code__
+    known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    for name in names:
+        if name not in known and (meant := did_you_mean(name, known)):
+            raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}. {meant}")
+
+
+def suggests(function: Callable[P, T]) -> Callable[P, T]:
+    """Return a function that says which keyword was meant where one is given that it does not have."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **keywords: P.kwargs) -> T:
+        try:
+            return function(*args, **keywords)
+        except TypeError as error:
+            if keywords and error.__traceback__ is not None and error.__traceback__.tb_next is None:
+                check_names(function, keywords)
+            raise
+
+    return call

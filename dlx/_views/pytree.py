@@ -1,0 +1,174 @@
+"""Lazy views as nodes of pytrees of torch, jax and optree: the leaves are results, converted when asked for.
+
+A function over a tree gives plain containers back. Each of the three has a registry of its own, so views must be
+registered with it, and none is imported for that: with what is imported already it is done when the first view class
+is made. For what is not, a finder waits in `sys.meta_path`. It finds nothing by itself; it asks the other finders for
+one of the three modules, and registers the views when that module has run. When all three are known it goes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+__all__ = ["Structure", "register", "structure_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What is left of a view without its elements; equal where the containers are of one type and have the same keys.
+
+    Attributes
+    ----------
+    kind
+        The type of the plain container.
+    keys
+        Of the elements: keys of a mapping, names of a record, indices of a sequence.
+    build
+        ``build(elements)`` returns the plain container around elements.
+    """
+
+    kind: type
+    keys: tuple[Any, ...]
+    build: Callable[[list[Any]], Any] = field(compare=False)
+
+
+def structure_of(view: Any) -> tuple[list[Any], Structure]:
+    """Return the elements of a view, converted now but for nested views, and the structure around them."""
+    if isinstance(view, Mapping):
+        keys = tuple(view.keys())
+        return [view[key] for key in keys], Structure(dict, keys, lambda new: dict(zip(keys, new, strict=True)))
+    names = view._names()
+    if names is None:
+        elements = list(view)
+        kind = tuple if view._is_tuple() else list
+        return elements, Structure(kind, tuple(range(len(elements))), kind)
+    source, unflatten = view._source, view._handler.unflatten
+    elements = list(view) if isinstance(view, Sequence) else [view._touch(name) for name in names]
+    return elements, Structure(type(source), names, lambda new: unflatten(source, list(names), new, None))
+
+
+def _built(structure: Structure, elements: Iterable[Any]) -> Any:
+    return structure.build(list(elements))
+
+
+def _entries(view: Any, mapping: Any, attribute: Any, index: Any) -> tuple[list[tuple[Any, Any]], Structure]:
+    """Return (entry of a path, element) for each element, and the structure."""
+    elements, structure = structure_of(view)
+    entry = mapping if structure.kind is dict else index if structure.kind in (list, tuple) else attribute
+    return [(entry(key), each) for key, each in zip(structure.keys, elements, strict=True)], structure
+
+
+def _with_torch(module: Any, cls: type) -> None:
+    module.register_pytree_node(
+        cls,
+        structure_of,
+        lambda elements, structure: _built(structure, elements),
+        flatten_with_keys_fn=lambda view: _entries(view, module.MappingKey, module.GetAttrKey, module.SequenceKey),
+    )
+
+
+def _with_jax(module: Any, cls: type) -> None:
+    module.register_pytree_with_keys(
+        cls,
+        lambda view: _entries(view, module.DictKey, module.GetAttrKey, module.SequenceKey),
+        _built,
+        structure_of,
+    )
+
+
+def _with_optree(module: Any, cls: type) -> None:
+    def flatten(view: Any) -> tuple[list[Any], Structure, tuple[Any, ...]]:
+        elements, structure = structure_of(view)
+        return elements, structure, structure.keys
+
+    everywhere = getattr(module.registry, "__GLOBAL_NAMESPACE")
+    entry = module.GetAttrEntry if "_names" in vars(cls) else module.AutoEntry
+    module.register_pytree_node(cls, flatten, _built, path_entry_type=entry, namespace=everywhere)
+
+
+_REGISTRIES: dict[str, Callable[[Any, type], None]] = {
+    "torch.utils._pytree": _with_torch,
+    "jax.tree_util": _with_jax,
+    "optree": _with_optree,
+}
+_classes: list[type] = []
+_known: dict[str, Any] = {}  # name of a registry -> its module
+
+
+def register(cls: type) -> None:
+    """Register a class of views, with each of the three now or when it is imported."""
+    _classes.append(cls)
+    for name, module in _known.items():
+        _try(name, module, cls)
+
+
+def _try(name: str, module: Any, cls: type) -> None:
+    try:
+        _REGISTRIES[name](module, cls)
+    except MemoryError:
+        raise
+    except Exception:
+        pass
+
+
+def _found(name: str, module: Any) -> None:
+    """Register all classes with a module that was imported."""
+    _known[name] = module
+    for cls in _classes:
+        _try(name, module, cls)
+    if len(_known) == len(_REGISTRIES) and _waiting in sys.meta_path:
+        sys.meta_path.remove(_waiting)
+
+
+class _Waiting:
+    """A finder that finds the registries' modules by the other finders, and registers views when they have run."""
+
+    def __init__(self) -> None:
+        self._asked: set[str] = set()  # an import takes a lock of its module: one thread asks for each
+
+    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name not in _REGISTRIES or name in self._asked:
+            return None
+        self._asked.add(name)
+        try:
+            spec = next(
+                (
+                    spec
+                    for finder in list(sys.meta_path)
+                    if finder is not self and (spec := finder.find_spec(name, path, target)) is not None
+                ),
+                None,
+            )
+        finally:
+            self._asked.discard(name)
+        loader: Any = spec and spec.loader
+        if not hasattr(loader, "exec_module"):
+            return spec
+
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module  # of this one; that of its class is called
+            loader.exec_module(module)
+            _found(name, module)
+
+        loader.exec_module = exec_module
+        return spec
+
+
+_waiting: Any = _Waiting()
+
+
+def _begin() -> None:
+    for name in _REGISTRIES:
+        module = sys.modules.get(name)
+        if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
+            _found(name, module)
+    if len(_known) < len(_REGISTRIES):
+        sys.meta_path.insert(0, _waiting)
+
+
+_begin()

@@ -1,0 +1,40 @@
+"""Keywords that were misspelt: a TypeError that says which one was meant."""
+
+import pytest
+
+import dlx
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    {
+        "convert": (lambda: dlx.convert(b"ab", to="dlx", raedonly="copy"), r"convert\(\).*'raedonly'.*'readonly'"),
+        "from_dlpack": (lambda: dlx.from_dlpack(b"ab", devise="cpu"), r"from_dlpack\(\).*'devise'"),
+        "plan": (lambda: dlx.plan(b"ab", to="dlx", devise="cpu"), r"plan\(\).*'devise'.*'device'"),
+        "open": (lambda: dlx.open("no such file", devise="cpu"), r"open\(\).*'devise'.*'device'"),
+        "using": (lambda: dlx.using("dlx", lasy=True), r"using\(\).*'lasy'.*'lazy'"),
+    }.values(),
+    ids=["convert", "from_dlpack", "plan", "open", "using"],
+)
+def test_the_nearest_keyword_is_said(call, words):
+    """Python says so itself from 3.13 on, of functions in Python."""
+    with pytest.raises(TypeError, match=words) as caught:
+        call()
+    assert caught.value.__cause__ is None
+
+
+def test_other_type_errors_stay():
+    """What an object raises while it is converted is not taken for a wrong call; nor is a keyword like no other."""
+
+    class Fails:
+        def __dlpack__(self, **options):
+            raise TypeError("made by the producer")
+
+        def __dlpack_device__(self):
+            return 1, 0
+
+    with pytest.raises(dlx.errors.DlxError, match="made by the producer"):
+        dlx.convert(Fails(), to="dlx", readonly="copy")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'zzz'") as caught:
+        dlx.plan(b"ab", to="dlx", zzz=1)
+    assert "Did you mean" not in str(caught.value)

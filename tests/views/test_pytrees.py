@@ -1,0 +1,177 @@
+"""Lazy views where others meet them: pytrees of torch, jax and optree, functions of tvm-ffi, what takes sequences."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import importlib
+
+import pytest
+
+import dlx
+
+Pair = collections.namedtuple("Pair", ["first", "index"])
+
+
+@dataclasses.dataclass
+class Record:
+    """A record with a field that has the name of a view's method."""
+
+    copy: object
+    label: str
+
+
+def tree(np):
+    """Return a tree of every kind of container that has a view."""
+    x = np.arange(3.0)
+    return {"list": [x, 1], "tuple": (x + 1, "s"), "pair": Pair(x + 2, x + 3), "record": Record(x + 4, "r"), "x": x}
+
+
+def of_torch():
+    """Return (map, map of two, leaves, paths as text) of torch's pytrees."""
+    module = pytest.importorskip("torch.utils._pytree")
+    pytest.importorskip("torch")
+    paths = lambda tree: [module.keystr(path) for path, _ in module.tree_flatten_with_path(tree)[0]]  # noqa: E731
+    return module.tree_map, module.tree_map, module.tree_leaves, paths
+
+
+def of_jax():
+    """The same of jax."""
+    module = pytest.importorskip("jax.tree_util")
+    paths = lambda tree: [module.keystr(path) for path, _ in module.tree_flatten_with_path(tree)[0]]  # noqa: E731
+    return module.tree_map, module.tree_map, module.tree_leaves, paths
+
+
+def of_optree():
+    """The same of optree."""
+    optree = pytest.importorskip("optree")
+    paths = lambda tree: [path.codify("") for path in optree.tree_accessors(tree)]  # noqa: E731
+    return optree.tree_map, optree.tree_map, optree.tree_leaves, paths
+
+
+LIBRARIES = pytest.mark.parametrize("library", [of_torch, of_jax, of_optree], ids=["torch", "jax", "optree"])
+
+
+@LIBRARIES
+def test_leaves_are_results(np, library):
+    """The leaves of a view are converted arrays, and plain data; containers come back plain, of their own types."""
+    over, _, leaves, _ = library()
+    view = dlx.convert(tree(np), to="dlx", lazy=True)
+    arrays = [leaf for leaf in leaves(view) if isinstance(leaf, dlx.Tensor)]
+    assert len(arrays) == 6 and len(leaves(view)) == 9 and view["x"] in arrays
+    result = over(lambda leaf: np.asarray(leaf) * 2 if isinstance(leaf, dlx.Tensor) else leaf, view)
+    assert type(result) is dict and list(result) == ["list", "tuple", "pair", "record", "x"]
+    kinds = {key: type(value) for key, value in result.items()}
+    assert kinds == {"list": list, "tuple": tuple, "pair": Pair, "record": Record, "x": np.ndarray}
+    assert result["record"].copy.tolist() == [8, 10, 12] and result["record"].label == "r"
+    assert result["pair"].index.tolist() == [6, 8, 10] and result["list"][0].tolist() == [0, 2, 4]
+
+
+@LIBRARIES
+def test_two_views_have_one_structure(np, library):
+    """Views of containers of one type with the same keys are mapped over together; others are not."""
+    _, over, _, _ = library()
+    one, two = (dlx.convert(tree(np), to="numpy", lazy=True) for _ in range(2))
+    both = over(lambda a, b: np.add(a, b) if isinstance(a, np.ndarray) else a, one, two)
+    assert both["tuple"][0].tolist() == [2, 4, 6]
+    with pytest.raises((ValueError, AttributeError)):
+        over(lambda a, b: a, one, dlx.convert({**tree(np), "list": [1]}, to="numpy", lazy=True))
+
+
+@LIBRARIES
+def test_paths_are_those_of_plain_containers(np, library):
+    """A path into a view is written like one into the container that it stands for."""
+    _, _, _, paths = library()
+    pair = Pair({"b": np.ones(1), "a": [np.ones(1), np.ones(1)]}, np.ones(1))
+    assert sorted(paths(dlx.convert(pair, to="numpy", lazy=True))) == sorted(paths(pair))
+
+
+@LIBRARIES
+def test_slices_files_and_empty_views(np, library, tmp_path):
+    """Every class of views is a node: parts of sequences, opened files, empty ones."""
+    over, _, leaves, _ = library()
+    view = dlx.convert([np.ones(1) * i for i in range(4)], to="numpy", lazy=True)
+    assert [leaf.item() for leaf in leaves(view[1:3])] == [1, 2]
+    assert over(lambda x: x, dlx.convert([], to="numpy", lazy=True)) == []
+    np.savez(tmp_path / "a.npz", x=np.arange(2), y=np.arange(3))
+    with dlx.open(tmp_path / "a.npz", to="numpy") as file:
+        assert {key: leaf.tolist() for key, leaf in over(lambda x: x, file).items()} == {"x": [0, 1], "y": [0, 1, 2]}
+
+
+@pytest.mark.parametrize("module", ["torch.utils._pytree", "jax.tree_util", "optree"])
+@pytest.mark.parametrize("first", [False, True], ids=["imported later", "imported first"])
+def test_when_the_library_is_imported_does_not_matter(np, python, module, first):
+    """A view made before the library was imported is a node too; dlx imports none, and finds nothing else."""
+    pytest.importorskip(module.partition(".")[0])
+    importlib.import_module(module)
+    name = "tree_leaves"
+    out = python(
+        f"""
+        import sys, importlib
+        if {first}: importlib.import_module({module!r})
+        import numpy as np, dlx
+        view = dlx.convert([np.ones(1), dict(a=np.zeros(2))], to="numpy", lazy=True)
+        if not {first}: assert not [name for name in ("torch", "jax", "optree") if name in sys.modules]
+        module = importlib.import_module({module!r})
+        print([leaf.tolist() for leaf in module.{name}(view)], "exec_module" in vars(module.__loader__))
+        print(importlib.util.find_spec("dlx_no_such_module"))
+        """
+    )
+    assert out.splitlines() == ["[[1.0], [0.0, 0.0]] False", "None"]
+
+
+def test_a_stand_in_is_left_alone(np, python):
+    """A module of a test that is none of the real ones breaks nothing; nor does one that fails when it is imported."""
+    out = python(
+        """
+        import sys, types
+        sys.modules["torch"] = types.ModuleType("torch")
+        sys.modules["torch.utils._pytree"] = types.ModuleType("torch.utils._pytree")
+        sys.modules["optree"] = None
+        import numpy as np, dlx
+        print(dlx.convert([np.ones(1)], to="numpy", lazy=True)[0])
+        try: import optree
+        except ImportError: print("none")
+        """
+    )
+    assert out.splitlines() == ["[1.]", "none"]
+
+
+def test_the_finder_goes(python):
+    """When all three are known nothing of dlx is left in `sys.meta_path`."""
+    for name in ("torch", "jax", "optree"):
+        pytest.importorskip(name)
+    out = python(
+        """
+        import sys, dlx._views.factory
+        ours = lambda: [each for each in sys.meta_path if type(each).__module__.startswith("dlx")]
+        assert len(ours()) == 1
+        import torch.utils._pytree, jax.tree_util, optree
+        print(ours())
+        """,
+        args=(),
+    )
+    assert out == "[]\n"
+
+
+def test_tvm_ffi_functions_see_containers(np):
+    """A function of tvm-ffi gets an Array or a Map of the results; of a view of its own container, that container."""
+    tvm_ffi = pytest.importorskip("tvm_ffi")
+    echo = tvm_ffi.get_global_func("testing.echo")
+    view = dlx.convert([np.arange(3.0), [np.ones(2)]], to="tvm_ffi", lazy=True)
+    array = echo(view)
+    assert type(array) is tvm_ffi.Array and np.from_dlpack(array[0]).tolist() == [0, 1, 2]
+    assert type(array[1]) is tvm_ffi.Array and len(array) == 2
+    mapped = echo(dlx.convert({"a": np.ones(1)}, to="tvm_ffi", lazy=True))
+    assert type(mapped) is tvm_ffi.Map and list(mapped) == ["a"]
+    own = tvm_ffi.convert([tvm_ffi.from_dlpack(np.arange(2.0))])
+    assert echo(dlx.convert(own, to="numpy", lazy=True)).same_as(own)
+
+
+def test_what_takes_a_sequence_or_a_mapping(np, torch, tmp_path):
+    """`list(view)` and `dict(view)` are what other libraries take."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    view = dlx.convert({"a": np.ones((2, 3)), "b": np.zeros(2)}, to="torch", lazy=True)
+    safetensors.save_file(dict(view), tmp_path / "x.safetensors")
+    assert safetensors.load_file(tmp_path / "x.safetensors")["a"].tolist() == [[1, 1, 1], [1, 1, 1]]
+    assert torch.stack(list(dlx.convert([np.ones(2), np.zeros(2)], to="torch", lazy=True))).shape == (2, 2)
