@@ -9,6 +9,7 @@ import sys
 import textwrap
 
 import pytest
+from builds import sdist, wheel  # noqa: F401  (fixtures)
 from counting import Counting
 from exchange import exchange  # noqa: F401  (a fixture)
 from fake_cuda import FakeCuda
