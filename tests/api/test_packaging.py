@@ -4,7 +4,6 @@ Everything is built without network: the build tools and dlx's own dependencies 
 """
 
 import importlib.metadata
-import json
 import re
 import shutil
 import subprocess
@@ -118,17 +117,6 @@ def test_type_checkers_read_the_installed_package(installed, tmp_path):
     assert lines[0] == 'mine.py:2: note: Revealed type is "dlx._core.native.Tensor"'
     assert lines[1].startswith("mine.py:3: error: No overload variant")
     assert lines[2:] == ["Found 1 error in 1 file (checked 1 source file)"]
-
-
-def test_type_checkers_follow_the_environment_of_a_checkout(tmp_path):
-    """Whoever tries dlx with the `.venv` that make has set up, in a folder of their own, has its types, too."""
-    pytest.importorskip("mypy")
-    found = importlib.metadata.distribution("dlx").read_text("direct_url.json") or "{}"
-    if json.loads(found).get("url") != ROOT.as_uri() or not Path(sys.prefix, ".built").exists():
-        pytest.skip("this is not the environment that make sets up in this checkout")
-    (tmp_path / "mine.py").write_text("import dlx\n\nreveal_type(dlx.convert(b'abc', to='dlx'))\n")
-    assert '"dlx._core.native.Tensor"' in run([sys.executable, "-m", "mypy", "--strict", "mine.py"], tmp_path)
-    assert '"Tensor"' in run([sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "mine.py"], tmp_path)
 
 
 def test_nobody_is_led_to_the_other_dlx():
