@@ -181,10 +181,11 @@ $(VENV)/.made:
 	@touch $@
 
 # Built in place for the interpreter of this environment; rebuilt when C or the recipe changes. An editable install is an
-# import hook, which type checkers do not run: the .pth file shows them, and editors, where dlx is.
+# import hook, which type checkers do not run: the .pth file shows them, and editors, where dlx is. Two environments that
+# are made at once share the folder that they build in: one waits.
 $(VENV)/.built: $(VENV)/.made $(SOURCES) build/sanitize
 	$(PIP) install --quiet --constraint constraints.txt setuptools wheel cffi
-	$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable ".[$(EXTRA)]"
+	flock build/lock $(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable ".[$(EXTRA)]"
 	@echo "$(CURDIR)" > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/dlx-checkout.pth"
 	@touch $@
 

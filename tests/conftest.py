@@ -9,6 +9,7 @@ import sys
 import textwrap
 
 import pytest
+from builds import sdist, wheel  # noqa: F401  (fixtures)
 from counting import Counting
 from exchange import exchange  # noqa: F401  (a fixture)
 from fake_cuda import FakeCuda
@@ -30,9 +31,22 @@ def pytest_runtest_setup(item):
         pytest.skip(f"with the sanitizers {mark.args[0]}")
 
 
+_imported = 0
+
+
+def _freeze():
+    """Take what was imported out of the collector's sight: with torch and jax there a collection is 0.1 s else."""
+    global _imported
+    if len(sys.modules) > _imported + 20:
+        gc.collect()
+        gc.freeze()
+        _imported = len(sys.modules)
+
+
 @pytest.fixture(autouse=True)
 def no_leaks():
     """Every managed tensor that a test made or consumed is released when the test is over."""
+    _freeze()
     if native.live():
         gc.collect()
     before = native.live()

@@ -1,11 +1,9 @@
 """What is shipped: an sdist is made of the sources, a wheel of the sdist, and the wheel works without either.
 
-Everything is built once, without network: the build tools and dlx's own dependencies are those of this environment.
+Everything is built without network: the build tools and dlx's own dependencies are those of this environment.
 """
 
 import importlib.metadata
-import json
-import os
 import re
 import shutil
 import subprocess
@@ -18,6 +16,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from builds import run
 from pages import PAGES
 from project import ROOT
 
@@ -27,41 +26,6 @@ packaging = pytest.importorskip("packaging.requirements")
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
-LEFT = shutil.ignore_patterns(".*", "build", "dist", "site", "*.so", "*.o", "__pycache__", "*.egg-info")
-
-
-def run(command, folder, **changes):
-    """Run a command without the checkout on the path; give what it printed."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")} | changes
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-@pytest.fixture(scope="session")
-def sdist(tmp_path_factory):
-    """The sdist of a clean copy of the checkout."""
-    folder = tmp_path_factory.mktemp("sdist")
-    shutil.copytree(ROOT, folder / "checkout", ignore=LEFT)
-    code = "from setuptools import build_meta; build_meta.build_sdist('..')"
-    run([sys.executable, "-W", "ignore", "-c", code], folder / "checkout")
-    (found,) = folder.glob("*.tar.gz")
-    return found
-
-
-@pytest.fixture(scope="session")
-def wheel(sdist, tmp_path_factory):
-    """The wheel, built of the unpacked sdist and nothing else."""
-    folder = tmp_path_factory.mktemp("wheel")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
-    (unpacked,) = folder.iterdir()
-    options = ["--no-build-isolation", "--no-deps", "--no-index", "--quiet", "--wheel-dir", str(folder)]
-    run([sys.executable, "-m", "pip", "wheel", *options, "."], unpacked)
-    (found,) = folder.glob("*.whl")
-    return found
 
 
 @pytest.fixture(scope="session")
@@ -141,15 +105,6 @@ def test_the_wheel_works_without_sources_and_compiler(installed, tmp_path):
     assert "works as installed" in printed
 
 
-def test_c_authors_build_against_the_wheel(installed, tmp_path):
-    """The example project compiles and runs with the headers and the `cffi_builder` of the wheel."""
-    if shutil.which("cc") is None:
-        pytest.skip("there is no C compiler")
-    shutil.copytree(ROOT / "examples" / "cffi_kernel", tmp_path / "project", ignore=LEFT)
-    run([str(installed), "build_scale.py"], tmp_path / "project")
-    assert run([str(installed), "scaling.py"], tmp_path / "project") == "[10.0, 20.0, 30.0]\n"
-
-
 def test_type_checkers_read_the_installed_package(installed, tmp_path):
     """A user's mypy sees the types of the wheel, and has nothing to say about the wheel itself."""
     pytest.importorskip("mypy")
@@ -162,17 +117,6 @@ def test_type_checkers_read_the_installed_package(installed, tmp_path):
     assert lines[0] == 'mine.py:2: note: Revealed type is "dlx._core.native.Tensor"'
     assert lines[1].startswith("mine.py:3: error: No overload variant")
     assert lines[2:] == ["Found 1 error in 1 file (checked 1 source file)"]
-
-
-def test_type_checkers_follow_the_environment_of_a_checkout(tmp_path):
-    """Whoever tries dlx with the `.venv` that make has set up, in a folder of their own, has its types, too."""
-    pytest.importorskip("mypy")
-    found = importlib.metadata.distribution("dlx").read_text("direct_url.json") or "{}"
-    if json.loads(found).get("url") != ROOT.as_uri() or not Path(sys.prefix, ".built").exists():
-        pytest.skip("this is not the environment that make sets up in this checkout")
-    (tmp_path / "mine.py").write_text("import dlx\n\nreveal_type(dlx.convert(b'abc', to='dlx'))\n")
-    assert '"dlx._core.native.Tensor"' in run([sys.executable, "-m", "mypy", "--strict", "mine.py"], tmp_path)
-    assert '"Tensor"' in run([sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "mine.py"], tmp_path)
 
 
 def test_nobody_is_led_to_the_other_dlx():

@@ -1,5 +1,6 @@
 """What type checkers say: mypy and pyright are run on the files in tests/support/typing, each once."""
 
+import importlib.metadata
 import importlib.util
 import inspect
 import json
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import typing
 import venv
+from pathlib import Path
 
 import pytest
 from project import ROOT
@@ -22,9 +24,18 @@ WITH = ["targets.py", "containers.py", "mistakes.py"]
 CHECKERS = ["mypy", "pyright"]
 
 
+def is_made():
+    """Tell whether this is the environment that make sets up in this checkout: checkers see in it where dlx is."""
+    found = importlib.metadata.distribution("dlx").read_text("direct_url.json") or "{}"
+    return json.loads(found).get("url") == ROOT.as_uri() and Path(sys.prefix, ".built").exists()
+
+
+SEARCHED = [] if is_made() else [str(ROOT)]
+
+
 def run_mypy(names, *options):
     """Run mypy as a project that has dlx installed does, in its strict mode; give (file, line) of the errors."""
-    environment = {**os.environ, "MYPYPATH": "" if "--python-executable" in options else str(ROOT)}
+    environment = {**os.environ, "MYPYPATH": "" if "--python-executable" in options else ":".join(SEARCHED)}
     environment |= {"MYPY_CACHE_DIR": str(ROOT / ".mypy_cache" / "examples")}
     strict = ["--strict", "--follow-imports", "silent", "--config-file", "", "--python-version", "3.11"]
     command = [sys.executable, "-m", "mypy", *strict, "--output", "json", *options, *names]
@@ -38,7 +49,7 @@ def run_pyright(names, folder, python=sys.executable):
     """Run pyright with its own defaults; give (file, line) of the errors."""
     for name in names:
         shutil.copy(EXAMPLES / name, folder)
-    settings = {"include": names, "extraPaths": [str(ROOT)] if python == sys.executable else []}
+    settings = {"include": names, "extraPaths": SEARCHED if python == sys.executable else []}
     (folder / "pyrightconfig.json").write_text(json.dumps({"pythonVersion": "3.11", **settings}))
     command = [sys.executable, "-m", "pyright", "--project", str(folder), "--outputjson", "--pythonpath", python]
     environment = {**os.environ, "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"}
@@ -83,6 +94,14 @@ def announced(name):
 def test_errors_are_where_the_file_says_so_and_nowhere_else(errors, checker, name):
     """Each `assert_type` holds, each mistake is seen, and nothing that is right is refused."""
     assert {each for each in errors(checker) if each[0] == name} == announced(name)
+
+
+@pytest.mark.parametrize("checker", CHECKERS)
+def test_checkers_follow_the_environment_of_a_checkout(errors, checker):
+    """Whoever tries dlx with the `.venv` that make has set up has its types: the examples found them by it alone."""
+    if not is_made():
+        pytest.skip("this is not the environment that make sets up in this checkout")
+    assert errors(checker) == set().union(*map(announced, WITH))
 
 
 def test_the_examples_do_announce_mistakes():

@@ -84,38 +84,6 @@ def test_the_example_works_in_the_checkout(tmp_path):
     assert Path(include) == ROOT / "c_src" / "include"
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """A wheel, built from an sdist and not from the checkout."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    ignored = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "*.so", "_ffi.c", "venv*")
-    shutil.copytree(ROOT, source, ignore=ignored)
-    run(sys.executable, "setup.py", "-q", "sdist", "-d", folder, cwd=source)
-    (sdist,) = folder.glob("*.tar.gz")
-    flags = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet")
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    run(sys.executable, "-m", "pip", "wheel", *flags, "-w", folder, sdist, cwd=folder, env=env)
-    (built,) = folder.glob("*.whl")
-    shutil.rmtree(source)
-    return built
-
-
-def test_the_wheel_holds_what_it_should(wheel):
-    """Headers for C authors, no C file, no object, no test, no build recipe."""
-    names = zipfile.ZipFile(wheel).namelist()
-    assert sorted(name for name in names if name.startswith("dlx/include/")) == [
-        "dlx/include/dlpack_abi.h",
-        "dlx/include/dlx.h",
-        "dlx/include/dlx_cuda.h",
-    ]
-    assert {"dlx/py.typed", "dlx/_api/c_interop.py", "dlx/ctypes.py"} <= set(names)
-    assert {"dlx_numpy.py", "dlx_torch.py", "dlx_cupy.py"} <= set(names)
-    assert not [
-        name for name in names if name.endswith((".c", ".o", "build_ffi.py")) or "tests" in name or "/test_" in name
-    ]
-
-
 def test_the_example_works_with_an_installed_wheel(wheel, tmp_path):
     """In a fresh environment with the wheel, the headers come from the wheel, and the example builds and runs."""
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", cwd=tmp_path)
