@@ -11,8 +11,9 @@ from dlx._core.keywords import suggests
 from dlx._core.module import set_module
 from dlx._engine.request import request_of
 from dlx._registry.registry import registry
-from dlx._using.call import FunctionSpec, Invocation
+from dlx._using.call import Invocation
 from dlx._using.fast_path import Specialization, specialized
+from dlx._using.function_spec import FunctionSpec
 from dlx._using.gradients import differentiated
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from dlx._core import native
 from dlx._core.foreign import foreign_error
 from dlx._core.types import Device, DType
 from dlx._engine.planner import Request, is_inside
-from dlx._using.call import FunctionSpec, tracked
-from dlx._using.write_back import Place
+from dlx._using.function_spec import FunctionSpec, Place, tracked
 from dlx.adapter.base import Adapter, unmarked
 from dlx.adapter.declarations import GradSupport
 from dlx.errors import ConversionError, DlxError, DTypeError

@@ -12,14 +12,12 @@ from dlx._engine.executor import adapter_failed
 from dlx._engine.request import describe, producer_of, request_of
 from dlx._registry.registry import registry
 from dlx._registry.target import Target
+from dlx._using.function_spec import Place
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import WriteTracking
 from dlx.errors import DlxError, ReadOnlyError, path_text
 
-__all__ = ["Place", "Writes"]
-
-Place = tuple[str, tuple[Any, ...]]
-"""Where an array is: the name of a parameter, and the path from there; `root` and `path` of an error."""
+__all__ = ["Writes"]
 
 
 @dataclass

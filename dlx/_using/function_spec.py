@@ -1,0 +1,72 @@
+"""What is known of a decorated function: its options, and the names of its parameters."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any
+
+from dlx._containers.tree import Tree
+from dlx.adapter.base import Adapter
+
+__all__ = ["FunctionSpec", "Place", "tracked"]
+
+Place = tuple[str, tuple[Any, ...]]
+"""Where an array is: the name of a parameter, and the path from there; `root` and `path` of an error."""
+
+
+class FunctionSpec:
+    """The options and the parameters of a decorated function."""
+
+    def __init__(
+        self,
+        function: Any,
+        to: Any,
+        request: Any,
+        returns: Any,
+        writes: frozenset[str],
+        *,
+        lazy: bool,
+        detach: bool | None = None,
+        result_like: Any = None,
+    ) -> None:
+        self.to = sys.intern(to) if type(to) is str else to  # as the fast path wants it
+        self.request, self.returns, self.lazy = request, returns, lazy
+        self.detach, self.result_like = detach, result_like
+        try:
+            parameters = list(inspect.signature(function).parameters.values())
+        except (TypeError, ValueError):
+            parameters = []
+        known = {parameter.name for parameter in parameters}
+        if writes - known and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            missing = ", ".join(sorted(writes - known))
+            raise TypeError(f"{getattr(function, '__name__', function)} has no parameter {missing} (writes=)")
+        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        self.names = [p.name for p in positional]
+        self.rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
+        self.skipped = 1 if self.names[:1] in (["self"], ["cls"]) else 0
+        self.writes = writes
+
+    def place(self, i: int) -> Place:
+        """Return the name of a positional argument's parameter, and where the argument is in there."""
+        return (self.names[i], ()) if i < len(self.names) else (self.rest, (i - len(self.names),))
+
+    def parameter(self, path: tuple[Any, ...]) -> Place:
+        """Return a path in (args, options) as one that begins at a parameter."""
+        kind, key, *inside = path
+        root, first = (str(key), ()) if kind else self.place(key + self.skipped)
+        return root, (*first, *inside)
+
+    def written(self, tree: Tree) -> set[int]:
+        """Return the addresses of all arrays of (args, options) in parameters that are declared to be written to."""
+        if not self.writes:
+            return set()
+        (_, args), (_, options) = tree.entries(0)
+        chosen = [link for i, link in tree.entries(args) if self.place(i + self.skipped)[0] in self.writes]
+        chosen += [link for name, link in tree.entries(options) if name in self.writes]
+        return {id(tree.arrays[i]) for i in tree.below(chosen)}
+
+
+def tracked(source: Adapter, array: Any) -> bool:
+    """Return whether what is computed from an array now is recorded by its framework, to be differentiated."""
+    return source.gradients is not None and source.gradients.is_tracked(array)
