@@ -9,6 +9,7 @@ sparse tensors, and those without memory.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import dlx
@@ -29,6 +30,7 @@ _DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16"),
     *("float32", "float64", "float8_e4m3fn", "float8_e5m2", "complex64", "complex128"),
 )
+_TAKES = Capabilities(dtypes=frozenset(_DTYPES), layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED, max_ndim=9)
 _GRAD = Blocker("it requires gradients", resolution="detach", option="detach")
 
 
@@ -40,18 +42,24 @@ class PaddleAdapter(Adapter):
     types = ("paddle.Tensor",)
     display_name = "tensor"
     dtypes = DTypes(package, {name: name for name in _DTYPES})
-    fast_path = FastPath(types=types, guards=(Guard("requires_grad", _GRAD),), detach="detach")
+    fast_path = FastPath(
+        types=types,
+        guards=(Guard("requires_grad", _GRAD),),
+        detach="detach",
+        takes=dataclasses.replace(_TAKES, empty_extents="none"),
+    )
 
     def describe(self, obj: Any) -> Description:
         return Description(blockers=(_GRAD,) if obj.requires_grad else ())
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            dtypes=self.dtypes.known(), layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED, max_ndim=9
-        )
+        return dataclasses.replace(_TAKES, dtypes=self.dtypes.known())
 
     def load(self, tensor: Tensor) -> Any:
-        return self.module().from_dlpack(tensor)
+        paddle = self.module()
+        if 0 in tensor.shape:  # paddle 3.3 never releases the memory of the second of two such tensors that live at a time
+            return paddle.empty(tensor.shape, self.dtypes.to_native(tensor.dtype))
+        return paddle.from_dlpack(tensor)
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:
         return obj.clone()

@@ -88,9 +88,10 @@ class Target:
 
     def fast_path_address(self) -> int:
         """Return the address of the C struct of what the fast path may hand over; 0 where there is nothing."""
-        stated: Capabilities | None = self.capabilities
-        if self.varies:
-            stated = self.adapter.fast_path.takes if self.adapter.fast_path is not None else None
+        path = self.adapter.fast_path
+        stated = path.takes if path is not None else None
+        if stated is None and not self.varies:
+            stated = self.capabilities
         if stated is None or stated.copies:  # C knows the memory as shared, or as a copy of its own
             return 0
         if self._fast is None:
