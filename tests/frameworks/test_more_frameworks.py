@@ -373,7 +373,8 @@ refused(wp.zeros(3, dtype=Pair, device="cpu"))
 print(dlx.convert(wp.zeros(3, dtype=wp.vec3, device="cpu"), to="numpy").shape)
 """
     )
-    lines = [line for line in said.splitlines() if "CUDA" not in line]
+    lines = said.splitlines()
+    lines = lines[lines.index("(2, 3)") :]  # after what warp says of the machine
     assert lines[0] == "(2, 3)" and lines[1] == "CopyRequiredError", lines
     assert lines[2:4] == ["True", "True False"] and lines[4].endswith("Error") and lines[5] == "(3, 3)"
 
