@@ -1,10 +1,10 @@
 """MLX for dlx: mlx.core.array.
 
-Versions: 0.32 and later. Devices: the host. Dtypes: bool, (u)int8 to 64, float16, bfloat16, float32, complex64; float64 is
-exported, and refused on the way in, since mlx would narrow it.
+Versions: 0.32 and later. Devices: the host. Dtypes: bool, (u)int8 to 64, float16, bfloat16, float32, complex64;
+float64 is exported, and refused on the way in, since mlx would narrow it.
 Shared: what leaves mlx, writable as mlx says it is. Copied: whatever comes in; mlx imports no host memory as it is.
-Refused: arrays inside mx.compile and mx.vmap, which have no values. Inside mx.grad mlx gives values out, without a word
-about the gradient.
+Refused: arrays inside mx.compile and mx.vmap, which have no values. Inside mx.grad mlx gives values out, without a
+word about the gradient.
 
 An array that mlx has not computed yet is computed when it is exported or described.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import dlx
-from dlx.adapter import Adapter, Capabilities, Device, DTypes, Layout, Tensor
+from dlx.adapter import Adapter, Capabilities, Device, DTypes, Layout, Tensor, over_memory
 
 _TAKEN = (
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -43,6 +43,9 @@ class MlxAdapter(Adapter):
         )
 
     def load(self, tensor: Tensor) -> Any:
+        if any(stride < 0 for stride in tensor.strides):  # of an extent of 1, which mlx refuses all the same
+            strides = [max(stride, 0) for stride in tensor.strides]
+            tensor = over_memory(tensor.data_ptr, tensor.shape, strides, tensor.dtype, tensor.device, owner=tensor)
         return self.module().from_dlpack(tensor)
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:

@@ -1,9 +1,9 @@
 """ONNX Runtime for dlx: onnxruntime.OrtValue.
 
-Versions: 1.32 and later. Devices: the host. Dtypes: bool, (u)int8 to 64, float16, bfloat16, float32, float64, four float8
-kinds, int4 and uint4.
-Shared: compact row-major data. Copied: read-only memory, and what is strided otherwise. Refused: strings, sequences, maps,
-optional values without one, and sparse tensors.
+Versions: 1.32 and later. Devices: the host. Dtypes: bool, (u)int8 to 64, float16, bfloat16, float32, float64, four
+float8 kinds, int4 and uint4.
+Shared: compact row-major data. Copied: read-only memory, and what is strided otherwise. Refused: strings, sequences,
+maps, optional values without one, and sparse tensors.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class OnnxRuntimeAdapter(Adapter):
         if self.dtypes.from_native(obj.data_type()) is not None:
             return Description()
         fix = "Convert the tensors of numbers that it holds, or what its numpy() gives."
-        return Description(blockers=(Blocker(f"it is {obj.data_type() or 'empty'}, no tensor of numbers", fix, DTypeError),))
+        return Description(
+            blockers=(Blocker(f"it is {obj.data_type() or 'empty'}, no tensor of numbers", fix, DTypeError),)
+        )
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         return keeping(super().export(obj, stream=stream), obj)  # its capsule does not keep numpy's memory alive

@@ -2,9 +2,13 @@
 
 Versions: 3.3 and later. Devices: the host. Dtypes: bool, (u)int8 to 64, float16, bfloat16, float32, float64,
 float8_e4m3fn, float8_e5m2, complex64 and 128.
-Shared: every layout without negative strides, of up to 9 dimensions. Copied: read-only memory, since paddle drops the flag.
-Refused: tensors that require gradients, without detach=True (paddle's exchange table would give them out without a word);
-sparse tensors, and those without memory.
+Shared: every layout without negative strides, of up to 9 dimensions. Copied: read-only memory, since paddle drops the
+flag.
+Refused: tensors that require gradients, without detach=True (paddle's exchange table would give them out without a
+word); sparse tensors, and those without memory.
+
+Paddle 3.3 has one entry for each address that it has imported: of two tensors that import the same memory at a time,
+one is never released, nor is what owns that memory.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from dlx.adapter import (
     DTypes,
     FastPath,
     Guard,
+    KnownIssue,
     Layout,
     Tensor,
 )
@@ -49,6 +54,13 @@ class PaddleAdapter(Adapter):
         takes=dataclasses.replace(_TAKES, empty_extents="none"),
     )
 
+    known_issues = (
+        KnownIssue(
+            does="never releases memory that it imports while another tensor of it has imported the same address",
+            see="tests/frameworks/test_more_frameworks.py",
+        ),
+    )
+
     def describe(self, obj: Any) -> Description:
         return Description(blockers=(_GRAD,) if obj.requires_grad else ())
 
@@ -57,7 +69,7 @@ class PaddleAdapter(Adapter):
 
     def load(self, tensor: Tensor) -> Any:
         paddle = self.module()
-        if 0 in tensor.shape:  # paddle 3.3 never releases the memory of the second of two such tensors that live at a time
+        if 0 in tensor.shape:  # they have no address of their own: each would be the second one (`known_issues`)
             return paddle.empty(tensor.shape, self.dtypes.to_native(tensor.dtype))
         return paddle.from_dlpack(tensor)
 

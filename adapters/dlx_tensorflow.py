@@ -1,14 +1,14 @@
 """TensorFlow for dlx: eager tf.Tensor, and the values of tf.Variable.
 
-Versions: 2.21 and later. Devices: the host. Dtypes: bool, (u)int8 to 64, float16, bfloat16, float32, float64, complex64 and
-128.
-Shared: compact row-major data aligned to 64 bytes; out of tensorflow always read-only. Copied: what is strided otherwise
-or less aligned, of which tensorflow dies, and read-only memory.
-Refused: symbolic tensors, strings and all else that is no number, float8 and int4 (tensorflow does not export them), sparse
-and ragged tensors.
+Versions: 2.21 and later. Devices: the host. Dtypes: bool, (u)int8 to 64, float16, bfloat16, float32, float64,
+complex64 and 128.
+Shared: compact row-major data aligned to 64 bytes; out of tensorflow always read-only. Copied: what is strided
+otherwise or less aligned, of which tensorflow dies, and read-only memory.
+Refused: symbolic tensors, strings and all else that is no number, float8 and int4 (tensorflow does not export them),
+sparse and ragged tensors.
 
-Tensors are constant, and memory that is shared with one must not be written to while it lives. A gradient tape does not
-follow what leaves.
+Tensors are constant, and memory that is shared with one must not be written to while it lives. A gradient tape does
+not follow what leaves.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """NVIDIA Warp for dlx: warp.array.
 
-Versions: 1.19 and later. Devices: the host. Dtypes: bool, (u)int8 to 64, float16 to 64, bfloat16; arrays of vectors and
-matrices leave with the dimensions of these, and come in as plain numbers.
+Versions: 1.19 and later. Devices: the host. Dtypes: bool, (u)int8 to 64, float16 to 64, bfloat16; arrays of vectors
+and matrices leave with the dimensions of these, and come in as plain numbers.
 Shared: every layout of 1 to 4 dimensions. Copied: read-only memory, which warp cannot say.
-Refused: arrays without dimensions or with more than 4, arrays of structures; arrays with gradients, without detach=True.
+Refused: arrays without dimensions or with more than 4, arrays of structures; arrays with gradients, without
+detach=True.
 """
 
 from __future__ import annotations

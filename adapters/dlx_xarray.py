@@ -1,10 +1,10 @@
 """xarray for dlx: DataArray, Variable, Dataset and DataTree, as containers of the arrays in them; xarray is no target.
 
-A DataArray or Variable stands for its data. Where xarray can hold the result (numpy, cupy, jax, array API modules: what has
-``__array_function__`` or ``__array_namespace__``), the result is one again, with its dims, coords, attrs and name; elsewhere
-(torch, dlx, mlx, ...) it is the array alone. A Dataset becomes a Dataset, or else a dict of its data variables. Coordinates are
-labels: they are never converted, and stay where the container stays.
-Data that is still in a file is read.
+A DataArray or Variable stands for its data. Where xarray can hold the result (numpy, cupy, jax, array API modules:
+what has ``__array_function__`` or ``__array_namespace__``), the result is one again, with its dims, coords, attrs and
+name; elsewhere (torch, dlx, mlx, ...) it is the array alone. A Dataset becomes a Dataset, or else a dict of its data
+variables. Coordinates are labels: they are never converted, and stay where the container stays. Data that is still in
+a file is read.
 """
 
 from __future__ import annotations

@@ -31,7 +31,19 @@ from dlx.adapter.declarations import (
 )
 from dlx.errors import DTypeError, PluginError
 
-__all__ = ["BUILT_IN", "OURS", "SOURCES", "Plugin", "allowed", "checked", "discover", "error_of", "normalized", "own", "strict"]
+__all__ = [
+    "BUILT_IN",
+    "OURS",
+    "SOURCES",
+    "Plugin",
+    "allowed",
+    "checked",
+    "discover",
+    "error_of",
+    "normalized",
+    "own",
+    "strict",
+]
 
 BUILT_IN = {
     "numpy": "dlx_numpy",

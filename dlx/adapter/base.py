@@ -485,7 +485,9 @@ def look_up(name: str) -> Any:
             return None
         package = f"{package}.{attribute}"
         # Modules first: a package may define __getattr__ that imports.
-        found = sys.modules.get(package) or found.__dict__.get(attribute) or getattr(found, attribute, None)
+        found = (
+            sys.modules.get(package) or getattr(found, "__dict__", {}).get(attribute) or getattr(found, attribute, None)
+        )
     return found
 
 

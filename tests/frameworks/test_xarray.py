@@ -35,7 +35,12 @@ def test_a_target_that_xarray_can_hold_keeps_dims_and_coords(array):
     pytest.importorskip("array_api_strict")
     result = dlx.convert(array, to="array_api_strict", copy=False)
     assert isinstance(result, xr.DataArray)
-    assert (result.dims, result.name, result.attrs, list(result.coords)) == (("x", "y"), "v", {"unit": "m"}, ["x", "when"])
+    assert (result.dims, result.name, result.attrs, list(result.coords)) == (
+        ("x", "y"),
+        "v",
+        {"unit": "m"},
+        ["x", "when"],
+    )
     assert result.data._array.ctypes.data == array.data.ctypes.data
     copied = dlx.convert(array, to="numpy", copy=True)
     assert isinstance(copied, xr.DataArray) and not np.shares_memory(copied.data, array.data)

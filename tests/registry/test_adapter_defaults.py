@@ -137,7 +137,7 @@ def test_a_third_party_s_adapter_is_graded_under_a_name_that_the_kit_knows(plain
 
 
 def test_a_failure_of_the_kit_is_not_blamed_on_the_library():
-    """pytest says whose it is."""
+    """Pytest says whose it is."""
     from dlx.testing.pytest_plugin import Verdicts
 
     subject = dlx.testing.Subject("plainlib")

@@ -2,9 +2,9 @@
 
     python tests/support/versions.py --pythons PYTHON... [--only NAME...] [--keep] [--args "..."]
 
-tests/versions.toml says which, and with which tests. dlx is built once for each Python, in ``.venv-versions-3.11``; a run
-has an environment of its own on top of that, ``.venv-versions``, made anew each time, so that no run finds what another one
-installed. With ``--keep`` it is called after what the run is about, and used again.
+tests/versions.toml says which, and with which tests. dlx is built once for each Python, in ``.venv-versions-3.11``; a
+run has an environment of its own on top of that, ``.venv-versions``, made anew each time, so that no run finds what
+another one installed. With ``--keep`` it is called after what the run is about, and used again.
 """
 
 from __future__ import annotations
