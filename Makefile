@@ -38,7 +38,7 @@ SOURCES := Makefile build_ffi.py setup.py pyproject.toml constraints.txt dlx/_co
 # torch is installed exactly as asked, and left out, with a word, where that is not to be had.
 TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 
-.PHONY: demo test test-deep test-sanitize test-allocations fuzz fuzz-producers soak test-exits test-interrupts test-peers test-all test-pythons test-debian test-old-numpy test-bare test-versions bench bench-count conformance matrix screens docs dist lint format clean
+.PHONY: demo test test-deep test-sanitize test-allocations fuzz fuzz-producers soak test-exits test-interrupts test-peers test-all test-pythons test-debian test-old-numpy test-bare test-versions test-frameworks bench bench-count conformance matrix screens docs dist lint format clean
 
 demo: $(VENV)/.built $(TORCH_STAMP)
 	$(RUN) examples/quickstart.py
@@ -113,6 +113,11 @@ test-versions:
 	@$(PYTHON) tests/support/versions.py --pythons $(foreach name,python3.11 $(PYTHONS),$(call running,$(name))) \
 	    --only $(VERSIONS) --args "-n $(JOBS) --dist loadfile $(ARGS)"
 
+# The frameworks that `make test` does not install, each in an environment of its own that is kept; FRAMEWORKS="mlx warp" picks some.
+test-frameworks:
+	@$(PYTHON) tests/support/versions.py --keep --pythons $(foreach name,python3.11 $(PYTHONS),$(call running,$(name))) \
+	    --only $(or $(FRAMEWORKS),tensorflow paddle mlx warp onnxruntime xarray) --args "$(ARGS)"
+
 test-bare:
 	@echo "== $(PYTHON), without any framework"
 	@$(MAKE) --no-print-directory test VENV=.venv-bare TORCH= EXTRA=test-bare
@@ -129,7 +134,7 @@ matrix: $(VENV)/.built $(TORCH_STAMP)
 # something, which is no failure here.
 LIBRARIES ?= numpy torch jax tvm_ffi pyarrow pyarrow.Array mlx array_api_strict dlx
 conformance: $(VENV)/.built $(TORCH_STAMP)
-	-@$(PIP) install --quiet --constraint constraints.txt array-api-strict "mlx[cpu]"
+	-@$(PIP) install --quiet --constraint constraints.txt "mlx[cpu]"
 	$(RUN) -m dlx.testing --report docs/conformance.md --kinds producer,consumer $(LIBRARIES); test $$? -le 1
 
 # Screens of the command for the documentation.

@@ -41,6 +41,7 @@ static int is_aligned(const DLTensor* t, const dlx_capabilities* consumer) {
 static int takes_extents(const DLTensor* t, const dlx_capabilities* consumer) {
   uint64_t product = 1, most = UINT64_MAX;
   if (consumer->empty_extents == 0) return 1;
+  if (consumer->empty_extents & DLX_EXTENTS_NONE) return 0;
   if (consumer->empty_extents & DLX_EXTENTS_BYTES) {
     product = ((uint64_t)t->dtype.bits * t->dtype.lanes + 7) / 8;
     most = INT64_MAX;

@@ -200,7 +200,8 @@ int64_t dlx_fail_allocation(int64_t number);
 enum {
   DLX_EXTENTS_ALL = 1,     /* of all but those that are 0 */
   DLX_EXTENTS_LEADING = 2, /* of those before the first 0 */
-  DLX_EXTENTS_BYTES = 4    /* in bytes; else in elements */
+  DLX_EXTENTS_BYTES = 4,   /* in bytes; else in elements */
+  DLX_EXTENTS_NONE = 8     /* nothing fits: it takes no such tensor */
 };
 
 /* What a consumer takes as it is. Filled by field name from adapter.Capabilities. */

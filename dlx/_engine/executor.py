@@ -9,10 +9,10 @@ from dlx._core.array_info import ArrayInfo
 from dlx._core.foreign import foreign_error, type_name
 from dlx._core.native import Tensor
 from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, Device, host_readable
-from dlx._engine.plan import Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
+from dlx._engine.plan import HOST, Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
 from dlx._engine.streams import Readiness, Synchronization
 from dlx._registry.target import Target
-from dlx.adapter.base import Adapter
+from dlx.adapter.base import Adapter, Devices
 from dlx.errors import DlxError
 
 __all__ = [
@@ -53,8 +53,11 @@ def info_of(said: Any, source: Adapter, obj: Any, tensor: Tensor | None) -> Arra
     """Return what there is to say of an array: what its adapter said (`Description.info`), or what was exported."""
     info = said if said is None or isinstance(said, ArrayInfo) else said()
     if tensor is not None and (info is None or info.shape is None):
-        return ArrayInfo.of_tensor(tensor, source.name, type(obj), info.protocols if info is not None else ())
-    return info if info is not None else ArrayInfo(source.name, type_name(type(obj)))
+        protocols = info.protocols if info is not None else ()
+        return ArrayInfo.of_tensor(marked(tensor, source), source.name, type(obj), protocols)
+    if info is not None:
+        return info
+    return ArrayInfo(source.name, type_name(type(obj)), device=HOST if type(source.devices) is Devices else None)
 
 
 def device_of(source: Adapter, obj: Any) -> Device | None:

@@ -213,7 +213,7 @@ def _route(kind: type, source: Adapter | None, target: Target, producer: Produce
         dtype=_question(kind, given.dtype_attribute, call=False) if given.confirmed else None,
         confirmed=_confirmed(source, given),
         storage=_storage(target),
-        is_narrow=target.varies,
+        is_narrow=target.varies or (taken is not None and taken.takes is not None),
         accepts=accepts,
     )
 

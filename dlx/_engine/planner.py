@@ -206,7 +206,7 @@ def decide(tensor: Tensor, before: Decision, source: Adapter, request: Request, 
         and request.device is None
         and not request.copy
         and request.stream is None
-        and not target.varies
+        and not (target.varies or target.copies)
         and not tensor_check(tensor, target.address)
         and (not target.storage or tensor.dtype.name not in target.storage)
     ):
@@ -243,9 +243,10 @@ class _Decider:
         fresh, made = self._freshness()
         self._place()
         unmark = self._incompatibilities()
-        if not self.copies and request.copy and not fresh:
+        imported = self._imported()
+        if not self.copies and request.copy and not (fresh or imported):
             self._copy(Step("copy", "", tensor.nbytes, ("copy", True)))
-        copied = fresh or made or bool(self.copies)
+        copied = fresh or made or bool(self.copies or imported)
         if 0 in tensor.shape and request.copy is False:
             copied = False  # no element to copy
         after = list(unmark)
@@ -264,6 +265,7 @@ class _Decider:
             *self.notes,
             *self.copies,
             *after,
+            *imported,
         )
         return Decision(steps, "copied" if copied else "shared", device)
 
@@ -275,6 +277,14 @@ class _Decider:
             raise CopyRequiredError("its producer made a copy", option=_COPY)
         self.notes.append(Step("copy", "made by its producer", self.tensor.nbytes))
         return not self.tensor.readonly, True  # read-only memory does not satisfy copy=True
+
+    def _imported(self) -> list[Step]:
+        """Return the step for a consumer that copies whatever it imports."""
+        if not self.target.capabilities.copies:
+            return []
+        if self.request.copy is False and 0 not in self.tensor.shape:
+            raise CopyRequiredError(f"{self.target.name} copies what it imports", option=_COPY)
+        return [Step("copy", f"made by {self.target.name}, which copies what it imports", self.tensor.nbytes)]
 
     # ---- where the result will be -----------------------------------------------------------------------------------
 

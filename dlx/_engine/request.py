@@ -60,7 +60,8 @@ def describe(obj: Any) -> ArrayInfo:
         raise not_an_array(obj)
     try:
         found = source.describe(obj)
-        return info_of(found.info, source, obj, found.tensor)
+        unknown = found.info is None and found.tensor is None and not found.blockers
+        return info_of(found.info, source, obj, source.export(obj) if unknown else found.tensor)
     except DlxError as error:
         error.complete(source=type_name(type(obj)))
         raise

@@ -32,7 +32,19 @@ from dlx.adapter.declarations import (
 )
 from dlx.errors import DTypeError, PluginError
 
-__all__ = ["BUILT_IN", "OURS", "Plugin", "allowed", "checked", "discover", "error_of", "normalized", "own", "strict"]
+__all__ = [
+    "BUILT_IN",
+    "OURS",
+    "SOURCES",
+    "Plugin",
+    "allowed",
+    "checked",
+    "discover",
+    "error_of",
+    "normalized",
+    "own",
+    "strict",
+]
 
 BUILT_IN = {
     "numpy": "dlx_numpy",
@@ -43,8 +55,17 @@ BUILT_IN = {
     "tvm_ffi": "dlx_tvm_ffi",
     "pyarrow": "dlx_pyarrow",
     "cupy": "dlx_cupy",
+    "tensorflow": "dlx_tensorflow",
+    "paddle": "dlx_paddle",
+    "mlx": "dlx_mlx",
+    "warp": "dlx_warp",
+    "onnxruntime": "dlx_onnxruntime",
+    "xarray": "dlx_xarray",
 }
 """Root package, or another name for it -> module of ours."""
+
+SOURCES = frozenset({"xarray"})
+"""Those that are no targets."""
 
 OURS = "dlx"
 

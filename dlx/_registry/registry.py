@@ -20,9 +20,9 @@ from dlx._core.foreign import TypeCache, derives, exception_text, foreign_error,
 from dlx._core.module import set_module
 from dlx._core.stream import Stream, handle_of, kept
 from dlx._core.types import Device
-from dlx._registry import generic
+from dlx._registry import generic, modules
 from dlx._registry.loader import Loader
-from dlx._registry.plugin import BUILT_IN, OURS, Plugin, error_of, strict
+from dlx._registry.plugin import BUILT_IN, OURS, SOURCES, Plugin, error_of, strict
 from dlx._registry.target import Target, switches_of, target_of
 from dlx.adapter.base import Adapter, Container, look_up
 from dlx.errors import AdapterNotFoundError, DlxError, FrameworkNotInstalledError, PluginError, did_you_mean
@@ -48,6 +48,7 @@ class Registry:
     def __init__(self, built_in: Mapping[str, str] = BUILT_IN) -> None:
         self.generation = 0
         self._loader = Loader(built_in, self._forget)
+        self._modules: dict[ModuleType, Adapter] = {}  # those that became targets, without a plugin
         self._forget()
 
     def _forget(self) -> None:
@@ -60,10 +61,11 @@ class Registry:
         native.routes_clear()
 
     def adapters(self) -> Iterator[Adapter]:
-        """Give the adapters that are loaded, `dlx.Tensor`'s first."""
+        """Give the adapters that are loaded, `dlx.Tensor`'s first, those of mere modules last."""
         yield generic.TENSOR
         for plugin in self._loader.unique():
             yield from plugin.adapters
+        yield from (each for each in [*self._modules.values()] if isinstance(each, modules.ModuleAdapter))
 
     def of_package(self, module: str) -> Iterator[Adapter]:
         """Give the adapters of a module's package, and those whose dtypes come from there (numpy's of ml_dtypes)."""
@@ -240,6 +242,9 @@ class Registry:
         if name in _OWN:
             return cast("Target", self.ready(_OWN[name]))
         if not loader.has(name):
+            target = self._by_module(to)
+            if target is not None:
+                return target
             known = self._known()
             hint = f"{loader.left_out[name]}." if name in loader.left_out else self._guess(name)
             fix = f"{hint} {known}".strip()
@@ -254,12 +259,25 @@ class Registry:
                 return target
         raise AdapterNotFoundError(f"{name!r} can be read but is no target", target=name, fix=self._known())
 
+    def _by_module(self, to: str | ModuleType) -> Target | None:
+        """Return the target that a module with ``from_dlpack`` is; None where there is none of it."""
+        module = modules.importable(to) if isinstance(to, str) else to
+        if module is None or not callable(getattr(module, "from_dlpack", None)):
+            return None
+        if module not in self._modules:
+            made = modules.probed(module)
+            known = self.knows(made.kind)  # a module around a framework: array_api_compat.torch
+            self._modules.setdefault(module, made if known is None or self.ready(known) is None else known)
+            self._forget()
+        return self.ready(self._modules[module])
+
     def ready(self, adapter: Adapter, kind: type | None = None) -> Target | None:
         """Return an adapter as a target, for one array type or for all; None where its framework takes no arrays."""
         try:
             switches = switches_of(adapter)
             key = adapter, kind, switches
             if key not in self._ready:
+                adapter.initialize()
                 made = target_of(adapter, kind)
                 if switches_of(adapter) != switches:  # another thread has switched meanwhile
                     return made
@@ -291,7 +309,7 @@ class Registry:
 
     def _names(self) -> list[str]:
         self._loader.scan()
-        return sorted([*_OWN, *(name for name in self._loader.plugins if "(" not in name)])
+        return sorted({*_OWN, *(name for name in self._loader.plugins if "(" not in name)} - SOURCES)
 
 
 def packages(module: str) -> Iterator[str]:

@@ -39,6 +39,7 @@ class Target:
         "address",
         "arrays",
         "capabilities",
+        "copies",
         "kind",
         "name",
         "source",
@@ -50,6 +51,7 @@ class Target:
         self.adapter, self.capabilities, self.source, self.kind = adapter, capabilities, source, kind
         self.name, self.storage = adapter.name, adapter.dtypes.storage
         self.arrays = f"{self.name} {adapter.display_name}s"  # what to call several of its arrays
+        self.copies = capabilities.copies
         self._struct, self._fast = as_struct(capabilities), None
         self.address = int(ffi.cast("uintptr_t", self._struct))
         # Whether the tensor decides which array type is made: then the fast path serves `FastPath.takes` only.
@@ -86,10 +88,11 @@ class Target:
 
     def fast_path_address(self) -> int:
         """Return the address of the C struct of what the fast path may hand over; 0 where there is nothing."""
-        stated: Capabilities | None = self.capabilities
-        if self.varies:
-            stated = self.adapter.fast_path.takes if self.adapter.fast_path is not None else None
-        if stated is None:
+        path = self.adapter.fast_path
+        stated = path.takes if path is not None else None
+        if stated is None and not self.varies:
+            stated = self.capabilities
+        if stated is None or stated.copies:  # C knows the memory as shared, or as a copy of its own
             return 0
         if self._fast is None:
             known = self.adapter.dtypes.names.keys() - self.storage.keys() | self.storage_as_wide().keys()
@@ -133,7 +136,7 @@ def as_struct(stated: Capabilities) -> Any:
     struct.layouts = stated.layouts
     struct.min_alignment = stated.min_alignment
     struct.min_ndim, struct.max_ndim = stated.min_ndim, stated.max_ndim
-    struct.keeps_readonly = stated.keeps_readonly
+    struct.keeps_readonly = stated.keeps_readonly or stated.copies
     struct.takes_packed, struct.takes_padded = stated.subbyte != "padded", stated.subbyte != "packed"
     struct.takes_null = stated.null_data
     struct.empty_extents = EXTENTS[stated.empty_extents]

@@ -99,14 +99,16 @@ class DTypes:
     package
         Importable name of the package that has them.
     names
-        Names of dtypes in dlx -> attributes of the package: ``{"bool": "bool_"}``. Those that the installed version
-        lacks are left out.
+        Names of dtypes in dlx -> attributes of the package, with dots or without: ``{"bool": "bool_"}``. Those that the
+        installed version lacks are left out.
     extension
         Dtypes that another package adds, with what users call them there: ``{"bfloat16": "ml_dtypes.bfloat16"}``. A
         subclass answers for them in `to_native` and `from_native`.
     storage
         Dtypes that the framework has, but imports under another name of the same width: ``{"bfloat16": "uint16"}``.
         They are handed over under that name, and the result is given to `viewed`.
+    words
+        Whether the values of `names` are the framework's dtypes themselves, words and no attributes.
     """
 
     storage: Mapping[str, str] = {}
@@ -122,14 +124,15 @@ class DTypes:
         *,
         extension: Mapping[str, str] | None = None,
         storage: Mapping[str, str] | None = None,
+        words: bool = False,
     ) -> None:
-        self.package, self.names, self.extension = package, names, extension or {}
+        self.package, self.names, self.extension, self.words = package, names, extension or {}, words
         if storage is not None:
             self.storage = storage
 
     def native(self, attribute: str) -> Any:
         """Return the framework's dtype object behind one value of `names`, or None where the version lacks it."""
-        return getattr(sys.modules[self.package], attribute, None)
+        return attribute if self.words else look_up(f"{self.package}.{attribute}")
 
     @functools.cached_property
     def _to_native(self) -> dict[DType, Any]:
@@ -309,7 +312,7 @@ class Adapter:
     # ---- as a producer --------------------------------------------------------------------------------------------
 
     def describe(self, obj: Any) -> Description:
-        """Describe one array, also one that cannot be exported. The default knows nothing: only an export could tell.
+        """Describe one array, also one that cannot be exported. The default knows nothing: `dlx.describe` exports it.
 
         `Description.tensor` saves the export where that calls no producer.
         """
@@ -324,6 +327,12 @@ class Adapter:
         return dlpack.export(obj, stream=stream)
 
     # ---- as a consumer --------------------------------------------------------------------------------------------
+
+    def initialize(self) -> None:
+        """Get the framework, which is imported, ready for its first array; the default does nothing.
+
+        Called before `capabilities`, when it first becomes a target; perhaps more than once.
+        """
 
     def capabilities(self) -> Capabilities | None:
         """State what the framework takes as it is. None, the default: it cannot be a target.
@@ -481,7 +490,9 @@ def look_up(name: str) -> Any:
             return None
         package = f"{package}.{attribute}"
         # Modules first: a package may define __getattr__ that imports.
-        found = sys.modules.get(package) or found.__dict__.get(attribute) or getattr(found, attribute, None)
+        found = (
+            sys.modules.get(package) or getattr(found, "__dict__", {}).get(attribute) or getattr(found, attribute, None)
+        )
     return found
 
 

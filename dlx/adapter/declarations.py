@@ -65,6 +65,7 @@ EXTENTS = {
     "leading": lib.DLX_EXTENTS_LEADING,
     "leading bytes": lib.DLX_EXTENTS_LEADING | lib.DLX_EXTENTS_BYTES,
     "bytes": lib.DLX_EXTENTS_ALL | lib.DLX_EXTENTS_BYTES,
+    "none": lib.DLX_EXTENTS_NONE,
 }
 """Values of `Capabilities.empty_extents`, with what C calls them."""
 
@@ -88,6 +89,9 @@ class Capabilities:
         Fewest and most dimensions.
     keeps_readonly
         Whether its arrays keep the read-only flag, or cannot be written at all.
+    copies
+        Whether it copies whatever it imports: then no memory is shared with it, read-only memory is taken as it is, and
+        ``copy=False`` is refused.
     subbyte
         How it holds elements of less than a byte (int4, float6): ``"packed"`` next to each other, as DLPack does unless
         a flag says otherwise, ``"padded"`` in a byte each, or ``"both"``.
@@ -96,7 +100,7 @@ class Capabilities:
     empty_extents
         What the extents of an array without elements must keep to: ``"any"`` nothing; ``"leading"`` those before the
         first 0 multiply to less than 2**64, or with ``"leading bytes"`` make less than 2**63 bytes; ``"bytes"`` all
-        that are not 0 make less than 2**63 bytes.
+        that are not 0 make less than 2**63 bytes; ``"none"`` it takes no such array at all.
     narrows
         Dtypes that it would silently change to smaller ones; they are never in `dtypes`.
     refusals
@@ -113,6 +117,7 @@ class Capabilities:
     min_ndim: int = 0
     max_ndim: int = 64
     keeps_readonly: bool = False
+    copies: bool = False
     subbyte: str = "packed"
     null_data: bool = True
     empty_extents: str = "any"
@@ -233,8 +238,9 @@ class FastPath:
     one_type
         Whether `Adapter.variant` gives the adapter itself for every tensor, though it is overridden.
     takes
-        What every array type of a framework takes that has several (`Adapter.variant`); what goes beyond takes the
-        Python path, as everything does where this is None.
+        What every array type of a framework takes that has several (`Adapter.variant`), or what the table takes where
+        that is less than `Adapter.capabilities` say; what goes beyond takes the Python path. None: nothing of several
+        types, all of one.
     returns_same
         Whether an array that is in the target framework already may come back without being described.
     guards

@@ -80,7 +80,7 @@ def _main(arguments: list[str] | None) -> int:
         try:
             subject = excepting(find(spec), declared(options.excepted))
             found = _graded(subject, kinds, only)
-        except (LookupError, ImportError, ValueError) as error:
+        except (LookupError, ImportError, ValueError, RuntimeError) as error:
             print(f"{spec}: {error}", file=sys.stderr)
             errors.append({"subject": spec, "message": str(error)})
             # A page is about what is there; a grade that was asked for and not given is a failure.

@@ -58,7 +58,9 @@ def find(spec: str) -> Subject:
             raise LookupError(f"{spec} is {found!r}, not a dlx.testing.Subject")
         return replace(found, spec=spec)
     if spec in LIBRARIES:
-        return replace(LIBRARIES[spec](), spec=spec)
+        known = replace(LIBRARIES[spec](), spec=spec)
+        own = adapter_of(spec) if not known.adapter else None  # a third party's
+        return known if own is None else replace(known, adapter=own.name)
     adapter = adapter_of(spec)
     if adapter is None:
         others = ", ".join(name for name in adapters() if name not in LIBRARIES)

@@ -99,4 +99,6 @@ class Verdicts:
     def explain(self, verdict: Verdict) -> str:
         """Return what a developer needs: the promise, what was seen, and how to see it again."""
         check = CHECKS[verdict.check]
+        if verdict.status == "error":
+            return f"{check.name}: the kit failed, which says nothing of {self.subject.name}\n{verdict.seen}"
         return f"{check.promise}\n{verdict.seen}\n\n{check.reproduction(self.subject)}"

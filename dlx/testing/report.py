@@ -96,7 +96,7 @@ def as_text(grades: Grades, screen: Screen) -> None:
             code = textwrap.indent(check.reproduction(grades.subject), "    ")
             screen.block(f"\n{check.name}: {check.promise}\n  {_seen(verdict)}\n\n{code}")
         elif verdict.status == "error":
-            screen.block(f"\n{check.name}: the kit failed\n{verdict.seen}")
+            screen.block(f"\n{check.name}: the kit failed, which says nothing of {grades.subject.name}\n{verdict.seen}")
 
 
 def _seen(verdict: Verdict) -> str:

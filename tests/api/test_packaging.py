@@ -24,6 +24,10 @@ import dlx
 
 packaging = pytest.importorskip("packaging.requirements")
 
+FRAMEWORKS = (
+    *("numpy", "torch", "cupy", "jax", "tvm-ffi", "pyarrow"),
+    *("tensorflow", "paddle", "mlx", "warp", "onnxruntime", "xarray"),
+)
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
@@ -178,7 +182,7 @@ def test_every_requirement_is_pinned_by_a_version_that_it_allows():
 
 def test_extras_ask_for_the_oldest_versions_that_adapters_serve():
     """An extra's lower bound is a version, not a wish: each framework has one."""
-    for name in ("numpy", "torch", "cupy", "jax", "tvm-ffi", "pyarrow"):
+    for name in FRAMEWORKS:
         (each,) = PROJECT["optional-dependencies"][name]
         assert [bound.operator for bound in packaging.Requirement(each).specifier] == [">="]
 
@@ -187,7 +191,7 @@ def test_the_page_on_installing_lists_the_extras_as_they_are():
     """Each extra for users has a row in docs/install.md, with the version that it asks for; others have none."""
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `([\w-]+)` \| (.*) \|$", page, re.MULTILINE))
-    assert {*rows} == {"numpy", "torch", "cupy", "jax", "tvm-ffi", "pyarrow", "all", "dev"}
+    assert {*rows} == {*FRAMEWORKS, "all", "dev"}
     for name in {*rows} - {"all", "dev"}:
         (each,) = PROJECT["optional-dependencies"][name]
         (bound,) = packaging.Requirement(each).specifier

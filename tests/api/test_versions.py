@@ -13,7 +13,11 @@ from project import ROOT
 requirements = pytest.importorskip("packaging.requirements")
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-FRAMEWORKS = ("numpy", "torch", "jax", "pyarrow", "apache-tvm-ffi")
+NAMES = {"apache-tvm-ffi": "tvm-ffi", "paddlepaddle": "paddle", "warp-lang": "warp"}
+FRAMEWORKS = (
+    *("numpy", "torch", "jax", "pyarrow", "apache-tvm-ffi"),
+    *("tensorflow", "paddlepaddle", "mlx", "warp-lang", "onnxruntime", "xarray"),
+)
 PAGE = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
 
 
@@ -28,14 +32,14 @@ def test_every_framework_but_cupy_has_runs():
     assert sum(len(runs(framework)) for framework in FRAMEWORKS) == len(versions.TABLE["runs"])
     for run in versions.TABLE["runs"]:
         assert [requirements.Requirement(each).name for each in run["install"]]
-    for path in versions.TABLE["tests"]:
+    for path in versions.TABLE["tests"] + [path for run in versions.TABLE["runs"] for path in run.get("tests", ())]:
         assert (ROOT / path).exists()
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_the_oldest_version_is_the_one_that_the_extra_asks_for(framework):
     """No version is claimed that the tests are not run with."""
-    name = {"apache-tvm-ffi": "tvm-ffi"}.get(framework, framework)
+    name = NAMES.get(framework, framework)
     (bound,) = requirements.Requirement(EXTRAS[name][0]).specifier
     assert bound.contains(runs(framework)[0][0])
     assert runs(framework)[0][0].startswith(bound.version)

@@ -1,0 +1,55 @@
+"""ONNX Runtime for dlx: onnxruntime.OrtValue.
+
+Versions: 1.32 and later. Devices: the host. Dtypes: bool, (u)int8 to 64, float16, bfloat16, float32, float64, four
+float8 kinds, int4 and uint4.
+Shared: compact row-major data. Copied: read-only memory, and what is strided otherwise. Refused: strings, sequences,
+maps, optional values without one, and sparse tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dlx
+from dlx.adapter import Adapter, Blocker, Capabilities, Description, DTypes, Tensor, keeping
+from dlx.errors import DTypeError
+
+_SAME = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16"),
+    *("int4", "uint4"),
+)
+_NAMES = {name: f"tensor({name})" for name in _SAME} | {"float32": "tensor(float)", "float64": "tensor(double)"}
+_FLOAT8 = ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")
+
+
+class OnnxRuntimeAdapter(Adapter):
+    """onnxruntime.OrtValue."""
+
+    name = package = "onnxruntime"
+    install = "pip install onnxruntime"
+    types = ("onnxruntime.OrtValue",)
+    display_name = "value"
+    dtypes = DTypes(package, _NAMES | {f"float8_{kind}": f"tensor(float8{kind})" for kind in _FLOAT8}, words=True)
+
+    def describe(self, obj: Any) -> Description:
+        if self.dtypes.from_native(obj.data_type()) is not None:
+            return Description()
+        fix = "Convert the tensors of numbers that it holds, or what its numpy() gives."
+        return Description(
+            blockers=(Blocker(f"it is {obj.data_type() or 'empty'}, no tensor of numbers", fix, DTypeError),)
+        )
+
+    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+        return keeping(super().export(obj, stream=stream), obj)  # its capsule does not keep numpy's memory alive
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(dtypes=self.dtypes.known())
+
+    def load(self, tensor: Tensor) -> Any:
+        return self.module().OrtValue.from_dlpack(tensor)
+
+
+@dlx.hookimpl
+def dlx_adapters() -> list[Adapter]:
+    """Return onnxruntime's adapter."""
+    return [OnnxRuntimeAdapter()]

@@ -1,0 +1,83 @@
+"""PaddlePaddle for dlx: paddle.Tensor.
+
+Versions: 3.3 and later. Devices: the host. Dtypes: bool, (u)int8 to 64, float16, bfloat16, float32, float64,
+float8_e4m3fn, float8_e5m2, complex64 and 128.
+Shared: every layout without negative strides, of up to 9 dimensions. Copied: read-only memory, since paddle drops the
+flag.
+Refused: tensors that require gradients, without detach=True (paddle's exchange table would give them out without a
+word); sparse tensors, and those without memory.
+
+Paddle 3.3 has one entry for each address that it has imported: of two tensors that import the same memory at a time,
+one is never released, nor is what owns that memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import dlx
+from dlx.adapter import (
+    Adapter,
+    Blocker,
+    Capabilities,
+    Description,
+    Device,
+    DTypes,
+    FastPath,
+    Guard,
+    KnownIssue,
+    Layout,
+    Tensor,
+)
+
+_DTYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16"),
+    *("float32", "float64", "float8_e4m3fn", "float8_e5m2", "complex64", "complex128"),
+)
+_TAKES = Capabilities(dtypes=frozenset(_DTYPES), layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED, max_ndim=9)
+_GRAD = Blocker("it requires gradients", resolution="detach", option="detach")
+
+
+class PaddleAdapter(Adapter):
+    """paddle.Tensor, and parameters."""
+
+    name = package = "paddle"
+    install = "pip install paddlepaddle"
+    types = ("paddle.Tensor",)
+    display_name = "tensor"
+    dtypes = DTypes(package, {name: name for name in _DTYPES})
+    fast_path = FastPath(
+        types=types,
+        guards=(Guard("requires_grad", _GRAD),),
+        detach="detach",
+        takes=dataclasses.replace(_TAKES, empty_extents="none"),
+    )
+
+    known_issues = (
+        KnownIssue(
+            does="never releases memory that it imports while another tensor of it has imported the same address",
+            see="tests/frameworks/test_more_frameworks.py",
+        ),
+    )
+
+    def describe(self, obj: Any) -> Description:
+        return Description(blockers=(_GRAD,) if obj.requires_grad else ())
+
+    def capabilities(self) -> Capabilities:
+        return dataclasses.replace(_TAKES, dtypes=self.dtypes.known())
+
+    def load(self, tensor: Tensor) -> Any:
+        paddle = self.module()
+        if 0 in tensor.shape:  # they have no address of their own: each would be the second one (`known_issues`)
+            return paddle.empty(tensor.shape, self.dtypes.to_native(tensor.dtype))
+        return paddle.from_dlpack(tensor)
+
+    def copy(self, obj: Any, device: Device | None = None) -> Any:
+        return obj.clone()
+
+
+@dlx.hookimpl
+def dlx_adapters() -> list[Adapter]:
+    """Return paddle's adapter."""
+    return [PaddleAdapter()]

@@ -1,0 +1,75 @@
+"""TensorFlow for dlx: eager tf.Tensor, and the values of tf.Variable.
+
+Versions: 2.21 and later. Devices: the host. Dtypes: bool, (u)int8 to 64, float16, bfloat16, float32, float64,
+complex64 and 128.
+Shared: compact row-major data aligned to 64 bytes; out of tensorflow always read-only. Copied: what is strided
+otherwise or less aligned, of which tensorflow dies, and read-only memory.
+Refused: symbolic tensors, strings and all else that is no number, float8 and int4 (tensorflow does not export them),
+sparse and ragged tensors.
+
+Tensors are constant, and memory that is shared with one must not be written to while it lives. A gradient tape does
+not follow what leaves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dlx
+from dlx.adapter import Adapter, Blocker, Capabilities, Description, DTypes, Tensor, look_up
+from dlx.errors import DTypeError, LayoutError
+
+_DTYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+)
+_VARIABLE = Blocker("it is a variable, whose value is converted", resolution="value")
+_OTHERS = {
+    "SparseTensor": Blocker("it is sparse", "Call tf.sparse.to_dense(x) first.", LayoutError),
+    "RaggedTensor": Blocker("its rows differ in length", "Call .to_tensor() first.", LayoutError),
+    "IndexedSlices": Blocker("it holds slices", "Call tf.convert_to_tensor(x) first.", LayoutError),
+}
+
+
+class TensorFlowAdapter(Adapter):
+    """tf.Tensor."""
+
+    name = package = "tensorflow"
+    install = "pip install tensorflow"
+    types = ("tensorflow.Tensor", "tensorflow.Variable", *(f"tensorflow.{name}" for name in _OTHERS))
+    display_name = "tensor"
+    immutable = True
+    dtypes = DTypes(package, {name: name for name in _DTYPES})
+
+    def describe(self, obj: Any) -> Description:
+        blocker = self._blocker(obj)
+        return Description(blockers=(blocker,) if blocker is not None else ())
+
+    def _blocker(self, obj: Any) -> Blocker | None:
+        other = next((each for name, each in _OTHERS.items() if isinstance(obj, look_up(f"tensorflow.{name}"))), None)
+        if other is not None:
+            return other
+        if self.dtypes.from_native(obj.dtype) is None:
+            why = f"tensorflow exports no {obj.dtype.name}"
+            return Blocker(why, "Convert the values with tf.cast first, where they are numbers.", DTypeError)
+        if isinstance(obj, look_up("tensorflow.Variable")):
+            return _VARIABLE
+        if not hasattr(obj, "__dlpack__"):
+            why = "inside a tf.function, or a model that is being built, tensors have no data"
+            return Blocker(why, "Convert outside of it, or call back with tf.py_function.", LayoutError)
+        return None
+
+    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+        return super().export(obj)  # tensorflow takes no stream: it waits itself
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(dtypes=self.dtypes.known(), min_alignment=64, allocates_aligned=64)
+
+    def load(self, tensor: Tensor) -> Any:
+        return self.module().experimental.dlpack.from_dlpack(tensor.__dlpack__())
+
+
+@dlx.hookimpl
+def dlx_adapters() -> list[Adapter]:
+    """Return tensorflow's adapter."""
+    return [TensorFlowAdapter()]

@@ -1,0 +1,179 @@
+"""Targets that are modules: any with ``from_dlpack``, as far as a probe has shown what it takes.
+
+A probe passes small arrays to ``from_dlpack`` and reads what comes back. It passes nothing that consumers are known to
+die of: no negative strides, no address below the dtype's alignment, no code that came after bfloat16.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from dlx._core import native
+from dlx._core.extension import ffi
+from dlx._core.foreign import exception_text, foreign_error
+from dlx._core.native import Tensor
+from dlx._core.types import Device, DType
+from dlx._protocols import dlpack
+from dlx._protocols.pointer import empty
+from dlx._registry.generic import DLPACK
+from dlx.adapter.base import Adapter, Description, DTypes, over_memory
+from dlx.adapter.declarations import Capabilities, Layout
+from dlx.errors import AdapterNotFoundError, FrameworkNotInstalledError
+
+__all__ = ["INSTALL", "ModuleAdapter", "importable", "probed"]
+
+INSTALL = {"array_api_strict": "array-api-strict", "dpnp": "dpnp", "ndonnx": "ndonnx"}
+"""Modules that are known to have ``from_dlpack`` -> what pip calls them."""
+
+_DTYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+)
+_LAYOUTS = {Layout.PERMUTED: ((3, 2), (1, 3)), Layout.GAPS: ((2, 2), (6, 2)), Layout.ZERO: ((2, 3), (0, 1))}
+_NDIMS = (3, 8, 16, 32, 64)
+_HOST = Device("cpu")
+_SPARE = 64  # elements of a probe's memory
+
+
+class ModuleAdapter(Adapter):
+    """A module with ``from_dlpack``, with what `probed` has seen of it."""
+
+    def __init__(self, module: ModuleType, kind: type, stated: Capabilities) -> None:
+        self.name = self.package = module.__name__
+        self.kind, self.stated = kind, stated
+        names = {name: name for name in stated.dtypes or ()}
+        if not hasattr(module, "bool"):
+            names |= {name: "bool_" for name in names if name == "bool"}
+        self.dtypes = DTypes(self.package, names)
+
+    def version(self) -> str:
+        root = sys.modules[self.package.partition(".")[0]]
+        return str(getattr(self.module(), "__version__", getattr(root, "__version__", "unknown")))
+
+    def classes(self) -> tuple[type, ...]:
+        return (self.kind,)
+
+    def describe(self, obj: Any) -> Description:
+        return Description(blockers=DLPACK.describe(obj).blockers)
+
+    def capabilities(self) -> Capabilities:
+        return self.stated
+
+    def load(self, tensor: Tensor) -> Any:
+        return self.module().from_dlpack(tensor)
+
+
+def importable(name: str) -> ModuleType | None:
+    """Return the module of a name, imported where it is not yet; None where there is none.
+
+    Those of the standard library are no array libraries, and some of them do things when they are imported.
+
+    Raises
+    ------
+    FrameworkNotInstalledError
+        If it is there and fails to import, or is known, and not there.
+    """
+    root = name.partition(".")[0]
+    if not name.replace(".", "_").isidentifier() or root in sys.stdlib_module_names or root == "__main__":
+        return None
+    try:
+        if name in sys.modules or importlib.util.find_spec(root) is not None:
+            return importlib.import_module(name)
+    except MemoryError:
+        raise
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            return None
+        what, fix = f"{name} is installed but fails to import:", "Repair its installation."
+        raise foreign_error(what, error, FrameworkNotInstalledError, target=name, fix=fix) from error
+    if root in INSTALL:
+        fix = f"Install it: pip install {INSTALL[root]}."
+        raise FrameworkNotInstalledError(f"{root} is not installed", target=name, fix=fix)
+    return None
+
+
+def probed(module: ModuleType) -> ModuleAdapter:
+    """Return the adapter of a module with ``from_dlpack``, which is called some thirty times.
+
+    Raises
+    ------
+    AdapterNotFoundError
+        If it takes no array in host memory, or gives what cannot be read.
+    """
+    probe = _Probe(module)
+    dtypes = frozenset(name for name in _DTYPES if probe.takes(name))
+    if not dtypes:
+        reason = f"{module.__name__}.from_dlpack takes no array in host memory: {probe.why}"
+        raise AdapterNotFoundError(reason, target=module.__name__, fix="Convert to a framework that it imports from.")
+    plain = "float32" if "float32" in dtypes else min(dtypes)
+    shares = probe.takes(plain, sharing=True)
+    takes = functools.partial(probe.takes, plain, sharing=shares)
+    stated = Capabilities(
+        dtypes=dtypes,
+        layouts=sum(layout for layout, (shape, strides) in _LAYOUTS.items() if takes(shape, strides)),
+        min_alignment=0 if takes(shift=1) else 64,
+        min_ndim=0 if takes(()) else 1,
+        max_ndim=max([2, *(ndim for ndim in _NDIMS if takes((1,) * ndim))]),
+        keeps_readonly=takes(readonly=True),
+        copies=not shares,
+        null_data=False,
+        empty_extents="bytes",
+    )
+    return ModuleAdapter(module, probe.kind, stated)
+
+
+class _Probe:
+    """What a module makes of arrays that are passed to it."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self.module = module
+        self.kind: type = object
+        self.why = ""  # it did not take the last one that it did not take
+
+    def takes(
+        self,
+        name: str,
+        shape: Sequence[int] = (2, 3),
+        strides: Sequence[int] | None = None,
+        *,
+        shift: int = 0,
+        readonly: bool = False,
+        sharing: bool = False,
+    ) -> bool:
+        """Return whether an array comes back as it was; `sharing`: in the same memory; `shift`ed by elements."""
+        dtype = DType(name)
+        memory = empty((_SPARE,), name)
+        data = ffi.cast("unsigned char *", memory.data_ptr)
+        for i in range(memory.nbytes):
+            data[i] = i % 2 if name == "bool" else i % 61 + 1
+        address = memory.data_ptr + shift * dtype.bits // 8
+        source = over_memory(address, shape, strides, dtype, _HOST, readonly=readonly, owner=memory)
+        try:
+            array = self.module.from_dlpack(source)
+            back = dlpack.export(array)
+        except MemoryError:
+            raise
+        except Exception as error:
+            self.why = exception_text(error)
+            return False
+        self.kind = type(array)
+        if not (back.device == _HOST and (back.dtype, back.shape) == (source.dtype, source.shape)):
+            self.why = f"{source} comes back as {back}"
+        elif _elements(back) != _elements(source):
+            self.why = f"{source} comes back with other values"
+        elif (sharing and back.data_ptr != source.data_ptr) or (readonly and not back.readonly):
+            self.why = "it is copied, or may be written to"
+        else:
+            return True
+        return False
+
+
+def _elements(tensor: Tensor) -> bytes:
+    compact = native.tensor_copy(tensor, False)
+    return bytes(ffi.buffer(ffi.cast("char *", compact.data_ptr), compact.nbytes))

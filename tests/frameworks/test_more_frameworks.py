@@ -1,0 +1,446 @@
+"""tensorflow, paddle, mlx, warp, onnxruntime and modules with from_dlpack: values, addresses, rights, what is refused.
+
+`make test-frameworks` runs this in an environment for each of them; in `make test` those that are not installed are
+skipped.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import subprocess
+import sys
+import warnings
+from dataclasses import dataclass
+
+import pytest
+
+import dlx
+from dlx import errors
+from dlx._core import native
+
+np = pytest.importorskip("numpy")
+
+INTS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+NARROW = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+
+
+@dataclass(frozen=True)
+class Framework:
+    """What a framework is known to do; the address of an array is asked of the framework itself where it can tell."""
+
+    name: str
+    module: str
+    own: str  # code of an own array of float32 [[0, 1, 2], [3, 4, 5]]; m is the module
+    address: str = ""  # code of the address of x; empty: numpy tells it of its export
+    dtypes: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    shares: frozenset[str] = frozenset({"compact"})  # layouts that come in as they are
+    copies: bool = False  # whatever comes in
+    keeps_readonly: bool = False
+    gives_readonly: bool = False
+    ndims: tuple[int, int] = (0, 8)
+
+
+LAYOUTS = {
+    "compact": lambda a: a,
+    "transposed": lambda a: a.T,
+    "gaps": lambda a: a[:, ::2],
+    "backwards": lambda a: a[::-1],
+    "repeated": lambda a: np.lib.stride_tricks.as_strided(a, (2, 3), (0, 4)),
+}
+STRIDED = frozenset({"compact", "transposed", "gaps", "repeated"})
+FLOATS = ("float16", "float32", "float64")
+FRAMEWORKS = (
+    Framework(
+        "mlx", "mlx.core", "m.arange(6, dtype=m.float32).reshape(2, 3)",
+        dtypes=("bool", *INTS, "float16", "float32", "complex64", "bfloat16"),
+        refused=("float64", "complex128", "float8_e5m2"), copies=True,
+    ),
+    Framework(
+        "onnxruntime", "onnxruntime", "m.OrtValue.ortvalue_from_numpy(np.arange(6, dtype='f4').reshape(2, 3))",
+        address="x.data_ptr()", dtypes=("bool", *INTS, *FLOATS, *NARROW), refused=("complex64", "complex128"),
+    ),
+    Framework(
+        "warp", "warp", "m.array(np.arange(6, dtype='f4').reshape(2, 3), device='cpu')",
+        address="x.ptr", dtypes=("bool", *INTS, *FLOATS, "bfloat16"), refused=("complex64", "float8_e5m2"),
+        shares=STRIDED | {"backwards"}, ndims=(1, 4),
+    ),
+    Framework(
+        "paddle", "paddle", "m.arange(6, dtype='float32').reshape([2, 3])",
+        address="x.data_ptr()", dtypes=("bool", *INTS, *FLOATS, "complex64", "complex128", *NARROW),
+        refused=("float8_e8m0fnu",), shares=STRIDED, ndims=(0, 9),
+    ),
+    Framework(
+        "tensorflow", "tensorflow", "m.reshape(m.range(6, dtype=m.float32), [2, 3])",
+        dtypes=("bool", *INTS, *FLOATS, "complex64", "complex128", "bfloat16"), refused=("float8_e5m2",),
+        gives_readonly=True,
+    ),
+    Framework(
+        "array_api_strict", "array_api_strict", "m.reshape(m.arange(6, dtype=m.float32), (2, 3))",
+        address="x._array.ctypes.data", dtypes=("bool", *INTS, "float32", "float64", "complex64", "complex128"),
+        refused=("float16", "bfloat16"), shares=STRIDED, keeps_readonly=True,
+    ),
+)  # fmt: skip
+
+
+@pytest.fixture(params=FRAMEWORKS, ids=lambda framework: framework.name)
+def framework(request):
+    """One of them, imported, or a skip."""
+    imported(request.param.module)
+    return request.param
+
+
+def imported(name):
+    """Import a framework; some say things while they are imported."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip(name, exc_type=ImportError)
+
+
+def own(framework):
+    """Return an array that the framework has made itself."""
+    module = importlib.import_module(framework.module)
+    if hasattr(module, "init"):
+        module.init()
+    return eval(framework.own, {"m": module, "np": np})
+
+
+def address(framework, x):
+    """Return where an array's first element is."""
+    if framework.address:
+        return eval(framework.address, {"x": x})
+    return np.from_dlpack(x).ctypes.data
+
+
+def aligned(shape=(2, 3), dtype="float32"):
+    """Return an array of 0, 1, 2, ... aligned to 64 bytes."""
+    dtype = np.dtype(dtype)
+    count = int(np.prod(shape))
+    memory = np.zeros(count * dtype.itemsize + 64, "uint8")
+    start = -memory.ctypes.data % 64
+    made = memory[start : start + count * dtype.itemsize].view(dtype).reshape(shape)
+    made[...] = np.arange(count).reshape(shape) % 2 if dtype.kind == "b" else np.arange(count).reshape(shape)
+    return made
+
+
+def dtyped(name, shape=(2, 3)):
+    """Return an array of a dtype of numpy, or of ml_dtypes."""
+    if hasattr(np, name if name != "bool" else "bool_"):
+        return aligned(shape, name)
+    return aligned(shape, getattr(pytest.importorskip("ml_dtypes"), name))
+
+
+# ---- by value and by address -----------------------------------------------------------------------------------------
+
+
+def test_every_dtype_comes_back_bit_by_bit(framework):
+    """All that the framework has in DLPack, bool as bool."""
+    for name in framework.dtypes:
+        source = dtyped(name)
+        inside = dlx.convert(source, to=framework.name)
+        assert dlx.describe(inside).dtype == dlx.DType(name), name
+        back = dlx.convert(inside, to="numpy")
+        assert back.dtype == source.dtype and back.tobytes() == source.tobytes(), name
+
+
+def test_other_dtypes_are_refused(framework):
+    """Never narrowed, never passed as another one."""
+    for name in framework.refused:
+        with pytest.raises(errors.DTypeError) as caught:
+            dlx.convert(dtyped(name), to=framework.name)
+        assert caught.value.fix and name in str(caught.value)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_come_in_as_the_plan_says(framework, layout):
+    """Shared or copied, by address; copy=False raises where it cannot be kept, copy=True is memory of its own."""
+    source = LAYOUTS[layout](aligned((4, 4))[:2, :3] if layout == "gaps" else aligned())
+    shares = layout in framework.shares and not framework.copies
+    plan = dlx.plan(source, to=framework.name)
+    inside = dlx.convert(source, to=framework.name)
+    assert plan.outcome == ("shared" if shares else "copied"), plan
+    assert (address(framework, inside) == source.ctypes.data) == shares
+    assert dlx.convert(inside, to="numpy").tolist() == source.tolist()
+    del inside  # paddle leaks memory that it imports twice at a time
+    if shares:
+        assert address(framework, dlx.convert(source, to=framework.name, copy=False)) == source.ctypes.data
+    else:
+        with pytest.raises(errors.CopyRequiredError):
+            dlx.convert(source, to=framework.name, copy=False)
+    copied = dlx.convert(source, to=framework.name, copy=True)
+    assert address(framework, copied) != source.ctypes.data
+    assert dlx.convert(copied, to="numpy").tolist() == source.tolist()
+
+
+def test_what_leaves_is_shared(framework):
+    """An array of the framework's own making, read-only where its arrays are constant."""
+    array = own(framework)
+    assert dlx.describe(array).dtype == dlx.DType("float32") and dlx.describe(array).shape == (2, 3)
+    result = dlx.convert(array, to="numpy", copy=False)
+    assert result.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert result.ctypes.data == address(framework, array)
+    assert result.flags.writeable is not framework.gives_readonly
+    assert dlx.describe(array).readonly is framework.gives_readonly
+
+
+def test_memory_lives_as_long_as_a_result(framework):
+    """Each way, whatever was the owner."""
+    array = own(framework)
+    result = dlx.convert(array, to="numpy")
+    del array
+    source = aligned((1000,))
+    inside = dlx.convert(source, to=framework.name)
+    del source
+    gc.collect()
+    junk = [np.full(1000, -1.0, "float32") for _ in range(50)]
+    assert result.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert dlx.convert(inside, to="numpy").tolist() == list(range(1000))
+    del junk
+
+
+def test_read_only_memory_is_never_written(framework):
+    """Kept, or copied; refused where the caller says so."""
+    source = aligned()
+    source.flags.writeable = False
+    inside = dlx.convert(source, to=framework.name)
+    shares = framework.keeps_readonly and not framework.copies
+    assert (address(framework, inside) == source.ctypes.data) == shares
+    if not shares:
+        with pytest.raises(errors.ConversionError):
+            dlx.convert(source, to=framework.name, copy=False)
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (3, 0), (1, 1), (1,) * 5, (1,) * 10], ids=str)
+def test_shapes(framework, shape):
+    """0-d, empty and of many dimensions: as they are, or refused by name."""
+    source = aligned(shape)
+    low, high = framework.ndims
+    if len(shape) < low or (len(shape) > high and framework.name in ("warp", "paddle")):
+        with pytest.raises(errors.LayoutError, match=f"{len(shape)} dimensions"):
+            dlx.convert(source, to=framework.name)
+        return
+    inside = dlx.convert(source, to=framework.name)
+    back = dlx.convert(inside, to="numpy")
+    assert back.shape == shape and back.tobytes() == source.tobytes()
+    if 0 in shape:
+        dlx.convert(source, to=framework.name, copy=False)
+
+
+def test_empty_arrays_that_live_together_leave_nothing(framework):
+    """Paddle's own import never releases the second one, nor what it is a view of."""
+    module = [dlx.convert(aligned((0, 3)), to=framework.name) for _ in range(3)]
+    del module
+    gc.collect()
+    before = native.live()
+    again = [dlx.convert(aligned((0, 3)), to=framework.name) for _ in range(3)]
+    del again
+    gc.collect()
+    assert native.live() == before
+
+
+def test_an_array_of_the_framework_stays_what_it_is(framework):
+    """By name, by module, and beside it in a container; copy=True makes another one."""
+    array = own(framework)
+    assert dlx.convert(array, to=framework.name) is array
+    assert dlx.convert(array, to=sys.modules[framework.module]) is array
+    assert dlx.convert([array], to=framework.name)[0] is array
+    copied = dlx.convert(array, to=framework.name, copy=True)
+    assert address(framework, copied) != address(framework, array)
+    assert type(copied) is type(array)
+
+
+def test_it_is_an_example_for_like(framework):
+    """`like=` an array of it."""
+    array = dlx.convert(aligned(), to=framework.name)
+    assert type(dlx.convert(np.ones(3, "float32"), like=array)) is type(array)
+
+
+def test_trees_and_decorated_functions(framework):
+    """Lists, and functions that compute in it."""
+    results = dlx.convert([aligned(), {"a": aligned((2,))}], to=framework.name)
+    assert dlx.convert(results, to="numpy")[1]["a"].tolist() == [0, 1]
+
+    @dlx.using(framework.name)
+    def same(x):
+        return x
+
+    assert same(aligned()).tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+# ---- one by one ------------------------------------------------------------------------------------------------------
+
+
+def child(code):
+    """Run code in a process of its own, which must end well; return what it printed."""
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, (done.returncode, done.stdout, done.stderr[-2000:])
+    return done.stdout
+
+
+REFUSING = """
+import dlx, numpy as np, {imports}
+def refused(x, **options):
+    try:
+        print("CONVERTED", dlx.convert(x, to="numpy", **options))
+    except dlx.errors.DlxError as error:
+        print(type(error).__name__)
+"""
+
+
+def test_tensorflow_gives_no_memory_of_what_has_none():
+    """Strings (whose export would end the process), variants, symbolic tensors, sparse and ragged ones, float8."""
+    pytest.importorskip("tensorflow")
+    said = child(
+        REFUSING.format(imports="tensorflow as tf")
+        + """
+refused(tf.constant(["a"]))
+refused(tf.cast(tf.ones([3]), tf.dtypes.experimental.float8_e5m2))
+refused(tf.sparse.eye(2))
+refused(tf.ragged.constant([[1], [2, 3]]))
+refused(tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0])))
+refused(tf.Variable(["a"]))
+@tf.function
+def traced(x):
+    refused(x)
+    return x
+traced(tf.ones(3))
+variable = tf.Variable([1.0, 2.0])
+value = dlx.convert(variable, to="numpy")
+print(value.tolist(), value.flags.writeable)
+odd = np.zeros(65, "uint8")[1:].view("float32")
+print((dlx.convert(odd, to="tensorflow") + 1).numpy().sum())
+"""
+    ).split("\n")
+    assert said[:7] == ["DTypeError"] * 2 + ["LayoutError"] * 3 + ["DTypeError", "LayoutError"]
+    assert said[7:9] == ["[1.0, 2.0] False", "16.0"]
+
+
+def test_paddle_gives_no_gradient_out():
+    """Not by its exchange table either, which does not look; sparse tensors, and those whose memory is gone."""
+    paddle = imported("paddle")
+    graph = paddle.ones([3])
+    graph.stop_gradient = False
+    for tensor in (graph, paddle.create_parameter([3], "float32")):
+        with pytest.raises(errors.ConversionError, match="detach=True"):
+            dlx.convert(tensor, to="numpy")
+        assert dlx.convert(tensor, to="numpy", detach=True).ctypes.data == tensor.data_ptr()
+        assert dlx.convert(tensor, to="paddle") is tensor
+        assert dlx.convert(tensor, to="paddle", detach=True).stop_gradient
+    said = child(
+        REFUSING.format(imports="paddle")
+        + """
+refused(paddle.sparse.sparse_coo_tensor([[0], [1]], [1.0], [2, 2]))
+gone = paddle.ones([10])
+gone.get_tensor()._clear()
+refused(gone)
+"""
+    ).split()
+    assert said[0] == "ConversionError" and len(said) == 2 and "CONVERTED" not in said
+
+
+def test_paddle_leaks_what_it_imports_twice_at_a_time():
+    """By its own from_dlpack: a version that does not needs no word about it any more."""
+    paddle, source = imported("paddle"), aligned()
+    before = sys.getrefcount(source)
+    both = [paddle.from_dlpack(source), paddle.from_dlpack(source)]
+    del both
+    gc.collect()
+    assert sys.getrefcount(source) > before
+
+
+def test_paddle_takes_the_fast_path_both_ways():
+    """By its table: neither the adapter's export nor its load is asked."""
+    paddle, adapter = imported("paddle"), dlx.adapters()["paddle"]
+    array, tensor = aligned(), paddle.ones([2, 3])
+    dlx.convert(array, to="paddle")
+    dlx.convert(tensor, to="numpy")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(adapter), "load", None)
+        patch.setattr(type(adapter), "export", None)
+        assert dlx.convert(array, to="paddle").data_ptr() == array.ctypes.data
+        assert dlx.convert(tensor, to="numpy").ctypes.data == tensor.data_ptr()
+
+
+def test_warp_is_initialized_and_says_what_cannot_cross():
+    """In a fresh process, where nobody has called wp.init(); gradients, structures, vectors."""
+    pytest.importorskip("warp")
+    said = child(
+        REFUSING.format(imports="warp as wp")
+        + """
+wp.config.quiet = True
+print(dlx.convert(np.ones((2, 3)), to="warp").shape)
+graph = wp.zeros(3, dtype=float, requires_grad=True, device="cpu")
+refused(graph)
+print(dlx.convert(graph, to="numpy", detach=True).ctypes.data == graph.ptr)
+print(dlx.convert(graph, to="warp") is graph, dlx.convert(graph, to="warp", detach=True).requires_grad)
+@wp.struct
+class Pair:
+    a: float
+    b: int
+refused(wp.zeros(3, dtype=Pair, device="cpu"))
+print(dlx.convert(wp.zeros(3, dtype=wp.vec3, device="cpu"), to="numpy").shape)
+"""
+    )
+    lines = said.splitlines()
+    lines = lines[lines.index("(2, 3)") :]  # after what warp says of the machine
+    assert lines[0] == "(2, 3)" and lines[1] == "CopyRequiredError", lines
+    assert lines[2:4] == ["True", "True False"] and lines[4].endswith("Error") and lines[5] == "(3, 3)"
+
+
+def test_onnxruntime_keeps_what_its_capsules_do_not():
+    """The array behind a value made of numpy's memory lives on; what is no dense tensor is refused."""
+    ort = imported("onnxruntime")
+    source = np.arange(1000.0)
+    value = ort.OrtValue.ortvalue_from_numpy(source)
+    result = dlx.convert(value, to="numpy")
+    assert result.ctypes.data == source.ctypes.data
+    before = sys.getrefcount(source)
+    del value
+    assert sys.getrefcount(source) == before
+    del result
+    gc.collect()
+    assert sys.getrefcount(source) < before
+    sparse = ort.SparseTensor.sparse_coo_from_numpy(
+        np.array([2, 2]), np.ones(1, "float32"), np.zeros(1, "int64"), ort.OrtDevice.make("cpu", 0)
+    )
+    with pytest.raises(errors.DTypeError, match="sparse"):
+        dlx.convert(ort.OrtValue.ort_value_from_sparse_tensor(sparse), to="numpy")
+
+
+def test_mlx_gives_out_what_it_computes_then():
+    """An array that is not computed yet is computed; inside of compile and vmap there are no values."""
+    mx = imported("mlx.core")
+    assert dlx.convert(mx.ones(4) + 1, to="numpy").tolist() == [2.0] * 4
+    seen = []
+
+    @mx.compile
+    def traced(x):
+        with pytest.raises(errors.ConversionError) as caught:
+            dlx.convert(x, to="numpy")
+        seen.append(caught.value.__cause__)
+        return x
+
+    traced(mx.ones(4))
+    assert len(seen) == 1 and seen[0] is not None
+
+
+@pytest.mark.parametrize("name", ["mlx", "onnxruntime", "warp", "paddle", "tensorflow", "xarray"])
+def test_an_absent_framework_is_a_clear_error(name, python):
+    """With its install line; the adapter is listed all the same, and imports nothing."""
+    said = python(
+        f"""
+        import sys
+        sys.modules[{name!r}] = None
+        import dlx
+        assert {name!r} in dlx.adapters()
+        try:
+            dlx.convert(b"abc", to={name!r})
+        except dlx.errors.DlxError as error:
+            print(type(error).__name__, error.fix)
+        """
+    )
+    assert said.startswith("FrameworkNotInstalledError Install it: pip install"), said

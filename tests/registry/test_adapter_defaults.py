@@ -1,0 +1,145 @@
+"""What an adapter of ten lines gets for nothing, and the facts that adapters of real libraries asked for."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+from planted_adapter import Array
+
+import dlx
+from dlx import errors
+from dlx._core.native import tensor_copy
+from dlx._registry.registry import Plugin, registry
+from dlx.adapter import Adapter, Capabilities, DTypes
+from dlx.testing import CHECKS, find
+
+
+class Plain(Adapter):
+    """The adapter of the README."""
+
+    name = package = "plainlib"
+    types = ("plainlib.Array",)
+    copies = False
+    ready = 0
+
+    def initialize(self):
+        type(self).ready += 1
+
+    def capabilities(self):
+        assert self.ready, "it was not initialized"
+        return Capabilities(dtypes=None, copies=self.copies)
+
+    def load(self, tensor):
+        return sys.modules["plainlib"].Array(tensor_copy(tensor, False) if self.copies else tensor)
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """Enter an adapter with some facts for a library; give its array type."""
+    library = types.ModuleType("plainlib")
+    library.__version__ = "1"
+    library.Array = type("Array", (Array,), {"__module__": "plainlib"})
+    monkeypatch.setitem(sys.modules, "plainlib", library)
+
+    def enter(**facts):
+        adapter = type("Plain", (Plain,), {"ready": 0, **facts})()
+        plugin = Plugin("plainlib", object, "tests", ["plainlib"], (adapter,))
+        monkeypatch.setitem(registry._loader.plugins, "plainlib", plugin)
+        registry._forget()
+        return library.Array
+
+    yield enter
+    registry._loader.plugins.pop("plainlib", None)
+    registry._forget()
+
+
+def test_an_adapter_without_describe_is_described_by_an_export(plain):
+    """`dlx.describe` says what comes out, `like=` and `device=` work; an array that stays is not asked."""
+    array = plain()(dlx.empty((2, 3), "float32"))
+    info = dlx.describe(array)
+    assert (str(info.dtype), info.shape, info.readonly) == ("float32", (2, 3), False)
+    assert type(dlx.convert(b"abc", like=array)) is type(array)
+    array.asked = 0
+    assert dlx.convert(array, to="plainlib") is array and dlx.convert(array, to="plainlib", device="cpu") is array
+    assert array.asked == 0
+    dlx.convert(array, to="dlx")
+    assert array.asked == 1
+
+
+def test_arrays_that_never_change_are_described_as_read_only(plain):
+    """`immutable` holds for what an export tells, too."""
+    array = plain(immutable=True)(dlx.empty((2, 3), "float32"))
+    assert dlx.describe(array).readonly and dlx.convert(array, to="dlx").readonly
+    assert dlx.plan(array, to="dlx").source.readonly
+
+
+def test_a_framework_is_initialized_before_it_states_what_it_takes(plain):
+    """Once, not in each call."""
+    plain()
+    adapter = dlx.adapters()["plainlib"]
+    dlx.convert(b"abc", to="plainlib")
+    assert adapter.ready == 1
+    dlx.convert(b"abc", to="plainlib")
+    assert adapter.ready == 1
+
+
+def test_a_framework_that_copies_what_it_imports(plain):
+    """The plan says so, copy=False is refused but for empty arrays, copy=True copies once."""
+    plain(copies=True)
+    tensor = dlx.empty((2, 3), "float32")
+    for options in ({}, {"copy": True}):
+        plan = dlx.plan(tensor, to="plainlib", **options)
+        assert (plan.outcome, plan.nbytes, len(plan.steps)) == ("copied", 24, 1)
+        assert dlx.convert(tensor, to="plainlib", **options).tensor.data_ptr != tensor.data_ptr
+    assert dlx.plan(tensor, to="plainlib", copy=False).outcome == "refused"
+    with pytest.raises(errors.CopyRequiredError, match="plainlib copies what it imports"):
+        dlx.convert(tensor, to="plainlib", copy=False)
+    assert dlx.plan(dlx.empty((0, 3), "float32"), to="plainlib", copy=False).outcome == "shared"
+    frozen = dlx.from_dlpack(bytes(8))
+    assert dlx.plan(frozen, to="plainlib", readonly="error").outcome == "copied"  # it is never written to
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_the_kit_holds_a_framework_to_that(plain, copies):
+    """Who says that it copies does, and who does not, shares."""
+    plain(copies=copies, dtypes=DTypes("builtins", {}))
+    subject = find("plainlib")
+    for name in ("adapter-describes", "adapter-identity", "adapter-round-trips"):
+        verdict = CHECKS[name](subject)
+        assert verdict.status == "keeps", verdict.seen
+    verdict = CHECKS["adapter-capabilities"](subject)
+    assert verdict.seen.startswith("copies" if copies else "shares")
+
+
+def test_one_that_copies_and_does_not_say_so_is_found(plain):
+    """The kit compares addresses."""
+    plain(load=lambda self, tensor: sys.modules["plainlib"].Array(tensor_copy(tensor, False)))
+    verdict = CHECKS["adapter-capabilities"](find("plainlib"))
+    assert verdict.status == "breaks" and "copied by the framework" in verdict.seen
+
+
+def test_dtypes_that_are_words():
+    """They are the framework's dtypes themselves; attributes may have dots."""
+    words = DTypes("sys", {"float32": "tensor(float)"}, words=True)
+    assert words.to_native(dlx.DType("float32")) == "tensor(float)"
+    assert words.from_native("tensor(float)") == dlx.DType("float32")
+    dotted = DTypes("sys", {"int64": "hash_info.width", "int32": "no.such"})
+    assert dotted.known() == {"int64"} and dotted.to_native(dlx.DType("int64")) == sys.hash_info.width
+
+
+def test_a_third_party_s_adapter_is_graded_under_a_name_that_the_kit_knows(plain, monkeypatch):
+    """Its promises as an adapter, and the library's own."""
+    plain()
+    monkeypatch.setitem(sys.modules["dlx.testing"].LIBRARIES, "plainlib", lambda: dlx.testing.Subject("plainlib"))
+    assert find("plainlib").adapter == "plainlib"
+
+
+def test_a_failure_of_the_kit_is_not_blamed_on_the_library():
+    """Pytest says whose it is."""
+    from dlx.testing.pytest_plugin import Verdicts
+
+    subject = dlx.testing.Subject("plainlib")
+    said = Verdicts(subject, ()).explain(dlx.testing.Verdict("copy-true", "plainlib", "error", "KeyError: 'kit'"))
+    assert "the kit failed, which says nothing of plainlib" in said and "KeyError" in said

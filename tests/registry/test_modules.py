@@ -1,0 +1,176 @@
+"""Targets that are modules: whatever has `from_dlpack`, with what a probe of it has shown."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+
+import dlx
+from dlx import errors
+from dlx._core.native import tensor_copy, tensor_view
+from dlx._registry.registry import registry
+from dlx.adapter import Layout
+
+COMPACT = ((2, 3), None)
+
+
+class Array:
+    """What the modules here make: it wraps a tensor."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __dlpack__(self, **keywords):
+        return self.tensor.__dlpack__(**keywords)
+
+    def __dlpack_device__(self):
+        return self.tensor.__dlpack_device__()
+
+
+@pytest.fixture
+def module(request, monkeypatch):
+    """Make a module with a `from_dlpack` of its own, and forget what was seen of it."""
+    made = []
+
+    def make(from_dlpack, name="madexp"):
+        found = types.ModuleType(name)
+        found.from_dlpack = from_dlpack
+        monkeypatch.setitem(sys.modules, name, found)
+        made.append(found)
+        return found
+
+    yield make
+    for each in made:
+        registry._modules.pop(each, None)
+    registry._forget()
+
+
+def floats(shape=(2, 3), readonly=False):
+    """Return a tensor of float32."""
+    tensor = dlx.empty(shape, "float32")
+    return tensor_view(tensor, None, None, tensor.flags | 1, None) if readonly else tensor
+
+
+def taken(tensor):
+    """Import anything, as it is."""
+    return Array(dlx.from_dlpack(tensor))
+
+
+def test_a_module_and_its_name_are_targets(module):
+    """An array of it stays what it is, is an example for like=, and shares the memory."""
+    xp, source = module(taken), floats()
+    result = dlx.convert(source, to=xp, copy=False)
+    assert isinstance(result, Array) and result.tensor.data_ptr == source.data_ptr
+    assert isinstance(dlx.convert(source, to="madexp"), Array)
+    assert dlx.convert(result, to=xp) is result
+    assert isinstance(dlx.convert(source, like=result), Array)
+    assert dlx.describe(result).framework == "madexp" and dlx.describe(result).shape == (2, 3)
+    assert dlx.adapters()["madexp"].capabilities().keeps_readonly
+
+
+def test_it_is_asked_once(module):
+    """The probe is kept; a conversion calls `from_dlpack` once."""
+    calls = []
+
+    def counted(tensor):
+        calls.append(tensor)
+        return taken(tensor)
+
+    xp = module(counted)
+    dlx.convert(floats(), to=xp)
+    probed = len(calls)
+    assert 10 < probed < 60
+    for _ in range(3):
+        dlx.convert(floats(), to=xp)
+    assert len(calls) == probed + 3
+    calls.clear()
+
+
+def test_what_the_probe_does_not_pass_is_copied(module):
+    """Negative strides are never tried, since consumers die of them."""
+
+    def dies(tensor):
+        assert all(stride >= 0 for stride in tensor.strides), "the process would end here"
+        return taken(tensor)
+
+    xp = module(dies)
+    assert registry.target(xp).capabilities.layouts == Layout.PERMUTED | Layout.GAPS | Layout.ZERO
+    backwards = dlx.from_pointer(floats().data_ptr + 20, (6,), "float32", strides=(-1,), owner=floats())
+    assert dlx.plan(backwards, to=xp).outcome == "copied"
+
+
+def test_a_module_that_copies_is_one_that_copies(module):
+    """copy=False is refused, and the plan says who copies."""
+    xp = module(lambda tensor: Array(tensor_copy(dlx.from_dlpack(tensor), False)))
+    plan = dlx.plan(floats(), to=xp)
+    assert plan.outcome == "copied" and "made by madexp" in str(plan) and plan.nbytes == 24
+    with pytest.raises(errors.CopyRequiredError, match="copies what it imports"):
+        dlx.convert(floats(), to=xp, copy=False)
+    assert dlx.plan(floats(readonly=True), to=xp).nbytes == 24  # it never writes to the source
+
+
+@pytest.mark.parametrize(
+    ("change", "fact", "value"),
+    [
+        (lambda t: t.dtype.name in ("float64", "bool"), "dtypes", {"float64", "bool"}),
+        (lambda t: t.ndim > 0, "min_ndim", 1),
+        (lambda t: t.ndim <= 8, "max_ndim", 8),
+        (lambda t: not t.readonly, "keeps_readonly", False),
+        (lambda t: t.data_ptr % 64 == 0, "min_alignment", 64),
+        (lambda t: t.strides == tuple(sorted(t.strides, reverse=True)), "layouts", Layout.GAPS | Layout.ZERO),
+    ],
+    ids=["dtypes", "0-d", "dimensions", "read-only", "alignment", "layouts"],
+)
+def test_what_it_refuses_it_is_not_given(module, change, fact, value):
+    """Each fact is what the probe has seen."""
+
+    def picky(tensor):
+        if not change(tensor) or (fact == "layouts" and tensor.shape == (2, 3) and tensor.strides == (0, 1)):
+            raise BufferError("not that")
+        return taken(tensor)
+
+    stated = registry.target(module(picky)).capabilities
+    expected = Layout.GAPS if fact == "layouts" else value
+    assert getattr(stated, fact) == (frozenset(value) if fact == "dtypes" else expected)
+
+
+def test_one_that_changes_values_is_refused(module):
+    """What comes back is compared; nothing that cannot be read back is trusted."""
+
+    def zeros(tensor):
+        return Array(dlx.convert(bytes(dlx.from_dlpack(tensor).nbytes), to="dlx"))
+
+    for function in (zeros, lambda tensor: object(), lambda tensor: 1 / 0):
+        with pytest.raises(errors.AdapterNotFoundError, match="takes no array in host memory"):
+            dlx.convert(floats(), to=module(function))
+
+
+def test_a_module_around_a_framework_is_that_framework(module, np):
+    """As array_api_compat.torch is torch."""
+    xp = module(lambda tensor: np.from_dlpack(tensor))
+    assert registry.target(xp) is registry.target("numpy")
+
+
+@pytest.mark.parametrize("name", ["json", "this", "__main__", "no such", "dlx_no_such_module", "a..b", ""])
+def test_names_that_are_no_array_modules(name):
+    """Nothing of the standard library is imported for it."""
+    before = {"this"} & sys.modules.keys()
+    with pytest.raises(errors.AdapterNotFoundError, match="no target"):
+        dlx.convert(b"abc", to=name)
+    assert {"this"} & sys.modules.keys() == before
+
+
+def test_a_known_one_that_is_missing_has_an_install_line(monkeypatch):
+    """And one that fails to import says why."""
+    with pytest.raises(errors.FrameworkNotInstalledError, match="pip install dpnp"):
+        dlx.convert(b"abc", to="dpnp")
+
+
+def test_one_that_fails_to_import_says_why(tmp_path, monkeypatch):
+    """The cause is kept."""
+    (tmp_path / "brokenxp.py").write_text("raise OSError('libx.so')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(errors.FrameworkNotInstalledError, match=r"fails to import.*libx\.so"):
+        dlx.convert(b"abc", to="brokenxp")
