@@ -15,6 +15,7 @@ from dlx._core.native import Tensor
 from dlx._core.stream import Stream, meaning
 from dlx._core.types import READ_ONLY, Device
 from dlx._protocols import arrow, dlpack, memory
+from dlx._registry.array_like import is_array_like, not_readable
 from dlx.adapter.arrow import ArrowSource
 from dlx.adapter.base import Adapter, Description, Devices, DTypes, at_rest, look_up
 from dlx.adapter.declarations import Blocker, Capabilities, FastPath, Layout, Ownership, StreamSupport
@@ -349,9 +350,19 @@ def _has_table(kind: type) -> bool:
 
 
 def strict_array_adapter(obj: Any, strict: bool) -> Adapter | None:
-    """Return the generic adapter of an array; None for plain data, and for all else unless `strict` refuses it."""
+    """Return the generic adapter of an array; None for plain data, and for all else unless `strict` refuses it.
+
+    Raises
+    ------
+    AdapterNotFoundError
+        If it is an array to its own library, and speaks no protocol; or if `strict` refuses it.
+    """
     try:
         source = generic_array_adapter(obj)
+        if source is None and is_array_like(type(obj)):
+            source = generic_buffer_adapter(obj)
+            if source is None:
+                raise not_readable(type(obj))
         if source is not None or not strict or generic_buffer_adapter(obj) is not None:
             return source
     except (DlxError, MemoryError):
