@@ -54,7 +54,8 @@ class Tree:
     failures
         What to do about what cannot be entered.
     strict
-        Whether objects that are neither arrays, containers nor plain data are refused.
+        Whether objects that are neither arrays, containers nor plain data are refused. None: nothing is, not even
+        arrays of other libraries that cannot be read, since nothing is to be converted.
 
     Attributes
     ----------
@@ -62,7 +63,7 @@ class Tree:
         The arrays, each once, in the order they are met, and their adapters.
     """
 
-    def __init__(self, root: Any, handler: Container, failures: Failures, *, strict: bool = False) -> None:
+    def __init__(self, root: Any, handler: Container, failures: Failures, *, strict: bool | None = False) -> None:
         self.failures, self.strict = failures, strict
         self.arrays: list[Any] = []
         self.sources: list[Adapter] = []

@@ -17,6 +17,7 @@ from dlx._core.types import Device
 from dlx._engine.batch import Batch
 from dlx._engine.executor import device_of
 from dlx._engine.planner import Request, is_inside
+from dlx._registry import generic
 from dlx._registry.registry import registry
 from dlx._registry.target import Target
 from dlx._using.stream_context import Work
@@ -32,21 +33,25 @@ HOST = Device("cpu")
 _NO_ARRAYS: Mapping[int, Any] = {}
 
 
+_ANY = (("args", inspect.Parameter.VAR_POSITIONAL), ("options", inspect.Parameter.VAR_KEYWORD))
+
+
 class FunctionSpec:
     """The options and the parameters of a decorated function."""
 
     def __init__(
-        self, function: Any, to: Any, request: Any, returns: Any, writes: frozenset[str], *, lazy: bool
+        self, function: Any, to: Any, request: Any, returns: Any, writes: frozenset[str | int], *, lazy: bool
     ) -> None:
         self.to = sys.intern(to) if type(to) is str else to  # as the fast path wants it
         self.request, self.returns, self.lazy = request, returns, lazy
         try:
             parameters = list(inspect.signature(function).parameters.values())
-        except (TypeError, ValueError):
-            parameters = []
+        except (TypeError, ValueError):  # a built-in function that does not say
+            parameters = [inspect.Parameter(name, kind) for name, kind in _ANY]
         known = {parameter.name for parameter in parameters}
-        if writes - known and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            missing = ", ".join(sorted(writes - known))
+        named = {each for each in writes if isinstance(each, str)}
+        if named - known and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            missing = ", ".join(sorted(named - known))
             raise TypeError(f"{getattr(function, '__name__', function)} has no parameter {missing} (writes=)")
         positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         self.names = [p.name for p in positional]
@@ -63,7 +68,8 @@ class FunctionSpec:
         if not self.writes:
             return set()
         (_, args), (_, options) = tree.entries(0)
-        chosen = [link for i, link in tree.entries(args) if self.place(i + self.skipped)[0] in self.writes]
+        numbered = [(i + self.skipped, link) for i, link in tree.entries(args)]
+        chosen = [link for i, link in numbered if i in self.writes or self.place(i)[0] in self.writes]
         chosen += [link for name, link in tree.entries(options) if name in self.writes]
         return {id(tree.arrays[i]) for i in tree.below(chosen)}
 
@@ -71,12 +77,18 @@ class FunctionSpec:
 class Returned(Tree):
     """A flattened result; arguments that were passed unchanged are not flattened."""
 
-    def __init__(self, root: Any, handler: Container, failures: Failures, whole: tuple[Any, ...]) -> None:
+    def __init__(
+        self, root: Any, handler: Container, failures: Failures, whole: tuple[Any, ...], *, strict: bool | None = None
+    ) -> None:
         self._whole = whole
-        super().__init__(root, handler, failures)
+        super().__init__(root, handler, failures, strict=strict)
 
     def _enter(self, obj: Any, handler: Container, key: Any, parent: int, at: int) -> int:
         return super()._enter(obj, WHOLE if any(obj is each for each in self._whole) else handler, key, parent, at)
+
+    def _generic(self, obj: Any, number: int, i: int) -> Adapter | None:
+        whole = any(obj is each for each in self._whole)
+        return generic.strict_array_adapter(obj, None) if whole else super()._generic(obj, number, i)
 
 
 WHOLE = Container(flatten=lambda obj: (None, []), mutable=False)
@@ -214,7 +226,9 @@ class Invocation:
     def returned(self, value: Any) -> Any:
         """Convert a result for the caller."""
         what = kind_of(value)
-        if what is None or (self._caller is None and self._passes()):
+        if self._caller is None and (what is None or self._passes()):
+            return value
+        if what is None and not generic.is_refused(value):
             return value
         request = None
         if self._caller is not None:
@@ -238,7 +252,7 @@ class Invocation:
         """
         target = self.request.target if request is None else request.target
         failures = Failures(target.name, located=lambda path: ("result", path[1:] if wrapped else path))
-        tree = Returned(value, handler, failures, self.kept)
+        tree = Returned(value, handler, failures, self.kept, strict=None if request is None else False)
         arrays = [self._mine(array) for array in tree.arrays]
         results = list(arrays)
         own = any(id(container) in self._containers for container, *_ in tree.containers())

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
+from dlx._core.foreign import safe_repr
 from dlx._core.module import set_module
 from dlx._engine.request import request_of
 from dlx._registry.registry import registry
@@ -30,7 +32,7 @@ def using(
     lazy: bool = False,
     returns: Target | None = None,
     answer: Target | None = None,
-    writes: str | Iterable[str] = (),
+    writes: str | int | Iterable[str | int] = (),
     detach: bool = True,
     device: DeviceLike | None = None,
     readonly: Readonly = "copy",
@@ -53,7 +55,8 @@ def using(
     answer
         The same: another name of `returns`.
     writes
-        Names of parameters whose arrays the function writes to in place.
+        Names of parameters whose arrays the function writes to in place; of a function without a signature, as many
+        built-in ones are, names of keywords, and numbers of positional arguments.
     detach, device, readonly
         As in `convert`, for the way in.
     stream
@@ -68,7 +71,8 @@ def using(
     Raises
     ------
     TypeError
-        If both `returns` and `answer` are given, or `writes` names no parameter.
+        If both `returns` and `answer` are given, `writes` names no parameter, or `to` is no framework, as where the
+        decorator is written without parentheses.
     ReadOnlyError
         By the function, after it has run: if it wrote to an array that had to be copied, and that cannot be written
         back.
@@ -111,10 +115,12 @@ def using(
     >>> first(dlx.convert(block, to="dlx"))[0]
     'Tensor'
     """
+    if not isinstance(to, str | ModuleType | type):
+        raise TypeError(f'using takes a framework, as in @dlx.using("torch"), found {safe_repr(to)}')
     if returns is not None and answer is not None:
         raise TypeError("using: say returns= or answer=, which is another name of it, not both")
     request = functools.partial(request_of, to, None, device, None, readonly, detach, stream)
-    names = frozenset((writes,) if isinstance(writes, str) else writes)
+    names = frozenset((writes,) if isinstance(writes, str | int) else writes)
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         if isinstance(function, staticmethod | classmethod):
