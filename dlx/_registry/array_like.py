@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dlx._core.foreign import class_name, derives, module_of, type_name
 from dlx.errors import AdapterNotFoundError

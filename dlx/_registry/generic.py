@@ -355,7 +355,7 @@ def strict_array_adapter(obj: Any, strict: bool | None) -> Adapter | None:
     Raises
     ------
     AdapterNotFoundError
-        If it is an array to its own library, and speaks no protocol, unless `strict` is None; or if `strict` refuses it.
+        If it is an array to its own library, and speaks no protocol (unless `strict` is None), or `strict` refuses it.
     """
     try:
         source = generic_array_adapter(obj)

@@ -63,7 +63,7 @@ class Registry:
         native.routes_clear()
 
     def _renew(self, adapter: Adapter) -> None:
-        """Drop what an adapter has computed, where its package is another module now: a mock's facts are not torch's."""
+        """Drop what an adapter has computed if its package is another module now: a mock says nothing of torch."""
         package = sys.modules.get(adapter.package)
         if package is None or self._packages.setdefault(adapter, package) is package:
             return

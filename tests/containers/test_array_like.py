@@ -1,4 +1,4 @@
-"""What is an array to its own library is converted or refused with its place: never taken apart, never passed through."""
+"""What is an array to its own library is converted or refused with its place, not taken apart, not passed through."""
 
 import collections
 import ctypes
@@ -11,7 +11,7 @@ import dlx
 from dlx import errors
 from dlx._registry.array_like import is_array_like
 
-# ---- made classes, with the attributes of real ones -------------------------------------------------------------------
+# ---- made classes, with the attributes of real ones ------------------------------------------------------------------
 
 
 @dataclasses.dataclass
@@ -110,7 +110,7 @@ RECORDS = {"named tuple": lambda x: Spec((1,), x), "dataclass": lambda x: Descri
 OTHERS = [Shape, NoArray, Spec, Described, dict, list, str, object]
 
 
-# ---- refused ----------------------------------------------------------------------------------------------------------
+# ---- refused ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -180,7 +180,7 @@ def test_what_is_no_array_says_what_to_do(tmp_path):
         assert dlx.convert([obj], to="dlx") == [obj]
 
 
-# ---- what holds no array ----------------------------------------------------------------------------------------------
+# ---- what holds no array ---------------------------------------------------------------------------------------------
 
 
 class Bag(dict):
@@ -222,30 +222,22 @@ def test_a_plan_lists_what_passes_through():
     assert many.endswith("passes through: int at obj[0], obj[1], obj[2], and 6 more")
 
 
-# ---- real libraries ---------------------------------------------------------------------------------------------------
+# ---- real libraries --------------------------------------------------------------------------------------------------
 
 
-def of_scipy(np):
-    return pytest.importorskip("scipy.sparse").csr_array(np.eye(2))
-
-
-def of_xarray(np):
-    return pytest.importorskip("xarray").Dataset({"a": ("x", np.ones(3))})
-
-
-def of_pint(np):
-    return pytest.importorskip("pint").UnitRegistry().Quantity(np.ones(2), "m")
+def _of(module):
+    return pytest.importorskip(module)
 
 
 REAL = {
     "flatiter": (lambda np: np.ones(2).flat, "numpy.asarray"),
-    "scipy": (of_scipy, ".toarray()"),
-    "zarr": (lambda np: pytest.importorskip("zarr").zeros((2, 3)), "[:]"),
-    "zarr group": (lambda np: pytest.importorskip("zarr").group(), ".arrays()"),
-    "dask": (lambda np: pytest.importorskip("dask.array").ones(3), ".compute()"),
-    "xarray": (of_xarray, ".data_vars"),
-    "pandas index": (lambda np: pytest.importorskip("pandas").Index([1, 2]), ".to_numpy()"),
-    "pint": (of_pint, ".magnitude"),
+    "scipy": (lambda np: _of("scipy.sparse").csr_array(np.eye(2)), ".toarray()"),
+    "zarr": (lambda np: _of("zarr").zeros((2, 3)), "[:]"),
+    "zarr group": (lambda np: _of("zarr").group(), ".arrays()"),
+    "dask": (lambda np: _of("dask.array").ones(3), ".compute()"),
+    "xarray": (lambda np: _of("xarray").Dataset({"a": ("x", np.ones(3))}), ".data_vars"),
+    "pandas index": (lambda np: _of("pandas").Index([1, 2]), ".to_numpy()"),
+    "pint": (lambda np: _of("pint").UnitRegistry().Quantity(np.ones(2), "m"), ".magnitude"),
 }
 
 
@@ -259,10 +251,11 @@ def test_arrays_of_real_libraries_are_refused(np, name):
         assert words in caught.value.fix and caught.value.where == where
 
 
-# ---- arrays whose elements mean more than numbers ---------------------------------------------------------------------
+# ---- arrays whose elements mean more than numbers --------------------------------------------------------------------
 
 
 def made(np, **members):
+    """Return an array of a subclass with these properties."""
     kind = type("Meaning", (np.ndarray,), {name: property(lambda self, v=v: v) for name, v in members.items()})
     return np.ones(3).view(kind)
 

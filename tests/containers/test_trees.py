@@ -593,7 +593,7 @@ def test_elements_made_on_access_are_not_mixed_up(np):
     """An array that only lives as long as it is held is held; the container becomes a list."""
     result = dlx.convert([Fresh(np, 100)], to="dlx")[0]
     assert type(result) is list and [int(np.asarray(x)[0]) for x in result] == list(range(100))
-    assert type(dlx.convert(Generated(), to="dlx")) is dict
+    assert type(dlx.convert([Generated()], to="dlx")[0]) is dict
 
 
 CYCLIC = {
