@@ -4,7 +4,7 @@ Versions: 1.26 and later. Devices: the host. Dtypes: bool, (u)int8 to 64, float1
 ml_dtypes bfloat16, the float8, float6 and float4 kinds, (u)int1, 2 and 4 (a byte each), complex32.
 Shared: every layout, any alignment, read-only kept; the dtypes of ml_dtypes by a view of the same width. Copied: other
 byte order, strides that are not whole elements, scalars, packed elements of less than a byte.
-Refused: masked arrays, dates, objects, strings, structures, longdouble.
+Refused: masked arrays, arrays with a unit, dates, objects, strings, structures, longdouble.
 """
 
 from __future__ import annotations
@@ -272,9 +272,9 @@ def _exchange() -> Any:
 
 
 def _keeps_export(kind: Any) -> bool:
-    """Return whether a subclass exports its memory as numpy does, and has no mask."""
+    """Return whether a subclass exports its memory as numpy does, and its elements mean what they are."""
     np = sys.modules["numpy"]
-    return kind.__dlpack__ is np.ndarray.__dlpack__ and not hasattr(kind, "mask")
+    return kind.__dlpack__ is np.ndarray.__dlpack__ and not any(hasattr(kind, name) for name, *_ in _MEANINGS)
 
 
 def _export_extension(obj: Any) -> Tensor | None:
@@ -295,6 +295,14 @@ def _extension_of(scalar: type) -> DType | None:
 
 
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "buffer")
+
+
+# What a subclass may say of its elements that no other framework keeps: (attribute, reason, fix).
+_MEANINGS = (
+    ("mask", "a masked array's mask cannot cross", "Call .filled(value) first, or convert .data and .mask apart."),
+    ("unit", "its unit ({}) cannot cross", "Convert its .value, and keep its .unit yourself."),
+    ("units", "its units ({}) cannot cross", "Convert its .view(numpy.ndarray), and keep its .units yourself."),
+)
 
 
 def _exported_info(obj: Any, tensor: Tensor) -> ArrayInfo:
@@ -348,13 +356,10 @@ class NumpyAdapter(_Numpy):
         return Description(info, blockers, None if blockers or own else self.export(obj), needs_export=own)
 
     def _blockers(self, obj: Any) -> Iterator[Blocker]:
-        ma = sys.modules.get("numpy.ma")
-        if ma is not None and isinstance(obj, ma.MaskedArray):
-            yield Blocker(
-                "a masked array's mask cannot cross",
-                "Call .filled(value) first, or convert .data and .mask apart.",
-                LayoutError,
-            )
+        for name, because, fix in _MEANINGS if type(obj) is not sys.modules["numpy"].ndarray else ():
+            said = None if callable(getattr(type(obj), name, len)) else getattr(obj, name)
+            if said is not None:
+                yield Blocker(because.format(said), fix, LayoutError if name == "mask" else DTypeError)
         obj = _plain(obj)
         refused = _why_refused(obj.dtype)
         if refused is not None:

@@ -325,7 +325,7 @@ class FileError(DlxError, ValueError):
 
 
 class AdapterNotFoundError(DlxError, TypeError):
-    """No adapter and no protocol for this type, or no framework of this name."""
+    """No adapter and no protocol for this type, no array in a record, or no framework of this name."""
 
 
 class FrameworkNotInstalledError(DlxError, ImportError):  # type: ignore[misc]  # whose `path` is another

@@ -90,7 +90,8 @@ def convert(
     DTypeError, LayoutError, DeviceError, StreamError, ProtocolError, ConsumedError, ConversionError
         If this data cannot be converted. The framework's own error, where there is one, is the cause.
     AdapterNotFoundError, FrameworkNotInstalledError, PluginError
-        If nothing knows the object or the target, or the target is not installed.
+        If nothing knows the object or the target, or the target is not installed. Also for an array of a library that
+        speaks no protocol, wherever it stands, and for a root that holds no array, unless it is a built-in container.
     TypeError, ValueError
         If the call itself is wrong.
     ExceptionGroup
@@ -103,7 +104,8 @@ def convert(
 
     A container is never written to. Attributes of a subclass of list, dict and the like stay as they are, except those
     that are items as well. Inside a container, buffers and numbers (numpy's too) pass through, as does whatever is no
-    array. An error says where it arose, as in ``obj['a'][3].x``; after it nothing is used up and nothing was converted.
+    array: `dlx.plan` lists it. An error says where it arose, as in ``obj['a'][3].x``; after it nothing is used up and
+    nothing was converted.
 
     Examples
     --------

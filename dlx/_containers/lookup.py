@@ -5,7 +5,8 @@ A handler is a `dlx.adapter.Container`. The first of these that knows the type d
 1. the table of exact built-in types below;
 2. the object's own protocol, ``__dlx_tree__()`` -> ``(children, rebuild)``;
 3. handlers that adapters declare (`Adapter.containers`), the nearest base class first;
-4. arrays, text, buffers and numbers are no containers, whatever they inherit from;
+4. arrays, text, buffers and numbers are no containers, whatever they inherit from, nor is what is an array to its own
+   library (`dlx._registry.array_like`);
 5. subclasses of built-in containers, which keep their attributes;
 6. dataclasses, attrs classes and namespaces: records (`dlx._containers.classes`);
 7. anything registered as a `Mapping` or `Sequence`, of unknown storage (`dlx._containers.classes`).
@@ -33,12 +34,13 @@ from dlx._core import native
 from dlx._core.foreign import TypeCache, derives, is_key, module_of
 from dlx._protocols import arrow
 from dlx._registry import generic
+from dlx._registry.array_like import is_array_like
 from dlx._registry.registry import registry
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import DlxError
 
-__all__ = ["ARROW", "LIST", "TUPLE", "VIEW", "container_of", "is_plain", "kind_of", "stamp", "what_is"]
+__all__ = ["ARROW", "LIST", "TUPLE", "VIEW", "container_of", "is_built_in", "is_plain", "kind_of", "stamp", "what_is"]
 
 # ---- exact built-in types --------------------------------------------------------------------------------------------
 
@@ -145,6 +147,11 @@ _EXACT: dict[type, Container | None] = {
 # Never entered, though some are sequences (a string is a sequence of strings).
 _LEAVES = (str, bytes, bytearray, memoryview, range, slice, UserString, array.array, numbers.Number, enum.Enum)
 _PLAIN_MODULES = ("datetime", "decimal", "fractions", "ipaddress", "pathlib", "uuid", "zoneinfo")
+
+
+def is_built_in(kind: type) -> bool:
+    """Return whether a type is one of Python's own containers, no subclass."""
+    return (type(kind) is type or is_key(kind)) and _EXACT.get(kind) is not None
 
 
 def is_plain(kind: type) -> bool:
@@ -317,6 +324,8 @@ def _look_up(kind: type) -> Container | None:
         return None
     if arrow.speaks(kind):
         return ARROW
+    if is_array_like(kind):
+        return None
     return subclass_handler(kind) or record_handler(kind) or abstract_handler(kind)
 
 

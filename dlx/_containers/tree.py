@@ -6,19 +6,22 @@ stands in the tree; a container that holds itself does so in the result. The sou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 from dlx._containers.failures import Failures
-from dlx._containers.lookup import container_of, what_is
+from dlx._containers.lookup import ARROW, container_of, is_built_in, what_is
 from dlx._core.foreign import foreign_error, is_key, type_name
 from dlx._registry import generic
+from dlx._registry.array_like import remedy
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
-from dlx.errors import AdapterNotFoundError, ConversionError, DlxError
+from dlx.errors import AdapterNotFoundError, ConversionError, DlxError, path_text
 
 __all__ = ["Tree", "path_of"]
 
+FEW = 3  # how many objects an error shows
 MAX_DEPTH = 1_000_000  # levels of nesting; a container that generates children without end stops here
 
 
@@ -51,7 +54,8 @@ class Tree:
     failures
         What to do about what cannot be entered.
     strict
-        Whether objects that are neither arrays, containers nor plain data are refused.
+        Whether objects that are neither arrays, containers nor plain data are refused. None: nothing is, not even
+        arrays of other libraries that cannot be read, since nothing is to be converted.
 
     Attributes
     ----------
@@ -59,7 +63,7 @@ class Tree:
         The arrays, each once, in the order they are met, and their adapters.
     """
 
-    def __init__(self, root: Any, handler: Container, failures: Failures, *, strict: bool = False) -> None:
+    def __init__(self, root: Any, handler: Container, failures: Failures, *, strict: bool | None = False) -> None:
         self.failures, self.strict = failures, strict
         self.arrays: list[Any] = []
         self.sources: list[Adapter] = []
@@ -68,6 +72,7 @@ class Tree:
         self._closed: list[Node] = []  # children before parents
         self._met: dict[Any, int] = {}  # array or container -> its number, as in Node.links
         self._kinds: dict[type, Any] = {}
+        self._refused: set[tuple[int, int]] = set()  # (node, index) of what is neither converted nor passed through
         self._walk(root, handler)
 
     # ---- flatten ----------------------------------------------------------------------------------------------------
@@ -139,7 +144,7 @@ class Tree:
         try:
             return what_is(kind)
         except DlxError as error:  # its plugin is broken
-            self.failures.add(error.complete(source=type_name(kind)), self._path(number, i))
+            self._fail(error.complete(source=type_name(kind)), number, i)
             return None
 
     def _generic(self, obj: Any, number: int, i: int) -> Adapter | None:
@@ -147,7 +152,7 @@ class Tree:
         try:
             return generic.strict_array_adapter(obj, self.strict)
         except AdapterNotFoundError as error:
-            self.failures.add(error, self._path(number, i))
+            self._fail(error, number, i)
             return None
 
     def _closes(self, link: int, number: int, i: int) -> bool:
@@ -166,6 +171,30 @@ class Tree:
         """Return the path where the array number `i` was met first, as in `DlxError.path`."""
         return self._path(*self._spots[i])
 
+    def passed(self) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        """Give (path, object) of all that passes through, in the order of the containers."""
+        for number, node in enumerate(self._nodes):
+            met = {i for i, _ in node.links}
+            for i, child in enumerate(node.parts):
+                if i not in met and (number, i) not in self._refused:
+                    yield self._path(number, i), child
+
+    def check_found(self) -> None:
+        """Report a root that holds no array, unless it is a built-in container, where it shows what it holds."""
+        if self.arrays or self._refused:
+            return
+        root = next((node for node in self._nodes if node.handler.kind != "wrapper"), self._nodes[0])
+        found = list(islice(self.passed(), FEW + 1))
+        if is_built_in(type(root.obj)) or not (found or root.handler.kind == "record"):
+            return
+        held = ", ".join(f"{path_text(path)} is {type_name(type(child))}" for path, child in found[:FEW])
+        error = AdapterNotFoundError(
+            f"it holds no array{': ' if held else ''}{held}{', ...' if len(found) > FEW else ''}",
+            source=type_name(type(root.obj)),
+            fix="Give the arrays themselves, or give its class a __dlx_tree__ method that says what it holds.",
+        )
+        self.failures.add(error, ())
+
     def _path(self, number: int, i: int) -> tuple[Any, ...]:
         steps: list[Any] = []
         while number >= 0:
@@ -176,11 +205,18 @@ class Tree:
 
     def _refuse(self, reason: str, number: int, i: int, obj: Any = None) -> None:
         source = "" if obj is None else type_name(type(obj))
-        self.failures.add(ConversionError(reason, source=source), self._path(number, i))
+        self._fail(ConversionError(reason, source=source), number, i)
+
+    def _fail(self, error: DlxError, number: int, i: int) -> None:
+        """Report a child of a container that is refused."""
+        self._refused.add((number, i))
+        self.failures.add(error, self._path(number, i))
 
     def _failed(self, node: Node, cause: Exception, what: str) -> None:
         """Report a container that failed; its own errors are the cause."""
         error = cause
+        if node.handler is ARROW and isinstance(error, DlxError):  # pandas and xarray need pyarrow for it
+            error.complete(source=type_name(type(node.obj)), fix=remedy(type(node.obj)))
         if not isinstance(error, DlxError):
             error = foreign_error(f"the container {what}:", cause, source=type_name(type(node.obj)))
         self.failures.add(error, self._path(node.parent, node.at))

@@ -507,6 +507,8 @@ def convert_tree(
     batch = Batch(request, tree.arrays, tree.sources, tree.path, failures, fast_path, to)
     new: Any = None
     try:
+        if located is None:  # else it is an element of a view
+            tree.check_found()
         new = tree.rebuild(batch.run(), request.target.name)
         failures.check()
         return new
@@ -522,6 +524,7 @@ def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, 
     target = request.target.name
     failures = Failures(target, collect=True)
     tree = Tree(root, handler, failures, strict=strict)
+    tree.check_found()
     for refused in failures.errors:
         forget_frames(refused)
     leaves: list[Plan] = []
@@ -539,4 +542,5 @@ def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, 
     error = (together(errors) if collect else errors[0]) if errors else None
     outcome: Outcome = "tree" if error is None else "refused"
     nbytes = sum(leaf.nbytes for leaf in leaves)
-    return Plan("", None, target, None, outcome, nbytes=nbytes, error=error, leaves=tuple(leaves))
+    passed = tuple((path_text(path), type_name(type(obj))) for path, obj in tree.passed())
+    return Plan("", None, target, None, outcome, nbytes=nbytes, error=error, leaves=tuple(leaves), passed=passed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ __all__ = ["Address", "Copy", "Plan", "Relabel", "Repack", "Resolve", "Step", "U
 
 HOST = Device("cpu")
 BYTES = DType("uint8")
+FEW = 3  # places that are shown of each type that passes through
 
 
 @set_module("dlx")
@@ -133,6 +134,8 @@ class Plan:
         What `dlx.convert` raises, or None.
     leaves
         Plans of the arrays in a container, each array once, under the first path where it stands.
+    passed
+        Of a container: (path, type) of all that is no array, and passes through as it is.
     """
 
     path: str
@@ -144,14 +147,33 @@ class Plan:
     nbytes: int = 0
     error: DlxError | ExceptionGroup[DlxError] | None = None
     leaves: tuple[Plan, ...] = ()
+    passed: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
         if self.leaves or self.outcome == "tree":
             arrays = f"{len(self.leaves)} array{'s' * (len(self.leaves) != 1)}"
             head = f"tree of {arrays} -> {self.target}: {self.outcome} ({self.nbytes:,} bytes copied)"
-            return "\n".join([head, *(f"{leaf.path}: {leaf}" for leaf in self.leaves)])
+            lines = [head, *(f"{leaf.path}: {leaf}" for leaf in self.leaves), *self._refused(), *self._passing()]
+            return "\n".join(lines)
         found = self.source or (self.error.source if isinstance(self.error, DlxError) else "")
         head = f"{found or 'unknown'} -> {self.target}: {self.outcome}"
         if self.error is not None:
             return f"{head}\n  {type(self.error).__name__}: {self.error}"
         return "\n  ".join([head, *map(str, self.steps)])
+
+    def _refused(self) -> Iterator[str]:
+        """Give a line for each error that is not a leaf's."""
+        shown = {id(leaf.error) for leaf in self.leaves}
+        errors = self.error.exceptions if isinstance(self.error, ExceptionGroup) else [self.error]
+        for error in errors:
+            if error is not None and id(error) not in shown:
+                yield f"{type(error).__name__}: {error}"
+
+    def _passing(self) -> Iterator[str]:
+        """Give a line for each type that passes through, with the first places."""
+        places: dict[str, list[str]] = {}
+        for path, kind in self.passed:
+            places.setdefault(kind, []).append(path)
+        for kind, paths in places.items():
+            more = f", and {len(paths) - FEW} more" if len(paths) > FEW else ""
+            yield f"passes through: {kind} at {', '.join(paths[:FEW])}{more}"

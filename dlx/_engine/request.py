@@ -12,6 +12,7 @@ from dlx._core.native import Tensor
 from dlx._core.types import Device
 from dlx._engine.executor import info_of
 from dlx._engine.planner import Request
+from dlx._registry.array_like import is_array_like, not_readable, remedy
 from dlx._registry.generic import is_proxy
 from dlx._registry.registry import registry
 from dlx._registry.target import Target
@@ -27,6 +28,8 @@ __all__ = [
     "producer_of",
     "request_of",
 ]
+
+HELD = "Convert an array that it holds."
 
 
 def abstract(info: ArrayInfo, owner: object) -> Tensor | None:
@@ -140,8 +143,8 @@ def _known(obj: Any) -> Adapter | None:
     except DlxError:
         raise
     except Exception as error:  # a type whose attributes raise
-        what, fix = "its type cannot be looked at:", "Convert an array that it holds."
-        raise foreign_error(what, error, AdapterNotFoundError, source=type_name(type(obj)), fix=fix) from error
+        what = "its type cannot be looked at:"
+        raise foreign_error(what, error, AdapterNotFoundError, source=type_name(type(obj)), fix=HELD) from error
 
 
 def described(obj: Any) -> ArrayInfo | None:
@@ -162,10 +165,17 @@ def not_an_array(obj: Any) -> DlxError:
         fix = "Convert the object itself: a proxy does not keep it alive."
     elif container_of(type(obj)) is not None:
         fix = "Give one of the arrays in it; dlx.convert and dlx.plan take whole containers."
-    elif module_of(type(obj)) == "builtins":
-        fix = "Give an array, or an object with a buffer such as bytes."
     else:
-        fix = f"Convert an array that it holds, or install an adapter for {name.partition('.')[0]!r}."
+        try:
+            if is_array_like(type(obj)):
+                return not_readable(type(obj))
+            fix = remedy(type(obj))
+        except MemoryError:
+            raise
+        except Exception:  # a class that raises when it is looked at
+            fix = ""
+        in_python = module_of(type(obj)) == "builtins"
+        fix = fix or ("Give an array, or an object with a buffer such as bytes." if in_python else HELD)
     return AdapterNotFoundError(
         "it is no array: it has no adapter, no __dlpack__, no __array_interface__ and no buffer",
         source=name,

@@ -16,6 +16,7 @@ from dlx._core.native import Tensor
 from dlx._core.stream import Stream, meaning
 from dlx._core.types import READ_ONLY, Device
 from dlx._protocols import arrow, dlpack, memory
+from dlx._registry.array_like import is_array_like, not_readable
 from dlx.adapter.arrow import ArrowSource
 from dlx.adapter.base import Adapter, Description, Devices, DTypes, at_rest, look_up
 from dlx.adapter.declarations import Blocker, Capabilities, FastPath, Layout, Ownership, StreamSupport
@@ -359,10 +360,20 @@ def _has_table(kind: type) -> bool:
     return "__dlpack_c_exchange_api__" in kind.__dict__
 
 
-def strict_array_adapter(obj: Any, strict: bool) -> Adapter | None:
-    """Return the generic adapter of an array; None for plain data, and for all else unless `strict` refuses it."""
+def strict_array_adapter(obj: Any, strict: bool | None) -> Adapter | None:
+    """Return the generic adapter of an array; None for plain data, and for all else unless `strict` refuses it.
+
+    Raises
+    ------
+    AdapterNotFoundError
+        If it is an array to its own library, and speaks no protocol (unless `strict` is None), or `strict` refuses it.
+    """
     try:
         source = generic_array_adapter(obj)
+        if source is None and strict is not None and is_array_like(type(obj)):
+            source = generic_buffer_adapter(obj)
+            if source is None:
+                raise not_readable(type(obj))
         if source is not None or not strict or generic_buffer_adapter(obj) is not None:
             return source
     except (DlxError, MemoryError):
@@ -375,6 +386,16 @@ def strict_array_adapter(obj: Any, strict: bool) -> Adapter | None:
         source=type_name(type(obj)),
         option=(("strict", None),),
     )
+
+
+def is_refused(obj: Any) -> bool:
+    """Return whether an object that speaks no protocol of arrays is one to its own library, see `array_like`."""
+    try:
+        return is_array_like(type(obj))
+    except MemoryError:
+        raise
+    except Exception:  # a class that raises when it is looked at
+        return False
 
 
 def _offers(obj: Any, name: str) -> bool:

@@ -12,6 +12,7 @@ from types import ModuleType
 import pluggy
 
 from dlx._core.locks import lock_of
+from dlx._core.module import restore_modules
 from dlx._registry import plugin as plugins
 from dlx._registry.answers import checked_adapter
 from dlx._registry.plugin import OURS, Plugin, error_of
@@ -118,6 +119,7 @@ class Loader:
 
     def _ask(self, plugin: Plugin) -> tuple[Adapter, ...]:
         """Import a plugin and ask its hook. Two threads at a time may both ask; one answer is kept."""
+        restore_modules()
         start, before = time.perf_counter(), set(sys.modules)
         module = plugin.load()
         seconds = time.perf_counter() - start

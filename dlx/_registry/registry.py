@@ -6,7 +6,9 @@ needed.
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 import itertools
 import sys
 from abc import get_cache_token
@@ -49,6 +51,7 @@ class Registry:
         self.generation = 0
         self._loader = Loader(built_in, self._forget)
         self._modules: dict[ModuleType, Adapter] = {}  # those that became targets, without a plugin
+        self._packages: dict[Adapter, ModuleType] = {}  # what each adapter has looked at
         self._forget()
 
     def _forget(self) -> None:
@@ -59,6 +62,18 @@ class Registry:
         self._targets: dict[Any, tuple[Target, ModuleType | None]] = {}
         self._ready: dict[Any, Target | None] = {}  # by adapter, array type and values of its switches
         native.routes_clear()
+
+    def _renew(self, adapter: Adapter) -> None:
+        """Drop what an adapter has computed if its package is another module now: a mock says nothing of torch."""
+        package = sys.modules.get(adapter.package)
+        if package is None or self._packages.setdefault(adapter, package) is package:
+            return
+        for part in (adapter, *(inspect.getattr_static(adapter, name) for name in ("dtypes", "devices"))):
+            for name in [*vars(part)]:
+                if isinstance(inspect.getattr_static(type(part), name, None), functools.cached_property):
+                    vars(part).pop(name, None)
+        self._packages[adapter] = package
+        self._forget()
 
     def adapters(self) -> Iterator[Adapter]:
         """Give the adapters that are loaded, `dlx.Tensor`'s first, those of mere modules last."""
@@ -156,6 +171,8 @@ class Registry:
             loader.need_imported()
             owner = self._owner(kind) if self.generation != before else None
         broken = [plugin for plugin in needed if plugin.broken is not None]
+        if owner is not None:
+            self._renew(owner)
         if owner is None and broken and any(hasattr(kind, name) for name in _PROTOCOLS):
             raise error_of(broken[0])
         return owner
@@ -273,6 +290,7 @@ class Registry:
 
     def ready(self, adapter: Adapter, kind: type | None = None) -> Target | None:
         """Return an adapter as a target, for one array type or for all; None where its framework takes no arrays."""
+        self._renew(adapter)
         try:
             switches = switches_of(adapter)
             key = adapter, kind, switches

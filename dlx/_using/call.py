@@ -15,6 +15,7 @@ from dlx._core.types import Device
 from dlx._engine.batch import Batch
 from dlx._engine.executor import device_of
 from dlx._engine.planner import Request, is_inside
+from dlx._registry import generic
 from dlx._registry.registry import registry
 from dlx._registry.target import Target
 from dlx._using.function_spec import FunctionSpec, tracked
@@ -34,12 +35,18 @@ _NO_ARRAYS: Mapping[int, Any] = {}
 class Returned(Tree):
     """A flattened result; arguments that were passed unchanged are not flattened."""
 
-    def __init__(self, root: Any, handler: Container, failures: Failures, whole: tuple[Any, ...]) -> None:
+    def __init__(
+        self, root: Any, handler: Container, failures: Failures, whole: tuple[Any, ...], *, strict: bool | None = None
+    ) -> None:
         self._whole = whole
-        super().__init__(root, handler, failures)
+        super().__init__(root, handler, failures, strict=strict)
 
     def _enter(self, obj: Any, handler: Container, key: Any, parent: int, at: int) -> int:
         return super()._enter(obj, WHOLE if any(obj is each for each in self._whole) else handler, key, parent, at)
+
+    def _generic(self, obj: Any, number: int, i: int) -> Adapter | None:
+        whole = any(obj is each for each in self._whole)
+        return generic.strict_array_adapter(obj, None) if whole else super()._generic(obj, number, i)
 
 
 WHOLE = Container(flatten=lambda obj: (None, []), mutable=False)
@@ -186,7 +193,9 @@ class Invocation:
     def returned(self, value: Any) -> Any:
         """Convert a result for the caller."""
         what = kind_of(value)
-        if what is None or (self._caller is None and self._passes()):
+        if self._caller is None and (what is None or self._passes()):
+            return value
+        if what is None and not generic.is_refused(value):
             return value
         request = None
         if self._caller is not None:
@@ -210,7 +219,7 @@ class Invocation:
         """
         target = self.request.target if request is None else request.target
         failures = Failures(target.name, located=lambda path: ("result", path[1:] if wrapped else path))
-        tree = Returned(value, handler, failures, self.kept)
+        tree = Returned(value, handler, failures, self.kept, strict=None if request is None else False)
         arrays = [self._mine(array) for array in tree.arrays]
         results = list(arrays)
         own = any(id(container) in self._containers for container, *_ in tree.containers())

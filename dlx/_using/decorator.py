@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
+from dlx._core.foreign import safe_repr
 from dlx._core.keywords import suggests
 from dlx._core.module import set_module
 from dlx._engine.request import request_of
@@ -34,7 +36,7 @@ def using(
     lazy: bool = False,
     returns: Target | None = None,
     answer: Target | None = None,
-    writes: str | Iterable[str] = (),
+    writes: str | int | Iterable[str | int] = (),
     detach: bool | None = None,
     device: DeviceLike | None = None,
     readonly: Readonly = "copy",
@@ -59,7 +61,8 @@ def using(
     answer
         The same: another name of `returns`.
     writes
-        Names of parameters whose arrays the function writes to in place.
+        Names of parameters whose arrays the function writes to in place; of a function without a signature, as many
+        built-in ones are, names of keywords, and numbers of positional arguments.
     detach
         Whether the function may lose the gradients of its arguments. None: an argument whose framework records what
         becomes of it is refused; where it does not (under ``torch.no_grad()``) nothing is lost.
@@ -84,8 +87,9 @@ def using(
     Raises
     ------
     TypeError
-        If both `returns` and `answer` are given, `writes` names no parameter, or `grad` is combined with what it
-        excludes: `lazy`, `returns`, `writes`, ``detach=True``, coroutines and generators.
+        If both `returns` and `answer` are given, `writes` names no parameter, `to` is no framework, as where the
+        decorator is written without parentheses, or `grad` is combined with what it excludes: `lazy`, `returns`,
+        `writes`, ``detach=True``, coroutines and generators.
     ConversionError
         By the function, if its framework, or its caller's, has no gradients for others.
     ReadOnlyError
@@ -130,10 +134,12 @@ def using(
     >>> first(dlx.convert(block, to="dlx"))[0]
     'Tensor'
     """
+    if not isinstance(to, str | ModuleType | type):
+        raise TypeError(f'using takes a framework, as in @dlx.using("torch"), found {safe_repr(to)}')
     if returns is not None and answer is not None:
         raise TypeError("using: say returns= or answer=, which is another name of it, not both")
     request = functools.partial(request_of, to, None, device, None, readonly, bool(detach), stream)
-    names = frozenset((writes,) if isinstance(writes, str) else writes)
+    names = frozenset((writes,) if isinstance(writes, str | int) else writes)
     if result_like is not None and not grad:
         raise TypeError("using: result_like= is for grad=True")
     if grad:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dlx._api.convert import convert
 from dlx._containers.lookup import kind_of, what_is
+from dlx._registry import generic
 from dlx._registry.registry import registry
 from dlx.adapter.base import Adapter
 from dlx.errors import DlxError
@@ -105,7 +106,7 @@ class Specialization:
                 return self._parts_outward(result, values, passed)
             what = what_is(kind)
             if what is kind:
-                return result if kind_of(result) is None else NotImplemented
+                return NotImplemented if generic.is_refused(result) or kind_of(result) is not None else result
             if what is not None and not isinstance(what, Adapter):
                 return NotImplemented
             stays = what is None or self._to is None or _borrow(result, self._to) is result

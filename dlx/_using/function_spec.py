@@ -15,6 +15,9 @@ Place = tuple[str, tuple[Any, ...]]
 """Where an array is: the name of a parameter, and the path from there; `root` and `path` of an error."""
 
 
+_ANY = (("args", inspect.Parameter.VAR_POSITIONAL), ("options", inspect.Parameter.VAR_KEYWORD))
+
+
 class FunctionSpec:
     """The options and the parameters of a decorated function."""
 
@@ -24,7 +27,7 @@ class FunctionSpec:
         to: Any,
         request: Any,
         returns: Any,
-        writes: frozenset[str],
+        writes: frozenset[str | int],
         *,
         lazy: bool,
         detach: bool | None = None,
@@ -35,11 +38,12 @@ class FunctionSpec:
         self.detach, self.result_like = detach, result_like
         try:
             parameters = list(inspect.signature(function).parameters.values())
-        except (TypeError, ValueError):
-            parameters = []
+        except (TypeError, ValueError):  # a built-in function that does not say
+            parameters = [inspect.Parameter(name, kind) for name, kind in _ANY]
         known = {parameter.name for parameter in parameters}
-        if writes - known and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            missing = ", ".join(sorted(writes - known))
+        named = {each for each in writes if isinstance(each, str)}
+        if named - known and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            missing = ", ".join(sorted(named - known))
             raise TypeError(f"{getattr(function, '__name__', function)} has no parameter {missing} (writes=)")
         positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         self.names = [p.name for p in positional]
@@ -62,7 +66,8 @@ class FunctionSpec:
         if not self.writes:
             return set()
         (_, args), (_, options) = tree.entries(0)
-        chosen = [link for i, link in tree.entries(args) if self.place(i + self.skipped)[0] in self.writes]
+        numbered = [(i + self.skipped, link) for i, link in tree.entries(args)]
+        chosen = [link for i, link in numbered if i in self.writes or self.place(i)[0] in self.writes]
         chosen += [link for name, link in tree.entries(options) if name in self.writes]
         return {id(tree.arrays[i]) for i in tree.below(chosen)}
 

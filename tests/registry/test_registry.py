@@ -498,3 +498,42 @@ def test_devices_map_both_ways(np, torch):
         assert devices.from_native(devices.to_native(dlx.Device("cpu"))) == (1, 0)
         with pytest.raises(dlx.errors.DeviceError, match="cuda:1"):
             devices.to_native(dlx.Device("cuda:1"))
+
+
+def test_a_mock_of_a_framework_leaves_nothing_behind(python, torch):
+    """What is computed of it is dropped when the framework itself is there, and dlx has one copy of each module."""
+    out = python(
+        """
+        import sys
+        from unittest import mock
+        import dlx
+        double = mock.MagicMock(__version__="2.0")
+        with mock.patch.dict(sys.modules, {"torch": double}):
+            assert dlx.convert(bytearray(4), to="torch") is double.from_dlpack.return_value
+            dlx.adapters()["torch"].dtypes.known()
+        import torch
+        tensor = dlx.convert(bytearray(4), to="torch")
+        assert type(tensor) is torch.Tensor and tensor.dtype == torch.uint8
+        assert dlx.convert(tensor, to="dlx").shape == (4,)
+        assert dlx.adapters()["torch"].dtypes.to_native(dlx.DType("float32")) is torch.float32
+        with mock.patch.dict(sys.modules, {"torch": double}):
+            pass
+        found = dlx.adapters()
+        assert not found.broken and len(found) > 5, found.broken
+        print("well")
+        """
+    )
+    assert out.strip() == "well"
+
+
+def test_a_framework_that_is_imported_anew_is_asked_again(registry, mylib, monkeypatch):
+    """Its adapter has computed facts of the old module."""
+    adapter = registry.target("mylib").source
+    assert adapter.lowered == {} and "lowered" in vars(adapter)
+    other = types.ModuleType("mylib")
+    other.__version__, other.Array = "2.0", Array
+    monkeypatch.setitem(sys.modules, "mylib", other)
+    before = registry.generation
+    vars(adapter)["lowered"] = {"max_ndim": 3}
+    assert registry.target("mylib").source is adapter
+    assert adapter.lowered == {} and registry.generation != before

@@ -597,3 +597,78 @@ def test_a_view_that_is_handed_back_is_the_callers_view(np, torch):
     whole, part = same(view)
     assert whole is view and part is source[1]
     assert same(source)[0] is source
+
+
+# ---- arrays of other libraries, and calls that are wrong -------------------------------------------------------------
+
+
+class Computed:
+    """An array of another library, which dlx cannot read."""
+
+    def __array__(self, *arguments, **options):
+        raise AssertionError("__array__ was called")
+
+    @dlx.using("numpy")
+    def method(self, x):
+        return self
+
+    @dlx.using("numpy")
+    def methods(self, x):
+        return [self, x]
+
+
+def test_an_argument_that_cannot_be_read_is_refused(np, torch):
+    """As by `convert`, with the parameter's name, in every call."""
+    function = dlx.using("numpy")(lambda x, m=None: x)
+    for call in (lambda: function(torch.ones(2), Computed()), lambda: function(torch.ones(2), m=[Computed()])):
+        for _ in range(2):
+            with pytest.raises(errors.AdapterNotFoundError) as caught:
+                call()
+            assert caught.value.where.startswith("m")
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: [x], lambda x: {"a": [x]}], ids=["root", "list", "tree"])
+def test_a_result_that_cannot_be_read_is_refused(np, torch, wrap):
+    """Where it is to be converted; a caller in the function's own framework gets what the function made."""
+    made = Computed()
+    function = dlx.using("numpy")(lambda x: wrap(made))
+    for _ in range(2):
+        with pytest.raises(errors.AdapterNotFoundError) as caught:
+            function(torch.ones(2))
+        assert caught.value.where.startswith("result")
+        assert function(np.ones(2)) == function([np.ones(2)]) == wrap(made)
+
+
+def test_self_is_what_it_is(torch):
+    """Also where its class is an array of another library."""
+    thing, tensor = Computed(), torch.ones(2)
+    for _ in range(2):
+        assert thing.method(tensor) is thing
+        same, back = thing.methods(tensor)
+        assert same is thing and back is tensor
+
+
+@pytest.mark.parametrize("to", [len, lambda x: x, functools.partial(len), 3, None])
+def test_a_decorator_without_parentheses_says_how_it_is_written(to):
+    """At once, not by a function that fails when it is called."""
+    with pytest.raises(TypeError, match=r'@dlx\.using\("torch"\)'):
+        dlx.using(to)
+
+
+@pytest.mark.parametrize("writes", ["out", 1, (1, "out")])
+def test_writes_of_a_function_without_a_signature(np, torch, writes):
+    """A keyword by its name, a positional argument by its number."""
+
+    class Unsigned:
+        __signature__ = "none"  # inspect refuses it
+
+        def __call__(self, x, out):
+            out.copy_(x)
+
+    function = dlx.using("torch", writes=writes)(Unsigned())
+    backwards = np.zeros(3)[::-1]
+    if writes == "out":
+        function(np.arange(3.0), out=backwards)
+    else:
+        function(np.arange(3.0), backwards)
+    assert backwards.tolist() == [0, 1, 2]
