@@ -21,7 +21,6 @@ from dlx._core.native import Tensor
 from dlx._core.types import Device, DType
 from dlx._protocols import dlpack
 from dlx._protocols.pointer import empty
-from dlx._registry.generic import DLPACK
 from dlx.adapter.base import Adapter, Description, DTypes, over_memory
 from dlx.adapter.declarations import Capabilities, Layout
 from dlx.errors import AdapterNotFoundError, FrameworkNotInstalledError
@@ -42,11 +41,11 @@ _SPARE = 64  # elements of a probe's memory
 
 
 class ModuleAdapter(Adapter):
-    """A module with ``from_dlpack``, with what `probed` has seen of it."""
+    """A module with ``from_dlpack``, with what `probed` has seen of it; `generic` is the adapter of any ``__dlpack__``."""
 
-    def __init__(self, module: ModuleType, kind: type, stated: Capabilities) -> None:
+    def __init__(self, module: ModuleType, kind: type, stated: Capabilities, generic: Adapter) -> None:
         self.name = self.package = module.__name__
-        self.kind, self.stated = kind, stated
+        self.kind, self.stated, self.generic = kind, stated, generic
         names = {name: name for name in stated.dtypes or ()}
         if not hasattr(module, "bool"):
             names |= {name: "bool_" for name in names if name == "bool"}
@@ -60,7 +59,7 @@ class ModuleAdapter(Adapter):
         return (self.kind,)
 
     def describe(self, obj: Any) -> Description:
-        return Description(blockers=DLPACK.describe(obj).blockers)
+        return Description(blockers=self.generic.describe(obj).blockers)
 
     def capabilities(self) -> Capabilities:
         return self.stated
@@ -98,7 +97,7 @@ def importable(name: str) -> ModuleType | None:
     return None
 
 
-def probed(module: ModuleType) -> ModuleAdapter:
+def probed(module: ModuleType, generic: Adapter) -> ModuleAdapter:
     """Return the adapter of a module with ``from_dlpack``, which is called some thirty times.
 
     Raises
@@ -125,7 +124,7 @@ def probed(module: ModuleType) -> ModuleAdapter:
         null_data=False,
         empty_extents="bytes",
     )
-    return ModuleAdapter(module, probe.kind, stated)
+    return ModuleAdapter(module, probe.kind, stated, generic)
 
 
 class _Probe:

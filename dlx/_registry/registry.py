@@ -282,7 +282,7 @@ class Registry:
         if module is None or not callable(getattr(module, "from_dlpack", None)):
             return None
         if module not in self._modules:
-            made = modules.probed(module)
+            made = modules.probed(module, generic.DLPACK)
             known = self.knows(made.kind)  # a module around a framework: array_api_compat.torch
             self._modules.setdefault(module, made if known is None or self.ready(known) is None else known)
             self._forget()
