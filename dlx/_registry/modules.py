@@ -41,7 +41,7 @@ _SPARE = 64  # elements of a probe's memory
 
 
 class ModuleAdapter(Adapter):
-    """A module with ``from_dlpack``, with what `probed` has seen of it; `generic` is the adapter of any ``__dlpack__``."""
+    """A module with ``from_dlpack``, with what `probed` has seen of it; `generic` knows objects with ``__dlpack__``."""
 
     def __init__(self, module: ModuleType, kind: type, stated: Capabilities, generic: Adapter) -> None:
         self.name = self.package = module.__name__
