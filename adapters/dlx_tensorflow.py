@@ -7,16 +7,19 @@ otherwise or less aligned, of which tensorflow dies, and read-only memory.
 Refused: symbolic tensors, strings and all else that is no number, float8 and int4 (tensorflow does not export them),
 sparse and ragged tensors.
 
-Tensors are constant, and memory that is shared with one must not be written to while it lives. A gradient tape does
-not follow what leaves.
+Tensors are constant, and memory that is shared with one must not be written to while it lives.
+Gradients: functions of tensorflow are differentiated for others (`dlx.using` with ``grad=True``). A gradient tape does
+not follow what leaves, and does not say which tensors it watches.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import dlx
-from dlx.adapter import Adapter, Blocker, Capabilities, Description, DTypes, Tensor, look_up
+from dlx.adapter import Adapter, Blocker, Capabilities, Description, DTypes, GradSupport, Tensor, look_up
 from dlx.errors import DTypeError, LayoutError
 
 _DTYPES = (
@@ -31,6 +34,30 @@ _OTHERS = {
 }
 
 
+def _is_differentiable(tensor: Any) -> bool:
+    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
+
+
+def _vjp(function: Any, tensors: Sequence[Any]) -> tuple[Any, Any]:
+    tf = sys.modules["tensorflow"]
+    with tf.GradientTape(persistent=True) as tape:
+        operands = [tf.identity(each) for each in tensors]
+        tape.watch(operands)
+        results = [tf.convert_to_tensor(each) for each in function(*operands)]
+
+    def pullback(gradients: Sequence[Any]) -> list[Any]:
+        pairs = [(one, other) for one, other in zip(results, gradients, strict=True) if other is not None]
+        found = tape.gradient(
+            [result for result, _ in pairs],
+            operands,
+            [gradient for _, gradient in pairs],
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+        )
+        return [tf.convert_to_tensor(each) for each in found]  # those of gathered rows are slices
+
+    return results, pullback
+
+
 class TensorFlowAdapter(Adapter):
     """tf.Tensor."""
 
@@ -40,6 +67,7 @@ class TensorFlowAdapter(Adapter):
     display_name = "tensor"
     immutable = True
     dtypes = DTypes(package, {name: name for name in _DTYPES})
+    gradients = GradSupport(lambda tensor: False, _is_differentiable, _vjp)
 
     def describe(self, obj: Any) -> Description:
         blocker = self._blocker(obj)

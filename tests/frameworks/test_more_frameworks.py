@@ -19,6 +19,7 @@ import pytest
 import dlx
 from dlx import errors
 from dlx._core import native
+from dlx._registry.registry import registry
 
 np = pytest.importorskip("numpy")
 
@@ -444,3 +445,38 @@ def test_an_absent_framework_is_a_clear_error(name, python):
         """
     )
     assert said.startswith("FrameworkNotInstalledError Install it: pip install"), said
+
+
+# ---- gradients -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("tensorflow", "float64"), ("mlx", "float32")])
+def test_functions_are_differentiated_for_others(name, dtype):
+    """By reverse mode, twice, and a result that is left out has no part in it."""
+    m = pytest.importorskip("mlx.core" if name == "mlx" else name)
+    vjp = registry.target(name).adapter.gradients.vjp
+    into, out = (lambda x: dlx.convert(x, to=name)), (lambda x: np.asarray(dlx.convert(x, to="numpy")))
+    x, y, given = (np.random.default_rng(0).normal(size=shape).astype(dtype) for shape in ((3, 2), (2, 2), (3, 2)))
+
+    def function(x, y):
+        return [m.matmul(m.sin(x), y), x * 1]
+
+    def derivative(x, y):
+        return vjp(function, [x, y])[1]([into(given), None])
+
+    of_x, of_y = map(out, derivative(into(x), into(y)))
+    assert np.allclose(of_x, np.cos(x) * (given @ y.T), atol=1e-5)
+    assert np.allclose(of_y, np.sin(x).T @ given, atol=1e-5)
+    second = vjp(derivative, [into(x), into(y)])[1]([into(np.ones_like(x)), None])
+    assert np.allclose(out(second[0]), -np.sin(x) * (given @ y.T), atol=1e-5)
+
+
+def test_complex_gradients_of_tensorflow():
+    """They follow the convention of `GradSupport`."""
+    pytest.importorskip("tensorflow")
+    random = np.random.default_rng(0)
+    z, given = (random.normal(size=3) + 1j * random.normal(size=3) for _ in range(2))
+    vjp = registry.target("tensorflow").adapter.gradients.vjp
+    _, pullback = vjp(lambda z: [z * z * (2 + 1j)], [dlx.convert(z, to="tensorflow")])
+    (found,) = pullback([dlx.convert(given, to="tensorflow")])
+    assert np.allclose(dlx.convert(found, to="numpy"), np.conj(2 * z * (2 + 1j)) * given)
