@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dlx._containers.lookup import container_of, is_plain
 from dlx._containers.tree import path_of
 from dlx._core import native
+from dlx._core.extension import ffi
 from dlx._core.foreign import exception_text, foreign_error, type_name
 from dlx._core.types import DType, codes_of
 from dlx._engine.request import described
@@ -129,7 +130,9 @@ class Route:
     is_narrow: bool = False
     """The target takes more than `accepts`; what is not accepted, and copies, are left to Python."""
     accepts: int = 0
-    """The address of the target's dlx_capabilities."""
+    """The address of the dlx_capabilities of what may be handed over, which are copied."""
+    struct: Any = None
+    """What keeps it alive until then."""
 
 
 def learn(kind: type, to: Any) -> None:
@@ -176,8 +179,8 @@ def _route(kind: type, source: Adapter | None, target: Target, producer: Produce
         return None
     adapter = target.adapter
     taken = adapter.fast_path
-    accepts = target.fast_path_address()
-    if not accepts:
+    accepts = target.fast_path_struct()
+    if accepts is None:
         return None
     by_table = taken is not None and taken.imports
     load = None if adapter is TENSOR else adapter.load
@@ -214,7 +217,8 @@ def _route(kind: type, source: Adapter | None, target: Target, producer: Produce
         confirmed=_confirmed(source, given),
         storage=_storage(target),
         is_narrow=target.varies or (taken is not None and taken.takes is not None),
-        accepts=accepts,
+        accepts=int(ffi.cast("uintptr_t", accepts)),
+        struct=accepts,
     )
 
 

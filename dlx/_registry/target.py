@@ -32,7 +32,6 @@ class Target:
     """
 
     __slots__ = (
-        "_fast",
         "_struct",
         "_variants",
         "adapter",
@@ -52,7 +51,7 @@ class Target:
         self.name, self.storage = adapter.name, adapter.dtypes.storage
         self.arrays = f"{self.name} {adapter.display_name}s"  # what to call several of its arrays
         self.copies = capabilities.copies
-        self._struct, self._fast = as_struct(capabilities), None
+        self._struct = as_struct(capabilities)
         self.address = int(ffi.cast("uintptr_t", self._struct))
         # Whether the tensor decides which array type is made: then the fast path serves `FastPath.takes` only.
         one_type = adapter.fast_path is not None and adapter.fast_path.one_type
@@ -86,19 +85,16 @@ class Target:
         """Return the storage dtypes that are as wide as what they stand for."""
         return {name: stored for name, stored in self.storage.items() if DType(name).bits == DType(stored).bits}
 
-    def fast_path_address(self) -> int:
-        """Return the address of the C struct of what the fast path may hand over; 0 where there is nothing."""
+    def fast_path_struct(self) -> Any:
+        """Return the C struct of what the fast path may hand over, or None; its caller keeps it alive."""
         path = self.adapter.fast_path
         stated = path.takes if path is not None else None
         if stated is None and not self.varies:
             stated = self.capabilities
         if stated is None or stated.copies:  # C knows the memory as shared, or as a copy of its own
-            return 0
-        if self._fast is None:
-            known = self.adapter.dtypes.names.keys() - self.storage.keys() | self.storage_as_wide().keys()
-            names = None if stated.dtypes is None else stated.dtypes & known
-            self._fast = self._struct if names is None else as_struct(replace(stated, dtypes=names))
-        return int(ffi.cast("uintptr_t", self._fast))
+            return None
+        known = self.adapter.dtypes.names.keys() - self.storage.keys() | self.storage_as_wide().keys()
+        return as_struct(stated if stated.dtypes is None else replace(stated, dtypes=stated.dtypes & known))
 
 
 def target_of(adapter: Adapter, kind: type | None = None, source: Adapter | None = None) -> Target | None:

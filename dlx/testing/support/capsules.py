@@ -248,6 +248,10 @@ class Export:
             self._numbers[0][i] = 1
 
 
+# A consumer may hold a struct when Python ends, which clears modules in any order: the list outlives them.
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(Export._alive))
+
+
 def swept() -> int:
     """Release what no consumer can reach any more; return how many exports are left."""
     Export._alive[:] = [
