@@ -14,6 +14,7 @@ one is never released, nor is what owns that memory.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any
 
 import dlx
@@ -25,6 +26,7 @@ from dlx.adapter import (
     Device,
     DTypes,
     FastPath,
+    GradSupport,
     Guard,
     KnownIssue,
     Layout,
@@ -54,6 +56,10 @@ class PaddleAdapter(Adapter):
         takes=dataclasses.replace(_TAKES, empty_extents="none"),
     )
 
+    gradients = GradSupport(  # for `dlx.using`, which refuses what paddle records
+        is_tracked=lambda tensor: not tensor.stop_gradient and sys.modules['paddle'].is_grad_enabled(),
+        is_differentiable=lambda tensor: False,
+    )
     known_issues = (
         KnownIssue(
             does="never releases memory that it imports while another tensor of it has imported the same address",

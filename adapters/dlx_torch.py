@@ -295,9 +295,10 @@ def _is_differentiable(tensor: Any) -> bool:
 
 def _vjp(function: Any, tensors: Sequence[Any]) -> tuple[Any, Any]:
     torch = sys.modules["torch"]
-    with torch.enable_grad():
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        normal = [each.clone() if each.is_inference() else each for each in tensors]
         # Leaves, unless an outer derivative follows them.
-        operands = [each if each.requires_grad else each.detach().requires_grad_() for each in tensors]
+        operands = [each if each.requires_grad else each.detach().requires_grad_() for each in normal]
         results = function(*operands)
 
     def pullback(gradients: Sequence[Any]) -> list[Any]:

@@ -115,10 +115,10 @@ def _step_text(step: Any) -> str:
 
 def path_text(path: Iterable[Any], root: str = "obj") -> str:
     """Return a path as Python would write it, ``obj['a'][3].x``; one of more than 64 steps without its middle."""
-    steps = [_step_text(step) for step in path]
-    if len(steps) > 64:
-        steps[32:-32] = [" ... "]
-    return root + "".join(steps)
+    steps = list(path)
+    if len(steps) <= 64:
+        return root + "".join(map(_step_text, steps))
+    return root + "".join([*map(_step_text, steps[:32]), " ... ", *map(_step_text, steps[-32:])])
 
 
 # ---- options ---------------------------------------------------------------------------------------------------------

@@ -188,12 +188,9 @@ class Tree:
         if is_built_in(type(root.obj)) or not (found or root.handler.kind == "record"):
             return
         held = ", ".join(f"{path_text(path)} is {type_name(type(child))}" for path, child in found[:FEW])
-        error = AdapterNotFoundError(
-            f"it holds no array{': ' if held else ''}{held}{', ...' if len(found) > FEW else ''}",
-            source=type_name(type(root.obj)),
-            fix="Give the arrays themselves, or give its class a __dlx_tree__ method that says what it holds.",
-        )
-        self.failures.add(error, ())
+        reason = f"it holds no array{': ' if held else ''}{held}{', ...' if len(found) > FEW else ''}"
+        fix = "Give the arrays themselves, or give its class a __dlx_tree__ method that says what it holds."
+        self.failures.add(AdapterNotFoundError(reason, source=type_name(type(root.obj)), fix=fix), ())
 
     def _path(self, number: int, i: int) -> tuple[Any, ...]:
         steps: list[Any] = []
@@ -210,7 +207,10 @@ class Tree:
     def _fail(self, error: DlxError, number: int, i: int) -> None:
         """Report a child of a container that is refused."""
         self._refused.add((number, i))
-        self.failures.add(error, self._path(number, i))
+        try:
+            self.failures.add(error, self._path(number, i))
+        finally:
+            del error  # this frame is in its traceback, and would keep it, and all that it holds, alive
 
     def _failed(self, node: Node, cause: Exception, what: str) -> None:
         """Report a container that failed; its own errors are the cause."""

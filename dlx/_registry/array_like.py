@@ -85,7 +85,7 @@ def _fitting(kind: type, names: set[str]) -> Iterator[_Hint]:
 def remedy(kind: type) -> str:
     """Return what to convert instead of an object of a type that dlx cannot read; empty where nothing is known."""
     if derives(kind, (str, os.PathLike)):
-        return "A saved file is read by dlx.open(path, to=...)."
+        return "A saved file is read by dlx.open(path)."
     names = {name for cls in kind.__mro__ for name in vars(cls)}
     is_array = is_array_like(kind)
     hints = _fitting(kind, names)

@@ -72,7 +72,7 @@ def using(
         As in `convert`, for the way in; the function works on it, too. None: on its caller's, see Notes.
     grad
         Whether gradients cross: the caller's framework differentiates the function, by derivatives that the function's
-        framework computes. See Notes.
+        framework computes. Where an argument is recorded, results are new arrays, also those that are arguments.
     result_like
         With `grad`, for callers that compile (``jax.jit``) and functions that cannot be tried without data: a tree with
         the shapes and dtypes of the results, of arrays or ``jax.ShapeDtypeStruct``, or a function of the arguments
@@ -89,7 +89,7 @@ def using(
     TypeError
         If both `returns` and `answer` are given, `writes` names no parameter, `to` is no framework, as where the
         decorator is written without parentheses, or `grad` is combined with what it excludes: `lazy`, `returns`,
-        `writes`, ``detach=True``, coroutines and generators.
+        `writes`, `device`, `stream`, ``detach=True``, coroutines and generators.
     ConversionError
         By the function, if its framework, or its caller's, has no gradients for others.
     ReadOnlyError
@@ -143,9 +143,16 @@ def using(
     if result_like is not None and not grad:
         raise TypeError("using: result_like= is for grad=True")
     if grad:
-        excluded = {"lazy": lazy, "returns": returns or answer, "writes": names, "detach": detach}
+        excluded = {
+            "lazy": lazy,
+            "returns": returns or answer,
+            "writes": names,
+            "detach": detach,
+            "device": device is not None,
+            "stream": stream is not None,
+        }
         if said := [name for name, value in excluded.items() if value]:
-            raise TypeError(f"using: grad=True does not go with {said[0]}=, found {said[0]}={locals()[said[0]]!r}")
+            raise TypeError(f"using: grad=True does not go with {said[0]}=")
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         if isinstance(function, staticmethod | classmethod):

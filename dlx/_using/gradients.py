@@ -20,9 +20,9 @@ from dlx._core.foreign import foreign_error
 from dlx._core.types import Device, DType
 from dlx._engine.planner import Request, is_inside
 from dlx._using.function_spec import FunctionSpec, Place, tracked
-from dlx.adapter.base import Adapter, unmarked
+from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import GradSupport
-from dlx.errors import ConversionError, DlxError, DTypeError
+from dlx.errors import ConversionError, DlxError, DTypeError, path_text
 
 if TYPE_CHECKING:
     from dlx.typing import Readonly, Target
@@ -71,11 +71,15 @@ def differentiated(spec: FunctionSpec, function: Any, args: tuple[Any, ...], opt
     constants = [i for i in outside if tree.sources[i] is not caller]
     passed = list(tree.arrays)
     for i in constants:
-        passed[i] = _moved(tree.arrays[i], request, spec.parameter(tree.path(i)))
+        passed[i] = _moved(tree.arrays[i], request, spec.parameter(tree.path(i)), copy=True)  # it may change meanwhile
+    for i in operands:
+        passed[i] = None
     first, result = [tree], _Result()
 
     def flat(*arrays: Any) -> list[Any]:
         parts = [*passed]
+        for i in () if target.adapter.immutable else constants:  # each call its own, which it may write to
+            parts[i] = convert(passed[i], cast("Target", target.adapter.name), copy=True)
         for i, array in zip(operands, arrays, strict=True):
             parts[i] = array
         try:
@@ -86,7 +90,9 @@ def differentiated(spec: FunctionSpec, function: Any, args: tuple[Any, ...], opt
         return result.taken(function(*kept, *positional, **named), target.name)
 
     located = [spec.parameter(tree.path(i)) for i in operands]
-    operation = DifferentiableFunction(flat, request, inner, caller, located, _declared(spec, result, args, options))
+    operation = DifferentiableFunction(
+        flat, request, inner, caller, located, _declared(spec, caller, result, args, options)
+    )
     return result.rebuilt(outer.record(operation, [tree.arrays[i] for i in operands]), name)
 
 
@@ -94,28 +100,31 @@ def _lacking(reason: str, target: str) -> ConversionError:
     return ConversionError(reason, target=target, fix="Say dlx.using(..., detach=True) to do without them.")
 
 
-def _declared(spec: FunctionSpec, result: _Result, args: tuple[Any, ...], options: dict[str, Any]) -> Like | None:
+def _declared(
+    spec: FunctionSpec, caller: Adapter, result: _Result, args: tuple[Any, ...], options: dict[str, Any]
+) -> Like | None:
     """Return what gives shape and dtype of results as the user declared them, or None."""
     if spec.result_like is None:
         return None
 
     def like(arrays: Sequence[Any]) -> Specs:
         shown = spec.result_like(*args, **options) if callable(spec.result_like) else spec.result_like
-        return [(each.shape, each.dtype) for each in result.taken(_abstract(shown), "dlx")]
+        return [(each.shape, each.dtype) for each in result.taken(_abstract(shown, caller), "dlx")]
 
     return like
 
 
-def _abstract(value: Any) -> Any:
+def _abstract(value: Any, caller: Adapter) -> Any:
     """Return a tree with a tensor that has no memory in place of all that has a shape and a dtype."""
     if isinstance(value, dict):
-        return {key: _abstract(each) for key, each in value.items()}
+        return {key: _abstract(each, caller) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        parts = [_abstract(each) for each in value]
+        parts = [_abstract(each, caller) for each in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         return value
-    return native.tensor_new(16, tuple(value.shape), None, DType(value.dtype), HOST, 0, None)  # it is never read
+    dtype = caller.dtypes.from_native(value.dtype) or DType(value.dtype)
+    return native.tensor_new(16, tuple(value.shape), None, dtype, HOST, 0, None)  # it is never read
 
 
 class _Result:
@@ -123,19 +132,30 @@ class _Result:
 
     def __init__(self) -> None:
         self._tree: Tree | None = None
-        self._is_done = False
+        self._paths: list[tuple[Any, ...]] | None = None  # of the arrays, as they are expected from then on
 
     def taken(self, value: Any, target: str) -> list[Any]:
-        """Return the arrays of a result; the containers of the first one are kept."""
+        """Return the arrays of a result, in the order of the first one, whose containers are kept."""
         tree = Tree((value,), TUPLE, Failures(target, located=lambda path: ("result", path[1:])))
-        if self._tree is None and not self._is_done:
-            self._tree = tree
-        return tree.arrays
+        paths = [tree.path(i) for i in range(len(tree.arrays))]
+        if self._paths is None:
+            self._tree, self._paths = tree, paths
+        if paths == self._paths:
+            return tree.arrays
+        if len(paths) != len(self._paths) or set(paths) != set(self._paths):
+            expected, found = (
+                ", ".join(path_text(path[1:], "result") for path in each) for each in (self._paths, paths)
+            )
+            raise ConversionError(
+                f"the function returned arrays at {found}, and was expected to return them at {expected}",
+                fix="Return the same containers in every call, as result_like= says where it is given.",
+            )
+        return [tree.arrays[paths.index(path)] for path in self._paths]
 
     def rebuilt(self, arrays: Sequence[Any], target: str) -> Any:
         """Return the result, with these arrays in it."""
         assert self._tree is not None
-        tree, self._tree, self._is_done = self._tree, None, True
+        tree, self._tree = self._tree, None
         return tree.rebuild(list(arrays), target)[0]
 
 
@@ -168,26 +188,23 @@ class DifferentiableFunction:
         like: Like | None = None,
     ) -> None:
         self._function, self._request, self._inner, self._caller = function, request, inner, caller
-        self._located, self._like = located, like
+        self._located, self._like, self._readonly = located, like, cast("Readonly", request.readonly)
         assert caller.gradients is not None
         self._is_differentiable = caller.gradients.is_differentiable
 
     def __call__(self, arrays: Sequence[Any], to: str | None = None) -> list[Any]:
         """Return the results, without what gradients need."""
-        inside = self._inside(arrays, share=False)
+        inside = self._inside(arrays)
         return self._outside(self._function(*inside), inside, to or self._caller.name)
 
     def vjp(self, arrays: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
         """Return the results, and what takes their gradients to those of the arguments."""
-        inside = self._inside(arrays, share=True)
+        inside = self._inside(arrays)
         chosen = [i for i, array in enumerate(arrays) if self._is_differentiable(array)]
         results, pull = _vjp(self._function, self._inner, inside, chosen)
 
         def pullback(gradients: Sequence[Any]) -> list[Any]:
-            given = [
-                None if each is None else _moved(each, self._request, ("gradient", ()), share=True)
-                for each in gradients
-            ]
+            given = [None if each is None else _moved(each, self._request, ("gradient", ())) for each in gradients]
             found: list[Any] = [None] * len(arrays)
             for i, new in zip(chosen, self._outside(pull(given), given, self._caller.name), strict=True):
                 found[i] = new
@@ -238,24 +255,17 @@ class DifferentiableFunction:
             raise DTypeError(f"DLPack has no dtype {array.dtype}", source=self._caller.name)
         return tuple(array.shape), dtype
 
-    def _inside(self, arrays: Sequence[Any], *, share: bool) -> list[Any]:
-        """Return arguments as arrays of the function's framework.
-
-        `share`: it cannot write to those that have gradients, so that constant memory may be shared.
-        """
-        return [
-            _moved(array, self._request, where, share=share and self._is_differentiable(array))
-            for array, where in zip(arrays, self._located, strict=True)
-        ]
+    def _inside(self, arrays: Sequence[Any]) -> list[Any]:
+        """Return arguments as arrays of the function's framework."""
+        return [_moved(array, self._request, at) for array, at in zip(arrays, self._located, strict=True)]
 
     def _outside(self, results: Sequence[Any], inside: Sequence[Any], to: str) -> list[Any]:
         """Return results as arrays of another framework; `inside` is what the function got.
 
-        Nobody else has what a function made: such memory is shared, also where its framework calls it constant. What
-        shares memory with an argument or another result is copied, since the caller may write to one of them.
+        Those that share memory with an argument or another result are copied: the caller may write to one of them.
         """
         try:
-            made = [_shared(each, to) for each in results]
+            made = [convert(each, to, detach=True, readonly=self._readonly) for each in results]
             if not self._caller.immutable and _meet(made, inside):
                 made = [convert(each, to, detach=True, copy=True) for each in results]
             return made
@@ -271,17 +281,6 @@ def _meet(some: Sequence[Any], others: Sequence[Any]) -> bool:
     return any(shares_memory(each, other) for i, each in enumerate(some) for other in (*some[:i], *others))
 
 
-def _shared(array: Any, to: Any) -> Any:
-    """Convert an array, without its gradients, to one that may be written to, whether or not its own memory may."""
-    try:
-        tensor = convert(array, "dlx", detach=True)
-        if tensor.device == HOST:
-            return convert(unmarked(tensor), to)
-    except DlxError:  # as below, where the error names both
-        pass
-    return convert(array, to, detach=True, readonly="share")
-
-
 def _vjp(function: Callable[..., list[Any]], inner: GradSupport, arrays: Sequence[Any], chosen: list[int]) -> Any:
     """Differentiate a function by some of its arguments."""
     assert inner.vjp is not None
@@ -295,14 +294,11 @@ def _vjp(function: Callable[..., list[Any]], inner: GradSupport, arrays: Sequenc
     return inner.vjp(over, [arrays[i] for i in chosen])
 
 
-def _moved(array: Any, request: Request, at: Place, *, share: bool = False) -> Any:
+def _moved(array: Any, request: Request, at: Place, *, copy: bool | None = None) -> Any:
     """Convert one array for the function."""
-    to, device = cast("Target", request.target.adapter.name), request.device
+    to, readonly = cast("Target", request.target.adapter.name), cast("Readonly", request.readonly)
     try:
-        if share and device is None:
-            return _shared(array, to)
-        policy = cast("Readonly", "share" if share else request.readonly)
-        return convert(array, to, device=device, detach=True, readonly=policy)
+        return convert(array, to, detach=True, readonly=readonly, copy=copy)
     except DlxError as error:
         root, path = at
         raise error.complete(root=root, path=path) from None

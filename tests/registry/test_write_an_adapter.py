@@ -88,8 +88,8 @@ def public(kind):
 
 
 PARTS = [
-    *(DTypes, Devices, Description, Blocker, FastPath, Guard, StreamSupport, Ownership, WriteTracking, Container),
-    *(KnownIssue, Layout),
+    *(DTypes, Devices, Description, Blocker, FastPath, Guard, StreamSupport, Ownership, WriteTracking, GradSupport),
+    *(Container, KnownIssue, Layout),
 ]
 
 

@@ -144,7 +144,11 @@ def test_numpy_has_no_gradients():
     assert isinstance(dlx.using("torch", grad=True)(lambda x: x * 2)(np.ones(2)), np.ndarray)
 
 
-@pytest.mark.parametrize("wrong", [{"lazy": True}, {"returns": "torch"}, {"answer": "torch"}, {"writes": "x"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"lazy": True}, {"returns": "torch"}, {"answer": "torch"}, {"writes": "x"}, {"device": "cpu"}, {"stream": 1}],
+    ids=str,
+)
 def test_what_does_not_go_with_gradients(wrong):
     """The error names the option."""
     with pytest.raises(TypeError, match=f"does not go with {'returns' if 'answer' in wrong else next(iter(wrong))}="):
@@ -261,7 +265,7 @@ def test_memory_crosses_without_a_copy():
     """Arguments, results and gradients of both ways are the same memory."""
     seen = []
 
-    @dlx.using("jax", grad=True)
+    @dlx.using("jax", grad=True, readonly="share")
     def function(x):
         seen.append(x if isinstance(x, jax.core.Tracer) else x.unsafe_buffer_pointer())
         return x * 2
@@ -329,6 +333,33 @@ def test_what_was_written_to_meanwhile_is_noticed():
     y += 1
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+def test_what_jax_keeps_is_not_handed_out_writable():
+    """A constant that a function returns, and one that its derivative returns, are copied."""
+    constant = jnp.ones(64)
+
+    @jax.custom_vjp
+    def half(x):
+        return x / 2
+
+    half.defvjp(lambda x: (half(x), None), lambda saved, gradient: (constant,))
+    x = torch.ones(64, requires_grad=True)
+    y, kept = dlx.using("jax", grad=True)(lambda x: (half(x), constant.astype("float32")))(x)
+    with torch.no_grad():
+        kept += 5
+    y.sum().backward()
+    x.grad.zero_()
+    assert constant.tolist() == [1] * 64
+
+
+def test_constants_are_those_of_the_call():
+    """What is written to an array of a third framework afterwards has no effect."""
+    x, constant = torch.ones(64, requires_grad=True), np.ones(64, "f4")
+    y = dlx.using("jax", grad=True)(lambda x, c: x * c)(x, constant)
+    constant[:] = 100
+    y.sum().backward()
+    assert x.grad.tolist() == [1] * 64
 
 
 def test_only_some_arguments_require_gradients():
@@ -513,6 +544,48 @@ def test_a_function_that_cannot_be_tried_without_data():
         declared = dlx.using("torch", grad=True, result_like=like)(picked)
         assert jax.jit(declared)(x).tolist() == [1, 1, 1]
         assert jax.jit(jax.grad(lambda x, f=declared: f(x).sum()))(x).tolist() == [1, 1, 1]
+
+
+def test_results_stand_where_they_were_declared():
+    """By their keys, in whatever order; other containers are refused."""
+    spec = jax.ShapeDtypeStruct((3,), "float64")
+    swapped = dlx.using("torch", grad=True, result_like={"a": spec, "b": spec})(lambda x: {"b": x * 2, "a": x * 10})
+    found = jax.jit(swapped)(jnp.ones(3))
+    assert (found["a"].tolist(), found["b"].tolist()) == ([10] * 3, [2] * 3)
+    other = dlx.using("torch", grad=True, result_like=[spec, spec])(lambda x: (x * 2, {"b": x}))
+    with pytest.raises(Exception, match="was expected to return them at"):
+        jax.block_until_ready(jax.jit(other)(jnp.ones(3)))
+
+
+def test_torch_cannot_write_to_arrays_of_jax():
+    """Not even past its graph."""
+    x = jnp.ones(64)
+
+    def function(x):
+        x.data.mul_(3)
+        return x * 2
+
+    jax.grad(lambda x: dlx.using("torch", grad=True)(function)(x).sum())(x)
+    assert x.tolist() == [1] * 64
+
+
+def test_in_inference_mode():
+    """The mode is the caller's; the function is differentiated all the same."""
+    with torch.inference_mode():
+        found = jax.grad(lambda x: dlx.using("torch", grad=True)(lambda x: x * 3)(x).sum())(jnp.ones(3))
+    assert found.tolist() == [3, 3, 3]
+
+
+FRESH = """
+import jax, jax.numpy as jnp, torch, dlx
+like = lambda x: jax.ShapeDtypeStruct((2,), x.dtype)
+print(jax.jit(dlx.using("torch", grad=True, result_like=like)(lambda x: x[:2]))(jnp.ones(3)))
+"""
+
+
+def test_results_are_declared_in_a_fresh_process(python):
+    """Nothing else has loaded an adapter before."""
+    assert python(FRESH, args=()).strip() == "[1. 1.]"
 
 
 def test_exceptions_of_torch_arrive_in_jax():
