@@ -111,7 +111,7 @@ def probed(module: ModuleType, generic: Adapter) -> ModuleAdapter:
         reason = f"{module.__name__}.from_dlpack takes no array in host memory: {probe.why}"
         raise AdapterNotFoundError(reason, target=module.__name__, fix="Convert to a framework that it imports from.")
     plain = "float32" if "float32" in dtypes else min(dtypes)
-    shares = probe.takes(plain, sharing=True)
+    shares = all(probe.takes(name, sharing=True) for name in dtypes)  # one that goes by numpy may copy some
     takes = functools.partial(probe.takes, plain, sharing=shares)
     stated = Capabilities(
         dtypes=dtypes,

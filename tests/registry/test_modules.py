@@ -111,6 +111,18 @@ def test_a_module_that_copies_is_one_that_copies(module):
     assert dlx.plan(floats(readonly=True), to=xp).nbytes == 24  # it never writes to the source
 
 
+def test_a_module_that_copies_one_dtype_is_one_that_copies(module):
+    """Sharing is promised only where every dtype is shared: one that goes by numpy may copy its bools."""
+
+    def bools_copied(tensor):
+        return Array(tensor_copy(dlx.from_dlpack(tensor), False)) if tensor.dtype.name == "bool" else taken(tensor)
+
+    xp = module(bools_copied)
+    assert dlx.plan(dlx.empty((2,), "bool"), to=xp).outcome == "copied"
+    with pytest.raises(errors.CopyRequiredError):
+        dlx.convert(dlx.empty((2,), "bool"), to=xp, copy=False)
+
+
 @pytest.mark.parametrize(
     ("change", "fact", "value"),
     [
