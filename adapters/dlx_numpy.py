@@ -274,7 +274,9 @@ def _exchange() -> Any:
 def _keeps_export(kind: Any) -> bool:
     """Return whether a subclass exports its memory as numpy does, and its elements mean what they are."""
     np = sys.modules["numpy"]
-    return kind.__dlpack__ is np.ndarray.__dlpack__ and not any(hasattr(kind, name) for name, *_ in _MEANINGS)
+    if kind.__dlpack__ is not np.ndarray.__dlpack__ or any(hasattr(kind, name) for name, *_ in _MEANINGS):
+        return False
+    return not kind.__dictoffset__ or kind in (np.memmap, np.recarray, np.matrix)  # a unit may be an attribute of one array
 
 
 def _export_extension(obj: Any) -> Tensor | None:
@@ -357,7 +359,7 @@ class NumpyAdapter(_Numpy):
 
     def _blockers(self, obj: Any) -> Iterator[Blocker]:
         for name, because, fix in _MEANINGS if type(obj) is not sys.modules["numpy"].ndarray else ():
-            said = None if callable(getattr(type(obj), name, len)) else getattr(obj, name)
+            said = None if callable(getattr(type(obj), name, None)) else getattr(obj, name, None)
             if said is not None:
                 yield Blocker(because.format(said), fix, LayoutError if name == "mask" else DTypeError)
         obj = _plain(obj)

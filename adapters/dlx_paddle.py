@@ -76,7 +76,8 @@ class PaddleAdapter(Adapter):
     def load(self, tensor: Tensor) -> Any:
         paddle = self.module()
         if 0 in tensor.shape:  # they have no address of their own: each would be the second one (`known_issues`)
-            return paddle.empty(tensor.shape, self.dtypes.to_native(tensor.dtype))
+            signed = paddle.empty(tensor.shape, tensor.dtype.name.removeprefix("u"))  # it makes no wide unsigned ones
+            return signed.view(self.dtypes.to_native(tensor.dtype))
         return paddle.from_dlpack(tensor)
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""xarray for dlx: DataArray, Variable, Dataset and DataTree, as containers of the arrays in them; xarray is no target.
+"""xarray for dlx: DataArray, Variable and Dataset, as containers of the arrays in them; xarray is no target.
 
 A DataArray or Variable stands for its data. Where xarray can hold the result (numpy, cupy, jax, array API modules:
 what has ``__array_function__`` or ``__array_namespace__``), the result is one again, with its dims, coords, attrs and

@@ -131,11 +131,11 @@ const struct ArrowSchema* dlx_arrow_schema(const dlx_arrow* data) {
 }
 
 void* dlx_arrow_event(const dlx_arrow* data) {
-  void* event = NULL;
-  for (int64_t i = 0, n = 0; i < data->n_batches && n < 2; i++) {
-    if (data->batches[i].array.length) event = n++ ? NULL : data->batches[i].sync_event;
+  for (int64_t i = 0; i < data->n_batches; i++) {
+    if (data->batches[i].array.length && data->batches[i].sync_event)
+      return data->batches[i].sync_event;
   }
-  return event;
+  return NULL;
 }
 
 int dlx_arrow_is_table(const dlx_arrow* data) {

@@ -139,8 +139,8 @@ int dlx_arrow_read_device(dlx_arrow* data, struct ArrowDeviceArrayStream* stream
 /* The type. Owns: borrowed. GIL: not needed. */
 const struct ArrowSchema* dlx_arrow_schema(const dlx_arrow* data);
 
-/* The event to wait for, as the only batch with elements says; NULL where there is none. GIL: not
- * needed. */
+/* The event to wait for, of the first batch with elements that has one; NULL where none has. GIL:
+ * not needed. */
 void* dlx_arrow_event(const dlx_arrow* data);
 
 /* Whether it is a struct, the columns of which are asked for by their numbers. GIL: not needed. */

@@ -283,14 +283,20 @@ static PyObject* arrow_column(PyObject* module, PyObject* const* args, Py_ssize_
       column.is_numbers && column.is_packed ? Py_True : Py_False, PyLong_FromVoidPtr(column.data));
 }
 
+/* Errors: always returns NULL with an exception. */
+static PyObject* no_waiting(DLDevice device) {
+  return py_raise(DLX_E_STREAM,
+                  "it is ready at an event of device (%d, %d), for which dlx cannot wait",
+                  device.device_type, device.device_id);
+}
+
 /* Make readers wait for the event that device memory came with. Errors: -1 with an exception. */
 static int follow_event(dlx_arrow* data, TensorObject* tensor) {
   void* event = dlx_arrow_event(data);
   if (event == NULL) return 0;
   DLDevice device = tensor->managed->dl_tensor.device;
   if (device.device_type != kDLCUDA) {
-    py_raise(DLX_E_STREAM, "it is ready at an event of device (%d, %d), for which dlx cannot wait",
-             device.device_type, device.device_id);
+    no_waiting(device);
     return -1;
   }
   int status = dlx_cuda_wait_event(device.device_id, *(void**)event);
@@ -330,6 +336,7 @@ static PyObject* arrow_gather(PyObject* module, PyObject* const* args, Py_ssize_
   int64_t number;
   if (look(args, nargs, &data, &number, &column) < 0) return NULL;
   if (!column.is_numbers || column.n_nulls) return py_raise(DLX_E_DTYPE, NULL);
+  if (dlx_arrow_event(data)) return no_waiting(column.device);
   DLManagedTensorVersioned* made;
   int status;
   Py_BEGIN_ALLOW_THREADS

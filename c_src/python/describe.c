@@ -167,7 +167,11 @@ PyObject* py_describe_array(PyObject* self, PyObject* const* args, Py_ssize_t na
                             PyObject* names) {
   PyObject* all[3] = {self};
   Py_ssize_t given = nargs + (names ? PyTuple_GET_SIZE(names) : 0);
-  if (given > 2 || array_function == NULL) {
+  if (array_function == NULL) {
+    PyErr_SetString(PyExc_TypeError, "no function for __array__ has been registered yet");
+    return NULL;
+  }
+  if (given > 2) {
     PyErr_SetString(PyExc_TypeError, "__array__ takes dtype and copy, and nothing else");
     return NULL;
   }

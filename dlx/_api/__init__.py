@@ -2,5 +2,3 @@
 
 They check their arguments and call the packages below, which do the work.
 """
-
-from dlx._api import array_protocol as array_protocol

@@ -9,14 +9,14 @@ import inspect
 import operator
 import types
 from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque
-from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
 
 from dlx._core.foreign import derives, type_name
 from dlx.adapter.declarations import Container
 from dlx.errors import ConversionError
 
-__all__ = ["abstract_handler", "unflatten_set", "elements", "items", "record_handler", "subclass_handler"]
+__all__ = ["abstract_handler", "attributes", "unflatten_set", "elements", "items", "record_handler", "subclass_handler"]
 
 
 def elements(obj: Any) -> tuple[None, list[Any]]:
@@ -304,6 +304,14 @@ def bare(obj: Any) -> Any:
     if hasattr(new, "_attrs_cached_hash"):  # of fields that are about to change
         object.__setattr__(new, "_attrs_cached_hash", None)
     return new
+
+
+def attributes(obj: Any) -> Iterator[tuple[str, Any]]:
+    """Give (name, value) of what an object has in its dict and its slots."""
+    yield from getattr(obj, "__dict__", {}).items()
+    for name in (name for cls in type(obj).__mro__ for name in _slots(cls)):
+        if hasattr(obj, name):
+            yield name, getattr(obj, name)
 
 
 def _slots(cls: type) -> list[str]:

@@ -6,10 +6,12 @@ the GIL and raise exceptions.
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dlx import errors
+from dlx._core.array_protocol import as_array, as_interface
 from dlx._core.extension import ffi, lib
 from dlx._core.keywords import check_names
 from dlx._core.types import Device, DType
@@ -200,6 +202,7 @@ if TYPE_CHECKING:
 
 
 set_tensor_classes(Device, DType)
+set_tensor_array(as_array, functools.partial(as_interface, buffer_address))
 set_misnamed(check_names)
 set_readonly_words(tuple(map(sys.intern, READONLY)))
 set_errors({getattr(lib, name): kind for name, kind in _CLASSES.items()})

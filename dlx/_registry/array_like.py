@@ -35,6 +35,8 @@ _HINTS = (
     _Hint("__getitem__", "Read it first: array[:], or a part of it.", "zarr"),
     _Hint("__getitem__", "Read it first: dataset[:], or a part of it.", "h5py"),
     _Hint("as_cpu", "Convert its tensors one by one; .as_cpu() brings them to the host.", "nvidia"),
+    _Hint("contiguous", "Call .contiguous() first.", "warp", True),
+    _Hint("stack", "Call .stack() first.", "tensorflow", True),
     _Hint("UMat", "Call .get() first.", "cv2", True),
     _Hint("data_vars", "Convert its variables: {name: each.values for name, each in dataset.data_vars.items()}."),
     _Hint("colnames", "Convert its columns: {name: table[name].data for name in table.colnames}.", "astropy"),

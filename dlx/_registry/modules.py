@@ -69,20 +69,22 @@ class ModuleAdapter(Adapter):
 
 
 def importable(name: str) -> ModuleType | None:
-    """Return the module of a name, imported where it is not yet; None where there is none.
+    """Return the module of a name that is imported already, or is known in `INSTALL`; None where there is none.
 
-    Those of the standard library are no array libraries, and some of them do things when they are imported.
+    No other name is imported: it may be a mistyped one, and any module of the working folder would run.
 
     Raises
     ------
     FrameworkNotInstalledError
-        If it is there and fails to import, or is known, and not there.
+        If it is known, and fails to import or is not there.
     """
     root = name.partition(".")[0]
-    if not name.replace(".", "_").isidentifier() or root in sys.stdlib_module_names or root == "__main__":
+    if name in sys.modules and root not in sys.stdlib_module_names and root != "__main__":
+        return sys.modules[name]
+    if root not in INSTALL:
         return None
     try:
-        if name in sys.modules or importlib.util.find_spec(root) is not None:
+        if importlib.util.find_spec(root) is not None:
             return importlib.import_module(name)
     except MemoryError:
         raise
@@ -91,10 +93,8 @@ def importable(name: str) -> ModuleType | None:
             return None
         what, fix = f"{name} is installed but fails to import:", "Repair its installation."
         raise foreign_error(what, error, FrameworkNotInstalledError, target=name, fix=fix) from error
-    if root in INSTALL:
-        fix = f"Install it: pip install {INSTALL[root]}."
-        raise FrameworkNotInstalledError(f"{root} is not installed", target=name, fix=fix)
-    return None
+    fix = f"Install it: pip install {INSTALL[root]}."
+    raise FrameworkNotInstalledError(f"{root} is not installed", target=name, fix=fix)
 
 
 def probed(module: ModuleType, generic: Adapter) -> ModuleAdapter:
@@ -111,7 +111,7 @@ def probed(module: ModuleType, generic: Adapter) -> ModuleAdapter:
         reason = f"{module.__name__}.from_dlpack takes no array in host memory: {probe.why}"
         raise AdapterNotFoundError(reason, target=module.__name__, fix="Convert to a framework that it imports from.")
     plain = "float32" if "float32" in dtypes else min(dtypes)
-    shares = probe.takes(plain, sharing=True)
+    shares = all(probe.takes(name, sharing=True) for name in dtypes)  # one that goes by numpy may copy some
     takes = functools.partial(probe.takes, plain, sharing=shares)
     stated = Capabilities(
         dtypes=dtypes,

@@ -69,9 +69,10 @@ class Registry:
         if package is None or self._packages.setdefault(adapter, package) is package:
             return
         for part in (adapter, *(inspect.getattr_static(adapter, name) for name in ("dtypes", "devices"))):
-            for name in [*vars(part)]:
+            kept: dict[str, Any] = getattr(part, "__dict__", {})  # a mapping may stand for the dtypes
+            for name in [*kept]:
                 if isinstance(inspect.getattr_static(type(part), name, None), functools.cached_property):
-                    vars(part).pop(name, None)
+                    kept.pop(name, None)
         self._packages[adapter] = package
         self._forget()
 

@@ -8,14 +8,41 @@ one of the three modules, and registers the views when that module has run. When
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from dlx._containers.classes import attributes
+
 __all__ = ["Structure", "register", "structure_of"]
+
+
+class _Rest:
+    """Attributes by name; equal where each is the same object, or an equal number or text."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = values
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Rest) or self.values.keys() != other.values.keys():
+            return False
+        return all(_same(value, other.values[name]) for name, value in self.values.items())
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.values))
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is type(other) and type(one) in _COMPARED and bool(one == other))
+
+
+_COMPARED = (bool, int, float, complex, str, bytes)
+_NO_REST = _Rest({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +55,15 @@ class Structure:
         The type of the plain container.
     keys
         Of the elements: keys of a mapping, names of a record, indices of a sequence.
+    rest
+        The other attributes of a record, which the next one gets.
     build
         ``build(elements)`` returns the plain container around elements.
     """
 
     kind: type
     keys: tuple[Any, ...]
+    rest: _Rest
     build: Callable[[list[Any]], Any] = field(compare=False)
 
 
@@ -41,15 +71,22 @@ def structure_of(view: Any) -> tuple[list[Any], Structure]:
     """Return the elements of a view, converted now but for nested views, and the structure around them."""
     if isinstance(view, Mapping):
         keys = tuple(view.keys())
-        return [view[key] for key in keys], Structure(dict, keys, lambda new: dict(zip(keys, new, strict=True)))
+        return [view[key] for key in keys], Structure(dict, keys, _NO_REST, lambda new: dict(zip(keys, new, strict=True)))
     names = view._names()
     if names is None:
         elements = list(view)
         kind = tuple if view._is_tuple() else list
-        return elements, Structure(kind, tuple(range(len(elements))), kind)
+        return elements, Structure(kind, tuple(range(len(elements))), _NO_REST, kind)
     source, unflatten = view._source, view._handler.unflatten
     elements = list(view) if isinstance(view, Sequence) else [view._touch(name) for name in names]
-    return elements, Structure(type(source), names, lambda new: unflatten(source, list(names), new, None))
+    try:  # one without its elements, which would live as long as the structure does: jax keeps that of each trace
+        kept = unflatten(source, list(names), [None] * len(names), None)
+        rest = {name: value for name, value in attributes(kept) if name not in names}
+    except MemoryError:
+        raise
+    except Exception:  # it must have its elements
+        kept, rest = source, {"": source}
+    return elements, Structure(type(source), names, _Rest(rest), lambda new: unflatten(kept, list(names), new, None))
 
 
 def _built(structure: Structure, elements: Iterable[Any]) -> Any:
@@ -103,7 +140,7 @@ _known: dict[str, Any] = {}  # name of a registry -> its module
 def register(cls: type) -> None:
     """Register a class of views, with each of the three now or when it is imported."""
     _classes.append(cls)
-    for name, module in _known.items():
+    for name, module in list(_known.items()):  # another thread may import one
         _try(name, module, cls)
 
 
@@ -121,20 +158,39 @@ def _found(name: str, module: Any) -> None:
     _known[name] = module
     for cls in _classes:
         _try(name, module, cls)
-    if len(_known) == len(_REGISTRIES) and _waiting in sys.meta_path:
-        sys.meta_path.remove(_waiting)
+    if len(_known) == len(_REGISTRIES):
+        with contextlib.suppress(ValueError):  # it has gone
+            sys.meta_path.remove(_waiting)
+
+
+class _Loader:
+    """A module's own loader, which registers views when the module has run."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec) if hasattr(self._loader, "create_module") else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = module.__spec__.loader = self._loader  # type: ignore[union-attr]
+        self._loader.exec_module(module)
+        _found(module.__name__, module)
 
 
 class _Waiting:
     """A finder that finds the registries' modules by the other finders, and registers views when they have run."""
 
     def __init__(self) -> None:
-        self._asked: set[str] = set()  # an import takes a lock of its module: one thread asks for each
+        self._asked = threading.local()  # the other finders may ask all of them in turn
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name not in _REGISTRIES or name in self._asked:
+        if name not in _REGISTRIES or getattr(self._asked, "name", None) == name:
             return None
-        self._asked.add(name)
+        self._asked.name = name
         try:
             spec = next(
                 (
@@ -145,17 +201,9 @@ class _Waiting:
                 None,
             )
         finally:
-            self._asked.discard(name)
-        loader: Any = spec and spec.loader
-        if not hasattr(loader, "exec_module"):
-            return spec
-
-        def exec_module(module: ModuleType) -> None:
-            del loader.exec_module  # of this one; that of its class is called
-            loader.exec_module(module)
-            _found(name, module)
-
-        loader.exec_module = exec_module
+            self._asked.name = None
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            spec.loader = _Loader(spec.loader)  # type: ignore[assignment]
         return spec
 
 

@@ -272,6 +272,18 @@ def test_an_array_with_a_unit_is_refused(np, name):
     assert dlx.convert(array.view(np.ndarray), to="dlx").shape == (3,)
 
 
+@pytest.mark.parametrize("options", [{}, {"copy": True}])
+def test_a_unit_of_one_array_is_seen(np, options):
+    """A class that does not name the attribute may have one in each array, as unyt's does, once they are known."""
+    kind = type("Noted", (np.ndarray,), {})
+    plain, array = np.ones(3).view(kind), np.ones(3).view(kind)
+    array.units = "m"
+    for _ in range(2):
+        assert dlx.convert(plain, to="dlx", **options).shape == (3,)
+        with pytest.raises(errors.DTypeError, match=r"its units \(m\)"):
+            dlx.convert(array, to="dlx", **options)
+
+
 def test_an_array_without_its_unit_is_shared(np):
     """As a column of astropy's that has none; a method of that name says nothing."""
     kind = type("Method", (np.ndarray,), {"mask": lambda self: 1})

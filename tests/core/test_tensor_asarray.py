@@ -140,3 +140,22 @@ def test_pandas(np):
     pandas = pytest.importorskip("pandas")
     source = np.arange(3.0)
     assert pandas.Series(dlx.convert(source, to="dlx")).tolist() == source.tolist()
+
+
+def test_a_tensor_is_an_array_from_the_first_on(python):
+    """Also where nothing was converted before; what __array__ takes is positions and keywords of its own."""
+    said = python(
+        """
+        import numpy as np
+        from dlx._protocols.pointer import empty
+        tensor = empty((2, 3), "float32")
+        print(tensor.__array_interface__["shape"], tensor.__array__().shape)
+        for keywords in ({"tensor": 1}, {"dtype": None, "copy": None, "like": None}):
+            try:
+                tensor.__array__(**keywords)
+            except TypeError as error:
+                print(error)
+        """
+    )
+    assert said.startswith("(2, 3) (2, 3)\n") and said.count("__array__ takes dtype and copy") == 1
+    assert "'tensor'" in said

@@ -254,19 +254,24 @@ class Own(Exception):
 
 
 def test_subclasses_of_numpy(np, torch):
-    """Subclasses take the fast path, unless they export themselves or hold a mask."""
+    """Subclasses take the fast path, unless they export themselves, hold a mask, or may hold a unit."""
 
     class Plain(np.ndarray):
+        __slots__ = ()
+
+    class Noted(np.ndarray):
         pass
 
     class Exporting(np.ndarray):
         def __dlpack__(self, **options):
             raise Own
 
-    for view in (np.matrix, np.recarray, np.memmap, Plain, Exporting, np.ma.MaskedArray):
+    for view in (np.matrix, np.recarray, np.memmap, Plain, Noted, Exporting, np.ma.MaskedArray):
         for to in ("torch", "dlx", "numpy"):
             agree(lambda view=view: np.ones((2, 2), "f4").view(view), to)
     assert dlx.convert._borrow(np.ones(3).view(Plain), "torch") is not None
+    assert dlx.convert._borrow(np.ones(3).view(np.recarray), "torch") is not None
+    assert dlx.convert._borrow(np.ones(3).view(Noted), "torch") is None
     assert dlx.convert._borrow(np.ones(3).view(Exporting), "torch") is None
     assert dlx.convert._borrow(np.ma.MaskedArray(np.ones(3)), "torch") is None
 

@@ -19,6 +19,7 @@ import pytest
 import dlx
 from dlx import errors
 from dlx._core import native
+from dlx._registry import array_like
 from dlx._registry.registry import registry
 
 np = pytest.importorskip("numpy")
@@ -427,6 +428,30 @@ def test_mlx_gives_out_what_it_computes_then():
 
     traced(mx.ones(4))
     assert len(seen) == 1 and seen[0] is not None
+
+
+@pytest.mark.parametrize("name", ["paddle", "tensorflow"])
+def test_arrays_without_elements_have_every_dtype(name):
+    """Read-only ones too: there is nothing in them that could be written to."""
+    imported(name)
+    target = registry.target(name)
+    for dtype in sorted(target.capabilities.dtypes):
+        native_dtype = target.adapter.dtypes.to_native(dlx.DType(dtype))
+        for shape in ((0,), (4, 0), (0, 3, 2)):
+            tensor = dlx.empty(shape, dtype)
+            for source in (tensor, native.tensor_view(tensor, None, None, tensor.flags | 1, None)):
+                result = dlx.convert(source, to=name)
+                assert tuple(result.shape) == shape and result.dtype == native_dtype
+                back = dlx.convert(result, to="dlx")
+                assert back.dtype.name == dtype and back.shape == shape
+
+
+@pytest.mark.parametrize("attribute", ["indexedarray", "fabricarray", "TensorArray"])
+def test_what_is_scattered_in_memory_has_a_hint(attribute):
+    """It is refused, with what makes an array of it."""
+    kind = getattr(imported("tensorflow" if attribute == "TensorArray" else "warp"), attribute)
+    fix = "Call .stack() first." if attribute == "TensorArray" else "Call .contiguous() first."
+    assert array_like.is_array_like(kind) and array_like.remedy(kind) == fix
 
 
 @pytest.mark.parametrize("name", ["mlx", "onnxruntime", "warp", "paddle", "tensorflow", "xarray"])

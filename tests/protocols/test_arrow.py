@@ -502,6 +502,16 @@ def test_device_memory_is_not_read_by_the_host():
             dlx.convert(other, to="dlx")
 
 
+@pytest.mark.parametrize("letter", ["i", "b"])
+@pytest.mark.parametrize("events", [(4096, 4096), (0, 4096), (4096,)], ids=["two", "the second", "one"])
+def test_nothing_is_copied_before_its_event(letter, events):
+    """Chunks of pinned memory that a device may still write to are not joined, nor its bools unpacked."""
+    block = array.array("i", range(6))
+    batches = [on_device(arrow_array(3, None, block), 3, 0, event) for event in events]
+    with pytest.raises(errors.StreamError, match="for which dlx cannot wait"):
+        dlx.convert(GivesDeviceStream(stream(schema(letter), batches, device=3)), to="dlx")
+
+
 @pytest.mark.parametrize("device", [(1, -1), (1, 0), (3, 0)])
 def test_device_streams_of_the_host(np, device, released):
     """Their batches are read as those of other streams: one is shared, several are joined, all are released."""

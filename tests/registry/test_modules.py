@@ -111,6 +111,18 @@ def test_a_module_that_copies_is_one_that_copies(module):
     assert dlx.plan(floats(readonly=True), to=xp).nbytes == 24  # it never writes to the source
 
 
+def test_a_module_that_copies_one_dtype_is_one_that_copies(module):
+    """Sharing is promised only where every dtype is shared: one that goes by numpy may copy its bools."""
+
+    def bools_copied(tensor):
+        return Array(tensor_copy(dlx.from_dlpack(tensor), False)) if tensor.dtype.name == "bool" else taken(tensor)
+
+    xp = module(bools_copied)
+    assert dlx.plan(dlx.empty((2,), "bool"), to=xp).outcome == "copied"
+    with pytest.raises(errors.CopyRequiredError):
+        dlx.convert(dlx.empty((2,), "bool"), to=xp, copy=False)
+
+
 @pytest.mark.parametrize(
     ("change", "fact", "value"),
     [
@@ -155,11 +167,20 @@ def test_a_module_around_a_framework_is_that_framework(module, np):
 
 @pytest.mark.parametrize("name", ["json", "this", "__main__", "no such", "dlx_no_such_module", "a..b", ""])
 def test_names_that_are_no_array_modules(name):
-    """Nothing of the standard library is imported for it."""
+    """Nothing is imported for it."""
     before = {"this"} & sys.modules.keys()
     with pytest.raises(errors.AdapterNotFoundError, match="no target"):
         dlx.convert(b"abc", to=name)
     assert {"this"} & sys.modules.keys() == before
+
+
+def test_a_mistyped_name_runs_no_module_of_the_working_folder(tmp_path, monkeypatch):
+    """A script that is there for something else is not run; the module itself is a target."""
+    (tmp_path / "trainxp.py").write_text("raise SystemExit(3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("trainxp", "trainxp.sub"):
+        with pytest.raises(errors.AdapterNotFoundError, match="no target"):
+            dlx.convert(b"abc", to=name)
 
 
 def test_a_known_one_that_is_missing_has_an_install_line(monkeypatch):
@@ -170,7 +191,8 @@ def test_a_known_one_that_is_missing_has_an_install_line(monkeypatch):
 
 def test_one_that_fails_to_import_says_why(tmp_path, monkeypatch):
     """The cause is kept."""
-    (tmp_path / "brokenxp.py").write_text("raise OSError('libx.so')\n")
+    (tmp_path / "ndonnx.py").write_text("raise OSError('libx.so')\n")
+    monkeypatch.delitem(sys.modules, "ndonnx", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(errors.FrameworkNotInstalledError, match=r"fails to import.*libx\.so"):
-        dlx.convert(b"abc", to="brokenxp")
+        dlx.convert(b"abc", to="ndonnx")

@@ -13,7 +13,7 @@ import dlx
 from dlx._core import native
 from dlx._registry import generic as strangers
 from dlx._registry.registry import Registry
-from dlx.adapter import Capabilities, KnownIssue, Layout
+from dlx.adapter import Adapter, Capabilities, KnownIssue, Layout
 from dlx.errors import AdapterNotFoundError, FrameworkNotInstalledError, PluginError
 
 
@@ -498,6 +498,17 @@ def test_devices_map_both_ways(np, torch):
         assert devices.from_native(devices.to_native(dlx.Device("cpu"))) == (1, 0)
         with pytest.raises(dlx.errors.DeviceError, match="cuda:1"):
             devices.to_native(dlx.Device("cuda:1"))
+
+
+def test_a_package_that_is_imported_anew_is_looked_at_anew(monkeypatch):
+    """Whatever stands for the dtypes and devices of its adapter: something without attributes is left alone."""
+    adapter = type("Other", (Adapter,), {"package": "dlx_made_up", "devices": {"cpu": "host"}, "dtypes": ()})()
+    renewed = Registry()
+    for _ in range(2):
+        monkeypatch.setitem(sys.modules, "dlx_made_up", types.ModuleType("dlx_made_up"))
+        before = renewed.generation
+        renewed._renew(adapter)
+    assert renewed.generation == before + 1
 
 
 def test_a_mock_of_a_framework_leaves_nothing_behind(python, torch):

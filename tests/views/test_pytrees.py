@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import gc
 import importlib
+import types
+import weakref
+import zipfile
 
 import pytest
 
 import dlx
+from dlx._views.pytree import structure_of
 
 Pair = collections.namedtuple("Pair", ["first", "index"])
 
@@ -175,3 +180,56 @@ def test_what_takes_a_sequence_or_a_mapping(np, torch, tmp_path):
     safetensors.save_file(dict(view), tmp_path / "x.safetensors")
     assert safetensors.load_file(tmp_path / "x.safetensors")["a"].tolist() == [[1, 1, 1], [1, 1, 1]]
     assert torch.stack(list(dlx.convert([np.ones(2), np.zeros(2)], to="torch", lazy=True))).shape == (2, 2)
+
+
+@LIBRARIES
+def test_what_is_no_element_stays_and_is_compared(np, library):
+    """Attributes of a record that are no fields come back with the next one; others make another structure."""
+    over, _, _, _ = library()
+
+    def view(scale, start=0.0):
+        record = Record(np.arange(2.0) + start, "r")
+        record.scale = scale
+        return dlx.convert(record, to="numpy", lazy=True)
+
+    assert over(lambda leaf: leaf, view(3.0)).scale == 3.0
+    assert structure_of(view(2.0))[1] == structure_of(view(2.0, 5.0))[1]
+    assert structure_of(view(2.0))[1] != structure_of(view(10.0))[1]
+    assert structure_of(view(2.0))[1] != structure_of(dlx.convert(Record(1, 2), to="numpy", lazy=True))[1]
+
+
+def test_a_structure_keeps_no_element(np):
+    """As jax keeps the structure of every trace: the source lives no longer than its view."""
+    for make in (lambda x: Record(x, "r"), lambda x: Pair(1, x), lambda x: types.SimpleNamespace(x=x)):
+        array = np.ones(2)
+        element, source = weakref.ref(array), make(array)
+        view = dlx.convert(source, to="numpy", lazy=True, copy=True)
+        _, structure = structure_of(view)
+        del view, source, array
+        gc.collect()
+        assert element() is None and type(structure.build([1] * len(structure.keys))) is structure.kind
+
+
+def test_a_loader_for_several_modules_is_left_alone(python, tmp_path):
+    """As zipimport's, which has one for all modules of a file; another thread may ask for the same module."""
+    with zipfile.ZipFile(tmp_path / "made.zip", "w") as file:
+        made = "from . import registry\nGetAttrEntry = AutoEntry = None\nnames = []\n"
+        made += "def register_pytree_node(cls, *args, **keywords): names.append(cls.__name__)\n"
+        file.writestr("optree/__init__.py", made)
+        file.writestr("optree/registry.py", "__GLOBAL_NAMESPACE = 'x'\n")
+        file.writestr("othermod.py", "x = 1\n")
+    said = python(
+        f"""
+        import sys, importlib.util
+        sys.path.insert(0, {str(tmp_path / "made.zip")!r})
+        import dlx
+        view = dlx.convert([b"abc"], to="dlx", lazy=True)
+        importlib.util.find_spec("optree")
+        import othermod
+        from dlx._views import pytree
+        print(list(pytree._known), "exec_module" in vars(othermod.__loader__))
+        import optree
+        print(type(optree.__loader__).__name__, type(optree.__spec__.loader).__name__, bool(optree.names))
+        """
+    )
+    assert said.splitlines() == ["[] False", "zipimporter zipimporter True"]

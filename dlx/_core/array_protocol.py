@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
-from dlx._core import native
-from dlx._core.native import Tensor, lib
+from dlx._core.extension import lib
 from dlx._core.types import host_readable
 from dlx.errors import CopyRequiredError, DeviceError
 
@@ -15,7 +15,7 @@ __all__ = ["as_array", "as_interface"]
 _KINDS = {lib.kDLInt: "i", lib.kDLUInt: "u", lib.kDLFloat: "f", lib.kDLComplex: "c", lib.kDLBool: "b"}
 
 
-def as_array(tensor: Tensor, dtype: Any = None, copy: bool | None = None) -> Any:
+def as_array(tensor: Any, /, dtype: Any = None, copy: bool | None = None) -> Any:
     """Return a numpy array over a tensor's memory, as `numpy.asarray` wants it.
 
     Raises
@@ -25,8 +25,6 @@ def as_array(tensor: Tensor, dtype: Any = None, copy: bool | None = None) -> Any
     CopyRequiredError
         If ``copy=False``, and numpy cannot hold the memory as it is, or another dtype is wanted.
     """
-    from dlx._api.convert import convert
-
     if not host_readable(tensor.device):
         raise DeviceError(
             f"it is on {tensor.device}, and __array__ moves nothing",
@@ -34,7 +32,8 @@ def as_array(tensor: Tensor, dtype: Any = None, copy: bool | None = None) -> Any
             target="numpy",
             fix="Call dlx.convert(tensor, to='numpy'), which copies it to the host.",
         )
-    array = convert(tensor, to="numpy", copy=True if copy and dtype is None else False if copy is False else None)
+    copied = True if copy and dtype is None else False if copy is False else None
+    array = sys.modules["dlx"].convert(tensor, to="numpy", copy=copied)  # which nothing of the core imports
     if dtype is None or (array.dtype == dtype and not copy):
         return array
     if copy is False:
@@ -42,7 +41,7 @@ def as_array(tensor: Tensor, dtype: Any = None, copy: bool | None = None) -> Any
     return array.astype(dtype)
 
 
-def as_interface(tensor: Tensor) -> dict[str, Any]:
+def as_interface(address_of: Callable[[memoryview], int], tensor: Any) -> dict[str, Any]:
     """Return a tensor's ``__array_interface__``; strides are always said, so that nobody asks for plain bytes."""
     try:
         view = memoryview(tensor)
@@ -54,8 +53,5 @@ def as_interface(tensor: Tensor) -> dict[str, Any]:
         "shape": view.shape,
         "strides": view.strides,
         "typestr": f"{order}{_KINDS[tensor.dtype.code]}{view.itemsize}",
-        "data": (native.buffer_address(view), view.readonly),
+        "data": (address_of(view), view.readonly),
     }
-
-
-native.set_tensor_array(as_array, as_interface)
