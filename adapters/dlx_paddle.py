@@ -57,7 +57,7 @@ class PaddleAdapter(Adapter):
     )
 
     gradients = GradSupport(  # for `dlx.using`, which refuses what paddle records
-        is_tracked=lambda tensor: not tensor.stop_gradient and sys.modules['paddle'].is_grad_enabled(),
+        is_tracked=lambda tensor: not tensor.stop_gradient and sys.modules["paddle"].is_grad_enabled(),
         is_differentiable=lambda tensor: False,
     )
     known_issues = (

@@ -441,7 +441,6 @@ def test_containers_of_others(np, torch):
     sources = [
         tvm_ffi.convert([one, other, one]),
         tvm_ffi.convert([]),
-        tvm_ffi.convert([1, "a"]),
         tvm_ffi.convert([one, 1, "a"]),
         tvm_ffi.convert([[one], other]),
         tvm_ffi.Map({"a": one, "b": other, "c": one}),

@@ -49,11 +49,11 @@ LAYOUTS = {
 
 def address(array):
     """Where an array begins, as numpy, torch or dlx say it, or as dlx describes it."""
+    if hasattr(array, "data_ptr"):
+        return array.data_ptr() if callable(array.data_ptr) else array.data_ptr
     if hasattr(array, "__array_interface__"):
         return array.__array_interface__["data"][0]
-    if not hasattr(array, "data_ptr"):
-        return dlx.describe(array).address
-    return array.data_ptr() if callable(array.data_ptr) else array.data_ptr
+    return dlx.describe(array).address
 
 
 def same(np, array, other):
