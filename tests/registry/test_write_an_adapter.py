@@ -22,6 +22,7 @@ from dlx.adapter import (
     Devices,
     DTypes,
     FastPath,
+    GradSupport,
     Guard,
     KnownIssue,
     Layout,
