@@ -276,11 +276,8 @@ def _keeps_export(kind: Any) -> bool:
     np = sys.modules["numpy"]
     if kind.__dlpack__ is not np.ndarray.__dlpack__ or any(hasattr(kind, name) for name, *_ in _MEANINGS):
         return False
-    return not kind.__dictoffset__ or kind in (
-        np.memmap,
-        np.recarray,
-        np.matrix,
-    )  # a unit may be an attribute of one array
+    # Where arrays have a dict, a unit may be an attribute of one of them.
+    return not kind.__dictoffset__ or kind in (np.memmap, np.recarray, np.matrix)
 
 
 def _export_extension(obj: Any) -> Tensor | None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from dlx._core.extension import lib
-from dlx._core.types import host_readable
 from dlx.errors import CopyRequiredError, DeviceError
 
 __all__ = ["as_array", "as_interface"]
@@ -25,7 +24,7 @@ def as_array(tensor: Any, /, dtype: Any = None, copy: bool | None = None) -> Any
     CopyRequiredError
         If ``copy=False``, and numpy cannot hold the memory as it is, or another dtype is wanted.
     """
-    if not host_readable(tensor.device):
+    if not lib.dlx_host_readable(tensor.device[0]):
         raise DeviceError(
             f"it is on {tensor.device}, and __array__ moves nothing",
             source="dlx.Tensor",

@@ -71,9 +71,8 @@ def structure_of(view: Any) -> tuple[list[Any], Structure]:
     """Return the elements of a view, converted now but for nested views, and the structure around them."""
     if isinstance(view, Mapping):
         keys = tuple(view.keys())
-        return [view[key] for key in keys], Structure(
-            dict, keys, _NO_REST, lambda new: dict(zip(keys, new, strict=True))
-        )
+        structure = Structure(dict, keys, _NO_REST, lambda new: dict(zip(keys, new, strict=True)))
+        return [view[key] for key in keys], structure
     names = view._names()
     if names is None:
         elements = list(view)
