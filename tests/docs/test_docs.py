@@ -247,7 +247,17 @@ TEXTS = [
     and "test_" not in path.name
 ]
 # Files of others, and those that a reader of a page writes.
-OTHERS = {"dlpack.h", "cuda.h", "math.h", "decoder.c", "program.py", "name.py", "mylib.py", "test_dlpack.py"}
+OTHERS = {
+    "dlpack.h",
+    "cuda.h",
+    "math.h",
+    "decoder.c",
+    "program.py",
+    "name.py",
+    "mylib.py",
+    "test_dlpack.py",
+    "array_interoperability_test.py",
+}
 OTHERS |= {"dlx_mylib.py", "dlx_labelled.py"}
 
 
