@@ -109,9 +109,7 @@ def _declared(
 
     def like(arrays: Sequence[Any]) -> Specs:
         shown = spec.result_like(*args, **options) if callable(spec.result_like) else spec.result_like
-        specs = [(each.shape, each.dtype) for each in result.taken(_abstract(shown, caller), "dlx")]
-        result.empty()
-        return specs
+        return [(each.shape, each.dtype) for each in result.taken(_abstract(shown, caller), "dlx")]
 
     return like
 
@@ -153,12 +151,6 @@ class _Result:
                 fix="Return the same containers in every call, as result_like= says where it is given.",
             )
         return [tree.arrays[paths.index(path)] for path in self._paths]
-
-    def empty(self) -> None:
-        """Release the arrays of the first result, whose containers stay."""
-        if self._tree is not None:
-            self._tree.rebuild([None] * len(self._tree.arrays), "dlx")
-            self._tree.arrays.clear()
 
     def rebuilt(self, arrays: Sequence[Any], target: str) -> Any:
         """Return the result, with these arrays in it."""

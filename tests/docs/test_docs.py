@@ -258,7 +258,7 @@ OTHERS = {
     "test_dlpack.py",
     "array_interoperability_test.py",
 }
-OTHERS |= {"dlx_mylib.py", "dlx_labelled.py"}
+OTHERS |= {"_core/tests/test_dlpack.py", "dlx_mylib.py", "dlx_labelled.py"}
 
 
 @pytest.mark.parametrize("page", [*PAGES, *TEXTS], ids=name_of)

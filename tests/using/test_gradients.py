@@ -549,15 +549,11 @@ def test_a_function_that_cannot_be_tried_without_data():
 
 
 def test_results_stand_where_they_were_declared():
-    """By their keys, in whatever order; other containers are refused."""
+    """By their keys, in whatever order."""
     spec = jax.ShapeDtypeStruct((3,), "float64")
     swapped = dlx.using("torch", grad=True, result_like={"a": spec, "b": spec})(lambda x: {"b": x * 2, "a": x * 10})
     found = jax.jit(swapped)(jnp.ones(3))
     assert (found["a"].tolist(), found["b"].tolist()) == ([10] * 3, [2] * 3)
-    other = dlx.using("torch", grad=True, result_like=[spec, spec])(lambda x: (x * 2, {"b": x}))
-    with pytest.raises(Exception, match="was expected to return them at"):
-        jax.block_until_ready(jax.jit(other)(jnp.ones(3)))
-    jax.clear_caches()  # they hold the functions, which hold what was expected of them
 
 
 def test_torch_cannot_write_to_arrays_of_jax():
