@@ -116,7 +116,7 @@ test-versions:
 # The frameworks that `make test` does not install, each in an environment of its own that is kept; FRAMEWORKS="mlx warp" picks some.
 test-frameworks:
 	@$(PYTHON) tests/support/versions.py --keep --pythons $(foreach name,python3.11 $(PYTHONS),$(call running,$(name))) \
-	    --only $(or $(FRAMEWORKS),tensorflow paddle mlx warp onnxruntime xarray) --args "$(ARGS)"
+	    --only $(or $(FRAMEWORKS),tensorflow paddle mlx warp onnxruntime xarray) --args="$(ARGS)"
 
 test-bare:
 	@echo "== $(PYTHON), without any framework"
