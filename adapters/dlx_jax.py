@@ -176,9 +176,8 @@ def _vjp(function: Any, arrays: Sequence[Any]) -> tuple[Any, Any]:
     def parted(*operands: Any) -> Any:
         results = _arrays(function(*operands))
         which[:] = map(_is_differentiable, results)
-        return tuple(
-            [each for each, is_one in zip(results, which, strict=True) if is_one is wanted] for wanted in _BOTH
-        )
+        pairs = list(zip(results, which, strict=True))
+        return [each for each, is_one in pairs if is_one], [each for each, is_one in pairs if not is_one]
 
     differentiable, pull, others = jax.vjp(parted, *arrays, has_aux=True)
     parts = iter(differentiable), iter(others)
@@ -193,9 +192,6 @@ def _vjp(function: Any, arrays: Sequence[Any]) -> tuple[Any, Any]:
         return _conjugates(pull(_conjugates(given)))
 
     return results, pullback
-
-
-_BOTH = (True, False)
 
 
 def _record(operation: Operation, arrays: Sequence[Any]) -> Any:

@@ -56,10 +56,7 @@ class PaddleAdapter(Adapter):
         takes=dataclasses.replace(_TAKES, empty_extents="none"),
     )
 
-    gradients = GradSupport(  # for `dlx.using`, which refuses what paddle records
-        is_tracked=lambda tensor: not tensor.stop_gradient and sys.modules["paddle"].is_grad_enabled(),
-        is_differentiable=lambda tensor: False,
-    )
+    gradients = GradSupport(lambda tensor: not tensor.stop_gradient and sys.modules["paddle"].is_grad_enabled())
     known_issues = (
         KnownIssue(
             does="never releases memory that it imports while another tensor of it has imported the same address",

@@ -356,7 +356,7 @@ def _record(operation: Operation, tensors: Sequence[Any]) -> Any:
     return _node().apply(operation, *tensors)
 
 
-def _trial(function: Any, specs: Any) -> Any:
+def _eval_shape(function: Any, specs: Any) -> Any:
     torch = sys.modules["torch"]
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
         results = function(*(torch.empty(shape, dtype=DTYPES.to_native(dtype)) for shape, dtype in specs))
@@ -388,7 +388,7 @@ class TorchAdapter(Adapter):
     streams = StreamSupport(current=_current_stream, activate=_on_stream)
     ownership = Ownership(_consume)
     writes = WriteTracking(guarded=_guarded, count=lambda obj: None if obj.is_inference() else int(obj._version))
-    gradients = GradSupport(_is_tracked, _is_differentiable, _vjp, _record, _trial)
+    gradients = GradSupport(_is_tracked, _is_differentiable, _vjp, _record, _eval_shape)
     known_issues = (
         _TO_2_9,
         _proven(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import dlx
-from dlx.adapter import Adapter, Blocker, Capabilities, Description, Device, DTypes, Layout, Tensor
+from dlx.adapter import Adapter, Blocker, Capabilities, Description, Device, DTypes, GradSupport, Layout, Tensor
 
 _DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -27,6 +27,7 @@ class WarpAdapter(Adapter):
     install = "pip install warp-lang"
     types = ("warp.array",)
     dtypes = DTypes(package, {name: name for name in _DTYPES})
+    gradients = GradSupport(lambda array: bool(array.requires_grad))
 
     def initialize(self) -> None:
         self.module().init()

@@ -13,6 +13,7 @@ from typing import Any
 from dlx._containers.failures import Failures
 from dlx._containers.lookup import ARROW, container_of, is_built_in, what_is
 from dlx._core.foreign import foreign_error, is_key, type_name
+from dlx._core.text import SHOWN
 from dlx._registry import generic
 from dlx._registry.array_like import remedy
 from dlx.adapter.base import Adapter
@@ -21,7 +22,6 @@ from dlx.errors import AdapterNotFoundError, ConversionError, DlxError, path_tex
 
 __all__ = ["Tree", "path_of"]
 
-FEW = 3  # how many objects an error shows
 MAX_DEPTH = 1_000_000  # levels of nesting; a container that generates children without end stops here
 
 
@@ -184,11 +184,11 @@ class Tree:
         if self.arrays or self._refused:
             return
         root = next((node for node in self._nodes if node.handler.kind != "wrapper"), self._nodes[0])
-        found = list(islice(self.passed(), FEW + 1))
+        found = list(islice(self.passed(), SHOWN + 1))
         if is_built_in(type(root.obj)) or not (found or root.handler.kind == "record"):
             return
-        held = ", ".join(f"{path_text(path)} is {type_name(type(child))}" for path, child in found[:FEW])
-        reason = f"it holds no array{': ' if held else ''}{held}{', ...' if len(found) > FEW else ''}"
+        held = ", ".join(f"{path_text(path)} is {type_name(type(child))}" for path, child in found[:SHOWN])
+        reason = f"it holds no array{': ' if held else ''}{held}{', ...' if len(found) > SHOWN else ''}"
         fix = "Give the arrays themselves, or give its class a __dlx_tree__ method that says what it holds."
         self.failures.add(AdapterNotFoundError(reason, source=type_name(type(root.obj)), fix=fix), ())
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["amount", "one_line"]
+__all__ = ["SHOWN", "amount", "one_line"]
+
+SHOWN = 3
+"""How many objects a text names where there may be many."""
 
 
 def one_line(text: str, most: int = 400) -> str:

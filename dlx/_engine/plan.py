@@ -8,6 +8,7 @@ from typing import Any
 
 from dlx._core.array_info import ArrayInfo
 from dlx._core.module import set_module
+from dlx._core.text import SHOWN
 from dlx._core.types import Device, DType
 from dlx.errors import DlxError, written
 from dlx.typing import Outcome
@@ -17,7 +18,6 @@ __all__ = ["Address", "Copy", "Plan", "Relabel", "Repack", "Resolve", "Step", "U
 
 HOST = Device("cpu")
 BYTES = DType("uint8")
-FEW = 3  # places that are shown of each type that passes through
 
 
 @set_module("dlx")
@@ -175,5 +175,5 @@ class Plan:
         for path, kind in self.passed:
             places.setdefault(kind, []).append(path)
         for kind, paths in places.items():
-            more = f", and {len(paths) - FEW} more" if len(paths) > FEW else ""
-            yield f"passes through: {kind} at {', '.join(paths[:FEW])}{more}"
+            more = f", and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
+            yield f"passes through: {kind} at {', '.join(paths[:SHOWN])}{more}"

@@ -206,7 +206,7 @@ def decide(tensor: Tensor, before: Decision, source: Adapter, request: Request, 
         and request.device is None
         and not request.copy
         and request.stream is None
-        and not (target.varies or target.copies)
+        and not (target.varies or target.capabilities.copies)
         and not tensor_check(tensor, target.address)
         and (not target.storage or tensor.dtype.name not in target.storage)
     ):

@@ -61,11 +61,15 @@ def is_array_like(kind: type) -> bool:
     That is where the class has ``__array__``, or both ``dtype`` and ``shape`` and a way to read elements. Fields of a
     record that happen to have these names do not count.
     """
-    names = {name for cls in kind.__mro__ for name, value in vars(cls).items() if value is not None}
-    names -= set(_fields(kind))
+    names = _names(kind)
     if "__array__" in names or (names >= {"dtype", "shape"} and not names.isdisjoint(_READS)):
         return True
     return any(hint.is_array for hint in _fitting(kind, names))
+
+
+def _names(kind: type) -> set[str]:
+    """Return the names of a class's attributes, but for fields of a record and those that are None."""
+    return {name for cls in kind.__mro__ for name, value in vars(cls).items() if value is not None} - {*_fields(kind)}
 
 
 def _fields(kind: type) -> Iterator[str]:
@@ -88,9 +92,7 @@ def remedy(kind: type) -> str:
     """Return what to convert instead of an object of a type that dlx cannot read; empty where nothing is known."""
     if derives(kind, (str, os.PathLike)):
         return "A saved file is read by dlx.open(path)."
-    names = {name for cls in kind.__mro__ for name in vars(cls)}
-    is_array = is_array_like(kind)
-    hints = _fitting(kind, names)
+    is_array, hints = is_array_like(kind), _fitting(kind, _names(kind))
     return next((each.fix for each in hints if is_array or each.package or each.attribute not in _GUESSED), "")
 
 

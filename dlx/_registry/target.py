@@ -38,7 +38,6 @@ class Target:
         "address",
         "arrays",
         "capabilities",
-        "copies",
         "kind",
         "name",
         "source",
@@ -50,7 +49,6 @@ class Target:
         self.adapter, self.capabilities, self.source, self.kind = adapter, capabilities, source, kind
         self.name, self.storage = adapter.name, adapter.dtypes.storage
         self.arrays = f"{self.name} {adapter.display_name}s"  # what to call several of its arrays
-        self.copies = capabilities.copies
         self._struct = as_struct(capabilities)
         self.address = int(ffi.cast("uintptr_t", self._struct))
         # Whether the tensor decides which array type is made: then the fast path serves `FastPath.takes` only.

@@ -83,8 +83,6 @@ class Invocation:
     ) -> None:
         self.spec, self._shared = spec, shared
         self.request: Request = spec.request()
-        if spec.detach is None:  # what `inward` lets pass has no gradients that somebody waits for
-            self.request = self.request._replace(detach=True)
         self.kept = args[: spec.skipped]
         self._caller: tuple[Target, Device | None] | None = None
         # Address of what was passed to the function -> (it, the caller's own object).

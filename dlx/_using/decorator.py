@@ -138,7 +138,7 @@ def using(
         raise TypeError(f'using takes a framework, as in @dlx.using("torch"), found {safe_repr(to)}')
     if returns is not None and answer is not None:
         raise TypeError("using: say returns= or answer=, which is another name of it, not both")
-    request = functools.partial(request_of, to, None, device, None, readonly, bool(detach), stream)
+    request = functools.partial(request_of, to, None, device, None, readonly, detach is not False, stream)
     names = frozenset((writes,) if isinstance(writes, str | int) else writes)
     if result_like is not None and not grad:
         raise TypeError("using: result_like= is for grad=True")

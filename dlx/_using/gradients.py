@@ -238,11 +238,11 @@ class DifferentiableFunction:
         """Return shape and dtype of each result, where `arrays` are known by theirs only."""
         if self._like is not None:
             return self._like(arrays)
-        if self._inner.trial is None:
+        if self._inner.eval_shape is None:
             reason = f"{self._request.target.name} cannot say what the function returns before it is called"
             raise ConversionError(reason, fix="Say result_like=, arrays of the shapes and dtypes of its results.")
         try:
-            return self._inner.trial(self._function, [self._spec_of(each) for each in arrays])
+            return self._inner.eval_shape(self._function, [self._spec_of(each) for each in arrays])
         except DlxError:
             raise
         except Exception as error:

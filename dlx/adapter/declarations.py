@@ -352,26 +352,27 @@ class GradSupport:
         `dlx.using` refuses such an argument, unless it is told what becomes of the gradients.
     is_differentiable
         ``is_differentiable(array)`` says whether arrays of its dtype have gradients: floating-point and complex ones.
+        Asked where `vjp` or `record` is given.
     vjp
         ``vjp(function, arrays)`` calls ``function(*arrays)``, which returns a list of arrays, and gives ``(results,
         pullback)``. ``pullback(gradients)`` takes one for each result, None where there is none, and gives one for each
-        of `arrays`, None for those that have no part in the results. Both are called inside of functions that are
+        of `arrays`, zeros for those that have no part in the results. Both are called inside of functions that are
         differentiated themselves. None: functions of the framework are not differentiated for others.
     record
         ``record(operation, arrays)`` gives the results of an `Operation` as arrays that the framework differentiates.
         None: it takes no functions of others.
-    trial
-        ``trial(function, specs)`` gives ``(shape, dtype)`` of each result of ``function(*arrays)`` without data, each
-        array known by such a pair; for callers that compile. None: it cannot, and users declare the results.
+    eval_shape
+        ``eval_shape(function, specs)`` gives ``(shape, dtype)`` of each result of ``function(*arrays)`` without data,
+        each array known by such a pair; for callers that compile. None: it cannot, and users declare the results.
     """
 
     is_tracked: Callable[[Any], bool]
-    is_differentiable: Callable[[Any], bool]
+    is_differentiable: Callable[[Any], bool] = lambda array: False
     vjp: Callable[[Callable[..., Any], Sequence[Any]], tuple[Sequence[Any], Callable[[Sequence[Any]], Any]]] | None = (
         None
     )
     record: Callable[[Operation, Sequence[Any]], Sequence[Any]] | None = None
-    trial: (
+    eval_shape: (
         Callable[[Callable[..., Any], Sequence[tuple[tuple[int, ...], DType]]], list[tuple[tuple[int, ...], DType]]]
         | None
     ) = None
