@@ -37,21 +37,29 @@ RUN = $(if $(SANITIZE),env LD_PRELOAD="$(shell cc -print-file-name=libasan.so) $
 SOURCES := Makefile build_ffi.py setup.py pyproject.toml constraints.txt dlx/_core/headers.py $(wildcard c_src/*/* adapters/*.c)
 # torch is installed exactly as asked, and left out, with a word, where that is not to be had.
 TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
+# What the tests run in: dlx, what the extra EXTRA names, and torch.
+EXTRA ?= test
+TESTABLE = $(VENV)/.extra-$(EXTRA) $(TORCH_STAMP) $(VENV)/.built
+TAKES = eleven minutes on two cores
+SIZE_demo = , 25 MB to download
+SIZE_test = , 500 MB to download and 1.5 GB there
+SIZE_torch = 200 MB to download, or gigabytes where only the CUDA build is to be had; TORCH= goes without it
 
 .PHONY: demo test test-deep test-sanitize test-allocations fuzz fuzz-producers soak test-exits test-interrupts test-peers test-all test-pythons test-debian test-old-numpy test-bare test-versions test-frameworks bench bench-count conformance matrix screens docs dist lint format clean
 
-demo: $(VENV)/.built $(TORCH_STAMP)
+demo: $(VENV)/.extra-demo $(TORCH_STAMP) $(VENV)/.built
 	$(RUN) examples/quickstart.py
 
-test: $(VENV)/.built $(TORCH_STAMP)
+test: $(TESTABLE)
+	@echo "note: all tests take $(TAKES); ARGS=\"-k name\" runs some"
 	$(RUN) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 # The property tests over many more examples (2 000 in `make test`).
-test-deep: $(VENV)/.built $(TORCH_STAMP)
+test-deep: $(TESTABLE)
 	DLX_EXAMPLES=$(or $(EXAMPLES),100000) $(RUN) -m pytest tests/engine/test_round_trips.py tests/reliability/test_rules.py $(ARGS)
 
 # Producers that lie, COUNT= of them in subprocesses; SEED= repeats a run, ARGS="--only N" one case of it (2 500 in `make test`).
-fuzz-producers: $(VENV)/.built $(TORCH_STAMP)
+fuzz-producers: $(TESTABLE)
 	PYTHONPATH=tests/support $(RUN) tests/support/producer_fuzz.py --count $(or $(COUNT),1000000) --seed $(or $(SEED),1) $(ARGS)
 
 # libFuzzer on the pure C core; it wants clang. EXECUTIONS=20000000 runs longer, ARGS="--seed 7 --update" passes arguments.
@@ -59,19 +67,19 @@ fuzz:
 	$(PYTHON) tests/support/fuzz_core.py $(if $(EXECUTIONS),--executions $(EXECUTIONS)) $(ARGS)
 
 # Other libraries' tests with dlx.convert in the place of their from_dlpack; they are fetched, or ARGS="--from FOLDER".
-test-peers: $(VENV)/.built $(TORCH_STAMP)
+test-peers: $(TESTABLE)
 	$(RUN) tests/support/peers.py $(ARGS)
 
 # Ten million calls of every kind, some of which fail: nothing is left behind, and nothing gets slower.
-soak: $(VENV)/.built $(TORCH_STAMP)
+soak: $(TESTABLE)
 	$(RUN) tests/support/soak.py $(ARGS)
 
 # Two hundred ends of a process with results alive, in globals, cycles, threads, children and more.
-test-exits: $(VENV)/.built $(TORCH_STAMP)
+test-exits: $(TESTABLE)
 	$(RUN) tests/support/exits.py $(ARGS)
 
 # An interrupt wherever Python looks for signals in dlx's code; first calls too, at some of their lines.
-test-interrupts: $(VENV)/.built $(TORCH_STAMP)
+test-interrupts: $(TESTABLE)
 	$(RUN) tests/support/interrupts.py $(ARGS)
 	$(RUN) tests/support/interrupts.py cold --sample 1000 $(ARGS)
 
@@ -81,7 +89,7 @@ test-sanitize:
 	@$(MAKE) --no-print-directory DLX_SANITIZE=1 test
 
 # Every allocation of a call fails once: all calls (a few in `make test`).
-test-allocations: $(VENV)/.built $(TORCH_STAMP)
+test-allocations: $(TESTABLE)
 	DLX_ALLOCATIONS=all $(RUN) -m pytest tests/reliability/test_allocations.py $(ARGS)
 
 # Everything that tests can be run with here, the interpreters first: one that does not run is told at once.
@@ -103,7 +111,7 @@ test-debian:
 
 test-old-numpy:
 	@echo "== $(OLD_NUMPY), without torch"
-	@$(MAKE) --no-print-directory .venv-old-numpy/.built VENV=.venv-old-numpy TORCH= EXTRA=test-bare
+	@$(MAKE) --no-print-directory .venv-old-numpy/.extra-test-bare VENV=.venv-old-numpy
 	@.venv-old-numpy/bin/python -m pip --disable-pip-version-check install --quiet $(OLD_NUMPY)
 	@$(MAKE) --no-print-directory test VENV=.venv-old-numpy TORCH= EXTRA=test-bare
 
@@ -123,28 +131,28 @@ test-bare:
 	@$(MAKE) --no-print-directory test VENV=.venv-bare TORCH= EXTRA=test-bare
 
 # ARGS="--quick" passes arguments. A peer that is not to be had is left out, with a word.
-bench: $(VENV)/.built $(TORCH_STAMP) $(VENV)/.peers
+bench: $(TESTABLE) $(VENV)/.peers
 	$(RUN) -m benchmarks $(ARGS)
 
 # What becomes of each dtype and each odd source: docs/matrix.md and its picture.
-matrix: $(VENV)/.built $(TORCH_STAMP)
+matrix: $(TESTABLE)
 	PYTHONPATH=docs/tools $(RUN) -m matrix --write docs
 
 # What DLPack libraries keep and break: docs/conformance.md and its picture. Status 1 says that one of them breaks
 # something, which is no failure here.
 LIBRARIES ?= numpy torch jax tvm_ffi pyarrow pyarrow.Array mlx array_api_strict dlx
-conformance: $(VENV)/.built $(TORCH_STAMP)
+conformance: $(TESTABLE)
 	-@$(PIP) install --quiet --constraint constraints.txt "mlx[cpu]"
 	$(RUN) -m dlx.testing --report docs/conformance.md --kinds producer,consumer $(LIBRARIES); test $$? -le 1
 
 # Screens of the command for the documentation.
-screens: $(VENV)/.built $(TORCH_STAMP)
+screens: $(TESTABLE)
 	PYTHONPATH=docs/tools $(RUN) -m screens docs/screens
 
-bench-count: $(VENV)/.built $(TORCH_STAMP) $(VENV)/.peers
+bench-count: $(TESTABLE) $(VENV)/.peers
 	$(RUN) -m benchmarks --count $(ARGS)
 
-lint: $(VENV)/.built $(VENV)/.lint
+lint: $(VENV)/.built $(VENV)/.extra-test $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror c_src/*/*.[ch] adapters/*.c benchmarks/*.c tests/c/*.c examples/*/*.c examples/*/*.cpp examples/*/*.h examples/*/src/*/*.c
@@ -159,7 +167,7 @@ format: $(VENV)/.lint
 # The documentation as a site, in site/. Warnings are errors.
 docs: .venv-docs/.made
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict --clean
-	@echo "open site/index.html"
+	@echo "to read it, with its search: $(PYTHON) -m http.server --directory site --bind 127.0.0.1 8000"
 
 # An sdist, and the wheel for this Python made of it, with the tag of the oldest glibc that it runs with, both in dist/. The
 # wheel is then tried without compiler or checkout. LDSHARED: no debugging symbols, no path of this machine's Python.
@@ -179,18 +187,26 @@ dist: $(DIST)/.made
 clean:
 	rm -rf .venv .venv-* build dist site dlx/_ffi.*so adapters/*.so adapters/*.egg-info
 
-EXTRA ?= test
-
 $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# What an extra of pyproject.toml names. pip shows what it downloads.
+$(VENV)/.extra-%: $(VENV)/.made pyproject.toml constraints.txt
+	@echo "note: into $(VENV): what the extra $* names$(SIZE_$*)"
+	@$(BIN)/python -c 'import sys, tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
+	    print(*extras[sys.argv[1]], sep="\n")' $* >$@.txt
+	$(PIP) install --constraint constraints.txt --requirement $@.txt
 	@touch $@
 
 # Built in place for the interpreter of this environment; rebuilt when C or the recipe changes. An editable install is an
 # import hook, which type checkers do not run: the .pth file shows them, and editors, where dlx is. Two environments that
 # are made at once share the folder that they build in: one waits.
 $(VENV)/.built: $(VENV)/.made $(SOURCES) build/sanitize
+	@echo "note: compiling dlx, in half a minute"
 	$(PIP) install --quiet --constraint constraints.txt setuptools wheel cffi
-	flock build/lock $(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable ".[$(EXTRA)]"
+	@$(BIN)/python setup.py --name >/dev/null
+	flock build/lock $(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable .
 	@echo "$(CURDIR)" > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/dlx-checkout.pth"
 	@touch $@
 

@@ -1,10 +1,25 @@
 import os
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
 
-from setuptools import setup
+# Before setuptools and cffi try, and tell it in forty lines.
+compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+if not shutil.which(compiler):
+    sys.exit(f"dlx needs a C compiler, and {compiler} is not installed: install gcc or clang, or name yours in CC.")
+if not Path(sysconfig.get_path("include"), "Python.h").exists():
+    sys.exit(f"dlx needs the C headers of this Python ({sys.executable}), and there is no Python.h: install python3-dev.")
+
+from setuptools import setup  # noqa: E402
 
 # DLX_SANITIZE=1 builds all extensions with the address and undefined-behaviour sanitizers; `make` runs them.
 if os.environ.get("DLX_SANITIZE") == "1":
     flags = "-fsanitize=address,undefined -fno-omit-frame-pointer -g"
     os.environ["CFLAGS"] = f"{os.environ.get('CFLAGS', '')} {flags}"  # passed to the compiler and to the linker
 
-setup(cffi_modules=["build_ffi.py:ffibuilder"])  # forced: cffi has no pyproject spelling
+# Where the project is, such as https://host/owner/dlx: an address of its own in each fork, so none stands in a file.
+url = os.environ.get("DLX_PROJECT_URL")
+urls = {"Source": url, "Issues": f"{url}/issues", "Changelog": f"{url}/blob/main/CHANGELOG.md"} if url else {}
+
+setup(project_urls=urls, cffi_modules=["build_ffi.py:ffibuilder"])  # forced: cffi has no pyproject spelling

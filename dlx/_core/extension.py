@@ -4,6 +4,24 @@
 objects are in `dlx._core.native`.
 """
 
-from dlx._ffi import ffi, lib
+import sys
+from pathlib import Path
+
+try:
+    from dlx._ffi import ffi, lib
+except ModuleNotFoundError as error:
+    if error.name != "dlx._ffi":
+        raise
+    version = "Python {}.{}".format(*sys.version_info)
+    source = Path(__file__).parents[2]
+    if (source / "build_ffi.py").exists():
+        raise ImportError(
+            f"{source / 'dlx'} is dlx's source folder, and it is not built for {version}: run `make demo` there to "
+            "build it, or start Python elsewhere to import an installed dlx",
+            name=error.name,
+        ) from None
+    raise ImportError(
+        f"dlx was installed for another Python than {version}, or in part: install dlxarray again", name=error.name
+    ) from error
 
 __all__ = ["ffi", "lib"]

@@ -67,7 +67,7 @@ BUILT_IN = {
 SOURCES = frozenset({"xarray"})
 """Those that are no targets."""
 
-OURS = "dlx"
+OURS = "dlxarray"
 
 
 @dataclass(eq=False)
@@ -192,7 +192,7 @@ def _check_version(plugin: Plugin, adapter: Adapter) -> None:
         older = isinstance(spoken, int) and spoken < OLDEST_API
         raise PluginError(
             f"adapter {getattr(adapter, 'name', '?')!r} speaks API {spoken}, this dlx speaks {known}",
-            fix=f"Update {plugin.distribution if older else 'dlx'}.",
+            fix=f"Update {plugin.distribution if older else OURS}.",
         )
 
 
@@ -203,7 +203,7 @@ def _check_facts(adapter: Adapter) -> None:
         value = inspect.getattr_static(adapter, fact, None)
         if not isinstance(value, str) or not value:
             raise PluginError(f"{shown} has no {fact}", fix=f'Set it: {fact} = "mylib".')
-    if adapter.name == OURS:
+    if adapter.name == "dlx":
         raise PluginError(f"{shown} is named 'dlx', which is dlx itself", fix="Give it another name.")
     named = f"its adapter {adapter.name!r}"
     for fact, kind in _TUPLES.items():
@@ -248,10 +248,10 @@ def error_of(plugin: Plugin) -> PluginError:
         said, fix = f"is refused: {cause.reason}", cause.fix
     elif isinstance(cause, ModuleNotFoundError) and missing and f"{module}.".startswith(f"{missing}."):
         said = f"is gone: its entry point names the module {module}, and there is none"
-        fix = "Install dlx again." if plugin.distribution == OURS else f"Uninstall or repair {plugin.distribution}."
+        fix = f"Install {OURS} again." if plugin.distribution == OURS else f"Uninstall or repair {plugin.distribution}."
     elif _is_of_dlx(cause):
         said = f"was written for another dlx than this one ({__version__}, adapter API {API}): {message_of(cause)}"
-        fix = f"Update dlx or {plugin.distribution}."
+        fix = f"Update {OURS} or {plugin.distribution}."
     else:
         said = f"is broken: {' '.join(exception_text(cause, 240).split())}"
         fix = f"Repair or uninstall {plugin.distribution}."

@@ -98,7 +98,7 @@ def test_the_wheel_has_what_users_need_and_nothing_else(wheel):
 def test_one_wheel_per_python_version(wheel):
     """It is for this Python and platform only, not abi3 and not pure."""
     version = f"cp{sys.version_info[0]}{sys.version_info[1]}"
-    assert re.fullmatch(rf"dlx-[^-]+-{version}-{version}-linux_\w+\.whl", wheel.name)
+    assert re.fullmatch(rf"dlxarray-[^-]+-{version}-{version}-linux_\w+\.whl", wheel.name)
 
 
 def test_the_wheel_works_without_sources_and_compiler(installed, tmp_path):
@@ -124,22 +124,28 @@ def test_type_checkers_read_the_installed_package(installed, tmp_path):
 
 
 def test_nobody_is_led_to_the_other_dlx():
-    """On PyPI that name is another project, with versions from 1.0 on: requirements are below, commands name files."""
+    """On PyPI that name is another project: commands and requirements name dlxarray, or a file."""
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         for before, after in re.findall(r"(.{0,20})pip3? install (?:-\S+ )*\"?dlx(?![\w./-])(.{0,20})", text):
             assert before.endswith("do not `") or "brings Dancing" in after, f"{page}: {before}... dlx{after}"
-    found = [
-        each for page in PAGES for each in re.findall(r"[\"`](dlx(?:\[[\w,-]+\])?[<>=][^\"`]*)[\"`]", page.read_text())
-    ]
+        assert not re.findall(r"[\"`]dlx(?:\[[\w,-]+\])?[<>=][^\"`]*[\"`]", text), page
     example = tomllib.loads((ROOT / "examples" / "dlx-example" / "pyproject.toml").read_text(encoding="utf-8"))
-    found += [
-        each for each in example["project"]["dependencies"] + example["build-system"]["requires"] if "dlx" in each
-    ]
-    assert len(found) >= 5
-    for each in map(packaging.Requirement, found):
-        assert each.specifier.contains(dlx.__version__, prereleases=True), each
-        assert not any(each.specifier.contains(other) for other in ("1.0.2", "1.0.4", "1.1")), each
+    found = [packaging.Requirement(each) for each in example["project"]["dependencies"]]
+    found += [each for each in map(packaging.Requirement, example["build-system"]["requires"]) if "dlx" in each.name]
+    assert [each.name for each in found] == [PROJECT["name"]] * 2
+    assert all(each.specifier.contains(dlx.__version__, prereleases=True) for each in found)
+
+
+def test_the_address_of_the_project_is_one_variable(tmp_path):
+    """DLX_PROJECT_URL: metadata link to it where it is set, and to nothing where it is not."""
+    for url, links in (("https://example.org/them/dlx", 3), ("", 0)):
+        out = tmp_path / str(links)
+        code = f"from setuptools.build_meta import *; prepare_metadata_for_build_wheel({str(out)!r})"
+        run([sys.executable, "-c", code], ROOT, DLX_PROJECT_URL=url)
+        (metadata,) = out.glob("*/METADATA")
+        shown = re.findall("^Project-URL: .*", metadata.read_text(encoding="utf-8"), re.MULTILINE)
+        assert len(shown) == links and all(f", {url}" in each for each in shown)
 
 
 def pins():

@@ -26,7 +26,7 @@ CHECKERS = ["mypy", "pyright"]
 
 def is_made():
     """Tell whether this is the environment that make sets up in this checkout: checkers see in it where dlx is."""
-    found = importlib.metadata.distribution("dlx").read_text("direct_url.json") or "{}"
+    found = importlib.metadata.distribution("dlxarray").read_text("direct_url.json") or "{}"
     return json.loads(found).get("url") == ROOT.as_uri() and Path(sys.prefix, ".built").exists()
 
 

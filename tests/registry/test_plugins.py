@@ -241,7 +241,7 @@ BROKEN = {  # a plugin's code -> what the sentence says
         adapter().replace("pass  # facts", "dtypes = DTypes('lib', {'float': 'single'})"),
         "the dtypes.names of its adapter 'lib' cannot be read: there is no dtype 'float'",
     ),
-    "newer": (adapter(api=99), f"adapter 'lib' speaks API 99, this dlx speaks {API}. Update dlx."),
+    "newer": (adapter(api=99), f"adapter 'lib' speaks API 99, this dlx speaks {API}. Update dlxarray."),
     "older": (adapter(api=0), f"adapter 'lib' speaks API 0, this dlx speaks {API}. Update dlx-lib."),
     "no number": (adapter(api="'1'"), f"adapter 'lib' speaks API 1, this dlx speaks {API}"),
     "name of a newer dlx": (
@@ -468,7 +468,7 @@ def test_a_plugin_beside_ours(site, np):
     assert site.run(code) == "float64 1"
     row = site.doctor()["dlx_numpy_extra"]
     assert row["status"] == "broken"
-    assert "dlx_numpy (dlx) and dlx_numpy_extra (dlx-numpy-extra) both have an adapter for 'numpy'" in row["cause"]
+    assert "dlx_numpy (dlxarray) and dlx_numpy_extra (dlx-numpy-extra) both have an adapter for 'numpy'" in row["cause"]
     assert "Uninstall dlx-numpy-extra, or set DLX_LOAD_PLUGINS" in row["cause"]
     assert site.run(code, DLX_LOAD_PLUGINS="dlx-numpy-extra") == "uint8 0"
 
@@ -477,7 +477,7 @@ def test_a_plugin_that_takes_a_type_of_ours(site, np):
     """It is refused, not numpy, though it was loaded first."""
     code = adapter().replace('("lib.Array",)', '("lib.Array", "numpy.ndarray")')
     site.plugin("dlx-lib", "lib", code)
-    assert "dlx_numpy (dlx) and dlx_lib (dlx-lib) both have an adapter for 'numpy.ndarray'" in site.error()
+    assert "dlx_numpy (dlxarray) and dlx_lib (dlx-lib) both have an adapter for 'numpy.ndarray'" in site.error()
     out = site.run(
         """
         import numpy, lib
@@ -494,7 +494,7 @@ def test_a_plugin_that_takes_a_name_of_ours(site, name):
     site.plugin("dlx-lib", "lib", adapter(name, package="lib"))
     out = site.error("print(dlx.adapters()['numpy'].package); dlx.convert(b'abc', to='lib')")
     if name != "numpy scalar":  # whose plugin may not have been loaded
-        assert f"(dlx) and dlx_lib (dlx-lib) both have an adapter for '{name}'" in out
+        assert f"(dlxarray) and dlx_lib (dlx-lib) both have an adapter for '{name}'" in out
     found = site.run("found = dlx.adapters(); print(found['numpy'].package, found['torch'].package, *found.broken)")
     assert found == "numpy torch dlx_lib (dlx-lib)"
 

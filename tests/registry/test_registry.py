@@ -275,7 +275,7 @@ def test_a_dlx_that_speaks_several_versions_says_which(monkeypatch, mylib):
 
     monkeypatch.setattr(plugins, "OLDEST_API", 2)
     monkeypatch.setattr(plugins, "API", 3)
-    for spoken, fix in ((1, "Update dlx-mylib"), (4, "Update dlx"), (2, None), (3, None)):
+    for spoken, fix in ((1, "Update dlx-mylib"), (4, "Update dlxarray"), (2, None), (3, None)):
         future = type("Future", (MyLib,), {"api": spoken})()
         given = plugins.Plugin("dlx_mylib", None, "dlx-mylib")
         if fix is None:
@@ -398,7 +398,7 @@ def test_two_adapters_for_one_name_are_both_named(monkeypatch, registry):
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [Entry()])
     assert registry.target("mylib").name == "mylib"
     clash = registry.load_all()["mylib (dlx-other)"]
-    assert "dlx_mylib (dlx) and dlx_other (dlx-other) both have an adapter for 'mylib'" in str(clash.broken)
+    assert "dlx_mylib (dlxarray) and dlx_other (dlx-other) both have an adapter for 'mylib'" in str(clash.broken)
 
 
 @pytest.mark.parametrize(

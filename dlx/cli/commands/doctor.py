@@ -15,7 +15,7 @@ from typing import Any
 from dlx._core.extension import ffi, lib
 from dlx._core.foreign import message_of
 from dlx._core.text import one_line
-from dlx._registry.plugin import error_of
+from dlx._registry.plugin import OURS, error_of
 from dlx._registry.registry import registry
 from dlx._version import __version__
 from dlx.cli.model import BadInput, counted
@@ -57,11 +57,28 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
             if row.status in ("ready", "installed"):
                 with screen.working(f"importing {row.name}"):
                     _try(row)
-    _show(rows, arguments, screen)
+    conflict = _conflict()
+    _show(rows, conflict, arguments, screen)
     core = _core()
-    screen.document({"adapters": [_document(row, arguments.verbose) for row in rows], **core})
+    screen.document(
+        {"adapters": [_document(row, arguments.verbose) for row in rows], "conflict": conflict or None, **core}
+    )
     wanted = ("ready", "installed") if arguments.names else ("ready", "installed", "missing")
-    return 1 if arguments.strict and any(row.status not in wanted for row in rows) else 0
+    return 1 if arguments.strict and (conflict or any(row.status not in wanted for row in rows)) else 0
+
+
+def _conflict() -> str:
+    """Return what is wrong where the `dlx` of PyPI, another project, is installed as well: both own dlx/__init__.py."""
+    from importlib import metadata
+
+    try:
+        version = metadata.version("dlx")
+    except metadata.PackageNotFoundError:
+        return ""
+    return (
+        f"another project, dlx {version}, is installed into the same package as {OURS}; they overwrite each other's "
+        f"files. Run: pip uninstall dlx {OURS}, then install {OURS} again"
+    )
 
 
 def _rows() -> list[Row]:
@@ -111,17 +128,20 @@ def _try(row: Row) -> None:
     row.status, row.version, row.facts = "ready", answer["version"], answer
 
 
-def _show(rows: list[Row], arguments: argparse.Namespace, screen: Screen) -> None:
+def _show(rows: list[Row], conflict: str, arguments: argparse.Namespace, screen: Screen) -> None:
     table: list[list[Cell]] = []
     for row in rows:
         cells: list[Cell] = [(row.name, "name"), (row.status, _STYLES[row.status]), row.version]
         if arguments.load:
             cells += [_spoken(row), ("yes" if row.facts.get("exchange_api") else "no") if row.facts else ""]
         table.append(
-            [*cells, f"{row.module}" + (f" ({row.distribution})" if row.distribution != "dlx" else ""), row.cause]
+            [*cells, f"{row.module}" + (f" ({row.distribution})" if row.distribution != OURS else ""), row.cause]
         )
     columns = ["name", "status", "version", *(["DLPack", "exchange API"] if arguments.load else []), "adapter", "note"]
     screen.table(columns, table)
+    if conflict:
+        screen.line("")
+        screen.line((conflict, "bad"))
     if arguments.verbose:
         for row in rows:
             if row.details:

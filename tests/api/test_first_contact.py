@@ -1,0 +1,89 @@
+"""What a newcomer meets first: an unbuilt checkout, another project's `dlx`, a machine without a compiler."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+
+import pytest
+from project import ROOT
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """Return a checkout that was never built, with what git would have."""
+    folder = tmp_path / "checkout"
+    shutil.copytree(ROOT / "dlx", folder / "dlx", ignore=shutil.ignore_patterns("*.so", "_ffi.c", "__pycache__"))
+    shutil.copy(ROOT / "build_ffi.py", folder)
+    return folder
+
+
+def run(folder, *words, path=()):
+    """Run Python in a folder, without the hook by which this environment imports dlx; give status, stdout and stderr."""
+    path = os.pathsep.join(map(str, (*path, sysconfig.get_path("purelib"))))
+    env = {**os.environ, "PYTHONPATH": path, "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-S", *words]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=120)
+
+
+def shown_commands():
+    """Return the code of each `python -c` and `python -m` that docs/install.md has the reader run."""
+    text = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    return re.findall(r'^\$ python -c "(.*)"$', text, re.MULTILINE)
+
+
+def test_an_unbuilt_source_folder_says_what_it_is(checkout):
+    """In the checkout the folder dlx hides the installed package: the error names both ways on."""
+    commands = [("-c", code) for code in shown_commands()]
+    assert commands
+    for words in [*commands, ("-m", "dlx.testing", "numpy"), ("-m", "dlx", "doctor")]:
+        done = run(checkout, *words)
+        last = done.stderr.strip().splitlines()[-1]
+        assert done.returncode != 0 and "No module named" not in last
+        assert f"{checkout / 'dlx'} is dlx's source folder, and it is not built for Python" in last
+        assert "run `make demo` there" in last and "elsewhere" in last
+
+
+def test_an_install_without_its_extension_says_so(checkout):
+    """Not a checkout: it was installed for another Python, or in part."""
+    (checkout / "build_ffi.py").unlink()
+    done = run(checkout, "-c", "import dlx; dlx.plan(b'abc', to='dlx')")
+    last = done.stderr.strip().splitlines()[-1]
+    assert "dlx was installed for another Python than" in last and "install dlxarray again" in last
+
+
+def other_project(folder, *, overwrites):
+    """Install PyPI's dlx beside this one: its metadata, and its package where it was installed last."""
+    folder.mkdir()
+    info = folder / "dlx-1.0.4.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dlx\nVersion: 1.0.4\n")
+    if overwrites:
+        (folder / "dlx").mkdir()
+        for path in (ROOT / "dlx").iterdir():
+            if path.name != "__init__.py":
+                (folder / "dlx" / path.name).symlink_to(path)
+        (folder / "dlx" / "__init__.py").write_text("class DLX:\n    pass\n")
+    return folder
+
+
+@pytest.mark.parametrize("overwrites", [False, True])
+def test_doctor_names_the_other_project_called_dlx(tmp_path, overwrites):
+    """Both own dlx/__init__.py: whichever came last, doctor runs, and says what to do."""
+    site = other_project(tmp_path / "site", overwrites=overwrites)
+    done = run(tmp_path, "-m", "dlx", "doctor", "--strict", path=(site, ROOT, ROOT / "adapters"))
+    assert done.returncode == 1, done.stderr
+    shown = " ".join(done.stdout.split())
+    assert "another project, dlx 1.0.4, is installed into the same package as dlxarray" in shown
+    assert "Run: pip uninstall dlx dlxarray, then install dlxarray again" in shown
+    done = run(tmp_path, "-m", "dlx", "doctor", "--json", path=(site, ROOT, ROOT / "adapters"))
+    assert "dlx 1.0.4" in json.loads(done.stdout)["conflict"]
+
+
+def test_doctor_sees_no_conflict_here(tmp_path):
+    """In an environment with dlx alone."""
+    done = run(tmp_path, "-m", "dlx", "doctor", "--json", path=(ROOT, ROOT / "adapters"))
+    assert done.returncode == 0 and json.loads(done.stdout)["conflict"] is None, done.stdout
