@@ -42,8 +42,7 @@ EXTRA ?= test
 TESTABLE = $(VENV)/.extra-$(EXTRA) $(TORCH_STAMP) $(VENV)/.built
 TAKES = eleven minutes on two cores
 SIZE_demo = , 25 MB to download
-SIZE_test = , 500 MB to download and 1.5 GB there
-SIZE_torch = 200 MB to download, or gigabytes where only the CUDA build is to be had; TORCH= goes without it
+SIZE_test = , 1.2 GB when installed
 
 .PHONY: demo test test-deep test-sanitize test-allocations fuzz fuzz-producers soak test-exits test-interrupts test-peers test-all test-pythons test-debian test-old-numpy test-bare test-versions test-frameworks bench bench-count conformance matrix screens docs dist lint format clean
 
@@ -205,7 +204,7 @@ $(VENV)/.extra-%: $(VENV)/.made pyproject.toml constraints.txt
 $(VENV)/.built: $(VENV)/.made $(SOURCES) build/sanitize
 	@echo "note: compiling dlx, in half a minute"
 	$(PIP) install --quiet --constraint constraints.txt setuptools wheel cffi
-	@$(BIN)/python setup.py --name >/dev/null
+	@$(BIN)/python -W ignore setup.py --name >/dev/null
 	flock build/lock $(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable .
 	@echo "$(CURDIR)" > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/dlx-checkout.pth"
 	@touch $@
@@ -239,6 +238,7 @@ $(DIST)/.made: constraints.txt
 
 $(TORCH_STAMP): $(VENV)/.made
 	@if [ -n "$(TORCH)" ]; then \
-	    $(PIP) install --quiet --only-binary :all: "$(TORCH)" || \
+	    echo "note: $(TORCH), 1 GB when installed, or more where only its build for CUDA is to be had; TORCH= leaves it out"; \
+	    $(PIP) install --only-binary :all: "$(TORCH)" || \
 	    echo "note: $(TORCH) is not to be had here; going on without torch"; fi
 	@touch $@

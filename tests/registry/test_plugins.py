@@ -550,7 +550,7 @@ def test_plugins_can_be_left_out(site):
     assert site.run(code) == "True True True 0"
     assert site.run(code, DLX_LOAD_PLUGINS="") == "False False True 0"
     assert site.run(code, DLX_LOAD_PLUGINS="DLX_lib") == "True False True 0"
-    assert site.run(code, DLX_LOAD_PLUGINS="dlx-lib, dlx.other, dlx") == "True True True 0"
+    assert site.run(code, DLX_LOAD_PLUGINS="dlx-lib, dlx.other, dlxarray") == "True True True 0"
     assert site.run(code, DLX_LOAD_PLUGINS="dlx-lib,dlx-nothing") == "True False True 1"
     out = site.run("print(*dlx.adapters().notes)", DLX_LOAD_PLUGINS="dlx-lib")
     assert out == "DLX_LOAD_PLUGINS='dlx-lib' leaves dlx-other out, which has 'other'"

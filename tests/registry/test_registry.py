@@ -245,7 +245,7 @@ def test_a_broken_plugin_breaks_nothing_else(monkeypatch, mylib, hook):
     assert registry.target("dlx").adapter is strangers.TENSOR
     assert registry.producer(b"abc") is strangers.BUFFER
     for _ in range(2):  # remembered, not forgotten
-        with pytest.raises(PluginError, match=r"plugin dlx_mylib \(dlx\) is (broken|refused)") as info:
+        with pytest.raises(PluginError, match=r"plugin dlx_mylib \(dlxarray\) is (broken|refused)") as info:
             registry.target("mylib")
         assert info.value.__cause__ is not None
         with pytest.raises(PluginError):
