@@ -26,10 +26,10 @@ def blocks():
 
 
 def test_the_readmes_examples_print_what_it_shows(np, torch):
-    """Every python block runs, in order and in one namespace; a text block right behind it is its output."""
-    namespace = {"__name__": "readme"}
+    """Every python block runs by itself, pasted into a new session; a text block right behind it is its output."""
     compared = 0
     for code, expected in blocks():
+        namespace = {"__name__": "readme"}
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
             exec(compile(code, "README.md", "exec"), namespace)
