@@ -24,7 +24,7 @@ from dlx._core.stream import Stream, handle_of, kept
 from dlx._core.types import Device
 from dlx._registry import generic, modules
 from dlx._registry.loader import Loader
-from dlx._registry.plugin import BUILT_IN, OURS, SOURCES, Plugin, error_of, strict
+from dlx._registry.plugin import BUILT_IN, OURS, SOURCES, Plugin, error_of, normalized, strict
 from dlx._registry.target import Target, switches_of, target_of
 from dlx.adapter.base import Adapter, Container, look_up
 from dlx.errors import AdapterNotFoundError, DlxError, FrameworkNotInstalledError, PluginError, did_you_mean
@@ -263,6 +263,9 @@ class Registry:
             target = self._by_module(to)
             if target is not None:
                 return target
+            for plugin in loader.unique():
+                if plugin.broken is not None and name in normalized(plugin.distribution).split("-"):
+                    raise error_of(plugin)  # its entry point has another name than that of the package
             known = self._known()
             hint = f"{loader.left_out[name]}." if name in loader.left_out else self._guess(name)
             fix = f"{hint} {known}".strip()

@@ -36,7 +36,7 @@ from dlx.adapter.declarations import (
     StreamSupport,
     WriteTracking,
 )
-from dlx.errors import DeviceError, DTypeError, FrameworkNotInstalledError
+from dlx.errors import DeviceError, DTypeError, FrameworkNotInstalledError, PluginError
 
 __all__ = [
     "API",
@@ -81,6 +81,19 @@ attributes and methods that are added have defaults, and those that an older dlx
 
 OLDEST_API = 1
 """The oldest version that this dlx speaks as well. An adapter that speaks any other is refused by name."""
+
+
+def installed_version(package: str) -> str:
+    """Return the version of the distribution that installed a package, or nothing."""
+    from importlib import metadata
+
+    for name in (package, package.replace("_", "-")):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    names = metadata.packages_distributions().get(package.partition(".")[0])
+    return metadata.version(names[0]) if names else ""
 
 
 def not_imported(package: str, target: str = "") -> FrameworkNotInstalledError:
@@ -323,7 +336,17 @@ class Adapter:
 
         The default speaks the DLPack protocol. `stream` is the consumer's, None on the host; -1 where nothing is to be
         ordered, since dlx does that (see `StreamSupport.current`).
+
+        Raises
+        ------
+        PluginError
+            If the array has no ``__dlpack__`` and this is not overridden.
         """
+        if not hasattr(type(obj), "__dlpack__"):
+            raise PluginError(
+                f"the adapter {self.name!r} has no export of its own, and {type_name(type(obj))} has no __dlpack__",
+                fix="Override Adapter.export; dlx.adapter.over_memory makes a tensor over an address.",
+            )
         return dlpack.export(obj, stream=stream)
 
     # ---- as a consumer --------------------------------------------------------------------------------------------
@@ -385,8 +408,9 @@ class Adapter:
         return found
 
     def version(self) -> str:
-        """Return the framework's version."""
-        return str(self.module().__version__)
+        """Return the framework's version: its ``__version__``, else that of its distribution, else ``"unknown"``."""
+        version = getattr(self.module(), "__version__", None)
+        return str(version) if version is not None else installed_version(self.package) or "unknown"
 
     def classes(self) -> tuple[type, ...]:
         """Return those of `types` whose modules are imported; importing nothing."""

@@ -706,3 +706,44 @@ def test_a_fast_path_that_cannot_be_set_up_is_not_used(site, np, fact, says):
     lines = out.splitlines()
     assert lines[0] == "[(6,), (6,)] 2"
     assert f"the fast path from lib.Array to 'dlx' is not used: {says}" in lines[1]
+
+
+@pytest.mark.parametrize("name", ["dlx-lib", "dlx_lib"])
+def test_an_entry_point_named_after_the_distribution(site, name):
+    """It must be named after the package of the arrays: the target's error and doctor say so, nothing is loaded."""
+    site.module("lib")
+    site.plugin("dlx-lib", name, adapter())
+    said = site.error()
+    assert f"its entry point is named '{name}', which is no package of a framework" in said
+    assert said.endswith('Name it after the package that its arrays come from: mylib = "dlx_lib".')
+    assert site.run("import lib; print(dlx.plan(b'a', to=lib).error)").startswith("the adapter plugin dlx_lib (dlx-lib)")
+    assert site.doctor()["dlx_lib"]["status"] == "broken"
+
+
+def test_an_entry_point_named_after_another_package(site):
+    """What its adapters are for is known once it is loaded: doctor gives the very line."""
+    site.module("lib")
+    site.plugin("dlx-lib", "library", adapter())
+    row = site.doctor()["dlx_lib"]
+    assert row["status"] == "broken" and 'come from: lib = "dlx_lib".' in row["cause"]
+
+
+def test_a_framework_without_a_version_is_served(site):
+    """Its version is that of its distribution, else unknown; a known issue of unknown versions is taken to be there."""
+    from distributions import FRAMEWORK
+
+    site.module("lib", FRAMEWORK.replace('__version__ = "1.0"', ""))
+    site.plugin("dlx-lib", "lib", adapter())
+    code = "import lib; print(type(dlx.convert(b'a', to=lib)).__name__, dlx.adapters()['lib'].version())"
+    assert site.run(code) == "Array unknown"
+    assert site.doctor()["dlx_lib"]["status"] in ("installed", "ready")
+    site.distribution("lib", {}, version="2.5")
+    assert site.run(code) == "Array 2.5"
+
+
+def test_arrays_that_nobody_exports(site):
+    """An adapter without export whose arrays have no __dlpack__: the error names both, not an attribute of a type."""
+    site.module("lib")
+    site.plugin("dlx-lib", "lib", adapter().replace("def export", "def unused").replace("def describe", "def never"))
+    said = site.error("import lib; dlx.convert(lib.Array(None), to='dlx')")
+    assert "the adapter 'lib' has no export of its own, and lib.Array has no __dlpack__. Override Adapter.export" in said

@@ -18,6 +18,7 @@ from dlx._core.text import one_line
 from dlx._registry.plugin import OURS, error_of
 from dlx._registry.registry import registry
 from dlx._version import __version__
+from dlx.adapter.base import installed_version
 from dlx.cli.model import BadInput, counted
 from dlx.cli.probe import ask
 from dlx.cli.render.screen import Cell, Screen
@@ -100,24 +101,11 @@ def _rows() -> list[Row]:
             row.cause, row.details = one_line(message_of(error, 240), 300), traceback.format_exc()
             continue
         row.status = "missing" if not found else "ready" if adapter.package in sys.modules else "installed"
-        row.version = _version(adapter.package) if found else ""
+        row.version = installed_version(adapter.package) if found else ""
         row.cause = (
             one_line("; ".join(plugin.notes), 400) if found else adapter.install or f"pip install {adapter.package}"
         )
     return sorted(rows, key=lambda row: (_ORDER.index(row.status), row.name))
-
-
-def _version(package: str) -> str:
-    """Return the version of an installed package from its metadata."""
-    from importlib import metadata
-
-    for name in (package, package.replace("_", "-")):
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    names = metadata.packages_distributions().get(package)
-    return metadata.version(names[0]) if names else ""
 
 
 def _try(row: Row) -> None:
