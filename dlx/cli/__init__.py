@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     from dlx.cli.arguments import WrongCall, parser
 
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
         arguments = parser().parse_args(words)
     except WrongCall as error:

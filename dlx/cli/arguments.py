@@ -185,6 +185,15 @@ def _commands() -> dict[str, _Command]:
             ],
             strict="something is broken; of what is named, also missing",
         ),
+        "new-adapter": _Command(
+            "write a plugin for a framework that dlx does not know: module, entry point and tests",
+            [
+                _option("name", metavar="NAME", help="the package of the framework, as it is imported"),
+                _option("--into", metavar="FOLDER", help="a folder that is not there yet; default: dlx-NAME"),
+            ],
+            "The package is imported, if it is there, to find its array types and dtypes.",
+            defaults={"module": "new_adapter"},
+        ),
         "bench": _Command(
             "measure conversions between the frameworks installed here",
             [

@@ -1,0 +1,108 @@
+"""`dlx new-adapter`: what it writes is a plugin that passes the conformance kit, on an array class made up here."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from project import ROOT
+
+from dlx.cli import main
+
+SHELF = '''
+"""A framework made up for a test: arrays over dlx tensors, in row-major host memory."""
+import dlx
+
+float32, int64, uint8, bool = "float32", "int64", "uint8", "bool"
+__version__ = "3.1"
+
+
+class Array:
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __dlpack__(self, **options):
+        return self.tensor.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.tensor.__dlpack_device__()
+
+
+def from_dlpack(producer):
+    tensor = dlx.from_dlpack(producer)
+    if tensor.readonly:
+        raise BufferError("arrays of shelf can be written")
+    return Array(tensor)
+'''
+
+
+@pytest.fixture
+def shelf(tmp_path, monkeypatch):
+    """Return the folder of an importable framework called shelf."""
+    (tmp_path / "shelf.py").write_text(SHELF, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("shelf", None)
+
+
+def install(folder):
+    """Do what pip does for an entry point."""
+    (entry,) = re.findall(r'\[project.entry-points.dlx\]\n(\w+) = "(\w+)"', (folder / "pyproject.toml").read_text())
+    info = folder / "dlx_shelf-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dlx-shelf\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text("[dlx]\n{} = {}\n".format(*entry))
+
+
+def test_what_it_writes_passes_the_conformance_kit(shelf, capsys):
+    """Module, entry point and tests; unchanged, its own tests and the kit's pass."""
+    assert main(["new-adapter", "shelf", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    folder = shelf / said["folder"]
+    assert folder.name == "dlx-shelf" and said["to_fill_in"] == []
+    assert sorted(said["files"]) == ["dlx_shelf.py", "pyproject.toml", "tests/test_dlx_shelf.py"]
+    written = (folder / "dlx_shelf.py").read_text()
+    assert '"shelf.Array",' in written and '"int64": "int64",' in written and "float64" not in written
+    install(folder)
+    path = os.pathsep.join(map(str, (shelf, folder, ROOT, ROOT / "adapters")))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 12, done.stdout
+
+
+def test_a_framework_that_is_not_installed(tmp_path, monkeypatch, capsys):
+    """Its types and dtypes are a guess, and it says so."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["new-adapter", "no.such_thing"]) == 0
+    assert "no.such_thing is not installed here, so they are a guess" in capsys.readouterr().out
+    assert '"no.such_thing.Array",' in (tmp_path / "dlx-no-such-thing" / "dlx_no_such_thing.py").read_text()
+
+
+def test_a_framework_without_the_protocol(shelf, capsys):
+    """What cannot be written for it is named."""
+    (shelf / "shelf.py").write_text("class Tensor: pass\n")
+    assert main(["new-adapter", "shelf"]) == 0
+    shown = capsys.readouterr().out
+    assert "to fill in: export: its arrays have no __dlpack__" in shown
+    assert "to fill in: load: there is no shelf.from_dlpack" in shown
+    assert "over_memory" in (shelf / "dlx-shelf" / "dlx_shelf.py").read_text()
+
+
+def test_bad_names_and_folders(shelf, capsys):
+    """Nothing is overwritten, and what dlx knows needs no plugin."""
+    assert main(["new-adapter", "my-lib"]) == 2
+    assert "'my-lib' is no package" in capsys.readouterr().err
+    assert main(["new-adapter", "numpy"]) == 2
+    assert "numpy has an adapter already: dlx_numpy (dlxarray)" in capsys.readouterr().err
+    (shelf / "dlx-shelf").mkdir()
+    assert main(["new-adapter", "shelf"]) == 2
+    assert "nothing is overwritten" in capsys.readouterr().err
+    (shelf / "shelf.py").write_text("x = 1\n")
+    assert main(["new-adapter", "shelf", "--into", "other"]) == 2
+    assert "shelf has no class with __dlpack__" in capsys.readouterr().err and not (shelf / "other").exists()
