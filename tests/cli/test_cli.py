@@ -46,7 +46,12 @@ def test_help_tells_exit_statuses_and_fits_80_columns(command):
     assert max(map(len, out.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("words", [[], ["nothing"], ["plan", "x.npy"], ["inspect"], ["matrix", "--sv", "x"]])
+def test_without_words_it_shows_its_help():
+    """As --help does, with status 0."""
+    assert dlx() == dlx("--help") and dlx()[0] == 0
+
+
+@pytest.mark.parametrize("words", [["nothing"], ["plan", "x.npy"], ["inspect"], ["matrix", "--sv", "x"]])
 def test_a_wrong_call_ends_with_2(words):
     """One line that names the command's help; options are not abbreviated."""
     said = refused(*words)
