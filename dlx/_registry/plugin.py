@@ -193,7 +193,7 @@ def checked(plugin: Plugin, answers: Iterable[Any]) -> tuple[Adapter, ...]:
         _check_facts(adapter)
         if any(adapter.name == other.name for other in found[:i]):
             raise PluginError(f"it has two adapters named {adapter.name!r}", fix="Give each a name of its own.")
-    if not any(_named(name, adapter) for name in plugin.names for adapter in found):
+    if plugin.names and not any(_named(name, adapter) for name in plugin.names for adapter in found):
         raise _misnamed(plugin, found[0].package)
     return tuple(found)
 
