@@ -324,6 +324,7 @@ def test_doctor_shows_what_is_broken(strangers):
     assert here("doctor", "not_to_be_found_anywhere", "--strict")[0] == 1
 
 
+@pytest.mark.unsanitized("a deadly signal is caught and reported")
 def test_a_framework_that_dies_on_import(strangers, monkeypatch):
     """It ends a process of its own, and doctor says by what."""
     code = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"

@@ -711,7 +711,7 @@ def test_100_000_levels_convert_and_the_process_lives(python):
 
     The other containers have a tenth of the levels on a stack of a sixteenth: a recursion has fewer bytes a level.
     """
-    assert python(DEEP, args=()).strip() == "alive"
+    assert python(DEEP, args=(), timeout=280).strip() == "alive"
 
 
 def test_what_never_ends_raises(monkeypatch):

@@ -27,10 +27,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDERS = tuple(f"{ROOT / name}{os.sep}" for name in ("dlx", "adapters"))
-# After these Python looks for signals, but not before those. NOT_TAKEN, from 3.14 on, is in no `try`; PUSH_EXC_INFO
+# After these Python looks for signals, not after intrinsics, and not before those. NOT_TAKEN, from 3.14 on, is in no `try`; PUSH_EXC_INFO
 # begins what handles the error of a call, after which Python does not look.
 _DEAF = ("RETURN_VALUE", "RETURN_CONST", "RETURN_GENERATOR", "NOT_TAKEN", "PUSH_EXC_INFO")
-CHECKED = {code for name, code in dis.opmap.items() if name.startswith(("CALL", "RESUME", "JUMP_BACKWARD"))}
+CHECKED = {
+    code
+    for name, code in dis.opmap.items()
+    if name.startswith(("CALL", "RESUME", "JUMP_BACKWARD")) and not name.startswith("CALL_INTRINSIC")
+}
 DEAF = {dis.opmap.get(name) for name in _DEAF}
 CALLBACKS = ("remove", "drop", "__del__")  # Python prints what they raise, and goes on
 COMPLETE = {("convert.py", "convert"), ("batch.py", "run"), ("call.py", "__init__")}
