@@ -9,7 +9,9 @@ compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").spli
 if not shutil.which(compiler):
     sys.exit(f"dlx needs a C compiler, and {compiler} is not installed: install gcc or clang, or name yours in CC.")
 if not Path(sysconfig.get_path("include"), "Python.h").exists():
-    sys.exit(f"dlx needs the C headers of this Python ({sys.executable}), and there is no Python.h: install python3-dev.")
+    sys.exit(
+        f"dlx needs the C headers of this Python ({sys.executable}), and there is no Python.h: install python3-dev."
+    )
 
 from setuptools import setup  # noqa: E402
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from dlx._core.types import Device, DType
     from dlx._engine.plan import Plan
     from dlx._engine.request import describe
+    from dlx._engine.trace import Trace, trace
     from dlx._registry.registry import adapters
     from dlx._using.decorator import using
     from dlx.adapter.hookspecs import hookimpl
@@ -50,6 +51,8 @@ __all__ = [
     "shares_memory",
     "adapters",
     "using",
+    "trace",
+    "Trace",
     "ArrayInfo",
     "Device",
     "DType",
@@ -85,6 +88,8 @@ _MODULES = {
     "open": "_api.open",  # this and typing are not in __all__: `from dlx import *` would hide Python's own
     "adapters": "_registry.registry",
     "using": "_using.decorator",
+    "trace": "_engine.trace",
+    "Trace": "_engine.trace",
     "ArrayInfo": "_core.array_info",
     "Device": "_registry.natives",
     "DType": "_registry.natives",

@@ -14,7 +14,9 @@ from dlx._core.foreign import TypeCache
 from dlx._core.module import set_module
 from dlx._core.native import FastPathFunction, Tensor
 from dlx._core.types import SUBBYTE_PADDED
+from dlx._engine import trace
 from dlx._engine.batch import Batch, plan_one
+from dlx._engine.plan import Step
 from dlx._engine.planner import Request
 from dlx._engine.request import producer_of, request_of
 from dlx._engine.streams import Readiness, StreamSync, physical
@@ -75,7 +77,7 @@ def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None
     dlx.Tensor(uint8[2, 3], cpu, [[97, 98, 99], [100, 101, 102]])
     """
     objs = list(arrays)
-    if type(to) is str and objs and device is None and stream is None:
+    if type(to) is str and objs and device is None and stream is None and not trace.observers:
         stacked = _in_c(objs, to)
         if stacked is not None:
             return convert(stacked, to)
@@ -95,6 +97,9 @@ def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None
         raise
     if isinstance(whole, int):
         raise _odd(tensors, whole).complete(source=f"{len(objs)} arrays", target=request.target.name)
+    if trace.observers and whole is not None:
+        why = Step("copy", "stack copies every array into one", nbytes=whole.nbytes)
+        trace.record(f"{len(objs)} arrays", request.target.name, "copied", [why], whole.nbytes)
     return convert(whole, to, device=device, stream=stream)
 
 

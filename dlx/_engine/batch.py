@@ -18,6 +18,7 @@ from dlx._core.cuda import is_cuda, readiness_of
 from dlx._core.foreign import exception_text, foreign_error, type_name
 from dlx._core.native import FastPathFunction, Tensor
 from dlx._core.types import SUBBYTE_PADDED, Device, host_readable
+from dlx._engine import trace
 from dlx._engine.executor import adapter_failed, execute, forget_frames, info_of, is_read_in_place, marked, resolved
 from dlx._engine.plan import HOST, Plan, Relabel
 from dlx._engine.planner import Decision, Request, approach, decide, explain
@@ -135,13 +136,23 @@ class Batch:
         """
         try:
             self._prepare(brief=False)
+            traced = [self._traced(transfer) for transfer in self._transfers.values()] if trace.observers else ()
             self._load()
             if self.failures is not None:
                 self.failures.check()
+            for event in traced:
+                trace.record(*event)
             return self.results
         except BaseException as error:
             self.undo(error)
             raise
+
+    def _traced(self, transfer: _Transfer) -> tuple[Any, ...]:
+        """Return what is told of one array's conversion: it is described before the array is passed on."""
+        before, tensor = transfer.before, transfer.tensor
+        chosen = before if tensor is None else self._decide(transfer, tensor, explain)
+        nbytes = sum(step.nbytes for step in chosen.steps)
+        return transfer.info(), self.request.target.name, chosen.outcome, chosen.steps, nbytes
 
     def tensors(self) -> list[Tensor]:
         """Return all arrays as tensors to be read at once: nothing is passed to a consumer, no capsule is consumed.

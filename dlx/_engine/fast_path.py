@@ -14,6 +14,7 @@ from dlx._core import native
 from dlx._core.extension import ffi
 from dlx._core.foreign import exception_text, foreign_error, type_name
 from dlx._core.types import DType, codes_of
+from dlx._engine import trace
 from dlx._engine.request import described
 from dlx._protocols import dlpack
 from dlx._registry.generic import DLPACK, EXCHANGE, TENSOR, fast_generic_adapter
@@ -142,7 +143,7 @@ def learn(kind: type, to: Any) -> None:
     protocol that C speaks, have routes; for all others the fast path remembers to take the Python path, until the type
     changes.
     """
-    if to is not NotImplemented and not isinstance(to, str | type(sys) | type):
+    if trace.observers or (to is not NotImplemented and not isinstance(to, str | type(sys) | type)):
         return
     stamp = len(sys.modules), get_cache_token()
     source, producer = registry.knows(kind) or fast_generic_adapter(kind), None

@@ -200,7 +200,12 @@ def checked(plugin: Plugin, answers: Iterable[Any]) -> tuple[Adapter, ...]:
 
 def _named(name: str, adapter: Adapter) -> bool:
     """Return whether an entry point has a name by which an adapter is looked for: a package of its types, or its own."""
-    prefixes = adapter.name, adapter.package, *adapter.types, *(each for box in adapter.containers for each in box.types)
+    prefixes = (
+        adapter.name,
+        adapter.package,
+        *adapter.types,
+        *(each for box in adapter.containers for each in box.types),
+    )
     return any(f"{prefix}.".startswith(f"{name}.") for prefix in prefixes)
 
 

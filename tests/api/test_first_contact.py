@@ -22,7 +22,7 @@ def checkout(tmp_path):
 
 
 def run(folder, *words, path=()):
-    """Run Python in a folder, without the hook by which this environment imports dlx; give status, stdout and stderr."""
+    """Run Python in a folder, without the hook by which this environment imports dlx; give what came of it."""
     path = os.pathsep.join(map(str, (*path, sysconfig.get_path("purelib"))))
     env = {**os.environ, "PYTHONPATH": path, "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-S", *words]

@@ -716,7 +716,9 @@ def test_an_entry_point_named_after_the_distribution(site, name):
     said = site.error()
     assert f"its entry point is named '{name}', which is no package of a framework" in said
     assert said.endswith('Name it after the package that its arrays come from: mylib = "dlx_lib".')
-    assert site.run("import lib; print(dlx.plan(b'a', to=lib).error)").startswith("the adapter plugin dlx_lib (dlx-lib)")
+    assert site.run("import lib; print(dlx.plan(b'a', to=lib).error)").startswith(
+        "the adapter plugin dlx_lib (dlx-lib)"
+    )
     assert site.doctor()["dlx_lib"]["status"] == "broken"
 
 
@@ -746,4 +748,6 @@ def test_arrays_that_nobody_exports(site):
     site.module("lib")
     site.plugin("dlx-lib", "lib", adapter().replace("def export", "def unused").replace("def describe", "def never"))
     said = site.error("import lib; dlx.convert(lib.Array(None), to='dlx')")
-    assert "the adapter 'lib' has no export of its own, and lib.Array has no __dlpack__. Override Adapter.export" in said
+    assert (
+        "the adapter 'lib' has no export of its own, and lib.Array has no __dlpack__. Override Adapter.export" in said
+    )

@@ -27,8 +27,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDERS = tuple(f"{ROOT / name}{os.sep}" for name in ("dlx", "adapters"))
-# After these Python looks for signals, not after intrinsics, and not before those. NOT_TAKEN, from 3.14 on, is in no `try`; PUSH_EXC_INFO
-# begins what handles the error of a call, after which Python does not look.
+# After these Python looks for signals, not after intrinsics, and not before those. NOT_TAKEN, from 3.14 on, is in no
+# `try`; PUSH_EXC_INFO begins what handles the error of a call, after which Python does not look.
 _DEAF = ("RETURN_VALUE", "RETURN_CONST", "RETURN_GENERATOR", "NOT_TAKEN", "PUSH_EXC_INFO")
 CHECKED = {
     code

@@ -31,7 +31,14 @@ def project(requirement):
 def base(python, version):
     """Build dlx for an interpreter, with what tests need and no framework; return that environment's packages."""
     name = f".venv-versions-{version}"
-    make = ["make", "--no-print-directory", f"{name}/.extra-test-bare", f"{name}/.built", f"PYTHON={python}", f"VENV={name}"]
+    make = [
+        "make",
+        "--no-print-directory",
+        f"{name}/.extra-test-bare",
+        f"{name}/.built",
+        f"PYTHON={python}",
+        f"VENV={name}",
+    ]
     subprocess.run(make, cwd=ROOT, check=True)
     return ROOT / name / "lib" / f"python{version}" / "site-packages"
 

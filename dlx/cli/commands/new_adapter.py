@@ -136,7 +136,12 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         raise BadInput(f"{folder} is there already: nothing is overwritten. Name another folder: --into FOLDER")
     module, left = _imported(package)
     types = _types(module, package)
-    dtypes = [each.name for each in DType.all() if hasattr(module, each.name)] or ["float32", "float64", "int32", "int64"]
+    dtypes = [each.name for each in DType.all() if hasattr(module, each.name)] or [
+        "float32",
+        "float64",
+        "int32",
+        "int64",
+    ]
     exports = module is None or all(hasattr(getattr(module, each), "__dlpack__") for each in types)
     loads = module is None or callable(getattr(module, "from_dlpack", None))
     left += [] if exports else ["export: its arrays have no __dlpack__"]

@@ -1,0 +1,227 @@
+"""`dlx.trace`: which line of the caller's code shared, copied or moved what. `DLX_WARN_COPIES` warns of large copies.
+
+While arrays are traced, no type has a route, so that every conversion takes the Python path, which tells of it here.
+Otherwise nothing is asked: the fast path does not know of traces.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import sys
+import threading
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dlx._core import native
+from dlx._core.module import set_module
+from dlx._core.text import amount
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import FrameType, TracebackType
+
+    from dlx._engine.plan import Step
+
+__all__ = ["COLORS", "Event", "Trace", "observers", "record", "trace"]
+
+COLORS = {"shared": "#1a7f37", "viewed": "#0969da", "copied": "#9a6700", "moved": "#9a6700", "refused": "#cf222e"}
+"""Outcome -> its colour in notebooks, as in the pictures of the documentation."""
+
+
+@set_module("dlx")
+class Event(NamedTuple):
+    """Conversions of one kind that one line of the caller's code made.
+
+    Attributes
+    ----------
+    file, line, function
+        Where the caller called dlx.
+    source
+        The array, as text; without its shape where shapes differ between calls, there is an event for each.
+    target
+        The target framework.
+    outcome
+        ``"same"``, ``"shared"``, ``"copied"``, or ``"moved"`` to another device.
+    why
+        The reasons of all steps.
+    times
+        How often.
+    nbytes
+        Bytes copied or moved, of all of them together.
+    """
+
+    file: str
+    line: int
+    function: str
+    source: str
+    target: str
+    outcome: str
+    why: tuple[str, ...]
+    times: int
+    nbytes: int
+
+
+@set_module("dlx")
+class Trace:
+    """What dlx converts while this context is entered, in all threads.
+
+    It prints as a table, is one in notebooks, and has `events` and `json` for programs.
+
+    Examples
+    --------
+    >>> import dlx
+    >>> with dlx.trace() as seen:
+    ...     tensor = dlx.convert(b"abc", to="dlx", copy=True)
+    >>> [(event.outcome, event.nbytes) for event in seen.events]
+    [('copied', 3)]
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[tuple[Any, ...]] = Counter()
+        self._nbytes: Counter[tuple[Any, ...]] = Counter()
+
+    def __enter__(self) -> Trace:
+        _change([*observers, self])
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _change([each for each in observers if each is not self])
+
+    def note(self, key: tuple[Any, ...], nbytes: int) -> None:
+        """Count one conversion."""
+        with self._lock:
+            self._counts[key] += 1
+            self._nbytes[key] += nbytes
+
+    @property
+    def events(self) -> list[Event]:
+        """Events, those with most bytes first."""
+        with self._lock:
+            found = [Event(*(*key, times, self._nbytes[key])) for key, times in self._counts.items()]
+        return sorted(found, key=lambda event: (-event.nbytes, event.file, event.line))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes copied and moved in all."""
+        return sum(event.nbytes for event in self.events)
+
+    def json(self) -> str:
+        """Return the events as JSON: a list of objects with the fields of `Event`."""
+        return json.dumps([event._asdict() for event in self.events], indent=2)
+
+    def __str__(self) -> str:
+        head = f"{amount(self.nbytes)} copied or moved by {sum(event.times for event in self.events)} conversions"
+        rows = [self._row(event) for event in self.events]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        return "\n".join([head, *(line.rstrip() for line in lines)])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        names = ("where", "times", "outcome", "bytes", "what", "why")
+        rows = ["".join(f"<th style='text-align:left'>{name}</th>" for name in names)]
+        for event in self.events:
+            cells = [html.escape(cell) for cell in self._row(event)]
+            cells[2] = f"<b style='color:{COLORS.get(event.outcome, 'inherit')}'>{cells[2]}</b>"
+            rows.append("".join(f"<td style='text-align:left'>{cell}</td>" for cell in cells))
+        return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+
+    @staticmethod
+    def _row(event: Event) -> tuple[str, ...]:
+        where = f"{Path(event.file).name}:{event.line} {event.function}"
+        size = amount(event.nbytes) if event.nbytes else ""
+        what = f"{event.source} -> {event.target}"
+        return where, f"{event.times} x", event.outcome, size, what, "; ".join(event.why)
+
+
+@set_module("dlx")
+def trace() -> Trace:
+    """Return a context that records what dlx shares, copies and moves, by the line of code that called it.
+
+    Returns
+    -------
+    Trace
+        To be entered by ``with``. It prints as a table; `Trace.events` are its rows.
+
+    Notes
+    -----
+    All threads are recorded. Conversions are slower meanwhile: the fast path in C is not used. Results are the same.
+
+    Examples
+    --------
+    >>> import dlx
+    >>> with dlx.trace() as seen:
+    ...     tensor = dlx.convert(bytearray(2), to="dlx")
+    >>> seen.events[0].outcome
+    'shared'
+    """
+    return Trace()
+
+
+class _Warner:
+    """Warns of copies of at least so many bytes, once for each line of the caller's code."""
+
+    def __init__(self, least: int) -> None:
+        self.least, self._warned = least, set[tuple[str, int]]()
+
+    def note(self, key: tuple[Any, ...], nbytes: int) -> None:
+        """Warn, where this line has not been warned of."""
+        file, line, _, source, target, outcome, why = key
+        if nbytes < self.least or (file, line) in self._warned:
+            return
+        self._warned.add((file, line))
+        text = f"dlx {outcome} {amount(nbytes)} here: {source} -> {target}: {'; '.join(why)}"
+        warnings.warn_explicit(text, UserWarning, file, line)
+
+
+observers: list[Any] = []
+"""What is told of conversions; replaced, never changed."""
+
+
+def _change(new: list[Any]) -> None:
+    global observers
+    observers = new
+    native.routes_clear()
+
+
+def record(source: Any, target: str, outcome: str, steps: Iterable[Step], nbytes: int) -> None:
+    """Tell the observers of one conversion."""
+    frame = _caller()
+    site = ("<unknown>", 0, "") if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+    if outcome == "copied" and any(step.do == "move" for step in steps):
+        outcome = "moved"
+    key = (*site, str(source), target, outcome, tuple(step.reason() for step in steps))
+    for observer in observers:
+        observer.note(key, nbytes)
+
+
+def _caller() -> FrameType | None:
+    """Return the frame that called dlx: the nearest one of another package."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name.partition(".")[0] != "dlx" and not name.startswith("dlx_"):
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def _threshold(text: str) -> int:
+    """Return a number of bytes: ``"1MiB"``, ``"64k"``, ``"1000"``."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    if found is None:
+        raise ValueError(f"DLX_WARN_COPIES={text!r} is no number of bytes. Set it to one, as in 1MiB.")
+    return int(float(found[1]) * 1024 ** " kmgt".index(found[2] or " "))
+
+
+if os.environ.get("DLX_WARN_COPIES"):
+    observers = [_Warner(_threshold(os.environ["DLX_WARN_COPIES"]))]

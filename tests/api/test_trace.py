@@ -1,0 +1,133 @@
+"""`dlx.trace`: every conversion, by the caller's line; nothing is asked when nobody traces."""
+
+import json
+import os
+import sys
+import threading
+
+import pytest
+
+import dlx
+from dlx._engine import trace as module
+
+
+def lines(seen):
+    """Return (line, outcome, count, bytes) of the events, by line."""
+    return sorted((each.line, each.outcome, each.times, each.nbytes) for each in seen.events)
+
+
+def here(offset=0):
+    """Return the number of the calling line."""
+    return sys._getframe(1).f_lineno + offset
+
+
+def test_each_line_of_the_caller_is_an_event(np):
+    """What was shared and copied, how often, how many bytes, and why."""
+    array, backwards = np.ones((4, 4), np.float32), np.ones(8)[::-1]
+    with dlx.trace() as seen:
+        for _ in range(3):
+            dlx.convert(array, to="dlx")
+        start = here()
+        dlx.convert(array, to="dlx", copy=True)
+        dlx.convert(backwards, to="dlx")
+        dlx.convert({"a": [array, backwards]}, to="dlx")
+    dlx.convert(array, to="dlx", copy=True)  # afterwards nothing is recorded
+    assert lines(seen) == [
+        (start - 1, "shared", 3, 0),
+        (start + 1, "copied", 1, 64),
+        (start + 2, "shared", 1, 0),
+        (start + 3, "shared", 1, 0),
+        (start + 3, "shared", 1, 0),
+    ]
+    copied = seen.events[0]
+    assert copied.file == __file__ and copied.function == "test_each_line_of_the_caller_is_an_event"
+    assert "float32[4, 4]" in copied.source and copied.target == "dlx" and "copy=True" in copied.why[0]
+    assert seen.nbytes == 64
+
+
+def test_results_are_those_of_the_fast_path(np, torch):
+    """The same memory, the same objects: only the way is another."""
+    array, tensor = np.arange(6.0), torch.ones(3)
+    with dlx.trace() as seen:
+        result = dlx.convert(array, to="torch")
+        assert dlx.convert(tensor, to="torch") is tensor
+        tree = dlx.convert([array, array, 1], to="torch")
+        view = dlx.convert({"x": array}, to="torch", lazy=True)
+        view["x"]
+        stacked = dlx.stack([array, array], to="numpy")
+        dlx.using("torch")(lambda x: x + 1)(array)
+    assert result.data_ptr() == array.ctypes.data and tree[0] is tree[1] and stacked.shape == (2, 6)
+    assert {each.outcome for each in seen.events} == {"shared", "same", "copied"}
+    (stack,) = [each for each in seen.events if each.outcome == "copied"]
+    assert stack.source == "2 arrays" and stack.nbytes == 96
+    assert all(each.file == __file__ for each in seen.events)
+
+
+def test_the_fast_path_is_back_afterwards(np):
+    """Routes are learnt anew, also after an error inside."""
+    array = np.ones(2)
+    with pytest.raises(ZeroDivisionError), dlx.trace():
+        dlx.convert(array, to="dlx")
+        assert dlx.convert._borrow(array, "dlx", True) is None
+        raise ZeroDivisionError
+    assert module.observers == [] and dlx.convert._borrow(array, "dlx", True) is not None
+
+
+def test_traces_nest_and_see_all_threads(np):
+    """Each has what happened while it was entered."""
+    array = np.ones(2)
+    with dlx.trace() as outer:
+        with dlx.trace() as inner:
+            thread = threading.Thread(target=dlx.convert, args=(array, "dlx"))
+            thread.start()
+            thread.join()
+        dlx.convert(array, to="dlx")
+    assert sum(each.times for each in inner.events) == 1 and sum(each.times for each in outer.events) == 2
+
+
+def test_it_prints_as_a_table_html_and_json(np):
+    """Text with where, how often and why; HTML that is escaped; JSON with the fields."""
+    with dlx.trace() as seen:
+        dlx.convert(np.ones(3, np.float32), to="dlx", copy=True)
+    head, row = str(seen).splitlines()
+    assert head == "12 B copied or moved by 1 conversions" and "test_trace.py:" in row and "copied" in row
+    assert repr(seen) == str(seen)
+    shown = seen._repr_html_()
+    assert shown.startswith("<table>") and "-&gt; dlx" in shown and "color:#9a6700" in shown
+    (event,) = json.loads(seen.json())
+    assert event["outcome"] == "copied" and event["nbytes"] == 12 and event["times"] == 1
+    assert str(dlx.trace()) == "0 B copied or moved by 0 conversions"
+
+
+def test_a_failed_conversion_is_no_event(np):
+    """Nothing was shared or copied."""
+    with dlx.trace() as seen, pytest.raises(dlx.errors.ConversionError):
+        dlx.convert([np.ones(2), np.array(["x"], object)], to="dlx")
+    assert seen.events == []
+
+
+WARNS = """
+import warnings
+import numpy as np
+import dlx
+
+array = np.ones(200_000)
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    for _ in range(3):
+        dlx.convert(array, to="dlx", copy=True)
+    dlx.convert(array, to="dlx")
+    dlx.convert(array[:9], to="dlx", copy=True)
+print(len(said), said[0].lineno, said[0].message)
+"""
+
+
+def test_large_copies_are_warned_of_once_a_line(python, np):
+    """DLX_WARN_COPIES=1MiB: the caller's own line, not one of dlx."""
+    out = python(WARNS, args=(), env={**os.environ, "DLX_WARN_COPIES": "1MiB"})
+    assert out.startswith("1 10 dlx copied 1.5 MiB here: numpy.ndarray (float64[200000]) -> dlx: copy=True")
+    out = python(
+        "import dlx\ntry: dlx.convert\nexcept ValueError as error: print(error)",
+        env={**os.environ, "DLX_WARN_COPIES": "big"},
+    )
+    assert out == "DLX_WARN_COPIES='big' is no number of bytes. Set it to one, as in 1MiB.\n"
