@@ -199,14 +199,9 @@ def checked(plugin: Plugin, answers: Iterable[Any]) -> tuple[Adapter, ...]:
 
 
 def _named(name: str, adapter: Adapter) -> bool:
-    """Return whether an entry point has a name by which an adapter is looked for: a package of its types, or its own."""
-    prefixes = (
-        adapter.name,
-        adapter.package,
-        *adapter.types,
-        *(each for box in adapter.containers for each in box.types),
-    )
-    return any(f"{prefix}.".startswith(f"{name}.") for prefix in prefixes)
+    """Return whether an adapter is found by the name of an entry point: its own, or a package of its types."""
+    types = [*adapter.types, *(each for container in adapter.containers for each in container.types)]
+    return any(f"{each}.".startswith(f"{name}.") for each in (adapter.name, adapter.package, *types))
 
 
 def _check_version(plugin: Plugin, adapter: Adapter) -> None:

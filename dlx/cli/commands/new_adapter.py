@@ -162,7 +162,7 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     files = {
         "pyproject.toml": PROJECT,
         f"dlx_{words}.py": ADAPTER,
-        f"tests/test_dlx_{words}.py": TESTS,
+        "/".join(("tests", f"test_dlx_{words}.py")): TESTS,
     }
     (folder / "tests").mkdir(parents=True)
     for name, text in files.items():
