@@ -85,6 +85,8 @@ def request_of(
     """Check the options of a call; errors of the call itself are raised in every case."""
     if (to is None) == (like is None):
         raise TypeError("give either to= (a name, a module, an array type) or like= (an array), not both or neither")
+    if to is not None and device is copy is stream is None and readonly == "copy" and errors == "raise" and not detach:
+        return Request(registry.target(to))
     if copy is not None and not isinstance(copy, bool):
         raise ValueError(f"copy must be None, True or False, found {copy!r}")
     if readonly not in READONLY:
