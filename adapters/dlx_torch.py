@@ -613,10 +613,10 @@ def _protocols(kind: type) -> tuple[str, ...]:
 
 def _exported_info(obj: Any, tensor: Tensor) -> ArrayInfo:
     """Return the description of a tensor without blockers, of which there is one of dlx: less is asked of it."""
-    nbytes = tensor.nbytes
+    nbytes, kind = tensor.nbytes, type(obj)
     return ArrayInfo(
         "torch",
-        _exact_name(type(obj)),
+        _EXACT_NAMES.get(kind) or _EXACT_NAMES.setdefault(kind, type_name(kind)),
         tensor.dtype,
         _name_of(obj.dtype),
         tensor.shape,
@@ -626,11 +626,11 @@ def _exported_info(obj: Any, tensor: Tensor) -> ArrayInfo:
         False,
         tensor.data_ptr if nbytes else 0,
         "torch.UntypedStorage",
-        _protocols(type(obj)),
+        _protocols(kind),
     )
 
 
-_exact_name = functools.cache(type_name)  # of torch's own classes, which live as long as torch
+_EXACT_NAMES: dict[type, str] = {}  # of torch's own classes, which live as long as torch
 
 
 @functools.cache

@@ -98,6 +98,20 @@ class Batch:
         The fast path, and the target as the caller named it; None where the fast path must not be used.
     """
 
+    __slots__ = (
+        "_borrowed",
+        "_sync",
+        "_transfers",
+        "failures",
+        "fast_path",
+        "objs",
+        "path",
+        "request",
+        "results",
+        "sources",
+        "to",
+    )
+
     def __init__(
         self,
         request: Request,
