@@ -479,28 +479,32 @@ class TorchAdapter(Adapter):
                 no_copy=True,
             )
         if dtype is None:
-            name = str(obj.dtype).removeprefix("torch.")
+            name = _name_of(obj.dtype)
             return _refuse(
                 f"torch.{name} has no DLPack dtype of its own (torch would export plain bytes)",
                 "Call .view(torch.uint8) if the bytes are what you need.",
                 DTypeError,
                 no_copy=_SHELL.fullmatch(name) is not None,
             )
-        if not obj.numel():
+        extent = obj.numel()
+        if not extent:
             return None
+        held = 0 if storage is None else storage.nbytes()
         address = _address(torch, obj)
-        if storage is None or (not address and storage.nbytes()):
+        if storage is None or (held and not address):
             return _refuse("it is a wrapper subclass, with no memory of its own", "Convert the tensors that it wraps.")
-        strides = obj.stride()
-        reach = sum(map(operator.mul, obj.shape, strides)) - sum(strides)
-        needed = (obj.storage_offset() + reach + 1) * obj.element_size()
-        if (obj.is_conj() or obj.is_neg()) and address % min(obj.element_size(), 16):
+        if not obj.is_contiguous():
+            strides = obj.stride()
+            extent = sum(map(operator.mul, obj.shape, strides)) - sum(strides) + 1
+        itemsize = obj.element_size()
+        needed = (obj.storage_offset() + extent) * itemsize
+        if (obj.is_conj() or obj.is_neg()) and address % min(itemsize, 16):
             return _refuse(
                 "its conj or neg bit is set and its data is not aligned, which torch itself crashes on",
                 "Copy it into aligned memory before taking .conj() or .imag.",
             )
-        if storage.nbytes() < needed:
-            found = "emptied (resize_(0))" if not storage.nbytes() else f"resized to {storage.nbytes()} bytes"
+        if held < needed:
+            found = "emptied (resize_(0))" if not held else f"resized to {held} bytes"
             because = f"its storage was {found}, and it needs {needed} bytes"
             return _refuse(because, "Convert it before that happens.", no_copy=True)  # torch would crash
         return None
@@ -514,7 +518,7 @@ class TorchAdapter(Adapter):
             framework=self.name,
             type_name=type_name(kind),
             dtype=DTYPES.from_native(obj.dtype),
-            dtype_name=str(obj.dtype).removeprefix("torch."),
+            dtype_name=_name_of(obj.dtype),
             shape=tuple(obj.shape) if not obj.is_nested else None,
             strides=tuple(obj.stride()) if strided else None,
             device=_device_of(obj),
@@ -609,20 +613,29 @@ def _protocols(kind: type) -> tuple[str, ...]:
 
 def _exported_info(obj: Any, tensor: Tensor) -> ArrayInfo:
     """Return the description of a tensor without blockers, of which there is one of dlx: less is asked of it."""
-    kind, nbytes = type(obj), tensor.nbytes
+    nbytes, kind = tensor.nbytes, type(obj)
     return ArrayInfo(
-        framework="torch",
-        type_name=type_name(kind),
-        dtype=tensor.dtype,
-        dtype_name=str(obj.dtype).removeprefix("torch."),
-        shape=tensor.shape,
-        strides=tensor.strides if nbytes else tuple(obj.stride()),
-        device=tensor.device,
-        nbytes=nbytes,
-        address=tensor.data_ptr if nbytes else 0,
-        owner="torch.UntypedStorage",
-        protocols=_protocols(kind),
+        "torch",
+        _EXACT_NAMES.get(kind) or _EXACT_NAMES.setdefault(kind, type_name(kind)),
+        tensor.dtype,
+        _name_of(obj.dtype),
+        tensor.shape,
+        tensor.strides if nbytes else tuple(obj.stride()),
+        tensor.device,
+        nbytes,
+        False,
+        tensor.data_ptr if nbytes else 0,
+        "torch.UntypedStorage",
+        _protocols(kind),
     )
+
+
+_EXACT_NAMES: dict[type, str] = {}  # of torch's own classes, which live as long as torch
+
+
+@functools.cache
+def _name_of(native_dtype: Any) -> str:
+    return str(native_dtype).removeprefix("torch.")
 
 
 def _storage(obj: Any) -> Any:

@@ -10,8 +10,8 @@ static PyObject *array_function, *interface_function; /* (tensor, dtype, copy), 
 
 /* ---- attributes ------------------------------------------------------------------------------ */
 
-static PyObject* tuple_of(const int64_t* numbers, int32_t n) {
-  PyObject* tuple = PyTuple_New(n);
+/* Owns: takes `tuple` (may be NULL), new and empty, of n items. Errors: NULL with an exception. */
+static PyObject* filled(PyObject* tuple, const int64_t* numbers, int32_t n) {
   for (int32_t i = 0; tuple && i < n; i++) {
     PyObject* number = PyLong_FromLongLong(numbers[i]);
     if (number == NULL)
@@ -20,6 +20,16 @@ static PyObject* tuple_of(const int64_t* numbers, int32_t n) {
       PyTuple_SET_ITEM(tuple, i, number);
   }
   return tuple;
+}
+
+static PyObject* tuple_of(const int64_t* numbers, int32_t n) {
+  return filled(PyTuple_New(n), numbers, n);
+}
+
+/* The same as one of the registered classes, which need not look at the numbers again. */
+static PyObject* of_class(PyObject* class, const int64_t* numbers, int32_t n) {
+  PyTypeObject* type = (PyTypeObject*)class;
+  return filled(type->tp_alloc(type, n), numbers, n);
 }
 
 enum {
@@ -36,16 +46,6 @@ enum {
   FLAGS,
   VERSION
 };
-
-/* Numbers of a tensor as one of the registered tuple classes, which need not look at them again.
- * Owns: takes `numbers` (may be NULL). Errors: NULL with an exception. */
-static PyObject* of_class(PyObject* class, PyObject* numbers) {
-  PyObject* args = numbers ? PyTuple_Pack(1, numbers) : NULL;
-  PyObject* made = args ? PyTuple_Type.tp_new((PyTypeObject*)class, args, NULL) : NULL;
-  Py_XDECREF(args);
-  Py_XDECREF(numbers);
-  return made;
-}
 
 static PyObject* tensor_get(PyObject* self, void* which) {
   const DLManagedTensorVersioned* m = py_tensor_managed(self);
@@ -73,11 +73,9 @@ static PyObject* tensor_get(PyObject* self, void* which) {
     case VERSION:
       return Py_BuildValue("II", m->version.major, m->version.minor);
     case DEVICE:
-      return of_class(device_class,
-                      Py_BuildValue("(ii)", t->device.device_type, t->device.device_id));
+      return of_class(device_class, (int64_t[]){t->device.device_type, t->device.device_id}, 2);
     default:
-      return of_class(dtype_class,
-                      Py_BuildValue("(iii)", t->dtype.code, t->dtype.bits, t->dtype.lanes));
+      return of_class(dtype_class, (int64_t[]){t->dtype.code, t->dtype.bits, t->dtype.lanes}, 3);
   }
 }
 

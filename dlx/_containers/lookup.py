@@ -226,7 +226,8 @@ def container_of(kind: type) -> Container | None:
     An array, an object that passes through and a type that an adapter declares as ``kind="leaf"`` all answer None.
     Answers are forgotten when an adapter is loaded, or a type registered with an abstract base class.
     """
-    if (type(kind) is type or is_key(kind)) and kind in _EXACT:
+    is_plain = type(kind) is type or is_key(kind)
+    if is_plain and kind in _EXACT:
         return _EXACT[kind]
     global _seen
     now = stamp()
@@ -234,7 +235,7 @@ def container_of(kind: type) -> Container | None:
         _known.clear()
         _arrays.clear()
         _seen = now
-    handler: Container | None = _known.get(ref(kind), _UNKNOWN) if type(kind) is type or is_key(kind) else _UNKNOWN
+    handler: Container | None = _known.get(ref(kind), _UNKNOWN) if is_plain else _UNKNOWN
     if handler is _UNKNOWN:
         try:
             handler = _known.keep(kind, _look_up(kind))

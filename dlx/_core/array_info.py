@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from dlx._core.foreign import type_name
 from dlx._core.module import set_module
@@ -13,8 +13,7 @@ __all__ = ["ArrayInfo"]
 
 
 @set_module("dlx")
-@dataclass(frozen=True, slots=True)
-class ArrayInfo:
+class ArrayInfo(NamedTuple):
     """What an array says about itself; nothing was exported or synchronised to learn it.
 
     Attributes
@@ -59,7 +58,7 @@ class ArrayInfo:
     address: int = 0
     owner: str = ""
     protocols: tuple[str, ...] = ()
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def alignment(self) -> int:

@@ -7,7 +7,6 @@ are released, and consumed capsules get their names back.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from dlx._containers.failures import Failures, Located, together
@@ -99,6 +98,20 @@ class Batch:
     fast_path, to
         The fast path, and the target as the caller named it; None where the fast path must not be used.
     """
+
+    __slots__ = (
+        "_borrowed",
+        "_sync",
+        "_transfers",
+        "failures",
+        "fast_path",
+        "objs",
+        "path",
+        "request",
+        "results",
+        "sources",
+        "to",
+    )
 
     def __init__(
         self,
@@ -485,7 +498,7 @@ def _decided(batch: Batch, transfer: _Transfer, probe: bool) -> Decision:
         tensor = transfer.tensor
     if tensor is None:
         return before
-    if transfer.said is None or transfer.info().shape is None:
+    if transfer.tensor is None and (transfer.said is None or transfer.info().shape is None):
         transfer.tensor = tensor  # it is described by what was exported
     return batch._decide(transfer, tensor, explain)
 
@@ -547,7 +560,7 @@ def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, 
             late.append((stage, plan.error))
         if not tree.path(i):  # the root stands for one array
             return plan
-        leaves.append(replace(plan, path=path_text(tree.path(i))))
+        leaves.append(plan._replace(path=path_text(tree.path(i))))
     late.sort(key=lambda each: each[0])  # in the order of the stages
     errors = [*failures.errors, *(error for _, error in late)]
     error = (together(errors) if collect else errors[0]) if errors else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from dlx._core.array_info import ArrayInfo
 from dlx._core.module import set_module
@@ -109,8 +109,7 @@ class ViewAs(Step):
 
 
 @set_module("dlx")
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """What a conversion will do, and why; it holds no memory.
 
     Attributes

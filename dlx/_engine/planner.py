@@ -215,10 +215,9 @@ def decide(tensor: Tensor, before: Decision, source: Adapter, request: Request, 
 
 
 def explain(tensor: Tensor, before: Decision, source: Adapter, request: Request, sync: Synchronization) -> Decision:
-    """Decide as `decide` does, with every step and the device of the result."""
+    """Decide as `decide` does, with every step; the device of the result too, where it is not the array's own."""
     if tensor.is_host and not (request.target.adapter.immutable or tensor.flags & IS_COPIED):
-        decision = decide(tensor, before, source, request, sync)
-        return Decision((), "shared", tensor.device) if decision is _SHARED else decision
+        return decide(tensor, before, source, request, sync)
     return _Decider(tensor, before, source, request, sync).decision()
 
 

@@ -85,12 +85,14 @@ def request_of(
     """Check the options of a call; errors of the call itself are raised in every case."""
     if (to is None) == (like is None):
         raise TypeError("give either to= (a name, a module, an array type) or like= (an array), not both or neither")
+    if to is not None and device is copy is stream is None and readonly == "copy" and errors == "raise" and not detach:
+        return Request(registry.target(to))
     if copy is not None and not isinstance(copy, bool):
         raise ValueError(f"copy must be None, True or False, found {copy!r}")
-    for name, found, choices in (("readonly", readonly, READONLY), ("errors", errors, ERRORS)):
-        if found not in choices:
-            *most, last = map(repr, choices)
-            raise ValueError(f"{name} must be {', '.join(most)} or {last}, found {found!r}")
+    if readonly not in READONLY:
+        raise _not_among("readonly", readonly, READONLY)
+    if errors not in ERRORS:
+        raise _not_among("errors", errors, ERRORS)
     if type(device) is int:  # as torch and cupy count their devices
         device = Device("cuda", device)
     wanted = None if device is None else Device(device)
@@ -102,6 +104,11 @@ def request_of(
     if isinstance(device, str) and ":" not in device and wanted is not None:
         wanted = Device(wanted.type, _current_device(target, wanted.type))
     return Request(target, wanted, copy, readonly, bool(detach), stream)
+
+
+def _not_among(name: str, found: str, choices: tuple[str, ...]) -> ValueError:
+    *most, last = map(repr, choices)
+    return ValueError(f"{name} must be {', '.join(most)} or {last}, found {found!r}")
 
 
 def _current_device(target: Target, device_type: int) -> int:
