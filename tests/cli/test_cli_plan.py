@@ -308,7 +308,7 @@ def strangers(monkeypatch):
     adapter.name = adapter.package = "not_to_be_found_anywhere"
     broken.dlx_adapters = package.hookimpl(specname="dlx_adapters")(lambda: [adapter])
     monkeypatch.setitem(sys.modules, "dlx_gone", broken)
-    registry = Registry({"broken": "dlx_that_is_not_there", "gone": "dlx_gone"})
+    registry = Registry({"broken": "dlx_that_is_not_there", "not_to_be_found_anywhere": "dlx_gone"})
     monkeypatch.setattr(doctor, "registry", registry)
 
 

@@ -129,7 +129,8 @@ def _show(rows: list[Row], conflict: str, arguments: argparse.Namespace, screen:
     screen.table(columns, table)
     if conflict:
         screen.line("")
-        screen.line((conflict, "bad"))
+        for line in textwrap.wrap(conflict, 96):
+            screen.line((line, "bad"))
     if arguments.verbose:
         for row in rows:
             if row.details:
