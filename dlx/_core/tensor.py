@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import copyreg
 import os
 import struct
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from dlx._core.extension import lib
-from dlx._core.native import Tensor, set_tensor_repr
+from dlx._core.native import Tensor, set_tensor_reduce, set_tensor_repr
+from dlx._core.pickling import reduced
 from dlx._core.types import contiguous, host_readable
 
 __all__ = ["Tensor"]
@@ -126,15 +126,4 @@ def _repr(tensor: Tensor) -> str:
 
 
 set_tensor_repr(_repr)
-
-
-def _not_pickled(tensor: Tensor) -> NoReturn:
-    """Pickle and copy ask this; an address means nothing in another process."""
-    raise TypeError(
-        "cannot pickle a dlx.Tensor: it stands for memory of this process. Pickle an array that holds its values, "
-        "dlx.convert(tensor, to='numpy') say, or share the memory by multiprocessing.shared_memory. "
-        "For a copy in this process: dlx.convert(tensor, to='dlx', copy=True)."
-    )
-
-
-copyreg.pickle(Tensor, _not_pickled)
+set_tensor_reduce(reduced)
