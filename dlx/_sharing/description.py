@@ -152,11 +152,12 @@ class _Builder:
                 self._freeze(number)
         for (kind, keys, children), made in zip(nodes, self.made, strict=True):
             if type(made) in (dict, OrderedDict):
-                made.update(zip(map(_value, keys), map(self.child, children), strict=True))
+                names = keys if {*map(type, keys)} == {str} else map(_value, keys)
+                made.update(zip(names, self._children(children), strict=True))
                 if len(made) != len(keys):
                     raise HandleError("its description has a key twice")
             elif kind not in _FROZEN:
-                (made.update if type(made) is set else made.extend)(list(map(self.child, children)))
+                (made.update if type(made) is set else made.extend)(self._children(children))
 
     def child(self, said: Any) -> Any:
         """Return what a child of a node is."""
@@ -164,6 +165,10 @@ class _Builder:
             return self.made[said] if said >= 0 else self.arrays[~said]
         (value,) = said
         return _value(value)
+
+    def _children(self, said: list[Any]) -> list[Any]:
+        arrays = self.arrays  # most are arrays
+        return [arrays[~each] if type(each) is int and each < 0 else self.child(each) for each in said]
 
     def _freeze(self, number: int) -> None:
         waiting, opened = [number], set()
@@ -174,7 +179,7 @@ class _Builder:
             if self.made[last] is not None:
                 waiting.pop()
             elif not inner:
-                self.made[waiting.pop()] = _FROZEN[kind]([self.child(each) for each in children])
+                self.made[waiting.pop()] = _FROZEN[kind](self._children(children))
             elif last in opened:
                 raise HandleError("its description has a tuple inside itself")
             else:
