@@ -38,7 +38,7 @@ SOURCES := Makefile build_ffi.py setup.py pyproject.toml constraints.txt dlx/_co
 # torch is installed exactly as asked, and left out, with a word, where that is not to be had.
 TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 
-.PHONY: demo test test-deep test-sanitize test-allocations fuzz fuzz-producers soak test-exits test-interrupts test-peers test-all test-pythons test-debian test-old-numpy test-bare test-versions test-frameworks bench bench-count conformance matrix screens docs dist lint format clean
+.PHONY: demo test test-deep test-sanitize test-allocations fuzz fuzz-producers soak test-exits test-kills test-interrupts test-peers test-all test-pythons test-debian test-old-numpy test-bare test-versions test-frameworks bench bench-count conformance matrix screens docs dist lint format clean
 
 demo: $(VENV)/.built $(TORCH_STAMP)
 	$(RUN) examples/quickstart.py
@@ -69,6 +69,10 @@ soak: $(VENV)/.built $(TORCH_STAMP)
 # Two hundred ends of a process with results alive, in globals, cycles, threads, children and more.
 test-exits: $(VENV)/.built $(TORCH_STAMP)
 	$(RUN) tests/support/exits.py $(ARGS)
+
+# A thousand rounds in which processes that share memory are killed at random.
+test-kills: $(VENV)/.built
+	$(RUN) tests/support/kills.py $(ARGS)
 
 # An interrupt wherever Python looks for signals in dlx's code; first calls too, at some of their lines.
 test-interrupts: $(VENV)/.built $(TORCH_STAMP)
