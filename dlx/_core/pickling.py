@@ -63,7 +63,8 @@ def tensor_from(
         If the bytes are not those of such a tensor.
     """
     with memoryview(data) as given:
-        view = given.cast("B") if given.nbytes else memoryview(b"")
+        empty = b"" if given.readonly else bytearray()
+        view = given.cast("B") if given.nbytes else memoryview(empty)
     itemsize = max(1, dtype[1] // 8)
     address = native.buffer_address(view)
     if address % min(16, itemsize & -itemsize):  # of a network's frame, say: consumers count on natural alignment
