@@ -55,9 +55,9 @@ def share(obj: Any, *, detach: bool = False) -> Handle:
     The memory has no name. It goes with the last process that holds it, however that one ends. Whoever attaches must do
     so while the process that shared it holds it: keep the handle until then.
 
-    List, tuple, dict, OrderedDict, deque, set and frozenset come back as they are, and what stands in them twice does so
-    again. Of other containers no class goes to the other process, since that would be code: subclasses of tuple become
-    tuples, other sequences lists, mappings and records dicts. Arrays over the same memory share it again, but for views
+    List, tuple, dict, OrderedDict, deque, set and frozenset come back as they are, and what stands in them twice does
+    so again. Of other containers no class goes to the other process, since that would be code: subclasses of tuple
+    become tuples, other sequences lists, mappings and records dicts. Arrays over the same memory share it again, but for views
     with gaps whose whole is not in the container: these are copied one by one.
 
     Examples
@@ -119,13 +119,13 @@ def attach(
 
     Notes
     -----
-    Every array holds the memory: it stays when the handle is closed and when the process that shared it is gone. Nothing
-    in a handle, or in the memory, is ever run as code.
+    Every array holds the memory: it stays when the handle is closed and when the process that shared it is gone.
+    Nothing in a handle, or in the memory, is ever run as code.
 
     Examples
     --------
     >>> import dlx
-    >>> with dlx.share([b"abc", 1.5]) as handle:
+    >>> with dlx.share([dlx.from_dlpack(b"abc"), 1.5]) as handle:
     ...     dlx.attach(handle)
     [dlx.Tensor(uint8[3], cpu, read-only, [97, 98, 99]), 1.5]
     """

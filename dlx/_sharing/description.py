@@ -19,8 +19,8 @@ from dlx.errors import ConversionError, DlxError, HandleError
 
 __all__ = ["decoded", "encoded", "parsed"]
 
-# A tree is [root, [node, ...]]. A node is [kind, keys, children]. The root and children are numbers, of a node from 0 on
-# or of an array as ~n, or a list around one plain value.
+# A tree is [root, [node, ...]]. A node is [kind, keys, children]. The root and children are numbers, of a node from 0
+# on or of an array as ~n, or a list around one plain value.
 
 _KINDS: dict[type, str] = {
     list: "list",

@@ -7,7 +7,6 @@ from types import TracebackType
 from typing import Any
 
 from dlx._core.foreign import safe_repr
-from dlx._core.module import set_module
 from dlx._sharing.segment import Segment, opened
 from dlx.errors import HandleError
 
@@ -17,7 +16,6 @@ VERSION = 1
 _FIELDS = {"dlx": int, "pid": int, "fd": int, "inode": int, "size": int, "token": str}
 
 
-@set_module("dlx")
 class Handle(dict[str, Any]):
     """What `dlx.share` returns: a dict of a few numbers and a text, which any process attaches by `dlx.attach`.
 
@@ -49,7 +47,9 @@ class Handle(dict[str, Any]):
         """
         if len(self._segments) != 1:
             many = f"it stands for {len(self._segments) - 1} pieces of memory that were shared before"
-            raise HandleError(many if self._segments else "it was closed", fix="Share a copy, or the pieces one by one.")
+            raise HandleError(
+                many if self._segments else "it was closed", fix="Share a copy, or the pieces one by one."
+            )
         self._segments[0].check()
         return self._segments[0].fd
 
@@ -65,7 +65,7 @@ class Handle(dict[str, Any]):
         return dict, (dict(self),)  # of builtins only: it can be read where dlx is not installed
 
     def __repr__(self) -> str:
-        return f"dlx.Handle({dict.__repr__(self)})"
+        return f"Handle({dict.__repr__(self)})"
 
 
 def handle_of(segment: Segment, others: tuple[Segment, ...]) -> Handle:

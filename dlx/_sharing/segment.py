@@ -14,6 +14,7 @@ import stat
 import struct
 import sys
 from bisect import bisect_right
+from pathlib import Path
 from typing import Any
 from weakref import ReferenceType, WeakValueDictionary, ref
 
@@ -28,7 +29,7 @@ VERSION = 1
 MODES = ("read", "write", "private")
 _MAGIC = b"dlx seg\n"
 _HEAD = struct.Struct("=8sI4x16sQQQ")  # magic, version, token, size, bytes of text, bytes of numbers
-# Numbers of linux/fcntl.h, which Python's fcntl has from 3.8 on, where the C library does.
+# Numbers of Linux, which Python's fcntl has where the C library does.
 _ADD_SEALS, _GET_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033), getattr(fcntl, "F_GET_SEALS", 1034)
 # From 3.13 on a mapping need not keep a second descriptor of what it maps.
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
@@ -42,7 +43,7 @@ class Segment:
     The descriptor is closed when no handle and no mapping in this process needs it any more.
     """
 
-    __slots__ = ("__weakref__", "_mappings", "fd", "inode", "size", "text", "token", "_identity")
+    __slots__ = ("__weakref__", "_identity", "_mappings", "fd", "inode", "size", "text", "token")
 
     def __init__(self, fd: int, token: str, size: int, text: tuple[int, int]) -> None:
         self.fd, self.token, self.size = fd, token, size
@@ -262,12 +263,12 @@ def _open(pid: int, fd: int, access: int, inode: int | None = None) -> int:
     path = f"/proc/{pid}/fd/{fd}"
     gone = "Share it again, and keep the handle, or what it stands for, until the others have attached."
     try:
-        found = os.stat(path)  # before it is opened: opening a device or a pipe may do anything
+        found = Path(path).stat()  # before it is opened: opening a device or a pipe may do anything
         if not stat.S_ISREG(found.st_mode) or (inode is not None and found.st_ino != inode):
             raise HandleError(f"process {pid} has another file at descriptor {fd}: what it shared is gone", fix=gone)
         return os.open(path, access | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
     except FileNotFoundError as error:
-        what = f"process {pid} has closed it" if os.path.exists(f"/proc/{pid}") else f"there is no process {pid} here"
+        what = f"process {pid} has closed it" if Path(f"/proc/{pid}").exists() else f"there is no process {pid} here"
         raise HandleError(f"what it stands for is gone: {what}", fix=gone) from error
     except PermissionError as error:
         raise HandleError(

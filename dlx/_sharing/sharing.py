@@ -189,7 +189,7 @@ def _blocks(
             if extents[i][0] <= whole < extents[i][1] and dense(tensors[i]):
                 whole = extents[i][1]
         if low == high:
-            copied |= {i: (0, None) for i in group}
+            copied |= dict.fromkeys(group, (0, None))
         elif whole == high:
             kept = tuple(tensors[i] for i in group)
             offset = add(native.tensor_new(low, (high - low,), None, _BYTE, HOST, READ_ONLY, kept), is_bytes=True)
@@ -302,5 +302,3 @@ def shared_empty(shape: tuple[int, ...], dtype: Any) -> Tensor:
     segment = new_segment(max(like.nbytes, 1))
     mapping = segment.mapping("write")
     return native.tensor_new(mapping.address + HEADER, shape, None, dtype, HOST, 0, mapping)
-
-

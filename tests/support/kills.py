@@ -114,6 +114,7 @@ def round_of(seed: int, draw: random.Random) -> list[int]:
 
 
 def main() -> int:
+    """Kill; say what was found."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
