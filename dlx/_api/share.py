@@ -57,8 +57,8 @@ def share(obj: Any, *, detach: bool = False) -> Handle:
 
     List, tuple, dict, OrderedDict, deque, set and frozenset come back as they are, and what stands in them twice does
     so again. Of other containers no class goes to the other process, since that would be code: subclasses of tuple
-    become tuples, other sequences lists, mappings and records dicts. Arrays over the same memory share it again, but for views
-    with gaps whose whole is not in the container: these are copied one by one.
+    become tuples, other sequences lists, mappings and records dicts. Arrays over the same memory share it again, but
+    for views with gaps whose whole is not in the container: these are copied one by one.
 
     Examples
     --------
