@@ -20,7 +20,8 @@ from dlx.errors import ConversionError, DlxError, HandleError
 __all__ = ["decoded", "encoded", "parsed"]
 
 # A tree is [root, [node, ...]]. A node is [kind, keys, children]. The root and children are numbers, of a node from 0
-# on or of an array as ~n, or a list around one plain value.
+# on or of an array as ~n, or a list around one plain value. Children that are arrays in a row are
+# {"arrays": [first, end]}.
 
 _KINDS: dict[type, str] = {
     list: "list",
@@ -87,8 +88,16 @@ def encoded(tree: Tree, number: list[int], fail: Callable[[DlxError, tuple[Any, 
         except ConversionError as error:
             fail(error, tree.path_in(i))
             said = []
-        nodes.append([kind, said, children])
+        nodes.append([kind, said, _row(children)])
     return [at[0], nodes] if found else [-1, []]
+
+
+def _row(children: list[Any]) -> Any:
+    """Return children as they are written: briefly where they are arrays in a row, as most are."""
+    first = children[0] if children else 0
+    if type(first) is not int or first >= 0 or children != [*range(first, first - len(children), -1)]:
+        return children
+    return {"arrays": [~first, ~first + len(children)]}
 
 
 def _plain(value: Any) -> Any:
@@ -166,9 +175,13 @@ class _Builder:
         (value,) = said
         return _value(value)
 
-    def _children(self, said: list[Any]) -> list[Any]:
-        arrays = self.arrays  # most are arrays
-        return [arrays[~each] if type(each) is int and each < 0 else self.child(each) for each in said]
+    def _children(self, said: Any) -> list[Any]:
+        if type(said) is not dict:
+            return [self.child(each) for each in said]
+        first, end = said["arrays"]
+        if not 0 <= first < end <= len(self.arrays):
+            raise HandleError("its description names arrays that are not there")
+        return self.arrays[first:end]
 
     def _freeze(self, number: int) -> None:
         waiting, opened = [number], set()

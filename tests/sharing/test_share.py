@@ -472,6 +472,8 @@ class TestForeign:
         b'{"numbers":[0],"segments":[],"tree":[0,[["list",null,[[[1]]]]]]}',
         b'{"numbers":[0],"segments":[],"tree":[0,[["deque -3",null,[]]]]}',
         b'{"numbers":[0],"segments":[],"tree":[-1,[]]}',
+        b'{"numbers":[0],"segments":[],"tree":[0,[["list",null,{"arrays":[0,1]}]]]}',
+        b'{"numbers":[0],"segments":[],"tree":[0,[["tuple",null,{"arrays":[-1,0]}]]]}',
         b'{"numbers":[-1],"segments":[],"tree":[0,[]]}', b'{"numbers":[],"segments":[],"tree":[0,[]]}',
         b'{"numbers":[true],"segments":[],"tree":[0,[]]}', b'{"numbers":[1],"segments":[],"tree":[0,[]]}',
         b'{"numbers":[0,0],"segments":[[0,0,0,"x"]],"tree":[0,[]]}',
