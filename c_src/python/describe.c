@@ -4,8 +4,8 @@
 #include "dlx_python.h"
 
 static PyObject *device_class,
-    *dtype_class;               /* Device and DType: tuples (type, id), (code, bits, lanes) */
-static PyObject* repr_function; /* tensor -> str; NULL until one is registered */
+    *dtype_class;                 /* Device and DType: tuples (type, id), (code, bits, lanes) */
+static PyObject* repr_function;   /* tensor -> str; NULL until one is registered */
 static PyObject* reduce_function; /* (tensor, protocol) -> tuple; as above */
 static PyObject *array_function, *interface_function; /* (tensor, dtype, copy), tensor; as above */
 

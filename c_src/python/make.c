@@ -80,13 +80,14 @@ static PyObject* tensor_new(PyObject* module, PyObject* args) {
   return py_tensor_wrap(made);
 }
 
-PyDoc_STRVAR(tensors_within_doc,
-             "tensors_within(address, size, numbers, flags, owner, /)\n--\n\n"
-             "Make a list of dlx.Tensor over parts of `size` bytes that `owner` keeps alive.\n\n"
-             "numbers is a buffer of int64, for each tensor: offset, code, bits, lanes, flags, ndim, "
-             "shape\n(ndim,), strides (ndim,). Nothing in it is believed: a tensor that leaves the "
-             "bytes, or is none,\nis a ValueError, or what dlx_validate finds. `flags` are added to "
-             "each one's.");
+PyDoc_STRVAR(
+    tensors_within_doc,
+    "tensors_within(address, size, numbers, flags, owner, /)\n--\n\n"
+    "Make a list of dlx.Tensor over parts of `size` bytes that `owner` keeps alive.\n\n"
+    "numbers is a buffer of int64, for each tensor: offset, code, bits, lanes, flags, ndim, "
+    "shape\n(ndim,), strides (ndim,). Nothing in it is believed: a tensor that leaves the "
+    "bytes, or is none,\nis a ValueError, or what dlx_validate finds. `flags` are added to "
+    "each one's.");
 
 /* One tensor. Owns: a new reference, which holds `owner`. Errors: NULL with an exception. */
 static PyObject* tensor_within(uintptr_t address, int64_t size, const int64_t* n, int64_t left,

@@ -13,7 +13,7 @@ from dlx._containers.tree import Tree
 from dlx._core import native
 from dlx._core.extension import ffi, lib
 from dlx._core.native import FastPathFunction, Tensor
-from dlx._core.pickling import dense
+from dlx._core.tensor import dense
 from dlx._core.types import READ_ONLY, SUBBYTE_PADDED
 from dlx._engine.batch import Batch
 from dlx._engine.planner import Request

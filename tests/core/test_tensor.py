@@ -14,7 +14,7 @@ import dlx
 from dlx import errors
 from dlx._core import native
 from dlx._core.native import ffi
-from dlx._core.pickling import tensor_from
+from dlx._core.tensor import tensor_from
 
 
 class Owner(bytearray):
