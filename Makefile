@@ -44,7 +44,7 @@ TAKES = eleven minutes on two cores
 SIZE_demo = , 25 MB to download
 SIZE_test = , 1.2 GB when installed
 
-.PHONY: demo test test-deep test-sanitize test-allocations fuzz fuzz-producers soak test-exits test-interrupts test-peers test-all test-pythons test-debian test-old-numpy test-bare test-versions test-frameworks bench bench-count conformance matrix screens docs dist lint format clean
+.PHONY: demo test test-deep test-sanitize test-allocations fuzz fuzz-producers soak test-exits test-kills test-interrupts test-peers test-all test-pythons test-debian test-old-numpy test-bare test-versions test-frameworks bench bench-count conformance matrix screens docs dist lint format clean
 
 demo: $(VENV)/.extra-demo $(TORCH_STAMP) $(VENV)/.built
 	$(RUN) examples/quickstart.py
@@ -76,6 +76,10 @@ soak: $(TESTABLE)
 # Two hundred ends of a process with results alive, in globals, cycles, threads, children and more.
 test-exits: $(TESTABLE)
 	$(RUN) tests/support/exits.py $(ARGS)
+
+# A thousand rounds in which processes that share memory are killed at random.
+test-kills: $(VENV)/.built
+	$(RUN) tests/support/kills.py $(ARGS)
 
 # An interrupt wherever Python looks for signals in dlx's code; first calls too, at some of their lines.
 test-interrupts: $(TESTABLE)

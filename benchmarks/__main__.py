@@ -21,6 +21,7 @@ from benchmarks.imports import imports
 from benchmarks.owned import owned
 from benchmarks.pairs import page, pairs
 from benchmarks.picture import draw, heat_map
+from benchmarks.sharing import sharing
 from benchmarks.trees import trees
 from benchmarks.using import using
 from benchmarks.verbs import verbs
@@ -43,6 +44,7 @@ PARTS = (
     "gradients",
     "batch",
     "files",
+    "share",
     "growth",
 )
 
@@ -91,6 +93,8 @@ def measure(parts, *, quick):
         found["using"] = using(names, quick=quick)
     if "gradients" in parts and "t" in names:
         found["gradients"] = gradients(quick=quick)
+    if "share" in parts:
+        found["share"] = sharing(names, quick=quick)
     if "growth" in parts:
         found["growth"] = growth(names, quick=quick)
     if "batch" in parts:

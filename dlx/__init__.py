@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dlx import typing as typing
     from dlx._api.c_interop import borrow, empty, exchange_api, from_dlpack, from_managed, from_pointer, to_capsule
     from dlx._api.convert import plan
+    from dlx._api.share import attach, share
     from dlx._api.shares_memory import shares_memory
     from dlx._api.signatures import convert, stack
     from dlx._api.signatures import open as open
@@ -48,6 +49,8 @@ __all__ = [
     "plan",
     "describe",
     "stack",
+    "share",
+    "attach",
     "shares_memory",
     "adapters",
     "using",
@@ -84,6 +87,8 @@ _MODULES = {
     "plan": "_api.convert",
     "describe": "_engine.request",
     "stack": "_api.stack",
+    "share": "_api.share",
+    "attach": "_api.share",
     "shares_memory": "_api.shares_memory",
     "open": "_api.open",  # this and typing are not in __all__: `from dlx import *` would hide Python's own
     "adapters": "_registry.registry",

@@ -25,6 +25,7 @@ __all__ = [
     "ProtocolError",
     "ConsumedError",
     "FileError",
+    "HandleError",
     "AdapterNotFoundError",
     "FrameworkNotInstalledError",
     "PluginError",
@@ -322,6 +323,10 @@ class ConsumedError(ProtocolError):
 
 class FileError(DlxError, ValueError):
     """A file is of no kind that dlx reads, is damaged or cut off, describes what cannot be, or was closed."""
+
+
+class HandleError(DlxError, ValueError):
+    """A handle of shared memory is forged, damaged or of another version, or what it stands for is gone."""
 
 
 class AdapterNotFoundError(DlxError, TypeError):

@@ -4,8 +4,9 @@
 #include "dlx_python.h"
 
 static PyObject *device_class,
-    *dtype_class;               /* Device and DType: tuples (type, id), (code, bits, lanes) */
-static PyObject* repr_function; /* tensor -> str; NULL until one is registered */
+    *dtype_class;                 /* Device and DType: tuples (type, id), (code, bits, lanes) */
+static PyObject* repr_function;   /* tensor -> str; NULL until one is registered */
+static PyObject* reduce_function; /* (tensor, protocol) -> tuple; as above */
 static PyObject *array_function, *interface_function; /* (tensor, dtype, copy), tensor; as above */
 
 /* ---- attributes ------------------------------------------------------------------------------ */
@@ -177,10 +178,31 @@ PyObject* py_describe_array(PyObject* self, PyObject* const* args, Py_ssize_t na
   return PyObject_Vectorcall(array_function, all, (size_t)nargs + 1, names);
 }
 
+/* ---- pickled --------------------------------------------------------------------------------- */
+
+PyObject* py_describe_reduce(PyObject* self, PyObject* protocol) {
+  if (reduce_function == NULL) {
+    PyErr_SetString(PyExc_TypeError, "no function for pickling has been registered yet");
+    return NULL;
+  }
+  return PyObject_CallFunctionObjArgs(reduce_function, self, protocol, NULL);
+}
+
+PyDoc_STRVAR(set_tensor_reduce_doc,
+             "set_tensor_reduce(function, /)\n--\n\n"
+             "Register what __reduce_ex__ of a dlx.Tensor calls: (tensor, protocol) -> tuple.");
+
+static PyObject* set_tensor_reduce(PyObject* module, PyObject* function) {
+  Py_INCREF(function);
+  Py_XSETREF(reduce_function, function);
+  Py_RETURN_NONE;
+}
+
 PyMethodDef py_describe_functions[] = {
     {"set_tensor_classes", (PyCFunction)(void (*)(void))set_tensor_classes, METH_FASTCALL,
      set_tensor_classes_doc},
     {"set_tensor_repr", set_tensor_repr, METH_O, set_tensor_repr_doc},
+    {"set_tensor_reduce", set_tensor_reduce, METH_O, set_tensor_reduce_doc},
     {"set_tensor_array", (PyCFunction)(void (*)(void))set_tensor_array, METH_FASTCALL,
      set_tensor_array_doc},
     {NULL, NULL, 0, NULL},

@@ -91,6 +91,10 @@ PyObject* py_describe_repr(PyObject* tensor);
 PyObject* py_describe_array(PyObject* tensor, PyObject* const* args, Py_ssize_t nargs,
                             PyObject* names);
 
+/* __reduce_ex__ of dlx.Tensor. Owns: new reference. GIL: needed; runs Python. Errors: NULL with an
+ * exception. */
+PyObject* py_describe_reduce(PyObject* tensor, PyObject* protocol);
+
 extern PyGetSetDef py_describe_attributes[];
 extern PyMethodDef py_describe_functions[];
 

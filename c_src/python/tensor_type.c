@@ -155,6 +155,11 @@ PyDoc_STRVAR(
     "Return a numpy array over this memory, read-only where it is; of another dtype a copy. "
     "Device\nmemory is refused.");
 
+PyDoc_STRVAR(reduce_doc,
+             "__reduce_ex__($self, protocol, /)\n--\n\n"
+             "Return what pickle and copy make a tensor of the same values from; with protocol 5 "
+             "out of\nband.");
+
 PyDoc_STRVAR(tobytes_doc,
              "tobytes($self, /)\n--\n\n"
              "Return the elements as bytes, in row-major order.");
@@ -167,6 +172,7 @@ static PyMethodDef tensor_methods[] = {
     {"__array__", (PyCFunction)(void (*)(void))py_describe_array, METH_FASTCALL | METH_KEYWORDS,
      array_doc},
     {"tobytes", tensor_tobytes, METH_NOARGS, tobytes_doc},
+    {"__reduce_ex__", py_describe_reduce, METH_O, reduce_doc},
     {"__arrow_c_array__", (PyCFunction)(void (*)(void))py_arrow_array,
      METH_FASTCALL | METH_KEYWORDS, arrow_array_doc},
     {"__arrow_c_schema__", py_arrow_schema, METH_NOARGS, arrow_schema_doc},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -14,10 +15,11 @@ from dlx._core.extension import ffi, lib
 from dlx._core.module import set_module
 from dlx._core.native import FastPathFunction, Tensor
 from dlx._core.stream import Stream
-from dlx._core.types import Device
+from dlx._core.types import Device, DType
 from dlx._engine.request import describe, not_an_array
-from dlx._protocols.pointer import dltensor, empty, from_managed, from_pointer
-from dlx.errors import CopyRequiredError, DlxError, ReadOnlyError
+from dlx._protocols import pointer
+from dlx._protocols.pointer import dltensor, extents_of, from_managed, from_pointer
+from dlx.errors import CopyRequiredError, DeviceError, DlxError, ReadOnlyError
 
 __all__ = ["borrow", "empty", "exchange_api", "from_dlpack", "from_managed", "from_pointer", "to_capsule"]
 
@@ -52,6 +54,60 @@ if not TYPE_CHECKING:
 
 exchange_api: Final = cast("FastPathFunction", convert)._exchange_api("dlx", from_dlpack)
 """DLPack's C exchange table for any array, in a capsule: see the reference of the same name."""
+
+
+@set_module("dlx")
+def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu", *, shared: bool = False) -> Tensor:
+    """Return a writable, row-major tensor over new, uninitialized memory.
+
+    Parameters
+    ----------
+    shape
+        Extents, ``(ndim,)``; an int means one dimension.
+    dtype
+        A name such as ``"float32"``, a triple ``(code, bits, lanes)``, or a `dlx.DType`.
+    device
+        ``"cpu"``, or a CUDA device such as ``"cuda:1"``.
+    shared
+        Whether other processes shall attach the memory, which `dlx.share` then does not copy. It is of zeros, costs
+        this process a descriptor (two before Python 3.13), and is host memory.
+
+    Returns
+    -------
+    Tensor
+        Its memory is aligned to 256 bytes; there is none where there is no element. Device memory comes from the
+        driver's stream-ordered allocator where the device has one; consumers wait for it by themselves.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the shape is none.
+    DTypeError, DeviceError, LayoutError
+        If there is no such dtype or device, or the size does not fit 63 bits, or the driver cannot give it.
+    MemoryError
+        If there is not enough memory.
+    OSError
+        If `shared`, and no further file may be opened.
+
+    Notes
+    -----
+    256 bytes is what ``dlpack.h`` asks of a producer, though no consumer may rely on it.
+
+    Examples
+    --------
+    >>> import dlx
+    >>> dlx.empty((2, 3), "bfloat16").nbytes
+    12
+    """
+    if not shared:
+        return pointer.empty(shape, dtype, device)
+    if Device(device) != Device("cpu"):
+        raise DeviceError(
+            f"shared memory is host memory, asked for {Device(device)}", fix="Leave device= or shared=True out."
+        )
+    from dlx._sharing.sharing import shared_empty  # needed by few programs
+
+    return shared_empty(extents_of(shape), DType(dtype))
 
 
 @set_module("dlx")

@@ -171,6 +171,11 @@ class Tree:
         """Return the path where the array number `i` was met first, as in `DlxError.path`."""
         return self._path(*self._spots[i])
 
+    def path_in(self, number: int, i: int | None = None) -> tuple[Any, ...]:
+        """Return the path of the child number `i` of a container, by its number in `nodes`; None: of itself."""
+        node = self._nodes[number]
+        return self._path(number, i) if i is not None else self._path(node.parent, node.at)
+
     def passed(self) -> Iterator[tuple[tuple[Any, ...], Any]]:
         """Give (path, object) of all that passes through, in the order of the containers."""
         for number, node in enumerate(self._nodes):
@@ -226,6 +231,11 @@ class Tree:
     def containers(self) -> list[tuple[Any, list[Any] | None, list[Any], Any]]:
         """Return (container, keys, children, what it became) of all, a copy of the children."""
         return [(node.obj, node.keys, list(node.parts), node.result) for node in self._nodes]
+
+    def nodes(self) -> Iterator[tuple[Any, Container, list[Any] | None, list[Any], dict[int, int]]]:
+        """Give (container, handler, keys, children, {index: link}) of all, by number; the root is number 0."""
+        for node in self._nodes:
+            yield node.obj, node.handler, node.keys, node.parts, dict(node.links)
 
     def entries(self, number: int) -> list[tuple[Any, int]]:
         """Return (key or index, link) of the arrays and containers in a container; the root is number 0."""

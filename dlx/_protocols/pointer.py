@@ -297,44 +297,8 @@ def _integers(numbers: Sequence[int], what: str) -> tuple[int, ...]:
     return found
 
 
-@set_module("dlx")
 def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu") -> Tensor:
-    """Return a writable, row-major tensor over new, uninitialized memory.
-
-    Parameters
-    ----------
-    shape
-        Extents, ``(ndim,)``; an int means one dimension.
-    dtype
-        A name such as ``"float32"``, a triple ``(code, bits, lanes)``, or a `dlx.DType`.
-    device
-        ``"cpu"``, or a CUDA device such as ``"cuda:1"``.
-
-    Returns
-    -------
-    Tensor
-        Its memory is aligned to 256 bytes; there is none where there is no element. Device memory comes from the
-        driver's stream-ordered allocator where the device has one; consumers wait for it by themselves.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If the shape is none.
-    DTypeError, DeviceError, LayoutError
-        If there is no such dtype or device, or the size does not fit 63 bits, or the driver cannot give it.
-    MemoryError
-        If there is not enough memory.
-
-    Notes
-    -----
-    256 bytes is what ``dlpack.h`` asks of a producer, though no consumer may rely on it.
-
-    Examples
-    --------
-    >>> import dlx
-    >>> dlx.empty((2, 3), "bfloat16").nbytes
-    12
-    """
+    """Return a writable, row-major tensor over new, uninitialized memory: `dlx.empty` without options."""
     extents = extents_of(shape)
     kind, where = DType(dtype), Device(device)
     on_device = where.type == lib.kDLCUDA

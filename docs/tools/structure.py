@@ -26,7 +26,7 @@ LAYERS = [
     ("_containers",),
     ("_engine",),
     ("_views",),
-    ("_files",),
+    ("_files", "_sharing"),
     ("_api",),
     ("_using",),
     ("__init__",),

@@ -26,6 +26,7 @@ PACKAGES = {
     "_files",
     "_protocols",
     "_registry",
+    "_sharing",
     "_using",
     "_views",
     "adapter",

@@ -30,6 +30,7 @@ FAMILY = {  # class: direct base in the family, builtin that it also is
     "ProtocolError": (errors.ConversionError, ValueError),
     "ConsumedError": (errors.ProtocolError, ValueError),
     "FileError": (errors.DlxError, ValueError),
+    "HandleError": (errors.DlxError, ValueError),
     "AdapterNotFoundError": (errors.DlxError, TypeError),
     "FrameworkNotInstalledError": (errors.DlxError, ImportError),
     "PluginError": (errors.DlxError, RuntimeError),

@@ -1,0 +1,140 @@
+"""`share` and `attach`: arrays, and trees of them, in memory of several processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from dlx._api.convert import convert
+from dlx._core.keywords import suggests
+from dlx._core.module import set_module
+from dlx._core.native import FastPathFunction
+from dlx._engine.request import request_of
+
+if TYPE_CHECKING:
+    from dlx._sharing.handle import Handle
+    from dlx.typing import DeviceLike, Readonly, Target
+
+__all__ = ["attach", "share"]
+
+
+@set_module("dlx")
+@suggests
+def share(obj: Any, *, detach: bool = False) -> Handle:
+    """Put an array, or every array in a container, into memory that other processes can attach.
+
+    The arrays are copied once, into one new piece of memory; those that lie in shared memory already (of
+    ``dlx.empty(..., shared=True)``, or attached) stay where they are, and nothing is copied.
+
+    Parameters
+    ----------
+    obj
+        Whatever `convert` takes, in host memory. Beside arrays a container may hold plain data: None, numbers, text
+        and bytes.
+    detach
+        As in `convert`: whether parameters that require gradients may be shared without them.
+
+    Returns
+    -------
+    Handle
+        A dict of a few builtin values, which goes to another process by any way: pickle, JSON, a file. In this process
+        it holds the memory until it is closed or released; it is a context manager.
+
+    Raises
+    ------
+    DeviceError
+        If an array is in no host memory.
+    ConversionError
+        If an array cannot be read, or something in the container is neither array nor plain data.
+    AdapterNotFoundError
+        If it is no array.
+    MemoryError, OSError
+        If there is not enough memory, or this process may open no further file.
+
+    Notes
+    -----
+    The memory has no name. It goes with the last process that holds it, however that one ends. Whoever attaches must do
+    so while the process that shared it holds it: keep the handle until then.
+
+    List, tuple, dict, OrderedDict, deque, set and frozenset come back as they are, and what stands in them twice does
+    so again. Of other containers no class goes to the other process, since that would be code: subclasses of tuple
+    become tuples, other sequences lists, mappings and records dicts. Arrays over the same memory share it again, but
+    for views with gaps whose whole is not in the container: these are copied one by one.
+
+    Examples
+    --------
+    >>> import dlx
+    >>> with dlx.share({"a": b"abc", "n": [1, bytearray(2)]}) as handle:
+    ...     sorted(handle)
+    ['dlx', 'fd', 'inode', 'pid', 'size', 'token']
+    """
+    from dlx._sharing.sharing import share_tree  # needed by few programs
+
+    return share_tree(obj, request_of("dlx", detach=detach), cast("FastPathFunction", convert))
+
+
+@set_module("dlx")
+@suggests
+def attach(
+    handle: dict[str, Any],
+    to: Target = "dlx",
+    *,
+    writable: bool = False,
+    device: DeviceLike | None = None,
+    readonly: Readonly = "copy",
+    fd: int | None = None,
+) -> Any:
+    """Return what another process has shared, over the same memory.
+
+    Parameters
+    ----------
+    handle
+        What `share` returned, or the plain dict that it became on its way.
+    to, device
+        As in `convert`.
+    writable
+        Whether this process may write to the memory; what it writes, all see. Otherwise it is mapped read-only, and a
+        write kills the process.
+    readonly
+        As in `convert`, where not `writable`: what becomes of memory that is read-only for a target whose arrays are
+        always writable. With ``"share"`` they share pages that are private to this process: what is written to them
+        never reaches the others.
+    fd
+        A descriptor of the memory that was sent to this process (``handle.fileno()`` there), where it may not look at
+        the files of the other one. It stays open, and the caller's.
+
+    Returns
+    -------
+    array or container
+        As it was shared; see `share` for containers.
+
+    Raises
+    ------
+    HandleError
+        If the handle is forged, damaged or of another version, if the memory is gone, or if this process may not open
+        it. Nothing is given out then.
+    ReadOnlyError, DTypeError, ConversionError, AdapterNotFoundError, FrameworkNotInstalledError
+        As `convert`, if the target cannot hold it.
+    OSError
+        If this process may open no further file.
+
+    Notes
+    -----
+    Every array holds the memory: it stays when the handle is closed and when the process that shared it is gone.
+    Nothing in a handle, or in the memory, is ever run as code.
+
+    Examples
+    --------
+    >>> import dlx
+    >>> with dlx.share([dlx.from_dlpack(b"abc"), 1.5]) as handle:
+    ...     dlx.attach(handle)
+    [dlx.Tensor(uint8[3], cpu, read-only, [97, 98, 99]), 1.5]
+    """
+    from dlx._sharing.sharing import attach_tree  # needed by few programs
+
+    request_of(to, device=device, readonly=readonly)  # a wrong call maps nothing
+    tree = attach_tree(handle, "write" if writable else "private" if readonly == "share" else "read", fd)
+    if isinstance(to, str) and to == "dlx" and device is None:
+        return tree
+    if device is None and readonly == "copy":
+        return convert(tree, to)
+    return convert(tree, to, device=device, readonly=readonly)

@@ -1,0 +1,4 @@
+"""Memory shared between processes: segments without a name, the handles that stand for them, trees laid out in them.
+
+A segment is a sealed memfd. The kernel counts who holds it, so it goes with the last holder, however that one ends.
+"""

@@ -1,0 +1,243 @@
+"""The text in a segment that describes a tree: its containers and plain data as JSON, and links to its arrays.
+
+Only Python's own containers and plain data can be said, so nothing that a text says makes code run. A text may come
+from anybody who can make a handle: `decoded` believes nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any
+
+from dlx._containers.tree import Tree
+from dlx._core.foreign import type_name
+from dlx.errors import ConversionError, DlxError, HandleError
+
+__all__ = ["decoded", "encoded", "parsed"]
+
+# A tree is [root, [node, ...]]. A node is [kind, keys, children]. The root and children are numbers, of a node from 0
+# on or of an array as ~n, or a list around one plain value. Children that are arrays in a row are
+# {"arrays": [first, end]}.
+
+_KINDS: dict[type, str] = {
+    list: "list",
+    tuple: "tuple",
+    dict: "dict",
+    OrderedDict: "OrderedDict",
+    deque: "deque",
+    set: "set",
+    frozenset: "frozenset",
+}
+_KEYED = ("dict", "OrderedDict")
+_EMPTY: dict[str, Callable[[], Any]] = {
+    "list": list,
+    "dict": dict,
+    "OrderedDict": OrderedDict,
+    "deque": deque,
+    "set": set,
+}
+_FROZEN: dict[str, Callable[[list[Any]], Any]] = {"tuple": tuple, "frozenset": frozenset}
+MAX_DEPTH = 200  # of tuples in a key
+
+
+def encoded(tree: Tree, number: list[int], fail: Callable[[DlxError, tuple[Any, ...]], None]) -> list[Any]:
+    """Return the nodes of a tree.
+
+    Parameters
+    ----------
+    tree
+        The tree.
+    number
+        Of each of its arrays, the number that it has in the segments.
+    fail
+        Called with an error, and the path, for what is neither array nor container nor plain data.
+    """
+    found = list(tree.nodes())
+    at: dict[int, Any] = {}  # number of a node -> its number in the text, or the child that stands for it
+
+    def linked(link: int) -> Any:
+        return ~number[~link] if link < 0 else at[link]
+
+    kept = [i for i, (_, handler, *_) in enumerate(found) if handler.kind != "wrapper"]
+    at = {i: n for n, i in enumerate(kept)}
+    for i in reversed(range(len(found))):  # a wrapper stands for its child, which comes later
+        if i not in at:
+            _, _, _, parts, links = found[i]
+            at[i] = linked(links[0]) if links else [_plain(parts[0])]
+    nodes = []
+    for i in kept:
+        obj, handler, keys, parts, links = found[i]
+        kind = _KINDS.get(type(obj)) or ("tuple" if isinstance(obj, tuple) else None)
+        if kind is None:
+            kind = "dict" if handler.kind in ("mapping", "record") else "list"
+        if kind == "deque" and obj.maxlen is not None:
+            kind = f"deque {obj.maxlen}"
+        children = []
+        for j, part in enumerate(parts):
+            try:
+                children.append(linked(links[j]) if j in links else [_plain(part)])
+            except ConversionError as error:
+                fail(error, tree.path_in(i, j))
+                children.append([None])
+        try:
+            said = [_plain(key) for key in keys or ()] if kind in _KEYED else None
+        except ConversionError as error:
+            fail(error, tree.path_in(i))
+            said = []
+        nodes.append([kind, said, _row(children)])
+    return [at[0], nodes] if found else [-1, []]
+
+
+def _row(children: list[Any]) -> Any:
+    """Return children as they are written: briefly where they are arrays in a row, as most are."""
+    first = children[0] if children else 0
+    if type(first) is not int or first >= 0 or children != [*range(first, first - len(children), -1)]:
+        return children
+    return {"arrays": [~first, ~first + len(children)]}
+
+
+def _plain(value: Any) -> Any:
+    """Return plain data as JSON says it.
+
+    Raises
+    ------
+    ConversionError
+        If it is something else.
+    """
+    kind = type(value)
+    if value is None or kind in (bool, str) or (kind is int and value.bit_length() <= 64):
+        return value
+    if kind is int:
+        return {"int": hex(value)}
+    if kind is float:
+        return value if math.isfinite(value) else {"float": value.hex()}
+    if kind is complex:
+        return {"complex": [value.real.hex(), value.imag.hex()]}
+    if kind in (bytes, bytearray):
+        return {kind.__name__: base64.b64encode(value).decode()}
+    if kind is tuple:
+        return {"tuple": [_plain(each) for each in value]}
+    raise ConversionError(
+        "it is neither an array, nor a container, nor plain data, and no code goes from process to process",
+        source=type_name(kind),
+        fix="Take it out of what is shared, or give an array or a number in its place.",
+    )
+
+
+# ---- and back --------------------------------------------------------------------------------------------------------
+
+
+def decoded(said: Any, arrays: list[Any]) -> Any:
+    """Return the tree that a text describes, around its arrays.
+
+    Raises
+    ------
+    HandleError
+        If it describes none.
+    """
+    try:
+        root, nodes = said
+        if type(root) is int and root < 0:
+            return arrays[~root]
+        return _Builder(nodes, arrays).child(root)
+    except (TypeError, ValueError, LookupError, AttributeError, RecursionError, OverflowError) as error:
+        if isinstance(error, HandleError):
+            raise
+        raise HandleError("its description is that of no tree") from error
+
+
+class _Builder:
+    """Makes containers of nodes: first those that can be empty, then tuples, inner ones first, then fills the first."""
+
+    def __init__(self, nodes: list[Any], arrays: list[Any]) -> None:
+        self.nodes, self.arrays = nodes, arrays
+        self.made: list[Any] = [_new(kind) for kind, _, _ in nodes]
+        for number, made in enumerate(self.made):
+            if made is None:
+                self._freeze(number)
+        for (kind, keys, children), made in zip(nodes, self.made, strict=True):
+            if type(made) in (dict, OrderedDict):
+                names = keys if {*map(type, keys)} == {str} else map(_value, keys)
+                made.update(zip(names, self._children(children), strict=True))
+                if len(made) != len(keys):
+                    raise HandleError("its description has a key twice")
+            elif kind not in _FROZEN:
+                (made.update if type(made) is set else made.extend)(self._children(children))
+
+    def child(self, said: Any) -> Any:
+        """Return what a child of a node is."""
+        if type(said) is int:
+            return self.made[said] if said >= 0 else self.arrays[~said]
+        (value,) = said
+        return _value(value)
+
+    def _children(self, said: Any) -> list[Any]:
+        if type(said) is not dict:
+            return [self.child(each) for each in said]
+        first, end = said["arrays"]
+        if not 0 <= first < end <= len(self.arrays):
+            raise HandleError("its description names arrays that are not there")
+        return self.arrays[first:end]
+
+    def _freeze(self, number: int) -> None:
+        waiting, opened = [number], set()
+        while waiting:
+            last = waiting[-1]
+            kind, _, children = self.nodes[last]
+            inner = [each for each in children if type(each) is int and each >= 0 and self.made[each] is None]
+            if self.made[last] is not None:
+                waiting.pop()
+            elif not inner:
+                self.made[waiting.pop()] = _FROZEN[kind](self._children(children))
+            elif last in opened:
+                raise HandleError("its description has a tuple inside itself")
+            else:
+                opened.add(last)
+                waiting += inner
+
+
+def _new(kind: str) -> Any:
+    if kind.startswith("deque "):
+        return deque(maxlen=int(kind[6:]))
+    return None if kind in _FROZEN else _EMPTY[kind]()
+
+
+def _value(said: Any, depth: int = 0) -> Any:
+    if type(said) is not dict:
+        if said is None or type(said) in (bool, int, float, str):
+            return said
+        raise HandleError("its description has a value of no known kind")
+    ((kind, inner),) = said.items()
+    if kind == "tuple" and depth < MAX_DEPTH:
+        return tuple(_value(each, depth + 1) for each in inner)
+    if kind == "int":
+        return int(inner, 16)
+    if kind == "float":
+        return float.fromhex(inner)
+    if kind == "complex":
+        return complex(*map(float.fromhex, inner))
+    if kind in ("bytes", "bytearray"):
+        raw = base64.b64decode(inner, validate=True)
+        return raw if kind == "bytes" else bytearray(raw)
+    raise HandleError("its description has a value of no known kind")
+
+
+def parsed(text: bytes) -> dict[str, Any]:
+    """Return a text as JSON.
+
+    Raises
+    ------
+    HandleError
+        If it is none.
+    """
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise HandleError("its description is no JSON") from error
+    if type(said) is not dict:
+        raise HandleError("its description is that of no tree")
+    return said

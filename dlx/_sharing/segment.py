@@ -1,0 +1,311 @@
+"""Segments: memory without a name, reached through a descriptor of whoever shares it, and counted by the kernel.
+
+A segment is a memfd, sealed so that its size never changes: nobody can take memory away from under a reader. Its first
+256 bytes are a header; the token in it tells it from whatever the same descriptor number stands for later.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import secrets
+import stat
+import struct
+import sys
+from bisect import bisect_right
+from pathlib import Path
+from typing import Any
+from weakref import ReferenceType, WeakValueDictionary, ref
+
+from dlx._core import native
+from dlx._core.text import amount
+from dlx.errors import HandleError
+
+__all__ = ["HEADER", "Mapping", "Place", "Segment", "new_segment", "opened", "placed"]
+
+HEADER = 256  # bytes; what follows is aligned as they are
+VERSION = 1
+MODES = ("read", "write", "private")
+_MAGIC = b"dlx seg\n"
+_HEAD = struct.Struct("=8sI4x16sQQQ")  # magic, version, token, size, bytes of text, bytes of numbers
+# Numbers of Linux, which Python's fcntl has where the C library does.
+_ADD_SEALS, _GET_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033), getattr(fcntl, "F_GET_SEALS", 1034)
+# From 3.13 on a mapping need not keep a second descriptor of what it maps.
+_UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+_SEALS = 1 | 2 | 4  # F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW
+MAX_SIZE = 1 << 62
+
+
+class Segment:
+    """One segment that this process holds by a descriptor of its own.
+
+    The descriptor is closed when no handle and no mapping in this process needs it any more.
+    """
+
+    __slots__ = ("__weakref__", "_identity", "_mappings", "fd", "inode", "size", "text", "token")
+
+    def __init__(self, fd: int, token: str, size: int, text: tuple[int, int]) -> None:
+        self.fd, self.token, self.size = fd, token, size
+        self.text = text  # bytes of text, bytes of numbers
+        self._identity = _identity(os.fstat(fd))
+        self.inode = self._identity[1]
+        self._mappings: dict[str, ReferenceType[Mapping]] = {}
+
+    def mapping(self, mode: str) -> Mapping:
+        """Return this segment in memory, once for each of the modes.
+
+        Parameters
+        ----------
+        mode
+            ``"read"``: what writes there dies. ``"write"``: writes are everybody's. ``"private"``: pages that are
+            written to are copied first.
+
+        Raises
+        ------
+        HandleError
+            If it cannot be mapped.
+        """
+        known = self._mappings.get(mode)
+        found = None if known is None else known()
+        if found is None:
+            self.check()
+            found = Mapping(self, mode)
+            self._mappings[mode] = ref(found)
+            _mapped[found.address] = found
+        return found
+
+    def check(self) -> None:
+        """Raise HandleError where the descriptor was closed behind dlx's back."""
+        if not self._is_ours():
+            raise HandleError(
+                f"the descriptor {self.fd} of its segment was closed by somebody else",
+                fix="Leave descriptors open that you did not open (os.closerange, say).",
+            )
+
+    def _is_ours(self) -> bool:
+        try:
+            return _identity(os.fstat(self.fd)) == self._identity
+        except OSError:
+            return False
+
+    def __del__(self, close: Any = os.close) -> None:
+        if getattr(self, "_identity", None) is not None and self._is_ours():
+            close(self.fd)
+
+
+class Mapping:
+    """A segment in this process's memory; what is over it holds it."""
+
+    __slots__ = ("__weakref__", "_bytes", "address", "mode", "segment")
+
+    def __init__(self, segment: Segment, mode: str) -> None:
+        self.segment, self.mode = segment, mode
+        flags = mmap.MAP_PRIVATE if mode == "private" else mmap.MAP_SHARED
+        protection = mmap.PROT_READ | (0 if mode == "read" else mmap.PROT_WRITE)
+        fd = segment.fd
+        if mode == "write" and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            fd = _open(os.getpid(), segment.fd, os.O_RDWR)
+        try:
+            whole = mmap.mmap(fd, segment.size, flags=flags, prot=protection, **_UNTRACKED)
+        except OSError as error:
+            raise HandleError(f"its segment of {amount(segment.size)} cannot be mapped: {error.strerror}") from error
+        finally:
+            if fd != segment.fd:
+                os.close(fd)
+        self._bytes = memoryview(whole)
+        self.address = native.buffer_address(self._bytes)
+
+
+class Place:
+    """Where in a segment some memory of this process lies."""
+
+    __slots__ = ("mapping", "offset")
+
+    def __init__(self, mapping: Mapping, offset: int) -> None:
+        self.mapping, self.offset = mapping, offset
+
+
+_held: WeakValueDictionary[str, Segment] = WeakValueDictionary()  # by token
+_mapped: WeakValueDictionary[int, Mapping] = WeakValueDictionary()  # by address
+
+
+def placed(extents: list[tuple[int, int]]) -> list[Place | None]:
+    """Return where ranges of addresses (first, end) lie in segments of this process; None for other memory.
+
+    Pages that are private to this process are other memory: nobody else sees what is written there.
+    """
+    mappings = sorted((each.address, each) for each in list(_mapped.values()) if each.mode != "private")
+    if not mappings:
+        return [None] * len(extents)
+    starts = [address for address, _ in mappings]
+    found: list[Place | None] = []
+    for low, high in extents:
+        i = bisect_right(starts, low) - 1
+        address, mapping = mappings[max(i, 0)]
+        inside = i >= 0 and low < high <= address + mapping.segment.size
+        found.append(Place(mapping, low - address) if inside else None)
+    return found
+
+
+def new_segment(room: int, text: bytes = b"", numbers: bytes = b"") -> Segment:
+    """Make a segment: a header, a text and numbers that describe what is in it, and `room` bytes behind them.
+
+    Raises
+    ------
+    MemoryError
+        If there is not enough memory.
+    OSError
+        If this process may open no more files, or the system has no memfd.
+    """
+    start = data_start(len(text), len(numbers))
+    size = start + room
+    if size > MAX_SIZE:
+        raise MemoryError(f"a segment of {amount(size)}")
+    fd = os.memfd_create("dlx", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.fchmod(fd, 0o600)
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, _ADD_SEALS, _SEALS)
+        token = secrets.token_bytes(16)
+        head = _HEAD.pack(_MAGIC, VERSION, token, size, len(text), len(numbers))
+        write(fd, memoryview(head.ljust(HEADER, b"\0") + text + bytes(-len(text) % 8) + numbers), 0)
+        segment = Segment(fd, token.hex(), size, (len(text), len(numbers)))
+    except BaseException:
+        os.close(fd)
+        raise
+    _held[segment.token] = segment
+    return segment
+
+
+def data_start(text: int, numbers: int) -> int:
+    """Return where data begins behind a header, so many bytes of text, and of numbers."""
+    return HEADER + -(-(text + -text % 8 + numbers) // HEADER) * HEADER
+
+
+def write(fd: int, data: memoryview, at: int) -> None:
+    """Write bytes into a segment, through the kernel: new pages are not cleared first, and no page faults.
+
+    Raises
+    ------
+    MemoryError
+        If there is not enough memory.
+    """
+    done = 0
+    while done < len(data):
+        try:
+            done += os.pwrite(fd, data[done:], at + done)
+        except OSError as error:
+            raise MemoryError(f"a segment of {amount(at + len(data))}: {error.strerror}") from error
+
+
+def read_text(segment: Segment) -> tuple[bytes, bytearray]:
+    """Return the text and the numbers of a segment, as copies, which nobody else can write to.
+
+    Raises
+    ------
+    HandleError
+        If they are cut off.
+    """
+    text, numbers = segment.text
+    raw = bytearray(text + -text % 8 + numbers)
+    done = 0
+    while done < len(raw):
+        count = os.preadv(segment.fd, [memoryview(raw)[done:]], HEADER + done)
+        if count == 0:
+            raise HandleError("its segment is cut off in the description of its arrays")
+        done += count
+    return bytes(raw[:text]), raw[len(raw) - numbers :]
+
+
+# ---- segments of other processes -------------------------------------------------------------------------------------
+
+
+def opened(pid: int, fd: int, token: str, inode: int, size: int, given: int | None = None) -> Segment:
+    """Return a segment that another process, or this one, holds.
+
+    Parameters
+    ----------
+    pid, fd
+        The process, and its descriptor.
+    token, inode, size
+        What the segment must say of itself.
+    given
+        A descriptor of it that was sent to this process, to be used in place of another process's; it stays the
+        caller's.
+
+    Raises
+    ------
+    HandleError
+        If it is gone, or is another file, or no segment, or not to be trusted.
+    """
+    known = _held.get(token)
+    if known is not None and known.size == size:
+        return known
+    if given is not None:
+        try:
+            own = fcntl.fcntl(given, fcntl.F_DUPFD_CLOEXEC, 3)
+        except OSError as error:
+            raise HandleError(f"the descriptor {given} is none: {error.strerror}") from error
+    else:
+        own = _open(pid, fd, os.O_RDONLY, inode)
+    try:
+        segment = _checked(own, token, size)
+    except BaseException:
+        os.close(own)
+        raise
+    _held[token] = segment
+    return segment
+
+
+def _open(pid: int, fd: int, access: int, inode: int | None = None) -> int:
+    """Open another process's descriptor anew, by itself, so that it keeps no rights but those asked for."""
+    path = f"/proc/{pid}/fd/{fd}"
+    gone = "Share it again, and keep the handle, or what it stands for, until the others have attached."
+    try:
+        found = Path(path).stat()  # before it is opened: opening a device or a pipe may do anything
+        if not stat.S_ISREG(found.st_mode) or (inode is not None and found.st_ino != inode):
+            raise HandleError(f"process {pid} has another file at descriptor {fd}: what it shared is gone", fix=gone)
+        return os.open(path, access | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
+    except FileNotFoundError as error:
+        what = f"process {pid} has closed it" if Path(f"/proc/{pid}").exists() else f"there is no process {pid} here"
+        raise HandleError(f"what it stands for is gone: {what}", fix=gone) from error
+    except PermissionError as error:
+        raise HandleError(
+            f"this process may not look at the files of process {pid}",
+            fix="Run both as one user, or send the descriptor: dlx.attach(handle, ..., fd=received).",
+        ) from error
+    except OSError as error:
+        raise HandleError(f"the descriptor {fd} of process {pid} cannot be opened: {error.strerror}") from error
+
+
+def _checked(fd: int, token: str, size: int) -> Segment:
+    """Return the segment behind a descriptor. Errors: HandleError; the descriptor is still the caller's."""
+    found = os.fstat(fd)
+    try:
+        seals = fcntl.fcntl(fd, _GET_SEALS)
+    except OSError:
+        seals = 0
+    if not stat.S_ISREG(found.st_mode) or seals & _SEALS != _SEALS:
+        raise HandleError("what it names is no segment: it is not sealed, so that its size could change")
+    if found.st_uid != os.geteuid():
+        raise HandleError(f"its segment belongs to user {found.st_uid}, and this process to user {os.geteuid()}")
+    if found.st_size != size:
+        raise HandleError(f"it says {size:,} bytes, and its segment has {found.st_size:,}")
+    raw = os.pread(fd, _HEAD.size, 0)
+    if len(raw) < _HEAD.size:
+        raise HandleError("its segment is cut off")
+    magic, version, found_token, stated, text, numbers = _HEAD.unpack(raw)
+    if magic != _MAGIC:
+        raise HandleError("what it names is no segment of dlx")
+    if version != VERSION:
+        raise HandleError(f"its segment is of version {version}, and this dlx reads {VERSION}")
+    if found_token.hex() != token:
+        raise HandleError("what it names is another segment: the one that was shared is gone")
+    if stated != size or text > size or numbers > size or numbers % 8 or data_start(text, numbers) > size:
+        raise HandleError("the header of its segment contradicts itself")
+    return Segment(fd, token, size, (text, numbers))
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino

@@ -1,0 +1,39 @@
+"""torch's DataLoader with the two lines of docs/how-to/distributed.md: samples of any framework, and workers."""
+
+import pytest
+
+import dlx
+
+
+def collate(samples):
+    """Stack each column of some samples."""
+    return [dlx.stack(column, to="torch") for column in zip(*samples, strict=True)]
+
+
+def loaded(samples, **options):
+    """Return all batches of a loader."""
+    from torch.utils.data import DataLoader
+
+    return list(DataLoader(samples, batch_size=4, collate_fn=collate, **options))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_that_torch_cannot_collate(np, torch, workers):
+    """bfloat16 of ml_dtypes, read-only and strided arrays; the batches of workers come in order."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    samples = [
+        (np.full((2, 3), i, ml_dtypes.bfloat16), np.broadcast_to(np.float32(i), 3), np.array(i)) for i in range(10)
+    ]
+    batches = loaded(samples, num_workers=workers)
+    assert [batch[2].tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    for images, rows, labels in batches:
+        assert (images.dtype, images.shape) == (torch.bfloat16, (len(labels), 2, 3))
+        assert torch.equal(images[:, 1, 2].long(), labels) and torch.equal(rows[:, 1].long(), labels)
+        images += 1
+
+
+def test_samples_of_jax(torch):
+    """They are stacked as any others."""
+    jax = pytest.importorskip("jax")
+    ((images,),) = loaded([(jax.numpy.full(3, i, "bfloat16"),) for i in range(4)])
+    assert images.dtype == torch.bfloat16 and images[:, 0].tolist() == [0, 1, 2, 3]

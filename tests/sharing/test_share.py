@@ -1,0 +1,609 @@
+"""`share` and `attach`: what a tree is on the other side, whose memory it is, and who keeps it."""
+
+import collections
+import dataclasses
+import gc
+import json
+import math
+import multiprocessing
+import os
+import pickle
+import socket
+import typing
+import weakref
+from multiprocessing import resource_tracker
+
+import pytest
+from reference import INT4
+
+import dlx
+from dlx import errors
+from dlx._core import native
+from dlx._sharing import segment as segments
+
+
+def descriptors():
+    """Return how many descriptors this process has open, and how many memfds of dlx are mapped."""
+    with open("/proc/self/maps") as maps:
+        mapped = sum("memfd:dlx" in line for line in maps)
+    return len(os.listdir("/proc/self/fd")), mapped
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    """No test leaves a descriptor, a mapping, or a name in /dev/shm."""
+    resource_tracker.ensure_running()  # which keeps a descriptor
+    before = descriptors(), os.listdir("/dev/shm")
+    yield
+    if descriptors() != before[0]:
+        gc.collect()
+    assert (descriptors(), os.listdir("/dev/shm")) == before
+
+
+def values(tensor):
+    """Return the bytes of a tensor."""
+    return bytes(memoryview(tensor).cast("B")) if tensor.nbytes else b""
+
+
+class TestTree:
+    """What comes back."""
+
+    def test_an_array_comes_back_with_its_values(self):
+        with dlx.share(b"abc") as handle:
+            found = dlx.attach(handle)
+        assert type(found) is dlx.Tensor and values(found) == b"abc" and found.readonly
+
+    def test_containers_and_plain_data_come_back_as_they_are(self):
+        array = dlx.from_dlpack(bytearray(b"abc"))
+        tree = {
+            "list": [array, (array, 1, True, None, "x", b"y", 2.5, 1j, 1 << 70, -0.0)],
+            ("key", 1): collections.OrderedDict(z=array, a=collections.deque([1, 2], maxlen=2)),
+            None: {frozenset({1}), 2.5},
+            "inf": [math.inf, -math.inf],
+            3: bytearray(b"q"),
+        }
+        with dlx.share(tree) as handle:
+            found = dlx.attach(handle)
+        assert list(found) == list(tree)
+        inner = found["list"][1]
+        assert inner[1:] == tree["list"][1][1:] and [*map(type, inner[1:])] == [*map(type, tree["list"][1][1:])]
+        assert str(inner[-1]) == "-0.0" and values(inner[0]) == b"abc"
+        assert type(found["key", 1]) is collections.OrderedDict and list(found["key", 1]) == ["z", "a"]
+        assert found["key", 1]["a"] == collections.deque([1, 2], maxlen=2) and found["key", 1]["a"].maxlen == 2
+        assert found[None] == {frozenset({1}), 2.5} and found["inf"] == [math.inf, -math.inf]
+        assert found[3] == b"q" and type(found[3]) is bytearray
+
+    def test_nan_stays_one(self):
+        with dlx.share([b"", math.nan]) as handle:
+            assert math.isnan(dlx.attach(handle)[1])
+
+    def test_the_same_twice_is_the_same_twice_and_cycles_stay(self):
+        array, inner = dlx.from_dlpack(bytearray(4)), []
+        tree = [array, array, inner, (inner, array), {"again": inner}]
+        inner.append(tree)
+        with dlx.share(tree) as handle:
+            found = dlx.attach(handle)
+        assert found[0] is found[1] is found[3][1]
+        assert found[2] is found[3][0] is found[4]["again"] and found[2][0] is found
+
+    def test_views_of_one_memory_share_it_again(self, np):
+        base = np.arange(100.0)
+        part, gaps, turned = base[10:20], base[::3], base.reshape(10, 10).T
+        with dlx.share([part, gaps, base, turned, base.copy()]) as handle:
+            found = dlx.attach(handle, "numpy", writable=True)
+            size = handle["size"]
+        for one, other in zip(found, [part, gaps, base, turned, base], strict=True):
+            assert np.array_equal(one, other)
+        assert all(np.shares_memory(found[2], each) for each in (found[0], found[1], found[3]))
+        assert not np.shares_memory(found[2], found[4])
+        assert 1600 < size < 1600 + 4096
+
+    def test_chained_overlaps_share(self, np):
+        base = np.arange(100.0)
+        with dlx.share([base[:40], base[30:60], base[60:]]) as handle:
+            a, b, c = dlx.attach(handle, "numpy")
+        assert np.shares_memory(a, b) and not np.shares_memory(b, c) and np.array_equal(b, base[30:60])
+
+    def test_what_nobody_asked_to_share_is_not_copied(self, np):
+        base = np.zeros((1000, 1000))
+        column = base[:, 3]
+        column[:] = range(1000)
+        with dlx.share({"x": column, "again": base[:, 3], "other": base[:, 4]}) as handle:
+            found = dlx.attach(handle, "numpy")
+        assert handle["size"] < 40_000
+        assert np.array_equal(found["x"], column) and found["x"].strides == (8,)
+        assert np.shares_memory(found["x"], found["again"]) and not np.shares_memory(found["x"], found["other"])
+
+    def test_negative_strides_and_broadcasts(self, np):
+        arrays = [np.arange(6)[::-1], np.broadcast_to(np.arange(3), (4, 3)), np.zeros((0, 3)), np.array(2.0)]
+        with dlx.share(arrays) as handle:
+            for one, other in zip(dlx.attach(handle, "numpy"), arrays, strict=True):
+                assert np.array_equal(one, other) and one.dtype == other.dtype and one.shape == other.shape
+
+    @pytest.mark.parametrize("dtype", dlx.DType.all(), ids=str)
+    def test_every_dtype_is_exact(self, dtype):
+        bits = dtype.bits * dtype.lanes
+        raw = bytearray(range(1, 1 + 5 * 32))
+        tensor = dlx.from_pointer(native.buffer_address(memoryview(raw)), (5,), dtype, owner=raw)
+        with dlx.share([b"x", tensor]) as handle:
+            found = dlx.attach(handle)[1]
+        assert (found.dtype, found.shape, found.flags & ~1) == (dtype, (5,), tensor.flags & ~1)
+        assert found.data_ptr % 256 == 0
+        nbytes = -(-5 * bits // 8)
+        one = dlx.from_pointer(found.data_ptr, nbytes, "uint8", owner=found)
+        assert values(one) == bytes(raw[:nbytes])
+
+    def test_padded_elements_stay_padded(self):
+        raw = bytearray(range(8))
+        padded = native.tensor_new(native.buffer_address(memoryview(raw)), (8,), None, INT4, (1, 0), 1 << 2, raw)
+        with dlx.share(padded) as handle:
+            assert dlx.attach(handle).flags == padded.flags | 1
+
+    def test_other_containers_become_builtin_ones(self, np):
+        @dataclasses.dataclass
+        class Record:
+            x: typing.Any
+            y: int = 3
+
+        class Pair(typing.NamedTuple):
+            a: typing.Any
+            b: int
+
+        class Own(list):
+            pass
+
+        x = np.arange(3)
+        tree = [Record(x), Pair(x, 2), Own([x]), collections.defaultdict(int, k=x)]
+        with dlx.share(tree) as handle:
+            found = dlx.attach(handle)
+        assert [*map(type, found)] == [dict, tuple, list, dict]
+        assert list(found[0]) == ["x", "y"] and found[1][1] == 2 and list(found[3]) == ["k"]
+        assert found[0]["x"] is found[1][0] is found[2][0] is found[3]["k"]
+
+    def test_lazy_views_and_tables_are_what_they_stand_for(self):
+        view = dlx.convert({"a": [dlx.from_dlpack(b"x")]}, to="dlx", lazy=True)
+        tree = [view, dlx.from_dlpack(b"y")]
+        with dlx.share({"v": view["a"], "t": tree}) as handle:
+            found = dlx.attach(handle)
+        assert found["t"][0]["a"] is found["v"] and values(found["t"][1]) == b"y"
+
+    @pytest.mark.parametrize("odd", [object(), print, 1 << 5000, {1, 2}.__iter__()], ids=lambda odd: type(odd).__name__)
+    def test_what_is_no_data_is_refused_with_its_path(self, odd):
+        if type(odd) is int:
+            with dlx.share([b"", odd]) as handle:
+                assert dlx.attach(handle)[1] == odd
+            return
+        with pytest.raises(errors.ConversionError, match=r"obj\['a'\]\[1\].*plain data.*no code"):
+            dlx.share({"a": [b"", odd]})
+        with pytest.raises(errors.ConversionError, match="plain data"):
+            dlx.share({"a": {(odd,): dlx.from_dlpack(b"")}})
+
+    def test_deep_trees(self):
+        tree = b"\0"
+        for _ in range(10_000):
+            tree = [tree]
+        tree = (dlx.from_dlpack(b"x"), tree)
+        with dlx.share(tree) as handle:
+            found = dlx.attach(handle)[1]
+        for _ in range(10_000):
+            (found,) = found
+        assert found == b"\0"
+
+    def test_parameters_want_detach(self, torch):
+        parameter = torch.nn.Parameter(torch.ones(3))
+        with pytest.raises(errors.ConversionError, match="detach"):
+            dlx.share({"w": parameter})
+        with dlx.share({"w": parameter}, detach=True) as handle:
+            assert dlx.attach(handle, "torch", writable=True)["w"].tolist() == [1, 1, 1]
+
+    def test_tied_parameters_and_their_views(self, torch):
+        w = torch.arange(6.0)
+        with dlx.share({"w": w, "tied": w, "again": w.view(2, 3)}) as handle:
+            found = dlx.attach(handle, "torch", writable=True)
+        assert found["w"] is found["tied"]
+        found["w"][0] = 7
+        assert found["again"][0, 0] == 7 and w[0] == 0
+
+    def test_device_memory_is_refused(self, cuda):
+        with pytest.raises(errors.DeviceError, match=r"host memory.*cuda:0.*device='cpu'"):
+            dlx.share({"a": dlx.empty(3, "uint8", "cuda:0")})
+
+    def test_no_array_is_an_error(self):
+        with pytest.raises(errors.AdapterNotFoundError):
+            dlx.share(3)
+        with dlx.share([]) as handle:
+            assert dlx.attach(handle) == []
+
+
+class TestMemory:
+    """Whose it is, who may write to it, and who keeps it."""
+
+    def test_nothing_is_copied_of_what_is_shared_already(self, np):
+        tensor = dlx.empty((1000, 1000), "float32", shared=True)
+        array = dlx.convert(tensor, "numpy")
+        array[:] = 1
+        with dlx.share({"a": array[1:], "b": array.T}) as handle:
+            assert handle["size"] < 2000
+            found = dlx.attach(handle, "numpy")
+            array[1, 2] = 5
+            assert found["a"][0, 2] == found["b"][2, 1] == 5 and found["a"][1, 1] == 1
+            with dlx.share([found["a"], b"new"]) as second:
+                again = dlx.attach(second, "numpy")
+        array[1, 2] = 6
+        assert again[0][0, 2] == 6 and again[1] == b"new"
+
+    def test_memory_of_empty(self):
+        tensor = dlx.empty((3,), "bfloat16", shared=True)
+        assert tensor.data_ptr % 256 == 0 and not tensor.readonly and tensor.shape == (3,)
+        assert dlx.empty(0, "float32", shared=True).nbytes == 0
+        with pytest.raises(errors.DeviceError, match=r"host memory.*cuda:0"):
+            dlx.empty(3, "float32", "cuda:0", shared=True)
+
+    def test_writable_is_everybodys_and_private_is_not(self, np, torch):
+        with dlx.share(np.zeros(4)) as handle:
+            reader = dlx.attach(handle, "numpy")
+            assert not reader.flags.writeable
+            writer = dlx.attach(handle, "torch", writable=True)
+            writer[0] = 1
+            private = dlx.attach(handle, "torch", readonly="share")
+            private[1] = 2
+            assert reader.tolist() == [1, 0, 0, 0] and private.tolist() == [1, 2, 0, 0]
+            copy = dlx.attach(handle, "torch")
+            assert not dlx.shares_memory(copy, private)
+            with pytest.raises(errors.ReadOnlyError):
+                dlx.attach(handle, "torch", readonly="error")
+
+    def test_the_mapping_itself_is_read_only(self, python):
+        out = python("""
+            import ctypes, os, signal, dlx
+            found = dlx.attach(dlx.share(bytearray(b"abc")))
+            child = os.fork()
+            if child == 0:
+                import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+                import faulthandler; faulthandler.disable()
+                ctypes.memset(found.data_ptr, 0, 1)
+                os._exit(0)
+            print(os.waitpid(child, 0)[1] & 127 == signal.SIGSEGV)
+        """)
+        assert out == "True\n"
+
+    def test_the_size_can_be_changed_by_nobody(self):
+        with dlx.share(bytearray(10)) as handle:
+            for size in (0, 1 << 20):
+                with pytest.raises(PermissionError):
+                    os.ftruncate(handle.fileno(), size)
+            assert os.fstat(handle.fileno()).st_mode & 0o777 == 0o600
+
+    def test_what_reads_keeps_its_memory(self):
+        handle = dlx.share(bytearray(b"abc"))
+        found = dlx.attach(handle)
+        handle.close()
+        handle.close()
+        assert values(found) == b"abc"
+        assert dlx.shares_memory(dlx.attach(dict(handle)), found)  # held by what was attached
+        del found
+        with pytest.raises(errors.HandleError, match=r"gone|another"):
+            dlx.attach(dict(handle))
+        with pytest.raises(errors.HandleError, match="closed"):
+            handle.fileno()
+
+    def test_attaching_twice_maps_once(self):
+        with dlx.share(bytearray(3)) as handle:
+            before = descriptors()[1]
+            one, other = dlx.attach(handle), dlx.attach(handle)
+            assert dlx.shares_memory(one, other) and descriptors()[1] == before + 1
+
+    def test_a_target_that_fails_leaves_nothing(self, torch):
+        with dlx.share(dlx.empty(3, "int4")) as handle, pytest.raises(errors.DTypeError):
+            dlx.attach(handle, "torch")
+        with pytest.raises(errors.AdapterNotFoundError):
+            dlx.attach(handle, "nothing_of_this_name")
+
+
+class TestHandle:
+    """What goes to the other process, and how."""
+
+    def test_it_is_a_few_builtin_values(self):
+        with dlx.share({"a": [dlx.empty(5, "uint8")] * 1000}) as handle:
+            assert {*map(type, handle.values())} == {int, str} and len(json.dumps(handle)) < 200
+            assert json.loads(json.dumps(handle)) == dict(handle)
+            for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+                found = pickle.loads(pickle.dumps(handle, protocol))
+                assert type(found) is dict and found == handle
+            assert b"dlx." not in pickle.dumps(handle)
+            assert repr(handle).startswith("Handle({") and dlx.attach(found)["a"][0].nbytes == 5
+
+    @pytest.mark.parametrize("way", ["fork", "spawn"])
+    def test_processes(self, way, np):
+        """Another process reads what this one has shared, and writes where it may; it keeps both when this one goes."""
+        context = multiprocessing.get_context(way)
+        tensor = dlx.empty((4,), "int64", shared=True)
+        array = np.asarray(tensor)
+        array[:] = range(4)
+        with dlx.share({"a": array, "b": np.arange(3.0)}) as handle:
+            worker = context.Process(target=_double, args=(handle,))
+            worker.start()
+            worker.join(60)
+        assert worker.exitcode == 0 and array.tolist() == [0, 2, 4, 6]
+
+    def test_a_descriptor_by_a_socket(self, python, tmp_path):
+        """With the descriptor, the process that shared it may be gone before anybody attaches."""
+        out = python("""
+            import json, os, socket, dlx
+            a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            child = os.fork()
+            if child == 0:
+                handle = dlx.share({"x": dlx.from_dlpack(b"abc")})
+                socket.send_fds(b, [json.dumps(handle).encode()], [handle.fileno()])
+                os._exit(0)
+            os.waitpid(child, 0)
+            text, (fd,), _, _ = socket.recv_fds(a, 1000, 1)
+            handle = json.loads(text)
+            try:
+                dlx.attach(handle)
+            except dlx.errors.HandleError as error:
+                print("no process" in str(error))
+            found = dlx.attach(handle, fd=fd)
+            os.close(fd)
+            a.close(); b.close()
+            print(found["x"].tobytes(), dlx.attach(dlx.share(found), fd=None)["x"].tobytes())
+        """)
+        assert out == "True\nb'abc' b'abc'\n"
+
+    def test_send_handle_of_multiprocessing(self):
+        from multiprocessing import reduction
+
+        a, b = multiprocessing.Pipe()
+        with dlx.share(b"abc") as handle:
+            reduction.send_handle(a, handle.fileno(), os.getpid())
+            a.send(handle)
+            fd = reduction.recv_handle(b)
+            plain = b.recv()
+        found = dlx.attach(plain, fd=fd)
+        os.close(fd)
+        a.close()
+        b.close()
+        assert values(found) == b"abc"
+
+    def test_several_pieces_have_no_one_descriptor(self):
+        with dlx.share([dlx.empty(3, "uint8", shared=True), b"x"]) as handle:
+            with pytest.raises(errors.HandleError, match="1 pieces of memory that were shared before"):
+                handle.fileno()
+            assert len(dlx.attach(handle)) == 2
+
+    def test_a_file_carries_it(self, tmp_path, python):
+        file = tmp_path / "handle.json"
+        with dlx.share({"x": dlx.from_dlpack(b"abc")}) as handle:
+            file.write_text(json.dumps(handle))
+            code = f"import dlx, json; print(dlx.attach(json.load(open({str(file)!r})))['x'].tobytes())"
+            assert python(f"import warnings; warnings.simplefilter('ignore')\n{code}") == "b'abc'\n"
+
+
+def _double(handle):
+    """Write to what the parent has shared; runs in another process."""
+    found = dlx.attach(handle, "numpy", writable=True)
+    assert found["b"].tolist() == [0, 1, 2] and dlx.attach(handle, "numpy")["a"].tolist() == [0, 1, 2, 3]
+    found["a"] *= 2
+
+
+class TestForeign:
+    """Handles that are none, or whose memory is gone."""
+
+    @pytest.mark.parametrize("change", [
+        {"pid": -1}, {"pid": 1 << 80}, {"fd": -1}, {"fd": 10**6}, {"inode": 1}, {"size": 300}, {"size": -1},
+        {"token": "0" * 32}, {"token": "../../x"}, {"dlx": 2}, {"dlx": "1"}, {"pid": "self"}, {"pid": True},
+        {"extra": 1}, {"fd": 0.5}, {"token": None},
+    ], ids=str)  # fmt: skip
+    def test_a_changed_handle_is_refused(self, change, monkeypatch):
+        """By a process that does not hold the segment yet."""
+        with dlx.share(bytearray(b"abc")) as handle:
+            monkeypatch.setattr(segments, "_held", weakref.WeakValueDictionary())
+            assert dlx.attach(handle).nbytes == 3
+            segments._held.clear()
+            with pytest.raises(errors.HandleError):
+                dlx.attach({**handle, **change})
+
+    @pytest.mark.parametrize("handle", [None, 3, "text", b"", [], object()], ids=lambda each: type(each).__name__)
+    def test_no_handle_at_all(self, handle):
+        with pytest.raises(TypeError, match=r"what dlx\.share returned"):
+            dlx.attach(handle)
+        with pytest.raises(errors.HandleError, match="must have dlx, pid"):
+            dlx.attach({})
+
+    @pytest.mark.parametrize("kind", ["file", "memfd", "sealed", "pipe", "socket", "tty", "closed"])
+    def test_a_descriptor_of_something_else(self, kind, tmp_path):
+        """Neither another process's descriptor, nor one that was sent, is believed."""
+        held = []
+        if kind == "file":
+            (tmp_path / "x").write_bytes(bytes(4096))
+            fd = os.open(tmp_path / "x", os.O_RDWR)
+        elif kind in ("memfd", "sealed"):
+            fd = os.memfd_create("dlx", os.MFD_ALLOW_SEALING)
+            os.ftruncate(fd, 4096)
+            if kind == "sealed":
+                import fcntl
+
+                fcntl.fcntl(fd, 1033, 7)
+        elif kind == "pipe":
+            fd, other = os.pipe()
+            held.append(lambda: os.close(other))
+        elif kind == "socket":
+            pair = socket.socketpair()
+            fd = os.dup(pair[0].fileno())
+            held += [each.close for each in pair]
+        elif kind == "tty":
+            fd, other = os.openpty()
+            held.append(lambda: os.close(other))
+        else:
+            fd = os.dup(0)
+            os.close(fd)
+        handle = {"dlx": 1, "pid": os.getpid(), "fd": fd, "inode": 1, "size": 4096, "token": "1" * 32}
+        if kind != "closed":
+            handle["inode"] = os.fstat(fd).st_ino
+            held.append(lambda: os.close(fd))
+        for given in (None, fd):
+            with pytest.raises(errors.HandleError):
+                dlx.attach(handle, fd=given)
+        for close in held:
+            close()
+
+    def test_a_descriptor_closed_behind_our_back_is_noticed_and_never_closed_twice(self):
+        handle = dlx.share(b"abc")
+        fd = handle.fileno()
+        os.close(fd)
+        other = os.open("/dev/null", os.O_RDONLY)
+        assert other == fd
+        with pytest.raises(errors.HandleError, match="closed by somebody else"):
+            handle.fileno()
+        handle.close()
+        gc.collect()
+        os.close(other)  # it is still there
+
+    @pytest.mark.parametrize("text", [
+        b"", b"{", b"[]", b"{}", b"null", b"[" * 100_000,
+        b'{"numbers":[0],"segments":[],"tree":[0,[["list",null,[5]]]]}',
+        b'{"numbers":[0],"segments":[],"tree":[0,[["tuple",null,[0]]]]}',
+        b'{"numbers":[0],"segments":[],"tree":[0,[["tuple",null,[1]],["tuple",null,[0]]]]}',
+        b'{"numbers":[0],"segments":[],"tree":[0,[["os.system",null,[]]]]}',
+        b'{"numbers":[0],"segments":[],"tree":[0,[["dict",["a","a"],[[1],[2]]]]]}',
+        b'{"numbers":[0],"segments":[],"tree":[0,[["dict",["a"],[]]]]}',
+        b'{"numbers":[0],"segments":[],"tree":[0,[["dict",[{"bytes":"!"}],[[1]]]]]}',
+        b'{"numbers":[0],"segments":[],"tree":[0,[["set",null,[1]],["list",null,[]]]]}',
+        b'{"numbers":[0],"segments":[],"tree":[0,[["list",null,[[[1]]]]]]}',
+        b'{"numbers":[0],"segments":[],"tree":[0,[["deque -3",null,[]]]]}',
+        b'{"numbers":[0],"segments":[],"tree":[-1,[]]}',
+        b'{"numbers":[0],"segments":[],"tree":[0,[["list",null,{"arrays":[0,1]}]]]}',
+        b'{"numbers":[0],"segments":[],"tree":[0,[["tuple",null,{"arrays":[-1,0]}]]]}',
+        b'{"numbers":[-1],"segments":[],"tree":[0,[]]}', b'{"numbers":[],"segments":[],"tree":[0,[]]}',
+        b'{"numbers":[true],"segments":[],"tree":[0,[]]}', b'{"numbers":[1],"segments":[],"tree":[0,[]]}',
+        b'{"numbers":[0,0],"segments":[[0,0,0,"x"]],"tree":[0,[]]}',
+        b'{"numbers":[0,0],"segments":[["0",0,0,"x"]],"tree":[0,[]]}',
+        b'{"numbers":[0],"segments":7,"tree":[0,[]]}', b'{"numbers":[0],"segments":[],"tree":null}',
+    ], ids=lambda text: text[:60].decode())  # fmt: skip
+    def test_a_forged_description_is_refused(self, text):
+        from dlx._sharing.handle import handle_of
+
+        handle = handle_of(segments.new_segment(256, text), ())
+        with pytest.raises(errors.HandleError):
+            dlx.attach(handle)
+
+    @pytest.mark.parametrize("numbers", [
+        (0, 1, 8, 1, 0, 1, 1 << 20, 1), (1 << 40, 1, 8, 1, 0, 1, 1, 1), (-1, 1, 8, 1, 0, 1, 1, 1),
+        (0, 1, 8, 1, 0, 1, -1, 1), (0, 1, 8, 1, 0, 2, 1 << 62, 1 << 62, 1, 1), (0, 1, 8, 1, 0, 1, 2, 1 << 61),
+        (0, 1, 8, 1, 0, 1, 2, -1), (64, 1, 8, 1, 0, 1, 100, -1), (0, 1, 8, 1, 0, 129), (0, 1, 8, 1, 0, 3, 1, 1),
+        (0, 1, 8, 1, 1, 1, 1, 1), (0, 3, 64, 1, 0, 1, 1, 1), (0, 1, 0, 1, 0, 1, 1, 1), (0, 1, 8, 0, 0, 1, 1, 1),
+        (0, 999, 8, 1, 0, 1, 1, 1), (0, 1, 8, 1, 0, -1), (0, 1, 8), (1 << 62, 1, 64, 1, 0, 1, 1 << 62, 1),
+    ], ids=str)  # fmt: skip
+    def test_forged_numbers_are_refused(self, numbers):
+        from array import array
+
+        from dlx._sharing.handle import handle_of
+
+        text = json.dumps({"numbers": [len(numbers)], "segments": [], "tree": [-1, []]}).encode()
+        handle = handle_of(segments.new_segment(256, text, array("q", numbers).tobytes()), ())
+        with pytest.raises(errors.HandleError, match="no arrays"):
+            dlx.attach(handle)
+
+    def test_random_damage_kills_nobody(self, python):
+        """Bytes of a shared description are changed at random: attaching gives an error, or arrays that can be read."""
+        out = python("""
+            import os, random, dlx
+            random.seed(4)
+            tree = {"a": [dlx.empty(100, "uint8"), dlx.from_dlpack(b"xy")], "b": (dlx.empty((3, 4), "float32"), 1.5)}
+            tree["c"] = {"d": None}
+            refused = 0
+            for _ in range(300):
+                handle = dlx.share(tree)
+                fd = handle.fileno()
+                for _ in range(random.choice((1, 1, 2, 8))):
+                    os.pwrite(fd, random.randbytes(random.choice((1, 1, 8))), random.randrange(256, 900))
+                try:
+                    found = [dlx.attach(handle)]
+                except dlx.errors.HandleError:
+                    refused += 1
+                    continue
+                while found:
+                    each = found.pop()
+                    if isinstance(each, dlx.Tensor):
+                        dlx.convert(each, "dlx", copy=True)
+                    elif isinstance(each, (list, tuple)):
+                        found += each
+                    elif isinstance(each, dict):
+                        found += each.values()
+            print(50 < refused < 300)
+        """)
+        assert out == "True\n"
+
+    def test_a_forged_header_is_refused(self, python):
+        """In another process, which has not seen the segment before."""
+        out = python("""
+            import os, dlx
+            def refused(at, raw):
+                handle = dlx.share(bytearray(b"abc"))
+                os.pwrite(handle.fileno(), raw, at)
+                child = os.fork()
+                if child == 0:
+                    from dlx._sharing import segment
+                    segment._held.clear()
+                    try:
+                        dlx.attach(dict(handle))
+                    except dlx.errors.HandleError as error:
+                        os._exit(0)
+                    os._exit(1)
+                return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            big = (1 << 62).to_bytes(8, "little")
+            print(refused(0, b"x"), refused(8, b"\\x02"), refused(16, bytes(16)), refused(32, big), refused(40, big),
+                  refused(48, big), refused(48, b"\\x01"), refused(1000, b""))
+        """)
+        assert out == "True True True True True True True False\n"
+
+    def test_a_recycled_descriptor_number_is_noticed(self):
+        first = dlx.share(b"first")
+        plain = dict(first)
+        first.close()
+        del first
+        with dlx.share(b"other") as second:
+            assert second["fd"] == plain["fd"]
+            with pytest.raises(errors.HandleError):
+                dlx.attach(plain)
+
+
+class TestLeaks:
+    """Descriptors and memory on every path."""
+
+    def test_failures_leave_nothing(self):
+        before = descriptors()
+        for _ in range(20):
+            with pytest.raises(errors.ConversionError):
+                dlx.share([bytearray(10), object()])
+            with dlx.share(bytearray(5)) as handle, pytest.raises(errors.HandleError):
+                dlx.attach({**handle, "inode": 0, "token": "1" * 32})
+        assert descriptors() == before
+
+    def test_no_descriptor_left(self, python):
+        """Where no file can be opened any more, the error is Python's, and nothing else goes wrong."""
+        out = python("""
+            import os, resource, dlx
+            tensor = dlx.from_dlpack(bytearray(4))
+            dlx.attach(dlx.share(tensor))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, 100))
+            for call in (lambda: dlx.share(tensor), lambda: dlx.empty(3, "uint8", shared=True)):
+                try:
+                    call()
+                except OSError as error:
+                    print(error.errno)
+        """)
+        assert out == "24\n24\n"
+
+    def test_processes_end_with_results_in_globals(self, python):
+        python("""
+            import dlx, os, sys
+            held = dlx.share({"a": bytearray(10)})
+            found = dlx.attach(held, writable=True)
+            made = dlx.empty(3, "float32", shared=True)
+            cycle = [held, found, made]; cycle.append(cycle)
+            child = os.fork()
+            if child == 0:
+                sys.exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+        """)
