@@ -15,6 +15,7 @@ from typing import Any
 from dlx._core import cuda, native
 from dlx._core.extension import ffi, lib
 from dlx._core.foreign import type_name
+from dlx._core.keywords import suggests
 from dlx._core.module import set_module
 from dlx._core.native import Tensor
 from dlx._core.types import READ_ONLY, Device, DType
@@ -107,6 +108,7 @@ def _ctypes_name(kind: Any) -> str:
 
 
 @set_module("dlx")
+@suggests
 def from_pointer(
     ptr: Any,
     shape: int | Sequence[int],
@@ -223,6 +225,7 @@ def _fits(tensor: Tensor, room: int) -> None:
 
 
 @set_module("dlx")
+@suggests
 def from_managed(ptr: Any, *, legacy: bool = False, borrow: bool = False) -> Tensor:
     """Return a tensor from a ``DLManagedTensorVersioned *``, or a ``DLManagedTensor *`` where `legacy`.
 
@@ -298,6 +301,7 @@ def _integers(numbers: Sequence[int], what: str) -> tuple[int, ...]:
 
 
 @set_module("dlx")
+@suggests
 def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu") -> Tensor:
     """Return a writable, row-major tensor over new, uninitialized memory.
 
