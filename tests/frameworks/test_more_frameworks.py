@@ -332,6 +332,9 @@ def test_paddle_gives_no_gradient_out():
         assert dlx.convert(tensor, to="numpy", detach=True).ctypes.data == tensor.data_ptr()
         assert dlx.convert(tensor, to="paddle") is tensor
         assert dlx.convert(tensor, to="paddle", detach=True).stop_gradient
+        with pytest.raises(errors.ConversionError, match="gradients would be lost") as caught:
+            dlx.using("numpy")(np.sin)(tensor)
+        assert caught.value.fix == "Say dlx.using(..., detach=True) to do without."
     said = child(
         REFUSING.format(imports="paddle")
         + """

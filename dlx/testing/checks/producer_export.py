@@ -108,6 +108,7 @@ def export_device(lib: Subject) -> None:
     must(error is None, f"__dlpack_device__ raised {error_line(error)}")
     taken = lib.versioned(array)
     kind, number = said
+    must(hasattr(kind, "__index__") and hasattr(number, "__index__"), f"__dlpack_device__ says {said}")
     must((int(kind), int(number)) == taken.device, f"__dlpack_device__ says {said}, the capsule {taken.device}")
 
 

@@ -171,7 +171,7 @@ def _paddle() -> Subject:
         return tensor.view(dtype) if dtype in storage else tensor
 
     def read(tensor: Any) -> bytes:
-        fresh = tensor.contiguous().clone()
+        fresh = tensor if tensor.is_contiguous() else tensor.contiguous()  # which knows no wide unsigned ones
         return ctypes.string_at(fresh.data_ptr(), fresh.size * fresh.element_size()) if fresh.size else b""
 
     def parameter() -> Any:
@@ -276,22 +276,6 @@ def _onnxruntime() -> Subject:
             "write": "ctypes.memset(result.data_ptr(), 0, result.tensor_size_in_bytes())",
         },
     )  # fmt: skip
-
-
-@library("xarray")
-def _xarray() -> Subject:
-    """Xarray, whose objects are containers: its adapter is graded, and that is all."""
-    import numpy as np
-
-    xr: Any = importlib.import_module("xarray")
-
-    def labelled(array: Any) -> Any:
-        return xr.DataArray(np.asarray(array), dims=("x", "y"), coords={"x": range(len(np.asarray(array)))})
-
-    return Subject(
-        "xarray", package="xarray",
-        containers={"DataArray": labelled, "Dataset": lambda array: xr.Dataset({"v": labelled(array)})},
-    )
 
 
 @library("array_api_strict")
