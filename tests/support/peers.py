@@ -1,8 +1,8 @@
 """Other libraries' own tests of DLPack, run with their `from_dlpack` answered by `dlx.convert`: `make test-peers`.
 
 Nothing of theirs is kept here: numpy's tests are in its wheel, torch's and jax's are fetched for the version that is
-installed (`--from FOLDER` takes them from there), the others' are checkouts in FOLDER. What is not to be had is left out
-with a sentence.
+installed (`--from FOLDER` takes them from there), the others' are checkouts in FOLDER. What is not to be had is left
+out with a sentence.
 tests/support/peers.toml lists the tests that fail on purpose, each with its reason; a test that fails and is not listed
 ends the run with status 1, and so does one that is listed and passes.
 """
@@ -31,7 +31,7 @@ class Suite(NamedTuple):
     """One library's tests."""
 
     file: str
-    """Its name; of numpy's, the path inside the package; of a whole checkout, the path in it, after its folder's name."""
+    """Its name; of numpy's, the path inside the package; of a checkout, its folder's name and the path in it."""
     url: str | None
     """Where it is for a version; empty: in the package; None: a checkout, which comes by ``--from`` only."""
     functions: tuple[str, ...]
