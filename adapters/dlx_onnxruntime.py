@@ -30,7 +30,9 @@ class OnnxRuntimeAdapter(Adapter):
     types = ("onnxruntime.OrtValue",)
     display_name = "value"
     dtypes = DTypes(
-        package, {name: f"tensor({word})" for name, word in ({each: each for each in _SAME} | _OTHER).items()}, words=True
+        package,
+        {name: f"tensor({word})" for name, word in ({each: each for each in _SAME} | _OTHER).items()},
+        words=True,
     )
 
     def describe(self, obj: Any) -> Description:
