@@ -94,11 +94,11 @@ def heat_map(found):
     ]
     left, y = 160, TOP + LINE
     parts += [
-        text(left + CELL * (i + 0.5), y - 8, to, 'text-anchor="middle"') for i, to in enumerate(targets(measured))
+        text(left + CELL * (i + 0.5), y - 8, to, 'text-anchor="middle"') for i, to in enumerate(targets(found["pairs"]))
     ]
     for name, row in rows(found["pairs"]):
         parts.append(text(left - 10, y + 16, name, 'text-anchor="end"'))
-        for i, to in enumerate(targets(measured)):
+        for i, to in enumerate(targets(found["pairs"])):
             if to in row:
                 parts += _cell(left + CELL * i, y, row[to])
         y += LINE
@@ -106,7 +106,7 @@ def heat_map(found):
     parts.append(text(20, y + 22, said, 'class="quiet" style="font-size:11px"'))
     fills = {kind: both for kind, (_, both, _) in HEAT.items()}
     title = "Every pair of frameworks on the host: time of dlx over the best way by hand"
-    return page((max(left + CELL * len(targets(measured)) + 20, 860), y + 36), title, fills, parts, STYLE)
+    return page((max(left + CELL * len(targets(found["pairs"])) + 20, 860), y + 36), title, fills, parts, STYLE)
 
 
 def _cell(x, y, pair):
