@@ -1,7 +1,7 @@
 """ONNX Runtime for dlx: onnxruntime.OrtValue.
 
-Versions: 1.32 and later. Devices: the host. Dtypes: bool, (u)int8 to 64, float16, bfloat16, float32, float64, four
-float8 kinds, int4 and uint4.
+Versions: 1.32 and later. Devices: the host. Dtypes: bool, (u)int2 to 64, float16, bfloat16, float32, float64, five
+float8 kinds and float4.
 Shared: compact row-major data. Copied: read-only memory, and what is strided otherwise. Refused: strings, sequences,
 maps, optional values without one, and sparse tensors.
 """
@@ -16,10 +16,10 @@ from dlx.errors import DTypeError
 
 _SAME = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16"),
-    *("int4", "uint4"),
+    *("int4", "uint4", "int2", "uint2"),
 )
-_NAMES = {name: f"tensor({name})" for name in _SAME} | {"float32": "tensor(float)", "float64": "tensor(double)"}
-_FLOAT8 = ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")
+_OTHER = {"float32": "float", "float64": "double", "float8_e8m0fnu": "float8e8m0", "float4_e2m1fn": "float4e2m1"}
+_OTHER |= {f"float8_{kind}": f"float8{kind}" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")}
 
 
 class OnnxRuntimeAdapter(Adapter):
@@ -29,7 +29,11 @@ class OnnxRuntimeAdapter(Adapter):
     install = "pip install onnxruntime"
     types = ("onnxruntime.OrtValue",)
     display_name = "value"
-    dtypes = DTypes(package, _NAMES | {f"float8_{kind}": f"tensor(float8{kind})" for kind in _FLOAT8}, words=True)
+    dtypes = DTypes(
+        package,
+        {name: f"tensor({word})" for name, word in ({each: each for each in _SAME} | _OTHER).items()},
+        words=True,
+    )
 
     def describe(self, obj: Any) -> Description:
         if self.dtypes.from_native(obj.data_type()) is not None:

@@ -24,6 +24,7 @@ from dlx.adapter import (
     Capabilities,
     Description,
     Device,
+    DType,
     DTypes,
     FastPath,
     GradSupport,
@@ -37,6 +38,7 @@ _DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16"),
     *("float32", "float64", "float8_e4m3fn", "float8_e5m2", "complex64", "complex128"),
 )
+_WIDE = tuple(map(DType, ("uint16", "uint32", "uint64")))
 _TAKES = Capabilities(dtypes=frozenset(_DTYPES), layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED, max_ndim=9)
 _GRAD = Blocker("it requires gradients", resolution="detach", option="detach")
 
@@ -78,6 +80,8 @@ class PaddleAdapter(Adapter):
         return paddle.from_dlpack(tensor)
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:
+        if self.dtypes.from_native(obj.dtype) in _WIDE:  # which clone() does not know
+            return self.load(dlx.convert(obj, to="dlx", copy=True))
         return obj.clone()
 
 

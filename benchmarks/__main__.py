@@ -26,7 +26,6 @@ from benchmarks.trees import trees
 from benchmarks.using import using
 from benchmarks.verbs import verbs
 from benchmarks.views import views
-from benchmarks.where import where
 
 PEERS = ("numpy", "torch", "apache-tvm-ffi", "cuda-core", "arraybridge", "optree", "safetensors")
 PARTS = (
@@ -78,6 +77,8 @@ def measure(parts, *, quick):
     if "fresh" in parts:
         found["fresh"] = fresh(names, quick=quick)
     if "where" in parts and "t" in names:
+        from benchmarks.where import where  # which needs torch
+
         found["where"] = where(names, quick=quick)
     if "pairs" in parts:
         found["pairs"] = pairs(quick=quick)

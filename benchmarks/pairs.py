@@ -6,6 +6,7 @@ for a kind is left out; a pair for which none is left is not compared.
 """
 
 import gc
+import importlib.util
 import math
 import os
 import statistics
@@ -15,6 +16,7 @@ from benchmarks.measure import compare, peer, round_robin
 
 SOURCES = ("numpy", "torch", "jax", "tvm_ffi", "pyarrow", "buffer", "producer", "dlx")
 TARGETS = ("numpy", "torch", "jax", "tvm_ffi", "pyarrow", "dlx")
+FURTHER = {"tensorflow": "tf", "paddle": "paddle", "mlx": "mx", "warp": "wp", "onnxruntime": "ort"}  # where installed
 KINDS = ("float32", "bfloat16", "read-only", "transposed", "0-d")
 MEAN, WORST = 1.0, 2.0
 _ROUNDS = {True: 7, False: 60}
@@ -64,6 +66,11 @@ _BY_HAND = {
         "pa.Tensor.from_numpy(np.from_dlpack(x))",
         "pa.Tensor.from_dlpack(x)",
     ),
+    "tensorflow": ("tf.experimental.dlpack.from_dlpack(x.__dlpack__())", "tf.convert_to_tensor(x)", "tf.constant(x)"),
+    "paddle": ("paddle.from_dlpack(x)", "paddle.to_tensor(x)", "paddle.from_dlpack(x.copy())"),
+    "mlx": ("mx.array(x)", "mx.from_dlpack(x)", "mx.array(np.from_dlpack(x))"),
+    "warp": ("wp.from_dlpack(x)", "wp.from_numpy(x)", "wp.array(x, copy=False)", "wp.array(x)"),
+    "onnxruntime": ("ort.OrtValue.ortvalue_from_numpy(x)", "ort.OrtValue.from_dlpack(x)"),
     "dlx": ("dlx.from_dlpack(x)", "tvm_ffi.from_dlpack(x)", "torch.from_dlpack(x)", "np.from_dlpack(x)"),
 }
 
@@ -109,6 +116,13 @@ def _arrays(np, names):
         made |= {("tvm_ffi", kind): tvm_ffi.from_dlpack(made["torch", kind]) for _, kind in list(made) if _ == "torch"}
     if pa is not None:
         made["pyarrow", "read-only"] = pa.array(base.ravel())
+    for name, code in {
+        "tf": "tf.constant(x)", "paddle": "paddle.to_tensor(x)", "mx": "mx.array(x)", "wp": "wp.array(x, device='cpu')",
+        "ort": "ort.OrtValue.ortvalue_from_numpy(x)",
+    }.items():  # fmt: skip
+        if name in names:
+            kind = "read-only" if name == "tf" else "float32"  # its tensors are constant
+            made[next(each for each in FURTHER if FURTHER[each] == name), kind] = eval(code, names | {"x": base})
     made |= {("producer", kind): Producer(made["numpy", kind]) for kind in ("float32", "transposed", "0-d")}
     made |= {("dlx", kind): dlx.convert(made["numpy", kind], to="dlx") for _, kind in list(made) if _ == "numpy"}
     return made
@@ -121,10 +135,11 @@ def pairs(*, quick):
     names["jnp"] = peer("jax.numpy")
     ml_dtypes = peer("ml_dtypes")
     names["bf16"] = ml_dtypes and ml_dtypes.bfloat16
+    names |= {short: peer(_PACKAGES.get(name, name)) for name, short in FURTHER.items() if _found(name)}
     names = {name: value for name, value in names.items() if value is not None}
     found, load = [], [os.getloadavg()[0]]
     for (source, kind), array in _arrays(np, names).items():
-        for to in TARGETS:
+        for to in (*TARGETS, *FURTHER):
             if to == source or (to not in ("numpy", "dlx") and _module(to) not in names):
                 continue
             figure = _pair(names | {"x": array}, to, quick=quick)
@@ -137,7 +152,20 @@ def pairs(*, quick):
 
 
 def _module(to):
-    return {"jax": "jnp", "pyarrow": "pa"}.get(to, to)
+    return ({"jax": "jnp", "pyarrow": "pa"} | FURTHER).get(to, to)
+
+
+_PACKAGES = {"mlx": "mlx.core"}
+
+
+def _found(name):
+    """Return whether a further framework is installed; nothing is said where it is not."""
+    return importlib.util.find_spec(name) is not None
+
+
+def targets(measured):
+    """Return the targets that have a column."""
+    return [*TARGETS, *(each for each in FURTHER if any(each == pair["to"] for pair in measured["pairs"]))]
 
 
 def _pair(scene, to, *, quick):
@@ -176,7 +204,7 @@ def _bytes(tensor):
 
 def rows(measured):
     """Give (name of a row, {target: what was measured of the pair})."""
-    for source in SOURCES:
+    for source in (*SOURCES, *FURTHER):
         for kind in KINDS:
             row = {each["to"]: each for each in measured["pairs"] if (each["source"], each["kind"]) == (source, kind)}
             if row:
@@ -195,9 +223,9 @@ def summary(measured):
 def _print(measured):
     mean, worst, words = summary(measured)
     print(f"\nEvery pair on the host, ratio to the best way by hand ({words})")
-    print(f"{'':22}" + "".join(f"{to:>10}" for to in TARGETS))
+    print(f"{'':22}" + "".join(f"{to:>12}" for to in targets(measured)))
     for name, row in rows(measured):
-        cells = "".join(f"{row[to]['ratio']:10.2f}" if to in row else f"{'':>10}" for to in TARGETS)
+        cells = "".join(f"{row[to]['ratio']:12.2f}" if to in row else f"{'':>12}" for to in targets(measured))
         print(f"{name:22}{cells}")
     print(f"geometric mean {mean:.2f} (goal {MEAN}), worst {worst['ratio']:.2f} (goal {WORST}): ", end="")
     print(f"{worst['source']} -> {worst['to']}, {worst['kind']}, beside {worst['by_hand']}")
@@ -217,10 +245,10 @@ def page(text, measured):
         f"{words[0].upper()}{words[1:]}. Geometric mean **{mean:.2f}** (goal {MEAN}); worst **{worst['ratio']:.2f}**",
         f"(goal {WORST}): {worst['source']} → {worst['to']}, {worst['kind']}, beside `{worst['by_hand']}`.",
         "",
-        f"| from | {' | '.join(TARGETS)} |",
-        "|---|" + "---|" * len(TARGETS),
+        f"| from | {' | '.join(targets(measured))} |",
+        "|---|" + "---|" * len(targets(measured)),
     ]
     for name, row in rows(measured):
-        cells = [f"{row[to]['ratio']:.2f}" if to in row else "" for to in TARGETS]
+        cells = [f"{row[to]['ratio']:.2f}" if to in row else "" for to in targets(measured)]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join([before + BEGIN, "", *lines, "", END + after])

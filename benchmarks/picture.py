@@ -4,7 +4,7 @@ A bar chart of the conversions: one block for each pair; floor, dlx and every pe
 pair on the host: the ratio to the best way by hand.
 """
 
-from benchmarks.pairs import TARGETS, rows, summary
+from benchmarks.pairs import rows, summary, targets
 from dlx.cli.render.svg import box, legend, page, text
 
 LEFT, WIDTH, RIGHT = 320, 400, 110  # of names, of the longest bar, of its figure
@@ -93,10 +93,12 @@ def heat_map(found):
         *legend(20, 43, {kind: meaning for kind, (_, _, meaning) in HEAT.items()}),
     ]
     left, y = 160, TOP + LINE
-    parts += [text(left + CELL * (i + 0.5), y - 8, to, 'text-anchor="middle"') for i, to in enumerate(TARGETS)]
+    parts += [
+        text(left + CELL * (i + 0.5), y - 8, to, 'text-anchor="middle"') for i, to in enumerate(targets(found["pairs"]))
+    ]
     for name, row in rows(found["pairs"]):
         parts.append(text(left - 10, y + 16, name, 'text-anchor="end"'))
-        for i, to in enumerate(TARGETS):
+        for i, to in enumerate(targets(found["pairs"])):
             if to in row:
                 parts += _cell(left + CELL * i, y, row[to])
         y += LINE
@@ -104,7 +106,7 @@ def heat_map(found):
     parts.append(text(20, y + 22, said, 'class="quiet" style="font-size:11px"'))
     fills = {kind: both for kind, (_, both, _) in HEAT.items()}
     title = "Every pair of frameworks on the host: time of dlx over the best way by hand"
-    return page((max(left + CELL * len(TARGETS) + 20, 860), y + 36), title, fills, parts, STYLE)
+    return page((max(left + CELL * len(targets(found["pairs"])) + 20, 860), y + 36), title, fills, parts, STYLE)
 
 
 def _cell(x, y, pair):

@@ -12,6 +12,7 @@ from dlx._api.shares_memory import CONVERTED
 from dlx._containers.lookup import container_of
 from dlx._core import cuda, native
 from dlx._core.extension import ffi, lib
+from dlx._core.keywords import suggests
 from dlx._core.module import set_module
 from dlx._core.native import FastPathFunction, Tensor
 from dlx._core.stream import Stream
@@ -57,6 +58,7 @@ exchange_api: Final = cast("FastPathFunction", convert)._exchange_api("dlx", fro
 
 
 @set_module("dlx")
+@suggests
 def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu", *, shared: bool = False) -> Tensor:
     """Return a writable, row-major tensor over new, uninitialized memory.
 
@@ -111,6 +113,7 @@ def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu", *, shared
 
 
 @set_module("dlx")
+@suggests
 def to_capsule(obj: Any, *, max_version: tuple[int, int] | None = None) -> Any:
     """Return any array as a raw DLPack capsule, for a consumer that wants one.
 

@@ -320,9 +320,14 @@ def why_not_gathered(column: Column) -> tuple[str, str]:
     return f"it lies in {column.n_chunks} chunks of device memory", "Join them first."
 
 
+def _package_of(kind: type) -> str:
+    """Return the root package of a type."""
+    return module_of(kind).partition(".")[0]
+
+
 def _calls(kind: type) -> tuple[str, str, str]:
     return _CALLS.get(
-        module_of(kind).partition(".")[0],
+        _package_of(kind),
         (".fill_null(value)", ".cast({!r})", ".dictionary_decode(), or what decodes it there"),
     )
 
@@ -352,18 +357,26 @@ def why_refused(kind: type, described: Type, shown: str = "") -> tuple[str, str]
         return f"DLPack has no dates, times or durations ({name})", fix
     for start, reason, fix in _REFUSED:
         if text.startswith(start):
-            return f"{reason} ({name})", fix
+            return f"{reason} ({name})", _OWN_FIXES.get((_package_of(kind), reason), fix)
     return f"DLPack has no values of this type ({name})", "Convert its buffers if the bytes are what you need."
 
 
 _APART = "Convert its parts apart."
 _TEXT = ("DLPack has no text or raw bytes", "Convert its .buffers() if the bytes are what you need.")
+_VARYING = "its values vary in length"
+_OWN_FIXES = {  # where a package has not what pyarrow has
+    ("polars", _TEXT[0]): "Encode it as numbers first, as .cast(pl.Categorical).to_physical() does.",
+    ("polars", _VARYING): "Convert its .explode() and its .list.len() apart.",
+    ("polars", "DLPack has no decimals"): "Call .cast(pl.Float64) first, if that is exact enough.",
+    ("pandas", _TEXT[0]): "Encode it as numbers first, as .astype('category').cat.codes does.",
+    ("pandas", _VARYING): "Convert its .explode(), and the lengths of its values apart.",
+}
 _REFUSED = (  # beginning of the format, reason, fix
     ("d:", "DLPack has no decimals", "Call .cast('float64') first, if that is exact enough."),
     ("+r", "it is run-end encoded", "Call pyarrow.compute.run_end_decode(x) first."),
     ("+u", "DLPack has no unions", "Convert its fields one by one: .field(0)."),
     ("+s", "DLPack has no structures", "Convert its fields or columns one by one: .field(0)."),
-    ("+", "its values vary in length", "Convert its .flatten() and its .offsets apart."),
+    ("+", _VARYING, "Convert its .flatten() and its .offsets apart."),
     ("n", "it holds nulls only, without a type", "Call .cast with a type and .fill_null(value) first."),
     *((start, *_TEXT) for start in ("u", "U", "z", "Z", "v", "w:")),
 )

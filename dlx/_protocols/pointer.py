@@ -15,6 +15,7 @@ from typing import Any
 from dlx._core import cuda, native
 from dlx._core.extension import ffi, lib
 from dlx._core.foreign import type_name
+from dlx._core.keywords import suggests
 from dlx._core.module import set_module
 from dlx._core.native import Tensor
 from dlx._core.types import READ_ONLY, Device, DType
@@ -107,6 +108,7 @@ def _ctypes_name(kind: Any) -> str:
 
 
 @set_module("dlx")
+@suggests
 def from_pointer(
     ptr: Any,
     shape: int | Sequence[int],
@@ -180,7 +182,9 @@ def from_pointer(
     steps = None if strides is None else _integers(strides, "strides")
     if steps is not None and len(steps) != len(extents):
         raise ValueError(f"shape has {len(extents)} numbers, strides has {len(steps)}: {extents}, {steps}")
-    kept = _Kept(None if isinstance(ptr, int) else ptr, owner)
+    held = None if isinstance(ptr, int) else ptr, owner
+    # Without `release` no Python code runs in the deleter, so that a consumer that calls it under a lock keeps the GIL.
+    kept = held if release is None else _Released(held)
     flags = READ_ONLY if readonly else 0
     kind, place = DType(dtype), Device(device)
     try:
@@ -191,16 +195,17 @@ def from_pointer(
         fix = "Give an address, and a shape and strides that its memory holds."
         error.complete(source=f"{kind}{list(extents)} at {at.address:#x}", target="dlx", fix=fix)
         raise
-    kept.release = release  # from here on it is owed; nothing above could have called it
+    if isinstance(kept, _Released):
+        kept.release = release  # from here on it is owed; nothing above could have called it
     return tensor
 
 
-class _Kept:
+class _Released:
     """What lives as long as a tensor's memory is used, and what is called when it is not any more."""
 
     __slots__ = ("held", "release")
 
-    def __init__(self, *held: object) -> None:
+    def __init__(self, held: object) -> None:
         self.held = held
         self.release: Callable[[], object] | None = None
 
@@ -223,6 +228,7 @@ def _fits(tensor: Tensor, room: int) -> None:
 
 
 @set_module("dlx")
+@suggests
 def from_managed(ptr: Any, *, legacy: bool = False, borrow: bool = False) -> Tensor:
     """Return a tensor from a ``DLManagedTensorVersioned *``, or a ``DLManagedTensor *`` where `legacy`.
 

@@ -52,12 +52,15 @@ class Returned(Tree):
 WHOLE = Container(flatten=lambda obj: (None, []), mutable=False)
 
 
-def _untold(source: Adapter, array: Any) -> ConversionError:
+def _untold(source: Adapter, array: Any, target: Adapter) -> ConversionError:
     """Return the error for an array that is tracked, where nobody said what becomes of its gradients."""
+    outer, inner = source.gradients, target.gradients
+    both = outer is not None and outer.record is not None and inner is not None and inner.vjp is not None
+    computed = "grad=True) to have them computed, or dlx.using(..., " if both else ""
     return ConversionError(
         f"{source.name} records what becomes of it, and its gradients would be lost",
         source=type_name(type(array)),
-        fix="Say dlx.using(..., grad=True) to have them computed, or dlx.using(..., detach=True) to do without.",
+        fix=f"Say dlx.using(..., {computed}detach=True) to do without.",
     )
 
 
@@ -136,7 +139,7 @@ class Invocation:
         if self.spec.detach is None:
             for i, array, source in zip(some, arrays, sources, strict=True):
                 if tracked(source, array):
-                    failures.add(_untold(source, array), tree.path(i))
+                    failures.add(_untold(source, array, target.adapter), tree.path(i))
         quick = self.request.device is None and self.request.stream is None
         fast_path = cast("FastPathFunction", convert) if quick else None
         batch = Batch(self.request, arrays, sources, lambda n: tree.path(some[n]), failures, fast_path, self.spec.to)

@@ -80,13 +80,18 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, **keywords: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **keywords)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse what a command does not know where its own options are known: its error names the nearest of these."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
     def error(self, message: str) -> NoReturn:
         """Raise what ends with one line, as any other bad input does."""
         wrong = re.search(r"COMMAND: invalid choice: '([\w-]+)'|unrecognized arguments: (--[\w-]+)", message)
         if wrong is not None:
-            commands = _commands()
-            words = {word for each in commands.values() for option in each.options for word in option[0]}
-            guess = did_you_mean(wrong[1] or wrong[2], commands if wrong[1] else sorted(words))
+            guess = did_you_mean(wrong[1] or wrong[2], _commands() if wrong[1] else self._option_string_actions)
             message = f"{message.partition(' (choose')[0]} ({guess[:1].lower()}{guess[1:]})" if guess else message
         raise WrongCall(self.prog, message)
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from dlx._core.foreign import exception_text
 from dlx._version import __version__
 from dlx.cli.render.screen import Screen
-from dlx.cli.render.stdout import silence
+from dlx.cli.render.stdout import own_stdout, silence
 from dlx.testing.catalog import LIBRARIES, find
 from dlx.testing.check import CHECKS, KINDS, declared, excepting, of_kinds
-from dlx.testing.report import SCHEMA, Grades, as_json, as_page, as_picture, as_text, ordered
+from dlx.testing.report import SCHEMA, Grades, as_json, as_page, as_picture, as_text, from_json, ordered
 from dlx.testing.runner import run
 from dlx.testing.subject import Subject
 
@@ -42,6 +42,10 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument("--report", type=Path, metavar="FILE.md", help="write a page, and a picture beside it")
+    parser.add_argument(
+        "--add", action="append", default=[], type=Path, metavar="FILE.json",
+        help="for --report: grades that --json printed, in another environment; may be repeated",
+    )  # fmt: skip
     parser.add_argument("--list", action="store_true", help="show the checks and end; with --json as JSON")
     return parser
 
@@ -78,8 +82,9 @@ def _main(arguments: list[str] | None) -> int:
     grades, errors, status = [], [], 0
     for spec in options.subjects:
         try:
-            subject = excepting(find(spec), declared(options.excepted))
-            found = _graded(subject, kinds, only)
+            with own_stdout():  # what a library prints is none of ours
+                subject = excepting(find(spec), declared(options.excepted))
+                found = _graded(subject, kinds, only)
         except (LookupError, ImportError, ValueError, RuntimeError) as error:
             print(f"{spec}: {error}", file=sys.stderr)
             errors.append({"subject": spec, "message": str(error)})
@@ -90,12 +95,18 @@ def _main(arguments: list[str] | None) -> int:
         status = max(status, found.status)
         if not options.json and not options.report:
             as_text(found, Screen(parser.prog))
+    for path in options.add:
+        try:
+            grades += from_json(json.loads(path.read_text(encoding="utf-8")))
+        except ValueError as error:
+            parser.error(f"{path} holds no grades: {error}")
     if options.json:
         print(json.dumps({**as_json(grades), "errors": errors}, indent=1))
     if options.report and grades:
         image = options.report.with_suffix(".svg")
         command = (
             f"python -m dlx.testing --report {options.report} --kinds {options.kinds} {' '.join(options.subjects)}"
+            + "".join(f" --add {path}" for path in options.add)
         )
         options.report.write_text(as_page(grades, command, image.name), encoding="utf-8")
         image.write_text(as_picture(grades), encoding="utf-8")

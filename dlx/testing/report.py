@@ -5,8 +5,8 @@ from __future__ import annotations
 import platform
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,7 +16,7 @@ from dlx.cli.render.svg import box, legend, page, text
 from dlx.testing.check import CHECKS, KINDS, Check, Verdict
 from dlx.testing.subject import Subject
 
-__all__ = ["ABOUT", "SCHEMA", "Grades", "as_json", "as_page", "as_picture", "as_text", "ordered"]
+__all__ = ["ABOUT", "SCHEMA", "Grades", "as_json", "as_page", "as_picture", "as_text", "from_json", "ordered"]
 
 SCHEMA = 1
 """Version of what ``--json`` prints."""
@@ -44,6 +44,11 @@ class Grades:
     subject: Subject
     version: str
     verdicts: tuple[Verdict, ...] = field(default=())
+    code: Mapping[str, str] = field(default_factory=dict)  # what shows a broken promise, where it was made elsewhere
+
+    def reproduction(self, check: Check) -> str:
+        """Return code that shows how a promise is broken."""
+        return self.code.get(check.name) or check.reproduction(self.subject)
 
     @property
     def title(self) -> str:
@@ -93,7 +98,7 @@ def as_text(grades: Grades, screen: Screen) -> None:
         screen.table(["", "promise", "seen"], rows)
     for check, verdict in found:
         if verdict.status == "breaks":
-            code = textwrap.indent(check.reproduction(grades.subject), "    ")
+            code = textwrap.indent(grades.reproduction(check), "    ")
             screen.block(f"\n{check.name}: {check.promise}\n  {_seen(verdict)}\n\n{code}")
         elif verdict.status == "error":
             screen.block(f"\n{check.name}: the kit failed, which says nothing of {grades.subject.name}\n{verdict.seen}")
@@ -119,8 +124,27 @@ def as_json(grades: Sequence[Grades]) -> dict[str, Any]:
 def _row(grades: Grades, verdict: Verdict) -> dict[str, Any]:
     check = CHECKS[verdict.check]
     facts = {name: getattr(check, name) for name in ("promise", "kind", "about", "severity", "see")}
-    broken = {"reproduction": check.reproduction(grades.subject)} if verdict.status in ("breaks", "excepted") else {}
+    broken = {"reproduction": grades.reproduction(check)} if verdict.status in ("breaks", "excepted") else {}
     return asdict(verdict) | facts | broken
+
+
+def from_json(document: Mapping[str, Any]) -> list[Grades]:
+    """Return the grades in what `as_json` gave, in another environment perhaps.
+
+    Raises
+    ------
+    ValueError
+        If it is of another version.
+    """
+    if document.get("schema") != SCHEMA:
+        raise ValueError(f"schema {document.get('schema')!r}, expected {SCHEMA}")
+    names = [each.name for each in fields(Verdict)]
+    found = []
+    for each in document["subjects"]:
+        verdicts = tuple(Verdict(**{name: row[name] for name in names}) for row in each["verdicts"])
+        code = {row["check"]: row["reproduction"] for row in each["verdicts"] if "reproduction" in row}
+        found.append(Grades(Subject(each["name"]), each["version"], verdicts, code))
+    return found
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------
@@ -142,7 +166,13 @@ def as_page(grades: Sequence[Grades], command: str, picture: str = "") -> str:
     if picture:
         parts.append(f"![Which library breaks which promise]({picture})")
     parts += ["## At a glance", _glance(grades)]
-    for kind, title in (("producer", "What a producer promises"), ("consumer", "What a consumer promises")):
+    for kind, title in (
+        ("producer", "What a producer promises"),
+        ("consumer", "What a consumer promises"),
+        ("adapter", "What an adapter of dlx promises"),
+    ):
+        if not any(check.kind == kind for check in ordered(grades)):
+            continue
         parts += [f"## {title}", _promises(grades, kind)]
     parts.append("## What is broken, and how to see it")
     parts.append("Each piece of code fails with the versions above, and passes where the promise is kept.")
@@ -198,7 +228,7 @@ def _broken(grades: Grades) -> list[str]:
             continue
         source = f" ({check.see})" if check.see else ""
         parts.append(f"**`{check.name}`**: {check.promise}{source}\n\n{_seen(verdict)}")
-        parts.append(f"```python\n{check.reproduction(grades.subject)}\n```")
+        parts.append(f"```python\n{grades.reproduction(check)}\n```")
     if len(parts) == 1:
         parts.append("Nothing.")
     return parts

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dlx._core.module import set_module
+from dlx._protocols.dlpack import keywords_of
 from dlx.testing.outcome import Broken, NotApplicable, attempt, error_line
 from dlx.testing.support.capsules import Taken
 from dlx.testing.support.producers import Source, pattern, spread
@@ -152,7 +153,12 @@ class Subject:
 
     def versioned(self, array: Any) -> Taken:
         """Return a versioned export, or a legacy one where it has no other."""
-        return self.export(array, max_version=(1, 0))
+        return self.export(array, **self.asking(array))
+
+    def asking(self, array: Any) -> dict[str, Any]:
+        """Return the keywords that ask for a versioned capsule: none of a producer from before DLPack 1.0."""
+        known = keywords_of(type(array))
+        return {} if known is not None and "max_version" not in known else {"max_version": (1, 0)}
 
     # ---- its consumer -----------------------------------------------------------------------------------------------
 

@@ -153,7 +153,11 @@ def test_a_target_that_is_misspelt(name, said):
     ("words", "said"),
     [
         (["inspct", "x"], "(did you mean 'inspect'?)"),
-        (["inspect", "--mpaped", "x"], "(did you mean '--mapped'?)"),
+        (["inspect", "--mpaped", "x"], "dlx inspect: unrecognized arguments: --mpaped (did you mean '--mapped'?)"),
+        (["devices", "--jsn"], "(did you mean '--json'?)"),
+        (["doctor", "--mapped"], "dlx doctor: unrecognized arguments: --mapped; see"),
+        (["plan", "x", "--to", "dlx", "--coppy=never"], "(did you mean '--copy'?)"),
+        (["--versoin", "inspect", "x"], "(did you mean '--version'?)"),
         (["zzz"], "(choose from"),
     ],
 )

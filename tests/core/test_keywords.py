@@ -12,9 +12,13 @@ import dlx
         "from_dlpack": (lambda: dlx.from_dlpack(b"ab", devise="cpu"), r"from_dlpack\(\).*'devise'"),
         "plan": (lambda: dlx.plan(b"ab", to="dlx", devise="cpu"), r"plan\(\).*'devise'.*'device'"),
         "open": (lambda: dlx.open("no such file", devise="cpu"), r"open\(\).*'devise'.*'device'"),
+        "stack": (lambda: dlx.stack([b"ab"], to="dlx", devise="cpu"), r"stack\(\).*'devise'.*'device'"),
+        "empty": (lambda: dlx.empty((2,), dtyp="int8"), r"empty\(\).*'dtyp'.*'dtype'"),
+        "from_pointer": (lambda: dlx.from_pointer(1, (0,), "int8", owener=0), r"from_pointer\(\).*'owener'.*'owner'"),
+        "to_capsule": (lambda: dlx.to_capsule(b"ab", maxversion=1), r"to_capsule\(\).*'maxversion'.*'max_version'"),
         "using": (lambda: dlx.using("dlx", lasy=True), r"using\(\).*'lasy'.*'lazy'"),
     }.values(),
-    ids=["convert", "from_dlpack", "plan", "open", "using"],
+    ids=["convert", "from_dlpack", "plan", "open", "stack", "empty", "from_pointer", "to_capsule", "using"],
 )
 def test_the_nearest_keyword_is_said(call, words):
     """Python says so itself from 3.13 on, of functions in Python."""

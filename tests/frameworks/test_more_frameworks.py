@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -139,13 +140,14 @@ def dtyped(name, shape=(2, 3)):
 
 
 def test_every_dtype_comes_back_bit_by_bit(framework):
-    """All that the framework has in DLPack, bool as bool."""
+    """All that the framework has in DLPack, bool as bool; a copy that it makes itself as well."""
     for name in framework.dtypes:
         source = dtyped(name)
         inside = dlx.convert(source, to=framework.name)
         assert dlx.describe(inside).dtype == dlx.DType(name), name
-        back = dlx.convert(inside, to="numpy")
-        assert back.dtype == source.dtype and back.tobytes() == source.tobytes(), name
+        for array in (inside, dlx.convert(inside, to=framework.name, copy=True)):
+            back = dlx.convert(array, to="numpy")
+            assert back.dtype == source.dtype and back.tobytes() == source.tobytes(), name
 
 
 def test_other_dtypes_are_refused(framework):
@@ -293,6 +295,38 @@ def refused(x, **options):
 """
 
 
+HOSTILE = """
+import gc, importlib, dlx, numpy as np
+from dlx.testing import Source
+importlib.import_module({module!r})
+for name, options in {{
+    "misaligned": {{"shift": 1}}, "backwards": {{"strides": (-6, 1)}}, "offset": {{"byte_offset": 8}},
+    "null": {{"data": 0}}, "negative-extent": {{"claims": (-4, 6)}}, "overflow": {{"claims": (2**62, 16)}},
+    "version-2": {{"version": (2, 0), "legacy": False}}, "no-deleter": {{"deleter": False}},
+}}.items():
+    source = Source("float32", **{{"shape": (4, 6)}} | options)
+    try:
+        result = dlx.convert(dlx.convert(source, to={name!r}), to="numpy")
+    except dlx.errors.DlxError as error:
+        print(name, type(error).__name__)
+    else:
+        print(name, "right" if result.tobytes() == source.elements() else "WRONG")
+        del result
+    gc.collect()
+print("alive", dlx._core.native.live())
+"""
+
+
+def test_hostile_producers_are_refused_or_come_in_right(framework):
+    """In a process of its own, which they could kill; what is refused is not leaked."""
+    said = child(HOSTILE.format(module=framework.module, name=framework.name))
+    for name in ("null", "negative-extent", "overflow", "version-2"):
+        assert re.search(rf"^{name} \w+Error$", said, re.MULTILINE), said
+    for name in ("misaligned", "backwards", "offset", "no-deleter"):
+        assert f"{name} right" in said, said
+    assert said.endswith("\nalive 0\n"), said
+
+
 def test_tensorflow_gives_no_memory_of_what_has_none():
     """Strings (whose export would end the process), variants, symbolic tensors, sparse and ragged ones, float8."""
     pytest.importorskip("tensorflow")
@@ -332,6 +366,9 @@ def test_paddle_gives_no_gradient_out():
         assert dlx.convert(tensor, to="numpy", detach=True).ctypes.data == tensor.data_ptr()
         assert dlx.convert(tensor, to="paddle") is tensor
         assert dlx.convert(tensor, to="paddle", detach=True).stop_gradient
+        with pytest.raises(errors.ConversionError, match="gradients would be lost") as caught:
+            dlx.using("numpy")(np.sin)(tensor)
+        assert caught.value.fix == "Say dlx.using(..., detach=True) to do without."
     said = child(
         REFUSING.format(imports="paddle")
         + """

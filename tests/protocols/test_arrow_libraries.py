@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from decimal import Decimal
 
 import pytest
 
@@ -164,3 +165,20 @@ def test_memory_goes_with_the_last_user(np):
     assert pa.total_allocated_bytes() >= before + 160_000 and result["x"][9_999] == 9_999
     result.clear()
     assert pa.total_allocated_bytes() <= before
+
+
+def test_fixes_for_polars_are_calls_that_polars_has():
+    """Text, lists and decimals are refused, and what the error says to call works."""
+    pl = pytest.importorskip("polars")
+    cases = {
+        ".cast(pl.Categorical).to_physical()": (pl.Series(["a", "b"]), [0, 1]),
+        ".explode()": (pl.Series([[1], [2, 3]]), [1, 2, 3]),
+        ".list.len()": (pl.Series([[1], [2, 3]]), [1, 2]),
+        ".cast(pl.Float64)": (pl.Series([Decimal("1.5")]), [1.5]),
+    }
+    for call, (series, values) in cases.items():
+        with pytest.raises(dlx.errors.DTypeError) as caught:
+            dlx.convert(series, to="numpy")
+        assert call in caught.value.fix
+        result = dlx.convert(eval(f"x{call}", {"x": series, "pl": pl}), to="numpy")
+        assert result.tolist() == values

@@ -43,10 +43,10 @@ def base(python, version):
     return ROOT / name / "lib" / f"python{version}" / "site-packages"
 
 
-def installed(requirements, python, version, *, keep):
+def installed(requirements, python, version, *, keep=""):
     """Make an environment with these on top of the one with dlx; return its interpreter."""
     below = base(python, version)
-    top = TOP.with_name(f".venv-framework-{requirements[0]}") if keep else TOP
+    top = TOP.with_name(f".venv-framework-{keep}") if keep else TOP
     made, stamp = top / ".made", " ".join([*requirements, version])
     if keep and made.exists() and made.read_text(encoding="utf-8") == stamp:
         return top / "bin" / "python"
@@ -96,7 +96,8 @@ def main():
             told.append(f"{about}: left out, python{version} does not run here")
             continue
         print(f"== {about}, Python {version}", flush=True)
-        at = installed(run["install"], pythons[version], version, keep=options.keep)
+        kept = run.get("name", about) if options.keep else ""
+        at = installed(run["install"], pythons[version], version, keep=kept)
         status, line = tested(at, run.get("tests", TABLE["tests"]), shlex.split(options.args))
         told.append(f"{about}, Python {version}: {line}")
         failed |= status != 0

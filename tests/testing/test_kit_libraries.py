@@ -158,5 +158,5 @@ def test_the_page_is_dated_versioned_and_complete():
     text = PAGE.read_text(encoding="utf-8")
     assert re.search(r"Graded on \d{4}-\d\d-\d\d by `python -m dlx\.testing", text)
     for name, check in CHECKS.items():
-        assert (f"| `{name}` |" in text) is (check.kind != "adapter"), name
+        assert f"| `{name}` |" in text or check.kind == "adapter", name
     assert (PAGE.with_suffix(".svg")).read_text(encoding="utf-8").startswith("<svg")

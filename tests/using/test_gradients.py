@@ -118,6 +118,9 @@ def test_gradients_are_not_cut_without_a_word():
         same(x)
     with pytest.raises(dlx.errors.ConversionError, match=r"at x\['a'\]\[1\]"):
         same({"a": [torch.ones(2), x]})
+    with pytest.raises(dlx.errors.ConversionError, match=r"at x: .*detach=True") as caught:
+        dlx.using("numpy")(lambda x: x)(x)
+    assert "grad=True" not in caught.value.fix  # numpy computes none
     with torch.no_grad():
         assert not (dlx.using("jax")(lambda x: x + 1)(x)).requires_grad
     assert same(torch.ones(2)).tolist() == [1, 1]

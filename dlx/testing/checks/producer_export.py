@@ -75,7 +75,7 @@ def export_layouts(lib: Subject) -> str:
     """Export every view; one that cannot leave is refused."""
     refused = []
     for name, view, shape, data in viewed(lib):
-        capsule, error = attempt(view.__dlpack__, max_version=(1, 0))
+        capsule, error = attempt(view.__dlpack__, **lib.asking(view))
         if error is not None:
             refused.append(f"{name} ({type(error).__name__})")
             continue
@@ -108,6 +108,7 @@ def export_device(lib: Subject) -> None:
     must(error is None, f"__dlpack_device__ raised {error_line(error)}")
     taken = lib.versioned(array)
     kind, number = said
+    must(hasattr(kind, "__index__") and hasattr(number, "__index__"), f"__dlpack_device__ says {said}")
     must((int(kind), int(number)) == taken.device, f"__dlpack_device__ says {said}, the capsule {taken.device}")
 
 
@@ -149,7 +150,7 @@ def export_unfit(lib: Subject) -> str:
     passed, refused = [], []
     for name, make in lib.unfit.items():
         array = make()
-        capsule, error = attempt(lambda array=array: array.__dlpack__(max_version=(1, 0)))
+        capsule, error = attempt(lambda array=array: array.__dlpack__(**lib.asking(array)))
         if error is None:
             passed.append(f"{name} (as {Taken(capsule).dtype.name})")
         elif not isinstance(error, BufferError):
@@ -174,7 +175,7 @@ def export_pending(lib: Subject) -> str:
     refused = []
     for name, make in lib.pending.items():
         array, data = make()
-        capsule, error = attempt(array.__dlpack__, max_version=(1, 0))
+        capsule, error = attempt(array.__dlpack__, **lib.asking(array))
         if error is not None:
             refused.append(name)
             continue
@@ -193,7 +194,8 @@ assert taken.readonly, taken.capsule
 )  # fmt: skip
 def export_readonly(lib: Subject) -> str | None:
     """Export a read-only array to a consumer that knows the flag."""
-    capsule, error = attempt(readonly_of(lib).__dlpack__, max_version=(1, 0))
+    array = readonly_of(lib)
+    capsule, error = attempt(array.__dlpack__, **lib.asking(array))
     if isinstance(error, BufferError):
         return "refused: BufferError"
     must(error is None, f"a read-only array: {error_line(error)}")

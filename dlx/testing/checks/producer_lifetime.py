@@ -95,9 +95,9 @@ def owner_unconsumed(lib: Subject) -> None:
     """Drop capsules of both generations; the array's reference count is as before."""
     array = lib.array()[0]
     before = sys.getrefcount(array)
-    for version in ((1, 0), None):
+    for asked in (lib.asking(array), {}):
         for _ in range(10):
-            attempt(array.__dlpack__, max_version=version)
+            attempt(array.__dlpack__, **asked)
     gc.collect()
     after = sys.getrefcount(array)
     must(after == before, f"20 capsules were dropped, and the array has {after - before} more references")
@@ -192,17 +192,18 @@ def export_leaks(lib: Subject) -> None:
     make = lib.make
 
     def consumed() -> None:
-        taken = Taken(make(data, dtype, shape).__dlpack__(max_version=(1, 0)))
+        taken = lib.versioned(make(data, dtype, shape))
         taken.consume()
         taken.delete()
 
     def asked(**keywords: Any) -> Callable[[], Any]:
         return lambda: attempt(make(data, dtype, shape).__dlpack__, **keywords)
 
+    version = lib.asking(lib.array()[0])
     ways = {
-        "dropped": asked(max_version=(1, 0)), "dropped, legacy": asked(), "consumed": consumed,
-        "copied and dropped": asked(max_version=(1, 0), copy=True),
-        "refused": asked(max_version=(1, 0), dl_device=(15, 0)), "called wrongly": asked(no_such_keyword=1),
+        "dropped": asked(**version), "dropped, legacy": asked(), "consumed": consumed,
+        "copied and dropped": asked(**version, copy=True),
+        "refused": asked(**version, dl_device=(15, 0)), "called wrongly": asked(no_such_keyword=1),
     }  # fmt: skip
     for way, once in ways.items():
         none_left(once, f"arrays of 1 MiB: {way}")

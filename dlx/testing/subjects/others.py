@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
+import math
 from collections.abc import Callable
 from typing import Any
 
 from dlx._api import convert as api
 from dlx._core.extension import ffi
+from dlx._core.types import DType
 from dlx._protocols.pointer import empty, from_pointer
 from dlx.testing.catalog import library
 from dlx.testing.checks.producer_export import VIEWS
 from dlx.testing.subject import Subject
 from dlx.testing.subjects.frameworks import BACKWARDS, PLAIN, VIEWS_OF_ARRAYS, through_numpy
-from dlx.testing.support.producers import OTHERS
+from dlx.testing.support.producers import OTHERS, spread
 
 
 @library("pyarrow")
@@ -117,6 +120,160 @@ def _mlx() -> Subject:
         words={
             "imports": "import mlx.core as mx", "take": "mx.from_dlpack", "array": "mx.arange(4.0)",
             "argument": "source.capsule()",
+        },
+    )  # fmt: skip
+
+
+@library("tensorflow")
+def _tensorflow() -> Subject:
+    """Tensorflow on the host; its function takes a capsule, which its users ask the producer for."""
+    import numpy as np
+
+    tf: Any = importlib.import_module("tensorflow")
+
+    def make(data: bytes, dtype: str, shape: tuple[int, ...]) -> Any:
+        if dtype == "bfloat16":
+            return tf.bitcast(tf.constant(np.frombuffer(data, "uint16").reshape(shape)), tf.bfloat16)
+        return tf.constant(np.frombuffer(data, dtype).reshape(shape))
+
+    def take(obj: Any) -> Any:
+        return tf.experimental.dlpack.from_dlpack(obj.__dlpack__() if hasattr(obj, "__dlpack__") else obj)
+
+    indexed = {name: view for name, view in VIEWS_OF_ARRAYS.items() if name != "transposed"}
+    return Subject(
+        "tensorflow", package="tensorflow", dtypes=(*PLAIN, "bfloat16", "complex64", "complex128"),
+        make=make, from_dlpack=take, takes_capsules=True, immutable=True,
+        views=indexed | {"transposed": tf.transpose},
+        read=lambda tensor: tensor.numpy().tobytes(),
+        unfit={
+            "text": lambda: tf.constant(["a"]),
+            "float8": lambda: tf.cast(tf.ones(3), tf.dtypes.experimental.float8_e5m2),
+        },
+        words={
+            "imports": "import tensorflow as tf", "argument": "source.capsule()",
+            "take": "(lambda x: tf.experimental.dlpack.from_dlpack(x.__dlpack__() if hasattr(x, '__dlpack__') else x))",
+            "array": "tf.range(4, dtype=tf.float32)", "readonly": "tf.range(4, dtype=tf.float32)",
+            "unfit": "x = tf.cast(tf.ones(3), tf.dtypes.experimental.float8_e5m2)",
+        },
+    )  # fmt: skip
+
+
+@library("paddle")
+def _paddle() -> Subject:
+    """Paddle on the host. Its wide unsigned dtypes are made by no function of its own, and left out."""
+    import numpy as np
+
+    paddle: Any = importlib.import_module("paddle")
+    storage = {"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
+
+    def make(data: bytes, dtype: str, shape: tuple[int, ...]) -> Any:
+        tensor = paddle.to_tensor(np.frombuffer(data, storage.get(dtype, dtype)).reshape(shape))
+        return tensor.view(dtype) if dtype in storage else tensor
+
+    def read(tensor: Any) -> bytes:
+        fresh = tensor if tensor.is_contiguous() else tensor.contiguous()  # which knows no wide unsigned ones
+        return ctypes.string_at(fresh.data_ptr(), fresh.size * fresh.element_size()) if fresh.size else b""
+
+    def parameter() -> Any:
+        tensor = paddle.ones([3])
+        tensor.stop_gradient = False
+        return tensor
+
+    wide = ("uint16", "uint32", "uint64")
+    return Subject(
+        "paddle", package="paddle",
+        dtypes=(*(each for each in PLAIN if each not in wide), *storage, "complex64", "complex128"),
+        make=make, from_dlpack=paddle.from_dlpack, takes_capsules=True, takes_copy=True, ndims=(0, 9),
+        views=VIEWS_OF_ARRAYS, write=lambda tensor: tensor.zero_(), read=read,
+        describe=lambda t: (t.data_ptr() if t.size else 0, tuple(t.shape), str(t.dtype).removeprefix("paddle.")),
+        unfit={
+            "requires grad": parameter,
+            "sparse": lambda: paddle.sparse.sparse_coo_tensor([[0], [1]], [1.0], [2, 2]),
+        },
+        words={
+            "imports": "import paddle", "take": "paddle.from_dlpack", "argument": "source.capsule()",
+            "array": "paddle.arange(4, dtype='float32')", "write": "result.zero_()",
+            "unfit": "x = paddle.ones([3])\nx.stop_gradient = False",
+        },
+    )  # fmt: skip
+
+
+@library("warp")
+def _warp() -> Subject:
+    """Warp on the host: one to four dimensions."""
+    import numpy as np
+
+    wp: Any = importlib.import_module("warp")
+    wp.config.quiet = True
+    wp.init()
+
+    def make(data: bytes, dtype: str, shape: tuple[int, ...]) -> Any:
+        array = wp.array(np.frombuffer(data, "uint16" if dtype == "bfloat16" else dtype).reshape(shape), device="cpu")
+        return array.view(wp.bfloat16) if dtype == "bfloat16" else array
+
+    indexed = {name: view for name, view in VIEWS_OF_ARRAYS.items() if name != "transposed"}
+    return Subject(
+        "warp", package="warp", dtypes=(*PLAIN, "bfloat16"), make=make, from_dlpack=wp.from_dlpack,
+        takes_capsules=True, ndims=(1, 4),
+        views=indexed | BACKWARDS | {"transposed": lambda a: a.transpose()},
+        write=lambda array: array.zero_(),
+        read=lambda array: array.numpy().tobytes(),
+        describe=lambda array: (array.ptr or 0, tuple(array.shape), array.dtype.__name__),
+        unfit={
+            "requires grad": lambda: wp.zeros(3, dtype=wp.float32, requires_grad=True, device="cpu"),
+        },
+        words={
+            "imports": "import numpy as np, warp as wp\nwp.init()", "take": "wp.from_dlpack",
+            "argument": "source.capsule()", "array": "wp.array(np.arange(4, dtype='f4'), device='cpu')",
+            "write": "result.zero_()", "unfit": "x = wp.zeros(3, dtype=float, requires_grad=True, device='cpu')",
+        },
+    )  # fmt: skip
+
+
+@library("onnxruntime")
+def _onnxruntime() -> Subject:
+    """ONNX Runtime's OrtValue, over memory of its own: what it makes of numpy's is numpy's."""
+    import numpy as np
+
+    ort: Any = importlib.import_module("onnxruntime")
+    numbers = {"bfloat16": 16, "float8_e4m3fn": 17, "float8_e5m2": 19}  # of onnx.TensorProto, for what numpy has not
+    words = {"float": "float32", "double": "float64", "float8e8m0": "float8_e8m0fnu", "float4e2m1": "float4_e2m1fn"}
+
+    def make(data: bytes, dtype: str, shape: tuple[int, ...]) -> Any:
+        if dtype in numbers:
+            stored = np.frombuffer(bytearray(data), "uint16" if dtype == "bfloat16" else "uint8").reshape(shape)
+            value = ort.OrtValue.ortvalue_from_shape_and_type(shape, numbers[dtype], "cpu")
+        else:
+            stored = np.frombuffer(bytearray(data), dtype).reshape(shape)
+            value = ort.OrtValue.ortvalue_from_shape_and_type(shape, stored.dtype.type, "cpu")
+        ctypes.memmove(value.data_ptr(), stored.tobytes(), stored.nbytes)
+        return value
+
+    def describe(value: Any) -> tuple[int, tuple[int, ...], str]:
+        word = value.data_type()[len("tensor(") : -1]
+        word = words.get(word, word.replace("float8e", "float8_e"))
+        return value.data_ptr(), tuple(value.shape()), word
+
+    def read(value: Any) -> bytes:
+        data, bits = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes()), DType(describe(value)[2]).bits
+        return data if bits % 8 == 0 else spread(data, describe(value)[2], math.prod(value.shape()))
+
+    def sparse() -> Any:
+        host = ort.OrtDevice.make("cpu", 0)
+        made = ort.SparseTensor.sparse_coo_from_numpy(np.array([2]), np.ones(1, "f4"), np.zeros(1, "i8"), host)
+        return ort.OrtValue.ort_value_from_sparse_tensor(made)
+
+    return Subject(
+        "onnxruntime", package="onnxruntime", dtypes=(*PLAIN, *numbers), make=make,
+        from_dlpack=ort.OrtValue.from_dlpack, takes_capsules=True,
+        read=read,
+        write=lambda value: ctypes.memset(value.data_ptr(), 0, value.tensor_size_in_bytes()),
+        describe=describe,
+        unfit={"sparse": sparse},
+        words={
+            "imports": "import ctypes, numpy as np, onnxruntime as ort", "take": "ort.OrtValue.from_dlpack",
+            "argument": "source.capsule()", "array": "ort.OrtValue.ortvalue_from_numpy(np.arange(4, dtype='f4'))",
+            "write": "ctypes.memset(result.data_ptr(), 0, result.tensor_size_in_bytes())",
         },
     )  # fmt: skip
 

@@ -6,23 +6,32 @@ import argparse
 from pathlib import Path
 
 from matrix import measure, render
+from matrix.sources import FRAMEWORKS, FURTHER
 
 
 def main() -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m matrix", description=__doc__)
     parser.add_argument("--write", metavar="FOLDER", type=Path, help="write matrix.md and matrix.svg there")
+    parser.add_argument("--further", action="store_true", help="the frameworks that live elsewhere, as they are here")
     options = parser.parse_args()
-    cells = {(table, source, target): outcome for table, source, target, outcome in measure.measured(progress=True)}
-    text = render.page(cells, measure.versions())
+    tried, names = (measure.further, FURTHER) if options.further else (measure.measured, FRAMEWORKS)
+    cells = {(table, source, target): outcome for table, source, target, outcome in tried(progress=True)}
     wrong = [f"{' / '.join(at)}: {outcome}" for at, outcome in cells.items() if outcome.startswith("WRONG")]
     if wrong:
         print("\n".join(wrong))
         return 1
+    versions = measure.versions(names)
     if options.write is None:
-        print(text)
+        print(render.page(cells, versions))
     else:
-        (options.write / "matrix.md").write_text(text)
+        written, known = render.read_page((options.write / "matrix.md").read_text())
+        if options.further:
+            cells = written | cells
+        else:  # the others stay on the page as they are
+            cells |= {at: each for at, each in written.items() if render.is_further(at)}
+        versions = {name: (known | versions)[name] for name in (*FRAMEWORKS, *FURTHER) if name in known | versions}
+        (options.write / "matrix.md").write_text(render.page(cells, versions))
         (options.write / "matrix.svg").write_text(render.picture(cells))
     return 0
 

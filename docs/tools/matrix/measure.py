@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import dlx
 from dlx._core.native import ffi
 from dlx._core.types import SUBBYTE_PADDED
 from dlx._registry.registry import registry
-from matrix.sources import DTYPES, FRAMEWORKS, ODD, VALUES, memory, of_dtype
+from matrix.sources import DTYPES, FRAMEWORKS, FURTHER, ODD, VALUES, memory, of_dtype
 
 WRITES = frozenset({"torch", "tvm_ffi"})  # their arrays are always writable
 
@@ -21,7 +21,7 @@ def _pyarrow_type(name: str) -> Callable[[], Any]:
     return lambda: getattr(__import__("pyarrow"), name)
 
 
-TARGETS: dict[str, Callable[[], Any]] = {name: (lambda n=name: n) for name in FRAMEWORKS}
+TARGETS: dict[str, Callable[[], Any]] = {name: (lambda n=name: n) for name in (*FRAMEWORKS, *FURTHER)}
 TARGETS |= {f"pyarrow.{name}": _pyarrow_type(name) for name in ("Array", "Tensor")}
 
 
@@ -29,10 +29,10 @@ class Wrong(AssertionError):
     """A cell that breaks the promise."""
 
 
-def installed() -> list[str]:
-    """Return the targets that are here."""
+def installed(names: Sequence[str] = FRAMEWORKS) -> list[str]:
+    """Return those of the targets that are here."""
     found = []
-    for name in FRAMEWORKS:
+    for name in names:
         try:
             registry.target(name)
         except dlx.errors.FrameworkNotInstalledError:
@@ -41,9 +41,9 @@ def installed() -> list[str]:
     return found
 
 
-def versions() -> dict[str, str]:
+def versions(names: Sequence[str] = FRAMEWORKS) -> dict[str, str]:
     """Return the versions of what the cells depend on."""
-    return {name: registry.target(name).adapter.version() for name in installed() if name != "dlx"}
+    return {name: registry.target(name).adapter.version() for name in installed(names) if name != "dlx"}
 
 
 def elements(tensor: Any) -> list[int]:
@@ -218,6 +218,18 @@ def measured(progress: bool = False) -> Iterator[tuple[str, str, str, str]]:
     columns = [*here, *(name for name in TARGETS if name.partition(".")[0] in here and "." in name)]
     for name, make in ODD.items():
         yield from _row(Source("odd sources", name, make), columns, None, progress)
+
+
+def further(progress: bool = False) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the cells between dlx, numpy and each further framework that is here, and of the odd sources into it."""
+    here = installed(FURTHER)
+    for framework, dtype in itertools.product(("dlx", "numpy", *here), DTYPES):
+        source = Source(f"dtypes out of {framework}", dtype, lambda f=framework, d=dtype: of_dtype(f, d))
+        targets = ["dlx", "numpy", framework] if framework in here else here
+        yield from _row(source, targets, lambda d=dtype: elements(memory(d)), progress)
+    for name, make in ODD.items():
+        if not name.startswith(("torch ", "jax ", "pyarrow ")):
+            yield from _row(Source("odd sources", name, make), here, None, progress)
 
 
 class Source(NamedTuple):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dlx.cli.render.matrix import picture as drawn
+from matrix.sources import FURTHER
+
+START = "dtypes out of "
 
 Cells = dict[tuple[str, str, str], str]  # (table, source, target) -> outcome
 
@@ -14,7 +17,7 @@ MEANING = {
     "tree": "a container without arrays: what is in it passes through",
     "…Error": "refused, with what was found and what to do (classes of `dlx.errors`)",
     "-": "the source framework has no such dtype",
-    "?": "a framework that was not installed",
+    "?": "not tried: the two do not live in one environment",
 }
 HEAD = """# What becomes of what
 
@@ -22,7 +25,8 @@ Each cell is one call, `dlx.convert(source, to=target)`. It was tried with `copy
 with what `dlx.plan` had said, with the address before and after, and bit by bit with the values that went in. The cells
 show `copy=None`. Memory is aligned to 64 bytes where nothing else is said (jax wants that much; numpy often gives 16).
 
-Made by `make matrix`, and compared by `make test`: a change of behaviour is a change of this page.
+Made by `make matrix`, and compared by `make test`: a change of behaviour is a change of this page. tensorflow, paddle,
+mlx, warp and onnxruntime were tried in the environments that `make test-frameworks` keeps, beside dlx and numpy.
 
 ![The matrix of dtypes](matrix.svg)
 """
@@ -37,8 +41,8 @@ def page(cells: Cells, versions: dict[str, str]) -> str:
         parts.append(f"## {table[0].upper()}{table[1:]}\n")
         rows = [["", *targets], ["---"] * (len(targets) + 1)]
         for source in dict.fromkeys(source for t, source, _ in cells if t == table):
-            outcomes = [cells[table, source, target] for target in targets]
-            if set(outcomes) != {"-"}:
+            outcomes = [cells.get((table, source, target), "?") for target in targets]
+            if not set(outcomes) <= {"-", "?"}:
                 rows.append([f"`{source}`", *outcomes])
         parts.append("\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n")
     return "\n".join(parts)
@@ -65,9 +69,14 @@ def read_page(text: str) -> tuple[Cells, dict[str, str]]:
     return cells, versions
 
 
+def is_further(at: tuple[str, str, str]) -> bool:
+    """Return whether a cell is about a framework that lives in an environment of its own."""
+    table, _, target = at
+    return target in FURTHER or table.removeprefix(START) in FURTHER
+
+
 def picture(cells: Cells) -> str:
     """Return the tables of dtypes as one SVG."""
-    start = "dtypes out of "
     return drawn(
-        {(t.removeprefix(start), source, to): each for (t, source, to), each in cells.items() if t.startswith(start)}
+        {(t.removeprefix(START), source, to): each for (t, source, to), each in cells.items() if t.startswith(START)}
     )

@@ -17,6 +17,7 @@ import dlx
 from dlx._core.native import ffi
 
 FRAMEWORKS = ("dlx", "numpy", "torch", "jax", "tvm_ffi", "pyarrow")
+FURTHER = ("tensorflow", "paddle", "mlx", "warp", "onnxruntime")  # each lives in an environment of its own
 DTYPES = (*(dtype.name for dtype in dlx.DType.all()), "float32x4")
 COUNT = 6
 
