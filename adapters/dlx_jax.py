@@ -195,6 +195,13 @@ def _vjp(function: Any, arrays: Sequence[Any]) -> tuple[Any, Any]:
 
 
 def _record(operation: Operation, arrays: Sequence[Any]) -> Any:
+    operation, states = operation.replayable()
+    results = _recorded(operation, states)(*arrays)
+    return results[: len(results) - states]
+
+
+def _recorded(operation: Operation, states: int) -> Any:
+    """Return a function of jax for a `replayable` operation; its last results are `states`."""
     jax = sys.modules["jax"]
 
     def run(*operands: Any) -> Any:
@@ -206,24 +213,31 @@ def _record(operation: Operation, arrays: Sequence[Any]) -> Any:
         # numpy arrays are what the callback's thread may make: jax's own could wait for it.
         return jax.pure_callback(lambda *now: operation(now, "numpy"), like, *operands, vmap_method="sequential")
 
-    def forward(*operands: Any) -> Any:
-        if any(map(_is_tracked, operands)):
-            return recorded(*operands), (operands, None)  # an outer derivative may follow it
-        results, pullback = operation.vjp(_arrays(operands))
-        return results, (operands, jax.tree_util.Partial(pullback))
+    def forward(*primals: Any) -> Any:
+        operands, wanted = [each.value for each in primals], [each.perturbed for each in primals]
+        if any(map(_is_tracked, operands)):  # an outer derivative may follow it
+            results, pullback = recorded(*operands), None
+        else:
+            results, pullback = operation.vjp(_arrays(operands), wanted)
+        state = list(results[len(results) - states :])
+        return results, (operands, state, jax.tree_util.Partial(lambda: (wanted, pullback)))
 
     def backward(saved: Any, gradients: Any) -> Any:
-        operands, pullback = saved
-        own = [each if _is_differentiable(each) else None for each in _conjugates(gradients)]
+        operands, state, (wanted, pullback) = *saved[:2], saved[2].func()
+        zero = jax.custom_derivatives.SymbolicZero
+        own = _conjugates(
+            each if type(each) is not zero and _is_differentiable(each) else None for each in gradients
+        )
         if pullback is not None and not any(map(_is_tracked, own)):
             return tuple(_conjugates(pullback(own)))
-        derived, given = operation.derivative(own)
+        derived, given = operation.derivative(own, wanted, state)
         found = iter(_conjugates(_record(derived, (*operands, *given))))
-        return tuple(next(found) if _is_differentiable(each) else None for each in operands)
+        pairs = zip(operands, wanted, strict=True)
+        return tuple(next(found) if is_wanted and _is_differentiable(each) else None for each, is_wanted in pairs)
 
     recorded = jax.custom_vjp(run)
-    recorded.defvjp(forward, backward)
-    return recorded(*arrays)
+    recorded.defvjp(forward, backward, symbolic_zeros=True)
+    return recorded
 
 
 class JaxAdapter(Adapter):

@@ -7,7 +7,9 @@ framework records it (`GradSupport.record`), and asks it for gradients, which th
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from dlx._api.convert import convert
@@ -16,7 +18,7 @@ from dlx._containers.failures import Failures
 from dlx._containers.lookup import TUPLE
 from dlx._containers.tree import Tree
 from dlx._core import native
-from dlx._core.foreign import foreign_error
+from dlx._core.foreign import foreign_error, type_name
 from dlx._core.types import Device, DType
 from dlx._engine.planner import Request, is_inside
 from dlx._using.function_spec import FunctionSpec, Place, tracked
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["differentiated"]
 
-HOST = Device("cpu")
+HOST, FLOAT = Device("cpu"), DType("float32")
 FEW = 100  # pairs of arrays that are compared one by one; more are sorted by their addresses
 Specs = list[tuple[tuple[int, ...], DType]]
 Like = Callable[[Sequence[Any]], Specs]
@@ -51,8 +53,10 @@ def differentiated(spec: FunctionSpec, function: Any, args: tuple[Any, ...], opt
     kept, values = args[: spec.skipped], (args[spec.skipped :], options)
     tree = Tree(values, TUPLE, failures)
     outside = [i for i, array in enumerate(tree.arrays) if not is_inside(array, tree.sources[i], target)]
-    callers = {tree.sources[i].name: tree.sources[i] for i in outside if tracked(tree.sources[i], tree.arrays[i])}
-    if not callers:
+    callers = {
+        source.name: source for source, array in zip(tree.sources, tree.arrays, strict=True) if tracked(source, array)
+    }
+    if not callers.keys() - {target.source.name}:
         return NotImplemented
     if len(callers) > 1:
         raise ConversionError(
@@ -74,7 +78,9 @@ def differentiated(spec: FunctionSpec, function: Any, args: tuple[Any, ...], opt
         passed[i] = _moved(tree.arrays[i], request, spec.parameter(tree.path(i)), copy=True)  # it may change meanwhile
     for i in operands:
         passed[i] = None
-    first, result = [tree], _Result()
+    arrays = [tree.arrays[i] for i in operands]
+    located = [spec.parameter(tree.path(i)) for i in operands]
+    values, result = _without_arrays(tree, values, target.name), _Result(name)
 
     def flat(*arrays: Any) -> list[Any]:
         parts = [*passed]
@@ -82,36 +88,61 @@ def differentiated(spec: FunctionSpec, function: Any, args: tuple[Any, ...], opt
             parts[i] = convert(passed[i], cast("Target", target.adapter.name), copy=True)
         for i, array in zip(operands, arrays, strict=True):
             parts[i] = array
-        try:
-            mine = first.pop()
-        except IndexError:
-            mine = Tree(values, TUPLE, failures)
-        positional, named = mine.rebuild(parts, target.name)
+        positional, named = Tree(values, TUPLE, failures).rebuild(parts, target.name)
         return result.taken(function(*kept, *positional, **named), target.name)
 
-    located = [spec.parameter(tree.path(i)) for i in operands]
-    operation = DifferentiableFunction(
-        flat, request, inner, caller, located, _declared(spec, caller, result, args, options)
-    )
-    return result.rebuilt(outer.record(operation, [tree.arrays[i] for i in operands]), name)
+    like = None if spec.result_like is None else _Declared(spec, caller, result, args, options)
+    operation = DifferentiableFunction(flat, request, inner, caller, located, like)
+    try:
+        return result.rebuilt(outer.record(operation, arrays))
+    finally:
+        if like is not None:
+            like.forget()
 
 
 def _lacking(reason: str, target: str) -> ConversionError:
     return ConversionError(reason, target=target, fix="Say dlx.using(..., detach=True) to do without them.")
 
 
-def _declared(
-    spec: FunctionSpec, caller: Adapter, result: _Result, args: tuple[Any, ...], options: dict[str, Any]
-) -> Like | None:
-    """Return what gives shape and dtype of results as the user declared them, or None."""
-    if spec.result_like is None:
-        return None
+class _Declared:
+    """Shapes and dtypes of results as the user declared them."""
 
-    def like(arrays: Sequence[Any]) -> Specs:
-        shown = spec.result_like(*args, **options) if callable(spec.result_like) else spec.result_like
-        return [(each.shape, each.dtype) for each in result.taken(_abstract(shown, caller), "dlx")]
+    def __init__(
+        self, spec: FunctionSpec, caller: Adapter, result: _Result, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> None:
+        self._shown, self._caller, self._result = spec.result_like, caller, result
+        self._arguments, self._specs = (args, options), cast("Specs | None", None)
 
-    return like
+    def __call__(self, arrays: Sequence[Any]) -> Specs:
+        """Return shape and dtype of each result."""
+        if self._specs is None:
+            args, options = self._arguments
+            shown = self._shown(*args, **options) if callable(self._shown) else self._shown
+            self._specs = [
+                (each.shape, each.dtype) for each in self._result.taken(_abstract(shown, self._caller), "dlx")
+            ]
+        return self._specs
+
+    def forget(self) -> None:
+        """Release the arguments, which may be tracers: the call is over."""
+        self._arguments = (), {}
+
+
+def _without_arrays(tree: Tree, values: Any, target: str) -> Any:
+    """Return the containers of a tree around tensors without memory: operations outlive their calls.
+
+    Containers that refuse such tensors are kept as they are.
+    """
+    marks = [_mark(tuple(getattr(array, "shape", ())), FLOAT) for array in tree.arrays]
+    try:
+        return tree.rebuild(marks, target)
+    except DlxError:
+        return values
+
+
+def _mark(shape: tuple[int, ...], dtype: DType) -> Any:
+    """Return a tensor that is never read."""
+    return native.tensor_new(16, shape, None, dtype, HOST, 0, None)
 
 
 def _abstract(value: Any, caller: Adapter) -> Any:
@@ -124,24 +155,40 @@ def _abstract(value: Any, caller: Adapter) -> Any:
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         return value
     dtype = caller.dtypes.from_native(value.dtype) or DType(value.dtype)
-    return native.tensor_new(16, tuple(value.shape), None, dtype, HOST, 0, None)  # it is never read
+    return _mark(tuple(value.shape), dtype)
 
 
 class _Result:
-    """The containers of a function's result, without its arrays."""
+    """The containers of a function's result, without its arrays.
 
-    def __init__(self) -> None:
-        self._tree: Tree | None = None
+    Parameters
+    ----------
+    caller
+        Name of the framework that gets the result.
+    """
+
+    def __init__(self, caller: str) -> None:
+        self._caller = caller
+        self._value: Any = None
         self._paths: list[tuple[Any, ...]] | None = None  # of the arrays, as they are expected from then on
 
     def taken(self, value: Any, target: str) -> list[Any]:
         """Return the arrays of a result, in the order of the first one, whose containers are kept."""
+        if inspect.isawaitable(value) or inspect.isgenerator(value) or inspect.isasyncgen(value):
+            if hasattr(value, "close"):
+                value.close()  # else Python would warn that nobody awaited it
+            what = type_name(type(value))
+            raise ConversionError(
+                f"the function returned a {what}, and gradients are for functions that return once",
+                fix="Decorate the function that is awaited or iterated, without grad=True.",
+            )
         tree = Tree((value,), TUPLE, Failures(target, located=lambda path: ("result", path[1:])))
         paths = [tree.path(i) for i in range(len(tree.arrays))]
+        arrays = tree.arrays
         if self._paths is None:
-            self._tree, self._paths = tree, paths
+            self._value, self._paths = _without_arrays(tree, (value,), self._caller), paths
         if paths == self._paths:
-            return tree.arrays
+            return arrays
         if len(paths) != len(self._paths) or set(paths) != set(self._paths):
             expected, found = (
                 ", ".join(path_text(path[1:], "result") for path in each) for each in (self._paths, paths)
@@ -150,13 +197,12 @@ class _Result:
                 f"the function returned arrays at {found}, and was expected to return them at {expected}",
                 fix="Return the same containers in every call, as result_like= says where it is given.",
             )
-        return [tree.arrays[paths.index(path)] for path in self._paths]
+        return [arrays[paths.index(path)] for path in self._paths]
 
-    def rebuilt(self, arrays: Sequence[Any], target: str) -> Any:
+    def rebuilt(self, arrays: Sequence[Any]) -> Any:
         """Return the result, with these arrays in it."""
-        assert self._tree is not None
-        tree, self._tree = self._tree, None
-        return tree.rebuild(list(arrays), target)[0]
+        value, self._value = self._value, None
+        return Tree(value, TUPLE, Failures(self._caller)).rebuild(list(arrays), self._caller)[0]
 
 
 class DifferentiableFunction:
@@ -197,10 +243,11 @@ class DifferentiableFunction:
         inside = self._inside(arrays)
         return self._outside(self._function(*inside), inside, to or self._caller.name)
 
-    def vjp(self, arrays: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
-        """Return the results, and what takes their gradients to those of the arguments."""
-        inside = self._inside(arrays)
-        chosen = [i for i, array in enumerate(arrays) if self._is_differentiable(array)]
+    def vjp(
+        self, arrays: Sequence[Any], wanted: Sequence[bool] | None = None
+    ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
+        """Return the results, and what takes their gradients to those of the arguments that are wanted."""
+        inside, chosen = self._inside(arrays), self._chosen(arrays, wanted)
         results, pull = _vjp(self._function, self._inner, inside, chosen)
 
         def pullback(gradients: Sequence[Any]) -> list[Any]:
@@ -212,27 +259,56 @@ class DifferentiableFunction:
 
         return self._outside(results, inside, self._caller.name), pullback
 
-    def derivative(self, gradients: Sequence[Any]) -> tuple[DifferentiableFunction, list[Any]]:
-        """Return the operation (arguments, gradients of results) -> gradients of arguments, and those gradients."""
+    def derivative(
+        self, gradients: Sequence[Any], wanted: Sequence[bool] | None = None, state: Sequence[Any] = ()
+    ) -> tuple[DifferentiableFunction, list[Any]]:
+        """Return the operation (arguments, gradients of results, state) -> gradients, and all but the arguments."""
         there = [i for i, each in enumerate(gradients) if each is not None]
-        function, inner, n = self._function, self._inner, len(gradients)
+        function, inner, n, states = self._function, self._inner, len(gradients), len(state)
 
         def flat(*arrays: Any) -> list[Any]:
-            inside, given = arrays[: len(arrays) - len(there)], arrays[len(arrays) - len(there) :]
+            last = len(arrays) - states
+            inside, given, before = arrays[: last - len(there)], arrays[last - len(there) : last], arrays[last:]
             chosen = [i for i, array in enumerate(inside) if inner.is_differentiable(array)]
-            _, pull = _vjp(function, inner, inside, chosen)
+            if wanted is not None:
+                chosen = [i for i in chosen if wanted[i]]
+            with _at(inner, before):
+                _, pull = _vjp(function, inner, inside, chosen)
             every: list[Any] = [None] * n
             for i, each in zip(there, given, strict=True):
                 every[i] = each
             return list(pull(every))
 
         def like(arrays: Sequence[Any]) -> Specs:
-            operands = arrays[: len(arrays) - len(there)]
-            return [self._spec_of(each) for each in operands if self._is_differentiable(each)]
+            operands = arrays[: len(arrays) - len(there) - states]
+            return [self._spec_of(operands[i]) for i in self._chosen(operands, wanted)]
 
-        located = [*self._located, *[("gradient", ())] * len(there)]
+        located = [*self._located, *[("gradient", ())] * (len(there) + states)]
         made = DifferentiableFunction(flat, self._request, inner, self._caller, located, like)
-        return made, [gradients[i] for i in there]
+        return made, [*(gradients[i] for i in there), *state]
+
+    def replayable(self) -> tuple[DifferentiableFunction, int]:
+        """Return an operation whose last results are what a later run is to begin with, and how many these are."""
+        state_of, function = self._inner.random_state, self._function
+        if state_of is None:
+            return self, 0
+
+        def flat(*arrays: Any) -> list[Any]:
+            state = state_of()
+            return [*function(*arrays), state]
+
+        def like(arrays: Sequence[Any]) -> Specs:
+            state = state_of()
+            dtype = self._request.target.adapter.dtypes.from_native(state.dtype)
+            assert dtype is not None
+            return [*self.results_like(arrays), (tuple(state.shape), dtype)]
+
+        return DifferentiableFunction(flat, self._request, self._inner, self._caller, self._located, like), 1
+
+    def _chosen(self, arrays: Sequence[Any], wanted: Sequence[bool] | None) -> list[int]:
+        """Return the numbers of the arguments to differentiate by."""
+        some = range(len(arrays)) if wanted is None else [i for i, is_one in enumerate(wanted) if is_one]
+        return [i for i in some if self._is_differentiable(arrays[i])]
 
     def results_like(self, arrays: Sequence[Any]) -> Specs:
         """Return shape and dtype of each result, where `arrays` are known by theirs only."""
@@ -292,6 +368,14 @@ def _vjp(function: Callable[..., list[Any]], inner: GradSupport, arrays: Sequenc
         return function(*every)
 
     return inner.vjp(over, [arrays[i] for i in chosen])
+
+
+def _at(inner: GradSupport, state: Sequence[Any]) -> AbstractContextManager[Any]:
+    """Return a context in which a function draws the random numbers that it drew before."""
+    if not state:
+        return nullcontext()
+    assert inner.at_random_state is not None
+    return inner.at_random_state(state[0])
 
 
 def _moved(array: Any, request: Request, at: Place, *, copy: bool | None = None) -> Any:

@@ -321,16 +321,29 @@ class Operation(Protocol):
     def __call__(self, arrays: Sequence[Any], to: str | None = None) -> list[Any]:
         """Return the results, as arrays of another framework if `to` names one."""
 
-    def vjp(self, arrays: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
+    def vjp(
+        self, arrays: Sequence[Any], wanted: Sequence[bool] | None = None
+    ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
         """Return the results and a pullback, from gradients of the results to those of `arrays`; None for no gradient.
 
-        The pullback's answer cannot be differentiated; that of `derivative` can.
+        `wanted` says of each array whether its gradient is asked for; None: all are. The pullback's answer cannot be
+        differentiated; that of `derivative` can.
         """
 
-    def derivative(self, gradients: Sequence[Any]) -> tuple[Operation, list[Any]]:
-        """Return an operation for the pullback, and which of `gradients` follow the arrays as its arguments.
+    def derivative(
+        self, gradients: Sequence[Any], wanted: Sequence[bool] | None = None, state: Sequence[Any] = ()
+    ) -> tuple[Operation, list[Any]]:
+        """Return an operation for the pullback, and what follows the arrays as its arguments.
 
-        Its results are the gradients of those arrays that `is_differentiable` is true of, zeros where there are none.
+        Those are the `gradients` that there are, and `state`, the last results of a `replayable` operation. The results
+        are the gradients of the arrays that are wanted and that `is_differentiable` is true of, zeros where there are
+        none. The function is run again.
+        """
+
+    def replayable(self) -> tuple[Operation, int]:
+        """Return an operation whose last results are what a later run is to begin with, and how many these are.
+
+        A caller that runs the function again for its derivatives passes them to `derivative`: dropout drops the same.
         """
 
     def results_like(self, arrays: Sequence[Any]) -> list[tuple[tuple[int, ...], DType]]:
@@ -364,6 +377,10 @@ class GradSupport:
     eval_shape
         ``eval_shape(function, specs)`` gives ``(shape, dtype)`` of each result of ``function(*arrays)`` without data,
         each array known by such a pair; for callers that compile. None: it cannot, and users declare the results.
+    random_state, at_random_state
+        ``random_state()`` gives the state of the framework's random numbers as one of its arrays, always of the same
+        shape, and ``at_random_state(state)`` a context in which they go on from there; what was before comes back after
+        it. None: functions get their random numbers, or keys for them, as arguments.
     """
 
     is_tracked: Callable[[Any], bool]
@@ -376,6 +393,8 @@ class GradSupport:
         Callable[[Callable[..., Any], Sequence[tuple[tuple[int, ...], DType]]], list[tuple[tuple[int, ...], DType]]]
         | None
     ) = None
+    random_state: Callable[[], Any] | None = None
+    at_random_state: Callable[[Any], AbstractContextManager[Any]] | None = None
 
 
 @set_module("dlx.adapter")
