@@ -29,7 +29,7 @@ from dlx.errors import ConversionError, DlxError, DTypeError, path_text
 if TYPE_CHECKING:
     from dlx.typing import Readonly, Target
 
-__all__ = ["differentiated"]
+__all__ = ["DifferentiableFunction", "differentiated", "moved"]
 
 HOST, FLOAT = Device("cpu"), DType("float32")
 FEW = 100  # pairs of arrays that are compared one by one; more are sorted by their addresses
@@ -75,7 +75,7 @@ def differentiated(spec: FunctionSpec, function: Any, args: tuple[Any, ...], opt
     constants = [i for i in outside if tree.sources[i] is not caller]
     passed = list(tree.arrays)
     for i in constants:
-        passed[i] = _moved(tree.arrays[i], request, spec.parameter(tree.path(i)), copy=True)  # it may change meanwhile
+        passed[i] = moved(tree.arrays[i], request, spec.parameter(tree.path(i)), copy=True)  # it may change meanwhile
     for i in operands:
         passed[i] = None
     arrays = [tree.arrays[i] for i in operands]
@@ -237,6 +237,8 @@ class DifferentiableFunction:
         self._located, self._like, self._readonly = located, like, cast("Readonly", request.readonly)
         assert caller.gradients is not None
         self._is_differentiable = caller.gradients.is_differentiable
+        # Constant arrays are copied for a caller that writes, unless they are to be shared.
+        self._may_meet = not caller.immutable and not (request.target.adapter.immutable and request.readonly == "copy")
 
     def __call__(self, arrays: Sequence[Any], to: str | None = None) -> list[Any]:
         """Return the results, without what gradients need."""
@@ -251,7 +253,7 @@ class DifferentiableFunction:
         results, pull = _vjp(self._function, self._inner, inside, chosen)
 
         def pullback(gradients: Sequence[Any]) -> list[Any]:
-            given = [None if each is None else _moved(each, self._request, ("gradient", ())) for each in gradients]
+            given = [None if each is None else moved(each, self._request, ("gradient", ())) for each in gradients]
             found: list[Any] = [None] * len(arrays)
             for i, new in zip(chosen, self._outside(pull(given), given, self._caller.name), strict=True):
                 found[i] = new
@@ -333,7 +335,7 @@ class DifferentiableFunction:
 
     def _inside(self, arrays: Sequence[Any]) -> list[Any]:
         """Return arguments as arrays of the function's framework."""
-        return [_moved(array, self._request, at) for array, at in zip(arrays, self._located, strict=True)]
+        return [moved(array, self._request, at) for array, at in zip(arrays, self._located, strict=True)]
 
     def _outside(self, results: Sequence[Any], inside: Sequence[Any], to: str) -> list[Any]:
         """Return results as arrays of another framework; `inside` is what the function got.
@@ -342,7 +344,7 @@ class DifferentiableFunction:
         """
         try:
             made = [convert(each, to, detach=True, readonly=self._readonly) for each in results]
-            if not self._caller.immutable and _meet(made, inside):
+            if self._may_meet and _meet(made, inside):
                 made = [convert(each, to, detach=True, copy=True) for each in results]
             return made
         except DlxError as error:
@@ -378,11 +380,13 @@ def _at(inner: GradSupport, state: Sequence[Any]) -> AbstractContextManager[Any]
     return inner.at_random_state(state[0])
 
 
-def _moved(array: Any, request: Request, at: Place, *, copy: bool | None = None) -> Any:
-    """Convert one array for the function."""
-    to, readonly = cast("Target", request.target.adapter.name), cast("Readonly", request.readonly)
+def moved(
+    array: Any, request: Request, at: Place, to: str | None = None, *, copy: bool | None = None
+) -> Any:
+    """Convert one array for the function; `to` names another framework than its own."""
+    target, readonly = cast("Target", to or request.target.adapter.name), cast("Readonly", request.readonly)
     try:
-        return convert(array, to, detach=True, readonly=readonly, copy=copy)
+        return convert(array, target, detach=True, readonly=readonly, copy=copy)
     except DlxError as error:
         root, path = at
         raise error.complete(root=root, path=path) from None

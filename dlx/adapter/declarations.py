@@ -19,6 +19,7 @@ __all__ = [
     "OWNER_BOUNDS",
     "Blocker",
     "Capabilities",
+    "CompiledFunction",
     "Container",
     "FastPath",
     "Guard",
@@ -351,6 +352,36 @@ class Operation(Protocol):
 
 
 @set_module("dlx.adapter")
+class CompiledFunction(Protocol):
+    """A function that its user had compiled, as `GradSupport.compile` gives it."""
+
+    def flatten(self, value: Any) -> tuple[list[Any], Any]:
+        """Return the leaves of a tree as the framework takes it apart, none of them None, and its hashable structure."""
+
+    def unflatten(self, structure: Any, leaves: Sequence[Any]) -> Any:
+        """Return the tree again."""
+
+    def vjp(self, structure: Any, leaves: Sequence[Any], chosen: Sequence[int]) -> Callable[..., Any]:
+        """Return the derivative for calls with ``(args, options)`` of a structure, by some of the arrays in there.
+
+        Parameters
+        ----------
+        structure, leaves
+            Of the arguments, with None in place of each array.
+        chosen
+            Numbers of the arrays to differentiate by.
+
+        Returns
+        -------
+        vjp
+            ``vjp(arrays)``, of `dlx.Tensor` and of the framework's arrays, gives ``(results, structure, pullback)``: the
+            leaves of the result and their structure. ``pullback(gradients)`` takes a `dlx.Tensor` or None for each
+            result, and gives a gradient for each chosen array, None for the others. What it gives, and results, may be
+            a `dlx.Tensor`, writable, where nobody else has the memory. Traces only where jit would.
+        """
+
+
+@set_module("dlx.adapter")
 @dataclass(frozen=True)
 class GradSupport:
     """How a framework differentiates, for functions under `dlx.using` with ``grad=True``.
@@ -381,6 +412,9 @@ class GradSupport:
         ``random_state()`` gives the state of the framework's random numbers as one of its arrays, always of the same
         shape, and ``at_random_state(state)`` a context in which they go on from there; what was before comes back after
         it. None: functions get their random numbers, or keys for them, as arguments.
+    compile
+        ``compile(function)`` gives a `CompiledFunction` where the function's user had it compiled, traced once for
+        arguments of a kind, and None where not. None: such functions are not known.
     """
 
     is_tracked: Callable[[Any], bool]
@@ -395,6 +429,7 @@ class GradSupport:
     ) = None
     random_state: Callable[[], Any] | None = None
     at_random_state: Callable[[Any], AbstractContextManager[Any]] | None = None
+    compile: Callable[[Callable[..., Any]], CompiledFunction | None] | None = None
 
 
 @set_module("dlx.adapter")
