@@ -36,6 +36,7 @@ class CompiledCalls:
         self._compiled: CompiledFunction | None = None
         self._known: dict[Any, tuple[Callable[..., Any], list[Place]]] = {}
         self._met: set[Any] = set()
+        self._kinds: dict[int, tuple[type, Any]] = {}  # address of a type -> it, and how it is treated
 
     def __call__(self, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Call the function.
@@ -56,7 +57,7 @@ class CompiledCalls:
         caller, has_numbers = None, False
         for i, leaf in enumerate(leaves):
             kind = type(leaf)
-            what = what_is(kind)
+            _, what = self._kinds.get(id(kind)) or self._look_up(kind)
             if isinstance(what, Adapter):
                 leaves[i] = None
                 if tracked(what, leaf):
@@ -109,10 +110,18 @@ class CompiledCalls:
         results = caller.gradients.record(operation, [arrays[i][1] for i in operands])
         return compiled.unflatten(operation.structure, results)
 
+    def _look_up(self, kind: type) -> tuple[type, Any]:
+        """Return a type and what `what_is` says of it."""
+        if len(self._kinds) >= MAX_KNOWN:
+            self._kinds.clear()
+        found = self._kinds[id(kind)] = kind, what_is(kind)
+        return found
+
     def _renew(self) -> None:
         """Look the function's framework up, and whether it says that the function is compiled."""
         self._generation, self._compiled = registry.generation, None
         self._known.clear()
+        self._kinds.clear()
         self._request = self._spec.request()
         inner = self._request.target.adapter.gradients
         if inner is not None and inner.compile is not None and self._spec.result_like is None:
