@@ -19,6 +19,7 @@ from dlx._using.function_spec import FunctionSpec, Place, tracked
 from dlx._using.gradients import DifferentiableFunction, moved
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import CompiledFunction
+from dlx.errors import DlxError
 
 __all__ = ["CompiledCalls"]
 
@@ -165,7 +166,11 @@ class CompiledCall(DifferentiableFunction):
     ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
         """Return the results, and what takes their gradients to those of the arguments."""
         given = [moved(each, self._request, at, "dlx") for each, at in zip(arrays, self._located, strict=True)]
-        results, self.structure, pull = self.vjp_of(_filled(self.parts, self.operands, given))
+        try:
+            results, self.structure, pull = self.vjp_of(_filled(self.parts, self.operands, given))
+        except DlxError:
+            self._inside(arrays)  # says which one it is about
+            raise
         operands, to = self.operands, self._caller.name
 
         def pullback(gradients: Sequence[Any]) -> list[Any]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DifferentiableFunction", "differentiated", "moved"]
 
-HOST, FLOAT = Device("cpu"), DType("float32")
+HOST = Device("cpu")
 FEW = 100  # pairs of arrays that are compared one by one; more are sorted by their addresses
 Specs = list[tuple[tuple[int, ...], DType]]
 Like = Callable[[Sequence[Any]], Specs]
@@ -128,21 +128,30 @@ class _Declared:
         self._arguments = (), {}
 
 
-def _without_arrays(tree: Tree, values: Any, target: str) -> Any:
-    """Return the containers of a tree around tensors without memory: operations outlive their calls.
+class _Mark:
+    """Stands for an array in the containers of an operation. It is never read."""
 
-    Containers that refuse such tensors are kept as they are.
+    __slots__ = ("shape",)
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+
+    def __dlpack__(self, **options: Any) -> Any:
+        raise BufferError("it has no memory")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return HOST.type, 0
+
+
+def _without_arrays(tree: Tree, values: Any, target: str) -> Any:
+    """Return the containers of a tree around marks: operations outlive their calls.
+
+    Containers that refuse marks are kept as they are.
     """
-    marks = [_mark(tuple(getattr(array, "shape", ())), FLOAT) for array in tree.arrays]
     try:
-        return tree.rebuild(marks, target)
+        return tree.rebuild([_Mark(tuple(getattr(array, "shape", ()))) for array in tree.arrays], target)
     except DlxError:
         return values
-
-
-def _mark(shape: tuple[int, ...], dtype: DType) -> Any:
-    """Return a tensor that is never read."""
-    return native.tensor_new(16, shape, None, dtype, HOST, 0, None)
 
 
 def _abstract(value: Any, caller: Adapter) -> Any:
@@ -155,7 +164,7 @@ def _abstract(value: Any, caller: Adapter) -> Any:
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         return value
     dtype = caller.dtypes.from_native(value.dtype) or DType(value.dtype)
-    return _mark(tuple(value.shape), dtype)
+    return native.tensor_new(16, tuple(value.shape), None, dtype, HOST, 0, None)  # it is never read
 
 
 class _Result:
