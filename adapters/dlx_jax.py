@@ -231,9 +231,7 @@ def _recorded(operation: Operation, states: int) -> Any:
     def backward(saved: Any, gradients: Any) -> Any:
         operands, state, (wanted, pullback) = *saved[:2], saved[2].func()
         zero = jax.custom_derivatives.SymbolicZero
-        own = _conjugates(
-            each if type(each) is not zero and _is_differentiable(each) else None for each in gradients
-        )
+        own = _conjugates(each if type(each) is not zero and _is_differentiable(each) else None for each in gradients)
         if pullback is not None and not any(map(_is_tracked, own)):
             return tuple(_conjugates(pullback(own)))
         derived, given = operation.derivative(own, wanted, state)
@@ -263,7 +261,9 @@ class _Trace:
         Of each result: its shape and dtype if nobody else has its memory, else None.
     """
 
-    def __init__(self, structure: Any, pull: Any, slots: list[int | None], results: list[Any], which: list[bool]) -> None:
+    def __init__(
+        self, structure: Any, pull: Any, slots: list[int | None], results: list[Any], which: list[bool]
+    ) -> None:
         self.structure, self._pull, self.slots, self.which = structure, pull, slots, which
         self.own: list[Any] = []
         self._results = [sys.modules["jax"].ShapeDtypeStruct(each.shape, each.dtype) for each in results]

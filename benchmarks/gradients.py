@@ -1,4 +1,4 @@
-"""One differentiable call across frameworks, forward and backward: dlx, the same by hand, and jax's part of it alone."""
+"""One differentiable call across frameworks, forward and backward: dlx, the same by hand, and jax's part alone."""
 
 from benchmarks.measure import compare, peer, race, ratio, verdict
 

@@ -183,7 +183,7 @@ class Invocation:
                     f"{self._caller[0].name} without its gradients",
                     source=type_name(type(array)),
                     target=self._caller[0].name,
-                    fix="Detach it, call the function with arrays of one framework, or say dlx.using(..., detach=True).",
+                    fix="Detach it, pass arrays of one framework only, or say dlx.using(..., detach=True).",
                 ).complete(root=root, path=path)
 
     def _results_in(self) -> tuple[Target, Device | None] | None:

@@ -54,7 +54,7 @@ class CompiledCalls:
             return NotImplemented
         target = self._request.target
         leaves, structure = compiled.flatten((args, options))
-        key, arrays, others, chosen = [structure], [], {}, []
+        key, arrays, chosen = [structure], [], []
         caller, has_numbers = None, False
         for i, leaf in enumerate(leaves):
             kind = type(leaf)
@@ -174,7 +174,9 @@ class CompiledCall(DifferentiableFunction):
         operands, to = self.operands, self._caller.name
 
         def pullback(gradients: Sequence[Any]) -> list[Any]:
-            given = [None if each is None else moved(each, self._request, ("gradient", ()), "dlx") for each in gradients]
+            given = [
+                None if each is None else moved(each, self._request, ("gradient", ()), "dlx") for each in gradients
+            ]
             found = pull(given)
             there = [found[i] for i in operands]
             made = iter(self._outside([each for each in there if each is not None], [], to))

@@ -389,9 +389,7 @@ def _at(inner: GradSupport, state: Sequence[Any]) -> AbstractContextManager[Any]
     return inner.at_random_state(state[0])
 
 
-def moved(
-    array: Any, request: Request, at: Place, to: str | None = None, *, copy: bool | None = None
-) -> Any:
+def moved(array: Any, request: Request, at: Place, to: str | None = None, *, copy: bool | None = None) -> Any:
     """Convert one array for the function; `to` names another framework than its own."""
     target, readonly = cast("Target", to or request.target.adapter.name), cast("Readonly", request.readonly)
     try:

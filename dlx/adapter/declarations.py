@@ -356,7 +356,7 @@ class CompiledFunction(Protocol):
     """A function that its user had compiled, as `GradSupport.compile` gives it."""
 
     def flatten(self, value: Any) -> tuple[list[Any], Any]:
-        """Return the leaves of a tree as the framework takes it apart, none of them None, and its hashable structure."""
+        """Return the leaves of a tree as the framework takes it apart, none of them None, and a hashable structure."""
 
     def unflatten(self, structure: Any, leaves: Sequence[Any]) -> Any:
         """Return the tree again."""
@@ -374,8 +374,8 @@ class CompiledFunction(Protocol):
         Returns
         -------
         vjp
-            ``vjp(arrays)``, of `dlx.Tensor` and of the framework's arrays, gives ``(results, structure, pullback)``: the
-            leaves of the result and their structure. ``pullback(gradients)`` takes a `dlx.Tensor` or None for each
+            ``vjp(arrays)``, of `dlx.Tensor` and of the framework's arrays, gives ``(results, structure, pullback)``:
+            the leaves of the result and their structure. ``pullback(gradients)`` takes a `dlx.Tensor` or None for each
             result, and gives a gradient for each chosen array, None for the others. What it gives, and results, may be
             a `dlx.Tensor`, writable, where nobody else has the memory. Traces only where jit would.
         """

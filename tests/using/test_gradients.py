@@ -637,7 +637,7 @@ def test_functions_whose_result_is_a_coroutine_or_generator():
 
 
 def test_arguments_that_the_function_records_itself():
-    """They are refused where results leave the framework, or another one records as well; else they have their graph."""
+    """They are refused where results leave the framework, or another one records as well; else they keep it."""
     own, times = torch.ones(2, requires_grad=True), lambda x, w: x * w
     for function in (dlx.using("torch")(times), dlx.using("torch", grad=True)(times)):
         assert isinstance(function(np.ones(2), own.detach()), np.ndarray)  # of the same types as what follows
@@ -800,7 +800,7 @@ def test_random_numbers_are_the_same_on_the_way_back(compiled):
 
 
 def test_operations_keep_no_tracers():
-    """jax's own leak checker says so."""
+    """The leak checker of jax says so."""
     call = dlx.using("torch", grad=True)(lambda tree, n: {"y": tree["x"].sin() * n})
     like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)  # noqa: E731
     declared = dlx.using("torch", grad=True, result_like=like)(torch.sin)
@@ -818,7 +818,7 @@ def test_operations_keep_no_tracers():
 
 
 def test_modules_that_keep_what_they_computed():
-    """A trial without data would leave them a tensor without data: it is refused, and needless where results are said."""
+    """A trial without data would leave them a tensor without data: it is refused, and needless with `result_like`."""
 
     class Keeping(torch.nn.Module):
         def forward(self, x):
