@@ -229,7 +229,8 @@ def _recorded(operation: Operation, states: int) -> Any:
         return results, (operands, state, jax.tree_util.Partial(lambda: (wanted, pullback)))
 
     def backward(saved: Any, gradients: Any) -> Any:
-        operands, state, (wanted, pullback) = *saved[:2], saved[2].func()
+        operands, state, kept = saved
+        wanted, pullback = kept.func()
         zero = jax.custom_derivatives.SymbolicZero
         own = _conjugates(each if type(each) is not zero and _is_differentiable(each) else None for each in gradients)
         if pullback is not None and not any(map(_is_tracked, own)):
@@ -367,7 +368,10 @@ def _importer() -> Any:
     try:
         (device,) = jax.local_devices(backend="cpu")
         function = sys.modules["jaxlib"]._jax.dlpack_managed_tensor_to_buffer
-        take = lambda tensor: function(tensor.__dlpack__(), device, None, None)  # noqa: E731
+
+        def take(tensor: Any) -> Any:
+            return function(tensor.__dlpack__(), device, None, None)
+
         array = take(probe)
         told = isinstance(array, jax.Array) and array.devices() == {device} and array.dtype == "float32"
         return take if told and array.unsafe_buffer_pointer() == probe.data_ptr else None
