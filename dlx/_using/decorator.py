@@ -14,10 +14,9 @@ from dlx._core.module import set_module
 from dlx._engine.request import request_of
 from dlx._registry.registry import registry
 from dlx._using.call import Invocation
-from dlx._using.compiled import CompiledCalls
 from dlx._using.fast_path import Specialization, specialized
 from dlx._using.function_spec import FunctionSpec
-from dlx._using.gradients import differentiated
+from dlx._using.gradients import CompiledCalls, differentiated
 
 if TYPE_CHECKING:
     from dlx.typing import DeviceLike, Readonly, Target

@@ -3,6 +3,10 @@
 The function becomes an `Operation` of its caller's framework: flat, with arrays of the caller's in and out. That
 framework records it (`GradSupport.record`), and asks it for gradients, which the function's own framework computes
 (`GradSupport.vjp`). A derivative is an operation again, so that it can be differentiated as well.
+
+Functions that their users had compiled (``jax.jit``) have derivatives that are compiled, too, once for each structure
+of arguments. A call of them does not trace, and takes no container apart by dlx; whatever needs more, such as an
+argument that is neither an array nor plain data, is left to `differentiated`.
 """
 
 from __future__ import annotations
@@ -10,28 +14,33 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, cast
 
 from dlx._api.convert import convert
 from dlx._api.shares_memory import collision, shares_memory
 from dlx._containers.failures import Failures
-from dlx._containers.lookup import TUPLE
+from dlx._containers.lookup import TUPLE, what_is
 from dlx._containers.tree import Tree
 from dlx._core import native
 from dlx._core.foreign import foreign_error, type_name
 from dlx._core.types import Device, DType
 from dlx._engine.planner import Request, is_inside
+from dlx._registry.registry import registry
 from dlx._using.function_spec import FunctionSpec, Place, tracked
 from dlx.adapter.base import Adapter
-from dlx.adapter.declarations import GradSupport
+from dlx.adapter.declarations import CompiledFunction, GradSupport
 from dlx.errors import ConversionError, DlxError, DTypeError, path_text
 
 if TYPE_CHECKING:
     from dlx.typing import Readonly, Target
 
-__all__ = ["DifferentiableFunction", "differentiated", "moved"]
+__all__ = ["CompiledCalls", "differentiated"]
 
 HOST = Device("cpu")
+MAX_KNOWN = 64  # structures of arguments whose derivatives are kept of one function
+_NUMBERS = frozenset({int, float, complex})
+_PLAIN = _NUMBERS | {bool, str, bytes, FunctionType}
 FEW = 100  # pairs of arrays that are compared one by one; more are sorted by their addresses
 Specs = list[tuple[tuple[int, ...], DType]]
 Like = Callable[[Sequence[Any]], Specs]
@@ -75,7 +84,7 @@ def differentiated(spec: FunctionSpec, function: Any, args: tuple[Any, ...], opt
     constants = [i for i in outside if tree.sources[i] is not caller]
     passed = list(tree.arrays)
     for i in constants:
-        passed[i] = moved(tree.arrays[i], request, spec.parameter(tree.path(i)), copy=True)  # it may change meanwhile
+        passed[i] = _moved(tree.arrays[i], request, spec.parameter(tree.path(i)), copy=True)  # it may change meanwhile
     for i in operands:
         passed[i] = None
     arrays = [tree.arrays[i] for i in operands]
@@ -262,7 +271,7 @@ class DifferentiableFunction:
         results, pull = _vjp(self._function, self._inner, inside, chosen)
 
         def pullback(gradients: Sequence[Any]) -> list[Any]:
-            given = [None if each is None else moved(each, self._request, ("gradient", ())) for each in gradients]
+            given = [None if each is None else _moved(each, self._request, ("gradient", ())) for each in gradients]
             found: list[Any] = [None] * len(arrays)
             for i, new in zip(chosen, self._outside(pull(given), given, self._caller.name), strict=True):
                 found[i] = new
@@ -344,7 +353,7 @@ class DifferentiableFunction:
 
     def _inside(self, arrays: Sequence[Any]) -> list[Any]:
         """Return arguments as arrays of the function's framework."""
-        return [moved(array, self._request, at) for array, at in zip(arrays, self._located, strict=True)]
+        return [_moved(array, self._request, at) for array, at in zip(arrays, self._located, strict=True)]
 
     def _outside(self, results: Sequence[Any], inside: Sequence[Any], to: str) -> list[Any]:
         """Return results as arrays of another framework; `inside` is what the function got.
@@ -389,7 +398,7 @@ def _at(inner: GradSupport, state: Sequence[Any]) -> AbstractContextManager[Any]
     return inner.at_random_state(state[0])
 
 
-def moved(array: Any, request: Request, at: Place, to: str | None = None, *, copy: bool | None = None) -> Any:
+def _moved(array: Any, request: Request, at: Place, to: str | None = None, *, copy: bool | None = None) -> Any:
     """Convert one array for the function; `to` names another framework than its own."""
     target, readonly = cast("Target", to or request.target.adapter.name), cast("Readonly", request.readonly)
     try:
@@ -397,3 +406,163 @@ def moved(array: Any, request: Request, at: Place, to: str | None = None, *, cop
     except DlxError as error:
         root, path = at
         raise error.complete(root=root, path=path) from None
+
+
+# ---- functions that their users had compiled -----------------------------------------------------------------------
+
+
+class CompiledCalls:
+    """Calls of one function, for callers that record; NotImplemented for those that need `differentiated`."""
+
+    def __init__(self, spec: FunctionSpec, function: Any) -> None:
+        self._spec, self._function = spec, function
+        self._generation: Any = None
+        self._compiled: CompiledFunction | None = None
+        self._known: dict[Any, tuple[Callable[..., Any], list[Place]]] = {}
+        self._met: set[Any] = set()
+        self._kinds: dict[int, tuple[type, Any]] = {}  # address of a type -> it, and how it is treated
+
+    def __call__(self, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Call the function.
+
+        Raises
+        ------
+        DlxError
+            If an argument or a result cannot be converted.
+        """
+        if self._generation != registry.generation:
+            self._renew()
+        compiled = self._compiled
+        if compiled is None:
+            return NotImplemented
+        target = self._request.target
+        leaves, structure = compiled.flatten((args, options))
+        key, arrays, chosen = [structure], [], []
+        caller, has_numbers = None, False
+        for i, leaf in enumerate(leaves):
+            kind = type(leaf)
+            _, what = self._kinds.get(id(kind)) or self._look_up(kind)
+            if isinstance(what, Adapter):
+                leaves[i] = None
+                if tracked(what, leaf):
+                    if what is target.source or what is not (caller or what):
+                        return NotImplemented  # which says why not
+                    caller = what
+                    chosen.append(True)
+                else:
+                    chosen.append(False)
+                arrays.append((what, leaf))
+                key.append(None)
+            elif kind in _PLAIN:
+                has_numbers = has_numbers or kind in _NUMBERS
+                key.append((kind, repr(leaf) if kind in _NUMBERS else leaf))  # 0.0 and -0.0 are equal
+            else:
+                return NotImplemented
+        if caller is None or caller.gradients is None or caller.gradients.record is None:
+            return NotImplemented
+        operands = [i for i, (what, _) in enumerate(arrays) if what is caller]
+        is_differentiable = caller.gradients.is_differentiable
+        by = [i for i, is_one in enumerate(chosen) if is_one and is_differentiable(arrays[i][1])]
+        key += [caller.name, *by, None, *operands]
+        where = tuple(key)
+        known = self._known.get(where)
+        if known is None:
+            if has_numbers and where not in self._met:  # a number may be another one in each call
+                if len(self._met) >= MAX_KNOWN:
+                    self._met.clear()
+                self._met.add(where)
+                return NotImplemented
+            known = compiled.vjp(structure, leaves, by), self._located(args, options, [arrays[i][1] for i in operands])
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            self._known[where] = known
+        parts: list[Any] = [None] * len(arrays)
+        for i, (what, array) in enumerate(arrays):
+            if is_inside(array, what, target):
+                parts[i] = array
+            elif what is not caller:
+                parts[i] = _moved(array, self._request, ("", ()), copy=True)  # it may change meanwhile
+        vjp, located = known
+
+        def flat(*given: Any) -> list[Any]:
+            rest = iter(_filled(parts, operands, given))
+            now, named = compiled.unflatten(structure, [next(rest) if leaf is None else leaf for leaf in leaves])
+            return compiled.flatten(self._function(*now, **named))[0]
+
+        operation = CompiledCall(flat, self._request, self._gradients, caller, located)
+        operation.vjp_of, operation.parts, operation.operands = vjp, parts, operands
+        results = caller.gradients.record(operation, [arrays[i][1] for i in operands])
+        return compiled.unflatten(operation.structure, results)
+
+    def _look_up(self, kind: type) -> tuple[type, Any]:
+        """Return a type and what `what_is` says of it."""
+        if len(self._kinds) >= MAX_KNOWN:
+            self._kinds.clear()
+        found = self._kinds[id(kind)] = kind, what_is(kind)
+        return found
+
+    def _renew(self) -> None:
+        """Look the function's framework up, and whether it says that the function is compiled."""
+        self._generation, self._compiled = registry.generation, None
+        self._known.clear()
+        self._kinds.clear()
+        self._request = self._spec.request()
+        inner = self._request.target.adapter.gradients
+        if inner is not None and inner.compile is not None and self._spec.result_like is None:
+            self._gradients, self._compiled = inner, inner.compile(self._function)
+
+    def _located(self, args: tuple[Any, ...], options: dict[str, Any], arrays: list[Any]) -> list[Place]:
+        """Return where arrays stand among the arguments."""
+        tree = Tree((args[self._spec.skipped :], options), TUPLE, Failures(""))
+        found = {id(array): i for i, array in enumerate(tree.arrays)}
+        return [self._spec.parameter(tree.path(found[id(each)])) if id(each) in found else ("", ()) for each in arrays]
+
+
+def _filled(parts: Sequence[Any], places: Sequence[int], arrays: Sequence[Any]) -> list[Any]:
+    """Return a list with arrays put in some places."""
+    found = [*parts]
+    for i, array in zip(places, arrays, strict=True):
+        found[i] = array
+    return found
+
+
+class CompiledCall(DifferentiableFunction):
+    """The operation of one call.
+
+    Attributes
+    ----------
+    vjp_of
+        The compiled derivative.
+    parts, operands
+        The arrays of the function's framework, and the numbers of those that the caller gives.
+    structure
+        Of the results, once the function has run.
+    """
+
+    vjp_of: Callable[..., Any]
+    parts: list[Any]
+    operands: list[int]
+    structure: Any = None
+
+    def vjp(
+        self, arrays: Sequence[Any], wanted: Sequence[bool] | None = None
+    ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
+        """Return the results, and what takes their gradients to those of the arguments."""
+        given = [_moved(each, self._request, at, "dlx") for each, at in zip(arrays, self._located, strict=True)]
+        try:
+            results, self.structure, pull = self.vjp_of(_filled(self.parts, self.operands, given))
+        except DlxError:
+            self._inside(arrays)  # says which one it is about
+            raise
+        operands, to = self.operands, self._caller.name
+
+        def pullback(gradients: Sequence[Any]) -> list[Any]:
+            given = [
+                None if each is None else _moved(each, self._request, ("gradient", ()), "dlx") for each in gradients
+            ]
+            found = pull(given)
+            there = [found[i] for i in operands]
+            made = iter(self._outside([each for each in there if each is not None], [], to))
+            return [None if each is None else next(made) for each in there]
+
+        return self._outside(results, [], to), pullback
