@@ -9,7 +9,7 @@ sparse and ragged tensors.
 
 Tensors are constant, and memory that is shared with one must not be written to while it lives.
 Gradients: functions of tensorflow are differentiated for others (`dlx.using` with ``grad=True``). A gradient tape does
-not follow what leaves, and does not say which tensors it watches.
+not follow what leaves; `dlx.using` refuses what one watches, `dlx.convert` does not ask.
 """
 
 from __future__ import annotations
@@ -32,6 +32,15 @@ _OTHERS = {
     "RaggedTensor": Blocker("its rows differ in length", "Call .to_tensor() first.", LayoutError),
     "IndexedSlices": Blocker("it holds slices", "Call tf.convert_to_tensor(x) first.", LayoutError),
 }
+
+
+def _is_tracked(tensor: Any) -> bool:
+    """Return whether a tape watches a tensor now, as tensorflow tells its own operations."""
+    watched = look_up("tensorflow.python.eager.record.should_record_backprop")
+    if watched is None:
+        return False
+    # A tape watches a variable from its first reading on.
+    return bool(watched([tensor.value() if isinstance(tensor, look_up("tensorflow.Variable")) else tensor]))
 
 
 def _is_differentiable(tensor: Any) -> bool:
@@ -67,7 +76,7 @@ class TensorFlowAdapter(Adapter):
     display_name = "tensor"
     immutable = True
     dtypes = DTypes(package, {name: name for name in _DTYPES})
-    gradients = GradSupport(lambda tensor: False, _is_differentiable, _vjp)
+    gradients = GradSupport(_is_tracked, _is_differentiable, _vjp)
 
     def describe(self, obj: Any) -> Description:
         blocker = self._blocker(obj)

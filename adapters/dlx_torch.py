@@ -18,12 +18,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import operator
 import re
 import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from weakref import ref
 
 import dlx
 from dlx.adapter import (
@@ -331,23 +333,33 @@ def _node() -> Any:
     class Using(torch.autograd.Function):  # type: ignore[misc, name-defined]
         @staticmethod
         def forward(ctx: Any, operation: Operation, *tensors: Any) -> Any:
-            results, ctx.pullback = operation.vjp(tensors)
-            ctx.operation, ctx.count = operation, len(tensors)
-            ctx.save_for_backward(*tensors, *results)  # torch notices writes to them, whose memory others may keep
+            wanted = ctx.needs_input_grad[1:]
+            results, pullback = operation.vjp(tensors, wanted)
+            # What torch saves it releases after backward, or keeps (retain_graph). Of an attribute it knows nothing.
+            holder = torch.empty(0, device="cpu")
+            holder.pullback = pullback
+            ctx.operation, ctx.count, ctx.wanted = operation, len(tensors), wanted
+            # torch notices writes to these, whose memory others may keep.
+            ctx.save_for_backward(holder, *tensors, *results)
             ctx.mark_non_differentiable(*(each for each in results if not _is_differentiable(each)))
             ctx.set_materialize_grads(False)
             return tuple(results)
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
-            tensors = ctx.saved_tensors[: ctx.count]
+            holder, *saved = ctx.saved_tensors
+            tensors = saved[: ctx.count]
             if all(each is None for each in gradients):
                 return (None,) * (1 + len(tensors))
             if not torch.is_grad_enabled():
-                return None, *ctx.pullback(gradients)
-            operation, given = ctx.operation.derivative(gradients)
+                pullback = getattr(holder, "pullback", None)
+                if pullback is None:  # hooks put another tensor in its place: checkpoints, tensors saved on the host
+                    _, pullback = ctx.operation.vjp(tensors, ctx.wanted)
+                return None, *pullback(gradients)
+            operation, given = ctx.operation.derivative(gradients, ctx.wanted)
             found = iter(_record(operation, (*tensors, *given)))
-            return None, *(next(found) if _is_differentiable(each) else None for each in tensors)
+            pairs = zip(tensors, ctx.wanted, strict=True)
+            return None, *(next(found) if wanted and _is_differentiable(each) else None for each, wanted in pairs)
 
     return Using
 
@@ -358,9 +370,44 @@ def _record(operation: Operation, tensors: Sequence[Any]) -> Any:
 
 def _eval_shape(function: Any, specs: Any) -> Any:
     torch = sys.modules["torch"]
-    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+    made: list[Any] = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc, name-defined]
+        def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = operator(*args, **(kwargs or {}))
+            parts = found if isinstance(found, tuple | list) else (found,)
+            made.extend(ref(each) for each in parts if isinstance(each, torch.Tensor))
+            return found
+
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True), Watch():
         results = function(*(torch.empty(shape, dtype=DTYPES.to_native(dtype)) for shape, dtype in specs))
-    return [(tuple(each.shape), DTYPES.from_native(each.dtype)) for each in results]
+    found = [(tuple(each.shape), DTYPES.from_native(each.dtype)) for each in results]
+    results = None
+    if any(each() is not None for each in made):
+        gc.collect()
+    kept = next((tensor for each in made if (tensor := each()) is not None), None)
+    if kept is not None:
+        raise ConversionError(
+            f"the function keeps a tensor of its trial without data ({_shown(kept)}), which would spoil later calls",
+            fix="Make the module anew, and say result_like=, so that it is not tried.",
+        )
+    return found
+
+
+def _shown(tensor: Any) -> str:
+    return f"{DTYPES.from_native(tensor.dtype)}{list(tensor.shape)}"
+
+
+def _random_state() -> Any:
+    return sys.modules["torch"].get_rng_state()
+
+
+@contextlib.contextmanager
+def _at_random_state(state: Any) -> Iterator[None]:
+    random = sys.modules["torch"].random
+    with random.fork_rng(devices=[]):
+        random.set_rng_state(state)
+        yield
 
 
 class TorchAdapter(Adapter):
@@ -388,7 +435,9 @@ class TorchAdapter(Adapter):
     streams = StreamSupport(current=_current_stream, activate=_on_stream)
     ownership = Ownership(_consume)
     writes = WriteTracking(guarded=_guarded, count=lambda obj: None if obj.is_inference() else int(obj._version))
-    gradients = GradSupport(_is_tracked, _is_differentiable, _vjp, _record, _eval_shape)
+    gradients = GradSupport(
+        _is_tracked, _is_differentiable, _vjp, _record, _eval_shape, _random_state, _at_random_state
+    )
     known_issues = (
         _TO_2_9,
         _proven(

@@ -100,6 +100,7 @@ class Invocation:
         try:
             inside = self.inward((args[spec.skipped :], options), arguments=True)
             self._caller = self._results_in()
+            self._check_graph()
             # A later conversion uses the stream that is current then.
             self.work.stays = self._caller is None or spec.lazy
             self.args, self.options = (*self.kept, *inside[0]), inside[1]
@@ -169,6 +170,24 @@ class Invocation:
             own = known[1] if known is not None and known[0] is new else old  # a view represents its source
             self._containers[id(new)] = (new, own, keys, children)
         return made if isinstance(what, Container) else made[0]
+
+    def _check_graph(self) -> None:
+        """Refuse an argument that the function's own framework records, where results leave it."""
+        target = self.request.target
+        if self.spec.detach is not None or self._caller is None or self._caller[0].source is target.source:
+            return
+        assert self._last is not None
+        tree, _ = self._last
+        for i, (array, source) in enumerate(zip(tree.arrays, tree.sources, strict=True)):
+            if is_inside(array, source, target) and tracked(source, array):
+                root, path = self.spec.parameter(tree.path(i))
+                raise ConversionError(
+                    f"{source.name} records what becomes of it, and results would go to "
+                    f"{self._caller[0].name} without its gradients",
+                    source=type_name(type(array)),
+                    target=self._caller[0].name,
+                    fix="Detach it, pass arrays of one framework only, or say dlx.using(..., detach=True).",
+                ).complete(root=root, path=path)
 
     def _results_in(self) -> tuple[Target, Device | None] | None:
         """Return the framework of the results, and its device; None: results are not converted."""

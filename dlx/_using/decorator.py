@@ -16,7 +16,7 @@ from dlx._registry.registry import registry
 from dlx._using.call import Invocation
 from dlx._using.fast_path import Specialization, specialized
 from dlx._using.function_spec import FunctionSpec
-from dlx._using.gradients import differentiated
+from dlx._using.gradients import CompiledCalls, differentiated
 
 if TYPE_CHECKING:
     from dlx.typing import DeviceLike, Readonly, Target
@@ -178,10 +178,12 @@ def _differentiable(function: Any, spec: FunctionSpec) -> Any:
     several = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
     if any(is_one(function) for is_one in several):
         raise TypeError("using: grad=True is for functions that return once, not for coroutines and generators")
-    plain = _wrapper(function, spec)
+    plain, compiled = _wrapper(function, spec), CompiledCalls(spec, function)
 
     def calling(*args: Any, **options: Any) -> Any:
-        result = differentiated(spec, function, args, options)
+        result = compiled(args, options)
+        if result is NotImplemented:
+            result = differentiated(spec, function, args, options)
         return plain(*args, **options) if result is NotImplemented else result
 
     return calling

@@ -14,6 +14,7 @@ from dlx._api.convert import convert
 from dlx._containers.lookup import kind_of, what_is
 from dlx._registry import generic
 from dlx._registry.registry import registry
+from dlx._using.function_spec import tracked
 from dlx.adapter.base import Adapter
 from dlx.errors import DlxError
 
@@ -34,8 +35,9 @@ class Specialization:
         The `Invocation` of one of them.
     types
         Of all arguments, positional ones first. They are kept, since their addresses are keys.
-    others, looked
-        Numbers of the arguments that are arrays of other frameworks, and of those that may be arrays.
+    others, looked, recorded
+        Numbers of the arguments that are arrays of other frameworks, of those that may be arrays, and of those that the
+        function's own framework may record, where results leave it.
     to
         The target of results; None: they are not converted.
 
@@ -47,9 +49,15 @@ class Specialization:
         That of the registry; in another one nothing of this holds.
     """
 
-    __slots__ = ("_last", "_looked", "_options", "_others", "_spec", "_to", "_types", "generation", "is_idle")
+    __slots__ = (
+        *("_last", "_looked", "_options", "_others", "_recorded", "_source", "_spec", "_to", "_types", "generation"),
+        "is_idle",
+    )
 
-    def __init__(self, call: Any, types: list[type], others: list[int], looked: list[int], to: Any) -> None:
+    def __init__(
+        self, call: Any, types: list[type], others: list[int], looked: list[int], recorded: list[int], to: Any
+    ) -> None:
+        self._recorded, self._source = recorded, call.request.target.source
         self.generation, self.is_idle = registry.generation, not others and not looked and to is None
         self._spec, self._types, self._others, self._looked, self._to = call.spec, types, others, looked, to
         device = "cpu" if call.spec.returns is None else None  # where the caller's arrays are
@@ -74,6 +82,9 @@ class Specialization:
         """
         for i in self._looked:
             if kind_of(values[i]) is not None:
+                return None
+        for i in self._recorded:
+            if tracked(self._source, values[i]):
                 return None
         if not self._others:
             return values
@@ -181,7 +192,7 @@ def specialized(call: Any, values: tuple[Any, ...]) -> Specialization | None:
     request = call.request
     if request.device is not None or request.stream is not None:
         return None
-    types, others, looked = [type(value) for value in values], [], []
+    types, others, looked, inside = [type(value) for value in values], [], [], []
     for i in range(len(call.kept), len(values)):
         what = what_is(types[i])
         if what is types[i]:
@@ -193,7 +204,12 @@ def specialized(call: Any, values: tuple[Any, ...]) -> Specialization | None:
                 others.append(i)
             elif request.target.kind not in (None, types[i]):
                 return None
+            else:
+                inside.append(i)
         elif what is not None:
             return None
     to = call.results_to()
-    return None if to is NotImplemented else Specialization(call, types, others, looked, to)
+    if to is NotImplemented:
+        return None
+    recorded = inside if call.spec.detach is None and others and request.target.source.gradients is not None else []
+    return Specialization(call, types, others, looked, recorded, to)

@@ -3,33 +3,44 @@
 The function becomes an `Operation` of its caller's framework: flat, with arrays of the caller's in and out. That
 framework records it (`GradSupport.record`), and asks it for gradients, which the function's own framework computes
 (`GradSupport.vjp`). A derivative is an operation again, so that it can be differentiated as well.
+
+Functions that their users had compiled (``jax.jit``) have derivatives that are compiled, too, once for each structure
+of arguments. A call of them does not trace, and takes no container apart by dlx; whatever needs more, such as an
+argument that is neither an array nor plain data, is left to `differentiated`.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, cast
 
 from dlx._api.convert import convert
 from dlx._api.shares_memory import collision, shares_memory
 from dlx._containers.failures import Failures
-from dlx._containers.lookup import TUPLE
+from dlx._containers.lookup import TUPLE, what_is
 from dlx._containers.tree import Tree
 from dlx._core import native
-from dlx._core.foreign import foreign_error
+from dlx._core.foreign import foreign_error, type_name
 from dlx._core.types import Device, DType
 from dlx._engine.planner import Request, is_inside
+from dlx._registry.registry import registry
 from dlx._using.function_spec import FunctionSpec, Place, tracked
 from dlx.adapter.base import Adapter
-from dlx.adapter.declarations import GradSupport
+from dlx.adapter.declarations import CompiledFunction, GradSupport
 from dlx.errors import ConversionError, DlxError, DTypeError, path_text
 
 if TYPE_CHECKING:
     from dlx.typing import Readonly, Target
 
-__all__ = ["differentiated"]
+__all__ = ["CompiledCalls", "differentiated"]
 
 HOST = Device("cpu")
+MAX_KNOWN = 64  # structures of arguments whose derivatives are kept of one function
+_NUMBERS = frozenset({int, float, complex})
+_PLAIN = _NUMBERS | {bool, str, bytes, FunctionType}
 FEW = 100  # pairs of arrays that are compared one by one; more are sorted by their addresses
 Specs = list[tuple[tuple[int, ...], DType]]
 Like = Callable[[Sequence[Any]], Specs]
@@ -51,8 +62,10 @@ def differentiated(spec: FunctionSpec, function: Any, args: tuple[Any, ...], opt
     kept, values = args[: spec.skipped], (args[spec.skipped :], options)
     tree = Tree(values, TUPLE, failures)
     outside = [i for i, array in enumerate(tree.arrays) if not is_inside(array, tree.sources[i], target)]
-    callers = {tree.sources[i].name: tree.sources[i] for i in outside if tracked(tree.sources[i], tree.arrays[i])}
-    if not callers:
+    callers = {
+        source.name: source for source, array in zip(tree.sources, tree.arrays, strict=True) if tracked(source, array)
+    }
+    if not callers.keys() - {target.source.name}:
         return NotImplemented
     if len(callers) > 1:
         raise ConversionError(
@@ -74,7 +87,9 @@ def differentiated(spec: FunctionSpec, function: Any, args: tuple[Any, ...], opt
         passed[i] = _moved(tree.arrays[i], request, spec.parameter(tree.path(i)), copy=True)  # it may change meanwhile
     for i in operands:
         passed[i] = None
-    first, result = [tree], _Result()
+    arrays = [tree.arrays[i] for i in operands]
+    located = [spec.parameter(tree.path(i)) for i in operands]
+    values, result = _without_arrays(tree, values, target.name), _Result(name)
 
     def flat(*arrays: Any) -> list[Any]:
         parts = [*passed]
@@ -82,36 +97,70 @@ def differentiated(spec: FunctionSpec, function: Any, args: tuple[Any, ...], opt
             parts[i] = convert(passed[i], cast("Target", target.adapter.name), copy=True)
         for i, array in zip(operands, arrays, strict=True):
             parts[i] = array
-        try:
-            mine = first.pop()
-        except IndexError:
-            mine = Tree(values, TUPLE, failures)
-        positional, named = mine.rebuild(parts, target.name)
+        positional, named = Tree(values, TUPLE, failures).rebuild(parts, target.name)
         return result.taken(function(*kept, *positional, **named), target.name)
 
-    located = [spec.parameter(tree.path(i)) for i in operands]
-    operation = DifferentiableFunction(
-        flat, request, inner, caller, located, _declared(spec, caller, result, args, options)
-    )
-    return result.rebuilt(outer.record(operation, [tree.arrays[i] for i in operands]), name)
+    like = None if spec.result_like is None else _Declared(spec, caller, result, args, options)
+    operation = DifferentiableFunction(flat, request, inner, caller, located, like)
+    try:
+        return result.rebuilt(outer.record(operation, arrays))
+    finally:
+        if like is not None:
+            like.forget()
 
 
 def _lacking(reason: str, target: str) -> ConversionError:
     return ConversionError(reason, target=target, fix="Say dlx.using(..., detach=True) to do without them.")
 
 
-def _declared(
-    spec: FunctionSpec, caller: Adapter, result: _Result, args: tuple[Any, ...], options: dict[str, Any]
-) -> Like | None:
-    """Return what gives shape and dtype of results as the user declared them, or None."""
-    if spec.result_like is None:
-        return None
+class _Declared:
+    """Shapes and dtypes of results as the user declared them."""
 
-    def like(arrays: Sequence[Any]) -> Specs:
-        shown = spec.result_like(*args, **options) if callable(spec.result_like) else spec.result_like
-        return [(each.shape, each.dtype) for each in result.taken(_abstract(shown, caller), "dlx")]
+    def __init__(
+        self, spec: FunctionSpec, caller: Adapter, result: _Result, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> None:
+        self._shown, self._caller, self._result = spec.result_like, caller, result
+        self._arguments, self._specs = (args, options), cast("Specs | None", None)
 
-    return like
+    def __call__(self, arrays: Sequence[Any]) -> Specs:
+        """Return shape and dtype of each result."""
+        if self._specs is None:
+            args, options = self._arguments
+            shown = self._shown(*args, **options) if callable(self._shown) else self._shown
+            self._specs = [
+                (each.shape, each.dtype) for each in self._result.taken(_abstract(shown, self._caller), "dlx")
+            ]
+        return self._specs
+
+    def forget(self) -> None:
+        """Release the arguments, which may be tracers: the call is over."""
+        self._arguments = (), {}
+
+
+class _Mark:
+    """Stands for an array in the containers of an operation. It is never read."""
+
+    __slots__ = ("shape",)
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+
+    def __dlpack__(self, **options: Any) -> Any:
+        raise BufferError("it has no memory")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return HOST.type, 0
+
+
+def _without_arrays(tree: Tree, values: Any, target: str) -> Any:
+    """Return the containers of a tree around marks: operations outlive their calls.
+
+    Containers that refuse marks are kept as they are.
+    """
+    try:
+        return tree.rebuild([_Mark(tuple(getattr(array, "shape", ()))) for array in tree.arrays], target)
+    except DlxError:
+        return values
 
 
 def _abstract(value: Any, caller: Adapter) -> Any:
@@ -128,20 +177,36 @@ def _abstract(value: Any, caller: Adapter) -> Any:
 
 
 class _Result:
-    """The containers of a function's result, without its arrays."""
+    """The containers of a function's result, without its arrays.
 
-    def __init__(self) -> None:
-        self._tree: Tree | None = None
+    Parameters
+    ----------
+    caller
+        Name of the framework that gets the result.
+    """
+
+    def __init__(self, caller: str) -> None:
+        self._caller = caller
+        self._value: Any = None
         self._paths: list[tuple[Any, ...]] | None = None  # of the arrays, as they are expected from then on
 
     def taken(self, value: Any, target: str) -> list[Any]:
         """Return the arrays of a result, in the order of the first one, whose containers are kept."""
+        if inspect.isawaitable(value) or inspect.isgenerator(value) or inspect.isasyncgen(value):
+            if hasattr(value, "close"):
+                value.close()  # else Python would warn that nobody awaited it
+            what = type_name(type(value))
+            raise ConversionError(
+                f"the function returned a {what}, and gradients are for functions that return once",
+                fix="Decorate the function that is awaited or iterated, without grad=True.",
+            )
         tree = Tree((value,), TUPLE, Failures(target, located=lambda path: ("result", path[1:])))
         paths = [tree.path(i) for i in range(len(tree.arrays))]
+        arrays = tree.arrays
         if self._paths is None:
-            self._tree, self._paths = tree, paths
+            self._value, self._paths = _without_arrays(tree, (value,), self._caller), paths
         if paths == self._paths:
-            return tree.arrays
+            return arrays
         if len(paths) != len(self._paths) or set(paths) != set(self._paths):
             expected, found = (
                 ", ".join(path_text(path[1:], "result") for path in each) for each in (self._paths, paths)
@@ -150,13 +215,12 @@ class _Result:
                 f"the function returned arrays at {found}, and was expected to return them at {expected}",
                 fix="Return the same containers in every call, as result_like= says where it is given.",
             )
-        return [tree.arrays[paths.index(path)] for path in self._paths]
+        return [arrays[paths.index(path)] for path in self._paths]
 
-    def rebuilt(self, arrays: Sequence[Any], target: str) -> Any:
+    def rebuilt(self, arrays: Sequence[Any]) -> Any:
         """Return the result, with these arrays in it."""
-        assert self._tree is not None
-        tree, self._tree = self._tree, None
-        return tree.rebuild(list(arrays), target)[0]
+        value, self._value = self._value, None
+        return Tree(value, TUPLE, Failures(self._caller)).rebuild(list(arrays), self._caller)[0]
 
 
 class DifferentiableFunction:
@@ -191,16 +255,19 @@ class DifferentiableFunction:
         self._located, self._like, self._readonly = located, like, cast("Readonly", request.readonly)
         assert caller.gradients is not None
         self._is_differentiable = caller.gradients.is_differentiable
+        # Constant arrays are copied for a caller that writes, unless they are to be shared.
+        self._may_meet = not caller.immutable and not (request.target.adapter.immutable and request.readonly == "copy")
 
     def __call__(self, arrays: Sequence[Any], to: str | None = None) -> list[Any]:
         """Return the results, without what gradients need."""
         inside = self._inside(arrays)
         return self._outside(self._function(*inside), inside, to or self._caller.name)
 
-    def vjp(self, arrays: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
-        """Return the results, and what takes their gradients to those of the arguments."""
-        inside = self._inside(arrays)
-        chosen = [i for i, array in enumerate(arrays) if self._is_differentiable(array)]
+    def vjp(
+        self, arrays: Sequence[Any], wanted: Sequence[bool] | None = None
+    ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
+        """Return the results, and what takes their gradients to those of the arguments that are wanted."""
+        inside, chosen = self._inside(arrays), self._chosen(arrays, wanted)
         results, pull = _vjp(self._function, self._inner, inside, chosen)
 
         def pullback(gradients: Sequence[Any]) -> list[Any]:
@@ -212,27 +279,56 @@ class DifferentiableFunction:
 
         return self._outside(results, inside, self._caller.name), pullback
 
-    def derivative(self, gradients: Sequence[Any]) -> tuple[DifferentiableFunction, list[Any]]:
-        """Return the operation (arguments, gradients of results) -> gradients of arguments, and those gradients."""
+    def derivative(
+        self, gradients: Sequence[Any], wanted: Sequence[bool] | None = None, state: Sequence[Any] = ()
+    ) -> tuple[DifferentiableFunction, list[Any]]:
+        """Return the operation (arguments, gradients of results, state) -> gradients, and all but the arguments."""
         there = [i for i, each in enumerate(gradients) if each is not None]
-        function, inner, n = self._function, self._inner, len(gradients)
+        function, inner, n, states = self._function, self._inner, len(gradients), len(state)
 
         def flat(*arrays: Any) -> list[Any]:
-            inside, given = arrays[: len(arrays) - len(there)], arrays[len(arrays) - len(there) :]
+            last = len(arrays) - states
+            inside, given, before = arrays[: last - len(there)], arrays[last - len(there) : last], arrays[last:]
             chosen = [i for i, array in enumerate(inside) if inner.is_differentiable(array)]
-            _, pull = _vjp(function, inner, inside, chosen)
+            if wanted is not None:
+                chosen = [i for i in chosen if wanted[i]]
+            with _at(inner, before):
+                _, pull = _vjp(function, inner, inside, chosen)
             every: list[Any] = [None] * n
             for i, each in zip(there, given, strict=True):
                 every[i] = each
             return list(pull(every))
 
         def like(arrays: Sequence[Any]) -> Specs:
-            operands = arrays[: len(arrays) - len(there)]
-            return [self._spec_of(each) for each in operands if self._is_differentiable(each)]
+            operands = arrays[: len(arrays) - len(there) - states]
+            return [self._spec_of(operands[i]) for i in self._chosen(operands, wanted)]
 
-        located = [*self._located, *[("gradient", ())] * len(there)]
+        located = [*self._located, *[("gradient", ())] * (len(there) + states)]
         made = DifferentiableFunction(flat, self._request, inner, self._caller, located, like)
-        return made, [gradients[i] for i in there]
+        return made, [*(gradients[i] for i in there), *state]
+
+    def replayable(self) -> tuple[DifferentiableFunction, int]:
+        """Return an operation whose last results are what a later run is to begin with, and how many these are."""
+        state_of, function = self._inner.random_state, self._function
+        if state_of is None:
+            return self, 0
+
+        def flat(*arrays: Any) -> list[Any]:
+            state = state_of()
+            return [*function(*arrays), state]
+
+        def like(arrays: Sequence[Any]) -> Specs:
+            state = state_of()
+            dtype = self._request.target.adapter.dtypes.from_native(state.dtype)
+            assert dtype is not None
+            return [*self.results_like(arrays), (tuple(state.shape), dtype)]
+
+        return DifferentiableFunction(flat, self._request, self._inner, self._caller, self._located, like), 1
+
+    def _chosen(self, arrays: Sequence[Any], wanted: Sequence[bool] | None) -> list[int]:
+        """Return the numbers of the arguments to differentiate by."""
+        some = range(len(arrays)) if wanted is None else [i for i, is_one in enumerate(wanted) if is_one]
+        return [i for i in some if self._is_differentiable(arrays[i])]
 
     def results_like(self, arrays: Sequence[Any]) -> Specs:
         """Return shape and dtype of each result, where `arrays` are known by theirs only."""
@@ -266,7 +362,7 @@ class DifferentiableFunction:
         """
         try:
             made = [convert(each, to, detach=True, readonly=self._readonly) for each in results]
-            if not self._caller.immutable and _meet(made, inside):
+            if self._may_meet and _meet(made, inside):
                 made = [convert(each, to, detach=True, copy=True) for each in results]
             return made
         except DlxError as error:
@@ -294,11 +390,179 @@ def _vjp(function: Callable[..., list[Any]], inner: GradSupport, arrays: Sequenc
     return inner.vjp(over, [arrays[i] for i in chosen])
 
 
-def _moved(array: Any, request: Request, at: Place, *, copy: bool | None = None) -> Any:
-    """Convert one array for the function."""
-    to, readonly = cast("Target", request.target.adapter.name), cast("Readonly", request.readonly)
+def _at(inner: GradSupport, state: Sequence[Any]) -> AbstractContextManager[Any]:
+    """Return a context in which a function draws the random numbers that it drew before."""
+    if not state:
+        return nullcontext()
+    assert inner.at_random_state is not None
+    return inner.at_random_state(state[0])
+
+
+def _moved(array: Any, request: Request, at: Place, to: str | None = None, *, copy: bool | None = None) -> Any:
+    """Convert one array for the function; `to` names another framework than its own."""
+    target, readonly = cast("Target", to or request.target.adapter.name), cast("Readonly", request.readonly)
     try:
-        return convert(array, to, detach=True, readonly=readonly, copy=copy)
+        return convert(array, target, detach=True, readonly=readonly, copy=copy)
     except DlxError as error:
         root, path = at
         raise error.complete(root=root, path=path) from None
+
+
+# ---- functions that their users had compiled -----------------------------------------------------------------------
+
+
+class CompiledCalls:
+    """Calls of one function, for callers that record; NotImplemented for those that need `differentiated`."""
+
+    def __init__(self, spec: FunctionSpec, function: Any) -> None:
+        self._spec, self._function = spec, function
+        self._generation: Any = None
+        self._compiled: CompiledFunction | None = None
+        self._known: dict[Any, tuple[Callable[..., Any], list[Place]]] = {}
+        self._met: set[Any] = set()
+        self._kinds: dict[int, tuple[type, Any]] = {}  # address of a type -> it, and how it is treated
+
+    def __call__(self, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Call the function.
+
+        Raises
+        ------
+        DlxError
+            If an argument or a result cannot be converted.
+        """
+        if self._generation != registry.generation:
+            self._renew()
+        compiled = self._compiled
+        if compiled is None:
+            return NotImplemented
+        target = self._request.target
+        leaves, structure = compiled.flatten((args, options))
+        key, arrays, chosen = [structure], [], []
+        caller, has_numbers = None, False
+        for i, leaf in enumerate(leaves):
+            kind = type(leaf)
+            _, what = self._kinds.get(id(kind)) or self._look_up(kind)
+            if isinstance(what, Adapter):
+                leaves[i] = None
+                if tracked(what, leaf):
+                    if what is target.source or what is not (caller or what):
+                        return NotImplemented  # which says why not
+                    caller = what
+                    chosen.append(True)
+                else:
+                    chosen.append(False)
+                arrays.append((what, leaf))
+                key.append(None)
+            elif kind in _PLAIN:
+                has_numbers = has_numbers or kind in _NUMBERS
+                key.append((kind, repr(leaf) if kind in _NUMBERS else leaf))  # 0.0 and -0.0 are equal
+            else:
+                return NotImplemented
+        if caller is None or caller.gradients is None or caller.gradients.record is None:
+            return NotImplemented
+        operands = [i for i, (what, _) in enumerate(arrays) if what is caller]
+        is_differentiable = caller.gradients.is_differentiable
+        by = [i for i, is_one in enumerate(chosen) if is_one and is_differentiable(arrays[i][1])]
+        key += [caller.name, *by, None, *operands]
+        where = tuple(key)
+        known = self._known.get(where)
+        if known is None:
+            if has_numbers and where not in self._met:  # a number may be another one in each call
+                if len(self._met) >= MAX_KNOWN:
+                    self._met.clear()
+                self._met.add(where)
+                return NotImplemented
+            known = compiled.vjp(structure, leaves, by), self._located(args, options, [arrays[i][1] for i in operands])
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            self._known[where] = known
+        parts: list[Any] = [None] * len(arrays)
+        for i, (what, array) in enumerate(arrays):
+            if is_inside(array, what, target):
+                parts[i] = array
+            elif what is not caller:
+                parts[i] = _moved(array, self._request, ("", ()), copy=True)  # it may change meanwhile
+        vjp, located = known
+
+        def flat(*given: Any) -> list[Any]:
+            rest = iter(_filled(parts, operands, given))
+            now, named = compiled.unflatten(structure, [next(rest) if leaf is None else leaf for leaf in leaves])
+            return compiled.flatten(self._function(*now, **named))[0]
+
+        operation = CompiledCall(flat, self._request, self._gradients, caller, located)
+        operation.vjp_of, operation.parts, operation.operands = vjp, parts, operands
+        results = caller.gradients.record(operation, [arrays[i][1] for i in operands])
+        return compiled.unflatten(operation.structure, results)
+
+    def _look_up(self, kind: type) -> tuple[type, Any]:
+        """Return a type and what `what_is` says of it."""
+        if len(self._kinds) >= MAX_KNOWN:
+            self._kinds.clear()
+        found = self._kinds[id(kind)] = kind, what_is(kind)
+        return found
+
+    def _renew(self) -> None:
+        """Look the function's framework up, and whether it says that the function is compiled."""
+        self._generation, self._compiled = registry.generation, None
+        self._known.clear()
+        self._kinds.clear()
+        self._request = self._spec.request()
+        inner = self._request.target.adapter.gradients
+        if inner is not None and inner.compile is not None and self._spec.result_like is None:
+            self._gradients, self._compiled = inner, inner.compile(self._function)
+
+    def _located(self, args: tuple[Any, ...], options: dict[str, Any], arrays: list[Any]) -> list[Place]:
+        """Return where arrays stand among the arguments."""
+        tree = Tree((args[self._spec.skipped :], options), TUPLE, Failures(""))
+        found = {id(array): i for i, array in enumerate(tree.arrays)}
+        return [self._spec.parameter(tree.path(found[id(each)])) if id(each) in found else ("", ()) for each in arrays]
+
+
+def _filled(parts: Sequence[Any], places: Sequence[int], arrays: Sequence[Any]) -> list[Any]:
+    """Return a list with arrays put in some places."""
+    found = [*parts]
+    for i, array in zip(places, arrays, strict=True):
+        found[i] = array
+    return found
+
+
+class CompiledCall(DifferentiableFunction):
+    """The operation of one call.
+
+    Attributes
+    ----------
+    vjp_of
+        The compiled derivative.
+    parts, operands
+        The arrays of the function's framework, and the numbers of those that the caller gives.
+    structure
+        Of the results, once the function has run.
+    """
+
+    vjp_of: Callable[..., Any]
+    parts: list[Any]
+    operands: list[int]
+    structure: Any = None
+
+    def vjp(
+        self, arrays: Sequence[Any], wanted: Sequence[bool] | None = None
+    ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
+        """Return the results, and what takes their gradients to those of the arguments."""
+        given = [_moved(each, self._request, at, "dlx") for each, at in zip(arrays, self._located, strict=True)]
+        try:
+            results, self.structure, pull = self.vjp_of(_filled(self.parts, self.operands, given))
+        except DlxError:
+            self._inside(arrays)  # says which one it is about
+            raise
+        operands, to = self.operands, self._caller.name
+
+        def pullback(gradients: Sequence[Any]) -> list[Any]:
+            given = [
+                None if each is None else _moved(each, self._request, ("gradient", ()), "dlx") for each in gradients
+            ]
+            found = pull(given)
+            there = [found[i] for i in operands]
+            made = iter(self._outside([each for each in there if each is not None], [], to))
+            return [None if each is None else next(made) for each in there]
+
+        return self._outside(results, [], to), pullback

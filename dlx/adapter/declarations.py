@@ -19,6 +19,7 @@ __all__ = [
     "OWNER_BOUNDS",
     "Blocker",
     "Capabilities",
+    "CompiledFunction",
     "Container",
     "FastPath",
     "Guard",
@@ -321,20 +322,63 @@ class Operation(Protocol):
     def __call__(self, arrays: Sequence[Any], to: str | None = None) -> list[Any]:
         """Return the results, as arrays of another framework if `to` names one."""
 
-    def vjp(self, arrays: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
+    def vjp(
+        self, arrays: Sequence[Any], wanted: Sequence[bool] | None = None
+    ) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
         """Return the results and a pullback, from gradients of the results to those of `arrays`; None for no gradient.
 
-        The pullback's answer cannot be differentiated; that of `derivative` can.
+        `wanted` says of each array whether its gradient is asked for; None: all are. The pullback's answer cannot be
+        differentiated; that of `derivative` can.
         """
 
-    def derivative(self, gradients: Sequence[Any]) -> tuple[Operation, list[Any]]:
-        """Return an operation for the pullback, and which of `gradients` follow the arrays as its arguments.
+    def derivative(
+        self, gradients: Sequence[Any], wanted: Sequence[bool] | None = None, state: Sequence[Any] = ()
+    ) -> tuple[Operation, list[Any]]:
+        """Return an operation for the pullback, and what follows the arrays as its arguments.
 
-        Its results are the gradients of those arrays that `is_differentiable` is true of, zeros where there are none.
+        Those are the `gradients` that there are, and `state`, the last results of a `replayable` operation. The results
+        are the gradients of the arrays that are wanted and that `is_differentiable` is true of, zeros where there are
+        none. The function is run again.
+        """
+
+    def replayable(self) -> tuple[Operation, int]:
+        """Return an operation whose last results are what a later run is to begin with, and how many these are.
+
+        A caller that runs the function again for its derivatives passes them to `derivative`: dropout drops the same.
         """
 
     def results_like(self, arrays: Sequence[Any]) -> list[tuple[tuple[int, ...], DType]]:
         """Return shape and dtype of each result, where `arrays` are known by theirs only."""
+
+
+@set_module("dlx.adapter")
+class CompiledFunction(Protocol):
+    """A function that its user had compiled, as `GradSupport.compile` gives it."""
+
+    def flatten(self, value: Any) -> tuple[list[Any], Any]:
+        """Return the leaves of a tree as the framework takes it apart, none of them None, and a hashable structure."""
+
+    def unflatten(self, structure: Any, leaves: Sequence[Any]) -> Any:
+        """Return the tree again."""
+
+    def vjp(self, structure: Any, leaves: Sequence[Any], chosen: Sequence[int]) -> Callable[..., Any]:
+        """Return the derivative for calls with ``(args, options)`` of a structure, by some of the arrays in there.
+
+        Parameters
+        ----------
+        structure, leaves
+            Of the arguments, with None in place of each array.
+        chosen
+            Numbers of the arrays to differentiate by.
+
+        Returns
+        -------
+        vjp
+            ``vjp(arrays)``, of `dlx.Tensor` and of the framework's arrays, gives ``(results, structure, pullback)``:
+            the leaves of the result and their structure. ``pullback(gradients)`` takes a `dlx.Tensor` or None for each
+            result, and gives a gradient for each chosen array, None for the others. What it gives, and results, may be
+            a `dlx.Tensor`, writable, where nobody else has the memory. Traces only where jit would.
+        """
 
 
 @set_module("dlx.adapter")
@@ -364,6 +408,13 @@ class GradSupport:
     eval_shape
         ``eval_shape(function, specs)`` gives ``(shape, dtype)`` of each result of ``function(*arrays)`` without data,
         each array known by such a pair; for callers that compile. None: it cannot, and users declare the results.
+    random_state, at_random_state
+        ``random_state()`` gives the state of the framework's random numbers as one of its arrays, always of the same
+        shape, and ``at_random_state(state)`` a context in which they go on from there; what was before comes back after
+        it. None: functions get their random numbers, or keys for them, as arguments.
+    compile
+        ``compile(function)`` gives a `CompiledFunction` where the function's user had it compiled, traced once for
+        arguments of a kind, and None where not. None: such functions are not known.
     """
 
     is_tracked: Callable[[Any], bool]
@@ -376,6 +427,9 @@ class GradSupport:
         Callable[[Callable[..., Any], Sequence[tuple[tuple[int, ...], DType]]], list[tuple[tuple[int, ...], DType]]]
         | None
     ) = None
+    random_state: Callable[[], Any] | None = None
+    at_random_state: Callable[[Any], AbstractContextManager[Any]] | None = None
+    compile: Callable[[Callable[..., Any]], CompiledFunction | None] | None = None
 
 
 @set_module("dlx.adapter")

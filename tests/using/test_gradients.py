@@ -1,5 +1,6 @@
 """Gradients across frameworks: `dlx.using` with ``grad=True``, and what it refuses without."""
 
+import functools
 import gc
 import subprocess
 import sys
@@ -469,6 +470,190 @@ def test_what_cannot_cross_is_refused_by_its_place():
         dlx.using("jax", grad=True)(lambda x: x)(torch.ones(2, dtype=torch.float64, requires_grad=True))
 
 
+# ---- torch calls what jax has compiled -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["matmul", "max", "scalar", "transposed", "several results", "a tree", "ignores one", "its argument"]
+)
+def test_torch_differentiates_compiled_functions(name):
+    """Both ways are compiled, and numerical and computed gradients agree; the second derivatives of some too."""
+    function, *shapes = TO_JAX[name]
+    decorated = dlx.using("jax", grad=True)(jax.jit(function))
+    flat = lambda *tensors: _leaves(decorated(*tensors))  # noqa: E731
+    assert torch.autograd.gradcheck(flat, _tensors(shapes), fast_mode=True)
+    if name in SECOND:
+        assert torch.autograd.gradgradcheck(flat, _tensors(shapes), fast_mode=True)
+
+
+def test_torch_differentiates_compiled_complex_functions():
+    """In torch's convention."""
+    decorated = dlx.using("jax", grad=True)(jax.jit(lambda z, w: (COMPLEX["conjugate"](z, w), jnp.abs(w))))
+    assert torch.autograd.gradcheck(decorated, _tensors([(3,), (3,)], np.complex128), fast_mode=True)
+
+
+def test_compiled_functions_are_traced_once_for_arguments_of_a_kind():
+    """Shapes, dtypes, structures, static arguments and x64 are what jit tells apart; so does their derivative."""
+    traced = []
+
+    @dlx.using("jax", grad=True)
+    @functools.partial(jax.jit, static_argnames="mode")
+    def function(tree, mode="wide"):
+        traced.append(mode)
+        return jnp.sin(tree["x"]) * tree["n"] if mode == "wide" else -tree["x"]
+
+    def call(shape, dtype=torch.float32, **options):
+        x = torch.ones(shape, dtype=dtype, requires_grad=True)
+        function({"x": x, "n": torch.tensor(2, dtype=torch.int32)}, **options).sum().backward()
+        return x.grad.flatten()[0].item()
+
+    assert [call(3) for _ in range(3)] == [pytest.approx(2 * np.cos(1.0))] * 3
+    first = len(traced)
+    assert call(3) == pytest.approx(2 * np.cos(1.0))
+    assert len(traced) == first
+    assert call((2, 2)) == pytest.approx(2 * np.cos(1.0))
+    assert len(traced) > first
+    assert call(3, torch.float64) == pytest.approx(2 * np.cos(1.0), abs=1e-12)
+    assert call(3, mode="minus") == -1
+    jax.config.update("jax_enable_x64", False)
+    assert call(3) == pytest.approx(2 * np.cos(1.0))
+    with pytest.raises(dlx.errors.DTypeError, match=r"at tree\['x'\].*jax_enable_x64"):
+        call(3, torch.float64)
+
+
+def test_numbers_among_the_arguments_of_compiled_functions():
+    """Each has its own effect, also where it differs in every call, or in its sign or type only."""
+    function = dlx.using("jax", grad=True)(jax.jit(lambda x, n: x * n + jnp.arctan2(n, -1.0)))
+    for n in (2, 2, 2, 2.5, 2.5, 2.0, 3, 0.0, 0.0, -0.0, -0.0):
+        x = torch.ones(3, requires_grad=True)
+        y = function(x, n)
+        y.sum().backward()
+        assert x.grad.tolist() == [n] * 3
+        assert y.tolist() == pytest.approx([n + np.arctan2(n, -1.0)] * 3)
+
+
+def test_compiled_functions_get_and_give_memory_without_a_copy(monkeypatch):
+    """Arguments and gradients are jax's arrays by address; results and their gradients are what jax has computed."""
+    import dlx_jax
+
+    taken, handed, take, hand = [], [], dlx_jax._taken, dlx_jax._handed
+
+    def noted(tensor, host):
+        array = take(tensor, host)
+        taken.append((tensor.data_ptr, array.unsafe_buffer_pointer()))
+        return array
+
+    def given(arrays, own, host):
+        handed.extend(each.unsafe_buffer_pointer() for each in arrays)
+        return hand(arrays, own, host)
+
+    monkeypatch.setattr(dlx_jax, "_taken", noted)
+    monkeypatch.setattr(dlx_jax, "_handed", given)
+    function = dlx.using("jax", grad=True)(jax.jit(lambda a, b: a * b))
+    for dtype in (torch.float32, torch.float64):
+        taken.clear()
+        handed.clear()
+        a, b = (torch.randn(1024, dtype=dtype, requires_grad=True) for _ in range(2))
+        y, gradient = function(a, b), torch.randn(1024, dtype=dtype)
+        found = torch.autograd.grad(y, (a, b), gradient)
+        assert [given for given, _ in taken] == [a.data_ptr(), b.data_ptr(), gradient.data_ptr()]
+        assert all(given == got for given, got in taken)
+        assert handed == [y.data_ptr(), *(each.data_ptr() for each in found)]
+        assert torch.allclose(found[0], b * gradient)
+        assert torch.allclose(found[1], a * gradient)
+
+
+def test_results_of_compiled_functions_can_be_written_to():
+    """Also those that are arguments, constants, or one another; what the way back needs is watched by torch."""
+    constant = jnp.ones(64, "float32")
+    function = dlx.using("jax", grad=True)(jax.jit(lambda a, b: (a, a + b, constant, a, b * 1)))
+    a, b = torch.ones(64, requires_grad=True), torch.ones(64, requires_grad=True)
+    results = [each.detach() for each in function(a, b)]
+    for i, each in enumerate(results):
+        each += i + 1
+    assert [each[0].item() for each in results] == [2, 4, 4, 5, 6]
+    assert constant.tolist() == a.tolist() == b.tolist() == [1] * 64
+    sum(each.sum() for each in function(a, b)).backward()
+    a.grad.zero_()
+    assert b.grad.tolist() == [2] * 64
+    y = dlx.using("jax", grad=True)(jax.jit(jnp.tanh))(a)
+    y += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_arguments_that_compiled_functions_get_by_copying():
+    """Strided, unaligned and read-only memory, constants of numpy and arrays of jax."""
+    function = dlx.using("jax", grad=True)(jax.jit(lambda x, c, d: x * c + d))
+    base, constant = torch.arange(17.0), np.arange(4, dtype="f4")
+    constant.flags.writeable = False
+    for x in (base[1:9:2], base[1:5], base[3:4].expand(4), base[:16].reshape(4, 4).T[0]):
+        x = x.detach().requires_grad_()
+        y = function(x, constant, jnp.ones(4))
+        y.sum().backward()
+        assert y.tolist() == [n * value + 1 for n, value in enumerate(x.tolist())]
+        assert x.grad.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_the_way_back_keeps_goes_with_the_graph(compiled):
+    """As torch's saved tensors: after backward, unless the graph is retained; also where results live on."""
+    function = lambda x: jnp.sin(x) * jnp.exp(x)  # noqa: E731
+    decorated = dlx.using("jax", grad=True)(jax.jit(function) if compiled else function)
+    x = torch.zeros(12345, requires_grad=True)
+    kept = lambda: sum(each.nbytes for each in jax.live_arrays() if each.shape == (12345,))  # noqa: E731
+    y = decorated(x)
+    assert kept()
+    y.sum().backward(retain_graph=True)
+    assert kept()
+    y.sum().backward()
+    assert x.grad.tolist() == [2] * 12345
+    x.grad = None
+    gc.collect()
+    assert kept() <= y.nbytes  # the result itself
+    with pytest.raises(RuntimeError, match="second time"):
+        y.sum().backward()
+
+
+def test_tensors_saved_elsewhere():
+    """Hooks that keep tensors on the host or on disk lose the pullback; it is made again."""
+    for function in (jnp.exp, jax.jit(jnp.exp)):
+        x = torch.zeros(3, requires_grad=True)
+        with torch.autograd.graph.save_on_cpu():
+            y = dlx.using("jax", grad=True)(function)(x)
+        y.sum().backward()
+        assert x.grad.tolist() == [1] * 3
+
+
+def test_functions_whose_result_is_a_coroutine_or_generator():
+    """They are refused by name, without a warning that nobody awaited them."""
+
+    class Callable:
+        async def __call__(self, x):
+            return x
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for function, what in ((Callable(), "coroutine"), (lambda x: (each for each in x), "generator")):
+            with pytest.raises(dlx.errors.ConversionError, match=f"returned a {what}"):
+                dlx.using("jax", grad=True)(function)(torch.ones(2, requires_grad=True))
+
+
+def test_arguments_that_the_function_records_itself():
+    """They are refused where results leave the framework, or another one records as well; else they keep it."""
+    own, times = torch.ones(2, requires_grad=True), lambda x, w: x * w
+    for function in (dlx.using("torch")(times), dlx.using("torch", grad=True)(times)):
+        assert isinstance(function(np.ones(2), own.detach()), np.ndarray)  # of the same types as what follows
+        with pytest.raises(dlx.errors.ConversionError, match=r"at w: .*results would go to numpy"):
+            function(np.ones(2), own)
+        with torch.no_grad():
+            assert isinstance(function(np.ones(2), own), np.ndarray)
+        assert function(torch.ones(2), own).requires_grad
+    assert isinstance(dlx.using("torch", detach=True)(times)(np.ones(2), own), np.ndarray)
+    with pytest.raises(dlx.errors.ConversionError, match="jax and torch both"):
+        jax.grad(lambda x: dlx.using("torch", grad=True)(times)(x, own).sum())(jnp.ones(2))
+
+
 # ---- jax calls torch -------------------------------------------------------------------------------------------------
 
 
@@ -588,6 +773,83 @@ print(jax.jit(dlx.using("torch", grad=True, result_like=like)(lambda x: x[:2]))(
 def test_results_are_declared_in_a_fresh_process(python):
     """Nothing else has loaded an adapter before."""
     assert python(FRESH, args=()).strip() == "[1. 1.]"
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_random_numbers_are_the_same_on_the_way_back(compiled):
+    """Dropout drops the same, also in second derivatives and under `vmap`; the caller's numbers go on from its own."""
+    dropped = dlx.using("torch", grad=True)(lambda x: torch.nn.functional.dropout(x * x, 0.5))
+
+    def both(x):
+        y, pull = jax.vjp(dropped, x)
+        return y, pull(jnp.ones_like(y))[0]
+
+    def second(x):
+        first, pull = jax.vjp(lambda x: jax.grad(lambda x: dropped(x).sum())(x), x)
+        return first, pull(jnp.ones_like(first))[0]
+
+    x = jnp.arange(1.0, 65.0)
+    jit = jax.jit if compiled else lambda function: function
+    masks = []
+    for function in (both, jax.vmap(both)):
+        now = x if function is both else x.reshape(4, 16)
+        y, gradient = jit(function)(now)
+        assert np.allclose(np.where(y > 0, 4 * now, 0), gradient)
+        masks.append(np.asarray(y).ravel() > 0)
+    assert 0 < masks[0].sum() < 64
+    assert not np.array_equal(*masks)
+    first, then = jit(second)(x)
+    assert np.allclose(np.asarray(then) * x, first)
+
+
+def test_operations_keep_no_tracers():
+    """The leak checker of jax says so."""
+    call = dlx.using("torch", grad=True)(lambda tree, n: {"y": tree["x"].sin() * n})
+    like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)  # noqa: E731
+    declared = dlx.using("torch", grad=True, result_like=like)(torch.sin)
+    loss = lambda x: call({"x": x}, 2.0)["y"].sum() + declared(x).sum()  # noqa: E731
+    with jax.checking_leaks():
+        x = jnp.ones(3)
+        found = [jax.grad(loss)(x), jax.jit(jax.grad(loss))(x), jax.grad(jax.jit(loss))(x)]
+        jax.vmap(lambda x: call({"x": x}, 2.0)["y"])(jnp.ones((2, 3)))
+        jax.jit(jax.jacrev(jax.grad(loss)))(x)
+        for function in (jnp.sin, jax.jit(jnp.sin)):
+            given = torch.ones(3, dtype=torch.float64, requires_grad=True)
+            dlx.using("jax", grad=True)(function)(given).sum().backward()
+            assert given.grad.tolist() == pytest.approx([np.cos(1.0)] * 3)
+    assert all(np.allclose(each, 3 * np.cos(1.0)) for each in found)
+
+
+def test_modules_that_keep_what_they_computed():
+    """A trial without data would leave them a tensor without data: it is refused, and needless with `result_like`."""
+
+    class Keeping(torch.nn.Module):
+        def forward(self, x):
+            self.kept = x * 2
+            return x + 1
+
+    x = jnp.ones(3)
+    with pytest.raises(Exception, match=r"(?s)keeps a tensor of its trial.*float64\[3\].*result_like="):
+        jax.jit(dlx.using("torch", grad=True)(Keeping()))(x)
+    module = Keeping()
+    assert jax.jit(dlx.using("torch", grad=True, result_like=x)(module))(x).tolist() == [2] * 3
+    assert module.kept.tolist() == [2] * 3
+
+
+def test_only_the_gradients_that_are_asked_for_are_computed():
+    """The others' arguments are constants to the function's framework."""
+    seen = []
+
+    def times(x, y):
+        seen.append((x.requires_grad, y.requires_grad))
+        return x * y
+
+    x = jnp.ones(3)
+    for jit in (lambda function: function, jax.jit):
+        seen.clear()
+        assert jit(jax.grad(lambda x, y: dlx.using("torch", grad=True)(times)(x, y).sum()))(x, x).tolist() == [1] * 3
+        assert (True, True) not in seen
+        assert (True, False) in seen
 
 
 def test_exceptions_of_torch_arrive_in_jax():
