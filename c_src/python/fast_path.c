@@ -469,12 +469,13 @@ py_route* py_fast_path_route(PyObject* callable, PyTypeObject* type, PyObject* t
   if (r) return r;
   /* Strings that are equal but not the same object share one route; literals are interned already.
    */
-  if (PyUnicode_CheckExact(to) && !PyUnicode_CHECK_INTERNED(to)) return NULL;
+  PyObject* key = py_route_key(to);
+  if (key != to && (r = py_route_find(type, key))) return r;
   PyObject* done =
       PyObject_CallFunctionObjArgs(((FastPathObject*)callable)->learn, (PyObject*)type, to, NULL);
   if (done == NULL && py_error_forget() < 0) return NULL;
   Py_XDECREF(done);
-  return py_route_find(type, to);
+  return py_route_find(type, py_route_key(to));
 }
 
 /* Whether an array is on the host, as its table says. Errors: 0 = ask Python. */

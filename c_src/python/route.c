@@ -54,6 +54,14 @@ DLX_HOT py_route* py_route_find(PyTypeObject* type, PyObject* key) {
   return NULL;
 }
 
+static PyObject* names_of_targets; /* {name: the same} of keys that are strings */
+
+PyObject* py_route_key(PyObject* to) {
+  if (!PyUnicode_CheckExact(to) || PyUnicode_CHECK_INTERNED(to)) return to;
+  PyObject* known = names_of_targets ? PyDict_GetItemWithError(names_of_targets, to) : NULL;
+  return known ? known : to;
+}
+
 DLX_HOT PyObject* py_ask(const py_question* q, PyObject* obj) {
   if (Py_TYPE(obj) == q->type) {
     if (q->get) return q->get(obj, q->closure);
@@ -335,6 +343,11 @@ static PyObject* route_add(PyObject* module, PyObject* const* args, Py_ssize_t n
   r->type = (PyTypeObject*)Py_NewRef(args[0]);
   r->holds_type = 1;
   r->key = Py_NewRef(args[1]);
+  if (PyUnicode_CheckExact(r->key)) {
+    if (names_of_targets == NULL) names_of_targets = PyDict_New();
+    if (names_of_targets == NULL || PyDict_SetItem(names_of_targets, r->key, r->key) < 0)
+      goto failed;
+  }
   if (args[2] != Py_None && read_route(args[2], r) < 0) goto failed;
   r->tag = assign_tag(r->type);
   if (PyErr_Occurred()) goto failed;

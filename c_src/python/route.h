@@ -92,6 +92,10 @@ typedef struct {
  * meanwhile hold it by py_route_enter and py_route_leave. GIL: needed. Errors: none. */
 py_route* py_route_find(PyTypeObject* type, PyObject* key);
 
+/* The key of the routes to a target: of strings that are equal, the one that is interned, where a
+ * route has it. Owns: borrowed. GIL: needed. Errors: none, the target itself. */
+PyObject* py_route_key(PyObject* to);
+
 static inline void py_route_enter(py_route* route) {
   route->users++;
 }

@@ -166,7 +166,7 @@ def learn(kind: type, to: Any) -> None:
             registry.remark(
                 source, f"the fast path from {type_name(kind)} to {to!r} is not used: {exception_text(error)}"
             )
-    native.route_add(kind, to, route)
+    native.route_add(kind, sys.intern(to) if type(to) is str else to, route)
 
 
 def _route(kind: type, source: Adapter | None, target: Target, producer: Producer | None) -> Route | None:
