@@ -6,18 +6,14 @@ Otherwise nothing is asked: the fast path does not know of traces.
 
 from __future__ import annotations
 
-import html
-import json
 import os
-import re
 import sys
 import threading
-import warnings
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlx._core import native
+from dlx._core.locks import lock_of
 from dlx._core.module import set_module
 from dlx._core.text import amount
 
@@ -82,7 +78,7 @@ class Trace:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock: threading.RLock | None = None
         self._counts: Counter[tuple[Any, ...]] = Counter()
         self._nbytes: Counter[tuple[Any, ...]] = Counter()
 
@@ -97,14 +93,14 @@ class Trace:
 
     def note(self, key: tuple[Any, ...], nbytes: int) -> None:
         """Count one conversion."""
-        with self._lock:
+        with lock_of(self):
             self._counts[key] += 1
             self._nbytes[key] += nbytes
 
     @property
     def events(self) -> list[Event]:
         """Events, those with most bytes first."""
-        with self._lock:
+        with lock_of(self):
             found = [Event(*(*key, times, self._nbytes[key])) for key, times in self._counts.items()]
         return sorted(found, key=lambda event: (-event.nbytes, event.file, event.line))
 
@@ -115,6 +111,8 @@ class Trace:
 
     def json(self) -> str:
         """Return the events as JSON: a list of objects with the fields of `Event`."""
+        import json
+
         return json.dumps([event._asdict() for event in self.events], indent=2)
 
     def __str__(self) -> str:
@@ -127,6 +125,8 @@ class Trace:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
+        import html
+
         names = ("where", "times", "outcome", "bytes", "what", "why")
         rows = ["".join(f"<th style='text-align:left'>{name}</th>" for name in names)]
         for event in self.events:
@@ -137,7 +137,7 @@ class Trace:
 
     @staticmethod
     def _row(event: Event) -> tuple[str, ...]:
-        where = f"{Path(event.file).name}:{event.line} {event.function}"
+        where = f"{os.path.basename(event.file)}:{event.line} {event.function}"
         size = amount(event.nbytes) if event.nbytes else ""
         what = f"{event.source} -> {event.target}"
         return where, f"{event.times} x", event.outcome, size, what, "; ".join(event.why)
@@ -178,6 +178,8 @@ class _Warner:
         file, line, _, source, target, outcome, why = key
         if nbytes < self.least or (file, line) in self._warned:
             return
+        import warnings
+
         self._warned.add((file, line))
         text = f"dlx {outcome} {amount(nbytes)} here: {source} -> {target}: {'; '.join(why)}"
         warnings.warn_explicit(text, UserWarning, file, line)
@@ -217,6 +219,8 @@ def _caller() -> FrameType | None:
 
 def _threshold(text: str) -> int:
     """Return a number of bytes: ``"1MiB"``, ``"64k"``, ``"1000"``."""
+    import re
+
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if found is None:
         raise ValueError(f"DLX_WARN_COPIES={text!r} is no number of bytes. Set it to one, as in 1MiB.")

@@ -185,7 +185,7 @@ def test_adapters_that_raise_what_cannot_be_shown(tmp_path, python, np):
             name = "lib_" + method
             lib = importlib.import_module(name)
             ways = {
-                "in": lambda: dlx.convert(dlx.empty((3,), "int8"), to=name, device="cpu"),
+                "in": lambda: dlx.convert.__wrapped__(dlx.empty((3,), "int8"), to=name, device="cpu"),
                 "out": lambda: dlx.convert(lib.Array(dlx.empty((3,), "int8")), to="dlx"),
             }
             for way, call in ways.items():

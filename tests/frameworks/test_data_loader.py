@@ -17,14 +17,13 @@ def loaded(samples, **options):
     return list(DataLoader(samples, batch_size=4, collate_fn=collate, **options))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_samples_that_torch_cannot_collate(np, torch, workers):
-    """bfloat16 of ml_dtypes, read-only and strided arrays; the batches of workers come in order."""
+def test_samples_that_torch_cannot_collate(np, torch):
+    """bfloat16 of ml_dtypes, read-only and strided arrays."""
     ml_dtypes = pytest.importorskip("ml_dtypes")
     samples = [
         (np.full((2, 3), i, ml_dtypes.bfloat16), np.broadcast_to(np.float32(i), 3), np.array(i)) for i in range(10)
     ]
-    batches = loaded(samples, num_workers=workers)
+    batches = loaded(samples)
     assert [batch[2].tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     for images, rows, labels in batches:
         assert (images.dtype, images.shape) == (torch.bfloat16, (len(labels), 2, 3))
@@ -37,3 +36,29 @@ def test_samples_of_jax(torch):
     jax = pytest.importorskip("jax")
     ((images,),) = loaded([(jax.numpy.full(3, i, "bfloat16"),) for i in range(4)])
     assert images.dtype == torch.bfloat16 and images[:, 0].tolist() == [0, 1, 2, 3]
+
+
+def test_workers(python, np, torch):
+    """The batches of worker processes come in order, bfloat16 as well; in a process of its own, since they are forked."""
+    pytest.importorskip("ml_dtypes")
+    out = python(
+        """
+        import ml_dtypes
+        import numpy as np
+        from torch.utils.data import DataLoader
+        import dlx
+
+        def collate(samples):
+            return [dlx.stack(column, to="torch") for column in zip(*samples, strict=True)]
+
+        samples = [(np.full((2, 3), i, ml_dtypes.bfloat16), np.array(i)) for i in range(10)]
+        for images, labels in DataLoader(samples, batch_size=4, collate_fn=collate, num_workers=2):
+            print(images.dtype, tuple(images.shape), images[:, 1, 2].tolist(), labels.tolist())
+        """,
+        args=(),
+    )
+    assert out.splitlines() == [
+        "torch.bfloat16 (4, 2, 3) [0.0, 1.0, 2.0, 3.0] [0, 1, 2, 3]",
+        "torch.bfloat16 (4, 2, 3) [4.0, 5.0, 6.0, 7.0] [4, 5, 6, 7]",
+        "torch.bfloat16 (2, 2, 3) [8.0, 9.0] [8, 9]",
+    ]

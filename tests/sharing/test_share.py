@@ -313,10 +313,34 @@ class TestHandle:
             assert b"dlx." not in pickle.dumps(handle)
             assert repr(handle).startswith("Handle({") and dlx.attach(found)["a"][0].nbytes == 5
 
-    @pytest.mark.parametrize("way", ["fork", "spawn"])
-    def test_processes(self, way, np):
+    def test_a_forked_process(self, python, np):
+        """It reads what its parent has shared, and writes where it may."""
+        out = python(
+            """
+            import multiprocessing
+            import numpy as np
+            import dlx
+
+            tensor = dlx.empty((4,), "int64", shared=True)
+            array = np.asarray(tensor)
+            array[:] = range(4)
+
+            def double(handle):
+                dlx.attach(handle, to="numpy", writable=True)["a"][:] *= 2
+
+            with dlx.share({"a": array, "b": np.arange(3.0)}) as handle:
+                worker = multiprocessing.get_context("fork").Process(target=double, args=(handle,))
+                worker.start()
+                worker.join(60)
+            print(worker.exitcode, array.tolist())
+        """,
+            args=(),
+        )
+        assert out == "0 [0, 2, 4, 6]\n"
+
+    def test_a_spawned_process(self, np):
         """Another process reads what this one has shared, and writes where it may; it keeps both when this one goes."""
-        context = multiprocessing.get_context(way)
+        context = multiprocessing.get_context("spawn")
         tensor = dlx.empty((4,), "int64", shared=True)
         array = np.asarray(tensor)
         array[:] = range(4)

@@ -60,7 +60,7 @@ SUITES = {
     ),
     # The extension that these import is built from test_ndarray.cpp beside them, and found on PYTHONPATH.
     "nanobind": Suite(
-        "nanobind/tests/test_ndarray.py",
+        "/".join(("nanobind", "tests", "test_ndarray.py")),
         None,
         ("numpy.from_dlpack", "torch.from_dlpack", "torch.utils.dlpack.from_dlpack"),
         needs=("test_ndarray_ext", "torch"),
