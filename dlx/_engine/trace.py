@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
     from dlx._engine.plan import Step
 
-__all__ = ["COLORS", "Event", "Trace", "observers", "record", "trace"]
+__all__ = ["COLORS", "TraceRecord", "Trace", "observers", "record", "trace"]
 
 COLORS = {"shared": "#1a7f37", "viewed": "#0969da", "copied": "#9a6700", "moved": "#9a6700", "refused": "#cf222e"}
 """Outcome -> its colour in notebooks, as in the pictures of the documentation."""
 
 
 @set_module("dlx")
-class Event(NamedTuple):
+class TraceRecord(NamedTuple):
     """Conversions of one kind that one line of the caller's code made.
 
     Attributes
@@ -38,7 +38,7 @@ class Event(NamedTuple):
     file, line, function
         Where the caller called dlx.
     source
-        The array, as text; without its shape where shapes differ between calls, there is an event for each.
+        The array, as text; where shapes differ between calls, there is a record for each.
     target
         The target framework.
     outcome
@@ -66,14 +66,14 @@ class Event(NamedTuple):
 class Trace:
     """What dlx converts while this context is entered, in all threads.
 
-    It prints as a table, is one in notebooks, and has `events` and `json` for programs.
+    It prints as a table, is one in notebooks, and has `records` and `json` for programs.
 
     Examples
     --------
     >>> import dlx
     >>> with dlx.trace() as seen:
     ...     tensor = dlx.convert(b"abc", to="dlx", copy=True)
-    >>> [(event.outcome, event.nbytes) for event in seen.events]
+    >>> [(record.outcome, record.nbytes) for record in seen.records]
     [('copied', 3)]
     """
 
@@ -98,26 +98,26 @@ class Trace:
             self._nbytes[key] += nbytes
 
     @property
-    def events(self) -> list[Event]:
-        """Events, those with most bytes first."""
+    def records(self) -> list[TraceRecord]:
+        """Records, those with most bytes first."""
         with lock_of(self):
-            found = [Event(*(*key, times, self._nbytes[key])) for key, times in self._counts.items()]
-        return sorted(found, key=lambda event: (-event.nbytes, event.file, event.line))
+            found = [TraceRecord(*(*key, times, self._nbytes[key])) for key, times in self._counts.items()]
+        return sorted(found, key=lambda record: (-record.nbytes, record.file, record.line))
 
     @property
     def nbytes(self) -> int:
         """Bytes copied and moved in all."""
-        return sum(event.nbytes for event in self.events)
+        return sum(record.nbytes for record in self.records)
 
     def json(self) -> str:
-        """Return the events as JSON: a list of objects with the fields of `Event`."""
+        """Return the records as JSON: a list of objects with the fields of `TraceRecord`."""
         import json
 
-        return json.dumps([event._asdict() for event in self.events], indent=2)
+        return json.dumps([record._asdict() for record in self.records], indent=2)
 
     def __str__(self) -> str:
-        head = f"{amount(self.nbytes)} copied or moved by {sum(event.times for event in self.events)} conversions"
-        rows = [self._row(event) for event in self.events]
+        head = f"{amount(self.nbytes)} copied or moved by {sum(record.times for record in self.records)} conversions"
+        rows = [self._row(record) for record in self.records]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
         return "\n".join([head, *(line.rstrip() for line in lines)])
@@ -129,18 +129,20 @@ class Trace:
 
         names = ("where", "times", "outcome", "bytes", "what", "why")
         rows = ["".join(f"<th style='text-align:left'>{name}</th>" for name in names)]
-        for event in self.events:
-            cells = [html.escape(cell) for cell in self._row(event)]
-            cells[2] = f"<b style='color:{COLORS.get(event.outcome, 'inherit')}'>{cells[2]}</b>"
+        for record in self.records:
+            cells = [html.escape(cell) for cell in self._row(record)]
+            cells[2] = f"<b style='color:{COLORS.get(record.outcome, 'inherit')}'>{cells[2]}</b>"
             rows.append("".join(f"<td style='text-align:left'>{cell}</td>" for cell in cells))
         return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
 
     @staticmethod
-    def _row(event: Event) -> tuple[str, ...]:
-        where = f"{os.path.basename(event.file)}:{event.line} {event.function}"
-        size = amount(event.nbytes) if event.nbytes else ""
-        what = f"{event.source} -> {event.target}"
-        return where, f"{event.times} x", event.outcome, size, what, "; ".join(event.why)
+    def _row(record: TraceRecord) -> tuple[str, ...]:
+        from pathlib import Path
+
+        where = f"{Path(record.file).name}:{record.line} {record.function}"
+        size = amount(record.nbytes) if record.nbytes else ""
+        what = f"{record.source} -> {record.target}"
+        return where, f"{record.times} x", record.outcome, size, what, "; ".join(record.why)
 
 
 @set_module("dlx")
@@ -150,7 +152,7 @@ def trace() -> Trace:
     Returns
     -------
     Trace
-        To be entered by ``with``. It prints as a table; `Trace.events` are its rows.
+        To be entered by ``with``. It prints as a table; `Trace.records` are its rows.
 
     Notes
     -----
@@ -161,7 +163,7 @@ def trace() -> Trace:
     >>> import dlx
     >>> with dlx.trace() as seen:
     ...     tensor = dlx.convert(bytearray(2), to="dlx")
-    >>> seen.events[0].outcome
+    >>> seen.records[0].outcome
     'shared'
     """
     return Trace()

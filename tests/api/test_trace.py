@@ -13,7 +13,7 @@ from dlx._engine import trace as module
 
 def lines(seen):
     """Return (line, outcome, count, bytes) of the events, by line."""
-    return sorted((each.line, each.outcome, each.times, each.nbytes) for each in seen.events)
+    return sorted((each.line, each.outcome, each.times, each.nbytes) for each in seen.records)
 
 
 def here(offset=0):
@@ -39,7 +39,7 @@ def test_each_line_of_the_caller_is_an_event(np):
         (start + 3, "shared", 1, 0),
         (start + 3, "shared", 1, 0),
     ]
-    copied = seen.events[0]
+    copied = seen.records[0]
     assert copied.file == __file__ and copied.function == "test_each_line_of_the_caller_is_an_event"
     assert "float32[4, 4]" in copied.source and copied.target == "dlx" and "copy=True" in copied.why[0]
     assert seen.nbytes == 64
@@ -57,10 +57,10 @@ def test_results_are_those_of_the_fast_path(np, torch):
         stacked = dlx.stack([array, array], to="numpy")
         dlx.using("torch")(lambda x: x + 1)(array)
     assert result.data_ptr() == array.ctypes.data and tree[0] is tree[1] and stacked.shape == (2, 6)
-    assert {each.outcome for each in seen.events} == {"shared", "same", "copied"}
-    (stack,) = [each for each in seen.events if each.outcome == "copied"]
+    assert {each.outcome for each in seen.records} == {"shared", "same", "copied"}
+    (stack,) = [each for each in seen.records if each.outcome == "copied"]
     assert stack.source == "2 arrays" and stack.nbytes == 96
-    assert all(each.file == __file__ for each in seen.events)
+    assert all(each.file == __file__ for each in seen.records)
 
 
 def test_the_fast_path_is_back_afterwards(np):
@@ -82,7 +82,7 @@ def test_traces_nest_and_see_all_threads(np):
             thread.start()
             thread.join()
         dlx.convert(array, to="dlx")
-    assert sum(each.times for each in inner.events) == 1 and sum(each.times for each in outer.events) == 2
+    assert sum(each.times for each in inner.records) == 1 and sum(each.times for each in outer.records) == 2
 
 
 def test_it_prints_as_a_table_html_and_json(np):
@@ -103,7 +103,7 @@ def test_a_failed_conversion_is_no_event(np):
     """Nothing was shared or copied."""
     with dlx.trace() as seen, pytest.raises(dlx.errors.ConversionError):
         dlx.convert([np.ones(2), np.array(["x"], object)], to="dlx")
-    assert seen.events == []
+    assert seen.records == []
 
 
 WARNS = """

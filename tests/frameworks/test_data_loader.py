@@ -39,7 +39,7 @@ def test_samples_of_jax(torch):
 
 
 def test_workers(python, np, torch):
-    """The batches of worker processes come in order, bfloat16 as well; in a process of its own, since they are forked."""
+    """The batches of worker processes come in order; in a process of its own, since they are forked."""
     pytest.importorskip("ml_dtypes")
     out = python(
         """
