@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from dlx._core.module import set_module
 from dlx.testing.check import CHECKS, Check, Verdict
@@ -124,4 +125,4 @@ def _last(said: str) -> str:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     for start in ("what():", "terminate called", "Fatal Python error"):  # the most telling line first
         lines = [line for line in lines if line.startswith(start)] or lines
-    return f": {lines[-1][:160]}" if lines else ""
+    return f": {lines[-1].replace(str(Path.home()), '~')[:160]}" if lines else ""
