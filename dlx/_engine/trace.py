@@ -16,6 +16,7 @@ from dlx._core import native
 from dlx._core.locks import lock_of
 from dlx._core.module import set_module
 from dlx._core.text import amount
+from dlx._registry.plugin import BUILT_IN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -83,13 +84,20 @@ class Trace:
         self._nbytes: Counter[tuple[Any, ...]] = Counter()
 
     def __enter__(self) -> Trace:
-        _change([*observers, self])
+        """Begin to record.
+
+        Raises
+        ------
+        RuntimeError
+            If it is entered already; afterwards it may be again, and goes on counting.
+        """
+        _change(self, entered=True)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        _change([each for each in observers if each is not self])
+        _change(self, entered=False)
 
     def note(self, key: tuple[Any, ...], nbytes: int) -> None:
         """Count one conversion."""
@@ -178,7 +186,7 @@ class _Warner:
     def note(self, key: tuple[Any, ...], nbytes: int) -> None:
         """Warn, where this line has not been warned of."""
         file, line, _, source, target, outcome, why = key
-        if nbytes < self.least or (file, line) in self._warned:
+        if outcome not in ("copied", "moved") or nbytes < self.least or (file, line) in self._warned:
             return
         import warnings
 
@@ -191,9 +199,22 @@ observers: list[Any] = []
 """What is told of conversions; replaced, never changed."""
 
 
-def _change(new: list[Any]) -> None:
+class _Change:
+    """Has the lock under which `observers` is replaced."""
+
+    _lock: threading.RLock | None = None
+
+
+_changing = _Change()
+
+
+def _change(trace: Trace, *, entered: bool) -> None:
     global observers
-    observers = new
+    with lock_of(_changing):
+        others = [each for each in observers if each is not trace]
+        if entered and len(others) < len(observers):
+            raise RuntimeError("this trace is entered already. Make another one: dlx.trace().")
+        observers = [*others, trace] if entered else others
     native.routes_clear()
 
 
@@ -208,12 +229,15 @@ def record(source: Any, target: str, outcome: str, steps: Iterable[Step], nbytes
         observer.note(key, nbytes)
 
 
+_ADAPTERS = frozenset(BUILT_IN.values())
+
+
 def _caller() -> FrameType | None:
     """Return the frame that called dlx: the nearest one of another package."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        if name.partition(".")[0] != "dlx" and not name.startswith("dlx_"):
+        root = frame.f_globals.get("__name__", "").partition(".")[0]
+        if root != "dlx" and root not in _ADAPTERS:
             return frame
         frame = frame.f_back
     return None
@@ -229,5 +253,5 @@ def _threshold(text: str) -> int:
     return int(float(found[1]) * 1024 ** " kmgt".index(found[2] or " "))
 
 
-if os.environ.get("DLX_WARN_COPIES"):
+if os.environ.get("DLX_WARN_COPIES", "0") not in ("", "0"):
     observers = [_Warner(_threshold(os.environ["DLX_WARN_COPIES"]))]

@@ -122,18 +122,7 @@ def discover() -> list[Plugin]:
         owner = (entry.dist and entry.dist.name) or "an unknown distribution"
         plugin = found.setdefault((entry.value, normalized(owner)), Plugin(entry.value, entry.load, owner))
         plugin.names.append(entry.name)
-    for plugin in found.values():
-        if not any(name != plugin.module and name.replace(".", "").isidentifier() for name in plugin.names):
-            plugin.broken = _misnamed(plugin, "mylib")
     return list(found.values())
-
-
-def _misnamed(plugin: Plugin, package: str) -> PluginError:
-    """Return the error for a plugin none of whose entry points has the name of a package."""
-    return PluginError(
-        f"its entry point is named {plugin.names[0]!r}, which is no package of a framework",
-        fix=f'Name it after the package that its arrays come from: {package} = "{plugin.module}".',
-    )
 
 
 def allowed() -> frozenset[str] | None:
@@ -194,7 +183,10 @@ def checked(plugin: Plugin, answers: Iterable[Any]) -> tuple[Adapter, ...]:
         if any(adapter.name == other.name for other in found[:i]):
             raise PluginError(f"it has two adapters named {adapter.name!r}", fix="Give each a name of its own.")
     if plugin.names and not any(_named(name, adapter) for name in plugin.names for adapter in found):
-        raise _misnamed(plugin, found[0].package)
+        raise PluginError(
+            f"its entry point is named {plugin.names[0]!r}, which is no package of its adapters",
+            fix=f'Name it after the package of the arrays: {found[0].package} = "{plugin.module}".',
+        )
     return tuple(found)
 
 

@@ -263,9 +263,10 @@ class Registry:
             target = self._by_module(to)
             if target is not None:
                 return target
-            for plugin in loader.unique():
-                if plugin.broken is not None and name in normalized(plugin.distribution).split("-"):
-                    raise error_of(plugin)  # its entry point has another name than that of the package
+            for root, each in list(loader.plugins.items()):  # an entry point may have a wrong name
+                if each.distribution != OURS and name in normalized(each.distribution).split("-"):
+                    if loader.load(root).broken is not None:
+                        raise error_of(each)
             known = self._known()
             hint = f"{loader.left_out[name]}." if name in loader.left_out else self._guess(name)
             fix = f"{hint} {known}".strip()

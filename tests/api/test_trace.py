@@ -85,6 +85,19 @@ def test_traces_nest_and_see_all_threads(np):
     assert sum(each.times for each in inner.records) == 1 and sum(each.times for each in outer.records) == 2
 
 
+def test_a_trace_is_entered_once_at_a_time(np):
+    """Twice at once is refused and leaves it as it was; later it goes on counting."""
+    seen = dlx.trace()
+    with seen:
+        with pytest.raises(RuntimeError, match="entered already"), seen:
+            pass
+        dlx.convert(np.ones(2), to="dlx")
+    assert module.observers == []
+    with seen:
+        dlx.convert(np.ones(2), to="dlx")
+    assert sum(each.times for each in seen.records) == 2
+
+
 def test_it_prints_as_a_table_html_and_json(np):
     """Text with where, how often and why; HTML that is escaped; JSON with the fields."""
     with dlx.trace() as seen:
@@ -126,6 +139,8 @@ def test_large_copies_are_warned_of_once_a_line(python, np):
     """DLX_WARN_COPIES=1MiB: the caller's own line, not one of dlx."""
     out = python(WARNS, args=(), env={**os.environ, "DLX_WARN_COPIES": "1MiB"})
     assert out.startswith("1 10 dlx copied 1.5 MiB here: numpy.ndarray (float64[200000]) -> dlx: copy=True")
+    env = {**os.environ, "DLX_WARN_COPIES": "0"}
+    assert python("from dlx._engine import trace; print(trace.observers)", args=(), env=env) == "[]\n"
     out = python(
         "import dlx\ntry: dlx.convert\nexcept ValueError as error: print(error)",
         env={**os.environ, "DLX_WARN_COPIES": "big"},

@@ -1,10 +1,12 @@
 """`dlx new-adapter`: what it writes is a plugin that passes the conformance kit, on an array class made up here."""
 
+import importlib
 import json
 import os
 import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 from project import ROOT
@@ -50,7 +52,7 @@ def shelf(tmp_path, monkeypatch):
 
 def install(folder):
     """Do what pip does for an entry point."""
-    (entry,) = re.findall(r'\[project.entry-points.dlx\]\n(\w+) = "(\w+)"', (folder / "pyproject.toml").read_text())
+    (entry,) = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["entry-points"]["dlx"].items()
     info = folder / "dlx_shelf-0.1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dlx-shelf\nVersion: 0.1\n")
@@ -81,6 +83,8 @@ def test_a_framework_that_is_not_installed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["new-adapter", "no.such_thing"]) == 0
     assert "no.such_thing is not installed here, so they are a guess" in capsys.readouterr().out
+    project = tomllib.loads((tmp_path / "dlx-no-such-thing" / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["dlx"] == {"no.such_thing": "dlx_no_such_thing"}
     assert '"no.such_thing.Array",' in (tmp_path / "dlx-no-such-thing" / "dlx_no_such_thing.py").read_text()
 
 
@@ -96,13 +100,19 @@ def test_a_framework_without_the_protocol(shelf, capsys):
 
 def test_bad_names_and_folders(shelf, capsys):
     """Nothing is overwritten, and what dlx knows needs no plugin."""
-    assert main(["new-adapter", "my-lib"]) == 2
-    assert "'my-lib' is no package" in capsys.readouterr().err
+    for name in ("my-lib", "class", "..", ".a", "a..b"):
+        assert main(["new-adapter", name]) == 2
+        assert f"{name!r} is no package" in capsys.readouterr().err
     assert main(["new-adapter", "numpy"]) == 2
     assert "numpy has an adapter already: dlx_numpy (dlxarray)" in capsys.readouterr().err
     (shelf / "dlx-shelf").mkdir()
     assert main(["new-adapter", "shelf"]) == 2
     assert "nothing is overwritten" in capsys.readouterr().err
-    (shelf / "shelf.py").write_text("x = 1\n")
+    (shelf / "shelf.py").write_text("from dlx import Tensor\n")  # not its own
     assert main(["new-adapter", "shelf", "--into", "other"]) == 2
     assert "shelf has no class with __dlpack__" in capsys.readouterr().err and not (shelf / "other").exists()
+    sys.modules.pop("shelf")
+    (shelf / "shelf.py").write_text(SHELF, encoding="utf-8")
+    importlib.invalidate_caches()
+    assert main(["new-adapter", "shelf", "--into", "/proc/none"]) == 2
+    assert "/proc/none cannot be made" in capsys.readouterr().err

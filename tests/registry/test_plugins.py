@@ -710,12 +710,12 @@ def test_a_fast_path_that_cannot_be_set_up_is_not_used(site, np, fact, says):
 
 @pytest.mark.parametrize("name", ["dlx-lib", "dlx_lib"])
 def test_an_entry_point_named_after_the_distribution(site, name):
-    """It must be named after the package of the arrays: the target's error and doctor say so, nothing is loaded."""
+    """It must be named after the package of the arrays: the target's error and doctor give the line to write."""
     site.module("lib")
     site.plugin("dlx-lib", name, adapter())
     said = site.error()
-    assert f"its entry point is named '{name}', which is no package of a framework" in said
-    assert said.endswith('Name it after the package that its arrays come from: mylib = "dlx_lib".')
+    assert f"its entry point is named '{name}', which is no package of its adapters" in said
+    assert said.endswith('Name it after the package of the arrays: lib = "dlx_lib".')
     assert site.run("import lib; print(dlx.plan(b'a', to=lib).error)").startswith(
         "the adapter plugin dlx_lib (dlx-lib)"
     )
@@ -727,13 +727,11 @@ def test_an_entry_point_named_after_another_package(site):
     site.module("lib")
     site.plugin("dlx-lib", "library", adapter())
     row = site.doctor()["dlx_lib"]
-    assert row["status"] == "broken" and 'come from: lib = "dlx_lib".' in row["cause"]
+    assert row["status"] == "broken" and 'of the arrays: lib = "dlx_lib".' in row["cause"]
 
 
 def test_a_framework_without_a_version_is_served(site):
     """Its version is that of its distribution, else unknown; a known issue of unknown versions is taken to be there."""
-    from distributions import FRAMEWORK
-
     site.module("lib", FRAMEWORK.replace('__version__ = "1.0"', ""))
     site.plugin("dlx-lib", "lib", adapter())
     code = "import lib; print(type(dlx.convert(b'a', to=lib)).__name__, dlx.adapters()['lib'].version())"
@@ -751,3 +749,10 @@ def test_arrays_that_nobody_exports(site):
     assert (
         "the adapter 'lib' has no export of its own, and lib.Array has no __dlpack__. Override Adapter.export" in said
     )
+
+
+def test_a_framework_that_brings_its_own_adapter(site):
+    """The module of the entry point may be the framework itself."""
+    site.module("lib", adapter() + textwrap.dedent(FRAMEWORK))
+    site.distribution("lib", {"lib": "lib"})
+    assert site.run("import lib; print(type(dlx.convert(b'a', to='lib')).__name__)") == "Array"

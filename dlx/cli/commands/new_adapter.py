@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
+import keyword
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,7 +36,7 @@ test = ["pytest>=8", "pytest-timeout"]
 
 # The line by which dlx finds the adapter: the root package of the arrays, and the module with the hook.
 [project.entry-points.dlx]
-{package} = "{module}"
+"{package}" = "{module}"
 
 [tool.setuptools]
 py-modules = ["{module}"]
@@ -125,7 +125,7 @@ def test_the_plugin_is_found():
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Write the files of a plugin for one framework; look at the framework where it is installed."""
     package = arguments.name
-    if not package.replace(".", "a").isidentifier():
+    if not all(part.isidentifier() and not keyword.iskeyword(part) for part in package.split(".")):
         raise BadInput(f"{package!r} is no package: give the name by which the framework is imported, as in mylib")
     if (known := registry.load_all().get(package)) is not None:
         raise BadInput(f"{package} has an adapter already: {known}")
@@ -164,7 +164,10 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         f"dlx_{words}.py": ADAPTER,
         "/".join(("tests", f"test_dlx_{words}.py")): TESTS,
     }
-    (folder / "tests").mkdir(parents=True)
+    try:
+        (folder / "tests").mkdir(parents=True)
+    except OSError as error:
+        raise BadInput(f"{folder} cannot be made: {error.strerror}") from error
     for name, text in files.items():
         (folder / name).write_text(text.format(**facts), encoding="utf-8")
     _show(folder, [*files], left, screen)
@@ -184,7 +187,11 @@ def _types(module: ModuleType | None, package: str) -> list[str]:
     """Return the names of the array types in a package: classes with __dlpack__, or what they are mostly called."""
     if module is None:
         return ["Array"]
-    classes = {name: each for name, each in vars(module).items() if isinstance(each, type) and name[0] != "_"}
+    classes = {
+        name: each
+        for name, each in vars(module).items()
+        if isinstance(each, type) and name[0] != "_" and registry.knows(each) is None
+    }
     found = [name for name, each in classes.items() if hasattr(each, "__dlpack__")]
     found = found or [name for name in ("Array", "Tensor", "ndarray", "NDArray") if name in classes]
     if not found:
