@@ -1,5 +1,7 @@
 """The end of the interpreter, with memory of ours still in other hands: exit status 0, and nothing on stderr."""
 
+import os
+
 import pytest
 from project import SUPPORT
 
@@ -70,8 +72,9 @@ def consumed(tensor):
 
 @pytest.fixture
 def foreign_python(python, counting):
-    """Run code with the tensors of the preamble and with counting.c at hand."""
-    return lambda code: python(PREAMBLE + FOREIGN.format(support=str(SUPPORT), path=counting.path) + code)
+    """Run code with the tensors of the preamble and with counting.c at hand; `first` before dlx is imported."""
+    preamble = PREAMBLE + FOREIGN.format(support=str(SUPPORT), path=counting.path)
+    return lambda code, first="": python(first + preamble + code)
 
 
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
@@ -132,6 +135,45 @@ started.wait()
 print('done')
 """
     assert foreign_python(code) == "done\n"
+
+
+@pytest.mark.parametrize("registered", ["before dlx", "after dlx"])
+def test_deleters_on_other_threads_at_pythons_atexit(foreign_python, registered):
+    """Whoever came after dlx still releases a Python object there; who came earlier runs later, and leaks it."""
+    register = "import atexit\nlast = []\natexit.register(lambda: counting.delete(last.pop(), thread=True))\n"
+    code = """
+class Told(Owner):
+    def __del__(self):
+        print('released')
+last.append(consumed(over(Told())))
+"""
+    if registered == "before dlx":
+        assert foreign_python(code, first=register) == ""
+    else:
+        assert foreign_python(register + code) == "released\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_child_forked_while_a_deleter_waits_for_the_gil(foreign_python):
+    """At its end a child does not wait for the deleters of threads that it does not have."""
+    code = """
+import ctypes, os, threading, warnings
+warnings.simplefilter('ignore')  # threads and forks
+ready = threading.Event()
+def work(address=consumed(over())):
+    ready.set()
+    counting.delete(address, thread=True)
+worker = threading.Thread(target=work)
+sys.setswitchinterval(1000)
+worker.start()
+ready.wait()
+ctypes.PyDLL(None).usleep(100_000)  # with the GIL: the deleter waits for it now
+child = os.fork()
+if child:
+    worker.join()
+    print('child:', os.waitpid(child, 0)[1])
+"""
+    assert foreign_python(code) == "child: 0\n"
 
 
 def test_results_leave_before_the_interpreter(python):
