@@ -1,7 +1,5 @@
 """The end of the interpreter, with memory of ours still in other hands: exit status 0, and nothing on stderr."""
 
-import os
-
 import pytest
 from project import SUPPORT
 
@@ -151,29 +149,6 @@ last.append(consumed(over(Told())))
         assert foreign_python(code, first=register) == ""
     else:
         assert foreign_python(register + code) == "released\n"
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_child_forked_while_a_deleter_waits_for_the_gil(foreign_python):
-    """At its end a child does not wait for the deleters of threads that it does not have."""
-    code = """
-import ctypes, os, threading, warnings
-warnings.simplefilter('ignore')  # threads and forks
-ready = threading.Event()
-def work(address=consumed(over())):
-    ready.set()
-    counting.delete(address, thread=True)
-worker = threading.Thread(target=work)
-sys.setswitchinterval(1000)
-worker.start()
-ready.wait()
-ctypes.PyDLL(None).usleep(100_000)  # with the GIL: the deleter waits for it now
-child = os.fork()
-if child:
-    worker.join()
-    print('child:', os.waitpid(child, 0)[1])
-"""
-    assert foreign_python(code) == "child: 0\n"
 
 
 def test_results_leave_before_the_interpreter(python):
