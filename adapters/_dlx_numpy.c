@@ -160,8 +160,8 @@ static int allocate(DLTensor* prototype, DLManagedTensorVersioned** out, void* c
 /* Owns: releases the array. GIL: taken; the array is leaked where there is no interpreter left. */
 static void release_array(DLManagedTensorVersioned* m) {
   int held = py_holds_gil();
-  if (!py_is_over(held)) {
-    PyGILState_STATE state = held ? PyGILState_LOCKED : PyGILState_Ensure();
+  PyGILState_STATE state = PyGILState_LOCKED;
+  if (held ? Py_IsInitialized() : py_gil_take(&state)) {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     Py_DECREF((PyObject*)m->manager_ctx);
@@ -269,5 +269,5 @@ static struct PyModuleDef definition = {
 };
 
 PyMODINIT_FUNC PyInit__dlx_numpy(void) {
-  return PyModule_Create(&definition);
+  return py_gil_open() < 0 ? NULL : PyModule_Create(&definition);
 }

@@ -1,12 +1,13 @@
 #ifndef DLX_GIL_H_
 #define DLX_GIL_H_
 
-/* Whether this thread may touch Python objects, asked by deleters, which run on any thread. Not
- * PyGILState_Check: once the process has made a second interpreter, that answers 1 everywhere. */
+/* The GIL for deleters, which run on any thread. */
 
+#define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-/* GIL: not needed. Errors: none. */
+/* Whether this thread may touch Python objects. Not PyGILState_Check: once the process has made a
+ * second interpreter, that answers 1 everywhere. GIL: not needed. Errors: none. */
 static inline int py_holds_gil(void) {
 #if PY_VERSION_HEX >= 0x030D0000
   return PyThreadState_GetUnchecked() != NULL;
@@ -23,15 +24,12 @@ static inline int py_holds_gil(void) {
 #endif
 }
 
-/* Whether Python objects may not be touched from here any more, nor the GIL asked for: there is no
- * interpreter, or it is going, and a thread that asked would never return. GIL: not needed. */
-static inline int py_is_over(int holds_gil) {
-#if PY_VERSION_HEX >= 0x030D0000
-  int is_going = Py_IsFinalizing();
-#else
-  int is_going = _Py_IsFinalizing();
-#endif
-  return !Py_IsInitialized() || (is_going && !holds_gil);
-}
+/* Take the GIL on a thread that does not hold it; PyGILState_Release gives it back. 0 where that is
+ * not possible any more: there is no interpreter, or it is going. GIL: not held. Errors: none. */
+int py_gil_take(PyGILState_STATE* state);
+
+/* Let threads take the GIL until Python's atexit. Each library has a py_gil_open of its own to call
+ * before the first py_gil_take. GIL: held. Errors: -1 with an exception. */
+int py_gil_open(void);
 
 #endif

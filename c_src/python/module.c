@@ -2,6 +2,7 @@
  * those of the py_ files. They are ordinary builtins: the GIL held, real exceptions, real objects.
  */
 
+#include "gil.h"
 #include "route.h"
 
 int dlx_bind(uintptr_t module);
@@ -24,7 +25,7 @@ static PyObject* bind(PyObject* self, PyObject* module) {
     return NULL;
   }
   first = here;
-  if (PyModule_AddFunctions(module, py_error_functions) < 0 ||
+  if (py_gil_open() < 0 || PyModule_AddFunctions(module, py_error_functions) < 0 ||
       PyModule_AddFunctions(module, py_capsule_functions) < 0 ||
       PyModule_AddFunctions(module, py_buffer_functions) < 0 ||
       PyModule_AddFunctions(module, py_make_functions) < 0 ||

@@ -10,9 +10,9 @@ PyTypeObject* py_tensor_type;
 
 DLX_HOT void py_release_object(void* object) {
   int held = py_holds_gil(); /* the usual case, and much cheaper than asking for it again */
+  PyGILState_STATE state = PyGILState_LOCKED;
   /* The object's memory is gone or going: leaking is the only safe answer. */
-  if (py_is_over(held)) return;
-  PyGILState_STATE state = held ? PyGILState_LOCKED : PyGILState_Ensure();
+  if (held ? !Py_IsInitialized() : !py_gil_take(&state)) return;
   if (Py_REFCNT((PyObject*)object) > 1) { /* nothing is freed, so nothing runs */
     Py_DECREF((PyObject*)object);
   } else {

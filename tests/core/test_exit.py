@@ -70,8 +70,9 @@ def consumed(tensor):
 
 @pytest.fixture
 def foreign_python(python, counting):
-    """Run code with the tensors of the preamble and with counting.c at hand."""
-    return lambda code: python(PREAMBLE + FOREIGN.format(support=str(SUPPORT), path=counting.path) + code)
+    """Run code with the tensors of the preamble and with counting.c at hand; `first` before dlx is imported."""
+    preamble = PREAMBLE + FOREIGN.format(support=str(SUPPORT), path=counting.path)
+    return lambda code, first="": python(first + preamble + code)
 
 
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
@@ -132,6 +133,22 @@ started.wait()
 print('done')
 """
     assert foreign_python(code) == "done\n"
+
+
+@pytest.mark.parametrize("registered", ["before dlx", "after dlx"])
+def test_deleters_on_other_threads_at_pythons_atexit(foreign_python, registered):
+    """Whoever came after dlx still releases a Python object there; who came earlier runs later, and leaks it."""
+    register = "import atexit\nlast = []\natexit.register(lambda: counting.delete(last.pop(), thread=True))\n"
+    code = """
+class Told(Owner):
+    def __del__(self):
+        print('released')
+last.append(consumed(over(Told())))
+"""
+    if registered == "before dlx":
+        assert foreign_python(code, first=register) == ""
+    else:
+        assert foreign_python(register + code) == "released\n"
 
 
 def test_results_leave_before_the_interpreter(python):

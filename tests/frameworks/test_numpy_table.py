@@ -384,7 +384,8 @@ def test_the_other_byte_order_is_that_of_the_host(np, python, tmp_path, order):
     command = ["cc", "-std=c11", "-shared", "-fPIC", "-Wno-builtin-macro-redefined", "-U__BYTE_ORDER__"]
     command += [f"-D__BYTE_ORDER__=__ORDER_{order}_ENDIAN__", f"-I{ROOT / 'c_src'}", f"-I{ROOT / 'c_src' / 'include'}"]
     command += [f"-I{sysconfig.get_path('include')}", "-o", str(target)]
-    command += [str(ROOT / "adapters" / "_dlx_numpy.c"), str(ROOT / "c_src" / "core" / "allocate.c")]
+    command += [str(ROOT / "adapters" / "_dlx_numpy.c")]
+    command += [str(ROOT / "c_src" / name) for name in ("core/allocate.c", "python/gil.c")]
     subprocess.run(command, check=True, capture_output=True)
     out = python(
         f"""

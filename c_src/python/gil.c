@@ -1,0 +1,62 @@
+/* Taking the GIL on threads that Python may not know, and the end of that. */
+
+#include "gil.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <time.h>
+
+/* Python offers no step that both asks whether the interpreter lives and takes the GIL. A thread
+ * that was told yes, and asks for the GIL only when finalization is under way, would touch an
+ * interpreter that is being deleted: Python 3.14 even gives it the GIL. So the interpreter waits,
+ * in Python's atexit, for the threads between the two. */
+static atomic_int entering; /* how many threads are between the two */
+static atomic_int closed;   /* whether no further thread may begin */
+
+int py_gil_take(PyGILState_STATE* state) {
+  atomic_fetch_add(&entering, 1); /* before `closed` is read, as close_gil does it the other way */
+#if PY_VERSION_HEX >= 0x030D0000
+  int is_going = Py_IsFinalizing();
+#else
+  int is_going = _Py_IsFinalizing();
+#endif
+  int may_take = !atomic_load(&closed) && !is_going && Py_IsInitialized();
+  if (may_take) *state = PyGILState_Ensure();
+  atomic_fetch_sub(&entering, 1); /* from now on Python knows this thread, and stops it in time */
+  return may_take;
+}
+
+/* The other threads are not in the child, so none is between the two. */
+static void after_fork(void) {
+  atomic_store(&entering, 0);
+}
+
+static void watch_forks(void) {
+  pthread_atfork(NULL, NULL, after_fork);
+}
+
+/* From now on nobody takes the GIL, and Python objects leak. What a thread runs that has it already
+ * is not waited for: it may wait for this one. */
+static PyObject* close_gil(PyObject* self, PyObject* unused) {
+  const struct timespec pause = {.tv_nsec = 100000};
+  atomic_store(&closed, 1);
+  Py_BEGIN_ALLOW_THREADS
+    while (atomic_load(&entering)) nanosleep(&pause, NULL);
+  Py_END_ALLOW_THREADS
+  Py_RETURN_NONE;
+}
+
+int py_gil_open(void) {
+  static PyMethodDef close = {"close_gil", close_gil, METH_NOARGS, NULL};
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  PyObject* atexit = PyImport_ImportModule("atexit");
+  PyObject* function = atexit ? PyCFunction_New(&close, NULL) : NULL;
+  PyObject* done = function ? PyObject_CallMethod(atexit, "register", "O", function) : NULL;
+  Py_XDECREF(atexit);
+  Py_XDECREF(function);
+  if (done == NULL) return -1;
+  Py_DECREF(done);
+  pthread_once(&once, watch_forks);
+  atomic_store(&closed, 0);
+  return 0;
+}
