@@ -81,7 +81,7 @@ class _DTypes(DTypes):
         return {name: stored for name, stored in self.table_storage.items() if not self._registered(name)}
 
     @functools.cached_property
-    def table_storage(self) -> Mapping[str, str]:  # type: ignore[override]
+    def table_storage(self) -> Mapping[str, str]:
         return {name: _ML_DTYPES[name] for name in self._extensions}  # what numpy was told, `_dlx_numpy` was not
 
     def _registered(self, name: str) -> bool:

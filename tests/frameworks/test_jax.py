@@ -73,13 +73,13 @@ def address(array):
     return array.unsafe_buffer_pointer() if isinstance(array, jax.Array) else array.ctypes.data
 
 
-def live_again(count):
-    """Return the live tensors; a thread of jax may let go of a computation's arguments after the result is ready."""
+def comes_true(said):
+    """Ask again for a while: a thread of jax may let go of a computation's arguments after its result is ready."""
     gc.collect()
     end = time.monotonic() + 30
-    while native.live() > count and time.monotonic() < end:
+    while not said() and time.monotonic() < end:
         time.sleep(0.001)
-    return native.live()
+    return said()
 
 
 # ---- into jax: what is shared ----------------------------------------------------------------------------------------
@@ -580,7 +580,7 @@ def test_the_result_keeps_the_source():
     del result
     assert float(pending[999]) == 1998
     del pending
-    assert live_again(live) == live and alive() is None
+    assert comes_true(lambda: alive() is None and native.live() == live)
 
 
 @pytest.mark.parametrize("end", ["del", "delete", "donate"])
@@ -594,7 +594,7 @@ def test_memory_is_released_once(end):
         elif end == "donate":
             jax.block_until_ready(jax.jit(lambda a: a + 1, donate_argnums=0)(result))
     del result
-    assert live_again(live) == live
+    assert comes_true(lambda: native.live() == live)
 
 
 def test_exports_survive_deletion():
