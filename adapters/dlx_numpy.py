@@ -78,7 +78,11 @@ class _DTypes(DTypes):
 
     @functools.cached_property
     def storage(self) -> Mapping[str, str]:  # type: ignore[override]
-        return {name: _ML_DTYPES[name] for name in self._extensions if not self._registered(name)}
+        return {name: stored for name, stored in self.table_storage.items() if not self._registered(name)}
+
+    @functools.cached_property
+    def table_storage(self) -> Mapping[str, str]:
+        return {name: _ML_DTYPES[name] for name in self._extensions}  # what numpy was told, `_dlx_numpy` was not
 
     def _registered(self, name: str) -> bool:
         """Make numpy 2.5 and later take a dtype as what it is; whole bytes only. False where that cannot be."""

@@ -80,8 +80,9 @@ class Target:
         return self.adapter.dtypes.known() if taken is None else taken
 
     def storage_as_wide(self) -> dict[str, str]:
-        """Return the storage dtypes that are as wide as what they stand for."""
-        return {name: stored for name, stored in self.storage.items() if DType(name).bits == DType(stored).bits}
+        """Return the storage dtypes of the fast path that are as wide as what they stand for."""
+        stored = self.adapter.dtypes.table_storage
+        return {name: wide for name, wide in stored.items() if DType(name).bits == DType(wide).bits}
 
     def fast_path_struct(self) -> Any:
         """Return the C struct of what the fast path may hand over, or None; its caller keeps it alive."""

@@ -186,6 +186,11 @@ class DTypes:
         """Return what users of the framework call a dtype, or nothing; the framework is not asked."""
         return self.names.get(name) or self.extension.get(name, "")
 
+    @property
+    def table_storage(self) -> Mapping[str, str]:
+        """`storage` for the fast path. Override it where the exchange table takes fewer dtypes than `Adapter.load`."""
+        return self.storage
+
     def viewed(self, array: Any, dtype: DType) -> Any:
         """Return an array of the same memory under its true dtype, where it was loaded under its storage dtype.
 

@@ -7,6 +7,7 @@ import types
 from types import MappingProxyType
 
 import pytest
+from agreement import agree
 from reference import PADDED, offsets
 
 import dlx
@@ -259,6 +260,18 @@ def test_numpy_is_told_where_it_can_be(np, ml, monkeypatch):
     assert dlx.convert(tensor, to="numpy").dtype == ml.bfloat16
     assert np.from_dlpack(tensor).dtype == ml.bfloat16
     assert "int4" in registry.target("numpy").adapter.dtypes.storage  # a byte each, which numpy cannot be told
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_dtypes_of_ml_dtypes_take_the_fast_path(np, ml, name):
+    """Whether numpy can be told of a dtype or not; both paths give the same."""
+    if not hasattr(ml, name):
+        pytest.skip(f"this ml_dtypes has no {name}")
+    tensor = dlx.convert(every_value(np, ml, name), to="dlx")
+    for options in ({}, {"copy": False}, {"copy": True}):
+        agree(lambda: tensor, "numpy", **options)
+    assert type(dlx.convert._borrow(tensor, "numpy")) is dlx.Tensor
+    assert dlx.convert(tensor, to="numpy").dtype == getattr(ml, name)
 
 
 def test_somebody_else_registered_first(python, np, ml):

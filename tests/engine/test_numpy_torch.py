@@ -16,7 +16,7 @@ EMPTY = [(0,), (0, 3), (3, 0), (2, 0, 4), (0, 0), (1, 0, 1)]
 def test_the_list_of_dtypes_is_complete(np, torch):
     """The dtypes tested here are all that both frameworks know by themselves; test_dtypes.py has those of ml_dtypes."""
     own, others = (registry.target(name).adapter.dtypes for name in ("numpy", "torch"))
-    assert own.known() & others.known() - set(own.names) <= set(own.storage)
+    assert own.known() & others.known() - set(own.names) <= set(own.table_storage)
     assert set(own.names) & others.known() == set(DTYPES)
 
 
