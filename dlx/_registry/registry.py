@@ -264,9 +264,9 @@ class Registry:
             if target is not None:
                 return target
             for root, each in list(loader.plugins.items()):  # an entry point may have a wrong name
-                if each.distribution != OURS and name in normalized(each.distribution).split("-"):
-                    if loader.load(root).broken is not None:
-                        raise error_of(each)
+                named = each.distribution != OURS and name in normalized(each.distribution).split("-")
+                if named and loader.load(root).broken is not None:
+                    raise error_of(each)
             known = self._known()
             hint = f"{loader.left_out[name]}." if name in loader.left_out else self._guess(name)
             fix = f"{hint} {known}".strip()
