@@ -11,8 +11,8 @@ static PyObject *array_function, *interface_function; /* (tensor, dtype, copy), 
 
 /* ---- attributes ------------------------------------------------------------------------------ */
 
-/* Owns: takes `tuple` (may be NULL), new and empty, of n items. Errors: NULL with an exception. */
-static PyObject* filled(PyObject* tuple, const int64_t* numbers, int32_t n) {
+static PyObject* tuple_of(const int64_t* numbers, int32_t n) {
+  PyObject* tuple = PyTuple_New(n);
   for (int32_t i = 0; tuple && i < n; i++) {
     PyObject* number = PyLong_FromLongLong(numbers[i]);
     if (number == NULL)
@@ -23,14 +23,15 @@ static PyObject* filled(PyObject* tuple, const int64_t* numbers, int32_t n) {
   return tuple;
 }
 
-static PyObject* tuple_of(const int64_t* numbers, int32_t n) {
-  return filled(PyTuple_New(n), numbers, n);
-}
-
-/* The same as one of the registered classes, which need not look at the numbers again. */
+/* The same as one of the registered classes, which need not look at the numbers again. Made by
+ * tuple itself: from Python 3.14 on a tuple has a hash that its own tp_alloc leaves wrong. */
 static PyObject* of_class(PyObject* class, const int64_t* numbers, int32_t n) {
-  PyTypeObject* type = (PyTypeObject*)class;
-  return filled(type->tp_alloc(type, n), numbers, n);
+  PyObject* plain = tuple_of(numbers, n);
+  PyObject* args = plain ? PyTuple_Pack(1, plain) : NULL;
+  PyObject* made = args ? PyTuple_Type.tp_new((PyTypeObject*)class, args, NULL) : NULL;
+  Py_XDECREF(args);
+  Py_XDECREF(plain);
+  return made;
 }
 
 enum {
