@@ -259,7 +259,7 @@ class Invocation:
             if self._recorded is not None:
                 for n, (array, source) in enumerate(zip(some, sources, strict=True)):
                     if tracked(source, array) and not is_inside(array, source, target):
-                        failures.add(_cut(source, array, self._recorded), path(n))
+                        failures.add(_cut(source, array, self._recorded), tree.path(rest[n]))
             batch = Batch(request, some, sources, path, failures, *self._fast_path(request.target, request.device))
             for i, new in zip(rest, batch.run(), strict=True):
                 results[i] = new

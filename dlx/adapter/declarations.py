@@ -342,7 +342,7 @@ class Operation(Protocol):
         """
 
     def replayable(self) -> tuple[Operation, int]:
-        """Return an operation whose last results are what a later run is to begin with, and how many these are.
+        """Return an operation whose last results are the random states before and after it, and how many these are.
 
         A caller that runs the function again for its derivatives passes them to `derivative`: dropout drops the same.
         """

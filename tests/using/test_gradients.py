@@ -682,7 +682,7 @@ def test_a_graph_is_not_cut_in_containers_nor_by_a_name_of_the_results(lazy):
             call(torch.ones(2, requires_grad=True), *given)["a"]
         plain = dlx.using("torch", returns=returns)(lambda w, *others: w * 2)
         assert isinstance(plain(torch.ones(2), *given), np.ndarray)
-        with pytest.raises(dlx.errors.ConversionError, match="at result: .*detach=True"):
+        with pytest.raises(dlx.errors.ConversionError, match=r"at result: .*detach=True"):
             plain(torch.ones(2, requires_grad=True), *given)
 
 
@@ -703,7 +703,7 @@ def test_what_is_sent_to_generators_keeps_its_graph(framework):
 
 
 def test_compiled_functions_inside_of_a_trace():
-    """jax traces all that runs there: the same error without jit."""
+    """There all that runs is traced: the same error without jit."""
     given, said = torch.ones(64, requires_grad=True), []
     for jit in (jax.jit, lambda function: function):
         call = dlx.using("jax", grad=True)(jit(lambda x: x * 2))
