@@ -397,7 +397,7 @@ def _handed(arrays: Sequence[Any], own: Sequence[Any], host: bool) -> list[Any]:
     """Return writable tensors over what jax has just computed, and nobody else has; others as they are."""
     found = []
     for array, known in zip(arrays, own, strict=True):
-        if known is None or not host or not array.size:
+        if known is None or not host or not array.size or _is_tracked(array):
             found.append(array)
             continue
         array.block_until_ready()

@@ -365,6 +365,11 @@ def _node() -> Any:
 
 
 def _record(operation: Operation, tensors: Sequence[Any]) -> Any:
+    if sys.modules["torch"]._C._are_functorch_transforms_active():
+        raise ConversionError(
+            "torch.func differentiates no functions of other frameworks",
+            fix="Call torch.autograd.grad, or .backward(), outside of torch.func.",
+        )
     return _node().apply(operation, *tensors)
 
 
@@ -385,17 +390,32 @@ def _eval_shape(function: Any, specs: Any) -> Any:
     results = None
     if any(each() is not None for each in made):
         gc.collect()
-    kept = next((tensor for each in made if (tensor := each()) is not None), None)
-    if kept is not None:
+    kept = [tensor for each in made if (tensor := each()) is not None]
+    if kept:
+        keeper, tensor = next(((name, each) for each in kept if (name := _keeper(each))), ("", kept[0]))
         raise ConversionError(
-            f"the function keeps a tensor of its trial without data ({_shown(kept)}), which would spoil later calls",
-            fix="Make the module anew, and say result_like=, so that it is not tried.",
+            f"the function keeps a tensor of its trial without data ({_shown(tensor)}{keeper}), "
+            "where later calls would find it",
+            fix="Say result_like=, so that it is not tried; what it does not write anew in each call, reset first.",
         )
     return found
 
 
 def _shown(tensor: Any) -> str:
     return f"{DTYPES.from_native(tensor.dtype)}{list(tensor.shape)}"
+
+
+def _keeper(tensor: Any) -> str:
+    """Return which attribute of a module holds a tensor, by itself or in a container; "" where none does."""
+    module = sys.modules["torch"].nn.Module
+    for each in gc.get_objects():
+        if not issubclass(type(each), module):
+            continue
+        for name, value in {**vars(each), **each._parameters, **each._buffers}.items():
+            parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+            if name[0] != "_" and any(part is tensor for part in (value, *parts)):
+                return f" in {type(each).__name__}.{name}"
+    return ""
 
 
 def _random_state() -> Any:

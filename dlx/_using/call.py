@@ -18,13 +18,13 @@ from dlx._engine.planner import Request, is_inside
 from dlx._registry import generic
 from dlx._registry.registry import registry
 from dlx._registry.target import Target
-from dlx._using.function_spec import FunctionSpec, tracked
+from dlx._using.function_spec import FunctionSpec, Place, tracked
 from dlx._using.stream_context import Work
 from dlx._using.write_back import Writes
 from dlx._views.factory import lazy_view
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
-from dlx.errors import ConversionError, DlxError
+from dlx.errors import ConversionError, DlxError, path_text
 
 __all__ = ["Invocation"]
 
@@ -64,6 +64,17 @@ def _untold(source: Adapter, array: Any, target: Adapter) -> ConversionError:
     )
 
 
+def _cut(source: Adapter, array: Any, at: Place) -> ConversionError:
+    """Return the error for a result that its framework records, as it does an argument, where it leaves that."""
+    root, path = at
+    what = path_text(path, root or "what was sent")
+    return ConversionError(
+        f"{source.name} records what becomes of {what}, and this result would lose its gradients",
+        source=type_name(type(array)),
+        fix="Say dlx.using(..., detach=True) to do without, detach it, or pass arrays of one framework only.",
+    )
+
+
 def _is_key(one: Any, other: Any) -> bool:
     """Return whether two keys are the same object, or equal data. Arrays are not compared by value."""
     return one is other or (type(one) is type(other) and is_plain(type(one)) and bool(one == other))
@@ -93,6 +104,7 @@ class Invocation:
         self._containers: dict[int, tuple[Any, Any, Any, list[Any]]] = {}  # as above, with keys and children
         self.writes = Writes(self.request.target)
         self._seen: list[tuple[Adapter, Any, bool]] = []  # (adapter, array, whether it is on the host for certain)
+        self._recorded: Place | None = None  # where an array is that the function's framework records
         self.work = Work(self.request.target, self.request.stream)
         self._declared: set[int] = set()  # addresses; also of those that appear elsewhere among the arguments
         self._last: tuple[Tree, Batch] | None = None  # the arguments, to be undone
@@ -100,7 +112,6 @@ class Invocation:
         try:
             inside = self.inward((args[spec.skipped :], options), arguments=True)
             self._caller = self._results_in()
-            self._check_graph()
             # A later conversion uses the stream that is current then.
             self.work.stays = self._caller is None or spec.lazy
             self.args, self.options = (*self.kept, *inside[0]), inside[1]
@@ -141,6 +152,14 @@ class Invocation:
             for i, array, source in zip(some, arrays, sources, strict=True):
                 if tracked(source, array):
                     failures.add(_untold(source, array, target.adapter), tree.path(i))
+            self._recorded = self._recorded or next(
+                (
+                    located(tree.path(i))
+                    for i, (array, source) in enumerate(zip(tree.arrays, tree.sources, strict=True))
+                    if is_inside(array, source, target) and tracked(source, array)
+                ),
+                None,
+            )
         quick = self.request.device is None and self.request.stream is None
         fast_path = cast("FastPathFunction", convert) if quick else None
         batch = Batch(self.request, arrays, sources, lambda n: tree.path(some[n]), failures, fast_path, self.spec.to)
@@ -170,24 +189,6 @@ class Invocation:
             own = known[1] if known is not None and known[0] is new else old  # a view represents its source
             self._containers[id(new)] = (new, own, keys, children)
         return made if isinstance(what, Container) else made[0]
-
-    def _check_graph(self) -> None:
-        """Refuse an argument that the function's own framework records, where results leave it."""
-        target = self.request.target
-        if self.spec.detach is not None or self._caller is None or self._caller[0].source is target.source:
-            return
-        assert self._last is not None
-        tree, _ = self._last
-        for i, (array, source) in enumerate(zip(tree.arrays, tree.sources, strict=True)):
-            if is_inside(array, source, target) and tracked(source, array):
-                root, path = self.spec.parameter(tree.path(i))
-                raise ConversionError(
-                    f"{source.name} records what becomes of it, and results would go to "
-                    f"{self._caller[0].name} without its gradients",
-                    source=type_name(type(array)),
-                    target=self._caller[0].name,
-                    fix="Detach it, pass arrays of one framework only, or say dlx.using(..., detach=True).",
-                ).complete(root=root, path=path)
 
     def _results_in(self) -> tuple[Target, Device | None] | None:
         """Return the framework of the results, and its device; None: results are not converted."""
@@ -220,7 +221,8 @@ class Invocation:
         request = None
         if self._caller is not None:
             target, device = self._caller
-            request = Request(target, device, detach=self.request.detach, readonly=self.request.readonly)
+            detach = self.request.detach and (self._recorded is None or not self.spec.lazy)
+            request = Request(target, device, detach=detach, readonly=self.request.readonly)
             if self.spec.lazy and isinstance(what, Container) and not self._is_unchanged(value, what):
                 known = [pair for pair in self._own.values() if self._may_return(pair[1])]
                 return lazy_view(value, request, None, None, strict=False, collect=False, known=known)
@@ -254,6 +256,10 @@ class Invocation:
                 for i, array in zip(rest, some, strict=True)
             ]
             path = lambda n: tree.path(rest[n])  # noqa: E731
+            if self._recorded is not None:
+                for n, (array, source) in enumerate(zip(some, sources, strict=True)):
+                    if tracked(source, array) and not is_inside(array, source, target):
+                        failures.add(_cut(source, array, self._recorded), tree.path(rest[n]))
             batch = Batch(request, some, sources, path, failures, *self._fast_path(request.target, request.device))
             for i, new in zip(rest, batch.run(), strict=True):
                 results[i] = new

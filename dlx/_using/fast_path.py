@@ -211,5 +211,7 @@ def specialized(call: Any, values: tuple[Any, ...]) -> Specialization | None:
     to = call.results_to()
     if to is NotImplemented:
         return None
-    recorded = inside if call.spec.detach is None and others and request.target.source.gradients is not None else []
+    recorded = (
+        inside if call.spec.detach is None and to is not None and request.target.source.gradients is not None else []
+    )
     return Specialization(call, types, others, looked, recorded, to)

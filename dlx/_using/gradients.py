@@ -12,8 +12,10 @@ argument that is neither an array nor plain data, is left to `differentiated`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,6 +26,7 @@ from dlx._containers.lookup import TUPLE, what_is
 from dlx._containers.tree import Tree
 from dlx._core import native
 from dlx._core.foreign import foreign_error, type_name
+from dlx._core.locks import lock_of
 from dlx._core.types import Device, DType
 from dlx._engine.planner import Request, is_inside
 from dlx._registry.registry import registry
@@ -292,7 +295,7 @@ class DifferentiableFunction:
             chosen = [i for i, array in enumerate(inside) if inner.is_differentiable(array)]
             if wanted is not None:
                 chosen = [i for i in chosen if wanted[i]]
-            with _at(inner, before):
+            with _replayed(inner, before):
                 _, pull = _vjp(function, inner, inside, chosen)
             every: list[Any] = [None] * n
             for i, each in zip(there, given, strict=True):
@@ -308,22 +311,23 @@ class DifferentiableFunction:
         return made, [*(gradients[i] for i in there), *state]
 
     def replayable(self) -> tuple[DifferentiableFunction, int]:
-        """Return an operation whose last results are what a later run is to begin with, and how many these are."""
+        """Return an operation whose last results are the random states before and after it, and how many these are."""
         state_of, function = self._inner.random_state, self._function
         if state_of is None:
             return self, 0
 
         def flat(*arrays: Any) -> list[Any]:
-            state = state_of()
-            return [*function(*arrays), state]
+            with _alone():
+                before = state_of()
+                return [*function(*arrays), before, state_of()]
 
         def like(arrays: Sequence[Any]) -> Specs:
             state = state_of()
             dtype = self._request.target.adapter.dtypes.from_native(state.dtype)
             assert dtype is not None
-            return [*self.results_like(arrays), (tuple(state.shape), dtype)]
+            return [*self.results_like(arrays), *[(tuple(state.shape), dtype)] * 2]
 
-        return DifferentiableFunction(flat, self._request, self._inner, self._caller, self._located, like), 1
+        return DifferentiableFunction(flat, self._request, self._inner, self._caller, self._located, like), 2
 
     def _chosen(self, arrays: Sequence[Any], wanted: Sequence[bool] | None) -> list[int]:
         """Return the numbers of the arguments to differentiate by."""
@@ -390,21 +394,67 @@ def _vjp(function: Callable[..., list[Any]], inner: GradSupport, arrays: Sequenc
     return inner.vjp(over, [arrays[i] for i in chosen])
 
 
-def _at(inner: GradSupport, state: Sequence[Any]) -> AbstractContextManager[Any]:
-    """Return a context in which a function draws the random numbers that it drew before."""
-    if not state:
-        return nullcontext()
-    assert inner.at_random_state is not None
-    return inner.at_random_state(state[0])
+class _Draws:
+    """Holds the lock of functions that draw random numbers which are drawn again later."""
+
+    _lock: threading.RLock | None = None
 
 
-def _moved(array: Any, request: Request, at: Place, to: str | None = None, *, copy: bool | None = None) -> Any:
-    """Convert one array for the function; `to` names another framework than its own."""
+_DRAWS = _Draws()
+MAX_WAIT = 5.0  # seconds: a function that holds the lock may wait for a thread that wants it
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Let no other thread run such a function, unless it waits too long; `_replayed` notices what comes of that."""
+    lock = lock_of(_DRAWS)
+    held = lock.acquire(timeout=MAX_WAIT)
+    try:
+        yield
+    finally:
+        if held:
+            lock.release()
+
+
+@contextmanager
+def _replayed(inner: GradSupport, states: Sequence[Any]) -> Iterator[None]:
+    """Let a function draw the random numbers that it drew before, between two states; none where they are equal.
+
+    Raises
+    ------
+    ConversionError
+        If it did not draw the same, since other threads drew meanwhile.
+    """
+    if not states or _equal(*states):
+        yield
+        return
+    before, after = states
+    assert inner.at_random_state is not None and inner.random_state is not None
+    with _alone(), inner.at_random_state(before):
+        yield
+        now = inner.random_state()
+        if not (_equal(now, after) or _equal(now, before)):  # before: it draws none, another thread did
+            raise ConversionError(
+                "the function drew other random numbers on the way back, since another thread drew some meanwhile",
+                fix="Draw in one thread only, or pass random numbers as arguments.",
+            )
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return bool((one == other).all())
+
+
+def _moved(
+    array: Any, request: Request, at: Place | Callable[[], Place], to: str | None = None, *, copy: bool | None = None
+) -> Any:
+    """Convert one array for the function; `to` names another framework than its own, on the way there."""
     target, readonly = cast("Target", to or request.target.adapter.name), cast("Readonly", request.readonly)
     try:
         return convert(array, target, detach=True, readonly=readonly, copy=copy)
     except DlxError as error:
-        root, path = at
+        if to is not None:
+            return _moved(array, request, at, copy=copy)  # whose error names the function's framework
+        root, path = at() if callable(at) else at
         raise error.complete(root=root, path=path) from None
 
 
@@ -419,7 +469,7 @@ class CompiledCalls:
         self._generation: Any = None
         self._compiled: CompiledFunction | None = None
         self._known: dict[Any, tuple[Callable[..., Any], list[Place]]] = {}
-        self._met: set[Any] = set()
+        self._met: dict[Any, None] = {}
         self._kinds: dict[int, tuple[type, Any]] = {}  # address of a type -> it, and how it is treated
 
     def __call__(self, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -468,20 +518,17 @@ class CompiledCalls:
         known = self._known.get(where)
         if known is None:
             if has_numbers and where not in self._met:  # a number may be another one in each call
-                if len(self._met) >= MAX_KNOWN:
-                    self._met.clear()
-                self._met.add(where)
+                _add(self._met, where, None)
                 return NotImplemented
             known = compiled.vjp(structure, leaves, by), self._located(args, options, [arrays[i][1] for i in operands])
-            if len(self._known) >= MAX_KNOWN:
-                self._known.clear()
-            self._known[where] = known
+            _add(self._known, where, known)
         parts: list[Any] = [None] * len(arrays)
         for i, (what, array) in enumerate(arrays):
             if is_inside(array, what, target):
                 parts[i] = array
             elif what is not caller:
-                parts[i] = _moved(array, self._request, ("", ()), copy=True)  # it may change meanwhile
+                at = partial(self._place_of, args, options, array)
+                parts[i] = _moved(array, self._request, at, copy=True)  # it may change meanwhile
         vjp, located = known
 
         def flat(*given: Any) -> list[Any]:
@@ -511,11 +558,22 @@ class CompiledCalls:
         if inner is not None and inner.compile is not None and self._spec.result_like is None:
             self._gradients, self._compiled = inner, inner.compile(self._function)
 
+    def _place_of(self, args: tuple[Any, ...], options: dict[str, Any], array: Any) -> Place:
+        (place,) = self._located(args, options, [array])
+        return place
+
     def _located(self, args: tuple[Any, ...], options: dict[str, Any], arrays: list[Any]) -> list[Place]:
         """Return where arrays stand among the arguments."""
         tree = Tree((args[self._spec.skipped :], options), TUPLE, Failures(""))
         found = {id(array): i for i, array in enumerate(tree.arrays)}
         return [self._spec.parameter(tree.path(found[id(each)])) if id(each) in found else ("", ()) for each in arrays]
+
+
+def _add(known: dict[Any, Any], key: Any, value: Any) -> None:
+    """Put an item into a dictionary of the last `MAX_KNOWN` ones."""
+    if len(known) >= MAX_KNOWN:
+        known.pop(list(known)[0], None)  # noqa: RUF015 - one step, that no other thread comes between
+    known[key] = value
 
 
 def _filled(parts: Sequence[Any], places: Sequence[int], arrays: Sequence[Any]) -> list[Any]:
@@ -557,10 +615,16 @@ class CompiledCall(DifferentiableFunction):
         operands, to = self.operands, self._caller.name
 
         def pullback(gradients: Sequence[Any]) -> list[Any]:
-            given = [
-                None if each is None else _moved(each, self._request, ("gradient", ()), "dlx") for each in gradients
-            ]
-            found = pull(given)
+            def moved(to: str | None) -> list[Any]:
+                at: Place = "gradient", ()
+                return [None if each is None else _moved(each, self._request, at, to) for each in gradients]
+
+            given = moved("dlx")
+            try:
+                found = pull(given)
+            except DlxError:
+                moved(None)  # says which one it is about
+                raise
             there = [found[i] for i in operands]
             made = iter(self._outside([each for each in there if each is not None], [], to))
             return [None if each is None else next(made) for each in there]

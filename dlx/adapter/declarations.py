@@ -342,7 +342,7 @@ class Operation(Protocol):
         """
 
     def replayable(self) -> tuple[Operation, int]:
-        """Return an operation whose last results are what a later run is to begin with, and how many these are.
+        """Return an operation whose last results are the random states before and after it, and how many these are.
 
         A caller that runs the function again for its derivatives passes them to `derivative`: dropout drops the same.
         """
@@ -411,7 +411,9 @@ class GradSupport:
     random_state, at_random_state
         ``random_state()`` gives the state of the framework's random numbers as one of its arrays, always of the same
         shape, and ``at_random_state(state)`` a context in which they go on from there; what was before comes back after
-        it. None: functions get their random numbers, or keys for them, as arguments.
+        it. Where that is one generator for all threads, others that draw within the context draw from it, too, and what
+        they draw is drawn again later. It is entered only for functions that did draw, by one thread at a time. None:
+        functions get their random numbers, or keys for them, as arguments.
     compile
         ``compile(function)`` gives a `CompiledFunction` where the function's user had it compiled, traced once for
         arguments of a kind, and None where not. None: such functions are not known.

@@ -12,6 +12,7 @@ from project import ROOT
 
 import dlx
 from dlx._core import native
+from dlx._using.gradients import MAX_KNOWN, CompiledCalls, _add
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -644,7 +645,7 @@ def test_arguments_that_the_function_records_itself():
     own, times = torch.ones(2, requires_grad=True), lambda x, w: x * w
     for function in (dlx.using("torch")(times), dlx.using("torch", grad=True)(times)):
         assert isinstance(function(np.ones(2), own.detach()), np.ndarray)  # of the same types as what follows
-        with pytest.raises(dlx.errors.ConversionError, match=r"at w: .*results would go to numpy"):
+        with pytest.raises(dlx.errors.ConversionError, match=r"at result: .*of w,.* Say .*detach=True"):
             function(np.ones(2), own)
         with torch.no_grad():
             assert isinstance(function(np.ones(2), own), np.ndarray)
@@ -652,6 +653,119 @@ def test_arguments_that_the_function_records_itself():
     assert isinstance(dlx.using("torch", detach=True)(times)(np.ones(2), own), np.ndarray)
     with pytest.raises(dlx.errors.ConversionError, match="jax and torch both"):
         jax.grad(lambda x: dlx.using("torch", grad=True)(times)(x, own).sum())(jnp.ones(2))
+
+
+def test_a_step_of_training_returns_no_graph():
+    """Only results that would lose one are refused: the step has its graph itself, and returns numbers."""
+    for grad in (False, True):
+        weight = torch.nn.Parameter(torch.zeros(2))
+
+        @dlx.using("torch", grad=grad)
+        def step(weight, x, y):
+            loss = ((x @ weight - y) ** 2).mean()
+            loss.backward()
+            return loss.item(), loss.detach()
+
+        x, y = np.ones((3, 2), "float32"), np.ones(3, "float32")
+        for _ in range(2):
+            assert step(weight, x, y) == (1.0, 1.0)
+        assert weight.grad.tolist() == [-4, -4]
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_graph_is_not_cut_in_containers_nor_by_a_name_of_the_results(lazy):
+    """Nor after calls whose tensors have none, which are remembered by their types."""
+    for returns, given in ((None, (np.ones(2),)), ("numpy", ())):
+        call = dlx.using("torch", returns=returns, lazy=lazy)(lambda w, *others: {"a": w * 2})
+        assert isinstance(call(torch.ones(2), *given)["a"], np.ndarray)
+        with pytest.raises(dlx.errors.ConversionError, match="detach"):
+            call(torch.ones(2, requires_grad=True), *given)["a"]
+        plain = dlx.using("torch", returns=returns)(lambda w, *others: w * 2)
+        assert isinstance(plain(torch.ones(2), *given), np.ndarray)
+        with pytest.raises(dlx.errors.ConversionError, match=r"at result: .*detach=True"):
+            plain(torch.ones(2, requires_grad=True), *given)
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_what_is_sent_to_generators_keeps_its_graph(framework):
+    """As arguments do."""
+
+    @dlx.using(framework)
+    def generator(x):
+        while True:
+            x = x * (yield x)
+
+    steps = generator(np.ones(2, "float32"))
+    next(steps)
+    assert isinstance(steps.send(torch.ones(2)), np.ndarray)
+    with pytest.raises(dlx.errors.ConversionError, match="detach=True"):
+        steps.send(torch.ones(2, requires_grad=True))
+
+
+def test_compiled_functions_inside_of_a_trace():
+    """There all that runs is traced: the same error without jit."""
+    given, said = torch.ones(64, requires_grad=True), []
+    for jit in (jax.jit, lambda function: function):
+        call = dlx.using("jax", grad=True)(jit(lambda x: x * 2))
+
+        def traced(c, call=call):
+            with pytest.raises(dlx.errors.LayoutError, match="at result: inside a jax transformation") as caught:
+                call(given)
+            said.append(str(caught.value))
+            return c
+
+        for _ in range(2):
+            jax.jit(traced)(1.0)
+            assert call(given).tolist() == [2] * 64
+    assert len(set(said)) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda call: call(torch.ones(2, requires_grad=True), {"k": np.ones(2)}),
+        lambda call: call(torch.ones(2, requires_grad=True), [torch.ones(2, dtype=torch.float64)]),
+        lambda call: call(torch.ones(2, requires_grad=True), torch.ones(2).to_sparse()),
+    ],
+    ids=["numpy in a dictionary", "torch in a list", "sparse"],
+)
+def test_compiled_functions_name_what_cannot_cross(wrong):
+    """The place and the framework, as without jit."""
+    said = []
+    with jax.enable_x64(False):
+        for jit in (jax.jit, lambda function: function):
+            with pytest.raises(dlx.errors.DlxError) as caught:
+                wrong(dlx.using("jax", grad=True)(jit(lambda x, y: x)))
+            said.append(str(caught.value))
+    assert said[0] == said[1]
+    assert "to 'jax' at y" in said[0]
+
+
+def test_gradients_that_cannot_cross_say_so():
+    """A gradient is wider than jax was told to take meanwhile: the error is the same with jit."""
+    said = []
+    for jit in (jax.jit, lambda function: function):
+        y = dlx.using("jax", grad=True)(jit(lambda x: x * 2))(torch.ones(3, dtype=torch.float64, requires_grad=True))
+        with jax.enable_x64(False), pytest.raises(dlx.errors.DTypeError) as caught:
+            y.backward(torch.ones(3, dtype=torch.float64))
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+    assert "to 'jax' at gradient" in said[0]
+
+
+def test_transforms_of_torch_are_refused():
+    """By an error that says what to call."""
+    call = dlx.using("jax", grad=True)(jnp.sin)
+    with pytest.raises(dlx.errors.ConversionError, match=r"Call torch\.autograd\.grad"):
+        torch.func.grad(lambda x: call(x).sum())(torch.ones(2))
+
+
+def test_the_latest_compiled_derivatives_are_kept():
+    """One more drops the oldest only."""
+    call = CompiledCalls(None, None)
+    for n in range(MAX_KNOWN + 1):
+        _add(call._known, n, n)
+    assert list(call._known) == list(range(1, MAX_KNOWN + 1))
 
 
 # ---- jax calls torch -------------------------------------------------------------------------------------------------
@@ -802,6 +916,50 @@ def test_random_numbers_are_the_same_on_the_way_back(compiled):
     assert np.allclose(np.asarray(then) * x, first)
 
 
+def test_random_numbers_in_threads():
+    """Dropout drops the same in each, or says that it did not."""
+    dropped = dlx.using("torch", grad=True)(lambda x: torch.nn.functional.dropout(x, 0.5) * x)
+    x, wrong = jnp.arange(1.0, 17.0), []
+
+    def run():
+        def both(x):
+            y, pull = jax.vjp(dropped, x)
+            return y, pull(jnp.ones_like(y))[0]
+
+        function = jax.jit(both)
+        for _ in range(20):
+            y, gradient = function(x)
+            wrong.append(not np.allclose(gradient, 2 * y / x))
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert wrong == [False] * 40
+
+
+def test_random_numbers_that_others_draw_meanwhile(caplog):
+    """They spoil a replay, which says so; a function that draws none has none to replay."""
+    others = []
+
+    def function(x, drops=True):
+        y = torch.nn.functional.dropout(x, 0.5) if drops else x
+        if not others:  # in the first run only
+            others.append(torch.rand(1))
+        return y * x
+
+    x = jnp.arange(1.0, 17.0)
+    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    call = dlx.using("torch", grad=True, result_like=like)(function)
+    caplog.set_level("CRITICAL", "jax")  # it would keep the traceback
+    with pytest.raises(Exception, match="drew other random numbers on the way back"):
+        jax.block_until_ready(jax.jit(jax.grad(lambda x: call(x).sum()))(x))
+    others.clear()
+    plain = dlx.using("torch", grad=True, result_like=like)(functools.partial(function, drops=False))
+    assert np.allclose(jax.jit(jax.grad(lambda x: plain(x).sum()))(x), 2 * x)
+
+
 def test_operations_keep_no_tracers():
     """The leak checker of jax says so."""
     call = dlx.using("torch", grad=True)(lambda tree, n: {"y": tree["x"].sin() * n})
@@ -829,7 +987,7 @@ def test_modules_that_keep_what_they_computed():
             return x + 1
 
     x = jnp.ones(3)
-    with pytest.raises(Exception, match=r"(?s)keeps a tensor of its trial.*float64\[3\].*result_like="):
+    with pytest.raises(Exception, match=r"(?s)keeps a tensor of its trial.*float64\[3\] in Keeping.kept.*result_like="):
         jax.jit(dlx.using("torch", grad=True)(Keeping()))(x)
     module = Keeping()
     assert jax.jit(dlx.using("torch", grad=True, result_like=x)(module))(x).tolist() == [2] * 3
