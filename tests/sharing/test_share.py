@@ -253,6 +253,12 @@ class TestMemory:
             with pytest.raises(errors.ReadOnlyError):
                 dlx.attach(handle, "torch", readonly="error")
 
+    def test_private_pages_are_of_each_who_attaches(self, torch):
+        with dlx.share(bytearray(3)) as handle:
+            one = dlx.attach(handle, "torch", readonly="share")
+            one[0] = 7
+            assert dlx.attach(handle, "torch", readonly="share").tolist() == [0, 0, 0] and one.tolist() == [7, 0, 0]
+
     def test_the_mapping_itself_is_read_only(self, python):
         out = python("""
             import ctypes, os, signal, dlx
@@ -631,3 +637,125 @@ class TestLeaks:
                 sys.exit(0)
             assert os.waitpid(child, 0)[1] == 0
         """)
+
+
+class TestThreads:
+    """Other threads attach and let go meanwhile."""
+
+    def test_a_segment_that_is_let_go_is_not_found_again(self, monkeypatch):
+        """While its descriptor is being closed nobody is given it: its number may stand for another segment next."""
+        found, real = [], os.fstat
+        handle = dlx.share(b"first")
+        token, fd = handle["token"], handle["fd"]
+
+        def fstat(number):
+            if number == fd:
+                found.append(segments._held.get(token))
+            return real(number)
+
+        monkeypatch.setattr(segments.os, "fstat", fstat)
+        handle.close()
+        assert found == [None]
+
+    def test_what_is_mapped_is_the_segment(self, monkeypatch):
+        """Another segment takes the number of the descriptor after the last look at it."""
+        real = segments.mmap.mmap
+        other = dlx.share(b"other")
+
+        def replaced(fd, *args, **options):
+            os.dup2(other.fileno(), fd)
+            return real(fd, *args, **options)
+
+        with other, dlx.share(b"first") as handle:
+            fd = handle["fd"]
+            monkeypatch.setattr(segments.mmap, "mmap", replaced)
+            with pytest.raises(errors.HandleError, match="what was mapped is not its segment"):
+                dlx.attach(handle)
+        os.close(fd)
+
+    def test_mappings_come_and_go_meanwhile(self, python):
+        """Sharing looks at every mapping, while other threads make and drop some."""
+        out = python("""
+            import sys, threading, dlx
+            sys.setswitchinterval(1e-6)
+            failed = []
+
+            def work():
+                kept = []
+                try:
+                    for i in range(150):
+                        with dlx.share(bytearray(4)) as handle:
+                            kept.append(dlx.attach(handle))
+                        if i % 30 == 29:
+                            kept.clear()
+                except BaseException as error:
+                    failed.append(error)
+
+            threads = [threading.Thread(target=work) for _ in range(5)]
+            [each.start() for each in threads]
+            [each.join() for each in threads]
+            print(failed)
+        """)
+        assert out == "[]\n"
+
+
+class TestLimits:
+    """Where this process has too little of something, and numbers that nothing has."""
+
+    def test_no_descriptor_and_no_memory_left_are_no_fault_of_the_handle(self, python):
+        with dlx.share(bytearray(3)) as handle:
+            out = python(f"""
+                import os, resource, dlx
+                plain = {dict(handle)}
+                dlx.attach(plain)
+                given = os.open(f"/proc/{{plain['pid']}}/fd/{{plain['fd']}}", os.O_RDWR)
+                top = given + 1
+                for more in (0, 1):
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (top + more, 100))
+                    for fd in (None, given):
+                        try:
+                            print(dlx.attach(plain, fd=fd).nbytes)
+                        except OSError as error:
+                            print(error.errno)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+                resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+                try:
+                    dlx.empty((8 << 30,), "uint8", shared=True)
+                except MemoryError as error:
+                    print("memory")
+            """)
+        lines = out.split()
+        assert lines[:2] == ["24", "24"] and {*lines[2:4]} <= {"24", "3"} and lines[4:] == ["memory"]
+
+    @pytest.mark.parametrize("name", ["pid", "fd", "size", "inode"])
+    @pytest.mark.parametrize("value", [-1, 1 << 64, 10**5000], ids=["negative", "64 bits", "huge"])
+    def test_numbers_that_nothing_has(self, name, value):
+        with dlx.share(bytearray(3)) as handle, pytest.raises(errors.HandleError):
+            dlx.attach({**handle, name: value})
+
+    @pytest.mark.parametrize("fd", [-1, 1 << 40, 10**5000], ids=["negative", "large", "huge"])
+    def test_descriptors_that_nobody_has(self, fd, monkeypatch):
+        with dlx.share(bytearray(3)) as handle:
+            monkeypatch.setattr(segments, "_held", weakref.WeakValueDictionary())
+            with pytest.raises(errors.HandleError):
+                dlx.attach(handle, fd=fd)
+
+    def test_a_descriptor_that_cannot_be_read(self, monkeypatch):
+        with dlx.share(bytearray(3)) as handle:
+            monkeypatch.setattr(segments, "_held", weakref.WeakValueDictionary())
+            for flag in (os.O_WRONLY, os.O_PATH):
+                fd = os.open(f"/proc/self/fd/{handle.fileno()}", flag)
+                with pytest.raises(errors.HandleError):
+                    dlx.attach(handle, fd=fd)
+                os.close(fd)
+
+    def test_a_text_that_was_never_written_is_not_read(self, monkeypatch):
+        """It would be a terabyte of zeros."""
+        size = 1 << 40
+        segment = segments.new_segment(size, b"{}")
+        head = segments._HEAD.pack(segments._MAGIC, 1, bytes.fromhex(segment.token), segment.size, size, 0)
+        os.pwrite(segment.fd, head, 0)
+        plain = dict(dlx=1, pid=os.getpid(), fd=segment.fd, inode=segment.inode, size=segment.size, token=segment.token)
+        monkeypatch.setattr(segments, "_held", weakref.WeakValueDictionary())
+        with pytest.raises(errors.HandleError, match="larger than what the segment has"):
+            dlx.attach(plain)
