@@ -638,6 +638,38 @@ class TestLeaks:
             assert os.waitpid(child, 0)[1] == 0
         """)
 
+    @pytest.mark.parametrize("kind", ["set", "frozenset"])
+    @pytest.mark.parametrize("shape", ["chain", "doubled"])
+    def test_a_set_of_what_is_nested_too_deep_is_refused(self, kind, shape, python):
+        """Python takes hashes of tuples by recursion, of each as often as it is there."""
+        out = python(f"""
+            import json, dlx
+            from dlx._sharing.handle import handle_of
+            from dlx._sharing.segment import new_segment
+            count, times = (300_000, 1) if {shape!r} == "chain" else (100, 2)
+            nodes = [[{kind!r}, None, [1]]] + [["tuple", None, [i + 1] * times] for i in range(1, count)]
+            text = json.dumps({{"tree": [0, nodes + [["tuple", None, []]]], "segments": [], "numbers": [0]}})
+            try:
+                dlx.attach(handle_of(new_segment(0, text.encode()), ()))
+            except dlx.errors.HandleError as error:
+                print("nested" in str(error))
+        """)
+        assert out == "True\n"
+
+    @pytest.mark.parametrize("place", ["key", "set"])
+    @pytest.mark.parametrize("depth", [190, 250, 3000])
+    def test_what_could_not_be_attached_is_not_shared(self, place, depth):
+        deep = ()
+        for _ in range(depth):
+            deep = (deep,)
+        tree = [b"", {deep: 1} if place == "key" else {deep}]
+        if depth < 200:
+            with dlx.share(tree) as handle:
+                assert dlx.attach(handle)[1] == tree[1]
+            return
+        with pytest.raises(errors.ConversionError, match=r"obj\[1\].*200 levels"):
+            dlx.share(tree)
+
 
 class TestThreads:
     """Other threads attach and let go meanwhile."""
