@@ -137,7 +137,9 @@ class Mapping:
                 os.close(fd)
         self._bytes = memoryview(whole)
         if _HEAD.unpack(self._bytes[: _HEAD.size])[2].hex() != segment.token:
-            raise HandleError("what was mapped is not its segment: the descriptor was closed, or the header overwritten")
+            raise HandleError(
+                "what was mapped is not its segment: its descriptor was closed, or its header overwritten"
+            )
         self.address = native.buffer_address(self._bytes)
 
 

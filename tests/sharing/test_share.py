@@ -114,6 +114,37 @@ class TestTree:
         assert np.array_equal(found["x"], column) and found["x"].strides == (8,)
         assert np.shares_memory(found["x"], found["again"]) and not np.shares_memory(found["x"], found["other"])
 
+    def test_a_view_with_gaps_does_not_part_the_others(self, np):
+        base = np.arange(100.0)
+        square = base[:4].reshape(2, 2)
+        with dlx.share([square, square.T, base[2::2], base[50:60], base[55:65]]) as handle:
+            found = dlx.attach(handle, "numpy")
+        assert np.array_equal(found[2], base[2::2]) and np.array_equal(found[1], square.T)
+        assert np.shares_memory(found[0], found[1]) and np.shares_memory(found[3], found[4])
+        assert not any(np.shares_memory(found[2], found[i]) for i in (0, 1, 3, 4))
+
+    def test_an_empty_array_does_not_part_the_others(self, np):
+        base = bytearray(range(80))
+        address = native.buffer_address(memoryview(base))
+        tree = [dlx.from_pointer(address + at, n, "uint8", owner=base) for at, n in ((0, 50), (20, 0), (30, 50))]
+        with dlx.share(tree) as handle:
+            found = dlx.attach(handle, writable=True)
+        assert dlx.shares_memory(found[0], found[2]) and found[1].nbytes == 0 and values(found[2]) == base[30:]
+
+    def test_overlapping_arrays_keep_their_alignment(self, np):
+        base = np.zeros(64 + 255, np.uint8)
+        base = base[-base.ctypes.data % 256 :]
+        number = base[8:16].view(np.float64)
+        with dlx.share([base[1:60], number]) as handle:
+            whole, found = dlx.attach(handle, "numpy", writable=True)
+        assert found.flags.aligned and np.shares_memory(whole, found) and found.ctypes.data % 256 == 8
+
+    def test_packed_elements_with_gaps_are_refused_with_their_path(self):
+        raw = bytearray(64)
+        packed = native.tensor_new(native.buffer_address(memoryview(raw)), (3,), (2,), INT4, (1, 0), 0, raw)
+        with pytest.raises(errors.LayoutError, match=r"obj\['a'\]\[0\].*packed below one byte and not contiguous"):
+            dlx.share({"a": [packed]})
+
     def test_negative_strides_and_broadcasts(self, np):
         arrays = [np.arange(6)[::-1], np.broadcast_to(np.arange(3), (4, 3)), np.zeros((0, 3)), np.array(2.0)]
         with dlx.share(arrays) as handle:
@@ -783,11 +814,13 @@ class TestLimits:
 
     def test_a_text_that_was_never_written_is_not_read(self, monkeypatch):
         """It would be a terabyte of zeros."""
+        from dlx._sharing.handle import handle_of
+
         size = 1 << 40
         segment = segments.new_segment(size, b"{}")
         head = segments._HEAD.pack(segments._MAGIC, 1, bytes.fromhex(segment.token), segment.size, size, 0)
         os.pwrite(segment.fd, head, 0)
-        plain = dict(dlx=1, pid=os.getpid(), fd=segment.fd, inode=segment.inode, size=segment.size, token=segment.token)
+        plain = dict(handle_of(segment, ()))
         monkeypatch.setattr(segments, "_held", weakref.WeakValueDictionary())
         with pytest.raises(errors.HandleError, match="larger than what the segment has"):
             dlx.attach(plain)
