@@ -136,7 +136,7 @@ def _plain(value: Any, depth: int = 0) -> Any:
 
 
 def _unhashable(nodes: list[Any]) -> int | None:
-    """Return the number of a set with a member whose hash would recurse too deep, or be of too much; None: there is none.
+    """Return the number of a set with a member whose hash would recurse too deep, or be of too much, if there is one.
 
     Tuples that hold themselves count as too deep.
     """

@@ -42,8 +42,8 @@ MAX_SIZE = 1 << 62
 class _Descriptor:
     """An open descriptor, which is closed with this object.
 
-    No weak reference leads here, since ``__del__`` runs while these still work: one could find a descriptor that another
-    thread is closing. Those to a segment are cleared before it lets go of its descriptor.
+    No weak reference leads here, since ``__del__`` runs while these still work: one could find a descriptor that
+    another thread is closing. Those to a segment are cleared before it releases its descriptor.
     """
 
     __slots__ = ("identity", "number")

@@ -703,9 +703,9 @@ class TestLeaks:
 
 
 class TestThreads:
-    """Other threads attach and let go meanwhile."""
+    """Other threads attach and release meanwhile."""
 
-    def test_a_segment_that_is_let_go_is_not_found_again(self, monkeypatch):
+    def test_a_segment_that_is_released_is_not_found_again(self, monkeypatch):
         """While its descriptor is being closed nobody is given it: its number may stand for another segment next."""
         found, real = [], os.fstat
         handle = dlx.share(b"first")
