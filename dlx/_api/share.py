@@ -44,7 +44,10 @@ def share(obj: Any, *, detach: bool = False) -> Handle:
     DeviceError
         If an array is in no host memory.
     ConversionError
-        If an array cannot be read, or something in the container is neither array nor plain data.
+        If an array cannot be read, or something in the container is neither array nor plain data, or is nested too
+        deep in a set or a key.
+    LayoutError
+        If packed elements below one byte are not contiguous.
     AdapterNotFoundError
         If it is no array.
     MemoryError, OSError
@@ -96,8 +99,8 @@ def attach(
         write kills the process.
     readonly
         As in `convert`, where not `writable`: what becomes of memory that is read-only for a target whose arrays are
-        always writable. With ``"share"`` they share pages that are private to this process: what is written to them
-        never reaches the others.
+        always writable. With ``"share"`` they share pages that are private to this call: what is written to them
+        never reaches other processes, or what else was attached.
     fd
         A descriptor of the memory that was sent to this process (``handle.fileno()`` there), where it may not look at
         the files of the other one. It stays open, and the caller's.
@@ -114,8 +117,8 @@ def attach(
         it. Nothing is given out then.
     ReadOnlyError, DTypeError, ConversionError, AdapterNotFoundError, FrameworkNotInstalledError
         As `convert`, if the target cannot hold it.
-    OSError
-        If this process may open no further file.
+    MemoryError, OSError
+        If there is not enough memory, or this process may open no further file.
 
     Notes
     -----

@@ -161,12 +161,13 @@ def reduced(tensor: Tensor, protocol: int) -> tuple[Any, ...]:
             source=repr(tensor),
             fix="Move it first: dlx.convert(tensor, to='dlx', device='cpu').",
         )
+    readonly = tensor.readonly
     if not dense(tensor):
         tensor = native.tensor_copy(tensor, True)
     from pickle import PickleBuffer
 
-    view = bytes_of(tensor)
-    data: Any = PickleBuffer(view) if protocol >= 5 else bytes(view) if tensor.readonly else bytearray(view)
+    view = bytes_of(tensor).toreadonly() if readonly else bytes_of(tensor)
+    data: Any = PickleBuffer(view) if protocol >= 5 else bytes(view) if readonly else bytearray(view)
     return tensor_from, (data, tuple(tensor.dtype), tensor.shape, tensor.strides, tensor.flags & SUBBYTE_PADDED)
 
 

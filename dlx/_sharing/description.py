@@ -41,7 +41,9 @@ _EMPTY: dict[str, Callable[[], Any]] = {
     "set": set,
 }
 _FROZEN: dict[str, Callable[[list[Any]], Any]] = {"tuple": tuple, "frozenset": frozenset}
-MAX_DEPTH = 200  # of tuples in a key
+MAX_DEPTH = 200  # of tuples in a key, and of what is in a set: Python takes their hashes by recursion
+MAX_HASHED = 1 << 20  # values that the hash of a set's member is made of; a few tuples can hold one another so often
+_TOO_DEEP = f"what is in a set, or in a key, is nested more than {MAX_DEPTH} levels deep, or in itself too often"
 
 
 def encoded(tree: Tree, number: list[int], fail: Callable[[DlxError, tuple[Any, ...]], None]) -> list[Any]:
@@ -89,6 +91,9 @@ def encoded(tree: Tree, number: list[int], fail: Callable[[DlxError, tuple[Any, 
             fail(error, tree.path_in(i))
             said = []
         nodes.append([kind, said, _row(children)])
+    bad = _unhashable(nodes)
+    if bad is not None:
+        fail(ConversionError(_TOO_DEEP), tree.path_in(kept[bad]))
     return [at[0], nodes] if found else [-1, []]
 
 
@@ -100,7 +105,7 @@ def _row(children: list[Any]) -> Any:
     return {"arrays": [~first, ~first + len(children)]}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, depth: int = 0) -> Any:
     """Return plain data as JSON says it.
 
     Raises
@@ -120,12 +125,50 @@ def _plain(value: Any) -> Any:
     if kind in (bytes, bytearray):
         return {kind.__name__: base64.b64encode(value).decode()}
     if kind is tuple:
-        return {"tuple": [_plain(each) for each in value]}
+        if depth >= MAX_DEPTH:
+            raise ConversionError(_TOO_DEEP)
+        return {"tuple": [_plain(each, depth + 1) for each in value]}
     raise ConversionError(
         "it is neither an array, nor a container, nor plain data, and no code goes from process to process",
         source=type_name(kind),
         fix="Take it out of what is shared, or give an array or a number in its place.",
     )
+
+
+def _unhashable(nodes: list[Any]) -> int | None:
+    """Return the number of a set with a member whose hash would recurse too deep, or be of too much, if there is one.
+
+    Tuples that hold themselves count as too deep.
+    """
+    height: dict[int, int] = {}  # of tuples and frozensets that were seen; those that are open have MAX_DEPTH
+    weight: dict[int, int] = {}
+    for number, (kind, _, children) in enumerate(nodes):
+        if kind not in ("set", "frozenset"):
+            continue
+        waiting = _inner(nodes, children)
+        members = [*waiting]
+        while waiting:
+            last = waiting[-1]
+            inner = _inner(nodes, nodes[last][2])
+            if last not in height:
+                height[last], weight[last] = MAX_DEPTH, 0
+                waiting += [each for each in inner if each not in height]
+                continue
+            waiting.pop()
+            if not weight[last]:
+                height[last] = min(MAX_DEPTH, 1 + max((height[each] for each in inner), default=0))
+                row = nodes[last][2]
+                own = row["arrays"][1] - row["arrays"][0] if type(row) is dict else len(row)
+                whole = 1 + own + sum(weight[each] for each in inner)
+                weight[last] = 1 if nodes[last][0] == "frozenset" else min(MAX_HASHED, whole)  # that keeps its hash
+        if any(height[each] >= MAX_DEPTH or weight[each] >= MAX_HASHED for each in members):
+            return number
+    return None
+
+
+def _inner(nodes: list[Any], children: Any) -> list[int]:
+    """Return the numbers of the tuples and frozensets among the children of a node."""
+    return [each for each in children if type(each) is int and each >= 0 and nodes[each][0] in _FROZEN]
 
 
 # ---- and back --------------------------------------------------------------------------------------------------------
@@ -143,6 +186,8 @@ def decoded(said: Any, arrays: list[Any]) -> Any:
         root, nodes = said
         if type(root) is int and root < 0:
             return arrays[~root]
+        if _unhashable(nodes) is not None:
+            raise HandleError("its description has a set of what is nested too deep")
         return _Builder(nodes, arrays).child(root)
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError, OverflowError) as error:
         if isinstance(error, HandleError):

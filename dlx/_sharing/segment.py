@@ -6,6 +6,7 @@ A segment is a memfd, sealed so that its size never changes: nobody can take mem
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -15,10 +16,11 @@ import struct
 import sys
 from bisect import bisect_right
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from weakref import ReferenceType, WeakValueDictionary, ref
 
 from dlx._core import native
+from dlx._core.foreign import safe_repr
 from dlx._core.text import amount
 from dlx.errors import HandleError
 
@@ -37,23 +39,48 @@ _SEALS = 1 | 2 | 4  # F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW
 MAX_SIZE = 1 << 62
 
 
+class _Descriptor:
+    """An open descriptor, which is closed with this object.
+
+    No weak reference leads here, since ``__del__`` runs while these still work: one could find a descriptor that
+    another thread is closing. Those to a segment are cleared before it releases its descriptor.
+    """
+
+    __slots__ = ("identity", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.identity = _identity(os.fstat(number))
+
+    def is_ours(self) -> bool:
+        """Return whether the number stands for what it stood for."""
+        try:
+            return _identity(os.fstat(self.number)) == self.identity
+        except OSError:
+            return False
+
+    def __del__(self, close: Any = os.close) -> None:
+        if getattr(self, "identity", None) is not None and self.is_ours():
+            close(self.number)
+
+
 class Segment:
     """One segment that this process holds by a descriptor of its own.
 
     The descriptor is closed when no handle and no mapping in this process needs it any more.
     """
 
-    __slots__ = ("__weakref__", "_identity", "_mappings", "fd", "inode", "size", "text", "token")
+    __slots__ = ("__weakref__", "_descriptor", "_mappings", "fd", "inode", "size", "text", "token")
 
     def __init__(self, fd: int, token: str, size: int, text: tuple[int, int]) -> None:
         self.fd, self.token, self.size = fd, token, size
         self.text = text  # bytes of text, bytes of numbers
-        self._identity = _identity(os.fstat(fd))
-        self.inode = self._identity[1]
+        self._descriptor = _Descriptor(fd)
+        self.inode = self._descriptor.identity[1]
         self._mappings: dict[str, ReferenceType[Mapping]] = {}
 
     def mapping(self, mode: str) -> Mapping:
-        """Return this segment in memory, once for each of the modes.
+        """Return this segment in memory: once to read and once to write, and anew for each who wants private pages.
 
         Parameters
         ----------
@@ -64,34 +91,27 @@ class Segment:
         Raises
         ------
         HandleError
-            If it cannot be mapped.
+            If it cannot be mapped, or its descriptor stands for something else.
+        MemoryError, OSError
+            If there is no memory, or no descriptor, left.
         """
         known = self._mappings.get(mode)
         found = None if known is None else known()
         if found is None:
             self.check()
             found = Mapping(self, mode)
-            self._mappings[mode] = ref(found)
-            _mapped[found.address] = found
+            if mode != "private":
+                self._mappings[mode] = ref(found)
+                _mapped[found.address] = found
         return found
 
     def check(self) -> None:
         """Raise HandleError where the descriptor was closed behind dlx's back."""
-        if not self._is_ours():
+        if not self._descriptor.is_ours():
             raise HandleError(
                 f"the descriptor {self.fd} of its segment was closed by somebody else",
                 fix="Leave descriptors open that you did not open (os.closerange, say).",
             )
-
-    def _is_ours(self) -> bool:
-        try:
-            return _identity(os.fstat(self.fd)) == self._identity
-        except OSError:
-            return False
-
-    def __del__(self, close: Any = os.close) -> None:
-        if getattr(self, "_identity", None) is not None and self._is_ours():
-            close(self.fd)
 
 
 class Mapping:
@@ -109,11 +129,17 @@ class Mapping:
         try:
             whole = mmap.mmap(fd, segment.size, flags=flags, prot=protection, **_UNTRACKED)
         except OSError as error:
-            raise HandleError(f"its segment of {amount(segment.size)} cannot be mapped: {error.strerror}") from error
+            _fail(error, f"its segment of {amount(segment.size)} cannot be mapped: {error.strerror}")
+        except (ValueError, OverflowError) as error:  # it is smaller than the segment was
+            raise HandleError(f"its segment of {amount(segment.size)} cannot be mapped: {error}") from error
         finally:
             if fd != segment.fd:
                 os.close(fd)
         self._bytes = memoryview(whole)
+        if _HEAD.unpack(self._bytes[: _HEAD.size])[2].hex() != segment.token:
+            raise HandleError(
+                "what was mapped is not its segment: its descriptor was closed, or its header overwritten"
+            )
         self.address = native.buffer_address(self._bytes)
 
 
@@ -127,7 +153,7 @@ class Place:
 
 
 _held: WeakValueDictionary[str, Segment] = WeakValueDictionary()  # by token
-_mapped: WeakValueDictionary[int, Mapping] = WeakValueDictionary()  # by address
+_mapped: WeakValueDictionary[int, Mapping] = WeakValueDictionary()  # by address; none that is private
 
 
 def placed(extents: list[tuple[int, int]]) -> list[Place | None]:
@@ -135,7 +161,8 @@ def placed(extents: list[tuple[int, int]]) -> list[Place | None]:
 
     Pages that are private to this process are other memory: nobody else sees what is written there.
     """
-    mappings = sorted((each.address, each) for each in list(_mapped.values()) if each.mode != "private")
+    known = [reference() for reference in _mapped.valuerefs()]  # a copy: other threads add and remove meanwhile
+    mappings = sorted((each.address, each) for each in known if each is not None)
     if not mappings:
         return [None] * len(extents)
     starts = [address for address, _ in mappings]
@@ -205,13 +232,18 @@ def read_text(segment: Segment) -> tuple[bytes, bytearray]:
     Raises
     ------
     HandleError
-        If they are cut off.
+        If they are cut off, or cannot be read.
+    MemoryError
+        If there is not enough memory.
     """
     text, numbers = segment.text
     raw = bytearray(text + -text % 8 + numbers)
     done = 0
     while done < len(raw):
-        count = os.preadv(segment.fd, [memoryview(raw)[done:]], HEADER + done)
+        try:
+            count = os.preadv(segment.fd, [memoryview(raw)[done:]], HEADER + done)
+        except OSError as error:
+            _fail(error, f"the description of its arrays cannot be read: {error.strerror}")
         if count == 0:
             raise HandleError("its segment is cut off in the description of its arrays")
         done += count
@@ -238,7 +270,11 @@ def opened(pid: int, fd: int, token: str, inode: int, size: int, given: int | No
     ------
     HandleError
         If it is gone, or is another file, or no segment, or not to be trusted.
+    MemoryError, OSError
+        If there is no memory, or no descriptor, left.
     """
+    if not (0 < pid < 1 << 31 and 0 <= fd < 1 << 31 and 0 <= inode < 1 << 64 and HEADER <= size <= MAX_SIZE):
+        raise HandleError("its process, descriptor, inode or size is a number that none has")
     known = _held.get(token)
     if known is not None and known.size == size:
         return known
@@ -246,7 +282,9 @@ def opened(pid: int, fd: int, token: str, inode: int, size: int, given: int | No
         try:
             own = fcntl.fcntl(given, fcntl.F_DUPFD_CLOEXEC, 3)
         except OSError as error:
-            raise HandleError(f"the descriptor {given} is none: {error.strerror}") from error
+            _fail(error, f"the descriptor {given} is none: {error.strerror}")
+        except (ValueError, OverflowError) as error:  # no number that a descriptor can have
+            raise HandleError(f"the descriptor {safe_repr(given)} is none: {error}") from error
     else:
         own = _open(pid, fd, os.O_RDONLY, inode)
     try:
@@ -276,11 +314,11 @@ def _open(pid: int, fd: int, access: int, inode: int | None = None) -> int:
             fix="Run both as one user, or send the descriptor: dlx.attach(handle, ..., fd=received).",
         ) from error
     except OSError as error:
-        raise HandleError(f"the descriptor {fd} of process {pid} cannot be opened: {error.strerror}") from error
+        _fail(error, f"the descriptor {fd} of process {pid} cannot be opened: {error.strerror}")
 
 
 def _checked(fd: int, token: str, size: int) -> Segment:
-    """Return the segment behind a descriptor. Errors: HandleError; the descriptor is still the caller's."""
+    """Return the segment behind a descriptor. Errors: as `opened`; the descriptor is still the caller's."""
     found = os.fstat(fd)
     try:
         seals = fcntl.fcntl(fd, _GET_SEALS)
@@ -292,7 +330,10 @@ def _checked(fd: int, token: str, size: int) -> Segment:
         raise HandleError(f"its segment belongs to user {found.st_uid}, and this process to user {os.geteuid()}")
     if found.st_size != size:
         raise HandleError(f"it says {size:,} bytes, and its segment has {found.st_size:,}")
-    raw = os.pread(fd, _HEAD.size, 0)
+    try:
+        raw = os.pread(fd, _HEAD.size, 0)
+    except OSError as error:  # it was opened only to be written to
+        _fail(error, f"its segment cannot be read: {error.strerror}")
     if len(raw) < _HEAD.size:
         raise HandleError("its segment is cut off")
     magic, version, found_token, stated, text, numbers = _HEAD.unpack(raw)
@@ -304,8 +345,20 @@ def _checked(fd: int, token: str, size: int) -> Segment:
         raise HandleError("what it names is another segment: the one that was shared is gone")
     if stated != size or text > size or numbers > size or numbers % 8 or data_start(text, numbers) > size:
         raise HandleError("the header of its segment contradicts itself")
+    if text + numbers > 512 * found.st_blocks:  # the rest of it was never written, and would be zeros made to be read
+        raise HandleError("the description of its arrays is larger than what the segment has in memory")
     return Segment(fd, token, size, (text, numbers))
 
 
 def _identity(found: os.stat_result) -> tuple[int, int]:
     return found.st_dev, found.st_ino
+
+
+def _fail(error: OSError, reason: str) -> NoReturn:
+    """Raise for an error of the system: what this process has too little of is no fault of a handle."""
+    try:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise error
+        raise (MemoryError if error.errno == errno.ENOMEM else HandleError)(reason) from error
+    finally:
+        del error  # this frame is in its traceback, and would keep it, and all that it holds, alive

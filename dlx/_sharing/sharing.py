@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from dlx._containers.failures import Failures
@@ -34,7 +36,7 @@ from dlx._sharing.segment import (
     read_text,
     write,
 )
-from dlx.errors import DeviceError, DlxError, DTypeError, HandleError
+from dlx.errors import DeviceError, DlxError, DTypeError, HandleError, LayoutError
 
 __all__ = ["attach_tree", "share_tree", "shared_empty"]
 
@@ -70,12 +72,16 @@ def share_tree(obj: Any, request: Request, fast_path: FastPathFunction | None) -
     else:
         tree = Tree(obj, handler, failures)
         objs, sources, path = tree.arrays, tree.sources, tree.path
+
+    def where(number: int) -> tuple[Any, ...]:
+        return () if path is None else path(number)
+
     tensors = Batch(request, objs, sources, path, failures, fast_path, TENSOR.name).tensors()
     for i, tensor in enumerate(tensors):
-        _check(tensor, () if path is None else path(i))
+        _check(tensor, where(i))
     extents = [_extent(tensor) for tensor in tensors]
     places = placed(extents)
-    blocks, copied, room = _blocks(tensors, extents, places)
+    blocks, copied, room = _blocks(tensors, extents, places, where)
     segments: dict[str, Segment] = {}
     for place in places:
         if place is not None:
@@ -156,9 +162,19 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
 
 
 def _blocks(
-    tensors: list[Tensor], extents: list[tuple[int, int]], places: list[Place | None]
+    tensors: list[Tensor],
+    extents: list[tuple[int, int]],
+    places: list[Place | None],
+    where: Callable[[int], tuple[Any, ...]],
 ) -> tuple[list[_Block], dict[int, tuple[int, Any]], int]:
     """Lay out what has to be copied.
+
+    Parameters
+    ----------
+    tensors, extents, places
+        The arrays, their addresses, and where those lie that are not copied.
+    where
+        ``where(i)`` is the path of an array, for errors.
 
     Returns
     -------
@@ -168,49 +184,70 @@ def _blocks(
         {number of an array: (offset of its first element, its strides, None for its own)}.
     room
         Bytes in all.
+
+    Raises
+    ------
+    LayoutError
+        If elements that are packed below one byte would have to be copied one by one.
     """
-    waiting = sorted((i for i, place in enumerate(places) if place is None), key=lambda i: extents[i])
+    waiting = [i for i, place in enumerate(places) if place is None]
     blocks: list[_Block] = []
-    copied: dict[int, tuple[int, Any]] = {}
+    copied: dict[int, tuple[int, Any]] = {i: (0, None) for i in waiting if extents[i][0] == extents[i][1]}
     room = 0
 
-    def add(tensor: Tensor, *, is_bytes: bool) -> int:
+    def add(tensor: Tensor, *, is_bytes: bool, remainder: int = 0) -> int:
         nonlocal room
-        offset = room
+        offset = room + remainder
         blocks.append(_Block(tensor, is_bytes, offset))
-        room += -(-tensor.nbytes // HEADER) * HEADER
+        room += -(-(remainder + tensor.nbytes) // HEADER) * HEADER
         return offset
 
-    for group in _overlapping(waiting, extents):
-        low, high = extents[group[0]][0], max(extents[i][1] for i in group)
+    order = sorted((i for i in waiting if i not in copied), key=lambda i: extents[i])
+    for group in _overlapping(order, extents):
         # Bytes that no array of the group has elements in are not copied: they are nobody's, or another's.
-        whole = low
+        runs: list[tuple[int, int]] = []
         for i in group:
-            if extents[i][0] <= whole < extents[i][1] and dense(tensors[i]):
-                whole = extents[i][1]
-        if low == high:
-            copied |= dict.fromkeys(group, (0, None))
-        elif whole == high:
-            kept = tuple(tensors[i] for i in group)
-            offset = add(native.tensor_new(low, (high - low,), None, _BYTE, HOST, READ_ONLY, kept), is_bytes=True)
-            copied |= {i: (offset + tensors[i].data_ptr - low, None) for i in group}
-        else:
-            known: dict[Any, int] = {}
-            for i in group:
-                tensor = tensors[i]
-                key = tensor.data_ptr, tensor.shape, tensor.strides, tensor.dtype
-                if key not in known:
-                    known[key] = add(tensor, is_bytes=False)
-                copied[i] = known[key], _compact(tensor.shape)
+            low, high = extents[i]
+            if not dense(tensors[i]):
+                continue
+            if runs and low <= runs[-1][1]:
+                runs[-1] = runs[-1][0], max(high, runs[-1][1])
+            else:
+                runs.append((low, high))
+        apart = []
+        inside: dict[tuple[int, int], list[int]] = {}
+        for i in group:
+            run = runs[max(bisect_right(runs, extents[i][0], key=itemgetter(0)) - 1, 0)] if runs else (0, 0)
+            if run[0] <= extents[i][0] and extents[i][1] <= run[1]:
+                inside.setdefault(run, []).append(i)
+            else:
+                apart.append(i)
+        for (low, high), members in inside.items():
+            kept = tuple(tensors[i] for i in members)
+            whole = native.tensor_new(low, (high - low,), None, _BYTE, HOST, READ_ONLY, kept)
+            # What begins elsewhere keeps its alignment where the whole keeps its own.
+            remainder = low % HEADER if any(each.data_ptr != low for each in kept) else 0
+            offset = add(whole, is_bytes=True, remainder=remainder)
+            copied |= {i: (offset + tensors[i].data_ptr - low, None) for i in members}
+        known: dict[Any, int] = {}
+        for i in apart:
+            tensor = tensors[i]
+            key = tensor.data_ptr, tensor.shape, tensor.strides, tensor.dtype
+            if key not in known:
+                if tensor.dtype.bits * tensor.dtype.lanes % 8 and not tensor.flags & SUBBYTE_PADDED:
+                    reason = f"its {tensor.dtype} elements are packed below one byte and not contiguous"
+                    raise LayoutError(reason, source=repr(tensor), path=where(i))
+                known[key] = add(tensor, is_bytes=False)
+            copied[i] = known[key], _compact(tensor.shape)
     return blocks, copied, room
 
 
 def _overlapping(order: list[int], extents: list[tuple[int, int]]) -> Iterator[list[int]]:
-    """Give the groups of arrays whose ranges of addresses overlap; `order` is by first address."""
+    """Give the groups of arrays whose ranges of addresses overlap; `order` is by first address, and none is empty."""
     group: list[int] = []
     end = 0
     for i in order:
-        if group and (extents[i][0] >= end or extents[i][0] == extents[i][1]):
+        if group and extents[i][0] >= end:
             yield group
             group = []
         end = max(end, extents[i][1]) if group else extents[i][1]

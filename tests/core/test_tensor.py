@@ -175,6 +175,18 @@ def test_buffers_that_are_not_aligned_are_copied():
         assert found.data_ptr % 4 == 0 and raw(found) == frame[1:] and found.readonly == view.readonly
 
 
+@pytest.mark.parametrize("ask", [copy.copy, copy.deepcopy, *(
+    lambda tensor, protocol=protocol: pickle.loads(pickle.dumps(tensor, protocol)) for protocol in (2, 5)
+)], ids=["copy", "deepcopy", "protocol 2", "protocol 5"])  # fmt: skip
+@pytest.mark.parametrize("flags", [0, READ_ONLY], ids=["writable", "read-only"])
+def test_what_has_gaps_stays_as_writable_as_it_was(ask, flags):
+    """Although a copy of it is made first."""
+    raw = bytearray(range(6))
+    tensor = native.tensor_new(native.buffer_address(memoryview(raw)), (3,), (2,), INT8, (1, 0), flags, raw)
+    found = ask(tensor)
+    assert found.tobytes() == bytes((0, 2, 4)) and found.readonly == bool(flags)
+
+
 def test_a_pickle_that_lies_is_refused():
     """The numbers of a pickle are held against its bytes."""
     for change in ((b"abc", (2, 32, 1), (1,), (1,), 0), (b"abcd", (2, 32, 1), (2,), (1,), 0)):

@@ -114,6 +114,37 @@ class TestTree:
         assert np.array_equal(found["x"], column) and found["x"].strides == (8,)
         assert np.shares_memory(found["x"], found["again"]) and not np.shares_memory(found["x"], found["other"])
 
+    def test_a_view_with_gaps_does_not_part_the_others(self, np):
+        base = np.arange(100.0)
+        square = base[:4].reshape(2, 2)
+        with dlx.share([square, square.T, base[2::2], base[50:60], base[55:65]]) as handle:
+            found = dlx.attach(handle, "numpy")
+        assert np.array_equal(found[2], base[2::2]) and np.array_equal(found[1], square.T)
+        assert np.shares_memory(found[0], found[1]) and np.shares_memory(found[3], found[4])
+        assert not any(np.shares_memory(found[2], found[i]) for i in (0, 1, 3, 4))
+
+    def test_an_empty_array_does_not_part_the_others(self, np):
+        base = bytearray(range(80))
+        address = native.buffer_address(memoryview(base))
+        tree = [dlx.from_pointer(address + at, n, "uint8", owner=base) for at, n in ((0, 50), (20, 0), (30, 50))]
+        with dlx.share(tree) as handle:
+            found = dlx.attach(handle, writable=True)
+        assert dlx.shares_memory(found[0], found[2]) and found[1].nbytes == 0 and values(found[2]) == base[30:]
+
+    def test_overlapping_arrays_keep_their_alignment(self, np):
+        base = np.zeros(64 + 255, np.uint8)
+        base = base[-base.ctypes.data % 256 :]
+        number = base[8:16].view(np.float64)
+        with dlx.share([base[1:60], number]) as handle:
+            whole, found = dlx.attach(handle, "numpy", writable=True)
+        assert found.flags.aligned and np.shares_memory(whole, found) and found.ctypes.data % 256 == 8
+
+    def test_packed_elements_with_gaps_are_refused_with_their_path(self):
+        raw = bytearray(64)
+        packed = native.tensor_new(native.buffer_address(memoryview(raw)), (3,), (2,), INT4, (1, 0), 0, raw)
+        with pytest.raises(errors.LayoutError, match=r"obj\['a'\]\[0\].*packed below one byte and not contiguous"):
+            dlx.share({"a": [packed]})
+
     def test_negative_strides_and_broadcasts(self, np):
         arrays = [np.arange(6)[::-1], np.broadcast_to(np.arange(3), (4, 3)), np.zeros((0, 3)), np.array(2.0)]
         with dlx.share(arrays) as handle:
@@ -252,6 +283,12 @@ class TestMemory:
             assert not dlx.shares_memory(copy, private)
             with pytest.raises(errors.ReadOnlyError):
                 dlx.attach(handle, "torch", readonly="error")
+
+    def test_private_pages_are_of_each_who_attaches(self, torch):
+        with dlx.share(bytearray(3)) as handle:
+            one = dlx.attach(handle, "torch", readonly="share")
+            one[0] = 7
+            assert dlx.attach(handle, "torch", readonly="share").tolist() == [0, 0, 0] and one.tolist() == [7, 0, 0]
 
     def test_the_mapping_itself_is_read_only(self, python):
         out = python("""
@@ -631,3 +668,159 @@ class TestLeaks:
                 sys.exit(0)
             assert os.waitpid(child, 0)[1] == 0
         """)
+
+    @pytest.mark.parametrize("kind", ["set", "frozenset"])
+    @pytest.mark.parametrize("shape", ["chain", "doubled"])
+    def test_a_set_of_what_is_nested_too_deep_is_refused(self, kind, shape, python):
+        """Python takes hashes of tuples by recursion, of each as often as it is there."""
+        out = python(f"""
+            import json, dlx
+            from dlx._sharing.handle import handle_of
+            from dlx._sharing.segment import new_segment
+            count, times = (300_000, 1) if {shape!r} == "chain" else (100, 2)
+            nodes = [[{kind!r}, None, [1]]] + [["tuple", None, [i + 1] * times] for i in range(1, count)]
+            text = json.dumps({{"tree": [0, nodes + [["tuple", None, []]]], "segments": [], "numbers": [0]}})
+            try:
+                dlx.attach(handle_of(new_segment(0, text.encode()), ()))
+            except dlx.errors.HandleError as error:
+                print("nested" in str(error))
+        """)
+        assert out == "True\n"
+
+    @pytest.mark.parametrize("place", ["key", "set"])
+    @pytest.mark.parametrize("depth", [190, 250, 3000])
+    def test_what_could_not_be_attached_is_not_shared(self, place, depth):
+        deep = ()
+        for _ in range(depth):
+            deep = (deep,)
+        tree = [b"", {deep: 1} if place == "key" else {deep}]
+        if depth < 200:
+            with dlx.share(tree) as handle:
+                assert dlx.attach(handle)[1] == tree[1]
+            return
+        with pytest.raises(errors.ConversionError, match=r"obj\[1\].*200 levels"):
+            dlx.share(tree)
+
+
+class TestThreads:
+    """Other threads attach and release meanwhile."""
+
+    def test_a_segment_that_is_released_is_not_found_again(self, monkeypatch):
+        """While its descriptor is being closed nobody is given it: its number may stand for another segment next."""
+        found, real = [], os.fstat
+        handle = dlx.share(b"first")
+        token, fd = handle["token"], handle["fd"]
+
+        def fstat(number):
+            if number == fd:
+                found.append(segments._held.get(token))
+            return real(number)
+
+        monkeypatch.setattr(segments.os, "fstat", fstat)
+        handle.close()
+        assert found == [None]
+
+    def test_what_is_mapped_is_the_segment(self, monkeypatch):
+        """Another segment takes the number of the descriptor after the last look at it."""
+        real = segments.mmap.mmap
+        other = dlx.share(b"other")
+
+        def replaced(fd, *args, **options):
+            os.dup2(other.fileno(), fd)
+            return real(fd, *args, **options)
+
+        with other, dlx.share(b"first") as handle:
+            fd = handle["fd"]
+            monkeypatch.setattr(segments.mmap, "mmap", replaced)
+            with pytest.raises(errors.HandleError, match="what was mapped is not its segment"):
+                dlx.attach(handle)
+        os.close(fd)
+
+    def test_mappings_come_and_go_meanwhile(self, python):
+        """Sharing looks at every mapping, while other threads make and drop some."""
+        out = python("""
+            import sys, threading, dlx
+            sys.setswitchinterval(1e-6)
+            failed = []
+
+            def work():
+                kept = []
+                try:
+                    for i in range(150):
+                        with dlx.share(bytearray(4)) as handle:
+                            kept.append(dlx.attach(handle))
+                        if i % 30 == 29:
+                            kept.clear()
+                except BaseException as error:
+                    failed.append(error)
+
+            threads = [threading.Thread(target=work) for _ in range(5)]
+            [each.start() for each in threads]
+            [each.join() for each in threads]
+            print(failed)
+        """)
+        assert out == "[]\n"
+
+
+class TestLimits:
+    """Where this process has too little of something, and numbers that nothing has."""
+
+    def test_no_descriptor_and_no_memory_left_are_no_fault_of_the_handle(self, python):
+        with dlx.share(bytearray(3)) as handle:
+            out = python(f"""
+                import os, resource, dlx
+                plain = {dict(handle)}
+                dlx.attach(plain)
+                given = os.open(f"/proc/{{plain['pid']}}/fd/{{plain['fd']}}", os.O_RDWR)
+                top = given + 1
+                for more in (0, 1):
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (top + more, 100))
+                    for fd in (None, given):
+                        try:
+                            print(dlx.attach(plain, fd=fd).nbytes)
+                        except OSError as error:
+                            print(error.errno)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+                resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+                try:
+                    dlx.empty((8 << 30,), "uint8", shared=True)
+                except MemoryError as error:
+                    print("memory")
+            """)
+        lines = out.split()
+        assert lines[:2] == ["24", "24"] and {*lines[2:4]} <= {"24", "3"} and lines[4:] == ["memory"]
+
+    @pytest.mark.parametrize("name", ["pid", "fd", "size", "inode"])
+    @pytest.mark.parametrize("value", [-1, 1 << 64, 10**5000], ids=["negative", "64 bits", "huge"])
+    def test_numbers_that_nothing_has(self, name, value):
+        with dlx.share(bytearray(3)) as handle, pytest.raises(errors.HandleError):
+            dlx.attach({**handle, name: value})
+
+    @pytest.mark.parametrize("fd", [-1, 1 << 40, 10**5000], ids=["negative", "large", "huge"])
+    def test_descriptors_that_nobody_has(self, fd, monkeypatch):
+        with dlx.share(bytearray(3)) as handle:
+            monkeypatch.setattr(segments, "_held", weakref.WeakValueDictionary())
+            with pytest.raises(errors.HandleError):
+                dlx.attach(handle, fd=fd)
+
+    def test_a_descriptor_that_cannot_be_read(self, monkeypatch):
+        with dlx.share(bytearray(3)) as handle:
+            monkeypatch.setattr(segments, "_held", weakref.WeakValueDictionary())
+            for flag in (os.O_WRONLY, os.O_PATH):
+                fd = os.open(f"/proc/self/fd/{handle.fileno()}", flag)
+                with pytest.raises(errors.HandleError):
+                    dlx.attach(handle, fd=fd)
+                os.close(fd)
+
+    def test_a_text_that_was_never_written_is_not_read(self, monkeypatch):
+        """It would be a terabyte of zeros."""
+        from dlx._sharing.handle import handle_of
+
+        size = 1 << 40
+        segment = segments.new_segment(size, b"{}")
+        head = segments._HEAD.pack(segments._MAGIC, 1, bytes.fromhex(segment.token), segment.size, size, 0)
+        os.pwrite(segment.fd, head, 0)
+        plain = dict(handle_of(segment, ()))
+        monkeypatch.setattr(segments, "_held", weakref.WeakValueDictionary())
+        with pytest.raises(errors.HandleError, match="larger than what the segment has"):
+            dlx.attach(plain)
