@@ -416,9 +416,12 @@ class TestHandle:
 
         a, b = multiprocessing.Pipe()
         with dlx.share(b"abc") as handle:
-            reduction.send_handle(a, handle.fileno(), os.getpid())
-            a.send(handle)
+            # From Python 3.14 on the sender waits until it was received.
+            sending = threading.Thread(target=reduction.send_handle, args=(a, handle.fileno(), os.getpid()))
+            sending.start()
             fd = reduction.recv_handle(b)
+            sending.join()
+            a.send(handle)
             plain = b.recv()
         found = dlx.attach(plain, fd=fd)
         os.close(fd)
