@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import pickle
 import socket
+import threading
 import typing
 import weakref
 from multiprocessing import resource_tracker
