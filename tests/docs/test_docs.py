@@ -256,6 +256,7 @@ OTHERS = {
     "name.py",
     "mylib.py",
     "test_dlpack.py",
+    "test_ndarray.py",
     "array_interoperability_test.py",
 }
 OTHERS |= {"_core/tests/test_dlpack.py", "dlx_mylib.py", "dlx_labelled.py"}

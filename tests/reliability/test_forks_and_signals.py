@@ -255,6 +255,8 @@ class Stop({base}):
 def stop(*arguments):
     raise Stop
 
+# What comes in a callback of a weak reference Python prints, and goes on.
+sys.unraisablehook = lambda said: None if said.exc_type is Stop else sys.__unraisablehook__(said)
 signal.signal(signal.SIGALRM, stop)
 came, number, ends_at = 0, 0, time.monotonic() + 60
 while came < 30 and time.monotonic() < ends_at:
