@@ -291,6 +291,7 @@ class TestMemory:
             one[0] = 7
             assert dlx.attach(handle, "torch", readonly="share").tolist() == [0, 0, 0] and one.tolist() == [7, 0, 0]
 
+    @pytest.mark.unsanitized("the deadly signal is caught and reported")
     def test_the_mapping_itself_is_read_only(self, python):
         out = python("""
             import ctypes, os, signal, dlx
@@ -769,6 +770,7 @@ class TestThreads:
 class TestLimits:
     """Where this process has too little of something, and numbers that nothing has."""
 
+    @pytest.mark.unsanitized("the address space that it bounds is what they need")
     def test_no_descriptor_and_no_memory_left_are_no_fault_of_the_handle(self, python):
         with dlx.share(bytearray(3)) as handle:
             out = python(f"""
