@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 
     from dlx._engine.plan import Step
 
-__all__ = ["COLORS", "TraceRecord", "Trace", "observers", "record", "trace"]
+__all__ = ["TraceRecord", "Trace", "observers", "record", "trace"]
 
-COLORS = {"shared": "#1a7f37", "viewed": "#0969da", "copied": "#9a6700", "moved": "#9a6700", "refused": "#cf222e"}
-"""Outcome -> its colour in notebooks, as in the pictures of the documentation."""
+_COLORS = {"shared": "#1a7f37", "copied": "#9a6700", "moved": "#9a6700"}  # in notebooks
 
 
 @set_module("dlx")
@@ -139,7 +138,7 @@ class Trace:
         rows = ["".join(f"<th style='text-align:left'>{name}</th>" for name in names)]
         for record in self.records:
             cells = [html.escape(cell) for cell in self._row(record)]
-            cells[2] = f"<b style='color:{COLORS.get(record.outcome, 'inherit')}'>{cells[2]}</b>"
+            cells[2] = f"<b style='color:{_COLORS.get(record.outcome, 'inherit')}'>{cells[2]}</b>"
             rows.append("".join(f"<td style='text-align:left'>{cell}</td>" for cell in cells))
         return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
 

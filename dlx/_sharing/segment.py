@@ -28,7 +28,6 @@ __all__ = ["HEADER", "Mapping", "Place", "Segment", "new_segment", "opened", "pl
 
 HEADER = 256  # bytes; what follows is aligned as they are
 VERSION = 1
-MODES = ("read", "write", "private")
 _MAGIC = b"dlx seg\n"
 _HEAD = struct.Struct("=8sI4x16sQQQ")  # magic, version, token, size, bytes of text, bytes of numbers
 # Numbers of Linux, which Python's fcntl has where the C library does.

@@ -106,15 +106,13 @@ def share_tree(obj: Any, request: Request, fast_path: FastPathFunction | None) -
         "segments": [[each.fd, each.inode, each.size, each.token] for each in segments.values()],
         "numbers": [len(each) for each in parts],
     }
-    return _filled(said, parts, blocks, copied, groups[0], room, tuple(segments.values()))
+    return _filled(said, parts, blocks, room, tuple(segments.values()))
 
 
 def _filled(
     said: dict[str, Any],
     parts: list[array[int]],
     blocks: list[_Block],
-    copied: dict[int, tuple[int, Any]],
-    group: list[int],
     room: int,
     others: tuple[Segment, ...],
 ) -> Handle:
