@@ -24,7 +24,8 @@ static PyObject* tuple_of(const int64_t* numbers, int32_t n) {
 }
 
 /* The same as one of the registered classes, which need not look at the numbers again. Made by
- * tuple itself: from Python 3.14 on a tuple has a hash that its own tp_alloc leaves wrong. */
+ * tuple itself: from Python 3.14 on a tuple has a hash that its own tp_alloc leaves wrong. Owns: a
+ * new reference. Errors: NULL with an exception. */
 static PyObject* of_class(PyObject* class, const int64_t* numbers, int32_t n) {
   PyObject* plain = tuple_of(numbers, n);
   PyObject* args = plain ? PyTuple_Pack(1, plain) : NULL;
