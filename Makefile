@@ -37,25 +37,36 @@ RUN = $(if $(SANITIZE),env LD_PRELOAD="$(shell cc -print-file-name=libasan.so) $
 SOURCES := Makefile build_ffi.py setup.py pyproject.toml constraints.txt dlx/_core/headers.py $(wildcard c_src/*/* adapters/*.c)
 # torch is installed exactly as asked, and left out, with a word, where that is not to be had.
 TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
-# What the tests run in: dlx, what the extra EXTRA names, and torch.
+# What the tests run in: dlx, what the extra EXTRA names, and torch. dlx comes first, so that nobody downloads a gigabyte to
+# learn that there is no compiler.
 EXTRA ?= test
-TESTABLE = $(VENV)/.extra-$(EXTRA) $(TORCH_STAMP) $(VENV)/.built
-TAKES = eleven minutes on two cores
+TESTABLE = $(VENV)/.built $(VENV)/.extra-$(EXTRA) $(TORCH_STAMP)
+TAKES = nine minutes on two cores
 SIZE_demo = , 25 MB to download
 SIZE_test = , 1.2 GB when installed
+SIZE_cookbook = , 2.5 GB when installed
 
-.PHONY: demo test test-deep test-sanitize test-allocations fuzz fuzz-producers soak test-exits test-kills test-interrupts test-peers test-all test-pythons test-debian test-old-numpy test-bare test-versions test-frameworks bench bench-count conformance matrix screens docs dist lint format clean
+.PHONY: demo test test-deep test-sanitize test-allocations fuzz fuzz-producers soak test-exits test-kills test-interrupts test-peers test-all test-pythons test-debian test-old-numpy test-bare test-versions test-frameworks test-cookbook test-cuda bench bench-count conformance matrix screens docs read-docs dist lint format clean
 
-demo: $(VENV)/.extra-demo $(TORCH_STAMP) $(VENV)/.built
+demo: $(VENV)/.built $(VENV)/.extra-demo $(TORCH_STAMP)
 	$(RUN) examples/quickstart.py
 
-test: $(TESTABLE)
-	@echo "note: all tests take $(TAKES); ARGS=\"-k name\" runs some"
-	$(RUN) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+# Many tests start Python, also where PYTHONDONTWRITEBYTECODE is set: dlx is compiled to byte code once. Files with few
+# tests are the slow ones: they are not left for the end.
+test: takes $(TESTABLE)
+	@$(BIN)/python -m compileall -q dlx adapters tests/support docs/tools
+	$(RUN) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# The property tests over many more examples (2 000 in `make test`).
+.PHONY: takes
+takes:
+	@echo "note: all tests take $(TAKES), once .venv is there; ARGS=\"-k name\" runs some"
+
+# The property tests over many more examples (2 000 in `make test`), and threads for longer.
+DEEP = tests/engine/test_round_trips.py tests/reliability/test_rules.py
+DEEP_THREADS = tests/core/test_leaks.py tests/engine/test_fast_path_object.py -k threads
 test-deep: $(TESTABLE)
-	DLX_EXAMPLES=$(or $(EXAMPLES),100000) $(RUN) -m pytest tests/engine/test_round_trips.py tests/reliability/test_rules.py $(ARGS)
+	DLX_EXAMPLES=$(or $(EXAMPLES),100000) $(RUN) -m pytest $(DEEP) $(ARGS)
+	DLX_ROUNDS=$(or $(ROUNDS),10000) $(RUN) -m pytest --timeout 3600 $(DEEP_THREADS) $(ARGS)
 
 # Producers that lie, COUNT= of them in subprocesses; SEED= repeats a run, ARGS="--only N" one case of it (2 500 in `make test`).
 fuzz-producers: $(TESTABLE)
@@ -127,7 +138,35 @@ test-versions:
 # The frameworks that `make test` does not install, each in an environment of its own that is kept; FRAMEWORKS="mlx warp" picks some.
 test-frameworks:
 	@$(PYTHON) tests/support/versions.py --keep --pythons $(foreach name,python3.11 $(PYTHONS),$(call running,$(name))) \
-	    --only $(or $(FRAMEWORKS),tensorflow paddle mlx warp onnxruntime xarray) --args="$(ARGS)"
+	    --only $(or $(FRAMEWORKS),tensorflow paddle mlx warp onnxruntime xarray dask) --args="$(ARGS)"
+
+# The recipes of docs/cookbook, with all the libraries that they name, in an environment of their own; ray takes its time.
+test-cookbook:
+	@$(MAKE) --no-print-directory test VENV=.venv-cookbook EXTRA=cookbook JOBS=0 ARGS="tests/docs/test_docs.py -k cookbook $(ARGS)"
+
+# The CUDA builds of torch and cupy on the recording driver, where no GPU is needed: 6 GB in an environment of its own,
+# .venv-cuda. Copies and order are true there, kernels do nothing.
+CUDA_TORCH ?= torch==2.14.1
+CUDA_CUPY ?= cupy-cuda13x==14.2.0
+CUDA_PYTHON = .venv-cuda/bin/python
+CUDA_LIBRARIES = $(CURDIR)/.venv-cuda/cuda
+test-cuda: .venv-cuda/.originals
+	@$(MAKE) --no-print-directory .venv-cuda/.built VENV=.venv-cuda
+	$(CUDA_PYTHON) tests/support/cuda_headers.py .venv-cuda
+	env LD_LIBRARY_PATH="$(CUDA_LIBRARIES)" LD_PRELOAD="$(CUDA_LIBRARIES)/libcudart.so.13 $(CUDA_LIBRARIES)/libcuda.so.1" \
+	    DLX_ORIGINALS="$(CUDA_LIBRARIES)" FAKE_CUDA_DEVICES=2 $(CUDA_PYTHON) -m pytest -p no:cacheprovider $(or $(ARGS),tests/cuda/test_originals.py)
+
+.venv-cuda/.packages: constraints.txt
+	@echo "note: into .venv-cuda: $(CUDA_TORCH) and $(CUDA_CUPY), 6 GB when installed"
+	@$(MAKE) --no-print-directory .venv-cuda/.extra-test-bare VENV=.venv-cuda
+	@grep -v "^torch==" constraints.txt >.venv-cuda/constraints.txt
+	.venv-cuda/bin/python -m pip --disable-pip-version-check install --only-binary :all: --constraint .venv-cuda/constraints.txt \
+	    "$(CUDA_TORCH)" "$(CUDA_CUPY)" numpy ml_dtypes cython nvidia-cuda-crt nvidia-cuda-profiler-api
+	@touch $@
+
+.venv-cuda/.originals: .venv-cuda/.packages tests/support/cuda_originals.py tests/c/fake_cuda.c tests/c/cuda_library.c tests/c/cudart.c
+	$(CUDA_PYTHON) tests/support/cuda_originals.py $(CUDA_LIBRARIES)
+	@touch $@
 
 test-bare:
 	@echo "== $(PYTHON), without any framework"
@@ -175,10 +214,18 @@ format: $(VENV)/.lint
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i c_src/*/*.[ch] adapters/*.c benchmarks/*.c tests/c/*.c examples/*/*.c examples/*/*.cpp examples/*/*.h examples/*/src/*/*.c
 
-# The documentation as a site, in site/. Warnings are errors.
+# The documentation as a site, in site/. Warnings are errors. A Chromium of this machine looks at every page, where there is
+# one; SCREENSHOTS=folder keeps what it saw.
 docs: .venv-docs/.made
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict --clean
-	@echo "to read it, with its search: $(PYTHON) -m http.server --directory site --bind 127.0.0.1 8000"
+	.venv-docs/bin/python docs/tools/browser.py $(if $(SCREENSHOTS),--screenshots $(SCREENSHOTS)) site
+	@echo "to read it, with its search: make read-docs"
+
+# The site in a browser of yours, with its search, until you end it.
+read-docs:
+	@test -d site || { echo "make docs builds the site first"; exit 1; }
+	@echo "http://127.0.0.1:$(or $(PORT),8000)"
+	@$(PYTHON) -m http.server --directory site --bind 127.0.0.1 $(or $(PORT),8000)
 
 # An sdist, and the wheel for this Python made of it, with the tag of the oldest glibc that it runs with, both in dist/. The
 # wheel is then tried without compiler or checkout. LDSHARED: no debugging symbols, no path of this machine's Python.
@@ -240,7 +287,7 @@ $(VENV)/.peers: $(VENV)/.made constraints.txt
 
 .venv-docs/.made: constraints.txt
 	$(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt mkdocs-material "mkdocstrings[python]" ruff
+	.venv-docs/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt mkdocs-material "mkdocstrings[python]" playwright ruff
 	@touch $@
 
 $(DIST)/.made: constraints.txt

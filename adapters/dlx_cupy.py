@@ -1,8 +1,8 @@
 """CuPy for dlx: cupy.ndarray on CUDA devices, of any wheel (cupy-cuda12x, cupy-cuda13x), and on ROCm.
 
 Versions: 13 and later. Devices: CUDA device memory and CUDA managed memory, each under its true name; on a ROCm build
-ROCm's. Dtypes: those that cupy takes through DLPack. bfloat16 and float8 are refused: cupy would export them under the
-code of an ordinary float, since it looks at numpy's `kind` only. Shared: every layout. Copied: read-only memory, since
+ROCm's. Dtypes: those that cupy takes through DLPack; bfloat16 from 14 on, with ml_dtypes. float8 is refused: cupy would
+export it under the code of an ordinary float. Shared: every layout. Copied: read-only memory, since
 cupy drops the flag; memory of the host, which goes to cupy's current device. Refused: byte strides that are no whole
 elements.
 
@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import dlx
@@ -28,12 +30,14 @@ from dlx.adapter import (
     Description,
     Device,
     Devices,
+    DType,
     DTypes,
     FastPath,
     Layout,
     Stream,
     StreamSupport,
     Tensor,
+    look_up,
     over_memory,
     type_name,
 )
@@ -67,12 +71,14 @@ def _flatten_file(npz: Any) -> tuple[list[str], list[Any]]:
 class _DTypes(DTypes):
     def native(self, attribute: str) -> Any:
         cupy = sys.modules["cupy"]
-        return cupy.dtype(getattr(cupy, attribute))
+        # cupy keeps the class of ml_dtypes that it exchanges as bfloat16, from 14 on and where that is installed.
+        found = look_up("cupy._core.dlpack.bfloat16") if attribute == "bfloat16" else getattr(cupy, attribute)
+        return None if found is None else cupy.dtype(found)
 
 
 _PLAIN = (
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float16", "float32", "float64", "complex64", "complex128"),
+    *("float16", "float32", "float64", "complex64", "complex128", "bfloat16"),
 )
 DTYPES = _DTypes("cupy", {"bool": "bool_", **{name: name for name in _PLAIN}})
 
@@ -94,6 +100,14 @@ class _Devices(Devices):
     def from_native(self, native_device: Any) -> Device:
         return Device(f"{self.kind}:{int(native_device)}")
 
+    def available(self) -> Iterable[Any]:
+        runtime = sys.modules["cupy"].cuda.runtime
+        try:
+            count = runtime.getDeviceCount()
+        except runtime.CUDARuntimeError:  # there is no driver, or it sees no device
+            count = 0
+        return (sys.modules["cupy"].cuda.Device(number) for number in range(count))
+
     def default(self) -> Device:
         kind = Device(self.kind).type
         return Device(kind, self.current(kind))
@@ -104,11 +118,9 @@ class _Devices(Devices):
         except RuntimeError:  # there is no driver: dlx raises when it needs it
             return 0
 
-    @contextlib.contextmanager
-    def activate(self, device: Device) -> Iterator[None]:
-        # cupy first: asked inside of the driver's context, it would take that device for the one to go back to.
-        with self.to_native(device), super().activate(device):
-            yield
+    def activate(self, device: Device) -> AbstractContextManager[Any]:
+        # from_dlpack makes the array's device current by itself; only exports on ROCm look at the current one.
+        return self.to_native(device) if self.kind == "rocm" else contextlib.nullcontext()
 
 
 DEVICES = _Devices()
@@ -161,6 +173,7 @@ class CupyAdapter(Adapter):
     package = "cupy"
     install = "pip install cupy-cuda12x"
     types = ("cupy.ndarray",)
+    namespaces = ("array_api_compat.cupy", "cupy")
     dtypes = DTYPES
     devices = DEVICES
     fast_path = FastPath(types=types)  # without a table there is none, but asking twice is harmless
@@ -232,11 +245,17 @@ class CupyAdapter(Adapter):
             dtypes=DTYPES.known(),
             device_types=frozenset(Device(kind).type for kind in kinds),
             layouts=Layout.ANY,
-            max_ndim=25,  # of its kernels
+            max_ndim=64 if int(self.version().partition(".")[0]) >= 14 else 32,
         )
 
     def load(self, tensor: Tensor) -> Any:
         return self.module().from_dlpack(tensor)
+
+    def fresh(self, shape: Sequence[int], dtype: DType, device: Device, strides: Sequence[int]) -> Any:
+        cupy, native = sys.modules["cupy"], DTYPES.to_native(dtype)
+        with DEVICES.to_native(device):
+            memory = cupy.cuda.alloc(math.prod(shape) * native.itemsize)
+            return cupy.ndarray(shape, native, memory, [step * native.itemsize for step in strides])
 
     # ---- inside cupy ------------------------------------------------------------------------------------------------
 

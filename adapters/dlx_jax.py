@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import math
+import operator
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -405,6 +406,37 @@ def _handed(arrays: Sequence[Any], own: Sequence[Any], host: bool) -> list[Any]:
     return found
 
 
+def _is_ready(obj: Any) -> bool:
+    """Return whether an array is there, and has its values: one question at once, since jax dies of the second one.
+
+    No other thread runs between the calls of `map`.
+    """
+    return any(map(operator.call, (obj.is_deleted, obj.is_ready))) and not obj.is_deleted()
+
+
+_type_name = functools.cache(type_name)  # of jax's own class, which lives as long as jax
+
+
+def _exported_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
+    """Return the description of an array of the host of which there is a tensor: less is asked of it."""
+    exact: Any = type(obj)
+    nbytes, kind = tensor.nbytes, _type_name(exact)
+    return ArrayInfo(
+        framework,
+        kind,
+        tensor.dtype,
+        tensor.dtype.name,
+        tensor.shape,
+        tensor.strides,
+        HOST,
+        nbytes,
+        True,
+        tensor.data_ptr if nbytes else 0,
+        kind,
+        ("__dlpack__",),
+    )
+
+
 class JaxAdapter(Adapter):
     """jax.Array."""
 
@@ -412,6 +444,7 @@ class JaxAdapter(Adapter):
     package = "jax"
     install = "pip install jax"
     types = ("jax.Array", "jax.core.Tracer", "jax.Ref", "jax.experimental.sparse.JAXSparse")
+    namespaces = ("jax.numpy",)
     immutable = True
     dtypes = DTYPES
     devices = DEVICES
@@ -421,6 +454,8 @@ class JaxAdapter(Adapter):
         export=_export,
         imports=False,
         one_type=True,
+        describe=_exported_info,
+        ready=_is_ready,
     )
     gradients = GradSupport(_is_tracked, _is_differentiable, _vjp, _record, compile=_compile)
     switches = ("config.jax_enable_x64", "config.jax_platforms")
@@ -434,6 +469,7 @@ class JaxAdapter(Adapter):
             "gives float4 out and does not take it back: 'PjRt CPU buffers only support default layout'",
             lowers={"refuses": _UNTAKEN},
         ),
+        _proven("is_ready() of an array that was deleted kills the process; dlx asks is_deleted() before it"),
         _proven("gives no integers of less than a byte out, which DLPack can say; dlx reads a copy of jax's own"),
         KnownIssue(
             does="asks for legacy capsules only, which no producer may make of read-only memory",

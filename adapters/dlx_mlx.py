@@ -18,13 +18,26 @@ from collections.abc import Sequence
 from typing import Any
 
 import dlx
-from dlx.adapter import Adapter, Capabilities, Device, DTypes, GradSupport, Layout, Tensor, over_memory
-
-_TAKEN = (
-    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float16", "bfloat16", "float32", "complex64"),
+from dlx.adapter import (
+    COMMON_DTYPES,
+    Adapter,
+    Capabilities,
+    Device,
+    DTypes,
+    FastPath,
+    GradSupport,
+    Layout,
+    Tensor,
+    consumed,
+    forward,
 )
+
+_TAKEN = frozenset({*COMMON_DTYPES, "complex64"} - {"float64"})
 _NARROWS = {"float64": ("mlx would narrow float64 to float32", "Convert the values to float32 first.")}
+
+
+def _export(array: Any) -> Tensor:
+    return consumed(array.__dlpack__())
 
 
 def _is_differentiable(array: Any) -> bool:
@@ -55,13 +68,14 @@ class MlxAdapter(Adapter):
     package = "mlx.core"
     install = "pip install 'mlx[cpu]'"
     types = ("mlx.core.array",)
-    dtypes = DTypes("mlx.core", {"bool": "bool_", "float64": "float64"} | {name: name for name in _TAKEN})
-
+    namespaces = ("mlx.core",)
+    dtypes = DTypes(package, {name: name for name in (*_TAKEN, "float64")} | {"bool": "bool_"})
+    fast_path = FastPath(types=types, export=_export)
     gradients = GradSupport(lambda array: False, _is_differentiable, _vjp)
 
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            dtypes=frozenset({"bool", *_TAKEN}),
+            dtypes=_TAKEN,
             layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED,
             min_alignment=1,
             copies=True,
@@ -70,10 +84,7 @@ class MlxAdapter(Adapter):
         )
 
     def load(self, tensor: Tensor) -> Any:
-        if any(stride < 0 for stride in tensor.strides):  # of an extent of 1, which mlx refuses all the same
-            strides = [max(stride, 0) for stride in tensor.strides]
-            tensor = over_memory(tensor.data_ptr, tensor.shape, strides, tensor.dtype, tensor.device, owner=tensor)
-        return self.module().from_dlpack(tensor)
+        return self.module().from_dlpack(forward(tensor))
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:
         return self.module().array(obj)

@@ -312,12 +312,14 @@ _MEANINGS = (
 )
 
 
-def _exported_info(obj: Any, tensor: Tensor) -> ArrayInfo:
-    """Return the description of an ndarray of which numpy has given a tensor: less is asked of it."""
-    base = obj.base
+def _exported_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
+    """Return the description of an array of which there is a tensor: less is asked of it."""
+    base, kind, name = obj.base, type(obj), "numpy.ndarray"
+    if kind is not sys.modules["numpy"].ndarray:
+        obj, name = _plain(obj), type_name(kind)
     return ArrayInfo(
-        "numpy",
-        "numpy.ndarray",
+        framework,
+        name,
         tensor.dtype,
         _name_of(obj.dtype),
         tensor.shape,
@@ -326,20 +328,21 @@ def _exported_info(obj: Any, tensor: Tensor) -> ArrayInfo:
         tensor.nbytes,
         tensor.readonly,
         tensor.data_ptr if obj.size else 0,
-        "numpy.ndarray" if base is None else type_name(type(base)),
+        name if base is None else type_name(type(base)),
         _PROTOCOLS,
     )
 
 
 @functools.lru_cache(maxsize=64)  # numpy writes a name anew each time; of structures there is no end
 def _name_of(native_dtype: Any) -> str:
-    return str(native_dtype.name if native_dtype.isnative else native_dtype.str)
+    return str(native_dtype if native_dtype.names is None else native_dtype.name)  # a structure's is long
 
 
 class NumpyAdapter(_Numpy):
     """numpy's ndarray."""
 
     types = ("numpy.ndarray",)
+    namespaces = ("array_api_compat.numpy", "numpy")
     containers = _FILES
     fast_path = FastPath(  # arrays of objects are refused everywhere
         types=("numpy.ndarray",),
@@ -347,6 +350,7 @@ class NumpyAdapter(_Numpy):
         exchange=_exchange,
         export=_export_extension,
         returns_same=False,
+        describe=_exported_info,
     )
     writes = WriteTracking(guarded=_guarded)
 
@@ -354,7 +358,7 @@ class NumpyAdapter(_Numpy):
         if type(obj) is sys.modules["numpy"].ndarray and obj.dtype.isbuiltin == 1 and "exports_by" not in self.lowered:
             try:  # numpy's own export is harmless, knows best, and is the fastest way
                 tensor = consumed(obj.__dlpack__(max_version=(1, 0)))
-                return Description(functools.partial(_exported_info, obj, tensor), (), tensor)
+                return Description(functools.partial(_exported_info, self.name, obj, tensor), (), tensor)
             except BufferError:
                 pass
         info = functools.partial(self._info, obj)
@@ -432,6 +436,7 @@ class NumpyScalarAdapter(_Numpy):
 
     name = "numpy scalar"
     types = ("numpy.generic",)
+    namespaces = ("array_api_compat.numpy", "numpy")
     root_only = True
 
     def describe(self, obj: Any) -> Description:

@@ -11,15 +11,28 @@ from __future__ import annotations
 from typing import Any
 
 import dlx
-from dlx.adapter import Adapter, Blocker, Capabilities, Description, DTypes, Tensor, keeping
+from dlx.adapter import (
+    COMMON_DTYPES,
+    Adapter,
+    Blocker,
+    Capabilities,
+    Description,
+    DTypes,
+    FastPath,
+    Tensor,
+    consumed,
+    keeping,
+)
 from dlx.errors import DTypeError
 
-_SAME = (
-    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16"),
-    *("int4", "uint4", "int2", "uint2"),
-)
-_OTHER = {"float32": "float", "float64": "double", "float8_e8m0fnu": "float8e8m0", "float4_e2m1fn": "float4e2m1"}
-_OTHER |= {f"float8_{kind}": f"float8{kind}" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")}
+_WORDS = {name: name for name in (*COMMON_DTYPES, "int4", "uint4", "int2", "uint2")}
+_WORDS |= {"float32": "float", "float64": "double", "float8_e8m0fnu": "float8e8m0", "float4_e2m1fn": "float4e2m1"}
+_WORDS |= {f"float8_{kind}": f"float8{kind}" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz")}
+
+
+def _export(value: Any) -> Tensor:
+    """Return the tensor of a value; what holds no numbers raises."""
+    return keeping(consumed(value.__dlpack__()), value)  # its capsule does not keep numpy's memory alive
 
 
 class OnnxRuntimeAdapter(Adapter):
@@ -29,11 +42,8 @@ class OnnxRuntimeAdapter(Adapter):
     install = "pip install onnxruntime"
     types = ("onnxruntime.OrtValue",)
     display_name = "value"
-    dtypes = DTypes(
-        package,
-        {name: f"tensor({word})" for name, word in ({each: each for each in _SAME} | _OTHER).items()},
-        words=True,
-    )
+    dtypes = DTypes(package, {name: f"tensor({word})" for name, word in _WORDS.items()}, words=True)
+    fast_path = FastPath(types=types, export=_export)
 
     def describe(self, obj: Any) -> Description:
         if self.dtypes.from_native(obj.data_type()) is not None:
@@ -44,7 +54,7 @@ class OnnxRuntimeAdapter(Adapter):
         )
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
-        return keeping(super().export(obj, stream=stream), obj)  # its capsule does not keep numpy's memory alive
+        return keeping(super().export(obj, stream=stream), obj)  # as `_export`
 
     def capabilities(self) -> Capabilities:
         return Capabilities(dtypes=self.dtypes.known())

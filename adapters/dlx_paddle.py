@@ -19,6 +19,7 @@ from typing import Any
 
 import dlx
 from dlx.adapter import (
+    COMMON_DTYPES,
     Adapter,
     Blocker,
     Capabilities,
@@ -34,10 +35,7 @@ from dlx.adapter import (
     Tensor,
 )
 
-_DTYPES = (
-    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16"),
-    *("float32", "float64", "float8_e4m3fn", "float8_e5m2", "complex64", "complex128"),
-)
+_DTYPES = (*COMMON_DTYPES, "float8_e4m3fn", "float8_e5m2", "complex64", "complex128")
 _WIDE = tuple(map(DType, ("uint16", "uint32", "uint64")))
 _TAKES = Capabilities(dtypes=frozenset(_DTYPES), layouts=Layout.ZERO | Layout.GAPS | Layout.PERMUTED, max_ndim=9)
 _GRAD = Blocker("it requires gradients", resolution="detach", option="detach")
@@ -49,8 +47,9 @@ class PaddleAdapter(Adapter):
     name = package = "paddle"
     install = "pip install paddlepaddle"
     types = ("paddle.Tensor",)
+    namespaces = ("paddle",)
     display_name = "tensor"
-    dtypes = DTypes(package, {name: name for name in _DTYPES})
+    dtypes = DTypes(package, _DTYPES)
     fast_path = FastPath(
         types=types,
         guards=(Guard("requires_grad", _GRAD),),

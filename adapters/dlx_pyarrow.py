@@ -31,7 +31,8 @@ from dlx.adapter import (
     Layout,
     Tensor,
     arrow_exchange,
-    over_memory,
+    arrow_info,
+    forward,
     type_name,
 )
 from dlx.errors import AdapterNotFoundError, LayoutError
@@ -81,6 +82,11 @@ _PRIMITIVE = (
 )
 
 
+def _exchange() -> Any:
+    """Return the table that exports arrays: by their capsules for DLPack, where those say that memory is read-only."""
+    return arrow_exchange("arrays_by" not in _ARRAY_TARGET.lowered)
+
+
 class _Arrow(Adapter):
     """What its arrays and tensors have in common."""
 
@@ -99,6 +105,12 @@ class _Arrow(Adapter):
             before="26",
             lowers={"tensors_by": "numpy"},
         ),
+        KnownIssue(
+            does="Array gives capsules of DLPack that lose read-only; Arrow's own serve",
+            see="https://arrow.apache.org/docs/python/dlpack.html",
+            before="26",
+            lowers={"arrays_by": "arrow"},
+        ),
     )
 
 
@@ -116,7 +128,11 @@ class ArrowAdapter(_Arrow, ArrowSource):
     )
 
     fast_path = FastPath(
-        types=(*_PRIMITIVE, "pyarrow.ChunkedArray"), exchange=arrow_exchange, imports=False, takes=_COMPACT
+        types=(*_PRIMITIVE, "pyarrow.ChunkedArray"),
+        exchange=_exchange,
+        imports=False,
+        takes=_COMPACT,
+        describe=arrow_info,
     )
 
     # ---- as a producer ----------------------------------------------------------------------------------------------
@@ -186,9 +202,7 @@ class _ArrayTarget(_Arrow):
         return _ARRAYS
 
     def load(self, tensor: Tensor) -> Any:
-        pa = self.module()
-        buffer = pa.foreign_buffer(tensor.data_ptr, tensor.nbytes, base=tensor)
-        return pa.Array.from_buffers(DTYPES.to_native(tensor.dtype), tensor.shape[0], [None, buffer], 0)
+        return self.module().array(tensor)  # by its __arrow_c_array__
 
 
 class _TensorTarget(_Arrow):
@@ -201,22 +215,18 @@ class _TensorTarget(_Arrow):
     def capabilities(self) -> Capabilities:
         return _TENSORS
 
+    @functools.cached_property
+    def _make(self) -> Any:
+        make = self.module().Tensor
+        if "tensors_by" in self.lowered:
+            return lambda tensor: make.from_numpy(dlx.convert(tensor, to="numpy"))
+        return make.from_dlpack
+
     def load(self, tensor: Tensor) -> Any:
-        pa = self.module()
-        if tensor.ndim and min(tensor.strides) < 0:  # of extents below 2; pyarrow refuses them all the same
-            strides = [max(stride, 0) for stride in tensor.strides]
-            tensor = over_memory(
-                tensor.data_ptr,
-                tensor.shape,
-                strides,
-                tensor.dtype,
-                tensor.device,
-                readonly=tensor.readonly,
-                owner=tensor,
-            )
-        if self.lowered.get("tensors_by"):
-            return pa.Tensor.from_numpy(dlx.convert(tensor, to="numpy"))
-        return pa.Tensor.from_dlpack(tensor)
+        try:
+            return self._make(tensor)
+        except (ValueError, NotImplementedError):  # strides below 0, of extents below 2
+            return self._make(forward(tensor))
 
 
 _ARRAY_TARGET, _TENSOR_TARGET = _ArrayTarget(), _TensorTarget()

@@ -19,19 +19,33 @@ from collections.abc import Sequence
 from typing import Any
 
 import dlx
-from dlx.adapter import Adapter, Blocker, Capabilities, Description, DTypes, GradSupport, Tensor, look_up
+from dlx.adapter import (
+    COMMON_DTYPES,
+    Adapter,
+    Blocker,
+    Capabilities,
+    Description,
+    DTypes,
+    FastPath,
+    GradSupport,
+    Tensor,
+    consumed,
+    look_up,
+)
 from dlx.errors import DTypeError, LayoutError
 
-_DTYPES = (
-    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
-)
+_DTYPES = DTypes("tensorflow", (*COMMON_DTYPES, "complex64", "complex128"))
 _VARIABLE = Blocker("it is a variable, whose value is converted", resolution="value")
 _OTHERS = {
     "SparseTensor": Blocker("it is sparse", "Call tf.sparse.to_dense(x) first.", LayoutError),
     "RaggedTensor": Blocker("its rows differ in length", "Call .to_tensor() first.", LayoutError),
     "IndexedSlices": Blocker("it holds slices", "Call tf.convert_to_tensor(x) first.", LayoutError),
 }
+
+
+def _export(tensor: Any) -> Tensor | None:
+    """Return the tensor of an eager one; the export of strings would end the process."""
+    return consumed(tensor.__dlpack__()) if _DTYPES.from_native(tensor.dtype) is not None else None
 
 
 def _is_tracked(tensor: Any) -> bool:
@@ -73,9 +87,11 @@ class TensorFlowAdapter(Adapter):
     name = package = "tensorflow"
     install = "pip install tensorflow"
     types = ("tensorflow.Tensor", "tensorflow.Variable", *(f"tensorflow.{name}" for name in _OTHERS))
+    namespaces = ("tensorflow.experimental.numpy",)
     display_name = "tensor"
     immutable = True
-    dtypes = DTypes(package, {name: name for name in _DTYPES})
+    dtypes = _DTYPES
+    fast_path = FastPath(types=("tensorflow.python.framework.ops.EagerTensor",), export=_export)
     gradients = GradSupport(_is_tracked, _is_differentiable, _vjp)
 
     def describe(self, obj: Any) -> Description:

@@ -24,6 +24,7 @@ import re
 import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 from weakref import ref
 
@@ -210,11 +211,10 @@ class _Devices(Devices):
         except (AssertionError, RuntimeError):  # there is no driver, or none after a fork: dlx says so itself
             return 0
 
-    @contextlib.contextmanager
-    def activate(self, device: Device) -> Iterator[None]:
-        # torch first: asked inside of the driver's context, it would take that device for the one to go back to.
-        with sys.modules["torch"].cuda.device(device.id), super().activate(device):
-            yield
+    def activate(self, device: Device) -> AbstractContextManager[Any]:
+        # torch finds the device by the tensor; only exports on ROCm look at the current one. On CUDA, making another
+        # one current and going back may leave the runtime on it, which other frameworks follow.
+        return sys.modules["torch"].cuda.device(device.id) if self.kind == "rocm" else contextlib.nullcontext()
 
     def available(self) -> Iterable[Any]:
         torch = sys.modules["torch"]
@@ -301,6 +301,7 @@ def _vjp(function: Any, tensors: Sequence[Any]) -> tuple[Any, Any]:
         normal = [each.clone() if each.is_inference() else each for each in tensors]
         # Leaves, unless an outer derivative follows them.
         operands = [each if each.requires_grad else each.detach().requires_grad_() for each in normal]
+        followed = any(each.requires_grad for each in normal)
         results = function(*operands)
 
     def pullback(gradients: Sequence[Any]) -> list[Any]:
@@ -315,7 +316,7 @@ def _vjp(function: Any, tensors: Sequence[Any]) -> tuple[Any, Any]:
             [result for result, _ in pairs],
             operands,
             [gradient for _, gradient in pairs],
-            create_graph=torch.is_grad_enabled(),
+            create_graph=torch.is_grad_enabled() and (followed or any(each.requires_grad for _, each in pairs)),
             retain_graph=True,
             allow_unused=True,
             materialize_grads=True,
@@ -333,8 +334,9 @@ def _node() -> Any:
     class Using(torch.autograd.Function):  # type: ignore[misc, name-defined]
         @staticmethod
         def forward(ctx: Any, operation: Operation, *tensors: Any) -> Any:
-            wanted = ctx.needs_input_grad[1:]
+            wanted, before = ctx.needs_input_grad[1:], _random_state()
             results, pullback = operation.vjp(tensors, wanted)
+            ctx.random = before, _random_state()  # the function may call one of torch, which draws
             # What torch saves it releases after backward, or keeps (retain_graph). Of an attribute it knows nothing.
             holder = torch.empty(0, device="cpu")
             holder.pullback = pullback
@@ -347,6 +349,7 @@ def _node() -> Any:
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
+            _refuse_transforms(each for each in gradients if each is not None)
             holder, *saved = ctx.saved_tensors
             tensors = saved[: ctx.count]
             if all(each is None for each in gradients):
@@ -354,22 +357,30 @@ def _node() -> Any:
             if not torch.is_grad_enabled():
                 pullback = getattr(holder, "pullback", None)
                 if pullback is None:  # hooks put another tensor in its place: checkpoints, tensors saved on the host
-                    _, pullback = ctx.operation.vjp(tensors, ctx.wanted)
+                    with _GRADIENTS.replayed(ctx.random):
+                        _, pullback = ctx.operation.vjp(tensors, ctx.wanted)
                 return None, *pullback(gradients)
             operation, given = ctx.operation.derivative(gradients, ctx.wanted)
-            found = iter(_record(operation, (*tensors, *given)))
+            with _GRADIENTS.replayed(ctx.random):
+                found = iter(_record(operation, (*tensors, *given)))
             pairs = zip(tensors, ctx.wanted, strict=True)
             return None, *(next(found) if wanted and _is_differentiable(each) else None for each, wanted in pairs)
 
     return Using
 
 
-def _record(operation: Operation, tensors: Sequence[Any]) -> Any:
-    if sys.modules["torch"]._C._are_functorch_transforms_active():
+def _refuse_transforms(tensors: Iterable[Any]) -> None:
+    """Refuse tensors of `torch.func`, and those of a vectorized Jacobian: they have no memory."""
+    inner = sys.modules["torch"]._C
+    if inner._are_functorch_transforms_active() or any(map(inner._functorch.is_legacy_batchedtensor, tensors)):
         raise ConversionError(
             "torch.func differentiates no functions of other frameworks",
-            fix="Call torch.autograd.grad, or .backward(), outside of torch.func.",
+            fix="Call torch.autograd.grad, or .backward(), outside of torch.func, and without vectorize=True.",
         )
+
+
+def _record(operation: Operation, tensors: Sequence[Any]) -> Any:
+    _refuse_transforms(())
     return _node().apply(operation, *tensors)
 
 
@@ -430,6 +441,46 @@ def _at_random_state(state: Any) -> Iterator[None]:
         yield
 
 
+def _protocols(kind: type) -> tuple[str, ...]:
+    table = "__dlpack_c_exchange_api__"
+    return ("__dlpack__", table) if hasattr(kind, table) else ("__dlpack__",)
+
+
+def _is_materialised(obj: Any) -> bool:
+    """Return whether a tensor has memory of its own: an export of a copy-on-write one would copy it."""
+    return not sys.modules["torch"]._C._is_cow_tensor(obj)
+
+
+def _exported_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
+    """Return the description of a tensor without blockers, of which there is one of dlx: less is asked of it."""
+    nbytes, kind = tensor.nbytes, type(obj)
+    return ArrayInfo(
+        framework,
+        _EXACT_NAMES.get(kind) or _EXACT_NAMES.setdefault(kind, type_name(kind)),
+        tensor.dtype,
+        _name_of(obj.dtype),
+        tensor.shape,
+        tensor.strides if nbytes else tuple(obj.stride()),
+        tensor.device,
+        nbytes,
+        False,
+        tensor.data_ptr if nbytes else 0,
+        "torch.UntypedStorage",
+        _protocols(kind),
+    )
+
+
+_EXACT_NAMES: dict[type, str] = {}  # of torch's own classes, which live as long as torch
+
+
+@functools.cache
+def _name_of(native_dtype: Any) -> str:
+    return str(native_dtype).removeprefix("torch.")
+
+
+_GRADIENTS = GradSupport(_is_tracked, _is_differentiable, _vjp, _record, _eval_shape, _random_state, _at_random_state)
+
+
 class TorchAdapter(Adapter):
     """torch.Tensor."""
 
@@ -438,6 +489,7 @@ class TorchAdapter(Adapter):
     package = "torch"
     install = "pip install torch"
     types = ("torch.Tensor",)
+    namespaces = ("array_api_compat.torch", "torch")
     dtypes = DTYPES
     devices = DEVICES
     containers = _CONTAINERS
@@ -451,13 +503,13 @@ class TorchAdapter(Adapter):
         owner_bounds=("data_ptr", "nbytes"),
         switches=(("torch.autograd.forward_ad", "_current_level", -1),),  # no dual numbers about
         confirmed=("int8", "uint8"),  # int4 and its kin call themselves these
+        describe=_exported_info,
+        ready=_is_materialised,
     )
     streams = StreamSupport(current=_current_stream, activate=_on_stream)
     ownership = Ownership(_consume)
     writes = WriteTracking(guarded=_guarded, count=lambda obj: None if obj.is_inference() else int(obj._version))
-    gradients = GradSupport(
-        _is_tracked, _is_differentiable, _vjp, _record, _eval_shape, _random_state, _at_random_state
-    )
+    gradients = _GRADIENTS
     known_issues = (
         _TO_2_9,
         _proven(
@@ -501,7 +553,7 @@ class TorchAdapter(Adapter):
         assert dtype is not None
         device = HOST if obj.is_cpu else DEVICES.from_native(obj.device)
         tensor = over_memory(obj.data_ptr(), obj.shape, obj.stride(), dtype, device, owner=storage)
-        return Description(functools.partial(_exported_info, obj, tensor), (), tensor)
+        return Description(functools.partial(_exported_info, self.name, obj, tensor), (), tensor)
 
     def _without_memory(self, obj: Any) -> Blocker | None:
         """Return why there is no plain memory behind a tensor, or None. Asked before anything touches data."""
@@ -561,6 +613,9 @@ class TorchAdapter(Adapter):
         held = 0 if storage is None else storage.nbytes()
         address = _address(torch, obj)
         if storage is None or (held and not address):
+            if hasattr(obj, "full_tensor"):
+                fix = "Call .to_local() for the part of this process, or .full_tensor() to gather all of it."
+                return _refuse("it is spread over the processes of a mesh", fix)
             return _refuse("it is a wrapper subclass, with no memory of its own", "Convert the tensors that it wraps.")
         if not obj.is_contiguous():
             strides = obj.stride()
@@ -630,6 +685,12 @@ class TorchAdapter(Adapter):
     def load(self, tensor: Tensor) -> Any:
         return sys.modules["torch"].from_dlpack(tensor)
 
+    def fresh(self, shape: Sequence[int], dtype: DType, device: Device, strides: Sequence[int]) -> Any:
+        torch = sys.modules["torch"]
+        # Plain memory, whatever mode the caller is in.
+        with torch.inference_mode(mode=False):
+            return torch.empty_strided(shape, strides, dtype=DTYPES.to_native(dtype), device=DEVICES.to_native(device))
+
     # ---- inside torch -----------------------------------------------------------------------------------------------
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:
@@ -673,38 +734,6 @@ def _device_of(obj: Any) -> Device | None:
         return DEVICES.from_native(obj.device)
     except DeviceError:
         return None
-
-
-def _protocols(kind: type) -> tuple[str, ...]:
-    table = "__dlpack_c_exchange_api__"
-    return ("__dlpack__", table) if hasattr(kind, table) else ("__dlpack__",)
-
-
-def _exported_info(obj: Any, tensor: Tensor) -> ArrayInfo:
-    """Return the description of a tensor without blockers, of which there is one of dlx: less is asked of it."""
-    nbytes, kind = tensor.nbytes, type(obj)
-    return ArrayInfo(
-        "torch",
-        _EXACT_NAMES.get(kind) or _EXACT_NAMES.setdefault(kind, type_name(kind)),
-        tensor.dtype,
-        _name_of(obj.dtype),
-        tensor.shape,
-        tensor.strides if nbytes else tuple(obj.stride()),
-        tensor.device,
-        nbytes,
-        False,
-        tensor.data_ptr if nbytes else 0,
-        "torch.UntypedStorage",
-        _protocols(kind),
-    )
-
-
-_EXACT_NAMES: dict[type, str] = {}  # of torch's own classes, which live as long as torch
-
-
-@functools.cache
-def _name_of(native_dtype: Any) -> str:
-    return str(native_dtype).removeprefix("torch.")
 
 
 def _storage(obj: Any) -> Any:

@@ -21,6 +21,7 @@ import ctypes
 import functools
 import sys
 from collections.abc import Iterator
+from types import MethodType
 from typing import Any
 
 import _dlx_tvm_ffi
@@ -121,7 +122,7 @@ def _handler(name: str, kind: str, *, mutable: bool) -> Container:
         holds="tvm_ffi",
         falls_to=list if sequence else dict,
         live=_untagged,
-        getter=lambda obj: functools.partial(_look_up(name), obj),
+        getter=lambda obj: MethodType(_look_up(name), obj),
         unchanged=(lambda obj: _bound().unchanged(obj, _look_up(name))) if mutable else None,
     )
 
@@ -175,6 +176,10 @@ def _exchange() -> Any:
     return _dlx_tvm_ffi.exchange_api(tvm_ffi.Tensor.__chandle__, _address("TVMFFITensorToDLPackVersioned"), maker)
 
 
+def _exported_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
+    return ArrayInfo.of_tensor(tensor, framework, type(obj), ("__dlpack__",))
+
+
 class TvmFfiAdapter(Adapter):
     """tvm_ffi.Tensor."""
 
@@ -185,7 +190,7 @@ class TvmFfiAdapter(Adapter):
     types = ("tvm_ffi.Tensor",)
     dtypes = _DTypes("tvm_ffi", {each.name: each.name for each in DType.all() if each.code != COMPLEX})
     devices = DEVICES
-    fast_path = FastPath(types=types, exchange=_exchange)
+    fast_path = FastPath(types=types, exchange=_exchange, describe=_exported_info)
     streams = StreamSupport(current=_current_stream, activate=_on_stream)
     containers = (
         _handler("Array", "sequence", mutable=False),
@@ -215,8 +220,7 @@ class TvmFfiAdapter(Adapter):
             blocker = Blocker(because, "Convert the tensor that has it now.", LayoutError)
             return Description(ArrayInfo(self.name, type_name(type(obj))), (blocker,))
         tensor = self.export(obj)  # harmless, and the only one to say complex dtypes
-        info = functools.partial(ArrayInfo.of_tensor, tensor, self.name, type(obj), ("__dlpack__",))
-        return Description(info, (), tensor)
+        return Description(functools.partial(_exported_info, self.name, obj, tensor), (), tensor)
 
     # ---- as a consumer ----------------------------------------------------------------------------------------------
 

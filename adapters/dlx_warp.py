@@ -3,21 +3,67 @@
 Versions: 1.19 and later. Devices: the host. Dtypes: bool, (u)int8 to 64, float16 to 64, bfloat16; arrays of vectors
 and matrices leave with the dimensions of these, and come in as plain numbers.
 Shared: every layout of 1 to 4 dimensions. Copied: read-only memory, which warp cannot say.
-Refused: arrays without dimensions or with more than 4, arrays of structures; arrays with gradients, without
-detach=True.
+Refused: arrays without dimensions or with more than 4, arrays of structures, strides that are no whole numbers of
+elements; arrays with gradients, without detach=True.
 """
 
 from __future__ import annotations
 
+import functools
+import sys
 from typing import Any
 
 import dlx
-from dlx.adapter import Adapter, Blocker, Capabilities, Description, Device, DTypes, GradSupport, Layout, Tensor
-
-_DTYPES = (
-    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float16", "bfloat16", "float32", "float64"),
+from dlx.adapter import (
+    COMMON_DTYPES,
+    Adapter,
+    Blocker,
+    Capabilities,
+    Description,
+    Device,
+    DType,
+    DTypes,
+    FastPath,
+    GradSupport,
+    Guard,
+    Layout,
+    Tensor,
+    over_memory,
 )
+from dlx.errors import LayoutError
+
+_DTYPES = DTypes("warp", COMMON_DTYPES)
+_HOST = Device("cpu")
+
+
+def _detached(array: Any) -> Any:
+    return sys.modules["warp"].from_dlpack(array, dtype=array.dtype)
+
+
+def _has_whole_strides(array: Any, dtype: DType) -> bool:
+    """Return whether the steps between elements are multiples of a number's size, as DLPack counts them."""
+    size = dtype.bits // 8
+    return not any(stride % size for stride, extent in zip(array.strides, array.shape, strict=True) if extent > 1)
+
+
+def _export(array: Any) -> Tensor | None:
+    """Return the tensor of an array of numbers on the host; warp's own export, in Python, takes many times as long."""
+    dtype = _DTYPES.from_native(array.dtype)
+    if dtype is None or array.pinned or not array.device.is_cpu:
+        return None
+    if not _has_whole_strides(array, dtype):
+        return None
+    strides = [stride // (dtype.bits // 8) for stride in array.strides]
+    return over_memory(array.ptr or 0, array.shape, strides, dtype, _HOST, owner=array)
+
+
+def _released(tensor: Tensor, address: int, nbytes: int) -> None:
+    """Do nothing: the array's deleter, which keeps the tensor, goes with the array."""
+
+
+_GRAD = Blocker("it requires gradients, which cannot cross", resolution=_detached, option="detach")
+# warp's own export rounds them down.
+_BROKEN = Blocker("its strides are no whole numbers of elements", "Call .contiguous() first.", LayoutError)
 
 
 class WarpAdapter(Adapter):
@@ -26,26 +72,32 @@ class WarpAdapter(Adapter):
     name = package = "warp"
     install = "pip install warp-lang"
     types = ("warp.array",)
-    dtypes = DTypes(package, {name: name for name in _DTYPES})
+    dtypes = _DTYPES
+    fast_path = FastPath(types=types, export=_export, guards=(Guard("requires_grad", _GRAD),))
     gradients = GradSupport(lambda array: bool(array.requires_grad))
 
     def initialize(self) -> None:
         self.module().init()
 
     def describe(self, obj: Any) -> Description:
-        if not obj.requires_grad:
-            return Description()
-        why, fix = "it requires gradients, which cannot cross", ""
-        return Description(blockers=(Blocker(why, fix, resolution=self._detached, option="detach"),))
-
-    def _detached(self, obj: Any) -> Any:
-        return self.module().from_dlpack(obj, dtype=obj.dtype)
+        dtype = _DTYPES.from_native(getattr(obj.dtype, "_wp_scalar_type_", obj.dtype))  # of a vector's numbers
+        broken = dtype is not None and not _has_whole_strides(obj, dtype)
+        return Description(blockers=(*((_BROKEN,) if broken else ()), *((_GRAD,) if obj.requires_grad else ())))
 
     def capabilities(self) -> Capabilities:
         return Capabilities(dtypes=self.dtypes.known(), layouts=Layout.ANY, min_ndim=1, max_ndim=4)
 
     def load(self, tensor: Tensor) -> Any:
-        return self.module().from_dlpack(tensor)
+        step = tensor.dtype.bits // 8
+        return self.module().array(  # its from_dlpack, in Python, takes twice as long
+            ptr=tensor.data_ptr,
+            dtype=_DTYPES.to_native(tensor.dtype),
+            shape=tensor.shape,
+            strides=[stride * step for stride in tensor.strides],
+            device="cpu",
+            copy=False,
+            deleter=functools.partial(_released, tensor),
+        )
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:
         return self.module().clone(obj)

@@ -11,6 +11,7 @@ import platform
 from pathlib import Path
 
 from benchmarks.batch import batch
+from benchmarks.columns import columns
 from benchmarks.conversions import conversions, fresh, scene
 from benchmarks.copies import copies
 from benchmarks.count import count
@@ -43,6 +44,7 @@ PARTS = (
     "gradients",
     "batch",
     "files",
+    "columns",
     "share",
     "growth",
 )
@@ -69,6 +71,8 @@ def measure(parts, *, quick):
         found["owned"] = owned(quick=quick)
     if "files" in parts:
         found["files"] = files(quick=quick)
+    if "columns" in parts:
+        found["columns"] = columns(quick=quick)
     names, cases = scene()
     if "a" not in names:
         return found

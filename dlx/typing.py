@@ -49,7 +49,7 @@ Errors: TypeAlias = Literal["raise", "collect"]
 
 ERRORS: tuple[str, ...] = get_args(Errors)
 
-Outcome: TypeAlias = Literal["same", "shared", "copied", "refused", "tree", "unknown"]
+Outcome: TypeAlias = Literal["same", "shared", "copied", "refused", "tree", "deferred", "unknown"]
 """What `dlx.plan` says will become of an array or container: see `dlx.Plan`."""
 
 

@@ -9,6 +9,7 @@ import sys
 import textwrap
 
 import pytest
+import warm
 from builds import sdist, wheel  # noqa: F401  (fixtures)
 from counting import Counting
 from exchange import exchange  # noqa: F401  (a fixture)
@@ -18,6 +19,8 @@ from sanitized import SANITIZED
 
 from dlx._core import native
 from dlx.adapter import KnownIssue
+
+sys.dont_write_bytecode = False  # what pytest has rewritten is kept for the next run: twenty seconds of each process
 
 # A test that says nothing about CUDA sees no driver, also where there is one; see fake_cuda.py and the mark `gpu`.
 NO_DRIVER = "no-driver-in-this-test.so"
@@ -77,19 +80,27 @@ def _installed(request, name):
     return found
 
 
+@pytest.fixture(scope="session", autouse=True)
+def ended():
+    """Processes that others were forked from end with the tests."""
+    yield
+    warm.close()
+
+
 @pytest.fixture
 def python():
-    """Run code in a fresh interpreter (`-X dev`); its exit status must be 0 and its stderr empty. Returns stdout."""
+    """Run code in a fresh interpreter (`-X dev`); its exit status must be 0 and its stderr empty. Returns stdout.
 
-    def run(code, *, args=("-X", "dev"), env=None, timeout=120):
-        done = subprocess.run(
-            [sys.executable, *args, "-c", textwrap.dedent(code)],
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            env=env,
-            check=False,
-        )
+    `imported`: numpy and torch are imported already, for what is not about importing; see warm.py.
+    """
+
+    def run(code, *, args=("-X", "dev"), env=None, timeout=120, imported=False):
+        code = textwrap.dedent(code)
+        if imported:
+            done = warm.run(code, options=args, env=env, timeout=timeout)
+        else:
+            command = [sys.executable, *args, "-c", code]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env, check=False)
         assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
         assert done.stderr == "", done.stderr
         return done.stdout

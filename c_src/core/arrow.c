@@ -29,6 +29,10 @@ dlx_arrow* dlx_arrow_new(void) {
   return data;
 }
 
+void dlx_arrow_hold(dlx_arrow* data) {
+  atomic_fetch_add(&data->holders, 1);
+}
+
 void dlx_arrow_drop(void* held) {
   dlx_arrow* data = held;
   if (atomic_fetch_sub(&data->holders, 1) != 1) return;
@@ -90,25 +94,38 @@ int dlx_arrow_move_device_array(dlx_arrow* data, struct ArrowDeviceArray* array)
   return DLX_OK;
 }
 
-int dlx_arrow_read(dlx_arrow* data, struct ArrowArrayStream* stream) {
-  if (stream->release == NULL) return DLX_E_CONSUMED;
-  if (stream->get_schema == NULL || stream->get_next == NULL) return DLX_E_ARROW;
-  if (stream->get_schema(stream, &data->schema) != 0) {
-    data->schema.release = NULL;
-    return DLX_E_ARROW;
-  }
-  for (;;) {
-    struct ArrowDeviceArray* batch = next_batch(data);
-    if (batch == NULL) return DLX_E_MEMORY;
-    batch->array.release = NULL;
-    if (stream->get_next(stream, &batch->array) != 0) return DLX_E_ARROW;
-    if (batch->array.release == NULL) return DLX_OK;
-    place_on_host(batch);
-    data->n_batches++;
-  }
+/* A stream of the host, as one of devices: `private_data` is the other struct. */
+
+static int host_schema(struct ArrowDeviceArrayStream* stream, struct ArrowSchema* out) {
+  struct ArrowArrayStream* host = stream->private_data;
+  return host->get_schema(host, out);
 }
 
-int dlx_arrow_read_device(dlx_arrow* data, struct ArrowDeviceArrayStream* stream) {
+static int host_next(struct ArrowDeviceArrayStream* stream, struct ArrowDeviceArray* out) {
+  struct ArrowArrayStream* host = stream->private_data;
+  return host->get_next(host, &out->array);
+}
+
+static const char* host_error(struct ArrowDeviceArrayStream* stream) {
+  struct ArrowArrayStream* host = stream->private_data;
+  return host->get_last_error(host);
+}
+
+static void host_release(struct ArrowDeviceArrayStream* stream) {
+  struct ArrowArrayStream* host = stream->private_data;
+  host->release(host);
+}
+
+struct ArrowDeviceArrayStream dlx_arrow_host_stream(struct ArrowArrayStream* host) {
+  return (struct ArrowDeviceArrayStream){.device_type = kDLCPU,
+                                         .get_schema = host->get_schema ? host_schema : NULL,
+                                         .get_next = host->get_next ? host_next : NULL,
+                                         .get_last_error = host->get_last_error ? host_error : NULL,
+                                         .release = host->release ? host_release : NULL,
+                                         .private_data = host};
+}
+
+int dlx_arrow_read(dlx_arrow* data, struct ArrowDeviceArrayStream* stream) {
   if (stream->release == NULL) return DLX_E_CONSUMED;
   if (stream->get_schema == NULL || stream->get_next == NULL) return DLX_E_ARROW;
   if (stream->get_schema(stream, &data->schema) != 0) {
@@ -353,8 +370,24 @@ int dlx_arrow_share(dlx_arrow* data, const dlx_arrow_column* column,
                     DLManagedTensorVersioned** out) {
   DLTensor like = described(column);
   int status = dlx_managed_new(&like, DLPACK_FLAG_BITMASK_READ_ONLY, data, dlx_arrow_drop, out);
-  if (status == DLX_OK) atomic_fetch_add(&data->holders, 1);
+  if (status == DLX_OK) dlx_arrow_hold(data);
   return status;
+}
+
+int64_t dlx_arrow_chunk(const dlx_arrow* data, int64_t number, const dlx_arrow_column* column,
+                        int64_t batch, DLTensor* out, void** event) {
+  span at;
+  dlx_arrow_fault fault;
+  if (find(data, &data->batches[batch], number, column, &at, &fault) != DLX_OK) return 0;
+  *out = described(column);
+  out->ndim = 1;
+  out->data = (char*)at.array->buffers[1] + at.start * (column->dtype.bits / 8);
+  *event = data->batches[batch].sync_event;
+  return at.count;
+}
+
+int64_t dlx_arrow_batches(const dlx_arrow* data) {
+  return data->n_batches;
 }
 
 int dlx_arrow_gather(const dlx_arrow* data, int64_t number, const dlx_arrow_column* column,

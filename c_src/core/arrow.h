@@ -119,6 +119,9 @@ enum { DLX_ARROW_WHOLE = -1 /* in place of the number of a column: what is no st
  * no memory. */
 dlx_arrow* dlx_arrow_new(void);
 
+/* Take one count more. GIL: not needed. */
+void dlx_arrow_hold(dlx_arrow* data);
+
 /* Give up one count; the last one calls every release that is owed. GIL: not needed. */
 void dlx_arrow_drop(void* data);
 
@@ -133,8 +136,10 @@ int dlx_arrow_move_device_array(dlx_arrow* data, struct ArrowDeviceArray* array)
 /* Read a stream to its end, into a `data` that is empty. Owns: the stream stays the caller's. GIL:
  * not needed, and not to be held: a producer may wait for threads that want it. Errors:
  * DLX_E_CONSUMED, DLX_E_MEMORY; DLX_E_ARROW = the stream failed, and get_last_error says why. */
-int dlx_arrow_read(dlx_arrow* data, struct ArrowArrayStream* stream);
-int dlx_arrow_read_device(dlx_arrow* data, struct ArrowDeviceArrayStream* stream);
+int dlx_arrow_read(dlx_arrow* data, struct ArrowDeviceArrayStream* stream);
+
+/* A stream of the host as one of devices. Owns: nothing; `host` must outlive it. */
+struct ArrowDeviceArrayStream dlx_arrow_host_stream(struct ArrowArrayStream* host);
 
 /* The type. Owns: borrowed. GIL: not needed. */
 const struct ArrowSchema* dlx_arrow_schema(const dlx_arrow* data);
@@ -156,6 +161,14 @@ int dlx_arrow_look(const dlx_arrow* data, int64_t column, dlx_arrow_column* out,
  * the result takes a count of its own on `data`. GIL: not needed. Errors: as dlx_managed_new. */
 int dlx_arrow_share(dlx_arrow* data, const dlx_arrow_column* column,
                     DLManagedTensorVersioned** out);
+
+/* How many batches there are; and the numbers of a column in one of them, as a tensor of one
+ * dimension whose extent is returned (`out->shape` is not set), with the event to wait for, or
+ * NULL. Owns: what `out` points to is borrowed. GIL: not needed. Errors: none, of a column that
+ * dlx_arrow_look has understood. */
+int64_t dlx_arrow_batches(const dlx_arrow* data);
+int64_t dlx_arrow_chunk(const dlx_arrow* data, int64_t number, const dlx_arrow_column* column,
+                        int64_t batch, DLTensor* out, void** event);
 
 /* A copy of a column of the host without nulls: chunks joined, bools in a byte each. Owns: the
  * caller owns the result. GIL: not needed. Errors: as dlx_managed_empty, DLX_E_DEVICE. */

@@ -250,6 +250,8 @@ int dlx_alike(const DLTensor* from, const DLTensor* to) {
   return dlx_same_elements(from, to) ? DLX_OK : DLX_E_MISMATCH;
 }
 
+enum { SMALL = 4 << 10 };  // bytes of a run whose axes take longer to find than to copy
+
 int dlx_copy(const DLTensor* from, const DLTensor* to, uint64_t flags) {
   int status = dlx_alike(from, to);
   if (status != DLX_OK) return status;
@@ -257,12 +259,15 @@ int dlx_copy(const DLTensor* from, const DLTensor* to, uint64_t flags) {
 
   char* target = (char*)to->data + to->byte_offset;
   int64_t item = dlx_itemsize(from->dtype, flags);
-  if (item == 0) {
-    if (dlx_layout(from) || dlx_layout(to)) return DLX_E_PACKED;
-    memcpy(target, first(from), (size_t)dlx_nbytes(from, flags));
+  int is_run = dlx_is_plain(from, 1) && dlx_is_plain(to, 1);
+  int64_t nbytes = dlx_nbytes(from, flags);
+  if (item == 0 || (is_run && nbytes <= SMALL)) {
+    if (!is_run && (dlx_layout(from) || dlx_layout(to))) return DLX_E_PACKED;
+    memcpy(target, first(from), (size_t)nbytes);
     return DLX_OK;
   }
   dlx_axis axes[DLX_MAX_NDIM];
-  copy_planes(target, first(from), axes, dlx_axes(from, to, item, axes), item);
+  int n = dlx_axes(from, to, item, axes);
+  dlx_copy_in_parts(copy_planes, target, first(from), axes, n, dlx_size(from) * item, item);
   return DLX_OK;
 }

@@ -15,6 +15,14 @@ typedef struct {
  * many. Wants validated tensors with the same elements. */
 int dlx_axes(const DLTensor* from, const DLTensor* to, int64_t item, dlx_axis* axes);
 
+/* A copy along `n` of these axes, whose order it may change. */
+typedef void (*dlx_copier)(char* to, const char* from, dlx_axis* axes, int n, int64_t item);
+
+/* Have it made by one thread, or by several where that is faster; `nbytes` are those of all
+ * elements. Errors: none. */
+void dlx_copy_in_parts(dlx_copier copy, char* to, const char* from, dlx_axis* axes, int n,
+                       int64_t nbytes, int64_t item);
+
 /* Same dtype and shape. */
 int dlx_same_elements(const DLTensor* a, const DLTensor* b);
 

@@ -22,13 +22,6 @@ typedef struct {
 } made_tensor;
 
 enum { MAX_DEPTH = 50 }; /* releases inside releases, on one thread */
-/* The cheap kind of thread-local storage; under glibc a library that is loaded late has room for a
- * few words of it, elsewhere (musl) it has none. */
-#ifdef __GLIBC__
-#define FEW_WORDS _Thread_local __attribute__((tls_model("initial-exec")))
-#else
-#define FEW_WORDS _Thread_local
-#endif
 static FEW_WORDS int depth;
 static FEW_WORDS DLManagedTensorVersioned* waiting;
 
@@ -136,10 +129,14 @@ DLX_HOT int dlx_managed_new(const DLTensor* like, uint64_t flags, void* owner, d
   return dlx_managed_trust(&normal, flags, owner, release, out);
 }
 
-DLX_HOT int dlx_managed_trust(const DLTensor* like, uint64_t flags, void* owner,
-                              dlx_release release, DLManagedTensorVersioned** out) {
-  size_t rank = (size_t)like->ndim;
-  made_tensor* self = dlx_allocate(sizeof *self + 2 * rank * sizeof(int64_t));
+/* Of a tensor that is right, with room for `bytes` bytes of memory in the same allocation. Owns,
+ * GIL, Errors: as dlx_managed_trust. */
+static inline __attribute__((always_inline)) int make(const DLTensor* like, uint64_t flags,
+                                                      void* owner, dlx_release release,
+                                                      size_t bytes,
+                                                      DLManagedTensorVersioned** out) {
+  size_t rank = (size_t)like->ndim, size = sizeof(made_tensor) + 2 * rank * sizeof(int64_t);
+  made_tensor* self = dlx_allocate(bytes ? size + DLX_ALIGNMENT - 1 + bytes : size);
   if (self == NULL) return DLX_E_MEMORY;
 
   *self = (made_tensor){
@@ -162,13 +159,21 @@ DLX_HOT int dlx_managed_trust(const DLTensor* like, uint64_t flags, void* owner,
   } else {
     dlx_compact_strides(like->ndim, t->shape, t->strides);
   }
-  if (dlx_data_is_address(t->device.device_type)) {
+  if (bytes) {
+    uintptr_t end = (uintptr_t)self + size + DLX_ALIGNMENT - 1;
+    t->data = (void*)(end - end % DLX_ALIGNMENT);
+  } else if (dlx_data_is_address(t->device.device_type)) {
     if (t->data) t->data = (char*)t->data + t->byte_offset;
     t->byte_offset = 0;
   }
   count(1);
   *out = &self->managed;
   return DLX_OK;
+}
+
+DLX_HOT int dlx_managed_trust(const DLTensor* like, uint64_t flags, void* owner,
+                              dlx_release release, DLManagedTensorVersioned** out) {
+  return make(like, flags, owner, release, 0, out);
 }
 
 static void release_foreign(void* managed) {
@@ -229,34 +234,43 @@ void dlx_fresh_strides(const DLTensor* like, int keep_order, int64_t* strides) {
   }
 }
 
+/* Memory of its own for many bytes. Owns, Errors: as dlx_managed_empty. */
+static int make_large(DLTensor* fresh, uint64_t flags, size_t bytes,
+                      DLManagedTensorVersioned** out) {
+  size_t whole = (bytes + DLX_ALIGNMENT - 1) / DLX_ALIGNMENT * DLX_ALIGNMENT;
+  fresh->data = dlx_allocate_aligned(whole);
+  if (fresh->data == NULL) return DLX_E_MEMORY;
+#ifdef MADV_HUGEPAGE
+  /* Large fresh memory is dominated by page faults; ask for huge pages as numpy does. */
+  if (bytes >= (1 << 22)) {
+    uintptr_t page = ((uintptr_t)fresh->data + 4095) & ~(uintptr_t)4095;
+    madvise((void*)page, (uintptr_t)fresh->data + whole - page, MADV_HUGEPAGE);
+  }
+#endif
+  int status = dlx_managed_trust(fresh, flags, fresh->data, free, out);
+  if (status != DLX_OK) free(fresh->data);
+  return status;
+}
+
 int dlx_managed_empty(const DLTensor* like, uint64_t flags, int keep_order,
                       DLManagedTensorVersioned** out) {
+  enum { FEW = 1 << 12 /* bytes: an allocation would cost more than they do */ };
   int64_t strides[DLX_MAX_NDIM];
   DLTensor fresh = *like;
-  int status = dlx_validate(like, flags);
-  if (status != DLX_OK) return status;
-  int64_t size = dlx_size(like), nbytes = dlx_nbytes(like, flags);
-  dlx_fresh_strides(like, keep_order, strides);
-  fresh.strides = strides;
+  fresh.strides = NULL;
+  if (!dlx_is_plain(like, 1)) {
+    int status = dlx_validate(like, flags);
+    if (status != DLX_OK) return status;
+    dlx_fresh_strides(like, keep_order, strides);
+    fresh.strides = strides;
+  }
+  size_t bytes = (size_t)dlx_nbytes(like, flags);
   fresh.device = (DLDevice){kDLCPU, 0};
   fresh.byte_offset = 0;
   fresh.data = NULL;
-  if (size > 0) {
-    size_t whole = ((size_t)nbytes + DLX_ALIGNMENT - 1) / DLX_ALIGNMENT * DLX_ALIGNMENT;
-    fresh.data = dlx_allocate_aligned(whole);
-    if (fresh.data == NULL) return DLX_E_MEMORY;
-#ifdef MADV_HUGEPAGE
-    /* Large fresh memory is dominated by page faults; ask for huge pages as numpy does. */
-    if (nbytes >= (1 << 22)) {
-      uintptr_t page = ((uintptr_t)fresh.data + 4095) & ~(uintptr_t)4095;
-      madvise((void*)page, (uintptr_t)fresh.data + whole - page, MADV_HUGEPAGE);
-    }
-#endif
-  }
-  status = size > 0 ? dlx_managed_trust(&fresh, flags, fresh.data, free, out)
-                    : dlx_managed_new(&fresh, flags, NULL, free, out);
-  if (status != DLX_OK) free(fresh.data);
-  return status;
+  if (bytes == 0) return dlx_managed_new(&fresh, flags, NULL, NULL, out);
+  return bytes <= FEW ? make(&fresh, flags, NULL, NULL, bytes, out)
+                      : make_large(&fresh, flags, bytes, out);
 }
 
 DLX_HOT void dlx_managed_own(DLManagedTensorVersioned* made, void* owner, dlx_release release) {

@@ -258,7 +258,8 @@ int cuda_primary(int32_t device_id, cu_context* context) {
   int device;
   status = device_of(device_id, &device);
   if (status != DLX_OK) return status;
-  int code = cu.DevicePrimaryCtxRetain(context, device);
+  int mode = cuda_relax(), code = cu.DevicePrimaryCtxRetain(context, device); /* may allocate */
+  cuda_unrelax(mode);
   if (code != CU_OK) return cuda_failed("cuDevicePrimaryCtxRetain", code);
   /* Two threads at once retain twice, which does no harm: it is kept for good. */
   atomic_store(&primaries[device_id], *context);

@@ -239,16 +239,23 @@ static int fetch_whole(const DLTensor* from, const DLTensor* to, uint64_t flags,
   return status;
 }
 
+/* Whether the stream can be waited for after a copy. Errors: DLX_E_CAPTURE, as dlx_cuda_load. */
+static int can_wait(int32_t device_id, uint64_t stream) {
+  int captures, status = dlx_cuda_capturing(device_id, stream, &captures);
+  return status == DLX_OK && captures ? DLX_E_CAPTURE : status;
+}
+
 int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, uint64_t stream,
                       int wait) {
-  int status = copy(from, to, flags, stream);
-  if (status == DLX_E_SCATTERED && !dlx_is_cuda(from->device))
-    return send_packed(from, to, flags, stream);
-  if (status == DLX_E_SCATTERED && !dlx_is_cuda(to->device))
-    return fetch_whole(from, to, flags, stream);
-  if (status == DLX_OK && wait) {
-    DLDevice where = dlx_is_cuda(to->device) ? to->device : from->device;
-    status = dlx_cuda_synchronize(where.device_id, stream);
+  int up = !dlx_is_cuda(from->device), down = !dlx_is_cuda(to->device);
+  int32_t device_id = down ? from->device.device_id : to->device.device_id;
+  int status = wait && !(up && down) ? can_wait(device_id, stream) : DLX_OK;
+  if (status == DLX_OK) status = copy(from, to, flags, stream);
+  if (status == DLX_E_SCATTERED && (up || down)) {
+    status = wait ? DLX_OK : can_wait(device_id, stream);
+    if (status != DLX_OK) return status;
+    return up ? send_packed(from, to, flags, stream) : fetch_whole(from, to, flags, stream);
   }
+  if (status == DLX_OK && wait) status = dlx_cuda_synchronize(device_id, stream);
   return status;
 }

@@ -18,7 +18,8 @@ static int take_event(int32_t device, cu_event* event) {
   if (n_spare[device] > 0) *event = spare[device][--n_spare[device]];
   pthread_mutex_unlock(&cuda_event_lock);
   if (*event) return DLX_OK;
-  int code = cu.EventCreate(event, CU_EVENT_DISABLE_TIMING);
+  int mode = cuda_relax(), code = cu.EventCreate(event, CU_EVENT_DISABLE_TIMING);
+  cuda_unrelax(mode);
   return code == CU_OK ? DLX_OK : cuda_failed("cuEventCreate", code);
 }
 
@@ -120,6 +121,14 @@ int dlx_cuda_order(int32_t from_device, uint64_t from, int32_t to_device, uint64
   return status;
 }
 
+int dlx_cuda_capturing(int32_t device_id, uint64_t stream, int* yes) {
+  int status = dlx_cuda_push(device_id);
+  if (status != DLX_OK) return status;
+  status = is_capturing(stream, yes);
+  dlx_cuda_pop();
+  return status;
+}
+
 int dlx_cuda_synchronize(int32_t device_id, uint64_t stream) {
   int captures, status = dlx_cuda_push(device_id);
   if (status != DLX_OK) return status;
@@ -143,7 +152,8 @@ int dlx_cuda_work_stream(int32_t device_id, uint64_t* stream) {
   *stream = atomic_load(&own_streams[device_id]);
   if (*stream == 0) {
     cu_stream made = NULL;
-    int code = cu.StreamCreate(&made, CU_STREAM_NON_BLOCKING);
+    int mode = cuda_relax(), code = cu.StreamCreate(&made, CU_STREAM_NON_BLOCKING);
+    cuda_unrelax(mode);
     if (code != CU_OK) status = cuda_failed("cuStreamCreate", code);
     *stream = (uint64_t)(uintptr_t)made;
     atomic_store(&own_streams[device_id], *stream);

@@ -57,6 +57,10 @@ int dlx_cuda_order(int32_t from_device, uint64_t from, int32_t to_device, uint64
  * dlx_cuda_order. */
 int dlx_cuda_synchronize(int32_t device_id, uint64_t stream);
 
+/* Say whether a stream captures a graph, so that it cannot be waited for on the host; the legacy
+ * stream, whether one does that it waits for. GIL: not needed. Errors: as dlx_cuda_load. */
+int dlx_cuda_capturing(int32_t device_id, uint64_t stream, int* yes);
+
 /* A stream of dlx's own, one a device, which waits for no other by itself. Owns: the process.
  * GIL: not needed. Errors: as dlx_cuda_load. */
 int dlx_cuda_work_stream(int32_t device_id, uint64_t* stream);
@@ -129,7 +133,8 @@ int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t
  * host side goes through host memory in one piece. With `wait`, or where that was so, the stream is
  * waited for; without, the memory must stay until it is done, and host memory must not be written
  * to. Owns: nothing. GIL: not needed; callers release it. Errors: DLX_E_DEVICE _MISMATCH _PACKED,
- * as dlx_cuda_load, dlx_managed_empty, DLX_E_CAPTURE; DLX_E_SCATTERED between devices only. */
+ * as dlx_cuda_load, dlx_managed_empty; DLX_E_CAPTURE before anything is copied, where a stream that
+ * captures were to be waited for; DLX_E_SCATTERED between devices only. */
 int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, uint64_t stream,
                       int wait);
 

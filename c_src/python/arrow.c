@@ -68,36 +68,36 @@ static int stream_failed(int status, const char* why) {
   return -1;
 }
 
-/* Read a stream of the capsule's struct to its end by a function, and release it: the same for two
- * structs, which have no field in common. */
-#define TAKE_STREAM(function, structure, read)                            \
-  /* Errors: -1 with an exception. */                                     \
-  static int function(dlx_arrow* data, structure* held) {                 \
-    structure stream = *held; /* moved */                                 \
-    held->release = NULL;                                                 \
-    char why[512] = "";                                                   \
-    int status;                                                           \
-    Py_BEGIN_ALLOW_THREADS                                                \
-      status = read(data, &stream);                                       \
-      int may_say = status == DLX_E_ARROW && stream.get_last_error;       \
-      const char* said = may_say ? stream.get_last_error(&stream) : NULL; \
-      if (said) snprintf(why, sizeof why, "%s", said);                    \
-      if (status != DLX_E_CONSUMED) stream.release(&stream);              \
-    Py_END_ALLOW_THREADS                                                  \
-    return status == DLX_OK ? 0 : stream_failed(status, why);             \
-  }
-
-TAKE_STREAM(take_host_stream, struct ArrowArrayStream, dlx_arrow_read)
-TAKE_STREAM(take_device_stream, struct ArrowDeviceArrayStream, dlx_arrow_read_device)
+/* Read a stream to its end, and release it. Errors: -1 with an exception. */
+static int read_stream(dlx_arrow* data, struct ArrowDeviceArrayStream* stream) {
+  char why[512] = "";
+  int status;
+  Py_BEGIN_ALLOW_THREADS
+    status = dlx_arrow_read(data, stream);
+    int may_say = status == DLX_E_ARROW && stream->get_last_error;
+    const char* said = may_say ? stream->get_last_error(stream) : NULL;
+    if (said) snprintf(why, sizeof why, "%s", said);
+    if (status != DLX_E_CONSUMED) stream->release(stream);
+  Py_END_ALLOW_THREADS
+  return status == DLX_OK ? 0 : stream_failed(status, why);
+}
 
 /* Errors: -1 with an exception. */
 static int take_stream(dlx_arrow* data, PyObject* capsule, const char* name) {
   void* held = opened(capsule, name);
   if (held == NULL) return -1;
-  return name == k_stream ? take_host_stream(data, held) : take_device_stream(data, held);
+  if (name == k_stream) {
+    struct ArrowArrayStream host = *(struct ArrowArrayStream*)held; /* moved */
+    ((struct ArrowArrayStream*)held)->release = NULL;
+    struct ArrowDeviceArrayStream stream = dlx_arrow_host_stream(&host);
+    return read_stream(data, &stream);
+  }
+  struct ArrowDeviceArrayStream stream = *(struct ArrowDeviceArrayStream*)held;
+  ((struct ArrowDeviceArrayStream*)held)->release = NULL;
+  return read_stream(data, &stream);
 }
 
-static PyObject *array_method, *stream_method; /* interned, by py_arrow_init */
+static PyObject *array_method, *stream_method, *dlpack_method; /* interned, by py_arrow_init */
 
 /* Take all that one method of an object gives. Owns: the caller has the only count. GIL: needed;
  * runs Python. Errors: NULL with an exception. */
@@ -324,11 +324,48 @@ static PyObject* arrow_share(PyObject* module, PyObject* const* args, Py_ssize_t
   return tensor;
 }
 
+/* Copy chunks of a CUDA device into memory there, on dlx's own stream, which waits for the event of
+ * each. Owns: on success the chunks are kept until the device is done; the caller owns `out`. GIL:
+ * not needed. Errors: as dlx_cuda_empty, dlx_cuda_transfer. */
+static int gather_on_device(dlx_arrow* data, int64_t number, const dlx_arrow_column* column,
+                            DLManagedTensorVersioned** out) {
+  int32_t device_id = column->device.device_id;
+  uint64_t stream;
+  void* use = NULL;
+  DLTensor like = {.data = column->data,
+                   .device = column->device,
+                   .ndim = column->ndim,
+                   .dtype = column->dtype,
+                   .shape = (int64_t*)column->shape};
+  int status = dlx_cuda_empty(&like, 0, 0, device_id, out);
+  if (status != DLX_OK) return status;
+  status = dlx_cuda_work_stream(device_id, &stream);
+  if (status == DLX_OK)
+    status = dlx_use_new(device_id, stream, data, dlx_arrow_drop, NULL, NULL, &use);
+  if (status == DLX_OK) dlx_arrow_hold(data);
+  char* to = (*out)->dl_tensor.data;
+  for (int64_t i = 0; i < dlx_arrow_batches(data) && status == DLX_OK; i++) {
+    DLTensor chunk;
+    void* event;
+    int64_t count = dlx_arrow_chunk(data, number, column, i, &chunk, &event);
+    if (count == 0) continue;
+    if (event) status = dlx_cuda_wait_event(device_id, *(void**)event);
+    chunk.shape = &count;
+    DLTensor place = chunk;
+    place.data = to;
+    if (status == DLX_OK) status = dlx_cuda_transfer(&chunk, &place, 0, stream, 0);
+    to += count * (column->dtype.bits / 8);
+  }
+  if (use) dlx_use_release(use);
+  if (status != DLX_OK) dlx_managed_release(*out);
+  return status;
+}
+
 PyDoc_STRVAR(
     arrow_gather_doc,
     "arrow_gather(data, number, /)\n--\n\n"
-    "Copy a column of the host without nulls into a new dlx.Tensor: chunks joined, bools a "
-    "byte each.");
+    "Copy a column without nulls into a new dlx.Tensor on its device: chunks joined, bools of the "
+    "host a byte each.");
 
 static PyObject* arrow_gather(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   dlx_arrow* data;
@@ -336,13 +373,19 @@ static PyObject* arrow_gather(PyObject* module, PyObject* const* args, Py_ssize_
   int64_t number;
   if (look(args, nargs, &data, &number, &column) < 0) return NULL;
   if (!column.is_numbers || column.n_nulls) return py_raise(DLX_E_DTYPE, NULL);
-  if (dlx_arrow_event(data)) return no_waiting(column.device);
+  int is_cuda = column.device.device_type == kDLCUDA && !column.is_packed;
+  if (!is_cuda && dlx_arrow_event(data)) return no_waiting(column.device);
   DLManagedTensorVersioned* made;
   int status;
   Py_BEGIN_ALLOW_THREADS
-    status = dlx_arrow_gather(data, number, &column, &made);
+    status = is_cuda ? gather_on_device(data, number, &column, &made)
+                     : dlx_arrow_gather(data, number, &column, &made);
   Py_END_ALLOW_THREADS
-  return status == DLX_OK ? py_tensor_wrap(made) : py_raise(status, NULL);
+  if (status != DLX_OK) return py_raise(status, NULL);
+  PyObject* tensor = py_tensor_wrap(made);
+  if (tensor && is_cuda && py_cuda_ready_here((TensorObject*)tensor, column.device.device_id) < 0)
+    Py_CLEAR(tensor);
+  return tensor;
 }
 
 /* Export what __arrow_c_array__ gives, or else __arrow_c_stream__, where that is numbers of the
@@ -369,19 +412,36 @@ DLX_HOT static int export(void* obj, DLManagedTensorVersioned** out) {
   return -1;
 }
 
-static const DLPackExchangeAPI table = {
+/* The same, by __dlpack__ where the type has that: a third of the work of two Arrow capsules. Owns,
+ * GIL, Errors: as `export`. */
+DLX_HOT static int export_by_dlpack(void* obj, DLManagedTensorVersioned** out) {
+  if (_PyType_Lookup(Py_TYPE((PyObject*)obj), dlpack_method) == NULL) return export(obj, out);
+  if (py_capsule_export(obj, out) < 0) return -1;
+  (*out)->flags |= DLPACK_FLAG_BITMASK_READ_ONLY; /* as all memory of Arrow is */
+  return 0;
+}
+
+const DLPackExchangeAPI py_arrow_table = {
     .header = {.version = {DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR}},
     .managed_tensor_from_py_object_no_sync = export,
 };
+const DLPackExchangeAPI py_arrow_dlpack_table = {
+    .header = {.version = {DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR}},
+    .managed_tensor_from_py_object_no_sync = export_by_dlpack,
+};
 
 PyDoc_STRVAR(arrow_exchange_doc,
-             "arrow_exchange()\n--\n\n"
+             "arrow_exchange(by_dlpack=False, /)\n--\n\n"
              "Return an exchange table that exports numbers of the host from any object with "
              "__arrow_c_array__ or\n"
-             "__arrow_c_stream__, and does nothing else.");
+             "__arrow_c_stream__, and does nothing else; by_dlpack: with __dlpack__(max_version=), "
+             "where its type has that.");
 
-static PyObject* arrow_exchange(PyObject* module, PyObject* unused) {
-  return PyCapsule_New((void*)&table, "dlpack_exchange_api", NULL);
+static PyObject* arrow_exchange(PyObject* module, PyObject* args) {
+  int by_dlpack = 0;
+  if (!PyArg_ParseTuple(args, "|p:arrow_exchange", &by_dlpack)) return NULL;
+  const DLPackExchangeAPI* table = by_dlpack ? &py_arrow_dlpack_table : &py_arrow_table;
+  return PyCapsule_New((void*)table, "dlpack_exchange_api", NULL);
 }
 
 /* ---- given ----------------------------------------------------------------------------------- */
@@ -469,7 +529,8 @@ PyObject* py_arrow_array(PyObject* tensor, PyObject* const* args, Py_ssize_t nar
 int py_arrow_init(void) {
   array_method = PyUnicode_InternFromString("__arrow_c_array__");
   stream_method = PyUnicode_InternFromString("__arrow_c_stream__");
-  return array_method && stream_method ? 0 : -1;
+  dlpack_method = PyUnicode_InternFromString("__dlpack__");
+  return array_method && stream_method && dlpack_method ? 0 : -1;
 }
 
 PyMethodDef py_arrow_functions[] = {
@@ -478,6 +539,6 @@ PyMethodDef py_arrow_functions[] = {
     {"arrow_column", (PyCFunction)(void (*)(void))arrow_column, METH_FASTCALL, arrow_column_doc},
     {"arrow_share", (PyCFunction)(void (*)(void))arrow_share, METH_FASTCALL, arrow_share_doc},
     {"arrow_gather", (PyCFunction)(void (*)(void))arrow_gather, METH_FASTCALL, arrow_gather_doc},
-    {"arrow_exchange", arrow_exchange, METH_NOARGS, arrow_exchange_doc},
+    {"arrow_exchange", arrow_exchange, METH_VARARGS, arrow_exchange_doc},
     {NULL, NULL, 0, NULL},
 };

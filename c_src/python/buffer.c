@@ -198,7 +198,7 @@ static int export(void* object, DLManagedTensorVersioned** out) {
   return -1;
 }
 
-static const DLPackExchangeAPI table = {
+const DLPackExchangeAPI py_buffer_table = {
     .header = {.version = {DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR}},
     .managed_tensor_from_py_object_no_sync = export,
 };
@@ -209,7 +209,7 @@ PyDoc_STRVAR(buffer_exchange_doc,
              "else.");
 
 static PyObject* buffer_exchange(PyObject* module, PyObject* unused) {
-  return PyCapsule_New((void*)&table, "dlpack_exchange_api", NULL);
+  return PyCapsule_New((void*)&py_buffer_table, "dlpack_exchange_api", NULL);
 }
 
 PyDoc_STRVAR(letters_dtype_doc,

@@ -137,8 +137,8 @@ static PyObject* capsule_claim(PyObject* module, PyObject* const* args, Py_ssize
 
 DLManagedTensorVersioned* py_capsule_take(PyObject* capsule) {
   DLManagedTensorVersioned* made;
-  int legacy = PyCapsule_IsValid(capsule, k_legacy);
-  if (!legacy && !PyCapsule_IsValid(capsule, k_versioned)) return NULL;
+  int legacy = !PyCapsule_IsValid(capsule, k_versioned);
+  if (legacy && !PyCapsule_IsValid(capsule, k_legacy)) return NULL;
   if (adopt(capsule, legacy, &made) != DLX_OK) return NULL;
   PyCapsule_SetName(capsule, legacy ? k_used_legacy : k_used_versioned);
   return made;
@@ -152,6 +152,25 @@ int py_capsule_give_back(PyObject* capsule, DLManagedTensorVersioned* made) {
   PyCapsule_SetName(capsule, legacy ? k_legacy : k_versioned);
   dlx_managed_release(made);
   return 1;
+}
+
+int py_capsule_export(PyObject* obj, DLManagedTensorVersioned** out) {
+  static PyObject *method, *keywords, *newest;
+  if (newest == NULL) {
+    method = PyUnicode_InternFromString("__dlpack__");
+    keywords = Py_BuildValue("(N)", PyUnicode_InternFromString("max_version"));
+    if (method && keywords) newest = Py_BuildValue("(ii)", DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR);
+    if (newest == NULL) return -1;
+  }
+  PyObject* arguments[] = {obj, newest};
+  PyObject* capsule = PyObject_VectorcallMethod(method, arguments, 1, keywords);
+  if (capsule == NULL) return -1;
+  *out = py_capsule_take(capsule);
+  if (*out == NULL) py_raise(DLX_E_CAPSULE, NULL);
+  py_pending pending = py_pending_save(); /* its destructor may run Python */
+  Py_DECREF(capsule);
+  py_pending_restore(pending);
+  return *out ? 0 : -1;
 }
 
 PyDoc_STRVAR(capsule_peek_doc,

@@ -299,7 +299,13 @@ static PyObject* tensor_on_device(PyObject* module, PyObject* args) {
   if (m == NULL) return NULL;
   uint64_t flags =
       m->flags & ~(uint64_t)(DLPACK_FLAG_BITMASK_READ_ONLY | DLPACK_FLAG_BITMASK_IS_COPIED);
-  int status = dlx_cuda_empty(&m->dl_tensor, flags, keep_order, device_id, &made);
+  DLManagedTensorVersioned* held; /* another thread may drop the last reference meanwhile */
+  int status = dlx_managed_share(m, &m->dl_tensor, m->flags, &held);
+  if (status != DLX_OK) return py_raise(status, NULL);
+  Py_BEGIN_ALLOW_THREADS
+    status = dlx_cuda_empty(&held->dl_tensor, flags, keep_order, device_id, &made);
+  Py_END_ALLOW_THREADS
+  dlx_managed_release(held);
   if (status != DLX_OK) return py_raise(status, NULL);
   PyObject* tensor = py_tensor_wrap(made);
   if (tensor && py_cuda_ready_here((TensorObject*)tensor, device_id) < 0) Py_CLEAR(tensor);
@@ -319,8 +325,14 @@ static PyObject* tensor_fetch(PyObject* module, PyObject* args) {
   if (!PyArg_ParseTuple(args, "Op:tensor_fetch", &tensor, &keep_order)) return NULL;
   DLManagedTensorVersioned* from = py_tensor_managed(tensor);
   if (from == NULL) return NULL;
-  int status = dlx_cuda_work_stream(from->dl_tensor.device.device_id, &stream);
+  int32_t device_id = from->dl_tensor.device.device_id;
+  int status;
+  Py_BEGIN_ALLOW_THREADS /* the first time makes the stream, and perhaps the context */
+    status = dlx_cuda_work_stream(device_id, &stream);
+  Py_END_ALLOW_THREADS
   if (status != DLX_OK) return py_raise(status, NULL);
+  from = py_tensor_managed(tensor); /* it may be another one by now */
+  if (from == NULL) return NULL;
   DLManagedTensorVersioned* fresh = fetch(from, stream, keep_order);
   return fresh ? py_tensor_wrap(fresh) : NULL;
 }

@@ -7,7 +7,8 @@ static PyObject *device_class,
     *dtype_class;                 /* Device and DType: tuples (type, id), (code, bits, lanes) */
 static PyObject* repr_function;   /* tensor -> str; NULL until one is registered */
 static PyObject* reduce_function; /* (tensor, protocol) -> tuple; as above */
-static PyObject *array_function, *interface_function; /* (tensor, dtype, copy), tensor; as above */
+/* (tensor, dtype, copy), tensor, tensor; as above */
+static PyObject *array_function, *interface_function, *cuda_interface_function;
 
 /* ---- attributes ------------------------------------------------------------------------------ */
 
@@ -88,6 +89,12 @@ static PyObject* interface_get(PyObject* self, void* unused) {
   return NULL;
 }
 
+static PyObject* cuda_interface_get(PyObject* self, void* unused) {
+  if (cuda_interface_function) return PyObject_CallOneArg(cuda_interface_function, self);
+  PyErr_SetString(PyExc_AttributeError, "__cuda_array_interface__");
+  return NULL;
+}
+
 #define ATTRIBUTE(name, which, doc) {name, tensor_get, NULL, doc, (void*)(intptr_t)(which)}
 
 PyGetSetDef py_describe_attributes[] = {
@@ -106,6 +113,10 @@ PyGetSetDef py_describe_attributes[] = {
     ATTRIBUTE("version", VERSION, "The DLPack version this tensor is exported with."),
     {"__array_interface__", interface_get, NULL,
      "The memory as numpy's array interface says it, where it can: numbers in host memory.", NULL},
+    {"__cuda_array_interface__", cuda_interface_get, NULL,
+     "The memory as the CUDA array interface says it, where it can: numbers in a CUDA device's "
+     "memory.",
+     NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -148,6 +159,15 @@ static PyObject* set_tensor_repr(PyObject* module, PyObject* function) {
 PyDoc_STRVAR(set_tensor_array_doc,
              "set_tensor_array(array, interface, /)\n--\n\n"
              "Register what __array__ and __array_interface__ of a dlx.Tensor call.");
+
+PyDoc_STRVAR(set_tensor_cuda_interface_doc,
+             "set_tensor_cuda_interface(function, /)\n--\n\n"
+             "Register what __cuda_array_interface__ of a dlx.Tensor calls: tensor -> dict.");
+
+static PyObject* set_tensor_cuda_interface(PyObject* module, PyObject* function) {
+  Py_XSETREF(cuda_interface_function, Py_NewRef(function));
+  Py_RETURN_NONE;
+}
 
 static PyObject* set_tensor_array(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   if (nargs != 2) {
@@ -205,6 +225,7 @@ PyMethodDef py_describe_functions[] = {
      set_tensor_classes_doc},
     {"set_tensor_repr", set_tensor_repr, METH_O, set_tensor_repr_doc},
     {"set_tensor_reduce", set_tensor_reduce, METH_O, set_tensor_reduce_doc},
+    {"set_tensor_cuda_interface", set_tensor_cuda_interface, METH_O, set_tensor_cuda_interface_doc},
     {"set_tensor_array", (PyCFunction)(void (*)(void))set_tensor_array, METH_FASTCALL,
      set_tensor_array_doc},
     {NULL, NULL, 0, NULL},

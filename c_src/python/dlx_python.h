@@ -107,6 +107,9 @@ int py_buffer_get(PyObject* tensor, Py_buffer* view, int flags);
 /* Owns: gives up the view's count. */
 void py_buffer_release(PyObject* tensor, Py_buffer* view);
 
+/* An exchange table that exports the buffer of any object; what it exports is made by dlx. */
+extern const DLPackExchangeAPI py_buffer_table;
+
 extern PyMethodDef py_buffer_functions[];
 
 /* ---- python/capsule.c ------------------------------------------------------------------------ */
@@ -123,6 +126,11 @@ DLManagedTensorVersioned* py_capsule_take(PyObject* capsule);
 /* Undo that, if nobody else holds the tensor's memory. Owns: on 1 takes `made`, and the capsule
  * owns its tensor again. Errors: 0 = nothing has changed. */
 int py_capsule_give_back(PyObject* capsule, DLManagedTensorVersioned* made);
+
+/* Export what an object's __dlpack__(max_version=...) gives: of a type that is known to have that
+ * keyword, on the host. Owns: the caller owns *out, which owes the foreign deleter. GIL: needed;
+ * runs Python. Errors: -1 with an exception. */
+int py_capsule_export(PyObject* obj, DLManagedTensorVersioned** out);
 
 extern PyMethodDef py_capsule_functions[];
 
@@ -174,6 +182,10 @@ PyObject* py_arrow_schema(PyObject* tensor, PyObject* unused);
 
 /* Names that are used in every call. Errors: -1 with an exception. */
 int py_arrow_init(void);
+
+/* Exchange tables that export columns of numbers; what they export is made by dlx. The second asks
+ * types that have it for __dlpack__ instead. */
+extern const DLPackExchangeAPI py_arrow_table, py_arrow_dlpack_table;
 
 extern PyMethodDef py_arrow_functions[];
 

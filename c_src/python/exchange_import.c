@@ -63,6 +63,10 @@ int py_exchange_managed(const DLPackExchangeAPI* table, PyObject* obj,
   DLManagedTensorVersioned* foreign = NULL;
   if (checked(table->managed_tensor_from_py_object_no_sync(obj, &foreign), obj, "the export") < 0)
     return -1;
+  if (table == &py_buffer_table || table == &py_arrow_table || table == &py_arrow_dlpack_table) {
+    *out = foreign; /* one of ours */
+    return 0;
+  }
   int status = dlx_managed_adopt(foreign, out);
   if (status == DLX_OK) return 0;
   dlx_managed_release(foreign);

@@ -282,7 +282,7 @@ RARE DLManagedTensorVersioned* borrow_detached(py_route* r, PyObject* obj, unsig
 INLINE DLManagedTensorVersioned* borrow(py_route* r, PyObject* obj, unsigned options,
                                         uint32_t* resolvable) {
   *resolvable = 0;
-  if (r->is_narrow && (options & DLX_COPIES)) return NULL;
+  if (options & r->leaves) return NULL;
   if (r->n_states && !states_hold(r)) return NULL;
   if (r->type == py_tensor_type) return borrow_own(r, (TensorObject*)obj, options, resolvable);
   if (!switches_off(r)) return NULL;

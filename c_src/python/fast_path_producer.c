@@ -5,14 +5,15 @@
  * after a call of its own. */
 
 #include "route.h"
+#include "core/hot.h"
 
 /* {address: (object, what __dlpack__ gave or None, what it raised or None)}: what the fast path
  * leaves to the Python path, and what the conversion that runs now was left. */
-static _Thread_local PyObject *left, *present;
+static FEW_WORDS PyObject *left, *present;
 
 /* 1 = no framework was imported, and no class registered, since no adapter listed the type. Errors:
  * 0 = ask Python. */
-static int is_unclaimed(py_route* r) {
+DLX_HOT static int is_unclaimed(py_route* r) {
   const py_producer* p = &r->producer;
   int same = PyDict_GET_SIZE(PyImport_GetModuleDict()) == p->n_modules;
   PyObject* token = same ? PyObject_CallNoArgs(p->token_of) : NULL;
@@ -36,11 +37,12 @@ static int optional(PyObject* obj, PyObject* name, PyObject** out) {
 
 /* Whether its elements may be numbers, by its dtype; one that was found so is remembered. GIL:
  * needed; runs Python. Errors: 0 = ask Python. */
-static int may_be_numbers(py_producer* p, PyObject* obj) {
+DLX_HOT static int may_be_numbers(py_producer* p, PyObject* obj) {
   static PyObject* name;
   PyObject* dtype;
   if (name == NULL && (name = PyUnicode_InternFromString("dtype")) == NULL) return 0;
-  if (optional(obj, name, &dtype) < 0 || dtype == NULL) return py_error_forget() == 0;
+  if (optional(obj, name, &dtype) < 0) return py_error_forget() == 0;
+  if (dtype == NULL) return 1;
   int is_known = dtype == p->dtype;
   PyObject* why = is_known ? NULL : PyObject_CallOneArg(p->no_numbers, dtype);
   if (why) {
@@ -59,7 +61,7 @@ static int is_number(PyObject* obj, long wanted) {
 
 /* Whether it says that it is on the host, or nothing. GIL: needed; runs Python. Errors: 0 = ask
  * Python. */
-static int may_be_on_host(PyObject* obj) {
+DLX_HOT static int may_be_on_host(PyObject* obj) {
   static PyObject* name;
   PyTypeObject* type = Py_TYPE(obj);
   if (name == NULL && (name = PyUnicode_InternFromString("__dlpack_device__")) == NULL) return 0;
@@ -82,7 +84,7 @@ static int may_be_on_host(PyObject* obj) {
 
 /* What __dlpack__ gives, or the Exception that it raises. Owns: new reference in one of the two.
  * Errors: both NULL, with what may not be forgotten. */
-static void call(const py_producer* p, PyObject* obj, PyObject** given, PyObject** raised) {
+DLX_HOT static void call(const py_producer* p, PyObject* obj, PyObject** given, PyObject** raised) {
   static PyObject* name;
   PyObject* arguments[1 + DLX_MAX_KEYWORDS] = {obj};
   *given = *raised = NULL;
@@ -134,8 +136,8 @@ void py_producer_leave(PyObject* obj, PyObject* given, PyObject* raised) {
   py_producer_back(answers);
 }
 
-DLManagedTensorVersioned* py_producer_borrow(py_route* r, PyObject* obj, unsigned options,
-                                             uint32_t* resolvable, PyObject** capsule) {
+DLX_HOT DLManagedTensorVersioned* py_producer_borrow(py_route* r, PyObject* obj, unsigned options,
+                                                     uint32_t* resolvable, PyObject** capsule) {
   PyObject* raised;
   DLManagedTensorVersioned* made = NULL;
   *capsule = NULL;
@@ -154,9 +156,9 @@ DLManagedTensorVersioned* py_producer_borrow(py_route* r, PyObject* obj, unsigne
   return NULL;
 }
 
-PyObject* py_producer_run(PyObject* callable, py_route* r, PyObject* obj, PyObject* to,
-                          unsigned options) {
-  if (r->is_narrow && (options & DLX_COPIES)) return NULL;
+DLX_HOT PyObject* py_producer_run(PyObject* callable, py_route* r, PyObject* obj, PyObject* to,
+                                  unsigned options) {
+  if (options & r->leaves) return NULL;
   uint32_t resolvable = 0;
   PyObject* capsule;
   py_route_enter(r);
@@ -164,10 +166,14 @@ PyObject* py_producer_run(PyObject* callable, py_route* r, PyObject* obj, PyObje
   if (made && (resolvable || options & DLX_COPIES)) made = py_fast_path_copy(r, made);
   PyObject* result = made ? py_fast_path_hand_over(callable, r, made, obj, to, NULL) : NULL;
   PyObject* answers = py_producer_aside();
-  py_pending pending = py_pending_save(); /* the capsule's destructor may run Python */
-  Py_XDECREF(capsule);
+  if (result) {
+    Py_DECREF(capsule);
+  } else {
+    py_pending pending = py_pending_save(); /* the capsule's destructor may run Python */
+    Py_XDECREF(capsule);
+    py_pending_restore(pending);
+  }
   py_route_leave(r);
-  py_pending_restore(pending);
   py_producer_back(answers);
   return result;
 }

@@ -31,8 +31,9 @@ typedef struct {
   py_route* route;
   DLManagedTensorVersioned* made; /* borrowed, not yet handed over */
   PyObject* capsule;              /* that of a producer, of which it was taken; strong, or NULL */
-  PyObject* result;               /* strong */
+  PyObject* result;               /* strong; moved into the new container where it stands once */
   uint32_t resolvable;            /* incompatibilities that a copy resolves */
+  int is_shared;                  /* it stands in several places */
 } leaf;
 
 typedef struct {
@@ -52,6 +53,7 @@ typedef struct {
   visit* visits;     /* hash table by address */
   Py_ssize_t n_items, n_nodes, n_leaves, n_order, n_stack, n_visits;
   Py_ssize_t room_items, room_nodes, room_leaves, room_visits;
+  int has_producers, has_copies; /* some leaves are those of producers; some are to be copied */
   PyTypeObject* ruled; /* the type that was asked about last; borrowed, a node holds an object */
   PyObject* rule;      /* its rule; strong, or NULL */
   item few_items[FEW];
@@ -321,8 +323,10 @@ static outcome look_at(walk* w, PyObject* callable, Py_ssize_t which, PyObject* 
     py_route_enter(route);
     w->leaves[w->n_leaves] = (leaf){.obj = child, .route = route};
     w->items[which].link = ~w->n_leaves++;
+    w->has_producers |= route->producer.names != NULL;
   } else {
     w->items[which].link = v->link;
+    if (v->link < 0) w->leaves[~v->link].is_shared = 1;
   }
   return DONE;
 }
@@ -366,13 +370,15 @@ static outcome borrow_all(walk* w) {
                (l->made = py_fast_path_borrow(l->route, l->obj, 0, &l->resolvable)) == NULL) {
       return leave();
     }
+    w->has_copies |= l->resolvable != 0;
   }
-  for (Py_ssize_t i = 0; i < w->n_leaves; i++) {
+  for (Py_ssize_t i = 0; w->has_producers && i < w->n_leaves; i++) {
     leaf* l = &w->leaves[i];
     if (l->made || l->result) continue;
     if (has_rules(w)) return LEAVE;
     l->made = py_producer_borrow(l->route, l->obj, 0, &l->resolvable, &l->capsule);
     if (l->made == NULL) return leave();
+    w->has_copies |= l->resolvable != 0;
   }
   return DONE;
 }
@@ -389,7 +395,7 @@ static void leave_capsules(walk* w) {
 
 /* Nothing is copied before every array was found right. */
 static outcome copy_all(walk* w) {
-  for (Py_ssize_t i = 0; i < w->n_leaves; i++) {
+  for (Py_ssize_t i = 0; w->has_copies && i < w->n_leaves; i++) {
     leaf* l = &w->leaves[i];
     if (l->resolvable && (l->made = py_fast_path_copy(l->route, l->made)) == NULL) return leave();
   }
@@ -417,6 +423,17 @@ static PyObject* result_of(const walk* w, const item* it) {
   return it->link < 0 ? w->leaves[~it->link].result : w->nodes[it->link].result;
 }
 
+/* The same for a new container. What stands once moves there: of many results none is in a cache.
+ * Owns: the result is new. */
+static PyObject* take_result(const walk* w, const item* it) {
+  if (it->link < 0 && !w->leaves[~it->link].is_shared) {
+    PyObject* result = w->leaves[~it->link].result;
+    w->leaves[~it->link].result = NULL;
+    return result;
+  }
+  return Py_NewRef(result_of(w, it));
+}
+
 /* An empty container that exists before its children. Errors: NULL with an exception. */
 static PyObject* new_empty(const node* n) {
   return PyList_CheckExact(n->obj) ? PyList_New(0) : PyDict_New();
@@ -425,7 +442,7 @@ static PyObject* new_empty(const node* n) {
 static PyObject* make_list(const walk* w, const node* n) {
   PyObject* made = PyList_New(n->end - n->first);
   for (Py_ssize_t i = n->first; made && i < n->end; i++)
-    PyList_SET_ITEM(made, i - n->first, Py_NewRef(result_of(w, &w->items[i])));
+    PyList_SET_ITEM(made, i - n->first, take_result(w, &w->items[i]));
   return made;
 }
 
@@ -440,7 +457,7 @@ static PyObject* make_tuple(const walk* w, const node* n) {
   if (!is_changed(w, n)) return Py_NewRef(n->obj);
   PyObject* made = PyTuple_New(n->end - n->first);
   for (Py_ssize_t i = n->first; made && i < n->end; i++)
-    PyTuple_SET_ITEM(made, i - n->first, Py_NewRef(result_of(w, &w->items[i])));
+    PyTuple_SET_ITEM(made, i - n->first, take_result(w, &w->items[i]));
   return made;
 }
 
@@ -532,6 +549,7 @@ PyObject* py_tree_run(PyObject* callable, PyObject* root, PyObject* to) {
   w.n_items = w.n_nodes = w.n_leaves = w.n_order = w.n_stack = w.n_visits = 0;
   w.room_items = w.room_nodes = w.room_leaves = FEW;
   w.room_visits = 2 * FEW;
+  w.has_producers = w.has_copies = 0;
   w.ruled = NULL;
   w.rule = NULL;
   memset(w.few_visits, 0, sizeof w.few_visits);

@@ -218,6 +218,16 @@ static PyObject* fast_path_get(PyObject* self, PyObject* obj, PyObject* type) {
   return PyMethod_New(self, obj);
 }
 
+/* As a function's: help() and notebooks show it. Owns: a new reference. GIL: needed. Errors: NULL
+ * with an exception set. */
+static PyObject* fast_path_repr(PyObject* self) {
+  PyObject* dict = ((FastPathObject*)self)->dict;
+  PyObject* name = dict ? PyDict_GetItemString(dict, "__qualname__") : NULL;
+  PyObject* module = dict ? PyDict_GetItemString(dict, "__module__") : NULL;
+  if (!name || !module) return PyUnicode_FromFormat("<function at %p>", self);
+  return PyUnicode_FromFormat("<function %S.%S>", module, name);
+}
+
 static PyObject* fast_path_reduce(PyObject* self, PyObject* unused) {
   return PyObject_GetAttrString(self, "__qualname__"); /* pickled by name, as functions are */
 }
@@ -369,21 +379,16 @@ PyDoc_STRVAR(fast_path_doc,
              "one array.");
 
 static PyType_Slot fast_path_slots[] = {
-    {Py_tp_new, fast_path_new},
-    {Py_tp_dealloc, fast_path_dealloc},
-    {Py_tp_traverse, fast_path_traverse},
-    {Py_tp_clear, fast_path_clear},
-    {Py_tp_call, PyVectorcall_Call},
-    {Py_tp_descr_get, fast_path_get},
-    {Py_tp_methods, fast_path_methods},
-    {Py_tp_getset, fast_path_attributes},
-    {Py_tp_members, fast_path_members},
-    {Py_tp_doc, (void*)fast_path_doc},
-    {0, NULL},
+    {Py_tp_new, fast_path_new},           {Py_tp_dealloc, fast_path_dealloc},
+    {Py_tp_traverse, fast_path_traverse}, {Py_tp_clear, fast_path_clear},
+    {Py_tp_call, PyVectorcall_Call},      {Py_tp_repr, fast_path_repr},
+    {Py_tp_descr_get, fast_path_get},     {Py_tp_methods, fast_path_methods},
+    {Py_tp_getset, fast_path_attributes}, {Py_tp_members, fast_path_members},
+    {Py_tp_doc, (void*)fast_path_doc},    {0, NULL},
 };
 
 static PyType_Spec fast_path_spec = {
-    .name = "dlx._core.native.FastPathFunction",
+    .name = "dlx.function", /* as users are shown it */
     .basicsize = sizeof(FastPathObject),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
              Py_TPFLAGS_METHOD_DESCRIPTOR,
@@ -416,7 +421,26 @@ static PyObject* set_misnamed(PyObject* module, PyObject* function) {
   Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(
+    set_traced_doc,
+    "set_traced(function, /)\n--\n\n"
+    "Register what compilers that trace Python code read in place of a call: `__call__` of "
+    "the type. Calls go on in C.");
+
+/* Owns: keeps a reference to `function`. GIL: needed. Errors: NULL with an exception.
+ * Into the type's dict, not by setattr: that would let Python answer every call. */
+static PyObject* set_traced(PyObject* module, PyObject* function) {
+  PyObject* type = PyObject_GetAttrString(module, "FastPathFunction");
+  if (type == NULL) return NULL;
+  int failed = PyDict_SetItemString(((PyTypeObject*)type)->tp_dict, "__call__", function);
+  PyType_Modified((PyTypeObject*)type);
+  Py_DECREF(type);
+  if (failed) return NULL;
+  Py_RETURN_NONE;
+}
+
 static PyMethodDef fast_path_functions[] = {
+    {"set_traced", set_traced, METH_O, set_traced_doc},
     {"set_misnamed", set_misnamed, METH_O, set_misnamed_doc},
     {"set_readonly_words", set_readonly_words, METH_O, set_readonly_words_doc},
     {NULL, NULL, 0, NULL},

@@ -242,15 +242,16 @@ enum {
   CONFIRMED,
   STORAGE,
   IS_NARROW,
+  ALWAYS_COPIES,
   ACCEPTS,
   FIELDS
 };
 static const char* const names[FIELDS] = {
-    "like",      "is_host_only", "children", "is_same",  "is_root_only", "is_immutable",
-    "exports",   "is_managed",   "export",   "producer", "target",       "imports",
-    "load",      "guards",       "quick",    "switches", "states",       "detach",
-    "owner",     "start",        "nbytes",   "dtype",    "confirmed",    "storage",
-    "is_narrow", "accepts"};
+    "like",      "is_host_only",  "children", "is_same",  "is_root_only", "is_immutable",
+    "exports",   "is_managed",    "export",   "producer", "target",       "imports",
+    "load",      "guards",        "quick",    "switches", "states",       "detach",
+    "owner",     "start",         "nbytes",   "dtype",    "confirmed",    "storage",
+    "is_narrow", "always_copies", "accepts"};
 
 /* From the fields of a Route of dlx/_engine/fast_path.py. Owns: references in `r`. Errors: -1 with
  * an exception. */
@@ -281,6 +282,8 @@ static int read_fields(PyObject* const* field, py_route* r) {
   r->is_same = field[IS_SAME] == Py_True;
   r->is_root_only = field[IS_ROOT_ONLY] == Py_True;
   r->is_narrow = field[IS_NARROW] == Py_True;
+  if (r->is_narrow) r->leaves = DLX_COPIES;
+  if (field[ALWAYS_COPIES] == Py_True) r->leaves = DLX_COPIES | DLX_SHARES;
   r->is_managed = field[IS_MANAGED] == Py_True;
   r->is_immutable = field[IS_IMMUTABLE] == Py_True;
   if (field[EXPORT] != Py_None) r->export = Py_NewRef(field[EXPORT]);

@@ -81,8 +81,8 @@ typedef struct {
   PyObject* storage;   /* {code | bits << 8: (the same of the dtype to import it as, what makes the
                           array one of the real dtype)}, or NULL */
   DLDataType direct; /* the one that was last found to be imported as it is; without bits = none */
-  int is_narrow;     /* the target takes more than `accepts`: what is not accepted, and copies,
-                        are left to Python */
+  int is_narrow; /* the target takes more than `accepts`: what is not accepted is left to Python */
+  unsigned leaves; /* options of a call that are left to Python */
   dlx_capabilities accepts;
   DLDataType plain_dtype;   /* the one that was accepted last; without bits = none yet */
   uint32_t plain_alignment; /* what the consumer wants for it */

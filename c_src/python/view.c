@@ -66,13 +66,19 @@ static PyObject* result_in(SlotsObject* view, PyObject* slot, PyObject* key) {
   return is_same ? Py_NewRef(result) : NULL;
 }
 
-/* What an element is known by in its scope: its address, or what its container says. Owns: new.
- * GIL: needed; may run Python. Errors: NULL with an exception. */
+/* What an element is known by in its scope: its address, or what its container says, as name_of of
+ * dlx/_views/base.py has it. Owns: new. GIL: needed; may run Python. Errors: NULL with an
+ * exception. */
 static PyObject* name_of(PyObject* element, PyObject* identity) {
   if (identity == Py_None) return PyLong_FromVoidPtr(element);
   PyObject *told = PyObject_CallOneArg(identity, element), *name;
   if (told == NULL) return NULL;
-  name = told == Py_None ? PyLong_FromVoidPtr(element) : PyTuple_Pack(2, same_as_name, told);
+  int overflow;
+  long long number = PyLong_CheckExact(told) ? PyLong_AsLongLongAndOverflow(told, &overflow) : -1;
+  if (number >= 0)
+    name = PyLong_FromLongLong(~number);
+  else
+    name = told == Py_None ? PyLong_FromVoidPtr(element) : PyTuple_Pack(2, same_as_name, told);
   Py_DECREF(told);
   return name;
 }
@@ -100,17 +106,17 @@ static PyObject* convert_new(PyObject* slots, PyObject* fast, PyObject* key, PyO
   if (fast == NULL || !PyTuple_CheckExact(fast) || PyTuple_GET_SIZE(fast) != N_FAST) return NULL;
   if (!((PyDict_GET_SIZE(slots) + 1) & 255)) return NULL; /* time to tidy up */
   PyObject *callable = PyTuple_GET_ITEM(fast, 0), *to = PyTuple_GET_ITEM(fast, 1);
-  py_route* r = py_route_find(Py_TYPE(element), to);
-  if (r == NULL || r->is_fast_path != 1 || r->is_same || r->is_root_only) return NULL;
   PyObject* back = PyObject_GetAttr(PyTuple_GET_ITEM(fast, 2), back_name);
   Py_XDECREF(back);
   if (back != Py_None) return NULL;
   Py_INCREF(slots); /* what runs may change the view */
   Py_INCREF(fast);
   PyObject *name = name_of(element, PyTuple_GET_ITEM(fast, 5)), *result = NULL;
-  int is_known = name ? PyDict_Contains(PyTuple_GET_ITEM(fast, 3), name) : -1;
-  if (is_known == 0) is_known = PyDict_Contains(PyTuple_GET_ITEM(fast, 4), name);
-  r = is_known == 0 ? py_route_find(Py_TYPE(element), to) : NULL; /* `identity` may run Python */
+  PyObject *known = PyTuple_GET_ITEM(fast, 3), *moved = PyTuple_GET_ITEM(fast, 4);
+  int is_known = name ? PyDict_Contains(known, name) : -1;
+  if (is_known == 0 && PyDict_GET_SIZE(moved)) is_known = PyDict_Contains(moved, name);
+  py_route* r = is_known == 0 ? py_route_find(Py_TYPE(element), to) : NULL;
+  if (r && (r->is_same || r->is_root_only)) r = NULL;
   if (r && r->is_fast_path == 1) result = py_fast_path_run(callable, r, element, to, 0);
   if (result && !note(slots, fast, name, key, element, result)) Py_CLEAR(result);
   Py_XDECREF(name);

@@ -8,16 +8,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from dlx._api.convert import convert, in_c
+from dlx._api.describe import describe
 from dlx._api.shares_memory import CONVERTED
 from dlx._containers.lookup import container_of
 from dlx._core import cuda, native
 from dlx._core.extension import ffi, lib
-from dlx._core.keywords import suggests
 from dlx._core.module import set_module
 from dlx._core.native import FastPathFunction, Tensor
 from dlx._core.stream import Stream
+from dlx._core.tracebacks import public, shorten
 from dlx._core.types import Device, DType
-from dlx._engine.request import describe, not_an_array
+from dlx._engine.request import not_an_array
 from dlx._protocols import pointer
 from dlx._protocols.pointer import dltensor, extents_of, from_managed, from_pointer
 from dlx.errors import CopyRequiredError, DeviceError, DlxError, ReadOnlyError
@@ -58,7 +59,7 @@ exchange_api: Final = cast("FastPathFunction", convert)._exchange_api("dlx", fro
 
 
 @set_module("dlx")
-@suggests
+@public
 def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu", *, shared: bool = False) -> Tensor:
     """Return a writable, row-major tensor over new, uninitialized memory.
 
@@ -113,7 +114,7 @@ def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu", *, shared
 
 
 @set_module("dlx")
-@suggests
+@public
 def to_capsule(obj: Any, *, max_version: tuple[int, int] | None = None) -> Any:
     """Return any array as a raw DLPack capsule, for a consumer that wants one.
 
@@ -275,6 +276,7 @@ def _tensor(obj: Any, **options: Any) -> Tensor:
         return convert(obj, to="dlx", **options)  # type: ignore[no-any-return]
     except DlxError as error:
         error.complete(via=CONVERTED)
+        shorten(error, own=False)
         raise
 
 

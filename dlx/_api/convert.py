@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from typing import TYPE_CHECKING, Any, cast
 
+from dlx._api import traced as traced  # torch.compile finds it
 from dlx._containers.lookup import container_of
 from dlx._core import native
-from dlx._core.keywords import suggests
 from dlx._core.module import set_module
 from dlx._core.native import FastPathFunction
+from dlx._core.tracebacks import REFUSALS, public, shorten
 from dlx._engine.batch import Batch, convert_tree, plan_one, plan_tree
 from dlx._engine.executor import forget_frames
-from dlx._engine.fast_path import consumer_failed, learn
+from dlx._engine.fast_path import consumer_failed, exported, learn
 from dlx._engine.plan import Plan
 from dlx._engine.request import described, producer_of, request_of
 from dlx._views.factory import lazy_view, plain_view
-from dlx.errors import DlxError
+from dlx.errors import ConversionError, DlxError
 
 if TYPE_CHECKING:
     from dlx.typing import DeviceLike, Errors, Readonly, Target
@@ -55,7 +57,7 @@ def convert(
         Target: a name (``"torch"``), a module, or an array type that an adapter lists. ``"dlx"`` gives a `dlx.Tensor`,
         ``"arrow"`` one that every library takes which speaks Arrow's interface.
     like
-        Instead of `to`: an array whose framework and device are the target.
+        Instead of `to`: an array whose framework and device are the target: everything follows it.
     device
         Where the result shall be: ``"cpu"``, ``"cuda:1"``, ``(2, 1)``, `dlx.Device`. None: where it is, if the target
         can hold it there, else the target's default device. Beats the device of `like`.
@@ -116,30 +118,36 @@ def convert(
     >>> dlx.convert({"a": [tensor, "text"], "again": tensor}, to="dlx")["again"] is tensor
     True
     """
-    if lazy and not detach and not strict:
-        plain = like is device is copy is stream is None and readonly == "copy" and errors == "raise"
-        view = plain_view(obj, to) if plain else None  # of a target that was asked for before
-        if view is not None:
-            return view
-    request = request_of(to, like, device, copy, readonly, detach, stream, errors)
-    handler = container_of(type(obj))
-    if handler is None:
-        return Batch(request, [obj], [producer_of(obj, request)]).run()[0]
-    # The fast path shares memory and takes no options: arrays of a tree use it where no option is set.
-    may = to is not None and device is None and stream is None and not copy and not detach
-    fast_path = cast("FastPathFunction", convert) if may else None
-    quick = fast_path if readonly == "copy" and copy is None else None
-    if lazy:
-        return lazy_view(obj, request, quick, to, strict=strict, collect=errors == "collect")
-    if quick is not None and not strict and errors == "raise" and type(obj) not in (list, tuple, dict):
-        result = native.convert_tree(quick, obj, to)
-        if result is not NotImplemented:
-            return result
-    return convert_tree(obj, handler, request, strict=strict, collect=errors == "collect", fast_path=fast_path, to=to)
+    try:
+        if lazy and not detach and not strict:
+            plain = like is device is copy is stream is None and readonly == "copy" and errors == "raise"
+            view = plain_view(obj, to) if plain else None  # of a target that was asked for before
+            if view is not None:
+                return view
+        request = request_of(to, like, device, copy, readonly, detach, stream, errors)
+        handler = container_of(type(obj))
+        if handler is None:
+            return Batch(request, [obj], [producer_of(obj, request)]).run()[0]
+        # The fast path shares memory and takes no options: arrays of a tree use it where no option is set.
+        may = to is not None and device is None and stream is None and not copy and not detach
+        fast_path = cast("FastPathFunction", convert) if may else None
+        quick = fast_path if readonly == "copy" and copy is None else None
+        if lazy:
+            return lazy_view(obj, request, quick, to, strict=strict, collect=errors == "collect")
+        if quick is not None and not strict and errors == "raise" and type(obj) not in (list, tuple, dict):
+            result = native.convert_tree(quick, obj, to)
+            if result is not NotImplemented:
+                return result
+        return convert_tree(
+            obj, handler, request, strict=strict, collect=errors == "collect", fast_path=fast_path, to=to
+        )
+    except REFUSALS as error:
+        shorten(error)
+        raise
 
 
 @set_module("dlx")
-@suggests
+@public
 def plan(
     obj: Any,
     to: Target | None = None,
@@ -163,7 +171,8 @@ def plan(
         As in `convert`.
     probe
         Whether a producer may be asked for a capsule, which is dropped, where nothing else can tell what it holds.
-        An object that only has ``__dlpack__`` is of that kind; arrays with an adapter never are.
+        An object that only has ``__dlpack__`` is of that kind; arrays with an adapter are where it does not say the
+        shape, or the address.
 
     Returns
     -------
@@ -184,12 +193,43 @@ def plan(
     try:
         request = request_of(to, like, device, copy, readonly, detach, stream, errors)
         handler = container_of(type(obj))
-        if handler is not None:
-            return plan_tree(obj, handler, request, strict=strict, collect=errors == "collect", probe=probe)
-        return plan_one(request, obj, producer_of(obj, request), probe=probe)[0]
+        if handler is None:
+            made = plan_one(request, obj, producer_of(obj, request), probe=probe, describe=exported)[0]
+        else:
+            collect = errors == "collect"
+            made = plan_tree(obj, handler, request, strict=strict, collect=collect, probe=probe, describe=exported)
     except DlxError as error:
         forget_frames(error)
         return Plan("", described(obj), error.target or str(to), None, "refused", error=error)
+    if made.error is None:
+        given = (to, like if like is None else _weakly(like))
+        options = (device, copy, readonly, detach, stream, lazy, strict, errors)
+        made._again = (_run, _weakly(obj), given, options, probe)
+    return made
+
+
+def _weakly(obj: Any) -> Any:
+    """Return what gives an object, or None once it is gone; it is kept alive where it allows no weak reference."""
+    try:
+        return weakref.ref(obj)
+    except TypeError:
+        return lambda: obj
+
+
+def _run(made: Plan, source: Any, given: tuple[Any, Any], values: tuple[Any, ...], probe: bool) -> Any:
+    """Convert what a plan was made of: see `Plan.run`."""
+    obj, (to, like) = source(), given
+    example = None if like is None else like()
+    if obj is None or (like is not None and example is None):
+        gone = "what was planned" if obj is None else "the array passed as like"
+        raise ConversionError(f"{gone} is not alive any more", fix="Keep it, or plan again.")
+    names = ("device", "copy", "readonly", "detach", "stream", "lazy", "strict", "errors")
+    options = {"like": example, **dict(zip(names, values, strict=True))}
+    now = plan(obj, to, probe=probe, **options)
+    if made.differs(now):
+        found = repr(now).removeprefix("<dlx.Plan ").partition(">\n")[0]
+        raise ConversionError(f"what was planned has changed: now it is {found}", fix="Plan again, or convert it.")
+    return convert(obj, to, **options)
 
 
 def in_c(function: Any, **options: Any) -> Any:

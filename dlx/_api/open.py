@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from dlx._api.convert import convert
-from dlx._core.keywords import suggests
 from dlx._core.module import set_module
 from dlx._core.native import FastPathFunction
+from dlx._core.tracebacks import public
 from dlx._engine.request import request_of
 from dlx._views.factory import lazy_view, plain_view
 
@@ -21,7 +21,7 @@ __all__ = ["open"]
 
 
 @set_module("dlx")
-@suggests
+@public
 def open(
     path: str | os.PathLike[str],
     to: Target = "dlx",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from dlx._api.convert import convert
-from dlx._core.keywords import suggests
 from dlx._core.module import set_module
 from dlx._core.native import FastPathFunction
+from dlx._core.tracebacks import public
 from dlx._engine.request import request_of
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ __all__ = ["attach", "share"]
 
 
 @set_module("dlx")
-@suggests
+@public
 def share(obj: Any, *, detach: bool = False) -> Handle:
     """Put an array, or every array in a container, into memory that other processes can attach.
 
@@ -76,7 +76,7 @@ def share(obj: Any, *, detach: bool = False) -> Handle:
 
 
 @set_module("dlx")
-@suggests
+@public
 def attach(
     handle: dict[str, Any],
     to: Target = "dlx",

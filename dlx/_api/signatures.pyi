@@ -1,6 +1,6 @@
 """What type checkers see of `convert`, `stack` and `open`; the code of each is in the module of its name beside this.
 
-One overload for each kind of source and of target. There are few on purpose: checkers print them all with an error.
+One overload for each kind of source and of target.
 
 - They are callable objects, as `convert` is at run time. As functions, pyright in its strict mode would call them
   partially unknown at each use, where only some of the frameworks are installed.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from os import PathLike
 from types import SimpleNamespace
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
+from typing import Any, ClassVar, Literal, Never, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 import jax
 import torch
@@ -27,7 +27,7 @@ from dlx._files.mapping import FileView
 from dlx._views.base import View
 from dlx._views.mapping import MutableMappingView
 from dlx._views.sequence import MutableSequenceView, SequenceView
-from dlx.typing import DeviceLike, Options, Readonly, SupportsDLPack, Target
+from dlx.typing import DeviceLike, Errors, Options, Readonly, SupportsDLPack, Target
 
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
@@ -79,6 +79,13 @@ class _Attrs(Protocol):
 
 class _Tree(Protocol):
     def __dlx_tree__(self) -> Any: ...
+
+# What no object is, though mypy takes any object for it once it has erased type arguments. An overload that takes any
+# other keyword as this is the one that mypy reports for a misspelt one: in one line, instead of printing all of them.
+class _NoSuchOption(Protocol[_T_co]):
+    def __str__(self) -> _T_co: ...  # type: ignore[override]
+
+_Wrong: TypeAlias = _NoSuchOption[Never]
 
 # Their type names the type of their arrays, which the conversion changes: the result is Any.
 _Container: TypeAlias = (
@@ -146,7 +153,22 @@ class Convert:
     @overload
     def __call__(self, obj: _Array, to: None = ..., *, like: jax.Array, **o: Unpack[_Free]) -> jax.Array: ...
     @overload
-    def __call__(self, obj: _Array, to: Target, *, like: None = ..., **o: Unpack[_Free]) -> Any: ...
+    def __call__(
+        self,
+        obj: _Array,
+        to: Target,
+        *,
+        like: None = ...,
+        device: DeviceLike | _Wrong | None = ...,
+        copy: bool | _Wrong | None = ...,
+        readonly: Readonly | _Wrong = ...,
+        detach: bool | _Wrong = ...,
+        stream: object = ...,
+        strict: bool | _Wrong = ...,
+        errors: Errors | _Wrong = ...,
+        lazy: bool | _Wrong = ...,
+        **unknown: _Wrong,
+    ) -> Any: ...
     @overload
     def __call__(self, obj: _Array, to: Target | None = ..., *, like: Any, **o: Unpack[_Free]) -> Any: ...
 
@@ -263,7 +285,22 @@ class Convert:
         **o: Unpack[Options],
     ) -> Any: ...
     @overload
-    def __call__(self, obj: _Container, to: Target | None = ..., *, like: Any = ..., **o: Unpack[_Free]) -> Any: ...
+    def __call__(
+        self,
+        obj: _Container,
+        to: Target | None = ...,
+        *,
+        like: Any = ...,
+        device: DeviceLike | _Wrong | None = ...,
+        copy: bool | _Wrong | None = ...,
+        readonly: Readonly | _Wrong = ...,
+        detach: bool | _Wrong = ...,
+        stream: object = ...,
+        strict: bool | _Wrong = ...,
+        errors: Errors | _Wrong = ...,
+        lazy: bool | _Wrong = ...,
+        **unknown: _Wrong,
+    ) -> Any: ...
 
 convert: Convert
 """Convert an array, or every array in a container, to another framework; see `help(dlx.convert)`."""
@@ -286,7 +323,15 @@ class Stack:
     @overload
     def __call__(self, arrays: Iterable[Any], to: type[_Type], **o: Unpack[_Place]) -> _Type: ...
     @overload
-    def __call__(self, arrays: Iterable[Any], to: Target, **o: Unpack[_Place]) -> Any: ...
+    def __call__(
+        self,
+        arrays: Iterable[Any],
+        to: Target,
+        *,
+        device: DeviceLike | None = ...,
+        stream: object = ...,
+        **unknown: _Wrong,
+    ) -> Any: ...
 
 stack: Stack
 """Copy arrays of one shape and dtype into one new array; see `help(dlx.stack)`."""
@@ -309,7 +354,16 @@ class Open:
     @overload
     def __call__(self, path: _Path, to: type[_Type], **o: Unpack[_Mapped]) -> FileView[_Type]: ...
     @overload
-    def __call__(self, path: _Path, to: Target, **o: Unpack[_Mapped]) -> FileView[Any]: ...
+    def __call__(
+        self,
+        path: _Path,
+        to: Target = ...,
+        *,
+        device: DeviceLike | None = ...,
+        readonly: Readonly = ...,
+        detach: bool = ...,
+        **unknown: _Wrong,
+    ) -> FileView[Any]: ...
 
 open: Open
 """Map a saved file into memory: a lazy read-only mapping from names to arrays; see `help(dlx.open)`."""

@@ -11,9 +11,9 @@ from dlx._containers.failures import Failures
 from dlx._core import cuda, native
 from dlx._core.extension import lib
 from dlx._core.foreign import TypeCache
-from dlx._core.keywords import suggests
 from dlx._core.module import set_module
 from dlx._core.native import FastPathFunction, Tensor
+from dlx._core.tracebacks import public
 from dlx._core.types import SUBBYTE_PADDED
 from dlx._engine import trace
 from dlx._engine.batch import Batch, plan_one
@@ -34,7 +34,7 @@ __all__ = ["stack"]
 
 
 @set_module("dlx")
-@suggests
+@public
 def stack(arrays: Iterable[Any], to: Target, *, device: DeviceLike | None = None, stream: Any = None) -> Any:
     """Copy arrays of one shape and dtype into one new array, along a new first dimension.
 

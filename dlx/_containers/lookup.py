@@ -19,12 +19,12 @@ Everything else is a leaf: an array, or an object that passes through.
 
 from __future__ import annotations
 
-import abc
 import array
 import collections
 import enum
 import numbers
 import types
+from abc import get_cache_token
 from collections import OrderedDict, UserString, defaultdict, deque
 from typing import Any
 from weakref import ref
@@ -210,7 +210,7 @@ def stamp() -> tuple[int, Any]:
 
     That is when an adapter is loaded, or a type is registered with an abstract base class.
     """
-    return registry.generation, abc.get_cache_token()
+    return registry.generation, get_cache_token()
 
 
 def container_of(kind: type) -> Container | None:

@@ -18,7 +18,7 @@ from dlx._registry import generic
 from dlx._registry.array_like import remedy
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
-from dlx.errors import AdapterNotFoundError, ConversionError, DlxError, path_text
+from dlx.errors import PATH_ENDS, AdapterNotFoundError, ConversionError, DlxError, path_text
 
 __all__ = ["Tree", "path_of"]
 
@@ -73,6 +73,7 @@ class Tree:
         self._met: dict[Any, int] = {}  # array or container -> its number, as in Node.links
         self._kinds: dict[type, Any] = {}
         self._refused: set[tuple[int, int]] = set()  # (node, index) of what is neither converted nor passed through
+        self._firsts: dict[int, tuple[Any, ...]] = {0: ()}  # of a container: the first steps of its path
         self._walk(root, handler)
 
     # ---- flatten ----------------------------------------------------------------------------------------------------
@@ -176,13 +177,17 @@ class Tree:
         node = self._nodes[number]
         return self._path(number, i) if i is not None else self._path(node.parent, node.at)
 
-    def passed(self) -> Iterator[tuple[tuple[Any, ...], Any]]:
-        """Give (path, object) of all that passes through, in the order of the containers."""
+    def path_text(self, i: int) -> str:
+        """Return the path of the array number `i` as people read it."""
+        return self._path_text(*self._spots[i])
+
+    def passed(self) -> Iterator[tuple[str, Any]]:
+        """Give (path as people read it, object) of all that passes through, in the order of the containers."""
         for number, node in enumerate(self._nodes):
             met = {i for i, _ in node.links}
             for i, child in enumerate(node.parts):
                 if i not in met and (number, i) not in self._refused:
-                    yield self._path(number, i), child
+                    yield self._path_text(number, i), child
 
     def check_found(self) -> None:
         """Report a root that holds no array, unless it is a built-in container, where it shows what it holds."""
@@ -192,7 +197,7 @@ class Tree:
         found = list(islice(self.passed(), SHOWN + 1))
         if is_built_in(type(root.obj)) or not (found or root.handler.kind == "record"):
             return
-        held = ", ".join(f"{path_text(path)} is {type_name(type(child))}" for path, child in found[:SHOWN])
+        held = ", ".join(f"{path} is {type_name(type(child))}" for path, child in found[:SHOWN])
         reason = f"it holds no array{': ' if held else ''}{held}{', ...' if len(found) > SHOWN else ''}"
         fix = "Give the arrays themselves, or give its class a __dlx_tree__ method that says what it holds."
         self.failures.add(AdapterNotFoundError(reason, source=type_name(type(root.obj)), fix=fix), ())
@@ -204,6 +209,29 @@ class Tree:
             steps += node.handler.path(node.keys, i)
             number, i = node.parent, node.at
         return tuple(reversed(steps))
+
+    def _path_text(self, number: int, i: int) -> str:
+        """Return the text of a path. Only its ends are looked up, so that a deep tree's paths are not walked whole."""
+        steps: list[Any] = []
+        while number >= 0 and len(steps) <= 2 * PATH_ENDS:
+            node = self._nodes[number]
+            steps += node.handler.path(node.keys, i)
+            top, number, i = number, node.parent, node.at
+        first = self._first_steps(top) if number >= 0 else ()
+        return path_text((*first, *reversed(steps)))
+
+    def _first_steps(self, number: int) -> tuple[Any, ...]:
+        """Return the first steps of a container's own path, as many as are shown, and keep those on the way."""
+        way = [number]
+        while way[-1] not in self._firsts:
+            way.append(self._nodes[way[-1]].parent)
+        steps = self._firsts[way.pop()]
+        for each in reversed(way):
+            node = self._nodes[each]
+            if len(steps) < PATH_ENDS:
+                steps += self._nodes[node.parent].handler.path(self._nodes[node.parent].keys, node.at)
+            self._firsts[each] = steps
+        return steps
 
     def _refuse(self, reason: str, number: int, i: int, obj: Any = None) -> None:
         source = "" if obj is None else type_name(type(obj))

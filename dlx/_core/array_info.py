@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
+from dlx._core.display import Shown, table
 from dlx._core.foreign import type_name
 from dlx._core.module import set_module
 from dlx._core.native import Tensor, lib
+from dlx._core.text import one_line
 from dlx._core.types import Device, DType, contiguous
 
 __all__ = ["ArrayInfo"]
 
 
+class _Fields(NamedTuple):
+    framework: str
+    type_name: str
+    dtype: DType | None = None
+    dtype_name: str = ""
+    shape: tuple[int, ...] | None = None
+    strides: tuple[int, ...] | None = None
+    device: Device | None = None
+    nbytes: int = 0
+    readonly: bool = False
+    address: int | None = None
+    owner: str = ""
+    protocols: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
 @set_module("dlx")
-class ArrayInfo(NamedTuple):
+class ArrayInfo(Shown, _Fields):
     """What an array says about itself; nothing was exported or synchronised to learn it.
 
     Attributes
@@ -37,7 +56,7 @@ class ArrayInfo(NamedTuple):
     readonly
         Whether writing is forbidden.
     address
-        Of the first element; 0 where there is none.
+        Of the first element; 0 where there is none, None where only an export could tell.
     owner
         Type of the object that keeps the memory alive.
     protocols
@@ -46,41 +65,30 @@ class ArrayInfo(NamedTuple):
         Anything else that decides whether it can be converted (``"requires_grad"``).
     """
 
-    framework: str
-    type_name: str
-    dtype: DType | None = None
-    dtype_name: str = ""
-    shape: tuple[int, ...] | None = None
-    strides: tuple[int, ...] | None = None
-    device: Device | None = None
-    nbytes: int = 0
-    readonly: bool = False
-    address: int = 0
-    owner: str = ""
-    protocols: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    __slots__ = ()
 
     @property
     def alignment(self) -> int:
         """Largest power of two, up to 4096 bytes, that divides the address; 0 without an address."""
-        return min(self.address & -self.address, 4096)
+        return min(self.address & -self.address, 4096) if self.address else 0
 
     @classmethod
     def of_tensor(cls, tensor: Tensor, framework: str, kind: type, protocols: tuple[str, ...] = ()) -> ArrayInfo:
         """Return the description of a tensor, with framework and type of the object that it came from."""
+        name, dtype = type_name(kind), tensor.dtype
         return cls(
-            framework=framework,
-            type_name=type_name(kind),
-            dtype=tensor.dtype,
-            dtype_name=tensor.dtype.name,
-            shape=tensor.shape,
-            strides=tensor.strides,
-            device=tensor.device,
-            nbytes=tensor.nbytes,
-            readonly=tensor.readonly,
-            address=tensor.data_ptr,
-            owner=type_name(kind),
-            protocols=protocols,
+            framework,
+            name,
+            dtype,
+            dtype.name,
+            tensor.shape,
+            tensor.strides,
+            tensor.device,
+            tensor.nbytes,
+            tensor.readonly,
+            tensor.data_ptr,
+            name,
+            protocols,
         )
 
     def contiguous(self) -> bool:
@@ -98,3 +106,24 @@ class ArrayInfo(NamedTuple):
         if self.readonly:
             parts.append("read-only")
         return f"{self.type_name} ({', '.join(parts)})"
+
+    def __repr__(self) -> str:
+        return f"<dlx.ArrayInfo {one_line(str(self))}>"
+
+    def _told(self) -> list[tuple[str, Any]]:
+        """Return the names and values of all fields that say something."""
+        default = _Fields._field_defaults
+        return [(name, value) for name, value in zip(self._fields, self, strict=True) if value != default.get(name)]
+
+    def _table(self) -> str:
+        rows = [(name, one_line(value if isinstance(value, str) else _text(value))) for name, value in self._told()]
+        return table(one_line(str(self)), ("", ""), rows)
+
+    def __rich_repr__(self) -> Iterator[Any]:
+        yield from self._told()
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple) and all(isinstance(each, str) for each in value):
+        return ", ".join(value)
+    return str(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +10,19 @@ from typing import Any
 from dlx._core.extension import lib
 from dlx.errors import CopyRequiredError, DeviceError
 
-__all__ = ["as_array", "as_interface"]
+__all__ = ["as_array", "as_interface", "typestr"]
 
 _KINDS = {lib.kDLInt: "i", lib.kDLUInt: "u", lib.kDLFloat: "f", lib.kDLComplex: "c", lib.kDLBool: "b"}
+_NUMPY = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)")
+
+
+def typestr(dtype: Any) -> str | None:
+    """Return what numpy's array interface and .npy files call a `DType` (``"<f4"``), None where numpy has none."""
+    if _NUMPY.fullmatch(dtype.name) is None:
+        return None
+    size = dtype.bits // 8
+    order = "|" if size == 1 else "<" if sys.byteorder == "little" else ">"
+    return f"{order}{_KINDS[dtype.code]}{size}"
 
 
 def as_array(tensor: Any, /, dtype: Any = None, copy: bool | None = None) -> Any:
@@ -46,11 +57,10 @@ def as_interface(address_of: Callable[[memoryview], int], tensor: Any) -> dict[s
         view = memoryview(tensor)
     except BufferError as error:
         raise AttributeError(f"dlx.Tensor has no __array_interface__ here: {error}") from None
-    order = "|" if view.itemsize == 1 else "<" if sys.byteorder == "little" else ">"
     return {
         "version": 3,
         "shape": view.shape,
         "strides": view.strides,
-        "typestr": f"{order}{_KINDS[tensor.dtype.code]}{view.itemsize}",
+        "typestr": typestr(tensor.dtype),
         "data": (address_of(view), view.readonly),
     }

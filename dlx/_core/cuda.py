@@ -10,18 +10,21 @@ from collections.abc import Iterator
 from typing import Any
 
 from dlx._core import native
+from dlx._core.array_protocol import typestr
 from dlx._core.extension import ffi, lib
 from dlx._core.module import set_module
 from dlx._core.native import Tensor
 from dlx._core.stream import Stream
-from dlx._core.types import Device
+from dlx._core.types import Device, contiguous
 from dlx.errors import ConversionError, DeviceError, StreamError
 
 __all__ = [
     "Ready",
+    "as_interface",
     "at",
     "devices",
     "follow",
+    "is_capturing",
     "is_cuda",
     "is_loaded",
     "order",
@@ -175,11 +178,47 @@ def when(tensor: Tensor, point: Ready) -> Tensor:
     return native.tensor_when(tensor, int(ffi.cast("uintptr_t", point)))  # `point` lives until this has returned
 
 
+def is_capturing(stream: Stream) -> bool:
+    """Return whether a stream captures a graph, so that the host cannot wait for it."""
+    yes = ffi.new("int *")
+    check(lib.dlx_cuda_capturing(stream.device.id, stream.handle, yes))
+    return bool(yes[0])
+
+
 def work_stream(device: Device) -> Stream:
     """Return dlx's own stream on a device."""
     handle = ffi.new("uint64_t *")
     check(lib.dlx_cuda_work_stream(device.id, handle))
     return Stream(device, handle[0])
+
+
+def as_interface(tensor: Tensor) -> dict[str, Any]:
+    """Return a tensor's ``__cuda_array_interface__``, version 3.
+
+    Its ``"stream"`` is the one to wait for, None where the memory is ready. Nothing can be told of the stream that
+    whoever reads it works on: the tensor must live until that is done.
+    """
+    dtype, device = tensor.dtype, tensor.device
+    name = typestr(dtype)
+    if not is_cuda(device) or name is None:
+        raise AttributeError(f"dlx.Tensor has no __cuda_array_interface__ here: it is {dtype} on {device}")
+    point, stream, size = readiness_of(tensor), None, dtype.bits // 8
+    if point is not None and tensor.nbytes:
+        work = work_stream(Device(lib.kDLCUDA, device.id))
+        wait(point, work)
+        stream = work.handle
+    dense = contiguous(tensor.shape, tensor.strides)
+    return {
+        "version": 3,
+        "shape": tensor.shape,
+        "strides": None if dense else tuple(step * size for step in tensor.strides),
+        "typestr": name,
+        "data": (tensor.data_ptr + tensor.byte_offset if tensor.nbytes else 0, tensor.readonly),
+        "stream": stream,
+    }
+
+
+native.set_tensor_cuda_interface(as_interface)
 
 
 @set_module("dlx")

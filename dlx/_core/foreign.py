@@ -87,7 +87,9 @@ def module_of(kind: type) -> str:
     """Return the name of the module that a class says it is of; empty where it says nothing of use."""
     try:
         module = _module(kind)
-    except AttributeError:
+        if class_name(type(module)) == "pybind11_static_property":  # classes that a library renames, as DALI does
+            module = module.__get__(kind, kind)
+    except (AttributeError, TypeError):
         return ""
     return module if type(module) is str else ""
 

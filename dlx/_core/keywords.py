@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Iterable
+from typing import Any
 
 from dlx.errors import did_you_mean
 
-__all__ = ["check_names", "suggests"]
-
-P = ParamSpec("P")
-T = TypeVar("T")
+__all__ = ["check_names"]
 
 
 def check_names(function: Any, names: Iterable[str]) -> None:
@@ -28,19 +24,4 @@ def check_names(function: Any, names: Iterable[str]) -> None:
     known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     for name in names:
         if name not in known and (meant := did_you_mean(name, known)):
-            raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}. {meant}")
-
-
-def suggests(function: Callable[P, T]) -> Callable[P, T]:
-    """Return a function that says which keyword was meant where one is given that it does not have."""
-
-    @functools.wraps(function)
-    def call(*args: P.args, **keywords: P.kwargs) -> T:
-        try:
-            return function(*args, **keywords)
-        except TypeError as error:
-            if keywords and error.__traceback__ is not None and error.__traceback__.tb_next is None:
-                check_names(function, keywords)
-            raise
-
-    return call
+            raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}. {meant}") from None

@@ -1,11 +1,11 @@
-"""`set_module`: say in which public module a class or a function is found; `restore_modules`: keep one copy of each."""
+"""`set_module`: what a public class or function is shown as; `restore_modules`: keep one copy of each module."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from types import ModuleType
-from typing import TypeVar
+from types import FunctionType, ModuleType
+from typing import Any, TypeVar
 
 __all__ = ["restore_modules", "set_module"]
 
@@ -14,13 +14,34 @@ _DLX = sys.modules["dlx"]
 
 
 def set_module(name: str) -> Callable[[T], T]:
-    """Return a decorator that sets ``__module__``, which names, pickles and error messages show."""
+    """Return a decorator that sets ``__module__``, which names, pickles and error messages show.
+
+    Annotations are shown as they are written, without quotes, of a class's methods as well.
+    """
 
     def decorate(defined: T) -> T:
         defined.__module__ = name
+        for function in (defined, getattr(defined, "__new__", None), *vars(defined).values()):
+            function = getattr(function, "fget", None) or getattr(function, "__func__", function)
+            if isinstance(function, FunctionType):
+                function.__annotations__ = {key: _written(each) for key, each in function.__annotations__.items()}
         return defined
 
     return decorate
+
+
+class _Written(str):
+    """An annotation whose repr is its text, since `inspect.signature` shows reprs."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _written(annotation: Any) -> Any:
+    text = getattr(annotation, "__forward_arg__", annotation)
+    return _Written(text) if isinstance(text, str) else annotation
 
 
 def restore_modules() -> None:

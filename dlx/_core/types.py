@@ -5,12 +5,14 @@ Numbers come from the C header; names are written here.
 
 from __future__ import annotations
 
+import functools
 import operator
 import re
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from dlx._core.display import Shown
 from dlx._core.extension import lib
 from dlx._core.module import set_module
 from dlx.errors import DeviceError, DeviceNameError, DTypeError, did_you_mean
@@ -75,7 +77,7 @@ def set_from_native(asked: Callable[[str, Any], Any]) -> None:
 
 
 @set_module("dlx")
-class Device(tuple[int, int]):
+class Device(Shown, tuple[int, int]):
     """A device as DLPack names it: (device type, device id).
 
     Parameters
@@ -221,7 +223,7 @@ _LANES = re.compile(r"(?P<scalar>.+?)x(?P<lanes>\d+)")
 
 
 @set_module("dlx")
-class DType(tuple[int, int, int]):
+class DType(Shown, tuple[int, int, int]):
     """A dtype as DLPack spells it: (code, bits, lanes).
 
     Parameters
@@ -300,11 +302,7 @@ class DType(tuple[int, int, int]):
     @property
     def name(self) -> str:
         """The name, which `DType` takes back."""
-        code, bits, lanes = self
-        scalar = _EXACT_NAMES.get((code, bits))
-        if scalar is None:
-            scalar = f"{_WIDE_NAMES[code]}{bits}" if _is_wide(code, bits) else f"code{code}_{bits}bit"
-        return scalar if lanes == 1 else f"{scalar}x{lanes}"
+        return _name_of(self)
 
     def __str__(self) -> str:
         return self.name
@@ -338,6 +336,15 @@ def codes_of(kinds: Iterable[str]) -> frozenset[int]:
 def _is_wide(code: int, bits: int) -> bool:
     """Return whether a plain kind exists in a width (there is no float33)."""
     return code in _WIDE_NAMES and bits in _WIDTHS[_WIDE_NAMES[code]]
+
+
+@functools.lru_cache(maxsize=64)
+def _name_of(dtype: DType) -> str:
+    code, bits, lanes = dtype
+    scalar = _EXACT_NAMES.get((code, bits))
+    if scalar is None:
+        scalar = f"{_WIDE_NAMES[code]}{bits}" if _is_wide(code, bits) else f"code{code}_{bits}bit"
+    return scalar if lanes == 1 else f"{scalar}x{lanes}"
 
 
 def _parse(name: str) -> tuple[int, int, int] | None:

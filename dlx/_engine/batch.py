@@ -6,6 +6,7 @@ are released, and consumed capsules get their names back.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,16 +17,17 @@ from dlx._core.array_info import ArrayInfo
 from dlx._core.cuda import is_cuda, readiness_of
 from dlx._core.foreign import exception_text, foreign_error, type_name
 from dlx._core.native import FastPathFunction, Tensor
+from dlx._core.tensor import dense
 from dlx._core.types import SUBBYTE_PADDED, Device, host_readable
 from dlx._engine import trace
 from dlx._engine.executor import adapter_failed, execute, forget_frames, info_of, is_read_in_place, marked, resolved
-from dlx._engine.plan import HOST, Plan, Relabel
-from dlx._engine.planner import Decision, Request, approach, decide, explain
-from dlx._engine.request import abstract
+from dlx._engine.plan import HOST, Copy, Plan, Relabel, Resolve
+from dlx._engine.planner import DEFERRED, Decision, Request, approach, decide, deferred, explain
+from dlx._engine.request import Describe, abstract
 from dlx._engine.streams import Readiness, StreamSync, takes_stream
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
-from dlx.errors import CopyRequiredError, DlxError, LayoutError, ProtocolError, ReadOnlyError, path_text
+from dlx.errors import CopyRequiredError, DlxError, LayoutError, ProtocolError, ReadOnlyError
 from dlx.typing import Outcome
 
 __all__ = ["Batch", "convert_tree", "plan_one", "plan_tree"]
@@ -38,6 +40,7 @@ class _Transfer:
         "_info",
         "before",
         "decision",
+        "deferred",
         "device",
         "needs_export",
         "obj",
@@ -57,6 +60,7 @@ class _Transfer:
         self.tensor: Tensor | None = None  # described or exported, not yet passed to the consumer
         self.readiness: Readiness = None  # when it is ready
         self.owned: Tensor | None = None  # consumed from the producer
+        self.deferred: Any = None  # the result, of what is computed later
         self._info: ArrayInfo | None = None
 
     def info(self) -> ArrayInfo:
@@ -101,6 +105,7 @@ class Batch:
 
     __slots__ = (
         "_borrowed",
+        "_may_defer",
         "_sync",
         "_transfers",
         "failures",
@@ -130,6 +135,7 @@ class Batch:
         self._borrowed: list[tuple[int, Any]] = []  # what the fast path has described, exported and checked
         self._transfers: dict[int, _Transfer] = {}
         self._sync: StreamSync | None = None
+        self._may_defer = request.later
 
     def sync(self) -> StreamSync:
         """Return the stream synchronization of this call; each pair of streams is ordered once for all arrays."""
@@ -175,6 +181,7 @@ class Batch:
         DlxError, ExceptionGroup
             As `run`.
         """
+        self._may_defer = False
         self._prepare(brief=True)
         for i, borrowed in self._borrowed:
             self.results[i] = borrowed
@@ -239,7 +246,10 @@ class Batch:
         obj, source = transfer.obj, transfer.source
         try:
             transfer.said, blockers, transfer.tensor, transfer.needs_export = source.describe(obj)
-            if blockers or source is self.request.target.source:
+            later = None if source.map_chunks is None or not self._may_defer else deferred(obj, source, self.request)
+            if later is not None:
+                transfer.before, transfer.deferred = DEFERRED, later
+            elif blockers or source is self.request.target.source:
                 transfer.before = approach(obj, source, blockers, transfer.info, self.request)
             if transfer.before.outcome == "unknown" and (transfer.tensor is None or not transfer.tensor.is_host):
                 self._reach(transfer)
@@ -247,8 +257,27 @@ class Batch:
             raise
         except Exception as error:
             raise adapter_failed(source, error) from error
+        if transfer.tensor is not None and not (transfer.tensor.is_host or transfer.before.steps):
+            self._gather(transfer, transfer.tensor)
         if transfer.before.steps or transfer.before.outcome != "unknown":
             transfer.tensor = None
+
+    def _gather(self, transfer: _Transfer, tensor: Tensor) -> None:
+        """Let a framework make its own array on a device contiguous: with one kernel, where dlx would copy each run."""
+        if not is_cuda(tensor.device) or dense(tensor) or type(transfer.source).copy is Adapter.copy:
+            return
+        try:
+            steps = self._decide(transfer, tensor).steps
+        except DlxError:
+            return  # it is raised in its own stage
+        for step in steps:
+            if isinstance(step, Copy):
+                why = ", ".join(filter(None, (step.why, f"made contiguous by {transfer.source.name}")))
+                gather = Resolve(
+                    "copy", why, tensor.nbytes, step.option, step.details, run=transfer.source.copy, copies=True
+                )
+                transfer.before = Decision((gather,), copies=True)
+                return
 
     def _reach(self, transfer: _Transfer) -> None:
         """Raise if work on the array's device cannot be ordered, before its producer is called."""
@@ -332,6 +361,8 @@ class Batch:
         """Consume one array and load it into the target; restore the producer's if the consumer fails."""
         source, target = transfer.source, self.request.target
         tensor, transfer.tensor = transfer.tensor, None
+        if transfer.deferred is not None:
+            return transfer.deferred
         if tensor is None:  # source and target are one framework
             try:
                 return resolved(transfer.obj, transfer.before.steps, source)
@@ -468,8 +499,17 @@ def _abstract_copy(info: ArrayInfo, source: Adapter) -> Tensor | None:
     return native.tensor_new(address, info.shape, None, info.dtype, info.device, SUBBYTE_PADDED if padded else 0, None)
 
 
-def plan_one(request: Request, obj: Any, source: Adapter, *, probe: bool) -> tuple[Plan, int]:
-    """Return the plan of one array, and the stage that refuses it: 0 describing, 1 deciding, 2 calling the producer."""
+def plan_one(
+    request: Request, obj: Any, source: Adapter, *, probe: bool, describe: Describe | None = None
+) -> tuple[Plan, int]:
+    """Return the plan of one array, and the stage that refuses it: 0 describing, 1 deciding, 2 calling the producer.
+
+    ``describe(obj, source)`` may describe the array in the place of its adapter.
+    """
+    known = None if describe is None else describe(obj, source)
+    quick = None if known is None else _plan_exported(request, obj, source, *known)
+    if quick is not None:
+        return quick, 0
     batch, transfer = Batch(request, [obj], [source]), _Transfer(obj, source)
     stage = 0
     try:
@@ -488,6 +528,27 @@ def plan_one(request: Request, obj: Any, source: Adapter, *, probe: bool) -> tup
     if device is None and info is not None and decision.outcome != "unknown":
         device = info.device
     return Plan("", info, request.target.name, device, decision.outcome, decision.steps, nbytes), stage
+
+
+def _plan_exported(request: Request, obj: Any, source: Adapter, info: ArrayInfo, tensor: Tensor) -> Plan | None:
+    """Return the plan of an array of the host that the fast path has described; None where it is refused."""
+    target, decision = request.target, _UNDECIDED
+    if not tensor.is_host:
+        return None
+    try:
+        if source is target.source:
+            decision = approach(obj, source, (), lambda: info, request)
+        if decision.outcome == "unknown":
+            sync = functools.partial(StreamSync, target, request.stream, request.device)
+            decision = explain(tensor, decision, source, request, sync)
+    except MemoryError:
+        raise
+    except Exception:  # said again, in full
+        return None
+    device = info.device if decision.device is None else decision.device
+    steps = decision.steps
+    nbytes = sum([step.nbytes for step in steps]) if steps else 0
+    return Plan("", info, target.name, device, decision.outcome, steps, nbytes)
 
 
 def _decided(batch: Batch, transfer: _Transfer, probe: bool) -> Decision:
@@ -543,7 +604,16 @@ def convert_tree(
         raise
 
 
-def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, collect: bool, probe: bool) -> Plan:
+def plan_tree(
+    root: Any,
+    handler: Container,
+    request: Request,
+    *,
+    strict: bool,
+    collect: bool,
+    probe: bool,
+    describe: Describe | None = None,
+) -> Plan:
     """Return what `convert_tree` will do with every array; the error that it would raise is in the plan."""
     target = request.target.name
     failures = Failures(target, collect=True)
@@ -554,17 +624,17 @@ def plan_tree(root: Any, handler: Container, request: Request, *, strict: bool, 
     leaves: list[Plan] = []
     late: list[tuple[int, DlxError]] = []
     for i, (obj, source) in enumerate(zip(tree.arrays, tree.sources, strict=True)):
-        plan, stage = plan_one(request, obj, source, probe=probe)
+        plan, stage = plan_one(request, obj, source, probe=probe, describe=describe)
         if isinstance(plan.error, DlxError):
             plan.error.complete(path=tree.path(i))
             late.append((stage, plan.error))
-        if not tree.path(i):  # the root stands for one array
+        if len(tree.arrays) == 1 and not tree.path(i):  # the root stands for one array
             return plan
-        leaves.append(plan._replace(path=path_text(tree.path(i))))
+        leaves.append(plan._replace(path=tree.path_text(i)))
     late.sort(key=lambda each: each[0])  # in the order of the stages
     errors = [*failures.errors, *(error for _, error in late)]
     error = (together(errors) if collect else errors[0]) if errors else None
     outcome: Outcome = "tree" if error is None else "refused"
     nbytes = sum(leaf.nbytes for leaf in leaves)
-    passed = tuple((path_text(path), type_name(type(obj))) for path, obj in tree.passed())
+    passed = tuple((path, type_name(type(obj))) for path, obj in tree.passed())
     return Plan("", None, target, None, outcome, nbytes=nbytes, error=error, leaves=tuple(leaves), passed=passed)

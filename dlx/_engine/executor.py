@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from dlx._core import cuda, native
@@ -104,6 +105,18 @@ def is_read_in_place(steps: tuple[Step, ...]) -> bool:
     return not copied
 
 
+def _strides(tensor: Tensor, keep_order: bool) -> Sequence[int]:
+    """Return the strides of a dense copy: row-major, or in the order of the memory where that is kept."""
+    order = list(range(tensor.ndim))
+    if keep_order and all(step > 0 for step, extent in zip(tensor.strides, tensor.shape, strict=True) if extent > 1):
+        order.sort(key=lambda axis: -tensor.strides[axis] if tensor.shape[axis] > 1 else 0)
+    strides, step = [1] * tensor.ndim, 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= tensor.shape[axis]
+    return strides
+
+
 def execute(
     steps: tuple[Step, ...],
     tensor: Tensor,
@@ -132,6 +145,7 @@ def execute(
     """
     dtype, adapter = None, (target.over(tensor) if target.varies else target).adapter
     writer: Adapter | None = source  # who may write to the memory that is read; None once it is a copy
+    last = steps[-1] if steps else None
     for step in steps:
         if isinstance(step, Relabel):
             if is_read_in_place(steps):
@@ -141,6 +155,10 @@ def execute(
             if host_readable(tensor.device) and host_readable(step.device):
                 tensor, readiness = native.tensor_copy(tensor, step.keep_order), None
             else:
+                if step is last and cuda.is_cuda(step.device) and tensor.nbytes:
+                    array = sync().filled(writer, tensor, readiness, _strides(tensor, step.keep_order), step.device)
+                    if array is not None:
+                        return array
                 tensor, readiness = sync().copied(writer, tensor, readiness, step.keep_order, step.device)
             writer = None
         elif isinstance(step, Repack):

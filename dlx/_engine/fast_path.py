@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from dlx._core.native import Tensor
 
-__all__ = ["Guard", "Question", "Route", "Switch", "consumer_failed", "learn"]
+__all__ = ["Guard", "Question", "Route", "Switch", "consumer_failed", "exported", "learn"]
 
 
 class Question(NamedTuple):
@@ -129,7 +129,9 @@ class Route:
     storage: dict[int, Any] | None = None
     """{code | bits << 8: (the same of the storage dtype, array -> array of the real dtype)} of the target."""
     is_narrow: bool = False
-    """The target takes more than `accepts`; what is not accepted, and copies, are left to Python."""
+    """The target takes more than `accepts`; what is not accepted, and ``copy=True``, are left to Python."""
+    always_copies: bool = False
+    """The target copies whatever it imports; what ``copy=`` asks for is left to Python."""
     accepts: int = 0
     """The address of the dlx_capabilities of what may be handed over, which are copied."""
     struct: Any = None
@@ -218,6 +220,7 @@ def _route(kind: type, source: Adapter | None, target: Target, producer: Produce
         confirmed=_confirmed(source, given),
         storage=_storage(target),
         is_narrow=target.varies or (taken is not None and taken.takes is not None),
+        always_copies=target.capabilities.copies,
         accepts=int(ffi.cast("uintptr_t", accepts)),
         struct=accepts,
     )
@@ -307,3 +310,22 @@ def consumer_failed(obj: Any, to: Any, cause: Any, tree: Any = None) -> DlxError
     error = cause if isinstance(cause, DlxError) else foreign_error(f"{target.name} refused it:", cause)
     path = () if tree is None else path_of(obj, tree)
     return error.complete(source=str(described(obj)), target=target.name, path=path)
+
+
+_borrow = native.FastPathFunction(None, learn, consumer_failed)._borrow
+
+
+def exported(obj: Any, source: Adapter) -> tuple[Any, Tensor] | None:
+    """Return the description of an array without blockers, and its tensor; None where its adapter must be asked."""
+    path = source.fast_path
+    if path is None or path.describe is None:
+        return None
+    try:
+        if path.ready is not None and not path.ready(obj):
+            return None
+        tensor = _borrow(obj, TENSOR.name, True)
+        return None if tensor is None else (path.describe(source.name, obj, tensor), tensor)
+    except MemoryError:
+        raise
+    except Exception:  # the adapter says why
+        return None

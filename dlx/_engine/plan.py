@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dlx._core.array_info import ArrayInfo
+from dlx._core.display import Shown, columns, table
 from dlx._core.module import set_module
-from dlx._core.text import SHOWN
+from dlx._core.text import SHOWN, amount, one_line
+from dlx._core.tracebacks import REFUSALS, shorten
 from dlx._core.types import Device, DType
 from dlx.errors import DlxError, written
 from dlx.typing import Outcome
@@ -28,8 +32,8 @@ class Step:
     Attributes
     ----------
     do
-        ``"detach"``, ``"resolve"``, ``"relabel"``, ``"view"``, ``"share"``, ``"copy"``, ``"move"``, or ``"order"``: one
-        stream, or the host, waits for another.
+        ``"detach"``, ``"resolve"``, ``"defer"``, ``"relabel"``, ``"view"``, ``"share"``, ``"copy"``, ``"move"``, or
+        ``"order"``: one stream, or the host, waits for another.
     why
         The reason, in words.
     nbytes
@@ -108,9 +112,22 @@ class ViewAs(Step):
     dtype: DType = BYTES
 
 
+class _Fields(NamedTuple):
+    path: str
+    source: ArrayInfo | None
+    target: str
+    device: Device | None
+    outcome: Outcome
+    steps: tuple[Step, ...] = ()
+    nbytes: int = 0
+    error: DlxError | ExceptionGroup[DlxError] | None = None
+    leaves: tuple[Plan, ...] = ()
+    passed: tuple[tuple[str, str], ...] = ()
+
+
 @set_module("dlx")
-class Plan(NamedTuple):
-    """What a conversion will do, and why; it holds no memory.
+class Plan(Shown, _Fields):
+    """What a conversion will do, and why; it holds no array, but see `run`.
 
     Attributes
     ----------
@@ -124,7 +141,8 @@ class Plan(NamedTuple):
         Where the result will be; None where it is refused or unknown.
     outcome
         ``"same"`` (the object itself), ``"shared"``, ``"copied"``, ``"refused"``, ``"tree"`` (a container: see
-        `leaves`), or ``"unknown"`` where only an export could tell and ``probe=False`` forbade it.
+        `leaves`), ``"deferred"`` (a collection whose arrays are converted when they are computed), or ``"unknown"``
+        where only an export could tell and ``probe=False`` forbade it.
     steps
         What is done, in order; empty where memory is simply shared.
     nbytes
@@ -137,16 +155,63 @@ class Plan(NamedTuple):
         Of a container: (path, type) of all that is no array, and passes through as it is.
     """
 
-    path: str
-    source: ArrayInfo | None
-    target: str
-    device: Device | None
-    outcome: Outcome
-    steps: tuple[Step, ...] = ()
-    nbytes: int = 0
-    error: DlxError | ExceptionGroup[DlxError] | None = None
-    leaves: tuple[Plan, ...] = ()
-    passed: tuple[tuple[str, str], ...] = ()
+    _again: tuple[Any, ...] = ()  # of the plan that `dlx.plan` returned: a function, and what to call it with
+
+    @property
+    def ok(self) -> bool:
+        """Whether the conversion is not refused, as far as is known; a plan is true if it is."""
+        return self.outcome != "refused"
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def run(self) -> Any:
+        """Convert what was planned, with the same arguments, and return the result of `dlx.convert`.
+
+        Raises
+        ------
+        DlxError, ExceptionGroup
+            As `dlx.convert`; `error`, where the plan is a refusal.
+        ConversionError
+            If the source is gone, or has changed so that something else would be done than the plan says.
+        TypeError
+            If this is no plan that `dlx.plan` returned, but a part of one, or a copy.
+
+        Notes
+        -----
+        A plan refers weakly to the source, and to `like`, so that both must be alive still. What allows no weak
+        reference is kept alive by the plan: lists, tuples, dicts and bytes, with what they hold. Before anything is
+        converted the source is planned once more, and compared with this plan. Its values may have changed.
+
+        Examples
+        --------
+        >>> import dlx
+        >>> plan = dlx.plan(b"abc", to="dlx")
+        >>> plan.run().shape if plan else plan.error
+        (3,)
+        """
+        if self.error is not None:
+            raise copy(self.error) from self.error.__cause__  # whose frames would be kept alive by the plan
+        if not self._again:
+            raise TypeError("only what dlx.plan returned can be run, neither a part of it nor a copy")
+        run, *given = self._again
+        try:
+            return run(self, *given)
+        except REFUSALS as error:
+            shorten(error)
+            raise
+
+    def differs(self, other: Plan) -> bool:
+        """Return whether another plan does something else: other steps, another place, other arrays."""
+        return (
+            (self.path, self.target, self.device, self.outcome, self.steps)
+            != (other.path, other.target, other.device, other.outcome, other.steps)
+            or len(self.leaves) != len(other.leaves)
+            or any(mine.differs(its) for mine, its in zip(self.leaves, other.leaves, strict=True))
+        )
+
+    def __getstate__(self) -> None:
+        return None  # a copy, or what is unpickled, knows no source
 
     def __str__(self) -> str:
         if self.leaves or self.outcome == "tree":
@@ -176,3 +241,75 @@ class Plan(NamedTuple):
         for kind, paths in places.items():
             more = f", and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
             yield f"passes through: {kind} at {', '.join(paths[:SHOWN])}{more}"
+
+    # ---- short ------------------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        if not self._is_tree():
+            head, *rest = map(one_line, str(self).split("\n"))
+            return "\n".join([f"<dlx.Plan {head}>", *(f"  {line.strip()}" for line in rest)])
+        rows, below = self._rows(10)
+        lines = [f"<dlx.Plan {self._head()}>", *(columns(rows) if rows else ())]
+        return "\n".join([*lines, *(f"  {line}" for line in below)])
+
+    def _is_tree(self) -> bool:
+        return bool(self.leaves) or self.outcome == "tree"
+
+    def _head(self) -> str:
+        """Return what becomes of how many arrays."""
+        if not self._is_tree():
+            return f"-> {self.target}" + (f" on {self.device}" if self.device is not None else "")
+        arrays = f"{len(self.leaves):,} array{'s' * (len(self.leaves) != 1)}"
+        copied = f" ({amount(self.nbytes)} copied)" if self.nbytes else ""
+        return f"tree of {arrays} -> {self.target}: {self._counts(self.leaves) or self.outcome}{copied}"
+
+    @staticmethod
+    def _counts(plans: tuple[Plan, ...] | list[Plan]) -> str:
+        fates = Counter(plan._fate() for plan in plans)
+        return ", ".join(f"{count:,} {fate}" for fate, count in fates.most_common())
+
+    def _fate(self) -> str:
+        """Return the outcome, or that memory is shared and viewed as another dtype."""
+        viewed = self.outcome == "shared" and any(step.do == "view" for step in self.steps)
+        return "viewed" if viewed else self.outcome
+
+    def _row(self) -> list[str]:
+        """Return path, array, outcome, bytes copied and why."""
+        error = self.error
+        found = self.source or (error.source if isinstance(error, DlxError) else "") or "unknown"
+        why = "; ".join(step.reason() for step in self.steps)
+        if isinstance(error, DlxError):
+            why = f"{type(error).__name__}: {error.reason}. {error.fix}"
+        nbytes = amount(self.nbytes) if self.nbytes else ""
+        return [one_line(self.path), one_line(str(found)), self._fate(), nbytes, one_line(why)]
+
+    def _rows(self, most: int) -> tuple[list[list[str]], list[str]]:
+        """Return the rows of at most so many arrays, and lines about the rest; first of all what is not shared."""
+        leaves = list(self.leaves)
+        if len(leaves) > most:
+            ranks = {"refused": 0, "unknown": 1, "copied": 2}
+            chosen = sorted(range(len(leaves)), key=lambda i: ranks.get(leaves[i].outcome, 3))[:most]
+            kept = set(chosen)
+            rest = [leaf for i, leaf in enumerate(leaves) if i not in kept]
+            leaves = [leaves[i] for i in sorted(chosen)]
+            below = [f"and {len(rest):,} more: {self._counts(rest)}"]
+        else:
+            below = []
+        below += map(one_line, (*self._refused(), *self._passing()))
+        return [leaf._row() for leaf in leaves], below
+
+    def _table(self) -> str:
+        rows, below = self._rows(50) if self._is_tree() else ([self._row()], [])
+        return table(one_line(self._head()), ("path", "array", "outcome", "copied", "why"), rows, below)
+
+    def __rich_repr__(self) -> Iterator[Any]:
+        yield "target", self.target
+        yield "outcome", self.outcome
+        if self._is_tree():
+            rows, below = self._rows(10)
+            yield "leaves", {row[0]: row[2] for row in rows}
+            yield "more", below, []
+            return
+        yield "source", self.source, None
+        yield "steps", [str(step) for step in self.steps], []
+        yield "error", self.error, None

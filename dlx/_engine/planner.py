@@ -23,15 +23,18 @@ from dlx._engine.streams import Synchronization, takes_stream
 from dlx._registry.generic import TENSOR
 from dlx._registry.target import Target
 from dlx.adapter.base import Adapter, Blocker
-from dlx.adapter.declarations import Layout
-from dlx.errors import CopyRequiredError, DeviceError, LayoutError, ReadOnlyError, StreamError
+from dlx.adapter.declarations import ALIGNMENTS, Layout
+from dlx.errors import CopyRequiredError, DeviceError, DlxError, LayoutError, ReadOnlyError, StreamError
 from dlx.typing import Outcome
 
-__all__ = ["Decision", "Request", "approach", "decide", "explain", "is_inside"]
+__all__ = ["DEFERRED", "Decision", "Request", "approach", "decide", "deferred", "explain", "is_inside"]
 
 
 class Request(NamedTuple):
-    """The options of one call, checked."""
+    """The options of one call, checked.
+
+    `later`: whether arrays that are not computed yet may be converted when they are, instead of being refused.
+    """
 
     target: Target
     device: Device | None = None
@@ -39,6 +42,7 @@ class Request(NamedTuple):
     readonly: str = "copy"
     detach: bool = False
     stream: Any = None
+    later: bool = True
 
 
 class Decision(NamedTuple):
@@ -64,6 +68,9 @@ class Decision(NamedTuple):
 
 _NOTHING = Decision()
 _SHARED, _COPIED = Decision(outcome="shared"), Decision(outcome="copied")
+MAX_DECISIONS = 64
+"""Decisions that are kept for a target."""
+_OURS = frozenset({"dlx", "arrow"})  # no arrays to compute with, as chunks must be
 _COPY = (("copy", None),)  # options that let it through
 _DEVICE = (("device", None),)
 
@@ -98,6 +105,32 @@ def approach(obj: Any, source: Adapter, blockers: tuple[Blocker, ...], info: Any
         return _NOTHING
     steps = tuple(_resolution(blocker, info, request) for blocker in blockers)
     return Decision(steps, copies=any(step.copies for step in steps))
+
+
+DEFERRED = Decision((Step("defer", "its chunks are converted when they are computed"),), "deferred")
+
+
+def deferred(obj: Any, source: Adapter, request: Request) -> Any:
+    """Return a collection whose chunks are converted when they are computed; None where `obj` is no such collection.
+
+    Raises
+    ------
+    DlxError
+        If no chunk could be converted.
+    """
+    map_chunks = source.map_chunks
+    if map_chunks is None or request.target.name in _OURS or is_inside(obj, source, request.target):
+        return None
+    target, device, copy, readonly, detach, stream, _ = request
+    if stream is not None:
+        raise StreamError("its chunks are converted when they are computed, on streams of their own")
+    to = target.name if target.kind is None else target.kind
+    options = {"to": to, "device": device and tuple(device), "copy": copy, "readonly": readonly, "detach": detach}
+    try:
+        return map_chunks(obj, options)
+    except DlxError as error:
+        error.source = ""  # of a chunk; the whole array is named
+        raise
 
 
 def is_inside(obj: Any, source: Adapter, target: Target) -> bool:
@@ -198,6 +231,12 @@ def decide(tensor: Tensor, before: Decision, source: Adapter, request: Request, 
     DlxError
         If it cannot be converted, or the options forbid what is needed.
     """
+    plain = _plain(tensor, before, source, request)
+    return plain if plain is not None else _Decider(tensor, before, source, request, sync).decision()
+
+
+def _plain(tensor: Tensor, before: Decision, source: Adapter, request: Request) -> Decision | None:
+    """Return the decision where the consumer takes the memory as it is, and nothing is asked for; else None."""
     target = request.target
     if (
         not before.steps
@@ -211,14 +250,35 @@ def decide(tensor: Tensor, before: Decision, source: Adapter, request: Request, 
         and (not target.storage or tensor.dtype.name not in target.storage)
     ):
         return _COPIED if tensor.flags & IS_COPIED else _SHARED
-    return _Decider(tensor, before, source, request, sync).decision()
+    return None
 
 
 def explain(tensor: Tensor, before: Decision, source: Adapter, request: Request, sync: Synchronization) -> Decision:
-    """Decide as `decide` does, with every step; the device of the result too, where it is not the array's own."""
-    if tensor.is_host and not (request.target.adapter.immutable or tensor.flags & IS_COPIED):
-        return decide(tensor, before, source, request, sync)
-    return _Decider(tensor, before, source, request, sync).decision()
+    """Decide as `decide` does, with every step; the device of the result too, where it is not the array's own.
+
+    For host memory that only depends on layout, address and options: the decision is kept with the target, unless it
+    names the address.
+    """
+    target = request.target
+    if not tensor.is_host or before.steps or request.stream is not None:
+        return _Decider(tensor, before, source, request, sync).decision()
+    if not (target.adapter.immutable or tensor.flags & IS_COPIED):
+        plain = _plain(tensor, before, source, request)
+        if plain is not None:
+            return plain
+    dtype, shape, address = tensor.dtype, tensor.shape, tensor.data_ptr
+    key = (
+        *(dtype, shape, tensor.strides, tensor.flags, address % ALIGNMENTS[-1] if address else None),
+        *(request.device, request.copy, request.readonly),
+    )
+    known: Decision | None = target.decisions.get(key)
+    if known is None:
+        known = _Decider(tensor, before, source, request, sync).decision()
+        if known.device == HOST and not any(step.details for step in known.steps):
+            if len(target.decisions) >= MAX_DECISIONS:
+                target.decisions.clear()
+            target.decisions[key] = known
+    return known
 
 
 class _Decider:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from dlx._containers.lookup import container_of
 from dlx._core.array_info import ArrayInfo
 from dlx._core.foreign import foreign_error, module_of, type_name
-from dlx._core.module import set_module
 from dlx._core.native import Tensor
 from dlx._core.types import Device
 from dlx._engine.executor import info_of
@@ -21,47 +21,38 @@ from dlx.errors import AdapterNotFoundError, DeviceError, DlxError
 from dlx.typing import ERRORS, READONLY
 
 __all__ = [
+    "Describe",
     "abstract",
-    "describe",
+    "array_info",
     "described",
+    "known_producer",
     "not_an_array",
     "producer_of",
     "request_of",
 ]
 
+Describe = Callable[[Any, Adapter], tuple[ArrayInfo, Tensor] | None]
 HELD = "Convert an array that it holds."
 
 
 def abstract(info: ArrayInfo, owner: object) -> Tensor | None:
     """Return a tensor of these facts for planning, never passed to a consumer; None where some are unknown."""
-    if info.shape is None or info.dtype is None or info.device is None:
-        return None
+    if info.shape is None or info.dtype is None or info.device is None or info.address is None:
+        return None  # with an address only it is known how the memory is aligned
     return over_memory(
         info.address, info.shape, info.strides, info.dtype, info.device, readonly=info.readonly, owner=owner
     )
 
 
-@set_module("dlx")
-def describe(obj: Any) -> ArrayInfo:
-    """Describe an array: dtype, shape, strides, device, read-only, owner. Its memory is not touched.
-
-    Raises
-    ------
-    AdapterNotFoundError
-        If it is nothing that dlx knows as an array.
-    ConversionError
-        If it is one that cannot even be described, such as a used capsule.
-
-    Examples
-    --------
-    >>> import dlx
-    >>> str(dlx.describe(b"abc"))
-    'bytes (uint8[3], read-only)'
-    """
-    source = _known(obj)
+def array_info(obj: Any, known: Describe | None = None) -> ArrayInfo:
+    """Return what `dlx.describe` does; ``known(obj, source)`` may describe the array in the place of its adapter."""
+    source = known_producer(obj)
     if source is None:
         raise not_an_array(obj)
     try:
+        quick = known and known(obj, source)
+        if quick:
+            return quick[0]
         found = source.describe(obj)
         unknown = found.info is None and found.tensor is None and not found.blockers
         return info_of(found.info, source, obj, source.export(obj) if unknown else found.tensor)
@@ -123,14 +114,14 @@ def _current_device(target: Target, device_type: int) -> int:
 
 def _as(like: Any) -> tuple[Target, Device | None]:
     """Return the framework and the device of an example."""
-    known = _known(like)
+    known = known_producer(like)
     target = registry.ready(known) if known is not None else None
     if target is None:
         raise AdapterNotFoundError(
             f"like= is {type_name(type(like))}, whose framework is no target",
             fix="Give an array of the target, or to=.",
         )
-    info = describe(like)
+    info = array_info(like)
     if info.device is None and info.shape is not None:
         raise DeviceError(f"like= is {info}, whose device dlx does not know", fix="Pass to= and device= instead.")
     return target, info.device
@@ -138,13 +129,14 @@ def _as(like: Any) -> tuple[Target, Device | None]:
 
 def producer_of(obj: Any, request: Request, **parts: Any) -> Adapter:
     """Return the adapter of an array, or raise that it is none; `parts` complete the error."""
-    source = _known(obj)
+    source = known_producer(obj)
     if source is None:
         raise not_an_array(obj).complete(target=request.target.name, **parts)
     return source
 
 
-def _known(obj: Any) -> Adapter | None:
+def known_producer(obj: Any) -> Adapter | None:
+    """Return the adapter that knows an object as an array, or None; whatever its type raises is an error of dlx."""
     try:
         return registry.producer(obj)
     except DlxError:
@@ -157,7 +149,7 @@ def _known(obj: Any) -> Adapter | None:
 def described(obj: Any) -> ArrayInfo | None:
     """Return the description of an array, or None where there is none."""
     try:
-        return describe(obj)
+        return array_info(obj)
     except DlxError:
         return None
 

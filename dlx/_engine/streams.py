@@ -6,7 +6,8 @@ everything is exported before anything is ordered, so that one event covers all 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dlx._core import cuda, native
@@ -289,16 +290,50 @@ class StreamSync:
         fresh = native.tensor_on_device(tensor, keep_order, device.id)
         # The source is kept until the copy is made.
         held = native.tensor_behind(tensor, device.id, work.handle, None) if on_device else tensor
-        try:
-            native.tensor_transfer(held, fresh, work.handle, not on_device)
-        except LayoutError as error:
-            error.fix = "Make it contiguous in its own framework first."
-            raise
+        _transfer(held, fresh, work, not on_device)
         if not on_device:
             return fresh, None
         self._forget(work)
         self.reused(source, readiness, work)
         return fresh, work
+
+    def filled(
+        self, source: Adapter | None, tensor: Tensor, readiness: Readiness, strides: Sequence[int], place: Device
+    ) -> Any:
+        """Copy into a new array of the consumer's own on a CUDA device, on its stream; None where it makes none.
+
+        What its allocator gives and takes, and when it is reused, is then as for every array of the consumer. None,
+        too, for memory of the host where the stream captures a graph: that copy must be waited for.
+
+        Raises
+        ------
+        ConversionError, MemoryError
+            As `copied`.
+        """
+        adapter, place = self._target.adapter, physical(place)
+        if type(adapter).fresh is Adapter.fresh or self._target.varies:
+            return None
+        stream, on_device = self.consumer(place), cuda.is_cuda(tensor.device)
+        if stream is None or stream.is_unordered:
+            return None
+        cuda.require()
+        if not on_device and cuda.is_capturing(stream):
+            return None
+        activate = None if self._asked is None or adapter.streams is None else adapter.streams.activate
+        with contextlib.nullcontext() if activate is None else activate(stream):
+            array = adapter.fresh(tensor.shape, tensor.dtype, place, strides)
+        if array is None:
+            return None
+        target = adapter.export(array, stream=UNORDERED)
+        if on_device:
+            self.wait(readiness, stream)
+            # The source is kept until the copy is made.
+            tensor = native.tensor_behind(tensor, place.id, stream.handle, stream.keep)
+        _transfer(tensor, target, stream, not on_device)
+        if on_device:
+            self._forget(stream)
+            self.reused(source, readiness, stream)
+        return array
 
     def reused(self, source: Adapter | None, readiness: Readiness, work: Stream) -> None:
         """Make the stream that may write to memory wait for a copy of it; the host, where that stream is unknown."""
@@ -339,6 +374,15 @@ class StreamSync:
         """Note new work on a stream: who waited for it must wait again."""
         self._ordered = {pair for pair in self._ordered if pair[0] != stream}
         self._points.pop(stream, None)
+
+
+def _transfer(source: Tensor, target: Tensor, stream: Stream, wait: bool) -> None:
+    """Copy every element on a stream."""
+    try:
+        native.tensor_transfer(source, target, stream.handle, wait)
+    except LayoutError as error:
+        error.fix = "Make it contiguous in its own framework first."
+        raise
 
 
 def _ready(source: Adapter, obj: Any, tensor: Tensor, asked: Stream | None) -> Stream | None:

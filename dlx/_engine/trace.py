@@ -13,6 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlx._core import native
+from dlx._core.display import Shown, columns, table
 from dlx._core.locks import lock_of
 from dlx._core.module import set_module
 from dlx._core.text import amount
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from dlx._engine.plan import Step
 
 __all__ = ["TraceRecord", "Trace", "observers", "record", "trace"]
-
-_COLORS = {"shared": "#1a7f37", "copied": "#9a6700", "moved": "#9a6700"}  # in notebooks
 
 
 @set_module("dlx")
@@ -63,7 +62,7 @@ class TraceRecord(NamedTuple):
 
 
 @set_module("dlx")
-class Trace:
+class Trace(Shown):
     """What dlx converts while this context is entered, in all threads.
 
     It prints as a table, is one in notebooks, and has `records` and `json` for programs.
@@ -122,25 +121,17 @@ class Trace:
 
         return json.dumps([record._asdict() for record in self.records], indent=2)
 
+    def _head(self) -> str:
+        return f"{amount(self.nbytes)} copied or moved by {sum(record.times for record in self.records)} conversions"
+
     def __str__(self) -> str:
-        head = f"{amount(self.nbytes)} copied or moved by {sum(record.times for record in self.records)} conversions"
-        rows = [self._row(record) for record in self.records]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-        return "\n".join([head, *(line.rstrip() for line in lines)])
+        return "\n".join([self._head(), *columns([self._row(record) for record in self.records], indent="")])
 
     __repr__ = __str__
 
-    def _repr_html_(self) -> str:
-        import html
-
+    def _table(self) -> str:
         names = ("where", "times", "outcome", "bytes", "what", "why")
-        rows = ["".join(f"<th style='text-align:left'>{name}</th>" for name in names)]
-        for record in self.records:
-            cells = [html.escape(cell) for cell in self._row(record)]
-            cells[2] = f"<b style='color:{_COLORS.get(record.outcome, 'inherit')}'>{cells[2]}</b>"
-            rows.append("".join(f"<td style='text-align:left'>{cell}</td>" for cell in cells))
-        return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+        return table(self._head(), names, [self._row(record) for record in self.records])
 
     @staticmethod
     def _row(record: TraceRecord) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from dlx._files.header import SAFE, Contents, File
 from dlx._files.safetensors import INDEX, index_in, read_index, read_safetensors
 from dlx.errors import DlxError, FileError
 
-__all__ = ["OBJECTS", "kind_of", "opened", "read"]
+__all__ = ["ENDS", "OBJECTS", "is_zarr", "kind_of", "opened", "read"]
 
 OBJECTS = (".pt", ".arrow", ".parquet")
 """Kinds of files that another library reads."""
@@ -28,6 +28,13 @@ _BY_NAME = {
     ".npy": ".npy", ".npz": ".npz", ".safetensors": ".safetensors", ".gguf": ".gguf", ".h5": "HDF5", ".hdf5": "HDF5",
     ".arrow": ".arrow", ".arrows": ".arrow", ".feather": ".arrow", ".parquet": ".parquet",
 }  # fmt: skip
+ENDS = (*_BY_NAME, *_TORCH[:-1])
+"""Ends of the names of files that are read; of ``.bin`` not even its name says whose it is."""
+
+
+def is_zarr(path: Path) -> bool:
+    """Return whether a folder is a Zarr store, of version 2 or 3."""
+    return any((path / name).exists() for name in (".zgroup", ".zarray", "zarr.json"))
 
 
 @contextmanager
@@ -42,6 +49,9 @@ def opened(path: Path) -> Iterator[File]:
         If it cannot be opened.
     """
     try:
+        if path.is_dir() and is_zarr(path):
+            fix = "Read it by zarr: dlx.convert(zarr.open(path)[name][...], to=...)."
+            raise FileError("it is a Zarr store, a folder of chunks that are compressed one by one", fix=fix)
         with File(index_in(path) if path.is_dir() else path) as file:
             yield file
     except DlxError as error:
@@ -67,6 +77,9 @@ def kind_of(file: File) -> str:
         old = file.path.suffix in _TORCH
         fix = "dlx does not. Save it anew: torch.save(torch.load(..., weights_only=True), ...)." if old else SAFE
         raise FileError("it is a pickle, and reading one runs whatever code is in it", fix=fix)
+    if file.path.suffix == ".onnx":
+        fix = "Read its weights: onnx.numpy_helper.to_array(each) for each in onnx.load(path).graph.initializer."
+        raise FileError("it is an ONNX model, a program with its weights", fix=fix)
     if file.path.suffix in _BY_NAME:  # let its reader say what is wrong
         return _BY_NAME[file.path.suffix]
     raise FileError("it is none of .npy, .npz, .safetensors, .gguf, .pt, .arrow, .parquet and HDF5, by its first bytes")

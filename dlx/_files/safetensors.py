@@ -16,7 +16,7 @@ from dlx._core.types import DType
 from dlx._files.header import AGAIN, MAX_BYTES, MAX_NDIM, Contents, File, Stored, check_order, exactly
 from dlx.errors import FileError
 
-__all__ = ["INDEX", "index_in", "read_index", "read_safetensors"]
+__all__ = ["INDEX", "WORDS", "index_in", "read_index", "read_safetensors"]
 
 INDEX = ".safetensors.index.json"
 MAX_HEADER = 16 << 20  # bytes of a header or an index; 100 000 tensors need some 12 MiB
@@ -42,6 +42,8 @@ _DTYPES = {
         "F4": "float4_e2m1fn",
     }.items()
 }
+WORDS = {dtype: word for word, (dtype, _) in _DTYPES.items()}
+"""What the format calls each dtype that it has."""
 
 
 def read_safetensors(file: File) -> Contents:

@@ -15,9 +15,9 @@ from typing import Any
 from dlx._core import cuda, native
 from dlx._core.extension import ffi, lib
 from dlx._core.foreign import type_name
-from dlx._core.keywords import suggests
 from dlx._core.module import set_module
 from dlx._core.native import Tensor
+from dlx._core.tracebacks import public
 from dlx._core.types import READ_ONLY, Device, DType
 from dlx.errors import DeviceError, DlxError, LayoutError, ProtocolError
 
@@ -108,7 +108,7 @@ def _ctypes_name(kind: Any) -> str:
 
 
 @set_module("dlx")
-@suggests
+@public
 def from_pointer(
     ptr: Any,
     shape: int | Sequence[int],
@@ -228,7 +228,7 @@ def _fits(tensor: Tensor, room: int) -> None:
 
 
 @set_module("dlx")
-@suggests
+@public
 def from_managed(ptr: Any, *, legacy: bool = False, borrow: bool = False) -> Tensor:
     """Return a tensor from a ``DLManagedTensorVersioned *``, or a ``DLManagedTensor *`` where `legacy`.
 

@@ -58,7 +58,7 @@ def _is_info(adapter: Adapter, answer: Any) -> bool:
     if not isinstance(answer, ArrayInfo):
         return answer is None
     texts = (answer.framework, answer.type_name, answer.dtype_name, answer.owner, *answer.protocols, *answer.notes)
-    sizes = [answer.nbytes, answer.address, *(answer.shape or ()), *(answer.strides or ())]
+    sizes = [answer.nbytes, answer.address or 0, *(answer.shape or ()), *(answer.strides or ())]
     return (
         all(isinstance(each, str) for each in texts)
         and all(isinstance(each, int) for each in sizes)

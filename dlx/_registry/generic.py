@@ -16,7 +16,7 @@ from dlx._core.native import Tensor
 from dlx._core.stream import Stream, meaning
 from dlx._core.types import READ_ONLY, Device
 from dlx._protocols import arrow, dlpack, memory
-from dlx._registry.array_like import is_array_like, not_readable
+from dlx._registry.array_like import is_array_like, not_readable, remedy
 from dlx.adapter.arrow import ArrowSource
 from dlx.adapter.base import Adapter, Description, Devices, DTypes, at_rest, look_up
 from dlx.adapter.declarations import Blocker, Capabilities, FastPath, Layout, Ownership, StreamSupport
@@ -62,6 +62,10 @@ class _NoDevice(Devices):
         return nullcontext()
 
 
+def _tensor_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
+    return ArrayInfo.of_tensor(tensor, framework, Tensor, TensorAdapter.protocols)
+
+
 class TensorAdapter(Described):
     """`dlx.Tensor`, as a source and as the target "dlx": it can hold whatever DLPack can say."""
 
@@ -70,7 +74,7 @@ class TensorAdapter(Described):
     types = ("dlx.Tensor",)
     protocols = ("__dlpack__",)
     devices = _NoDevice()
-    fast_path = FastPath(types=("dlx.Tensor",))
+    fast_path = FastPath(types=("dlx.Tensor",), describe=_tensor_info)
     streams = StreamSupport(ready=lambda obj, tensor: None)
 
     def classes(self) -> tuple[type, ...]:
@@ -205,7 +209,12 @@ class BufferAdapter(Described):
     )
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
-        return memory.buffer(obj)
+        try:
+            return memory.buffer(obj)
+        except DlxError as error:
+            if is_array_like(type(obj)):  # a list of tensors: it says that it has a buffer, and gives none
+                error.complete(fix=remedy(type(obj)))
+            raise
 
 
 class Deferred:
@@ -235,7 +244,9 @@ class ArrowAdapter(ArrowSource):
 
     name = "arrow"
     package = "builtins"
-    fast_path = FastPath(types=("pandas.Series", "polars.Series"), exchange=native.arrow_exchange)
+    fast_path = FastPath(
+        types=("pandas.Series", "polars.Series", "nanoarrow.Array", "narwhals.Series"), exchange=native.arrow_exchange
+    )
     streams = StreamSupport(ready=lambda obj, tensor: None)
 
 

@@ -20,22 +20,15 @@ from dlx._core.foreign import exception_text, message_of, safe_repr
 from dlx._core.types import DType
 from dlx._version import __version__
 from dlx.adapter.base import API, OLDEST_API, Adapter, Devices, DTypes
-from dlx.adapter.declarations import (
-    Container,
-    FastPath,
-    GradSupport,
-    Guard,
-    KnownIssue,
-    Ownership,
-    StreamSupport,
-    WriteTracking,
-)
+from dlx.adapter.declarations import Container, FastPath, Guard, KnownIssue, Ownership, StreamSupport, WriteTracking
+from dlx.adapter.gradients import GradSupport
 from dlx.errors import DTypeError, PluginError
 
 __all__ = [
     "BUILT_IN",
     "OURS",
     "SOURCES",
+    "TRACING",
     "Plugin",
     "allowed",
     "checked",
@@ -61,11 +54,15 @@ BUILT_IN = {
     "warp": "dlx_warp",
     "onnxruntime": "dlx_onnxruntime",
     "xarray": "dlx_xarray",
+    "dask": "dlx_dask",
 }
 """Root package, or another name for it -> module of ours."""
 
 SOURCES = frozenset({"xarray"})
 """Those that are no targets."""
+
+TRACING = ("torch", "pytorch")
+"""Names of the framework whose compiler traces Python code, its package first; `dlx._api.traced` is made for it."""
 
 OURS = "dlxarray"
 
@@ -146,7 +143,13 @@ def normalized(name: str) -> str:
 
 # ---- what they give --------------------------------------------------------------------------------------------------
 
-_TUPLES: dict[str, type] = {"types": str, "switches": str, "containers": Container, "known_issues": KnownIssue}
+_TUPLES: dict[str, type] = {
+    "types": str,
+    "switches": str,
+    "namespaces": str,
+    "containers": Container,
+    "known_issues": KnownIssue,
+}
 """Fact -> type of its elements."""
 
 _PARTS: dict[str, tuple[type, bool]] = {

@@ -18,9 +18,11 @@ from typing import Any, cast
 from weakref import ref
 
 from dlx._core import native
+from dlx._core.display import Shown, columns, table
 from dlx._core.foreign import TypeCache, derives, exception_text, foreign_error, is_key, module_of, type_name
 from dlx._core.module import set_module
 from dlx._core.stream import Stream, handle_of, kept
+from dlx._core.text import one_line
 from dlx._core.types import Device
 from dlx._registry import generic, modules
 from dlx._registry.loader import Loader
@@ -53,6 +55,9 @@ class Registry:
         self._modules: dict[ModuleType, Adapter] = {}  # those that became targets, without a plugin
         self._packages: dict[Adapter, ModuleType] = {}  # what each adapter has looked at
         self._forget()
+
+    def __reduce__(self) -> str:
+        return "registry"  # by name: a process has one, and a function under `dlx.using` may be sent to another process
 
     def _forget(self) -> None:
         """Drop what was cached. A look-up that is still running keeps its answer in what is dropped."""
@@ -230,7 +235,7 @@ class Registry:
             target, module = known
             source = target.source
             if sys.modules.get(source.package) is module:  # else it is imported anew
-                current = self.ready(source, kind) if source.switches else target
+                current = target if not source.switches or target.unswitched() else self.ready(source, kind)
                 if current is not None:
                     return current
         target = self._by_name(to) if kind is None else self._by_type(kind)
@@ -304,6 +309,8 @@ class Registry:
                 made = target_of(adapter, kind)
                 if switches_of(adapter) != switches:  # another thread has switched meanwhile
                     return made
+                if made is not None:
+                    made.switches = switches
                 return self._ready.setdefault(key, made)  # another thread may have made it meanwhile
             return self._ready[key]
         except (DlxError, MemoryError):
@@ -368,7 +375,7 @@ native.set_stream_keeper(registry.stream_keeper)
 
 
 @set_module("dlx")
-class Adapters(dict[str, Adapter]):
+class Adapters(Shown, dict[str, Adapter]):
     """Adapters by name.
 
     Attributes
@@ -383,6 +390,38 @@ class Adapters(dict[str, Adapter]):
         super().__init__()
         self.broken: dict[str, PluginError] = {}
         self.notes: list[str] = []
+
+    def __repr__(self) -> str:
+        return "\n".join([f"<dlx.Adapters of {self._head()}>", *columns(self._rows())])
+
+    def _head(self) -> str:
+        broken = f", and {len(self.broken)} that cannot be used" if self.broken else ""
+        return f"{len(self)} frameworks{broken}"
+
+    def _rows(self) -> list[list[str]]:
+        """Return name, and version where it is imported, of each; then what is broken."""
+        rows = [[name, f"{adapter.package} {_version(adapter)}"] for name, adapter in self.items()]
+        return rows + [
+            [one_line(name), f"cannot be used: {one_line(str(error))}"] for name, error in self.broken.items()
+        ]
+
+    def _table(self) -> str:
+        return table(self._head(), ("name", "package"), self._rows())
+
+    def __rich_repr__(self) -> Iterator[Any]:
+        yield dict(self._rows())
+
+
+def _version(adapter: Adapter) -> str:
+    """Return the version of a framework, which is not imported for it."""
+    if sys.modules.get(adapter.package) is None:
+        return "(not imported)"
+    try:
+        return adapter.version()
+    except MemoryError:
+        raise
+    except Exception:  # of an adapter that is not dlx's
+        return "(version unknown)"
 
 
 @set_module("dlx")

@@ -32,16 +32,19 @@ class Target:
     """
 
     __slots__ = (
+        "_places",
         "_struct",
         "_variants",
         "adapter",
         "address",
         "arrays",
         "capabilities",
+        "decisions",
         "kind",
         "name",
         "source",
         "storage",
+        "switches",
         "varies",
     )
 
@@ -55,6 +58,13 @@ class Target:
         one_type = adapter.fast_path is not None and adapter.fast_path.one_type
         self.varies = kind is None and not one_type and type(adapter).variant is not Adapter.variant
         self._variants: dict[Adapter, Target] = {}
+        self._places = tuple(switch_places(source))  # what `capabilities` depend on
+        self.switches: tuple[Any, ...] | None = None  # its values; None where they changed meanwhile
+        self.decisions: dict[Any, Any] = {}  # what the planner has decided for arrays of a layout
+
+    def unswitched(self) -> bool:
+        """Return whether everything that the capabilities depend on has the value, in this thread, that it had."""
+        return self.switches == tuple([getattr(*place, None) for place in self._places])
 
     def over(self, tensor: Tensor) -> Target:
         """Return the target to load a tensor with: itself, or one of several array types of its framework."""
@@ -90,7 +100,7 @@ class Target:
         stated = path.takes if path is not None else None
         if stated is None and not self.varies:
             stated = self.capabilities
-        if stated is None or stated.copies:  # C knows the memory as shared, or as a copy of its own
+        if stated is None:
             return None
         known = self.adapter.dtypes.names.keys() - self.storage.keys() | self.storage_as_wide().keys()
         return as_struct(stated if stated.dtypes is None else replace(stated, dtypes=stated.dtypes & known))

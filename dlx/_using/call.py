@@ -11,6 +11,7 @@ from dlx._containers.lookup import TUPLE, is_plain, kind_of
 from dlx._containers.tree import Tree
 from dlx._core.foreign import derives, type_name
 from dlx._core.native import FastPathFunction
+from dlx._core.tracebacks import REFUSALS, shorten
 from dlx._core.types import Device
 from dlx._engine.batch import Batch
 from dlx._engine.executor import device_of
@@ -96,7 +97,11 @@ class Invocation:
         self, spec: FunctionSpec, args: tuple[Any, ...], options: dict[str, Any], shared: Mapping[int, Any] = _NO_ARRAYS
     ) -> None:
         self.spec, self._shared = spec, shared
-        self.request: Request = spec.request()
+        try:
+            self.request: Request = spec.request()
+        except REFUSALS as error:
+            shorten(error, own=False)
+            raise
         self.kept = args[: spec.skipped]
         self._caller: tuple[Target, Device | None] | None = None
         # Address of what was passed to the function -> (it, the caller's own object).
@@ -121,6 +126,7 @@ class Invocation:
             if last is not None:
                 last[0].forget()
                 last[1].undo(error)
+            shorten(error, own=False)
             raise
         self._last = None
 
@@ -226,9 +232,13 @@ class Invocation:
             if self.spec.lazy and isinstance(what, Container) and not self._is_unchanged(value, what):
                 known = [pair for pair in self._own.values() if self._may_return(pair[1])]
                 return lazy_view(value, request, None, None, strict=False, collect=False, known=known)
-        if isinstance(what, Container):
-            return self._outward(value, what, request)
-        return self._outward((value,), TUPLE, request, wrapped=True)[0]
+        try:
+            if isinstance(what, Container):
+                return self._outward(value, what, request)
+            return self._outward((value,), TUPLE, request, wrapped=True)[0]
+        except REFUSALS as error:
+            shorten(error, own=False)
+            raise
 
     def _passes(self) -> bool:
         """Return whether the function got the caller's own arguments, no containers among them."""

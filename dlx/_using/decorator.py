@@ -9,8 +9,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from dlx._core.foreign import safe_repr
-from dlx._core.keywords import suggests
 from dlx._core.module import set_module
+from dlx._core.tracebacks import public
+from dlx._engine.planner import Request
 from dlx._engine.request import request_of
 from dlx._registry.registry import registry
 from dlx._using.call import Invocation
@@ -29,7 +30,7 @@ R = TypeVar("R")
 
 
 @set_module("dlx")
-@suggests
+@public
 def using(
     to: Target,
     *,
@@ -138,7 +139,11 @@ def using(
         raise TypeError(f'using takes a framework, as in @dlx.using("torch"), found {safe_repr(to)}')
     if returns is not None and answer is not None:
         raise TypeError("using: say returns= or answer=, which is another name of it, not both")
-    request = functools.partial(request_of, to, None, device, None, readonly, detach is not False, stream)
+
+    def request() -> Request:
+        checked = request_of(to, None, device, None, readonly, detach is not False, stream)
+        return checked._replace(later=False)  # a function needs its data
+
     names = frozenset((writes,) if isinstance(writes, str | int) else writes)
     if result_like is not None and not grad:
         raise TypeError("using: result_like= is for grad=True")

@@ -12,9 +12,7 @@ argument that is neither an array nor plain data, is left to `differentiated`.
 from __future__ import annotations
 
 import inspect
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, cast
@@ -26,13 +24,12 @@ from dlx._containers.lookup import TUPLE, what_is
 from dlx._containers.tree import Tree
 from dlx._core import native
 from dlx._core.foreign import foreign_error, type_name
-from dlx._core.locks import lock_of
 from dlx._core.types import Device, DType
 from dlx._engine.planner import Request, is_inside
 from dlx._registry.registry import registry
 from dlx._using.function_spec import FunctionSpec, Place, tracked
 from dlx.adapter.base import Adapter
-from dlx.adapter.declarations import CompiledFunction, GradSupport
+from dlx.adapter.gradients import CompiledFunction, GradSupport, alone
 from dlx.errors import ConversionError, DlxError, DTypeError, path_text
 
 if TYPE_CHECKING:
@@ -295,7 +292,7 @@ class DifferentiableFunction:
             chosen = [i for i, array in enumerate(inside) if inner.is_differentiable(array)]
             if wanted is not None:
                 chosen = [i for i in chosen if wanted[i]]
-            with _replayed(inner, before):
+            with inner.replayed(before):
                 _, pull = _vjp(function, inner, inside, chosen)
             every: list[Any] = [None] * n
             for i, each in zip(there, given, strict=True):
@@ -317,7 +314,7 @@ class DifferentiableFunction:
             return self, 0
 
         def flat(*arrays: Any) -> list[Any]:
-            with _alone():
+            with alone():
                 before = state_of()
                 return [*function(*arrays), before, state_of()]
 
@@ -392,56 +389,6 @@ def _vjp(function: Callable[..., list[Any]], inner: GradSupport, arrays: Sequenc
         return function(*every)
 
     return inner.vjp(over, [arrays[i] for i in chosen])
-
-
-class _Draws:
-    """Holds the lock of functions that draw random numbers which are drawn again later."""
-
-    _lock: threading.RLock | None = None
-
-
-_DRAWS = _Draws()
-MAX_WAIT = 5.0  # seconds: a function that holds the lock may wait for a thread that wants it
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Let no other thread run such a function, unless it waits too long; `_replayed` notices what comes of that."""
-    lock = lock_of(_DRAWS)
-    held = lock.acquire(timeout=MAX_WAIT)
-    try:
-        yield
-    finally:
-        if held:
-            lock.release()
-
-
-@contextmanager
-def _replayed(inner: GradSupport, states: Sequence[Any]) -> Iterator[None]:
-    """Let a function draw the random numbers that it drew before, between two states; none where they are equal.
-
-    Raises
-    ------
-    ConversionError
-        If it did not draw the same, since other threads drew meanwhile.
-    """
-    if not states or _equal(*states):
-        yield
-        return
-    before, after = states
-    assert inner.at_random_state is not None and inner.random_state is not None
-    with _alone(), inner.at_random_state(before):
-        yield
-        now = inner.random_state()
-        if not (_equal(now, after) or _equal(now, before)):  # before: it draws none, another thread did
-            raise ConversionError(
-                "the function drew other random numbers on the way back, since another thread drew some meanwhile",
-                fix="Draw in one thread only, or pass random numbers as arguments.",
-            )
-
-
-def _equal(one: Any, other: Any) -> bool:
-    return bool((one == other).all())
 
 
 def _moved(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from dlx._api.describe import describe
 from dlx._api.shares_memory import collision
 from dlx._containers.lookup import kind_of
 from dlx._engine.batch import Batch
 from dlx._engine.executor import adapter_failed
-from dlx._engine.request import describe, producer_of, request_of
+from dlx._engine.request import producer_of, request_of
 from dlx._registry.registry import registry
 from dlx._registry.target import Target
 from dlx._using.function_spec import Place

@@ -15,17 +15,20 @@ from __future__ import annotations
 import contextlib
 import copy
 import operator
+import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeGuard
 from weakref import ref
 
 from dlx._containers.lookup import VIEW, is_plain, kind_of, stamp, what_is
 from dlx._core import native
+from dlx._core.display import Shown
 from dlx._core.foreign import is_key, module_of, safe_repr, type_name
 from dlx._core.locks import lock_of
 from dlx._core.native import FastPathFunction, Slots
+from dlx._core.tracebacks import REFUSALS, shorten
 from dlx._engine.executor import device_of
 from dlx._engine.planner import Request
 from dlx._registry import generic
@@ -307,9 +310,14 @@ def _source_ref(obj: Any) -> Callable[[], Any]:
 
 
 def name_of(obj: Any, handler: Container) -> Any:
-    """Return the identity of an element of a container: its address, or what the handler says."""
+    """Return the identity of an element of a container: its address, or what the handler says.
+
+    Of a number that is its complement, which is below 0, as no address is.
+    """
     name = None if handler.identity is None else handler.identity(obj)
-    return id(obj) if name is None else ("same_as", name)
+    if name is None:
+        return id(obj)
+    return ~name if type(name) is int and 0 <= name <= sys.maxsize else ("same_as", name)
 
 
 SAMPLE = 16  # how many children are examined to find the framework of a container's arrays
@@ -360,7 +368,7 @@ def _framework_of(old: Any, children: Iterable[Any]) -> tuple[Adapter | None, An
 # ---- views --------------------------------------------------------------------------------------------------------
 
 
-class View:
+class View(Shown):
     """The base class of all lazy views."""
 
     if not TYPE_CHECKING:  # the slots are those of the classes below
@@ -445,10 +453,15 @@ class View:
                 new = native.convert_slot(slots, self._fast, key, element)
             except DlxError as error:
                 error.complete(path=keys_of((self._path, handler, key)))
+                shorten(error, own=False)
                 raise
             if new is not None:
                 return new
-        new = scope.result(element, handler, self._path, key)
+        try:
+            new = scope.result(element, handler, self._path, key)
+        except REFUSALS as error:
+            shorten(error, own=False)
+            raise
         slot = slots.setdefault(key, (element, new))
         if slot[1] is not new:
             if slot[0] is element:  # another thread converted it meanwhile
@@ -522,7 +535,11 @@ class View:
         """Return what is stored in the source for a value."""
         if is_view(value):
             return value._stored()
-        return inward(self._scope, value, old, self._children(), self._path)
+        try:
+            return inward(self._scope, value, old, self._children(), self._path)
+        except REFUSALS as error:
+            shorten(error, own=False)
+            raise
 
     def _stored(self) -> Any:
         """Return what another container stores when this view is put into it."""
@@ -571,6 +588,11 @@ class View:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(self.materialize(), memo)
+
+    def __rich_repr__(self) -> Iterator[Any]:
+        yield self._kind()
+        yield "target", self._scope.options.request.target.name
+        yield "converted", dict(self._done()[:6]), {}
 
     def __copy__(self) -> Any:
         return self.copy()

@@ -8,7 +8,7 @@ from typing import Any
 
 from dlx._containers.failures import Failures
 from dlx._containers.lookup import VIEW, container_of, stamp
-from dlx._core.foreign import TypeCache, derives, is_key
+from dlx._core.foreign import TypeCache, derives
 from dlx._core.native import FastPathFunction
 from dlx._engine.batch import Batch, convert_tree
 from dlx._engine.planner import Request
@@ -129,8 +129,9 @@ def _convert(obj: Any, what: Container | Adapter, options: Options, path: Path) 
     )
 
 
-# Target -> (stamp, options of a call without any other option, {type that an adapter lists: its handler and view}).
-_plain: dict[Any, tuple[Any, Options, dict[type, tuple[Container, Any]]]] = {}
+# Target -> (stamp, options of a call without any other option, {address of a type that an adapter lists: the type, its
+# handler and view}).
+_plain: dict[Any, tuple[Any, Options, dict[int, tuple[type, Container, Any]]]] = {}
 
 
 def plain_view(obj: Any, to: Any, view: Any = None) -> Any:
@@ -149,13 +150,13 @@ def plain_view(obj: Any, to: Any, view: Any = None) -> Any:
     cls = _EXACT.get(kind) if type(kind) is type else None
     if cls is not None:
         return cls(obj, container_of(kind), Scope(options), None)
-    found = listed.get(kind) if is_key(kind) else None
+    found = listed.get(id(kind))
     if found is not None:
-        return _made(found[1], obj, found[0], Scope(options), None)
+        return _made(found[2], obj, found[1], Scope(options), None)
     handler = container_of(kind)
     new = None if handler is None else make(obj, handler, Scope(options), None)
     if handler is not None and new is not None and any(look_up(name) is kind for name in handler.types):
-        listed[kind] = handler, type(new)
+        listed[id(kind)] = kind, handler, type(new)
     return new
 
 

@@ -5,8 +5,8 @@ and `dlx_torch` are. An adapter imports its framework inside functions only: typ
 looked up when their package is there.
 """
 
-from dlx.adapter.arrow import ArrowSource
+from dlx.adapter.arrow import ArrowSource, arrow_info
 from dlx.adapter.base import *  # noqa: F403
 from dlx.adapter.base import __all__ as _base
 
-__all__ = [*_base, "ArrowSource"]
+__all__ = [*_base, "ArrowSource", "arrow_info"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from dlx._core import cuda
 from dlx._core.array_info import ArrayInfo
 from dlx._core.foreign import type_name
 from dlx._core.module import set_module
@@ -15,7 +16,36 @@ from dlx.adapter.base import Adapter, Description
 from dlx.adapter.declarations import Blocker
 from dlx.errors import DeviceError, DTypeError, LayoutError
 
-__all__ = ["ArrowSource"]
+__all__ = ["ArrowSource", "arrow_info"]
+
+_NAMES = {"float16": "halffloat", "float32": "float", "float64": "double"}  # what Arrow calls them
+
+
+@functools.lru_cache(maxsize=64)  # types may go
+def _known_of(kind: type) -> tuple[str, tuple[str, ...]]:
+    """Return a type's name, and the ways in which its objects give out their memory."""
+    return type_name(kind), tuple(name for name in ("__dlpack__", *arrow.METHODS) if hasattr(kind, name))
+
+
+@set_module("dlx.adapter")
+def arrow_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
+    """Return the description of an array of which `arrow_exchange` has made a tensor, see `FastPath.describe`."""
+    exact: Any = type(obj)
+    (kind, protocols), name, nbytes = _known_of(exact), tensor.dtype.name, tensor.nbytes
+    return ArrayInfo(
+        framework,
+        kind,
+        tensor.dtype,
+        _NAMES.get(name, name),
+        tensor.shape,
+        tensor.strides,
+        tensor.device,
+        nbytes,
+        True,
+        tensor.data_ptr if nbytes else 0,
+        kind,
+        protocols,
+    )
 
 
 @set_module("dlx.adapter")
@@ -23,7 +53,8 @@ class ArrowSource(Adapter):
     """An adapter for objects with ``__arrow_c_array__``, ``__arrow_c_stream__``, or what these are called for devices.
 
     Numbers in one chunk are shared, read-only; fixed-size lists and fixed-shape tensors of them are dimensions. Chunks
-    are joined and bools unpacked by a copy that a plan shows. Nulls and other types are refused by name.
+    are joined by a copy that a plan shows, on a CUDA device in the order of their events; so are bools of the host
+    unpacked. Nulls and other types are refused by name.
     """
 
     def shown(self, obj: Any) -> str:
@@ -53,7 +84,7 @@ class ArrowSource(Adapter):
             return Blocker(why, arrow.null_fix(column), LayoutError)
         if not column.is_packed and column.n_chunks < 2:
             return None
-        if not host_readable(column.device):
+        if not (host_readable(column.device) or (cuda.is_cuda(column.device) and not column.is_packed)):
             return Blocker(*arrow.why_not_gathered(column), DeviceError)
         why = "its bools are packed eight to a byte" if column.is_packed else f"it lies in {column.n_chunks} chunks"
         return Blocker(why, resolution=self._gathered, copies=True)
@@ -72,5 +103,5 @@ class ArrowSource(Adapter):
             readonly=True,
             address=column.address,
             owner=type_name(column.kind),
-            protocols=tuple(name for name in ("__dlpack__", *arrow.METHODS) if hasattr(column.kind, name)),
+            protocols=_known_of(column.kind)[1],
         )

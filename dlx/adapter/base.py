@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -25,22 +25,21 @@ from dlx.adapter.declarations import (
     OWNER_BOUNDS,
     Blocker,
     Capabilities,
-    CompiledFunction,
     Container,
     FastPath,
-    GradSupport,
     Guard,
     KnownIssue,
     Layout,
-    Operation,
     Ownership,
     StreamSupport,
     WriteTracking,
 )
+from dlx.adapter.gradients import CompiledFunction, GradSupport, Operation
 from dlx.errors import DeviceError, DTypeError, FrameworkNotInstalledError, PluginError
 
 __all__ = [
     "API",
+    "COMMON_DTYPES",
     "OLDEST_API",
     "OWNER_BOUNDS",
     "Adapter",
@@ -69,6 +68,7 @@ __all__ = [
     "at_rest",
     "buffer_exchange",
     "consumed",
+    "forward",
     "keeping",
     "look_up",
     "over_memory",
@@ -83,6 +83,13 @@ attributes and methods that are added have defaults, and those that an older dlx
 
 OLDEST_API = 1
 """The oldest version that this dlx speaks as well. An adapter that speaks any other is refused by name."""
+
+
+COMMON_DTYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "bfloat16", "float32", "float64"),
+)
+"""The dtypes that nearly every framework has, under the same names."""
 
 
 def installed_version(package: str) -> str:
@@ -114,8 +121,8 @@ class DTypes:
     package
         Importable name of the package that has them.
     names
-        Names of dtypes in dlx -> attributes of the package, with dots or without: ``{"bool": "bool_"}``. Those that the
-        installed version lacks are left out.
+        Names of dtypes in dlx -> attributes of the package, with dots or without: ``{"bool": "bool_"}``; or names only,
+        where they are the same in both. Those that the installed version lacks are left out.
     extension
         Dtypes that another package adds, with what users call them there: ``{"bfloat16": "ml_dtypes.bfloat16"}``. A
         subclass answers for them in `to_native` and `from_native`.
@@ -135,13 +142,14 @@ class DTypes:
     def __init__(
         self,
         package: str,
-        names: Mapping[str, str],
+        names: Mapping[str, str] | Iterable[str],
         *,
         extension: Mapping[str, str] | None = None,
         storage: Mapping[str, str] | None = None,
         words: bool = False,
     ) -> None:
-        self.package, self.names, self.extension, self.words = package, names, extension or {}, words
+        self.names = names if isinstance(names, Mapping) else {name: name for name in names}
+        self.package, self.extension, self.words = package, extension or {}, words
         if storage is not None:
             self.storage = storage
 
@@ -292,6 +300,9 @@ class Adapter:
     root_only
         Whether its objects are converted where they are what `convert` is given, but pass through inside a container,
         as numpy's scalars and plain buffers do.
+    namespaces
+        Importable modules whose functions take its arrays, for `dlx.array_namespace`: the first that is installed.
+        None: arrays that have ``__array_namespace__`` tell.
     dtypes, devices
         Its dtypes and devices, both ways.
     switches
@@ -301,6 +312,11 @@ class Adapter:
         Containers of the framework.
     known_issues
         Known faults of versions.
+    map_chunks
+        ``map_chunks(obj, options)``, for collections of arrays that are computed later: one whose chunks will be what
+        `dlx.convert` gives of them with these options, `to` among them. Both are pickled where other processes compute.
+        `describe` names what to call for the data itself, in a blocker: other verbs of dlx need it. None: all data
+        exists.
     fast_path, streams, ownership, writes, gradients
         Optional parts: what the C fast path may use, how streams are ordered, what a hand-over does to an array, how
         writes are noticed, and how gradients are computed. None: there is nothing to say.
@@ -314,11 +330,13 @@ class Adapter:
     display_name: str = "array"
     immutable: bool = False
     root_only: bool = False
+    namespaces: tuple[str, ...] = ()
     dtypes: DTypes = DTypes("builtins", {})
     devices: Devices = Devices()
     switches: tuple[str, ...] = ()
     containers: tuple[Container, ...] = ()
     known_issues: tuple[KnownIssue, ...] = ()
+    map_chunks: Callable[[Any, dict[str, Any]], Any] | None = None
     fast_path: FastPath | None = None
     streams: StreamSupport | None = None
     ownership: Ownership | None = None
@@ -398,6 +416,14 @@ class Adapter:
         An adapter that does not override this has its arrays copied by dlx.
         """
         raise NotImplementedError(f"{self.name} does not copy")
+
+    def fresh(self, shape: Sequence[int], dtype: DType, device: Device, strides: Sequence[int]) -> Any:
+        """Return a new array on a device, of any values, from the framework's own allocator and on its current stream.
+
+        dlx copies into it what it moves there. `strides` are those of a dense array, in elements. None, the default:
+        dlx allocates the memory itself and hands it over.
+        """
+        return None
 
     # ---- helpers for subclasses -----------------------------------------------------------------------------------
 
@@ -482,7 +508,8 @@ buffer_exchange = native.buffer_exchange
 
 arrow_exchange = native.arrow_exchange
 """``arrow_exchange()`` returns an exchange table for `FastPath` that exports the numbers of any object with
-``__arrow_c_array__`` or ``__arrow_c_stream__``."""
+``__arrow_c_array__`` or ``__arrow_c_stream__``; ``arrow_exchange(True)`` by ``__dlpack__(max_version=...)`` where its
+type has that, which must know read-only memory on the host from all other."""
 
 
 @set_module("dlx.adapter")
@@ -501,6 +528,20 @@ def unmarked(tensor: Tensor) -> Tensor:
 def viewed(tensor: Tensor, dtype: DType) -> Tensor:
     """Return the same tensor under another dtype of the same width."""
     return native.tensor_view(tensor, dtype, None, None, None)
+
+
+@set_module("dlx.adapter")
+def forward(tensor: Tensor) -> Tensor:
+    """Return the same tensor without negative strides, for a consumer that refuses even those of extents of 1 or 0.
+
+    Others are not to be there: `Capabilities.layouts` says that they are not taken.
+    """
+    strides = tensor.strides
+    if min(strides, default=0) >= 0:
+        return tensor
+    strides = tuple(max(stride, 0) for stride in strides)
+    flags = tensor.flags & (READ_ONLY | SUBBYTE_PADDED)
+    return native.tensor_new(tensor.data_ptr, tensor.shape, strides, tensor.dtype, tensor.device, flags, tensor)
 
 
 @set_module("dlx.adapter")

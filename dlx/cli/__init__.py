@@ -90,28 +90,18 @@ def _unwritten(command: str, error: OSError) -> int:
         return PIPE
     if os.environ.get(TRACEBACK):
         raise error
-    return _ended(command, f"writing failed: {error.strerror or error}", False, "OSError")
+    return _ended(command, f"stdout could not be written: {error.strerror or error}", False, "OSError")
 
 
 def _ended(command: str, text: str, as_json: bool, kind: str) -> int:
     """Say in one line what is wrong, under --json as JSON on stdout, too, and return the exit status."""
-    _say(f"dlx {command}: {text}" if command else f"dlx: {text}", sys.stderr)
+    from dlx.cli.render.stdout import complain, say
+
+    complain(command, text)
     if as_json:
         import json
 
         from dlx.cli.arguments import head
 
-        _say(json.dumps({**head(command), "error": {"kind": kind, "message": text}}, indent=2), sys.stdout)
+        say(json.dumps({**head(command), "error": {"kind": kind, "message": text}}, indent=2), sys.stdout)
     return BAD
-
-
-def _say(text: str, file: Any) -> None:
-    """Print a line to a stream that may be closed or full; a failure to print is ignored."""
-    from dlx.cli.render.stdout import silence
-
-    if file is None:
-        return
-    try:
-        print(text, file=file, flush=True)
-    except OSError:
-        silence(file.fileno())  # nor shall the interpreter complain, when it ends

@@ -12,7 +12,7 @@ from dlx._version import __version__
 from dlx.errors import did_you_mean
 from dlx.typing import READONLY
 
-__all__ = ["COPY", "SCHEMA", "WrongCall", "head", "parser"]
+__all__ = ["COPY", "SCHEMA", "SHELLS", "WrongCall", "head", "parser"]
 
 SCHEMA = 1
 """Version of what ``--json`` prints; it changes where a program that reads it would break."""
@@ -20,11 +20,18 @@ SCHEMA = 1
 COPY = {None: "auto", False: "never", True: "always"}
 """Values of ``copy`` as the option ``--copy`` has them."""
 
+SHELLS = ("bash", "zsh", "fish")
+"""Whose words `dlx completion` completes."""
+
 _SOURCE = """\
 a source is
-  a file          .npy .npz .safetensors: headers only, no framework needed
+  a file          .npy .npz .safetensors .gguf: headers only, by dlx itself
                   .pt .pth: by torch with weights_only, memory-mapped
                   .arrow .arrows .feather .parquet: the schema, by pyarrow
+                  .h5 .hdf5: the list of datasets, by h5py
+  a folder        all such files in it, or the one checkpoint that it is
+  '*.npy'         all files with such names
+  -               a file on stdin
   pkg.mod:attr    an object; this IMPORTS AND RUNS pkg.mod
   'float32[3,4]'  an abstract tensor: host memory of that dtype and shape"""
 
@@ -156,6 +163,17 @@ def _commands() -> dict[str, _Command]:
             _SOURCE,
             strict="something is refused",
         ),
+        "convert": _Command(
+            "write the arrays of a file in another format: .npy, .npz, .safetensors, .arrow; no dtype is changed",
+            [
+                _option("source", metavar="IN", help="any file that dlx.open reads, or - for stdin; see dlx inspect"),
+                _option("target", metavar="OUT", help="its name's end says the format"),
+                _flag("--force", "replace OUT if it is there"),
+            ],
+            "OUT appears once it is complete and on the disk: a run that is killed leaves\n"
+            "nothing, or .OUT.dlx-partial, which the next run takes over. Arrays are written\n"
+            "one at a time; nothing in IN is run.",
+        ),
         "dtypes": _Command(
             "show every dtype: DLPack's numbers, and what each framework calls it",
             pair,
@@ -198,6 +216,13 @@ def _commands() -> dict[str, _Command]:
             ],
             "The package is imported, if it is there, to find its array types and dtypes.",
             defaults={"module": "new_adapter"},
+        ),
+        "completion": _Command(
+            "print what a shell needs to complete the words of dlx",
+            [_option("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))],
+            'bash  eval "$(dlx completion bash)" in ~/.bashrc\n'
+            "zsh   source <(dlx completion zsh) in ~/.zshrc, after compinit\n"
+            "fish  dlx completion fish | source, in ~/.config/fish/config.fish",
         ),
         "bench": _Command(
             "measure conversions between the frameworks installed here",

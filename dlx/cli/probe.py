@@ -56,6 +56,8 @@ def _framework(name: str) -> dict[str, Any]:
     adapter = registry.target(name).adapter
     answer: dict[str, Any] = {"seconds": round(time.perf_counter() - start, 2)}
     answer["version"] = __version__ if name == "dlx" else adapter.version()
+    if next(iter(adapter.devices.available()), None) is None:
+        return answer | {"no_device": True}
     array = array_of(name, "float32")
     table = hasattr(type(array), "__dlpack_c_exchange_api__")
     answer |= {"type": type_name(type(array)), "exchange_api": table, "capsule": capsule_facts(array)}

@@ -11,6 +11,7 @@ from dlx._core.module import set_module
 from dlx.testing.outcome import Broken, NotApplicable
 from dlx.testing.subject import Subject
 from dlx.testing.support.capsules import NotACapsule
+from dlx.testing.support.producers import Source
 
 __all__ = ["CHECKS", "KINDS", "Check", "Verdict", "check", "declared", "excepting", "of_kinds", "unless_refused"]
 
@@ -70,9 +71,10 @@ class Check:
         except NotApplicable as error:
             return Verdict(self.name, subject.name, "n/a", str(error))
         except (Broken, NotACapsule) as error:
-            return Verdict(self.name, subject.name, "breaks", str(error)).under(subject, self)
-        except Exception:
-            return Verdict(self.name, subject.name, "error", traceback.format_exc())
+            tried = _tried(error) if self.kind == "adapter" else ""
+            return Verdict(self.name, subject.name, "breaks", f"{error}{tried}").under(subject, self)
+        except Exception as error:
+            return Verdict(self.name, subject.name, "error", f"{traceback.format_exc()}{_tried(error)}")
         return Verdict(self.name, subject.name, "keeps", remark).under(subject, self)
 
     def reproduction(self, subject: Subject) -> str:
@@ -88,6 +90,15 @@ class Check:
             ]
             return "\n".join(lines)
         return text
+
+
+def _tried(error: Exception) -> str:
+    """Return what was tried last when an error arose: the innermost array in the frames of the kit."""
+    last = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if str(frame.f_globals.get("__name__")).startswith("dlx.testing."):
+            last = next((each for each in frame.f_locals.values() if isinstance(each, Source)), last)
+    return "" if last is None else f"; tried last: {last.dtype}, shape {last.shape}, strides {last.strides}"
 
 
 @set_module("dlx.testing")

@@ -47,7 +47,8 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """End a sentence before code with one colon: docstrings say ``::``, for Sphinx and for people."""
+    """Link each picture to itself. End a sentence before code with one colon: docstrings say ``::``, for Sphinx."""
+    html = re.sub(r'(<img [^>]*src="([^"]+\.svg)"[^>]*>)', r'<a class="figure" href="\2" title="large">\1</a>', html)
     return re.sub(r"::</p>(?=\s*<(?:pre|div))", ":</p>", html)
 
 
@@ -79,6 +80,6 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     for fence in [*FENCE.finditer(markdown), None]:
         prose = LINK.sub(moved, markdown[end : fence.start() if fence else None])  # code may look like a link
         parts += [re.sub(r"^(?!#).*$", lambda line: NAME.sub(named, line[0]), prose, flags=re.MULTILINE)]
-        if fence is not None:
-            parts, end = [*parts, fence[0]], fence.end()
+        if fence is not None:  # one without a language is a drawing, whose lines must not wrap
+            parts, end = [*parts, re.sub(r"^```\n", "``` {.text .drawing}\n", fence[0])], fence.end()
     return "".join(parts)

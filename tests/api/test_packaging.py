@@ -26,7 +26,7 @@ packaging = pytest.importorskip("packaging.requirements")
 
 FRAMEWORKS = (
     *("numpy", "torch", "cupy", "jax", "tvm-ffi", "pyarrow"),
-    *("tensorflow", "paddle", "mlx", "warp", "onnxruntime", "xarray"),
+    *("tensorflow", "paddle", "mlx", "warp", "onnxruntime", "xarray", "dask"),
 )
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
@@ -119,7 +119,7 @@ def test_type_checkers_read_the_installed_package(installed, tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
     lines = [line for line in done.stdout.splitlines() if "note:  " not in line and "Possible overload" not in line]
     assert lines[0] == 'mine.py:2: note: Revealed type is "dlx._core.native.Tensor"'
-    assert lines[1].startswith("mine.py:3: error: No overload variant")
+    assert lines[1].startswith('mine.py:3: error: Argument "copy" to "__call__" of "Convert"')
     assert lines[2:] == ["Found 1 error in 1 file (checked 1 source file)"]
 
 
@@ -147,6 +147,15 @@ def test_the_address_of_the_project_is_one_variable(tmp_path):
         (metadata,) = out.glob("*/METADATA")
         shown = re.findall("^Project-URL: .*", metadata.read_text(encoding="utf-8"), re.MULTILINE)
         assert len(shown) == links and all(f", {url}" in each for each in shown)
+
+
+def test_citations_say_what_the_metadata_say():
+    """CITATION.cff: who made what under which licence. Its version is the one that was used, so it names none."""
+    cited = pytest.importorskip("yaml").safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert (cited["cff-version"], cited["type"], cited["title"]) == ("1.2.0", "software", dlx.__name__)
+    assert {"message", "authors"} <= {*cited} and not {"version", "url", "repository-code"} & {*cited}
+    names = {"abstract": "description", "authors": "authors", "license": "license", "keywords": "keywords"}
+    assert {name: cited[name] for name in names} == {name: PROJECT[ours] for name, ours in names.items()}
 
 
 def pins():

@@ -106,7 +106,7 @@ def test_it_prints_as_a_table_html_and_json(np):
     assert head == "12 B copied or moved by 1 conversions" and "test_trace.py:" in row and "copied" in row
     assert repr(seen) == str(seen)
     shown = seen._repr_html_()
-    assert shown.startswith("<table>") and "-&gt; dlx" in shown and "color:#9a6700" in shown
+    assert "<table" in shown and "-&gt; dlx" in shown and "background:#d4a72c" in shown
     (event,) = json.loads(seen.json())
     assert event["outcome"] == "copied" and event["nbytes"] == 12 and event["times"] == 1
     assert str(dlx.trace()) == "0 B copied or moved by 0 conversions"

@@ -34,15 +34,22 @@ SEARCHED = [] if is_made() else [str(ROOT)]
 
 
 def run_mypy(names, *options):
-    """Run mypy as a project that has dlx installed does, in its strict mode; give (file, line) of the errors."""
+    """Run mypy as a project that has dlx installed does, in its strict mode.
+
+    Give {(file, line) of an error: how many lines mypy prints about it}.
+    """
     environment = {**os.environ, "MYPYPATH": "" if "--python-executable" in options else ":".join(SEARCHED)}
     environment |= {"MYPY_CACHE_DIR": str(ROOT / ".mypy_cache" / "examples")}
-    strict = ["--strict", "--follow-imports", "silent", "--config-file", "", "--python-version", "3.11"]
-    command = [sys.executable, "-m", "mypy", *strict, "--output", "json", *options, *names]
+    command = [sys.executable, "-m", "mypy", "--python-version", "3.11", "--output", "json", *options, *names]
     done = subprocess.run(command, cwd=EXAMPLES, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return {(os.path.basename(each["file"]), each["line"]) for each in found if each["severity"] == "error"}
+    printed = {}
+    for each in found:
+        if each["severity"] == "error":
+            place = os.path.basename(each["file"]), each["line"]
+            printed[place] = printed.get(place, 0) + 1 + len((each["hint"] or "").splitlines())
+    return printed
 
 
 def run_pyright(names, folder, python=sys.executable):
@@ -70,7 +77,7 @@ def need(*modules):
 
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory):
-    """Give a function: the errors of one checker in the files that use frameworks."""
+    """Give a function: the errors of one checker in the files that use frameworks; of mypy with numbers of lines."""
     known = {}
 
     def of(checker):
@@ -101,7 +108,17 @@ def test_checkers_follow_the_environment_of_a_checkout(errors, checker):
     """Whoever tries dlx with the `.venv` that make has set up has its types: the examples found them by it alone."""
     if not is_made():
         pytest.skip("this is not the environment that make sets up in this checkout")
-    assert errors(checker) == set().union(*map(announced, WITH))
+    assert set(errors(checker)) == set().union(*map(announced, WITH))
+
+
+def test_mypy_tells_a_wrong_option_in_one_line(errors):
+    """It would print every overload of `convert` otherwise: 47 lines for each mistake."""
+    lines = (EXAMPLES / "mistakes.py").read_text().splitlines()
+    said = ("# error: no such option", "# error: no such word", "# error: copy is", "# error: no device")
+    wrong = [number for number, line in enumerate(lines, 1) if any(each in line for each in said)]
+    assert len(wrong) >= 9
+    printed = {number: errors("mypy")["mistakes.py", number] for number in wrong}
+    assert all(number <= 2 for number in printed.values()), printed  # the second: where a plain function is defined
 
 
 def test_the_examples_do_announce_mistakes():
@@ -123,7 +140,7 @@ def test_a_framework_that_is_not_installed_is_any(checker, tmp_path):
         found = run_mypy(names, "--python-executable", python)
     else:
         found = run_pyright(names, tmp_path, python=python)
-    assert found == announced("alone.py")
+    assert set(found) == announced("alone.py")
 
 
 def test_dlx_says_that_it_is_typed():

@@ -11,6 +11,7 @@
 
 #include <pthread.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +19,16 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { ACTORS = 256, DEVICES = 4, STREAMS = 128, BLOCKS = 4096, EVENTS = 4096, CAPTURES = 64 };
+/* More streams than torch and cupy make at once: torch makes 32 of each priority on each device.
+ * Only what is used of these tables takes memory. */
+enum {
+  ACTORS = 4096,
+  DEVICES = 4,
+  STREAMS = 4096,
+  BLOCKS = 1 << 16,
+  EVENTS = 4096,
+  CAPTURES = 1024
+};
 enum { GLOBAL_MODE = 0, LOCAL_MODE = 1, RELAXED = 2 };
 enum { NONE = 0, ACTIVE = 1, INVALIDATED = 2 };
 enum { HOST = 1, DEVICE = 2, MANAGED = 3 };
@@ -67,7 +77,8 @@ static int n_captures = 1;
 static block blocks[BLOCKS];
 static access_* accesses;
 static size_t n_accesses, room;
-static int contexts[DEVICES] = {0, 1, 2, 3};
+static int contexts[DEVICES] = {0, 1, 2, 3}, retained[DEVICES];
+static int n_streams = 1, n_blocks, n_events; /* entries that were ever used; 0 is no stream */
 static long races, misuses, syncs, blocked;
 static char report[4096];
 
@@ -84,7 +95,7 @@ static void refresh(void);
 static struct {
   const char* name;
   long count;
-} calls[64];
+} calls[128];
 static char *text, fail_name[64];
 static size_t text_used, text_room;
 static int fail_code, fail_after;
@@ -151,9 +162,15 @@ static int enter(const char* name) {
 /* ---- clocks ------------------------------------------------------------------------------------
  */
 
+/* Nothing is overwritten in silence. */
+static void full(const char* what) {
+  fprintf(stderr, "fake_cuda: no room for more %s\n", what);
+  abort();
+}
+
 static int new_actor(void) {
   if (n_actors == 0) n_actors = 1; /* 0 is nobody */
-  if (n_actors == ACTORS) abort();
+  if (n_actors == ACTORS) full("streams and threads");
   return n_actors++;
 }
 
@@ -178,11 +195,9 @@ static void join(clocks* into, const clocks* from) {
 }
 
 static int new_stream(int device, int blocking) {
-  int i = 1;
-  while (streams[i].used) i++;
-  if (i == STREAMS) abort();
-  streams[i] = (stream){1, 1, device, blocking, new_actor(), 0, NEVER};
-  return i;
+  if (n_streams == STREAMS) full("streams");
+  streams[n_streams] = (stream){1, 1, device, blocking, new_actor(), 0, NEVER};
+  return n_streams++;
 }
 
 static int current(void) {
@@ -200,13 +215,13 @@ static int resolve(uint64_t handle, int device) {
     if (per_thread[device] == 0) per_thread[device] = new_stream(device, 1);
     return per_thread[device];
   }
-  for (int i = 1; i < STREAMS; i++)
-    if ((uint64_t)(uintptr_t)&streams[i] == handle && streams[i].used) {
-      if (streams[i].alive) return i;
-      misuses++;
-      complain("a destroyed stream was used; ");
-      return 0;
-    }
+  uint64_t first = (uint64_t)(uintptr_t)streams, i = (handle - first) / sizeof *streams;
+  if (handle > first && i < (uint64_t)n_streams && handle == (uint64_t)(uintptr_t)&streams[i]) {
+    if (streams[i].alive) return (int)i;
+    misuses++;
+    complain("a destroyed stream was used; ");
+    return 0;
+  }
   misuses++;
   complain("no stream has the handle %lu; ", (unsigned long)handle);
   return 0;
@@ -216,7 +231,7 @@ static int resolve(uint64_t handle, int device) {
 static void join_others(int s, clocks* into) {
   int device = streams[s].device;
   if (s == legacy[device]) {
-    for (int i = 1; i < STREAMS; i++)
+    for (int i = 1; i < n_streams; i++)
       if (streams[i].used && streams[i].device == device && streams[i].blocking && i != s)
         join(into, &now[streams[i].actor]);
   } else if (streams[s].blocking && legacy[device]) {
@@ -234,7 +249,7 @@ static clocks* step(int s) {
 }
 
 static int is_complete(const clocks* when) {
-  for (int i = 1; i < STREAMS; i++)
+  for (int i = 1; i < n_streams; i++)
     if (streams[i].used && when->at[streams[i].actor] > streams[i].done) return 0;
   return 1;
 }
@@ -242,8 +257,8 @@ static int is_complete(const clocks* when) {
 /* As in the log: s3 is a stream; a thread of the host has no number. */
 static const char* name_of(int actor, char* room) {
   int i = 1;
-  while (i < STREAMS && !(streams[i].used && streams[i].actor == actor)) i++;
-  snprintf(room, 16, i < STREAMS ? "s%d" : "the host", i);
+  while (i < n_streams && !(streams[i].used && streams[i].actor == actor)) i++;
+  snprintf(room, 16, i < n_streams ? "s%d" : "the host", i);
   return room;
 }
 
@@ -267,7 +282,7 @@ static int touch(int actor, char* low, size_t n, int write) {
 }
 
 static block* find_block(const void* address) {
-  for (int i = 0; i < BLOCKS; i++)
+  for (int i = 0; i < n_blocks; i++)
     if (blocks[i].low && blocks[i].low <= (char*)address && (char*)address < blocks[i].high)
       return &blocks[i];
   return NULL;
@@ -283,9 +298,7 @@ static void use_memory(int s, void* address, size_t n, int write) {
 }
 
 static uint64_t new_block(int device, size_t n, int kind) {
-  int i = 0;
-  while (i < BLOCKS && blocks[i].low) i++;
-  if (i == BLOCKS) return 0;
+  if (n_blocks == BLOCKS) full("blocks");
   char *memory = aligned_alloc(256, (n + 511) / 256 * 256), *low = memory;
   if (memory == NULL) return 0;
   memset(memory, 0xA5, n);
@@ -293,7 +306,7 @@ static uint64_t new_block(int device, size_t n, int kind) {
     low = mmap(NULL, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (low == MAP_FAILED) abort();
   }
-  blocks[i] = (block){low, low + n, device, kind, 1, kind == DEVICE ? memory : NULL};
+  blocks[n_blocks++] = (block){low, low + n, device, kind, 1, kind == DEVICE ? memory : NULL};
   return (uint64_t)(uintptr_t)low;
 }
 
@@ -304,11 +317,12 @@ static char* bytes_of(const void* address) {
 }
 
 static void drop_blocks(void) {
-  for (int i = 0; i < BLOCKS; i++) {
+  for (int i = 0; i < n_blocks; i++) {
     if (blocks[i].held) munmap(blocks[i].low, (size_t)(blocks[i].high - blocks[i].low));
     free(blocks[i].held ? blocks[i].held : blocks[i].low);
   }
-  memset(blocks, 0, sizeof blocks);
+  memset(blocks, 0, (size_t)n_blocks * sizeof *blocks);
+  n_blocks = 0;
 }
 
 /* ---- captures ---------------------------------------------------------------------------------
@@ -326,7 +340,7 @@ static void invalidate(int s) {
 static int is_implicit(int s, int breaks) {
   int device = streams[s].device, found = 0;
   if (s != legacy[device]) return 0;
-  for (int i = 1; i < STREAMS; i++)
+  for (int i = 1; i < n_streams; i++)
     if (streams[i].used && streams[i].device == device && streams[i].blocking && i != s &&
         capture_state(i) == ACTIVE) {
       found = 1;
@@ -434,13 +448,36 @@ int cuDeviceGetAttribute(int* value, int attribute, int device) {
 int cuDevicePrimaryCtxRetain(void** context, int device) {
   ENTER("cuDevicePrimaryCtxRetain");
   note("cuDevicePrimaryCtxRetain %d\n", device);
+  retained[device] = 1;
   *context = &contexts[device];
+  LEAVE(0);
+}
+
+int cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
+  ENTER("cuDevicePrimaryCtxGetState");
+  *flags = 0;
+  *active = retained[device];
   LEAVE(0);
 }
 
 int cuCtxPushCurrent_v2(void* context) {
   ENTER("cuCtxPushCurrent");
   stack[depth++] = *(int*)context;
+  LEAVE(0);
+}
+
+int cuCtxGetCurrent(void** context) {
+  ENTER("cuCtxGetCurrent");
+  *context = depth ? &contexts[current()] : NULL;
+  LEAVE(0);
+}
+
+/* The top of this thread's stack is replaced; NULL takes it away. */
+int cuCtxSetCurrent(void* context) {
+  ENTER("cuCtxSetCurrent");
+  if (depth && context == NULL) depth--;
+  if (context && depth == 0) depth = 1;
+  if (context) stack[depth - 1] = *(int*)context;
   LEAVE(0);
 }
 
@@ -569,9 +606,11 @@ int cuEventCreate(event** made, unsigned flags) {
   if (depth == 0) LEAVE(201);
   if (flags != 2) misuses++; /* with timing it would be slow */
   int i = 0;
-  while (i < EVENTS && events[i].used) i++;
+  while (i < n_events && events[i].used) i++;
   if (i == EVENTS) LEAVE(2);
-  events[i] = (event){.used = 1, .alive = 1, .device = current()};
+  if (i == n_events) n_events++;
+  events[i].used = events[i].alive = 1;
+  events[i].device = current();
   *made = &events[i];
   note("cuEventCreate -> e%d\n", i);
   LEAVE(0);
@@ -587,7 +626,7 @@ int cuEventRecord(event* e, uint64_t handle) {
   }
   if (is_implicit(s, 1)) LEAVE(906);
   e->capture = capture_state(s) == ACTIVE ? streams[s].capture : 0;
-  e->when = *step(s);
+  memcpy(e->when.at, step(s)->at, (size_t)n_actors * sizeof *e->when.at);
   e->recorded = 1;
   LEAVE(0);
 }
@@ -633,7 +672,7 @@ int cuEventDestroy_v2(event* e) {
   ENTER("cuEventDestroy");
   CONTEXT_NEEDED
   if (!e->alive) misuses++;
-  memset(e, 0, sizeof *e);
+  memset(e, 0, offsetof(event, when) + (size_t)n_actors * sizeof *e->when.at);
   LEAVE(0);
 }
 
@@ -760,7 +799,7 @@ int cuMemcpy2DAsync_v2(const box* b, uint64_t handle) {
 
 long fake_calls(const char* name) {
   long sum = 0;
-  for (int i = 0; i < 64 && calls[i].name; i++)
+  for (int i = 0; i < 128 && calls[i].name; i++)
     if (*name == 0 || strcmp(calls[i].name, name) == 0) sum += calls[i].count;
   return sum;
 }
@@ -781,16 +820,19 @@ void fake_reset(int devices) {
   n_devices = devices;
   initialised = 0;
   pools = 1;
-  n_actors = 0;
   n_captures = 1;
   fail_code = 0;
   n_accesses = 0;
   *report = 0;
   races = misuses = syncs = blocked = 0;
-  memset(now, 0, sizeof now);
-  memset(streams, 0, sizeof streams);
+  for (int i = 0; i < n_actors; i++) memset(now[i].at, 0, (size_t)n_actors * sizeof *now[i].at);
+  for (int i = 0; i < n_events; i++)
+    memset(&events[i], 0, offsetof(event, when) + (size_t)n_actors * sizeof *events[i].when.at);
+  memset(streams, 0, (size_t)n_streams * sizeof *streams);
   memset(legacy, 0, sizeof legacy);
-  memset(events, 0, sizeof events);
+  memset(retained, 0, sizeof retained);
+  n_actors = n_events = 0;
+  n_streams = 1;
   drop_blocks();
   fake_forget();
 }
@@ -844,13 +886,13 @@ void fake_fail(const char* name, int code, int after) {
 
 long fake_events(void) {
   long n = 0;
-  for (int i = 0; i < EVENTS; i++) n += events[i].used;
+  for (int i = 0; i < n_events; i++) n += events[i].used;
   return n;
 }
 
 long fake_blocks(void) {
   long n = 0;
-  for (int i = 0; i < BLOCKS; i++) n += blocks[i].low && blocks[i].alive;
+  for (int i = 0; i < n_blocks; i++) n += blocks[i].low && blocks[i].alive;
   return n;
 }
 
@@ -923,6 +965,7 @@ void fake_resume(int device, uint64_t handle) {
 void fake_capture(int device, uint64_t handle, int mode) {
   pthread_mutex_lock(&lock);
   int s = resolve(handle, device);
+  if (n_captures == CAPTURES) full("captures");
   captures[n_captures] = (capture){ACTIVE, mode, s, pthread_self()};
   streams[s].capture = n_captures++;
   pthread_mutex_unlock(&lock);
@@ -933,7 +976,7 @@ int fake_capture_end(int device, uint64_t handle) {
   pthread_mutex_lock(&lock);
   int s = resolve(handle, device), c = streams[s].capture, answer = 0;
   if (captures[c].state == INVALIDATED) answer = 901;
-  for (int i = 1; i < STREAMS; i++)
+  for (int i = 1; i < n_streams; i++)
     if (streams[i].used && streams[i].capture == c) {
       if (i != s && answer == 0) answer = 904;
       streams[i].capture = 0;

@@ -1084,7 +1084,8 @@ static void target_arrow(void) {
   script self = {.n = (int)batch_count, .fails_at = fails ? (int)(how % 5) : -1};
   self.stream = (struct ArrowArrayStream){script_schema, script_next, NULL, script_release, &self};
   dlx_arrow* data = dlx_arrow_new();
-  int status = dlx_arrow_read(data, &self.stream);
+  struct ArrowDeviceArrayStream stream = dlx_arrow_host_stream(&self.stream);
+  int status = dlx_arrow_read(data, &stream);
   int must_fail = self.fails_at >= 0 && self.fails_at <= (int)batch_count + 1;
   HOLDS(status == (must_fail ? DLX_E_ARROW : DLX_OK));
   dlx_arrow_column column;

@@ -248,13 +248,13 @@ def test_a_full_disk_is_one_line(words):
     """Exit status 2: the output is not whole."""
     status, _, err = shell(words, "> /dev/full")
     name = f"dlx {words[0]}" if words[0][0] != "-" else "dlx"
-    assert (status, err) == (2, f"{name}: writing failed: No space left on device\n")
+    assert (status, err) == (2, f"{name}: stdout could not be written: No space left on device\n")
 
 
 @pytest.mark.parametrize("words", WRITING[:3])
 def test_a_closed_stdout_is_one_line(words):
     """It is not taken for success."""
-    assert shell(words, ">&-") == (2, "", f"dlx {words[0]}: writing failed: stdout is closed\n")
+    assert shell(words, ">&-") == (2, "", f"dlx {words[0]}: stdout could not be written: it is closed\n")
 
 
 @pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
@@ -332,3 +332,44 @@ def test_a_fault_of_dlx_is_one_line(monkeypatch, capsys):
     monkeypatch.setenv("DLX_TRACEBACK", "1")
     with pytest.raises(KeyError):
         main(["doctor"])
+
+
+@pytest.mark.parametrize("width", [20, 40, 200])
+def test_errors_on_a_terminal_are_in_colour_and_wrapped_between_words(monkeypatch, width):
+    """Every word is whole on its line, however narrow; without colours where the user wants none."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    shown = []
+    for colours in (True, False):
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        if not colours:
+            monkeypatch.setenv("NO_COLOR", "1")
+        ours, theirs = os.openpty()
+        with os.fdopen(theirs, "w") as terminal:
+            monkeypatch.setattr(sys, "stderr", terminal)
+            assert here("inspect", "a-file_that.is/not_there.npy") == (2, "")
+            terminal.flush()
+            shown.append(os.read(ours, 1 << 16).decode().replace("\r\n", "\n"))
+        os.close(ours)
+    coloured, plain = shown
+    assert coloured.startswith("\x1b[1;31mdlx inspect:\x1b[0m") and "\x1b" not in plain
+    assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == plain
+    words = ["dlx", "inspect:", "a-file_that.is/not_there.npy:", "there", "is", "no", "such", "file,"]
+    assert plain.split()[: len(words)] == words
+    assert all(len(line) <= width or len(line.split()) == 1 for line in plain.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["inspekt", "x"], "inspect"),
+        (["conver", "a", "b"], "convert"),
+        (["completon", "bash"], "completion"),
+        (["inspect", "x", "--jsn"], "--json"),
+        (["convert", "a", "b", "--forse"], "--force"),
+    ],
+)
+def test_misspelt_words_are_answered_with_the_nearest(words, meant, capsys):
+    """Subcommands and options, in the one line that says what is wrong."""
+    assert here(*words) == (2, "")
+    assert f"did you mean {meant!r}?" in capsys.readouterr().err

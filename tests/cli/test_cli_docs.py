@@ -1,5 +1,6 @@
 """docs/command-line.md says what the command does: its examples, keys, commands and statuses; the screens are drawn."""
 
+import html
 import re
 import runpy
 import tomllib
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from command import COMMANDS, document, here
+from files import npy
 
 from dlx.cli import main
 
@@ -22,10 +24,13 @@ def test_examples_print_what_is_written(block, tmp_path, monkeypatch):
     command, _, written = block.partition("\n")
     monkeypatch.chdir(tmp_path)
     SCREENS["images"](Path("images.npy"))
+    Path("weights.npy").write_bytes(npy("<f4", (1000, 64), bytes(256_000)))
     assert here(*command.split()) == (0, written)
 
 
 CALLS = {
+    "convert": ["images.npy", "images.safetensors"],
+    "completion": ["bash"],
     "inspect": ["float32[2]", "--to", "none"],
     "plan": ["float32[2]", "--to", "dlx"],
     "dtypes": [],
@@ -41,13 +46,14 @@ CALLS = {
 def test_json_has_the_documented_keys(command, tmp_path, monkeypatch):
     """A schema version on every command, and the keys of the table, no more and no less at the top."""
     monkeypatch.chdir(tmp_path)
+    Path("images.npy").write_bytes(npy("<f4", (2,), bytes(8)))
     (line,) = re.findall(rf"^\| `{command}` \| (.*) \|$", TEXT, re.MULTILINE)
     found = document(command, *CALLS[command])
     assert list(found)[:3] == ["schema", "command", "dlx"]
     named = re.findall(r"`(\w+)`", line)
     assert set(found) - {"schema", "command", "dlx"} <= set(named)
     first = next((each for each in found.values() if isinstance(each, list) and each), None)
-    if command not in ("devices", "doctor", "new-adapter") and first is not None:
+    if command not in ("convert", "devices", "doctor", "new-adapter") and first is not None:
         assert set(named) & set(first[0]), (named, first[0])
         missing = [key for key in named if key not in found and key not in first[0]]
         assert set(missing) <= {"error", "matrix", "arrays", "target", "name", "kind", "bytes", "notes", "metadata"}
@@ -77,6 +83,25 @@ def test_screens(name):
     assert f"(screens/{name}.svg)" in TEXT
     assert "url(http" not in text and "prefers-color-scheme: dark" in text
     assert f"dlx&#160;{SCREENS['SCREENS'][name].split()[0]}" in text
+
+
+def text_of(svg):
+    """Give the words of a picture, in order."""
+    return [html.unescape(each) for each in re.findall(r"<text[^>]*>([^<]*)</text>", svg)]
+
+
+@pytest.mark.parametrize("name", sorted(SCREENS["SCREENS"]))
+def test_screens_show_what_the_command_prints(name, tmp_path, monkeypatch):
+    """Drawn again, each has the same text; `make screens` makes them anew."""
+    command = SCREENS["SCREENS"][name]
+    targets = re.search(r"--to (\S+)", command)[1].split(",")
+    for each in {*targets, *re.findall(r"--from (\w+)", command)} - {"dlx"}:
+        pytest.importorskip(each)
+    monkeypatch.chdir(tmp_path)
+    SCREENS["model"](Path("model.safetensors"))
+    SCREENS["images"](Path("images.npy"))
+    written = (DOCS / "screens" / f"{name}.svg").read_text(encoding="utf-8")
+    assert text_of(SCREENS["drawn"](command)) == text_of(written), "run make screens"
 
 
 def test_a_screen_is_drawn(tmp_path, monkeypatch):

@@ -1,5 +1,8 @@
 """`dlx inspect`: what an object or a file is, folded and summed up where it is much."""
 
+import json
+import re
+import subprocess
 import sys
 import textwrap
 
@@ -268,3 +271,82 @@ def test_texts():
     assert amount(10**30).endswith("EiB")
     assert one_line("a\nb\x1b\u202e é") == "a\\nb\\x1b\\u202e é"
     assert one_line("x" * 500, 10) == "xxxxxxxxx…"
+
+
+# ---- several sources -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shelf(tmp_path, monkeypatch):
+    """Enter a folder with good files and bad ones."""
+    (tmp_path / "folder").mkdir()
+    for name in ("a.npy", "b1.npy", "folder/c.npy", "folder/d.npy", "folder/notes.txt"):
+        (tmp_path / name).write_bytes(npy("<f4", (2,), bytes(8)))
+    (tmp_path / "bad.npy").write_bytes(b"\x93NUMPY")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", [["inspect"], ["plan", "--to", "dlx"]])
+def test_one_bad_file_spoils_no_other(shelf, capsys, command):
+    """The good ones are shown, what is wrong with the others is on stderr, and the status is 2."""
+    status, out = here(*command, "bad.npy", "a.npy", "none.npy", "folder")
+    err = capsys.readouterr().err
+    assert status == 2 and [name for name in ("a.npy", "folder/c.npy", "folder/d.npy") if name not in out] == []
+    first, second = err.splitlines()
+    assert first.startswith(f"dlx {command[0]}: bad.npy: it is cut off") and "none.npy: there is no such file" in second
+
+
+def test_json_has_what_was_wrong(shelf, capsys):
+    """Beside the sources, as ``errors``, which is not there where nothing was wrong."""
+    status, out = here("inspect", "a.npy", "bad.npy", "--json")
+    found = json.loads(out)
+    assert status == 2 and [each["name"] for each in found["sources"]] == ["a.npy"]
+    assert [each["kind"] for each in found["errors"]] == ["BadInput"] and "bad.npy" in found["errors"][0]["message"]
+    assert "errors" not in document("inspect", "a.npy")
+
+
+def test_folders_and_globs(shelf):
+    """All files that dlx reads, by name; a glob that the shell left alone is taken as it would."""
+    names = lambda *words: [each["name"] for each in document("inspect", *words)["sources"]]  # noqa: E731
+    assert names("folder") == ["folder/c.npy", "folder/d.npy"]
+    assert names("[a]*.npy") == ["a.npy"]
+    assert names("b?.npy", "b[0-9].npy", "fold*", "**/c.npy") == ["b1.npy", "b1.npy", *names("folder"), "folder/c.npy"]
+    assert names("float32[3,4]") == ["float32[3,4]"]
+    safetensors(shelf / "folder" / "x.safetensors", {"w": ("F32", (2,))})
+    assert len(names("folder")) == 3
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("none*.npy", "no file has a name like this"),
+        ("https://host.org/a.npy", "fetch it first, for instance with curl"),
+        ("s3://bucket/a.npy", "fetch it first"),
+        ("empty", "none of the 1 files in this folder"),
+        ("model.onnx", "an ONNX model, a program with its weights. Read its weights: onnx.numpy_helper.to_array"),
+        ("two.zarr", "a Zarr store.* Read it by zarr: dlx.convert"),
+        ("three.zarr", "a Zarr store"),
+    ],
+)
+def test_what_dlx_does_not_read_is_named(shelf, capsys, word, said):
+    """With what to do."""
+    (shelf / "model.onnx").write_bytes(b"\x08\x07\x12\x07pytorch")
+    for folder, name in (("empty", "x.txt"), ("two.zarr", ".zgroup"), ("three.zarr", "zarr.json")):
+        (shelf / folder).mkdir()
+        (shelf / folder / name).write_text("{}")
+    assert here("inspect", word) == (2, "")
+    assert re.search(said, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("through", ["a pipe", "a file"])
+def test_stdin(shelf, through):
+    """``-``, by its bytes."""
+    content = (shelf / "a.npy").read_bytes()
+    words = [sys.executable, "-m", "dlx", "inspect", "-", "--to", "dlx"]
+    with (shelf / "a.npy").open("rb") as file:
+        given = {"input": content} if through == "a pipe" else {"stdin": file}
+        done = subprocess.run(words, capture_output=True, check=True, **given)
+    assert done.stdout.startswith(b"-  .npy\n") and b"shared" in done.stdout and done.stderr == b""
+    done = subprocess.run(words, capture_output=True, input=content[:20], check=False)
+    assert done.returncode == 2 and done.stderr.startswith(b"dlx inspect: -: it is cut off")

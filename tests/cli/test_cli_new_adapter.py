@@ -9,35 +9,10 @@ import sys
 import tomllib
 
 import pytest
+from first_adapter import SHELF
 from project import ROOT
 
 from dlx.cli import main
-
-SHELF = '''
-"""A framework made up for a test: arrays over dlx tensors, in row-major host memory."""
-import dlx
-
-float32, int64, uint8, bool = "float32", "int64", "uint8", "bool"
-__version__ = "3.1"
-
-
-class Array:
-    def __init__(self, tensor):
-        self.tensor = tensor
-
-    def __dlpack__(self, **options):
-        return self.tensor.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return self.tensor.__dlpack_device__()
-
-
-def from_dlpack(producer):
-    tensor = dlx.from_dlpack(producer)
-    if tensor.readonly:
-        raise BufferError("arrays of shelf can be written")
-    return Array(tensor)
-'''
 
 
 @pytest.fixture
@@ -70,10 +45,9 @@ def test_what_it_writes_passes_the_conformance_kit(shelf, capsys):
     assert '"shelf.Array",' in written and '"int64": "int64",' in written and "float64" not in written
     install(folder)
     path = os.pathsep.join(map(str, (shelf, folder, ROOT, ROOT / "adapters")))
+    env = {**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        command, cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 12, done.stdout
 

@@ -69,6 +69,35 @@ class UMat:
 
 UMat.__module__ = "cv2"
 
+
+class pybind11_static_property(property):
+    """What pybind11 makes a class's attribute of, which is asked of the class."""
+
+    def __get__(self, obj, kind):
+        return super().__get__(kind, kind)
+
+
+class TensorListCPU(metaclass=type("pybind11_type", (type,), {})):
+    """As DALI's: made by pybind11, and renamed."""
+
+    __module__ = pybind11_static_property(lambda kind: "nvidia.dali.tensors")
+    dtype = shape = property(lambda self: None)
+
+    def as_tensor(self):
+        raise AssertionError("as_tensor was called")
+
+    def __getitem__(self, index):
+        raise AssertionError("it was read")
+
+
+class Batch:
+    """As DALI's of its dynamic mode, which cannot be indexed."""
+
+    dtype = shape = tensors = property(lambda self: None)
+
+
+Batch.__module__ = "nvidia.dali.experimental.dynamic._batch"
+
 ARRAYS = {
     "dataclass": (Chunked, "what [...] reads"),
     "mapping": (Labelled, "numpy.asarray"),
@@ -76,6 +105,8 @@ ARRAYS = {
     "lazy": (Lazy, ".compute()"),
     "sparse": (Sparse, ".toarray()"),
     "by its name": (UMat, ".get()"),
+    "list of tensors": (TensorListCPU, ".as_tensor()"),
+    "batch": (Batch, "list(batch.tensors)"),
 }
 
 
@@ -234,7 +265,6 @@ REAL = {
     "scipy": (lambda np: _of("scipy.sparse").csr_array(np.eye(2)), ".toarray()"),
     "zarr": (lambda np: _of("zarr").zeros((2, 3)), "[:]"),
     "zarr group": (lambda np: _of("zarr").group(), ".arrays()"),
-    "dask": (lambda np: _of("dask.array").ones(3), ".compute()"),
     "xarray": (lambda np: _of("xarray").Dataset({"a": ("x", np.ones(3))}), ".data_vars"),
     "pandas index": (lambda np: _of("pandas").Index([1, 2]), ".to_numpy()"),
     "pint": (lambda np: _of("pint").UnitRegistry().Quantity(np.ones(2), "m"), ".magnitude"),

@@ -714,6 +714,21 @@ def test_100_000_levels_convert_and_the_process_lives(python):
     assert python(DEEP, args=(), timeout=280).strip() == "alive"
 
 
+@pytest.mark.parametrize("levels", [0, 1, 31, 32, 63, 64, 65, 97, 300])
+def test_paths_in_plans_are_those_of_errors(levels):
+    """The first and the last steps of a long path are shown, without walking it whole for each leaf and scalar."""
+    tree, way = [1, dlx.convert(bytearray(4), to="dlx")], [1]
+    for level in range(levels):
+        tree, step = ({"k": tree, "z": 2}, "k") if level % 3 else ((3, tree), 1)
+        way.append(step)
+    way.reverse()
+    plan = dlx.plan(tree, to="dlx")
+    assert plan.leaves[0].path == errors.path_text(way)
+    beside = {"k": "z", 1: 0}
+    expected = [errors.path_text([*way[:level], beside[way[level]]]) for level in range(levels + 1)]
+    assert [path for path, _ in plan.passed] == expected
+
+
 def test_what_never_ends_raises(monkeypatch):
     """A container that makes a new one inside itself for ever is refused at a depth that nobody needs."""
     from dlx._containers import tree as trees

@@ -189,6 +189,7 @@ INTERFACES = [
     ("tvm_ffi", "include", "tvm/ffi/container/tensor.h"),
     ("pyarrow", "include", "arrow/c/dlpack.h"),
     ("nanobind", "include", "nanobind/ndarray.h"),
+    ("torch", "include", "ATen/dlpack.h"),
 ]
 
 

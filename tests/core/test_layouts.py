@@ -66,7 +66,8 @@ def test_negative_strides_never_abort(python, np, torch):
         view = memoryview(array.array("i", range(4)))[::-1]
         assert dlx.convert(view, to="torch").tolist() == [3, 2, 1, 0]
         print("alive")
-        """
+        """,
+        imported=True,
     )
     assert out == "alive\n"
 

@@ -232,7 +232,7 @@ def test_nothing_is_folded_into_null():
 
 
 @pytest.mark.parametrize("keep_order", [0, 1])
-@pytest.mark.parametrize("shape", [(), (1,), (63,), (64,), (65,), (1000, 1100), (3, 500, 701)])
+@pytest.mark.parametrize("shape", [(), (1,), (63,), (64,), (65,), (1024,), (1025,), (1000, 1100), (3, 500, 701)])
 def test_fresh_memory_is_aligned(shape, keep_order):
     """Memory that dlx allocates starts at a multiple of 256 bytes, is writable to its end, and is the host's."""
     made = make(lib.dlx_managed_empty, dltensor(shape, device=(8, 3), byte_offset=4), 0, keep_order)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gpulib
 import pytest
 from fake_cuda import DEVICE, MANAGED, PINNED
 
@@ -9,7 +10,7 @@ import dlx
 from dlx._core import cuda as driver
 from dlx._core import native
 from dlx._core.stream import Stream
-from dlx.errors import DeviceError, LayoutError
+from dlx.errors import DeviceError, LayoutError, StreamError
 
 CUDA0, CUDA1 = dlx.Device("cuda:0"), dlx.Device("cuda:1")
 HOST = dlx.Device("cpu")
@@ -102,6 +103,61 @@ def test_copies_during_a_capture_elsewhere(cuda, np, step):
     tensor = dlx.convert(array, to="dlx", device="cuda")
     back = dlx.convert(tensor, to="numpy")
     assert (back == array).all() and cuda.end_capture(other) == 0
+
+
+class FreshAdapter(gpulib.GpuAdapter):
+    """One that makes the memory of copies itself, as torch does."""
+
+    def fresh(self, shape, dtype, device, strides):
+        stream = self.framework.handle(device.id)
+        block = gpulib.Block(self.framework, gpulib.N, device.id, stream, device.type)
+        return self.framework.Array(native.tensor_new(block.address, shape, strides, dtype, device, 0, block))
+
+
+@pytest.mark.parametrize("step", [1, 2], ids=["one run", "rows"])
+@pytest.mark.parametrize("capturing", [False, True], ids=["no capture", "capture"])
+def test_host_memory_for_a_consumer_that_captures(cuda, monkeypatch, np, capturing, step):
+    """It is copied on dlx's own stream then, as a graph cannot be waited for; else on the consumer's."""
+    framework = gpulib.install(monkeypatch, "mine", cuda, FreshAdapter)
+    array = np.arange(gpulib.N, dtype="uint8").reshape(8, 8)[:, ::step]
+    with framework.on(cuda.stream()) as stream:
+        if capturing:
+            cuda.capture(stream.ptr)
+        cuda.forget()
+        assert dlx.plan(array, to="mine", device="cuda:0").outcome == "copied"
+        result = dlx.convert(array, to="mine", device="cuda:0")
+        copies = [call.split()[1] for call in cuda.log if call.startswith("cuMemcpy")]
+        assert copies == [f"s{2 if capturing else 1}"]  # the second one that was made is dlx's own
+        if capturing:
+            assert cuda.end_capture(stream.ptr) == 0
+    assert (dlx.convert(result.tensor, to="numpy") == array).all()
+
+
+def test_a_copy_that_is_waited_for_enters_no_graph(cuda, np):
+    """It is refused before anything is enqueued; too scattered for the driver, it is waited for in any case."""
+    host = dlx.convert(np.zeros((300, 300, 4, 3), "uint8"), to="dlx")
+    scattered = native.tensor_new(host.data_ptr, (300, 300, 2, 2), (3600, 12, 7, 1), host.dtype, host.device, 0, host)
+    cuda.capture(stream := cuda.stream())
+    for source, wait in ((host, True), (scattered, True), (scattered, False)):
+        target = on(CUDA0, source.shape, source.dtype)
+        cuda.forget()
+        for pair in ((source, target), (target, source)):
+            if wait or pair[0] is source:
+                with pytest.raises(StreamError, match="capturing a graph"):
+                    native.tensor_transfer(*pair, stream, wait)
+        assert cuda.count("cuMemcpyAsync", "cuMemcpy2DAsync") == 0
+    assert cuda.end_capture(stream) == 0
+
+
+def test_what_is_too_scattered_for_the_driver_says_what_to_do(cuda, monkeypatch):
+    """Between devices, for memory of dlx's own and of the consumer's."""
+    gpulib.install(monkeypatch, "mine", cuda, FreshAdapter)
+    whole = on(CUDA0, (300, 300, 4, 3), dlx.DType("uint8"))
+    view = native.tensor_new(whole.data_ptr, (300, 300, 2, 2), (3600, 12, 7, 1), whole.dtype, CUDA0, 0, whole)
+    for target in ("mine", "dlx"):
+        with pytest.raises(LayoutError, match="too scattered") as caught:
+            dlx.convert(view, to=target, copy=True)
+        assert caught.value.fix == "Make it contiguous in its own framework first."
 
 
 def test_it_waits_for_its_last_user(cuda):

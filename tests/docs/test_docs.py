@@ -8,12 +8,14 @@ import inspect
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
 
 import pytest
 import structure
+import warm
 from pages import (
     PAGES,
     ROOT,
@@ -29,6 +31,7 @@ from pages import (
     prose,
     runnable,
 )
+from project import SUPPORT
 
 READS = {page: page.read_text(encoding="utf-8") for page in PAGES}
 # What other tests run, because it needs more than an empty folder: the page's languages, and where.
@@ -60,21 +63,26 @@ def shell(tmp_path_factory):
         (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {call} "$@"\n')
         (folder / name).chmod(0o755)
     paths = os.pathsep.join([str(ROOT), str(ROOT / "adapters")])
+    (folder / "mypy").mkdir()
+    shutil.copy(SUPPORT / "typing" / "mypy.ini", folder / "mypy" / "config")  # read where a folder has none
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "COV"))}
     path = os.pathsep.join([str(folder), os.environ["PATH"]])
     return (
         environment
         | {"PATH": path, "PYTHONPATH": paths, "COLUMNS": "100", "NO_COLOR": "1", "LC_ALL": "C.UTF-8"}
-        | {"MYPY_CACHE_DIR": str(ROOT / ".mypy_cache" / "pages")}
+        | {"MYPY_CACHE_DIR": str(ROOT / ".mypy_cache" / "examples"), "XDG_CONFIG_HOME": str(folder)}
+        | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # hypothesis is none of what pages show
     )
 
 
 def run_python(codes, folder, environment):
     """Run blocks in one interpreter; give what each printed."""
-    command = [sys.executable, "-c", RUNNER, MARK]
-    done = subprocess.run(
-        command, input=json.dumps(codes), cwd=folder, env=environment, capture_output=True, text=True, timeout=200
-    )
+    text, options = json.dumps(codes), {"cwd": folder, "env": environment, "timeout": 200}
+    if any(re.search(r"\btorch\b", code) for code in codes):
+        done = warm.run(RUNNER, MARK, text=text, **options)
+    else:
+        command = [sys.executable, "-c", RUNNER, MARK]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     return done.stdout.split(MARK + "\n")[:-1]
@@ -255,6 +263,7 @@ OTHERS = {
     "program.py",
     "name.py",
     "mylib.py",
+    "shelf.py",
     "test_dlpack.py",
     "test_ndarray.py",
     "array_interoperability_test.py",

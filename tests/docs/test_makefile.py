@@ -13,7 +13,7 @@ from project import ROOT
 
 BROKEN = "#!/bin/sh\necho 'pyenv: command not found' >&2\nexit 127\n"
 # What `make` tells the programs that it runs, these tests among them: the variables that it was given.
-PASSED_ON = ("MAKEFLAGS", "DLX_SANITIZE", "ARGS", "EXTRA", "JOBS", "PYTHON", "PYTHONS", "TORCH", "VENV")
+PASSED_ON = ("MAKEFLAGS", "MAKELEVEL", "DLX_SANITIZE", "ARGS", "EXTRA", "JOBS", "PYTHON", "PYTHONS", "TORCH", "VENV")
 WORKING = f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'
 
 
@@ -57,6 +57,15 @@ def test_an_interpreter_that_does_not_run_is_left_out_with_a_word(made):
     printed = made("test-all", "PYTHONS=python3.91 python3.92")
     note = printed.index("note: python3.91 does not run here; left out")
     assert note < printed.index("-m venv") and note < printed.index("-m pytest")
+
+
+@pytest.mark.parametrize("target", ["demo", "test"])
+def test_what_may_be_missing_is_looked_for_before_anything_large_is_downloaded(made, target):
+    """A compiler; `make test` says how long it takes before all else."""
+    printed = made(target)
+    assert printed.index("setup.py --name") < printed.index("--editable") < printed.index("--requirement")
+    assert printed.index("--requirement") < printed.index("--only-binary")
+    assert (target == "test") == printed.startswith('echo "note: all tests take ')
 
 
 def test_an_interpreter_of_pyenv_is_found_behind_its_shim(made):

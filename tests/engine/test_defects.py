@@ -181,6 +181,11 @@ def jax_legacy(jax):
     return "max_version" not in source.calls[0]
 
 
+def jax_deleted(jax):
+    """is_ready() looks into an array that is no longer there."""
+    return dies("import jax; x = jax.numpy.ones(3); x.delete(); x.is_ready()")
+
+
 def jax_int4(jax):
     """Its own export."""
     return raises(Exception, jax.numpy.zeros(4, "int4").__dlpack__)
@@ -234,6 +239,7 @@ PROOFS = {
     ("torch", "refuses float8"): torch_narrow,
     ("torch", "exchange table"): torch_table,
     ("jax", "less than a byte"): jax_int4,
+    ("jax", "was deleted"): jax_deleted,
     ("numpy", "gives read-only arrays"): numpy_readonly,
     ("numpy", "legacy capsules only"): numpy_legacy,
     ("numpy", "at most 32 dimensions"): numpy_ndim,

@@ -356,6 +356,10 @@ def test_capabilities_are_checked():
         Capabilities(dtypes=None, subbyte="dense")
     with pytest.raises(ValueError, match="narrowed"):
         Capabilities(dtypes=frozenset({"int64"}), narrows=frozenset({"int64"}))
+    for alignment in (8192, 4097, 48, -1):
+        with pytest.raises(ValueError, match="min_alignment must be 0 or a power of 2 up to 4096"):
+            Capabilities(dtypes=None, min_alignment=alignment)
+    assert Capabilities(dtypes=None, min_alignment=4096).min_alignment == 4096
 
 
 def test_every_adapter_maps_its_dtypes_both_ways():

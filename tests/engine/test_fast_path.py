@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import warnings
 
 import pytest
 from agreement import address, agree, emptied, outcome, slow
@@ -426,24 +425,6 @@ def test_a_parameter_without_gradient_is_shared(np, torch):
     """A frozen Parameter takes the fast path and gives the same as the slow path."""
     for target in ("numpy", "dlx"):
         assert agree(lambda: torch.nn.Parameter(torch.ones(3), requires_grad=False), target)[5]
-
-
-def test_compiled_functions(np, torch):
-    """Under torch.compile a conversion is a graph break with the right result, for either direction."""
-    warm(torch)
-
-    def function(x):
-        array = dlx.convert(x * 2, to="numpy", copy=True)
-        shared = dlx.convert(x + 1, to="numpy")
-        return dlx.convert(array, to="torch") + dlx.convert(dlx.convert(shared, to="dlx"), to="torch")
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch._dynamo.reset()
-        compiled = torch.compile(function, backend="eager")
-        for n in (3, 4):
-            x = torch.arange(float(n))
-            assert compiled(x).tolist() == function(x).tolist() == (x * 3 + 1).tolist()
 
 
 def test_writes_through_the_fast_path_show(np, torch):

@@ -62,7 +62,8 @@ for obj, result in attempts(make):
 gc.collect()
 assert (native.live(), sys.getrefcount(good)) == (live, references), (native.live(), live)
 print("alive", failed > 0)
-"""
+""",
+        imported=True,
     )
     assert out == "alive True\n"
 
@@ -90,7 +91,8 @@ for obj, options in ((locked, {}), (source, {"copy": True})):
     gc.collect()
     assert (native.live(), sys.getrefcount(obj)) == (live, references)
 print("alive")
-"""
+""",
+        imported=True,
     )
     assert out == "alive\n"
 
@@ -151,7 +153,8 @@ def test_extents_that_do_not_fit(np, torch, python, target):
                         assert "Reshape it first." in told, (case, told)
                     assert (told is None) == held[{target == "numpy"}], (case, told)
                     assert (plan.error is None) == (told is None), (case, plan)
-        """
+        """,
+        imported=True,
     )
     assert out == ""
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
+import warm
 from storage_actions import ACTIONS, FORKS, PRELUDE
 
 import dlx
 from dlx import errors
 
-# ---- 200 MB in a process of its own, since a broken promise is a crash -----------------------------------------------
+# ---- 40 MB in a process of its own, since a broken promise is a crash -----------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +20,7 @@ def outcomes():
     pytest.importorskip("numpy")
     pytest.importorskip("torch")
     code = f"{PRELUDE}\nactions = { {name: textwrap.dedent(code) for name, code in ACTIONS.items()}!r}\n{FORKS}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250, check=False)
+    done = warm.run(code, timeout=250)
     return done.stdout + done.stderr
 
 

@@ -91,6 +91,22 @@ def test_the_same_stream(cuda, cupy, other):
         assert cuda.ordering == 0 and not other.read(result)
 
 
+@pytest.mark.parametrize("step", [1, 2], ids=["one run", "rows"])
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_host_memory_during_a_capture(cuda, cupy, np, mode, step):
+    """The copy is made on dlx's own stream, as it cannot be waited for in a graph; the graph gets nothing."""
+    array = np.arange(N, dtype="float32")[::step]
+    with cupy.cuda.Stream() as stream:
+        cuda.capture(stream.ptr, mode)
+        cuda.forget()
+        assert dlx.plan(array, to="cupy").outcome == "copied"
+        result = dlx.convert(array, to="cupy")
+        copies = [call.split()[1] for call in cuda.log if call.startswith("cuMemcpy")]
+        assert copies == ["s2"]  # cupy's was made before
+        assert cuda.end_capture(stream.ptr) == 0
+    assert np.array_equal(dlx.convert(result, to="numpy"), array)
+
+
 def test_memory_is_not_reused_too_early(cuda, cupy, other):
     """The pools of cupy are per stream: what is used on another stream comes back only when that is done."""
     with cupy.cuda.Stream(), other.on(cuda.stream()) as c:

@@ -1,4 +1,4 @@
-"""torch's DataLoader with the two lines of docs/how-to/distributed.md: samples of any framework, and workers."""
+"""torch's DataLoader with the two lines of docs/cookbook/dataloader.md: samples of any framework, and workers."""
 
 import pytest
 

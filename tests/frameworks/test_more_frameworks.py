@@ -20,6 +20,7 @@ import pytest
 import dlx
 from dlx import errors
 from dlx._core import native
+from dlx._engine import fast_path
 from dlx._registry import array_like
 from dlx._registry.registry import registry
 
@@ -256,6 +257,26 @@ def test_an_array_of_the_framework_stays_what_it_is(framework):
     assert type(copied) is type(array)
 
 
+def test_it_takes_the_fast_path_both_ways(framework):
+    """The Python path is not asked: neither into the framework, nor out of it, nor in a container."""
+
+    def python_path(*args, **options):
+        raise AssertionError(f"the Python path was asked for {args} {options}")
+
+    convert = native.FastPathFunction(python_path, fast_path.learn, None)
+    source, array = aligned(), own(framework)
+    dlx.convert(source, to=framework.name)  # which imports and initializes
+    assert dlx.convert(convert(source, to=framework.name), to="numpy").tolist() == source.tolist()
+    inside = convert([source, {"a": source}], to=framework.name)
+    assert type(inside[0]) is type(array) and inside[1]["a"] is inside[0]
+    if framework.name == "array_api_strict":  # known by its from_dlpack only
+        return
+    result = convert(array, to="numpy")
+    assert result.ctypes.data == address(framework, array)
+    assert result.flags.writeable is not framework.gives_readonly
+    assert convert(array, to="dlx").readonly is framework.gives_readonly
+
+
 def test_it_is_an_example_for_like(framework):
     """`like=` an array of it."""
     array = dlx.convert(aligned(), to=framework.name)
@@ -391,17 +412,25 @@ def test_paddle_leaks_what_it_imports_twice_at_a_time():
     assert sys.getrefcount(source) > before
 
 
-def test_paddle_takes_the_fast_path_both_ways():
-    """By its table: neither the adapter's export nor its load is asked."""
-    paddle, adapter = imported("paddle"), dlx.adapters()["paddle"]
-    array, tensor = aligned(), paddle.ones([2, 3])
-    dlx.convert(array, to="paddle")
-    dlx.convert(tensor, to="numpy")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(adapter), "load", None)
-        patch.setattr(type(adapter), "export", None)
-        assert dlx.convert(array, to="paddle").data_ptr() == array.ctypes.data
-        assert dlx.convert(tensor, to="numpy").ctypes.data == tensor.data_ptr()
+@pytest.mark.parametrize(("kind", "steps"), [("float32", 6), ("float32", 2), ("vec2h", 5)])
+def test_warp_strides_that_are_no_whole_elements(kind, steps):
+    """Refused, where warp's own export rounds them down; what has one element has no stride."""
+    wp = imported("warp")
+    memory = np.arange(24, dtype="u1")
+
+    def array(count):
+        return wp.array(
+            ptr=memory.ctypes.data, dtype=getattr(wp, kind), shape=(count,), strides=(steps,), device="cpu", copy=False
+        )
+
+    for copy in (None, True):
+        assert dlx.plan(array(3), to="numpy", copy=copy).outcome == "refused"
+        with pytest.raises(errors.LayoutError, match="no whole numbers of elements") as caught:
+            dlx.convert(array(3), to="numpy", copy=copy)
+        assert caught.value.fix == "Call .contiguous() first."
+    contiguous = array(3).contiguous()
+    assert np.array_equal(dlx.convert(contiguous, to="numpy"), contiguous.numpy(), equal_nan=True)
+    assert dlx.convert(array(1), to="numpy").ctypes.data == memory.ctypes.data
 
 
 def test_warp_is_initialized_and_says_what_cannot_cross():
@@ -542,3 +571,20 @@ def test_complex_gradients_of_tensorflow():
     _, pullback = vjp(lambda z: [z * z * (2 + 1j)], [dlx.convert(z, to="tensorflow")])
     (found,) = pullback([dlx.convert(given, to="tensorflow")])
     assert np.allclose(dlx.convert(found, to="numpy"), np.conj(2 * z * (2 + 1j)) * given)
+
+
+def test_tapes_of_tensorflow_are_not_cut():
+    """What a tape watches is refused, unless the gradients are dropped on purpose; the rest goes on."""
+    tf = pytest.importorskip("tensorflow")
+    double = dlx.using("numpy")(lambda x: x * 2)
+    x, variable = tf.constant([1.0, 2.0]), tf.Variable([1.0, 2.0])
+    assert double(x).numpy().tolist() == [2, 4]
+    with tf.GradientTape() as tape:
+        assert double(x).numpy().tolist() == [2, 4]
+        tape.watch(x)
+        for each in (x, x * 1, variable, variable * 1):
+            with pytest.raises(dlx.errors.ConversionError, match=r"detach=True"):
+                double(each)
+        assert dlx.using("numpy", detach=True)(lambda x: x * 2)(x).numpy().tolist() == [2, 4]
+        with tape.stop_recording():
+            assert double(x).numpy().tolist() == [2, 4]

@@ -65,6 +65,20 @@ def test_numbers_are_shared_and_read_only(np, dtype):
     assert info.nbytes == 4 * source.type.bit_width // 8
 
 
+@pytest.mark.parametrize("dtype", NUMBERS)
+def test_the_fast_path_says_what_arrow_says(dtype):
+    """By either path an array gives the tensor that its Arrow interface gives, by whichever capsule it leaves."""
+    source = counted(dtype)
+    for array in (source, source[2:], source[1:1], source[5:], pa.chunked_array([source])):
+        method = "__arrow_c_array__" if isinstance(array, pa.Array) else "__arrow_c_stream__"
+        told = native.arrow_share(native.arrow_open(array, method), -1)
+        for tensor in (dlx.convert(array, to="dlx", copy=False), dlx.convert.__wrapped__(array, to="dlx", copy=False)):
+            assert (tensor.shape, tensor.strides, tensor.dtype) == (told.shape, told.strides, told.dtype)
+            assert (tensor.device, tensor.readonly, tensor.data_ptr) == (told.device, True, told.data_ptr)
+    with pytest.raises(errors.LayoutError, match="1 null"):
+        dlx.convert(pa.array([0, None], source.type), to="dlx")
+
+
 def test_torch_gets_a_copy(torch):
     """Torch tensors are writable, and arrow arrays must never change."""
     source = counted("int32")

@@ -430,7 +430,7 @@ def test_complex_numbers_at_an_odd_address_are_copied(torch, python):
             leaf = odd.requires_grad_()
             assert dlx.convert(leaf, to="torch", copy=True).grad_fn is not None
     """
-    assert python(code, args=()) == ""
+    assert python(code, args=(), imported=True) == ""
 
 
 def test_complex_tensors_without_memory_are_copied_by_torch(torch):
@@ -455,3 +455,21 @@ def test_a_graph_is_dropped_inside_torch_of_what_has_no_memory(torch):
         assert dlx.convert(tensor, to="torch") is tensor
         assert not dlx.convert(tensor, to="torch", detach=True).requires_grad
         assert dlx.plan(tensor, to="torch", detach=True).steps[0].do == "detach"
+
+
+def test_distributed_tensors_name_the_call(np, torch):
+    """A DTensor has no memory that holds all of it; its part does."""
+    fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+    dtensor, mesh = (pytest.importorskip(f"torch.distributed.{name}") for name in ("tensor", "device_mesh"))
+    torch.distributed.init_process_group("fake", store=fake.FakeStore(), rank=0, world_size=2)
+    try:
+        part = torch.arange(4.0).reshape(2, 2)
+        whole = dtensor.DTensor.from_local(part, mesh.init_device_mesh("cpu", (2,)), [dtensor.Shard(0)])
+        for place, source in (("", whole), (" at obj['weight']", {"weight": whole})):
+            with pytest.raises(errors.LayoutError, match=r"\.to_local\(\) .* \.full_tensor\(\)") as caught:
+                dlx.convert(source, to="numpy")
+            assert f"(float32[4, 2]) to 'numpy'{place}: " in str(caught.value)
+        shared = dlx.convert(whole.to_local(), to="numpy")
+        assert shared.ctypes.data == part.data_ptr()
+    finally:
+        torch.distributed.destroy_process_group()

@@ -195,7 +195,7 @@ print("alive")
 
 def test_tensors_without_a_handle(python):
     """A tensor whose handle was moved away kills the process when it is asked anything; dlx does not ask."""
-    assert python(EMPTY, args=()) == "alive\n"
+    assert python(EMPTY, args=(), imported=True) == "alive\n"
 
 
 def test_defect_a_tensor_without_a_handle_kills():
@@ -275,11 +275,14 @@ def test_results_live_at_exit(python):
     """Tensors that are alive when the interpreter ends do no harm."""
     out = python(
         """
+        import gc
+        gc.unfreeze()
         import dlx, tvm_ffi
         kept = dlx.convert(bytearray(64), to="tvm_ffi")
         loop = [kept, dlx.convert(kept, to="dlx")]; loop.append(loop)
         print("done")
         """,
         args=(),
+        imported=True,
     )
     assert out == "done\n"

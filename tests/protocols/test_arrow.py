@@ -530,18 +530,22 @@ def test_device_streams_of_the_host(np, device, released):
 
 
 def test_device_streams_of_device_memory():
-    """One chunk is shared where it is; several are refused, as are those on different devices, and a failing one."""
+    """One chunk is shared where it is; several are joined on a CUDA device only, and never those of several devices."""
 
-    def obj(*batches, **fields):
-        return GivesDeviceStream(stream(schema("g"), batches, device=2, **fields))
+    def obj(*batches, device=2, **fields):
+        return GivesDeviceStream(stream(schema("g"), batches, device=device, **fields))
 
-    def batch(n, device_id=1):
-        return on_device(arrow_array(n, None, 4096 if n else None), 2, device_id)
+    def batch(n, device_id=1, device=2):
+        return on_device(arrow_array(n, None, 4096 if n else None), device, device_id)
 
     tensor = dlx.convert(obj(batch(0), batch(2)), to="dlx")
     assert (tensor.device, tensor.data_ptr, tensor.shape) == (dlx.Device("cuda:1"), 4096, (2,))
     with pytest.raises(errors.DeviceError, match="2 chunks of device memory"):
-        dlx.convert(obj(batch(1), batch(2)), to="dlx")
+        dlx.convert(obj(batch(1, device=10), batch(2, device=10), device=10), to="dlx")
+    with pytest.raises(errors.CopyRequiredError, match="2 chunks"):
+        dlx.convert(obj(batch(1), batch(2)), to="dlx", copy=False)
+    steps = dlx.plan(obj(batch(1), batch(2)), to="dlx").steps
+    assert [step.why for step in steps if step.do == "resolve"] == ["it lies in 2 chunks"]
     with pytest.raises(errors.ProtocolError, match="its batches are on several devices"):
         dlx.convert(obj(batch(1), batch(2, 0)), to="dlx")
     with pytest.raises(errors.ProtocolError, match="failed: lost the device"):
@@ -549,6 +553,56 @@ def test_device_streams_of_device_memory():
     with pytest.raises(errors.StreamError, match="for which dlx cannot wait"):
         ready = on_device(arrow_array(2, None, 4096), 10, 1, 4096)
         dlx.convert(GivesDeviceStream(stream(schema("g"), [ready], device=10)), to="dlx")
+
+
+def test_chunks_of_a_device_are_joined_after_their_events(cuda, released):
+    """On the device, on a stream of dlx's own that waits for each; they are kept until the device is done with them."""
+    device, library, producers, events, addresses = dlx.Device("cuda:0"), cuda._lib, [], [], []
+    for values in ([-1.0, 1.0, 2.0], [3.0, 4.0, 5.0]):
+        producers.append(cuda.stream())
+        addresses.append(cuda.alloc(24))
+        events.append(ctypes.c_void_p())
+        cuda.poke(addresses[-1], array.array("d", values))
+        cuda.stall(producers[-1])
+        with driver.at(device):
+            cuda.write(producers[-1], addresses[-1], 24)
+            assert library.cuEventCreate(ctypes.byref(events[-1]), 2) == 0
+            assert library.cuEventRecord(events[-1], ctypes.c_void_p(producers[-1])) == 0
+    batches = [
+        on_device(arrow_array(2, None, addresses[0], offset=1), 2, 0, ctypes.addressof(events[0])),
+        on_device(arrow_array(0, None, None), 2, 0),
+        on_device(arrow_array(3, None, addresses[1]), 2, 0, ctypes.addressof(events[1])),
+    ]
+    cuda.clear_report()
+    tensor = dlx.convert(GivesDeviceStream(stream(schema("g"), batches, device=2)), to="dlx")
+    assert (tensor.shape, tensor.device, tensor.readonly) == ((5,), device, False)
+    assert not cuda.races and not cuda.syncs, cuda.report
+    assert driver.readiness_of(tensor) is not None
+    dlx.release_pending()
+    assert released["array"] == 0
+    cuda.resume_all()
+    assert array.array("d", cuda.peek(tensor.data_ptr, 40)).tolist() == [1, 2, 3, 4, 5]
+    dlx.release_pending()
+    assert released["array"] == 3
+    del tensor
+    with driver.at(device):
+        for event in events:
+            library.cuEventDestroy_v2(event)
+
+
+@pytest.mark.parametrize("call", ["cuMemAllocAsync", "cuStreamWaitEvent", "cuMemcpyAsync"])
+def test_chunks_that_cannot_be_joined_are_released(cuda, released, call):
+    """Whatever the driver refuses."""
+    address = cuda.alloc(16)
+    event = ctypes.c_void_p()
+    with driver.at(dlx.Device("cuda:0")):
+        assert cuda._lib.cuEventCreate(ctypes.byref(event), 2) == 0
+    batches = [on_device(arrow_array(1, None, address, offset=i), 2, 0, ctypes.addressof(event)) for i in range(2)]
+    cuda.fail(call, 719)
+    with pytest.raises(errors.DlxError, match=call):
+        dlx.convert(GivesDeviceStream(stream(schema("g"), batches, device=2)), to="dlx")
+    dlx.release_pending()
+    assert released["array"] == 2
 
 
 def test_made_like_cudf(cuda):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import types
 
@@ -12,8 +13,10 @@ import dlx
 from dlx import errors
 from dlx._core.native import tensor_copy
 from dlx._registry.registry import Plugin, registry
-from dlx.adapter import Adapter, Capabilities, DTypes
+from dlx.adapter import Adapter, ArrayInfo, Capabilities, Description, DTypes, Layout
 from dlx.testing import CHECKS, find
+
+HOST = dlx.Device("cpu")
 
 
 class Plain(Adapter):
@@ -113,6 +116,51 @@ def test_the_kit_holds_a_framework_to_that(plain, copies):
     assert verdict.seen.startswith("copies" if copies else "shares")
 
 
+@pytest.mark.parametrize("address", ["left out", "None"])
+def test_an_address_that_is_not_told_is_unknown(plain, address):
+    """It is no null pointer: the plan asks for an export, and says what the conversion does."""
+    told = {} if address == "left out" else {"address": None}
+
+    def describe(self, obj):
+        info = ArrayInfo("plainlib", "plainlib.Array", dlx.DType("int32"), "int32", (2, 3), (3, 1), HOST, 24, **told)
+        return Description(info)
+
+    array = plain(describe=describe)(dlx.empty((2, 3), "int32"))
+    assert dlx.describe(array).address is None and dlx.describe(array).alignment == 0
+    planned = dlx.plan(array, to="dlx")
+    assert (planned.outcome, planned.error) == ("shared", None)
+    assert dlx.plan([array], to="dlx").leaves[0].outcome == "shared"
+    assert dlx.plan(array, to="dlx", probe=False).outcome == "unknown"
+    assert dlx.shares_memory(planned.run(), array)
+
+
+def test_what_a_framework_does_not_take_can_be_stated(plain):
+    """One dtype only, no arrays without elements: dlx refuses before `load`, and the kit agrees."""
+    stated = Capabilities(dtypes=frozenset({"int64"}), empty_extents="none", layouts=Layout.ANY, min_alignment=1)
+    plain(capabilities=lambda self: stated, dtypes=DTypes("builtins", {}))
+    assert dlx.convert(dlx.empty((2,), "int64"), to="plainlib")
+    for refused in (dlx.empty((2,), "float32"), dlx.empty((0, 2), "int64")):
+        with pytest.raises(errors.ConversionError):
+            dlx.convert(refused, to="plainlib")
+        assert not dlx.plan(refused, to="plainlib")
+    for name in ("adapter-narrowing", "adapter-round-trips"):
+        verdict = CHECKS[name](find("plainlib"))
+        assert verdict.status == "keeps", verdict.seen
+
+
+@pytest.mark.parametrize("name", ["adapter-capabilities", "adapter-round-trips", "adapter-layouts"])
+def test_the_kit_says_what_it_tried(plain, name):
+    """Where an adapter fails: dtype, shape and strides, not only what it raised."""
+
+    def load(self, tensor):
+        raise KeyError("inside the adapter")
+
+    plain(load=load)
+    seen = CHECKS[name](find("plainlib")).seen
+    assert "inside the adapter" in seen
+    assert re.search(r"tried last: \w+, shape \([\d, ]+\), strides \([-\d, ]+\)", seen), seen
+
+
 def test_one_that_copies_and_does_not_say_so_is_found(plain):
     """The kit compares addresses."""
     plain(load=lambda self, tensor: sys.modules["plainlib"].Array(tensor_copy(tensor, False)))
@@ -143,3 +191,17 @@ def test_a_failure_of_the_kit_is_not_blamed_on_the_library():
     subject = dlx.testing.Subject("plainlib")
     said = Verdicts(subject, ()).explain(dlx.testing.Verdict("copy-true", "plainlib", "error", "KeyError: 'kit'"))
     assert "the kit failed, which says nothing of plainlib" in said and "KeyError" in said
+
+
+def test_an_adapter_names_its_namespace(plain, monkeypatch):
+    """`Adapter.namespaces` is what `dlx.array_namespace` gives: the first that is installed; failures are named."""
+    array = plain(namespaces=("no_such_package.deep", "plainlib"))(dlx.empty(3, "float32"))
+    monkeypatch.setattr(sys.modules["plainlib"], "__spec__", object(), raising=False)
+    assert dlx.array_namespace(array) is sys.modules["plainlib"]
+    array = plain(namespaces=("this_fails",))(dlx.empty(3, "float32"))
+    monkeypatch.setitem(sys.modules, "this_fails", types.ModuleType("this_fails"))  # without a spec
+    with pytest.raises(errors.PluginError, match="its namespace this_fails cannot be imported: ValueError"):
+        dlx.array_namespace(array)
+    array = plain()(dlx.empty(3, "float32"))
+    with pytest.raises(errors.AdapterNotFoundError, match="its adapter names no namespace"):
+        dlx.array_namespace(array)

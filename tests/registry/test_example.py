@@ -108,6 +108,7 @@ def test_it_installs_into_a_fresh_environment(tmp_path):
     install(tmp_path, "--python", python, "install", "--quiet", "--no-build-isolation", "--no-deps", "--no-index")
     assert (packages / "dlx_example.py").exists()
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # those of this environment
     done = subprocess.run(
         [python, "-m", "pytest", "-v", "-p", "no:cacheprovider", "tests"],
         capture_output=True, text=True, env=env, cwd=tmp_path / "source", timeout=240, check=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import textwrap
 import types
@@ -12,6 +13,7 @@ from planted_adapter import Array, MyLib, Special, plugin
 import dlx
 from dlx._core import native
 from dlx._registry import generic as strangers
+from dlx._registry import registry as loaded
 from dlx._registry.registry import Registry
 from dlx.adapter import Adapter, Capabilities, KnownIssue, Layout
 from dlx.errors import AdapterNotFoundError, FrameworkNotInstalledError, PluginError
@@ -35,6 +37,11 @@ def registry(monkeypatch, mylib):
     adapter = MyLib()
     plugin(monkeypatch, "dlx_mylib", lambda: [adapter])
     return Registry({"mylib": "dlx_mylib", "my": "dlx_mylib"})
+
+
+def test_the_registry_of_a_process_is_sent_by_name():
+    """A function under `dlx.using` refers to it: cloudpickle, and so ray and dask, send that to another process."""
+    assert pickle.loads(pickle.dumps(loaded.registry)) is loaded.registry
 
 
 def test_producer_is_found_by_type(registry):

@@ -32,7 +32,7 @@ PLANTED = {
     "a child's offset is forgotten": ("arrow.c", "at->start = array->offset + from;", "at->start = from;"),
     "nulls are not counted": ("arrow.c", "return count - ones;", "return ones - ones;"),
     "bits of a byte are reversed": ("arrow.c", "from[k / 8] >> k % 8 & 1", "from[k / 8] >> (7 - k % 8) & 1"),
-    "batches are not held": ("arrow.c", "if (status == DLX_OK) atomic_fetch_add(&data->holders, 1);", ";"),
+    "batches are not held": ("arrow.c", "if (status == DLX_OK) dlx_arrow_hold(data);", ";"),
     "a batch is kept by both": ("arrow.c", "array->release = NULL;\n  data->n_batches++;", "data->n_batches++;"),
 }  # fmt: skip
 

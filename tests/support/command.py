@@ -12,7 +12,7 @@ from sanitized import SANITIZED
 
 from dlx.cli import main
 
-COMMANDS = ("inspect", "plan", "dtypes", "matrix", "devices", "doctor", "new-adapter", "bench")
+COMMANDS = ("inspect", "plan", "convert", "dtypes", "matrix", "devices", "doctor", "new-adapter", "completion", "bench")
 MEMORY = 768 << 20  # bytes of address space: enough for Python and the core, not for what a header may claim
 
 

@@ -131,13 +131,13 @@ class FakeCuda:
 
     def resume(self, stream, device=0):
         """Let the stream go on."""
+        self._stalled = [each for each in self._stalled if each != (device, stream)]
         self._lib.fake_resume(device, _U64(stream))
 
     def resume_all(self):
         """Let every stream go on."""
         for device, stream in self._stalled:
             self.resume(stream, device)
-        self._stalled.clear()
 
     def capture(self, stream, mode=GLOBAL, device=0):
         """Begin a graph capture."""

@@ -138,7 +138,11 @@ def module(driver):
 
         def copy(self):
             fresh = empty(self.shape, self.dtype)
-            driver.read(current().ptr or 1, self.data.ptr, self.size, device[0])
+            memory = self.data.mem
+            driver.read(current().ptr or 1, memory.ptr, getattr(memory, "nbytes", self.size), device[0])
+            if isinstance(memory, _Memory):
+                held, offset = driver.peek(memory.ptr, memory.nbytes) + bytes(64), self.data.ptr - memory.ptr
+                driver.poke(fresh.data.ptr, np.ndarray(self.shape, self.dtype, held, offset, self.strides).tobytes())
             return fresh
 
         def __getitem__(self, index):
@@ -148,9 +152,11 @@ def module(driver):
             place = MemoryPointer(self.data.mem, self.data.ptr - self.data.mem.ptr + offset)
             return ndarray(view.shape, self.dtype, place, view.strides)
 
+    def alloc(nbytes, kind=2):
+        return MemoryPointer(_Memory(driver, max(nbytes, 1), device[0], kind, current().ptr))
+
     def empty(shape, dtype, kind=2):
-        nbytes = max(int(np.prod(shape)) * np.dtype(dtype).itemsize, 1)
-        return ndarray(shape, dtype, MemoryPointer(_Memory(driver, nbytes, device[0], kind, current().ptr)))
+        return ndarray(shape, dtype, alloc(int(np.prod(shape)) * np.dtype(dtype).itemsize, kind))
 
     def full(shape, dtype, kind=2):
         array = empty(shape, dtype, kind)
@@ -172,6 +178,11 @@ def module(driver):
     ndarray.__module__ = "cupy"
     runtime = types.SimpleNamespace(getDevice=get_device, is_hip=False)
     self.cuda = types.SimpleNamespace(
-        Stream=Stream, ExternalStream=ExternalStream, Device=Device, runtime=runtime, get_current_stream=current
+        Stream=Stream,
+        ExternalStream=ExternalStream,
+        Device=Device,
+        runtime=runtime,
+        get_current_stream=current,
+        alloc=alloc,
     )
     return self

@@ -22,12 +22,21 @@ FRAMEWORKS = (
     "cupy",
     "tvm_ffi",
     "pyarrow",
+    "dask",
     "ml_dtypes",
     "PIL",
     "cffi",
     "mypy",
     "attrs",
     "safetensors",
+    "pandas",
+    "polars",
+    "cv2",
+    "datasets",
+    "sklearn",
+    "optax",
+    "dask",
+    "ray",
 )
 
 

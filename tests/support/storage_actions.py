@@ -8,7 +8,7 @@ import sys
 import torch
 import dlx
 
-N = 50_000_000  # float32: 200 MB, which the allocator gives back to the system at once
+N = 10_000_000  # float32: 40 MB, more than 32 MiB, so that glibc gives them back to the system at once
 kept = []
 
 

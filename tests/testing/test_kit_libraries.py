@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import pytest
+import warm
 from project import ROOT
 
 from dlx.testing import CHECKS, find, of_kinds, run
@@ -94,7 +95,8 @@ def find_spec(name):
 
 
 RUNNER = """
-import json, sys, traceback
+import json, sys, traceback, warnings
+warnings.simplefilter("ignore")
 for name, code in json.load(sys.stdin):
     print("begin", name, flush=True)
     try:
@@ -115,10 +117,12 @@ def outcomes(pieces):
     """Run (name, code) pieces one after the other; return {name: outcome}. One that ends its process fails."""
     found, pieces = {}, list(pieces)
     while pieces:
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", RUNNER],
-            input=json.dumps(pieces), capture_output=True, text=True, check=False, timeout=240,
-        )  # fmt: skip
+        text = json.dumps(pieces)
+        if "torch" in text:
+            done = warm.run(RUNNER, text=text, timeout=240)
+        else:
+            command = [sys.executable, "-c", RUNNER]
+            done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=240)
         words = [line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("begin ", "end "))]
         for (_, name), ended in zip(words[::2], [*words[1::2], ("end", "fails")], strict=False):
             found[name] = ended[1]

@@ -758,6 +758,36 @@ def test_transforms_of_torch_are_refused():
     call = dlx.using("jax", grad=True)(jnp.sin)
     with pytest.raises(dlx.errors.ConversionError, match=r"Call torch\.autograd\.grad"):
         torch.func.grad(lambda x: call(x).sum())(torch.ones(2))
+    with pytest.raises(dlx.errors.ConversionError, match="without vectorize=True"):
+        torch.autograd.functional.jacobian(call, torch.ones(2), vectorize=True)
+    assert torch.autograd.functional.jacobian(call, torch.zeros(2)).tolist() == [[1, 0], [0, 1]]
+
+
+@pytest.mark.parametrize("size", [64, 1 << 16])
+def test_donated_arguments_are_not_overwritten(size):
+    """Their memory is torch's, which did not give it away."""
+    call = dlx.using("jax", grad=True)(jax.jit(lambda x: x * 2 + 1, donate_argnums=0))
+    x = torch.ones(size, requires_grad=True)
+    for _ in range(3):
+        y = call(x)
+        y.sum().backward()
+        assert (x == 1).all()
+        assert (y == 3).all()
+    assert (x.grad == 6).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("jit", [jax.jit, lambda function: function], ids=["jit", "eager"])
+def test_weak_types(dtype, jit):
+    """Python's numbers take the dtype of the array, as in jax."""
+    call = dlx.using("jax", grad=True)(jit(lambda x, n: x * n * 2.0))
+    x = torch.ones(3, dtype=dtype, requires_grad=True)
+    for _ in range(3):
+        x.grad = None
+        y = call(x, 1.5)
+        y.sum().backward()
+        assert y.dtype == x.grad.dtype == dtype
+        assert x.grad.tolist() == [3, 3, 3]
 
 
 def test_the_latest_compiled_derivatives_are_kept():
@@ -914,6 +944,69 @@ def test_random_numbers_are_the_same_on_the_way_back(compiled):
     assert not np.array_equal(*masks)
     first, then = jit(second)(x)
     assert np.allclose(np.asarray(then) * x, first)
+
+
+@pytest.mark.parametrize("outer", ["torch", "jax"])
+@pytest.mark.parametrize("jit", [jax.jit, lambda function: function], ids=["jit", "eager"])
+def test_random_numbers_of_nested_functions(outer, jit):
+    """What torch draws within a function of jax is drawn once, whoever differentiates."""
+    drawn = []
+
+    def drop(x):
+        mask = torch.nn.functional.dropout(torch.ones_like(x), 0.5)
+        drawn.append(mask)
+        return mask * x * x
+
+    like = {"result_like": lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)}
+    inner = dlx.using("torch", grad=True, **like)(drop)
+    middle = dlx.using("jax", grad=True)(jit(lambda x: inner(x) * 2))
+    if outer == "torch":
+        x = torch.arange(1.0, 65.0).requires_grad_()
+        y = middle(x)
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+    else:
+        x = jnp.arange(1.0, 65.0)
+        y, pull = jax.vjp(dlx.using("torch", grad=True, **like)(lambda x: middle(x * 1)), x)
+        (gradient,) = pull(jnp.ones_like(y))
+    y, x = np.asarray(dlx.convert(y, "numpy", detach=True)), np.arange(1.0, 65.0)
+    assert 0 < (y > 0).sum() < 64
+    assert np.allclose(np.asarray(dlx.convert(gradient, "numpy")), 2 * y / x)
+    assert all(torch.equal(drawn[0], each) for each in drawn)
+
+
+@pytest.mark.parametrize("jit", [jax.jit, lambda function: function], ids=["jit", "eager"])
+def test_random_numbers_of_nested_functions_in_second_derivatives(jit):
+    """They are the same there, and torch's own go on as if nothing had been drawn again."""
+    like = {"result_like": lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)}
+    inner = dlx.using("torch", grad=True, **like)(lambda x: torch.nn.functional.dropout(x, 0.5) * x * x)
+    middle = dlx.using("jax", grad=True)(jit(lambda x: inner(x) * 2))
+    x = torch.arange(1.0, 65.0, dtype=torch.float32).requires_grad_()
+    y = middle(x)
+    state = torch.get_rng_state()
+    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert torch.equal(torch.get_rng_state(), state)
+    y, x = y.detach(), x.detach()
+    assert 0 < (y > 0).sum() < 64
+    assert torch.allclose(first, 3 * y / x)
+    assert torch.allclose(second, 6 * y / x**2)
+
+
+@pytest.mark.parametrize("how", ["hooks", "checkpoint"])
+def test_random_numbers_of_nested_functions_that_run_again(how):
+    """Saved tensors that torch has replaced let the function run again, and it draws the same."""
+    like = {"result_like": lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)}
+    inner = dlx.using("torch", grad=True, **like)(lambda x: torch.nn.functional.dropout(x, 0.5) * x)
+    middle = dlx.using("jax", grad=True)(lambda x: inner(x) * 2)
+    x = torch.arange(1.0, 65.0).requires_grad_()
+    if how == "checkpoint":
+        y = torch.utils.checkpoint.checkpoint(middle, x, use_reentrant=False)
+    else:
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.clone(), lambda tensor: tensor):
+            y = middle(x)
+    y.sum().backward()
+    assert 0 < (y > 0).sum() < 64
+    assert torch.allclose(x.grad, 2 * y.detach() / x.detach())
 
 
 def test_random_numbers_in_threads():

@@ -10,7 +10,9 @@ import pytest
 
 import dlx
 from dlx import errors
+from dlx._core import native
 from dlx._registry.registry import registry
+from dlx._views.base import name_of
 from dlx.adapter import Container
 
 
@@ -214,3 +216,15 @@ def test_second_accesses_of_tvm_ffi_s_containers_make_no_wrapper(torch, monkeypa
     monkeypatch.setattr(getattr(tvm_ffi, kind), "__getitem__", None)
     view._getter = None
     assert all(view[key] is result for key, result in zip(keys, first, strict=True))
+
+
+@pytest.mark.parametrize("told", [0, 7, -1, sys.maxsize, sys.maxsize + 1, True, "name", None])
+def test_c_and_python_know_an_element_by_one_name(np, told):
+    """Whatever a container says an element is known by: no two of these names are equal, and none is an address."""
+    element, known, slots, identity = np.ones(2), {}, {}, lambda child: told
+    dlx.convert(element, to="dlx")  # finds the route
+    fast = (dlx.convert, "dlx", types.SimpleNamespace(back=None), known, {}, identity, None, False)
+    assert native.convert_slot(slots, fast, 0, element) is slots[0][1]
+    name = name_of(element, types.SimpleNamespace(identity=identity))
+    assert known == {name: 0} and [type(each) for each in known] == [type(name)]
+    assert (name == id(element)) is (told is None) and (told is None or type(name) is tuple or name < 0)

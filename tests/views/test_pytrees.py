@@ -142,6 +142,27 @@ def test_a_stand_in_is_left_alone(np, python):
     assert out.splitlines() == ["[1.]", "none"]
 
 
+def test_a_registry_that_refuses_is_told(np, python):
+    """A view works all the same, and a warning says that the library will see a leaf."""
+    out = python(
+        """
+        import sys, types, warnings
+        module = sys.modules["torch.utils._pytree"] = types.ModuleType("torch.utils._pytree")
+        def register_pytree_node(cls, *arguments, **options): raise ValueError(f"no more room for {cls.__name__}")
+        module.register_pytree_node = register_pytree_node
+        module.MappingKey = module.GetAttrKey = module.SequenceKey = None
+        sys.modules["torch"] = types.ModuleType("torch")
+        import numpy as np, dlx
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            print(dlx.convert([np.ones(1)], to="numpy", lazy=True)[0])
+        print({str(each.message).partition(" for ")[0] for each in said}, {each.category for each in said})
+        """
+    )
+    said = "torch.utils._pytree takes no lazy views of dlx as nodes, and treats one as a leaf: ValueError: no more room"
+    assert out.splitlines() == ["[1.]", f"{ {said} } {{<class 'RuntimeWarning'>}}"]
+
+
 def test_the_finder_goes(python):
     """When all three are known nothing of dlx is left in `sys.meta_path`."""
     for name in ("torch", "jax", "optree"):

@@ -99,3 +99,5 @@ def _show_failures(seen: dict[str, dict[str, Any]], screen: Screen) -> None:
     for name, answer in seen.items():
         if "broken" in answer:
             screen.line((f"{name}: {one_line(answer['broken'])}", "bad"))
+        elif not answer["devices"]:
+            screen.line((f"{name}: it sees no device", "quiet"))

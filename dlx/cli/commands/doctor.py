@@ -113,6 +113,9 @@ def _try(row: Row) -> None:
     if "broken" in answer:
         row.status, row.cause, row.details = "broken", one_line(answer["broken"], 300), answer["details"]
         return
+    if answer.get("no_device"):
+        row.status, row.version, row.cause = "ready", answer["version"], "it sees no device"
+        return
     row.status, row.version, row.facts = "ready", answer["version"], answer
 
 

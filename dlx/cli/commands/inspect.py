@@ -11,8 +11,8 @@ from dlx.cli import targets
 from dlx.cli.model import Entry, Fold, Source, aligned_to, counted, extents, nbytes_of, totals
 from dlx.cli.render import tables
 from dlx.cli.render.screen import OUTCOMES, Cell, Screen
-from dlx.cli.sources.files import open_source
 from dlx.cli.sources.objects import capsule_facts, layout
+from dlx.cli.sources.words import open_sources
 from dlx.cli.targets import Outcome
 
 __all__ = ["run"]
@@ -24,7 +24,7 @@ _LAYOUTS = {"C": "C-contiguous", "F": "F-contiguous", "strided": "not contiguous
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Show each source; several are summed up in the end."""
-    sources = [open_source(name, screen) for name in arguments.sources]
+    sources, errors = open_sources(arguments.sources, screen)
     documents = []
     for number, source in enumerate(sources):
         if number:
@@ -44,8 +44,8 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
         screen.line("")
         screen.heading("in all", counted(len(sources), "source"))
         tables.sums(everything, screen)
-    screen.document({"sources": documents, "totals": _totals(everything)})
-    return 0
+    screen.document({"sources": documents, "totals": _totals(everything)}, errors)
+    return 2 if errors else 0
 
 
 # ---- one array -------------------------------------------------------------------------------------------------------
@@ -78,7 +78,9 @@ def _facts(source: Source, entry: Entry) -> list[tuple[str, Cell]]:
     rows.append(("device", _device(entry)))
     if info is not None:
         rows.append(("read-only", "yes" if info.readonly else "no"))
-        aligned = f"{info.address:#x}, aligned to {info.alignment} bytes" if info.address else "none"
+        aligned = "?" if info.address is None else "none"
+        if info.address:
+            aligned = f"{info.address:#x}, aligned to {info.alignment} bytes"
         rows += [("address", aligned), ("owner", info.owner or "?"), ("protocols", ", ".join(info.protocols) or "none")]
         rows.append(("capsule", _capsule(entry)))
         if info.notes:

@@ -13,7 +13,7 @@ from dlx.cli.arguments import COPY
 from dlx.cli.model import Entry, Fold, Source, counted, extents, nbytes_of
 from dlx.cli.render import tables
 from dlx.cli.render.screen import OUTCOMES, Cell, Screen
-from dlx.cli.sources.files import open_source
+from dlx.cli.sources.words import open_sources
 from dlx.cli.targets import Outcome
 
 __all__ = ["run"]
@@ -23,7 +23,7 @@ _COPY = {word: value for value, word in COPY.items()}
 
 def run(arguments: argparse.Namespace, screen: Screen) -> int:
     """Show the plan of every source for every target."""
-    sources = [open_source(name, screen) for name in arguments.sources]
+    sources, errors = open_sources(arguments.sources, screen)
     options = {
         "device": None if arguments.device is None else Device(arguments.device),
         "copy": _COPY[arguments.copy],
@@ -56,8 +56,8 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
                 _show(source, name, planned, options_said, arguments.all, screen)
         if screen.as_json:
             documents += [_document(source, name, planned) for name, planned in plans.items()]
-    screen.document({"options": {**options, "mapped": arguments.mapped}, "plans": documents})
-    return 1 if arguments.strict and refused else 0
+    screen.document({"options": {**options, "mapped": arguments.mapped}, "plans": documents}, errors)
+    return 2 if errors else 1 if arguments.strict and refused else 0
 
 
 def _what(source: Source) -> str:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dlx._core.display import COLORS
 from dlx.cli.render.svg import box, legend, page, text
 
 __all__ = ["picture"]
 
 _SIZE, _GAP, _LEFT, _TOP = 15, 14, 150, 92
-_FILLS = {
-    "shared": ("#1a7f37", "#3fb950"),
-    "viewed": ("#0969da", "#4493f8"),
-    "copied": ("#d4a72c", "#d29922"),
-    "refused": ("#ffffff; stroke: #cf222e; stroke-width: 1.2", "#0d1117; stroke: #f85149"),
-    "same": ("#d1d9e0", "#3d444d"),
-}
+_LIGHT, _DARK = COLORS["refused"]
+_REFUSED = f"#ffffff; stroke: {_LIGHT}; stroke-width: 1.2", f"#0d1117; stroke: {_DARK}"
+_FILLS = {**COLORS, "refused": _REFUSED}
 
 
 def picture(cells: Mapping[tuple[str, str, str], str]) -> str:

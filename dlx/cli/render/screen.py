@@ -10,15 +10,19 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TextIO, TypeVar
 from unicodedata import combining, east_asian_width
 
+from dlx._core.foreign import message_of
 from dlx._core.text import one_line
 from dlx.cli.arguments import head
+from dlx.cli.render.stdout import complain
 
-__all__ = ["OUTCOMES", "SHORT", "Cell", "Screen"]
+__all__ = ["OUTCOMES", "SHORT", "Cell", "Screen", "failure"]
 
+SLOW = 1.0  # seconds, from which on a bar shows how far a command is
 SHORT = 20  # characters: a column of nothing longer is not wrapped
 
 T = TypeVar("T")
@@ -74,10 +78,15 @@ class Screen:
         """Whether rich does not draw."""
         return self._console is None
 
-    def document(self, data: dict[str, Any]) -> None:
-        """Print the command's result as JSON, if that was asked for."""
+    def document(self, data: dict[str, Any], errors: Sequence[Exception] = ()) -> None:
+        """Print the command's result as JSON, if that was asked for; errors are printed on stderr, in any case."""
+        said = [failure(error) for error in errors]
         if self.as_json:
-            print(json.dumps({**head(self.command), **data}, indent=2, default=str), file=self._file)
+            named = {"errors": said} if said else {}
+            print(json.dumps({**head(self.command), **data, **named}, indent=2, default=str), file=self._file)
+        self.flush()
+        for each in said:
+            complain(self.command, each["message"])
 
     def line(self, *cells: Cell) -> None:
         """Print one line of text."""
@@ -195,6 +204,41 @@ class Screen:
 
         return track(items, one_line(text), total, console=Console(stderr=True, markup=False), transient=True)
 
+    @contextlib.contextmanager
+    def bytes_done(self, text: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Give a function that is told how many bytes were done: a bar on the terminal's stderr, from `SLOW` on."""
+        if not self._is_watched():
+            yield lambda _: None
+            return
+        begun, done = time.monotonic(), 0
+        bar: Any = None
+        task: Any = None
+
+        def advance(count: int) -> None:
+            nonlocal done, bar, task
+            done += count
+            if bar is None and time.monotonic() - begun >= SLOW:
+                from rich.console import Console
+                from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+                columns = (
+                    TextColumn("{task.description}", markup=False),
+                    BarColumn(),
+                    DownloadColumn(True),
+                    TimeRemainingColumn(),
+                )
+                bar = Progress(*columns, console=Console(stderr=True, markup=False), transient=True)
+                task = bar.add_task(one_line(text), total=total)
+                bar.start()
+            if bar is not None:
+                bar.update(task, completed=done)
+
+        try:
+            yield advance
+        finally:
+            if bar is not None:
+                bar.stop()
+
     def _is_watched(self) -> bool:
         return not self.as_json and sys.stderr.isatty()
 
@@ -204,6 +248,11 @@ class Screen:
 
     def _print(self, text: str) -> None:
         print(text, file=self._file)
+
+
+def failure(error: Exception) -> dict[str, str]:
+    """Return the class and the text of an error, on one line."""
+    return {"kind": type(error).__name__, "message": one_line(message_of(error, 1400), 1500)}
 
 
 def _widths(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[int]:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
-__all__ = ["own_stdout", "silence"]
+__all__ = ["complain", "own_stdout", "say", "silence"]
 
 
 @contextlib.contextmanager
@@ -25,7 +25,7 @@ def own_stdout() -> Iterator[TextIO]:
     """
     out = sys.stdout
     if out is None:
-        raise OSError(errno.EBADF, "stdout is closed")
+        raise OSError(errno.EBADF, "it is closed")
     out.flush()
     with contextlib.redirect_stdout(sys.stderr):
         if _descriptor(out) != 1:
@@ -59,3 +59,36 @@ def _descriptor(file: TextIO) -> int | None:
         return file.fileno()
     except (AttributeError, OSError, ValueError):
         return None
+
+
+def complain(command: str, text: str) -> None:
+    """Say what is wrong on stderr: in one line; on a terminal in colour, and wrapped between words."""
+    head = f"dlx {command}: " if command else "dlx: "
+    file = sys.stderr
+    if file is None or not _is_terminal(file):
+        say(head + text, file)
+        return
+    import shutil
+    import textwrap
+
+    width = max(shutil.get_terminal_size().columns, 20)
+    text = textwrap.fill(head + text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    say(text if plain else f"\x1b[1;31m{head[:-1]}\x1b[0m{text[len(head) - 1 :]}", file)
+
+
+def _is_terminal(file: TextIO) -> bool:
+    try:
+        return file.isatty()
+    except ValueError:  # it is closed
+        return False
+
+
+def say(text: str, file: TextIO | None) -> None:
+    """Print a line to a stream that may be closed or full; a failure to print is ignored."""
+    if file is None:
+        return
+    try:
+        print(text, file=file, flush=True)
+    except OSError:
+        silence(file.fileno())  # nor shall the interpreter complain, when it ends

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import re
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -24,21 +25,25 @@ _OBJECT = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<path>[^\W\d]\w*
 _ABSTRACT = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<shape>[\d,\s]*)\]")
 
 
-def open_source(name: str, screen: Screen) -> Source:
+def open_source(name: str, screen: Screen, *, shown: str = "") -> Source:
     """Return what a word of the command line stands for; reading a file is shown on the screen.
+
+    `shown` is what the source is called where that is another name.
 
     Raises
     ------
     BadInput
         If it stands for nothing, or is not what it says it is; the message names it.
     """
-    path, shown = Path(name), one_line(name, 120)
+    path, called = Path(name), shown
+    shown = shown or one_line(name, 120)
     try:
         if not name:
             raise BadInput("an empty name stands for nothing")
         if _exists(path):
             with screen.working(f"reading {name}"):
-                return _file(path)
+                source = _file(path)
+                return replace(source, name=called) if called else source
         if re.search(r"\.py(:|$)", name):
             raise BadInput("an object is named by its module, without folders and .py, as in 'mod:x' or 'pkg.mod:x'")
         abstract, named = _ABSTRACT.fullmatch(name), _OBJECT.fullmatch(name)
@@ -160,7 +165,7 @@ def _read_parquet(file: File) -> Source:
 def _column(pa: Any, field: Any, rows: int | None, parts: int) -> Entry:
     """Return the entry of a column, which fares as a column of a few values does."""
     from dlx._api import convert as api
-    from dlx._engine.request import describe
+    from dlx._api.describe import describe
 
     count = 1 if rows is None else min(rows, 1)
     one = _few(pa, field.type, count)

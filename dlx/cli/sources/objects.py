@@ -15,6 +15,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
+from dlx._api.describe import describe
 from dlx._containers.failures import Failures
 from dlx._containers.lookup import container_of
 from dlx._containers.tree import Tree
@@ -23,7 +24,6 @@ from dlx._core.array_info import ArrayInfo
 from dlx._core.foreign import exception_text, type_name
 from dlx._core.text import one_line
 from dlx._core.types import IS_COPIED, READ_ONLY, SUBBYTE_PADDED
-from dlx._engine.request import describe
 from dlx._protocols import dlpack
 from dlx._views.base import View
 from dlx.cli.model import BadInput, Entry, Source, counted

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dlx._api import convert as api
+from dlx._api.describe import describe
 from dlx._core.types import SUBBYTE_PADDED, Device, DType
-from dlx._engine.request import describe
 from dlx._protocols.pointer import from_pointer
 from dlx._registry.registry import registry
 from dlx.adapter.base import API, Adapter, look_up

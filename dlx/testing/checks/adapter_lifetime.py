@@ -11,9 +11,9 @@ import weakref
 from typing import Any
 
 from dlx._api import convert as api
+from dlx._api.describe import describe
 from dlx._core import native
 from dlx._core.foreign import type_name
-from dlx._engine.request import describe
 from dlx._protocols.pointer import from_pointer
 from dlx.errors import DlxError
 from dlx.testing.check import check
@@ -27,9 +27,12 @@ from dlx.testing.support.producers import Source
 
 def _inside(lib: Subject) -> tuple[Any, Source]:
     """Return (an array of the framework, what it was made of)."""
-    target = target_of(lib)
-    source = next(source for name, source in sources(target) if name in ("row-major", "scalar"))
+    source = _plain(lib)
     return api.convert(tensor_of(source), to=lib.adapter), source
+
+
+def _plain(lib: Subject) -> Source:
+    return next(source for name, source in sources(target_of(lib)) if name in ("row-major", "scalar"))
 
 
 def _own(lib: Subject) -> Any:
@@ -133,14 +136,15 @@ def adapter_leaks(lib: Subject) -> None:
     kind="adapter", about="threads", severity="fatal",
 )  # fmt: skip
 def adapter_threads(lib: Subject) -> None:
-    """Eight threads, both ways, one source."""
+    """Eight threads, both ways; one array, and a source for each, so that two imports of one memory do not meet."""
     array, source = _inside(lib)
+    mine = [_plain(lib) for _ in range(8)]
     before = native.live()
 
-    def work(_: int) -> None:
+    def work(i: int) -> None:
         for _ in range(50):
             same(api.convert(array, to="dlx"), source, "out of it")
-            same(api.convert(api.convert(tensor_of(source), to=lib.adapter), to="dlx"), source, "and into it")
+            same(api.convert(api.convert(tensor_of(mine[i]), to=lib.adapter), to="dlx"), mine[i], "and into it")
 
     together_well(work)
     gc.collect()
@@ -167,7 +171,7 @@ def adapter_fast_path(lib: Subject) -> None:
             raised = {type(error) for _, error in pair}
             must(len(raised) == 1, f"{dtype} to {to}: {', '.join(error_line(error) for _, error in pair if error)}")
             if pair[0][1] is None:
-                said = {str(describe(result)) + hex(describe(result).address) for result, _ in pair}
+                said = {str(describe(result)) + str(describe(result).address) for result, _ in pair}
                 must(len(said) == 1, f"{dtype} to {to}: the paths differ: {' and '.join(sorted(said))}")
 
 

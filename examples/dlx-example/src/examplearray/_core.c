@@ -204,8 +204,15 @@ static int borrow(void* object, DLTensor* out) {
   return 0;
 }
 
+/* On any thread. No interpreter is left, or it is going: the object leaks then, since a thread that
+ * asks for the GIL of an interpreter that is going does not come back. */
 static void let_go(void* owner) {
-  if (!Py_IsInitialized()) return; /* the process ends */
+#if PY_VERSION_HEX >= 0x030D0000
+  int is_going = Py_IsFinalizing();
+#else
+  int is_going = _Py_IsFinalizing();
+#endif
+  if (is_going || !Py_IsInitialized()) return;
   PyGILState_STATE state = PyGILState_Ensure();
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);

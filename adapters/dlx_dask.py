@@ -1,0 +1,141 @@
+"""dask for dlx: dask.array.Array, whose chunks are converted when they are computed.
+
+As a source: nothing is computed. The result is an array of dask again, with the same chunks, and each is converted
+where it is computed, in a thread or in another process. dask puts chunks together itself: it is told how for torch,
+jax, tensorflow and mlx. What needs the data at once (`dlx.describe` does not) is refused, and names `.compute()`.
+As a target: numpy's array over the same memory, cut into chunks by dask.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+import sys
+import uuid
+from collections.abc import Callable
+from typing import Any, cast
+
+import dlx
+from dlx.adapter import (
+    COMMON_DTYPES,
+    Adapter,
+    ArrayInfo,
+    Blocker,
+    Capabilities,
+    Description,
+    DTypes,
+    Layout,
+    look_up,
+    type_name,
+)
+from dlx.errors import ConversionError
+
+_DTYPES = {*COMMON_DTYPES, "complex64", "complex128"} - {"bfloat16"}  # numpy's own
+_NOT_COMPUTED = Blocker("its data is not computed yet", "Call .compute() first.", ConversionError)
+_CONCATENATE = {
+    "torch": "torch.concatenate",
+    "jaxlib": "jax.numpy.concatenate",
+    "tensorflow": "tensorflow.concat",
+    "mlx": "mlx.core.concatenate",
+}  # root package of a chunk's type -> function of (arrays, axis)
+
+
+def _converted(chunk: Any, options: dict[str, Any]) -> Any:
+    """Convert one chunk: the task of dask's graph."""
+    found = dlx.convert(chunk, **options)
+    _teach(cast("Any", type(found)))
+    return found
+
+
+def _map_chunks(obj: Any, options: dict[str, Any]) -> Any:
+    array, base = sys.modules["dask.array"], sys.modules["dask.base"]
+    meta = _converted(obj._meta, options)  # without elements: it refuses what no chunk could become
+    to = options["to"] if isinstance(options["to"], str) else type_name(options["to"])
+    name = f"dlx-{to}-{base.tokenize(obj.name, options)}"
+    return array.map_blocks(_converted, obj, options, meta=meta, name=name)
+
+
+def _cut(array: Any) -> Any:
+    """Return an array of dask whose chunks are views of one of numpy's; `dask.array.from_array` would copy each."""
+    core, name = sys.modules["dask.array.core"], f"dlx-{uuid.uuid4()}"
+    chunks = core.normalize_chunks("auto", array.shape, dtype=array.dtype)
+    numbers = itertools.product(*(range(len(each)) for each in chunks))
+    parts = core.slices_from_chunks(chunks)
+    graph = {(name, *at): array[(*part, ...)] for at, part in zip(numbers, parts, strict=True)}
+    return core.Array(graph, name, chunks, meta=array[(*(slice(0, 0),) * array.ndim, ...)])
+
+
+@functools.cache
+def _teach(kind: type) -> None:
+    """Tell dask how chunks of a type are put together."""
+    name = _CONCATENATE.get(kind.__module__.partition(".")[0])
+    concatenate = look_up(name) if name else None
+    if concatenate is not None:
+        sys.modules["dask.array.core"].concatenate_lookup.register(kind, functools.partial(_joined, concatenate))
+
+
+def _joined(concatenate: Callable[..., Any], arrays: Any, axis: int = 0, **options: Any) -> Any:
+    return concatenate(list(arrays), axis=axis)
+
+
+def _backend(name: str) -> Any:
+    """Return what `dask.array.Array.to_backend` calls, for one framework."""
+    backends = importlib.import_module("dask.array.backends")
+
+    class Backend(backends.ArrayBackendEntrypoint):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def to_backend(data: Any, **options: Any) -> Any:
+            return dlx.convert(data, to=name, **options)
+
+        @classmethod
+        def to_backend_dispatch(cls) -> Any:
+            return functools.partial(dlx.convert, to=name)
+
+    return Backend()
+
+
+torch_backend, jax_backend = functools.partial(_backend, "torch"), functools.partial(_backend, "jax")
+
+
+class DaskAdapter(Adapter):
+    """dask.array.Array."""
+
+    name = "dask"
+    package = "dask.array"
+    install = "pip install 'dask[array]'"
+    types = ("dask.array.Array",)
+    dtypes = DTypes("numpy", {name: name for name in _DTYPES})
+    map_chunks = staticmethod(_map_chunks)
+
+    def describe(self, obj: Any) -> Description:
+        return Description(functools.partial(self._info, obj), (_NOT_COMPUTED,))
+
+    def _info(self, obj: Any) -> ArrayInfo:
+        known = all(extent == extent for extent in obj.shape)  # nan: dask does not know it yet
+        meta = dlx.describe(obj._meta)
+        return ArrayInfo(
+            framework=self.name,
+            type_name=type_name(type(obj)),
+            dtype=meta.dtype,
+            dtype_name=str(obj.dtype),
+            shape=tuple(obj.shape) if known else None,
+            strides=None,
+            device=meta.device,
+            nbytes=int(obj.nbytes) if known else 0,
+            readonly=False,
+            owner=type_name(type(obj)),
+            protocols=(),
+        )
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(dtypes=frozenset(_DTYPES), layouts=Layout.ANY, keeps_readonly=True)
+
+    def load(self, tensor: Any) -> Any:
+        return _cut(dlx.convert(tensor, to="numpy", copy=False))
+
+
+@dlx.hookimpl
+def dlx_adapters() -> list[Adapter]:
+    """Return dask's adapter."""
+    return [DaskAdapter()]

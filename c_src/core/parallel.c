@@ -1,0 +1,81 @@
+/* A copy in several threads at once. They are joined before it returns: none is left at a fork or
+ * at the end of the process. */
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* sched_getaffinity */
+#endif
+#include "copy.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <string.h>
+
+/* Bytes from which a second thread is faster: of a run that is what fresh memory is mapped for,
+ * page by page; below that one thread copies as fast as two. */
+enum { MIN_RUN = 32 << 20, MIN_STRIDED = 8 << 20, MAX_THREADS = 4, STACK = 256 << 10 };
+
+typedef struct {
+  pthread_t thread;
+  dlx_copier copy;
+  char* to;
+  const char* from;
+  dlx_axis axes[DLX_MAX_NDIM];
+  int n;
+  int64_t item;
+} part;
+
+static void* run(void* argument) {
+  part* p = argument;
+  p->copy(p->to, p->from, p->axes, p->n, p->item);
+  return NULL;
+}
+
+/* How many threads may copy: at most one a core that this process may use. */
+static int threads_for(const dlx_axis* axes, int n, int64_t nbytes, int64_t item) {
+  int is_run = n > 0 && axes[n - 1].from == item && axes[n - 1].to == item;
+  if (n == 0 || nbytes < (is_run ? MIN_RUN : MIN_STRIDED)) return 1;
+  cpu_set_t cores;
+  if (sched_getaffinity(0, sizeof cores, &cores) != 0) return 1;
+  int most = CPU_COUNT(&cores) < MAX_THREADS ? CPU_COUNT(&cores) : MAX_THREADS;
+  return axes[0].extent < most ? (int)axes[0].extent : most;
+}
+
+/* A thread of ours takes no signals: handlers expect those of the program. A fault is its own:
+ * where that is blocked, the process ends without its handler. Errors: as pthread_create. */
+static int start(part* p) {
+  static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
+  sigset_t all, before;
+  pthread_attr_t attributes;
+  sigfillset(&all);
+  for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) sigdelset(&all, faults[i]);
+  int failed = pthread_attr_init(&attributes);
+  if (failed) return failed;
+  pthread_attr_setstacksize(&attributes, STACK);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  failed = pthread_create(&p->thread, &attributes, run, p);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  pthread_attr_destroy(&attributes);
+  return failed;
+}
+
+void dlx_copy_in_parts(dlx_copier copy, char* to, const char* from, dlx_axis* axes, int n,
+                       int64_t nbytes, int64_t item) {
+  int threads = threads_for(axes, n, nbytes, item), started = 0;
+  part parts[MAX_THREADS];
+  int64_t done = 0; /* of the outermost axis */
+  for (; started < threads - 1; started++) {
+    part* p = &parts[started];
+    *p = (part){.to = to + done * axes[0].to, .from = from + done * axes[0].from, .n = n};
+    p->copy = copy;
+    p->item = item;
+    memcpy(p->axes, axes, (size_t)n * sizeof *axes);
+    p->axes[0].extent = (axes[0].extent - done) / (threads - started);
+    if (start(p) != 0) break; /* the rest is copied here */
+    done += p->axes[0].extent;
+  }
+  if (n) axes[0].extent -= done;
+  if (n) from += done * axes[0].from, to += done * axes[0].to;
+  copy(to, from, axes, n, item);
+  for (int i = 0; i < started; i++) pthread_join(parts[i].thread, NULL);
+}

@@ -1,0 +1,89 @@
+"""`array_namespace`: the module of functions for arrays of one framework."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+from dlx._core.foreign import exception_text, foreign_error, type_name
+from dlx._core.module import set_module
+from dlx._engine.request import known_producer, not_an_array
+from dlx.errors import AdapterNotFoundError, PluginError
+
+__all__ = ["array_namespace"]
+
+
+@set_module("dlx")
+def array_namespace(*arrays: Any) -> Any:
+    """Return the namespace of arrays of one framework: the module whose functions take them.
+
+    It is the one of array-api-compat, which follows the Python array API standard, where that is installed and knows
+    the framework; else what the framework itself has.
+
+    Parameters
+    ----------
+    *arrays
+        Arrays of one framework. None and Python's numbers among them belong to none, and are left out.
+
+    Returns
+    -------
+    module
+        Of a class of its own where the framework has no module (``__array_namespace__``).
+
+    Raises
+    ------
+    TypeError
+        If there is no array, or if their frameworks differ: convert them first, with ``like=`` the one that decides.
+    AdapterNotFoundError
+        If something is no array, or its framework has no functions for arrays.
+    PluginError
+        If the adapter names a module that cannot be imported.
+
+    Examples
+    --------
+    >>> import dlx, numpy
+    >>> xp = dlx.array_namespace(numpy.ones(3), 2.0, None)
+    >>> float(xp.sum(xp.ones(3)))
+    3.0
+    """
+    found: dict[int, tuple[Any, str]] = {}  # by identity: a namespace may be of any class
+    for array in arrays:
+        if array is not None and type(array) not in (bool, int, float, complex):
+            namespace = _namespace(array)
+            found.setdefault(id(namespace), (namespace, type_name(type(array))))
+    if not found:
+        raise TypeError("array_namespace takes at least one array, found none. Give it an array.")
+    if len(found) > 1:
+        held = ", ".join(sorted(kind for _, kind in found.values()))
+        fix = "Convert them to one of these first: dlx.convert(y, like=x)."
+        raise TypeError(f"array_namespace takes arrays of one framework, found {held}. {fix}")
+    ((namespace, _),) = found.values()
+    return namespace
+
+
+def _namespace(array: Any) -> Any:
+    """Return the namespace of one array."""
+    adapter = known_producer(array)
+    if adapter is None:
+        raise not_an_array(array)
+    for name in adapter.namespaces:
+        try:
+            if importlib.util.find_spec(name) is not None:
+                return importlib.import_module(name)
+        except ModuleNotFoundError:  # of the package that it is in
+            continue
+        except Exception as error:
+            raise PluginError(f"its namespace {name} cannot be imported: {exception_text(error, 200)}") from error
+    ask = getattr(type(array), "__array_namespace__", None)
+    if ask is not None:
+        try:
+            return ask(array)
+        except Exception as error:
+            raise foreign_error("its __array_namespace__ failed:", error, source=type_name(type(array))) from error
+    what = type_name(type(array))
+    raise AdapterNotFoundError(
+        f"{what} has no functions for arrays: its adapter names no namespace, and it has no __array_namespace__",
+        source=what,
+        fix="Convert it to a framework that computes, such as dlx.convert(x, to='numpy').",
+    )

@@ -1,0 +1,32 @@
+"""`describe`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlx._core.array_info import ArrayInfo
+from dlx._core.module import set_module
+from dlx._engine.fast_path import exported
+from dlx._engine.request import array_info
+
+__all__ = ["describe"]
+
+
+@set_module("dlx")
+def describe(obj: Any) -> ArrayInfo:
+    """Describe an array: dtype, shape, strides, device, read-only, owner. Its memory is not touched.
+
+    Raises
+    ------
+    AdapterNotFoundError
+        If it is nothing that dlx knows as an array.
+    ConversionError
+        If it is one that cannot even be described, such as a used capsule.
+
+    Examples
+    --------
+    >>> import dlx
+    >>> str(dlx.describe(b"abc"))
+    'bytes (uint8[3], read-only)'
+    """
+    return array_info(obj, exported)

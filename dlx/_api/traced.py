@@ -1,0 +1,48 @@
+"""What ``torch.compile`` reads in place of a call of `convert` in C: it traces code that is written in Python only.
+
+`type(convert).__call__` is the function here; calls themselves stay in C. Nothing of torch is imported or registered.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from dlx._core import native
+from dlx._registry.plugin import TRACING
+
+__all__: list[str] = []
+
+_NO_GRAPH = (
+    "dlx.convert is traced where a torch tensor stays one: to torch, with no options but copy=True. Anything else, "
+    "another framework, device or container, is memory that leaves the graph, or comes from outside. Convert before "
+    "or after what is compiled, compile without fullgraph=True, or call torch's own methods, such as x.numpy(), inside."
+)
+
+
+def _call(self: Any, *args: Any, **options: Any) -> Any:
+    """Call the function; while it is traced, by what a graph can hold."""
+    framework = sys.modules.get(TRACING[0])
+    if framework is None or not framework.compiler.is_dynamo_compiling():
+        return self(*args, **options)
+    if self.__name__ == "convert":
+        return _convert(framework, *args, **options)
+    framework._dynamo.graph_break(msg=_NO_GRAPH)
+    return self(*args, **options)
+
+
+def _convert(
+    framework: Any, obj: Any, to: Any = None, *, like: Any = None, copy: bool | None = None, **options: Any
+) -> Any:
+    """Stand for `convert`: the tensor itself, or its copy, where its framework is the target and it stays in place."""
+    kind = framework.Tensor
+    if isinstance(like, kind):
+        fits = to is None and isinstance(obj, kind) and obj.device == like.device
+    else:
+        fits = like is None and (to in TRACING if isinstance(to, str) else to is framework or to is kind)
+    if not fits or options or not isinstance(obj, kind) or not (copy is None or copy is True or copy is False):
+        framework._dynamo.graph_break(msg=_NO_GRAPH)
+    return obj.clone() if copy else obj
+
+
+native.set_traced(_call)

@@ -1,0 +1,281 @@
+"""Write arrays into files of another format: .npy, .npz, .safetensors and Arrow IPC, one array at a time.
+
+A dtype that the format lacks is refused, never changed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import re
+import struct
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, BinaryIO, NamedTuple
+
+from dlx._core.array_protocol import typestr
+from dlx._core.extension import ffi
+from dlx._core.native import Tensor, tensor_copy
+from dlx._core.text import one_line
+from dlx._core.types import DType
+from dlx._files.header import needed
+from dlx._files.safetensors import WORDS
+from dlx.errors import DTypeError, FileError
+
+__all__ = ["FORMATS", "Item", "write"]
+
+PIECE = 4 << 20  # bytes that are written at a time
+
+
+class Item(NamedTuple):
+    """One array to be written: what is known of it before it is read, and how it is read."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    read: Callable[[], Tensor]  # a tensor in host memory, which is released once it is written
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements, packed."""
+        return -(-math.prod(self.shape) * self.dtype.bits * self.dtype.lanes // 8)
+
+
+class _Output(NamedTuple):
+    file: BinaryIO
+    advance: Callable[[int], object]  # called with the bytes that were written
+
+    def pieces(self, item: Item, *, order: bool = False) -> Iterator[memoryview]:
+        """Give the bytes of an array, row-major; with `order` as they lie in memory where that is column-major."""
+        tensor = item.read()
+        if tensor.dtype != item.dtype or tensor.shape != item.shape:
+            raise FileError(f"{_shown(item)} changed while it was read", fix="Try it again.")
+        if not _compact(tensor) and not (order and _compact(tensor, backwards=True)):
+            tensor = tensor_copy(tensor, False)
+        data = memoryview(ffi.buffer(ffi.cast("char *", tensor.data_ptr), item.nbytes)) if item.nbytes else b""
+        for start in range(0, item.nbytes, PIECE):
+            piece = memoryview(data)[start : start + PIECE]
+            yield piece
+            self.advance(len(piece))
+
+    def data(self, item: Item, *, order: bool = False) -> None:
+        for piece in self.pieces(item, order=order):
+            self.file.write(piece)
+
+
+def _compact(tensor: Tensor, *, backwards: bool = False) -> bool:
+    """Return whether elements lie side by side, row-major, or column-major."""
+    step = 1
+    pairs = list(zip(tensor.shape, tensor.strides, strict=True))
+    for extent, stride in pairs if backwards else reversed(pairs):
+        if extent != 1 and stride != step:
+            return not math.prod(tensor.shape)
+        step *= extent
+    return True
+
+
+def _shown(item: Item) -> str:
+    return f"{one_line(item.name, 80)!r}" if item.name else "the array"
+
+
+def _lacking(items: Sequence[Item], known: Callable[[DType], Any], kind: str) -> None:
+    """Refuse the first array whose dtype a format lacks."""
+    for item in items:
+        if known(item.dtype) is None:
+            others = [name for name, has in _KNOWN.items() if name != kind and has(item.dtype) is not None]
+            into = f"Write {' or '.join(others)}, which has it, or" if others else "To store it all the same,"
+            raise DTypeError(
+                f"{_shown(item)} is {item.dtype}, which {kind} has not, and no dtype is changed on the way",
+                fix=f"{into} convert it to another dtype in its own framework first.",
+            )
+
+
+def _nameless(items: Sequence[Item], kind: str, *, suffix: str = "") -> None:
+    """Refuse the first array whose name is no text; with `suffix`, also one that a .zip file would cut off there."""
+    for item in items:
+        if not _is_text(item.name):
+            why = "a lone surrogate"
+        elif suffix and "\0" in item.name:
+            why = "NUL"
+        elif suffix and len(f"{item.name}{suffix}".encode()) > 0xFFFF:
+            why = f"more than {0xFFFF - len(suffix):,} bytes"
+        else:
+            continue
+        into = "Write .safetensors or rename it." if why != "a lone surrogate" else "Rename it."
+        raise FileError(f"{_shown(item)} is a name with {why}, which {kind} cannot hold", fix=into)
+
+
+def _untold(metadata: dict[str, str]) -> None:
+    """Refuse metadata that are no text."""
+    for key, value in metadata.items():
+        if not (_is_text(key) and _is_text(value)):
+            raise FileError(
+                f"its metadata of {one_line(key, 80)!r} has a lone surrogate, which has no bytes in UTF-8",
+                fix="Write .npz, which has no metadata, or correct them.",
+            )
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+# ---- .npy and .npz ---------------------------------------------------------------------------------------------------
+
+
+def _npy_header(item: Item, fortran: bool) -> bytes:
+    shape = f"({item.shape[0]},)" if len(item.shape) == 1 else str(tuple(item.shape))
+    text = f"{{'descr': {typestr(item.dtype)!r}, 'fortran_order': {fortran}, 'shape': {shape}, }}".encode()
+    width = 2 if len(text) < 65_000 else 4
+    text += b" " * (-(len(text) + 9 + width) % 64) + b"\n"
+    return b"\x93NUMPY" + bytes([1 if width == 2 else 2, 0]) + len(text).to_bytes(width, "little") + text
+
+
+def _npy(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
+    if len(items) != 1:
+        raise FileError(f"a .npy file holds one array, found {len(items):,}", fix="Write .npz or .safetensors.")
+    _lacking(items, typestr, ".npy")
+    tensor = items[0].read()
+    fortran = not _compact(tensor) and _compact(tensor, backwards=True)
+    out.file.write(_npy_header(items[0], fortran))
+    out.data(items[0]._replace(read=lambda: tensor), order=True)
+
+
+def _npz(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
+    _lacking(items, typestr, ".npz")
+    _nameless(items, ".npz", suffix=".npy")
+    with zipfile.ZipFile(out.file, "w") as archive:
+        for item in items:
+            member = zipfile.ZipInfo(f"{item.name}.npy")  # of 1980: the same arrays give the same bytes
+            assert member.filename == f"{item.name}.npy"
+            # An extra field (as zipalign has it) brings the data to a multiple of 64 bytes, so that they can be mapped.
+            begin = out.file.tell() + 30 + len(member.filename.encode()) + 4 + 20  # 20: sizes of 64 bits
+            member.extra = struct.pack("<HH", 0xD935, -begin % 64) + bytes(-begin % 64)
+            with archive.open(member, "w", force_zip64=True) as content:
+                content.write(_npy_header(item, False))
+                for piece in out.pieces(item):
+                    content.write(piece)
+
+
+# ---- .safetensors ----------------------------------------------------------------------------------------------------
+
+
+def _word(dtype: DType) -> str | None:
+    return WORDS.get(dtype) if sys.byteorder == "little" else None
+
+
+def _safetensors(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
+    _lacking(items, _word, ".safetensors")
+    _nameless(items, ".safetensors")
+    _untold(metadata)
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    end = 0
+    # Wide elements first, as the format's own library sorts them, so that each is aligned.
+    ordered = sorted(items, key=lambda item: (-item.dtype.bits, item.name))
+    for item in ordered:
+        if item.name == "__metadata__":
+            raise FileError("an array is named '__metadata__', which the format keeps for itself", fix="Rename it.")
+        start, end = end, end + item.nbytes
+        header[item.name] = {"dtype": _word(item.dtype), "shape": item.shape, "data_offsets": [start, end]}
+    raw = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    raw += b" " * (-(len(raw) + 8) % 64)
+    out.file.write(len(raw).to_bytes(8, "little") + raw)
+    for item in ordered:
+        out.data(item)
+
+
+# ---- Arrow -----------------------------------------------------------------------------------------------------------
+
+_ARROW = re.compile(r"(bool|u?int(?:8|16|32|64)|float(?:16|32|64))")
+
+_LONGEST = (1 << 31) - 1  # elements of a FixedSizeList
+
+
+def _arrow_type(dtype: DType) -> str | None:
+    found = _ARROW.fullmatch(dtype.name)
+    return None if found is None else {"bool": "bool_"}.get(dtype.name, dtype.name)
+
+
+def _arrow(out: _Output, items: Sequence[Item], metadata: dict[str, str]) -> None:
+    pa = needed("pyarrow", ".arrow")
+    _lacking(items, _arrow_type, ".arrow")
+    _nameless(items, ".arrow")
+    _untold(metadata)
+    for item in items:
+        if not item.shape or 0 in item.shape[1:]:
+            raise FileError(
+                f"{_shown(item)} has shape {list(item.shape)}, and a column of .arrow has rows that are not empty",
+                fix="Write .npz or .safetensors.",
+            )
+        if max(item.shape[1:], default=0) > _LONGEST:
+            raise FileError(
+                f"{_shown(item)} has shape {list(item.shape)}, and a row of .arrow has at most {_LONGEST:,} elements "
+                "along a dimension",
+                fix="Write .npz or .safetensors.",
+            )
+        if item.shape[0] != items[0].shape[0]:
+            raise FileError(
+                f"columns of .arrow are of one length, found {items[0].shape[0]:,} rows of {_shown(items[0])} and "
+                f"{item.shape[0]:,} of {_shown(item)}",
+                fix="Write .npz or .safetensors.",
+            )
+    columns = [_column(pa, out, item) for item in items]
+    schema = pa.schema([(item.name, column.type) for item, column in zip(items, columns, strict=True)])
+    ipc = importlib.import_module("pyarrow.ipc")
+    with ipc.new_file(out.file, schema.with_metadata(metadata or None)) as writer:
+        writer.write_batch(pa.record_batch(columns, schema=schema))
+
+
+def _column(pa: Any, out: _Output, item: Item) -> Any:
+    """Return an array as a column: over its own memory, but for bools, whose bits Arrow packs."""
+    tensor = item.read()
+    if not _compact(tensor):
+        tensor = tensor_copy(tensor, False)
+    count = math.prod(item.shape)
+    data = memoryview(tensor).cast("B") if count else memoryview(b"")
+    if item.dtype.name == "bool":
+        packed = bytearray()
+        for start in range(0, count, PIECE):
+            piece = bytes(data[start : start + PIECE])
+            lanes = (int.from_bytes(piece[bit::8], "little") << bit for bit in range(8))
+            packed += sum(lanes).to_bytes(-(-len(piece) // 8), "little")
+        data = memoryview(packed)
+    column = pa.Array.from_buffers(getattr(pa, str(_arrow_type(item.dtype)))(), count, [None, pa.py_buffer(data)])
+    for extent in reversed(item.shape[1:]):
+        column = pa.FixedSizeListArray.from_arrays(column, extent)
+    out.advance(item.nbytes)
+    return column
+
+
+# ---- all -------------------------------------------------------------------------------------------------------------
+
+_KNOWN: dict[str, Callable[[DType], Any]] = {
+    ".safetensors": _word, ".npz": typestr, ".npy": typestr, ".arrow": _arrow_type,
+}  # fmt: skip
+
+FORMATS: dict[str, Callable[[_Output, Sequence[Item], dict[str, str]], None]] = {
+    ".npy": _npy, ".npz": _npz, ".safetensors": _safetensors, ".arrow": _arrow,
+}  # fmt: skip
+"""What is written, by the end of the file's name."""
+
+
+def write(
+    file: BinaryIO, kind: str, items: Sequence[Item], metadata: dict[str, str], advance: Callable[[int], object]
+) -> None:
+    """Write arrays to a file in a format of `FORMATS`.
+
+    Raises
+    ------
+    DTypeError
+        If the format lacks a dtype.
+    FileError
+        If it cannot hold these arrays.
+    FrameworkNotInstalledError
+        If it is written by a library that is not installed.
+    """
+    FORMATS[kind](_Output(file, advance), items, metadata)

@@ -1,0 +1,125 @@
+"""`dlx convert`: the arrays of a file, written in another format."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from dlx._api.convert import convert, plan
+from dlx._api.describe import describe
+from dlx._containers.lookup import container_of
+from dlx._core.text import amount, one_line
+from dlx._files.atomic import replaced
+from dlx._files.mapping import Archive, mapped
+from dlx._files.writing import FORMATS, Item, write
+from dlx.cli.model import BadInput, counted
+from dlx.cli.render.screen import Screen
+from dlx.cli.sources.objects import dotted, entries_of
+from dlx.cli.sources.words import stdin_file
+from dlx.errors import DlxError, FileError, sentences
+
+__all__ = ["run"]
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+def run(arguments: argparse.Namespace, screen: Screen) -> int:
+    """Read one file, as `dlx.open` does, and write the other."""
+    source, target = str(arguments.source), Path(arguments.target)
+    if target.suffix not in FORMATS:
+        raise BadInput(f"{one_line(str(target), 120)}: it is written by its name's end, one of {', '.join(FORMATS)}")
+    with contextlib.ExitStack() as stack:
+        path = Path(stack.enter_context(stdin_file(screen)) if source == "-" else source)
+        try:
+            with _of(source):
+                archive = mapped(path)
+            stack.callback(archive.close)
+            with _of(source):
+                items, others = _items(archive, source)
+            if not items:
+                raise FileError("there is no array in it", fix="dlx inspect lists what is.")
+            total = sum(item.nbytes for item in items)
+            kept = {key: text for key, text in archive.metadata.items() if isinstance(text, str)}
+            kept = kept if target.suffix in (".safetensors", ".arrow") else {}
+            with (
+                _of(str(target)),
+                replaced(target, force=arguments.force) as file,
+                screen.bytes_done(f"writing {target}", total) as done,
+            ):
+                write(file, target.suffix, items, kept, done)
+        except DlxError as error:
+            where = source if error.source in (None, "", str(path)) else error.source
+            raise BadInput(f"{one_line(where, 120)}: {sentences(error.reason, error.fix)}") from error.__cause__
+    size, lost = target.stat().st_size, len(archive.metadata) - len(kept)
+    screen.line((str(target), "name"), f"  {counted(len(items), 'array')}, file of {amount(size)}")
+    notes = [f"left out: {counted(others, 'value')} of other kinds"] if others else []
+    notes += [f"left out: {lost:,} of metadata, for which {target.suffix} has no place"] if lost else []
+    for note in notes:
+        screen.line((f"note: {note}", "quiet"))
+    arrays = [
+        {"path": each.name, "dtype": each.dtype.name, "shape": each.shape, "nbytes": each.nbytes} for each in items
+    ]
+    document = {"source": source, "target": str(target), "bytes": size, "notes": notes, "arrays": arrays}
+    screen.document(document)
+    return 0
+
+
+@contextlib.contextmanager
+def _of(file: str) -> Iterator[None]:
+    """Name the file that cannot be read or written; else the failure would be taken for one of stdout."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, DlxError):
+            raise
+        raise BadInput(f"{one_line(file, 120)}: {error.strerror or error}") from error
+
+
+def _items(archive: Archive, source: str) -> tuple[list[Item], int]:
+    """Return every array of a file, known by its header and read when it is written, and how many values are none."""
+    items: dict[str, Item] = {}
+    stem = "stdin" if source == "-" else Path(source).stem
+    others = 0
+
+    def add(name: str, known: Any, refused: str, get: Callable[[], Any]) -> None:
+        if name in items:
+            raise FileError(f"two arrays would be named {one_line(name, 80)!r}", fix="Rename one of them in IN.")
+        info = _known(name, known, refused)
+        items[name] = Item(name, info.dtype, info.shape, _reader(get, source))
+
+    for key in archive:
+        value = archive[key]
+        if container_of(type(value)) is None and not isinstance(value, _PLAIN):
+            add(str(key) or stem, value, "", functools.partial(archive.__getitem__, key))
+            continue
+        entries, rest = entries_of({key: value}, dotted)  # a .pt file holds trees, and plain data
+        others += rest
+        for each in entries:
+            add(each.path, each.obj, each.refused, functools.partial(_held, each.obj))
+    return list(items.values()), others
+
+
+def _held(obj: Any) -> Any:
+    return obj
+
+
+def _known(name: str, obj: Any, refused: str = "") -> Any:
+    """Return what is known of an array before it is read."""
+    error = None if refused else plan(obj, to="dlx", device="cpu", detach=True).error
+    if isinstance(error, DlxError):
+        refused = sentences(error.reason, error.fix)
+    if refused:
+        raise FileError(f"{one_line(name, 80)!r}: {refused}")
+    return describe(obj)
+
+
+def _reader(get: Callable[[], Any], source: str) -> Callable[[], Any]:
+    def read() -> Any:
+        with _of(source):
+            return convert(get(), to="dlx", device="cpu", detach=True)
+
+    return read

@@ -1,0 +1,76 @@
+"""What help(), notebooks and editors show of public functions: a function, its docstring, annotations as written."""
+
+import inspect
+import pydoc
+import typing
+
+import pytest
+
+import dlx
+
+FUNCTIONS = [name for name in dlx.__all__ if getattr(getattr(dlx, name), "__module__", "") == "dlx"]
+FUNCTIONS = [name for name in FUNCTIONS if not isinstance(getattr(dlx, name), type)]
+BUILD = {"cffi_builder", "get_include"}  # of a module that a build runs without dlx: their results are in quotes
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_help_shows_a_function_and_its_docstring(name):
+    """Not the type that it is made of in C; annotations are shown as they are written, without quotes."""
+    function = getattr(dlx, name)
+    text = pydoc.render_doc(function, renderer=pydoc.plaintext)
+    head, signature = text.splitlines()[0], text.splitlines()[2]
+    # From Python 3.13 on a callable of C that can be a method is one of these to pydoc.
+    assert head.startswith(
+        ("Python Library Documentation: function ", "Python Library Documentation: method descriptor ")
+    )
+    assert signature.startswith(f"{name}(")
+    assert name in BUILD or (": '" not in signature and "-> '" not in signature)
+    assert inspect.getdoc(function).splitlines()[0] in text
+    assert repr(function).startswith("<function ")
+
+
+@pytest.mark.parametrize("name", ["Plan", "ArrayInfo", "Device", "DType", "Trace"])
+def test_signatures_of_classes_have_no_quotes(name):
+    """Those of methods neither."""
+    kind = getattr(dlx, name)
+    for function in (kind, *(each for each in vars(kind).values() if inspect.isfunction(each))):
+        signature = str(inspect.signature(function))
+        assert ": '" not in signature and "-> '" not in signature and "ForwardRef" not in signature
+
+
+def test_annotations_are_evaluated_as_before():
+    """They are texts still, which `typing.get_type_hints` reads."""
+    assert typing.get_type_hints(dlx.describe)["return"] is dlx.ArrayInfo
+    assert all(isinstance(each, str) for each in dlx.convert.__annotations__.values())
+
+
+def completed(source, namespace=None):
+    """Return what jedi proposes at the end of a source, as an editor asks it or, with names, a prompt."""
+    jedi = pytest.importorskip("jedi")
+    asked = jedi.Script(source) if namespace is None else jedi.Interpreter(source, [namespace])
+    return {each.name for each in asked.complete()}
+
+
+def test_editors_know_the_result(np):
+    """Jedi finds the overload's result by the text that names the target."""
+    source = 'import numpy as np\nimport dlx\nx = np.ones(3)\ndlx.convert(x, to="numpy").resh'
+    assert "reshape" in completed(source)
+
+
+def test_prompts_show_the_signature():
+    """Jedi reads it of the living function."""
+    jedi = pytest.importorskip("jedi")
+    (shown,) = jedi.Interpreter("dlx.convert(", [{"dlx": dlx}]).get_signatures()
+    assert shown.to_string().startswith("convert(obj: Any, to: Target | None=None")
+    assert "convert" in completed("dlx.conv", {"dlx": dlx})
+
+
+def test_ipython_shows_a_function():
+    """What ``dlx.convert?`` and a cell show."""
+    oinspect = pytest.importorskip("IPython.core.oinspect")
+    pretty = pytest.importorskip("IPython.lib.pretty")
+    said = oinspect.Inspector(theme_name="nocolor").info(dlx.convert, oname="dlx.convert")
+    assert said["type_name"] == "function" and said["docstring"].startswith("Convert an array")
+    assert said["string_form"] == "<function dlx.convert>" and "'Any'" not in (said["definition"] or "")
+    made = dlx.plan([bytearray(2)], to="dlx")
+    assert pretty.pretty(made) == repr(made) and pretty.pretty(dlx.Device("cpu")) == "Device('cpu')"

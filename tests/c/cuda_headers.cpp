@@ -1,0 +1,128 @@
+// What dlx declares of the CUDA driver (c_src/cuda/driver.h), compared with NVIDIA's cuda.h by the
+// compiler:
+//   c++ -std=c++17 -fsyntax-only -I <folder of cuda.h> -I c_src -I c_src/include
+//   tests/c/cuda_headers.cpp
+
+#define CU_EVENT_DISABLE_TIMING DLX_EVENT_DISABLE_TIMING
+#define CU_STREAM_NON_BLOCKING DLX_STREAM_NON_BLOCKING
+extern "C" {
+#include "cuda/driver.h"
+}
+#undef CU_EVENT_DISABLE_TIMING
+#undef CU_STREAM_NON_BLOCKING
+#define __CUDA_API_VERSION_INTERNAL 1  // plain names stay plain: no macro renames them
+#include <cuda.h>
+
+#include <cstddef>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#define SAME(ours, theirs) static_assert((long long)(ours) == (long long)(theirs), #ours)
+
+SAME(CU_OK, CUDA_SUCCESS);
+SAME(CU_INVALID_VALUE, CUDA_ERROR_INVALID_VALUE);
+SAME(CU_NOT_INITIALIZED, CUDA_ERROR_NOT_INITIALIZED);
+SAME(CU_NO_DEVICE, CUDA_ERROR_NO_DEVICE);
+SAME(CU_INVALID_CONTEXT, CUDA_ERROR_INVALID_CONTEXT);
+SAME(CU_NOT_READY, CUDA_ERROR_NOT_READY);
+SAME(CU_CAPTURE_IMPLICIT, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+SAME(DLX_EVENT_DISABLE_TIMING, CU_EVENT_DISABLE_TIMING);
+SAME(DLX_STREAM_NON_BLOCKING, CU_STREAM_NON_BLOCKING);
+SAME(CU_CAPTURE_NONE, CU_STREAM_CAPTURE_STATUS_NONE);
+SAME(CU_CAPTURE_ACTIVE, CU_STREAM_CAPTURE_STATUS_ACTIVE);
+SAME(CU_CAPTURE_RELAXED, CU_STREAM_CAPTURE_MODE_RELAXED);
+SAME(CU_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
+SAME(CU_ATTRIBUTE_MANAGED, CU_POINTER_ATTRIBUTE_IS_MANAGED);
+SAME(CU_ATTRIBUTE_ORDINAL, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
+SAME(CU_MEMORY_HOST, CU_MEMORYTYPE_HOST);
+SAME(CU_MEMORY_UNIFIED, CU_MEMORYTYPE_UNIFIED);
+SAME(CU_DEVICE_HAS_POOLS, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED);
+static_assert(sizeof(CUdevice) == sizeof(int) && sizeof(CUresult) == sizeof(int), "");
+static_assert(sizeof(CUdeviceptr) == sizeof(cu_address), "");
+
+template <class T>
+constexpr bool is_number = std::is_integral<T>::value || std::is_enum<T>::value;
+
+template <class A, class B>
+constexpr bool is_alike =
+    sizeof(A) == sizeof(B) &&
+    ((std::is_pointer<A>::value && std::is_pointer<B>::value) || (is_number<A> && is_number<B>));
+
+template <class A, class B>
+struct same_function : std::false_type {};
+
+template <class A, class... As, class B, class... Bs>
+struct same_function<A (*)(As...), B (*)(Bs...)> {
+  template <size_t... i>
+  static constexpr bool all(std::index_sequence<i...>) {
+    return (is_alike<std::tuple_element_t<i, std::tuple<As...>>,
+                     std::tuple_element_t<i, std::tuple<Bs...>>> &&
+            ...);
+  }
+  static constexpr bool find() {
+    if constexpr (sizeof...(As) != sizeof...(Bs))
+      return false;
+    else
+      return is_alike<A, B> && all(std::index_sequence_for<As...>{});
+  }
+  static constexpr bool value = find();
+};
+
+#define FUNCTION(field, symbol) \
+  static_assert(same_function<decltype(cu_table::field), decltype(&symbol)>::value, #symbol)
+
+FUNCTION(Init, cuInit);
+FUNCTION(GetErrorName, cuGetErrorName);
+FUNCTION(GetErrorString, cuGetErrorString);
+FUNCTION(DeviceGetCount, cuDeviceGetCount);
+FUNCTION(DeviceGet, cuDeviceGet);
+FUNCTION(DeviceGetName, cuDeviceGetName);
+FUNCTION(DeviceGetAttribute, cuDeviceGetAttribute);
+FUNCTION(DevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain);
+FUNCTION(CtxPushCurrent, cuCtxPushCurrent_v2);
+FUNCTION(CtxPopCurrent, cuCtxPopCurrent_v2);
+FUNCTION(PointerGetAttribute, cuPointerGetAttribute);
+FUNCTION(StreamCreate, cuStreamCreate);
+FUNCTION(StreamSynchronize, cuStreamSynchronize);
+FUNCTION(StreamQuery, cuStreamQuery);
+FUNCTION(StreamWaitEvent, cuStreamWaitEvent);
+FUNCTION(StreamIsCapturing, cuStreamIsCapturing);
+FUNCTION(EventCreate, cuEventCreate);
+FUNCTION(EventRecord, cuEventRecord);
+FUNCTION(EventQuery, cuEventQuery);
+FUNCTION(EventSynchronize, cuEventSynchronize);
+FUNCTION(EventDestroy, cuEventDestroy_v2);
+FUNCTION(MemAlloc, cuMemAlloc_v2);
+FUNCTION(MemFree, cuMemFree_v2);
+FUNCTION(MemcpyAsync, cuMemcpyAsync);
+FUNCTION(MemcpyPeerAsync, cuMemcpyPeerAsync);
+FUNCTION(Memcpy2DAsync, cuMemcpy2DAsync_v2);
+FUNCTION(ThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode);
+FUNCTION(MemAllocAsync, cuMemAllocAsync);
+FUNCTION(MemFreeAsync, cuMemFreeAsync);
+FUNCTION(StreamGetCaptureInfo, cuStreamGetCaptureInfo_v2);
+
+#define FIELD(ours, theirs)                                                                 \
+  static_assert(                                                                            \
+      offsetof(cu_box, ours) == offsetof(CUDA_MEMCPY2D_v2, theirs) &&                       \
+          sizeof(((cu_box*)nullptr)->ours) == sizeof(((CUDA_MEMCPY2D_v2*)nullptr)->theirs), \
+      #theirs)
+
+FIELD(from_x, srcXInBytes);
+FIELD(from_y, srcY);
+FIELD(from_type, srcMemoryType);
+FIELD(from_host, srcHost);
+FIELD(from_device, srcDevice);
+FIELD(from_array, srcArray);
+FIELD(from_pitch, srcPitch);
+FIELD(to_x, dstXInBytes);
+FIELD(to_y, dstY);
+FIELD(to_type, dstMemoryType);
+FIELD(to_host, dstHost);
+FIELD(to_device, dstDevice);
+FIELD(to_array, dstArray);
+FIELD(to_pitch, dstPitch);
+FIELD(width, WidthInBytes);
+FIELD(height, Height);
+static_assert(sizeof(cu_box) == sizeof(CUDA_MEMCPY2D_v2), "");

@@ -1,0 +1,123 @@
+"""`dlx completion`: the words of the parser, completed by the shells themselves."""
+
+import os
+import re
+import select
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+from command import COMMANDS, document, here
+
+from dlx.cli.arguments import SHELLS
+from dlx.cli.commands import completion
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """Write the script of a shell, in a folder with a file to complete."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "weights and more.npy").write_bytes(b"")
+    (tmp_path / "plan.npy").write_bytes(b"")
+
+    def write(shell):
+        if shutil.which(shell) is None:
+            pytest.skip(f"{shell} is not installed")
+        status, out = here("completion", shell)
+        assert status == 0
+        (tmp_path / "script").write_text(out)
+        return "./script"
+
+    return write
+
+
+CASES = [  # the words so far, and what is offered
+    (["ins"], {"inspect"}),
+    ([""], set(COMMANDS)),
+    (["--v"], {"--version"}),
+    (["plan", "--co"], {"--copy"}),
+    (["plan", "--copy", ""], {"auto", "never", "always"}),
+    (["plan", "x.npy", "--readonly", "s"], {"share"}),
+    (["inspect", "wei"], {"weights and more.npy"}),
+    (["inspect", "plan.npy", "--js"], {"--json"}),
+    (["completion", ""], set(SHELLS)),
+    (["doctor", "--st"], {"--strict"}),
+    (["convert", "plan"], {"plan.npy"}),
+    (["plan", "--device", "pl"], set()),
+    (["nothing", "--al"], set()),
+]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_script_is_made_from_the_parser(shell):
+    """It has every option of every command; --json gives it as a text."""
+    found = document("completion", shell)["script"]
+    for command in completion.commands():
+        for option in command.options:
+            for name in option.names:
+                assert (
+                    name if shell != "fish" else f" -l {name[2:]}" if name[:2] == "--" else f" -s {name[1]}"
+                ) in found
+
+
+def test_bash(script):
+    """By bash itself, one process for all cases."""
+    lines = [f"source {script('bash')}"]
+    for words, _ in CASES:
+        given = " ".join(f"'{each}'" for each in ["dlx", *words])
+        lines += [f"COMP_WORDS=({given}); COMP_CWORD={len(words)}; _dlx", 'printf "%s\\n" "${COMPREPLY[@]}" =====']
+    done = subprocess.run(["bash", "--norc", "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    offered = [set(filter(None, part.splitlines())) for part in done.stdout.split("=====\n")[:-1]]
+    extra = {"plan.npy", "weights and more.npy"}
+    for (words, expected), found in zip(CASES, offered, strict=True):
+        assert found - (extra - expected) == expected, words
+
+
+def test_fish(script):
+    """By fish itself; it lists options once a dash is there."""
+    lines = [f"source {script('fish')}"]
+    cases = [(words, expected) for words, expected in CASES if words != ["nothing", "--al"]]
+    for words, _ in cases:
+        lines += [f"complete -C 'dlx {' '.join(words)}'", "echo ====="]
+    env = {**os.environ, "HOME": os.getcwd(), "XDG_CONFIG_HOME": os.getcwd()}
+    done = subprocess.run(["fish", "-c", "\n".join(lines)], capture_output=True, text=True, check=True, env=env)
+    parts = done.stdout.split("=====\n")[:-1]
+    for (words, expected), part in zip(cases, parts, strict=True):
+        found = {line.partition("\t")[0].replace("\\ ", " ") for line in part.splitlines()}
+        assert found == expected, words
+
+
+def test_zsh(script):
+    """In a shell on a terminal: what is typed before Tab is completed, as the stub that is called then shows."""
+    typed = ["dlx ins\tplan\t--js\t", "dlx pl\t--cop\tne\t", "dlx completion fi\t", "dlx doctor --str\t"]
+    expected = ["inspect plan.npy --json", "plan --copy never", "completion fish", "doctor --strict"]
+    name = script("zsh")
+    terminal = [sys.executable, "-c", "import pty, sys; pty.spawn(sys.argv[1:])", "zsh", "-f", "-i"]
+    env = {**os.environ, "PS1": "> ", "TERM": "dumb", "ZDOTDIR": os.getcwd()}
+    child = subprocess.Popen(terminal, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=env)
+    shown = ""
+
+    def until(mark):
+        nonlocal shown
+        end = time.monotonic() + 60
+        while not re.search(mark, shown):
+            ready, _, _ = select.select([child.stdout], [], [], max(end - time.monotonic(), 0))
+            assert ready, shown
+            shown += os.read(child.stdout.fileno(), 1 << 16).decode("utf-8", "replace").replace("\r", "")
+
+    try:
+        start = f"unsetopt zle prompt_sp; autoload -Uz compinit; compinit -u -D; source {name}; setopt zle"
+        child.stdin.write(f"{start}; dlx() {{ print -r -- \"called $*.\" }}; print rea''dy\n".encode())
+        until(r"ready\n")
+        for number, words in enumerate(typed, 1):
+            child.stdin.write(f"{words}\n".encode())
+            until(rf"(?s)(called .*?\.\n.*){{{number}}}")
+    finally:
+        child.kill()  # its terminal is closed then, which ends zsh
+        child.wait()
+        child.stdin.close()
+        child.stdout.close()
+    assert re.findall(r"called (.*?) ?\.\n", shown) == expected

@@ -1,0 +1,450 @@
+"""`dlx convert`: every value and dtype arrives or is refused, and a file is there whole or not at all."""
+
+import errno
+import fcntl
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+import zipfile
+
+import pytest
+from command import dlx, document, here
+from files import gguf, npy, safetensors
+
+import dlx as library
+from dlx._files import atomic
+from dlx._files.writing import FORMATS
+from dlx.errors import FileError
+
+np = pytest.importorskip("numpy")
+
+PLAIN = (
+    "bool",
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+)
+
+
+def arrays():
+    """One array of each dtype that every format has, of one length."""
+    values = np.arange(24).reshape(6, 2, 2) % 2
+    return {f"a {dtype}/ü": values.astype(dtype) for dtype in PLAIN}
+
+
+def opened(path):
+    """Give the arrays of a file, in memory of their own."""
+    with library.open(path, to="numpy") as found:
+        return {name: np.array(array) for name, array in found.items()}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Enter a folder with x.npz."""
+    monkeypatch.chdir(tmp_path)
+    np.savez_compressed("x.npz", **arrays())
+    return tmp_path
+
+
+@pytest.mark.parametrize("target", [each for each in FORMATS if each != ".npy"])
+@pytest.mark.parametrize("source", [".npz", ".safetensors", ".arrow"])
+def test_every_value_and_dtype_arrives(folder, source, target):
+    """Through each format into each, names, order of elements and dtypes kept."""
+    if ".arrow" in (source, target):
+        pytest.importorskip("pyarrow")
+    if source != ".npz":
+        assert here("convert", "x.npz", f"x{source}")[0] == 0
+    status, out = here("convert", f"x{source}", f"y{target}")
+    assert status == 0 and out.startswith(f"y{target}  12 arrays, file of ")
+    found = opened(f"y{target}")
+    assert found.keys() == arrays().keys()
+    for name, array in arrays().items():
+        assert found[name].dtype == array.dtype and found[name].tolist() == array.tolist(), name
+
+
+def test_other_libraries_read_what_is_written(folder):
+    """numpy, safetensors and pyarrow themselves."""
+    for kind in FORMATS:
+        if kind != ".npy":
+            here("convert", "x.npz", f"y{kind}")
+    expected = {name: array.tolist() for name, array in arrays().items()}
+    assert {name: array.tolist() for name, array in np.load("y.npz").items()} == expected
+    load = pytest.importorskip("safetensors.numpy").load_file
+    assert {name: array.tolist() for name, array in load("y.safetensors").items()} == expected
+    pa = pytest.importorskip("pyarrow")
+    with pa.memory_map("y.arrow") as file:
+        assert pa.ipc.open_file(file).read_all().to_pydict() == expected
+
+
+def test_what_is_in_an_npz_can_be_mapped(folder):
+    """Data begin at multiples of 64 bytes, so that no framework has to copy them."""
+    here("convert", "x.npz", "y.npz")
+    offsets = [each["offset"] for each in document("inspect", "y.npz")["sources"][0]["arrays"]]
+    assert len(offsets) == 12 and not any(offset % 64 for offset in offsets)
+
+
+@pytest.mark.parametrize("target", FORMATS)
+@pytest.mark.parametrize("layout", ["F", "big-endian", "empty", "scalar", "complex"])
+def test_one_array(folder, layout, target):
+    """Whatever its order, bytes and shape: the same values, or a refusal of the format."""
+    array = {
+        "F": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        "big-endian": np.arange(3, dtype=">i4"),
+        "empty": np.zeros((0, 3), "f4"),
+        "scalar": np.array(2.5),
+        "complex": np.array([1 + 2j]),
+    }[layout]
+    np.save("in.npy", array)
+    if target == ".arrow":
+        pytest.importorskip("pyarrow")
+    status, _ = here("convert", "in.npy", f"out{target}")
+    refusing = {"scalar": {".arrow"}, "complex": {".arrow", ".safetensors"}}.get(layout, set())
+    assert status == (2 if target in refusing else 0)
+    assert os.path.exists(f"out{target}") == (status == 0)
+    if status == 0:
+        (found,) = opened(f"out{target}").values()
+        assert found.tolist() == array.tolist() and found.dtype == array.dtype.newbyteorder("=")
+        assert layout != "F" or target != ".npy" or np.load("out.npy").flags.f_contiguous
+
+
+def test_no_dtype_is_changed(tmp_path, capsys):
+    """bfloat16 in .npy is refused, with the format that has it; nothing is written."""
+    path = safetensors(tmp_path / "x.safetensors", {"w": ("BF16", (4,)), "v": ("F32", (2,))}, metadata={"k": "text"})
+    for kind in (".npz", ".arrow"):
+        assert here("convert", path, tmp_path / f"y{kind}") == (2, "")
+        said = capsys.readouterr().err
+        assert re.search(rf"'w' is bfloat16, which \{kind} has not.*Write \.safetensors", said)
+    assert [each.name for each in tmp_path.iterdir()] == ["x.safetensors"]
+    assert here("convert", path, tmp_path / "y.safetensors")[0] == 0
+    with library.open(tmp_path / "y.safetensors") as found:
+        assert {name: str(each.dtype) for name, each in found.items()} == {"w": "bfloat16", "v": "float32"}
+        assert found.metadata == {"k": "text"}
+
+
+@pytest.mark.parametrize(
+    ("words", "because"),
+    [
+        (["x.npz", "y.npy"], "x.npz: a .npy file holds one array, found 12. Write .npz or .safetensors."),
+        (["x.npz", "y.bin"], "y.bin: it is written by its name's end, one of .npy, .npz, .safetensors, .arrow"),
+        (["x.npz", "none/y.npz"], "there is no folder"),
+        (["none.npz", "y.npz"], "none.npz: No such file or directory"),
+        (["x.npz", "x.npz"], "it is there already. Pass --force to replace it, or name another file."),
+        (["two.npz", "y.arrow"], "columns of .arrow are of one length, found 2 rows of 'a' and 3 of 'b'"),
+        (["objects.npz", "y.npz"], "'o': it holds pickled Python objects"),
+        (["code.pkl", "y.npz"], "it is a pickle, and reading one runs whatever code is in it"),
+        (["x.npz", "folder.npz", "--force"], "it is there, and no regular file"),
+    ],
+)
+def test_what_is_refused_in_one_line(folder, words, because, capsys):
+    """Nothing is left behind, and nothing in the file is run."""
+    pytest.importorskip("pyarrow")
+    np.savez("two.npz", a=np.ones(2), b=np.ones(3))
+    np.savez("objects.npz", o=np.array([object], dtype=object))
+    (folder / "code.pkl").write_bytes(b"\x80\x04cos\nsystem\n(S'touch ran'\ntR.")
+    (folder / "folder.npz").mkdir()
+    before = sorted(folder.iterdir())
+    status, out = here("convert", *words)
+    err = capsys.readouterr().err
+    assert (status, out, err.count("\n")) == (2, "", 1) and because in err, err
+    assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize("target", FORMATS)
+@pytest.mark.parametrize(
+    ("name", "refusing"),
+    [
+        ("a\0b", {".npz"}),
+        ("x" * 65_532, {".npz"}),
+        ("x" * 65_531, set()),
+        ("a\ud800", {".npz", ".safetensors", ".arrow"}),
+    ],
+    ids=["NUL", "too long", "long", "surrogate"],
+)
+def test_a_name_arrives_or_is_refused(tmp_path, name, refusing, target, capsys):
+    """What the format cannot hold is not cut off; a .npy file holds no name."""
+    if target == ".arrow":
+        pytest.importorskip("pyarrow")
+    path = safetensors(tmp_path / "x.safetensors", {name: ("F32", (2,))})
+    status, _ = here("convert", path, out := tmp_path / f"y{target}")
+    assert status == (2 if target in refusing else 0) and out.exists() == (status == 0)
+    if status:
+        said = capsys.readouterr().err
+        assert said.startswith(f"dlx convert: {path}: '") and f"which {target} cannot hold" in said, said
+    elif target != ".npy":
+        assert [*opened(out)] == [name]
+
+
+def test_metadata_that_is_no_text_is_refused(tmp_path, capsys):
+    """A lone surrogate has no bytes in UTF-8."""
+    path = safetensors(tmp_path / "x.safetensors", {"w": ("F32", (2,))}, metadata={"k\ud800": "text"})
+    assert here("convert", path, tmp_path / "y.safetensors")[0] == 2
+    assert re.search(r"x\.safetensors: its metadata .*k.*ud800.* lone surrogate", capsys.readouterr().err)
+    assert here("convert", path, tmp_path / "y.npz")[0] == 0
+
+
+def test_a_row_too_long_for_arrow_is_refused(tmp_path, capsys):
+    """The length of a list is of 32 bits; the file is sparse, and its elements are not read."""
+    pytest.importorskip("pyarrow")
+    with open(tmp_path / "x.npy", "wb") as file:
+        file.write(npy("|i1", (1, 1 << 31), b""))
+        file.truncate(file.tell() + (1 << 31))
+    assert here("convert", tmp_path / "x.npy", tmp_path / "y.arrow")[0] == 2
+    said = capsys.readouterr().err
+    assert "a row of .arrow has at most 2,147,483,647 elements along a dimension" in said and "Write .npz" in said
+
+
+def without(monkeypatch, *, links=True):
+    """Make the file system one that has no files without names, and no hard links."""
+    monkeypatch.setattr(atomic, "_BY_NUMBER", "/nonexistent")
+    if not links:
+
+        def link(*_, **__):
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+
+        monkeypatch.setattr(os, "link", link)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_without_links_and_files_without_names(folder, monkeypatch, capsys, links):
+    """The same files and refusals."""
+    without(monkeypatch, links=links)
+    assert here("convert", "x.npz", "y.npz")[0] == 0 and len(opened("y.npz")) == 12
+    (folder / "y.npz").write_text("old")
+    assert here("convert", "x.npz", "y.npz")[0] == 2 and "it is there already" in capsys.readouterr().err
+    assert here("convert", "x.npz", "y.npz", "--force")[0] == 0 and len(opened("y.npz")) == 12
+    with pytest.raises(FileError, match="it is there already"), atomic.replaced(folder / "z", force=False):
+        (folder / "z").write_text("theirs")
+    assert (folder / "z").read_text() == "theirs"
+    assert {each.name for each in folder.iterdir()} == {"x.npz", "y.npz", "z"}
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_file_that_another_run_completed_is_not_touched(folder, monkeypatch, killed):
+    """It ends between this run's opening and locking the file with a name, killed before that name is gone or not."""
+    without(monkeypatch)
+    partial, out, real = folder / ".out.dlx-partial", folder / "out", fcntl.flock
+
+    def flock(handle, how):
+        monkeypatch.setattr(fcntl, "flock", real)
+        partial.write_text("complete")
+        os.link(partial, out)
+        if not killed:
+            partial.unlink()
+        return real(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(FileError, match="it is there already"), atomic.replaced(out, force=False) as file:
+        file.write(b"ours")
+    assert out.read_text() == "complete" and not partial.exists()
+
+
+def test_what_a_kill_at_the_last_step_leaves_is_taken_over(folder, monkeypatch):
+    """Where a file without a name got the one by which it replaces another."""
+    (folder / "y.npz").write_text("old")
+    (folder / ".y.npz.dlx-partial").write_text("left")
+    assert here("convert", "x.npz", "y.npz", "--force")[0] == 0 and len(opened("y.npz")) == 12
+    assert {each.name for each in folder.iterdir()} == {"x.npz", "y.npz"}
+
+
+def test_a_folder_that_cannot_be_synchronised_is_no_failure(folder, monkeypatch):
+    """OUT has its name by then."""
+    real = os.fsync
+
+    def fsync(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert here("convert", "x.npz", "y.npz")[0] == 0 and len(opened("y.npz")) == 12
+
+
+def test_what_ends_the_writing_is_said_of_out(folder, monkeypatch, capsys):
+    """The file and the reason, under --json too."""
+
+    def fsync(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    status, out = here("convert", "x.npz", "y.npz", "--json")
+    assert status == 2 and json.loads(out)["error"]["message"] == "y.npz: No space left on device"
+    assert capsys.readouterr().err == "dlx convert: y.npz: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("saved", "because"),
+    [
+        ({"a.b": 1, "a": {"b": 1}}, "two arrays would be named 'a.b'. Rename one of them"),
+        ({}, "there is no array in it"),
+        ({"m": None}, "'m': "),
+    ],
+    ids=["twice", "none", "meta"],
+)
+def test_a_refusal_names_the_file(folder, saved, because, capsys):
+    """Of what is in IN, too."""
+    torch = pytest.importorskip("torch")
+
+    def tensors(tree):
+        if isinstance(tree, dict):
+            return {key: tensors(value) for key, value in tree.items()}
+        return torch.ones(2) if tree else torch.ones(2, device="meta")
+
+    torch.save(tensors(saved), "in.pt")
+    assert here("convert", "in.pt", "y.npz")[0] == 2
+    assert capsys.readouterr().err.startswith(f"dlx convert: in.pt: {because}")
+
+
+@pytest.mark.parametrize("pipe", [False, True])
+def test_stdin(folder, pipe):
+    """A file, or what comes through a pipe."""
+    words = "cat x.npz |" if pipe else ""
+    command = f"{words} {sys.executable} -m dlx convert - y.npz {'' if pipe else '< x.npz'}"
+    subprocess.run(["/bin/sh", "-c", command], check=True, capture_output=True)
+    assert len(opened("y.npz")) == 12
+
+
+def test_a_refusal_of_stdin_names_it(folder, monkeypatch, capsys):
+    """As the user wrote it."""
+    (folder / "lie.npz").write_text("no file")
+    with open("lie.npz") as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        assert here("convert", "-", "y.npz")[0] == 2
+    assert capsys.readouterr().err.startswith("dlx convert: -: ")
+
+
+def test_force_replaces_and_keeps_the_permissions(folder):
+    """A link leads to what is replaced."""
+    (folder / "y.npz").write_text("old")
+    (folder / "y.npz").chmod(0o640)
+    (folder / "link.npz").symlink_to("y.npz")
+    assert here("convert", "x.npz", "link.npz", "--force")[0] == 0
+    assert (folder / "link.npz").is_symlink() and len(opened("y.npz")) == 12
+    assert (folder / "y.npz").stat().st_mode & 0o777 == 0o640
+    assert here("convert", "y.npz", "y.npz", "--force")[0] == 0 and len(opened("y.npz")) == 12
+
+
+def test_json_says_what_was_written(folder):
+    """Names, dtypes and bytes."""
+    found = document("convert", "x.npz", "y.safetensors")
+    assert found["bytes"] == (folder / "y.safetensors").stat().st_size
+    assert found["arrays"][0] == {"path": "a bool/ü", "dtype": "bool", "shape": [6, 2, 2], "nbytes": 24}
+
+
+def test_what_has_no_place_is_said(tmp_path):
+    """Metadata that the other format cannot hold, and values of other kinds."""
+    torch = pytest.importorskip("torch")
+    path = safetensors(tmp_path / "x.safetensors", {"w": ("F32", (4,))}, metadata={"k": "text"})
+    assert "left out: 1 of metadata" in here("convert", path, tmp_path / "x.npz")[1]
+    state = {"model": {"w": torch.ones(2, requires_grad=True)}, "epoch": 3}
+    torch.save(state, tmp_path / "x.pt")
+    assert "left out: 1 value of other kinds" in here("convert", tmp_path / "x.pt", tmp_path / "pt.npz")[1]
+    assert opened(tmp_path / "pt.npz")["model.w"].tolist() == [1, 1]
+    (tmp_path / "x.gguf").write_bytes(gguf({"w": (0, (2,), np.ones(2, "f4").tobytes())}))
+    assert here("convert", tmp_path / "x.gguf", tmp_path / "w.npy")[0] == 0
+
+
+STOPPED = """
+import errno, os, sys
+import dlx.cli
+unnamed = {unnamed}
+if not unnamed:
+    real = os.open
+    def plain(path, flags, *rest, **more):
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, "no O_TMPFILE here")
+        return real(path, flags, *rest, **more)
+    os.open = plain
+def wait(_):
+    print("written", flush=True)
+    sys.stdin.read()
+if {stop}:
+    os.fsync = wait
+sys.exit(dlx.cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("unnamed", [True, False], ids=["O_TMPFILE", "with a name"])
+def test_a_killed_run_leaves_no_half_file(folder, unnamed):
+    """SIGKILL when all is written but the name: the old file is whole, and what is left does not pile up."""
+    (folder / "y.npz").write_text("old")
+    before = {each.name for each in folder.iterdir()}
+    words = ["convert", "x.npz", "y.npz", "--force"]
+    for _ in range(2):
+        code = STOPPED.format(unnamed=unnamed, stop=True)
+        run = subprocess.Popen(
+            [sys.executable, "-c", code, *words], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        with run:
+            assert run.stderr.readline() == "written\n"  # its stdout is the command's own
+            if not unnamed:
+                status, _, err = dlx(*words, code=STOPPED.format(unnamed=False, stop=False), memory=None)
+                assert status == 2 and "another process is writing it" in err
+            run.send_signal(signal.SIGKILL)
+        assert (folder / "y.npz").read_text() == "old"
+        left = {each.name for each in folder.iterdir()} - before
+        assert left == (set() if unnamed else {".y.npz.dlx-partial"})
+    status, _, err = dlx(*words, code=STOPPED.format(unnamed=unnamed, stop=False), memory=None)
+    assert status == 0, err
+    assert len(opened("y.npz")) == 12 and {each.name for each in folder.iterdir()} == before
+
+
+def test_one_array_at_a_time(tmp_path):
+    """Of 24 compressed arrays of 8 MiB no more than a few are in memory at once."""
+    with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for i in range(24):
+            archive.writestr(f"a{i}.npy", npy("|u1", (8 << 20,), bytes(8 << 20)))
+    code = """
+    import json, sys, dlx.cli
+    kept = lambda: int(next(line for line in open("/proc/self/status") if line.startswith("RssAnon")).split()[1])
+    import dlx._files.writing as writing
+    most, real = 0, writing._Output.pieces
+    def pieces(*args, **options):
+        global most
+        for each in real(*args, **options):
+            most = max(most, kept())
+            yield each
+    begun = kept()
+    writing._Output.pieces = pieces
+    assert dlx.cli.main(["convert", "x.npz", "y.safetensors"]) == 0
+    print(json.dumps(most - begun))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) < 32 << 10  # KiB
+    (found, *_) = opened(tmp_path / "y.safetensors").values()
+    assert found.shape == (8 << 20,)
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_bar_is_shown_from_a_second_on(folder, monkeypatch, slow):
+    """On a terminal's stderr only, and not for what is done at once."""
+    from dlx.cli.render import screen
+
+    monkeypatch.setattr(screen, "SLOW", 0.0 if slow else 1e9)
+    ours, theirs = os.openpty()
+    monkeypatch.setattr(sys, "stderr", os.fdopen(theirs, "w"))
+    monkeypatch.setenv("TERM", "xterm")
+    here("convert", "x.npz", "y.npz")
+    sys.stderr.close()
+    shown = b""
+    try:
+        while part := os.read(ours, 1 << 16):
+            shown += part
+    except OSError:  # the end of a terminal, on Linux
+        pass
+    os.close(ours)
+    assert (b"writing y.npz" in shown) == slow

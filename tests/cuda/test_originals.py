@@ -1,0 +1,412 @@
+"""torch and cupy as they are published, on the recording driver: crossings, lifetimes, captures, the current device."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+
+import originals
+import pytest
+from originals import handle_of, pending
+
+import dlx
+from dlx.errors import StreamError
+
+N = 64
+
+cuda, torch, cupy = originals.cuda, originals.torch, originals.cupy  # fixtures
+STREAMS = ["default", "side", "per-thread", "external"]
+
+
+@contextlib.contextmanager
+def working(torch, cupy, side, device, name, shared):
+    """Let one of them work on a stream of a device; give the stream's handle."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.cuda.device(device))
+        if side == "torch":
+            made = {
+                "default": lambda: torch.cuda.default_stream(device),
+                "side": lambda: torch.cuda.Stream(device),
+                "per-thread": lambda: torch.cuda.ExternalStream(2, device),
+                "external": lambda: torch.cuda.ExternalStream(shared, device),
+            }
+            stack.enter_context(torch.cuda.stream(stream := made[name]()))
+        else:
+            made = {
+                "default": lambda: cupy.cuda.Stream.null,
+                "side": lambda: cupy.cuda.Stream(non_blocking=True),
+                "per-thread": lambda: cupy.cuda.Stream.ptds,
+                "external": lambda: cupy.cuda.Stream.from_external(torch.cuda.ExternalStream(shared, device)),
+            }
+            stack.enter_context(stream := made[name]())
+        yield handle_of(stream)
+
+
+def address_of(array):
+    """Where an array of either is."""
+    return array.data_ptr() if hasattr(array, "data_ptr") else array.data.ptr
+
+
+def made_by(torch, cupy, side, device):
+    """An array of N floats on a device, with known values."""
+    if side == "torch":
+        return torch.arange(N, dtype=torch.float32).to(f"cuda:{device}")
+    import numpy as np
+
+    with cupy.cuda.Device(device):
+        return cupy.asarray(np.arange(N, dtype="float32"))
+
+
+def values_of(array):
+    """What an array holds, copied by its own framework."""
+    return array.cpu().tolist() if hasattr(array, "cpu") else array.get().tolist()
+
+
+@pytest.mark.parametrize("shape", ["one", "tree"])
+@pytest.mark.parametrize("device", [0, 1])
+@pytest.mark.parametrize("consumer", STREAMS)
+@pytest.mark.parametrize("producer", STREAMS)
+@pytest.mark.parametrize(("source", "target"), [("torch", "cupy"), ("cupy", "torch")])
+def test_crossings(cuda, torch, cupy, source, target, producer, consumer, device, shape):
+    """Shared, and in order: what the producer's kernel writes is there for the consumer's."""
+    shared = cuda.stream(device)
+    with (
+        working(torch, cupy, source, device, producer, shared) as p,
+        working(torch, cupy, target, device, consumer, shared) as c,
+    ):
+        array = made_by(torch, cupy, source, device)
+        cuda.write(p, address_of(array), N * 4, device)
+        cuda.forget()
+        if shape == "tree":
+            results = dlx.convert({"a": [array, array], "b": array}, to=target)
+            assert results["a"][0] is results["a"][1] is results["b"]
+            result = results.pop("b")
+            del results
+        else:
+            result = dlx.convert(array, to=target)
+        assert cuda.ordering == (0 if p == c else 2)
+        assert address_of(result) == address_of(array)
+        assert not cuda.read(c, address_of(result), N * 4, device)
+
+
+@pytest.mark.parametrize("consumer", STREAMS)
+@pytest.mark.parametrize(("source", "target"), [("torch", "cupy"), ("cupy", "torch")])
+def test_memory_comes_back_when_the_consumer_is_done(cuda, torch, cupy, source, target, consumer):
+    """The producer's allocator does not get memory back that the consumer's queued work reads."""
+    with working(torch, cupy, source, 0, "side", 0), working(torch, cupy, target, 0, consumer, cuda.stream()) as c:
+        array = made_by(torch, cupy, source, 0)
+        address = address_of(array)
+        result = dlx.convert(array, to=target)
+        cuda.stall(c)
+        cuda.read(c, address, N * 4)
+        del result, array
+        gc.collect()
+        again = made_by(torch, cupy, source, 0)
+        assert address_of(again) != address and pending() == 1
+        cuda.resume(c)
+        assert dlx.release_pending() == 0
+        del again
+
+
+@pytest.mark.parametrize(("source", "target"), [("torch", "cupy"), ("cupy", "torch")])
+def test_what_frameworks_do_by_themselves(cuda, torch, cupy, source, target):
+    """The test above could fail: their own `from_dlpack` gives memory back while it is read."""
+    with working(torch, cupy, source, 0, "side", 0), working(torch, cupy, target, 0, "side", 0) as c:
+        array = made_by(torch, cupy, source, 0)
+        address = address_of(array)
+        result = {"torch": torch, "cupy": cupy}[target].from_dlpack(array)
+        cuda.stall(c)
+        cuda.read(c, address, N * 4)
+        del result, array
+        gc.collect()
+        again = made_by(torch, cupy, source, 0)
+        assert address_of(again) == address
+        cuda.resume(c)
+    assert cuda.races > 0
+    cuda.clear_report()
+
+
+@pytest.mark.parametrize("to", ["torch", "cupy", "dlx"])
+@pytest.mark.parametrize("source", ["torch", "cupy"])
+@pytest.mark.parametrize("device", [0, 1])
+def test_values_through_the_host_and_back(cuda, torch, cupy, np, source, to, device):
+    """Copies are the driver's: values survive to the host, and to the other device."""
+    expected = list(range(N))
+    array = made_by(torch, cupy, source, device)
+    assert dlx.convert(array, to="numpy").tolist() == expected
+    moved = dlx.convert(array, to=to, device=f"cuda:{1 - device}")
+    assert dlx.describe(moved).device == (2, 1 - device)
+    assert dlx.convert(moved, to="numpy").tolist() == expected
+    back = dlx.convert(dlx.convert(array, to="numpy"), to=source, device=f"cuda:{device}")
+    assert values_of(back) == expected
+
+
+def test_capture_by_torch(cuda, torch, cupy):
+    """Within a capture of torch's: one stream is shared, another is refused, and the capture goes on."""
+    tensor, graph, other = torch.zeros(N, device="cuda"), torch.cuda.CUDAGraph(), cupy.cuda.Stream(non_blocking=True)
+    with torch.cuda.graph(graph):
+        here = torch.cuda.current_stream()
+        with cupy.cuda.Stream.from_external(here):
+            inside = dlx.convert(tensor, to="cupy")
+            assert inside.data.ptr == tensor.data_ptr()
+            del inside
+        with other, pytest.raises(StreamError, match="capturing"):
+            dlx.convert(tensor, to="cupy")
+        pinned = torch.empty(4, pin_memory=True)
+        assert dlx.convert(dlx.convert(pinned, to="dlx"), to="torch").data_ptr() == pinned.data_ptr()
+
+
+def test_capture_by_cupy(cuda, torch, cupy):
+    """The same within a capture of cupy's."""
+    array, stream = cupy.empty(N, "float32"), cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)):
+            result = dlx.convert(array, to="torch")
+        with pytest.raises(StreamError, match="capturing"):
+            dlx.convert(array, to="torch")
+        stream.end_capture()
+    assert result.data_ptr() == array.data.ptr
+
+
+def test_managed_and_pinned_memory(cuda, torch, cupy, np):
+    """Managed memory keeps its kind; pinned memory is host memory."""
+    memory = cupy.cuda.MemoryPointer(cupy.cuda.ManagedMemory(N * 4), 0)
+    array = cupy.ndarray(N, "float32", memory)
+    assert dlx.describe(array).device.name == "cuda_managed"
+    assert dlx.convert(array, to="dlx").device.name == "cuda_managed"
+    assert dlx.convert(array, to="torch").device.type == "cuda"
+    pinned = torch.arange(4.0).pin_memory()
+    assert dlx.convert(pinned, to="numpy").ctypes.data == pinned.data_ptr()
+
+
+def test_the_array_interface(cuda, torch, cupy):
+    """An object with `__cuda_array_interface__` alone: its stream is waited for."""
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        array = cupy.empty(N, "float32")
+        cuda.write(stream.ptr, array.data.ptr, N * 4)
+
+        class Spoken:
+            """Nothing but the interface."""
+
+            __cuda_array_interface__ = array.__cuda_array_interface__
+            owner = array
+
+    result = dlx.convert(Spoken(), to="torch")
+    assert result.data_ptr() == array.data.ptr and not cuda.read(1, array.data.ptr, N * 4)
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_using(cuda, torch, cupy, device):
+    """A function works on its caller's stream: nothing is ordered, in or out."""
+
+    @dlx.using("cupy")
+    def compute(array):
+        assert isinstance(array, cupy.ndarray)
+        return array, cupy.cuda.get_current_stream().ptr
+
+    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)) as _:
+        tensor = torch.zeros(N, device=f"cuda:{device}")
+        cuda.forget()
+        result, stream = compute(tensor)
+        assert cuda.ordering == 0 and stream == torch.cuda.current_stream().cuda_stream
+    assert isinstance(result, torch.Tensor) and result.data_ptr() == tensor.data_ptr()
+
+
+def test_threads(cuda, torch, cupy):
+    """Threads that were never near CUDA convert, each on streams of its own."""
+    tensor, found = torch.zeros(N, device="cuda:1"), []
+
+    def work():
+        with torch.cuda.stream(torch.cuda.Stream(1)):
+            for _ in range(20):
+                array = dlx.convert(tensor, to="cupy")
+                back = dlx.convert(array, to="torch")
+                found.append(back.data_ptr() == tensor.data_ptr())
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 80
+
+
+MOVES = ["host", "pinned", "other device", "copy"]
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["current", "asked"])
+@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("target", ["torch", "cupy"])
+def test_moved_memory_is_the_consumers(cuda, torch, cupy, np, target, move, asked):
+    """It comes from the consumer's allocator, on its stream, which alone has it back; nothing else is allocated."""
+    consumer = {"torch": torch, "cupy": cupy}[target]
+    source = {
+        "host": lambda: np.arange(N, dtype="float32"),
+        "pinned": lambda: torch.arange(N, dtype=torch.float32).pin_memory(),
+        "other device": lambda: made_by(torch, cupy, "cupy" if target == "torch" else "torch", 1),
+        "copy": lambda: made_by(torch, cupy, "cupy" if target == "torch" else "torch", 0),
+    }[move]()
+
+    def used():
+        return torch.cuda.memory_allocated(0) if target == "torch" else cupy.get_default_memory_pool().used_bytes()
+
+    with working(torch, cupy, target, 0, "side", 0) as c:
+        before = used()
+        own = consumer.cuda.Stream()
+        options = {"stream": own} if asked else {}
+        reader = handle_of(own) if asked else c
+        cuda.forget()
+        result = dlx.convert(source, to=target, device="cuda:0", copy=True if move == "copy" else None, **options)
+        assert cuda.count("cuMemAllocAsync") == 0 and used() >= before + N * 4
+        assert cuda.count("cuMemcpyAsync", "cuMemcpyPeerAsync") == 1
+        assert not cuda.read(reader, address_of(result), N * 4)
+        (stream,) = {line.split()[1] for line in cuda.log if line.startswith("cuMemcpy")}
+        assert all(line.split()[1] == stream for line in cuda.log if line.startswith("cuStreamSynchronize"))
+        assert dlx.convert(result, to="numpy").tolist() == list(range(N))
+        address = address_of(result)
+        del result
+        if not asked:
+            again = dlx.convert(np.zeros(N, "float32"), to=target, device="cuda:0")
+            assert address_of(again) == address  # the allocator uses the block again
+            del again
+
+
+def test_a_loop_of_moves_makes_few_calls(cuda, torch, np):
+    """Copies and waits as `tensor.cuda()` makes them, and no allocation or event of dlx's own."""
+    array = np.zeros(1 << 12, "float32")
+    dlx.convert(array, to="torch", device="cuda")
+    cuda.forget()
+    for _ in range(3):
+        dlx.convert(array, to="torch", device="cuda")
+    assert cuda.count("cuMemcpyAsync") == cuda.count("cuStreamSynchronize") == 3
+    assert cuda.count("cuMemAllocAsync", "cuMemFreeAsync", "cuMemAlloc", "cuEventRecord", "cuStreamWaitEvent") == 0
+
+
+GAPS = {
+    "reversed": lambda array: array[::-1],
+    "strided": lambda array: array[::2],
+    "columns": lambda array: array.reshape(-1, 10)[:, ::3],
+    "broadcast": lambda array: array.reshape(1, -1)[[0]][:, :1],
+}
+
+
+@pytest.mark.parametrize("call", ["shared", "copied", "moved"])
+@pytest.mark.parametrize("gap", ["reversed", "strided", "columns"])
+@pytest.mark.parametrize("size", [100, 100_000])
+def test_arrays_with_gaps(cuda, torch, cupy, gap, size, call):
+    """Its own framework makes an array contiguous, with one kernel; the plan says so."""
+    array = GAPS[gap](cupy.empty(size, "float32"))
+    options = {"shared": {}, "copied": {"copy": True}, "moved": {"device": "cuda:1"}}[call]
+    plan = dlx.plan(array, to="torch", **options)
+    cuda.forget()
+    result = dlx.convert(array, to="torch", **options)
+    assert tuple(result.shape) == array.shape
+    shared = call == "shared" and gap != "reversed"
+    assert plan.outcome == ("shared" if shared else "copied")
+    assert cuda.count("cuMemcpyAsync", "cuMemcpyPeerAsync", "cuMemcpy2DAsync") == (call == "moved")
+    assert shared or "made contiguous by cupy" in str(plan)
+
+
+@pytest.mark.parametrize("target", ["torch", "cupy", "numpy"])
+@pytest.mark.parametrize("source", ["torch", "cupy", "numpy"])
+def test_bfloat16(cuda, torch, cupy, np, source, target):
+    """It crosses bit for bit, wherever the other side has it."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    host = np.arange(N).astype(ml_dtypes.bfloat16)
+    array = host if source == "numpy" else dlx.convert(host, to=source, device="cuda")
+    result = dlx.convert(array, to=target)
+    assert str(result.dtype).removeprefix("torch.") == "bfloat16"
+    assert dlx.convert(result, to="numpy").tobytes() == host.tobytes()
+
+
+def test_an_interface_of_dlx(cuda, torch, cupy):
+    """A dlx.Tensor is read by its `__cuda_array_interface__`, and the stream that it names is waited for."""
+    with torch.cuda.stream(torch.cuda.Stream()):
+        tensor = torch.arange(6, dtype=torch.float32, device="cpu").reshape(2, 3).cuda().T
+        middle = dlx.convert(tensor, to="dlx")
+        cuda.write(handle_of(torch.cuda.current_stream()), tensor.data_ptr(), 24)
+        middle = dlx.convert(tensor, to="dlx")
+    said = middle.__cuda_array_interface__
+    assert said["version"] == 3 and said["strides"] == (4, 12) and said["typestr"] == "<f4"
+    array = cupy.asarray(middle)
+    assert array.data.ptr == tensor.data_ptr() and array.shape == (3, 2) and array.strides == (4, 12)
+    assert not cuda.read(1, array.data.ptr, 24)
+    assert not hasattr(dlx.empty(3, "float32"), "__cuda_array_interface__")
+    assert not hasattr(dlx.empty(3, "bfloat16", "cuda"), "__cuda_array_interface__")
+
+
+def in_fresh_process(python, code):
+    """Run code with both frameworks where no device was used before."""
+    return python("import torch, cupy, dlx, numpy as np\n" + textwrap.dedent(code), args=("-W", "ignore")).strip()
+
+
+@pytest.mark.parametrize("question", ["devices", "framework"])
+def test_without_a_device(cuda, question):
+    """A cupy without a device is not broken: it says that it sees none."""
+    command = [sys.executable, "-W", "ignore", "-m", "dlx.cli.probe", question, "cupy"]
+    done = subprocess.run(
+        command, env=os.environ | {"FAKE_CUDA_DEVICES": "0"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer == {"devices": []} if question == "devices" else answer["no_device"]
+
+
+@pytest.mark.parametrize(("ndim", "crosses"), [(64, True), (65, False)])
+def test_dimensions(cuda, torch, cupy, ndim, crosses):
+    """As many dimensions cross as cupy takes."""
+    array = dlx.from_pointer(torch.zeros(1, device="cuda").data_ptr(), (1,) * ndim, "float32", device="cuda")
+    assert (dlx.plan(array, to="cupy").outcome == "shared") is crosses
+    if crosses:
+        assert dlx.convert(array, to="cupy").ndim == ndim
+
+
+def test_no_call_in_a_child(cuda, torch, cupy, python):
+    """A forked child gets an error that says what to do, and no call of the driver is made there."""
+    code = """
+    import os, sys
+    tensor = torch.zeros(3, device="cuda")
+    array = dlx.convert(tensor, to="cupy")
+    child = os.fork()
+    if not child:
+        try:
+            dlx.convert(tensor, to="cupy")
+        except dlx.errors.DeviceError as error:
+            print("spawn" in str(error), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+    """
+    assert in_fresh_process(python, code) == "True"
+
+
+CURRENT = """
+fresh = lambda: dlx.empty(3, "float32", "cuda:1")
+calls = {
+    "from dlx": lambda: dlx.convert(fresh(), to="torch"),
+    "from dlx to cupy": lambda: dlx.convert(fresh(), to="cupy"),
+    "moved to cupy": lambda: dlx.convert(np.ones(3, "float32"), to="cupy", device="cuda:1"),
+    "tree": lambda: dlx.convert([fresh(), fresh()], to="torch"),
+    "back": lambda: dlx.convert(dlx.convert(fresh(), to="torch"), to="cupy"),
+}
+for name, call in calls.items():
+    result = call()
+    device = cupy.cuda.runtime.getDevice()
+    if device:
+        print(name, "leaves device", device)
+"""
+
+
+def test_the_current_device_stays(cuda, torch, cupy, python):
+    """Conversions on another device leave the runtime's current device as it was: cupy allocates there next.
+
+    No call may touch the first device: once that has a context, torch itself goes back to it. torch's own allocation on
+    another device may leave it there, and is left out.
+    """
+    assert in_fresh_process(python, CURRENT) == ""
