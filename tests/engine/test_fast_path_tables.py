@@ -11,6 +11,7 @@ import types
 from dataclasses import replace
 
 import pytest
+from called import called
 from hostile import FLOAT32, MODES, NAME, OLD_NAME, Owner, hostile, library, mylib, tensor
 from project import compiled
 
@@ -151,17 +152,17 @@ def test_a_consumer_without_a_table_takes_a_tensor(mylib):
     owner = Owner(64)
     source = tensor(owner)
     dlx.convert(source, to="mylib")
-    entered = []
+    results = []
+
+    def convert():
+        results[:] = dlx.convert(source, to="mylib"), dlx.convert(source, to="mylib", copy=True)
+        results.append(dlx.convert({"a": [source]}, to="mylib"))
+
     before, live = sys.getrefcount(owner), native.live()
-    for _ in range(2):  # a route is learnt the first time
-        entered.clear()
-        sys.setprofile(lambda frame, event, _: event == "call" and entered.append(frame.f_code.co_name))
-        try:
-            alone, copied = dlx.convert(source, to="mylib"), dlx.convert(source, to="mylib", copy=True)
-            tree = dlx.convert({"a": [source]}, to="mylib")
-        finally:
-            sys.setprofile(None)
-    assert entered == ["load"] * 3
+    called(convert)  # a route is learnt the first time
+    assert called(convert) == ["convert"] + ["load"] * 3
+    alone, copied, tree = results
+    results.clear()
     assert alone[1].data_ptr == tree["a"][0][1].data_ptr == source.data_ptr != copied[1].data_ptr
     assert native.live() == live + 3
     del alone, copied, tree

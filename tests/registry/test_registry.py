@@ -8,6 +8,7 @@ import textwrap
 import types
 
 import pytest
+from called import called
 from planted_adapter import Array, MyLib, Special, plugin
 
 import dlx
@@ -100,17 +101,6 @@ def test_a_target_that_is_none_of_these_is_a_type_error(registry, to):
     """A wrong kind of argument is a plain TypeError."""
     with pytest.raises(TypeError, match="must be a name, a module or an array type"):
         registry.target(to)
-
-
-def called(function, *arguments):
-    """Return the names of the Python functions that a call runs."""
-    names = []
-    sys.setprofile(lambda frame, event, _: names.append(frame.f_code.co_name) if event == "call" else None)
-    try:
-        function(*arguments)
-    finally:
-        sys.setprofile(None)
-    return names
 
 
 def test_a_target_is_resolved_once(registry, mylib):
