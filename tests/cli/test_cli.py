@@ -1,6 +1,5 @@
 """The command as a whole: help without imports, exit statuses, pipes, text from generic producers."""
 
-import contextlib
 import importlib
 import io
 import json
@@ -12,7 +11,7 @@ import sys
 import zipfile
 
 import pytest
-from command import COMMANDS, dlx, here, refused
+from command import COMMANDS, dlx, here, refused, shown_on
 from files import npy, safetensors
 
 from dlx.cli.arguments import parser
@@ -127,11 +126,7 @@ def test_progress_is_shown_on_a_terminal_only(tmp_path):
     env = {key: each for key, each in os.environ.items() if key != "NO_COLOR"} | {"TERM": "xterm"}
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, env=env, check=True)
     os.close(theirs)
-    shown = b""
-    with contextlib.suppress(OSError):  # the end of a terminal, on Linux
-        while part := os.read(ours, 1 << 16):
-            shown += part
-    os.close(ours)
+    shown = shown_on(ours)
     assert b"planning for dlx" in shown and b"100%" in shown
     assert shown.rstrip().endswith(b"\x1b[2K") or b"\x1b[2K" in shown[-40:]
     quiet = subprocess.run(command, capture_output=True, check=True)
@@ -348,9 +343,7 @@ def test_errors_on_a_terminal_are_in_colour_and_wrapped_between_words(monkeypatc
         with os.fdopen(theirs, "w") as terminal:
             monkeypatch.setattr(sys, "stderr", terminal)
             assert here("inspect", "a-file_that.is/not_there.npy") == (2, "")
-            terminal.flush()
-            shown.append(os.read(ours, 1 << 16).decode().replace("\r\n", "\n"))
-        os.close(ours)
+        shown.append(shown_on(ours).decode().replace("\r\n", "\n"))
     coloured, plain = shown
     assert coloured.startswith("\x1b[1;31mdlx inspect:\x1b[0m") and "\x1b" not in plain
     assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == plain

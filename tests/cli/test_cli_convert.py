@@ -13,7 +13,7 @@ import textwrap
 import zipfile
 
 import pytest
-from command import dlx, document, here
+from command import dlx, document, here, shown_on
 from files import gguf, npy, safetensors
 
 import dlx as library
@@ -440,11 +440,4 @@ def test_a_bar_is_shown_from_a_second_on(folder, monkeypatch, slow):
     monkeypatch.setenv("TERM", "xterm")
     here("convert", "x.npz", "y.npz")
     sys.stderr.close()
-    shown = b""
-    try:
-        while part := os.read(ours, 1 << 16):
-            shown += part
-    except OSError:  # the end of a terminal, on Linux
-        pass
-    os.close(ours)
-    assert (b"writing y.npz" in shown) == slow
+    assert (b"writing y.npz" in shown_on(ours)) == slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import subprocess
 import sys
 
@@ -43,6 +44,16 @@ def here(*words):
     with contextlib.redirect_stdout(out):
         status = main([*map(str, words)])
     return status, out.getvalue()
+
+
+def shown_on(terminal):
+    """Return what was written to a terminal (this end of `os.openpty`) whose other end is closed; close it."""
+    text = b""
+    with contextlib.suppress(OSError):  # the end, on Linux
+        while part := os.read(terminal, 1 << 16):  # one read may give a part
+            text += part
+    os.close(terminal)
+    return text
 
 
 def document(*words):
