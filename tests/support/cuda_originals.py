@@ -83,12 +83,15 @@ def runtime(folder):
 
 
 def cupy(folder):
-    """Build cupy's bindings of the runtime over ours."""
+    """Build cupy's bindings of the runtime over ours, once for a wheel."""
+    (wheel,) = PACKAGES.glob(f"{MODULE}.*.so")
+    if b"libcudart.so.13" in wheel.read_bytes():
+        return
     version, work = importlib.metadata.version("cupy-cuda13x"), folder / "cupy-source"
     work.mkdir(exist_ok=True)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
-    # CUPY_INSTALL_NO_CUDA: what reads the name and version of the source distribution looks for no CUDA.
-    environment = os.environ | {"CUPY_INSTALL_NO_CUDA": "1"}
+    # What reads the name and version of the source distribution looks for no CUDA: cupy 14 knows the first name.
+    environment = os.environ | {"READTHEDOCS": "True", "CUPY_INSTALL_NO_CUDA": "1"}
     if not list(work.glob("*.tar.gz")):
         run(*pip, "--no-binary", "cupy", "--dest", work, f"cupy=={version}", env=environment)
     (archive,) = work.glob("*.tar.gz")
@@ -96,7 +99,6 @@ def cupy(folder):
         unpacked.extractall(work, filter="data")
     source = work / f"cupy-{version}"
     run(sys.executable, __file__, "--cythonize", cwd=source)
-    (wheel,) = PACKAGES.glob(f"{MODULE}.*.so")
     made = folder / wheel.name
     command = ["g++", "-O1", "-w", "-fPIC", "-shared", "-I.", f"-I{INCLUDE}", f"-I{sysconfig.get_path('include')}"]
     run(*command, f"{MODULE}.cpp", "-o", made, folder / "libcudart.so.13", "-ldl", cwd=source)
