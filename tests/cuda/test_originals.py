@@ -305,6 +305,7 @@ def test_a_device_that_is_lost(cuda, torch, cupy, np, code):
                 dlx.convert(tensor, to=target)
         assert dlx.release_pending() == 0
         cuda.mend()
+        cuda.resume(c)
 
 
 MOVES = ["host", "pinned", "other device", "copy"]

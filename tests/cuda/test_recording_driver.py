@@ -146,6 +146,21 @@ def test_a_plain_copy_between_devices_of_a_pools_memory(cuda, api):
     cuda.clear_report()  # nothing ordered the two copies to the target
 
 
+@pytest.mark.parametrize("stream", ["legacy", "own"])
+def test_a_copy_between_devices_waits_for_both(cuda, api, stream):
+    """On the legacy stream it is in order with all of both devices, before and after; on another with that alone."""
+    first, second = api.enter(0), api.enter(1)
+    source, target = cuda.alloc(N, 0), cuda.alloc(N, 1)
+    s = LEGACY if stream == "legacy" else cuda.stream(1)
+    cuda.write(LEGACY, source, N, device=0)
+    assert api.MemcpyPeerAsync(target, second, source, first, N, s) == 0
+    before = cuda.races
+    cuda.write(LEGACY, source, N, device=0)
+    after = cuda.races
+    assert (before, after) == ((0, 0) if stream == "legacy" else (1, 2))
+    cuda.clear_report()
+
+
 @pytest.mark.parametrize(("threshold", "kept"), [(0, False), (1 << 30, True)])
 @pytest.mark.parametrize("call", ["stream", "event", "context"])
 def test_a_pool_gives_memory_back_when_something_is_waited_for(cuda, api, threshold, kept, call):

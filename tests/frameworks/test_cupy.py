@@ -171,6 +171,7 @@ def test_dtypes(cuda, cupy, name):
     assert tensor.dtype.name == name and dlx.convert(tensor, to="cupy").dtype == array.dtype
 
 
+@pytest.mark.stand_in("it makes no arrays of these dtypes but bfloat16, which crosses: test_originals.py has that")
 @pytest.mark.parametrize("name", ["float8_e5m2", "float8_e4m3fn", "bfloat16", "int4"])
 def test_dtypes_that_cupy_would_misname(cuda, cupy, name):
     """The kind that numpy gives float8_e5m2 is 'f': cupy would call it a float of 8 bits. dlx refuses, both ways."""
@@ -227,6 +228,7 @@ def test_a_strided_array_of_the_host(cuda, cupy, np):
     assert result.shape == source.shape
 
 
+@pytest.mark.stand_in("a kernel gathers the view, and kernels do nothing")
 def test_cupy_to_numpy(cuda, cupy, np):
     """A reported copy, made when cupy's current stream is done; nothing else is synchronised."""
     with cupy.cuda.Stream(non_blocking=True):

@@ -66,12 +66,23 @@ def library(folder, name, sources, wanted, *options):
         made.unlink()
 
 
-def driver(folder):
-    """Build the recording driver, with whatever torch and cupy link to."""
+def wanted_of_driver(folder):
+    """What torch and cupy link to; read from gigabytes of libraries once for their versions."""
+    versions = [importlib.metadata.version(name) for name in ("torch", "cupy-cuda13x")]
+    kept = folder / f"{'-'.join(versions)}.names"
+    if kept.exists():
+        return set(kept.read_text(encoding="utf-8").split())
     wanted = set()
     for found in [*PACKAGES.glob("cupy*/**/*.so"), *PACKAGES.glob("torch/lib/*.so")]:
         wanted |= {name for name in symbols(found, "--undefined-only") if re.match(r"cu[A-Z]", name)}
     wanted = {name for name in wanted if not re.match(r"cu(BLAS|RAND|SOLVER|SPARSE|FFT)", name)}
+    kept.write_text("\n".join(sorted(wanted)), encoding="utf-8")
+    return wanted
+
+
+def driver(folder):
+    """Build the recording driver, with an entry point for each of those."""
+    wanted = wanted_of_driver(folder)
     library(folder, "libcuda.so.1", [SOURCES / "fake_cuda.c", SOURCES / "cuda_library.c"], wanted)
 
 
