@@ -263,6 +263,20 @@ def test_memory_of_a_pool_of_the_driver(cuda, torch, cupy, np, async_pool):
         assert dlx.release_pending() == 0 and not cuda.is_alive(address)
 
 
+@pytest.mark.parametrize("stream", ["default", "side"])
+@pytest.mark.parametrize("side", ["torch", "cupy"])
+def test_a_framework_moves_its_own(cuda, torch, cupy, side, stream):
+    """From one device to the other, behind what the current stream of the first one still writes."""
+    with working(torch, cupy, side, 1, stream, 0) as p, working(torch, cupy, side, 0, stream, 0) as c:
+        with torch.cuda.device(1):
+            array = made_by(torch, cupy, side, 1)
+        cuda.write(p, address_of(array), N * 4, 1)
+        result = dlx.convert(array, to=side, device="cuda:0")
+        assert not cuda.read(c, address_of(result), N * 4)
+        assert cuda.races == 0, cuda.report
+        assert values_of(result) == list(range(N))
+
+
 @pytest.mark.parametrize("device", [0, 1])
 def test_other_contexts(cuda, torch, cupy, device):
     """A thread whose current context is none of the primary ones converts, and finds it as it was."""

@@ -20,7 +20,7 @@ from renamed import adapter_module
 import dlx
 from dlx._core.stream import Stream
 from dlx._using.stream_context import working
-from dlx.errors import CopyRequiredError, DeviceError, DTypeError, LayoutError
+from dlx.errors import CopyRequiredError, DeviceError, DTypeError, LayoutError, StreamError
 
 N = 64
 
@@ -268,6 +268,18 @@ def test_inside_cupy(cuda, cupy):
     assert dlx.plan(array, "cupy", device="cuda:0").outcome == "copied"
     with pytest.raises(DeviceError, match="cannot be moved to cpu"):
         dlx.convert(array, to="cupy", device="cpu")
+
+
+@pytest.mark.parametrize("capturing", [0, 1])
+def test_between_devices_during_a_capture(cuda, cupy, capturing):
+    """Refused, since the order of the two streams would be a part of the graph; the capture goes on."""
+    with cupy.cuda.Device(1):
+        array = cupy.full((N,), "uint8")
+    with cupy.cuda.Device(capturing), cupy.cuda.Stream(non_blocking=True) as stream:
+        cuda.capture(stream.ptr, device=capturing)
+        with cupy.cuda.Device(0), pytest.raises(StreamError, match="capturing"):
+            dlx.convert(array, to="cupy", device="cuda:0")
+        assert cuda.end_capture(stream.ptr, capturing) == 0
 
 
 # ---- the current stream ----------------------------------------------------------------------------------------------
