@@ -157,7 +157,7 @@ test-cuda: .venv-cuda/.originals
 	@$(MAKE) --no-print-directory .venv-cuda/.built VENV=.venv-cuda
 	$(CUDA_PYTHON) tests/support/cuda_headers.py .venv-cuda
 	$(CUDA_RUN) -p no:cacheprovider $(or $(ARGS),$(CUDA_TESTS))
-	$(if $(ARGS),,$(CUDA_PYTHON) -m pytest -p no:cacheprovider tests/cuda tests/frameworks/test_cupy.py tests/frameworks/test_torch_devices.py)
+	$(if $(ARGS),,$(CUDA_PYTHON) -m pytest -p no:cacheprovider -m "not gpu" --ignore tests/cuda/test_originals.py tests/cuda $(wordlist 2,3,$(CUDA_TESTS)))
 
 .venv-cuda/.packages: constraints.txt
 	@echo "note: into .venv-cuda: $(CUDA_TORCH) and $(CUDA_CUPY), 6 GB when installed"
