@@ -200,6 +200,14 @@ def test_a_pool_gives_memory_to_another_stream_in_order_only(cuda, api):
     assert late == memory and not cuda.write(second, late, N) and cuda.races == 0
 
 
+def test_a_second_start_forgets_nothing(cuda, api):
+    """Everybody calls cuInit, a CUDA runtime after dlx too: pools that were made before are there still."""
+    pool, stream = api.pool(), cuda.stream()
+    assert api.Init(0) == 0
+    memory = api.made("MemAllocFromPoolAsync", N, pool, stream)
+    assert api.MemFreeAsync(memory, stream) == 0
+
+
 def test_memory_that_is_freed_too_early_races(cuda, api):
     """A release that nothing orders behind another stream's read is seen, pool or no pool."""
     first, second = cuda.stream(), cuda.stream()
