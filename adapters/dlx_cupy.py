@@ -41,7 +41,7 @@ from dlx.adapter import (
     over_memory,
     type_name,
 )
-from dlx.errors import DeviceError, DTypeError
+from dlx.errors import DeviceError, DTypeError, StreamError
 
 
 class NpzFile(Mapping[str, Any]):
@@ -260,8 +260,31 @@ class CupyAdapter(Adapter):
     # ---- inside cupy ------------------------------------------------------------------------------------------------
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:
-        with DEVICES.to_native(device or Device(f"{DEVICES.kind}:{obj.data.device_id}")):
-            return obj.copy()  # to the current device, in an order that cupy sees to
+        here, event = Device(f"{DEVICES.kind}:{obj.data.device_id}"), sys.modules["cupy"].cuda.Event
+        if device is None or device.id == here.id:
+            with DEVICES.to_native(here):
+                return obj.copy()
+        # cupy orders nothing between the streams of two devices: the copy comes after what writes to the source now,
+        # and before what does so next.
+        with DEVICES.to_native(device):
+            target, read = _current_stream(device), event(disable_timing=True)
+            captures = _is_capturing(target)
+        with DEVICES.to_native(here):
+            source, written = _current_stream(here), event(disable_timing=True)
+            if _is_capturing(source) or captures:
+                raise StreamError("a stream is capturing a graph, which no copy between devices can be a part of")
+            source.record(written)
+        with DEVICES.to_native(device):
+            target.wait_event(written)
+            result = obj.copy()
+            target.record(read)
+        with DEVICES.to_native(here):
+            source.wait_event(read)
+        return result
+
+
+def _is_capturing(stream: Any) -> bool:
+    return bool(stream.ptr and stream.is_capturing())  # the default stream cannot, and must not be asked meanwhile
 
 
 def _whole_elements(obj: Any) -> bool:

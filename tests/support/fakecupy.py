@@ -12,6 +12,7 @@ import types
 import warnings
 
 from dlx._core import native
+from dlx._core.native import ffi
 
 
 class _Memory:
@@ -62,6 +63,15 @@ class _BaseStream:
         """Become current: streams of no device of their own do so on the device that is current now."""
         place = self.device_id if self.device_id != -1 else self.module.cuda.runtime.getDevice()
         self.module._current[place] = self
+
+    def is_capturing(self):
+        return native.lib.dlx_cuda_capturing(self._place(), self.ptr, yes := ffi.new("int *")) == 0 and bool(yes[0])
+
+    def record(self, event):
+        event.place, event.ptr = self._place(), self.ptr or 1
+
+    def wait_event(self, event):
+        assert native.lib.dlx_cuda_order(event.place, event.ptr, self._place(), self.ptr or 1) == 0
 
     def __enter__(self):
         place = self._place()
@@ -139,7 +149,8 @@ def module(driver):
         def copy(self):
             fresh = empty(self.shape, self.dtype)
             memory = self.data.mem
-            driver.read(current().ptr or 1, memory.ptr, getattr(memory, "nbytes", self.size), device[0])
+            nbytes, here = getattr(memory, "nbytes", self.size), self.data.device_id == device[0]
+            (driver.read if here else driver.copied)(current().ptr or 1, memory.ptr, nbytes, device[0])
             if isinstance(memory, _Memory):
                 held, offset = driver.peek(memory.ptr, memory.nbytes) + bytes(64), self.data.ptr - memory.ptr
                 driver.poke(fresh.data.ptr, np.ndarray(self.shape, self.dtype, held, offset, self.strides).tobytes())
@@ -181,6 +192,7 @@ def module(driver):
         Stream=Stream,
         ExternalStream=ExternalStream,
         Device=Device,
+        Event=lambda disable_timing: types.SimpleNamespace(),
         runtime=runtime,
         get_current_stream=current,
         alloc=alloc,
