@@ -27,6 +27,7 @@ from dlx.adapter import (
     DType,
     DTypes,
     FastPath,
+    Guard,
     KnownIssue,
     Layout,
     Tensor,
@@ -276,12 +277,9 @@ def _exchange() -> Any:
 
 
 def _keeps_export(kind: Any) -> bool:
-    """Return whether a subclass exports its memory as numpy does, and its elements mean what they are."""
+    """Return whether a subclass exports its memory as numpy does, and its class says nothing of the elements."""
     np = sys.modules["numpy"]
-    if kind.__dlpack__ is not np.ndarray.__dlpack__ or any(hasattr(kind, name) for name, *_ in _MEANINGS):
-        return False
-    # Where arrays have a dict, a unit may be an attribute of one of them.
-    return not kind.__dictoffset__ or kind in (np.memmap, np.recarray, np.matrix)
+    return kind.__dlpack__ is np.ndarray.__dlpack__ and not any(hasattr(kind, name) for name, *_ in _MEANINGS)
 
 
 def _export_extension(obj: Any) -> Tensor | None:
@@ -350,6 +348,7 @@ class NumpyAdapter(_Numpy):
         exchange=_exchange,
         export=_export_extension,
         returns_same=False,
+        guards=tuple(Guard(name, optional=True) for name, *_ in _MEANINGS),  # attributes of one array
         describe=_exported_info,
     )
     writes = WriteTracking(guarded=_guarded)

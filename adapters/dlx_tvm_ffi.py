@@ -153,6 +153,7 @@ class _Devices(Devices):
         return Device((native_device.dlpack_device_type(), native_device.index))
 
 
+DTYPES = _DTypes("tvm_ffi", {each.name: each.name for each in DType.all() if each.code != COMPLEX})
 DEVICES = _Devices()
 
 
@@ -173,7 +174,24 @@ def _exchange() -> Any:
     tvm_ffi = sys.modules["tvm_ffi"]
     wrapper = getattr(tvm_ffi.core, "DLTensorTestWrapper", None)  # the only type that has one, in 0.1.15
     maker = getattr(wrapper, "__dlpack_c_exchange_api__", None)
-    return _dlx_tvm_ffi.exchange_api(tvm_ffi.Tensor.__chandle__, _address("TVMFFITensorToDLPackVersioned"), maker)
+    export = _address("TVMFFITensorToDLPackVersioned")
+    borrows = _reads_tensors(tvm_ffi)
+    return _dlx_tvm_ffi.exchange_api(tvm_ffi.Tensor.__chandle__, export, maker, borrows)
+
+
+def _reads_tensors(tvm_ffi: Any) -> bool:
+    """Return whether `_dlx_tvm_ffi` may read tensors in place: what it reads in real ones is what tvm_ffi says of them."""
+    made = [
+        tvm_ffi.from_dlpack(dlx.empty(shape, name)) for shape, name in ((3, "float32"), ((2, 5), "int8"), ((), "bool"))
+    ]
+    if not _dlx_tvm_ffi.find_handles([*made, tvm_ffi.Tensor.__new__(tvm_ffi.Tensor)]):  # the last has no handle
+        return False
+    for each in made:
+        dtype, device = DTYPES.from_native(each.dtype), DEVICES.from_native(each.device)
+        assert dtype is not None
+        if _dlx_tvm_ffi.facts(each) != (each.data_ptr(), each.shape, each.strides, tuple(dtype), tuple(device)):
+            return False
+    return True
 
 
 def _exported_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
@@ -188,9 +206,9 @@ class TvmFfiAdapter(Adapter):
     package = "tvm_ffi"
     install = "pip install apache-tvm-ffi"
     types = ("tvm_ffi.Tensor",)
-    dtypes = _DTypes("tvm_ffi", {each.name: each.name for each in DType.all() if each.code != COMPLEX})
+    dtypes = DTYPES
     devices = DEVICES
-    fast_path = FastPath(types=types, exchange=_exchange, describe=_exported_info)
+    fast_path = FastPath(types=types, exchange=_exchange, managed=True, describe=_exported_info)
     streams = StreamSupport(current=_current_stream, activate=_on_stream)
     containers = (
         _handler("Array", "sequence", mutable=False),

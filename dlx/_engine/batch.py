@@ -530,6 +530,10 @@ def plan_one(
     return Plan("", info, request.target.name, device, decision.outcome, decision.steps, nbytes), stage
 
 
+def _no_sync() -> StreamSync:
+    raise AssertionError("host memory is on no stream")
+
+
 def _plan_exported(request: Request, obj: Any, source: Adapter, info: ArrayInfo, tensor: Tensor) -> Plan | None:
     """Return the plan of an array of the host that the fast path has described; None where it is refused."""
     target, decision = request.target, _UNDECIDED
@@ -539,8 +543,7 @@ def _plan_exported(request: Request, obj: Any, source: Adapter, info: ArrayInfo,
         if source is target.source:
             decision = approach(obj, source, (), lambda: info, request)
         if decision.outcome == "unknown":
-            sync = functools.partial(StreamSync, target, request.stream, request.device)
-            decision = explain(tensor, decision, source, request, sync)
+            decision = explain(tensor, decision, source, request, _no_sync)
     except MemoryError:
         raise
     except Exception:  # said again, in full
