@@ -283,7 +283,7 @@ def _keeps_export(kind: Any) -> bool:
 
 
 def _export_extension(obj: Any) -> Tensor | None:
-    """Return the tensor of an array whose dtype is one of ml_dtypes of whole bytes."""
+    """Return the tensor of an array whose dtype is one of ml_dtypes of whole bytes; the table does it from then on."""
     native_dtype = obj.dtype
     dtype = _extension_of(native_dtype.type) if native_dtype.isnative and obj.size else None
     if dtype is None:
@@ -295,8 +295,19 @@ def _export_extension(obj: Any) -> Tensor | None:
 def _extension_of(scalar: type) -> DType | None:
     """Return the dtype of dlx for one of ml_dtypes that takes whole bytes, or None."""
     known = scalar.__module__ == "ml_dtypes"
-    dtype = DTYPES.from_native(sys.modules["numpy"].dtype(scalar)) if known else None
-    return dtype if dtype is not None and dtype.bits % 8 == 0 else None
+    np = sys.modules["numpy"]
+    dtype = DTYPES.from_native(np.dtype(scalar)) if known else None
+    if dtype is None or dtype.bits % 8:
+        return None
+    import _dlx_numpy
+
+    code, bits, _ = dtype
+    _dlx_numpy.extend(scalar, code, bits)
+    array = np.zeros((2, 3), scalar)[:, ::-1]
+    strides = tuple(stride // array.itemsize for stride in array.strides)
+    if _dlx_numpy.facts(array) != (array.__array_interface__["data"][0], array.shape, strides, tuple(dtype)):
+        _dlx_numpy.extend(scalar, code, 0)
+    return dtype
 
 
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "buffer")

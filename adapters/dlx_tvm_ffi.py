@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 import sys
 from collections.abc import Iterator
 from types import MethodType
@@ -67,8 +68,9 @@ def _functions() -> tuple[Any, Any, Any]:
     return tvm_ffi.Array, tvm_ffi._ffi_api.Array, _look_up("Array")
 
 
-def _elements(obj: Any) -> tuple[None, list[Any]]:
-    return None, list(_untagged(obj))
+def _elements(name: str, obj: Any) -> tuple[None, list[Any]]:
+    """Return what iteration gives, without its Python code for each element."""
+    return None, list(map(_look_up(name), itertools.repeat(_untagged(obj)), range(len(obj))))
 
 
 def _items(obj: Any) -> tuple[list[Any], list[Any]]:
@@ -113,7 +115,7 @@ def _handler(name: str, kind: str, *, mutable: bool) -> Container:
     return Container(
         types=(f"tvm_ffi.{name}",),
         kind=kind,
-        flatten=_elements if sequence else _items,
+        flatten=functools.partial(_elements, name) if sequence else _items,
         unflatten=_unflatten_sequence if sequence else _unflatten_mapping,
         new_empty=(lambda obj: type(obj)()) if mutable else None,
         mutable=mutable,
@@ -180,7 +182,7 @@ def _exchange() -> Any:
 
 
 def _reads_tensors(tvm_ffi: Any) -> bool:
-    """Return whether `_dlx_tvm_ffi` may read tensors in place: what it reads in real ones is what tvm_ffi says of them."""
+    """Return whether `_dlx_tvm_ffi` may read tensors in place: what it reads in some is what tvm_ffi says of them."""
     made = [
         tvm_ffi.from_dlpack(dlx.empty(shape, name)) for shape, name in ((3, "float32"), ((2, 5), "int8"), ((), "bool"))
     ]
@@ -194,8 +196,12 @@ def _reads_tensors(tvm_ffi: Any) -> bool:
     return True
 
 
+_type_name = functools.cache(type_name)  # of tvm_ffi's own class, which lives as long as tvm_ffi
+
+
 def _exported_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
-    return ArrayInfo.of_tensor(tensor, framework, type(obj), ("__dlpack__",))
+    exact: Any = type(obj)
+    return ArrayInfo.of_tensor(tensor, framework, _type_name(exact), ("__dlpack__",))
 
 
 class TvmFfiAdapter(Adapter):

@@ -11,8 +11,8 @@ from benchmarks.measure import compare, race, ratio, verdict
 LEAVES = (10, 100, 1000, 10**4, 10**5, 10**6)
 EVEN = 1.5  # goal: ns of a leaf, most over least; and of the ratios to the same by hand
 THREADS = 8
-# Goal: the time of 8 threads over that of one that does all of it; np.copy's is shown beside it, and that of lists which
-# a comprehension makes: threads that need the GIL for all of their work hand it to each other every 5 ms.
+# Goal: the time of 8 threads over that of one that does all of it. Beside it stand np.copy's, and that of lists which a
+# comprehension makes: threads that need the GIL for all of their work hand it to each other every 5 ms.
 STALL = 1.25
 MEGABYTES = (1, 10, 100, 1000)
 COPY = 1.1  # goal: of np.copy's time

@@ -6,7 +6,6 @@ are released, and consumed capsules get their names back.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -530,6 +529,10 @@ def plan_one(
     return Plan("", info, request.target.name, device, decision.outcome, decision.steps, nbytes), stage
 
 
+def _approach_described(obj: Any, source: Adapter, info: ArrayInfo, request: Request) -> Decision:
+    return approach(obj, source, (), lambda: info, request)
+
+
 def _no_sync() -> StreamSync:
     raise AssertionError("host memory is on no stream")
 
@@ -541,7 +544,7 @@ def _plan_exported(request: Request, obj: Any, source: Adapter, info: ArrayInfo,
         return None
     try:
         if source is target.source:
-            decision = approach(obj, source, (), lambda: info, request)
+            decision = _approach_described(obj, source, info, request)
         if decision.outcome == "unknown":
             decision = explain(tensor, decision, source, request, _no_sync)
     except MemoryError:

@@ -212,11 +212,7 @@ def _route(kind: type, source: Adapter | None, target: Target, producer: Produce
         target=None if adapter is TENSOR else adapter.classes()[0],
         imports=(taken.exchange() if taken is not None and taken.exchange is not None else None) if by_table else False,
         load=load,
-        guards=tuple(
-            _guard(given, kind, guard)
-            for guard in given.guards
-            if guard.ask not in answered and (not guard.optional or _may_have(kind, guard.ask))
-        ),
+        guards=tuple(_guards(given, kind, answered)),
         quick=quick,
         switches=tuple(
             Switch(sys.modules[module].__dict__, sys.intern(name), value) for module, name, value in given.switches
@@ -308,11 +304,15 @@ def _may_have(kind: type, name: str) -> bool:
     return not in_c or bool(kind.__dictoffset__) or hasattr(kind, name)
 
 
-def _guard(given: FastPath, kind: type, guard: Any) -> Guard:
-    asked = look_up(given.owner_type) if guard.of_owner else kind
-    codes = sum(1 << code for code in codes_of(guard.kinds))
-    resolve = _question(kind, guard.resolve, call=True) if guard.resolve else None
-    return Guard(_question(asked, guard.ask, call=guard.call), codes, guard.of_owner, resolve, guard.optional)
+def _guards(given: FastPath, kind: type, answered: frozenset[str]) -> Iterator[Guard]:
+    """Give the guards of an exact type, but those that its function in C has answered."""
+    for guard in given.guards:
+        if guard.ask in answered or (guard.optional and not _may_have(kind, guard.ask)):
+            continue
+        asked = look_up(given.owner_type) if guard.of_owner else kind
+        codes = sum(1 << code for code in codes_of(guard.kinds))
+        resolve = _question(kind, guard.resolve, call=True) if guard.resolve else None
+        yield Guard(_question(asked, guard.ask, call=guard.call), codes, guard.of_owner, resolve, guard.optional)
 
 
 def _confirmed(source: Adapter, given: FastPath) -> dict[int, Any] | None:

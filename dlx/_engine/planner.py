@@ -278,7 +278,7 @@ def explain(tensor: Tensor, before: Decision, source: Adapter, request: Request,
             if len(target.decisions) >= MAX_DECISIONS:
                 target.decisions.clear()
             target.decisions[key] = known
-    elif any([step.details for step in known.steps]):
+    elif any(step.details for step in known.steps):
         return known._replace(steps=tuple([_at_address(step, tensor, target) for step in known.steps]))
     return known
 

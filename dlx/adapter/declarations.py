@@ -239,8 +239,8 @@ class FastPath:
         a capsule called ``"dlpack_exchange_api"``: a ``DLPackExchangeAPI`` (``dlpack.h`` 1.3) that lives as long as the
         process. What its borrow slot gives is copied before anything else is called. Or None.
     managed
-        Whether conversions use the managed slot of the table, though it has a borrow slot: the array may lose its memory
-        while it lives. The borrow slot then serves what looks at an array for the length of a call.
+        Whether conversions use the managed slot of the table, though it has a borrow slot: an array may lose its memory
+        while it lives. The borrow slot then serves what looks at one for the length of a call.
     export
         ``export(array)`` gives a `Tensor` over an array on the host as `Adapter.export` does, or None to leave it to
         that: for types without a table, and arrays that the table refuses.

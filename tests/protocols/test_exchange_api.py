@@ -85,8 +85,8 @@ def test_it_borrows_what_needs_no_conversion(np, torch, table):
 def test_it_borrows_from_tvm_ffi(np, table):
     """Its tensor is read in place; one whose handle was moved away is refused, and by the managed slot as well."""
     tvm_ffi = pytest.importorskip("tvm_ffi")
-    for array in (np.arange(6, dtype="i2").reshape(2, 3), np.ones(()), np.ones((4, 0), "u1")):
-        tensor = tvm_ffi.from_dlpack(array)
+    for source in (np.arange(6, dtype="i2").reshape(2, 3), np.ones(()), np.ones((4, 0), "u1")):
+        tensor = tvm_ffi.from_dlpack(source)
         assert says(table.borrow(tensor)) == describes(dlx.from_dlpack(tensor))
     moved = tvm_ffi.Tensor.__new__(tvm_ffi.Tensor)
     for slot in (table.borrow, table.export):
