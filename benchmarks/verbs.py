@@ -38,7 +38,6 @@ GOALS = [
     ("numpy -> jax", 'dlx.convert(aligned, to="jax")', "jnp.asarray(aligned)", 1.2),
     ("its floor", "jax_takes(own_tensor.__dlpack__())", "jnp.asarray(aligned)", 1.2),
     ("tvm Array of 10", 'dlx.convert(ten, to="torch")', "[torch.from_dlpack(x) for x in ten]", 0.6),
-    ("its floor", "list(ten)", "[torch.from_dlpack(x) for x in ten]", 0.6),
     ("__dlpack__ -> numpy", 'dlx.convert(own[0], to="numpy")', "np.from_dlpack(own[0])", 1.5),
     ("__dlpack__ only", 'dlx.convert(own[0], to="torch")', "torch.from_dlpack(own[0])", 1.5),
     (f"list of {N} such", 'dlx.convert(own, to="torch")', "[torch.from_dlpack(x) for x in own]", 1.5),
