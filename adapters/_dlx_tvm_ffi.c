@@ -210,10 +210,11 @@ static PyObject* find_handles(PyObject* module, PyObject* tensors) {
     Py_ssize_t i = 0;
     for (; i < PyList_GET_SIZE(tensors); i++) {
       PyObject* tensor = PyList_GET_ITEM(tensors, i);
+      if (!Py_IS_TYPE(tensor, type)) Py_RETURN_FALSE;
       void *told = wrapped(tensor), *kept;
       if (PyErr_Occurred()) return NULL;
       memcpy(&kept, (char*)tensor + at, sizeof kept);
-      if (!Py_IS_TYPE(tensor, type) || kept != told) break;
+      if (kept != told) break;
     }
     if (i == PyList_GET_SIZE(tensors)) {
       places++;
