@@ -78,7 +78,7 @@ static int n_extensions;
 
 /* Of arrays with elements: where there are none, numpy gives an address that means nothing. Errors:
  * without bits, none set. */
-static DLDataType extension_of(const array_head* a) {
+static __attribute__((noinline, cold)) DLDataType extension_of(const array_head* a) {
   for (int i = 0; i < a->ndim; i++) {
     if (a->shape[i] == 0) return (DLDataType){0};
   }
@@ -92,8 +92,8 @@ static DLDataType extension_of(const array_head* a) {
  * with BufferError. */
 static int describe(const array_head* a, int64_t* strides, DLTensor* out) {
   const descr_head* d = a->descr;
-  int is_own = d->number >= 0 && d->number < NUMBERS;
-  DLDataType dtype = is_own ? dtypes[d->number] : extension_of(a);
+  unsigned number = (unsigned)d->number;
+  DLDataType dtype = number < NUMBERS ? dtypes[number] : extension_of(a);
   if (dtype.bits == 0 || d->byte_order == SWAPPED || a->ndim > MAX_NDIM) {
     PyErr_SetString(PyExc_BufferError, "DLPack cannot say what this array is");
     return -1;
