@@ -78,14 +78,15 @@ static int n_extensions;
 
 /* Of arrays with elements: where there are none, numpy gives an address that means nothing. Errors:
  * without bits, none set. */
-static __attribute__((noinline, cold)) DLDataType extension_of(const array_head* a) {
+static __attribute__((noinline, cold)) const DLDataType* extension_of(const array_head* a) {
+  static const DLDataType none;
   for (int i = 0; i < a->ndim; i++) {
-    if (a->shape[i] == 0) return (DLDataType){0};
+    if (a->shape[i] == 0) return &none;
   }
   for (int i = 0; i < n_extensions; i++) {
-    if (extensions[i].scalar == a->descr->scalar) return extensions[i].dtype;
+    if (extensions[i].scalar == a->descr->scalar) return &extensions[i].dtype;
   }
-  return (DLDataType){0};
+  return &none;
 }
 
 /* What an array is; strides in elements go to `strides`. Owns: nothing. GIL: needed. Errors: -1
@@ -93,11 +94,12 @@ static __attribute__((noinline, cold)) DLDataType extension_of(const array_head*
 static int describe(const array_head* a, int64_t* strides, DLTensor* out) {
   const descr_head* d = a->descr;
   unsigned number = (unsigned)d->number;
-  DLDataType dtype = number < NUMBERS ? dtypes[number] : extension_of(a);
-  if (dtype.bits == 0 || d->byte_order == SWAPPED || a->ndim > MAX_NDIM) {
+  const DLDataType* known = number < NUMBERS ? &dtypes[number] : extension_of(a);
+  if (known->bits == 0 || d->byte_order == SWAPPED || a->ndim > MAX_NDIM) {
     PyErr_SetString(PyExc_BufferError, "DLPack cannot say what this array is");
     return -1;
   }
+  DLDataType dtype = *known;
   int64_t item = dtype.bits / 8;
   for (int i = 0; i < a->ndim; i++) {
     int64_t bytes = a->byte_strides[i];
