@@ -68,16 +68,38 @@ static int number_of(DLDataType dtype) {
   return -1;
 }
 
+/* Dtypes of other packages, by their scalar type, which is held: those of ml_dtypes. */
+enum { MAX_EXTENSIONS = 16 };
+static struct {
+  PyTypeObject* scalar;
+  DLDataType dtype;
+} extensions[MAX_EXTENSIONS];
+static int n_extensions;
+
+/* Of arrays with elements: where there are none, numpy gives an address that means nothing. Errors:
+ * without bits, none set. */
+static __attribute__((noinline, cold)) const DLDataType* extension_of(const array_head* a) {
+  static const DLDataType none;
+  for (int i = 0; i < a->ndim; i++) {
+    if (a->shape[i] == 0) return &none;
+  }
+  for (int i = 0; i < n_extensions; i++) {
+    if (extensions[i].scalar == a->descr->scalar) return &extensions[i].dtype;
+  }
+  return &none;
+}
+
 /* What an array is; strides in elements go to `strides`. Owns: nothing. GIL: needed. Errors: -1
  * with BufferError. */
 static int describe(const array_head* a, int64_t* strides, DLTensor* out) {
   const descr_head* d = a->descr;
-  if (d->number < 0 || d->number >= NUMBERS || dtypes[d->number].bits == 0 ||
-      d->byte_order == SWAPPED || a->ndim > MAX_NDIM) {
+  unsigned number = (unsigned)d->number;
+  const DLDataType* known = number < NUMBERS ? &dtypes[number] : extension_of(a);
+  if (known->bits == 0 || d->byte_order == SWAPPED || a->ndim > MAX_NDIM) {
     PyErr_SetString(PyExc_BufferError, "DLPack cannot say what this array is");
     return -1;
   }
-  DLDataType dtype = dtypes[d->number];
+  DLDataType dtype = *known;
   int64_t item = dtype.bits / 8;
   for (int i = 0; i < a->ndim; i++) {
     int64_t bytes = a->byte_strides[i];
@@ -227,6 +249,24 @@ static PyObject* exchange_api(PyObject* module, PyObject* functions) {
   return PyCapsule_New((void*)&table, "dlpack_exchange_api", NULL);
 }
 
+PyDoc_STRVAR(extend_doc,
+             "extend(scalar, code, bits, /)\n--\n\n"
+             "Let the table export arrays of a dtype of another package, of whole bytes, by its "
+             "scalar type, or no more\nwhere `bits` is 0.");
+
+/* Owns: holds the type. GIL: needed. Errors: NULL with an exception. */
+static PyObject* extend(PyObject* module, PyObject* args) {
+  PyTypeObject* scalar;
+  unsigned char code, bits;
+  if (!PyArg_ParseTuple(args, "O!bb:extend", &PyType_Type, &scalar, &code, &bits)) return NULL;
+  int i = 0;
+  while (i < n_extensions && extensions[i].scalar != scalar) i++;
+  if (i == MAX_EXTENSIONS) Py_RETURN_NONE; /* it is exported otherwise */
+  if (i == n_extensions) extensions[n_extensions++].scalar = (PyTypeObject*)Py_NewRef(scalar);
+  extensions[i].dtype = (DLDataType){code, bits, 1};
+  Py_RETURN_NONE;
+}
+
 PyDoc_STRVAR(facts_doc,
              "facts(array, /)\n--\n\n"
              "Return (address, shape, strides, dtype) as the table reads them, to be compared with "
@@ -257,6 +297,7 @@ static PyObject* facts(PyObject* module, PyObject* array) {
 static PyMethodDef functions[] = {
     {"exchange_api", exchange_api, METH_O, exchange_api_doc},
     {"facts", facts, METH_O, facts_doc},
+    {"extend", extend, METH_VARARGS, extend_doc},
     {NULL, NULL, 0, NULL},
 };
 

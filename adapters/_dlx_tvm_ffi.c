@@ -1,11 +1,11 @@
 /* An exchange table for tvm_ffi.Tensor, which has none of its own (tvm-ffi 0.1.15), and a look into
  * tvm-ffi's containers. They belong to the adapter, not to dlx, as that of numpy does.
  *
- * tvm-ffi's headers are not needed: what an object holds is told by its `__chandle__`; exports and
- * look-ups are functions of tvm-ffi's public C interface, which dlx_tvm_ffi.py
- * finds in the library that is loaded. An export owns a count of tvm-ffi's own, so the handle may
- * be moved away later. What makes a tvm_ffi.Tensor is a slot of the one table that tvm-ffi
- * publishes, that of a wrapper. */
+ * tvm-ffi's headers are not needed: what an object holds is told by its `__chandle__`, and read
+ * where that says that it is; exports and look-ups are functions of tvm-ffi's public C interface,
+ * which dlx_tvm_ffi.py finds in the library that is loaded. An export owns a count of tvm-ffi's
+ * own, so the handle may be moved away later; a borrowed tensor is good until then. What makes a
+ * tvm_ffi.Tensor is a slot of the one table that tvm-ffi publishes, that of a wrapper. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -15,18 +15,55 @@
 #include "dlpack_abi.h"
 
 static int (*to_managed)(void* handle, DLManagedTensorVersioned** out); /* of tvm-ffi */
-static PyObject* handle_of; /* tvm_ffi.Tensor.__chandle__; never freed */
+static PyObject* handle_of;  /* tvm_ffi.Tensor.__chandle__; never freed */
+static Py_ssize_t handle_at; /* where a tensor keeps what that tells; 0 = it is called */
+
+/* As in that interface: TVMFFIObject, TVMFFIAny, and some of TVMFFITypeIndex. */
+typedef struct {
+  uint64_t counts;
+  int32_t type_index;
+  uint32_t padding;
+  void* deleter;
+} object;
+
+enum { TVM_INT = 1, TVM_RAW_STRING = 8, TVM_OBJECT = 64, TVM_TENSOR = 70 };
+
+/* Errors: NULL with BufferError, or what the call raises. */
+static object* object_of(PyObject* tensor) {
+  void* found = NULL;
+  if (handle_at) {
+    memcpy(&found, (char*)tensor + handle_at, sizeof found);
+  } else {
+    PyObject* number = PyObject_CallOneArg(handle_of, tensor);
+    found = number ? PyLong_AsVoidPtr(number) : NULL;
+    Py_XDECREF(number);
+    if (PyErr_Occurred()) return NULL;
+  }
+  /* It may answer no question without one. */
+  if (found == NULL) PyErr_SetString(PyExc_BufferError, "tvm_ffi has no tensor to give out");
+  return found;
+}
 
 /* Export. Owns: the caller owns *out, which keeps the memory alive by itself. GIL: needed. Errors:
  * -1 with an exception. */
 static int export(void* tensor, DLManagedTensorVersioned** out) {
-  PyObject* number = PyObject_CallOneArg(handle_of, tensor);
-  void* handle = number ? PyLong_AsVoidPtr(number) : NULL;
-  Py_XDECREF(number);
-  if (PyErr_Occurred()) return -1;
-  if (handle && to_managed(handle, out) == 0) return 0; /* it may answer no question without one */
+  object* found = object_of(tensor);
+  if (found == NULL || to_managed(found, out) == 0) return found ? 0 : -1;
   PyErr_SetString(PyExc_BufferError, "tvm_ffi has no tensor to give out");
   return -1;
+}
+
+/* Borrow: the tensor lies behind the head of its object. Owns: nothing. GIL: needed. Errors: -1
+ * with an exception. */
+static int borrow(void* tensor, DLTensor* out) {
+  const object* found = object_of(tensor);
+  if (found == NULL) return -1;
+  if (found->type_index != TVM_TENSOR) {
+    PyErr_SetString(PyExc_BufferError, "it holds no tensor of tvm_ffi");
+    return -1;
+  }
+  memcpy(out, found + 1, sizeof *out);
+  return 0;
 }
 
 static DLPackExchangeAPI table = {
@@ -35,15 +72,17 @@ static DLPackExchangeAPI table = {
 };
 
 PyDoc_STRVAR(exchange_api_doc,
-             "exchange_api(chandle, address, maker, /)\n--\n\n"
+             "exchange_api(chandle, address, maker, borrows, /)\n--\n\n"
              "Return the table in a capsule, given tvm_ffi.Tensor.__chandle__, the address of "
              "tvm-ffi's\nTVMFFITensorToDLPackVersioned, and a table in a capsule that makes "
-             "tvm_ffi.Tensor objects, or None.");
+             "tvm_ffi.Tensor objects, or None. `borrows`: whether tensors may be read in place.");
 
 static PyObject* exchange_api(PyObject* module, PyObject* args) {
   static const char name[] = "dlpack_exchange_api";
   PyObject *chandle, *address, *maker;
-  if (!PyArg_ParseTuple(args, "OO!O:exchange_api", &chandle, &PyLong_Type, &address, &maker))
+  int borrows;
+  if (!PyArg_ParseTuple(args, "OO!Op:exchange_api", &chandle, &PyLong_Type, &address, &maker,
+                        &borrows))
     return NULL;
   void* function = PyLong_AsVoidPtr(address);
   if (function == NULL) {
@@ -55,18 +94,13 @@ static PyObject* exchange_api(PyObject* module, PyObject* args) {
   int is_ours = makes && makes->header.version.major == DLX_DLPACK_MAJOR;
   table.managed_tensor_to_py_object_no_sync =
       is_ours ? makes->managed_tensor_to_py_object_no_sync : NULL;
+  table.dltensor_from_py_object_no_sync = borrows ? borrow : NULL;
   Py_XSETREF(handle_of, Py_NewRef(chandle));
   to_managed = (int (*)(void*, DLManagedTensorVersioned**))function;
   return PyCapsule_New(&table, name, NULL);
 }
 
 /* ---- containers ------------------------------------------------------------------------------ */
-
-/* As in that interface: TVMFFIObject, TVMFFIAny, and some of TVMFFITypeIndex. */
-typedef struct {
-  uint64_t counts;
-  int32_t type_index;
-} object;
 
 typedef struct {
   int32_t type_index;
@@ -77,8 +111,6 @@ typedef struct {
     void* object;
   } value;
 } any;
-
-enum { TVM_INT = 1, TVM_RAW_STRING = 8, TVM_OBJECT = 64 };
 
 static int (*call)(void* function, any* args, int32_t n, any* result);
 static int (*release)(void* object);
@@ -158,6 +190,65 @@ static PyObject* has_still(PyObject* self, PyObject* const* args, Py_ssize_t nar
   return PyErr_Occurred() ? NULL : PyBool_FromLong(is_same);
 }
 
+PyDoc_STRVAR(
+    find_handles_doc,
+    "find_handles(tensors, /)\n--\n\n"
+    "Find where tensors keep their handles: one place where each of a list of one type has "
+    "what its\n`__chandle__` tells. Return whether there is one; it is read from then on.");
+
+/* Owns: new. GIL: needed. Errors: NULL with an exception. */
+static PyObject* find_handles(PyObject* module, PyObject* tensors) {
+  handle_at = 0;
+  if (!PyList_CheckExact(tensors) || PyList_GET_SIZE(tensors) == 0) {
+    PyErr_SetString(PyExc_TypeError, "find_handles takes a list of tensors");
+    return NULL;
+  }
+  PyTypeObject* type = Py_TYPE(PyList_GET_ITEM(tensors, 0));
+  Py_ssize_t places = 0, place = 0;
+  for (Py_ssize_t at = sizeof(PyObject); at + (Py_ssize_t)sizeof(void*) <= type->tp_basicsize;
+       at += sizeof(void*)) {
+    Py_ssize_t i = 0;
+    for (; i < PyList_GET_SIZE(tensors); i++) {
+      PyObject* tensor = PyList_GET_ITEM(tensors, i);
+      if (!Py_IS_TYPE(tensor, type)) Py_RETURN_FALSE;
+      void *told = wrapped(tensor), *kept;
+      if (PyErr_Occurred()) return NULL;
+      memcpy(&kept, (char*)tensor + at, sizeof kept);
+      if (kept != told) break;
+    }
+    if (i == PyList_GET_SIZE(tensors)) {
+      places++;
+      place = at;
+    }
+  }
+  if (places == 1) handle_at = place;
+  return PyBool_FromLong(places == 1);
+}
+
+PyDoc_STRVAR(facts_doc,
+             "facts(tensor, /)\n--\n\n"
+             "Return (address, shape, strides, dtype, device) as the table borrows them, to be "
+             "compared with what tvm_ffi says.");
+
+/* Owns: new. GIL: needed. Errors: NULL with an exception. */
+static PyObject* facts(PyObject* module, PyObject* tensor) {
+  DLTensor t;
+  if (borrow(tensor, &t) < 0) return NULL;
+  PyObject *shape = PyTuple_New(t.ndim), *strides = PyTuple_New(t.strides ? t.ndim : 0);
+  for (int32_t i = 0; shape && strides && i < t.ndim; i++) {
+    PyTuple_SET_ITEM(shape, i, PyLong_FromLongLong(t.shape[i]));
+    if (t.strides) PyTuple_SET_ITEM(strides, i, PyLong_FromLongLong(t.strides[i]));
+  }
+  if (PyErr_Occurred()) {
+    Py_XDECREF(shape);
+    Py_XDECREF(strides);
+    return NULL;
+  }
+  return Py_BuildValue("(NNN(iii)(ii))", PyLong_FromVoidPtr((char*)t.data + t.byte_offset), shape,
+                       strides, t.dtype.code, t.dtype.bits, t.dtype.lanes, t.device.device_type,
+                       t.device.device_id);
+}
+
 static PyMethodDef has_still_method = {
     "unchanged", (PyCFunction)(void (*)(void))has_still, METH_FASTCALL,
     "unchanged(key, child, /)\n--\n\nReturn whether the container has this very child there."};
@@ -187,6 +278,8 @@ static PyMethodDef functions[] = {
     {"bind", bind, METH_VARARGS, bind_doc},
     {"handle", handle, METH_O, handle_doc},
     {"unchanged", unchanged, METH_VARARGS, unchanged_doc},
+    {"find_handles", find_handles, METH_O, find_handles_doc},
+    {"facts", facts, METH_O, facts_doc},
     {NULL, NULL, 0, NULL},
 };
 

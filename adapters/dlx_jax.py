@@ -371,7 +371,7 @@ def _importer() -> Any:
         function = sys.modules["jaxlib"]._jax.dlpack_managed_tensor_to_buffer
 
         def take(tensor: Any) -> Any:
-            return function(tensor.__dlpack__(), device, None, None)
+            return function(tensor.__dlpack__(), *jax.local_devices(backend="cpu"), None, None)
 
         array = take(probe)
         told = isinstance(array, jax.Array) and array.devices() == {device} and array.dtype == "float32"
@@ -380,18 +380,28 @@ def _importer() -> Any:
         return None
 
 
+def _imported(tensor: Tensor) -> Any:
+    """Return the array that `_importer` makes of a tensor; None where `jax.dlpack.from_dlpack` must be asked."""
+    address, dtype = tensor.data_ptr, tensor.dtype
+    if not address or address % 64 or not tensor.is_host or tensor.device != HOST:
+        return None
+    if dtype.bits < 8 or (dtype.name in _WIDE and not sys.modules["jax"].config.jax_enable_x64):
+        return None
+    take = _importer()
+    try:
+        return None if take is None else take(tensor)
+    except MemoryError:
+        raise
+    except Exception:  # strided, or read-only: said by the other
+        return None
+
+
 def _taken(tensor: Any, host: bool) -> Any:
     """Return the array of jax for a tensor; memory that jax can share it shares."""
     if not isinstance(tensor, Tensor):
         return tensor
-    dtype, take = tensor.dtype, _importer() if host else None
-    is_known = dtype.bits >= 8 and (dtype.name not in _WIDE or sys.modules["jax"].config.jax_enable_x64)
-    if take is not None and is_known and tensor.data_ptr and not tensor.data_ptr % 64 and tensor.device == HOST:
-        try:
-            return take(tensor)
-        except Exception:  # strided, or read-only
-            pass
-    return dlx.convert(tensor, to="jax")
+    array = _imported(tensor) if host else None
+    return dlx.convert(tensor, to="jax") if array is None else array
 
 
 def _handed(arrays: Sequence[Any], own: Sequence[Any], host: bool) -> list[Any]:
@@ -600,7 +610,9 @@ class JaxAdapter(Adapter):
             if tensor.device.id != number:
                 device = Device(HOST.type, number)
                 tensor = over_memory(tensor.data_ptr, tensor.shape, tensor.strides, tensor.dtype, device, owner=tensor)
-        array = self.module().dlpack.from_dlpack(tensor)
+        array = _imported(tensor)
+        if array is None:
+            array = self.module().dlpack.from_dlpack(tensor)
         if array.dtype != DTYPES.to_native(tensor.dtype):  # another thread may see x64 switched on
             raise DTypeError(f"jax made {array.dtype} of {tensor.dtype}", fix=_X64_ON)
         return array

@@ -27,6 +27,7 @@ from dlx.adapter import (
     DType,
     DTypes,
     FastPath,
+    Guard,
     KnownIssue,
     Layout,
     Tensor,
@@ -276,16 +277,13 @@ def _exchange() -> Any:
 
 
 def _keeps_export(kind: Any) -> bool:
-    """Return whether a subclass exports its memory as numpy does, and its elements mean what they are."""
+    """Return whether a subclass exports its memory as numpy does, and its class says nothing of the elements."""
     np = sys.modules["numpy"]
-    if kind.__dlpack__ is not np.ndarray.__dlpack__ or any(hasattr(kind, name) for name, *_ in _MEANINGS):
-        return False
-    # Where arrays have a dict, a unit may be an attribute of one of them.
-    return not kind.__dictoffset__ or kind in (np.memmap, np.recarray, np.matrix)
+    return kind.__dlpack__ is np.ndarray.__dlpack__ and not any(hasattr(kind, name) for name, *_ in _MEANINGS)
 
 
 def _export_extension(obj: Any) -> Tensor | None:
-    """Return the tensor of an array whose dtype is one of ml_dtypes of whole bytes."""
+    """Return the tensor of an array whose dtype is one of ml_dtypes of whole bytes; the table does it from then on."""
     native_dtype = obj.dtype
     dtype = _extension_of(native_dtype.type) if native_dtype.isnative and obj.size else None
     if dtype is None:
@@ -297,8 +295,19 @@ def _export_extension(obj: Any) -> Tensor | None:
 def _extension_of(scalar: type) -> DType | None:
     """Return the dtype of dlx for one of ml_dtypes that takes whole bytes, or None."""
     known = scalar.__module__ == "ml_dtypes"
-    dtype = DTYPES.from_native(sys.modules["numpy"].dtype(scalar)) if known else None
-    return dtype if dtype is not None and dtype.bits % 8 == 0 else None
+    np = sys.modules["numpy"]
+    dtype = DTYPES.from_native(np.dtype(scalar)) if known else None
+    if dtype is None or dtype.bits % 8:
+        return None
+    import _dlx_numpy
+
+    code, bits, _ = dtype
+    _dlx_numpy.extend(scalar, code, bits)
+    array = np.zeros((2, 3), scalar)[:, ::-1]
+    strides = tuple(stride // array.itemsize for stride in array.strides)
+    if _dlx_numpy.facts(array) != (array.__array_interface__["data"][0], array.shape, strides, tuple(dtype)):
+        _dlx_numpy.extend(scalar, code, 0)
+    return dtype
 
 
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "buffer")
@@ -350,6 +359,7 @@ class NumpyAdapter(_Numpy):
         exchange=_exchange,
         export=_export_extension,
         returns_same=False,
+        guards=tuple(Guard(name, optional=True) for name, *_ in _MEANINGS),  # attributes of one array
         describe=_exported_info,
     )
     writes = WriteTracking(guarded=_guarded)

@@ -461,7 +461,7 @@ def _exported_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
         _name_of(obj.dtype),
         tensor.shape,
         tensor.strides if nbytes else tuple(obj.stride()),
-        tensor.device,
+        HOST,
         nbytes,
         False,
         tensor.data_ptr if nbytes else 0,

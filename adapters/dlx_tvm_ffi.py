@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 import sys
 from collections.abc import Iterator
 from types import MethodType
@@ -67,8 +68,9 @@ def _functions() -> tuple[Any, Any, Any]:
     return tvm_ffi.Array, tvm_ffi._ffi_api.Array, _look_up("Array")
 
 
-def _elements(obj: Any) -> tuple[None, list[Any]]:
-    return None, list(_untagged(obj))
+def _elements(name: str, obj: Any) -> tuple[None, list[Any]]:
+    """Return what iteration gives, without its Python code for each element."""
+    return None, list(map(_look_up(name), itertools.repeat(_untagged(obj)), range(len(obj))))
 
 
 def _items(obj: Any) -> tuple[list[Any], list[Any]]:
@@ -113,7 +115,7 @@ def _handler(name: str, kind: str, *, mutable: bool) -> Container:
     return Container(
         types=(f"tvm_ffi.{name}",),
         kind=kind,
-        flatten=_elements if sequence else _items,
+        flatten=functools.partial(_elements, name) if sequence else _items,
         unflatten=_unflatten_sequence if sequence else _unflatten_mapping,
         new_empty=(lambda obj: type(obj)()) if mutable else None,
         mutable=mutable,
@@ -153,6 +155,7 @@ class _Devices(Devices):
         return Device((native_device.dlpack_device_type(), native_device.index))
 
 
+DTYPES = _DTypes("tvm_ffi", {each.name: each.name for each in DType.all() if each.code != COMPLEX})
 DEVICES = _Devices()
 
 
@@ -173,11 +176,32 @@ def _exchange() -> Any:
     tvm_ffi = sys.modules["tvm_ffi"]
     wrapper = getattr(tvm_ffi.core, "DLTensorTestWrapper", None)  # the only type that has one, in 0.1.15
     maker = getattr(wrapper, "__dlpack_c_exchange_api__", None)
-    return _dlx_tvm_ffi.exchange_api(tvm_ffi.Tensor.__chandle__, _address("TVMFFITensorToDLPackVersioned"), maker)
+    export = _address("TVMFFITensorToDLPackVersioned")
+    borrows = _reads_tensors(tvm_ffi)
+    return _dlx_tvm_ffi.exchange_api(tvm_ffi.Tensor.__chandle__, export, maker, borrows)
+
+
+def _reads_tensors(tvm_ffi: Any) -> bool:
+    """Return whether `_dlx_tvm_ffi` may read tensors in place: what it reads in some is what tvm_ffi says of them."""
+    made = [
+        tvm_ffi.from_dlpack(dlx.empty(shape, name)) for shape, name in ((3, "float32"), ((2, 5), "int8"), ((), "bool"))
+    ]
+    if not _dlx_tvm_ffi.find_handles([*made, tvm_ffi.Tensor.__new__(tvm_ffi.Tensor)]):  # the last has no handle
+        return False
+    for each in made:
+        dtype, device = DTYPES.from_native(each.dtype), DEVICES.from_native(each.device)
+        assert dtype is not None
+        if _dlx_tvm_ffi.facts(each) != (each.data_ptr(), each.shape, each.strides, tuple(dtype), tuple(device)):
+            return False
+    return True
+
+
+_type_name = functools.cache(type_name)  # of tvm_ffi's own class, which lives as long as tvm_ffi
 
 
 def _exported_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
-    return ArrayInfo.of_tensor(tensor, framework, type(obj), ("__dlpack__",))
+    exact: Any = type(obj)
+    return ArrayInfo.of_tensor(tensor, framework, _type_name(exact), ("__dlpack__",))
 
 
 class TvmFfiAdapter(Adapter):
@@ -188,9 +212,9 @@ class TvmFfiAdapter(Adapter):
     package = "tvm_ffi"
     install = "pip install apache-tvm-ffi"
     types = ("tvm_ffi.Tensor",)
-    dtypes = _DTypes("tvm_ffi", {each.name: each.name for each in DType.all() if each.code != COMPLEX})
+    dtypes = DTYPES
     devices = DEVICES
-    fast_path = FastPath(types=types, exchange=_exchange, describe=_exported_info)
+    fast_path = FastPath(types=types, exchange=_exchange, managed=True, describe=_exported_info)
     streams = StreamSupport(current=_current_stream, activate=_on_stream)
     containers = (
         _handler("Array", "sequence", mutable=False),

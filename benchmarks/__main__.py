@@ -18,7 +18,7 @@ from benchmarks.count import count
 from benchmarks.files import files
 from benchmarks.gradients import gradients
 from benchmarks.growth import growth
-from benchmarks.imports import imports
+from benchmarks.imports import fresh_process, imports
 from benchmarks.owned import owned
 from benchmarks.pairs import page, pairs
 from benchmarks.picture import draw, heat_map
@@ -67,6 +67,7 @@ def measure(parts, *, quick):
     print(", ".join(f"{name} {text}" for name, text in found["versions"].items()))
     if "imports" in parts:
         found["imports"] = imports(rounds=3 if quick else 11)
+        found["fresh_process"] = fresh_process(rounds=2 if quick else 6)
     if "owned" in parts:  # before anything makes dlx read the entry points, once
         found["owned"] = owned(quick=quick)
     if "files" in parts:

@@ -54,12 +54,11 @@ def floor_of(module, kind, target):
         return module.make(table(kind), take, (), None, (), None)
     source = registry.knows(kind)
     facts, guards = source.fast_path, []
-    quick, answered = (facts.guard_function and facts.guard_function()) or (None, ())
-    for guard in facts.guards:
-        if guard.ask in answered:
-            continue
-        (_, _, descriptor, _), codes, of_owner, _ = routes._guard(facts, kind, guard)
-        guards.append((descriptor, codes or 0xFFFFFFFF, of_owner, guard.resolve or None))
+    quick, answered = (facts.guard_function and facts.guard_function()) or (None, frozenset())
+    for guard in routes._guards(facts, kind, answered):
+        guards.append(
+            (guard.ask.descriptor, guard.codes or 0xFFFFFFFF, guard.of_owner, guard.resolve and guard.resolve.name)
+        )
     switches = tuple((sys.modules[module].__dict__, name, value) for module, name, value in facts.switches)
     owner = routes._question(kind, facts.owner, call=True)[2] if facts.owner else None
     assert all(look_up(name) is not None for name in facts.types)

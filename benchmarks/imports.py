@@ -1,14 +1,30 @@
-"""What `import dlx` costs over bare Python."""
+"""What `import dlx` costs over bare Python, and what a conversion costs in a process that has made none."""
 
+import importlib.util
 import statistics
 import subprocess
 import sys
 import time
 
-from benchmarks.measure import verdict
+from benchmarks.measure import compare, ratio, verdict
 
 FRAMEWORKS = ("numpy", "torch", "cupy", "jax", "tensorflow", "paddle", "mlx", "pyarrow", "PIL", "ml_dtypes", "tvm_ffi")
 IMPORT_MS = 30.0
+LATER = 1.1  # goal: of `jnp.from_dlpack`, in a process that has done nothing else
+_FRESH = """
+import time, timeit, torch, jax.numpy as jnp, dlx
+t = torch.ones(2, 3)
+jnp.zeros(1).block_until_ready()
+codes = "dlx.convert(t, to='jax')", "jnp.from_dlpack(t)"
+for code in codes[::{order}]:
+    start = time.thread_time()
+    eval(code)
+    print("first", codes.index(code), (time.thread_time() - start) * 1e6)
+timers = [timeit.Timer(code, timer=time.thread_time, globals=globals()) for code in codes]
+for _ in range(100):
+    for i, timer in enumerate(timers):
+        print("later", i, timer.timeit(10) / 10 * 1e6)
+"""
 
 
 def imports(rounds=11):
@@ -41,3 +57,22 @@ def imports(rounds=11):
             goal = f"<= {IMPORT_MS:.0f}, no framework  {verdict(over <= IMPORT_MS and frameworks[name] == '[]')}"
         print(f"{name:<13}{over:5.1f} (median +{spread:.1f})  {frameworks[name]}  goal {goal}")
     return found
+
+
+def fresh_process(rounds=6):
+    """Measure torch -> jax in processes that have converted nothing: the first call, and later ones."""
+    if any(importlib.util.find_spec(name) is None for name in ("torch", "jax")):
+        return {}
+    times = {(which, i): [] for which in ("first", "later") for i in (0, 1)}
+    for number in range(rounds):
+        code = _FRESH.format(order=(1, -1)[number % 2])  # the first one of either pays for what both need
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        for line in done.stdout.splitlines():
+            which, i, micros = line.split()
+            times[which, int(i)].append(float(micros))
+    first, later = (compare(times[which, 0], times[which, 1]) for which in ("first", "later"))
+    print(f"\ntorch -> jax in {rounds} fresh processes, µs, beside jnp.from_dlpack(t)")
+    print(f"first call  {first['ours']:8.1f} / {first['theirs']:<8.1f}{ratio(first)}")
+    met = later["ratio"] <= LATER
+    print(f"later calls {later['ours']:8.1f} / {later['theirs']:<8.1f}{ratio(later)}  <= {LATER}  {verdict(met)}")
+    return {"first": first, "later": later | {"met": met}}

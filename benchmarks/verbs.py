@@ -1,4 +1,4 @@
-"""`stack` and `plan`, producers that only have ``__dlpack__``, and records of arrays: dlx beside the same by hand."""
+"""`stack` and `plan`, arrays off the beaten track, and records of arrays: dlx beside the same by hand."""
 
 import collections
 import dataclasses
@@ -22,6 +22,23 @@ GOALS = [
     ),
     ("stack, PIL", 'dlx.stack(images, to="torch")', "torch.from_numpy(np.stack([np.asarray(x) for x in images]))", 1.2),
     ("stack, mixed", 'dlx.stack(mixed, to="torch")', "torch.from_numpy(np.stack([np.asarray(x) for x in mixed]))", 1.1),
+    ("ndarray's subclass", 'dlx.convert(noted, to="torch")', "torch.from_numpy(noted)", 2.0),
+    (
+        "bfloat16",
+        'dlx.convert(bf16, to="torch")',
+        'torch.from_numpy(bf16.view("u2")).view(torch.bfloat16)',
+        1.0,
+    ),
+    (
+        "float8",
+        'dlx.convert(f8, to="torch")',
+        'torch.from_numpy(f8.view("u1")).view(torch.float8_e4m3fn)',
+        1.0,
+    ),
+    ("numpy -> jax", 'dlx.convert(aligned, to="jax")', "jnp.asarray(aligned)", 1.2),
+    ("its floor", "jax_takes(own_tensor.__dlpack__())", "jnp.asarray(aligned)", 1.2),
+    ("tvm Array of 10", 'dlx.convert(ten, to="torch")', "[torch.from_dlpack(x) for x in ten]", 0.6),
+    ("__dlpack__ -> numpy", 'dlx.convert(own[0], to="numpy")', "np.from_dlpack(own[0])", 1.5),
     ("__dlpack__ only", 'dlx.convert(own[0], to="torch")', "torch.from_dlpack(own[0])", 1.5),
     (f"list of {N} such", 'dlx.convert(own, to="torch")', "[torch.from_dlpack(x) for x in own]", 1.5),
     ("namedtuple", 'dlx.convert(named, to="torch")', "type(named)(*[torch.from_numpy(x) for x in named])", 1.5),
@@ -58,6 +75,7 @@ MICROSECONDS = [
     *((f"plan, {name}", f'dlx.plan({array}, to="numpy")', 8.0) for name, array in _EACH.items() if name != "numpy"),
     *((f"plan, numpy -> {to}", f'dlx.plan(two[0], to="{to}")', 8.0) for to in _EACH if to != "numpy"),
     *((f"shares, {name}", f"dlx.shares_memory({array}, {array})", 1.0) for name, array in _EACH.items()),
+    ("floor of jax's: buffers", "memoryview(in_jax[0]), memoryview(in_jax[0])", 1.0),
 ]
 
 
@@ -90,7 +108,7 @@ def verbs(names, *, quick):
         figure = compare(times[ours], times[theirs])
         met = figure["ratio"] <= limit
         micros = f"{figure['ours'] / 1e3:8.1f} / {figure['theirs'] / 1e3:<8.1f}"
-        print(f"{what:<18}{micros}{ratio(figure):<20}<= {limit:<6}{verdict(met):<8}{theirs}")
+        print(f"{what:<20}{micros}{ratio(figure):<20}<= {limit:<6}{verdict(met):<8}{theirs}")
         found.append({"what": what, "of": ours, "over": theirs, "limit": limit, "met": met} | figure)
     for what, code, limit in alone:
         micros = min(times[code]) / 1e3
@@ -111,10 +129,17 @@ def _scene(names):
     if attr := peer("attr"):
         scene["attrs"] = attr.make_class("Attrs", NAMES)(*arrays)
     scene |= {"tensor": torch.ones(2, 3), "own_tensor": names["dlx"].convert(many[0], to="dlx")}
+    scene["noted"] = many[0].view(type("Noted", (np.ndarray,), {}))
+    scene["aligned"] = np.asarray(names["dlx"].empty(6, "float32"))
+    if ml_dtypes := peer("ml_dtypes"):
+        scene |= {"bf16": many[0].astype(ml_dtypes.bfloat16), "f8": many[0].astype(ml_dtypes.float8_e4m3fn)}
     if tvm_ffi := peer("tvm_ffi"):
         scene["in_tvm_ffi"] = tvm_ffi.from_dlpack(many[0])
+        scene["ten"] = tvm_ffi.convert([tvm_ffi.from_dlpack(array) for array in many[:10]])
     if jnp := peer("jax.numpy"):
-        scene["in_jax"] = [jnp.asarray(row) for row in rows]
+        scene |= {"jnp": jnp, "in_jax": [jnp.asarray(row) for row in rows]}
+        scene["own_tensor"] = names["dlx"].empty(6, "float32")
+        scene["jax_takes"] = _jax_import()
     if pyarrow := peer("pyarrow"):
         scene["arrow"] = [pyarrow.array(row) for row in rows]
     if image := peer("PIL.Image"):
@@ -123,6 +148,13 @@ def _scene(names):
         samples = zip(rows, scene["in_jax"], scene["arrow"], strict=True)
         scene["mixed"] = [row for sample in samples for row in sample][:15]
     return scene
+
+
+def _jax_import():
+    """Return jaxlib's own function, which turns a capsule into an array: what `jax.dlpack.from_dlpack` ends in."""
+    (device,) = peer("jax").local_devices(backend="cpu")
+    function = peer("jaxlib._jax").dlpack_managed_tensor_to_buffer
+    return lambda capsule: function(capsule, device, None, None)
 
 
 def _works(code, scene):

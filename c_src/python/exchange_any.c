@@ -7,6 +7,7 @@
 
 static PyObject *convert, *target; /* the fast path, and its `to` */
 static PyObject* otherwise;        /* otherwise(obj): the Python path; gives a dlx.Tensor */
+static PyObject* refusal;          /* what `borrow` raises: a program may meet it at every call */
 
 /* The route of an object's type. Owns: borrowed. GIL: needed; may run Python. Errors: NULL = ask
  * Python, unless an exception is set. */
@@ -49,14 +50,16 @@ DLX_HOT static int borrow(void* obj, DLTensor* out) {
     if (found) return 0;
   }
   if (PyErr_Occurred()) return -1;
-  PyErr_Format(PyExc_BufferError,
-               "a DLTensor cannot be borrowed from this %s as it is. Take a managed tensor.",
-               Py_TYPE((PyObject*)obj)->tp_name);
+  PyErr_SetObject(PyExc_BufferError, refusal);
   return -1;
 }
 
 PyObject* py_exchange_any(PyObject* callable, PyObject* to, PyObject* python_path) {
   static DLPackExchangeAPI table;
+  if (refusal == NULL)
+    refusal = PyUnicode_FromString(
+        "a DLTensor cannot be borrowed from this array as it is. Take a managed tensor.");
+  if (refusal == NULL) return NULL;
   table = py_tensor_table;
   table.managed_tensor_from_py_object_no_sync = to_managed;
   table.dltensor_from_py_object_no_sync = borrow;

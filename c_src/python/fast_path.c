@@ -228,7 +228,7 @@ INLINE DLManagedTensorVersioned* borrow_clear(py_route* r, PyObject* obj, unsign
   /* A table that reports success and leaves an error behind has failed as well. */
   if (r->exports->dltensor_from_py_object_no_sync(obj, &t) != 0 || PyErr_Occurred()) {
     if (py_error_forget() < 0) return NULL;
-    int may_export = !(r->owner.name || r->n_guards || r->quick || r->confirmed);
+    int may_export = !(r->owner.name || r->n_guards > r->n_early || r->quick || r->confirmed);
     return may_export ? borrow_exported(r, obj, options, resolvable) : NULL;
   }
   if (t.device.device_type != kDLCPU || t.dtype.code > 31) return NULL;
@@ -307,8 +307,8 @@ INLINE int has_questions(const py_route* r, DLDataType dtype) {
 
 DLX_HOT int py_fast_path_look(py_route* r, PyObject* obj, DLTensor* out) {
   uint32_t resolvable;
-  if (r->exports == NULL || r->exports->dltensor_from_py_object_no_sync == NULL || r->is_managed ||
-      r->is_immutable || (r->n_states && !states_hold(r)))
+  if (r->exports == NULL || r->exports->dltensor_from_py_object_no_sync == NULL ||
+      !r->is_borrowed || r->is_immutable || (r->n_states && !states_hold(r)))
     return 0;
   if (!switches_off(r) || !early_clear(r, obj)) return 0;
   for (int asked = 0;; asked = 1) {

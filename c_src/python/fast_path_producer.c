@@ -26,22 +26,13 @@ DLX_HOT static int is_unclaimed(py_route* r) {
   return 0;
 }
 
-/* An attribute that need not be there: NULL then. Errors: -1 with an exception. */
-static int optional(PyObject* obj, PyObject* name, PyObject** out) {
-#if PY_VERSION_HEX >= 0x030D0000
-  return PyObject_GetOptionalAttr(obj, name, out);
-#else
-  return _PyObject_LookupAttr(obj, name, out);
-#endif
-}
-
 /* Whether its elements may be numbers, by its dtype; one that was found so is remembered. GIL:
  * needed; runs Python. Errors: 0 = ask Python. */
 DLX_HOT static int may_be_numbers(py_producer* p, PyObject* obj) {
   static PyObject* name;
   PyObject* dtype;
   if (name == NULL && (name = PyUnicode_InternFromString("dtype")) == NULL) return 0;
-  if (optional(obj, name, &dtype) < 0) return py_error_forget() == 0;
+  if (py_optional(obj, name, &dtype) < 0) return py_error_forget() == 0;
   if (dtype == NULL) return 1;
   int is_known = dtype == p->dtype;
   PyObject* why = is_known ? NULL : PyObject_CallOneArg(p->no_numbers, dtype);
@@ -68,7 +59,7 @@ DLX_HOT static int may_be_on_host(PyObject* obj) {
   PyObject* ask = Py_IS_TYPE((PyObject*)type, &PyType_Type) ? _PyType_Lookup(type, name) : NULL;
   if (ask && PyFunction_Check(ask)) { /* no descriptor makes anything else of it */
     Py_INCREF(ask);
-  } else if (optional((PyObject*)type, name, &ask) < 0) {
+  } else if (py_optional((PyObject*)type, name, &ask) < 0) {
     return py_error_forget(), 0;
   }
   if (ask == NULL) return 1;

@@ -158,13 +158,24 @@ static int is_early(const py_guard* guard) {
   return guard->codes == 0 && !guard->of_owner;
 }
 
+/* A getter: whether an object has an attribute, and it is not None. Owns: new reference. GIL:
+ * needed; may run Python. Errors: NULL with an exception. */
+static PyObject* is_given(PyObject* obj, void* name) {
+  PyObject* value;
+  if (py_optional(obj, name, &value) < 0) return NULL;
+  int given = value && value != Py_None;
+  Py_XDECREF(value);
+  return PyBool_FromLong(given);
+}
+
 /* Errors: -1 with an exception. */
 static int read_guards(PyObject* guards, py_route* r) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(guards); i++) {
     PyObject *ask, *resolve;
     py_guard read = {.codes = 0};
-    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(guards, i), "OIpO:Guard", &ask, &read.codes,
-                          &read.of_owner, &resolve))
+    int is_optional;
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(guards, i), "OIpOp:Guard", &ask, &read.codes,
+                          &read.of_owner, &resolve, &is_optional))
       return -1;
     py_guard* slot = &r->guards[r->n_guards++];
     if (is_early(&read)) { /* among the early ones */
@@ -174,6 +185,10 @@ static int read_guards(PyObject* guards, py_route* r) {
     *slot = read;
     if (read.codes == 0) slot->codes = UINT32_MAX;
     if (read_question(ask, &slot->ask) < 0 || read_question(resolve, &slot->resolve) < 0) return -1;
+    if (is_optional) {
+      slot->ask.get = is_given;
+      slot->ask.closure = slot->ask.name;
+    }
   }
   return 0;
 }
@@ -225,6 +240,7 @@ enum {
   IS_IMMUTABLE,
   EXPORTS,
   IS_MANAGED,
+  IS_BORROWED,
   EXPORT,
   PRODUCER,
   TARGET,
@@ -247,11 +263,11 @@ enum {
   FIELDS
 };
 static const char* const names[FIELDS] = {
-    "like",      "is_host_only",  "children", "is_same",  "is_root_only", "is_immutable",
-    "exports",   "is_managed",    "export",   "producer", "target",       "imports",
-    "load",      "guards",        "quick",    "switches", "states",       "detach",
-    "owner",     "start",         "nbytes",   "dtype",    "confirmed",    "storage",
-    "is_narrow", "always_copies", "accepts"};
+    "like",    "is_host_only", "children",      "is_same", "is_root_only", "is_immutable",
+    "exports", "is_managed",   "is_borrowed",   "export",  "producer",     "target",
+    "imports", "load",         "guards",        "quick",   "switches",     "states",
+    "detach",  "owner",        "start",         "nbytes",  "dtype",        "confirmed",
+    "storage", "is_narrow",    "always_copies", "accepts"};
 
 /* From the fields of a Route of dlx/_engine/fast_path.py. Owns: references in `r`. Errors: -1 with
  * an exception. */
@@ -285,6 +301,7 @@ static int read_fields(PyObject* const* field, py_route* r) {
   if (r->is_narrow) r->leaves = DLX_COPIES;
   if (field[ALWAYS_COPIES] == Py_True) r->leaves = DLX_COPIES | DLX_SHARES;
   r->is_managed = field[IS_MANAGED] == Py_True;
+  r->is_borrowed = field[IS_BORROWED] == Py_True;
   r->is_immutable = field[IS_IMMUTABLE] == Py_True;
   if (field[EXPORT] != Py_None) r->export = Py_NewRef(field[EXPORT]);
   if (field[QUICK] != Py_None) {

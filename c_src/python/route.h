@@ -63,6 +63,7 @@ typedef struct {
   const DLPackExchangeAPI* exports; /* its borrow slot is used, or its managed slot where it has
                                        none, or `export` where that fails */
   int is_managed;                   /* the managed slot is used, though there is a borrow slot */
+  int is_borrowed;                  /* the borrow slot may be used for the length of a call */
   PyObject* export;                 /* export(array): a dlx.Tensor, or None; strong, or NULL */
   py_producer producer;
   const DLPackExchangeAPI* imports; /* NULL = none is used */
@@ -105,6 +106,16 @@ void py_route_leave(py_route* route);
 
 /* Answer a question. Owns: new reference. GIL: needed. Errors: NULL with an exception. */
 PyObject* py_ask(const py_question* question, PyObject* obj);
+
+/* An attribute that need not be there: NULL then. Owns: new reference. GIL: needed; may run Python.
+ * Errors: -1 with an exception. */
+static inline int py_optional(PyObject* obj, PyObject* name, PyObject** out) {
+#if PY_VERSION_HEX >= 0x030D0000
+  return PyObject_GetOptionalAttr(obj, name, out);
+#else
+  return _PyObject_LookupAttr(obj, name, out);
+#endif
+}
 
 extern PyMethodDef py_route_functions[];
 

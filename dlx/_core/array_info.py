@@ -73,9 +73,9 @@ class ArrayInfo(Shown, _Fields):
         return min(self.address & -self.address, 4096) if self.address else 0
 
     @classmethod
-    def of_tensor(cls, tensor: Tensor, framework: str, kind: type, protocols: tuple[str, ...] = ()) -> ArrayInfo:
-        """Return the description of a tensor, with framework and type of the object that it came from."""
-        name, dtype = type_name(kind), tensor.dtype
+    def of_tensor(cls, tensor: Tensor, framework: str, kind: type | str, protocols: tuple[str, ...] = ()) -> ArrayInfo:
+        """Return the description of a tensor, with framework and type (or its name) of the object that it came from."""
+        name, dtype = kind if isinstance(kind, str) else type_name(kind), tensor.dtype
         return cls(
             framework,
             name,

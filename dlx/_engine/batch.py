@@ -6,7 +6,6 @@ are released, and consumed capsules get their names back.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -530,6 +529,14 @@ def plan_one(
     return Plan("", info, request.target.name, device, decision.outcome, decision.steps, nbytes), stage
 
 
+def _approach_described(obj: Any, source: Adapter, info: ArrayInfo, request: Request) -> Decision:
+    return approach(obj, source, (), lambda: info, request)
+
+
+def _no_sync() -> StreamSync:
+    raise AssertionError("host memory is on no stream")
+
+
 def _plan_exported(request: Request, obj: Any, source: Adapter, info: ArrayInfo, tensor: Tensor) -> Plan | None:
     """Return the plan of an array of the host that the fast path has described; None where it is refused."""
     target, decision = request.target, _UNDECIDED
@@ -537,10 +544,9 @@ def _plan_exported(request: Request, obj: Any, source: Adapter, info: ArrayInfo,
         return None
     try:
         if source is target.source:
-            decision = approach(obj, source, (), lambda: info, request)
+            decision = _approach_described(obj, source, info, request)
         if decision.outcome == "unknown":
-            sync = functools.partial(StreamSync, target, request.stream, request.device)
-            decision = explain(tensor, decision, source, request, sync)
+            decision = explain(tensor, decision, source, request, _no_sync)
     except MemoryError:
         raise
     except Exception:  # said again, in full

@@ -6,6 +6,7 @@ import functools
 import sys
 from abc import get_cache_token
 from dataclasses import dataclass
+from types import WrapperDescriptorType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlx._containers.lookup import container_of, is_plain
@@ -52,6 +53,8 @@ class Guard(NamedTuple):
     """Asked of the owner, not of the array."""
     resolve: Question | None
     """Asked of the array when the answer was true, to make it false for good."""
+    optional: bool
+    """The attribute may be missing: that, and None, are false, anything else is true."""
 
 
 class Switch(NamedTuple):
@@ -97,6 +100,8 @@ class Route:
     """The exchange table of the type, a capsule; None for the one that the type carries, False for none."""
     is_managed: bool = False
     """The table's managed slot is used, though it has a borrow slot."""
+    is_borrowed: bool = False
+    """The borrow slot, where there is one, may be used for the length of a call."""
     export: Callable[[Any], Tensor | None] | None = None
     """Exports an array, where there is no table or its managed slot fails; None: the Python path does."""
     producer: Producer | None = None
@@ -199,14 +204,15 @@ def _route(kind: type, source: Adapter | None, target: Target, producer: Produce
         is_same=is_same,
         is_root_only=source.root_only if producer is None else is_plain(kind),
         is_immutable=source.immutable,
-        is_managed=is_own_table,
+        is_managed=is_own_table or given.managed,
+        is_borrowed=not is_own_table,
         export=given.export,
         producer=producer,
         exports=False if producer is not None else given.exchange() if given.exchange is not None else None,
         target=None if adapter is TENSOR else adapter.classes()[0],
         imports=(taken.exchange() if taken is not None and taken.exchange is not None else None) if by_table else False,
         load=load,
-        guards=tuple(_guard(given, kind, guard) for guard in given.guards if guard.ask not in answered),
+        guards=tuple(_guards(given, kind, answered)),
         quick=quick,
         switches=tuple(
             Switch(sys.modules[module].__dict__, sys.intern(name), value) for module, name, value in given.switches
@@ -253,9 +259,11 @@ def _children(flatten: Any, identity: Callable[[Any], Any] | None, obj: Any) -> 
     """Return what a container holds, wrappers of one thing as one object."""
     keys, children = flatten(obj)
     if identity is not None:
-        first: dict[Any, Any] = {}
-        names = [(identity(child), child) for child in children]
-        children = [child if name is None else first.setdefault(name, child) for name, child in names]
+        names = list(map(identity, children))
+        if len(set(names)) < len(names):
+            first: dict[Any, Any] = {}
+            pairs = zip(names, children, strict=True)
+            children = [child if name is None else first.setdefault(name, child) for name, child in pairs]
     return children if keys is None else dict(zip(keys, children, strict=True))
 
 
@@ -290,11 +298,21 @@ def _question(kind: type, name: str, *, call: bool) -> Question:
     return Question(sys.intern(name), kind, descriptor, call)
 
 
-def _guard(given: FastPath, kind: type, guard: Any) -> Guard:
-    asked = look_up(given.owner_type) if guard.of_owner else kind
-    codes = sum(1 << code for code in codes_of(guard.kinds))
-    resolve = _question(kind, guard.resolve, call=True) if guard.resolve else None
-    return Guard(_question(asked, guard.ask, call=guard.call), codes, guard.of_owner, resolve)
+def _may_have(kind: type, name: str) -> bool:
+    """Return whether objects of an exact type may have an attribute: their class, their own dict, or Python code."""
+    in_c = type(kind.__getattribute__) is WrapperDescriptorType and not hasattr(kind, "__getattr__")
+    return not in_c or bool(kind.__dictoffset__) or hasattr(kind, name)
+
+
+def _guards(given: FastPath, kind: type, answered: frozenset[str]) -> Iterator[Guard]:
+    """Give the guards of an exact type, but those that its function in C has answered."""
+    for guard in given.guards:
+        if guard.ask in answered or (guard.optional and not _may_have(kind, guard.ask)):
+            continue
+        asked = look_up(given.owner_type) if guard.of_owner else kind
+        codes = sum(1 << code for code in codes_of(guard.kinds))
+        resolve = _question(kind, guard.resolve, call=True) if guard.resolve else None
+        yield Guard(_question(asked, guard.ask, call=guard.call), codes, guard.of_owner, resolve, guard.optional)
 
 
 def _confirmed(source: Adapter, given: FastPath) -> dict[int, Any] | None:

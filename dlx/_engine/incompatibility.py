@@ -14,7 +14,7 @@ from dlx._core.native import Tensor
 from dlx._registry.target import Target
 from dlx.errors import ConversionError, CopyRequiredError, DeviceError, DTypeError, LayoutError, ReadOnlyError
 
-__all__ = ["READ_ONLY_RULE", "REPACKED", "RULES", "Rule"]
+__all__ = ["READ_ONLY_RULE", "REPACKED", "RULES", "UNALIGNED_RULE", "Rule"]
 
 _INSIDE_FLOAT32 = frozenset({lib.kDLBfloat, *range(lib.kDLFloat8_e3m4, lib.kDLFloat4_e2m1fn + 1)})
 """Codes of dtypes all of whose values are float32 values."""
@@ -38,9 +38,12 @@ class Rule:
 
     def found(self, tensor: Tensor, target: Target) -> dict[str, Any]:
         """Return reason and details of an error."""
+        return {"reason": self.sentence(tensor, target), "details": self.details(tensor, target)}
+
+    def details(self, tensor: Tensor, target: Target) -> tuple[tuple[str, str], ...]:
+        """Return the end of the sentence that differs, with what it is; empty where there is none."""
         text = self.detail[1](tensor, target) if self.detail is not None else ""
-        details = ((self.detail[0], text),) if self.detail is not None and text else ()
-        return {"reason": self.sentence(tensor, target), "details": details}
+        return ((self.detail[0], text),) if self.detail is not None and text else ()
 
     def fix_for(self, tensor: Tensor, target: Target) -> str:
         """Return the fix, made more precise where the dtype allows it."""
@@ -149,3 +152,4 @@ REPACKED = lib.DLX_INCOMPATIBLE_PADDED | lib.DLX_INCOMPATIBLE_PACKED
 """Incompatibilities that are resolved by a copy that packs or unpacks the elements."""
 
 READ_ONLY_RULE = next(rule for rule in RULES if rule.bit == lib.DLX_INCOMPATIBLE_READONLY)
+UNALIGNED_RULE = next(rule for rule in RULES if rule.bit == lib.DLX_INCOMPATIBLE_UNALIGNED)

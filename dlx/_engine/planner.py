@@ -8,6 +8,7 @@ with what the consumer takes. Both return frozen steps and raise what blocks the
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from dlx._core.array_info import ArrayInfo
@@ -17,7 +18,7 @@ from dlx._core.foreign import safe_repr
 from dlx._core.native import Tensor, tensor_address, tensor_check
 from dlx._core.stream import is_unordered
 from dlx._core.types import IS_COPIED, SUBBYTE_PADDED, Device, DType, contiguous, host_readable, same_device
-from dlx._engine.incompatibility import READ_ONLY_RULE, REPACKED, RULES
+from dlx._engine.incompatibility import READ_ONLY_RULE, REPACKED, RULES, UNALIGNED_RULE
 from dlx._engine.plan import HOST, Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
 from dlx._engine.streams import Synchronization, takes_stream
 from dlx._registry.generic import TENSOR
@@ -256,8 +257,7 @@ def _plain(tensor: Tensor, before: Decision, source: Adapter, request: Request) 
 def explain(tensor: Tensor, before: Decision, source: Adapter, request: Request, sync: Synchronization) -> Decision:
     """Decide as `decide` does, with every step; the device of the result too, where it is not the array's own.
 
-    For host memory that only depends on layout, address and options: the decision is kept with the target, unless it
-    names the address.
+    For host memory that only depends on layout, alignment and options: the decision is kept with the target.
     """
     target = request.target
     if not tensor.is_host or before.steps or request.stream is not None:
@@ -274,11 +274,20 @@ def explain(tensor: Tensor, before: Decision, source: Adapter, request: Request,
     known: Decision | None = target.decisions.get(key)
     if known is None:
         known = _Decider(tensor, before, source, request, sync).decision()
-        if known.device == HOST and not any(step.details for step in known.steps):
+        if known.device == HOST:
             if len(target.decisions) >= MAX_DECISIONS:
                 target.decisions.clear()
             target.decisions[key] = known
+    elif any(step.details for step in known.steps):
+        return known._replace(steps=tuple([_at_address(step, tensor, target) for step in known.steps]))
     return known
+
+
+def _at_address(step: Step, tensor: Tensor, target: Target) -> Step:
+    """Return a step of a kept decision for another array: the address, where it names one, is all that differs."""
+    if not step.details:
+        return step
+    return replace(step, details=UNALIGNED_RULE.details(tensor, target))
 
 
 class _Decider:

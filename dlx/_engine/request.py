@@ -77,7 +77,11 @@ def request_of(
     if (to is None) == (like is None):
         raise TypeError("give either to= (a name, a module, an array type) or like= (an array), not both or neither")
     if to is not None and device is copy is stream is None and readonly == "copy" and errors == "raise" and not detach:
-        return Request(registry.target(to))
+        target = registry.target(to)
+        if target.request is None:
+            target.request = Request(target)
+        request: Request = target.request
+        return request
     if copy is not None and not isinstance(copy, bool):
         raise ValueError(f"copy must be None, True or False, found {copy!r}")
     if readonly not in READONLY:

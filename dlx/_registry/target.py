@@ -42,6 +42,7 @@ class Target:
         "decisions",
         "kind",
         "name",
+        "request",
         "source",
         "storage",
         "switches",
@@ -61,6 +62,7 @@ class Target:
         self._places = tuple(switch_places(source))  # what `capabilities` depend on
         self.switches: tuple[Any, ...] | None = None  # its values; None where they changed meanwhile
         self.decisions: dict[Any, Any] = {}  # what the planner has decided for arrays of a layout
+        self.request: Any = None  # the engine's, of calls that name the target and no option
 
     def unswitched(self) -> bool:
         """Return whether everything that the capabilities depend on has the value, in this thread, that it had."""

@@ -203,6 +203,8 @@ class Guard:
     kinds
         Kinds of dtypes that the question makes sense for, as prefixes of names (``("complex",)``); empty for all. The
         answer must be false for every other dtype.
+    optional
+        Whether arrays need not have the attribute: missing, and None, are false, anything else is true.
     """
 
     ask: str
@@ -211,9 +213,12 @@ class Guard:
     kinds: tuple[str, ...] = ()
     of_owner: bool = False
     resolve: str | None = None
+    optional: bool = False
 
     def holds(self, obj: Any) -> bool:
         """Return the answer for one array."""
+        if self.optional:
+            return getattr(obj, self.ask, None) is not None
         answer = getattr(obj, self.ask)
         return bool(answer() if self.call else answer)
 
@@ -233,6 +238,9 @@ class FastPath:
         ``exchange()`` gives an exchange table for types that carry none themselves (``__dlpack_c_exchange_api__``), in
         a capsule called ``"dlpack_exchange_api"``: a ``DLPackExchangeAPI`` (``dlpack.h`` 1.3) that lives as long as the
         process. What its borrow slot gives is copied before anything else is called. Or None.
+    managed
+        Whether conversions use the managed slot of the table, though it has a borrow slot: an array may lose its memory
+        while it lives. The borrow slot then serves what looks at one for the length of a call.
     export
         ``export(array)`` gives a `Tensor` over an array on the host as `Adapter.export` does, or None to leave it to
         that: for types without a table, and arrays that the table refuses.
@@ -282,6 +290,7 @@ class FastPath:
     types: tuple[str, ...]
     subclasses: Callable[[type], bool] | None = None
     exchange: Callable[[], Any] | None = None
+    managed: bool = False
     export: Callable[[Any], Tensor | None] | None = None
     imports: bool = True
     one_type: bool = False

@@ -266,14 +266,53 @@ def test_subclasses_of_numpy(np, torch):
         def __dlpack__(self, **options):
             raise Own
 
-    for view in (np.matrix, np.recarray, np.memmap, Plain, Noted, Exporting, np.ma.MaskedArray):
+    class Answering(np.ndarray):
+        __slots__ = ()
+
+        def __getattr__(self, name):
+            if name == "units":
+                return "m"
+            raise AttributeError(name)
+
+    def locked(array):
+        array.flags.writeable = False
+        return array
+
+    for view in (np.matrix, np.recarray, np.memmap, Plain, Noted, Exporting, np.ma.MaskedArray, Answering):
         for to in ("torch", "dlx", "numpy"):
             agree(lambda view=view: np.ones((2, 2), "f4").view(view), to)
-    assert dlx.convert._borrow(np.ones(3).view(Plain), "torch") is not None
-    assert dlx.convert._borrow(np.ones(3).view(np.recarray), "torch") is not None
-    assert dlx.convert._borrow(np.ones(3).view(Noted), "torch") is None
-    assert dlx.convert._borrow(np.ones(3).view(Exporting), "torch") is None
-    assert dlx.convert._borrow(np.ma.MaskedArray(np.ones(3)), "torch") is None
+            agree(lambda view=view: locked(np.ones((2, 2), "f4").view(view)), to)
+    for view in (Plain, Noted, np.recarray, np.memmap, np.matrix):
+        assert dlx.convert._borrow(np.ones(3).view(view), "torch") is not None
+    for view in (Exporting, np.ma.MaskedArray, Answering):
+        assert dlx.convert._borrow(np.ones(3).view(view), "torch") is None
+    assert dlx.convert._borrow(locked(np.ones(3).view(Noted)), "dlx") is not None
+
+
+@pytest.mark.parametrize("name", ["mask", "unit", "units"])
+@pytest.mark.parametrize("to", ["torch", "dlx", "numpy"])
+def test_an_attribute_that_says_what_elements_mean(np, torch, name, to):
+    """It is looked for in each array, also where arrays of the type went the fast path before."""
+
+    class Noted(np.ndarray):
+        pass
+
+    def noted(view, value):
+        array = np.ones((2, 2), "f4").view(view)
+        setattr(array, name, value)
+        return array
+
+    for view in (Noted, np.memmap):
+        for value in (None, "m", "", 0, np.zeros((2, 2), bool)):
+            agree(lambda view=view, value=value: noted(view, value), to)
+            taken = dlx.convert._borrow(noted(view, value), to) is not None
+            assert taken == (value is None and to != "numpy")  # where it is already, Python copies
+        if to != "numpy":
+            with pytest.raises(dlx.errors.ConversionError):
+                dlx.convert([noted(view, None), noted(view, "")], to=to)
+    Noted.unit = "m"
+    assert dlx.convert._borrow(np.ones(2).view(Noted), to) is None
+    agree(lambda: np.ones(2).view(Noted), to)
 
 
 def test_a_table_without_an_adapter(np, torch):

@@ -628,3 +628,15 @@ def test_what_an_export_says_is_what_the_array_says(np, torch):
         found = adapter.describe(obj)
         assert found.tensor is not None
         assert found.info() == adapter._info(obj)
+
+
+def test_a_kept_decision_names_the_address_of_each_array(np, torch):
+    """Two arrays of one layout differ in their address only: each plan says its own."""
+    block = np.zeros(3 * 4096, "u1")
+    first = -block.ctypes.data % 4096 + 1
+    for offset in (first, first + 4096, first):
+        array = block[offset : offset + 64].view("f4")
+        (step,) = dlx.plan(array, to="torch").steps
+        assert f"{array.ctypes.data:#x}" in str(step)
+        with pytest.raises(dlx.errors.CopyRequiredError, match=f"{array.ctypes.data:#x}"):
+            dlx.convert(array, to="torch", copy=False)

@@ -82,6 +82,18 @@ def test_it_borrows_what_needs_no_conversion(np, torch, table):
         assert (sys.getrefcount(source), native.live()) == (before, live)
 
 
+def test_it_borrows_from_tvm_ffi(np, table):
+    """Its tensor is read in place; one whose handle was moved away is refused, and by the managed slot as well."""
+    tvm_ffi = pytest.importorskip("tvm_ffi")
+    for source in (np.arange(6, dtype="i2").reshape(2, 3), np.ones(()), np.ones((4, 0), "u1")):
+        tensor = tvm_ffi.from_dlpack(source)
+        assert says(table.borrow(tensor)) == describes(dlx.from_dlpack(tensor))
+    moved = tvm_ffi.Tensor.__new__(tvm_ffi.Tensor)
+    for slot in (table.borrow, table.export):
+        with pytest.raises(BufferError):
+            slot(moved)
+
+
 def test_it_exports_any_array(np, torch, table):
     """A managed tensor says what dlx.from_dlpack's tensor says, read-only memory included, and is released once."""
     readonly = np.ones(3)
