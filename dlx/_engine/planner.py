@@ -11,7 +11,7 @@ import functools
 from typing import Any, NamedTuple
 
 from dlx._core.array_info import ArrayInfo
-from dlx._core.cuda import is_cuda, require
+from dlx._core.cuda import check_gaps, is_cuda, require
 from dlx._core.extension import ffi, lib
 from dlx._core.foreign import safe_repr
 from dlx._core.native import Tensor, tensor_address, tensor_check
@@ -420,6 +420,8 @@ class _Decider:
         if packed and not contiguous(tensor.shape, tensor.strides):
             reason = f"its {dtype} elements are packed below one byte and not contiguous"
             raise LayoutError(reason, fix="Make it contiguous in its own framework first.")
+        if is_cuda(tensor.device) and is_cuda(device):
+            check_gaps(tensor, self.keep_order)
 
     def _copy(self, why: Step) -> None:
         """Copy the array, unless it is moved; pack or unpack its elements on the way."""

@@ -39,7 +39,7 @@ def test_a_driver_that_is_too_old(monkeypatch, tmp_path):
 def test_a_driver_without_what_came_later(python, tmp_path):
     """No stream-ordered allocator, no numbers of captures: memory of another kind, and a capture stays whole."""
     library = tmp_path / "early.so"
-    later = "MemAllocAsync MemFreeAsync StreamGetCaptureInfo_v2"
+    later = "MemPoolCreate MemAllocFromPoolAsync MemFreeAsync StreamGetCaptureInfo_v2"
     missing = [f"-Dcu{name}=static_{name}" for name in later.split()]
     source = ROOT / "tests" / "c" / "fake_cuda.c"
     subprocess.run(["cc", "-shared", "-fPIC", "-pthread", *missing, str(source), "-o", str(library)], check=True)
@@ -63,6 +63,7 @@ def test_a_driver_without_what_came_later(python, tmp_path):
         assert driver.release_pending() == 0
         del tensor, moved
         gc.collect()
+        assert driver.release_pending() == 0
         print(cuda.count("cuMemFree"), cuda.races, cuda.misuses, cuda.depth)
     """
     assert run(python, library, code)[:4] == ["refused", "refused", "gone", "2 0 0 0"]

@@ -53,7 +53,7 @@ def test_fresh_memory(cuda, device):
     tensor = on(device, (3, 5))
     assert (tensor.device, tensor.shape, tensor.strides) == (device, (3, 5), (5, 1))
     assert tensor.data_ptr % 256 == 0 and driver.where(tensor.data_ptr) == device
-    assert cuda.count("cuMemAllocAsync") == 1 and cuda.blocks == 1
+    assert cuda.count("cuMemAllocFromPoolAsync") == 1 and cuda.blocks == 1
     consumer = cuda.stream(device.id)
     assert cuda.write(consumer, tensor.data_ptr, 60, device.id)  # the allocation itself is on a stream
     cuda.clear_report()
@@ -69,7 +69,8 @@ def test_memory_without_a_pool(cuda):
     tensor = on(CUDA0, (4,))
     assert cuda.count("cuMemAlloc") == 1 and cuda.blocks == 1
     del tensor
-    assert cuda.count("cuMemFree") == 1 and cuda.count("cuMemFreeAsync", "cuMemAllocAsync") == 0
+    assert driver.release_pending() == 0
+    assert cuda.count("cuMemFree") == 1 and cuda.count("cuMemFreeAsync", "cuMemAllocFromPoolAsync") == 0
 
 
 def test_no_elements_no_memory(cuda):
@@ -80,7 +81,7 @@ def test_no_elements_no_memory(cuda):
 
 def test_too_much_memory(cuda):
     """The error says how much was asked for, where, and what the driver answered; nothing is left."""
-    with pytest.raises(DeviceError, match=r"cuMemAllocAsync of \d+ bytes on cuda:1 failed with CUDA_ERROR_OUT_OF"):
+    with pytest.raises(DeviceError, match=r"cuMemAllocFromPoolAsync of \d+ bytes on cuda:1 failed with CUDA_ERROR_OUT_OF"):
         on(CUDA1, (1 << 42,))
     assert cuda.depth == 0 and native.live() == native.live()
 
@@ -92,6 +93,7 @@ def test_memory_during_a_capture_elsewhere(cuda):
     cuda.capture(other)
     tensor = on(CUDA0, (4,))
     del tensor
+    driver.release_pending()
     assert cuda.end_capture(other) == 0
 
 

@@ -190,7 +190,7 @@ def test_stack_of_what_differs(cuda, np, lib_a, lib_b):
         dlx.stack(arrays, "libb")
     with pytest.raises(DeviceError, match=r"arrays\[1\]"):
         dlx.stack([arrays[0], np.zeros(gpulib.N, "uint8")], "libb")
-    assert cuda.count("cuMemAllocAsync") == 0
+    assert cuda.count("cuMemAllocFromPoolAsync") == 0
     empty = dlx.from_pointer(0, (0, 3), "uint8", device="cuda")
     assert dlx.stack([empty, empty], "libb").tensor.shape == (2, 0, 3)
 
