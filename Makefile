@@ -164,7 +164,7 @@ test-cuda: .venv-cuda/.originals
 	    "$(CUDA_TORCH)" "$(CUDA_CUPY)" numpy ml_dtypes cython nvidia-cuda-crt nvidia-cuda-profiler-api
 	@touch $@
 
-.venv-cuda/.originals: .venv-cuda/.packages tests/support/cuda_originals.py tests/c/fake_cuda.c tests/c/cuda_library.c tests/c/cudart.c
+.venv-cuda/.originals: .venv-cuda/.packages tests/support/cuda_originals.py $(wildcard tests/c/fake_*.[ch]) tests/c/cuda_library.c tests/c/cudart.c
 	$(CUDA_PYTHON) tests/support/cuda_originals.py $(CUDA_LIBRARIES)
 	@touch $@
 
@@ -205,14 +205,14 @@ bench-count: $(TESTABLE) $(VENV)/.peers
 lint: $(VENV)/.built $(VENV)/.extra-test $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror c_src/*/*.[ch] adapters/*.c benchmarks/*.c tests/c/*.c examples/*/*.c examples/*/*.cpp examples/*/*.h examples/*/src/*/*.c
+	$(BIN)/clang-format --dry-run --Werror c_src/*/*.[ch] adapters/*.c benchmarks/*.c tests/c/*.[ch] examples/*/*.c examples/*/*.cpp examples/*/*.h examples/*/src/*/*.c
 	$(BIN)/mypy
 	cc -std=c11 -fsyntax-only -Wall -Wextra -Wpedantic -Wconversion -Wno-sign-conversion -Ic_src -Ic_src/include c_src/core/*.c c_src/cuda/*.c
 
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i c_src/*/*.[ch] adapters/*.c benchmarks/*.c tests/c/*.c examples/*/*.c examples/*/*.cpp examples/*/*.h examples/*/src/*/*.c
+	$(BIN)/clang-format -i c_src/*/*.[ch] adapters/*.c benchmarks/*.c tests/c/*.[ch] examples/*/*.c examples/*/*.cpp examples/*/*.h examples/*/src/*/*.c
 
 # The documentation as a site, in site/. Warnings are errors. A Chromium of this machine looks at every page, where there is
 # one; SCREENSHOTS=folder keeps what it saw.

@@ -17,7 +17,11 @@ typedef uint64_t address;
 
 int cuInit(unsigned flags);
 int cuDeviceGetCount(int* count);
+int cuDeviceCanAccessPeer(int* yes, int device, int peer);
 int cuDevicePrimaryCtxRetain(void** context, int device);
+int cuDevicePrimaryCtxReset_v2(int device);
+int cuCtxEnablePeerAccess(void* peer, unsigned flags);
+int cuCtxSynchronize(void);
 int cuCtxGetCurrent(void** context);
 int cuCtxSetCurrent(void* context);
 int cuStreamCreate(void** stream, unsigned flags);
@@ -38,17 +42,32 @@ int cuMemFree_v2(address block);
 int cuMemAllocAsync(address* block, size_t n, address stream);
 int cuMemFreeAsync(address block, address stream);
 int cuMemcpyAsync(address to, address from, size_t n, address stream);
+int cuMemcpyPeerAsync(address to, void* to_context, address from, void* from_context, size_t n,
+                      address stream);
+int cuLaunchHostFunc(address stream, void (*call)(void*), void* data);
+int cuDeviceGetDefaultMemPool(void** pool, int device);
+int cuDeviceGetMemPool(void** pool, int device);
+int cuDeviceSetMemPool(int device, void* pool);
+int cuMemPoolCreate(void** pool, const void* facts);
+int cuMemPoolDestroy(void* pool);
+int cuMemPoolTrimTo(void* pool, size_t keep);
+int cuMemPoolSetAttribute(void* pool, int which, void* value);
+int cuMemPoolGetAttribute(void* pool, int which, void* value);
+int cuMemPoolSetAccess(void* pool, const void* facts, size_t n);
+int cuMemPoolGetAccess(int* flags, void* pool, const void* where);
+int cuMemAllocFromPoolAsync(address* block, size_t n, void* pool, address stream);
 int cuPointerGetAttribute(void* value, int attribute, address at);
 int fake_current(void);
 int fake_depth(void);
 address fake_alloc(int device, size_t n, int kind);
 void fake_free(address block);
 void fake_poke(address block, size_t n, const void* bytes);
+int fake_kernel(int device, address stream, address at, size_t n, int how);
 void fake_capture(int device, address stream, int mode);
 int fake_capture_end(int device, address stream);
 void fake_stream_destroy(address stream);
 
-enum { PINNED = 1, MANAGED = 3, NOT_READY = 600 };
+enum { PINNED = 1, MANAGED = 3, NOT_READY = 600, WRITES = 1 };
 enum { NO_TIMING = 2 }; /* of an event; the driver's only kind here */
 
 static __thread int device; /* of a thread without a context */
@@ -145,8 +164,9 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp* properties, int numbe
 cudaError_t cudaDeviceGetAttribute(int* value, enum cudaDeviceAttr which, int number) {
   (void)number;
   *value = which == cudaDevAttrComputeCapabilityMajor ? 9
-           : which == cudaDevAttrMultiProcessorCount  ? 132
-                                                      : which == cudaDevAttrUnifiedAddressing;
+           : which == cudaDevAttrMultiProcessorCount
+               ? 132
+               : which == cudaDevAttrUnifiedAddressing || which == cudaDevAttrMemoryPoolsSupported;
   return cudaSuccess;
 }
 
@@ -162,9 +182,22 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 }
 
 cudaError_t cudaDeviceCanAccessPeer(int* yes, int from, int to) {
-  (void)from, (void)to;
-  *yes = 0;
-  return cudaSuccess;
+  return CALL(cuDeviceCanAccessPeer(yes, from, to));
+}
+
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
+  void* context;
+  enter();
+  cuDevicePrimaryCtxRetain(&context, peer);
+  return noted(cuCtxEnablePeerAccess(context, flags));
+}
+
+cudaError_t cudaDeviceSynchronize(void) {
+  return CALL(cuCtxSynchronize());
+}
+
+cudaError_t cudaDeviceReset(void) {
+  return CALL(cuDevicePrimaryCtxReset_v2(current()));
 }
 
 cudaError_t cudaGetLastError(void) {
@@ -252,13 +285,17 @@ cudaError_t cudaMemcpy(void* to, const void* from, size_t n, enum cudaMemcpyKind
 
 cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int from_device,
                                 size_t n, cudaStream_t stream) {
-  (void)to_device, (void)from_device;
-  return CALL(cuMemcpyAsync(at(to), at(from), n, at(stream)));
+  void *target, *source;
+  enter();
+  if (to_device == from_device) return noted(cuMemcpyAsync(at(to), at(from), n, at(stream)));
+  cuDevicePrimaryCtxRetain(&target, to_device);
+  cuDevicePrimaryCtxRetain(&source, from_device);
+  return noted(cuMemcpyPeerAsync(at(to), target, at(from), source, n, at(stream)));
 }
 
 cudaError_t cudaMemsetAsync(void* block, int value, size_t n, cudaStream_t stream) {
-  (void)stream;
   enter();
+  fake_kernel(current(), at(stream), at(block), n, WRITES);
   void* bytes = malloc(n + 1);
   if (bytes == NULL) return noted(cudaErrorMemoryAllocation);
   memset(bytes, value, n);
@@ -286,6 +323,62 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes* found, const 
   found->devicePointer = (void*)pointer;
   found->hostPointer = found->type == cudaMemoryTypeDevice ? NULL : (void*)pointer;
   return cudaSuccess;
+}
+
+/* ---- pools ------------------------------------------------------------------------------------
+ */
+
+cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int number) {
+  return CALL(cuDeviceGetDefaultMemPool((void**)pool, number));
+}
+
+cudaError_t cudaDeviceGetMemPool(cudaMemPool_t* pool, int number) {
+  return CALL(cuDeviceGetMemPool((void**)pool, number));
+}
+
+cudaError_t cudaDeviceSetMemPool(int number, cudaMemPool_t pool) {
+  return CALL(cuDeviceSetMemPool(number, pool));
+}
+
+cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const struct cudaMemPoolProps* facts) {
+  return CALL(cuMemPoolCreate((void**)pool, facts));
+}
+
+cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
+  return CALL(cuMemPoolDestroy(pool));
+}
+
+cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t keep) {
+  return CALL(cuMemPoolTrimTo(pool, keep));
+}
+
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr which, void* value) {
+  return CALL(cuMemPoolSetAttribute(pool, (int)which, value));
+}
+
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr which, void* value) {
+  return CALL(cuMemPoolGetAttribute(pool, (int)which, value));
+}
+
+cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, const struct cudaMemAccessDesc* facts,
+                                 size_t n) {
+  return CALL(cuMemPoolSetAccess(pool, facts, n));
+}
+
+cudaError_t cudaMemPoolGetAccess(enum cudaMemAccessFlags* flags, cudaMemPool_t pool,
+                                 struct cudaMemLocation* where) {
+  int found = 0;
+  cudaError_t code = CALL(cuMemPoolGetAccess(&found, pool, where));
+  *flags = (enum cudaMemAccessFlags)found;
+  return code;
+}
+
+cudaError_t cudaMallocFromPoolAsync(void** made, size_t n, cudaMemPool_t pool,
+                                    cudaStream_t stream) {
+  address block = 0;
+  cudaError_t code = CALL(cuMemAllocFromPoolAsync(&block, n, pool, at(stream)));
+  *made = (void*)(uintptr_t)block;
+  return code;
 }
 
 /* ---- streams and captures ---------------------------------------------------------------------
@@ -328,6 +421,10 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
   return CALL(cuStreamWaitEvent(at(stream), event, flags));
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t call, void* data) {
+  return CALL(cuLaunchHostFunc(at(stream), call, data));
 }
 
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus* status) {

@@ -2,13 +2,15 @@
  * touches them there dies, as with a real device; what they hold is kept elsewhere. Copies are made
  * at once, but it keeps account of what a real device would be free to do: every stream, and every
  * host thread, has a vector clock, so it can tell whether one access happens before another or
- * races with it. It records every call, follows contexts, events, allocations and graph captures by
- * the rules of cuda.h 12.9, and fails on demand.
+ * races with it. It records every call, follows contexts, events, memory pools, host functions and
+ * graph captures by the rules of cuda.h 13.0, and fails on demand. Where a rule has another source,
+ * it is named there.
  *
  * dlx finds it through DLX_CUDA_DRIVER; tests steer it through the fake_ functions. */
 
 #define _GNU_SOURCE
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,36 +19,51 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
-/* More streams than torch and cupy make at once: torch makes 32 of each priority on each device.
- * Only what is used of these tables takes memory. */
+/* More than any test makes; only what is used of these tables takes memory. */
 enum {
-  ACTORS = 4096,
+  ACTORS = 1 << 18,
   DEVICES = 4,
-  STREAMS = 4096,
-  BLOCKS = 1 << 16,
-  EVENTS = 4096,
-  CAPTURES = 1024
+  CONTEXTS = 64, /* the first of them are the primary ones */
+  STREAMS = 1 << 17,
+  BLOCKS = 1 << 18,
+  EVENTS = 1 << 16,
+  CAPTURES = 1 << 16,
+  POOLS = 64 /* the first of them are the devices' own */
 };
+enum { ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719, CONTEXT_IS_DESTROYED = 709 };
 enum { GLOBAL_MODE = 0, LOCAL_MODE = 1, RELAXED = 2 };
 enum { NONE = 0, ACTIVE = 1, INVALIDATED = 2 };
 enum { HOST = 1, DEVICE = 2, MANAGED = 3 };
 enum { NEVER = UINT32_MAX };
 
-typedef struct {
-  uint32_t at[ACTORS];
+typedef struct { /* as many as are known; the others are 0 */
+  uint32_t* at;
+  int n;
 } clocks;
 
 typedef struct {
-  int used, alive, device, blocking, actor, capture;
+  int device, alive;
+} context;
+
+typedef struct {
+  int used, alive, context, device, blocking, actor, capture;
+  int running;   /* host functions that have not ended */
   uint32_t done; /* of its own operations; NEVER = all of them, at once */
 } stream;
 
 typedef struct {
-  int used, alive, device, capture, recorded;
+  int used, alive, context, capture, recorded;
   clocks when;
 } event;
+
+typedef struct {
+  int used, device, seen_by; /* a bit for each device that may touch its memory */
+  uint64_t threshold;
+  size_t reserved, reserved_high, taken, taken_high;
+} pool;
 
 typedef struct {
   int state, mode, origin;
@@ -56,7 +73,12 @@ typedef struct {
 typedef struct {
   char *low, *high;
   int device, kind, alive;
-  char* held; /* what device memory holds; NULL where the host may look at `low` itself */
+  int context;       /* whose end is that of the memory, -1 = no context's */
+  int pool;          /* -1 = of no pool */
+  int spare;         /* it is free, and its pool keeps it */
+  size_t room;       /* what the pool took from the system for it */
+  clocks given_back; /* when, for the pool */
+  char* held;        /* what device memory holds; NULL where the host may look at `low` itself */
 } block;
 
 typedef struct {
@@ -67,17 +89,23 @@ typedef struct {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static clocks now[ACTORS];
-static int n_actors, n_devices = 2, initialised, ended, pools = 1;
+static int n_actors, n_devices = 2, initialised, ended, has_pools = 1, has_peers;
 static pid_t pid;
 static stream streams[STREAMS];
-static int legacy[DEVICES]; /* index into streams, 0 = not made yet */
+static int legacy[CONTEXTS]; /* index into streams, 0 = not made yet */
 static event events[EVENTS];
 static capture captures[CAPTURES];
 static int n_captures = 1;
 static block blocks[BLOCKS];
 static access_* accesses;
 static size_t n_accesses, room;
-static int contexts[DEVICES] = {0, 1, 2, 3}, retained[DEVICES];
+static context contexts[CONTEXTS] = {{0, 0}, {1, 0}, {2, 0}, {3, 0}};
+static int retained[DEVICES], n_contexts = DEVICES;
+static pool pools[POOLS];
+static int n_pools, pool_of[DEVICES];    /* what cuMemAllocAsync takes from */
+static int peers[CONTEXTS];              /* a bit for each device whose memory a context sees */
+static int broken;                       /* with what every call fails until the process ends */
+static long mapped, returned, sizes[64]; /* copies by the number of bits of their size */
 static int n_streams = 1, n_blocks, n_events; /* entries that were ever used; 0 is no stream */
 static long races, misuses, syncs, blocked;
 static char report[4096];
@@ -85,7 +113,8 @@ static char report[4096];
 static int generation;
 
 static __thread int host_actor, stack[32], depth, thread_mode = GLOBAL_MODE;
-static __thread int per_thread[DEVICES], my_generation;
+static __thread int per_thread[CONTEXTS], my_generation;
+static __thread int in_host_function;
 
 static void refresh(void);
 
@@ -94,9 +123,11 @@ static void refresh(void);
 
 static struct {
   const char* name;
-  long count;
+  long count, held; /* `held` of them by a thread that held the GIL */
 } calls[128];
-static char *text, fail_name[64];
+static char *text, fail_name[64], hold_name[64];
+static int holding; /* 1 = the next call of that name is to wait, 2 = it waits */
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static size_t text_used, text_room;
 static int fail_code, fail_after;
 
@@ -120,6 +151,47 @@ static void complain(const char* format, ...) {
   va_end(values);
 }
 
+/* Whether the calling thread holds the GIL; 0 in a process without Python. */
+static int has_gil(void) {
+  static int (*check)(void);
+  static int looked;
+  if (!looked) check = (int (*)(void))dlsym(RTLD_DEFAULT, "PyGILState_Check");
+  looked = 1;
+  return check && check();
+}
+
+/* Wait for a change with the lock open. Returns 0 where the time is over. */
+static int wait_a_while(const struct timespec* end) {
+  return pthread_cond_timedwait(&changed, &lock, end) == 0;
+}
+
+static struct timespec after_seconds(int seconds) {
+  struct timespec end;
+  clock_gettime(CLOCK_REALTIME, &end);
+  end.tv_sec += seconds;
+  return end;
+}
+
+/* Calls that have nothing to do with a device's state: a sticky error does not reach them. */
+static int is_plain(const char* name) {
+  static const char* const plain[] = {"cuInit",
+                                      "cuDevice",
+                                      "cuCtxPush",
+                                      "cuCtxPop",
+                                      "cuCtxGetCurrent",
+                                      "cuCtxSetCurrent",
+                                      "cuThreadExchangeStreamCaptureMode"};
+  for (size_t i = 0; i < sizeof plain / sizeof *plain; i++)
+    if (strncmp(name, plain[i], strlen(plain[i])) == 0) return 1;
+  return 0;
+}
+
+/* "This leaves the process in an inconsistent state and any further CUDA work will return the same
+ * error." */
+static int is_sticky(int code) {
+  return code == ILLEGAL_ADDRESS || code == LAUNCH_FAILED;
+}
+
 /* Note a call. Returns the code that it must fail with, or 0. */
 static int enter(const char* name) {
   refresh();
@@ -135,13 +207,31 @@ static int enter(const char* name) {
   while (calls[i].name && strcmp(calls[i].name, name) != 0) i++;
   calls[i].name = name;
   calls[i].count++;
+  calls[i].held += has_gil();
+  if (in_host_function) {
+    misuses++;
+    complain("%s was called by a host function; ", name);
+    return 800;
+  }
   if (!initialised && strcmp(name, "cuInit") != 0) return 3;
+  if (holding == 1 && strcmp(name, hold_name) == 0) {
+    struct timespec end = after_seconds(10);
+    holding = 2;
+    pthread_cond_broadcast(&changed);
+    while (holding && wait_a_while(&end)) continue;
+    if (holding) {
+      misuses++;
+      complain("nobody let %s go: others wait for who called it; ", name);
+    }
+    holding = 0;
+  }
   if (fail_code && strcmp(name, fail_name) == 0 && fail_after-- <= 0) {
     int code = fail_code;
     fail_code = 0;
+    if (is_sticky(code)) broken = code;
     return code;
   }
-  return 0;
+  return broken && !is_plain(name) ? broken : 0;
 }
 
 #define ENTER(name)              \
@@ -189,31 +279,79 @@ static int host(void) {
   return host_actor;
 }
 
+static uint32_t get(const clocks* c, int actor) {
+  return actor < c->n ? c->at[actor] : 0;
+}
+
+static void grow(clocks* c, int n) {
+  if (n <= c->n) return;
+  int room = n + n / 2 + 8;
+  c->at = realloc(c->at, (size_t)room * sizeof *c->at);
+  if (c->at == NULL) full("clocks");
+  memset(c->at + c->n, 0, (size_t)(room - c->n) * sizeof *c->at);
+  c->n = room;
+}
+
+static void tick(clocks* c, int actor) {
+  grow(c, actor + 1);
+  c->at[actor]++;
+}
+
+static void clear(clocks* c) {
+  free(c->at);
+  *c = (clocks){NULL, 0};
+}
+
 static void join(clocks* into, const clocks* from) {
-  for (int i = 0; i < n_actors; i++)
+  grow(into, from->n < n_actors ? from->n : n_actors);
+  for (int i = 0; i < from->n && i < n_actors; i++)
     if (from->at[i] > into->at[i]) into->at[i] = from->at[i];
 }
 
-static int new_stream(int device, int blocking) {
+/* Whether all of one is known to the other. */
+static int is_known(const clocks* what, const clocks* to) {
+  for (int i = 0; i < what->n; i++)
+    if (what->at[i] > get(to, i)) return 0;
+  return 1;
+}
+
+static int new_stream(int where, int blocking) {
   if (n_streams == STREAMS) full("streams");
-  streams[n_streams] = (stream){1, 1, device, blocking, new_actor(), 0, NEVER};
+  streams[n_streams] =
+      (stream){1, 1, where, contexts[where].device, blocking, new_actor(), 0, 0, NEVER};
   return n_streams++;
 }
 
-static int current(void) {
+/* The current context of this thread, -1 = none; and its device. */
+static int here(void) {
   return depth ? stack[depth - 1] : -1;
 }
 
-/* The stream behind a handle, 0 where there is none. */
-static int resolve(uint64_t handle, int device) {
+static int current(void) {
+  return depth ? contexts[here()].device : -1;
+}
+
+/* 201 without a context, 709 "the context current to the calling thread has been destroyed". */
+static int context_error(void) {
+  if (depth == 0) return 201;
+  return contexts[here()].alive ? 0 : CONTEXT_IS_DESTROYED;
+}
+
+static int context_of(const void* handle) {
+  const context* found = handle;
+  return found >= contexts && found < contexts + n_contexts ? (int)(found - contexts) : -1;
+}
+
+/* The stream behind a handle, 0 where there is none. The default streams are a context's. */
+static int resolve(uint64_t handle, int where) {
   refresh();
   if (handle <= 1) {
-    if (legacy[device] == 0) legacy[device] = new_stream(device, 1);
-    return legacy[device];
+    if (!streams[legacy[where]].alive) legacy[where] = new_stream(where, 1);
+    return legacy[where];
   }
   if (handle == 2) {
-    if (per_thread[device] == 0) per_thread[device] = new_stream(device, 1);
-    return per_thread[device];
+    if (!streams[per_thread[where]].alive) per_thread[where] = new_stream(where, 1);
+    return per_thread[where];
   }
   uint64_t first = (uint64_t)(uintptr_t)streams, i = (handle - first) / sizeof *streams;
   if (handle > first && i < (uint64_t)n_streams && handle == (uint64_t)(uintptr_t)&streams[i]) {
@@ -229,13 +367,13 @@ static int resolve(uint64_t handle, int device) {
 
 /* What a stream waits for by the rules of the legacy stream. */
 static void join_others(int s, clocks* into) {
-  int device = streams[s].device;
-  if (s == legacy[device]) {
+  int where = streams[s].context;
+  if (s == legacy[where]) {
     for (int i = 1; i < n_streams; i++)
-      if (streams[i].used && streams[i].device == device && streams[i].blocking && i != s)
+      if (streams[i].used && streams[i].context == where && streams[i].blocking && i != s)
         join(into, &now[streams[i].actor]);
-  } else if (streams[s].blocking && legacy[device]) {
-    join(into, &now[streams[legacy[device]].actor]);
+  } else if (streams[s].blocking && legacy[where]) {
+    join(into, &now[streams[legacy[where]].actor]);
   }
 }
 
@@ -244,13 +382,13 @@ static clocks* step(int s) {
   clocks* mine = &now[streams[s].actor];
   join(mine, &now[host()]);
   join_others(s, mine);
-  mine->at[streams[s].actor]++;
+  tick(mine, streams[s].actor);
   return mine;
 }
 
 static int is_complete(const clocks* when) {
   for (int i = 1; i < n_streams; i++)
-    if (streams[i].used && when->at[streams[i].actor] > streams[i].done) return 0;
+    if (streams[i].used && get(when, streams[i].actor) > streams[i].done) return 0;
   return 1;
 }
 
@@ -268,7 +406,7 @@ static int touch(int actor, char* low, size_t n, int write) {
   for (size_t i = 0; i < n_accesses && !found; i++) {
     access_* old = &accesses[i];
     if (old->low < high && low < old->high && (old->write || write) && old->actor != actor &&
-        old->time > now[actor].at[old->actor]) {
+        old->time > get(&now[actor], old->actor)) {
       found = 1;
       races++;
       complain("%s at %p by %s races with a %s by %s; ", write ? "write" : "read", (void*)low,
@@ -277,7 +415,7 @@ static int touch(int actor, char* low, size_t n, int write) {
     }
   }
   if (n_accesses == room) accesses = realloc(accesses, (room = 2 * room + 64) * sizeof *accesses);
-  accesses[n_accesses++] = (access_){low, high, actor, write, now[actor].at[actor]};
+  accesses[n_accesses++] = (access_){low, high, actor, write, get(&now[actor], actor)};
   return found;
 }
 
@@ -297,8 +435,26 @@ static void use_memory(int s, void* address, size_t n, int write) {
   touch(streams[s].actor, address, n, write);
 }
 
+/* Whether a device's kernels may touch memory: their own device's, that of a pool which lets them
+ * (cuMemPoolSetAccess), or that of a device whose memory its context sees (cuCtxEnablePeerAccess,
+ * which is nothing to pools). */
+static int is_visible(const block* b, int where) {
+  int device = contexts[where].device;
+  if (b == NULL || b->kind != DEVICE || b->device == device) return 1;
+  return (b->pool >= 0 ? pools[b->pool].seen_by >> device : peers[where] >> b->device) & 1;
+}
+
+static void look_by_kernel(int s, void* address) {
+  if (!is_visible(find_block(address), streams[s].context)) {
+    misuses++;
+    complain("a kernel on device %d touched memory that it cannot see; ", streams[s].device);
+    broken = ILLEGAL_ADDRESS;
+  }
+}
+
 static uint64_t new_block(int device, size_t n, int kind) {
   if (n_blocks == BLOCKS) full("blocks");
+  mapped++;
   char *memory = aligned_alloc(256, (n + 511) / 256 * 256), *low = memory;
   if (memory == NULL) return 0;
   memset(memory, 0xA5, n);
@@ -306,7 +462,8 @@ static uint64_t new_block(int device, size_t n, int kind) {
     low = mmap(NULL, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (low == MAP_FAILED) abort();
   }
-  blocks[n_blocks++] = (block){low, low + n, device, kind, 1, kind == DEVICE ? memory : NULL};
+  blocks[n_blocks++] = (block){
+      low, low + n, device, kind, 1, -1, -1, 0, n, {NULL, 0}, kind == DEVICE ? memory : NULL};
   return (uint64_t)(uintptr_t)low;
 }
 
@@ -318,8 +475,9 @@ static char* bytes_of(const void* address) {
 
 static void drop_blocks(void) {
   for (int i = 0; i < n_blocks; i++) {
-    if (blocks[i].held) munmap(blocks[i].low, (size_t)(blocks[i].high - blocks[i].low));
+    if (blocks[i].held) munmap(blocks[i].low, blocks[i].room);
     free(blocks[i].held ? blocks[i].held : blocks[i].low);
+    clear(&blocks[i].given_back);
   }
   memset(blocks, 0, (size_t)n_blocks * sizeof *blocks);
   n_blocks = 0;
@@ -338,10 +496,10 @@ static void invalidate(int s) {
 
 /* The legacy stream, while a stream captures that it would wait for. */
 static int is_implicit(int s, int breaks) {
-  int device = streams[s].device, found = 0;
-  if (s != legacy[device]) return 0;
+  int where = streams[s].context, found = 0;
+  if (s != legacy[where]) return 0;
   for (int i = 1; i < n_streams; i++)
-    if (streams[i].used && streams[i].device == device && streams[i].blocking && i != s &&
+    if (streams[i].used && streams[i].context == where && streams[i].blocking && i != s &&
         capture_state(i) == ACTIVE) {
       found = 1;
       if (breaks) invalidate(i);
@@ -365,6 +523,8 @@ static int is_unsafe(void) {
   return found;
 }
 
+#include "fake_pools.h"
+
 /* ---- the driver's entry points ----------------------------------------------------------------
  */
 
@@ -378,12 +538,15 @@ int cuInit(unsigned flags) {
   note("cuInit\n");
   const char* wanted = getenv("FAKE_CUDA_DEVICES");
   if (wanted) n_devices = atoi(wanted);
+  if (n_devices > DEVICES) full("devices");
+  if (getenv("FAKE_CUDA_PEERS")) has_peers = atoi(getenv("FAKE_CUDA_PEERS"));
   const char* fails = getenv("FAKE_CUDA_INIT");
   if (fails) LEAVE(atoi(fails));
   if (n_devices == 0) LEAVE(100);
   if (!initialised) atexit(at_end);
   initialised = 1;
   pid = getpid();
+  make_pools();
   LEAVE(0);
 }
 
@@ -396,8 +559,13 @@ static const struct {
     {3, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
     {100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
     {201, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED",
+     "peer access is not supported between these two devices"},
     {400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
     {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
+    {709, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed"},
+    {719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
+    {800, "CUDA_ERROR_NOT_PERMITTED", "operation not permitted"},
     {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
      "operation not permitted when stream is capturing"},
 };
@@ -441,43 +609,59 @@ int cuDeviceGetName(char* name, int length, int device) {
 int cuDeviceGetAttribute(int* value, int attribute, int device) {
   (void)device;
   ENTER("cuDeviceGetAttribute");
-  *value = attribute == 115 && pools;
+  *value = attribute == 115 && has_pools;
   LEAVE(0);
 }
 
-int cuDevicePrimaryCtxRetain(void** context, int device) {
+/* What makes a context takes memory on the device, so that it counts among the calls that a capture
+ * forbids. */
+int cuDevicePrimaryCtxRetain(void** made, int device) {
   ENTER("cuDevicePrimaryCtxRetain");
   note("cuDevicePrimaryCtxRetain %d\n", device);
-  retained[device] = 1;
-  *context = &contexts[device];
+  if (device < 0 || device >= n_devices) LEAVE(101);
+  if (!contexts[device].alive && is_unsafe()) LEAVE(900);
+  retained[device]++;
+  contexts[device].alive = 1;
+  *made = &contexts[device];
   LEAVE(0);
 }
 
 int cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
   ENTER("cuDevicePrimaryCtxGetState");
   *flags = 0;
-  *active = retained[device];
+  *active = contexts[device].alive;
   LEAVE(0);
 }
 
 int cuCtxPushCurrent_v2(void* context) {
   ENTER("cuCtxPushCurrent");
-  stack[depth++] = *(int*)context;
+  int where = context_of(context);
+  if (where < 0 || (where >= DEVICES && !contexts[where].alive)) LEAVE(201);
+  if (depth == (int)(sizeof stack / sizeof *stack)) full("contexts of a thread");
+  stack[depth++] = where;
   LEAVE(0);
 }
 
 int cuCtxGetCurrent(void** context) {
   ENTER("cuCtxGetCurrent");
-  *context = depth ? &contexts[current()] : NULL;
+  *context = depth ? &contexts[here()] : NULL;
   LEAVE(0);
+}
+
+int cuCtxGetDevice(int* device) {
+  ENTER("cuCtxGetDevice");
+  *device = current();
+  LEAVE(depth ? 0 : 201);
 }
 
 /* The top of this thread's stack is replaced; NULL takes it away. */
 int cuCtxSetCurrent(void* context) {
   ENTER("cuCtxSetCurrent");
+  int where = context_of(context);
+  if (context && (where < 0 || (where >= DEVICES && !contexts[where].alive))) LEAVE(201);
   if (depth && context == NULL) depth--;
   if (context && depth == 0) depth = 1;
-  if (context) stack[depth - 1] = *(int*)context;
+  if (context) stack[depth - 1] = where;
   LEAVE(0);
 }
 
@@ -494,7 +678,7 @@ int cuCtxPopCurrent_v2(void** context) {
 
 int cuPointerGetAttribute(void* value, int attribute, uint64_t address) {
   ENTER("cuPointerGetAttribute");
-  if (depth == 0) LEAVE(201);
+  if ((code = context_error())) LEAVE(code);
   block* b = find_block((void*)(uintptr_t)address);
   if (b == NULL) LEAVE(1);
   int answer = attribute == 2   ? (b->kind == HOST ? 1 : 2)
@@ -510,18 +694,18 @@ int cuPointerGetAttribute(void* value, int attribute, uint64_t address) {
 
 int cuStreamCreate(void** made, unsigned flags) {
   ENTER("cuStreamCreate");
-  if (depth == 0) LEAVE(201);
-  int s = new_stream(current(), !(flags & 1));
+  if ((code = context_error())) LEAVE(code);
+  int s = new_stream(here(), !(flags & 1));
   *made = &streams[s];
   note("cuStreamCreate -> s%d\n", s);
   LEAVE(0);
 }
 
 /* Open a block with the stream that a handle means. */
-#define STREAM_ENTER(name, handle)                \
-  ENTER(name);                                    \
-  if (depth == 0) LEAVE(201);                     \
-  int s = resolve((uint64_t)(handle), current()); \
+#define STREAM_ENTER(name, handle)             \
+  ENTER(name);                                 \
+  if ((code = context_error())) LEAVE(code);   \
+  int s = resolve((uint64_t)(handle), here()); \
   if (s == 0) LEAVE(400)
 
 int cuStreamSynchronize(uint64_t handle) {
@@ -532,10 +716,46 @@ int cuStreamSynchronize(uint64_t handle) {
     LEAVE(900);
   }
   if (is_implicit(s, 1)) LEAVE(906);
+  if (wait_for_functions(s)) LEAVE(0);
   syncs++;
   if (!is_complete(&now[streams[s].actor])) blocked++;
   step(s);
   join(&now[host()], &now[streams[s].actor]);
+  trim_all();
+  LEAVE(0);
+}
+
+/* "Invoking ... is illegal while a stream of the context captures": as for a stream. */
+int cuCtxSynchronize(void) {
+  ENTER("cuCtxSynchronize");
+  if ((code = context_error())) LEAVE(code);
+  if (is_unsafe()) LEAVE(900);
+  for (int i = 1; i < n_streams; i++)
+    if (streams[i].used && streams[i].context == here() && capture_state(i) == ACTIVE) {
+      invalidate(i);
+      LEAVE(900);
+    }
+  syncs++;
+  for (int i = 1; i < n_streams; i++)
+    if (streams[i].used && streams[i].context == here()) {
+      if (wait_for_functions(i)) LEAVE(0);
+      join(&now[host()], &now[streams[i].actor]);
+    }
+  trim_all();
+  LEAVE(0);
+}
+
+/* What is on it goes on to its end. */
+int cuStreamDestroy_v2(uint64_t handle) {
+  STREAM_ENTER("cuStreamDestroy", handle);
+  if (handle <= 2) LEAVE(400);
+  streams[s].alive = 0;
+  LEAVE(0);
+}
+
+int cuStreamGetCtx(uint64_t handle, void** found) {
+  STREAM_ENTER("cuStreamGetCtx", handle);
+  *found = &contexts[streams[s].context];
   LEAVE(0);
 }
 
@@ -603,14 +823,14 @@ int cuThreadExchangeStreamCaptureMode(int* mode) {
 
 int cuEventCreate(event** made, unsigned flags) {
   ENTER("cuEventCreate");
-  if (depth == 0) LEAVE(201);
+  if ((code = context_error())) LEAVE(code);
   if (flags != 2) misuses++; /* with timing it would be slow */
   int i = 0;
   while (i < n_events && events[i].used) i++;
-  if (i == EVENTS) LEAVE(2);
+  if (i == EVENTS) full("events");
   if (i == n_events) n_events++;
   events[i].used = events[i].alive = 1;
-  events[i].device = current();
+  events[i].context = here();
   *made = &events[i];
   note("cuEventCreate -> e%d\n", i);
   LEAVE(0);
@@ -619,14 +839,15 @@ int cuEventCreate(event** made, unsigned flags) {
 int cuEventRecord(event* e, uint64_t handle) {
   STREAM_ENTER("cuEventRecord", handle);
   note("cuEventRecord e%d s%d\n", (int)(e - events), s);
-  if (!e->alive || e->device != streams[s].device) {
+  if (!e->alive || e->context != streams[s].context) {
     misuses++;
-    complain("an event was recorded on a stream of another device; ");
+    complain("an event was recorded on a stream of another context; ");
     LEAVE(400);
   }
   if (is_implicit(s, 1)) LEAVE(906);
   e->capture = capture_state(s) == ACTIVE ? streams[s].capture : 0;
-  memcpy(e->when.at, step(s)->at, (size_t)n_actors * sizeof *e->when.at);
+  clear(&e->when);
+  join(&e->when, step(s));
   e->recorded = 1;
   LEAVE(0);
 }
@@ -637,7 +858,8 @@ int cuEventRecord(event* e, uint64_t handle) {
     misuses++;                                         \
     complain("an event was used without a context; "); \
     LEAVE(201);                                        \
-  }
+  }                                                    \
+  if ((code = context_error())) LEAVE(code);
 
 int cuEventQuery(event* e) {
   ENTER("cuEventQuery");
@@ -665,6 +887,7 @@ int cuEventSynchronize(event* e) {
   syncs++;
   if (!is_complete(&e->when)) blocked++;
   join(&now[host()], &e->when);
+  trim_all();
   LEAVE(0);
 }
 
@@ -672,31 +895,21 @@ int cuEventDestroy_v2(event* e) {
   ENTER("cuEventDestroy");
   CONTEXT_NEEDED
   if (!e->alive) misuses++;
-  memset(e, 0, offsetof(event, when) + (size_t)n_actors * sizeof *e->when.at);
+  clear(&e->when);
+  memset(e, 0, sizeof *e);
   LEAVE(0);
 }
 
-static int allocate(uint64_t* address, size_t n) {
-  if (n == 0) return 1;
-  if (n > (size_t)1 << 40) return 2;
-  *address = new_block(current(), n, DEVICE);
-  return *address ? 0 : 2;
-}
-
+/* "cuMemAlloc: memory of the context", which ends with it. */
 int cuMemAlloc_v2(uint64_t* address, size_t n) {
   ENTER("cuMemAlloc");
-  if (depth == 0) LEAVE(201);
+  if ((code = context_error())) LEAVE(code);
   if (is_unsafe()) LEAVE(900);
-  LEAVE(allocate(address, n));
-}
-
-int cuMemAllocAsync(uint64_t* address, size_t n, uint64_t handle) {
-  STREAM_ENTER("cuMemAllocAsync", handle);
-  note("cuMemAllocAsync s%d\n", s);
-  code = allocate(address, n);
-  if (code) LEAVE(code);
-  step(s);
-  use_memory(s, (void*)(uintptr_t)*address, n, 1);
+  if (n == 0) LEAVE(1);
+  if (n > MOST) LEAVE(2);
+  *address = new_block(current(), n, DEVICE);
+  if (*address == 0) LEAVE(2);
+  blocks[n_blocks - 1].context = here();
   LEAVE(0);
 }
 
@@ -709,12 +922,13 @@ static int free_block(uint64_t address, int s) {
   }
   if (s) use_memory(s, b->low, (size_t)(b->high - b->low), 1);
   b->alive = 0;
+  if (b->pool >= 0) give_to_pool(b, s ? &now[streams[s].actor] : &now[host()]);
   return 0;
 }
 
 int cuMemFree_v2(uint64_t address) {
   ENTER("cuMemFree");
-  if (depth == 0) LEAVE(201);
+  if ((code = context_error())) LEAVE(code);
   if (is_unsafe()) LEAVE(900);
   LEAVE(free_block(address, 0));
 }
@@ -731,7 +945,33 @@ static int is_paged(uint64_t to, uint64_t from) {
   return find_block((void*)(uintptr_t)to) == NULL || find_block((void*)(uintptr_t)from) == NULL;
 }
 
+/* A plain copy between devices is right for memory of cuMemAlloc, and for what the current context
+ * sees; "when p2p is not enabled, only cudaMemcpyPeerAsync correctly handles memory not allocated
+ * via cudaMalloc" (torch's c10/cuda/CUDACachingAllocator.cpp). Returns 1 where it is neither. */
+static int is_hidden(uint64_t to, uint64_t from) {
+  const block *target = find_block((void*)(uintptr_t)to),
+              *source = find_block((void*)(uintptr_t)from);
+  int hidden = (target && target->pool >= 0 && !is_visible(target, here())) ||
+               (source && source->pool >= 0 && !is_visible(source, here()));
+  if (hidden) {
+    misuses++;
+    complain("a plain copy between devices of memory of a pool that this device cannot see; ");
+  }
+  return hidden;
+}
+
+/* Copies are counted by the number of bits of their size. */
+static void count_copy(size_t n) {
+  int bits = 0;
+  while (n >> bits) bits++;
+  sizes[bits]++;
+}
+
 static void copy(int s, char* to, const char* from, size_t n) {
+  if (to < from + n && from < to + n && n) {
+    misuses++;
+    complain("a copy whose sides overlap; ");
+  }
   use_memory(s, (char*)from, n, 0);
   use_memory(s, to, n, 1);
   memmove(bytes_of(to), bytes_of(from), n);
@@ -740,22 +980,28 @@ static void copy(int s, char* to, const char* from, size_t n) {
 int cuMemcpyAsync(uint64_t to, uint64_t from, size_t n, uint64_t handle) {
   STREAM_ENTER("cuMemcpyAsync", handle);
   note("cuMemcpyAsync s%d %zu\n", s, n);
+  count_copy(n);
   if (is_paged(to, from) && is_unsafe()) LEAVE(900);
   if (is_implicit(s, 1)) LEAVE(906);
+  if (is_hidden(to, from)) LEAVE(1);
   step(s);
   copy(s, (char*)(uintptr_t)to, (char*)(uintptr_t)from, n);
   LEAVE(0);
 }
 
-int cuMemcpyPeerAsync(uint64_t to, int* to_context, uint64_t from, int* from_context, size_t n,
-                      uint64_t handle) {
+int cuMemcpyPeerAsync(uint64_t to, const context* to_context, uint64_t from,
+                      const context* from_context, size_t n, uint64_t handle) {
   STREAM_ENTER("cuMemcpyPeerAsync", handle);
   note("cuMemcpyPeerAsync s%d %zu\n", s, n);
+  count_copy(n);
   block *target = find_block((void*)(uintptr_t)to), *source = find_block((void*)(uintptr_t)from);
-  if (!target || !source || target->device != *to_context || source->device != *from_context) {
+  if (!target || !source || target->device != to_context->device ||
+      source->device != from_context->device) {
     misuses++;
+    complain("a copy between devices with addresses of others; ");
     LEAVE(1);
   }
+  if (!to_context->alive || !from_context->alive) LEAVE(CONTEXT_IS_DESTROYED);
   step(s);
   copy(s, (char*)(uintptr_t)to, (char*)(uintptr_t)from, n);
   LEAVE(0);
@@ -778,8 +1024,13 @@ typedef struct {
 int cuMemcpy2DAsync_v2(const box* b, uint64_t handle) {
   STREAM_ENTER("cuMemcpy2DAsync", handle);
   note("cuMemcpy2DAsync s%d %zux%zu\n", s, b->height, b->width);
-  if (b->from_pitch < b->width || b->to_pitch < b->width) LEAVE(1);
+  count_copy(b->width * b->height);
+  if (b->from_pitch < b->width || b->to_pitch < b->width || b->from_pitch > INT32_MAX ||
+      b->to_pitch > INT32_MAX)
+    LEAVE(1);
   if ((b->from_type == 1 || b->to_type == 1) && is_unsafe()) LEAVE(900);
+  if (is_hidden(b->to_type == 1 ? 0 : b->to_device, b->from_type == 1 ? 0 : b->from_device))
+    LEAVE(1);
   step(s);
   for (size_t i = 0; i < b->height; i++)
     copy(s, (b->to_type == 1 ? b->to_host : (char*)(uintptr_t)b->to_device) + i * b->to_pitch,
@@ -804,12 +1055,39 @@ long fake_calls(const char* name) {
   return sum;
 }
 
+/* Those of them that were made by a thread that held the GIL. */
+long fake_held(const char* name) {
+  long sum = 0;
+  for (int i = 0; i < 128 && calls[i].name; i++)
+    if (*name == 0 || strcmp(calls[i].name, name) == 0) sum += calls[i].held;
+  return sum;
+}
+
+/* Copies of fewer bytes than a power of two; 0 = all copies. */
+long fake_copies(size_t below) {
+  long sum = 0;
+  for (int bits = 0; bits < 64; bits++)
+    if (below == 0 || (size_t)1 << bits <= below) sum += sizes[bits];
+  return sum;
+}
+
+/* How often memory was taken from the system, and given back to it by a pool. */
+long fake_mapped(void) {
+  return mapped;
+}
+
+long fake_returned(void) {
+  return returned;
+}
+
 const char* fake_log(void) {
   return text ? text : "";
 }
 
 void fake_forget(void) {
   memset(calls, 0, sizeof calls);
+  memset(sizes, 0, sizeof sizes);
+  mapped = returned = 0;
   text_used = 0;
   if (text) *text = 0;
 }
@@ -819,26 +1097,74 @@ void fake_reset(int devices) {
   generation++;
   n_devices = devices;
   initialised = 0;
-  pools = 1;
+  has_pools = 1;
+  has_peers = 0;
   n_captures = 1;
-  fail_code = 0;
+  fail_code = broken = holding = 0;
   n_accesses = 0;
   *report = 0;
   races = misuses = syncs = blocked = 0;
-  for (int i = 0; i < n_actors; i++) memset(now[i].at, 0, (size_t)n_actors * sizeof *now[i].at);
-  for (int i = 0; i < n_events; i++)
-    memset(&events[i], 0, offsetof(event, when) + (size_t)n_actors * sizeof *events[i].when.at);
+  for (int i = 0; i < n_actors; i++) clear(&now[i]);
+  for (int i = 0; i < n_events; i++) {
+    clear(&events[i].when);
+    memset(&events[i], 0, sizeof events[i]);
+  }
   memset(streams, 0, (size_t)n_streams * sizeof *streams);
   memset(legacy, 0, sizeof legacy);
   memset(retained, 0, sizeof retained);
+  memset(peers, 0, sizeof peers);
+  memset(pools, 0, sizeof pools);
+  n_contexts = DEVICES;
+  for (int i = 0; i < DEVICES; i++) contexts[i].alive = 0;
   n_actors = n_events = 0;
   n_streams = 1;
   drop_blocks();
   fake_forget();
 }
 
+/* Everything is done, and known to all: between tests that share the driver. */
+void fake_settle(void) {
+  pthread_mutex_lock(&lock);
+  n_accesses = 0;
+  pthread_mutex_unlock(&lock);
+}
+
 void fake_set_pools(int yes) {
-  pools = yes;
+  has_pools = yes;
+}
+
+void fake_set_peers(int yes) {
+  has_peers = yes;
+}
+
+/* The process starts anew, as far as a sticky error goes. */
+void fake_mend(void) {
+  broken = fail_code = 0;
+}
+
+/* The next call of a name waits in the driver until it is let go. */
+void fake_hold(const char* name) {
+  pthread_mutex_lock(&lock);
+  snprintf(hold_name, sizeof hold_name, "%s", name);
+  holding = 1;
+  pthread_mutex_unlock(&lock);
+}
+
+/* Returns 1 once it waits, 0 after so many seconds. */
+int fake_is_held(int seconds) {
+  struct timespec end = after_seconds(seconds);
+  pthread_mutex_lock(&lock);
+  while (holding != 2 && wait_a_while(&end)) continue;
+  int answer = holding == 2;
+  pthread_mutex_unlock(&lock);
+  return answer;
+}
+
+void fake_let_go(void) {
+  pthread_mutex_lock(&lock);
+  holding = 0;
+  pthread_cond_broadcast(&changed);
+  pthread_mutex_unlock(&lock);
 }
 
 const char* fake_report(void) {
@@ -927,13 +1253,16 @@ int fake_is_alive(uint64_t address) {
   return b && b->alive;
 }
 
-/* A kernel that reads or writes memory; 1 = it races. */
-int fake_kernel(int device, uint64_t handle, uint64_t address, size_t n, int write) {
+enum { WRITES = 1, COPIES = 2 };
+
+/* A kernel that reads or writes memory, or a copy, which sees all devices; 1 = it races. */
+int fake_kernel(int device, uint64_t handle, uint64_t address, size_t n, int how) {
   pthread_mutex_lock(&lock);
   int s = resolve(handle, device);
   long before = races;
   step(s);
-  use_memory(s, (void*)(uintptr_t)address, n, write);
+  if (!(how & COPIES)) look_by_kernel(s, (void*)(uintptr_t)address);
+  use_memory(s, (void*)(uintptr_t)address, n, how & WRITES);
   int raced = races != before;
   pthread_mutex_unlock(&lock);
   return raced;
@@ -942,7 +1271,7 @@ int fake_kernel(int device, uint64_t handle, uint64_t address, size_t n, int wri
 /* The same by this thread of the host. */
 int fake_host_access(uint64_t address, size_t n, int write) {
   pthread_mutex_lock(&lock);
-  now[host()].at[host()]++;
+  tick(&now[host()], host());
   int raced = touch(host(), (char*)(uintptr_t)address, n, write);
   pthread_mutex_unlock(&lock);
   return raced;
@@ -952,13 +1281,14 @@ int fake_host_access(uint64_t address, size_t n, int write) {
 void fake_stall(int device, uint64_t handle) {
   pthread_mutex_lock(&lock);
   int s = resolve(handle, device);
-  streams[s].done = now[streams[s].actor].at[streams[s].actor];
+  streams[s].done = get(&now[streams[s].actor], streams[s].actor);
   pthread_mutex_unlock(&lock);
 }
 
 void fake_resume(int device, uint64_t handle) {
   pthread_mutex_lock(&lock);
   streams[resolve(handle, device)].done = NEVER;
+  pthread_cond_broadcast(&changed);
   pthread_mutex_unlock(&lock);
 }
 
@@ -985,3 +1315,5 @@ int fake_capture_end(int device, uint64_t handle) {
   pthread_mutex_unlock(&lock);
   return answer;
 }
+
+#include "fake_contexts.h"

@@ -17,7 +17,6 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 MORE = """
 int cuDriverGetVersion(int* version) { *version = 12080; return 0; }
 int cuDeviceTotalMem_v2(size_t* bytes, int device) { (void)device; *bytes = (size_t)80 << 30; return 0; }
-int cuDeviceCanAccessPeer(int* can, int device, int peer) { *can = device != peer; return 0; }
 """
 
 
@@ -48,6 +47,7 @@ def test_devices_without_a_driver(monkeypatch):
 def test_devices_of_a_driver(monkeypatch, whole):
     """Those of `dlx.devices`, with sizes, what they can, and which reach each other; memory kinds by their names."""
     monkeypatch.setenv("DLX_CUDA_DRIVER", whole)
+    monkeypatch.setenv("FAKE_CUDA_PEERS", "1")
     found = document("devices", "--driver")["driver"]
     assert found["version"] == "12.8"
     first, second = found["devices"]

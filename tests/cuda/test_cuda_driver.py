@@ -108,6 +108,7 @@ def test_a_driver_that_cannot_say_where(cuda, after):
         cuda.fail("cuPointerGetAttribute", 700, after)
         with pytest.raises(DeviceError, match=r"cuPointerGetAttribute failed with CUDA_ERROR_ILLEGAL_ADDRESS \(700\)"):
             driver.where(memory)
+        cuda.mend()
         assert driver.where(memory) == CUDA1
 
 

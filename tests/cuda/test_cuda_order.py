@@ -6,7 +6,7 @@ import ctypes
 import threading
 
 import pytest
-from fake_cuda import GLOBAL, LEGACY, PER_THREAD, RELAXED, THREAD_LOCAL
+from fake_cuda import GLOBAL, LEGACY, MANAGED, PER_THREAD, RELAXED, THREAD_LOCAL
 
 import dlx
 from dlx._core import cuda as driver
@@ -120,12 +120,12 @@ def test_different_streams_cost_one_record_and_one_wait(cuda, before, after):
 
 def test_streams_of_two_devices(cuda):
     """The consumer may be on another device; each call is made in its stream's context."""
-    p, c, memory = cuda.stream(0), cuda.stream(1), cuda.alloc(N)
+    p, c, memory = cuda.stream(0), cuda.stream(1), cuda.alloc(N, kind=MANAGED)  # which both devices see
     cuda.write(p, memory, N)
     driver.order(stream(p), stream(c, CUDA1))
     assert not cuda.read(c, memory, N, device=1)
     assert cuda.depth == 0
-    memory = cuda.alloc(N)
+    memory = cuda.alloc(N, kind=MANAGED)
     cuda.write(LEGACY, memory, N)  # the same number is another stream on each device
     driver.order(stream(LEGACY), stream(LEGACY, CUDA1))
     assert not cuda.read(LEGACY, memory, N, device=1)
@@ -163,8 +163,8 @@ def test_a_failing_call_is_named(cuda, name):
     """The error says operation, name and code; nothing stays pushed, and the next ordering works."""
     p, c = cuda.stream(), cuda.stream()
     driver.require()
-    cuda.fail(name, 700)
-    with pytest.raises(DeviceError, match=rf"{name} failed with CUDA_ERROR_ILLEGAL_ADDRESS \(700\): an illegal"):
+    cuda.fail(name, 2)
+    with pytest.raises(DeviceError, match=rf"{name} failed with CUDA_ERROR_OUT_OF_MEMORY \(2\): out of memory"):
         driver.order(stream(p), stream(c))
     assert cuda.depth == 0
     driver.order(stream(p), stream(c))
@@ -239,7 +239,7 @@ def test_ready_points_keep_their_stream_and_no_event(cuda):
 
 def test_the_legacy_streams_of_two_devices_are_two(cuda):
     """They have one number."""
-    memory = cuda.alloc(N)
+    memory = cuda.alloc(N, kind=MANAGED)
     cuda.write(LEGACY, memory, N)
     point = driver.ready(stream(LEGACY))
     driver.wait(point, stream(LEGACY, dlx.Device("cuda:1")))

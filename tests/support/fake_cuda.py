@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import types
 
 LEGACY, PER_THREAD = 1, 2
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
@@ -15,7 +17,10 @@ _RESULTS = {
     "fake_stream": _U64,
     "fake_alloc": _U64,
     **dict.fromkeys(
-        ("fake_calls", "fake_races", "fake_misuses", "fake_syncs", "fake_blocked", "fake_events", "fake_blocks"),
+        (
+            *("fake_calls", "fake_held", "fake_races", "fake_misuses", "fake_syncs", "fake_blocked", "fake_events"),
+            *("fake_blocks", "fake_copies", "fake_mapped", "fake_returned"),
+        ),
         ctypes.c_long,
     ),
 }
@@ -32,7 +37,10 @@ class FakeCuda:
         self._stalled = []
 
     def __getattr__(self, name):
-        """Numbers without arguments: races, misuses, syncs, blocked, events, blocks, depth, mode, current."""
+        """Numbers without arguments: races, misuses, syncs, blocked, events, blocks, depth, mode, current.
+
+        Since the record of calls began: how often memory was `mapped` from the system, or `returned` to it by a pool.
+        """
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._lib, f"fake_{name}")()
@@ -49,6 +57,14 @@ class FakeCuda:
     def count(self, *names):
         """How often these entry points were called since the record began; all of them without a name."""
         return sum(self._lib.fake_calls(name.encode()) for name in names or ("",))
+
+    def held(self, *names):
+        """How many of them were made by a thread that held the GIL: where one takes long, all of Python waits."""
+        return sum(self._lib.fake_held(name.encode()) for name in names or ("",))
+
+    def copies(self, below=0):
+        """How many copies were asked for since the record began; `below`: of fewer bytes than this power of two."""
+        return self._lib.fake_copies(ctypes.c_size_t(below))
 
     @property
     def ordering(self):
@@ -70,12 +86,36 @@ class FakeCuda:
         self._lib.fake_clear_report()
 
     def fail(self, name, code, after=0):
-        """Let one call fail, after so many that go well."""
+        """Let one call fail, after so many that go well. After 700 and 719 every later call fails, as on a device."""
         self._lib.fake_fail(name.encode(), code, after)
+
+    def mend(self):
+        """Let calls go well again, as in a new process."""
+        self._lib.fake_mend()
+
+    @contextlib.contextmanager
+    def slow(self, name):
+        """Let the next call of a name wait in the driver, for 10 seconds at most, until the block is over.
+
+        `wait()` of what it gives is true once the call waits.
+        """
+        self._lib.fake_hold(name.encode())
+        try:
+            yield types.SimpleNamespace(wait=lambda seconds=10: bool(self._lib.fake_is_held(seconds)))
+        finally:
+            self._lib.fake_let_go()
+
+    def settle(self):
+        """Let everything be done, and known to all: between tests that share a driver."""
+        self._lib.fake_settle()
 
     def set_pools(self, yes):
         """Whether devices have stream-ordered allocators."""
         self._lib.fake_set_pools(int(yes))
+
+    def set_peers(self, yes):
+        """Whether devices can be let see each other's memory."""
+        self._lib.fake_set_peers(int(yes))
 
     def stream(self, device=0, *, blocking=False):
         """A stream's handle. Frameworks make theirs non-blocking."""
@@ -115,6 +155,10 @@ class FakeCuda:
     def read(self, stream, address, nbytes, device=0):
         """Run a kernel that reads memory; return whether it races."""
         return bool(self._lib.fake_kernel(device, _U64(stream), _U64(address), ctypes.c_size_t(nbytes), 0))
+
+    def copied(self, stream, address, nbytes, device=0):
+        """Let a copy read memory, as `read`; copies see what is on other devices."""
+        return bool(self._lib.fake_kernel(device, _U64(stream), _U64(address), ctypes.c_size_t(nbytes), 2))
 
     def host_read(self, address, nbytes):
         """Read memory on the host; return whether that races."""

@@ -139,7 +139,8 @@ def module(driver):
         def copy(self):
             fresh = empty(self.shape, self.dtype)
             memory = self.data.mem
-            driver.read(current().ptr or 1, memory.ptr, getattr(memory, "nbytes", self.size), device[0])
+            nbytes, here = getattr(memory, "nbytes", self.size), self.data.device_id == device[0]
+            (driver.read if here else driver.copied)(current().ptr or 1, memory.ptr, nbytes, device[0])
             if isinstance(memory, _Memory):
                 held, offset = driver.peek(memory.ptr, memory.nbytes) + bytes(64), self.data.ptr - memory.ptr
                 driver.poke(fresh.data.ptr, np.ndarray(self.shape, self.dtype, held, offset, self.strides).tobytes())
