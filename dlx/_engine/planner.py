@@ -27,7 +27,7 @@ from dlx.adapter.declarations import ALIGNMENTS, Layout
 from dlx.errors import CopyRequiredError, DeviceError, DlxError, LayoutError, ReadOnlyError, StreamError
 from dlx.typing import Outcome
 
-__all__ = ["DEFERRED", "Decision", "Request", "approach", "decide", "deferred", "explain", "is_inside"]
+__all__ = ["DEFERRED", "Decision", "Request", "approach", "check_copies", "decide", "deferred", "explain", "is_inside"]
 
 
 class Request(NamedTuple):
@@ -253,6 +253,13 @@ def _plain(tensor: Tensor, before: Decision, source: Adapter, request: Request) 
     return None
 
 
+def check_copies(decision: Decision, tensor: Tensor) -> None:
+    """Raise a LayoutError if a copy within a device would take too many calls of the driver."""
+    copies = [step for step in decision.steps if isinstance(step, Copy)]
+    if copies and is_cuda(copies[0].device):
+        check_gaps(tensor, copies[0].keep_order)
+
+
 def explain(tensor: Tensor, before: Decision, source: Adapter, request: Request, sync: Synchronization) -> Decision:
     """Decide as `decide` does, with every step; the device of the result too, where it is not the array's own.
 
@@ -420,8 +427,6 @@ class _Decider:
         if packed and not contiguous(tensor.shape, tensor.strides):
             reason = f"its {dtype} elements are packed below one byte and not contiguous"
             raise LayoutError(reason, fix="Make it contiguous in its own framework first.")
-        if is_cuda(tensor.device) and is_cuda(device):
-            check_gaps(tensor, self.keep_order)
 
     def _copy(self, why: Step) -> None:
         """Copy the array, unless it is moved; pack or unpack its elements on the way."""

@@ -543,10 +543,12 @@ int cuInit(unsigned flags) {
   const char* fails = getenv("FAKE_CUDA_INIT");
   if (fails) LEAVE(atoi(fails));
   if (n_devices == 0) LEAVE(100);
-  if (!initialised) atexit(at_end);
+  if (!initialised) {
+    atexit(at_end);
+    make_pools(); /* whoever comes later finds them as they are */
+  }
   initialised = 1;
   pid = getpid();
-  make_pools();
   LEAVE(0);
 }
 

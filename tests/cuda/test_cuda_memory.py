@@ -81,7 +81,7 @@ def test_no_elements_no_memory(cuda):
 
 def test_too_much_memory(cuda):
     """The error says how much was asked for, where, and what the driver answered; nothing is left."""
-    with pytest.raises(DeviceError, match=r"cuMemAllocFromPoolAsync of \d+ bytes on cuda:1 failed with CUDA_ERROR_OUT_OF"):
+    with pytest.raises(DeviceError, match=r"FromPoolAsync of \d+ bytes on cuda:1 failed with CUDA_ERROR_OUT_OF"):
         on(CUDA1, (1 << 42,))
     assert cuda.depth == 0 and native.live() == native.live()
 

@@ -45,6 +45,7 @@ def test_a_loop_of_moves_uses_blocks_again(cuda, np, has_threshold):
     array = np.zeros(MIB, "uint8")
     if not has_threshold:
         cuda.fail("cuMemPoolSetAttribute", 1)
+    cuda.forget()
     for _ in range(10):
         dlx.convert(array, to="dlx", device="cuda:0")
         driver.synchronize(driver.work_stream(CUDA0))
@@ -251,9 +252,9 @@ def test_two_threads_lend_one_tensor(cuda, exchange):
     tensor = native.tensor_new(cuda.alloc(N), (N,), None, dlx.DType("uint8"), CUDA0, 0, Owner())
     point = driver.ready(Stream(CUDA0, p))
     tensor = driver.when(tensor, point)
-    own, found = driver.work_stream(CUDA0).handle, []
+    own = driver.work_stream(CUDA0).handle
     with cuda.slow("cuStreamWaitEvent") as call:
-        thread = threading.Thread(target=lambda: found.append(exchange.borrow(tensor)))
+        thread = threading.Thread(target=exchange.borrow, args=[tensor])
         thread.start()
         assert call.wait()
         exchange.borrow(tensor)
@@ -262,7 +263,7 @@ def test_two_threads_lend_one_tensor(cuda, exchange):
     assert native.tensor_address(tensor) == address
     cuda.stall(own)
     cuda.read(own, tensor.data_ptr, N)
-    del tensor, found, point
+    del tensor, point, thread
     gc.collect()
     assert not gone
     cuda.resume(own)
