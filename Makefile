@@ -46,7 +46,7 @@ SIZE_demo = , 25 MB to download
 SIZE_test = , 1.2 GB when installed
 SIZE_cookbook = , 2.5 GB when installed
 
-.PHONY: demo test test-deep test-sanitize test-allocations fuzz fuzz-producers soak test-exits test-kills test-interrupts test-peers test-all test-pythons test-debian test-old-numpy test-bare test-versions test-frameworks test-cookbook test-cuda bench bench-count conformance matrix screens docs read-docs dist lint format clean
+.PHONY: demo test test-deep test-sanitize test-allocations fuzz fuzz-producers soak test-exits test-kills test-interrupts test-peers test-all test-pythons test-debian test-old-numpy test-bare test-versions test-frameworks test-cookbook test-cuda test-gpu bench bench-count conformance matrix screens docs read-docs dist lint format clean
 
 demo: $(VENV)/.built $(VENV)/.extra-demo $(TORCH_STAMP)
 	$(RUN) examples/quickstart.py
@@ -150,11 +150,14 @@ CUDA_TORCH ?= torch==2.14.1
 CUDA_CUPY ?= cupy-cuda13x==14.2.0
 CUDA_PYTHON = .venv-cuda/bin/python
 CUDA_LIBRARIES = $(CURDIR)/.venv-cuda/cuda
+CUDA_TESTS = tests/cuda/test_originals.py tests/frameworks/test_cupy.py tests/frameworks/test_torch_devices.py
+CUDA_RUN = env LD_LIBRARY_PATH="$(CUDA_LIBRARIES)" LD_PRELOAD="$(CUDA_LIBRARIES)/libcudart.so.13 $(CUDA_LIBRARIES)/libcuda.so.1" \
+    DLX_ORIGINALS="$(CUDA_LIBRARIES)" FAKE_CUDA_DEVICES=2 $(CUDA_PYTHON) -m pytest
 test-cuda: .venv-cuda/.originals
 	@$(MAKE) --no-print-directory .venv-cuda/.built VENV=.venv-cuda
 	$(CUDA_PYTHON) tests/support/cuda_headers.py .venv-cuda
-	env LD_LIBRARY_PATH="$(CUDA_LIBRARIES)" LD_PRELOAD="$(CUDA_LIBRARIES)/libcudart.so.13 $(CUDA_LIBRARIES)/libcuda.so.1" \
-	    DLX_ORIGINALS="$(CUDA_LIBRARIES)" FAKE_CUDA_DEVICES=2 $(CUDA_PYTHON) -m pytest -p no:cacheprovider $(or $(ARGS),tests/cuda/test_originals.py)
+	$(CUDA_RUN) -p no:cacheprovider $(or $(ARGS),$(CUDA_TESTS))
+	$(if $(ARGS),,$(CUDA_PYTHON) -m pytest -p no:cacheprovider tests/cuda tests/frameworks/test_cupy.py tests/frameworks/test_torch_devices.py)
 
 .venv-cuda/.packages: constraints.txt
 	@echo "note: into .venv-cuda: $(CUDA_TORCH) and $(CUDA_CUPY), 6 GB when installed"
@@ -167,6 +170,22 @@ test-cuda: .venv-cuda/.originals
 .venv-cuda/.originals: .venv-cuda/.packages tests/support/cuda_originals.py $(wildcard tests/c/fake_*.[ch]) tests/c/cuda_library.c tests/c/cudart.c
 	$(CUDA_PYTHON) tests/support/cuda_originals.py $(CUDA_LIBRARIES)
 	@touch $@
+
+# On a machine with a GPU: the tests with the mark `gpu` and the figures of batch.py, with the published torch, cupy and jax
+# in .venv-gpu (10 GB). Where there is none it says so. docs/gpu.md has what it should print.
+GPU_FRAMEWORKS ?= $(CUDA_TORCH) $(CUDA_CUPY) "jax[cuda13]"
+test-gpu:
+	@if $(PYTHON) tests/support/gpu_machine.py; then $(MAKE) --no-print-directory on-gpu; fi
+
+.PHONY: on-gpu
+on-gpu:
+	@$(MAKE) --no-print-directory .venv-gpu/.built .venv-gpu/.extra-test-bare VENV=.venv-gpu
+	@grep -v "^torch==" constraints.txt >.venv-gpu/constraints.txt
+	@for framework in $(GPU_FRAMEWORKS); do \
+	    .venv-gpu/bin/python -m pip --disable-pip-version-check install --quiet --only-binary :all: --constraint .venv-gpu/constraints.txt numpy $$framework || \
+	    echo "note: $$framework is not to be had here; its tests are skipped"; done
+	.venv-gpu/bin/python -m pytest -p no:cacheprovider -m gpu -ra tests/cuda/test_gpu.py tests/cuda/test_gpu_order.py $(ARGS)
+	.venv-gpu/bin/python -m benchmarks --only batch
 
 test-bare:
 	@echo "== $(PYTHON), without any framework"

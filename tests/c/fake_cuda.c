@@ -165,6 +165,12 @@ static int wait_a_while(const struct timespec* end) {
   return pthread_cond_timedwait(&changed, &lock, end) == 0;
 }
 
+/* Seconds after which who waits is taken to wait for ever. */
+static int patience(void) {
+  const char* wanted = getenv("FAKE_CUDA_PATIENCE");
+  return wanted ? atoi(wanted) : 10;
+}
+
 static struct timespec after_seconds(int seconds) {
   struct timespec end;
   clock_gettime(CLOCK_REALTIME, &end);
@@ -215,7 +221,7 @@ static int enter(const char* name) {
   }
   if (!initialised && strcmp(name, "cuInit") != 0) return 3;
   if (holding == 1 && strcmp(name, hold_name) == 0) {
-    struct timespec end = after_seconds(10);
+    struct timespec end = after_seconds(patience());
     holding = 2;
     pthread_cond_broadcast(&changed);
     while (holding && wait_a_while(&end)) continue;
@@ -969,6 +975,24 @@ static void count_copy(size_t n) {
   sizes[bits]++;
 }
 
+/* "A copy (in the implicit NULL stream) between the memories of two different devices does not
+ * start until all commands previously issued to either device have completed and runs to completion
+ * before any commands issued after the copy to either device can start" (CUDA programming guide,
+ * peer-to-peer memory copy). Both ways, for the stream of the other device that stands for all of
+ * it. */
+static void join_devices(int s, uint64_t to, uint64_t from) {
+  const block* sides[] = {find_block((void*)(uintptr_t)to), find_block((void*)(uintptr_t)from)};
+  if (s != legacy[streams[s].context] || !sides[0] || !sides[1] ||
+      sides[0]->device == sides[1]->device)
+    return;
+  for (int i = 0; i < 2; i++) {
+    int other = resolve(1, sides[i]->device);
+    if (other == s) continue;
+    join(&now[streams[s].actor], step(other));
+    join(&now[streams[other].actor], &now[streams[s].actor]);
+  }
+}
+
 static void copy(int s, char* to, const char* from, size_t n) {
   if (to < from + n && from < to + n && n) {
     misuses++;
@@ -987,6 +1011,7 @@ int cuMemcpyAsync(uint64_t to, uint64_t from, size_t n, uint64_t handle) {
   if (is_implicit(s, 1)) LEAVE(906);
   if (is_hidden(to, from)) LEAVE(1);
   step(s);
+  join_devices(s, to, from);
   copy(s, (char*)(uintptr_t)to, (char*)(uintptr_t)from, n);
   LEAVE(0);
 }
@@ -1005,6 +1030,7 @@ int cuMemcpyPeerAsync(uint64_t to, const context* to_context, uint64_t from,
   }
   if (!to_context->alive || !from_context->alive) LEAVE(CONTEXT_IS_DESTROYED);
   step(s);
+  join_devices(s, to, from);
   copy(s, (char*)(uintptr_t)to, (char*)(uintptr_t)from, n);
   LEAVE(0);
 }
@@ -1226,6 +1252,11 @@ long fake_blocks(void) {
 
 uint64_t fake_stream(int device, int blocking) {
   TEST(uint64_t, (uint64_t)(uintptr_t)&streams[new_stream(device, blocking)]);
+}
+
+/* As in the log: 3 for s3. */
+int fake_number(int device, uint64_t handle) {
+  TEST(int, resolve(handle, device));
 }
 
 void fake_stream_destroy(uint64_t handle) {

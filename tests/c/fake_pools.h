@@ -119,7 +119,7 @@ static void* run_function(void* made) {
 /* Who waits for a stream waits for its host functions. Returns 1 where they do not end: they wait
  * for something that the caller holds, such as the GIL. */
 static int wait_for_functions(int s) {
-  struct timespec end = after_seconds(10);
+  struct timespec end = after_seconds(patience());
   while (streams[s].running && is_complete(&now[streams[s].actor]))
     if (!wait_a_while(&end)) {
       misuses++;

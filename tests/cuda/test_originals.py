@@ -16,7 +16,7 @@ import pytest
 from originals import handle_of, pending
 
 import dlx
-from dlx.errors import StreamError
+from dlx.errors import DeviceError, StreamError
 
 N = 64
 
@@ -236,6 +236,76 @@ def test_threads(cuda, torch, cupy):
     for thread in threads:
         thread.join()
     assert found == [True] * 80
+
+
+@pytest.fixture
+def async_pool(cupy):
+    """Let cupy allocate from a pool of the driver, on the stream that asks."""
+    with cupy.cuda.using_allocator(cupy.cuda.MemoryAsyncPool().malloc):
+        yield
+
+
+def test_memory_of_a_pool_of_the_driver(cuda, torch, cupy, np, async_pool):
+    """Such memory crosses, moves to a device that cannot see it, and is the pool's again when torch has read it."""
+    expected = list(range(N))
+    array = cupy.asarray(np.arange(N, dtype="float32"))
+    assert cuda.count("cuMemAllocAsync") + cuda.count("cuMemAllocFromPoolAsync") == 1
+    moved = dlx.convert(array, to="torch", device="cuda:1")
+    assert moved.tolist() == expected and cuda.count("cuMemcpyPeerAsync") == 1
+    with torch.cuda.stream(torch.cuda.Stream()) as _:
+        c, address = handle_of(torch.cuda.current_stream()), array.data.ptr
+        result = dlx.convert(array, to="torch")
+        cuda.stall(c)
+        cuda.read(c, address, N * 4)
+        del result, array
+        assert pending() == 1 and cuda.is_alive(address)
+        cuda.resume(c)
+        assert dlx.release_pending() == 0 and not cuda.is_alive(address)
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_other_contexts(cuda, torch, cupy, device):
+    """A thread whose current context is none of the primary ones converts, and finds it as it was."""
+    import ctypes
+
+    library, made = ctypes.CDLL(cuda.path), ctypes.c_void_p()
+    tensor = made_by(torch, cupy, "torch", device)
+    assert library.cuCtxCreate_v2(ctypes.byref(made), 0, 1 - device) == 0
+    depth = cuda.depth
+    assert dlx.convert(tensor, to="dlx").data_ptr == tensor.data_ptr()
+    assert dlx.convert(tensor, to="numpy").tolist() == list(range(N))
+    assert cuda.depth == depth and cuda.current == 1 - device
+    assert library.cuCtxDestroy_v2(made) == 0
+
+
+def test_no_small_copies(cuda, torch, cupy, np):
+    """What crosses or moves does so in few large copies: none below the size of an array."""
+    arrays = [made_by(torch, cupy, side, 0) for side in ("torch", "cupy")] * 10
+    cuda.forget()
+    for array in arrays:
+        dlx.convert(array, to="numpy")
+        dlx.convert(array[::-1] if hasattr(array, "get") else array[::3], to="numpy")
+        dlx.convert(array, to="torch" if hasattr(array, "get") else "cupy", device="cuda:1")
+    assert cuda.copies() <= 6 * len(arrays) and cuda.copies(below=64) == 0
+
+
+@pytest.mark.parametrize("code", [700, 719])
+def test_a_device_that_is_lost(cuda, torch, cupy, np, code):
+    """After a kernel's fault every conversion says so, and what still waits for the device is let go of."""
+    with working(torch, cupy, "torch", 0, "side", 0), working(torch, cupy, "cupy", 0, "side", 0) as c:
+        tensor = made_by(torch, cupy, "torch", 0)
+        result = dlx.convert(tensor, to="cupy")
+        cuda.stall(c)
+        cuda.read(c, address_of(result), N * 4)
+        del result
+        assert pending() == 1
+        cuda.fail("cuStreamIsCapturing", code)
+        for target in ("cupy", "numpy"):
+            with pytest.raises(DeviceError, match=str(code)):
+                dlx.convert(tensor, to=target)
+        assert dlx.release_pending() == 0
+        cuda.mend()
+        cuda.resume(c)
 
 
 MOVES = ["host", "pinned", "other device", "copy"]

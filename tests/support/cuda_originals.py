@@ -66,12 +66,23 @@ def library(folder, name, sources, wanted, *options):
         made.unlink()
 
 
-def driver(folder):
-    """Build the recording driver, with whatever torch and cupy link to."""
+def wanted_of_driver(folder):
+    """What torch and cupy link to; read from gigabytes of libraries once for their versions."""
+    versions = [importlib.metadata.version(name) for name in ("torch", "cupy-cuda13x")]
+    kept = folder / f"{'-'.join(versions)}.names"
+    if kept.exists():
+        return set(kept.read_text(encoding="utf-8").split())
     wanted = set()
     for found in [*PACKAGES.glob("cupy*/**/*.so"), *PACKAGES.glob("torch/lib/*.so")]:
         wanted |= {name for name in symbols(found, "--undefined-only") if re.match(r"cu[A-Z]", name)}
     wanted = {name for name in wanted if not re.match(r"cu(BLAS|RAND|SOLVER|SPARSE|FFT)", name)}
+    kept.write_text("\n".join(sorted(wanted)), encoding="utf-8")
+    return wanted
+
+
+def driver(folder):
+    """Build the recording driver, with an entry point for each of those."""
+    wanted = wanted_of_driver(folder)
     library(folder, "libcuda.so.1", [SOURCES / "fake_cuda.c", SOURCES / "cuda_library.c"], wanted)
 
 
@@ -83,12 +94,15 @@ def runtime(folder):
 
 
 def cupy(folder):
-    """Build cupy's bindings of the runtime over ours."""
+    """Build cupy's bindings of the runtime over ours, once for a wheel."""
+    (wheel,) = PACKAGES.glob(f"{MODULE}.*.so")
+    if b"libcudart.so.13" in wheel.read_bytes():
+        return
     version, work = importlib.metadata.version("cupy-cuda13x"), folder / "cupy-source"
     work.mkdir(exist_ok=True)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
-    # CUPY_INSTALL_NO_CUDA: what reads the name and version of the source distribution looks for no CUDA.
-    environment = os.environ | {"CUPY_INSTALL_NO_CUDA": "1"}
+    # What reads the name and version of the source distribution looks for no CUDA: cupy 14 knows the first name.
+    environment = os.environ | {"READTHEDOCS": "True", "CUPY_INSTALL_NO_CUDA": "1"}
     if not list(work.glob("*.tar.gz")):
         run(*pip, "--no-binary", "cupy", "--dest", work, f"cupy=={version}", env=environment)
     (archive,) = work.glob("*.tar.gz")
@@ -96,7 +110,6 @@ def cupy(folder):
         unpacked.extractall(work, filter="data")
     source = work / f"cupy-{version}"
     run(sys.executable, __file__, "--cythonize", cwd=source)
-    (wheel,) = PACKAGES.glob(f"{MODULE}.*.so")
     made = folder / wheel.name
     command = ["g++", "-O1", "-w", "-fPIC", "-shared", "-I.", f"-I{INCLUDE}", f"-I{sysconfig.get_path('include')}"]
     run(*command, f"{MODULE}.cpp", "-o", made, folder / "libcudart.so.13", "-ldl", cwd=source)

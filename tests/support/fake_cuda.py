@@ -95,7 +95,7 @@ class FakeCuda:
 
     @contextlib.contextmanager
     def slow(self, name):
-        """Let the next call of a name wait in the driver, for 10 seconds at most, until the block is over.
+        """Let the next call of a name wait in the driver until the block is over, or for 10 seconds.
 
         `wait()` of what it gives is true once the call waits.
         """
@@ -120,6 +120,10 @@ class FakeCuda:
     def stream(self, device=0, *, blocking=False):
         """A stream's handle. Frameworks make theirs non-blocking."""
         return self._lib.fake_stream(device, int(blocking))
+
+    def name_of(self, stream, device=0):
+        """What the log calls a stream."""
+        return f"s{self._lib.fake_number(device, _U64(stream))}"
 
     def destroy(self, stream):
         """Destroy a stream; using it afterwards is a misuse."""

@@ -6,17 +6,20 @@ Copies are true, kernels do nothing. Tests stand in for a kernel with `FakeCuda.
 from __future__ import annotations
 
 import gc
+import importlib
+import math
 import os
 from pathlib import Path
 
 import pytest
-from fake_cuda import FakeCuda
+from fake_cuda import DEVICE, LEGACY, MANAGED, FakeCuda
 
 from dlx._core import native
+from dlx._registry.registry import registry
 
 FOLDER = os.environ.get("DLX_ORIGINALS", "")
 
-__all__ = ["FOLDER", "cuda", "cupy", "handle_of", "pending", "torch"]
+__all__ = ["FOLDER", "Cupy", "Torch", "cuda", "cupy", "handle_of", "pending", "torch"]
 
 
 @pytest.fixture
@@ -28,6 +31,7 @@ def cuda(monkeypatch):
     monkeypatch.setenv("DLX_CUDA_DRIVER", str(path))
     native.lib.dlx_cuda_forget()
     driver = FakeCuda(path)
+    driver.settle()
     driver.clear_report()
     driver.forget()
     before = driver.depth, driver.mode
@@ -57,6 +61,53 @@ def cupy(cuda):
     module = pytest.importorskip("cupy")
     assert module.cuda.runtime.getDeviceCount() == 2
     return module
+
+
+class Original:
+    """A published framework, with what the tests of its adapter add to it."""
+
+    def __init__(self, name, cuda, request):
+        mark = request.node.get_closest_marker("stand_in")
+        if mark:
+            pytest.skip(f"not on the published {name}: {mark.args[0]}")
+        self.module, self.driver, self.name = importlib.import_module(name), cuda, name
+        self.adapter = registry.target(name).adapter
+
+    def __getattr__(self, name):
+        return getattr(self.module, name)
+
+
+class Cupy(Original):
+    """cupy, with arrays that a kernel has written."""
+
+    def __init__(self, cuda, request):
+        super().__init__("cupy", cuda, request)
+
+    def full(self, shape, dtype, kind=DEVICE):
+        """An array on the current device that the current stream writes; `kind` says the kind of memory."""
+        module = self.module
+        if kind == MANAGED:
+            nbytes = math.prod(shape) * module.dtype(dtype).itemsize
+            array = module.ndarray(shape, dtype, module.cuda.MemoryPointer(module.cuda.ManagedMemory(nbytes), 0))
+        else:
+            array = module.empty(shape, dtype)
+        stream = module.cuda.get_current_stream().ptr or LEGACY
+        self.driver.write(stream, array.data.ptr, array.nbytes, module.cuda.runtime.getDevice())
+        return array
+
+
+class Torch(Original):
+    """torch, with tensors of 64 bytes that a kernel has written."""
+
+    def __init__(self, cuda, request):
+        super().__init__("torch", cuda, request)
+
+    def empty(self, number=0):
+        """A tensor on a device that the current stream there writes."""
+        tensor = self.module.empty(64, dtype=self.module.uint8, device=f"cuda:{number}")
+        stream = self.module.cuda.current_stream(number).cuda_stream or LEGACY
+        self.driver.write(stream, tensor.data_ptr(), 64, number)
+        return tensor
 
 
 def pending():

@@ -1,0 +1,37 @@
+"""What a machine has for `make test-gpu`: its driver and devices, or one sentence and status 3."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+
+def main():
+    """Ask the driver itself, before anything is installed."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        print(f"note: no CUDA device here ({error}): `make test-gpu` ran nothing, and nothing failed")
+        return 3
+    code, version, count = driver.cuInit(0), ctypes.c_int(), ctypes.c_int()
+    if code or driver.cuDriverGetVersion(ctypes.byref(version)) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        print(f"note: no CUDA device here (cuInit gives {code}): `make test-gpu` ran nothing, and nothing failed")
+        return 3
+    print(f"driver of CUDA {version.value // 1000}.{version.value % 1000 // 10}, {count.value} device(s)")
+    for number in range(count.value):
+        name, major, minor = ctypes.create_string_buffer(100), ctypes.c_int(), ctypes.c_int()
+        driver.cuDeviceGetName(name, 100, number)
+        driver.cuDeviceGetAttribute(ctypes.byref(major), 75, number)
+        driver.cuDeviceGetAttribute(ctypes.byref(minor), 76, number)
+        reach = ctypes.c_int()
+        peers = [
+            other
+            for other in range(count.value)
+            if other != number and driver.cuDeviceCanAccessPeer(ctypes.byref(reach), number, other) == 0 and reach.value
+        ]
+        print(f"cuda:{number} {name.value.decode()}, {major.value}.{minor.value}, reaches {peers or 'no other'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
