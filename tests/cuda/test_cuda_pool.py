@@ -308,7 +308,7 @@ def test_all_that_may_be_the_first_is_relaxed(python, tmp_path, pools):
     """While another thread's stream captures in the strictest mode, a process uses dlx for the first time."""
     head = "".join(f"#define {name} inner_{name}\n" for name in ANY)
     wraps = "".join(
-        f"#undef {name}\nint {name}({args}) {{ strict(\"{name}\"); return inner_{name}({', '.join('abcd'[:n])}); }}\n"
+        f'#undef {name}\nint {name}({args}) {{ strict("{name}"); return inner_{name}({", ".join("abcd"[:n])}); }}\n'
         for name, args in ANY.items()
         if (n := args.count(",") + 1)
     )
