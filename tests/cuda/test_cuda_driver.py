@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import textwrap
@@ -124,6 +125,50 @@ def test_current_device(cuda):
     assert cuda.depth == 0
 
 
+def calls_on(cuda, np, device):
+    """What dlx does with memory of a device, by name; one call of each kind fails."""
+    tensor = dlx.empty(N, "uint8", device)
+    other = "cuda:0" if device == "cuda:1" else "cuda:1"
+    stream = cuda.stream(int(device[-1]))
+    return {
+        "empty": lambda: dlx.empty(N, "uint8", device),
+        "from the host": lambda: dlx.convert(np.zeros(N), to="dlx", device=device),
+        "to the host": lambda: dlx.convert(tensor, to="numpy"),
+        "to another device": lambda: dlx.convert(tensor, to="dlx", device=other),
+        "a copy": lambda: dlx.convert(tensor, to="dlx", copy=True),
+        "a plan": lambda: dlx.plan(tensor, to="numpy"),
+        "what it is": lambda: dlx.describe(tensor),
+        "a tree": lambda: dlx.convert([tensor, np.zeros(2)], to="dlx", device=device),
+        "stacked": lambda: dlx.stack([tensor, tensor], to="dlx"),
+        "a capsule": lambda: tensor.__dlpack__(stream=stream),
+        "its interface": lambda: tensor.__cuda_array_interface__,
+        "where it is": lambda: driver.where(tensor.data_ptr),
+        "devices": driver.devices,
+        "release": driver.release_pending,
+    }
+
+
+@pytest.mark.parametrize("fails", [None, "cuMemcpyAsync", "cuMemcpyPeerAsync", "cuEventRecord", "cuStreamSynchronize"])
+@pytest.mark.parametrize("current", ["none", "cuda:0", "cuda:1"])
+@pytest.mark.parametrize("device", ["cuda:0", "cuda:1"])
+def test_the_current_device_stays(cuda, np, device, current, fails):
+    """Whatever dlx does, and whether that works: afterwards this thread's device is the one that it was before."""
+    with contextlib.ExitStack() as stack:
+        if current != "none":
+            stack.enter_context(driver.at(dlx.Device(current)))
+        before, failures = (cuda.depth, cuda.current), 0
+        for name, call in calls_on(cuda, np, device).items():
+            if fails is not None:
+                cuda.fail(fails, 2)
+            try:
+                call()
+            except DeviceError as error:
+                failures += f"{fails} failed" in str(error)
+            assert (cuda.depth, cuda.current) == before, name
+        assert bool(failures) is (fails is not None)
+        cuda.mend()
+
+
 PRELUDE = """
     import gc, os, sys
     import dlx
@@ -175,6 +220,33 @@ def test_a_forked_child_leaves_the_driver_alone(python, fake_driver):
     out = run(python, fake_driver, code)
     assert "a forked child cannot use it" in out[0] and "'spawn'" in out[0]
     assert out[1:5] == ["parent", "gone", "gone", "gone"]
+
+
+@pytest.mark.parametrize("pools", [True, False])
+def test_a_child_with_memory_of_dlx(python, fake_driver, pools):
+    """Whether it lives or waits to go back: the child calls nothing, says why, and works on the host."""
+    code = f"""
+        cuda.set_pools({pools})
+        alive, dropped = (dlx.empty(64, "uint8", "cuda:1") for _ in range(2))
+        del dropped
+        before = cuda.count()
+        pid = os.fork()
+        if pid == 0:
+            del alive; gc.collect(); driver.release_pending()
+            for ask in (lambda: dlx.empty(3, "uint8", "cuda:1"), lambda: dlx.convert(b"abc", to="dlx", device="cuda:0")):
+                try:
+                    ask()
+                except dlx.errors.DeviceError as error:
+                    print("spawn" in str(error), flush=True)
+            assert dlx.convert(b"abc", to="dlx").shape == (3,) and len(dlx.devices()) == 1
+            print(cuda.count() - before, flush=True)
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        del alive
+        assert driver.release_pending() == 0
+        print(cuda.count("cuMemFree", "cuMemFreeAsync"))
+    """
+    assert run(python, fake_driver, code)[:4] == ["True", "True", "0", "2"]
 
 
 def test_a_child_may_start_the_driver_itself(python, fake_driver):
