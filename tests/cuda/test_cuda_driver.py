@@ -233,9 +233,9 @@ def test_a_child_with_memory_of_dlx(python, fake_driver, pools):
         pid = os.fork()
         if pid == 0:
             del alive; gc.collect(); driver.release_pending()
-            for ask in (lambda: dlx.empty(3, "uint8", "cuda:1"), lambda: dlx.convert(b"abc", to="dlx", device="cuda:0")):
+            for ask in (dlx.empty, dlx.convert):
                 try:
-                    ask()
+                    ask(3, "uint8", "cuda:1") if ask is dlx.empty else ask(b"abc", to="dlx", device="cuda:0")
                 except dlx.errors.DeviceError as error:
                     print("spawn" in str(error), flush=True)
             assert dlx.convert(b"abc", to="dlx").shape == (3,) and len(dlx.devices()) == 1

@@ -6,10 +6,12 @@ import gc
 import subprocess
 import threading
 
+import gpulib
 import pytest
 from fake_cuda import THREAD_LOCAL
 from project import ROOT
 from test_cuda_driver import run
+from test_cuda_memory import FreshAdapter
 
 import dlx
 from dlx._core import cuda as driver
@@ -126,21 +128,32 @@ def test_without_pools_memory_goes_back_later(cuda):
 # ---- nothing is recorded that nobody waits for -----------------------------------------------------------------------
 
 
-def test_moves_record_nothing(cuda, np):
-    """Three moves are three allocations, copies, waits and releases; fresh memory is ordered when somebody uses it."""
+@pytest.mark.parametrize(
+    ("to", "calls", "entered", "modes"), [("mine", 30, 6, 6), ("dlx", 51, 9, 18)], ids=["consumer's", "dlx's"]
+)
+def test_calls_of_three_moves(cuda, np, monkeypatch, to, calls, entered, modes):
+    """Three copies and three waits, into memory of the consumer's or of dlx's own, and nothing recorded."""
+    framework = gpulib.install(monkeypatch, "mine", cuda, FreshAdapter)
     array = np.zeros(N, "uint8")
-    dlx.convert(array, to="dlx", device="cuda:0")
-    cuda.forget()
-    for _ in range(3):
-        dlx.convert(array, to="dlx", device="cuda:0")
-    calls = ("cuMemAllocFromPoolAsync", "cuMemcpyAsync", "cuStreamSynchronize", "cuMemFreeAsync")
-    assert [cuda.count(name) for name in calls] == [3, 3, 3, 3]
+    with framework.on(cuda.stream()):
+        dlx.convert(array, to=to, device="cuda:0")
+        cuda.forget()
+        for _ in range(3):
+            dlx.convert(array, to=to, device="cuda:0")
+    assert cuda.copies() == cuda.syncs - 1 == 3
+    assert cuda.count("cuMemAllocFromPoolAsync") == cuda.count("cuMemFreeAsync") == (3 if to == "dlx" else 0)
     assert cuda.ordering == cuda.count("cuEventCreate", "cuEventQuery") == 0
-    assert cuda.count("cuCtxPushCurrent") == 9 and cuda.count("cuThreadExchangeStreamCaptureMode") == 18
-    moved, c = dlx.convert(array, to="dlx", device="cuda:0"), cuda.stream()
+    assert cuda.count("cuCtxPushCurrent") == entered
+    assert cuda.count("cuThreadExchangeStreamCaptureMode") == modes
+    assert cuda.count() == calls
+
+
+def test_fresh_memory_is_ordered_when_somebody_takes_it(cuda, np):
+    """What a move has filled was waited for already; other memory costs one record and one wait then."""
+    moved, c = dlx.convert(np.zeros(N, "uint8"), to="dlx", device="cuda:0"), cuda.stream()
     cuda.forget()
     given = [moved.__dlpack__(stream=c)]
-    assert cuda.ordering == 0 and not cuda.read(c, moved.data_ptr, N)  # the move was waited for
+    assert cuda.ordering == 0 and not cuda.read(c, moved.data_ptr, N)
     fresh = empty()
     assert cuda.ordering == 0
     given.append(fresh.__dlpack__(stream=c))
