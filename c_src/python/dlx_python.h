@@ -158,9 +158,6 @@ extern PyMethodDef py_adopt_functions[];
 DLManagedTensorVersioned* py_cuda_export(TensorObject* tensor, DLManagedTensorVersioned* made,
                                          PyObject* stream);
 
-/* dlx_cuda_work_stream, the first time without the GIL. Errors: -1 with an exception. */
-int py_cuda_work_stream(int32_t device_id, uint64_t* stream);
-
 /* A copy of device memory on the host. Owns: the caller owns the result. Errors: NULL with an
  * exception. */
 DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor);
@@ -173,6 +170,9 @@ int py_cuda_to_own_stream(TensorObject* tensor);
 /* Let a new tensor be ready when dlx's own stream is; nothing is recorded before somebody waits.
  * Errors: -1 with an exception. */
 int py_cuda_ready_here(TensorObject* tensor, int32_t device_id);
+
+/* dlx_cuda_work_stream, the first time without the GIL. Errors: -1 with an exception. */
+int py_cuda_work_stream(int32_t device_id, uint64_t* stream);
 
 extern PyMethodDef py_cuda_functions[];
 

@@ -329,3 +329,72 @@ def test_host_work_loads_no_driver(python, fake_driver):
         print(is_loaded()); print(len(dlx.devices())); print(is_loaded())
     """
     assert run(python, fake_driver, code, prelude="")[:3] == ["False", "3", "True"]
+
+
+# ---- captures elsewhere ----------------------------------------------------------------------------------------------
+
+STRICT = """
+    #include "{root}/tests/c/fake_cuda.c"
+    static void strict(const char* name) {{
+      for (int i = 1; i < n_captures; i++)
+        if (captures[i].state == ACTIVE && thread_mode != RELAXED) {{
+          misuses++;
+          complain("%s in the mode of a capture; ", name);
+        }}
+    }}
+"""
+ANY = {
+    "cuDevicePrimaryCtxRetain": "void** a, int b",
+    "cuStreamCreate": "void** a, unsigned b",
+    "cuStreamQuery": "uint64_t a",
+    "cuStreamSynchronize": "uint64_t a",
+    "cuEventCreate": "event** a, unsigned b",
+    "cuEventQuery": "event* a",
+    "cuEventSynchronize": "event* a",
+    "cuEventDestroy_v2": "event* a",
+    "cuMemAlloc_v2": "uint64_t* a, size_t b",
+    "cuMemFree_v2": "uint64_t a",
+    "cuMemFreeAsync": "uint64_t a, uint64_t b",
+    "cuMemPoolCreate": "pool** a, const pool_facts* b",
+    "cuMemAllocFromPoolAsync": "uint64_t* a, size_t b, pool* c, uint64_t d",
+    "cuMemcpyAsync": "uint64_t a, uint64_t b, size_t c, uint64_t d",
+    "cuMemcpy2DAsync_v2": "const box* a, uint64_t b",
+}
+"""Entry points that a capture may forbid, or that were not looked up: each must be called in the relaxed mode."""
+
+
+@pytest.mark.parametrize("pools", [True, False], ids=["pools", "no pools"])
+def test_all_that_may_be_the_first_is_relaxed(python, tmp_path, pools):
+    """While another thread's stream captures in the strictest mode, a process uses dlx for the first time."""
+    head = "".join(f"#define {name} inner_{name}\n" for name in ANY)
+    wraps = "".join(
+        f'#undef {name}\nint {name}({args}) {{ strict("{name}"); return inner_{name}({", ".join("abcd"[:n])}); }}\n'
+        for name, args in ANY.items()
+        if (n := args.count(",") + 1)
+    )
+    source, library = tmp_path / "strict.c", tmp_path / "strict.so"
+    source.write_text(head + STRICT.format(root=ROOT) + wraps)
+    subprocess.run(["cc", "-shared", "-fPIC", "-pthread", str(source), "-o", str(library)], check=True)
+    code = f"""
+        import numpy as np
+        cuda.set_pools({pools})
+        c = cuda.stream()
+        cuda.capture(c, 0)
+        tensor = dlx.convert(np.zeros((8, 8), "uint8")[:, ::2], to="dlx", device="cuda:0")
+        moved = dlx.convert(tensor, to="dlx", device="cuda:1")
+        d, e = cuda.stream(), cuda.stream()
+        cuda.stall(d)
+        used_tensor, memory = used(d); cuda.read(d, memory, 64); del used_tensor
+        driver.order(Stream(device, d), Stream(device, e))
+        point = driver.ready(Stream(device, e))
+        assert driver.release_pending() == 1
+        cuda.resume(d)
+        assert driver.release_pending() == 0
+        driver.synchronize(point)
+        dlx.convert(moved, to="numpy")
+        del tensor, moved
+        gc.collect()
+        assert driver.release_pending() == 0
+        print(cuda.end_capture(c), cuda.misuses, cuda.report)
+    """
+    assert [line.strip() for line in run(python, library, code)[:2]] == ["gone", "0 0"]
