@@ -128,9 +128,9 @@ int cuda_is_capturing(uint64_t stream, int* yes);
 int cuda_use_waiting(int32_t device_id, uint64_t stream, void* owner, dlx_release release,
                      void** out);
 
-/* Parts of dlx_cuda_forget: the table and contexts; the pools. GIL: not needed. */
+/* Parts of dlx_cuda_forget: the table and contexts; streams and events. GIL: not needed. */
 void cuda_forget_driver(void);
-void cuda_forget_memory(void);
+void cuda_forget_streams(void);
 
 /* Take part in captures of others as little as may be: while a thread captures in the strictest
  * mode, others must not even ask for an event's state, unless they say so. Returns what to give to

@@ -66,13 +66,6 @@ static int find_pool(int32_t device_id, cu_pool* pool) {
   return status;
 }
 
-void cuda_forget_memory(void) {
-  for (int i = 0; i < DLX_MAX_DEVICES; i++) {
-    cu_pool pool = atomic_exchange(&pools[i], NULL);
-    if (pool && pool != NO_POOL) cu.MemPoolDestroy(pool);
-  }
-}
-
 /* ---- allocation ------------------------------------------------------------------------------ */
 
 typedef struct {
@@ -386,4 +379,15 @@ int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, 
   cuda_unrelax(mode);
   dlx_cuda_pop();
   return status;
+}
+
+/* ---- tests ----------------------------------------------------------------------------------- */
+
+void dlx_cuda_forget(void) {
+  for (int i = 0; i < DLX_MAX_DEVICES; i++) {
+    cu_pool pool = atomic_exchange(&pools[i], NULL);
+    if (pool && pool != NO_POOL) cu.MemPoolDestroy(pool);
+  }
+  cuda_forget_streams();
+  cuda_forget_driver();
 }

@@ -502,7 +502,7 @@ int64_t dlx_cuda_release_pending(void) {
 
 /* ---- tests ----------------------------------------------------------------------------------- */
 
-void dlx_cuda_forget(void) {
+void cuda_forget_streams(void) {
   pthread_mutex_lock(&cuda_lock);
   pthread_mutex_lock(&cuda_event_lock);
   for (int i = 0; i < DLX_MAX_DEVICES; i++) {
@@ -514,6 +514,4 @@ void dlx_cuda_forget(void) {
   }
   pthread_mutex_unlock(&cuda_event_lock);
   pthread_mutex_unlock(&cuda_lock);
-  cuda_forget_memory();
-  cuda_forget_driver();
 }

@@ -127,10 +127,6 @@ void dlx_use_release(void* use);
  * callers release it. */
 int64_t dlx_cuda_release_pending(void);
 
-/* Forget the driver and all that is known of it, so that the next use looks for it again. For
- * tests: nothing that came from it may be in use. GIL: not needed. */
-void dlx_cuda_forget(void);
-
 /* ---- cuda/memory.c: memory on devices, and copies to, from and between them ------------------ */
 
 /* Fresh device memory, ready on dlx's work stream of that device; shapes and order as
@@ -153,6 +149,10 @@ int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, 
 
 /* 1 where copying to fresh memory on the same device would be DLX_E_SCATTERED. GIL: not needed. */
 int dlx_cuda_is_scattered(const DLTensor* from, uint64_t flags, int keep_order);
+
+/* Forget the driver and all that is known of it, so that the next use looks for it again. For
+ * tests: nothing that came from it may be in use. GIL: not needed. */
+void dlx_cuda_forget(void);
 
 #ifdef __cplusplus
 }

@@ -329,7 +329,7 @@ class Batch:
         """Decide by `planner.decide`, or by `planner.explain`, with every step."""
         try:
             decision = by(tensor, transfer.before, transfer.source, self.request, self.sync)
-            if is_cuda(tensor.device):
+            if not tensor.is_host:
                 check_copies(decision, tensor)
             return decision
         except DlxError:

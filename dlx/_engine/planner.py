@@ -256,7 +256,7 @@ def _plain(tensor: Tensor, before: Decision, source: Adapter, request: Request) 
 def check_copies(decision: Decision, tensor: Tensor) -> None:
     """Raise a LayoutError if a copy within a device would take too many calls of the driver."""
     copies = [step for step in decision.steps if isinstance(step, Copy)]
-    if copies and is_cuda(copies[0].device):
+    if copies and is_cuda(copies[0].device) and is_cuda(tensor.device):
         check_gaps(tensor, copies[0].keep_order)
 
 
