@@ -10,15 +10,14 @@
 #include <string.h>
 
 cu_table cu;
+pthread_mutex_t cuda_once_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_mutex_t cuda_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_mutex_t cuda_event_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
 static atomic_int initialised; /* the table is filled and cuInit went well */
 static atomic_int forked;      /* this is a child of a process that had initialised */
 static atomic_int ending;      /* exit handlers run: the driver may be gone at any time */
 static _Atomic(cu_context) primaries[DLX_MAX_DEVICES];
-static atomic_int pools[DLX_MAX_DEVICES]; /* 0 = not asked yet, 1 = no, 2 = yes */
 
 /* ---- what failed last, a sentence for each thread -------------------------------------------- */
 
@@ -90,7 +89,7 @@ int cuda_is_child(void) {
 /* ---- fork and exit --------------------------------------------------------------------------- */
 
 static void before_fork(void) {
-  pthread_mutex_lock(&loading);
+  pthread_mutex_lock(&cuda_once_lock);
   pthread_mutex_lock(&cuda_lock);
   pthread_mutex_lock(&cuda_event_lock);
 }
@@ -98,7 +97,7 @@ static void before_fork(void) {
 static void in_parent(void) {
   pthread_mutex_unlock(&cuda_event_lock);
   pthread_mutex_unlock(&cuda_lock);
-  pthread_mutex_unlock(&loading);
+  pthread_mutex_unlock(&cuda_once_lock);
 }
 
 static void after_fork(void) {
@@ -129,6 +128,7 @@ static const entry entries[] = {
     NEEDED(DeviceGet, "cuDeviceGet"),
     NEEDED(DeviceGetName, "cuDeviceGetName"),
     NEEDED(DeviceGetAttribute, "cuDeviceGetAttribute"),
+    NEEDED(DeviceCanAccessPeer, "cuDeviceCanAccessPeer"),
     NEEDED(DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain"),
     NEEDED(CtxPushCurrent, "cuCtxPushCurrent_v2"),
     NEEDED(CtxPopCurrent, "cuCtxPopCurrent_v2"),
@@ -149,12 +149,16 @@ static const entry entries[] = {
     NEEDED(MemcpyPeerAsync, "cuMemcpyPeerAsync"),
     NEEDED(Memcpy2DAsync, "cuMemcpy2DAsync_v2"),
     NEEDED(ThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode"),
-    WANTED(MemAllocAsync, "cuMemAllocAsync"),
+    WANTED(MemPoolCreate, "cuMemPoolCreate"),
+    WANTED(MemPoolDestroy, "cuMemPoolDestroy"),
+    WANTED(MemPoolSetAttribute, "cuMemPoolSetAttribute"),
+    WANTED(MemPoolSetAccess, "cuMemPoolSetAccess"),
+    WANTED(MemAllocFromPoolAsync, "cuMemAllocFromPoolAsync"),
     WANTED(MemFreeAsync, "cuMemFreeAsync"),
     WANTED(StreamGetCaptureInfo, "cuStreamGetCaptureInfo_v2"),
 };
 
-/* GIL: not needed; `loading` held. Errors: DLX_E_NO_DRIVER; nothing half-filled is left. */
+/* GIL: not needed; cuda_once_lock held. Errors: DLX_E_NO_DRIVER; nothing half-filled is left. */
 static int fill_table(void) {
   const char* asked = getenv("DLX_CUDA_DRIVER");
   void* library = dlopen(asked && *asked ? asked : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -174,12 +178,14 @@ static int fill_table(void) {
     }
     memcpy((char*)&found + entries[i].offset, &symbol, sizeof symbol);
   }
-  if (found.MemFreeAsync == NULL) found.MemAllocAsync = NULL; /* both or neither */
+  if (!found.MemPoolDestroy || !found.MemPoolSetAttribute || !found.MemPoolSetAccess ||
+      !found.MemAllocFromPoolAsync || !found.MemFreeAsync)
+    found.MemPoolCreate = NULL; /* all or none */
   cu = found;
   return DLX_OK;
 }
 
-/* GIL: not needed; `loading` held. */
+/* GIL: not needed; cuda_once_lock held. */
 static int initialise(void) {
   static int watched;
   if (cu.Init == NULL) {
@@ -210,9 +216,9 @@ int dlx_cuda_load(void) {
   if (atomic_load(&ending)) return no_driver("the process is ending");
   if (atomic_load(&initialised)) return DLX_OK;
   pthread_once(&once, watch_forks);
-  pthread_mutex_lock(&loading);
+  pthread_mutex_lock(&cuda_once_lock);
   int status = atomic_load(&initialised) ? DLX_OK : initialise();
-  pthread_mutex_unlock(&loading);
+  pthread_mutex_unlock(&cuda_once_lock);
   return status;
 }
 
@@ -266,6 +272,11 @@ int cuda_primary(int32_t device_id, cu_context* context) {
   return DLX_OK;
 }
 
+int dlx_cuda_entered(int32_t device_id) {
+  return dlx_cuda_loaded() && device_id >= 0 && device_id < DLX_MAX_DEVICES &&
+         atomic_load(&primaries[device_id]) != NULL;
+}
+
 int dlx_cuda_push(int32_t device_id) {
   cu_context context;
   int status = cuda_primary(device_id, &context);
@@ -280,15 +291,9 @@ void dlx_cuda_pop(void) {
 }
 
 int cuda_has_pools(int32_t device_id) {
-  int answer = atomic_load(&pools[device_id]);
-  if (answer == 0) {
-    int device, yes = 0;
-    if (cu.MemAllocAsync == NULL || cu.DeviceGet(&device, device_id) != CU_OK ||
-        cu.DeviceGetAttribute(&yes, CU_DEVICE_HAS_POOLS, device) != CU_OK)
-      yes = 0;
-    atomic_store(&pools[device_id], answer = 1 + (yes != 0));
-  }
-  return answer == 2;
+  int device, yes = 0;
+  return cu.MemPoolCreate && cu.DeviceGet(&device, device_id) == CU_OK &&
+         cu.DeviceGetAttribute(&yes, CU_DEVICE_HAS_POOLS, device) == CU_OK && yes;
 }
 
 int cuda_relax(void) {
@@ -330,12 +335,9 @@ int dlx_cuda_where(const void* address, DLDevice* device) {
 }
 
 void cuda_forget_driver(void) {
-  pthread_mutex_lock(&loading);
-  for (int i = 0; i < DLX_MAX_DEVICES; i++) {
-    atomic_store(&primaries[i], (cu_context)NULL);
-    atomic_store(&pools[i], 0);
-  }
+  pthread_mutex_lock(&cuda_once_lock);
+  for (int i = 0; i < DLX_MAX_DEVICES; i++) atomic_store(&primaries[i], (cu_context)NULL);
   memset(&cu, 0, sizeof cu);
   atomic_store(&initialised, 0);
-  pthread_mutex_unlock(&loading);
+  pthread_mutex_unlock(&cuda_once_lock);
 }

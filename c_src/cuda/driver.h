@@ -13,6 +13,7 @@
 typedef struct cu_context_s* cu_context;
 typedef struct cu_stream_s* cu_stream;
 typedef struct cu_event_s* cu_event;
+typedef struct cu_pool_s* cu_pool;
 typedef unsigned long long cu_address;
 
 enum {
@@ -28,7 +29,24 @@ enum { CU_EVENT_DISABLE_TIMING = 2, CU_STREAM_NON_BLOCKING = 1 };
 enum { CU_CAPTURE_NONE = 0, CU_CAPTURE_ACTIVE = 1, CU_CAPTURE_RELAXED = 2 /* a mode */ };
 enum { CU_ATTRIBUTE_MEMORY_TYPE = 2, CU_ATTRIBUTE_MANAGED = 8, CU_ATTRIBUTE_ORDINAL = 9 };
 enum { CU_MEMORY_HOST = 1, CU_MEMORY_UNIFIED = 4 };
-enum { CU_DEVICE_HAS_POOLS = 115 };
+enum { CU_DEVICE_HAS_POOLS = 115, CU_POOL_RELEASE_THRESHOLD = 4 };
+enum { CU_ALLOCATION_PINNED = 1, CU_LOCATION_DEVICE = 1, CU_ACCESS_READ_WRITE = 3 };
+
+typedef struct {
+  int type, id;
+} cu_location;
+
+typedef struct {
+  int allocation, handles;
+  cu_location where;
+  void* security;
+  unsigned char reserved[64];
+} cu_pool_properties;
+
+typedef struct {
+  cu_location where;
+  int access;
+} cu_pool_access;
 
 typedef struct { /* a box of `height` rows of `width` bytes, from anywhere to anywhere */
   size_t from_x, from_y;
@@ -54,6 +72,7 @@ typedef struct {
   int (*DeviceGet)(int* device, int ordinal);
   int (*DeviceGetName)(char* name, int room, int device);
   int (*DeviceGetAttribute)(int* value, int attribute, int device);
+  int (*DeviceCanAccessPeer)(int* yes, int device, int peer);
   int (*DevicePrimaryCtxRetain)(cu_context* context, int device);
   int (*CtxPushCurrent)(cu_context context);
   int (*CtxPopCurrent)(cu_context* context);
@@ -76,7 +95,11 @@ typedef struct {
   int (*Memcpy2DAsync)(const cu_box* box, cu_stream stream);
   int (*ThreadExchangeStreamCaptureMode)(int* mode); /* CUDA 10.1, the oldest that will do */
   /* NULL in old drivers: CUDA 11.2, 11.3 */
-  int (*MemAllocAsync)(cu_address* address, size_t nbytes, cu_stream stream);
+  int (*MemPoolCreate)(cu_pool* pool, const cu_pool_properties* properties);
+  int (*MemPoolDestroy)(cu_pool pool);
+  int (*MemPoolSetAttribute)(cu_pool pool, int attribute, void* value);
+  int (*MemPoolSetAccess)(cu_pool pool, const cu_pool_access* access, size_t n);
+  int (*MemAllocFromPoolAsync)(cu_address* address, size_t nbytes, cu_pool pool, cu_stream stream);
   int (*MemFreeAsync)(cu_address address, cu_stream stream);
   int (*StreamGetCaptureInfo)(cu_stream stream, int* status, uint64_t* id, void* graph,
                               void* dependencies, void* n_dependencies);
@@ -94,11 +117,20 @@ int cuda_failed(const char* operation, int code);
 /* The primary context of a device, retained for good. GIL: not needed. Errors: as dlx_cuda_load. */
 int cuda_primary(int32_t device_id, cu_context* context);
 
-/* 1 where a device has a stream-ordered allocator. GIL: not needed. */
+/* 1 where the driver and a device have memory pools. GIL: not needed. */
 int cuda_has_pools(int32_t device_id);
 
-/* Part of dlx_cuda_forget: the table, contexts. GIL: not needed. */
+/* As dlx_cuda_capturing; the context of the stream's device must be current. GIL: not needed. */
+int cuda_is_capturing(uint64_t stream, int* yes);
+
+/* As dlx_use_new, on dlx's own stream, for an owner whose release waits for the device: only
+ * dlx_cuda_release_pending releases it. Owns, GIL, Errors: as there. */
+int cuda_use_waiting(int32_t device_id, uint64_t stream, void* owner, dlx_release release,
+                     void** out);
+
+/* Parts of dlx_cuda_forget: the table and contexts; streams and events. GIL: not needed. */
 void cuda_forget_driver(void);
+void cuda_forget_streams(void);
 
 /* Take part in captures of others as little as may be: while a thread captures in the strictest
  * mode, others must not even ask for an event's state, unless they say so. Returns what to give to
@@ -110,9 +142,10 @@ static inline cu_stream cuda_stream(uint64_t handle) {
   return (cu_stream)(uintptr_t)handle;
 }
 
-/* In cuda/order.c, cuda_lock guards the queue and the own streams, cuda_event_lock the events; the
- * second may be taken under the first. Both are held over a fork, so that a child finds everything
- * whole. Neither is held while an owner is released. */
-extern pthread_mutex_t cuda_lock, cuda_event_lock;
+/* cuda_once_lock is held while what there is once is made, which may take long: the table, dlx's
+ * streams and pools. Nothing that releases memory takes it. In cuda/order.c, cuda_lock guards the
+ * queue and cuda_event_lock the events; the second may be taken under the first. All are held over
+ * a fork, so that a child finds everything whole. None is held while an owner is released. */
+extern pthread_mutex_t cuda_once_lock, cuda_lock, cuda_event_lock;
 
 #endif

@@ -7,15 +7,75 @@
 
 #include <stdio.h>
 
+/* ---- pools ----------------------------------------------------------------------------------- */
+
+/* What a pool keeps while nobody uses it. More than this takes so long to copy that taking it from
+ * the device anew adds little. */
+enum { KEPT = 256 << 20 };
+
+static char none; /* its address stands for a device that has no pools */
+#define NO_POOL ((cu_pool)(void*)&none)
+
+static _Atomic(cu_pool) pools[DLX_MAX_DEVICES]; /* NULL = not asked yet */
+
+/* Let every device that can reach the memory of a pool use it. Where that fails, the pool serves
+ * its own device all the same, and the driver's copies between devices work without. */
+static void open_to_peers(cu_pool pool, int32_t device_id, int device) {
+  cu_pool_access access[DLX_MAX_DEVICES];
+  size_t n = 0;
+  int32_t count = 0;
+  if (dlx_cuda_count(&count) != DLX_OK) return;
+  for (int32_t i = 0; i < count && i < DLX_MAX_DEVICES; i++) {
+    int peer, yes = 0;
+    if (i == device_id || cu.DeviceGet(&peer, i) != CU_OK ||
+        cu.DeviceCanAccessPeer(&yes, peer, device) != CU_OK || !yes)
+      continue;
+    access[n++] = (cu_pool_access){{CU_LOCATION_DEVICE, peer}, CU_ACCESS_READ_WRITE};
+  }
+  if (n > 0) cu.MemPoolSetAccess(pool, access, n);
+}
+
+/* GIL: not needed; cuda_once_lock held. Errors: DLX_E_DRIVER. */
+static int make_pool(int32_t device_id, cu_pool* pool) {
+  int device, code = cu.DeviceGet(&device, device_id);
+  if (code != CU_OK) return cuda_failed("cuDeviceGet", code);
+  cu_pool_properties properties = {.allocation = CU_ALLOCATION_PINNED,
+                                   .where = {CU_LOCATION_DEVICE, device}};
+  code = cu.MemPoolCreate(pool, &properties);
+  if (code != CU_OK) return cuda_failed("cuMemPoolCreate", code);
+  uint64_t kept = KEPT;
+  cu.MemPoolSetAttribute(*pool, CU_POOL_RELEASE_THRESHOLD, &kept); /* slower without */
+  open_to_peers(*pool, device_id, device);
+  return DLX_OK;
+}
+
+/* dlx's pool of a device, made the first time, or NO_POOL; the device's context must be current.
+ * GIL: not needed; callers release it. Errors: DLX_E_DRIVER. */
+static int find_pool(int32_t device_id, cu_pool* pool) {
+  int status = DLX_OK;
+  *pool = atomic_load(&pools[device_id]);
+  if (*pool) return DLX_OK;
+  pthread_mutex_lock(&cuda_once_lock);
+  *pool = atomic_load(&pools[device_id]);
+  if (*pool == NULL) {
+    *pool = NO_POOL;
+    if (cuda_has_pools(device_id)) status = make_pool(device_id, pool);
+    if (status == DLX_OK) atomic_store(&pools[device_id], *pool);
+  }
+  pthread_mutex_unlock(&cuda_once_lock);
+  return status;
+}
+
 /* ---- allocation ------------------------------------------------------------------------------ */
 
 typedef struct {
   cu_address address;
   int32_t device;
-  uint64_t stream; /* 0 = not from the pool */
+  uint64_t stream; /* of the pool's allocation; 0 = not from a pool */
 } block;
 
-/* GIL: not needed. Nothing is called in a forked child, nor while the process ends. */
+/* In stream order from a pool; else the driver waits for the device. GIL: not needed. Nothing is
+ * called in a forked child, nor while the process ends. */
 static void release_block(void* owner) {
   block* self = owner;
   if (dlx_cuda_loaded() && dlx_cuda_push(self->device) == DLX_OK) {
@@ -31,30 +91,61 @@ static void release_block(void* owner) {
   free(self);
 }
 
-/* The device's context must be current. Owns: on success `self` holds the memory. GIL: not needed.
- * Errors: DLX_E_DRIVER. */
+/* The device's context must be current, in the relaxed mode. Owns: on success `self` holds the
+ * memory. GIL: not needed; callers release it. Errors: DLX_E_DRIVER. */
 static int allocate(block* self, size_t nbytes, uint64_t stream) {
-  int pooled = cuda_has_pools(self->device), mode = cuda_relax();
-  int code = pooled ? cu.MemAllocAsync(&self->address, nbytes, cuda_stream(stream))
+  cu_pool pool;
+  int status = find_pool(self->device, &pool);
+  if (status != DLX_OK) return status;
+  int pooled = pool != NO_POOL;
+  int code = pooled ? cu.MemAllocFromPoolAsync(&self->address, nbytes, pool, cuda_stream(stream))
                     : cu.MemAlloc(&self->address, nbytes);
-  cuda_unrelax(mode);
   self->stream = pooled ? stream : 0;
   if (code == CU_OK) return DLX_OK;
   char operation[80];
   snprintf(operation, sizeof operation, "%s of %zu bytes on cuda:%d",
-           pooled ? "cuMemAllocAsync" : "cuMemAlloc", nbytes, self->device);
+           pooled ? "cuMemAllocFromPoolAsync" : "cuMemAlloc", nbytes, self->device);
   return cuda_failed(operation, code);
+}
+
+/* Owns: the caller owns `out`, and gives it to `release`. GIL: not needed; callers release it.
+ * Errors: DLX_E_MEMORY, as dlx_cuda_load. */
+static int new_block(int32_t device_id, size_t nbytes, block** out, void** owner,
+                     dlx_release* release) {
+  uint64_t stream;
+  int status = dlx_cuda_work_stream(device_id, &stream);
+  if (status != DLX_OK) return status;
+  block* self = dlx_allocate(sizeof *self);
+  if (self == NULL) return DLX_E_MEMORY;
+  *self = (block){.device = device_id};
+  status = dlx_cuda_push(device_id);
+  if (status == DLX_OK) {
+    int mode = cuda_relax();
+    status = allocate(self, nbytes, stream);
+    cuda_unrelax(mode);
+    dlx_cuda_pop();
+  }
+  if (status != DLX_OK) {
+    free(self);
+    return status;
+  }
+  *out = *owner = self;
+  *release = release_block;
+  if (self->stream) return DLX_OK;
+  *release = dlx_use_release;
+  status = cuda_use_waiting(device_id, stream, self, release_block, owner);
+  if (status != DLX_OK) release_block(self);
+  return status;
 }
 
 int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t device_id,
                    DLManagedTensorVersioned** out) {
   int64_t strides[DLX_MAX_NDIM];
-  uint64_t stream;
   int status = dlx_validate(like, flags);
   if (status != DLX_OK) return status;
-  dlx_cuda_release_pending(); /* what is done makes room */
-  status = dlx_cuda_work_stream(device_id, &stream);
+  status = dlx_cuda_load();
   if (status != DLX_OK) return status;
+  dlx_cuda_release_pending(); /* what is done makes room */
   DLTensor fresh = *like;
   dlx_fresh_strides(like, keep_order, strides);
   fresh.strides = strides;
@@ -62,21 +153,14 @@ int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t
   fresh.byte_offset = 0;
   fresh.data = NULL;
   if (dlx_size(like) == 0) return dlx_managed_new(&fresh, flags, NULL, NULL, out);
-  block* self = dlx_allocate(sizeof *self);
-  if (self == NULL) return DLX_E_MEMORY;
-  *self = (block){.device = device_id};
-  status = dlx_cuda_push(device_id);
-  if (status == DLX_OK) {
-    status = allocate(self, (size_t)dlx_nbytes(like, flags), stream);
-    dlx_cuda_pop();
-  }
-  if (status != DLX_OK) {
-    free(self);
-    return status;
-  }
-  fresh.data = (void*)(uintptr_t)self->address;
-  status = dlx_managed_new(&fresh, flags, self, release_block, out);
-  if (status != DLX_OK) release_block(self);
+  block* made;
+  void* owner;
+  dlx_release release;
+  status = new_block(device_id, (size_t)dlx_nbytes(like, flags), &made, &owner, &release);
+  if (status != DLX_OK) return status;
+  fresh.data = (void*)(uintptr_t)made->address;
+  status = dlx_managed_new(&fresh, flags, owner, release, out);
+  if (status != DLX_OK) release(owner);
   return status;
 }
 
@@ -137,23 +221,40 @@ static int is_box(const ends* w, const dlx_axis* rows, int64_t width) {
          (w->from_device < 0 || w->to_device < 0 || w->from_device == w->to_device);
 }
 
-/* GIL: not needed. Errors: DLX_E_SCATTERED before anything is copied, DLX_E_DRIVER. */
-static int copy_axes(const ends* w, char* to, const char* from, dlx_axis* axes, int n,
-                     int64_t item) {
-  int64_t width = item, calls = 1;
-  if (n > 0 && axes[n - 1].from == item && axes[n - 1].to == item) width *= axes[--n].extent;
-  int boxed = n > 0 && is_box(w, &axes[n - 1], width);
-  const dlx_axis* rows = boxed ? &axes[--n] : NULL;
+/* How a copy is divided: one call for each index of the first `n` axes, of `width` bytes, or of a
+ * box of such rows. */
+typedef struct {
+  int64_t width;
+  const dlx_axis* rows; /* NULL: no box */
+  int n;
+} parts;
+
+/* GIL: not needed. Errors: DLX_E_SCATTERED where it would take too many calls. */
+static int divide(const ends* w, const dlx_axis* axes, int n, int64_t item, parts* p) {
+  int64_t calls = 1;
+  *p = (parts){.width = item};
+  if (n > 0 && axes[n - 1].from == item && axes[n - 1].to == item) p->width *= axes[--n].extent;
+  if (n > 0 && is_box(w, &axes[n - 1], p->width)) p->rows = &axes[--n];
+  p->n = n;
   for (int i = 0; i < n; i++) {
     if (axes[i].extent > MAX_CALLS / calls) return DLX_E_SCATTERED;
     calls *= axes[i].extent;
   }
+  return DLX_OK;
+}
+
+/* GIL: not needed. Errors: DLX_E_SCATTERED before anything is copied, DLX_E_DRIVER. */
+static int copy_axes(const ends* w, char* to, const char* from, const dlx_axis* axes, int n,
+                     int64_t item) {
+  parts p;
+  int status = divide(w, axes, n, item, &p);
+  if (status != DLX_OK) return status;
   int64_t index[DLX_MAX_NDIM] = {0};
   for (;;) {
-    int status =
-        rows ? copy_rows(w, to, from, rows, (size_t)width) : copy_run(w, to, from, (size_t)width);
+    status = p.rows ? copy_rows(w, to, from, p.rows, (size_t)p.width)
+                    : copy_run(w, to, from, (size_t)p.width);
     if (status != DLX_OK) return status;
-    int d = n - 1; /* odometer */
+    int d = p.n - 1; /* odometer */
     for (; d >= 0; d--) {
       to += axes[d].to;
       from += axes[d].from;
@@ -166,96 +267,127 @@ static int copy_axes(const ends* w, char* to, const char* from, dlx_axis* axes, 
   }
 }
 
-/* Nothing is waited for but what the driver itself waits for. GIL: not needed. Errors: as
- * dlx_cuda_transfer; DLX_E_SCATTERED where it would take too many single copies. */
-static int copy(const DLTensor* from, const DLTensor* to, uint64_t flags, uint64_t stream) {
-  if ((!dlx_is_cuda(from->device) && !dlx_host_readable(from->device.device_type)) ||
-      (!dlx_is_cuda(to->device) && !dlx_host_readable(to->device.device_type)) ||
-      (!dlx_is_cuda(from->device) && !dlx_is_cuda(to->device)))
-    return DLX_E_DEVICE;
-  if (!dlx_same_elements(from, to)) return DLX_E_MISMATCH;
-  if (dlx_size(from) == 0) return DLX_OK;
-  ends w = {.from_device = dlx_is_cuda(from->device) ? from->device.device_id : -1,
-            .to_device = dlx_is_cuda(to->device) ? to->device.device_id : -1,
-            .stream = cuda_stream(stream)};
+int dlx_cuda_is_scattered(const DLTensor* from, uint64_t flags, int keep_order) {
+  int64_t strides[DLX_MAX_NDIM], item = dlx_itemsize(from->dtype, flags);
+  if (item == 0 || dlx_size(from) == 0) return 0;
+  ends w = {.from_device = from->device.device_id, .to_device = from->device.device_id};
+  DLTensor to = *from;
+  dlx_axis axes[DLX_MAX_NDIM];
+  parts p;
+  dlx_fresh_strides(from, keep_order, strides);
+  to.strides = strides;
+  return divide(&w, axes, dlx_axes(from, &to, item, axes), item, &p) != DLX_OK;
+}
+
+/* One transfer; the device's context is current, in the relaxed mode. */
+typedef struct {
+  ends ends;
+  const DLTensor *from, *to;
+  uint64_t flags;
+} transfer;
+
+/* Nothing is waited for but what the driver itself waits for. GIL: not needed. Errors:
+ * DLX_E_PACKED, DLX_E_DRIVER; DLX_E_SCATTERED where it would take too many single copies. */
+static int copy(const ends* w, const DLTensor* from, const DLTensor* to, uint64_t flags) {
   int64_t item = dlx_itemsize(from->dtype, flags);
   if (item == 0 && (dlx_layout(from) || dlx_layout(to))) return DLX_E_PACKED;
   char* target = (char*)to->data + to->byte_offset;
   const char* source = (const char*)from->data + from->byte_offset;
-  int status = dlx_cuda_push(w.to_device >= 0 ? w.to_device : w.from_device);
-  if (status != DLX_OK) return status;
-  int mode = cuda_relax(); /* a copy of pageable memory may wait */
-  if (item == 0) {
-    status = copy_run(&w, target, source, (size_t)dlx_nbytes(from, flags));
-  } else {
-    dlx_axis axes[DLX_MAX_NDIM];
-    status = copy_axes(&w, target, source, axes, dlx_axes(from, to, item, axes), item);
-  }
-  cuda_unrelax(mode);
-  dlx_cuda_pop();
-  return status;
+  if (item == 0) return copy_run(w, target, source, (size_t)dlx_nbytes(from, flags));
+  dlx_axis axes[DLX_MAX_NDIM];
+  return copy_axes(w, target, source, axes, dlx_axes(from, to, item, axes), item);
+}
+
+/* Errors: DLX_E_CAPTURE where the stream captures, DLX_E_DRIVER. GIL: not needed. */
+static int can_wait(uint64_t stream) {
+  int captures, status = cuda_is_capturing(stream, &captures);
+  return status == DLX_OK && captures ? DLX_E_CAPTURE : status;
+}
+
+/* GIL: not needed; callers release it. Errors: DLX_E_DRIVER. */
+static int wait_for_copy(const ends* w) {
+  int code = cu.StreamSynchronize(w->stream);
+  return code == CU_OK ? DLX_OK : cuda_failed("cuStreamSynchronize", code);
 }
 
 /* Rows of the host are packed first. GIL: not needed. */
-static int send_packed(const DLTensor* from, const DLTensor* to, uint64_t flags, uint64_t stream) {
-  DLTensor like = *to; /* its layout, so that the copy is one run if the target is compact */
+static int send_packed(const transfer* t) {
+  DLTensor like = *t->to; /* its layout, so that the copy is one run if the target is compact */
   DLManagedTensorVersioned* packed;
   like.device = (DLDevice){kDLCPU, 0};
-  int status = dlx_managed_empty(&like, flags, 1, &packed);
+  int status = dlx_managed_empty(&like, t->flags, 1, &packed);
   if (status != DLX_OK) return status;
-  status = dlx_copy(from, &packed->dl_tensor, flags);
-  if (status == DLX_OK) status = copy(&packed->dl_tensor, to, flags, stream);
-  if (status == DLX_OK) status = dlx_cuda_synchronize(to->device.device_id, stream);
+  status = dlx_copy(t->from, &packed->dl_tensor, t->flags);
+  if (status == DLX_OK) status = copy(&t->ends, &packed->dl_tensor, t->to, t->flags);
+  if (status == DLX_OK) status = wait_for_copy(&t->ends);
   dlx_managed_release(packed);
   return status;
 }
 
 /* The bytes from the first to the last element are copied to the host in one piece, and gathered
  * there. */
-static int fetch_whole(const DLTensor* from, const DLTensor* to, uint64_t flags, uint64_t stream) {
+static int fetch_whole(const transfer* t) {
   int64_t low, high;
-  dlx_extent(from, flags, &low, &high);
+  const DLTensor* from = t->from;
+  dlx_extent(from, t->flags, &low, &high);
   char* bytes = dlx_allocate((size_t)(high - low));
   if (bytes == NULL) return DLX_E_MEMORY;
-  int64_t extent = high - low;
-  DLTensor source = {.data = (char*)from->data + from->byte_offset + low,
-                     .device = from->device,
-                     .ndim = 1,
-                     .dtype = {kDLUInt, 8, 1},
-                     .shape = &extent};
-  DLTensor target = source;
-  target.data = bytes;
-  target.device = (DLDevice){kDLCPU, 0};
-  int status = copy(&source, &target, 0, stream);
-  if (status == DLX_OK) status = dlx_cuda_synchronize(from->device.device_id, stream);
+  const char* first = (const char*)from->data + from->byte_offset + low;
+  int status = copy_run(&t->ends, bytes, first, (size_t)(high - low));
+  if (status == DLX_OK) status = wait_for_copy(&t->ends);
   if (status == DLX_OK) {
     DLTensor here = *from;
     here.data = bytes - low;
     here.byte_offset = 0;
-    here.device = target.device;
-    status = dlx_copy(&here, to, flags);
+    here.device = (DLDevice){kDLCPU, 0};
+    status = dlx_copy(&here, t->to, t->flags);
   }
   free(bytes);
   return status;
 }
 
-/* Whether the stream can be waited for after a copy. Errors: DLX_E_CAPTURE, as dlx_cuda_load. */
-static int can_wait(int32_t device_id, uint64_t stream) {
-  int captures, status = dlx_cuda_capturing(device_id, stream, &captures);
-  return status == DLX_OK && captures ? DLX_E_CAPTURE : status;
+/* GIL: not needed; callers release it. Errors: as dlx_cuda_transfer. */
+static int run(const transfer* t, uint64_t stream, int wait) {
+  int status = wait ? can_wait(stream) : DLX_OK;
+  if (status == DLX_OK) status = copy(&t->ends, t->from, t->to, t->flags);
+  if (status == DLX_E_SCATTERED && (t->ends.from_device < 0 || t->ends.to_device < 0)) {
+    status = wait ? DLX_OK : can_wait(stream); /* the host takes part in this one */
+    if (status != DLX_OK) return status;
+    return t->ends.from_device < 0 ? send_packed(t) : fetch_whole(t);
+  }
+  return status == DLX_OK && wait ? wait_for_copy(&t->ends) : status;
 }
 
 int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, uint64_t stream,
                       int wait) {
   int up = !dlx_is_cuda(from->device), down = !dlx_is_cuda(to->device);
-  int32_t device_id = down ? from->device.device_id : to->device.device_id;
-  int status = wait && !(up && down) ? can_wait(device_id, stream) : DLX_OK;
-  if (status == DLX_OK) status = copy(from, to, flags, stream);
-  if (status == DLX_E_SCATTERED && (up || down)) {
-    status = wait ? DLX_OK : can_wait(device_id, stream);
-    if (status != DLX_OK) return status;
-    return up ? send_packed(from, to, flags, stream) : fetch_whole(from, to, flags, stream);
-  }
-  if (status == DLX_OK && wait) status = dlx_cuda_synchronize(device_id, stream);
+  if ((up && !dlx_host_readable(from->device.device_type)) ||
+      (down && !dlx_host_readable(to->device.device_type)) || (up && down))
+    return DLX_E_DEVICE;
+  if (!dlx_same_elements(from, to)) return DLX_E_MISMATCH;
+  if (dlx_size(from) == 0) return DLX_OK;
+  transfer t = {.ends = {.from_device = up ? -1 : from->device.device_id,
+                         .to_device = down ? -1 : to->device.device_id,
+                         .stream = cuda_stream(stream)},
+                .from = from,
+                .to = to,
+                .flags = flags};
+  int status = dlx_cuda_push(down ? t.ends.from_device : t.ends.to_device);
+  if (status != DLX_OK) return status;
+  int mode = cuda_relax(); /* a copy of pageable memory may wait */
+  status = run(&t, stream, wait);
+  cuda_unrelax(mode);
+  dlx_cuda_pop();
   return status;
+}
+
+/* ---- tests ----------------------------------------------------------------------------------- */
+
+void dlx_cuda_forget(void) {
+  for (int i = 0; i < DLX_MAX_DEVICES; i++) {
+    cu_pool pool = atomic_exchange(&pools[i], NULL);
+    if (pool && pool != NO_POOL) cu.MemPoolDestroy(pool);
+  }
+  cuda_forget_streams();
+  cuda_forget_driver();
 }

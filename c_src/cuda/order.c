@@ -26,7 +26,9 @@ static int take_event(int32_t device, cu_event* event) {
 /* GIL: not needed. */
 static void destroy_event(int32_t device, cu_event event) {
   if (dlx_cuda_push(device) != DLX_OK) return;
+  int mode = cuda_relax();
   cu.EventDestroy(event);
+  cuda_unrelax(mode);
   dlx_cuda_pop();
 }
 
@@ -50,7 +52,7 @@ static void reject_event(int32_t device, cu_event event) {
 
 /* ---- graph capture --------------------------------------------------------------------------- */
 
-static int is_capturing(uint64_t stream, int* yes) {
+int cuda_is_capturing(uint64_t stream, int* yes) {
   int state = CU_CAPTURE_NONE, code = cu.StreamIsCapturing(cuda_stream(stream), &state);
   *yes = code == CU_CAPTURE_IMPLICIT || state != CU_CAPTURE_NONE;
   return code == CU_OK || *yes ? DLX_OK : cuda_failed("cuStreamIsCapturing", code);
@@ -67,6 +69,8 @@ static uint64_t capture_of(uint64_t stream) {
   return id;
 }
 
+static int64_t release_done(int may_wait);
+
 /* ---- one stream waits for another ------------------------------------------------------------ */
 
 static int record(cu_event event, uint64_t stream) {
@@ -82,7 +86,7 @@ static int wait_for(cu_event event, uint64_t stream) {
 
 /* Record on `from`, whose context is current, and make `to` wait. */
 static int link_streams(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to) {
-  int here = 0, there = 0, status = is_capturing(from, &here);
+  int here = 0, there = 0, status = cuda_is_capturing(from, &here);
   if (status != DLX_OK) return status;
   uint64_t capture = here ? capture_of(from) : 0;
   cu_event event;
@@ -91,7 +95,7 @@ static int link_streams(int32_t from_device, uint64_t from, int32_t to_device, u
   int hop = from_device != to_device;
   if (hop) status = dlx_cuda_push(to_device);
   if (status == DLX_OK) {
-    status = is_capturing(to, &there);
+    status = cuda_is_capturing(to, &there);
     /* Within one capture a dependency is a plain edge of the graph. */
     if (status == DLX_OK && (here || there) && (!here || capture == 0 || capture_of(to) != capture))
       status = DLX_E_CAPTURE;
@@ -112,7 +116,7 @@ static int link_streams(int32_t from_device, uint64_t from, int32_t to_device, u
 }
 
 int dlx_cuda_order(int32_t from_device, uint64_t from, int32_t to_device, uint64_t to) {
-  dlx_cuda_release_pending();
+  release_done(0);
   if (from == to && from_device == to_device) return DLX_OK;
   int status = dlx_cuda_push(from_device);
   if (status != DLX_OK) return status;
@@ -124,7 +128,7 @@ int dlx_cuda_order(int32_t from_device, uint64_t from, int32_t to_device, uint64
 int dlx_cuda_capturing(int32_t device_id, uint64_t stream, int* yes) {
   int status = dlx_cuda_push(device_id);
   if (status != DLX_OK) return status;
-  status = is_capturing(stream, yes);
+  status = cuda_is_capturing(stream, yes);
   dlx_cuda_pop();
   return status;
 }
@@ -132,7 +136,7 @@ int dlx_cuda_capturing(int32_t device_id, uint64_t stream, int* yes) {
 int dlx_cuda_synchronize(int32_t device_id, uint64_t stream) {
   int captures, status = dlx_cuda_push(device_id);
   if (status != DLX_OK) return status;
-  status = is_capturing(stream, &captures);
+  status = cuda_is_capturing(stream, &captures);
   if (status == DLX_OK && captures) status = DLX_E_CAPTURE;
   if (status == DLX_OK) {
     int mode = cuda_relax(), code = cu.StreamSynchronize(cuda_stream(stream));
@@ -145,10 +149,21 @@ int dlx_cuda_synchronize(int32_t device_id, uint64_t stream) {
 
 static _Atomic(uint64_t) own_streams[DLX_MAX_DEVICES];
 
+/* dlx's own stream of a device, 0 where it is not made yet. GIL: not needed. */
+static uint64_t own_stream(int32_t device_id) {
+  return device_id >= 0 && device_id < DLX_MAX_DEVICES ? atomic_load(&own_streams[device_id]) : 0;
+}
+
+uint64_t dlx_cuda_known_stream(int32_t device_id) {
+  return dlx_cuda_loaded() ? own_stream(device_id) : 0;
+}
+
 int dlx_cuda_work_stream(int32_t device_id, uint64_t* stream) {
+  *stream = dlx_cuda_known_stream(device_id);
+  if (*stream) return DLX_OK;
   int status = dlx_cuda_push(device_id);
   if (status != DLX_OK) return status;
-  pthread_mutex_lock(&cuda_lock);
+  pthread_mutex_lock(&cuda_once_lock);
   *stream = atomic_load(&own_streams[device_id]);
   if (*stream == 0) {
     cu_stream made = NULL;
@@ -158,7 +173,7 @@ int dlx_cuda_work_stream(int32_t device_id, uint64_t* stream) {
     *stream = (uint64_t)(uintptr_t)made;
     atomic_store(&own_streams[device_id], *stream);
   }
-  pthread_mutex_unlock(&cuda_lock);
+  pthread_mutex_unlock(&cuda_once_lock);
   dlx_cuda_pop();
   return status;
 }
@@ -174,8 +189,7 @@ int dlx_cuda_wait_event(int32_t device_id, void* event) {
 }
 
 static int is_own(int32_t device_id, uint64_t stream) {
-  return device_id >= 0 && device_id < DLX_MAX_DEVICES &&
-         atomic_load(&own_streams[device_id]) == stream;
+  return stream != 0 && own_stream(device_id) == stream;
 }
 
 /* ---- readiness events ------------------------------------------------------------------------ */
@@ -201,12 +215,12 @@ int dlx_ready_new(int32_t device_id, uint64_t stream, void* keep, dlx_release re
                   dlx_ready** out) {
   int captures;
   dlx_ready* ready;
-  dlx_cuda_release_pending();
+  release_done(0);
   int status = dlx_cuda_push(device_id);
   if (status != DLX_OK) return status;
   status = make_ready(device_id, stream, &ready);
   if (status == DLX_OK) {
-    status = is_capturing(stream, &captures);
+    status = cuda_is_capturing(stream, &captures);
     if (status == DLX_OK && !captures) status = take_event(device_id, &ready->event);
     if (status == DLX_OK && !captures) status = record(ready->event, stream);
     if (status != DLX_OK) {
@@ -227,6 +241,10 @@ int dlx_ready_later(int32_t device_id, dlx_ready** out) {
   uint64_t stream;
   int status = dlx_cuda_work_stream(device_id, &stream);
   return status == DLX_OK ? make_ready(device_id, stream, out) : status;
+}
+
+int32_t dlx_ready_own_device(const dlx_ready* ready) {
+  return ready->event == NULL && is_own(ready->device, ready->stream) ? ready->device : -1;
 }
 
 dlx_ready* dlx_ready_hold(dlx_ready* ready) {
@@ -252,18 +270,29 @@ static int is_same_stream(const dlx_ready* ready, int32_t device_id, uint64_t st
   return ready->device == device_id && ready->stream == stream && is_living(ready);
 }
 
+/* Whether what is waited for is done already. GIL: not needed. */
+static int is_over(const dlx_ready* ready) {
+  if (dlx_cuda_push(ready->device) != DLX_OK) return 0;
+  int mode = cuda_relax();
+  int code =
+      ready->event ? cu.EventQuery(ready->event) : cu.StreamQuery(cuda_stream(ready->stream));
+  cuda_unrelax(mode);
+  dlx_cuda_pop();
+  return code == CU_OK;
+}
+
 int dlx_ready_wait(dlx_ready* ready, int32_t device_id, uint64_t stream) {
   if (is_same_stream(ready, device_id, stream)) return DLX_OK;
-  if (ready->event == NULL) return dlx_cuda_order(ready->device, ready->stream, device_id, stream);
+  if (ready->event == NULL && dlx_ready_own_device(ready) < 0)
+    return dlx_cuda_order(ready->device, ready->stream, device_id, stream);
   int captures, status = dlx_cuda_push(device_id);
   if (status != DLX_OK) return status;
-  status = is_capturing(stream, &captures);
+  status = cuda_is_capturing(stream, &captures);
   if (status == DLX_OK && captures) { /* what is done already needs no edge in the graph */
-    int mode = cuda_relax(), code = cu.EventQuery(ready->event);
-    cuda_unrelax(mode);
-    if (code != CU_OK) status = DLX_E_CAPTURE;
+    if (!is_over(ready)) status = DLX_E_CAPTURE;
   } else if (status == DLX_OK) {
-    status = wait_for(ready->event, stream);
+    status = ready->event ? wait_for(ready->event, stream)
+                          : dlx_cuda_order(ready->device, ready->stream, device_id, stream);
   }
   dlx_cuda_pop();
   return status;
@@ -287,7 +316,8 @@ int dlx_ready_synchronize(dlx_ready* ready) {
 /* ---- deferred release ------------------------------------------------------------------------ */
 
 /* Memory that was released while a stream may still use it is queued, one queue per stream, until
- * an event recorded on that stream is done. Nothing here blocks. */
+ * an event recorded on that stream is done. Nothing here blocks, but for owners that the driver
+ * itself waits for; those have queues of their own, and only calls without the GIL look at them. */
 
 typedef struct use {
   void *owner, *keep;
@@ -295,6 +325,7 @@ typedef struct use {
   int32_t device;
   uint64_t stream;
   int stands_in;  /* `stream` is the legacy stream, which waits for the real one */
+  int waits;      /* `release` waits for the device */
   cu_event event; /* NULL: not recorded yet */
   struct use* next;
 } use;
@@ -302,6 +333,7 @@ typedef struct use {
 typedef struct queue { /* the queue of one stream: the device finishes in this order */
   int32_t device;
   uint64_t stream;
+  int waits; /* of owners whose release waits for the device, or of none */
   use *first, *last;
   struct queue* next;
 } queue;
@@ -311,7 +343,8 @@ static atomic_int_least64_t n_waiting;
 
 int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release release, void* keep,
                 dlx_release release_keep, void** out) {
-  int status = dlx_cuda_load(); /* not at release, which cannot report an error */
+  cu_context context; /* retained now, not at release: that may not wait, nor report an error */
+  int status = cuda_primary(device_id, &context);
   if (status != DLX_OK) return status;
   use* self = dlx_allocate(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
@@ -329,6 +362,13 @@ int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release rel
   return DLX_OK;
 }
 
+int cuda_use_waiting(int32_t device_id, uint64_t stream, void* owner, dlx_release release,
+                     void** out) {
+  int status = dlx_use_new(device_id, stream, owner, release, NULL, NULL, out);
+  if (status == DLX_OK) ((use*)*out)->waits = 1;
+  return status;
+}
+
 /* Release the owner. GIL: not needed; no lock may be held. */
 static void finish(use* self) {
   return_event(self->device, self->event);
@@ -344,7 +384,7 @@ static int is_done(use* self) {
   int mode, code;
   if (self->event == NULL) {
     int captures;
-    if (is_capturing(self->stream, &captures) != DLX_OK) return 1;
+    if (cuda_is_capturing(self->stream, &captures) != DLX_OK) return 1;
     if (captures) return 0;
     if (!self->stands_in) {
       mode = cuda_relax();
@@ -369,11 +409,14 @@ static int is_done(use* self) {
 /* GIL: not needed; cuda_lock held. Errors: 0 = no memory. */
 static int append(use* self) {
   queue* at = queues;
-  while (at && (at->device != self->device || at->stream != self->stream)) at = at->next;
+  while (at &&
+         (at->device != self->device || at->stream != self->stream || at->waits != self->waits))
+    at = at->next;
   if (at == NULL) {
     at = dlx_allocate(sizeof *at);
     if (at == NULL) return 0;
-    *at = (queue){.device = self->device, .stream = self->stream, .next = queues};
+    *at = (queue){
+        .device = self->device, .stream = self->stream, .waits = self->waits, .next = queues};
     queues = at;
   }
   self->next = NULL;
@@ -393,12 +436,12 @@ void dlx_use_release(void* object) {
     free(self);
     return;
   }
-  dlx_cuda_release_pending();
+  release_done(0);
   if (!dlx_cuda_loaded() || dlx_cuda_push(self->device) != DLX_OK) {
     finish(self);
     return;
   }
-  int done = is_done(self);
+  int done = !self->waits && is_done(self);
   dlx_cuda_pop();
   if (!done) {
     pthread_mutex_lock(&cuda_lock);
@@ -406,7 +449,9 @@ void dlx_use_release(void* object) {
     pthread_mutex_unlock(&cuda_lock);
     if (done &&
         dlx_cuda_push(self->device) == DLX_OK) { /* no memory for the queue: the last resort */
+      int mode = cuda_relax();
       if (self->event) cu.EventSynchronize(self->event);
+      cuda_unrelax(mode);
       dlx_cuda_pop();
     }
   }
@@ -427,13 +472,14 @@ static void take_done(queue* at, use** done) {
   dlx_cuda_pop();
 }
 
-int64_t dlx_cuda_release_pending(void) {
+/* Release what is done; where the driver may be waited for, also what it waits for. */
+static int64_t release_done(int may_wait) {
   if (atomic_load(&n_waiting) == 0 || !dlx_cuda_loaded()) return atomic_load(&n_waiting);
   use* done = NULL;
   pthread_mutex_lock(&cuda_lock);
   for (queue** at = &queues; *at;) {
     queue* here = *at;
-    take_done(here, &done);
+    if (may_wait || !here->waits) take_done(here, &done);
     if (here->first) {
       at = &here->next;
     } else {
@@ -450,9 +496,13 @@ int64_t dlx_cuda_release_pending(void) {
   return atomic_load(&n_waiting);
 }
 
+int64_t dlx_cuda_release_pending(void) {
+  return release_done(1);
+}
+
 /* ---- tests ----------------------------------------------------------------------------------- */
 
-void dlx_cuda_forget(void) {
+void cuda_forget_streams(void) {
   pthread_mutex_lock(&cuda_lock);
   pthread_mutex_lock(&cuda_event_lock);
   for (int i = 0; i < DLX_MAX_DEVICES; i++) {
@@ -464,5 +514,4 @@ void dlx_cuda_forget(void) {
   }
   pthread_mutex_unlock(&cuda_event_lock);
   pthread_mutex_unlock(&cuda_lock);
-  cuda_forget_driver();
 }

@@ -45,6 +45,10 @@ int dlx_cuda_where(const void* address, DLDevice* device);
 int dlx_cuda_push(int32_t device_id);
 void dlx_cuda_pop(void);
 
+/* 1 where the device's context is there, so that none of its calls waits for that to be made. Loads
+ * nothing. GIL: not needed. */
+int dlx_cuda_entered(int32_t device_id);
+
 /* ---- cuda/order.c: stream synchronization, readiness events, release behind a stream ----------
  */
 
@@ -62,8 +66,11 @@ int dlx_cuda_synchronize(int32_t device_id, uint64_t stream);
 int dlx_cuda_capturing(int32_t device_id, uint64_t stream, int* yes);
 
 /* A stream of dlx's own, one a device, which waits for no other by itself. Owns: the process.
- * GIL: not needed. Errors: as dlx_cuda_load. */
+ * GIL: not needed; callers release it where there is none yet. Errors: as dlx_cuda_load. */
 int dlx_cuda_work_stream(int32_t device_id, uint64_t* stream);
+
+/* The same, 0 where there is none yet. Loads nothing. GIL: not needed. */
+uint64_t dlx_cuda_known_stream(int32_t device_id);
 
 /* Make dlx's own stream wait for an event of somebody else's (a cudaEvent_t), recorded before.
  * GIL: not needed. Errors: as dlx_cuda_load. */
@@ -82,6 +89,9 @@ int dlx_ready_new(int32_t device_id, uint64_t stream, void* keep, dlx_release re
 
 /* The same for whatever will be on dlx's own work stream when it is waited for. */
 int dlx_ready_later(int32_t device_id, dlx_ready** out);
+
+/* The device of such a one, -1 for others: all of a device are alike. GIL: not needed. */
+int32_t dlx_ready_own_device(const dlx_ready* ready);
 
 /* Take, and give up, one count. GIL: not needed. */
 dlx_ready* dlx_ready_hold(dlx_ready* ready);
@@ -104,7 +114,7 @@ int dlx_ready_synchronize(dlx_ready* ready);
  * alive; where it is NULL and the stream is none of the numbered ones, the stream may be gone by
  * then, so the legacy stream stands in for it.
  * Owns: on success `out` owns both; on failure nothing is taken. GIL: not needed. Errors:
- * DLX_E_MEMORY, as dlx_cuda_load. */
+ * DLX_E_MEMORY, as dlx_cuda_load. The first call for a device makes its context. */
 int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release release, void* keep,
                 dlx_release release_keep, void** out);
 
@@ -112,19 +122,18 @@ int dlx_use_new(int32_t device_id, uint64_t stream, void* owner, dlx_release rel
  * GIL: not needed. */
 void dlx_use_release(void* use);
 
-/* Release all owners whose device work is done; returns how many still wait. Loads nothing.
- * GIL: not needed. */
+/* Release all owners whose device work is done; returns how many still wait. Loads nothing. Waits
+ * for nothing but what the driver waits for where a device has no memory pools. GIL: not needed;
+ * callers release it. */
 int64_t dlx_cuda_release_pending(void);
-
-/* Forget the driver and all that is known of it, so that the next use looks for it again. For
- * tests: nothing that came from it may be in use. GIL: not needed. */
-void dlx_cuda_forget(void);
 
 /* ---- cuda/memory.c: memory on devices, and copies to, from and between them ------------------ */
 
 /* Fresh device memory, ready on dlx's work stream of that device; shapes and order as
- * dlx_managed_empty. Owns: the caller owns the result. GIL: not needed. Errors: as
- * dlx_managed_new, dlx_cuda_load. */
+ * dlx_managed_empty. It is from a pool of dlx's own, and goes back in the order of that stream;
+ * where the device has no pools, from the driver, and back by dlx_cuda_release_pending. Owns: the
+ * caller owns the result. GIL: not needed; callers release it. Errors: as dlx_managed_new,
+ * dlx_cuda_load. */
 int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t device_id,
                    DLManagedTensorVersioned** out);
 
@@ -137,6 +146,13 @@ int dlx_cuda_empty(const DLTensor* like, uint64_t flags, int keep_order, int32_t
  * captures were to be waited for; DLX_E_SCATTERED between devices only. */
 int dlx_cuda_transfer(const DLTensor* from, const DLTensor* to, uint64_t flags, uint64_t stream,
                       int wait);
+
+/* 1 where copying to fresh memory on the same device would be DLX_E_SCATTERED. GIL: not needed. */
+int dlx_cuda_is_scattered(const DLTensor* from, uint64_t flags, int keep_order);
+
+/* Forget the driver and all that is known of it, so that the next use looks for it again. For
+ * tests: nothing that came from it may be in use. GIL: not needed. */
+void dlx_cuda_forget(void);
 
 #ifdef __cplusplus
 }

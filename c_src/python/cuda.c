@@ -39,6 +39,19 @@ static int wait_ready(TensorObject* tensor, int32_t device_id, uint64_t stream) 
   return -1;
 }
 
+int py_cuda_work_stream(int32_t device_id, uint64_t* stream) {
+  int status = DLX_OK;
+  *stream = dlx_cuda_known_stream(device_id);
+  if (*stream == 0) {
+    Py_BEGIN_ALLOW_THREADS
+      status = dlx_cuda_work_stream(device_id, stream);
+    Py_END_ALLOW_THREADS
+  }
+  if (status == DLX_OK) return 0;
+  py_raise(status, NULL);
+  return -1;
+}
+
 static void release_share(void* made) {
   dlx_managed_release(made);
 }
@@ -50,7 +63,14 @@ static DLManagedTensorVersioned* put_behind(DLManagedTensorVersioned* made, int3
                                             uint64_t stream, PyObject* keep) {
   DLManagedTensorVersioned* used;
   void* use;
-  int status = dlx_use_new(device_id, stream, made, release_share, keep, py_release_object, &use);
+  int status;
+  if (dlx_cuda_entered(device_id)) {
+    status = dlx_use_new(device_id, stream, made, release_share, keep, py_release_object, &use);
+  } else {
+    Py_BEGIN_ALLOW_THREADS /* the first time makes the context */
+      status = dlx_use_new(device_id, stream, made, release_share, keep, py_release_object, &use);
+    Py_END_ALLOW_THREADS
+  }
   if (status == DLX_OK) {
     status = dlx_managed_new(&made->dl_tensor, made->flags, use, dlx_use_release, &used);
     if (status == DLX_OK) return used;
@@ -60,6 +80,16 @@ static DLManagedTensorVersioned* put_behind(DLManagedTensorVersioned* made, int3
     dlx_managed_release(made);
   }
   return (DLManagedTensorVersioned*)py_raise(status, NULL);
+}
+
+/* Whether there is a driver that can order anything. Errors: none. */
+static int can_order(void) {
+  int status = DLX_OK;
+  if (dlx_cuda_loaded()) return 1;
+  Py_BEGIN_ALLOW_THREADS
+    status = dlx_cuda_load();
+  Py_END_ALLOW_THREADS
+  return status == DLX_OK;
 }
 
 /* The object that keeps a stream alive, or NULL. Owns: `out` is a new reference. Errors: -1 with
@@ -97,8 +127,7 @@ DLManagedTensorVersioned* py_cuda_export(TensorObject* tensor, DLManagedTensorVe
       goto failed;
     }
   }
-  if (dlx_cuda_load() != DLX_OK)
-    return made; /* memory from a raw entry point, which dlx cannot order */
+  if (!can_order()) return made; /* memory from a raw entry point */
   PyObject* keep;
   if (find_keeper(device.device_id, stream, &keep) < 0) goto failed;
   return put_behind(made, device.device_id, stream, keep);
@@ -129,36 +158,34 @@ static DLManagedTensorVersioned* fetch(DLManagedTensorVersioned* from, uint64_t 
 DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor) {
   uint64_t stream;
   int32_t device_id = tensor->managed->dl_tensor.device.device_id;
-  int status = dlx_cuda_work_stream(device_id, &stream);
-  if (status != DLX_OK) return (DLManagedTensorVersioned*)py_raise(status, NULL);
+  if (py_cuda_work_stream(device_id, &stream) < 0) return NULL;
   if (wait_ready(tensor, device_id, stream) < 0) return NULL;
   return fetch(tensor->managed, stream, 1);
 }
 
 int py_cuda_to_own_stream(TensorObject* tensor) {
   if (tensor->is_on_own_stream) return 0; /* what comes later on our stream is behind it anyway */
-  if (tensor->ready == NULL && dlx_cuda_load() != DLX_OK) return 0; /* dlx cannot order it */
+  if (tensor->ready == NULL && !can_order()) return 0;
   uint64_t stream;
   dlx_ready* later;
-  DLManagedTensorVersioned *before = tensor->managed, *share = NULL;
-  int32_t device_id = before->dl_tensor.device.device_id;
-  int status = dlx_cuda_work_stream(device_id, &stream);
-  if (status == DLX_OK)
-    status = dlx_managed_share(before, &before->dl_tensor, before->flags, &share);
-  if (status == DLX_OK) status = dlx_ready_later(device_id, &later);
+  int32_t device_id = tensor->managed->dl_tensor.device.device_id;
+  if (py_cuda_work_stream(device_id, &stream) < 0) return -1;
+  if (wait_ready(tensor, device_id, stream) < 0) return -1;
+  /* The GIL was released, and is not from here on: another thread may have done all of it. */
+  if (tensor->is_on_own_stream) return 0;
+  DLManagedTensorVersioned *before = tensor->managed, *share;
+  int status = dlx_managed_share(before, &before->dl_tensor, before->flags, &share);
+  if (status == DLX_OK) {
+    status = dlx_ready_later(device_id, &later);
+    if (status != DLX_OK) dlx_managed_release(share);
+  }
   if (status != DLX_OK) {
-    if (share) dlx_managed_release(share);
     py_raise(status, NULL);
     return -1;
   }
   /* Kernels on our stream may outlive the tensor: from now on its release waits for them. Earlier
    * borrows point into the previous struct, which the new one keeps alive. */
-  DLManagedTensorVersioned* used = NULL;
-  if (wait_ready(tensor, device_id, stream) < 0) {
-    dlx_managed_release(share);
-  } else {
-    used = put_behind(share, device_id, stream, NULL);
-  }
+  DLManagedTensorVersioned* used = put_behind(share, device_id, stream, NULL);
   if (used == NULL) {
     dlx_ready_drop(later);
     return -1;
@@ -174,17 +201,17 @@ int py_cuda_to_own_stream(TensorObject* tensor) {
 }
 
 int py_cuda_ready_here(TensorObject* tensor, int32_t device_id) {
-  if (dlx_cuda_load() != DLX_OK) return 0; /* nor can anything be on our stream */
+  if (!can_order()) return 0; /* nor can anything be on our stream */
   uint64_t stream;
-  dlx_ready* ready;
-  int status = dlx_cuda_work_stream(device_id, &stream);
-  if (status == DLX_OK) status = dlx_ready_new(device_id, stream, NULL, NULL, &ready);
+  dlx_ready* later;
+  if (py_cuda_work_stream(device_id, &stream) < 0) return -1;
+  int status = dlx_ready_later(device_id, &later);
   if (status != DLX_OK) {
     py_raise(status, NULL);
     return -1;
   }
   if (tensor->ready) dlx_ready_drop(tensor->ready);
-  tensor->ready = ready;
+  tensor->ready = later;
   return 0;
 }
 
@@ -325,12 +352,7 @@ static PyObject* tensor_fetch(PyObject* module, PyObject* args) {
   if (!PyArg_ParseTuple(args, "Op:tensor_fetch", &tensor, &keep_order)) return NULL;
   DLManagedTensorVersioned* from = py_tensor_managed(tensor);
   if (from == NULL) return NULL;
-  int32_t device_id = from->dl_tensor.device.device_id;
-  int status;
-  Py_BEGIN_ALLOW_THREADS /* the first time makes the stream, and perhaps the context */
-    status = dlx_cuda_work_stream(device_id, &stream);
-  Py_END_ALLOW_THREADS
-  if (status != DLX_OK) return py_raise(status, NULL);
+  if (py_cuda_work_stream(from->dl_tensor.device.device_id, &stream) < 0) return NULL;
   from = py_tensor_managed(tensor); /* it may be another one by now */
   if (from == NULL) return NULL;
   DLManagedTensorVersioned* fresh = fetch(from, stream, keep_order);

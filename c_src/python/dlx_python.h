@@ -167,8 +167,12 @@ DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor);
  * an exception. */
 int py_cuda_to_own_stream(TensorObject* tensor);
 
-/* Set a new tensor's readiness event to dlx's own stream. Errors: -1 with an exception. */
+/* Let a new tensor be ready when dlx's own stream is; nothing is recorded before somebody waits.
+ * Errors: -1 with an exception. */
 int py_cuda_ready_here(TensorObject* tensor, int32_t device_id);
+
+/* dlx_cuda_work_stream, the first time without the GIL. Errors: -1 with an exception. */
+int py_cuda_work_stream(int32_t device_id, uint64_t* stream);
 
 extern PyMethodDef py_cuda_functions[];
 

@@ -6,6 +6,7 @@
  * taken to be ready there. */
 
 #include "dlx_python.h"
+#include "gil.h"
 
 #include <stdio.h>
 
@@ -45,7 +46,10 @@ static int allocate(DLTensor* prototype, DLManagedTensorVersioned** out, void* e
     status = dlx_managed_empty(&like, 0, 0, out);
     message = dlx_status_text(status);
   } else if (where.device_type == kDLCUDA) {
+    /* Callers may hold the GIL, which nobody needs while the driver allocates. */
+    PyThreadState* state = py_holds_gil() ? PyEval_SaveThread() : NULL;
     status = dlx_cuda_empty(&like, 0, 0, where.device_id, out);
+    if (state) PyEval_RestoreThread(state);
     message = status <= DLX_E_NO_DRIVER ? dlx_cuda_message() : dlx_status_text(status);
   } else {
     snprintf(device, sizeof device,
@@ -127,11 +131,7 @@ static int work_stream(int32_t device_type, int32_t device_id, void** out) {
   if (dlx_host_readable(device_type)) return 0;
   if (dlx_is_cuda((DLDevice){device_type, device_id})) {
     uint64_t stream;
-    int status = dlx_cuda_work_stream(device_id, &stream);
-    if (status != DLX_OK) {
-      py_raise(status, NULL);
-      return -1;
-    }
+    if (py_cuda_work_stream(device_id, &stream) < 0) return -1;
     *out = (void*)(uintptr_t)stream;
     return 0;
   }

@@ -16,14 +16,16 @@ from dlx._core.module import set_module
 from dlx._core.native import Tensor
 from dlx._core.stream import Stream
 from dlx._core.types import Device, contiguous
-from dlx.errors import ConversionError, DeviceError, StreamError
+from dlx.errors import ConversionError, DeviceError, LayoutError, StreamError
 
 __all__ = [
     "Ready",
     "as_interface",
     "at",
+    "check_gaps",
     "devices",
     "follow",
+    "identity",
     "is_capturing",
     "is_cuda",
     "is_loaded",
@@ -173,9 +175,26 @@ def readiness_of(tensor: Tensor) -> Ready | None:
     return ffi.cast("dlx_ready *", address) if address else None
 
 
+def identity(point: Ready) -> int:
+    """Return a number that two events have in common where who waited for one need not wait for the other.
+
+    That is so for tensors that are ready when dlx's own stream is, and for one event; it says so while the event lives.
+    """
+    own = int(lib.dlx_ready_own_device(point))
+    return -1 - own if own >= 0 else int(ffi.cast("uintptr_t", point))
+
+
 def when(tensor: Tensor, point: Ready) -> Tensor:
     """Return a further tensor over the same memory with another readiness event."""
     return native.tensor_when(tensor, int(ffi.cast("uintptr_t", point)))  # `point` lives until this has returned
+
+
+def check_gaps(tensor: Tensor, keep_order: bool) -> None:
+    """Raise a LayoutError if the driver cannot copy device memory to dense memory with few enough calls."""
+    struct = ffi.cast("DLTensor *", native.tensor_address(tensor))
+    if lib.dlx_cuda_is_scattered(struct, tensor.flags, keep_order):
+        reason = ffi.string(lib.dlx_status_text(lib.DLX_E_SCATTERED)).decode()
+        raise LayoutError(reason, fix="Make it contiguous in its own framework first.")
 
 
 def is_capturing(stream: Stream) -> bool:
@@ -226,7 +245,8 @@ def release_pending() -> int:
     """Release memory whose last use on a device is done; return how many arrays are still in use.
 
     A converted array that was used on another stream than its producer's is not released before the device is done with
-    it. dlx checks for such memory in every call that involves CUDA memory; this function checks now. It never waits.
+    it. dlx checks for such memory in every call that involves CUDA memory; this function checks now. It waits for none
+    of it; memory of dlx's own on a device without memory pools goes back here, for which the driver waits.
 
     Examples
     --------

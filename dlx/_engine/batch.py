@@ -21,7 +21,7 @@ from dlx._core.types import SUBBYTE_PADDED, Device, host_readable
 from dlx._engine import trace
 from dlx._engine.executor import adapter_failed, execute, forget_frames, info_of, is_read_in_place, marked, resolved
 from dlx._engine.plan import HOST, Copy, Plan, Relabel, Resolve
-from dlx._engine.planner import DEFERRED, Decision, Request, approach, decide, deferred, explain
+from dlx._engine.planner import DEFERRED, Decision, Request, approach, check_copies, decide, deferred, explain
 from dlx._engine.request import Describe, abstract
 from dlx._engine.streams import Readiness, StreamSync, takes_stream
 from dlx.adapter.base import Adapter
@@ -266,8 +266,8 @@ class Batch:
         if not is_cuda(tensor.device) or dense(tensor) or type(transfer.source).copy is Adapter.copy:
             return
         try:
-            steps = self._decide(transfer, tensor).steps
-        except DlxError:
+            steps = decide(tensor, transfer.before, transfer.source, self.request, self.sync).steps
+        except Exception:
             return  # it is raised in its own stage
         for step in steps:
             if isinstance(step, Copy):
@@ -327,7 +327,10 @@ class Batch:
     def _decide(self, transfer: _Transfer, tensor: Tensor, by: Callable[..., Decision] = decide) -> Decision:
         """Decide by `planner.decide`, or by `planner.explain`, with every step."""
         try:
-            return by(tensor, transfer.before, transfer.source, self.request, self.sync)
+            decision = by(tensor, transfer.before, transfer.source, self.request, self.sync)
+            if not tensor.is_host:
+                check_copies(decision, tensor)
+            return decision
         except DlxError:
             raise
         except Exception as error:  # from the consumer's adapter

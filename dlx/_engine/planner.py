@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from dlx._core.array_info import ArrayInfo
-from dlx._core.cuda import is_cuda, require
+from dlx._core.cuda import check_gaps, is_cuda, require
 from dlx._core.extension import ffi, lib
 from dlx._core.foreign import safe_repr
 from dlx._core.native import Tensor, tensor_address, tensor_check
@@ -28,7 +28,7 @@ from dlx.adapter.declarations import ALIGNMENTS, Layout
 from dlx.errors import CopyRequiredError, DeviceError, DlxError, LayoutError, ReadOnlyError, StreamError
 from dlx.typing import Outcome
 
-__all__ = ["DEFERRED", "Decision", "Request", "approach", "decide", "deferred", "explain", "is_inside"]
+__all__ = ["DEFERRED", "Decision", "Request", "approach", "check_copies", "decide", "deferred", "explain", "is_inside"]
 
 
 class Request(NamedTuple):
@@ -252,6 +252,13 @@ def _plain(tensor: Tensor, before: Decision, source: Adapter, request: Request) 
     ):
         return _COPIED if tensor.flags & IS_COPIED else _SHARED
     return None
+
+
+def check_copies(decision: Decision, tensor: Tensor) -> None:
+    """Raise a LayoutError if a copy within a device would take too many calls of the driver."""
+    copies = [step for step in decision.steps if isinstance(step, Copy)]
+    if copies and is_cuda(copies[0].device) and is_cuda(tensor.device):
+        check_gaps(tensor, copies[0].keep_order)
 
 
 def explain(tensor: Tensor, before: Decision, source: Adapter, request: Request, sync: Synchronization) -> Decision:

@@ -19,7 +19,7 @@ from dlx._core.types import Device, host_readable
 from dlx._registry.generic import TENSOR
 from dlx._registry.target import Target
 from dlx.adapter.base import Adapter
-from dlx.errors import DeviceError, DlxError, LayoutError
+from dlx.errors import DeviceError, DlxError
 
 __all__ = ["Readiness", "StreamSync", "Synchronization", "physical", "takes_stream"]
 
@@ -290,9 +290,9 @@ class StreamSync:
         fresh = native.tensor_on_device(tensor, keep_order, device.id)
         # The source is kept until the copy is made.
         held = native.tensor_behind(tensor, device.id, work.handle, None) if on_device else tensor
-        _transfer(held, fresh, work, not on_device)
+        native.tensor_transfer(held, fresh, work.handle, not on_device)
         if not on_device:
-            return fresh, None
+            return native.tensor_when(fresh, 0), None
         self._forget(work)
         self.reused(source, readiness, work)
         return fresh, work
@@ -329,7 +329,7 @@ class StreamSync:
             self.wait(readiness, stream)
             # The source is kept until the copy is made.
             tensor = native.tensor_behind(tensor, place.id, stream.handle, stream.keep)
-        _transfer(tensor, target, stream, not on_device)
+        native.tensor_transfer(tensor, target, stream.handle, not on_device)
         if on_device:
             self._forget(stream)
             self.reused(source, readiness, stream)
@@ -352,7 +352,7 @@ class StreamSync:
         """Make a stream, or the host (None), wait for memory, unless it has done so in this call."""
         if readiness is None or (isinstance(readiness, Stream) and (readiness.is_unordered or readiness == waiting)):
             return
-        key = readiness if isinstance(readiness, Stream) else _number(readiness)
+        key = readiness if isinstance(readiness, Stream) else cuda.identity(readiness)
         if (key, waiting) in self._ordered:
             return
         if waiting is None:
@@ -376,23 +376,10 @@ class StreamSync:
         self._points.pop(stream, None)
 
 
-def _transfer(source: Tensor, target: Tensor, stream: Stream, wait: bool) -> None:
-    """Copy every element on a stream."""
-    try:
-        native.tensor_transfer(source, target, stream.handle, wait)
-    except LayoutError as error:
-        error.fix = "Make it contiguous in its own framework first."
-        raise
-
-
 def _ready(source: Adapter, obj: Any, tensor: Tensor, asked: Stream | None) -> Stream | None:
     """Return the stream on which an exported array is ready: the one that its producer named, or made wait."""
     ready = source.streams.ready if source.streams is not None else None
     return asked if ready is None else ready(obj, tensor)
-
-
-def _number(point: cuda.Ready) -> int:
-    return int(ffi.cast("uintptr_t", point))
 
 
 def physical(device: Device) -> Device:

@@ -38,6 +38,10 @@ SAME(CU_ATTRIBUTE_ORDINAL, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
 SAME(CU_MEMORY_HOST, CU_MEMORYTYPE_HOST);
 SAME(CU_MEMORY_UNIFIED, CU_MEMORYTYPE_UNIFIED);
 SAME(CU_DEVICE_HAS_POOLS, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED);
+SAME(CU_POOL_RELEASE_THRESHOLD, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD);
+SAME(CU_ALLOCATION_PINNED, CU_MEM_ALLOCATION_TYPE_PINNED);
+SAME(CU_LOCATION_DEVICE, CU_MEM_LOCATION_TYPE_DEVICE);
+SAME(CU_ACCESS_READ_WRITE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 static_assert(sizeof(CUdevice) == sizeof(int) && sizeof(CUresult) == sizeof(int), "");
 static_assert(sizeof(CUdeviceptr) == sizeof(cu_address), "");
 
@@ -79,6 +83,7 @@ FUNCTION(DeviceGetCount, cuDeviceGetCount);
 FUNCTION(DeviceGet, cuDeviceGet);
 FUNCTION(DeviceGetName, cuDeviceGetName);
 FUNCTION(DeviceGetAttribute, cuDeviceGetAttribute);
+FUNCTION(DeviceCanAccessPeer, cuDeviceCanAccessPeer);
 FUNCTION(DevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain);
 FUNCTION(CtxPushCurrent, cuCtxPushCurrent_v2);
 FUNCTION(CtxPopCurrent, cuCtxPopCurrent_v2);
@@ -99,15 +104,19 @@ FUNCTION(MemcpyAsync, cuMemcpyAsync);
 FUNCTION(MemcpyPeerAsync, cuMemcpyPeerAsync);
 FUNCTION(Memcpy2DAsync, cuMemcpy2DAsync_v2);
 FUNCTION(ThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode);
-FUNCTION(MemAllocAsync, cuMemAllocAsync);
+FUNCTION(MemPoolCreate, cuMemPoolCreate);
+FUNCTION(MemPoolDestroy, cuMemPoolDestroy);
+FUNCTION(MemPoolSetAttribute, cuMemPoolSetAttribute);
+FUNCTION(MemPoolSetAccess, cuMemPoolSetAccess);
+FUNCTION(MemAllocFromPoolAsync, cuMemAllocFromPoolAsync);
 FUNCTION(MemFreeAsync, cuMemFreeAsync);
 FUNCTION(StreamGetCaptureInfo, cuStreamGetCaptureInfo_v2);
 
-#define FIELD(ours, theirs)                                                                 \
-  static_assert(                                                                            \
-      offsetof(cu_box, ours) == offsetof(CUDA_MEMCPY2D_v2, theirs) &&                       \
-          sizeof(((cu_box*)nullptr)->ours) == sizeof(((CUDA_MEMCPY2D_v2*)nullptr)->theirs), \
-      #theirs)
+#define MEMBER(type, ours, their_type, theirs)                                    \
+  static_assert(offsetof(type, ours) == offsetof(their_type, theirs) &&           \
+                    sizeof(((type*)0)->ours) == sizeof(((their_type*)0)->theirs), \
+                #theirs)
+#define FIELD(ours, theirs) MEMBER(cu_box, ours, CUDA_MEMCPY2D_v2, theirs)
 
 FIELD(from_x, srcXInBytes);
 FIELD(from_y, srcY);
@@ -126,3 +135,15 @@ FIELD(to_pitch, dstPitch);
 FIELD(width, WidthInBytes);
 FIELD(height, Height);
 static_assert(sizeof(cu_box) == sizeof(CUDA_MEMCPY2D_v2), "");
+
+MEMBER(cu_location, type, CUmemLocation, type);
+MEMBER(cu_location, id, CUmemLocation, id);
+static_assert(sizeof(cu_location) == sizeof(CUmemLocation), "");
+MEMBER(cu_pool_properties, allocation, CUmemPoolProps, allocType);
+MEMBER(cu_pool_properties, handles, CUmemPoolProps, handleTypes);
+MEMBER(cu_pool_properties, where, CUmemPoolProps, location);
+MEMBER(cu_pool_properties, security, CUmemPoolProps, win32SecurityAttributes);
+static_assert(sizeof(cu_pool_properties) == sizeof(CUmemPoolProps), "");
+MEMBER(cu_pool_access, where, CUmemAccessDesc, location);
+MEMBER(cu_pool_access, access, CUmemAccessDesc, flags);
+static_assert(sizeof(cu_pool_access) == sizeof(CUmemAccessDesc), "");

@@ -551,7 +551,7 @@ int cuInit(unsigned flags) {
   if (n_devices == 0) LEAVE(100);
   if (!initialised) {
     atexit(at_end);
-    make_pools();
+    make_pools(); /* whoever comes later finds them as they are */
   }
   initialised = 1;
   pid = getpid();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import textwrap
@@ -39,7 +40,7 @@ def test_a_driver_that_is_too_old(monkeypatch, tmp_path):
 def test_a_driver_without_what_came_later(python, tmp_path):
     """No stream-ordered allocator, no numbers of captures: memory of another kind, and a capture stays whole."""
     library = tmp_path / "early.so"
-    later = "MemAllocAsync MemFreeAsync StreamGetCaptureInfo_v2"
+    later = "MemPoolCreate MemAllocFromPoolAsync MemFreeAsync StreamGetCaptureInfo_v2"
     missing = [f"-Dcu{name}=static_{name}" for name in later.split()]
     source = ROOT / "tests" / "c" / "fake_cuda.c"
     subprocess.run(["cc", "-shared", "-fPIC", "-pthread", *missing, str(source), "-o", str(library)], check=True)
@@ -63,6 +64,7 @@ def test_a_driver_without_what_came_later(python, tmp_path):
         assert driver.release_pending() == 0
         del tensor, moved
         gc.collect()
+        assert driver.release_pending() == 0
         print(cuda.count("cuMemFree"), cuda.races, cuda.misuses, cuda.depth)
     """
     assert run(python, library, code)[:4] == ["refused", "refused", "gone", "2 0 0 0"]
@@ -123,6 +125,50 @@ def test_current_device(cuda):
     assert cuda.depth == 0
 
 
+def calls_on(cuda, np, device):
+    """What dlx does with memory of a device, by name; one call of each kind fails."""
+    tensor = dlx.empty(N, "uint8", device)
+    other = "cuda:0" if device == "cuda:1" else "cuda:1"
+    stream = cuda.stream(int(device[-1]))
+    return {
+        "empty": lambda: dlx.empty(N, "uint8", device),
+        "from the host": lambda: dlx.convert(np.zeros(N), to="dlx", device=device),
+        "to the host": lambda: dlx.convert(tensor, to="numpy"),
+        "to another device": lambda: dlx.convert(tensor, to="dlx", device=other),
+        "a copy": lambda: dlx.convert(tensor, to="dlx", copy=True),
+        "a plan": lambda: dlx.plan(tensor, to="numpy"),
+        "what it is": lambda: dlx.describe(tensor),
+        "a tree": lambda: dlx.convert([tensor, np.zeros(2)], to="dlx", device=device),
+        "stacked": lambda: dlx.stack([tensor, tensor], to="dlx"),
+        "a capsule": lambda: tensor.__dlpack__(stream=stream),
+        "its interface": lambda: tensor.__cuda_array_interface__,
+        "where it is": lambda: driver.where(tensor.data_ptr),
+        "devices": driver.devices,
+        "release": driver.release_pending,
+    }
+
+
+@pytest.mark.parametrize("fails", [None, "cuMemcpyAsync", "cuMemcpyPeerAsync", "cuEventRecord", "cuStreamSynchronize"])
+@pytest.mark.parametrize("current", ["none", "cuda:0", "cuda:1"])
+@pytest.mark.parametrize("device", ["cuda:0", "cuda:1"])
+def test_the_current_device_stays(cuda, np, device, current, fails):
+    """Whatever dlx does, and whether that works: afterwards this thread's device is the one that it was before."""
+    with contextlib.ExitStack() as stack:
+        if current != "none":
+            stack.enter_context(driver.at(dlx.Device(current)))
+        before, failures = (cuda.depth, cuda.current), 0
+        for name, call in calls_on(cuda, np, device).items():
+            if fails is not None:
+                cuda.fail(fails, 2)
+            try:
+                call()
+            except DeviceError as error:
+                failures += f"{fails} failed" in str(error)
+            assert (cuda.depth, cuda.current) == before, name
+        assert bool(failures) is (fails is not None)
+        cuda.mend()
+
+
 PRELUDE = """
     import gc, os, sys
     import dlx
@@ -174,6 +220,33 @@ def test_a_forked_child_leaves_the_driver_alone(python, fake_driver):
     out = run(python, fake_driver, code)
     assert "a forked child cannot use it" in out[0] and "'spawn'" in out[0]
     assert out[1:5] == ["parent", "gone", "gone", "gone"]
+
+
+@pytest.mark.parametrize("pools", [True, False])
+def test_a_child_with_memory_of_dlx(python, fake_driver, pools):
+    """Whether it lives or waits to go back: the child calls nothing, says why, and works on the host."""
+    code = f"""
+        cuda.set_pools({pools})
+        alive, dropped = (dlx.empty(64, "uint8", "cuda:1") for _ in range(2))
+        del dropped
+        before = cuda.count()
+        pid = os.fork()
+        if pid == 0:
+            del alive; gc.collect(); driver.release_pending()
+            for ask in (dlx.empty, dlx.convert):
+                try:
+                    ask(3, "uint8", "cuda:1") if ask is dlx.empty else ask(b"abc", to="dlx", device="cuda:0")
+                except dlx.errors.DeviceError as error:
+                    print("spawn" in str(error), flush=True)
+            assert dlx.convert(b"abc", to="dlx").shape == (3,) and len(dlx.devices()) == 1
+            print(cuda.count() - before, flush=True)
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        del alive
+        assert driver.release_pending() == 0
+        print(cuda.count("cuMemFree", "cuMemFreeAsync"))
+    """
+    assert run(python, fake_driver, code)[:4] == ["True", "True", "0", "2"]
 
 
 def test_a_child_may_start_the_driver_itself(python, fake_driver):
@@ -256,3 +329,72 @@ def test_host_work_loads_no_driver(python, fake_driver):
         print(is_loaded()); print(len(dlx.devices())); print(is_loaded())
     """
     assert run(python, fake_driver, code, prelude="")[:3] == ["False", "3", "True"]
+
+
+# ---- captures elsewhere ----------------------------------------------------------------------------------------------
+
+STRICT = """
+    #include "{root}/tests/c/fake_cuda.c"
+    static void strict(const char* name) {{
+      for (int i = 1; i < n_captures; i++)
+        if (captures[i].state == ACTIVE && thread_mode != RELAXED) {{
+          misuses++;
+          complain("%s in the mode of a capture; ", name);
+        }}
+    }}
+"""
+ANY = {
+    "cuDevicePrimaryCtxRetain": "void** a, int b",
+    "cuStreamCreate": "void** a, unsigned b",
+    "cuStreamQuery": "uint64_t a",
+    "cuStreamSynchronize": "uint64_t a",
+    "cuEventCreate": "event** a, unsigned b",
+    "cuEventQuery": "event* a",
+    "cuEventSynchronize": "event* a",
+    "cuEventDestroy_v2": "event* a",
+    "cuMemAlloc_v2": "uint64_t* a, size_t b",
+    "cuMemFree_v2": "uint64_t a",
+    "cuMemFreeAsync": "uint64_t a, uint64_t b",
+    "cuMemPoolCreate": "pool** a, const pool_facts* b",
+    "cuMemAllocFromPoolAsync": "uint64_t* a, size_t b, pool* c, uint64_t d",
+    "cuMemcpyAsync": "uint64_t a, uint64_t b, size_t c, uint64_t d",
+    "cuMemcpy2DAsync_v2": "const box* a, uint64_t b",
+}
+"""Entry points that a capture may forbid, or that were not looked up: each must be called in the relaxed mode."""
+
+
+@pytest.mark.parametrize("pools", [True, False], ids=["pools", "no pools"])
+def test_all_that_may_be_the_first_is_relaxed(python, tmp_path, pools):
+    """While another thread's stream captures in the strictest mode, a process uses dlx for the first time."""
+    head = "".join(f"#define {name} inner_{name}\n" for name in ANY)
+    wraps = "".join(
+        f'#undef {name}\nint {name}({args}) {{ strict("{name}"); return inner_{name}({", ".join("abcd"[:n])}); }}\n'
+        for name, args in ANY.items()
+        if (n := args.count(",") + 1)
+    )
+    source, library = tmp_path / "strict.c", tmp_path / "strict.so"
+    source.write_text(head + STRICT.format(root=ROOT) + wraps)
+    subprocess.run(["cc", "-shared", "-fPIC", "-pthread", str(source), "-o", str(library)], check=True)
+    code = f"""
+        import numpy as np
+        cuda.set_pools({pools})
+        c = cuda.stream()
+        cuda.capture(c, 0)
+        tensor = dlx.convert(np.zeros((8, 8), "uint8")[:, ::2], to="dlx", device="cuda:0")
+        moved = dlx.convert(tensor, to="dlx", device="cuda:1")
+        d, e = cuda.stream(), cuda.stream()
+        cuda.stall(d)
+        used_tensor, memory = used(d); cuda.read(d, memory, 64); del used_tensor
+        driver.order(Stream(device, d), Stream(device, e))
+        point = driver.ready(Stream(device, e))
+        assert driver.release_pending() == 1
+        cuda.resume(d)
+        assert driver.release_pending() == 0
+        driver.synchronize(point)
+        dlx.convert(moved, to="numpy")
+        del tensor, moved
+        gc.collect()
+        assert driver.release_pending() == 0
+        print(cuda.end_capture(c), cuda.misuses, cuda.report)
+    """
+    assert [line.strip() for line in run(python, library, code)[:2]] == ["gone", "0 0"]

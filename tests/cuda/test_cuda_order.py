@@ -500,7 +500,7 @@ def test_every_call_releases_what_is_done(cuda, call):
     elif call == "order":
         driver.order(stream(d), stream(d))
     elif call == "empty":  # what is done makes room
-        cuda.fail("cuMemAllocAsync", 2)
+        cuda.fail("cuMemAllocFromPoolAsync", 2)
         with pytest.raises(DeviceError):
             dlx.empty(N, "uint8", device="cuda")
     else:

@@ -335,7 +335,7 @@ def test_the_allocator_allocates_on_the_device(cuda, exchange, counting):
     assert cuda.blocks == 0
 
 
-@pytest.mark.parametrize("name", ["cuMemAllocAsync", "cuStreamCreate"])
+@pytest.mark.parametrize("name", ["cuMemAllocFromPoolAsync", "cuStreamCreate"])
 def test_the_allocator_reports_the_driver(cuda, exchange, name):
     """A failing driver is reported by name."""
     from reference import dltensor

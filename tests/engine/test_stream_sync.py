@@ -273,8 +273,35 @@ def test_producers_with_streams_of_their_own_are_asked_with_it_every_time(cuda, 
         for _ in range(3):
             with lib_e.on(cuda.stream()):
                 arrays.append(lib_e.made())
+        cuda.forget()
         convert_together(arrays, "libb")
-    assert lib_e.heard == [c.ptr] * 3
+    assert lib_e.heard == [c.ptr] * 3 and cuda.ordering == 6  # their own: dlx adds nothing
+
+
+class Spoken:
+    """An array of a framework that dlx does not know: it makes the stream wait that it is told."""
+
+    def __init__(self, tensor):
+        self.tensor, self.told = tensor, []
+
+    def __dlpack_device__(self):
+        return tuple(self.tensor.device)
+
+    def __dlpack__(self, *, stream=None, **options):
+        self.told.append(stream)
+        return self.tensor.__dlpack__(stream=-1, **options)
+
+
+@pytest.mark.parametrize("n", [1, 10])
+def test_a_generic_producer_orders_for_itself(cuda, lib_b, n):
+    """It is told the consumer's stream, with each array, and dlx calls nothing."""
+    arrays = [Spoken(dlx.from_pointer(cuda.alloc(N), (N,), "uint8", device="cuda")) for _ in range(n)]
+    with lib_b.on(cuda.stream()) as c:
+        cuda.forget()
+        results = dlx.convert(arrays, "libb")
+        assert [array.told for array in arrays] == [[c.ptr]] * n
+        assert cuda.ordering == cuda.count("cuEventCreate") == 0
+        assert [result.ptr for result in results] == [array.tensor.data_ptr for array in arrays]
 
 
 # ---- until when memory is used ---------------------------------------------------------------------------------------
@@ -569,13 +596,54 @@ def test_gaps_are_closed_before_a_move(cuda, lib_b):
     assert cuda.peek(result.ptr, 8) == bytes([0, 2, 4, 6, 8, 10, 12, 14])
 
 
-def test_what_is_too_scattered(cuda, lib_b):
-    """More single copies than are worth it are refused, with what to do."""
-    n = 1 << 17
-    memory = cuda.alloc(n)
-    tensor = native.tensor_new(memory + n - 1, (n // 2, 1), (-2, 1), dlx.DType("uint8"), (2, 0), 0, None)
-    with pytest.raises(dlx.errors.LayoutError, match="Make it contiguous in its own framework"):
-        dlx.convert(tensor, to="libb", copy=True)
+def scattered(cuda, shape, strides, device=0):
+    """Memory of a device as a tensor of a generic producer, from its lowest address on."""
+    steps = [(extent - 1) * step for extent, step in zip(shape, strides, strict=True)]
+    low, high = sum(min(step, 0) for step in steps), sum(max(step, 0) for step in steps)
+    memory = cuda.alloc(high - low + 1, device)
+    return native.tensor_new(memory - low, shape, strides, dlx.DType("uint8"), (2, device), 0, None)
+
+
+LIMIT = 1 << 14
+"""Copies that one array may take."""
+
+
+@pytest.mark.parametrize("options", [{"copy": True}, {"device": "cuda:1"}, {"device": "cpu"}], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "strides", "call"),
+    [
+        ((LIMIT,), (-1,), "cuMemcpyAsync"),
+        ((LIMIT + 1,), (-1,), None),
+        ((LIMIT, 9), (-9, 1), "cuMemcpyAsync"),
+        ((LIMIT + 1, 9), (-9, 1), None),
+        ((LIMIT + 1, 9), (18, 1), "cuMemcpy2DAsync"),  # one box
+        ((LIMIT // 2, 2, 4), (99, 45, 5), "cuMemcpy2DAsync"),  # a box for each of the first two
+        ((LIMIT // 2 + 1, 2, 4), (99, 45, 5), None),
+        ((1 << 20,), (0,), None),
+        ((1 << 20,), (3,), "cuMemcpy2DAsync"),
+    ],
+)
+def test_what_is_too_scattered(cuda, lib_b, shape, strides, call, options):
+    """More single copies than are worth it are refused, by the plan too; the host gathers them itself.
+
+    That a conversion begins to copy is seen from the first copy, which fails: thousands take the recording driver long.
+    """
+    tensor = scattered(cuda, shape, strides)
+    is_refused = call is None and options != {"device": "cpu"}
+    plan = dlx.plan(tensor, "libb", **options)
+    assert plan.outcome == ("refused" if is_refused else "copied")
+    cuda.forget()
+    if is_refused:
+        with pytest.raises(dlx.errors.LayoutError, match="Make it contiguous in its own framework") as caught:
+            dlx.convert(tensor, "libb", **options)
+        assert str(caught.value) == str(plan.error)
+        assert cuda.copies() == cuda.count("cuMemAllocFromPoolAsync") == 0
+    else:
+        call = call or "cuMemcpyAsync"
+        cuda.fail(call, 1)
+        with pytest.raises(DeviceError, match=f"{call} failed"):
+            dlx.convert(tensor, "libb", **options)
+        assert cuda.count(call) == 1
 
 
 def test_like_an_array_of_a_device(cuda, np, lib_a, lib_b):

@@ -124,6 +124,17 @@ def test_to_dlx_and_on(cuda, lib_a, lib_b):
         assert not any(lib_b.read(array) for array in result)
 
 
+def test_fresh_tensors_of_dlx(cuda, lib_b):
+    """Each is ready when dlx's stream is: one record and one wait for a tree of them, and none before."""
+    with lib_b.on(cuda.stream()):
+        cuda.forget()
+        tree = [dlx.empty(gpulib.N, "uint8", "cuda:0") for _ in range(20)]
+        assert cuda.ordering == 0
+        results = dlx.convert(tree, to="libb")
+        assert (cuda.count("cuEventRecord"), cuda.count("cuStreamWaitEvent")) == (1, 1)
+        assert not any(lib_b.read(result) for result in results)
+
+
 def test_all_of_it_waits_for_the_consumer(cuda, lib_a, lib_b):
     """Nothing of a dropped tree goes back to the producer's allocator while the consumer's stream is busy."""
     with lib_a.on(cuda.stream()), lib_b.on(cuda.stream()) as c:
@@ -190,7 +201,7 @@ def test_stack_of_what_differs(cuda, np, lib_a, lib_b):
         dlx.stack(arrays, "libb")
     with pytest.raises(DeviceError, match=r"arrays\[1\]"):
         dlx.stack([arrays[0], np.zeros(gpulib.N, "uint8")], "libb")
-    assert cuda.count("cuMemAllocAsync") == 0
+    assert cuda.count("cuMemAllocFromPoolAsync") == 0
     empty = dlx.from_pointer(0, (0, 3), "uint8", device="cuda")
     assert dlx.stack([empty, empty], "libb").tensor.shape == (2, 0, 3)
 

@@ -590,7 +590,7 @@ def test_chunks_of_a_device_are_joined_after_their_events(cuda, released):
             library.cuEventDestroy_v2(event)
 
 
-@pytest.mark.parametrize("call", ["cuMemAllocAsync", "cuStreamWaitEvent", "cuMemcpyAsync"])
+@pytest.mark.parametrize("call", ["cuMemAllocFromPoolAsync", "cuStreamWaitEvent", "cuMemcpyAsync"])
 def test_chunks_that_cannot_be_joined_are_released(cuda, released, call):
     """Whatever the driver refuses."""
     address = cuda.alloc(16)

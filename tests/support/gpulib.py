@@ -164,6 +164,15 @@ class GpuAdapter(Adapter):
         return self.framework.Array(native.capsule_claim(tensor.__dlpack__(stream=stream, max_version=(1, 0))))
 
 
+class FreshAdapter(GpuAdapter):
+    """One that makes the memory of copies itself, as torch does."""
+
+    def fresh(self, shape, dtype, device, strides):
+        stream = self.framework.handle(device.id)
+        block = Block(self.framework, N, device.id, stream, device.type)
+        return self.framework.Array(native.tensor_new(block.address, shape, strides, dtype, device, 0, block))
+
+
 class EventAdapter(GpuAdapter):
     """One whose arrays each have a stream of their own, so that there is no current one; it speaks for itself."""
 
