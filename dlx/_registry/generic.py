@@ -245,7 +245,7 @@ class ArrowAdapter(ArrowSource):
     name = "arrow"
     package = "builtins"
     fast_path = FastPath(
-        types=("pandas.Series", "polars.Series", "nanoarrow.Array", "narwhals.Series"), exchange=native.arrow_exchange
+        types=("polars.Series", "nanoarrow.Array", "narwhals.Series"), exchange=native.arrow_exchange
     )
     streams = StreamSupport(ready=lambda obj, tensor: None)
 
