@@ -1,8 +1,9 @@
 """pandas for dlx: Series and DataFrame, as sources; pandas is no target.
 
 A Series of numpy's numbers or bools is the array in it, shared read-only, in any layout; NaN stays NaN. One of another
-dtype (nullable, pyarrow's, text, dates, categories) is read by Arrow's interface, for which pandas asks for pyarrow: its
-nulls are refused with their count, and Python objects. A DataFrame becomes a dict of its columns, by their own names. An index is left out.
+dtype (nullable, pyarrow's, text, dates, categories) is read by Arrow's interface, for which pandas asks for pyarrow:
+its nulls are refused with their count; so are Python objects. A DataFrame becomes a dict of its columns, by their own
+names. An index is left out.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ def _shared(series: Any) -> Tensor | None:
     ``_values`` is what ``.to_numpy()`` gives a view of, at a tenth of its time; without it Arrow's interface serves.
     """
     values = getattr(series, "_values", None)
-    if type(values) is not sys.modules["numpy"].ndarray or values.dtype.kind not in "biufc":
+    if type(values) is not sys.modules["numpy"].ndarray:
+        return None
+    dtype = values.dtype
+    if dtype.kind not in "biufc" or not dtype.isnative:
         return None
     return dlx.convert(values, to="dlx", copy=False)
 

@@ -29,7 +29,7 @@ def test_numbers_and_bools_are_shared_read_only(dtype):
 
 
 def test_nan_is_a_number():
-    """numpy's floats have no nulls: pandas' own ``.to_numpy()`` keeps NaN, too."""
+    """Floats of numpy have no nulls: pandas' own ``.to_numpy()`` keeps NaN, too."""
     series = pd.Series([1.0, np.nan, 3.0])
     result = dlx.convert(series, to="numpy", copy=False)
     assert np.array_equal(result, series.to_numpy(), equal_nan=True)
