@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any
+from typing import Any, cast
 
 import dlx
 from dlx.adapter import Adapter, ArrayInfo, ArrowSource, Blocker, Container, Description, FastPath, Tensor, type_name
@@ -24,13 +24,13 @@ def _shared(series: Any) -> Tensor | None:
 
     ``_values`` is what ``.to_numpy()`` gives a view of, at a tenth of its time; without it Arrow's interface serves.
     """
-    values = getattr(series, "_values", None)
+    values: Any = getattr(series, "_values", None)
     if type(values) is not sys.modules["numpy"].ndarray:
         return None
     dtype = values.dtype
     if dtype.kind not in "biufc" or not dtype.isnative:
         return None
-    return dlx.convert(values, to="dlx", copy=False)
+    return cast("Tensor", dlx.convert(values, to="dlx", copy=False))
 
 
 def _info(framework: str, series: Any, tensor: Tensor) -> ArrayInfo:

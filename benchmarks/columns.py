@@ -26,7 +26,7 @@ def columns(*, quick):
     """Measure a column and a frame out of each library; print them, and say which goals are met."""
     np, found, built = peer("numpy"), [], floor.build()
     base = np.arange(float(ROWS))
-    print(f"\nA column of {ROWS} float64 to numpy, us (goal: {COLUMN_US} over what the library itself does), and frames")
+    print(f"\nA column of {ROWS} float64 to numpy, us (goal: {COLUMN_US} over what the library does), and frames")
     print(f"{'':<12}{'dlx':>8}{'its own':>9}{'by hand':>9}{'frame':>8}")
     for name, (column, frame, asked, by_hand) in _LIBRARIES.items():
         module = peer(name)
