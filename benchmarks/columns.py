@@ -44,8 +44,9 @@ def columns(*, quick):
             assert all(each.tolist() == base.tolist() for each in dlx.convert(names["x"], to="numpy").values())
             figure["frame_us"] = _least([_CALL], names, quick)[0]
         found.append({"library": name, **figure})
+        met = figure["us"] - figure["own_us"] <= COLUMN_US
         print(f"{name:<12}{figure['us']:>8.2f}{figure['own_us']:>9.2f}{figure['by_hand_us']:>9.2f}"
-              f"{figure.get('frame_us', 0):>8.0f}  {verdict(figure['us'] - figure['own_us'] <= COLUMN_US)}")  # fmt: skip
+              f"{figure.get('frame_us', 0):>8.0f}  {verdict(met)}")  # fmt: skip
     return found
 
 
