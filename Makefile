@@ -138,7 +138,7 @@ test-versions:
 # The frameworks that `make test` does not install, each in an environment of its own that is kept; FRAMEWORKS="mlx warp" picks some.
 test-frameworks:
 	@$(PYTHON) tests/support/versions.py --keep --pythons $(foreach name,python3.11 $(PYTHONS),$(call running,$(name))) \
-	    --only $(or $(FRAMEWORKS),tensorflow paddle mlx warp onnxruntime xarray dask) --args="$(ARGS)"
+	    --only $(or $(FRAMEWORKS),tensorflow paddle mlx warp onnxruntime xarray pandas dask) --args="$(ARGS)"
 
 # The recipes of docs/cookbook, with all the libraries that they name, in an environment of their own; ray takes its time.
 test-cookbook:
@@ -200,7 +200,7 @@ bench: $(TESTABLE) $(VENV)/.peers
 KEPT = $(patsubst .venv-framework-%/.made,%,$(wildcard .venv-framework-*/.made))
 matrix: $(TESTABLE)
 	PYTHONPATH=docs/tools $(RUN) -m matrix --write docs
-	@set -e; for name in $(KEPT); do \
+	@set -e; for name in $(filter-out xarray pandas dask,$(KEPT)); do \
 	    PYTHONPATH=docs/tools .venv-framework-$$name/bin/python -W ignore -m matrix --further --write docs; done
 
 # What DLPack libraries keep and break: docs/conformance.md and its picture. Status 1 says that one of them breaks

@@ -467,7 +467,7 @@ class JaxAdapter(Adapter):
         describe=_exported_info,
         ready=_is_ready,
     )
-    gradients = GradSupport(_is_tracked, _is_differentiable, _vjp, _record, compile=_compile)
+    gradients = GradSupport(_is_tracked, _is_differentiable, _vjp, _record, compile=_compile, by_type=True)
     switches = ("config.jax_enable_x64", "config.jax_platforms")
     known_issues = (
         KnownIssue(

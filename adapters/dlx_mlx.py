@@ -84,7 +84,10 @@ class MlxAdapter(Adapter):
         )
 
     def load(self, tensor: Tensor) -> Any:
-        return self.module().from_dlpack(forward(tensor))
+        try:
+            return self.module().from_dlpack(tensor)
+        except ValueError:  # strides below 0, of extents below 2
+            return self.module().from_dlpack(forward(tensor))
 
     def copy(self, obj: Any, device: Device | None = None) -> Any:
         return self.module().array(obj)

@@ -43,9 +43,18 @@ _OTHERS = {
 }
 
 
+_numbers: Any = None  # the dtype, one object each, that was last found to be of numbers: a hash of one is slow
+
+
 def _export(tensor: Any) -> Tensor | None:
     """Return the tensor of an eager one; the export of strings would end the process."""
-    return consumed(tensor.__dlpack__()) if _DTYPES.from_native(tensor.dtype) is not None else None
+    global _numbers
+    dtype = tensor.dtype
+    if dtype is not _numbers:
+        if _DTYPES.from_native(dtype) is None:
+            return None
+        _numbers = dtype
+    return consumed(tensor.__dlpack__())
 
 
 def _is_tracked(tensor: Any) -> bool:

@@ -13,6 +13,7 @@
 #include <valgrind/callgrind.h>
 #endif
 
+#include "core/arrow.h"
 #include "dlx.h"
 
 enum { MOST = 12 };
@@ -183,6 +184,30 @@ static PyObject* make(PyObject* module, PyObject* args) {
   return function;
 }
 
+/* read_arrow(obj, method): call __arrow_c_array__ or __arrow_c_stream__ of an object, and its
+ * library's own functions as every reader must: the type, each batch, the end, all releases. */
+static PyObject* read_arrow(PyObject* module, PyObject* args) {
+  PyObject *obj, *method;
+  if (!PyArg_ParseTuple(args, "OU", &obj, &method)) return NULL;
+  PyObject* given = PyObject_CallMethodNoArgs(obj, method);
+  if (given == NULL) return NULL;
+  if (PyCapsule_CheckExact(given)) {
+    struct ArrowArrayStream* stream = PyCapsule_GetPointer(given, "arrow_array_stream");
+    struct ArrowSchema schema;
+    struct ArrowArray array;
+    int failed = stream == NULL || stream->get_schema(stream, &schema) != 0;
+    if (!failed) {
+      while (!(failed = stream->get_next(stream, &array) != 0) && array.release)
+        array.release(&array);
+      schema.release(&schema);
+    }
+    if (failed && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "the stream failed");
+  }
+  Py_DECREF(given); /* its destructor releases what was not moved */
+  if (PyErr_Occurred()) return NULL;
+  Py_RETURN_NONE;
+}
+
 /* mark(label): under valgrind, begin to count or write down what was counted since the last mark.
  */
 static PyObject* mark(PyObject* module, PyObject* label) {
@@ -198,6 +223,7 @@ static PyObject* mark(PyObject* module, PyObject* label) {
 static PyMethodDef functions[] = {
     {"make", make, METH_VARARGS, NULL},
     {"mark", mark, METH_O, NULL},
+    {"read_arrow", read_arrow, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

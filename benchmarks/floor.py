@@ -28,6 +28,7 @@ def build():
             "-shared",
             "-fPIC",
             f"-I{HERE.parent / 'c_src' / 'include'}",
+            f"-I{HERE.parent / 'c_src'}",
         ]
         command += [f"-I{sysconfig.get_path('include')}", str(HERE / "floor.c"), "-o", str(target)]
         try:

@@ -388,13 +388,14 @@ static PyObject* arrow_gather(PyObject* module, PyObject* const* args, Py_ssize_
   return tensor;
 }
 
-/* Export what __arrow_c_array__ gives, or else __arrow_c_stream__, where that is numbers of the
- * host that can be shared as they are. Owns: the caller owns *out. GIL: needed; runs Python.
- * Errors: -1 with an exception. */
+/* Export what __arrow_c_stream__ gives, or __arrow_c_array__ where there is none, where that is
+ * numbers of the host that can be shared as they are: a stream shows the chunks that
+ * __arrow_c_array__ of some libraries joins without a word. Owns: the caller owns *out. GIL:
+ * needed; runs Python. Errors: -1 with an exception. */
 DLX_HOT static int export(void* obj, DLManagedTensorVersioned** out) {
-  int has_array = _PyType_Lookup(Py_TYPE((PyObject*)obj), array_method) != NULL;
+  int has_stream = _PyType_Lookup(Py_TYPE((PyObject*)obj), stream_method) != NULL;
   dlx_arrow* data =
-      has_array ? take(obj, array_method, k_array) : take(obj, stream_method, k_stream);
+      has_stream ? take(obj, stream_method, k_stream) : take(obj, array_method, k_array);
   if (data == NULL) return -1;
   dlx_arrow_column column;
   dlx_arrow_fault fault;

@@ -299,7 +299,7 @@ _CALLS = {  # how a package's users do it: nulls filled, dates as integers, cate
     ),
     "polars": (".fill_null(value) or .drop_nulls()", ".to_physical()", ".to_physical() first"),
     "pandas": (
-        ".fillna(value) or .dropna(), or convert its .to_numpy() (pandas gives NaN out as null)",
+        ".fillna(value) or .dropna()",
         ".astype({!r})",
         ".cat.codes first",
     ),

@@ -244,9 +244,7 @@ class ArrowAdapter(ArrowSource):
 
     name = "arrow"
     package = "builtins"
-    fast_path = FastPath(
-        types=("pandas.Series", "polars.Series", "nanoarrow.Array", "narwhals.Series"), exchange=native.arrow_exchange
-    )
+    fast_path = FastPath(types=("polars.Series", "nanoarrow.Array", "narwhals.Series"), exchange=native.arrow_exchange)
     streams = StreamSupport(ready=lambda obj, tensor: None)
 
 

@@ -54,11 +54,12 @@ BUILT_IN = {
     "warp": "dlx_warp",
     "onnxruntime": "dlx_onnxruntime",
     "xarray": "dlx_xarray",
+    "pandas": "dlx_pandas",
     "dask": "dlx_dask",
 }
 """Root package, or another name for it -> module of ours."""
 
-SOURCES = frozenset({"xarray"})
+SOURCES = frozenset({"pandas", "xarray"})
 """Those that are no targets."""
 
 TRACING = ("torch", "pytorch")

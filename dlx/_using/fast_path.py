@@ -35,9 +35,10 @@ class Specialization:
         The `Invocation` of one of them.
     types
         Of all arguments, positional ones first. They are kept, since their addresses are keys.
-    others, looked, recorded
-        Numbers of the arguments that are arrays of other frameworks, of those that may be arrays, and of those that the
-        function's own framework may record, where results leave it.
+    others, looked
+        Numbers of the arguments that are arrays of other frameworks, and of those that may be arrays.
+    recorded
+        Numbers of the arguments whose framework may record them for gradients, each with its adapter.
     to
         The target of results; None: they are not converted.
 
@@ -50,14 +51,19 @@ class Specialization:
     """
 
     __slots__ = (
-        *("_last", "_looked", "_options", "_others", "_recorded", "_source", "_spec", "_to", "_types", "generation"),
-        "is_idle",
+        *("_last", "_looked", "_options", "_others", "_recorded", "_spec", "_to", "_types", "generation", "is_idle"),
     )
 
     def __init__(
-        self, call: Any, types: list[type], others: list[int], looked: list[int], recorded: list[int], to: Any
+        self,
+        call: Any,
+        types: list[type],
+        others: list[int],
+        looked: list[int],
+        recorded: list[tuple[int, Adapter]],
+        to: Any,
     ) -> None:
-        self._recorded, self._source = recorded, call.request.target.source
+        self._recorded = recorded
         self.generation, self.is_idle = registry.generation, not others and not looked and to is None
         self._spec, self._types, self._others, self._looked, self._to = call.spec, types, others, looked, to
         device = "cpu" if call.spec.returns is None else None  # where the caller's arrays are
@@ -83,8 +89,8 @@ class Specialization:
         for i in self._looked:
             if kind_of(values[i]) is not None:
                 return None
-        for i in self._recorded:
-            if tracked(self._source, values[i]):
+        for i, source in self._recorded:
+            if tracked(source, values[i]):
                 return None
         if not self._others:
             return values
@@ -192,7 +198,10 @@ def specialized(call: Any, values: tuple[Any, ...]) -> Specialization | None:
     request = call.request
     if request.device is not None or request.stream is not None:
         return None
-    types, others, looked, inside = [type(value) for value in values], [], [], []
+    types, others, looked, recorded = [type(value) for value in values], [], [], []
+    to = call.results_to()
+    if to is NotImplemented:
+        return None
     for i in range(len(call.kept), len(values)):
         what = what_is(types[i])
         if what is types[i]:
@@ -204,14 +213,16 @@ def specialized(call: Any, values: tuple[Any, ...]) -> Specialization | None:
                 others.append(i)
             elif request.target.kind not in (None, types[i]):
                 return None
-            else:
-                inside.append(i)
+            leaves = to is not None if what is request.target.source else not _guarded(what)
+            if leaves and what.gradients is not None and call.spec.detach is None:
+                recorded.append((i, what))
         elif what is not None:
             return None
-    to = call.results_to()
-    if to is NotImplemented:
-        return None
-    recorded = (
-        inside if call.spec.detach is None and to is not None and request.target.source.gradients is not None else []
-    )
     return Specialization(call, types, others, looked, recorded, to)
+
+
+def _guarded(source: Adapter) -> bool:
+    """Return whether the fast path exports no array that is recorded: by a guard, or since those have another type."""
+    guards = source.fast_path.guards if source.fast_path is not None else ()
+    by_type = source.gradients is not None and source.gradients.by_type
+    return by_type or any(each.blocker is not None and each.blocker.option for each in guards)

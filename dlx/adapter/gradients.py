@@ -121,6 +121,9 @@ class GradSupport:
     compile
         ``compile(function)`` gives a `CompiledFunction` where the function's user had it compiled, traced once for
         arguments of a kind, and None where not. None: such functions are not known.
+    by_type
+        Whether what is recorded has a type of its own, as tracers have: then `is_tracked` is not asked of other arrays
+        in every call.
     """
 
     is_tracked: Callable[[Any], bool]
@@ -136,6 +139,7 @@ class GradSupport:
     random_state: Callable[[], Any] | None = None
     at_random_state: Callable[[Any], AbstractContextManager[Any]] | None = None
     compile: Callable[[Callable[..., Any]], CompiledFunction | None] | None = None
+    by_type: bool = False
 
     @contextmanager
     def replayed(self, states: Sequence[Any]) -> Iterator[None]:

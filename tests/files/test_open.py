@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -315,6 +316,57 @@ def test_a_file_of_another_library_that_is_cut_off(tmp_path, name, request):
         path.write_bytes(content[:end])
         with pytest.raises(FileError):
             dlx.open(path)
+
+
+DAMAGED = """
+import random, sys
+from pathlib import Path
+import numpy as np, dlx
+
+def arrow(path):
+    import pyarrow as pa
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(100)), 2)
+    table = pa.table({"x": pa.array(np.arange(50.0)), "l": lists, "b": pa.array([True] * 50)})
+    with pa.ipc.new_file(str(path), table.schema) as sink:
+        sink.write_table(table)
+
+def pt(path):
+    import torch
+    torch.save({"w": torch.arange(50.0), "v": torch.arange(12).reshape(3, 4).T}, path)
+
+def h5(path):
+    import h5py
+    with h5py.File(path, "w") as file:
+        file["a"], file["b"] = np.arange(50.0), np.arange(12).reshape(3, 4)
+
+kind, folder = sys.argv[1:]
+path, told, chance = Path(folder) / f"x.{kind}", set(), random.Random(7)
+globals()[kind](path)
+whole = path.read_bytes()
+for number in range(120):
+    data = bytearray(whole)
+    for _ in range(chance.choice((1, 2, 8))):
+        data[chance.randrange(len(data))] = chance.choice((0, 1, 127, 128, 255))
+    path = Path(folder) / f"{number}.{kind}"
+    path.write_bytes(data)
+    try:
+        with dlx.open(path, to="numpy") as file:
+            told.update("read" for key in file if file[key].sum() is not None)
+    except dlx.errors.DlxError:
+        told.add("refused")
+print(*sorted(told))
+"""
+
+
+@pytest.mark.parametrize(("kind", "package"), [("arrow", "pyarrow"), ("pt", "torch"), ("h5", "h5py")])
+def test_damaged_files_of_other_libraries(tmp_path, kind, package):
+    """Bytes changed by chance: read or refused, in a process of its own, which they could end."""
+    pytest.importorskip(package)
+    pytest.importorskip("numpy")
+    command = [sys.executable, "-W", "ignore", "-c", DAMAGED, kind, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stderr}"
+    assert done.stdout == "read refused\n"
 
 
 def read(path):

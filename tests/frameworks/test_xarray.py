@@ -77,3 +77,85 @@ def test_xarray_is_no_target(array):
     with pytest.raises(errors.AdapterNotFoundError, match="no target") as caught:
         dlx.convert(array, to="xarray")
     assert "xarray" not in caught.value.fix
+
+
+HOSTILE = """
+import gc, numpy as np, xarray as xr, dlx
+from dlx.testing import Source
+
+class Duck:
+    "An array to xarray, whose __dlpack__ is that of a producer that lies, or raises."
+    ndim, dtype, size = 2, np.dtype("float32"), 24
+    shape = (4, 6)
+    def __init__(self, source): self.source = source
+    def __array_namespace__(self, api_version=None): return np
+    def __array_function__(self, *args, **options): return NotImplemented
+    def __getitem__(self, key): return self
+    def __dlpack__(self, **options): return self.source.__dlpack__(**options)
+    def __dlpack_device__(self): return self.source.__dlpack_device__()
+
+class Raises:
+    def __dlpack__(self, **options): raise ZeroDivisionError("unseal it first")
+    def __dlpack_device__(self): return (1, 0)
+
+class Closed(xr.backends.BackendArray):
+    "Data in a file that is gone."
+    shape, dtype = (4, 6), np.dtype("float32")
+    def __getitem__(self, key): raise OSError("the file is closed")
+
+unaligned = np.zeros(97, "u1")[1:].view("f4").reshape(4, 6)
+expected = np.zeros((4, 6), "f4")
+arrays = {name: Duck(Source("float32", **({"shape": (4, 6)} | options))) for name, options in {
+    "null": {"data": 0}, "negative": {"claims": (-4, 6)}, "overflow": {"claims": (2**62, 16)},
+    "version": {"version": (2, 0), "legacy": False}}.items()}
+arrays |= {"raises": Duck(Raises()), "closed": xr.core.indexing.LazilyIndexedArray(Closed()), "unaligned": unaligned,
+    "swapped": expected.astype(">f4"), "broadcast": np.broadcast_to(np.float32(0), (4, 6)), "reversed": expected[::-1],
+    "objects": expected.astype(object), "dates": expected.astype("M8[ns]")}
+for name, data in arrays.items():
+    for around in (lambda d: xr.DataArray(d, dims=("x", "y")), lambda d: xr.Variable(("x", "y"), d),
+                   lambda d: xr.Dataset({"v": (("x", "y"), d)})):
+        try:
+            result = dlx.convert(around(data), to="torch")
+        except dlx.errors.DlxError as error:
+            said = type(error).__name__
+        else:
+            result = result["v"] if isinstance(result, dict) else result
+            said = "right" if np.array_equal(np.asarray(result), expected) else "WRONG"
+            del result
+        print(name, said)
+del arrays, data
+gc.collect()
+print("alive", dlx._core.native.live())
+"""
+
+
+def test_hostile_arrays_in_them(python):
+    """Producers that lie or raise, data that are gone, odd memory: refused or right, in a process of its own."""
+    pytest.importorskip("torch")
+    lines = [line.split() for line in python(HOSTILE, args=("-W", "ignore")).splitlines()]
+    assert lines.pop() == ["alive", "0"]
+    right = {"unaligned", "swapped", "broadcast", "reversed"}
+    for name, said in lines:
+        assert (said == "right") if name in right else said.endswith("Error"), lines
+    assert len(lines) == 36
+
+
+LAYOUTS = {
+    "0-d": lambda: np.array(7.0),
+    "empty": lambda: np.zeros((0, 3)),
+    "gaps": lambda: np.arange(12.0)[::2],
+    "the other order": lambda: np.arange(6.0).reshape(2, 3).T,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_are_shared(layout):
+    """By address; what is read-only stays it."""
+    base = LAYOUTS[layout]()
+    dims = "xy"[: base.ndim]
+    result = dlx.convert(xr.DataArray(base, dims=tuple(dims)), to="numpy", copy=False).data
+    assert result.shape == base.shape and np.array_equal(result, base)
+    assert np.shares_memory(result, base) == (base.size > 0)
+    base = base.copy()
+    base.flags.writeable = False
+    assert not dlx.convert(xr.Variable(tuple(dims), base), to="numpy", copy=False).data.flags.writeable

@@ -97,6 +97,53 @@ def test_columns_are_shared(np, kind):
     assert dlx.convert({"a": SERIES[kind]()}, to="numpy")["a"].tolist() == FLOATS
 
 
+def chunked_polars():
+    """Return a series of polars in two chunks."""
+    polars = pytest.importorskip("polars")
+    return polars.concat([polars.Series([1.5, 2.5]), polars.Series([3.5])], rechunk=False)
+
+
+CHUNKED = {
+    "pyarrow": lambda: pa.chunked_array([[1.5, 2.5], [3.5]]),
+    "polars": chunked_polars,
+    "narwhals": lambda: pytest.importorskip("narwhals").from_native(chunked_polars(), series_only=True),
+    "pandas": lambda: pytest.importorskip("pandas").Series(
+        pytest.importorskip("pandas").arrays.ArrowExtensionArray(pa.chunked_array([[1.5, 2.5], [3.5]]))
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CHUNKED)
+def test_chunks_are_joined_and_never_in_silence(np, kind):
+    """Also where a library's ``__arrow_c_array__`` would join them itself: copy=False refuses, a plan says it."""
+    column = CHUNKED[kind]()
+    for _ in range(2):  # the fast path as well
+        with pytest.raises(errors.CopyRequiredError, match="2 chunks"):
+            dlx.convert(column, to="numpy", copy=False)
+    assert dlx.convert(column, to="numpy").tolist() == FLOATS
+    assert dlx.plan(column, to="numpy").outcome == "copied"
+
+
+def test_results_of_duckdb(np):
+    """Each conversion runs the query: its result is shared, without elements too; more than one chunk is a copy."""
+    duckdb = pytest.importorskip("duckdb")
+    result = dlx.convert(duckdb.sql("select 1.5::double as x, 7::int as i"), to="numpy", copy=False)
+    assert result["x"].tolist() == [1.5] and result["i"].dtype == "int32"
+    assert not any(each.flags.writeable for each in result.values())
+    own = dlx.convert(duckdb.sql("select 1.5::double as x"), to="numpy", copy=True)["x"]
+    assert own.flags.writeable
+    empty = dlx.convert(duckdb.sql("select 1.5::double as x where false"), to="numpy", copy=False)["x"]
+    assert empty.shape == (0,) and empty.dtype == "float64"
+    long = duckdb.sql("select range::double as x from range(2000000)")
+    with pytest.raises(errors.CopyRequiredError, match=r"chunks.*obj\['x'\]|obj\['x'\].*chunks"):
+        dlx.convert(long, to="numpy", copy=False)
+    assert np.array_equal(dlx.convert(long, to="numpy")["x"], np.arange(2000000.0))
+    with pytest.raises(errors.LayoutError, match="1 null"):
+        dlx.convert(duckdb.sql("select null::double as x"), to="numpy")
+    rows = duckdb.sql("select range::double as x from range(3)")
+    assert dlx.convert([rows], to="numpy")[0]["x"].tolist() == [0.0, 1.0, 2.0]
+
+
 @pytest.mark.parametrize("kind", ["pandas", "polars"])
 def test_slices_and_jax(kind):
     """A part of a column, on the fast path and off it; jax, whose arrays are constant, takes it."""
@@ -114,8 +161,8 @@ def test_what_the_fixes_say_works(np):
     for source, fixed in (
         (polars.Series([1, None]), lambda x: x.fill_null(0)),
         (polars.Series([1, None]), lambda x: x.drop_nulls()),
-        (pandas.Series([1.0, None]), lambda x: x.fillna(0)),
-        (pandas.Series([1.0, None]), lambda x: x.to_numpy()),
+        (pandas.Series([1, None], dtype="Int64"), lambda x: x.fillna(0)),
+        (pandas.Series([1, None], dtype="Int64"), lambda x: x.dropna()),
         (polars.Series(["a"]).cast(polars.Categorical), lambda x: x.to_physical()),
         (polars.Series(["2026-01-01"]).str.to_date(), lambda x: x.to_physical()),
         (pandas.Series(pandas.to_datetime(["2026-01-01"])), lambda x: x.astype("int64")),

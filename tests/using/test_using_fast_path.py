@@ -18,6 +18,7 @@ from dlx import errors
 from dlx._core import native
 from dlx._registry.registry import registry
 from dlx._using import decorator, fast_path
+from dlx.adapter import GradSupport
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -468,3 +469,17 @@ def test_coroutines_and_generators_take_the_complete_way(invocations):
         assert asyncio.run(later(np.ones(1))).tolist() == [2]
         assert [type(x) for x in steps(np.ones(1))] == [np.ndarray]
     assert len(invocations) == 6
+
+
+def test_an_array_that_is_recorded_from_some_call_on_is_refused(monkeypatch):
+    """As tensorflow's tapes do it: the array and its type are what they were in the calls before."""
+    array = pytest.importorskip("jax.numpy").arange(3.0)
+    adapter, watched = registry.knows(type(array)), []
+    monkeypatch.setattr(adapter, "gradients", GradSupport(lambda array: bool(watched)), raising=False)
+    double = dlx.using("numpy")(lambda x: x * 2)
+    for _ in range(3):
+        assert double(array).tolist() == [0, 2, 4]
+    watched.append(True)
+    with pytest.raises(errors.ConversionError, match="detach=True"):
+        double(array)
+    assert dlx.using("numpy", detach=True)(lambda x: x * 2)(array).tolist() == [0, 2, 4]

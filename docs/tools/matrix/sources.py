@@ -385,9 +385,12 @@ def _cuda() -> Any:
 
 
 class _Interface:
-    """An object with the array interface over memory of its own."""
+    """An object with the array interface over memory of its own, at a multiple of 64 bytes."""
 
     def __init__(self) -> None:
-        self.memory = ffi.new("double[4]", [1, 2, 3, 4])
-        data = (int(ffi.cast("intptr_t", self.memory)), False)
+        self.memory = ffi.new("double[12]")
+        address = int(ffi.cast("intptr_t", self.memory))
+        aligned = address + -address % 64
+        ffi.cast("double *", aligned)[0:4] = [1, 2, 3, 4]
+        data = (aligned, False)
         self.__array_interface__ = {"version": 3, "shape": (4,), "typestr": "<f8", "data": data}

@@ -1,0 +1,83 @@
+"""pandas for dlx: Series and DataFrame, as sources; pandas is no target.
+
+A Series of numpy's numbers or bools is the array in it, shared read-only, in any layout; NaN stays NaN. One of another
+dtype (nullable, pyarrow's, text, dates, categories) is read by Arrow's interface, for which pandas asks for pyarrow:
+its nulls are refused with their count; so are Python objects. A DataFrame becomes a dict of its columns, by their own
+names. An index is left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any, cast
+
+import dlx
+from dlx.adapter import Adapter, ArrayInfo, ArrowSource, Blocker, Container, Description, FastPath, Tensor, type_name
+from dlx.errors import DTypeError, LayoutError
+
+_PROTOCOLS = ("__arrow_c_stream__",)
+
+
+def _shared(series: Any) -> Tensor | None:
+    """Return a tensor over the array of numpy that a Series is made of; None where it is made of something else.
+
+    ``_values`` is what ``.to_numpy()`` gives a view of, at a tenth of its time; without it Arrow's interface serves.
+    """
+    values: Any = getattr(series, "_values", None)
+    if type(values) is not sys.modules["numpy"].ndarray:
+        return None
+    dtype = values.dtype
+    if dtype.kind not in "biufc" or not dtype.isnative:
+        return None
+    return cast("Tensor", dlx.convert(values, to="dlx", copy=False))
+
+
+def _info(framework: str, series: Any, tensor: Tensor) -> ArrayInfo:
+    return ArrayInfo.of_tensor(tensor, framework, type(series), _PROTOCOLS)
+
+
+def _columns(frame: Any) -> tuple[None, list[Any]]:
+    names = frame.columns
+    if not names.is_unique:
+        again = names[names.duplicated()][0]
+        raise LayoutError(f"it has several columns named {again!r}", fix="Rename them, or convert them one by one.")
+    return None, [dict(frame.items())]
+
+
+class PandasAdapter(ArrowSource):
+    """pandas.Series; pandas.DataFrame as a container of them."""
+
+    name = package = "pandas"
+    install = "pip install pandas"
+    display_name = "column"
+    types = ("pandas.Series",)
+    immutable = True
+    fast_path = FastPath(types=("pandas.Series",), export=_shared, describe=_info)
+    containers = (
+        Container(
+            types=("pandas.DataFrame",),
+            kind="wrapper",
+            flatten=_columns,
+            unflatten=lambda obj, keys, children, new_empty: children[0],
+        ),
+    )
+
+    def describe(self, obj: Any) -> Description:
+        tensor = _shared(obj)
+        if tensor is None and obj.dtype == object:  # Arrow would guess a type, and copy
+            info = ArrayInfo(self.name, type_name(type(obj)), None, "object", obj.shape)
+            return Description(info, (Blocker("it has Python objects", "Call .astype of a dtype first.", DTypeError),))
+        if tensor is None:
+            return super().describe(obj)
+        return Description(functools.partial(_info, self.name, obj, tensor), (), tensor)
+
+    def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
+        tensor = _shared(obj)
+        return super().export(obj, stream=stream) if tensor is None else tensor
+
+
+@dlx.hookimpl
+def dlx_adapters() -> list[Adapter]:
+    """Return pandas' adapter."""
+    return [PandasAdapter()]

@@ -1,0 +1,145 @@
+"""pandas as a source: columns of numpy's numbers are shared, others come by Arrow, a frame is a dict of its columns."""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+import pytest
+
+import dlx
+from dlx import errors
+
+np = pytest.importorskip("numpy")
+pd = pytest.importorskip("pandas")
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "float16", "float32", "float64", "complex128"])
+def test_numbers_and_bools_are_shared_read_only(dtype):
+    """By address, on the fast path and on the Python path; the Series may go."""
+    series = pd.Series(np.arange(4).astype(dtype))
+    own = series.to_numpy()
+    for convert in (dlx.convert, dlx.convert.__wrapped__):
+        result = convert(series, to="numpy", copy=False)
+        assert result.ctypes.data == own.ctypes.data and result.dtype == own.dtype and not result.flags.writeable
+    expected = own.tolist()
+    del series, own
+    gc.collect()
+    assert result.tolist() == expected
+
+
+def test_nan_is_a_number():
+    """Floats of numpy have no nulls: pandas' own ``.to_numpy()`` keeps NaN, too."""
+    series = pd.Series([1.0, np.nan, 3.0])
+    result = dlx.convert(series, to="numpy", copy=False)
+    assert np.array_equal(result, series.to_numpy(), equal_nan=True)
+
+
+def test_a_part_of_a_matrix_has_gaps_and_is_shared():
+    """The columns of a frame that was made of one array lie next to each other; Arrow would copy them."""
+    matrix = np.arange(6.0).reshape(3, 2)
+    frame = pd.DataFrame(matrix, columns=["a", "b"], copy=False)
+    result = dlx.convert(frame, to="numpy", copy=False)
+    assert result["b"].tolist() == [1.0, 3.0, 5.0]
+    assert result["b"].ctypes.data == frame["b"].to_numpy().ctypes.data
+    assert dlx.convert(pd.Series(np.arange(6.0))[::-2], to="numpy", copy=False).tolist() == [5.0, 3.0, 1.0]
+
+
+def test_torch_and_copies_get_memory_of_their_own():
+    """Whatever could be written to."""
+    pytest.importorskip("torch")
+    series = pd.Series([1.5, 2.5])
+    dlx.convert(series, to="torch")[0] = 9
+    dlx.convert(series, to="numpy", copy=True)[0] = 9
+    assert series.tolist() == [1.5, 2.5]
+    with pytest.raises(errors.ReadOnlyError):
+        dlx.convert(series, to="torch", copy=False)
+    with pytest.raises(ValueError, match="read-only"):
+        dlx.convert(series, to="numpy")[0] = 9
+
+
+def test_a_frame_is_a_dict_of_its_columns():
+    """By the names that they have, numbers included; an index is no column."""
+    frame = pd.DataFrame({"x": [1.5, 2.5], 7: [1, 2], "b": [True, False]}, index=["p", "q"])
+    result = dlx.convert({"f": frame}, to="numpy")["f"]
+    assert {name: column.tolist() for name, column in result.items()} == {
+        "x": [1.5, 2.5],
+        7: [1, 2],
+        "b": [True, False],
+    }
+    plan = dlx.plan(frame, to="numpy", copy=False)
+    assert plan.ok and [leaf.path for leaf in plan.leaves] == ["obj['x']", "obj[7]", "obj['b']"]
+    view = dlx.convert(frame, to="numpy", lazy=True)
+    assert list(view) == ["x", 7, "b"] and view[7].tolist() == [1, 2]
+    assert dlx.convert({"f": pd.DataFrame()}, to="numpy") == {"f": {}}
+
+
+def test_two_columns_of_one_name_are_refused():
+    """One of them would be lost."""
+    with pytest.raises(errors.LayoutError, match="several columns named 'a'"):
+        dlx.convert(pd.DataFrame([[1, 2]], columns=["a", "a"]), to="numpy")
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda: pd.Series([1, None], dtype="Int64"), errors.LayoutError),
+        (lambda: pd.Series(["a", "b"]), errors.DTypeError),
+        (lambda: pd.Series([1, 2], dtype=object), errors.DTypeError),
+        (lambda: pd.Series(pd.to_datetime(["2026-01-01"])), errors.DTypeError),
+        (lambda: pd.Series(["a"], dtype="category"), errors.DTypeError),
+    ],
+    ids=["nulls", "text", "objects", "dates", "categories"],
+)
+def test_what_is_no_array_of_numbers_is_refused(make, error):
+    """Also in a frame, with its place."""
+    pytest.importorskip("pyarrow")
+    with pytest.raises(error) as caught:
+        dlx.convert(make(), to="numpy")
+    assert caught.value.fix
+    with pytest.raises(error) as caught:
+        dlx.convert(pd.DataFrame({"c": make()}), to="numpy")
+    assert caught.value.where == "obj['c']"
+
+
+def test_nullable_numbers_without_nulls_come_by_arrow():
+    """In place, where Arrow has them in place."""
+    pytest.importorskip("pyarrow")
+    assert dlx.convert(pd.Series([1, 2], dtype="Int64"), to="numpy").tolist() == [1, 2]
+    assert dlx.convert(pd.Series([True, False], dtype="boolean"), to="numpy").tolist() == [True, False]
+    arrow = pd.Series([1.5, 2.5], dtype="double[pyarrow]")
+    assert dlx.convert(arrow, to="numpy", copy=False).tolist() == [1.5, 2.5]
+
+
+def test_without_pyarrow_numbers_still_cross(python):
+    """Nothing of Arrow is asked for them, and an error for others says what is missing."""
+    said = python(
+        """
+        import sys
+        sys.modules["pyarrow"] = None
+        import pandas as pd, dlx
+        print(dlx.convert(pd.DataFrame({"x": [1.5, 2.5]}), to="numpy")["x"].tolist())
+        try:
+            dlx.convert(pd.Series([1, None], dtype="Int64"), to="numpy")
+        except dlx.errors.ConversionError as error:
+            print("pyarrow" in str(error))
+        """
+    )
+    assert said.split("\n")[:2] == ["[1.5, 2.5]", "True"]
+
+
+def test_without_the_attribute_that_is_read_arrow_serves(monkeypatch):
+    """It is pandas' own affair: should it go, everything works as before, later."""
+    pytest.importorskip("pyarrow")
+    frame = pd.DataFrame({"x": [1.5, 2.5]})
+    dlx.convert(frame, to="numpy")
+    monkeypatch.setattr(sys.modules["dlx_pandas"], "getattr", lambda *_: None, raising=False)
+    result = dlx.convert.__wrapped__(frame["x"], to="numpy", copy=False)
+    assert result.tolist() == [1.5, 2.5] and not result.flags.writeable
+
+
+def test_pandas_is_no_target():
+    """And is not suggested as one."""
+    with pytest.raises(errors.AdapterNotFoundError) as caught:
+        dlx.convert(np.ones(2), to="pandas")
+    assert "pandas" not in caught.value.fix
