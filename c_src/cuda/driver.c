@@ -10,6 +10,7 @@
 #include <string.h>
 
 cu_table cu;
+static void* driver; /* the library that the table is of */
 pthread_mutex_t cuda_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_mutex_t cuda_event_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -176,7 +177,12 @@ static int fill_table(void) {
   }
   if (found.MemFreeAsync == NULL) found.MemAllocAsync = NULL; /* both or neither */
   cu = found;
+  driver = library;
   return DLX_OK;
+}
+
+void* cuda_symbol(const char* name) {
+  return dlsym(driver, name);
 }
 
 /* GIL: not needed; `loading` held. */

@@ -55,10 +55,11 @@ BUILT_IN = {
     "onnxruntime": "dlx_onnxruntime",
     "xarray": "dlx_xarray",
     "dask": "dlx_dask",
+    "ray": "dlx_ray",
 }
 """Root package, or another name for it -> module of ours."""
 
-SOURCES = frozenset({"xarray"})
+SOURCES = frozenset({"xarray", "ray"})
 """Those that are no targets."""
 
 TRACING = ("torch", "pytorch")

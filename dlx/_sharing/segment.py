@@ -24,7 +24,7 @@ from dlx._core.foreign import safe_repr
 from dlx._core.text import amount
 from dlx.errors import HandleError
 
-__all__ = ["HEADER", "Mapping", "Place", "Segment", "new_segment", "opened", "placed"]
+__all__ = ["HEADER", "Descriptor", "Mapping", "Place", "Segment", "new_segment", "opened", "placed"]
 
 HEADER = 256  # bytes; what follows is aligned as they are
 VERSION = 1
@@ -38,7 +38,7 @@ _SEALS = 1 | 2 | 4  # F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW
 MAX_SIZE = 1 << 62
 
 
-class _Descriptor:
+class Descriptor:
     """An open descriptor, which is closed with this object.
 
     No weak reference leads here, since ``__del__`` runs while these still work: one could find a descriptor that
@@ -74,7 +74,7 @@ class Segment:
     def __init__(self, fd: int, token: str, size: int, text: tuple[int, int]) -> None:
         self.fd, self.token, self.size = fd, token, size
         self.text = text  # bytes of text, bytes of numbers
-        self._descriptor = _Descriptor(fd)
+        self._descriptor = Descriptor(fd)
         self.inode = self._descriptor.identity[1]
         self._mappings: dict[str, ReferenceType[Mapping]] = {}
 
