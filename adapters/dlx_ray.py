@@ -26,7 +26,7 @@ class RayAdapter(Adapter):
     types = ("ray.ObjectRef",)
 
     def describe(self, obj: Any) -> Description:
-        return Description(ArrayInfo(framework=self.name, type_name=type_name(type(obj))), (_NOT_FETCHED,))
+        return Description(ArrayInfo(self.name, type_name(type(obj)), nbytes=None), (_NOT_FETCHED,))
 
 
 @dlx.hookimpl

@@ -1,5 +1,5 @@
-/* Device memory of several processes: the driver's IPC handles of memory and events, and allocations
- * behind descriptors. Only what the driver's documentation promises is relied on. */
+/* Device memory of several processes: the driver's IPC handles of memory and events, and
+ * allocations behind descriptors. Only what the driver's documentation promises is relied on. */
 
 #define _GNU_SOURCE
 
@@ -50,12 +50,13 @@ static int prepare(void) {
   if (status != DLX_OK) return status;
   pthread_mutex_lock(&filling);
   const void* source = cuda_symbol("cuInit");
-  for (size_t i = 0; source != filled_from && i < sizeof symbols / sizeof *symbols; i++) {
+  size_t n = source == filled_from ? 0 : sizeof symbols / sizeof *symbols;
+  for (size_t i = 0; i < n && status == DLX_OK; i++) {
     void* found = cuda_symbol(symbols[i]);
-    if (found == NULL) status = cuda_failed(symbols[i], CU_NOT_FOUND);
+    if (found == NULL) status = cuda_failed(symbols[i], CU_NOT_FOUND); /* an old driver */
     memcpy((char*)&ipc + i * sizeof found, &found, sizeof found);
   }
-  if (status == DLX_OK) filled_from = source;
+  filled_from = status == DLX_OK ? source : NULL;
   pthread_mutex_unlock(&filling);
   return status;
 }
@@ -87,7 +88,8 @@ int dlx_ipc_uuid(int32_t device_id, unsigned char* uuid) {
   return checked("cuDeviceGetUuid", code);
 }
 
-/* ---- one allocation: mapped here, or opened --------------------------------------------------- */
+/* ---- one allocation: mapped here, or opened ---------------------------------------------------
+ */
 
 typedef struct {
   int32_t device;
@@ -123,8 +125,8 @@ static cu_properties properties_on(int32_t device_id) {
  * Errors: DLX_E_DRIVER; nothing is left mapped. */
 static int map(memory* self, cu_allocation allocation) {
   cu_access access = {{CU_ON_DEVICE, self->device}, CU_READ_WRITE};
-  int status = checked("cuMemAddressReserve",
-                       ipc.MemAddressReserve(&self->address, self->size, 0, 0, 0));
+  int status =
+      checked("cuMemAddressReserve", ipc.MemAddressReserve(&self->address, self->size, 0, 0, 0));
   if (status == DLX_OK) {
     status = checked("cuMemMap", ipc.MemMap(self->address, self->size, 0, allocation, 0));
     if (status == DLX_OK) {
@@ -178,7 +180,8 @@ int dlx_ipc_empty(int32_t device_id, int64_t nbytes, void** owner, uintptr_t* ad
   return DLX_OK;
 }
 
-/* ---- giving memory out ------------------------------------------------------------------------ */
+/* ---- giving memory out ------------------------------------------------------------------------
+ */
 
 int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_t* size,
                  int* kind) {
@@ -217,8 +220,8 @@ int dlx_ipc_export(int32_t device_id, uintptr_t base, int kind, unsigned char* h
     if (status == DLX_OK) memcpy(handle, made.bytes, sizeof made.bytes);
   } else {
     cu_allocation found;
-    status = checked("cuMemRetainAllocationHandle",
-                     ipc.MemRetainAllocationHandle(&found, (void*)base));
+    status =
+        checked("cuMemRetainAllocationHandle", ipc.MemRetainAllocationHandle(&found, (void*)base));
     if (status == DLX_OK) {
       status = checked("cuMemExportToShareableHandle",
                        ipc.MemExportToShareableHandle(fd, found, CU_DESCRIPTOR, 0));
@@ -229,15 +232,15 @@ int dlx_ipc_export(int32_t device_id, uintptr_t base, int kind, unsigned char* h
   return status;
 }
 
-/* ---- and opening what was given --------------------------------------------------------------- */
+/* ---- and opening what was given ---------------------------------------------------------------
+ */
 
 /* Owns: `self` holds what was opened. Errors: DLX_E_DRIVER. */
 static int open_memory(memory* self, const unsigned char* handle, int fd) {
   if (self->kind == DLX_IPC_HANDLE) {
     cu_ipc given;
     memcpy(given.bytes, handle, sizeof given.bytes);
-    return checked("cuIpcOpenMemHandle",
-                   ipc.IpcOpenMemHandle(&self->address, given, CU_IPC_PEERS));
+    return checked("cuIpcOpenMemHandle", ipc.IpcOpenMemHandle(&self->address, given, CU_IPC_PEERS));
   }
   cu_allocation made;
   int code = ipc.MemImportFromShareableHandle(&made, (void*)(uintptr_t)fd, CU_DESCRIPTOR);
@@ -285,7 +288,8 @@ int dlx_ipc_take(int32_t pid, int32_t fd, int* taken) {
   return *taken < 0 ? DLX_E_DRIVER : DLX_OK;
 }
 
-/* ---- events ----------------------------------------------------------------------------------- */
+/* ---- events -----------------------------------------------------------------------------------
+ */
 
 int dlx_ipc_event_new(int32_t device_id, uint64_t stream, unsigned char* handle, void** event) {
   cu_event made = NULL;

@@ -150,8 +150,7 @@ int dlx_ipc_uuid(int32_t device_id, unsigned char* uuid);
 /* Say which allocation an address of a device is in, and how other processes can open that: by a
  * handle of DLX_IPC_BYTES, by a descriptor, or not at all. GIL: not needed. Errors: as
  * dlx_cuda_load. */
-int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_t* size,
-                 int* kind);
+int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_t* size, int* kind);
 
 /* Fill `handle`, or `fd`, for such an allocation. Owns: the caller owns the descriptor. GIL: not
  * needed. Errors: as dlx_cuda_load. */

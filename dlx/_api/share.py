@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, cast
 
 from dlx._api.convert import convert
@@ -11,6 +12,8 @@ from dlx._core.tracebacks import public
 from dlx._engine.request import request_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from dlx._sharing.handle import Handle
     from dlx.typing import DeviceLike, Readonly, Target
 
@@ -84,7 +87,7 @@ def attach(
     writable: bool = False,
     device: DeviceLike | None = None,
     readonly: Readonly = "copy",
-    fd: int | None = None,
+    fd: int | Sequence[int] | None = None,
 ) -> Any:
     """Return what another process has shared, over the same memory.
 
@@ -102,8 +105,8 @@ def attach(
         always writable. With ``"share"`` they share pages that are private to this call: what is written to them
         never reaches other processes, or what else was attached.
     fd
-        A descriptor of the memory that was sent to this process (``handle.fileno()`` there), where it may not look at
-        the files of the other one. It stays open, and the caller's.
+        A descriptor of the memory that was sent to this process (``handle.fileno()`` there), or all of them
+        (``handle.filenos()``), where it may not look at the files of the other one. They stay open, and the caller's.
 
     Returns
     -------
@@ -135,9 +138,9 @@ def attach(
     from dlx._sharing.sharing import attach_tree  # needed by few programs
 
     request_of(to, device=device, readonly=readonly)  # a wrong call maps nothing
-    tree = attach_tree(handle, "write" if writable else "private" if readonly == "share" else "read", fd)
-    if isinstance(to, str) and to == "dlx" and device is None:
-        return tree
-    if device is None and readonly == "copy":
-        return convert(tree, to)
-    return convert(tree, to, device=device, readonly=readonly)
+    converted: Callable[[Any], Any] | None = None
+    if device is not None or readonly != "copy":
+        converted = functools.partial(convert, to=to, device=device, readonly=readonly)
+    elif not (isinstance(to, str) and to == "dlx"):
+        converted = functools.partial(convert, to=to)
+    return attach_tree(handle, "write" if writable else "private" if readonly == "share" else "read", fd, converted)

@@ -91,8 +91,10 @@ def handle_of(segment: Segment, others: tuple[Segment, ...], export: Any = None)
     return handle
 
 
-def segment_of(handle: Any, given: int | None) -> Segment:
+def segment_of(handle: Any, given: int | None, access: int) -> Segment:
     """Return the segment that a handle stands for; `given` is a descriptor of it that was received.
+
+    `access` is as in `opened`.
 
     Raises
     ------
@@ -106,4 +108,4 @@ def segment_of(handle: Any, given: int | None) -> Segment:
         raise HandleError(f"it is of version {version}, and this dlx reads {VERSION}")
     if handle.keys() != _FIELDS.keys() or any(type(handle[name]) is not kind for name, kind in _FIELDS.items()):
         raise HandleError(f"it is no handle of dlx.share: it must have {', '.join(_FIELDS)}, found {safe_repr(handle)}")
-    return opened(handle["pid"], handle["fd"], handle["token"], handle["inode"], handle["size"], given)
+    return opened(handle["pid"], handle["fd"], handle["token"], handle["inode"], handle["size"], given, access)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,7 @@ from dlx._engine.request import producer_of
 from dlx._protocols.dlpack import HOST
 from dlx._protocols.pointer import dltensor
 from dlx._registry.generic import TENSOR
-from dlx._sharing.description import decoded, encoded, parsed
+from dlx._sharing.description import decoded, encoded, has_sets, parsed
 from dlx._sharing.handle import Handle, handle_of, segment_of
 from dlx._sharing.segment import (
     HEADER,
@@ -69,7 +70,7 @@ def share_tree(obj: Any, request: Request, fast_path: FastPathFunction | None) -
         If there is no memory, or no descriptor, left.
     """
     handler = container_of(type(obj))
-    failures = Failures("shared memory", collect=True)
+    failures = _Listed("shared memory", collect=True)
     if handler is None:
         tree, objs, sources, path = None, [obj], [producer_of(obj, request)], None
     else:
@@ -80,23 +81,22 @@ def share_tree(obj: Any, request: Request, fast_path: FastPathFunction | None) -
         return () if path is None else path(number)
 
     batch = Batch(request, objs, sources, path, failures, fast_path, TENSOR.name)
-    tensors: list[Tensor] = []
-    try:
-        tensors = batch.tensors()
-    except ExceptionGroup as group:
-        failures.errors += group.exceptions
+    tensors = batch.tensors()  # None where that failed
+    readable = []
     for i, tensor in enumerate(tensors):
         try:
-            _check(tensor)
+            if tensor is not None:
+                _check(tensor)
+                readable.append(i)
         except DlxError as error:
             failures.add(error, where(i))
-    extents = [_extent(tensor) for tensor in tensors]
-    local = [i for i, tensor in enumerate(tensors) if tensor.is_host]
+    extents = {i: _extent(tensors[i]) for i in readable}
+    local = [i for i in readable if tensors[i].is_host]
     places = dict(zip(local, placed([extents[i] for i in local]), strict=True))
     blocks, copied, room = _blocks(tensors, extents, [i for i in local if places[i] is None], where, failures)
-    remote = [i for i in range(len(tensors)) if i not in places]
+    remote = [i for i in readable if i not in places]
     export, parts_of = None, {}
-    if remote and not failures.errors:
+    if remote:
         export, parts_of = _exported(tensors, extents, remote, batch, where, failures)
     segments: dict[str, Segment] = {}
     for place in places.values():
@@ -106,12 +106,12 @@ def share_tree(obj: Any, request: Request, fast_path: FastPathFunction | None) -
     groups: list[list[int]] = [[i for i in local if places[i] is None]]
     groups += [[i for i in local if (p := places[i]) and p.mapping.segment.token == token] for token in segments]
     memories = [] if export is None else export.memories
-    groups += [[i for i in remote if parts_of[i].memory == n] for n in range(len(memories))]
+    groups += [[i for i in remote if i in parts_of and parts_of[i].memory == n] for n in range(len(memories))]
     number = [0] * len(objs)
     for n, i in enumerate(i for group in groups for i in group):
         number[i] = n
     nodes = [-1, []] if tree is None else encoded(tree, number, failures.add)
-    _raise(failures.errors)
+    failures.raise_first()
     numbers = []
     for group in groups:
         part = array("q")
@@ -134,25 +134,31 @@ def share_tree(obj: Any, request: Request, fast_path: FastPathFunction | None) -
     return _filled(said, numbers, blocks, room, tuple(segments.values()), export)
 
 
-def _raise(errors: list[DlxError]) -> None:
-    """Raise the first error, if there is one, with notes that say what else cannot be shared, and where."""
-    if not errors:
-        return
-    first, *others = errors
-    for other in others[:MAX_NOTES]:
-        first.add_note(f"Neither can this: {other}")
-    if len(others) > MAX_NOTES:
-        first.add_note(f"Nor can {len(others) - MAX_NOTES} more.")
-    try:
-        raise first
-    finally:
-        del first, others  # this frame is in its traceback, and would keep it, and all that it holds, alive
-        errors.clear()
+class _Listed(Failures):
+    """Errors of all that cannot be shared; none is raised before all are known."""
+
+    def check(self) -> None:
+        """Go on: what did not fail is looked at further."""
+
+    def raise_first(self) -> None:
+        """Raise the first error, if there is one, with notes that say what else cannot be shared, and where."""
+        if not self.errors:
+            return
+        first, *others = self.errors
+        for other in others[:MAX_NOTES]:
+            first.add_note(f"Neither can this: {other}")
+        if len(others) > MAX_NOTES:
+            first.add_note(f"Nor can {len(others) - MAX_NOTES} more.")
+        self.errors = []
+        try:
+            raise first
+        finally:
+            del first, others  # this frame is in its traceback, and would keep it, and all that it holds, alive
 
 
 def _exported(
     tensors: list[Tensor],
-    extents: list[tuple[int, int]],
+    extents: dict[int, tuple[int, int]],
     remote: list[int],
     batch: Batch,
     where: Callable[[int], tuple[Any, ...]],
@@ -266,7 +272,7 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
 
 def _blocks(
     tensors: list[Tensor],
-    extents: list[tuple[int, int]],
+    extents: dict[int, tuple[int, int]],
     waiting: list[int],
     where: Callable[[int], tuple[Any, ...]],
     failures: Failures,
@@ -304,7 +310,7 @@ def _blocks(
         room += -(-(remainder + tensor.nbytes) // HEADER) * HEADER
         return offset
 
-    order = sorted((i for i in waiting if i not in copied), key=lambda i: extents[i])
+    order = sorted((i for i in waiting if i not in copied), key=extents.__getitem__)
     for group in _overlapping(order, extents):
         # Bytes that no array of the group has elements in are not copied: they are nobody's, or another's.
         runs: list[tuple[int, int]] = []
@@ -345,7 +351,7 @@ def _blocks(
     return blocks, copied, room
 
 
-def _overlapping(order: list[int], extents: list[tuple[int, int]]) -> Iterator[list[int]]:
+def _overlapping(order: list[int], extents: dict[int, tuple[int, int]]) -> Iterator[list[int]]:
     """Give the groups of arrays whose ranges of addresses overlap; `order` is by first address, and none is empty."""
     group: list[int] = []
     end = 0
@@ -377,7 +383,12 @@ def _numbers(tensor: Tensor, offset: int, strides: tuple[int, ...] | None) -> tu
 # ---- attach ----------------------------------------------------------------------------------------------------------
 
 
-def attach_tree(handle: Any, mode: str, given: int | Sequence[int] | None = None) -> Any:
+def attach_tree(
+    handle: Any,
+    mode: str,
+    given: int | Sequence[int] | None = None,
+    converted: Callable[[Any], Any] | None = None,
+) -> Any:
     """Return the tree that a handle stands for, of tensors over the shared memory.
 
     Parameters
@@ -388,16 +399,21 @@ def attach_tree(handle: Any, mode: str, given: int | Sequence[int] | None = None
         Of `Segment.mapping`.
     given
         Descriptors that were received, or one.
+    converted
+        Converts tensors, or a container of them; None where tensors are wanted.
 
     Raises
     ------
+    DlxError
+        Whatever `converted` raises.
     HandleError
         If it is none, is damaged, or what it stands for is gone. Then nothing was given out.
     DeviceError
         If memory is on a device that this process does not see, or would have to be private to it.
     """
     fd, *further = [given] if given is None or isinstance(given, int) else given or [None]
-    segment = segment_of(handle, fd)
+    access = os.O_RDWR if mode == "write" else os.O_RDONLY
+    segment = segment_of(handle, fd, access)
     segment.check()
     text, numbers = read_text(segment)
     if not text:
@@ -409,7 +425,7 @@ def attach_tree(handle: Any, mode: str, given: int | Sequence[int] | None = None
         for fd, inode, size, token in listed:
             if (type(fd), type(inode), type(size), type(token)) != (int, int, int, str):
                 raise HandleError("its description names no segment")
-            segments.append(opened(handle["pid"], fd, token, inode, size))
+            segments.append(opened(handle["pid"], fd, token, inode, size, None, access))
         memories = said.get("memories", [])
         if len(counts) != len(segments) + len(memories) or {*map(type, counts)} != {int} or min(counts) < 0:
             raise HandleError("its description contradicts itself")
@@ -417,7 +433,7 @@ def attach_tree(handle: Any, mode: str, given: int | Sequence[int] | None = None
             raise HandleError("its description has more numbers, or fewer, than it says")
         tensors: list[Tensor] = []
         flags = 0 if mode == "write" else READ_ONLY
-        view, at = memoryview(numbers), 0
+        view, at = numbers, 0
         for each, count in zip(segments, counts, strict=False):  # the rest of them are of memories
             mapping = each.mapping(mode) if count else None
             if mapping is not None:
@@ -438,7 +454,17 @@ def attach_tree(handle: Any, mode: str, given: int | Sequence[int] | None = None
     except (DlxError, TypeError, ValueError, LookupError) as error:
         said_too = error.reason if isinstance(error, DlxError) else str(error)
         raise HandleError(f"its description is that of no arrays: {said_too}") from error
-    return decoded(said.get("tree"), tensors)
+    whole = said.get("tree")
+    if converted is None:
+        return decoded(whole, tensors)
+    if not has_sets(whole):  # containers are made once, of what is converted
+        try:
+            return decoded(whole, converted(tensors))
+        except HandleError:
+            raise
+        except DlxError:
+            pass  # it is raised with a path below
+    return converted(decoded(whole, tensors))
 
 
 def _on_devices(

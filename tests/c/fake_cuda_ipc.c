@@ -2,10 +2,10 @@
  * IPC handles of memory and events, and allocations behind descriptors. It lies around that driver,
  * and knows of its inside no more than where the bytes of a block are.
  *
- * Every block is kept in a file of memory, which other processes open as dlx does its segments. What
- * another process has written is work on a stream that nobody here has: who opens memory and does
- * not wait for an event that was opened after it, races. Memory that is freed, and events that are
- * destroyed, while another process has them open are misuses. */
+ * Every block is kept in a file of memory, which other processes open as dlx does its segments.
+ * What another process has written is work on a stream that nobody here has: who opens memory and
+ * does not wait for an event that was opened after it, races. Memory that is freed, and events that
+ * are destroyed, while another process has them open are misuses. */
 
 #define _GNU_SOURCE
 
@@ -75,7 +75,8 @@ static void file_free(void* bytes) {
 #undef cuMemFree_v2
 #undef fake_reset
 
-/* ---- what is known of blocks ------------------------------------------------------------------ */
+/* ---- what is known of blocks ------------------------------------------------------------------
+ */
 
 enum { MANY = 1024, POOLED = 1, OPENED = 2, RESERVED = 4, MAPPED_HERE = 8, USABLE = 16 };
 
@@ -173,7 +174,8 @@ long fake_opened(void) {
   return n;
 }
 
-/* ---- entry points that do more than before ---------------------------------------------------- */
+/* ---- entry points that do more than before ----------------------------------------------------
+ */
 
 int cuDeviceGetAttribute(int* value, int attribute, int device) {
   int status = base_attribute(value, attribute, device);
@@ -248,7 +250,8 @@ int cuEventDestroy_v2(event* e) {
   return base_event_destroy(e);
 }
 
-/* ---- handles ---------------------------------------------------------------------------------- */
+/* ---- handles ----------------------------------------------------------------------------------
+ */
 
 typedef struct {
   int kind, process, fd, device;
@@ -351,7 +354,8 @@ int cuIpcOpenEventHandle(void** made, ipc_handle handle) {
   return abroad[device] ? cuEventRecord(e, abroad[device]) : 0;
 }
 
-/* ---- allocations behind descriptors ----------------------------------------------------------- */
+/* ---- allocations behind descriptors -----------------------------------------------------------
+ */
 
 typedef struct {
   int kind, handles, place, device;

@@ -22,7 +22,8 @@ def cluster():
     """A cluster of this machine, with two processes that work."""
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # which other processes cannot import
     options = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
-    ray.init(num_cpus=2, object_store_memory=STORE, **options)
+    # Its processes have as much of the machine as this one: a niceness of 15 is no time at all where others work.
+    ray.init(num_cpus=2, object_store_memory=STORE, _system_config={"worker_niceness": 0}, **options)
     yield
     ray.shutdown()
 
@@ -150,6 +151,7 @@ def test_a_task_under_using():
     assert isinstance(found, np.ndarray) and in_store(found) and found[-1] == 2 * (SIZE - 1)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
 def test_batches_under_using():
     """`map_batches` gives a dict of numpy's arrays, and takes one."""
     data = pytest.importorskip("ray.data")
@@ -161,7 +163,7 @@ def test_batches_under_using():
         return {"data": batch["data"] * 2}
 
     rows = data.from_numpy(np.arange(4000.0).reshape(1000, 4))
-    found = rows.map_batches(doubled, batch_size=100, concurrency=2).take_batch(1000)["data"]
+    found = rows.map_batches(doubled, batch_size=100).take_batch(1000)["data"]
     assert isinstance(found, np.ndarray)
     assert np.array_equal(found[np.argsort(found[:, 0])], 2 * np.arange(4000.0).reshape(1000, 4))
 
@@ -194,7 +196,7 @@ def test_a_reference_in_a_tree_is_refused_with_its_path():
     assert str(dlx.plan({"a": [np.ones(2), ref]}, to="torch").error) == str(caught.value)
     with pytest.raises(errors.ConversionError, match=r"obj\[0\].*ray\.get\(\)"):
         dlx.share([ref])
-    assert dlx.describe(ref).framework == "ray" and dlx.describe(ref).shape is None
+    assert dlx.describe(ref).framework == "ray" and dlx.describe(ref).nbytes is None
 
 
 def test_ray_is_no_target():

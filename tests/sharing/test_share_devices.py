@@ -71,7 +71,8 @@ def test_memory_is_opened_once_and_nothing_is_copied(cuda, other):
     second = filled(cuda, b"abc", "cuda:1")
     empty = dlx.empty((0, 3), "float32", "cuda:0")
     cuda.forget()
-    tree = {"whole": whole, "part": [part, whole], "second": second, "host": dlx.from_dlpack(b"xyz"), "none": None, "empty": empty}
+    tree = {"whole": whole, "part": [part, whole], "second": second, "none": None, "empty": empty}
+    tree["host"] = dlx.from_dlpack(b"xyz")
     with dlx.share(tree) as handle:
         assert cuda.count(WRITE) == 0 and cuda.count("cuIpcGetMemHandle") == 3
         out = other(
