@@ -31,8 +31,8 @@ def share(obj: Any, *, detach: bool = False) -> Handle:
     Parameters
     ----------
     obj
-        Whatever `convert` takes, in host memory. Beside arrays a container may hold plain data: None, numbers, text
-        and bytes.
+        Whatever `convert` takes, in memory of the host or of CUDA devices. Beside arrays a container may hold plain
+        data: None, numbers, text and bytes.
     detach
         As in `convert`: whether parameters that require gradients may be shared without them.
 
@@ -45,7 +45,7 @@ def share(obj: Any, *, detach: bool = False) -> Handle:
     Raises
     ------
     DeviceError
-        If an array is in no host memory.
+        If an array is in memory that no other process can open, and cannot be copied to such memory.
     ConversionError
         If an array cannot be read, or something in the container is neither array nor plain data, or is nested too
         deep in a set or a key.
@@ -58,6 +58,11 @@ def share(obj: Any, *, detach: bool = False) -> Handle:
 
     Notes
     -----
+    Where several things cannot be shared, the error of the first is raised, and its notes have the others.
+
+    Memory of a device is shared where it lies, if others can open it, and is copied into memory that they can open
+    else. It is not freed before they have closed it, and must be shared by a process that lives as long.
+
     The memory has no name. It goes with the last process that holds it, however that one ends. Whoever attaches must do
     so while the process that shared it holds it: keep the handle until then.
 

@@ -95,7 +95,8 @@ def share_tree(obj: Any, request: Request, fast_path: FastPathFunction | None) -
     places = dict(zip(local, placed([extents[i] for i in local]), strict=True))
     blocks, copied, room = _blocks(tensors, extents, [i for i in local if places[i] is None], where, failures)
     remote = [i for i in readable if i not in places]
-    export, parts_of = None, {}
+    export: Export | None = None
+    parts_of: dict[int, Part] = {}
     if remote:
         export, parts_of = _exported(tensors, extents, remote, batch, where, failures)
     segments: dict[str, Segment] = {}
@@ -411,9 +412,11 @@ def attach_tree(
     DeviceError
         If memory is on a device that this process does not see, or would have to be private to it.
     """
-    fd, *further = [given] if given is None or isinstance(given, int) else given or [None]
+    fds: list[int | None] = [*given] if isinstance(given, Sequence) and given else [None]
+    if isinstance(given, int):
+        fds = [given]
     access = os.O_RDWR if mode == "write" else os.O_RDONLY
-    segment = segment_of(handle, fd, access)
+    segment = segment_of(handle, fds[0], access)
     segment.check()
     text, numbers = read_text(segment)
     if not text:
@@ -447,7 +450,7 @@ def attach_tree(
                     fix="Pass writable=True, or readonly='copy'.",
                 )
             tensors += _on_devices(
-                handle["pid"], segment, said, view[8 * at :], counts[len(segments) :], flags, further
+                handle["pid"], segment, said, view[8 * at :], counts[len(segments) :], flags, fds[1:]
             )
     except (HandleError, DeviceError):
         raise
@@ -468,14 +471,15 @@ def attach_tree(
 
 
 def _on_devices(
-    pid: int, segment: Segment, said: Any, numbers: memoryview, counts: list[int], flags: int, given: list[int]
+    pid: int, segment: Segment, said: Any, numbers: memoryview, counts: list[int], flags: int, given: list[int | None]
 ) -> list[Tensor]:
     """Return the tensors of a description that are in device memory. Errors: as `attach_tree`."""
     from dlx._sharing import device as devices  # needed by few programs
 
-    own, tensors, at = devices.exports.get(segment.token), [], 0
+    own = devices.exports.get(segment.token)
+    keep: Any = own
     if own is not None:
-        memories, keep, points = own.memories, own, own.events.points()
+        memories, points = own.memories, own.events.points()
     else:
         keep = devices.Lock(segment)
         fds = iter(given)
@@ -484,6 +488,8 @@ def _on_devices(
             for each in said["memories"]
         ]
         points = devices.waited(said["events"])
+    tensors: list[Tensor] = []
+    at = 0
     for memory, count in zip(memories, counts, strict=True):
         part = numbers[8 * at : 8 * (at + count)]
         made = native.tensors_within(memory.address, memory.size, part, flags, (memory, keep))
