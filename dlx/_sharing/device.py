@@ -182,11 +182,11 @@ class Events:
 class Export:
     """What one `dlx.share` holds on devices: allocations, tensors that keep them, and events."""
 
-    __slots__ = ("__weakref__", "_kept", "events", "memories", "segment")
+    __slots__ = ("__weakref__", "_kept", "_process", "events", "memories", "segment")
 
     def __init__(self, memories: list[Memory], kept: Any, events: Events) -> None:
         self.memories, self.events = memories, events
-        self._kept = kept
+        self._kept, self._process = kept, os.getpid()
         self.segment: Segment | None = None  # that describes them
 
     def bind(self, segment: Segment) -> None:
@@ -196,11 +196,12 @@ class Export:
 
     def is_open_elsewhere(self) -> bool:
         """Return whether another process has it open. Where none has, none can open it from now on."""
-        if self.segment is None:
+        if self.segment is None or self._process != os.getpid():  # a child's lock would be that of its parent
             return False
         try:
+            self.segment.check()
             fcntl.flock(self.segment.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except (OSError, HandleError):
             return True
         return False
 

@@ -341,3 +341,30 @@ def test_shared_memory_is_made_on_a_device(cuda, other):
         assert other("print(values(dlx.attach(handle)))", handle) == "b'twelve bytes'\n"
     del tensor, handle
     assert cuda.blocks == 0
+
+
+def test_a_forked_child_takes_nothing_from_its_parent(cuda, other):
+    """It ends, and drops what it inherited; others can still attach what the parent has shared."""
+    cuda.set_pools(False)
+    with dlx.share(filled(cuda, b"abc")) as handle:
+        sharing = """
+import gc
+tensor = dlx.empty(3, "uint8", "cuda:0", shared=True)
+cuda.poke(tensor.data_ptr, b"xyz")
+held = dlx.share(tensor)
+child = os.fork()
+if child == 0:
+    held.close()
+    del held
+    gc.collect()
+    sys.exit(0)
+print(os.waitpid(child, 0)[1], json.dumps(held), flush=True)
+sys.stdin.read()
+cycle = [held, tensor]
+cycle.append(cycle)
+"""
+        process = other(sharing, handle, wait=False)
+        status, _, text = process.stdout.readline().partition(" ")
+        assert other("print(values(dlx.attach(handle)))", json.loads(text)) == "b'xyz'\n"
+        out, err = process.communicate(timeout=60)
+    assert (status, process.returncode, err) == ("0", 0, ""), out + err
