@@ -65,7 +65,7 @@ def share_tree(obj: Any, request: Request, fast_path: FastPathFunction | None) -
     Raises
     ------
     DlxError
-        If an array cannot be read, or is in no host memory, or the tree holds what is no plain data.
+        If an array cannot be read, or is in memory that cannot be shared, or the tree holds what is no plain data.
     MemoryError, OSError
         If there is no memory, or no descriptor, left.
     """
