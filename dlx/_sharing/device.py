@@ -51,7 +51,7 @@ class Memory:
         self.device, self.address, self.size, self.kind, self.key, self.owner = device, address, size, kind, key, owner
         self.descriptor: Descriptor | None = None
 
-    def told(self) -> list[Any]:
+    def written(self) -> list[Any]:
         """Return what a description says of it: builtin values.
 
         Raises
@@ -164,7 +164,7 @@ class Events:
             cuda.wait(ready, stream)
         return stream
 
-    def told(self) -> list[list[str]]:
+    def written(self) -> list[list[str]]:
         """Record an event on each stream; return what a description says of them."""
         handle, event = ffi.new("unsigned char[]", lib.DLX_IPC_BYTES), ffi.new("void **")
         said = []
@@ -256,7 +256,7 @@ def opened(pid: int, said: Any, given: int | None) -> Memory:
     pid
         The process that shared it.
     said
-        As `Memory.told` says it.
+        As `Memory.written` says it.
     given
         A descriptor of it that was received, or None.
 

@@ -131,7 +131,7 @@ def share_tree(obj: Any, request: Request, fast_path: FastPathFunction | None) -
         "numbers": [len(each) for each in numbers],
     }
     if export is not None:
-        said["memories"], said["events"] = [each.told() for each in memories], export.events.told()
+        said["memories"], said["events"] = [each.written() for each in memories], export.events.written()
     return _filled(said, numbers, blocks, room, tuple(segments.values()), export)
 
 
