@@ -138,7 +138,7 @@ test-versions:
 # The frameworks that `make test` does not install, each in an environment of its own that is kept; FRAMEWORKS="mlx warp" picks some.
 test-frameworks:
 	@$(PYTHON) tests/support/versions.py --keep --pythons $(foreach name,python3.11 $(PYTHONS),$(call running,$(name))) \
-	    --only $(or $(FRAMEWORKS),tensorflow paddle mlx warp onnxruntime xarray pandas dask) --args="$(ARGS)"
+	    --only $(or $(FRAMEWORKS),tensorflow paddle mlx warp onnxruntime xarray pandas dask ray) --args="$(ARGS)"
 
 # The recipes of docs/cookbook, with all the libraries that they name, in an environment of their own; ray takes its time.
 test-cookbook:

@@ -122,7 +122,7 @@ class DaskAdapter(Adapter):
             shape=tuple(obj.shape) if known else None,
             strides=None,
             device=meta.device,
-            nbytes=int(obj.nbytes) if known else 0,
+            nbytes=int(obj.nbytes) if known else None,
             readonly=False,
             owner=type_name(type(obj)),
             protocols=(),

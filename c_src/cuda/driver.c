@@ -11,6 +11,7 @@
 
 cu_table cu;
 pthread_mutex_t cuda_once_lock = PTHREAD_MUTEX_INITIALIZER;
+static void* driver; /* the library that the table is of */
 pthread_mutex_t cuda_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_mutex_t cuda_event_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -182,7 +183,12 @@ static int fill_table(void) {
       !found.MemAllocFromPoolAsync || !found.MemFreeAsync)
     found.MemPoolCreate = NULL; /* all or none */
   cu = found;
+  driver = library;
   return DLX_OK;
+}
+
+void* cuda_symbol(const char* name) {
+  return dlsym(driver, name);
 }
 
 /* GIL: not needed; cuda_once_lock held. */

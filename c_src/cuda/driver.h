@@ -22,7 +22,9 @@ enum {
   CU_NOT_INITIALIZED = 3, /* also: initialised before a fork */
   CU_NO_DEVICE = 100,
   CU_INVALID_CONTEXT = 201,
+  CU_NOT_FOUND = 500, /* a symbol */
   CU_NOT_READY = 600,
+  CU_NOT_SUPPORTED = 801,
   CU_CAPTURE_IMPLICIT = 906 /* the legacy stream, while a stream that it waits for captures */
 };
 enum { CU_EVENT_DISABLE_TIMING = 2, CU_STREAM_NON_BLOCKING = 1 };
@@ -110,6 +112,9 @@ extern cu_table cu;
 
 /* 1 in a child of a process that had initialised the driver. GIL: not needed. */
 int cuda_is_child(void);
+
+/* A function of the driver, which is loaded, or NULL. GIL: not needed. */
+void* cuda_symbol(const char* name);
 
 /* Note a failed call for dlx_cuda_message; returns DLX_E_DRIVER. GIL: not needed. */
 int cuda_failed(const char* operation, int code);

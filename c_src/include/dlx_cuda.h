@@ -154,6 +154,52 @@ int dlx_cuda_is_scattered(const DLTensor* from, uint64_t flags, int keep_order);
  * tests: nothing that came from it may be in use. GIL: not needed. */
 void dlx_cuda_forget(void);
 
+/* ---- cuda/ipc.c: device memory of several processes -------------------------------------------
+ */
+
+enum { DLX_IPC_NONE = 0, DLX_IPC_HANDLE = 1, DLX_IPC_DESCRIPTOR = 2 };
+enum { DLX_IPC_BYTES = 64, DLX_UUID_BYTES = 16 };
+
+/* The 16 bytes that name a device in every process. GIL: not needed. Errors: as dlx_cuda_load. */
+int dlx_ipc_uuid(int32_t device_id, unsigned char* uuid);
+
+/* Say which allocation an address of a device is in, and how other processes can open that: by a
+ * handle of DLX_IPC_BYTES, by a descriptor, or not at all. GIL: not needed. Errors: as
+ * dlx_cuda_load. */
+int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_t* size, int* kind);
+
+/* Fill `handle`, or `fd`, for such an allocation. Owns: the caller owns the descriptor. GIL: not
+ * needed. Errors: as dlx_cuda_load. */
+int dlx_ipc_export(int32_t device_id, uintptr_t base, int kind, unsigned char* handle, int* fd);
+
+/* Open what another process has exported. `size` is what that one said, and becomes what the driver
+ * says; with a descriptor the driver maps so much, or fails. Owns: `owner` is the caller's,
+ * who ends it by dlx_ipc_release; the descriptor stays the caller's. GIL: not needed. Errors: as
+ * dlx_cuda_load, DLX_E_MEMORY. */
+int dlx_ipc_open(int32_t device_id, int kind, const unsigned char* handle, int fd, int64_t* size,
+                 void** owner, uintptr_t* address);
+
+/* Fresh device memory that other processes can open; not initialised. Owns: as dlx_ipc_open. GIL:
+ * not needed. Errors: as dlx_cuda_load, DLX_E_MEMORY. */
+int dlx_ipc_empty(int32_t device_id, int64_t nbytes, void** owner, uintptr_t* address);
+
+/* Owns: gives up what dlx_ipc_open or dlx_ipc_empty gave. Nothing is called in a forked child, nor
+ * while the process ends. GIL: not needed. */
+void dlx_ipc_release(void* owner);
+
+/* Take a descriptor of another process, by pidfd_getfd. Owns: the caller owns it. GIL: not needed.
+ * Errors: DLX_E_DRIVER with errno. */
+int dlx_ipc_take(int32_t pid, int32_t fd, int* taken);
+
+/* An event for other processes, recorded on a stream. Owns: `event` is the caller's; it must live
+ * until the others have waited for it. GIL: not needed. Errors: as dlx_cuda_load. */
+int dlx_ipc_event_new(int32_t device_id, uint64_t stream, unsigned char* handle, void** event);
+void dlx_ipc_event_drop(int32_t device_id, void* event);
+
+/* Make dlx's own stream wait for such an event of another process. GIL: not needed. Errors: as
+ * dlx_cuda_load. */
+int dlx_ipc_event_wait(int32_t device_id, const unsigned char* handle);
+
 #ifdef __cplusplus
 }
 #endif

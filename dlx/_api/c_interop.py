@@ -21,7 +21,7 @@ from dlx._core.types import Device, DType
 from dlx._engine.request import not_an_array
 from dlx._protocols import pointer
 from dlx._protocols.pointer import dltensor, extents_of, from_managed, from_pointer
-from dlx.errors import CopyRequiredError, DeviceError, DlxError, ReadOnlyError
+from dlx.errors import CopyRequiredError, DlxError, ReadOnlyError
 
 __all__ = ["borrow", "empty", "exchange_api", "from_dlpack", "from_managed", "from_pointer", "to_capsule"]
 
@@ -72,8 +72,8 @@ def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu", *, shared
     device
         ``"cpu"``, or a CUDA device such as ``"cuda:1"``.
     shared
-        Whether other processes shall attach the memory, which `dlx.share` then does not copy. It is of zeros, costs
-        this process a descriptor (two before Python 3.13), and is host memory.
+        Whether other processes shall attach the memory, which `dlx.share` then does not copy. On the host it is of
+        zeros, and costs this process a descriptor (two before Python 3.13).
 
     Returns
     -------
@@ -104,13 +104,9 @@ def empty(shape: int | Sequence[int], dtype: Any, device: Any = "cpu", *, shared
     """
     if not shared:
         return pointer.empty(shape, dtype, device)
-    if Device(device) != Device("cpu"):
-        raise DeviceError(
-            f"shared memory is host memory, asked for {Device(device)}", fix="Leave device= or shared=True out."
-        )
     from dlx._sharing.sharing import shared_empty  # needed by few programs
 
-    return shared_empty(extents_of(shape), DType(dtype))
+    return shared_empty(extents_of(shape), DType(dtype), Device(device))
 
 
 @set_module("dlx")

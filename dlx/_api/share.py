@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, cast
 
 from dlx._api.convert import convert
@@ -11,6 +12,8 @@ from dlx._core.tracebacks import public
 from dlx._engine.request import request_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from dlx._sharing.handle import Handle
     from dlx.typing import DeviceLike, Readonly, Target
 
@@ -28,8 +31,8 @@ def share(obj: Any, *, detach: bool = False) -> Handle:
     Parameters
     ----------
     obj
-        Whatever `convert` takes, in host memory. Beside arrays a container may hold plain data: None, numbers, text
-        and bytes.
+        Whatever `convert` takes, in memory of the host or of CUDA devices. Beside arrays a container may hold plain
+        data: None, numbers, text and bytes.
     detach
         As in `convert`: whether parameters that require gradients may be shared without them.
 
@@ -42,7 +45,7 @@ def share(obj: Any, *, detach: bool = False) -> Handle:
     Raises
     ------
     DeviceError
-        If an array is in no host memory.
+        If an array is in memory that no other process can open, and cannot be copied to such memory.
     ConversionError
         If an array cannot be read, or something in the container is neither array nor plain data, or is nested too
         deep in a set or a key.
@@ -55,6 +58,11 @@ def share(obj: Any, *, detach: bool = False) -> Handle:
 
     Notes
     -----
+    Where several things cannot be shared, the error of the first is raised, and its notes have the others.
+
+    Memory of a device is shared where it lies, if others can open it, and is copied into memory that they can open
+    else. It is not freed before they have closed it, and must be shared by a process that lives as long.
+
     The memory has no name. It goes with the last process that holds it, however that one ends. Whoever attaches must do
     so while the process that shared it holds it: keep the handle until then.
 
@@ -84,7 +92,7 @@ def attach(
     writable: bool = False,
     device: DeviceLike | None = None,
     readonly: Readonly = "copy",
-    fd: int | None = None,
+    fd: int | Sequence[int] | None = None,
 ) -> Any:
     """Return what another process has shared, over the same memory.
 
@@ -102,8 +110,8 @@ def attach(
         always writable. With ``"share"`` they share pages that are private to this call: what is written to them
         never reaches other processes, or what else was attached.
     fd
-        A descriptor of the memory that was sent to this process (``handle.fileno()`` there), where it may not look at
-        the files of the other one. It stays open, and the caller's.
+        A descriptor of the memory that was sent to this process (``handle.fileno()`` there), or all of them
+        (``handle.filenos()``), where it may not look at the files of the other one. They stay open, and the caller's.
 
     Returns
     -------
@@ -135,9 +143,9 @@ def attach(
     from dlx._sharing.sharing import attach_tree  # needed by few programs
 
     request_of(to, device=device, readonly=readonly)  # a wrong call maps nothing
-    tree = attach_tree(handle, "write" if writable else "private" if readonly == "share" else "read", fd)
-    if isinstance(to, str) and to == "dlx" and device is None:
-        return tree
-    if device is None and readonly == "copy":
-        return convert(tree, to)
-    return convert(tree, to, device=device, readonly=readonly)
+    converted: Callable[[Any], Any] | None = None
+    if device is not None or readonly != "copy":
+        converted = functools.partial(convert, to=to, device=device, readonly=readonly)
+    elif not (isinstance(to, str) and to == "dlx"):
+        converted = functools.partial(convert, to=to)
+    return attach_tree(handle, "write" if writable else "private" if readonly == "share" else "read", fd, converted)

@@ -23,7 +23,7 @@ class _Fields(NamedTuple):
     shape: tuple[int, ...] | None = None
     strides: tuple[int, ...] | None = None
     device: Device | None = None
-    nbytes: int = 0
+    nbytes: int | None = 0
     readonly: bool = False
     address: int | None = None
     owner: str = ""
@@ -52,7 +52,7 @@ class ArrayInfo(Shown, _Fields):
     device
         Where the memory is, or None where unknown.
     nbytes
-        Bytes of all elements, gaps not counted.
+        Bytes of all elements, gaps not counted; None where that is not known yet.
     readonly
         Whether writing is forbidden.
     address

@@ -6,7 +6,7 @@ Nothing here is loaded before it is needed: `import dlx` and conversions on the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from dlx._core import native
@@ -239,14 +239,18 @@ def as_interface(tensor: Tensor) -> dict[str, Any]:
 
 native.set_tensor_cuda_interface(as_interface)
 
+pending: list[Callable[[], int]] = []
+"""What else releases memory that is no longer in use, and says how many are; see `release_pending`."""
+
 
 @set_module("dlx")
 def release_pending() -> int:
     """Release memory whose last use on a device is done; return how many arrays are still in use.
 
     A converted array that was used on another stream than its producer's is not released before the device is done with
-    it. dlx checks for such memory in every call that involves CUDA memory; this function checks now. It waits for none
-    of it; memory of dlx's own on a device without memory pools goes back here, for which the driver waits.
+    it, nor what `share` has given to processes that have it open. dlx checks for such memory in every call that involves
+    CUDA memory; this function checks now. It waits for none of it; memory of dlx's own on a device without memory pools
+    goes back here, for which the driver waits.
 
     Examples
     --------
@@ -254,4 +258,4 @@ def release_pending() -> int:
     >>> dlx.release_pending()
     0
     """
-    return int(lib.dlx_cuda_release_pending())
+    return int(lib.dlx_cuda_release_pending()) + sum(release() for release in pending)

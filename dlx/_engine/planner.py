@@ -152,7 +152,7 @@ def _resolution(blocker: Blocker, info: Any, request: Request) -> Resolve:
     if request.copy is False and not empty:
         raise CopyRequiredError(blocker.because, fix=blocker.fix, option=_COPY)
     counts = not (empty and request.copy is False)  # no element to copy
-    return Resolve(blocker.option or "resolve", blocker.because, found.nbytes, run=blocker.resolve, copies=counts)
+    return Resolve(blocker.option or "resolve", blocker.because, found.nbytes or 0, run=blocker.resolve, copies=counts)
 
 
 def _refusal(blocker: Blocker) -> Exception:
@@ -208,7 +208,7 @@ def _moved_inside(
     if request.copy is False:
         raise CopyRequiredError(f"it is on {info.device}, and {wanted} was asked for", option=_COPY)
     why = f"from {info.device or 'an unknown device'} to {wanted}"
-    step = Resolve("move", why, info.nbytes, run=functools.partial(source.copy, device=wanted), copies=True)
+    step = Resolve("move", why, info.nbytes or 0, run=functools.partial(source.copy, device=wanted), copies=True)
     return Decision((*steps, step), "copied", wanted)
 
 

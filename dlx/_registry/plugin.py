@@ -56,10 +56,11 @@ BUILT_IN = {
     "xarray": "dlx_xarray",
     "pandas": "dlx_pandas",
     "dask": "dlx_dask",
+    "ray": "dlx_ray",
 }
 """Root package, or another name for it -> module of ours."""
 
-SOURCES = frozenset({"pandas", "xarray"})
+SOURCES = frozenset({"pandas", "xarray", "ray"})
 """Those that are no targets."""
 
 TRACING = ("torch", "pytorch")

@@ -30,12 +30,14 @@ class Handle(dict[str, Any]):
     dlx.Tensor(uint8[3], cpu, read-only, [97, 98, 99])
     """
 
-    __slots__ = ("_segments",)
+    __slots__ = ("_export", "_segments")
     _segments: tuple[Segment, ...]
+    _export: Any  # what it holds on devices
 
     def close(self) -> None:
         """Hold the memory no longer; who has attached, and arrays over it in this process, keep it."""
         self._segments = ()
+        self._export = None
 
     def fileno(self) -> int:
         """Return the descriptor of the memory, to be sent to a process that may not look at this one's files.
@@ -53,6 +55,17 @@ class Handle(dict[str, Any]):
         self._segments[0].check()
         return self._segments[0].fd
 
+    def filenos(self) -> list[int]:
+        """Return all descriptors to be sent, `fileno` first; device memory may have some of its own.
+
+        Raises
+        ------
+        HandleError
+            As `fileno`.
+        """
+        memories = self._export.memories if self._export is not None else ()
+        return [self.fileno(), *(each.descriptor.number for each in memories if each.descriptor is not None)]
+
     def __enter__(self) -> Handle:
         return self
 
@@ -68,17 +81,20 @@ class Handle(dict[str, Any]):
         return f"Handle({dict.__repr__(self)})"
 
 
-def handle_of(segment: Segment, others: tuple[Segment, ...]) -> Handle:
-    """Return a handle of a segment with a description, which holds it, and other segments that it names."""
+def handle_of(segment: Segment, others: tuple[Segment, ...], export: Any = None) -> Handle:
+    """Return a handle of a segment with a description, which holds it, and what it names: segments, device memory."""
     handle = Handle(
         dlx=VERSION, pid=os.getpid(), fd=segment.fd, inode=segment.inode, size=segment.size, token=segment.token
     )
     handle._segments = (segment, *others)
+    handle._export = export
     return handle
 
 
-def segment_of(handle: Any, given: int | None) -> Segment:
+def segment_of(handle: Any, given: int | None, access: int) -> Segment:
     """Return the segment that a handle stands for; `given` is a descriptor of it that was received.
+
+    `access` is as in `opened`.
 
     Raises
     ------
@@ -92,4 +108,4 @@ def segment_of(handle: Any, given: int | None) -> Segment:
         raise HandleError(f"it is of version {version}, and this dlx reads {VERSION}")
     if handle.keys() != _FIELDS.keys() or any(type(handle[name]) is not kind for name, kind in _FIELDS.items()):
         raise HandleError(f"it is no handle of dlx.share: it must have {', '.join(_FIELDS)}, found {safe_repr(handle)}")
-    return opened(handle["pid"], handle["fd"], handle["token"], handle["inode"], handle["size"], given)
+    return opened(handle["pid"], handle["fd"], handle["token"], handle["inode"], handle["size"], given, access)

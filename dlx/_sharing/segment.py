@@ -24,7 +24,7 @@ from dlx._core.foreign import safe_repr
 from dlx._core.text import amount
 from dlx.errors import HandleError
 
-__all__ = ["HEADER", "Mapping", "Place", "Segment", "new_segment", "opened", "placed"]
+__all__ = ["HEADER", "Descriptor", "Mapping", "Place", "Segment", "new_segment", "opened", "placed"]
 
 HEADER = 256  # bytes; what follows is aligned as they are
 VERSION = 1
@@ -38,7 +38,7 @@ _SEALS = 1 | 2 | 4  # F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW
 MAX_SIZE = 1 << 62
 
 
-class _Descriptor:
+class Descriptor:
     """An open descriptor, which is closed with this object.
 
     No weak reference leads here, since ``__del__`` runs while these still work: one could find a descriptor that
@@ -74,7 +74,7 @@ class Segment:
     def __init__(self, fd: int, token: str, size: int, text: tuple[int, int]) -> None:
         self.fd, self.token, self.size = fd, token, size
         self.text = text  # bytes of text, bytes of numbers
-        self._descriptor = _Descriptor(fd)
+        self._descriptor = Descriptor(fd)
         self.inode = self._descriptor.identity[1]
         self._mappings: dict[str, ReferenceType[Mapping]] = {}
 
@@ -225,7 +225,7 @@ def write(fd: int, data: memoryview, at: int) -> None:
             raise MemoryError(f"a segment of {amount(at + len(data))}: {error.strerror}") from error
 
 
-def read_text(segment: Segment) -> tuple[bytes, bytearray]:
+def read_text(segment: Segment) -> tuple[bytes, memoryview]:
     """Return the text and the numbers of a segment, as copies, which nobody else can write to.
 
     Raises
@@ -246,13 +246,16 @@ def read_text(segment: Segment) -> tuple[bytes, bytearray]:
         if count == 0:
             raise HandleError("its segment is cut off in the description of its arrays")
         done += count
-    return bytes(raw[:text]), raw[len(raw) - numbers :]
+    view = memoryview(raw)
+    return bytes(view[:text]), view[len(raw) - numbers :]
 
 
 # ---- segments of other processes -------------------------------------------------------------------------------------
 
 
-def opened(pid: int, fd: int, token: str, inode: int, size: int, given: int | None = None) -> Segment:
+def opened(
+    pid: int, fd: int, token: str, inode: int, size: int, given: int | None = None, access: int = os.O_RDONLY
+) -> Segment:
     """Return a segment that another process, or this one, holds.
 
     Parameters
@@ -264,6 +267,8 @@ def opened(pid: int, fd: int, token: str, inode: int, size: int, given: int | No
     given
         A descriptor of it that was sent to this process, to be used in place of another process's; it stays the
         caller's.
+    access
+        What it will be used for, so that it need not be opened once more.
 
     Raises
     ------
@@ -285,7 +290,7 @@ def opened(pid: int, fd: int, token: str, inode: int, size: int, given: int | No
         except (ValueError, OverflowError) as error:  # no number that a descriptor can have
             raise HandleError(f"the descriptor {safe_repr(given)} is none: {error}") from error
     else:
-        own = _open(pid, fd, os.O_RDONLY, inode)
+        own = _open(pid, fd, access, inode)
     try:
         segment = _checked(own, token, size)
     except BaseException:

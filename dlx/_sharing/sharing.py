@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlx._containers.failures import Failures
 from dlx._containers.lookup import container_of
 from dlx._containers.tree import Tree
 from dlx._core import native
+from dlx._core.cuda import check
 from dlx._core.extension import ffi, lib
 from dlx._core.native import FastPathFunction, Tensor
 from dlx._core.tensor import dense
-from dlx._core.types import READ_ONLY, SUBBYTE_PADDED
+from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, Device
 from dlx._engine.batch import Batch
 from dlx._engine.planner import Request
 from dlx._engine.request import producer_of
 from dlx._protocols.dlpack import HOST
 from dlx._protocols.pointer import dltensor
 from dlx._registry.generic import TENSOR
-from dlx._sharing.description import decoded, encoded, parsed
+from dlx._sharing.description import decoded, encoded, has_sets, parsed
 from dlx._sharing.handle import Handle, handle_of, segment_of
 from dlx._sharing.segment import (
     HEADER,
-    Place,
     Segment,
     data_start,
     new_segment,
@@ -37,6 +38,9 @@ from dlx._sharing.segment import (
     write,
 )
 from dlx.errors import DeviceError, DlxError, DTypeError, HandleError, LayoutError
+
+if TYPE_CHECKING:
+    from dlx._sharing.device import Export, Memory, Part
 
 __all__ = ["attach_tree", "share_tree", "shared_empty"]
 
@@ -61,12 +65,12 @@ def share_tree(obj: Any, request: Request, fast_path: FastPathFunction | None) -
     Raises
     ------
     DlxError
-        If an array cannot be read, or is in no host memory, or the tree holds what is no plain data.
+        If an array cannot be read, or is in memory that cannot be shared, or the tree holds what is no plain data.
     MemoryError, OSError
         If there is no memory, or no descriptor, left.
     """
     handler = container_of(type(obj))
-    failures = Failures("shared memory")
+    failures = _Listed("shared memory", collect=True)
     if handler is None:
         tree, objs, sources, path = None, [obj], [producer_of(obj, request)], None
     else:
@@ -76,37 +80,142 @@ def share_tree(obj: Any, request: Request, fast_path: FastPathFunction | None) -
     def where(number: int) -> tuple[Any, ...]:
         return () if path is None else path(number)
 
-    tensors = Batch(request, objs, sources, path, failures, fast_path, TENSOR.name).tensors()
+    batch = Batch(request, objs, sources, path, failures, fast_path, TENSOR.name)
+    tensors = batch.tensors()  # None where that failed
+    readable = []
     for i, tensor in enumerate(tensors):
-        _check(tensor, where(i))
-    extents = [_extent(tensor) for tensor in tensors]
-    places = placed(extents)
-    blocks, copied, room = _blocks(tensors, extents, places, where)
+        try:
+            if tensor is not None:
+                _check(tensor)
+                readable.append(i)
+        except DlxError as error:
+            failures.add(error, where(i))
+    extents = {i: _extent(tensors[i]) for i in readable}
+    local = [i for i in readable if tensors[i].is_host]
+    places = dict(zip(local, placed([extents[i] for i in local]), strict=True))
+    blocks, copied, room = _blocks(tensors, extents, [i for i in local if places[i] is None], where, failures)
+    remote = [i for i in readable if i not in places]
+    export: Export | None = None
+    parts_of: dict[int, Part] = {}
+    if remote:
+        export, parts_of = _exported(tensors, extents, remote, batch, where, failures)
     segments: dict[str, Segment] = {}
-    for place in places:
+    for place in places.values():
         if place is not None:
             segments.setdefault(place.mapping.segment.token, place.mapping.segment)
-    # Arrays are numbered by segment: those that are copied into the new one first.
-    groups: list[list[int]] = [[i for i, place in enumerate(places) if place is None]]
-    groups += [[i for i, p in enumerate(places) if p and p.mapping.segment.token == token] for token in segments]
-    number = [0] * len(tensors)
+    # Arrays are numbered by segment: those that are copied into the new one first; those on devices come last.
+    groups: list[list[int]] = [[i for i in local if places[i] is None]]
+    groups += [[i for i in local if (p := places[i]) and p.mapping.segment.token == token] for token in segments]
+    memories = [] if export is None else export.memories
+    groups += [[i for i in remote if i in parts_of and parts_of[i].memory == n] for n in range(len(memories))]
+    number = [0] * len(objs)
     for n, i in enumerate(i for group in groups for i in group):
         number[i] = n
-    parts = []
-    for group in groups:
-        numbers = array("q")
-        for i in group:
-            place = places[i]
-            at, strides = copied[i] if place is None else (place.offset + tensors[i].data_ptr - extents[i][0], None)
-            numbers.extend(_numbers(tensors[i], at, strides))
-        parts.append(numbers)
     nodes = [-1, []] if tree is None else encoded(tree, number, failures.add)
+    failures.raise_first()
+    numbers = []
+    for group in groups:
+        part = array("q")
+        for i in group:
+            if i in parts_of:
+                _, at, strides = parts_of[i]
+            elif (place := places[i]) is None:
+                at, strides = copied[i]
+            else:
+                at, strides = place.offset + tensors[i].data_ptr - extents[i][0], None
+            part.extend(_numbers(tensors[i], at, strides))
+        numbers.append(part)
     said = {
         "tree": nodes,
         "segments": [[each.fd, each.inode, each.size, each.token] for each in segments.values()],
-        "numbers": [len(each) for each in parts],
+        "numbers": [len(each) for each in numbers],
     }
-    return _filled(said, parts, blocks, room, tuple(segments.values()))
+    if export is not None:
+        said["memories"], said["events"] = [each.written() for each in memories], export.events.written()
+    return _filled(said, numbers, blocks, room, tuple(segments.values()), export)
+
+
+class _Listed(Failures):
+    """Errors of all that cannot be shared; none is raised before all are known."""
+
+    def check(self) -> None:
+        """Go on: what did not fail is looked at further."""
+
+    def raise_first(self) -> None:
+        """Raise the first error, if there is one, with notes that say what else cannot be shared, and where."""
+        if not self.errors:
+            return
+        first, *others = self.errors
+        for other in others[:MAX_NOTES]:
+            first.add_note(f"Neither can this: {other}")
+        if len(others) > MAX_NOTES:
+            first.add_note(f"Nor can {len(others) - MAX_NOTES} more.")
+        self.errors = []
+        try:
+            raise first
+        finally:
+            del first, others  # this frame is in its traceback, and would keep it, and all that it holds, alive
+
+
+def _exported(
+    tensors: list[Tensor],
+    extents: dict[int, tuple[int, int]],
+    remote: list[int],
+    batch: Batch,
+    where: Callable[[int], tuple[Any, ...]],
+    failures: Failures,
+) -> tuple[Export, dict[int, Part]]:
+    """Lay out what is in device memory: allocations that others can open, which what is in none of them is copied to.
+
+    `remote` are the numbers of the arrays; what fails is added to `failures`.
+    """
+    from dlx._sharing import device as devices  # needed by few programs
+
+    memories: list[Memory] = []
+    parts: dict[int, Part] = {}
+    loose: dict[Device, list[int]] = {}
+    events = devices.Events()
+    devices.collect()
+    for i in remote:
+        tensor = tensors[i]
+        low, high = extents[i]
+        try:
+            events.after(tensor.device, batch.readiness(i))
+            memory = devices.found(tensor.device, low, high) if low < high else None
+        except DlxError as error:
+            failures.add(_unshared(error, tensor), where(i))
+            continue
+        if memory is None:
+            loose.setdefault(tensor.device, []).append(i)
+            continue
+        known = [n for n, each in enumerate(memories) if (each.device, each.address) == (memory.device, memory.address)]
+        if not known:
+            memories.append(memory)
+        at = known[0] if known else len(memories) - 1
+        parts[i] = devices.Part(at, tensor.data_ptr - memory.address, None)
+    for device, waiting in loose.items():
+        try:
+            blocks, copied, room = _blocks(tensors, extents, waiting, where, failures)
+            memory = devices.empty(device, room)
+            stream = events.after(device, None).handle
+            for block in blocks:
+                source, flags = block.tensor, block.tensor.flags & SUBBYTE_PADDED
+                place = memory.address + block.offset
+                target = native.tensor_new(place, source.shape, None, source.dtype, device, flags, memory)
+                check(lib.dlx_cuda_transfer(dltensor(source), dltensor(target), flags, stream, 1))
+        except DlxError as error:
+            failures.add(_unshared(error, tensors[waiting[0]]), where(waiting[0]))
+            continue
+        memories.append(memory)
+        parts |= {i: devices.Part(len(memories) - 1, *copied[i]) for i in waiting if i in copied}
+    held = [tensors[i] for i in remote if i in parts and parts[i].strides is None]
+    return devices.Export(memories, held, events), parts
+
+
+def _unshared(error: DlxError, tensor: Tensor) -> DeviceError:
+    """Return the error for device memory that cannot be shared."""
+    reason = f"its memory on {tensor.device} cannot be shared: {error.reason}"
+    return DeviceError(reason, source=repr(tensor), fix=_MOVE)
 
 
 def _filled(
@@ -115,6 +224,7 @@ def _filled(
     blocks: list[_Block],
     room: int,
     others: tuple[Segment, ...],
+    export: Export | None,
 ) -> Handle:
     """Return the handle of a new segment with all that was laid out for it."""
     text = json.dumps(said, separators=(",", ":")).encode()
@@ -137,19 +247,21 @@ def _filled(
             status = lib.dlx_copy(dltensor(source), dltensor(target), flags)
             if status != lib.DLX_OK:
                 raise DlxError(f"it could not be copied: status {status}")
-    return handle_of(segment, others)
+    if export is not None:
+        export.bind(segment)
+    return handle_of(segment, others, export)
 
 
-def _check(tensor: Tensor, path: tuple[Any, ...]) -> None:
-    if not tensor.is_host:
-        raise DeviceError(
-            f"dlx.share shares host memory, and its memory is on {tensor.device}",
-            source=repr(tensor),
-            path=path,
-            fix="Move it first: dlx.convert(obj, to=..., device='cpu').",
-        )
+_MOVE = "Move it first: dlx.convert(obj, to=..., device='cpu')."
+MAX_NOTES = 20  # errors beside the first that are told
+
+
+def _check(tensor: Tensor) -> None:
+    if not tensor.is_host and tensor.device[0] != lib.kDLCUDA:
+        reason = f"dlx.share shares memory of the host and of CUDA devices, and its memory is on {tensor.device}"
+        raise DeviceError(reason, source=repr(tensor), fix=_MOVE)
     if tensor.dtype.code == lib.kDLOpaqueHandle:
-        raise DTypeError("its elements are handles, which mean nothing in another process", path=path)
+        raise DTypeError("its elements are handles, which mean nothing in another process")
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:
@@ -161,18 +273,23 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
 
 def _blocks(
     tensors: list[Tensor],
-    extents: list[tuple[int, int]],
-    places: list[Place | None],
+    extents: dict[int, tuple[int, int]],
+    waiting: list[int],
     where: Callable[[int], tuple[Any, ...]],
+    failures: Failures,
 ) -> tuple[list[_Block], dict[int, tuple[int, Any]], int]:
     """Lay out what has to be copied.
 
     Parameters
     ----------
-    tensors, extents, places
-        The arrays, their addresses, and where those lie that are not copied.
+    tensors, extents
+        The arrays, and their addresses.
+    waiting
+        The numbers of those that are copied; all are on one device.
     where
         ``where(i)`` is the path of an array, for errors.
+    failures
+        Gets a LayoutError for each array whose elements, packed below one byte, would have to be copied one by one.
 
     Returns
     -------
@@ -182,13 +299,7 @@ def _blocks(
         {number of an array: (offset of its first element, its strides, None for its own)}.
     room
         Bytes in all.
-
-    Raises
-    ------
-    LayoutError
-        If elements that are packed below one byte would have to be copied one by one.
     """
-    waiting = [i for i, place in enumerate(places) if place is None]
     blocks: list[_Block] = []
     copied: dict[int, tuple[int, Any]] = {i: (0, None) for i in waiting if extents[i][0] == extents[i][1]}
     room = 0
@@ -200,7 +311,7 @@ def _blocks(
         room += -(-(remainder + tensor.nbytes) // HEADER) * HEADER
         return offset
 
-    order = sorted((i for i in waiting if i not in copied), key=lambda i: extents[i])
+    order = sorted((i for i in waiting if i not in copied), key=extents.__getitem__)
     for group in _overlapping(order, extents):
         # Bytes that no array of the group has elements in are not copied: they are nobody's, or another's.
         runs: list[tuple[int, int]] = []
@@ -222,7 +333,7 @@ def _blocks(
                 apart.append(i)
         for (low, high), members in inside.items():
             kept = tuple(tensors[i] for i in members)
-            whole = native.tensor_new(low, (high - low,), None, _BYTE, HOST, READ_ONLY, kept)
+            whole = native.tensor_new(low, (high - low,), None, _BYTE, kept[0].device, READ_ONLY, kept)
             # What begins elsewhere keeps its alignment where the whole keeps its own.
             remainder = low % HEADER if any(each.data_ptr != low for each in kept) else 0
             offset = add(whole, is_bytes=True, remainder=remainder)
@@ -234,13 +345,14 @@ def _blocks(
             if key not in known:
                 if tensor.dtype.bits * tensor.dtype.lanes % 8 and not tensor.flags & SUBBYTE_PADDED:
                     reason = f"its {tensor.dtype} elements are packed below one byte and not contiguous"
-                    raise LayoutError(reason, source=repr(tensor), path=where(i))
+                    failures.add(LayoutError(reason, source=repr(tensor)), where(i))
+                    continue
                 known[key] = add(tensor, is_bytes=False)
             copied[i] = known[key], _compact(tensor.shape)
     return blocks, copied, room
 
 
-def _overlapping(order: list[int], extents: list[tuple[int, int]]) -> Iterator[list[int]]:
+def _overlapping(order: list[int], extents: dict[int, tuple[int, int]]) -> Iterator[list[int]]:
     """Give the groups of arrays whose ranges of addresses overlap; `order` is by first address, and none is empty."""
     group: list[int] = []
     end = 0
@@ -272,7 +384,12 @@ def _numbers(tensor: Tensor, offset: int, strides: tuple[int, ...] | None) -> tu
 # ---- attach ----------------------------------------------------------------------------------------------------------
 
 
-def attach_tree(handle: Any, mode: str, given: int | None = None) -> Any:
+def attach_tree(
+    handle: Any,
+    mode: str,
+    given: int | Sequence[int] | None = None,
+    converted: Callable[[Any], Any] | None = None,
+) -> Any:
     """Return the tree that a handle stands for, of tensors over the shared memory.
 
     Parameters
@@ -282,14 +399,24 @@ def attach_tree(handle: Any, mode: str, given: int | None = None) -> Any:
     mode
         Of `Segment.mapping`.
     given
-        A descriptor that was received.
+        Descriptors that were received, or one.
+    converted
+        Converts tensors, or a container of them; None where tensors are wanted.
 
     Raises
     ------
+    DlxError
+        Whatever `converted` raises.
     HandleError
         If it is none, is damaged, or what it stands for is gone. Then nothing was given out.
+    DeviceError
+        If memory is on a device that this process does not see, or would have to be private to it.
     """
-    segment = segment_of(handle, given)
+    fds: list[int | None] = [*given] if isinstance(given, Sequence) and given else [None]
+    if isinstance(given, int):
+        fds = [given]
+    access = os.O_RDWR if mode == "write" else os.O_RDONLY
+    segment = segment_of(handle, fds[0], access)
     segment.check()
     text, numbers = read_text(segment)
     if not text:
@@ -301,39 +428,94 @@ def attach_tree(handle: Any, mode: str, given: int | None = None) -> Any:
         for fd, inode, size, token in listed:
             if (type(fd), type(inode), type(size), type(token)) != (int, int, int, str):
                 raise HandleError("its description names no segment")
-            segments.append(opened(handle["pid"], fd, token, inode, size))
-        if len(counts) != len(segments) or {*map(type, counts)} != {int} or min(counts) < 0:
+            segments.append(opened(handle["pid"], fd, token, inode, size, None, access))
+        memories = said.get("memories", [])
+        if len(counts) != len(segments) + len(memories) or {*map(type, counts)} != {int} or min(counts) < 0:
             raise HandleError("its description contradicts itself")
         if 8 * sum(counts) != len(numbers):
             raise HandleError("its description has more numbers, or fewer, than it says")
         tensors: list[Tensor] = []
         flags = 0 if mode == "write" else READ_ONLY
-        view, at = memoryview(numbers), 0
-        for each, count in zip(segments, counts, strict=True):
+        view, at = numbers, 0
+        for each, count in zip(segments, counts, strict=False):  # the rest of them are of memories
             mapping = each.mapping(mode) if count else None
             if mapping is not None:
                 part = view[8 * at : 8 * (at + count)]
                 tensors += native.tensors_within(mapping.address, each.size, part, flags, mapping)
             at += count
-    except HandleError:
+        if memories:
+            if mode == "private":
+                raise DeviceError(
+                    "device memory has no pages that are private to who attaches",
+                    fix="Pass writable=True, or readonly='copy'.",
+                )
+            tensors += _on_devices(
+                handle["pid"], segment, said, view[8 * at :], counts[len(segments) :], flags, fds[1:]
+            )
+    except (HandleError, DeviceError):
         raise
     except (DlxError, TypeError, ValueError, LookupError) as error:
         said_too = error.reason if isinstance(error, DlxError) else str(error)
         raise HandleError(f"its description is that of no arrays: {said_too}") from error
-    return decoded(said.get("tree"), tensors)
+    whole = said.get("tree")
+    if converted is None:
+        return decoded(whole, tensors)
+    if not has_sets(whole):  # containers are made once, of what is converted
+        try:
+            return decoded(whole, converted(tensors))
+        except HandleError:
+            raise
+        except DlxError:
+            pass  # it is raised with a path below
+    return converted(decoded(whole, tensors))
 
 
-def shared_empty(shape: tuple[int, ...], dtype: Any) -> Tensor:
-    """Return a writable, row-major tensor over new shared memory of zeros.
+def _on_devices(
+    pid: int, segment: Segment, said: Any, numbers: memoryview, counts: list[int], flags: int, given: list[int | None]
+) -> list[Tensor]:
+    """Return the tensors of a description that are in device memory. Errors: as `attach_tree`."""
+    from dlx._sharing import device as devices  # needed by few programs
+
+    own = devices.exports.get(segment.token)
+    keep: Any = own
+    if own is not None:
+        memories, points = own.memories, own.events.points()
+    else:
+        keep = devices.Lock(segment)
+        fds = iter(given)
+        memories = [
+            devices.opened(pid, each, next(fds, None) if each[0] == lib.DLX_IPC_DESCRIPTOR else None)
+            for each in said["memories"]
+        ]
+        points = devices.waited(said["events"])
+    tensors: list[Tensor] = []
+    at = 0
+    for memory, count in zip(memories, counts, strict=True):
+        part = numbers[8 * at : 8 * (at + count)]
+        made = native.tensors_within(memory.address, memory.size, part, flags, (memory, keep))
+        tensors += [devices.placed(each, memory, (memory, keep), points.get(memory.device)) for each in made]
+        at += count
+    return tensors
+
+
+def shared_empty(shape: tuple[int, ...], dtype: Any, device: Device) -> Tensor:
+    """Return a writable, row-major tensor over new shared memory: of zeros on the host, of anything on a device.
 
     Raises
     ------
-    DTypeError, LayoutError
-        If there is no such dtype, or its size does not fit 63 bits.
+    DTypeError, LayoutError, DeviceError
+        If there is no such dtype, its size does not fit 63 bits, or no memory of that device can be shared.
     MemoryError, OSError
         If there is no memory, or no descriptor, left.
     """
     like = native.tensor_new(lib.DLX_ALIGNMENT, shape, None, dtype, HOST, 0, None)
+    if device[0] == lib.kDLCUDA:
+        from dlx._sharing.device import empty  # needed by few programs
+
+        memory = empty(device, like.nbytes)
+        return native.tensor_new(memory.address if like.nbytes else 0, shape, None, dtype, device, 0, memory)
+    if device != Device("cpu"):
+        raise DeviceError(f"memory of the host and of CUDA devices can be shared, asked for {device}")
     segment = new_segment(max(like.nbytes, 1))
     mapping = segment.mapping("write")
     return native.tensor_new(mapping.address + HEADER, shape, None, dtype, HOST, 0, mapping)

@@ -26,7 +26,7 @@ packaging = pytest.importorskip("packaging.requirements")
 
 FRAMEWORKS = (
     *("numpy", "torch", "cupy", "jax", "tvm-ffi", "pyarrow"),
-    *("tensorflow", "paddle", "mlx", "warp", "onnxruntime", "xarray", "pandas", "dask"),
+    *("tensorflow", "paddle", "mlx", "warp", "onnxruntime", "xarray", "pandas", "dask", "ray"),
 )
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")

@@ -16,7 +16,7 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["p
 NAMES = {"apache-tvm-ffi": "tvm-ffi", "paddlepaddle": "paddle", "warp-lang": "warp"}
 FRAMEWORKS = (
     *("numpy", "torch", "jax", "pyarrow", "apache-tvm-ffi"),
-    *("tensorflow", "paddlepaddle", "mlx", "warp-lang", "onnxruntime", "xarray", "pandas", "dask"),
+    *("tensorflow", "paddlepaddle", "mlx", "warp-lang", "onnxruntime", "xarray", "pandas", "dask", "ray"),
 )
 PAGE = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
 

@@ -6,7 +6,7 @@
 #define CU_EVENT_DISABLE_TIMING DLX_EVENT_DISABLE_TIMING
 #define CU_STREAM_NON_BLOCKING DLX_STREAM_NON_BLOCKING
 extern "C" {
-#include "cuda/driver.h"
+#include "cuda/ipc.h"
 }
 #undef CU_EVENT_DISABLE_TIMING
 #undef CU_STREAM_NON_BLOCKING
@@ -147,3 +147,61 @@ static_assert(sizeof(cu_pool_properties) == sizeof(CUmemPoolProps), "");
 MEMBER(cu_pool_access, where, CUmemAccessDesc, location);
 MEMBER(cu_pool_access, access, CUmemAccessDesc, flags);
 static_assert(sizeof(cu_pool_access) == sizeof(CUmemAccessDesc), "");
+// What c_src/cuda/ipc.h declares, for memory of several processes.
+
+SAME(CU_NOT_FOUND, CUDA_ERROR_NOT_FOUND);
+SAME(CU_NOT_SUPPORTED, CUDA_ERROR_NOT_SUPPORTED);
+SAME(CU_ATTRIBUTE_IPC, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE);
+SAME(CU_ATTRIBUTE_START, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR);
+SAME(CU_ATTRIBUTE_SIZE, CU_POINTER_ATTRIBUTE_RANGE_SIZE);
+SAME(CU_ATTRIBUTE_HANDLES, CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES);
+SAME(CU_DEVICE_HAS_DESCRIPTORS, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+SAME(CU_DEVICE_HAS_IPC, CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED);
+SAME(CU_EVENT_BETWEEN_PROCESSES, CU_EVENT_INTERPROCESS);
+SAME(CU_IPC_PEERS, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+SAME(CU_DESCRIPTOR, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+SAME(CU_PINNED, CU_MEM_ALLOCATION_TYPE_PINNED);
+SAME(CU_ON_DEVICE, CU_MEM_LOCATION_TYPE_DEVICE);
+SAME(CU_READ_WRITE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+SAME(CU_MINIMUM, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+static_assert(sizeof(cu_uuid) == sizeof(CUuuid) && sizeof(cu_ipc) == sizeof(CUipcMemHandle), "");
+static_assert(sizeof(cu_ipc) == sizeof(CUipcEventHandle), "");
+static_assert(sizeof(cu_allocation) == sizeof(CUmemGenericAllocationHandle), "");
+static_assert(sizeof(cu_properties) == sizeof(CUmemAllocationProp), "");
+static_assert(offsetof(cu_properties, handles) ==
+                  offsetof(CUmemAllocationProp, requestedHandleTypes), "");
+static_assert(offsetof(cu_properties, location) == offsetof(CUmemAllocationProp, location), "");
+static_assert(offsetof(cu_properties, windows) ==
+                  offsetof(CUmemAllocationProp, win32HandleMetaData), "");
+static_assert(offsetof(cu_properties, compression) == offsetof(CUmemAllocationProp, allocFlags), "");
+static_assert(sizeof(cu_access) == sizeof(CUmemAccessDesc), "");
+static_assert(offsetof(cu_access, flags) == offsetof(CUmemAccessDesc, flags), "");
+
+template <class A, class B>
+struct same_with_structs : std::false_type {};  // structs by value: of one size
+
+template <class... As, class... Bs>
+struct same_with_structs<int (*)(As...), CUresult (*)(Bs...)> {
+  static constexpr bool value = sizeof...(As) == sizeof...(Bs) && ((sizeof(As) == sizeof(Bs)) && ...);
+};
+
+#define IPC_FUNCTION(field, symbol) \
+  static_assert(same_with_structs<decltype(cu_ipc_table::field), decltype(&symbol)>::value, #symbol)
+
+IPC_FUNCTION(DeviceGetUuid, cuDeviceGetUuid_v2);
+IPC_FUNCTION(IpcGetMemHandle, cuIpcGetMemHandle);
+IPC_FUNCTION(IpcOpenMemHandle, cuIpcOpenMemHandle_v2);
+IPC_FUNCTION(IpcCloseMemHandle, cuIpcCloseMemHandle);
+IPC_FUNCTION(IpcGetEventHandle, cuIpcGetEventHandle);
+IPC_FUNCTION(IpcOpenEventHandle, cuIpcOpenEventHandle);
+IPC_FUNCTION(MemCreate, cuMemCreate);
+IPC_FUNCTION(MemRelease, cuMemRelease);
+IPC_FUNCTION(MemRetainAllocationHandle, cuMemRetainAllocationHandle);
+IPC_FUNCTION(MemGetAllocationGranularity, cuMemGetAllocationGranularity);
+IPC_FUNCTION(MemAddressReserve, cuMemAddressReserve);
+IPC_FUNCTION(MemAddressFree, cuMemAddressFree);
+IPC_FUNCTION(MemMap, cuMemMap);
+IPC_FUNCTION(MemUnmap, cuMemUnmap);
+IPC_FUNCTION(MemSetAccess, cuMemSetAccess);
+IPC_FUNCTION(MemExportToShareableHandle, cuMemExportToShareableHandle);
+IPC_FUNCTION(MemImportFromShareableHandle, cuMemImportFromShareableHandle);

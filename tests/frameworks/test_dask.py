@@ -149,7 +149,8 @@ def test_described_without_being_computed():
     source = da.arange(10, chunks=5).astype("i2")
     found = dlx.describe(source)
     assert (found.framework, found.shape, str(found.dtype)) == ("dask", (10,), "int16")
-    assert dlx.describe(source[source > 3]).shape is None
+    unknown = dlx.describe(source[source > 3])
+    assert unknown.shape is None and unknown.nbytes is None and "0 bytes" not in str(unknown) + unknown._table()
     assert dlx.convert(source[source > 3], to="torch").compute(scheduler="sync").tolist() == list(range(4, 10))
 
 

@@ -1,0 +1,35 @@
+"""ray for dlx: ObjectRef, which stands for an object in ray's store, or for one that a task has yet to return.
+
+What it stands for may be anything, and may not be there yet, so it is refused, by its path, with the call that fetches
+it: ``dlx.convert(ray.get(ref), to=...)``. What a store gives shares its memory with dlx already: `dlx.Tensor` pickles
+out of band. ray is no target: ``ray.put(dlx.convert(tree, to="dlx"))`` puts a whole tree of any dtype at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dlx
+from dlx.adapter import Adapter, ArrayInfo, Blocker, Description, type_name
+from dlx.errors import ConversionError
+
+_NOT_FETCHED = Blocker(
+    "it stands for an object in ray's store", "Pass what ray.get() gives of it.", ConversionError, always=True
+)
+
+
+class RayAdapter(Adapter):
+    """ray.ObjectRef, as a source that is refused."""
+
+    name = package = "ray"
+    install = "pip install ray"
+    types = ("ray.ObjectRef",)
+
+    def describe(self, obj: Any) -> Description:
+        return Description(ArrayInfo(self.name, type_name(type(obj)), nbytes=None), (_NOT_FETCHED,))
+
+
+@dlx.hookimpl
+def dlx_adapters() -> list[Adapter]:
+    """Return ray's adapter."""
+    return [RayAdapter()]

@@ -1,0 +1,335 @@
+/* Device memory of several processes: the driver's IPC handles of memory and events, and
+ * allocations behind descriptors. Only what the driver's documentation promises is relied on. */
+
+#define _GNU_SOURCE
+
+#include "ipc.h"
+#include "core/allocate.h"
+
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#ifndef SYS_pidfd_open /* the same numbers on every machine */
+#define SYS_pidfd_open 434
+#endif
+#ifndef SYS_pidfd_getfd
+#define SYS_pidfd_getfd 438
+#endif
+
+static cu_ipc_table ipc; /* guarded by `filling` while it is filled */
+static const void* filled_from;
+static pthread_mutex_t filling = PTHREAD_MUTEX_INITIALIZER;
+
+/* In the order of cu_ipc_table. */
+static const char* const symbols[] = {
+    "cuDeviceGetUuid_v2",
+    "cuIpcGetMemHandle",
+    "cuIpcOpenMemHandle_v2",
+    "cuIpcCloseMemHandle",
+    "cuIpcGetEventHandle",
+    "cuIpcOpenEventHandle",
+    "cuMemCreate",
+    "cuMemRelease",
+    "cuMemRetainAllocationHandle",
+    "cuMemGetAllocationGranularity",
+    "cuMemAddressReserve",
+    "cuMemAddressFree",
+    "cuMemMap",
+    "cuMemUnmap",
+    "cuMemSetAccess",
+    "cuMemExportToShareableHandle",
+    "cuMemImportFromShareableHandle",
+};
+_Static_assert(sizeof symbols / sizeof *symbols == sizeof ipc / sizeof ipc.MemCreate, "one each");
+
+/* Load the driver and fill the table: all of it, or nothing. GIL: not needed. Errors: as
+ * dlx_cuda_load; DLX_E_DRIVER where the driver is too old. */
+static int prepare(void) {
+  int status = dlx_cuda_load();
+  if (status != DLX_OK) return status;
+  pthread_mutex_lock(&filling);
+  const void* source = cuda_symbol("cuInit");
+  size_t n = source == filled_from ? 0 : sizeof symbols / sizeof *symbols;
+  for (size_t i = 0; i < n && status == DLX_OK; i++) {
+    void* found = cuda_symbol(symbols[i]);
+    if (found == NULL) status = cuda_failed(symbols[i], CU_NOT_FOUND); /* an old driver */
+    memcpy((char*)&ipc + i * sizeof found, &found, sizeof found);
+  }
+  filled_from = status == DLX_OK ? source : NULL;
+  pthread_mutex_unlock(&filling);
+  return status;
+}
+
+/* The same, with the device's context pushed. */
+static int enter(int32_t device_id) {
+  int status = prepare();
+  return status == DLX_OK ? dlx_cuda_push(device_id) : status;
+}
+
+static int checked(const char* operation, int code) {
+  return code == CU_OK ? DLX_OK : cuda_failed(operation, code);
+}
+
+static int has(int attribute, int32_t device_id) {
+  int device, yes = 0;
+  return cu.DeviceGet(&device, device_id) == CU_OK &&
+         cu.DeviceGetAttribute(&yes, attribute, device) == CU_OK && yes;
+}
+
+int dlx_ipc_uuid(int32_t device_id, unsigned char* uuid) {
+  int device, status = enter(device_id);
+  if (status != DLX_OK) return status;
+  cu_uuid found = {{0}};
+  int code = cu.DeviceGet(&device, device_id);
+  if (code == CU_OK) code = ipc.DeviceGetUuid(&found, device);
+  memcpy(uuid, found.bytes, sizeof found.bytes);
+  dlx_cuda_pop();
+  return checked("cuDeviceGetUuid", code);
+}
+
+/* ---- one allocation: mapped here, or opened ---------------------------------------------------
+ */
+
+typedef struct {
+  int32_t device;
+  int kind;
+  cu_address address;
+  size_t size;
+} memory;
+
+void dlx_ipc_release(void* owner) {
+  memory* self = owner;
+  if (dlx_cuda_loaded() && dlx_cuda_push(self->device) == DLX_OK) {
+    int mode = cuda_relax();
+    if (self->kind == DLX_IPC_HANDLE) {
+      ipc.IpcCloseMemHandle(self->address);
+    } else if (self->kind == DLX_IPC_NONE) {
+      cu.MemFree(self->address);
+    } else {
+      ipc.MemUnmap(self->address, self->size);
+      ipc.MemAddressFree(self->address, self->size);
+    }
+    cuda_unrelax(mode);
+    dlx_cuda_pop();
+  }
+  free(self);
+}
+
+static cu_properties properties_on(int32_t device_id) {
+  return (cu_properties){
+      .kind = CU_PINNED, .handles = CU_DESCRIPTOR, .location = {CU_ON_DEVICE, device_id}};
+}
+
+/* Map an allocation, which it then keeps by itself. Owns: the allocation is released in any case.
+ * Errors: DLX_E_DRIVER; nothing is left mapped. */
+static int map(memory* self, cu_allocation allocation) {
+  cu_access access = {{CU_ON_DEVICE, self->device}, CU_READ_WRITE};
+  int status =
+      checked("cuMemAddressReserve", ipc.MemAddressReserve(&self->address, self->size, 0, 0, 0));
+  if (status == DLX_OK) {
+    status = checked("cuMemMap", ipc.MemMap(self->address, self->size, 0, allocation, 0));
+    if (status == DLX_OK) {
+      status = checked("cuMemSetAccess", ipc.MemSetAccess(self->address, self->size, &access, 1));
+      if (status != DLX_OK) ipc.MemUnmap(self->address, self->size);
+    }
+    if (status != DLX_OK) ipc.MemAddressFree(self->address, self->size);
+  }
+  ipc.MemRelease(allocation);
+  return status;
+}
+
+/* Memory that a descriptor stands for. Errors: DLX_E_DRIVER. */
+static int create(memory* self) {
+  cu_properties properties = properties_on(self->device);
+  cu_allocation made;
+  size_t step = 0;
+  int status = checked("cuMemGetAllocationGranularity",
+                       ipc.MemGetAllocationGranularity(&step, &properties, CU_MINIMUM));
+  if (status != DLX_OK) return status;
+  self->size = (self->size + step - 1) / step * step;
+  status = checked("cuMemCreate", ipc.MemCreate(&made, self->size, &properties, 0));
+  return status == DLX_OK ? map(self, made) : status;
+}
+
+int dlx_ipc_empty(int32_t device_id, int64_t nbytes, void** owner, uintptr_t* address) {
+  memory* self = dlx_allocate(sizeof *self);
+  if (self == NULL) return DLX_E_MEMORY;
+  *self = (memory){.device = device_id, .size = (size_t)(nbytes > 0 ? nbytes : 1)};
+  int status = enter(device_id);
+  if (status == DLX_OK) {
+    int mode = cuda_relax();
+    if (has(CU_DEVICE_HAS_IPC, device_id)) {
+      self->kind = DLX_IPC_NONE; /* plain memory: whoever opens it is told by a handle */
+      status = checked("cuMemAlloc", cu.MemAlloc(&self->address, self->size));
+    } else if (has(CU_DEVICE_HAS_DESCRIPTORS, device_id)) {
+      self->kind = DLX_IPC_DESCRIPTOR;
+      status = create(self);
+    } else {
+      status = cuda_failed("sharing memory of this device", CU_NOT_SUPPORTED);
+    }
+    cuda_unrelax(mode);
+    dlx_cuda_pop();
+  }
+  if (status != DLX_OK) {
+    free(self);
+    return status;
+  }
+  *owner = self;
+  *address = (uintptr_t)self->address;
+  return DLX_OK;
+}
+
+/* ---- giving memory out ------------------------------------------------------------------------
+ */
+
+int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_t* size,
+                 int* kind) {
+  cu_address at = (cu_address)(uintptr_t)address, start = 0;
+  unsigned long long handles = 0;
+  size_t length = 0;
+  char legacy[8] = {0}; /* a bool, in as many bytes as the driver takes for one */
+  int status = enter(device_id);
+  if (status != DLX_OK) return status;
+  int code = cu.PointerGetAttribute(&start, CU_ATTRIBUTE_START, at);
+  if (code == CU_OK) code = cu.PointerGetAttribute(&length, CU_ATTRIBUTE_SIZE, at);
+  if (code == CU_OK) code = cu.PointerGetAttribute(legacy, CU_ATTRIBUTE_IPC, at);
+  if (code == CU_OK) code = cu.PointerGetAttribute(&handles, CU_ATTRIBUTE_HANDLES, at);
+  *kind = DLX_IPC_NONE;
+  if (code == CU_OK && legacy[0] && has(CU_DEVICE_HAS_IPC, device_id)) {
+    *kind = DLX_IPC_HANDLE;
+  } else if (code == CU_OK && handles & CU_DESCRIPTOR) {
+    cu_allocation found; /* none where the memory is of a pool */
+    if (ipc.MemRetainAllocationHandle(&found, (void*)(uintptr_t)start) == CU_OK) {
+      *kind = DLX_IPC_DESCRIPTOR;
+      ipc.MemRelease(found);
+    }
+  }
+  dlx_cuda_pop();
+  *base = (uintptr_t)start;
+  *size = (int64_t)length;
+  return checked("cuPointerGetAttribute", code);
+}
+
+int dlx_ipc_export(int32_t device_id, uintptr_t base, int kind, unsigned char* handle, int* fd) {
+  int status = enter(device_id);
+  if (status != DLX_OK) return status;
+  if (kind == DLX_IPC_HANDLE) {
+    cu_ipc made;
+    status = checked("cuIpcGetMemHandle", ipc.IpcGetMemHandle(&made, (cu_address)base));
+    if (status == DLX_OK) memcpy(handle, made.bytes, sizeof made.bytes);
+  } else {
+    cu_allocation found;
+    status =
+        checked("cuMemRetainAllocationHandle", ipc.MemRetainAllocationHandle(&found, (void*)base));
+    if (status == DLX_OK) {
+      status = checked("cuMemExportToShareableHandle",
+                       ipc.MemExportToShareableHandle(fd, found, CU_DESCRIPTOR, 0));
+      ipc.MemRelease(found);
+    }
+  }
+  dlx_cuda_pop();
+  return status;
+}
+
+/* ---- and opening what was given ---------------------------------------------------------------
+ */
+
+/* Owns: `self` holds what was opened. Errors: DLX_E_DRIVER. */
+static int open_memory(memory* self, const unsigned char* handle, int fd) {
+  if (self->kind == DLX_IPC_HANDLE) {
+    cu_ipc given;
+    memcpy(given.bytes, handle, sizeof given.bytes);
+    return checked("cuIpcOpenMemHandle", ipc.IpcOpenMemHandle(&self->address, given, CU_IPC_PEERS));
+  }
+  cu_allocation made;
+  int code = ipc.MemImportFromShareableHandle(&made, (void*)(uintptr_t)fd, CU_DESCRIPTOR);
+  return code == CU_OK ? map(self, made) : cuda_failed("cuMemImportFromShareableHandle", code);
+}
+
+int dlx_ipc_open(int32_t device_id, int kind, const unsigned char* handle, int fd, int64_t* size,
+                 void** owner, uintptr_t* address) {
+  size_t length = 0;
+  memory* self = dlx_allocate(sizeof *self);
+  if (self == NULL) return DLX_E_MEMORY;
+  *self = (memory){.device = device_id, .kind = kind, .size = (size_t)*size};
+  int status = enter(device_id);
+  if (status == DLX_OK) {
+    int mode = cuda_relax();
+    status = open_memory(self, handle, fd);
+    cuda_unrelax(mode);
+    dlx_cuda_pop();
+  }
+  if (status != DLX_OK) {
+    free(self);
+    return status;
+  }
+  *owner = self;
+  *address = (uintptr_t)self->address;
+  if (kind == DLX_IPC_HANDLE) { /* who gave the handle may say any size: the driver knows it */
+    status = dlx_cuda_push(device_id);
+    if (status == DLX_OK) {
+      status = checked("cuPointerGetAttribute",
+                       cu.PointerGetAttribute(&length, CU_ATTRIBUTE_SIZE, self->address));
+      dlx_cuda_pop();
+    }
+    *size = (int64_t)length;
+    if (status != DLX_OK) dlx_ipc_release(self);
+  }
+  return status;
+}
+
+int dlx_ipc_take(int32_t pid, int32_t fd, int* taken) {
+  *taken = -1;
+  int process = (int)syscall(SYS_pidfd_open, pid, 0);
+  if (process < 0) return DLX_E_DRIVER;
+  *taken = (int)syscall(SYS_pidfd_getfd, process, fd, 0);
+  close(process);
+  return *taken < 0 ? DLX_E_DRIVER : DLX_OK;
+}
+
+/* ---- events -----------------------------------------------------------------------------------
+ */
+
+int dlx_ipc_event_new(int32_t device_id, uint64_t stream, unsigned char* handle, void** event) {
+  cu_event made = NULL;
+  cu_ipc given;
+  int status = enter(device_id);
+  if (status != DLX_OK) return status;
+  int mode = cuda_relax();
+  status = checked("cuEventCreate",
+                   cu.EventCreate(&made, CU_EVENT_BETWEEN_PROCESSES | CU_EVENT_DISABLE_TIMING));
+  cuda_unrelax(mode);
+  if (status == DLX_OK) {
+    status = checked("cuEventRecord", cu.EventRecord(made, cuda_stream(stream)));
+    if (status == DLX_OK)
+      status = checked("cuIpcGetEventHandle", ipc.IpcGetEventHandle(&given, made));
+    if (status != DLX_OK) cu.EventDestroy(made);
+  }
+  dlx_cuda_pop();
+  if (status != DLX_OK) return status;
+  memcpy(handle, given.bytes, sizeof given.bytes);
+  *event = made;
+  return DLX_OK;
+}
+
+void dlx_ipc_event_drop(int32_t device_id, void* event) {
+  if (!dlx_cuda_loaded() || dlx_cuda_push(device_id) != DLX_OK) return;
+  cu.EventDestroy(event);
+  dlx_cuda_pop();
+}
+
+int dlx_ipc_event_wait(int32_t device_id, const unsigned char* handle) {
+  cu_event event = NULL;
+  cu_ipc given;
+  memcpy(given.bytes, handle, sizeof given.bytes);
+  int status = enter(device_id);
+  if (status != DLX_OK) return status;
+  status = checked("cuIpcOpenEventHandle", ipc.IpcOpenEventHandle(&event, given));
+  if (status == DLX_OK) {
+    status = dlx_cuda_wait_event(device_id, event); /* which keeps what the event says now */
+    cu.EventDestroy(event);
+  }
+  dlx_cuda_pop();
+  return status;
+}

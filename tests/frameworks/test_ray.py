@@ -1,0 +1,205 @@
+"""ray: what its store holds is used in place, by any framework, in the driver, in tasks and in actors."""
+
+import os
+import sys
+
+import pytest
+
+import dlx
+from dlx import errors
+
+np = pytest.importorskip("numpy")
+ray = pytest.importorskip("ray")
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.timeout(250)
+SIZE = 1 << 18  # elements: what is small is not put into the store, but sent
+STORE = 200 << 20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    """A cluster of this machine, with two processes that work."""
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # which other processes cannot import
+    options = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
+    # Its processes have as much of the machine as this one: a niceness of 15 is no time at all where others work.
+    ray.init(num_cpus=2, object_store_memory=STORE, _system_config={"worker_niceness": 0}, **options)
+    yield
+    ray.shutdown()
+
+
+def got(refs):
+    """Return what references stand for; nobody waits for ever."""
+    return ray.get(refs, timeout=200)
+
+
+def address(array):
+    """Return where an array of any framework has its elements."""
+    return dlx.describe(array).address
+
+
+def in_store(array):
+    """Return whether an array lies in what this process has mapped of ray's store."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            low, high = (int(each, 16) for each in line.split()[0].split("-"))
+            if low <= address(array) < high:
+                return "plasma" in line
+    return False
+
+
+def tree():
+    """Return arrays of two frameworks; numpy has no word of its own for the dtype of one."""
+    return {"w": torch.arange(SIZE, dtype=torch.bfloat16), "x": [np.arange(SIZE, dtype=np.float32)]}
+
+
+@ray.remote(num_cpus=0)
+class Worker:
+    """Another process."""
+
+    def look(self, sent, to):
+        """Return the process, whether the arrays lie in the store, and the sums of them."""
+        found = dlx.convert(sent, to=to, readonly="share")
+        arrays = [found["w"], found["x"][0]]
+        sums = [float(dlx.convert(each, to="torch", readonly="share").sum(dtype=torch.float64)) for each in arrays]
+        return os.getpid(), [in_store(each) for each in arrays], sums
+
+    def make(self):
+        """Return arrays that are made here."""
+        return dlx.convert(tree(), to="dlx")
+
+    def attached(self, handle):
+        """Return the sum of what the driver has shared."""
+        return float(dlx.attach(handle, to="numpy").sum())
+
+
+@pytest.fixture(scope="module")
+def workers(cluster):
+    """Two other processes."""
+    return [Worker.remote() for _ in range(2)]
+
+
+@pytest.mark.parametrize("target", ["dlx", "torch", "jax"])
+def test_what_was_got_is_used_in_place(target):
+    """By address: two calls give the same memory of the store, and no framework makes its own."""
+    pytest.importorskip(target)
+    ref = ray.put(dlx.convert(tree(), to="dlx"))
+    first, second = (dlx.convert(got(ref), to=target, readonly="share") for _ in range(2))
+    for one, other in ((first["w"], second["w"]), (first["x"][0], second["x"][0])):
+        assert in_store(one) and address(one) == address(other)
+        assert dlx.describe(one).framework == target and dlx.shares_memory(one, other)
+    assert torch.equal(dlx.convert(first["w"], to="torch"), tree()["w"])
+    assert np.array_equal(dlx.convert(first["x"][0], to="numpy"), tree()["x"][0])
+
+
+def test_arrays_of_numpy_need_no_word():
+    """They are stored by ray itself, and come back read-only; who cannot say so gets a copy."""
+    stored = got(ray.put(np.arange(SIZE, dtype=np.float32)))
+    assert in_store(stored) and not stored.flags.writeable
+    for target in ("dlx", "jax"):
+        pytest.importorskip(target)
+        assert address(dlx.convert(stored, to=target, copy=False)) == address(stored)
+    assert dlx.convert(stored, to="dlx").readonly
+    assert not in_store(dlx.convert(stored, to="torch"))
+    with pytest.raises(errors.ReadOnlyError):
+        dlx.convert(stored, to="torch", copy=False)
+    assert address(dlx.convert(stored, to="torch", readonly="share")) == address(stored)
+
+
+def test_what_was_got_keeps_its_memory():
+    """Also where the reference is gone, and the store was filled with other objects since."""
+    ref = ray.put(dlx.convert(tree(), to="dlx"))
+    found = dlx.convert(got(ref), to="torch", readonly="share")["w"]
+    del ref
+    for _ in range(4):
+        ray.put(np.zeros(STORE // 3, np.uint8))
+    assert in_store(found) and torch.equal(found, tree()["w"])
+
+
+@pytest.mark.parametrize("target", ["torch", "jax", "dlx"])
+def test_actors_are_sent_any_dtype_in_place(target, workers):
+    """Two processes: what the driver has put, or passed as it is, and what they return, lies in the store."""
+    pytest.importorskip(target)
+    whole = dlx.convert(tree(), to="dlx")
+    sums = [float(whole_sum) for whole_sum in (tree()["w"].sum(dtype=torch.float64), tree()["x"][0].sum(dtype="f8"))]
+    ref = ray.put(whole)
+    found = got([worker.look.remote(given, target) for given in (ref, whole) for worker in workers])
+    assert len({pid for pid, *_ in found} | {os.getpid()}) == 3
+    assert [(placed, total) for _, placed, total in found] == [([True, True], sums)] * 4
+    made = [worker.make.remote() for worker in workers]
+    assert [got(workers[0].look.remote(each, target))[1] for each in made] == [[True, True]] * 2
+    weights = got(made[0])["w"]
+    assert in_store(weights) and weights.readonly and torch.equal(dlx.convert(weights, to="torch"), tree()["w"])
+
+
+def test_a_handle_goes_to_an_actor(workers):
+    """Memory that both use, beside the store."""
+    with dlx.share(np.ones(SIZE)) as handle:
+        assert got(workers[0].attached.remote(handle)) == SIZE
+
+
+def test_a_task_under_using():
+    """It computes in torch, and returns what it was sent: the framework of its caller."""
+
+    @ray.remote
+    @dlx.using("torch", readonly="share")
+    def doubled(x):
+        assert isinstance(x, torch.Tensor)
+        return x * 2
+
+    found = got(doubled.remote(np.arange(SIZE, dtype=np.float32)))
+    assert isinstance(found, np.ndarray) and in_store(found) and found[-1] == 2 * (SIZE - 1)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
+def test_batches_under_using():
+    """`map_batches` gives a dict of numpy's arrays, and takes one."""
+    data = pytest.importorskip("ray.data")
+    data.DataContext.get_current().enable_progress_bars = False
+
+    @dlx.using("torch", readonly="share")
+    def doubled(batch):
+        assert isinstance(batch["data"], torch.Tensor)
+        return {"data": batch["data"] * 2}
+
+    rows = data.from_numpy(np.arange(4000.0).reshape(1000, 4))
+    found = rows.map_batches(doubled, batch_size=100).take_batch(1000)["data"]
+    assert isinstance(found, np.ndarray)
+    assert np.array_equal(found[np.argsort(found[:, 0])], 2 * np.arange(4000.0).reshape(1000, 4))
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda x: dlx.convert(x, to="torch"),
+        lambda x: dlx.convert(x, to="dlx", lazy=True),
+        lambda x: dlx.using("torch")(lambda a: a)(x),
+        lambda x: dlx.stack([x, x], to="torch"),
+        lambda x: dlx.share(x),
+        lambda x: dlx.from_dlpack(x),
+        lambda x: dlx.shares_memory(x, x),
+    ],
+    ids=["convert", "lazy", "using", "stack", "share", "from_dlpack", "shares_memory"],
+)
+def test_a_reference_is_refused(verb):
+    """With the call that fetches what it stands for, and its path where it is in a tree."""
+    ref = ray.put(np.ones(3))
+    with pytest.raises(errors.ConversionError, match=r"ray\.get\(\)"):
+        verb(ref)
+
+
+def test_a_reference_in_a_tree_is_refused_with_its_path():
+    """It is passed through by nobody."""
+    ref = ray.put(np.ones(3))
+    with pytest.raises(errors.ConversionError, match=r"obj\['a'\]\[1\].*ray's store.*ray\.get\(\)") as caught:
+        dlx.convert({"a": [np.ones(2), ref]}, to="torch")
+    assert str(dlx.plan({"a": [np.ones(2), ref]}, to="torch").error) == str(caught.value)
+    with pytest.raises(errors.ConversionError, match=r"obj\[0\].*ray\.get\(\)"):
+        dlx.share([ref])
+    assert dlx.describe(ref).framework == "ray" and dlx.describe(ref).nbytes is None
+
+
+def test_ray_is_no_target():
+    """And says what to do in its place."""
+    with pytest.raises(errors.AdapterNotFoundError, match="ray"):
+        dlx.convert(np.ones(3), to="ray")
