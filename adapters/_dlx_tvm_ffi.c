@@ -55,6 +55,7 @@ static PyObject* exchange_api(PyObject* module, PyObject* args) {
   int is_ours = makes && makes->header.version.major == DLX_DLPACK_MAJOR;
   table.managed_tensor_to_py_object_no_sync =
       is_ours ? makes->managed_tensor_to_py_object_no_sync : NULL;
+  table.current_work_stream = is_ours ? makes->current_work_stream : NULL;
   Py_XSETREF(handle_of, Py_NewRef(chandle));
   to_managed = (int (*)(void*, DLManagedTensorVersioned**))function;
   return PyCapsule_New(&table, name, NULL);

@@ -191,7 +191,7 @@ class TvmFfiAdapter(Adapter):
     dtypes = _DTypes("tvm_ffi", {each.name: each.name for each in DType.all() if each.code != COMPLEX})
     devices = DEVICES
     fast_path = FastPath(types=types, exchange=_exchange, describe=_exported_info)
-    streams = StreamSupport(current=_current_stream, activate=_on_stream)
+    streams = StreamSupport(current=_current_stream, activate=_on_stream, quick=True)
     containers = (
         _handler("Array", "sequence", mutable=False),
         _handler("List", "sequence", mutable=True),

@@ -43,10 +43,7 @@ static void release_share(void* made) {
   dlx_managed_release(made);
 }
 
-/* A managed tensor over the same memory that is released when the stream is done with it. Owns:
- * takes `made` and `keep` (may be NULL); on failure both are released. Errors: NULL with an
- * exception. */
-static DLManagedTensorVersioned* put_behind(DLManagedTensorVersioned* made, int32_t device_id,
+DLManagedTensorVersioned* py_cuda_put_behind(DLManagedTensorVersioned* made, int32_t device_id,
                                             uint64_t stream, PyObject* keep) {
   DLManagedTensorVersioned* used;
   void* use;
@@ -101,7 +98,7 @@ DLManagedTensorVersioned* py_cuda_export(TensorObject* tensor, DLManagedTensorVe
     return made; /* memory from a raw entry point, which dlx cannot order */
   PyObject* keep;
   if (find_keeper(device.device_id, stream, &keep) < 0) goto failed;
-  return put_behind(made, device.device_id, stream, keep);
+  return py_cuda_put_behind(made, device.device_id, stream, keep);
 failed:
   dlx_managed_release(made);
   return NULL;
@@ -157,7 +154,7 @@ int py_cuda_to_own_stream(TensorObject* tensor) {
   if (wait_ready(tensor, device_id, stream) < 0) {
     dlx_managed_release(share);
   } else {
-    used = put_behind(share, device_id, stream, NULL);
+    used = py_cuda_put_behind(share, device_id, stream, NULL);
   }
   if (used == NULL) {
     dlx_ready_drop(later);
@@ -278,7 +275,7 @@ static PyObject* tensor_behind(PyObject* module, PyObject* args) {
   view->is_ordered = 1;
   if (stream > 0 && dlx_size(&view->managed->dl_tensor) > 0) {
     PyObject* kept = keep == Py_None ? NULL : Py_NewRef(keep);
-    DLManagedTensorVersioned* used = put_behind(view->managed, device_id, (uint64_t)stream, kept);
+    DLManagedTensorVersioned* used = py_cuda_put_behind(view->managed, device_id, (uint64_t)stream, kept);
     view->managed = used; /* NULL where it failed: the count was given up */
     if (used == NULL) Py_CLEAR(view);
   }

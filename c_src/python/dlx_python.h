@@ -158,6 +158,12 @@ extern PyMethodDef py_adopt_functions[];
 DLManagedTensorVersioned* py_cuda_export(TensorObject* tensor, DLManagedTensorVersioned* made,
                                          PyObject* stream);
 
+/* A managed tensor over the same memory that is released when the stream is done with it. Owns:
+ * takes `made` and `keep` (may be NULL); on failure both are released. Errors: NULL with an
+ * exception. */
+DLManagedTensorVersioned* py_cuda_put_behind(DLManagedTensorVersioned* made, int32_t device_id,
+                                             uint64_t stream, PyObject* keep);
+
 /* A copy of device memory on the host. Owns: the caller owns the result. Errors: NULL with an
  * exception. */
 DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor);
