@@ -44,7 +44,7 @@ static void release_share(void* made) {
 }
 
 DLManagedTensorVersioned* py_cuda_put_behind(DLManagedTensorVersioned* made, int32_t device_id,
-                                            uint64_t stream, PyObject* keep) {
+                                             uint64_t stream, PyObject* keep) {
   DLManagedTensorVersioned* used;
   void* use;
   int status = dlx_use_new(device_id, stream, made, release_share, keep, py_release_object, &use);
@@ -275,7 +275,8 @@ static PyObject* tensor_behind(PyObject* module, PyObject* args) {
   view->is_ordered = 1;
   if (stream > 0 && dlx_size(&view->managed->dl_tensor) > 0) {
     PyObject* kept = keep == Py_None ? NULL : Py_NewRef(keep);
-    DLManagedTensorVersioned* used = py_cuda_put_behind(view->managed, device_id, (uint64_t)stream, kept);
+    DLManagedTensorVersioned* used =
+        py_cuda_put_behind(view->managed, device_id, (uint64_t)stream, kept);
     view->managed = used; /* NULL where it failed: the count was given up */
     if (used == NULL) Py_CLEAR(view);
   }

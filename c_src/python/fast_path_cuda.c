@@ -1,5 +1,5 @@
-/* Arrays in the memory of CUDA devices on the fast path: which streams producer and consumer work on,
- * one order for each pair of them, and the hand-over. It does what StreamSync of
+/* Arrays in the memory of CUDA devices on the fast path: which streams producer and consumer work
+ * on, one order for each pair of them, and the hand-over. It does what StreamSync of
  * dlx/_engine/streams.py does for arrays that are read where they are, by the same functions of
  * cuda/order.c; what it cannot do, or what the driver refuses, is left to the Python path. */
 
@@ -58,7 +58,8 @@ static int to_elements(const int64_t* shape, int64_t* strides, int n, int64_t it
   return 1;
 }
 
-/* A number that an object has. GIL: needed; may run Python. Errors: NULL, perhaps with an exception.
+/* A number that an object has. GIL: needed; may run Python. Errors: NULL, perhaps with an
+ * exception.
  */
 static void* read_address(PyObject* obj, PyObject* name) {
   PyObject* number = PyObject_GetAttr(obj, name);
@@ -83,8 +84,7 @@ DLManagedTensorVersioned* py_cuda_read_fields(py_route* r, PyObject* obj) {
   if (memory == NULL) return NULL;
   DLManagedTensorVersioned* made = NULL;
   t.data = dlx_size(&t) ? read_address(memory, f->address) : NULL;
-  if (PyErr_Occurred() ||
-      dlx_managed_new(&t, 0, memory, py_release_object, &made) != DLX_OK) {
+  if (PyErr_Occurred() || dlx_managed_new(&t, 0, memory, py_release_object, &made) != DLX_OK) {
     Py_DECREF(memory);
     return NULL;
   }
@@ -93,10 +93,11 @@ DLManagedTensorVersioned* py_cuda_read_fields(py_route* r, PyObject* obj) {
 
 /* ---- streams --------------------------------------------------------------------------------- */
 
-PyDoc_STRVAR(lend_streams_doc,
-             "lend_streams(change, /)\n--\n\n"
-             "Count the contexts of this thread in which a framework works on a stream of another "
-             "(1 begins one, -1 ends it):\nthere the Python path knows who keeps the stream alive.");
+PyDoc_STRVAR(
+    lend_streams_doc,
+    "lend_streams(change, /)\n--\n\n"
+    "Count the contexts of this thread in which a framework works on a stream of another "
+    "(1 begins one, -1 ends it):\nthere the Python path knows who keeps the stream alive.");
 
 static PyObject* lend_streams(PyObject* module, PyObject* change) {
   long by = PyLong_AsLong(change);
@@ -105,8 +106,8 @@ static PyObject* lend_streams(PyObject* module, PyObject* change) {
   Py_RETURN_NONE;
 }
 
-/* Owns: *keep is a new reference. GIL: needed; may run Python. Errors: 0 = ask Python, perhaps with an
- * exception. */
+/* Owns: *keep is a new reference. GIL: needed; may run Python. Errors: 0 = ask Python, perhaps with
+ * an exception. */
 static int ask_stream(const py_stream_source* s, int32_t device, uint64_t* stream,
                       PyObject** keep) {
   if (s->table) {
@@ -143,7 +144,8 @@ static py_crossing* find(py_crossings* all, py_route* r, int32_t device) {
   int is_own = r->type == py_tensor_type;
   int found = (is_own || ask_stream(&r->produces, device, &x.from, &x.from_keep)) &&
               (r->target == NULL || ask_stream(&r->consumes, device, &x.to, &x.to_keep));
-  /* A dlx.Tensor without an event is ready on the stream that it is asked for; 2 is not asked for. */
+  /* A dlx.Tensor without an event is ready on the stream that it is asked for; 2 is not asked for.
+   */
   if (found && !(is_own && x.to == DLX_STREAM_PER_THREAD)) {
     all->at[all->n] = x;
     return &all->at[all->n++];
@@ -187,8 +189,8 @@ static const py_crossing* alike(const py_crossings* all, const py_crossing* x) {
   return NULL;
 }
 
-/* Make the consumer's stream wait for the producer's, or note what is on that. GIL: needed, released
- * meanwhile. Errors: a status. */
+/* Make the consumer's stream wait for the producer's, or note what is on that. GIL: needed,
+ * released meanwhile. Errors: a status. */
 static int order(py_crossings* all, py_crossing* x) {
   int status = DLX_OK;
   if (x->is_ordered || x->from == x->to) return DLX_OK;

@@ -425,10 +425,9 @@ static outcome hand_over_all(walk* w, PyObject* callable, PyObject* root, PyObje
     if (l->made == NULL) continue;
     DLManagedTensorVersioned* made = l->made;
     l->made = NULL;
-    l->result =
-        w->has_devices && l->resolvable == DLX_ON_DEVICE
-            ? py_cuda_hand_over(&w->crossings, callable, l->route, made, l->obj, to, root)
-            : py_fast_path_hand_over(callable, l->route, made, l->obj, to, root);
+    l->result = w->has_devices && l->resolvable == DLX_ON_DEVICE
+                    ? py_cuda_hand_over(&w->crossings, callable, l->route, made, l->obj, to, root)
+                    : py_fast_path_hand_over(callable, l->route, made, l->obj, to, root);
     if (l->result == NULL) return FAILED;
   }
   return DONE;
@@ -577,7 +576,8 @@ PyObject* py_tree_run(PyObject* callable, PyObject* root, PyObject* to) {
 
   PyObject* result = NULL;
   if (flatten(&w, callable, root, to) == DONE && borrow_all(&w) == DONE && copy_all(&w) == DONE &&
-      order_all(&w) == DONE && hand_over_all(&w, callable, root, to) == DONE && unflatten(&w) == DONE)
+      order_all(&w) == DONE && hand_over_all(&w, callable, root, to) == DONE &&
+      unflatten(&w) == DONE)
     result = Py_NewRef(w.nodes[0].result);
   else if (!PyErr_Occurred())
     leave_capsules(&w);

@@ -302,11 +302,11 @@ enum {
   FIELDS
 };
 static const char* const names[FIELDS] = {
-    "like",      "is_host_only",  "children", "is_same",  "is_root_only", "is_immutable",
-    "exports",   "is_managed",    "export",   "producer", "fields", "produces_on", "consumes_on", "target",       "imports",
-    "load",      "guards",        "quick",    "switches", "states",       "detach",
-    "owner",     "start",         "nbytes",   "dtype",    "confirmed",    "storage",
-    "is_narrow", "always_copies", "accepts"};
+    "like",        "is_host_only", "children", "is_same",   "is_root_only",  "is_immutable",
+    "exports",     "is_managed",   "export",   "producer",  "fields",        "produces_on",
+    "consumes_on", "target",       "imports",  "load",      "guards",        "quick",
+    "switches",    "states",       "detach",   "owner",     "start",         "nbytes",
+    "dtype",       "confirmed",    "storage",  "is_narrow", "always_copies", "accepts"};
 
 /* From the fields of a Route of dlx/_engine/fast_path.py. Owns: references in `r`. Errors: -1 with
  * an exception. */

@@ -54,11 +54,12 @@ typedef struct {
 /* Attributes of an array of a type without a table, from which a tensor is made. */
 typedef struct {
   py_question memory, shape, strides, dtype, device; /* strides in bytes */
-  PyObject* address; /* attribute of what `memory` gives; strong. NULL = there are no such attributes
-                      */
-  PyObject* dtypes;  /* {dtype: code | bits << 8}; strong */
-  PyObject* known;   /* the dtype that was last found there; strong, or NULL */
-  long key;          /* and what stands there */
+  PyObject*
+      address;      /* attribute of what `memory` gives; strong. NULL = there are no such attributes
+                     */
+  PyObject* dtypes; /* {dtype: code | bits << 8}; strong */
+  PyObject* known;  /* the dtype that was last found there; strong, or NULL */
+  long key;         /* and what stands there */
 } py_fields;
 
 typedef struct {
@@ -85,8 +86,8 @@ typedef struct {
   py_producer producer;
   py_fields fields;                    /* of arrays on a CUDA device only */
   py_stream_source produces, consumes; /* where the current streams are told */
-  int crosses;      /* 1 = arrays in device memory take the fast path; 2 = and both frameworks have
-                       been at work on a device before */
+  int crosses; /* 1 = arrays in device memory take the fast path; 2 = and both frameworks have
+                  been at work on a device before */
   const DLPackExchangeAPI* imports; /* NULL = none is used */
   PyObject* load;                   /* load(dlx.Tensor), where no table is used; strong, or NULL */
   int n_early, n_guards, n_switches, n_states; /* guards that need no dtype come first */
@@ -148,7 +149,7 @@ enum {
   DLX_COPIES = 1,         /* copy=True: memory is only read here, nobody keeps it */
   DLX_SHARES = 2,         /* copy=False: no copy resolves anything */
   DLX_KEEPS_READONLY = 4, /* readonly= is not "copy" */
-  DLX_EXAMINES = 8, /* detach=True, or a device: what is in the target may not stay as it is */
+  DLX_EXAMINES = 8,  /* detach=True, or a device: what is in the target may not stay as it is */
   DLX_DETACHES = 16, /* detach=True: an array that requires gradients is exported without them */
   DLX_HOST_ONLY = 32 /* arrays in device memory are left to Python */
 };
@@ -164,8 +165,8 @@ py_route* py_fast_path_route(PyObject* callable, PyTypeObject* type, PyObject* t
 
 /* A managed tensor over an array: examined, exported and checked. With DLX_COPIES it need not be
  * protected from a later resize. `resolvable`: the incompatibilities that a copy resolves; the
- * caller makes that copy; or DLX_ON_DEVICE. Owns: the caller owns the result, which owns the array or its storage.
- * GIL: needed; may run Python. Errors: NULL, as py_fast_path_route. */
+ * caller makes that copy; or DLX_ON_DEVICE. Owns: the caller owns the result, which owns the array
+ * or its storage. GIL: needed; may run Python. Errors: NULL, as py_fast_path_route. */
 DLManagedTensorVersioned* py_fast_path_borrow(py_route* route, PyObject* obj, unsigned options,
                                               uint32_t* resolvable);
 
@@ -244,7 +245,7 @@ extern PyMethodDef py_producer_functions[];
 typedef struct {
   const py_route* route;
   int32_t device;
-  uint64_t from, to; /* 0: each array tells itself; whoever reads the result waits */
+  uint64_t from, to;             /* 0: each array tells itself; whoever reads the result waits */
   PyObject *from_keep, *to_keep; /* what keeps them alive; strong, or NULL */
   dlx_ready* ready;              /* what is on `from`, where nobody is known who waits for it */
   int is_ordered;
@@ -265,8 +266,8 @@ typedef struct {
 int py_cuda_may_cross(const py_route* route, const DLTensor* tensor, unsigned options);
 
 /* Make a tensor of an array by the attributes of its route. Owns: the caller owns the result, which
- * owns the array's memory. GIL: needed; runs Python. Errors: NULL with an exception, or without one:
- * ask Python. */
+ * owns the array's memory. GIL: needed; runs Python. Errors: NULL with an exception, or without
+ * one: ask Python. */
 DLManagedTensorVersioned* py_cuda_read_fields(py_route* route, PyObject* obj);
 
 /* Ask for the streams of an array that was borrowed, and make the consumer's wait: once for all

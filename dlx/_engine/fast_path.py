@@ -299,13 +299,12 @@ def _fields(source: Adapter, given: FastPath, kind: type) -> Fields | None:
     if not given.memory:
         return None
     memory, address = given.memory
-    dtypes = {
-        source.dtypes.to_native(dtype): _key(dtype)
-        for dtype in map(DType, source.dtypes.known())
-    }
-    names = memory, "shape", "strides", given.dtype_attribute
-    questions = [_question(kind, name, call=False) for name in names]
-    return Fields(*questions, _question(kind, "__dlpack_device__", call=True), sys.intern(address), dtypes)
+    dtypes = {source.dtypes.to_native(dtype): _key(dtype) for dtype in map(DType, source.dtypes.known())}
+    memory_of, shape, strides, dtype = (
+        _question(kind, name, call=False) for name in (memory, "shape", "strides", given.dtype_attribute)
+    )
+    device = _question(kind, "__dlpack_device__", call=True)
+    return Fields(memory_of, shape, strides, dtype, device, sys.intern(address), dtypes)
 
 
 def _told(adapter: Adapter) -> Any:

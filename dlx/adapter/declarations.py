@@ -272,9 +272,9 @@ class FastPath:
         Attribute of an array that is its dtype.
     memory
         For types without an exchange table, of arrays on CUDA devices: the attribute that keeps an array's memory
-        alive, and the attribute of that which is the address. `Adapter.export` makes the same tensor, which may be written
-        to, of them and of the array's shape, byte strides, dtype and ``__dlpack_device__()``; address 0 where there are
-        no elements. Empty: `Adapter.export` alone is asked.
+        alive, and the attribute of that which is the address. `Adapter.export` makes the same writable tensor of them
+        and of the array's shape, byte strides, dtype and ``__dlpack_device__()``; address 0 where there are no
+        elements. Empty: `Adapter.export` alone is asked.
     describe
         ``describe(name, array, tensor)`` gives the `ArrayInfo` of an array without blockers, of which the fast path has
         made a tensor; `name` is `Adapter.name`. Less need be asked than by `Adapter.describe`, which says the same.

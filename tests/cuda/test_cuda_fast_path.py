@@ -377,3 +377,30 @@ def test_no_elements_and_odd_strides(cuda, lib_a, lib_b, warm):
             del results, array
         dlx.release_pending()
         cuda.clear_report()
+
+
+def test_tvm_ffi(cuda, lib_a, warm):
+    """The real one, whose table names the stream of its environment, out and in."""
+    tvm_ffi = pytest.importorskip("tvm_ffi")
+    device = tvm_ffi.device(2, 0)
+    with lib_a.on(cuda.stream()) as p:
+        for target in ("tvm_ffi", "liba"):  # the first time is the Python path's
+            dlx.convert(dlx.convert(lib_a.made(), to="tvm_ffi"), to=target)
+        for c, orders in ((cuda.stream(), 2), (p.ptr, 0)):
+            with tvm_ffi.use_raw_stream(device, c):
+                array = lib_a.made()
+                cuda.forget()
+                held = fast([array], to="tvm_ffi")[0]
+                assert type(held) is tvm_ffi.Tensor and cuda.ordering == orders
+                assert not cuda.read(c, array.ptr, gpulib.N)
+                cuda.write(c, array.ptr, gpulib.N)
+                cuda.forget()
+                back = fast(held, to="liba")
+                assert back.ptr == array.ptr and cuda.ordering == orders and not lib_a.read(back)
+                cuda.stall(p.ptr)
+                lib_a.read(back)
+                freed = lib_a.freed
+                del array, held, back
+                assert lib_a.freed == freed + (orders == 0)
+                cuda.resume(p.ptr)
+                assert dlx.release_pending() == 0 and lib_a.freed == freed + 1
