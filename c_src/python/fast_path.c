@@ -464,22 +464,53 @@ DLManagedTensorVersioned* py_fast_path_copy(const py_route* r, DLManagedTensorVe
   return copy;
 }
 
+PyObject* py_fast_path_cross(py_crossings* all, PyObject* callable, py_route* r,
+                             DLManagedTensorVersioned* made, PyObject* obj, PyObject* to,
+                             PyObject* tree) {
+  dlx_ready* ready = NULL;
+  made = py_cuda_behind(all, r, made, &ready);
+  PyObject* result = made ? py_fast_path_hand_over(callable, r, made, obj, to, tree) : NULL;
+  if (result && ready) ((TensorObject*)result)->ready = dlx_ready_hold(ready);
+  return result;
+}
+
+/* One array in device memory. Owns, Errors: as run_specially. */
+static PyObject* run_on_device(PyObject* callable, py_route* r, DLManagedTensorVersioned* made,
+                               PyObject* obj, PyObject* to) {
+  py_crossings all;
+  all.n = all.n_waited = 0;
+  PyObject* result = NULL;
+  if (py_cuda_order(&all, r, made, obj)) {
+    result = py_fast_path_cross(&all, callable, r, made, obj, to, NULL);
+  } else {
+    py_pending pending = py_pending_save();
+    dlx_managed_release(made);
+    py_pending_restore(pending);
+  }
+  py_cuda_clear(&all);
+  return result;
+}
+
+/* What is copied, or is in device memory. Owns: takes `made`; the result is new. Errors: NULL, as
+ * py_fast_path_run. */
+RARE PyObject* run_specially(PyObject* callable, py_route* r, DLManagedTensorVersioned* made,
+                             PyObject* obj, PyObject* to, uint32_t resolvable) {
+  if (resolvable == DLX_ON_DEVICE) return run_on_device(callable, r, made, obj, to);
+  made = py_fast_path_copy(r, made);
+  return made ? py_fast_path_hand_over(callable, r, made, obj, to, NULL) : NULL;
+}
+
 DLX_HOT PyObject* py_fast_path_run(PyObject* callable, py_route* r, PyObject* obj, PyObject* to,
                                    unsigned options) {
   if (r->is_same) return options & (DLX_COPIES | DLX_EXAMINES) ? NULL : Py_NewRef(obj);
   uint32_t resolvable;
+  PyObject* result = NULL;
   py_route_enter(r);
   DLManagedTensorVersioned* made = borrow(r, obj, options, &resolvable);
-  PyObject* result = NULL;
-  if (made && (resolvable || options & DLX_COPIES)) {
-    if (resolvable == DLX_ON_DEVICE) {
-      result = py_cuda_run(callable, r, made, obj, to);
-      made = NULL;
-    } else {
-      made = py_fast_path_copy(r, made);
-    }
-  }
-  if (made) result = hand_over(callable, r, made, obj, to, NULL);
+  if (made)
+    result = resolvable || options & DLX_COPIES
+                 ? run_specially(callable, r, made, obj, to, resolvable)
+                 : hand_over(callable, r, made, obj, to, NULL);
   py_route_leave(r);
   return result;
 }

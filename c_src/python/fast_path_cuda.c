@@ -1,7 +1,8 @@
 /* Arrays in the memory of CUDA devices on the fast path: which streams producer and consumer work
- * on, one order for each pair of them, and the hand-over. It does what StreamSync of
- * dlx/_engine/streams.py does for arrays that are read where they are, by the same functions of
- * cuda/order.c; what it cannot do, or what the driver refuses, is left to the Python path. */
+ * on, one order for each pair of them, and the release behind the consumer's. It does what
+ * StreamSync of dlx/_engine/streams.py does for arrays that are read where they are, by the same
+ * functions of cuda/order.c; what it cannot do, or what the driver refuses, is left to the Python
+ * path. */
 
 #include "route.h"
 #include "core/hot.h"
@@ -223,20 +224,15 @@ int py_cuda_order(py_crossings* all, py_route* r, const DLManagedTensorVersioned
   return ready == NULL || wait_for(all, x, ready) == DLX_OK;
 }
 
-PyObject* py_cuda_hand_over(py_crossings* all, PyObject* callable, py_route* r,
-                            DLManagedTensorVersioned* made, PyObject* obj, PyObject* to,
-                            PyObject* tree) {
+DLManagedTensorVersioned* py_cuda_behind(py_crossings* all, py_route* r,
+                                         DLManagedTensorVersioned* made, dlx_ready** ready) {
   int32_t device = made->dl_tensor.device.device_id;
   const py_crossing* x = all->at;
   while (x->route != r || x->device != device) x++; /* py_cuda_order has noted it */
+  *ready = x->ready;
   /* Where both work on one stream, what the producer does with the memory next comes later. */
-  if (x->to && x->from != x->to && dlx_size(&made->dl_tensor) > 0)
-    made = py_cuda_put_behind(made, device, x->to, Py_XNewRef(x->to_keep));
-  if (made == NULL) return NULL;
-  dlx_ready* ready = x->ready;
-  PyObject* result = py_fast_path_hand_over(callable, r, made, obj, to, tree);
-  if (result && ready) ((TensorObject*)result)->ready = dlx_ready_hold(ready);
-  return result;
+  if (x->to == 0 || x->from == x->to || dlx_size(&made->dl_tensor) == 0) return made;
+  return py_cuda_put_behind(made, device, x->to, Py_XNewRef(x->to_keep));
 }
 
 void py_cuda_clear(py_crossings* all) {
@@ -248,22 +244,6 @@ void py_cuda_clear(py_crossings* all) {
   }
   for (int i = 0; i < all->n_waited; i++) dlx_ready_drop(all->waited[i].ready);
   py_pending_restore(pending);
-}
-
-PyObject* py_cuda_run(PyObject* callable, py_route* r, DLManagedTensorVersioned* made,
-                      PyObject* obj, PyObject* to) {
-  py_crossings all;
-  all.n = all.n_waited = 0;
-  PyObject* result = NULL;
-  if (py_cuda_order(&all, r, made, obj)) {
-    result = py_cuda_hand_over(&all, callable, r, made, obj, to, NULL);
-  } else {
-    py_pending pending = py_pending_save();
-    dlx_managed_release(made);
-    py_pending_restore(pending);
-  }
-  py_cuda_clear(&all);
-  return result;
 }
 
 PyMethodDef py_crossing_functions[] = {

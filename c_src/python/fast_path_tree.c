@@ -426,7 +426,7 @@ static outcome hand_over_all(walk* w, PyObject* callable, PyObject* root, PyObje
     DLManagedTensorVersioned* made = l->made;
     l->made = NULL;
     l->result = w->has_devices && l->resolvable == DLX_ON_DEVICE
-                    ? py_cuda_hand_over(&w->crossings, callable, l->route, made, l->obj, to, root)
+                    ? py_fast_path_cross(&w->crossings, callable, l->route, made, l->obj, to, root)
                     : py_fast_path_hand_over(callable, l->route, made, l->obj, to, root);
     if (l->result == NULL) return FAILED;
   }

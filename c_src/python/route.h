@@ -277,18 +277,21 @@ DLManagedTensorVersioned* py_cuda_read_fields(py_route* route, PyObject* obj);
 int py_cuda_order(py_crossings* all, py_route* route, const DLManagedTensorVersioned* made,
                   PyObject* obj);
 
-/* Hand over an array after py_cuda_order of the same crossings. Owns, GIL, Errors: as
- * py_fast_path_hand_over. */
-PyObject* py_cuda_hand_over(py_crossings* all, PyObject* callable, py_route* route,
-                            DLManagedTensorVersioned* made, PyObject* obj, PyObject* to,
-                            PyObject* tree);
+/* What is handed over of an array after py_cuda_order of the same crossings: it is released when
+ * the consumer's stream is done. *ready: when a dlx.Tensor may be read that is made of it, or NULL.
+ * Owns: takes `made`; the caller owns the result; *ready is borrowed from the crossings. GIL:
+ * needed. Errors: NULL with an exception. */
+DLManagedTensorVersioned* py_cuda_behind(py_crossings* all, py_route* route,
+                                         DLManagedTensorVersioned* made, dlx_ready** ready);
 
 /* Owns: gives up what the crossings own. GIL: needed; may run Python. A pending exception stays. */
 void py_cuda_clear(py_crossings* all);
 
-/* One array: both of the above. */
-PyObject* py_cuda_run(PyObject* callable, py_route* route, DLManagedTensorVersioned* made,
-                      PyObject* obj, PyObject* to);
+/* Hand over an array in device memory. Owns, GIL, Errors: as py_fast_path_hand_over, which this
+ * calls (it is in python/fast_path.c). */
+PyObject* py_fast_path_cross(py_crossings* all, PyObject* callable, py_route* route,
+                             DLManagedTensorVersioned* made, PyObject* obj, PyObject* to,
+                             PyObject* tree);
 
 extern PyMethodDef py_crossing_functions[];
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from dlx._core import native
 from dlx._core.extension import lib
 from dlx._core.foreign import class_name, safe_repr, type_name
 from dlx._core.module import set_module
@@ -72,11 +71,9 @@ def lending(streams: Iterable[Stream]) -> Iterator[None]:
     """
     before = getattr(_borrowed, "streams", {})
     _borrowed.streams = before | {stream: stream for stream in streams}
-    native.lend_streams(1)
     try:
         yield
     finally:
-        native.lend_streams(-1)
         _borrowed.streams = before
 
 
