@@ -46,7 +46,7 @@ SIZE_demo = , 25 MB to download
 SIZE_test = , 1.2 GB when installed
 SIZE_cookbook = , 2.5 GB when installed
 
-.PHONY: demo test test-deep test-sanitize test-allocations fuzz fuzz-producers soak test-exits test-kills test-interrupts test-peers test-all test-pythons test-debian test-old-numpy test-bare test-versions test-frameworks test-cookbook test-cuda test-gpu bench bench-count conformance matrix screens docs read-docs dist lint format clean
+.PHONY: demo test test-deep test-sanitize test-allocations fuzz fuzz-producers soak test-exits test-kills test-interrupts test-peers test-all test-pythons test-debian test-old-numpy test-bare test-versions test-frameworks test-cookbook test-cuda test-gpu bench bench-count bench-cuda conformance matrix screens docs read-docs dist lint format clean
 
 demo: $(VENV)/.built $(VENV)/.extra-demo $(TORCH_STAMP)
 	$(RUN) examples/quickstart.py
@@ -158,6 +158,12 @@ test-cuda: .venv-cuda/.originals
 	$(CUDA_PYTHON) tests/support/cuda_headers.py .venv-cuda
 	$(CUDA_RUN) -p no:cacheprovider $(or $(ARGS),$(CUDA_TESTS))
 	$(if $(ARGS),,$(CUDA_PYTHON) -m pytest -p no:cacheprovider -m "not gpu" --ignore tests/cuda/test_originals.py tests/cuda $(wordlist 2,3,$(CUDA_TESTS)))
+
+# What the host does for arrays on a device, dlx and the frameworks side by side, on the same driver.
+bench-cuda: .venv-cuda/.originals
+	@$(MAKE) --no-print-directory .venv-cuda/.built VENV=.venv-cuda
+	env LD_LIBRARY_PATH="$(CUDA_LIBRARIES)" LD_PRELOAD="$(CUDA_LIBRARIES)/libcudart.so.13 $(CUDA_LIBRARIES)/libcuda.so.1" \
+	    DLX_CUDA_DRIVER="$(CUDA_LIBRARIES)/libcuda.so.1" $(CUDA_PYTHON) -m benchmarks --only cuda $(ARGS)
 
 .venv-cuda/.packages: constraints.txt
 	@echo "note: into .venv-cuda: $(CUDA_TORCH) and $(CUDA_CUPY), 6 GB when installed"

@@ -95,6 +95,7 @@ static PyObject* exchange_api(PyObject* module, PyObject* args) {
   table.managed_tensor_to_py_object_no_sync =
       is_ours ? makes->managed_tensor_to_py_object_no_sync : NULL;
   table.dltensor_from_py_object_no_sync = borrows ? borrow : NULL;
+  table.current_work_stream = is_ours ? makes->current_work_stream : NULL;
   Py_XSETREF(handle_of, Py_NewRef(chandle));
   to_managed = (int (*)(void*, DLManagedTensorVersioned**))function;
   return PyCapsule_New(&table, name, NULL);

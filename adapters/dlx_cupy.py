@@ -127,8 +127,11 @@ DEVICES = _Devices()
 
 
 def _current_stream(device: Device) -> Any:
-    with DEVICES.to_native(device):
-        return sys.modules["cupy"].cuda.get_current_stream()
+    return sys.modules["cupy"].cuda.get_current_stream(device.id)
+
+
+def _asked_by_number() -> tuple[Any, str]:
+    return sys.modules["cupy"].cuda.get_current_stream, "ptr"
 
 
 @contextlib.contextmanager
@@ -176,8 +179,8 @@ class CupyAdapter(Adapter):
     namespaces = ("array_api_compat.cupy", "cupy")
     dtypes = DTYPES
     devices = DEVICES
-    fast_path = FastPath(types=types)  # without a table there is none, but asking twice is harmless
-    streams = StreamSupport(current=_current_stream, activate=_on_stream)
+    fast_path = FastPath(types=types, memory=("data", "ptr"))
+    streams = StreamSupport(current=_current_stream, activate=_on_stream, quick=_asked_by_number)
     containers = (
         Container(
             types=("cupy._io.npz.NpzFile",),

@@ -506,7 +506,7 @@ class TorchAdapter(Adapter):
         describe=_exported_info,
         ready=_is_materialised,
     )
-    streams = StreamSupport(current=_current_stream, activate=_on_stream)
+    streams = StreamSupport(current=_current_stream, activate=_on_stream, quick=True)  # its streams are never destroyed
     ownership = Ownership(_consume)
     writes = WriteTracking(guarded=_guarded, count=lambda obj: None if obj.is_inference() else int(obj._version))
     gradients = _GRADIENTS

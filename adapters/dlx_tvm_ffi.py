@@ -215,7 +215,7 @@ class TvmFfiAdapter(Adapter):
     dtypes = DTYPES
     devices = DEVICES
     fast_path = FastPath(types=types, exchange=_exchange, managed=True, describe=_exported_info)
-    streams = StreamSupport(current=_current_stream, activate=_on_stream)
+    streams = StreamSupport(current=_current_stream, activate=_on_stream, quick=True)
     containers = (
         _handler("Array", "sequence", mutable=False),
         _handler("List", "sequence", mutable=True),

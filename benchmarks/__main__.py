@@ -15,6 +15,7 @@ from benchmarks.columns import columns
 from benchmarks.conversions import conversions, fresh, scene
 from benchmarks.copies import copies
 from benchmarks.count import count
+from benchmarks.cuda import cuda
 from benchmarks.files import files
 from benchmarks.gradients import gradients
 from benchmarks.growth import growth
@@ -43,6 +44,7 @@ PARTS = (
     "using",
     "gradients",
     "batch",
+    "cuda",
     "files",
     "columns",
     "share",
@@ -103,6 +105,8 @@ def measure(parts, *, quick):
         found["share"] = sharing(names, quick=quick)
     if "growth" in parts:
         found["growth"] = growth(names, quick=quick)
+    if "cuda" in parts:
+        found["cuda"] = cuda(quick=quick)
     if "batch" in parts:
         found["batch"] = batch((1, 100) if quick else (1, 10, 100, 1000))
     return found

@@ -126,8 +126,10 @@ def cuda(fake_driver, monkeypatch):
     driver = FakeCuda(fake_driver)
     monkeypatch.setenv("DLX_CUDA_DRIVER", str(fake_driver))
     native.lib.dlx_cuda_forget()
+    native.routes_clear()  # which know frameworks of other tests by their names
     driver.reset()
     yield driver
+    native.routes_clear()
     gc.collect()
     driver.resume_all()
     left = native.lib.dlx_cuda_release_pending()

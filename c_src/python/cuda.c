@@ -56,11 +56,8 @@ static void release_share(void* made) {
   dlx_managed_release(made);
 }
 
-/* A managed tensor over the same memory that is released when the stream is done with it. Owns:
- * takes `made` and `keep` (may be NULL); on failure both are released. Errors: NULL with an
- * exception. */
-static DLManagedTensorVersioned* put_behind(DLManagedTensorVersioned* made, int32_t device_id,
-                                            uint64_t stream, PyObject* keep) {
+DLManagedTensorVersioned* py_cuda_put_behind(DLManagedTensorVersioned* made, int32_t device_id,
+                                             uint64_t stream, PyObject* keep) {
   DLManagedTensorVersioned* used;
   void* use;
   int status;
@@ -82,8 +79,7 @@ static DLManagedTensorVersioned* put_behind(DLManagedTensorVersioned* made, int3
   return (DLManagedTensorVersioned*)py_raise(status, NULL);
 }
 
-/* Whether there is a driver that can order anything. Errors: none. */
-static int can_order(void) {
+int py_cuda_can_order(void) {
   int status = DLX_OK;
   if (dlx_cuda_loaded()) return 1;
   Py_BEGIN_ALLOW_THREADS
@@ -127,10 +123,10 @@ DLManagedTensorVersioned* py_cuda_export(TensorObject* tensor, DLManagedTensorVe
       goto failed;
     }
   }
-  if (!can_order()) return made; /* memory from a raw entry point */
+  if (!py_cuda_can_order()) return made; /* memory from a raw entry point */
   PyObject* keep;
   if (find_keeper(device.device_id, stream, &keep) < 0) goto failed;
-  return put_behind(made, device.device_id, stream, keep);
+  return py_cuda_put_behind(made, device.device_id, stream, keep);
 failed:
   dlx_managed_release(made);
   return NULL;
@@ -165,7 +161,7 @@ DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor) {
 
 int py_cuda_to_own_stream(TensorObject* tensor) {
   if (tensor->is_on_own_stream) return 0; /* what comes later on our stream is behind it anyway */
-  if (tensor->ready == NULL && !can_order()) return 0;
+  if (tensor->ready == NULL && !py_cuda_can_order()) return 0;
   uint64_t stream;
   dlx_ready* later;
   int32_t device_id = tensor->managed->dl_tensor.device.device_id;
@@ -185,7 +181,7 @@ int py_cuda_to_own_stream(TensorObject* tensor) {
   }
   /* Kernels on our stream may outlive the tensor: from now on its release waits for them. Earlier
    * borrows point into the previous struct, which the new one keeps alive. */
-  DLManagedTensorVersioned* used = put_behind(share, device_id, stream, NULL);
+  DLManagedTensorVersioned* used = py_cuda_put_behind(share, device_id, stream, NULL);
   if (used == NULL) {
     dlx_ready_drop(later);
     return -1;
@@ -201,7 +197,7 @@ int py_cuda_to_own_stream(TensorObject* tensor) {
 }
 
 int py_cuda_ready_here(TensorObject* tensor, int32_t device_id) {
-  if (!can_order()) return 0; /* nor can anything be on our stream */
+  if (!py_cuda_can_order()) return 0; /* nor can anything be on our stream */
   uint64_t stream;
   dlx_ready* later;
   if (py_cuda_work_stream(device_id, &stream) < 0) return -1;
@@ -305,7 +301,8 @@ static PyObject* tensor_behind(PyObject* module, PyObject* args) {
   view->is_ordered = 1;
   if (stream > 0 && dlx_size(&view->managed->dl_tensor) > 0) {
     PyObject* kept = keep == Py_None ? NULL : Py_NewRef(keep);
-    DLManagedTensorVersioned* used = put_behind(view->managed, device_id, (uint64_t)stream, kept);
+    DLManagedTensorVersioned* used =
+        py_cuda_put_behind(view->managed, device_id, (uint64_t)stream, kept);
     view->managed = used; /* NULL where it failed: the count was given up */
     if (used == NULL) Py_CLEAR(view);
   }

@@ -158,6 +158,16 @@ extern PyMethodDef py_adopt_functions[];
 DLManagedTensorVersioned* py_cuda_export(TensorObject* tensor, DLManagedTensorVersioned* made,
                                          PyObject* stream);
 
+/* Whether there is a driver that can order anything. GIL: needed, released meanwhile. Errors: none.
+ */
+int py_cuda_can_order(void);
+
+/* A managed tensor over the same memory that is released when the stream is done with it. Owns:
+ * takes `made` and `keep` (may be NULL); on failure both are released. Errors: NULL with an
+ * exception. */
+DLManagedTensorVersioned* py_cuda_put_behind(DLManagedTensorVersioned* made, int32_t device_id,
+                                             uint64_t stream, PyObject* keep);
+
 /* A copy of device memory on the host. Owns: the caller owns the result. Errors: NULL with an
  * exception. */
 DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor);

@@ -24,7 +24,7 @@ static int to_managed(void* obj, DLManagedTensorVersioned** out) {
   *out = NULL;
   if (r) {
     py_route_enter(r);
-    *out = py_fast_path_borrow(r, obj, DLX_SHARES, &resolvable);
+    *out = py_fast_path_borrow(r, obj, DLX_SHARES | DLX_HOST_ONLY, &resolvable);
     py_route_leave(r);
   }
   if (*out) return 0;

@@ -147,15 +147,18 @@ INLINE int is_plain(const py_route* r, const DLTensor* t) {
 static int is_accepted(py_route* r, const DLTensor* t, uint64_t flags, unsigned options,
                        uint32_t* resolvable) {
   uint32_t found = dlx_check(t, flags, &r->accepts), allowed = DLX_COPY_RESOLVES;
+  int on_host = t->device.device_type == kDLCPU;
   if (found) {
-    if ((options & DLX_SHARES) || r->is_narrow) return 0;
+    if ((options & DLX_SHARES) || r->is_narrow || !on_host) return 0;
     if ((options & (DLX_COPIES | DLX_KEEPS_READONLY)) == DLX_KEEPS_READONLY)
       allowed &= ~(uint32_t)DLX_INCOMPATIBLE_READONLY;
     if ((found & ~allowed) || dlx_itemsize(t->dtype, 0) == 0) return 0;
     *resolvable = found;
     return 1;
   }
-  if (t->device.device_type == kDLCPU && flags == 0 && r->accepts.min_ndim == 0) {
+  if (!on_host) {
+    *resolvable = DLX_ON_DEVICE;
+  } else if (flags == 0 && r->accepts.min_ndim == 0) {
     r->plain_dtype = t->dtype;
     r->plain_alignment = (uint32_t)dlx_wanted_alignment(t->dtype, &r->accepts);
   }
@@ -169,8 +172,8 @@ INLINE DLManagedTensorVersioned* borrow_own(py_route* r, const TensorObject* ten
   DLManagedTensorVersioned *base = tensor->managed, *made = NULL;
   if (base == NULL || base->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY) return NULL;
   const DLTensor* own = &base->dl_tensor;
-  /* Streams, and pinned memory that becomes host memory, take the Python path. */
-  if (own->device.device_type != kDLCPU) return NULL;
+  /* Pinned memory that becomes host memory takes the Python path. */
+  if (own->device.device_type != kDLCPU && !py_cuda_may_cross(r, own, options)) return NULL;
   if (!(base->flags == 0 && is_plain(r, own)) &&
       !is_accepted(r, own, base->flags, options, resolvable))
     return NULL;
@@ -180,8 +183,13 @@ INLINE DLManagedTensorVersioned* borrow_own(py_route* r, const TensorObject* ten
 /* An array that a DLTensor cannot describe (a read-only one), as its table's managed slot or its
  * adapter's function exports it. Only of arrays that have nothing to be asked afterwards. Owns: the
  * caller owns the result. GIL: needed; may run Python. Errors: NULL = ask Python. */
-static DLManagedTensorVersioned* exported(const py_route* r, PyObject* obj) {
+static DLManagedTensorVersioned* exported(py_route* r, PyObject* obj) {
   DLManagedTensorVersioned* made = NULL;
+  if (r->fields.address) {
+    made = py_cuda_read_fields(r, obj);
+    if (made == NULL) py_error_forget();
+    return made;
+  }
   if (r->exports && r->exports->managed_tensor_from_py_object_no_sync) {
     if (py_exchange_managed(r->exports, obj, &made) == 0) return made;
     if (py_error_forget() < 0) return NULL;
@@ -201,7 +209,8 @@ static DLManagedTensorVersioned* exported(const py_route* r, PyObject* obj) {
 
 int py_fast_path_takes(py_route* r, const DLManagedTensorVersioned* made, unsigned options,
                        uint32_t* resolvable) {
-  return made->dl_tensor.device.device_type == kDLCPU &&
+  return (made->dl_tensor.device.device_type == kDLCPU ||
+          py_cuda_may_cross(r, &made->dl_tensor, options)) &&
          !(made->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY) &&
          ((made->flags == 0 && is_plain(r, &made->dl_tensor)) ||
           is_accepted(r, &made->dl_tensor, made->flags, options, resolvable));
@@ -231,7 +240,8 @@ INLINE DLManagedTensorVersioned* borrow_clear(py_route* r, PyObject* obj, unsign
     int may_export = !(r->owner.name || r->n_guards > r->n_early || r->quick || r->confirmed);
     return may_export ? borrow_exported(r, obj, options, resolvable) : NULL;
   }
-  if (t.device.device_type != kDLCPU || t.dtype.code > 31) return NULL;
+  if ((t.device.device_type != kDLCPU && !py_cuda_may_cross(r, &t, options)) || t.dtype.code > 31)
+    return NULL;
   /* Copied before any guard runs: the borrowed shape and strides may be overwritten by the table's
    * next call. */
   int plain = is_plain(r, &t);
@@ -246,7 +256,8 @@ INLINE DLManagedTensorVersioned* borrow_clear(py_route* r, PyObject* obj, unsign
     dlx_managed_release(made);
     return NULL;
   }
-  int brief = options & DLX_COPIES || *resolvable; /* only read by the copy, and not kept */
+  /* Only read by the copy, and not kept; in device memory there is nothing to be done about it. */
+  int brief = options & DLX_COPIES || *resolvable;
   int code = t.dtype.code;
   if ((r->quick == NULL || r->quick(obj, &made->dl_tensor)) && late_clear(r, 0, code, obj, obj) &&
       dtype_confirmed(r, obj, t.dtype)) {
@@ -363,6 +374,7 @@ static __attribute__((noinline)) PyObject* loaded(PyObject* callable, const py_r
                                                   PyObject* to, PyObject* tree) {
   PyObject* tensor = py_tensor_wrap(made);
   if (tensor == NULL) return NULL;
+  ((TensorObject*)tensor)->is_ordered = 1; /* its streams, where it is in device memory */
   PyObject* result = PyObject_CallOneArg(r->load, tensor);
   Py_DECREF(tensor);
   return result ? result : refused(callable, NULL, obj, to, tree);
@@ -452,14 +464,53 @@ DLManagedTensorVersioned* py_fast_path_copy(const py_route* r, DLManagedTensorVe
   return copy;
 }
 
+PyObject* py_fast_path_cross(py_crossings* all, PyObject* callable, py_route* r,
+                             DLManagedTensorVersioned* made, PyObject* obj, PyObject* to,
+                             PyObject* tree) {
+  dlx_ready* ready = NULL;
+  made = py_cuda_behind(all, r, made, &ready);
+  PyObject* result = made ? py_fast_path_hand_over(callable, r, made, obj, to, tree) : NULL;
+  if (result && ready) ((TensorObject*)result)->ready = dlx_ready_hold(ready);
+  return result;
+}
+
+/* One array in device memory. Owns, Errors: as run_specially. */
+static PyObject* run_on_device(PyObject* callable, py_route* r, DLManagedTensorVersioned* made,
+                               PyObject* obj, PyObject* to) {
+  py_crossings all;
+  all.n = all.n_waited = 0;
+  PyObject* result = NULL;
+  if (py_cuda_order(&all, r, made, obj)) {
+    result = py_fast_path_cross(&all, callable, r, made, obj, to, NULL);
+  } else {
+    py_pending pending = py_pending_save();
+    dlx_managed_release(made);
+    py_pending_restore(pending);
+  }
+  py_cuda_clear(&all);
+  return result;
+}
+
+/* What is copied, or is in device memory. Owns: takes `made`; the result is new. Errors: NULL, as
+ * py_fast_path_run. */
+RARE PyObject* run_specially(PyObject* callable, py_route* r, DLManagedTensorVersioned* made,
+                             PyObject* obj, PyObject* to, uint32_t resolvable) {
+  if (resolvable == DLX_ON_DEVICE) return run_on_device(callable, r, made, obj, to);
+  made = py_fast_path_copy(r, made);
+  return made ? py_fast_path_hand_over(callable, r, made, obj, to, NULL) : NULL;
+}
+
 DLX_HOT PyObject* py_fast_path_run(PyObject* callable, py_route* r, PyObject* obj, PyObject* to,
                                    unsigned options) {
   if (r->is_same) return options & (DLX_COPIES | DLX_EXAMINES) ? NULL : Py_NewRef(obj);
   uint32_t resolvable;
+  PyObject* result = NULL;
   py_route_enter(r);
   DLManagedTensorVersioned* made = borrow(r, obj, options, &resolvable);
-  if (made && (resolvable || options & DLX_COPIES)) made = py_fast_path_copy(r, made);
-  PyObject* result = made ? hand_over(callable, r, made, obj, to, NULL) : NULL;
+  if (made)
+    result = resolvable || options & DLX_COPIES
+                 ? run_specially(callable, r, made, obj, to, resolvable)
+                 : hand_over(callable, r, made, obj, to, NULL);
   py_route_leave(r);
   return result;
 }

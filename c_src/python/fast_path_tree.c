@@ -54,6 +54,8 @@ typedef struct {
   Py_ssize_t n_items, n_nodes, n_leaves, n_order, n_stack, n_visits;
   Py_ssize_t room_items, room_nodes, room_leaves, room_visits;
   int has_producers, has_copies; /* some leaves are those of producers; some are to be copied */
+  int has_devices;               /* some are in device memory */
+  py_crossings crossings;        /* of these; none is noted before there is one */
   PyTypeObject* ruled; /* the type that was asked about last; borrowed, a node holds an object */
   PyObject* rule;      /* its rule; strong, or NULL */
   item few_items[FEW];
@@ -397,7 +399,21 @@ static void leave_capsules(walk* w) {
 static outcome copy_all(walk* w) {
   for (Py_ssize_t i = 0; w->has_copies && i < w->n_leaves; i++) {
     leaf* l = &w->leaves[i];
-    if (l->resolvable && (l->made = py_fast_path_copy(l->route, l->made)) == NULL) return leave();
+    if (l->resolvable == DLX_ON_DEVICE) {
+      w->has_devices = 1;
+    } else if (l->resolvable && (l->made = py_fast_path_copy(l->route, l->made)) == NULL) {
+      return leave();
+    }
+  }
+  return DONE;
+}
+
+/* Streams are made to wait before anything is handed over. */
+static outcome order_all(walk* w) {
+  for (Py_ssize_t i = 0; w->has_devices && i < w->n_leaves; i++) {
+    leaf* l = &w->leaves[i];
+    if (l->resolvable == DLX_ON_DEVICE && !py_cuda_order(&w->crossings, l->route, l->made, l->obj))
+      return leave();
   }
   return DONE;
 }
@@ -409,7 +425,9 @@ static outcome hand_over_all(walk* w, PyObject* callable, PyObject* root, PyObje
     if (l->made == NULL) continue;
     DLManagedTensorVersioned* made = l->made;
     l->made = NULL;
-    l->result = py_fast_path_hand_over(callable, l->route, made, l->obj, to, root);
+    l->result = w->has_devices && l->resolvable == DLX_ON_DEVICE
+                    ? py_fast_path_cross(&w->crossings, callable, l->route, made, l->obj, to, root)
+                    : py_fast_path_hand_over(callable, l->route, made, l->obj, to, root);
     if (l->result == NULL) return FAILED;
   }
   return DONE;
@@ -528,6 +546,7 @@ static void clean_up(walk* w) {
     Py_DECREF(w->items[i].value);
     Py_XDECREF(w->items[i].key);
   }
+  if (w->crossings.n) py_cuda_clear(&w->crossings);
   Py_XDECREF(w->rule);
   if (w->items != w->few_items) PyMem_Free(w->items);
   if (w->nodes != w->few_nodes) PyMem_Free(w->nodes);
@@ -549,14 +568,16 @@ PyObject* py_tree_run(PyObject* callable, PyObject* root, PyObject* to) {
   w.n_items = w.n_nodes = w.n_leaves = w.n_order = w.n_stack = w.n_visits = 0;
   w.room_items = w.room_nodes = w.room_leaves = FEW;
   w.room_visits = 2 * FEW;
-  w.has_producers = w.has_copies = 0;
+  w.has_producers = w.has_copies = w.has_devices = 0;
+  w.crossings.n = w.crossings.n_waited = 0;
   w.ruled = NULL;
   w.rule = NULL;
   memset(w.few_visits, 0, sizeof w.few_visits);
 
   PyObject* result = NULL;
   if (flatten(&w, callable, root, to) == DONE && borrow_all(&w) == DONE && copy_all(&w) == DONE &&
-      hand_over_all(&w, callable, root, to) == DONE && unflatten(&w) == DONE)
+      order_all(&w) == DONE && hand_over_all(&w, callable, root, to) == DONE &&
+      unflatten(&w) == DONE)
     result = Py_NewRef(w.nodes[0].result);
   else if (!PyErr_Occurred())
     leave_capsules(&w);

@@ -32,8 +32,8 @@ static int read_option(unsigned* options, PyObject* name, PyObject* value) {
     if (value == Py_True) *options |= DLX_EXAMINES | DLX_DETACHES;
     return value == Py_True || value == Py_False;
   }
-  if (name == device_name) { /* the fast path knows host memory only */
-    if (value == cpu_name) *options |= DLX_EXAMINES;
+  if (name == device_name) { /* arrays of devices are moved by the Python path */
+    if (value == cpu_name) *options |= DLX_EXAMINES | DLX_HOST_ONLY;
     return value == cpu_name || value == Py_None;
   }
   return 0;
@@ -105,9 +105,9 @@ static __attribute__((noinline)) PyObject* call_like(PyObject* callable, PyObjec
   py_route* r = to ? py_fast_path_route(callable, Py_TYPE(args[0]), to) : NULL;
   PyObject* result = NULL;
   if (r && r->is_fast_path == 2) {
-    result = py_producer_run(callable, r, args[0], to, DLX_EXAMINES);
+    result = py_producer_run(callable, r, args[0], to, DLX_EXAMINES | DLX_HOST_ONLY);
   } else if (r && r->is_fast_path && !r->is_same) {
-    result = py_fast_path_run(callable, r, args[0], to, DLX_EXAMINES);
+    result = py_fast_path_run(callable, r, args[0], to, DLX_EXAMINES | DLX_HOST_ONLY);
   } else if (r && r->is_same) {
     PyObject* own = py_fast_path_like(callable, args[0]);
     if (own == to) result = Py_NewRef(args[0]); /* it is on the host, too */
@@ -248,7 +248,8 @@ static PyObject* fast_path_borrow(PyObject* callable, PyObject* const* args, Py_
     return NULL;
   }
   /* The Python path makes the copies. */
-  unsigned options = nargs == 3 && args[2] == Py_True ? DLX_COPIES | DLX_SHARES : DLX_SHARES;
+  unsigned options = DLX_SHARES | DLX_HOST_ONLY;
+  if (nargs == 3 && args[2] == Py_True) options |= DLX_COPIES;
   uint32_t resolvable;
   py_route* r = py_fast_path_route(callable, Py_TYPE(args[0]), args[1]);
   if (r == NULL && PyErr_Occurred()) return NULL;
@@ -302,7 +303,8 @@ static int extent_of(PyObject* callable, PyObject* obj, int64_t* low, int64_t* h
     DLManagedTensorVersioned* m = ((TensorObject*)obj)->managed;
     if (m) dlx_managed_export(m, m->dl_tensor.device, m->flags, &made);
   } else if (!r->is_same) {
-    made = py_fast_path_borrow(r, obj, DLX_COPIES | DLX_SHARES | DLX_DETACHES, &resolvable);
+    unsigned options = DLX_COPIES | DLX_SHARES | DLX_DETACHES | DLX_HOST_ONLY;
+    made = py_fast_path_borrow(r, obj, options, &resolvable);
   }
   py_route_leave(r);
   if (made == NULL) return 0;

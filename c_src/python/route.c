@@ -81,6 +81,22 @@ static void forget_switch(py_switch* s) {
   Py_CLEAR(s->value);
 }
 
+static void forget_stream(py_stream_source* s) {
+  Py_CLEAR(s->function);
+  Py_CLEAR(s->attribute);
+}
+
+static void forget_fields(py_fields* f) {
+  forget_question(&f->memory);
+  forget_question(&f->shape);
+  forget_question(&f->strides);
+  forget_question(&f->dtype);
+  forget_question(&f->device);
+  Py_CLEAR(f->address);
+  Py_CLEAR(f->dtypes);
+  Py_CLEAR(f->known);
+}
+
 static void route_free(py_route* r) {
   if (r == NULL) return;
   if (r->users) {
@@ -113,6 +129,9 @@ static void route_free(py_route* r) {
   Py_CLEAR(r->producer.dtype);
   Py_CLEAR(r->producer.token_of);
   Py_CLEAR(r->producer.token);
+  forget_fields(&r->fields);
+  forget_stream(&r->produces);
+  forget_stream(&r->consumes);
   PyMem_Free(r);
 }
 
@@ -225,6 +244,39 @@ static int read_producer(PyObject* producer, py_producer* p) {
   return 0;
 }
 
+/* A Fields of dlx/_engine/fast_path.py, or None. Owns: references in `f`. Errors: -1 with an
+ * exception. */
+static int read_fields_of(PyObject* fields, py_fields* f) {
+  PyObject *asked[5], *address, *dtypes;
+  py_question* questions[] = {&f->memory, &f->shape, &f->strides, &f->dtype, &f->device};
+  if (fields == Py_None) return 0;
+  if (!PyArg_ParseTuple(fields, "OOOOOUO!:Fields", &asked[0], &asked[1], &asked[2], &asked[3],
+                        &asked[4], &address, &PyDict_Type, &dtypes))
+    return -1;
+  f->address = Py_NewRef(address);
+  f->dtypes = Py_NewRef(dtypes);
+  for (int i = 0; i < 5; i++) {
+    if (read_question(asked[i], questions[i]) < 0) return -1;
+  }
+  return 0;
+}
+
+/* Who tells the current stream: True, the table; (function, attribute); None, nobody. Owns:
+ * references in `s`. Errors: -1 with an exception. */
+static int read_stream(PyObject* told, const DLPackExchangeAPI* table, py_stream_source* s) {
+  PyObject *function, *attribute;
+  if (told == Py_True && table) s->table = table->current_work_stream;
+  if (told == Py_True || told == Py_None) return 0;
+  if (!PyArg_ParseTuple(told, "OU:stream", &function, &attribute)) return -1;
+  s->function = Py_NewRef(function);
+  s->attribute = Py_NewRef(attribute);
+  return 0;
+}
+
+static int is_told(const py_stream_source* s) {
+  return s->table || s->function;
+}
+
 /* The table in a capsule, or that of the type where `table` is None. Errors: NULL, perhaps with an
  * exception, see py_exchange_find. */
 static const DLPackExchangeAPI* read_table(PyObject* table, PyObject* type) {
@@ -243,6 +295,9 @@ enum {
   IS_BORROWED,
   EXPORT,
   PRODUCER,
+  FIELDS_OF,
+  PRODUCES_ON,
+  CONSUMES_ON,
   TARGET,
   IMPORTS,
   LOAD,
@@ -263,11 +318,12 @@ enum {
   FIELDS
 };
 static const char* const names[FIELDS] = {
-    "like",    "is_host_only", "children",      "is_same", "is_root_only", "is_immutable",
-    "exports", "is_managed",   "is_borrowed",   "export",  "producer",     "target",
-    "imports", "load",         "guards",        "quick",   "switches",     "states",
-    "detach",  "owner",        "start",         "nbytes",  "dtype",        "confirmed",
-    "storage", "is_narrow",    "always_copies", "accepts"};
+    "like",        "is_host_only",  "children", "is_same",  "is_root_only", "is_immutable",
+    "exports",     "is_managed",    "is_borrowed", "export", "producer", "fields",
+    "produces_on", "consumes_on",   "target",   "imports",  "load",         "guards",
+    "quick",       "switches",      "states",   "detach",   "owner",        "start",
+    "nbytes",      "dtype",         "confirmed", "storage", "is_narrow",    "always_copies",
+    "accepts"};
 
 /* From the fields of a Route of dlx/_engine/fast_path.py. Owns: references in `r`. Errors: -1 with
  * an exception. */
@@ -325,10 +381,16 @@ static int read_fields(PyObject* const* field, py_route* r) {
     r->target = (PyTypeObject*)Py_NewRef(target);
     r->target_tag = assign_tag(r->target);
   }
+  if (read_fields_of(field[FIELDS_OF], &r->fields) < 0 ||
+      read_stream(field[PRODUCES_ON], r->exports, &r->produces) < 0 ||
+      read_stream(field[CONSUMES_ON], r->imports, &r->consumes) < 0)
+    return -1;
+  r->crosses = (is_own || is_told(&r->produces)) && (target == Py_None || is_told(&r->consumes));
   int borrows = r->exports && r->exports->dltensor_from_py_object_no_sync;
   int manages = r->exports && r->exports->managed_tensor_from_py_object_no_sync;
   if (!borrows) r->is_managed = 1;
-  int can_export = is_own || borrows || manages || r->export || r->producer.names;
+  int can_export =
+      is_own || borrows || manages || r->export || r->producer.names || r->fields.address;
   int can_import = target == Py_None || r->imports || r->load;
   r->is_fast_path =
       r->like == NULL && r->children == NULL && (r->is_same || (can_export && can_import));

@@ -43,6 +43,25 @@ typedef struct {
   PyObject *token_of, *token; /* abc.get_cache_token, and what it gave then */
 } py_producer;
 
+/* How a framework is asked for its current stream on a CUDA device: by a table, whose streams are
+ * kept by others, or by function(number of the device), which gives the object that keeps the
+ * stream alive and has the handle as an attribute. Strong. Neither: it cannot be asked. */
+typedef struct {
+  DLPackCurrentWorkStream table;
+  PyObject *function, *attribute;
+} py_stream_source;
+
+/* Attributes of an array of a type without a table, from which a tensor is made. */
+typedef struct {
+  py_question memory, shape, strides, dtype, device; /* strides in bytes */
+  PyObject*
+      address;      /* attribute of what `memory` gives; strong. NULL = there are no such attributes
+                     */
+  PyObject* dtypes; /* {dtype: code | bits << 8}; strong */
+  PyObject* known;  /* the dtype that was last found there; strong, or NULL */
+  long key;         /* and what stands there */
+} py_fields;
+
 typedef struct {
   PyTypeObject* type; /* exact; strong where holds_type */
   int holds_type;
@@ -66,6 +85,10 @@ typedef struct {
   int is_borrowed;                  /* the borrow slot may be used for the length of a call */
   PyObject* export;                 /* export(array): a dlx.Tensor, or None; strong, or NULL */
   py_producer producer;
+  py_fields fields;                    /* of arrays on a CUDA device only */
+  py_stream_source produces, consumes; /* where the current streams are told */
+  int crosses; /* 1 = arrays in device memory take the fast path; 2 = and both frameworks have
+                  been at work on a device before */
   const DLPackExchangeAPI* imports; /* NULL = none is used */
   PyObject* load;                   /* load(dlx.Tensor), where no table is used; strong, or NULL */
   int n_early, n_guards, n_switches, n_states; /* guards that need no dtype come first */
@@ -137,9 +160,14 @@ enum {
   DLX_COPIES = 1,         /* copy=True: memory is only read here, nobody keeps it */
   DLX_SHARES = 2,         /* copy=False: no copy resolves anything */
   DLX_KEEPS_READONLY = 4, /* readonly= is not "copy" */
-  DLX_EXAMINES = 8, /* detach=True, or a device: what is in the target may not stay as it is */
-  DLX_DETACHES = 16 /* detach=True: an array that requires gradients is exported without them */
+  DLX_EXAMINES = 8,  /* detach=True, or a device: what is in the target may not stay as it is */
+  DLX_DETACHES = 16, /* detach=True: an array that requires gradients is exported without them */
+  DLX_HOST_ONLY = 32 /* arrays in device memory are left to Python */
 };
+
+/* Among the incompatibilities that a copy resolves: the array is in device memory, which is handed
+ * over by python/fast_path_cuda.c. */
+#define DLX_ON_DEVICE ((uint32_t)1 << 31)
 
 /* The route for an exact type and target, learnt now if it must be. Owns: borrowed, see
  * py_route_find. GIL: needed; may run Python. Errors: NULL = ask Python, unless an exception is
@@ -148,8 +176,8 @@ py_route* py_fast_path_route(PyObject* callable, PyTypeObject* type, PyObject* t
 
 /* A managed tensor over an array: examined, exported and checked. With DLX_COPIES it need not be
  * protected from a later resize. `resolvable`: the incompatibilities that a copy resolves; the
- * caller makes that copy. Owns: the caller owns the result, which owns the array or its storage.
- * GIL: needed; may run Python. Errors: NULL, as py_fast_path_route. */
+ * caller makes that copy; or DLX_ON_DEVICE. Owns: the caller owns the result, which owns the array
+ * or its storage. GIL: needed; may run Python. Errors: NULL, as py_fast_path_route. */
 DLManagedTensorVersioned* py_fast_path_borrow(py_route* route, PyObject* obj, unsigned options,
                                               uint32_t* resolvable);
 
@@ -157,8 +185,7 @@ DLManagedTensorVersioned* py_fast_path_borrow(py_route* route, PyObject* obj, un
  * Errors: 0 = ask Python, unless an exception is set. */
 int py_fast_path_holds(py_route* route);
 
-/* Whether the consumer takes an exported tensor of the host, as py_fast_path_borrow says of its
- * options. */
+/* Whether the consumer takes an exported tensor, as py_fast_path_borrow says of its options. */
 int py_fast_path_takes(py_route* route, const DLManagedTensorVersioned* made, unsigned options,
                        uint32_t* resolvable);
 
@@ -222,6 +249,62 @@ PyObject* py_producer_python(PyObject* function, PyObject* const* args, size_t n
                              PyObject* names);
 
 extern PyMethodDef py_producer_functions[];
+
+/* ---- python/fast_path_cuda.c ----------------------------------------------------------------- */
+
+/* The two streams between which arrays of one route and device cross. */
+typedef struct {
+  const py_route* route;
+  int32_t device;
+  uint64_t from, to;             /* 0: each array tells itself; whoever reads the result waits */
+  PyObject *from_keep, *to_keep; /* what keeps them alive; strong, or NULL */
+  dlx_ready* ready;              /* what is on `from`, where nobody is known who waits for it */
+  int is_ordered;
+} py_crossing;
+
+/* Those of one call: more than a program has frameworks and devices at work in one. */
+enum { DLX_MAX_CROSSINGS = 8 };
+typedef struct {
+  int n, n_waited;
+  py_crossing at[DLX_MAX_CROSSINGS];
+  struct {
+    dlx_ready* ready;
+    uint64_t stream;
+  } waited[DLX_MAX_CROSSINGS]; /* which stream waits already for what; each holds a count */
+} py_crossings;
+
+/* Whether an array of a route may be in such device memory, with these options. GIL: needed. */
+int py_cuda_may_cross(const py_route* route, const DLTensor* tensor, unsigned options);
+
+/* Make a tensor of an array by the attributes of its route. Owns: the caller owns the result, which
+ * owns the array's memory. GIL: needed; runs Python. Errors: NULL with an exception, or without
+ * one: ask Python. */
+DLManagedTensorVersioned* py_cuda_read_fields(py_route* route, PyObject* obj);
+
+/* Ask for the streams of an array that was borrowed, and make the consumer's wait: once for all
+ * arrays of a call that are on them. Nothing was ordered where this fails, or nothing that the
+ * Python path would not order. Owns: the crossings own what they note. GIL: needed, released while
+ * the driver is called; may run Python. Errors: 0 = ask Python, unless an exception is set. */
+int py_cuda_order(py_crossings* all, py_route* route, const DLManagedTensorVersioned* made,
+                  PyObject* obj);
+
+/* What is handed over of an array after py_cuda_order of the same crossings: it is released when
+ * the consumer's stream is done. *ready: when a dlx.Tensor may be read that is made of it, or NULL.
+ * Owns: takes `made`; the caller owns the result; *ready is borrowed from the crossings. GIL:
+ * needed. Errors: NULL with an exception. */
+DLManagedTensorVersioned* py_cuda_behind(py_crossings* all, py_route* route,
+                                         DLManagedTensorVersioned* made, dlx_ready** ready);
+
+/* Owns: gives up what the crossings own. GIL: needed; may run Python. A pending exception stays. */
+void py_cuda_clear(py_crossings* all);
+
+/* Hand over an array in device memory. Owns, GIL, Errors: as py_fast_path_hand_over, which this
+ * calls (it is in python/fast_path.c). */
+PyObject* py_fast_path_cross(py_crossings* all, PyObject* callable, py_route* route,
+                             DLManagedTensorVersioned* made, PyObject* obj, PyObject* to,
+                             PyObject* tree);
+
+extern PyMethodDef py_crossing_functions[];
 
 /* ---- python/fast_path_tree.c ----------------------------------------------------------------- */
 

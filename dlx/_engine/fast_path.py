@@ -65,6 +65,23 @@ class Switch(NamedTuple):
     value: object
 
 
+class Fields(NamedTuple):
+    """Attributes of an array of device memory, of a type without an exchange table."""
+
+    memory: Question
+    """What keeps the memory alive."""
+    shape: Question
+    strides: Question
+    """In bytes."""
+    dtype: Question
+    device: Question
+    """As DLPack's numbers."""
+    address: str
+    """Attribute of what `memory` gives."""
+    dtypes: dict[Any, int]
+    """{dtype: code | bits << 8}."""
+
+
 class Producer(NamedTuple):
     """How a type that no adapter lists is asked for a capsule."""
 
@@ -106,6 +123,12 @@ class Route:
     """Exports an array, where there is no table or its managed slot fails; None: the Python path does."""
     producer: Producer | None = None
     """Of a type with ``__dlpack__`` and no adapter."""
+    fields: Fields | None = None
+    """Of an array of device memory, where there is no table."""
+    produces_on: Any = None
+    """Who tells the source's current stream: True, its table; (function, attribute), see `StreamSupport`; None."""
+    consumes_on: Any = None
+    """The same of the target."""
     target: type | None = None
     """The type of the target's arrays; None for dlx.Tensor."""
     imports: object = None
@@ -208,6 +231,9 @@ def _route(kind: type, source: Adapter | None, target: Target, producer: Produce
         is_borrowed=not is_own_table,
         export=given.export,
         producer=producer,
+        fields=_fields(source, given, kind),
+        produces_on=_told(source),
+        consumes_on=_told(adapter) if by_table or load is not None else None,
         exports=False if producer is not None else given.exchange() if given.exchange is not None else None,
         target=None if adapter is TENSOR else adapter.classes()[0],
         imports=(taken.exchange() if taken is not None and taken.exchange is not None else None) if by_table else False,
@@ -274,6 +300,25 @@ def _takes(given: FastPath, kind: type) -> bool:
         return True
     bases = tuple(base for base in listed if isinstance(base, type))
     return given.subclasses is not None and issubclass(kind, bases) and given.subclasses(kind)
+
+
+def _fields(source: Adapter, given: FastPath, kind: type) -> Fields | None:
+    """Return how arrays in device memory are read that have no table."""
+    if not given.memory:
+        return None
+    memory, address = given.memory
+    dtypes = {source.dtypes.to_native(dtype): _key(dtype) for dtype in map(DType, source.dtypes.known())}
+    memory_of, shape, strides, dtype = (
+        _question(kind, name, call=False) for name in (memory, "shape", "strides", given.dtype_attribute)
+    )
+    device = _question(kind, "__dlpack_device__", call=True)
+    return Fields(memory_of, shape, strides, dtype, device, sys.intern(address), dtypes)
+
+
+def _told(adapter: Adapter) -> Any:
+    """Return who tells the fast path a framework's current stream on a device."""
+    quick = adapter.streams.quick if adapter.streams is not None else None
+    return quick() if callable(quick) else quick
 
 
 def _storage(target: Target) -> dict[int, Any] | None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from dlx._core import cuda
+from dlx._core import cuda, native
 from dlx._core.stream import Stream, is_unordered, lending
 from dlx._core.types import Device
 from dlx._engine.executor import device_of
@@ -36,6 +36,8 @@ def working(adapter: Adapter, streams: Mapping[Device, Stream]) -> Iterator[None
     activate = adapter.streams.activate if adapter.streams is not None else None
     with contextlib.ExitStack() as stack:
         stack.enter_context(lending(streams.values()))
+        native.lend_streams(1)  # the fast path does not know what keeps these streams alive
+        stack.callback(native.lend_streams, -1)
         for stream in streams.values():
             if activate is not None:
                 stack.enter_context(activate(stream))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from dlx._core.extension import lib
 from dlx._core.module import set_module
@@ -278,6 +278,11 @@ class FastPath:
         Dtypes for which the framework has several of its own; the array's must be the first one.
     dtype_attribute
         Attribute of an array that is its dtype.
+    memory
+        For types without an exchange table, of arrays on CUDA devices: the attribute that keeps an array's memory
+        alive, and the attribute of that which is the address. `Adapter.export` makes the same writable tensor of them
+        and of the array's shape, byte strides, dtype and ``__dlpack_device__()``; address 0 where there are no
+        elements. Empty: `Adapter.export` alone is asked.
     describe
         ``describe(name, array, tensor)`` gives the `ArrayInfo` of an array without blockers, of which the fast path has
         made a tensor; `name` is `Adapter.name`. Less need be asked than by `Adapter.describe`, which says the same.
@@ -305,6 +310,7 @@ class FastPath:
     switches: tuple[tuple[str, str, Any], ...] = ()
     confirmed: tuple[str, ...] = ()
     dtype_attribute: str = "dtype"
+    memory: tuple[str, str] | tuple[()] = ()
     describe: Callable[[str, Any, Tensor], Any] | None = None
     ready: Callable[[Any], bool] | None = None
 
@@ -326,11 +332,18 @@ class StreamSupport:
     ready
         ``ready(obj, tensor)`` gives the `Stream` on which an array is ready, or None: it is ready. For a producer whose
         export takes no stream.
+    quick
+        What the fast path asks in the place of `current`, on CUDA. True: ``current_work_stream`` of the exchange table,
+        whose streams live as long as the process, or as whoever made them says. A function: it gives ``(function,
+        attribute)``, where ``function(number of the device)`` gives an object that keeps the stream alive, and that
+        attribute of it is the handle. With either, no device need be current for an export or an import. None: arrays
+        on devices take the Python path.
     """
 
     current: Callable[[Device], Any] | None = None
     activate: Callable[[Stream], AbstractContextManager[Any]] | None = None
     ready: Callable[[Any, Tensor], Stream | None] | None = None
+    quick: Literal[True] | Callable[[], tuple[Callable[[int], Any], str]] | None = None
 
 
 @set_module("dlx.adapter")

@@ -131,8 +131,8 @@ def module(driver):
         def __exit__(self, *args):
             device[0] = self.before
 
-    def current():
-        return self._current[get_device()]
+    def current(device_id=-1):
+        return self._current[get_device() if device_id == -1 else device_id]
 
     class ndarray:
         def __init__(self, shape, dtype, data, strides=None):

@@ -1,0 +1,62 @@
+"""Arrays of a CUDA device between torch, cupy and dlx, one at a time and a thousand, against the frameworks' own calls.
+
+It runs on a GPU, or on the recording driver (`make bench-cuda`), whose calls cost what they cost nowhere else. Times
+are those of this thread's work on the host: who waits for a device, or for a busy machine, is not counted.
+"""
+
+import time
+
+from benchmarks.measure import compare, peer, race, ratio
+
+MANY = 1000
+
+
+def cuda(*, quick=False):
+    """Return {"torch -> cupy, two streams": figure}; nothing where there is no device, or a framework is missing."""
+    torch, cupy = peer("torch"), peer("cupy")
+    if torch is None or cupy is None or not torch.cuda.is_available():
+        print("note: arrays of CUDA devices are left out: they need torch, cupy and a CUDA device")
+        return {}
+    import dlx
+
+    found = {}
+    ours, theirs = torch.cuda.Stream(), cupy.cuda.Stream(non_blocking=True)
+    streams = {"one stream": cupy.cuda.Stream.from_external(ours), "two streams": theirs}
+    for cases, number in ((_single, 200), (_many, 1)):  # first what is short
+        for name, stream in streams.items():
+            with torch.cuda.stream(ours), stream:
+                for what, both in cases(torch, cupy, dlx).items():
+                    figure = compare(*race(*both, number=number, rounds=5 if quick else 9, clock=time.thread_time))
+                    found[f"{what}, {name}"] = figure
+                    print(f"cuda {what}, {name}: {figure['ours'] * 1e6:.2f} µs, ratio {ratio(figure)}")
+                    torch.cuda.synchronize()
+                    dlx.release_pending()
+    return found
+
+
+def _single(torch, cupy, dlx):
+    """Return {what: (by dlx, by the frameworks)}."""
+    convert = dlx.convert
+    tensor, array = torch.zeros(16, device="cuda"), cupy.zeros(16)
+    own = convert(tensor, to="dlx")
+    return {
+        "torch -> cupy": (lambda: convert(tensor, to="cupy"), lambda: cupy.from_dlpack(tensor)),
+        "cupy -> torch": (lambda: convert(array, to="torch"), lambda: torch.from_dlpack(array)),
+        "dlx -> torch": (lambda: convert(own, to="torch"), lambda: torch.from_dlpack(own)),
+        "dlx -> cupy": (lambda: convert(own, to="cupy"), lambda: cupy.from_dlpack(own)),
+    }
+
+
+def _many(torch, cupy, dlx):
+    """Return the same for lists."""
+    tensors, arrays = [torch.zeros(16, device="cuda") for _ in range(MANY)], [cupy.zeros(16) for _ in range(MANY)]
+    return {
+        f"{MANY} torch -> cupy": (
+            lambda: dlx.convert(tensors, to="cupy"),
+            lambda: [cupy.from_dlpack(each) for each in tensors],
+        ),
+        f"{MANY} cupy -> torch": (
+            lambda: dlx.convert(arrays, to="torch"),
+            lambda: [torch.from_dlpack(each) for each in arrays],
+        ),
+    }
