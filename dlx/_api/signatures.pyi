@@ -80,8 +80,8 @@ class _Attrs(Protocol):
 class _Tree(Protocol):
     def __dlx_tree__(self) -> Any: ...
 
-# What no object is, though mypy takes any object for it once it has erased type arguments. The first overload that takes a
-# wrong argument as this is the one that mypy reports: in one line, instead of printing all of them.
+# What no object is, though mypy takes any object for it once it has erased type arguments. The first overload that
+# takes a wrong argument as this is the one that mypy reports: in one line, instead of printing all of them.
 class _NoSuchOption(Protocol[_T_co]):
     def __sizeof__(self) -> _T_co: ...  # type: ignore[override]
 

@@ -207,7 +207,7 @@ def _show(folder: Path, files: list[str], left: list[str], screen: Screen) -> No
         screen.line(("to fill in: ", "warn"), each)
     screen.line("")
     screen.line("then, where dlx and the framework are installed:")
-    commands = [f"pip install --no-build-isolation --editable {folder}", f"cd {folder} && python -m pytest"]
+    commands = [f"pip install --no-build-isolation --editable {folder} pytest", f"cd {folder} && python -m pytest"]
     for command in commands:
         screen.line("  ", command)
     document: dict[str, Any] = {"folder": str(folder), "files": files, "to_fill_in": left, "commands": commands}
