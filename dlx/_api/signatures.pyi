@@ -80,12 +80,15 @@ class _Attrs(Protocol):
 class _Tree(Protocol):
     def __dlx_tree__(self) -> Any: ...
 
-# What no object is, though mypy takes any object for it once it has erased type arguments. An overload that takes any
-# other keyword as this is the one that mypy reports for a misspelt one: in one line, instead of printing all of them.
+# What no object is, though mypy takes any object for it once it has erased type arguments. The first overload that
+# takes a wrong argument as this is the one that mypy reports: in one line, instead of printing all of them.
 class _NoSuchOption(Protocol[_T_co]):
-    def __str__(self) -> _T_co: ...  # type: ignore[override]
+    def __sizeof__(self) -> _T_co: ...  # type: ignore[override]
+
+class _ArrayOrContainer(_NoSuchOption[_T_co], Protocol[_T_co]): ...  # its name is what mypy says was expected
 
 _Wrong: TypeAlias = _NoSuchOption[Never]
+_WrongObject: TypeAlias = _ArrayOrContainer[Never]
 
 # Their type names the type of their arrays, which the conversion changes: the result is Any.
 _Container: TypeAlias = (
@@ -156,7 +159,7 @@ class Convert:
     def __call__(
         self,
         obj: _Array,
-        to: Target,
+        to: Target | _Wrong,
         *,
         like: None = ...,
         device: DeviceLike | _Wrong | None = ...,
@@ -288,7 +291,7 @@ class Convert:
     def __call__(
         self,
         obj: _Container,
-        to: Target | None = ...,
+        to: Target | _Wrong | None = ...,
         *,
         like: Any = ...,
         device: DeviceLike | _Wrong | None = ...,
@@ -301,6 +304,11 @@ class Convert:
         lazy: bool | _Wrong = ...,
         **unknown: _Wrong,
     ) -> Any: ...
+
+    # ---- what is neither
+
+    @overload
+    def __call__(self, obj: _WrongObject, to: Target, **o: Unpack[_Free]) -> Any: ...
 
 convert: Convert
 """Convert an array, or every array in a container, to another framework; see `help(dlx.convert)`."""
@@ -325,8 +333,8 @@ class Stack:
     @overload
     def __call__(
         self,
-        arrays: Iterable[Any],
-        to: Target,
+        arrays: Iterable[Any] | _Wrong,
+        to: Target | _Wrong,
         *,
         device: DeviceLike | None = ...,
         stream: object = ...,
@@ -356,8 +364,8 @@ class Open:
     @overload
     def __call__(
         self,
-        path: _Path,
-        to: Target = ...,
+        path: _Path | _Wrong,
+        to: Target | _Wrong = ...,
         *,
         device: DeviceLike | None = ...,
         readonly: Readonly = ...,

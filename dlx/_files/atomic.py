@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
@@ -18,6 +19,7 @@ __all__ = ["replaced"]
 _BY_NUMBER = "/proc/self/fd"
 _LACKING = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)  # O_TMPFILE, by file system and kernel
 _LINKLESS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+_HERE, _NOREPLACE = -100, 1  # AT_FDCWD and RENAME_NOREPLACE of Linux
 
 
 @contextlib.contextmanager
@@ -26,13 +28,13 @@ def replaced(path: Path, *, force: bool) -> Iterator[BinaryIO]:
 
     Until then it has no name, where the file system can do that: nothing is left of a process that was killed.
     Elsewhere, and at the step in which it replaces another, it has one name for each path, ``.NAME.dlx-partial``,
-    which the next run takes over. A file system without hard links can keep an empty file of a process that was killed
-    at the last step.
+    which the next run takes over.
 
     Raises
     ------
     FileError
-        If there is such a file and `force` is false, or it is no regular file; also where it appeared meanwhile.
+        If there is such a file and `force` is false, or it is no regular file; also where it appeared meanwhile. And
+        where the file system can name a file only by replacing what has the name, and `force` is false.
     OSError
         If it cannot be written.
     """
@@ -172,12 +174,24 @@ def _rename(partial: Path, path: Path, force: bool) -> None:
     except OSError as error:
         if error.errno not in _LINKLESS:
             raise
-        try:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            raise _taken(path) from None
-        try:
-            partial.replace(path)
-        except BaseException:
-            path.unlink()
-            raise
+        _rename_only(partial, path)
+
+
+def _rename_only(partial: Path, path: Path) -> None:
+    """Rename where there are no hard links, replacing nothing."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "renameat2"):  # which Python's os lacks
+        if libc.renameat2(_HERE, os.fsencode(partial), _HERE, os.fsencode(path), _NOREPLACE) == 0:
+            return
+        number = ctypes.get_errno()
+    else:
+        number = errno.ENOSYS
+    if number == errno.EEXIST:
+        raise _taken(path)
+    if number not in (errno.EINVAL, errno.ENOSYS):
+        raise OSError(number, os.strerror(number), str(path))
+    raise FileError(
+        "its file system has neither hard links nor a rename that replaces nothing",
+        source=str(path),
+        fix="Pass --force, or name a file elsewhere.",
+    )

@@ -52,6 +52,11 @@ def on_page_content(html: str, **_: Any) -> str:
     return re.sub(r"::</p>(?=\s*<(?:pre|div))", ":</p>", html)
 
 
+def on_post_page(output: str, **_: Any) -> str:
+    """Leave out what a pointer that rests on a name would show of modules that nobody imports from."""
+    return re.sub(r'\stitle="[^"]*\bdlx\._[^"]*"', "", output)
+
+
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Turn links to other files of the project into links to their pages; where they have none, into plain text."""
     markdown = re.sub(r"^```(python|console) gpu$", r"```\1", markdown, flags=re.MULTILINE)  # words of the tests only

@@ -231,6 +231,37 @@ def test_without_links_and_files_without_names(folder, monkeypatch, capsys, link
     assert {each.name for each in folder.iterdir()} == {"x.npz", "y.npz", "z"}
 
 
+def test_without_links_the_name_is_given_in_one_step(folder):
+    """Nothing else opens OUT, renames onto it, or is between the last step and the file: a kill leaves no empty one."""
+    code = """
+    import errno, os, sys
+    import dlx.cli
+    from dlx._files import atomic
+    atomic._BY_NUMBER = "/nonexistent"
+    def link(*_, **__):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+    os.link = link
+    def hook(event, values):
+        if event in ("open", "os.rename") and str(values[0 if event == "open" else 1]).endswith("/y.npz"):
+            os._exit(99)
+    sys.addaudithook(hook)
+    sys.exit(dlx.cli.main(sys.argv[1:]))
+    """
+    status, _, err = dlx("convert", "x.npz", "y.npz", code=textwrap.dedent(code), memory=None)
+    assert status == 0, err
+    assert len(opened("y.npz")) == 12 and {each.name for each in folder.iterdir()} == {"x.npz", "y.npz"}
+
+
+def test_without_links_and_such_a_rename_it_is_refused(folder, monkeypatch, capsys):
+    """Only `--force` can give the file its name there."""
+    without(monkeypatch, links=False)
+    monkeypatch.setattr(atomic, "_NOREPLACE", 1 << 30)  # what no file system knows
+    assert here("convert", "x.npz", "y.npz")[0] == 2
+    assert "neither hard links nor a rename that replaces nothing. Pass --force" in capsys.readouterr().err
+    assert {each.name for each in folder.iterdir()} == {"x.npz"}
+    assert here("convert", "x.npz", "y.npz", "--force")[0] == 0 and len(opened("y.npz")) == 12
+
+
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_file_that_another_run_completed_is_not_touched(folder, monkeypatch, killed):
     """It ends between this run's opening and locking the file with a name, killed before that name is gone or not."""

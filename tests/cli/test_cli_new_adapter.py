@@ -39,7 +39,8 @@ def test_what_it_writes_passes_the_conformance_kit(shelf, capsys):
     assert main(["new-adapter", "shelf", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     folder = shelf / said["folder"]
-    assert folder.name == "dlx-shelf" and said["to_fill_in"] == []
+    assert folder.name == "dlx-shelf"
+    assert said["to_fill_in"] == ["dependencies in pyproject.toml: no installed distribution has shelf"]
     assert sorted(said["files"]) == ["dlx_shelf.py", "pyproject.toml", "tests/test_dlx_shelf.py"]
     written = (folder / "dlx_shelf.py").read_text()
     assert '"shelf.Array",' in written and '"int64": "int64",' in written and "float64" not in written
@@ -50,6 +51,19 @@ def test_what_it_writes_passes_the_conformance_kit(shelf, capsys):
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 12, done.stdout
+
+
+@pytest.mark.parametrize("provider", [None, "shelf-arrays"])
+def test_it_depends_on_the_distribution_that_has_the_framework(shelf, provider):
+    """On none where no one has it: pip would fetch a stranger's of that name from the index."""
+    if provider:
+        info = shelf / "shelf_arrays-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {provider}\nVersion: 1.0\n")
+        (info / "top_level.txt").write_text("shelf\n")
+    assert main(["new-adapter", "shelf"]) == 0
+    needs = tomllib.loads((shelf / "dlx-shelf" / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert needs[0].startswith("dlxarray") and needs[1:] == ([provider] if provider else [])
 
 
 def test_a_framework_that_is_not_installed(tmp_path, monkeypatch, capsys):

@@ -75,6 +75,13 @@ def test_the_reference_has_every_public_name(site):
         assert re.search(rf">(?:\s|<[^>]*>)*dlx\.{name}\b", text), name
 
 
+def test_the_reference_names_no_module_that_nobody_imports_from(site):
+    """Neither in headings nor where a pointer rests; a private path is in addresses within a page only."""
+    for page in (site / "reference").glob("*.html"):
+        text = re.sub(r'\b(?:id|href|for|class|name)="[^"]*"', "", page.read_text(encoding="utf-8"))
+        assert re.findall(r"\bdlx\._\w+[^<]{0,40}", text) == [], page.name
+
+
 def test_the_reference_gives_each_parameter_its_own_default(site):
     """Also those that share a line in the docstring; and nothing is left of how docstrings are written."""
     import dlx

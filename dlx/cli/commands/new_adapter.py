@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import keyword
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,7 +30,7 @@ name = "{distribution}"
 version = "0.1"
 description = "Lets dlx convert arrays of {package}."
 requires-python = ">=3.11"
-dependencies = ["dlxarray>={dlx}", "{root}"]
+dependencies = ["dlxarray>={dlx}"{needs}]
 
 [project.optional-dependencies]
 test = ["pytest>=8", "pytest-timeout"]
@@ -144,11 +145,13 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     ]
     exports = module is None or all(hasattr(getattr(module, each), "__dlpack__") for each in types)
     loads = module is None or callable(getattr(module, "from_dlpack", None))
+    providers = metadata.packages_distributions().get(package.partition(".")[0], [])
+    left += [] if providers else [f"dependencies in pyproject.toml: no installed distribution has {package}"]
     left += [] if exports else ["export: its arrays have no __dlpack__"]
     left += [] if loads else [f"load: there is no {package}.from_dlpack"]
     facts = {
         "package": package,
-        "root": package.partition(".")[0],
+        "needs": "".join(f', "{each}"' for each in dict.fromkeys(providers)),
         "module": f"dlx_{words}",
         "distribution": distribution,
         "dlx": __version__,
@@ -207,7 +210,7 @@ def _show(folder: Path, files: list[str], left: list[str], screen: Screen) -> No
         screen.line(("to fill in: ", "warn"), each)
     screen.line("")
     screen.line("then, where dlx and the framework are installed:")
-    commands = [f"pip install --no-build-isolation --editable {folder}", f"cd {folder} && python -m pytest"]
+    commands = [f"pip install --no-build-isolation --editable {folder} pytest", f"cd {folder} && python -m pytest"]
     for command in commands:
         screen.line("  ", command)
     document: dict[str, Any] = {"folder": str(folder), "files": files, "to_fill_in": left, "commands": commands}

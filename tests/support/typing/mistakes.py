@@ -14,6 +14,10 @@ tensor = torch.zeros(3)
 # the call
 dlx.convert(samples)  # error: neither to nor like
 dlx.convert(samples, to=3)  # error: a number is no target
+dlx.convert(samples, to=None)  # error: neither to nor like
+dlx.convert([samples], to=3)  # error: a number is no target
+dlx.stack([samples], to=3)  # error: a number is no target
+dlx.open("x.npy", to=3)  # error: a number is no target
 dlx.convert(samples, to="torch", copy="yes")  # error: copy is None, True or False
 dlx.convert(samples, to="torch", readonly="never")  # error: no such word
 dlx.convert(samples, to="torch", errors="ignore")  # error: no such word
