@@ -61,8 +61,8 @@ test: takes $(TESTABLE)
 takes:
 	@echo "note: all tests take $(TAKES), once .venv is there; ARGS=\"-k name\" runs some"
 
-# The property tests over many more examples (2 000 in `make test`), and threads for longer.
-DEEP = tests/engine/test_round_trips.py tests/reliability/test_rules.py
+# The property tests over many more examples (tests/support/examples.py), and threads for longer.
+DEEP = $(shell grep -rl "^from examples import" tests --include="test_*.py")
 DEEP_THREADS = tests/core/test_leaks.py tests/engine/test_fast_path_object.py -k threads
 test-deep: $(TESTABLE)
 	DLX_EXAMPLES=$(or $(EXAMPLES),100000) $(RUN) -m pytest $(DEEP) $(ARGS)

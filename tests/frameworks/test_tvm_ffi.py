@@ -6,6 +6,7 @@ import ctypes
 import gc
 
 import pytest
+import warm
 
 import dlx
 from dlx import errors
@@ -200,11 +201,7 @@ def test_tensors_without_a_handle(python):
 
 def test_defect_a_tensor_without_a_handle_kills():
     """Seen in a process of its own: the fault is there."""
-    import subprocess
-    import sys
-
-    code = "import tvm_ffi; tvm_ffi.Tensor.__new__(tvm_ffi.Tensor).shape"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=120)
+    done = warm.run("import tvm_ffi; tvm_ffi.Tensor.__new__(tvm_ffi.Tensor).shape")
     assert done.returncode < 0
 
 

@@ -17,7 +17,7 @@ LIBRARIES = ROOT / "build" / "tests"
 
 
 def compiled(name):
-    """Return the path of one C file of the tests as a library: compiled once, until something that it is made of changes."""
+    """Return one C file of the tests as a library: compiled once, until something that it is made of changes."""
     source, include = ROOT / "tests" / "c" / f"{name}.c", ROOT / "c_src" / "include"
     command = ["cc", "-std=c11", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]
     command += [f"-I{include}", f"-I{sysconfig.get_path('include')}", str(source), "-lpthread"]
