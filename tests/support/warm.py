@@ -122,14 +122,14 @@ def _started(options, modules):
     return _warm[options, modules]
 
 
-def run(code, *argv, options=(), env=None, cwd=".", text="", timeout=120):
-    """Run code as ``python -c`` does, in a fork of a process that was started with these options of Python."""
+def run(code, *argv, options=(), env=None, cwd=".", text="", timeout=120, modules=FRAMEWORKS):
+    """Run code as ``python -c`` does, in a fork of a process with these options of Python that has imported modules."""
     if SANITIZED:  # their run time libraries have threads of their own
         command = [sys.executable, *options, "-c", code, *argv]
         return subprocess.run(
             command, capture_output=True, text=True, timeout=timeout, env=env, cwd=cwd, input=text, check=False
         )
-    server = _started(options, FRAMEWORKS)
+    server = _started(options, modules)
     with tempfile.TemporaryFile("w+") as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         given.write(text)
         given.seek(0)
