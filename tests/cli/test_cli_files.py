@@ -17,6 +17,7 @@ from files import npy, safetensors
 import dlx as package
 from dlx.cli import main
 from dlx.cli.targets import installed
+from examples import examples
 
 GB100 = 100 << 30
 
@@ -216,7 +217,7 @@ def test_files_with_bytes_changed_by_chance(tmp_path, capsys, kind):
     chance = random.Random(8)
     path = tmp_path / kind
     statuses = set()
-    for _ in range(400):
+    for _ in range(examples(400)):
         content = bytearray(whole)
         for _ in range(chance.choice((1, 1, 2, 5))):
             at = chance.randrange(min(len(content), chance.choice((32, len(content)))))
