@@ -95,5 +95,5 @@ warnings.simplefilter("ignore")
 sys.path.insert(0, {str(SUPPORT)!r})
 runpy.run_path({str(SUPPORT / "sklearn_move_to.py")!r}, run_name="__main__")
 """
-    done = warm.run(code)
+    done = warm.run(code, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr

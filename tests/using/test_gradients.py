@@ -1164,6 +1164,6 @@ def test_the_examples_agree_with_their_twins(name):
     if name == "jax_with_torch":
         pytest.importorskip("optax")
     path = ROOT / "examples" / "train_across" / f"{name}.py"
-    done = warm.run(f"import runpy; runpy.run_path({str(path)!r}, run_name='__main__')")
+    done = warm.run(f"import runpy; runpy.run_path({str(path)!r}, run_name='__main__')", timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "from the twin" in done.stdout
