@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import subprocess
 import sys
@@ -20,11 +21,29 @@ from sanitized import SANITIZED
 from dlx._core import native
 from dlx.adapter import KnownIssue
 
-sys.dont_write_bytecode = False  # what pytest has rewritten is kept for the next run: twenty seconds of each process
+sys.dont_write_bytecode = False  # what pytest has rewritten is kept for the next run, and for processes beside this one
 
 # A test that says nothing about CUDA sees no driver, also where there is one; see fake_cuda.py and the mark `gpu`.
 NO_DRIVER = "no-driver-in-this-test.so"
 os.environ["DLX_CUDA_DRIVER"] = NO_DRIVER
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session):
+    """Import a share of the files before all are collected, where other processes import the other shares.
+
+    Most of that time is pytest's rewriting of assertions, whose result the others then find in a file.
+    """
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None or session.config.args != session.config.getini("testpaths"):
+        return
+    files = sorted((session.config.rootpath / "tests").glob("*/test_*.py"))
+    for path in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
+        sys.path.insert(0, str(path.parent))  # as pytest does
+        try:
+            importlib.import_module(path.stem)
+        except (Exception, pytest.skip.Exception):
+            continue  # it is tried again, and then told, when it is collected
 
 
 def pytest_runtest_setup(item):
@@ -109,15 +128,15 @@ def python():
 
 
 @pytest.fixture(scope="session")
-def counting(tmp_path_factory):
+def counting():
     """The compiled counting.c."""
-    return Counting(compiled("counting", tmp_path_factory.mktemp("counting")))
+    return Counting(compiled("counting"))
 
 
 @pytest.fixture(scope="session")
-def fake_driver(tmp_path_factory):
+def fake_driver():
     """The compiled fake_cuda.c."""
-    return compiled("fake_cuda", tmp_path_factory.mktemp("fake_cuda"))
+    return compiled("fake_cuda")
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ import sys
 import textwrap
 
 import pytest
-from project import ROOT
+import warm
+from project import SUPPORT
 
 import dlx
 from dlx.errors import AdapterNotFoundError
@@ -88,9 +89,11 @@ def test_move_to_of_scikit_learn_by_dlx():
     """Three lines of dlx in its place pass scikit-learn's own tests of it."""
     for name in ("sklearn", "array_api_strict", "torch"):
         pytest.importorskip(name)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", ROOT / "tests" / "support" / "sklearn_move_to.py"],
-        capture_output=True,
-        text=True,
-    )
+    code = f"""
+import runpy, sys, warnings
+warnings.simplefilter("ignore")
+sys.path.insert(0, {str(SUPPORT)!r})
+runpy.run_path({str(SUPPORT / "sklearn_move_to.py")!r}, run_name="__main__")
+"""
+    done = warm.run(code, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr

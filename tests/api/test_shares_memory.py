@@ -9,6 +9,7 @@ import pytest
 import dlx
 from dlx import errors
 from dlx._core import native
+from examples import examples
 
 
 def test_across_frameworks(np, torch):
@@ -59,7 +60,7 @@ def test_agrees_with_numpy_on_random_strided_views(np):
         return np.ndarray(shape, f"u{width}", block, start, strides)
 
     @hypothesis.given(st.data())
-    @hypothesis.settings(deadline=None, max_examples=500)
+    @hypothesis.settings(deadline=None, max_examples=examples(500))
     def agree(data):
         a, b = view(data.draw), view(data.draw)
         assert dlx.shares_memory(a, b) is np.shares_memory(a, b)

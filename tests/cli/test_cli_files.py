@@ -17,6 +17,7 @@ from files import npy, safetensors
 import dlx as package
 from dlx.cli import main
 from dlx.cli.targets import installed
+from examples import examples
 
 GB100 = 100 << 30
 
@@ -216,7 +217,7 @@ def test_files_with_bytes_changed_by_chance(tmp_path, capsys, kind):
     chance = random.Random(8)
     path = tmp_path / kind
     statuses = set()
-    for _ in range(400):
+    for _ in range(examples(400)):
         content = bytearray(whole)
         for _ in range(chance.choice((1, 1, 2, 5))):
             at = chance.randrange(min(len(content), chance.choice((32, len(content)))))
@@ -302,7 +303,7 @@ def test_torch_checkpoints(tmp_path, torch):
 def test_a_checkpoint_that_wants_to_run_code(tmp_path, torch):
     """It is refused by name, and nothing is run."""
     torch.save({"x": Evil()}, tmp_path / "x.pt")
-    said = refused("inspect", tmp_path / "x.pt", cwd=tmp_path, memory=None)
+    said = refused("inspect", tmp_path / "x.pt", cwd=tmp_path, imported=True)
     assert "it wants to run code" in said and "system" in said
     assert os.listdir(tmp_path) == ["x.pt"]
 
@@ -313,16 +314,16 @@ def test_damaged_checkpoints(tmp_path, torch):
     torch.save({"w": torch.zeros(1000)}, path)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    assert "damaged zip file" in refused("inspect", path, memory=None)
+    assert "damaged zip file" in refused("inspect", path, imported=True)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x/data.pkl", b"\x80\x02}.")
         archive.writestr("x/byteorder", bytes(65 << 20))
     said = refused("inspect", path)
     assert "claims 68,157,440 bytes, and dlx reads at most 67,108,864" in said
     torch.save({"step": 3}, path)
-    assert "there is no tensor in it" in refused("inspect", path, memory=None)
+    assert "there is no tensor in it" in refused("inspect", path, imported=True)
     torch.save({"w": torch.zeros(3)}, path, _use_new_zipfile_serialization=False)
-    assert "it is a pickle" in refused("inspect", path, memory=None)
+    assert "it is a pickle" in refused("inspect", path, imported=True)
 
 
 @pytest.mark.parametrize("claimed", [b"M\xff\xff", b"\x8a\x08" + (1 << 40).to_bytes(8, "little"), b"J\xff\xff\xff\xff"])
@@ -335,7 +336,7 @@ def test_checkpoints_that_claim_what_is_not_there(tmp_path, torch, claimed):
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in parts.items():
             archive.writestr(name, data.replace(b"M\xe8\x03", claimed) if name.endswith("data.pkl") else data)
-    assert "torch cannot read it" in refused("inspect", path, memory=None)
+    assert "torch cannot read it" in refused("inspect", path, imported=True)
 
 
 def test_a_checkpoint_without_torch(tmp_path):
@@ -428,7 +429,7 @@ def test_a_torchscript_archive(tmp_path, torch):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "x.pt")
-    assert "it is a TorchScript archive" in refused("inspect", tmp_path / "x.pt", memory=None)
+    assert "it is a TorchScript archive" in refused("inspect", tmp_path / "x.pt", imported=True)
 
 
 def test_warnings_of_torch_are_left_out(tmp_path, torch):
@@ -436,7 +437,7 @@ def test_warnings_of_torch_are_left_out(tmp_path, torch):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.save(torch.quantize_per_tensor(torch.zeros(3), 0.1, 0, torch.qint8), tmp_path / "x.pt")
-    status, out, err = dlx("inspect", tmp_path / "x.pt", memory=None)
+    status, out, err = dlx("inspect", tmp_path / "x.pt", imported=True)
     assert (status, err) == (0, "") and "qint8" in out
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import dlx
 from dlx import errors
+from examples import examples
 
 hypothesis = pytest.importorskip("hypothesis")
 st = hypothesis.strategies
@@ -137,7 +138,7 @@ def agrees(tree, **options):
 
 
 @hypothesis.given(tree=graphs(PLAIN))
-@hypothesis.settings(deadline=None, max_examples=300)
+@hypothesis.settings(deadline=None, max_examples=examples(300))
 def test_random_trees_of_built_in_containers_agree_with_the_reference(tree):
     """The walk in C and the walk in Python give what the reference gives: types, order, sharing, cycles."""
     agrees(tree)
@@ -145,7 +146,7 @@ def test_random_trees_of_built_in_containers_agree_with_the_reference(tree):
 
 
 @hypothesis.given(tree=graphs(list(KINDS)))
-@hypothesis.settings(deadline=None, max_examples=300)
+@hypothesis.settings(deadline=None, max_examples=examples(300))
 def test_random_trees_of_many_containers_agree_with_the_reference(tree):
     """So do trees of subclasses, named tuples, records and user containers."""
     agrees([tree])  # as the root a record without an array is refused

@@ -13,11 +13,12 @@ from reference import FLOAT4, FLOAT32, INT4, INT8, IS_COPIED, PADDED, READ_ONLY,
 from dlx import errors
 from dlx._core import native
 from dlx._core.native import ffi, lib
+from examples import examples
 
 # bytes of an element -> a dtype that has as many
 DTYPES = {1: INT8, 2: (2, 16, 1), 4: FLOAT32, 8: (2, 64, 1), 16: (5, 128, 1)}
 DTYPES |= {3: (1, 8, 3), 12: (2, 32, 3), 24: (2, 64, 3)}
-thorough = settings(deadline=None, max_examples=250)
+thorough = settings(deadline=None, max_examples=examples(250))
 
 
 def pattern(nbytes, skip=0):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import warm
 from project import ROOT
 
 EXAMPLE = ROOT / "examples" / "cpp_dot"
@@ -70,4 +71,6 @@ def test_it_takes_any_array(built, framework):
     """Strided, read-only, lazily negated, converted or plain: the product is right; what is no vector is refused."""
     if framework:
         pytest.importorskip(framework)
-    run(*built, sys.executable, "-c", USE, framework)
+    folder, env = built
+    done = warm.run(USE, framework, cwd=folder, env=env)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr

@@ -22,10 +22,11 @@ from reference import (
 )
 
 from dlx._core.native import ffi, lib
+from examples import examples
 
 SHAPES = st.lists(st.integers(0, 4), max_size=4)
 DTYPES = st.sampled_from([INT8, FLOAT32, (5, 128, 1), INT4, (17, 4, 2), (15, 6, 1), (1, 1, 3), (2, 32, 3)])
-quick = settings(deadline=None, max_examples=300)
+quick = settings(deadline=None, max_examples=examples(300))
 
 
 @st.composite
@@ -63,7 +64,7 @@ def anything(draw):
     return dltensor(shape, strides, dtype, address=draw(PLACES), **extra)
 
 
-@settings(deadline=None, max_examples=2000)
+@settings(deadline=None, max_examples=examples(2000))
 @given(anything(), st.sampled_from([1, 2, 8, 64]))
 def test_what_is_plain_is_valid_and_accepted(tensor, alignment):
     """Where one look says plain, neither validation nor the pickiest consumer's check finds anything."""

@@ -4,11 +4,10 @@ A proof answers whether the fault is there. It must agree with the row's version
 proof here fails, and the row wants its first good version.
 """
 
-import subprocess
-import sys
 import warnings
 
 import pytest
+import warm
 
 import dlx
 from dlx import errors
@@ -28,8 +27,8 @@ def framework(name):
 
 def dies(code):
     """Return whether a process is killed by this code."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=120)
-    assert done.returncode <= 0, done.stderr.decode()
+    done = warm.run(code)
+    assert done.returncode <= 0, done.stderr
     return done.returncode < 0
 
 

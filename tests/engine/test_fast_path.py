@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import dlx
 from dlx import errors
 from dlx._core import native
+from examples import examples
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:ComplexHalf:UserWarning"),
@@ -130,7 +131,7 @@ TWISTS = {
 def test_fast_path_and_python_path_agree_on_numpy(np, torch, target):
     """Any numpy array gives the same result, or the same error, by both paths, whatever the options."""
 
-    @settings(max_examples=400, deadline=None)
+    @settings(max_examples=examples(400), deadline=None)
     @given(numpy_sources(np), OPTIONS)
     def check(make, options):
         agree(make, target, **options)
@@ -142,7 +143,7 @@ def test_fast_path_and_python_path_agree_on_numpy(np, torch, target):
 def test_fast_path_and_python_path_agree_on_torch(np, torch, target):
     """Any torch tensor gives the same result, or the same error, by both paths, whatever the options."""
 
-    @settings(max_examples=400, deadline=None)
+    @settings(max_examples=examples(400), deadline=None)
     @given(torch_sources(torch), OPTIONS)
     def check(make, options):
         agree(make, target, **options)
@@ -154,7 +155,7 @@ def test_fast_path_and_python_path_agree_on_torch(np, torch, target):
 def test_fast_path_and_python_path_agree_on_dlx_tensors(np, torch, target):
     """Any dlx.Tensor gives the same result, or the same error, by the fast path and by the slow path."""
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=examples(200), deadline=None)
     @given(st.one_of(numpy_sources(np), torch_sources(torch)), OPTIONS)
     def check(make, options):
         try:

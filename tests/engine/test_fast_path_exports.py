@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import dlx
 from dlx._core import native
+from examples import examples
 
 TARGETS = ("numpy", "torch", "dlx", "jax", "tvm_ffi", "pyarrow")
 FORMATS = ("b", "B", "h", "H", "i", "I", "l", "L", "q", "Q", "f", "d", "?", "c", "n", "N")
@@ -63,7 +64,7 @@ def test_buffers(to):
     """Buffers of the standard library fare alike on both paths."""
     there(to)
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=examples(100), deadline=None)
     @given(buffers(), OPTIONS)
     @example(lambda: bytearray(), {})
     def check(make, options):
@@ -409,7 +410,7 @@ def test_from_dlpack_takes_no_trees_and_no_options(np):
     assert dlx.from_dlpack.__name__ == "from_dlpack" and dlx.from_dlpack(obj=source).shape == (3,)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data())
 def test_shared_memory_is_found_alike(data):
     """The answer in C is the one of the whole examination."""

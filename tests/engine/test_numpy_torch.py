@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import dlx
 from dlx._registry.registry import registry
+from examples import examples
 
 EMPTY = [(0,), (0, 3), (3, 0), (2, 0, 4), (0, 0), (1, 0, 1)]
 
@@ -304,7 +305,7 @@ def build(np, recipe):
     return array
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=examples(300), deadline=None, database=None)
 @given(arrays())
 def test_any_array_crosses_exactly(recipe):
     """Whatever numpy array: torch, dlx and numpy again see its bits; the plan tells sharing from copying by address."""

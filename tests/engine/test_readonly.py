@@ -210,7 +210,8 @@ def test_mapped_files_survive(np, torch, python, tmp_path):
             tensor = dlx.convert(source, to="torch")
             tensor.fill_(7)
             assert tensor.tolist() == [7] * tensor.numel()
-        """
+        """,
+        imported=True,
     )
     assert path.read_bytes() == before
 

@@ -27,6 +27,7 @@ from dlx.errors import (
     FrameworkNotInstalledError,
     ReadOnlyError,
 )
+from examples import examples
 
 
 @pytest.fixture
@@ -451,7 +452,7 @@ def test_files_changed_by_chance(tmp_path_factory, name):
     """Arrays inside of the file, or a `DlxError`: nothing else, whatever was changed."""
     path = tmp_path_factory.mktemp("chance") / name
 
-    @settings(max_examples=40, deadline=None, database=None)
+    @settings(max_examples=examples(40), deadline=None, database=None)
     @given(CHANGES)
     def change(changes):
         content = bytearray(SMALL[name])

@@ -56,6 +56,7 @@ def test_workers(python, np, torch):
             print(images.dtype, tuple(images.shape), images[:, 1, 2].tolist(), labels.tolist())
         """,
         args=(),
+        imported=True,
     )
     assert out.splitlines() == [
         "torch.bfloat16 (4, 2, 3) [0.0, 1.0, 2.0, 3.0] [0, 1, 2, 3]",

@@ -32,11 +32,11 @@ def facts(np):
 
 
 @pytest.fixture
-def table(np, tmp_path_factory):
+def table(np):
     """The table, called by exchange.c."""
     from project import compiled
 
-    held = ctypes.PyDLL(str(compiled("exchange", tmp_path_factory.mktemp("exchange"))))
+    held = ctypes.PyDLL(str(compiled("exchange")))
     held.exchange_import.restype, held.exchange_import.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_void_p]
     held.exchange_export.restype, held.exchange_export.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object]
     held.exchange_borrow.restype = ctypes.py_object

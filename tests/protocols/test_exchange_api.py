@@ -22,10 +22,10 @@ from dlx.adapter import Guard
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory):
+def table():
     """The foreign program at dlx.exchange_api."""
     holder = types.SimpleNamespace(**{NAME: dlx.exchange_api})
-    return Exchange(str(compiled("exchange", tmp_path_factory.mktemp("exchange"))), holder)
+    return Exchange(str(compiled("exchange")), holder)
 
 
 def says(t):

@@ -21,9 +21,9 @@ IS_WHOLE = os.environ.get("DLX_ALLOCATIONS") == "all"
 
 
 @pytest.fixture(scope="session")
-def failing(tmp_path_factory):
+def failing():
     """The compiled failing.c."""
-    return compiled("failing", tmp_path_factory.mktemp("failing"))
+    return compiled("failing")
 
 
 @pytest.mark.timeout(3600)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 
 import pytest
+import warm
 from project import SUPPORT
 
 
@@ -15,8 +15,8 @@ from project import SUPPORT
 def test_a_short_soak():
     """No managed tensor, no memory; times are left to `make soak`. The seed is in the output."""
     frameworks = ",".join(name for name in ("numpy", "torch") if importlib.util.find_spec(name))
-    command = [sys.executable, SUPPORT / "soak.py", "--count", "20000", "--untimed", "--frameworks", frameworks]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    code = f"import runpy, sys; sys.path.insert(0, {str(SUPPORT)!r}); runpy.run_module('soak', run_name='__main__')"
+    done = warm.run(code, "--count", "20000", "--untimed", "--frameworks", frameworks, timeout=280)
     assert done.returncode == 0 and done.stdout.endswith("0 managed tensors alive at the end.\nAll bounds hold.\n"), (
         done.stdout + done.stderr
     )

@@ -9,23 +9,33 @@ import os
 import subprocess
 import sys
 
+import warm
 from sanitized import SANITIZED
 
 from dlx.cli import main
 
 COMMANDS = ("inspect", "plan", "convert", "dtypes", "matrix", "devices", "doctor", "new-adapter", "completion", "bench")
+IMPORTED = ("dlx.cli", "dlx.cli.commands.inspect", "dlx.cli.commands.plan")
 MEMORY = 768 << 20  # bytes of address space: enough for Python and the core, not for what a header may claim
 
 
-def dlx(*words, cwd=None, memory=MEMORY, env=None, code=None):
-    """Run the command; return (exit status, stdout, stderr)."""
+def dlx(*words, cwd=None, memory=MEMORY, env=None, code=None, imported=False):
+    """Run the command; return (exit status, stdout, stderr).
+
+    It is a fork of a process that has imported the command, but for `env` and `code`; `imported`: numpy and torch are
+    imported, too, and memory is not bounded. See warm.py.
+    """
     # The process bounds itself: what runs between fork and exec makes jax warn, once it was imported here. Sanitizers
     # want more addresses than there is memory.
     bound = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({memory}, {memory}))\n"
-    limit = "" if memory is None or SANITIZED else bound
-    run = code or "import runpy; runpy.run_module('dlx', run_name='__main__', alter_sys=True)"
-    command = [sys.executable, "-c", limit + run, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, env=env, check=False)
+    run = "" if memory is None or imported or SANITIZED else bound
+    run += code or "import runpy; runpy.run_module('dlx', run_name='__main__', alter_sys=True)"
+    words = [*map(str, words)]
+    if imported or (env is None and code is None):
+        done = warm.run(run, *words, cwd=cwd or ".", modules=warm.FRAMEWORKS if imported else IMPORTED)
+    else:
+        command = [sys.executable, "-c", run, *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, env=env, check=False)
     return done.returncode, done.stdout, done.stderr
 
 

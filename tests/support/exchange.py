@@ -71,6 +71,6 @@ class Exchange:
 
 
 @pytest.fixture(scope="module")
-def exchange(tmp_path_factory):
+def exchange():
     """The compiled exchange.c."""
-    return Exchange(str(compiled("exchange", tmp_path_factory.mktemp("exchange"))))
+    return Exchange(str(compiled("exchange")))

@@ -71,9 +71,9 @@ class Owner(bytearray):
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory):
+def library():
     """The compiled hostile.c."""
-    return Hostile(compiled("hostile", tmp_path_factory.mktemp("hostile")))
+    return Hostile(compiled("hostile"))
 
 
 @pytest.fixture

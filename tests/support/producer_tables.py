@@ -20,7 +20,7 @@ def write(folder):
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {NAME}\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[dlx]\n{NAME} = dlx_{NAME}\n")
     try:
-        compiled("hostile", Path(folder))
+        Path(folder, "hostile.so").symlink_to(compiled("hostile"))
     except OSError:
         return ""
     return str(folder)

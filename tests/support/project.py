@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import subprocess
 import sysconfig
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SUPPORT = ROOT / "tests" / "support"
 
 
-def compiled(name, folder):
-    """Compile one C file of the tests as a library; return its path."""
-    target = folder / f"{name}.so"
+LIBRARIES = ROOT / "build" / "tests"
+
+
+def compiled(name):
+    """Return one C file of the tests as a library: compiled once, until something that it is made of changes."""
+    source, include = ROOT / "tests" / "c" / f"{name}.c", ROOT / "c_src" / "include"
     command = ["cc", "-std=c11", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]
-    command += [f"-I{ROOT / 'c_src' / 'include'}", f"-I{sysconfig.get_path('include')}"]
-    command.append(str(ROOT / "tests" / "c" / f"{name}.c"))
-    subprocess.run([*command, "-o", str(target), "-lpthread"], check=True)
+    command += [f"-I{include}", f"-I{sysconfig.get_path('include')}", str(source), "-lpthread"]
+    made_of = hashlib.sha256("\0".join([*command, sysconfig.get_config_var("EXT_SUFFIX")]).encode())
+    for path in (source, *sorted(include.glob("*.h"))):
+        made_of.update(path.read_bytes())
+    target = LIBRARIES / f"{name}-{made_of.hexdigest()[:16]}.so"
+    if not target.exists():
+        LIBRARIES.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=LIBRARIES) as folder:
+            subprocess.run([*command, "-o", f"{folder}/made"], check=True)
+            os.replace(f"{folder}/made", target)  # another process may do the same
     return target

@@ -1,4 +1,4 @@
-"""Processes that begin where numpy and torch are imported, and nothing else is: forks of one that waits there.
+"""Processes that begin where numpy and torch are imported, or what else is asked for: forks of one that waits there.
 
 Importing torch takes seconds, and many tests want a process of their own, which may die. Neither framework has begun
 any work by then; dlx is imported in the fork. A fork ends as a process of its own does: its main script ends.
@@ -8,6 +8,7 @@ back. What is about importing, or about options of Python, starts Python anew.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -15,19 +16,22 @@ import socket
 import subprocess
 import sys
 import tempfile
+import types
 
 from sanitized import SANITIZED
 
 SERVER = """
 import gc, importlib.util, json, os, socket, sys, warnings
-for name in ("numpy", "torch"):
+path = sys.path[1:]
+sys.path[:0] = json.loads(sys.argv[3])
+for name in json.loads(sys.argv[2]):
     if importlib.util.find_spec(name):
         __import__(name)
 gc.collect()
 gc.freeze()
-channel, path = socket.socket(fileno=int(sys.argv[1])), sys.path[1:]
+channel = socket.socket(fileno=int(sys.argv[1]))
 while True:
-    size, descriptors, _, _ = socket.recv_fds(channel, 8, 3)
+    size, descriptors, _, _ = socket.recv_fds(channel, 8, 4)
     if not size:
         os._exit(0)
     order = json.loads(channel.recv(int.from_bytes(size, "little"), socket.MSG_WAITALL))
@@ -60,35 +64,36 @@ exec(compile(globals().pop("code"), "<string>", "exec"), globals())
 class Warm:
     """One such process, with some options of Python."""
 
-    def __init__(self, options):
+    def __init__(self, options, modules):
         ours, theirs = socket.socketpair()
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        command = [sys.executable, *options, "-c", SERVER, str(theirs.fileno())]
+        arguments = [str(theirs.fileno()), json.dumps(modules), json.dumps([path for path in sys.path if path])]
         with theirs:
-            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
+            self.process = subprocess.Popen(
+                [sys.executable, *options, "-c", SERVER, *arguments], pass_fds=[theirs.fileno()], env=environment
+            )
         self.channel = ours
 
-    def run(self, code, argv, env, cwd, text, timeout):
-        """Run code in a fork; return what `subprocess.run` would."""
+    def start(self, code, argv, env, cwd, files):
+        """Run code in a fork with these files as its standard input, output and error, and 3; return its number."""
         order = {"code": code, "argv": argv, "env": dict(os.environ if env is None else env), "cwd": str(cwd)}
         sent = json.dumps(order).encode()
-        with tempfile.TemporaryFile("w+") as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            given.write(text)
-            given.seek(0)
-            files = [each.fileno() for each in (given, out, err)]
-            socket.send_fds(self.channel, [len(sent).to_bytes(8, "little")], files)
-            self.channel.sendall(sent)
-            child = self._number()
-            self.channel.settimeout(timeout)
-            try:
-                status = self._number()
-            except TimeoutError:
-                os.kill(child, signal.SIGKILL)
-                self.channel.settimeout(None)
-                self._number()
-                raise subprocess.TimeoutExpired(code, timeout) from None
+        socket.send_fds(self.channel, [len(sent).to_bytes(8, "little")], files)
+        self.channel.sendall(sent)
+        return self._number()
+
+    def wait(self, child, timeout=None):
+        """Return the status with which a fork ends; kill it when it takes too long."""
+        self.channel.settimeout(timeout)
+        try:
+            return self._number()
+        except TimeoutError:
+            os.kill(child, signal.SIGKILL)
             self.channel.settimeout(None)
-            return subprocess.CompletedProcess(code, status, *map(_content, (out, err)))
+            self._number()
+            raise subprocess.TimeoutExpired(str(child), timeout) from None
+        finally:
+            self.channel.settimeout(None)
 
     def _number(self):
         found = self.channel.recv(8, socket.MSG_WAITALL)
@@ -106,19 +111,67 @@ def _content(file):
     return file.read().decode("utf-8", "replace")
 
 
+FRAMEWORKS = ("numpy", "torch")
 _warm = {}
 
 
-def run(code, *argv, options=(), env=None, cwd=".", text="", timeout=120):
-    """Run code as ``python -c`` does, in a fork of a process that was started with these options of Python."""
+def _started(options, modules):
+    """Return the process with these options that has imported these modules."""
+    if (options, modules) not in _warm:
+        _warm[options, modules] = Warm(options, modules)
+    return _warm[options, modules]
+
+
+def run(code, *argv, options=(), env=None, cwd=".", text="", timeout=120, modules=FRAMEWORKS):
+    """Run code as ``python -c`` does, in a fork of a process with these options of Python that has imported modules."""
     if SANITIZED:  # their run time libraries have threads of their own
         command = [sys.executable, *options, "-c", code, *argv]
         return subprocess.run(
             command, capture_output=True, text=True, timeout=timeout, env=env, cwd=cwd, input=text, check=False
         )
-    if options not in _warm:
-        _warm[options] = Warm(options)
-    return _warm[options].run(code, argv, env, os.path.abspath(cwd), text, timeout)
+    server = _started(options, modules)
+    with tempfile.TemporaryFile("w+") as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        given.write(text)
+        given.seek(0)
+        child = server.start(code, argv, env, os.path.abspath(cwd), [each.fileno() for each in (given, out, err)])
+        status = server.wait(child, timeout)
+        return subprocess.CompletedProcess(code, status, *map(_content, (out, err)))
+
+
+class Worker:
+    """A process of the conformance kit as a fork, with what `dlx.testing.runner` uses of `subprocess.Popen`."""
+
+    def __init__(self, modules, command, *, pass_fds, env, **_):
+        python, *options, _, module = command[: command.index("--work")]
+        assert python == sys.executable
+        (writer,) = pass_fds
+        argv = [*command[command.index("--work") : command.index(str(writer))], "3"]
+        code = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+        reading, writing = os.pipe()
+        self.stdout = os.fdopen(reading, errors="replace")
+        self.server, self.returncode = _started(tuple(options), modules), None
+        with open(os.devnull) as nothing:
+            self.child = self.server.start(code, argv, env, os.getcwd(), [nothing.fileno(), writing, writing, writer])
+        os.close(writing)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.stdout.close()
+        self.returncode = self.server.wait(self.child)
+
+    def kill(self):
+        """End it."""
+        os.kill(self.child, signal.SIGKILL)
+
+
+def fork_workers(monkeypatch, *modules):
+    """Let the kit fork its processes of one that has imported modules, instead of starting Python for each."""
+    if not SANITIZED:
+        others = {name: getattr(subprocess, name) for name in ("PIPE", "DEVNULL", "STDOUT")}
+        start = functools.partial(Worker, modules)
+        monkeypatch.setattr("dlx.testing.runner.subprocess", types.SimpleNamespace(Popen=start, **others))
 
 
 def close():

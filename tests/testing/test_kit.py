@@ -11,6 +11,7 @@ import sys
 import kit_adapters
 import kit_planted
 import pytest
+import warm
 
 import dlx
 from dlx.testing import CHECKS, find, run
@@ -29,10 +30,19 @@ def no_leaks():
         gc.collect()
 
 
-def verdict(check, subject):
-    """Hold a subject to a check in a fresh process: what other tests did to this one's registry must not matter."""
-    (found,) = run(subject, [check])
-    return found
+@pytest.fixture
+def verdict(monkeypatch):
+    """Hold a subject to a check in a process of its own: what other tests did to this one's registry must not matter.
+
+    It is a fork, since most of a process's time goes into starting. The good ones are graded as a user does it.
+    """
+    warm.fork_workers(monkeypatch, "dlx.testing", "kit_planted", "kit_adapters")
+
+    def of(check, subject):
+        (found,) = run(subject, [check])
+        return found
+
+    return of
 
 
 def test_every_check_has_a_planted_fault():
@@ -64,7 +74,7 @@ def test_a_library_that_keeps_its_promise_is_passed(good, name):
 
 
 @pytest.mark.parametrize("fault", marked(kit_planted.PLANTED))
-def test_a_broken_promise_is_found(fault):
+def test_a_broken_promise_is_found(fault, verdict):
     """The bad one is found by the check that it is named after, with words that say what was seen."""
     found = verdict(CHECKS[fault.partition("/")[0]], getattr(kit_planted, f"subject_{fault}"))
     assert found.status == "breaks", (found.status, found.seen)
@@ -98,7 +108,7 @@ def test_an_adapter_that_says_what_is_so_is_passed(good_adapter, name):
 
 
 @pytest.mark.parametrize("fault", [fault for fault in kit_adapters.SUBJECTS if fault != "good"])
-def test_an_adapter_that_breaks_its_word_is_found(fault):
+def test_an_adapter_that_breaks_its_word_is_found(fault, verdict):
     """The bad one is found by the check that it is named after."""
     found = verdict(CHECKS[fault.partition("/")[0]], kit_adapters.named(fault))
     assert found.status == "breaks", (found.status, found.seen)

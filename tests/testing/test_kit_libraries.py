@@ -60,8 +60,10 @@ def installed(name, version=None):
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_known_faults_are_found_and_nothing_else_is_blamed(name):
+def test_known_faults_are_found_and_nothing_else_is_blamed(name, monkeypatch):
     """Those of the versions that the tests are pinned to; a version that is better is skipped."""
+    if name in ("torch", "tvm_ffi"):  # which imports torch: seconds in each process
+        warm.fork_workers(monkeypatch, *warm.FRAMEWORKS)
     pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line)
     root = name.partition(".")[0]
     subject = installed(name)

@@ -2,12 +2,11 @@
 
 import functools
 import gc
-import subprocess
-import sys
 import threading
 import warnings
 
 import pytest
+import warm
 from project import ROOT
 
 import dlx
@@ -916,7 +915,7 @@ print(jax.jit(dlx.using("torch", grad=True, result_like=like)(lambda x: x[:2]))(
 
 def test_results_are_declared_in_a_fresh_process(python):
     """Nothing else has loaded an adapter before."""
-    assert python(FRESH, args=()).strip() == "[1. 1.]"
+    assert python(FRESH, args=(), imported=True).strip() == "[1. 1.]"
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -1164,8 +1163,7 @@ def test_the_examples_agree_with_their_twins(name):
     pytest.importorskip("sklearn")
     if name == "jax_with_torch":
         pytest.importorskip("optax")
-    done = subprocess.run(
-        [sys.executable, ROOT / "examples" / "train_across" / f"{name}.py"], capture_output=True, text=True
-    )
+    path = ROOT / "examples" / "train_across" / f"{name}.py"
+    done = warm.run(f"import runpy; runpy.run_path({str(path)!r}, run_name='__main__')", timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "from the twin" in done.stdout

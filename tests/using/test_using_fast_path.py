@@ -19,6 +19,7 @@ from dlx._core import native
 from dlx._registry.registry import registry
 from dlx._using import decorator, fast_path
 from dlx.adapter import GradSupport
+from examples import examples
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -244,7 +245,7 @@ def test_another_framework_of_results(to, returns):
             compare(to, body, [make], returns=returns)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(data=st.data())
 def test_generated_signatures(data):
     """Several arguments, by position and by name, with options, as functions and methods."""

@@ -9,6 +9,7 @@ import pytest
 
 import dlx
 from dlx._core import native
+from examples import examples
 
 np = pytest.importorskip("numpy")
 hypothesis = pytest.importorskip("hypothesis")
@@ -97,7 +98,7 @@ def behind(source, name, item):
 @hypothesis.given(
     steps=LIST_STEPS, make=st.sampled_from([list, collections.UserList]), copy=st.sampled_from([None, True])
 )
-@hypothesis.settings(deadline=None, max_examples=300)
+@hypothesis.settings(deadline=None, max_examples=examples(300))
 def test_a_view_of_a_list_does_what_a_list_does(steps, make, copy):
     """The same steps, errors and contents; whoever holds a result meets it again where its source is."""
     numbers = Numbers()
@@ -151,7 +152,7 @@ def step_dict(target, step, item, find):
 
 
 @hypothesis.given(steps=DICT_STEPS, make=st.sampled_from([dict, collections.OrderedDict]))
-@hypothesis.settings(deadline=None, max_examples=300)
+@hypothesis.settings(deadline=None, max_examples=examples(300))
 def test_a_view_of_a_dict_does_what_a_dict_does(steps, make):
     """The same steps, errors, order and contents."""
     numbers = Numbers()

@@ -1,0 +1,70 @@
+"""`.ci/tests`: tests that failed are run once more, and what passed only then is named."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from project import ROOT
+
+SCRIPT = ROOT / ".ci" / "tests"
+TESTS = """
+import pathlib, pytest
+def test_of_a_kind_that_holds(): pass
+@pytest.mark.parametrize("text", ["a b"])
+def test_that_holds_the_second_time(text):
+    before = pathlib.Path("before").exists()
+    pathlib.Path("before").touch()
+    assert before
+"""
+
+if not SCRIPT.exists():
+    pytest.skip("an sdist has no CI", allow_module_level=True)
+
+
+@pytest.fixture
+def ci(tmp_path):
+    """Run the script on tests, with a `make` that only calls pytest; give its status and its lines."""
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(SCRIPT, tmp_path / ".ci")
+    (tmp_path / "bin").mkdir()
+    make = tmp_path / "bin" / "make"
+    make.write_text(f'#!/bin/sh\nexport "$2"\nexec "{sys.executable}" -m pytest -ra -p no:xdist $ARGS\n')
+    make.chmod(0o755)
+
+    def run(tests):
+        (tmp_path / "test_it.py").write_text(tests)
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
+        env = clean | {"PATH": f"{make.parent}:{os.environ['PATH']}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        command = [tmp_path / ".ci" / "tests"]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+        return done.returncode, done.stdout.splitlines()
+
+    return run
+
+
+def test_what_passes_only_the_second_time_is_named(ci):
+    """It counts as success; pytest's closing lines are the last."""
+    status, lines = ci(TESTS)
+    assert status == 0, lines
+    name = "test_it.py::test_that_holds_the_second_time[a b]"
+    assert lines[-3] == f"passed only the second time: {name}"
+    assert re.match("first: =+ 1 failed, 1 passed in ", lines[-2])
+    assert re.match("second: =+ 1 passed in ", lines[-1])
+
+
+def test_what_fails_twice_fails(ci):
+    """It is not hidden by what passes the second time."""
+    status, lines = ci(TESTS + "def test_broken(): assert 0\n")
+    assert status != 0
+    assert not [line for line in lines if line.startswith("passed only the second time")]
+    assert re.match("first: =+ 2 failed, 1 passed in ", lines[-2])
+    assert re.match("second: =+ 1 failed, 1 passed in ", lines[-1])
+
+
+def test_what_passes_is_run_once(ci):
+    """Nothing is said beside what pytest says."""
+    status, lines = ci("def test_it(): pass\n")
+    assert status == 0 and "passed in" in lines[-1] and "second" not in " ".join(lines)
