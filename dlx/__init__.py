@@ -15,12 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from dlx._version import __version__
 
-if not getattr(sys, "_is_gil_enabled", lambda: True)():
-    raise ImportError(
-        "dlx needs the GIL, and this free-threaded Python runs without it: run it with PYTHON_GIL=1 in its "
-        "environment, or as `python -X gil=1`"
-    )
-
 if TYPE_CHECKING:
     from dlx import adapter, ctypes, errors
     from dlx import typing as typing
