@@ -2,11 +2,10 @@
 
     python tests/support/thread_stress.py --threads 8 --seconds 60 --seed 1
 
-The calls are those of `soak.py`. Each must give the class of result or of error that it gave alone. Beside them run calls
-on containers that threads change meanwhile, views and iterators that threads share, capsules that two threads claim at once, of which one
-must get it, and a thread that changes types, forgets what was learnt (as a
-plugin that is loaded makes dlx do) and collects garbage. At the end
-nothing may be alive. The status is 1 if anything else was found.
+The calls are those of `soak.py`. Each must give the class of result or of error that it gave alone. Beside them run
+calls on containers that threads change meanwhile, views and iterators that threads share, capsules that several threads
+claim, of which one must get it, and a thread that changes types, forgets what was learnt (as a plugin that is loaded
+makes dlx do) and collects garbage. At the end nothing may be alive. The status is 1 if anything else was found.
 """
 
 from __future__ import annotations
@@ -83,7 +82,9 @@ class Shared:
         """Offer a capsule to whoever comes by, and try to claim one; each is claimed once."""
         if not self.claims:
             tensor = dlx.empty((draw.randrange(1, 9),), "uint8")
-            self.claims = [[tensor.__dlpack__(max_version=draw.choice([None, (1, 0)])), threading.Lock(), 0] for _ in "abcd"]
+            self.claims = [
+                [tensor.__dlpack__(max_version=draw.choice([None, (1, 0)])), threading.Lock(), 0] for _ in "abcd"
+            ]
         offer = draw.choice(self.claims or [None])
         if offer is None:
             return
@@ -164,7 +165,9 @@ def stress(threads, seconds, seed, frameworks):
     stop, failures, counts = threading.Event(), [], {}
     running = [threading.Thread(target=disturb, args=(stop, random.Random(seed + 1), failures))]
     running += [
-        threading.Thread(target=work, args=(stop, random.Random(seed + 2 + n), few, often, kinds, shared, counts, n, failures))
+        threading.Thread(
+            target=work, args=(stop, random.Random(seed + 2 + n), few, often, kinds, shared, counts, n, failures)
+        )
         for n in range(threads)
     ]
     for thread in running:
@@ -194,7 +197,9 @@ def main(arguments=None):
         except ImportError:
             print(f"note: {name} is not installed; left out")
     gil = getattr(sys, "_is_gil_enabled", lambda: True)()
-    print(f"seed {chosen.seed}; {chosen.threads} threads; the GIL is {'on' if gil else 'off'};", *frameworks, flush=True)
+    print(
+        f"seed {chosen.seed}; {chosen.threads} threads; the GIL is {'on' if gil else 'off'};", *frameworks, flush=True
+    )
     failures = stress(chosen.threads, chosen.seconds, chosen.seed, frameworks)
     if sysconfig.get_config_var("Py_GIL_DISABLED") and getattr(sys, "_is_gil_enabled", lambda: True)() != gil:
         failures.append(RuntimeError("something switched the GIL on"))
