@@ -46,7 +46,7 @@ SIZE_demo = , 25 MB to download
 SIZE_test = , 1.2 GB when installed
 SIZE_cookbook = , 2.5 GB when installed
 
-.PHONY: demo test test-deep test-sanitize test-allocations fuzz fuzz-producers soak test-exits test-kills test-interrupts test-peers test-all test-pythons test-debian test-old-numpy test-bare test-versions test-frameworks test-cookbook test-cuda test-gpu bench bench-count bench-cuda conformance matrix screens docs read-docs dist lint format clean
+.PHONY: demo test test-deep test-sanitize test-allocations fuzz fuzz-producers soak test-exits test-kills test-interrupts test-peers test-all test-pythons test-debian test-old-numpy test-bare test-versions test-frameworks test-cookbook test-cuda test-gpu test-free-threaded bench bench-count bench-cuda conformance matrix screens docs read-docs dist lint format clean
 
 demo: $(VENV)/.built $(VENV)/.extra-demo $(TORCH_STAMP)
 	$(RUN) examples/quickstart.py
@@ -192,6 +192,13 @@ on-gpu:
 	    echo "note: $$framework is not to be had here; its tests are skipped"; done
 	.venv-gpu/bin/python -m pytest -p no:cacheprovider -m gpu -ra tests/cuda/test_gpu.py tests/cuda/test_gpu_order.py $(ARGS)
 	.venv-gpu/bin/python -m benchmarks --only batch
+
+# The tests on a free-threaded CPython without its GIL, which is built from source once, outside of the checkout. What needs a
+# framework that has no wheel for it is skipped.
+FREE_THREADED ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dlx/free-threaded
+test-free-threaded:
+	@python=$$(tests/support/free_threaded.sh $(FREE_THREADED)); [ -z "$$python" ] || \
+	    DLX_FREE_THREADED=1 $(MAKE) --no-print-directory test PYTHON=$$python VENV=.venv-free-threaded TORCH= EXTRA=test-free-threaded
 
 test-bare:
 	@echo "== $(PYTHON), without any framework"

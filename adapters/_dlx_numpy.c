@@ -14,6 +14,7 @@
 #include "core/allocate.h"
 #include "dlpack_abi.h"
 #include "python/gil.h"
+#include "python/threads.h"
 
 enum { MAX_NDIM = 64, WRITEABLE = 0x0400, BOOL_NUMBER = 0, HALF_NUMBER = 23, NUMBERS = 24 };
 enum {
@@ -119,10 +120,10 @@ static int describe(const array_head* a, int64_t* strides, DLTensor* out) {
 }
 
 /* Borrow. A numpy array does not store strides in elements: they are in memory of this file until
- * the next call, under the GIL. A read-only array is refused, since a DLTensor cannot say so. Owns:
+ * the thread's next call. A read-only array is refused, since a DLTensor cannot say so. Owns:
  * nothing. GIL: needed. Errors: -1 with BufferError. */
 static int borrow(void* object, DLTensor* out) {
-  static int64_t strides[MAX_NDIM];
+  static PY_THREAD_LOCAL int64_t strides[MAX_NDIM];
   const array_head* a = object;
   if (!(a->flags & WRITEABLE)) {
     PyErr_SetString(PyExc_BufferError, "a DLTensor cannot say read-only");
@@ -310,5 +311,5 @@ static struct PyModuleDef definition = {
 };
 
 PyMODINIT_FUNC PyInit__dlx_numpy(void) {
-  return py_gil_open() < 0 ? NULL : PyModule_Create(&definition);
+  return py_gil_open() < 0 ? NULL : py_without_gil(PyModule_Create(&definition));
 }

@@ -12,6 +12,7 @@
 #include <dlfcn.h>
 
 #include "dlx.h"
+#include "python/threads.h"
 
 /* The head of a Python tensor: an at::Tensor, which is one pointer to its TensorImpl. */
 typedef struct {
@@ -116,5 +117,5 @@ static struct PyModuleDef definition = {
 };
 
 PyMODINIT_FUNC PyInit__dlx_torch(void) {
-  return PyModule_Create(&definition);
+  return py_without_gil(PyModule_Create(&definition));
 }

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "dlpack_abi.h"
+#include "python/threads.h"
 
 static int (*to_managed)(void* handle, DLManagedTensorVersioned** out); /* of tvm-ffi */
 static PyObject* handle_of;  /* tvm_ffi.Tensor.__chandle__; never freed */
@@ -294,5 +295,5 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__dlx_tvm_ffi(void) {
   chandle_name = PyUnicode_InternFromString("__chandle__");
-  return chandle_name ? PyModule_Create(&definition) : NULL;
+  return chandle_name ? py_without_gil(PyModule_Create(&definition)) : NULL;
 }

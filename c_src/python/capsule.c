@@ -5,6 +5,7 @@
  * the one who renamed it. */
 
 #include "dlx_python.h"
+#include "threads.h"
 
 static const char k_versioned[] = "dltensor_versioned";
 static const char k_legacy[] = "dltensor";
@@ -116,52 +117,63 @@ static PyObject* capsule_claim(PyObject* module, PyObject* const* args, Py_ssize
     if (py_tensor_managed(args[1]) == NULL) return NULL;
     tensor = (TensorObject*)Py_NewRef(args[1]);
   }
+  DLManagedTensorVersioned *before = tensor->managed, *claimed = NULL;
   int legacy;
+  PY_LOCKED(capsule) /* of several threads one claims it */
   if (is_fresh(capsule, &legacy)) {
-    DLManagedTensorVersioned *before = tensor->managed, *claimed;
     int status = adopt(capsule, legacy, &claimed);
-    if (status == DLX_OK) {
+    if (status == DLX_OK)
       PyCapsule_SetName(capsule, legacy ? k_used_legacy : k_used_versioned);
-      tensor->managed = claimed;
-      if (tensor->ready) dlx_ready_drop(tensor->ready);
-      tensor->ready = NULL;
-      tensor->is_ordered = tensor->is_on_own_stream = 0;
-      if (before) dlx_managed_release(before);
-      return (PyObject*)tensor;
-    }
-    refuse(status, capsule, legacy);
+    else
+      refuse(status, capsule, legacy);
+  }
+  PY_UNLOCKED()
+  if (claimed) {
+    tensor->managed = claimed;
+    if (tensor->ready) dlx_ready_drop(tensor->ready);
+    tensor->ready = NULL;
+    tensor->is_ordered = tensor->is_on_own_stream = 0;
+    if (before) dlx_managed_release(before);
+    return (PyObject*)tensor;
   }
   Py_DECREF(tensor);
   return NULL;
 }
 
 DLManagedTensorVersioned* py_capsule_take(PyObject* capsule) {
-  DLManagedTensorVersioned* made;
+  DLManagedTensorVersioned* made = NULL;
+  PY_LOCKED(capsule)
   int legacy = !PyCapsule_IsValid(capsule, k_versioned);
-  if (legacy && !PyCapsule_IsValid(capsule, k_legacy)) return NULL;
-  if (adopt(capsule, legacy, &made) != DLX_OK) return NULL;
-  PyCapsule_SetName(capsule, legacy ? k_used_legacy : k_used_versioned);
+  if ((!legacy || PyCapsule_IsValid(capsule, k_legacy)) && adopt(capsule, legacy, &made) == DLX_OK)
+    PyCapsule_SetName(capsule, legacy ? k_used_legacy : k_used_versioned);
+  PY_UNLOCKED()
   return made;
 }
 
 int py_capsule_give_back(PyObject* capsule, DLManagedTensorVersioned* made) {
+  int is_back = 0;
+  PY_LOCKED(capsule)
   int legacy = PyCapsule_IsValid(capsule, k_used_legacy);
-  if (!legacy && !PyCapsule_IsValid(capsule, k_used_versioned)) return 0;
-  void* foreign = PyCapsule_GetPointer(capsule, legacy ? k_used_legacy : k_used_versioned);
-  if (!dlx_managed_disown(made, foreign)) return 0;
-  PyCapsule_SetName(capsule, legacy ? k_legacy : k_versioned);
-  dlx_managed_release(made);
-  return 1;
+  if (legacy || PyCapsule_IsValid(capsule, k_used_versioned)) {
+    void* foreign = PyCapsule_GetPointer(capsule, legacy ? k_used_legacy : k_used_versioned);
+    is_back = dlx_managed_disown(made, foreign);
+    if (is_back) PyCapsule_SetName(capsule, legacy ? k_legacy : k_versioned);
+  }
+  PY_UNLOCKED()
+  if (is_back) dlx_managed_release(made);
+  return is_back;
+}
+
+static PyObject *method, *keywords, *newest; /* of the call below; by py_capsule_init */
+
+int py_capsule_init(void) {
+  method = PyUnicode_InternFromString("__dlpack__");
+  keywords = Py_BuildValue("(N)", PyUnicode_InternFromString("max_version"));
+  newest = Py_BuildValue("(ii)", DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR);
+  return method && keywords && newest ? 0 : -1;
 }
 
 int py_capsule_export(PyObject* obj, DLManagedTensorVersioned** out) {
-  static PyObject *method, *keywords, *newest;
-  if (newest == NULL) {
-    method = PyUnicode_InternFromString("__dlpack__");
-    keywords = Py_BuildValue("(N)", PyUnicode_InternFromString("max_version"));
-    if (method && keywords) newest = Py_BuildValue("(ii)", DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR);
-    if (newest == NULL) return -1;
-  }
   PyObject* arguments[] = {obj, newest};
   PyObject* capsule = PyObject_VectorcallMethod(method, arguments, 1, keywords);
   if (capsule == NULL) return -1;
@@ -181,20 +193,24 @@ static PyObject* capsule_peek(PyObject* module, PyObject* capsule) {
   TensorObject* tensor = py_tensor_alloc();
   if (tensor == NULL) return NULL;
   int legacy;
+  DLManagedTensorVersioned *checked = NULL, *borrowed = NULL;
+  PY_LOCKED(capsule)
   if (is_fresh(capsule, &legacy)) {
-    int status = adopt(capsule, legacy, &tensor->managed);
+    int status = adopt(capsule, legacy, &checked);
     if (status == DLX_OK) {
       /* The same checks and the same copy of the metadata, but with the capsule as owner. */
-      DLManagedTensorVersioned *checked = tensor->managed, *borrowed = NULL;
       dlx_managed_disown(checked, PyCapsule_GetPointer(capsule, legacy ? k_legacy : k_versioned));
       status = dlx_managed_new(&checked->dl_tensor, checked->flags, capsule, py_release_object,
                                &borrowed);
-      if (status == DLX_OK) Py_INCREF(capsule);
-      dlx_managed_release(checked);
-      tensor->managed = borrowed;
-      if (status == DLX_OK) return (PyObject*)tensor;
     }
-    refuse(status, capsule, legacy);
+    if (status != DLX_OK) refuse(status, capsule, legacy);
+  }
+  PY_UNLOCKED()
+  if (checked) dlx_managed_release(checked);
+  if (borrowed) {
+    Py_INCREF(capsule);
+    tensor->managed = borrowed;
+    return (PyObject*)tensor;
   }
   Py_DECREF(tensor);
   return NULL;

@@ -132,6 +132,9 @@ int py_capsule_give_back(PyObject* capsule, DLManagedTensorVersioned* made);
  * runs Python. Errors: -1 with an exception. */
 int py_capsule_export(PyObject* obj, DLManagedTensorVersioned** out);
 
+/* Make what it calls with. GIL: needed. Errors: -1 with an exception. */
+int py_capsule_init(void);
+
 extern PyMethodDef py_capsule_functions[];
 
 /* ---- python/make.c --------------------------------------------------------------------------- */

@@ -20,13 +20,15 @@ DLX_HOT static py_route* route_of(PyObject* obj) {
  * Errors: -1 with an exception. */
 static int to_managed(void* obj, DLManagedTensorVersioned** out) {
   uint32_t resolvable;
-  py_route* r = route_of(obj);
   *out = NULL;
+  py_routes_begin();
+  py_route* r = route_of(obj);
   if (r) {
     py_route_enter(r);
     *out = py_fast_path_borrow(r, obj, DLX_SHARES | DLX_HOST_ONLY, &resolvable);
     py_route_leave(r);
   }
+  py_routes_end();
   if (*out) return 0;
   if (PyErr_Occurred()) return -1;
   PyObject* tensor = PyObject_CallOneArg(otherwise, obj);
@@ -42,13 +44,16 @@ static int to_managed(void* obj, DLManagedTensorVersioned** out) {
 DLX_HOT static int borrow(void* obj, DLTensor* out) {
   if (Py_IS_TYPE((PyObject*)obj, py_tensor_type))
     return py_tensor_table.dltensor_from_py_object_no_sync(obj, out);
+  int found = 0;
+  py_routes_begin();
   py_route* r = route_of(obj);
   if (r) {
     py_route_enter(r);
-    int found = py_fast_path_look(r, obj, out);
+    found = py_fast_path_look(r, obj, out);
     py_route_leave(r);
-    if (found) return 0;
   }
+  py_routes_end();
+  if (found) return 0;
   if (PyErr_Occurred()) return -1;
   PyErr_SetObject(PyExc_BufferError, refusal);
   return -1;

@@ -124,7 +124,7 @@ static int states_hold(py_route* r) {
     int same = found ? PyObject_RichCompareBool(found, r->states[i].value, Py_EQ) : -1;
     Py_XDECREF(found);
     if (same == 1) continue;
-    if (same == 0) r->tag = 0;
+    if (same == 0) py_route_stale(r);
     py_error_forget();
     return 0;
   }
@@ -138,8 +138,9 @@ int py_fast_path_holds(py_route* r) {
 /* Whether the consumer takes a tensor that was looked at before: row-major, of the dtype it took
  * last. */
 INLINE int is_plain(const py_route* r, const DLTensor* t) {
-  return memcmp(&t->dtype, &r->plain_dtype, sizeof t->dtype) == 0 &&
-         t->ndim <= r->accepts.max_ndim && dlx_is_plain(t, r->plain_alignment);
+  py_plain plain = atomic_load_explicit(&r->plain, memory_order_relaxed);
+  return memcmp(&t->dtype, &plain.dtype, sizeof t->dtype) == 0 && t->ndim <= r->accepts.max_ndim &&
+         dlx_is_plain(t, plain.alignment);
 }
 
 /* The whole check; what the consumer takes as it is is remembered. What a copy resolves, where the
@@ -159,8 +160,11 @@ static int is_accepted(py_route* r, const DLTensor* t, uint64_t flags, unsigned 
   if (!on_host) {
     *resolvable = DLX_ON_DEVICE;
   } else if (flags == 0 && r->accepts.min_ndim == 0) {
-    r->plain_dtype = t->dtype;
-    r->plain_alignment = (uint32_t)dlx_wanted_alignment(t->dtype, &r->accepts);
+    py_plain old = atomic_load_explicit(&r->plain, memory_order_relaxed);
+    if (memcmp(&t->dtype, &old.dtype, sizeof t->dtype) != 0) {
+      py_plain plain = {t->dtype, (uint32_t)dlx_wanted_alignment(t->dtype, &r->accepts)};
+      atomic_store_explicit(&r->plain, plain, memory_order_relaxed);
+    }
   }
   return 1;
 }
@@ -398,7 +402,7 @@ static __attribute__((noinline)) PyObject* stored(py_route* r, DLTensor* t) {
   PyObject* found = key ? PyDict_GetItemWithError(r->storage, key) : NULL;
   Py_XDECREF(key);
   if (found == NULL) {
-    if (!PyErr_Occurred()) r->direct = t->dtype;
+    if (!PyErr_Occurred()) atomic_store_explicit(&r->direct, t->dtype, memory_order_relaxed);
     return NULL;
   }
   long code = PyLong_AsLong(PyTuple_GET_ITEM(found, 0));
@@ -446,8 +450,11 @@ RARE PyObject* imported_as_storage(PyObject* callable, py_route* r, DLManagedTen
 
 INLINE PyObject* hand_over(PyObject* callable, py_route* r, DLManagedTensorVersioned* made,
                            PyObject* obj, PyObject* to, PyObject* tree) {
-  if (r->storage && memcmp(&made->dl_tensor.dtype, &r->direct, sizeof r->direct) != 0)
-    return imported_as_storage(callable, r, made, obj, to, tree);
+  if (r->storage) {
+    DLDataType direct = atomic_load_explicit(&r->direct, memory_order_relaxed);
+    if (memcmp(&made->dl_tensor.dtype, &direct, sizeof direct) != 0)
+      return imported_as_storage(callable, r, made, obj, to, tree);
+  }
   return imported(callable, r, made, obj, to, tree);
 }
 

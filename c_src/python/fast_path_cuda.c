@@ -35,6 +35,10 @@ static int read_numbers(const py_question* question, PyObject* obj, int64_t* num
 static int read_dtype(py_fields* f, PyObject* obj, DLDataType* out) {
   PyObject* dtype = py_ask(&f->dtype, obj);
   if (dtype == NULL) return 0;
+#ifdef Py_GIL_DISABLED /* two words would have to change at once */
+  PyObject* found = PyDict_GetItemWithError(f->dtypes, dtype); /* which nobody changes */
+  long key = found ? PyLong_AsLong(found) : -1;
+#else
   if (dtype != f->known) {
     PyObject* key = PyDict_GetItemWithError(f->dtypes, dtype);
     if (key == NULL) {
@@ -44,9 +48,11 @@ static int read_dtype(py_fields* f, PyObject* obj, DLDataType* out) {
     f->key = PyLong_AsLong(key);
     Py_XSETREF(f->known, Py_NewRef(dtype));
   }
-  *out = (DLDataType){(uint8_t)f->key, (uint8_t)(f->key >> 8), 1};
+  long key = f->key;
+#endif
+  *out = (DLDataType){(uint8_t)key, (uint8_t)(key >> 8), 1};
   Py_DECREF(dtype);
-  return 1;
+  return key >= 0;
 }
 
 /* From byte strides to elements. Errors: 0 = they are no whole elements. */

@@ -6,6 +6,16 @@
 
 #include "route.h"
 #include "core/hot.h"
+#include "threads.h"
+
+static PyObject *dtype_name, *device_name, *dlpack_name; /* interned, by py_producer_init */
+
+int py_producer_init(void) {
+  dtype_name = PyUnicode_InternFromString("dtype");
+  device_name = PyUnicode_InternFromString("__dlpack_device__");
+  dlpack_name = PyUnicode_InternFromString("__dlpack__");
+  return dtype_name && device_name && dlpack_name ? 0 : -1;
+}
 
 /* {address: (object, what __dlpack__ gave or None, what it raised or None)}: what the fast path
  * leaves to the Python path, and what the conversion that runs now was left. */
@@ -21,7 +31,7 @@ DLX_HOT static int is_unclaimed(py_route* r) {
                        : token == p->token || PyObject_RichCompareBool(token, p->token, Py_EQ) == 1;
   Py_XDECREF(token);
   if (same) return 1;
-  r->tag = 0; /* the next call finds the route anew */
+  py_route_stale(r);
   py_error_forget();
   return 0;
 }
@@ -29,16 +39,14 @@ DLX_HOT static int is_unclaimed(py_route* r) {
 /* Whether its elements may be numbers, by its dtype; one that was found so is remembered. GIL:
  * needed; runs Python. Errors: 0 = ask Python. */
 DLX_HOT static int may_be_numbers(py_producer* p, PyObject* obj) {
-  static PyObject* name;
   PyObject* dtype;
-  if (name == NULL && (name = PyUnicode_InternFromString("dtype")) == NULL) return 0;
-  if (py_optional(obj, name, &dtype) < 0) return py_error_forget() == 0;
+  if (py_optional(obj, dtype_name, &dtype) < 0) return py_error_forget() == 0;
   if (dtype == NULL) return 1;
-  int is_known = dtype == p->dtype;
+  int is_known = dtype == atomic_load_explicit(&p->dtype, memory_order_relaxed);
   PyObject* why = is_known ? NULL : PyObject_CallOneArg(p->no_numbers, dtype);
   if (why) {
     is_known = PyUnicode_Check(why) && PyUnicode_GET_LENGTH(why) == 0;
-    if (is_known) Py_XSETREF(p->dtype, Py_NewRef(dtype));
+    if (is_known) Py_XDECREF(atomic_exchange(&p->dtype, Py_NewRef(dtype)));
   }
   Py_XDECREF(why);
   Py_DECREF(dtype);
@@ -53,13 +61,14 @@ static int is_number(PyObject* obj, long wanted) {
 /* Whether it says that it is on the host, or nothing. GIL: needed; runs Python. Errors: 0 = ask
  * Python. */
 DLX_HOT static int may_be_on_host(PyObject* obj) {
-  static PyObject* name;
   PyTypeObject* type = Py_TYPE(obj);
-  if (name == NULL && (name = PyUnicode_InternFromString("__dlpack_device__")) == NULL) return 0;
-  PyObject* ask = Py_IS_TYPE((PyObject*)type, &PyType_Type) ? _PyType_Lookup(type, name) : NULL;
+  PyObject* ask = NULL;
+#ifndef Py_GIL_DISABLED /* the look-up borrows */
+  if (Py_IS_TYPE((PyObject*)type, &PyType_Type)) ask = _PyType_Lookup(type, device_name);
+#endif
   if (ask && PyFunction_Check(ask)) { /* no descriptor makes anything else of it */
     Py_INCREF(ask);
-  } else if (py_optional((PyObject*)type, name, &ask) < 0) {
+  } else if (py_optional((PyObject*)type, device_name, &ask) < 0) {
     return py_error_forget(), 0;
   }
   if (ask == NULL) return 1;
@@ -76,13 +85,11 @@ DLX_HOT static int may_be_on_host(PyObject* obj) {
 /* What __dlpack__ gives, or the Exception that it raises. Owns: new reference in one of the two.
  * Errors: both NULL, with what may not be forgotten. */
 DLX_HOT static void call(const py_producer* p, PyObject* obj, PyObject** given, PyObject** raised) {
-  static PyObject* name;
   PyObject* arguments[1 + DLX_MAX_KEYWORDS] = {obj};
   *given = *raised = NULL;
-  if (name == NULL && (name = PyUnicode_InternFromString("__dlpack__")) == NULL) return;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(p->values); i++)
     arguments[1 + i] = PyTuple_GET_ITEM(p->values, i);
-  *given = PyObject_VectorcallMethod(name, arguments, 1, p->names);
+  *given = PyObject_VectorcallMethod(dlpack_name, arguments, 1, p->names);
   if (*given || !py_error_may_go(PyErr_Occurred())) return;
   py_pending error = py_pending_save();
   PyErr_NormalizeException(&error.type, &error.value, &error.traceback);

@@ -224,8 +224,9 @@ static node* entered(walk* w, PyObject* obj, const item* at) {
   return n;
 }
 
-/* Copy the children of a list, tuple or dict out of it; no Python runs. */
-static outcome enter(walk* w, PyObject* obj) {
+/* Copy the children of a list, tuple or dict out of it, which no other thread changes meanwhile; no
+ * Python runs. */
+static outcome copy_children(walk* w, PyObject* obj) {
   Py_ssize_t count = PyDict_CheckExact(obj) ? PyDict_GET_SIZE(obj) : Py_SIZE(obj);
   if (need_node(w) < 0 || need_items(w, count) < 0 || need_visits(w, count) < 0) return FAILED;
   item* at = &w->items[w->n_items];
@@ -246,6 +247,14 @@ static outcome enter(walk* w, PyObject* obj) {
   }
   entered(w, obj, at);
   return DONE;
+}
+
+static outcome enter(walk* w, PyObject* obj) {
+  outcome result;
+  PY_LOCKED(obj)
+  result = copy_children(w, obj);
+  PY_UNLOCKED()
+  return result;
 }
 
 /* rule(type) -> (flatten, unflatten, whether it is mutable), as in dlx.adapter.Container, or None.
@@ -271,17 +280,17 @@ static outcome enter_by_rule(walk* w, PyObject* obj) {
   if (parts && PyTuple_CheckExact(parts) && PyTuple_GET_SIZE(parts) == 2 &&
       PyList_CheckExact(PyTuple_GET_ITEM(parts, 1))) {
     PyObject* children = PyTuple_GET_ITEM(parts, 1);
-    if (need_node(w) < 0 || need_items(w, PyList_GET_SIZE(children)) < 0) {
-      result = FAILED;
-    } else {
+    PY_LOCKED(children)
+    result = need_node(w) < 0 || need_items(w, PyList_GET_SIZE(children)) < 0 ? FAILED : DONE;
+    if (result == DONE) {
       item* at = &w->items[w->n_items];
       for (Py_ssize_t i = 0; i < PyList_GET_SIZE(children); i++)
         *at++ = (item){Py_NewRef(PyList_GET_ITEM(children, i)), NULL, ITSELF};
       node* n = entered(w, obj, at);
       n->rule = Py_NewRef(rule);
       n->keys = Py_NewRef(PyTuple_GET_ITEM(parts, 0));
-      result = DONE;
     }
+    PY_UNLOCKED()
   }
   Py_XDECREF(parts);
   Py_DECREF(rule);
@@ -610,7 +619,9 @@ static PyObject* convert_tree(PyObject* module, PyObject* const* args, Py_ssize_
     PyErr_SetString(PyExc_TypeError, "convert_tree takes the fast path, a container and a target");
     return NULL;
   }
+  py_routes_begin();
   PyObject* result = py_tree_run(args[0], args[1], args[2]);
+  py_routes_end();
   if (result || PyErr_Occurred()) return result;
   Py_RETURN_NOTIMPLEMENTED;
 }

@@ -10,7 +10,7 @@
 /* ---- calls and their options ----------------------------------------------------------------- */
 
 static PyObject *to_name, *copy_name, *readonly_name, *detach_name, *device_name, *like_name,
-    *cpu_name; /* interned, as the words of a call are */
+    *cpu_name, *own_name; /* interned, as the words of a call are */
 static PyObject*
     readonly_words; /* values of `readonly`, the default first; NULL until registered */
 
@@ -78,8 +78,8 @@ static PyObject* misnamed; /* (function, names) -> None, or raises; NULL until i
 
 /* The Python function, with the same arguments. Where it raises TypeError for a keyword that it
  * does not have, the error says the one that was meant. */
-static PyObject* call_python(PyObject* callable, PyObject* const* args, size_t nargsf,
-                             PyObject* names) {
+static __attribute__((noinline)) PyObject* call_python(PyObject* callable, PyObject* const* args,
+                                                       size_t nargsf, PyObject* names) {
   PyObject* wrapped = ((FastPathObject*)callable)->wrapped;
   PyObject* result = py_producer_python(wrapped, args, nargsf, names);
   if (result || names == NULL || misnamed == NULL || !PyErr_ExceptionMatches(PyExc_TypeError))
@@ -99,8 +99,7 @@ static PyObject* call_python(PyObject* callable, PyObject* const* args, size_t n
 
 /* convert(obj, like=...): the target of an array on the host, which the result shall be on as well.
  */
-static __attribute__((noinline)) PyObject* call_like(PyObject* callable, PyObject* const* args,
-                                                     size_t nargsf, PyObject* names) {
+static __attribute__((noinline)) PyObject* call_like(PyObject* callable, PyObject* const* args) {
   PyObject* to = py_fast_path_like(callable, args[1]);
   py_route* r = to ? py_fast_path_route(callable, Py_TYPE(args[0]), to) : NULL;
   PyObject* result = NULL;
@@ -114,12 +113,14 @@ static __attribute__((noinline)) PyObject* call_like(PyObject* callable, PyObjec
     Py_XDECREF(own);
   }
   Py_XDECREF(to);
-  if (result || PyErr_Occurred()) return result;
-  return call_python(callable, args, nargsf, names);
+  return result;
 }
 
-DLX_HOT static PyObject* fast_path_call(PyObject* callable, PyObject* const* args, size_t nargsf,
-                                        PyObject* names) {
+/* A call on the fast path. Owns: the result is new. GIL: needed; may run Python. Errors: NULL, as
+ * py_fast_path_route. */
+static inline __attribute__((always_inline)) PyObject* answer(PyObject* callable,
+                                                              PyObject* const* args, size_t nargsf,
+                                                              PyObject* names) {
   Py_ssize_t n = PyVectorcall_NARGS(nargsf);
   unsigned options = 0;
   PyObject *to = NULL, *result = NULL;
@@ -132,23 +133,30 @@ DLX_HOT static PyObject* fast_path_call(PyObject* callable, PyObject* const* arg
   }
   if (to == NULL && names && n == 1 && PyTuple_GET_SIZE(names) == 1 &&
       PyTuple_GET_ITEM(names, 0) == like_name)
-    return call_like(callable, args, nargsf, names);
-  if (to) {
-    py_route* r = py_route_find(Py_TYPE(args[0]), to);
-    if (r == NULL && py_tree_takes(Py_TYPE(args[0])) && ((FastPathObject*)callable)->to == NULL) {
-      result = options ? NULL : py_tree_run(callable, args[0], to);
-    } else {
-      if (r == NULL) r = py_fast_path_route(callable, Py_TYPE(args[0]), to);
-      if (r && r->is_fast_path == 1) {
-        result = py_fast_path_run(callable, r, args[0], to, options);
-      } else if (r && r->is_fast_path) {
-        result = py_producer_run(callable, r, args[0], to, options);
-      } else if (r && r->children && options == 0) {
-        result = call_children(callable, r, args[0], to);
-      }
+    return call_like(callable, args);
+  if (to == NULL) return NULL;
+  py_route* r = py_route_find(Py_TYPE(args[0]), to);
+  if (r == NULL && py_tree_takes(Py_TYPE(args[0])) && ((FastPathObject*)callable)->to == NULL) {
+    result = options ? NULL : py_tree_run(callable, args[0], to);
+  } else {
+    if (r == NULL) r = py_fast_path_route(callable, Py_TYPE(args[0]), to);
+    if (r && r->is_fast_path == 1) {
+      result = py_fast_path_run(callable, r, args[0], to, options);
+    } else if (r && r->is_fast_path) {
+      result = py_producer_run(callable, r, args[0], to, options);
+    } else if (r && r->children && options == 0) {
+      result = call_children(callable, r, args[0], to);
     }
-    if (result || PyErr_Occurred()) return result;
   }
+  return result;
+}
+
+DLX_HOT static PyObject* fast_path_call(PyObject* callable, PyObject* const* args, size_t nargsf,
+                                        PyObject* names) {
+  py_routes_begin();
+  PyObject* result = answer(callable, args, nargsf, names);
+  py_routes_end();
+  if (result || PyErr_Occurred()) return result;
   return call_python(callable, args, nargsf, names);
 }
 
@@ -158,7 +166,7 @@ static int intern_words(void) {
     const char* word;
   } words[] = {{&to_name, "to"},         {&copy_name, "copy"}, {&readonly_name, "readonly"},
                {&detach_name, "detach"}, {&like_name, "like"}, {&device_name, "device"},
-               {&cpu_name, "cpu"}};
+               {&cpu_name, "cpu"},       {&own_name, "dlx"}};
   for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
     if ((*words[i].where = PyUnicode_InternFromString(words[i].word)) == NULL) return -1;
   }
@@ -251,16 +259,20 @@ static PyObject* fast_path_borrow(PyObject* callable, PyObject* const* args, Py_
   unsigned options = DLX_SHARES | DLX_HOST_ONLY;
   if (nargs == 3 && args[2] == Py_True) options |= DLX_COPIES;
   uint32_t resolvable;
+  DLManagedTensorVersioned* made = NULL;
+  py_routes_begin();
   py_route* r = py_fast_path_route(callable, Py_TYPE(args[0]), args[1]);
-  if (r == NULL && PyErr_Occurred()) return NULL;
-  if (r == NULL || !r->is_fast_path) Py_RETURN_NONE;
-  if (r->is_same) return Py_NewRef(args[0]);
-  py_route_enter(r);
-  DLManagedTensorVersioned* made = py_fast_path_borrow(r, args[0], options, &resolvable);
-  py_route_leave(r);
-  if (made == NULL && PyErr_Occurred()) return NULL;
-  if (made == NULL) Py_RETURN_NONE;
-  return py_tensor_wrap(made);
+  int is_same = r && r->is_fast_path && r->is_same;
+  if (r && r->is_fast_path && !is_same) {
+    py_route_enter(r);
+    made = py_fast_path_borrow(r, args[0], options, &resolvable);
+    py_route_leave(r);
+  }
+  py_routes_end();
+  if (is_same) return Py_NewRef(args[0]);
+  if (made) return py_tensor_wrap(made);
+  if (PyErr_Occurred()) return NULL;
+  Py_RETURN_NONE;
 }
 
 PyDoc_STRVAR(
@@ -275,13 +287,19 @@ static PyObject* fast_path_load(PyObject* callable, PyObject* const* args, Py_ss
     return NULL;
   }
   if (py_tensor_managed(args[0]) == NULL) return NULL;
+  PyObject* result = NULL;
+  py_routes_begin();
   py_route* r = py_route_find(Py_TYPE(args[1]), args[2]);
-  if (r == NULL || !r->is_fast_path || r->is_same) Py_RETURN_NOTIMPLEMENTED;
-  DLManagedTensorVersioned* made = ((TensorObject*)args[0])->managed;
-  ((TensorObject*)args[0])->managed = NULL;
-  py_route_enter(r);
-  PyObject* result = py_fast_path_hand_over(callable, r, made, args[1], args[2], NULL);
-  py_route_leave(r);
+  if (r == NULL || !r->is_fast_path || r->is_same) {
+    result = Py_NewRef(Py_NotImplemented);
+  } else {
+    DLManagedTensorVersioned* made = ((TensorObject*)args[0])->managed;
+    ((TensorObject*)args[0])->managed = NULL;
+    py_route_enter(r);
+    result = py_fast_path_hand_over(callable, r, made, args[1], args[2], NULL);
+    py_route_leave(r);
+  }
+  py_routes_end();
   return result;
 }
 
@@ -290,14 +308,13 @@ PyDoc_STRVAR(fast_path_overlap_doc,
              "Say whether two arrays of host memory, whose elements leave no gaps, have a byte in "
              "common; None where\nPython must be asked.");
 
-/* 1 = the bytes of an array are known, without gaps where `is_run`; 0 = ask Python. */
-static int extent_of(PyObject* callable, PyObject* obj, int64_t* low, int64_t* high, int* is_run) {
-  static PyObject* own; /* the target "dlx" */
-  if (own == NULL && (own = PyUnicode_InternFromString("dlx")) == NULL) return 0;
-  py_route* r = py_fast_path_route(callable, Py_TYPE(obj), own);
-  if (r == NULL || !r->is_fast_path) return 0;
+/* A managed tensor over an array that is only looked at. Owns: the caller owns the result. GIL:
+ * needed; may run Python. Errors: NULL = ask Python, unless an exception is set. */
+static DLManagedTensorVersioned* looked_at(PyObject* callable, PyObject* obj) {
   DLManagedTensorVersioned* made = NULL;
   uint32_t resolvable;
+  py_route* r = py_fast_path_route(callable, Py_TYPE(obj), own_name);
+  if (r == NULL || !r->is_fast_path) return NULL;
   py_route_enter(r);
   if (r->is_same && r->type == py_tensor_type) {
     DLManagedTensorVersioned* m = ((TensorObject*)obj)->managed;
@@ -307,6 +324,14 @@ static int extent_of(PyObject* callable, PyObject* obj, int64_t* low, int64_t* h
     made = py_fast_path_borrow(r, obj, options, &resolvable);
   }
   py_route_leave(r);
+  return made;
+}
+
+/* 1 = the bytes of an array are known, without gaps where `is_run`; 0 = ask Python. */
+static int extent_of(PyObject* callable, PyObject* obj, int64_t* low, int64_t* high, int* is_run) {
+  py_routes_begin();
+  DLManagedTensorVersioned* made = looked_at(callable, obj);
+  py_routes_end();
   if (made == NULL) return 0;
   const DLTensor* t = &made->dl_tensor;
   int is_known = t->device.device_type == kDLCPU && t->dtype.bits * t->dtype.lanes % 8 == 0;

@@ -6,6 +6,13 @@
 #include "route.h"
 
 int dlx_bind(uintptr_t module);
+PyMODINIT_FUNC dlx_cffi_module(void); /* what cffi names PyInit__ffi, see build_ffi.py */
+
+/* The module as Python imports it. */
+#undef PyInit__ffi
+PyMODINIT_FUNC PyInit__ffi(void) {
+  return py_without_gil(dlx_cffi_module());
+}
 
 PyDoc_STRVAR(bind_doc,
              "bind(module, /)\n--\n\n"
@@ -32,6 +39,7 @@ static PyObject* bind(PyObject* self, PyObject* module) {
       PyModule_AddFunctions(module, py_adopt_functions) < 0 ||
       PyModule_AddFunctions(module, py_cuda_functions) < 0 ||
       PyModule_AddFunctions(module, py_arrow_functions) < 0 || py_arrow_init() < 0 ||
+      py_capsule_init() < 0 || py_route_init() < 0 || py_producer_init() < 0 ||
       PyModule_AddFunctions(module, py_exchange_functions) < 0 ||
       PyModule_AddFunctions(module, py_describe_functions) < 0 ||
       PyModule_AddFunctions(module, py_route_functions) < 0 ||

@@ -3,17 +3,40 @@
  *
  * A route remembers its type's version tag: CPython gives a type a new one whenever it, or a base
  * of it, is changed, so a type that is patched later misses here and is looked at anew. Types and
- * keys are held, so no address is reused. */
+ * keys are held, so no address is reused.
+ *
+ * Without the GIL threads read the table while one of them, under a lock, changes it. A route is
+ * published whole, its few fields that change later are atomic, and one that left the table is
+ * freed when no thread can be reading it any more. */
 
 #include "route.h"
 #include "core/hot.h"
 
+#include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { SLOTS = 256 /* a power of two; far more than pairs in any program */ };
 
-static py_route* table[SLOTS];
-static int in_use;
+static _Atomic(py_route*) table[SLOTS];
+static int in_use; /* as what follows: guarded by the lock, or the GIL */
+static py_route* retired;
+
+#ifdef Py_GIL_DISABLED
+static PyMutex changing;
+
+static void lock_table(void) {
+  PyMutex_Lock(&changing);
+}
+
+static void unlock_table(void) {
+  PyMutex_Unlock(&changing);
+}
+#else
+static void lock_table(void) {}
+
+static void unlock_table(void) {}
+#endif
 
 static size_t slot_of(const void* type, const void* key) {
   uintptr_t mixed = ((uintptr_t)type >> 4) * 31 + ((uintptr_t)key >> 4);
@@ -21,7 +44,9 @@ static size_t slot_of(const void* type, const void* key) {
 }
 
 static unsigned tag_of(PyTypeObject* type) {
-#if PY_VERSION_HEX >= 0x030C0000
+#ifdef Py_GIL_DISABLED
+  return __atomic_load_n(&type->tp_version_tag, __ATOMIC_ACQUIRE);
+#elif PY_VERSION_HEX >= 0x030C0000
   return type->tp_version_tag; /* 0 = changed since */
 #else
   return PyType_HasFeature(type, Py_TPFLAGS_VALID_VERSION_TAG) ? type->tp_version_tag : 0;
@@ -30,7 +55,8 @@ static unsigned tag_of(PyTypeObject* type) {
 
 /* Both types are what they were when the route was made. */
 static int is_current(const py_route* r) {
-  return r->tag != 0 && r->tag == tag_of(r->type) &&
+  unsigned tag = atomic_load_explicit(&r->tag, memory_order_relaxed);
+  return tag != 0 && tag == tag_of(r->type) &&
          (r->target == NULL || (r->target_tag != 0 && r->target_tag == tag_of(r->target)));
 }
 
@@ -47,18 +73,27 @@ static unsigned assign_tag(PyTypeObject* type) {
 }
 
 DLX_HOT py_route* py_route_find(PyTypeObject* type, PyObject* key) {
-  for (size_t i = slot_of(type, key); table[i]; i = (i + 1) & (SLOTS - 1)) { /* never full */
-    if (table[i]->type == type && table[i]->key == key)
-      return is_current(table[i]) ? table[i] : NULL;
+  py_route* r; /* the table is never full */
+  for (size_t i = slot_of(type, key);
+       (r = atomic_load_explicit(&table[i], memory_order_acquire)) != NULL;
+       i = (i + 1) & (SLOTS - 1)) {
+    if (r->type == type && r->key == key) return is_current(r) ? r : NULL;
   }
   return NULL;
 }
 
-static PyObject* names_of_targets; /* {name: the same} of keys that are strings */
+/* {name: the same} of keys that are strings; by py_route_init. Nothing is taken out of it, so a
+ * borrowed name stays. */
+static PyObject* names_of_targets;
+
+int py_route_init(void) {
+  names_of_targets = PyDict_New();
+  return names_of_targets ? 0 : -1;
+}
 
 PyObject* py_route_key(PyObject* to) {
   if (!PyUnicode_CheckExact(to) || PyUnicode_CHECK_INTERNED(to)) return to;
-  PyObject* known = names_of_targets ? PyDict_GetItemWithError(names_of_targets, to) : NULL;
+  PyObject* known = PyDict_GetItemWithError(names_of_targets, to);
   return known ? known : to;
 }
 
@@ -97,12 +132,8 @@ static void forget_fields(py_fields* f) {
   Py_CLEAR(f->known);
 }
 
+/* Of a route that nobody uses. GIL: needed, no lock held; may run Python. */
 static void route_free(py_route* r) {
-  if (r == NULL) return;
-  if (r->users) {
-    r->is_replaced = 1;
-    return;
-  }
   for (int i = 0; i < r->n_guards; i++) {
     forget_question(&r->guards[i].ask);
     forget_question(&r->guards[i].resolve);
@@ -126,7 +157,7 @@ static void route_free(py_route* r) {
   Py_CLEAR(r->producer.names);
   Py_CLEAR(r->producer.values);
   Py_CLEAR(r->producer.no_numbers);
-  Py_CLEAR(r->producer.dtype);
+  Py_XDECREF(atomic_exchange(&r->producer.dtype, NULL));
   Py_CLEAR(r->producer.token_of);
   Py_CLEAR(r->producer.token);
   forget_fields(&r->fields);
@@ -135,13 +166,130 @@ static void route_free(py_route* r) {
   PyMem_Free(r);
 }
 
-/* GIL: needed; releasing types may run Python, so the table is empty before anything is freed. */
-static void forget_all(void) {
-  py_route* old[SLOTS];
-  memcpy(old, table, sizeof table);
-  memset(table, 0, sizeof table);
-  in_use = 0;
-  for (size_t i = 0; i < SLOTS; i++) route_free(old[i]);
+/* ---- routes that have left the table --------------------------------------------------------- */
+
+#ifdef Py_GIL_DISABLED
+
+/* When a thread began to read routes, for each thread that ever did; 0 = it reads none. Only the
+ * thread writes it, so that reading costs no locked operation on memory that others write. A
+ * thread that ends leaves its place behind for the next one. */
+typedef struct reader {
+  _Atomic(uint64_t) since;
+  atomic_flag taken;
+  struct reader* next;
+  char apart[64]; /* of the next one in memory: no two share a cache line */
+} reader;
+
+static _Atomic(reader*) readers;
+static _Atomic(uint64_t) now = 1; /* counts what has left the table */
+static FEW_WORDS reader* mine;
+static FEW_WORDS int nested;
+static reader nobody;             /* of threads that got no place of their own: no memory */
+static atomic_int is_nobody_used; /* then nothing is freed any more */
+static pthread_key_t leaving;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void leave_reader(void* left) {
+  mine = NULL;
+  atomic_flag_clear(&((reader*)left)->taken);
+}
+
+/* The other threads are not in the child, and one of them may have held the lock. */
+static void after_fork(void) {
+  changing = (PyMutex){0};
+  for (reader* each = atomic_load(&readers); each; each = each->next) {
+    if (each == mine) continue;
+    atomic_store(&each->since, 0);
+    atomic_flag_clear(&each->taken);
+  }
+}
+
+static void watch_threads(void) {
+  if (pthread_key_create(&leaving, leave_reader) != 0) leaving = (pthread_key_t)-1;
+  pthread_atfork(NULL, NULL, after_fork);
+}
+
+static reader* take_reader(void) {
+  reader* found = atomic_load(&readers);
+  while (found && atomic_flag_test_and_set(&found->taken)) found = found->next;
+  if (found == NULL) {
+    found = calloc(1, sizeof *found);
+    if (found == NULL) {
+      atomic_store(&is_nobody_used, 1);
+      return mine = &nobody;
+    }
+    atomic_flag_test_and_set(&found->taken);
+    found->next = atomic_load(&readers);
+    while (!atomic_compare_exchange_weak(&readers, &found->next, found)) continue;
+  }
+  pthread_once(&once, watch_threads);
+  pthread_setspecific(leaving, found); /* if it fails, the place is not used again: no harm */
+  return mine = found;
+}
+
+DLX_HOT void py_routes_begin(void) {
+  if (nested++) return;
+  reader* own = mine ? mine : take_reader();
+  /* Before the table is read, as `retire` does it the other way: either the thread is seen to
+   * read, or it finds the route gone. */
+  atomic_store(&own->since, atomic_load_explicit(&now, memory_order_relaxed));
+}
+
+DLX_HOT void py_routes_end(void) {
+  if (--nested) return;
+  atomic_store_explicit(&mine->since, 0, memory_order_release);
+}
+
+/* A route that is in the table no more. GIL: needed, the lock held. */
+static void retire(py_route* r) {
+  r->retired = atomic_fetch_add(&now, 1) + 1;
+  r->next_retired = retired;
+  retired = r;
+}
+
+/* Free what no thread reads any more. GIL: needed, no lock held; may run Python. */
+static void free_retired(void) {
+  py_route *r, *unused = NULL;
+  lock_table();
+  uint64_t oldest = atomic_load(&is_nobody_used) ? 0 : UINT64_MAX;
+  for (reader* each = atomic_load(&readers); each; each = each->next) {
+    uint64_t since = atomic_load(&each->since);
+    if (since && since < oldest) oldest = since;
+  }
+  for (py_route** place = &retired; (r = *place) != NULL;) {
+    if (r->retired <= oldest) {
+      *place = r->next_retired;
+      r->next_retired = unused;
+      unused = r;
+    } else {
+      place = &r->next_retired;
+    }
+  }
+  unlock_table();
+  while ((r = unused) != NULL) {
+    unused = r->next_retired;
+    route_free(r);
+  }
+}
+
+#else
+
+static void retire(py_route* r) {
+  r->next_retired = retired;
+  retired = r;
+}
+
+/* Free what no call runs on; the others are freed when their last call ends. GIL: needed; may run
+ * Python. */
+static void free_retired(void) {
+  while (retired) {
+    py_route* r = retired;
+    retired = r->next_retired;
+    if (r->users)
+      r->is_replaced = 1;
+    else
+      route_free(r);
+  }
 }
 
 DLX_HOT void py_route_leave(py_route* r) {
@@ -151,6 +299,18 @@ DLX_HOT void py_route_leave(py_route* r) {
     py_pending_restore(pending);
   }
 }
+#endif
+
+/* GIL: needed, the lock held. */
+static void retire_all(void) {
+  for (size_t i = 0; i < SLOTS; i++) {
+    py_route* r = atomic_exchange(&table[i], NULL);
+    if (r) retire(r);
+  }
+  in_use = 0;
+}
+
+/* ---- a route read from an adapter's data ----------------------------------------------------- */
 
 /* A Question of dlx/_engine/fast_path.py, or None. Owns: references in `q`. Errors: -1 with an
  * exception. */
@@ -318,11 +478,11 @@ enum {
   FIELDS
 };
 static const char* const names[FIELDS] = {
-    "like",        "is_host_only",  "children", "is_same",  "is_root_only", "is_immutable",
-    "exports",     "is_managed",    "is_borrowed", "export", "producer", "fields",
-    "produces_on", "consumes_on",   "target",   "imports",  "load",         "guards",
-    "quick",       "switches",      "states",   "detach",   "owner",        "start",
-    "nbytes",      "dtype",         "confirmed", "storage", "is_narrow",    "always_copies",
+    "like",        "is_host_only", "children",    "is_same", "is_root_only", "is_immutable",
+    "exports",     "is_managed",   "is_borrowed", "export",  "producer",     "fields",
+    "produces_on", "consumes_on",  "target",      "imports", "load",         "guards",
+    "quick",       "switches",     "states",      "detach",  "owner",        "start",
+    "nbytes",      "dtype",        "confirmed",   "storage", "is_narrow",    "always_copies",
     "accepts"};
 
 /* From the fields of a Route of dlx/_engine/fast_path.py. Owns: references in `r`. Errors: -1 with
@@ -425,28 +585,30 @@ static PyObject* route_add(PyObject* module, PyObject* const* args, Py_ssize_t n
   r->type = (PyTypeObject*)Py_NewRef(args[0]);
   r->holds_type = 1;
   r->key = Py_NewRef(args[1]);
-  if (PyUnicode_CheckExact(r->key)) {
-    if (names_of_targets == NULL) names_of_targets = PyDict_New();
-    if (names_of_targets == NULL || PyDict_SetItem(names_of_targets, r->key, r->key) < 0)
-      goto failed;
-  }
+  if (PyUnicode_CheckExact(r->key) && PyDict_SetDefault(names_of_targets, r->key, r->key) == NULL)
+    goto failed;
   if (args[2] != Py_None && read_route(args[2], r) < 0) goto failed;
   r->tag = assign_tag(r->type);
   if (PyErr_Occurred()) goto failed;
 
-  if (in_use > SLOTS * 3 / 4) forget_all(); /* many short-lived types: clear the table */
-  size_t i = slot_of(r->type, r->key);
-  while (table[i] && !(table[i]->type == r->type && table[i]->key == r->key))
-    i = (i + 1) & (SLOTS - 1);
-  py_route* old = table[i];
-  table[i] = r;
-  if (old == NULL) in_use++;
   int is_fast_path = r->is_fast_path;
   /* That a type has no route, or is a producer of a program's own, must not keep it alive. Should
    * another type come to lie at its address, its version differs; at worst Python is asked. */
   r->holds_type = is_fast_path && r->producer.names == NULL;
   if (!r->holds_type) Py_DECREF(args[0]);
-  route_free(old);
+  lock_table();
+  if (in_use > SLOTS * 3 / 4) retire_all(); /* many short-lived types: clear the table */
+  size_t i = slot_of(r->type, r->key);
+  py_route* old;
+  while ((old = table[i]) != NULL && !(old->type == r->type && old->key == r->key))
+    i = (i + 1) & (SLOTS - 1);
+  atomic_store_explicit(&table[i], r, memory_order_seq_cst);
+  if (old)
+    retire(old);
+  else
+    in_use++;
+  unlock_table();
+  free_retired();
   return PyBool_FromLong(is_fast_path);
 
 failed:
@@ -459,7 +621,10 @@ PyDoc_STRVAR(routes_clear_doc,
              "Forget every route: the adapters have changed.");
 
 static PyObject* routes_clear(PyObject* module, PyObject* unused) {
-  forget_all();
+  lock_table();
+  retire_all();
+  unlock_table();
+  free_retired();
   Py_RETURN_NONE;
 }
 

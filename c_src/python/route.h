@@ -5,6 +5,7 @@
  * python/fast_path.c runs. */
 
 #include "dlx_python.h"
+#include "threads.h"
 
 enum { DLX_MAX_QUESTIONS = 12, DLX_MAX_KEYWORDS = 4 /* of __dlpack__ */ };
 
@@ -38,7 +39,7 @@ typedef struct {
 typedef struct {
   PyObject *names, *values;   /* tuples: keywords of its __dlpack__; NULL = it is no such type */
   PyObject* no_numbers;       /* no_numbers(dtype): why elements are no numbers, or "" */
-  PyObject* dtype;            /* the last one of which they are; or NULL */
+  _Atomic(PyObject*) dtype;   /* the last one of which they are; or NULL */
   Py_ssize_t n_modules;       /* in sys.modules, when no adapter listed the type */
   PyObject *token_of, *token; /* abc.get_cache_token, and what it gave then */
 } py_producer;
@@ -62,21 +63,30 @@ typedef struct {
   long key;         /* and what stands there */
 } py_fields;
 
+/* What the consumer was last found to take as it is, in one word, which is read and written whole.
+ */
 typedef struct {
+  DLDataType dtype;   /* without bits = nothing yet */
+  uint32_t alignment; /* what the consumer wants for it */
+} py_plain;
+
+typedef struct py_route {
   PyTypeObject* type; /* exact; strong where holds_type */
   int holds_type;
   PyObject* key;    /* the `to` of the call; strong. NotImplemented: what `like` is looked up by */
   PyObject* like;   /* the target that an array of the type stands for as `like`; strong, or NULL */
   int is_host_only; /* arrays of the type are always on the host */
-  unsigned tag;     /* the type's version: a patched type misses */
+  atomic_uint tag;  /* the type's version: a patched type misses */
   int is_fast_path; /* 0 = known to need Python; 2 = by py_producer_run */
   PyObject* children; /* of a container that becomes a list or dict: children(obj) gives that;
                          strong, or NULL */
   int is_same;        /* the object itself is the result */
   int is_root_only;   /* objects of the type pass through inside a container */
   int is_immutable;   /* arrays of the type are read-only, whatever their export says */
-  int users; /* calls that are running on it; a route that was replaced is freed after the last */
-  int is_replaced;
+  int users;          /* calls that are running on it; unused without the GIL */
+  int is_replaced;    /* it is freed after the last of them */
+  uint64_t retired;   /* without the GIL: when it left the table, see python/route.c */
+  struct py_route* next_retired;
   PyTypeObject* target; /* of its arrays; strong; NULL = dlx.Tensor */
   unsigned target_tag;
   const DLPackExchangeAPI* exports; /* its borrow slot is used, or its managed slot where it has
@@ -104,21 +114,41 @@ typedef struct {
   PyObject* confirmed; /* {code | bits << 8: dtype object that the answer must be}, or NULL */
   PyObject* storage;   /* {code | bits << 8: (the same of the dtype to import it as, what makes the
                           array one of the real dtype)}, or NULL */
-  DLDataType direct; /* the one that was last found to be imported as it is; without bits = none */
+  _Atomic DLDataType direct; /* the one that was last found to be imported as it is; without bits =
+                                none */
   int is_narrow; /* the target takes more than `accepts`: what is not accepted is left to Python */
   unsigned leaves; /* options of a call that are left to Python */
   dlx_capabilities accepts;
-  DLDataType plain_dtype;   /* the one that was accepted last; without bits = none yet */
-  uint32_t plain_alignment; /* what the consumer wants for it */
+  _Atomic py_plain plain;
 } py_route;
 
-/* The route for an exact type and target, or NULL. Owns: borrowed; callers that run Python
- * meanwhile hold it by py_route_enter and py_route_leave. GIL: needed. Errors: none. */
+/* The route for an exact type and target, or NULL. Owns: borrowed, between py_routes_begin and
+ * py_routes_end; callers that run Python meanwhile hold it by py_route_enter and py_route_leave.
+ * GIL: needed. Errors: none. */
 py_route* py_route_find(PyTypeObject* type, PyObject* key);
 
 /* The key of the routes to a target: of strings that are equal, the one that is interned, where a
  * route has it. Owns: borrowed. GIL: needed. Errors: none, the target itself. */
 PyObject* py_route_key(PyObject* to);
+
+/* Routes that a thread finds between these two stay, also where another thread replaces them. They
+ * may be nested. GIL: needed; none runs Python. With a GIL they are nothing, and calls hold a route
+ * by the two below. */
+#ifdef Py_GIL_DISABLED
+void py_routes_begin(void);
+void py_routes_end(void);
+
+static inline void py_route_enter(py_route* route) {
+  (void)route;
+}
+
+static inline void py_route_leave(py_route* route) {
+  (void)route;
+}
+#else
+static inline void py_routes_begin(void) {}
+
+static inline void py_routes_end(void) {}
 
 static inline void py_route_enter(py_route* route) {
   route->users++;
@@ -126,6 +156,12 @@ static inline void py_route_enter(py_route* route) {
 
 /* GIL: needed; may run Python. A pending exception is kept. */
 void py_route_leave(py_route* route);
+#endif
+
+/* The next call finds the route anew. */
+static inline void py_route_stale(py_route* route) {
+  atomic_store_explicit(&route->tag, 0, memory_order_relaxed);
+}
 
 /* Answer a question. Owns: new reference. GIL: needed. Errors: NULL with an exception. */
 PyObject* py_ask(const py_question* question, PyObject* obj);
@@ -139,6 +175,9 @@ static inline int py_optional(PyObject* obj, PyObject* name, PyObject** out) {
   return _PyObject_LookupAttr(obj, name, out);
 #endif
 }
+
+/* Make what the table needs. GIL: needed. Errors: -1 with an exception. */
+int py_route_init(void);
 
 extern PyMethodDef py_route_functions[];
 
@@ -247,6 +286,9 @@ void py_producer_back(PyObject* answers);
  * Errors: those of the function. */
 PyObject* py_producer_python(PyObject* function, PyObject* const* args, size_t nargsf,
                              PyObject* names);
+
+/* Make the strings that it needs. GIL: needed. Errors: -1 with an exception. */
+int py_producer_init(void);
 
 extern PyMethodDef py_producer_functions[];
 

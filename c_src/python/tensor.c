@@ -5,6 +5,7 @@
 #include "dlx_python.h"
 #include "core/hot.h"
 #include "gil.h"
+#include "threads.h"
 
 PyTypeObject* py_tensor_type;
 
@@ -13,7 +14,7 @@ DLX_HOT void py_release_object(void* object) {
   PyGILState_STATE state = PyGILState_LOCKED;
   /* The object's memory is gone or going: leaking is the only safe answer. */
   if (held ? !Py_IsInitialized() : !py_gil_take(&state)) return;
-  if (Py_REFCNT((PyObject*)object) > 1) { /* nothing is freed, so nothing runs */
+  if (py_is_held(object)) { /* nothing is freed, so nothing runs */
     Py_DECREF((PyObject*)object);
   } else {
     py_pending pending = py_pending_save();
@@ -23,12 +24,6 @@ DLX_HOT void py_release_object(void* object) {
   if (!held) PyGILState_Release(state);
 }
 
-/* Shells that were used before, as CPython keeps them for its own small types; the collector does
- * not know them. GIL: held. */
-enum { SPARE = 16 };
-static TensorObject* spare[SPARE];
-static int n_spare;
-
 static void reset(TensorObject* tensor) {
   tensor->managed = NULL;
   tensor->weakrefs = NULL;
@@ -36,11 +31,36 @@ static void reset(TensorObject* tensor) {
   tensor->is_ordered = tensor->is_on_own_stream = 0;
 }
 
+/* Shells that were used before, as CPython keeps them for its own small types; the collector does
+ * not know them. Without the GIL there are none: threads would share them. GIL: held. */
+#ifdef Py_GIL_DISABLED
+static TensorObject* take_spare(void) {
+  return NULL;
+}
+
+static int keep_spare(TensorObject* tensor) {
+  return 0;
+}
+#else
+enum { SPARE = 16 };
+static TensorObject* spare[SPARE];
+static int n_spare;
+
+static inline TensorObject* take_spare(void) {
+  return n_spare ? spare[--n_spare] : NULL;
+}
+
+static inline int keep_spare(TensorObject* tensor) {
+  if (n_spare >= SPARE) return 0;
+  reset(tensor);
+  spare[n_spare++] = tensor;
+  return 1;
+}
+#endif
+
 TensorObject* py_tensor_alloc(void) {
-  if (n_spare) {
-    TensorObject* tensor = spare[--n_spare];
-    return (TensorObject*)PyObject_Init((PyObject*)tensor, py_tensor_type);
-  }
+  TensorObject* used = take_spare();
+  if (used) return (TensorObject*)PyObject_Init((PyObject*)used, py_tensor_type);
   TensorObject* tensor = PyObject_GC_New(TensorObject, py_tensor_type);
   if (tensor) reset(tensor);
   return tensor;
@@ -84,8 +104,7 @@ DLX_HOT void py_tensor_dealloc(PyObject* self) {
   if (tensor->weakrefs) PyObject_ClearWeakRefs(self);
   if (tensor->managed) {
     PyObject* owner = sole_owner(tensor);
-    if (owner &&
-        Py_REFCNT(owner) > 1) { /* the usual case: nothing of it is freed, so nothing runs */
+    if (owner && py_is_held(owner)) { /* the usual case: nothing of it is freed, so nothing runs */
       dlx_managed_disown(tensor->managed, owner);
       dlx_managed_release(tensor->managed);
       Py_DECREF(owner);
@@ -96,12 +115,7 @@ DLX_HOT void py_tensor_dealloc(PyObject* self) {
     }
   }
   if (tensor->ready) dlx_ready_drop(tensor->ready);
-  if (n_spare < SPARE) {
-    reset(tensor);
-    spare[n_spare++] = tensor;
-  } else {
-    type->tp_free(self);
-  }
+  if (!keep_spare(tensor)) type->tp_free(self);
   Py_DECREF(type);
 }
 

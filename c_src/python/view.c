@@ -31,15 +31,15 @@ static int is_plain_key(PyObject* key) {
 
 /* The source's element at an index or key. Owns: new. Errors: NULL with an exception. */
 static PyObject* element_at(PyObject* source, PyObject* key) {
+  PyObject* element = NULL;
   if (PyList_CheckExact(source) && PyLong_CheckExact(key)) {
     Py_ssize_t i = PyNumber_AsSsize_t(key, NULL), n = PyList_GET_SIZE(source); /* clipped */
     if (i < 0) i += n;
-    if (i >= 0 && i < n) return Py_NewRef(PyList_GET_ITEM(source, i));
+    if (i >= 0) element = py_list_get(source, i);
+  } else if (PyDict_CheckExact(source)) {
+    element = py_dict_get(source, key);
   }
-  if (PyDict_CheckExact(source)) {
-    PyObject* element = PyDict_GetItemWithError(source, key);
-    if (element || PyErr_Occurred()) return Py_XNewRef(element);
-  }
+  if (element || PyErr_Occurred()) return element;
   return PyObject_GetItem(source, key);
 }
 
@@ -99,28 +99,37 @@ static int note(PyObject* slots, PyObject* fast, PyObject* name, PyObject* key, 
   return is_noted;
 }
 
+/* View._fast, which is set once, and replaced by an equal one. Owns: new, or NULL. */
+static PyObject* fast_of(SlotsObject* view) {
+  PyObject* fast;
+  PY_LOCKED(view)
+  fast = Py_XNewRef(view->fast);
+  PY_UNLOCKED()
+  return fast;
+}
+
 /* Convert an element without a slot by its route, and note it. Owns: new. GIL: needed; may run
  * Python. Errors: NULL = Python must do it: the element is known already, has no route, fails, or
  * another thread was here; an exception may be set. */
 static PyObject* convert_new(PyObject* slots, PyObject* fast, PyObject* key, PyObject* element) {
-  if (fast == NULL || !PyTuple_CheckExact(fast) || PyTuple_GET_SIZE(fast) != N_FAST) return NULL;
+  if (!PyTuple_CheckExact(fast) || PyTuple_GET_SIZE(fast) != N_FAST) return NULL;
   if (!((PyDict_GET_SIZE(slots) + 1) & 255)) return NULL; /* time to tidy up */
   PyObject *callable = PyTuple_GET_ITEM(fast, 0), *to = PyTuple_GET_ITEM(fast, 1);
   PyObject* back = PyObject_GetAttr(PyTuple_GET_ITEM(fast, 2), back_name);
   Py_XDECREF(back);
   if (back != Py_None) return NULL;
   Py_INCREF(slots); /* what runs may change the view */
-  Py_INCREF(fast);
   PyObject *name = name_of(element, PyTuple_GET_ITEM(fast, 5)), *result = NULL;
   PyObject *known = PyTuple_GET_ITEM(fast, 3), *moved = PyTuple_GET_ITEM(fast, 4);
   int is_known = name ? PyDict_Contains(known, name) : -1;
   if (is_known == 0 && PyDict_GET_SIZE(moved)) is_known = PyDict_Contains(moved, name);
+  py_routes_begin();
   py_route* r = is_known == 0 ? py_route_find(Py_TYPE(element), to) : NULL;
   if (r && (r->is_same || r->is_root_only)) r = NULL;
   if (r && r->is_fast_path == 1) result = py_fast_path_run(callable, r, element, to, 0);
+  py_routes_end();
   if (result && !note(slots, fast, name, key, element, result)) Py_CLEAR(result);
   Py_XDECREF(name);
-  Py_DECREF(fast);
   Py_DECREF(slots);
   return result;
 }
@@ -148,19 +157,18 @@ static PyMethodDef view_functions[] = {
 
 /* Convert the source's element at a key that has no slot. Owns, GIL, Errors: as convert_new. */
 static PyObject* convert_at(SlotsObject* view, PyObject* key) {
-  if (view->fast == NULL || view->fast == Py_None || !is_plain_key(key)) return NULL;
-  PyObject* element;
+  PyObject *fast = is_plain_key(key) ? fast_of(view) : NULL, *element = NULL;
+  if (fast == NULL) return NULL;
   if (view->getter) {
     PyObject* getter = Py_NewRef(view->getter);
     element = PyObject_CallOneArg(getter, key);
     Py_DECREF(getter);
   } else if (PyList_CheckExact(view->source) || PyDict_CheckExact(view->source)) {
     element = element_at(view->source, key);
-  } else {
-    return NULL; /* asking twice might not be harmless */
-  }
-  PyObject* result = element ? convert_new(view->slots, view->fast, key, element) : NULL;
+  } /* else asking twice might not be harmless */
+  PyObject* result = element ? convert_new(view->slots, fast, key, element) : NULL;
   Py_XDECREF(element);
+  Py_DECREF(fast);
   return result;
 }
 
@@ -171,15 +179,14 @@ static PyObject* slots_get(PyObject* self, PyObject* key) {
   SlotsObject* view = (SlotsObject*)self;
   if (!PySlice_Check(key) && view->source && view->slots && PyDict_CheckExact(view->slots)) {
     PyObject* slots = Py_NewRef(view->slots); /* a key's hash may run any Python code */
-    PyObject *slot = PyDict_GetItemWithError(slots, key), *result = NULL;
+    PyObject *slot = py_dict_get(slots, key), *result = NULL;
     if (slot && PyTuple_CheckExact(slot) && PyTuple_GET_SIZE(slot) == 2) {
-      Py_INCREF(slot); /* the source may run Python as well */
-      result = result_in(view, slot, key);
-      Py_DECREF(slot);
+      result = result_in(view, slot, key); /* the source may run Python as well */
     } else if (slot == NULL && !PyErr_Occurred()) {
       result = convert_at(view, key);
       if (result == NULL && py_error_forget() < 0) return Py_DECREF(slots), NULL;
     }
+    Py_XDECREF(slot);
     Py_DECREF(slots);
     if (result) return result;
     if (PyErr_Occurred()) { /* of the source, or of the key */
@@ -213,13 +220,14 @@ static PyTypeObject* results_type;
 
 /* The result of an element of the source's iterator. Owns: new. Errors: NULL with an exception. */
 static PyObject* result_of(SlotsObject* view, PyObject* key, PyObject* element) {
-  PyObject* slot =
-      PyDict_CheckExact(view->slots) ? PyDict_GetItemWithError(view->slots, key) : NULL;
+  PyObject *slot = PyDict_CheckExact(view->slots) ? py_dict_get(view->slots, key) : NULL,
+           *fast = slot || PyErr_Occurred() ? NULL : fast_of(view), *result = NULL;
   if (slot && PyTuple_CheckExact(slot) && PyTuple_GET_SIZE(slot) == 2 &&
       PyTuple_GET_ITEM(slot, 0) == element)
-    return Py_NewRef(PyTuple_GET_ITEM(slot, 1));
-  PyObject* result =
-      slot || PyErr_Occurred() ? NULL : convert_new(view->slots, view->fast, key, element);
+    result = Py_NewRef(PyTuple_GET_ITEM(slot, 1));
+  if (fast) result = convert_new(view->slots, fast, key, element);
+  Py_XDECREF(slot);
+  Py_XDECREF(fast);
   if (result) return result;
   if (py_error_forget() < 0) return NULL; /* raised again, with its path, by: */
   return PyObject_CallMethodObjArgs((PyObject*)view, touch_name, key, element, NULL);
@@ -227,21 +235,33 @@ static PyObject* result_of(SlotsObject* view, PyObject* key, PyObject* element) 
 
 static PyObject* results_next(PyObject* object) {
   ResultsObject* self = (ResultsObject*)object;
-  if (self->view == NULL || self->view->source == NULL || self->view->slots == NULL) return NULL;
-  PyObject *view = Py_NewRef((PyObject*)self->view), *element = NULL, *key = NULL, *result = NULL;
-  int is_more;
-  if (self->elements) {
+  SlotsObject* view;
+  PyObject *element = NULL, *key = NULL, *result = NULL;
+  Py_ssize_t next;
+  PY_LOCKED(object) /* threads that share it get different numbers */
+  view = (SlotsObject*)Py_XNewRef((PyObject*)self->view);
+  next = self->next++;
+  PY_UNLOCKED()
+  if (view == NULL) return NULL;
+  int is_more = view->source && view->slots;
+  if (is_more && self->elements) {
     is_more = (element = PyIter_Next(self->elements)) != NULL;
-  } else {
-    Py_ssize_t size = self->size < 0 ? PyObject_Size(self->view->source) : self->size;
-    is_more = self->next < size;
+  } else if (is_more) {
+    is_more = next < (self->size < 0 ? PyObject_Size(view->source) : self->size);
   }
-  if (is_more && (key = PyLong_FromSsize_t(self->next++)))
-    result = element ? result_of((SlotsObject*)view, key, element) : slots_get(view, key);
-  if (!is_more && !PyErr_Occurred()) Py_CLEAR(self->view);
+  if (is_more && (key = PyLong_FromSsize_t(next)))
+    result = element ? result_of(view, key, element) : slots_get((PyObject*)view, key);
+  if (!is_more && !PyErr_Occurred()) {
+    SlotsObject* last;
+    PY_LOCKED(object)
+    last = self->view;
+    self->view = NULL;
+    PY_UNLOCKED()
+    Py_XDECREF((PyObject*)last);
+  }
   Py_XDECREF(key);
   Py_XDECREF(element);
-  Py_DECREF(view);
+  Py_DECREF((PyObject*)view);
   return result;
 }
 

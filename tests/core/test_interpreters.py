@@ -1,7 +1,9 @@
 """Interpreters that dlx may meet: a second one in the process, one without the GIL; and what it asks of the loader."""
 
+import os
 import struct
 import sys
+import sysconfig
 
 import pytest
 
@@ -121,7 +123,8 @@ def test_without_the_gil_import_is_refused(python):
     """The C core relies on the GIL: where it is off, `import dlx` says so and how to run, before anything is loaded."""
     out = python(
         """
-        import sys
+        import os, sys
+        os.environ.pop("DLX_FREE_THREADED", None)
         sys._is_gil_enabled = lambda: False
         try:
             import dlx
@@ -138,6 +141,21 @@ def test_without_the_gil_import_is_refused(python):
 def test_with_the_gil_on_a_free_threaded_build_imports(python):
     """What counts is whether the GIL is on, not how Python was built."""
     assert python("import sys; sys._is_gil_enabled = lambda: True; import dlx; print(dlx.convert(b'a', 'dlx').shape)")
+
+
+@pytest.mark.skipif(not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="this Python has the GIL")
+def test_the_gil_stays_off(python):
+    """Neither dlx nor an adapter of ours, nor what they compile, switches it on; where the user does, it is on."""
+    check = """
+        import importlib, sys
+        from dlx._registry.plugin import BUILT_IN
+        for name in {*BUILT_IN.values(), "_dlx_numpy", "_dlx_torch", "_dlx_tvm_ffi"}:
+            importlib.import_module(name)
+        import dlx
+        print(sys._is_gil_enabled(), dlx.convert(b"a", "dlx").shape)
+    """
+    assert python(check, env=os.environ | {"DLX_FREE_THREADED": "1"}).strip() == "False (1,)"
+    assert python("import dlx, sys; print(sys._is_gil_enabled())", env=os.environ | {"PYTHON_GIL": "1"}).strip() == "True"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads an ELF file")

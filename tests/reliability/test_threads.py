@@ -1,0 +1,91 @@
+"""Threads that share arrays, containers, views and capsules; `make test-free-threaded` runs them without the GIL."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dlx
+from dlx import errors
+from dlx._core import native
+
+STRESS = Path(__file__).parent.parent / "support" / "thread_stress.py"
+
+
+def at_once(*functions):
+    """Run each function in a thread of its own, all released together; return what each gave or raised."""
+    barrier, found = threading.Barrier(len(functions)), [None] * len(functions)
+
+    def run(i):
+        barrier.wait()
+        try:
+            found[i] = functions[i]()
+        except Exception as error:
+            found[i] = error
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(functions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+@given(
+    st.integers(2, 6),
+    st.sampled_from([None, (1, 0)]),
+    st.lists(st.sampled_from(["from_dlpack", "convert", "claim"]), min_size=6, max_size=6),
+)
+@settings(max_examples=25, deadline=None)
+def test_one_thread_gets_a_capsule(threads, version, ways):
+    """However it is asked for, one of them gets the memory, and the others are told that it is consumed."""
+    block = bytearray(b"abcdefgh")
+    live = native.live()
+    capsule = dlx.from_dlpack(block).__dlpack__(max_version=version)
+    ask = {"from_dlpack": dlx.from_dlpack, "convert": partial(dlx.convert, to="dlx"), "claim": native.capsule_claim}
+    found = at_once(*(partial(ask[way], capsule) for way in ways[:threads]))
+    got = [each for each in found if isinstance(each, dlx.Tensor)]
+    assert len(got) == 1 and bytes(memoryview(got[0])) == block
+    assert all(isinstance(each, errors.ConsumedError) for each in found if each is not got[0])
+    del got, found, capsule
+    gc.collect()  # errors and the frames that raised them
+    assert native.live() == live
+
+
+def test_a_container_that_changes_meanwhile():
+    """A list that other threads fill and empty is converted as it was at one moment."""
+    array = dlx.from_dlpack(bytearray(8))
+    shared, stop = [array] * 8, threading.Event()
+
+    def change():
+        while not stop.is_set():
+            shared.extend([array] * 50)
+            del shared[8:]
+
+    def convert():
+        try:
+            for _ in range(300):
+                found = dlx.convert(shared, to="dlx")
+                assert len(found) >= 8 and all(each is array for each in found)
+        finally:
+            stop.set()
+
+    assert at_once(change, convert, convert) == [None] * 3
+
+
+def test_everything_at_once():
+    """Every public call in four threads that change what they share, in a process of its own."""
+    command = [sys.executable, "-X", "faulthandler", str(STRESS), "--threads", "4", "--seconds", "3", "--seed", "1"]
+    done = subprocess.run([*command, "--frameworks", "numpy"], capture_output=True, text=True, timeout=250, check=False)
+    if "numpy is not installed" in done.stdout:
+        pytest.skip("numpy is not installed")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 managed tensors alive at the end." in done.stdout
