@@ -18,7 +18,7 @@ from dlx._version import __version__
 
 if not getattr(sys, "_is_gil_enabled", lambda: True)() and os.environ.get("DLX_FREE_THREADED") != "1":
     raise ImportError(
-        "dlx is not yet proven without the GIL, and this free-threaded Python runs without it: run it with PYTHON_GIL=1 "
+        "dlx is not proven yet without the GIL; this free-threaded Python runs without it: run it with PYTHON_GIL=1 "
         "in its environment, or as `python -X gil=1`; DLX_FREE_THREADED=1 tries dlx without"
     )
 

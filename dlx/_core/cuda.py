@@ -248,9 +248,9 @@ def release_pending() -> int:
     """Release memory whose last use on a device is done; return how many arrays are still in use.
 
     A converted array that was used on another stream than its producer's is not released before the device is done with
-    it, nor what `share` has given to processes that have it open. dlx checks for such memory in every call that involves
-    CUDA memory; this function checks now. It waits for none of it; memory of dlx's own on a device without memory pools
-    goes back here, for which the driver waits.
+    it, nor what `share` has given to processes that have it open. dlx checks for such memory in every call that
+    involves CUDA memory; this function checks now. It waits for none of it; memory of dlx's own on a device without
+    memory pools goes back here, for which the driver waits.
 
     Examples
     --------
