@@ -471,7 +471,7 @@ DLManagedTensorVersioned* py_fast_path_copy(const py_route* r, DLManagedTensorVe
   return copy;
 }
 
-PyObject* py_fast_path_cross(py_crossings* all, PyObject* callable, py_route* r,
+PyObject* py_fast_path_cross(py_stream_pairs* all, PyObject* callable, py_route* r,
                              DLManagedTensorVersioned* made, PyObject* obj, PyObject* to,
                              PyObject* tree) {
   dlx_ready* ready = NULL;
@@ -484,7 +484,7 @@ PyObject* py_fast_path_cross(py_crossings* all, PyObject* callable, py_route* r,
 /* One array in device memory. Owns, Errors: as run_specially. */
 static PyObject* run_on_device(PyObject* callable, py_route* r, DLManagedTensorVersioned* made,
                                PyObject* obj, PyObject* to) {
-  py_crossings all;
+  py_stream_pairs all;
   all.n = all.n_waited = 0;
   PyObject* result = NULL;
   if (py_cuda_order(&all, r, made, obj)) {

@@ -7,7 +7,7 @@
 #include "route.h"
 #include "core/hot.h"
 
-static FEW_WORDS int lent; /* contexts of this thread that `lend_streams` knows of */
+static FEW_WORDS int elsewhere; /* contexts of this thread that `lend_streams` knows of */
 
 int py_cuda_may_cross(const py_route* r, const DLTensor* t, unsigned options) {
   DLDevice device = t->device;
@@ -109,7 +109,7 @@ PyDoc_STRVAR(
 static PyObject* lend_streams(PyObject* module, PyObject* change) {
   long by = PyLong_AsLong(change);
   if (by == -1 && PyErr_Occurred()) return NULL;
-  lent += (int)by;
+  elsewhere += (int)by;
   Py_RETURN_NONE;
 }
 
@@ -139,15 +139,15 @@ static int ask_stream(const py_stream_source* s, int32_t device, uint64_t* strea
 
 /* The streams of a route on a device, asked for once in a call. Owns: borrowed from `all`. GIL:
  * needed; may run Python. Errors: NULL = ask Python, unless an exception is set. */
-static py_crossing* find(py_crossings* all, py_route* r, int32_t device) {
+static py_stream_pair* find(py_stream_pairs* all, py_route* r, int32_t device) {
   for (int i = 0; i < all->n; i++) {
     if (all->at[i].route == r && all->at[i].device == device) return &all->at[i];
   }
   /* Frameworks may begin to use CUDA in their Python functions only: the first time these run. */
   int is_first = r->crosses == 1;
   r->crosses = 2;
-  if (is_first || lent || all->n == DLX_MAX_CROSSINGS || !py_cuda_can_order()) return NULL;
-  py_crossing x = {.route = r, .device = device};
+  if (is_first || elsewhere || all->n == DLX_MAX_STREAM_PAIRS || !py_cuda_can_order()) return NULL;
+  py_stream_pair x = {.route = r, .device = device};
   int is_own = r->type == py_tensor_type;
   int found = (is_own || ask_stream(&r->produces, device, &x.from, &x.from_keep)) &&
               (r->target == NULL || ask_stream(&r->consumes, device, &x.to, &x.to_keep));
@@ -167,7 +167,7 @@ static py_crossing* find(py_crossings* all, py_route* r, int32_t device) {
 
 /* Make the consumer's stream wait for a dlx.Tensor, unless it did so in this call. GIL: needed,
  * released meanwhile. Errors: a status. */
-static int wait_for(py_crossings* all, const py_crossing* x, dlx_ready* ready) {
+static int wait_for(py_stream_pairs* all, const py_stream_pair* x, dlx_ready* ready) {
   int own = dlx_ready_own_device(ready); /* all of a device that is in dlx's own stream is one */
   for (int i = 0; i < all->n_waited; i++) {
     const dlx_ready* other = all->waited[i].ready;
@@ -180,7 +180,7 @@ static int wait_for(py_crossings* all, const py_crossing* x, dlx_ready* ready) {
   Py_BEGIN_ALLOW_THREADS
     status = dlx_ready_wait(ready, x->device, x->to);
   Py_END_ALLOW_THREADS
-  if (status == DLX_OK && all->n_waited < DLX_MAX_CROSSINGS) {
+  if (status == DLX_OK && all->n_waited < DLX_MAX_STREAM_PAIRS) {
     all->waited[all->n_waited].ready = ready;
     all->waited[all->n_waited++].stream = x->to;
   } else {
@@ -190,9 +190,9 @@ static int wait_for(py_crossings* all, const py_crossing* x, dlx_ready* ready) {
 }
 
 /* Another route of the call that has ordered the same streams, or NULL. */
-static const py_crossing* alike(const py_crossings* all, const py_crossing* x) {
+static const py_stream_pair* alike(const py_stream_pairs* all, const py_stream_pair* x) {
   for (int i = 0; i < all->n; i++) {
-    const py_crossing* other = &all->at[i];
+    const py_stream_pair* other = &all->at[i];
     if (other->is_ordered && other->device == x->device && other->from == x->from &&
         other->to == x->to)
       return other;
@@ -202,10 +202,10 @@ static const py_crossing* alike(const py_crossings* all, const py_crossing* x) {
 
 /* Make the consumer's stream wait for the producer's, or note what is on that. GIL: needed,
  * released meanwhile. Errors: a status. */
-static int order(py_crossings* all, py_crossing* x) {
+static int order(py_stream_pairs* all, py_stream_pair* x) {
   int status = DLX_OK;
   if (x->is_ordered || x->from == x->to) return DLX_OK;
-  const py_crossing* other = alike(all, x);
+  const py_stream_pair* other = alike(all, x);
   if (other) {
     if (other->ready) x->ready = dlx_ready_hold(other->ready);
   } else if (x->to == 0) {
@@ -225,19 +225,19 @@ static int order(py_crossings* all, py_crossing* x) {
   return status;
 }
 
-int py_cuda_order(py_crossings* all, py_route* r, const DLManagedTensorVersioned* made,
+int py_cuda_order(py_stream_pairs* all, py_route* r, const DLManagedTensorVersioned* made,
                   PyObject* obj) {
-  py_crossing* x = find(all, r, made->dl_tensor.device.device_id);
+  py_stream_pair* x = find(all, r, made->dl_tensor.device.device_id);
   if (x == NULL) return 0;
   if (x->from) return order(all, x) == DLX_OK;
   dlx_ready* ready = ((TensorObject*)obj)->ready;
   return ready == NULL || wait_for(all, x, ready) == DLX_OK;
 }
 
-DLManagedTensorVersioned* py_cuda_behind(py_crossings* all, py_route* r,
+DLManagedTensorVersioned* py_cuda_behind(py_stream_pairs* all, py_route* r,
                                          DLManagedTensorVersioned* made, dlx_ready** ready) {
   int32_t device = made->dl_tensor.device.device_id;
-  const py_crossing* x = all->at;
+  const py_stream_pair* x = all->at;
   while (x->route != r || x->device != device) x++; /* py_cuda_order has noted it */
   *ready = x->ready;
   /* Where both work on one stream, what the producer does with the memory next comes later. */
@@ -245,7 +245,7 @@ DLManagedTensorVersioned* py_cuda_behind(py_crossings* all, py_route* r,
   return py_cuda_put_behind(made, device, x->to, Py_XNewRef(x->to_keep));
 }
 
-void py_cuda_clear(py_crossings* all) {
+void py_cuda_clear(py_stream_pairs* all) {
   py_pending pending = py_pending_save();
   for (int i = 0; i < all->n; i++) {
     if (all->at[i].ready) dlx_ready_drop(all->at[i].ready);
@@ -256,7 +256,7 @@ void py_cuda_clear(py_crossings* all) {
   py_pending_restore(pending);
 }
 
-PyMethodDef py_crossing_functions[] = {
+PyMethodDef py_stream_functions[] = {
     {"lend_streams", lend_streams, METH_O, lend_streams_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -55,7 +55,7 @@ typedef struct {
   Py_ssize_t room_items, room_nodes, room_leaves, room_visits;
   int has_producers, has_copies; /* some leaves are those of producers; some are to be copied */
   int has_devices;               /* some are in device memory */
-  py_crossings crossings;        /* of these; none is noted before there is one */
+  py_stream_pairs pairs;         /* of these; none is noted before there is one */
   PyTypeObject* ruled; /* the type that was asked about last; borrowed, a node holds an object */
   PyObject* rule;      /* its rule; strong, or NULL */
   item few_items[FEW];
@@ -421,7 +421,7 @@ static outcome copy_all(walk* w) {
 static outcome order_all(walk* w) {
   for (Py_ssize_t i = 0; w->has_devices && i < w->n_leaves; i++) {
     leaf* l = &w->leaves[i];
-    if (l->resolvable == DLX_ON_DEVICE && !py_cuda_order(&w->crossings, l->route, l->made, l->obj))
+    if (l->resolvable == DLX_ON_DEVICE && !py_cuda_order(&w->pairs, l->route, l->made, l->obj))
       return leave();
   }
   return DONE;
@@ -435,7 +435,7 @@ static outcome hand_over_all(walk* w, PyObject* callable, PyObject* root, PyObje
     DLManagedTensorVersioned* made = l->made;
     l->made = NULL;
     l->result = w->has_devices && l->resolvable == DLX_ON_DEVICE
-                    ? py_fast_path_cross(&w->crossings, callable, l->route, made, l->obj, to, root)
+                    ? py_fast_path_cross(&w->pairs, callable, l->route, made, l->obj, to, root)
                     : py_fast_path_hand_over(callable, l->route, made, l->obj, to, root);
     if (l->result == NULL) return FAILED;
   }
@@ -555,7 +555,7 @@ static void clean_up(walk* w) {
     Py_DECREF(w->items[i].value);
     Py_XDECREF(w->items[i].key);
   }
-  if (w->crossings.n) py_cuda_clear(&w->crossings);
+  if (w->pairs.n) py_cuda_clear(&w->pairs);
   Py_XDECREF(w->rule);
   if (w->items != w->few_items) PyMem_Free(w->items);
   if (w->nodes != w->few_nodes) PyMem_Free(w->nodes);
@@ -578,7 +578,7 @@ PyObject* py_tree_run(PyObject* callable, PyObject* root, PyObject* to) {
   w.room_items = w.room_nodes = w.room_leaves = FEW;
   w.room_visits = 2 * FEW;
   w.has_producers = w.has_copies = w.has_devices = 0;
-  w.crossings.n = w.crossings.n_waited = 0;
+  w.pairs.n = w.pairs.n_waited = 0;
   w.ruled = NULL;
   w.rule = NULL;
   memset(w.few_visits, 0, sizeof w.few_visits);

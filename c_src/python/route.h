@@ -302,18 +302,18 @@ typedef struct {
   PyObject *from_keep, *to_keep; /* what keeps them alive; strong, or NULL */
   dlx_ready* ready;              /* what is on `from`, where nobody is known who waits for it */
   int is_ordered;
-} py_crossing;
+} py_stream_pair;
 
 /* Those of one call: more than a program has frameworks and devices at work in one. */
-enum { DLX_MAX_CROSSINGS = 8 };
+enum { DLX_MAX_STREAM_PAIRS = 8 };
 typedef struct {
   int n, n_waited;
-  py_crossing at[DLX_MAX_CROSSINGS];
+  py_stream_pair at[DLX_MAX_STREAM_PAIRS];
   struct {
     dlx_ready* ready;
     uint64_t stream;
-  } waited[DLX_MAX_CROSSINGS]; /* which stream waits already for what; each holds a count */
-} py_crossings;
+  } waited[DLX_MAX_STREAM_PAIRS]; /* which stream waits already for what; each holds a count */
+} py_stream_pairs;
 
 /* Whether an array of a route may be in such device memory, with these options. GIL: needed. */
 int py_cuda_may_cross(const py_route* route, const DLTensor* tensor, unsigned options);
@@ -325,28 +325,28 @@ DLManagedTensorVersioned* py_cuda_read_fields(py_route* route, PyObject* obj);
 
 /* Ask for the streams of an array that was borrowed, and make the consumer's wait: once for all
  * arrays of a call that are on them. Nothing was ordered where this fails, or nothing that the
- * Python path would not order. Owns: the crossings own what they note. GIL: needed, released while
+ * Python path would not order. Owns: the pairs own what they note. GIL: needed, released while
  * the driver is called; may run Python. Errors: 0 = ask Python, unless an exception is set. */
-int py_cuda_order(py_crossings* all, py_route* route, const DLManagedTensorVersioned* made,
+int py_cuda_order(py_stream_pairs* all, py_route* route, const DLManagedTensorVersioned* made,
                   PyObject* obj);
 
-/* What is handed over of an array after py_cuda_order of the same crossings: it is released when
+/* What is handed over of an array after py_cuda_order of the same pairs: it is released when
  * the consumer's stream is done. *ready: when a dlx.Tensor may be read that is made of it, or NULL.
- * Owns: takes `made`; the caller owns the result; *ready is borrowed from the crossings. GIL:
+ * Owns: takes `made`; the caller owns the result; *ready is borrowed from the pairs. GIL:
  * needed. Errors: NULL with an exception. */
-DLManagedTensorVersioned* py_cuda_behind(py_crossings* all, py_route* route,
+DLManagedTensorVersioned* py_cuda_behind(py_stream_pairs* all, py_route* route,
                                          DLManagedTensorVersioned* made, dlx_ready** ready);
 
-/* Owns: gives up what the crossings own. GIL: needed; may run Python. A pending exception stays. */
-void py_cuda_clear(py_crossings* all);
+/* Owns: gives up what the pairs own. GIL: needed; may run Python. A pending exception stays. */
+void py_cuda_clear(py_stream_pairs* all);
 
 /* Hand over an array in device memory. Owns, GIL, Errors: as py_fast_path_hand_over, which this
  * calls (it is in python/fast_path.c). */
-PyObject* py_fast_path_cross(py_crossings* all, PyObject* callable, py_route* route,
+PyObject* py_fast_path_cross(py_stream_pairs* all, PyObject* callable, py_route* route,
                              DLManagedTensorVersioned* made, PyObject* obj, PyObject* to,
                              PyObject* tree);
 
-extern PyMethodDef py_crossing_functions[];
+extern PyMethodDef py_stream_functions[];
 
 /* ---- python/fast_path_tree.c ----------------------------------------------------------------- */
 

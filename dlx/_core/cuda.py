@@ -258,4 +258,5 @@ def release_pending() -> int:
     >>> dlx.release_pending()
     0
     """
-    return int(lib.dlx_cuda_release_pending()) + sum(release() for release in pending)
+    shared = sum(release() for release in pending)  # first: what these give up is released by the next line
+    return shared + int(lib.dlx_cuda_release_pending())

@@ -25,7 +25,7 @@ from dlx._core.types import Device
 from dlx._sharing.segment import Descriptor, Segment
 from dlx.errors import DeviceError, HandleError
 
-__all__ = ["Events", "Export", "Lock", "Memory", "Part", "empty", "exports", "found", "opened", "placed", "waited"]
+__all__ = ["Attached", "Events", "Export", "Memory", "Part", "empty", "exports", "found", "opened", "placed", "waited"]
 
 NONE, HANDLE, DESCRIPTOR = lib.DLX_IPC_NONE, lib.DLX_IPC_HANDLE, lib.DLX_IPC_DESCRIPTOR
 
@@ -231,7 +231,7 @@ cuda.pending.append(collect)
 # ---- attach ----------------------------------------------------------------------------------------------------------
 
 
-class Lock:
+class Attached:
     """Says to the process that shared memory that this one has it open, as long as this lives."""
 
     __slots__ = ("_descriptor",)

@@ -481,7 +481,7 @@ def _on_devices(
     if own is not None:
         memories, points = own.memories, own.events.points()
     else:
-        keep = devices.Lock(segment)
+        keep = devices.Attached(segment)
         fds = iter(given)
         memories = [
             devices.opened(pid, each, next(fds, None) if each[0] == lib.DLX_IPC_DESCRIPTOR else None)

@@ -62,6 +62,7 @@ static void file_free(void* bytes) {
 #define cuEventCreate base_event
 #define cuEventDestroy_v2 base_event_destroy
 #define cuMemAllocAsync base_alloc_async
+#define cuMemAllocFromPoolAsync base_alloc_from_pool
 #define cuMemFree_v2 base_free
 #define fake_reset base_reset
 #include "fake_cuda.c"
@@ -72,13 +73,14 @@ static void file_free(void* bytes) {
 #undef cuEventCreate
 #undef cuEventDestroy_v2
 #undef cuMemAllocAsync
+#undef cuMemAllocFromPoolAsync
 #undef cuMemFree_v2
 #undef fake_reset
 
 /* ---- what is known of blocks ------------------------------------------------------------------
  */
 
-enum { MANY = 1024, POOLED = 1, OPENED = 2, RESERVED = 4, MAPPED_HERE = 8, USABLE = 16 };
+enum { MANY = 1024, POOLED = 1, OPENED = 2, ADDRESSES = 4, MAPPED_HERE = 8, USABLE = 16 };
 
 static struct {
   uint64_t address;
@@ -195,18 +197,25 @@ int cuPointerGetAttribute(void* value, int attribute, uint64_t address) {
   if (attribute == 10) *(char*)value = what == 0;
   if (attribute == 11) *(uint64_t*)value = base;
   if (attribute == 12) *(size_t*)value = size;
-  if (attribute == 14) *(unsigned long long*)value = (what & RESERVED) != 0;
+  if (attribute == 14) *(unsigned long long*)value = (what & ADDRESSES) != 0;
   LEAVE(0);
 }
 
-int cuMemAllocAsync(uint64_t* address, size_t n, uint64_t handle) {
-  int status = base_alloc_async(address, n, handle);
+static int pooled(int status, const uint64_t* address) {
   if (status == 0) {
     int i = know(*address);
     known[i].address = *address;
     known[i].what = POOLED;
   }
   return status;
+}
+
+int cuMemAllocAsync(uint64_t* address, size_t n, uint64_t handle) {
+  return pooled(base_alloc_async(address, n, handle), address);
+}
+
+int cuMemAllocFromPoolAsync(uint64_t* address, size_t n, pool* from, uint64_t handle) {
+  return pooled(base_alloc_from_pool(address, n, from, handle), address);
 }
 
 /* Whether another process has a file open: each holds a lock on an opening of its own. */
@@ -420,7 +429,7 @@ int cuMemAddressReserve(uint64_t* address, size_t size, size_t alignment, uint64
   if (status == 0) {
     int i = know(*address);
     known[i].address = *address;
-    known[i].what = RESERVED;
+    known[i].what = ADDRESSES;
     known[i].lock = 0;
   }
   return status;
@@ -431,7 +440,7 @@ int cuMemAddressFree(uint64_t address, size_t size) {
     ENTER("cuMemAddressFree");
     size_t found;
     int what = known[know(address)].what;
-    if (base_of(address, &found, NULL) != address || found != size || !(what & RESERVED) ||
+    if (base_of(address, &found, NULL) != address || found != size || !(what & ADDRESSES) ||
         what & MAPPED_HERE) {
       misuses++;
       complain("addresses were given back that are mapped, or were never reserved; ");
@@ -451,7 +460,7 @@ int cuMemMap(uint64_t address, size_t size, size_t offset, unsigned long long al
     size_t reserved;
     int i = know(address);
     if (offset || flags || base_of(address, &reserved, NULL) != address || reserved != size ||
-        known[i].what != RESERVED || allocation >= MANY || !allocations[allocation].used ||
+        known[i].what != ADDRESSES || allocation >= MANY || !allocations[allocation].used ||
         fstat(allocations[allocation].fd, &found) != 0 || (size_t)found.st_size < size)
       LEAVE(1);
     char* bytes = bytes_of((void*)(uintptr_t)address);
@@ -475,7 +484,7 @@ int cuMemUnmap(uint64_t address, size_t size) {
       !(known[i].what & MAPPED_HERE))
     LEAVE(1);
   unsigned long long allocation = (unsigned long long)-known[i].lock;
-  known[i].what = RESERVED;
+  known[i].what = ADDRESSES;
   known[i].lock = 0;
   allocations[allocation].maps--;
   drop_allocation(allocation);

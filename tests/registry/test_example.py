@@ -197,7 +197,7 @@ def test_trees_of_its_arrays_stay_in_c(ea, fast_path, np):
 
 
 def test_guards_send_an_array_to_python(ea, fast_path, np):
-    """A negated or read-only array, or a dtype that does not travel, is looked at by the adapter, every time."""
+    """A negated array, or a dtype that does not travel, is looked at by the adapter each time; a read-only one is not."""
     convert, slow = fast_path
     array = ea.array([1, 2])
     odd = [array.negated(), array.frozen(), ea.array([1, 2], ea.quarter8)]
@@ -206,7 +206,7 @@ def test_guards_send_an_array_to_python(ea, fast_path, np):
         assert not convert(odd[1], to="numpy").flags.writeable
         assert convert(odd[2], to="dlx").dtype.name == "float8_e5m2"
         assert convert(array, to="numpy").tolist() == [1, 2]
-        assert len(slow) == 3 * (n + 1)
+        assert len(slow) == 2 * (n + 1)
 
 
 def test_a_patched_type_is_looked_at_anew(ea, fast_path, monkeypatch):

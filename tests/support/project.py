@@ -22,7 +22,7 @@ def compiled(name):
     command = ["cc", "-std=c11", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]
     command += [f"-I{include}", f"-I{sysconfig.get_path('include')}", str(source), "-lpthread"]
     made_of = hashlib.sha256("\0".join([*command, sysconfig.get_config_var("EXT_SUFFIX")]).encode())
-    for path in (source, *sorted(include.glob("*.h"))):
+    for path in sorted([*source.parent.glob("*.[ch]"), *include.glob("*.h")]):  # they include one another
         made_of.update(path.read_bytes())
     target = LIBRARIES / f"{name}-{made_of.hexdigest()[:16]}.so"
     if not target.exists():
