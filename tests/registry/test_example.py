@@ -197,7 +197,7 @@ def test_trees_of_its_arrays_stay_in_c(ea, fast_path, np):
 
 
 def test_guards_send_an_array_to_python(ea, fast_path, np):
-    """A negated array, or a dtype that does not travel, is looked at by the adapter each time; a read-only one is not."""
+    """A negated array, or a dtype that does not travel, is looked at by the adapter each time; not a read-only one."""
     convert, slow = fast_path
     array = ea.array([1, 2])
     odd = [array.negated(), array.frozen(), ea.array([1, 2], ea.quarter8)]
