@@ -10,7 +10,7 @@
 #include <string.h>
 
 cu_table cu;
-pthread_mutex_t cuda_once_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t cuda_once_lock = PTHREAD_MUTEX_INITIALIZER;
 static void* driver; /* the library that the table is of */
 pthread_mutex_t cuda_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_mutex_t cuda_event_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -89,8 +89,27 @@ int cuda_is_child(void) {
 
 /* ---- fork and exit --------------------------------------------------------------------------- */
 
-static void before_fork(void) {
+static _Atomic(pthread_t) making; /* the thread that holds cuda_once_lock, where is_making */
+static atomic_int is_making;
+
+void cuda_once_begin(void) {
   pthread_mutex_lock(&cuda_once_lock);
+  atomic_store(&making, pthread_self());
+  atomic_store(&is_making, 1);
+}
+
+void cuda_once_end(void) {
+  atomic_store(&is_making, 0);
+  pthread_mutex_unlock(&cuda_once_lock);
+}
+
+/* Whether this thread holds the lock: a driver may fork while it starts. */
+static int is_making_here(void) {
+  return atomic_load(&is_making) && pthread_equal(atomic_load(&making), pthread_self());
+}
+
+static void before_fork(void) {
+  if (!is_making_here()) pthread_mutex_lock(&cuda_once_lock);
   pthread_mutex_lock(&cuda_lock);
   pthread_mutex_lock(&cuda_event_lock);
 }
@@ -98,7 +117,7 @@ static void before_fork(void) {
 static void in_parent(void) {
   pthread_mutex_unlock(&cuda_event_lock);
   pthread_mutex_unlock(&cuda_lock);
-  pthread_mutex_unlock(&cuda_once_lock);
+  if (!is_making_here()) pthread_mutex_unlock(&cuda_once_lock);
 }
 
 static void after_fork(void) {
@@ -222,9 +241,9 @@ int dlx_cuda_load(void) {
   if (atomic_load(&ending)) return no_driver("the process is ending");
   if (atomic_load(&initialised)) return DLX_OK;
   pthread_once(&once, watch_forks);
-  pthread_mutex_lock(&cuda_once_lock);
+  cuda_once_begin();
   int status = atomic_load(&initialised) ? DLX_OK : initialise();
-  pthread_mutex_unlock(&cuda_once_lock);
+  cuda_once_end();
   return status;
 }
 
@@ -341,9 +360,9 @@ int dlx_cuda_where(const void* address, DLDevice* device) {
 }
 
 void cuda_forget_driver(void) {
-  pthread_mutex_lock(&cuda_once_lock);
+  cuda_once_begin();
   for (int i = 0; i < DLX_MAX_DEVICES; i++) atomic_store(&primaries[i], (cu_context)NULL);
   memset(&cu, 0, sizeof cu);
   atomic_store(&initialised, 0);
-  pthread_mutex_unlock(&cuda_once_lock);
+  cuda_once_end();
 }

@@ -151,6 +151,8 @@ static inline cu_stream cuda_stream(uint64_t handle) {
  * streams and pools. Nothing that releases memory takes it. In cuda/order.c, cuda_lock guards the
  * queue and cuda_event_lock the events; the second may be taken under the first. All are held over
  * a fork, so that a child finds everything whole. None is held while an owner is released. */
-extern pthread_mutex_t cuda_once_lock, cuda_lock, cuda_event_lock;
+void cuda_once_begin(void);
+void cuda_once_end(void);
+extern pthread_mutex_t cuda_lock, cuda_event_lock;
 
 #endif

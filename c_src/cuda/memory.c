@@ -55,14 +55,14 @@ static int find_pool(int32_t device_id, cu_pool* pool) {
   int status = DLX_OK;
   *pool = atomic_load(&pools[device_id]);
   if (*pool) return DLX_OK;
-  pthread_mutex_lock(&cuda_once_lock);
+  cuda_once_begin();
   *pool = atomic_load(&pools[device_id]);
   if (*pool == NULL) {
     *pool = NO_POOL;
     if (cuda_has_pools(device_id)) status = make_pool(device_id, pool);
     if (status == DLX_OK) atomic_store(&pools[device_id], *pool);
   }
-  pthread_mutex_unlock(&cuda_once_lock);
+  cuda_once_end();
   return status;
 }
 

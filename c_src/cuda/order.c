@@ -163,7 +163,7 @@ int dlx_cuda_work_stream(int32_t device_id, uint64_t* stream) {
   if (*stream) return DLX_OK;
   int status = dlx_cuda_push(device_id);
   if (status != DLX_OK) return status;
-  pthread_mutex_lock(&cuda_once_lock);
+  cuda_once_begin();
   *stream = atomic_load(&own_streams[device_id]);
   if (*stream == 0) {
     cu_stream made = NULL;
@@ -173,7 +173,7 @@ int dlx_cuda_work_stream(int32_t device_id, uint64_t* stream) {
     *stream = (uint64_t)(uintptr_t)made;
     atomic_store(&own_streams[device_id], *stream);
   }
-  pthread_mutex_unlock(&cuda_once_lock);
+  cuda_once_end();
   dlx_cuda_pop();
   return status;
 }

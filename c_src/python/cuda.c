@@ -156,7 +156,8 @@ DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor) {
   int32_t device_id = tensor->managed->dl_tensor.device.device_id;
   if (py_cuda_work_stream(device_id, &stream) < 0) return NULL;
   if (wait_ready(tensor, device_id, stream) < 0) return NULL;
-  return fetch(tensor->managed, stream, 1);
+  DLManagedTensorVersioned* from = py_tensor_managed((PyObject*)tensor); /* the GIL was released */
+  return from ? fetch(from, stream, 1) : NULL;
 }
 
 int py_cuda_to_own_stream(TensorObject* tensor) {
@@ -169,7 +170,8 @@ int py_cuda_to_own_stream(TensorObject* tensor) {
   if (wait_ready(tensor, device_id, stream) < 0) return -1;
   /* The GIL was released, and is not from here on: another thread may have done all of it. */
   if (tensor->is_on_own_stream) return 0;
-  DLManagedTensorVersioned *before = tensor->managed, *share;
+  DLManagedTensorVersioned *before = py_tensor_managed((PyObject*)tensor), *share;
+  if (before == NULL) return -1;
   int status = dlx_managed_share(before, &before->dl_tensor, before->flags, &share);
   if (status == DLX_OK) {
     status = dlx_ready_later(device_id, &later);

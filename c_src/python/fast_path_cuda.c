@@ -109,7 +109,7 @@ PyDoc_STRVAR(
 static PyObject* lend_streams(PyObject* module, PyObject* change) {
   long by = PyLong_AsLong(change);
   if (by == -1 && PyErr_Occurred()) return NULL;
-  elsewhere += (int)by;
+  if (elsewhere + by >= 0) elsewhere += (int)by; /* an interrupt may have left out the beginning */
   Py_RETURN_NONE;
 }
 
@@ -171,7 +171,7 @@ static int wait_for(py_stream_pairs* all, const py_stream_pair* x, dlx_ready* re
   int own = dlx_ready_own_device(ready); /* all of a device that is in dlx's own stream is one */
   for (int i = 0; i < all->n_waited; i++) {
     const dlx_ready* other = all->waited[i].ready;
-    if (all->waited[i].stream == x->to &&
+    if (all->waited[i].device == x->device && all->waited[i].stream == x->to &&
         (other == ready || (own >= 0 && dlx_ready_own_device(other) == own)))
       return DLX_OK;
   }
@@ -182,6 +182,7 @@ static int wait_for(py_stream_pairs* all, const py_stream_pair* x, dlx_ready* re
   Py_END_ALLOW_THREADS
   if (status == DLX_OK && all->n_waited < DLX_MAX_STREAM_PAIRS) {
     all->waited[all->n_waited].ready = ready;
+    all->waited[all->n_waited].device = x->device;
     all->waited[all->n_waited++].stream = x->to;
   } else {
     dlx_ready_drop(ready);

@@ -370,6 +370,13 @@ static int has_rules(const walk* w) {
   return i < w->n_nodes;
 }
 
+static void note_resolvable(walk* w, const leaf* l) {
+  if (l->resolvable == DLX_ON_DEVICE)
+    w->has_devices = 1;
+  else if (l->resolvable)
+    w->has_copies = 1;
+}
+
 /* Producers are called last: not where something else is refused, or may be refused later. */
 static outcome borrow_all(walk* w) {
   for (Py_ssize_t i = 0; i < w->n_leaves; i++) {
@@ -381,7 +388,7 @@ static outcome borrow_all(walk* w) {
                (l->made = py_fast_path_borrow(l->route, l->obj, 0, &l->resolvable)) == NULL) {
       return leave();
     }
-    w->has_copies |= l->resolvable != 0;
+    note_resolvable(w, l);
   }
   for (Py_ssize_t i = 0; w->has_producers && i < w->n_leaves; i++) {
     leaf* l = &w->leaves[i];
@@ -389,7 +396,7 @@ static outcome borrow_all(walk* w) {
     if (has_rules(w)) return LEAVE;
     l->made = py_producer_borrow(l->route, l->obj, 0, &l->resolvable, &l->capsule);
     if (l->made == NULL) return leave();
-    w->has_copies |= l->resolvable != 0;
+    note_resolvable(w, l);
   }
   return DONE;
 }
@@ -399,22 +406,10 @@ static void leave_capsules(walk* w) {
   for (Py_ssize_t i = 0; i < w->n_leaves && !PyErr_Occurred(); i++) {
     leaf* l = &w->leaves[i];
     if (l->capsule == NULL || l->made == NULL) continue;
-    if (py_capsule_give_back(l->capsule, l->made)) l->made = NULL;
+    if (!py_capsule_give_back(l->capsule, l->made)) continue; /* what was copied is asked again */
+    l->made = NULL;
     py_producer_leave(l->obj, l->capsule, NULL);
   }
-}
-
-/* Nothing is copied before every array was found right. */
-static outcome copy_all(walk* w) {
-  for (Py_ssize_t i = 0; w->has_copies && i < w->n_leaves; i++) {
-    leaf* l = &w->leaves[i];
-    if (l->resolvable == DLX_ON_DEVICE) {
-      w->has_devices = 1;
-    } else if (l->resolvable && (l->made = py_fast_path_copy(l->route, l->made)) == NULL) {
-      return leave();
-    }
-  }
-  return DONE;
 }
 
 /* Streams are made to wait before anything is handed over. */
@@ -422,6 +417,18 @@ static outcome order_all(walk* w) {
   for (Py_ssize_t i = 0; w->has_devices && i < w->n_leaves; i++) {
     leaf* l = &w->leaves[i];
     if (l->resolvable == DLX_ON_DEVICE && !py_cuda_order(&w->pairs, l->route, l->made, l->obj))
+      return leave();
+  }
+  return DONE;
+}
+
+/* Nothing is copied before every array was found right, and streams wait: a capsule whose tensor
+ * was copied cannot be left to Python. */
+static outcome copy_all(walk* w) {
+  for (Py_ssize_t i = 0; w->has_copies && i < w->n_leaves; i++) {
+    leaf* l = &w->leaves[i];
+    if (l->resolvable && l->resolvable != DLX_ON_DEVICE &&
+        (l->made = py_fast_path_copy(l->route, l->made)) == NULL)
       return leave();
   }
   return DONE;
@@ -584,8 +591,8 @@ PyObject* py_tree_run(PyObject* callable, PyObject* root, PyObject* to) {
   memset(w.few_visits, 0, sizeof w.few_visits);
 
   PyObject* result = NULL;
-  if (flatten(&w, callable, root, to) == DONE && borrow_all(&w) == DONE && copy_all(&w) == DONE &&
-      order_all(&w) == DONE && hand_over_all(&w, callable, root, to) == DONE &&
+  if (flatten(&w, callable, root, to) == DONE && borrow_all(&w) == DONE && order_all(&w) == DONE &&
+      copy_all(&w) == DONE && hand_over_all(&w, callable, root, to) == DONE &&
       unflatten(&w) == DONE)
     result = Py_NewRef(w.nodes[0].result);
   else if (!PyErr_Occurred())

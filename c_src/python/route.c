@@ -232,7 +232,9 @@ DLX_HOT void py_routes_begin(void) {
   reader* own = mine ? mine : take_reader();
   /* Before the table is read, as `retire` does it the other way: either the thread is seen to
    * read, or it finds the route gone. */
-  atomic_store(&own->since, atomic_load_explicit(&now, memory_order_relaxed));
+  atomic_store_explicit(&own->since, atomic_load_explicit(&now, memory_order_relaxed),
+                        memory_order_relaxed);
+  atomic_thread_fence(memory_order_seq_cst);
 }
 
 DLX_HOT void py_routes_end(void) {
@@ -242,6 +244,7 @@ DLX_HOT void py_routes_end(void) {
 
 /* A route that is in the table no more. GIL: needed, the lock held. */
 static void retire(py_route* r) {
+  atomic_thread_fence(memory_order_seq_cst);
   r->retired = atomic_fetch_add(&now, 1) + 1;
   r->next_retired = retired;
   retired = r;

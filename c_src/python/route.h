@@ -97,8 +97,8 @@ typedef struct py_route {
   py_producer producer;
   py_fields fields;                    /* of arrays on a CUDA device only */
   py_stream_source produces, consumes; /* where the current streams are told */
-  int crosses; /* 1 = arrays in device memory take the fast path; 2 = and both frameworks have
-                  been at work on a device before */
+  atomic_int crosses; /* 1 = arrays in device memory take the fast path; 2 = and both frameworks
+                  have been at work on a device before */
   const DLPackExchangeAPI* imports; /* NULL = none is used */
   PyObject* load;                   /* load(dlx.Tensor), where no table is used; strong, or NULL */
   int n_early, n_guards, n_switches, n_states; /* guards that need no dtype come first */
@@ -311,7 +311,8 @@ typedef struct {
   py_stream_pair at[DLX_MAX_STREAM_PAIRS];
   struct {
     dlx_ready* ready;
-    uint64_t stream;
+    int32_t device;
+    uint64_t stream;              /* of that device: 1 and 2 are streams of each */
   } waited[DLX_MAX_STREAM_PAIRS]; /* which stream waits already for what; each holds a count */
 } py_stream_pairs;
 

@@ -237,17 +237,22 @@ static PyObject* results_next(PyObject* object) {
   ResultsObject* self = (ResultsObject*)object;
   SlotsObject* view;
   PyObject *element = NULL, *key = NULL, *result = NULL;
-  Py_ssize_t next;
-  PY_LOCKED(object) /* threads that share it get different numbers */
+  Py_ssize_t next = 0, size = PY_SSIZE_T_MAX;
+  PY_LOCKED(object)
   view = (SlotsObject*)Py_XNewRef((PyObject*)self->view);
-  next = self->next++;
   PY_UNLOCKED()
   if (view == NULL) return NULL;
   int is_more = view->source && view->slots;
   if (is_more && self->elements) {
     is_more = (element = PyIter_Next(self->elements)) != NULL;
   } else if (is_more) {
-    is_more = next < (self->size < 0 ? PyObject_Size(view->source) : self->size);
+    size = self->size < 0 ? PyObject_Size(view->source) : self->size;
+  }
+  if (is_more) {
+    PY_LOCKED(object) /* threads that share it get different numbers */
+    is_more = self->next < size;
+    if (is_more) next = self->next++;
+    PY_UNLOCKED()
   }
   if (is_more && (key = PyLong_FromSsize_t(next)))
     result = element ? result_of(view, key, element) : slots_get((PyObject*)view, key);

@@ -36,8 +36,8 @@ def working(adapter: Adapter, streams: Mapping[Device, Stream]) -> Iterator[None
     activate = adapter.streams.activate if adapter.streams is not None else None
     with contextlib.ExitStack() as stack:
         stack.enter_context(lending(streams.values()))
+        stack.callback(native.lend_streams, -1)  # first, for interrupts
         native.lend_streams(1)  # the fast path does not know what keeps these streams alive
-        stack.callback(native.lend_streams, -1)
         for stream in streams.values():
             if activate is not None:
                 stack.enter_context(activate(stream))

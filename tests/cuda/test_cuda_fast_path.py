@@ -11,9 +11,11 @@ import pytest
 from fake_cuda import LEGACY, MANAGED, PER_THREAD
 
 import dlx
+from dlx._core import cuda as native_cuda
 from dlx._core import native
 from dlx._core.stream import Stream
 from dlx._engine.fast_path import consumer_failed, learn
+from dlx._registry.registry import registry
 from dlx._using.stream_context import working
 from dlx.errors import ConversionError, DeviceError, ReadOnlyError, StreamError
 
@@ -46,7 +48,11 @@ def lib_b(monkeypatch, cuda):
 
 @pytest.fixture
 def warm(cuda, lib_a, lib_b):
-    """Both have been at work on a device before, and dlx with them: the first time is the Python path's."""
+    """Both have been at work on a device before, and dlx with them: the first time is the Python path's.
+
+    A plugin that is loaded makes dlx forget its routes, so all are loaded first.
+    """
+    registry.load_all()
     for target in ("libb", "dlx"):
         assert fast(lib_a.made(), to=target) is PYTHON
         dlx.convert(lib_a.made(), to=target)
@@ -404,3 +410,49 @@ def test_tvm_ffi(cuda, lib_a, warm):
                 assert lib_a.freed == freed + (orders == 0)
                 cuda.resume(p.ptr)
                 assert dlx.release_pending() == 0 and lib_a.freed == freed + 1
+
+
+class Producer:
+    """Of no framework; its array on the host must be copied for a consumer that wants it aligned."""
+
+    def __init__(self):
+        memory = dlx.empty((192,), "uint8", "cpu")
+        offset = -memory.data_ptr % 64 + 1
+        self.array, self.calls = dlx.from_pointer(memory.data_ptr + offset, 64, "uint8", owner=memory), 0
+
+    def __dlpack_device__(self):
+        return 1, 0
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        self.calls += 1
+        return self.array.__dlpack__(max_version=max_version)
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["the first time", "the driver fails"])
+def test_a_producer_that_is_copied_beside_a_device_array(monkeypatch, cuda, lib_a, fails):
+    """Streams are ordered before anything is copied, so that a capsule can still be left to the Python path."""
+    gpulib.install(monkeypatch, "libc", cuda, lambda framework: gpulib.QuickAdapter(framework, min_alignment=64))
+    for _ in range(2):
+        dlx.convert(Producer(), to="libc")
+    if fails:
+        dlx.convert(lib_a.made(), to="libc")
+        dlx.convert(lib_a.made(), to="libc")
+        cuda.fail("cuEventRecord", 2)
+    producer, stream = Producer(), cuda.stream(0)
+    with lib_a.on(stream):
+        first, second = dlx.convert([producer, lib_a.made()], to="libc")
+    assert producer.calls == 1 and first is not None and second is not None
+
+
+def test_one_event_for_two_devices(cuda, lib_b, warm):
+    """The legacy streams of two devices have one number, and each waits."""
+    arrays = [dlx.empty((64,), "uint8", f"cuda:{device}") for device in (0, 1)]
+    for array in arrays:
+        dlx.convert(array, to="libb")
+    stream = Stream(dlx.Device("cuda:0"), cuda.stream(0))
+    for array in arrays:
+        native_cuda.order(native_cuda.work_stream(array.device), stream)
+    ready = native_cuda.ready(stream)
+    cuda.forget()
+    dlx.convert([native_cuda.when(array, ready) for array in arrays], to="libb")
+    assert cuda.count("cuStreamWaitEvent") == 2

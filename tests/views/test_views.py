@@ -1362,3 +1362,33 @@ def test_options_do_not_outlive_a_new_adapter(python):
             assert made() == (number, number) and made() == (number, number)
         """
     )
+
+
+def test_an_iterator_that_fails_once(torch):
+    """What comes after has its own number: results are found again where they are."""
+
+    class Once(collections.UserList):
+        def __iter__(self):
+            return Reader(self.data)
+
+    class Reader:
+        def __init__(self, data):
+            self.left, self.has_failed = list(data), False
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            if not self.has_failed:
+                self.has_failed = True
+                raise OSError("once")
+            if not self.left:
+                raise StopIteration
+            return self.left.pop(0)
+
+    view = dlx.convert(Once([dlx.from_dlpack(bytearray([n])) for n in range(3)]), to="torch", lazy=True)
+    results = iter(view)
+    with pytest.raises(OSError, match="once"):
+        next(results)
+    assert [int(each[0]) for each in results] == [0, 1, 2]
+    assert sorted(view._slots) == [0, 1, 2] and [int(view[n][0]) for n in range(3)] == [0, 1, 2]
