@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from project import SUPPORT
+from project import SUPPORT, compiled
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 
@@ -327,3 +327,18 @@ print(count[0])
         args=(),
     )
     assert int(out.split()[1]) > 5, out
+
+
+def test_a_driver_that_forks_while_it_starts(python):
+    """It runs the handlers of forks on the thread that starts it, which holds the lock of starting already."""
+    env = {**os.environ, "DLX_CUDA_DRIVER": str(compiled("forking_cuda")), "FAKE_CUDA_DEVICES": "1"}
+    code = """
+        import os
+        import dlx
+        print(len(dlx.devices()))
+        child = os.fork()
+        if child == 0:
+            os._exit(len(dlx.devices()))
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    assert python(code, env=env, timeout=60).split() == ["2", "1"]
