@@ -19,6 +19,11 @@ from dlx.errors import DTypeError, LayoutError
 _PROTOCOLS = ("__arrow_c_stream__",)
 
 
+def _is_long(dtype: Any) -> bool:
+    """Return whether a dtype of numpy is C's long double, or complex of it, where that is no double."""
+    return dtype.char in "gG" and dtype.itemsize > (8 if dtype.char == "g" else 16)
+
+
 def _shared(series: Any) -> Tensor | None:
     """Return a tensor over the array of numpy that a Series is made of; None where it is made of something else.
 
@@ -28,13 +33,29 @@ def _shared(series: Any) -> Tensor | None:
     if type(values) is not sys.modules["numpy"].ndarray:
         return None
     dtype = values.dtype
-    if dtype.kind not in "biufc" or not dtype.isnative:
+    if dtype.kind not in "biufc" or _is_long(dtype) or not dtype.isnative:
         return None
     return cast("Tensor", dlx.convert(values, to="dlx", copy=False))
 
 
 def _info(framework: str, series: Any, tensor: Tensor) -> ArrayInfo:
     return ArrayInfo.of_tensor(tensor, framework, type(series), _PROTOCOLS)
+
+
+def _why_refused(dtype: Any) -> tuple[str, str] | None:
+    """Return (reason, fix) for a dtype that Arrow's interface would guess, or refuse without a remedy."""
+    if isinstance(dtype, sys.modules["pandas"].SparseDtype):
+        return "its values are sparse", "Call .sparse.to_dense() first."
+    if not isinstance(dtype, sys.modules["numpy"].dtype):
+        return None
+    if dtype.hasobject:
+        return "it has Python objects", "Call .astype of a dtype first."
+    if _is_long(dtype):
+        wide = "float64" if dtype.kind == "f" else "complex128"
+        return f"{dtype} has no counterpart in other frameworks", f"Call .astype('{wide}') first."
+    if not dtype.isnative:
+        return "its bytes are in the other order", "Call .astype(x.dtype.newbyteorder('=')) first."
+    return None
 
 
 def _columns(frame: Any) -> tuple[None, list[Any]]:
@@ -65,9 +86,10 @@ class PandasAdapter(ArrowSource):
 
     def describe(self, obj: Any) -> Description:
         tensor = _shared(obj)
-        if tensor is None and obj.dtype == object:  # Arrow would guess a type, and copy
-            info = ArrayInfo(self.name, type_name(type(obj)), None, "object", obj.shape)
-            return Description(info, (Blocker("it has Python objects", "Call .astype of a dtype first.", DTypeError),))
+        refused = None if tensor is not None else _why_refused(obj.dtype)
+        if refused is not None:
+            info = ArrayInfo(self.name, type_name(type(obj)), None, str(obj.dtype), obj.shape)
+            return Description(info, (Blocker(*refused, DTypeError),))
         if tensor is None:
             return super().describe(obj)
         return Description(functools.partial(_info, self.name, obj, tensor), (), tensor)

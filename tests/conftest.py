@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import warnings
 
 import pytest
 import warm
@@ -41,7 +42,9 @@ def pytest_collection(session):
     for path in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
         sys.path.insert(0, str(path.parent))  # as pytest does
         try:
-            importlib.import_module(path.stem)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # as for all that pytest imports itself
+                importlib.import_module(path.stem)
         except (Exception, pytest.skip.Exception):
             continue  # it is tried again, and then told, when it is collected
 

@@ -58,7 +58,8 @@ def share(obj: Any, *, detach: bool = False) -> Handle:
 
     Notes
     -----
-    Where several things cannot be shared, the error of the first is raised, and its notes have the others.
+    Where several things cannot be shared, the error of one is raised, an array's before that of other things, and its
+    notes have the others.
 
     Memory of a device is shared where it lies, if others can open it, and is copied into memory that they can open
     else. It is not freed before they have closed it, and must be shared by a process that lives as long.

@@ -182,7 +182,8 @@ def _inside(source: Adapter, blockers: tuple[Blocker, ...], info: Any, request: 
     if request.copy:
         if not own_copies:
             return None
-        step = Resolve("copy", f"made by {source.name}", info().nbytes, ("copy", True), run=source.copy, copies=True)
+        why, nbytes = f"made by {source.name}", info().nbytes or 0
+        step = Resolve("copy", why, nbytes, ("copy", True), run=source.copy, copies=True)
         return Decision((*steps, step), "copied")
     return Decision(steps, "shared" if steps else "same")
 

@@ -321,8 +321,9 @@ def why_not_gathered(column: Column) -> tuple[str, str]:
 
 
 def _package_of(kind: type) -> str:
-    """Return the root package of a type."""
-    return module_of(kind).partition(".")[0]
+    """Return the root package of a type, or of the base in one whose calls are known."""
+    roots = [module_of(each).partition(".")[0] for each in kind.__mro__]
+    return next((root for root in roots if root in _CALLS), roots[0])
 
 
 def _calls(kind: type) -> tuple[str, str, str]:
@@ -350,7 +351,8 @@ def why_refused(kind: type, described: Type, shown: str = "") -> tuple[str, str]
     if inner.has_dictionary:
         return f"it is a dictionary array ({name})", f"Call {decode}."
     if inner.extension:
-        return f"DLPack has no counterpart of {name}", "Convert its .storage."
+        own = _OWN_FIXES.get((_package_of(kind), inner.extension)) or _OWN_FIXES.get((_package_of(kind), _EXTENSION))
+        return f"{_EXTENSION} {name}", own or "Convert its .storage."
     if text.startswith("t"):
         bits = _INTEGERS.get(text, 64)
         fix = f"Call {integers.format(f'int{bits}')} first, and keep the unit yourself." if bits else _APART
@@ -364,12 +366,20 @@ def why_refused(kind: type, described: Type, shown: str = "") -> tuple[str, str]
 _APART = "Convert its parts apart."
 _TEXT = ("DLPack has no text or raw bytes", "Convert its .buffers() if the bytes are what you need.")
 _VARYING = "its values vary in length"
+_NULLS = "it holds nulls only, without a type"
+_EXTENSION = "DLPack has no counterpart of"
 _OWN_FIXES = {  # where a package has not what pyarrow has
     ("polars", _TEXT[0]): "Encode it as numbers first, as .cast(pl.Categorical).to_physical() does.",
     ("polars", _VARYING): "Convert its .explode() and its .list.len() apart.",
     ("polars", "DLPack has no decimals"): "Call .cast(pl.Float64) first, if that is exact enough.",
     ("pandas", _TEXT[0]): "Encode it as numbers first, as .astype('category').cat.codes does.",
     ("pandas", _VARYING): "Convert its .explode(), and the lengths of its values apart.",
+    ("pandas", "DLPack has no decimals"): "Call .astype('float64') first, if that is exact enough.",
+    ("pandas", "DLPack has no structures"): "Convert its fields one by one: .struct.field(0).",
+    ("pandas", _NULLS): "Call .astype of a dtype and .fillna(value) first.",
+    ("pandas", "pandas.period"): "Call .astype('int64') first, and keep the frequency yourself.",
+    ("pandas", "pandas.interval"): "Convert its .array.left.to_numpy() and its .array.right.to_numpy() apart.",
+    ("pandas", _EXTENSION): "Call .astype of a dtype of numbers first.",
 }
 _REFUSED = (  # beginning of the format, reason, fix
     ("d:", "DLPack has no decimals", "Call .cast('float64') first, if that is exact enough."),
@@ -377,6 +387,6 @@ _REFUSED = (  # beginning of the format, reason, fix
     ("+u", "DLPack has no unions", "Convert its fields one by one: .field(0)."),
     ("+s", "DLPack has no structures", "Convert its fields or columns one by one: .field(0)."),
     ("+", _VARYING, "Convert its .flatten() and its .offsets apart."),
-    ("n", "it holds nulls only, without a type", "Call .cast with a type and .fill_null(value) first."),
+    ("n", _NULLS, "Call .cast with a type and .fill_null(value) first."),
     *((start, *_TEXT) for start in ("u", "U", "z", "Z", "v", "w:")),
 )

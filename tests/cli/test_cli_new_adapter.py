@@ -53,17 +53,19 @@ def test_what_it_writes_passes_the_conformance_kit(shelf, capsys):
     assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 12, done.stdout
 
 
-@pytest.mark.parametrize("provider", [None, "shelf-arrays"])
-def test_it_depends_on_the_distribution_that_has_the_framework(shelf, provider):
-    """On none where no one has it: pip would fetch a stranger's of that name from the index."""
-    if provider:
-        info = shelf / "shelf_arrays-1.0.dist-info"
+@pytest.mark.parametrize("providers", [[], ["shelf-arrays"], ["shelf-arrays", "shelf-tools"]])
+def test_it_depends_on_the_distribution_that_has_the_framework(shelf, providers, capsys):
+    """On none where no one has it: pip would fetch a stranger's. Of several that have parts of it none is picked."""
+    for provider in providers:
+        info = shelf / f"{provider.replace('-', '_')}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {provider}\nVersion: 1.0\n")
         (info / "top_level.txt").write_text("shelf\n")
     assert main(["new-adapter", "shelf"]) == 0
     needs = tomllib.loads((shelf / "dlx-shelf" / "pyproject.toml").read_text())["project"]["dependencies"]
-    assert needs[0].startswith("dlxarray") and needs[1:] == ([provider] if provider else [])
+    assert needs[0].startswith("dlxarray") and needs[1:] == (providers if len(providers) == 1 else [])
+    assert ("to fill in: dependencies" in (shown := capsys.readouterr().out)) == (len(providers) != 1)
+    assert ("2 installed distributions have parts of shelf" in shown) == (len(providers) == 2)
 
 
 def test_a_framework_that_is_not_installed(tmp_path, monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""`.ci/tests`: tests that failed are run once more, and what passed only then is named."""
+"""`.ci/tests`: tests that failed are run once more, and what passed only then is named; a run that stopped fails."""
 
 import os
 import re
@@ -26,16 +26,17 @@ if not SCRIPT.exists():
 
 @pytest.fixture
 def ci(tmp_path):
-    """Run the script on tests, with a `make` that only calls pytest; give its status and its lines."""
+    """Run the script on files of tests, with a `make` that only calls pytest; give its status and its lines."""
     (tmp_path / ".ci").mkdir()
     shutil.copy(SCRIPT, tmp_path / ".ci")
     (tmp_path / "bin").mkdir()
     make = tmp_path / "bin" / "make"
-    make.write_text(f'#!/bin/sh\nexport "$2"\nexec "{sys.executable}" -m pytest -ra -p no:xdist $ARGS\n')
-    make.chmod(0o755)
 
-    def run(tests):
-        (tmp_path / "test_it.py").write_text(tests)
+    def run(tests, options="-p no:xdist", **others):
+        make.write_text(f'#!/bin/sh\nexport "$2"\nexec "{sys.executable}" -m pytest -ra {options} $ARGS\n')
+        make.chmod(0o755)
+        for name, text in {"test_it": tests, **others}.items():
+            (tmp_path / f"{name}.py").write_text(text)
         clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
         env = clean | {"PATH": f"{make.parent}:{os.environ['PATH']}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         command = [tmp_path / ".ci" / "tests"]
@@ -68,3 +69,44 @@ def test_what_passes_is_run_once(ci):
     """Nothing is said beside what pytest says."""
     status, lines = ci("def test_it(): pass\n")
     assert status == 0 and "passed in" in lines[-1] and "second" not in " ".join(lines)
+
+
+FIRST = """
+import os, pathlib
+first = not pathlib.Path("before").exists()
+"""
+BROKEN_IN_ONE_WORKER = (
+    FIRST
+    + """
+if os.environ["PYTEST_XDIST_WORKER"] == "gw1":
+    pathlib.Path("before").touch()
+    assert not first
+def test_it(): pass
+"""
+)
+CRASH = (
+    FIRST
+    + """
+def test_that_crashes():
+    pathlib.Path("before").touch()
+    if first:
+        os._exit(1)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("tests", "options", "said"),
+    [
+        (BROKEN_IN_ONE_WORKER, "", "ERROR|Different tests were collected"),
+        (CRASH, "--max-worker-restart 0", "gw[0-9]|worker restarting disabled"),
+    ],
+    ids=["not-collected-by-one", "crashed"],
+)
+def test_a_run_that_stopped_early_fails(ci, tests, options, said):
+    """What failed in it would pass alone, and all that did not run would be forgotten."""
+    pytest.importorskip("xdist")
+    others = "".join(f"def test_{i}(): pass\n" for i in range(20))
+    status, lines = ci(tests, f"-p xdist -n 2 --dist loadfile {options}", test_others=others)
+    assert status == 1, lines
+    assert re.match(f"not run again, .*({said})", lines[-1]), lines

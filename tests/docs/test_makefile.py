@@ -97,3 +97,17 @@ def test_the_sanitizers_are_part_of_what_is_built(made):
     assert not builds("DLX_SANITIZE=1")
     assert builds()
     assert not builds("DLX_SANITIZE=0")
+
+
+def test_what_builds_a_free_threaded_python_is_not_run_by_a_dry_run_and_may_fail(made):
+    """It downloads and configures; without an interpreter of it nothing is tested, and where it fails make does."""
+    folder = made.folder / "checkout"
+    helper = folder / "tests" / "support" / "free_threaded.sh"
+    script(helper, "#!/bin/sh\ntouch called\n")
+    made("test-free-threaded")
+    assert not (folder / "called").exists()
+    assert "-m pytest" not in made("test-free-threaded", dry=False)
+    assert (folder / "called").exists()
+    script(helper, "#!/bin/sh\nexit 3\n")
+    with pytest.raises(AssertionError, match="Error 3"):
+        made("test-free-threaded", dry=False)

@@ -9,14 +9,17 @@ import gc
 import mmap
 import pickle
 import sys
+import types
 import weakref
 
 import pytest
+from planted_adapter import Array, MyLib, plugin
 
 import dlx
 from dlx import errors
 from dlx._core import native
-from dlx._registry.registry import registry
+from dlx._registry.registry import Registry, registry
+from dlx.adapter import Description
 
 
 class Stranger:
@@ -640,3 +643,27 @@ def test_a_kept_decision_names_the_address_of_each_array(np, torch):
         assert f"{array.ctypes.data:#x}" in str(step)
         with pytest.raises(dlx.errors.CopyRequiredError, match=f"{array.ctypes.data:#x}"):
             dlx.convert(array, to="torch", copy=False)
+
+
+class Unsized(MyLib):
+    """It copies its arrays itself, and does not know their bytes before they are exported."""
+
+    def describe(self, obj):
+        return Description(dlx.ArrayInfo("mylib", "mylib.Array", nbytes=None))
+
+    def copy(self, obj, device=None):
+        return Array(dlx.convert(obj.tensor, to="dlx", copy=True))
+
+
+def test_a_copy_of_unknown_size_by_the_framework_itself(monkeypatch):
+    """It is planned and made; its bytes count as none."""
+    package = types.ModuleType("mylib")
+    package.Array = type("Array", (Array,), {"__module__": "mylib"})
+    monkeypatch.setitem(sys.modules, "mylib", package)
+    plugin(monkeypatch, "dlx_mylib", lambda: [Unsized()])
+    monkeypatch.setattr("dlx._engine.request.registry", Registry({"mylib": "dlx_mylib"}))
+    source = package.Array(dlx.from_dlpack(b"abc"))
+    found = dlx.plan(source, to="mylib", copy=True)
+    assert found.outcome == "copied" and [(step.do, step.nbytes) for step in found.steps] == [("copy", 0)]
+    copied = dlx.convert.__wrapped__(source, to="mylib", copy=True)
+    assert copied.tensor.data_ptr != source.tensor.data_ptr and bytes(memoryview(copied.tensor)) == b"abc"

@@ -14,6 +14,10 @@ np = pytest.importorskip("numpy")
 pd = pytest.importorskip("pandas")
 
 
+class Ours(pd.Series):
+    """A subclass from another package."""
+
+
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "float16", "float32", "float64", "complex128"])
 def test_numbers_and_bools_are_shared_read_only(dtype):
     """By address, on the fast path and on the Python path; the Series may go."""
@@ -100,6 +104,49 @@ def test_what_is_no_array_of_numbers_is_refused(make, error):
     with pytest.raises(error) as caught:
         dlx.convert(pd.DataFrame({"c": make()}), to="numpy")
     assert caught.value.where == "obj['c']"
+
+
+def decimals():
+    """Return a type of pyarrow's."""
+    return pytest.importorskip("pyarrow").decimal128(22, 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "call"),
+    [
+        (lambda: pd.Series(np.ones(2, "g")), ".astype('float64')"),
+        (lambda: pd.Series(np.ones(2, "G")), ".astype('complex128')"),
+        (lambda: pd.Series(np.arange(2.0).astype(">f8")), ".astype(x.dtype.newbyteorder('='))"),
+        (lambda: pd.Series(pd.arrays.SparseArray([0, 1.5])), ".sparse.to_dense()"),
+        (lambda: pd.Series(pd.period_range("2026-01", periods=2, freq="M")), ".astype('int64')"),
+        (lambda: pd.Series([1, 2]).astype(pd.ArrowDtype(decimals())), ".astype('float64')"),
+        (lambda: Ours(pd.to_datetime(["2026-01-01"])), ".astype('int64')"),
+    ],
+    ids=["longdouble", "clongdouble", "big-endian", "sparse", "period", "decimal", "subclass"],
+)
+def test_the_remedy_of_a_refusal_is_pandas_own_and_works(make, call):
+    """The error is about the Series and what was asked for, on the fast path and on the Python path."""
+    pytest.importorskip("pyarrow")
+    series = make()
+    if np.dtype("g").itemsize == 8 and getattr(series.dtype, "char", "") in tuple("gG"):
+        pytest.skip("long double is double here")
+    for convert in (dlx.convert, dlx.convert.__wrapped__):
+        with pytest.raises(errors.DTypeError) as caught:
+            convert(series, to="numpy")
+        assert f"{type(series).__name__} (" in caught.value.source and caught.value.target == "numpy"
+        assert caught.value.fix.startswith(f"Call {call} first")
+    numbers = eval(f"x{call}", {"x": series})
+    assert dlx.convert(numbers, to="numpy", copy=False).tolist() == numbers.tolist()
+
+
+def test_both_ends_of_an_interval_are_named():
+    """They are two arrays."""
+    pytest.importorskip("pyarrow")
+    series = pd.Series(pd.interval_range(0, 2))
+    with pytest.raises(errors.DTypeError) as caught:
+        dlx.convert(series, to="numpy")
+    assert ".array.left.to_numpy()" in caught.value.fix
+    assert dlx.convert(series.array.left.to_numpy(), to="numpy").tolist() == [0, 1]
 
 
 def test_nullable_numbers_without_nulls_come_by_arrow():

@@ -6,6 +6,7 @@
 # FOLDER keeps what was built (about ten minutes on two cores, 600 MB). What cannot be done here is said in one sentence on
 # stderr, with nothing on stdout and status 0.
 set -eu
+unset MAKEFLAGS MFLAGS MAKELEVEL  # of the make that calls this: CPython's own is another
 folder=$1
 kind=${2:-nogil}
 python=$folder/$kind/bin/python3.14

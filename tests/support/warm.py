@@ -8,6 +8,7 @@ back. What is about importing, or about options of Python, starts Python anew.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -73,27 +74,49 @@ class Warm:
                 [sys.executable, *options, "-c", SERVER, *arguments], pass_fds=[theirs.fileno()], env=environment
             )
         self.channel = ours
+        self.unread = None  # the fork whose status was not read yet, 0 where its number was not
 
     def start(self, code, argv, env, cwd, files):
         """Run code in a fork with these files as its standard input, output and error, and 3; return its number."""
         order = {"code": code, "argv": argv, "env": dict(os.environ if env is None else env), "cwd": str(cwd)}
         sent = json.dumps(order).encode()
+        self.unread = 0
         socket.send_fds(self.channel, [len(sent).to_bytes(8, "little")], files)
         self.channel.sendall(sent)
-        return self._number()
+        child = self._number()
+        assert child > 0, f"no number of a process: {child}"
+        self.unread = child
+        return child
 
     def wait(self, child, timeout=None):
-        """Return the status with which a fork ends; kill it when it takes too long."""
-        self.channel.settimeout(timeout)
+        """Return the status with which a fork ends; kill it when it takes too long, or the wait is interrupted."""
         try:
-            return self._number()
-        except TimeoutError:
-            os.kill(child, signal.SIGKILL)
+            self.channel.settimeout(timeout)
+            try:
+                status = self._number()
+            except TimeoutError:
+                os.kill(child, signal.SIGKILL)
+                self.channel.settimeout(None)
+                self._number()
+                status = None
             self.channel.settimeout(None)
-            self._number()
-            raise subprocess.TimeoutExpired(str(child), timeout) from None
-        finally:
-            self.channel.settimeout(None)
+            self.unread = None
+        except BaseException:
+            self.abandon()
+            raise
+        if status is None:
+            raise subprocess.TimeoutExpired(str(child), timeout)
+        return status
+
+    def abandon(self):
+        """Kill it, and its fork: what it sends belongs to a call that was given up."""
+        for key in [key for key, server in _warm.items() if server is self]:
+            del _warm[key]
+        if self.unread:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.unread, signal.SIGKILL)
+        self.process.kill()
+        self.close()
 
     def _number(self):
         found = self.channel.recv(8, socket.MSG_WAITALL)
@@ -117,6 +140,9 @@ _warm = {}
 
 def _started(options, modules):
     """Return the process with these options that has imported these modules."""
+    server = _warm.get((options, modules))
+    if server is not None and server.unread is not None:  # interrupted between start and wait
+        server.abandon()
     if (options, modules) not in _warm:
         _warm[options, modules] = Warm(options, modules)
     return _warm[options, modules]
@@ -159,7 +185,7 @@ class Worker:
 
     def __exit__(self, *error):
         self.stdout.close()
-        self.returncode = self.server.wait(self.child)
+        self.returncode = self.server.wait(self.child, 120)
 
     def kill(self):
         """End it."""

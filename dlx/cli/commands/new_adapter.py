@@ -145,13 +145,17 @@ def run(arguments: argparse.Namespace, screen: Screen) -> int:
     ]
     exports = module is None or all(hasattr(getattr(module, each), "__dlpack__") for each in types)
     loads = module is None or callable(getattr(module, "from_dlpack", None))
-    providers = metadata.packages_distributions().get(package.partition(".")[0], [])
-    left += [] if providers else [f"dependencies in pyproject.toml: no installed distribution has {package}"]
+    root = package.partition(".")[0]
+    providers = [*dict.fromkeys(metadata.packages_distributions().get(root, []))]
+    if len(providers) != 1:  # several share a namespace package: which of them has this one is not told
+        found = f"{len(providers)} installed distributions have parts of {root}" if providers else ""
+        found = found or f"no installed distribution has {package}"
+        left.append(f"dependencies in pyproject.toml: {found}")
     left += [] if exports else ["export: its arrays have no __dlpack__"]
     left += [] if loads else [f"load: there is no {package}.from_dlpack"]
     facts = {
         "package": package,
-        "needs": "".join(f', "{each}"' for each in dict.fromkeys(providers)),
+        "needs": f', "{providers[0]}"' if len(providers) == 1 else "",
         "module": f"dlx_{words}",
         "distribution": distribution,
         "dlx": __version__,

@@ -1,0 +1,59 @@
+"""What the tests fork their processes from: a call that is given up leaves nothing to the next one."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import warm
+from sanitized import SANITIZED
+
+MODULES = ("json",)
+
+pytestmark = pytest.mark.skipif(SANITIZED, reason="nothing is forked there")
+
+
+class Interrupted(BaseException):
+    """What pytest-timeout or Ctrl-C raises anywhere."""
+
+
+def gone(process):
+    """Return whether a process has ended, or is a zombie that nobody has read."""
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="reads /proc")
+def test_an_interrupted_call_shifts_no_status(tmp_path):
+    """The fork is killed, whenever the interrupt comes; the next calls read what is theirs."""
+    note = tmp_path / "process"
+    code = (
+        "import os, pathlib, signal, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid()));"
+        "os.kill(int(sys.argv[2]), signal.SIGUSR1); time.sleep(600)"
+    )
+
+    def interrupt(*_):
+        raise Interrupted
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(Interrupted):
+            warm.run(code, str(note), str(os.getpid()), modules=MODULES)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    for status in (7, 0, 9):
+        assert warm.run(f"raise SystemExit({status})", modules=MODULES).returncode == status
+    child = int(note.read_text())
+    while not gone(child):  # killed: it is about to be; the time limit of tests ends this else
+        os.sched_yield()
+
+
+def test_a_call_that_takes_too_long_shifts_no_status():
+    """It is killed, and its status is read."""
+    with pytest.raises(warm.subprocess.TimeoutExpired):
+        warm.run("import time; time.sleep(600)", modules=MODULES, timeout=0.1)
+    assert warm.run("raise SystemExit(7)", modules=MODULES).returncode == 7
