@@ -452,7 +452,7 @@ def _is_materialised(obj: Any) -> bool:
 
 
 def _exported_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
-    """Return the description of a tensor without blockers, of which there is one of dlx: less is asked of it."""
+    """Return the description of a host tensor without blockers, of which there is one of dlx: less is asked of it."""
     nbytes, kind = tensor.nbytes, type(obj)
     return ArrayInfo(
         framework,
@@ -553,7 +553,8 @@ class TorchAdapter(Adapter):
         assert dtype is not None
         device = HOST if obj.is_cpu else DEVICES.from_native(obj.device)
         tensor = over_memory(obj.data_ptr(), obj.shape, obj.stride(), dtype, device, owner=storage)
-        return Description(functools.partial(_exported_info, self.name, obj, tensor), (), tensor)
+        on_host = functools.partial(_exported_info, self.name, obj, tensor)
+        return Description(on_host if device is HOST else info, (), tensor)
 
     def _without_memory(self, obj: Any) -> Blocker | None:
         """Return why there is no plain memory behind a tensor, or None. Asked before anything touches data."""
