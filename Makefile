@@ -41,7 +41,7 @@ TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 # learn that there is no compiler.
 EXTRA ?= test
 TESTABLE = $(VENV)/.built $(VENV)/.extra-$(EXTRA) $(TORCH_STAMP)
-TAKES = six minutes on two cores
+TAKES = nine minutes on two cores
 SIZE_demo = , 25 MB to download
 SIZE_test = , 1.2 GB when installed
 SIZE_cookbook = , 2.5 GB when installed
