@@ -513,6 +513,18 @@ def findings(rows, live, *, in_time=True):
     return found
 
 
+def installed(names):
+    """Return those of some frameworks, separated by commas, that can be imported; say which cannot."""
+    found = []
+    for name in filter(None, names.split(",")):
+        try:
+            importlib.import_module(name)
+            found.append(name)
+        except ImportError:
+            print(f"note: {name} is not installed; left out")
+    return found
+
+
 def main(arguments=None):
     """Soak; the status is 1 if a bound does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -522,13 +534,7 @@ def main(arguments=None):
     parser.add_argument("--only", default="", help="only calls whose name matches this expression")
     parser.add_argument("--untimed", action="store_true", help="let it get slower")
     chosen = parser.parse_args(arguments)
-    frameworks = []
-    for name in filter(None, chosen.frameworks.split(",")):
-        try:
-            importlib.import_module(name)
-            frameworks.append(name)
-        except ImportError:
-            print(f"note: {name} is not installed; left out")
+    frameworks = installed(chosen.frameworks)
     rows = soak(chosen.count, chosen.seed, frameworks, chosen.only)
     gc.collect()
     found = findings(rows, native.live(), in_time=not chosen.untimed)

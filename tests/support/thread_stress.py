@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib
 import random
 import sys
 import sysconfig
@@ -189,13 +188,7 @@ def main(arguments=None):
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
     parser.add_argument("--frameworks", default="numpy,torch", help="beside dlx (default: %(default)s)")
     chosen = parser.parse_args(arguments)
-    frameworks = []
-    for name in filter(None, chosen.frameworks.split(",")):
-        try:
-            importlib.import_module(name)
-            frameworks.append(name)
-        except ImportError:
-            print(f"note: {name} is not installed; left out")
+    frameworks = soak.installed(chosen.frameworks)
     gil = getattr(sys, "_is_gil_enabled", lambda: True)()
     print(
         f"seed {chosen.seed}; {chosen.threads} threads; the GIL is {'on' if gil else 'off'};", *frameworks, flush=True
