@@ -267,6 +267,8 @@ class Batch:
             return
         try:
             steps = decide(tensor, transfer.before, transfer.source, self.request, self.sync).steps
+        except MemoryError:
+            raise
         except Exception:
             return  # it is raised in its own stage
         for step in steps:
