@@ -1,4 +1,4 @@
-/* Counts the threads that a process starts: preloaded, so that its pthread_create is found first. */
+/* Counts the threads that a process starts: preloaded, so its pthread_create is found first. */
 
 #define _GNU_SOURCE /* RTLD_NEXT */
 #include <dlfcn.h>
