@@ -12,7 +12,7 @@ from dlx._core.tracebacks import public
 from dlx._engine.request import request_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from dlx._sharing.handle import Handle
     from dlx.typing import DeviceLike, Readonly, Target
@@ -144,9 +144,9 @@ def attach(
     from dlx._sharing.sharing import attach_tree  # needed by few programs
 
     request_of(to, device=device, readonly=readonly)  # a wrong call maps nothing
-    converted: Callable[[Any], Any] | None = None
+    mode = "write" if writable else "private" if readonly == "share" else "read"
     if device is not None or readonly != "copy":
-        converted = functools.partial(convert, to=to, device=device, readonly=readonly)
-    elif not (isinstance(to, str) and to == "dlx"):
-        converted = functools.partial(convert, to=to)
-    return attach_tree(handle, "write" if writable else "private" if readonly == "share" else "read", fd, converted)
+        return attach_tree(handle, mode, fd, functools.partial(convert, to=to, device=device, readonly=readonly))
+    if isinstance(to, str) and to == "dlx":
+        return attach_tree(handle, mode, fd)
+    return attach_tree(handle, mode, fd, functools.partial(convert, to=to), (cast("FastPathFunction", convert), to))

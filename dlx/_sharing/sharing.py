@@ -389,6 +389,7 @@ def attach_tree(
     mode: str,
     given: int | Sequence[int] | None = None,
     converted: Callable[[Any], Any] | None = None,
+    direct: tuple[FastPathFunction, Any] | None = None,
 ) -> Any:
     """Return the tree that a handle stands for, of tensors over the shared memory.
 
@@ -402,6 +403,8 @@ def attach_tree(
         Descriptors that were received, or one.
     converted
         Converts tensors, or a container of them; None where tensors are wanted.
+    direct
+        The fast path, and the target, where that does the same for a tensor: it then makes no tensor first.
 
     Raises
     ------
@@ -434,16 +437,22 @@ def attach_tree(
             raise HandleError("its description contradicts itself")
         if 8 * sum(counts) != len(numbers):
             raise HandleError("its description has more numbers, or fewer, than it says")
-        tensors: list[Tensor] = []
+        whole = said.get("tree")
+        in_sets = converted is not None and has_sets(whole)
+        tensors: list[Any] = []  # or arrays of the target
+        are_converted = True
         flags = 0 if mode == "write" else READ_ONLY
         view, at = numbers, 0
         for each, count in zip(segments, counts, strict=False):  # the rest of them are of memories
-            mapping = each.mapping(mode) if count else None
-            if mapping is not None:
-                part = view[8 * at : 8 * (at + count)]
-                tensors += native.tensors_within(mapping.address, each.size, part, flags, mapping)
+            if count:
+                mapping = each.mapping(mode)
+                given_of = mapping.address, each.size, view[8 * at : 8 * (at + count)], flags, mapping
+                made = native.arrays_within(*given_of, *direct) if direct and not in_sets else None
+                are_converted = are_converted and made is not None
+                tensors += native.tensors_within(*given_of) if made is None else made
             at += count
         if memories:
+            are_converted = False
             if mode == "private":
                 raise DeviceError(
                     "device memory has no pages that are private to who attaches",
@@ -457,10 +466,9 @@ def attach_tree(
     except (DlxError, TypeError, ValueError, LookupError) as error:
         said_too = error.reason if isinstance(error, DlxError) else str(error)
         raise HandleError(f"its description is that of no arrays: {said_too}") from error
-    whole = said.get("tree")
-    if converted is None:
+    if converted is None or are_converted:
         return decoded(whole, tensors)
-    if not has_sets(whole):  # containers are made once, of what is converted
+    if not in_sets:  # containers are made once, of what is converted
         try:
             return decoded(whole, converted(tensors))
         except HandleError:

@@ -8,7 +8,11 @@ import math
 import multiprocessing
 import os
 import pickle
+import shlex
 import socket
+import subprocess
+import sys
+import textwrap
 import threading
 import typing
 import weakref
@@ -351,6 +355,35 @@ class TestMemory:
             one, other = dlx.attach(handle), dlx.attach(handle)
             assert dlx.shares_memory(one, other) and descriptors()[1] == before + 1
 
+    def test_arrays_are_made_where_the_target_takes_them(self, np, torch):
+        """Without a dlx.Tensor in between; None where one of them has to be copied, or is refused."""
+        from dlx._core.types import READ_ONLY
+        from dlx._sharing.handle import segment_of
+
+        fast_path = dlx.convert
+        with dlx.share({"a": np.arange(3.0), "b": [np.ones((2, 2), np.int8).T]}) as handle:
+            segment = segment_of(handle, None, os.O_RDWR)
+            _, numbers = segments.read_text(segment)
+            mapping = segment.mapping("write")
+            given = mapping.address, segment.size, numbers
+            one, other = native.arrays_within(*given, 0, mapping, fast_path, "torch")
+            assert one.tolist() == [0, 1, 2] and other.shape == (2, 2) and one.data_ptr() % 256 == 0
+            found = native.arrays_within(*given, READ_ONLY, mapping, fast_path, "numpy")
+            assert not found[0].flags.writeable and found[0].ctypes.data == one.data_ptr()
+            assert native.arrays_within(*given, READ_ONLY, mapping, fast_path, "torch") is None
+            assert native.arrays_within(*given, 0, mapping, fast_path, "dlx") is None
+            wrong = numbers[:80].tobytes() + (1 << 40).to_bytes(8, "little") + numbers[88:].tobytes()
+            with pytest.raises(ValueError):
+                native.arrays_within(*given[:2], wrong, 0, mapping, fast_path, "torch")
+            with dlx.trace() as told:
+                dlx.attach(handle, "torch", writable=True)
+            assert [each.times for each in told.records if each.outcome == "shared"]
+
+    def test_a_refused_array_is_told_by_its_place(self, np, torch):
+        with dlx.share({"a": [np.ones(2), dlx.empty(3, "int4")]}) as handle:
+            with pytest.raises(errors.DTypeError, match=r"obj\['a'\]\[1\]"):
+                dlx.attach(handle, "torch", writable=True)
+
     def test_a_target_that_fails_leaves_nothing(self, torch):
         with dlx.share(dlx.empty(3, "int4")) as handle, pytest.raises(errors.DTypeError):
             dlx.attach(handle, "torch")
@@ -469,6 +502,57 @@ def _double(handle):
     found = dlx.attach(handle, "numpy", writable=True)
     assert found["b"].tolist() == [0, 1, 2] and dlx.attach(handle, "numpy")["a"].tolist() == [0, 1, 2, 3]
     found["a"] *= 2
+
+
+FORGER = """
+            import os, random, socket
+            import dlx
+            from dlx._sharing import segment
+
+            draw = random.Random(seed)
+            tree = {"a": [dlx.from_dlpack(bytes(100))], "b": dlx.empty(50, "float32", shared=True)}
+            held = [dlx.share(tree) for _ in range(3)]
+            ends = [*os.pipe(), *(end.detach() for end in socket.socketpair())]
+            files = [os.memfd_create("other"), os.open("/dev/zero", os.O_RDWR), os.open("/etc/passwd", os.O_RDONLY), *ends]
+            os.write(files[0], bytes(5000))
+            numbers = [os.getpid(), os.getppid(), 1, *files, *(h[k] for h in held for k in ("fd", "inode", "size"))]
+            odd = [None, True, 0, -1, 1 << 31, 1 << 63, 1 << 64, 10**400, 1.0, float("nan"), "", "self", "../../x", "\\0",
+                   "\\udc80", b"x", [], {}, [1], {"a": 1}, object()]
+
+            def changed(value):
+                way = draw.randrange(5)
+                if type(value) is int and way:
+                    return [value ^ 1 << draw.randrange(70), value + draw.choice((-1, 1, 4096)),
+                            draw.getrandbits(draw.choice((4, 8, 31, 63))), draw.choice(numbers)][way - 1]
+                if type(value) is str and way:
+                    at = draw.randrange(len(value) + 1)
+                    return [value[:at], value[:at] + draw.choice("09afG\\0") + value[at + 1:], value.upper(),
+                            draw.choice(held)["token"]][way - 1]
+                return draw.choice(odd)
+
+            def attempt(handle, fd, **options):
+                try:
+                    found = dlx.attach(handle, fd=fd, **options)
+                except dlx.errors.HandleError:
+                    return 0
+                assert found["a"][0].tobytes() == bytes(100) and found["b"].shape == (50,)
+                return 1
+
+            before, attached = len(os.listdir("/proc/self/fd")), 0
+            for n in range(count):
+                handle = dict(draw.choice(held))
+                for _ in range(draw.choice((1, 1, 1, 2, 3))):
+                    name = draw.choice([*handle, "x"])
+                    handle[name] = changed(handle.get(name))
+                    if draw.random() < 0.1:
+                        del handle[name]
+                if n % 2:
+                    segment._held.clear()
+                fd = draw.choice([None, None, None, -1, 10**6, *files, [], files[:2], held[0]["fd"]])
+                attached += attempt(handle, fd, writable=bool(n & 4))
+            segment._held.clear()
+            print(count - attached, attached, len(os.listdir("/proc/self/fd")) - before)
+"""
 
 
 class TestForeign:
@@ -618,6 +702,15 @@ class TestForeign:
             print(50 < refused < 300)
         """)
         assert out == "True\n"
+
+    def test_whatever_is_changed_in_a_handle(self, python):
+        """A few thousand forged handles, also with descriptors of other files: an error, or what was shared, and none leaks."""
+        out = python(f"""
+            seed, count = 7, 2500
+            {FORGER}
+        """)
+        refused, attached, left = map(int, out.split())
+        assert refused + attached == 2500 and 0 < attached < 100 and left == 0
 
     def test_a_forged_header_is_refused(self, python):
         """In another process, which has not seen the segment before."""
@@ -788,6 +881,70 @@ class TestThreads:
 
 class TestLimits:
     """Where this process has too little of something, and numbers that nothing has."""
+
+    def test_another_user(self, python):
+        """May neither look at the files of the process, nor use a descriptor that it was sent."""
+        if os.geteuid() != 0:
+            pytest.skip("another user is nobody's to become but root's")
+        out = python("""
+            import os, dlx
+            from dlx._sharing import segment
+            handle = dlx.share(b"abc")
+            child = os.fork()
+            if child == 0:
+                segment._held.clear()
+                os.setuid(65534)
+                for fd in (None, handle["fd"]):
+                    try:
+                        dlx.attach(dict(handle), fd=fd)
+                    except dlx.errors.HandleError as error:
+                        print(error.reason, flush=True)
+                os._exit(0)
+            os.waitpid(child, 0)
+        """)
+        first, second = out.splitlines()
+        assert first.startswith("this process may not look at the files of process")
+        assert second == "its segment belongs to user 0, and this process to user 65534"
+
+    def test_nothing_depends_on_what_is_mounted(self, python, tmp_path):
+        """A full /dev/shm is of no matter, as memfds do not lie there; without /proc a descriptor has to be sent."""
+        code = """
+            import os, subprocess, dlx
+            from dlx._sharing import segment
+            handle = dlx.share(bytearray(8 << 20))
+            tensor = dlx.share(dlx.empty(8 << 20, "uint8", shared=True))
+            print(os.statvfs("/dev/shm").f_blocks < 1000, handle["size"] > 8 << 20)
+            subprocess.run(["mount", "-t", "tmpfs", "none", "/proc"], check=True)
+            segment._held.clear()
+            try:
+                dlx.attach(dict(handle))
+            except dlx.errors.HandleError as error:
+                print("/proc" in error.reason, "fd=" in error.fix)
+            found = dlx.attach(dict(handle), fd=handle["fd"])
+            print(found.nbytes)
+        """
+        file = tmp_path / "program.py"
+        file.write_text(textwrap.dedent(code))
+        mounted = f"mount -t tmpfs -o size=64k none /dev/shm && exec {shlex.join([sys.executable, str(file)])}"
+        command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", mounted]
+        if os.geteuid() != 0 or subprocess.run([*command[:-1], "mount -t tmpfs none /dev/shm"], check=False).returncode:
+            pytest.skip("this process may mount nothing")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        assert done.stdout.split() == ["True", "True", "True", "True", str(8 << 20)], done.stderr
+
+    def test_a_limit_on_the_size_of_files(self, python):
+        """It holds for segments: an error, and no signal."""
+        out = python("""
+            import resource, dlx
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+            for call in (lambda: dlx.share(bytearray(2 << 20)), lambda: dlx.empty(2 << 20, "uint8", shared=True)):
+                try:
+                    call()
+                except OSError as error:
+                    print(error.strerror)
+            print(dlx.attach(dlx.share(b"abc")).nbytes)
+        """)
+        assert out == "File too large\nFile too large\n3\n"
 
     @pytest.mark.unsanitized("the address space that it bounds is what they need")
     def test_no_descriptor_and_no_memory_left_are_no_fault_of_the_handle(self, python):
