@@ -332,7 +332,7 @@ def _blocks(
             else:
                 apart.append(i)
         for (low, high), members in inside.items():
-            kept = tuple(tensors[i] for i in members)
+            kept = [tensors[i] for i in members]
             whole = native.tensor_new(low, (high - low,), None, _BYTE, kept[0].device, READ_ONLY, kept)
             # What begins elsewhere keeps its alignment where the whole keeps its own.
             remainder = low % HEADER if any(each.data_ptr != low for each in kept) else 0
