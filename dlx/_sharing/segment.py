@@ -281,6 +281,7 @@ def opened(
         raise HandleError("its process, descriptor, inode or size is a number that none has")
     known = _held.get(token)
     if known is not None and known.size == size:
+        known.check()
         return known
     if given is not None:
         try:

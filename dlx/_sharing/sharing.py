@@ -420,7 +420,6 @@ def attach_tree(
         fds = [given]
     access = os.O_RDWR if mode == "write" else os.O_RDONLY
     segment = segment_of(handle, fds[0], access)
-    segment.check()
     text, numbers = read_text(segment)
     if not text:
         raise HandleError("its segment has no description of arrays")
