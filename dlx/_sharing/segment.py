@@ -15,6 +15,7 @@ import stat
 import struct
 import sys
 from bisect import bisect_right
+from pathlib import Path
 from typing import Any, NoReturn
 from weakref import ReferenceType, WeakValueDictionary, ref
 
@@ -303,17 +304,18 @@ def opened(
 
 def _open(pid: int, fd: int, access: int, inode: int | None = None) -> int:
     """Open another process's descriptor anew, by itself, so that it keeps no rights but those asked for."""
-    path = f"/proc/{pid}/fd/{fd}"  # in words: a pathlib.Path costs more than what the kernel does with it
+    path = f"/proc/{pid}/fd/{fd}"
     gone = "Share it again, and keep the handle, or what it stands for, until the others have attached."
     try:
-        found = os.stat(path)  # before it is opened: opening a device or a pipe may do anything
+        # Before it is opened: opening a device or a pipe may do anything. A Path would cost more than the kernel does.
+        found = os.stat(path)  # noqa: PTH116
         if not stat.S_ISREG(found.st_mode) or (inode is not None and found.st_ino != inode):
             raise HandleError(f"process {pid} has another file at descriptor {fd}: what it shared is gone", fix=gone)
         return os.open(path, access | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
     except FileNotFoundError as error:
-        if not os.path.exists("/proc/self"):
+        if not Path("/proc/self").exists():
             raise HandleError("processes cannot be looked at here: there is no /proc", fix=_SEND) from error
-        what = f"process {pid} has closed it" if os.path.exists(f"/proc/{pid}") else f"there is no process {pid} here"
+        what = f"process {pid} has closed it" if Path(f"/proc/{pid}").exists() else f"there is no process {pid} here"
         raise HandleError(f"what it stands for is gone: {what}", fix=gone) from error
     except PermissionError as error:
         raise HandleError(

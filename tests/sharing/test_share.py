@@ -19,6 +19,7 @@ import weakref
 from multiprocessing import resource_tracker
 
 import pytest
+from project import ROOT
 from reference import INT4
 
 import dlx
@@ -380,9 +381,9 @@ class TestMemory:
             assert [each.times for each in told.records if each.outcome == "shared"]
 
     def test_a_refused_array_is_told_by_its_place(self, np, torch):
-        with dlx.share({"a": [np.ones(2), dlx.empty(3, "int4")]}) as handle:
-            with pytest.raises(errors.DTypeError, match=r"obj\['a'\]\[1\]"):
-                dlx.attach(handle, "torch", writable=True)
+        tree, place = {"a": [np.ones(2), dlx.empty(3, "int4")]}, r"obj\['a'\]\[1\]"
+        with dlx.share(tree) as handle, pytest.raises(errors.DTypeError, match=place):
+            dlx.attach(handle, "torch", writable=True)
 
     def test_a_target_that_fails_leaves_nothing(self, torch):
         with dlx.share(dlx.empty(3, "int4")) as handle, pytest.raises(errors.DTypeError):
@@ -502,57 +503,6 @@ def _double(handle):
     found = dlx.attach(handle, "numpy", writable=True)
     assert found["b"].tolist() == [0, 1, 2] and dlx.attach(handle, "numpy")["a"].tolist() == [0, 1, 2, 3]
     found["a"] *= 2
-
-
-FORGER = """
-            import os, random, socket
-            import dlx
-            from dlx._sharing import segment
-
-            draw = random.Random(seed)
-            tree = {"a": [dlx.from_dlpack(bytes(100))], "b": dlx.empty(50, "float32", shared=True)}
-            held = [dlx.share(tree) for _ in range(3)]
-            ends = [*os.pipe(), *(end.detach() for end in socket.socketpair())]
-            files = [os.memfd_create("other"), os.open("/dev/zero", os.O_RDWR), os.open("/etc/passwd", os.O_RDONLY), *ends]
-            os.write(files[0], bytes(5000))
-            numbers = [os.getpid(), os.getppid(), 1, *files, *(h[k] for h in held for k in ("fd", "inode", "size"))]
-            odd = [None, True, 0, -1, 1 << 31, 1 << 63, 1 << 64, 10**400, 1.0, float("nan"), "", "self", "../../x", "\\0",
-                   "\\udc80", b"x", [], {}, [1], {"a": 1}, object()]
-
-            def changed(value):
-                way = draw.randrange(5)
-                if type(value) is int and way:
-                    return [value ^ 1 << draw.randrange(70), value + draw.choice((-1, 1, 4096)),
-                            draw.getrandbits(draw.choice((4, 8, 31, 63))), draw.choice(numbers)][way - 1]
-                if type(value) is str and way:
-                    at = draw.randrange(len(value) + 1)
-                    return [value[:at], value[:at] + draw.choice("09afG\\0") + value[at + 1:], value.upper(),
-                            draw.choice(held)["token"]][way - 1]
-                return draw.choice(odd)
-
-            def attempt(handle, fd, **options):
-                try:
-                    found = dlx.attach(handle, fd=fd, **options)
-                except dlx.errors.HandleError:
-                    return 0
-                assert found["a"][0].tobytes() == bytes(100) and found["b"].shape == (50,)
-                return 1
-
-            before, attached = len(os.listdir("/proc/self/fd")), 0
-            for n in range(count):
-                handle = dict(draw.choice(held))
-                for _ in range(draw.choice((1, 1, 1, 2, 3))):
-                    name = draw.choice([*handle, "x"])
-                    handle[name] = changed(handle.get(name))
-                    if draw.random() < 0.1:
-                        del handle[name]
-                if n % 2:
-                    segment._held.clear()
-                fd = draw.choice([None, None, None, -1, 10**6, *files, [], files[:2], held[0]["fd"]])
-                attached += attempt(handle, fd, writable=bool(n & 4))
-            segment._held.clear()
-            print(count - attached, attached, len(os.listdir("/proc/self/fd")) - before)
-"""
 
 
 class TestForeign:
@@ -703,14 +653,12 @@ class TestForeign:
         """)
         assert out == "True\n"
 
-    def test_whatever_is_changed_in_a_handle(self, python):
-        """A few thousand forged handles, also with descriptors of other files: an error, or what was shared, and none leaks."""
-        out = python(f"""
-            seed, count = 7, 2500
-            {FORGER}
-        """)
-        refused, attached, left = map(int, out.split())
-        assert refused + attached == 2500 and 0 < attached < 100 and left == 0
+    def test_whatever_is_changed_in_a_handle(self):
+        """Thousands of handles, also with descriptors of other files: an error, or what was shared, and none leaks."""
+        command = [sys.executable, str(ROOT / "tests/support/forged_handles.py")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.endswith(" 0 descriptors left\n") and done.stderr == ""
 
     def test_a_forged_header_is_refused(self, python):
         """In another process, which has not seen the segment before."""
