@@ -30,7 +30,7 @@ def sharing(names, *, quick):
     for kind, send in _WAYS.items():
         if kind == "torch's queue" and torch is None:
             continue
-        seconds = [_trip(kind, send(source), tasks, answers, to) for _ in range(rounds)]
+        seconds = [_trip(kind, send(source), tasks, answers, to) for _ in range(3)]
         found[kind] = min(seconds) * 1e3
         print(f"{kind:30} {min(seconds) * 1e3:8.0f}")
     tasks.put(("end", None, to))
@@ -40,7 +40,7 @@ def sharing(names, *, quick):
         queue.join_thread()
     ray = peer("ray")
     if ray is not None:
-        found["ray"] = min(_by_ray(ray, source, to, rounds)) * 1e3
+        found["ray"] = min(_by_ray(ray, source, to, 3)) * 1e3
         print(f"{'ray.put, ray.get in a task':30} {found['ray']:8.0f}")
     if torch is not None:
         found |= _collated(np, rounds)

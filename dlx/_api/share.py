@@ -22,7 +22,7 @@ __all__ = ["attach", "share"]
 
 @set_module("dlx")
 @public
-def share(obj: Any, *, detach: bool = False) -> Handle:
+def share(obj: Any = None, *, like: Any = None, detach: bool = False) -> Handle:
     """Put an array, or every array in a container, into memory that other processes can attach.
 
     The arrays are copied once, into one new piece of memory; those that lie in shared memory already (of
@@ -33,6 +33,9 @@ def share(obj: Any, *, detach: bool = False) -> Handle:
     obj
         Whatever `convert` takes, in memory of the host or of CUDA devices. Beside arrays a container may hold plain
         data: None, numbers, text and bytes.
+    like
+        In the place of `obj`: what is shared is new, of zeros, and the same otherwise: shapes, dtypes, containers. Nothing is
+        copied; attach it with ``writable=True`` to fill it.
     detach
         As in `convert`: whether parameters that require gradients may be shared without them.
 
@@ -53,6 +56,8 @@ def share(obj: Any, *, detach: bool = False) -> Handle:
         If packed elements below one byte are not contiguous.
     AdapterNotFoundError
         If it is no array.
+    TypeError
+        If neither `obj` nor `like` is given, or both are.
     MemoryError, OSError
         If there is not enough memory, or this process may open no further file.
 
@@ -81,6 +86,10 @@ def share(obj: Any, *, detach: bool = False) -> Handle:
     """
     from dlx._sharing.sharing import share_tree  # needed by few programs
 
+    if (obj is None) == (like is None):
+        raise TypeError("share takes either an array, or a container of arrays, or like=")
+    if like is not None:  # no value is read, so that no graph is cut
+        return share_tree(like, request_of("dlx", detach=True), cast("FastPathFunction", convert), is_copied=False)
     return share_tree(obj, request_of("dlx", detach=detach), cast("FastPathFunction", convert))
 
 

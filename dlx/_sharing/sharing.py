@@ -59,8 +59,15 @@ class _Block(NamedTuple):
 # ---- share -----------------------------------------------------------------------------------------------------------
 
 
-def share_tree(obj: Any, request: Request, fast_path: FastPathFunction | None) -> Handle:
+def share_tree(obj: Any, request: Request, fast_path: FastPathFunction | None, *, is_copied: bool = True) -> Handle:
     """Put an array, or every array of a tree, into shared memory; what lies there already stays where it is.
+
+    Parameters
+    ----------
+    obj, request, fast_path
+        As in `Batch`.
+    is_copied
+        False: the arrays only say what is made: the same, of zeros, all of it new.
 
     Raises
     ------
@@ -86,13 +93,14 @@ def share_tree(obj: Any, request: Request, fast_path: FastPathFunction | None) -
     for i, tensor in enumerate(tensors):
         try:
             if tensor is not None:
-                _check(tensor)
+                _check(tensor, is_copied=is_copied)
                 readable.append(i)
         except DlxError as error:
             failures.add(error, where(i))
     extents = {i: _extent(tensors[i]) for i in readable}
     local = [i for i in readable if tensors[i].is_host]
-    places = dict(zip(local, placed([extents[i] for i in local]), strict=True))
+    found = placed([extents[i] for i in local]) if is_copied else [None] * len(local)
+    places = dict(zip(local, found, strict=True))
     blocks, copied, room = _blocks(tensors, extents, [i for i in local if places[i] is None], where, failures)
     remote = [i for i in readable if i not in places]
     export: Export | None = None
@@ -132,7 +140,7 @@ def share_tree(obj: Any, request: Request, fast_path: FastPathFunction | None) -
     }
     if export is not None:
         said["memories"], said["events"] = [each.written() for each in memories], export.events.written()
-    return _filled(said, numbers, blocks, room, tuple(segments.values()), export)
+    return _filled(said, numbers, blocks if is_copied else [], room, tuple(segments.values()), export)
 
 
 class _Listed(Failures):
@@ -256,7 +264,13 @@ _MOVE = "Move it first: dlx.convert(obj, to=..., device='cpu')."
 MAX_NOTES = 20  # errors beside the first that are told
 
 
-def _check(tensor: Tensor) -> None:
+def _check(tensor: Tensor, *, is_copied: bool) -> None:
+    if not is_copied and not tensor.is_host:
+        raise DeviceError(
+            f"dlx.share(like=) makes memory of the host, and its memory is on {tensor.device}",
+            source=repr(tensor),
+            fix="Make it there: dlx.empty(shape, dtype, device, shared=True).",
+        )
     if not tensor.is_host and tensor.device[0] != lib.kDLCUDA:
         reason = f"dlx.share shares memory of the host and of CUDA devices, and its memory is on {tensor.device}"
         raise DeviceError(reason, source=repr(tensor), fix=_MOVE)

@@ -286,6 +286,31 @@ class TestMemory:
         array[1, 2] = 6
         assert again[0][0, 2] == 6 and again[1] == b"new"
 
+    def test_memory_like_a_tree(self, np, torch):
+        """It is made there, of zeros, new also where the tree is shared memory itself; nothing is copied."""
+        tensor = dlx.empty(1000, "float32", shared=True)
+        np.asarray(tensor)[:] = 7
+        weights = torch.ones(100, 50, requires_grad=True)
+        big = np.broadcast_to(np.int8(1), (1 << 28,))
+        tree = {"w": weights, "tied": weights, "there": [tensor], "name": "x", "b": dlx.empty(3, "bfloat16")}
+        with dlx.share(like=tree) as handle:
+            found = dlx.attach(handle, "torch", writable=True)
+            assert found["name"] == "x" and found["w"] is found["tied"] and found["b"].dtype == torch.bfloat16
+            assert found["w"].shape == (100, 50) and not found["w"].any() and not found["there"][0].any()
+            found["w"].fill_(2)
+            assert dlx.attach(handle, "numpy")["w"].sum() == 10_000
+        assert np.asarray(tensor).sum() == 7000 and weights.sum() == 5000
+        with dlx.share(like=big) as handle:  # strides are those of a new array, and no page of zeros is touched
+            assert dlx.attach(handle).nbytes == 1 << 28
+            assert os.fstat(handle.fileno()).st_blocks * 512 < 1 << 20
+
+    def test_either_arrays_or_what_is_like_them(self, np):
+        for options in ({}, {"obj": np.ones(3), "like": np.ones(3)}):
+            with pytest.raises(TypeError, match="like="):
+                dlx.share(**options)
+        with pytest.raises(errors.DeviceError, match=r"obj\['a'\].*shared=True"):
+            dlx.share(like={"a": native.tensor_new(256, (3,), None, (1, 8, 1), (3, 0), 0, None)})
+
     def test_memory_of_empty(self):
         tensor = dlx.empty((3,), "bfloat16", shared=True)
         assert tensor.data_ptr % 256 == 0 and not tensor.readonly and tensor.shape == (3,)
