@@ -150,7 +150,8 @@ PyDoc_STRVAR(
     arrays_within_doc,
     "arrays_within(address, size, numbers, flags, owner, fast_path, to, /)\n--\n\n"
     "Make a list of the target's arrays of what `tensors_within` takes, without a dlx.Tensor in\n"
-    "between. None where Python must do it, or say what fails: the target does not take each as it is.");
+    "between. None where Python must do it, or say what fails: the target does not take each as it "
+    "is.");
 
 static PyObject* arrays_within(PyObject* module, PyObject* args) {
   unsigned long long address, flags;

@@ -34,8 +34,8 @@ def share(obj: Any = None, *, like: Any = None, detach: bool = False) -> Handle:
         Whatever `convert` takes, in memory of the host or of CUDA devices. Beside arrays a container may hold plain
         data: None, numbers, text and bytes.
     like
-        In the place of `obj`: what is shared is new, of zeros, and the same otherwise: shapes, dtypes, containers. Nothing is
-        copied; attach it with ``writable=True`` to fill it.
+        In the place of `obj`: what is shared is new, of zeros, and the same otherwise: shapes, dtypes, containers.
+        Nothing is copied; attach it with ``writable=True`` to fill it.
     detach
         As in `convert`: whether parameters that require gradients may be shared without them.
 

@@ -36,8 +36,8 @@ def descriptors():
 
 
 def names():
-    """Return what is in /dev/shm, but for semaphores of multiprocessing and stores of ray: others work here, too."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith(("sem.", "plasma"))}
+    """Return what is in /dev/shm, but for what multiprocessing, torch and ray name: others work here, too."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(("sem.", "psm_", "torch_", "plasma"))}
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Attach handles in which something was changed at random, some with descriptors of other files: each is refused, or whole.
+"""Attach handles in which something was changed at random: each is refused, or is what was shared.
 
     python tests/support/forged_handles.py --count 100000
 
