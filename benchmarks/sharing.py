@@ -1,9 +1,11 @@
-"""Arrays for another process: `share` and `attach` beside shared memory by hand, torch's queues and pickles."""
+"""Arrays for another process: `share` and `attach` beside shared memory by hand, torch's queues, ray and pickles."""
 
 import gc
+import os
 import sys
 import time
 from multiprocessing import shared_memory
+from pathlib import Path
 
 import dlx
 from benchmarks.measure import peer, race, verdict
@@ -15,29 +17,15 @@ def sharing(names, *, quick):
     """Measure both verbs, and one array on its way to another process; print them, and say which goals are met."""
     np, torch = names["np"], peer("torch")
     rounds, mib = (3, 64) if quick else (7, 1024)
-    found = {}
-    tree = {f"layer.{i}.weight": np.zeros((10, 10), np.float32) for i in range(ARRAYS)}
     context = (torch.multiprocessing if torch else __import__("multiprocessing")).get_context("spawn")
     tasks, answers = context.Queue(), context.Queue()
     worker = context.Process(target=_work, args=(tasks, answers), daemon=True)
     worker.start()
     to = "torch" if torch else "numpy"
-    cold, convert = [], []
-    for _ in range(rounds + 1):
-        with dlx.share(tree) as handle:
-            tasks.put(("attach", dict(handle), to))
-            one, other = answers.get()
-            cold.append(one)
-            convert.append(other)
-    attach, beyond = min(cold[1:]), min(cold[1:]) - min(convert[1:])
-    met = verdict(attach * 1e3 <= ATTACH_MS)
-    print(f"\nAnother process attaches {ARRAYS} arrays as {to}: {attach * 1e3:.2f} ms  {met}")
-    print(f"beyond the conversion of that tree: {beyond * 1e6:.0f} us  {verdict(beyond * 1e6 <= BEYOND_US)}")
-    source = np.ones(mib << 20, np.uint8)
-    ours, copied = race(lambda: dlx.share(source).close(), source.copy, rounds=rounds)
-    times = min(ours) / min(copied)
-    print(f"share of {mib} MiB: {min(ours) * 1e3:.0f} ms, {times:.2f} of a copy  {verdict(times <= COPY)}")
-    found = {"attach_ms": attach * 1e3, "beyond_us": beyond * 1e6, "share_ms": min(ours) * 1e3, "share_ratio": times}
+    found = _attach(np, tasks, answers, to, 10 * rounds)
+    for size in (64,) if quick else (64, mib):
+        source = np.ones(size << 20, np.uint8)
+        found |= _share(np, source, f"share of {size} MiB", rounds)
     print(f"\n{mib} MiB of numpy on their way to {to} in another process, ms")
     for kind, send in _WAYS.items():
         if kind == "torch's queue" and torch is None:
@@ -50,7 +38,100 @@ def sharing(names, *, quick):
     for queue in (tasks, answers):
         queue.close()
         queue.join_thread()
+    ray = peer("ray")
+    if ray is not None:
+        found["ray"] = min(_by_ray(ray, source, to, 3)) * 1e3
+        print(f"{'ray.put, ray.get in a task':30} {found['ray']:8.0f}")
+    if torch is not None:
+        found |= _collated(np, rounds)
     return [found]
+
+
+def _attach(np, tasks, answers, to, rounds):
+    """Measure what it takes another process to attach many arrays, by the clock of its thread: it waits for nothing.
+
+    The collector has just looked at all objects, so neither that nor the conversion finds its own in a cache.
+    """
+    tree = {f"layer.{i}.weight": np.zeros((10, 10), np.float32) for i in range(ARRAYS)}
+    seconds = {"attach": [], "again": [], "convert": []}
+    for _ in range(rounds):
+        for kind, kept in seconds.items():
+            with dlx.share(tree) as handle:
+                tasks.put((kind, dict(handle), to))
+                kept.append(answers.get())
+    attach, again, convert = (min(each[1:]) for each in seconds.values())
+    beyond, ms = attach - convert, attach * 1e3
+    print(f"\nAnother process attaches {ARRAYS} arrays as {to}: {ms:.2f} ms  {verdict(ms <= ATTACH_MS)}")
+    print(f"beyond the conversion of that tree: {beyond * 1e6:.0f} us  {verdict(beyond * 1e6 <= BEYOND_US)}")
+    print(f"where it holds the memory already: {again * 1e3:.2f} ms, {(again - convert) * 1e6:.0f} us beyond")
+    return {"attach_ms": ms, "beyond_us": beyond * 1e6, "again_ms": again * 1e3}
+
+
+def _share(np, source, name, rounds):
+    """Measure `share` of one array beside copies of its bytes into fresh memory, of a process or of several."""
+
+    def written():
+        fd, done = os.memfd_create("floor"), 0
+        while done < source.nbytes:
+            done += os.pwrite(fd, source.data[done:], done)
+        os.close(fd)
+
+    def by_hand():
+        memory = shared_memory.SharedMemory(create=True, size=source.nbytes)
+        view = np.frombuffer(memory.buf, source.dtype)
+        np.copyto(view, source)
+        del view
+        memory.close()
+        memory.unlink()
+
+    beside = {"a copy": source.copy, "pwrite into a fresh memfd": written, "SharedMemory and np.copyto": by_hand}
+    ours, *others = race(lambda: dlx.share(source).close(), *beside.values(), rounds=rounds)
+    ratios = {kind: min(ours) / min(times) for kind, times in zip(beside, others, strict=True)}
+    huge = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+    mode = huge.read_text().partition("[")[2].partition("]")[0] if huge.exists() else "not known"
+    print(f"{name}: {min(ours) * 1e3:.1f} ms; huge pages for shared memory: {mode}")
+    for kind, times in ratios.items():
+        goal = f"  {verdict(times <= COPY)}" if kind != "SharedMemory and np.copyto" else ""
+        print(f"    {times:.2f} of {kind}{goal}")
+    return {f"{name}, {kind}": times for kind, times in ratios.items()} | {f"{name}, ms": min(ours) * 1e3}
+
+
+def _collated(np, rounds):
+    """Measure a batch of samples of numpy: the two lines of docs/cookbook/dataloader.md beside torch's own."""
+    from torch.utils.data import default_collate
+
+    samples = [(np.full((3, 64, 64), i, np.float32), np.full(4, i)) for i in range(32)]
+
+    def by_dlx():
+        return [dlx.stack(column, to="torch") for column in zip(*samples, strict=True)]
+
+    ours, theirs = map(min, race(by_dlx, lambda: default_collate(samples), number=20, rounds=5 * rounds))
+    print(
+        f"\nA batch of 32 samples, us: {ours * 1e6:.0f}, default_collate {theirs * 1e6:.0f}  {verdict(ours <= theirs)}"
+    )
+    return {"collate_us": ours * 1e6, "default_collate_us": theirs * 1e6}
+
+
+def _by_ray(ray, source, to, rounds):
+    """Return the seconds until a task of ray has its array over the memory of ray's store."""
+    options = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
+    ray.init(num_cpus=1, object_store_memory=3 * source.nbytes, **options)
+
+    def arrived(array):
+        converted = dlx.convert(array, to, readonly="share")
+        end = time.monotonic()
+        return end, int(converted[-1])
+
+    task = ray.remote(num_cpus=1)(arrived)
+    ray.get(task.remote(ray.put(source[:1])))  # the process that works has started, and loaded the framework
+    seconds = []
+    for _ in range(rounds):
+        start = time.monotonic()
+        end, total = ray.get(task.remote(ray.put(source)))
+        assert total == 1
+        seconds.append(end - start)
+    ray.shutdown()
+    return seconds
 
 
 def _trip(kind, steps, tasks, answers, to):
@@ -104,19 +185,16 @@ def _work(tasks, answers):
         to = sys.intern(to)  # as the names in a program are
         if kind == "end":
             return
-        if kind == "attach":
-            dlx.convert(dlx.attach(dlx.share(warm), writable=True), to)
+        if kind in ("attach", "again", "convert"):
+            dlx.convert(dlx.attach(dlx.share(warm), to, writable=True), to)
+            tensors = dlx.attach(sent, writable=True) if kind != "attach" else None
             gc.collect()
             gc.disable()  # as `race` does
-            start = time.perf_counter()
-            found = dlx.attach(sent, to, writable=True)
-            middle = time.perf_counter()
-            tensors = dlx.attach(sent, writable=True)
-            again = time.perf_counter()
-            converted = dlx.convert(tensors, to)
-            answers.put((middle - start, time.perf_counter() - again))
+            start = time.thread_time()
+            found = dlx.convert(tensors, to) if kind == "convert" else dlx.attach(sent, to, writable=True)
+            answers.put(time.thread_time() - start)
             gc.enable()
-            del found, tensors, converted
+            del found, tensors
             continue
         keep = None
         if kind == "dlx":

@@ -148,6 +148,10 @@ DLManagedTensorVersioned* py_managed_copy(DLManagedTensorVersioned* from, int ke
 
 extern PyMethodDef py_make_functions[];
 
+/* ---- python/within.c ------------------------------------------------------------------------- */
+
+extern PyMethodDef py_within_functions[];
+
 /* ---- python/adopt.c -------------------------------------------------------------------------- */
 
 extern PyMethodDef py_adopt_functions[];

@@ -80,76 +80,6 @@ static PyObject* tensor_new(PyObject* module, PyObject* args) {
   return py_tensor_wrap(made);
 }
 
-PyDoc_STRVAR(
-    tensors_within_doc,
-    "tensors_within(address, size, numbers, flags, owner, /)\n--\n\n"
-    "Make a list of dlx.Tensor over parts of `size` bytes that `owner` keeps alive.\n\n"
-    "numbers is a buffer of int64, for each tensor: offset, code, bits, lanes, flags, ndim, "
-    "shape\n(ndim,), strides (ndim,). Nothing in it is believed: a tensor that leaves the "
-    "bytes, or is none,\nis a ValueError, or what dlx_validate finds. `flags` are added to "
-    "each one's.");
-
-/* One tensor. Owns: a new reference, which holds `owner`. Errors: NULL with an exception. */
-static PyObject* tensor_within(uintptr_t address, int64_t size, const int64_t* n, int64_t left,
-                               uint64_t flags, PyObject* owner, int64_t* used) {
-  enum { OFFSET, CODE, BITS, LANES, FLAGS, NDIM, HEAD };
-  if (left < HEAD || n[NDIM] < 0 || n[NDIM] > DLX_MAX_NDIM || left < HEAD + 2 * n[NDIM] ||
-      n[CODE] < 0 || n[CODE] > UINT8_MAX || n[BITS] < 0 || n[BITS] > UINT8_MAX || n[LANES] < 0 ||
-      n[LANES] > UINT16_MAX || n[CODE] == kDLOpaqueHandle ||
-      (n[FLAGS] & ~(int64_t)DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) || n[OFFSET] < 0 ||
-      n[OFFSET] > size) {
-    PyErr_SetString(PyExc_ValueError, "its numbers describe no tensor");
-    return NULL;
-  }
-  DLTensor like = {
-      .data = (void*)(address + (uintptr_t)n[OFFSET]),
-      .device = {kDLCPU, 0},
-      .ndim = (int32_t)n[NDIM],
-      .dtype = {(uint8_t)n[CODE], (uint8_t)n[BITS], (uint16_t)n[LANES]},
-      .shape = (int64_t*)n + HEAD,
-      .strides = (int64_t*)n + HEAD + n[NDIM],
-  };
-  int64_t low, high;
-  flags |= (uint64_t)n[FLAGS];
-  int status = dlx_validate(&like, flags);
-  if (status != DLX_OK) return py_raise(status, NULL);
-  dlx_extent(&like, flags, &low, &high);
-  if (low < -n[OFFSET] || high > size - n[OFFSET]) {
-    PyErr_SetString(PyExc_ValueError, "its elements leave the memory");
-    return NULL;
-  }
-  DLManagedTensorVersioned* made;
-  status = dlx_managed_new(&like, flags, owner, py_release_object, &made);
-  if (status != DLX_OK) return py_raise(status, NULL);
-  Py_INCREF(owner);
-  *used = HEAD + 2 * n[NDIM];
-  return py_tensor_wrap(made);
-}
-
-static PyObject* tensors_within(PyObject* module, PyObject* args) {
-  unsigned long long address, flags;
-  long long size;
-  Py_buffer numbers;
-  PyObject* owner;
-  if (!PyArg_ParseTuple(args, "KLy*KO:tensors_within", &address, &size, &numbers, &flags, &owner))
-    return NULL;
-  PyObject* list = PyList_New(0);
-  int64_t at = 0, used = 0, count = numbers.len / (Py_ssize_t)sizeof(int64_t);
-  if (numbers.len % (Py_ssize_t)sizeof(int64_t) || (uintptr_t)numbers.buf % sizeof(int64_t) ||
-      size < 0) {
-    PyErr_SetString(PyExc_ValueError, "expected numbers of 64 bits, and a size");
-    Py_CLEAR(list);
-  }
-  for (; list != NULL && at < count; at += used) {
-    PyObject* tensor = tensor_within((uintptr_t)address, size, (const int64_t*)numbers.buf + at,
-                                     count - at, flags, owner, &used);
-    if (tensor == NULL || PyList_Append(list, tensor) < 0) Py_CLEAR(list);
-    Py_XDECREF(tensor);
-  }
-  PyBuffer_Release(&numbers);
-  return list;
-}
-
 PyDoc_STRVAR(tensor_view_doc,
              "tensor_view(tensor, dtype, device, flags, owner)\n--\n\n"
              "Make a further dlx.Tensor over the same memory. dtype, device and flags replace the "
@@ -400,7 +330,6 @@ static PyObject* buffer_address(PyObject* module, PyObject* view) {
 
 PyMethodDef py_make_functions[] = {
     {"tensor_new", tensor_new, METH_VARARGS, tensor_new_doc},
-    {"tensors_within", tensors_within, METH_VARARGS, tensors_within_doc},
     {"tensor_view", tensor_view, METH_VARARGS, tensor_view_doc},
     {"tensor_copy", (PyCFunction)(void (*)(void))tensor_copy, METH_FASTCALL, tensor_copy_doc},
     {"tensor_stack", (PyCFunction)(void (*)(void))tensor_stack, METH_FASTCALL, tensor_stack_doc},

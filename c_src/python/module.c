@@ -36,6 +36,7 @@ static PyObject* bind(PyObject* self, PyObject* module) {
       PyModule_AddFunctions(module, py_capsule_functions) < 0 ||
       PyModule_AddFunctions(module, py_buffer_functions) < 0 ||
       PyModule_AddFunctions(module, py_make_functions) < 0 ||
+      PyModule_AddFunctions(module, py_within_functions) < 0 ||
       PyModule_AddFunctions(module, py_adopt_functions) < 0 ||
       PyModule_AddFunctions(module, py_cuda_functions) < 0 ||
       PyModule_AddFunctions(module, py_arrow_functions) < 0 || py_arrow_init() < 0 ||

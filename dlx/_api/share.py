@@ -12,7 +12,7 @@ from dlx._core.tracebacks import public
 from dlx._engine.request import request_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from dlx._sharing.handle import Handle
     from dlx.typing import DeviceLike, Readonly, Target
@@ -22,7 +22,7 @@ __all__ = ["attach", "share"]
 
 @set_module("dlx")
 @public
-def share(obj: Any, *, detach: bool = False) -> Handle:
+def share(obj: Any = None, *, like: Any = None, detach: bool = False) -> Handle:
     """Put an array, or every array in a container, into memory that other processes can attach.
 
     The arrays are copied once, into one new piece of memory; those that lie in shared memory already (of
@@ -33,6 +33,9 @@ def share(obj: Any, *, detach: bool = False) -> Handle:
     obj
         Whatever `convert` takes, in memory of the host or of CUDA devices. Beside arrays a container may hold plain
         data: None, numbers, text and bytes.
+    like
+        In the place of `obj`: what is shared is new, of zeros, and the same otherwise: shapes, dtypes, containers.
+        Nothing is copied; attach it with ``writable=True`` to fill it.
     detach
         As in `convert`: whether parameters that require gradients may be shared without them.
 
@@ -53,6 +56,8 @@ def share(obj: Any, *, detach: bool = False) -> Handle:
         If packed elements below one byte are not contiguous.
     AdapterNotFoundError
         If it is no array.
+    TypeError
+        If neither `obj` nor `like` is given, or both are.
     MemoryError, OSError
         If there is not enough memory, or this process may open no further file.
 
@@ -81,6 +86,10 @@ def share(obj: Any, *, detach: bool = False) -> Handle:
     """
     from dlx._sharing.sharing import share_tree  # needed by few programs
 
+    if (obj is None) == (like is None):
+        raise TypeError("share takes either an array, or a container of arrays, or like=")
+    if like is not None:  # no value is read, so that no graph is cut
+        return share_tree(like, request_of("dlx", detach=True), cast("FastPathFunction", convert), is_copied=False)
     return share_tree(obj, request_of("dlx", detach=detach), cast("FastPathFunction", convert))
 
 
@@ -144,9 +153,9 @@ def attach(
     from dlx._sharing.sharing import attach_tree  # needed by few programs
 
     request_of(to, device=device, readonly=readonly)  # a wrong call maps nothing
-    converted: Callable[[Any], Any] | None = None
+    mode = "write" if writable else "private" if readonly == "share" else "read"
     if device is not None or readonly != "copy":
-        converted = functools.partial(convert, to=to, device=device, readonly=readonly)
-    elif not (isinstance(to, str) and to == "dlx"):
-        converted = functools.partial(convert, to=to)
-    return attach_tree(handle, "write" if writable else "private" if readonly == "share" else "read", fd, converted)
+        return attach_tree(handle, mode, fd, functools.partial(convert, to=to, device=device, readonly=readonly))
+    if isinstance(to, str) and to == "dlx":
+        return attach_tree(handle, mode, fd)
+    return attach_tree(handle, mode, fd, functools.partial(convert, to=to), (cast("FastPathFunction", convert), to))

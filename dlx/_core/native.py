@@ -147,6 +147,9 @@ if TYPE_CHECKING:
         owner: object,
     ) -> Tensor: ...
     def tensors_within(address: int, size: int, numbers: Any, flags: int, owner: object, /) -> list[Tensor]: ...
+    def arrays_within(
+        address: int, size: int, numbers: Any, flags: int, owner: object, fast_path: FastPathFunction, to: Any, /
+    ) -> list[Any] | None: ...
     def tensor_view(
         tensor: Tensor,
         dtype: Sequence[int] | None,

@@ -298,7 +298,7 @@ def parsed(text: bytes) -> dict[str, Any]:
         If it is none.
     """
     try:
-        said = json.loads(text)
+        said = json.loads(str(text, "utf-8"))
     except (ValueError, RecursionError) as error:
         raise HandleError("its description is no JSON") from error
     if type(said) is not dict:

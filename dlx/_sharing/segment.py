@@ -36,6 +36,7 @@ _ADD_SEALS, _GET_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033), getattr(fcntl, "F_
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 _SEALS = 1 | 2 | 4  # F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW
 MAX_SIZE = 1 << 62
+_SEND = "Send the descriptor: dlx.attach(handle, ..., fd=received)."
 
 
 class Descriptor:
@@ -281,6 +282,7 @@ def opened(
         raise HandleError("its process, descriptor, inode or size is a number that none has")
     known = _held.get(token)
     if known is not None and known.size == size:
+        known.check()
         return known
     if given is not None:
         try:
@@ -305,17 +307,20 @@ def _open(pid: int, fd: int, access: int, inode: int | None = None) -> int:
     path = f"/proc/{pid}/fd/{fd}"
     gone = "Share it again, and keep the handle, or what it stands for, until the others have attached."
     try:
-        found = Path(path).stat()  # before it is opened: opening a device or a pipe may do anything
+        # Before it is opened: opening a device or a pipe may do anything. A Path would cost more than the kernel does.
+        found = os.stat(path)  # noqa: PTH116
         if not stat.S_ISREG(found.st_mode) or (inode is not None and found.st_ino != inode):
             raise HandleError(f"process {pid} has another file at descriptor {fd}: what it shared is gone", fix=gone)
         return os.open(path, access | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
     except FileNotFoundError as error:
+        if not Path("/proc/self").exists():
+            raise HandleError("processes cannot be looked at here: there is no /proc", fix=_SEND) from error
         what = f"process {pid} has closed it" if Path(f"/proc/{pid}").exists() else f"there is no process {pid} here"
         raise HandleError(f"what it stands for is gone: {what}", fix=gone) from error
     except PermissionError as error:
         raise HandleError(
             f"this process may not look at the files of process {pid}",
-            fix="Run both as one user, or send the descriptor: dlx.attach(handle, ..., fd=received).",
+            fix=f"Run both as one user. {_SEND}",
         ) from error
     except OSError as error:
         _fail(error, f"the descriptor {fd} of process {pid} cannot be opened: {error.strerror}")

@@ -59,8 +59,15 @@ class _Block(NamedTuple):
 # ---- share -----------------------------------------------------------------------------------------------------------
 
 
-def share_tree(obj: Any, request: Request, fast_path: FastPathFunction | None) -> Handle:
+def share_tree(obj: Any, request: Request, fast_path: FastPathFunction | None, *, is_copied: bool = True) -> Handle:
     """Put an array, or every array of a tree, into shared memory; what lies there already stays where it is.
+
+    Parameters
+    ----------
+    obj, request, fast_path
+        As in `Batch`.
+    is_copied
+        False: the arrays only say what is made: the same, of zeros, all of it new.
 
     Raises
     ------
@@ -86,13 +93,14 @@ def share_tree(obj: Any, request: Request, fast_path: FastPathFunction | None) -
     for i, tensor in enumerate(tensors):
         try:
             if tensor is not None:
-                _check(tensor)
+                _check(tensor, is_copied=is_copied)
                 readable.append(i)
         except DlxError as error:
             failures.add(error, where(i))
     extents = {i: _extent(tensors[i]) for i in readable}
     local = [i for i in readable if tensors[i].is_host]
-    places = dict(zip(local, placed([extents[i] for i in local]), strict=True))
+    found = placed([extents[i] for i in local]) if is_copied else [None] * len(local)
+    places = dict(zip(local, found, strict=True))
     blocks, copied, room = _blocks(tensors, extents, [i for i in local if places[i] is None], where, failures)
     remote = [i for i in readable if i not in places]
     export: Export | None = None
@@ -132,7 +140,7 @@ def share_tree(obj: Any, request: Request, fast_path: FastPathFunction | None) -
     }
     if export is not None:
         said["memories"], said["events"] = [each.written() for each in memories], export.events.written()
-    return _filled(said, numbers, blocks, room, tuple(segments.values()), export)
+    return _filled(said, numbers, blocks if is_copied else [], room, tuple(segments.values()), export)
 
 
 class _Listed(Failures):
@@ -256,7 +264,13 @@ _MOVE = "Move it first: dlx.convert(obj, to=..., device='cpu')."
 MAX_NOTES = 20  # errors beside the first that are told
 
 
-def _check(tensor: Tensor) -> None:
+def _check(tensor: Tensor, *, is_copied: bool) -> None:
+    if not is_copied and not tensor.is_host:
+        raise DeviceError(
+            f"dlx.share(like=) makes memory of the host, and its memory is on {tensor.device}",
+            source=repr(tensor),
+            fix="Make it there: dlx.empty(shape, dtype, device, shared=True).",
+        )
     if not tensor.is_host and tensor.device[0] != lib.kDLCUDA:
         reason = f"dlx.share shares memory of the host and of CUDA devices, and its memory is on {tensor.device}"
         raise DeviceError(reason, source=repr(tensor), fix=_MOVE)
@@ -332,7 +346,7 @@ def _blocks(
             else:
                 apart.append(i)
         for (low, high), members in inside.items():
-            kept = tuple(tensors[i] for i in members)
+            kept = [tensors[i] for i in members]
             whole = native.tensor_new(low, (high - low,), None, _BYTE, kept[0].device, READ_ONLY, kept)
             # What begins elsewhere keeps its alignment where the whole keeps its own.
             remainder = low % HEADER if any(each.data_ptr != low for each in kept) else 0
@@ -389,6 +403,7 @@ def attach_tree(
     mode: str,
     given: int | Sequence[int] | None = None,
     converted: Callable[[Any], Any] | None = None,
+    direct: tuple[FastPathFunction, Any] | None = None,
 ) -> Any:
     """Return the tree that a handle stands for, of tensors over the shared memory.
 
@@ -402,6 +417,8 @@ def attach_tree(
         Descriptors that were received, or one.
     converted
         Converts tensors, or a container of them; None where tensors are wanted.
+    direct
+        The fast path, and the target, where that does the same for a tensor: it then makes no tensor first.
 
     Raises
     ------
@@ -417,7 +434,6 @@ def attach_tree(
         fds = [given]
     access = os.O_RDWR if mode == "write" else os.O_RDONLY
     segment = segment_of(handle, fds[0], access)
-    segment.check()
     text, numbers = read_text(segment)
     if not text:
         raise HandleError("its segment has no description of arrays")
@@ -434,16 +450,22 @@ def attach_tree(
             raise HandleError("its description contradicts itself")
         if 8 * sum(counts) != len(numbers):
             raise HandleError("its description has more numbers, or fewer, than it says")
-        tensors: list[Tensor] = []
+        whole = said.get("tree")
+        in_sets = converted is not None and has_sets(whole)
+        tensors: list[Any] = []  # or arrays of the target
+        are_converted = True
         flags = 0 if mode == "write" else READ_ONLY
         view, at = numbers, 0
         for each, count in zip(segments, counts, strict=False):  # the rest of them are of memories
-            mapping = each.mapping(mode) if count else None
-            if mapping is not None:
-                part = view[8 * at : 8 * (at + count)]
-                tensors += native.tensors_within(mapping.address, each.size, part, flags, mapping)
+            if count:
+                mapping = each.mapping(mode)
+                place = mapping.address, each.size, view[8 * at : 8 * (at + count)], flags, mapping
+                made = native.arrays_within(*place, *direct) if direct and not in_sets else None
+                are_converted = are_converted and made is not None
+                tensors += native.tensors_within(*place) if made is None else made
             at += count
         if memories:
+            are_converted = False
             if mode == "private":
                 raise DeviceError(
                     "device memory has no pages that are private to who attaches",
@@ -457,10 +479,9 @@ def attach_tree(
     except (DlxError, TypeError, ValueError, LookupError) as error:
         said_too = error.reason if isinstance(error, DlxError) else str(error)
         raise HandleError(f"its description is that of no arrays: {said_too}") from error
-    whole = said.get("tree")
-    if converted is None:
+    if converted is None or are_converted:
         return decoded(whole, tensors)
-    if not has_sets(whole):  # containers are made once, of what is converted
+    if not in_sets:  # containers are made once, of what is converted
         try:
             return decoded(whole, converted(tensors))
         except HandleError:

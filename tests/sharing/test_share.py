@@ -8,13 +8,18 @@ import math
 import multiprocessing
 import os
 import pickle
+import shlex
 import socket
+import subprocess
+import sys
+import textwrap
 import threading
 import typing
 import weakref
 from multiprocessing import resource_tracker
 
 import pytest
+from project import ROOT
 from reference import INT4
 
 import dlx
@@ -31,8 +36,8 @@ def descriptors():
 
 
 def names():
-    """Return what is in /dev/shm, but for semaphores of multiprocessing and stores of ray: others work here, too."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith(("sem.", "plasma"))}
+    """Return what is in /dev/shm, but for what multiprocessing, torch and ray name: others work here, too."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(("sem.", "psm_", "torch_", "plasma"))}
 
 
 @pytest.fixture(autouse=True)
@@ -281,6 +286,31 @@ class TestMemory:
         array[1, 2] = 6
         assert again[0][0, 2] == 6 and again[1] == b"new"
 
+    def test_memory_like_a_tree(self, np, torch):
+        """It is made there, of zeros, new also where the tree is shared memory itself; nothing is copied."""
+        tensor = dlx.empty(1000, "float32", shared=True)
+        np.asarray(tensor)[:] = 7
+        weights = torch.ones(100, 50, requires_grad=True)
+        big = np.broadcast_to(np.int8(1), (1 << 28,))
+        tree = {"w": weights, "tied": weights, "there": [tensor], "name": "x", "b": dlx.empty(3, "bfloat16")}
+        with dlx.share(like=tree) as handle:
+            found = dlx.attach(handle, "torch", writable=True)
+            assert found["name"] == "x" and found["w"] is found["tied"] and found["b"].dtype == torch.bfloat16
+            assert found["w"].shape == (100, 50) and not found["w"].any() and not found["there"][0].any()
+            found["w"].fill_(2)
+            assert dlx.attach(handle, "numpy")["w"].sum() == 10_000
+        assert np.asarray(tensor).sum() == 7000 and weights.sum() == 5000
+        with dlx.share(like=big) as handle:  # strides are those of a new array, and no page of zeros is touched
+            assert dlx.attach(handle).nbytes == 1 << 28
+            assert os.fstat(handle.fileno()).st_blocks * 512 < 1 << 20
+
+    def test_either_arrays_or_what_is_like_them(self, np):
+        for options in ({}, {"obj": np.ones(3), "like": np.ones(3)}):
+            with pytest.raises(TypeError, match="like="):
+                dlx.share(**options)
+        with pytest.raises(errors.DeviceError, match=r"obj\['a'\].*shared=True"):
+            dlx.share(like={"a": native.tensor_new(256, (3,), None, (1, 8, 1), (3, 0), 0, None)})
+
     def test_memory_of_empty(self):
         tensor = dlx.empty((3,), "bfloat16", shared=True)
         assert tensor.data_ptr % 256 == 0 and not tensor.readonly and tensor.shape == (3,)
@@ -350,6 +380,35 @@ class TestMemory:
             before = descriptors()[1]
             one, other = dlx.attach(handle), dlx.attach(handle)
             assert dlx.shares_memory(one, other) and descriptors()[1] == before + 1
+
+    def test_arrays_are_made_where_the_target_takes_them(self, np, torch):
+        """Without a dlx.Tensor in between; None where one of them has to be copied, or is refused."""
+        from dlx._core.types import READ_ONLY
+        from dlx._sharing.handle import segment_of
+
+        fast_path = dlx.convert
+        with dlx.share({"a": np.arange(3.0), "b": [np.ones((2, 2), np.int8).T]}) as handle:
+            segment = segment_of(handle, None, os.O_RDWR)
+            _, numbers = segments.read_text(segment)
+            mapping = segment.mapping("write")
+            given = mapping.address, segment.size, numbers
+            one, other = native.arrays_within(*given, 0, mapping, fast_path, "torch")
+            assert one.tolist() == [0, 1, 2] and other.shape == (2, 2) and one.data_ptr() % 256 == 0
+            found = native.arrays_within(*given, READ_ONLY, mapping, fast_path, "numpy")
+            assert not found[0].flags.writeable and found[0].ctypes.data == one.data_ptr()
+            assert native.arrays_within(*given, READ_ONLY, mapping, fast_path, "torch") is None
+            assert native.arrays_within(*given, 0, mapping, fast_path, "dlx") is None
+            wrong = numbers[:80].tobytes() + (1 << 40).to_bytes(8, "little") + numbers[88:].tobytes()
+            with pytest.raises(ValueError):
+                native.arrays_within(*given[:2], wrong, 0, mapping, fast_path, "torch")
+            with dlx.trace() as told:
+                dlx.attach(handle, "torch", writable=True)
+            assert [each.times for each in told.records if each.outcome == "shared"]
+
+    def test_a_refused_array_is_told_by_its_place(self, np, torch):
+        tree, place = {"a": [np.ones(2), dlx.empty(3, "int4")]}, r"obj\['a'\]\[1\]"
+        with dlx.share(tree) as handle, pytest.raises(errors.DTypeError, match=place):
+            dlx.attach(handle, "torch", writable=True)
 
     def test_a_target_that_fails_leaves_nothing(self, torch):
         with dlx.share(dlx.empty(3, "int4")) as handle, pytest.raises(errors.DTypeError):
@@ -619,6 +678,13 @@ class TestForeign:
         """)
         assert out == "True\n"
 
+    def test_whatever_is_changed_in_a_handle(self):
+        """Thousands of handles, also with descriptors of other files: an error, or what was shared, and none leaks."""
+        command = [sys.executable, str(ROOT / "tests/support/forged_handles.py")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.endswith(" 0 descriptors left\n") and done.stderr == ""
+
     def test_a_forged_header_is_refused(self, python):
         """In another process, which has not seen the segment before."""
         out = python("""
@@ -788,6 +854,70 @@ class TestThreads:
 
 class TestLimits:
     """Where this process has too little of something, and numbers that nothing has."""
+
+    def test_another_user(self, python):
+        """May neither look at the files of the process, nor use a descriptor that it was sent."""
+        if os.geteuid() != 0:
+            pytest.skip("another user is nobody's to become but root's")
+        out = python("""
+            import os, dlx
+            from dlx._sharing import segment
+            handle = dlx.share(b"abc")
+            child = os.fork()
+            if child == 0:
+                segment._held.clear()
+                os.setuid(65534)
+                for fd in (None, handle["fd"]):
+                    try:
+                        dlx.attach(dict(handle), fd=fd)
+                    except dlx.errors.HandleError as error:
+                        print(error.reason, flush=True)
+                os._exit(0)
+            os.waitpid(child, 0)
+        """)
+        first, second = out.splitlines()
+        assert first.startswith("this process may not look at the files of process")
+        assert second == "its segment belongs to user 0, and this process to user 65534"
+
+    def test_nothing_depends_on_what_is_mounted(self, python, tmp_path):
+        """A full /dev/shm is of no matter, as memfds do not lie there; without /proc a descriptor has to be sent."""
+        code = """
+            import os, subprocess, dlx
+            from dlx._sharing import segment
+            handle = dlx.share(bytearray(8 << 20))
+            tensor = dlx.share(dlx.empty(8 << 20, "uint8", shared=True))
+            print(os.statvfs("/dev/shm").f_blocks < 1000, handle["size"] > 8 << 20)
+            subprocess.run(["mount", "-t", "tmpfs", "none", "/proc"], check=True)
+            segment._held.clear()
+            try:
+                dlx.attach(dict(handle))
+            except dlx.errors.HandleError as error:
+                print("/proc" in error.reason, "fd=" in error.fix)
+            found = dlx.attach(dict(handle), fd=handle["fd"])
+            print(found.nbytes)
+        """
+        file = tmp_path / "program.py"
+        file.write_text(textwrap.dedent(code))
+        mounted = f"mount -t tmpfs -o size=64k none /dev/shm && exec {shlex.join([sys.executable, str(file)])}"
+        command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", mounted]
+        if os.geteuid() != 0 or subprocess.run([*command[:-1], "mount -t tmpfs none /dev/shm"], check=False).returncode:
+            pytest.skip("this process may mount nothing")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        assert done.stdout.split() == ["True", "True", "True", "True", str(8 << 20)], done.stderr
+
+    def test_a_limit_on_the_size_of_files(self, python):
+        """It holds for segments: an error, and no signal."""
+        out = python("""
+            import resource, dlx
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+            for call in (lambda: dlx.share(bytearray(2 << 20)), lambda: dlx.empty(2 << 20, "uint8", shared=True)):
+                try:
+                    call()
+                except OSError as error:
+                    print(error.strerror)
+            print(dlx.attach(dlx.share(b"abc")).nbytes)
+        """)
+        assert out == "File too large\nFile too large\n3\n"
 
     @pytest.mark.unsanitized("the address space that it bounds is what they need")
     def test_no_descriptor_and_no_memory_left_are_no_fault_of_the_handle(self, python):

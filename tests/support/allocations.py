@@ -408,11 +408,19 @@ def interop():
     for name in ("numpy", "torch", "tvm_ffi", "jax"):
         yield Case(f"load of {name}", makers["dlx"], registry.target(name).adapter.load)
     yield Case("shares_memory", lambda: [array(), torch.ones(2)], lambda obj: dlx.shares_memory(*obj), list)
+    for target in ("dlx", "numpy", "torch"):
+        yield Case(f"attach to {target}", shared, lambda obj, t=target: dlx.attach(obj, t, writable=True))
+    yield Case("share", lambda: [array(), array().T], lambda obj: len(dlx.share(obj)))
     yield Case("describe", array, lambda obj: str(dlx.describe(obj).shape))
     yield Case("plan", locked, lambda obj: dlx.plan(obj, to="torch").outcome)
     yield Case("using", array, dlx.using("torch")(lambda x: x + 1))
     yield Case("collected", lambda: [array(), np.array(["s"])], refused, lambda obj: obj)
     yield Case("refused", lambda: np.array(["s"]), refused)
+
+
+def shared():
+    """Return a handle of a tree."""
+    return dlx.share({"a": [array(), array().T], "b": 3})
 
 
 def lent(obj, **options):

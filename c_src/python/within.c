@@ -1,0 +1,185 @@
+/* Arrays over parts of one piece of memory, which numbers describe that nobody believes: what
+ * dlx.attach makes, and a pickle. */
+
+#include "route.h"
+
+/* What the numbers of all arrays are about. */
+typedef struct {
+  uintptr_t address;
+  int64_t size;   /* bytes */
+  uint64_t flags; /* added to those of each tensor */
+  PyObject* owner;
+} memory;
+
+/* Make the tensor that the first of `left` numbers describe, and count those it took. Owns: the
+ * caller owns the result, which holds the memory's owner. Errors: NULL with an exception. */
+static DLManagedTensorVersioned* made_within(const memory* m, const int64_t* n, int64_t left,
+                                             int64_t* used) {
+  enum { OFFSET, CODE, BITS, LANES, FLAGS, NDIM, HEAD };
+  if (left < HEAD || n[NDIM] < 0 || n[NDIM] > DLX_MAX_NDIM || left < HEAD + 2 * n[NDIM] ||
+      n[CODE] < 0 || n[CODE] > UINT8_MAX || n[BITS] < 0 || n[BITS] > UINT8_MAX || n[LANES] < 0 ||
+      n[LANES] > UINT16_MAX || n[CODE] == kDLOpaqueHandle ||
+      (n[FLAGS] & ~(int64_t)DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED) || n[OFFSET] < 0 ||
+      n[OFFSET] > m->size) {
+    PyErr_SetString(PyExc_ValueError, "its numbers describe no tensor");
+    return NULL;
+  }
+  DLTensor like = {
+      .data = (void*)(m->address + (uintptr_t)n[OFFSET]),
+      .device = {kDLCPU, 0},
+      .ndim = (int32_t)n[NDIM],
+      .dtype = {(uint8_t)n[CODE], (uint8_t)n[BITS], (uint16_t)n[LANES]},
+      .shape = (int64_t*)n + HEAD,
+      .strides = (int64_t*)n + HEAD + n[NDIM],
+  };
+  uint64_t flags = m->flags | (uint64_t)n[FLAGS];
+  int is_plain = dlx_is_plain(&like, 1); /* as nearly all are: it is right */
+  int status = is_plain ? DLX_OK : dlx_validate(&like, flags);
+  if (status != DLX_OK) return py_raise(status, NULL), NULL;
+  int64_t low, high;
+  dlx_extent(&like, flags, &low, &high);
+  if (low < -n[OFFSET] || high > m->size - n[OFFSET]) {
+    PyErr_SetString(PyExc_ValueError, "its elements leave the memory");
+    return NULL;
+  }
+  DLManagedTensorVersioned* made;
+  status = is_plain ? dlx_managed_trust(&like, flags, m->owner, py_release_object, &made)
+                    : dlx_managed_new(&like, flags, m->owner, py_release_object, &made);
+  if (status != DLX_OK) return py_raise(status, NULL), NULL;
+  Py_INCREF(m->owner);
+  *used = HEAD + 2 * n[NDIM];
+  return made;
+}
+
+typedef struct {
+  DLManagedTensorVersioned** made;
+  Py_ssize_t n;
+} tensors;
+
+/* Owns: what it had. GIL: needed. A pending exception is kept. */
+static void drop_all(tensors* all, Py_ssize_t from) {
+  py_pending pending = py_pending_save();
+  for (Py_ssize_t i = from; i < all->n; i++) dlx_managed_release(all->made[i]);
+  PyMem_Free(all->made);
+  py_pending_restore(pending);
+}
+
+/* Owns: the caller owns what is in `all`. Errors: -1 with an exception, and nothing is in it. */
+static int make_all(const memory* m, const Py_buffer* numbers, tensors* all) {
+  int64_t at = 0, used = 0, count = numbers->len / (Py_ssize_t)sizeof(int64_t);
+  const int64_t* first = numbers->buf;
+  *all = (tensors){NULL, 0};
+  if (numbers->len % (Py_ssize_t)sizeof(int64_t) || (uintptr_t)first % sizeof(int64_t) ||
+      m->size < 0) {
+    PyErr_SetString(PyExc_ValueError, "expected numbers of 64 bits, and a size");
+    return -1;
+  }
+  Py_ssize_t room = 0;
+  for (; at < count; at += used) {
+    if (all->n == room) {
+      room = room ? 2 * room : 64;
+      void* wider = PyMem_Realloc(all->made, (size_t)room * sizeof *all->made);
+      if (wider == NULL) {
+        PyErr_NoMemory();
+        break;
+      }
+      all->made = wider;
+    }
+    if ((all->made[all->n] = made_within(m, first + at, count - at, &used)) == NULL) break;
+    all->n++;
+  }
+  if (at >= count) return 0;
+  drop_all(all, 0);
+  return -1;
+}
+
+/* Owns: takes both; the result is the list. Errors: NULL with an exception, as `array` is then. */
+static PyObject* with(PyObject* list, PyObject* array) {
+  if (array == NULL || PyList_Append(list, array) < 0) Py_CLEAR(list);
+  Py_XDECREF(array);
+  return list;
+}
+
+PyDoc_STRVAR(
+    tensors_within_doc,
+    "tensors_within(address, size, numbers, flags, owner, /)\n--\n\n"
+    "Make a list of dlx.Tensor over parts of `size` bytes that `owner` keeps alive.\n\n"
+    "numbers is a buffer of int64, for each tensor: offset, code, bits, lanes, flags, ndim, "
+    "shape\n(ndim,), strides (ndim,). Nothing in it is believed: a tensor that leaves the "
+    "bytes, or is none,\nis a ValueError, or what dlx_validate finds. `flags` are added to "
+    "each one's.");
+
+static PyObject* tensors_within(PyObject* module, PyObject* args) {
+  unsigned long long address, flags;
+  long long size;
+  Py_buffer numbers;
+  memory m;
+  if (!PyArg_ParseTuple(args, "KLy*KO:tensors_within", &address, &size, &numbers, &flags, &m.owner))
+    return NULL;
+  m.address = (uintptr_t)address, m.size = size, m.flags = flags;
+  tensors all;
+  int failed = make_all(&m, &numbers, &all);
+  PyBuffer_Release(&numbers);
+  if (failed) return NULL;
+  PyObject* list = PyList_New(0);
+  Py_ssize_t i = 0;
+  while (list && i < all.n) list = with(list, py_tensor_wrap(all.made[i++]));
+  drop_all(&all, i);
+  return list;
+}
+
+/* Hand all tensors to the target of a route. Owns: the result is new; `all` has nothing more.
+ * Errors: NULL with an exception; NULL without one: the target does not take them as they are. */
+static PyObject* hand_over_all(PyObject* callable, py_route* route, PyObject* to, tensors* all) {
+  uint32_t resolvable = 0;
+  Py_ssize_t i = 0;
+  if (py_fast_path_holds(route)) {
+    while (i < all->n && py_fast_path_takes(route, all->made[i], 0, &resolvable) && !resolvable)
+      i++;
+  }
+  PyObject* list = i < all->n || PyErr_Occurred() ? NULL : PyList_New(0);
+  i = 0;
+  while (list && i < all->n)
+    list = with(list, py_fast_path_hand_over(callable, route, all->made[i++], Py_None, to, NULL));
+  drop_all(all, i);
+  if (list == NULL && PyErr_Occurred()) py_error_forget();
+  return list;
+}
+
+PyDoc_STRVAR(
+    arrays_within_doc,
+    "arrays_within(address, size, numbers, flags, owner, fast_path, to, /)\n--\n\n"
+    "Make a list of the target's arrays of what `tensors_within` takes, without a dlx.Tensor in\n"
+    "between. None where Python must do it, or say what fails: the target does not take each as it "
+    "is.");
+
+static PyObject* arrays_within(PyObject* module, PyObject* args) {
+  unsigned long long address, flags;
+  long long size;
+  Py_buffer numbers;
+  memory m;
+  PyObject *callable, *to;
+  if (!PyArg_ParseTuple(args, "KLy*KOOO:arrays_within", &address, &size, &numbers, &flags, &m.owner,
+                        &callable, &to))
+    return NULL;
+  m.address = (uintptr_t)address, m.size = size, m.flags = flags;
+  PyObject* list = NULL;
+  tensors all;
+  py_routes_begin();
+  py_route* route = py_fast_path_route(callable, py_tensor_type, to);
+  if (route && route->is_fast_path == 1 && !route->is_same && make_all(&m, &numbers, &all) == 0) {
+    py_route_enter(route);
+    list = hand_over_all(callable, route, to, &all);
+    py_route_leave(route);
+  }
+  py_routes_end();
+  PyBuffer_Release(&numbers);
+  if (list || PyErr_Occurred()) return list;
+  Py_RETURN_NONE;
+}
+
+PyMethodDef py_within_functions[] = {
+    {"tensors_within", tensors_within, METH_VARARGS, tensors_within_doc},
+    {"arrays_within", arrays_within, METH_VARARGS, arrays_within_doc},
+    {NULL, NULL, 0, NULL},
+};

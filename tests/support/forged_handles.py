@@ -1,0 +1,84 @@
+"""Attach handles in which something was changed at random: each is refused, or is what was shared.
+
+    python tests/support/forged_handles.py --count 100000
+
+Half of the time this process does not know the segments, as one that did not share them. Nothing but a HandleError may
+be raised, what is attached must be what was shared, and no descriptor may be left. Exit status 1 if not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import socket
+import sys
+
+import dlx
+from dlx._sharing import segment
+
+ODD = [None, True, 0, -1, 1 << 31, 1 << 63, 1 << 64, 10**400, 1.0, float("nan"), "", "self", "../../x", "\0", "\udc80"]
+ODD += [b"x", [], {}, [1], {"a": 1}, object()]
+
+
+def changed(value: object, draw: random.Random, numbers: list[int], tokens: list[str]) -> object:
+    """Return something else in the place of a value."""
+    way = draw.randrange(5)
+    if type(value) is int and way:
+        bits = draw.getrandbits(draw.choice((4, 8, 31, 63)))
+        return [value ^ 1 << draw.randrange(70), value + draw.choice((-1, 1, 4096)), bits, draw.choice(numbers)][
+            way - 1
+        ]
+    if type(value) is str and way:
+        at = draw.randrange(len(value) + 1)
+        other = value[:at] + draw.choice("09afG\0") + value[at + 1 :]
+        return [value[:at], other, value.upper(), draw.choice(tokens)][way - 1]
+    return draw.choice(ODD)
+
+
+def forged(handle: dict[str, object], draw: random.Random, numbers: list[int], tokens: list[str]) -> dict[str, object]:
+    """Return a handle with up to three fields changed, added or left out."""
+    handle = dict(handle)
+    for _ in range(draw.choice((1, 1, 1, 2, 3))):
+        name = draw.choice([*handle, "x"])
+        handle[name] = changed(handle.get(name), draw, numbers, tokens)
+        if draw.random() < 0.1:
+            del handle[name]
+    return handle
+
+
+def main() -> int:
+    """Forge; say how many were refused, and what was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--count", type=int, default=2500)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    draw = random.Random(options.seed)
+    tree = {"a": [dlx.from_dlpack(bytes(100))], "b": dlx.empty(50, "float32", shared=True)}
+    held = [dlx.share(tree) for _ in range(3)]
+    ends = [*os.pipe(), *(end.detach() for end in socket.socketpair())]
+    files = [os.memfd_create("other"), os.open("/dev/zero", os.O_RDWR), os.open("/etc/passwd", os.O_RDONLY), *ends]
+    os.write(files[0], bytes(5000))
+    numbers = [os.getpid(), os.getppid(), 1, *files, *(each[name] for each in held for name in ("fd", "inode", "size"))]
+    tokens = [each["token"] for each in held]
+    before, attached = len(os.listdir("/proc/self/fd")), 0
+    for number in range(options.count):
+        handle = forged(draw.choice(held), draw, numbers, tokens)
+        fd = draw.choice([None, None, None, -1, 10**6, *files, [], files[:2], held[0]["fd"]])
+        if number % 2:
+            segment._held.clear()
+        try:
+            found = dlx.attach(handle, writable=bool(number & 4), fd=fd)
+        except dlx.errors.HandleError:
+            continue
+        assert found["a"][0].tobytes() == bytes(100) and found["b"].shape == (50,), handle
+        del found
+        attached += 1
+    segment._held.clear()
+    left = len(os.listdir("/proc/self/fd")) - before
+    print(f"{options.count - attached} refused by name, {attached} attached, {left} descriptors left")
+    return 1 if left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
