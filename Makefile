@@ -104,7 +104,7 @@ test-sanitize:
 
 # Every allocation of a call fails once: all calls (a few in `make test`).
 test-allocations: $(TESTABLE)
-	DLX_ALLOCATIONS=all $(RUN) -m pytest tests/reliability/test_allocations.py $(ARGS)
+	DLX_ALLOCATIONS=all $(RUN) -m pytest tests/reliability/test_allocations.py tests/cuda/test_driver_failures.py $(ARGS)
 
 # Everything that tests can be run with here, the interpreters first: one that does not run is told at once.
 test-all: test-pythons test-debian test-old-numpy test-bare test
