@@ -75,9 +75,9 @@ static int checked(const char* operation, int code) {
 static int has(int attribute, int32_t device_id, int* yes) {
   int device, status = checked("cuDeviceGet", cu.DeviceGet(&device, device_id));
   *yes = 0;
-  return status == DLX_OK ? checked("cuDeviceGetAttribute",
-                                    cu.DeviceGetAttribute(yes, attribute, device))
-                          : status;
+  return status == DLX_OK
+             ? checked("cuDeviceGetAttribute", cu.DeviceGetAttribute(yes, attribute, device))
+             : status;
 }
 
 int dlx_ipc_uuid(int32_t device_id, unsigned char* uuid) {
@@ -128,8 +128,8 @@ static cu_properties properties_on(int32_t device_id) {
  * Errors: DLX_E_DRIVER; nothing is left mapped. */
 static int map(memory* self, cu_allocation allocation) {
   cu_access access = {{CU_ON_DEVICE, self->device}, CU_READ_WRITE};
-  int mapped = 0, status =
-      checked("cuMemAddressReserve", ipc.MemAddressReserve(&self->address, self->size, 0, 0, 0));
+  int mapped = 0, status = checked("cuMemAddressReserve",
+                                   ipc.MemAddressReserve(&self->address, self->size, 0, 0, 0));
   if (status == DLX_OK) {
     status = checked("cuMemMap", ipc.MemMap(self->address, self->size, 0, allocation, 0));
     if (status == DLX_OK) {

@@ -151,7 +151,9 @@ class World:
         if isinstance(result, list | tuple):
             return [self.seen(each) for each in result]
         if isinstance(result, gpulib.Array):
-            self.cuda.read(result.framework.handle(result.device.id), result.ptr, result.tensor.nbytes, result.device.id)
+            self.cuda.read(
+                result.framework.handle(result.device.id), result.ptr, result.tensor.nbytes, result.device.id
+            )
             return result.framework.__name__, str(result.device), result.shape, self.bytes_at(result.tensor)
         if isinstance(result, dlx.Tensor) and result.device.type == 1:
             return str(result.device), result.shape, result.tobytes()
@@ -192,7 +194,9 @@ def shared():
             yield Case(f"a tree of {source} to {target}", many, to(target))
     yield Case("collected", lambda w: [w.made("a"), w.made("p")], to("libb", errors="collect"))
     yield Case("on one stream", lambda w: w.made("a"), on_one_stream)
-    yield Case("a stream that is said", lambda w: w.made("a"), lambda w, x: dlx.convert(x, to="dlx", stream=w.reader[0]))
+    yield Case(
+        "a stream that is said", lambda w: w.made("a"), lambda w, x: dlx.convert(x, to="dlx", stream=w.reader[0])
+    )
     yield Case("no stream", lambda w: w.own(), lambda w, x: dlx.convert(x, to="libb", stream=-1) and None)
     yield Case("lazy", lambda w: [w.made("p"), w.made("a")], lambda w, x: list(dlx.convert(x, to="libb", lazy=True)))
     yield Case("managed", lambda w: w.made("a", kind=MANAGED), to("libb"))
@@ -226,8 +230,13 @@ def moved():
     yield Case("managed to the host", lambda w: w.made("a", kind=MANAGED), to("numpy", device="cpu"))
     yield Case("like", lambda w: (host(w), w.made("a", 1)), lambda w, x: dlx.convert(x[0], like=x[1]))
     yield Case("stacked", lambda w: [w.made("a"), w.made("a")], lambda w, x: dlx.stack(x, to="libb"))
-    yield Case("stacked on the host", lambda w: [w.made("a"), w.made("p")], lambda w, x: dlx.stack(x, to="numpy", device="cpu"))
-    for name, set_up in {"without pools": lambda w: w.cuda.set_pools(False), "peers": lambda w: w.cuda.set_peers(True)}.items():
+    yield Case(
+        "stacked on the host", lambda w: [w.made("a"), w.made("p")], lambda w, x: dlx.stack(x, to="numpy", device="cpu")
+    )
+    for name, set_up in {
+        "without pools": lambda w: w.cuda.set_pools(False),
+        "peers": lambda w: w.cuda.set_peers(True),
+    }.items():
         yield Case(f"{name}, moved", lambda w, do=set_up: (do(w), host(w))[1], to("dlx", device="cuda:0"))
         yield Case(f"{name}, empty", lambda w, do=set_up: do(w), lambda w, _: dlx.empty(N, "uint8", "cuda:1").shape)
         yield Case(f"{name}, released", lambda w, do=set_up: (do(w), [])[1], made_and_dropped)
@@ -319,8 +328,8 @@ def in_capture(w, array, mode, what):
 
 def asked():
     """Questions, plans, and what C programs and other libraries ask of dlx.Tensor."""
-    for name, address in {"device": lambda w: w.made("a").ptr, "pinned": lambda w: w.cuda.alloc(N, kind=PINNED)}.items():
-        yield Case(f"where, {name}", lambda w, f=address: f(w), lambda w, x: str(driver.where(x)))
+    yield Case("where, device", lambda w: w.made("a").ptr, lambda w, x: str(driver.where(x)))
+    yield Case("where, pinned", lambda w: w.cuda.alloc(N, kind=PINNED), lambda w, x: str(driver.where(x)))
     yield Case("plan", lambda w: w.made("a"), lambda w, x: planned(x, to="dlx", device="cuda:1"))
     yield Case("plan of gaps", lambda w: w.view((4, 8), (16, 1)), lambda w, x: planned(x, to="libf"))
     yield Case("describe", lambda w: w.own(), lambda w, x: str(dlx.describe(x).device))
@@ -328,7 +337,9 @@ def asked():
     yield Case("capsule", lambda w: w.made("a"), lambda w, x: dlx.to_capsule(x) and None)
     yield Case("from_dlpack", lambda w: w.made("a"), lambda w, x: dlx.from_dlpack(x))
     yield Case("__dlpack__", lambda w: w.own(), lambda w, x: x.__dlpack__(stream=w.reader[0]) and None)
-    yield Case("__dlpack__ of what is fresh", lambda w: w.fresh(), lambda w, x: x.__dlpack__(stream=w.reader[0]) and None)
+    yield Case(
+        "__dlpack__ of fresh memory", lambda w: w.fresh(), lambda w, x: x.__dlpack__(stream=w.reader[0]) and None
+    )
     yield Case("__dlpack__ to the host", lambda w: w.own(), lambda w, x: x.__dlpack__(dl_device=(1, 0)) and None)
     yield Case("__dlpack__ of managed memory", managed, lambda w, x: x.__dlpack__() and None)
     yield Case("interface", lambda w: w.own(), lambda w, x: x.__cuda_array_interface__["shape"])
@@ -433,6 +444,39 @@ def sharing():
     yield Case("into a framework", lambda w: w.made("a"), lambda w, x: shared_here(w, x, to="libb"))
 
 
+def planted():
+    """Programs that do it wrong, which must be found."""
+    yield Case("an order that is not made", lambda w: w.made("a"), without_looking)
+    yield Case("an error of another kind", lambda w: w.made("a"), misnamed)
+    yield Case("a tensor that is kept", lambda w: w.made("a"), keeping)
+
+
+def without_looking(w, array):
+    """Order two streams, and go on where that failed."""
+    native.lib.dlx_cuda_order(0, w.a.handle(0), 0, w.b.handle(0))
+    return w.b.Array(array.tensor)
+
+
+def misnamed(w, array):
+    """Raise what says nothing of the driver."""
+    try:
+        return dlx.convert(array, to="libb")
+    except dlx.errors.DlxError:
+        raise dlx.errors.DeviceError("it did not work") from None
+
+
+_kept = []
+
+
+def keeping(w, array):
+    """Keep a tensor where the conversion fails."""
+    try:
+        return dlx.convert(array, to="libb")
+    except dlx.errors.DlxError:
+        _kept.append(native.tensor_when(array.tensor, 0))
+        raise
+
+
 def by_handle(cuda, yes):
     """Let the driver share memory by handles, or by descriptors."""
     cuda._lib.fake_set_sharing(int(yes), int(not yes))
@@ -478,6 +522,7 @@ def while_sharing(command):
 
 
 GROUPS = {
+    "planted": planted,
     "sharing": sharing,
     "attaching": attaching,
     "shared": shared,
