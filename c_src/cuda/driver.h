@@ -28,6 +28,7 @@ enum {
   CU_NOT_FOUND = 500, /* a symbol */
   CU_NOT_READY = 600,
   CU_LOST = 700, /* errors from here to 799: the process's work on devices is over */
+  CU_NOT_PERMITTED = 800,
   CU_NOT_SUPPORTED = 801,
   CU_CAPTURE_IMPLICIT = 906 /* the legacy stream, while a stream that it waits for captures */
 };

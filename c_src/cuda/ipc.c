@@ -212,9 +212,12 @@ int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_
     *kind = DLX_IPC_HANDLE;
   } else if (status == DLX_OK && handles & CU_DESCRIPTOR) {
     cu_allocation found; /* none where the memory is of a pool */
-    if (ipc.MemRetainAllocationHandle(&found, (void*)(uintptr_t)start) == CU_OK) {
+    code = ipc.MemRetainAllocationHandle(&found, (void*)(uintptr_t)start);
+    if (code == CU_OK) {
       *kind = DLX_IPC_DESCRIPTOR;
       ipc.MemRelease(found);
+    } else if (code != CU_INVALID_VALUE && code != CU_NOT_PERMITTED && code != CU_NOT_SUPPORTED) {
+      status = cuda_failed("cuMemRetainAllocationHandle", code);
     }
   }
   dlx_cuda_pop();
