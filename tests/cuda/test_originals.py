@@ -123,7 +123,7 @@ def test_a_further_stream_is_waited_for_by_the_first(cuda, torch, cupy):
         further.wait_stream(torch.cuda.current_stream())
         cuda.forget()
         result.record_stream(further)
-        assert cuda.count() == 0
+        assert cuda.ordering == 0
         cuda.stall(further.cuda_stream)
         cuda.read(further.cuda_stream, address, N * 4)
         torch.cuda.current_stream().wait_stream(further)
