@@ -104,7 +104,7 @@ test-sanitize:
 
 # Every allocation of a call fails once: all calls (a few in `make test`).
 test-allocations: $(TESTABLE)
-	DLX_ALLOCATIONS=all $(RUN) -m pytest tests/reliability/test_allocations.py $(ARGS)
+	DLX_ALLOCATIONS=all $(RUN) -m pytest tests/reliability/test_allocations.py tests/cuda/test_driver_failures.py $(ARGS)
 
 # Everything that tests can be run with here, the interpreters first: one that does not run is told at once.
 test-all: test-pythons test-debian test-old-numpy test-bare test
@@ -190,8 +190,8 @@ on-gpu:
 	@for framework in $(GPU_FRAMEWORKS); do \
 	    .venv-gpu/bin/python -m pip --disable-pip-version-check install --quiet --only-binary :all: --constraint .venv-gpu/constraints.txt numpy $$framework || \
 	    echo "note: $$framework is not to be had here; its tests are skipped"; done
-	.venv-gpu/bin/python -m pytest -p no:cacheprovider -m gpu -ra tests/cuda/test_gpu.py tests/cuda/test_gpu_order.py $(ARGS)
-	.venv-gpu/bin/python -m benchmarks --only batch
+	@.venv-gpu/bin/python -m pytest -p no:cacheprovider -m gpu -ra tests/cuda/test_gpu.py tests/cuda/test_gpu_order.py $(ARGS); status=$$?; \
+	    .venv-gpu/bin/python -m benchmarks --only batch && exit $$status
 
 # The tests on a free-threaded CPython without its GIL, which is built from source once, outside of the checkout. What needs a
 # framework that has no wheel for it is skipped. The line that builds does not name $(MAKE): `make -n` would run it.

@@ -20,10 +20,15 @@ enum {
   CU_OK = 0,
   CU_INVALID_VALUE = 1,   /* also: an address that the driver does not know */
   CU_NOT_INITIALIZED = 3, /* also: initialised before a fork */
+  CU_DEINITIALIZED = 4,
   CU_NO_DEVICE = 100,
+  CU_OF_CONTEXTS = 200, /* errors from here to 299 */
   CU_INVALID_CONTEXT = 201,
+  CU_INVALID_HANDLE = 400,
   CU_NOT_FOUND = 500, /* a symbol */
   CU_NOT_READY = 600,
+  CU_LOST = 700, /* errors from here to 799: the process's work on devices is over */
+  CU_NOT_PERMITTED = 800,
   CU_NOT_SUPPORTED = 801,
   CU_CAPTURE_IMPLICIT = 906 /* the legacy stream, while a stream that it waits for captures */
 };

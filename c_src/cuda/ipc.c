@@ -71,10 +71,13 @@ static int checked(const char* operation, int code) {
   return code == CU_OK ? DLX_OK : cuda_failed(operation, code);
 }
 
-static int has(int attribute, int32_t device_id) {
-  int device, yes = 0;
-  return cu.DeviceGet(&device, device_id) == CU_OK &&
-         cu.DeviceGetAttribute(&yes, attribute, device) == CU_OK && yes;
+/* Ask what a device has. Errors: DLX_E_DRIVER. */
+static int has(int attribute, int32_t device_id, int* yes) {
+  int device, status = checked("cuDeviceGet", cu.DeviceGet(&device, device_id));
+  *yes = 0;
+  return status == DLX_OK
+             ? checked("cuDeviceGetAttribute", cu.DeviceGetAttribute(yes, attribute, device))
+             : status;
 }
 
 int dlx_ipc_uuid(int32_t device_id, unsigned char* uuid) {
@@ -107,8 +110,8 @@ void dlx_ipc_release(void* owner) {
     } else if (self->kind == DLX_IPC_NONE) {
       cu.MemFree(self->address);
     } else {
-      ipc.MemUnmap(self->address, self->size);
-      ipc.MemAddressFree(self->address, self->size);
+      if (ipc.MemUnmap(self->address, self->size) == CU_OK)
+        ipc.MemAddressFree(self->address, self->size);
     }
     cuda_unrelax(mode);
     dlx_cuda_pop();
@@ -125,15 +128,15 @@ static cu_properties properties_on(int32_t device_id) {
  * Errors: DLX_E_DRIVER; nothing is left mapped. */
 static int map(memory* self, cu_allocation allocation) {
   cu_access access = {{CU_ON_DEVICE, self->device}, CU_READ_WRITE};
-  int status =
-      checked("cuMemAddressReserve", ipc.MemAddressReserve(&self->address, self->size, 0, 0, 0));
+  int mapped = 0, status = checked("cuMemAddressReserve",
+                                   ipc.MemAddressReserve(&self->address, self->size, 0, 0, 0));
   if (status == DLX_OK) {
     status = checked("cuMemMap", ipc.MemMap(self->address, self->size, 0, allocation, 0));
     if (status == DLX_OK) {
       status = checked("cuMemSetAccess", ipc.MemSetAccess(self->address, self->size, &access, 1));
-      if (status != DLX_OK) ipc.MemUnmap(self->address, self->size);
+      mapped = status == DLX_OK || ipc.MemUnmap(self->address, self->size) != CU_OK;
     }
-    if (status != DLX_OK) ipc.MemAddressFree(self->address, self->size);
+    if (!mapped) ipc.MemAddressFree(self->address, self->size);
   }
   ipc.MemRelease(allocation);
   return status;
@@ -152,6 +155,20 @@ static int create(memory* self) {
   return status == DLX_OK ? map(self, made) : status;
 }
 
+/* Errors: DLX_E_DRIVER. */
+static int allocate(memory* self) {
+  int yes, status = has(CU_DEVICE_HAS_IPC, self->device, &yes);
+  if (status != DLX_OK) return status;
+  if (yes) {
+    self->kind = DLX_IPC_NONE; /* plain memory: whoever opens it is told by a handle */
+    return checked("cuMemAlloc", cu.MemAlloc(&self->address, self->size));
+  }
+  status = has(CU_DEVICE_HAS_DESCRIPTORS, self->device, &yes);
+  if (status != DLX_OK) return status;
+  self->kind = DLX_IPC_DESCRIPTOR;
+  return yes ? create(self) : cuda_failed("sharing memory of this device", CU_NOT_SUPPORTED);
+}
+
 int dlx_ipc_empty(int32_t device_id, int64_t nbytes, void** owner, uintptr_t* address) {
   memory* self = dlx_allocate(sizeof *self);
   if (self == NULL) return DLX_E_MEMORY;
@@ -159,15 +176,7 @@ int dlx_ipc_empty(int32_t device_id, int64_t nbytes, void** owner, uintptr_t* ad
   int status = enter(device_id);
   if (status == DLX_OK) {
     int mode = cuda_relax();
-    if (has(CU_DEVICE_HAS_IPC, device_id)) {
-      self->kind = DLX_IPC_NONE; /* plain memory: whoever opens it is told by a handle */
-      status = checked("cuMemAlloc", cu.MemAlloc(&self->address, self->size));
-    } else if (has(CU_DEVICE_HAS_DESCRIPTORS, device_id)) {
-      self->kind = DLX_IPC_DESCRIPTOR;
-      status = create(self);
-    } else {
-      status = cuda_failed("sharing memory of this device", CU_NOT_SUPPORTED);
-    }
+    status = allocate(self);
     cuda_unrelax(mode);
     dlx_cuda_pop();
   }
@@ -195,20 +204,26 @@ int dlx_ipc_find(int32_t device_id, const void* address, uintptr_t* base, int64_
   if (code == CU_OK) code = cu.PointerGetAttribute(&length, CU_ATTRIBUTE_SIZE, at);
   if (code == CU_OK) code = cu.PointerGetAttribute(legacy, CU_ATTRIBUTE_IPC, at);
   if (code == CU_OK) code = cu.PointerGetAttribute(&handles, CU_ATTRIBUTE_HANDLES, at);
+  int by_handle = 0;
+  status = checked("cuPointerGetAttribute", code);
+  if (status == DLX_OK && legacy[0]) status = has(CU_DEVICE_HAS_IPC, device_id, &by_handle);
   *kind = DLX_IPC_NONE;
-  if (code == CU_OK && legacy[0] && has(CU_DEVICE_HAS_IPC, device_id)) {
+  if (status == DLX_OK && by_handle) {
     *kind = DLX_IPC_HANDLE;
-  } else if (code == CU_OK && handles & CU_DESCRIPTOR) {
+  } else if (status == DLX_OK && handles & CU_DESCRIPTOR) {
     cu_allocation found; /* none where the memory is of a pool */
-    if (ipc.MemRetainAllocationHandle(&found, (void*)(uintptr_t)start) == CU_OK) {
+    code = ipc.MemRetainAllocationHandle(&found, (void*)(uintptr_t)start);
+    if (code == CU_OK) {
       *kind = DLX_IPC_DESCRIPTOR;
       ipc.MemRelease(found);
+    } else if (code != CU_INVALID_VALUE && code != CU_NOT_PERMITTED && code != CU_NOT_SUPPORTED) {
+      status = cuda_failed("cuMemRetainAllocationHandle", code);
     }
   }
   dlx_cuda_pop();
   *base = (uintptr_t)start;
   *size = (int64_t)length;
-  return checked("cuPointerGetAttribute", code);
+  return status;
 }
 
 int dlx_ipc_export(int32_t device_id, uintptr_t base, int kind, unsigned char* handle, int* fd) {

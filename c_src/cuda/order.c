@@ -52,10 +52,16 @@ static void reject_event(int32_t device, cu_event event) {
 
 /* ---- graph capture --------------------------------------------------------------------------- */
 
-int cuda_is_capturing(uint64_t stream, int* yes) {
+/* As cuda_is_capturing. Errors: the driver's code. */
+static int ask_capturing(uint64_t stream, int* yes) {
   int state = CU_CAPTURE_NONE, code = cu.StreamIsCapturing(cuda_stream(stream), &state);
   *yes = code == CU_CAPTURE_IMPLICIT || state != CU_CAPTURE_NONE;
-  return code == CU_OK || *yes ? DLX_OK : cuda_failed("cuStreamIsCapturing", code);
+  return *yes ? CU_OK : code;
+}
+
+int cuda_is_capturing(uint64_t stream, int* yes) {
+  int code = ask_capturing(stream, yes);
+  return code == CU_OK ? DLX_OK : cuda_failed("cuStreamIsCapturing", code);
 }
 
 /* The capture that a stream takes part in; 0 = unknown. */
@@ -377,33 +383,51 @@ static void finish(use* self) {
   free(self);
 }
 
-/* 1 = the device is done, or can no longer be asked; 0 = not yet. An event is only recorded where
- * the stream still works, and on a stand-in always: that waits for the others with what is put on
- * it, and a query does not. The device's context must be current. GIL: not needed. */
+/* Make the device of an owner current, whose context is retained. Errors: the driver's code. */
+static int enter(int32_t device_id) {
+  cu_context context;
+  return cuda_primary(device_id, &context) == DLX_OK ? cu.CtxPushCurrent(context)
+                                                     : CU_INVALID_CONTEXT;
+}
+
+/* Whether nothing runs any more that could use memory: what was asked about is done, or its device,
+ * context, stream or event is no more. After any other error it may still run. */
+static int is_over_by(int code) {
+  return code == CU_OK || code == CU_NOT_INITIALIZED || code == CU_DEINITIALIZED ||
+         code / 100 == CU_OF_CONTEXTS / 100 || code == CU_INVALID_HANDLE ||
+         code / 100 == CU_LOST / 100;
+}
+
+/* 1 = the device is done, or is no more; 0 = not yet, or the driver did not say. An event is only
+ * recorded where the stream still works, and on a stand-in always: that waits for the others with
+ * what is put on it, and a query does not. The device's context must be current. GIL: not needed.
+ */
 static int is_done(use* self) {
   int mode, code;
   if (self->event == NULL) {
     int captures;
-    if (cuda_is_capturing(self->stream, &captures) != DLX_OK) return 1;
+    code = ask_capturing(self->stream, &captures);
+    if (code != CU_OK) return is_over_by(code);
     if (captures) return 0;
     if (!self->stands_in) {
       mode = cuda_relax();
       code = cu.StreamQuery(cuda_stream(self->stream));
       cuda_unrelax(mode);
-      if (code != CU_NOT_READY) return 1;
+      if (code != CU_NOT_READY) return is_over_by(code);
     }
     if (take_event(self->device, &self->event) != DLX_OK) return 0; /* perhaps the next time */
-    if (record(self->event, self->stream) != DLX_OK) {
+    code = cu.EventRecord(self->event, cuda_stream(self->stream));
+    if (code != CU_OK) {
       reject_event(self->device, self->event);
       self->event = NULL;
-      return 1;
+      return is_over_by(code);
     }
     if (!self->stands_in) return 0;
   }
   mode = cuda_relax();
   code = cu.EventQuery(self->event);
   cuda_unrelax(mode);
-  return code != CU_NOT_READY;
+  return is_over_by(code);
 }
 
 /* GIL: not needed; cuda_lock held. Errors: 0 = no memory. */
@@ -437,12 +461,15 @@ void dlx_use_release(void* object) {
     return;
   }
   release_done(0);
-  if (!dlx_cuda_loaded() || dlx_cuda_push(self->device) != DLX_OK) {
+  if (!dlx_cuda_loaded()) {
     finish(self);
     return;
   }
-  int done = !self->waits && is_done(self);
-  dlx_cuda_pop();
+  int code = enter(self->device), done = code != CU_OK && is_over_by(code);
+  if (code == CU_OK) {
+    done = !self->waits && is_done(self);
+    dlx_cuda_pop();
+  }
   if (!done) {
     pthread_mutex_lock(&cuda_lock);
     done = !append(self);
@@ -460,8 +487,9 @@ void dlx_use_release(void* object) {
 
 /* Move what is done from a queue to a list. GIL: not needed; cuda_lock held. */
 static void take_done(queue* at, use** done) {
-  if (dlx_cuda_push(at->device) != DLX_OK) return;
-  while (at->first && is_done(at->first)) {
+  int code = enter(at->device);
+  if (!is_over_by(code)) return;
+  while (at->first && (code != CU_OK || is_done(at->first))) {
     use* self = at->first;
     at->first = self->next;
     if (at->first == NULL) at->last = NULL;
@@ -469,7 +497,7 @@ static void take_done(queue* at, use** done) {
     *done = self;
     atomic_fetch_sub(&n_waiting, 1);
   }
-  dlx_cuda_pop();
+  if (code == CU_OK) dlx_cuda_pop();
 }
 
 /* Release what is done; where the driver may be waited for, also what it waits for. */

@@ -130,6 +130,10 @@ static int holding; /* 1 = the next call of that name is to wait, 2 = it waits *
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static size_t text_used, text_room;
 static int fail_code, fail_after;
+static long fail_number; /* of the calls from now on, whatever their names */
+static int number_code;
+static char number_name[64];
+static __thread int inner; /* an entry point that another one calls, which is no call of anybody */
 
 static void note(const char* format, ...) {
   char line[256];
@@ -236,6 +240,11 @@ static int enter(const char* name) {
     fail_code = 0;
     if (is_sticky(code)) broken = code;
     return code;
+  }
+  if (fail_number > 0 && !inner && --fail_number == 0) {
+    snprintf(number_name, sizeof number_name, "%s", name);
+    if (is_sticky(number_code)) broken = number_code;
+    return number_code;
   }
   return broken && !is_plain(name) ? broken : 0;
 }
@@ -869,10 +878,18 @@ int cuEventRecord(event* e, uint64_t handle) {
   }                                                    \
   if ((code = context_error())) LEAVE(code);
 
+/* An event that was destroyed, or whose context was. */
+static int is_dead(const event* e) {
+  if (e->alive) return 0;
+  misuses++;
+  complain("a destroyed event was used; ");
+  return 1;
+}
+
 int cuEventQuery(event* e) {
   ENTER("cuEventQuery");
   CONTEXT_NEEDED
-  if (!e->alive) misuses++;
+  if (is_dead(e)) LEAVE(400);
   if (e->capture) {
     captures[e->capture].state = INVALIDATED;
     LEAVE(907);
@@ -887,6 +904,7 @@ int cuEventSynchronize(event* e) {
   ENTER("cuEventSynchronize");
   CONTEXT_NEEDED
   note("cuEventSynchronize e%d\n", (int)(e - events));
+  if (is_dead(e)) LEAVE(400);
   if (e->capture) {
     captures[e->capture].state = INVALIDATED;
     LEAVE(907);
@@ -1129,6 +1147,7 @@ void fake_reset(int devices) {
   has_peers = 0;
   n_captures = 1;
   fail_code = broken = holding = 0;
+  fail_number = *number_name = 0;
   n_accesses = 0;
   *report = 0;
   races = misuses = syncs = blocked = 0;
@@ -1168,6 +1187,7 @@ void fake_set_peers(int yes) {
 /* The process starts anew, as far as a sticky error goes. */
 void fake_mend(void) {
   broken = fail_code = 0;
+  fail_number = 0;
 }
 
 /* The next call of a name waits in the driver until it is let go. */
@@ -1236,6 +1256,18 @@ void fake_fail(const char* name, int code, int after) {
   snprintf(fail_name, sizeof fail_name, "%s", name);
   fail_code = code;
   fail_after = after;
+}
+
+/* The call of this number fails, 1 = the next one, whichever it is. */
+void fake_fail_number(long number, int code) {
+  *number_name = 0;
+  fail_number = number;
+  number_code = code;
+}
+
+/* Which one that was, "" = none so far. */
+const char* fake_failed_call(void) {
+  return number_name;
 }
 
 long fake_events(void) {

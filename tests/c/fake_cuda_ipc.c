@@ -122,10 +122,14 @@ static int open_file(int process, int fd) {
   return open(path, O_RDWR | O_CLOEXEC);
 }
 
+/* A call that an entry point makes of another one. */
+#define INNER(call) (inner++, status_of = (call), inner--, status_of)
+static __thread int status_of;
+
 /* A block here over the bytes of a file. */
 static uint64_t block_over(int fd, size_t size) {
   uint64_t address;
-  if (cuMemAlloc_v2(&address, size) != 0) return 0;
+  if (INNER(cuMemAlloc_v2(&address, size)) != 0) return 0;
   char* bytes = bytes_of((void*)(uintptr_t)address);
   int i = file_of(bytes);
   mmap(bytes, files[i].size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
@@ -317,7 +321,7 @@ static int forget(uint64_t address) {
   int i = know(address);
   if (known[i].lock > 0) close(known[i].lock);
   known[i].lock = known[i].what = 0;
-  return base_free(address);
+  return INNER(base_free(address));
 }
 
 int cuIpcCloseMemHandle(uint64_t address) {
@@ -351,7 +355,7 @@ int cuIpcOpenEventHandle(void** made, ipc_handle handle) {
   int fd = open_file(handle.process, handle.fd), i = 0;
   if (fd < 0) return 400;
   event* e;
-  int status = base_event(&e, 2);
+  int status = INNER(base_event(&e, 2));
   if (status != 0) return status;
   flock(fd, LOCK_SH);
   while (shared_events[i].event) i++;
@@ -360,7 +364,7 @@ int cuIpcOpenEventHandle(void** made, ipc_handle handle) {
   shared_events[i].opened = 1;
   *made = e;
   int device = fake_current();
-  return abroad[device] ? cuEventRecord(e, abroad[device]) : 0;
+  return abroad[device] ? INNER(cuEventRecord(e, abroad[device])) : 0;
 }
 
 /* ---- allocations behind descriptors -----------------------------------------------------------
@@ -425,7 +429,7 @@ int cuMemAddressReserve(uint64_t* address, size_t size, size_t alignment, uint64
     if (size == 0 || size % PAGE || alignment || wish || flags) LEAVE(1);
     pthread_mutex_unlock(&lock);
   }
-  int status = cuMemAlloc_v2(address, size);
+  int status = INNER(cuMemAlloc_v2(address, size));
   if (status == 0) {
     int i = know(*address);
     known[i].address = *address;

@@ -313,6 +313,41 @@ def test_exit_with_memory_in_every_state(python, fake_driver):
     run(python, fake_driver, code)
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["and left", "and used again"])
+def test_a_device_that_was_reset(python, fake_driver, again):
+    """By `cudaDeviceReset`, under memory, streams, events and a release that waits: errors in words, nothing is kept.
+
+    What dlx had on the device is gone with its context, also where somebody makes that anew; the rest goes on.
+    """
+    code = f"""
+        import ctypes
+        api = ctypes.CDLL(cuda.path)
+        c = cuda.stream(); cuda.stall(c)
+        point, own = driver.ready(Stream(device, c)), dlx.empty(64, "uint8", "cuda:0")
+        tensor, memory = used(c)
+        waiting, more = used(c)
+        cuda.read(c, more, 64); del waiting
+        print(driver.release_pending(), api.cuDevicePrimaryCtxReset_v2(0), flush=True)
+        if {again}:
+            api.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0)
+        for call in (
+            lambda: dlx.empty(64, "uint8", "cuda:0"), lambda: dlx.convert(own, to="dlx", device="cpu"),
+            lambda: own.__dlpack__(stream=1), lambda: driver.wait(point, Stream(device, 1)),
+        ):
+            try:
+                print(call())
+            except dlx.errors.DeviceError as error:
+                print("CONTEXT_IS_DESTROYED (709)" in str(error) or "INVALID_HANDLE (400)" in str(error), flush=True)
+        del tensor, own, point
+        gc.collect()
+        print(driver.release_pending(), native.live(), cuda.depth, cuda.mode)
+        print(dlx.empty(3, "uint8", "cuda:1").device, dlx.from_dlpack(b"abc").tobytes())
+    """
+    out = run(python, fake_driver, code)
+    assert out[0] == "1 0" and sorted(out[1:7]) == ["True"] * 4 + ["gone"] * 2, out
+    assert out[7:9] == ["0 0 0 0", "cuda:1 b'abc'"]
+
+
 def test_host_work_loads_no_driver(python, fake_driver):
     """Neither import, nor plan, describe, listing or conversions of host memory load it; asking for CUDA does."""
     code = """

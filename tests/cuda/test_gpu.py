@@ -5,6 +5,7 @@ Memory that is shared, kinds of memory, moves; test_gpu_order.py has streams, li
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import resource
 import threading
@@ -180,8 +181,20 @@ def test_interface(torch):  # noqa: F811
 
 def test_dtypes_that_cupy_would_misname(torch, cupy):  # noqa: F811
     """They are refused, not misread."""
-    with pytest.raises(DTypeError, match="bfloat16"):
-        dlx.convert(torch.ones(3, dtype=torch.bfloat16, device="cuda"), to="cupy")
+    with pytest.raises(DTypeError, match="float8_e4m3fn"):
+        dlx.convert(torch.ones(3, device="cuda").to(torch.float8_e4m3fn), to="cupy")
+
+
+def test_bfloat16_of_cupy(torch, cupy):  # noqa: F811
+    """From cupy 14 on with ml_dtypes it crosses, both ways; else it is refused."""
+    tensor = torch.tensor([1, 2.5, -3], dtype=torch.bfloat16, device="cuda")
+    if int(cupy.__version__.partition(".")[0]) < 14 or importlib.util.find_spec("ml_dtypes") is None:
+        with pytest.raises(DTypeError, match="bfloat16"):
+            dlx.convert(tensor, to="cupy")
+        return
+    array = dlx.convert(tensor, to="cupy", copy=False)
+    assert array.data.ptr == tensor.data_ptr() and array.dtype.name == "bfloat16"
+    assert dlx.convert(array, to="torch", copy=False).tolist() == [1, 2.5, -3]
 
 
 # ---- kinds of memory, moves ------------------------------------------------------------------------------------------

@@ -114,6 +114,26 @@ def test_memory_comes_back_when_the_consumer_is_done(cuda, torch, cupy, source, 
         del again
 
 
+def test_a_further_stream_is_waited_for_by_the_first(cuda, torch, cupy):
+    """The `record_stream` of torch does nothing to memory of others; `wait_stream` is seen when it is given back."""
+    with working(torch, cupy, "cupy", 0, "side", 0), working(torch, cupy, "torch", 0, "side", 0):
+        array = made_by(torch, cupy, "cupy", 0)
+        address, further = address_of(array), torch.cuda.Stream()
+        result = dlx.convert(array, to="torch")
+        further.wait_stream(torch.cuda.current_stream())
+        cuda.forget()
+        result.record_stream(further)
+        assert cuda.ordering == 0
+        cuda.stall(further.cuda_stream)
+        cuda.read(further.cuda_stream, address, N * 4)
+        torch.cuda.current_stream().wait_stream(further)
+        del result, array
+        gc.collect()
+        assert pending() == 1
+        cuda.resume(further.cuda_stream)
+        assert dlx.release_pending() == 0
+
+
 @pytest.mark.parametrize(("source", "target"), [("torch", "cupy"), ("cupy", "torch")])
 def test_what_frameworks_do_by_themselves(cuda, torch, cupy, source, target):
     """The test above could fail: their own `from_dlpack` gives memory back while it is read."""

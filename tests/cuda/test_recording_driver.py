@@ -298,6 +298,26 @@ def test_dlx_with_a_stream_of_another_context(cuda, api):
     assert api.CtxDestroy_v2(made) == 0
 
 
+def test_a_destroyed_event(cuda, api):
+    """Also one whose context was reset: 400, whatever was on its stream."""
+    event = api.made("EventCreate", 2)
+    assert api.EventRecord(event, cuda.stream()) == 0 and api.EventQuery(event) == 0
+    assert api.DevicePrimaryCtxReset_v2(0) == 0
+    api.enter()
+    assert api.EventQuery(event) == api.EventSynchronize(event) == INVALID_HANDLE
+    assert caught(cuda, "a destroyed event was used")
+
+
+def test_a_call_that_fails_by_its_number(cuda, api):
+    """Whichever it is, and only that one; entry points that use others count as one."""
+    cuda.fail_number(2, 2)
+    assert [api.StreamSynchronize(LEGACY), api.StreamQuery(LEGACY), api.StreamQuery(LEGACY)] == [0, 2, 0]
+    assert cuda.failed_call == "cuStreamQuery"
+    cuda.fail_number(9, 2)
+    assert api.StreamSynchronize(LEGACY) == 0 and cuda.failed_call == ""
+    cuda.mend()
+
+
 # ---- sticky errors ---------------------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ _U64 = ctypes.c_uint64
 _RESULTS = {
     "fake_log": ctypes.c_char_p,
     "fake_report": ctypes.c_char_p,
+    "fake_failed_call": ctypes.c_char_p,
     "fake_stream": _U64,
     "fake_alloc": _U64,
     **dict.fromkeys(
@@ -88,6 +89,15 @@ class FakeCuda:
     def fail(self, name, code, after=0):
         """Let one call fail, after so many that go well. After 700 and 719 every later call fails, as on a device."""
         self._lib.fake_fail(name.encode(), code, after)
+
+    def fail_number(self, number, code):
+        """Let the call of this number fail from now on, whichever it is; 1 = the next one. 0: none."""
+        self._lib.fake_fail_number(ctypes.c_long(number), code)
+
+    @property
+    def failed_call(self):
+        """Which call that was; empty where there were not so many."""
+        return self._lib.fake_failed_call().decode()
 
     def mend(self):
         """Let calls go well again, as in a new process."""

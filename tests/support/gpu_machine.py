@@ -18,6 +18,9 @@ def main():
         print(f"note: no CUDA device here (cuInit gives {code}): `make test-gpu` ran nothing, and nothing failed")
         return 3
     print(f"driver of CUDA {version.value // 1000}.{version.value % 1000 // 10}, {count.value} device(s)")
+    if version.value < 13000:
+        print("note: torch and cupy of the Makefile are of CUDA 13, which such a driver does not run; others:")
+        print('note: make test-gpu GPU_FRAMEWORKS="torch==2.9.1 cupy-cuda12x jax[cuda12]"')
     for number in range(count.value):
         name, major, minor = ctypes.create_string_buffer(100), ctypes.c_int(), ctypes.c_int()
         driver.cuDeviceGetName(name, 100, number)

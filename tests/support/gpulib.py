@@ -11,6 +11,7 @@ import types
 
 import dlx
 from dlx._core import native
+from dlx._core.cuda import check
 from dlx._core.native import lib
 from dlx.adapter import (
     Adapter,
@@ -219,7 +220,7 @@ class EventAdapter(GpuAdapter):
         self.framework.heard.append(stream)
         if stream not in (None, -1):
             device = obj.device.id
-            assert lib.dlx_cuda_order(device, self.framework.handle(device), device, stream) == 0
+            check(lib.dlx_cuda_order(device, self.framework.handle(device), device, stream))
         return obj.tensor
 
 

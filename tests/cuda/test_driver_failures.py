@@ -1,0 +1,52 @@
+"""Every call of the driver fails once: an error that names it, or a right result; nothing lost, kept or out of order.
+
+`make test-allocations` runs all cases, other targets a few of each group.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from project import SUPPORT, compiled
+
+pytest.importorskip("numpy")
+
+IS_WHOLE = os.environ.get("DLX_ALLOCATIONS") == "all"
+SHORT = {
+    "shared": "p to libq",
+    "moved": "another device, libf",
+    "released": "a, libb, side",
+    "captured": "the same stream, 0",
+    "asked": "__dlpack__ of fresh memory",
+    "tables": "allocate",
+    "sharing": "into a framework",
+    "attaching": "by handle to dlx",
+}
+
+
+def ran(wanted):
+    """Run the program for a group, or a part of it."""
+    driver = compiled("fake_cuda_ipc" if wanted.startswith(("sharing", "attaching")) else "fake_cuda")
+    command = [sys.executable, "-W", "error", str(SUPPORT / "driver_failures.py"), wanted]
+    environment = os.environ | {"DLX_CUDA_DRIVER": str(driver)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("group", SHORT)
+def test_every_call_fails_once(group):
+    """By an error of that call alone, and by one after which all of CUDA fails; see driver_failures.py."""
+    done = ran(group if IS_WHOLE else f"{group}={SHORT[group]}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not done.stderr, done.stderr
+
+
+def test_what_is_wrong_is_found():
+    """The test above could fail: an order that was not made races; other errors, and what is kept, are told."""
+    done = ran("planted")
+    for words in ("races with a write", "the error does not say so: it did not work", "1 managed tensors left"):
+        assert words in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 1
