@@ -5,9 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
-import subprocess
 import sys
-import textwrap
 import warnings
 
 import pytest
@@ -23,6 +21,10 @@ from dlx._core import native
 from dlx.adapter import KnownIssue
 
 sys.dont_write_bytecode = False  # what pytest has rewritten is kept for the next run, and for processes beside this one
+
+# Threads of torch's that wait for work sleep, instead of taking the processor from the tests beside them: two thirds of
+# the time of what trains with torch. OpenMP reads it where torch is imported, in processes of tests as well.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # A test that says nothing about CUDA sees no driver, also where there is one; see fake_cuda.py and the mark `gpu`.
 NO_DRIVER = "no-driver-in-this-test.so"
@@ -111,23 +113,8 @@ def ended():
 
 @pytest.fixture
 def python():
-    """Run code in a fresh interpreter (`-X dev`); its exit status must be 0 and its stderr empty. Returns stdout.
-
-    `imported`: numpy and torch are imported already, for what is not about importing; see warm.py.
-    """
-
-    def run(code, *, args=("-X", "dev"), env=None, timeout=120, imported=False):
-        code = textwrap.dedent(code)
-        if imported:
-            done = warm.run(code, options=args, env=env, timeout=timeout)
-        else:
-            command = [sys.executable, *args, "-c", code]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env, check=False)
-        assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
-        assert done.stderr == "", done.stderr
-        return done.stdout
-
-    return run
+    """Run code in a fresh interpreter; see `warm.python`."""
+    return warm.python
 
 
 @pytest.fixture(scope="session")

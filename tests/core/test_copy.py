@@ -13,7 +13,7 @@ from reference import FLOAT4, FLOAT32, INT4, INT8, IS_COPIED, PADDED, READ_ONLY,
 from dlx import errors
 from dlx._core import native
 from dlx._core.native import ffi, lib
-from examples import examples
+from examples import examples, product, shapes
 
 # bytes of an element -> a dtype that has as many
 DTYPES = {1: INT8, 2: (2, 16, 1), 4: FLOAT32, 8: (2, 64, 1), 16: (5, 128, 1)}
@@ -44,30 +44,33 @@ def content(np, tensor, item):
     return np.ndarray(tensor.shape, f"V{item}", memory, strides=strides).tobytes()
 
 
+FIRST = product(sorted(DTYPES), range(6), range(8))
+SHAPES = shapes(range(6), 5)
+CUTS = [st.tuples(*[product([1, 1, 2, 3], range(3), range(3), [1, -1])] * ndim) for ndim in range(7)]
+ORDERS = [st.sampled_from([*itertools.permutations(range(ndim))]) for ndim in range(7)]
+ADDED = st.sampled_from([None] * 24 + [*itertools.product(range(6), range(4))])
+
+
 @st.composite
 def views(draw, *, broadcast=True, item=None, shape=None):
     """Draw (item, a numpy view): permuted, sliced with steps of both signs, broadcast, offset, misaligned."""
     np = pytest.importorskip("numpy")
-    item = item or draw(st.sampled_from(sorted(DTYPES)))
-    if shape is None:
-        shape = tuple(draw(st.lists(st.integers(0, 5), max_size=5)))
+    item, ndim, skip = draw(FIRST) if item is None else (item, *draw(FIRST)[1:])
+    shape = draw(SHAPES[ndim]) if shape is None else shape
     slices, base = [], []
-    for extent in shape:
-        step, before, after = draw(st.sampled_from([1, 1, 2, 3])), draw(st.integers(0, 2)), draw(st.integers(0, 2))
+    for extent, (step, before, after, turn) in zip(shape, draw(CUTS[len(shape)]), strict=True):
         base.append(before + max((extent - 1) * step + 1, 0) + after)
-        cut = slice(before, before + max((extent - 1) * step + 1, 0), step)
-        slices.append((cut, slice(None, None, draw(st.sampled_from([1, -1])))))
-    order = draw(st.permutations(range(len(shape))))
-    skip = draw(st.integers(0, 7))
+        slices.append((slice(before, before + max((extent - 1) * step + 1, 0), step), slice(None, None, turn)))
+    order = draw(ORDERS[len(shape)])
     nbytes = item
     for extent in base:
         nbytes *= extent
     memory = np.frombuffer(pattern(nbytes, skip), f"V{item}", offset=skip, count=nbytes // item)
     view = memory.reshape([base[axis] for axis in order]).transpose([order.index(axis) for axis in range(len(shape))])
     view = view[(..., *(cut for cut, _ in slices))][(..., *(turn for _, turn in slices))]
-    if broadcast and draw(st.booleans()):
-        axis = draw(st.integers(0, view.ndim))
-        wide = (*view.shape[:axis], draw(st.integers(0, 3)), *view.shape[axis:])
+    if broadcast and (added := draw(ADDED)):
+        axis, extent = added[0] % (view.ndim + 1), added[1]
+        wide = (*view.shape[:axis], extent, *view.shape[axis:])
         view = np.broadcast_to(np.expand_dims(view, axis), wide)
     return item, view
 

@@ -163,9 +163,9 @@ A.{hook}
 @dlx.hookimpl"""
 
 
-def test_adapters_that_raise_what_cannot_be_shown(tmp_path, python, np):
+def test_adapters_that_raise_what_cannot_be_shown(tmp_path, np):
     """Every hook that `convert` calls: the error names the framework and the class of what was raised."""
-    site = Site(tmp_path, python)
+    site = Site(tmp_path)
     plain = ("capabilities", "load", "describe", "export", "classes")
     hooks = {method: f"{method} = boom" for method in plain}
     hooks |= {

@@ -22,21 +22,30 @@ from reference import (
 )
 
 from dlx._core.native import ffi, lib
-from examples import examples
+from examples import examples, product, shapes
 
-SHAPES = st.lists(st.integers(0, 4), max_size=4)
-DTYPES = st.sampled_from([INT8, FLOAT32, (5, 128, 1), INT4, (17, 4, 2), (15, 6, 1), (1, 1, 3), (2, 32, 3)])
+KINDS = [INT8, FLOAT32, (5, 128, 1), INT4, (17, 4, 2), (15, 6, 1), (1, 1, 3), (2, 32, 3)]
+DTYPES = st.sampled_from(KINDS)
 quick = settings(deadline=None, max_examples=examples(300))
+
+SHAPES = shapes(range(5), 4)
+# Each stride is a small number, or the compact one of a dimension, forwards (0 to 3) or backwards (-4 to -1).
+STRIDES = [
+    st.tuples(*[st.sampled_from([*range(-9, 10), *((n,) for n in range(-ndim, ndim))])] * ndim) for ndim in range(5)
+]
+REST = product(range(5), KINDS, (0, PADDED), (False, True))
 
 
 @st.composite
 def described(draw):
     """Draw (shape, strides or None, dtype, flags) of a small tensor."""
-    shape = draw(SHAPES)
-    compact = row_major([max(e, 1) for e in shape])
-    stride = st.one_of(st.integers(-9, 9), st.sampled_from([*compact, *(-s for s in compact)] or [1]))
-    strides = draw(st.none() | st.lists(stride, min_size=len(shape), max_size=len(shape)))
-    return shape, strides, draw(DTYPES), draw(st.sampled_from([0, PADDED]))
+    ndim, dtype, flags, strided = draw(REST)
+    shape, strides = draw(SHAPES[ndim]), None
+    if strided:
+        compact = row_major([max(e, 1) for e in shape])
+        compact = (*compact, *(-s for s in reversed(compact)))
+        strides = [compact[each[0]] if isinstance(each, tuple) else each for each in draw(STRIDES[ndim])]
+    return shape, strides, dtype, flags
 
 
 @quick
@@ -47,21 +56,25 @@ def test_small_tensors_are_valid(case):
     assert lib.dlx_validate(dltensor(shape, strides, dtype), flags) == lib.DLX_OK
 
 
-PLACES = st.sampled_from([0, 1, 2, 64, ADDRESS, ADDRESS + 4, 2**63 - 65, 2**63 - 64, 2**63, 2**64 - 64])
-EXTENTS = st.sampled_from([-1, 0, 1, 1, 2, 3, 2**31, 2**61, 2**62, INT64_MAX])
+PLACES = [0, 1, 2, 64, ADDRESS, ADDRESS + 4, 2**63 - 65, 2**63 - 64, 2**63, 2**64 - 64]
+ANY_SHAPES = shapes([-1, 0, 1, 1, 2, 2, 3, 3, 4, 2**31, 2**61, 2**62, INT64_MAX], 3)
+STRANGE = shapes([INT64_MIN, -1, 0, 1, 2, 6], 3)
+DEVICES = [(1, 0)] * 4 + [(2, 0), (3, 0)]
+FIRST = product(range(4), ("compact", "compact", "strange", None), PLACES)
+LAST = product(DEVICES, (0, 0, 0, 8), [None] * 6 + [-1, 129], [*KINDS, (2, 0, 1), (2, 32, 0), (0, 255, 65535)])
 
 
 @st.composite
 def anything(draw):
     """Draw a DLTensor, sensible or not, that is compact more often than chance would have it."""
-    shape = draw(st.lists(EXTENTS, max_size=3))
-    compact = [min(max(step, INT64_MIN), INT64_MAX) for step in row_major(shape)]
-    strange = st.lists(st.sampled_from([INT64_MIN, -1, 0, 1, 2, 6]), min_size=len(shape), max_size=len(shape))
-    strides = draw(st.just(compact) | strange | st.none())
-    extra = {"device": draw(st.sampled_from([(1, 0), (1, 0), (2, 0), (3, 0)]))}
-    extra |= {"byte_offset": draw(st.sampled_from([0, 0, 8])), "ndim": draw(st.sampled_from([None, None, -1, 129]))}
-    dtype = draw(DTYPES | st.sampled_from([(2, 0, 1), (2, 32, 0), (0, 255, 65535)]))
-    return dltensor(shape, strides, dtype, address=draw(PLACES), **extra)
+    ndim, strides, address = draw(FIRST)
+    shape = draw(ANY_SHAPES[ndim])
+    if strides == "compact":
+        strides = [min(max(step, INT64_MIN), INT64_MAX) for step in row_major(shape)]
+    elif strides == "strange":
+        strides = draw(STRANGE[ndim])
+    device, byte_offset, told, dtype = draw(LAST)
+    return dltensor(shape, strides, dtype, address=address, device=device, byte_offset=byte_offset, ndim=told)
 
 
 @settings(deadline=None, max_examples=examples(2000))
@@ -135,12 +148,13 @@ def test_compact_strides_are_row_major(shape):
     assert lib.dlx_layout(dltensor(shape, row_major(shape))) == 0
 
 
-EXTENTS = st.sampled_from([0, 1, 2, 3, 2**20, 2**31, 2**32, 2**61, 2**62, INT64_MAX])
-STRIDES = st.sampled_from([0, 1, -1, 7, 2**31, -(2**31), 2**61, -(2**61), 2**62, INT64_MAX, -INT64_MAX])
+EXTENTS = [0, 1, 2, 3, 2**20, 2**31, 2**32, 2**61, 2**62, INT64_MAX]
+STEPS = [0, 1, -1, 7, 2**31, -(2**31), 2**61, -(2**61), 2**62, INT64_MAX, -INT64_MAX]
+DIMENSIONS = product(EXTENTS, STEPS)
 
 
 @quick
-@given(st.lists(st.tuples(EXTENTS, STRIDES), max_size=4), st.booleans(), DTYPES)
+@given(st.lists(DIMENSIONS, max_size=4), st.booleans(), DTYPES)
 def test_overflow_is_found_and_only_overflow(dims, strided, dtype):
     """Whatever does not fit 63 bits is refused; whatever clearly does is not."""
     shape = [e for e, _ in dims]

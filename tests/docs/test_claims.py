@@ -10,7 +10,7 @@ HOME, TROUBLES, GRADES = (
     (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("index.md", "troubleshooting.md", "conformance.md")
 )
 LIBRARIES = {"torch": "torch", "np": "numpy", "jnp": "jax"}
-CLAIMS = re.findall(r"^\| `(\w+)\.from_dlpack` \|.*\[`([\w-]+)`\]", HOME, re.MULTILINE)
+CLAIMS = re.findall(r"^\| `(\w+)\.from_dlpack`.*\[`([\w-]+)`\]", HOME, re.MULTILINE)
 SECTIONS = re.findall(r"^### (.+)\n((?:(?!^##).*\n)*)", TROUBLES, re.MULTILINE)
 SOURCES = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "dlx").rglob("*.py"))
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import dlx
 from dlx import errors
 from dlx._core import native
-from examples import examples
+from examples import examples, product, shapes
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:ComplexHalf:UserWarning"),
@@ -29,30 +29,40 @@ OTHERS = ("tvm_ffi", "pyarrow")  # pyarrow has no exchange table: its adapter is
 COMMON = ("bool", "int8", "int64", "uint8", "uint16", "float16", "float32", "float64", "complex64", "complex128")
 TORCH = (*COMMON, "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex32", "int4", "uint4", "uint1")
 NUMPY = (*COMMON, ">f4", ">i2", "U2", "M8[s]", "V4", "longdouble", "q", "l", "i4,f4")
-OPTIONS = st.fixed_dictionaries(
-    {},
-    optional={
-        "copy": st.sampled_from([None, True, False, True, False, 1]),
-        "readonly": st.sampled_from(["copy", "error", "share", "no"]),
-        "detach": st.booleans(),
-        "device": st.sampled_from([None, "cpu", "cpu:0", (1, 0), "metal"]),
-        "stream": st.none(),
-    },
+ABSENT = object()
+OPTIONS = product(
+    [ABSENT, ABSENT, ABSENT, None, True, False, 1],
+    [ABSENT, ABSENT, "copy", "error", "share", "no"],
+    [ABSENT, ABSENT, True, False],
+    [ABSENT, ABSENT, ABSENT, None, "cpu", "cpu:0", (1, 0), "metal"],
+    [ABSENT, None],
+).map(
+    lambda drawn: {
+        name: value
+        for name, value in zip(("copy", "readonly", "detach", "device", "stream"), drawn, strict=True)
+        if value is not ABSENT
+    }
 )
-SHAPES = st.lists(st.sampled_from([1, 2, 3, 3, 4, 0]), max_size=4).map(tuple)
+SHAPES = shapes([1, 2, 3, 3, 4, 0], 4)
+
+
+NUMPY_SOURCES = product(NUMPY, range(5), (0, 0, "item", 1), (True, False), [True] + [False] * 9, (True, False))
+STEP = st.sampled_from(
+    [(step, True) for step in [1] * 6 + [*range(-6, 7)]] + [(step, False) for step in range(-20, 21)]
+)
+NUMPY_STRIDES = [st.tuples(*[STEP] * ndim) for ndim in range(5)]
 
 
 @st.composite
 def numpy_sources(draw, np):
     """A function that makes one and the same numpy array anew."""
-    dtype = np.dtype(draw(st.sampled_from(NUMPY)))
-    shape = draw(SHAPES)
+    name, ndim, offset, writeable, subclass, strided = draw(NUMPY_SOURCES)
+    dtype, shape = np.dtype(name), draw(SHAPES[ndim])
     item = dtype.itemsize
-    compact = [item * math.prod(shape[i + 1 :]) for i in range(len(shape))]
-    step = st.one_of(st.integers(-6, 6).map(lambda n: n * item), st.just(item), st.integers(-20, 20))
-    strides = draw(st.one_of(st.just(compact), st.lists(step, min_size=len(shape), max_size=len(shape))))
-    offset = draw(st.sampled_from([4096, 4096, 4096 + item, 4097]))
-    writeable, subclass = draw(st.booleans()), draw(st.integers(0, 9)) == 0
+    strides = [item * math.prod(shape[i + 1 :]) for i in range(ndim)]
+    if strided:
+        strides = [step * item if whole else step for step, whole in draw(NUMPY_STRIDES[ndim])]
+    offset = 4096 + (item if offset == "item" else offset)
 
     def make():
         block = np.arange(8192 * 2, dtype="u2").view("u1") % (2 if dtype.kind == "b" else 251)
@@ -63,18 +73,22 @@ def numpy_sources(draw, np):
     return make
 
 
+TORCH_SOURCES = product(
+    range(5),
+    (True, False),
+    [True] + [False] * 5,
+    ["", "", "grad", "parameter", "subclass", "conj", "neg", "inference", "frozen parameter"],
+    range(4),
+)
+TORCH_STRIDES = [st.tuples(*[st.integers(0, 20)] * ndim) for ndim in range(5)]
+
+
 @st.composite
 def torch_sources(draw, torch):
     """A function that makes one and the same torch tensor anew."""
-    names = [name for name in TORCH if hasattr(torch, name)]
-    dtype = getattr(torch, draw(st.sampled_from(names)))
-    shape = draw(SHAPES)
-    strides = draw(st.lists(st.integers(0, 20), min_size=len(shape), max_size=len(shape)))
-    strided, misaligned = draw(st.booleans()), draw(st.integers(0, 5)) == 0
-    twist = draw(
-        st.sampled_from(["", "", "grad", "parameter", "subclass", "conj", "neg", "inference", "frozen parameter"])
-    )
-    offset = draw(st.integers(0, 3))
+    ndim, strided, misaligned, twist, offset = draw(TORCH_SOURCES)
+    dtype = getattr(torch, draw(st.sampled_from([name for name in TORCH if hasattr(torch, name)])))
+    shape, strides = draw(SHAPES[ndim]), draw(TORCH_STRIDES[ndim])
 
     class Mine(torch.Tensor):
         pass

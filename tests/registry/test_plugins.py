@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -20,9 +18,9 @@ from dlx.adapter import API, Adapter, hookspecs
 
 
 @pytest.fixture
-def site(tmp_path, python):
+def site(tmp_path):
     """A folder with the framework `lib`, and nothing that knows it yet."""
-    made = Site(tmp_path, python)
+    made = Site(tmp_path)
     made.module("lib")
     return made
 
@@ -258,14 +256,7 @@ def side_by_side(tmp_path_factory):
     """What one process says of all of them, installed beside a sound one: {name: answers}, and the doctor's rows."""
     path = tmp_path_factory.mktemp("broken")
 
-    def python(code, *, args, env):
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=240, check=False
-        )
-        assert done.returncode == 0 and not done.stderr, done.stderr
-        return done.stdout
-
-    site = Site(path, python)
+    site = Site(path)
     names = {case: f"lib{n}" for n, case in enumerate(BROKEN)}
     for case, (code, _) in BROKEN.items():
         site.module(names[case])

@@ -115,9 +115,9 @@ CODE = """
 """
 
 
-def test_a_failing_method_is_reported_by_dlx(tmp_path, python, np):
+def test_a_failing_method_is_reported_by_dlx(tmp_path, np):
     """Every public way in, for each method that an adapter may override: nothing but errors of dlx comes out."""
-    site = Site(tmp_path, python)
+    site = Site(tmp_path)
     raising = "def raising(*a, **k): raise RuntimeError(f'BOOM in {hook}')"
     site.module("rubbish", f"def boom(hook):\n    {raising}\n    return raising")
     hooks = {module_of(hook): hook for hook in ("nothing", *HOOKS)}
@@ -141,9 +141,9 @@ def test_a_failing_method_is_reported_by_dlx(tmp_path, python, np):
         assert any(name == module_of(hook) for name, _ in said), hook
 
 
-def test_the_cause_of_a_failing_consumer_keeps_its_traceback(tmp_path, python, np):
+def test_the_cause_of_a_failing_consumer_keeps_its_traceback(tmp_path, np):
     """By the fast path too, for arrays and in trees: it leads to the line that raised, and holds no memory for ever."""
-    site = Site(tmp_path, python)
+    site = Site(tmp_path)
     site.module("lib")
     raising = "def deep(): raise ValueError('deep')\nA.load = lambda self, tensor: deep()\n@dlx.hookimpl"
     site.plugin("dlx-lib", "lib", adapter().replace("@dlx.hookimpl", raising))
@@ -174,9 +174,9 @@ class Odd:
 """
 
 
-def test_rubbish_from_any_hook_is_reported_by_dlx(tmp_path, python, np):
+def test_rubbish_from_any_hook_is_reported_by_dlx(tmp_path, np):
     """Each hook, whatever it gives: an error of dlx that names the adapter, the hook and the answer, or no effect."""
-    site = Site(tmp_path, python)
+    site = Site(tmp_path)
     site.module("rubbish", RUBBISH_MODULE)
     hooks = [hook for hook in HOOKS if hook != "ownership.restore"]
     for hook in hooks:
@@ -218,9 +218,9 @@ def test_rubbish_from_any_hook_is_reported_by_dlx(tmp_path, python, np):
         ), hook
 
 
-def test_a_failing_restore_replaces_nothing(tmp_path, python):
+def test_a_failing_restore_replaces_nothing(tmp_path):
     """The consumer's error is raised, with a note; every other array is given back, a capsule usable again."""
-    site = Site(tmp_path, python)
+    site = Site(tmp_path)
     site.module("lib")
     site.module("bad")
     raising = """

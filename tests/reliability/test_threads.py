@@ -29,7 +29,7 @@ def at_once(*functions):
         try:
             found[i] = functions[i]()
         except Exception as error:
-            found[i] = error
+            found[i] = error.with_traceback(None)  # whose frames hold what the threads were given
 
     threads = [threading.Thread(target=run, args=(i,)) for i in range(len(functions))]
     for thread in threads:
@@ -56,7 +56,8 @@ def test_one_thread_gets_a_capsule(threads, version, ways):
     assert len(got) == 1 and bytes(memoryview(got[0])) == block
     assert all(isinstance(each, errors.ConsumedError) for each in found if each is not got[0])
     del got, found, capsule
-    gc.collect()  # errors and the frames that raised them
+    if native.live() != live:  # a collection takes longer than all else here
+        gc.collect()
     assert native.live() == live
 
 

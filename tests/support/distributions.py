@@ -6,6 +6,7 @@ import json
 import os
 import textwrap
 
+import warm
 from project import ROOT
 
 FRAMEWORK = """
@@ -45,8 +46,8 @@ def adapter(name="lib", *, package=None, api=1, label=None):
 class Site:
     """A folder of installed distributions."""
 
-    def __init__(self, path, python):
-        self.path, self.python = path, python
+    def __init__(self, path):
+        self.path = path
 
     def module(self, name, code=FRAMEWORK):
         (self.path / f"{name}.py").write_text(textwrap.dedent(code))
@@ -69,7 +70,7 @@ class Site:
         """Run code where everything here is installed; return the words or lines that it printed."""
         start = f"import sys; sys.path.insert(0, {str(self.path)!r}); import dlx\n"
         env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "adapters")]), **environment}
-        return self.python(start + textwrap.dedent(code), args=(), env=env).strip()
+        return warm.python(start + textwrap.dedent(code), args=(), env=env, imported=warm.PLAIN).strip()
 
     def error(self, code="dlx.convert(b'abc', to='lib')", **environment):
         """Run code that must raise a PluginError; return its message."""

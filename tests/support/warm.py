@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import types
 
 from sanitized import SANITIZED
@@ -135,6 +136,8 @@ def _content(file):
 
 
 FRAMEWORKS = ("numpy", "torch")
+PLAIN = ("_cffi_backend", "ctypes", "dataclasses", "importlib.resources", "inspect", "json", "pluggy", "tempfile")
+"""What dlx imports of others, and what they import: a third of what a start of dlx takes."""
 _warm = {}
 
 
@@ -162,6 +165,23 @@ def run(code, *argv, options=(), env=None, cwd=".", text="", timeout=120, module
         child = server.start(code, argv, env, os.path.abspath(cwd), [each.fileno() for each in (given, out, err)])
         status = server.wait(child, timeout)
         return subprocess.CompletedProcess(code, status, *map(_content, (out, err)))
+
+
+def python(code, *, args=("-X", "dev"), env=None, timeout=120, imported=()):
+    """Run code in a fresh interpreter (`-X dev`); its exit status must be 0 and its stderr empty. Return stdout.
+
+    `imported`: modules that are imported already, for what is not about importing; True: `FRAMEWORKS`.
+    """
+    code = textwrap.dedent(code)
+    if imported:
+        modules = FRAMEWORKS if imported is True else imported
+        done = run(code, options=args, env=env, timeout=timeout, modules=modules)
+    else:
+        command = [sys.executable, *args, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env, check=False)
+    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert done.stderr == "", done.stderr
+    return done.stdout
 
 
 class Worker:
