@@ -207,21 +207,21 @@ def disturb(stop, draw, plugins, failures):
     memory = dlx.empty((4,), "float32")
     while not stop.is_set():
         try:
-            what = draw.randrange(7)
+            what = draw.randrange(8)
             if what == 0:
                 native.routes_clear()
             elif what == 1:
                 gc.collect()
             elif what == 2:
                 registry._forget()  # as when a plugin is loaded
-            elif what == 3 and plugins:
+            elif what < 5 and plugins:
                 made = importlib.import_module(plugins.pop()).Array(memory)
                 assert dlx.convert([made], to="dlx")[0].shape == (4,)
-            elif what == 4:  # a type that is changed, then types that come and go
+            elif what == 5:  # a type that is changed, then types that come and go
                 Changing.attribute = draw.random()
                 dlx.convert(Changing(lambda options: memory.__dlpack__(**options)), to="dlx")
             else:
-                for _ in range(20):
+                for _ in range(5):
                     brief = type("Brief", (soak.Producer,), {})
                     dlx.convert(brief(lambda options: memory.__dlpack__(**options)), to="dlx")
             time.sleep(draw.random() * 0.01)

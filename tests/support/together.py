@@ -7,7 +7,7 @@ import threading
 
 def at_once(*functions):
     """Run each function in a thread of its own, all released together; return what each gave or raised."""
-    barrier, found = threading.Barrier(len(functions)), [None] * len(functions)
+    barrier, found = threading.Barrier(len(functions) or 1), [None] * len(functions)
 
     def run(i, function):
         barrier.wait()
