@@ -46,7 +46,7 @@ SIZE_demo = , 25 MB to download
 SIZE_test = , 1.2 GB when installed
 SIZE_cookbook = , 2.5 GB when installed
 
-.PHONY: demo test test-deep test-sanitize test-allocations fuzz fuzz-producers soak test-exits test-kills test-interrupts test-peers test-all test-pythons test-debian test-old-numpy test-bare test-versions test-frameworks test-cookbook test-cuda test-gpu test-free-threaded bench bench-count bench-cuda conformance matrix screens docs read-docs dist lint format clean
+.PHONY: demo test test-deep test-sanitize test-allocations fuzz fuzz-producers soak test-exits test-kills test-interrupts test-peers test-all test-pythons test-debian test-old-numpy test-bare test-versions test-frameworks test-cookbook test-cuda test-gpu test-free-threaded test-tsan bench bench-count bench-cuda conformance matrix screens docs read-docs dist lint format clean
 
 demo: $(VENV)/.built $(VENV)/.extra-demo $(TORCH_STAMP)
 	$(RUN) examples/quickstart.py
@@ -193,14 +193,37 @@ on-gpu:
 	@.venv-gpu/bin/python -m pytest -p no:cacheprovider -m gpu -ra tests/cuda/test_gpu.py tests/cuda/test_gpu_order.py $(ARGS); status=$$?; \
 	    .venv-gpu/bin/python -m benchmarks --only batch && exit $$status
 
-# The tests on a free-threaded CPython without its GIL, which is built from source once, outside of the checkout. What needs a
-# framework that has no wheel for it is skipped. The line that builds does not name $(MAKE): `make -n` would run it.
+# The tests on a free-threaded CPython without its GIL, then its stress, and again under ThreadSanitizer: two interpreters,
+# which are built from source once, outside of the checkout. What needs a framework that has no wheel for them is skipped. The
+# lines that build do not name $(MAKE): `make -n` would run them.
 FREE_THREADED ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dlx/free-threaded
+STRESS = tests/support/thread_stress.py --threads 8 --frameworks numpy,tvm_ffi
 test-free-threaded:
 	@mkdir -p build
 	@tests/support/free_threaded.sh $(FREE_THREADED) >build/free-threaded
-	@[ ! -s build/free-threaded ] || \
-	    DLX_FREE_THREADED=1 $(MAKE) --no-print-directory test PYTHON="$$(cat build/free-threaded)" VENV=.venv-free-threaded TORCH= EXTRA=test-free-threaded
+	@[ ! -s build/free-threaded ] || $(MAKE) --no-print-directory without-gil $(WITHOUT_GIL)
+	@[ ! -s build/free-threaded ] || $(MAKE) --no-print-directory test-tsan
+
+test-tsan:
+	@mkdir -p build
+	@tests/support/free_threaded.sh $(FREE_THREADED) >build/free-threaded
+	@tests/support/free_threaded.sh $(FREE_THREADED) tsan >build/free-threaded-tsan
+	@[ ! -s build/free-threaded ] || [ ! -s build/free-threaded-tsan ] || $(MAKE) --no-print-directory stress-tsan $(WITHOUT_GIL)
+
+WITHOUT_GIL = PYTHON="$$(cat build/free-threaded)" VENV=.venv-free-threaded TORCH= EXTRA=test-free-threaded
+.PHONY: without-gil stress-tsan
+without-gil stress-tsan: export DLX_FREE_THREADED = 1
+without-gil: test
+	$(RUN) $(STRESS) --seconds 60
+
+# The packages are those of the environment without ThreadSanitizer; only Python and dlx are compiled with it, by the flags
+# that this Python was built with.
+stress-tsan: $(TESTABLE)
+	rm -rf build/tsan
+	@packages="$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"; \
+	around="$$(setarch -R true 2>/dev/null && echo setarch -R)"; python="$$(cat build/free-threaded-tsan)"; set -ex; \
+	PYTHONPATH="$$packages" TSAN_OPTIONS=report_bugs=0 $$around $$python -W ignore setup.py --quiet build --build-base build/tsan --build-lib build/tsan/lib; \
+	PYTHONPATH="build/tsan/lib:$$packages" PYTHONDONTWRITEBYTECODE=1 TSAN_OPTIONS=history_size=4 $$around $$python $(STRESS) --seconds 10
 
 test-bare:
 	@echo "== $(PYTHON), without any framework"

@@ -69,25 +69,25 @@ static int number_of(DLDataType dtype) {
   return -1;
 }
 
-/* Dtypes of other packages, by their scalar type, which is held: those of ml_dtypes. */
+/* Dtypes of other packages, by their scalar type, which is held: those of ml_dtypes. Threads read
+ * this while another one adds to it: the count goes up when all else is written. */
 enum { MAX_EXTENSIONS = 16 };
 static struct {
   PyTypeObject* scalar;
-  DLDataType dtype;
+  _Atomic(DLDataType) dtype;
 } extensions[MAX_EXTENSIONS];
-static int n_extensions;
+static atomic_int n_extensions;
 
 /* Of arrays with elements: where there are none, numpy gives an address that means nothing. Errors:
  * without bits, none set. */
-static __attribute__((noinline, cold)) const DLDataType* extension_of(const array_head* a) {
-  static const DLDataType none;
+static __attribute__((noinline, cold)) DLDataType extension_of(const array_head* a) {
   for (int i = 0; i < a->ndim; i++) {
-    if (a->shape[i] == 0) return &none;
+    if (a->shape[i] == 0) return (DLDataType){0};
   }
-  for (int i = 0; i < n_extensions; i++) {
-    if (extensions[i].scalar == a->descr->scalar) return &extensions[i].dtype;
+  for (int i = 0; i < atomic_load(&n_extensions); i++) {
+    if (extensions[i].scalar == a->descr->scalar) return atomic_load(&extensions[i].dtype);
   }
-  return &none;
+  return (DLDataType){0};
 }
 
 /* What an array is; strides in elements go to `strides`. Owns: nothing. GIL: needed. Errors: -1
@@ -95,12 +95,11 @@ static __attribute__((noinline, cold)) const DLDataType* extension_of(const arra
 static int describe(const array_head* a, int64_t* strides, DLTensor* out) {
   const descr_head* d = a->descr;
   unsigned number = (unsigned)d->number;
-  const DLDataType* known = number < NUMBERS ? &dtypes[number] : extension_of(a);
-  if (known->bits == 0 || d->byte_order == SWAPPED || a->ndim > MAX_NDIM) {
+  DLDataType dtype = number < NUMBERS ? dtypes[number] : extension_of(a);
+  if (dtype.bits == 0 || d->byte_order == SWAPPED || a->ndim > MAX_NDIM) {
     PyErr_SetString(PyExc_BufferError, "DLPack cannot say what this array is");
     return -1;
   }
-  DLDataType dtype = *known;
   int64_t item = dtype.bits / 8;
   for (int i = 0; i < a->ndim; i++) {
     int64_t bytes = a->byte_strides[i];
@@ -244,9 +243,13 @@ PyDoc_STRVAR(exchange_api_doc,
 static PyObject* exchange_api(PyObject* module, PyObject* functions) {
   void** numpy = PyCapsule_GetPointer(functions, NULL);
   if (numpy == NULL) return NULL;
-  array_type = (PyTypeObject*)numpy[API_ARRAY_TYPE];
-  make_array = (new_array)numpy[API_NEW];
-  set_base = (int (*)(PyObject*, PyObject*))numpy[API_SET_BASE];
+  PY_LOCKED(module)
+  if (make_array != (new_array)numpy[API_NEW]) { /* once: threads that know the table read it */
+    array_type = (PyTypeObject*)numpy[API_ARRAY_TYPE];
+    make_array = (new_array)numpy[API_NEW];
+    set_base = (int (*)(PyObject*, PyObject*))numpy[API_SET_BASE];
+  }
+  PY_UNLOCKED();
   return PyCapsule_New((void*)&table, "dlpack_exchange_api", NULL);
 }
 
@@ -260,11 +263,17 @@ static PyObject* extend(PyObject* module, PyObject* args) {
   PyTypeObject* scalar;
   unsigned char code, bits;
   if (!PyArg_ParseTuple(args, "O!bb:extend", &PyType_Type, &scalar, &code, &bits)) return NULL;
-  int i = 0;
-  while (i < n_extensions && extensions[i].scalar != scalar) i++;
-  if (i == MAX_EXTENSIONS) Py_RETURN_NONE; /* it is exported otherwise */
-  if (i == n_extensions) extensions[n_extensions++].scalar = (PyTypeObject*)Py_NewRef(scalar);
-  extensions[i].dtype = (DLDataType){code, bits, 1};
+  PY_LOCKED(module)
+  int i = 0, n = atomic_load(&n_extensions);
+  while (i < n && extensions[i].scalar != scalar) i++;
+  if (i < MAX_EXTENSIONS) { /* else it is exported otherwise */
+    atomic_store(&extensions[i].dtype, ((DLDataType){code, bits, 1}));
+    if (i == n) {
+      extensions[n].scalar = (PyTypeObject*)Py_NewRef(scalar);
+      atomic_store(&n_extensions, n + 1);
+    }
+  }
+  PY_UNLOCKED();
   Py_RETURN_NONE;
 }
 

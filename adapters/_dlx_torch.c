@@ -68,9 +68,12 @@ PyDoc_STRVAR(
 static PyObject* guard_function(PyObject* module, PyObject* unused) {
   for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
     void* library = dlopen(wanted[i].library, RTLD_LAZY | RTLD_NOLOAD);
-    *wanted[i].function = library ? dlsym(library, wanted[i].name) : NULL;
+    void* found = library ? dlsym(library, wanted[i].name) : NULL;
     if (library) dlclose(library); /* torch stays loaded by itself */
-    if (*wanted[i].function == NULL) Py_RETURN_NONE;
+    PY_LOCKED(module)
+    if (*wanted[i].function != found) *wanted[i].function = found; /* once: threads read it */
+    PY_UNLOCKED();
+    if (found == NULL) Py_RETURN_NONE;
   }
   return PyCapsule_New((void*)clear, "dlx_guard_function", NULL);
 }

@@ -16,8 +16,8 @@
 #include "python/threads.h"
 
 static int (*to_managed)(void* handle, DLManagedTensorVersioned** out); /* of tvm-ffi */
-static PyObject* handle_of;  /* tvm_ffi.Tensor.__chandle__; never freed */
-static Py_ssize_t handle_at; /* where a tensor keeps what that tells; 0 = it is called */
+static PyObject* handle_of;           /* tvm_ffi.Tensor.__chandle__; never freed */
+static _Atomic(Py_ssize_t) handle_at; /* where a tensor keeps what that tells; 0 = it is called */
 
 /* As in that interface: TVMFFIObject, TVMFFIAny, and some of TVMFFITypeIndex. */
 typedef struct {
@@ -32,8 +32,9 @@ enum { TVM_INT = 1, TVM_RAW_STRING = 8, TVM_OBJECT = 64, TVM_TENSOR = 70 };
 /* Errors: NULL with BufferError, or what the call raises. */
 static object* object_of(PyObject* tensor) {
   void* found = NULL;
-  if (handle_at) {
-    memcpy(&found, (char*)tensor + handle_at, sizeof found);
+  Py_ssize_t at = atomic_load_explicit(&handle_at, memory_order_relaxed);
+  if (at) {
+    memcpy(&found, (char*)tensor + at, sizeof found);
   } else {
     PyObject* number = PyObject_CallOneArg(handle_of, tensor);
     found = number ? PyLong_AsVoidPtr(number) : NULL;
@@ -93,12 +94,19 @@ static PyObject* exchange_api(PyObject* module, PyObject* args) {
   const DLPackExchangeAPI* makes = maker == Py_None ? NULL : PyCapsule_GetPointer(maker, name);
   if (PyErr_Occurred()) return NULL;
   int is_ours = makes && makes->header.version.major == DLX_DLPACK_MAJOR;
-  table.managed_tensor_to_py_object_no_sync =
+  PY_LOCKED(module)
+  DLPackExchangeAPI filled = table;
+  filled.managed_tensor_to_py_object_no_sync =
       is_ours ? makes->managed_tensor_to_py_object_no_sync : NULL;
-  table.dltensor_from_py_object_no_sync = borrows ? borrow : NULL;
-  table.current_work_stream = is_ours ? makes->current_work_stream : NULL;
-  Py_XSETREF(handle_of, Py_NewRef(chandle));
-  to_managed = (int (*)(void*, DLManagedTensorVersioned**))function;
+  filled.dltensor_from_py_object_no_sync = borrows ? borrow : NULL;
+  filled.current_work_stream = is_ours ? makes->current_work_stream : NULL;
+  if (handle_of != chandle || memcmp(&filled, &table, sizeof table) != 0 ||
+      memcmp(&to_managed, &function, sizeof function) != 0) { /* once: threads read it */
+    table = filled;
+    memcpy(&to_managed, &function, sizeof function);
+    Py_XSETREF(handle_of, Py_NewRef(chandle));
+  }
+  PY_UNLOCKED();
   return PyCapsule_New(&table, name, NULL);
 }
 
@@ -127,9 +135,13 @@ PyDoc_STRVAR(bind_doc,
 static PyObject* bind(PyObject* module, PyObject* args) {
   unsigned long long given[3];
   if (!PyArg_ParseTuple(args, "KKK:bind", &given[0], &given[1], &given[2])) return NULL;
-  call = (int (*)(void*, any*, int32_t, any*))(uintptr_t)given[0];
-  release = (int (*)(void*))(uintptr_t)given[1];
-  take_error = (void (*)(void**))(uintptr_t)given[2];
+  PY_LOCKED(module)
+  if ((uintptr_t)call != given[0]) { /* once: threads read it */
+    call = (int (*)(void*, any*, int32_t, any*))(uintptr_t)given[0];
+    release = (int (*)(void*))(uintptr_t)given[1];
+    take_error = (void (*)(void**))(uintptr_t)given[2];
+  }
+  PY_UNLOCKED();
   Py_RETURN_NONE;
 }
 
@@ -205,13 +217,8 @@ PyDoc_STRVAR(
     "Find where tensors keep their handles: one place where each of a list of one type has "
     "what its\n`__chandle__` tells. Return whether there is one; it is read from then on.");
 
-/* Owns: new. GIL: needed. Errors: NULL with an exception. */
-static PyObject* find_handles(PyObject* module, PyObject* tensors) {
-  handle_at = 0;
-  if (!PyList_CheckExact(tensors) || PyList_GET_SIZE(tensors) == 0) {
-    PyErr_SetString(PyExc_TypeError, "find_handles takes a list of tensors");
-    return NULL;
-  }
+/* That place, 0 = there is none. GIL: needed. Errors: 0 with an exception. */
+static Py_ssize_t place_of_handles(PyObject* tensors) {
   PyTypeObject* type = Py_TYPE(PyList_GET_ITEM(tensors, 0));
   Py_ssize_t places = 0, place = 0;
   for (Py_ssize_t at = sizeof(PyObject); at + (Py_ssize_t)sizeof(void*) <= type->tp_basicsize;
@@ -219,9 +226,9 @@ static PyObject* find_handles(PyObject* module, PyObject* tensors) {
     Py_ssize_t i = 0;
     for (; i < PyList_GET_SIZE(tensors); i++) {
       PyObject* tensor = PyList_GET_ITEM(tensors, i);
-      if (!Py_IS_TYPE(tensor, type)) Py_RETURN_FALSE;
+      if (!Py_IS_TYPE(tensor, type)) return 0;
       void *told = wrapped(tensor), *kept;
-      if (PyErr_Occurred()) return NULL;
+      if (PyErr_Occurred()) return 0;
       memcpy(&kept, (char*)tensor + at, sizeof kept);
       if (kept != told) break;
     }
@@ -230,8 +237,18 @@ static PyObject* find_handles(PyObject* module, PyObject* tensors) {
       place = at;
     }
   }
-  if (places == 1) handle_at = place;
-  return PyBool_FromLong(places == 1);
+  return places == 1 ? place : 0;
+}
+
+/* Owns: new. GIL: needed. Errors: NULL with an exception. */
+static PyObject* find_handles(PyObject* module, PyObject* tensors) {
+  if (!PyList_CheckExact(tensors) || PyList_GET_SIZE(tensors) == 0) {
+    PyErr_SetString(PyExc_TypeError, "find_handles takes a list of tensors");
+    return NULL;
+  }
+  Py_ssize_t place = place_of_handles(tensors);
+  atomic_store(&handle_at, place);
+  return PyErr_Occurred() ? NULL : PyBool_FromLong(place != 0);
 }
 
 PyDoc_STRVAR(facts_doc,

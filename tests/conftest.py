@@ -14,7 +14,7 @@ from builds import sdist, wheel  # noqa: F401  (fixtures)
 from counting import Counting
 from exchange import exchange  # noqa: F401  (a fixture)
 from fake_cuda import FakeCuda
-from project import compiled
+from project import FREE_THREADED, compiled
 from sanitized import SANITIZED
 
 from dlx._core import native
@@ -52,10 +52,18 @@ def pytest_collection(session):
 
 
 def pytest_runtest_setup(item):
-    """Skip what means nothing where the extensions are built with the sanitizers; the mark says why."""
+    """Skip what means nothing with the sanitizers, or on a free-threaded build; the mark says why."""
     mark = item.get_closest_marker("unsanitized")
     if mark is not None and SANITIZED:
         pytest.skip(f"with the sanitizers {mark.args[0]}")
+    mark = item.get_closest_marker("gil")
+    if mark is not None and FREE_THREADED:
+        pytest.skip(f"on a free-threaded build {mark.args[0]}")
+
+
+def has_gil():
+    """Whether Python runs with its GIL now."""
+    return getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 _imported = 0
@@ -106,9 +114,11 @@ def _installed(request, name):
 
 @pytest.fixture(scope="session", autouse=True)
 def ended():
-    """Processes that others were forked from end with the tests."""
+    """Processes that others were forked from end with the tests; no test has switched the GIL on."""
+    before = has_gil()
     yield
     warm.close()
+    assert has_gil() == before
 
 
 @pytest.fixture

@@ -70,9 +70,10 @@ void dlx_copy_in_parts(dlx_copier copy, char* to, const char* from, dlx_axis* ax
     p->copy = copy;
     p->item = item;
     memcpy(p->axes, axes, (size_t)n * sizeof *axes);
-    p->axes[0].extent = (axes[0].extent - done) / (threads - started);
-    if (start(p) != 0) break; /* the rest is copied here */
-    done += p->axes[0].extent;
+    int64_t extent = (axes[0].extent - done) / (threads - started);
+    p->axes[0].extent = extent; /* the thread's own once it runs: it may order its axes anew */
+    if (start(p) != 0) break;   /* the rest is copied here */
+    done += extent;
   }
   if (n) axes[0].extent -= done;
   if (n) from += done * axes[0].from, to += done * axes[0].to;

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from builds import run
 from pages import PAGES
-from project import ROOT
+from project import FREE_THREADED, ROOT
 
 import dlx
 
@@ -98,7 +98,8 @@ def test_the_wheel_has_what_users_need_and_nothing_else(wheel):
 def test_one_wheel_per_python_version(wheel):
     """It is for this Python and platform only, not abi3 and not pure."""
     version = f"cp{sys.version_info[0]}{sys.version_info[1]}"
-    assert re.fullmatch(rf"dlxarray-[^-]+-{version}-{version}-linux_\w+\.whl", wheel.name)
+    abi = version + ("t" if FREE_THREADED else "")
+    assert re.fullmatch(rf"dlxarray-[^-]+-{version}-{abi}-linux_\w+\.whl", wheel.name)
 
 
 def test_the_wheel_works_without_sources_and_compiler(installed, tmp_path):

@@ -485,6 +485,7 @@ NO_MEMORY = """
 """
 
 
+@pytest.mark.gil("a plain PyList_New dies when memory runs out (3.14)")
 def test_memory_that_runs_out_in_the_walk_is_a_memory_error(python):
     """Each allocation of the walk in C may fail: the process lives and nothing is left behind."""
     pytest.importorskip("_testcapi")

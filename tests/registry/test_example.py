@@ -100,7 +100,7 @@ def test_it_installs_into_a_fresh_environment(tmp_path):
     """Built by its own pyproject beside an installed dlx; found, used, listed; its own tests pass, the kit's too."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True, timeout=60)
     python = tmp_path / "env" / "bin" / "python"
-    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}{sys.abiflags}"  # 3.14t without the GIL
     packages = tmp_path / "env" / "lib" / version / "site-packages"
     # dlx and what it needs, as an installed dlx would bring them.
     there = [ROOT, ROOT / "adapters", sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import threading
 import weakref
+from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,6 +24,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from together import at_once
 
 import dlx
 from dlx import errors
@@ -106,27 +107,25 @@ def held_bytes(address):
 
 def in_thread(action):
     """Run an action on a thread that ends, and return or raise what it does."""
-    done = []
+    (found,) = at_once(action)
+    if isinstance(found, Exception):
+        raise found
+    return found
 
-    def run():
-        try:
-            done.append((action(), None))
-        except BaseException as error:
-            done.append((None, error))
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    result, error = done.pop()
-    if error is not None:
-        error.__traceback__ = None
-        raise error
-    return result
+def claimed(action, count):
+    """Run an action that uses a capsule up in several threads at once: one of them gets it, and this returns what."""
+    found = at_once(*[action] * count)
+    (got,) = (each for each in found if not isinstance(each, errors.ConsumedError))
+    if isinstance(got, Exception):
+        raise got
+    return got
 
 
 TARGETS = ["dlx", "numpy", "torch"]
 targets = st.sampled_from(TARGETS)
 threads = st.booleans()
+together = st.sampled_from([1, 2, 4])  # threads at once
 
 
 class Lifetimes(RuleBasedStateMachine):
@@ -266,6 +265,22 @@ class Lifetimes(RuleBasedStateMachine):
         make = lambda: dlx.convert(source.obj, to=to, copy=copy)  # noqa: E731
         return self.derived(to, make, source, thread, copied=copied, readonly=readonly)
 
+    @rule(target=things, source=things, to=targets, count=together)
+    def convert_together(self, source, to, count):
+        """Threads that convert the same array at once: each has a result of its own over the same memory."""
+        if source not in self.alive_things or to not in self.here or (source.readonly and to == "torch"):
+            return multiple()
+        size, before = self.size_of(source.obj, to), self.live()
+        results = at_once(*[lambda: dlx.convert(source.obj, to=to)] * count)
+        assert self.live() - before == size * count
+        found = []
+        for result in results:
+            assert not isinstance(result, Exception), result
+            group = self.new_group(size, source.memory, source.groups[0]) if size else source.groups[0]
+            kind = "buffer" if isinstance(result, memoryview) else to if size else source.kind
+            found.append(self.new_thing(kind, result, [group], readonly=source.readonly))
+        return multiple(*found)
+
     @rule(target=things, sources=st.lists(things, min_size=1, max_size=3), to=targets)
     def tree(self, sources, to):
         """Containers: the same array twice is one result, and buffers pass through."""
@@ -345,16 +360,15 @@ class Lifetimes(RuleBasedStateMachine):
         copied = copy is True
         return self.derived("capsule", make, source, False, copied=copied, legacy=legacy, readonly=readonly)
 
-    @rule(target=things, capsule=capsules, to=targets, thread=threads, copy=st.sampled_from([None, None, True]))
-    def consume(self, capsule, to, thread, copy):
-        """A capsule is used up by its conversion; a used one is a ConsumedError, and keeps nothing."""
+    @rule(target=things, capsule=capsules, to=targets, count=together, copy=st.sampled_from([None, None, True]))
+    def consume(self, capsule, to, count, copy):
+        """A capsule is used up by one conversion; a used one is a ConsumedError, and keeps nothing."""
         if capsule not in self.alive_things or to not in self.here:
             return multiple()
         make = lambda: dlx.convert(capsule.obj, to=to, copy=copy)  # noqa: E731
         if not capsule.is_fresh:
             before = self.live()
-            with pytest.raises(errors.ConsumedError):
-                self.run(make, thread)
+            assert all(isinstance(each, errors.ConsumedError) for each in at_once(*[make] * count))
             with pytest.raises(errors.ConsumedError):
                 dlx.describe(capsule.obj)
             assert isinstance(dlx.plan(capsule.obj, to=to).error, errors.ConsumedError)
@@ -362,15 +376,15 @@ class Lifetimes(RuleBasedStateMachine):
             return multiple()
         copied = dlx.plan(capsule.obj, to=to, copy=copy).outcome == "copied"
         readonly = capsule.readonly and not copied
-        thing = self.taken(to, make, capsule, thread, copied=copied, readonly=readonly)
+        thing = self.taken(to, lambda: claimed(make, count), capsule, copied=copied, readonly=readonly)
         assert self.counting.name(capsule.obj).startswith("used_")
         return thing
 
-    def taken(self, kind, make, capsule, thread, *, copied, **facts):
+    def taken(self, kind, make, capsule, *, copied, **facts):
         """Note that what a capsule held is another thing's now; a copy releases it."""
         group = capsule.groups[0]
         before = self.live()
-        obj = self.run(make, thread)
+        obj = make()
         capsule.is_fresh = False
         capsule.groups = []
         if copied:
@@ -430,6 +444,15 @@ class Lifetimes(RuleBasedStateMachine):
         self.counting.delete(struct.obj, legacy=struct.legacy, thread=thread)
         self.forget(struct)
 
+    @rule(some=st.lists(consumes(structs), min_size=2, max_size=4), thread=threads)
+    def delete_together(self, some, thread):
+        """Deleters of several are called at once, on threads of Python or on others."""
+        some = [each for each in some if each in self.alive_things]
+        delete = lambda each: self.counting.delete(each.obj, legacy=each.legacy, thread=thread)  # noqa: E731
+        assert at_once(*(partial(delete, each) for each in some)) == [None] * len(some)
+        for each in some:
+            self.forget(each)
+
     @rule(target=things, struct=consumes(structs))
     def adopt(self, struct):
         """A struct becomes a dlx.Tensor again."""
@@ -460,15 +483,17 @@ class Lifetimes(RuleBasedStateMachine):
         thing.readonlies = [each.readonly for each in sources]
         return thing
 
-    @rule(target=things, view=views, at=st.integers(0, 2), thread=threads)
-    def read(self, view, at, thread):
-        """An element is converted when it is read first, and is the same object ever after."""
+    @rule(target=things, view=views, at=st.integers(0, 2), count=together)
+    def read(self, view, at, count):
+        """An element is converted when it is read first, and is the same object ever after, for all threads."""
         if view not in self.alive_things or at >= len(view.sources):
             return multiple()
         memory, group = view.sources[at]
         before = self.live()
-        result = self.run(lambda: view.obj[at], thread)
-        assert view.obj[at] is result
+        results = at_once(*[lambda: view.obj[at]] * count)
+        result = view.obj[at]
+        assert all(each is result for each in results), results
+        del results
         size = self.live() - before
         if at in view.results:
             assert size == 0
@@ -502,6 +527,14 @@ class Lifetimes(RuleBasedStateMachine):
         """Let go, here or on a thread that ends."""
         if source in self.alive_things:
             self.run(lambda: self.forget(source), thread)
+
+    @rule(sources=st.lists(st.one_of(things, capsules), min_size=2, max_size=4))
+    def drop_together(self, sources):
+        """Threads let go at once, each of one; perhaps of the same memory."""
+        some = [each for i, each in enumerate(sources) if each in self.alive_things and each not in sources[:i]]
+        at_once(*(partial(setattr, each, "obj", None) for each in some))
+        for each in some:
+            self.forget(each)
 
     @rule(source=capsules, thread=threads)
     def drop_capsule(self, source, thread):

@@ -12,31 +12,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from together import at_once
 
 import dlx
 from dlx import errors
 from dlx._core import native
 
 STRESS = Path(__file__).parent.parent / "support" / "thread_stress.py"
-
-
-def at_once(*functions):
-    """Run each function in a thread of its own, all released together; return what each gave or raised."""
-    barrier, found = threading.Barrier(len(functions)), [None] * len(functions)
-
-    def run(i):
-        barrier.wait()
-        try:
-            found[i] = functions[i]()
-        except Exception as error:
-            found[i] = error.with_traceback(None)  # whose frames hold what the threads were given
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(functions))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
 
 
 @given(

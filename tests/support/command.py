@@ -10,13 +10,16 @@ import subprocess
 import sys
 
 import warm
+from project import FREE_THREADED
 from sanitized import SANITIZED
 
 from dlx.cli import main
 
 COMMANDS = ("inspect", "plan", "convert", "dtypes", "matrix", "devices", "doctor", "new-adapter", "completion", "bench")
 IMPORTED = ("dlx.cli", "dlx.cli.commands.inspect", "dlx.cli.commands.plan")
-MEMORY = 768 << 20  # bytes of address space: enough for Python and the core, not for what a header may claim
+# Bytes of address space: enough for Python and the core, not for what a header may claim. Without the GIL Python's own
+# allocator takes addresses by the GiB.
+MEMORY = (3 << 30) if FREE_THREADED else 768 << 20
 
 
 def dlx(*words, cwd=None, memory=MEMORY, env=None, code=None, imported=False):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SUPPORT = ROOT / "tests" / "support"
+FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))  # this Python can run without its GIL
 
 
 LIBRARIES = ROOT / "build" / "tests"

@@ -15,6 +15,7 @@ import array
 import ctypes
 import gc
 import importlib
+import importlib.util
 import os
 import random
 import re
@@ -136,6 +137,10 @@ def arrays(frameworks):
             "numpy masked": np.ma.masked_array(plain["numpy"], mask=[True] * 8),
             "numpy bool": np.ones(3, bool),
         }
+        if importlib.util.find_spec("ml_dtypes"):
+            import ml_dtypes
+
+            odd["numpy bfloat16"] = np.ones(3, ml_dtypes.bfloat16)
     if "torch" in frameworks:
         import torch
 

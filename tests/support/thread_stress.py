@@ -2,30 +2,119 @@
 
     python tests/support/thread_stress.py --threads 8 --seconds 60 --seed 1
 
-The calls are those of `soak.py`. Each must give the class of result or of error that it gave alone. Beside them run
-calls on containers that threads change meanwhile, views and iterators that threads share, capsules that several threads
-claim, of which one must get it, and a thread that changes types, forgets what was learnt (as a plugin that is loaded
-makes dlx do) and collects garbage. At the end nothing may be alive. The status is 1 if anything else was found.
+The calls are those of `soak.py`, and one of each public name (`verbs`), device memory of the recording driver among
+them. Each must give the class of result or of error that it gave alone. Beside them run calls on containers that
+threads change meanwhile, views and iterators that threads share, capsules that several threads claim, of which one must
+get it, and a thread that changes types, imports frameworks whose plugins dlx then loads, forgets what was learnt and
+collects garbage. At the end nothing may be alive. The status is 1 if anything else was found.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
+import importlib
+import json
+import os
 import random
+import struct
 import sys
 import sysconfig
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import soak
+from distributions import Site, adapter
+from project import compiled
 
 import dlx
 from dlx._core import native
 from dlx._registry.registry import registry
 
+PLUGINS = 100
+PUBLIC = (*dlx.__all__, "open")  # a name that `from dlx import *` must not take
+
 # A thread that makes its own containers finds the same whenever it looks; these belong to all of them.
 MAY_FAIL = (dlx.errors.DlxError, RuntimeError, LookupError, ValueError, TypeError)
+
+
+def verbs(plain, folder):
+    """Return a call of every public name; what is no function is read."""
+    tensor, array = plain["dlx"], plain.get("numpy", plain["dlx"])
+    tree = {"a": [tensor, array], "b": array}
+    file, header = Path(folder, "a.safetensors"), {"a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}
+    text = json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(text)) + text + bytes(4))
+    capsule = tensor.__dlpack__(max_version=(1, 0))
+    address = ctypes.pythonapi.PyCapsule_GetPointer
+    address.restype, address.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    pointer = address(capsule, b"dltensor_versioned")
+    memory = (ctypes.c_float * 6)()
+
+    @dlx.using("dlx")
+    def function(first, more):
+        return first, more
+
+    def shared():
+        with dlx.share(tree) as handle:
+            return dlx.attach(dict(handle), to="dlx")["a"][0].shape
+
+    def moved():
+        there = dlx.convert(tensor, to="dlx", device="cuda:0")
+        there = dlx.convert([there, there], to="dlx", device="cuda:1")
+        return memoryview(dlx.convert(there, to="dlx", device="cpu")[0]).tobytes()
+
+    def traced():
+        with dlx.trace() as seen:
+            dlx.convert(array, to="dlx")
+        return seen.records
+
+    def opened():
+        with dlx.open(file) as found:
+            return found["a"].shape
+
+    def borrowed():
+        with dlx.borrow(array) as found:
+            return found.ndim
+
+    calls = {
+        "convert": moved,
+        "plan": lambda: str(dlx.plan(tree, to="dlx")),
+        "describe": lambda: dlx.describe(array),
+        "stack": lambda: dlx.stack([array, tensor], "dlx"),
+        "share": shared,
+        "attach": shared,
+        "shares_memory": lambda: dlx.shares_memory(tensor, array),
+        "array_namespace": lambda: dlx.array_namespace(array),
+        "adapters": lambda: len(dlx.adapters()),
+        "using": lambda: function(array, [tensor]),
+        "trace": traced,
+        "Trace": traced,
+        "ArrayInfo": lambda: str(dlx.describe(tensor)),
+        "Device": lambda: dlx.Device("cuda:1"),
+        "DType": lambda: str(dlx.DType("bfloat16")),
+        "Plan": lambda: repr(dlx.plan(array, to="dlx")),
+        "SupportsDLPack": lambda: isinstance(array, dlx.SupportsDLPack),
+        "Tensor": lambda: (tensor.shape, tensor.strides, tensor.device, repr(tensor), memoryview(tensor).nbytes),
+        "from_dlpack": lambda: dlx.from_dlpack(array),
+        "empty": lambda: dlx.empty((2, 3), "float32", shared=True).shape,
+        "to_capsule": lambda: dlx.to_capsule(array),
+        "from_pointer": lambda: dlx.from_pointer(memory, 6, "float32", release=lambda: None),
+        "from_managed": lambda: (dlx.from_managed(pointer, borrow=True), capsule)[0],
+        "borrow": borrowed,
+        "devices": lambda: len(dlx.devices()),
+        "release_pending": lambda: dlx.release_pending() >= 0,
+        "cffi_builder": dlx.cffi_builder,
+        "get_include": dlx.get_include,
+        "hookimpl": lambda: dlx.hookimpl(opened),
+        "open": opened,
+    }
+    missing = {name for name in PUBLIC if callable(getattr(dlx, name))} - calls.keys()
+    assert not missing, f"thread_stress.py calls no {missing}"
+    return {name: lambda name=name: getattr(dlx, name) for name in PUBLIC} | calls
 
 
 class Shared:
@@ -100,7 +189,16 @@ class Shared:
             offer[2] += 1
 
 
-def disturb(stop, draw, failures):
+def write_plugins(folder):
+    """Write frameworks, each with a plugin that dlx finds when it is first used; return their names."""
+    site, names = Site(Path(folder), None), [f"stresslib{i}" for i in range(PLUGINS)]
+    for name in names:
+        site.module(name)
+        site.plugin(f"dlx-{name}", name, adapter(name))
+    return names
+
+
+def disturb(stop, draw, plugins, failures):
     """Change what dlx has learnt, again and again."""
 
     class Changing(soak.Producer):
@@ -109,18 +207,21 @@ def disturb(stop, draw, failures):
     memory = dlx.empty((4,), "float32")
     while not stop.is_set():
         try:
-            what = draw.randrange(6)
+            what = draw.randrange(8)
             if what == 0:
                 native.routes_clear()
             elif what == 1:
                 gc.collect()
             elif what == 2:
                 registry._forget()  # as when a plugin is loaded
-            elif what == 3:  # a type that is changed, then types that come and go
+            elif what < 5 and plugins:
+                made = importlib.import_module(plugins.pop()).Array(memory)
+                assert dlx.convert([made], to="dlx")[0].shape == (4,)
+            elif what == 5:  # a type that is changed, then types that come and go
                 Changing.attribute = draw.random()
                 dlx.convert(Changing(lambda options: memory.__dlpack__(**options)), to="dlx")
             else:
-                for _ in range(20):
+                for _ in range(5):
                     brief = type("Brief", (soak.Producer,), {})
                     dlx.convert(brief(lambda options: memory.__dlpack__(**options)), to="dlx")
             time.sleep(draw.random() * 0.01)
@@ -129,13 +230,13 @@ def disturb(stop, draw, failures):
             raise
 
 
-def work(stop, draw, distinct, often, kinds, shared, counts, number, failures):
+def work(stop, draw, distinct, often, every, kinds, shared, counts, number, failures):
     """Make calls until the end."""
     names = list(distinct)
     done = 0
     try:
         while not stop.is_set():
-            for name in draw.sample(names, 20) + draw.choices(often, k=100):
+            for name in draw.sample(names, 20) + draw.choices(often, k=100) + draw.choices(every, k=4):
                 kind = soak.kind_of(distinct[name])
                 if kind is not kinds[name]:
                     raise AssertionError(f"{name} gave {kind.__name__}, and {kinds[name].__name__} alone")
@@ -146,26 +247,33 @@ def work(stop, draw, distinct, often, kinds, shared, counts, number, failures):
                     if isinstance(error, SystemError):
                         raise
                     counts[name, type(error).__name__] = counts.get((name, type(error).__name__), 0) + 1
-            done += 127
+            done += 131
     except BaseException as error:
         failures.append(error)
         stop.set()
     counts["calls", number] = done
 
 
-def stress(threads, seconds, seed, frameworks):
+def stress(threads, seconds, seed, frameworks, folder):
     """Run; return what was found wrong."""
     draw = random.Random(seed)
+    plugins = write_plugins(folder)
+    sys.path.insert(0, str(folder))
     frequent, rare = soak.calls(frameworks)
+    shared = Shared(soak.arrays(frameworks)[1])
     few, often = dict(draw.sample(rare, min(len(rare), 400)) + frequent), [name for name, _ in frequent]
+    public = {f"dlx.{name}": call for name, call in verbs(soak.arrays(frameworks)[1], folder).items()}
+    few |= public
     for _ in range(2):  # what is learnt once, and what is imported
         kinds = {name: soak.kind_of(call) for name, call in few.items()}
-    shared = Shared(soak.arrays(frameworks)[1])
+    failed = {name: kinds[name] for name in public if issubclass(kinds[name], BaseException)}
+    assert not failed, failed
     stop, failures, counts = threading.Event(), [], {}
-    running = [threading.Thread(target=disturb, args=(stop, random.Random(seed + 1), failures))]
+    running = [threading.Thread(target=disturb, args=(stop, random.Random(seed + 1), plugins, failures))]
     running += [
         threading.Thread(
-            target=work, args=(stop, random.Random(seed + 2 + n), few, often, kinds, shared, counts, n, failures)
+            target=work,
+            args=(stop, random.Random(seed + 2 + n), few, often, [*public], kinds, shared, counts, n, failures),
         )
         for n in range(threads)
     ]
@@ -176,6 +284,7 @@ def stress(threads, seconds, seed, frameworks):
     for thread in running:
         thread.join()
     print(sum(number for (what, _), number in counts.items() if what == "calls"), "calls;",
+          len(public), "public names,", PLUGINS - len(plugins), "plugins;",
           {f"{a} {b}": n for (a, b), n in counts.items() if a != "calls"})  # fmt: skip
     return failures
 
@@ -193,7 +302,9 @@ def main(arguments=None):
     print(
         f"seed {chosen.seed}; {chosen.threads} threads; the GIL is {'on' if gil else 'off'};", *frameworks, flush=True
     )
-    failures = stress(chosen.threads, chosen.seconds, chosen.seed, frameworks)
+    os.environ["DLX_CUDA_DRIVER"] = str(compiled("fake_cuda"))
+    with tempfile.TemporaryDirectory() as folder:
+        failures = stress(chosen.threads, chosen.seconds, chosen.seed, frameworks, folder)
     if sysconfig.get_config_var("Py_GIL_DISABLED") and getattr(sys, "_is_gil_enabled", lambda: True)() != gil:
         failures.append(RuntimeError("something switched the GIL on"))
     gc.collect()

@@ -1,0 +1,79 @@
+"""What the pure core shares between threads, under ThreadSanitizer, without Python: tests/c/threads_core.c."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+from fuzz_core import CORE, compile_into, link
+from project import ROOT
+
+CUDA = CORE.parent / "cuda"
+PROGRAMS = ROOT / "tests" / "c"
+THREADS = ("-O1", "-fsanitize=thread")
+ROUNDS = 1000
+
+# A line of the core, and how threads would meet there.
+PLANTED = {
+    "a thread is asked for what it may change": ("core/parallel.c", "done += extent;", "done += p->axes[0].extent;"),
+    "a last holder does not see what others did": (
+        "core/managed.c", "if (atomic_load_explicit(&self->holders, memory_order_acquire) != 1 &&",
+        "if (atomic_load_explicit(&self->holders, memory_order_relaxed) != 1 &&"),
+}  # fmt: skip
+
+
+def run(program, driver=""):
+    """Run it; what ThreadSanitizer finds is on stderr, and in the status."""
+    command = [str(program), str(ROUNDS)]
+    if shutil.which("setarch"):  # an older ThreadSanitizer does not find its way among addresses that are too random
+        command = ["setarch", "-R", *command]
+    environment = {name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", "TSAN_OPTIONS")}
+    environment["DLX_CUDA_DRIVER"] = str(driver)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory):
+    """The core, its CUDA part and the program under ThreadSanitizer."""
+    folder = tmp_path_factory.mktemp("objects")
+    (folder / "empty.c").write_text("int main(void) { return 0; }\n", encoding="ascii")
+    try:
+        compile_into(folder, [folder / "empty.c"], *THREADS)
+        done = run(link(folder / "empty", [folder / "empty.o"], *THREADS))
+    except subprocess.CalledProcessError:
+        pytest.skip("this compiler has no ThreadSanitizer")
+    if done.returncode != 0:
+        pytest.skip(f"ThreadSanitizer does not run here: {done.stderr}")
+    (folder / "empty.o").unlink()
+    compile_into(folder, [PROGRAMS / "threads_core.c", *CORE.glob("*.c"), *CUDA.glob("*.c")], *THREADS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def driver(objects):
+    """The recording driver, whose own lock ThreadSanitizer sees so."""
+    compile_into(objects / "driver", [PROGRAMS / "fake_cuda.c"], *THREADS, "-fPIC", f"-I{PROGRAMS}")
+    return link(objects / "fake_cuda.so", [objects / "driver" / "fake_cuda.o"], *THREADS, "-shared")
+
+
+@pytest.mark.parametrize("has_driver", [False, True])
+def test_threads_share_what_the_core_shares(objects, driver, has_driver):
+    """Nothing is reported, each owner is released once, and nothing lives at the end."""
+    done = run(link(objects / "threads_core", objects.glob("*.o"), *THREADS, "-ldl"), driver if has_driver else "")
+    assert done.returncode == 0 and "owners released" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_is_found(objects, driver, tmp_path, fault):
+    """A program that shares nothing would find nothing."""
+    name, right, wrong = PLANTED[fault]
+    if name == "core/parallel.c" and len(os.sched_getaffinity(0)) == 1:
+        pytest.skip("a copy takes one thread where there is one core")
+    source = CORE.parent / name
+    text = source.read_text(encoding="utf-8")
+    assert right in text
+    (tmp_path / source.name).write_text(text.replace(right, wrong), encoding="utf-8")
+    compile_into(tmp_path, [tmp_path / source.name], *THREADS, "-Wno-error", f"-I{source.parent}")
+    others = [path for path in objects.glob("*.o") if path.stem != source.stem]
+    done = run(link(tmp_path / "threads_core", [*others, *tmp_path.glob("*.o")], *THREADS, "-ldl"), driver)
+    assert done.returncode != 0 and ("ThreadSanitizer" in done.stderr or "does not hold" in done.stderr), done.stderr
