@@ -216,7 +216,7 @@ typedef struct {
   Py_ssize_t next, size;           /* `size` of a source that never changes, else -1 */
 } ResultsObject;
 
-static PyTypeObject* results_type;
+static PyTypeObject results_type;
 
 /* The result of an element of the source's iterator. Owns: new. Errors: NULL with an exception. */
 static PyObject* result_of(SlotsObject* view, PyObject* key, PyObject* element) {
@@ -271,34 +271,26 @@ static PyObject* results_next(PyObject* object) {
 }
 
 static int results_traverse(PyObject* object, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(object));
   Py_VISIT(((ResultsObject*)object)->view);
   Py_VISIT(((ResultsObject*)object)->elements);
   return 0;
 }
 
 static void results_dealloc(PyObject* object) {
-  PyTypeObject* type = Py_TYPE(object);
   PyObject_GC_UnTrack(object);
   Py_XDECREF(((ResultsObject*)object)->view);
   Py_XDECREF(((ResultsObject*)object)->elements);
-  type->tp_free(object);
-  Py_DECREF(type);
+  PyObject_GC_Del(object);
 }
 
-static PyType_Slot results_slots[] = {
-    {Py_tp_dealloc, results_dealloc},
-    {Py_tp_traverse, results_traverse},
-    {Py_tp_iter, PyObject_SelfIter},
-    {Py_tp_iternext, results_next},
-    {0, NULL},
-};
-
-static PyType_Spec results_spec = {
-    .name = "dlx._core.native.Results",
-    .basicsize = sizeof(ResultsObject),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = results_slots,
+static PyTypeObject results_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlx._core.native.Results",
+    .tp_basicsize = sizeof(ResultsObject),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_dealloc = results_dealloc,
+    .tp_traverse = results_traverse,
+    .tp_iter = PyObject_SelfIter,
+    .tp_iternext = results_next,
 };
 
 PyDoc_STRVAR(slots_results_doc,
@@ -318,7 +310,7 @@ static PyObject* slots_results(PyObject* object, PyObject* unused) {
   } else if (view->fixed && (size = PyObject_Size(view->source)) < 0) {
     return NULL;
   }
-  ResultsObject* self = (ResultsObject*)results_type->tp_alloc(results_type, 0);
+  ResultsObject* self = (ResultsObject*)results_type.tp_alloc(&results_type, 0);
   if (self == NULL) {
     Py_XDECREF(elements);
     return NULL;
@@ -333,7 +325,6 @@ static PyObject* slots_results(PyObject* object, PyObject* unused) {
 
 static int slots_traverse(PyObject* object, visitproc visit, void* arg) {
   SlotsObject* self = (SlotsObject*)object;
-  Py_VISIT(Py_TYPE(object));
   Py_VISIT(self->source);
   Py_VISIT(self->slots);
   Py_VISIT(self->fast);
@@ -355,11 +346,9 @@ static int slots_clear(PyObject* object) {
 }
 
 static void slots_dealloc(PyObject* object) {
-  PyTypeObject* type = Py_TYPE(object);
   PyObject_GC_UnTrack(object);
   slots_clear(object);
-  type->tp_free(object);
-  Py_DECREF(type);
+  Py_TYPE(object)->tp_free(object);
 }
 
 static PyMemberDef slots_members[] = {
@@ -381,23 +370,22 @@ PyDoc_STRVAR(slots_doc,
              "Slots()\n--\n\n"
              "A source, and what was converted of it by key; see dlx._views.base.View.");
 
-static PyType_Slot slots_slots[] = {
-    {Py_tp_dealloc, slots_dealloc},
-    {Py_tp_traverse, slots_traverse},
-    {Py_tp_clear, slots_clear},
-    {Py_mp_subscript, slots_get},
-    {Py_sq_item, slots_item},
-    {Py_tp_members, slots_members},
-    {Py_tp_methods, slots_methods},
-    {Py_tp_doc, (void*)slots_doc},
-    {0, NULL},
-};
+static PyMappingMethods slots_mapping = {.mp_subscript = slots_get};
+static PySequenceMethods slots_sequence = {.sq_item = slots_item};
 
-static PyType_Spec slots_spec = {
-    .name = "dlx._core.native.Slots",
-    .basicsize = sizeof(SlotsObject),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
-    .slots = slots_slots,
+static PyTypeObject slots_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlx._core.native.Slots",
+    .tp_basicsize = sizeof(SlotsObject),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
+    .tp_new = PyType_GenericNew,
+    .tp_dealloc = slots_dealloc,
+    .tp_traverse = slots_traverse,
+    .tp_clear = slots_clear,
+    .tp_as_mapping = &slots_mapping,
+    .tp_as_sequence = &slots_sequence,
+    .tp_members = slots_members,
+    .tp_methods = slots_methods,
+    .tp_doc = slots_doc,
 };
 
 int py_view_init(PyObject* module) {
@@ -405,14 +393,9 @@ int py_view_init(PyObject* module) {
   touch_name = PyUnicode_InternFromString("_touch");
   back_name = PyUnicode_InternFromString("back");
   same_as_name = PyUnicode_InternFromString("same_as");
-  results_type = (PyTypeObject*)PyType_FromSpec(&results_spec);
-  PyObject* type = PyType_FromSpec(&slots_spec);
-  if (!missed_name || !touch_name || !back_name || !same_as_name || !results_type || !type)
+  if (!missed_name || !touch_name || !back_name || !same_as_name ||
+      PyType_Ready(&results_type) < 0 || PyType_Ready(&slots_type) < 0 ||
+      PyModule_AddFunctions(module, view_functions) < 0)
     return -1;
-  int failed = PyModule_AddFunctions(module, view_functions) < 0 ||
-                       PyModule_AddObjectRef(module, "Slots", type) < 0
-                   ? -1
-                   : 0;
-  Py_DECREF(type);
-  return failed;
+  return PyModule_AddObjectRef(module, "Slots", (PyObject*)&slots_type);
 }
