@@ -22,8 +22,6 @@ typedef struct {
 } made_tensor;
 
 enum { MAX_DEPTH = 50 }; /* releases inside releases, on one thread */
-static FEW_WORDS int depth;
-static FEW_WORDS DLManagedTensorVersioned* waiting;
 
 static atomic_int_least64_t uncounted; /* live ones of threads that got no place: no memory */
 
@@ -61,19 +59,24 @@ DLX_HOT static void drop(DLManagedTensorVersioned* managed) {
     return;
   /* An owner may itself be a view of memory of ours, and so on: a long chain must not eat the
    * stack. */
-  if (depth >= MAX_DEPTH) {
-    self->next = waiting;
-    waiting = managed;
+  dlx_place* own = dlx_place_of_thread();
+  if (own == NULL) { /* no memory for that */
+    finish(self);
     return;
   }
-  depth++;
+  if (own->depth >= MAX_DEPTH) {
+    self->next = own->waiting;
+    own->waiting = managed;
+    return;
+  }
+  own->depth++;
   finish(self);
-  while (depth == 1 && waiting) {
-    self = (made_tensor*)waiting;
-    waiting = self->next;
+  while (own->depth == 1 && own->waiting) {
+    self = (made_tensor*)own->waiting;
+    own->waiting = self->next;
     finish(self);
   }
-  depth--;
+  own->depth--;
 }
 
 DLX_HOT static void drop_owner(void* made) {

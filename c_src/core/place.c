@@ -16,12 +16,13 @@ static void leave_place(void* left) {
   atomic_flag_clear(&((dlx_place*)left)->taken);
 }
 
-/* The other threads are not in the child. What one of them was about to keep is lost. */
+/* The other threads are not in the child. What one of them was about to keep or release is lost. */
 static void after_fork(void) {
   for (dlx_place* each = atomic_load(&dlx_places); each; each = each->next) {
     if (each == dlx_own_place) continue;
     atomic_store(&each->since, 0);
-    each->nested = each->n_spare = 0;
+    each->depth = each->nested = each->n_spare = 0;
+    each->waiting = NULL;
     atomic_flag_clear(&each->taken);
   }
 }

@@ -8,16 +8,18 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
+#include "dlx.h"
 #include "hot.h"
 
 enum { DLX_SPARE = 16 };
 
 typedef struct dlx_place {
-  atomic_int_least64_t count; /* of live managed tensors; threads that others end go below 0 */
-  _Atomic(uint64_t) since;    /* when it began to read routes, see python/route.c; 0 = it reads
-                                 none */
-  int nested;                 /* how often it did so */
-  int n_spare;                /* shells of dlx.Tensor for re-use, see python/tensor.c */
+  atomic_int_least64_t count;        /* of live managed tensors: made here less released here */
+  int depth;                         /* releases inside releases, see core/managed.c */
+  DLManagedTensorVersioned* waiting; /* what is released after those */
+  _Atomic(uint64_t) since; /* when it began to read routes, see python/route.c; 0 = it reads none */
+  int nested;              /* how often it did so */
+  int n_spare;             /* shells of dlx.Tensor for re-use, see python/tensor.c */
   void* spare[DLX_SPARE];
   atomic_flag taken;
   struct dlx_place* next;

@@ -163,7 +163,8 @@ static PyObject* convert_at(SlotsObject* view, PyObject* key) {
     PyObject* getter = Py_NewRef(view->getter);
     element = PyObject_CallOneArg(getter, key);
     Py_DECREF(getter);
-  } else if (PyList_CheckExact(view->source) || PyDict_CheckExact(view->source)) {
+  } else if (PyList_CheckExact(view->source) || PyTuple_CheckExact(view->source) ||
+             PyDict_CheckExact(view->source)) {
     element = element_at(view->source, key);
   } /* else asking twice might not be harmless */
   PyObject* result = element ? convert_new(view->slots, fast, key, element) : NULL;
@@ -209,10 +210,12 @@ static PyObject* slots_item(PyObject* self, Py_ssize_t i) {
 /* ---- iteration ------------------------------------------------------------------------------- */
 
 /* The results of a view of a sequence, in order. Elements are read by index where the source is a
- * list or has a `getter`, since they may be cached already; else they come from its iterator. */
+ * list or tuple, or has a `getter`, since they may be cached already; else they come from its
+ * iterator. */
 typedef struct {
   PyObject_HEAD SlotsObject* view; /* strong; NULL at the end */
   PyObject* elements;              /* the source's iterator; strong, or NULL */
+  atomic_flag is_advancing;        /* a thread asks it for an element, and counts that */
   Py_ssize_t next, size;           /* `size` of a source that never changes, else -1 */
 } ResultsObject;
 
@@ -233,22 +236,37 @@ static PyObject* result_of(SlotsObject* view, PyObject* key, PyObject* element) 
   return PyObject_CallMethodObjArgs((PyObject*)view, touch_name, key, element, NULL);
 }
 
+/* The next element of the source's iterator, and its number. Another thread that asks meanwhile
+ * would give one of them another number, and no lock may be held while Python runs: it is told so,
+ * as by generators. Owns: new. GIL: needed; may run Python. Errors: NULL, at the end without an
+ * exception. */
+static PyObject* advance(ResultsObject* self, Py_ssize_t* number) {
+  if (atomic_flag_test_and_set(&self->is_advancing)) {
+    PyErr_SetString(PyExc_ValueError,
+                    "this iterator over a view is advanced elsewhere already; "
+                    "give each thread an iterator of its own");
+    return NULL;
+  }
+  PyObject* element = PyIter_Next(self->elements);
+  if (element) *number = self->next++;
+  atomic_flag_clear(&self->is_advancing);
+  return element;
+}
+
 static PyObject* results_next(PyObject* object) {
   ResultsObject* self = (ResultsObject*)object;
   SlotsObject* view;
   PyObject *element = NULL, *key = NULL, *result = NULL;
-  Py_ssize_t next = 0, size = PY_SSIZE_T_MAX;
+  Py_ssize_t next = 0, size;
   PY_LOCKED(object)
   view = (SlotsObject*)Py_XNewRef((PyObject*)self->view);
   PY_UNLOCKED()
   if (view == NULL) return NULL;
   int is_more = view->source && view->slots;
   if (is_more && self->elements) {
-    is_more = (element = PyIter_Next(self->elements)) != NULL;
+    is_more = (element = advance(self, &next)) != NULL;
   } else if (is_more) {
     size = self->size < 0 ? PyObject_Size(view->source) : self->size;
-  }
-  if (is_more) {
     PY_LOCKED(object) /* threads that share it get different numbers */
     is_more = self->next < size;
     if (is_more) next = self->next++;
@@ -305,7 +323,8 @@ static PyObject* slots_results(PyObject* object, PyObject* unused) {
   }
   PyObject* elements = NULL;
   Py_ssize_t size = -1;
-  if (view->getter == NULL && !PyList_CheckExact(view->source)) {
+  if (view->getter == NULL && !PyList_CheckExact(view->source) &&
+      !PyTuple_CheckExact(view->source)) {
     if ((elements = PyObject_GetIter(view->source)) == NULL) return NULL;
   } else if (view->fixed && (size = PyObject_Size(view->source)) < 0) {
     return NULL;
