@@ -24,6 +24,7 @@ from benchmarks.owned import owned
 from benchmarks.pairs import page, pairs
 from benchmarks.picture import draw, heat_map
 from benchmarks.sharing import sharing
+from benchmarks.threads import threads
 from benchmarks.trees import trees
 from benchmarks.using import using
 from benchmarks.verbs import verbs
@@ -49,6 +50,7 @@ PARTS = (
     "columns",
     "share",
     "growth",
+    "threads",
 )
 
 
@@ -105,6 +107,8 @@ def measure(parts, *, quick):
         found["share"] = sharing(names, quick=quick)
     if "growth" in parts:
         found["growth"] = growth(names, quick=quick)
+    if "threads" in parts:
+        found["threads"] = threads(names, quick=quick)
     if "cuda" in parts:
         found["cuda"] = cuda(quick=quick)
     if "batch" in parts:

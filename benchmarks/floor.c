@@ -234,5 +234,9 @@ PyMODINIT_FUNC PyInit_floor(void) {
   static PyType_Slot slots[] = {{Py_tp_dealloc, holder_dealloc}, {0, NULL}};
   static PyType_Spec spec = {"floor.Holder", sizeof(holder), 0, Py_TPFLAGS_DEFAULT, slots};
   holder_type = (PyTypeObject*)PyType_FromSpec(&spec);
-  return holder_type ? PyModule_Create(&definition) : NULL;
+  PyObject* module = holder_type ? PyModule_Create(&definition) : NULL;
+#ifdef Py_GIL_DISABLED
+  if (module) PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED);
+#endif
+  return module;
 }

@@ -10,17 +10,9 @@ Names are loaded when they are first used; importing dlx imports no framework an
 from __future__ import annotations
 
 import importlib
-import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 from dlx._version import __version__
-
-if not getattr(sys, "_is_gil_enabled", lambda: True)() and os.environ.get("DLX_FREE_THREADED") != "1":
-    raise ImportError(
-        "dlx is not proven yet without the GIL; this free-threaded Python runs without it: run it with PYTHON_GIL=1 "
-        "in its environment, or as `python -X gil=1`; DLX_FREE_THREADED=1 tries dlx without"
-    )
 
 if TYPE_CHECKING:
     from dlx import adapter, ctypes, errors

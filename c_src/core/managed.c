@@ -8,8 +8,8 @@
 #include "allocate.h"
 #include "copy.h"
 #include "hot.h"
+#include "place.h"
 
-#include <pthread.h>
 #include <sys/mman.h>
 
 typedef struct {
@@ -22,51 +22,12 @@ typedef struct {
 } made_tensor;
 
 enum { MAX_DEPTH = 50 }; /* releases inside releases, on one thread */
-static FEW_WORDS int depth;
-static FEW_WORDS DLManagedTensorVersioned* waiting;
 
-/* How many are live: a number for each thread that only this thread writes, so that counting takes
- * no locked operation. A thread that ends leaves its number behind for the next one. */
-typedef struct counter {
-  atomic_int_least64_t count;
-  atomic_flag taken;
-  struct counter* next;
-} counter;
+static atomic_int_least64_t uncounted; /* live ones of threads that got no place: no memory */
 
-static _Atomic(counter*) counters;
-static atomic_int_least64_t uncounted; /* by threads that got no number: no memory */
-static FEW_WORDS counter* mine;
-static pthread_key_t leaving;
-static pthread_once_t once = PTHREAD_ONCE_INIT;
-
-static void leave_counter(void* left) {
-  mine = NULL;
-  atomic_flag_clear(&((counter*)left)->taken);
-}
-
-static void make_key(void) {
-  if (pthread_key_create(&leaving, leave_counter) != 0) leaving = (pthread_key_t)-1;
-}
-
-/* NULL without memory. */
-static counter* take_counter(void) {
-  counter* found = atomic_load(&counters);
-  while (found && atomic_flag_test_and_set(&found->taken)) found = found->next;
-  if (found == NULL) {
-    found = dlx_allocate(sizeof *found);
-    if (found == NULL) return NULL;
-    *found = (counter){.taken = ATOMIC_FLAG_INIT};
-    atomic_flag_test_and_set(&found->taken);
-    found->next = atomic_load(&counters);
-    while (!atomic_compare_exchange_weak(&counters, &found->next, found)) continue;
-  }
-  pthread_once(&once, make_key);
-  pthread_setspecific(leaving, found); /* if it fails, the number is not used again: no harm */
-  return mine = found;
-}
-
+/* How many are live: a number for each thread, so that counting takes no locked operation. */
 DLX_HOT static void count(int change) {
-  counter* own = mine ? mine : take_counter();
+  dlx_place* own = dlx_place_of_thread();
   if (own == NULL) {
     atomic_fetch_add(&uncounted, change);
     return;
@@ -77,7 +38,7 @@ DLX_HOT static void count(int change) {
 
 int64_t dlx_live(void) {
   int64_t sum = atomic_load(&uncounted);
-  for (counter* each = atomic_load(&counters); each; each = each->next)
+  for (dlx_place* each = atomic_load(&dlx_places); each; each = each->next)
     sum += atomic_load_explicit(&each->count, memory_order_acquire);
   return sum;
 }
@@ -98,19 +59,24 @@ DLX_HOT static void drop(DLManagedTensorVersioned* managed) {
     return;
   /* An owner may itself be a view of memory of ours, and so on: a long chain must not eat the
    * stack. */
-  if (depth >= MAX_DEPTH) {
-    self->next = waiting;
-    waiting = managed;
+  dlx_place* own = dlx_place_of_thread();
+  if (own == NULL) { /* no memory for that */
+    finish(self);
     return;
   }
-  depth++;
+  if (own->depth >= MAX_DEPTH) {
+    self->next = own->waiting;
+    own->waiting = managed;
+    return;
+  }
+  own->depth++;
   finish(self);
-  while (depth == 1 && waiting) {
-    self = (made_tensor*)waiting;
-    waiting = self->next;
+  while (own->depth == 1 && own->waiting) {
+    self = (made_tensor*)own->waiting;
+    own->waiting = self->next;
     finish(self);
   }
-  depth--;
+  own->depth--;
 }
 
 DLX_HOT static void drop_owner(void* made) {

@@ -3,6 +3,7 @@
  * holds it in a capsule of dlx's own. */
 
 #include "dlx_python.h"
+#include "threads.h"
 
 #include "core/allocate.h"
 #include "core/arrow.h"
@@ -49,13 +50,20 @@ static int take_pair(dlx_arrow* data, PyObject* pair, const char* name) {
              Py_TYPE(pair)->tp_name);
     return -1;
   }
-  struct ArrowSchema* schema = opened(PyTuple_GET_ITEM(pair, 0), k_schema);
-  void* array = schema ? opened(PyTuple_GET_ITEM(pair, 1), name) : NULL;
+  PyObject* capsules[] = {PyTuple_GET_ITEM(pair, 0), PyTuple_GET_ITEM(pair, 1)};
+  struct ArrowSchema* schema = opened(capsules[0], k_schema);
+  void* array = schema ? opened(capsules[1], name) : NULL;
   if (array == NULL) return -1;
-  int status = dlx_arrow_move_schema(data, schema);
-  if (status == DLX_OK)
+  int status;
+  PY_LOCKED(capsules[0]) /* of several threads one moves it */
+  status = dlx_arrow_move_schema(data, schema);
+  PY_UNLOCKED()
+  if (status == DLX_OK) {
+    PY_LOCKED(capsules[1])
     status = name == k_array ? dlx_arrow_move_array(data, array)
                              : dlx_arrow_move_device_array(data, array);
+    PY_UNLOCKED()
+  }
   return status == DLX_OK ? 0 : (refuse(status), -1);
 }
 
@@ -86,14 +94,18 @@ static int read_stream(dlx_arrow* data, struct ArrowDeviceArrayStream* stream) {
 static int take_stream(dlx_arrow* data, PyObject* capsule, const char* name) {
   void* held = opened(capsule, name);
   if (held == NULL) return -1;
+  struct ArrowArrayStream host; /* `stream` points to it */
+  struct ArrowDeviceArrayStream stream;
+  PY_LOCKED(capsule) /* as above */
   if (name == k_stream) {
-    struct ArrowArrayStream host = *(struct ArrowArrayStream*)held; /* moved */
+    host = *(struct ArrowArrayStream*)held; /* moved */
     ((struct ArrowArrayStream*)held)->release = NULL;
-    struct ArrowDeviceArrayStream stream = dlx_arrow_host_stream(&host);
-    return read_stream(data, &stream);
+    stream = dlx_arrow_host_stream(&host);
+  } else {
+    stream = *(struct ArrowDeviceArrayStream*)held;
+    ((struct ArrowDeviceArrayStream*)held)->release = NULL;
   }
-  struct ArrowDeviceArrayStream stream = *(struct ArrowDeviceArrayStream*)held;
-  ((struct ArrowDeviceArrayStream*)held)->release = NULL;
+  PY_UNLOCKED()
   return read_stream(data, &stream);
 }
 

@@ -56,7 +56,9 @@ typedef struct {
                            py_cuda_to_own_stream */
 } TensorObject;
 
-extern PyTypeObject* py_tensor_type;
+/* Types whose objects are made all the time are static: those on the heap count references in each
+ * object, on one word for all threads. */
+extern PyTypeObject py_tensor_type;
 
 /* dlx_release for a Python object: takes the GIL from any thread, keeps a pending error, and leaks
  * on purpose once the interpreter is gone. GIL: not needed. */

@@ -42,7 +42,7 @@ static int to_managed(void* obj, DLManagedTensorVersioned** out) {
  * Owns: nothing; *out is good until Python code runs or something else is borrowed. GIL: needed;
  * may run Python. Errors: -1 with an exception. */
 DLX_HOT static int borrow(void* obj, DLTensor* out) {
-  if (Py_IS_TYPE((PyObject*)obj, py_tensor_type))
+  if (Py_IS_TYPE((PyObject*)obj, &py_tensor_type))
     return py_tensor_table.dltensor_from_py_object_no_sync(obj, out);
   int found = 0;
   py_routes_begin();

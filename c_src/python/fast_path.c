@@ -203,7 +203,7 @@ static DLManagedTensorVersioned* exported(py_route* r, PyObject* obj) {
     py_error_forget();
     return NULL;
   }
-  if (Py_IS_TYPE(tensor, py_tensor_type) && ((TensorObject*)tensor)->managed) {
+  if (Py_IS_TYPE(tensor, &py_tensor_type) && ((TensorObject*)tensor)->managed) {
     DLManagedTensorVersioned* m = ((TensorObject*)tensor)->managed;
     if (dlx_managed_export(m, m->dl_tensor.device, m->flags, &made) != DLX_OK) made = NULL;
   }
@@ -299,7 +299,7 @@ INLINE DLManagedTensorVersioned* borrow(py_route* r, PyObject* obj, unsigned opt
   *resolvable = 0;
   if (options & r->leaves) return NULL;
   if (r->n_states && !states_hold(r)) return NULL;
-  if (r->type == py_tensor_type) return borrow_own(r, (TensorObject*)obj, options, resolvable);
+  if (r->type == &py_tensor_type) return borrow_own(r, (TensorObject*)obj, options, resolvable);
   if (!switches_off(r)) return NULL;
   if (!early_clear(r, obj)) return borrow_detached(r, obj, options, resolvable);
   if (r->is_managed) return borrow_exported(r, obj, options, resolvable);
@@ -541,7 +541,7 @@ static int is_on_host(py_route* r, PyObject* obj) {
   DLTensor t;
   DLManagedTensorVersioned* made;
   if (r->is_host_only) return 1;
-  if (r->type == py_tensor_type) {
+  if (r->type == &py_tensor_type) {
     if (((TensorObject*)obj)->managed == NULL) return 0;
     t = ((TensorObject*)obj)->managed->dl_tensor;
   } else if (r->exports && r->exports->dltensor_from_py_object_no_sync) {

@@ -148,7 +148,7 @@ static py_stream_pair* find(py_stream_pairs* all, py_route* r, int32_t device) {
   r->crosses = 2;
   if (is_first || elsewhere || all->n == DLX_MAX_STREAM_PAIRS || !py_cuda_can_order()) return NULL;
   py_stream_pair x = {.route = r, .device = device};
-  int is_own = r->type == py_tensor_type;
+  int is_own = r->type == &py_tensor_type;
   int found = (is_own || ask_stream(&r->produces, device, &x.from, &x.from_keep)) &&
               (r->target == NULL || ask_stream(&r->consumes, device, &x.to, &x.to_keep));
   /* A dlx.Tensor without an event is ready on the stream that it is asked for; 2 is not asked for.

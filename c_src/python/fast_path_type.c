@@ -188,6 +188,10 @@ static PyObject* fast_path_new(PyTypeObject* type, PyObject* args, PyObject* key
   self->learn = Py_NewRef(learn);
   self->failed = Py_NewRef(failed);
   self->to = Py_XNewRef(to);
+#if defined Py_GIL_DISABLED && PY_VERSION_HEX >= 0x030E0000
+  /* Else all threads that call it count references to it on one word. */
+  PyUnstable_Object_EnableDeferredRefcount((PyObject*)self);
+#endif
   return (PyObject*)self;
 }
 
@@ -282,7 +286,7 @@ PyDoc_STRVAR(
     "no longer exists; then it is not consumed.");
 
 static PyObject* fast_path_load(PyObject* callable, PyObject* const* args, Py_ssize_t nargs) {
-  if (nargs != 3 || !Py_IS_TYPE(args[0], py_tensor_type)) {
+  if (nargs != 3 || !Py_IS_TYPE(args[0], &py_tensor_type)) {
     PyErr_SetString(PyExc_TypeError, "_load takes what _borrow returned, the array and the target");
     return NULL;
   }
@@ -316,7 +320,7 @@ static DLManagedTensorVersioned* looked_at(PyObject* callable, PyObject* obj) {
   py_route* r = py_fast_path_route(callable, Py_TYPE(obj), own_name);
   if (r == NULL || !r->is_fast_path) return NULL;
   py_route_enter(r);
-  if (r->is_same && r->type == py_tensor_type) {
+  if (r->is_same && r->type == &py_tensor_type) {
     DLManagedTensorVersioned* m = ((TensorObject*)obj)->managed;
     if (m) dlx_managed_export(m, m->dl_tensor.device, m->flags, &made);
   } else if (!r->is_same) {

@@ -1,8 +1,8 @@
 #ifndef DLX_ROUTE_H_
 #define DLX_ROUTE_H_
 
-/* How an exact type reaches a target without Python: what python/route.c fills in and
- * python/fast_path.c runs. */
+/* How an exact type reaches a target without Python: what python/route_read.c fills in,
+ * python/route.c keeps and python/fast_path.c runs. */
 
 #include "dlx_python.h"
 #include "threads.h"
@@ -121,6 +121,17 @@ typedef struct py_route {
   dlx_capabilities accepts;
   _Atomic py_plain plain;
 } py_route;
+
+/* ---- python/route_read.c --------------------------------------------------------------------- */
+
+/* Fill in a route from a Route of dlx/_engine/fast_path.py. Owns: references in `r`. GIL: needed;
+ * may run Python. Errors: -1 with an exception; what is in `r` is to be forgotten. */
+int py_route_read(PyObject* route, py_route* r);
+
+/* Owns: gives up the references that py_route_read took. GIL: needed; may run Python. */
+void py_route_forget(py_route* r);
+
+/* ---- python/route.c -------------------------------------------------------------------------- */
 
 /* The route for an exact type and target, or NULL. Owns: borrowed, between py_routes_begin and
  * py_routes_end; callers that run Python meanwhile hold it by py_route_enter and py_route_leave.

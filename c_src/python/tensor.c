@@ -4,10 +4,11 @@
 
 #include "dlx_python.h"
 #include "core/hot.h"
+#include "core/place.h"
 #include "gil.h"
 #include "threads.h"
 
-PyTypeObject* py_tensor_type;
+#include <stddef.h>
 
 DLX_HOT void py_release_object(void* object) {
   int held = py_holds_gil(); /* the usual case, and much cheaper than asking for it again */
@@ -24,6 +25,16 @@ DLX_HOT void py_release_object(void* object) {
   if (!held) PyGILState_Release(state);
 }
 
+PyTypeObject py_tensor_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlx.Tensor",
+    .tp_basicsize = sizeof(TensorObject),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_weaklistoffset = offsetof(TensorObject, weakrefs),
+    .tp_dealloc = py_tensor_dealloc,
+    .tp_traverse = py_tensor_traverse,
+    .tp_clear = py_tensor_clear,
+};
+
 static void reset(TensorObject* tensor) {
   tensor->managed = NULL;
   tensor->weakrefs = NULL;
@@ -32,36 +43,24 @@ static void reset(TensorObject* tensor) {
 }
 
 /* Shells that were used before, as CPython keeps them for its own small types; the collector does
- * not know them. Without the GIL there are none: threads would share them. GIL: held. */
-#ifdef Py_GIL_DISABLED
-static TensorObject* take_spare(void) {
-  return NULL;
-}
-
-static int keep_spare(TensorObject* tensor) {
-  return 0;
-}
-#else
-enum { SPARE = 16 };
-static TensorObject* spare[SPARE];
-static int n_spare;
-
+ * not know them. */
 static inline TensorObject* take_spare(void) {
-  return n_spare ? spare[--n_spare] : NULL;
+  dlx_place* own = dlx_own_place;
+  return own && own->n_spare ? own->spare[--own->n_spare] : NULL;
 }
 
 static inline int keep_spare(TensorObject* tensor) {
-  if (n_spare >= SPARE) return 0;
+  dlx_place* own = dlx_own_place;
+  if (own == NULL || own->n_spare >= DLX_SPARE) return 0;
   reset(tensor);
-  spare[n_spare++] = tensor;
+  own->spare[own->n_spare++] = tensor;
   return 1;
 }
-#endif
 
 TensorObject* py_tensor_alloc(void) {
   TensorObject* used = take_spare();
-  if (used) return (TensorObject*)PyObject_Init((PyObject*)used, py_tensor_type);
-  TensorObject* tensor = PyObject_GC_New(TensorObject, py_tensor_type);
+  if (used) return (TensorObject*)PyObject_Init((PyObject*)used, &py_tensor_type);
+  TensorObject* tensor = PyObject_GC_New(TensorObject, &py_tensor_type);
   if (tensor) reset(tensor);
   return tensor;
 }
@@ -74,7 +73,6 @@ static inline PyObject* sole_owner(const TensorObject* tensor) {
 
 /* GIL: held, so that no holder is added meanwhile; one that releases does no harm. */
 int py_tensor_traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
   Py_VISIT(sole_owner((TensorObject*)self));
   return 0;
 }
@@ -88,7 +86,7 @@ int py_tensor_clear(PyObject* self) {
 }
 
 DLManagedTensorVersioned* py_tensor_managed(PyObject* obj) {
-  if (!PyObject_TypeCheck(obj, py_tensor_type)) {
+  if (!PyObject_TypeCheck(obj, &py_tensor_type)) {
     PyErr_Format(PyExc_TypeError, "expected dlx.Tensor, found %.200s", Py_TYPE(obj)->tp_name);
     return NULL;
   }
@@ -99,7 +97,6 @@ DLManagedTensorVersioned* py_tensor_managed(PyObject* obj) {
 
 DLX_HOT void py_tensor_dealloc(PyObject* self) {
   TensorObject* tensor = (TensorObject*)self;
-  PyTypeObject* type = Py_TYPE(self);
   PyObject_GC_UnTrack(self);
   if (tensor->weakrefs) PyObject_ClearWeakRefs(self);
   if (tensor->managed) {
@@ -115,8 +112,7 @@ DLX_HOT void py_tensor_dealloc(PyObject* self) {
     }
   }
   if (tensor->ready) dlx_ready_drop(tensor->ready);
-  if (!keep_spare(tensor)) type->tp_free(self);
-  Py_DECREF(type);
+  if (!keep_spare(tensor)) PyObject_GC_Del(self);
 }
 
 DLX_HOT PyObject* py_tensor_wrap(DLManagedTensorVersioned* made) {

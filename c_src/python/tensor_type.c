@@ -3,8 +3,6 @@
 #include "dlx_python.h"
 #include "core/hot.h"
 
-#include <structmember.h>
-
 /* ---- the DLPack protocol --------------------------------------------------------------------- */
 
 /* GIL: needed. Errors: -1 with an exception; 0 = legacy wanted, 1 = versioned wanted. */
@@ -184,38 +182,11 @@ static PyMethodDef tensor_methods[] = {
 
 /* ---- the type -------------------------------------------------------------------------------- */
 
-static PyMemberDef tensor_members[] = {
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(TensorObject, weakrefs), 1 /* READONLY */, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
 PyDoc_STRVAR(
     tensor_doc,
     "A tensor in DLPack's sense, owned by dlx: memory, dtype, shape, strides, device, flags.\n\n"
     "It comes from dlx.convert(obj, to='dlx'); any DLPack consumer takes it, and host memory is a\n"
     "buffer.");
-
-static PyType_Slot tensor_slots[] = {
-    {Py_tp_dealloc, py_tensor_dealloc},
-    {Py_tp_traverse, py_tensor_traverse},
-    {Py_tp_clear, py_tensor_clear},
-    {Py_tp_methods, tensor_methods},
-    {Py_tp_getset, py_describe_attributes},
-    {Py_tp_members, tensor_members},
-    {Py_tp_repr, py_describe_repr},
-    {Py_tp_doc, (void*)tensor_doc},
-    {Py_bf_getbuffer, py_buffer_get},
-    {Py_bf_releasebuffer, py_buffer_release},
-    {0, NULL},
-};
-
-static PyType_Spec tensor_spec = {
-    .name = "dlx.Tensor",
-    .basicsize = sizeof(TensorObject),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION |
-             Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = tensor_slots,
-};
 
 int py_tensor_init(PyObject* module) {
   static const char* const names[KEYWORDS] = {[STREAM] = "stream",
@@ -226,7 +197,12 @@ int py_tensor_init(PyObject* module) {
     keywords[k] = PyUnicode_InternFromString(names[k]);
     if (keywords[k] == NULL) return -1;
   }
-  py_tensor_type = (PyTypeObject*)PyType_FromSpec(&tensor_spec);
-  if (py_tensor_type == NULL || py_table_publish(py_tensor_type) < 0) return -1;
-  return PyModule_AddObjectRef(module, "Tensor", (PyObject*)py_tensor_type);
+  static PyBufferProcs buffer = {py_buffer_get, py_buffer_release};
+  py_tensor_type.tp_methods = tensor_methods;
+  py_tensor_type.tp_getset = py_describe_attributes;
+  py_tensor_type.tp_repr = py_describe_repr;
+  py_tensor_type.tp_as_buffer = &buffer;
+  py_tensor_type.tp_doc = tensor_doc;
+  if (PyType_Ready(&py_tensor_type) < 0 || py_table_publish(&py_tensor_type) < 0) return -1;
+  return PyModule_AddObjectRef(module, "Tensor", (PyObject*)&py_tensor_type);
 }

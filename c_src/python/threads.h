@@ -21,12 +21,12 @@
 #define PY_THREAD_LOCAL
 #endif
 
-/* Whether somebody else holds an object, so that dropping one reference frees nothing. Without the
- * GIL nobody can know. */
+/* Whether somebody else holds an object, so that dropping a reference now frees nothing. Without
+ * the GIL a thread knows that of objects of its own, from the references that it counts itself. */
 static inline int py_is_held(PyObject* object) {
 #ifdef Py_GIL_DISABLED
-  (void)object;
-  return 0;
+  return _Py_IsOwnedByCurrentThread(object) &&
+         __atomic_load_n(&object->ob_ref_local, __ATOMIC_RELAXED) > 1;
 #else
   return Py_REFCNT(object) > 1;
 #endif

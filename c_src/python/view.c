@@ -163,7 +163,8 @@ static PyObject* convert_at(SlotsObject* view, PyObject* key) {
     PyObject* getter = Py_NewRef(view->getter);
     element = PyObject_CallOneArg(getter, key);
     Py_DECREF(getter);
-  } else if (PyList_CheckExact(view->source) || PyDict_CheckExact(view->source)) {
+  } else if (PyList_CheckExact(view->source) || PyTuple_CheckExact(view->source) ||
+             PyDict_CheckExact(view->source)) {
     element = element_at(view->source, key);
   } /* else asking twice might not be harmless */
   PyObject* result = element ? convert_new(view->slots, fast, key, element) : NULL;
@@ -209,14 +210,16 @@ static PyObject* slots_item(PyObject* self, Py_ssize_t i) {
 /* ---- iteration ------------------------------------------------------------------------------- */
 
 /* The results of a view of a sequence, in order. Elements are read by index where the source is a
- * list or has a `getter`, since they may be cached already; else they come from its iterator. */
+ * list or tuple, or has a `getter`, since they may be cached already; else they come from its
+ * iterator. */
 typedef struct {
   PyObject_HEAD SlotsObject* view; /* strong; NULL at the end */
   PyObject* elements;              /* the source's iterator; strong, or NULL */
+  atomic_flag is_advancing;        /* a thread asks it for an element, and counts that */
   Py_ssize_t next, size;           /* `size` of a source that never changes, else -1 */
 } ResultsObject;
 
-static PyTypeObject* results_type;
+static PyTypeObject results_type;
 
 /* The result of an element of the source's iterator. Owns: new. Errors: NULL with an exception. */
 static PyObject* result_of(SlotsObject* view, PyObject* key, PyObject* element) {
@@ -233,22 +236,37 @@ static PyObject* result_of(SlotsObject* view, PyObject* key, PyObject* element) 
   return PyObject_CallMethodObjArgs((PyObject*)view, touch_name, key, element, NULL);
 }
 
+/* The next element of the source's iterator, and its number. Another thread that asks meanwhile
+ * would give one of them another number, and no lock may be held while Python runs: it is told so,
+ * as by generators. Owns: new. GIL: needed; may run Python. Errors: NULL, at the end without an
+ * exception. */
+static PyObject* advance(ResultsObject* self, Py_ssize_t* number) {
+  if (atomic_flag_test_and_set(&self->is_advancing)) {
+    PyErr_SetString(PyExc_ValueError,
+                    "this iterator over a view is advanced elsewhere already; "
+                    "give each thread an iterator of its own");
+    return NULL;
+  }
+  PyObject* element = PyIter_Next(self->elements);
+  if (element) *number = self->next++;
+  atomic_flag_clear(&self->is_advancing);
+  return element;
+}
+
 static PyObject* results_next(PyObject* object) {
   ResultsObject* self = (ResultsObject*)object;
   SlotsObject* view;
   PyObject *element = NULL, *key = NULL, *result = NULL;
-  Py_ssize_t next = 0, size = PY_SSIZE_T_MAX;
+  Py_ssize_t next = 0, size;
   PY_LOCKED(object)
   view = (SlotsObject*)Py_XNewRef((PyObject*)self->view);
   PY_UNLOCKED()
   if (view == NULL) return NULL;
   int is_more = view->source && view->slots;
   if (is_more && self->elements) {
-    is_more = (element = PyIter_Next(self->elements)) != NULL;
+    is_more = (element = advance(self, &next)) != NULL;
   } else if (is_more) {
     size = self->size < 0 ? PyObject_Size(view->source) : self->size;
-  }
-  if (is_more) {
     PY_LOCKED(object) /* threads that share it get different numbers */
     is_more = self->next < size;
     if (is_more) next = self->next++;
@@ -271,34 +289,26 @@ static PyObject* results_next(PyObject* object) {
 }
 
 static int results_traverse(PyObject* object, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(object));
   Py_VISIT(((ResultsObject*)object)->view);
   Py_VISIT(((ResultsObject*)object)->elements);
   return 0;
 }
 
 static void results_dealloc(PyObject* object) {
-  PyTypeObject* type = Py_TYPE(object);
   PyObject_GC_UnTrack(object);
   Py_XDECREF(((ResultsObject*)object)->view);
   Py_XDECREF(((ResultsObject*)object)->elements);
-  type->tp_free(object);
-  Py_DECREF(type);
+  PyObject_GC_Del(object);
 }
 
-static PyType_Slot results_slots[] = {
-    {Py_tp_dealloc, results_dealloc},
-    {Py_tp_traverse, results_traverse},
-    {Py_tp_iter, PyObject_SelfIter},
-    {Py_tp_iternext, results_next},
-    {0, NULL},
-};
-
-static PyType_Spec results_spec = {
-    .name = "dlx._core.native.Results",
-    .basicsize = sizeof(ResultsObject),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = results_slots,
+static PyTypeObject results_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlx._core.native.Results",
+    .tp_basicsize = sizeof(ResultsObject),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_dealloc = results_dealloc,
+    .tp_traverse = results_traverse,
+    .tp_iter = PyObject_SelfIter,
+    .tp_iternext = results_next,
 };
 
 PyDoc_STRVAR(slots_results_doc,
@@ -313,12 +323,13 @@ static PyObject* slots_results(PyObject* object, PyObject* unused) {
   }
   PyObject* elements = NULL;
   Py_ssize_t size = -1;
-  if (view->getter == NULL && !PyList_CheckExact(view->source)) {
+  if (view->getter == NULL && !PyList_CheckExact(view->source) &&
+      !PyTuple_CheckExact(view->source)) {
     if ((elements = PyObject_GetIter(view->source)) == NULL) return NULL;
   } else if (view->fixed && (size = PyObject_Size(view->source)) < 0) {
     return NULL;
   }
-  ResultsObject* self = (ResultsObject*)results_type->tp_alloc(results_type, 0);
+  ResultsObject* self = (ResultsObject*)results_type.tp_alloc(&results_type, 0);
   if (self == NULL) {
     Py_XDECREF(elements);
     return NULL;
@@ -333,7 +344,6 @@ static PyObject* slots_results(PyObject* object, PyObject* unused) {
 
 static int slots_traverse(PyObject* object, visitproc visit, void* arg) {
   SlotsObject* self = (SlotsObject*)object;
-  Py_VISIT(Py_TYPE(object));
   Py_VISIT(self->source);
   Py_VISIT(self->slots);
   Py_VISIT(self->fast);
@@ -355,11 +365,9 @@ static int slots_clear(PyObject* object) {
 }
 
 static void slots_dealloc(PyObject* object) {
-  PyTypeObject* type = Py_TYPE(object);
   PyObject_GC_UnTrack(object);
   slots_clear(object);
-  type->tp_free(object);
-  Py_DECREF(type);
+  Py_TYPE(object)->tp_free(object);
 }
 
 static PyMemberDef slots_members[] = {
@@ -381,23 +389,22 @@ PyDoc_STRVAR(slots_doc,
              "Slots()\n--\n\n"
              "A source, and what was converted of it by key; see dlx._views.base.View.");
 
-static PyType_Slot slots_slots[] = {
-    {Py_tp_dealloc, slots_dealloc},
-    {Py_tp_traverse, slots_traverse},
-    {Py_tp_clear, slots_clear},
-    {Py_mp_subscript, slots_get},
-    {Py_sq_item, slots_item},
-    {Py_tp_members, slots_members},
-    {Py_tp_methods, slots_methods},
-    {Py_tp_doc, (void*)slots_doc},
-    {0, NULL},
-};
+static PyMappingMethods slots_mapping = {.mp_subscript = slots_get};
+static PySequenceMethods slots_sequence = {.sq_item = slots_item};
 
-static PyType_Spec slots_spec = {
-    .name = "dlx._core.native.Slots",
-    .basicsize = sizeof(SlotsObject),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
-    .slots = slots_slots,
+static PyTypeObject slots_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlx._core.native.Slots",
+    .tp_basicsize = sizeof(SlotsObject),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
+    .tp_new = PyType_GenericNew,
+    .tp_dealloc = slots_dealloc,
+    .tp_traverse = slots_traverse,
+    .tp_clear = slots_clear,
+    .tp_as_mapping = &slots_mapping,
+    .tp_as_sequence = &slots_sequence,
+    .tp_members = slots_members,
+    .tp_methods = slots_methods,
+    .tp_doc = slots_doc,
 };
 
 int py_view_init(PyObject* module) {
@@ -405,14 +412,9 @@ int py_view_init(PyObject* module) {
   touch_name = PyUnicode_InternFromString("_touch");
   back_name = PyUnicode_InternFromString("back");
   same_as_name = PyUnicode_InternFromString("same_as");
-  results_type = (PyTypeObject*)PyType_FromSpec(&results_spec);
-  PyObject* type = PyType_FromSpec(&slots_spec);
-  if (!missed_name || !touch_name || !back_name || !same_as_name || !results_type || !type)
+  if (!missed_name || !touch_name || !back_name || !same_as_name ||
+      PyType_Ready(&results_type) < 0 || PyType_Ready(&slots_type) < 0 ||
+      PyModule_AddFunctions(module, view_functions) < 0)
     return -1;
-  int failed = PyModule_AddFunctions(module, view_functions) < 0 ||
-                       PyModule_AddObjectRef(module, "Slots", type) < 0
-                   ? -1
-                   : 0;
-  Py_DECREF(type);
-  return failed;
+  return PyModule_AddObjectRef(module, "Slots", (PyObject*)&slots_type);
 }

@@ -124,5 +124,9 @@ PyMODINIT_FUNC PyInit_dot() {
   table =
       static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
   Py_DECREF(capsule);  // the table itself stays as long as the process
-  return table != nullptr ? PyModule_Create(&definition) : nullptr;
+  PyObject* module = table != nullptr ? PyModule_Create(&definition) : nullptr;
+#ifdef Py_GIL_DISABLED
+  if (module != nullptr) PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED);
+#endif
+  return module;
 }

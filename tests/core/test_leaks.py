@@ -7,6 +7,7 @@ import ctypes
 import gc
 import os
 import sys
+import sysconfig
 import threading
 import weakref
 
@@ -181,7 +182,7 @@ print(native.live() - live, resident() - before)
 
 
 def test_threads_that_end_leave_no_counter(python):
-    """The counter of managed tensors of a thread that has ended is used by the next one: 4,000 leave none behind."""
+    """The counter of managed tensors of a thread that has ended is used by the next one: 1,000 leave none behind."""
     out = python(
         IN_USE
         + """
@@ -208,12 +209,12 @@ def rounds(n):
 
 rounds(200)
 before = library.mallinfo2().uordblks
-rounds(4000)
+rounds(1000)
 print(library.mallinfo2().uordblks - before)
 """,
         args=(),
     )
-    assert int(out) < 4000 * 16, f"{out.strip()} bytes more"
+    assert int(out) < 1000 * 16, f"{out.strip()} bytes more"
 
 
 # ---- references ------------------------------------------------------------------------------------------------------
@@ -323,7 +324,9 @@ def test_singletons_keep_their_references(without_collector):
         del tensor
     gc.collect()
     after = [sys.getrefcount(each) for each in watched]
-    assert [b - a for a, b in zip(before, after, strict=True)] == [0] * len(watched)
+    # Without the GIL each thread counts references to classes for itself, and adds them up now and then.
+    few = 50 if sysconfig.get_config_var("Py_GIL_DISABLED") else 0
+    assert all(abs(b - a) <= few for a, b in zip(before, after, strict=True)), (before, after)
 
 
 # ---- threads ---------------------------------------------------------------------------------------------------------

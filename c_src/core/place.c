@@ -1,0 +1,49 @@
+/* The places of threads: taken when a thread first needs one, left when it ends. */
+
+#include "place.h"
+#include "allocate.h"
+
+#include <pthread.h>
+
+_Atomic(dlx_place*) dlx_places;
+FEW_WORDS dlx_place* dlx_own_place;
+
+static pthread_key_t leaving;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void leave_place(void* left) {
+  dlx_own_place = NULL;
+  atomic_flag_clear(&((dlx_place*)left)->taken);
+}
+
+/* The other threads are not in the child. What one of them was about to keep or release is lost. */
+static void after_fork(void) {
+  for (dlx_place* each = atomic_load(&dlx_places); each; each = each->next) {
+    if (each == dlx_own_place) continue;
+    atomic_store(&each->since, 0);
+    each->depth = each->nested = each->n_spare = 0;
+    each->waiting = NULL;
+    atomic_flag_clear(&each->taken);
+  }
+}
+
+static void watch_threads(void) {
+  if (pthread_key_create(&leaving, leave_place) != 0) leaving = (pthread_key_t)-1;
+  pthread_atfork(NULL, NULL, after_fork);
+}
+
+dlx_place* dlx_take_place(void) {
+  dlx_place* found = atomic_load(&dlx_places);
+  while (found && atomic_flag_test_and_set(&found->taken)) found = found->next;
+  if (found == NULL) {
+    found = dlx_allocate(sizeof *found);
+    if (found == NULL) return NULL;
+    *found = (dlx_place){.taken = ATOMIC_FLAG_INIT};
+    atomic_flag_test_and_set(&found->taken);
+    found->next = atomic_load(&dlx_places);
+    while (!atomic_compare_exchange_weak(&dlx_places, &found->next, found)) continue;
+  }
+  pthread_once(&once, watch_threads);
+  pthread_setspecific(leaving, found); /* if it fails, the place is not used again: no harm */
+  return dlx_own_place = found;
+}
