@@ -151,10 +151,11 @@ PyObject* py_describe_repr(PyObject* self) {
   return PyObject_CallOneArg(repr_function, self);
 }
 
-PyDoc_STRVAR(set_tensor_classes_doc,
-             "set_tensor_classes(device, dtype, host, dtypes, /)\n--\n\n"
-             "Register the classes that dlx.Tensor.device and .dtype are made of; then what need not "
-             "be made anew:\nthe host, and {code | bits << 8: dtype}.");
+PyDoc_STRVAR(
+    set_tensor_classes_doc,
+    "set_tensor_classes(device, dtype, host, dtypes, /)\n--\n\n"
+    "Register the classes that dlx.Tensor.device and .dtype are made of; then what need not "
+    "be made anew:\nthe host, and {code | bits << 8: dtype}.");
 
 static PyObject* set_tensor_classes(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
   if (nargs != 4 || !PyDict_CheckExact(args[3])) {
