@@ -12,8 +12,10 @@ LEAVES = (10, 100, 1000, 10**4, 10**5, 10**6)
 EVEN = 1.5  # goal: ns of a leaf, most over least; and of the ratios to the same by hand
 THREADS = 8
 # Goal: the time of 8 threads over that of one that does all of it. Beside it stand np.copy's, and that of lists which a
-# comprehension makes: threads that need the GIL for all of their work hand it to each other every 5 ms.
+# comprehension makes: threads that need the GIL for all of their work hand it to each other every 5 ms. There is enough
+# work that starting 8 threads, about 1 ms, is a small part of it.
 STALL = 1.25
+COPIES, LISTS = 16, 800  # by all threads together
 MEGABYTES = (1, 10, 100, 1000)
 COPY = 1.1  # goal: of np.copy's time
 
@@ -26,7 +28,11 @@ def growth(names, *, quick):
 
 
 def _trees(np, torch, leaves):
-    """Lists of ever more arrays, in time of the processor: others' work interrupts long calls only."""
+    """Lists of ever more arrays, in time of the processor: others' work interrupts long calls only.
+
+    First without Python's cyclic garbage collector; then with it, as users run: it looks at what has survived again and
+    again, by hand as well, so that objects which it tracks (torch's are, dlx's are not) cost more the more there are.
+    """
     cases = [("list -> dlx", lambda x: dlx.convert(x, to="dlx"), lambda x: [dlx.convert(each, to="dlx") for each in x])]
     if torch is not None:
         by_hand = lambda x: [torch.from_numpy(each) for each in x]  # noqa: E731
@@ -34,24 +40,41 @@ def _trees(np, torch, leaves):
     print("\nTrees, ns of a leaf (in brackets by hand): " + ", ".join(f"{n:,}" for n in leaves) + " leaves")
     found = []
     for what, ours, theirs in cases:
-        each, hand = [], []
-        for n in leaves:
-            source = [np.ones(2, "f4") for _ in range(n)]
-            both = [lambda s=source, f=f: f(s) for f in (ours, theirs)]
-            number, rounds = max(1, 2000 // n), 7 if n > 10**5 else 30
-            times = race(*both, number=number, rounds=rounds, clock=time.thread_time)
-            each.append(min(times[0]) / n * 1e9)
-            hand.append(min(times[1]) / n * 1e9)
-        ratios = [one / other for one, other in zip(each, hand, strict=True)]
-        cells = " ".join(f"{one:6.0f} ({other:.0f})" for one, other in zip(each, hand, strict=True))
-        print(f"{what:<14}{cells}")
-        figures = {"ns": each, "by_hand": hand, "ratio": ratios}
-        spread = {name: max(values) / min(values) for name, values in figures.items()}
-        for name in ("ns", "ratio"):
-            print(f"  most / least, {name:<6}{spread[name]:5.2f}  <= {EVEN}  {verdict(spread[name] <= EVEN)}")
-        met = spread["ns"] <= EVEN
-        found.append({"what": what, "leaves": list(leaves), "spread": spread, "met": met} | figures)
+        for collects in (False, True):
+            each, hand, passes = [], [], []
+            for n in leaves:
+                source = [np.ones(2, "f4") for _ in range(n)]
+                both = [lambda s=source, f=f: f(s) for f in (ours, theirs)]
+                number, rounds = max(1, 2000 // n), 7 if n > 10**5 else 30
+                before = _passes()
+                times = race(*both, number=number, rounds=rounds, clock=time.thread_time, collects=collects)
+                passes.append((_passes() - before - 1) / (2 * number * (rounds + 1)))  # the race begins with one
+                each.append(min(times[0]) / n * 1e9)
+                hand.append(min(times[1]) / n * 1e9)
+            found.append(_grown(what, leaves, each, hand, passes if collects else None))
     return found
+
+
+def _passes():
+    """Return how often the garbage collector has run."""
+    return sum(generation["collections"] for generation in gc.get_stats())
+
+
+def _grown(what, leaves, each, hand, passes):
+    """Print and return how the time of a leaf grows; `passes` of the collector a call, None where it is off."""
+    ratios = [one / other for one, other in zip(each, hand, strict=True)]
+    cells = " ".join(f"{one:6.0f} ({other:.0f})" for one, other in zip(each, hand, strict=True))
+    print(f"{what:<14}{cells}" + ("" if passes is None else "  with the collector"))
+    figures = {"ns": each, "by_hand": hand, "ratio": ratios}
+    spread = {name: max(values) / min(values) for name, values in figures.items()}
+    met = spread["ns"] <= EVEN
+    shown = f"ns {spread['ns']:.2f}, by hand {spread['by_hand']:.2f}, their ratio {spread['ratio']:.2f}"
+    if passes is None:
+        print(f"  most / least: {shown}  <= {EVEN}  {verdict(met)}")
+    else:
+        print(f"  most / least: {shown}; passes a call: " + ", ".join(f"{count:.0f}" for count in passes))
+        met = None  # the collector's own cost
+    return {"what": what, "leaves": list(leaves), "spread": spread, "passes": passes, "met": met} | figures
 
 
 def _threads(np, *, quick):
@@ -59,13 +82,15 @@ def _threads(np, *, quick):
     rounds, found = (3 if quick else 7), []
     big, small = np.ones(4_000_000, "f4"), [np.ones(2, "f4") for _ in range(1000)]
     print(f"\n{THREADS} threads on {os.cpu_count()} cores, time over that of one thread with the same work")
-    for what, work in (
-        ("copies of 16 MB", lambda: dlx.convert(big, to="dlx", copy=True)),
-        ("lists of 1000", lambda: dlx.convert(small, to="dlx")),
-        ("np.copy of 16 MB", lambda: np.copy(big)),
-        ("lists by hand", lambda: [memoryview(each) for each in small]),
+    for what, work, times in (
+        ("copies of 16 MB", lambda: dlx.convert(big, to="dlx", copy=True), COPIES),
+        ("lists of 1000", lambda: dlx.convert(small, to="dlx"), LISTS),
+        ("np.copy of 16 MB", lambda: np.copy(big), COPIES),
+        ("lists by hand", lambda: [memoryview(each) for each in small], LISTS),
     ):
-        alone, together = race(lambda w=work: _all(w, 1), lambda w=work: _all(w, THREADS), rounds=rounds)
+        alone, together = race(
+            lambda w=work, n=times: _all(w, 1, n), lambda w=work, n=times: _all(w, THREADS, n), rounds=rounds
+        )
         figure = compare(together, alone)
         met = figure["ratio"] <= STALL
         print(f"{what:<18}{ratio(figure)}  <= {STALL}  {verdict(met)}")
@@ -73,7 +98,7 @@ def _threads(np, *, quick):
     return found
 
 
-def _all(work, threads, times=16):
+def _all(work, threads, times):
     """Do some work so many times, by so many threads."""
 
     def some():

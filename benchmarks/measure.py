@@ -16,11 +16,15 @@ def peer(name):
         return None
 
 
-def race(*functions, number=1, rounds=7, clock=time.perf_counter):
-    """Return the seconds per call of each function in every round, rounds interleaved; a first round warms up."""
+def race(*functions, number=1, rounds=7, clock=time.perf_counter, collects=False):
+    """Return the seconds per call of each function in every round, rounds interleaved; a first round warms up.
+
+    `collects`: whether Python's cyclic garbage collector runs meanwhile.
+    """
     times = [[] for _ in functions]
     gc.collect()
-    gc.disable()
+    if not collects:
+        gc.disable()
     try:
         for _ in range(rounds + 1):
             for function, kept in zip(functions, times, strict=True):

@@ -2,9 +2,12 @@
  * in Python, which registers them here. */
 
 #include "dlx_python.h"
+#include "threads.h"
 
 static PyObject *device_class,
     *dtype_class;                 /* Device and DType: tuples (type, id), (code, bits, lanes) */
+static PyObject *host_device,     /* Device("cpu") */
+    *known_dtypes;                /* {code | bits << 8: DType}, of one lane; not changed any more */
 static PyObject* repr_function;   /* tensor -> str; NULL until one is registered */
 static PyObject* reduce_function; /* (tensor, protocol) -> tuple; as above */
 /* (tensor, dtype, copy), tensor, tensor; as above */
@@ -34,6 +37,24 @@ static PyObject* of_class(PyObject* class, const int64_t* numbers, int32_t n) {
   Py_XDECREF(args);
   Py_XDECREF(plain);
   return made;
+}
+
+/* Owns: a new reference. GIL: needed. Errors: NULL with an exception. */
+static PyObject* device_of(DLDevice device) {
+  if (device.device_type == kDLCPU && device.device_id == 0 && host_device)
+    return Py_NewRef(host_device);
+  return of_class(device_class, (int64_t[]){device.device_type, device.device_id}, 2);
+}
+
+/* Owns: a new reference. GIL: needed. Errors: NULL with an exception. */
+static PyObject* dtype_of(DLDataType dtype) {
+  if (dtype.lanes == 1 && known_dtypes) {
+    PyObject* key = PyLong_FromLong(dtype.code | dtype.bits << 8);
+    PyObject* known = key ? py_dict_get(known_dtypes, key) : NULL;
+    Py_XDECREF(key);
+    if (known || PyErr_Occurred()) return known;
+  }
+  return of_class(dtype_class, (int64_t[]){dtype.code, dtype.bits, dtype.lanes}, 3);
 }
 
 enum {
@@ -77,9 +98,9 @@ static PyObject* tensor_get(PyObject* self, void* which) {
     case VERSION:
       return Py_BuildValue("II", m->version.major, m->version.minor);
     case DEVICE:
-      return of_class(device_class, (int64_t[]){t->device.device_type, t->device.device_id}, 2);
+      return device_of(t->device);
     default:
-      return of_class(dtype_class, (int64_t[]){t->dtype.code, t->dtype.bits, t->dtype.lanes}, 3);
+      return dtype_of(t->dtype);
   }
 }
 
@@ -130,19 +151,19 @@ PyObject* py_describe_repr(PyObject* self) {
   return PyObject_CallOneArg(repr_function, self);
 }
 
-PyDoc_STRVAR(set_tensor_classes_doc,
-             "set_tensor_classes(device, dtype, /)\n--\n\n"
-             "Register the classes that dlx.Tensor.device and .dtype are made of.");
+PyDoc_STRVAR(
+    set_tensor_classes_doc,
+    "set_tensor_classes(device, dtype, host, dtypes, /)\n--\n\n"
+    "Register the classes that dlx.Tensor.device and .dtype are made of; then what need not "
+    "be made anew:\nthe host, and {code | bits << 8: dtype}.");
 
 static PyObject* set_tensor_classes(PyObject* module, PyObject* const* args, Py_ssize_t nargs) {
-  if (nargs != 2) {
-    PyErr_SetString(PyExc_TypeError, "set_tensor_classes takes two classes");
+  if (nargs != 4 || !PyDict_CheckExact(args[3])) {
+    PyErr_SetString(PyExc_TypeError, "set_tensor_classes takes two classes, a device and a dict");
     return NULL;
   }
-  Py_INCREF(args[0]);
-  Py_XSETREF(device_class, args[0]);
-  Py_INCREF(args[1]);
-  Py_XSETREF(dtype_class, args[1]);
+  PyObject** kept[] = {&device_class, &dtype_class, &host_device, &known_dtypes};
+  for (int i = 0; i < 4; i++) Py_XSETREF(*kept[i], Py_NewRef(args[i]));
   Py_RETURN_NONE;
 }
 

@@ -12,10 +12,12 @@ from dlx._core import native
 from dlx._core.module import set_module
 from dlx._core.native import FastPathFunction
 from dlx._core.tracebacks import REFUSALS, public, shorten
-from dlx._engine.batch import Batch, convert_tree, plan_one, plan_tree
+from dlx._engine.batch import Batch, convert_tree
 from dlx._engine.executor import forget_frames
-from dlx._engine.fast_path import consumer_failed, exported, learn
+from dlx._engine.fast_path import consumer_failed, learn
 from dlx._engine.plan import Plan
+from dlx._engine.planner import Request
+from dlx._engine.preview import plan_known, plan_one, plan_tree
 from dlx._engine.request import described, producer_of, request_of
 from dlx._views.factory import lazy_view, plain_view
 from dlx.errors import ConversionError, DlxError
@@ -192,12 +194,9 @@ def plan(
     """
     try:
         request = request_of(to, like, device, copy, readonly, detach, stream, errors)
-        handler = container_of(type(obj))
-        if handler is None:
-            made = plan_one(request, obj, producer_of(obj, request), probe=probe, describe=exported)[0]
-        else:
-            collect = errors == "collect"
-            made = plan_tree(obj, handler, request, strict=strict, collect=collect, probe=probe, describe=exported)
+        made = plan_known(request, obj)
+        if made is None:
+            made = _plan(request, obj, strict, errors, probe)
     except DlxError as error:
         forget_frames(error)
         return Plan("", described(obj), error.target or str(to), None, "refused", error=error)
@@ -206,6 +205,13 @@ def plan(
         options = (device, copy, readonly, detach, stream, lazy, strict, errors)
         made._again = (_run, _weakly(obj), given, options, probe)
     return made
+
+
+def _plan(request: Request, obj: Any, strict: bool, errors: str, probe: bool) -> Plan:
+    handler = container_of(type(obj))
+    if handler is None:
+        return plan_one(request, obj, producer_of(obj, request), probe=probe)[0]
+    return plan_tree(obj, handler, request, strict=strict, collect=errors == "collect", probe=probe)
 
 
 def _weakly(obj: Any) -> Any:

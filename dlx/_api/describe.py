@@ -29,4 +29,5 @@ def describe(obj: Any) -> ArrayInfo:
     >>> str(dlx.describe(b"abc"))
     'bytes (uint8[3], read-only)'
     """
-    return array_info(obj, exported)
+    known = exported(obj)
+    return array_info(obj) if known is None else known[1]

@@ -13,10 +13,10 @@ from dlx._core.module import set_module
 from dlx._core.native import FastPathFunction
 from dlx._core.types import Device
 from dlx._engine.batch import Batch
-from dlx._engine.executor import adapter_failed, info_of
+from dlx._engine.executor import abstract, adapter_failed, info_of
 from dlx._engine.fast_path import consumer_failed, learn
 from dlx._engine.planner import Request
-from dlx._engine.request import abstract, producer_of
+from dlx._engine.request import producer_of
 from dlx._registry.registry import registry
 from dlx.errors import DlxError
 

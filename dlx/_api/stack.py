@@ -16,9 +16,10 @@ from dlx._core.native import FastPathFunction, Tensor
 from dlx._core.tracebacks import public
 from dlx._core.types import SUBBYTE_PADDED
 from dlx._engine import trace
-from dlx._engine.batch import Batch, plan_one
+from dlx._engine.batch import Batch
 from dlx._engine.plan import Step
 from dlx._engine.planner import Request
+from dlx._engine.preview import plan_one
 from dlx._engine.request import producer_of, request_of
 from dlx._engine.streams import Readiness, StreamSync, physical
 from dlx._protocols import memory

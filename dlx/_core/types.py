@@ -300,9 +300,14 @@ class DType(Shown, tuple[int, int, int]):
         return self[2]
 
     @property
+    @functools.lru_cache(maxsize=64)  # noqa: B019
     def name(self) -> str:
         """The name, which `DType` takes back."""
-        return _name_of(self)
+        code, bits, lanes = self
+        scalar = _EXACT_NAMES.get((code, bits))
+        if scalar is None:
+            scalar = f"{_WIDE_NAMES[code]}{bits}" if _is_wide(code, bits) else f"code{code}_{bits}bit"
+        return scalar if lanes == 1 else f"{scalar}x{lanes}"
 
     def __str__(self) -> str:
         return self.name
@@ -336,15 +341,6 @@ def codes_of(kinds: Iterable[str]) -> frozenset[int]:
 def _is_wide(code: int, bits: int) -> bool:
     """Return whether a plain kind exists in a width (there is no float33)."""
     return code in _WIDE_NAMES and bits in _WIDTHS[_WIDE_NAMES[code]]
-
-
-@functools.lru_cache(maxsize=64)
-def _name_of(dtype: DType) -> str:
-    code, bits, lanes = dtype
-    scalar = _EXACT_NAMES.get((code, bits))
-    if scalar is None:
-        scalar = f"{_WIDE_NAMES[code]}{bits}" if _is_wide(code, bits) else f"code{code}_{bits}bit"
-    return scalar if lanes == 1 else f"{scalar}x{lanes}"
 
 
 def _parse(name: str) -> tuple[int, int, int] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dlx._containers.failures import Failures, Located, together
+from dlx._containers.failures import Failures, Located
 from dlx._containers.tree import Tree
 from dlx._core import native
 from dlx._core.array_info import ArrayInfo
@@ -19,28 +19,37 @@ from dlx._core.native import FastPathFunction, Tensor
 from dlx._core.tensor import dense
 from dlx._core.types import SUBBYTE_PADDED, Device, host_readable
 from dlx._engine import trace
-from dlx._engine.executor import adapter_failed, execute, forget_frames, info_of, is_read_in_place, marked, resolved
-from dlx._engine.plan import HOST, Copy, Plan, Relabel, Resolve
+from dlx._engine.executor import (
+    abstract,
+    adapter_failed,
+    execute,
+    forget_frames,
+    info_of,
+    is_read_in_place,
+    marked,
+    resolved,
+)
+from dlx._engine.plan import HOST, Copy, Relabel, Resolve
 from dlx._engine.planner import DEFERRED, Decision, Request, approach, check_copies, decide, deferred, explain
-from dlx._engine.request import Describe, abstract
 from dlx._engine.streams import Readiness, StreamSync, takes_stream
 from dlx.adapter.base import Adapter
 from dlx.adapter.declarations import Container
 from dlx.errors import CopyRequiredError, DlxError, LayoutError, ProtocolError, ReadOnlyError
-from dlx.typing import Outcome
 
-__all__ = ["Batch", "convert_tree", "plan_one", "plan_tree"]
+__all__ = ["UNDECIDED", "Batch", "Transfer", "convert_tree"]
+
+UNDECIDED = Decision()
 
 
-class _Transfer:
+class Transfer:
     """One array of a batch, and what is held of it from one stage to the next."""
 
     __slots__ = (
-        "_info",
         "before",
         "decision",
         "deferred",
         "device",
+        "known",
         "needs_export",
         "obj",
         "owned",
@@ -55,24 +64,24 @@ class _Transfer:
         self.said: Any = None  # `Description.info`
         self.needs_export = False
         self.device: Device | None = None  # of device memory, whose export is passed a stream
-        self.before = self.decision = _UNDECIDED  # what is done before the export, and in all
+        self.before = self.decision = UNDECIDED  # what is done before the export, and in all
         self.tensor: Tensor | None = None  # described or exported, not yet passed to the consumer
         self.readiness: Readiness = None  # when it is ready
         self.owned: Tensor | None = None  # consumed from the producer
         self.deferred: Any = None  # the result, of what is computed later
-        self._info: ArrayInfo | None = None
+        self.known: ArrayInfo | None = None  # of `info`, once it was asked
 
     def info(self) -> ArrayInfo:
         """Return what is known of the array: what its adapter said of it, or what was exported."""
         held = self.tensor if self.tensor is not None else self.owned
-        if self._info is None or (self._info.shape is None and held is not None):
+        if self.known is None or (self.known.shape is None and held is not None):
             try:
-                self._info = info_of(self.said, self.source, self.obj, held)
+                self.known = info_of(self.said, self.source, self.obj, held)
             except DlxError:
                 raise
             except Exception as error:
                 raise adapter_failed(self.source, error) from error
-        return self._info
+        return self.known
 
     def text(self) -> str:
         """Return the same as text, for an error: the type alone where it cannot be described."""
@@ -81,8 +90,67 @@ class _Transfer:
         except DlxError:
             return type_name(type(self.obj))
 
+    def planned(self) -> Tensor | None:
+        """Return what would be exported, by description only; None where only an export could tell."""
+        obj, source, before, tensor = self.obj, self.source, self.before, self.tensor
+        if tensor is not None:
+            return marked(tensor, source) if source.immutable else tensor
+        if before.copies:  # the resolution copies: it is not run, its result is known to be compact
+            return None if self.needs_export else _abstract_copy(self.info(), source)
+        said, needs_export = self.said, self.needs_export
+        try:
+            if before.steps:
+                obj = resolved(obj, before.steps, source)
+                again = source.describe(obj)
+                said, needs_export, tensor = again.info, again.needs_export, again.tensor
+            if tensor is None and not needs_export and said is not None:
+                tensor = abstract(info_of(said, source, obj, None) if before.steps else self.info(), obj)
+        except DlxError:
+            raise
+        except Exception as error:
+            raise adapter_failed(source, error) from error
+        return None if tensor is None else marked(tensor, source)
 
-_UNDECIDED = Decision()
+    def restore(self) -> tuple[str, ...]:
+        """Undo `Ownership.consume` for an array whose result is gone: a capsule gets its name back.
+
+        If the adapter fails to, its message is returned as a note, so that it does not replace the error being raised.
+        """
+        owned, self.owned = self.owned, None
+        ownership = self.source.ownership
+        if owned is not None and ownership is not None and ownership.restore is not None:
+            try:
+                ownership.restore(self.obj, owned)
+            except MemoryError:
+                raise
+            except Exception as failure:
+                return (f"{self.source.name} failed to take it back: {exception_text(failure)}",)
+        return ()
+
+    def complete(self, error: DlxError, request: Request, *, consumed: bool = False) -> DlxError:
+        """Add what was found and asked for to an error of an inner layer, and return it.
+
+        `consumed`: it is not the producer's error.
+        """
+        fixless = not error.fix and error.__cause__ is None and not consumed
+        if fixless and isinstance(error, ProtocolError | LayoutError):
+            error.fix = "Its producer gave what DLPack does not allow: mend it there."
+        sharing = request.copy is False and isinstance(error, CopyRequiredError | ReadOnlyError)
+        return error.complete(source=self.text(), target=request.target.name, sharing=sharing)
+
+
+def _abstract_copy(info: ArrayInfo, source: Adapter) -> Tensor | None:
+    if info.shape is None or info.dtype is None or info.device is None:
+        return None  # only a conversion could tell
+    try:
+        stated = source.capabilities()
+    except DlxError:
+        raise
+    except Exception as error:
+        raise adapter_failed(source, error) from error
+    padded = stated is not None and stated.subbyte == "padded" and info.dtype.bits < 8
+    address = 16 if stated is None else stated.allocates_aligned  # it is never read
+    return native.tensor_new(address, info.shape, None, info.dtype, info.device, SUBBYTE_PADDED if padded else 0, None)
 
 
 class Batch:
@@ -132,7 +200,7 @@ class Batch:
         self.fast_path, self.to = fast_path, to
         self.results: list[Any] = [None] * len(objs)
         self._borrowed: list[tuple[int, Any]] = []  # what the fast path has described, exported and checked
-        self._transfers: dict[int, _Transfer] = {}
+        self._transfers: dict[int, Transfer] = {}
         self._sync: StreamSync | None = None
         self._may_defer = request.later
 
@@ -165,10 +233,10 @@ class Batch:
             self.undo(error)
             raise
 
-    def _traced(self, transfer: _Transfer) -> tuple[Any, ...]:
+    def _traced(self, transfer: Transfer) -> tuple[Any, ...]:
         """Return what is told of one array's conversion: it is described before the array is passed on."""
         before, tensor = transfer.before, transfer.tensor
-        chosen = before if tensor is None else self._decide(transfer, tensor, explain)
+        chosen = before if tensor is None else self.decided(transfer, tensor, explain)
         nbytes = sum(step.nbytes for step in chosen.steps)
         return transfer.info(), self.request.target.name, chosen.outcome, chosen.steps, nbytes
 
@@ -213,16 +281,16 @@ class Batch:
         for i, obj in enumerate(self.objs):
             borrowed = None if borrow is None else borrow(obj, self.to, brief)
             if borrowed is None:
-                self._transfers[i] = _Transfer(obj, self.sources[i])
+                self._transfers[i] = Transfer(obj, self.sources[i])
             elif borrowed is obj:
                 self.results[i] = obj
             else:
                 self._borrowed.append((i, borrowed))
-        self._each(self._describe)
+        self._each(self.describe)
         failures = self.failures
         if len(self._transfers) > 1 or (failures is not None and failures.collect):
             self._each(self._preview)
-        self._each(self._export)
+        self._each(self.export)
         if failures is not None:
             failures.check()
         if self._sync is not None:
@@ -230,17 +298,17 @@ class Batch:
             if failures is not None:
                 failures.check()
 
-    def _each(self, stage: Callable[[_Transfer], None]) -> None:
+    def _each(self, stage: Callable[[Transfer], None]) -> None:
         """Run one stage for every array; an array that fails is dropped from later stages."""
         for i, transfer in list(self._transfers.items()):
             try:
                 stage(transfer)
             except DlxError as error:
                 del self._transfers[i]
-                self._fail(_completed(error, transfer, self.request), i)
+                self._fail(transfer.complete(error, self.request), i)
                 del transfer
 
-    def _describe(self, transfer: _Transfer) -> None:
+    def describe(self, transfer: Transfer) -> None:
         """Decide what can be decided before any producer is called."""
         obj, source = transfer.obj, transfer.source
         try:
@@ -261,7 +329,7 @@ class Batch:
         if transfer.before.steps or transfer.before.outcome != "unknown":
             transfer.tensor = None
 
-    def _gather(self, transfer: _Transfer, tensor: Tensor) -> None:
+    def _gather(self, transfer: Transfer, tensor: Tensor) -> None:
         """Let a framework make its own array on a device contiguous: with one kernel, where dlx would copy each run."""
         if not is_cuda(tensor.device) or dense(tensor) or type(transfer.source).copy is Adapter.copy:
             return
@@ -280,7 +348,7 @@ class Batch:
                 transfer.before = Decision((gather,), copies=True)
                 return
 
-    def _reach(self, transfer: _Transfer) -> None:
+    def _reach(self, transfer: Transfer) -> None:
         """Raise if work on the array's device cannot be ordered, before its producer is called."""
         source, tensor = transfer.source, transfer.tensor
         if not takes_stream(source):
@@ -290,20 +358,20 @@ class Batch:
             transfer.device = device
             self.sync().reach(source, device)
 
-    def _preview(self, transfer: _Transfer) -> None:
+    def _preview(self, transfer: Transfer) -> None:
         """Decide about what is known without calling a producer; raise what is refused."""
-        before, info = transfer.before, transfer._info
+        before, info = transfer.before, transfer.known
         if transfer.tensor is not None:
-            self._export(transfer)
+            self.export(transfer)
         elif before.outcome == "unknown" and (before.steps or info is None or info.shape is not None):
-            tensor = _planned(transfer)
+            tensor = transfer.planned()
             if tensor is not None:
-                self._decide(transfer, tensor)
+                self.decided(transfer, tensor)
 
-    def _export(self, transfer: _Transfer) -> None:
+    def export(self, transfer: Transfer) -> None:
         """Export and decide. No capsule is consumed yet."""
         before, source, tensor, readiness = transfer.before, transfer.source, transfer.tensor, None
-        if before.outcome != "unknown" or transfer.decision is not _UNDECIDED:
+        if before.outcome != "unknown" or transfer.decision is not UNDECIDED:
             return
         try:
             if tensor is not None:
@@ -324,9 +392,9 @@ class Batch:
             raise adapter_failed(source, error) from error
         transfer.readiness = readiness
         transfer.tensor = marked(tensor, source) if source.immutable and not before.copies else tensor
-        transfer.decision = self._decide(transfer, transfer.tensor)
+        transfer.decision = self.decided(transfer, transfer.tensor)
 
-    def _decide(self, transfer: _Transfer, tensor: Tensor, by: Callable[..., Decision] = decide) -> Decision:
+    def decided(self, transfer: Transfer, tensor: Tensor, by: Callable[..., Decision] = decide) -> Decision:
         """Decide by `planner.decide`, or by `planner.explain`, with every step."""
         try:
             decision = by(tensor, transfer.before, transfer.source, self.request, self.sync)
@@ -338,7 +406,7 @@ class Batch:
         except Exception as error:  # from the consumer's adapter
             raise adapter_failed(self.request.target.adapter, error) from error
 
-    def _order(self, transfer: _Transfer) -> None:
+    def _order(self, transfer: Transfer) -> None:
         """Make the reader of an array wait for it, after all arrays were exported."""
         tensor, steps = transfer.tensor, transfer.decision.steps
         if tensor is not None and is_read_in_place(steps):
@@ -361,7 +429,7 @@ class Batch:
             except DlxError as error:
                 self._fail(error, i)
 
-    def _loaded(self, transfer: _Transfer) -> Any:
+    def _loaded(self, transfer: Transfer) -> Any:
         """Consume one array and load it into the target; restore the producer's if the consumer fails."""
         source, target = transfer.source, self.request.target
         tensor, transfer.tensor = transfer.tensor, None
@@ -371,7 +439,7 @@ class Batch:
             try:
                 return resolved(transfer.obj, transfer.before.steps, source)
             except DlxError as error:
-                raise _completed(error, transfer, self.request) from error.__cause__
+                raise transfer.complete(error, self.request) from error.__cause__
         ownership, consumed = source.ownership, False
         transfer.owned = tensor  # an interrupt may come after `consume` is done and before its result is stored here
         try:
@@ -388,7 +456,7 @@ class Batch:
             transfer.text()  # for the error: after `restore` nothing can be read from it
             if transfer.owned is not None and ownership is not None and ownership.restore is not None:
                 forget_frames(error)
-            notes = _restore(transfer)
+            notes = transfer.restore()
             if isinstance(error, MemoryError) or not isinstance(error, Exception):
                 raise
             failed = error
@@ -397,7 +465,7 @@ class Batch:
                     foreign_error(f"{target.name} refused it:", error) if consumed else adapter_failed(source, error)
                 )
             assert isinstance(failed, DlxError)
-            _completed(failed, transfer, self.request, consumed=consumed)
+            transfer.complete(failed, self.request, consumed=consumed)
             for note in notes:
                 failed.add_note(note)
             try:
@@ -427,7 +495,7 @@ class Batch:
         failed: BaseException | None = None
         for transfer in consumed:
             try:
-                for note in _restore(transfer):
+                for note in transfer.restore():
                     error.add_note(note)
             except BaseException as failure:  # raised after the others are restored
                 failed = failed or failure
@@ -435,144 +503,6 @@ class Batch:
             transfer.tensor = transfer.owned = None  # a capsule that was only peeked at keeps its name
         if failed is not None:
             raise failed
-
-
-def _restore(transfer: _Transfer) -> tuple[str, ...]:
-    """Undo `Ownership.consume` for an array whose result is gone: a capsule gets its name back.
-
-    If the adapter fails to, its message is returned as a note, so that it does not replace the error being raised.
-    """
-    owned, transfer.owned = transfer.owned, None
-    ownership = transfer.source.ownership
-    if owned is not None and ownership is not None and ownership.restore is not None:
-        try:
-            ownership.restore(transfer.obj, owned)
-        except MemoryError:
-            raise
-        except Exception as failure:
-            return (f"{transfer.source.name} failed to take it back: {exception_text(failure)}",)
-    return ()
-
-
-def _completed(error: DlxError, transfer: _Transfer, request: Request, *, consumed: bool = False) -> DlxError:
-    """Add what was found and asked for to an error of an inner layer; `consumed`: it is not the producer's error."""
-    fixless = not error.fix and error.__cause__ is None and not consumed
-    if fixless and isinstance(error, ProtocolError | LayoutError):
-        error.fix = "Its producer gave what DLPack does not allow: mend it there."
-    sharing = request.copy is False and isinstance(error, CopyRequiredError | ReadOnlyError)
-    return error.complete(source=transfer.text(), target=request.target.name, sharing=sharing)
-
-
-# ---- planning --------------------------------------------------------------------------------------------------------
-
-
-def _planned(transfer: _Transfer) -> Tensor | None:
-    """Return what would be exported, by description only; None where only an export could tell."""
-    obj, source, before = transfer.obj, transfer.source, transfer.before
-    tensor = transfer.tensor
-    if tensor is not None:
-        return marked(tensor, source) if source.immutable else tensor
-    if before.copies:  # the resolution copies: it is not run, its result is known to be compact
-        return None if transfer.needs_export else _abstract_copy(transfer.info(), source)
-    said, needs_export = transfer.said, transfer.needs_export
-    try:
-        if before.steps:
-            obj = resolved(obj, before.steps, source)
-            again = source.describe(obj)
-            said, needs_export, tensor = again.info, again.needs_export, again.tensor
-        if tensor is None and not needs_export and said is not None:
-            tensor = abstract(info_of(said, source, obj, None) if before.steps else transfer.info(), obj)
-    except DlxError:
-        raise
-    except Exception as error:
-        raise adapter_failed(source, error) from error
-    return None if tensor is None else marked(tensor, source)
-
-
-def _abstract_copy(info: ArrayInfo, source: Adapter) -> Tensor | None:
-    if info.shape is None or info.dtype is None or info.device is None:
-        return None  # only a conversion could tell
-    try:
-        stated = source.capabilities()
-    except DlxError:
-        raise
-    except Exception as error:
-        raise adapter_failed(source, error) from error
-    padded = stated is not None and stated.subbyte == "padded" and info.dtype.bits < 8
-    address = 16 if stated is None else stated.allocates_aligned  # it is never read
-    return native.tensor_new(address, info.shape, None, info.dtype, info.device, SUBBYTE_PADDED if padded else 0, None)
-
-
-def plan_one(
-    request: Request, obj: Any, source: Adapter, *, probe: bool, describe: Describe | None = None
-) -> tuple[Plan, int]:
-    """Return the plan of one array, and the stage that refuses it: 0 describing, 1 deciding, 2 calling the producer.
-
-    ``describe(obj, source)`` may describe the array in the place of its adapter.
-    """
-    known = None if describe is None else describe(obj, source)
-    quick = None if known is None else _plan_exported(request, obj, source, *known)
-    if quick is not None:
-        return quick, 0
-    batch, transfer = Batch(request, [obj], [source]), _Transfer(obj, source)
-    stage = 0
-    try:
-        batch._describe(transfer)
-        decision = transfer.before
-        if decision.outcome == "unknown":
-            stage = 1 if transfer.tensor is not None else 2
-            decision = _decided(batch, transfer, probe)
-        info = None if decision.outcome == "unknown" and transfer.said is None else transfer.info()
-    except DlxError as error:
-        _completed(error, transfer, request)
-        forget_frames(error)
-        return Plan("", transfer._info, request.target.name, None, "refused", error=error), stage
-    nbytes = sum(step.nbytes for step in decision.steps) if decision.steps else 0
-    device = decision.device
-    if device is None and info is not None and decision.outcome != "unknown":
-        device = info.device
-    return Plan("", info, request.target.name, device, decision.outcome, decision.steps, nbytes), stage
-
-
-def _approach_described(obj: Any, source: Adapter, info: ArrayInfo, request: Request) -> Decision:
-    return approach(obj, source, (), lambda: info, request)
-
-
-def _no_sync() -> StreamSync:
-    raise AssertionError("host memory is on no stream")
-
-
-def _plan_exported(request: Request, obj: Any, source: Adapter, info: ArrayInfo, tensor: Tensor) -> Plan | None:
-    """Return the plan of an array of the host that the fast path has described; None where it is refused."""
-    target, decision = request.target, _UNDECIDED
-    if not tensor.is_host:
-        return None
-    try:
-        if source is target.source:
-            decision = _approach_described(obj, source, info, request)
-        if decision.outcome == "unknown":
-            decision = explain(tensor, decision, source, request, _no_sync)
-    except MemoryError:
-        raise
-    except Exception:  # said again, in full
-        return None
-    device = info.device if decision.device is None else decision.device
-    steps = decision.steps
-    nbytes = sum([step.nbytes for step in steps]) if steps else 0
-    return Plan("", info, target.name, device, decision.outcome, steps, nbytes)
-
-
-def _decided(batch: Batch, transfer: _Transfer, probe: bool) -> Decision:
-    before = transfer.before
-    tensor = _planned(transfer)
-    if tensor is None and probe and not before.copies:
-        batch._export(transfer)
-        tensor = transfer.tensor
-    if tensor is None:
-        return before
-    if transfer.tensor is None and (transfer.said is None or transfer.info().shape is None):
-        transfer.tensor = tensor  # it is described by what was exported
-    return batch._decide(transfer, tensor, explain)
 
 
 # ---- trees -----------------------------------------------------------------------------------------------------------
@@ -613,39 +543,3 @@ def convert_tree(
         tree.forget()
         batch.undo(error)
         raise
-
-
-def plan_tree(
-    root: Any,
-    handler: Container,
-    request: Request,
-    *,
-    strict: bool,
-    collect: bool,
-    probe: bool,
-    describe: Describe | None = None,
-) -> Plan:
-    """Return what `convert_tree` will do with every array; the error that it would raise is in the plan."""
-    target = request.target.name
-    failures = Failures(target, collect=True)
-    tree = Tree(root, handler, failures, strict=strict)
-    tree.check_found()
-    for refused in failures.errors:
-        forget_frames(refused)
-    leaves: list[Plan] = []
-    late: list[tuple[int, DlxError]] = []
-    for i, (obj, source) in enumerate(zip(tree.arrays, tree.sources, strict=True)):
-        plan, stage = plan_one(request, obj, source, probe=probe, describe=describe)
-        if isinstance(plan.error, DlxError):
-            plan.error.complete(path=tree.path(i))
-            late.append((stage, plan.error))
-        if len(tree.arrays) == 1 and not tree.path(i):  # the root stands for one array
-            return plan
-        leaves.append(plan._replace(path=tree.path_text(i)))
-    late.sort(key=lambda each: each[0])  # in the order of the stages
-    errors = [*failures.errors, *(error for _, error in late)]
-    error = (together(errors) if collect else errors[0]) if errors else None
-    outcome: Outcome = "tree" if error is None else "refused"
-    nbytes = sum(leaf.nbytes for leaf in leaves)
-    passed = tuple((path, type_name(type(obj))) for path, obj in tree.passed())
-    return Plan("", None, target, None, outcome, nbytes=nbytes, error=error, leaves=tuple(leaves), passed=passed)

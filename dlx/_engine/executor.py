@@ -13,10 +13,11 @@ from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, Device, host_readable
 from dlx._engine.plan import HOST, Address, Copy, Relabel, Repack, Resolve, Step, Unmark, ViewAs
 from dlx._engine.streams import Readiness, Synchronization
 from dlx._registry.target import Target
-from dlx.adapter.base import Adapter, Devices
+from dlx.adapter.base import Adapter, Devices, over_memory
 from dlx.errors import DlxError
 
 __all__ = [
+    "abstract",
     "adapter_failed",
     "device_of",
     "execute",
@@ -59,6 +60,15 @@ def info_of(said: Any, source: Adapter, obj: Any, tensor: Tensor | None) -> Arra
     if info is not None:
         return info
     return ArrayInfo(source.name, type_name(type(obj)), device=HOST if type(source.devices) is Devices else None)
+
+
+def abstract(info: ArrayInfo, owner: object) -> Tensor | None:
+    """Return a tensor of these facts for planning, never passed to a consumer; None where some are unknown."""
+    if info.shape is None or info.dtype is None or info.device is None or info.address is None:
+        return None  # with an address only it is known how the memory is aligned
+    return over_memory(
+        info.address, info.shape, info.strides, info.dtype, info.device, readonly=info.readonly, owner=owner
+    )
 
 
 def device_of(source: Adapter, obj: Any) -> Device | None:

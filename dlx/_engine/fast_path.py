@@ -28,6 +28,7 @@ from dlx.errors import DlxError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from dlx._core.array_info import ArrayInfo
     from dlx._core.native import Tensor
 
 __all__ = ["Guard", "Question", "Route", "Switch", "consumer_failed", "exported", "learn"]
@@ -378,16 +379,20 @@ def consumer_failed(obj: Any, to: Any, cause: Any, tree: Any = None) -> DlxError
 _borrow = native.FastPathFunction(None, learn, consumer_failed)._borrow
 
 
-def exported(obj: Any, source: Adapter) -> tuple[Any, Tensor] | None:
-    """Return the description of an array without blockers, and its tensor; None where its adapter must be asked."""
-    path = source.fast_path
-    if path is None or path.describe is None:
+def exported(obj: Any) -> tuple[Adapter, ArrayInfo, Tensor] | None:
+    """Return the adapter of an array without blockers, its description and its tensor.
+
+    None where its adapter must be asked, or is not known yet.
+    """
+    source = registry.known(type(obj))
+    path = None if source is None else source.fast_path
+    if source is None or path is None or path.describe is None:
         return None
     try:
         if path.ready is not None and not path.ready(obj):
             return None
-        tensor = _borrow(obj, TENSOR.name, True)
-        return None if tensor is None else (path.describe(source.name, obj, tensor), tensor)
+        tensor = _borrow(obj, "dlx", True)
+        return None if tensor is None else (source, path.describe(source.name, obj, tensor), tensor)
     except MemoryError:
         raise
     except Exception:  # the adapter says why

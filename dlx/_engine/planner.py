@@ -286,8 +286,10 @@ def explain(tensor: Tensor, before: Decision, source: Adapter, request: Request,
             if len(target.decisions) >= MAX_DECISIONS:
                 target.decisions.clear()
             target.decisions[key] = known
-    elif any(step.details for step in known.steps):
-        return known._replace(steps=tuple([_at_address(step, tensor, target) for step in known.steps]))
+        return known
+    for step in known.steps:
+        if step.details:
+            return known._replace(steps=tuple([_at_address(step, tensor, target) for step in known.steps]))
     return known
 
 
@@ -295,7 +297,10 @@ def _at_address(step: Step, tensor: Tensor, target: Target) -> Step:
     """Return a step of a kept decision for another array: the address, where it names one, is all that differs."""
     if not step.details:
         return step
-    return replace(step, details=UNALIGNED_RULE.details(tensor, target))
+    details = UNALIGNED_RULE.details(tensor, target)
+    if type(step) is Copy:  # without the look at its fields that `replace` takes
+        return Copy(step.do, step.why, step.nbytes, step.option, details, step.device, step.keep_order)
+    return replace(step, details=details)
 
 
 class _Decider:

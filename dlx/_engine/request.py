@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from dlx._containers.lookup import container_of
 from dlx._core.array_info import ArrayInfo
 from dlx._core.foreign import foreign_error, module_of, type_name
-from dlx._core.native import Tensor
 from dlx._core.types import Device
 from dlx._engine.executor import info_of
 from dlx._engine.planner import Request
@@ -16,13 +14,11 @@ from dlx._registry.array_like import is_array_like, not_readable, remedy
 from dlx._registry.generic import is_proxy
 from dlx._registry.registry import registry
 from dlx._registry.target import Target
-from dlx.adapter.base import Adapter, over_memory
+from dlx.adapter.base import Adapter
 from dlx.errors import AdapterNotFoundError, DeviceError, DlxError
 from dlx.typing import ERRORS, READONLY
 
 __all__ = [
-    "Describe",
-    "abstract",
     "array_info",
     "described",
     "known_producer",
@@ -31,28 +27,15 @@ __all__ = [
     "request_of",
 ]
 
-Describe = Callable[[Any, Adapter], tuple[ArrayInfo, Tensor] | None]
 HELD = "Convert an array that it holds."
 
 
-def abstract(info: ArrayInfo, owner: object) -> Tensor | None:
-    """Return a tensor of these facts for planning, never passed to a consumer; None where some are unknown."""
-    if info.shape is None or info.dtype is None or info.device is None or info.address is None:
-        return None  # with an address only it is known how the memory is aligned
-    return over_memory(
-        info.address, info.shape, info.strides, info.dtype, info.device, readonly=info.readonly, owner=owner
-    )
-
-
-def array_info(obj: Any, known: Describe | None = None) -> ArrayInfo:
-    """Return what `dlx.describe` does; ``known(obj, source)`` may describe the array in the place of its adapter."""
+def array_info(obj: Any) -> ArrayInfo:
+    """Return what an array's adapter says of it, or what it exports."""
     source = known_producer(obj)
     if source is None:
         raise not_an_array(obj)
     try:
-        quick = known and known(obj, source)
-        if quick:
-            return quick[0]
         found = source.describe(obj)
         unknown = found.info is None and found.tensor is None and not found.blockers
         return info_of(found.info, source, obj, source.export(obj) if unknown else found.tensor)

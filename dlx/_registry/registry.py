@@ -159,9 +159,13 @@ class Registry:
             producers.keep(kind, adapter)
         return adapter
 
+    def known(self, kind: type) -> Adapter | None:
+        """Return the adapter that lists a type or a base of it; None where none does, or nobody has asked yet."""
+        return self._producers.find(kind)
+
     def knows(self, kind: type) -> Adapter | None:
         """Return the adapter that lists a type or a base of it, generic producers' left out; None where none does."""
-        return self._producers.find(kind) or self._find(kind)
+        return self.known(kind) or self._find(kind)
 
     def _find(self, kind: type) -> Adapter | None:
         loader, top = self._loader, module_of(kind).partition(".")[0]

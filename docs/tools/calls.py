@@ -1,4 +1,4 @@
-"""Count the Python calls that one conversion makes outside of the fast path, and the files of dlx that they are in.
+"""Count the Python calls that one conversion makes, and the files of dlx that they are in.
 
 Run it from the root of a checkout: ``python docs/tools/calls.py``. What `sys.setprofile` reports as a call counts, a
 framework's own Python functions included; files are those of dlx and its adapters.
@@ -34,24 +34,43 @@ def counted(function: Callable[[], Any]) -> tuple[list[str], list[str]]:
     return calls, list(dict.fromkeys(files))
 
 
-def conversion() -> tuple[list[str], list[str]]:
-    """Return the calls and files of a numpy array on its way to torch."""
+class Producer:
+    """An array of a library that dlx has no adapter for: ``__dlpack__`` and ``__dlpack_device__``, in Python."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        device: tuple[int, int] = self.array.__dlpack_device__()
+        return device
+
+
+def conversion(source: Callable[[Any], Any] | None = None) -> tuple[list[str], list[str]]:
+    """Return the calls and files of a numpy array on its way to torch, outside of the fast path.
+
+    With `source`: of what ``source(array)`` gives, by `dlx.convert` as it is.
+    """
     import numpy as np
     import torch  # noqa: F401
 
     import dlx
 
-    array, convert = np.ones(3), dlx.convert.__wrapped__
+    array = np.ones(3) if source is None else source(np.ones(3))
+    convert = dlx.convert.__wrapped__ if source is None else dlx.convert
     for _ in range(2):  # plugins are loaded by the first; what is looked up once is known after the second
         convert(array, to="torch")
     return counted(lambda: convert(array, to="torch"))
 
 
 def main() -> None:
-    """Print the calls, and how many they are."""
-    calls, files = conversion()
-    print(*calls, sep="\n")
-    print(f"{len(calls)} Python calls in {len(files)} files of dlx: {', '.join(files)}")
+    """Print the calls of both, and how many they are."""
+    for source in (None, Producer):
+        calls, files = conversion(source)
+        print(*calls, sep="\n")
+        print(f"{len(calls)} Python calls in {len(files)} files of dlx: {', '.join(files)}\n")
 
 
 if __name__ == "__main__":

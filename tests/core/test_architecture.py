@@ -255,6 +255,13 @@ def test_one_conversion_by_the_python_path_is_short(np, torch):
     assert len(files) <= 9, files
 
 
+def test_one_conversion_of_an_unknown_producer_is_short(np, torch):
+    """An object that only has ``__dlpack__``: what is called in Python is its own."""
+    calls, files = calls_of.conversion(calls_of.Producer)
+    assert len(calls) <= 30, calls
+    assert not files, files
+
+
 def test_tests_share_helpers_in_support_only():
     """No test imports another one, nor the fixtures' file; what several need is in tests/support."""
     names = {path.stem for path in (ROOT / "tests").glob("*/test_*.py")} | {"conftest"}

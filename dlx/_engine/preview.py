@@ -1,0 +1,127 @@
+"""Say what a conversion will do, for `dlx.plan`: no capsule is consumed, and nothing is passed to a consumer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlx._containers.failures import Failures, together
+from dlx._containers.tree import Tree
+from dlx._core.array_info import ArrayInfo
+from dlx._core.foreign import type_name
+from dlx._engine.batch import UNDECIDED, Batch, Transfer
+from dlx._engine.executor import forget_frames
+from dlx._engine.fast_path import exported
+from dlx._engine.plan import Plan
+from dlx._engine.planner import Decision, Request, approach, explain
+from dlx._engine.streams import StreamSync
+from dlx.adapter.base import Adapter
+from dlx.adapter.declarations import Container
+from dlx.errors import DlxError
+from dlx.typing import Outcome
+
+__all__ = ["plan_known", "plan_one", "plan_tree"]
+
+
+def plan_known(request: Request, obj: Any) -> Plan | None:
+    """Return the plan of an array of the host that the fast path describes; None where it does not, or it is refused.
+
+    What the fast path takes for an array is none of the containers.
+    """
+    known = exported(obj)
+    if known is None or not known[2].is_host:
+        return None
+    source, info, tensor = known
+    target, decision = request.target, UNDECIDED
+    try:
+        if source is target.source:
+            decision = _approach_described(obj, source, info, request)
+        if decision.outcome == "unknown":
+            decision = explain(tensor, decision, source, request, _no_sync)
+    except MemoryError:
+        raise
+    except Exception:  # said again, in full
+        return None
+    steps, outcome, device, _ = decision
+    nbytes = 0
+    for step in steps:
+        nbytes += step.nbytes
+    return Plan("", info, target.name, info.device if device is None else device, outcome, steps, nbytes)
+
+
+def _approach_described(obj: Any, source: Adapter, info: ArrayInfo, request: Request) -> Decision:
+    return approach(obj, source, (), lambda: info, request)
+
+
+def _no_sync() -> StreamSync:
+    raise AssertionError("host memory is on no stream")
+
+
+def plan_one(request: Request, obj: Any, source: Adapter, *, probe: bool) -> tuple[Plan, int]:
+    """Return the plan of one array, and the stage that refuses it: 0 describing, 1 deciding, 2 calling the producer."""
+    batch, transfer = Batch(request, [obj], [source]), Transfer(obj, source)
+    stage = 0
+    try:
+        batch.describe(transfer)
+        decision = transfer.before
+        if decision.outcome == "unknown":
+            stage = 1 if transfer.tensor is not None else 2
+            decision = _decided(batch, transfer, probe)
+        info = None if decision.outcome == "unknown" and transfer.said is None else transfer.info()
+    except DlxError as error:
+        transfer.complete(error, request)
+        forget_frames(error)
+        return Plan("", transfer.known, request.target.name, None, "refused", error=error), stage
+    nbytes = sum(step.nbytes for step in decision.steps) if decision.steps else 0
+    device = decision.device
+    if device is None and info is not None and decision.outcome != "unknown":
+        device = info.device
+    return Plan("", info, request.target.name, device, decision.outcome, decision.steps, nbytes), stage
+
+
+def _decided(batch: Batch, transfer: Transfer, probe: bool) -> Decision:
+    before = transfer.before
+    tensor = transfer.planned()
+    if tensor is None and probe and not before.copies:
+        batch.export(transfer)
+        tensor = transfer.tensor
+    if tensor is None:
+        return before
+    if transfer.tensor is None and (transfer.said is None or transfer.info().shape is None):
+        transfer.tensor = tensor  # it is described by what was exported
+    return batch.decided(transfer, tensor, explain)
+
+
+def plan_tree(
+    root: Any,
+    handler: Container,
+    request: Request,
+    *,
+    strict: bool,
+    collect: bool,
+    probe: bool,
+) -> Plan:
+    """Return what `batch.convert_tree` will do with every array; the error that it would raise is in the plan."""
+    target = request.target.name
+    failures = Failures(target, collect=True)
+    tree = Tree(root, handler, failures, strict=strict)
+    tree.check_found()
+    for refused in failures.errors:
+        forget_frames(refused)
+    leaves: list[Plan] = []
+    late: list[tuple[int, DlxError]] = []
+    for i, (obj, source) in enumerate(zip(tree.arrays, tree.sources, strict=True)):
+        known = plan_known(request, obj)
+        plan, stage = (known, 0) if known is not None else plan_one(request, obj, source, probe=probe)
+        if isinstance(plan.error, DlxError):
+            plan.error.complete(path=tree.path(i))
+            late.append((stage, plan.error))
+        if len(tree.arrays) == 1 and not tree.path(i):  # the root stands for one array
+            return plan
+        leaves.append(plan._replace(path=tree.path_text(i)))
+    late.sort(key=lambda each: each[0])  # in the order of the stages
+    errors = [*failures.errors, *(error for _, error in late)]
+    error = (together(errors) if collect else errors[0]) if errors else None
+    outcome: Outcome = "tree" if error is None else "refused"
+    nbytes = sum(leaf.nbytes for leaf in leaves)
+    passed = tuple((path, type_name(type(obj))) for path, obj in tree.passed())
+    return Plan("", None, target, None, outcome, nbytes=nbytes, error=error, leaves=tuple(leaves), passed=passed)
