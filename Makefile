@@ -212,7 +212,6 @@ test-tsan:
 
 WITHOUT_GIL = PYTHON="$$(cat build/free-threaded)" VENV=.venv-free-threaded TORCH= EXTRA=test-free-threaded
 .PHONY: without-gil stress-tsan
-without-gil stress-tsan: export DLX_FREE_THREADED = 1
 without-gil: test
 	$(RUN) $(STRESS) --seconds 60
 

@@ -166,7 +166,7 @@ static PyObject* arrays_within(PyObject* module, PyObject* args) {
   PyObject* list = NULL;
   tensors all;
   py_routes_begin();
-  py_route* route = py_fast_path_route(callable, py_tensor_type, to);
+  py_route* route = py_fast_path_route(callable, &py_tensor_type, to);
   if (route && route->is_fast_path == 1 && !route->is_same && make_all(&m, &numbers, &all) == 0) {
     py_route_enter(route);
     list = hand_over_all(callable, route, to, &all);
