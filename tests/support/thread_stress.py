@@ -191,7 +191,7 @@ class Shared:
 
 def write_plugins(folder):
     """Write frameworks, each with a plugin that dlx finds when it is first used; return their names."""
-    site, names = Site(Path(folder), None), [f"stresslib{i}" for i in range(PLUGINS)]
+    site, names = Site(Path(folder)), [f"stresslib{i}" for i in range(PLUGINS)]
     for name in names:
         site.module(name)
         site.plugin(f"dlx-{name}", name, adapter(name))
