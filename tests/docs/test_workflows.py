@@ -19,6 +19,9 @@ if not FILES:
     pytest.skip("an sdist has no workflows", allow_module_level=True)
 
 
+TESTS = (ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8")
+
+
 def steps(path):
     """Give the steps of all jobs of a workflow."""
     jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"]
@@ -56,9 +59,11 @@ def test_actions_are_pinned(path):
 
 def test_the_same_pythons_everywhere():
     """The classifiers, the tests, the wheels and the Makefile agree on the Pythons that are supported."""
-    tests = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8"))
+    tests = yaml.safe_load(TESTS)
     assert PYTHONS == tests["jobs"]["tests"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13", "3.14", "3.15"]
-    wheels = [f"cp{each.replace('.', '')}-*" for each in PYTHONS]
-    assert SETTINGS["tool"]["cibuildwheel"]["build"] == wheels
+    wheels = {f"cp{each.replace('.', '')}-*" for each in PYTHONS}
+    free_threaded = [f"cp{version.replace('.', '')}-*" for version in re.findall(r'python-version: "(.*t)"', TESTS)]
+    assert free_threaded == ["cp314t-*"]
+    assert SETTINGS["tool"]["cibuildwheel"]["build"] == sorted({*wheels, *free_threaded})
     assert f"PYTHON ?= {' '.join('python' + each for each in PYTHONS)} python3\n" in MAKE
     assert f"PYTHONS ?= {' '.join('python' + each for each in PYTHONS[1:])}\n" in MAKE
