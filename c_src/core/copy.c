@@ -271,7 +271,7 @@ int dlx_copy(const DLTensor* from, const DLTensor* to, uint64_t flags) {
   int64_t nbytes = dlx_nbytes(from, flags);
   if (item == 0 || (is_run && nbytes <= SMALL)) {
     if (!is_run && (dlx_layout(from) || dlx_layout(to))) return DLX_E_PACKED;
-    memcpy(target, first(from), (size_t)nbytes);
+    copy_run(target, first(from), (size_t)nbytes);
     return DLX_OK;
   }
   dlx_axis axes[DLX_MAX_NDIM];

@@ -11,9 +11,13 @@ FEW_WORDS dlx_place* dlx_own_place;
 static pthread_key_t leaving;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
+/* A thread may end inside a release, or while it reads routes: the next one does neither. */
 static void leave_place(void* left) {
+  dlx_place* own = left;
   dlx_own_place = NULL;
-  atomic_flag_clear(&((dlx_place*)left)->taken);
+  own->depth = own->nested = 0;
+  atomic_store(&own->since, 0);
+  atomic_flag_clear(&own->taken);
 }
 
 /* The other threads are not in the child. What one of them was about to keep or release is lost. */

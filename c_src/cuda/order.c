@@ -384,7 +384,7 @@ static void finish(use* self) {
 }
 
 /* Make the device of an owner current, whose context is retained. Errors: the driver's code. */
-static int enter(int32_t device_id) {
+static int push_code(int32_t device_id) {
   cu_context context;
   return cuda_primary(device_id, &context) == DLX_OK ? cu.CtxPushCurrent(context)
                                                      : CU_INVALID_CONTEXT;
@@ -420,7 +420,9 @@ static int is_done(use* self) {
     if (code != CU_OK) {
       reject_event(self->device, self->event);
       self->event = NULL;
-      return is_over_by(code);
+      /* Of the event, or of a stream in another context; one that is no more answers the next
+       * query. */
+      return code != CU_INVALID_HANDLE && is_over_by(code);
     }
     if (!self->stands_in) return 0;
   }
@@ -454,6 +456,17 @@ static int append(use* self) {
   return 1;
 }
 
+/* Wait for what uses an owner that no queue has room for, unless its release waits. GIL: not
+ * needed. Errors: 0 = it cannot be waited for: it is never released. */
+static int is_waited_for(use* self) {
+  if (self->waits) return 1;
+  if (self->event == NULL || dlx_cuda_push(self->device) != DLX_OK) return 0;
+  int mode = cuda_relax(), code = cu.EventSynchronize(self->event);
+  cuda_unrelax(mode);
+  dlx_cuda_pop();
+  return is_over_by(code);
+}
+
 void dlx_use_release(void* object) {
   use* self = object;
   if (cuda_is_child()) { /* whatever it owns belongs to a driver that this process cannot call */
@@ -465,29 +478,23 @@ void dlx_use_release(void* object) {
     finish(self);
     return;
   }
-  int code = enter(self->device), done = code != CU_OK && is_over_by(code);
+  int code = push_code(self->device), done = code != CU_OK && is_over_by(code);
   if (code == CU_OK) {
     done = !self->waits && is_done(self);
     dlx_cuda_pop();
   }
   if (!done) {
     pthread_mutex_lock(&cuda_lock);
-    done = !append(self);
+    int is_queued = append(self);
     pthread_mutex_unlock(&cuda_lock);
-    if (done &&
-        dlx_cuda_push(self->device) == DLX_OK) { /* no memory for the queue: the last resort */
-      int mode = cuda_relax();
-      if (self->event) cu.EventSynchronize(self->event);
-      cuda_unrelax(mode);
-      dlx_cuda_pop();
-    }
+    if (is_queued || !is_waited_for(self)) return;
   }
-  if (done) finish(self);
+  finish(self);
 }
 
 /* Move what is done from a queue to a list. GIL: not needed; cuda_lock held. */
 static void take_done(queue* at, use** done) {
-  int code = enter(at->device);
+  int code = push_code(at->device);
   if (!is_over_by(code)) return;
   while (at->first && (code != CU_OK || is_done(at->first))) {
     use* self = at->first;

@@ -396,7 +396,6 @@ static PyTypeObject slots_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "dlx._core.native.Slots",
     .tp_basicsize = sizeof(SlotsObject),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
-    .tp_new = PyType_GenericNew,
     .tp_dealloc = slots_dealloc,
     .tp_traverse = slots_traverse,
     .tp_clear = slots_clear,
@@ -412,6 +411,7 @@ int py_view_init(PyObject* module) {
   touch_name = PyUnicode_InternFromString("_touch");
   back_name = PyUnicode_InternFromString("back");
   same_as_name = PyUnicode_InternFromString("same_as");
+  slots_type.tp_new = PyBaseObject_Type.tp_new; /* which refuses arguments and abstract classes */
   if (!missed_name || !touch_name || !back_name || !same_as_name ||
       PyType_Ready(&results_type) < 0 || PyType_Ready(&slots_type) < 0 ||
       PyModule_AddFunctions(module, view_functions) < 0)

@@ -167,9 +167,9 @@ static PyObject* arrays_within(PyObject* module, PyObject* args) {
   tensors all;
   py_routes_begin();
   py_route* route = py_fast_path_route(callable, &py_tensor_type, to);
-  if (route && route->is_fast_path == 1 && !route->is_same && make_all(&m, &numbers, &all) == 0) {
+  if (route && route->is_fast_path == 1 && !route->is_same) {
     py_route_enter(route);
-    list = hand_over_all(callable, route, to, &all);
+    if (make_all(&m, &numbers, &all) == 0) list = hand_over_all(callable, route, to, &all);
     py_route_leave(route);
   }
   py_routes_end();

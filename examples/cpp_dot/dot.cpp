@@ -77,8 +77,8 @@ PyObject* dot(PyObject*, PyObject* const* args, Py_ssize_t n) {
 // What the slot of a framework's own table takes for each argument, for timing.py: it asks no
 // guard.
 PyObject* own_slot(PyObject*, PyObject* const* args, Py_ssize_t n) {
-  static PyTypeObject* type = nullptr;
-  static const DLPackExchangeAPI* own = nullptr;
+  thread_local PyTypeObject* type = nullptr;
+  thread_local const DLPackExchangeAPI* own = nullptr;
   for (Py_ssize_t i = 0; i < n; i++) {
     if (Py_TYPE(args[i]) != type) {
       PyObject* capsule = PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(args[i])),
@@ -126,7 +126,8 @@ PyMODINIT_FUNC PyInit_dot() {
   Py_DECREF(capsule);  // the table itself stays as long as the process
   PyObject* module = table != nullptr ? PyModule_Create(&definition) : nullptr;
 #ifdef Py_GIL_DISABLED
-  if (module != nullptr) PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED);
+  if (module != nullptr && PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED) < 0)
+    Py_CLEAR(module);
 #endif
   return module;
 }

@@ -22,6 +22,15 @@ typedef struct {
   DLManagedTensor* legacy;                    /* the same, in the older struct */
 } ArrayObject;
 
+/* Without the GIL, one thread at a time. Nothing between them may return. */
+#ifdef Py_GIL_DISABLED
+#define LOCK(object) Py_BEGIN_CRITICAL_SECTION(object);
+#define UNLOCK() Py_END_CRITICAL_SECTION();
+#else
+#define LOCK(object) {
+#define UNLOCK() }
+#endif
+
 static PyTypeObject Head;
 static PyTypeObject* array_type; /* examplearray.Array: what imports make */
 
@@ -358,22 +367,39 @@ static int take_managed(DLManagedTensorVersioned* m, void** out) {
 PyDoc_STRVAR(consume_doc,
              "consume(capsule, /)\n--\n\nReturn an array that owns what a capsule holds.");
 
-static PyObject* consume(PyObject* module, PyObject* given) {
-  void* made = NULL;
-  if (PyCapsule_IsValid(given, "dltensor_versioned")) {
-    if (take_managed(PyCapsule_GetPointer(given, "dltensor_versioned"), &made) < 0) return NULL;
-    PyCapsule_SetName(given, "used_dltensor_versioned");
-  } else if (PyCapsule_IsValid(given, "dltensor")) {
-    DLManagedTensor* m = PyCapsule_GetPointer(given, "dltensor");
-    ArrayObject* a = over(&m->dl_tensor);
-    if (a == NULL) return NULL;
-    a->legacy = m;
-    PyCapsule_SetName(given, "used_dltensor");
-    made = a;
-  } else {
-    PyErr_SetString(PyExc_ValueError, "not a DLPack capsule, or one that was consumed before");
+/* Take what a capsule of a name holds: of several threads, one gets it. Owns: the caller owns the
+ * result, or gives the capsule its name back. Errors: NULL without an exception. */
+static void* claim(PyObject* capsule, const char* name, const char* used) {
+  void* held = NULL;
+  LOCK(capsule)
+  if (PyCapsule_IsValid(capsule, name)) {
+    held = PyCapsule_GetPointer(capsule, name);
+    PyCapsule_SetName(capsule, used);
   }
-  return made;
+  UNLOCK()
+  return held;
+}
+
+static PyObject* consume(PyObject* module, PyObject* given) {
+  const char *versioned = "dltensor_versioned", *legacy = "dltensor";
+  DLManagedTensorVersioned* m = claim(given, versioned, "used_dltensor_versioned");
+  if (m) {
+    void* made = NULL;
+    if (take_managed(m, &made) < 0) PyCapsule_SetName(given, versioned);
+    return made;
+  }
+  DLManagedTensor* old = claim(given, legacy, "used_dltensor");
+  if (old) {
+    ArrayObject* made = over(&old->dl_tensor);
+    if (made == NULL) {
+      PyCapsule_SetName(given, legacy);
+    } else {
+      made->legacy = old;
+    }
+    return (PyObject*)made;
+  }
+  PyErr_SetString(PyExc_ValueError, "not a DLPack capsule, or one that was consumed before");
+  return NULL;
 }
 
 /* ---- the table ------------------------------------------------------------------------------- */
@@ -408,11 +434,13 @@ static PyObject* settle(PyObject* module, PyObject* args) {
   PyObject *type, *dtypes;
   if (!PyArg_ParseTuple(args, "O!O!:settle", &PyType_Type, &type, &PyTuple_Type, &dtypes))
     return NULL;
-  for (n_known = 0; n_known < PyTuple_GET_SIZE(dtypes) && n_known < 64; n_known++) {
+  int n = 0;
+  for (; n < PyTuple_GET_SIZE(dtypes) && n < 64; n++) {
     int code, bits;
-    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(dtypes, n_known), "ii", &code, &bits)) return NULL;
-    known[n_known] = (DLDataType){(uint8_t)code, (uint8_t)bits, 1};
+    if (!PyArg_ParseTuple(PyTuple_GET_ITEM(dtypes, n), "ii", &code, &bits)) return NULL;
+    known[n] = (DLDataType){(uint8_t)code, (uint8_t)bits, 1};
   }
+  n_known = n;
   array_type = (PyTypeObject*)Py_NewRef(type);
   return PyCapsule_New((void*)&table, "dlpack_exchange_api", NULL);
 }
@@ -436,5 +464,8 @@ PyMODINIT_FUNC PyInit__core(void) {
   if (PyType_Ready(&Head) < 0) return NULL;
   PyObject* module = PyModule_Create(&definition);
   if (module && PyModule_AddObjectRef(module, "Head", (PyObject*)&Head) < 0) Py_CLEAR(module);
+#ifdef Py_GIL_DISABLED
+  if (module && PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED) < 0) Py_CLEAR(module);
+#endif
   return module;
 }
