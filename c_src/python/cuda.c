@@ -1,6 +1,7 @@
 /* dlx.Tensor over device memory: when it may be read, and until when it is used. */
 
 #include "dlx_python.h"
+#include "threads.h"
 
 #define UNORDERED UINT64_MAX
 
@@ -27,8 +28,8 @@ static int read_stream(PyObject* value, uint64_t* stream) {
 
 /* Errors: -1 with an exception. */
 static int wait_ready(TensorObject* tensor, int32_t device_id, uint64_t stream) {
-  if (tensor->ready == NULL) return 0;
-  dlx_ready* ready = dlx_ready_hold(tensor->ready);
+  dlx_ready* ready = py_tensor_ready(tensor);
+  if (ready == NULL) return 0;
   int status;
   Py_BEGIN_ALLOW_THREADS
     status = dlx_ready_wait(ready, device_id, stream);
@@ -106,13 +107,17 @@ static int find_keeper(int32_t device_id, uint64_t stream, PyObject** out) {
 DLManagedTensorVersioned* py_cuda_export(TensorObject* tensor, DLManagedTensorVersioned* made,
                                          PyObject* value) {
   uint64_t stream;
+  int is_ordered;
   DLDevice device = made->dl_tensor.device;
   if (read_stream(value, &stream) < 0) goto failed;
-  if (tensor->is_ordered || stream == UNORDERED || dlx_size(&made->dl_tensor) == 0) return made;
+  PY_LOCKED(tensor)
+  is_ordered = tensor->is_ordered;
+  PY_UNLOCKED()
+  if (is_ordered || stream == UNORDERED || dlx_size(&made->dl_tensor) == 0) return made;
   if (wait_ready(tensor, device.device_id, stream) < 0) goto failed;
-  if (value == Py_None && device.device_type == kDLCUDAManaged && tensor->ready) {
-    /* A consumer that names no stream may read the memory on the host next. */
-    dlx_ready* ready = dlx_ready_hold(tensor->ready);
+  dlx_ready* ready =
+      value == Py_None && device.device_type == kDLCUDAManaged ? py_tensor_ready(tensor) : NULL;
+  if (ready) { /* a consumer that names no stream may read the memory on the host next */
     int status;
     Py_BEGIN_ALLOW_THREADS
       status = dlx_ready_synchronize(ready);
@@ -153,26 +158,39 @@ static DLManagedTensorVersioned* fetch(DLManagedTensorVersioned* from, uint64_t 
 
 DLManagedTensorVersioned* py_cuda_fetch(TensorObject* tensor) {
   uint64_t stream;
-  int32_t device_id = tensor->managed->dl_tensor.device.device_id;
+  DLManagedTensorVersioned* from = py_tensor_managed((PyObject*)tensor);
+  if (from == NULL) return NULL;
+  int32_t device_id = from->dl_tensor.device.device_id;
   if (py_cuda_work_stream(device_id, &stream) < 0) return NULL;
   if (wait_ready(tensor, device_id, stream) < 0) return NULL;
-  DLManagedTensorVersioned* from = py_tensor_managed((PyObject*)tensor); /* the GIL was released */
+  from = py_tensor_managed((PyObject*)tensor); /* the GIL was released */
   return from ? fetch(from, stream, 1) : NULL;
 }
 
 int py_cuda_to_own_stream(TensorObject* tensor) {
-  if (tensor->is_on_own_stream) return 0; /* what comes later on our stream is behind it anyway */
-  if (tensor->ready == NULL && !py_cuda_can_order()) return 0;
+  int is_moved, is_ready;
+  PY_LOCKED(tensor)
+  is_moved = tensor->is_on_own_stream;
+  is_ready = tensor->ready == NULL;
+  PY_UNLOCKED()
+  if (is_moved) return 0; /* what comes later on our stream is behind it anyway */
+  if (is_ready && !py_cuda_can_order()) return 0;
   uint64_t stream;
   dlx_ready* later;
-  int32_t device_id = tensor->managed->dl_tensor.device.device_id;
+  DLManagedTensorVersioned *before = py_tensor_managed((PyObject*)tensor), *share = NULL;
+  if (before == NULL) return -1;
+  int32_t device_id = before->dl_tensor.device.device_id;
   if (py_cuda_work_stream(device_id, &stream) < 0) return -1;
   if (wait_ready(tensor, device_id, stream) < 0) return -1;
-  /* The GIL was released, and is not from here on: another thread may have done all of it. */
-  if (tensor->is_on_own_stream) return 0;
-  DLManagedTensorVersioned *before = py_tensor_managed((PyObject*)tensor), *share;
-  if (before == NULL) return -1;
-  int status = dlx_managed_share(before, &before->dl_tensor, before->flags, &share);
+  int status = DLX_OK;
+  PY_LOCKED(tensor) /* another thread may have done all of it, or handed the tensor back */
+  is_moved = tensor->is_on_own_stream;
+  before = tensor->managed;
+  if (!is_moved && before)
+    status = dlx_managed_share(before, &before->dl_tensor, before->flags, &share);
+  PY_UNLOCKED()
+  if (is_moved) return 0;
+  if (before == NULL) return py_cuda_to_own_stream(tensor); /* which says what is wrong */
   if (status == DLX_OK) {
     status = dlx_ready_later(device_id, &later);
     if (status != DLX_OK) dlx_managed_release(share);
@@ -188,11 +206,22 @@ int py_cuda_to_own_stream(TensorObject* tensor) {
     dlx_ready_drop(later);
     return -1;
   }
-  dlx_ready* ready = tensor->ready;
-  tensor->managed = used;
-  tensor->ready = later;
-  tensor->is_ordered = 0;
-  tensor->is_on_own_stream = 1;
+  dlx_ready* ready = NULL;
+  PY_LOCKED(tensor)
+  is_moved = tensor->is_on_own_stream || tensor->managed != before;
+  if (!is_moved) {
+    ready = tensor->ready;
+    __atomic_store_n(&tensor->managed, used, __ATOMIC_RELEASE);
+    tensor->ready = later;
+    tensor->is_ordered = 0;
+    tensor->is_on_own_stream = 1;
+  }
+  PY_UNLOCKED()
+  if (is_moved) { /* another thread was first */
+    dlx_managed_release(used);
+    dlx_ready_drop(later);
+    return py_cuda_to_own_stream(tensor);
+  }
   if (ready) dlx_ready_drop(ready);
   dlx_managed_release(before);
   return 0;
@@ -277,11 +306,12 @@ static PyObject* tensor_when(PyObject* module, PyObject* const* args, Py_ssize_t
 
 PyDoc_STRVAR(tensor_readiness_doc,
              "tensor_readiness(tensor, /)\n--\n\n"
-             "Return the address of the dlx_ready of a tensor, 0 without one.");
+             "Return the address of the dlx_ready of a tensor, 0 without one; the caller owes it "
+             "dlx_ready_drop.");
 
 static PyObject* tensor_readiness(PyObject* module, PyObject* tensor) {
   if (py_tensor_managed(tensor) == NULL) return NULL;
-  return PyLong_FromVoidPtr(((TensorObject*)tensor)->ready);
+  return PyLong_FromVoidPtr(py_tensor_ready((TensorObject*)tensor));
 }
 
 PyDoc_STRVAR(tensor_behind_doc,

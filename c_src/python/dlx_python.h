@@ -72,11 +72,22 @@ TensorObject* py_tensor_alloc(void);
  * back. */
 DLManagedTensorVersioned* py_tensor_managed(PyObject* tensor);
 
+/* The same of what is a dlx.Tensor, NULL when handed back. Another thread may put a new one there
+ * (py_cuda_to_own_stream), which keeps this one alive as long as the tensor. Errors: none. */
+static inline DLManagedTensorVersioned* py_tensor_inside(const TensorObject* tensor) {
+  return __atomic_load_n(&tensor->managed, __ATOMIC_ACQUIRE);
+}
+
+/* The readiness event of a tensor, NULL = ready now. Owns: the caller owes it dlx_ready_drop, since
+ * another thread may give the tensor a new one. Errors: none. */
+dlx_ready* py_tensor_ready(TensorObject* tensor);
+
 /* Owns: takes `made`, also on failure. Errors: NULL with an exception. */
 PyObject* py_tensor_wrap(DLManagedTensorVersioned* made);
 
-/* Set the readiness event of a new view to that of its base tensor. */
-void py_tensor_follow(TensorObject* view, const TensorObject* tensor);
+/* Set the readiness event of a new view to that of its tensor, over whose `base` it was made. */
+void py_tensor_follow(TensorObject* view, TensorObject* tensor,
+                      const DLManagedTensorVersioned* base);
 
 /* The slots of the type that free it and show the collector what it holds. */
 int py_tensor_traverse(PyObject* tensor, visitproc visit, void* arg);

@@ -69,7 +69,8 @@ static int to_managed(void* tensor, DLManagedTensorVersioned** out) {
   if (m == NULL) return -1;
   if (dlx_is_cuda(m->dl_tensor.device)) {
     if (py_cuda_to_own_stream((TensorObject*)tensor) < 0) return -1;
-    m = ((TensorObject*)tensor)->managed;
+    m = py_tensor_managed(tensor); /* another one, unless it was moved before */
+    if (m == NULL) return -1;
   }
   uint64_t flags = m->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED;
   int status = dlx_managed_export(m, m->dl_tensor.device, flags, out);
@@ -118,7 +119,8 @@ static int borrow(void* tensor, DLTensor* out) {
   }
   if (dlx_is_cuda(m->dl_tensor.device)) {
     if (py_cuda_to_own_stream((TensorObject*)tensor) < 0) return -1;
-    m = ((TensorObject*)tensor)->managed;
+    m = py_tensor_managed(tensor);
+    if (m == NULL) return -1;
   }
   *out = m->dl_tensor;
   return 0;

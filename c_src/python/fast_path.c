@@ -173,7 +173,7 @@ static int is_accepted(py_route* r, const DLTensor* t, uint64_t flags, unsigned 
  * py_fast_path_borrow. */
 INLINE DLManagedTensorVersioned* borrow_own(py_route* r, const TensorObject* tensor,
                                             unsigned options, uint32_t* resolvable) {
-  DLManagedTensorVersioned *base = tensor->managed, *made = NULL;
+  DLManagedTensorVersioned *base = py_tensor_inside(tensor), *made = NULL;
   if (base == NULL || base->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY) return NULL;
   const DLTensor* own = &base->dl_tensor;
   /* Pinned memory that becomes host memory takes the Python path. */
@@ -203,9 +203,9 @@ static DLManagedTensorVersioned* exported(py_route* r, PyObject* obj) {
     py_error_forget();
     return NULL;
   }
-  if (Py_IS_TYPE(tensor, &py_tensor_type) && ((TensorObject*)tensor)->managed) {
-    DLManagedTensorVersioned* m = ((TensorObject*)tensor)->managed;
-    if (dlx_managed_export(m, m->dl_tensor.device, m->flags, &made) != DLX_OK) made = NULL;
+  if (Py_IS_TYPE(tensor, &py_tensor_type)) {
+    DLManagedTensorVersioned* m = py_tensor_inside((TensorObject*)tensor);
+    if (m && dlx_managed_export(m, m->dl_tensor.device, m->flags, &made) != DLX_OK) made = NULL;
   }
   Py_DECREF(tensor);
   return made;
@@ -542,8 +542,8 @@ static int is_on_host(py_route* r, PyObject* obj) {
   DLManagedTensorVersioned* made;
   if (r->is_host_only) return 1;
   if (r->type == &py_tensor_type) {
-    if (((TensorObject*)obj)->managed == NULL) return 0;
-    t = ((TensorObject*)obj)->managed->dl_tensor;
+    if ((made = py_tensor_inside((TensorObject*)obj)) == NULL) return 0;
+    t = made->dl_tensor;
   } else if (r->exports && r->exports->dltensor_from_py_object_no_sync) {
     if (r->exports->dltensor_from_py_object_no_sync(obj, &t) != 0 || PyErr_Occurred())
       return py_error_forget(), 0;

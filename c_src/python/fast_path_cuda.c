@@ -165,18 +165,19 @@ static py_stream_pair* find(py_stream_pairs* all, py_route* r, int32_t device) {
   return NULL;
 }
 
-/* Make the consumer's stream wait for a dlx.Tensor, unless it did so in this call. GIL: needed,
- * released meanwhile. Errors: a status. */
+/* Make the consumer's stream wait for a dlx.Tensor, unless it did so in this call. Owns:
+ * takes `ready`. GIL: needed, released meanwhile. Errors: a status. */
 static int wait_for(py_stream_pairs* all, const py_stream_pair* x, dlx_ready* ready) {
   int own = dlx_ready_own_device(ready); /* all of a device that is in dlx's own stream is one */
   for (int i = 0; i < all->n_waited; i++) {
     const dlx_ready* other = all->waited[i].ready;
     if (all->waited[i].device == x->device && all->waited[i].stream == x->to &&
-        (other == ready || (own >= 0 && dlx_ready_own_device(other) == own)))
+        (other == ready || (own >= 0 && dlx_ready_own_device(other) == own))) {
+      dlx_ready_drop(ready);
       return DLX_OK;
+    }
   }
   int status;
-  dlx_ready_hold(ready); /* another thread may give the tensor another one */
   Py_BEGIN_ALLOW_THREADS
     status = dlx_ready_wait(ready, x->device, x->to);
   Py_END_ALLOW_THREADS
@@ -231,7 +232,7 @@ int py_cuda_order(py_stream_pairs* all, py_route* r, const DLManagedTensorVersio
   py_stream_pair* x = find(all, r, made->dl_tensor.device.device_id);
   if (x == NULL) return 0;
   if (x->from) return order(all, x) == DLX_OK;
-  dlx_ready* ready = ((TensorObject*)obj)->ready;
+  dlx_ready* ready = py_tensor_ready((TensorObject*)obj);
   return ready == NULL || wait_for(all, x, ready) == DLX_OK;
 }
 

@@ -321,7 +321,7 @@ static DLManagedTensorVersioned* looked_at(PyObject* callable, PyObject* obj) {
   if (r == NULL || !r->is_fast_path) return NULL;
   py_route_enter(r);
   if (r->is_same && r->type == &py_tensor_type) {
-    DLManagedTensorVersioned* m = ((TensorObject*)obj)->managed;
+    DLManagedTensorVersioned* m = py_tensor_inside((TensorObject*)obj);
     if (m) dlx_managed_export(m, m->dl_tensor.device, m->flags, &made);
   } else if (!r->is_same) {
     unsigned options = DLX_COPIES | DLX_SHARES | DLX_DETACHES | DLX_HOST_ONLY;

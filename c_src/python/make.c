@@ -116,7 +116,7 @@ static PyObject* tensor_view(PyObject* module, PyObject* args) {
   }
   if (status != DLX_OK) return py_raise(status, NULL);
   PyObject* view = py_tensor_wrap(made);
-  if (view) py_tensor_follow((TensorObject*)view, (TensorObject*)tensor);
+  if (view) py_tensor_follow((TensorObject*)view, (TensorObject*)tensor, base);
   return view;
 }
 

@@ -90,7 +90,7 @@ DLManagedTensorVersioned* py_tensor_managed(PyObject* obj) {
     PyErr_Format(PyExc_TypeError, "expected dlx.Tensor, found %.200s", Py_TYPE(obj)->tp_name);
     return NULL;
   }
-  DLManagedTensorVersioned* made = ((TensorObject*)obj)->managed;
+  DLManagedTensorVersioned* made = py_tensor_inside((TensorObject*)obj);
   if (made == NULL) py_raise(DLX_E_CONSUMED, "this dlx.Tensor was handed back to its capsule");
   return made;
 }
@@ -128,8 +128,20 @@ DLX_HOT PyObject* py_tensor_wrap(DLManagedTensorVersioned* made) {
   return (PyObject*)tensor;
 }
 
-void py_tensor_follow(TensorObject* view, const TensorObject* tensor) {
+dlx_ready* py_tensor_ready(TensorObject* tensor) {
+  dlx_ready* ready;
+  PY_LOCKED(tensor)
+  ready = tensor->ready ? dlx_ready_hold(tensor->ready) : NULL;
+  PY_UNLOCKED()
+  return ready;
+}
+
+void py_tensor_follow(TensorObject* view, TensorObject* tensor,
+                      const DLManagedTensorVersioned* base) {
+  PY_LOCKED(tensor)
   view->ready = tensor->ready ? dlx_ready_hold(tensor->ready) : NULL;
   view->is_ordered = tensor->is_ordered;
-  view->is_on_own_stream = tensor->is_on_own_stream;
+  /* What was there before the tensor moved to our stream does not wait for it when released. */
+  view->is_on_own_stream = tensor->is_on_own_stream && tensor->managed == base;
+  PY_UNLOCKED()
 }

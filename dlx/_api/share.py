@@ -35,9 +35,11 @@ def share(obj: Any = None, *, like: Any = None, detach: bool = False) -> Handle:
         data: None, numbers, text and bytes.
     like
         In the place of `obj`: what is shared is new, of zeros, and the same otherwise: shapes, dtypes, containers.
-        Nothing is copied; attach it with ``writable=True`` to fill it.
+        Nothing is copied; attach it with ``writable=True`` to fill it. Broadcasts and slices with gaps get new strides;
+        a transposed array keeps its order.
     detach
-        As in `convert`: whether parameters that require gradients may be shared without them.
+        As in `convert`: whether parameters that require gradients may be shared without them. It has no
+        effect with `like`, of which no value is read.
 
     Returns
     -------

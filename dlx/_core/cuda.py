@@ -170,9 +170,9 @@ def synchronize(what: Stream | Ready) -> None:
 
 
 def readiness_of(tensor: Tensor) -> Ready | None:
-    """Return the readiness event of a `dlx.Tensor`, None where it is ready. It lives as long as the tensor."""
+    """Return the readiness event of a `dlx.Tensor`, None where it is ready."""
     address = native.tensor_readiness(tensor)
-    return ffi.cast("dlx_ready *", address) if address else None
+    return ffi.gc(ffi.cast("dlx_ready *", address), lib.dlx_ready_drop) if address else None
 
 
 def identity(point: Ready) -> int:

@@ -178,7 +178,7 @@ def learn(kind: type, to: Any) -> None:
         return
     stamp = len(sys.modules), get_cache_token()
     source, producer = registry.knows(kind) or fast_generic_adapter(kind), None
-    if source is DLPACK and container_of(kind) is not None:
+    if source is not None and container_of(kind) is not None:  # an array type may declare itself a container
         source = None
     if source is DLPACK:
         keywords = dlpack.keywords_of(kind)

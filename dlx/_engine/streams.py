@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dlx._core import cuda, native
-from dlx._core.extension import ffi, lib
+from dlx._core.extension import lib
 from dlx._core.foreign import foreign_error
 from dlx._core.native import Tensor
 from dlx._core.stream import PER_THREAD, UNORDERED, Stream, is_unordered, kept, meaning
@@ -362,7 +362,7 @@ class StreamSync:
         else:
             cuda.wait(readiness, waiting)
         if not isinstance(readiness, Stream):  # its address must not be reused meanwhile
-            self._held.append(ffi.gc(lib.dlx_ready_hold(readiness), lib.dlx_ready_drop))
+            self._held.append(readiness)
         self._ordered.add((key, waiting))
 
     def _point(self, readiness: Stream) -> cuda.Ready:

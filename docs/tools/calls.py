@@ -6,6 +6,7 @@ framework's own Python functions included; files are those of dlx and its adapte
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,21 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def counted(function: Callable[[], Any]) -> tuple[list[str], list[str]]:
-    """Return the calls of a function, as ``"file:name"``, and the files of dlx among them, in the order of calls."""
+    """Return the calls of a function, as ``"file:name"``, and the files of dlx among them, in the order of calls.
+
+    Those of the shortest of three runs, without the collector: a run may be the one that learns something anew.
+    """
+    is_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        return min((_counted_once(function) for _ in range(3)), key=lambda found: len(found[0]))
+    finally:
+        if is_enabled:
+            gc.enable()
+
+
+def _counted_once(function: Callable[[], Any]) -> tuple[list[str], list[str]]:
     calls: list[str] = []
     files: list[str] = []
 

@@ -9,6 +9,7 @@ import dlx
 from dlx._engine.fast_path import exported
 from dlx._engine.request import array_info
 from dlx._registry.registry import registry
+from dlx.adapter import Container
 
 TARGETS = ("numpy", "torch", "jax", "tvm_ffi", "pyarrow", "arrow", "dlx")
 DTYPES = ("bool", "int8", "uint16", "int64", "float16", "float32", "complex64", "bfloat16", "float8_e4m3fn")
@@ -158,3 +159,44 @@ def test_nothing_is_made_unresizable_or_called_by_a_plan(np, torch):
     tensor = torch.ones(4)
     dlx.describe(tensor), dlx.plan(tensor, to="numpy")
     assert tensor.untyped_storage().resizable()
+
+
+def own_tree(np, monkeypatch):
+    """An array that says itself what it holds."""
+
+    class OfArray(np.ndarray):
+        def __dlx_tree__(self):
+            return {"a": np.asarray(self)}, lambda children: children
+
+    return np.arange(3.0).view(OfArray)
+
+
+def declared(np, monkeypatch):
+    """An array of a type that an adapter declares as a container."""
+
+    class Declared(np.ndarray):
+        pass
+
+    container = Container(
+        types=("tests:Declared",),
+        kind="mapping",
+        flatten=lambda obj: (["a"], [np.asarray(obj)]),
+        unflatten=lambda obj, keys, children, new_empty: dict(zip(keys, children, strict=True)),
+    )
+    known = registry.container
+    monkeypatch.setattr(registry, "container", lambda kind: container if kind is Declared else known(kind))
+    return np.arange(3.0).view(Declared)
+
+
+@pytest.mark.parametrize("to", ["numpy", "torch"])
+@pytest.mark.parametrize("make", [own_tree, declared])
+def test_an_array_that_is_a_container_stays_one(np, torch, monkeypatch, make, to):
+    """It is taken apart by every verb, whichever came before."""
+    array = make(np, monkeypatch)
+    for call in (lambda: None, lambda: dlx.describe(array), lambda: dlx.convert(array, to=to, copy=True)):
+        call()
+        plan = dlx.plan(array, to=to)
+        assert plan.outcome == "tree"
+        for found in (plan.run(), dlx.convert(array, to=to), dlx.convert(array, to=to, copy=True)):
+            assert type(found) is dict and type(found["a"]) is (np.ndarray if to == "numpy" else torch.Tensor)
+            assert found["a"].tolist() == [0, 1, 2]

@@ -29,7 +29,10 @@ def run(program, driver=""):
         command = ["setarch", "-R", *command]
     environment = {name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", "TSAN_OPTIONS")}
     environment["DLX_CUDA_DRIVER"] = str(driver)
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    try:
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=200)
+    except subprocess.TimeoutExpired as error:
+        pytest.fail(f"{error}\n{error.stdout}\n{error.stderr}")
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,9 @@
 The calls are those of `soak.py`, and one of each public name (`verbs`), device memory of the recording driver among
 them. Each must give the class of result or of error that it gave alone. Beside them run calls on containers that
 threads change meanwhile, views and iterators that threads share, capsules that several threads claim, of which one must
-get it, and a thread that changes types, imports frameworks whose plugins dlx then loads, forgets what was learnt and
-collects garbage. At the end nothing may be alive. The status is 1 if anything else was found.
+get it, device tensors that threads take through the exchange table, and a thread that changes types, imports frameworks
+whose plugins dlx then loads, forgets what was learnt and collects garbage. At the end nothing may be alive. The status
+is 1 if anything else was found.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ from pathlib import Path
 import soak
 from distributions import Site, adapter
 from project import compiled
+from together import at_once
 
 import dlx
+import dlx.ctypes
 from dlx._core import native
 from dlx._registry.registry import registry
 
@@ -39,6 +42,9 @@ PUBLIC = (*dlx.__all__, "open")  # a name that `from dlx import *` must not take
 
 # A thread that makes its own containers finds the same whenever it looks; these belong to all of them.
 MAY_FAIL = (dlx.errors.DlxError, RuntimeError, LookupError, ValueError, TypeError)
+
+address = ctypes.pythonapi.PyCapsule_GetPointer
+address.restype, address.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
 
 def verbs(plain, folder):
@@ -49,8 +55,6 @@ def verbs(plain, folder):
     text = json.dumps(header).encode()
     file.write_bytes(struct.pack("<Q", len(text)) + text + bytes(4))
     capsule = tensor.__dlpack__(max_version=(1, 0))
-    address = ctypes.pythonapi.PyCapsule_GetPointer
-    address.restype, address.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     pointer = address(capsule, b"dltensor_versioned")
     memory = (ctypes.c_float * 6)()
 
@@ -141,6 +145,7 @@ class Shared:
             "change": lambda: self.changed(draw),
             "iterate": lambda: self.iterated(to),
             "claim": lambda: self.claimed(draw),
+            "take": lambda: self.taken() if draw.random() < 0.05 else None,
         }
 
     def viewed(self, draw, to):
@@ -187,6 +192,44 @@ class Shared:
             return
         with offer[1]:
             offer[2] += 1
+
+    def taken(self):
+        """Let threads take the same new device tensors through the exchange table, and read them elsewise meanwhile."""
+        capsule = dlx.Tensor.__dlpack_c_exchange_api__
+        table = dlx.ctypes.DLPackExchangeAPI.from_address(address(capsule, b"dlpack_exchange_api"))
+        host = dlx.from_dlpack(bytearray(b"abcd"))
+        tensors = [dlx.convert(host, to="dlx", device="cuda:0") for _ in range(50)]
+        reached = [0] * 4
+
+        def in_step(i):
+            try:
+                for n, tensor in enumerate(tensors):
+                    reached[i] = n
+                    while min(reached) < n:  # a barrier would let them go one after the other
+                        time.sleep(0)
+                    yield tensor
+            finally:
+                reached[i] = len(tensors)
+
+        def borrow(i):
+            found = dlx.ctypes.DLTensor()
+            for tensor in in_step(i):
+                assert table.dltensor_from_py_object_no_sync(tensor, ctypes.byref(found)) == 0
+
+        def export():
+            for tensor in in_step(2):
+                made = ctypes.POINTER(dlx.ctypes.DLManagedTensorVersioned)()
+                assert table.managed_tensor_from_py_object_no_sync(tensor, ctypes.byref(made)) == 0
+                made[0].deleter(made)
+
+        def read():
+            for tensor in in_step(3):
+                assert bytes(memoryview(dlx.convert([tensor], to="dlx", device="cpu")[0])) == b"abcd"
+                dlx.convert([tensor, tensor], to="dlx", device="cuda:0", copy=True)
+
+        failed = [each for each in at_once(lambda: borrow(0), lambda: borrow(1), export, read) if each]
+        if failed:
+            raise AssertionError(f"taking device tensors gave {failed}")
 
 
 def write_plugins(folder):
