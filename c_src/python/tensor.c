@@ -10,8 +10,22 @@
 
 #include <stddef.h>
 
+#ifdef Py_GIL_DISABLED
+static int release_later(void* object) {
+  Py_DECREF((PyObject*)object);
+  return 0;
+}
+#endif
+
 DLX_HOT void py_release_object(void* object) {
   int held = py_holds_gil(); /* the usual case, and much cheaper than asking for it again */
+#ifdef Py_GIL_DISABLED
+  /* Another interpreter cannot run what frees it. If there is no room for the call, it leaks. */
+  if (held && PyInterpreterState_Get() != PyInterpreterState_Main()) {
+    Py_AddPendingCall(release_later, object);
+    return;
+  }
+#endif
   PyGILState_STATE state = PyGILState_LOCKED;
   /* The object's memory is gone or going: leaking is the only safe answer. */
   if (held ? !Py_IsInitialized() : !py_gil_take(&state)) return;

@@ -77,6 +77,7 @@ def test_known_faults_are_found_and_nothing_else_is_blamed(name, monkeypatch):
 
 
 @pytest.mark.unsanitized("freed memory is kept for a while, so that resident memory grows")
+@pytest.mark.gil("numpy itself gives one capsule to two threads")
 def test_the_page_is_what_numpy_does():
     """Every verdict on numpy is the page's: it was not written by hand, and is not out of date."""
     version = importlib.import_module("numpy").__version__ if find_spec("numpy") else None
