@@ -1392,3 +1392,15 @@ def test_an_iterator_that_fails_once(torch):
         next(results)
     assert [int(each[0]) for each in results] == [0, 1, 2]
     assert sorted(view._slots) == [0, 1, 2] and [int(view[n][0]) for n in range(3)] == [0, 1, 2]
+
+
+def test_a_view_keeps_the_rules_of_classes():
+    """Its compiled base takes no arguments, and makes no object of a class with abstract methods."""
+
+    class Abstract(native.Slots, Sequence):
+        pass
+
+    with pytest.raises(TypeError, match="abstract"):
+        Abstract()
+    with pytest.raises(TypeError, match="argument"):
+        native.Slots(1, a=2)
