@@ -441,6 +441,9 @@ def play_in_threads(hands, kinds):
         raise failures[0]
 
 
+clear_caches = getattr(sys, "_clear_internal_caches", None) or sys._clear_type_cache  # since 3.13 it is the first
+
+
 def dealt(draw, frequent, rare):
     """Return hands in which every rare call is once."""
     draw.shuffle(rare)
@@ -490,6 +493,7 @@ def soak(count, seed, frameworks, only=""):
             found = outcome(distinct[name])
             assert found == texts[name], f"{name} gave {found}, and {texts[name]} before"
         gc.collect()
+        clear_caches()  # that of types keeps up to 4096 names of attributes, which torch makes anew for each look
         numbers = native.live(), resident(), malloc_in_use(), sys.getallocatedblocks()
         return statistics.median(times), statistics.median(ratios) * 1000, *numbers
 
