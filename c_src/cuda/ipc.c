@@ -314,13 +314,13 @@ int dlx_ipc_event_new(int32_t device_id, uint64_t stream, unsigned char* handle,
   int mode = cuda_relax();
   status = checked("cuEventCreate",
                    cu.EventCreate(&made, CU_EVENT_BETWEEN_PROCESSES | CU_EVENT_DISABLE_TIMING));
-  cuda_unrelax(mode);
   if (status == DLX_OK) {
     status = checked("cuEventRecord", cu.EventRecord(made, cuda_stream(stream)));
     if (status == DLX_OK)
       status = checked("cuIpcGetEventHandle", ipc.IpcGetEventHandle(&given, made));
     if (status != DLX_OK) cu.EventDestroy(made);
   }
+  cuda_unrelax(mode);
   dlx_cuda_pop();
   if (status != DLX_OK) return status;
   memcpy(handle, given.bytes, sizeof given.bytes);
@@ -330,7 +330,9 @@ int dlx_ipc_event_new(int32_t device_id, uint64_t stream, unsigned char* handle,
 
 void dlx_ipc_event_drop(int32_t device_id, void* event) {
   if (!dlx_cuda_loaded() || dlx_cuda_push(device_id) != DLX_OK) return;
+  int mode = cuda_relax();
   cu.EventDestroy(event);
+  cuda_unrelax(mode);
   dlx_cuda_pop();
 }
 
@@ -340,11 +342,13 @@ int dlx_ipc_event_wait(int32_t device_id, const unsigned char* handle) {
   memcpy(given.bytes, handle, sizeof given.bytes);
   int status = enter(device_id);
   if (status != DLX_OK) return status;
+  int mode = cuda_relax();
   status = checked("cuIpcOpenEventHandle", ipc.IpcOpenEventHandle(&event, given));
   if (status == DLX_OK) {
     status = dlx_cuda_wait_event(device_id, event); /* which keeps what the event says now */
     cu.EventDestroy(event);
   }
+  cuda_unrelax(mode);
   dlx_cuda_pop();
   return status;
 }
