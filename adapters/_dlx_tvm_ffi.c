@@ -217,8 +217,8 @@ PyDoc_STRVAR(
     "Find where tensors keep their handles: one place where each of a list of one type has "
     "what its\n`__chandle__` tells. Return whether there is one; it is read from then on.");
 
-/* That place, 0 = there is none. GIL: needed. Errors: 0 with an exception. */
-static Py_ssize_t place_of_handles(PyObject* tensors) {
+/* That offset in bytes, 0 = there is none. GIL: needed. Errors: 0 with an exception. */
+static Py_ssize_t offset_of_handles(PyObject* tensors) {
   PyTypeObject* type = Py_TYPE(PyList_GET_ITEM(tensors, 0));
   Py_ssize_t places = 0, place = 0;
   for (Py_ssize_t at = sizeof(PyObject); at + (Py_ssize_t)sizeof(void*) <= type->tp_basicsize;
@@ -246,7 +246,7 @@ static PyObject* find_handles(PyObject* module, PyObject* tensors) {
     PyErr_SetString(PyExc_TypeError, "find_handles takes a list of tensors");
     return NULL;
   }
-  Py_ssize_t place = place_of_handles(tensors);
+  Py_ssize_t place = offset_of_handles(tensors);
   atomic_store(&handle_at, place);
   return PyErr_Occurred() ? NULL : PyBool_FromLong(place != 0);
 }

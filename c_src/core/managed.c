@@ -8,7 +8,7 @@
 #include "allocate.h"
 #include "copy.h"
 #include "hot.h"
-#include "place.h"
+#include "thread_state.h"
 
 #include <sys/mman.h>
 
@@ -23,11 +23,11 @@ typedef struct {
 
 enum { MAX_DEPTH = 50 }; /* releases inside releases, on one thread */
 
-static atomic_int_least64_t uncounted; /* live ones of threads that got no place: no memory */
+static atomic_int_least64_t uncounted; /* live ones of threads without a state: no memory */
 
 /* How many are live: a number for each thread, so that counting takes no locked operation. */
 DLX_HOT static void count(int change) {
-  dlx_place* own = dlx_place_of_thread();
+  dlx_thread_state* own = dlx_state_of_thread();
   if (own == NULL) {
     atomic_fetch_add(&uncounted, change);
     return;
@@ -38,7 +38,7 @@ DLX_HOT static void count(int change) {
 
 int64_t dlx_live(void) {
   int64_t sum = atomic_load(&uncounted);
-  for (dlx_place* each = atomic_load(&dlx_places); each; each = each->next)
+  for (dlx_thread_state* each = atomic_load(&dlx_thread_states); each; each = each->next)
     sum += atomic_load_explicit(&each->count, memory_order_acquire);
   return sum;
 }
@@ -59,7 +59,7 @@ DLX_HOT static void drop(DLManagedTensorVersioned* managed) {
     return;
   /* An owner may itself be a view of memory of ours, and so on: a long chain must not eat the
    * stack. */
-  dlx_place* own = dlx_place_of_thread();
+  dlx_thread_state* own = dlx_state_of_thread();
   if (own == NULL) { /* no memory for that */
     finish(self);
     return;

@@ -10,7 +10,7 @@
 
 #include "route.h"
 #include "core/hot.h"
-#include "core/place.h"
+#include "core/thread_state.h"
 
 #include <pthread.h>
 
@@ -129,10 +129,10 @@ static void route_free(py_route* r) {
 #ifdef Py_GIL_DISABLED
 
 static _Atomic(uint64_t) now = 1;    /* counts what has left the table */
-static atomic_int is_anyone_unknown; /* a thread read without a place: nothing is freed any more */
+static atomic_int is_anyone_unknown; /* a thread read without a state: nothing is freed any more */
 
 DLX_HOT void py_routes_begin(void) {
-  dlx_place* own = dlx_place_of_thread();
+  dlx_thread_state* own = dlx_state_of_thread();
   if (own == NULL) {
     atomic_store(&is_anyone_unknown, 1);
     return;
@@ -146,7 +146,7 @@ DLX_HOT void py_routes_begin(void) {
 }
 
 DLX_HOT void py_routes_end(void) {
-  dlx_place* own = dlx_own_place;
+  dlx_thread_state* own = dlx_own_state;
   if (own == NULL || own->nested == 0 || --own->nested) return;
   atomic_store_explicit(&own->since, 0, memory_order_release);
 }
@@ -164,7 +164,7 @@ static void free_retired(void) {
   py_route *r, *unused = NULL;
   lock_table();
   uint64_t oldest = atomic_load(&is_anyone_unknown) ? 0 : UINT64_MAX;
-  for (dlx_place* each = atomic_load(&dlx_places); each; each = each->next) {
+  for (dlx_thread_state* each = atomic_load(&dlx_thread_states); each; each = each->next) {
     uint64_t since = atomic_load(&each->since);
     if (since && since < oldest) oldest = since;
   }

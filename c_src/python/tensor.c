@@ -4,7 +4,7 @@
 
 #include "dlx_python.h"
 #include "core/hot.h"
-#include "core/place.h"
+#include "core/thread_state.h"
 #include "gil.h"
 #include "threads.h"
 
@@ -56,15 +56,15 @@ static void reset(TensorObject* tensor) {
   tensor->is_ordered = tensor->is_on_own_stream = 0;
 }
 
-/* Shells that were used before, as CPython keeps them for its own small types; the collector does
- * not know them. */
+/* A free list a thread, as CPython has for its own small types; the collector does not know what is
+ * in it. */
 static inline TensorObject* take_spare(void) {
-  dlx_place* own = dlx_own_place;
+  dlx_thread_state* own = dlx_own_state;
   return own && own->n_spare ? own->spare[--own->n_spare] : NULL;
 }
 
 static inline int keep_spare(TensorObject* tensor) {
-  dlx_place* own = dlx_own_place;
+  dlx_thread_state* own = dlx_own_state;
   if (own == NULL || own->n_spare >= DLX_SPARE) return 0;
   reset(tensor);
   own->spare[own->n_spare++] = tensor;

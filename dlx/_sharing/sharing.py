@@ -459,10 +459,10 @@ def attach_tree(
         for each, count in zip(segments, counts, strict=False):  # the rest of them are of memories
             if count:
                 mapping = each.mapping(mode)
-                place = mapping.address, each.size, view[8 * at : 8 * (at + count)], flags, mapping
-                made = native.arrays_within(*place, *direct) if direct and not in_sets else None
+                part = mapping.address, each.size, view[8 * at : 8 * (at + count)], flags, mapping
+                made = native.arrays_within(*part, *direct) if direct and not in_sets else None
                 are_converted = are_converted and made is not None
-                tensors += native.tensors_within(*place) if made is None else made
+                tensors += native.tensors_within(*part) if made is None else made
             at += count
         if memories:
             are_converted = False

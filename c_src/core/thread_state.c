@@ -1,20 +1,20 @@
-/* The places of threads: taken when a thread first needs one, left when it ends. */
+/* The states of threads: taken when a thread first needs one, left when it ends. */
 
-#include "place.h"
+#include "thread_state.h"
 #include "allocate.h"
 
 #include <pthread.h>
 
-_Atomic(dlx_place*) dlx_places;
-FEW_WORDS dlx_place* dlx_own_place;
+_Atomic(dlx_thread_state*) dlx_thread_states;
+FEW_WORDS dlx_thread_state* dlx_own_state;
 
 static pthread_key_t leaving;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 /* A thread may end inside a release, or while it reads routes: the next one does neither. */
-static void leave_place(void* left) {
-  dlx_place* own = left;
-  dlx_own_place = NULL;
+static void leave_state(void* left) {
+  dlx_thread_state* own = left;
+  dlx_own_state = NULL;
   own->depth = own->nested = 0;
   atomic_store(&own->since, 0);
   atomic_flag_clear(&own->taken);
@@ -22,8 +22,8 @@ static void leave_place(void* left) {
 
 /* The other threads are not in the child. What one of them was about to keep or release is lost. */
 static void after_fork(void) {
-  for (dlx_place* each = atomic_load(&dlx_places); each; each = each->next) {
-    if (each == dlx_own_place) continue;
+  for (dlx_thread_state* each = atomic_load(&dlx_thread_states); each; each = each->next) {
+    if (each == dlx_own_state) continue;
     atomic_store(&each->since, 0);
     each->depth = each->nested = each->n_spare = 0;
     each->waiting = NULL;
@@ -32,22 +32,22 @@ static void after_fork(void) {
 }
 
 static void watch_threads(void) {
-  if (pthread_key_create(&leaving, leave_place) != 0) leaving = (pthread_key_t)-1;
+  if (pthread_key_create(&leaving, leave_state) != 0) leaving = (pthread_key_t)-1;
   pthread_atfork(NULL, NULL, after_fork);
 }
 
-dlx_place* dlx_take_place(void) {
-  dlx_place* found = atomic_load(&dlx_places);
+dlx_thread_state* dlx_take_state(void) {
+  dlx_thread_state* found = atomic_load(&dlx_thread_states);
   while (found && atomic_flag_test_and_set(&found->taken)) found = found->next;
   if (found == NULL) {
     found = dlx_allocate(sizeof *found);
     if (found == NULL) return NULL;
-    *found = (dlx_place){.taken = ATOMIC_FLAG_INIT};
+    *found = (dlx_thread_state){.taken = ATOMIC_FLAG_INIT};
     atomic_flag_test_and_set(&found->taken);
-    found->next = atomic_load(&dlx_places);
-    while (!atomic_compare_exchange_weak(&dlx_places, &found->next, found)) continue;
+    found->next = atomic_load(&dlx_thread_states);
+    while (!atomic_compare_exchange_weak(&dlx_thread_states, &found->next, found)) continue;
   }
   pthread_once(&once, watch_threads);
-  pthread_setspecific(leaving, found); /* if it fails, the place is not used again: no harm */
-  return dlx_own_place = found;
+  pthread_setspecific(leaving, found); /* if it fails, the state is not used again: no harm */
+  return dlx_own_state = found;
 }

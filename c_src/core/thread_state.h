@@ -1,0 +1,43 @@
+#ifndef DLX_THREAD_STATE_H_
+#define DLX_THREAD_STATE_H_
+
+/* What each thread has of its own, for all of dlx, and only it writes to, so that the fast path
+ * takes no locked operation on memory that other threads use. A thread that ends leaves its count
+ * and its free list to the next one. cffi never reads this. */
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "dlx.h"
+#include "hot.h"
+
+enum { DLX_SPARE = 16 };
+
+typedef struct dlx_thread_state {
+  atomic_int_least64_t count;        /* of live managed tensors: made here less released here */
+  int depth;                         /* releases inside releases, see core/managed.c */
+  DLManagedTensorVersioned* waiting; /* what is released after those */
+  _Atomic(uint64_t) since; /* when it began to read routes, see python/route.c; 0 = it reads none */
+  int nested;              /* how often it did so */
+  int n_spare;             /* of the free list of dlx.Tensor, see python/tensor.c */
+  void* spare[DLX_SPARE];
+  atomic_flag taken;
+  struct dlx_thread_state* next;
+  char apart[64]; /* of the next state in memory: no two share a cache line */
+} dlx_thread_state;
+
+/* All there are, a list that only grows. */
+extern _Atomic(dlx_thread_state*) dlx_thread_states;
+
+/* This thread's, or NULL where it has none yet. */
+extern FEW_WORDS dlx_thread_state* dlx_own_state;
+
+/* Give this thread a state. Owns: the thread, until it ends. GIL: not needed. Errors: NULL without
+ * memory. */
+dlx_thread_state* dlx_take_state(void);
+
+static inline dlx_thread_state* dlx_state_of_thread(void) {
+  return dlx_own_state ? dlx_own_state : dlx_take_state();
+}
+
+#endif
