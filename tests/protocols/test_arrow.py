@@ -10,6 +10,7 @@ import json
 import madearrow as made
 import pytest
 from madearrow import Gives, GivesDevice, GivesDeviceStream, Streams, arrow_array, column, on_device, schema, stream
+from together import at_once
 
 import dlx
 from dlx import errors
@@ -753,3 +754,16 @@ def test_the_target_is_known(np):
     with pytest.raises(errors.AdapterNotFoundError, match="Known targets: arrow"):
         dlx.convert(np.arange(2), to="arow")
     assert dlx.convert({"a": np.arange(2)}, to="arrow")["a"].readonly
+
+
+def test_capsules_that_two_threads_take_at_once():
+    """One gets the array, the other an error: nothing is released twice, and nothing is left."""
+    live = native.live()
+    for _ in range(50):
+        pair = Pair(dlx.convert(bytearray(8), to="dlx").__arrow_c_array__())
+        found = at_once(*[lambda pair=pair: bytes(dlx.convert(pair, to="dlx"))] * 4)
+        assert sorted(map(type, found), key=repr) == [bytes, *[errors.ConsumedError] * 3]
+        assert bytes(8) in found
+    del pair, found
+    gc.collect()
+    assert native.live() == live

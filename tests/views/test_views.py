@@ -1404,3 +1404,20 @@ def test_a_view_keeps_the_rules_of_classes():
         Abstract()
     with pytest.raises(TypeError, match="argument"):
         native.Slots(1, a=2)
+
+
+def test_an_iterator_that_is_advanced_twice_at_once():
+    """Here by the container's own iterator, elsewhere by a thread: the second is refused, as by a generator."""
+    found = []
+
+    class Asks(collections.UserList):
+        def __iter__(self):
+            for each in self.data:
+                with pytest.raises(ValueError, match="advanced elsewhere"):
+                    next(results)
+                yield each
+
+    view = dlx.convert(Asks([dlx.from_dlpack(bytearray([n])) for n in range(3)]), to="dlx", lazy=True)
+    results = iter(view)
+    found.extend(memoryview(each)[0] for each in results)
+    assert found == [0, 1, 2]
