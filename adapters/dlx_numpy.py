@@ -315,9 +315,9 @@ _PROTOCOLS = ("__dlpack__", "__array_interface__", "buffer")
 
 # What a subclass may say of its elements that no other framework keeps: (attribute, reason, fix).
 _MEANINGS = (
-    ("mask", "a masked array's mask cannot cross", "Call .filled(value) first, or convert .data and .mask apart."),
-    ("unit", "its unit ({}) cannot cross", "Convert its .value, and keep its .unit yourself."),
-    ("units", "its units ({}) cannot cross", "Convert its .view(numpy.ndarray), and keep its .units yourself."),
+    ("mask", "a masked array's mask would be lost", "Call .filled(value) first, or convert .data and .mask apart."),
+    ("unit", "its unit ({}) would be lost", "Convert its .value, and keep its .unit yourself."),
+    ("units", "its units ({}) would be lost", "Convert its .view(numpy.ndarray), and keep its .units yourself."),
 )
 
 

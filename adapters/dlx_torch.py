@@ -66,7 +66,7 @@ _proven = functools.partial(KnownIssue, see="tests/engine/test_defects.py")
 _SHELL = re.compile(r"u?int[1-7]")  # dtypes that torch has no kernel for, not even to copy
 
 _GRAD = Blocker(
-    "it requires gradients, which do not cross frameworks",
+    "it requires gradients, which would be lost",
     error=ConversionError,
     resolution="detach",
     option="detach",
@@ -525,7 +525,7 @@ class TorchAdapter(Adapter):
         _proven("crashes when it copies complex128 at an odd address; dlx has it copied as float64"),
         _proven("crashes when it resolves a conj or neg bit over data that is not aligned; dlx refuses that"),
         _proven("crashes when it copies a tensor whose storage was resized to nothing; dlx refuses that"),
-        _proven("its exchange table lends tensors that require gradients; dlx asks its guards first"),
+        _proven("its exchange table exports tensors that require gradients; dlx asks its guards first"),
         _proven("from_dlpack asks a producer up to four times where it raises TypeError; dlx asks once"),
     )
 
@@ -583,7 +583,7 @@ class TorchAdapter(Adapter):
             return _refuse("it is a zero tensor of autograd without data", "Call .clone() on it first.")
         if torch.autograd.forward_ad._current_level >= 0 and _tangent(torch, obj) is not None:
             return _refuse(
-                "it carries a forward-mode tangent, which does not cross frameworks",
+                "it carries a forward-mode tangent, which would be lost",
                 "Convert torch.autograd.forward_ad.unpack_dual(t).primal.",
             )
         if not obj.is_cpu and obj.device.type != "cuda":

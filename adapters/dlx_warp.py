@@ -61,7 +61,7 @@ def _released(tensor: Tensor, address: int, nbytes: int) -> None:
     """Do nothing: the array's deleter, which keeps the tensor, goes with the array."""
 
 
-_GRAD = Blocker("it requires gradients, which cannot cross", resolution=_detached, option="detach")
+_GRAD = Blocker("it requires gradients, which would be lost", resolution=_detached, option="detach")
 # warp's own export rounds them down.
 _BROKEN = Blocker("its strides are no whole numbers of elements", "Call .contiguous() first.", LayoutError)
 

@@ -285,7 +285,7 @@ class DlxError(Exception):
 
 
 class ConversionError(DlxError, BufferError):
-    """Raised where data cannot cross; `BufferError` is the array API standard's word for it."""
+    """Raised where data cannot be converted; `BufferError` is the array API standard's word for it."""
 
 
 class CopyRequiredError(ConversionError, ValueError):

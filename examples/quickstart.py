@@ -31,7 +31,7 @@ def say(text, indent=2):
         print(textwrap.fill(line.strip(), 80, initial_indent=inset, subsequent_indent=inset + "  "))
 
 
-def cross(name, obj, to, **options):
+def show(name, obj, to, **options):
     """Show the plan of one conversion, do it, and show whether memory is shared. Return the result, None if refused."""
     arguments = "".join(f", {key}={value!r}" for key, value in options.items())
     print(f"\ndlx.convert({name}, to={to!r}{arguments})")
@@ -58,12 +58,12 @@ def source_text():
 
 
 def buffers(folder):
-    """Cross what needs no framework: a file mapped into memory, and a capsule."""
+    """Convert what needs no framework: a file mapped into memory, and a capsule."""
     print("\n== A text file, mapped read-only: the source code of Python's standard library")
     path = folder / "library.txt"
     path.write_bytes(source_text())
     with path.open("rb") as file:
-        tensor = cross("mmap", mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), "dlx")
+        tensor = show("mmap", mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), "dlx")
     capsule = tensor.__dlpack__(max_version=(1, 0))
     dlx.convert(capsule, to="dlx")
     print("\ndlx.plan(capsule, to='dlx')    # a capsule of that tensor, converted once")
@@ -71,26 +71,26 @@ def buffers(folder):
 
 
 def table(np, folder, to):
-    """Cross a .npy file that is opened read-only; return its contents."""
+    """Convert a .npy file that is opened read-only; return its contents."""
     print("\n== counts.npy: how often each byte follows each other in Python's own source")
     text = np.frombuffer(source_text(), np.uint8)
     pairs = text[:-1].astype(np.int64) * 256 + text[1:]
     path = folder / "counts.npy"
     np.save(path, np.bincount(pairs, minlength=256 * 256).reshape(256, 256))
     counts = np.load(path, mmap_mode="r")
-    tensor = cross("counts", counts, "dlx")
-    cross("tensor", tensor, "numpy")
+    tensor = show("counts", counts, "dlx")
+    show("tensor", tensor, "numpy")
     if to == "torch":
         before = path.read_bytes()
-        cross("counts", counts, to).zero_()
+        show("counts", counts, to).zero_()
         say(f"set to zero in torch afterwards; the file is {'unchanged' if path.read_bytes() == before else 'CHANGED'}")
     else:
-        cross("masked", np.ma.masked_equal(counts, 0), to)
+        show("masked", np.ma.masked_equal(counts, 0), to)
     return counts
 
 
 def picture(np, folder, to):
-    """Draw a landscape, save and decode it, and cross the decoded picture."""
+    """Draw a landscape, save and decode it, and convert the decoded picture."""
     from PIL import Image, ImageDraw
 
     print("\n== hills.png: a picture, decoded by pillow")
@@ -105,17 +105,17 @@ def picture(np, folder, to):
     drawn.save(folder / "hills.png")
 
     with Image.open(folder / "hills.png") as image:
-        cross("image", image, to)
+        show("image", image, to)
         say("pillow writes its pixels out anew whenever it is asked for them")
         if np is not None:
             pixels = np.array(image)
-            cross("pixels", pixels, to)
+            show("pixels", pixels, to)
             for options in ({}, {"copy": False}):
-                cross("pixels[:, ::-1]", pixels[:, ::-1], to, **options)
+                show("pixels[:, ::-1]", pixels[:, ::-1], to, **options)
 
 
 def module(torch, np, counts, folder):
-    """Save and load a module that knows which byte follows which, and cross its parameters."""
+    """Save and load a module that knows which byte follows which, and convert its parameters."""
     print("\n== successor.pt: a torch module's state_dict, saved and loaded")
     known = dlx.convert(counts, to="torch").double() + 1
     successor = torch.nn.Embedding.from_pretrained((known / known.sum(1, keepdim=True)).float())
@@ -126,11 +126,11 @@ def module(torch, np, counts, folder):
     torch.save(torch.nn.Sequential(successor, plane).state_dict(), folder / "successor.pt")
 
     state = torch.load(folder / "successor.pt", weights_only=True)
-    arrays = {name: cross(f"state[{name!r}]", tensor, "numpy") for name, tensor in state.items()}
+    arrays = {name: show(f"state[{name!r}]", tensor, "numpy") for name, tensor in state.items()}
     best = chr(np.argmax(arrays["0.weight"][ord("q")]))
     say(f"numpy reads from it: after 'q' comes most often {best!r}")
     for options in ({}, {"detach": True}):
-        cross("plane.weight", plane.weight, "numpy", **options)
+        show("plane.weight", plane.weight, "numpy", **options)
 
     print("\n== A tree: everything of above, and a view of it")
     everything = {"state": dict(state), "counts": [counts, counts[::-1]], "made of": "Python's standard library"}
@@ -147,7 +147,7 @@ def module(torch, np, counts, folder):
 
 
 def main():
-    """Cross everything that the installed frameworks allow."""
+    """Convert everything that the installed frameworks allow."""
     np, torch, pillow = have("numpy"), have("torch"), have("PIL", "pillow")
     to = "dlx" if torch is None else "torch"
     with tempfile.TemporaryDirectory() as name:

@@ -177,7 +177,7 @@ INLINE DLManagedTensorVersioned* borrow_own(py_route* r, const TensorObject* ten
   if (base == NULL || base->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY) return NULL;
   const DLTensor* own = &base->dl_tensor;
   /* Pinned memory that becomes host memory takes the Python path. */
-  if (own->device.device_type != kDLCPU && !py_cuda_may_cross(r, own, options)) return NULL;
+  if (own->device.device_type != kDLCPU && !py_cuda_may_share(r, own, options)) return NULL;
   if (!(base->flags == 0 && is_plain(r, own)) &&
       !is_accepted(r, own, base->flags, options, resolvable))
     return NULL;
@@ -214,7 +214,7 @@ static DLManagedTensorVersioned* exported(py_route* r, PyObject* obj) {
 int py_fast_path_takes(py_route* r, const DLManagedTensorVersioned* made, unsigned options,
                        uint32_t* resolvable) {
   return (made->dl_tensor.device.device_type == kDLCPU ||
-          py_cuda_may_cross(r, &made->dl_tensor, options)) &&
+          py_cuda_may_share(r, &made->dl_tensor, options)) &&
          !(made->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY) &&
          ((made->flags == 0 && is_plain(r, &made->dl_tensor)) ||
           is_accepted(r, &made->dl_tensor, made->flags, options, resolvable));
@@ -244,7 +244,7 @@ INLINE DLManagedTensorVersioned* borrow_clear(py_route* r, PyObject* obj, unsign
     int may_export = !(r->owner.name || r->n_guards > r->n_early || r->quick || r->confirmed);
     return may_export ? borrow_exported(r, obj, options, resolvable) : NULL;
   }
-  if ((t.device.device_type != kDLCPU && !py_cuda_may_cross(r, &t, options)) || t.dtype.code > 31)
+  if ((t.device.device_type != kDLCPU && !py_cuda_may_share(r, &t, options)) || t.dtype.code > 31)
     return NULL;
   /* Copied before any guard runs: the borrowed shape and strides may be overwritten by the table's
    * next call. */
@@ -471,9 +471,9 @@ DLManagedTensorVersioned* py_fast_path_copy(const py_route* r, DLManagedTensorVe
   return copy;
 }
 
-PyObject* py_fast_path_cross(py_stream_pairs* all, PyObject* callable, py_route* r,
-                             DLManagedTensorVersioned* made, PyObject* obj, PyObject* to,
-                             PyObject* tree) {
+PyObject* py_fast_path_hand_over_cuda(py_stream_pairs* all, PyObject* callable, py_route* r,
+                                      DLManagedTensorVersioned* made, PyObject* obj, PyObject* to,
+                                      PyObject* tree) {
   dlx_ready* ready = NULL;
   made = py_cuda_behind(all, r, made, &ready);
   PyObject* result = made ? py_fast_path_hand_over(callable, r, made, obj, to, tree) : NULL;
@@ -488,7 +488,7 @@ static PyObject* run_on_device(PyObject* callable, py_route* r, DLManagedTensorV
   all.n = all.n_waited = 0;
   PyObject* result = NULL;
   if (py_cuda_order(&all, r, made, obj)) {
-    result = py_fast_path_cross(&all, callable, r, made, obj, to, NULL);
+    result = py_fast_path_hand_over_cuda(&all, callable, r, made, obj, to, NULL);
   } else {
     py_pending pending = py_pending_save();
     dlx_managed_release(made);

@@ -7,11 +7,12 @@
 #include "route.h"
 #include "core/hot.h"
 
-static FEW_WORDS int elsewhere; /* contexts of this thread that `lend_streams` knows of */
+static FEW_WORDS int
+    stream_contexts; /* contexts of this thread that `count_stream_contexts` knows of */
 
-int py_cuda_may_cross(const py_route* r, const DLTensor* t, unsigned options) {
+int py_cuda_may_share(const py_route* r, const DLTensor* t, unsigned options) {
   DLDevice device = t->device;
-  return r->crosses && device.device_type == kDLCUDA && device.device_id >= 0 &&
+  return r->takes_cuda && device.device_type == kDLCUDA && device.device_id >= 0 &&
          device.device_id < DLX_MAX_DEVICES && !(options & (DLX_COPIES | DLX_HOST_ONLY));
 }
 
@@ -101,15 +102,16 @@ DLManagedTensorVersioned* py_cuda_read_fields(py_route* r, PyObject* obj) {
 /* ---- streams --------------------------------------------------------------------------------- */
 
 PyDoc_STRVAR(
-    lend_streams_doc,
-    "lend_streams(change, /)\n--\n\n"
+    count_stream_contexts_doc,
+    "count_stream_contexts(change, /)\n--\n\n"
     "Count the contexts of this thread in which a framework works on a stream of another "
     "(1 begins one, -1 ends it):\nthere the Python path knows who keeps the stream alive.");
 
-static PyObject* lend_streams(PyObject* module, PyObject* change) {
+static PyObject* count_stream_contexts(PyObject* module, PyObject* change) {
   long by = PyLong_AsLong(change);
   if (by == -1 && PyErr_Occurred()) return NULL;
-  if (elsewhere + by >= 0) elsewhere += (int)by; /* an interrupt may have left out the beginning */
+  if (stream_contexts + by >= 0)
+    stream_contexts += (int)by; /* an interrupt may have left out the beginning */
   Py_RETURN_NONE;
 }
 
@@ -144,9 +146,10 @@ static py_stream_pair* find(py_stream_pairs* all, py_route* r, int32_t device) {
     if (all->at[i].route == r && all->at[i].device == device) return &all->at[i];
   }
   /* Frameworks may begin to use CUDA in their Python functions only: the first time these run. */
-  int is_first = r->crosses == 1;
-  r->crosses = 2;
-  if (is_first || elsewhere || all->n == DLX_MAX_STREAM_PAIRS || !py_cuda_can_order()) return NULL;
+  int is_first = r->takes_cuda == 1;
+  r->takes_cuda = 2;
+  if (is_first || stream_contexts || all->n == DLX_MAX_STREAM_PAIRS || !py_cuda_can_order())
+    return NULL;
   py_stream_pair x = {.route = r, .device = device};
   int is_own = r->type == &py_tensor_type;
   int found = (is_own || ask_stream(&r->produces, device, &x.from, &x.from_keep)) &&
@@ -259,6 +262,6 @@ void py_cuda_clear(py_stream_pairs* all) {
 }
 
 PyMethodDef py_stream_functions[] = {
-    {"lend_streams", lend_streams, METH_O, lend_streams_doc},
+    {"count_stream_contexts", count_stream_contexts, METH_O, count_stream_contexts_doc},
     {NULL, NULL, 0, NULL},
 };

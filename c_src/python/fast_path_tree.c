@@ -441,9 +441,10 @@ static outcome hand_over_all(walk* w, PyObject* callable, PyObject* root, PyObje
     if (l->made == NULL) continue;
     DLManagedTensorVersioned* made = l->made;
     l->made = NULL;
-    l->result = w->has_devices && l->resolvable == DLX_ON_DEVICE
-                    ? py_fast_path_cross(&w->pairs, callable, l->route, made, l->obj, to, root)
-                    : py_fast_path_hand_over(callable, l->route, made, l->obj, to, root);
+    l->result =
+        w->has_devices && l->resolvable == DLX_ON_DEVICE
+            ? py_fast_path_hand_over_cuda(&w->pairs, callable, l->route, made, l->obj, to, root)
+            : py_fast_path_hand_over(callable, l->route, made, l->obj, to, root);
     if (l->result == NULL) return FAILED;
   }
   return DONE;

@@ -97,7 +97,7 @@ typedef struct py_route {
   py_producer producer;
   py_fields fields;                    /* of arrays on a CUDA device only */
   py_stream_source produces, consumes; /* where the current streams are told */
-  atomic_int crosses; /* 1 = arrays in device memory take the fast path; 2 = and both frameworks
+  atomic_int takes_cuda; /* 1 = arrays in device memory take the fast path; 2 = and both frameworks
                   have been at work on a device before */
   const DLPackExchangeAPI* imports; /* NULL = none is used */
   PyObject* load;                   /* load(dlx.Tensor), where no table is used; strong, or NULL */
@@ -305,7 +305,7 @@ extern PyMethodDef py_producer_functions[];
 
 /* ---- python/fast_path_cuda.c ----------------------------------------------------------------- */
 
-/* The two streams between which arrays of one route and device cross. */
+/* The streams of producer and consumer, for the arrays of one route on one device. */
 typedef struct {
   const py_route* route;
   int32_t device;
@@ -328,7 +328,7 @@ typedef struct {
 } py_stream_pairs;
 
 /* Whether an array of a route may be in such device memory, with these options. GIL: needed. */
-int py_cuda_may_cross(const py_route* route, const DLTensor* tensor, unsigned options);
+int py_cuda_may_share(const py_route* route, const DLTensor* tensor, unsigned options);
 
 /* Make a tensor of an array by the attributes of its route. Owns: the caller owns the result, which
  * owns the array's memory. GIL: needed; runs Python. Errors: NULL with an exception, or without
@@ -354,9 +354,9 @@ void py_cuda_clear(py_stream_pairs* all);
 
 /* Hand over an array in device memory. Owns, GIL, Errors: as py_fast_path_hand_over, which this
  * calls (it is in python/fast_path.c). */
-PyObject* py_fast_path_cross(py_stream_pairs* all, PyObject* callable, py_route* route,
-                             DLManagedTensorVersioned* made, PyObject* obj, PyObject* to,
-                             PyObject* tree);
+PyObject* py_fast_path_hand_over_cuda(py_stream_pairs* all, PyObject* callable, py_route* route,
+                                      DLManagedTensorVersioned* made, PyObject* obj, PyObject* to,
+                                      PyObject* tree);
 
 extern PyMethodDef py_stream_functions[];
 

@@ -232,7 +232,7 @@ static int read_fields(PyObject* const* field, py_route* r) {
       read_stream(field[PRODUCES_ON], r->exports, &r->produces) < 0 ||
       read_stream(field[CONSUMES_ON], r->imports, &r->consumes) < 0)
     return -1;
-  r->crosses = (is_own || is_told(&r->produces)) && (target == Py_None || is_told(&r->consumes));
+  r->takes_cuda = (is_own || is_told(&r->produces)) && (target == Py_None || is_told(&r->consumes));
   int borrows = r->exports && r->exports->dltensor_from_py_object_no_sync;
   int manages = r->exports && r->exports->managed_tensor_from_py_object_no_sync;
   if (!borrows) r->is_managed = 1;

@@ -14,7 +14,7 @@ from dlx._core.module import set_module
 from dlx._core.types import Device, host_readable
 from dlx.errors import StreamError
 
-__all__ = ["LEGACY", "PER_THREAD", "UNORDERED", "Stream", "handle_of", "is_unordered", "kept", "lending", "meaning"]
+__all__ = ["LEGACY", "PER_THREAD", "UNORDERED", "Stream", "handle_of", "is_unordered", "kept", "keep_streams", "meaning"]
 
 LEGACY: int = lib.DLX_STREAM_LEGACY
 PER_THREAD: int = lib.DLX_STREAM_PER_THREAD
@@ -60,26 +60,26 @@ class Stream:
         return f"{named.get(self.handle, f'stream {self.handle:#x}')} of {self.device}"
 
 
-_borrowed = threading.local()
+_kept_streams = threading.local()
 
 
 @contextlib.contextmanager
-def lending(streams: Iterable[Stream]) -> Iterator[None]:
+def keep_streams(streams: Iterable[Stream]) -> Iterator[None]:
     """Within this context, remember on this thread the objects that keep the current streams of frameworks alive.
 
     The framework's own object for its current stream seldom owns the stream.
     """
-    before = getattr(_borrowed, "streams", {})
-    _borrowed.streams = before | {stream: stream for stream in streams}
+    before = getattr(_kept_streams, "streams", {})
+    _kept_streams.streams = before | {stream: stream for stream in streams}
     try:
         yield
     finally:
-        _borrowed.streams = before
+        _kept_streams.streams = before
 
 
 def kept(stream: Stream) -> Stream:
-    """Return the same stream with the object that keeps it alive, where `lending` has one."""
-    streams: dict[Stream, Stream] = getattr(_borrowed, "streams", {})
+    """Return the same stream with the object that keeps it alive, where `keep_streams` has one."""
+    streams: dict[Stream, Stream] = getattr(_kept_streams, "streams", {})
     return streams.get(stream, stream)
 
 

@@ -72,7 +72,7 @@ def using(
     stream
         As in `convert`, for the way in; the function works on it, too. None: on its caller's, see Notes.
     grad
-        Whether gradients cross: the caller's framework differentiates the function, by derivatives that the function's
+        Whether gradients are computed: the caller's framework differentiates the function, by derivatives that the function's
         framework computes. Where an argument is recorded, results are new arrays, also those that are arguments.
     result_like
         With `grad`, for callers that compile (``jax.jit``) and functions that cannot be tried without data: a tree with
@@ -179,7 +179,7 @@ def using(
 
 
 def _differentiable(function: Any, spec: FunctionSpec) -> Any:
-    """Return a function whose gradients cross, where its caller wants any."""
+    """Return a function with derivatives for the caller's framework, where the caller wants any."""
     several = (inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction)
     if any(is_one(function) for is_one in several):
         raise TypeError("using: grad=True is for functions that return once, not for coroutines and generators")

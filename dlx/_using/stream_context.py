@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from dlx._core import cuda, native
-from dlx._core.stream import Stream, is_unordered, lending
+from dlx._core.stream import Stream, is_unordered, keep_streams
 from dlx._core.types import Device
 from dlx._engine.executor import device_of
 from dlx._engine.planner import is_inside
@@ -35,9 +35,9 @@ def working(adapter: Adapter, streams: Mapping[Device, Stream]) -> Iterator[None
     """
     activate = adapter.streams.activate if adapter.streams is not None else None
     with contextlib.ExitStack() as stack:
-        stack.enter_context(lending(streams.values()))
-        stack.callback(native.lend_streams, -1)  # first, for interrupts
-        native.lend_streams(1)  # the fast path does not know what keeps these streams alive
+        stack.enter_context(keep_streams(streams.values()))
+        stack.callback(native.count_stream_contexts, -1)  # first, for interrupts
+        native.count_stream_contexts(1)  # the fast path does not know what keeps these streams alive
         for stream in streams.values():
             if activate is not None:
                 stack.enter_context(activate(stream))

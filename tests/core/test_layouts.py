@@ -157,7 +157,7 @@ def test_alignment(np, torch, dtype, off):
 @pytest.mark.parametrize("mask", [[False, True, False], False, True])
 @pytest.mark.parametrize("options", [{}, {"copy": True}, {"copy": False}])
 def test_masked_arrays_are_refused(np, torch, mask, options):
-    """A mask cannot cross, so a masked array is refused whatever its mask, and the fix is named."""
+    """A mask cannot be converted, so a masked array is refused whatever its mask, and the fix is named."""
     array = np.ma.array([1.0, 2.0, 3.0], mask=mask)
     for target in ("torch", "dlx"):
         with pytest.raises(errors.LayoutError, match="mask") as caught:

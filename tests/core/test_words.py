@@ -24,12 +24,11 @@ OLD = {
     r"noun|word_for": "display_name, native_name",
     r"DEEPEST|MOST_[A-Z]\w*": "MAX_DEPTH, MAX_...",
     r"import_keeps|take_keeps": "nothing: it is gone",
-    r"Leaf\.carried|reviewed": "storage dtype, viewed as",
-    r"Bulk": "Batch",
     r"\w+_lend|is_lent|Lane|_place_doc|Places(?:View|Object)?": "export, borrow; FastPathFunction; Slots",
     r"Leaf\.carried|carried|reviewed": "storage dtype, viewed as",
     r"Bulk|Passed|\bWay\b": "Batch, PassedArray, FunctionSpec",
     r"told\(": "error_line",
+    r"cross(?:es|ed)?(?! the)|lend(?:s|ing)?|lend_\w+|lending": "convert; export; keep alive",
 }
 FOLDERS = ("dlx", "adapters", "c_src", "docs", "examples", "benchmarks")
 MADE = {"docs/conformance.md", "docs/matrix.md"}  # by commands, in their own words

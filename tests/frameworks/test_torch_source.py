@@ -240,7 +240,7 @@ def test_tensors_from_outside_a_transform_convert_inside(np, torch):
 @only_warns
 @pytest.mark.parametrize("target", TARGETS)
 def test_forward_mode_duals_are_refused(np, torch, target):
-    """A tangent does not cross; the primal does, and so does everything else at that level."""
+    """A tangent is not converted; the primal is, and so does everything else at that level."""
     forward = torch.autograd.forward_ad
     with forward.dual_level():
         dual = forward.make_dual(torch.ones(2), torch.ones(2))

@@ -14,7 +14,7 @@ def test_memory_is_shared():
 
 
 def test_a_negated_array_is_resolved():
-    """Its values cross, not its memory; with copy=False it is refused."""
+    """It is copied; with copy=False it is refused."""
     array = ea.array([1, -2]).negated()
     assert dlx.convert(dlx.convert(array, to="dlx"), to="examplearray").tolist() == [-1, 2]
     with pytest.raises(dlx.errors.CopyRequiredError):
