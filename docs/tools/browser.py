@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,33 @@ from typing import Any
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 # A site of files needs nothing from elsewhere, and the browser shall not look for it.
 ARGUMENTS = ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
+RESULT = ".md-search-result"
 WIDTHS = {"wide": 1280, "narrow": 390}
 SCHEMES = ("light", "dark")
 WAYS = [("wide", "light"), ("narrow", "dark")]  # each width and each palette once; pictures are of all four
-SEARCHED = ("pandas", "CopyRequiredError")
+# What people type, and the page that the search shows first.
+SEARCHED = {
+    "pandas": "cookbook/pandas-polars.html",
+    "polars": "cookbook/pandas-polars.html",
+    "DataLoader": "cookbook/dataloader.html",
+    "safetensors": "cookbook/hugging-face.html",
+    "opencv": "cookbook/images.html",
+    "jax": "cookbook/jax-torch.html",
+    "numpy to torch": "index.html",
+    "did that copy": "how-to/see-copies.html",
+    "zero copy": "how-to/see-copies.html",
+    "read-only": "how-to/read-only.html",
+    "CUDA stream": "how-to/streams.html",
+    "pickle": "how-to/distributed.html",
+    "multiprocessing": "how-to/share.html",
+    "shared memory": "how-to/share.html",
+    "dict of arrays": "how-to/trees-and-views.html",
+    "mypy": "how-to/types.html",
+    "bfloat16": "quickstart.html",
+    "BufferError": "quickstart.html",
+    "CopyRequiredError": "reference/errors.html",
+    "requires_grad": "troubleshooting.html",
+}
 
 # What is wrong with a page as it is laid out now. A part may be wider than the window if it can be scrolled, but output
 # and errors are read, not scrolled.
@@ -89,17 +112,23 @@ def look(page: Any, address: str, name: str, picture: Path | None) -> Iterator[s
     yield from (f"{name}: {each}" for each in dict.fromkeys(said))
 
 
-def search(page: Any, address: str, word: str) -> Iterator[str]:
-    """Search for a word as a reader would."""
+def search(page: Any, address: str, words: str, expected: str) -> Iterator[str]:
+    """Search as a reader would; say so where another page comes first than is expected."""
     page.goto(address + "index.html")
-    page.fill("input[name=query]", word)
+    page.fill("input[name=query]", words)
     try:
-        page.wait_for_selector(f".md-search-result__item:has-text('{word}')", timeout=10_000)
+        page.wait_for_function(f"() => /match/.test(document.querySelector('{RESULT}__meta').innerText)")
+        found = page.get_attribute(f"{RESULT}__item a", "href", timeout=5_000)
     except Exception as error:
-        yield f"the search does not find {word}: {str(error).splitlines()[0]}"
+        yield f"the search does not find {words}: {str(error).splitlines()[0]}"
+        return
+    if not found.partition("?")[0].endswith(expected):
+        yield f"the search for {words} shows {found}, not {expected}"
 
 
-def check(site: Path, executable: str, *, searched: tuple[str, ...] = (), screenshots: Path | None = None) -> list[str]:
+def check(
+    site: Path, executable: str, *, searched: dict[str, str] | None = None, screenshots: Path | None = None
+) -> list[str]:
     """Give what is wrong with a site, in sentences."""
     from playwright.sync_api import sync_playwright
 
@@ -117,7 +146,7 @@ def check(site: Path, executable: str, *, searched: tuple[str, ...] = (), screen
                 found = look(page, address, name, screenshots / file if screenshots else None)
                 wrong += [f"{way}, {scheme}: {each}" for each in found]
             if way == "wide" and scheme == "light":
-                wrong += [each for word in searched for each in search(page, address, word)]
+                wrong += [each for words in searched.items() for each in search(page, address, *words)]
         browser.close()
     print(f"{len(names)} pages looked at in {executable}, {len(wrong)} complaints")
     return wrong

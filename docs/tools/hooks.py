@@ -19,7 +19,12 @@ OUTSIDE = {
 }
 # Public names that are in the reference, and their name there where that is another.
 NAMES = re.findall(r'^    "(\w+)": ', (ROOT / "dlx" / "__init__.py").read_text(encoding="utf-8"), flags=re.MULTILINE)
-PLACES = {"convert": "dlx._api.convert.convert", "stack": "dlx._api.stack.stack"}
+PLACES = {"convert": "dlx._api.convert.convert", "open": "dlx._api.open.open", "stack": "dlx._api.stack.stack"}
+# How much a page counts in the search. Pages for users come before those about dlx itself, which say every word.
+BOOSTS = {
+    **dict.fromkeys(("index.md", "quickstart.md", "how-to/see-copies.md", "how-to/share.md"), 3),
+    **dict.fromkeys(("changelog.md", "conformance.md", "contributing.md", "design.md", "performance.md"), 0.2),
+}
 BARE = {"ffi", "exchange_api", "hookimpl"}  # described in words
 FENCE = re.compile(r"^(```+).*?^\1$", re.MULTILINE | re.DOTALL)
 NAME = re.compile(r"(?<![\[`])`dlx\.(\w+)(\(\))?`(?!\])")
@@ -61,6 +66,8 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Turn links to other files of the project into links to their pages; where they have none, into plain text."""
     markdown = re.sub(r"^```(python|console) gpu$", r"```\1", markdown, flags=re.MULTILINE)  # words of the tests only
     uri = page.file.src_uri
+    if uri in BOOSTS:
+        page.meta["search"] = {"boost": BOOSTS[uri]}
     here = ROOT / OUTSIDE[uri] if uri in OUTSIDE else ROOT / "docs" / uri
 
     def moved(link: re.Match[str]) -> str:
