@@ -1,4 +1,4 @@
-# Two commands do everything on a machine with Python >= 3.11, a C compiler and make:
+# Two targets do everything on a machine with Python >= 3.11, a C compiler and make:
 #   make demo   set up .venv, build, and convert real files
 #   make test   set up .venv, build, and run the tests
 # PYTHON picks another interpreter, TORCH another torch (TORCH= for none), VENV another place. DLX_SANITIZE=1 builds the
