@@ -22,6 +22,7 @@ from dlx.testing.subject import Subject
 __all__ = ["environment", "run"]
 
 PATIENCE = 120  # seconds that one check may take before it counts as hanging
+STARTING = 300  # seconds until a worker begins its first check: a busy machine imports a framework in more than one minute
 
 
 @set_module("dlx.testing")
@@ -87,7 +88,8 @@ def _worker(subject: Subject, checks: Sequence[Check]) -> dict[str, Verdict]:
         verdict = Verdict(blamed, subject.name, "breaks", f"the process {how}{_last(said)}")
         verdicts[blamed] = verdict.under(subject, CHECKS[blamed])
     elif code and not verdicts:
-        raise RuntimeError(f"the worker for {subject.name} {_ending(code)}{_last(said)}")
+        how = f"did not begin within {STARTING} seconds" if hangs else _ending(code)
+        raise RuntimeError(f"the worker for {subject.name} {how}{_last(said)}")
     return verdicts
 
 
@@ -99,7 +101,7 @@ def _listen(reader: int, process: subprocess.Popen[str]) -> tuple[list[str], boo
     assert output is not None
     os.set_blocking(output.fileno(), True)
     while True:
-        ready, _, _ = select.select([reader], [], [], PATIENCE)
+        ready, _, _ = select.select([reader], [], [], PATIENCE if text else STARTING)
         if not ready:
             hangs = True
             process.kill()

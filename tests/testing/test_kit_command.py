@@ -182,6 +182,13 @@ def test_a_check_that_never_ends_is_blamed(monkeypatch):
     assert found.status == "breaks" and "hangs" in found.seen
 
 
+def test_a_worker_that_never_begins_is_said_to_be_slow(monkeypatch):
+    """Not to have died: it was ended here, for instance on a machine with too much to do."""
+    monkeypatch.setattr("dlx.testing.runner.STARTING", 0)
+    with pytest.raises(RuntimeError, match="did not begin within 0 seconds"):
+        list(run(kit_planted.subject_hangs, [CHECKS["newer-minor"]]))
+
+
 def test_a_fresh_process_must_be_able_to_find_the_subject():
     """One that is only an object here cannot be graded there."""
     with pytest.raises(ValueError, match="no spec"):
