@@ -7,7 +7,9 @@ from typing import Any
 
 from dlx.errors import did_you_mean
 
-__all__ = ["check_names"]
+__all__ = ["UNCHANGED", "check_names"]
+
+UNCHANGED = "A conversion changes no dtype: change it in the framework, before or after"
 
 
 def check_names(function: Any, names: Iterable[str]) -> None:
@@ -23,5 +25,7 @@ def check_names(function: Any, names: Iterable[str]) -> None:
     code = function.__code__
     known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     for name in names:
-        if name not in known and (meant := did_you_mean(name, known)):
+        if name in known:
+            continue
+        if meant := f"{UNCHANGED}." if name == "dtype" else did_you_mean(name, known):
             raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}. {meant}") from None

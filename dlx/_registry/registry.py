@@ -20,10 +20,11 @@ from weakref import ref
 from dlx._core import native
 from dlx._core.display import Shown, columns, table
 from dlx._core.foreign import TypeCache, derives, exception_text, foreign_error, is_key, module_of, type_name
+from dlx._core.keywords import UNCHANGED
 from dlx._core.module import set_module
 from dlx._core.stream import Stream, handle_of, kept
 from dlx._core.text import one_line
-from dlx._core.types import Device
+from dlx._core.types import Device, DType
 from dlx._registry import generic, modules
 from dlx._registry.loader import Loader
 from dlx._registry.plugin import BUILT_IN, OURS, SOURCES, Plugin, error_of, normalized, strict
@@ -33,7 +34,16 @@ from dlx.errors import AdapterNotFoundError, DlxError, FrameworkNotInstalledErro
 
 __all__ = ["Adapters", "Registry", "adapters", "registry"]
 
-_SHORT = {"np": "numpy", "jnp": "jax", "cp": "cupy", "pa": "pyarrow", "tf": "tensorflow", "mx": "mlx", "wp": "warp"}
+_SHORT = {
+    "np": "numpy",
+    "jnp": "jax",
+    "cp": "cupy",
+    "pa": "pyarrow",
+    "pt": "torch",
+    "tf": "tensorflow",
+    "mx": "mlx",
+    "wp": "warp",
+}
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "__array__")
 _OWN: dict[str, Adapter] = {
     each.name: each for each in (generic.TENSOR, generic.ARROW_TARGET)
@@ -265,7 +275,7 @@ class Registry:
             shown = f"module {to.__name__}"
             name = names[0] if loader.has(names[0]) else next(filter(loader.has, reversed(names)), names[0])
         elif not isinstance(to, str):
-            raise TypeError(f"to must be a name, a module or an array type, found {type(to).__name__}")
+            raise TypeError(f"to must be a name, a module or an array type, found {_found(to)}")
         if name in _OWN:
             return cast("Target", self.ready(_OWN[name]))
         if not loader.has(name):
@@ -332,7 +342,9 @@ class Registry:
 
     def _guess(self, name: str) -> str:
         """Return a sentence on the target that an unknown name may mean, or nothing."""
-        names, word = self._names(), name.lower().replace("-", "_")
+        if _is(Device, name):
+            return f"It is a device: say device={name!r}, and the framework in to=."
+        names, word = self._names(), name.lower().replace("-", "_").partition(".")[0]
         long = _SHORT.get(word, word)
         if long in names:
             return f"Did you mean {long!r}?"
@@ -344,6 +356,25 @@ class Registry:
     def _names(self) -> list[str]:
         self._loader.scan()
         return sorted({*_OWN, *(name for name in self._loader.plugins if "(" not in name)} - SOURCES)
+
+
+def _is(kind: type[Device] | type[DType], obj: Any) -> bool:
+    """Return whether an object or a name stands for a device or a dtype."""
+    try:
+        kind(obj)
+    except (DlxError, TypeError, ValueError):
+        return False
+    return True
+
+
+def _found(to: Any) -> str:
+    """Return the type of what is no target, and what to do where it is a device or a dtype."""
+    shown = type_name(type(to))
+    if isinstance(to, int | tuple | list):  # which a device or a dtype can be written as
+        return shown
+    if _is(Device, to):
+        return f"{shown}. Say device= for a device"
+    return f"{shown}. {UNCHANGED}" if _is(DType, to) else shown
 
 
 def packages(module: str) -> Iterator[str]:

@@ -140,6 +140,11 @@ def test_a_name_that_is_no_device(name, said):
         ("nunpy", "Did you mean 'numpy'"),
         ("arow", "Did you mean 'arrow'"),
         ("tf", "tensorflow"),
+        ("pt", "Did you mean 'torch'"),
+        ("torch.Tensor", "Did you mean 'torch'"),
+        ("cuda", "It is a device: say device='cuda'"),
+        ("cuda:1", "It is a device: say device='cuda:1'"),
+        ("cpu", "It is a device: say device='cpu'"),
         ("zzz", "Known targets"),
     ],
 )
@@ -147,6 +152,28 @@ def test_a_target_that_is_misspelt(name, said):
     """The nearest name, and all that there are."""
     with pytest.raises(AdapterNotFoundError, match=f"no target {name!r}.*{said}"):
         dlx.convert(np.ones(3), to=name)
+
+
+@pytest.mark.parametrize(
+    ("to", "said"),
+    [
+        (lambda torch: torch.device("cpu"), "found torch.device. Say device= for a device"),
+        (lambda torch: torch.float32, "found torch.dtype. A conversion changes no dtype"),
+        (lambda _: 3, "found int$"),
+    ],
+    ids=["device", "dtype", "int"],
+)
+def test_what_is_no_target_at_all(torch, to, said):
+    """A device has its own option; a dtype stays what it is."""
+    with pytest.raises(TypeError, match=said):
+        dlx.convert(np.ones(3), to=to(torch))
+
+
+@pytest.mark.parametrize("call", [dlx.convert, dlx.plan, dlx.stack], ids=["convert", "plan", "stack"])
+def test_a_dtype_is_no_option(call):
+    """The error says where dtypes are changed."""
+    with pytest.raises(TypeError, match=r"'dtype'. A conversion changes no dtype: change it in the framework"):
+        call([np.ones(3)], "numpy", dtype="float32")
 
 
 @pytest.mark.parametrize(
