@@ -471,7 +471,7 @@ class JaxAdapter(Adapter):
     switches = ("config.jax_enable_x64", "config.jax_platforms")
     known_issues = (
         KnownIssue(
-            does="from_dlpack narrows 64-bit data to 32 bits without a word where x64 is off, copy=False included",
+            does="from_dlpack narrows 64-bit data to 32 bits silently where x64 is off, copy=False included",
             see="https://docs.jax.dev/en/latest/default_dtypes.html",
             lowers={"narrows_without_x64": _WIDE},
         ),

@@ -502,7 +502,7 @@ class TorchAdapter(Adapter):
         owner_type="torch.UntypedStorage",
         owner_bounds=("data_ptr", "nbytes"),
         switches=(("torch.autograd.forward_ad", "_current_level", -1),),  # no dual numbers about
-        confirmed=("int8", "uint8"),  # int4 and its kin call themselves these
+        confirmed=("int8", "uint8"),  # int4 and smaller call themselves these
         describe=_exported_info,
         ready=_is_materialised,
     )

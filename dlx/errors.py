@@ -317,7 +317,7 @@ class StreamError(ConversionError, ValueError):
 
 
 class ProtocolError(ConversionError, ValueError):
-    """A producer broke the DLPack protocol, or speaks another major version of it."""
+    """A producer broke the DLPack protocol, or uses another major version of it."""
 
 
 class ConsumedError(ProtocolError):

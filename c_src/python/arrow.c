@@ -402,7 +402,7 @@ static PyObject* arrow_gather(PyObject* module, PyObject* const* args, Py_ssize_
 
 /* Export what __arrow_c_stream__ gives, or __arrow_c_array__ where there is none, where that is
  * numbers of the host that can be shared as they are: a stream shows the chunks that
- * __arrow_c_array__ of some libraries joins without a word. Owns: the caller owns *out. GIL:
+ * __arrow_c_array__ of some libraries joins silently. Owns: the caller owns *out. GIL:
  * needed; runs Python. Errors: -1 with an exception. */
 DLX_HOT static int export(void* obj, DLManagedTensorVersioned** out) {
   int has_stream = _PyType_Lookup(Py_TYPE((PyObject*)obj), stream_method) != NULL;

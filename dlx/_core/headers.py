@@ -29,7 +29,7 @@ _DIRECTIVE = re.compile(r"^#(?!define DLPACK_\w+ \d).*$", re.MULTILINE)
 def get_include() -> str:
     """Return the folder of dlx's C headers, for a compiler's ``-I``.
 
-    ``#include "dlpack_abi.h"`` gives the structs of DLPack 1.3, `DLTensor` and its kin, before or after any other
+    ``#include "dlpack_abi.h"`` gives the structs of DLPack 1.3, `DLTensor` and others, before or after any other
     ``dlpack.h``. The functions in ``dlx.h`` are the core's own: there is nothing to link them against.
 
     Examples

@@ -122,7 +122,8 @@ class Trace(Shown):
         return json.dumps([record._asdict() for record in self.records], indent=2)
 
     def _head(self) -> str:
-        return f"{amount(self.nbytes)} copied or moved by {sum(record.times for record in self.records)} conversions"
+        times = sum(record.times for record in self.records)
+        return f"{amount(self.nbytes)} copied or moved by {times} conversion{'s' * (times != 1)}"
 
     def __str__(self) -> str:
         return "\n".join([self._head(), *columns([self._row(record) for record in self.records], indent="")])

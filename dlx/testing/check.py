@@ -17,7 +17,7 @@ __all__ = ["CHECKS", "KINDS", "Check", "Verdict", "check", "declared", "exceptin
 
 KINDS = ("producer", "consumer", "adapter")
 SEVERITIES = ("fatal", "wrong", "refuses", "friction")
-"""Process death or unsafe memory · wrong data or rights without a word · what should work is refused · the rest."""
+"""Process death or unsafe memory · wrong data or rights, silently · what should work is refused · the rest."""
 
 
 WORDS = (

@@ -31,7 +31,7 @@ MARKS = {"keeps": "✓", "breaks": "✗", "excepted": "(✗)", "n/a": "-", "erro
 REFUSES = "✓ʳ"
 _COST = {
     "fatal": "the process may die, or memory is unsafe",
-    "wrong": "wrong data, or lost rights, without a word",
+    "wrong": "wrong data, or lost rights, silently",
     "refuses": "what should work is refused",
     "friction": "it costs a detour",
 }

@@ -103,7 +103,7 @@ def test_it_prints_as_a_table_html_and_json(np):
     with dlx.trace() as seen:
         dlx.convert(np.ones(3, np.float32), to="dlx", copy=True)
     head, row = str(seen).splitlines()
-    assert head == "12 B copied or moved by 1 conversions" and "test_trace.py:" in row and "copied" in row
+    assert head == "12 B copied or moved by 1 conversion" and "test_trace.py:" in row and "copied" in row
     assert repr(seen) == str(seen)
     shown = seen._repr_html_()
     assert "<table" in shown and "-&gt; dlx" in shown and "background:#d4a72c" in shown

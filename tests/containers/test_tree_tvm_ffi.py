@@ -99,7 +99,7 @@ def test_a_list_that_holds_itself_does_so_in_the_result(torch):
 
 
 def test_an_error_has_its_path_and_nothing_is_left(np, made):
-    """It reports what tvm_ffi would leave unconverted without a word."""
+    """It reports what tvm_ffi would leave unconverted silently."""
     live = native.live()
     source = made("Map", {"a": [1, np.zeros((2, 4), "f4")]})
     wide = tvm_ffi.from_dlpack(dlx.convert(np.zeros(4, "f4"), to="dlx"))
@@ -181,7 +181,7 @@ def test_a_handle_that_moved_is_not_taken_for_what_took_its_place(torch):
 
 
 def test_a_dict_that_grows_while_it_is_iterated_raises(torch):
-    """As a dict of Python does; tvm_ffi stops without a word."""
+    """As a dict of Python does; tvm_ffi stops silently."""
     source = tvm_ffi.Dict({"a": torch.ones(1), "b": torch.ones(1)})
     view = dlx.convert(source, to="torch", lazy=True)
     for route in (view, view.keys(), view.values(), view.items()):

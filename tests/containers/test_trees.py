@@ -469,7 +469,7 @@ def test_subclasses_of_sets_and_of_bounded_deques():
 
 
 def test_a_class_that_says_how_it_is_copied_is_copied_so():
-    """__copy__, __reduce__ and their kin are obeyed."""
+    """__copy__, __reduce__ and similar methods are obeyed."""
 
     class Counted(dict):
         copies = 0

@@ -28,6 +28,7 @@ OLD = {
     r"Leaf\.carried|carried|reviewed": "storage dtype, viewed as",
     r"Bulk|Passed|\bWay\b": "Batch, PassedArray, FunctionSpec",
     r"told\(": "error_line",
+    r"without a word|(?:its|their) kin": "silently; similar, such as",
     r"cross(?:es|ed)?(?! the)|lend(?:s|ing)?|lend_\w+|lending": "convert; export; keep alive",
 }
 FOLDERS = ("dlx", "adapters", "c_src", "docs", "examples", "benchmarks")

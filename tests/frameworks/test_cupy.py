@@ -207,7 +207,7 @@ def test_read_only_memory_is_copied(cuda, cupy, other):
 
 @pytest.mark.parametrize("device", [0, 1])
 def test_numpy_to_cupy(cuda, cupy, np, device):
-    """To the current device without a word, as a reported copy; the source may be written to at once."""
+    """To the current device silently, as a reported copy; the source may be written to at once."""
     source = np.arange(N, dtype="float32")
     with cupy.cuda.Device(device), cupy.cuda.Stream(non_blocking=True):
         plan = dlx.plan(source, "cupy")

@@ -215,7 +215,7 @@ def test_donated_memory_of_others_is_not_written_to(size):
 
 @pytest.mark.parametrize("dtype", WIDE)
 def test_64_bits_are_refused_while_x64_is_off(dtype):
-    """Jax would make 32 bits of them without a word; dlx refuses and says what to switch on."""
+    """Jax would make 32 bits of them silently; dlx refuses and says what to switch on."""
     source = aligned(fill(np, dtype, (4,)))
     for copy in (None, False, True):
         with pytest.raises(errors.DTypeError, match=f"would narrow {dtype} to .* x64 is off") as caught:

@@ -109,7 +109,7 @@ def _leaves(found):
     return tuple(jax.tree_util.tree_leaves(found))
 
 
-# ---- without a word nothing is cut -----------------------------------------------------------------------------------
+# ---- nothing is cut silently -----------------------------------------------------------------------------------
 
 
 def test_gradients_are_not_cut_without_a_word():
