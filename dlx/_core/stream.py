@@ -14,7 +14,17 @@ from dlx._core.module import set_module
 from dlx._core.types import Device, host_readable
 from dlx.errors import StreamError
 
-__all__ = ["LEGACY", "PER_THREAD", "UNORDERED", "Stream", "handle_of", "is_unordered", "kept", "keep_streams", "meaning"]
+__all__ = [
+    "LEGACY",
+    "PER_THREAD",
+    "UNORDERED",
+    "Stream",
+    "handle_of",
+    "is_unordered",
+    "kept",
+    "keep_streams",
+    "meaning",
+]
 
 LEGACY: int = lib.DLX_STREAM_LEGACY
 PER_THREAD: int = lib.DLX_STREAM_PER_THREAD

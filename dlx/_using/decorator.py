@@ -72,8 +72,9 @@ def using(
     stream
         As in `convert`, for the way in; the function works on it, too. None: on its caller's, see Notes.
     grad
-        Whether gradients are computed: the caller's framework differentiates the function, by derivatives that the function's
-        framework computes. Where an argument is recorded, results are new arrays, also those that are arguments.
+        Whether gradients are computed: the caller's framework differentiates the function, by derivatives that the
+        function's framework computes. Where an argument is recorded, results are new arrays, also those that are
+        arguments.
     result_like
         With `grad`, for callers that compile (``jax.jit``) and functions that cannot be tried without data: a tree with
         the shapes and dtypes of the results, of arrays or ``jax.ShapeDtypeStruct``, or a function of the arguments

@@ -22,7 +22,7 @@ from dlx.testing.subject import Subject
 __all__ = ["environment", "run"]
 
 PATIENCE = 120  # seconds that one check may take before it counts as hanging
-STARTING = 300  # seconds until a worker begins its first check: a busy machine imports a framework in more than one minute
+STARTING = 300  # seconds until a worker begins its first check: on a busy machine a framework is imported slowly
 
 
 @set_module("dlx.testing")

@@ -127,7 +127,7 @@ def search(page: Any, address: str, words: str, expected: str) -> Iterator[str]:
 
 
 def check(
-    site: Path, executable: str, *, searched: dict[str, str] | None = None, screenshots: Path | None = None
+    site: Path, executable: str, *, searched: Mapping[str, str] | None = None, screenshots: Path | None = None
 ) -> list[str]:
     """Give what is wrong with a site, in sentences."""
     from playwright.sync_api import sync_playwright
@@ -146,7 +146,7 @@ def check(
                 found = look(page, address, name, screenshots / file if screenshots else None)
                 wrong += [f"{way}, {scheme}: {each}" for each in found]
             if way == "wide" and scheme == "light":
-                wrong += [each for words in searched.items() for each in search(page, address, *words)]
+                wrong += [each for words in (searched or {}).items() for each in search(page, address, *words)]
         browser.close()
     print(f"{len(names)} pages looked at in {executable}, {len(wrong)} complaints")
     return wrong
