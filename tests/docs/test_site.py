@@ -90,7 +90,7 @@ def test_the_reference_gives_each_parameter_its_own_default(site):
     shown = html.unescape(re.sub(r"<[^>]*>", " ", text))
     wanted = collections.Counter(
         (name, repr(each.default))
-        for function in (dlx.convert, dlx.plan, dlx.stack, dlx.using, dlx.share, dlx.attach)
+        for function in (dlx.convert, dlx.plan, dlx.stack, dlx.open, dlx.using, dlx.share, dlx.attach)
         for name, each in inspect.signature(function).parameters.items()
         if each.default is not each.empty
     )
