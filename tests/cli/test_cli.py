@@ -330,6 +330,15 @@ def test_a_fault_of_dlx_is_one_line(monkeypatch, capsys):
         main(["doctor"])
 
 
+def test_errors_in_a_pipe_are_in_colour_where_that_is_forced():
+    """As all else is; in one line, and without escape sequences otherwise."""
+    env = {key: each for key, each in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")} | {"TERM": "xterm"}
+    _, _, plain = dlx("inspect", "nowhere.npy", env=env)
+    _, _, coloured = dlx("inspect", "nowhere.npy", env=env | {"FORCE_COLOR": "1"})
+    assert plain.startswith("dlx inspect: nowhere.npy") and plain.count("\n") == 1
+    assert coloured == plain.replace("dlx inspect:", "\x1b[1;31mdlx inspect:\x1b[0m")
+
+
 @pytest.mark.parametrize("width", [20, 40, 200])
 def test_errors_on_a_terminal_are_in_colour_and_wrapped_between_words(monkeypatch, width):
     """Every word is whole on its line, however narrow; without colours where the user wants none."""

@@ -64,17 +64,18 @@ def _descriptor(file: TextIO) -> int | None:
 def complain(command: str, text: str) -> None:
     """Say what is wrong on stderr: in one line; on a terminal in colour, and wrapped between words."""
     head = f"dlx {command}: " if command else "dlx: "
-    file = sys.stderr
-    if file is None or not _is_terminal(file):
-        say(head + text, file)
-        return
-    import shutil
-    import textwrap
+    text, file = head + text, sys.stderr
+    is_terminal = file is not None and _is_terminal(file)
+    if is_terminal:
+        import shutil
+        import textwrap
 
-    width = max(shutil.get_terminal_size().columns, 20)
-    text = textwrap.fill(head + text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        width = max(shutil.get_terminal_size().columns, 20)
+        text = textwrap.fill(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
-    say(text if plain else f"\x1b[1;31m{head[:-1]}\x1b[0m{text[len(head) - 1 :]}", file)
+    if not plain and (is_terminal or os.environ.get("FORCE_COLOR")):
+        text = f"\x1b[1;31m{head[:-1]}\x1b[0m{text[len(head) - 1 :]}"
+    say(text, file)
 
 
 def _is_terminal(file: TextIO) -> bool:
