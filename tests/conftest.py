@@ -51,6 +51,14 @@ def pytest_collection(session):
             continue  # it is tried again, and then told, when it is collected
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """What is shipped is built for some tests only: these are slow."""
+    for item in items:
+        if {"sdist", "wheel"} & {*item.fixturenames}:
+            item.add_marker(pytest.mark.slow)
+
+
 def pytest_runtest_setup(item):
     """Skip what means nothing with the sanitizers, or on a free-threaded build; the mark says why."""
     mark = item.get_closest_marker("unsanitized")

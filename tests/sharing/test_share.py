@@ -768,7 +768,7 @@ class TestLeaks:
             import json, dlx
             from dlx._sharing.handle import handle_of
             from dlx._sharing.segment import new_segment
-            count, times = (300_000, 1) if {shape!r} == "chain" else (100, 2)
+            count, times = (200_000, 1) if {shape!r} == "chain" else (100, 2)
             nodes = [[{kind!r}, None, [1]]] + [["tuple", None, [i + 1] * times] for i in range(1, count)]
             text = json.dumps({{"tree": [0, nodes + [["tuple", None, []]]], "segments": [], "numbers": [0]}})
             try:

@@ -1158,6 +1158,7 @@ def test_no_warnings():
 
 
 @pytest.mark.parametrize("name", ["torch_with_jax", "jax_with_torch"])
+@pytest.mark.slow
 def test_the_examples_agree_with_their_twins(name):
     """Losses of 200 steps agree to 1e-5."""
     pytest.importorskip("sklearn")
