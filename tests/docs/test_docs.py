@@ -43,6 +43,8 @@ ELSEWHERE = {
     "docs/write-an-adapter.md": ({"python"}, "registry/test_write_an_adapter.py"),
 }
 
+SLOW = ("docs/how-to/grade-a-library.md",)  # it grades several, by the whole kit
+
 # Runs in the page's folder: blocks one after another, in one namespace; a mark tells what each has printed.
 RUNNER = """
 import json, sys
@@ -92,7 +94,7 @@ def with_code():
     """Give the pages that have blocks to run here."""
     for page, text in READS.items():
         if here(page, text):
-            yield page
+            yield pytest.param(page, marks=[pytest.mark.slow] if name_of(page) in SLOW else [])
 
 
 def here(page, text):

@@ -761,7 +761,7 @@ class TestLeaks:
         """)
 
     @pytest.mark.parametrize("kind", ["set", "frozenset"])
-    @pytest.mark.parametrize("shape", ["chain", "doubled"])
+    @pytest.mark.parametrize("shape", [pytest.param("chain", marks=pytest.mark.slow), "doubled"])
     def test_a_set_of_what_is_nested_too_deep_is_refused(self, kind, shape, python):
         """Python takes hashes of tuples by recursion, of each as often as it is there."""
         out = python(f"""

@@ -177,7 +177,7 @@ def test_a_check_that_kills_its_process_is_blamed_and_the_rest_goes_on():
 
 def test_a_check_that_never_ends_is_blamed(monkeypatch):
     """Its process is ended."""
-    monkeypatch.setattr("dlx.testing.runner.PATIENCE", 5)
+    monkeypatch.setattr("dlx.testing.runner.PATIENCE", 1)
     (found,) = run(kit_planted.subject_hangs, [CHECKS["newer-minor"]])
     assert found.status == "breaks" and "hangs" in found.seen
 
