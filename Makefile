@@ -107,7 +107,7 @@ test-interrupts: $(TESTABLE)
 test-sanitize:
 	@$(MAKE) --no-print-directory DLX_SANITIZE=1 test
 
-# Every allocation of a call fails once: all calls (a few in `make test`).
+# Every allocation of a call fails once: all calls (a few in `make test SLOW=1`).
 test-allocations: $(TESTABLE)
 	DLX_ALLOCATIONS=all $(RUN) -m pytest tests/reliability/test_allocations.py tests/cuda/test_driver_failures.py $(ARGS)
 
