@@ -43,7 +43,9 @@ ELSEWHERE = {
     "docs/write-an-adapter.md": ({"python"}, "registry/test_write_an_adapter.py"),
 }
 
-SLOW = ("docs/how-to/grade-a-library.md",)  # it grades several, by the whole kit
+# These grade libraries by the whole kit, train, or ask type checkers.
+SLOW = {"docs/cookbook/jax-torch.md", "docs/cookbook/scikit-learn.md"}
+SLOW |= {f"docs/how-to/{name}.md" for name in ("accept-any-array", "grade-a-library", "gradients")}
 
 # Runs in the page's folder: blocks one after another, in one namespace; a mark tells what each has printed.
 RUNNER = """

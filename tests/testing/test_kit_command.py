@@ -140,6 +140,7 @@ def test_pytest_makes_a_test_of_each_promise(tmp_path):
     assert "Traceback" not in text
 
 
+@pytest.mark.slow
 def test_pytest_skips_and_xfails(tmp_path):
     """What is not applicable is skipped with the reason, what is excepted is an expected failure."""
     (tmp_path / "test_own.py").write_text("def test_mine():\n    pass\n")
@@ -177,7 +178,7 @@ def test_a_check_that_kills_its_process_is_blamed_and_the_rest_goes_on():
 
 def test_a_check_that_never_ends_is_blamed(monkeypatch):
     """Its process is ended."""
-    monkeypatch.setattr("dlx.testing.runner.PATIENCE", 1)
+    monkeypatch.setattr("dlx.testing.runner.PATIENCE", 5)
     (found,) = run(kit_planted.subject_hangs, [CHECKS["newer-minor"]])
     assert found.status == "breaks" and "hangs" in found.seen
 
