@@ -140,8 +140,8 @@ def zipped(**members):
 
 
 def bomb():
-    """Return a file of 64 MiB of blanks, which are made when the test runs: each process collects all tests."""
-    return zipped(a=b"\x93NUMPY\x02\0" + (1 << 20).to_bytes(4, "little") + b" " * (1 << 26))
+    """Return a file of 256 MiB of blanks, which are made when the test runs: each process collects all tests."""
+    return zipped(a=b"\x93NUMPY\x02\0" + (1 << 20).to_bytes(4, "little") + b" " * (1 << 28))
 
 
 def zips(good, claims):
