@@ -13,7 +13,10 @@ from project import ROOT
 
 BROKEN = "#!/bin/sh\necho 'pyenv: command not found' >&2\nexit 127\n"
 # What `make` tells the programs that it runs, these tests among them: the variables that it was given.
-PASSED_ON = ("MAKEFLAGS", "MAKELEVEL", "DLX_SANITIZE", "ARGS", "EXTRA", "JOBS", "PYTHON", "PYTHONS", "SLOW", "TORCH", "VENV")
+PASSED_ON = (
+    *("MAKEFLAGS", "MAKELEVEL", "DLX_SANITIZE", "ARGS", "EXTRA", "JOBS"),
+    *("PYTHON", "PYTHONS", "SLOW", "TORCH", "VENV"),
+)
 WORKING = f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'
 
 

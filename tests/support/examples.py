@@ -1,4 +1,4 @@
-"""How many examples the property tests draw: enough for each kind to come up, more in CI, many more in `make test-deep`.
+"""How many examples the property tests draw: each kind comes up; more in CI, and many more in `make test-deep`.
 
 Each run draws other ones, so what one run leaves out another one has. What an example costs is mostly its draws: they
 are few where a whole shape is one, and all that does not depend on another draw is one.
