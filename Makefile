@@ -41,7 +41,8 @@ TORCH_STAMP := $(VENV)/.torch-$(subst =,-,$(TORCH))
 # learn that there is no compiler.
 EXTRA ?= test
 TESTABLE = $(VENV)/.built $(VENV)/.extra-$(EXTRA) $(TORCH_STAMP)
-TAKES = nine minutes on two cores
+TAKES = four minutes on two cores
+TAKES_ALL = nine minutes on two cores
 SIZE_demo = , 25 MB to download
 SIZE_test = , 1.2 GB when installed
 SIZE_cookbook = , 2.5 GB when installed
@@ -52,14 +53,18 @@ demo: $(VENV)/.built $(VENV)/.extra-demo $(TORCH_STAMP)
 	$(RUN) examples/quickstart.py
 
 # Many tests start Python, also where PYTHONDONTWRITEBYTECODE is set: dlx is compiled to byte code once. Files with few
-# tests are the slow ones: they are not left for the end.
+# tests are the slow ones: they are not left for the end. SLOW=1 adds the tests with the mark `slow`, and four times the
+# examples; where ARGS picks tests, none is left out.
 test: takes $(TESTABLE)
 	@$(BIN)/python -m compileall -q dlx adapters tests/support docs/tools
-	$(RUN) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(if $(SLOW),DLX_EXAMPLES=$${DLX_EXAMPLES:-2000} )$(RUN) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(SLOW)$(ARGS),,-m "not slow") $(ARGS)
+
+# What is run seldom leaves nothing out.
+test-all test-pythons test-debian test-old-numpy test-bare test-free-threaded test-sanitize: export SLOW = 1
 
 .PHONY: takes
 takes:
-	@echo "note: all tests take $(TAKES), once .venv is there; ARGS=\"-k name\" runs some"
+	@echo "note: the tests take $(if $(SLOW),$(TAKES_ALL),$(TAKES)), once .venv is there; ARGS=\"-k name\" runs some, SLOW=1 all"
 
 # The property tests over many more examples (tests/support/examples.py), and threads for longer.
 DEEP = $(shell grep -rl "^from examples import" tests --include="test_*.py")
@@ -102,7 +107,7 @@ test-interrupts: $(TESTABLE)
 test-sanitize:
 	@$(MAKE) --no-print-directory DLX_SANITIZE=1 test
 
-# Every allocation of a call fails once: all calls (a few in `make test`).
+# Every allocation of a call fails once: all calls (a few in `make test SLOW=1`).
 test-allocations: $(TESTABLE)
 	DLX_ALLOCATIONS=all $(RUN) -m pytest tests/reliability/test_allocations.py tests/cuda/test_driver_failures.py $(ARGS)
 

@@ -51,6 +51,14 @@ def pytest_collection(session):
             continue  # it is tried again, and then told, when it is collected
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """What is shipped is built for some tests only: these are slow."""
+    for item in items:
+        if {"sdist", "wheel"} & {*item.fixturenames}:
+            item.add_marker(pytest.mark.slow)
+
+
 def pytest_runtest_setup(item):
     """Skip what means nothing with the sanitizers, or on a free-threaded build; the mark says why."""
     mark = item.get_closest_marker("unsanitized")
@@ -66,24 +74,20 @@ def has_gil():
     return getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
-_imported = 0
+def _collect():
+    """Collect, and take what is left out of the collector's sight: with torch and jax there a collection is 0.1 s else.
 
-
-def _freeze():
-    """Take what was imported out of the collector's sight: with torch and jax there a collection is 0.1 s else."""
-    global _imported
-    if len(sys.modules) > _imported + 20:
-        gc.collect()
-        gc.freeze()
-        _imported = len(sys.modules)
+    What tests leave behind counts as well: a recording driver, a framework for one test and its report in each.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def no_leaks():
     """Every managed tensor that a test made or consumed is released when the test is over."""
-    _freeze()
-    if native.live():
-        gc.collect()
+    if gc.get_count()[2] or native.live():  # at least 7,000 objects are new
+        _collect()
     before = native.live()
     yield
     if native.live() != before:
@@ -149,7 +153,7 @@ def cuda(fake_driver, monkeypatch):
     driver.reset()
     yield driver
     native.routes_clear()
-    gc.collect()
+    _collect()
     driver.resume_all()
     left = native.lib.dlx_cuda_release_pending()
     depth, mode, misuses, report = driver.depth, driver.mode, driver.misuses, driver.report

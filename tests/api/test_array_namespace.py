@@ -85,6 +85,7 @@ def test_everything_follows_x(np, torch):
     assert isinstance(result, torch.Tensor) and result.tolist() == pytest.approx(14**0.5)
 
 
+@pytest.mark.slow
 def test_move_to_of_scikit_learn_by_dlx():
     """Three lines of dlx in its place pass scikit-learn's own tests of it."""
     for name in ("sklearn", "array_api_strict", "torch"):

@@ -21,7 +21,7 @@ import dlx.typing
 
 EXAMPLES = ROOT / "tests" / "support" / "typing"
 WITH = ["targets.py", "containers.py", "mistakes.py"]
-CHECKERS = ["mypy", "pyright"]
+CHECKERS = ["mypy", pytest.param("pyright", marks=pytest.mark.slow)]
 
 
 def is_made():

@@ -410,6 +410,7 @@ sys.exit(dlx.cli.main(sys.argv[1:]))
 
 
 @pytest.mark.parametrize("unnamed", [True, False], ids=["O_TMPFILE", "with a name"])
+@pytest.mark.slow
 def test_a_killed_run_leaves_no_half_file(folder, unnamed):
     """SIGKILL when all is written but the name: the old file is whole, and what is left does not pile up."""
     (folder / "y.npz").write_text("old")

@@ -34,6 +34,7 @@ def install(folder):
     (info / "entry_points.txt").write_text("[dlx]\n{} = {}\n".format(*entry))
 
 
+@pytest.mark.slow
 def test_what_it_writes_passes_the_conformance_kit(shelf, capsys):
     """Module, entry point and tests; unchanged, its own tests and the kit's pass."""
     assert main(["new-adapter", "shelf", "--json"]) == 0

@@ -365,6 +365,7 @@ def test_a_plan_of_a_view_agrees_with_what_each_element_becomes(np, torch):
         assert set(seen.values()) == {"same", "shared", "copied", "refused"}
 
 
+@pytest.mark.slow
 def test_a_failure_at_the_bottom_of_100_000_levels(python):
     """Raised or collected, with a place that can be read; the process lives."""
     python(

@@ -706,6 +706,7 @@ DEEP = """
 """
 
 
+@pytest.mark.slow
 def test_100_000_levels_convert_and_the_process_lives(python):
     """Depth is no recursion: neither the walk, nor putting together, nor letting go.
 

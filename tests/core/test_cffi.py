@@ -77,6 +77,7 @@ def there(*names):
     return [name for name in names if find_spec(name)]
 
 
+@pytest.mark.slow
 def test_the_example_works_in_the_checkout(tmp_path):
     """The example builds and scales arrays of numpy and torch in place, from the source tree."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "adapters")])}

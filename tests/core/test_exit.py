@@ -25,11 +25,9 @@ PEERS = {
     "numpy": "import numpy as np\n"
     "results = [np.from_dlpack(over()), np.arange(4.0)]\n"
     "results += [native.capsule_claim(a.__dlpack__(max_version=(1, 0))) for a in results]\n",
-    "torch": "import torch\n"
-    "results = [torch.from_dlpack(over()), torch.arange(4.0)]\n"
-    "results += [native.capsule_claim(t.__dlpack__()) for t in results]\n",
     "numpy and torch": "import numpy as np, torch\n"
     "results = [np.from_dlpack(torch.from_dlpack(over())), torch.from_dlpack(np.from_dlpack(over()))]\n"
+    "results += [torch.from_dlpack(over()), torch.arange(4.0)]\n"
     "results += [native.capsule_claim(a.__dlpack__()) for a in results]\n",
 }
 

@@ -194,6 +194,7 @@ INTERFACES = [
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["first", "last"])
+@pytest.mark.slow
 def test_with_cpp_interfaces(first, tmp_path):
     """The C++ headers of libraries that use DLPack are content with dlx's declarations, and the other way round."""
     here = [(folder(package, where), header) for package, where, header in INTERFACES if folder(package, where)]

@@ -119,7 +119,7 @@ print(native.live() - live, live, memory() - before, sys.getallocatedblocks() - 
 
 @pytest.mark.unsanitized("freed memory is kept for a while, so that resident memory grows")
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="asks glibc 2.33 or later")
-@pytest.mark.parametrize("frameworks", ["none", "numpy and torch"])
+@pytest.mark.parametrize("frameworks", ["none", pytest.param("numpy and torch", marks=pytest.mark.slow)])
 def test_20_000_conversions(python, frameworks):
     """After 20 000 conversions, many of which fail, no managed tensor is alive and no memory was lost.
 
@@ -152,7 +152,7 @@ def resident():
 
 @pytest.mark.unsanitized("freed memory is kept for a while, so that resident memory grows")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/statm")
-@pytest.mark.parametrize("form", ["list", "dict", "nested"])
+@pytest.mark.parametrize("form", ["list", *(pytest.param(each, marks=pytest.mark.slow) for each in ("dict", "nested"))])
 def test_wide_trees(np, torch, python, form):
     """A thousand conversions of a tree of 1,000 arrays leave no bytes behind, nor a managed tensor."""
     out = python(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import pytest
@@ -35,19 +36,21 @@ FOLDERS = ("dlx", "adapters", "c_src", "docs", "examples", "benchmarks")
 MADE = {"docs/conformance.md", "docs/matrix.md"}  # by commands, in their own words
 
 
+@functools.cache
 def pages():
-    """Give every text of the project that people read or write."""
-    yield from (ROOT / name for name in ("README.md", "CONTRIBUTING.md"))
+    """Return every text of the project that people read or write, {name: text}."""
+    paths = [ROOT / name for name in ("README.md", "CONTRIBUTING.md")]
     for folder in FOLDERS:
-        for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in {".py", ".pyi", ".c", ".h", ".md"} and str(path.relative_to(ROOT)) not in MADE:
-                yield path
+        found = (ROOT / folder).rglob("*")
+        paths += sorted(path for path in found if path.suffix in {".py", ".pyi", ".c", ".h", ".md"})
+    texts = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths}
+    return {name: text for name, text in texts.items() if name not in MADE}
 
 
 @pytest.mark.parametrize("old", OLD)
 def test_an_old_word_is_gone(old):
     """Neither code nor comments nor pages use it."""
     pattern = re.compile(rf"(?<![\w/])(?:{old})(?![\w/])")
-    for path in pages():
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            assert not pattern.search(line), f"{path.relative_to(ROOT)}:{number}: say {OLD[old]}"
+    for name, text in pages().items():
+        for found in pattern.finditer(text):
+            raise AssertionError(f"{name}:{text.count(chr(10), 0, found.start()) + 1}: say {OLD[old]}")

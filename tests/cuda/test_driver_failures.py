@@ -40,6 +40,7 @@ def ran(wanted, timeout=250):
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("group", SHORT)
+@pytest.mark.slow
 def test_every_call_fails_once(group):
     """By an error of that call alone, and by one after which all of CUDA fails; see driver_failures.py."""
     done = ran(group if IS_WHOLE else f"{group}={SHORT[group]}", 3500 if IS_WHOLE else 250)

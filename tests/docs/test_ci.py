@@ -105,6 +105,7 @@ def test_that_crashes():
     ],
     ids=["not-collected-by-one", "crashed"],
 )
+@pytest.mark.slow
 def test_a_run_that_stopped_early_fails(ci, tests, options, said):
     """What failed in it would pass alone, and all that did not run would be forgotten."""
     pytest.importorskip("xdist")

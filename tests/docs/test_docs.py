@@ -43,6 +43,10 @@ ELSEWHERE = {
     "docs/write-an-adapter.md": ({"python"}, "registry/test_write_an_adapter.py"),
 }
 
+# These grade libraries by the whole kit, train, or ask type checkers.
+SLOW = {"docs/cookbook/jax-torch.md", "docs/cookbook/scikit-learn.md"}
+SLOW |= {f"docs/how-to/{name}.md" for name in ("accept-any-array", "grade-a-library", "gradients")}
+
 # Runs in the page's folder: blocks one after another, in one namespace; a mark tells what each has printed.
 RUNNER = """
 import json, sys
@@ -92,7 +96,7 @@ def with_code():
     """Give the pages that have blocks to run here."""
     for page, text in READS.items():
         if here(page, text):
-            yield page
+            yield pytest.param(page, marks=[pytest.mark.slow] if name_of(page) in SLOW else [])
 
 
 def here(page, text):

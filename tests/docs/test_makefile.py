@@ -13,7 +13,10 @@ from project import ROOT
 
 BROKEN = "#!/bin/sh\necho 'pyenv: command not found' >&2\nexit 127\n"
 # What `make` tells the programs that it runs, these tests among them: the variables that it was given.
-PASSED_ON = ("MAKEFLAGS", "MAKELEVEL", "DLX_SANITIZE", "ARGS", "EXTRA", "JOBS", "PYTHON", "PYTHONS", "TORCH", "VENV")
+PASSED_ON = (
+    *("MAKEFLAGS", "MAKELEVEL", "DLX_SANITIZE", "ARGS", "EXTRA", "JOBS"),
+    *("PYTHON", "PYTHONS", "SLOW", "TORCH", "VENV"),
+)
 WORKING = f'#!/bin/sh\nexec "{sys.executable}" "$@"\n'
 
 
@@ -65,7 +68,22 @@ def test_what_may_be_missing_is_looked_for_before_anything_large_is_downloaded(m
     printed = made(target)
     assert printed.index("setup.py --name") < printed.index("--editable") < printed.index("--requirement")
     assert printed.index("--requirement") < printed.index("--only-binary")
-    assert (target == "test") == printed.startswith('echo "note: all tests take ')
+    assert (target == "test") == printed.startswith('echo "note: the tests take ')
+
+
+def test_slow_tests_are_left_out_by_make_test_alone(made):
+    """Not where they are asked for, nor where tests are picked, nor by what is run seldom; CI asks for them."""
+
+    def left_out(*arguments):
+        (line,) = [line for line in made(*arguments).splitlines() if " -m pytest " in line]
+        assert ("DLX_EXAMPLES=" in line) == ("slow" not in line and "ARGS=-x" not in arguments)
+        return '-m "not slow"' in line
+
+    assert left_out("test")
+    assert not left_out("test", "ARGS=-x") and not left_out("test", "SLOW=1")
+    assert not left_out("test-bare") and not left_out("test-sanitize")
+    ci = ROOT / ".ci" / "run"
+    assert not ci.exists() or '\n.ci/tests test "" SLOW=1\n' in ci.read_text(encoding="utf-8")
 
 
 def test_an_interpreter_of_pyenv_is_found_behind_its_shim(made):

@@ -366,7 +366,7 @@ def test_ten_threads_and_routes_that_are_cleared(np, torch, python):
         sys.setswitchinterval(1e-5)
         shared = {"numpy": np.arange(1000.0), "torch": torch.arange(1000.0)}
         shared["dlx"] = dlx.convert(np.arange(1000.0), to="dlx")
-        failures, rounds = [], int(os.environ.get("DLX_ROUNDS", "300"))
+        failures, rounds = [], int(os.environ.get("DLX_ROUNDS", "100"))
         def work(number):
             try:
                 names = ("numpy", "torch", "dlx")

@@ -33,6 +33,7 @@ def tried(*arguments):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_every_cell_is_as_the_page_says(measured):
     """Cells between frameworks of the page's versions are as they are on the page; no other may be wrong either."""
     cells, _ = read_page(measured)
@@ -52,6 +53,7 @@ def test_every_cell_is_as_the_page_says(measured):
     assert cells
 
 
+@pytest.mark.slow
 def test_the_page_is_whole(measured):
     """With all frameworks of the page in its versions, it is what the command writes, picture included."""
     text = (ROOT / "docs" / "matrix.md").read_text()

@@ -360,6 +360,7 @@ print(*sorted(told))
 
 
 @pytest.mark.parametrize(("kind", "package"), [("arrow", "pyarrow"), ("pt", "torch"), ("h5", "h5py")])
+@pytest.mark.slow
 def test_damaged_files_of_other_libraries(tmp_path, kind, package):
     """Bytes changed by chance: read or refused, in a process of its own, which they could end."""
     pytest.importorskip(package)

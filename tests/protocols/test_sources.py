@@ -1045,7 +1045,8 @@ def test_elements_that_are_no_numbers_are_refused_before_the_producer_is_called(
             with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()):
                 assert main(words) == 0
             assert "numbers only" in " ".join(out.getvalue().split())
-        """
+        """,
+        imported=True,  # inspect tries every target
     )
 
 

@@ -96,6 +96,7 @@ def outcome(obj, to, **options):
 
 
 @pytest.mark.unsanitized("freed memory is kept for a while, so that resident memory grows")
+@pytest.mark.slow
 def test_it_installs_into_a_fresh_environment(tmp_path):
     """Built by its own pyproject beside an installed dlx; found, used, listed; its own tests pass, the kit's too."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True, timeout=60)

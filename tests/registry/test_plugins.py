@@ -551,6 +551,7 @@ def test_plugins_can_be_left_out(site):
     assert "DLX_LOAD_PLUGINS names 'dlx-nothing', and no such distribution offers adapters" in out
 
 
+@pytest.mark.slow
 def test_strict_raises_at_once(site, np):
     """DLX_STRICT_PLUGINS: whatever loads a broken plugin raises; "0" and nothing mean no."""
     site.plugin("dlx-lib", "lib", "raise OSError('libx.so')")

@@ -508,6 +508,7 @@ def test_a_package_that_is_imported_anew_is_looked_at_anew(monkeypatch):
     assert renewed.generation == before + 1
 
 
+@pytest.mark.slow
 def test_a_mock_of_a_framework_leaves_nothing_behind(python, torch):
     """What is computed of it is dropped when the framework itself is there, and dlx has one copy of each module."""
     out = python(

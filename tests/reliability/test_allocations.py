@@ -28,6 +28,7 @@ def failing():
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("wanted", [[group] for group in GROUPS] if IS_WHOLE else SHORT, ids=" ".join)
+@pytest.mark.slow
 def test_every_allocation_fails_once(failing, fake_driver, wanted):
     """Python's allocations, those of the core, those of numpy's table: until the call goes through."""
     environment = os.environ | {"DLX_FAILING": str(failing), "DLX_CUDA_DRIVER": str(fake_driver)}

@@ -52,6 +52,7 @@ def objects(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_what_the_core_promises_holds(objects, tmp_path):
     """Each target runs, and neither the references nor the sanitizers find anything."""
     try:
@@ -66,6 +67,7 @@ def test_what_the_core_promises_holds(objects, tmp_path):
 
 
 @pytest.mark.parametrize("fault", PLANTED)
+@pytest.mark.slow
 def test_a_planted_fault_is_found(objects, tmp_path, fault):
     """A target that cannot fail would hold nothing."""
     name, right, wrong = PLANTED[fault]

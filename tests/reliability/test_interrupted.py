@@ -13,6 +13,7 @@ from project import SUPPORT
 
 @pytest.mark.parametrize(("what", "sample"), [("warm", 400), ("cold", 10)])
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.slow
 def test_interrupts_anywhere(what, sample):
     """Nothing is used up, nothing is left, and the next call works. Another seed: `make test-interrupts`."""
     frameworks = ",".join(name for name in ("numpy",) if importlib.util.find_spec(name))

@@ -92,6 +92,7 @@ CAUGHT = pytest.mark.unsanitized("a deadly signal is caught and reported")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=CAUGHT if name == "dies" else ()) for name in FAULTS])
+@pytest.mark.slow
 def test_a_planted_fault_is_found(tmp_path, name):
     """A dlx with a mistake in it fails, with the seed and the number of the case."""
     code, told = FAULTS[name]

@@ -12,6 +12,7 @@ from project import SUPPORT
 
 @pytest.mark.unsanitized("freed memory is kept for a while, so that resident memory grows")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/statm")
+@pytest.mark.slow
 def test_a_short_soak():
     """No managed tensor, no memory; times are left to `make soak`. The seed is in the output."""
     frameworks = ",".join(name for name in ("numpy", "torch") if importlib.util.find_spec(name))

@@ -64,6 +64,7 @@ def test_a_container_that_changes_meanwhile():
     assert at_once(change, convert, convert) == [None] * 3
 
 
+@pytest.mark.slow
 def test_everything_at_once():
     """Every public call in four threads that change what they share, in a process of its own."""
     command = [sys.executable, "-X", "faulthandler", str(STRESS), "--threads", "4", "--seconds", "3", "--seed", "1"]

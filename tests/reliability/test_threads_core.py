@@ -60,6 +60,7 @@ def driver(objects):
 
 
 @pytest.mark.parametrize("has_driver", [False, True])
+@pytest.mark.slow
 def test_threads_share_what_the_core_shares(objects, driver, has_driver):
     """Nothing is reported, each owner is released once, and nothing lives at the end."""
     done = run(link(objects / "threads_core", objects.glob("*.o"), *THREADS, "-ldl"), driver if has_driver else "")
@@ -67,6 +68,7 @@ def test_threads_share_what_the_core_shares(objects, driver, has_driver):
 
 
 @pytest.mark.parametrize("fault", PLANTED)
+@pytest.mark.slow
 def test_a_planted_fault_is_found(objects, driver, tmp_path, fault):
     """A program that shares nothing would find nothing."""
     name, right, wrong = PLANTED[fault]

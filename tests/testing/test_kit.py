@@ -67,6 +67,7 @@ def marked(names):
 
 
 @pytest.mark.parametrize("name", marked(STRANGERS))
+@pytest.mark.slow
 def test_a_library_that_keeps_its_promise_is_passed(good, name):
     """The good one keeps it: it is neither blamed nor found inapplicable."""
     found = good[name]
@@ -101,6 +102,7 @@ def good_adapter():
 
 
 @pytest.mark.parametrize("name", sorted(set(ADAPTERS) - ELSEWHERE))
+@pytest.mark.slow
 def test_an_adapter_that_says_what_is_so_is_passed(good_adapter, name):
     """The good one keeps every promise."""
     found = good_adapter[name]

@@ -140,6 +140,7 @@ def test_pytest_makes_a_test_of_each_promise(tmp_path):
     assert "Traceback" not in text
 
 
+@pytest.mark.slow
 def test_pytest_skips_and_xfails(tmp_path):
     """What is not applicable is skipped with the reason, what is excepted is an expected failure."""
     (tmp_path / "test_own.py").write_text("def test_mine():\n    pass\n")

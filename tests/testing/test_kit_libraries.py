@@ -60,6 +60,7 @@ def installed(name, version=None):
 
 
 @pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.slow
 def test_known_faults_are_found_and_nothing_else_is_blamed(name, monkeypatch):
     """Those of the versions that the tests are pinned to; a version that is better is skipped."""
     if name in ("torch", "tvm_ffi"):  # which imports torch: seconds in each process
@@ -78,6 +79,7 @@ def test_known_faults_are_found_and_nothing_else_is_blamed(name, monkeypatch):
 
 @pytest.mark.unsanitized("freed memory is kept for a while, so that resident memory grows")
 @pytest.mark.gil("numpy itself gives one capsule to two threads")
+@pytest.mark.slow
 def test_the_page_is_what_numpy_does():
     """Every verdict on numpy is the page's: it was not written by hand, and is not out of date."""
     version = importlib.import_module("numpy").__version__ if find_spec("numpy") else None
@@ -143,6 +145,7 @@ def shown(name):
 @pytest.mark.parametrize(
     ("name", "version", "check", "code"), [pytest.param(*row, id=f"{row[0]}-{row[2]}") for row in page()]
 )
+@pytest.mark.slow
 def test_a_reproduction_on_the_page_shows_the_fault(name, version, check, code):
     """Ten lines at most, which fail here and now; not because something is not installed."""
     assert len(code.strip().splitlines()) <= 10

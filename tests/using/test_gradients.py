@@ -1,5 +1,6 @@
 """Gradients across frameworks: `dlx.using` with ``grad=True``, and what it refuses without."""
 
+import contextlib
 import functools
 import gc
 import threading
@@ -7,7 +8,7 @@ import warnings
 
 import pytest
 import warm
-from project import ROOT
+from project import LIBRARIES, ROOT
 
 import dlx
 from dlx._core import native
@@ -18,6 +19,9 @@ torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 check_grads = pytest.importorskip("jax.test_util").check_grads
+cache = pytest.importorskip("jax.experimental.compilation_cache.compilation_cache")
+# A file of the cache is not whole where a run was ended while it was written; jax compiles anew then, and says so.
+pytestmark = pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache entry")
 
 # (name, function of jax, numbers of elements of its arguments, or shapes)
 TO_JAX = {
@@ -82,15 +86,34 @@ TO_TORCH = {
 SECOND = ("tanh times exp", "matmul", "softmax", "broadcasting", "solve", "several results")
 
 
-@pytest.fixture(autouse=True)
-def _wide():
-    """Switch 64-bit dtypes of jax on, and its compiler's optimizations off, which take most of the time here."""
-    before = {name: jax.config.values[name] for name in ("jax_enable_x64", "jax_disable_most_optimizations")}
-    for name in before:
-        jax.config.update(name, True)
+@contextlib.contextmanager
+def _configured(**options):
+    before = {name: jax.config.values[name] for name in options}
+    for name, value in options.items():
+        jax.config.update(name, value)
     yield
     for name, value in before.items():
         jax.config.update(name, value)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled_once():
+    """What jax compiles here is kept in build/tests for the next run: half of the time, and jax knows what it is of."""
+    cache.reset_cache()
+    with _configured(
+        jax_compilation_cache_dir=str(LIBRARIES / "jax"),
+        jax_persistent_cache_min_compile_time_secs=0,
+        jax_persistent_cache_min_entry_size_bytes=-1,
+    ):
+        yield
+    cache.reset_cache()
+
+
+@pytest.fixture(autouse=True)
+def _wide():
+    """Switch 64-bit dtypes of jax on, and its compiler's optimizations off, which take most of the time here."""
+    with _configured(jax_enable_x64=True, jax_disable_most_optimizations=True):
+        yield
 
 
 def _values(shapes, dtype=np.float64):
@@ -1158,6 +1181,7 @@ def test_no_warnings():
 
 
 @pytest.mark.parametrize("name", ["torch_with_jax", "jax_with_torch"])
+@pytest.mark.slow
 def test_the_examples_agree_with_their_twins(name):
     """Losses of 200 steps agree to 1e-5."""
     pytest.importorskip("sklearn")

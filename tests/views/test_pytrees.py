@@ -105,6 +105,7 @@ def test_slices_files_and_empty_views(np, library, tmp_path):
 
 @pytest.mark.parametrize("module", ["torch.utils._pytree", "jax.tree_util", "optree"])
 @pytest.mark.parametrize("first", [False, True], ids=["imported later", "imported first"])
+@pytest.mark.slow
 def test_when_the_library_is_imported_does_not_matter(np, python, module, first):
     """A view made before the library was imported is a node too; dlx imports none, and finds nothing else."""
     pytest.importorskip(module.partition(".")[0])

@@ -967,6 +967,7 @@ def test_a_view_of_a_view_is_a_view_of_its_source(np, torch, arrays):
     assert type(source["r"].x) is np.ndarray and source["r"].x.tolist() == [0]
 
 
+@pytest.mark.slow
 def test_a_view_of_100_000_levels(python):
     """Each level is a view, made when it is reached; all of it can be converted at once, and let go of."""
     python(
