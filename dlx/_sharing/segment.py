@@ -154,8 +154,24 @@ class Mapping:
         self.address = int(ffi.cast("uintptr_t", self._pages.address))
 
     def make_huge(self) -> bool:
-        """Give a segment that is to be filled its pages, in one go, and huge ones; return whether the kernel does."""
+        """Give a segment that is to be filled its pages, in one go, and huge ones; return whether that was done.
+
+        Without free blocks of that size the kernel would first move other memory out of the way, however long that
+        takes: it is asked only where they hold twice as much.
+        """
+        if _free_huge() < 2 * self.segment.size:
+            return False
         return bool(lib.dlx_make_huge(self._pages.address, self.segment.size) == 0)
+
+
+def _free_huge() -> int:
+    """Return the bytes of the machine's free memory in blocks of 2 MiB and more; 0 where that is not told."""
+    try:
+        lines = Path("/proc/buddyinfo").read_text().splitlines()
+    except OSError:
+        return 0
+    # "Node 0, zone Normal" and the numbers of free blocks of 4 KiB, 8 KiB, ...
+    return sum(int(count) << 21 + i for line in lines for i, count in enumerate(line.split()[4 + 9 :]))
 
 
 class Place:

@@ -136,18 +136,13 @@ def share_tree(obj: Any, request: Request, fast_path: FastPathFunction | None, *
         said["memories"], said["events"] = [each.written() for each in memories], export.events.written()
     text = json.dumps(said, separators=(",", ":")).encode()
     start = data_start(len(text), 8 * sum(counts))
-    numbers = []
-    for group in groups:
-        at: list[tuple[int, Any]] = []  # offset and strides of each
-        for i in group:
-            if i in copied:
-                at.append((start + copied[i][0], copied[i][1]))
-            elif i in places:
-                at.append((places[i].offset + tensors[i].data_ptr - extents[i][0], None))
-            else:
-                at.append(parts_of[i][1:])
-        offsets, strides = [each[0] for each in at], [each[1] for each in at]
-        numbers.append(native.tensors_numbers([tensors[i] for i in group], offsets, strides))
+    at = {i: (start + offset, strides) for i, (offset, strides) in copied.items()}
+    at |= {i: (place.offset + tensors[i].data_ptr - extents[i][0], None) for i, place in places.items()}
+    at |= {i: (part.offset, part.strides) for i, part in parts_of.items()}
+    numbers = [
+        native.tensors_numbers([tensors[i] for i in group], [at[i][0] for i in group], [at[i][1] for i in group])
+        for group in groups
+    ]
     segment = new_segment(room, text, b"".join(numbers))
     if is_copied:
         _fill(segment, start, blocks)
