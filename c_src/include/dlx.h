@@ -273,6 +273,38 @@ int dlx_copy(const DLTensor* from, const DLTensor* to, uint64_t flags);
  * Unused bits become 0. Owns: nothing. GIL: not needed. Errors: DLX_E_DEVICE _MISMATCH _PACKED. */
 int dlx_repack(const DLTensor* from, uint64_t from_flags, const DLTensor* to, uint64_t to_flags);
 
+/* ---- mapping.c: files in memory -------------------------------------------------------------- */
+
+enum { DLX_MAP_READ, DLX_MAP_WRITE, DLX_MAP_PRIVATE };
+
+/* Map the first `size` bytes of a file: to read, to write for everybody, or to write for oneself.
+ * A large mapping begins where a huge page may. Owns: the caller, who calls dlx_unmap. GIL: not
+ * needed. Errors: NULL with errno. */
+void* dlx_map(int fd, int64_t size, int mode);
+
+/* GIL: not needed. Errors: none. */
+void dlx_unmap(void* address, int64_t size);
+
+/* Give a mapping of a memfd, made to write for everybody, all of its pages: huge ones, but for the
+ * rest that fills none. What was written before stays. GIL: not needed; callers release it.
+ * Errors: -1 where the kernel makes none; some pages may be there then. */
+int dlx_make_huge(void* address, int64_t size);
+
+typedef struct {
+  int64_t from; /* address of memory of the host */
+  int64_t to;   /* offset in a file */
+  int64_t size; /* bytes, not 0 */
+} dlx_run;
+
+/* Write runs of bytes into a file, in ascending order of their offsets; small gaps become zeros.
+ * That clears no new page first, and faults none. GIL: not needed; callers release it.
+ * Errors: -1 with errno. */
+int dlx_write_runs(int fd, const dlx_run* runs, int64_t count);
+
+/* The same by copies into a mapping of the file, in several threads where these are long; gaps
+ * stay. GIL: not needed; callers release it. Errors: none. */
+void dlx_copy_runs(void* address, const dlx_run* runs, int64_t count);
+
 /* ---- texts ----------------------------------------------------------------------------------- */
 
 /* One sentence for a status, for the reason of an error. GIL: not needed. */

@@ -1,5 +1,5 @@
-/* Arrays over parts of one piece of memory, which numbers describe that nobody believes: what
- * dlx.attach makes, and a pickle. */
+/* Arrays over parts of one piece of memory, which numbers describe: what dlx.share writes; and what
+ * dlx.attach makes of them, and a pickle, who believe nothing. */
 
 #include "route.h"
 
@@ -11,11 +11,12 @@ typedef struct {
   PyObject* owner;
 } memory;
 
+enum { OFFSET, CODE, BITS, LANES, FLAGS, NDIM, HEAD }; /* numbers before the shape */
+
 /* Make the tensor that the first of `left` numbers describe, and count those it took. Owns: the
  * caller owns the result, which holds the memory's owner. Errors: NULL with an exception. */
 static DLManagedTensorVersioned* made_within(const memory* m, const int64_t* n, int64_t left,
                                              int64_t* used) {
-  enum { OFFSET, CODE, BITS, LANES, FLAGS, NDIM, HEAD };
   if (left < HEAD || n[NDIM] < 0 || n[NDIM] > DLX_MAX_NDIM || left < HEAD + 2 * n[NDIM] ||
       n[CODE] < 0 || n[CODE] > UINT8_MAX || n[BITS] < 0 || n[BITS] > UINT8_MAX || n[LANES] < 0 ||
       n[LANES] > UINT16_MAX || n[CODE] == kDLOpaqueHandle ||
@@ -178,8 +179,84 @@ static PyObject* arrays_within(PyObject* module, PyObject* args) {
   Py_RETURN_NONE;
 }
 
+/* The struct of a tensor in a list, borrowed. Errors: NULL with an exception. */
+static const DLManagedTensorVersioned* listed(PyObject* list, Py_ssize_t i) {
+  PyObject* tensor = PyList_GET_ITEM(list, i);
+  if (Py_IS_TYPE(tensor, &py_tensor_type)) return py_tensor_managed(tensor);
+  PyErr_SetString(PyExc_TypeError, "expected a list of dlx.Tensor");
+  return NULL;
+}
+
+PyDoc_STRVAR(tensors_extents_doc,
+             "tensors_extents(tensors, /)\n--\n\n"
+             "Return a list of (first, end, dense): the addresses of each tensor's elements, and "
+             "whether\nthey fill what is between, in whatever order of dimensions.");
+
+static PyObject* tensors_extents(PyObject* module, PyObject* tensors) {
+  if (!PyList_CheckExact(tensors)) return PyErr_Format(PyExc_TypeError, "expected a list");
+  PyObject* found = PyList_New(0);
+  for (Py_ssize_t i = 0; found && i < PyList_GET_SIZE(tensors); i++) {
+    const DLManagedTensorVersioned* managed = listed(tensors, i);
+    if (managed == NULL) return Py_DECREF(found), NULL;
+    const DLTensor* t = &managed->dl_tensor;
+    int64_t low, high, address = (int64_t)((uintptr_t)t->data + t->byte_offset);
+    dlx_extent(t, managed->flags, &low, &high);
+    uint32_t gaps = DLX_LAYOUT_GAPS | DLX_LAYOUT_NEGATIVE | DLX_LAYOUT_ZERO;
+    PyObject* dense = dlx_layout(t) & gaps ? Py_False : Py_True;
+    found = with(found, Py_BuildValue("(LLO)", address + low, address + high, dense));
+  }
+  return found;
+}
+
+PyDoc_STRVAR(
+    tensors_numbers_doc,
+    "tensors_numbers(tensors, offsets, strides, /)\n--\n\n"
+    "Return the numbers that `tensors_within` makes tensors of, as bytes. offsets (n,) and "
+    "strides\n(n,) are lists; where strides are None, they are the tensor's own.");
+
+static PyObject* tensors_numbers(PyObject* module, PyObject* args) {
+  PyObject *tensors, *offsets, *strides;
+  if (!PyArg_ParseTuple(args, "O!O!O!:tensors_numbers", &PyList_Type, &tensors, &PyList_Type,
+                        &offsets, &PyList_Type, &strides))
+    return NULL;
+  Py_ssize_t n = PyList_GET_SIZE(tensors), room = 0;
+  if (PyList_GET_SIZE(offsets) != n || PyList_GET_SIZE(strides) != n)
+    return PyErr_Format(PyExc_ValueError, "expected an offset and strides for each tensor");
+  for (Py_ssize_t i = 0; i < n; i++) {
+    const DLManagedTensorVersioned* managed = listed(tensors, i);
+    if (managed == NULL) return NULL;
+    room += HEAD + 2 * managed->dl_tensor.ndim;
+  }
+  PyObject* made = PyBytes_FromStringAndSize(NULL, room * (Py_ssize_t)sizeof(int64_t));
+  int64_t* to = made ? (int64_t*)PyBytes_AS_STRING(made) : NULL;
+  for (Py_ssize_t i = 0; made && i < n; i++) {
+    const DLManagedTensorVersioned* managed = py_tensor_managed(PyList_GET_ITEM(tensors, i));
+    const DLTensor* t = &managed->dl_tensor;
+    PyObject* other = PyList_GET_ITEM(strides, i);
+    to[OFFSET] = PyLong_AsLongLong(PyList_GET_ITEM(offsets, i));
+    to[CODE] = t->dtype.code, to[BITS] = t->dtype.bits, to[LANES] = t->dtype.lanes;
+    to[FLAGS] = (int64_t)(managed->flags & DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED);
+    to[NDIM] = t->ndim;
+    to += HEAD;
+    for (int32_t k = 0; k < t->ndim; k++) {
+      to[k] = t->shape[k];
+      if (other == Py_None)
+        to[t->ndim + k] = t->strides[k];
+      else if (PyTuple_Check(other) && PyTuple_GET_SIZE(other) == t->ndim)
+        to[t->ndim + k] = PyLong_AsLongLong(PyTuple_GET_ITEM(other, k));
+      else
+        PyErr_SetString(PyExc_ValueError, "expected None, or a stride for each dimension");
+    }
+    to += 2 * t->ndim;
+    if (PyErr_Occurred()) Py_CLEAR(made);
+  }
+  return made;
+}
+
 PyMethodDef py_within_functions[] = {
     {"tensors_within", tensors_within, METH_VARARGS, tensors_within_doc},
     {"arrays_within", arrays_within, METH_VARARGS, arrays_within_doc},
+    {"tensors_extents", tensors_extents, METH_O, tensors_extents_doc},
+    {"tensors_numbers", tensors_numbers, METH_VARARGS, tensors_numbers_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -150,6 +150,10 @@ if TYPE_CHECKING:
     def arrays_within(
         address: int, size: int, numbers: Any, flags: int, owner: object, fast_path: FastPathFunction, to: Any, /
     ) -> list[Any] | None: ...
+    def tensors_extents(tensors: list[Tensor], /) -> list[tuple[int, int, bool]]: ...
+    def tensors_numbers(
+        tensors: list[Tensor], offsets: list[int], strides: list[tuple[int, ...] | None], /
+    ) -> bytes: ...
     def tensor_view(
         tensor: Tensor,
         dtype: Sequence[int] | None,

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import mmap
 import os
 import secrets
 import stat
 import struct
-import sys
 from bisect import bisect_right
 from pathlib import Path
 from typing import Any, NoReturn
 from weakref import ReferenceType, WeakValueDictionary, ref
 
-from dlx._core import native
+from dlx._core.extension import ffi, lib
 from dlx._core.foreign import safe_repr
 from dlx._core.text import amount
 from dlx.errors import HandleError
@@ -32,8 +30,7 @@ _MAGIC = b"dlx seg\n"
 _HEAD = struct.Struct("=8sI4x16sQQQ")  # magic, version, token, size, bytes of text, bytes of numbers
 # Numbers of Linux, which Python's fcntl has where the C library does.
 _ADD_SEALS, _GET_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033), getattr(fcntl, "F_GET_SEALS", 1034)
-# From 3.13 on a mapping need not keep a second descriptor of what it maps.
-_UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+_MODES = {"read": lib.DLX_MAP_READ, "write": lib.DLX_MAP_WRITE, "private": lib.DLX_MAP_PRIVATE}
 _SEALS = 1 | 2 | 4  # F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW
 MAX_SIZE = 1 << 62
 _SEND = "Send the descriptor: dlx.attach(handle, ..., fd=received)."
@@ -48,9 +45,9 @@ class Descriptor:
 
     __slots__ = ("identity", "number")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, found: os.stat_result | None = None) -> None:
         self.number = number
-        self.identity = _identity(os.fstat(number))
+        self.identity = _identity(found or os.fstat(number))
 
     def is_ours(self) -> bool:
         """Return whether the number stands for what it stood for."""
@@ -72,10 +69,12 @@ class Segment:
 
     __slots__ = ("__weakref__", "_descriptor", "_mappings", "fd", "inode", "size", "text", "token")
 
-    def __init__(self, fd: int, token: str, size: int, text: tuple[int, int]) -> None:
+    def __init__(
+        self, fd: int, token: str, size: int, text: tuple[int, int], found: os.stat_result | None = None
+    ) -> None:
         self.fd, self.token, self.size = fd, token, size
         self.text = text  # bytes of text, bytes of numbers
-        self._descriptor = Descriptor(fd)
+        self._descriptor = Descriptor(fd, found)
         self.inode = self._descriptor.identity[1]
         self._mappings: dict[str, ReferenceType[Mapping]] = {}
 
@@ -98,7 +97,6 @@ class Segment:
         known = self._mappings.get(mode)
         found = None if known is None else known()
         if found is None:
-            self.check()
             found = Mapping(self, mode)
             if mode != "private":
                 self._mappings[mode] = ref(found)
@@ -114,33 +112,66 @@ class Segment:
             )
 
 
+class _Pages:
+    """A file in this process's memory, which is unmapped with this object. No weak reference leads here: see above."""
+
+    __slots__ = ("address", "size")
+
+    def __init__(self, fd: int, size: int, mode: int) -> None:
+        address = lib.dlx_map(fd, size, mode)
+        if address == ffi.NULL:
+            raise OSError(ffi.errno, os.strerror(ffi.errno))
+        self.address, self.size = address, size
+
+    def __del__(self, unmap: Any = lib.dlx_unmap) -> None:
+        if hasattr(self, "address"):
+            unmap(self.address, self.size)
+
+
 class Mapping:
     """A segment in this process's memory; what is over it holds it."""
 
-    __slots__ = ("__weakref__", "_bytes", "address", "mode", "segment")
+    __slots__ = ("__weakref__", "_pages", "address", "mode", "segment")
 
     def __init__(self, segment: Segment, mode: str) -> None:
         self.segment, self.mode = segment, mode
-        flags = mmap.MAP_PRIVATE if mode == "private" else mmap.MAP_SHARED
-        protection = mmap.PROT_READ | (0 if mode == "read" else mmap.PROT_WRITE)
         fd = segment.fd
         if mode == "write" and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
             fd = _open(os.getpid(), segment.fd, os.O_RDWR)
         try:
-            whole = mmap.mmap(fd, segment.size, flags=flags, prot=protection, **_UNTRACKED)
+            self._pages = _Pages(fd, segment.size, _MODES[mode])
         except OSError as error:
+            segment.check()
             _fail(error, f"its segment of {amount(segment.size)} cannot be mapped: {error.strerror}")
-        except (ValueError, OverflowError) as error:  # it is smaller than the segment was
-            raise HandleError(f"its segment of {amount(segment.size)} cannot be mapped: {error}") from error
         finally:
             if fd != segment.fd:
                 os.close(fd)
-        self._bytes = memoryview(whole)
-        if _HEAD.unpack(self._bytes[: _HEAD.size])[2].hex() != segment.token:
+        segment.check()  # so what was mapped is what it stood for, which is never smaller than its size
+        if _HEAD.unpack(ffi.buffer(self._pages.address, _HEAD.size))[2].hex() != segment.token:
             raise HandleError(
                 "what was mapped is not its segment: its descriptor was closed, or its header overwritten"
             )
-        self.address = native.buffer_address(self._bytes)
+        self.address = int(ffi.cast("uintptr_t", self._pages.address))
+
+    def make_huge(self) -> bool:
+        """Give a segment that is to be filled its pages, in one go, and huge ones; return whether that was done.
+
+        Without free blocks of that size the kernel would first move other memory out of the way, however long that
+        takes: it is asked only where they hold twice as much.
+        """
+        if _free_huge() < 2 * self.segment.size:
+            return False
+        return bool(lib.dlx_make_huge(self._pages.address, self.segment.size) == 0)
+
+
+def _free_huge() -> int:
+    """Return the bytes of the machine's free memory in blocks of 2 MiB and more; 0 where that is not told."""
+    try:
+        lines = Path("/proc/buddyinfo").read_text().splitlines()
+    except OSError:
+        return 0
+    # "Node 0, zone Normal" and the numbers of free blocks of 4 KiB, 8 KiB, ...
+    return sum(int(count) << 21 + i for line in lines for i, count in enumerate(line.split()[4 + 9 :]))
 
 
 class Place:
@@ -156,8 +187,8 @@ _held: WeakValueDictionary[str, Segment] = WeakValueDictionary()  # by token
 _mapped: WeakValueDictionary[int, Mapping] = WeakValueDictionary()  # by address; none that is private
 
 
-def placed(extents: list[tuple[int, int]]) -> list[Place | None]:
-    """Return where ranges of addresses (first, end) lie in segments of this process; None for other memory.
+def placed(extents: list[tuple[int, int, bool]]) -> list[Place | None]:
+    """Return where ranges of addresses (first, end, ...) lie in segments of this process; None for other memory.
 
     Pages that are private to this process are other memory: nobody else sees what is written there.
     """
@@ -167,7 +198,7 @@ def placed(extents: list[tuple[int, int]]) -> list[Place | None]:
         return [None] * len(extents)
     starts = [address for address, _ in mappings]
     found: list[Place | None] = []
-    for low, high in extents:
+    for low, high, _ in extents:
         i = bisect_right(starts, low) - 1
         address, mapping = mappings[max(i, 0)]
         inside = i >= 0 and low < high <= address + mapping.segment.size
@@ -356,7 +387,7 @@ def _checked(fd: int, token: str, size: int) -> Segment:
         raise HandleError("the header of its segment contradicts itself")
     if text + numbers > 512 * found.st_blocks:  # the rest of it was never written, and would be zeros made to be read
         raise HandleError("the description of its arrays is larger than what the segment has in memory")
-    return Segment(fd, token, size, (text, numbers))
+    return Segment(fd, token, size, (text, numbers), found)
 
 
 def _identity(found: os.stat_result) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from dlx._core import native
 from dlx._core.cuda import check
 from dlx._core.extension import ffi, lib
 from dlx._core.native import FastPathFunction, Tensor
-from dlx._core.tensor import dense
+from dlx._core.text import amount
 from dlx._core.types import READ_ONLY, SUBBYTE_PADDED, Device
 from dlx._engine.batch import Batch
 from dlx._engine.planner import Request
@@ -35,7 +35,6 @@ from dlx._sharing.segment import (
     opened,
     placed,
     read_text,
-    write,
 )
 from dlx.errors import DeviceError, DlxError, DTypeError, HandleError, LayoutError
 
@@ -49,11 +48,19 @@ _BYTE = (lib.kDLUInt, 8, 1)
 
 
 class _Block(NamedTuple):
-    """Memory that is copied into the new segment once, for all arrays that lie in it."""
+    """Memory that is copied once, for all arrays that lie in it."""
 
-    tensor: Tensor  # bytes, or one array
-    is_bytes: bool
-    offset: int  # in the segment's data
+    offset: int  # where to, in the new memory
+    keep: Any  # arrays that keep it
+    run: tuple[int, int] | None  # address and bytes; None: it is not one run, and is copied element by element
+
+    def tensor(self, device: Device) -> Tensor:
+        """Return what is copied, as a tensor."""
+        if self.run is None:
+            tensor: Tensor = self.keep
+            return tensor
+        address, size = self.run
+        return native.tensor_new(address, (size,), None, _BYTE, device, READ_ONLY, self.keep)
 
 
 # ---- share -----------------------------------------------------------------------------------------------------------
@@ -97,23 +104,21 @@ def share_tree(obj: Any, request: Request, fast_path: FastPathFunction | None, *
                 readable.append(i)
         except DlxError as error:
             failures.add(error, where(i))
-    extents = {i: _extent(tensors[i]) for i in readable}
+    extents = dict(zip(readable, native.tensors_extents([tensors[i] for i in readable]), strict=True))
     local = [i for i in readable if tensors[i].is_host]
     found = placed([extents[i] for i in local]) if is_copied else [None] * len(local)
-    places = dict(zip(local, found, strict=True))
-    blocks, copied, room = _blocks(tensors, extents, [i for i in local if places[i] is None], where, failures)
-    remote = [i for i in readable if i not in places]
+    places = {i: place for i, place in zip(local, found, strict=True) if place is not None}
+    fresh = [i for i in local if i not in places]
+    blocks, copied, room = _blocks(tensors, extents, fresh, where, failures)
+    remote = [i for i in readable if not tensors[i].is_host]
     export: Export | None = None
     parts_of: dict[int, Part] = {}
     if remote:
         export, parts_of = _exported(tensors, extents, remote, batch, where, failures)
-    segments: dict[str, Segment] = {}
-    for place in places.values():
-        if place is not None:
-            segments.setdefault(place.mapping.segment.token, place.mapping.segment)
+    segments = {place.mapping.segment.token: place.mapping.segment for place in places.values()}
     # Arrays are numbered by segment: those that are copied into the new one first; those on devices come last.
-    groups: list[list[int]] = [[i for i in local if places[i] is None]]
-    groups += [[i for i in local if (p := places[i]) and p.mapping.segment.token == token] for token in segments]
+    groups = [fresh]
+    groups += [[i for i, place in places.items() if place.mapping.segment.token == token] for token in segments]
     memories = [] if export is None else export.memories
     groups += [[i for i in remote if i in parts_of and parts_of[i].memory == n] for n in range(len(memories))]
     number = [0] * len(objs)
@@ -121,26 +126,29 @@ def share_tree(obj: Any, request: Request, fast_path: FastPathFunction | None, *
         number[i] = n
     nodes = [-1, []] if tree is None else encoded(tree, number, failures.add)
     failures.raise_first()
-    numbers = []
-    for group in groups:
-        part = array("q")
-        for i in group:
-            if i in parts_of:
-                _, at, strides = parts_of[i]
-            elif (place := places[i]) is None:
-                at, strides = copied[i]
-            else:
-                at, strides = place.offset + tensors[i].data_ptr - extents[i][0], None
-            part.extend(_numbers(tensors[i], at, strides))
-        numbers.append(part)
+    counts = [sum(6 + 2 * tensors[i].ndim for i in group) for group in groups]
     said = {
         "tree": nodes,
         "segments": [[each.fd, each.inode, each.size, each.token] for each in segments.values()],
-        "numbers": [len(each) for each in numbers],
+        "numbers": counts,
     }
     if export is not None:
         said["memories"], said["events"] = [each.written() for each in memories], export.events.written()
-    return _filled(said, numbers, blocks if is_copied else [], room, tuple(segments.values()), export)
+    text = json.dumps(said, separators=(",", ":")).encode()
+    start = data_start(len(text), 8 * sum(counts))
+    at = {i: (start + offset, strides) for i, (offset, strides) in copied.items()}
+    at |= {i: (place.offset + tensors[i].data_ptr - extents[i][0], None) for i, place in places.items()}
+    at |= {i: (part.offset, part.strides) for i, part in parts_of.items()}
+    numbers = [
+        native.tensors_numbers([tensors[i] for i in group], [at[i][0] for i in group], [at[i][1] for i in group])
+        for group in groups
+    ]
+    segment = new_segment(room, text, b"".join(numbers))
+    if is_copied:
+        _fill(segment, start, blocks)
+    if export is not None:
+        export.bind(segment)
+    return handle_of(segment, tuple(segments.values()), export)
 
 
 class _Listed(Failures):
@@ -167,7 +175,7 @@ class _Listed(Failures):
 
 def _exported(
     tensors: list[Tensor],
-    extents: dict[int, tuple[int, int]],
+    extents: dict[int, tuple[int, int, bool]],
     remote: list[int],
     batch: Batch,
     where: Callable[[int], tuple[Any, ...]],
@@ -186,7 +194,7 @@ def _exported(
     devices.collect()
     for i in remote:
         tensor = tensors[i]
-        low, high = extents[i]
+        low, high, _ = extents[i]
         try:
             events.after(tensor.device, batch.readiness(i))
             memory = devices.found(tensor.device, low, high) if low < high else None
@@ -207,8 +215,8 @@ def _exported(
             memory = devices.empty(device, room)
             stream = events.after(device, None).handle
             for block in blocks:
-                source, flags = block.tensor, block.tensor.flags & SUBBYTE_PADDED
-                place = memory.address + block.offset
+                source = block.tensor(device)
+                flags, place = source.flags & SUBBYTE_PADDED, memory.address + block.offset
                 target = native.tensor_new(place, source.shape, None, source.dtype, device, flags, memory)
                 check(lib.dlx_cuda_transfer(dltensor(source), dltensor(target), flags, stream, 1))
         except DlxError as error:
@@ -226,40 +234,37 @@ def _unshared(error: DlxError, tensor: Tensor) -> DeviceError:
     return DeviceError(reason, source=repr(tensor), fix=_MOVE)
 
 
-def _filled(
-    said: dict[str, Any],
-    parts: list[array[int]],
-    blocks: list[_Block],
-    room: int,
-    others: tuple[Segment, ...],
-    export: Export | None,
-) -> Handle:
-    """Return the handle of a new segment with all that was laid out for it."""
-    text = json.dumps(said, separators=(",", ":")).encode()
-    start = data_start(len(text), 8 * sum(map(len, parts)))
-    own, at = parts[0], 0
-    while at < len(own):  # offsets were counted from where data begins, which is known now
-        own[at] += start
-        at += 6 + 2 * own[at + 5]
-    segment = new_segment(room, text, b"".join(each.tobytes() for each in parts))
-    mapping = None
+def _fill(segment: Segment, start: int, blocks: list[_Block]) -> None:
+    """Copy memory of the host into the data of a segment, which begins at `start`.
+
+    Raises
+    ------
+    MemoryError
+        If there is not enough memory.
+    """
+    runs = array("q")
     for block in blocks:
-        if block.is_bytes:
-            write(segment.fd, memoryview(block.tensor), start + block.offset)
-        else:
-            mapping = mapping or segment.mapping("write")
-            source, flags = block.tensor, block.tensor.flags & SUBBYTE_PADDED
-            target = native.tensor_new(
-                mapping.address + start + block.offset, source.shape, None, source.dtype, HOST, flags, mapping
-            )
-            status = lib.dlx_copy(dltensor(source), dltensor(target), flags)
-            if status != lib.DLX_OK:
-                raise DlxError(f"it could not be copied: status {status}")
-    if export is not None:
-        export.bind(segment)
-    return handle_of(segment, others, export)
+        if block.run is not None:
+            runs.extend((block.run[0], start + block.offset, block.run[1]))
+    odd = [block for block in blocks if block.run is None]
+    is_large = bool(blocks) and segment.size - start >= MIN_MAPPED
+    mapping = segment.mapping("write") if odd or is_large else None
+    given = ffi.cast("dlx_run *", ffi.from_buffer(runs)), len(runs) // 3
+    if is_large and mapping is not None and mapping.make_huge():
+        lib.dlx_copy_runs(ffi.cast("void *", mapping.address), *given)
+    elif lib.dlx_write_runs(segment.fd, *given) != 0:
+        raise MemoryError(f"a segment of {amount(segment.size)}: {os.strerror(ffi.errno)}")
+    for block in odd:
+        source: Tensor = block.keep
+        assert mapping is not None
+        flags, place = source.flags & SUBBYTE_PADDED, mapping.address + start + block.offset
+        target = native.tensor_new(place, source.shape, None, source.dtype, HOST, flags, mapping)
+        status = lib.dlx_copy(dltensor(source), dltensor(target), flags)
+        if status != lib.DLX_OK:
+            raise DlxError(f"it could not be copied: status {status}")
 
 
+MIN_MAPPED = 2 << 20  # bytes from which a copy into huge pages is faster than `write`
 _MOVE = "Move it first: dlx.convert(obj, to=..., device='cpu')."
 MAX_NOTES = 20  # errors beside the first that are told
 
@@ -278,16 +283,9 @@ def _check(tensor: Tensor, *, is_copied: bool) -> None:
         raise DTypeError("its elements are handles, which mean nothing in another process")
 
 
-def _extent(tensor: Tensor) -> tuple[int, int]:
-    """Return the addresses (first, end) of a tensor's elements."""
-    low, high = ffi.new("int64_t *"), ffi.new("int64_t *")
-    lib.dlx_extent(dltensor(tensor), tensor.flags, low, high)
-    return tensor.data_ptr + low[0], tensor.data_ptr + high[0]
-
-
 def _blocks(
     tensors: list[Tensor],
-    extents: dict[int, tuple[int, int]],
+    extents: dict[int, tuple[int, int, bool]],
     waiting: list[int],
     where: Callable[[int], tuple[Any, ...]],
     failures: Failures,
@@ -318,20 +316,26 @@ def _blocks(
     copied: dict[int, tuple[int, Any]] = {i: (0, None) for i in waiting if extents[i][0] == extents[i][1]}
     room = 0
 
-    def add(tensor: Tensor, *, is_bytes: bool, remainder: int = 0) -> int:
+    def add(keep: Any, size: int, address: int | None, remainder: int = 0) -> int:
         nonlocal room
         offset = room + remainder
-        blocks.append(_Block(tensor, is_bytes, offset))
-        room += -(-(remainder + tensor.nbytes) // HEADER) * HEADER
+        blocks.append(_Block(offset, keep, None if address is None else (address, size)))
+        room += -(-(remainder + size) // HEADER) * HEADER
         return offset
 
     order = sorted((i for i in waiting if i not in copied), key=extents.__getitem__)
     for group in _overlapping(order, extents):
+        if len(group) == 1:
+            (i,) = group
+            low, high, is_dense = extents[i]
+            if is_dense and tensors[i].data_ptr == low:  # as nearly all are
+                copied[i] = add(tensors[i], high - low, low), None
+                continue
         # Bytes that no array of the group has elements in are not copied: they are nobody's, or another's.
         runs: list[tuple[int, int]] = []
         for i in group:
-            low, high = extents[i]
-            if not dense(tensors[i]):
+            low, high, is_dense = extents[i]
+            if not is_dense:
                 continue
             if runs and low <= runs[-1][1]:
                 runs[-1] = runs[-1][0], max(high, runs[-1][1])
@@ -347,10 +351,9 @@ def _blocks(
                 apart.append(i)
         for (low, high), members in inside.items():
             kept = [tensors[i] for i in members]
-            whole = native.tensor_new(low, (high - low,), None, _BYTE, kept[0].device, READ_ONLY, kept)
             # What begins elsewhere keeps its alignment where the whole keeps its own.
             remainder = low % HEADER if any(each.data_ptr != low for each in kept) else 0
-            offset = add(whole, is_bytes=True, remainder=remainder)
+            offset = add(kept, high - low, low, remainder)
             copied |= {i: (offset + tensors[i].data_ptr - low, None) for i in members}
         known: dict[Any, int] = {}
         for i in apart:
@@ -361,20 +364,21 @@ def _blocks(
                     reason = f"its {tensor.dtype} elements are packed below one byte and not contiguous"
                     failures.add(LayoutError(reason, source=repr(tensor)), where(i))
                     continue
-                known[key] = add(tensor, is_bytes=False)
+                known[key] = add(tensor, tensor.nbytes, None)
             copied[i] = known[key], _compact(tensor.shape)
     return blocks, copied, room
 
 
-def _overlapping(order: list[int], extents: dict[int, tuple[int, int]]) -> Iterator[list[int]]:
+def _overlapping(order: list[int], extents: dict[int, tuple[int, int, bool]]) -> Iterator[list[int]]:
     """Give the groups of arrays whose ranges of addresses overlap; `order` is by first address, and none is empty."""
     group: list[int] = []
     end = 0
     for i in order:
-        if group and extents[i][0] >= end:
+        low, high, _ = extents[i]
+        if group and low >= end:
             yield group
             group = []
-        end = max(end, extents[i][1]) if group else extents[i][1]
+        end = max(end, high) if group else high
         group.append(i)
     if group:
         yield group
@@ -386,13 +390,6 @@ def _compact(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(extent, 1)
     return tuple(reversed(strides))
-
-
-def _numbers(tensor: Tensor, offset: int, strides: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Return what `native.tensors_within` makes the tensor of."""
-    shape = tensor.shape
-    steps = tensor.strides if strides is None else strides
-    return (offset, *tensor.dtype, tensor.flags & SUBBYTE_PADDED, len(shape), *shape, *steps)
 
 
 # ---- attach ----------------------------------------------------------------------------------------------------------

@@ -382,6 +382,40 @@ class TestMemory:
             one, other = dlx.attach(handle), dlx.attach(handle)
             assert dlx.shares_memory(one, other) and descriptors()[1] == before + 1
 
+    def test_one_descriptor_is_open_for_what_is_attached(self):
+        with dlx.share(bytearray(3)) as handle:
+            fd = os.open(f"/proc/self/fd/{handle.fileno()}", os.O_RDONLY)
+            plain = dict(handle)
+        before = descriptors()[0]
+        found = dlx.attach(plain, fd=fd)
+        assert descriptors()[0] == before + 1
+        del found
+        os.close(fd)
+
+    @pytest.mark.parametrize("kernel", ["as it is", "refuses"])
+    def test_large_memory_has_huge_pages_where_the_kernel_makes_them(self, python, kernel):
+        """Either way all of it is copied: runs of bytes, what is copied element by element, and the ends of both."""
+        out = python(f"""
+            import ctypes, pathlib, re
+            import numpy as np
+            import dlx
+            from dlx._sharing.segment import Mapping
+
+            if {kernel == "refuses"}:
+                assert ctypes.CDLL(None).prctl(41, 1, 0, 0, 0) == 0  # PR_SET_THP_DISABLE
+            made, real = [], Mapping.make_huge
+            Mapping.make_huge = lambda self: made.append(real(self)) or made[-1]
+            run = np.random.default_rng(1).integers(0, 256, (5 << 20) + 3, np.uint8)
+            tree = [run, run[: 3 << 20].reshape(-1, 3)[::2, 1].astype("f8"), np.arange(1 << 20).reshape(4, -1)[:, ::3]]
+            with dlx.share(tree) as handle:
+                found = dlx.attach(handle, "numpy")
+            assert all(np.array_equal(a, b) for a, b in zip(found, tree, strict=True))
+            maps = pathlib.Path("/proc/self/smaps").read_text()
+            huge = re.findall(r"memfd:dlx.*?ShmemPmdMapped: +([0-9]+)", maps, re.DOTALL)
+            print(*made, any(map(int, huge)))
+        """)
+        assert out == "False False\n" or (out == "True True\n" and kernel == "as it is")
+
     def test_arrays_are_made_where_the_target_takes_them(self, np, torch):
         """Without a dlx.Tensor in between; None where one of them has to be copied, or is refused."""
         from dlx._core.types import READ_ONLY
@@ -812,20 +846,26 @@ class TestThreads:
         assert found == [None]
 
     def test_what_is_mapped_is_the_segment(self, monkeypatch):
-        """Another segment takes the number of the descriptor after the last look at it."""
-        real = segments.mmap.mmap
+        """Another segment takes the number of the descriptor after the last look at it, and before it is mapped."""
+        real = segments._Pages
         other = dlx.share(b"other")
 
-        def replaced(fd, *args, **options):
+        def replaced(fd, *args):
             os.dup2(other.fileno(), fd)
-            return real(fd, *args, **options)
+            return real(fd, *args)
 
         with other, dlx.share(b"first") as handle:
             fd = handle["fd"]
-            monkeypatch.setattr(segments.mmap, "mmap", replaced)
-            with pytest.raises(errors.HandleError, match="what was mapped is not its segment"):
+            monkeypatch.setattr(segments, "_Pages", replaced)
+            with pytest.raises(errors.HandleError, match="closed by somebody else"):
                 dlx.attach(handle)
         os.close(fd)
+
+    def test_a_header_that_another_process_wrote_over(self):
+        with dlx.share(b"first") as handle:
+            os.pwrite(handle.fileno(), bytes(16), 16)
+            with pytest.raises(errors.HandleError, match="header overwritten"):
+                dlx.attach(handle)
 
     def test_mappings_come_and_go_meanwhile(self, python):
         """Sharing looks at every mapping, while other threads make and drop some."""

@@ -22,7 +22,7 @@ from collections import Counter
 import dlx
 from dlx.errors import HandleError
 
-MEGABYTES = 1  # of one segment
+MEGABYTES = 3  # of one segment: a huge page, and small ones
 
 
 REFUSED = 3  # exit status of who was refused by name
