@@ -199,10 +199,12 @@ on-gpu:
 	    .venv-gpu/bin/python -m benchmarks --only batch && exit $$status
 
 # The tests on a free-threaded CPython without its GIL, then its stress, and again under ThreadSanitizer: two interpreters,
-# which are built from source once, outside of the checkout. What needs a framework that has no wheel for them is skipped. The
-# lines that build do not name $(MAKE): `make -n` would run them.
+# which are built from source once, outside of the checkout. What needs a framework that has no wheel for them is skipped, and
+# so is torch, whose only wheel is that for CUDA (5.3 GB), unless FREE_THREADED_TORCH="torch==2.14.1" asks for it. The lines
+# that build do not name $(MAKE): `make -n` would run them.
 FREE_THREADED ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/dlx/free-threaded
-STRESS = tests/support/thread_stress.py --threads 8 --frameworks numpy,tvm_ffi
+FREE_THREADED_TORCH ?=
+STRESS = tests/support/thread_stress.py --threads 8
 test-free-threaded:
 	@mkdir -p build
 	@tests/support/free_threaded.sh $(FREE_THREADED) >build/free-threaded
@@ -215,10 +217,10 @@ test-tsan:
 	@tests/support/free_threaded.sh $(FREE_THREADED) tsan >build/free-threaded-tsan
 	@[ ! -s build/free-threaded ] || [ ! -s build/free-threaded-tsan ] || $(MAKE) --no-print-directory stress-tsan $(WITHOUT_GIL)
 
-WITHOUT_GIL = PYTHON="$$(cat build/free-threaded)" VENV=.venv-free-threaded TORCH= EXTRA=test-free-threaded
+WITHOUT_GIL = PYTHON="$$(cat build/free-threaded)" VENV=.venv-free-threaded TORCH="$(FREE_THREADED_TORCH)" EXTRA=test-free-threaded
 .PHONY: without-gil stress-tsan
 without-gil: test
-	$(RUN) $(STRESS) --seconds 60
+	$(RUN) $(STRESS) --seconds 60 --frameworks numpy,torch,jax,tvm_ffi
 
 # The packages are those of the environment without ThreadSanitizer; only Python and dlx are compiled with it, by the flags
 # that this Python was built with.
@@ -227,7 +229,7 @@ stress-tsan: $(TESTABLE)
 	@packages="$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"; \
 	around="$$(setarch -R true 2>/dev/null && echo setarch -R)"; python="$$(cat build/free-threaded-tsan)"; set -ex; \
 	PYTHONPATH="$$packages" TSAN_OPTIONS=report_bugs=0 $$around $$python -W ignore setup.py --quiet build --build-base build/tsan --build-lib build/tsan/lib; \
-	PYTHONPATH="build/tsan/lib:$$packages" PYTHONDONTWRITEBYTECODE=1 TSAN_OPTIONS=history_size=4 $$around $$python $(STRESS) --seconds 10
+	PYTHONPATH="build/tsan/lib:$$packages" PYTHONDONTWRITEBYTECODE=1 TSAN_OPTIONS=history_size=4 $$around $$python $(STRESS) --seconds 10 --frameworks numpy,tvm_ffi
 
 test-bare:
 	@echo "== $(PYTHON), without any framework"

@@ -405,7 +405,10 @@ class Adapter:
         return self
 
     def load(self, tensor: Tensor) -> Any:
-        """Return an array over a tensor that `capabilities` allow; the tensor has ``__dlpack__``."""
+        """Return an array over a tensor that `capabilities` allow; the tensor has ``__dlpack__``.
+
+        What raises is done with the tensor, also in threads that it gave it to: it may go back to a capsule then.
+        """
         raise NotImplementedError(f"{self.name} cannot be a target")
 
     # ---- inside the framework -------------------------------------------------------------------------------------

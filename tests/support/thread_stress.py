@@ -184,8 +184,10 @@ class Shared:
         try:
             dlx.from_dlpack(offer[0])
         except dlx.errors.ConsumedError:
-            if offer[2] != 1:
-                time.sleep(0.01)  # the one who got it says so now
+            for _ in range(6000):  # the one who got it says so as soon as it runs again
+                if offer[2]:
+                    break
+                time.sleep(0.01)
             if offer[2] != 1:
                 raise AssertionError(f"a capsule was claimed {offer[2]} times") from None
             self.claims = []
