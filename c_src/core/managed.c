@@ -3,14 +3,10 @@
  * elsewhere is always wrapped in one of these, so that live metadata of a producer is never read
  * after the hand-over. */
 
-#define _DEFAULT_SOURCE /* madvise is beyond ISO C */
-
 #include "allocate.h"
 #include "copy.h"
 #include "hot.h"
 #include "thread_state.h"
-
-#include <sys/mman.h>
 
 typedef struct {
   DLManagedTensorVersioned managed; /* first, so that a pointer to it is a pointer to us */
@@ -214,13 +210,7 @@ static int make_large(DLTensor* fresh, uint64_t flags, size_t bytes,
   size_t whole = (bytes + DLX_ALIGNMENT - 1) / DLX_ALIGNMENT * DLX_ALIGNMENT;
   fresh->data = dlx_allocate_aligned(whole);
   if (fresh->data == NULL) return DLX_E_MEMORY;
-#ifdef MADV_HUGEPAGE
-  /* Large fresh memory is dominated by page faults; ask for huge pages as numpy does. */
-  if (bytes >= (1 << 22)) {
-    uintptr_t page = ((uintptr_t)fresh->data + 4095) & ~(uintptr_t)4095;
-    madvise((void*)page, (uintptr_t)fresh->data + whole - page, MADV_HUGEPAGE);
-  }
-#endif
+  dlx_use_huge_pages(fresh->data, whole);
   int status = dlx_managed_trust(fresh, flags, fresh->data, free, out);
   if (status != DLX_OK) free(fresh->data);
   return status;
