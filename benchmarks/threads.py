@@ -1,9 +1,11 @@
 """Two threads that convert arrays of their own, over one: what they share must not slow them down.
 
-Runs are short, and one thread and two take turns; each figure is the best of many, since a busy machine seldom gives
-two cores to anybody. `python benchmarks/shared_lines.py` shows the cache lines that both use and one writes.
+Runs are short, and one thread, two, and two processes take turns; each figure is the best of many, since a busy machine
+seldom gives two cores to anybody. Processes share nothing: what they miss of 2 is the machine's, not that of threads.
+`python benchmarks/shared_lines.py` shows the cache lines that both threads use and one writes.
 """
 
+import multiprocessing
 import sys
 import threading
 import time
@@ -21,19 +23,22 @@ def threads(names, *, quick):
             "\nThreads: left out, since they take turns where the GIL is on; `python3.14t -m benchmarks --only threads`"
         )
         return []
-    print("\nTwo threads with arrays of their own, times the rate of one (in brackets ns of a call in one)")
+    print(
+        "\nTwo threads with arrays of their own, times the rate of one (of two processes instead; ns of a call in one)"
+    )
     found = []
     for what, code, source, number in _cases(names):
-        rates = {1: 0.0, 2: 0.0}
-        for _ in range(10 if quick else 80):
-            for n in rates:
-                rates[n] = max(rates[n], _rate(names, code, source, n, number))
-        ratio = rates[2] / rates[1]
+        rates = {"one": 0.0, "threads": 0.0, "processes": 0.0}
+        with _Processes(names, code, source, number) as processes:
+            for _ in range(10 if quick else 80):
+                rates["one"] = max(rates["one"], _rate(names, code, source, 1, number))
+                rates["threads"] = max(rates["threads"], _rate(names, code, source, 2, number))
+                rates["processes"] = max(rates["processes"], processes.rate())
+        ratio, apart = rates["threads"] / rates["one"], rates["processes"] / rates["one"]
         met = ratio >= FASTER if "->" in what else None
-        print(
-            f"{what:<16}{ratio:5.2f} ({1e9 / rates[1]:.0f})" + ("" if met is None else f"  >= {FASTER}  {verdict(met)}")
-        )
-        found.append({"what": what, "ratio": ratio, "ns": 1e9 / rates[1], "met": met})
+        shown = f"{what:<16}{ratio:5.2f} ({apart:.2f}; {1e9 / rates['one']:.0f})"
+        print(shown + ("" if met is None else f"  >= {FASTER}  {verdict(met)}"))
+        found.append({"what": what, "ratio": ratio, "processes": apart, "ns": 1e9 / rates["one"], "met": met})
     return found
 
 
@@ -44,6 +49,7 @@ def _cases(names):
         ("numpy -> dlx", "convert(a, to='dlx')", array, 40_000),
         ("dlx -> numpy", "convert(a, to='numpy')", f"convert({array}, to='dlx')", 40_000),
         ("tree -> dlx", "convert(a, to='dlx')", tree, 4000),
+        ("list -> dlx", "convert(a, to='dlx')", "[np.arange(4.0) for _ in range(100)]", 400),
         ("a.view()", "a.view()", array, 40_000),
         ("memoryview(a)", "memoryview(a)", array, 40_000),
     ]
@@ -58,23 +64,74 @@ def _cases(names):
 
 def _rate(names, code, source, n, number):
     """Return the calls a second of n threads together, which begin at once."""
-    begun, ended, ready = [0.0] * n, [0.0] * n, [False] * n
+    spans, ready = [(0.0, 0.0)] * n, [False] * n
 
     def work(i):
-        own = dict(names)  # and code of its own: threads count references to constants and closures of one function
-        own["a"] = eval(source, own)
-        timer = timeit.Timer(code, globals=own)
-        timer.timeit(10)
-        ready[i] = True
-        while not all(ready):  # awake, so that both begin at once
-            pass
-        begun[i] = time.perf_counter()
-        timer.timeit(number)
-        ended[i] = time.perf_counter()
+        spans[i] = _span(names, code, source, number, i, ready)
 
     started = [threading.Thread(target=work, args=(i,)) for i in range(n)]
     for thread in started:
         thread.start()
     for thread in started:
         thread.join()
-    return n * number / (max(ended) - min(begun))
+    return _together(spans, number)
+
+
+def _span(names, code, source, number, i, ready):
+    """Run the code as the i-th of several, all of which begin at once; return when it began and ended."""
+    own = dict(names)  # and code of its own: threads count references to constants and closures of one function
+    own["a"] = eval(source, own)
+    timer = timeit.Timer(code, globals=own)
+    timer.timeit(10)
+    ready[i] = True
+    while not all(ready):  # awake, so that all begin at once
+        pass
+    begun = time.perf_counter()
+    timer.timeit(number)
+    return begun, time.perf_counter()
+
+
+def _together(spans, number):
+    """Return the calls a second of all, from the first one's begin to the last one's end."""
+    return len(spans) * number / (max(ended for _, ended in spans) - min(begun for begun, _ in spans))
+
+
+class _Processes:
+    """Two processes that do the same when asked, in a thread each, as _rate does."""
+
+    def __init__(self, names, code, source, number):
+        start = multiprocessing.get_context("fork")  # no thread is running
+        self.number, self.ready = number, start.RawArray("b", 2)
+        self.pipes = [start.Pipe() for _ in range(2)]
+        arguments = [(pipe[1], names, code, source, number, i, self.ready) for i, pipe in enumerate(self.pipes)]
+        self.running = [start.Process(target=_serve, args=each, daemon=True) for each in arguments]
+
+    def __enter__(self):
+        for process in self.running:
+            process.start()
+        return self
+
+    def __exit__(self, *error):
+        for pipe, _ in self.pipes:
+            pipe.send(False)
+        for process in self.running:
+            process.join()
+
+    def rate(self):
+        """Return the calls a second of both together."""
+        self.ready[:] = [False, False]
+        for pipe, _ in self.pipes:
+            pipe.send(True)
+        return _together([pipe.recv() for pipe, _ in self.pipes], self.number)
+
+
+def _serve(pipe, names, code, source, number, i, ready):
+    """Run the code whenever True comes through a pipe, and say when; end when False does."""
+
+    def work():
+        pipe.send(_span(names, code, source, number, i, ready))
+
+    while pipe.recv():
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()

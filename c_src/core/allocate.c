@@ -1,6 +1,10 @@
 /* Which allocation of dlx's own C fails, for tests; see allocate.h. */
 
+#define _DEFAULT_SOURCE /* madvise is beyond ISO C */
+
 #include "allocate.h"
+
+#include <sys/mman.h>
 
 static atomic_int_least64_t until_failure; /* 1 = the next one fails; 0 = none does */
 
@@ -19,6 +23,18 @@ void* (*dlx_allocate)(size_t size) = malloc;
 
 void* dlx_allocate_aligned(size_t size) {
   return is_failing() ? NULL : aligned_alloc(DLX_ALIGNMENT, size);
+}
+
+void dlx_use_huge_pages(void* memory, size_t size) {
+#ifdef MADV_HUGEPAGE
+  enum { LARGE = 1 << 22, PAGE = 4096 };
+  if (size < LARGE) return;
+  uintptr_t first = ((uintptr_t)memory + PAGE - 1) & ~(uintptr_t)(PAGE - 1);
+  madvise((void*)first, (uintptr_t)memory + size - first, MADV_HUGEPAGE);
+#else
+  (void)memory;
+  (void)size;
+#endif
 }
 
 int64_t dlx_fail_allocation(int64_t number) {

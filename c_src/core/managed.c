@@ -3,23 +3,22 @@
  * elsewhere is always wrapped in one of these, so that live metadata of a producer is never read
  * after the hand-over. */
 
-#define _DEFAULT_SOURCE /* madvise is beyond ISO C */
-
 #include "allocate.h"
 #include "copy.h"
 #include "hot.h"
 #include "thread_state.h"
-
-#include <sys/mman.h>
 
 typedef struct {
   DLManagedTensorVersioned managed; /* first, so that a pointer to it is a pointer to us */
   void* owner;                      /* keeps the memory alive */
   dlx_release release;              /* how to release it; NULL = nothing to do */
   atomic_int_least32_t holders;     /* who may still call the deleter or shares the memory */
-  DLManagedTensorVersioned* next;   /* waiting for its release, see drop */
   int64_t numbers[];                /* shape, then strides */
 } made_tensor;
+
+/* With the 8 bytes that glibc keeps of each allocation, one of one dimension takes two cache lines,
+ * and is among the sizes that glibc gives and takes back fastest. */
+_Static_assert(sizeof(made_tensor) + 2 * sizeof(int64_t) + 8 <= 128, "made_tensor has grown");
 
 enum { MAX_DEPTH = 50 }; /* releases inside releases, on one thread */
 
@@ -65,7 +64,7 @@ DLX_HOT static void drop(DLManagedTensorVersioned* managed) {
     return;
   }
   if (own->depth >= MAX_DEPTH) {
-    self->next = own->waiting;
+    managed->manager_ctx = own->waiting; /* nobody reads this any more */
     own->waiting = managed;
     return;
   }
@@ -73,7 +72,7 @@ DLX_HOT static void drop(DLManagedTensorVersioned* managed) {
   finish(self);
   while (own->depth == 1 && own->waiting) {
     self = (made_tensor*)own->waiting;
-    own->waiting = self->next;
+    own->waiting = self->managed.manager_ctx;
     finish(self);
   }
   own->depth--;
@@ -105,20 +104,25 @@ static inline __attribute__((always_inline)) int make(const DLTensor* like, uint
   made_tensor* self = dlx_allocate(bytes ? size + DLX_ALIGNMENT - 1 + bytes : size);
   if (self == NULL) return DLX_E_MEMORY;
 
-  *self = (made_tensor){
-      .managed = {.version = {DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR},
-                  .manager_ctx =
-                      self, /* unused here, but paddle calls no deleter where it is NULL */
-                  .deleter = drop,
-                  .flags = flags,
-                  .dl_tensor = *like},
-      .owner = owner,
-      .release = release,
-  };
+  /* Field by field: of a whole struct compilers clear the memory first, which takes longer than all
+   * the rest. */
+  DLManagedTensorVersioned* m = &self->managed;
+  m->version = (DLPackVersion){DLX_DLPACK_MAJOR, DLX_DLPACK_MINOR};
+  m->manager_ctx = self; /* unused here, but paddle calls no deleter where it is NULL */
+  m->deleter = drop;
+  m->flags = flags;
+  self->owner = owner;
+  self->release = release;
   atomic_init(&self->holders, 1);
-  DLTensor* t = &self->managed.dl_tensor;
+
+  DLTensor* t = &m->dl_tensor;
+  t->data = like->data;
+  t->device = like->device;
+  t->ndim = like->ndim;
+  t->dtype = like->dtype;
   t->shape = self->numbers;
   t->strides = self->numbers + rank;
+  t->byte_offset = like->byte_offset;
   for (size_t i = 0; i < rank; i++) t->shape[i] = like->shape[i]; /* few: no call is worth it */
   if (like->strides) {
     for (size_t i = 0; i < rank; i++) t->strides[i] = like->strides[i];
@@ -128,7 +132,7 @@ static inline __attribute__((always_inline)) int make(const DLTensor* like, uint
   if (bytes) {
     uintptr_t end = (uintptr_t)self + size + DLX_ALIGNMENT - 1;
     t->data = (void*)(end - end % DLX_ALIGNMENT);
-  } else if (dlx_data_is_address(t->device.device_type)) {
+  } else if (t->byte_offset && dlx_data_is_address(t->device.device_type)) {
     if (t->data) t->data = (char*)t->data + t->byte_offset;
     t->byte_offset = 0;
   }
@@ -206,13 +210,7 @@ static int make_large(DLTensor* fresh, uint64_t flags, size_t bytes,
   size_t whole = (bytes + DLX_ALIGNMENT - 1) / DLX_ALIGNMENT * DLX_ALIGNMENT;
   fresh->data = dlx_allocate_aligned(whole);
   if (fresh->data == NULL) return DLX_E_MEMORY;
-#ifdef MADV_HUGEPAGE
-  /* Large fresh memory is dominated by page faults; ask for huge pages as numpy does. */
-  if (bytes >= (1 << 22)) {
-    uintptr_t page = ((uintptr_t)fresh->data + 4095) & ~(uintptr_t)4095;
-    madvise((void*)page, (uintptr_t)fresh->data + whole - page, MADV_HUGEPAGE);
-  }
-#endif
+  dlx_use_huge_pages(fresh->data, whole);
   int status = dlx_managed_trust(fresh, flags, fresh->data, free, out);
   if (status != DLX_OK) free(fresh->data);
   return status;

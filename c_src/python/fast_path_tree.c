@@ -7,183 +7,13 @@
  * Children are copied out of a container at once, so that code that runs meanwhile (a guard, the
  * collector) may change it. There is no recursion, so any depth works. */
 
-#include "route.h"
-
-#include <string.h>
-
-typedef struct {
-  PyObject *value, *key; /* strong; key of a dict's child, else NULL */
-  Py_ssize_t link;       /* number of a node; ~number of a leaf; ITSELF = passes through */
-} item;
-
-typedef struct {
-  PyObject* obj;               /* strong */
-  PyObject* result;            /* strong; NULL until it is made */
-  PyObject* rule;              /* strong; NULL of a list, tuple or dict */
-  PyObject* keys;              /* strong; what the rule's `flatten` gave, or NULL */
-  Py_ssize_t first, end, next; /* children in `items`, and the one to be looked at */
-  int is_open;                 /* its children are being looked at */
-  int is_cyclic;               /* it was met inside itself */
-} node;
-
-typedef struct {
-  PyObject* obj; /* borrowed from an item */
-  py_route* route;
-  DLManagedTensorVersioned* made; /* borrowed, not yet handed over */
-  PyObject* capsule;              /* that of a producer, of which it was taken; strong, or NULL */
-  PyObject* result;               /* strong; moved into the new container where it stands once */
-  uint32_t resolvable;            /* incompatibilities that a copy resolves */
-  int is_shared;                  /* it stands in several places */
-} leaf;
-
-typedef struct {
-  PyObject* obj;
-  Py_ssize_t link;
-} visit;
-
-enum { FEW = 32, ITSELF = PY_SSIZE_T_MAX };
-
-/* Growing arrays that begin on the stack. */
-typedef struct {
-  item* items;
-  node* nodes;
-  leaf* leaves;
-  Py_ssize_t* order; /* nodes, children before parents */
-  Py_ssize_t* stack; /* nodes that are open */
-  visit* visits;     /* hash table by address */
-  Py_ssize_t n_items, n_nodes, n_leaves, n_order, n_stack, n_visits;
-  Py_ssize_t room_items, room_nodes, room_leaves, room_visits;
-  int has_producers, has_copies; /* some leaves are those of producers; some are to be copied */
-  int has_devices;               /* some are in device memory */
-  py_stream_pairs pairs;         /* of these; none is noted before there is one */
-  PyTypeObject* ruled; /* the type that was asked about last; borrowed, a node holds an object */
-  PyObject* rule;      /* its rule; strong, or NULL */
-  item few_items[FEW];
-  node few_nodes[FEW];
-  leaf few_leaves[FEW];
-  Py_ssize_t few_order[FEW], few_stack[FEW];
-  visit few_visits[2 * FEW];
-} walk;
+#include "fast_path_walk.h"
 
 typedef enum {
   FAILED = -1,
   LEAVE = 0,
   DONE = 1
 } outcome; /* an exception is set; ask Python; well */
-
-/* Owns: what `array` owned moves from `few`, or the heap, to the heap. Errors: NULL with
- * MemoryError, `array` as it was. */
-static void* widen(void* array, const void* few, size_t size, Py_ssize_t room, Py_ssize_t wanted) {
-  if ((size_t)wanted > PY_SSIZE_T_MAX / size) return PyErr_NoMemory();
-  void* wider = array == few ? PyMem_Malloc((size_t)wanted * size)
-                             : PyMem_Realloc(array, (size_t)wanted * size);
-  if (wider == NULL) return PyErr_NoMemory();
-  if (array == few) memcpy(wider, few, (size_t)room * size);
-  return wider;
-}
-
-static Py_ssize_t room_for(Py_ssize_t room, Py_ssize_t wanted) {
-  return wanted > 2 * room ? wanted : 2 * room;
-}
-
-/* Each of these makes room. Errors: -1 with MemoryError, the content as it was. */
-static int need_items(walk* w, Py_ssize_t more) {
-  if (w->n_items + more <= w->room_items) return 0;
-  Py_ssize_t room = room_for(w->room_items, w->n_items + more);
-  item* wider = widen(w->items, w->few_items, sizeof(item), w->room_items, room);
-  if (wider == NULL) return -1;
-  w->items = wider;
-  w->room_items = room;
-  return 0;
-}
-
-static int need_node(walk* w) {
-  if (w->n_nodes < w->room_nodes) return 0;
-  Py_ssize_t old = w->room_nodes, room = 2 * old;
-  node* nodes = widen(w->nodes, w->few_nodes, sizeof(node), old, room);
-  if (nodes == NULL) return -1;
-  w->nodes = nodes; /* kept, should one of the others fail */
-  Py_ssize_t* order = widen(w->order, w->few_order, sizeof(Py_ssize_t), old, room);
-  if (order == NULL) return -1;
-  w->order = order;
-  Py_ssize_t* stack = widen(w->stack, w->few_stack, sizeof(Py_ssize_t), old, room);
-  if (stack == NULL) return -1;
-  w->stack = stack;
-  w->room_nodes = room;
-  return 0;
-}
-
-static int need_leaf(walk* w) {
-  if (w->n_leaves < w->room_leaves) return 0;
-  Py_ssize_t room = 2 * w->room_leaves;
-  leaf* wider = widen(w->leaves, w->few_leaves, sizeof(leaf), w->room_leaves, room);
-  if (wider == NULL) return -1;
-  w->leaves = wider;
-  w->room_leaves = room;
-  return 0;
-}
-
-/* ---- visited objects ------------------------------------------------------------------------- */
-
-/* Objects of one stretch of memory are remembered side by side, since they are mostly visited in
- * turn; where the stretch is remembered is as good as random. */
-static size_t place_of(PyObject* obj) {
-  size_t number = (uintptr_t)obj >> 6, stretch = (number >> 5) * 0x9E3779B1u;
-  return (stretch ^ stretch >> 15) << 5 | (number & 31);
-}
-
-static visit* find(const walk* w, PyObject* obj) {
-  size_t mask = (size_t)w->room_visits - 1;
-  for (size_t i = place_of(obj);; i++) {
-    visit* v = &w->visits[i & mask];
-    if (v->obj == obj || v->obj == NULL) return v;
-  }
-}
-
-/* What is about to be looked at is fetched ahead of time: of many arrays none is in a cache. */
-enum { AHEAD = 8 };
-
-/* The children of an open node that come after the next one: objects first, then where they are
- * remembered. */
-static void fetch_children(const walk* w, const node* n) {
-  Py_ssize_t near = n->next + AHEAD, far = near + AHEAD;
-  if (far < n->end) __builtin_prefetch(w->items[far].value);
-  if (near < n->end)
-    __builtin_prefetch(&w->visits[place_of(w->items[near].value) & ((size_t)w->room_visits - 1)]);
-}
-
-/* Both ends of an array object and of a managed tensor. */
-static void fetch(const void* object) {
-  __builtin_prefetch(object);
-  __builtin_prefetch((const char*)object + 64);
-}
-
-/* Make room for more objects, in one step where their number is known: fresh memory is what trees
- * of many arrays cost most. Errors: -1 with MemoryError. */
-static int need_visits(walk* w, Py_ssize_t more) {
-  Py_ssize_t old_room = w->room_visits, room = old_room;
-  while ((w->n_visits + more) * 2 >= room) room *= 2;
-  if (room == old_room) return 0;
-  visit *old = w->visits, *wider = PyMem_Calloc((size_t)room, sizeof(visit));
-  if (wider == NULL) {
-    PyErr_NoMemory();
-    return -1;
-  }
-  w->visits = wider;
-  w->room_visits = room;
-  for (Py_ssize_t i = 0; i < old_room; i++) {
-    if (old[i].obj) *find(w, old[i].obj) = old[i];
-  }
-  if (old != w->few_visits) PyMem_Free(old);
-  return 0;
-}
-
-/* Errors: -1 with MemoryError. */
-static int remember(walk* w, visit* slot, PyObject* obj, Py_ssize_t link) {
-  *slot = (visit){obj, link};
-  w->n_visits++;
-  return need_visits(w, 1);
-}
 
 /* Python is asked, unless what has just failed ends the call, see py_fast_path_route. */
 static outcome leave(void) {
@@ -437,7 +267,10 @@ static outcome copy_all(walk* w) {
 static outcome hand_over_all(walk* w, PyObject* callable, PyObject* root, PyObject* to) {
   for (Py_ssize_t i = 0; i < w->n_leaves; i++) {
     leaf* l = &w->leaves[i];
-    if (i + AHEAD < w->n_leaves) fetch(w->leaves[i + AHEAD].made);
+    if (i + AHEAD < w->n_leaves) { /* a dlx.Tensor asks its owner, too, what it is */
+      fetch(w->leaves[i + AHEAD].made);
+      __builtin_prefetch(w->leaves[i + AHEAD].obj);
+    }
     if (l->made == NULL) continue;
     DLManagedTensorVersioned* made = l->made;
     l->made = NULL;
@@ -560,6 +393,7 @@ static void clean_up(walk* w) {
     Py_XDECREF(w->nodes[i].keys);
   }
   for (Py_ssize_t i = 0; i < w->n_items; i++) {
+    if (i + AHEAD < w->n_items) __builtin_prefetch(w->items[i + AHEAD].value, 1);
     Py_DECREF(w->items[i].value);
     Py_XDECREF(w->items[i].key);
   }
