@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import weakref
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 from dlx._core import cuda, native
@@ -267,7 +266,7 @@ class ArrowTarget(Adapter):
             )
         },
     )
-    fast_path = FastPath(types=(), imports=False, takes=replace(taken, max_ndim=1))
+    fast_path = FastPath(types=(), imports=False, takes=taken._replace(max_ndim=1))
 
     def classes(self) -> tuple[type, ...]:
         return (Tensor,)
