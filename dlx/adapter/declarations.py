@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from types import MappingProxyType
 from typing import Any, Literal
 
 from dlx._core.extension import lib
@@ -124,7 +123,7 @@ class Capabilities(Record):
     null_data: bool = True
     empty_extents: str = "any"
     narrows: frozenset[str] = frozenset()
-    refusals: Mapping[str, tuple[str, str]] = MappingProxyType({})
+    refusals: Mapping[str, tuple[str, str]] = {}
     allocates_aligned: int = 16
 
     def __post_init__(self) -> None:
@@ -474,7 +473,7 @@ class KnownIssue(Record):
     does: str
     see: str
     before: str | None = None
-    lowers: Mapping[str, Any] = MappingProxyType({})
+    lowers: Mapping[str, Any] = {}
 
     def affects(self, version: str) -> bool:
         """Return whether a version of the framework has the fault."""
