@@ -89,7 +89,14 @@ class Record:
 
     def _replace(self, **changes: Any) -> Self:
         """Return one of the same class that differs in some fields."""
-        return type(self)(**self.__dict__ | changes)
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__, **changes)
+        if len(made.__dict__) > len(self._fields):
+            raise TypeError(
+                f"{type(self).__name__} has no such field: {', '.join(changes.keys() - self.__dict__.keys())}"
+            )
+        made.__post_init__()
+        return made
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"{type(self).__name__}.{name} cannot be set")

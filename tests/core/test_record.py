@@ -62,6 +62,8 @@ def test_values_are_checked_where_the_class_does():
         Point(1, -1)
     with pytest.raises(ValueError, match="negative"):
         Point(1)._replace(y=-1)
+    with pytest.raises(TypeError, match="no such field: z"):
+        Point(1)._replace(z=1)
 
 
 def test_nothing_can_be_set():
