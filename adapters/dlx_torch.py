@@ -532,6 +532,10 @@ class TorchAdapter(Adapter):
     # ---- as a producer ----------------------------------------------------------------------------------------------
 
     def describe(self, obj: Any) -> Description:
+        with sys.modules["torch"]._C.DisableTorchFunctionSubclass():  # a subclass's would run for every attribute
+            return self._description(obj)
+
+    def _description(self, obj: Any) -> Description:
         torch = sys.modules["torch"]
         info = functools.partial(self._info, obj)
         refused = self._without_memory(obj)
@@ -637,22 +641,23 @@ class TorchAdapter(Adapter):
     def _info(self, obj: Any) -> ArrayInfo:
         torch = self.module()
         kind = type(obj)
-        strided = obj.layout is torch.strided and not obj.is_nested
-        plain = self._without_memory(obj) is None
-        return ArrayInfo(
-            framework=self.name,
-            type_name=type_name(kind),
-            dtype=DTYPES.from_native(obj.dtype),
-            dtype_name=_name_of(obj.dtype),
-            shape=tuple(obj.shape) if not obj.is_nested else None,
-            strides=tuple(obj.stride()) if strided else None,
-            device=_device_of(obj),
-            nbytes=obj.numel() * obj.element_size() if not obj.is_nested else 0,
-            address=_address(torch, obj) if plain and obj.numel() else 0,
-            owner="torch.UntypedStorage",
-            protocols=_protocols(kind),
-            notes=tuple(guard.ask for guard in _GUARDS if guard.blocker and guard.holds(obj)),
-        )
+        with torch._C.DisableTorchFunctionSubclass():  # as in `describe`
+            strided = obj.layout is torch.strided and not obj.is_nested
+            plain = self._without_memory(obj) is None
+            return ArrayInfo(
+                framework=self.name,
+                type_name=type_name(kind),
+                dtype=DTYPES.from_native(obj.dtype),
+                dtype_name=_name_of(obj.dtype),
+                shape=tuple(obj.shape) if not obj.is_nested else None,
+                strides=tuple(obj.stride()) if strided else None,
+                device=_device_of(obj),
+                nbytes=obj.numel() * obj.element_size() if not obj.is_nested else 0,
+                address=_address(torch, obj) if plain and obj.numel() else 0,
+                owner="torch.UntypedStorage",
+                protocols=_protocols(kind),
+                notes=tuple(guard.ask for guard in _GUARDS if guard.blocker and guard.holds(obj)),
+            )
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         torch, storage, device = sys.modules["torch"], _storage(obj), _device_of(obj)

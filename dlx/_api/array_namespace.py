@@ -8,7 +8,8 @@ from typing import Any
 
 from dlx._core.foreign import exception_text, foreign_error, type_name
 from dlx._core.module import set_module
-from dlx._engine.request import known_producer, not_an_array
+from dlx._engine.request import not_an_array
+from dlx._registry.registry import registry
 from dlx.errors import AdapterNotFoundError, PluginError
 
 __all__ = ["array_namespace"]
@@ -64,7 +65,7 @@ def array_namespace(*arrays: Any) -> Any:
 
 def _namespace(array: Any) -> Any:
     """Return the namespace of one array."""
-    adapter = known_producer(array)
+    adapter = registry.producer(array)
     if adapter is None:
         raise not_an_array(array)
     for name in adapter.namespaces:

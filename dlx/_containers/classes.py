@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import inspect
 import operator
@@ -213,7 +212,9 @@ def _unflatten_namespace(obj: Any, keys: Any, children: list[Any], new_empty: An
 
 def record_handler(kind: type) -> Container | None:
     """Return the handler of a dataclass or an attrs class, None for any other type."""
-    if dataclasses.is_dataclass(kind):
+    if hasattr(kind, "__dataclass_fields__"):
+        import dataclasses
+
         names = tuple(field.name for field in dataclasses.fields(kind))
         frozen = kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
     elif isinstance(fields := getattr(kind, "__attrs_attrs__", None), tuple):

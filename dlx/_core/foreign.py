@@ -87,7 +87,7 @@ def module_of(kind: type) -> str:
     """Return the name of the module that a class says it is of; empty where it says nothing of use."""
     try:
         module = _module(kind)
-        if class_name(type(module)) == "pybind11_static_property":  # classes that a library renames, as DALI does
+        if type(module) is not str and class_name(type(module)) == "pybind11_static_property":  # DALI renames classes
             module = module.__get__(kind, kind)
     except (AttributeError, TypeError):
         return ""

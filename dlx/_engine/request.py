@@ -12,7 +12,7 @@ from dlx._engine.executor import info_of
 from dlx._engine.planner import Request
 from dlx._registry.array_like import is_array_like, not_readable, remedy
 from dlx._registry.generic import is_proxy
-from dlx._registry.registry import registry
+from dlx._registry.registry import HELD, registry
 from dlx._registry.target import Target
 from dlx.adapter.base import Adapter
 from dlx.errors import AdapterNotFoundError, DeviceError, DlxError
@@ -21,18 +21,15 @@ from dlx.typing import ERRORS, READONLY
 __all__ = [
     "array_info",
     "described",
-    "known_producer",
     "not_an_array",
     "producer_of",
     "request_of",
 ]
 
-HELD = "Convert an array that it holds."
-
 
 def array_info(obj: Any) -> ArrayInfo:
     """Return what an array's adapter says of it, or what it exports."""
-    source = known_producer(obj)
+    source = registry.producer(obj)
     if source is None:
         raise not_an_array(obj)
     try:
@@ -101,7 +98,7 @@ def _current_device(target: Target, device_type: int) -> int:
 
 def _as(like: Any) -> tuple[Target, Device | None]:
     """Return the framework and the device of an example."""
-    known = known_producer(like)
+    known = registry.producer(like)
     target = registry.ready(known) if known is not None else None
     if target is None:
         raise AdapterNotFoundError(
@@ -116,21 +113,10 @@ def _as(like: Any) -> tuple[Target, Device | None]:
 
 def producer_of(obj: Any, request: Request, **parts: Any) -> Adapter:
     """Return the adapter of an array, or raise that it is none; `parts` complete the error."""
-    source = known_producer(obj)
+    source = registry.producer(obj)
     if source is None:
         raise not_an_array(obj).complete(target=request.target.name, **parts)
     return source
-
-
-def known_producer(obj: Any) -> Adapter | None:
-    """Return the adapter that knows an object as an array, or None; whatever its type raises is an error of dlx."""
-    try:
-        return registry.producer(obj)
-    except DlxError:
-        raise
-    except Exception as error:  # a type whose attributes raise
-        what = "its type cannot be looked at:"
-        raise foreign_error(what, error, AdapterNotFoundError, source=type_name(type(obj)), fix=HELD) from error
 
 
 def described(obj: Any) -> ArrayInfo | None:

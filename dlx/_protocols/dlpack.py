@@ -59,7 +59,7 @@ def why_no_numbers(obj: Any) -> str:
         raise
     except Exception:  # it is not known then, and `__dlpack__` will say
         return ""
-    return no_numbers(dtype)
+    return "" if dtype is None else no_numbers(dtype)
 
 
 def no_numbers(dtype: Any) -> str:

@@ -8,9 +8,8 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from operator import index
-from typing import Any
+from typing import Any, NamedTuple
 
 from dlx._core import cuda, native
 from dlx._core.extension import ffi, lib
@@ -27,8 +26,7 @@ MANAGED = {"DLManagedTensor": True, "DLManagedTensorVersioned": False}
 """Names of managed tensors -> whether they are the legacy one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pointer:
+class Pointer(NamedTuple):
     """An address, and what its type says about the memory there.
 
     Attributes

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -156,7 +155,7 @@ def checked_adapter(adapter: Adapter) -> Adapter:
                 for each, function in given.items()
                 if function is not None
             }
-            vars(adapter)[name] = replace(part, **functions)
+            vars(adapter)[name] = part._replace(**functions)
     return adapter
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import weakref
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 from dlx._core import cuda, native
 from dlx._core.array_info import ArrayInfo
 from dlx._core.extension import lib
-from dlx._core.foreign import class_name, is_key, module_of, type_name
+from dlx._core.foreign import is_key, type_name
 from dlx._core.native import Tensor
 from dlx._core.stream import Stream, meaning
 from dlx._core.types import READ_ONLY, Device
@@ -38,7 +37,6 @@ __all__ = [
     "fast_generic_adapter",
     "generic_buffer_adapter",
     "is_proxy",
-    "generic_adapter",
     "strict_array_adapter",
 ]
 
@@ -142,7 +140,7 @@ class DLPackAdapter(Adapter):
     def describe(self, obj: Any) -> Description:
         reason = dlpack.why_no_numbers(obj)
         fix = "Convert its elements to numbers in its own framework first."
-        return Description(lambda: self._info(obj), (Blocker(reason, fix, DTypeError),) if reason else ())
+        return Description(functools.partial(self._info, obj), (Blocker(reason, fix, DTypeError),) if reason else ())
 
     def _info(self, obj: Any) -> ArrayInfo:
         return ArrayInfo(self.name, type_name(type(obj)), device=dlpack.device_of(obj), protocols=("__dlpack__",))
@@ -267,7 +265,7 @@ class ArrowTarget(Adapter):
             )
         },
     )
-    fast_path = FastPath(types=(), imports=False, takes=replace(taken, max_ndim=1))
+    fast_path = FastPath(types=(), imports=False, takes=taken._replace(max_ndim=1))
 
     def classes(self) -> tuple[type, ...]:
         return (Tensor,)
@@ -297,28 +295,24 @@ INTERFACE = InterfaceAdapter()
 CUDA_INTERFACE = CudaInterfaceAdapter()
 EXCHANGE = ExchangeAdapter()
 BUFFER = BufferAdapter()
+_PY_CAPSULE = type(native.buffer_exchange())
 
 
 def is_proxy(kind: type) -> bool:
     """Return whether a type is one of weak proxies, which forward to objects that they do not keep alive."""
-    return any(kind is proxy for proxy in weakref.ProxyTypes)
-
-
-def generic_adapter(obj: Any) -> Adapter | None:
-    """Return the adapter for an object that no framework claims, by the first protocol that it speaks.
-
-    The order is DLPack, exchange table, CUDA array interface, array interface, Arrow, buffer. ``__array__`` alone is
-    never used: it may copy or move without saying.
-    """
-    return generic_array_adapter(obj) or generic_buffer_adapter(obj)
+    return kind is weakref.ProxyType or kind is weakref.CallableProxyType
 
 
 def generic_array_adapter(obj: Any) -> Adapter | None:
-    """Return the adapter for an object that speaks a protocol of arrays, plain buffers left out."""
+    """Return the adapter for an object that no framework claims, by the first protocol of arrays that it speaks.
+
+    The order is DLPack, exchange table, CUDA array interface, array interface, Arrow; plain buffers are left out.
+    ``__array__`` alone is never used: it may copy or move without saying.
+    """
     kind = type(obj)
     if is_proxy(kind):  # it forwards to an object that it does not keep alive
         return None
-    if class_name(kind) == "PyCapsule" and module_of(kind) == "builtins":
+    if kind is _PY_CAPSULE:
         return CAPSULE
     if kind is Deferred:
         return DEFERRED

@@ -32,7 +32,7 @@ from dlx._registry.target import Target, switches_of, target_of
 from dlx.adapter.base import Adapter, Container, look_up
 from dlx.errors import AdapterNotFoundError, DlxError, FrameworkNotInstalledError, PluginError, did_you_mean
 
-__all__ = ["Adapters", "Registry", "adapters", "registry"]
+__all__ = ["HELD", "Adapters", "Registry", "adapters", "registry"]
 
 _SHORT = {
     "np": "numpy",
@@ -44,6 +44,8 @@ _SHORT = {
     "mx": "mlx",
     "wp": "warp",
 }
+HELD = "Convert an array that it holds."
+"""What to do about an object that is no array."""
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "__array__")
 _OWN: dict[str, Adapter] = {
     each.name: each for each in (generic.TENSOR, generic.ARROW_TARGET)
@@ -152,22 +154,29 @@ class Registry:
     def producer(self, obj: Any) -> Adapter | None:
         """Return the adapter that knows an object as an array, a generic producer's included; None where none does.
 
-        Raises `PluginError` where the plugin that should know its type is broken.
+        Raises `PluginError` where the plugin that should know its type is broken, `AdapterNotFoundError` where the type
+        cannot be looked at.
         """
         kind = type(obj)
         producers = self._producers
-        adapter = producers.get(ref(kind)) if type(kind) is type or is_key(kind) else None
-        if adapter is None:
-            # A framework may claim the type once more is imported, or registered with an abstract base class.
-            now, unclaimed = (len(sys.modules), get_cache_token()), self._unclaimed
-            if unclaimed.find(kind) != now:
-                adapter = self._find(kind)
-                if adapter is None:
-                    unclaimed.keep(kind, now)
+        try:
+            adapter = producers.get(ref(kind)) if type(kind) is type or is_key(kind) else None
             if adapter is None:
-                return generic.generic_adapter(obj)  # not kept: the type may learn a protocol later
-            producers.keep(kind, adapter)
-        return adapter
+                # A framework may claim the type once more is imported, or registered with an abstract base class.
+                now, unclaimed = (len(sys.modules), get_cache_token()), self._unclaimed
+                if unclaimed.find(kind) != now:
+                    adapter = self._find(kind)
+                    if adapter is None:
+                        unclaimed.keep(kind, now)
+                if adapter is None:  # not kept: the type may learn a protocol later
+                    return generic.generic_array_adapter(obj) or generic.generic_buffer_adapter(obj)
+                producers.keep(kind, adapter)
+            return adapter
+        except DlxError:
+            raise
+        except Exception as error:  # a type whose attributes raise
+            what, fix = "its type cannot be looked at:", HELD
+            raise foreign_error(what, error, AdapterNotFoundError, source=type_name(kind), fix=fix) from error
 
     def known(self, kind: type) -> Adapter | None:
         """Return the adapter that lists a type or a base of it; None where none does, or nobody has asked yet."""

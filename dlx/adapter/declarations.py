@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dlx._core.extension import lib
 from dlx._core.module import set_module
 from dlx._core.native import Tensor
+from dlx._core.record import Record
 from dlx._core.stream import Stream
 from dlx._core.types import Device
 from dlx.errors import Attribute, ConversionError, CopyRequiredError, Member
@@ -73,8 +73,7 @@ ALIGNMENTS = tuple(1 << power for power in range(13))
 
 
 @set_module("dlx.adapter")
-@dataclass(frozen=True)
-class Capabilities:
+class Capabilities(Record):
     """What a consumer takes as it is; anything else is copied or refused before it gets there.
 
     Attributes
@@ -124,7 +123,7 @@ class Capabilities:
     null_data: bool = True
     empty_extents: str = "any"
     narrows: frozenset[str] = frozenset()
-    refusals: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    refusals: Mapping[str, tuple[str, str]] = {}
     allocates_aligned: int = 16
 
     def __post_init__(self) -> None:
@@ -140,8 +139,7 @@ class Capabilities:
 
 
 @set_module("dlx.adapter")
-@dataclass(frozen=True)
-class Blocker:
+class Blocker(Record):
     """A property of an array, known before it is exported, that blocks its conversion.
 
     Attributes
@@ -184,8 +182,7 @@ class Blocker:
 
 
 @set_module("dlx.adapter")
-@dataclass(frozen=True)
-class Guard:
+class Guard(Record):
     """A question that must be answered with a false value before memory may leave.
 
     Attributes
@@ -224,8 +221,7 @@ class Guard:
 
 
 @set_module("dlx.adapter")
-@dataclass(frozen=True)
-class FastPath:
+class FastPath(Record):
     """What the C fast path may use of a framework.
 
     Attributes
@@ -316,8 +312,7 @@ class FastPath:
 
 
 @set_module("dlx.adapter")
-@dataclass(frozen=True)
-class StreamSupport:
+class StreamSupport(Record):
     """How work on a device is ordered. Without it, each array's export is told the consumer's stream and orders itself.
 
     Attributes
@@ -347,8 +342,7 @@ class StreamSupport:
 
 
 @set_module("dlx.adapter")
-@dataclass(frozen=True)
-class Ownership:
+class Ownership(Record):
     """What a hand-over does to an array.
 
     Attributes
@@ -366,8 +360,7 @@ class Ownership:
 
 
 @set_module("dlx.adapter")
-@dataclass(frozen=True)
-class WriteTracking:
+class WriteTracking(Record):
     """How writes to an array are noticed, for functions that compute in the framework (`dlx.using`).
 
     Attributes
@@ -385,8 +378,7 @@ class WriteTracking:
 
 
 @set_module("dlx.adapter")
-@dataclass(frozen=True)
-class Container:
+class Container(Record):
     """A type that holds other objects: how to flatten and how to unflatten it.
 
     Attributes
@@ -461,8 +453,7 @@ class Container:
 
 
 @set_module("dlx.adapter")
-@dataclass(frozen=True)
-class KnownIssue:
+class KnownIssue(Record):
     """A known fault of some versions of the framework.
 
     Attributes
@@ -482,7 +473,7 @@ class KnownIssue:
     does: str
     see: str
     before: str | None = None
-    lowers: Mapping[str, Any] = field(default_factory=dict)
+    lowers: Mapping[str, Any] = {}
 
     def affects(self, version: str) -> bool:
         """Return whether a version of the framework has the fault."""

@@ -63,27 +63,28 @@ class Producer:
         return device
 
 
-def conversion(source: Callable[[Any], Any] | None = None) -> tuple[list[str], list[str]]:
-    """Return the calls and files of a numpy array on its way to torch, outside of the fast path.
+def conversion(
+    source: Callable[[Any], Any] = lambda array: array, *, by_python: bool = True
+) -> tuple[list[str], list[str]]:
+    """Return the calls and files of what ``source(numpy array)`` gives on its way to torch.
 
-    With `source`: of what ``source(array)`` gives, by `dlx.convert` as it is.
+    `by_python`: outside of the fast path.
     """
     import numpy as np
     import torch  # noqa: F401
 
     import dlx
 
-    array = np.ones(3) if source is None else source(np.ones(3))
-    convert = dlx.convert.__wrapped__ if source is None else dlx.convert
+    array, fast = source(np.ones(3)), dlx.convert
+    convert = fast.__wrapped__ if by_python else fast
     for _ in range(2):  # plugins are loaded by the first; what is looked up once is known after the second
         convert(array, to="torch")
     return counted(lambda: convert(array, to="torch"))
 
 
 def main() -> None:
-    """Print the calls of both, and how many they are."""
-    for source in (None, Producer):
-        calls, files = conversion(source)
+    """Print the calls of each, and how many they are."""
+    for calls, files in (conversion(), conversion(Producer), conversion(Producer, by_python=False)):
         print(*calls, sep="\n")
         print(f"{len(calls)} Python calls in {len(files)} files of dlx: {', '.join(files)}\n")
 

@@ -211,6 +211,20 @@ def test_importing_dlx_imports_no_framework_and_scans_nothing(python):
         assert name not in loaded
 
 
+def test_a_first_conversion_loads_little(python):
+    """Of Python's own modules none that is slow to load and that it does not need; dlx compiles no dataclasses."""
+    code = """
+        import sys
+        before = set(sys.modules)
+        import dlx
+        dlx.convert(b"abc", to="dlx")
+        print(*set(sys.modules) - before)
+    """
+    loaded = python(code, args=()).split()
+    for name in ("dataclasses", "html", "importlib.metadata", "json", "pathlib", "tempfile", "urllib.parse"):
+        assert name not in loaded
+
+
 def test_host_only_work_imports_no_other_framework(python):
     """Converting bytes to dlx, listing nothing and planning load no framework."""
     code = """
@@ -257,9 +271,16 @@ def test_one_conversion_by_the_python_path_is_short(np, torch):
 
 def test_one_conversion_of_an_unknown_producer_is_short(np, torch):
     """An object that only has ``__dlpack__``: what is called in Python is its own."""
-    calls, files = calls_of.conversion(calls_of.Producer)
+    calls, files = calls_of.conversion(calls_of.Producer, by_python=False)
     assert len(calls) <= 30, calls
     assert not files, files
+
+
+def test_one_conversion_of_an_unknown_producer_by_the_python_path(np, torch):
+    """The same with an option that the fast path leaves to Python; two of the calls are its own, one is torch's."""
+    calls, files = calls_of.conversion(calls_of.Producer)
+    assert len(calls) <= 49, calls
+    assert len(files) <= 14, files
 
 
 def test_tests_share_helpers_in_support_only():

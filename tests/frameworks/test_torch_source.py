@@ -288,6 +288,25 @@ def test_subclasses_export_through_torch_function(np, torch, target):
     assert Watched.calls == 1
 
 
+def test_a_subclass_is_described_without_its_torch_function(np, torch):
+    """It would run for every attribute: forty times, of a subclass that only wants to see operations."""
+
+    class Watched(torch.Tensor):
+        calls = 0
+
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            cls.calls += 1
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    tensor = torch.ones(2).as_subclass(Watched)
+    before = Watched.calls
+    info = dlx.describe(tensor)
+    assert (info.shape, info.nbytes, info.readonly) == ((2,), 8, False)
+    assert dlx.plan(tensor, to="numpy", probe=False).ok
+    assert Watched.calls == before
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_subclasses_export_through_their_own_method(np, torch, target):
     """What a subclass gives out as its memory is what crosses."""
