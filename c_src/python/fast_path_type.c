@@ -141,20 +141,22 @@ static inline __attribute__((always_inline)) PyObject* answer(PyObject* callable
                                                               PyObject* names) {
   Py_ssize_t n = PyVectorcall_NARGS(nargsf);
   unsigned options = 0;
-  PyObject *to = NULL, *result = NULL;
-  if (names == NULL) {
-    to = n == 2 ? args[1] : n == 1 ? ((FastPathObject*)callable)->to : NULL;
+  PyObject *own = ((FastPathObject*)callable)->to, *to = NULL, *result = NULL;
+  if (own) {
+    to = n == 1 && names == NULL ? own : NULL;
+  } else if (names == NULL) {
+    to = n == 2 ? args[1] : NULL;
   } else if (n == 1 && PyTuple_GET_SIZE(names) == 1 && PyTuple_GET_ITEM(names, 0) == to_name) {
     to = args[1];
   } else {
     to = read_options(&options, args, n, names);
   }
-  if (to == NULL && names && n == 1 && PyTuple_GET_SIZE(names) == 1 &&
+  if (to == NULL && own == NULL && names && n == 1 && PyTuple_GET_SIZE(names) == 1 &&
       PyTuple_GET_ITEM(names, 0) == like_name)
     return call_like(callable, args);
   if (to == NULL) return NULL;
   py_route* r = py_route_find(Py_TYPE(args[0]), to);
-  if (r == NULL && py_tree_takes(Py_TYPE(args[0])) && ((FastPathObject*)callable)->to == NULL) {
+  if (r == NULL && py_tree_takes(Py_TYPE(args[0])) && own == NULL) {
     result = py_tree_run(callable, args[0], to, options);
   } else {
     if (r == NULL) r = py_fast_path_route(callable, Py_TYPE(args[0]), to);

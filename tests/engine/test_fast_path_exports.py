@@ -401,10 +401,13 @@ def test_from_dlpack_takes_no_trees_and_no_options(np):
         assert dlx.from_dlpack(source).data_ptr == source.ctypes.data
         with pytest.raises(dlx.errors.AdapterNotFoundError):
             dlx.from_dlpack([source])
-        with pytest.raises(TypeError):
-            dlx.from_dlpack(source, "numpy")
-        with pytest.raises(TypeError):
-            dlx.from_dlpack(source, to="numpy")
+        for to in ("numpy", "arrow"):  # to which convert has routes
+            dlx.convert(source, to)
+            for options in ({"to": to}, {"like": source}, {"copy": True}):
+                with pytest.raises(TypeError):
+                    dlx.from_dlpack(source, **options)
+            with pytest.raises(TypeError):
+                dlx.from_dlpack(source, to)
         with pytest.raises(TypeError):
             dlx.from_dlpack()
     assert dlx.from_dlpack.__name__ == "from_dlpack" and dlx.from_dlpack(obj=source).shape == (3,)
