@@ -156,7 +156,8 @@ static inline __attribute__((always_inline)) PyObject* answer(PyObject* callable
     return call_like(callable, args);
   if (to == NULL) return NULL;
   py_route* r = py_route_find(Py_TYPE(args[0]), to);
-  if (r == NULL && py_tree_takes(Py_TYPE(args[0])) && own == NULL) {
+  /* As single arrays (_borrow, dlx.from_dlpack) lists have a route: none. */
+  if ((r == NULL || !r->is_fast_path) && own == NULL && py_tree_takes(Py_TYPE(args[0]))) {
     result = py_tree_run(callable, args[0], to, options);
   } else {
     if (r == NULL) r = py_fast_path_route(callable, Py_TYPE(args[0]), to);

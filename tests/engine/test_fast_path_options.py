@@ -140,6 +140,14 @@ def test_trees_with_options(np, torch, options):
             dlx.convert([grad], to="numpy", **options)
 
 
+def test_a_list_that_was_given_as_one_array(np):
+    """It is a tree for other functions all the same."""
+    with pytest.raises(dlx.errors.AdapterNotFoundError):
+        dlx.from_dlpack([np.ones(2)])
+    assert dlx.convert._borrow([np.ones(2)], "dlx") is None
+    assert in_c([np.ones(2)], to="dlx") is not NotImplemented
+
+
 def test_read_only_arrays_in_trees(locked, torch):
     """Shared, copied or refused, as the call says."""
     shared = in_c([locked], to="torch", readonly="share")[0]
