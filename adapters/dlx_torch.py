@@ -257,9 +257,14 @@ def _consume(obj: Any, tensor: Tensor, shared: bool) -> Tensor:
 
 
 def _keeps_memory(kind: Any) -> bool:
-    """Return whether a subclass has memory as torch's own tensors have, and exports it as they do."""
+    """Return whether a subclass has memory as torch's own tensors have, and leaves their export to torch."""
     tensor = sys.modules["torch"].Tensor
-    return kind.__dlpack__ is tensor.__dlpack__ and kind.__torch_dispatch__ == tensor.__torch_dispatch__
+    answers = (getattr(each.__torch_function__, "__func__", each.__torch_function__) for each in (kind, tensor))
+    return (
+        kind.__dlpack__ is tensor.__dlpack__
+        and kind.__torch_dispatch__ == tensor.__torch_dispatch__
+        and len(set(answers)) == 1  # one of its own sees the export
+    )
 
 
 def _exchange() -> Any:

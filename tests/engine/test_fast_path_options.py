@@ -237,6 +237,11 @@ def test_subclasses_of_tensors(torch, to):
         def __dlpack__(self, **options):
             return torch.zeros(3).__dlpack__(**options)
 
+    class Watching(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            return super().__torch_function__(function, types, args, kwargs or {})
+
     class Wrapper(torch.Tensor):
         @classmethod
         def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
@@ -247,7 +252,8 @@ def test_subclasses_of_tensors(torch, to):
         check(lambda make=make: make().as_subclass(Image), to)
     check(lambda: torch.ones(2, requires_grad=True).as_subclass(Image), to, taken=inside)
     check(lambda: torch.ones(2, requires_grad=True).as_subclass(Image), to, detach=True)
-    check(lambda: torch.ones(3).as_subclass(Exporting), to, taken=False)
+    for own in (Exporting, Watching):
+        check(lambda own=own: torch.ones(3).as_subclass(own), to, taken=False)
     check(lambda: torch.Tensor._make_wrapper_subclass(Wrapper, (2,)), to, taken=False)
     if not inside:
         with pytest.raises(dlx.errors.DlxError):
