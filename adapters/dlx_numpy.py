@@ -310,6 +310,11 @@ def _extension_of(scalar: type) -> DType | None:
     return dtype
 
 
+def _export_scalar(obj: Any) -> Tensor:
+    """Return a tensor over an array of its own for a scalar."""
+    return consumed(sys.modules["numpy"].array(obj).__dlpack__(max_version=(1, 0), copy=True))
+
+
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "buffer")
 
 
@@ -448,6 +453,7 @@ class NumpyScalarAdapter(_Numpy):
     types = ("numpy.generic",)
     namespaces = ("array_api_compat.numpy", "numpy")
     root_only = True
+    fast_path = FastPath(types=("numpy.generic",), subclasses=lambda kind: True, export=_export_scalar)
 
     def describe(self, obj: Any) -> Description:
         refused = _why_refused(obj.dtype)

@@ -256,6 +256,22 @@ def _consume(obj: Any, tensor: Tensor, shared: bool) -> Tensor:
     return tensor
 
 
+def _keeps_memory(kind: Any) -> bool:
+    """Return whether a subclass has memory as torch's own tensors have, and leaves their export to torch."""
+    tensor = sys.modules["torch"].Tensor
+    answers = (getattr(each.__torch_function__, "__func__", each.__torch_function__) for each in (kind, tensor))
+    return (
+        kind.__dlpack__ is tensor.__dlpack__
+        and kind.__torch_dispatch__ == tensor.__torch_dispatch__
+        and len(set(answers)) == 1  # one of its own sees the export
+    )
+
+
+def _exchange() -> Any:
+    """Return torch's own table, which its subclasses do not carry themselves."""
+    return sys.modules["torch"].Tensor.__dlpack_c_exchange_api__
+
+
 def _guarded(obj: Any, writable: bool) -> Any:
     if not obj.is_inference():
         return obj
@@ -456,7 +472,7 @@ def _exported_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
     nbytes, kind = tensor.nbytes, type(obj)
     return ArrayInfo(
         framework,
-        _EXACT_NAMES.get(kind) or _EXACT_NAMES.setdefault(kind, type_name(kind)),
+        _own_names().get(kind) or type_name(kind),
         tensor.dtype,
         _name_of(obj.dtype),
         tensor.shape,
@@ -470,7 +486,11 @@ def _exported_info(framework: str, obj: Any, tensor: Tensor) -> ArrayInfo:
     )
 
 
-_EXACT_NAMES: dict[type, str] = {}  # of torch's own classes, which live as long as torch
+@functools.cache
+def _own_names() -> dict[type, str]:
+    """Return the names of torch's own classes, which live as long as torch."""
+    torch = sys.modules["torch"]
+    return {kind: type_name(kind) for kind in (torch.Tensor, torch.nn.Parameter)}
 
 
 @functools.cache
@@ -495,6 +515,8 @@ class TorchAdapter(Adapter):
     containers = _CONTAINERS
     fast_path = FastPath(
         types=("torch.Tensor", "torch.nn.Parameter"),
+        subclasses=_keeps_memory,
+        exchange=_exchange,
         guards=_GUARDS,
         guard_function=_guard_function,
         detach="detach",

@@ -42,7 +42,8 @@ def round_robin(codes, names, *, seconds, rounds):
 
     Each round runs every expression for about `seconds`, in a compiled loop, so that no call of a wrapper is counted.
     """
-    timers = {code: timeit.Timer(code, globals=names) for code in codes}  # timeit switches gc off
+    # timeit switches gc off; others interrupt a thread on a busy machine
+    timers = {code: timeit.Timer(code, timer=time.thread_time, globals=names) for code in codes}
     numbers = {}
     for code, timer in timers.items():
         timer.timeit(100)

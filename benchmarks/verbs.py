@@ -1,11 +1,13 @@
 """`stack` and `plan`, arrays off the beaten track, and records of arrays: dlx beside the same by hand."""
 
 import collections
+import ctypes
 import dataclasses
 import time
 import timeit
 
 from benchmarks.measure import compare, peer, ratio, verdict
+from dlx.adapter import buffer_exchange
 
 N = 100
 NAMES = [f"x{i}" for i in range(N)]
@@ -35,6 +37,28 @@ GOALS = [
         'torch.from_numpy(f8.view("u1")).view(torch.float8_e4m3fn)',
         1.0,
     ),
+    ("bfloat16, back", 'dlx.convert(t16, to="numpy")', "t16.view(torch.uint16).numpy().view(bf16.dtype)", 1.0),
+    ("float8, back", 'dlx.convert(t8, to="numpy")', "t8.view(torch.uint8).numpy().view(f8.dtype)", 1.0),
+    ("tensor's subclass", 'dlx.convert(image, to="numpy")', "image.numpy()", 2.0),
+    ("a graph, detached", 'dlx.convert(grad, to="numpy", detach=True)', "grad.detach().numpy()", 1.0),
+    ("like=", "dlx.convert(two[0], like=tensor)", 'dlx.convert(two[0], to="torch")', 1.3),
+    ("from_dlpack", "dlx.from_dlpack(tensor)", 'dlx.convert(tensor, to="dlx")', 1.1),
+    ("bytearray", 'dlx.convert(buffer, to="torch")', "torch.frombuffer(buffer, dtype=torch.uint8)", 1.5),
+    ("bytes -> numpy", 'dlx.convert(fixed, to="numpy")', 'np.frombuffer(fixed, "u1")', 1.5),
+    ("ctypes", 'dlx.convert(numbers, to="torch")', "torch.frombuffer(numbers, dtype=torch.float32)", 1.5),
+    ("a table of its own", 'dlx.convert(tabled, to="torch")', "torch.frombuffer(tabled, dtype=torch.uint8)", 1.0),
+    ("the same, numpy", 'dlx.convert(tabled, to="numpy")', 'np.frombuffer(tabled, "u1")', 1.0),
+    ("numpy's scalar", 'dlx.convert(scalar, to="torch")', "torch.from_numpy(np.array(scalar))", 2.0),
+    ("image -> numpy", 'dlx.convert(images[0], to="numpy")', "np.asarray(images[0])", 2.0),
+    ("there already", 'dlx.convert(tensor, to="torch", device="cpu")', 'tensor.to("cpu")', 1.0),
+    ("and by an object", 'dlx.convert(tensor, to="torch", device=cpu)', "tensor.to(cpu)", 1.0),
+    (
+        "dict, device=",
+        'dlx.convert(batch, to="torch", device="cpu")',
+        "{k: torch.from_numpy(x) for k, x in batch.items()}",
+        1.5,
+    ),
+    ("read-only, shared", 'dlx.convert(in_jax[0], to="torch", readonly="share")', "torch.from_dlpack(in_jax[0])", 1.0),
     ("numpy -> jax", 'dlx.convert(aligned, to="jax")', "jnp.asarray(aligned)", 1.2),
     ("its floor", "jax_takes(own_tensor.__dlpack__())", "jnp.asarray(aligned)", 1.2),
     ("tvm Array of 10", 'dlx.convert(ten, to="torch")', "[torch.from_dlpack(x) for x in ten]", 0.6),
@@ -130,6 +154,15 @@ def _scene(names):
         scene["attrs"] = attr.make_class("Attrs", NAMES)(*arrays)
     scene |= {"tensor": torch.ones(2, 3), "own_tensor": names["dlx"].convert(many[0], to="dlx")}
     scene["noted"] = many[0].view(type("Noted", (np.ndarray,), {}))
+    scene |= {"image": torch.ones(2, 3).as_subclass(type("Image", (torch.Tensor,), {})), "cpu": torch.device("cpu")}
+    scene |= {"grad": torch.ones(2, 3, requires_grad=True), "t16": torch.ones(6, dtype=torch.bfloat16)}
+    scene |= {
+        "t8": torch.ones(6).to(torch.float8_e4m3fn),
+        "scalar": np.float32(1),
+        "batch": dict(zip("abcd", arrays, strict=False)),
+    }
+    scene |= {"buffer": bytearray(24), "fixed": bytes(24), "numbers": (ctypes.c_float * 6)()}
+    scene["tabled"] = type("Tabled", (bytearray,), {"__dlpack_c_exchange_api__": buffer_exchange()})(24)
     scene["aligned"] = np.asarray(names["dlx"].empty(6, "float32"))
     if ml_dtypes := peer("ml_dtypes"):
         scene |= {"bf16": many[0].astype(ml_dtypes.bfloat16), "f8": many[0].astype(ml_dtypes.float8_e4m3fn)}

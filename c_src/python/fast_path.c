@@ -150,6 +150,7 @@ static int is_accepted(py_route* r, const DLTensor* t, uint64_t flags, unsigned 
   uint32_t found = dlx_check(t, flags, &r->accepts), allowed = DLX_COPY_RESOLVES;
   int on_host = t->device.device_type == kDLCPU;
   if (found) {
+    if (found == DLX_INCOMPATIBLE_READONLY && (options & DLX_UNMARKS)) options &= ~DLX_SHARES;
     if ((options & DLX_SHARES) || r->is_narrow || !on_host) return 0;
     if ((options & (DLX_COPIES | DLX_KEEPS_READONLY)) == DLX_KEEPS_READONLY)
       allowed &= ~(uint32_t)DLX_INCOMPATIBLE_READONLY;
@@ -211,13 +212,18 @@ static DLManagedTensorVersioned* exported(py_route* r, PyObject* obj) {
   return made;
 }
 
-int py_fast_path_takes(py_route* r, const DLManagedTensorVersioned* made, unsigned options,
+int py_fast_path_takes(py_route* r, DLManagedTensorVersioned* made, unsigned options,
                        uint32_t* resolvable) {
-  return (made->dl_tensor.device.device_type == kDLCPU ||
-          py_cuda_may_share(r, &made->dl_tensor, options)) &&
-         !(made->flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY) &&
-         ((made->flags == 0 && is_plain(r, &made->dl_tensor)) ||
-          is_accepted(r, &made->dl_tensor, made->flags, options, resolvable));
+  const DLTensor* t = &made->dl_tensor;
+  uint64_t flags = made->flags;
+  /* Whether its producer has just copied it matters to calls only that say `copy`. */
+  if (!(options & (DLX_COPIES | DLX_SHARES))) flags &= ~(uint64_t)DLPACK_FLAG_BITMASK_IS_COPIED;
+  if ((t->device.device_type != kDLCPU && !py_cuda_may_share(r, t, options)) ||
+      flags & ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY)
+    return 0;
+  if (!(flags == 0 && is_plain(r, t)) && !is_accepted(r, t, flags, options, resolvable)) return 0;
+  made->flags = flags;
+  return 1;
 }
 
 /* Of an array that cannot be borrowed. Owns, GIL, Errors: as py_fast_path_borrow. */
@@ -463,7 +469,13 @@ PyObject* py_fast_path_hand_over(PyObject* callable, py_route* r, DLManagedTenso
   return hand_over(callable, r, made, obj, to, tree);
 }
 
-DLManagedTensorVersioned* py_fast_path_copy(const py_route* r, DLManagedTensorVersioned* made) {
+DLManagedTensorVersioned* py_fast_path_resolve(const py_route* r, DLManagedTensorVersioned* made,
+                                               unsigned options, uint32_t resolvable) {
+  if ((options & (DLX_UNMARKS | DLX_COPIES)) == DLX_UNMARKS &&
+      resolvable == DLX_INCOMPATIBLE_READONLY) {
+    made->flags &= ~(uint64_t)DLPACK_FLAG_BITMASK_READ_ONLY;
+    return made;
+  }
   DLManagedTensorVersioned* copy =
       py_managed_copy(made, (r->accepts.layouts & DLX_LAYOUT_PERMUTED) != 0);
   dlx_managed_release(made);
@@ -501,22 +513,22 @@ static PyObject* run_on_device(PyObject* callable, py_route* r, DLManagedTensorV
 /* What is copied, or is in device memory. Owns: takes `made`; the result is new. Errors: NULL, as
  * py_fast_path_run. */
 RARE PyObject* run_specially(PyObject* callable, py_route* r, DLManagedTensorVersioned* made,
-                             PyObject* obj, PyObject* to, uint32_t resolvable) {
+                             PyObject* obj, PyObject* to, unsigned options, uint32_t resolvable) {
   if (resolvable == DLX_ON_DEVICE) return run_on_device(callable, r, made, obj, to);
-  made = py_fast_path_copy(r, made);
+  made = py_fast_path_resolve(r, made, options, resolvable);
   return made ? py_fast_path_hand_over(callable, r, made, obj, to, NULL) : NULL;
 }
 
 DLX_HOT PyObject* py_fast_path_run(PyObject* callable, py_route* r, PyObject* obj, PyObject* to,
                                    unsigned options) {
-  if (r->is_same) return options & (DLX_COPIES | DLX_EXAMINES) ? NULL : Py_NewRef(obj);
+  if (r->is_same) return py_fast_path_same(r, obj, options);
   uint32_t resolvable;
   PyObject* result = NULL;
   py_route_enter(r);
   DLManagedTensorVersioned* made = borrow(r, obj, options, &resolvable);
   if (made)
     result = resolvable || options & DLX_COPIES
-                 ? run_specially(callable, r, made, obj, to, resolvable)
+                 ? run_specially(callable, r, made, obj, to, options, resolvable)
                  : hand_over(callable, r, made, obj, to, NULL);
   py_route_leave(r);
   return result;
@@ -540,28 +552,62 @@ py_route* py_fast_path_route(PyObject* callable, PyTypeObject* type, PyObject* t
 static int is_on_host(py_route* r, PyObject* obj) {
   DLTensor t;
   DLManagedTensorVersioned* made;
-  if (r->is_host_only) return 1;
   if (r->type == &py_tensor_type) {
     if ((made = py_tensor_inside((TensorObject*)obj)) == NULL) return 0;
     t = made->dl_tensor;
-  } else if (r->exports && r->exports->dltensor_from_py_object_no_sync) {
-    if (r->exports->dltensor_from_py_object_no_sync(obj, &t) != 0 || PyErr_Occurred())
-      return py_error_forget(), 0;
+  } else if (r->exports && r->exports->dltensor_from_py_object_no_sync &&
+             r->exports->dltensor_from_py_object_no_sync(obj, &t) == 0 && !PyErr_Occurred()) {
+    /* borrowed */
   } else if (r->exports && r->exports->managed_tensor_from_py_object_no_sync) {
+    if (PyErr_Occurred() && py_error_forget() < 0) return 0; /* it cannot say read-only */
     if (py_exchange_managed(r->exports, obj, &made) < 0) return py_error_forget(), 0;
     t = made->dl_tensor;
     dlx_managed_release(made);
   } else {
-    return 0;
+    return py_error_forget(), 0;
   }
   return t.device.device_type == kDLCPU && t.device.device_id == 0;
+}
+
+/* An array of the target framework without a graph: itself, where it has none. Owns: new reference.
+ * Errors: NULL, as py_fast_path_route. */
+static PyObject* without_graph(const py_route* r, PyObject* obj) {
+  for (int i = r->n_early; i < r->n_guards; i++) {
+    if (!r->guards[i].of_owner) return NULL; /* one that may be about the graph, asked by dtype */
+  }
+  if (!switches_off(r)) return NULL;
+  if (early_clear(r, obj)) return Py_NewRef(obj);
+  PyObject* plain = PyErr_Occurred() || r->detach.name == NULL ? NULL : py_ask(&r->detach, obj);
+  if (plain == NULL) {
+    py_error_forget();
+  } else if (!early_clear(r, plain)) {
+    Py_CLEAR(plain);
+  }
+  return plain;
+}
+
+RARE PyObject* examined(py_route* r, PyObject* obj, unsigned options) {
+  int asks = r->is_examined || (options & DLX_HOST_ONLY && !r->is_host_only);
+  /* A managed slot may wait for the array. */
+  int can_ask =
+      r->type == &py_tensor_type || (r->exports && r->exports->dltensor_from_py_object_no_sync);
+  if (options & DLX_COPIES || (asks && !(can_ask && is_on_host(r, obj)))) return NULL;
+  return options & DLX_DETACHES ? without_graph(r, obj) : Py_NewRef(obj);
+}
+
+PyObject* py_fast_path_same(py_route* r, PyObject* obj, unsigned options) {
+  if (!(options & (DLX_COPIES | DLX_EXAMINES)) && !r->is_examined) return Py_NewRef(obj);
+  py_route_enter(r);
+  PyObject* result = examined(r, obj, options);
+  py_route_leave(r);
+  return result;
 }
 
 PyObject* py_fast_path_like(PyObject* callable, PyObject* like) {
   py_route* r = py_fast_path_route(callable, Py_TYPE(like), Py_NotImplemented);
   if (r == NULL || r->like == NULL) return NULL;
   py_route_enter(r);
-  PyObject* to = is_on_host(r, like) ? Py_NewRef(r->like) : NULL;
+  PyObject* to = r->is_host_only || is_on_host(r, like) ? Py_NewRef(r->like) : NULL;
   py_route_leave(r);
   return to;
 }

@@ -161,7 +161,8 @@ DLX_HOT PyObject* py_producer_run(PyObject* callable, py_route* r, PyObject* obj
   PyObject* capsule;
   py_route_enter(r);
   DLManagedTensorVersioned* made = py_producer_borrow(r, obj, options, &resolvable, &capsule);
-  if (made && (resolvable || options & DLX_COPIES)) made = py_fast_path_copy(r, made);
+  if (made && (resolvable || options & DLX_COPIES))
+    made = py_fast_path_resolve(r, made, options, resolvable);
   PyObject* result = made ? py_fast_path_hand_over(callable, r, made, obj, to, NULL) : NULL;
   PyObject* answers = py_producer_aside();
   if (result) {

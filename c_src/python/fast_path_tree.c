@@ -157,7 +157,8 @@ static outcome look_at(walk* w, PyObject* callable, Py_ssize_t which, PyObject* 
     outcome found = route && route->children ? LEAVE : find_rule(w, type);
     return found == DONE ? look_into(w, which, 1) : found;
   }
-  if (route->is_root_only) return LEAVE;
+  if (route->is_root_only) return DONE; /* it passes through */
+  if (w->options & route->leaves) return LEAVE;
   visit* v = find(w, child);
   if (v->obj == NULL) {
     if (need_leaf(w) < 0 || remember(w, v, child, ~w->n_leaves) < 0) return FAILED;
@@ -203,7 +204,7 @@ static int has_rules(const walk* w) {
 static void note_resolvable(walk* w, const leaf* l) {
   if (l->resolvable == DLX_ON_DEVICE)
     w->has_devices = 1;
-  else if (l->resolvable)
+  else if (l->resolvable || w->options & DLX_COPIES)
     w->has_copies = 1;
 }
 
@@ -213,9 +214,10 @@ static outcome borrow_all(walk* w) {
     leaf* l = &w->leaves[i];
     if (i + AHEAD < w->n_leaves) fetch(w->leaves[i + AHEAD].obj);
     if (l->route->is_same) {
-      l->result = Py_NewRef(l->obj);
+      if ((l->result = py_fast_path_same(l->route, l->obj, w->options)) == NULL) return leave();
     } else if (l->route->producer.names == NULL &&
-               (l->made = py_fast_path_borrow(l->route, l->obj, 0, &l->resolvable)) == NULL) {
+               (l->made = py_fast_path_borrow(l->route, l->obj, w->options, &l->resolvable)) ==
+                   NULL) {
       return leave();
     }
     note_resolvable(w, l);
@@ -224,7 +226,7 @@ static outcome borrow_all(walk* w) {
     leaf* l = &w->leaves[i];
     if (l->made || l->result) continue;
     if (has_rules(w)) return LEAVE;
-    l->made = py_producer_borrow(l->route, l->obj, 0, &l->resolvable, &l->capsule);
+    l->made = py_producer_borrow(l->route, l->obj, w->options, &l->resolvable, &l->capsule);
     if (l->made == NULL) return leave();
     note_resolvable(w, l);
   }
@@ -257,8 +259,9 @@ static outcome order_all(walk* w) {
 static outcome copy_all(walk* w) {
   for (Py_ssize_t i = 0; w->has_copies && i < w->n_leaves; i++) {
     leaf* l = &w->leaves[i];
-    if (l->resolvable && l->resolvable != DLX_ON_DEVICE &&
-        (l->made = py_fast_path_copy(l->route, l->made)) == NULL)
+    if (l->made == NULL || l->resolvable == DLX_ON_DEVICE) continue;
+    if ((l->resolvable || w->options & DLX_COPIES) &&
+        (l->made = py_fast_path_resolve(l->route, l->made, w->options, l->resolvable)) == NULL)
       return leave();
   }
   return DONE;
@@ -408,7 +411,7 @@ static void clean_up(walk* w) {
   py_pending_restore(pending);
 }
 
-PyObject* py_tree_run(PyObject* callable, PyObject* root, PyObject* to) {
+PyObject* py_tree_run(PyObject* callable, PyObject* root, PyObject* to, unsigned options) {
   walk w;
   w.items = w.few_items;
   w.nodes = w.few_nodes;
@@ -420,6 +423,7 @@ PyObject* py_tree_run(PyObject* callable, PyObject* root, PyObject* to) {
   w.room_items = w.room_nodes = w.room_leaves = FEW;
   w.room_visits = 2 * FEW;
   w.has_producers = w.has_copies = w.has_devices = 0;
+  w.options = options;
   w.pairs.n = w.pairs.n_waited = 0;
   w.ruled = NULL;
   w.rule = NULL;
@@ -462,7 +466,7 @@ static PyObject* convert_tree(PyObject* module, PyObject* const* args, Py_ssize_
     return NULL;
   }
   py_routes_begin();
-  PyObject* result = py_tree_run(args[0], args[1], args[2]);
+  PyObject* result = py_tree_run(args[0], args[1], args[2], 0);
   py_routes_end();
   if (result || PyErr_Occurred()) return result;
   Py_RETURN_NOTIMPLEMENTED;

@@ -10,9 +10,25 @@
 /* ---- calls and their options ----------------------------------------------------------------- */
 
 static PyObject *to_name, *copy_name, *readonly_name, *detach_name, *device_name, *like_name,
-    *cpu_name, *own_name; /* interned, as the words of a call are */
-static PyObject*
-    readonly_words; /* values of `readonly`, the default first; NULL until registered */
+    *cpu_name, *own_name;        /* interned, as the words of a call are */
+static PyObject* readonly_words; /* "copy", "error", "share"; NULL until registered */
+
+/* What stands for the host, beside "cpu"; NULL where there is no more. None is ever replaced, so
+ * that threads read them without a lock. */
+static _Atomic(PyObject*) hosts[8];
+
+/* Errors: 0 = ask Python. */
+static int names_host(PyObject* value) {
+  if (value == cpu_name) return 1;
+  for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++) {
+    PyObject* host = atomic_load_explicit(&hosts[i], memory_order_acquire);
+    if (host == NULL) return 0;
+    int same = Py_IS_TYPE(value, Py_TYPE(host)) ? PyObject_RichCompareBool(value, host, Py_EQ) : 0;
+    if (same < 0) py_error_forget();
+    if (same) return same == 1;
+  }
+  return 0;
+}
 
 /* One option of a call. Returns 0 where only Python understands it. */
 static int read_option(unsigned* options, PyObject* name, PyObject* value) {
@@ -23,7 +39,7 @@ static int read_option(unsigned* options, PyObject* name, PyObject* value) {
   if (name == readonly_name) { /* the Python path checks the value where it matters */
     for (Py_ssize_t i = 0; readonly_words && i < PyTuple_GET_SIZE(readonly_words); i++) {
       if (value != PyTuple_GET_ITEM(readonly_words, i)) continue;
-      if (i) *options |= DLX_KEEPS_READONLY;
+      *options |= i == 1 ? DLX_KEEPS_READONLY : i ? DLX_UNMARKS : 0;
       return 1;
     }
     return 0;
@@ -33,8 +49,9 @@ static int read_option(unsigned* options, PyObject* name, PyObject* value) {
     return value == Py_True || value == Py_False;
   }
   if (name == device_name) { /* arrays of devices are moved by the Python path */
-    if (value == cpu_name) *options |= DLX_EXAMINES | DLX_HOST_ONLY;
-    return value == cpu_name || value == Py_None;
+    int is_host = value != Py_None && names_host(value);
+    if (is_host) *options |= DLX_EXAMINES | DLX_HOST_ONLY;
+    return is_host || value == Py_None;
   }
   return 0;
 }
@@ -58,7 +75,8 @@ static __attribute__((noinline, cold)) PyObject* read_options(unsigned* options,
 
 /* A container of another framework that becomes a list or dict. */
 static __attribute__((noinline)) PyObject* call_children(PyObject* callable, py_route* r,
-                                                         PyObject* obj, PyObject* to) {
+                                                         PyObject* obj, PyObject* to,
+                                                         unsigned options) {
   py_route_enter(r);
   PyObject* plain = PyObject_CallOneArg(r->children, obj);
   py_route_leave(r);
@@ -66,8 +84,8 @@ static __attribute__((noinline)) PyObject* call_children(PyObject* callable, py_
     py_error_forget();
     return NULL;
   }
-  PyObject* result =
-      py_tree_takes(Py_TYPE(plain)) ? py_tree_run(callable, plain, to) : NULL; /* by Python */
+  PyObject* result = py_tree_takes(Py_TYPE(plain)) ? py_tree_run(callable, plain, to, options)
+                                                   : NULL; /* by Python */
   PyObject* answers = py_producer_aside();
   Py_DECREF(plain);
   py_producer_back(answers);
@@ -123,29 +141,32 @@ static inline __attribute__((always_inline)) PyObject* answer(PyObject* callable
                                                               PyObject* names) {
   Py_ssize_t n = PyVectorcall_NARGS(nargsf);
   unsigned options = 0;
-  PyObject *to = NULL, *result = NULL;
-  if (names == NULL) {
-    to = n == 2 ? args[1] : n == 1 ? ((FastPathObject*)callable)->to : NULL;
+  PyObject *own = ((FastPathObject*)callable)->to, *to = NULL, *result = NULL;
+  if (own) {
+    to = n == 1 && names == NULL ? own : NULL;
+  } else if (names == NULL) {
+    to = n == 2 ? args[1] : NULL;
   } else if (n == 1 && PyTuple_GET_SIZE(names) == 1 && PyTuple_GET_ITEM(names, 0) == to_name) {
     to = args[1];
   } else {
     to = read_options(&options, args, n, names);
   }
-  if (to == NULL && names && n == 1 && PyTuple_GET_SIZE(names) == 1 &&
+  if (to == NULL && own == NULL && names && n == 1 && PyTuple_GET_SIZE(names) == 1 &&
       PyTuple_GET_ITEM(names, 0) == like_name)
     return call_like(callable, args);
   if (to == NULL) return NULL;
   py_route* r = py_route_find(Py_TYPE(args[0]), to);
-  if (r == NULL && py_tree_takes(Py_TYPE(args[0])) && ((FastPathObject*)callable)->to == NULL) {
-    result = options ? NULL : py_tree_run(callable, args[0], to);
+  /* As single arrays (_borrow, dlx.from_dlpack) lists have a route: none. */
+  if ((r == NULL || !r->is_fast_path) && own == NULL && py_tree_takes(Py_TYPE(args[0]))) {
+    result = py_tree_run(callable, args[0], to, options);
   } else {
     if (r == NULL) r = py_fast_path_route(callable, Py_TYPE(args[0]), to);
     if (r && r->is_fast_path == 1) {
       result = py_fast_path_run(callable, r, args[0], to, options);
     } else if (r && r->is_fast_path) {
       result = py_producer_run(callable, r, args[0], to, options);
-    } else if (r && r->children && options == 0) {
-      result = call_children(callable, r, args[0], to);
+    } else if (r && r->children) {
+      result = call_children(callable, r, args[0], to, options);
     }
   }
   return result;
@@ -266,14 +287,16 @@ static PyObject* fast_path_borrow(PyObject* callable, PyObject* const* args, Py_
   DLManagedTensorVersioned* made = NULL;
   py_routes_begin();
   py_route* r = py_fast_path_route(callable, Py_TYPE(args[0]), args[1]);
-  int is_same = r && r->is_fast_path && r->is_same;
-  if (r && r->is_fast_path && !is_same) {
+  PyObject* same = NULL;
+  if (r && r->is_fast_path && r->is_same) {
+    same = py_fast_path_same(r, args[0], 0);
+  } else if (r && r->is_fast_path) {
     py_route_enter(r);
     made = py_fast_path_borrow(r, args[0], options, &resolvable);
     py_route_leave(r);
   }
   py_routes_end();
-  if (is_same) return Py_NewRef(args[0]);
+  if (same) return same;
   if (made) return py_tensor_wrap(made);
   if (PyErr_Occurred()) return NULL;
   Py_RETURN_NONE;
@@ -428,7 +451,7 @@ static PyType_Spec fast_path_spec = {
 
 PyDoc_STRVAR(set_readonly_words_doc,
              "set_readonly_words(words, /)\n--\n\n"
-             "Register the values of the option `readonly`, interned strings, the default first.");
+             "Register the values of the option `readonly`: 'copy', 'error', 'share', interned.");
 
 /* Owns: keeps a reference to `words`. GIL: needed. Errors: NULL with TypeError. */
 static PyObject* set_readonly_words(PyObject* module, PyObject* words) {
@@ -470,7 +493,28 @@ static PyObject* set_traced(PyObject* module, PyObject* function) {
   Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(add_host_doc,
+             "add_host(device, /)\n--\n\n"
+             "Register an object of an immutable type that stands for the host where a call says "
+             "`device`.");
+
+/* Owns: keeps a reference. GIL: needed; may run Python. Errors: NULL with an exception. */
+static PyObject* add_host(PyObject* module, PyObject* device) {
+  size_t i = 0;
+  PyObject* none = NULL;
+  if (names_host(device)) Py_RETURN_NONE;
+  Py_INCREF(device);
+  while (i < sizeof hosts / sizeof *hosts &&
+         !atomic_compare_exchange_strong(&hosts[i], &none, device)) {
+    none = NULL;
+    i++;
+  }
+  if (i == sizeof hosts / sizeof *hosts) Py_DECREF(device); /* there are enough: Python is asked */
+  Py_RETURN_NONE;
+}
+
 static PyMethodDef fast_path_functions[] = {
+    {"add_host", add_host, METH_O, add_host_doc},
     {"set_traced", set_traced, METH_O, set_traced_doc},
     {"set_misnamed", set_misnamed, METH_O, set_misnamed_doc},
     {"set_readonly_words", set_readonly_words, METH_O, set_readonly_words_doc},

@@ -53,6 +53,7 @@ typedef struct {
   Py_ssize_t room_items, room_nodes, room_leaves, room_visits;
   int has_producers, has_copies; /* some leaves are those of producers; some are to be copied */
   int has_devices;               /* some are in device memory */
+  unsigned options;              /* of the call */
   py_stream_pairs pairs;         /* of these; none is noted before there is one */
   PyTypeObject* ruled; /* the type that was asked about last; borrowed, a node holds an object */
   PyObject* rule;      /* its rule; strong, or NULL */

@@ -81,6 +81,7 @@ typedef struct py_route {
   PyObject* children; /* of a container that becomes a list or dict: children(obj) gives that;
                          strong, or NULL */
   int is_same;        /* the object itself is the result */
+  int is_examined;    /* and that only where its table can tell what it is */
   int is_root_only;   /* objects of the type pass through inside a container */
   int is_immutable;   /* arrays of the type are read-only, whatever their export says */
   int users;          /* calls that are running on it; unused without the GIL */
@@ -209,10 +210,11 @@ typedef struct {
 enum {
   DLX_COPIES = 1,         /* copy=True: memory is only read here, nobody keeps it */
   DLX_SHARES = 2,         /* copy=False: no copy resolves anything */
-  DLX_KEEPS_READONLY = 4, /* readonly= is not "copy" */
-  DLX_EXAMINES = 8,  /* detach=True, or a device: what is in the target may not stay as it is */
-  DLX_DETACHES = 16, /* detach=True: an array that requires gradients is exported without them */
-  DLX_HOST_ONLY = 32 /* arrays in device memory are left to Python */
+  DLX_KEEPS_READONLY = 4, /* readonly="error" */
+  DLX_EXAMINES = 8,   /* detach=True, or a device: what is in the target may not stay as it is */
+  DLX_DETACHES = 16,  /* detach=True: an array that requires gradients is exported without them */
+  DLX_HOST_ONLY = 32, /* arrays in device memory are left to Python */
+  DLX_UNMARKS = 64    /* readonly="share": a consumer that cannot say read-only writes to it */
 };
 
 /* Among the incompatibilities that a copy resolves: the array is in device memory, which is handed
@@ -236,7 +238,7 @@ DLManagedTensorVersioned* py_fast_path_borrow(py_route* route, PyObject* obj, un
 int py_fast_path_holds(py_route* route);
 
 /* Whether the consumer takes an exported tensor, as py_fast_path_borrow says of its options. */
-int py_fast_path_takes(py_route* route, const DLManagedTensorVersioned* made, unsigned options,
+int py_fast_path_takes(py_route* route, DLManagedTensorVersioned* made, unsigned options,
                        uint32_t* resolvable);
 
 /* Borrow an array for the length of a call: examined and checked as by py_fast_path_borrow with
@@ -245,10 +247,16 @@ int py_fast_path_takes(py_route* route, const DLManagedTensorVersioned* made, un
  * an exception is set. */
 int py_fast_path_look(py_route* route, PyObject* obj, DLTensor* out);
 
-/* A copy of a borrowed tensor, in the order of dimensions that the consumer takes. Owns: takes
- * `made`; the caller owns the result. GIL: needed, released meanwhile. Errors: NULL, as
- * py_fast_path_route. */
-DLManagedTensorVersioned* py_fast_path_copy(const py_route* route, DLManagedTensorVersioned* made);
+/* A borrowed tensor as it is handed over, where something is `resolvable` or the options want a
+ * copy: mostly a copy, in the order of dimensions that the consumer takes. Owns: takes `made`; the
+ * caller owns the result. GIL: needed, released meanwhile. Errors: NULL, as py_fast_path_route. */
+DLManagedTensorVersioned* py_fast_path_resolve(const py_route* route,
+                                               DLManagedTensorVersioned* made, unsigned options,
+                                               uint32_t resolvable);
+
+/* The result for an array that is in the target framework already, by a route that is_same. Owns:
+ * new reference. GIL: needed; may run Python. Errors: NULL, as py_fast_path_route. */
+PyObject* py_fast_path_same(py_route* route, PyObject* obj, unsigned options);
 
 /* Hand a managed tensor to the consumer. `tree` is what the array was found in, or NULL. Owns:
  * takes `made`. GIL: needed. Errors: NULL with what `failed` gives. */
@@ -367,7 +375,7 @@ int py_tree_takes(PyTypeObject* type);
 
 /* Convert a list, tuple or dict, or a container that has a rule. GIL: needed; may run Python.
  * Errors: NULL with an exception; NULL without one = ask Python, nothing was handed over. */
-PyObject* py_tree_run(PyObject* callable, PyObject* root, PyObject* to);
+PyObject* py_tree_run(PyObject* callable, PyObject* root, PyObject* to, unsigned options);
 
 extern PyMethodDef py_tree_functions[];
 

@@ -138,6 +138,7 @@ enum {
   IS_HOST_ONLY,
   CHILDREN,
   IS_SAME,
+  IS_EXAMINED,
   IS_ROOT_ONLY,
   IS_IMMUTABLE,
   EXPORTS,
@@ -168,12 +169,12 @@ enum {
   FIELDS
 };
 static const char* const names[FIELDS] = {
-    "like",        "is_host_only", "children",    "is_same", "is_root_only", "is_immutable",
-    "exports",     "is_managed",   "is_borrowed", "export",  "producer",     "fields",
-    "produces_on", "consumes_on",  "target",      "imports", "load",         "guards",
-    "quick",       "switches",     "states",      "detach",  "owner",        "start",
-    "nbytes",      "dtype",        "confirmed",   "storage", "is_narrow",    "always_copies",
-    "accepts"};
+    "like",          "is_host_only", "children",    "is_same",     "is_examined", "is_root_only",
+    "is_immutable",  "exports",      "is_managed",  "is_borrowed", "export",      "producer",
+    "fields",        "produces_on",  "consumes_on", "target",      "imports",     "load",
+    "guards",        "quick",        "switches",    "states",      "detach",      "owner",
+    "start",         "nbytes",       "dtype",       "confirmed",   "storage",     "is_narrow",
+    "always_copies", "accepts"};
 
 /* From the fields of a Route of dlx/_engine/fast_path.py. Owns: references in `r`. Errors: -1 with
  * an exception. */
@@ -202,6 +203,7 @@ static int read_fields(PyObject* const* field, py_route* r) {
   if (field[CHILDREN] != Py_None) r->children = Py_NewRef(field[CHILDREN]);
   r->is_host_only = field[IS_HOST_ONLY] == Py_True;
   r->is_same = field[IS_SAME] == Py_True;
+  r->is_examined = field[IS_EXAMINED] == Py_True;
   r->is_root_only = field[IS_ROOT_ONLY] == Py_True;
   r->is_narrow = field[IS_NARROW] == Py_True;
   if (r->is_narrow) r->leaves = DLX_COPIES;

@@ -18,7 +18,7 @@ from dlx._core.types import DType, codes_of
 from dlx._engine import trace
 from dlx._engine.request import described
 from dlx._protocols import dlpack
-from dlx._registry.generic import DLPACK, EXCHANGE, TENSOR, fast_generic_adapter
+from dlx._registry.generic import ARROW, DLPACK, EXCHANGE, TENSOR, fast_generic_adapter, takes_fast_path
 from dlx._registry.registry import registry
 from dlx._registry.target import Target, switch_places
 from dlx.adapter.base import OWNER_BOUNDS, Adapter, Devices, look_up
@@ -109,6 +109,8 @@ class Route(Record):
     """Of a container that becomes a list or dict: gives that, around what it holds."""
     is_same: bool = False
     """The object itself is the result."""
+    is_examined: bool = False
+    """And that only where its table can tell what it is."""
     is_root_only: bool = False
     """Objects of the type pass through inside a container."""
     is_immutable: bool = False
@@ -177,7 +179,8 @@ def learn(kind: type, to: Any) -> None:
         return
     stamp = len(sys.modules), get_cache_token()
     source, producer = registry.knows(kind) or fast_generic_adapter(kind), None
-    if source is not None and container_of(kind) is not None:  # an array type may declare itself a container
+    # An array type may declare itself a container. What speaks Arrow is one, since a table is; the types here are none.
+    if source not in (None, ARROW) and container_of(kind) is not None:
         source = None
     if source is DLPACK:
         keywords = dlpack.keywords_of(kind)
@@ -206,7 +209,7 @@ def _route(kind: type, source: Adapter | None, target: Target, producer: Produce
         return None if handler is None else _container(handler, target)
     given = source.fast_path
     is_own_table = source is EXCHANGE
-    if given is None or not (is_own_table or producer is not None or _takes(given, kind)):
+    if given is None or not (is_own_table or producer is not None or takes_fast_path(source, kind)):
         return None
     adapter = target.adapter
     taken = adapter.fast_path
@@ -216,7 +219,8 @@ def _route(kind: type, source: Adapter | None, target: Target, producer: Produce
     by_table = taken is not None and taken.imports
     load = None if adapter is TENSOR else adapter.load
     is_same = source is target.source and (target.kind is None or issubclass(kind, target.kind))
-    if not (given.returns_same if is_same else by_table or load is not None):
+    is_examined = is_same and not given.returns_same
+    if not (is_same or by_table or load is not None) or (is_examined and given.exchange is None):
         return None
     quick, answered = (given.guard_function() if given.guard_function is not None else None) or (None, frozenset())
     bounds = () if OWNER_BOUNDS in answered else given.owner_bounds
@@ -225,6 +229,8 @@ def _route(kind: type, source: Adapter | None, target: Target, producer: Produce
     )
     return Route(
         is_same=is_same,
+        is_examined=is_examined,
+        is_host_only=type(source.devices) is Devices,
         is_root_only=source.root_only if producer is None else is_plain(kind),
         is_immutable=source.immutable,
         is_managed=is_own_table or given.managed,
@@ -261,7 +267,7 @@ def _route(kind: type, source: Adapter | None, target: Target, producer: Produce
 def _like(kind: type, source: Adapter | None) -> Route | None:
     """Return the route by which ``like=`` an array of an exact type is looked up; None for the Python path."""
     given = source.fast_path if source is not None else None
-    if source is None or given is None or not _takes(given, kind):
+    if source is None or given is None or not takes_fast_path(source, kind):
         return None
     target = registry.ready(source)
     if target is None or target is not registry.target(source.name):
@@ -291,15 +297,6 @@ def _children(flatten: Any, identity: Callable[[Any], Any] | None, obj: Any) -> 
             pairs = zip(names, children, strict=True)
             children = [child if name is None else first.setdefault(name, child) for name, child in pairs]
     return children if keys is None else dict(zip(keys, children, strict=True))
-
-
-def _takes(given: FastPath, kind: type) -> bool:
-    """Return whether arrays of an exact type take the fast path."""
-    listed = [look_up(name) for name in given.types]
-    if kind in listed:
-        return True
-    bases = tuple(base for base in listed if isinstance(base, type))
-    return given.subclasses is not None and issubclass(kind, bases) and given.subclasses(kind)
 
 
 def _fields(source: Adapter, given: FastPath, kind: type) -> Fields | None:

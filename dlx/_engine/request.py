@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dlx._containers.lookup import container_of
+from dlx._core import native
 from dlx._core.array_info import ArrayInfo
 from dlx._core.foreign import foreign_error, module_of, type_name
 from dlx._core.types import Device
@@ -25,6 +26,8 @@ __all__ = [
     "producer_of",
     "request_of",
 ]
+
+HOST = Device("cpu")
 
 
 def array_info(obj: Any) -> ArrayInfo:
@@ -78,7 +81,13 @@ def request_of(
         wanted = wanted or place
     if isinstance(device, str) and ":" not in device and wanted is not None:
         wanted = Device(wanted.type, _current_device(target, wanted.type))
+    elif wanted == HOST and (type(device) is Device or _is_native(device, target)):
+        native.add_host(device)  # the fast path knows it from now on
     return Request(target, wanted, copy, readonly, bool(detach), stream)
+
+
+def _is_native(device: Any, target: Target) -> bool:
+    return module_of(type(device)).partition(".")[0] == target.adapter.package
 
 
 def _not_among(name: str, found: str, choices: tuple[str, ...]) -> ValueError:

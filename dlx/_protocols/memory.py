@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from operator import index
 from typing import Any
@@ -82,8 +83,8 @@ _INTERFACE_LETTERS = {
 
 def _integers(numbers: Any, bits: int = 63) -> tuple[int, ...]:
     """Return integers of so many bits: neither fractions nor text, which `int` would take."""
-    found = tuple(index(number) for number in numbers)
-    if any(number.bit_length() > bits for number in found):
+    found = tuple(map(index, numbers))
+    if max(map(int.bit_length, found), default=0) > bits:
         raise OverflowError("a number of more than 64 bits")
     return found
 
@@ -98,16 +99,24 @@ def _entries(interface: Any, name: str) -> tuple[dict[str, Any], tuple[int, ...]
         shape, strides = _integers(entries["shape"]), entries.get("strides")
         steps = None if strides is None else _integers(strides)
         typestr = str(entries["typestr"])
-        order, letter, width = typestr[0], typestr[1], typestr[2:]
+        if len(typestr) < 2:
+            raise ValueError(f"a typestr of {len(typestr)} letters")
         if steps is not None and len(steps) != len(shape):
             raise ValueError(f"{len(shape)} extents and {len(steps)} strides")
     except Exception as error:
         raise foreign_error(f"its {name} is incomplete:", error, ProtocolError) from error
     if entries.get("mask") is not None:
         raise LayoutError("it has a mask, which DLPack cannot carry", fix="Fill the masked elements first.")
-    itemsize = int(width) if width.isdecimal() and len(width) < 10 else 0  # dates carry their unit: '<M8[s]'
-    dtype = _dtype_of_letters(_INTERFACE_LETTERS.get((letter, itemsize), typestr), order, itemsize, typestr)
+    dtype, itemsize = _element(typestr)
     return entries, shape, steps, dtype, itemsize
+
+
+@functools.lru_cache(maxsize=64)  # of structures there is no end
+def _element(typestr: str) -> tuple[DType, int]:
+    """Return dtype and bytes of an element."""
+    order, letter, width = typestr[0], typestr[1], typestr[2:]
+    itemsize = int(width) if width.isdecimal() and len(width) < 10 else 0  # dates carry their unit: '<M8[s]'
+    return _dtype_of_letters(_INTERFACE_LETTERS.get((letter, itemsize), typestr), order, itemsize, typestr), itemsize
 
 
 def _interface_address(data: Any, name: str) -> tuple[int, bool]:

@@ -37,6 +37,7 @@ __all__ = [
     "fast_generic_adapter",
     "generic_buffer_adapter",
     "is_proxy",
+    "takes_fast_path",
     "strict_array_adapter",
 ]
 
@@ -151,6 +152,11 @@ class InterfaceAdapter(Described):
 
     name = "array_interface"
     protocols = ("__array_interface__",)
+    fast_path = FastPath(
+        types=("PIL.Image.Image",),
+        subclasses=lambda kind: True,  # of images in files, which are read when they are first asked
+        export=lambda obj: memory.array_interface(obj, obj.__array_interface__),
+    )
 
     def export(self, obj: Any, *, stream: int | None = None) -> Tensor:
         return memory.array_interface(obj, obj.__array_interface__)
@@ -202,7 +208,15 @@ class BufferAdapter(Described):
     protocols = ("buffer",)
     root_only = True
     fast_path = FastPath(
-        types=("builtins.bytes", "builtins.bytearray", "builtins.memoryview", "array.array", "mmap.mmap"),
+        types=(
+            "builtins.bytes",
+            "builtins.bytearray",
+            "builtins.memoryview",
+            "array.array",
+            "mmap.mmap",
+            "_ctypes.Array",
+        ),
+        subclasses=lambda kind: module_of(type(kind)) == "_ctypes",  # each length has a type of its own
         exchange=native.buffer_exchange,
     )
 
@@ -345,18 +359,26 @@ def generic_buffer_adapter(obj: Any) -> Adapter | None:
 def fast_generic_adapter(kind: type) -> Adapter | None:
     """Return the generic adapter whose arrays of an exact type take the fast path, or None.
 
-    Those are types with ``__dlpack__``, some buffers, and types that carry an exchange table themselves: that of a base
-    makes no promise for what a subclass adds.
+    Those are types with ``__dlpack__``, some others by name, and types that carry an exchange table themselves: that of
+    a base makes no promise for what a subclass adds.
     """
     if _has_table(kind):
         return EXCHANGE
     if is_key(kind) and not is_proxy(kind) and hasattr(kind, "__dlpack__"):
         return DLPACK
-    for adapter in (BUFFER, ARROW):
-        given = adapter.fast_path
-        if given is not None and any(look_up(name) is kind for name in given.types):
-            return adapter
-    return None
+    return next((adapter for adapter in (BUFFER, ARROW, INTERFACE) if takes_fast_path(adapter, kind)), None)
+
+
+def takes_fast_path(adapter: Adapter, kind: type) -> bool:
+    """Return whether arrays of an exact type take the fast path, by the types that an adapter names."""
+    given = adapter.fast_path
+    if given is None:
+        return False
+    listed = [look_up(name) for name in given.types]
+    if kind in listed:
+        return True
+    bases = tuple(base for base in listed if isinstance(base, type))
+    return given.subclasses is not None and issubclass(kind, bases) and given.subclasses(kind)
 
 
 def _has_table(kind: type) -> bool:

@@ -250,7 +250,8 @@ class FastPath(Record):
         that is less than `Adapter.capabilities` say; what goes beyond takes the Python path. None: nothing of several
         types, all of one.
     returns_same
-        Whether an array that is in the target framework already may come back without being described.
+        Whether an array that is in the target framework already may come back without being described; else it may
+        where `exchange` can describe it.
     guards
         Questions that must be answered false before memory may leave.
     guard_function

@@ -307,7 +307,7 @@ def test_an_attribute_that_says_what_elements_mean(np, torch, name, to):
         for value in (None, "m", "", 0, np.zeros((2, 2), bool)):
             agree(lambda view=view, value=value: noted(view, value), to)
             taken = dlx.convert._borrow(noted(view, value), to) is not None
-            assert taken == (value is None and to != "numpy")  # where it is already, Python copies
+            assert taken == (value is None or to == "numpy")  # where it is already, it stays
         if to != "numpy":
             with pytest.raises(dlx.errors.ConversionError):
                 dlx.convert([noted(view, None), noted(view, "")], to=to)
@@ -401,10 +401,13 @@ def test_from_dlpack_takes_no_trees_and_no_options(np):
         assert dlx.from_dlpack(source).data_ptr == source.ctypes.data
         with pytest.raises(dlx.errors.AdapterNotFoundError):
             dlx.from_dlpack([source])
-        with pytest.raises(TypeError):
-            dlx.from_dlpack(source, "numpy")
-        with pytest.raises(TypeError):
-            dlx.from_dlpack(source, to="numpy")
+        for to in ("numpy", "arrow"):  # to which convert has routes
+            dlx.convert(source, to)
+            for options in ({"to": to}, {"like": source}, {"copy": True}):
+                with pytest.raises(TypeError):
+                    dlx.from_dlpack(source, **options)
+            with pytest.raises(TypeError):
+                dlx.from_dlpack(source, to)
         with pytest.raises(TypeError):
             dlx.from_dlpack()
     assert dlx.from_dlpack.__name__ == "from_dlpack" and dlx.from_dlpack(obj=source).shape == (3,)

@@ -1,0 +1,265 @@
+"""Calls that stay on the fast path: options, arrays that are in the target already, and sources that users meet."""
+
+import ctypes
+import sys
+import types
+
+import pytest
+from agreement import agree
+
+import dlx
+from dlx._core import native
+from dlx._engine import fast_path
+
+in_c = native.FastPathFunction(lambda *args, **options: NotImplemented, fast_path.learn, fast_path.consumer_failed)
+
+
+def check(make, to, taken=True, **options):
+    """Compare both paths, and say whether the second call of the fast path needs Python."""
+    agree(make, to, **options)
+    assert (in_c(make(), to=to, **options) is not NotImplemented) == taken
+
+
+@pytest.fixture
+def locked(np):
+    """Return a read-only array."""
+    array = np.ones((2, 3), "f4")
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize("to", ["torch", "numpy", "dlx", "tvm_ffi"])
+@pytest.mark.parametrize("copy", [None, False, True])
+def test_memory_that_is_shared_though_it_is_read_only(np, locked, to, copy):
+    """`readonly="share"`, and what the other two say."""
+    pytest.importorskip(to)
+    inside = to == "numpy"
+    check(lambda: locked, to, taken=not (inside and copy), readonly="share", copy=copy)
+    if to in ("torch", "tvm_ffi"):
+        check(lambda: locked, to, taken=copy is not False, copy=copy)
+        check(lambda: locked, to, taken=copy is True, readonly="error", copy=copy)
+    assert not locked.flags.writeable
+
+
+def test_memory_of_jax_and_arrow_that_is_shared(torch):
+    """All of it is read-only."""
+    jnp, pa = pytest.importorskip("jax.numpy"), pytest.importorskip("pyarrow")
+    for source in (jnp.arange(6.0), pa.array([1.0, 2.0])):
+        check(lambda source=source: source, "torch", readonly="share")
+        assert dlx.shares_memory(dlx.convert(source, to="torch", readonly="share"), source)
+        assert not dlx.shares_memory(dlx.convert(source, to="torch"), source)
+
+
+def test_a_read_only_producer_is_shared(np, torch, locked):
+    """Its capsule says read-only."""
+
+    class Producer:
+        def __dlpack__(self, **options):
+            return locked.__dlpack__(**options)
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+    check(Producer, "torch", readonly="share")
+    assert dlx.shares_memory(dlx.convert(Producer(), to="torch", readonly="share"), locked)
+
+
+def test_an_array_that_stays_in_its_framework(np, torch):
+    """Without Python, where nothing is to be done about it."""
+    grad, conj = torch.ones(3, requires_grad=True), torch.ones(3, dtype=torch.complex64).conj()
+    for make in (lambda: torch.ones(3), lambda: torch.ones(2, 3).T, lambda: torch.nn.Parameter(torch.ones(3))):
+        check(make, "torch", device="cpu")
+        check(make, "torch", detach=True)
+    assert dlx.convert(grad, to="torch", device="cpu") is grad
+    found = dlx.convert(grad, to="torch", detach=True)
+    assert not found.requires_grad and dlx.shares_memory(found, grad)
+    check(lambda: grad, "torch", detach=True)
+    check(lambda: conj, "torch", taken=False, detach=True)
+    check(lambda: torch.ones(3, device="meta"), "torch", taken=False, device="cpu")
+    check(lambda: dlx.empty((2,), "float32"), "dlx", device="cpu")
+    check(lambda: torch.ones(3), "torch", taken=False, copy=True)
+
+
+def test_an_array_of_numpy_that_stays_there(np):
+    """Arrays of objects are refused all the same."""
+    for make in (
+        lambda: np.ones((2, 3)),
+        lambda: np.ones(3)[::-1],
+        lambda: np.float32(1).reshape(()),
+        lambda: np.ones(3).T,
+    ):
+        check(make, "numpy")
+        check(make, "numpy", device="cpu")
+        check(make, "numpy", detach=True)
+    check(lambda: np.array([1, 2], ">i4"), "numpy", taken=False)
+    with pytest.raises(dlx.errors.DTypeError):
+        dlx.convert(np.array([object()]), to="numpy")
+    with pytest.raises(dlx.errors.DTypeError):
+        dlx.convert([np.ones(2), np.array([object()])], to="numpy")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")
+def test_forward_mode_has_a_graph(torch):
+    """Python detaches what may have a tangent."""
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(torch.ones(2), torch.ones(2))
+        check(lambda: dual, "torch", taken=False, detach=True)
+
+
+def test_objects_that_stand_for_the_host(np, torch):
+    """They are known from the first call on; whatever else says where, Python reads."""
+    array = np.ones(3)
+    for device in (torch.device("cpu"), torch.ones(1).device, dlx.Device("cpu")):
+        check(lambda: array, "torch", device=device)
+    check(lambda: array, "torch", taken=False, device="cpu:0")
+    check(lambda: array, "torch", taken=False, device=torch.device("meta"))
+    check(lambda: array, "torch", taken=False, device="cuda:7")
+
+
+@pytest.mark.parametrize(
+    "options", [{"device": "cpu"}, {"copy": True}, {"copy": False}, {"detach": True}, {"readonly": "share"}]
+)
+def test_trees_with_options(np, torch, options):
+    """What an array takes, a tree of them takes."""
+    array, grad = np.ones(3), torch.ones(2, requires_grad=True)
+    tree = {"a": [array, array], "b": (torch.ones(2), 3)}
+    for convert in (dlx.convert, dlx.convert.__wrapped__):
+        for to in ("torch", "dlx"):
+            found = convert(tree, to=to, **options)
+            assert found["a"][0] is found["a"][1] and found["b"][1] == 3
+            shared = dlx.shares_memory(found["a"][0], array), dlx.shares_memory(found["b"][0], tree["b"][0])
+            assert shared == ((False, False) if options.get("copy") else (True, True))
+    inside = options.get("copy") is True  # made by torch's own copy
+    assert (in_c(tree, to="torch", **options) is NotImplemented) == inside
+    if "detach" in options:
+        assert not in_c([grad], to="torch", **options)[0].requires_grad
+        assert not in_c([grad], to="numpy", **options)[0].flags.owndata
+    else:
+        with pytest.raises(dlx.errors.ConversionError):
+            dlx.convert([grad], to="numpy", **options)
+
+
+def test_a_list_that_was_given_as_one_array(np):
+    """It is a tree for other functions all the same."""
+    with pytest.raises(dlx.errors.AdapterNotFoundError):
+        dlx.from_dlpack([np.ones(2)])
+    assert dlx.convert._borrow([np.ones(2)], "dlx") is None
+    assert in_c([np.ones(2)], to="dlx") is not NotImplemented
+
+
+def test_read_only_arrays_in_trees(locked, torch):
+    """Shared, copied or refused, as the call says."""
+    shared = in_c([locked], to="torch", readonly="share")[0]
+    assert dlx.shares_memory(shared, locked)
+    assert not dlx.shares_memory(in_c([locked], to="torch")[0], locked)
+    with pytest.raises(dlx.errors.ReadOnlyError):
+        dlx.convert([locked], to="torch", readonly="error")
+
+
+def test_what_passes_through_a_tree(np, torch):
+    """Buffers and numpy's scalars, which are arrays at the root only."""
+    scalar, buffer = np.float32(1), bytearray(3)
+    found = in_c({"a": np.ones(2), "b": scalar, "c": [buffer]}, to="torch")
+    assert found["b"] is scalar and found["c"][0] is buffer
+    assert dlx.convert([scalar], to="torch")[0] is scalar
+
+
+@pytest.mark.parametrize("to", ["torch", "numpy", "dlx"])
+def test_scalars_of_numpy(np, to):
+    """Values: each conversion makes memory of its own, which `copy=False` forbids."""
+    pytest.importorskip(to)
+    for scalar in (np.float32(1.5), np.float64(2), np.int8(-3), np.bool_(True), np.complex64(1j)):
+        check(lambda scalar=scalar: scalar, to)
+        check(lambda scalar=scalar: scalar, to, taken=False, copy=False)
+        check(lambda scalar=scalar: scalar, to, taken=False, copy=True)
+    for other in (np.datetime64("2026-01-01"), np.str_("a"), np.bytes_(b"a")):
+        check(lambda other=other: other, to, taken=False)
+
+
+@pytest.mark.parametrize("to", ["torch", "numpy", "dlx"])
+def test_arrays_of_ctypes(to):
+    """Each length has a type of its own."""
+    pytest.importorskip(to)
+    for kind in (ctypes.c_float, ctypes.c_uint8, ctypes.c_int64, ctypes.c_bool):
+        check(lambda kind=kind: (kind * 6)(), to)
+    check(lambda: ((ctypes.c_double * 3) * 2)(), to)
+    check(lambda: (ctypes.c_float.__ctype_be__ * 2)(), to, taken=False)
+
+    class Pair(ctypes.Structure):
+        _fields_ = (("a", ctypes.c_int), ("b", ctypes.c_int))
+
+    check(lambda: (Pair * 2)(), to, taken=False)
+
+
+@pytest.mark.parametrize("to", ["torch", "numpy", "dlx"])
+def test_images_of_pillow(to):
+    """Each export is a copy."""
+    image = pytest.importorskip("PIL.Image")
+    pytest.importorskip(to)
+    for mode in ("L", "RGB", "F", "I"):
+        check(lambda mode=mode: image.new(mode, (5, 4)), to)
+        check(lambda mode=mode: image.new(mode, (5, 4)), to, taken=False, copy=False)
+    check(lambda: image.new("1", (5, 4)), to, taken=image.new("1", (5, 4)).__array_interface__["typestr"] == "|b1")
+
+
+@pytest.mark.parametrize("to", ["torch", "numpy", "dlx"])
+def test_a_column_of_polars(monkeypatch, to):
+    """A library of this name is planted."""
+    pa = pytest.importorskip("pyarrow")
+    pytest.importorskip(to)
+
+    class Series:
+        def __init__(self, chunks):
+            self.chunks = pa.chunked_array(chunks)
+
+        def __arrow_c_stream__(self, requested_schema=None):
+            return self.chunks.__arrow_c_stream__(requested_schema)
+
+    planted = types.ModuleType("polars")
+    planted.Series = Series
+    Series.__module__ = "polars"
+    monkeypatch.setitem(sys.modules, "polars", planted)
+    check(lambda: Series([[1.0, 2.0, 3.0]]), to)
+    check(lambda: Series([[1.0], [2.0, 3.0]]), to, taken=False)
+    with pytest.raises(dlx.errors.DTypeError):
+        dlx.convert(Series([["text"]]), to=to)
+
+
+@pytest.mark.parametrize("to", ["numpy", "dlx", "torch"])
+def test_subclasses_of_tensors(torch, to):
+    """Those that have memory as torch's own do; what a class answers for itself is asked."""
+
+    class Image(torch.Tensor):
+        pass
+
+    class Exporting(torch.Tensor):
+        def __dlpack__(self, **options):
+            return torch.zeros(3).__dlpack__(**options)
+
+    class Watching(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    class Wrapper(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+            raise NotImplementedError
+
+    inside = to == "torch"
+    for make in (lambda: torch.ones(2, 3), lambda: torch.ones(4)[::2]):
+        check(lambda make=make: make().as_subclass(Image), to)
+    check(lambda: torch.ones(2, requires_grad=True).as_subclass(Image), to, taken=inside)
+    check(lambda: torch.ones(2, requires_grad=True).as_subclass(Image), to, detach=True)
+    for own in (Exporting, Watching):
+        check(lambda own=own: torch.ones(3).as_subclass(own), to, taken=False)
+    check(lambda: torch.Tensor._make_wrapper_subclass(Wrapper, (2,)), to, taken=False)
+    if not inside:
+        with pytest.raises(dlx.errors.DlxError):
+            dlx.convert(torch.nn.UninitializedParameter(), to=to)
+    tensor = torch.ones(4).as_subclass(Image)
+    kept = dlx.convert(tensor, to="dlx")
+    with pytest.raises(RuntimeError, match="resize"):
+        tensor.untyped_storage().resize_(0)
+    assert kept.shape == (4,)
