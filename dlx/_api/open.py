@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from dlx._api.convert import convert
@@ -82,8 +83,6 @@ def open(
     ...     arrays[""]
     dlx.Tensor(uint8[3], cpu, read-only, [97, 98, 99])
     """
-    from pathlib import Path
-
     from dlx._files.mapping import FileView, mapped  # the readers of files, which few programs need
 
     request = request_of(to, device=device, readonly=readonly, detach=detach)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import inspect
 import operator
@@ -212,9 +213,7 @@ def _unflatten_namespace(obj: Any, keys: Any, children: list[Any], new_empty: An
 
 def record_handler(kind: type) -> Container | None:
     """Return the handler of a dataclass or an attrs class, None for any other type."""
-    if hasattr(kind, "__dataclass_fields__"):
-        import dataclasses
-
+    if dataclasses.is_dataclass(kind):
         names = tuple(field.name for field in dataclasses.fields(kind))
         frozen = kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
     elif isinstance(fields := getattr(kind, "__attrs_attrs__", None), tuple):

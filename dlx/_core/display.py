@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -33,19 +34,13 @@ class Shown:
         return ""
 
     def _repr_html_(self) -> str:
-        return self._table() or f"<pre>{_escaped(repr(self))}</pre>"
+        return self._table() or f"<pre>{html.escape(repr(self))}</pre>"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text("..." if cycle else repr(self))
 
     def __rich_repr__(self) -> Iterator[Any]:
         yield str(self)
-
-
-def _escaped(text: str) -> str:
-    import html  # for notebooks: no conversion needs it
-
-    return html.escape(text)
 
 
 def columns(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
@@ -74,15 +69,15 @@ def table(caption: str, names: Sequence[str], rows: Iterable[Sequence[str]], bel
     used = [i for i in range(len(names)) if any(row[i] for row in rows)]
     names, rows = [names[i] for i in used], [[row[i] for i in used] for row in rows]
     outcome = names.index("outcome") if "outcome" in names else -1
-    parts = [f"<div>{_escaped(caption)}</div>"] if caption else []
-    heads = "".join(f"<th style={_LEFT!r}>{_escaped(name)}</th>" for name in names)
+    parts = [f"<div>{html.escape(caption)}</div>"] if caption else []
+    heads = "".join(f"<th style={_LEFT!r}>{html.escape(name)}</th>" for name in names)
     if rows:
         parts.append(f"<table style={_PLAIN!r}><tr>{heads}</tr>")
         for row in rows:
-            cells = (_word(cell) if i == outcome else _escaped(cell) for i, cell in enumerate(row))
+            cells = (_word(cell) if i == outcome else html.escape(cell) for i, cell in enumerate(row))
             parts.append(f"<tr>{''.join(f'<td style={_LEFT!r}>{cell}</td>' for cell in cells)}</tr>")
         parts.append("</table>")
-    parts += [f"<div>{_escaped(line)}</div>" for line in below]
+    parts += [f"<div>{html.escape(line)}</div>" for line in below]
     return "".join(parts)
 
 
@@ -95,4 +90,4 @@ def _word(outcome: str) -> str:
         style = f"background:#ffffff;color:{light};border:1px solid {light};"
     else:
         style = "border:1px solid currentColor;"
-    return f"<span style={_PADDED + style!r}>{_escaped(outcome)}</span>"
+    return f"<span style={_PADDED + style!r}>{html.escape(outcome)}</span>"

@@ -5,14 +5,13 @@ objects are in `dlx._core.native`.
 """
 
 import sys
+from pathlib import Path
 
 try:
     from dlx._ffi import ffi, lib
 except ModuleNotFoundError as error:
     if error.name != "dlx._ffi":
         raise
-    from pathlib import Path
-
     version = "Python {}.{}".format(*sys.version_info)
     source = Path(__file__).parents[2]
     if (source / "build_ffi.py").exists():

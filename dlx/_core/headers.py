@@ -7,6 +7,7 @@ that has included nothing before.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 __all__ = ["ABI", "CORE", "CUDA", "cffi_builder", "declarations", "get_include"]
@@ -37,8 +38,6 @@ def get_include() -> str:
     >>> "dlpack_abi.h" in os.listdir(dlx.get_include())
     True
     """
-    from pathlib import Path
-
     here = Path(__file__).resolve().parent.parent
     installed = here / "include"
     return str(installed if installed.is_dir() else here.parent / "c_src" / "include")  # the latter in a checkout
@@ -49,8 +48,6 @@ def declarations(header: str) -> str:
 
     The only directives left are macros that are integers, which become constants.
     """
-    from pathlib import Path
-
     text = (Path(get_include()) / header).read_text(encoding="utf-8")
     return _DIRECTIVE.sub("", _OTHERS.sub("#endif", text))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
-__all__ = ["as_written", "restore_modules", "set_module"]
+__all__ = ["restore_modules", "set_module"]
 
 T = TypeVar("T")
 _DLX = sys.modules["dlx"]
@@ -24,7 +24,7 @@ def set_module(name: str) -> Callable[[T], T]:
         for function in (defined, getattr(defined, "__new__", None), *vars(defined).values()):
             function = getattr(function, "fget", None) or getattr(function, "__func__", function)
             if isinstance(function, FunctionType):
-                function.__annotations__ = {key: as_written(each) for key, each in function.__annotations__.items()}
+                function.__annotations__ = {key: _written(each) for key, each in function.__annotations__.items()}
         return defined
 
     return decorate
@@ -39,7 +39,7 @@ class _Written(str):
         return str(self)
 
 
-def as_written(annotation: Any) -> Any:
+def _written(annotation: Any) -> Any:
     text = getattr(annotation, "__forward_arg__", annotation)
     return _Written(text) if isinstance(text, str) else annotation
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from dlx._core.extension import lib
 from dlx._core.foreign import class_name, safe_repr, type_name
 from dlx._core.module import set_module
-from dlx._core.record import Record
 from dlx._core.types import Device, host_readable
 from dlx.errors import StreamError
 
@@ -35,7 +35,8 @@ _CUDA = (lib.kDLCUDA, lib.kDLCUDAManaged)
 
 
 @set_module("dlx.adapter")
-class Stream(Record, hidden=("keep",)):
+@dataclass(frozen=True, slots=True)
+class Stream:
     """One stream of one device.
 
     Attributes
@@ -50,7 +51,7 @@ class Stream(Record, hidden=("keep",)):
 
     device: Device
     handle: int
-    keep: Any = None
+    keep: Any = field(default=None, compare=False, repr=False)
 
     @property
     def is_unordered(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from abc import get_cache_token
+from dataclasses import dataclass
 from types import WrapperDescriptorType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +14,6 @@ from dlx._containers.tree import path_of
 from dlx._core import native
 from dlx._core.extension import ffi
 from dlx._core.foreign import exception_text, foreign_error, type_name
-from dlx._core.record import Record
 from dlx._core.types import DType, codes_of
 from dlx._engine import trace
 from dlx._engine.request import described
@@ -98,7 +98,8 @@ class Producer(NamedTuple):
     """What `token_of` gave then."""
 
 
-class Route(Record):
+@dataclass(frozen=True, slots=True)
+class Route:
     """What the fast path needs to convert an exact type to a target; C reads the fields by name."""
 
     like: str | None = None

@@ -6,11 +6,11 @@ A new one is a bit in `dlx.h`, a line in `check.c`, and a rule here.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from dlx._core.extension import lib
 from dlx._core.native import Tensor
-from dlx._core.record import Record
 from dlx._registry.target import Target
 from dlx.errors import ConversionError, CopyRequiredError, DeviceError, DTypeError, LayoutError, ReadOnlyError
 
@@ -22,7 +22,8 @@ _INSIDE_FLOAT32 = frozenset({lib.kDLBfloat, *range(lib.kDLFloat8_e3m4, lib.kDLFl
 Sentence = Callable[[Tensor, Target], str]
 
 
-class Rule(Record):
+@dataclass(frozen=True, slots=True)
+class Rule:
     """What one incompatibility means: a sentence, the class to raise, and whether a copy resolves it; else the fix.
 
     `detail` is (what it is, text): the end of the sentence that differs from one array or framework to the next.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from copy import copy
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dlx._core.array_info import ArrayInfo
 from dlx._core.display import Shown, columns, table
 from dlx._core.module import set_module
-from dlx._core.record import Record
 from dlx._core.text import SHOWN, amount, one_line
 from dlx._core.tracebacks import REFUSALS, shorten
 from dlx._core.types import Device, DType
@@ -25,7 +25,8 @@ BYTES = DType("uint8")
 
 
 @set_module("dlx")
-class Step(Record):
+@dataclass(frozen=True, slots=True)
+class Step:
     """One thing that a conversion does.
 
     Attributes
@@ -58,7 +59,8 @@ class Step(Record):
         return f"{self.do}: {self.reason()}" + (f" ({self.nbytes:,} bytes)" if self.nbytes else "")
 
 
-class Resolve(Step, hidden=("run",)):
+@dataclass(frozen=True, slots=True)
+class Resolve(Step):
     """Ask the array's own framework for another array, before it is exported.
 
     Attributes
@@ -69,20 +71,23 @@ class Resolve(Step, hidden=("run",)):
         Whether it is in memory of its own.
     """
 
-    run: Callable[[Any], Any] = lambda obj: obj
+    run: Callable[[Any], Any] = field(default=lambda obj: obj, compare=False, repr=False)
     copies: bool = False
 
 
+@dataclass(frozen=True, slots=True)
 class Relabel(Step):
     """Present the memory as that of another device, which reads it as it is."""
 
     device: Device = HOST
 
 
+@dataclass(frozen=True, slots=True)
 class Unmark(Step):
     """Pass read-only memory on without the flag."""
 
 
+@dataclass(frozen=True, slots=True)
 class Copy(Step):
     """Copy to memory that dlx makes, in row-major order or, `keep_order`, in that of the source."""
 
@@ -90,14 +95,17 @@ class Copy(Step):
     keep_order: bool = False
 
 
+@dataclass(frozen=True, slots=True)
 class Repack(Step):
     """Pack or unpack elements of less than a byte, in host memory."""
 
 
+@dataclass(frozen=True, slots=True)
 class Address(Step):
     """Give a tensor without elements an address that is not null."""
 
 
+@dataclass(frozen=True, slots=True)
 class ViewAs(Step):
     """Load the memory under another dtype of the same width, and view the result as the real one."""
 

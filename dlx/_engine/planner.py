@@ -8,6 +8,7 @@ with what the consumer takes. Both return frozen steps and raise what blocks the
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from dlx._core.array_info import ArrayInfo
@@ -297,7 +298,9 @@ def _at_address(step: Step, tensor: Tensor, target: Target) -> Step:
     if not step.details:
         return step
     details = UNALIGNED_RULE.details(tensor, target)
-    return step._replace(details=details)
+    if type(step) is Copy:  # without the look at its fields that `replace` takes
+        return Copy(step.do, step.why, step.nbytes, step.option, details, step.device, step.keep_order)
+    return replace(step, details=details)
 
 
 class _Decider:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any
 
 from dlx._core import cuda, native
 from dlx._core.extension import ffi, lib
@@ -26,7 +27,8 @@ MANAGED = {"DLManagedTensor": True, "DLManagedTensorVersioned": False}
 """Names of managed tensors -> whether they are the legacy one."""
 
 
-class Pointer(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Pointer:
     """An address, and what its type says about the memory there.
 
     Attributes

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -155,7 +156,7 @@ def checked_adapter(adapter: Adapter) -> Adapter:
                 for each, function in given.items()
                 if function is not None
             }
-            vars(adapter)[name] = part._replace(**functions)
+            vars(adapter)[name] = replace(part, **functions)
     return adapter
 
 

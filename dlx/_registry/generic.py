@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import weakref
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from dlx._core import cuda, native
 from dlx._core.array_info import ArrayInfo
 from dlx._core.extension import lib
-from dlx._core.foreign import is_key, type_name
+from dlx._core.foreign import is_key, module_of, type_name
 from dlx._core.native import Tensor
 from dlx._core.stream import Stream, meaning
 from dlx._core.types import READ_ONLY, Device
@@ -279,7 +280,7 @@ class ArrowTarget(Adapter):
             )
         },
     )
-    fast_path = FastPath(types=(), imports=False, takes=taken._replace(max_ndim=1))
+    fast_path = FastPath(types=(), imports=False, takes=replace(taken, max_ndim=1))
 
     def classes(self) -> tuple[type, ...]:
         return (Tensor,)

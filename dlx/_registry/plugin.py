@@ -12,6 +12,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -68,26 +69,18 @@ TRACING = ("torch", "pytorch")
 OURS = "dlxarray"
 
 
+@dataclass(eq=False)
 class Plugin:
     """One module that brings adapters, installed by one distribution."""
 
-    def __init__(
-        self,
-        module: str,
-        load: Callable[[], Any],
-        distribution: str,
-        names: Iterable[str] = (),
-        adapters: tuple[Adapter, ...] = (),
-        broken: BaseException | None = None,
-    ) -> None:
-        self.module = module  # the entry point's value
-        self.load = load  # imports it, and gives what the entry point names
-        self.distribution = distribution
-        self.names = [*names]  # of its entries: root packages whose adapters it has
-        self.adapters = adapters
-        self.broken = broken  # why it cannot be used
-        self.notes: list[str] = []  # problems that are no reason to refuse it
-        self.loading: set[tuple[int, int]] = set()  # (process, thread) of those that are loading it
+    module: str  # the entry point's value
+    load: Callable[[], Any]  # imports it, and gives what the entry point names
+    distribution: str
+    names: list[str] = field(default_factory=list)  # of its entries: root packages whose adapters it has
+    adapters: tuple[Adapter, ...] = ()
+    broken: BaseException | None = None  # why it cannot be used
+    notes: list[str] = field(default_factory=list)  # problems that are no reason to refuse it
+    loading: set[tuple[int, int]] = field(default_factory=set)  # (process, thread) of those that are loading it
 
     def __str__(self) -> str:
         return f"{self.module} ({self.distribution})"

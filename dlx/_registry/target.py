@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from dlx._core import native
@@ -104,7 +105,7 @@ class Target:
         if stated is None:
             return None
         known = self.adapter.dtypes.names.keys() - self.storage.keys() | self.storage_as_wide().keys()
-        return as_struct(stated if stated.dtypes is None else stated._replace(dtypes=stated.dtypes & known))
+        return as_struct(stated if stated.dtypes is None else replace(stated, dtypes=stated.dtypes & known))
 
 
 def target_of(adapter: Adapter, kind: type | None = None, source: Adapter | None = None) -> Target | None:
@@ -113,8 +114,8 @@ def target_of(adapter: Adapter, kind: type | None = None, source: Adapter | None
     stated = made.capabilities()
     if stated is None:
         return None
-    lowered = {name: value for name, value in made.lowered.items() if name in Capabilities._fields}
-    return Target(made, stated._replace(**lowered), source or adapter, kind)
+    lowered = {name: value for name, value in made.lowered.items() if name in Capabilities.__dataclass_fields__}
+    return Target(made, replace(stated, **lowered), source or adapter, kind)
 
 
 def switch_places(adapter: Adapter) -> Iterator[tuple[Any, str]]:

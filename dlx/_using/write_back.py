@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from dlx._api.describe import describe
@@ -20,16 +21,15 @@ from dlx.errors import DlxError, ReadOnlyError, path_text
 __all__ = ["Writes"]
 
 
+@dataclass
 class PassedArray:
     """An array that was passed to the function."""
 
-    __slots__ = ("at", "declared", "new", "old", "version")
-
-    def __init__(self, old: Any, new: Any, version: int | None, at: Place, declared: bool) -> None:
-        self.old, self.new = old, new  # the caller's, and what the function got
-        self.version = version  # the write counter of `new`, where its framework has one
-        self.at = at
-        self.declared = declared  # to be written to
+    old: Any  # the caller's
+    new: Any  # what the function got
+    version: int | None  # the write counter of `new`, where its framework has one
+    at: Place
+    declared: bool  # to be written to
 
 
 class Writes:

@@ -13,13 +13,13 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 from dlx._containers.classes import attributes
 from dlx._core.foreign import exception_text
-from dlx._core.record import Record
 
 __all__ = ["Structure", "register", "structure_of"]
 
@@ -47,7 +47,8 @@ _COMPARED = (bool, int, float, complex, str, bytes)
 _NO_REST = _Rest({})
 
 
-class Structure(Record, hidden=("build",)):
+@dataclass(frozen=True, slots=True)
+class Structure:
     """What is left of a view without its elements; equal where the containers are of one type and have the same keys.
 
     Attributes
@@ -65,7 +66,7 @@ class Structure(Record, hidden=("build",)):
     kind: type
     keys: tuple[Any, ...]
     rest: _Rest
-    build: Callable[[list[Any]], Any]
+    build: Callable[[list[Any]], Any] = field(compare=False)
 
 
 def structure_of(view: Any) -> tuple[list[Any], Structure]:

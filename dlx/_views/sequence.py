@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, MutableSequence, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 
 from dlx._containers.lookup import LIST, TUPLE, kind_of
@@ -173,7 +174,7 @@ class SliceView(SequenceView[T]):
         handler = (
             TUPLE
             if whole._is_tuple()
-            else LIST._replace(elements=whole._handler.elements, identity=whole._handler.identity)
+            else replace(LIST, elements=whole._handler.elements, identity=whole._handler.identity)
         )
         super().__init__(Window(whole._source, places), handler, whole._scope, whole._path)
         self._whole, self._places = whole, places

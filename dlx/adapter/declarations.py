@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dlx._core.extension import lib
 from dlx._core.module import set_module
 from dlx._core.native import Tensor
-from dlx._core.record import Record
 from dlx._core.stream import Stream
 from dlx._core.types import Device
 from dlx.errors import Attribute, ConversionError, CopyRequiredError, Member
@@ -73,7 +73,8 @@ ALIGNMENTS = tuple(1 << power for power in range(13))
 
 
 @set_module("dlx.adapter")
-class Capabilities(Record):
+@dataclass(frozen=True)
+class Capabilities:
     """What a consumer takes as it is; anything else is copied or refused before it gets there.
 
     Attributes
@@ -123,7 +124,7 @@ class Capabilities(Record):
     null_data: bool = True
     empty_extents: str = "any"
     narrows: frozenset[str] = frozenset()
-    refusals: Mapping[str, tuple[str, str]] = {}
+    refusals: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     allocates_aligned: int = 16
 
     def __post_init__(self) -> None:
@@ -139,7 +140,8 @@ class Capabilities(Record):
 
 
 @set_module("dlx.adapter")
-class Blocker(Record):
+@dataclass(frozen=True)
+class Blocker:
     """A property of an array, known before it is exported, that blocks its conversion.
 
     Attributes
@@ -182,7 +184,8 @@ class Blocker(Record):
 
 
 @set_module("dlx.adapter")
-class Guard(Record):
+@dataclass(frozen=True)
+class Guard:
     """A question that must be answered with a false value before memory may leave.
 
     Attributes
@@ -221,7 +224,8 @@ class Guard(Record):
 
 
 @set_module("dlx.adapter")
-class FastPath(Record):
+@dataclass(frozen=True)
+class FastPath:
     """What the C fast path may use of a framework.
 
     Attributes
@@ -313,7 +317,8 @@ class FastPath(Record):
 
 
 @set_module("dlx.adapter")
-class StreamSupport(Record):
+@dataclass(frozen=True)
+class StreamSupport:
     """How work on a device is ordered. Without it, each array's export is told the consumer's stream and orders itself.
 
     Attributes
@@ -343,7 +348,8 @@ class StreamSupport(Record):
 
 
 @set_module("dlx.adapter")
-class Ownership(Record):
+@dataclass(frozen=True)
+class Ownership:
     """What a hand-over does to an array.
 
     Attributes
@@ -361,7 +367,8 @@ class Ownership(Record):
 
 
 @set_module("dlx.adapter")
-class WriteTracking(Record):
+@dataclass(frozen=True)
+class WriteTracking:
     """How writes to an array are noticed, for functions that compute in the framework (`dlx.using`).
 
     Attributes
@@ -379,7 +386,8 @@ class WriteTracking(Record):
 
 
 @set_module("dlx.adapter")
-class Container(Record):
+@dataclass(frozen=True)
+class Container:
     """A type that holds other objects: how to flatten and how to unflatten it.
 
     Attributes
@@ -454,7 +462,8 @@ class Container(Record):
 
 
 @set_module("dlx.adapter")
-class KnownIssue(Record):
+@dataclass(frozen=True)
+class KnownIssue:
     """A known fault of some versions of the framework.
 
     Attributes
@@ -474,7 +483,7 @@ class KnownIssue(Record):
     does: str
     see: str
     before: str | None = None
-    lowers: Mapping[str, Any] = {}
+    lowers: Mapping[str, Any] = field(default_factory=dict)
 
     def affects(self, version: str) -> bool:
         """Return whether a version of the framework has the fault."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dlx._core.locks import lock_of
 from dlx._core.module import set_module
-from dlx._core.record import Record
 from dlx._core.types import DType
 from dlx.errors import ConversionError
 
@@ -86,7 +86,8 @@ class CompiledFunction(Protocol):
 
 
 @set_module("dlx.adapter")
-class GradSupport(Record):
+@dataclass(frozen=True)
+class GradSupport:
     """How a framework differentiates, for functions under `dlx.using` with ``grad=True``.
 
     Gradients of complex arrays follow torch's convention: for a holomorphic function with the Jacobian J, a gradient g

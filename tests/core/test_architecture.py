@@ -211,20 +211,6 @@ def test_importing_dlx_imports_no_framework_and_scans_nothing(python):
         assert name not in loaded
 
 
-def test_a_first_conversion_loads_little(python):
-    """Of Python's own modules none that is slow to load and that it does not need; dlx compiles no dataclasses."""
-    code = """
-        import sys
-        before = set(sys.modules)
-        import dlx
-        dlx.convert(b"abc", to="dlx")
-        print(*set(sys.modules) - before)
-    """
-    loaded = python(code, args=()).split()
-    for name in ("dataclasses", "html", "importlib.metadata", "json", "pathlib", "tempfile", "urllib.parse"):
-        assert name not in loaded
-
-
 def test_host_only_work_imports_no_other_framework(python):
     """Converting bytes to dlx, listing nothing and planning load no framework."""
     code = """
