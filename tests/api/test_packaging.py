@@ -129,7 +129,7 @@ def test_nobody_is_led_to_the_other_dlx():
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         for before, after in re.findall(r"(.{0,20})pip3? install (?:-\S+ )*\"?dlx(?![\w./-])(.{0,20})", text):
-            assert before.endswith("do not `") or "brings Dancing" in after, f"{page}: {before}... dlx{after}"
+            assert before.lower().endswith("do not `") or "brings Dancing" in after, f"{page}: {before}... dlx{after}"
         assert not re.findall(r"[\"`]dlx(?:\[[\w,-]+\])?[<>=][^\"`]*[\"`]", text), page
     example = tomllib.loads((ROOT / "examples" / "dlx-example" / "pyproject.toml").read_text(encoding="utf-8"))
     found = [packaging.Requirement(each) for each in example["project"]["dependencies"]]

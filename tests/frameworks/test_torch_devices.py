@@ -165,7 +165,11 @@ def fake_torch(driver, *, hip=None, cuda="12.8"):
         ExternalStream=ExternalStream,
     )
     functorch = types.SimpleNamespace(is_functorch_wrapped_tensor=lambda obj: False)
-    self._C = types.SimpleNamespace(_functorch=functorch, _data_address=lambda obj: obj.address)
+    self._C = types.SimpleNamespace(
+        _functorch=functorch,
+        _data_address=lambda obj: obj.address,
+        DisableTorchFunctionSubclass=contextlib.nullcontext,
+    )
     self._is_functional_tensor = lambda obj: False
     self.autograd = real.autograd
     self.nn = types.SimpleNamespace(Parameter=type("Parameter", (Tensor,), {}))
